@@ -1,0 +1,1 @@
+//! One attachment of the switch, whatever is behind it.

@@ -1,0 +1,10 @@
+//! Packet formats as they are on the wire: parsing, building, checksums.
+//!
+//! No dependencies, no I/O, no allocation on the parsing side. Everything here works on byte slices
+//! that the caller owns; [`parse::parse`] is the one place where the lengths of a frame's headers are
+//! checked, and what it returns ([`parse::Packet`]) holds offsets that are valid for that slice.
+
+mod addr;
+pub mod offload;
+
+pub use addr::{AddrError, Mac, Vni};
