@@ -17,4 +17,5 @@
 //! while they are copied, and the worst that comes of it is that the receiver gets those bytes.
 
 pub mod frame;
+pub mod poll;
 pub mod port;
