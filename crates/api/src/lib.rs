@@ -1,1 +1,29 @@
-//! (being written)
+//! The two protocols that Butterfly speaks, as Rust types.
+//!
+//! [`v1`] is gRPC, client and server; [`v0`] is protobuf over ZeroMQ as clients of the original speak it, with
+//! its [encryption](encrypted) and its [text format](text_format), which the `dump` and `request` commands
+//! read and write. The types are generated from `proto/`, and the comments there are the reference manual.
+//! Called by the daemon and the command line; knows nothing of either.
+
+pub mod v0 {
+    //! The v0 protocol. The envelope ([`Messages`], [`Message`], [`Error`]) is in the package `proto`,
+    //! everything else ([`MessageV0`], [`Encrypted`]) in none.
+    #![allow(missing_docs, clippy::doc_markdown, clippy::large_enum_variant)]
+    include!(concat!(env!("OUT_DIR"), "/v0.rs"));
+    pub use proto::{Error, Message, Messages};
+
+    /// The descriptor set of the v0 files.
+    pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/v0.desc"));
+}
+
+pub mod v1 {
+    //! The v1 protocol: messages, [`butterfly_client`] and [`butterfly_server`].
+    #![allow(missing_docs, clippy::doc_markdown, clippy::large_enum_variant)]
+    mod tree {
+        include!(concat!(env!("OUT_DIR"), "/v1.rs"));
+    }
+    pub use tree::butterfly::v1::*;
+
+    /// The descriptor set of the v1 file.
+    pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/v1.desc"));
+}
