@@ -1,4 +1,17 @@
 //! A frame on its way through the switch, and a batch of them.
+//!
+//! A [`Frame`] is a private *head* (copied out of the sender's memory once; what is judged and what is
+//! delivered) and a *body* that stays where the sender put it. A [`Batch`] owns the frames, the list of body
+//! segments, the buffers of frames that have no sender's memory, and keeps that memory mapped until
+//! [`Batch::clear`]. A port fills it, the data plane judges and rewrites heads, other ports read it.
+//! Nothing here is allocated per frame: everything is reused from batch to batch.
+
+use std::sync::Arc;
+
+use wire::offload::Offload;
+
+use crate::copy;
+use crate::guest_memory::GuestMemory;
 
 /// Frames handled together; a step is done for the whole batch before the next step begins.
 pub const BATCH: usize = 32;
@@ -9,3 +22,343 @@ pub const HEAD_MAX: usize = 256;
 
 /// The largest frame, Ethernet header included: a 64 KiB TSO frame with its headers.
 pub const FRAME_MAX: usize = 65536 + 64;
+
+/// What is wrong with the offload fields that came with a frame. The frame is in the batch, so that it is
+/// dropped and counted where every other drop is; its `offload` is the default.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// The virtio header asks for what does not exist, was not negotiated or lies outside the frame.
+    BadOffload,
+}
+
+/// Where the bytes behind a frame's head are.
+#[derive(Clone, Copy, Debug)]
+enum Body {
+    /// `count` entries of the batch's segment list from `start`.
+    Segments { start: u32, count: u32 },
+    /// In the batch's own buffer of this number, from this offset.
+    Owned { buffer: u16, offset: u16 },
+}
+
+/// One frame of a batch.
+///
+/// `head` comes first and the struct is aligned to a cache line so that copies of the head are aligned.
+#[repr(C, align(64))]
+pub struct Frame {
+    head: [u8; HEAD_MAX],
+    /// What the sender left undone: see [`Offload`].
+    pub offload: Offload,
+    fault: Option<Fault>,
+    len: u32,
+    head_len: u16,
+    body: Body,
+}
+
+impl Frame {
+    fn empty() -> Self {
+        Frame {
+            head: [0; HEAD_MAX],
+            offload: Offload::default(),
+            fault: None,
+            len: 0,
+            head_len: 0,
+            body: Body::Segments { start: 0, count: 0 },
+        }
+    }
+
+    /// Length in bytes from the Ethernet header to the end, without the FCS.
+    #[inline]
+    #[allow(clippy::len_without_is_empty)] // a frame of no bytes is not a frame
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// The first `min(len, HEAD_MAX)` bytes, in private memory.
+    #[inline]
+    pub fn head(&self) -> &[u8] {
+        &self.head[..self.head_len as usize]
+    }
+
+    /// The same, to rewrite. What is written here is what is delivered.
+    #[inline]
+    pub fn head_mut(&mut self) -> &mut [u8] {
+        &mut self.head[..self.head_len as usize]
+    }
+
+    /// Why the frame cannot be delivered although it was received: count it and drop it.
+    #[inline]
+    pub fn fault(&self) -> Option<Fault> {
+        self.fault
+    }
+
+    /// Marks the frame as not deliverable.
+    pub(crate) fn set_fault(&mut self, fault: Fault) {
+        self.offload = Offload::default();
+        self.fault = Some(fault);
+    }
+
+    /// All of `head`, to be filled by a port before [`Batch::commit`].
+    #[inline]
+    pub(crate) fn head_space(&mut self) -> &mut [u8; HEAD_MAX] {
+        &mut self.head
+    }
+}
+
+/// A piece of memory that a frame's body lies in. The pointer is valid for reads of `len` bytes as long as
+/// the batch that holds the segment is not cleared; another party may write the bytes at any time, so they
+/// are only ever copied through raw pointers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Segment {
+    pub ptr: *const u8,
+    pub len: usize,
+}
+
+// SAFETY: a segment points into a mapping that the batch's `Arc<GuestMemory>` keeps (see `Batch::hold`), and
+// mappings belong to no thread.
+unsafe impl Send for Segment {}
+
+/// Up to [`BATCH`] frames and all that their bodies need.
+pub struct Batch {
+    frames: Box<[Frame]>,
+    len: usize,
+    /// Body segments of all frames; each frame has a range of it.
+    segments: Vec<Segment>,
+    /// Buffers of [`FRAME_MAX`] bytes for frames that own their bytes: allocated at first use, then kept.
+    buffers: Vec<Box<[u8]>>,
+    buffers_used: usize,
+    /// Keeps the memory mapped that `segments` points into.
+    memory: Vec<Arc<GuestMemory>>,
+}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Batch {
+    /// An empty batch.
+    pub fn new() -> Self {
+        Batch {
+            frames: (0..BATCH).map(|_| Frame::empty()).collect(),
+            len: 0,
+            segments: Vec::with_capacity(BATCH * 4),
+            buffers: Vec::new(),
+            buffers_used: 0,
+            memory: Vec::with_capacity(1),
+        }
+    }
+
+    /// How many frames are in it.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True when it holds no frame.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// How many frames still fit.
+    #[inline]
+    pub fn room(&self) -> usize {
+        BATCH - self.len
+    }
+
+    /// The frames, in the order they were received.
+    #[inline]
+    pub fn frames(&self) -> &[Frame] {
+        &self.frames[..self.len]
+    }
+
+    /// The same, to rewrite heads.
+    #[inline]
+    pub fn frames_mut(&mut self) -> &mut [Frame] {
+        &mut self.frames[..self.len]
+    }
+
+    /// Forgets all frames and lets go of the senders' memory. Buffers are kept for the next batch.
+    #[inline]
+    pub fn clear(&mut self) {
+        self.len = 0;
+        self.segments.clear();
+        self.buffers_used = 0;
+        self.memory.clear();
+    }
+
+    /// Adds a frame that owns its bytes (generated here, held back, or of a test). Gives its index, or `None`
+    /// when the batch is full or `bytes` is longer than [`FRAME_MAX`].
+    pub fn push_bytes(&mut self, bytes: &[u8], offload: Offload) -> Option<usize> {
+        if bytes.len() > FRAME_MAX || self.room() == 0 {
+            return None;
+        }
+        let filled = self.push_with(|buffer| {
+            buffer[..bytes.len()].copy_from_slice(bytes);
+            Ok::<_, std::convert::Infallible>(Some((bytes.len(), offload)))
+        });
+        match filled {
+            Ok(pushed) => pushed.then(|| self.len - 1),
+        }
+    }
+
+    /// Adds a frame that `fill` writes into a buffer of [`FRAME_MAX`] bytes that the batch owns: how a port
+    /// reads from a file descriptor without a buffer of its own. `fill` says how long the frame became, or
+    /// `None` for no frame. True when one was added; false also when the batch is full (`fill` is not called).
+    pub fn push_with<E>(
+        &mut self,
+        fill: impl FnOnce(&mut [u8]) -> Result<Option<(usize, Offload)>, E>,
+    ) -> Result<bool, E> {
+        if self.room() == 0 {
+            return Ok(false);
+        }
+        if self.buffers_used == self.buffers.len() {
+            self.buffers.push(vec![0; FRAME_MAX].into_boxed_slice());
+        }
+        let buffer = &mut self.buffers[self.buffers_used];
+        let Some((len, offload)) = fill(buffer)? else {
+            return Ok(false);
+        };
+        let len = len.min(FRAME_MAX);
+        let head_len = len.min(HEAD_MAX);
+        let frame = &mut self.frames[self.len];
+        frame.head[..head_len].copy_from_slice(&buffer[..head_len]);
+        frame.offload = offload;
+        frame.fault = None;
+        frame.len = len as u32;
+        frame.head_len = head_len as u16;
+        frame.body = Body::Segments { start: 0, count: 0 };
+        if len > head_len {
+            frame.body = Body::Owned {
+                buffer: self.buffers_used as u16,
+                offset: head_len as u16,
+            };
+            self.buffers_used += 1;
+        }
+        self.len += 1;
+        Ok(true)
+    }
+
+    /// Copies the frame's first bytes (head as it is now, then body) to `out`; gives how many were copied.
+    /// For traces and for frames that have to be kept; delivery does not go through here.
+    pub fn copy_to(&self, index: usize, out: &mut [u8]) -> usize {
+        let frame = &self.frames()[index];
+        let head = frame.head();
+        let mut done = head.len().min(out.len());
+        out[..done].copy_from_slice(&head[..done]);
+        let mut one = [copy::NOTHING];
+        for segment in self.body(index, &mut one) {
+            let len = segment.len.min(out.len() - done);
+            // SAFETY: the segment is valid for reads while the batch is not cleared (`Segment`), `out` has
+            // `len` bytes left by the line above.
+            unsafe { copy::bytes(segment.ptr, out[done..].as_mut_ptr(), len) };
+            done += len;
+        }
+        done
+    }
+
+    /// The whole frame in memory of its own.
+    pub fn to_bytes(&self, index: usize) -> Vec<u8> {
+        let mut bytes = vec![0; self.frames()[index].len()];
+        self.copy_to(index, &mut bytes);
+        bytes
+    }
+
+    /// The body of a frame as segments; `one` is room for the single segment of a frame that owns its bytes.
+    #[inline]
+    pub(crate) fn body<'a>(&'a self, index: usize, one: &'a mut [Segment; 1]) -> &'a [Segment] {
+        let frame = &self.frames()[index];
+        match frame.body {
+            Body::Segments { start, count } => &self.segments[start as usize..(start + count) as usize],
+            Body::Owned { buffer, offset } => {
+                let bytes = &self.buffers[buffer as usize][offset as usize..frame.len as usize];
+                one[0] = Segment {
+                    ptr: bytes.as_ptr(),
+                    len: bytes.len(),
+                };
+                &one[..]
+            }
+        }
+    }
+
+    /// The next free frame and the segment list, for a port that fills them and then calls
+    /// [`commit`](Self::commit). Only to be called while `room() > 0`.
+    #[inline]
+    pub(crate) fn slot(&mut self) -> (&mut Frame, &mut Vec<Segment>) {
+        (&mut self.frames[self.len], &mut self.segments)
+    }
+
+    /// Makes the slot a frame: its head holds the first `min(len, HEAD_MAX)` bytes, its body are the segments
+    /// from `start` on.
+    #[inline]
+    pub(crate) fn commit(&mut self, len: usize, start: usize, offload: Offload, fault: Option<Fault>) {
+        let frame = &mut self.frames[self.len];
+        frame.offload = offload;
+        frame.fault = fault;
+        frame.len = len as u32;
+        frame.head_len = len.min(HEAD_MAX) as u16;
+        frame.body = Body::Segments {
+            start: start as u32,
+            count: (self.segments.len() - start) as u32,
+        };
+        self.len += 1;
+    }
+
+    /// Keeps `memory` mapped until [`clear`](Self::clear): to be called by whoever adds segments of it.
+    #[inline]
+    pub(crate) fn hold(&mut self, memory: &Arc<GuestMemory>) {
+        self.memory.push(Arc::clone(memory));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pattern(len: usize) -> Vec<u8> {
+        (0..len).map(|i| (i * 7 + i / 256) as u8).collect()
+    }
+
+    #[test]
+    fn an_owned_frame_is_its_bytes_whatever_its_length() {
+        let mut batch = Batch::new();
+        for len in [1, 14, 60, HEAD_MAX - 1, HEAD_MAX, HEAD_MAX + 1, 1514, FRAME_MAX] {
+            let bytes = pattern(len);
+            let index = batch.push_bytes(&bytes, Offload::default()).unwrap();
+            assert_eq!(batch.frames()[index].len(), len);
+            assert_eq!(batch.frames()[index].head(), &bytes[..len.min(HEAD_MAX)]);
+            assert_eq!(batch.to_bytes(index), bytes);
+        }
+        let mut short = [0xa5; 20];
+        assert_eq!(batch.copy_to(2, &mut short), 20);
+        assert_eq!(short, pattern(60)[..20]);
+    }
+
+    #[test]
+    fn a_rewritten_head_is_what_is_read() {
+        let mut batch = Batch::new();
+        let mut bytes = pattern(400);
+        let index = batch.push_bytes(&bytes, Offload::default()).unwrap();
+        batch.frames_mut()[index].head_mut()[..6].copy_from_slice(&[9; 6]);
+        bytes[..6].copy_from_slice(&[9; 6]);
+        assert_eq!(batch.to_bytes(index), bytes);
+    }
+
+    #[test]
+    fn a_full_batch_and_a_frame_too_long_are_refused() {
+        let mut batch = Batch::new();
+        assert_eq!(
+            batch.push_bytes(&vec![0; FRAME_MAX + 1], Offload::default()),
+            None
+        );
+        for index in 0..BATCH {
+            assert_eq!(batch.push_bytes(&[1; 300], Offload::default()), Some(index));
+        }
+        assert_eq!(batch.push_bytes(&[1; 60], Offload::default()), None);
+        batch.clear();
+        assert!(batch.is_empty());
+        assert_eq!(batch.push_bytes(&pattern(600), Offload::default()), Some(0));
+        assert_eq!(batch.to_bytes(0), pattern(600));
+    }
+}

@@ -8,7 +8,7 @@
 //! 1. `port.receive(&mut batch)` takes up to [`frame::BATCH`] frames. The first bytes of each (its *head*) are
 //!    copied into private memory, once; the rest (its *body*) stays where the sender put it.
 //! 2. The data plane judges, and may rewrite, the heads. Guest memory is never read for a decision.
-//! 3. `target.transmit(&batch[i])` writes head and body into the receiver: this is the one copy. Whatever the
+//! 3. `target.transmit(&batch, i)` writes head and body into the receiver: this is the one copy. Whatever the
 //!    sender left undone (checksum, segmentation) and the receiver does not take is completed here.
 //!    `target.flush()` publishes what was written, `port.complete(&mut batch)` gives the buffers back.
 //!
@@ -16,6 +16,10 @@
 //! be read only through a batch that keeps the sender's memory mapped; a guest can change body bytes
 //! while they are copied, and the worst that comes of it is that the receiver gets those bytes.
 
+mod copy;
+mod deliver;
 pub mod frame;
+pub mod guest_memory;
+pub mod memory_port;
 pub mod poll;
 pub mod port;

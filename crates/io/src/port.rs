@@ -1,1 +1,203 @@
 //! One attachment of the switch, whatever is behind it.
+//!
+//! A worker owns its ports and calls, in this order, a batch at a time: [`Port::receive`], then
+//! [`Port::transmit`] on the targets, [`Port::flush`] on each target, [`Port::complete`] on the source.
+//! Before it sleeps it calls [`Port::arm`], and [`Port::disarm`] when it polls again. A port whose peer broke
+//! the protocol says so once, by [`PortError`], and is down from then on; the session that made it decides
+//! what becomes of it.
+
+use std::os::fd::BorrowedFd;
+
+use crate::frame::Batch;
+use crate::memory_port::MemoryPort;
+
+pub use crate::deliver::Accepts;
+
+/// An attachment. A new kind is a new variant and an arm in each method below.
+#[derive(Debug)]
+pub enum Port {
+    /// A pair of queues in memory: tests and simulations.
+    Memory(MemoryPort),
+}
+
+/// The peer broke the protocol, or the port's device failed: the port is stopped. Reported once.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PortError {
+    /// The peer wrote what the protocol does not allow.
+    #[error("{what}")]
+    Broken {
+        /// The thing that is wrong and its value.
+        what: String,
+    },
+}
+
+/// Why a frame was not delivered. The frame is lost for this receiver, the caller counts it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum TransmitError {
+    /// The receiver has no buffer free.
+    #[error("the receiver has no buffer free")]
+    Full,
+    /// The receiver's buffers are shorter than the frame.
+    #[error("the receiver's buffer is shorter than the frame")]
+    TooSmall,
+    /// The receiver is not running.
+    #[error("the receiver is not running")]
+    Down,
+    /// The frame's offload fields do not fit the frame, and the receiver wants them completed.
+    #[error("the frame's offload fields do not describe the frame")]
+    BadOffload,
+    /// The receiver broke the protocol just now; [`Port::flush`] says how.
+    #[error("the receiver broke the protocol")]
+    Broken,
+}
+
+/// A port's indices and counters at one moment, for dumps.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RingState {
+    /// What is behind the port: `vhost-user`, `tap`, `memory`, `bench`.
+    pub kind: &'static str,
+    /// Frames can pass.
+    pub up: bool,
+    /// Frames taken from the peer.
+    pub frames_received: u64,
+    /// Frames given to the peer, segments counted each.
+    pub frames_transmitted: u64,
+    /// Times the peer woke us.
+    pub kicks: u64,
+    /// Times we interrupted the peer.
+    pub calls: u64,
+    /// The ring the guest transmits on.
+    pub transmitq: Option<QueueState>,
+    /// The ring the guest receives from.
+    pub receiveq: Option<QueueState>,
+    /// Why the port was stopped.
+    pub broken: Option<String>,
+}
+
+/// One ring at one moment.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct QueueState {
+    /// Entries.
+    pub size: u16,
+    /// The available index as the guest last wrote it.
+    pub avail_index: u16,
+    /// The next available entry that is taken.
+    pub next_avail: u16,
+    /// The used index as we last wrote it.
+    pub used_index: u16,
+    /// Chains taken and not given back yet.
+    pub in_flight: u16,
+    /// The guest does not want to be interrupted.
+    pub interrupts_off: bool,
+    /// Interrupts sent.
+    pub calls: u64,
+    /// Feature bits that the ring runs with.
+    pub features: u64,
+}
+
+impl Port {
+    /// Takes up to a batch of frames from the peer; gives how many were added.
+    #[inline]
+    pub fn receive(&mut self, batch: &mut Batch) -> Result<usize, PortError> {
+        match self {
+            Port::Memory(port) => port.receive(batch),
+        }
+    }
+
+    /// Gives the buffers of what [`receive`](Self::receive) took back to the peer, tells it when it wants to
+    /// be told, and clears the batch.
+    #[inline]
+    pub fn complete(&mut self, batch: &mut Batch) {
+        match self {
+            Port::Memory(_) => {}
+        }
+        batch.clear();
+    }
+
+    /// Writes frame `index` of the batch to the peer. It becomes visible with [`flush`](Self::flush). On an
+    /// error the peer sees nothing of the frame, but for a frame that is cut into segments: those that fitted.
+    #[inline]
+    pub fn transmit(&mut self, batch: &Batch, index: usize) -> Result<(), TransmitError> {
+        match self {
+            Port::Memory(port) => port.transmit(batch, index),
+        }
+    }
+
+    /// Makes what was transmitted visible to the peer and tells it, once.
+    #[inline]
+    pub fn flush(&mut self) -> Result<(), PortError> {
+        match self {
+            Port::Memory(port) => port.flush(),
+        }
+        Ok(())
+    }
+
+    /// Asks the peer to wake us ([`kick_fd`](Self::kick_fd)). True when there is work already: do not sleep.
+    pub fn arm(&mut self) -> bool {
+        match self {
+            Port::Memory(port) => port.arm(),
+        }
+    }
+
+    /// We poll again: the peer need not wake us.
+    pub fn disarm(&mut self) {
+        match self {
+            Port::Memory(port) => port.disarm(),
+        }
+    }
+
+    /// Readable when an armed port's peer has sent something; `None` when nothing can come.
+    pub fn kick_fd(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Port::Memory(port) => Some(port.kick_fd()),
+        }
+    }
+
+    /// Makes [`kick_fd`](Self::kick_fd) unreadable until the next kick.
+    pub fn drain_kick(&mut self) {
+        match self {
+            Port::Memory(port) => drain_eventfd(port.kick_fd()),
+        }
+    }
+
+    /// True when frames can pass.
+    #[inline]
+    pub fn is_up(&self) -> bool {
+        match self {
+            Port::Memory(port) => port.is_up(),
+        }
+    }
+
+    /// The MTU that the peer was told, if it was.
+    pub fn mtu(&self) -> Option<u16> {
+        match self {
+            Port::Memory(port) => port.mtu(),
+        }
+    }
+
+    /// What the peer takes as the sender left it.
+    pub fn accepts(&self) -> Accepts {
+        match self {
+            Port::Memory(port) => port.accepts(),
+        }
+    }
+
+    /// Indices and counters, for dumps.
+    pub fn ring_state(&self) -> RingState {
+        match self {
+            Port::Memory(port) => port.ring_state(),
+        }
+    }
+}
+
+impl From<MemoryPort> for Port {
+    fn from(port: MemoryPort) -> Self {
+        Port::Memory(port)
+    }
+}
+
+/// Resets a non-blocking eventfd.
+fn drain_eventfd(fd: BorrowedFd<'_>) {
+    // An error means that it was at zero already.
+    let _ = rustix::io::read(fd, &mut [0u8; 8]);
+}

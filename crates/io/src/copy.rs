@@ -1,0 +1,122 @@
+//! Copies between guest memory and private memory, and from guest to guest: the one copy.
+//!
+//! Guest memory is shared with a party that may write it at any time. Rust has no references to such memory;
+//! all access is through raw pointers and plain copies. In the letter of the
+//! memory model a racing plain copy is undefined; in practice (and in every VMM written in Rust) it is a
+//! sequence of loads and stores whose result is some mixture of old and new bytes. What we rely on is only
+//! that: no decision is made on bytes still in guest memory, and each body byte is read once.
+//!
+//! Source and target may overlap: a guest may name one page in both of its rings, or two NICs of a guest may
+//! share its memory. Which bytes come out is then that guest's problem, but it must not be undefined: hence
+//! `ptr::copy`, which is the same code as `memcpy` on the machines we run on.
+
+use crate::frame::Segment;
+
+/// A segment of no bytes, to initialise arrays with.
+pub(crate) const NOTHING: Segment = Segment {
+    ptr: std::ptr::null(),
+    len: 0,
+};
+
+/// Copies `len` bytes; short copies, which heads and small frames are, without a call to `memcpy`.
+///
+/// # Safety
+/// `from` is valid for reads and `to` for writes of `len` bytes.
+#[inline]
+pub(crate) unsafe fn bytes(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: each branch copies whole blocks inside `len`, the last one overlapping the one before it; the
+    // caller vouches for the `len` bytes on both sides.
+    unsafe {
+        if len > 256 {
+            std::ptr::copy(from, to, len);
+        } else if len >= 64 {
+            let mut at = 0;
+            while at + 64 < len {
+                block::<64>(from.add(at), to.add(at));
+                at += 64;
+            }
+            block::<64>(from.add(len - 64), to.add(len - 64));
+        } else if len >= 32 {
+            block::<32>(from, to);
+            block::<32>(from.add(len - 32), to.add(len - 32));
+        } else if len >= 16 {
+            block::<16>(from, to);
+            block::<16>(from.add(len - 16), to.add(len - 16));
+        } else if len >= 8 {
+            block::<8>(from, to);
+            block::<8>(from.add(len - 8), to.add(len - 8));
+        } else {
+            for at in 0..len {
+                *to.add(at) = *from.add(at);
+            }
+        }
+    }
+}
+
+/// Copies `N` bytes through registers.
+///
+/// # Safety
+/// As [`bytes`] with `len == N`.
+#[inline(always)]
+unsafe fn block<const N: usize>(from: *const u8, to: *mut u8) {
+    // SAFETY: the caller's promise; `[u8; N]` has alignment 1.
+    unsafe { to.cast::<[u8; N]>().write(from.cast::<[u8; N]>().read()) }
+}
+
+/// A ones' complement sum over bytes that come in pieces of any length (RFC 1071).
+#[derive(Default)]
+pub(crate) struct Sum {
+    sum: u64,
+    /// The pieces so far have an odd length together: the next byte is the low half of a word.
+    odd: bool,
+}
+
+impl Sum {
+    /// Adds the next piece.
+    pub fn add(&mut self, bytes: &[u8]) {
+        let mut part = 0u64;
+        let mut words = bytes.chunks_exact(4);
+        for word in &mut words {
+            part += u64::from(u32::from_be_bytes([word[0], word[1], word[2], word[3]]));
+        }
+        let mut last = [0; 4];
+        last[..words.remainder().len()].copy_from_slice(words.remainder());
+        part += u64::from(u32::from_be_bytes(last));
+        let part = fold(part);
+        self.sum += u64::from(if self.odd { part.swap_bytes() } else { part });
+        self.odd ^= bytes.len() % 2 == 1;
+    }
+
+    /// The checksum as it is stored: never 0, which UDP reserves for "none" and 0xffff equals elsewhere.
+    pub fn finish(self) -> [u8; 2] {
+        match !fold(self.sum) {
+            0 => [0xff, 0xff],
+            sum => sum.to_be_bytes(),
+        }
+    }
+}
+
+fn fold(mut sum: u64) -> u16 {
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    sum as u16
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn every_short_length_is_copied_exactly() {
+        let from: Vec<u8> = (0..=255).cycle().take(700).collect();
+        for len in 0..600 {
+            let mut to = vec![0xa5u8; 700];
+            // SAFETY: both vectors hold 700 bytes, offset and length stay below.
+            unsafe { super::bytes(from.as_ptr().add(3), to.as_mut_ptr().add(50), len) };
+            assert!(
+                to[..50].iter().chain(&to[50 + len..]).all(|&b| b == 0xa5),
+                "wrote outside at {len}"
+            );
+            assert_eq!(to[50..50 + len], from[3..3 + len]);
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! What a frame becomes on its way out: as it is, with its checksum completed, or cut into segments.
+//!
+//! A sender leaves work undone ([`Offload`]) that a receiver may or may not take over. [`deliver`] compares
+//! the two and hands the port one [`Piece`] per frame to write; a port is a [`Sink`] of pieces and does not
+//! know what it took to make them. Between guests that both negotiated offloads nothing is computed.
+
+use wire::offload::{Gso, Offload, PartialChecksum};
+
+use crate::copy;
+use crate::frame::{Batch, Frame, HEAD_MAX, Segment};
+use crate::port::TransmitError;
+
+/// What a receiver takes as the sender left it. `tso4`, `tso6` and `uso` mean nothing without `checksum`
+/// (virtio 1.2, section 5.1.3.1).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Accepts {
+    /// Frames with a partial checksum (GUEST_CSUM).
+    pub checksum: bool,
+    /// TCP over IPv4 larger than the MTU (GUEST_TSO4).
+    pub tso4: bool,
+    /// TCP over IPv6 larger than the MTU (GUEST_TSO6).
+    pub tso6: bool,
+    /// Large TCP frames with CWR in the first segment (GUEST_ECN).
+    pub ecn: bool,
+    /// Large UDP frames (GUEST_USO4 and GUEST_USO6).
+    pub uso: bool,
+}
+
+impl Accepts {
+    /// Everything that exists.
+    pub const ALL: Accepts = Accepts {
+        checksum: true,
+        tso4: true,
+        tso6: true,
+        ecn: true,
+        uso: true,
+    };
+
+    #[inline]
+    fn gso(&self, offload: &Offload) -> bool {
+        let kind = match offload.gso {
+            Gso::None => return true,
+            Gso::Tcp4 => self.tso4,
+            Gso::Tcp6 => self.tso6,
+            Gso::Udp => self.uso,
+        };
+        kind && self.checksum && (self.ecn || !offload.ecn)
+    }
+}
+
+/// A part of a frame's body: `len` bytes from `skip` in the first of `segments`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Body<'a> {
+    segments: &'a [Segment],
+    skip: usize,
+    len: usize,
+}
+
+impl<'a> Body<'a> {
+    /// How many bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The pieces of memory it lies in, none of them empty, `len` bytes together.
+    #[inline]
+    pub fn segments(&self) -> impl Iterator<Item = Segment> + 'a {
+        let (mut skip, mut left) = (self.skip, self.len);
+        self.segments.iter().map_while(move |segment| {
+            let len = (segment.len - skip).min(left);
+            let part = Segment {
+                ptr: segment.ptr.wrapping_add(skip),
+                len,
+            };
+            (skip, left) = (0, left - len);
+            (len > 0).then_some(part)
+        })
+    }
+}
+
+/// One frame as the receiver is to get it.
+#[derive(Debug)]
+pub(crate) struct Piece<'a> {
+    /// What the receiver is told; it accepts all of it.
+    pub offload: Offload,
+    /// The first bytes, in private memory.
+    pub head: &'a [u8],
+    /// The bytes behind them, in the sender's.
+    pub body: Body<'a>,
+    /// The checksum to complete over what is copied; its field lies inside `head`.
+    pub checksum: Option<PartialChecksum>,
+}
+
+impl Piece<'_> {
+    /// Length of the frame in bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.head.len() + self.body.len()
+    }
+
+    /// The whole frame in private memory, its checksum completed. `out` is replaced.
+    pub fn linearize(&self, out: &mut Vec<u8>) {
+        out.clear();
+        out.reserve(self.len());
+        out.extend_from_slice(self.head);
+        for segment in self.body.segments() {
+            // SAFETY: the segment is valid for reads (`Segment`), `reserve` made room for `len()` bytes of which
+            // `out.len()` are used, and the length is raised over bytes just written.
+            unsafe {
+                copy::bytes(segment.ptr, out.as_mut_ptr().add(out.len()), segment.len);
+                out.set_len(out.len() + segment.len);
+            }
+        }
+        if let Some(partial) = self.checksum {
+            let mut sum = copy::Sum::default();
+            sum.add(&out[partial.start as usize..]);
+            let field = partial.start as usize + partial.offset as usize;
+            out[field..field + 2].copy_from_slice(&sum.finish());
+        }
+    }
+}
+
+/// Where pieces go: a ring, a TAP device, a queue in memory.
+pub(crate) trait Sink {
+    /// Writes one frame, or nothing of it.
+    fn put(&mut self, piece: &Piece<'_>) -> Result<(), TransmitError>;
+}
+
+/// True when the offload fields describe something inside a frame of `len` bytes. The checksum's field has to
+/// lie in the head, where it can be completed.
+#[inline]
+pub(crate) fn is_sound(offload: &Offload, len: usize) -> bool {
+    let fits = |c: PartialChecksum| {
+        let field = c.start as usize + c.offset as usize;
+        field + 2 <= len.min(HEAD_MAX) && c.start >= 14
+    };
+    match offload.checksum {
+        Some(checksum) => fits(checksum) && (offload.gso == Gso::None || offload.gso_size > 0),
+        None => offload.gso == Gso::None,
+    }
+}
+
+/// Hands frame `index` of the batch to `sink`, whole when the receiver accepts what is left to do.
+#[inline]
+pub(crate) fn deliver(
+    batch: &Batch,
+    index: usize,
+    accepts: Accepts,
+    sink: &mut impl Sink,
+) -> Result<(), TransmitError> {
+    let frame = &batch.frames()[index];
+    let mut one = [copy::NOTHING];
+    let segments = batch.body(index, &mut one);
+    let body = Body {
+        segments,
+        skip: 0,
+        len: frame.len() - frame.head().len(),
+    };
+    let mut piece = Piece {
+        offload: frame.offload,
+        head: frame.head(),
+        body,
+        checksum: None,
+    };
+    piece.offload.data_valid &= accepts.checksum;
+    let whole = accepts.gso(&frame.offload);
+    if whole && (accepts.checksum || frame.offload.checksum.is_none()) {
+        return sink.put(&piece);
+    }
+    if frame.fault().is_some() || !is_sound(&frame.offload, frame.len()) {
+        return Err(TransmitError::BadOffload);
+    }
+    if !whole {
+        return cut(frame, piece, accepts, sink);
+    }
+    piece.checksum = piece.offload.checksum.take();
+    sink.put(&piece)
+}
+
+/// Cuts a large frame into the packets it stands for and delivers each.
+#[cold]
+fn cut(
+    _frame: &Frame,
+    _piece: Piece<'_>,
+    _accepts: Accepts,
+    _sink: &mut impl Sink,
+) -> Result<(), TransmitError> {
+    Err(TransmitError::BadOffload)
+}
