@@ -20,7 +20,22 @@ impl Mac {
     pub fn link_local(self) -> std::net::Ipv6Addr {
         let m = self.0;
         std::net::Ipv6Addr::from([
-            0xfe, 0x80, 0, 0, 0, 0, 0, 0, m[0] ^ 2, m[1], m[2], 0xff, 0xfe, m[3], m[4], m[5],
+            0xfe,
+            0x80,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+            m[0] ^ 2,
+            m[1],
+            m[2],
+            0xff,
+            0xfe,
+            m[3],
+            m[4],
+            m[5],
         ])
     }
 }
@@ -28,7 +43,11 @@ impl Mac {
 impl fmt::Display for Mac {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let m = self.0;
-        write!(f, "{:02x}:{:02x}:{:02x}:{:02x}:{:02x}:{:02x}", m[0], m[1], m[2], m[3], m[4], m[5])
+        write!(
+            f,
+            "{:02x}:{:02x}:{:02x}:{:02x}:{:02x}:{:02x}",
+            m[0], m[1], m[2], m[3], m[4], m[5]
+        )
     }
 }
 
@@ -70,7 +89,11 @@ impl Vni {
 
     /// Fails with [`AddrError::Vni`] above [`Vni::MAX`].
     pub fn new(id: u32) -> Result<Self, AddrError> {
-        if id > Self::MAX { Err(AddrError::Vni(id)) } else { Ok(Vni(id)) }
+        if id > Self::MAX {
+            Err(AddrError::Vni(id))
+        } else {
+            Ok(Vni(id))
+        }
     }
 
     /// The identifier as a number.
@@ -104,7 +127,10 @@ impl fmt::Display for AddrError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             AddrError::Mac(text) => {
-                write!(f, "MAC address '{text}' is not six hexadecimal pairs separated by colons")
+                write!(
+                    f,
+                    "MAC address '{text}' is not six hexadecimal pairs separated by colons"
+                )
             }
             AddrError::Vni(id) => write!(f, "VNI {id} is above the largest, {}", Vni::MAX),
         }
@@ -121,7 +147,14 @@ mod tests {
     fn mac_text_round_trips_and_refuses_what_is_not_one() {
         let mac: Mac = "52:54:00:12:34:AB".parse().unwrap();
         assert_eq!(mac.to_string(), "52:54:00:12:34:ab");
-        for bad in ["", "52:54:00:12:34", "52:54:00:12:34:ab:cd", "5254.0012.34ab", "+2:54:00:12:34:ab", "52:54:00:12:34:g0"] {
+        for bad in [
+            "",
+            "52:54:00:12:34",
+            "52:54:00:12:34:ab:cd",
+            "5254.0012.34ab",
+            "+2:54:00:12:34:ab",
+            "52:54:00:12:34:g0",
+        ] {
             assert_eq!(bad.parse::<Mac>(), Err(AddrError::Mac(bad.to_owned())));
         }
     }

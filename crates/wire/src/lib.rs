@@ -3,8 +3,15 @@
 //! No dependencies, no I/O, no allocation on the parsing side. Everything here works on byte slices
 //! that the caller owns; [`parse::parse`] is the one place where the lengths of a frame's headers are
 //! checked, and what it returns ([`parse::Packet`]) holds offsets that are valid for that slice.
+//!
+//! - judging: [`parse`], [`nd`], [`dhcp`]
+//! - completing what a sender left undone: [`offload`], [`virtio_net`], [`checksum`], [`segment`]
+//! - making: [`build`] (frames), [`pcapng`] (capture files)
 
 mod addr;
+pub mod checksum;
 pub mod offload;
+pub mod parse;
+pub mod virtio_net;
 
 pub use addr::{AddrError, Mac, Vni};

@@ -1,0 +1,257 @@
+//! IPv4 (RFC 791) and IPv6 (RFC 8200) headers, and what they say about fragments.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::head::Head;
+use super::l4::{self, L4};
+use super::{ParseError, extensions, protocol};
+
+/// The largest IP packet, and so the furthest that a fragment may reach.
+const PACKET_MAX: usize = 65535;
+
+/// An IP packet within a frame. Offsets are in bytes from the start of the frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct IpPacket {
+    /// The addresses as numbers, IPv4 ones mapped into `::ffff:0:0/96`: one width for both families, so that a
+    /// flow key is made without a branch.
+    src: u128,
+    dst: u128,
+    /// Where the IP packet ends; what is behind in the frame is Ethernet padding.
+    pub end: u32,
+    /// Where the IP header starts.
+    pub l3: u16,
+    /// Where the layer-4 header starts; in a later fragment, where the fragment's bytes start.
+    pub l4: u16,
+    /// The protocol after all extension headers (for a later IPv6 fragment: after those that are in it, which can
+    /// be the number of an extension header that was in the first).
+    pub protocol: u8,
+    /// TTL or hop limit.
+    pub ttl: u8,
+    /// TOS or traffic class: DSCP and ECN.
+    pub tos: u8,
+    /// IPv6, else IPv4.
+    pub v6: bool,
+    /// Set when the packet is one of several fragments. An IPv6 atomic fragment (RFC 6946) is a whole packet.
+    pub fragment: Option<Fragment>,
+    /// What layer 4 says.
+    pub l4_info: L4,
+}
+
+/// Which part of a packet a fragment is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Fragment {
+    /// Identification: 16 bits in IPv4, 32 in IPv6.
+    pub id: u32,
+    /// Where it belongs in the packet, in bytes; a multiple of 8. 0 is the first fragment.
+    pub offset: u16,
+    /// More fragments follow.
+    pub more: bool,
+}
+
+impl IpPacket {
+    /// The source address.
+    #[inline]
+    pub fn src(&self) -> IpAddr {
+        address(self.v6, self.src)
+    }
+
+    /// The destination address.
+    #[inline]
+    pub fn dst(&self) -> IpAddr {
+        address(self.v6, self.dst)
+    }
+
+    /// The source address as a number, IPv4 mapped into `::ffff:0:0/96`. A key needs [`IpPacket::v6`] beside it:
+    /// a guest can send such addresses in IPv6 too.
+    #[inline]
+    pub fn src_bits(&self) -> u128 {
+        self.src
+    }
+
+    /// The destination address as a number; see [`IpPacket::src_bits`].
+    #[inline]
+    pub fn dst_bits(&self) -> u128 {
+        self.dst
+    }
+
+    /// Bytes from the layer-4 header to the packet's end: header and payload, or a later fragment's bytes.
+    #[inline]
+    pub fn l4_len(&self) -> usize {
+        (self.end as usize).saturating_sub(usize::from(self.l4))
+    }
+
+    /// True for ICMP errors: messages that quote the packet they are about (RFC 792, RFC 4443).
+    #[inline]
+    pub fn is_icmp_error(&self) -> bool {
+        match self.l4_info {
+            L4::Icmp { kind, .. } if self.v6 => kind < 128,
+            L4::Icmp { kind, .. } => matches!(kind, 3 | 4 | 5 | 11 | 12),
+            _ => false,
+        }
+    }
+
+    /// What of the packet behind an 8-byte layer-4 header (ICMP, UDP) can be seen in `head`; for
+    /// [`super::quoted`]. `head` is the slice that was parsed.
+    #[inline]
+    pub fn message<'a>(&self, head: &'a [u8]) -> &'a [u8] {
+        let end = head.len().min(self.end as usize);
+        head.get(usize::from(self.l4) + 8..end).unwrap_or(&[])
+    }
+}
+
+#[inline]
+pub(super) fn address(v6: bool, bits: u128) -> IpAddr {
+    if v6 {
+        IpAddr::V6(Ipv6Addr::from_bits(bits))
+    } else {
+        IpAddr::V4(Ipv4Addr::from_bits(bits as u32))
+    }
+}
+
+/// An IPv4 address as one of the numbers above.
+#[inline]
+pub(super) fn map_v4(bytes: [u8; 4]) -> u128 {
+    0xffff_0000_0000 | u128::from(u32::from_be_bytes(bytes))
+}
+
+#[inline]
+pub(super) fn parse_v4(head: Head, l3: usize) -> Result<IpPacket, ParseError> {
+    let ip: &[u8; 20] = head.array(l3, ParseError::TruncatedIp)?;
+    let [
+        version_ihl,
+        tos,
+        len0,
+        len1,
+        id0,
+        id1,
+        frag0,
+        frag1,
+        ttl,
+        protocol,
+        _,
+        _,
+        ..,
+    ] = *ip;
+    if version_ihl >> 4 != 4 {
+        return Err(ParseError::IpVersion);
+    }
+    let header_len = usize::from(version_ihl & 15) * 4;
+    let total_len = usize::from(u16::from_be_bytes([len0, len1]));
+    let end = l3 + total_len;
+    if end > head.end() || total_len < 20 {
+        return Err(ParseError::IpLength);
+    }
+    let head = head.cut(end);
+    if header_len != 20 {
+        if header_len < 20 || header_len > total_len {
+            return Err(ParseError::Ipv4HeaderLength);
+        }
+        check_options(head.slice(l3 + 20, header_len - 20, ParseError::Ipv4HeaderLength)?)?;
+    }
+
+    let l4 = l3 + header_len;
+    let flags_offset = u16::from_be_bytes([frag0, frag1]);
+    let fragment = if flags_offset & 0x3fff == 0 {
+        None
+    } else {
+        let fragment = Fragment {
+            id: u32::from(u16::from_be_bytes([id0, id1])),
+            offset: (flags_offset & 0x1fff) << 3,
+            more: flags_offset & 0x2000 != 0,
+        };
+        check_fragment(fragment, protocol, header_len, end - l4)?;
+        Some(fragment)
+    };
+    Ok(IpPacket {
+        src: map_v4([ip[12], ip[13], ip[14], ip[15]]),
+        dst: map_v4([ip[16], ip[17], ip[18], ip[19]]),
+        end: end as u32,
+        l3: l3 as u16,
+        l4: l4 as u16,
+        protocol,
+        ttl,
+        tos,
+        v6: false,
+        fragment,
+        l4_info: l4::parse(head, l4, protocol, fragment, false)?,
+    })
+}
+
+/// Checks that each IPv4 option lies within the header (RFC 791, section 3.1).
+#[cold]
+fn check_options(mut options: &[u8]) -> Result<(), ParseError> {
+    while let [kind, rest @ ..] = options {
+        options = match (kind, rest) {
+            (0, _) => break,
+            (1, _) => rest,
+            (_, [len, ..]) if *len >= 2 => options.get(usize::from(*len)..).ok_or(ParseError::Ipv4Options)?,
+            _ => return Err(ParseError::Ipv4Options),
+        };
+    }
+    Ok(())
+}
+
+#[inline]
+pub(super) fn parse_v6(head: Head, l3: usize) -> Result<IpPacket, ParseError> {
+    let ip: &[u8; 40] = head.array(l3, ParseError::TruncatedIp)?;
+    let [b0, b1, _, _, len0, len1, next, ttl, ..] = *ip;
+    if b0 >> 4 != 6 {
+        return Err(ParseError::IpVersion);
+    }
+    let payload_len = usize::from(u16::from_be_bytes([len0, len1]));
+    let end = l3 + 40 + payload_len;
+    if end > head.end() {
+        return Err(ParseError::IpLength);
+    }
+    if payload_len == 0 && next != protocol::NO_NEXT_HEADER {
+        let jumbo = next == extensions::HOP_BY_HOP;
+        return Err(if jumbo {
+            ParseError::Ipv6Jumbogram
+        } else {
+            ParseError::IpLength
+        });
+    }
+    let head = head.cut(end);
+    let chain = extensions::walk(head, l3 + 40, next)?;
+    if let Some(fragment) = chain.fragment {
+        check_fragment(
+            fragment,
+            chain.protocol,
+            chain.fragment_start - (l3 + 40),
+            end - chain.fragment_start,
+        )?;
+    }
+    let mut src = [0; 16];
+    src.copy_from_slice(&ip[8..24]);
+    let mut dst = [0; 16];
+    dst.copy_from_slice(&ip[24..40]);
+    Ok(IpPacket {
+        src: u128::from_be_bytes(src),
+        dst: u128::from_be_bytes(dst),
+        end: end as u32,
+        l3: l3 as u16,
+        l4: chain.l4 as u16,
+        protocol: chain.protocol,
+        ttl,
+        tos: (b0 << 4) | (b1 >> 4),
+        v6: true,
+        fragment: chain.fragment,
+        l4_info: l4::parse(head, chain.l4, chain.protocol, chain.fragment, true)?,
+    })
+}
+
+/// Judges a fragment of `len` bytes of a packet that has `before` bytes ahead of what is fragmented.
+#[cold]
+fn check_fragment(fragment: Fragment, protocol: u8, before: usize, len: usize) -> Result<(), ParseError> {
+    if len == 0 || (fragment.more && len % 8 != 0) {
+        return Err(ParseError::FragmentLength);
+    }
+    if before + usize::from(fragment.offset) + len > PACKET_MAX {
+        return Err(ParseError::FragmentBeyondEnd);
+    }
+    // At offset 8 lie TCP's flags: no honest sender cuts there (RFC 3128).
+    if fragment.offset == 8 && protocol == protocol::TCP {
+        return Err(ParseError::TinyFragment);
+    }
+    Ok(())
+}

@@ -1,0 +1,64 @@
+//! Does what a sender left undone suit the headers of its frame?
+//!
+//! Completing a checksum writes two bytes into the frame after it has been judged. Were the place the sender's
+//! free choice, it could turn an address that was judged into another. So the place is either the field that
+//! the protocol has for it, or behind all that was judged (an inner header of a tunnel, a tagged frame).
+
+use super::{ETHERNET_LEN, L4, Net, Packet, ParseError};
+use crate::offload::{Gso, Offload, PartialChecksum};
+
+/// Fails with [`ParseError::Offload`] when the checksum's place or the kind of segments do not suit `packet`, the
+/// result of parsing a frame of `frame_len` bytes. To be called once for every frame, beside [`super::parse`].
+#[inline]
+pub fn check_offload(packet: &Packet, frame_len: usize, offload: &Offload) -> Result<(), ParseError> {
+    if offload.checksum.is_none() && offload.gso == Gso::None {
+        return Ok(());
+    }
+    let checksum_fits = offload
+        .checksum
+        .is_none_or(|partial| checksum_suits(packet, frame_len, partial));
+    if checksum_fits && gso_suits(packet, offload) {
+        Ok(())
+    } else {
+        Err(ParseError::Offload)
+    }
+}
+
+fn checksum_suits(packet: &Packet, frame_len: usize, partial: PartialChecksum) -> bool {
+    let start = usize::from(partial.start);
+    let (behind, end) = match &packet.net {
+        Net::Arp(_) => return false,
+        Net::Other => (ETHERNET_LEN, frame_len),
+        Net::Ip(ip) => {
+            let l4 = usize::from(ip.l4);
+            let (field, header_len) = match ip.l4_info {
+                L4::Tcp { header_len, .. } => (Some(16), usize::from(header_len)),
+                L4::Udp { .. } => (Some(6), 8),
+                L4::Icmp { .. } => (Some(2), 8),
+                L4::Sctp { .. } => (None, 16),
+                L4::Other | L4::LaterFragment => (None, 0),
+            };
+            if start == l4 && field == Some(partial.offset) {
+                return true;
+            }
+            (l4 + header_len, ip.end as usize)
+        }
+    };
+    start >= behind && start + usize::from(partial.offset) + 2 <= end
+}
+
+fn gso_suits(packet: &Packet, offload: &Offload) -> bool {
+    if offload.gso == Gso::None {
+        return true;
+    }
+    let Net::Ip(ip) = &packet.net else { return false };
+    if ip.fragment.is_some() || offload.gso_size == 0 {
+        return false;
+    }
+    match (offload.gso, ip.l4_info) {
+        (Gso::Tcp4, L4::Tcp { .. }) => !ip.v6,
+        (Gso::Tcp6, L4::Tcp { .. }) => ip.v6,
+        (Gso::Udp, L4::Udp { .. }) => true,
+        _ => false,
+    }
+}
