@@ -1,0 +1,114 @@
+//! Why a frame was dropped. Each reason is one counter per port, one line in `docs/drops.md` and at least
+//! one test that provokes it.
+
+macro_rules! drop_reasons {
+    ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal,)+) => {
+        /// Why a frame was dropped.
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+        #[repr(u8)]
+        pub enum DropReason {
+            $($(#[doc = $doc])+ $variant,)+
+        }
+
+        impl DropReason {
+            /// Every reason, in the order of the counters.
+            pub const ALL: &'static [DropReason] = &[$(DropReason::$variant,)+];
+
+            /// The name in counters, traces and the APIs: snake_case.
+            pub const fn name(self) -> &'static str {
+                match self { $(DropReason::$variant => $name,)+ }
+            }
+
+            /// One sentence for a user.
+            pub const fn description(self) -> &'static str {
+                match self { $(DropReason::$variant => concat!($($doc),+).trim_ascii(),)+ }
+            }
+        }
+    };
+}
+
+drop_reasons! {
+    /// The frame is shorter than its Ethernet header or its IP header says.
+    Truncated = "truncated",
+    /// A length or version in the headers contradicts the others (IHL, total length, data offset, options).
+    Malformed = "malformed",
+    /// The headers are longer than the part of a frame that is judged, or IPv6 has too many extension headers.
+    HeadersTooLong = "headers_too_long",
+    /// A first fragment is too small to hold its transport header, or a later one could rewrite it.
+    FragmentTiny = "fragment_tiny",
+    /// The offload fields that came with the frame do not fit it.
+    BadOffload = "bad_offload",
+    /// The NIC is a sniffer: it receives copies and can send nothing.
+    SnifferSends = "sniffer_sends",
+    /// The source MAC address is not one of the NIC's.
+    MacSpoofed = "mac_spoofed",
+    /// The source IP address is not one of the NIC's.
+    IpSpoofed = "ip_spoofed",
+    /// An ARP message names a sender that is not the NIC.
+    ArpSpoofed = "arp_spoofed",
+    /// A neighbour discovery message names a target or link-layer address that is not the NIC's.
+    NdSpoofed = "nd_spoofed",
+    /// The NIC answers as a DHCP or DHCPv6 server and is not allowed to.
+    DhcpServer = "dhcp_server",
+    /// The NIC sends IPv6 router advertisements or redirects and is not allowed to.
+    RouterAdvertisement = "router_advertisement",
+    /// Neither ARP, IPv4 nor IPv6, and not between two NICs that bypass filtering.
+    Ethertype = "ethertype",
+    /// No NIC of the network has the destination MAC address.
+    NoDestination = "no_destination",
+    /// The destination is the NIC that sent the frame.
+    Hairpin = "hairpin",
+    /// An egress rule would be needed and none of the sender's groups has one that allows the packet.
+    NoEgressRule = "no_egress_rule",
+    /// No ingress rule of the receiver's groups allows the packet.
+    NoIngressRule = "no_ingress_rule",
+    /// TCP flags that no TCP sends together (SYN with FIN or RST, none at all).
+    TcpBadFlags = "tcp_bad_flags",
+    /// A TCP packet that belongs to no tracked connection and does not open one.
+    TcpNotSyn = "tcp_not_syn",
+    /// A TCP packet that cannot occur in the state its connection is in.
+    TcpBadState = "tcp_bad_state",
+    /// An SCTP packet that belongs to no tracked association and does not open one.
+    SctpNotInit = "sctp_not_init",
+    /// The NIC has as many tracked flows as it may have, and none of them can be given up.
+    FlowShareFull = "flow_share_full",
+    /// The flow table is full, and the NIC has no flow in it that can be given up.
+    FlowTableFull = "flow_table_full",
+    /// A later fragment whose first fragment did not arrive in time, or more of them than are held back.
+    FragmentWithoutFirst = "fragment_without_first",
+    /// Fragments of the datagram overlap: the rest of it is dropped (RFC 5722).
+    FragmentOverlap = "fragment_overlap",
+    /// The datagram's first fragment was dropped, and so are the others.
+    FragmentOfDropped = "fragment_of_dropped",
+    /// Too many datagrams of the NIC, or pieces of one, are in reassembly.
+    FragmentTableFull = "fragment_table_full",
+    /// Nothing is attached to the receiver's port, or its guest has not set it up.
+    TargetDown = "target_down",
+    /// The receiver has given no buffers to write into.
+    RingFull = "ring_full",
+    /// The receiver's buffers are too small for the frame.
+    BufferTooSmall = "buffer_too_small",
+    /// The receiver broke the protocol; its port is stopped.
+    TargetBroken = "target_broken",
+}
+
+/// How many reasons there are.
+pub const REASONS: usize = DropReason::ALL.len();
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_distinct_snake_case_and_in_the_order_of_the_counters() {
+        let mut names: Vec<_> = DropReason::ALL.iter().map(|reason| reason.name()).collect();
+        for (index, reason) in DropReason::ALL.iter().enumerate() {
+            assert_eq!(*reason as usize, index);
+            assert!(reason.name().bytes().all(|b| b.is_ascii_lowercase() || b == b'_'));
+            assert!(reason.description().ends_with('.'), "{reason:?}");
+        }
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), REASONS);
+    }
+}

@@ -1,0 +1,113 @@
+//! A flow as people and programs see it: plain data for dumps, export and import.
+
+use std::net::IpAddr;
+
+use crate::snapshot::{PortUid, RuleSlot};
+
+/// One end of a flow.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Endpoint {
+    /// The NIC it is attached to.
+    pub uid: PortUid,
+    /// Its address.
+    pub address: IpAddr,
+    /// Its port (TCP, UDP, SCTP). ICMP: the query's id at the initiator, `type << 8 | code` of the query at
+    /// the responder. 0 for other protocols.
+    pub port: u16,
+}
+
+/// Where in its life a flow is. The names of TCP's are those of Linux's nf_conntrack.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum FlowState {
+    /// TCP: the first SYN was seen.
+    SynSent,
+    /// TCP: a SYN was seen from both sides and no acknowledgement (simultaneous open).
+    SynSent2,
+    /// TCP: SYN and SYN-ACK were seen.
+    SynRecv,
+    /// TCP: the handshake is complete. SCTP: the association is up.
+    Established,
+    /// TCP: one side has sent a FIN.
+    FinWait,
+    /// TCP: and it was acknowledged.
+    CloseWait,
+    /// TCP: both sides have sent a FIN.
+    LastAck,
+    /// TCP: and the last one was acknowledged.
+    TimeWait,
+    /// TCP: reset. SCTP: aborted or shut down.
+    Close,
+    /// SCTP: the association is being set up.
+    Opening,
+    /// UDP, ICMP, others: only the initiator has sent.
+    OneWay,
+    /// UDP, ICMP, others: both have sent.
+    Stream,
+}
+
+impl FlowState {
+    /// The name in dumps: snake_case.
+    pub fn name(self) -> &'static str {
+        match self {
+            FlowState::SynSent => "syn_sent",
+            FlowState::SynSent2 => "syn_sent2",
+            FlowState::SynRecv => "syn_recv",
+            FlowState::Established => "established",
+            FlowState::FinWait => "fin_wait",
+            FlowState::CloseWait => "close_wait",
+            FlowState::LastAck => "last_ack",
+            FlowState::TimeWait => "time_wait",
+            FlowState::Close => "close",
+            FlowState::Opening => "opening",
+            FlowState::OneWay => "one_way",
+            FlowState::Stream => "stream",
+        }
+    }
+}
+
+/// One tracked flow.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FlowInfo {
+    /// IP protocol number.
+    pub protocol: u8,
+    /// Who sent the first packet.
+    pub initiator: Endpoint,
+    /// Whom it was sent to.
+    pub responder: Endpoint,
+    /// Where in its life it is.
+    pub state: FlowState,
+    /// Seconds since its first packet.
+    pub age_secs: u32,
+    /// Seconds since its last packet.
+    pub idle_secs: u32,
+    /// Seconds it may be idle in this state.
+    pub timeout_secs: u32,
+    /// Frames the initiator sent.
+    pub frames_out: u64,
+    /// Their bytes.
+    pub bytes_out: u64,
+    /// Frames the responder sent.
+    pub frames_in: u64,
+    /// Their bytes.
+    pub bytes_in: u64,
+    /// The initiator's egress rule that admitted it; `None`: its own addresses may send (no egress rule), or
+    /// the NIC bypasses filtering.
+    pub egress_rule: Option<RuleSlot>,
+    /// The responder's ingress rule that admitted it; `None`: the NIC bypasses filtering.
+    pub ingress_rule: Option<RuleSlot>,
+    /// TCP: what import needs to go on judging resets.
+    pub tcp: Option<TcpWindows>,
+}
+
+/// How far each direction of a TCP connection is; sequence numbers. Index 0 is the initiator.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct TcpWindows {
+    /// One past the last byte sent.
+    pub end: [u32; 2],
+    /// The last acknowledgement sent.
+    pub ack: [u32; 2],
+    /// The right edge of the window offered.
+    pub edge: [u32; 2],
+    /// Window scale shifts.
+    pub scale: [u8; 2],
+}

@@ -1,0 +1,3 @@
+//! Tracked flows.
+pub mod info;
+pub use info::{Endpoint, FlowInfo, FlowState};

@@ -1,0 +1,157 @@
+//! The configuration as the workers see it: one immutable [`Snapshot`], compiled by control.
+//!
+//! Control builds a snapshot out of the one before it (the vectors share their structure, so an operation
+//! costs what it touches) and publishes it; a worker takes it up between two batches, so no frame sees half
+//! of a change. Everything is addressed by small indices that control hands out: a slot may be used again
+//! after its NIC or rule is gone, a [`PortUid`] never is, which is how a flow of a deleted NIC is told from
+//! one of the NIC that took its slot.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use wire::{Mac, Vni};
+
+use crate::Trace;
+use crate::address_set::AddressSet;
+use crate::ruleset::RuleSet;
+
+/// Number of a snapshot; each one published is larger than the one before.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Epoch(pub u64);
+
+/// Index of a NIC in [`Snapshot::ports`] and of its counters, below [`crate::counters::MAX_PORTS`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct PortSlot(pub u32);
+
+/// Identity of a NIC: never used for another one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct PortUid(pub u32);
+
+/// Index of a virtual network in [`Snapshot::networks`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct NetworkIdx(pub u32);
+
+/// Index of a security group in [`Snapshot::groups`], given to its name at the first reference.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct GroupIdx(pub u32);
+
+/// Index of a rule's counters, below [`crate::counters::MAX_RULES`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct RuleSlot(pub u32);
+
+/// The whole configuration. `None` in a vector is an index that is not used (any more).
+#[derive(Clone, Default)]
+pub struct Snapshot {
+    /// Which snapshot this is.
+    pub epoch: Epoch,
+    /// NICs by [`PortSlot`].
+    pub ports: imbl::Vector<Option<Arc<PortConfig>>>,
+    /// Virtual networks by [`NetworkIdx`].
+    pub networks: imbl::Vector<Option<Arc<Network>>>,
+    /// Security groups by [`GroupIdx`]; `None` also where a name is referred to and no such group exists:
+    /// it matches nobody and allows nothing.
+    pub groups: imbl::Vector<Option<Arc<Group>>>,
+}
+
+/// One NIC, compiled.
+#[derive(Clone)]
+pub struct PortConfig {
+    /// Its own index.
+    pub slot: PortSlot,
+    /// Its identity.
+    pub uid: PortUid,
+    /// The virtual network it is in, for dumps.
+    pub vni: Vni,
+    /// The same network's index.
+    pub network: NetworkIdx,
+    /// Its MAC address: the only one it may send from, but for `pairs` and `learn_macs`.
+    pub mac: Mac,
+    /// Its own addresses.
+    pub addresses: Vec<IpAddr>,
+    /// Refuse source addresses, ARP senders and ND targets that are not its own.
+    pub anti_spoof: bool,
+    /// Further addresses that count as its own.
+    pub pairs: Vec<AddressPair>,
+    /// Its security groups.
+    pub groups: Vec<GroupIdx>,
+    /// Neither rules nor address checks apply to it.
+    pub bypass: bool,
+    /// Who gets a copy of every frame that this NIC sends or is delivered.
+    pub sniffers: Vec<PortSlot>,
+    /// It receives copies of another NIC's frames, nothing else, and can send nothing.
+    pub is_sniffer: bool,
+    /// It may answer as a DHCP or DHCPv6 server.
+    pub allow_dhcp_server: bool,
+    /// It may send IPv6 router advertisements and redirects.
+    pub allow_router_advertisements: bool,
+    /// Machines behind it (a nested bridge) may send from MACs of their own, which are learnt.
+    pub learn_macs: bool,
+    /// Idle timeouts of its flows.
+    pub timeouts: Timeouts,
+    /// How many flows that it started may be tracked at once.
+    pub flow_share: u32,
+    /// Largest IP packet it takes, in bytes; told to the guest, not enforced here.
+    pub mtu: u16,
+    /// Where its frames are recorded, when they are.
+    pub trace: Option<Trace>,
+}
+
+/// An address or network that a NIC may use besides its own, as Neutron's allowed address pairs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AddressPair {
+    /// The addresses.
+    pub net: IpNet,
+    /// The MAC they are used with; the NIC's own when `None`.
+    pub mac: Option<Mac>,
+}
+
+/// NICs by MAC address. The keys come from the configuration, so a fast unkeyed hash will do.
+pub type MacMap = hashbrown::HashMap<Mac, PortSlot, foldhash::fast::RandomState>;
+
+/// One virtual network.
+#[derive(Clone)]
+pub struct Network {
+    /// Its identifier.
+    pub vni: Vni,
+    /// Its NICs by the MAC they were given.
+    pub macs: MacMap,
+    /// All its NICs: where broadcast and multicast go.
+    pub ports: Vec<PortSlot>,
+    /// Those with `learn_macs`: where frames for unknown MACs go.
+    pub learners: Vec<PortSlot>,
+}
+
+/// One security group, compiled.
+#[derive(Clone, Default)]
+pub struct Group {
+    /// Its rules.
+    pub rules: RuleSet,
+    /// The addresses it stands for in other rules.
+    pub members: AddressSet,
+    /// Flows admitted by a rule of this group live on when the rule is taken away (contract, item 9).
+    pub drain: bool,
+    /// A TCP flow admitted by this group may start in the middle.
+    pub allow_midstream: bool,
+}
+
+/// Idle timeouts that are settable per NIC; the others are fixed (contract, item 10).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Timeouts {
+    /// TCP in state established, seconds: 60..=432000.
+    pub tcp_established_secs: u32,
+    /// UDP without an answer, seconds: 30..=60.
+    pub udp_secs: u32,
+    /// UDP that was answered, seconds: 60..=180.
+    pub udp_stream_secs: u32,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Timeouts {
+            tcp_established_secs: 432_000,
+            udp_secs: 30,
+            udp_stream_secs: 180,
+        }
+    }
+}
