@@ -1,9 +1,13 @@
 //! The two protocols that Butterfly speaks, as Rust types.
 //!
 //! [`v1`] is gRPC, client and server; [`v0`] is protobuf over ZeroMQ as clients of the original speak it, with
-//! its [encryption](encrypted) and its [text format](text_format), which the `dump` and `request` commands
-//! read and write. The types are generated from `proto/`, and the comments there are the reference manual.
+//! its [strict decoding](strict), its [encryption](encrypted) and its [text format](text_format), which the
+//! `dump` and `request` commands read and write. The types are generated from `proto/`, and the comments there are the reference manual.
 //! Called by the daemon and the command line; knows nothing of either.
+
+pub mod encrypted;
+pub mod strict;
+pub mod text_format;
 
 pub mod v0 {
     //! The v0 protocol. The envelope ([`Messages`], [`Message`], [`Error`]) is in the package `proto`,

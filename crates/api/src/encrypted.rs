@@ -1,0 +1,215 @@
+//! The encryption of the v0 protocol: AES-256-CBC around a SHA-512 digest and the clear content.
+//!
+//! A key is 32 bytes, kept base64 encoded in a file (`openssl rand -base64 -out FILE 32`) that daemon and
+//! client share. [`encrypt`] and [`decrypt`] work on the bytes of `Encrypted.aes256cbc_sha512`:
+//! 16 of random IV, then encrypted: 64 of digest, the content, PKCS#7 padding to 16.
+//!
+//! The format is fixed by the clients that speak it. Its digest has no key, so whoever can tell bad padding
+//! from a bad digest could decrypt what they recorded: both are one error here, found after the same work.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use aes::cipher::block_padding::{NoPadding, Pkcs7};
+use aes::cipher::{BlockModeDecrypt, BlockModeEncrypt, KeyIvInit};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use sha2::{Digest, Sha512};
+
+const BLOCK: usize = 16;
+const DIGEST: usize = 64;
+
+/// The shared secret.
+#[derive(Clone)]
+pub struct Key([u8; 32]);
+
+impl Key {
+    /// Reads a key file: base64 of 32 bytes, blanks and line breaks anywhere.
+    pub fn load(path: &Path) -> Result<Key, KeyError> {
+        let error = |kind| KeyError {
+            path: path.to_owned(),
+            kind,
+        };
+        let text = std::fs::read(path).map_err(|e| error(KeyErrorKind::Unreadable(e)))?;
+        let digits: Vec<u8> = text
+            .into_iter()
+            .filter(|byte| !byte.is_ascii_whitespace())
+            .collect();
+        let bytes = STANDARD
+            .decode(digits)
+            .map_err(|e| error(KeyErrorKind::NotBase64(e.to_string())))?;
+        let length = bytes.len();
+        bytes
+            .try_into()
+            .map(Key)
+            .map_err(|_| error(KeyErrorKind::Length(length)))
+    }
+}
+
+impl From<[u8; 32]> for Key {
+    fn from(bytes: [u8; 32]) -> Key {
+        Key(bytes)
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key(..)")
+    }
+}
+
+/// A key file that holds no key.
+#[derive(Debug, thiserror::Error)]
+#[error("key file {}: {kind}", path.display())]
+pub struct KeyError {
+    path: PathBuf,
+    #[source]
+    kind: KeyErrorKind,
+}
+
+/// What is wrong with a key file.
+#[derive(Debug, thiserror::Error)]
+enum KeyErrorKind {
+    #[error("cannot be read: {0}")]
+    Unreadable(std::io::Error),
+    #[error("is not base64 ({0}); make one with: openssl rand -base64 -out FILE 32")]
+    NotBase64(String),
+    #[error("holds {0} bytes, a key has 32; make one with: openssl rand -base64 -out FILE 32")]
+    Length(usize),
+}
+
+/// Bytes that this key did not encrypt, or that were changed since.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the message cannot be decrypted: another key, or broken on its way")]
+pub struct Undecipherable;
+
+/// Encrypts `clear` under a fresh random IV.
+pub fn encrypt(key: &Key, clear: &[u8]) -> Vec<u8> {
+    encrypt_with(key, rand::random(), clear)
+}
+
+fn encrypt_with(key: &Key, iv: [u8; BLOCK], clear: &[u8]) -> Vec<u8> {
+    let mut content = Vec::with_capacity(DIGEST + clear.len());
+    content.extend_from_slice(&Sha512::digest(clear));
+    content.extend_from_slice(clear);
+    let padded = (content.len() / BLOCK + 1) * BLOCK;
+    let mut bytes = vec![0; BLOCK + padded];
+    bytes[..BLOCK].copy_from_slice(&iv);
+    cbc::Encryptor::<aes::Aes256>::new(&key.0.into(), &iv.into())
+        .encrypt_padded_b2b::<Pkcs7>(&content, &mut bytes[BLOCK..])
+        .expect("the buffer has room for the content and its padding");
+    bytes
+}
+
+/// The clear content of what [`encrypt`] made, with the same key.
+pub fn decrypt(key: &Key, bytes: &[u8]) -> Result<Vec<u8>, Undecipherable> {
+    let (iv, body) = bytes.split_first_chunk::<BLOCK>().ok_or(Undecipherable)?;
+    if body.len() <= DIGEST || body.len() % BLOCK != 0 {
+        return Err(Undecipherable);
+    }
+    let mut content = body.to_vec();
+    cbc::Decryptor::<aes::Aes256>::new(&key.0.into(), &(*iv).into())
+        .decrypt_padded::<NoPadding>(&mut content)
+        .map_err(|_| Undecipherable)?;
+    // Bad padding is not told from a bad digest, not even by the time it takes: the digest is always computed.
+    let padding = padding(&content);
+    let clear = content.split_off(DIGEST);
+    let end = clear
+        .len()
+        .checked_sub(padding.unwrap_or(0))
+        .ok_or(Undecipherable)?;
+    let digest_fits = Sha512::digest(&clear[..end])[..] == content[..];
+    if padding.is_none() || !digest_fits {
+        return Err(Undecipherable);
+    }
+    let mut clear = clear;
+    clear.truncate(end);
+    Ok(clear)
+}
+
+/// PKCS#7 (RFC 5652, section 6.3): the last byte says how many there are, and all of them say so.
+fn padding(content: &[u8]) -> Option<usize> {
+    let count = usize::from(*content.last()?);
+    let valid = (1..=BLOCK).contains(&count)
+        && content[content.len() - count..]
+            .iter()
+            .all(|&b| usize::from(b) == count);
+    valid.then_some(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(fill: u8) -> Key {
+        Key([fill; 32])
+    }
+
+    #[test]
+    fn round_trip_at_every_length_around_a_block() {
+        for length in 0..70 {
+            let clear: Vec<u8> = (0..length).collect();
+            let bytes = encrypt(&key(7), &clear);
+            assert_eq!(bytes.len() % BLOCK, 0);
+            assert_eq!(decrypt(&key(7), &bytes), Ok(clear));
+        }
+    }
+
+    /// The bytes that `openssl enc -aes-256-cbc` makes of the digest and the content with this key and IV.
+    #[test]
+    fn golden_bytes_by_openssl() {
+        let expected = STANDARD
+            .decode(include_str!("../tests/encrypted.golden").trim())
+            .unwrap();
+        assert_eq!(encrypt_with(&key(0x42), [0x24; BLOCK], b"butterfly"), expected);
+        assert_eq!(decrypt(&key(0x42), &expected).as_deref(), Ok(&b"butterfly"[..]));
+    }
+
+    #[test]
+    fn another_key_and_every_flipped_byte_are_refused() {
+        let bytes = encrypt(&key(1), b"content");
+        assert_eq!(decrypt(&key(2), &bytes), Err(Undecipherable));
+        for at in 0..bytes.len() {
+            let mut broken = bytes.clone();
+            broken[at] ^= 0x10;
+            // A change of the IV changes the digest's first block, any other a block and the one behind it.
+            assert_eq!(decrypt(&key(1), &broken), Err(Undecipherable), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn every_truncation_is_refused() {
+        let bytes = encrypt(&key(1), &[9; 40]);
+        for end in 0..bytes.len() {
+            assert_eq!(
+                decrypt(&key(1), &bytes[..end]),
+                Err(Undecipherable),
+                "length {end}"
+            );
+        }
+    }
+
+    #[test]
+    fn key_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key");
+        let base64 = STANDARD.encode([3u8; 32]);
+        std::fs::write(&path, format!("\n {}\r\n{}\n\n", &base64[..20], &base64[20..])).unwrap();
+        assert_eq!(Key::load(&path).unwrap().0, [3; 32]);
+
+        let message = |content: &str| {
+            std::fs::write(&path, content).unwrap();
+            Key::load(&path).unwrap_err().to_string()
+        };
+        let name = path.display().to_string();
+        assert!(message("AAAA").starts_with(&format!("key file {name}: holds 3 bytes")));
+        assert!(message("no key!").starts_with(&format!("key file {name}: is not base64")));
+        std::fs::remove_file(&path).unwrap();
+        assert!(
+            Key::load(&path)
+                .unwrap_err()
+                .to_string()
+                .contains("cannot be read")
+        );
+    }
+}
