@@ -23,3 +23,4 @@ pub mod guest_memory;
 pub mod memory_port;
 pub mod poll;
 pub mod port;
+pub mod vhost;

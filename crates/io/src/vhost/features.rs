@@ -1,0 +1,73 @@
+//! Feature bits: what is offered to a guest (virtio) and to its VMM (vhost-user).
+//!
+//! The numbers are those of virtio 1.2 (sections 5.1.3 and 6) and of QEMU's vhost-user specification.
+
+macro_rules! bits {
+    ($($(#[$doc:meta])* $name:ident = $bit:literal;)*) => {
+        $($(#[$doc])* pub const $name: u64 = 1 << $bit;)*
+    };
+}
+
+bits! {
+    /// The device takes frames with a partial checksum.
+    CSUM = 0;
+    /// The driver takes frames with a partial checksum.
+    GUEST_CSUM = 1;
+    /// The device tells the driver its MTU.
+    MTU = 3;
+    /// The driver takes TCP/IPv4 frames to be segmented.
+    GUEST_TSO4 = 7;
+    /// The driver takes TCP/IPv6 frames to be segmented.
+    GUEST_TSO6 = 8;
+    /// The driver takes frames to be segmented whose flow uses ECN.
+    GUEST_ECN = 9;
+    /// The device takes TCP/IPv4 frames to be segmented.
+    HOST_TSO4 = 11;
+    /// The device takes TCP/IPv6 frames to be segmented.
+    HOST_TSO6 = 12;
+    /// The device takes frames to be segmented whose flow uses ECN.
+    HOST_ECN = 13;
+    /// A received frame may take several buffers of the driver.
+    MRG_RXBUF = 15;
+    /// Ring addresses are started and stopped by vhost-user's own means: not a virtio feature, but the bit that
+    /// opens the negotiation of [`protocol`] features.
+    PROTOCOL_FEATURES = 30;
+    /// Descriptors may refer to a table of descriptors.
+    INDIRECT_DESC = 28;
+    /// Notifications are asked for by index.
+    EVENT_IDX = 29;
+    /// The device is not a legacy one.
+    VERSION_1 = 32;
+    /// The driver takes UDP/IPv4 frames to be segmented.
+    GUEST_USO4 = 54;
+    /// The driver takes UDP/IPv6 frames to be segmented.
+    GUEST_USO6 = 55;
+    /// The device takes UDP frames to be segmented.
+    HOST_USO = 56;
+}
+
+/// Features of the vhost-user protocol.
+pub mod protocol {
+    bits! {
+        /// Several queue pairs, and the number of them can be asked for.
+        MQ = 0;
+        /// Requests can be acknowledged.
+        REPLY_ACK = 3;
+        /// The VMM tells the MTU.
+        NET_MTU = 4;
+    }
+
+    /// What is offered to every VMM.
+    pub const OFFERED: u64 = MQ | REPLY_ACK | NET_MTU;
+}
+
+const ALWAYS: u64 = VERSION_1 | MRG_RXBUF | INDIRECT_DESC | EVENT_IDX | PROTOCOL_FEATURES;
+
+/// Everything that saves a guest computing checksums or cutting segments.
+pub const OFFLOADS: u64 =
+    CSUM | GUEST_CSUM | HOST_TSO4 | HOST_TSO6 | HOST_ECN | GUEST_TSO4 | GUEST_TSO6 | GUEST_ECN;
+
+/// What is offered to a guest. Without `offloads` every frame is complete in both directions.
+pub fn offered(offloads: bool, mtu: bool) -> u64 {
+    ALWAYS | if offloads { OFFLOADS } else { 0 } | if mtu { MTU } else { 0 }
+}
