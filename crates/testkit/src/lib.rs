@@ -1,1 +1,34 @@
-//! (being written)
+//! What the tests are made with: QEMU guests, network namespaces, guarded programs, and the guest's side of a
+//! virtqueue for what no real guest does.
+//!
+//! Theory of operation. A test talks to real parts: the daemon, the command line, and guests that are real kernels.
+//! Everything started here has a guard that ends it when it is dropped, by process id, and a second line of defence
+//! in the kernel ([`process`]). Nothing is waited for by sleeping a guessed time: [`wait_for`] looks for an event until
+//! a deadline and then fails with what it was waiting for; whoever calls it adds the dump that explains.
+
+pub mod image;
+pub mod netns;
+pub mod process;
+pub mod qemu;
+
+use std::time::{Duration, Instant};
+
+/// A failure is a sentence (and its dump) for the person who reads the test's output.
+pub type Result<T> = std::result::Result<T, String>;
+
+/// How often [`wait_for`] looks.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Calls `look` until it gives something, at most for `timeout`. An error of `look` ends the wait at once.
+pub fn wait_for<T>(what: &str, timeout: Duration, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    let deadline = Instant::now() + timeout;
+    loop {
+        if let Some(found) = look()? {
+            return Ok(found);
+        }
+        if Instant::now() >= deadline {
+            return Err(format!("waited {timeout:?} in vain for {what}"));
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}

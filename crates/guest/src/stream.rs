@@ -1,0 +1,226 @@
+//! Streams: TCP and SCTP servers and clients. SCTP is used in its one-to-one style, which has the calls of TCP.
+
+use crate::{Outcome, endpoint, number};
+use socket2::{Domain, Protocol, Socket, Type};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv6Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+const CHUNK: usize = 64 * 1024;
+/// How often a client writes down how far it is.
+const PROGRESS_EVERY: Duration = Duration::from_millis(50);
+
+/// Which protocol a stream runs over.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Kind {
+    Tcp,
+    Sctp,
+}
+
+/// Sends to everybody who connects, at most `rate` bytes a second (0: as fast as it goes).
+pub fn serve(kind: Kind, port: &str, rate: &str) -> Outcome {
+    let rate: u64 = number(rate, "rate")?;
+    each_connection(kind, port, move |mut stream| {
+        let chunk = [0x42u8; CHUNK];
+        let begin = Instant::now();
+        let mut sent = 0u64;
+        loop {
+            let allowed = (begin.elapsed().as_secs_f64() * rate as f64) as u64;
+            if rate > 0 && sent >= allowed {
+                std::thread::sleep(Duration::from_millis(5));
+                continue;
+            }
+            let want = if rate > 0 {
+                (allowed - sent).min(CHUNK as u64) as usize
+            } else {
+                CHUNK
+            };
+            match stream.write(&chunk[..want]) {
+                Ok(n) if n > 0 => sent += n as u64,
+                _ => return,
+            }
+        }
+    })
+}
+
+/// Reads until `bytes` have come (0: no bound) or `secs` have passed, and says how many came and how fast. With
+/// `progress`, a file holds the count while it runs. Fewer bytes than asked for is a failure.
+pub fn fetch(addr: &str, port: &str, bytes: &str, secs: &str, progress: Option<&str>) -> Outcome {
+    let (target, secs): (u64, f64) = (number(bytes, "bytes")?, number(secs, "seconds")?);
+    let limit = Duration::from_secs_f64(secs);
+    let mut stream = connect(Kind::Tcp, endpoint(addr, port)?, limit)?;
+    stream
+        .set_read_timeout(Some(PROGRESS_EVERY))
+        .map_err(|e| format!("cannot set a time-out: {e}"))?;
+    let begin = Instant::now();
+    let (mut count, mut noted) = (0u64, begin);
+    let mut chunk = vec![0u8; CHUNK];
+    let mut end = "time";
+    while begin.elapsed() < limit {
+        match stream.read(&mut chunk) {
+            Ok(0) => {
+                end = "closed";
+                break;
+            }
+            Ok(n) => count += n as u64,
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+            Err(e) => return Err(format!("after {count} bytes: {e}")),
+        }
+        if let Some(path) = progress
+            && noted.elapsed() >= PROGRESS_EVERY
+        {
+            noted = Instant::now();
+            note(path, count);
+        }
+        if target > 0 && count >= target {
+            end = "done";
+            break;
+        }
+    }
+    let secs = begin.elapsed().as_secs_f64();
+    let line = format!(
+        "bytes={count} secs={secs:.3} mbit={:.1} end={end}",
+        count as f64 * 8e-6 / secs
+    );
+    if target > 0 && count < target {
+        Err(line)
+    } else {
+        Ok(line)
+    }
+}
+
+/// The rename makes the count whole for whoever reads it.
+fn note(path: &str, count: u64) {
+    let fresh = format!("{path}.new");
+    if std::fs::write(&fresh, format!("{count}\n")).is_ok() {
+        let _ = std::fs::rename(fresh, path);
+    }
+}
+
+/// Reads from everybody who connects, until they stop sending; answers with the count.
+pub fn sink(port: &str) -> Outcome {
+    each_connection(Kind::Tcp, port, |mut stream| {
+        let mut chunk = vec![0u8; CHUNK];
+        let mut count = 0u64;
+        loop {
+            match stream.read(&mut chunk) {
+                Ok(0) => break,
+                Ok(n) => count += n as u64,
+                Err(_) => return,
+            }
+        }
+        let _ = stream.write_all(format!("{count}\n").as_bytes());
+    })
+}
+
+/// Sends `bytes` and waits until the other side says that as many came.
+pub fn put(addr: &str, port: &str, bytes: &str, secs: &str) -> Outcome {
+    let (bytes, secs): (u64, f64) = (number(bytes, "bytes")?, number(secs, "seconds")?);
+    let limit = Duration::from_secs_f64(secs);
+    let mut stream = connect(Kind::Tcp, endpoint(addr, port)?, limit)?;
+    let (begin, chunk) = (Instant::now(), [0x17u8; CHUNK]);
+    stream
+        .set_write_timeout(Some(limit))
+        .and_then(|()| stream.set_read_timeout(Some(limit)))
+        .map_err(|e| format!("cannot set a time-out: {e}"))?;
+    let mut left = bytes;
+    while left > 0 {
+        if begin.elapsed() > limit {
+            return Err(format!("{left} of {bytes} bytes are left after {secs} s"));
+        }
+        let want = left.min(CHUNK as u64) as usize;
+        left -= stream
+            .write(&chunk[..want])
+            .map_err(|e| format!("with {left} bytes left: {e}"))? as u64;
+    }
+    stream
+        .shutdown(std::net::Shutdown::Write)
+        .map_err(|e| format!("cannot end the stream: {e}"))?;
+    let mut answer = String::new();
+    stream
+        .read_to_string(&mut answer)
+        .map_err(|e| format!("no answer: {e}"))?;
+    if answer.trim() != bytes.to_string() {
+        return Err(format!(
+            "sent {bytes} bytes, the other side counted {:?}",
+            answer.trim()
+        ));
+    }
+    let secs = begin.elapsed().as_secs_f64();
+    Ok(format!(
+        "bytes={bytes} secs={secs:.3} mbit={:.1}",
+        bytes as f64 * 8e-6 / secs
+    ))
+}
+
+/// Sends back what comes.
+pub fn echo(kind: Kind, port: &str) -> Outcome {
+    each_connection(kind, port, |mut stream| {
+        let mut chunk = vec![0u8; CHUNK];
+        while let Ok(n) = stream.read(&mut chunk) {
+            if n == 0 || stream.write_all(&chunk[..n]).is_err() {
+                return;
+            }
+        }
+    })
+}
+
+/// Sends `count` small messages and waits for each to come back.
+pub fn ping(kind: Kind, addr: &str, port: &str, count: &str, secs: &str) -> Outcome {
+    let (count, secs): (u32, f64) = (number(count, "count")?, number(secs, "seconds")?);
+    let limit = Duration::from_secs_f64(secs);
+    let mut stream = connect(kind, endpoint(addr, port)?, limit)?;
+    stream
+        .set_read_timeout(Some(limit))
+        .map_err(|e| format!("cannot set a time-out: {e}"))?;
+    for i in 0..count {
+        let message = format!("message {i:08}");
+        let mut answer = vec![0u8; message.len()];
+        stream
+            .write_all(message.as_bytes())
+            .map_err(|e| format!("message {i}: {e}"))?;
+        stream
+            .read_exact(&mut answer)
+            .map_err(|e| format!("answer {i}: {e}"))?;
+        if answer != message.as_bytes() {
+            return Err(format!("answer {i} is not what was sent"));
+        }
+    }
+    Ok(format!("answers={count}"))
+}
+
+fn each_connection(kind: Kind, port: &str, each: impl Fn(Socket) + Clone + Send + 'static) -> Outcome {
+    let local = SocketAddr::from((Ipv6Addr::UNSPECIFIED, number(port, "port")?));
+    let listener = socket(kind, local).and_then(|socket| {
+        socket.set_only_v6(false)?;
+        socket.set_reuse_address(true)?;
+        socket.bind(&local.into())?;
+        socket.listen(64)?;
+        Ok(socket)
+    });
+    let listener = listener.map_err(|e| format!("cannot listen on port {port}: {e}"))?;
+    println!("listening");
+    loop {
+        let (stream, _) = listener.accept().map_err(|e| format!("cannot accept: {e}"))?;
+        let each = each.clone();
+        std::thread::spawn(move || each(stream));
+    }
+}
+
+fn connect(kind: Kind, to: SocketAddr, limit: Duration) -> Result<Socket, String> {
+    socket(kind, to)
+        .and_then(|socket| {
+            socket.connect_timeout(&to.into(), limit)?;
+            Ok(socket)
+        })
+        .map_err(|e| format!("cannot connect to {to}: {e}"))
+}
+
+fn socket(kind: Kind, like: SocketAddr) -> std::io::Result<Socket> {
+    let protocol = if kind == Kind::Tcp {
+        Protocol::TCP
+    } else {
+        Protocol::from(132)
+    };
+    Socket::new(Domain::for_address(like), Type::STREAM, Some(protocol))
+}

@@ -1,0 +1,81 @@
+//! What guests boot (`tools/guest-image.sh` makes it under `target/guest`), and with which accelerator.
+
+use crate::qemu::{Guest, Machine};
+use crate::{Result, process};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// A guest under KVM is up in well under a second; one that is not after this long hangs.
+const KVM_PATIENCE: Duration = Duration::from_secs(8);
+
+/// A kernel, an initramfs, and how this machine runs them.
+#[derive(Clone, Debug)]
+pub struct Image {
+    /// The kernel.
+    pub kernel: PathBuf,
+    /// The initramfs.
+    pub initramfs: PathBuf,
+    /// `kvm` or `tcg`.
+    pub accelerator: String,
+}
+
+impl Image {
+    /// The image, made first when it is missing or older than its sources. Asks once per process.
+    pub fn ready() -> Result<Self> {
+        static IMAGE: OnceLock<Result<Image>> = OnceLock::new();
+        IMAGE.get_or_init(Self::make).clone()
+    }
+
+    fn make() -> Result<Self> {
+        let root = repository();
+        process::run(&["bash", path(&root.join("tools/guest-image.sh"))?])?;
+        let guest = root.join("target/guest");
+        let mut image = Self {
+            kernel: guest.join("vmlinuz"),
+            initramfs: guest.join("initrd.img"),
+            accelerator: "tcg".to_owned(),
+        };
+        // The answer outlives us: asking costs seconds where KVM hangs.
+        let answer = guest.join("accelerator");
+        image.accelerator = match std::fs::read_to_string(&answer) {
+            Ok(known) => known.trim().to_owned(),
+            Err(_) => {
+                let found = if image.boots_with_kvm() { "kvm" } else { "tcg" };
+                std::fs::write(&answer, format!("{found}\n"))
+                    .map_err(|e| format!("cannot write {}: {e}", answer.display()))?;
+                found.to_owned()
+            }
+        };
+        Ok(image)
+    }
+
+    /// On some machines `/dev/kvm` opens and a stock kernel hangs under it: only a guest that really boots is proof.
+    fn boots_with_kvm(&self) -> bool {
+        if std::fs::File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/kvm")
+            .is_err()
+        {
+            return false;
+        }
+        let mut image = self.clone();
+        image.accelerator = "kvm".to_owned();
+        let machine = Machine {
+            boot_timeout: KVM_PATIENCE,
+            ..Machine::named("kvm-probe")
+        };
+        Guest::start(&image, &machine).is_ok()
+    }
+}
+
+/// The top of the source tree.
+pub fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn path(path: &Path) -> Result<&str> {
+    path.to_str()
+        .ok_or_else(|| format!("{} is not UTF-8", path.display()))
+}

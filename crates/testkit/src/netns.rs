@@ -1,0 +1,113 @@
+//! Network namespaces, as containers would be: a TAP NIC is moved into one and speaks from there.
+//!
+//! A namespace is held by a sleeping process and has no name: when the process goes, the namespace goes, and the
+//! devices in it. Nothing can be left behind.
+
+use crate::process::{self, Process};
+use crate::{Result, wait_for};
+use std::path::Path;
+use std::time::Duration;
+
+/// A network namespace, gone when dropped.
+#[derive(Debug)]
+pub struct Namespace {
+    holder: Process,
+    dir: tempfile::TempDir,
+}
+
+impl Namespace {
+    /// A fresh namespace with its loopback up.
+    pub fn new() -> Result<Self> {
+        let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
+        let words = ["unshare", "--net", "sleep", "infinity"];
+        let holder = Process::start("namespace", &words, &dir.path().join("holder.log"))?;
+        let namespace = Self { holder, dir };
+        let own = std::fs::read_link("/proc/self/ns/net").map_err(|e| format!("no /proc: {e}"))?;
+        let theirs = format!("/proc/{}/ns/net", namespace.pid());
+        wait_for("a network namespace", Duration::from_secs(5), || {
+            Ok(std::fs::read_link(&theirs).ok().filter(|link| *link != own))
+        })?;
+        namespace.ok("ip link set lo up")?;
+        Ok(namespace)
+    }
+
+    /// The process that holds it: `nsenter -t PID -n` enters.
+    pub fn pid(&self) -> u32 {
+        self.holder.pid()
+    }
+
+    /// Moves a device of ours into it, as `eth0`, with these addresses (with their prefix lengths), and up.
+    pub fn adopt(&self, device: &str, mac: &str, addresses: &[&str]) -> Result<()> {
+        process::run(&[
+            "ip",
+            "link",
+            "set",
+            device,
+            "netns",
+            &self.pid().to_string(),
+            "name",
+            "eth0",
+        ])?;
+        self.ok("sysctl -q -w net.ipv6.conf.eth0.accept_dad=0 net.ipv6.conf.eth0.autoconf=0")?;
+        self.ok(&format!("ip link set eth0 address {mac} up"))?;
+        for address in addresses {
+            self.ok(&format!("ip addr add {address} dev eth0"))?;
+        }
+        Ok(())
+    }
+
+    /// Runs a shell command in it, and gives what it printed.
+    pub fn ok(&self, command: &str) -> Result<String> {
+        process::run(&self.words(command).each_ref().map(String::as_str))
+    }
+
+    /// Whether a shell command in it succeeds.
+    pub fn succeeds(&self, command: &str) -> Result<bool> {
+        Ok(
+            process::output(&self.words(command).each_ref().map(String::as_str))?
+                .status
+                .success(),
+        )
+    }
+
+    /// Starts a program in it that goes on.
+    pub fn start(&self, name: &str, command: &str) -> Result<Process> {
+        let command = format!("exec {command}");
+        Process::start(
+            name,
+            &self.words(&command).each_ref().map(String::as_str),
+            &self.log_path(name),
+        )
+    }
+
+    /// A counter of `eth0`: `rx_packets`, `tx_bytes`, …
+    pub fn counter(&self, name: &str) -> Result<u64> {
+        // `ip` and not /sys: sysfs shows the namespace it was mounted in.
+        let json = self.ok("ip -s -j link show eth0")?;
+        let (side, field) = name
+            .split_once('_')
+            .ok_or_else(|| format!("{name} is no counter"))?;
+        let all: serde_json::Value =
+            serde_json::from_str(&json).map_err(|e| format!("ip said {json}: {e}"))?;
+        all[0]["stats64"][side][field]
+            .as_u64()
+            .ok_or_else(|| format!("no {name} in {json}"))
+    }
+
+    fn log_path(&self, name: &str) -> std::path::PathBuf {
+        Path::new(self.dir.path()).join(format!("{name}.log"))
+    }
+
+    fn words(&self, command: &str) -> [String; 7] {
+        [
+            "nsenter",
+            "-t",
+            &self.pid().to_string(),
+            "-n",
+            "sh",
+            "-c",
+            command,
+        ]
+        .map(str::to_owned)
+    }
+}

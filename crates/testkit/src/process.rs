@@ -1,0 +1,161 @@
+//! Programs that tests start: each is killed by its own process id when its guard goes, whatever happens.
+//!
+//! A guard that is never dropped (a test binary killed by a time limit) must not leave programs behind either, so
+//! each is started through `setpriv --pdeathsig KILL`. The kernel sends that signal when the *thread* that started
+//! the program ends, and trials run in threads that come and go; hence one thread that lives as long as we do
+//! starts them all.
+
+use crate::{Result, wait_for};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+/// A running program, its output going to a log file.
+#[derive(Debug)]
+pub struct Process {
+    name: String,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Process {
+    /// Starts `words` with standard output and error going to `log`.
+    pub fn start(name: &str, words: &[&str], log: &Path) -> Result<Self> {
+        let file = File::create(log).map_err(|e| format!("cannot write {}: {e}", log.display()))?;
+        let errors = file
+            .try_clone()
+            .map_err(|e| format!("cannot write {}: {e}", log.display()))?;
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "--"]).args(words);
+        command.stdin(Stdio::null()).stdout(file).stderr(errors);
+        let child = spawn(command).map_err(|e| format!("cannot start {name}: {e}"))?;
+        Ok(Self {
+            name: name.to_owned(),
+            child,
+            log: log.to_owned(),
+        })
+    }
+
+    /// The process id, of the program itself (`setpriv` has become it).
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Where its output goes.
+    pub fn log_path(&self) -> &Path {
+        &self.log
+    }
+
+    /// What it has printed so far.
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
+    }
+
+    /// Waits until it ends by itself.
+    pub fn wait(&mut self, timeout: Duration) -> Result<ExitStatus> {
+        let name = self.name.clone();
+        wait_for(&format!("{name} to end"), timeout, || Ok(self.ended()))
+            .map_err(|e| format!("{e}\nits last words:\n{}", tail(&self.log(), 30)))
+    }
+
+    /// Asks it to end (SIGTERM) and waits until it has.
+    pub fn terminate(&mut self, timeout: Duration) -> Result<ExitStatus> {
+        self.signal("TERM")?;
+        self.wait(timeout)
+    }
+
+    /// Sends it a signal, by name.
+    pub fn signal(&mut self, signal: &str) -> Result<()> {
+        run(&["kill", &format!("-{signal}"), &self.pid().to_string()]).map(drop)
+    }
+
+    /// Ends it at once.
+    pub fn kill(&mut self) {
+        // Both can only fail when it is gone already, which is what is wanted.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Runs a command to its end, and gives what it printed. A failure holds what it said.
+pub fn run(words: &[&str]) -> Result<String> {
+    let output = output(words)?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    Err(format!(
+        "`{}` ended with {}:\n{}{}",
+        words.join(" "),
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    ))
+}
+
+/// Runs a command to its end, whether it succeeds or not.
+pub fn output(words: &[&str]) -> Result<Output> {
+    Command::new(words[0])
+        .args(&words[1..])
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|e| format!("cannot run {}: {e}", words[0]))
+}
+
+/// The last `lines` lines of a text, for dumps.
+pub fn tail(text: &str, lines: usize) -> String {
+    let all: Vec<&str> = text.lines().collect();
+    all[all.len().saturating_sub(lines)..].join("\n")
+}
+
+type Order = (Command, Sender<std::io::Result<Child>>);
+
+fn spawn(command: Command) -> std::io::Result<Child> {
+    static SPAWNER: OnceLock<Mutex<Sender<Order>>> = OnceLock::new();
+    let spawner = SPAWNER.get_or_init(|| {
+        let (orders, incoming) = channel::<Order>();
+        std::thread::spawn(move || {
+            for (mut command, answer) in incoming {
+                let _ = answer.send(command.spawn());
+            }
+        });
+        Mutex::new(orders)
+    });
+    let gone = || std::io::Error::other("the thread that starts programs is gone");
+    let (answer, result) = channel();
+    spawner
+        .lock()
+        .map_err(|_| gone())?
+        .send((command, answer))
+        .map_err(|_| gone())?;
+    result.recv().map_err(|_| gone())?
+}
+
+/// Runs a command that must end within `timeout`; it is killed when it does not.
+pub fn run_within(words: &[&str], timeout: Duration, log: &Path) -> Result<String> {
+    let begin = Instant::now();
+    let mut process = Process::start(words[0], words, log)?;
+    let status = process.wait(timeout)?;
+    if status.success() {
+        return Ok(process.log());
+    }
+    Err(format!(
+        "`{}` ended with {status} after {:?}:\n{}",
+        words.join(" "),
+        begin.elapsed(),
+        process.log()
+    ))
+}

@@ -1,0 +1,2 @@
+//! The first minute (being written).
+fn main() {}

@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# Makes what the QEMU tests and the demo boot: target/guest/vmlinuz (the kernel of Debian's
+# linux-image-cloud-amd64) and target/guest/initrd.img (busybox, the modules named below, our guest tool and
+# tools/guest-init). A second run with nothing changed takes a fraction of a second.
+# The kernel package is used where it is installed already; else it is downloaded with apt-get and unpacked under
+# target/: installing it would touch the boot loader of the machine, for nothing.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+MODULES="virtio_pci virtio_net sctp vxlan dummy"
+OUT=target/guest
+mkdir -p "$OUT"
+exec 9>"$OUT/lock"
+flock 9
+
+# Where the kernel and its modules are: an installed package first, then one unpacked here.
+find_kernel() {
+    local root modules
+    for root in "" "$OUT/kernel"; do
+        for modules in $(ls -d "$root"/lib/modules/*-cloud-amd64 2>/dev/null | sort -rV); do
+            VERSION=$(basename "$modules")
+            VMLINUZ="$root/boot/vmlinuz-$VERSION"
+            MODULE_DIR="$modules"
+            MODULE_ROOT="${root:-/}"
+            if [ -r "$VMLINUZ" ]; then return 0; fi
+        done
+    done
+    return 1
+}
+
+download_kernel() {
+    local package
+    package=$(apt-cache depends linux-image-cloud-amd64 | sed -n 's/^ *Depends: \(linux-image-.*-cloud-amd64\)$/\1/p' | head -n 1)
+    if [ -z "$package" ]; then
+        echo "guest-image: apt knows no linux-image-cloud-amd64; run apt-get update" >&2
+        exit 1
+    fi
+    echo "guest-image: downloading $package"
+    rm -rf "$OUT/download" "$OUT/kernel"
+    mkdir -p "$OUT/download"
+    (cd "$OUT/download" && apt-get -qq download "$package")
+    dpkg-deb -x "$OUT"/download/*.deb "$OUT/kernel"
+    rm -rf "$OUT/download"
+}
+
+find_kernel || { download_kernel; find_kernel; }
+
+# Our guest tool, linked statically; a target folder of its own, since its flags differ from the workspace's.
+RUSTFLAGS="-C target-feature=+crt-static" cargo build --quiet --release -p butterfly-guest \
+    --target x86_64-unknown-linux-gnu --target-dir "$OUT/cargo"
+TOOL="$OUT/cargo/x86_64-unknown-linux-gnu/release/guest"
+BUSYBOX=$(command -v busybox)
+
+if [ "$OUT/initrd.img" -nt "$TOOL" ] && [ "$OUT/initrd.img" -nt tools/guest-init ] &&
+    [ "$OUT/initrd.img" -nt "$0" ] && [ "$(cat "$OUT/version" 2>/dev/null)" = "$VERSION" ]; then
+    exit 0
+fi
+
+if [ ! -e "$MODULE_DIR/modules.dep" ]; then
+    depmod -b "$MODULE_ROOT" "$VERSION"
+fi
+
+ROOT="$OUT/root"
+rm -rf "$ROOT"
+mkdir -p "$ROOT"/{bin,dev,etc,lib/modules,proc,run,sys,tmp,var/lib/misc}
+cp "$BUSYBOX" "$ROOT/bin/busybox"
+cp "$TOOL" "$ROOT/bin/guest"
+ln "$ROOT/bin/guest" "$ROOT/bin/agent"
+cp tools/guest-init "$ROOT/init"
+chmod 755 "$ROOT/init"
+
+# The modules with all they depend on, numbered in the order in which init loads them.
+n=0
+for module in $MODULES; do
+    # --dry-run lists "insmod PATH" for the dependencies first, and "builtin NAME" for what needs no file
+    modprobe --show-depends -d "$MODULE_ROOT" -S "$VERSION" "$module" |
+        sed -n 's/^insmod \([^ ]*\).*/\1/p' | while read -r file; do
+        if ! ls "$ROOT"/lib/modules/*-"$(basename "$file")" >/dev/null 2>&1; then
+            n=$(ls "$ROOT/lib/modules" | wc -l)
+            cp "$file" "$ROOT/lib/modules/$(printf %02d "$n")-$(basename "$file")"
+        fi
+    done
+done
+
+cp "$VMLINUZ" "$OUT/vmlinuz.new"
+mv "$OUT/vmlinuz.new" "$OUT/vmlinuz"
+(cd "$ROOT" && find . | LC_ALL=C sort | cpio --quiet -o -H newc -R 0:0 | gzip -1) > "$OUT/initrd.new"
+mv "$OUT/initrd.new" "$OUT/initrd.img"
+echo "$VERSION" > "$OUT/version"
+# Whether KVM boots a guest is asked anew for a new image.
+rm -f "$OUT/accelerator"
+echo "guest-image: $OUT/vmlinuz ($VERSION) and $OUT/initrd.img are ready"
