@@ -9,7 +9,10 @@
 //! - making: [`build`] (frames), [`pcapng`] (capture files)
 
 mod addr;
+pub mod build;
 pub mod checksum;
+pub mod dhcp;
+pub mod nd;
 pub mod offload;
 pub mod parse;
 pub mod virtio_net;

@@ -243,7 +243,7 @@ pub(super) fn parse_v6(head: Head, l3: usize) -> Result<IpPacket, ParseError> {
 /// Judges a fragment of `len` bytes of a packet that has `before` bytes ahead of what is fragmented.
 #[cold]
 fn check_fragment(fragment: Fragment, protocol: u8, before: usize, len: usize) -> Result<(), ParseError> {
-    if len == 0 || (fragment.more && len % 8 != 0) {
+    if len == 0 || (fragment.more && !len.is_multiple_of(8)) {
         return Err(ParseError::FragmentLength);
     }
     if before + usize::from(fragment.offset) + len > PACKET_MAX {
