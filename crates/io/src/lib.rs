@@ -23,4 +23,5 @@ pub mod guest_memory;
 pub mod memory_port;
 pub mod poll;
 pub mod port;
+pub mod tap;
 pub mod vhost;

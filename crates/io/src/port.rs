@@ -10,6 +10,7 @@ use std::os::fd::BorrowedFd;
 
 use crate::frame::Batch;
 use crate::memory_port::MemoryPort;
+use crate::tap::TapPort;
 
 pub use crate::deliver::Accepts;
 
@@ -18,6 +19,8 @@ pub use crate::deliver::Accepts;
 pub enum Port {
     /// A pair of queues in memory: tests and simulations.
     Memory(MemoryPort),
+    /// A TAP device: containers, namespaces, the host.
+    Tap(TapPort),
 }
 
 /// The peer broke the protocol, or the port's device failed: the port is stopped. Reported once.
@@ -101,6 +104,7 @@ impl Port {
     pub fn receive(&mut self, batch: &mut Batch) -> Result<usize, PortError> {
         match self {
             Port::Memory(port) => port.receive(batch),
+            Port::Tap(port) => port.receive(batch),
         }
     }
 
@@ -109,7 +113,7 @@ impl Port {
     #[inline]
     pub fn complete(&mut self, batch: &mut Batch) {
         match self {
-            Port::Memory(_) => {}
+            Port::Memory(_) | Port::Tap(_) => {}
         }
         batch.clear();
     }
@@ -120,6 +124,7 @@ impl Port {
     pub fn transmit(&mut self, batch: &Batch, index: usize) -> Result<(), TransmitError> {
         match self {
             Port::Memory(port) => port.transmit(batch, index),
+            Port::Tap(port) => port.transmit(batch, index),
         }
     }
 
@@ -128,6 +133,7 @@ impl Port {
     pub fn flush(&mut self) -> Result<(), PortError> {
         match self {
             Port::Memory(port) => port.flush(),
+            Port::Tap(port) => port.flush()?,
         }
         Ok(())
     }
@@ -136,6 +142,8 @@ impl Port {
     pub fn arm(&mut self) -> bool {
         match self {
             Port::Memory(port) => port.arm(),
+            // Its descriptor is readable whenever there is a frame.
+            Port::Tap(_) => false,
         }
     }
 
@@ -143,6 +151,7 @@ impl Port {
     pub fn disarm(&mut self) {
         match self {
             Port::Memory(port) => port.disarm(),
+            Port::Tap(_) => {}
         }
     }
 
@@ -150,6 +159,7 @@ impl Port {
     pub fn kick_fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Port::Memory(port) => Some(port.kick_fd()),
+            Port::Tap(port) => port.kick_fd(),
         }
     }
 
@@ -157,6 +167,7 @@ impl Port {
     pub fn drain_kick(&mut self) {
         match self {
             Port::Memory(port) => drain_eventfd(port.kick_fd()),
+            Port::Tap(_) => {}
         }
     }
 
@@ -165,6 +176,7 @@ impl Port {
     pub fn is_up(&self) -> bool {
         match self {
             Port::Memory(port) => port.is_up(),
+            Port::Tap(port) => port.is_up(),
         }
     }
 
@@ -172,6 +184,7 @@ impl Port {
     pub fn mtu(&self) -> Option<u16> {
         match self {
             Port::Memory(port) => port.mtu(),
+            Port::Tap(port) => port.mtu(),
         }
     }
 
@@ -179,6 +192,7 @@ impl Port {
     pub fn accepts(&self) -> Accepts {
         match self {
             Port::Memory(port) => port.accepts(),
+            Port::Tap(port) => port.accepts(),
         }
     }
 
@@ -186,6 +200,7 @@ impl Port {
     pub fn ring_state(&self) -> RingState {
         match self {
             Port::Memory(port) => port.ring_state(),
+            Port::Tap(port) => port.ring_state(),
         }
     }
 }
@@ -193,6 +208,12 @@ impl Port {
 impl From<MemoryPort> for Port {
     fn from(port: MemoryPort) -> Self {
         Port::Memory(port)
+    }
+}
+
+impl From<TapPort> for Port {
+    fn from(port: TapPort) -> Self {
+        Port::Tap(port)
     }
 }
 

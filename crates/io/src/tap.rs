@@ -1,0 +1,236 @@
+//! A TAP device as a port: a container, a namespace or the host itself is the guest.
+//!
+//! What the interface's user transmits is read here, what is delivered to it is written. The device speaks the
+//! virtio-net header, so checksums and segments stay undone between a TAP guest and a virtual machine. Each
+//! frame is one system call in each direction; a delivered frame is copied once, by the kernel, straight from
+//! the sender's memory. The port is driven by one worker, as all ports.
+
+mod device;
+
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use wire::offload::{Gso, Offload};
+use wire::virtio_net::{self, HDR_LEN_MRG};
+
+pub use device::{TapError, TapOptions};
+
+use crate::deliver::{self, Accepts, Piece, Sink};
+use crate::frame::{Batch, Fault};
+use crate::port::{PortError, RingState, TransmitError};
+
+/// Pieces of a frame that one write takes: header, head and this many body segments. A frame in more pieces
+/// (none of a sane guest) is copied together first.
+const SEGMENTS_MAX: usize = 62;
+
+/// The switch's end of a TAP device. The interface goes when this is dropped.
+#[derive(Debug)]
+pub struct TapPort {
+    name: String,
+    fd: OwnedFd,
+    mtu: Option<u16>,
+    accepts: Accepts,
+    received: u64,
+    transmitted: u64,
+    /// Frames in one piece, when they have to be: see [`TapPort::put`].
+    scratch: Vec<u8>,
+    broken: Option<String>,
+    /// `broken` has been returned to the caller.
+    reported: bool,
+}
+
+impl TapPort {
+    /// Makes the interface and brings it up: see [`TapOptions`]. Needs CAP_NET_ADMIN.
+    pub fn open(options: &TapOptions) -> Result<TapPort, TapError> {
+        let device = device::open(options)?;
+        let all = Accepts {
+            uso: device.uso,
+            ..Accepts::ALL
+        };
+        Ok(TapPort {
+            name: options.name.clone(),
+            fd: device.fd,
+            mtu: options.mtu,
+            accepts: if options.offloads { all } else { Accepts::default() },
+            received: 0,
+            transmitted: 0,
+            scratch: Vec::new(),
+            broken: None,
+            reported: false,
+        })
+    }
+
+    pub(crate) fn receive(&mut self, batch: &mut Batch) -> Result<usize, PortError> {
+        self.report()?;
+        let mut count = 0;
+        let mut header = [0; HDR_LEN_MRG];
+        while batch.room() > 0 {
+            let mut fault = false;
+            let pushed = batch.push_with(|buffer| {
+                let mut parts = [IoSliceMut::new(&mut header), IoSliceMut::new(buffer)];
+                let len = rustix::io::readv(&self.fd, &mut parts)?.saturating_sub(HDR_LEN_MRG);
+                let offload = virtio_net::decode(&header);
+                fault = offload.is_err();
+                Ok::<_, Errno>((len > 0).then(|| (len, offload.unwrap_or_default())))
+            });
+            match pushed {
+                Ok(true) => count += 1,
+                Ok(false) => break,
+                Err(errno) => {
+                    self.failed(errno);
+                    break;
+                }
+            }
+            if fault && let Some(frame) = batch.frames_mut().last_mut() {
+                frame.set_fault(Fault::BadOffload);
+            }
+        }
+        self.received += count as u64;
+        if count == 0 {
+            self.report()?;
+        }
+        Ok(count)
+    }
+
+    pub(crate) fn transmit(&mut self, batch: &Batch, index: usize) -> Result<(), TransmitError> {
+        if self.broken.is_some() {
+            return Err(TransmitError::Down);
+        }
+        deliver::deliver(batch, index, self.accepts, self)
+    }
+
+    pub(crate) fn flush(&mut self) -> Result<(), PortError> {
+        self.report()
+    }
+
+    /// Readable as long as there are frames: no need to ask for it. `None` once the device is gone, which
+    /// epoll would report for ever.
+    pub(crate) fn kick_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.broken.is_none().then(|| self.fd.as_fd())
+    }
+
+    /// True as long as the interface exists. Whether its user has set it up shows when frames are delivered.
+    pub(crate) fn is_up(&self) -> bool {
+        self.broken.is_none()
+    }
+
+    pub(crate) fn mtu(&self) -> Option<u16> {
+        self.mtu
+    }
+
+    pub(crate) fn accepts(&self) -> Accepts {
+        self.accepts
+    }
+
+    pub(crate) fn ring_state(&self) -> RingState {
+        RingState {
+            kind: "tap",
+            up: self.is_up(),
+            frames_received: self.received,
+            frames_transmitted: self.transmitted,
+            broken: self.broken.clone(),
+            ..RingState::default()
+        }
+    }
+
+    /// Says once that the device is gone.
+    fn report(&mut self) -> Result<(), PortError> {
+        match &self.broken {
+            Some(what) if !self.reported => {
+                self.reported = true;
+                Err(PortError::Broken { what: what.clone() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What an error of a read or write means for the frame; errors that mean the end of the device are kept.
+    fn failed(&mut self, errno: Errno) -> TransmitError {
+        match errno {
+            Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM | Errno::INTR => TransmitError::Full,
+            // The interface is not set up.
+            Errno::IO => TransmitError::Down,
+            // The kernel could not make sense of the header, or the sender's memory has gone.
+            Errno::INVAL | Errno::FAULT => TransmitError::BadOffload,
+            Errno::MSGSIZE => TransmitError::TooSmall,
+            errno => {
+                self.broken = Some(if errno == Errno::BADFD {
+                    format!("TAP interface '{}' was removed", self.name)
+                } else {
+                    format!("TAP interface '{}': {}", self.name, std::io::Error::from(errno))
+                });
+                TransmitError::Broken
+            }
+        }
+    }
+
+    /// Writes header, head and body as they are, wherever they are.
+    fn write_parts(&self, header: &[u8], piece: &Piece<'_>) -> rustix::io::Result<()> {
+        let mut parts = [libc::iovec {
+            iov_base: std::ptr::null_mut(),
+            iov_len: 0,
+        }; SEGMENTS_MAX + 2];
+        let own = [header, piece.head].map(|bytes| (bytes.as_ptr(), bytes.len()));
+        let body = piece.body.segments().map(|segment| (segment.ptr, segment.len));
+        let mut count = 0;
+        for (part, (ptr, len)) in parts.iter_mut().zip(own.into_iter().chain(body)) {
+            *part = libc::iovec {
+                iov_base: ptr.cast_mut().cast(),
+                iov_len: len,
+            };
+            count += 1;
+        }
+        // SAFETY: `header` and `head` are slices, and a body segment is valid for reads while the batch is not
+        // cleared (`Segment`), which outlives this call; the kernel only reads. The guest may write its bytes
+        // meanwhile: the receiver gets what the kernel copied.
+        let written = unsafe { libc::writev(self.fd.as_raw_fd(), parts.as_ptr(), count) };
+        if written < 0 { Err(last_errno()) } else { Ok(()) }
+    }
+}
+
+impl Sink for TapPort {
+    fn put(&mut self, piece: &Piece<'_>) -> Result<(), TransmitError> {
+        let header = virtio_net::encode(&piece.offload, headers_len(&piece.offload, piece.head), 0);
+        let in_place =
+            piece.checksum.is_none() && piece.body.segments().take(SEGMENTS_MAX + 1).count() <= SEGMENTS_MAX;
+        let written = if in_place {
+            self.write_parts(&header, piece)
+        } else {
+            let mut scratch = std::mem::take(&mut self.scratch);
+            piece.linearize(&mut scratch);
+            let parts = [IoSlice::new(&header), IoSlice::new(&scratch)];
+            let written = rustix::io::writev(&self.fd, &parts);
+            self.scratch = scratch;
+            written.map(|_| ())
+        };
+        written.map_err(|errno| self.failed(errno))?;
+        self.transmitted += 1;
+        Ok(())
+    }
+}
+
+/// How many bytes the headers of a frame have that is to be cut into segments: the hint by which the kernel
+/// decides what to keep together. 0 for other frames.
+fn headers_len(offload: &Offload, head: &[u8]) -> u16 {
+    let Some(checksum) = offload.checksum else {
+        return 0;
+    };
+    let transport = usize::from(checksum.start);
+    let len = match offload.gso {
+        Gso::None => return 0,
+        Gso::Udp => 8,
+        // The upper half of the 13th byte: TCP's header length in units of four bytes.
+        Gso::Tcp4 | Gso::Tcp6 => head
+            .get(transport + 12)
+            .map_or(20, |byte| usize::from(byte >> 4) * 4),
+    };
+    (transport + len).min(head.len()) as u16
+}
+
+fn last_errno() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,235 @@
+//! Opening a TAP device: the ioctls of `/dev/net/tun` and of network interfaces.
+//!
+//! Safe code would not do: the kernel's network ioctls take a `struct ifreq`, a union.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+
+use wire::Mac;
+use wire::virtio_net::HDR_LEN_MRG;
+
+const CONTROL: &str = "/dev/net/tun";
+
+/// What a TAP device is to be like.
+#[derive(Clone, Debug)]
+pub struct TapOptions {
+    /// The interface's name: 1 to 15 bytes, none of them `/`, `:`, `%`, a space or a control character.
+    pub name: String,
+    /// The interface's MAC address. The namespace that uses the interface is the guest, so this is the NIC's.
+    pub mac: Mac,
+    /// The interface's MTU; the kernel's default (1500) without.
+    pub mtu: Option<u16>,
+    /// Frames may leave their checksum and segmentation undone in both directions.
+    pub offloads: bool,
+}
+
+/// Why a TAP device is not there. Each message names the interface.
+#[derive(Debug, thiserror::Error)]
+pub enum TapError {
+    /// The name cannot be an interface's.
+    #[error(
+        "TAP interface name '{0}' is not 1 to 15 bytes without '/', ':', '%', spaces and control characters"
+    )]
+    Name(String),
+    /// An interface of that name exists already.
+    #[error("TAP interface '{0}' cannot be made: an interface of that name exists")]
+    Exists(String),
+    /// The kernel refused a step.
+    #[error("TAP interface '{name}': {step}: {error}")]
+    Step {
+        /// The interface.
+        name: String,
+        /// What was being done.
+        step: &'static str,
+        /// What the kernel said.
+        error: io::Error,
+    },
+}
+
+/// An open device.
+pub(super) struct Device {
+    pub fd: OwnedFd,
+    /// The kernel knows UDP segmentation on TAP devices (Linux 6.2).
+    pub uso: bool,
+}
+
+/// Makes the interface, sets it up as the options say and brings it up.
+///
+/// It is not persistent: it goes when the descriptor is closed, wherever it was moved. It is *up* in the
+/// namespace where it was made, so that it works at once when it stays there; moving it to another namespace
+/// takes it down (the kernel does), and whoever moves it sets it up there. While it stays here, this host's
+/// own stack is the guest: router advertisements are not taken from it.
+pub(super) fn open(options: &TapOptions) -> Result<Device, TapError> {
+    let name = options.name.as_str();
+    if !is_valid_name(name) {
+        return Err(TapError::Name(name.to_owned()));
+    }
+    let step = |step: &'static str| {
+        move |error: io::Error| TapError::Step {
+            name: name.to_owned(),
+            step,
+            error,
+        }
+    };
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
+        .open(CONTROL)
+        .map_err(step("opening /dev/net/tun"))?;
+    create(&file, name).map_err(|error| match error.raw_os_error() {
+        Some(libc::EBUSY | libc::EEXIST) => TapError::Exists(name.to_owned()),
+        _ => step("TUNSETIFF")(error),
+    })?;
+    set_int(&file, libc::TUNSETVNETHDRSZ, HDR_LEN_MRG as libc::c_int).map_err(step("TUNSETVNETHDRSZ"))?;
+    set_int(&file, libc::TUNSETVNETLE, 1).map_err(step("TUNSETVNETLE"))?;
+    let uso = set_offloads(&file, options.offloads).map_err(step("TUNSETOFFLOAD"))?;
+
+    let socket = rustix::net::socket(
+        rustix::net::AddressFamily::INET,
+        rustix::net::SocketType::DGRAM,
+        None,
+    )
+    .map_err(|error| step("opening a socket")(error.into()))?;
+    set_mac(&socket, name, options.mac).map_err(step("setting its MAC address"))?;
+    if let Some(mtu) = options.mtu {
+        set_mtu(&socket, name, mtu).map_err(step("setting its MTU"))?;
+    }
+    refuse_router_advertisements(name);
+    set_up(&socket, name).map_err(step("setting it up"))?;
+    Ok(Device { fd: file.into(), uso })
+}
+
+fn is_valid_name(name: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_graphic() && !b"/:%".contains(&byte);
+    (1..libc::IFNAMSIZ).contains(&name.len()) && name.bytes().all(allowed) && name != "." && name != ".."
+}
+
+fn create(file: &File, name: &str) -> io::Result<()> {
+    // Not in libc: refuse an interface that exists, instead of joining it.
+    const IFF_TUN_EXCL: libc::c_int = 0x8000;
+    let mut request = request(name);
+    let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | IFF_TUN_EXCL;
+    request.ifr_ifru.ifru_flags = flags as libc::c_short;
+    ioctl(file, libc::TUNSETIFF, &mut request)
+}
+
+/// Says which frames we take with work left undone; the kernel tells the interface's user. True when UDP
+/// segmentation is among them.
+fn set_offloads(file: &File, offloads: bool) -> io::Result<bool> {
+    if !offloads {
+        set_value(file, libc::TUNSETOFFLOAD, 0)?;
+        return Ok(false);
+    }
+    let tcp = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
+    if set_value(
+        file,
+        libc::TUNSETOFFLOAD,
+        tcp | libc::TUN_F_USO4 | libc::TUN_F_USO6,
+    )
+    .is_ok()
+    {
+        return Ok(true);
+    }
+    set_value(file, libc::TUNSETOFFLOAD, tcp)?;
+    Ok(false)
+}
+
+fn set_mac(socket: &OwnedFd, name: &str, mac: Mac) -> io::Result<()> {
+    let mut request = request(name);
+    let mut data = [0 as libc::c_char; 14];
+    for (to, from) in data.iter_mut().zip(mac.0) {
+        *to = from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_hwaddr = libc::sockaddr {
+        sa_family: libc::ARPHRD_ETHER,
+        sa_data: data,
+    };
+    ioctl(socket, libc::SIOCSIFHWADDR, &mut request)
+}
+
+fn set_mtu(socket: &OwnedFd, name: &str, mtu: u16) -> io::Result<()> {
+    let mut request = request(name);
+    request.ifr_ifru.ifru_mtu = mtu.into();
+    ioctl(socket, libc::SIOCSIFMTU, &mut request)
+}
+
+fn set_up(socket: &OwnedFd, name: &str) -> io::Result<()> {
+    let mut request = request(name);
+    ioctl(socket, libc::SIOCGIFFLAGS, &mut request)?;
+    // SAFETY: SIOCGIFFLAGS has filled `ifru_flags`, which any bits are valid for anyway.
+    let flags = unsafe { request.ifr_ifru.ifru_flags };
+    request.ifr_ifru.ifru_flags = flags | libc::IFF_UP as libc::c_short;
+    ioctl(socket, libc::SIOCSIFFLAGS, &mut request)
+}
+
+/// A guest of the same network is not to set routes of this host. No IPv6 here: nothing to refuse.
+fn refuse_router_advertisements(name: &str) {
+    let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/accept_ra"), "0");
+}
+
+/// An `ifreq` that names the interface, everything else zero.
+fn request(name: &str) -> libc::ifreq {
+    // SAFETY: all of an ifreq, unions included, is integers, arrays of them and a pointer: zero is valid.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    // One byte less than the array: the name ends with a zero (see `is_valid_name`).
+    for (to, from) in request.ifr_name[..libc::IFNAMSIZ - 1]
+        .iter_mut()
+        .zip(name.bytes())
+    {
+        *to = from as libc::c_char;
+    }
+    request
+}
+
+fn ioctl(fd: &impl AsRawFd, number: libc::Ioctl, request: &mut libc::ifreq) -> io::Result<()> {
+    // SAFETY: the numbers that this is called with read and write one `struct ifreq`, which `request` is.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), number, std::ptr::from_mut(request)) })
+}
+
+fn set_int(file: &File, number: libc::Ioctl, value: libc::c_int) -> io::Result<()> {
+    // SAFETY: the numbers that this is called with read one int.
+    check(unsafe { libc::ioctl(file.as_fd().as_raw_fd(), number, &raw const value) })
+}
+
+fn set_value(file: &File, number: libc::Ioctl, value: libc::c_uint) -> io::Result<()> {
+    // SAFETY: TUNSETOFFLOAD takes its argument by value.
+    check(unsafe { libc::ioctl(file.as_fd().as_raw_fd(), number, libc::c_ulong::from(value)) })
+}
+
+fn check(result: libc::c_int) -> io::Result<()> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_the_kernel_takes_literally() {
+        for good in ["a", "tap0", "nic-1.2_x", "fifteen-bytes-x"] {
+            assert!(is_valid_name(good), "{good}");
+        }
+        for bad in [
+            "",
+            "sixteen-bytes-xx",
+            "a/b",
+            "a b",
+            "tap%d",
+            "eth0:1",
+            ".",
+            "..",
+            "tab\t",
+            "n\0",
+            "grün",
+        ] {
+            assert!(!is_valid_name(bad), "{bad:?}");
+        }
+    }
+}
