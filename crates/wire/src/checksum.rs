@@ -65,6 +65,16 @@ pub fn checksum(bytes: &[u8]) -> u16 {
     !fold(sum(bytes))
 }
 
+/// The checksum field for a sum that covers the pseudo-header too: inverted, and 0xffff for 0. UDP needs the
+/// latter, for the others it is the same number; so a sender's checksum can be completed without knowing which it is.
+#[inline]
+pub fn finish(sum: u32) -> u16 {
+    match !fold(sum) {
+        0 => 0xffff,
+        checksum => checksum,
+    }
+}
+
 /// The sum of an IPv4 pseudo-header (RFC 9293, section 3.1) for `len` bytes of `protocol`.
 #[inline]
 pub fn pseudo_v4(src: Ipv4Addr, dst: Ipv4Addr, protocol: u8, len: u32) -> u32 {

@@ -15,6 +15,8 @@ pub mod dhcp;
 pub mod nd;
 pub mod offload;
 pub mod parse;
+pub mod pcapng;
+pub mod segment;
 pub mod virtio_net;
 
 pub use addr::{AddrError, Mac, Vni};

@@ -22,7 +22,7 @@ pub use error::ParseError;
 pub use extensions::EXTENSIONS_MAX;
 pub use ip::{Fragment, IpPacket};
 pub use l4::{L4, TcpFlags};
-pub use offload::check_offload;
+pub use offload::{SEGMENTS_MAX, check_offload};
 pub use quoted::{Quoted, QuotedL4, quoted};
 
 use std::net::Ipv4Addr;
