@@ -1,0 +1,257 @@
+//! What the controller is handed from outside: settings, and two traits for the world. The daemon implements
+//! [`Attachments`] over vhost-user sockets, TAP interfaces and trace files and [`DataPlane`] over its workers; tests
+//! implement both over memory.
+
+use crate::error::Error;
+use crate::limits;
+use crate::model::{Nic, NicKind};
+use dataplane::Trace;
+use dataplane::counters::{PortCounters, RuleCounters};
+use dataplane::flow::FlowInfo;
+use dataplane::snapshot::{PortSlot, PortUid, RuleSlot, Snapshot};
+use std::sync::Arc;
+
+/// What the daemon was started with.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Where vhost-user sockets are, absolute.
+    pub socket_dir: String,
+    /// The MTU of NICs that say none.
+    pub default_mtu: u16,
+    /// Checksum and segmentation offloads are offered to guests.
+    pub offloads: bool,
+    /// `packet_trace` of v0 NICs that say nothing; read by the v0 decoder, not here.
+    pub trace_default: bool,
+    /// The daemon's process id: part of default trace paths.
+    pub pid: u32,
+    /// Flows that one NIC may have in the table at a time.
+    pub flow_share: u32,
+    /// When the daemon started, Unix seconds.
+    pub started_unix_secs: u64,
+}
+
+impl Default for Settings {
+    /// `/run/butterfly`, MTU 1500, offloads on, traces off, 65,536 flows a NIC.
+    fn default() -> Settings {
+        Settings {
+            socket_dir: "/run/butterfly".to_owned(),
+            default_mtu: 1500,
+            offloads: true,
+            trace_default: false,
+            pid: 0,
+            flow_share: 65_536,
+            started_unix_secs: 0,
+        }
+    }
+}
+
+impl Settings {
+    /// Where a NIC is attached: its path, or the default of its kind. Empty for a bench NIC.
+    pub fn path(&self, nic: &Nic) -> String {
+        match (&nic.path, &nic.kind) {
+            (_, NicKind::Bench(_)) => String::new(),
+            (Some(path), _) => path.clone(),
+            (None, NicKind::VhostUser) => format!("{}/qemu-vhost-{}", self.socket_dir, nic.id),
+            (None, NicKind::Tap) => interface_name(nic.id.as_str()),
+        }
+    }
+
+    /// Where a NIC's packets are written when they are: its path, or the default.
+    pub fn trace_path(&self, nic: &Nic) -> String {
+        match &nic.packet_trace_path {
+            Some(path) => path.clone(),
+            None => format!("/tmp/butterfly-{}-{}.pcap", self.pid, nic.id),
+        }
+    }
+
+    /// The largest packet of a NIC.
+    pub fn mtu(&self, nic: &Nic) -> u16 {
+        nic.mtu.unwrap_or(self.default_mtu)
+    }
+
+    /// Drops paths that say the default, so that a dump that is read back is the same; refuses impossible ones.
+    pub(crate) fn normalised(&self, mut nic: Nic) -> Result<Nic, Error> {
+        let default = self.path(&Nic {
+            path: None,
+            ..nic.clone()
+        });
+        if nic
+            .path
+            .as_ref()
+            .is_some_and(|path| path.is_empty() || *path == default)
+        {
+            nic.path = None;
+        }
+        let default = self.trace_path(&Nic {
+            packet_trace_path: None,
+            ..nic.clone()
+        });
+        if nic
+            .packet_trace_path
+            .as_ref()
+            .is_some_and(|path| path.is_empty() || *path == default)
+        {
+            nic.packet_trace_path = None;
+        }
+        let path = self.path(&nic);
+        let why = match nic.kind {
+            NicKind::VhostUser if path.len() > limits::SOCKET_PATH => {
+                Some("is longer than a Unix socket's path can be, 107 bytes")
+            }
+            NicKind::VhostUser if !path.starts_with('/') || path.contains('\0') => {
+                Some("is not an absolute path")
+            }
+            NicKind::Tap if !is_interface_name(&path) => Some("is not the name of a network interface"),
+            _ => None,
+        };
+        match why {
+            Some(why) => Err(Error::value(&nic.owner(), "path", &path, why)),
+            None => nic.normalised(),
+        }
+    }
+}
+
+/// Interface names as Linux takes them (`dev_valid_name`), and without `%`, which asks the kernel for a number.
+fn is_interface_name(name: &str) -> bool {
+    (1..=limits::INTERFACE_NAME).contains(&name.len())
+        && name != "."
+        && name != ".."
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_graphic() && !matches!(b, b'/' | b':' | b'%'))
+}
+
+/// The id where that can be an interface's name, else `bf-` and 12 digits made of it (FNV-1a).
+fn interface_name(id: &str) -> String {
+    if is_interface_name(id) {
+        return id.to_owned();
+    }
+    let hash = id.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    format!("bf-{:012x}", hash & 0xffff_ffff_ffff)
+}
+
+/// One attachment to make or to change.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenRequest<'a> {
+    /// The NIC as it will be.
+    pub nic: &'a Nic,
+    /// Its port's slot: what the worker knows it by, and the key of its vhost-user listener.
+    pub slot: PortSlot,
+    /// Where ([`Settings::path`]).
+    pub path: &'a str,
+    /// The MTU to offer.
+    pub mtu: u16,
+    /// Whether to offer offloads.
+    pub offloads: bool,
+}
+
+/// Why a socket, interface or file could not be made: a sentence with the operating system's reason.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct AttachError(pub String);
+
+/// Where guests are attached.
+pub trait Attachments: Send {
+    /// Makes the socket, interface or bench and lets the worker have its port under `slot`. May be called before the
+    /// snapshot that knows the slot is in force; the port is then idle until it is.
+    fn open(&mut self, request: &OpenRequest<'_>) -> Result<(), AttachError>;
+
+    /// Ends what `open` made: the worker gives the port back, the socket goes. Called when no snapshot in force knows
+    /// the slot any more, or to undo `open` when a later step failed.
+    fn close(&mut self, nic: &Nic, slot: PortSlot);
+
+    /// The NIC keeps its attachment, and its MAC or MTU changed. What a guest that is connected learns of it is the
+    /// implementation's matter; a guest that connects later sees the new values. Does nothing by default.
+    fn reconfigure(&mut self, request: &OpenRequest<'_>) {
+        let _ = request;
+    }
+
+    /// Starts a packet trace of the NIC in the file `path`. `None` when this implementation writes none.
+    fn trace(&mut self, nic: &Nic, path: &str) -> Result<Option<Trace>, AttachError>;
+}
+
+/// Why the data plane did not do what it was asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct DataPlaneError(pub String);
+
+/// The workers, all of them as one.
+pub trait DataPlane: Send + Sync {
+    /// Hands a snapshot to every worker and returns when all obey it. An error means that none does.
+    fn publish(&self, snapshot: Arc<Snapshot>) -> Result<(), DataPlaneError>;
+    /// What the port's slot has counted since the daemon started, all workers added up.
+    fn port_counters(&self, slot: PortSlot) -> PortCounters;
+    /// What the rule's slot has counted since the daemon started, all workers added up.
+    fn rule_counters(&self, slot: RuleSlot) -> RuleCounters;
+    /// The tracked connections, of one NIC or of all.
+    fn flows(&self, port: Option<PortUid>) -> Result<Vec<FlowInfo>, DataPlaneError>;
+    /// Adds connections to the table; gives back how many were taken.
+    fn import_flows(&self, flows: Vec<FlowInfo>) -> Result<usize, DataPlaneError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::NicId;
+
+    fn nic(id: &str, kind: NicKind) -> Nic {
+        let mac = "52:54:00:12:34:01".parse().unwrap();
+        Nic {
+            kind,
+            ..Nic::new(NicId::new(id).unwrap(), mac, wire::Vni::new(1).unwrap())
+        }
+    }
+
+    #[test]
+    fn default_paths_are_the_contracts() {
+        let settings = Settings {
+            pid: 42,
+            ..Settings::default()
+        };
+        let vhost = nic("vnic_1", NicKind::VhostUser);
+        assert_eq!(settings.path(&vhost), "/run/butterfly/qemu-vhost-vnic_1");
+        assert_eq!(settings.trace_path(&vhost), "/tmp/butterfly-42-vnic_1.pcap");
+        let said = Nic {
+            path: Some("/run/butterfly/qemu-vhost-vnic_1".to_owned()),
+            packet_trace_path: Some("/tmp/butterfly-42-vnic_1.pcap".to_owned()),
+            ..vhost.clone()
+        };
+        assert_eq!(settings.normalised(said).unwrap(), vhost);
+    }
+
+    #[test]
+    fn paths_that_cannot_be_are_refused() {
+        let settings = Settings::default();
+        let long = nic(&"x".repeat(128), NicKind::VhostUser);
+        assert!(
+            settings
+                .normalised(long)
+                .unwrap_err()
+                .to_string()
+                .contains("107 bytes")
+        );
+        let relative = Nic {
+            path: Some("a/b".to_owned()),
+            ..nic("a", NicKind::VhostUser)
+        };
+        assert!(settings.normalised(relative).is_err());
+        let tap = |path: &str| Nic {
+            path: Some(path.to_owned()),
+            ..nic("a", NicKind::Tap)
+        };
+        assert!(settings.normalised(tap("tap0")).is_ok());
+        for bad in ["a/b", "tap%d", "0123456789abcdef", "a b", ".."] {
+            assert!(settings.normalised(tap(bad)).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_tap_is_named_after_its_id_where_that_is_a_name() {
+        let settings = Settings::default();
+        assert_eq!(settings.path(&nic("vnic_1", NicKind::Tap)), "vnic_1");
+        let long = settings.path(&nic("a-much-longer-nic-id", NicKind::Tap));
+        assert!(long.starts_with("bf-") && is_interface_name(&long), "{long}");
+    }
+}

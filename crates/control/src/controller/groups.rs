@@ -1,0 +1,65 @@
+//! Operations on groups. Each gives back what it changed: an empty [`Diff`] when all was so already.
+
+use super::Controller;
+use crate::diff::Diff;
+use crate::error::Error;
+use crate::model::{Group, GroupId, Rule};
+use crate::state::Change;
+use std::net::IpAddr;
+
+impl Controller {
+    /// Makes a group be as given, whole. Rules that it had before keep their counters.
+    pub fn put_group(&mut self, group: Group) -> Result<Diff, Error> {
+        self.commit(vec![Change::PutGroup(group)], false)
+    }
+
+    /// Removes a group; NICs and rules that name it keep the name. One that is not there is removed already.
+    pub fn delete_group(&mut self, id: &GroupId) -> Result<Diff, Error> {
+        self.commit(vec![Change::RemoveGroup(id.clone())], false)
+    }
+
+    /// Adds a rule; makes the group if there is none. A rule that is there is added already.
+    pub fn add_rule(&mut self, id: &GroupId, rule: Rule) -> Result<Diff, Error> {
+        self.change_group(id, |group| {
+            if !group.rules.contains(&rule) {
+                group.rules.push(rule);
+            }
+        })
+    }
+
+    /// Removes a rule. One that is not there, or whose group is not, is removed already: what was asked for is so.
+    /// No group is made.
+    pub fn delete_rule(&mut self, id: &GroupId, rule: &Rule) -> Result<Diff, Error> {
+        match self.state.group(id) {
+            Some(_) => self.change_group(id, |group| group.rules.retain(|other| other != rule)),
+            None => Ok(Diff::default()),
+        }
+    }
+
+    /// Adds a member by hand; makes the group if there is none. A member that is there is added already.
+    pub fn add_member(&mut self, id: &GroupId, member: IpAddr) -> Result<Diff, Error> {
+        self.change_group(id, |group| {
+            group.members.insert(member);
+        })
+    }
+
+    /// Removes a member that was added by hand; the addresses of the group's NICs stay members. One that is not
+    /// there, or whose group is not, is removed already. No group is made.
+    pub fn delete_member(&mut self, id: &GroupId, member: IpAddr) -> Result<Diff, Error> {
+        match self.state.group(id) {
+            Some(_) => self.change_group(id, |group| {
+                group.members.remove(&member);
+            }),
+            None => Ok(Diff::default()),
+        }
+    }
+
+    fn change_group(&mut self, id: &GroupId, change: impl FnOnce(&mut Group)) -> Result<Diff, Error> {
+        let mut group = match self.state.group(id) {
+            Some(group) => (**group).clone(),
+            None => Group::new(id.clone()),
+        };
+        change(&mut group);
+        self.put_group(group)
+    }
+}

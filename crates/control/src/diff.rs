@@ -1,0 +1,288 @@
+//! What an operation changes, structured and as text that a person reads:
+//!
+//! ```text
+//! + nic vnic_2: mac 52:54:00:12:34:02, vni 42, ip 42.0.0.2, groups web
+//! ~ nic vnic_1: ip 42.0.0.1 -> 42.0.0.3
+//! ~ group web:
+//!     + rule ingress tcp 80 from anybody
+//!     - member 42.0.0.9
+//! - group old
+//! ```
+
+use crate::model::{Group, GroupId, Nic, NicId, NicKind, Rule};
+use std::collections::HashSet;
+use std::fmt::{self, Display};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+/// What an operation changes; empty when everything is so already.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Diff {
+    /// By NIC, sorted by id.
+    pub nics: Vec<NicChange>,
+    /// By group, sorted by id.
+    pub groups: Vec<GroupChange>,
+}
+
+/// What changes about one NIC.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NicChange {
+    /// Which one.
+    pub id: NicId,
+    /// How.
+    pub diff: NicDiff,
+}
+
+/// How a NIC changes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum NicDiff {
+    /// It was not there.
+    Added(Arc<Nic>),
+    /// It goes.
+    Removed,
+    /// Other values; at least one.
+    Changed(Vec<FieldChange>),
+}
+
+/// One value that changes, as text. Lists are joined by commas; nothing is the empty text.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FieldChange {
+    /// The field's name in the v1 API.
+    pub field: &'static str,
+    /// Before.
+    pub from: String,
+    /// After.
+    pub to: String,
+}
+
+/// What changes about one group.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct GroupChange {
+    /// Which one.
+    pub id: GroupId,
+    /// How.
+    pub diff: GroupDiff,
+}
+
+/// How a group changes. When it is added or removed, its rules and members are listed as such too.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct GroupDiff {
+    /// It was not there.
+    pub added: bool,
+    /// It goes.
+    pub removed: bool,
+    /// Rules that come, in the order given.
+    pub rules_added: Vec<Rule>,
+    /// Rules that go.
+    pub rules_removed: Vec<Rule>,
+    /// Members that come.
+    pub members_added: Vec<IpAddr>,
+    /// Members that go.
+    pub members_removed: Vec<IpAddr>,
+    /// Other values.
+    pub fields: Vec<FieldChange>,
+}
+
+impl Diff {
+    /// True when there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.nics.is_empty() && self.groups.is_empty()
+    }
+}
+
+/// The values in which two NICs of one id differ.
+pub(crate) fn nic_fields(from: &Nic, to: &Nic) -> Vec<FieldChange> {
+    if from == to {
+        return Vec::new();
+    }
+    let before = described(from);
+    let after = described(to);
+    let changed = before
+        .into_iter()
+        .zip(after)
+        .filter(|((_, from), (_, to))| from != to);
+    changed
+        .map(|((field, from), (_, to))| FieldChange { field, from, to })
+        .collect()
+}
+
+/// Every field of a NIC as text, in a fixed order.
+fn described(nic: &Nic) -> Vec<(&'static str, String)> {
+    // Taken apart so that a field that is added and not listed here does not compile.
+    let Nic {
+        id: _,
+        mac,
+        vni,
+        ips,
+        security_groups,
+        anti_spoof,
+        allowed_address_pairs,
+        sniff_target,
+        bypass_filtering,
+        kind,
+        path,
+        packet_trace,
+        packet_trace_path,
+        timeouts,
+        allow_dhcp_server,
+        allow_router_advertisements,
+        learn_macs,
+        mtu,
+    } = nic;
+    let kind = match kind {
+        NicKind::VhostUser => "vhost-user".to_owned(),
+        NicKind::Tap => "tap".to_owned(),
+        NicKind::Bench(bench) => format!("bench {bench:?}"),
+    };
+    let pairs = allowed_address_pairs.iter().map(|pair| match pair.mac {
+        Some(mac) => format!("{} {mac}", pair.net),
+        None => pair.net.to_string(),
+    });
+    vec![
+        ("mac", mac.to_string()),
+        ("vni", vni.to_string()),
+        ("ip", joined(ips)),
+        ("security_groups", joined(security_groups)),
+        ("anti_spoof", anti_spoof.to_string()),
+        ("allowed_address_pairs", joined(pairs)),
+        ("sniff_target", optional(sniff_target)),
+        ("bypass_filtering", bypass_filtering.to_string()),
+        ("kind", kind),
+        ("path", optional(path)),
+        ("packet_trace", packet_trace.to_string()),
+        ("packet_trace_path", optional(packet_trace_path)),
+        ("tcp_established_secs", timeouts.tcp_established_secs.to_string()),
+        ("udp_secs", timeouts.udp_secs.to_string()),
+        ("udp_stream_secs", timeouts.udp_stream_secs.to_string()),
+        ("allow_dhcp_server", allow_dhcp_server.to_string()),
+        (
+            "allow_router_advertisements",
+            allow_router_advertisements.to_string(),
+        ),
+        ("learn_macs", learn_macs.to_string()),
+        ("mtu", optional(mtu)),
+    ]
+}
+
+fn joined<T: Display>(values: impl IntoIterator<Item = T>) -> String {
+    values
+        .into_iter()
+        .map(|value| value.to_string())
+        .collect::<Vec<_>>()
+        .join(",")
+}
+
+fn optional<T: ToString>(value: &Option<T>) -> String {
+    value.as_ref().map(T::to_string).unwrap_or_default()
+}
+
+/// How a group differs, `None` when it does not. Either side may be missing, not both.
+pub(crate) fn group_diff(from: Option<&Group>, to: Option<&Group>) -> Option<GroupDiff> {
+    let id = to.or(from)?.id.clone();
+    let (added, removed) = (from.is_none(), to.is_none());
+    let empty = Group::new(id);
+    let (from, to) = (from.unwrap_or(&empty), to.unwrap_or(&empty));
+    let (rules_removed, rules_added) = rules(&from.rules, &to.rules);
+    let mut fields = Vec::new();
+    let mut field = |field, from: String, to: String| {
+        if from != to {
+            fields.push(FieldChange { field, from, to });
+        }
+    };
+    field(
+        "removal",
+        format!("{:?}", from.removal),
+        format!("{:?}", to.removal),
+    );
+    field(
+        "allow_midstream",
+        from.allow_midstream.to_string(),
+        to.allow_midstream.to_string(),
+    );
+    let diff = GroupDiff {
+        added,
+        removed,
+        rules_added,
+        rules_removed,
+        members_added: to.members.difference(&from.members).copied().collect(),
+        members_removed: from.members.difference(&to.members).copied().collect(),
+        fields,
+    };
+    let same = GroupDiff::default();
+    if diff == same { None } else { Some(diff) }
+}
+
+/// Rules that go and rules that come. What both lists begin and end with is skipped, so that one rule more or less
+/// among ten thousand costs a comparison and no hashing.
+fn rules(from: &[Rule], to: &[Rule]) -> (Vec<Rule>, Vec<Rule>) {
+    let head = from.iter().zip(to).take_while(|(a, b)| a == b).count();
+    let (from, to) = (&from[head..], &to[head..]);
+    let tail = from
+        .iter()
+        .rev()
+        .zip(to.iter().rev())
+        .take_while(|(a, b)| a == b)
+        .count();
+    let (from, to) = (&from[..from.len() - tail], &to[..to.len() - tail]);
+    let missing = |these: &[Rule], there: &[Rule]| {
+        let there: HashSet<&Rule> = there.iter().collect();
+        these
+            .iter()
+            .filter(|rule| !there.contains(rule))
+            .cloned()
+            .collect()
+    };
+    (missing(from, to), missing(to, from))
+}
+
+impl Display for Diff {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for NicChange { id, diff } in &self.nics {
+            match diff {
+                NicDiff::Added(nic) => {
+                    write!(f, "+ nic {id}: mac {}, vni {}", nic.mac, nic.vni)?;
+                    if !nic.ips.is_empty() {
+                        write!(f, ", ip {}", joined(&nic.ips))?;
+                    }
+                    if !nic.security_groups.is_empty() {
+                        write!(f, ", groups {}", joined(&nic.security_groups))?;
+                    }
+                    writeln!(f)?;
+                }
+                NicDiff::Removed => writeln!(f, "- nic {id}")?,
+                NicDiff::Changed(fields) => {
+                    for FieldChange { field, from, to } in fields {
+                        writeln!(f, "~ nic {id}: {field} {} -> {}", shown(from), shown(to))?;
+                    }
+                }
+            }
+        }
+        for GroupChange { id, diff } in &self.groups {
+            if diff.removed {
+                writeln!(f, "- group {id}")?;
+                continue;
+            }
+            writeln!(f, "{} group {id}:", if diff.added { '+' } else { '~' })?;
+            diff.rules_added
+                .iter()
+                .try_for_each(|rule| writeln!(f, "    + rule {rule}"))?;
+            diff.rules_removed
+                .iter()
+                .try_for_each(|rule| writeln!(f, "    - rule {rule}"))?;
+            diff.members_added
+                .iter()
+                .try_for_each(|ip| writeln!(f, "    + member {ip}"))?;
+            diff.members_removed
+                .iter()
+                .try_for_each(|ip| writeln!(f, "    - member {ip}"))?;
+            for FieldChange { field, from, to } in &diff.fields {
+                writeln!(f, "    ~ {field} {} -> {}", shown(from), shown(to))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn shown(text: &str) -> &str {
+    if text.is_empty() { "(none)" } else { text }
+}

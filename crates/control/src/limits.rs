@@ -1,0 +1,35 @@
+//! The stated maxima. Every one is refused by name, with the limit and the value, before anything changes
+//! (contract of the security groups, 17: refuse, don't degrade). `docs/limits.md` lists them for users.
+
+/// NICs of one daemon: the data plane has as many port slots.
+pub const NICS: usize = 16_384;
+/// Groups that exist at one time.
+pub const GROUPS: usize = 65_536;
+/// Rules of all groups together: the data plane has as many rule counters.
+pub const RULES: usize = 1 << 20;
+/// Rules of one group. EC2 stops at 60.
+pub const RULES_PER_GROUP: usize = 10_000;
+/// Members of one group that are listed by hand. Those that come from NICs are bounded by [`NICS`] times [`IPS_PER_NIC`].
+pub const MEMBERS_PER_GROUP: usize = 16_384;
+/// Groups of one NIC. EC2 stops at 5.
+pub const GROUPS_PER_NIC: usize = 64;
+/// Rules of all groups of one NIC together. EC2 stops at 1000.
+pub const RULES_PER_NIC: usize = 100_000;
+/// IPv4 and IPv6 addresses of one NIC.
+pub const IPS_PER_NIC: usize = 256;
+/// Allowed address pairs of one NIC.
+pub const PAIRS_PER_NIC: usize = 64;
+/// Bytes of a NIC's id. The socket's whole path is bounded by [`SOCKET_PATH`] besides.
+pub const NIC_ID: usize = 128;
+/// Bytes of a group's id.
+pub const GROUP_ID: usize = 255;
+/// Bytes of a Unix socket's path: `sun_path` is 108 with its terminating zero (unix(7)).
+pub const SOCKET_PATH: usize = 107;
+/// Bytes of a network interface's name: `IFNAMSIZ` is 16 with its terminating zero (netdevice(7)).
+pub const INTERFACE_NAME: usize = 15;
+/// Bytes of a packet trace's path: `PATH_MAX` is 4096 with its terminating zero.
+pub const TRACE_PATH: usize = 4_095;
+/// Smallest MTU: an IPv4 link carries 68 bytes (RFC 791 section 3.2).
+pub const MTU_MIN: u16 = 68;
+/// Events that a subscriber may be behind before it is told that it has missed some.
+pub const EVENTS: usize = 4_096;

@@ -1,0 +1,14 @@
+//! What the operator declares: NICs, security groups and their rules. Plain data, valid by construction: texts are
+//! parsed here once, with errors that name the thing and the value, and nothing behind this module parses again.
+
+mod group;
+mod id;
+mod nic;
+mod parse;
+mod rule;
+
+pub use group::{Config, Group, Removal};
+pub use id::{GroupId, NicId};
+pub use nic::{AddressPair, BenchKind, Nic, NicKind, NicUpdate, Timeouts};
+pub use parse::{parse_address, parse_cidr, parse_mac, parse_masked, parse_vni};
+pub use rule::{Direction, Icmp, Peer, Ports, Rule, RuleMatch};

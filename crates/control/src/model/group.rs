@@ -1,0 +1,68 @@
+//! A security group and the whole declared configuration.
+
+use super::{GroupId, Nic, NicId, Rule};
+use crate::error::{Error, quota};
+use crate::limits;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::net::IpAddr;
+
+/// What happens to running flows when the rule that allowed them goes away (contract, 9).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Removal {
+    /// They stop at once, unless another rule allows them: as the original and Neutron.
+    #[default]
+    Cut,
+    /// They live until they close or time out: as EC2.
+    Drain,
+}
+
+/// A security group: rules that allow, and members that rules of other groups stand for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Group {
+    /// Its id.
+    pub id: GroupId,
+    /// Addresses listed by hand. Those of the group's NICs count besides; a group stands for its members in every
+    /// VNI alike.
+    pub members: BTreeSet<IpAddr>,
+    /// No two the same; their order means nothing and is kept for reading.
+    pub rules: Vec<Rule>,
+    /// What happens to flows when their rule goes away. Default: cut.
+    pub removal: Removal,
+    /// A TCP flow may start without a SYN. Default: no.
+    pub allow_midstream: bool,
+}
+
+impl Group {
+    /// An empty group: allows nothing and stands for nobody.
+    pub fn new(id: GroupId) -> Group {
+        Group {
+            id,
+            members: BTreeSet::new(),
+            rules: Vec::new(),
+            removal: Removal::Cut,
+            allow_midstream: false,
+        }
+    }
+
+    /// Drops repeated rules; fails above the maxima of rules and members.
+    pub(crate) fn normalised(mut self) -> Result<Group, Error> {
+        let owner = || format!("group '{}'", self.id);
+        quota(owner(), "members", self.members.len(), limits::MEMBERS_PER_GROUP)?;
+        let mut seen = HashSet::with_capacity(self.rules.len());
+        let kept: Vec<bool> = self.rules.iter().map(|rule| seen.insert(rule)).collect();
+        quota(owner(), "rules", seen.len(), limits::RULES_PER_GROUP)?;
+        let mut kept = kept.into_iter();
+        self.rules.retain(|_| kept.next().unwrap_or(true));
+        Ok(self)
+    }
+}
+
+/// Everything that is declared: what [`apply`](crate::Controller::apply) takes and
+/// [`config`](crate::Controller::config) gives back.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Config {
+    /// NICs by id.
+    pub nics: BTreeMap<NicId, Nic>,
+    /// Groups by id.
+    pub groups: BTreeMap<GroupId, Group>,
+}

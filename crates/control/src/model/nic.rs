@@ -1,0 +1,236 @@
+//! A NIC: one attachment of one guest to one virtual network.
+
+use super::{GroupId, NicId};
+use crate::error::{Error, quota};
+use crate::limits;
+use ipnet::IpNet;
+use std::collections::HashSet;
+use std::hash::Hash;
+use std::net::IpAddr;
+use wire::{Mac, Vni};
+
+pub use dataplane::snapshot::{AddressPair, Timeouts};
+
+/// How the guest is attached.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub enum NicKind {
+    /// A vhost-user socket that we listen on.
+    #[default]
+    VhostUser,
+    /// A TAP interface.
+    Tap,
+    /// A traffic generator in the daemon.
+    Bench(BenchKind),
+}
+
+/// What a bench NIC does.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum BenchKind {
+    /// v0 `ICMP_SND_LIKE`: sends ICMP echo requests as fast as they are taken.
+    Send {
+        /// Destination address (v0 `dip`).
+        ip: IpAddr,
+        /// Destination MAC (v0 `dmac`).
+        mac: Mac,
+    },
+    /// v0 `ICMP_RCV_LIKE`: takes and counts.
+    Receive,
+}
+
+/// A NIC as declared. Everything but `id`, `mac` and `vni` has a default ([`Nic::new`]).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Nic {
+    /// Its id.
+    pub id: NicId,
+    /// Its MAC address, unique in its VNI (sniffers excepted: they send nothing).
+    pub mac: Mac,
+    /// Its virtual network.
+    pub vni: Vni,
+    /// Its addresses, each once. Two NICs of a VNI may share one: addresses move between VMs.
+    pub ips: Vec<IpAddr>,
+    /// Its groups, each once; those that do not exist (yet) allow nothing.
+    pub security_groups: Vec<GroupId>,
+    /// Source addresses are checked (MACs always are). Default no, as v0; v1's decoder asks for it.
+    pub anti_spoof: bool,
+    /// Addresses besides its own that it may send from.
+    pub allowed_address_pairs: Vec<AddressPair>,
+    /// This NIC gets a copy of what that one sends and receives, and can send nothing. A target that does not exist
+    /// (yet) gives no copies until it does.
+    pub sniff_target: Option<NicId>,
+    /// Its packets are not filtered. Default no.
+    pub bypass_filtering: bool,
+    /// How the guest is attached. Default vhost-user.
+    pub kind: NicKind,
+    /// vhost-user: the socket's absolute path, default `<socket-dir>/qemu-vhost-<id>`. TAP: the interface's name,
+    /// default made of the id. A path that says the default is kept as `None`.
+    pub path: Option<String>,
+    /// Its packets are written to a file. Default no (v0: as the daemon's option says).
+    pub packet_trace: bool,
+    /// That file, absolute. Default `/tmp/butterfly-<pid>-<id>.pcap`.
+    pub packet_trace_path: Option<String>,
+    /// How long its idle flows are remembered; see [`Nic::timeouts_in_bounds`].
+    pub timeouts: Timeouts,
+    /// It may answer DHCP. Default no.
+    pub allow_dhcp_server: bool,
+    /// It may send router advertisements. Default no.
+    pub allow_router_advertisements: bool,
+    /// Frames to MACs that nobody has go to it, and it may send from any MAC. Default no.
+    pub learn_macs: bool,
+    /// Largest packet, bytes behind the Ethernet header. Default: the daemon's.
+    pub mtu: Option<u16>,
+}
+
+/// Replaces the given values of a NIC and keeps the others. A list replaces the whole list.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[allow(missing_docs)] // the fields are those of `Nic`
+pub struct NicUpdate {
+    pub ips: Option<Vec<IpAddr>>,
+    pub security_groups: Option<Vec<GroupId>>,
+    pub anti_spoof: Option<bool>,
+    pub allowed_address_pairs: Option<Vec<AddressPair>>,
+    pub bypass_filtering: Option<bool>,
+    pub packet_trace: Option<bool>,
+    pub packet_trace_path: Option<String>,
+    pub timeouts: Option<Timeouts>,
+    pub allow_dhcp_server: Option<bool>,
+    pub allow_router_advertisements: Option<bool>,
+    pub learn_macs: Option<bool>,
+    pub mtu: Option<u16>,
+}
+
+impl Nic {
+    /// A vhost-user NIC in no group, with every default.
+    pub fn new(id: NicId, mac: Mac, vni: Vni) -> Nic {
+        Nic {
+            id,
+            mac,
+            vni,
+            ips: Vec::new(),
+            security_groups: Vec::new(),
+            anti_spoof: false,
+            allowed_address_pairs: Vec::new(),
+            sniff_target: None,
+            bypass_filtering: false,
+            kind: NicKind::VhostUser,
+            path: None,
+            packet_trace: false,
+            packet_trace_path: None,
+            timeouts: Timeouts::default(),
+            allow_dhcp_server: false,
+            allow_router_advertisements: false,
+            learn_macs: false,
+            mtu: None,
+        }
+    }
+
+    /// This NIC with the given values replaced.
+    pub fn updated(&self, update: NicUpdate) -> Nic {
+        let mut nic = self.clone();
+        replace(&mut nic.ips, update.ips);
+        replace(&mut nic.security_groups, update.security_groups);
+        replace(&mut nic.anti_spoof, update.anti_spoof);
+        replace(&mut nic.allowed_address_pairs, update.allowed_address_pairs);
+        replace(&mut nic.bypass_filtering, update.bypass_filtering);
+        replace(&mut nic.packet_trace, update.packet_trace);
+        replace(&mut nic.packet_trace_path, update.packet_trace_path.map(Some));
+        replace(&mut nic.timeouts, update.timeouts);
+        replace(&mut nic.allow_dhcp_server, update.allow_dhcp_server);
+        replace(
+            &mut nic.allow_router_advertisements,
+            update.allow_router_advertisements,
+        );
+        replace(&mut nic.learn_macs, update.learn_macs);
+        replace(&mut nic.mtu, update.mtu.map(Some));
+        nic
+    }
+
+    /// The bounds of the contract (10): TCP established 60..=432000 s, UDP one-way 30..=60, UDP stream 60..=180.
+    pub fn timeouts_in_bounds(&self) -> Result<(), Error> {
+        let Timeouts {
+            tcp_established_secs,
+            udp_secs,
+            udp_stream_secs,
+            ..
+        } = self.timeouts;
+        for (field, value, bounds) in [
+            ("TCP timeout", tcp_established_secs, 60..=432_000),
+            ("UDP timeout", udp_secs, 30..=60),
+            ("UDP stream timeout", udp_stream_secs, 60..=180),
+        ] {
+            if !bounds.contains(&value) {
+                let why = format!("is not within {} and {} seconds", bounds.start(), bounds.end());
+                return Err(Error::value(&self.owner(), field, &value.to_string(), &why));
+            }
+        }
+        Ok(())
+    }
+
+    /// How messages name it.
+    pub(crate) fn owner(&self) -> String {
+        format!("NIC '{}'", self.id)
+    }
+
+    /// Repeated values dropped, networks without host bits; fails with what can be seen to be wrong without looking
+    /// at other NICs.
+    pub(crate) fn normalised(mut self) -> Result<Nic, Error> {
+        let owner = self.owner();
+        let refuse =
+            |field, value: &dyn ToString, why| Err(Error::value(&owner, field, &value.to_string(), why));
+        for pair in &mut self.allowed_address_pairs {
+            pair.net = IpNet::trunc(&pair.net);
+        }
+        dedup(&mut self.ips, |ip| *ip);
+        dedup(&mut self.security_groups, GroupId::clone);
+        dedup(&mut self.allowed_address_pairs, |pair| (pair.net, pair.mac));
+        quota(&owner, "IPs", self.ips.len(), limits::IPS_PER_NIC)?;
+        quota(
+            &owner,
+            "security groups",
+            self.security_groups.len(),
+            limits::GROUPS_PER_NIC,
+        )?;
+        quota(
+            &owner,
+            "allowed address pairs",
+            self.allowed_address_pairs.len(),
+            limits::PAIRS_PER_NIC,
+        )?;
+        if self.mac.is_multicast() {
+            return refuse("MAC", &self.mac, "is a group address, a NIC cannot send from it");
+        }
+        for ip in &self.ips {
+            if ip.is_unspecified() || ip.is_multicast() {
+                return refuse("IP", ip, "is not the address of one host");
+            }
+        }
+        if self.sniff_target.as_ref() == Some(&self.id) {
+            return Err(Error::SniffsItself(self.id));
+        }
+        if let Some(mtu) = self.mtu.filter(|mtu| *mtu < limits::MTU_MIN) {
+            return refuse("MTU", &mtu, "is below the smallest, 68");
+        }
+        if let Some(path) = &self.packet_trace_path {
+            if !path.starts_with('/') || path.contains('\0') || path.len() > limits::TRACE_PATH {
+                return refuse(
+                    "packet trace path",
+                    path,
+                    "is not an absolute path of at most 4095 bytes",
+                );
+            }
+        }
+        self.timeouts_in_bounds()?;
+        Ok(self)
+    }
+}
+
+fn replace<T>(value: &mut T, new: Option<T>) {
+    if let Some(new) = new {
+        *value = new;
+    }
+}
+
+/// Keeps the first of equal values and the order.
+fn dedup<T, K: Eq + Hash>(values: &mut Vec<T>, key: impl Fn(&T) -> K) {
+    let mut seen = HashSet::with_capacity(values.len());
+    values.retain(|value| seen.insert(key(value)));
+}

@@ -1,0 +1,132 @@
+//! Texts and numbers of a request into typed values. Each takes the `owner` the value belongs to, for the message:
+//! `NIC 'vnic_1': IP '42.0.0.300' is not an IPv4 or IPv6 address`.
+
+use crate::error::Error;
+use ipnet::IpNet;
+use std::net::IpAddr;
+use wire::{Mac, Vni};
+
+/// An IPv4 or IPv6 address in any text form; it is given back in the canonical one (RFC 5952).
+pub fn parse_address(owner: &impl ToString, field: &'static str, text: &str) -> Result<IpAddr, Error> {
+    text.parse()
+        .map_err(|_| Error::value(owner, field, text, "is not an IPv4 or IPv6 address"))
+}
+
+/// `ADDRESS/LENGTH`, or an address alone, which stands for itself. Host bits are accepted, as the original did, and
+/// cleared: what is kept and given back is the network.
+pub fn parse_cidr(owner: &impl ToString, text: &str) -> Result<IpNet, Error> {
+    let bad = || {
+        Error::value(
+            owner,
+            "CIDR",
+            text,
+            "is not ADDRESS/LENGTH with an IPv4 or IPv6 address",
+        )
+    };
+    match text.split_once('/') {
+        None => Ok(IpNet::from(text.parse::<IpAddr>().map_err(|_| bad())?)),
+        Some((address, length)) => {
+            if length.is_empty() || !length.bytes().all(|b| b.is_ascii_digit()) {
+                return Err(bad());
+            }
+            let address = address.parse().map_err(|_| bad())?;
+            let length = length.parse().unwrap_or(u32::MAX);
+            masked(address, length).ok_or_else(|| {
+                Error::value(
+                    owner,
+                    "CIDR",
+                    text,
+                    "has a prefix length above 32 (IPv4) or 128 (IPv6)",
+                )
+            })
+        }
+    }
+}
+
+/// An address and a prefix length that come apart, as in v0's `Cidr`. Host bits are cleared.
+pub fn parse_masked(owner: &impl ToString, address: &str, length: u32) -> Result<IpNet, Error> {
+    let ip = parse_address(owner, "CIDR address", address)?;
+    masked(ip, length).ok_or_else(|| {
+        let text = format!("{address}/{length}");
+        Error::value(
+            owner,
+            "CIDR",
+            &text,
+            "has a prefix length above 32 (IPv4) or 128 (IPv6)",
+        )
+    })
+}
+
+fn masked(address: IpAddr, length: u32) -> Option<IpNet> {
+    IpNet::new(address, u8::try_from(length).ok()?)
+        .ok()
+        .map(|net| net.trunc())
+}
+
+/// Six hexadecimal pairs separated by colons, 17 characters.
+pub fn parse_mac(owner: &impl ToString, text: &str) -> Result<Mac, Error> {
+    text.parse().map_err(|_| {
+        Error::value(
+            owner,
+            "MAC",
+            text,
+            "is not six hexadecimal pairs separated by colons",
+        )
+    })
+}
+
+/// A VNI of 24 bits.
+pub fn parse_vni(owner: &impl ToString, id: u32) -> Result<Vni, Error> {
+    Vni::new(id).map_err(|_| Error::value(owner, "VNI", &id.to_string(), "is above the largest, 16777215"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_become_canonical() {
+        let owner = "group 'web'";
+        for (text, canonical) in [
+            ("10.1.2.3/8", "10.0.0.0/8"),
+            ("10.1.2.3", "10.1.2.3/32"),
+            ("0.0.0.0/0", "0.0.0.0/0"),
+            ("2001:DB8:0:0::1/32", "2001:db8::/32"),
+            ("::1", "::1/128"),
+        ] {
+            assert_eq!(parse_cidr(&owner, text).unwrap().to_string(), canonical);
+        }
+        assert_eq!(
+            parse_masked(&owner, "10.1.2.3", 24).unwrap().to_string(),
+            "10.1.2.0/24"
+        );
+        assert_eq!(
+            parse_address(&owner, "member", "FE80:0::1").unwrap().to_string(),
+            "fe80::1"
+        );
+    }
+
+    #[test]
+    fn refusals_name_the_thing_and_the_value() {
+        assert_eq!(
+            parse_address(&"NIC 'vnic_1'", "IP", "42.0.0.300")
+                .unwrap_err()
+                .to_string(),
+            "NIC 'vnic_1': IP '42.0.0.300' is not an IPv4 or IPv6 address"
+        );
+        for bad in [
+            "10.0.0.0/33",
+            "::/129",
+            "10.0.0.0/",
+            "10.0.0.0/+8",
+            "10.0.0/8",
+            "/8",
+            "",
+            "10.0.0.0/99999999999",
+        ] {
+            assert!(parse_cidr(&"rule", bad).is_err(), "{bad:?}");
+        }
+        assert!(parse_masked(&"rule", "10.0.0.0", 33).is_err() && parse_masked(&"rule", "::", 256).is_err());
+        assert!(parse_vni(&"NIC 'a'", 1 << 24).is_err() && parse_mac(&"NIC 'a'", "52:54").is_err());
+    }
+}

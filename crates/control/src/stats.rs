@@ -1,0 +1,81 @@
+//! Counters for people: since the NIC or the rule was created, directions from the guest's view. The data plane counts
+//! by slot and never resets; a slot that was used before starts from a baseline, which is subtracted here.
+
+use crate::model::{GroupId, NicId, Rule};
+use dataplane::counters::{PortCounters, RuleCounters};
+use dataplane::drop_reason::DropReason;
+
+/// What a NIC has counted since it was created.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NicStats {
+    /// Which one.
+    pub id: NicId,
+    /// Bytes of frames delivered to the guest, Ethernet headers included. v0 `in`.
+    pub bytes_in: u64,
+    /// Bytes of frames that the guest sent, dropped ones included. v0 `out`.
+    pub bytes_out: u64,
+    /// Frames delivered to the guest.
+    pub frames_in: u64,
+    /// Frames that the guest sent.
+    pub frames_out: u64,
+    /// Frames towards the guest that were dropped, by reason, without reasons that did not occur.
+    pub drops_in: Vec<(DropReason, u64)>,
+    /// Frames from the guest that were dropped, likewise.
+    pub drops_out: Vec<(DropReason, u64)>,
+}
+
+/// What a group's rules have counted since each was added.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct GroupStats {
+    /// Which one.
+    pub id: GroupId,
+    /// In the order of the group's rules.
+    pub rules: Vec<RuleStats>,
+}
+
+/// What a rule has counted.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RuleStats {
+    /// Which one.
+    pub rule: Rule,
+    /// Frames that it allowed, and those of the flows that it allowed.
+    pub frames: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Flows that it allowed to start.
+    pub flows: u64,
+}
+
+/// Counters only grow; should one not have, zero is less surprising than 2^64.
+pub(crate) fn nic_stats(id: NicId, now: &PortCounters, baseline: &PortCounters) -> NicStats {
+    let drops = |now: &[u64], baseline: &[u64]| {
+        let since = now
+            .iter()
+            .zip(baseline)
+            .map(|(now, then)| now.saturating_sub(*then));
+        DropReason::ALL
+            .iter()
+            .copied()
+            .zip(since)
+            .filter(|(_, count)| *count > 0)
+            .collect()
+    };
+    NicStats {
+        id,
+        bytes_in: now.tx_bytes.saturating_sub(baseline.tx_bytes),
+        bytes_out: now.rx_bytes.saturating_sub(baseline.rx_bytes),
+        frames_in: now.tx_frames.saturating_sub(baseline.tx_frames),
+        frames_out: now.rx_frames.saturating_sub(baseline.rx_frames),
+        drops_in: drops(&now.drops_to, &baseline.drops_to),
+        drops_out: drops(&now.drops_from, &baseline.drops_from),
+    }
+}
+
+pub(crate) fn rule_stats(rule: Rule, now: &RuleCounters, baseline: &RuleCounters) -> RuleStats {
+    RuleStats {
+        rule,
+        frames: now.frames.saturating_sub(baseline.frames),
+        bytes: now.bytes.saturating_sub(baseline.bytes),
+        flows: now.flows.saturating_sub(baseline.flows),
+    }
+}
