@@ -4,7 +4,9 @@
 //! the two and hands the port one [`Piece`] per frame to write; a port is a [`Sink`] of pieces and does not
 //! know what it took to make them. Between guests that both negotiated offloads nothing is computed.
 
+use wire::checksum::{Sum, finish};
 use wire::offload::{Gso, Offload, PartialChecksum};
+use wire::segment::{Checksum, Segments};
 
 use crate::copy;
 use crate::frame::{Batch, Frame, HEAD_MAX, Segment};
@@ -36,8 +38,9 @@ impl Accepts {
         uso: true,
     };
 
+    /// True when a frame with these fields may stay in one piece.
     #[inline]
-    fn gso(&self, offload: &Offload) -> bool {
+    pub(crate) fn gso(&self, offload: &Offload) -> bool {
         let kind = match offload.gso {
             Gso::None => return true,
             Gso::Tcp4 => self.tso4,
@@ -61,6 +64,20 @@ impl<'a> Body<'a> {
     #[inline]
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// Splits the first `len` bytes off.
+    fn take(&mut self, len: usize) -> Body<'a> {
+        let front = Body { len, ..*self };
+        self.len -= len;
+        self.skip += len;
+        while let Some(first) = self.segments.first()
+            && self.skip >= first.len
+        {
+            self.skip -= first.len;
+            self.segments = &self.segments[1..];
+        }
+        front
     }
 
     /// The pieces of memory it lies in, none of them empty, `len` bytes together.
@@ -99,6 +116,24 @@ impl Piece<'_> {
         self.head.len() + self.body.len()
     }
 
+    /// For the header of a large frame: how long the headers are that each segment repeats. Only a hint, which
+    /// the receiver has to check.
+    #[inline]
+    pub fn header_hint(&self) -> u16 {
+        let start = match self.offload.checksum {
+            Some(partial) if self.offload.gso != Gso::None => partial.start,
+            _ => return 0,
+        };
+        let l4_len = match self.offload.gso {
+            Gso::Udp => 8,
+            _ => self
+                .head
+                .get(usize::from(start) + 12)
+                .map_or(0, |offset| u16::from(offset >> 4) * 4),
+        };
+        start + l4_len
+    }
+
     /// The whole frame in private memory, its checksum completed. `out` is replaced.
     pub fn linearize(&self, out: &mut Vec<u8>) {
         out.clear();
@@ -113,10 +148,10 @@ impl Piece<'_> {
             }
         }
         if let Some(partial) = self.checksum {
-            let mut sum = copy::Sum::default();
+            let mut sum = Sum::new();
             sum.add(&out[partial.start as usize..]);
             let field = partial.start as usize + partial.offset as usize;
-            out[field..field + 2].copy_from_slice(&sum.finish());
+            out[field..field + 2].copy_from_slice(&finish(u32::from(sum.folded())).to_be_bytes());
         }
     }
 }
@@ -172,19 +207,48 @@ pub(crate) fn deliver(
         return Err(TransmitError::BadOffload);
     }
     if !whole {
-        return cut(frame, piece, accepts, sink);
+        return cut(frame, body, accepts, sink);
     }
     piece.checksum = piece.offload.checksum.take();
     sink.put(&piece)
 }
 
-/// Cuts a large frame into the packets it stands for and delivers each.
+/// Cuts a large frame into the packets it stands for and delivers each. When the receiver runs out of room
+/// the rest is lost, as it would be on a wire.
 #[cold]
 fn cut(
-    _frame: &Frame,
-    _piece: Piece<'_>,
-    _accepts: Accepts,
-    _sink: &mut impl Sink,
+    frame: &Frame,
+    mut rest: Body<'_>,
+    accepts: Accepts,
+    sink: &mut impl Sink,
 ) -> Result<(), TransmitError> {
-    Err(TransmitError::BadOffload)
+    let whole = frame.head();
+    let mut segments =
+        Segments::new(whole, frame.len(), &frame.offload).map_err(|_| TransmitError::BadOffload)?;
+    let partial = segments.partial_checksum();
+    let offload = Offload {
+        checksum: accepts.checksum.then_some(partial),
+        ..Offload::default()
+    };
+    let checksum = (!accepts.checksum).then_some(partial);
+    let mut head = [0u8; HEAD_MAX];
+    for index in 0..segments.count() {
+        let payload = segments.payload(index);
+        let header = segments.header(index, Checksum::Partial);
+        // The payload's beginning may have come with the large frame's head. Headers and that part together are
+        // no longer than that head.
+        let private = &whole[payload.start.min(whole.len())..payload.end.min(whole.len())];
+        let (first, second) = head.split_at_mut(header.len());
+        first.copy_from_slice(header);
+        second[..private.len()].copy_from_slice(private);
+        let head_len = header.len() + private.len();
+        let body = rest.take(payload.len() - private.len());
+        sink.put(&Piece {
+            offload,
+            head: &head[..head_len],
+            body,
+            checksum,
+        })?;
+    }
+    Ok(())
 }

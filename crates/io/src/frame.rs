@@ -6,6 +6,7 @@
 //! [`Batch::clear`]. A port fills it, the data plane judges and rewrites heads, other ports read it.
 //! Nothing here is allocated per frame: everything is reused from batch to batch.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use wire::offload::Offload;
@@ -289,18 +290,18 @@ impl Batch {
         (&mut self.frames[self.len], &mut self.segments)
     }
 
-    /// Makes the slot a frame: its head holds the first `min(len, HEAD_MAX)` bytes, its body are the segments
-    /// from `start` on.
+    /// Makes the slot a frame: its head holds the first `min(len, HEAD_MAX)` bytes, its body are these entries of
+    /// the segment list, `len` bytes together with the head.
     #[inline]
-    pub(crate) fn commit(&mut self, len: usize, start: usize, offload: Offload, fault: Option<Fault>) {
+    pub(crate) fn commit(&mut self, len: usize, body: Range<usize>, offload: Offload, fault: Option<Fault>) {
         let frame = &mut self.frames[self.len];
         frame.offload = offload;
         frame.fault = fault;
         frame.len = len as u32;
         frame.head_len = len.min(HEAD_MAX) as u16;
         frame.body = Body::Segments {
-            start: start as u32,
-            count: (self.segments.len() - start) as u32,
+            start: body.start as u32,
+            count: body.len() as u32,
         };
         self.len += 1;
     }

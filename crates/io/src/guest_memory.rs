@@ -317,5 +317,5 @@ fn is_in_memory(file: impl AsFd) -> bool {
     const TMPFS: i64 = 0x0102_1994;
     const HUGETLBFS: i64 = 0x9584_58f6;
     const RAMFS: i64 = 0x8584_58f6;
-    rustix::fs::fstatfs(file).is_ok_and(|fs| [TMPFS, HUGETLBFS, RAMFS].contains(&(fs.f_type as i64)))
+    rustix::fs::fstatfs(file).is_ok_and(|fs| [TMPFS, HUGETLBFS, RAMFS].contains(&fs.f_type))
 }

@@ -11,12 +11,15 @@ use std::os::fd::BorrowedFd;
 use crate::frame::Batch;
 use crate::memory_port::MemoryPort;
 use crate::tap::TapPort;
+use crate::vhost::port::VhostPort;
 
 pub use crate::deliver::Accepts;
 
 /// An attachment. A new kind is a new variant and an arm in each method below.
 #[derive(Debug)]
 pub enum Port {
+    /// A guest on vhost-user.
+    Vhost(Box<VhostPort>),
     /// A pair of queues in memory: tests and simulations.
     Memory(MemoryPort),
     /// A TAP device: containers, namespaces, the host.
@@ -103,6 +106,7 @@ impl Port {
     #[inline]
     pub fn receive(&mut self, batch: &mut Batch) -> Result<usize, PortError> {
         match self {
+            Port::Vhost(port) => port.receive(batch),
             Port::Memory(port) => port.receive(batch),
             Port::Tap(port) => port.receive(batch),
         }
@@ -113,6 +117,7 @@ impl Port {
     #[inline]
     pub fn complete(&mut self, batch: &mut Batch) {
         match self {
+            Port::Vhost(port) => port.complete(),
             Port::Memory(_) | Port::Tap(_) => {}
         }
         batch.clear();
@@ -123,6 +128,7 @@ impl Port {
     #[inline]
     pub fn transmit(&mut self, batch: &Batch, index: usize) -> Result<(), TransmitError> {
         match self {
+            Port::Vhost(port) => port.transmit(batch, index),
             Port::Memory(port) => port.transmit(batch, index),
             Port::Tap(port) => port.transmit(batch, index),
         }
@@ -132,6 +138,7 @@ impl Port {
     #[inline]
     pub fn flush(&mut self) -> Result<(), PortError> {
         match self {
+            Port::Vhost(port) => port.flush()?,
             Port::Memory(port) => port.flush(),
             Port::Tap(port) => port.flush()?,
         }
@@ -141,6 +148,7 @@ impl Port {
     /// Asks the peer to wake us ([`kick_fd`](Self::kick_fd)). True when there is work already: do not sleep.
     pub fn arm(&mut self) -> bool {
         match self {
+            Port::Vhost(port) => port.arm(),
             Port::Memory(port) => port.arm(),
             // Its descriptor is readable whenever there is a frame.
             Port::Tap(_) => false,
@@ -150,6 +158,7 @@ impl Port {
     /// We poll again: the peer need not wake us.
     pub fn disarm(&mut self) {
         match self {
+            Port::Vhost(port) => port.disarm(),
             Port::Memory(port) => port.disarm(),
             Port::Tap(_) => {}
         }
@@ -158,6 +167,7 @@ impl Port {
     /// Readable when an armed port's peer has sent something; `None` when nothing can come.
     pub fn kick_fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
+            Port::Vhost(port) => port.kick_fd(),
             Port::Memory(port) => Some(port.kick_fd()),
             Port::Tap(port) => port.kick_fd(),
         }
@@ -166,6 +176,12 @@ impl Port {
     /// Makes [`kick_fd`](Self::kick_fd) unreadable until the next kick.
     pub fn drain_kick(&mut self) {
         match self {
+            Port::Vhost(port) => {
+                port.count_kick();
+                if let Some(kick) = port.kick_fd() {
+                    drain_eventfd(kick);
+                }
+            }
             Port::Memory(port) => drain_eventfd(port.kick_fd()),
             Port::Tap(_) => {}
         }
@@ -175,6 +191,7 @@ impl Port {
     #[inline]
     pub fn is_up(&self) -> bool {
         match self {
+            Port::Vhost(port) => port.is_up(),
             Port::Memory(port) => port.is_up(),
             Port::Tap(port) => port.is_up(),
         }
@@ -183,6 +200,7 @@ impl Port {
     /// The MTU that the peer was told, if it was.
     pub fn mtu(&self) -> Option<u16> {
         match self {
+            Port::Vhost(port) => port.mtu(),
             Port::Memory(port) => port.mtu(),
             Port::Tap(port) => port.mtu(),
         }
@@ -191,6 +209,7 @@ impl Port {
     /// What the peer takes as the sender left it.
     pub fn accepts(&self) -> Accepts {
         match self {
+            Port::Vhost(port) => port.accepts(),
             Port::Memory(port) => port.accepts(),
             Port::Tap(port) => port.accepts(),
         }
@@ -199,9 +218,16 @@ impl Port {
     /// Indices and counters, for dumps.
     pub fn ring_state(&self) -> RingState {
         match self {
+            Port::Vhost(port) => port.ring_state(),
             Port::Memory(port) => port.ring_state(),
             Port::Tap(port) => port.ring_state(),
         }
+    }
+}
+
+impl From<VhostPort> for Port {
+    fn from(port: VhostPort) -> Self {
+        Port::Vhost(Box::new(port))
     }
 }
 

@@ -1,0 +1,240 @@
+//! A vhost-user port: the two rings of a guest's queue pair, and what it has negotiated.
+//!
+//! Names are the guest's: it transmits on `transmitq` (virtqueue 1) and receives from `receiveq` (virtqueue 0).
+//! The session that negotiated with the VMM makes the port and hands it to a worker; to change anything it
+//! takes the port back, takes it apart with [`VhostPort::into_parts`] and makes a new one.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use super::chain::RingFault;
+use super::features;
+use super::split::SplitQueue;
+use super::transmit::{Framing, PutError};
+use crate::deliver::{self, Accepts, Piece, Sink};
+use crate::frame::Batch;
+use crate::guest_memory::GuestMemory;
+use crate::port::{PortError, RingState, TransmitError};
+
+/// What a port is made of. A ring that is not enabled is `None`: nothing is taken from it or put into it.
+#[derive(Debug)]
+pub struct PortParts {
+    /// The guest's memory.
+    pub memory: Arc<GuestMemory>,
+    /// What was negotiated.
+    pub features: u64,
+    /// Where the guest receives from.
+    pub receiveq: Option<SplitQueue>,
+    /// Where the guest transmits.
+    pub transmitq: Option<SplitQueue>,
+    /// The MTU that the guest was told.
+    pub mtu: Option<u16>,
+}
+
+/// A queue pair in the hands of a worker.
+#[derive(Debug)]
+pub struct VhostPort {
+    parts: PortParts,
+    accepts: Accepts,
+    /// What the guest may leave undone in what it sends.
+    sends: Accepts,
+    framing: Framing,
+    frames_received: u64,
+    frames_transmitted: u64,
+    kicks: u64,
+    /// Set once: no ring is touched afterwards.
+    broken: Option<String>,
+    reported: bool,
+}
+
+impl VhostPort {
+    /// A port that polls.
+    pub fn new(parts: PortParts) -> Self {
+        let has = |bit: u64| parts.features & bit != 0;
+        let accepts = Accepts {
+            checksum: has(features::GUEST_CSUM),
+            tso4: has(features::GUEST_TSO4),
+            tso6: has(features::GUEST_TSO6),
+            ecn: has(features::GUEST_ECN),
+            uso: has(features::GUEST_USO4) && has(features::GUEST_USO6),
+        };
+        let sends = Accepts {
+            checksum: has(features::CSUM),
+            tso4: has(features::HOST_TSO4),
+            tso6: has(features::HOST_TSO6),
+            ecn: has(features::HOST_ECN),
+            uso: has(features::HOST_USO),
+        };
+        let mergeable = has(features::MRG_RXBUF);
+        let header_len = if mergeable || has(features::VERSION_1) {
+            12
+        } else {
+            10
+        };
+        VhostPort {
+            parts,
+            accepts,
+            sends,
+            framing: Framing {
+                header_len,
+                mergeable,
+            },
+            frames_received: 0,
+            frames_transmitted: 0,
+            kicks: 0,
+            broken: None,
+            reported: false,
+        }
+    }
+
+    /// Takes the port apart. What was taken from the guest is given back.
+    pub fn into_parts(self) -> PortParts {
+        self.parts
+    }
+
+    /// Why the port was stopped, if the guest broke the protocol.
+    pub fn broken(&self) -> Option<&str> {
+        self.broken.as_deref()
+    }
+
+    #[inline]
+    pub(crate) fn receive(&mut self, batch: &mut Batch) -> Result<usize, PortError> {
+        if self.broken.is_some() {
+            return self.report().map(|()| 0);
+        }
+        let Some(queue) = &mut self.parts.transmitq else {
+            return Ok(0);
+        };
+        match queue.receive(batch, self.framing.header_len, self.sends) {
+            Ok(count) => {
+                self.frames_received += count as u64;
+                Ok(count)
+            }
+            Err(fault) => {
+                self.stop("transmitq", fault);
+                self.report().map(|()| 0)
+            }
+        }
+    }
+
+    #[inline]
+    pub(crate) fn complete(&mut self) {
+        if let Some(queue) = &mut self.parts.transmitq
+            && self.broken.is_none()
+        {
+            queue.publish();
+        }
+    }
+
+    #[inline]
+    pub(crate) fn transmit(&mut self, batch: &Batch, index: usize) -> Result<(), TransmitError> {
+        deliver::deliver(batch, index, self.accepts, self)
+    }
+
+    #[inline]
+    pub(crate) fn flush(&mut self) -> Result<(), PortError> {
+        if self.broken.is_some() {
+            return self.report();
+        }
+        if let Some(queue) = &mut self.parts.receiveq {
+            queue.publish();
+        }
+        Ok(())
+    }
+
+    /// Of the ring that the guest transmits on alone: room to deliver into is never waited for.
+    pub(crate) fn arm(&mut self) -> bool {
+        if self.broken.is_some() {
+            return !self.reported;
+        }
+        self.parts.transmitq.as_mut().is_some_and(SplitQueue::arm)
+    }
+
+    pub(crate) fn disarm(&mut self) {
+        if let Some(queue) = &mut self.parts.transmitq
+            && self.broken.is_none()
+        {
+            queue.disarm();
+        }
+    }
+
+    pub(crate) fn kick_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.parts.transmitq.as_ref().and_then(SplitQueue::kick_fd)
+    }
+
+    pub(crate) fn count_kick(&mut self) {
+        self.kicks += 1;
+    }
+
+    #[inline]
+    pub(crate) fn is_up(&self) -> bool {
+        self.broken.is_none() && self.parts.receiveq.is_some() && self.parts.transmitq.is_some()
+    }
+
+    pub(crate) fn mtu(&self) -> Option<u16> {
+        self.parts.mtu
+    }
+
+    pub(crate) fn accepts(&self) -> Accepts {
+        self.accepts
+    }
+
+    pub(crate) fn ring_state(&self) -> RingState {
+        let transmitq = self.parts.transmitq.as_ref().map(SplitQueue::state);
+        let receiveq = self.parts.receiveq.as_ref().map(SplitQueue::state);
+        RingState {
+            kind: "vhost-user",
+            up: self.is_up(),
+            frames_received: self.frames_received,
+            frames_transmitted: self.frames_transmitted,
+            kicks: self.kicks,
+            calls: [&transmitq, &receiveq]
+                .into_iter()
+                .flatten()
+                .map(|queue| queue.calls)
+                .sum(),
+            transmitq,
+            receiveq,
+            broken: self.broken.clone(),
+        }
+    }
+
+    #[cold]
+    fn stop(&mut self, queue: &str, fault: RingFault) {
+        self.broken = Some(format!("{queue}: {fault}"));
+    }
+
+    /// The error of a broken port, the first time it is asked for.
+    #[cold]
+    fn report(&mut self) -> Result<(), PortError> {
+        match &self.broken {
+            Some(what) if !std::mem::replace(&mut self.reported, true) => {
+                Err(PortError::Broken { what: what.clone() })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Sink for VhostPort {
+    #[inline]
+    fn put(&mut self, piece: &Piece<'_>) -> Result<(), TransmitError> {
+        let Some(queue) = &mut self.parts.receiveq else {
+            return Err(TransmitError::Down);
+        };
+        if self.broken.is_some() {
+            return Err(TransmitError::Down);
+        }
+        match queue.put(piece, self.framing) {
+            Ok(()) => {
+                self.frames_transmitted += 1;
+                Ok(())
+            }
+            Err(PutError::Transmit(error)) => Err(error),
+            Err(PutError::Ring(fault)) => {
+                self.stop("receiveq", fault);
+                Err(TransmitError::Broken)
+            }
+        }
+    }
+}
