@@ -1,0 +1,58 @@
+# make demo: the first minute. make test: everything that is checked. `make help` lists the rest.
+
+SHELL := /bin/bash
+export PATH := $(HOME)/.cargo/bin:$(PATH)
+
+PREFIX ?= /usr/local
+SYSCONFDIR ?= /etc
+UNITDIR ?= /lib/systemd/system
+HOLD ?=
+
+.DEFAULT_GOAL := build
+.PHONY: build demo test setup guest-image install uninstall clean help
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F '|' '{ printf "%-16s %s\n", $$1, $$2 }'
+
+setup: ## install what building and testing needs (Debian 12, as root)
+	@tools/setup.sh
+
+build: ## build butterflyd and butterfly, optimised, into target/release
+	cargo build --release -p butterfly-daemon -p butterfly-cli
+
+guest-image: setup
+	@tools/guest-image.sh
+
+demo: guest-image build ## two guests, a security group, a download that stops; HOLD=1 leaves it up to play with
+	@cargo build --quiet --release -p butterfly-tests --bin demo
+	@HOLD=$(HOLD) target/release/demo
+
+test: guest-image ## format, lints, all tests with real guests
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	cargo build --workspace --bins
+	cargo test --workspace --no-fail-fast
+
+install: build ## copy programs, service file, settings and completions under $(DESTDIR)$(PREFIX)
+	install -D -m 755 target/release/butterflyd $(DESTDIR)$(PREFIX)/sbin/butterflyd
+	install -D -m 755 target/release/butterfly $(DESTDIR)$(PREFIX)/bin/butterfly
+	install -d $(DESTDIR)$(UNITDIR)
+	sed 's|@PREFIX@|$(PREFIX)|; s|@SYSCONFDIR@|$(SYSCONFDIR)|' packaging/butterflyd.service > $(DESTDIR)$(UNITDIR)/butterflyd.service
+	@# Settings that somebody has changed stay.
+	test -e $(DESTDIR)$(SYSCONFDIR)/butterfly/butterflyd.ini || \
+		install -D -m 640 packaging/butterflyd.ini $(DESTDIR)$(SYSCONFDIR)/butterfly/butterflyd.ini
+	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions $(DESTDIR)$(PREFIX)/share/zsh/site-functions \
+		$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
+	target/release/butterfly completion bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/butterfly
+	target/release/butterfly completion zsh > $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_butterfly
+	target/release/butterfly completion fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/butterfly.fish
+
+uninstall: ## remove what install copied, but the settings
+	rm -f $(DESTDIR)$(PREFIX)/sbin/butterflyd $(DESTDIR)$(PREFIX)/bin/butterfly \
+		$(DESTDIR)$(UNITDIR)/butterflyd.service \
+		$(DESTDIR)$(PREFIX)/share/bash-completion/completions/butterfly \
+		$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_butterfly \
+		$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/butterfly.fish
+
+clean: ## remove target/
+	cargo clean

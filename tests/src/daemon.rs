@@ -1,0 +1,174 @@
+//! A `butterflyd` in a folder of its own, with endpoints of its own, and `butterfly` talking to it.
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use testkit::process::{self, Process};
+use testkit::{Result, wait_for};
+
+/// How long the daemon may take to be ready, or to stop.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A running daemon, killed when dropped.
+#[derive(Debug)]
+pub struct Daemon {
+    dir: tempfile::TempDir,
+    process: Process,
+}
+
+impl Daemon {
+    /// Starts one with these further options and waits until it answers.
+    pub fn start(options: &[&str]) -> Result<Self> {
+        let dir = tempfile::Builder::new().prefix("butterfly-").tempdir();
+        let dir = dir.map_err(|e| format!("cannot make a folder: {e}"))?;
+        let words = command(dir.path(), options);
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let process = Process::start("butterflyd", &words, &dir.path().join("butterflyd.log"))?;
+        let mut daemon = Self { dir, process };
+        wait_for("butterflyd to answer", PATIENCE, || {
+            if let Some(status) = daemon.process.ended() {
+                return Err(format!(
+                    "butterflyd ended with {status}:\n{}",
+                    daemon.process.log()
+                ));
+            }
+            Ok(daemon.cli("status").ok())
+        })
+        .map_err(|e| format!("{e}\n{}", daemon.process.log()))?;
+        Ok(daemon)
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// Its folder: sockets and log.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Where API v1 listens.
+    pub fn endpoint(&self) -> String {
+        format!("unix:{}/api.sock", self.dir.path().display())
+    }
+
+    /// Where API v0 listens.
+    pub fn endpoint_v0(&self) -> String {
+        format!("ipc://{}/v0.sock", self.dir.path().display())
+    }
+
+    /// The vhost-user socket of a NIC.
+    pub fn socket(&self, nic: &str) -> PathBuf {
+        self.dir.path().join(format!("qemu-vhost-{nic}"))
+    }
+
+    /// What it logged.
+    pub fn log(&self) -> String {
+        self.process.log()
+    }
+
+    /// The command line as it was started.
+    pub fn command(&self, options: &[&str]) -> Vec<String> {
+        command(self.dir.path(), options)
+    }
+
+    /// Runs `butterfly`; words are separated by blanks. Gives what it printed.
+    pub fn cli(&self, line: &str) -> Result<String> {
+        let program = program("butterfly");
+        let endpoint = self.endpoint();
+        let mut words = vec![program.as_str(), "-e", &endpoint];
+        // '' is the empty word, as in a shell
+        words.extend(
+            line.split_whitespace()
+                .map(|word| if word == "''" { "" } else { word }),
+        );
+        process::run(&words)
+    }
+
+    /// Runs `butterfly --json`, and gives what it printed as JSON.
+    pub fn json(&self, line: &str) -> Result<Value> {
+        let text = self.cli(&format!("--json {line}"))?;
+        serde_json::from_str(&text).map_err(|e| format!("`butterfly --json {line}` printed {text}: {e}"))
+    }
+
+    /// A number of `nic stats`, by its name in the API.
+    pub fn stat(&self, nic: &str, name: &str) -> Result<u64> {
+        let all = self.json(&format!("nic stats {nic}"))?;
+        number(&all[0][name]).ok_or_else(|| format!("no {name} in {all}"))
+    }
+
+    /// Frames of a NIC that were dropped in one direction (`INGRESS`, `EGRESS`), by any of these reasons.
+    pub fn drops(&self, nic: &str, direction: &str, reasons: &[&str]) -> Result<u64> {
+        let all = self.json(&format!("drops {nic}"))?;
+        let drops = all["drops"]
+            .as_array()
+            .or(all.as_array())
+            .ok_or_else(|| format!("no list of drops in {all}"))?;
+        let named = |drop: &&Value| {
+            let name = drop["reason"].as_str().unwrap_or_default();
+            drop["direction"]
+                .as_str()
+                .unwrap_or_default()
+                .ends_with(direction)
+                && (reasons.is_empty() || reasons.contains(&name))
+        };
+        Ok(drops
+            .iter()
+            .filter(named)
+            .filter_map(|drop| number(&drop["frames"]))
+            .sum())
+    }
+
+    /// All that explains a failure.
+    pub fn dump(&self) -> String {
+        let mut text = String::new();
+        for line in ["nic list --long", "sg details", "nic stats", "drops", "flows"] {
+            let said = self.cli(line).unwrap_or_else(|e| e);
+            text += &format!("--- butterfly {line}\n{said}\n");
+        }
+        text + &format!("--- butterflyd's log\n{}\n", process::tail(&self.log(), 60))
+    }
+
+    /// Asks it to stop and waits until it has, with success.
+    pub fn stop(&mut self) -> Result<()> {
+        let status = self.process.terminate(PATIENCE)?;
+        if status.success() {
+            return Ok(());
+        }
+        Err(format!("butterflyd ended with {status}:\n{}", self.log()))
+    }
+
+    /// True while it runs.
+    pub fn is_running(&mut self) -> bool {
+        self.process.ended().is_none()
+    }
+}
+
+/// 64-bit numbers are strings in protobuf's JSON.
+fn number(value: &Value) -> Option<u64> {
+    value.as_u64().or_else(|| value.as_str()?.parse().ok())
+}
+
+fn command(dir: &Path, options: &[&str]) -> Vec<String> {
+    let dir = dir.display();
+    let mut words = vec![program("butterflyd")];
+    words.extend(["-i", "127.0.0.1", "--no-syslog", "-s"].map(str::to_owned));
+    words.extend([
+        dir.to_string(),
+        "--api".to_owned(),
+        format!("unix:{dir}/api.sock"),
+    ]);
+    words.extend(["-e".to_owned(), format!("ipc://{dir}/v0.sock")]);
+    words.extend(options.iter().map(|&option| option.to_owned()));
+    words
+}
+
+/// A program of ours: beside this one, or one folder up (test binaries are in `deps`).
+pub fn program(name: &str) -> String {
+    let own = std::env::current_exe().unwrap_or_default();
+    let mut folders = own.ancestors().skip(1).take(2);
+    let found = folders.find_map(|folder| Some(folder.join(name)).filter(|path| path.is_file()));
+    // What is not there is named by the error of whoever starts it.
+    found.map_or_else(|| name.to_owned(), |path| path.display().to_string())
+}

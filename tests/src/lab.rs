@@ -1,0 +1,240 @@
+//! One daemon and three guests, booted once for a test binary: `a`, `b` and `c` in VNI 42, with the addresses
+//! 10.0.0.1 to 10.0.0.3 and fd00::1 to fd00::3. Each trial starts from [`Lab::reset`]: no groups, no other NICs, nothing
+//! running in the guests.
+
+use crate::Daemon;
+use libtest_mimic::{Arguments, Failed, Trial};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use testkit::image::Image;
+use testkit::qemu::{Guest, Machine, Nic, Wire};
+use testkit::{Result, wait_for};
+
+/// The network of the three guests.
+pub const VNI: u32 = 42;
+
+/// The names of the guests and of their NICs.
+pub const NAMES: [&str; 3] = ["a", "b", "c"];
+
+/// How soon a change has to show in a guest. The switch needs milliseconds; a guest without KVM does not.
+pub const SOON: Duration = Duration::from_secs(5);
+
+/// How long a download has to stand still until it counts as stopped.
+const STILL: Duration = Duration::from_millis(1500);
+
+/// What a trial does.
+pub type Body = fn(&mut Lab) -> Result<()>;
+
+/// A daemon and three guests.
+#[derive(Debug)]
+pub struct Lab {
+    /// The daemon.
+    pub daemon: Daemon,
+    /// `a`, `b`, `c`.
+    pub guests: Vec<Guest>,
+}
+
+impl Lab {
+    /// Starts all of it.
+    pub fn start() -> Result<Self> {
+        let image = Image::ready()?;
+        let daemon = Daemon::start(&[])?;
+        let mut machines = Vec::new();
+        for (index, name) in NAMES.into_iter().enumerate() {
+            daemon.cli(&nic_add(index))?;
+            let nic = Nic::new(Wire::VhostUser(daemon.socket(name)), &mac(index));
+            machines.push(Machine::named(name).with(nic));
+        }
+        let guests = Guest::start_all(&image, &machines).map_err(|e| format!("{e}\n{}", daemon.dump()))?;
+        Ok(Self { daemon, guests })
+    }
+
+    /// The state every trial begins with.
+    pub fn reset(&self) -> Result<()> {
+        let ids = |list: &str| -> Result<Vec<String>> {
+            Ok(self
+                .daemon
+                .cli(list)?
+                .split_whitespace()
+                .map(str::to_owned)
+                .collect())
+        };
+        for nic in ids("nic list")?
+            .iter()
+            .filter(|nic| !NAMES.contains(&nic.as_str()))
+        {
+            self.daemon.cli(&format!("nic del {nic}"))?;
+        }
+        for group in ids("sg list")? {
+            self.daemon.cli(&format!("sg del {group}"))?;
+        }
+        for index in 0..NAMES.len() {
+            self.daemon.cli(&nic_add(index))?;
+        }
+        let mut jobs = Vec::new();
+        for (index, guest) in self.guests.iter().enumerate() {
+            jobs.push(guest.begin(&address_command(index), Duration::from_secs(20))?);
+        }
+        for job in jobs {
+            let output = job.wait()?;
+            if output.code != 0 {
+                return Err(format!("cannot reset a guest:\n{}", output.text));
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs `butterfly`.
+    pub fn cli(&self, line: &str) -> Result<String> {
+        self.daemon.cli(line)
+    }
+
+    /// Guest `a`.
+    pub fn a(&self) -> &Guest {
+        &self.guests[0]
+    }
+
+    /// Guest `b`.
+    pub fn b(&self) -> &Guest {
+        &self.guests[1]
+    }
+
+    /// Guest `c`.
+    pub fn c(&self) -> &Guest {
+        &self.guests[2]
+    }
+}
+
+/// The MAC of guest number `index`.
+pub fn mac(index: usize) -> String {
+    format!("52:54:00:00:00:{:02x}", index + 10)
+}
+
+fn nic_add(index: usize) -> String {
+    let (name, mac, last) = (NAMES[index], mac(index), index + 1);
+    format!("nic add --id {name} --mac {mac} --vni {VNI} --ip 10.0.0.{last} fd00::{last}")
+}
+
+/// A guest's network as it was after its start, whatever a trial did to it.
+pub fn address_command(index: usize) -> String {
+    let (mac, last) = (mac(index), index + 1);
+    format!(
+        "killall -9 guest ping udhcpc udhcpd 2>/dev/null; rm -f /tmp/*; ip link set eth0 down; \
+         sysctl -w net.ipv4.ip_forward=0 >/dev/null; ip link set eth0 address {mac} mtu 1500; ip addr flush dev eth0; \
+         ip link set eth0 up; ip neigh flush dev eth0; ip addr add 10.0.0.{last}/24 dev eth0; \
+         ip addr add fd00::{last}/64 dev eth0; echo 1 > /proc/sys/net/ipv4/route/flush"
+    )
+}
+
+/// Runs the named trials one after the other, each on the freshly reset lab. A failure carries the daemon's dump. The
+/// lab starts with the first trial that runs, so that `--list` starts nothing.
+pub fn run_trials(trials: &[(&'static str, Body)]) -> ! {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads = Some(1);
+    // Leaked on purpose: trials want 'static, and the lab is taken out again below to end it before we exit.
+    let lab: &'static Mutex<Option<Lab>> = Box::leak(Box::new(Mutex::new(None)));
+    let trials = trials
+        .iter()
+        .map(|&(name, body)| Trial::test(name, move || run_one(lab, body)))
+        .collect();
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    drop(lab.lock().unwrap_or_else(PoisonError::into_inner).take());
+    conclusion.exit()
+}
+
+fn run_one(lab: &Mutex<Option<Lab>>, body: Body) -> std::result::Result<(), Failed> {
+    // A trial that panicked leaves a lab that the next one resets.
+    let mut lab = lab.lock().unwrap_or_else(PoisonError::into_inner);
+    if lab.is_none() {
+        *lab = Some(Lab::start()?);
+    }
+    let Some(lab) = lab.as_mut() else {
+        return Err("the lab is not there".into());
+    };
+    let begin = Instant::now();
+    let outcome = lab
+        .reset()
+        .map_err(|e| format!("reset: {e}"))
+        .and_then(|()| body(lab));
+    let alive = lab.daemon.is_running();
+    if alive && outcome.is_ok() {
+        return Ok(());
+    }
+    let sentence = outcome.err().unwrap_or_else(|| "the daemon ended".to_owned());
+    Err(format!("after {:?}: {sentence}\n{}", begin.elapsed(), lab.daemon.dump()).into())
+}
+
+/// Fails with `what` unless it holds.
+pub fn check(holds: bool, what: &str) -> Result<()> {
+    if holds {
+        Ok(())
+    } else {
+        Err(format!("it does not hold that {what}"))
+    }
+}
+
+/// Whether pings from a guest are answered: one answer of three is enough.
+pub fn pings(from: &Guest, to: &str) -> Result<bool> {
+    from.succeeds(&format!("ping -c 3 -i 0.2 -W 1 {to} >/dev/null"))
+}
+
+/// Waits until a command in a guest succeeds, for what needs a moment to be so.
+pub fn soon(guest: &Guest, command: &str) -> Result<()> {
+    let what = format!("`{command}` to succeed in {}", guest.name());
+    wait_for(&what, SOON, || Ok(guest.succeeds(command)?.then_some(())))
+}
+
+/// A download that runs in a guest.
+#[derive(Debug)]
+pub struct Download<'a> {
+    guest: &'a Guest,
+    progress: String,
+}
+
+impl<'a> Download<'a> {
+    /// Starts one that ends after a minute at the latest, and waits until bytes come.
+    pub fn start(guest: &'a Guest, addr: &str, port: u16) -> Result<Self> {
+        let download = Self {
+            guest,
+            progress: format!("/tmp/download-{port}"),
+        };
+        guest.ok(&format!(
+            "rm -f {0}; guest tcp-get {addr} {port} 0 60 {0} >/dev/null 2>&1 </dev/null &",
+            download.progress
+        ))?;
+        wait_for("a download to begin", SOON, || {
+            Ok((download.bytes()? > 0).then_some(()))
+        })?;
+        Ok(download)
+    }
+
+    /// Bytes so far.
+    pub fn bytes(&self) -> Result<u64> {
+        let text = self
+            .guest
+            .ok(&format!("cat {} 2>/dev/null || echo 0", self.progress))?;
+        text.trim()
+            .parse()
+            .map_err(|_| format!("the progress is {text:?}"))
+    }
+
+    /// Waits until more has come than has now.
+    pub fn goes_on(&self) -> Result<()> {
+        let before = self.bytes()?;
+        wait_for("a download to go on", SOON, || {
+            Ok((self.bytes()? > before).then_some(()))
+        })
+    }
+
+    /// Waits until nothing has come for a while.
+    pub fn stops(&self) -> Result<()> {
+        let (mut last, mut since) = (self.bytes()?, Instant::now());
+        wait_for("a download to stop", SOON + STILL, || {
+            let now = self.bytes()?;
+            if now != last {
+                (last, since) = (now, Instant::now());
+            }
+            Ok((since.elapsed() >= STILL).then_some(()))
+        })
+    }
+}

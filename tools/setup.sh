@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# Makes a fresh Debian 12 ready to build, test and run the demo: packages, the Rust toolchain, a Python venv with a
+# ZeroMQ client (the tests speak to the daemon as an original client would). Run as root; a second run changes nothing
+# and takes a fraction of a second.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+RUST=1.95.0
+
+# What is needed and why:
+#   gcc libc6-dev make         link Rust programs; the tests' guest tool is linked statically
+#   qemu-system-x86            guests (qemu-utils and the rest of QEMU are not needed)
+#   busybox-static cpio kmod   their initramfs
+#   iproute2 iputils-ping iperf3 tcpdump procps util-linux
+#                              peers in network namespaces
+#   python3-venv               the venv
+PACKAGES="gcc libc6-dev make ca-certificates qemu-system-x86 busybox-static cpio gzip kmod
+    iproute2 iputils-ping iperf3 tcpdump procps util-linux python3 python3-venv"
+
+as_root() {
+    if [ "$(id -u)" != 0 ]; then
+        echo "setup: $1 needs root" >&2
+        exit 1
+    fi
+}
+
+packages() {
+    local missing=() package
+    for package in $PACKAGES; do
+        # `dpkg -s` succeeds for a package that was removed and left its settings; the status tells.
+        if [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" != installed ]; then
+            missing+=("$package")
+        fi
+    done
+    if [ ${#missing[@]} = 0 ]; then return; fi
+    as_root "installing ${missing[*]}"
+    echo "setup: installing ${missing[*]}"
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get -qq update
+    apt-get -qq install -y --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+# At least $RUST, with rustfmt and clippy.
+rust() {
+    PATH="$HOME/.cargo/bin:$PATH"
+    if command -v cargo >/dev/null && cargo clippy --version >/dev/null 2>&1 && cargo fmt --version >/dev/null 2>&1; then
+        local have
+        have=$(rustc --version | cut -d ' ' -f 2)
+        if [ "$(printf '%s\n%s\n' "$RUST" "$have" | sort -V | head -n 1)" = "$RUST" ]; then return; fi
+        echo "setup: rustc $have is older than $RUST"
+    fi
+    if ! command -v rustup >/dev/null; then
+        echo "setup: Rust $RUST or newer is needed, with rustfmt and clippy. Debian 12's own is too old: install rustup" >&2
+        echo "       (https://rustup.rs says how), then run this again." >&2
+        exit 1
+    fi
+    echo "setup: installing Rust $RUST"
+    rustup toolchain install --profile minimal --component rustfmt --component clippy "$RUST"
+    rustup override set "$RUST"
+}
+
+# The venv is made anew when tools/requirements.txt is newer.
+python() {
+    local venv=target/venv
+    if [ "$venv/ready" -nt tools/requirements.txt ]; then return; fi
+    echo "setup: making $venv"
+    rm -rf "$venv"
+    python3 -m venv "$venv"
+    "$venv/bin/pip" install --quiet --disable-pip-version-check -r tools/requirements.txt
+    touch "$venv/ready"
+}
+
+packages
+rust
+mkdir -p target
+python
