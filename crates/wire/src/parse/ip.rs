@@ -14,8 +14,8 @@ const PACKET_MAX: usize = 65535;
 pub struct IpPacket {
     /// The addresses as numbers, IPv4 ones mapped into `::ffff:0:0/96`: one width for both families, so that a
     /// flow key is made without a branch.
-    src: u128,
-    dst: u128,
+    pub(super) src: u128,
+    pub(super) dst: u128,
     /// Where the IP packet ends; what is behind in the frame is Ethernet padding.
     pub end: u32,
     /// Where the IP header starts.

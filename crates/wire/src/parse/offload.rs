@@ -67,3 +67,64 @@ fn gso_suits(packet: &Packet, offload: &Offload) -> bool {
         _ => false,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::build::{self, Builder};
+    use crate::{Mac, parse, parse::TcpFlags};
+
+    fn v4() -> Builder {
+        build::frame(Mac([2; 6]), Mac([4; 6]))
+            .ip([10, 0, 0, 1], [10, 0, 0, 2])
+            .payload(&[0; 100])
+    }
+
+    fn suits(builder: &Builder, start: u16, offset: u16) -> bool {
+        let frame = builder.build();
+        let packet = parse::parse(&frame, frame.len()).unwrap();
+        let offload = Offload {
+            checksum: Some(PartialChecksum { start, offset }),
+            ..Offload::default()
+        };
+        check_offload(&packet, frame.len(), &offload).is_ok()
+    }
+
+    #[test]
+    fn a_checksum_goes_into_its_field_or_behind_the_headers() {
+        let (tcp, udp) = (v4().tcp(1, 2, TcpFlags::ACK), v4().udp(1, 2));
+        assert!(suits(&tcp, 34, 16) && suits(&udp, 34, 6) && suits(&v4().echo_request(1, 1), 34, 2));
+        // The destination address, a port, the sequence number, TCP's place in UDP: what has been judged.
+        for (builder, start, offset) in [
+            (&tcp, 14, 16),
+            (&tcp, 34, 2),
+            (&tcp, 34, 4),
+            (&tcp, 0, 50),
+            (&udp, 34, 16),
+        ] {
+            assert!(!suits(builder, start, offset), "{start} + {offset}");
+        }
+        // An inner header, up to the end of the packet; not beyond it into padding or nothing.
+        let end = 34 + 8 + 100;
+        assert!(suits(&udp, 42, 0) && suits(&udp, 42, 98) && !suits(&udp, 42, 99) && !suits(&udp, end, 0));
+        assert!(!suits(&udp.pad_to(200), 42, 99) && !suits(&tcp, u16::MAX, u16::MAX));
+    }
+
+    #[test]
+    fn frames_that_are_not_looked_into_and_arp() {
+        let tagged = v4().tag(5).tcp(1, 2, TcpFlags::ACK);
+        assert!(suits(&tagged, 38, 16) && !suits(&tagged, 12, 0));
+        let arp = build::arp_request(Mac([2; 6]), [10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+        let packet = parse::parse(&arp, arp.len()).unwrap();
+        let checksum = Some(PartialChecksum { start: 20, offset: 2 });
+        let offload = Offload {
+            checksum,
+            ..Offload::default()
+        };
+        assert_eq!(
+            check_offload(&packet, arp.len(), &offload),
+            Err(ParseError::Offload)
+        );
+        assert_eq!(check_offload(&packet, arp.len(), &Offload::default()), Ok(()));
+    }
+}

@@ -139,3 +139,113 @@ fn quoted_v6(head: Head) -> Result<(u128, u128, u8, usize), ParseError> {
         chain.l4,
     ))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::build::{self, Builder};
+    use crate::{Mac, parse};
+
+    const A: Mac = Mac([2, 0, 0, 0, 0, 1]);
+    const B: Mac = Mac([2, 0, 0, 0, 0, 2]);
+
+    fn v4() -> Builder {
+        build::frame(A, B).ip([10, 0, 0, 1], [10, 0, 0, 2])
+    }
+
+    fn v6() -> Builder {
+        build::frame(A, B).ip(A.link_local(), B.link_local())
+    }
+
+    /// Reads the first `len` bytes of the packet as an error from B to A quotes them.
+    fn quote(packet: Builder, len: usize) -> Result<Quoted, ParseError> {
+        let packet = packet.build();
+        let is_v6 = packet[12] == 0x86;
+        let error = if is_v6 {
+            v6().icmp(2, 0, 1280)
+        } else {
+            v4().icmp(3, 4, 1400)
+        };
+        let error = error.payload(&packet[14..][..len.min(packet.len() - 14)]).build();
+        let parsed = parse::parse(&error, error.len()).unwrap();
+        let ip = parsed.ip().unwrap();
+        assert!(ip.is_icmp_error());
+        quoted(ip.message(&error), ip.v6)
+    }
+
+    #[test]
+    fn ports_of_both_families() {
+        let (sport, dport) = (5000, 53);
+        let ports = QuotedL4::Ports { sport, dport };
+        for len in [28, 1000] {
+            let said = quote(v4().udp(sport, dport).payload(&[0; 600]), len).unwrap();
+            let expected = Quoted {
+                src: 0xffff_0a00_0001,
+                dst: 0xffff_0a00_0002,
+                v6: false,
+                protocol: 17,
+                l4: ports,
+            };
+            assert_eq!(said, expected);
+            assert_eq!(
+                (said.src(), said.dst()),
+                ([10, 0, 0, 1].into(), [10, 0, 0, 2].into())
+            );
+        }
+        let extended = v6()
+            .extension(60, &[1, 4])
+            .sctp(sport, dport, 1, 0)
+            .payload(&[0; 600]);
+        let (src, dst) = (A.link_local().to_bits(), B.link_local().to_bits());
+        assert_eq!(
+            quote(extended, 56),
+            Ok(Quoted {
+                src,
+                dst,
+                v6: true,
+                protocol: 132,
+                l4: ports
+            })
+        );
+    }
+
+    #[test]
+    fn icmp_and_others() {
+        let l4 = |packet| quote(packet, 1000).map(|quoted| quoted.l4);
+        assert_eq!(
+            l4(v4().echo_request(7, 1)),
+            Ok(QuotedL4::Icmp {
+                kind: 8,
+                code: 0,
+                id: 7
+            })
+        );
+        assert_eq!(
+            l4(v6().echo_request(7, 1)),
+            Ok(QuotedL4::Icmp {
+                kind: 128,
+                code: 0,
+                id: 7
+            })
+        );
+        assert_eq!(l4(v4().protocol(47)), Ok(QuotedL4::Other));
+        assert_eq!(l4(v4().protocol(58).payload(&[0; 8])), Ok(QuotedL4::Other));
+    }
+
+    #[test]
+    fn quotes_that_show_no_flow() {
+        assert_eq!(quote(v4().udp(1, 2), 19), Err(ParseError::TruncatedIp));
+        assert_eq!(quote(v6().udp(1, 2), 39), Err(ParseError::TruncatedIp));
+        assert_eq!(quote(v4().udp(1, 2), 27), Err(ParseError::TruncatedL4));
+        assert_eq!(quote(v6().udp(1, 2), 47), Err(ParseError::TruncatedL4));
+        let later = &build::fragments(&v4().udp(1, 2).payload(&[0; 64]).build(), 32, 1)[1];
+        assert_eq!(quoted(&later[14..], false), Err(ParseError::TruncatedL4));
+        let later = &build::fragments(&v6().udp(1, 2).payload(&[0; 64]).build(), 32, 1)[1];
+        assert_eq!(quoted(&later[14..], true), Err(ParseError::TruncatedL4));
+        let v6_in_v4 = v6().udp(1, 2).build();
+        assert_eq!(quoted(&v6_in_v4[14..], false), Err(ParseError::IpVersion));
+        let mut short = v4().udp(1, 2).build();
+        short[14] = 0x44;
+        assert_eq!(quoted(&short[14..], false), Err(ParseError::Ipv4HeaderLength));
+    }
+}
