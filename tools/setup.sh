@@ -11,11 +11,13 @@ RUST=1.95.0
 #   gcc libc6-dev make         link Rust programs; the tests' guest tool is linked statically
 #   qemu-system-x86            guests (qemu-utils and the rest of QEMU are not needed)
 #   busybox-static cpio kmod   their initramfs
-#   iproute2 iputils-ping iperf3 tcpdump procps util-linux
+#   iproute2 iputils-ping iperf3 tcpdump ethtool procps util-linux
 #                              peers in network namespaces
+#   socat                      log in to the demo's guests
 #   python3-venv               the venv
 PACKAGES="gcc libc6-dev make ca-certificates qemu-system-x86 busybox-static cpio gzip kmod
-    iproute2 iputils-ping iperf3 tcpdump procps util-linux python3 python3-venv"
+    iproute2 iputils-ping iperf3 tcpdump ethtool procps socat util-linux
+    python3 python3-venv"
 
 as_root() {
     if [ "$(id -u)" != 0 ]; then

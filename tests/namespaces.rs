@@ -1,0 +1,221 @@
+//! TAP NICs in network namespaces, as containers would have them: two hosts with a kernel each and no QEMU between.
+
+use butterfly_tests::Daemon;
+use butterfly_tests::lab::check;
+use libtest_mimic::{Arguments, Failed, Trial};
+use serde_json::Value;
+use std::time::Duration;
+use testkit::netns::Namespace;
+use testkit::process::{self, Process};
+use testkit::{Result, wait_for};
+
+fn main() {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads = Some(1);
+    let trials: [(&str, fn(&Pair) -> Result<()>); 7] = [
+        ("ping_by_rule", ping_by_rule),
+        ("iperf3_tcp_passes_unsegmented", iperf3_tcp_passes_unsegmented),
+        (
+            "iperf3_udp_loses_nothing_at_a_low_rate",
+            iperf3_udp_loses_nothing_at_a_low_rate,
+        ),
+        ("a_connection_is_cut_and_goes_on", a_connection_is_cut_and_goes_on),
+        ("offloads_off_in_the_kernel", offloads_off_in_the_kernel),
+        ("larger_frames_with_a_larger_mtu", larger_frames_with_a_larger_mtu),
+        (
+            "a_deleted_nic_takes_its_device_with_it",
+            a_deleted_nic_takes_its_device_with_it,
+        ),
+    ];
+    let trials = trials.map(|(name, body)| Trial::test(name, move || run(body)));
+    libtest_mimic::run(&arguments, trials.into()).exit();
+}
+
+/// Two namespaces, `left` 10.1.0.1 and `right` 10.1.0.2 in one VNI, each in the group of its name.
+struct Pair {
+    left: Namespace,
+    right: Namespace,
+    daemon: Daemon,
+}
+
+fn run(body: fn(&Pair) -> Result<()>) -> std::result::Result<(), Failed> {
+    let pair = Pair::start(1500)?;
+    body(&pair).map_err(|e| format!("{e}\n{}", pair.daemon.dump()).into())
+}
+
+impl Pair {
+    fn start(mtu: u16) -> Result<Self> {
+        let daemon = Daemon::start(&[])?;
+        let host = |name: &str, last: u8| -> Result<Namespace> {
+            let mac = format!("52:54:00:00:01:0{last}");
+            daemon.cli(&format!(
+                "nic add --id {name} --mac {mac} --vni 7 --ip 10.1.0.{last} fd01::{last} --sg {name} --type tap \
+                 --path bf-{name} --mtu {mtu}"
+            ))?;
+            let namespace = Namespace::new()?;
+            namespace.adopt(
+                &format!("bf-{name}"),
+                &mac,
+                &[&format!("10.1.0.{last}/24"), &format!("fd01::{last}/64")],
+            )?;
+            Ok(namespace)
+        };
+        Ok(Self {
+            left: host("left", 1)?,
+            right: host("right", 2)?,
+            daemon,
+        })
+    }
+
+    fn serve(&self) -> Result<Process> {
+        let server = self.right.start("iperf3", "iperf3 -s --forceflush")?;
+        wait_for("iperf3 to listen", Duration::from_secs(5), || {
+            Ok(server.log().contains("listening").then_some(()))
+        })?;
+        Ok(server)
+    }
+
+    /// Runs iperf3 from the left, and gives its summary.
+    fn iperf3(&self, options: &str) -> Result<Value> {
+        let text = self.left.ok(&format!("timeout 30 iperf3 -J {options}"))?;
+        serde_json::from_str(&text).map_err(|e| format!("iperf3 printed {text}: {e}"))
+    }
+}
+
+fn ping_by_rule(pair: &Pair) -> Result<()> {
+    for (to, cidr) in [("10.1.0.2", "10.1.0.1/32"), ("fd01::2", "fd01::1/128")] {
+        let ping = format!("ping -q -c 2 -i 0.2 -W 1 {to}");
+        check(
+            !pair.left.succeeds(&ping)?,
+            &format!("{to} is dropped by default"),
+        )?;
+        pair.daemon
+            .cli(&format!("sg rule add right --ip-proto icmp --cidr {cidr}"))?;
+        check(pair.left.succeeds(&ping)?, &format!("{to} answers by the rule"))?;
+        pair.daemon
+            .cli(&format!("sg rule del right --ip-proto icmp --cidr {cidr}"))?;
+        check(!pair.left.succeeds(&ping)?, &format!("{to} is dropped again"))?;
+    }
+    Ok(())
+}
+
+fn iperf3_tcp_passes_unsegmented(pair: &Pair) -> Result<()> {
+    pair.daemon.cli("sg rule add right --ip-proto tcp --port 5201")?;
+    let _server = pair.serve()?;
+    for to in ["10.1.0.2", "fd01::2"] {
+        for direction in ["", "-R"] {
+            let nic = if direction.is_empty() { "right" } else { "left" };
+            let stats = |name| pair.daemon.stat(nic, name);
+            let (bytes, frames) = (stats("ingress_bytes")?, stats("ingress_frames")?);
+            let report = pair.iperf3(&format!("-c {to} -t 2 {direction}"))?;
+            let received = report["end"]["sum_received"]["bytes"]
+                .as_f64()
+                .unwrap_or_default();
+            check(
+                received > 10e6,
+                &format!("{received} bytes passed in 2 s to {to} {direction}"),
+            )?;
+            let mean = (stats("ingress_bytes")? - bytes) / (stats("ingress_frames")? - frames);
+            check(
+                mean > 5000,
+                &format!("frames to {nic} are {mean} bytes long on average"),
+            )?;
+        }
+    }
+    Ok(())
+}
+
+fn iperf3_udp_loses_nothing_at_a_low_rate(pair: &Pair) -> Result<()> {
+    pair.daemon
+        .cli("sg rule add right --ip-proto tcp --port 5201 + sg rule add right --ip-proto udp --port 5201")?;
+    let _server = pair.serve()?;
+    for to in ["10.1.0.2", "fd01::2"] {
+        let report = pair.iperf3(&format!("-u -c {to} -b 10M -t 1"))?;
+        let sum = &report["end"]["sum"];
+        let (packets, lost) = (
+            sum["packets"].as_u64().unwrap_or(0),
+            sum["lost_packets"].as_u64().unwrap_or(u64::MAX),
+        );
+        check(
+            packets > 500 && lost == 0,
+            &format!("{lost} of {packets} datagrams to {to} were lost"),
+        )?;
+    }
+    Ok(())
+}
+
+fn a_connection_is_cut_and_goes_on(pair: &Pair) -> Result<()> {
+    const RULE: &str = "right --ip-proto tcp --port 5201";
+    pair.daemon.cli(&format!("sg rule add {RULE}"))?;
+    let _server = pair.serve()?;
+    let _client = pair.left.start("client", "iperf3 -c 10.1.0.2 -t 30 -b 50M")?;
+    let moves = |moving: bool| {
+        wait_for(
+            &format!("traffic to move: {moving}"),
+            Duration::from_secs(8),
+            || {
+                let before = pair.right.counter("rx_bytes")?;
+                std::thread::sleep(Duration::from_millis(300)); // the interval that a rate is taken over
+                let came = pair.right.counter("rx_bytes")? - before;
+                Ok(((came > 100_000) == moving).then_some(()))
+            },
+        )
+    };
+    moves(true)?;
+    pair.daemon.cli(&format!("sg rule del {RULE}"))?;
+    moves(false)?;
+    pair.daemon.cli(&format!("sg rule add {RULE}"))?;
+    moves(true)
+}
+
+/// The kernel of one side computes and cuts everything itself; the other side's does not mind.
+fn offloads_off_in_the_kernel(pair: &Pair) -> Result<()> {
+    pair.daemon
+        .cli("sg rule add right --ip-proto all + sg rule add left --ip-proto all")?;
+    let _server = pair.serve()?;
+    if !pair.left.succeeds("command -v ethtool")? {
+        return Err("ethtool is not installed: run make setup".to_owned());
+    }
+    pair.left
+        .ok("ethtool -K eth0 tso off gso off gro off tx off rx off sg off")?;
+    for to in ["10.1.0.2", "fd01::2"] {
+        for direction in ["", "-R"] {
+            let report = pair.iperf3(&format!("-c {to} -t 1 {direction}"))?;
+            let received = report["end"]["sum_received"]["bytes"]
+                .as_f64()
+                .unwrap_or_default();
+            check(
+                received > 1e6,
+                &format!("{received} bytes passed in 1 s to {to} {direction}"),
+            )?;
+        }
+    }
+    Ok(())
+}
+
+fn larger_frames_with_a_larger_mtu(pair: &Pair) -> Result<()> {
+    pair.daemon.cli("nic del left right")?;
+    let pair = Pair::start(9000)?;
+    pair.daemon.cli("sg rule add right --ip-proto icmp")?;
+    for side in [&pair.left, &pair.right] {
+        let link = side.ok("ip link show eth0")?;
+        check(
+            link.contains("mtu 9000"),
+            &format!("the device has the MTU that was asked for: {link}"),
+        )?;
+    }
+    pair.left.ok("ping -q -c 2 -i 0.2 -W 1 -M do -s 8900 10.1.0.2 && ping -q -c 2 -i 0.2 -W 1 -M do -s 8900 fd01::2").map(drop)
+}
+
+fn a_deleted_nic_takes_its_device_with_it(pair: &Pair) -> Result<()> {
+    pair.left.ok("ip link show eth0")?;
+    pair.daemon.cli("nic del left")?;
+    check(
+        !pair.left.succeeds("ip link show eth0")?,
+        "the device is gone from its namespace",
+    )?;
+    check(
+        process::run(&["ip", "link"])?.matches("bf-left").count() == 0,
+        "and has not come back to the host",
+    )
+}
