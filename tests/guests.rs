@@ -1,6 +1,6 @@
 //! Guests as guests are: they offload, or do not; they reboot, crash and return; they share a host with namespaces.
 
-use butterfly_tests::lab::{Lab, VNI, address_command, check, mac, pings, run_trials, soon};
+use butterfly_tests::lab::{Download, Lab, VNI, address_command, check, mac, pings, run_trials, soon};
 use std::time::Duration;
 use testkit::image::Image;
 use testkit::netns::Namespace;
@@ -372,8 +372,11 @@ fn a_guest_is_killed_and_returns(lab: &mut Lab) -> Result<()> {
     open(lab)?;
     for _ in 0..5 {
         lab.b().serve("guest tcp-serve 80")?;
-        let download = butterfly_tests::lab::Download::start(&lab.guests[0], B4, 80)?;
-        lab.guests[1].kill_and_restart()?;
+        let [a, b, _] = &mut lab.guests[..] else {
+            return Err("there are three guests".to_owned());
+        };
+        let download = Download::start(a, B4, 80)?;
+        b.kill_and_restart()?;
         download.stops()?;
         lab.a().quiet()?;
         lab.b().ok(&address_command(1))?;

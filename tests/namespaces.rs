@@ -12,7 +12,7 @@ use testkit::{Result, wait_for};
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, fn(&Pair) -> Result<()>); 7] = [
+    let trials: [(&str, Body); 7] = [
         ("ping_by_rule", ping_by_rule),
         ("iperf3_tcp_passes_unsegmented", iperf3_tcp_passes_unsegmented),
         (
@@ -31,6 +31,8 @@ fn main() {
     libtest_mimic::run(&arguments, trials.into()).exit();
 }
 
+type Body = fn(&Pair) -> Result<()>;
+
 /// Two namespaces, `left` 10.1.0.1 and `right` 10.1.0.2 in one VNI, each in the group of its name.
 struct Pair {
     left: Namespace,
@@ -38,7 +40,7 @@ struct Pair {
     daemon: Daemon,
 }
 
-fn run(body: fn(&Pair) -> Result<()>) -> std::result::Result<(), Failed> {
+fn run(body: Body) -> std::result::Result<(), Failed> {
     let pair = Pair::start(1500)?;
     body(&pair).map_err(|e| format!("{e}\n{}", pair.daemon.dump()).into())
 }

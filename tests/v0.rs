@@ -23,7 +23,8 @@ fn run(encrypted: bool) -> Result<()> {
     let key = dir.path().join("key").display().to_string();
     std::fs::write(&key, KEY).map_err(|e| format!("cannot write {key}: {e}"))?;
     process::run(&["chmod", "600", &key])?;
-    let mut daemon = Daemon::start(if encrypted { &["-k", &key] } else { &[] })?;
+    let options: &[&str] = &["-k", &key];
+    let mut daemon = Daemon::start(if encrypted { options } else { &[] })?;
 
     let python = repository().join("target/venv/bin/python").display().to_string();
     let client = repository().join("tests/v0_client.py").display().to_string();
