@@ -6,6 +6,7 @@
 //! again by the next wait, so nothing is lost when a caller leaves work undone.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +24,8 @@ const EVENTS: usize = 64;
 /// eventfds of a guest are open in its VMM as well): call [`Poller::remove`] before it is closed.
 pub struct Poller {
     epoll: OwnedFd,
-    ready: Vec<epoll::Event>,
+    /// What the last wait found.
+    ready: Vec<u64>,
 }
 
 /// What a descriptor is waited for.
@@ -95,16 +97,14 @@ impl Poller {
                 .min(i64::from(i32::MAX) / 1000),
             tv_nsec: t.subsec_nanos().into(),
         });
+        let mut events = [MaybeUninit::uninit(); EVENTS];
         self.ready.clear();
-        match epoll::wait(
-            &self.epoll,
-            rustix::buffer::spare_capacity(&mut self.ready),
-            timeout.as_ref(),
-        ) {
-            Ok(_) | Err(Errno::INTR) => {}
+        match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
+            Ok((events, _)) => self.ready.extend(events.iter().map(|event| event.data.u64())),
+            Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-        Ok(self.ready.iter().map(|event| event.data.u64()))
+        Ok(self.ready.iter().copied())
     }
 }
 

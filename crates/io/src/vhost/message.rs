@@ -70,6 +70,11 @@ impl Reader {
         self.filled > 0
     }
 
+    /// The number of the request that is being read; 0, which is none, before it is known.
+    pub fn request(&self) -> u32 {
+        if self.filled < 4 { 0 } else { self.word(0) }
+    }
+
     /// Notes that the first `count` bytes of [`space`](Reader::space) were filled, and that `fds` came along.
     /// Returns the message if that completed it. After an error the stream has no meaning any more.
     pub fn filled(&mut self, count: usize, fds: Vec<OwnedFd>) -> Result<Option<Message>, MessageError> {

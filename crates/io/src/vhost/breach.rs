@@ -1,0 +1,110 @@
+//! What a VMM or its guest can do wrong in setting up a device. Each message names the request and the value.
+
+use super::message::MessageError;
+use super::request::name;
+use super::session::RINGS;
+use super::split::QueueError;
+use crate::guest_memory::MemoryError;
+
+/// A request that is not followed.
+#[derive(Debug, thiserror::Error)]
+pub enum Breach {
+    /// It is not well-formed.
+    #[error(transparent)]
+    Message(#[from] MessageError),
+    /// It names a ring that does not exist.
+    #[error("{} names ring {ring} of {RINGS}", name(*.request))]
+    Index {
+        /// The request.
+        request: u32,
+        /// The ring it names.
+        ring: u32,
+    },
+    /// It takes features that were not offered.
+    #[error("{} takes features {surplus:#x} that were not offered", name(*.request))]
+    Features {
+        /// The request.
+        request: u32,
+        /// The bits that were not offered.
+        surplus: u64,
+    },
+    /// The guest's memory cannot be had.
+    #[error("SET_MEM_TABLE: {0}")]
+    Memory(#[from] MemoryError),
+    /// A ring's size is impossible.
+    #[error("SET_VRING_NUM: ring {ring} of {size} entries is not possible, powers of two up to 32768 are")]
+    Size {
+        /// The ring.
+        ring: u32,
+        /// The size it was to have.
+        size: u32,
+    },
+    /// A ring's writes were to be logged, which was not offered.
+    #[error("SET_VRING_ADDR asks for writes to ring {ring} to be logged, which was not offered")]
+    Logging {
+        /// The ring.
+        ring: u32,
+    },
+    /// A ring's base does not fit into its index.
+    #[error("SET_VRING_BASE: ring {ring} cannot begin at {base}, indices have 16 bits")]
+    Base {
+        /// The ring.
+        ring: u32,
+        /// Where it was to begin.
+        base: u32,
+    },
+    /// Neither enable nor disable.
+    #[error("SET_VRING_ENABLE: ring {ring} has {value} instead of 0 or 1")]
+    Enable {
+        /// The ring.
+        ring: u32,
+        /// What was there.
+        value: u32,
+    },
+    /// The MTU is not one, or larger than the NIC's.
+    #[error("NET_SET_MTU: {mtu} is not 68 to {max}")]
+    Mtu {
+        /// What was asked for.
+        mtu: u64,
+        /// The NIC's own.
+        max: u16,
+    },
+    /// A ring is described so that it cannot run.
+    #[error("ring {ring} cannot run: {error}")]
+    Queue {
+        /// The ring.
+        ring: u32,
+        /// Why.
+        error: QueueError,
+    },
+    /// A request of features that were not offered, or of no known kind; ignored.
+    #[error("request {request} ({}) is not supported and ignored, as others after it", name(*.request))]
+    Unknown {
+        /// Its number.
+        request: u32,
+    },
+    /// Like [`Breach::Unknown`], but the VMM waits for an answer that there is none to.
+    #[error("request {request} ({}) is not supported", name(*.request))]
+    Unanswerable {
+        /// Its number.
+        request: u32,
+    },
+}
+
+impl Breach {
+    /// True when only a VMM can have caused it: the connection is closed. What a guest can cause through an honest
+    /// VMM must not cost it the connection, which many VMMs do not make again.
+    pub fn closes(&self) -> bool {
+        match self {
+            Breach::Message(_)
+            | Breach::Index { .. }
+            | Breach::Features { .. }
+            | Breach::Memory(_)
+            | Breach::Logging { .. }
+            | Breach::Base { .. }
+            | Breach::Enable { .. }
+            | Breach::Unanswerable { .. } => true,
+            Breach::Size { .. } | Breach::Mtu { .. } | Breach::Queue { .. } | Breach::Unknown { .. } => false,
+        }
+    }
+}

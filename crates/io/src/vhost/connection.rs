@@ -1,0 +1,166 @@
+//! One VMM's socket: bytes in, messages to the session, replies out. Never waits.
+
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags};
+
+use super::message::{FDS_MAX, MessageError, Problem, Reader};
+use super::session::Session;
+use crate::poll::Interest;
+
+/// Messages taken from one VMM before the others have their turn.
+const TURN: usize = 64;
+
+pub(super) struct Connection {
+    socket: OwnedFd,
+    reader: Reader,
+    /// What is still to be sent. Nothing more is read before it is empty: a VMM that does not take its replies
+    /// fills its own queue and nothing of ours.
+    out: Vec<u8>,
+    /// To be closed when `out` has been sent.
+    closing: bool,
+    /// What its socket is waited for.
+    interest: Interest,
+    session: Session,
+}
+
+/// What a connection waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Progress {
+    /// More to read, now or later.
+    Reading,
+    /// Room to write.
+    Writing,
+    /// Nothing: the VMM has gone.
+    Gone,
+    /// Nothing: the VMM has broken the protocol, which has been logged.
+    Broken,
+}
+
+impl Connection {
+    pub fn new(socket: OwnedFd, session: Session) -> Self {
+        let (reader, interest) = (Reader::new(), Interest::Read);
+        Connection {
+            socket,
+            reader,
+            out: Vec::new(),
+            closing: false,
+            interest,
+            session,
+        }
+    }
+
+    /// Does what can be done without waiting, within limits.
+    pub fn serve(&mut self) -> Progress {
+        for _ in 0..TURN {
+            match self.send() {
+                Ok(true) if self.closing => return Progress::Broken,
+                Ok(true) => {}
+                Ok(false) => return Progress::Writing,
+                Err(_) => return Progress::Gone,
+            }
+            match self.receive() {
+                Ok(true) => {}
+                Ok(false) => return Progress::Reading,
+                Err(progress) => return progress,
+            }
+        }
+        Progress::Reading
+    }
+
+    /// True when the VMM's end is closed, whatever it left to be read.
+    pub fn is_peer_gone(&self) -> bool {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let _ = rustix::event::poll(&mut fds, Some(&now));
+        fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
+    }
+
+    /// Notes what the socket is waited for; false if it is that already.
+    pub fn change_interest(&mut self, interest: Interest) -> bool {
+        std::mem::replace(&mut self.interest, interest) != interest
+    }
+
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// Closes the socket and ends the session.
+    pub fn end(self) {
+        drop(self.socket);
+        self.session.end();
+    }
+
+    /// True when everything was sent.
+    fn send(&mut self) -> Result<bool, Errno> {
+        while !self.out.is_empty() {
+            match rustix::net::send(&self.socket, &self.out, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+                Ok(sent) => drop(self.out.drain(..sent)),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Reads once, and handles the message if that completed one. False when there is nothing to read.
+    fn receive(&mut self) -> Result<bool, Progress> {
+        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+        let mut control = RecvAncillaryBuffer::new(&mut room);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let space = self.reader.space();
+        let received =
+            match rustix::net::recvmsg(&self.socket, &mut [IoSliceMut::new(space)], &mut control, flags) {
+                Ok(received) => received,
+                Err(Errno::INTR) => return Ok(true),
+                Err(Errno::AGAIN) => return Ok(false),
+                Err(_) => return Err(Progress::Gone),
+            };
+        // Every descriptor has an owner from here on: what is not used is closed.
+        let mut fds = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                fds.extend(rights);
+            }
+        }
+        if received.flags.contains(ReturnFlags::CTRUNC) {
+            let request = self.reader.request();
+            return Err(self.broken(MessageError {
+                request,
+                problem: Problem::DescriptorsLost,
+            }));
+        }
+        if received.bytes == 0 {
+            return Err(Progress::Gone);
+        }
+        match self.reader.filled(received.bytes, fds) {
+            Ok(None) => {}
+            Ok(Some(message)) => {
+                let outcome = self.session.handle(message);
+                self.out = outcome.reply.unwrap_or_default();
+                self.closing = outcome.close;
+            }
+            Err(error) => return Err(self.broken(error)),
+        }
+        Ok(true)
+    }
+
+    fn broken(&mut self, error: MessageError) -> Progress {
+        self.session.unreadable(error);
+        Progress::Broken
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}

@@ -1,0 +1,388 @@
+//! The vhost-user server: one thread, one epoll, a listening socket and at most one VMM for each NIC.
+//!
+//! The thread owns everything; [`Server`] sends it commands and waits for the answer. Nothing in it waits for a
+//! VMM: a message that came in part stays in its connection, a reply that finds no room stops the reading of that
+//! connection. What it does wait for is [`PortSink`], a worker's turn long.
+//!
+//! A second VMM is refused while one is connected, since two would write the same NIC's state; when the first one has
+//! died and its end was not yet noticed, the second takes over. When the process is out of descriptors, or a
+//! VMM has broken the protocol, its listener is left alone for a moment, so that neither makes the thread spin.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use tracing::{info, warn};
+
+use super::connection::{Connection, Progress};
+use super::listener::{Listener, PATH_MAX};
+use super::session::{Session, SessionInfo};
+use super::sink::{NicOptions, PortKey, PortSink};
+use crate::poll::{Doorbell, Interest, Poller};
+
+/// How long a listener is left alone when the process is out of descriptors or memory.
+const PAUSE_EXHAUSTED: Duration = Duration::from_secs(1);
+
+/// How long a listener is left alone after its VMM has broken the protocol.
+const PAUSE_BROKEN: Duration = Duration::from_millis(100);
+
+/// Why a NIC's socket is not there. Each message names the path.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The path cannot be a unix socket's.
+    #[error("socket path '{}' is longer than {PATH_MAX} bytes or contains a zero byte", path.display())]
+    Path {
+        /// Where the socket was to be.
+        path: PathBuf,
+    },
+    /// The directory does not exist.
+    #[error("socket '{}': its directory does not exist", path.display())]
+    Directory {
+        /// Where the socket was to be.
+        path: PathBuf,
+    },
+    /// Somebody listens there.
+    #[error("socket '{}': another process listens on it", path.display())]
+    InUse {
+        /// Where the socket was to be.
+        path: PathBuf,
+    },
+    /// Something else is there, and is left alone.
+    #[error("socket '{}': a file that is not a socket is in its place", path.display())]
+    NotASocket {
+        /// Where the socket was to be.
+        path: PathBuf,
+    },
+    /// The system refused.
+    #[error("socket '{}': {error}", path.display())]
+    Socket {
+        /// Where the socket was to be.
+        path: PathBuf,
+        /// What it said.
+        error: io::Error,
+    },
+    /// The key is in use: a mistake of the caller's.
+    #[error("socket '{}': port {} is open already", path.display(), key.0)]
+    KeyInUse {
+        /// Where the socket was to be.
+        path: PathBuf,
+        /// The key.
+        key: PortKey,
+    },
+    /// The server's thread has ended.
+    #[error("the vhost-user server has stopped")]
+    Stopped,
+}
+
+/// One NIC of the server, for dumps.
+#[derive(Clone, Debug)]
+pub struct NicInfo {
+    /// As in [`Server::listen`].
+    pub key: PortKey,
+    /// What log lines call it.
+    pub name: String,
+    /// Where its socket is.
+    pub path: PathBuf,
+    /// The connected VMM's session.
+    pub session: Option<SessionInfo>,
+}
+
+/// The handle of the server. Dropping it closes all sockets and ends all sessions.
+pub struct Server {
+    commands: mpsc::Sender<Command>,
+    bell: Doorbell,
+    thread: Option<JoinHandle<()>>,
+}
+
+enum Command {
+    Listen(
+        PortKey,
+        NicOptions,
+        Listener,
+        mpsc::Sender<Result<(), ServerError>>,
+    ),
+    Close(PortKey, mpsc::Sender<bool>),
+    Nics(mpsc::Sender<Vec<NicInfo>>),
+    Stop,
+}
+
+impl Server {
+    /// Starts the thread.
+    pub fn start(sink: Arc<dyn PortSink>) -> io::Result<Server> {
+        let poller = Poller::new()?;
+        let bell = Doorbell::new()?;
+        poller.add(bell.as_fd(), BELL)?;
+        let (commands, queue) = mpsc::channel();
+        let state = Thread {
+            sink,
+            poller,
+            bell: bell.clone(),
+            nics: HashMap::new(),
+            pauses: Vec::new(),
+        };
+        let thread = std::thread::Builder::new()
+            .name("vhost-user".to_owned())
+            .spawn(|| state.run(queue))?;
+        Ok(Server {
+            commands,
+            bell,
+            thread: Some(thread),
+        })
+    }
+
+    /// Makes a NIC's socket and waits there for its VMM. The socket file's mode follows the umask.
+    pub fn listen(&self, key: PortKey, path: &Path, nic: NicOptions) -> Result<(), ServerError> {
+        let listener = Listener::bind(path)?;
+        self.ask(|answer| Command::Listen(key, nic, listener, answer))
+            .ok_or(ServerError::Stopped)?
+    }
+
+    /// Removes a NIC's socket and ends its session; its port has been taken back when this returns. False when
+    /// there is none of that key.
+    pub fn close(&self, key: PortKey) -> bool {
+        self.ask(|answer| Command::Close(key, answer)).unwrap_or(false)
+    }
+
+    /// All NICs and their sessions, by key.
+    pub fn nics(&self) -> Vec<NicInfo> {
+        self.ask(Command::Nics).unwrap_or_default()
+    }
+
+    fn ask<T>(&self, command: impl FnOnce(mpsc::Sender<T>) -> Command) -> Option<T> {
+        let (answer, result) = mpsc::channel();
+        self.commands.send(command(answer)).ok()?;
+        self.bell.ring();
+        result.recv().ok()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.commands.send(Command::Stop);
+        self.bell.ring();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Nic {
+    options: Arc<NicOptions>,
+    listener: Listener,
+    connection: Option<Connection>,
+}
+
+/// What the server's thread owns.
+struct Thread {
+    sink: Arc<dyn PortSink>,
+    poller: Poller,
+    bell: Doorbell,
+    nics: HashMap<PortKey, Nic>,
+    /// Listeners that are left alone, and until when.
+    pauses: Vec<(Instant, PortKey)>,
+}
+
+/// Tokens of the poller: the bell, and two for each NIC.
+const BELL: u64 = u64::MAX;
+
+fn listener_token(key: PortKey) -> u64 {
+    u64::from(key.0) * 2
+}
+
+fn connection_token(key: PortKey) -> u64 {
+    u64::from(key.0) * 2 + 1
+}
+
+impl Thread {
+    fn run(mut self, commands: mpsc::Receiver<Command>) {
+        let mut ready = Vec::new();
+        loop {
+            let timeout = self.pauses.iter().map(|(until, _)| *until).min();
+            let timeout = timeout.map(|until| until.saturating_duration_since(Instant::now()));
+            ready.clear();
+            match self.poller.wait(timeout) {
+                Ok(tokens) => ready.extend(tokens),
+                Err(error) => {
+                    warn!("vhost-user: waiting for sockets: {error}");
+                    std::thread::sleep(PAUSE_BROKEN); // cannot happen with a valid epoll; must not spin
+                }
+            }
+            for &token in &ready {
+                let key = PortKey((token / 2) as u32);
+                match token {
+                    BELL => {
+                        self.bell.clear();
+                    }
+                    token if token == connection_token(key) => self.serve(key),
+                    _ => self.accept(key),
+                }
+            }
+            self.resume();
+            // After the bell was cleared: a command that comes now rings again.
+            for command in commands.try_iter() {
+                match command {
+                    Command::Listen(key, nic, listener, answer) => {
+                        drop(answer.send(self.listen(key, nic, listener)));
+                    }
+                    Command::Close(key, answer) => drop(answer.send(self.close(key))),
+                    Command::Nics(answer) => drop(answer.send(self.info())),
+                    Command::Stop => {
+                        let keys: Vec<PortKey> = self.nics.keys().copied().collect();
+                        for key in keys {
+                            self.close(key);
+                        }
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    fn listen(&mut self, key: PortKey, options: NicOptions, listener: Listener) -> Result<(), ServerError> {
+        let path = listener.path().to_owned();
+        if self.nics.contains_key(&key) {
+            return Err(ServerError::KeyInUse { path, key });
+        }
+        if let Err(error) = self.poller.add(listener.as_fd(), listener_token(key)) {
+            return Err(ServerError::Socket { path, error });
+        }
+        info!(nic = options.name, "waiting for a VMM at {}", path.display());
+        self.nics.insert(
+            key,
+            Nic {
+                options: Arc::new(options),
+                listener,
+                connection: None,
+            },
+        );
+        Ok(())
+    }
+
+    fn close(&mut self, key: PortKey) -> bool {
+        self.hang_up(key);
+        self.pauses.retain(|(_, paused)| *paused != key);
+        let Some(nic) = self.nics.remove(&key) else {
+            return false;
+        };
+        let _ = self.poller.remove(nic.listener.as_fd());
+        true
+    }
+
+    fn info(&self) -> Vec<NicInfo> {
+        let info = |(&key, nic): (&PortKey, &Nic)| NicInfo {
+            key,
+            name: nic.options.name.clone(),
+            path: nic.listener.path().to_owned(),
+            session: nic
+                .connection
+                .as_ref()
+                .map(|connection| connection.session().info()),
+        };
+        let mut nics: Vec<NicInfo> = self.nics.iter().map(info).collect();
+        nics.sort_by_key(|nic| nic.key);
+        nics
+    }
+
+    /// Takes one connection; the next is reported again.
+    fn accept(&mut self, key: PortKey) {
+        let Some(nic) = self.nics.get_mut(&key) else {
+            return;
+        };
+        let name = &nic.options.name;
+        let socket = match nic.listener.accept() {
+            Ok(Some(socket)) => socket,
+            Ok(None) => return,
+            Err(error) => {
+                warn!(nic = name, "a VMM cannot connect for now: {error}");
+                return self.pause(key, PAUSE_EXHAUSTED);
+            }
+        };
+        match &nic.connection {
+            Some(connection) if !connection.is_peer_gone() => {
+                info!(nic = name, "a second VMM was refused: one is connected");
+                return;
+            }
+            Some(_) => self.hang_up(key),
+            None => {}
+        }
+        let Some(nic) = self.nics.get_mut(&key) else {
+            return;
+        };
+        if let Err(error) = self.poller.add(socket.as_fd(), connection_token(key)) {
+            warn!(nic = nic.options.name, "a VMM cannot connect for now: {error}");
+            return self.pause(key, PAUSE_EXHAUSTED);
+        }
+        let session = Session::new(key, Arc::clone(&nic.options), Arc::clone(&self.sink));
+        nic.connection = Some(Connection::new(socket, session));
+    }
+
+    fn serve(&mut self, key: PortKey) {
+        let Some(connection) = self.nics.get_mut(&key).and_then(|nic| nic.connection.as_mut()) else {
+            return;
+        };
+        let interest = match connection.serve() {
+            Progress::Reading => Interest::Read,
+            Progress::Writing => Interest::Write,
+            Progress::Gone => return self.hang_up(key),
+            Progress::Broken => {
+                self.hang_up(key);
+                return self.pause(key, PAUSE_BROKEN);
+            }
+        };
+        if connection.change_interest(interest)
+            && let Err(error) = self
+                .poller
+                .set_interest(connection.as_fd(), connection_token(key), interest)
+        {
+            warn!("vhost-user: waiting for a VMM: {error}");
+            self.hang_up(key);
+        }
+    }
+
+    fn hang_up(&mut self, key: PortKey) {
+        let Some(connection) = self.nics.get_mut(&key).and_then(|nic| nic.connection.take()) else {
+            return;
+        };
+        let _ = self.poller.remove(connection.as_fd());
+        connection.end();
+    }
+
+    fn pause(&mut self, key: PortKey, length: Duration) {
+        let Some(nic) = self.nics.get(&key) else { return };
+        let listener = nic.listener.as_fd();
+        if self
+            .poller
+            .set_interest(listener, listener_token(key), Interest::Neither)
+            .is_ok()
+        {
+            self.pauses.push((Instant::now() + length, key));
+        }
+    }
+
+    /// Listens again where a pause is over.
+    fn resume(&mut self) {
+        if self.pauses.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        let over: Vec<PortKey> = self
+            .pauses
+            .extract_if(.., |(until, _)| *until <= now)
+            .map(|(_, key)| key)
+            .collect();
+        for key in over {
+            if self.pauses.iter().any(|(_, paused)| *paused == key) {
+                continue;
+            }
+            if let Some(nic) = self.nics.get(&key) {
+                let _ = self
+                    .poller
+                    .set_interest(nic.listener.as_fd(), listener_token(key), Interest::Read);
+            }
+        }
+    }
+}

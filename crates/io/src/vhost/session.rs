@@ -1,0 +1,429 @@
+//! One VMM's vhost-user session as a state machine: a message comes in, a reply and a port go out.
+//!
+//! The session owns what the VMM has set up (features, memory, rings) whenever the port is not with a worker.
+//! A request that changes any of it takes the port back first ([`PortSink::detach`] waits for the worker),
+//! changes its parts, and hands over a new port if a ring can run: the packet path knows no lock. A ring runs
+//! when its size and addresses are known, SET_VRING_KICK has started it, and it is enabled; with one of the two
+//! rings the NIC works one way. Reading, writing and waiting are [`super::server`]'s.
+//!
+//! A breach of the protocol is one log line. If only the VMM can have caused it, the connection is closed, since
+//! nothing it says can be relied on; what a guest can cause through an honest VMM (ring sizes, ring addresses)
+//! leaves the ring stopped and the connection open, so that a reset of the guest mends it.
+//!
+//! Chosen: a ring that is disabled is left alone, where the specification wants a disabled transmit ring's frames
+//! to be discarded. No known guest transmits on one. Error eventfds (SET_VRING_ERR) are taken and closed.
+
+use std::sync::Arc;
+
+use tracing::{info, warn};
+
+use super::breach::Breach;
+use super::features::{self, protocol};
+use super::message::{Message, MessageError, Reply, RingValue};
+use super::port::{PortParts, VhostPort};
+use super::request::{self, Request, RingAddresses, RingFd};
+use super::ring::{Base, Ring, RingInfo};
+use super::sink::{NicOptions, PortKey, PortSink, PortState};
+use crate::guest_memory::{GuestMemory, RegionSpec};
+use crate::port::Port;
+
+/// Rings of a session: one pair. Ring 0 is the one the guest receives from, ring 1 the one it transmits on.
+pub const RINGS: usize = 2;
+const RECEIVEQ: usize = 0;
+const TRANSMITQ: usize = 1;
+
+/// The smallest MTU that IPv4 works with (RFC 791), which virtio asks for too.
+const MTU_MIN: u64 = 68;
+
+/// What is to be done after a message.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Bytes to be sent.
+    pub reply: Option<Vec<u8>>,
+    /// The connection is to be closed, after the reply.
+    pub close: bool,
+}
+
+/// A session at one moment, for dumps.
+#[derive(Clone, Debug)]
+pub struct SessionInfo {
+    /// How the NIC is.
+    pub state: PortState,
+    /// What the guest's driver has taken of [`features::offered`]; `None` before SET_FEATURES.
+    pub features: Option<u64>,
+    /// What the VMM has taken of [`protocol::OFFERED`].
+    pub protocol_features: u64,
+    /// The MTU in force, if any was offered or asked for.
+    pub mtu: Option<u16>,
+    /// Both rings.
+    pub rings: [RingInfo; RINGS],
+}
+
+/// One connection of a VMM.
+pub struct Session {
+    key: PortKey,
+    nic: Arc<NicOptions>,
+    sink: Arc<dyn PortSink>,
+    features: Option<u64>,
+    protocol_features: u64,
+    memory: Option<Arc<GuestMemory>>,
+    rings: [Ring; RINGS],
+    /// What NET_SET_MTU asked for.
+    mtu: Option<u16>,
+    /// The port is with a worker, and with it the rings' descriptors.
+    attached: bool,
+    state: PortState,
+    unknown_logged: bool,
+}
+
+impl Session {
+    /// A VMM has connected.
+    pub fn new(key: PortKey, nic: Arc<NicOptions>, sink: Arc<dyn PortSink>) -> Self {
+        let mut session = Session {
+            key,
+            nic,
+            sink,
+            features: None,
+            protocol_features: 0,
+            memory: None,
+            rings: Default::default(),
+            mtu: None,
+            attached: false,
+            state: PortState::Disconnected,
+            unknown_logged: false,
+        };
+        session.set_state(PortState::Connected);
+        session
+    }
+
+    /// Takes one message.
+    pub fn handle(&mut self, message: Message) -> Outcome {
+        let number = message.request;
+        let wants_ack = message.needs_reply()
+            && self.protocol_features & protocol::REPLY_ACK != 0
+            && !request::has_reply(number);
+        let done = Request::parse(message)
+            .map_err(Breach::from)
+            .and_then(|request| self.apply(request));
+        let done = match done {
+            Err(breach) if breach.closes() => Err(breach),
+            // Whatever was changed or refused: what can run, runs on.
+            done => self.plug().and(done),
+        };
+        match done {
+            Ok(Some(reply)) => Outcome {
+                reply: Some(reply.encode(number)),
+                close: false,
+            },
+            Ok(None) => Outcome {
+                reply: wants_ack.then(|| Reply::ack(true).encode(number)),
+                close: false,
+            },
+            Err(breach) => {
+                self.log(&breach);
+                let reply = wants_ack.then(|| Reply::ack(false).encode(number));
+                Outcome {
+                    reply,
+                    close: breach.closes(),
+                }
+            }
+        }
+    }
+
+    /// The stream of messages has lost its meaning; the connection is to be closed.
+    pub fn unreadable(&mut self, error: MessageError) {
+        self.log(&Breach::Message(error));
+    }
+
+    /// The VMM has gone, or is to go: takes the port back and forgets everything.
+    pub fn end(mut self) {
+        self.unplug();
+        self.memory = None;
+        self.set_state(PortState::Disconnected);
+    }
+
+    /// For dumps.
+    pub fn info(&self) -> SessionInfo {
+        SessionInfo {
+            state: self.state.clone(),
+            features: self.features,
+            protocol_features: self.protocol_features,
+            mtu: self.mtu(),
+            rings: std::array::from_fn(|index| self.rings[index].info(self.is_enabled(index))),
+        }
+    }
+
+    fn apply(&mut self, request: Request) -> Result<Option<Reply>, Breach> {
+        match request {
+            Request::GetFeatures => return Ok(Some(Reply::Number(self.offered()))),
+            Request::GetProtocolFeatures => return Ok(Some(Reply::Number(protocol::OFFERED))),
+            Request::GetQueueNum => return Ok(Some(Reply::Number(RINGS as u64 / 2))),
+            Request::GetVringBase(ring) => return self.stop_ring(ring).map(Some),
+            Request::SetFeatures(features) => self.set_features(features)?,
+            Request::SetProtocolFeatures(features) => self.set_protocol_features(features)?,
+            Request::SetOwner => {}
+            Request::ResetOwner => self.disable_all(),
+            Request::SetMemTable(regions) => self.set_memory(regions)?,
+            Request::SetVringNum(ring) => self.set_size(ring)?,
+            Request::SetVringAddr(addresses) => self.set_addresses(addresses)?,
+            Request::SetVringBase(ring) => self.set_base(ring)?,
+            Request::SetVringKick(kick) => self.start_ring(kick)?,
+            Request::SetVringCall(call) => self.ring(request::SET_VRING_CALL, call.index)?.call = call.fd,
+            Request::SetVringErr(error) => {
+                check_index(request::SET_VRING_ERR, error.index)?;
+            }
+            Request::SetVringEnable(ring) => self.set_enabled(ring)?,
+            Request::SendRarp(mac) => self.sink.announce(self.key, mac),
+            Request::NetSetMtu(mtu) => self.set_mtu(mtu)?,
+            Request::Other(number) if request::has_reply(number) => {
+                return Err(Breach::Unanswerable { request: number });
+            }
+            Request::Other(number) => return Err(Breach::Unknown { request: number }),
+        }
+        Ok(None)
+    }
+
+    fn offered(&self) -> u64 {
+        features::offered(self.nic.offloads, self.nic.mtu.is_some())
+    }
+
+    fn set_features(&mut self, features: u64) -> Result<(), Breach> {
+        let surplus = features & !self.offered();
+        if surplus != 0 {
+            return Err(Breach::Features {
+                request: request::SET_FEATURES,
+                surplus,
+            });
+        }
+        if self.features != Some(features) {
+            self.unplug();
+            self.features = Some(features);
+        }
+        Ok(())
+    }
+
+    fn set_protocol_features(&mut self, features: u64) -> Result<(), Breach> {
+        let surplus = features & !protocol::OFFERED;
+        if surplus != 0 {
+            return Err(Breach::Features {
+                request: request::SET_PROTOCOL_FEATURES,
+                surplus,
+            });
+        }
+        self.protocol_features = features;
+        Ok(())
+    }
+
+    fn set_memory(&mut self, regions: Vec<RegionSpec>) -> Result<(), Breach> {
+        self.unplug();
+        // The old mapping goes first: both at once could be more than there is.
+        self.memory = None;
+        self.memory = Some(Arc::new(GuestMemory::new(regions)?));
+        Ok(())
+    }
+
+    fn set_mtu(&mut self, mtu: u64) -> Result<(), Breach> {
+        let max = self.nic.mtu.unwrap_or(u16::MAX);
+        let fits = u16::try_from(mtu)
+            .ok()
+            .filter(|&mtu| mtu <= max && u64::from(mtu) >= MTU_MIN);
+        let Some(mtu) = fits else {
+            return Err(Breach::Mtu { mtu, max });
+        };
+        if self.mtu != Some(mtu) {
+            self.unplug();
+            self.mtu = Some(mtu);
+        }
+        Ok(())
+    }
+
+    fn mtu(&self) -> Option<u16> {
+        self.mtu.or(self.nic.mtu)
+    }
+
+    /// A ring that is about to be changed: the port is taken back.
+    fn ring(&mut self, request: u32, index: u32) -> Result<&mut Ring, Breach> {
+        let index = check_index(request, index)?;
+        self.unplug();
+        Ok(&mut self.rings[index])
+    }
+
+    fn set_size(&mut self, RingValue { index, value }: RingValue) -> Result<(), Breach> {
+        let ring = self.ring(request::SET_VRING_NUM, index)?;
+        let size = u16::try_from(value).ok().filter(|size| size.is_power_of_two());
+        ring.size = size.unwrap_or(0);
+        size.map(|_| ()).ok_or(Breach::Size {
+            ring: index,
+            size: value,
+        })
+    }
+
+    fn set_addresses(&mut self, addresses: RingAddresses) -> Result<(), Breach> {
+        const LOG: u32 = 1;
+        let ring = self.ring(request::SET_VRING_ADDR, addresses.index)?;
+        if addresses.flags & LOG != 0 {
+            return Err(Breach::Logging {
+                ring: addresses.index,
+            });
+        }
+        ring.addresses = Some(addresses);
+        Ok(())
+    }
+
+    fn set_base(&mut self, RingValue { index, value }: RingValue) -> Result<(), Breach> {
+        let ring = self.ring(request::SET_VRING_BASE, index)?;
+        let base = u16::try_from(value).map_err(|_| Breach::Base {
+            ring: index,
+            base: value,
+        })?;
+        ring.base = Base::Given(base);
+        Ok(())
+    }
+
+    fn start_ring(&mut self, kick: RingFd) -> Result<(), Breach> {
+        let ring = self.ring(request::SET_VRING_KICK, kick.index)?;
+        ring.kick = kick.fd;
+        ring.started = true;
+        ring.fault = None;
+        Ok(())
+    }
+
+    fn stop_ring(&mut self, RingValue { index, .. }: RingValue) -> Result<Reply, Breach> {
+        let ring = self.ring(request::GET_VRING_BASE, index)?;
+        ring.stop();
+        let value = u32::from(ring.base.index());
+        Ok(Reply::Ring(RingValue { index, value }))
+    }
+
+    fn set_enabled(&mut self, RingValue { index, value }: RingValue) -> Result<(), Breach> {
+        let at = check_index(request::SET_VRING_ENABLE, index)?;
+        if value > 1 {
+            return Err(Breach::Enable { ring: index, value });
+        }
+        let enabled = value == 1;
+        if self.rings[at].enabled != enabled {
+            self.unplug();
+            self.rings[at].enabled = enabled;
+        }
+        Ok(())
+    }
+
+    fn disable_all(&mut self) {
+        self.unplug();
+        for ring in &mut self.rings {
+            ring.enabled = false;
+        }
+    }
+
+    /// Rings start enabled unless the VMM has taken PROTOCOL_FEATURES, which brings the request to enable them.
+    fn is_enabled(&self, index: usize) -> bool {
+        self.features
+            .is_some_and(|features| features & features::PROTOCOL_FEATURES == 0)
+            || self.rings[index].enabled
+    }
+
+    /// Takes the port back from its worker, and its parts apart.
+    fn unplug(&mut self) {
+        if !std::mem::take(&mut self.attached) {
+            return;
+        }
+        let Some(Port::Vhost(port)) = self.sink.detach(self.key) else {
+            // The worker is stopping: nothing will run again before the VMM starts over.
+            self.rings.iter_mut().for_each(Ring::stop);
+            return;
+        };
+        let broken = port.ring_state().broken;
+        let PortParts {
+            receiveq, transmitq, ..
+        } = port.into_parts();
+        for (index, queue) in [(RECEIVEQ, receiveq), (TRANSMITQ, transmitq)] {
+            if let Some(queue) = queue {
+                self.rings[index].take_back(queue, broken.clone());
+            }
+        }
+    }
+
+    /// Hands a port to the worker if it has none and a ring can run.
+    fn plug(&mut self) -> Result<(), Breach> {
+        let mut result = Ok(());
+        if !self.attached
+            && let (Some(memory), Some(features)) = (self.memory.clone(), self.features)
+        {
+            let mut queues = [None, None];
+            for (index, queue) in queues.iter_mut().enumerate() {
+                if !self.is_enabled(index) {
+                    continue;
+                }
+                match self.rings[index].run(&memory, features) {
+                    Ok(running) => *queue = running,
+                    Err(error) => {
+                        result = Err(Breach::Queue {
+                            ring: index as u32,
+                            error,
+                        })
+                    }
+                }
+            }
+            let [receiveq, transmitq] = queues;
+            if receiveq.is_some() || transmitq.is_some() {
+                let parts = PortParts {
+                    memory,
+                    features,
+                    receiveq,
+                    transmitq,
+                    mtu: self.mtu(),
+                };
+                self.sink.attach(self.key, VhostPort::new(parts).into());
+                self.attached = true;
+            }
+        }
+        let fault = self.rings.iter().find_map(|ring| ring.fault.clone());
+        self.set_state(match fault {
+            Some(fault) => PortState::Broken(fault),
+            None if self.attached => PortState::Up,
+            None => PortState::Connected,
+        });
+        result
+    }
+
+    fn set_state(&mut self, state: PortState) {
+        if self.state == state {
+            return;
+        }
+        let nic = &self.nic.name;
+        match &state {
+            PortState::Disconnected => info!(nic, "the VMM has disconnected"),
+            PortState::Connected if self.state == PortState::Disconnected => {
+                info!(nic, "a VMM has connected")
+            }
+            PortState::Connected => info!(nic, "down: no ring runs"),
+            PortState::Up => {
+                let features = format_args!("{:#x}", self.features.unwrap_or(0));
+                info!(nic, %features, mtu = self.mtu(), "up");
+            }
+            // Its cause has been or is being logged as a breach.
+            PortState::Broken(_) => {}
+        }
+        self.state = state.clone();
+        self.sink.state(self.key, state);
+    }
+
+    fn log(&mut self, breach: &Breach) {
+        if matches!(breach, Breach::Unknown { .. }) && std::mem::replace(&mut self.unknown_logged, true) {
+            return;
+        }
+        let consequence = if breach.closes() {
+            "; closing the connection"
+        } else {
+            ""
+        };
+        warn!(nic = self.nic.name, "vhost-user: {breach}{consequence}");
+    }
+}
+
+fn check_index(request: u32, index: u32) -> Result<usize, Breach> {
+    usize::try_from(index)
+        .ok()
+        .filter(|&index| index < RINGS)
+        .ok_or(Breach::Index { request, ring: index })
+}
