@@ -125,7 +125,7 @@ fn segments_of_64_kib_cross_whole(lab: &mut Lab) -> Result<()> {
 /// A guest that negotiates nothing, towards one that negotiates all: segmented and completed on the way to it.
 fn a_guest_without_offloads(lab: &mut Lab) -> Result<()> {
     open(lab)?;
-    let guest = fourth_guest(lab, |wire, mac| Nic::plain(wire, mac))?;
+    let guest = fourth_guest(lab, Nic::plain)?;
     exchange(lab, &guest)?;
     let mean = lab.daemon.stat("d", "ingress_bytes")? / lab.daemon.stat("d", "ingress_frames")?;
     check(
