@@ -20,6 +20,7 @@ mod copy;
 mod deliver;
 pub mod frame;
 pub mod guest_memory;
+pub mod guest_view;
 pub mod memory_port;
 pub mod poll;
 pub mod port;

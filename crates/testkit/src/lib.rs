@@ -10,6 +10,7 @@ pub mod image;
 pub mod netns;
 pub mod process;
 pub mod qemu;
+pub mod ring_driver;
 
 use std::time::{Duration, Instant};
 

@@ -1,0 +1,350 @@
+//! Frames of every length through chains of every shape: what arrives is what was sent, and nothing else of
+//! either guest's memory changed.
+
+mod common;
+
+use butterfly_io::frame::FRAME_MAX;
+use common::*;
+use testkit::ring_driver::{CANARY, GuestOptions, Shape};
+use wire::offload::Offload;
+
+const LENGTHS: [usize; 22] = [
+    14, 15, 16, 42, 59, 60, 63, 64, 65, 115, 116, 117, 127, 128, 243, 244, 245, 255, 256, 257, 1514, 9014,
+];
+
+/// Sends one frame, compares it, and compares all other memory of both guests with what it was.
+fn cross(pair: &mut Pair, frame: &[u8], shape: &Shape) {
+    let context = format!("{} bytes in {shape:?}", frame.len());
+    assert!(pair.from.send(frame, Offload::default(), shape), "{context}");
+    pair.from.transmitq.publish();
+    let sender = pair.from.memory().bytes(0, pair.from.memory().len());
+    let receiver = pair.to.memory().bytes(0, pair.to.memory().len());
+    assert_eq!(pair.poll(), Turn::ok(1), "{context}");
+
+    let used = |at: usize, size: u16| at..at + 6 + 8 * usize::from(size);
+    let after = pair.from.memory().bytes(0, sender.len());
+    let ring = used(pair.from.transmitq.used_at, pair.from.transmitq.size);
+    assert!(
+        after[..ring.start] == sender[..ring.start],
+        "sender's memory before the used ring, {context}"
+    );
+    assert!(
+        after[ring.end..] == sender[ring.end..],
+        "sender's memory behind the used ring, {context}"
+    );
+
+    let after = pair.to.memory().bytes(0, receiver.len());
+    let ring = used(pair.to.receiveq.used_at, pair.to.receiveq.size);
+    assert!(
+        after[..ring.start] == receiver[..ring.start],
+        "receiver's memory before the used ring, {context}"
+    );
+    let changed = (ring.end..after.len())
+        .filter(|&at| after[at] != receiver[at])
+        .count();
+    let header = pair.to.header_len();
+    assert!(
+        changed <= frame.len() + header,
+        "{changed} bytes changed, {context}"
+    );
+
+    let got = pair.one();
+    assert!(got.frame == frame, "{} bytes arrived, {context}", got.frame.len());
+    assert_eq!(got.offload, Offload::default());
+    assert_eq!(pair.from.reclaim(), 1, "{context}");
+    // `receive` has filled the buffers it read with the canary again: whatever is left was written elsewhere.
+    let after = pair.to.memory().bytes(0, receiver.len());
+    let (table, behind) = (
+        pair.to.receiveq.used_at + 6 + 8 * usize::from(pair.to.receiveq.size),
+        after.len(),
+    );
+    assert!(
+        after[table..behind] == receiver[table..behind],
+        "receiver's memory after reading, {context}"
+    );
+}
+
+fn small(features: u64) -> GuestOptions {
+    GuestOptions {
+        features,
+        queue_size: 32,
+        memory_len: 512 << 10,
+        receive_chains: 16,
+        ..GuestOptions::default()
+    }
+}
+
+#[test]
+fn every_length_in_every_chain_shape() {
+    let to = GuestOptions {
+        receive_shape: Shape::cut(&[16 << 10]),
+        ..small(PLAIN)
+    };
+    let mut pair = Pair::new(small(PLAIN), to);
+    let mut shapes = vec![
+        Shape::whole(),
+        Shape::cut(&[12]),
+        Shape::cut(&[12, 14]),
+        Shape::cut(&[5, 7]),
+        Shape::cut(&[5, 8]),
+        Shape::cut(&[1; 17]),
+        Shape::cut(&[12, 100, 1, 300]),
+        Shape::cut(&[12, 0, 20, 0]),
+        Shape::cut(&[268]),
+        Shape::cut(&[267, 1]),
+    ];
+    for parts in 1..=18 {
+        shapes.push(Shape::cut(&vec![13; parts - 1]));
+    }
+    for shape in shapes.clone() {
+        let parts = shape.parts.len();
+        shapes.push(shape.clone().indirect(0));
+        shapes.push(shape.indirect(parts / 2));
+    }
+    for (number, shape) in shapes.iter().enumerate() {
+        // All lengths with the first few, a moving choice with the rest: each comparison is of whole memories.
+        for (position, &len) in LENGTHS.iter().enumerate() {
+            if number < 6 || (number + position) % 5 == 0 {
+                cross(&mut pair, &pattern(len), shape);
+            }
+        }
+    }
+}
+
+#[test]
+fn frames_of_64_kib() {
+    let big = |shape| GuestOptions {
+        receive_shape: shape,
+        ..GuestOptions::default()
+    };
+    for receive in [
+        Shape::cut(&[FRAME_MAX + 12]),
+        Shape::cut(&[2048]),
+        Shape::cut(&[12, 4096, 65536]),
+    ] {
+        let mut pair = Pair::new(big(Shape::cut(&[64])), big(receive));
+        for len in [65_535, 65_536, 65_550, FRAME_MAX] {
+            cross(&mut pair, &pattern(len), &Shape::whole());
+            cross(&mut pair, &pattern(len), &Shape::cut(&[12, 66, 4096, 32768]));
+            cross(&mut pair, &pattern(len), &Shape::cut(&[4096; 16]).indirect(0));
+        }
+    }
+}
+
+#[test]
+fn receive_chains_of_every_shape() {
+    for shape in [
+        Shape::cut(&[2048]),
+        Shape::cut(&[12, 1600]),
+        Shape::cut(&[10, 1600]),
+        Shape::cut(&[5, 5, 5, 5, 1600]),
+        Shape::cut(&[12, 14, 20, 2000]).indirect(0),
+        Shape::cut(&[12, 14, 20, 2000]).indirect(2),
+        Shape::cut(&[300, 300, 300, 300, 300, 300]),
+        Shape::cut(&[100; 18]).indirect(0),
+    ] {
+        for features in [PLAIN, PLAIN & !MRG_RXBUF] {
+            let to = GuestOptions {
+                receive_shape: shape.clone(),
+                ..small(features)
+            };
+            let mut pair = Pair::new(small(PLAIN), to);
+            for len in [14, 60, 64, 256, 257, 1000, 1514] {
+                cross(&mut pair, &pattern(len), &Shape::whole());
+                cross(&mut pair, &pattern(len), &Shape::cut(&[12, 14, 40]));
+            }
+        }
+    }
+}
+
+use butterfly_io::vhost::features::{MRG_RXBUF, VERSION_1};
+
+#[test]
+fn a_legacy_header_has_ten_bytes() {
+    let legacy = small(PLAIN & !MRG_RXBUF & !VERSION_1);
+    let mut pair = Pair::new(legacy.clone(), legacy);
+    for len in [14, 60, 257, 1514] {
+        cross(&mut pair, &pattern(len), &Shape::whole());
+        cross(&mut pair, &pattern(len), &Shape::cut(&[10]));
+    }
+}
+
+#[test]
+fn a_frame_is_spread_over_as_many_small_buffers_as_it_takes() {
+    let to = GuestOptions {
+        receive_shape: Shape::cut(&[100]),
+        ..GuestOptions::default()
+    };
+    let mut pair = Pair::new(GuestOptions::default(), to);
+    for (len, chains) in [(14, 1), (88, 1), (89, 2), (188, 2), (1514, 16), (9014, 91)] {
+        pair.from.send(&pattern(len), Offload::default(), &Shape::whole());
+        assert_eq!(pair.turn(), Turn::ok(1));
+        let got = pair.one();
+        assert_eq!(
+            (got.frame == pattern(len), got.chains),
+            (true, chains),
+            "{len} bytes"
+        );
+    }
+}
+
+#[test]
+fn buffers_that_cross_two_regions() {
+    // The second region begins inside the buffers of both guests.
+    let regions = |features| GuestOptions {
+        second_region: Some(0),
+        ..small(features)
+    };
+    let (mut from, mut to) = (regions(PLAIN), regions(PLAIN));
+    from.second_region = Some(0x4000);
+    to.receive_shape = Shape::cut(&[16 << 10]);
+    to.second_region = Some(0x44000);
+    let mut pair = Pair::new(from, to);
+    for round in 0..40 {
+        let len = 14 + 97 * round;
+        assert!(pair.from.send(&pattern(len), Offload::default(), &Shape::whole()));
+        assert!(
+            pair.from
+                .send(&pattern(9000), Offload::default(), &Shape::cut(&[12, 14]))
+        );
+        assert_eq!(pair.turn(), Turn::ok(2));
+        let got = pair.to.receive();
+        assert!(
+            got[0].frame == pattern(len) && got[1].frame == pattern(9000),
+            "round {round}"
+        );
+        pair.from.reclaim();
+    }
+}
+
+#[test]
+fn indices_wrap_around() {
+    let near_the_end = |features| GuestOptions {
+        start_index: 65_500,
+        ..small(features)
+    };
+    let mut pair = Pair::new(near_the_end(PLAIN), near_the_end(PLAIN));
+    for round in 0..100 {
+        for frame in 0..3 {
+            pair.from.send(
+                &pattern(60 + round + frame),
+                Offload::default(),
+                &Shape::cut(&[12]),
+            );
+        }
+        assert_eq!(pair.turn(), Turn::ok(3));
+        let got: Vec<_> = pair.to.receive().into_iter().map(|got| got.frame).collect();
+        assert_eq!(got, [0, 1, 2].map(|frame| pattern(60 + round + frame)));
+        assert_eq!(pair.from.reclaim(), 3);
+    }
+    let expected = 65_500u16.wrapping_add(300);
+    assert_eq!(pair.from.transmitq.used_index(), expected);
+    assert_eq!(pair.to.receiveq.used_index(), expected);
+}
+
+#[test]
+fn a_batch_is_32_frames_and_the_rest_comes_next() {
+    let mut pair = Pair::with_features(PLAIN, PLAIN);
+    for frame in 0..70 {
+        pair.from
+            .send(&pattern(60 + frame), Offload::default(), &Shape::whole());
+    }
+    assert_eq!(pair.turn(), Turn::ok(32));
+    assert_eq!(pair.from.reclaim(), 32);
+    assert_eq!(
+        (pair.poll(), pair.poll(), pair.poll()),
+        (Turn::ok(32), Turn::ok(6), Turn::ok(0))
+    );
+    let got: Vec<_> = pair.to.receive().into_iter().map(|got| got.frame).collect();
+    assert_eq!(got, (0..70).map(|frame| pattern(60 + frame)).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_receiver_without_room_loses_frames_and_sees_no_half_of_one() {
+    use butterfly_io::port::TransmitError::{Full, TooSmall};
+    let to = |features, chains| GuestOptions {
+        receive_shape: Shape::cut(&[500]),
+        receive_chains: chains,
+        ..small(features)
+    };
+    // Three buffers: 1000 bytes take three with their header; what does not fit leaves them for what does.
+    let mut pair = Pair::new(small(PLAIN), to(PLAIN, 3));
+    for len in [1400, 1500, 60, 900, 60] {
+        pair.from.send(&pattern(len), Offload::default(), &Shape::whole());
+    }
+    assert_eq!(
+        pair.turn().sent,
+        [Ok(()), Err(Full), Err(Full), Err(Full), Err(Full)]
+    );
+    assert_eq!(pair.one().frame, pattern(1400));
+    for len in [1500, 60, 900, 60] {
+        pair.from.send(&pattern(len), Offload::default(), &Shape::whole());
+    }
+    assert_eq!(pair.turn().sent, [Err(Full), Ok(()), Ok(()), Err(Full)]);
+    let got: Vec<_> = pair.to.receive().into_iter().map(|got| got.frame).collect();
+    assert_eq!(got, [pattern(60), pattern(900)]);
+
+    let mut pair = Pair::new(small(PLAIN), to(PLAIN & !MRG_RXBUF, 2));
+    for len in [489, 488, 489, 60, 60] {
+        pair.from.send(&pattern(len), Offload::default(), &Shape::whole());
+    }
+    assert_eq!(
+        pair.turn().sent,
+        [Err(TooSmall), Ok(()), Err(TooSmall), Ok(()), Err(Full)]
+    );
+    let got: Vec<_> = pair.to.receive().into_iter().map(|got| got.frame).collect();
+    assert_eq!(got, [pattern(488), pattern(60)]);
+    assert!(
+        pair.to
+            .memory()
+            .bytes(pair.to.memory().len() - 64, 64)
+            .iter()
+            .all(|&byte| byte == CANARY)
+    );
+}
+
+#[test]
+fn one_frame_goes_to_several_receivers() {
+    let mut pair = Pair::with_features(PLAIN, PLAIN);
+    let mut third = testkit::ring_driver::Guest::new(GuestOptions::default());
+    let mut third_port = butterfly_io::port::Port::from(third.port());
+    pair.from
+        .send(&pattern(1514), Offload::default(), &Shape::cut(&[12, 700]));
+    pair.from.transmitq.publish();
+    pair.from_port.receive(&mut pair.batch).unwrap();
+    for port in [&mut pair.to_port, &mut third_port] {
+        port.transmit(&pair.batch, 0).unwrap();
+        port.flush().unwrap();
+    }
+    assert_eq!(pair.from.reclaim(), 0, "the sender's buffer is still needed");
+    pair.from_port.complete(&mut pair.batch);
+    assert_eq!(pair.from.reclaim(), 1);
+    assert_eq!(
+        (pair.one().frame, third.receive().remove(0).frame),
+        (pattern(1514), pattern(1514))
+    );
+}
+
+#[test]
+fn a_port_taken_apart_goes_on_where_it_stopped() {
+    use butterfly_io::vhost::port::VhostPort;
+    use butterfly_io::vhost::split::SplitQueue;
+    let mut pair = Pair::with_features(PLAIN, PLAIN);
+    for round in 0..3 {
+        pair.from
+            .send(&pattern(100 + round), Offload::default(), &Shape::whole());
+        assert_eq!(pair.turn(), Turn::ok(1));
+        assert_eq!(pair.one().frame, pattern(100 + round));
+        let butterfly_io::port::Port::Vhost(port) = pair.from_port else {
+            unreachable!("made from a VhostPort")
+        };
+        let mut parts = port.into_parts();
+        let queue = parts.transmitq.take().unwrap().into_parts();
+        assert_eq!(queue.last_avail, round as u16 + 1);
+        let mut setup = pair.from.setup(&pair.from.transmitq, &parts.memory);
+        setup.last_avail = (round > 0).then_some(queue.last_avail);
+        setup.kick = queue.kick;
+        parts.transmitq = Some(SplitQueue::new(setup).unwrap());
+        pair.from_port = VhostPort::new(parts).into();
+    }
+}
