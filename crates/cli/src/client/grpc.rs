@@ -1,0 +1,154 @@
+//! API v1's connection: gRPC over a unix socket, or over TCP with mutual TLS. [`super::v1`] has the operations.
+
+use std::error::Error as _;
+use std::fmt::Debug;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use api::v1::butterfly_client::ButterflyClient;
+use prost::Message;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint as Address, Identity};
+use tonic::{Code, Response, Status};
+
+use crate::endpoint::Endpoint;
+use crate::error::Error;
+use crate::json;
+use crate::options::Global;
+
+/// The largest answer taken: a configuration of a whole host fits many times.
+const ANSWER_MAX_BYTES: usize = 1 << 30;
+
+/// A gRPC connection.
+pub struct V1 {
+    grpc: ButterflyClient<Channel>,
+    endpoint: Endpoint,
+    timeout: Duration,
+    verbose: bool,
+}
+
+impl V1 {
+    /// Connects within the timeout.
+    pub async fn connect(endpoint: Endpoint, options: &Global) -> Result<V1, Error> {
+        let address = match &endpoint {
+            Endpoint::Tls(authority) => tls_address(authority, options)?,
+            other => address(&other.to_string())?,
+        };
+        let timeout = options.timeout();
+        let unreachable =
+            |why: String| Error::Unreachable(format!("cannot reach butterflyd at {endpoint}: {why}"));
+        let channel = match tokio::time::timeout(timeout, address.connect()).await {
+            Ok(Ok(channel)) => channel,
+            Ok(Err(error)) => return Err(unreachable(cause(&error))),
+            Err(_) => {
+                return Err(unreachable(format!(
+                    "no connection within {} ms",
+                    timeout.as_millis()
+                )));
+            }
+        };
+        let grpc = ButterflyClient::new(channel).max_decoding_message_size(ANSWER_MAX_BYTES);
+        Ok(V1 {
+            grpc,
+            endpoint,
+            timeout,
+            verbose: options.verbose,
+        })
+    }
+
+    /// One call: within the timeout, printed when asked, its failure told in a sentence.
+    pub async fn call<Q: Message + Debug, A>(
+        &mut self,
+        name: &str,
+        request: Q,
+        method: impl AsyncFnOnce(&mut ButterflyClient<Channel>, Q) -> Result<Response<A>, Status>,
+    ) -> Result<A, Error> {
+        if self.verbose {
+            eprintln!("> {name} {}", json::line(&request));
+        }
+        let answer = tokio::time::timeout(self.timeout, method(&mut self.grpc, request)).await;
+        let late = || {
+            let ms = self.timeout.as_millis();
+            Error::Unreachable(format!(
+                "butterflyd at {} gave no answer to {name} within {ms} ms",
+                self.endpoint
+            ))
+        };
+        let answer = answer
+            .map_err(|_| late())?
+            .map_err(|status| self.failure(status))?;
+        Ok(answer.into_inner())
+    }
+
+    /// [`V1::call`] for a single answer, which is printed too.
+    pub async fn ask<Q: Message + Debug, A: Message + Debug>(
+        &mut self,
+        name: &str,
+        request: Q,
+        method: impl AsyncFnOnce(&mut ButterflyClient<Channel>, Q) -> Result<Response<A>, Status>,
+    ) -> Result<A, Error> {
+        let answer = self.call(name, request, method).await?;
+        if self.verbose {
+            eprintln!("< {name} {}", json::line(&answer));
+        }
+        Ok(answer)
+    }
+
+    /// What a status means to a script: the daemon's own refusal, or no daemon.
+    pub fn failure(&self, status: Status) -> Error {
+        let gone = matches!(
+            status.code(),
+            Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled
+        );
+        // A connection that breaks during a call surfaces as one of these codes, with the reason as its source.
+        if gone || status.source().is_some() {
+            let why = match status.source() {
+                Some(source) => cause(source),
+                None => status.message().to_owned(),
+            };
+            return Error::Unreachable(format!("lost butterflyd at {}: {why}", self.endpoint));
+        }
+        match status.message() {
+            "" => Error::Refused(format!("butterflyd refused: {}", status.code().description())),
+            message => Error::Refused(message.into()),
+        }
+    }
+}
+
+fn address(uri: &str) -> Result<Address, Error> {
+    Address::from_shared(uri.to_owned())
+        .map_err(|error| Error::Usage(format!("endpoint {uri:?}: {}", cause(&error))))
+}
+
+/// Both ends show a certificate: three files, all of them needed.
+fn tls_address(authority: &str, options: &Global) -> Result<Address, Error> {
+    let read = |name: &str, path: &Option<PathBuf>| match path {
+        None => Err(Error::Usage(format!(
+            "https://{authority} asks for certificates of both ends: {name} is missing"
+        ))),
+        Some(path) => std::fs::read(path)
+            .map_err(|error| Error::Usage(format!("{name}: cannot read {}: {error}", path.display()))),
+    };
+    let certificate = read("--tls-cert", &options.tls_cert)?;
+    let key = read("--tls-key", &options.tls_key)?;
+    let authority_certificate = read("--tls-ca", &options.tls_ca)?;
+    let tls = ClientTlsConfig::new()
+        .identity(Identity::from_pem(certificate, key))
+        .ca_certificate(Certificate::from_pem(authority_certificate));
+    address(&format!("https://{authority}"))?
+        .tls_config(tls)
+        .map_err(|error| {
+            Error::Usage(format!(
+                "--tls-cert, --tls-key or --tls-ca is not usable: {}",
+                cause(&error)
+            ))
+        })
+}
+
+/// The innermost reason: the outer ones only say "transport error".
+fn cause(error: &dyn std::error::Error) -> String {
+    let mut innermost = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    innermost.to_string()
+}

@@ -1,0 +1,275 @@
+//! The operations over API v0.
+
+use api::v0::message_v0::{
+    AppConfigReq, Request, SgMemberAddReq, SgMemberDelReq, SgRuleAddReq, SgRuleDelReq,
+};
+use api::v1;
+
+use super::zmq::V0;
+use crate::error::Error;
+use crate::translate::{group, nic};
+
+impl V0 {
+    pub async fn nic_ids(&mut self) -> Result<Vec<String>, Error> {
+        Ok(self
+            .call(Request {
+                nic_list: Some(true),
+                ..Default::default()
+            })
+            .await?
+            .nic_list)
+    }
+
+    pub async fn nics(&mut self, id: &str) -> Result<Vec<v1::NicStatus>, Error> {
+        let answer = self
+            .call(Request {
+                nic_details: Some(id.into()),
+                ..Default::default()
+            })
+            .await?;
+        let status = |v0: api::v0::message_v0::Nic| {
+            let path = v0.path.clone().unwrap_or_default();
+            let nic = nic::from_v0(v0).map_err(|what| self.garbled(&what.0))?;
+            Ok(v1::NicStatus {
+                nic: Some(nic),
+                path,
+                ..Default::default()
+            })
+        };
+        answer.nic_details.into_iter().map(status).collect()
+    }
+
+    pub async fn nic(&mut self, id: &str) -> Result<v1::NicStatus, Error> {
+        if id.is_empty() {
+            return Err(Error::Usage("a NIC's id is not empty".into()));
+        }
+        let nic = self.nics(id).await?.into_iter().next();
+        nic.ok_or_else(|| self.garbled(&format!("no details of NIC {id}")))
+    }
+
+    pub async fn put_nic(&mut self, nic: &v1::Nic) -> Result<String, Error> {
+        let (nic_add, lost) = nic::to_v0(nic);
+        if !lost.is_empty() {
+            return Err(self.needs_v1(&format!("{} of NIC {}", lost.join(", "), nic.id)));
+        }
+        let answer = self
+            .call(Request {
+                nic_add: Some(nic_add),
+                ..Default::default()
+            })
+            .await?;
+        Ok(answer.nic_add.unwrap_or_default().path.unwrap_or_default())
+    }
+
+    pub async fn update_nic(&mut self, update: v1::UpdateNicRequest) -> Result<(), Error> {
+        let update = nic::update_to_v0(update).map_err(|what| self.untranslatable(what))?;
+        self.call(Request {
+            nic_update: Some(update),
+            ..Default::default()
+        })
+        .await
+        .map(drop)
+    }
+
+    pub async fn delete_nic(&mut self, id: &str) -> Result<(), Error> {
+        self.call(Request {
+            nic_del: Some(id.into()),
+            ..Default::default()
+        })
+        .await
+        .map(drop)
+    }
+
+    pub async fn nic_stats(&mut self, id: &str) -> Result<v1::NicStats, Error> {
+        let answer = self
+            .call(Request {
+                nic_stats: Some(id.into()),
+                ..Default::default()
+            })
+            .await?;
+        let stats = answer
+            .nic_stats
+            .ok_or_else(|| self.garbled("no statistics in the answer"))?;
+        Ok(v1::NicStats {
+            id: id.into(),
+            ingress_bytes: stats.r#in,
+            egress_bytes: stats.out,
+            ..Default::default()
+        })
+    }
+
+    pub async fn export_nic(&mut self, id: &str) -> Result<Vec<u8>, Error> {
+        let answer = self
+            .call(Request {
+                nic_export: Some(id.into()),
+                ..Default::default()
+            })
+            .await?;
+        let state = answer
+            .nic_export
+            .and_then(|export| export.fw_data)
+            .and_then(|state| state.data);
+        state.ok_or_else(|| self.garbled("no connections in the answer"))
+    }
+
+    pub async fn group_ids(&mut self) -> Result<Vec<String>, Error> {
+        Ok(self
+            .call(Request {
+                sg_list: Some(true),
+                ..Default::default()
+            })
+            .await?
+            .sg_list)
+    }
+
+    pub async fn groups(&mut self, id: &str) -> Result<Vec<v1::Group>, Error> {
+        let answer = self
+            .call(Request {
+                sg_details: Some(id.into()),
+                ..Default::default()
+            })
+            .await?;
+        let groups = answer
+            .sg_details
+            .into_iter()
+            .map(group::from_v0)
+            .collect::<Result<_, _>>();
+        groups.map_err(|what| self.garbled(&what.0))
+    }
+
+    pub async fn group(&mut self, id: &str) -> Result<v1::Group, Error> {
+        if id.is_empty() {
+            return Err(Error::Usage("a group's id is not empty".into()));
+        }
+        let group = self.groups(id).await?.into_iter().next();
+        group.ok_or_else(|| self.garbled(&format!("no details of group {id}")))
+    }
+
+    pub async fn put_group(&mut self, group: &v1::Group) -> Result<(), Error> {
+        let (sg, lost) = group::to_v0(group).map_err(|what| self.untranslatable(what))?;
+        if !lost.is_empty() {
+            return Err(self.needs_v1(&format!("{} of group {}", lost.join(", "), group.id)));
+        }
+        self.call(Request {
+            sg_add: Some(sg),
+            ..Default::default()
+        })
+        .await
+        .map(drop)
+    }
+
+    pub async fn delete_group(&mut self, id: &str) -> Result<(), Error> {
+        self.call(Request {
+            sg_del: Some(id.into()),
+            ..Default::default()
+        })
+        .await
+        .map(drop)
+    }
+
+    pub async fn add_rule(&mut self, group: &str, rule: &v1::Rule) -> Result<(), Error> {
+        let rule = group::rule_to_v0(rule).map_err(|what| self.untranslatable(what))?;
+        let add = SgRuleAddReq {
+            sg_id: group.into(),
+            rule,
+        };
+        self.call(Request {
+            sg_rule_add: Some(add),
+            ..Default::default()
+        })
+        .await
+        .map(drop)
+    }
+
+    pub async fn delete_rule(&mut self, group: &str, rule: &v1::Rule) -> Result<(), Error> {
+        let rule = group::rule_to_v0(rule).map_err(|what| self.untranslatable(what))?;
+        let del = SgRuleDelReq {
+            sg_id: group.into(),
+            rule,
+        };
+        self.call(Request {
+            sg_rule_del: Some(del),
+            ..Default::default()
+        })
+        .await
+        .map(drop)
+    }
+
+    pub async fn add_member(&mut self, group: &str, member: &str) -> Result<(), Error> {
+        let add = SgMemberAddReq {
+            sg_id: group.into(),
+            member: member.into(),
+        };
+        self.call(Request {
+            sg_member_add: Some(add),
+            ..Default::default()
+        })
+        .await
+        .map(drop)
+    }
+
+    pub async fn delete_member(&mut self, group: &str, member: &str) -> Result<(), Error> {
+        let del = SgMemberDelReq {
+            sg_id: group.into(),
+            member: member.into(),
+        };
+        self.call(Request {
+            sg_member_del: Some(del),
+            ..Default::default()
+        })
+        .await
+        .map(drop)
+    }
+
+    pub async fn config(&mut self) -> Result<v1::Config, Error> {
+        let groups = self.groups("").await?;
+        let nics = self
+            .nics("")
+            .await?
+            .into_iter()
+            .filter_map(|status| status.nic)
+            .collect();
+        Ok(v1::Config { nics, groups })
+    }
+
+    pub async fn status(&mut self) -> Result<v1::Status, Error> {
+        let answer = self
+            .call(Request {
+                app_status: Some(true),
+                ..Default::default()
+            })
+            .await?;
+        let status = answer
+            .app_status
+            .ok_or_else(|| self.garbled("no status in the answer"))?;
+        Ok(v1::Status {
+            start_unix_secs: status.start_date(),
+            current_unix_secs: status.current_date(),
+            uptime_secs: status.current_date().saturating_sub(status.start_date()),
+            requests: status.request_counter(),
+            graph_dot: status.graph_dot.unwrap_or_default(),
+            ..Default::default()
+        })
+    }
+
+    pub async fn set_log_level(&mut self, level: &str) -> Result<(), Error> {
+        let config = AppConfigReq {
+            log_level: Some(level.into()),
+        };
+        self.call(Request {
+            app_config: Some(config),
+            ..Default::default()
+        })
+        .await
+        .map(drop)
+    }
+
+    pub async fn shutdown(&mut self) -> Result<(), Error> {
+        self.call(Request {
+            app_quit: Some(true),
+            ..Default::default()
+        })
+        .await
+        .map(drop)
+    }
+}

@@ -1,0 +1,239 @@
+//! The operations over API v1.
+
+use api::v1 as proto;
+use tonic::Streaming;
+
+use super::grpc::V1;
+use crate::error::Error;
+
+impl V1 {
+    pub async fn nics(&mut self) -> Result<Vec<proto::NicStatus>, Error> {
+        let request = proto::ListNicsRequest {};
+        Ok(self
+            .ask("ListNics", request, async |grpc, request| {
+                grpc.list_nics(request).await
+            })
+            .await?
+            .nics)
+    }
+
+    pub async fn nic(&mut self, id: &str) -> Result<proto::NicStatus, Error> {
+        let request = proto::GetNicRequest { id: id.into() };
+        self.ask("GetNic", request, async |grpc, request| {
+            grpc.get_nic(request).await
+        })
+        .await
+    }
+
+    pub async fn put_nic(&mut self, nic: proto::Nic) -> Result<proto::NicStatus, Error> {
+        let request = proto::PutNicRequest { nic: Some(nic) };
+        self.ask("PutNic", request, async |grpc, request| {
+            grpc.put_nic(request).await
+        })
+        .await
+    }
+
+    pub async fn update_nic(&mut self, request: proto::UpdateNicRequest) -> Result<(), Error> {
+        self.ask("UpdateNic", request, async |grpc, request| {
+            grpc.update_nic(request).await
+        })
+        .await
+        .map(drop)
+    }
+
+    pub async fn delete_nic(&mut self, id: &str) -> Result<(), Error> {
+        let request = proto::DeleteNicRequest { id: id.into() };
+        self.ask("DeleteNic", request, async |grpc, request| {
+            grpc.delete_nic(request).await
+        })
+        .await
+        .map(drop)
+    }
+
+    pub async fn nic_stats(&mut self, id: &str) -> Result<proto::NicStats, Error> {
+        let request = proto::GetNicStatsRequest { id: id.into() };
+        self.ask("GetNicStats", request, async |grpc, request| {
+            grpc.get_nic_stats(request).await
+        })
+        .await
+    }
+
+    pub async fn export_nic(&mut self, id: &str) -> Result<Vec<u8>, Error> {
+        let request = proto::ExportNicRequest { id: id.into() };
+        Ok(self
+            .call("ExportNic", request, async |grpc, request| {
+                grpc.export_nic(request).await
+            })
+            .await?
+            .state)
+    }
+
+    pub async fn import_nic(&mut self, id: &str, state: Vec<u8>) -> Result<u64, Error> {
+        let request = proto::ImportNicRequest { id: id.into(), state };
+        Ok(self
+            .ask("ImportNic", request, async |grpc, request| {
+                grpc.import_nic(request).await
+            })
+            .await?
+            .flows)
+    }
+
+    pub async fn groups(&mut self) -> Result<Vec<proto::Group>, Error> {
+        let request = proto::ListGroupsRequest {};
+        Ok(self
+            .ask("ListGroups", request, async |grpc, request| {
+                grpc.list_groups(request).await
+            })
+            .await?
+            .groups)
+    }
+
+    pub async fn group(&mut self, id: &str) -> Result<proto::Group, Error> {
+        let request = proto::GetGroupRequest { id: id.into() };
+        self.ask("GetGroup", request, async |grpc, request| {
+            grpc.get_group(request).await
+        })
+        .await
+    }
+
+    pub async fn put_group(&mut self, group: proto::Group) -> Result<(), Error> {
+        let request = proto::PutGroupRequest { group: Some(group) };
+        self.ask("PutGroup", request, async |grpc, request| {
+            grpc.put_group(request).await
+        })
+        .await
+        .map(drop)
+    }
+
+    pub async fn delete_group(&mut self, id: &str) -> Result<(), Error> {
+        let request = proto::DeleteGroupRequest { id: id.into() };
+        self.ask("DeleteGroup", request, async |grpc, request| {
+            grpc.delete_group(request).await
+        })
+        .await
+        .map(drop)
+    }
+
+    pub async fn add_rule(&mut self, group: &str, rule: proto::Rule) -> Result<(), Error> {
+        let request = proto::RuleRequest {
+            group: group.into(),
+            rule: Some(rule),
+        };
+        self.ask("AddRule", request, async |grpc, request| {
+            grpc.add_rule(request).await
+        })
+        .await
+        .map(drop)
+    }
+
+    pub async fn delete_rule(&mut self, group: &str, rule: proto::Rule) -> Result<(), Error> {
+        let request = proto::RuleRequest {
+            group: group.into(),
+            rule: Some(rule),
+        };
+        self.ask("DeleteRule", request, async |grpc, request| {
+            grpc.delete_rule(request).await
+        })
+        .await
+        .map(drop)
+    }
+
+    pub async fn add_member(&mut self, group: &str, member: &str) -> Result<(), Error> {
+        let request = proto::MemberRequest {
+            group: group.into(),
+            member: member.into(),
+        };
+        self.ask("AddMember", request, async |grpc, request| {
+            grpc.add_member(request).await
+        })
+        .await
+        .map(drop)
+    }
+
+    pub async fn delete_member(&mut self, group: &str, member: &str) -> Result<(), Error> {
+        let request = proto::MemberRequest {
+            group: group.into(),
+            member: member.into(),
+        };
+        self.ask("DeleteMember", request, async |grpc, request| {
+            grpc.delete_member(request).await
+        })
+        .await
+        .map(drop)
+    }
+
+    pub async fn config(&mut self) -> Result<proto::Config, Error> {
+        let request = proto::GetConfigRequest {};
+        self.ask("GetConfig", request, async |grpc, request| {
+            grpc.get_config(request).await
+        })
+        .await
+    }
+
+    pub async fn apply(&mut self, config: proto::Config, dry_run: bool) -> Result<Vec<proto::Change>, Error> {
+        let request = proto::ApplyRequest {
+            config: Some(config),
+            dry_run,
+        };
+        Ok(self
+            .ask("Apply", request, async |grpc, request| grpc.apply(request).await)
+            .await?
+            .changes)
+    }
+
+    pub async fn watch(&mut self, snapshot: bool) -> Result<Streaming<proto::Event>, Error> {
+        let request = proto::WatchRequest { snapshot };
+        self.call("Watch", request, async |grpc, request| grpc.watch(request).await)
+            .await
+    }
+
+    pub async fn status(&mut self) -> Result<proto::Status, Error> {
+        let request = proto::GetStatusRequest {};
+        self.ask("GetStatus", request, async |grpc, request| {
+            grpc.get_status(request).await
+        })
+        .await
+    }
+
+    pub async fn drops(&mut self, nic: &str, all: bool) -> Result<proto::ListDropsResponse, Error> {
+        let request = proto::ListDropsRequest { nic: nic.into(), all };
+        self.ask("ListDrops", request, async |grpc, request| {
+            grpc.list_drops(request).await
+        })
+        .await
+    }
+
+    pub async fn rule_counters(&mut self, group: &str) -> Result<Vec<proto::RuleCounter>, Error> {
+        let request = proto::ListRuleCountersRequest { group: group.into() };
+        let answer = self.ask("ListRuleCounters", request, async |grpc, request| {
+            grpc.list_rule_counters(request).await
+        });
+        Ok(answer.await?.counters)
+    }
+
+    pub async fn flows(&mut self, nic: &str) -> Result<Streaming<proto::Flow>, Error> {
+        let request = proto::ListFlowsRequest { nic: nic.into() };
+        self.call("ListFlows", request, async |grpc, request| {
+            grpc.list_flows(request).await
+        })
+        .await
+    }
+
+    pub async fn set_log_level(&mut self, level: &str) -> Result<(), Error> {
+        let request = proto::SetLogLevelRequest { level: level.into() };
+        self.ask("SetLogLevel", request, async |grpc, request| {
+            grpc.set_log_level(request).await
+        })
+        .await
+        .map(drop)
+    }
+
+    pub async fn shutdown(&mut self) -> Result<(), Error> {
+        let request = proto::ShutdownRequest {};
+        self.ask("Shutdown", request, async |grpc, request| {
+            grpc.shutdown(request).await
+        })
+        .await
+        .map(drop)
+    }
+}

@@ -1,0 +1,222 @@
+//! The v0 protocol on a ZeroMQ REQ socket: one frame out, one frame back, in the original's envelope, encrypted when
+//! there is a key. [`super::v0`] has the operations.
+
+use std::time::Duration;
+
+use api::encrypted::{self, Key};
+use api::v0::message_v0::{Request, Response};
+use api::v0::{Encrypted, Messages};
+use api::{strict, text_format};
+use prost::Message;
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::timeout;
+use zeromq::{ReqSocket, Socket, SocketRecv, SocketSend};
+
+use crate::endpoint::Endpoint;
+use crate::error::Error;
+use crate::options::Global;
+use crate::translate::{Untranslatable, requests};
+
+/// A ZeroMQ connection.
+pub struct V0 {
+    socket: ReqSocket,
+    key: Option<Key>,
+    endpoint: Endpoint,
+    timeout: Duration,
+    verbose: bool,
+}
+
+impl V0 {
+    /// Connects within the timeout. ZeroMQ itself waits for a listener to appear; a plain connection tried first tells
+    /// that there is none.
+    pub async fn connect(endpoint: Endpoint, options: &Global) -> Result<V0, Error> {
+        let key = options
+            .key
+            .as_deref()
+            .map(Key::load)
+            .transpose()
+            .map_err(|error| Error::Usage(error.to_string()))?;
+        let name = endpoint.to_string();
+        let wait = options.timeout();
+        let unreachable =
+            |why: String| Error::Unreachable(format!("cannot reach butterflyd at {name}: {why}"));
+        let late = || unreachable(format!("no connection within {} ms", wait.as_millis()));
+        timeout(wait, probe(&name))
+            .await
+            .map_err(|_| late())?
+            .map_err(|error| unreachable(error.to_string()))?;
+        let mut socket = ReqSocket::new();
+        let connected = timeout(wait, socket.connect(&name)).await.map_err(|_| late())?;
+        connected.map_err(|error| unreachable(error.to_string()))?;
+        Ok(V0 {
+            socket,
+            key,
+            endpoint,
+            timeout: wait,
+            verbose: options.verbose,
+        })
+    }
+
+    /// The error for what this API cannot do.
+    pub fn needs_v1(&self, what: &str) -> Error {
+        Error::needs_v1(what, &self.endpoint.to_string())
+    }
+
+    /// Sends messages, gives back the answers: one for each.
+    pub async fn exchange(&mut self, request: Messages) -> Result<Messages, Error> {
+        if self.verbose {
+            eprint!("{}", prefixed('>', &text_format::print(&request)));
+        }
+        let bytes = request.encode_to_vec();
+        let frame = match &self.key {
+            None => bytes,
+            Some(key) => {
+                let aes256cbc_sha512 = Some(encrypted::encrypt(key, &bytes));
+                let envelope = Encrypted {
+                    error: None,
+                    aes256cbc_sha512,
+                };
+                Messages {
+                    messages: Vec::new(),
+                    encrypted: Some(envelope),
+                }
+                .encode_to_vec()
+            }
+        };
+        let answer = timeout(self.timeout, self.round_trip(frame)).await;
+        let ms = self.timeout.as_millis();
+        let late = || {
+            Error::Unreachable(format!(
+                "butterflyd at {} gave no answer within {ms} ms",
+                self.endpoint
+            ))
+        };
+        let answer = answer.map_err(|_| late())??;
+        let answer = self.open(&answer)?;
+        if self.verbose {
+            eprint!("{}", prefixed('<', &text_format::print(&answer)));
+        }
+        if answer.messages.len() != request.messages.len() {
+            let (got, sent) = (answer.messages.len(), request.messages.len());
+            let refused = answer
+                .messages
+                .iter()
+                .find_map(|message| message.error.as_ref())
+                .map(envelope_error);
+            return Err(refused.unwrap_or_else(|| self.garbled(&format!("{got} answers to {sent} requests"))));
+        }
+        Ok(answer)
+    }
+
+    async fn round_trip(&mut self, frame: Vec<u8>) -> Result<Vec<u8>, Error> {
+        let lost = |error| Error::Unreachable(format!("lost butterflyd at {}: {error}", self.endpoint));
+        self.socket.send(frame.into()).await.map_err(lost)?;
+        let answer = self.socket.recv().await.map_err(lost)?;
+        Ok(answer.into_vec().concat())
+    }
+
+    /// The clear content of an answer.
+    fn open(&self, bytes: &[u8]) -> Result<Messages, Error> {
+        let Ok(answer) = strict::decode(bytes) else {
+            // To bytes that it cannot parse a daemon answers with a bare message.
+            let error = api::v0::Message::decode(bytes)
+                .ok()
+                .and_then(|message| message.error);
+            return Err(error
+                .as_ref()
+                .map_or_else(|| self.garbled("bytes of another protocol"), envelope_error));
+        };
+        let Some(envelope) = answer.encrypted else {
+            return Ok(answer);
+        };
+        if envelope.error.is_some() {
+            return Err(Error::Refused(
+                "butterflyd cannot decrypt the request: its key is another one".into(),
+            ));
+        }
+        let key = self
+            .key
+            .as_ref()
+            .ok_or_else(|| Error::Usage("the answer is encrypted: give the key with -k".into()))?;
+        let clear = encrypted::decrypt(key, envelope.aes256cbc_sha512())
+            .map_err(|error| Error::Refused(format!("the answer of {}: {error}", self.endpoint)))?;
+        strict::decode(&clear).map_err(|error| self.garbled(&error.to_string()))
+    }
+
+    /// One request; a refusal is an error.
+    pub async fn call(&mut self, request: Request) -> Result<Response, Error> {
+        let answers = self.exchange(requests::envelope(vec![request])).await?;
+        let answer = answers
+            .messages
+            .into_iter()
+            .next()
+            .ok_or_else(|| self.garbled("no answer"))?;
+        if let Some(error) = &answer.error {
+            return Err(envelope_error(error));
+        }
+        let response = answer.message_0.and_then(|message| message.response);
+        let response = response.ok_or_else(|| self.garbled("an answer without a response"))?;
+        match refusal(&response) {
+            Some(reason) => Err(Error::Refused(reason)),
+            None => Ok(response),
+        }
+    }
+
+    /// The error for an answer that makes no sense.
+    pub fn garbled(&self, what: &str) -> Error {
+        Error::Unreachable(format!(
+            "{} does not speak Butterfly's API v0: {what}",
+            self.endpoint
+        ))
+    }
+
+    /// The error for a message that this API has no words for.
+    pub fn untranslatable(&self, what: Untranslatable) -> Error {
+        self.needs_v1(&what.0)
+    }
+}
+
+/// Why a request was refused; none: it was not.
+pub fn refusal(response: &Response) -> Option<String> {
+    let reason = || {
+        response
+            .status
+            .error
+            .as_ref()
+            .map(|error| error.description().to_owned())
+            .unwrap_or_default()
+    };
+    (!response.status.status)
+        .then(reason)
+        .map(|reason| match reason.is_empty() {
+            true => "butterflyd refused without a reason".into(),
+            false => reason,
+        })
+}
+
+/// What is wrong with an envelope, in a sentence.
+pub fn envelope_error(error: &api::v0::Error) -> Error {
+    use api::v0::proto::error::ErrorCode;
+    Error::Refused(match error.code() {
+        ErrorCode::Rejected => {
+            "butterflyd rejected the message: it has a key (-k) and the request none, or the other way round"
+                .into()
+        }
+        code => format!("butterflyd could not take the message: {}", code.as_str_name()),
+    })
+}
+
+/// Opens and closes a plain connection.
+async fn probe(endpoint: &str) -> std::io::Result<()> {
+    match (endpoint.strip_prefix("tcp://"), endpoint.strip_prefix("ipc://")) {
+        (Some(address), _) => TcpStream::connect(address).await.map(drop),
+        // An abstract socket: no file to try.
+        (_, Some(name)) if name.starts_with('@') => Ok(()),
+        (_, Some(path)) => UnixStream::connect(path).await.map(drop),
+        _ => Ok(()),
+    }
+}
+
+fn prefixed(mark: char, text: &str) -> String {
+    text.lines().map(|line| format!("{mark} {line}\n")).collect()
+}

@@ -1,0 +1,147 @@
+//! `butterfly status`, `shutdown` and `log-level`: the daemon itself.
+
+use api::v1;
+use clap::{Args, ValueEnum};
+use serde_json::json;
+
+use crate::error::Error;
+use crate::json;
+use crate::session::Session;
+
+/// Shown behind the help of `status`.
+pub const STATUS_EXAMPLE: &str = "\
+The last part is a graph in the DOT language, for Graphviz.
+
+Example:
+  butterfly status";
+/// Shown behind the help of `shutdown`.
+pub const SHUTDOWN_EXAMPLE: &str = "Example:\n  butterfly shutdown";
+
+/// `log-level`.
+#[derive(Args, Debug)]
+#[command(after_help = "Example:\n  butterfly log-level debug")]
+pub struct LogLevelArgs {
+    /// How much
+    #[arg(ignore_case = true)]
+    level: Level,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy)]
+enum Level {
+    None,
+    Error,
+    Warning,
+    Info,
+    Debug,
+}
+
+impl LogLevelArgs {
+    /// Does it.
+    pub async fn run(self, session: &mut Session) -> Result<(), Error> {
+        let level = match self.level {
+            Level::None => "none",
+            Level::Error => "error",
+            Level::Warning => "warning",
+            Level::Info => "info",
+            Level::Debug => "debug",
+        };
+        session.client().await?.set_log_level(level).await
+    }
+}
+
+/// `status`.
+pub async fn status(session: &mut Session) -> Result<(), Error> {
+    let client = session.client().await?;
+    let status = client.status().await?;
+    let is_v1 = client.is_v1();
+    if session.out.json {
+        let value = match is_v1 {
+            true => json::full("Status", &status),
+            false => json!({
+                "start_unix_secs": status.start_unix_secs, "current_unix_secs": status.current_unix_secs,
+                "uptime_secs": status.uptime_secs, "requests": status.requests, "graph_dot": status.graph_dot,
+            }),
+        };
+        return session.out.value(&value);
+    }
+    for (name, value) in lines(&status) {
+        session.out.text(&format!("{:<14} {value}", format!("{name}:")))?;
+    }
+    match status.graph_dot.is_empty() {
+        true => Ok(()),
+        false => session.out.text(&format!("\n{}", status.graph_dot)),
+    }
+}
+
+/// API v0 says when and how many requests; the rest is v1's.
+fn lines(status: &v1::Status) -> Vec<(String, String)> {
+    let mut lines = Vec::new();
+    let mut line = |name: &str, value: String| lines.push((name.to_owned(), value));
+    let is_v1 = !status.version.is_empty();
+    if is_v1 {
+        line("version", status.version.clone());
+        line("pid", status.pid.to_string());
+    }
+    line("start date", status.start_unix_secs.to_string());
+    line("current date", status.current_unix_secs.to_string());
+    line("uptime", duration(status.uptime_secs));
+    line("requests", status.requests.to_string());
+    if is_v1 {
+        let (nics, groups, rules) = (status.nics, status.groups, status.rules);
+        line(
+            "configuration",
+            format!(
+                "epoch {}: {nics} NICs, {groups} groups, {rules} rules",
+                status.epoch
+            ),
+        );
+        line("socket dir", status.socket_dir.clone());
+        line("endpoints", status.endpoints.join(" "));
+        line("log level", status.log_level.clone());
+        if !status.uplink.is_empty() {
+            line("uplink", status.uplink.clone());
+        }
+    }
+    for worker in &status.workers {
+        let core = worker
+            .core
+            .map_or(String::new(), |core| format!(" on core {core}"));
+        let (load, frames, flows, max) = (worker.load_percent, worker.frames, worker.flows, worker.max_flows);
+        let value = format!("{load} % busy{core}, {frames} frames, {flows} of {max} flows");
+        line(&format!("worker {}", worker.index), value);
+    }
+    lines
+}
+
+/// `shutdown`.
+pub async fn shutdown(session: &mut Session) -> Result<(), Error> {
+    session.client().await?.shutdown().await
+}
+
+/// Seconds as people say them: `3d 4h 5m 6s`.
+fn duration(secs: u64) -> String {
+    let parts = [
+        (secs / 86_400, 'd'),
+        (secs / 3_600 % 24, 'h'),
+        (secs / 60 % 60, 'm'),
+        (secs % 60, 's'),
+    ];
+    let first = parts.iter().position(|(count, _)| *count > 0).unwrap_or(3);
+    parts[first..]
+        .iter()
+        .map(|(count, unit)| format!("{count}{unit}"))
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::duration;
+
+    #[test]
+    fn durations_begin_with_what_counts() {
+        assert_eq!(duration(0), "0s");
+        assert_eq!(duration(61), "1m 1s");
+        assert_eq!(duration(3 * 86_400 + 5), "3d 0h 0m 5s");
+    }
+}

@@ -1,0 +1,80 @@
+//! The commands, one file per noun. Each reads its options, calls the client's operations and prints the answer.
+
+mod completion;
+mod config;
+mod daemon;
+mod dump;
+mod flows;
+mod nic;
+mod nic_details;
+mod nic_options;
+mod nic_sg;
+mod nic_state;
+mod request;
+mod sg;
+mod sg_member;
+mod sg_rule;
+mod watch;
+
+use clap::Subcommand;
+
+use crate::error::Error;
+use crate::session::Session;
+
+/// What can be done.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Virtual NICs
+    #[command(subcommand)]
+    Nic(nic::NicCommand),
+    /// Security groups, their rules and members
+    #[command(subcommand)]
+    Sg(sg::SgCommand),
+    /// Show the daemon's state: since when it runs, what it did, its networks as a DOT graph
+    #[command(after_help = daemon::STATUS_EXAMPLE)]
+    Status,
+    /// Stop the daemon, as SIGTERM does
+    #[command(after_help = daemon::SHUTDOWN_EXAMPLE)]
+    Shutdown,
+    /// Write the whole configuration as a text-format `Messages` of API v0 requests, for `request`
+    #[command(after_help = dump::EXAMPLE)]
+    Dump,
+    /// Send the requests of a text-format `Messages`, as `dump` writes them
+    Request(request::RequestArgs),
+    /// Make the configuration exactly the one of a file, in one step (API v1)
+    Apply(config::ApplyArgs),
+    /// Print the whole configuration as JSON, for `apply`
+    #[command(after_help = config::CONFIG_EXAMPLE)]
+    Config,
+    /// Print changes and events as they happen, until interrupted (API v1)
+    Watch(watch::WatchArgs),
+    /// Show dropped frames by NIC, direction and reason (API v1)
+    Drops(flows::DropsArgs),
+    /// Show tracked connections (API v1)
+    Flows(flows::FlowsArgs),
+    /// Change how much the daemon logs, until it stops
+    LogLevel(daemon::LogLevelArgs),
+    /// Print a completion script for a shell
+    Completion(completion::CompletionArgs),
+}
+
+impl Command {
+    /// Does it.
+    pub async fn run(self, session: &mut Session) -> Result<(), Error> {
+        match self {
+            Command::Nic(command) => command.run(session).await,
+            Command::Sg(command) => command.run(session).await,
+            Command::Status => daemon::status(session).await,
+            Command::Shutdown => daemon::shutdown(session).await,
+            Command::Dump => dump::run(session).await,
+            Command::Request(args) => args.run(session).await,
+            Command::Apply(args) => args.run(session).await,
+            Command::Config => config::print(session).await,
+            Command::Watch(args) => args.run(session).await,
+            Command::Drops(args) => args.run(session).await,
+            Command::Flows(args) => args.run(session).await,
+            Command::LogLevel(args) => args.run(session).await,
+            Command::Completion(args) => args.run(session),
+        }
+    }
+}

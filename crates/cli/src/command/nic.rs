@@ -1,0 +1,217 @@
+//! `butterfly nic`: the NICs themselves. Their groups are in [`super::nic_sg`], their connections in
+//! [`super::nic_state`].
+
+use api::v1;
+use clap::{Args, Subcommand};
+use serde_json::json;
+
+use super::nic_details;
+use super::nic_options::{NicAdd, NicUpdate};
+use super::nic_sg::NicSgCommand;
+use super::nic_state::{ExportArgs, ImportArgs};
+use crate::error::Error;
+use crate::json;
+use crate::output::Table;
+use crate::session::Session;
+use crate::words::state_name;
+
+/// `nic …`.
+#[derive(Subcommand, Debug)]
+pub enum NicCommand {
+    /// Create a NIC, or replace the one of that id; prints its socket's path
+    Add(NicAdd),
+    /// Delete NICs; one that is not there is deleted already
+    #[command(after_help = "Example:\n  butterfly nic del vnic_1 vnic_2")]
+    Del(Nics),
+    /// List the NICs' ids
+    List(ListArgs),
+    /// Show NICs
+    #[command(after_help = "Example:\n  butterfly nic details vnic_1")]
+    Details(MaybeNics),
+    /// Show what NICs received and sent
+    #[command(
+        after_help = "Bytes are those of Ethernet frames; in is what entered the guest. API v0 knows bytes alone.\n\n\
+Example:\n  butterfly nic stats vnic_1"
+    )]
+    Stats(MaybeNics),
+    /// Change a NIC's values
+    Update(NicUpdate),
+    /// A NIC's security groups
+    #[command(subcommand)]
+    Sg(NicSgCommand),
+    /// Write a NIC's connections, for the host its machine moves to
+    Export(ExportArgs),
+    /// Take up connections that `nic export` wrote elsewhere (API v1)
+    Import(ImportArgs),
+}
+
+/// One NIC or more.
+#[derive(Args, Debug)]
+pub struct Nics {
+    /// Ids of NICs
+    #[arg(required = true, value_name = "NIC")]
+    nics: Vec<String>,
+}
+
+/// NICs, or all.
+#[derive(Args, Debug)]
+pub struct MaybeNics {
+    /// Ids of NICs [default: all]
+    #[arg(value_name = "NIC")]
+    nics: Vec<String>,
+}
+
+/// `nic list`.
+#[derive(Args, Debug)]
+#[command(after_help = "Example:\n  butterfly nic list --long")]
+pub struct ListArgs {
+    /// A table of NICs instead of ids
+    #[arg(short, long)]
+    long: bool,
+}
+
+impl NicCommand {
+    /// Does it.
+    pub async fn run(self, session: &mut Session) -> Result<(), Error> {
+        match self {
+            NicCommand::Add(args) => add(args, session).await,
+            NicCommand::Del(args) => {
+                for id in args.nics {
+                    session.client().await?.delete_nic(&id).await?;
+                }
+                Ok(())
+            }
+            NicCommand::List(args) => list(args, session).await,
+            NicCommand::Details(args) => details(args, session).await,
+            NicCommand::Stats(args) => stats(args, session).await,
+            NicCommand::Update(args) => update(args, session).await,
+            NicCommand::Sg(command) => command.run(session).await,
+            NicCommand::Export(args) => args.run(session).await,
+            NicCommand::Import(args) => args.run(session).await,
+        }
+    }
+}
+
+async fn add(args: NicAdd, session: &mut Session) -> Result<(), Error> {
+    let nic = args.nic()?;
+    let id = nic.id.clone();
+    let path = session.client().await?.put_nic(nic).await?;
+    match session.out.json {
+        true => session.out.value(&json!({ "id": id, "path": path })),
+        false => session.out.text(&path),
+    }
+}
+
+async fn list(args: ListArgs, session: &mut Session) -> Result<(), Error> {
+    if !args.long {
+        let ids = session.client().await?.nic_ids().await?;
+        return session.out.names(&ids);
+    }
+    let nics = session.client().await?.nics().await?;
+    if session.out.json {
+        return nic_details::print(&nics, &mut session.out);
+    }
+    let mut table = Table::new(&["ID", ">VNI", "MAC", "STATE", "ADDRESSES", "GROUPS", "PATH"]);
+    for status in nics {
+        let state = state_name(status.state());
+        let nic = status.nic.unwrap_or_default();
+        let (addresses, groups) = (nic.addresses.join(","), nic.security_groups.join(","));
+        table.row([
+            nic.id,
+            nic.vni.to_string(),
+            nic.mac,
+            state.into(),
+            addresses,
+            groups,
+            status.path,
+        ]);
+    }
+    session.out.table(&table)
+}
+
+async fn details(args: MaybeNics, session: &mut Session) -> Result<(), Error> {
+    let client = session.client().await?;
+    let nics = match args.nics.is_empty() {
+        true => client.nics().await?,
+        false => {
+            let mut nics = Vec::new();
+            for id in &args.nics {
+                nics.push(client.nic(id).await?);
+            }
+            nics
+        }
+    };
+    nic_details::print(&nics, &mut session.out)
+}
+
+async fn stats(args: MaybeNics, session: &mut Session) -> Result<(), Error> {
+    let client = session.client().await?;
+    let ids = if args.nics.is_empty() {
+        client.nic_ids().await?
+    } else {
+        args.nics
+    };
+    let (mut rows, mut all) = (Vec::new(), client.has_all_stats());
+    for id in &ids {
+        rows.push(client.nic_stats(id).await?);
+    }
+    if session.out.json {
+        // Over API v0 only what it knows: a zero would be a lie.
+        all |= rows.is_empty();
+        let value = |stats: &v1::NicStats| match all {
+            true => json::full("NicStats", stats),
+            false => {
+                json!({ "id": stats.id, "ingress_bytes": stats.ingress_bytes, "egress_bytes": stats.egress_bytes })
+            }
+        };
+        return session.out.value(&rows.iter().map(value).collect());
+    }
+    let mut table = Table::new(&[
+        "NIC",
+        ">IN BYTES",
+        ">OUT BYTES",
+        ">IN FRAMES",
+        ">OUT FRAMES",
+        ">IN DROPS",
+        ">OUT DROPS",
+        ">FLOWS",
+    ]);
+    let known = |count: u64| if all { count.to_string() } else { String::new() };
+    for stats in rows {
+        table.row([
+            stats.id,
+            stats.ingress_bytes.to_string(),
+            stats.egress_bytes.to_string(),
+            known(stats.ingress_frames),
+            known(stats.egress_frames),
+            known(stats.ingress_drops),
+            known(stats.egress_drops),
+            known(stats.flows),
+        ]);
+    }
+    session.out.table(&table)
+}
+
+/// Timeouts are replaced all three together by the API, one by one on the command line.
+async fn update(args: NicUpdate, session: &mut Session) -> Result<(), Error> {
+    let mut request = args.request();
+    let client = session.client().await?;
+    if let Some(new) = request.timeouts.as_mut().filter(|_| client.is_v1()) {
+        let old = client
+            .nic(&request.id)
+            .await?
+            .nic
+            .and_then(|nic| nic.timeouts)
+            .unwrap_or_default();
+        for (new, old) in [
+            (&mut new.tcp_established_secs, old.tcp_established_secs),
+            (&mut new.udp_secs, old.udp_secs),
+            (&mut new.udp_stream_secs, old.udp_stream_secs),
+        ] {
+            if *new == 0 {
+                *new = old;
+            }
+        }
+    }
+    client.update_nic(request).await
+}

@@ -1,0 +1,92 @@
+//! A NIC as people read it: `name: value` lines. What has its default and is of API v1 alone is left out, so that both
+//! APIs show the same NIC alike.
+
+use api::v1;
+
+use crate::error::Error;
+use crate::json;
+use crate::output::Output;
+use crate::words::{kind_name, state_name};
+
+/// Prints NICs, a blank line between two.
+pub fn print(nics: &[v1::NicStatus], out: &mut Output) -> Result<(), Error> {
+    if out.json {
+        return out.value(&nics.iter().map(|nic| json::full("NicStatus", nic)).collect());
+    }
+    for (index, status) in nics.iter().enumerate() {
+        if index > 0 {
+            out.text("\n")?;
+        }
+        for (name, value) in detail_lines(status) {
+            out.text(&format!("{:<19} {value}", format!("{name}:")))?;
+        }
+    }
+    Ok(())
+}
+
+fn detail_lines(status: &v1::NicStatus) -> Vec<(&'static str, String)> {
+    let nic = status.nic.clone().unwrap_or_default();
+    let on = |is: bool| if is { "on" } else { "off" }.to_owned();
+    let mut lines = vec![
+        ("id", nic.id.clone()),
+        ("mac", nic.mac.clone()),
+        ("vni", nic.vni.to_string()),
+    ];
+    lines.extend(nic.addresses.iter().map(|address| ("ip", address.clone())));
+    lines.extend(nic.security_groups.iter().map(|group| ("sg", group.clone())));
+    lines.push(("type", kind_name(nic.kind()).into()));
+    lines.push(("path", status.path.clone()));
+    lines.push(("anti-spoof", on(nic.anti_spoof.unwrap_or_default())));
+    lines.extend(nic.allowed_address_pairs.iter().map(|pair| {
+        (
+            "allowed-pair",
+            format!("{} {}", pair.net, pair.mac).trim_end().to_owned(),
+        )
+    }));
+    lines.push(("bypass-filtering", on(nic.bypass_filtering)));
+    lines.push(("packet-trace", on(nic.packet_trace.unwrap_or_default())));
+    lines.push(("trace-path", nic.packet_trace_path.clone()));
+    if !nic.sniff_target.is_empty() {
+        lines.push(("sniff-target", nic.sniff_target.clone()));
+    }
+    if let Some(bench) = &nic.bench {
+        let role = match bench.role() {
+            v1::bench::Role::IcmpSender => "ICMP_SND_LIKE",
+            v1::bench::Role::IcmpReceiver => "ICMP_RCV_LIKE",
+            v1::bench::Role::Unspecified => "-",
+        };
+        lines.push((
+            "bench",
+            format!("{role} {} {}", bench.target_ip, bench.target_mac)
+                .trim_end()
+                .to_owned(),
+        ));
+    }
+    let timeouts = nic.timeouts.unwrap_or_default();
+    for (name, secs, default) in [
+        ("tcp-timeout", timeouts.tcp_established_secs, 432_000),
+        ("udp-timeout", timeouts.udp_secs, 30),
+        ("udp-stream-timeout", timeouts.udp_stream_secs, 180),
+    ] {
+        if secs != 0 && secs != default {
+            lines.push((name, format!("{secs} s")));
+        }
+    }
+    for (name, is) in [
+        ("dhcp-server", nic.allow_dhcp_server),
+        ("router-adverts", nic.allow_router_advertisements),
+        ("learn-macs", nic.learn_macs),
+    ] {
+        if is {
+            lines.push((name, "on".into()));
+        }
+    }
+    if nic.mtu != 0 {
+        lines.push(("mtu", nic.mtu.to_string()));
+    }
+    if status.state() != v1::PortState::Unspecified {
+        let state = format!("{} {}", state_name(status.state()), status.detail);
+        lines.push(("state", state.trim_end().to_owned()));
+    }
+    lines
+}

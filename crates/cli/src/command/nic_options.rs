@@ -1,0 +1,269 @@
+//! The options that describe a NIC, and the API v1 messages they make. `nic add` and `nic update` share
+//! [`Settings`]; what only a new NIC has is in [`NicAdd`].
+
+use std::net::IpAddr;
+
+use api::v1;
+use clap::{Args, ValueEnum};
+
+use crate::error::Error;
+
+/// What a NIC attaches to, by the original's names.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Type {
+    /// A vhost-user socket that the daemon listens on, for a virtual machine
+    #[value(alias = "vhost_user_server", alias = "vhost-user")]
+    VhostUserServer,
+    /// A TAP device of the host, for a container or a namespace
+    Tap,
+    /// A traffic generator or echo inside the daemon
+    Bench,
+}
+
+/// What a NIC of type bench does.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Btype {
+    /// Sends ICMP echo requests to --dip at --dmac
+    #[value(name = "ICMP_SND_LIKE", alias = "icmp-snd-like")]
+    Sender,
+    /// Answers ICMP echo requests
+    #[value(name = "ICMP_RCV_LIKE", alias = "icmp-rcv-like")]
+    Receiver,
+}
+
+/// `nic add`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Adding a NIC of an id that exists replaces it whole.
+
+Examples:
+  butterfly nic add --id vnic_1 --mac 52:54:00:12:34:01 --vni 1337 --ip 42.0.0.1 --sg web ssh
+  butterfly nic add --id c1 --mac 52:54:00:12:34:02 --vni 1337 --ip 42.0.0.2 --type tap --path tap-c1")]
+pub struct NicAdd {
+    /// Names the NIC and its socket, <socket-dir>/qemu-vhost-<ID>
+    #[arg(long)]
+    pub id: String,
+    /// The guest's MAC address, as 52:54:00:12:34:01
+    #[arg(long)]
+    mac: String,
+    /// The virtual network; NICs hear each other in the same network only
+    #[arg(long, value_parser = clap::value_parser!(u32).range(..1 << 24))]
+    vni: u32,
+    /// What the NIC attaches to
+    #[arg(long = "type", ignore_case = true, default_value = "vhost-user-server")]
+    kind: Type,
+    /// The socket's path, or the TAP device's name [default: made from the id]
+    #[arg(long)]
+    path: Option<String>,
+    /// Receive a copy of all that this NIC sends and receives, and send nothing
+    #[arg(long, value_name = "NIC")]
+    sniff_target: Option<String>,
+    /// Type bench: what it does
+    #[arg(long, ignore_case = true)]
+    btype: Option<Btype>,
+    /// Type bench: the IPv4 address to send to
+    #[arg(long, value_name = "ADDRESS")]
+    dip: Option<String>,
+    /// Type bench: the MAC address to send to
+    #[arg(long, value_name = "MAC")]
+    dmac: Option<String>,
+    #[command(flatten)]
+    settings: Settings,
+}
+
+/// `nic update`: what is given replaces the NIC's value, what is not stays.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  butterfly nic update vnic_1 --ip 42.0.0.1 42.0.0.9 --enable-antispoof
+  butterfly nic update vnic_1 --sg ''      (leaves no group)")]
+pub struct NicUpdate {
+    /// The NIC
+    #[arg(value_name = "NIC", required_unless_present = "id")]
+    nic: Option<String>,
+    /// The NIC, by an option
+    #[arg(long, conflicts_with = "nic", value_name = "NIC")]
+    id: Option<String>,
+    #[command(flatten)]
+    settings: Settings,
+}
+
+/// What can be said of a new NIC and changed later.
+#[derive(Args, Debug)]
+struct Settings {
+    /// IPv4 and IPv6 addresses of the guest, several after one --ip or with several; update: '' leaves none
+    #[arg(long, num_args = 1.., value_name = "ADDRESS", value_parser = address)]
+    ip: Vec<String>,
+    /// Security groups, which need not exist yet; update: '' leaves none
+    #[arg(long, num_args = 1.., value_name = "SG")]
+    sg: Vec<String>,
+    /// Drop what the guest sends from other addresses than its own [default: on in API v1, off in API v0]
+    #[arg(long, visible_alias = "anti-spoof", overrides_with = "disable_antispoof")]
+    enable_antispoof: bool,
+    /// Let the guest send from any address; its MAC is checked all the same
+    #[arg(long, visible_alias = "no-anti-spoof")]
+    disable_antispoof: bool,
+    /// Do not filter the NIC at all
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
+    bypass_filtering: Option<bool>,
+    /// Write the NIC's frames to --trace-path, as pcapng
+    #[arg(long, value_name = "true|false", hide_possible_values = true)]
+    packet_trace: Option<bool>,
+    /// The trace's file on the daemon's host [default: /tmp/butterfly-<pid>-<id>.pcap]
+    #[arg(long, value_name = "FILE")]
+    trace_path: Option<String>,
+    /// API v1: further sources that anti-spoofing lets pass, with their MAC when it is another; update: '' leaves none
+    #[arg(long, num_args = 1.., value_name = "NET[,MAC]")]
+    allowed_address_pair: Vec<String>,
+    /// API v1: forget an idle TCP connection after this long, 60..432000
+    #[arg(long, value_name = "SECS")]
+    tcp_established_timeout: Option<u32>,
+    /// API v1: forget UDP seen in one direction after this long, 30..60
+    #[arg(long, value_name = "SECS")]
+    udp_timeout: Option<u32>,
+    /// API v1: forget UDP seen in both directions after this long, 60..180
+    #[arg(long, value_name = "SECS")]
+    udp_stream_timeout: Option<u32>,
+    /// API v1: the guest may be a DHCP server
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
+    allow_dhcp_server: Option<bool>,
+    /// API v1: the guest may send IPv6 router advertisements
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
+    allow_router_advertisements: Option<bool>,
+    /// API v1: frames to MACs that nobody has go to this NIC, and it may send from any MAC
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
+    learn_macs: Option<bool>,
+    /// API v1: the largest IP packet in bytes, offered to the guest
+    #[arg(long, value_name = "BYTES")]
+    mtu: Option<u32>,
+}
+
+impl NicAdd {
+    /// The NIC to put.
+    pub fn nic(self) -> Result<v1::Nic, Error> {
+        let settings = self.settings;
+        for (option, values) in [("--ip", &settings.ip), ("--sg", &settings.sg)] {
+            if values.iter().any(String::is_empty) {
+                return Err(Error::Usage(format!(
+                    "{option} '' means none in `nic update` alone: leave it out"
+                )));
+            }
+        }
+        let (kind, bench) = match (self.kind, self.btype) {
+            (Type::Bench, Some(btype)) => {
+                let role = match btype {
+                    Btype::Sender => v1::bench::Role::IcmpSender,
+                    Btype::Receiver => v1::bench::Role::IcmpReceiver,
+                };
+                let (target_ip, target_mac) = (self.dip.unwrap_or_default(), self.dmac.unwrap_or_default());
+                (
+                    v1::NicKind::Bench,
+                    Some(v1::Bench {
+                        role: role.into(),
+                        target_ip,
+                        target_mac,
+                    }),
+                )
+            }
+            (Type::Bench, None) => return Err(Error::Usage("--type bench needs --btype".into())),
+            (_, Some(_)) => return Err(Error::Usage("--btype goes with --type bench".into())),
+            (Type::Tap, None) => (v1::NicKind::Tap, None),
+            (Type::VhostUserServer, None) => (v1::NicKind::VhostUser, None),
+        };
+        Ok(v1::Nic {
+            id: self.id,
+            mac: self.mac,
+            vni: self.vni,
+            anti_spoof: settings.anti_spoof(),
+            allowed_address_pairs: settings.pairs(),
+            timeouts: settings.timeouts(),
+            addresses: settings.ip,
+            security_groups: settings.sg,
+            sniff_target: self.sniff_target.unwrap_or_default(),
+            bypass_filtering: settings.bypass_filtering.unwrap_or_default(),
+            kind: kind.into(),
+            bench,
+            path: self.path.unwrap_or_default(),
+            packet_trace: settings.packet_trace,
+            packet_trace_path: settings.trace_path.unwrap_or_default(),
+            allow_dhcp_server: settings.allow_dhcp_server.unwrap_or_default(),
+            allow_router_advertisements: settings.allow_router_advertisements.unwrap_or_default(),
+            learn_macs: settings.learn_macs.unwrap_or_default(),
+            mtu: settings.mtu.unwrap_or_default(),
+        })
+    }
+}
+
+impl NicUpdate {
+    /// The values to replace. Timeouts that were not given are 0 in it, beside ones that were.
+    pub fn request(self) -> v1::UpdateNicRequest {
+        let settings = self.settings;
+        let pairs = settings.pairs();
+        v1::UpdateNicRequest {
+            id: self.nic.or(self.id).expect("clap requires one of them"),
+            anti_spoof: settings.anti_spoof(),
+            allowed_address_pairs: (!settings.allowed_address_pair.is_empty())
+                .then_some(v1::AddressPairList { pairs }),
+            timeouts: settings.timeouts(),
+            addresses: replacement(settings.ip).map(|addresses| v1::AddressList { addresses }),
+            security_groups: replacement(settings.sg).map(|groups| v1::GroupList { groups }),
+            bypass_filtering: settings.bypass_filtering,
+            packet_trace: settings.packet_trace,
+            packet_trace_path: settings.trace_path,
+            allow_dhcp_server: settings.allow_dhcp_server,
+            allow_router_advertisements: settings.allow_router_advertisements,
+            learn_macs: settings.learn_macs,
+            mtu: settings.mtu,
+        }
+    }
+}
+
+impl Settings {
+    fn anti_spoof(&self) -> Option<bool> {
+        (self.enable_antispoof || self.disable_antispoof).then_some(self.enable_antispoof)
+    }
+
+    fn pairs(&self) -> Vec<v1::AddressPair> {
+        let pair = |text: &String| {
+            let (net, mac) = text.split_once(',').unwrap_or((text, ""));
+            v1::AddressPair {
+                net: net.into(),
+                mac: mac.into(),
+            }
+        };
+        self.allowed_address_pair
+            .iter()
+            .filter(|text| !text.is_empty())
+            .map(pair)
+            .collect()
+    }
+
+    fn timeouts(&self) -> Option<v1::Timeouts> {
+        let timeouts = [
+            self.tcp_established_timeout,
+            self.udp_timeout,
+            self.udp_stream_timeout,
+        ];
+        timeouts.iter().any(Option::is_some).then(|| v1::Timeouts {
+            tcp_established_secs: self.tcp_established_timeout.unwrap_or_default(),
+            udp_secs: self.udp_timeout.unwrap_or_default(),
+            udp_stream_secs: self.udp_stream_timeout.unwrap_or_default(),
+        })
+    }
+}
+
+/// What a list option replaces: nothing when it is not given, everything when it is; `''` is no element.
+fn replacement(values: Vec<String>) -> Option<Vec<String>> {
+    (!values.is_empty()).then(|| values.into_iter().filter(|value| !value.is_empty()).collect())
+}
+
+/// An address in canonical form, or `''`.
+pub fn address(text: &str) -> Result<String, String> {
+    match text {
+        "" => Ok(String::new()),
+        _ => text
+            .parse::<IpAddr>()
+            .map(|ip| ip.to_string())
+            .map_err(|_| "expected an IPv4 or IPv6 address".into()),
+    }
+}

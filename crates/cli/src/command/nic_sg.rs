@@ -1,0 +1,104 @@
+//! `butterfly nic sg`: the groups a NIC is in. The APIs replace them all at once, so that `add` and `del` read
+//! them first: two calls for one NIC at the same moment may lose one of the changes.
+
+use api::v1;
+use clap::{Args, Subcommand};
+
+use crate::error::Error;
+use crate::session::Session;
+
+/// `nic sg …`.
+#[derive(Subcommand, Debug)]
+pub enum NicSgCommand {
+    /// Put a NIC into groups, beside those it is in
+    #[command(after_help = "Example:\n  butterfly nic sg add vnic_1 sg-web")]
+    Add(NicGroups),
+    /// Take a NIC out of groups; one it is not in is no mistake
+    #[command(after_help = "Example:\n  butterfly nic sg del vnic_1 sg-web")]
+    Del(NicGroups),
+    /// Put a NIC into exactly these groups; none given: into none
+    #[command(after_help = "Example:\n  butterfly nic sg set vnic_1 sg-web ssh")]
+    Set(NicMaybeGroups),
+    /// List the groups a NIC is in
+    #[command(after_help = "Example:\n  butterfly nic sg list vnic_1")]
+    List(NicAlone),
+}
+
+/// A NIC and groups.
+#[derive(Args, Debug)]
+pub struct NicGroups {
+    /// Id of the NIC
+    nic: String,
+    /// Ids of groups, which need not exist yet
+    #[arg(required = true, value_name = "SG")]
+    groups: Vec<String>,
+}
+
+/// A NIC and perhaps groups.
+#[derive(Args, Debug)]
+pub struct NicMaybeGroups {
+    /// Id of the NIC
+    nic: String,
+    /// Ids of groups, which need not exist yet
+    #[arg(value_name = "SG")]
+    groups: Vec<String>,
+}
+
+/// A NIC.
+#[derive(Args, Debug)]
+pub struct NicAlone {
+    /// Id of the NIC
+    nic: String,
+}
+
+impl NicSgCommand {
+    /// Does it.
+    pub async fn run(self, session: &mut Session) -> Result<(), Error> {
+        match self {
+            NicSgCommand::Add(args) => {
+                let old = groups_of(&args.nic, session).await?;
+                let mut new = old.clone();
+                new.extend(args.groups.into_iter().filter(|group| !old.contains(group)));
+                replace(args.nic, old, new, session).await
+            }
+            NicSgCommand::Del(args) => {
+                let old = groups_of(&args.nic, session).await?;
+                let mut new = old.clone();
+                new.retain(|group| !args.groups.contains(group));
+                replace(args.nic, old, new, session).await
+            }
+            NicSgCommand::Set(args) => set(args.nic, args.groups, session).await,
+            NicSgCommand::List(args) => {
+                let groups = groups_of(&args.nic, session).await?;
+                session.out.names(&groups)
+            }
+        }
+    }
+}
+
+async fn groups_of(nic: &str, session: &mut Session) -> Result<Vec<String>, Error> {
+    let status = session.client().await?.nic(nic).await?;
+    Ok(status.nic.unwrap_or_default().security_groups)
+}
+
+async fn replace(
+    nic: String,
+    old: Vec<String>,
+    new: Vec<String>,
+    session: &mut Session,
+) -> Result<(), Error> {
+    if old == new {
+        Ok(())
+    } else {
+        set(nic, new, session).await
+    }
+}
+
+async fn set(nic: String, groups: Vec<String>, session: &mut Session) -> Result<(), Error> {
+    let request = v1::UpdateNicRequest {
+        id: nic,
+        security_groups: Some(v1::GroupList { groups }),
+        ..Default::default()
+    };
+    session.client().await?.update_nic(request).await
+}

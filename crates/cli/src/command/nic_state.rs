@@ -1,0 +1,81 @@
+//! `butterfly nic export` and `nic import`: a NIC's connections, opaque bytes that follow a machine to its
+//! next host.
+
+use std::io::{IsTerminal, Read, Write};
+use std::path::PathBuf;
+
+use clap::Args;
+use serde_json::json;
+
+use crate::error::Error;
+use crate::session::Session;
+
+/// `nic export`.
+#[derive(Args, Debug)]
+#[command(after_help = "Example:\n  butterfly nic export vnic_1 --file vnic_1.state")]
+pub struct ExportArgs {
+    /// Id of the NIC
+    nic: String,
+    /// Where to write; - is standard output
+    #[arg(short, long, default_value = "-")]
+    file: PathBuf,
+}
+
+/// `nic import`.
+#[derive(Args, Debug)]
+#[command(after_help = "Example:\n  butterfly nic import vnic_1 vnic_1.state")]
+pub struct ImportArgs {
+    /// Id of the NIC
+    nic: String,
+    /// What `nic export` wrote; - is standard input
+    file: PathBuf,
+}
+
+impl ExportArgs {
+    /// Does it.
+    pub async fn run(self, session: &mut Session) -> Result<(), Error> {
+        let to_stdout = self.file.as_os_str() == "-";
+        if to_stdout && std::io::stdout().is_terminal() {
+            return Err(Error::Usage(
+                "the connections are binary: name a --file, or redirect the output".into(),
+            ));
+        }
+        let state = session.client().await?.export_nic(&self.nic).await?;
+        if to_stdout {
+            session.out.flush()?;
+            let mut stdout = std::io::stdout();
+            stdout.write_all(&state)?;
+            return Ok(stdout.flush()?);
+        }
+        std::fs::write(&self.file, &state)
+            .map_err(|error| Error::Usage(format!("cannot write {}: {error}", self.file.display())))?;
+        match session.out.json {
+            true => session
+                .out
+                .value(&json!({ "id": self.nic, "bytes": state.len() })),
+            false => Ok(()),
+        }
+    }
+}
+
+impl ImportArgs {
+    /// Does it; prints how many connections were taken up.
+    pub async fn run(self, session: &mut Session) -> Result<(), Error> {
+        let state = read_file(&self.file)?;
+        let flows = session.client().await?.import_nic(&self.nic, state).await?;
+        match session.out.json {
+            true => session.out.value(&json!({ "id": self.nic, "flows": flows })),
+            false => session.out.text(&flows.to_string()),
+        }
+    }
+}
+
+/// The content of an input file; `-` is standard input.
+pub fn read_file(path: &PathBuf) -> Result<Vec<u8>, Error> {
+    let mut content = Vec::new();
+    let read = match path.as_os_str() == "-" {
+        true => std::io::stdin().read_to_end(&mut content).map(|_| content),
+        false => std::fs::read(path),
+    };
+    read.map_err(|error| Error::Usage(format!("cannot read {}: {error}", path.display())))
+}

@@ -1,0 +1,113 @@
+//! `butterfly watch`: changes and events as they happen, one a line.
+
+use api::v1;
+use api::v1::event::Kind;
+use clap::Args;
+
+use crate::error::Error;
+use crate::json;
+use crate::session::Session;
+use crate::words::state_name;
+
+/// `watch`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Runs until it is interrupted or the daemon stops. With --json every event is one line.
+
+Examples:
+  butterfly watch --snapshot
+  butterfly watch --json | jq .port_changed")]
+pub struct WatchArgs {
+    /// Begin with what is now
+    #[arg(short, long)]
+    snapshot: bool,
+    /// End after so many events
+    #[arg(short = 'n', long, value_name = "EVENTS")]
+    count: Option<u64>,
+}
+
+impl WatchArgs {
+    /// Does it.
+    pub async fn run(self, session: &mut Session) -> Result<(), Error> {
+        let mut events = session.client().await?.watch(self.snapshot).await?;
+        let mut left = self.count;
+        while left != Some(0) {
+            let event = match events.message().await {
+                Ok(Some(event)) => event,
+                Ok(None) => break,
+                Err(status) => return Err(session.client().await?.broken_stream(status)),
+            };
+            match session.out.json {
+                true => session.out.value_line(&json::full("Event", &event))?,
+                false => session.out.text(&line(&event))?,
+            }
+            session.out.flush()?;
+            left = left.map(|left| left - 1);
+        }
+        Ok(())
+    }
+}
+
+/// Time, epoch, and what happened.
+fn line(event: &v1::Event) -> String {
+    let (secs, nanos) = (
+        event.time_unix_nanos / 1_000_000_000,
+        event.time_unix_nanos % 1_000_000_000,
+    );
+    let what = match &event.kind {
+        Some(Kind::NicChanged(status)) => {
+            let nic = status.nic.clone().unwrap_or_default();
+            let (addresses, groups) = (nic.addresses.join(","), nic.security_groups.join(","));
+            format!(
+                "nic {} is vni={} mac={} ip={addresses} sg={groups}",
+                nic.id, nic.vni, nic.mac
+            )
+        }
+        Some(Kind::NicDeleted(id)) => format!("nic {id} is deleted"),
+        Some(Kind::GroupChanged(group)) => {
+            format!(
+                "sg {} has {} rules, {} members",
+                group.id,
+                group.rules.len(),
+                group.members.len()
+            )
+        }
+        Some(Kind::GroupDeleted(id)) => format!("sg {id} is deleted"),
+        Some(Kind::PortChanged(port)) => {
+            format!("nic {} is {} {}", port.nic, state_name(port.state()), port.detail)
+                .trim_end()
+                .to_owned()
+        }
+        Some(Kind::SnapshotEnd(_)) => "that is all there is now".into(),
+        Some(Kind::Lagged(lagged)) => format!(
+            "{} events were missed: watch again with --snapshot",
+            lagged.missed
+        ),
+        None => "an event this version does not know".into(),
+    };
+    format!("{secs}.{:06} epoch={} {what}", nanos / 1000, event.epoch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_a_line() {
+        let port = v1::PortChanged {
+            nic: "vnic_1".into(),
+            state: v1::PortState::Broken.into(),
+            detail: "descriptor 7 is beyond the table".into(),
+        };
+        let event = v1::Event {
+            time_unix_nanos: 1_500_000_042_000,
+            epoch: 9,
+            kind: Some(Kind::PortChanged(port)),
+            ..Default::default()
+        };
+        assert_eq!(
+            line(&event),
+            "1500.000042 epoch=9 nic vnic_1 is broken descriptor 7 is beyond the table"
+        );
+    }
+}

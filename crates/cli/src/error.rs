@@ -1,0 +1,56 @@
+//! What can go wrong on the command line, and the exit code a script sees for it.
+//! Every message is one sentence for stderr that names the thing and the value.
+
+use std::io;
+use std::process::ExitCode;
+
+/// The help text about exit codes; `docs/cli.md` carries it too.
+pub const EXIT_CODES: &str = "\
+Exit codes:
+  0  done (also: what was to be deleted was not there, what was to be added was there already)
+  1  the daemon refused: its reason is on stderr, and nothing was changed
+  2  wrong usage: a command, an option or an input file that cannot be used; nothing was sent
+  3  the daemon cannot be reached, or gave no answer in time
+  4  the output could not be written";
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The daemon understood and said no; the text is the daemon's.
+    #[error("{0}")]
+    Refused(String),
+    /// The command, an option or an input file cannot be used.
+    #[error("{0}")]
+    Usage(String),
+    /// No daemon there, the connection broke, or no answer in time.
+    #[error("{0}")]
+    Unreachable(String),
+    /// Standard output or an output file cannot be written.
+    #[error("cannot write the output: {0}")]
+    Output(#[from] io::Error),
+}
+
+impl Error {
+    /// The code for `exit(2)`. A reader that closed the pipe (`butterfly nic list | head -1`) is no failure.
+    pub fn exit_code(&self) -> ExitCode {
+        ExitCode::from(match self {
+            Error::Refused(_) => 1,
+            Error::Usage(_) => 2,
+            Error::Unreachable(_) => 3,
+            Error::Output(_) if self.is_closed_pipe() => 0,
+            Error::Output(_) => 4,
+        })
+    }
+
+    /// True when the reader of our output went away: the command ends without a word.
+    pub fn is_closed_pipe(&self) -> bool {
+        matches!(self, Error::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
+    }
+
+    /// An operation that only API v1 has, asked of a v0 endpoint.
+    pub fn needs_v1(what: &str, endpoint: &str) -> Error {
+        Error::Usage(format!(
+            "{what} needs API v1, and {endpoint} speaks v0: use -e unix:PATH or -e https://HOST:PORT"
+        ))
+    }
+}

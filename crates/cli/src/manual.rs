@@ -1,0 +1,63 @@
+//! `docs/cli.md` is the help of every command. The test here fails when it lies;
+//! `BUTTERFLY_UPDATE_DOCS=1 cargo test -p butterfly-cli manual` writes it anew.
+
+use clap::{Command, CommandFactory};
+
+use crate::chain::Part;
+
+/// The file, from this crate's folder.
+const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/cli.md");
+const HEAD: &str = "\
+# The `butterfly` command
+
+This page is the commands' own help, written by a test of `crates/cli`: change the help, not the page.
+The options of every command, which the first section lists, are left out of the others.
+";
+
+/// The page: the program's help, then that of every command that does something.
+fn page() -> String {
+    let mut page = HEAD.to_owned();
+    section(Part::command(), "butterfly".into(), &mut page);
+    page
+}
+
+fn section(command: Command, name: String, page: &mut String) {
+    let mut shown = command.clone().bin_name(&name).term_width(110);
+    // Groups of commands list their commands; those follow with their own sections.
+    let help = shown.render_help().to_string();
+    let help: Vec<&str> = help.lines().map(str::trim_end).collect();
+    *page += &format!("\n## `{name}`\n\n```text\n{}\n```\n", help.join("\n").trim_end());
+    for below in command.get_subcommands() {
+        section(below.clone(), format!("{name} {}", below.get_name()), page);
+    }
+}
+
+#[test]
+fn the_page_is_the_help() {
+    let page = page();
+    if std::env::var_os("BUTTERFLY_UPDATE_DOCS").is_some() {
+        std::fs::write(PATH, &page).unwrap();
+    }
+    let written = std::fs::read_to_string(PATH).unwrap_or_default();
+    let line = page.lines().zip(written.lines()).position(|(a, b)| a != b);
+    assert!(
+        page == written,
+        "docs/cli.md is not the help any more (first at line {line:?}): BUTTERFLY_UPDATE_DOCS=1 cargo test -p butterfly-cli manual",
+    );
+}
+
+#[test]
+fn every_command_shows_an_example() {
+    fn check(command: &Command, name: &str) {
+        let mut below = command.get_subcommands().peekable();
+        if below.peek().is_none() {
+            let help = command.clone().render_help().to_string();
+            assert!(
+                help.contains("Example"),
+                "{name} has no example in its help:\n{help}"
+            );
+        }
+        below.for_each(|command| check(command, &format!("{name} {}", command.get_name())));
+    }
+    check(&Part::command(), "butterfly");
+}

@@ -1,0 +1,189 @@
+//! What a command prints: lines and aligned tables for people, JSON (`--json`) for programs.
+//! Everything goes through [`Output`], so that a closed pipe ends the command quietly and tests can read it.
+
+use std::io::{self, Write};
+
+use serde_json::Value;
+
+use crate::error::Error;
+
+/// Standard output, or a buffer in tests.
+pub struct Output {
+    sink: Box<dyn Write>,
+    /// Print JSON instead of text.
+    pub json: bool,
+}
+
+impl Output {
+    /// Prints to standard output.
+    pub fn stdout(json: bool) -> Output {
+        Output {
+            sink: Box::new(io::BufWriter::new(io::stdout())),
+            json,
+        }
+    }
+
+    /// Prints text as it is, a newline added when it has none.
+    pub fn text(&mut self, text: &str) -> Result<(), Error> {
+        self.sink.write_all(text.as_bytes())?;
+        if !text.is_empty() && !text.ends_with('\n') {
+            self.sink.write_all(b"\n")?;
+        }
+        Ok(())
+    }
+
+    /// Prints one name a line, or a JSON array of strings.
+    pub fn names(&mut self, names: &[String]) -> Result<(), Error> {
+        if self.json {
+            return self.value(&Value::from(names));
+        }
+        names.iter().try_for_each(|name| self.text(name))
+    }
+
+    /// Prints a JSON value, indented.
+    pub fn value(&mut self, value: &Value) -> Result<(), Error> {
+        self.text(&format!("{value:#}"))
+    }
+
+    /// Prints a JSON value on one line: for streams.
+    pub fn value_line(&mut self, value: &Value) -> Result<(), Error> {
+        self.text(&value.to_string())
+    }
+
+    /// Prints a table; an empty one prints nothing, so that `wc -l` minus the heading stays honest.
+    pub fn table(&mut self, table: &Table) -> Result<(), Error> {
+        self.text(&table.render())
+    }
+
+    /// Makes everything printed so far visible.
+    pub fn flush(&mut self) -> Result<(), Error> {
+        Ok(self.sink.flush()?)
+    }
+}
+
+/// Rows under headings, columns two blanks apart; columns of numbers align right.
+pub struct Table {
+    headings: Vec<&'static str>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// An empty table. A heading that starts with `>` makes a right-aligned column.
+    pub fn new(headings: &[&'static str]) -> Table {
+        Table {
+            headings: headings.to_vec(),
+            rows: Vec::new(),
+        }
+    }
+
+    /// Adds a row: as many cells as there are headings. An empty cell shows as `-`.
+    pub fn row<const N: usize>(&mut self, cells: [String; N]) {
+        debug_assert_eq!(N, self.headings.len());
+        let dash = |cell: String| if cell.is_empty() { "-".to_owned() } else { cell };
+        self.rows.push(cells.into_iter().map(dash).collect());
+    }
+
+    fn render(&self) -> String {
+        if self.rows.is_empty() {
+            return String::new();
+        }
+        let titles: Vec<String> = self
+            .headings
+            .iter()
+            .map(|h| h.trim_start_matches('>').to_owned())
+            .collect();
+        let width = |column: usize| {
+            let cells = self.rows.iter().map(|row| row[column].chars().count());
+            cells.max().unwrap_or(0).max(titles[column].len())
+        };
+        let widths: Vec<usize> = (0..titles.len()).map(width).collect();
+        let mut text = String::new();
+        for row in std::iter::once(&titles).chain(&self.rows) {
+            let mut line = String::new();
+            for ((cell, width), heading) in row.iter().zip(&widths).zip(&self.headings) {
+                match heading.starts_with('>') {
+                    true => line += &format!("{cell:>width$}  "),
+                    false => line += &format!("{cell:<width$}  "),
+                }
+            }
+            text += line.trim_end();
+            text.push('\n');
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+pub mod testing {
+    //! An [`Output`] whose text a test can read.
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    use super::*;
+
+    /// The other end of a test's output.
+    #[derive(Clone, Default)]
+    pub struct Screen(Rc<RefCell<Vec<u8>>>);
+
+    impl Screen {
+        /// An output that lands here.
+        pub fn output(&self, json: bool) -> Output {
+            Output {
+                sink: Box::new(self.clone()),
+                json,
+            }
+        }
+
+        /// What was printed so far.
+        pub fn text(&self) -> String {
+            String::from_utf8(self.0.borrow().clone()).expect("the command line prints UTF-8")
+        }
+    }
+
+    impl Write for Screen {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.borrow_mut().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::Screen;
+    use super::*;
+
+    #[test]
+    fn columns_align_and_numbers_stand_right() {
+        let mut table = Table::new(&["ID", ">BYTES", "NOTE"]);
+        table.row(["vnic_1".into(), "7".into(), "short".into()]);
+        table.row(["v".into(), "123456".into(), String::new()]);
+        let screen = Screen::default();
+        screen.output(false).table(&table).unwrap();
+        assert_eq!(
+            screen.text(),
+            "ID       BYTES  NOTE\nvnic_1       7  short\nv       123456  -\n"
+        );
+    }
+
+    #[test]
+    fn an_empty_table_prints_nothing() {
+        let screen = Screen::default();
+        screen.output(false).table(&Table::new(&["ID"])).unwrap();
+        assert_eq!(screen.text(), "");
+    }
+
+    #[test]
+    fn names_are_lines_or_an_array() {
+        let names = ["a".to_owned(), "b".to_owned()];
+        let (text, json) = (Screen::default(), Screen::default());
+        text.output(false).names(&names).unwrap();
+        json.output(true).names(&names).unwrap();
+        assert_eq!(text.text(), "a\nb\n");
+        assert_eq!(json.text(), "[\n  \"a\",\n  \"b\"\n]\n");
+    }
+}

@@ -1,0 +1,281 @@
+//! NICs: v1 to v0 and back.
+
+use api::v0::message_v0 as v0;
+use api::v1;
+
+use super::Untranslatable;
+
+/// `btype` of a NIC that sends echo requests.
+const SENDER: &str = "ICMP_SND_LIKE";
+/// `btype` of a NIC that answers them.
+const RECEIVER: &str = "ICMP_RCV_LIKE";
+
+/// A NIC in v0's words, and the values (by their v1 names) that v0 has no word for.
+pub fn to_v0(nic: &v1::Nic) -> (v0::Nic, Vec<&'static str>) {
+    let kind = match nic.kind() {
+        v1::NicKind::Unspecified | v1::NicKind::VhostUser => v0::nic::Type::VhostUserServer,
+        v1::NicKind::Tap => v0::nic::Type::Tap,
+        v1::NicKind::Bench => v0::nic::Type::Bench,
+    };
+    let btype = nic.bench.as_ref().map(|bench| match bench.role() {
+        v1::bench::Role::IcmpReceiver => RECEIVER,
+        v1::bench::Role::IcmpSender | v1::bench::Role::Unspecified => SENDER,
+    });
+    let bench = nic.bench.clone().unwrap_or_default();
+    let lost = [
+        ("allowed_address_pairs", !nic.allowed_address_pairs.is_empty()),
+        (
+            "timeouts",
+            nic.timeouts.is_some_and(|timeouts| !are_default(timeouts)),
+        ),
+        ("allow_dhcp_server", nic.allow_dhcp_server),
+        ("allow_router_advertisements", nic.allow_router_advertisements),
+        ("learn_macs", nic.learn_macs),
+        ("mtu", nic.mtu != 0),
+    ];
+    let nic = v0::Nic {
+        id: nic.id.clone(),
+        mac: nic.mac.clone(),
+        vni: nic.vni,
+        ip: nic.addresses.clone(),
+        security_group: nic.security_groups.clone(),
+        ip_anti_spoof: nic.anti_spoof,
+        sniff_target_nic_id: given(nic.sniff_target.clone()),
+        bypass_filtering: nic.bypass_filtering.then_some(true),
+        r#type: (kind != v0::nic::Type::VhostUserServer).then_some(kind.into()),
+        path: given(nic.path.clone()),
+        packet_trace: nic.packet_trace,
+        packet_trace_path: given(nic.packet_trace_path.clone()),
+        btype: btype.map(Into::into),
+        dip: given(bench.target_ip),
+        dmac: given(bench.target_mac),
+    };
+    (
+        nic,
+        lost.into_iter()
+            .filter(|(_, is)| *is)
+            .map(|(name, _)| name)
+            .collect(),
+    )
+}
+
+/// A NIC in v1's words, v0's defaults filled in where v1's are others.
+pub fn from_v0(nic: v0::Nic) -> Result<v1::Nic, Untranslatable> {
+    let kind = match nic.r#type() {
+        v0::nic::Type::VhostUserServer => v1::NicKind::VhostUser,
+        v0::nic::Type::Tap => v1::NicKind::Tap,
+        v0::nic::Type::Bench => v1::NicKind::Bench,
+    };
+    let role = match nic.btype.as_deref() {
+        Some(SENDER) => Some(v1::bench::Role::IcmpSender),
+        Some(RECEIVER) => Some(v1::bench::Role::IcmpReceiver),
+        Some(other) => {
+            return Err(Untranslatable(format!(
+                "NIC {}: btype {other:?} is not {SENDER} or {RECEIVER}",
+                nic.id
+            )));
+        }
+        None => None,
+    };
+    let bench = role.map(|role| v1::Bench {
+        role: role.into(),
+        target_ip: nic.dip.clone().unwrap_or_default(),
+        target_mac: nic.dmac.clone().unwrap_or_default(),
+    });
+    Ok(v1::Nic {
+        anti_spoof: Some(nic.ip_anti_spoof()),
+        bypass_filtering: nic.bypass_filtering(),
+        id: nic.id,
+        mac: nic.mac,
+        vni: nic.vni,
+        addresses: nic.ip,
+        security_groups: nic.security_group,
+        sniff_target: nic.sniff_target_nic_id.unwrap_or_default(),
+        kind: kind.into(),
+        bench,
+        path: nic.path.unwrap_or_default(),
+        packet_trace: nic.packet_trace,
+        packet_trace_path: nic.packet_trace_path.unwrap_or_default(),
+        ..Default::default()
+    })
+}
+
+/// An update in v0's words; what v0 cannot update is an error that names it.
+pub fn update_to_v0(update: v1::UpdateNicRequest) -> Result<v0::NicUpdateReq, Untranslatable> {
+    for (name, is) in [
+        ("allowed_address_pairs", update.allowed_address_pairs.is_some()),
+        ("bypass_filtering", update.bypass_filtering.is_some()),
+        ("timeouts", update.timeouts.is_some()),
+        ("allow_dhcp_server", update.allow_dhcp_server.is_some()),
+        (
+            "allow_router_advertisements",
+            update.allow_router_advertisements.is_some(),
+        ),
+        ("learn_macs", update.learn_macs.is_some()),
+        ("mtu", update.mtu.is_some()),
+    ] {
+        if is {
+            return Err(Untranslatable(format!("changing {name} of NIC {}", update.id)));
+        }
+    }
+    Ok(v0::NicUpdateReq {
+        id: update.id,
+        ip_anti_spoof: update.anti_spoof,
+        ip: update
+            .addresses
+            .map(|list| or_one_empty(list.addresses))
+            .unwrap_or_default(),
+        security_group: update
+            .security_groups
+            .map(|list| or_one_empty(list.groups))
+            .unwrap_or_default(),
+        packet_trace: update.packet_trace,
+        packet_trace_path: update.packet_trace_path,
+    })
+}
+
+/// An update in v1's words.
+pub fn update_from_v0(update: v0::NicUpdateReq) -> v1::UpdateNicRequest {
+    let replacement = |list: Vec<String>| {
+        (!list.is_empty()).then(|| {
+            list.into_iter()
+                .filter(|value| !value.is_empty())
+                .collect::<Vec<_>>()
+        })
+    };
+    v1::UpdateNicRequest {
+        id: update.id,
+        anti_spoof: update.ip_anti_spoof,
+        addresses: replacement(update.ip).map(|addresses| v1::AddressList { addresses }),
+        security_groups: replacement(update.security_group).map(|groups| v1::GroupList { groups }),
+        packet_trace: update.packet_trace,
+        packet_trace_path: update.packet_trace_path,
+        ..Default::default()
+    }
+}
+
+fn are_default(timeouts: v1::Timeouts) -> bool {
+    matches!(timeouts.tcp_established_secs, 0 | 432_000)
+        && matches!(timeouts.udp_secs, 0 | 30)
+        && matches!(timeouts.udp_stream_secs, 0 | 180)
+}
+
+/// v0's way to say that a list becomes empty: one empty string.
+fn or_one_empty(list: Vec<String>) -> Vec<String> {
+    if list.is_empty() {
+        vec![String::new()]
+    } else {
+        list
+    }
+}
+
+fn given(text: String) -> Option<String> {
+    (!text.is_empty()).then_some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plain() -> v1::Nic {
+        v1::Nic {
+            id: "tap_1".into(),
+            mac: "52:54:00:12:34:01".into(),
+            vni: 42,
+            addresses: vec!["42.0.0.1".into(), "fd00::1".into()],
+            security_groups: vec!["web".into()],
+            anti_spoof: Some(true),
+            sniff_target: "vnic_1".into(),
+            bypass_filtering: true,
+            kind: v1::NicKind::Tap.into(),
+            path: "tap0".into(),
+            packet_trace: Some(false),
+            packet_trace_path: "/tmp/t".into(),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn what_v0_knows_survives_the_round_trip() {
+        let (v0, lost) = to_v0(&plain());
+        assert!(lost.is_empty());
+        assert_eq!(from_v0(v0).unwrap(), plain());
+    }
+
+    #[test]
+    fn a_bench_nic_survives_the_round_trip() {
+        let target = |role: v1::bench::Role| v1::Bench {
+            role: role.into(),
+            target_ip: "42.0.0.9".into(),
+            target_mac: "52:54:00:12:34:09".into(),
+        };
+        for role in [v1::bench::Role::IcmpSender, v1::bench::Role::IcmpReceiver] {
+            let nic = v1::Nic {
+                kind: v1::NicKind::Bench.into(),
+                bench: Some(target(role)),
+                ..plain()
+            };
+            assert_eq!(from_v0(to_v0(&nic).0).unwrap(), nic);
+        }
+    }
+
+    #[test]
+    fn what_v0_has_no_word_for_is_named() {
+        let nic = v1::Nic {
+            mtu: 9000,
+            learn_macs: true,
+            ..plain()
+        };
+        assert_eq!(to_v0(&nic).1, ["learn_macs", "mtu"]);
+        let defaults = v1::Timeouts {
+            tcp_established_secs: 432_000,
+            udp_secs: 30,
+            udp_stream_secs: 180,
+        };
+        assert!(
+            to_v0(&v1::Nic {
+                timeouts: Some(defaults),
+                ..plain()
+            })
+            .1
+            .is_empty()
+        );
+    }
+
+    #[test]
+    fn the_defaults_of_v0_are_said_to_v1() {
+        let nic = v0::Nic {
+            id: "a".into(),
+            mac: "m".into(),
+            vni: 1,
+            ..Default::default()
+        };
+        assert_eq!(from_v0(nic).unwrap().anti_spoof, Some(false));
+    }
+
+    #[test]
+    fn an_unknown_btype_is_refused() {
+        let nic = v0::Nic {
+            id: "a".into(),
+            btype: Some("FROB".into()),
+            ..Default::default()
+        };
+        assert_eq!(
+            from_v0(nic).unwrap_err().0,
+            r#"NIC a: btype "FROB" is not ICMP_SND_LIKE or ICMP_RCV_LIKE"#
+        );
+    }
+
+    #[test]
+    fn none_is_one_empty_string_in_an_update() {
+        let update = v1::UpdateNicRequest {
+            id: "a".into(),
+            security_groups: Some(v1::GroupList { groups: vec![] }),
+            ..Default::default()
+        };
+        let v0 = update_to_v0(update.clone()).unwrap();
+        assert_eq!(v0.security_group, [""]);
+        assert!(v0.ip.is_empty());
+        assert_eq!(update_from_v0(v0), update);
+    }
+}
