@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::head::Head;
 use super::l4::{self, L4};
-use super::{ParseError, extensions, protocol};
+use super::{ETHERNET_LEN, Packet, ParseError, extensions, protocol};
 
 /// The largest IP packet, and so the furthest that a fragment may reach.
 const PACKET_MAX: usize = 65535;
@@ -114,8 +114,16 @@ pub(super) fn map_v4(bytes: [u8; 4]) -> u128 {
     0xffff_0000_0000 | u128::from(u32::from_be_bytes(bytes))
 }
 
+/// The address at `at` of an IPv6 header as one of the numbers above.
 #[inline]
-pub(super) fn parse_v4(head: Head, l3: usize) -> Result<IpPacket, ParseError> {
+pub(super) fn bits_v6(header: &[u8; 40], at: usize) -> u128 {
+    let octets = header[at..].first_chunk::<16>();
+    octets.map_or(0, |octets| u128::from_be_bytes(*octets))
+}
+
+#[inline(always)]
+pub(super) fn parse_v4(head: Head, ethernet: &[u8; ETHERNET_LEN]) -> Result<Packet, ParseError> {
+    let l3 = ETHERNET_LEN;
     let ip: &[u8; 20] = head.array(l3, ParseError::TruncatedIp)?;
     let [
         version_ihl,
@@ -162,7 +170,7 @@ pub(super) fn parse_v4(head: Head, l3: usize) -> Result<IpPacket, ParseError> {
         check_fragment(fragment, protocol, header_len, end - l4)?;
         Some(fragment)
     };
-    Ok(IpPacket {
+    let ip = IpPacket {
         src: map_v4([ip[12], ip[13], ip[14], ip[15]]),
         dst: map_v4([ip[16], ip[17], ip[18], ip[19]]),
         end: end as u32,
@@ -173,8 +181,9 @@ pub(super) fn parse_v4(head: Head, l3: usize) -> Result<IpPacket, ParseError> {
         tos,
         v6: false,
         fragment,
-        l4_info: l4::parse(head, l4, protocol, fragment, false)?,
-    })
+        l4_info: L4::Other,
+    };
+    l4::parse(head, ethernet, ip)
 }
 
 /// Checks that each IPv4 option lies within the header (RFC 791, section 3.1).
@@ -191,8 +200,9 @@ fn check_options(mut options: &[u8]) -> Result<(), ParseError> {
     Ok(())
 }
 
-#[inline]
-pub(super) fn parse_v6(head: Head, l3: usize) -> Result<IpPacket, ParseError> {
+#[inline(always)]
+pub(super) fn parse_v6(head: Head, ethernet: &[u8; ETHERNET_LEN]) -> Result<Packet, ParseError> {
+    let l3 = ETHERNET_LEN;
     let ip: &[u8; 40] = head.array(l3, ParseError::TruncatedIp)?;
     let [b0, b1, _, _, len0, len1, next, ttl, ..] = *ip;
     if b0 >> 4 != 6 {
@@ -221,13 +231,9 @@ pub(super) fn parse_v6(head: Head, l3: usize) -> Result<IpPacket, ParseError> {
             end - chain.fragment_start,
         )?;
     }
-    let mut src = [0; 16];
-    src.copy_from_slice(&ip[8..24]);
-    let mut dst = [0; 16];
-    dst.copy_from_slice(&ip[24..40]);
-    Ok(IpPacket {
-        src: u128::from_be_bytes(src),
-        dst: u128::from_be_bytes(dst),
+    let ip = IpPacket {
+        src: bits_v6(ip, 8),
+        dst: bits_v6(ip, 24),
         end: end as u32,
         l3: l3 as u16,
         l4: chain.l4 as u16,
@@ -236,8 +242,9 @@ pub(super) fn parse_v6(head: Head, l3: usize) -> Result<IpPacket, ParseError> {
         tos: (b0 << 4) | (b1 >> 4),
         v6: true,
         fragment: chain.fragment,
-        l4_info: l4::parse(head, chain.l4, chain.protocol, chain.fragment, true)?,
-    })
+        l4_info: L4::Other,
+    };
+    l4::parse(head, ethernet, ip)
 }
 
 /// Judges a fragment of `len` bytes of a packet that has `before` bytes ahead of what is fragmented.

@@ -1,7 +1,7 @@
 //! Layer 4: TCP (RFC 9293), UDP (RFC 768), SCTP (RFC 9260), ICMP (RFC 792, RFC 4443).
 
 use super::head::Head;
-use super::{Fragment, ParseError, protocol};
+use super::{ETHERNET_LEN, IpPacket, Net, Packet, ParseError, frame, protocol};
 
 /// What the layer-4 header says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -114,35 +114,30 @@ impl std::ops::BitOr for TcpFlags {
     }
 }
 
-/// Reads the header at `at` of a packet that ends where `head` does.
-#[inline]
-pub(super) fn parse(
-    head: Head,
-    at: usize,
-    protocol: u8,
-    fragment: Option<Fragment>,
-    v6: bool,
-) -> Result<L4, ParseError> {
-    if fragment.is_some_and(|fragment| fragment.offset != 0) {
-        return Ok(L4::LaterFragment);
+/// Reads the layer-4 header of `ip`, which ends where `head` does, and completes the packet with it.
+#[inline(always)]
+pub(super) fn parse(head: Head, ethernet: &[u8; ETHERNET_LEN], ip: IpPacket) -> Result<Packet, ParseError> {
+    let with = |l4_info| frame(ethernet, Net::Ip(IpPacket { l4_info, ..ip }));
+    if ip.fragment.is_some_and(|fragment| fragment.offset != 0) {
+        return Ok(with(L4::LaterFragment));
     }
-    let fragmented = fragment.is_some();
+    let (at, fragmented) = (usize::from(ip.l4), ip.fragment.is_some());
     let short = if fragmented {
         ParseError::TinyFragment
     } else {
         ParseError::TruncatedL4
     };
-    match protocol {
-        protocol::TCP => parse_tcp(head, at, short, fragmented),
-        protocol::UDP => parse_udp(head, at, short, fragmented),
-        protocol::SCTP => parse_sctp(head, at, short),
-        protocol::ICMP if !v6 => parse_icmp(head, at, short),
-        protocol::ICMPV6 if v6 => parse_icmpv6(head, at, short),
-        _ => Ok(L4::Other),
+    match ip.protocol {
+        protocol::TCP => Ok(with(parse_tcp(head, at, short, fragmented)?)),
+        protocol::UDP => Ok(with(parse_udp(head, at, short, fragmented)?)),
+        protocol::SCTP => Ok(with(parse_sctp(head, at, short)?)),
+        protocol::ICMP if !ip.v6 => Ok(with(parse_icmp(head, at, short)?)),
+        protocol::ICMPV6 if ip.v6 => Ok(with(parse_icmpv6(head, at, short)?)),
+        _ => Ok(with(L4::Other)),
     }
 }
 
-#[inline]
+#[inline(always)]
 fn parse_tcp(head: Head, at: usize, short: ParseError, fragmented: bool) -> Result<L4, ParseError> {
     let tcp: &[u8; 20] = head.array(at, short)?;
     let header_len = usize::from(tcp[12] >> 4) * 4;
@@ -186,7 +181,7 @@ fn check_tcp_options(mut options: &[u8]) -> Result<(), ParseError> {
     Ok(())
 }
 
-#[inline]
+#[inline(always)]
 fn parse_udp(head: Head, at: usize, short: ParseError, fragmented: bool) -> Result<L4, ParseError> {
     let &[s0, s1, d0, d1, l0, l1, _, _] = head.array(at, short)?;
     let len = usize::from(u16::from_be_bytes([l0, l1]));

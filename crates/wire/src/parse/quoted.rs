@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use super::head::Head;
-use super::ip::{address, map_v4};
+use super::ip::{address, bits_v6, map_v4};
 use super::l4::{is_query_v4, is_query_v6};
 use super::{ParseError, extensions, protocol};
 
@@ -128,16 +128,7 @@ fn quoted_v6(head: Head) -> Result<(u128, u128, u8, usize), ParseError> {
     if chain.fragment.is_some_and(|fragment| fragment.offset != 0) {
         return Err(ParseError::TruncatedL4);
     }
-    let mut src = [0; 16];
-    src.copy_from_slice(&ip[8..24]);
-    let mut dst = [0; 16];
-    dst.copy_from_slice(&ip[24..40]);
-    Ok((
-        u128::from_be_bytes(src),
-        u128::from_be_bytes(dst),
-        chain.protocol,
-        chain.l4,
-    ))
+    Ok((bits_v6(ip, 8), bits_v6(ip, 24), chain.protocol, chain.l4))
 }
 
 #[cfg(test)]
