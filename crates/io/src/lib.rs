@@ -25,4 +25,5 @@ pub mod memory_port;
 pub mod poll;
 pub mod port;
 pub mod tap;
+pub mod trace;
 pub mod vhost;

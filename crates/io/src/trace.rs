@@ -1,0 +1,272 @@
+//! Packet traces: frames of one NIC into a pcapng file, without ever holding up a worker.
+//!
+//! A worker puts copies of frames into a bounded queue; a thread of the trace's own writes them. When the disk is slower
+//! than the traffic the queue is full and frames are lost to the trace, never to the guest: they are counted,
+//! and the count ends up in the file's interface statistics. The thread ends, and the file is complete, when the
+//! last [`Trace`] is dropped. Directions are the guest's: what it sent is outbound.
+
+mod file;
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+
+use tracing::warn;
+pub use wire::pcapng::Direction;
+use wire::pcapng::{self, PacketBlock};
+
+use crate::frame::Batch;
+
+/// Frames that wait to be written at most.
+const QUEUE_FRAMES: usize = 4096;
+
+/// Bytes of frames that wait to be written at most.
+const QUEUE_BYTES: usize = 16 << 20;
+
+/// A file grows to this many bytes; frames after that are lost to the trace.
+const FILE_MAX: u64 = 1 << 30;
+
+const APPLICATION: &str = concat!("butterfly ", env!("CARGO_PKG_VERSION"));
+
+/// A place to record frames. Clones record into the same file.
+#[derive(Clone, Debug)]
+pub struct Trace {
+    queue: SyncSender<Entry>,
+    counts: Arc<Counts>,
+    path: Arc<Path>,
+}
+
+/// One frame on its way to the file.
+struct Entry {
+    time_ns: u64,
+    direction: Direction,
+    dropped: Option<&'static str>,
+    bytes: Box<[u8]>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    /// Bytes in the queue.
+    waiting_bytes: AtomicUsize,
+    /// Frames that are not in the file: the queue or the file was full, or writing failed.
+    lost: AtomicU64,
+}
+
+impl Trace {
+    /// Makes the file, readable by its owner alone, and starts its thread. A regular file of our own that is there
+    /// is overwritten; a link or anybody else's file is refused.
+    pub fn create(path: &Path, nic: &str) -> io::Result<Trace> {
+        let file = file::create(path)?;
+        let mut head = Vec::new();
+        pcapng::section_header(&mut head, APPLICATION);
+        pcapng::interface(&mut head, nic, 0);
+        let mut out = BufWriter::with_capacity(1 << 16, file);
+        out.write_all(&head)?;
+        out.flush()?;
+        Self::start(out, path, head.len() as u64)
+    }
+
+    fn start(out: BufWriter<File>, path: &Path, file_len: u64) -> io::Result<Trace> {
+        let (queue, entries) = sync_channel(QUEUE_FRAMES);
+        let counts = Arc::new(Counts::default());
+        let writer = Writer {
+            out,
+            path: path.to_owned(),
+            counts: Arc::clone(&counts),
+            file_len,
+            seen: 0,
+            unwritten: 0,
+            full: false,
+            last_time_ns: 0,
+            failed: false,
+            block: Vec::new(),
+        };
+        std::thread::Builder::new()
+            .name("trace".to_owned())
+            .stack_size(256 << 10)
+            .spawn(move || writer.run(&entries))?;
+        Ok(Trace {
+            queue,
+            counts,
+            path: path.into(),
+        })
+    }
+
+    /// Records frame `index` of a batch as it is now. `dropped` is the reason's name if it is not delivered. Never
+    /// waits.
+    pub fn record(
+        &self,
+        direction: Direction,
+        batch: &Batch,
+        index: usize,
+        dropped: Option<&'static str>,
+        time_ns: u64,
+    ) {
+        let len = batch.frames()[index].len();
+        self.put(len, direction, dropped, time_ns, || batch.to_bytes(index).into());
+    }
+
+    /// Records a frame that is in no batch.
+    pub fn record_bytes(
+        &self,
+        direction: Direction,
+        frame: &[u8],
+        dropped: Option<&'static str>,
+        time_ns: u64,
+    ) {
+        self.put(frame.len(), direction, dropped, time_ns, || frame.into());
+    }
+
+    /// Frames that did not get into the file.
+    pub fn lost(&self) -> u64 {
+        self.counts.lost.load(Ordering::Relaxed)
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn put(
+        &self,
+        len: usize,
+        direction: Direction,
+        dropped: Option<&'static str>,
+        time_ns: u64,
+        bytes: impl FnOnce() -> Box<[u8]>,
+    ) {
+        let waiting = &self.counts.waiting_bytes;
+        // A bound, not a balance: two workers may pass it together by a frame.
+        let fits = waiting.load(Ordering::Relaxed) + len <= QUEUE_BYTES;
+        if fits {
+            waiting.fetch_add(len, Ordering::Relaxed);
+            let entry = Entry {
+                time_ns,
+                direction,
+                dropped,
+                bytes: bytes(),
+            };
+            if self.queue.try_send(entry).is_ok() {
+                return;
+            }
+            waiting.fetch_sub(len, Ordering::Relaxed);
+        }
+        self.counts.lost.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// The thread's side.
+struct Writer {
+    out: BufWriter<File>,
+    path: PathBuf,
+    counts: Arc<Counts>,
+    file_len: u64,
+    /// Frames taken out of the queue.
+    seen: u64,
+    last_time_ns: u64,
+    /// Of these, not written.
+    unwritten: u64,
+    /// The file has its full length: no more frames.
+    full: bool,
+    /// Writing has failed: no more anything.
+    failed: bool,
+    /// One block, reused.
+    block: Vec<u8>,
+}
+
+impl Writer {
+    fn run(mut self, entries: &Receiver<Entry>) {
+        loop {
+            let entry = match entries.try_recv() {
+                Ok(entry) => entry,
+                Err(TryRecvError::Disconnected) => break,
+                Err(TryRecvError::Empty) => {
+                    // Idle: what there is can be read now.
+                    self.flush();
+                    match entries.recv() {
+                        Ok(entry) => entry,
+                        Err(_) => break,
+                    }
+                }
+            };
+            self.counts
+                .waiting_bytes
+                .fetch_sub(entry.bytes.len(), Ordering::Relaxed);
+            self.write(&entry);
+        }
+        self.finish();
+    }
+
+    fn write(&mut self, entry: &Entry) {
+        self.seen += 1;
+        self.last_time_ns = self.last_time_ns.max(entry.time_ns);
+        let comment = entry.dropped.map(|reason| format!("dropped: {reason}"));
+        self.block.clear();
+        let packet = PacketBlock {
+            interface: 0,
+            time_ns: entry.time_ns,
+            frame_len: entry.bytes.len() as u32,
+            data: &entry.bytes,
+            direction: Some(entry.direction),
+            comment: comment.as_deref(),
+        };
+        pcapng::packet(&mut self.block, &packet);
+        if !self.full && self.file_len + self.block.len() as u64 > FILE_MAX {
+            self.full = true;
+            warn!(
+                "trace '{}' ends: it has grown to {FILE_MAX} bytes",
+                self.path.display()
+            );
+        }
+        if self.full || self.failed {
+            return self.count_unwritten();
+        }
+        match self.out.write_all(&self.block) {
+            Ok(()) => self.file_len += self.block.len() as u64,
+            Err(error) => {
+                self.count_unwritten();
+                self.fail(&error);
+            }
+        }
+    }
+
+    fn count_unwritten(&mut self) {
+        self.unwritten += 1;
+        self.counts.lost.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn flush(&mut self) {
+        if !self.failed
+            && let Err(error) = self.out.flush()
+        {
+            self.fail(&error);
+        }
+    }
+
+    fn fail(&mut self, error: &io::Error) {
+        self.failed = true;
+        warn!("trace '{}' ends: {error}", self.path.display());
+    }
+
+    /// How many frames there were, and how many of them are missing, is the last block.
+    fn finish(mut self) {
+        if self.failed {
+            return;
+        }
+        let lost = self.counts.lost.load(Ordering::Relaxed);
+        // Frames that found no room in the queue were never seen here.
+        let offered = self.seen + (lost - self.unwritten);
+        self.block.clear();
+        file::statistics(&mut self.block, self.last_time_ns, offered, lost);
+        let written = self.out.write_all(&self.block).and_then(|()| self.out.flush());
+        if let Err(error) = written {
+            self.fail(&error);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
