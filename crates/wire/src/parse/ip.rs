@@ -125,26 +125,12 @@ pub(super) fn bits_v6(header: &[u8; 40], at: usize) -> u128 {
 pub(super) fn parse_v4(head: Head, ethernet: &[u8; ETHERNET_LEN]) -> Result<Packet, ParseError> {
     let l3 = ETHERNET_LEN;
     let ip: &[u8; 20] = head.array(l3, ParseError::TruncatedIp)?;
-    let [
-        version_ihl,
-        tos,
-        len0,
-        len1,
-        id0,
-        id1,
-        frag0,
-        frag1,
-        ttl,
-        protocol,
-        _,
-        _,
-        ..,
-    ] = *ip;
-    if version_ihl >> 4 != 4 {
+    if ip[0] >> 4 != 4 {
         return Err(ParseError::IpVersion);
     }
-    let header_len = usize::from(version_ihl & 15) * 4;
-    let total_len = usize::from(u16::from_be_bytes([len0, len1]));
+    let word = |at: usize| u16::from_be_bytes([ip[at], ip[at + 1]]);
+    let header_len = usize::from(ip[0] & 15) * 4;
+    let total_len = usize::from(word(2));
     let end = l3 + total_len;
     if end > head.end() || total_len < 20 {
         return Err(ParseError::IpLength);
@@ -158,18 +144,18 @@ pub(super) fn parse_v4(head: Head, ethernet: &[u8; ETHERNET_LEN]) -> Result<Pack
     }
 
     let l4 = l3 + header_len;
-    let flags_offset = u16::from_be_bytes([frag0, frag1]);
-    let fragment = if flags_offset & 0x3fff == 0 {
-        None
-    } else {
-        let fragment = Fragment {
-            id: u32::from(u16::from_be_bytes([id0, id1])),
-            offset: (flags_offset & 0x1fff) << 3,
-            more: flags_offset & 0x2000 != 0,
+    let (protocol, flags_offset) = (ip[9], word(6));
+    let mut fragment = None;
+    if flags_offset & 0x3fff != 0 {
+        let (offset, more) = ((flags_offset & 0x1fff) << 3, flags_offset & 0x2000 != 0);
+        let found = Fragment {
+            id: u32::from(word(4)),
+            offset,
+            more,
         };
-        check_fragment(fragment, protocol, header_len, end - l4)?;
-        Some(fragment)
-    };
+        check_fragment(found, protocol, header_len, end - l4)?;
+        fragment = Some(found);
+    }
     let ip = IpPacket {
         src: map_v4([ip[12], ip[13], ip[14], ip[15]]),
         dst: map_v4([ip[16], ip[17], ip[18], ip[19]]),
@@ -177,8 +163,8 @@ pub(super) fn parse_v4(head: Head, ethernet: &[u8; ETHERNET_LEN]) -> Result<Pack
         l3: l3 as u16,
         l4: l4 as u16,
         protocol,
-        ttl,
-        tos,
+        ttl: ip[8],
+        tos: ip[1],
         v6: false,
         fragment,
         l4_info: L4::Other,
@@ -213,23 +199,18 @@ pub(super) fn parse_v6(head: Head, ethernet: &[u8; ETHERNET_LEN]) -> Result<Pack
     if end > head.end() {
         return Err(ParseError::IpLength);
     }
+    if payload_len == 0 && next == extensions::HOP_BY_HOP {
+        return Err(ParseError::Ipv6Jumbogram);
+    }
     if payload_len == 0 && next != protocol::NO_NEXT_HEADER {
-        let jumbo = next == extensions::HOP_BY_HOP;
-        return Err(if jumbo {
-            ParseError::Ipv6Jumbogram
-        } else {
-            ParseError::IpLength
-        });
+        return Err(ParseError::IpLength);
     }
     let head = head.cut(end);
     let chain = extensions::walk(head, l3 + 40, next)?;
     if let Some(fragment) = chain.fragment {
-        check_fragment(
-            fragment,
-            chain.protocol,
-            chain.fragment_start - (l3 + 40),
-            end - chain.fragment_start,
-        )?;
+        // The fragment header itself is not part of the packet that the fragments make.
+        let before = chain.fragment_start - (l3 + 40 + 8);
+        check_fragment(fragment, chain.protocol, before, end - chain.fragment_start)?;
     }
     let ip = IpPacket {
         src: bits_v6(ip, 8),
@@ -247,7 +228,7 @@ pub(super) fn parse_v6(head: Head, ethernet: &[u8; ETHERNET_LEN]) -> Result<Pack
     l4::parse(head, ethernet, ip)
 }
 
-/// Judges a fragment of `len` bytes of a packet that has `before` bytes ahead of what is fragmented.
+/// Judges a fragment of `len` bytes of a packet whose length counts `before` bytes ahead of what is fragmented.
 #[cold]
 fn check_fragment(fragment: Fragment, protocol: u8, before: usize, len: usize) -> Result<(), ParseError> {
     if len == 0 || (fragment.more && !len.is_multiple_of(8)) {

@@ -149,6 +149,7 @@ fn ipv4_fragments() {
     refused(&udp, IP + 2, &[0, 33, 0, 1, 0x20, 2], ParseError::FragmentLength); // 13 bytes, and more
     refused(&udp, IP + 2, &[0, 20, 0, 1, 0x00, 2], ParseError::FragmentLength); // nothing
     refused(&udp, IP + 6, &[0x1f, 0xff], ParseError::FragmentBeyondEnd); // the ping of death
+    refused(&udp, IP + 6, &[0x1f, 0xfc], ParseError::FragmentBeyondEnd); // one byte beyond, with the header
     // A first fragment whose UDP length is the whole datagram's is as it should be.
     let large = v4().udp(1, 2).payload(&[0; 100]).build();
     assert_eq!(
@@ -202,6 +203,15 @@ fn ipv6_fragments_follow_the_same_rules() {
         [fragments[0].clone()],
         "the builder does not do this either"
     );
+    // Up to 65,535 bytes and not one more: offset 65,520 leaves room for 15.
+    for (len, expected) in [(15, None), (16, Some(ParseError::FragmentBeyondEnd))] {
+        let last = v6()
+            .extension(44, &[0xff, 0xf0, 0, 0, 0, 9])
+            .protocol(17)
+            .payload(&vec![0; len])
+            .build();
+        assert_eq!(parse_all(&last).err(), expected);
+    }
     let nested = v6()
         .extension(44, &[0, 1, 0, 0, 0, 1])
         .extension(44, &[0, 1, 0, 0, 0, 1])
