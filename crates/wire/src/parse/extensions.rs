@@ -26,29 +26,21 @@ pub(super) struct Chain {
     pub(super) fragment_start: usize,
 }
 
-/// Follows the chain that starts at `at` with a header of type `next`.
+/// True for the types that [`walk`] goes through.
 #[inline]
+pub(super) fn is_extension(next: u8) -> bool {
+    matches!(next, HOP_BY_HOP | ROUTING | FRAGMENT | AH | DESTINATION_OPTIONS)
+}
+
+/// Follows the chain that starts at `at` with a header of type `next`, which may be none.
+#[cold]
 pub(super) fn walk(head: Head, at: usize, next: u8) -> Result<Chain, ParseError> {
-    let chain = Chain {
+    let mut chain = Chain {
         protocol: next,
         l4: at,
         fragment: None,
         fragment_start: 0,
     };
-    if is_extension(next) {
-        walk_on(head, chain)
-    } else {
-        Ok(chain)
-    }
-}
-
-#[inline]
-fn is_extension(next: u8) -> bool {
-    matches!(next, HOP_BY_HOP | ROUTING | FRAGMENT | AH | DESTINATION_OPTIONS)
-}
-
-#[cold]
-fn walk_on(head: Head, mut chain: Chain) -> Result<Chain, ParseError> {
     for count in 0..=EXTENSIONS_MAX {
         if !is_extension(chain.protocol) {
             return Ok(chain);

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use super::extensions::Chain;
 use super::head::Head;
 use super::l4::{self, L4};
 use super::{ETHERNET_LEN, Packet, ParseError, extensions, protocol};
@@ -190,11 +191,10 @@ fn check_options(mut options: &[u8]) -> Result<(), ParseError> {
 pub(super) fn parse_v6(head: Head, ethernet: &[u8; ETHERNET_LEN]) -> Result<Packet, ParseError> {
     let l3 = ETHERNET_LEN;
     let ip: &[u8; 40] = head.array(l3, ParseError::TruncatedIp)?;
-    let [b0, b1, _, _, len0, len1, next, ttl, ..] = *ip;
-    if b0 >> 4 != 6 {
+    if ip[0] >> 4 != 6 {
         return Err(ParseError::IpVersion);
     }
-    let payload_len = usize::from(u16::from_be_bytes([len0, len1]));
+    let (payload_len, next) = (usize::from(u16::from_be_bytes([ip[4], ip[5]])), ip[6]);
     let end = l3 + 40 + payload_len;
     if end > head.end() {
         return Err(ParseError::IpLength);
@@ -206,21 +206,56 @@ pub(super) fn parse_v6(head: Head, ethernet: &[u8; ETHERNET_LEN]) -> Result<Pack
         return Err(ParseError::IpLength);
     }
     let head = head.cut(end);
-    let chain = extensions::walk(head, l3 + 40, next)?;
+    if extensions::is_extension(next) {
+        return parse_v6_extended(head, ethernet, ip);
+    }
+    finish_v6(
+        head,
+        ethernet,
+        ip,
+        Chain {
+            protocol: next,
+            l4: l3 + 40,
+            fragment: None,
+            fragment_start: 0,
+        },
+    )
+}
+
+/// The rest of a packet with extension headers: kept apart so that the common one does not carry a chain along.
+#[cold]
+fn parse_v6_extended(head: Head, ethernet: &[u8; ETHERNET_LEN], ip: &[u8; 40]) -> Result<Packet, ParseError> {
+    let first = ETHERNET_LEN + 40;
+    let chain = extensions::walk(head, first, ip[6])?;
     if let Some(fragment) = chain.fragment {
         // The fragment header itself is not part of the packet that the fragments make.
-        let before = chain.fragment_start - (l3 + 40 + 8);
-        check_fragment(fragment, chain.protocol, before, end - chain.fragment_start)?;
+        let before = chain.fragment_start - (first + 8);
+        check_fragment(
+            fragment,
+            chain.protocol,
+            before,
+            head.end() - chain.fragment_start,
+        )?;
     }
+    finish_v6(head, ethernet, ip, chain)
+}
+
+#[inline(always)]
+fn finish_v6(
+    head: Head,
+    ethernet: &[u8; ETHERNET_LEN],
+    ip: &[u8; 40],
+    chain: Chain,
+) -> Result<Packet, ParseError> {
     let ip = IpPacket {
         src: bits_v6(ip, 8),
         dst: bits_v6(ip, 24),
-        end: end as u32,
-        l3: l3 as u16,
+        end: head.end() as u32,
+        l3: ETHERNET_LEN as u16,
         l4: chain.l4 as u16,
         protocol: chain.protocol,
-        ttl,
-        tos: (b0 << 4) | (b1 >> 4),
+        ttl: ip[7],
+        tos: (ip[0] << 4) | (ip[1] >> 4),
         v6: true,
         fragment: chain.fragment,
         l4_info: L4::Other,

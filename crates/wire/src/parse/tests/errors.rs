@@ -149,7 +149,7 @@ fn ipv4_fragments() {
     refused(&udp, IP + 2, &[0, 33, 0, 1, 0x20, 2], ParseError::FragmentLength); // 13 bytes, and more
     refused(&udp, IP + 2, &[0, 20, 0, 1, 0x00, 2], ParseError::FragmentLength); // nothing
     refused(&udp, IP + 6, &[0x1f, 0xff], ParseError::FragmentBeyondEnd); // the ping of death
-    refused(&udp, IP + 6, &[0x1f, 0xfc], ParseError::FragmentBeyondEnd); // one byte beyond, with the header
+    refused(&udp, IP + 6, &[0x1f, 0xfc], ParseError::FragmentBeyondEnd); // beyond only because the header counts
     // A first fragment whose UDP length is the whole datagram's is as it should be.
     let large = v4().udp(1, 2).payload(&[0; 100]).build();
     assert_eq!(
