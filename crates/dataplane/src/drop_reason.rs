@@ -28,7 +28,7 @@ macro_rules! drop_reasons {
 }
 
 drop_reasons! {
-    /// The frame is shorter than its Ethernet header or its IP header says.
+    /// The frame or packet ends inside its Ethernet, IP or layer-4 header.
     Truncated = "truncated",
     /// A length or version in the headers contradicts the others (IHL, total length, data offset, options).
     Malformed = "malformed",

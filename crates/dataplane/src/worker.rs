@@ -1,14 +1,24 @@
-//! The worker (signatures; being filled in).
+//! The worker: one thread's share of the switch, driven by whoever owns the thread and the clock.
+//!
+//! The owner calls [`Worker::turn`] over and over; after a spell of turns that found nothing it calls
+//! [`Worker::sleep`], which arms the ports, waits for one of them, a command or a timer, and disarms them
+//! again. Commands of other threads come through a [`WorkerHandle`] and are carried out between batches.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::Duration;
 
-use io::poll::Doorbell;
+use io::frame::Batch;
+use io::poll::{Doorbell, Poller};
 use io::port::Port;
 
-use crate::counters::Counters;
+use crate::counters::{Counters, MAX_PORTS};
+use crate::dump::{self, Dump};
 use crate::handle::{Command, WorkerHandle};
+use crate::load::WorkerLoad;
+use crate::path::Path;
+use crate::ports::Ports;
 use crate::snapshot::PortSlot;
 
 /// The time, handed in: the data plane has no clock.
@@ -42,45 +52,252 @@ pub struct Turn {
     pub frames: usize,
     /// Commands carried out.
     pub commands: usize,
+    /// A dump is under way: call again soon.
+    pub busy: bool,
     /// The worker was told to stop: do not call again.
     pub stopped: bool,
 }
 
 /// One thread's share of the switch.
 pub struct Worker {
-    _commands: Receiver<Command>,
-    _ports: Vec<Option<Box<Port>>>,
+    path: Path,
+    ports: Ports,
+    /// The slots to serve, copied while a turn changes `ports`.
+    order: Vec<PortSlot>,
+    batch: Batch,
+    commands: Receiver<Command>,
+    bell: Doorbell,
+    poller: Poller,
+    load: WorkerLoad,
+    dumps: Vec<Dump>,
+    stopped: bool,
+    /// When it last went to sleep; counted with the next turn, which knows the time.
+    slept_at: Option<u64>,
+    on_broken: Box<dyn Fn(PortSlot, String) + Send>,
 }
 
+/// The poller's token of the doorbell; ports have their slot.
+const BELL: u64 = u64::MAX;
+
 impl Worker {
-    /// A worker without ports under an empty snapshot. Fails when out of descriptors.
-    pub fn new(_config: WorkerConfig) -> std::io::Result<(Worker, WorkerHandle)> {
+    /// A worker without ports under an empty snapshot. Fails when the process is out of descriptors.
+    pub fn new(config: WorkerConfig) -> std::io::Result<(Worker, WorkerHandle)> {
         let (sender, receiver) = channel();
+        let bell = Doorbell::new()?;
+        let poller = Poller::new()?;
+        poller.add(bell.as_fd(), BELL)?;
+        let counters = Arc::new(Counters::new());
+        let worker = Worker {
+            path: Path::new(&config, counters.clone()),
+            ports: Ports::default(),
+            order: Vec::new(),
+            batch: Batch::new(),
+            commands: receiver,
+            bell: bell.clone(),
+            poller,
+            load: WorkerLoad::default(),
+            dumps: Vec::new(),
+            stopped: false,
+            slept_at: None,
+            on_broken: config.on_broken,
+        };
         let handle = WorkerHandle {
             commands: sender,
-            bell: Doorbell::new()?,
-            counters: Arc::new(Counters::new()),
+            bell,
+            counters,
         };
-        Ok((
-            Worker {
-                _commands: receiver,
-                _ports: Vec::new(),
-            },
-            handle,
-        ))
+        Ok((worker, handle))
     }
 
-    /// One round: commands, then every port once.
-    pub fn turn(&mut self, _now: Now) -> Turn {
-        Turn::default()
+    /// One round: the commands that wait, every port once, and a little housekeeping.
+    pub fn turn(&mut self, now: Now) -> Turn {
+        let mut turn = Turn::default();
+        if let Some(slept_at) = self.slept_at.take() {
+            self.load.asleep_ns += now.mono_ns.saturating_sub(slept_at);
+        }
+        turn.commands = self.commands_only(now);
+        for index in 0..self.order.len() {
+            turn.frames += self.serve(self.order[index], now);
+        }
+        self.path.keep_house(now);
+        self.load.turns += 1;
+        self.load.busy_turns += u64::from(turn.frames > 0);
+        self.load.frames += turn.frames as u64;
+        turn.busy = !self.dumps.is_empty();
+        turn.stopped = self.stopped;
+        turn
     }
 
     /// Sleeps until a port, a command or the next timer needs the worker, `longest` at most. Returns at once
     /// when there is work already.
-    pub fn sleep(&mut self, _now: Now, _longest: Duration) {}
+    pub fn sleep(&mut self, now: Now, longest: Duration) {
+        let timer = self
+            .next_timer(now)
+            .map(|at| Duration::from_nanos(at - now.mono_ns));
+        let longest = timer.map_or(longest, |timer| timer.min(longest));
+        let mut work = self.bell.is_rung() || !self.dumps.is_empty() || self.stopped;
+        for slot in &self.order {
+            if let Some(attached) = self.ports.find(*slot).filter(|attached| !attached.broken) {
+                work |= attached.port.arm();
+            }
+        }
+        if !work {
+            match self.poller.wait(Some(longest)) {
+                Ok(tokens) => {
+                    for token in tokens.filter(|token| *token != BELL) {
+                        if let Some(attached) = self.ports.find(PortSlot(token as u32)) {
+                            attached.port.drain_kick();
+                        }
+                    }
+                }
+                // Nothing to wait with: poll, rather than lose frames.
+                Err(error) => tracing::warn!(%error, "the worker cannot sleep"),
+            }
+            self.load.sleeps += 1;
+            self.slept_at = Some(now.mono_ns);
+        }
+        for slot in &self.order {
+            if let Some(attached) = self.ports.find(*slot) {
+                attached.port.disarm();
+            }
+        }
+    }
 
     /// When a table has something to do next, in monotonic nanoseconds; `None`: nothing is waiting.
-    pub fn next_timer(&self) -> Option<u64> {
-        None
+    pub fn next_timer(&self, now: Now) -> Option<u64> {
+        let millis = self.path.next_timer_ms(now)?;
+        Some(now.mono_ns + u64::from(millis) * 1_000_000)
     }
+
+    /// The part of a turn that answers other threads.
+    pub(crate) fn commands_only(&mut self, now: Now) -> usize {
+        let mut commands = 0;
+        if self.bell.is_rung() {
+            self.bell.clear();
+            commands = self.carry_out(now);
+        }
+        let flows = &self.path.tables.flows;
+        self.dumps.retain_mut(|dump| {
+            let done = dump.step(flows, now);
+            if done {
+                // Who asked may have gone away.
+                let _ = dump.answer.send(std::mem::take(&mut dump.found));
+            }
+            !done
+        });
+        commands
+    }
+
+    /// One batch of one port: receive, judge, deliver, give the buffers back.
+    #[inline]
+    fn serve(&mut self, slot: PortSlot, now: Now) -> usize {
+        let known = self.path.view.port(slot).is_some();
+        let Some(attached) = self.ports.find(slot).filter(|attached| known && !attached.broken) else {
+            // What a port sends whose NIC is not configured (yet) waits in its ring.
+            return 0;
+        };
+        let received = attached.port.receive(&mut self.batch);
+        if let Err(error) = &received {
+            attached.broken = true;
+            broke(&self.on_broken, slot, error);
+        }
+        let frames = self.batch.len();
+        if frames == 0 {
+            return 0;
+        }
+        self.load.count_batch(frames);
+        self.path.run(slot, &self.batch, &mut self.ports, now);
+        let on_broken = &self.on_broken;
+        self.ports.flush(|slot, error| broke(on_broken, slot, &error));
+        if let Some(attached) = self.ports.find(slot) {
+            attached.port.complete(&mut self.batch);
+        }
+        frames
+    }
+
+    fn carry_out(&mut self, now: Now) -> usize {
+        let mut count = 0;
+        loop {
+            let command = match self.commands.try_recv() {
+                Ok(command) => command,
+                Err(TryRecvError::Empty) => return count,
+                Err(TryRecvError::Disconnected) => {
+                    // Nobody can ask for anything any more, not even to stop.
+                    self.stopped = true;
+                    return count;
+                }
+            };
+            count += 1;
+            // Who asked may have gone away: an answer that nobody takes is no error.
+            match command {
+                Command::Publish(snapshot, answer) => {
+                    self.load.epoch = snapshot.epoch.0;
+                    let _ = answer.send(self.path.take_up(snapshot));
+                }
+                Command::Attach(slot, port, answer) => {
+                    let _ = answer.send(self.attach(slot, port));
+                }
+                Command::Detach(slot, answer) => {
+                    let _ = answer.send(self.detach(slot));
+                }
+                Command::Flows(of, answer) => self.dumps.push(Dump {
+                    of,
+                    at: 0,
+                    found: Vec::new(),
+                    answer,
+                }),
+                Command::Import(infos, answer) => {
+                    let (view, flows) = (&self.path.view, &mut self.path.tables.flows);
+                    let _ = answer.send(dump::import(view, flows, &infos, now));
+                }
+                Command::Load(answer) => {
+                    let _ = answer.send(self.load());
+                }
+                Command::Stop => self.stopped = true,
+            }
+        }
+    }
+
+    fn attach(&mut self, slot: PortSlot, port: Box<Port>) -> Option<Box<Port>> {
+        if slot.0 as usize >= MAX_PORTS {
+            return Some(port);
+        }
+        let before = self.detach(slot);
+        if let Some(fd) = port.kick_fd()
+            && let Err(error) = self.poller.add(fd, slot.0.into())
+        {
+            tracing::warn!(slot = slot.0, %error, "a port cannot wake its worker");
+        }
+        self.ports.attach(slot, port);
+        self.order.push(slot);
+        before
+    }
+
+    fn detach(&mut self, slot: PortSlot) -> Option<Box<Port>> {
+        let mut port = self.ports.detach(slot)?;
+        self.order.retain(|other| *other != slot);
+        if let Some(fd) = port.kick_fd() {
+            // Fails only for a descriptor that epoll does not know: it is out already.
+            let _ = self.poller.remove(fd);
+        }
+        port.disarm();
+        Some(port)
+    }
+
+    fn load(&self) -> WorkerLoad {
+        let tables = &self.path.tables;
+        WorkerLoad {
+            flows: tables.flows.len().into(),
+            flows_evicted: tables.flows.evicted(),
+            datagrams: tables.fragments.len() as u64,
+            held_fragments: tables.fragments.held() as u64,
+            learned_macs: tables.learned.len() as u64,
+            ..self.load
+        }
+    }
+}
+
+fn broke(hook: &dyn Fn(PortSlot, String), slot: PortSlot, error: &io::port::PortError) {
+    tracing::warn!(slot = slot.0, %error, "a port broke its protocol and is stopped");
+    hook(slot, error.to_string());
 }

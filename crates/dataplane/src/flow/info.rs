@@ -18,9 +18,10 @@ pub struct Endpoint {
 
 /// Where in its life a flow is. The names of TCP's are those of Linux's nf_conntrack.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
 pub enum FlowState {
     /// TCP: the first SYN was seen.
-    SynSent,
+    SynSent = 1,
     /// TCP: a SYN was seen from both sides and no acknowledgement (simultaneous open).
     SynSent2,
     /// TCP: SYN and SYN-ACK were seen.
@@ -46,6 +47,34 @@ pub enum FlowState {
 }
 
 impl FlowState {
+    /// Every state, in the order of their numbers, which begin with 1.
+    pub const ALL: [FlowState; 12] = [
+        FlowState::SynSent,
+        FlowState::SynSent2,
+        FlowState::SynRecv,
+        FlowState::Established,
+        FlowState::FinWait,
+        FlowState::CloseWait,
+        FlowState::LastAck,
+        FlowState::TimeWait,
+        FlowState::Close,
+        FlowState::Opening,
+        FlowState::OneWay,
+        FlowState::Stream,
+    ];
+
+    /// The state with this number.
+    #[inline]
+    pub(crate) fn from_code(code: u8) -> FlowState {
+        Self::ALL[(code.wrapping_sub(1) as usize).min(Self::ALL.len() - 1)]
+    }
+
+    /// Half-open or closing: the first to go when a NIC's share is full.
+    #[inline]
+    pub(crate) fn is_transient(self) -> bool {
+        !matches!(self, FlowState::Established | FlowState::Stream)
+    }
+
     /// The name in dumps: snake_case.
     pub fn name(self) -> &'static str {
         match self {

@@ -1,0 +1,113 @@
+//! The rules applied to one packet: may it leave this NIC, may it enter that one.
+//!
+//! Pure functions of the view: the path asks them for a flow's first packet and again when the configuration
+//! has changed, and whoever wants to explain a drop can ask them the same.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use wire::Mac;
+
+use crate::ruleset::{Asked, Direction};
+use crate::snapshot::{AddressPair, PortConfig, RuleSlot};
+use crate::view::View;
+
+/// Permission for one side of a flow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Grant {
+    /// The rule that gave it; `None`: no rule was needed.
+    pub rule: Option<RuleSlot>,
+    /// The rule's group lets flows live on when the rule is taken away.
+    pub drain: bool,
+    /// The rule's group lets TCP begin in the middle.
+    pub midstream: bool,
+}
+
+/// What is asked about: a packet, or a flow by its first one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Question {
+    pub src: IpAddr,
+    pub dst: IpAddr,
+    pub protocol: u8,
+    /// Destination port, or ICMP `type << 8 | code`.
+    pub selector: Option<u16>,
+    /// Prefer a group that allows to begin in the middle: the packet does.
+    pub midstream: bool,
+}
+
+/// May the packet leave `nic`? `owned` says whether its source address is the NIC's.
+pub(crate) fn egress(view: &View, nic: &PortConfig, question: &Question, owned: bool) -> Option<Grant> {
+    if nic.bypass || (!view.open(nic.slot).has_egress && owned) {
+        return Some(Grant::default());
+    }
+    let asked = Asked {
+        direction: Direction::Egress,
+        protocol: question.protocol,
+        selector: question.selector,
+        peer: question.dst,
+    };
+    by_groups(view, nic, &asked, question.midstream)
+}
+
+/// May the packet enter `nic`?
+pub(crate) fn ingress(view: &View, nic: &PortConfig, question: &Question) -> Option<Grant> {
+    if nic.bypass {
+        return Some(Grant::default());
+    }
+    let asked = Asked {
+        direction: Direction::Ingress,
+        protocol: question.protocol,
+        selector: question.selector,
+        peer: question.src,
+    };
+    by_groups(view, nic, &asked, question.midstream)
+}
+
+/// Asks the NIC's groups one after the other. A group that does not exist allows nothing.
+fn by_groups(view: &View, nic: &PortConfig, asked: &Asked, midstream: bool) -> Option<Grant> {
+    let mut granted: Option<Grant> = None;
+    for index in &nic.groups {
+        let Some(Some(group)) = view.groups().get(index.0 as usize) else {
+            continue;
+        };
+        if granted.is_some() && !group.allow_midstream {
+            continue;
+        }
+        if let Some(rule) = group.rules.decide(asked, view.groups()) {
+            granted = Some(Grant {
+                rule: Some(rule),
+                drain: group.drain,
+                midstream: group.allow_midstream,
+            });
+            if !midstream || group.allow_midstream {
+                break;
+            }
+        }
+    }
+    granted
+}
+
+/// True when the NIC may send from `source`: an address of its own, an allowed pair's, or the link-local one
+/// that its MAC gives. `mac` is what the packet was sent from; `None` when that is not known any more.
+pub(crate) fn owns(nic: &PortConfig, mac: Option<Mac>, source: IpAddr) -> bool {
+    nic.addresses.contains(&source)
+        || source == IpAddr::V6(nic.mac.link_local())
+        || nic.pairs.iter().any(|pair| {
+            let with = pair.mac.unwrap_or(nic.mac);
+            let link_local = |mac: Mac| source == IpAddr::V6(mac.link_local());
+            mac.is_none_or(|mac| mac == with) && (pair.net.contains(&source) || link_local(with))
+        })
+}
+
+/// True when the NIC may send from this MAC address.
+pub(crate) fn owns_mac(nic: &PortConfig, mac: Mac) -> bool {
+    let paired = |pair: &AddressPair| pair.mac == Some(mac);
+    mac == nic.mac || nic.pairs.iter().any(paired)
+}
+
+/// True for the address of nobody yet.
+pub(crate) fn is_unspecified(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => v4.is_unspecified(),
+        IpAddr::V6(v6) => v6 == Ipv6Addr::UNSPECIFIED,
+    }
+}

@@ -1,0 +1,161 @@
+//! The path of a frame, from its sender to its targets: read `round` below from top to bottom.
+
+use std::sync::Arc;
+
+use io::frame::Batch;
+
+use crate::counters::Counters;
+use crate::drop_reason::DropReason;
+use crate::flow::FlowTable;
+use crate::fragments::{Fragments, Held};
+use crate::learned::LearnedMacs;
+use crate::ports::Ports;
+use crate::round::{Item, Job, Round, Tables};
+use crate::snapshot::{PortSlot, Snapshot};
+use crate::stages::{always, deliver, destination, fragments, known, parse, remember, rules, spoof};
+use crate::view::View;
+use crate::worker::{Now, WorkerConfig};
+
+/// How often tables are looked after, milliseconds.
+const HOUSEKEEPING_MS: u32 = 100;
+
+/// The whole flow table is swept once in this many housekeepings.
+const SWEEPS: u32 = 64;
+
+/// Wide searches for the flow of an ICMP error, between two housekeepings.
+const WIDE_SEARCHES: u32 = 64;
+
+/// Everything that judging frames needs, but for the ports.
+pub(crate) struct Path {
+    pub view: View,
+    pub tables: Tables,
+    pub counters: Arc<Counters>,
+    items: Vec<Item>,
+    jobs: Vec<Job>,
+    /// Fragments whose first one has come, and a batch to send them in.
+    released: Vec<Held>,
+    spare: Batch,
+    kept_house_ms: u32,
+}
+
+impl Path {
+    pub(crate) fn new(config: &WorkerConfig, counters: Arc<Counters>) -> Self {
+        Path {
+            view: View::new(),
+            tables: Tables {
+                flows: FlowTable::new(config.max_flows, config.seed),
+                fragments: Fragments::new(config.max_fragments, config.seed),
+                learned: LearnedMacs::new(config.max_learned_macs, config.seed),
+                wide_searches: WIDE_SEARCHES,
+            },
+            counters,
+            items: Vec::new(),
+            jobs: Vec::new(),
+            released: Vec::new(),
+            spare: Batch::new(),
+            kept_house_ms: 0,
+        }
+    }
+
+    /// Puts a snapshot in force and gives the one before. Flows that a NIC had begun which is gone now go at
+    /// once; all others are decided again with their next packet.
+    pub(crate) fn take_up(&mut self, snapshot: Arc<Snapshot>) -> Arc<Snapshot> {
+        let flows = &mut self.tables.flows;
+        self.view.take_up(snapshot, |slot| flows.remove_owned(slot))
+    }
+
+    /// Judges and delivers what the NIC in `source` has sent.
+    pub(crate) fn run(&mut self, source: PortSlot, batch: &Batch, ports: &mut Ports, now: Now) {
+        let bytes: usize = batch.frames().iter().map(|frame| frame.len()).sum();
+        self.counters.received(source, batch.len() as u64, bytes as u64);
+        self.round(source, batch, ports, now, true);
+        while !self.released.is_empty() {
+            let mut spare = std::mem::take(&mut self.spare);
+            spare.clear();
+            while spare.room() > 0
+                && let Some(held) = self.released.pop()
+            {
+                // Cannot be refused: there is room, and it was a frame before.
+                spare.push_bytes(&held.bytes, held.offload);
+            }
+            self.round(source, &spare, ports, now, false);
+            self.spare = spare;
+        }
+    }
+
+    fn round(&mut self, source: PortSlot, batch: &Batch, ports: &mut Ports, now: Now, fresh: bool) {
+        let Some(nic) = self.view.port(source) else {
+            return;
+        };
+        let mut round = Round {
+            nic,
+            view: &self.view,
+            counters: &self.counters,
+            tables: &mut self.tables,
+            batch,
+            items: &mut self.items,
+            jobs: &mut self.jobs,
+            now,
+        };
+        let round = &mut round;
+        if fresh && !nic.sniffers.is_empty() && !nic.is_sniffer {
+            deliver::to_sniffers(round, ports);
+        }
+
+        parse::run(round); //             1  what is it? all lengths are checked here
+        spoof::run(round); //             2  does it come from whom it says?
+        fragments::run(round); //         3  a later fragment is judged like its first one
+        always::run(round); //            4  passed or refused whatever the rules say
+        destination::run(round); //       5  where to
+        known::run(round); //             6  a known flow under this epoch? the same again
+        rules::egress(round); //          7  may it leave its sender?
+        rules::ingress(round); //         8  may it enter its target?
+        remember::run(round); //          9  remember both directions
+        deliver::run(round, ports); //   10  deliver, copy, record, count
+
+        for item in round.items.iter() {
+            if let Some(key) = &item.first_of {
+                while let Some(held) = round.tables.fragments.release(key) {
+                    self.released.push(held);
+                }
+            }
+        }
+    }
+
+    /// Looks after the tables, a little at a time.
+    pub(crate) fn keep_house(&mut self, now: Now) {
+        let now_ms = now.millis();
+        while let Some(held) = self.tables.fragments.overdue(now_ms) {
+            self.counters
+                .dropped_from(held.source, DropReason::FragmentWithoutFirst);
+        }
+        if now_ms.wrapping_sub(self.kept_house_ms) < HOUSEKEEPING_MS {
+            return;
+        }
+        self.kept_house_ms = now_ms;
+        self.tables.wide_searches = WIDE_SEARCHES;
+        self.tables.fragments.forget_old(now_ms);
+        let macs = self.tables.learned.len() / 8 + 8;
+        self.tables.learned.age(macs, now.secs());
+        let (view, flows) = (&self.view, &mut self.tables.flows);
+        let some = flows.high().div_ceil(SWEEPS);
+        flows.sweep(some, now_ms, |entry, owner, peer| {
+            let (initiator, responder) = (entry.initiator(), 1 - entry.initiator());
+            entry.epoch != view.epoch_mark()
+                && (view.port_with_uid(owner, entry.uid[initiator]).is_none()
+                    || view.port_with_uid(peer, entry.uid[responder]).is_none())
+        });
+    }
+
+    /// In how many milliseconds housekeeping has something to do, when nothing else happens.
+    pub(crate) fn next_timer_ms(&self, now: Now) -> Option<u32> {
+        let tables = &self.tables;
+        let busy = tables.flows.len() > 0 || tables.fragments.len() > 0 || tables.learned.len() > 0;
+        let sweep = busy.then_some(5 * HOUSEKEEPING_MS);
+        let held = tables.fragments.next_overdue_ms(now.millis());
+        match (sweep, held) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (one, other) => one.or(other),
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! The attachments that a worker owns, by slot, and which of them it has written to since the last flush.
+
+use io::frame::Batch;
+use io::port::{Port, PortError, TransmitError};
+
+use crate::drop_reason::DropReason;
+use crate::snapshot::PortSlot;
+
+#[derive(Default)]
+pub(crate) struct Ports {
+    slots: Vec<Option<Attached>>,
+    touched: Vec<PortSlot>,
+}
+
+/// A port and what the worker knows of it.
+pub(crate) struct Attached {
+    pub port: Box<Port>,
+    /// Written to since the last flush.
+    touched: bool,
+    /// It broke its protocol: it is left alone until it is detached.
+    pub broken: bool,
+}
+
+impl Ports {
+    /// Puts a port into a slot; gives the one that was there.
+    pub(crate) fn attach(&mut self, slot: PortSlot, port: Box<Port>) -> Option<Box<Port>> {
+        let before = self.detach(slot);
+        let index = slot.0 as usize;
+        if index >= self.slots.len() {
+            self.slots.resize_with(index + 1, || None);
+        }
+        self.slots[index] = Some(Attached {
+            port,
+            touched: false,
+            broken: false,
+        });
+        before
+    }
+
+    /// Takes a port out of its slot.
+    pub(crate) fn detach(&mut self, slot: PortSlot) -> Option<Box<Port>> {
+        let attached = self.slots.get_mut(slot.0 as usize)?.take()?;
+        self.touched.retain(|other| *other != slot);
+        Some(attached.port)
+    }
+
+    #[inline]
+    pub(crate) fn find(&mut self, slot: PortSlot) -> Option<&mut Attached> {
+        self.slots.get_mut(slot.0 as usize)?.as_mut()
+    }
+
+    /// Writes a frame to a port. It is seen after [`Ports::flush`].
+    #[inline]
+    pub(crate) fn transmit(&mut self, slot: PortSlot, batch: &Batch, index: usize) -> Result<(), DropReason> {
+        let attached = self.slots.get_mut(slot.0 as usize).and_then(Option::as_mut);
+        let Some(attached) = attached.filter(|attached| !attached.broken) else {
+            return Err(DropReason::TargetDown);
+        };
+        if !attached.touched {
+            attached.touched = true;
+            self.touched.push(slot);
+        }
+        attached.port.transmit(batch, index).map_err(|error| match error {
+            TransmitError::Full => DropReason::RingFull,
+            TransmitError::TooSmall => DropReason::BufferTooSmall,
+            TransmitError::Down => DropReason::TargetDown,
+            TransmitError::BadOffload => DropReason::BadOffload,
+            TransmitError::Broken => DropReason::TargetBroken,
+        })
+    }
+
+    /// Makes what was written visible, once per port that was written to.
+    #[inline]
+    pub(crate) fn flush(&mut self, mut broke: impl FnMut(PortSlot, PortError)) {
+        for slot in self.touched.drain(..) {
+            let Some(attached) = self.slots.get_mut(slot.0 as usize).and_then(Option::as_mut) else {
+                continue;
+            };
+            attached.touched = false;
+            if let Err(error) = attached.port.flush()
+                && !attached.broken
+            {
+                attached.broken = true;
+                broke(slot, error);
+            }
+        }
+    }
+}

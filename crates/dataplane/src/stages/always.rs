@@ -1,0 +1,47 @@
+//! Step 4: what passes whatever the rules say (ARP, neighbour discovery, DHCP), and what never does (a guest
+//! as DHCP server or router, unless it may). Contract, item 13.
+
+use wire::dhcp;
+use wire::nd::NdKind;
+use wire::parse::Net;
+
+use crate::drop_reason::DropReason;
+use crate::round::{Item, Round};
+use crate::snapshot::PortConfig;
+
+pub(crate) fn run(round: &mut Round) {
+    for index in 0..round.items.len() {
+        if !round.items[index].is_going() {
+            continue;
+        }
+        match judge(round.nic, &round.items[index]) {
+            Ok(always) => round.items[index].always = always,
+            Err(reason) => round.drop_item(index, reason),
+        }
+    }
+}
+
+#[inline]
+fn judge(nic: &PortConfig, item: &Item) -> Result<bool, DropReason> {
+    let ip = match item.packet.as_ref().map(|packet| &packet.net) {
+        Some(Net::Arp(_)) => return Ok(true),
+        Some(Net::Ip(ip)) => ip,
+        _ => return Ok(false),
+    };
+    if let Some(nd) = &item.nd {
+        let routes = matches!(nd.kind, NdKind::RouterAdvertisement | NdKind::Redirect { .. });
+        return if routes && !nic.allow_router_advertisements && !nic.bypass {
+            Err(DropReason::RouterAdvertisement)
+        } else {
+            Ok(true)
+        };
+    }
+    if dhcp::is_server_answer(ip) {
+        return if nic.allow_dhcp_server || nic.bypass {
+            Ok(true)
+        } else {
+            Err(DropReason::DhcpServer)
+        };
+    }
+    Ok(dhcp::is_client_request(ip))
+}

@@ -1,0 +1,106 @@
+//! Step 5: where each frame goes: the NIC with its MAC address, all of the network, or those that may have
+//! unknown machines behind them. Makes the jobs.
+
+use wire::Mac;
+use wire::parse::Net;
+
+use crate::drop_reason::DropReason;
+use crate::flow::Key;
+use crate::judge::{Grant, owns_mac};
+use crate::round::{Job, Round, Track, Verdict};
+use crate::snapshot::{Network, PortConfig, PortSlot};
+
+pub(crate) fn run(round: &mut Round) {
+    round.jobs.clear();
+    let Some(network) = round.view.network(round.nic.network) else {
+        for index in 0..round.items.len() {
+            round.drop_item(index, DropReason::NoDestination);
+        }
+        return;
+    };
+    for index in 0..round.items.len() {
+        let item = &round.items[index];
+        let Some(packet) = item.packet.as_ref().filter(|_| item.is_going()) else {
+            continue;
+        };
+        let (src, dst) = (packet.src, packet.dst);
+        if round.nic.learn_macs && !owns_mac(round.nic, src) {
+            let nic = round.nic;
+            let now_secs = round.now.secs();
+            round
+                .tables
+                .learned
+                .hear(nic.network, src, nic.slot, nic.uid, now_secs);
+        }
+        if let Err(reason) = send(round, network, index, dst) {
+            round.drop_item(index, reason);
+        }
+    }
+}
+
+#[inline]
+fn send(round: &mut Round, network: &Network, index: usize, dst: Mac) -> Result<(), DropReason> {
+    if dst.is_multicast() {
+        return flood(round, &network.ports, index);
+    }
+    let given = network.macs.get(&dst).copied();
+    let target = given.or_else(|| learned(round, dst));
+    match target {
+        Some(slot) if slot == round.nic.slot => Err(DropReason::Hairpin),
+        Some(slot) => add(round, index, slot).ok_or(DropReason::NoDestination)?,
+        None => flood(round, &network.learners, index),
+    }
+}
+
+fn learned(round: &Round, mac: Mac) -> Option<PortSlot> {
+    let learned = &round.tables.learned;
+    let (slot, uid) = learned.find(round.nic.network, mac, round.now.secs())?;
+    let config = round.view.port_with_uid(slot, uid.0)?;
+    (config.learn_macs && config.network == round.nic.network).then_some(slot)
+}
+
+fn flood(round: &mut Round, targets: &[PortSlot], index: usize) -> Result<(), DropReason> {
+    let before = round.jobs.len();
+    let mut refused = None;
+    for slot in targets.iter().filter(|slot| **slot != round.nic.slot) {
+        if let Some(Err(reason)) = add(round, index, *slot) {
+            refused = Some(reason);
+        }
+    }
+    if round.jobs.len() > before {
+        Ok(())
+    } else {
+        Err(refused.unwrap_or(DropReason::NoDestination))
+    }
+}
+
+/// Adds a job. `None` when the slot is nobody's, or a sniffer's, which gets copies alone.
+#[inline]
+fn add(round: &mut Round, index: usize, slot: PortSlot) -> Option<Result<(), DropReason>> {
+    let target = round.view.port(slot).filter(|target| !target.is_sniffer)?;
+    let item = &round.items[index];
+    let packet = item.packet.as_ref()?;
+    let unfiltered = round.nic.bypass && target.bypass;
+    let (verdict, track) = match &packet.net {
+        _ if item.always || unfiltered => (Verdict::Pass, Track::No),
+        Net::Ip(ip) => match Key::of(ip, round.nic.uid, target.uid) {
+            Some((key, side)) => (Verdict::Open, Track::Flow(key, 0, side)),
+            None => (Verdict::Open, Track::No),
+        },
+        Net::Arp(_) => (Verdict::Pass, Track::No),
+        Net::Other => return Some(Err(DropReason::Ethertype)),
+    };
+    round.jobs.push(job(index, target, verdict, track));
+    Some(Ok(()))
+}
+
+fn job(frame: usize, target: &PortConfig, verdict: Verdict, track: Track) -> Job {
+    Job {
+        frame,
+        target: target.slot,
+        verdict,
+        track,
+        egress: Grant::default(),
+        ingress: Grant::default(),
+    }
+}

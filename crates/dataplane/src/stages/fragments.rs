@@ -1,0 +1,94 @@
+//! Step 3: a later fragment borrows what its datagram's first one said of layer 4, and is judged like it.
+
+use wire::parse::{Fragment, IpPacket, Net, Packet};
+
+use crate::drop_reason::DropReason;
+use crate::fragments::{DatagramKey, Lent, Piece, Place};
+use crate::round::{Fate, Round};
+
+pub(crate) fn run(round: &mut Round) {
+    for index in 0..round.items.len() {
+        let item = &round.items[index];
+        if let Some(ip) = item.ip()
+            && let Some(fragment) = ip.fragment
+            && item.is_going()
+            && !round.nic.bypass
+        {
+            place(round, index, fragment);
+        }
+    }
+}
+
+#[cold]
+fn place(round: &mut Round, index: usize, fragment: Fragment) {
+    let item = &mut round.items[index];
+    let Some(Packet {
+        dst,
+        net: Net::Ip(ip),
+        ..
+    }) = &mut item.packet
+    else {
+        return;
+    };
+    let frame = &round.batch.frames()[index];
+    let key = DatagramKey {
+        sender: round.nic.uid,
+        to: *dst,
+        src: ip.src_bits(),
+        dst: ip.dst_bits(),
+        protocol: if ip.v6 { 0 } else { ip.protocol },
+        v6: ip.v6,
+        id: fragment.id,
+    };
+    let start = u32::from(fragment.offset);
+    let piece = Piece {
+        start,
+        end: start + ip.end - fragment_start(ip, frame.head()),
+        more: fragment.more,
+    };
+    let lent = Lent {
+        protocol: ip.protocol,
+        l4: ip.l4_info,
+    };
+    let first = (fragment.offset == 0).then_some(lent);
+    let millis = round.now.millis();
+    let fragments = &mut round.tables.fragments;
+    match fragments.place(&key, piece, first, millis) {
+        Place::First => item.first_of = Some(key),
+        Place::Later(lent) => {
+            ip.protocol = lent.protocol;
+            ip.l4_info = lent.l4;
+        }
+        Place::Early if fragments.has_room(round.nic.slot, frame.len()) => {
+            let bytes = round.batch.to_bytes(index);
+            fragments.hold(key, round.nic.slot, bytes, frame.offload, millis);
+            item.fate = Fate::Held;
+        }
+        Place::Early => round.drop_item(index, DropReason::FragmentWithoutFirst),
+        Place::Drop(reason) => round.drop_item(index, reason),
+    }
+}
+
+/// Where the bytes of the fragment begin: behind IPv4's header, or behind IPv6's fragment header. The chain
+/// was checked by the parser; in a first fragment there may be more extension headers behind that one.
+fn fragment_start(ip: &IpPacket, head: &[u8]) -> u32 {
+    const FRAGMENT: u8 = 44;
+    const AH: u8 = 51;
+    if !ip.v6 || ip.fragment.is_some_and(|fragment| fragment.offset != 0) {
+        return ip.l4.into();
+    }
+    let l3 = usize::from(ip.l3);
+    let (mut next, mut at) = (head.get(l3 + 6).copied(), l3 + 40);
+    while let (Some(kind), Some(&[after, len])) = (next, head.get(at..at + 2).and_then(|b| b.first_chunk())) {
+        if at >= usize::from(ip.l4) {
+            break;
+        }
+        match kind {
+            FRAGMENT => return at as u32 + 8,
+            AH => at += (usize::from(len) + 2) * 4,
+            _ => at += (usize::from(len) + 1) * 8,
+        }
+        next = Some(after);
+    }
+    ip.l4.into()
+}

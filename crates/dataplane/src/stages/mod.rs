@@ -1,0 +1,13 @@
+//! The steps of the path, one file each. A step is done for the whole batch before the next one begins.
+
+pub(crate) mod always;
+pub(crate) mod deliver;
+pub(crate) mod destination;
+pub(crate) mod fragments;
+pub(crate) mod known;
+pub(crate) mod parse;
+mod redecide;
+mod related;
+pub(crate) mod remember;
+pub(crate) mod rules;
+pub(crate) mod spoof;

@@ -1,0 +1,86 @@
+//! ICMP errors about a packet of a tracked flow belong to that flow, whoever sends them (contract, item 7).
+
+use wire::parse::{self, IpPacket, L4};
+
+use crate::flow::{FlowId, Key};
+use crate::round::{Round, Verdict};
+use crate::snapshot::PortUid;
+use crate::stages::redecide::redecide;
+
+/// In a network of this many NICs at most an error from a third party is matched; in a larger one it needs a
+/// rule. Bounds what one frame can cost.
+const WIDE_SEARCH_MAX: usize = 1024;
+
+/// Passes an error that quotes a packet which its receiver has sent in a tracked flow. It does not keep the
+/// flow alive. Anything else is left to the rules.
+pub(crate) fn judge(round: &mut Round, job: usize) -> Verdict {
+    let (frame, target) = (round.jobs[job].frame, round.jobs[job].target);
+    let Some(ip) = round.items[frame].ip() else {
+        return Verdict::Open;
+    };
+    if !is_error(ip) {
+        return Verdict::Open;
+    }
+    let ip = *ip;
+    let message = ip.message(round.batch.frames()[frame].head());
+    let Ok(quoted) = parse::quoted(message, ip.v6) else {
+        return Verdict::Open;
+    };
+    let Some(receiver) = round.view.port(target).map(|config| config.uid) else {
+        return Verdict::Open;
+    };
+    // The error goes to whom the quoted packet came from.
+    if quoted.src() != ip.dst() {
+        return Verdict::Open;
+    }
+    let find = |round: &mut Round, to: PortUid| {
+        let (key, _) = Key::of_quoted(&quoted, receiver, to)?;
+        let hash = round.tables.flows.hash(&key);
+        let id = round.tables.flows.find(&key, hash)?;
+        is_alive(round, id).then_some(id)
+    };
+    let sender = round.nic.uid;
+    if find(round, sender).is_some() {
+        return Verdict::Pass;
+    }
+    // A router between the two that is not the one the packet was handed to.
+    let Some(network) = round.view.network(round.nic.network) else {
+        return Verdict::Open;
+    };
+    if network.ports.len() > WIDE_SEARCH_MAX || round.tables.wide_searches == 0 {
+        return Verdict::Open;
+    }
+    round.tables.wide_searches -= 1;
+    for slot in &network.ports {
+        if let Some(other) = round.view.port(*slot).map(|config| config.uid)
+            && other != receiver
+            && find(round, other).is_some()
+        {
+            return Verdict::Pass;
+        }
+    }
+    Verdict::Open
+}
+
+/// Destination unreachable, time exceeded, parameter problem; in IPv6 packet too big as well.
+fn is_error(ip: &IpPacket) -> bool {
+    match ip.l4_info {
+        L4::Icmp { kind, .. } if ip.v6 => matches!(kind, 1..=4),
+        L4::Icmp { kind, .. } => matches!(kind, 3 | 11 | 12),
+        _ => false,
+    }
+}
+
+/// The flow is not over, and still allowed.
+fn is_alive(round: &mut Round, id: FlowId) -> bool {
+    let flows = &mut round.tables.flows;
+    let entry = flows.entry(id);
+    if entry.expired(round.now.millis()) {
+        return false;
+    }
+    if entry.epoch == round.view.epoch_mark() || redecide(round.view, flows, round.counters, id) {
+        return true;
+    }
+    flows.remove(id);
+    false
+}

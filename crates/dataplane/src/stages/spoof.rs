@@ -1,0 +1,100 @@
+//! Step 2: nobody sends in another one's name. The source MAC always; the source address, the ARP sender and
+//! the ND target when the NIC asks for it (contract, item 14).
+
+use wire::nd::{Nd, NdKind};
+use wire::parse::{IpPacket, L4, Net, Packet};
+use wire::{Mac, dhcp};
+
+use crate::drop_reason::DropReason;
+use crate::judge::{is_unspecified, owns, owns_mac};
+use crate::round::{Round, owns_source};
+
+pub(crate) fn run(round: &mut Round) {
+    for index in 0..round.items.len() {
+        let item = &round.items[index];
+        let Some(packet) = item.packet.as_ref().filter(|_| item.is_going()) else {
+            continue;
+        };
+        if let Err(reason) = check(round, packet, item.nd.as_ref()) {
+            round.drop_item(index, reason);
+        }
+    }
+}
+
+#[inline]
+fn check(round: &Round, packet: &Packet, nd: Option<&Nd>) -> Result<(), DropReason> {
+    if packet.src != round.nic.mac && !may_use_mac(round, packet.src) {
+        return Err(DropReason::MacSpoofed);
+    }
+    if !round.nic.anti_spoof || round.nic.bypass {
+        return Ok(());
+    }
+    match &packet.net {
+        Net::Ip(ip) => check_ip(round, packet, ip, nd),
+        Net::Arp(arp) => {
+            let mac = (!round.nic.learn_macs).then_some(packet.src);
+            let own = arp.sender_ip.is_unspecified() || owns(round.nic, mac, arp.sender_ip.into());
+            let honest = arp.sender_mac == packet.src && own;
+            if honest {
+                Ok(())
+            } else {
+                Err(DropReason::ArpSpoofed)
+            }
+        }
+        Net::Other => Ok(()),
+    }
+}
+
+/// Another MAC than the NIC's: an allowed pair's, or one behind a learning NIC that nobody was given.
+fn may_use_mac(round: &Round, mac: Mac) -> bool {
+    if owns_mac(round.nic, mac) {
+        return true;
+    }
+    let taken = || {
+        let network = round.view.network(round.nic.network);
+        network.is_some_and(|network| network.macs.contains_key(&mac))
+    };
+    round.nic.learn_macs && !mac.is_multicast() && !taken()
+}
+
+fn check_ip(round: &Round, packet: &Packet, ip: &IpPacket, nd: Option<&Nd>) -> Result<(), DropReason> {
+    let own = owns_source(round.nic, packet, ip);
+    let nobody_yet = is_unspecified(ip.src()) && may_be_unspecified(ip, nd);
+    if !own && !nobody_yet {
+        return Err(DropReason::IpSpoofed);
+    }
+    let Some(nd) = nd else { return Ok(()) };
+    let mac = (!round.nic.learn_macs).then_some(packet.src);
+    let own_target = match nd.kind {
+        NdKind::NeighbourAdvertisement { target, .. } => owns(round.nic, mac, target.into()),
+        // Duplicate address detection: who asks for an address from none wants to have it.
+        NdKind::NeighbourSolicitation { target } if !own => owns(round.nic, mac, target.into()),
+        _ => true,
+    };
+    let redirect = matches!(nd.kind, NdKind::Redirect { .. });
+    let own_links = nd.source_link.is_none_or(|link| link == packet.src)
+        && (redirect || nd.target_link.is_none_or(|link| link == packet.src));
+    if own_target && own_links {
+        Ok(())
+    } else {
+        Err(DropReason::NdSpoofed)
+    }
+}
+
+/// Who has no address yet asks for one, or tells routers what multicast it listens to (RFC 3590).
+fn may_be_unspecified(ip: &IpPacket, nd: Option<&Nd>) -> bool {
+    if !ip.v6 {
+        return dhcp::is_client_request(ip);
+    }
+    match nd.map(|nd| nd.kind) {
+        Some(NdKind::NeighbourSolicitation { .. } | NdKind::RouterSolicitation) => true,
+        Some(_) => false,
+        None => matches!(
+            ip.l4_info,
+            L4::Icmp {
+                kind: 131 | 132 | 143,
+                ..
+            }
+        ),
+    }
+}
