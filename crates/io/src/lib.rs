@@ -16,6 +16,7 @@
 //! be read only through a batch that keeps the sender's memory mapped; a guest can change body bytes
 //! while they are copied, and the worst that comes of it is that the receiver gets those bytes.
 
+pub mod bench;
 mod copy;
 mod deliver;
 pub mod frame;

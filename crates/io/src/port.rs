@@ -8,6 +8,7 @@
 
 use std::os::fd::BorrowedFd;
 
+use crate::bench::BenchPort;
 use crate::frame::Batch;
 use crate::memory_port::MemoryPort;
 use crate::tap::TapPort;
@@ -24,6 +25,8 @@ pub enum Port {
     Memory(MemoryPort),
     /// A TAP device: containers, namespaces, the host.
     Tap(TapPort),
+    /// A host without a guest, for measuring.
+    Bench(Box<BenchPort>),
 }
 
 /// The peer broke the protocol, or the port's device failed: the port is stopped. Reported once.
@@ -109,6 +112,7 @@ impl Port {
             Port::Vhost(port) => port.receive(batch),
             Port::Memory(port) => port.receive(batch),
             Port::Tap(port) => port.receive(batch),
+            Port::Bench(port) => Ok(port.receive(batch)),
         }
     }
 
@@ -118,7 +122,7 @@ impl Port {
     pub fn complete(&mut self, batch: &mut Batch) {
         match self {
             Port::Vhost(port) => port.complete(),
-            Port::Memory(_) | Port::Tap(_) => {}
+            Port::Memory(_) | Port::Tap(_) | Port::Bench(_) => {}
         }
         batch.clear();
     }
@@ -131,6 +135,7 @@ impl Port {
             Port::Vhost(port) => port.transmit(batch, index),
             Port::Memory(port) => port.transmit(batch, index),
             Port::Tap(port) => port.transmit(batch, index),
+            Port::Bench(port) => port.transmit(batch, index),
         }
     }
 
@@ -141,6 +146,7 @@ impl Port {
             Port::Vhost(port) => port.flush()?,
             Port::Memory(port) => port.flush(),
             Port::Tap(port) => port.flush()?,
+            Port::Bench(_) => {}
         }
         Ok(())
     }
@@ -152,6 +158,7 @@ impl Port {
             Port::Memory(port) => port.arm(),
             // Its descriptor is readable whenever there is a frame.
             Port::Tap(_) => false,
+            Port::Bench(port) => port.arm(),
         }
     }
 
@@ -160,7 +167,23 @@ impl Port {
         match self {
             Port::Vhost(port) => port.disarm(),
             Port::Memory(port) => port.disarm(),
-            Port::Tap(_) => {}
+            Port::Tap(_) | Port::Bench(_) => {}
+        }
+    }
+
+    /// Tells the port what time it is (monotonic): once a turn. Only a bench NIC minds.
+    #[inline]
+    pub fn tick(&mut self, mono_ns: u64) {
+        if let Port::Bench(port) = self {
+            port.tick(mono_ns);
+        }
+    }
+
+    /// When [`tick`](Self::tick) is needed next, for a worker that wants to sleep; `None`: not.
+    pub fn next_tick(&self) -> Option<u64> {
+        match self {
+            Port::Bench(port) => port.next_tick(),
+            _ => None,
         }
     }
 
@@ -170,6 +193,7 @@ impl Port {
             Port::Vhost(port) => port.kick_fd(),
             Port::Memory(port) => Some(port.kick_fd()),
             Port::Tap(port) => port.kick_fd(),
+            Port::Bench(_) => None,
         }
     }
 
@@ -183,7 +207,7 @@ impl Port {
                 }
             }
             Port::Memory(port) => drain_eventfd(port.kick_fd()),
-            Port::Tap(_) => {}
+            Port::Tap(_) | Port::Bench(_) => {}
         }
     }
 
@@ -194,6 +218,7 @@ impl Port {
             Port::Vhost(port) => port.is_up(),
             Port::Memory(port) => port.is_up(),
             Port::Tap(port) => port.is_up(),
+            Port::Bench(_) => true,
         }
     }
 
@@ -203,6 +228,7 @@ impl Port {
             Port::Vhost(port) => port.mtu(),
             Port::Memory(port) => port.mtu(),
             Port::Tap(port) => port.mtu(),
+            Port::Bench(_) => None,
         }
     }
 
@@ -212,6 +238,7 @@ impl Port {
             Port::Vhost(port) => port.accepts(),
             Port::Memory(port) => port.accepts(),
             Port::Tap(port) => port.accepts(),
+            Port::Bench(port) => port.accepts(),
         }
     }
 
@@ -221,6 +248,7 @@ impl Port {
             Port::Vhost(port) => port.ring_state(),
             Port::Memory(port) => port.ring_state(),
             Port::Tap(port) => port.ring_state(),
+            Port::Bench(port) => port.ring_state(),
         }
     }
 }
@@ -240,6 +268,12 @@ impl From<MemoryPort> for Port {
 impl From<TapPort> for Port {
     fn from(port: TapPort) -> Self {
         Port::Tap(port)
+    }
+}
+
+impl From<BenchPort> for Port {
+    fn from(port: BenchPort) -> Self {
+        Port::Bench(Box::new(port))
     }
 }
 
