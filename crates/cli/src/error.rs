@@ -8,10 +8,12 @@ use std::process::ExitCode;
 pub const EXIT_CODES: &str = "\
 Exit codes:
   0  done (also: what was to be deleted was not there, what was to be added was there already)
-  1  the daemon refused: its reason is on stderr, and nothing was changed
-  2  wrong usage: a command, an option or an input file that cannot be used; nothing was sent
+  1  the daemon refused; its reason is on stderr
+  2  wrong usage: a command, an option or an input file that cannot be used
   3  the daemon cannot be reached, or gave no answer in time
-  4  the output could not be written";
+  4  the output could not be written
+A command that fails has changed nothing; the commands before it in a chain are done, those behind it are not.
+No command of a chain with a usage mistake runs.";
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]

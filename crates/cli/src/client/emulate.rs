@@ -5,7 +5,6 @@ use api::v0::message_v0 as v0;
 use api::v0::message_v0::{Request, Response};
 use api::v0::proto::error::ErrorCode;
 use api::v0::{Message, MessageV0, Messages};
-use api::v1 as proto;
 
 use super::V1;
 use crate::error::Error;
@@ -87,7 +86,7 @@ async fn perform(v1: &mut V1, request: Request) -> Result<Response, Error> {
             } else {
                 vec![v1.nic(&id).await?]
             };
-            response.nic_details = nics.into_iter().map(details).collect();
+            response.nic_details = nics.into_iter().map(nic::status_to_v0).collect();
         }
         Request {
             nic_export: Some(id), ..
@@ -182,14 +181,6 @@ async fn perform_on_groups(v1: &mut V1, request: Request) -> Result<Response, Er
         _ => return Err(Error::Refused("a request with no field set".into())),
     }
     Ok(response)
-}
-
-fn details(status: proto::NicStatus) -> v0::Nic {
-    let nic = proto::Nic {
-        path: status.path,
-        ..status.nic.unwrap_or_default()
-    };
-    nic::to_v0(&nic).0
 }
 
 fn done() -> Response {

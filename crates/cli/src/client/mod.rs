@@ -152,6 +152,22 @@ impl Client {
         }
     }
 
+    /// The rules of a group.
+    pub async fn rules(&mut self, group: &str) -> Result<Vec<proto::Rule>, Error> {
+        match self {
+            Client::V0(v0) => v0.rules(group).await,
+            Client::V1(v1) => Ok(v1.group(group).await?.rules),
+        }
+    }
+
+    /// The addresses listed in a group.
+    pub async fn members(&mut self, group: &str) -> Result<Vec<String>, Error> {
+        match self {
+            Client::V0(v0) => v0.members(group).await,
+            Client::V1(v1) => Ok(v1.group(group).await?.members),
+        }
+    }
+
     /// Creates a group, or replaces it whole.
     pub async fn put_group(&mut self, group: proto::Group) -> Result<(), Error> {
         match self {

@@ -27,16 +27,9 @@ impl V0 {
                 ..Default::default()
             })
             .await?;
-        let status = |v0: api::v0::message_v0::Nic| {
-            let path = v0.path.clone().unwrap_or_default();
-            let nic = nic::from_v0(v0).map_err(|what| self.garbled(&what.0))?;
-            Ok(v1::NicStatus {
-                nic: Some(nic),
-                path,
-                ..Default::default()
-            })
-        };
-        answer.nic_details.into_iter().map(status).collect()
+        let nics = answer.nic_details.into_iter().map(nic::status_from_v0);
+        nics.collect::<Result<_, _>>()
+            .map_err(|what| self.garbled(&what.0))
     }
 
     pub async fn nic(&mut self, id: &str) -> Result<v1::NicStatus, Error> {
@@ -143,6 +136,24 @@ impl V0 {
         }
         let group = self.groups(id).await?.into_iter().next();
         group.ok_or_else(|| self.garbled(&format!("no details of group {id}")))
+    }
+
+    pub async fn rules(&mut self, group: &str) -> Result<Vec<v1::Rule>, Error> {
+        let request = Request {
+            sg_rule_list: Some(group.into()),
+            ..Default::default()
+        };
+        let rules = self.call(request).await?.sg_rule_list.into_iter();
+        let rules = rules.map(group::rule_from_v0).collect::<Result<_, _>>();
+        rules.map_err(|what| self.garbled(&what.0))
+    }
+
+    pub async fn members(&mut self, group: &str) -> Result<Vec<String>, Error> {
+        let request = Request {
+            sg_member_list: Some(group.into()),
+            ..Default::default()
+        };
+        Ok(self.call(request).await?.sg_member_list)
     }
 
     pub async fn put_group(&mut self, group: &v1::Group) -> Result<(), Error> {

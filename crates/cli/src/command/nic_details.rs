@@ -1,5 +1,5 @@
-//! A NIC as people read it: `name: value` lines. What has its default and is of API v1 alone is left out, so that both
-//! APIs show the same NIC alike.
+//! A NIC as people read it: `name: value` lines. What API v1 alone knows comes last and where it is not the default, so
+//! that both APIs show the same NIC alike.
 
 use api::v1;
 
@@ -45,7 +45,7 @@ fn detail_lines(status: &v1::NicStatus) -> Vec<(&'static str, String)> {
     }));
     lines.push(("bypass-filtering", on(nic.bypass_filtering)));
     lines.push(("packet-trace", on(nic.packet_trace.unwrap_or_default())));
-    lines.push(("trace-path", nic.packet_trace_path.clone()));
+    lines.push(("trace-path", status.packet_trace_path.clone()));
     if !nic.sniff_target.is_empty() {
         lines.push(("sniff-target", nic.sniff_target.clone()));
     }
@@ -81,8 +81,8 @@ fn detail_lines(status: &v1::NicStatus) -> Vec<(&'static str, String)> {
             lines.push((name, "on".into()));
         }
     }
-    if nic.mtu != 0 {
-        lines.push(("mtu", nic.mtu.to_string()));
+    if status.mtu != 0 {
+        lines.push(("mtu", status.mtu.to_string()));
     }
     if status.state() != v1::PortState::Unspecified {
         let state = format!("{} {}", state_name(status.state()), status.detail);

@@ -56,8 +56,8 @@ impl MemberCommand {
                 Ok(())
             }
             MemberCommand::List(args) => {
-                let group = session.client().await?.group(&args.group).await?;
-                session.out.names(&group.members)
+                let members = session.client().await?.members(&args.group).await?;
+                session.out.names(&members)
             }
         }
     }

@@ -157,14 +157,14 @@ impl RuleArgs {
 }
 
 async fn list(args: ListArgs, session: &mut Session) -> Result<(), Error> {
-    let group = session.client().await?.group(&args.group).await?;
+    let rules = session.client().await?.rules(&args.group).await?;
     if session.out.json {
         return session
             .out
-            .value(&group.rules.iter().map(|rule| json::full("Rule", rule)).collect());
+            .value(&rules.iter().map(|rule| json::full("Rule", rule)).collect());
     }
     let mut table = Table::new(&["DIR", "PROTO", "PORTS", "PEER"]);
-    group.rules.iter().for_each(|rule| table.row(words(rule)));
+    rules.iter().for_each(|rule| table.row(words(rule)));
     session.out.table(&table)
 }
 

@@ -100,6 +100,37 @@ pub fn from_v0(nic: v0::Nic) -> Result<v1::Nic, Untranslatable> {
     })
 }
 
+/// The answer to `nic_details` in v1's words: what the daemon made up from the id, its process and its directories
+/// is told beside the NIC, whose own values are the declared ones.
+pub fn status_from_v0(details: v0::Nic) -> Result<v1::NicStatus, Untranslatable> {
+    let mut nic = from_v0(details)?;
+    let (path, packet_trace_path) = (nic.path.clone(), nic.packet_trace_path.clone());
+    if path.ends_with(&format!("/qemu-vhost-{}", nic.id)) {
+        nic.path.clear();
+    }
+    let pid = packet_trace_path.strip_prefix("/tmp/butterfly-");
+    let pid = pid.and_then(|rest| rest.strip_suffix(&format!("-{}.pcap", nic.id)));
+    if pid.is_some_and(|pid| !pid.is_empty() && pid.bytes().all(|byte| byte.is_ascii_digit())) {
+        nic.packet_trace_path.clear();
+    }
+    Ok(v1::NicStatus {
+        nic: Some(nic),
+        path,
+        packet_trace_path,
+        ..Default::default()
+    })
+}
+
+/// A NIC's state as the answer to `nic_details`.
+pub fn status_to_v0(status: v1::NicStatus) -> v0::Nic {
+    let nic = v1::Nic {
+        path: status.path,
+        packet_trace_path: status.packet_trace_path,
+        ..status.nic.unwrap_or_default()
+    };
+    to_v0(&nic).0
+}
+
 /// An update in v0's words; what v0 cannot update is an error that names it.
 pub fn update_to_v0(update: v1::UpdateNicRequest) -> Result<v0::NicUpdateReq, Untranslatable> {
     for (name, is) in [
@@ -251,6 +282,34 @@ mod tests {
             ..Default::default()
         };
         assert_eq!(from_v0(nic).unwrap().anti_spoof, Some(false));
+    }
+
+    #[test]
+    fn what_the_daemon_made_up_is_not_declared() {
+        let details = |path: &str, trace: &str| v0::Nic {
+            id: "a".into(),
+            mac: "m".into(),
+            vni: 1,
+            path: Some(path.into()),
+            packet_trace_path: Some(trace.into()),
+            ..Default::default()
+        };
+        let declared = |path, trace| {
+            let status = status_from_v0(details(path, trace)).unwrap();
+            assert_eq!(
+                (status.path.as_str(), status.packet_trace_path.as_str()),
+                (path, trace)
+            );
+            let nic = status.nic.unwrap();
+            (nic.path, nic.packet_trace_path)
+        };
+        let nothing = (String::new(), String::new());
+        assert_eq!(
+            declared("/run/butterfly/qemu-vhost-a", "/tmp/butterfly-4711-a.pcap"),
+            nothing
+        );
+        let own = ("/srv/a".to_owned(), "/tmp/butterfly-x-a.pcap".to_owned());
+        assert_eq!(declared(&own.0, &own.1), own);
     }
 
     #[test]

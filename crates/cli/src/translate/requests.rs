@@ -24,7 +24,11 @@ pub fn from_config(config: &v1::Config) -> Result<(Messages, Vec<String>), Untra
     let (targets, sniffers): (Vec<_>, Vec<_>) =
         config.nics.iter().partition(|nic| nic.sniff_target.is_empty());
     for nic in targets.into_iter().chain(sniffers) {
-        let (nic_add, mut lost) = nic::to_v0(&without_derived(nic));
+        let (nic_add, mut lost) = nic::to_v0(&v1::Nic {
+            // Said, because the APIs' defaults differ.
+            anti_spoof: Some(nic.anti_spoof.unwrap_or(true)),
+            ..nic.clone()
+        });
         if nic.kind() == v1::NicKind::Bench && nic.bench.is_none() {
             lost.push("word on what a bench NIC does");
         }
@@ -55,22 +59,6 @@ pub fn envelope(requests: Vec<v0::Request>) -> Messages {
         messages: requests.into_iter().map(message).collect(),
         encrypted: None,
     }
-}
-
-/// The NIC without what the daemon made up from its id, its process and its directories: the next daemon makes
-/// its own. Anti-spoofing is said, because the APIs' defaults differ.
-fn without_derived(nic: &v1::Nic) -> v1::Nic {
-    let mut nic = nic.clone();
-    nic.anti_spoof.get_or_insert(true);
-    if nic.path.ends_with(&format!("/qemu-vhost-{}", nic.id)) {
-        nic.path.clear();
-    }
-    let pid = nic.packet_trace_path.strip_prefix("/tmp/butterfly-");
-    let pid = pid.and_then(|rest| rest.strip_suffix(&format!("-{}.pcap", nic.id)));
-    if pid.is_some_and(|pid| !pid.is_empty() && pid.bytes().all(|byte| byte.is_ascii_digit())) {
-        nic.packet_trace_path.clear();
-    }
-    nic
 }
 
 #[cfg(test)]
@@ -107,9 +95,7 @@ mod tests {
             addresses: vec!["42.0.0.1".into()],
             security_groups: vec!["sg-web".into()],
             anti_spoof: Some(false),
-            path: "/run/butterfly/qemu-vhost-vnic_1".into(),
             packet_trace: Some(false),
-            packet_trace_path: "/tmp/butterfly-4711-vnic_1.pcap".into(),
             ..vnic("vnic_1")
         };
         let config = v1::Config {
@@ -149,20 +135,37 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_is_said_and_what_is_the_users_stays() {
-        let own = v1::Nic {
+    fn what_is_lost_is_said() {
+        let nic = v1::Nic {
             mtu: 9000,
-            path: "/srv/sockets/a".into(),
-            packet_trace_path: "/srv/traces/a.pcapng".into(),
             ..vnic("a")
         };
-        assert_eq!(without_derived(&own).path, own.path);
-        assert_eq!(without_derived(&own).packet_trace_path, own.packet_trace_path);
+        let group = v1::Group {
+            id: "g".into(),
+            allow_midstream: true,
+            ..Default::default()
+        };
         let (_, warnings) = from_config(&v1::Config {
-            nics: vec![own],
+            nics: vec![nic],
+            groups: vec![group],
+        })
+        .unwrap();
+        assert_eq!(
+            warnings,
+            [
+                "group g: API v0 has no allow_midstream",
+                "NIC a: API v0 has no mtu"
+            ]
+        );
+    }
+
+    #[test]
+    fn anti_spoofing_is_said_because_the_defaults_differ() {
+        let (messages, _) = from_config(&v1::Config {
+            nics: vec![vnic("a")],
             groups: vec![],
         })
         .unwrap();
-        assert_eq!(warnings, ["NIC a: API v0 has no mtu"]);
+        assert!(text_format::print(&messages).contains("ip_anti_spoof: true"));
     }
 }

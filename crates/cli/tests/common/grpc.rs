@@ -1,0 +1,196 @@
+//! A v1 daemon that writes down what it is asked and answers from a table: any method, by the descriptors.
+
+use std::convert::Infallible;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::task::{Context, Poll};
+
+use api::v1;
+use prost::Message;
+use prost::bytes::{Buf, BufMut};
+use prost_reflect::{DescriptorPool, DynamicMessage};
+use tokio::net::UnixListener;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::body::Body;
+use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::codegen::{BoxFuture, Service, http};
+use tonic::server::{Grpc, NamedService, UnaryService};
+use tonic::{Request, Response, Status};
+
+/// The daemon; it ends with the test's process.
+pub struct GrpcStub {
+    pub endpoint: String,
+    requests: Receiver<String>,
+}
+
+impl GrpcStub {
+    /// Listens on `<dir>/v1.sock`.
+    pub fn start(dir: &Path) -> GrpcStub {
+        let path = dir.join("v1.sock");
+        let endpoint = format!("unix:{}", path.display());
+        let (ready, bound) = channel();
+        let (log, requests) = channel();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async move {
+                let listener = UnixListenerStream::new(UnixListener::bind(path).unwrap());
+                ready.send(()).unwrap();
+                let served = tonic::transport::Server::builder().add_service(Stub { log });
+                served.serve_with_incoming(listener).await.unwrap();
+            });
+        });
+        bound.recv().expect("the stub listens");
+        GrpcStub { endpoint, requests }
+    }
+
+    /// The requests since the last call: the method, then the request on a line of text format.
+    pub fn requests(&self) -> Vec<String> {
+        self.requests.try_iter().collect()
+    }
+}
+
+/// A NIC in the group `old`; a group `old` without rules; refusals for what is called `refused`.
+fn answer(method: &str, request: &str) -> Result<Vec<u8>, Status> {
+    if request.contains("refused") {
+        return Err(Status::not_found("there is no NIC \"refused\""));
+    }
+    let nic = v1::Nic {
+        id: "vnic_1".into(),
+        mac: "52:54:00:12:34:01".into(),
+        vni: 42,
+        security_groups: vec!["old".into()],
+        timeouts: Some(v1::Timeouts {
+            tcp_established_secs: 600,
+            udp_secs: 40,
+            udp_stream_secs: 120,
+        }),
+        ..Default::default()
+    };
+    let path = "/run/butterfly/qemu-vhost-vnic_1".to_owned();
+    let status = v1::NicStatus {
+        nic: Some(nic),
+        path,
+        state: v1::PortState::Up.into(),
+        ..Default::default()
+    };
+    let group = v1::Group {
+        id: "old".into(),
+        ..Default::default()
+    };
+    Ok(match method {
+        "GetNic" | "PutNic" | "UpdateNic" => status.encode_to_vec(),
+        "ListNics" => v1::ListNicsResponse { nics: vec![status] }.encode_to_vec(),
+        "GetGroup" => group.encode_to_vec(),
+        "ListGroups" => v1::ListGroupsResponse { groups: vec![group] }.encode_to_vec(),
+        "ImportNic" => v1::ImportNicResponse { flows: 7 }.encode_to_vec(),
+        "ExportNic" => v1::ExportNicResponse {
+            state: b"connections".to_vec(),
+        }
+        .encode_to_vec(),
+        // An empty message: every field at its default.
+        _ => Vec::new(),
+    })
+}
+
+#[derive(Clone)]
+struct Stub {
+    log: Sender<String>,
+}
+
+impl NamedService for Stub {
+    const NAME: &'static str = "butterfly.v1.Butterfly";
+}
+
+impl Service<http::Request<Body>> for Stub {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<Self::Response, Self::Error>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let method = request
+            .uri()
+            .path()
+            .rsplit('/')
+            .next()
+            .unwrap_or_default()
+            .to_owned();
+        let method = Method {
+            name: method,
+            log: self.log.clone(),
+        };
+        Box::pin(async move { Ok(Grpc::new(Raw).unary(method, request).await) })
+    }
+}
+
+struct Method {
+    name: String,
+    log: Sender<String>,
+}
+
+impl UnaryService<Vec<u8>> for Method {
+    type Response = Vec<u8>;
+    type Future = BoxFuture<Response<Vec<u8>>, Status>;
+
+    fn call(&mut self, request: Request<Vec<u8>>) -> Self::Future {
+        let pool = DescriptorPool::decode(v1::DESCRIPTORS).unwrap();
+        let service = pool.get_service_by_name(Stub::NAME).unwrap();
+        let input = service
+            .methods()
+            .find(|method| method.name() == self.name)
+            .unwrap()
+            .input();
+        let message = DynamicMessage::decode(input, request.get_ref().as_slice()).unwrap();
+        let text = message.to_text_format();
+        let _ = self
+            .log
+            .send(format!("{} {text}", self.name).trim_end().to_owned());
+        let answer = answer(&self.name, &text);
+        Box::pin(async move { answer.map(Response::new) })
+    }
+}
+
+/// Messages as bytes.
+struct Raw;
+
+impl Codec for Raw {
+    type Encode = Vec<u8>;
+    type Decode = Vec<u8>;
+    type Encoder = Raw;
+    type Decoder = Raw;
+
+    fn encoder(&mut self) -> Raw {
+        Raw
+    }
+
+    fn decoder(&mut self) -> Raw {
+        Raw
+    }
+}
+
+impl Encoder for Raw {
+    type Item = Vec<u8>;
+    type Error = Status;
+
+    fn encode(&mut self, item: Vec<u8>, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        buffer.put_slice(&item);
+        Ok(())
+    }
+}
+
+impl Decoder for Raw {
+    type Item = Vec<u8>;
+    type Error = Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<Vec<u8>>, Status> {
+        let mut bytes = vec![0; buffer.remaining()];
+        buffer.copy_to_slice(&mut bytes);
+        Ok(Some(bytes))
+    }
+}
