@@ -74,7 +74,7 @@ impl Nic {
         }
     }
 
-    fn arguments(&self, index: usize) -> Vec<String> {
+    fn arguments(&self, index: usize, accelerator: &str) -> Vec<String> {
         let on = |value: bool| if value { "on" } else { "off" };
         let (netdev, chardev) = match &self.wire {
             Wire::VhostUser(path) => (
@@ -103,8 +103,16 @@ impl Nic {
             device += &format!(",{feature}={segmentation}");
         }
         if self.queue_pairs > 1 {
-            device += &format!(",mq=on,vectors={}", 2 * self.queue_pairs + 2);
+            device += ",mq=on";
         }
+        // QEMU 7.2 without KVM crashes when a vhost device starts with MSI-X (msix_set_vector_notifiers takes vectors
+        // for KVM's): the guest then gets one interrupt line for all.
+        let vectors = if accelerator == "kvm" {
+            2 * self.queue_pairs + 2
+        } else {
+            0
+        };
+        device += &format!(",vectors={vectors}");
         let mut words: Vec<String> = Vec::new();
         for (option, value) in [
             ("-chardev", chardev),
@@ -510,7 +518,7 @@ fn arguments(image: &Image, machine: &Machine, dir: &Path) -> Vec<String> {
             .nics
             .iter()
             .enumerate()
-            .flat_map(|(index, nic)| nic.arguments(index)),
+            .flat_map(|(index, nic)| nic.arguments(index, &image.accelerator)),
     );
     words
 }
