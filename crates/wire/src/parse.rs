@@ -10,6 +10,7 @@
 
 mod error;
 mod extensions;
+mod fragment;
 mod head;
 mod ip;
 mod l4;
@@ -20,7 +21,8 @@ mod tests;
 
 pub use error::ParseError;
 pub use extensions::EXTENSIONS_MAX;
-pub use ip::{Fragment, IpPacket};
+pub use fragment::Fragment;
+pub use ip::IpPacket;
 pub use l4::{L4, TcpFlags};
 pub use offload::{SEGMENTS_MAX, check_offload};
 pub use quoted::{Quoted, QuotedL4, quoted};

@@ -143,6 +143,18 @@ mod tests {
             encode(&Offload::default(), 66, 1),
             [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0]
         );
+        // A checksum that is to be completed cannot have been checked.
+        assert_eq!(
+            encode(
+                &Offload {
+                    data_valid: true,
+                    ..TSO
+                },
+                66,
+                3
+            )[0],
+            1
+        );
         let valid = Offload {
             data_valid: true,
             ..Offload::default()

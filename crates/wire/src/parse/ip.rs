@@ -1,14 +1,11 @@
-//! IPv4 (RFC 791) and IPv6 (RFC 8200) headers, and what they say about fragments.
+//! IPv4 (RFC 791) and IPv6 (RFC 8200) headers.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::extensions::Chain;
 use super::head::Head;
 use super::l4::{self, L4};
-use super::{ETHERNET_LEN, Packet, ParseError, extensions, protocol};
-
-/// The largest IP packet, and so the furthest that a fragment may reach.
-const PACKET_MAX: usize = 65535;
+use super::{ETHERNET_LEN, Fragment, Packet, ParseError, extensions, fragment, protocol};
 
 /// An IP packet within a frame. Offsets are in bytes from the start of the frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,17 +33,6 @@ pub struct IpPacket {
     pub fragment: Option<Fragment>,
     /// What layer 4 says.
     pub l4_info: L4,
-}
-
-/// Which part of a packet a fragment is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Fragment {
-    /// Identification: 16 bits in IPv4, 32 in IPv6.
-    pub id: u32,
-    /// Where it belongs in the packet, in bytes; a multiple of 8. 0 is the first fragment.
-    pub offset: u16,
-    /// More fragments follow.
-    pub more: bool,
 }
 
 impl IpPacket {
@@ -138,7 +124,7 @@ pub(super) fn parse_v4(head: Head, ethernet: &[u8; ETHERNET_LEN]) -> Result<Pack
     }
     let head = head.cut(end);
     if header_len != 20 {
-        if header_len < 20 || header_len > total_len {
+        if header_len < 20 {
             return Err(ParseError::Ipv4HeaderLength);
         }
         check_options(head.slice(l3 + 20, header_len - 20, ParseError::Ipv4HeaderLength)?)?;
@@ -154,7 +140,7 @@ pub(super) fn parse_v4(head: Head, ethernet: &[u8; ETHERNET_LEN]) -> Result<Pack
             offset,
             more,
         };
-        check_fragment(found, protocol, header_len, end - l4)?;
+        fragment::check(found, protocol, header_len, end - l4)?;
         fragment = Some(found);
     }
     let ip = IpPacket {
@@ -230,7 +216,7 @@ fn parse_v6_extended(head: Head, ethernet: &[u8; ETHERNET_LEN], ip: &[u8; 40]) -
     if let Some(fragment) = chain.fragment {
         // The fragment header itself is not part of the packet that the fragments make.
         let before = chain.fragment_start - (first + 8);
-        check_fragment(
+        fragment::check(
             fragment,
             chain.protocol,
             before,
@@ -261,20 +247,4 @@ fn finish_v6(
         l4_info: L4::Other,
     };
     l4::parse(head, ethernet, ip)
-}
-
-/// Judges a fragment of `len` bytes of a packet whose length counts `before` bytes ahead of what is fragmented.
-#[cold]
-fn check_fragment(fragment: Fragment, protocol: u8, before: usize, len: usize) -> Result<(), ParseError> {
-    if len == 0 || (fragment.more && !len.is_multiple_of(8)) {
-        return Err(ParseError::FragmentLength);
-    }
-    if before + usize::from(fragment.offset) + len > PACKET_MAX {
-        return Err(ParseError::FragmentBeyondEnd);
-    }
-    // At offset 8 lie TCP's flags: no honest sender cuts there (RFC 3128).
-    if fragment.offset == 8 && protocol == protocol::TCP {
-        return Err(ParseError::TinyFragment);
-    }
-    Ok(())
 }

@@ -151,6 +151,19 @@ fn partial_checksums_are_the_pseudo_headers() {
 }
 
 #[test]
+fn a_udp_checksum_of_zero_is_sent_as_ones() {
+    let (frame, offload) = v4().udp(1, 2).payload(&[0; 4]).gso(2).build_with_offload();
+    let mut segments = Segments::new(&frame, frame.len(), &offload).unwrap();
+    let header = segments.header(0, Checksum::Full { payload_sum: 0 }).to_vec();
+    // The payload that makes the checksum 0 is the checksum itself.
+    let payload_sum = u32::from(u16::from_be_bytes([header[40], header[41]]));
+    assert_eq!(
+        segments.header(0, Checksum::Full { payload_sum })[40..42],
+        [0xff, 0xff]
+    );
+}
+
+#[test]
 fn padding_is_left_behind_and_no_payload_is_one_segment() {
     let large = v4().tcp(1, 2, TcpFlags::ACK).payload(&[7]);
     assert_eq!(cut(&large.clone().gso(10).pad_to(60), true), [large.build()]);

@@ -128,6 +128,7 @@ fn layer_4_headers() {
     refused_body(v4(), 1, &[0; 7], ParseError::TruncatedL4);
     refused_body(v6(), 58, &[143, 0, 0], ParseError::TruncatedL4);
     refused_body(v6(), 58, &[128, 0, 0, 0, 0, 1, 0], ParseError::TruncatedL4);
+    refused_body(v6(), 58, &[2, 0, 0, 0, 0, 0, 5], ParseError::TruncatedL4);
 }
 
 #[test]
@@ -150,6 +151,9 @@ fn ipv4_fragments() {
     refused(&udp, IP + 2, &[0, 20, 0, 1, 0x00, 2], ParseError::FragmentLength); // nothing
     refused(&udp, IP + 6, &[0x1f, 0xff], ParseError::FragmentBeyondEnd); // the ping of death
     refused(&udp, IP + 6, &[0x1f, 0xfc], ParseError::FragmentBeyondEnd); // beyond only because the header counts
+    // Only TCP has flags at offset 8.
+    let later = &build::fragments(&v4().udp(1, 2).payload(&[0; 8]).build(), 8, 1)[1];
+    assert_eq!(ip_of(later).l4_info, L4::LaterFragment);
     // A first fragment whose UDP length is the whole datagram's is as it should be.
     let large = v4().udp(1, 2).payload(&[0; 100]).build();
     assert_eq!(

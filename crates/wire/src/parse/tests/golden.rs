@@ -164,6 +164,18 @@ fn what_layer_4_says() {
             id: 0
         }
     );
+    for kind in [0, 8, 13, 18, 42, 43] {
+        assert_eq!(
+            l4(v4().icmp(kind, 0, 0x0007_0001)),
+            L4::Icmp { kind, code: 0, id: 7 }
+        );
+    }
+    for kind in [128, 129, 160, 161] {
+        assert_eq!(
+            l4(v6().icmp(kind, 0, 0x0007_0001)),
+            L4::Icmp { kind, code: 0, id: 7 }
+        );
+    }
     // Multicast listener report, whose body has no identifier; ICMP of the other family.
     assert_eq!(
         l4(v6().icmp(143, 0, 0x0007_0001)),
