@@ -1,1 +1,54 @@
-fn main() {}
+//! `butterflyd`: the data plane of one host.
+//!
+//! # Theory of operation
+//!
+//! Threads. The *worker* moves frames and nothing else; it is told what to do by commands that it answers between two
+//! batches. The *vhost-user* thread speaks to VMMs and hands finished ports to the worker. A small tokio runtime serves
+//! the APIs; an operation takes the [controller](control::Controller)'s lock on a thread that may wait. Trace files
+//! have a thread each. Whoever panics outside of the runtime ends the process: half a switch is worse than a restart.
+//!
+//! Both APIs are decoders over the controller: [`v0`] for clients of the original daemon, [`v1`] for everybody else.
+
+mod app;
+mod attachments;
+mod connections;
+mod dpdk_args;
+mod ini;
+mod lock;
+mod logging;
+mod options;
+mod port_states;
+mod run;
+mod unix_socket;
+mod v0;
+mod v1;
+mod worker_thread;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::options::{Options, Settings};
+
+/// The command line or a file it names is wrong (sysexits would say 64 and 78; clap says 2).
+const USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    let settings = match Settings::resolve(Options::parse()) {
+        Ok(settings) => settings,
+        Err(why) => {
+            eprintln!("butterflyd: {why}");
+            return ExitCode::from(USAGE);
+        }
+    };
+    let log = logging::start(settings.log_level, settings.no_syslog);
+    match run::run(settings, log) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            // Both: whoever started us by hand may not read the journal.
+            tracing::error!("{why}");
+            eprintln!("butterflyd: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! What the APIs work on: the controller behind its lock, the log's level, the worker, and the wish to stop.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use control::Controller;
+use tokio::sync::watch;
+
+use crate::logging::LogControl;
+use crate::worker_thread::WorkerThread;
+
+/// One for the process; every server holds it.
+pub struct App {
+    controller: Mutex<Controller>,
+    pub log: LogControl,
+    pub worker: Arc<WorkerThread>,
+    /// Where the APIs listen, as they are spelt on the command line.
+    pub endpoints: Vec<String>,
+    /// What is to join this host to others; empty for nothing.
+    pub uplink: String,
+    stop: watch::Sender<bool>,
+}
+
+impl App {
+    pub fn new(
+        controller: Controller,
+        log: LogControl,
+        worker: Arc<WorkerThread>,
+        endpoints: Vec<String>,
+        uplink: String,
+    ) -> App {
+        App {
+            controller: Mutex::new(controller),
+            log,
+            worker,
+            endpoints,
+            uplink,
+            stop: watch::Sender::new(false),
+        }
+    }
+
+    /// The controller, for one operation. It waits for the workers: not to be called on a runtime's thread without
+    /// `spawn_blocking`, and never by a worker.
+    pub fn control(&self) -> MutexGuard<'_, Controller> {
+        // An operation stages its changes on a copy, so one that panicked left the state as it was.
+        self.controller.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks the daemon to stop, as SIGTERM does.
+    pub fn stop(&self) {
+        self.stop.send_replace(true);
+    }
+
+    /// Returns when the daemon is to stop.
+    pub async fn stopping(&self) {
+        // The sender lives in self: this cannot fail.
+        let _ = self.stop.subscribe().wait_for(|stop| *stop).await;
+    }
+}
+
+/// The wall clock, seconds.
+pub fn unix_secs() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
+}

@@ -1,0 +1,125 @@
+//! What NICs attach to: vhost-user sockets, TAP devices, bench ports and trace files, made for the controller and
+//! handed to the worker.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use control::model::{Nic, NicKind};
+use control::{AttachError, Attachments, NicState, OpenRequest};
+use dataplane::{PortSlot, WorkerHandle};
+use io::port::Port;
+use io::tap::{TapOptions, TapPort};
+use io::vhost::{NicOptions, PortKey, PortSink, PortState, Server};
+
+use crate::port_states::PortStates;
+
+/// The daemon's side of every attachment. Dropping it closes all sockets.
+pub struct HostAttachments {
+    vhost: Server,
+    worker: WorkerHandle,
+    states: PortStates,
+}
+
+impl HostAttachments {
+    /// Starts the vhost-user server.
+    pub fn start(worker: WorkerHandle, states: PortStates) -> Result<HostAttachments, String> {
+        let sink = Arc::new(Sink {
+            worker: worker.clone(),
+            states: states.clone(),
+        });
+        let vhost =
+            Server::start(sink).map_err(|e| format!("the vhost-user server cannot be started: {e}"))?;
+        Ok(HostAttachments {
+            vhost,
+            worker,
+            states,
+        })
+    }
+
+    /// Ports that are up for as long as they are there.
+    fn attach(&self, slot: PortSlot, port: Port) -> Result<(), AttachError> {
+        self.worker
+            .attach(slot, port)
+            .map_err(|e| AttachError(e.to_string()))?;
+        self.states.leave(slot, NicState::Up);
+        Ok(())
+    }
+}
+
+impl Attachments for HostAttachments {
+    fn open(&mut self, request: &OpenRequest<'_>) -> Result<(), AttachError> {
+        let nic = request.nic;
+        match &nic.kind {
+            NicKind::VhostUser => {
+                let listened =
+                    self.vhost
+                        .listen(PortKey(request.slot.0), Path::new(request.path), options(request));
+                listened.map_err(|e| AttachError(e.to_string()))
+            }
+            NicKind::Tap => {
+                let options = TapOptions {
+                    name: request.path.to_owned(),
+                    mac: nic.mac,
+                    mtu: Some(request.mtu),
+                    offloads: request.offloads,
+                };
+                let tap = TapPort::open(&options).map_err(|e| AttachError(e.to_string()))?;
+                self.attach(request.slot, Port::Tap(tap))
+            }
+            // TODO(interim): io's bench port
+            NicKind::Bench(_) => Err(AttachError("bench ports are not there yet".into())),
+        }
+    }
+
+    fn close(&mut self, nic: &Nic, slot: PortSlot) {
+        match nic.kind {
+            NicKind::VhostUser => {
+                self.vhost.close(PortKey(slot.0));
+            }
+            // Dropping the port removes the device. A worker that is gone has dropped it already.
+            NicKind::Tap | NicKind::Bench(_) => drop(self.worker.detach(slot)),
+        }
+        self.states.forget(slot);
+    }
+
+    fn trace(&mut self, _nic: &Nic, _path: &str) -> Result<Option<dataplane::Trace>, AttachError> {
+        // TODO(interim): dataplane's Trace is a placeholder
+        Err(AttachError("packet traces are not there yet".into()))
+    }
+}
+
+fn options(request: &OpenRequest<'_>) -> NicOptions {
+    NicOptions {
+        name: request.nic.id.to_string(),
+        mac: request.nic.mac,
+        mtu: Some(request.mtu),
+        offloads: request.offloads,
+    }
+}
+
+/// The vhost-user server's way to the worker.
+struct Sink {
+    worker: WorkerHandle,
+    states: PortStates,
+}
+
+impl PortSink for Sink {
+    fn attach(&self, key: PortKey, port: Port) {
+        // A worker that is gone takes no port: the daemon is stopping.
+        let _ = self.worker.attach(PortSlot(key.0), port);
+    }
+
+    fn detach(&self, key: PortKey) -> Option<Port> {
+        self.worker.detach(PortSlot(key.0)).ok().flatten()
+    }
+
+    fn state(&self, key: PortKey, state: PortState) {
+        let state = match state {
+            // A VMM without a running driver moves no frame: for users that is a guest that is not there.
+            PortState::Disconnected | PortState::Connected => NicState::Down,
+            PortState::Up => NicState::Up,
+            PortState::Broken(why) => NicState::Broken(why),
+        };
+        self.states.leave(PortSlot(key.0), state);
+    }
+}

@@ -1,0 +1,259 @@
+//! A NIC's connections as bytes, for its migration: identities of this daemon become ids of NICs on the way out, and
+//! identities of the other daemon on the way in.
+
+use std::collections::BTreeMap;
+
+use api::v1;
+use control::model::NicId;
+use control::{Controller, Error};
+use dataplane::PortUid;
+use dataplane::flow::{Endpoint, FlowInfo, FlowState, TcpWindows};
+use prost::Message;
+
+const VERSION: u32 = 1;
+
+const STATES: [FlowState; 12] = [
+    FlowState::SynSent,
+    FlowState::SynSent2,
+    FlowState::SynRecv,
+    FlowState::Established,
+    FlowState::FinWait,
+    FlowState::CloseWait,
+    FlowState::LastAck,
+    FlowState::TimeWait,
+    FlowState::Close,
+    FlowState::Opening,
+    FlowState::OneWay,
+    FlowState::Stream,
+];
+
+/// The connections of a NIC.
+pub fn export(control: &Controller, id: &NicId) -> Result<Vec<u8>, Error> {
+    let nic = control.nic(id)?;
+    let names = control.nics_by_uid();
+    let exported = v1::ExportedConnections {
+        version: VERSION,
+        nic: id.to_string(),
+        vni: nic.nic.vni.id(),
+        connections: control
+            .export_flows(Some(id))?
+            .iter()
+            .map(|flow| outgoing(flow, &names))
+            .collect(),
+    };
+    Ok(exported.encode_to_vec())
+}
+
+/// Takes up what [`export`] gave elsewhere; gives back how many were taken.
+pub fn import(control: &Controller, id: &NicId, state: &[u8]) -> Result<usize, Error> {
+    let nic = control.nic(id)?;
+    let refuse = |why: String| Error::Value {
+        owner: format!("NIC '{id}'"),
+        field: "state",
+        value: format!("{} bytes", state.len()),
+        why,
+    };
+    let exported = v1::ExportedConnections::decode(state)
+        .map_err(|e| refuse(format!("was not exported by a butterflyd: {e}")))?;
+    if exported.version != VERSION {
+        return Err(refuse(format!(
+            "has version {}, known is {VERSION}",
+            exported.version
+        )));
+    }
+    if exported.nic != id.as_str() || exported.vni != nic.nic.vni.id() {
+        return Err(refuse(format!(
+            "is of NIC '{}' in VNI {}",
+            exported.nic.escape_debug(),
+            exported.vni
+        )));
+    }
+    let uids: BTreeMap<String, PortUid> = control
+        .nics_by_uid()
+        .into_iter()
+        .map(|(uid, id)| (id.to_string(), uid))
+        .collect();
+    let mut flows = Vec::with_capacity(exported.connections.len());
+    for connection in exported.connections {
+        let flow =
+            incoming(connection).ok_or_else(|| refuse("has a connection that makes no sense".into()))?;
+        // The other end may not be on this host: its connection cannot be tracked here.
+        if let (Some(initiator), Some(responder)) =
+            (uids.get(&flow.initiator_nic), uids.get(&flow.responder_nic))
+        {
+            flows.push(flow.between(*initiator, *responder));
+        }
+    }
+    control.import_flows(flows)
+}
+
+fn outgoing(flow: &FlowInfo, names: &BTreeMap<PortUid, NicId>) -> v1::ExportedConnection {
+    let end = |end: &Endpoint| v1::ExportedEnd {
+        nic: names.get(&end.uid).map(NicId::to_string).unwrap_or_default(),
+        address: end.address.to_string(),
+        port: end.port.into(),
+    };
+    v1::ExportedConnection {
+        protocol: flow.protocol.into(),
+        initiator: Some(end(&flow.initiator)),
+        responder: Some(end(&flow.responder)),
+        state: flow.state.name().into(),
+        age_secs: flow.age_secs,
+        idle_secs: flow.idle_secs,
+        timeout_secs: flow.timeout_secs,
+        frames_out: flow.frames_out,
+        bytes_out: flow.bytes_out,
+        frames_in: flow.frames_in,
+        bytes_in: flow.bytes_in,
+        tcp: flow.tcp.map(|tcp| v1::ExportedTcp {
+            end: tcp.end.into(),
+            ack: tcp.ack.into(),
+            edge: tcp.edge.into(),
+            scale: tcp.scale.map(u32::from).into(),
+        }),
+    }
+}
+
+/// A connection whose ends have names, not yet identities.
+struct Named {
+    initiator_nic: String,
+    responder_nic: String,
+    flow: FlowInfo,
+}
+
+impl Named {
+    fn between(self, initiator: PortUid, responder: PortUid) -> FlowInfo {
+        let mut flow = self.flow;
+        (flow.initiator.uid, flow.responder.uid) = (initiator, responder);
+        flow
+    }
+}
+
+/// `None` for values that no export has.
+fn incoming(connection: v1::ExportedConnection) -> Option<Named> {
+    let nobody = PortUid(u32::MAX);
+    let end = |end: &v1::ExportedEnd| {
+        Some(Endpoint {
+            uid: nobody,
+            address: end.address.parse().ok()?,
+            port: end.port.try_into().ok()?,
+        })
+    };
+    let (initiator, responder) = (connection.initiator?, connection.responder?);
+    let tcp = match connection.tcp {
+        Some(tcp) => Some(TcpWindows {
+            end: tcp.end.try_into().ok()?,
+            ack: tcp.ack.try_into().ok()?,
+            edge: tcp.edge.try_into().ok()?,
+            scale: match tcp.scale.as_slice() {
+                [one, other] => [(*one).try_into().ok()?, (*other).try_into().ok()?],
+                _ => return None,
+            },
+        }),
+        None => None,
+    };
+    let flow = FlowInfo {
+        protocol: connection.protocol.try_into().ok()?,
+        initiator: end(&initiator)?,
+        responder: end(&responder)?,
+        state: STATES
+            .into_iter()
+            .find(|state| state.name() == connection.state)?,
+        age_secs: connection.age_secs,
+        idle_secs: connection.idle_secs,
+        timeout_secs: connection.timeout_secs,
+        frames_out: connection.frames_out,
+        bytes_out: connection.bytes_out,
+        frames_in: connection.frames_in,
+        bytes_in: connection.bytes_in,
+        // Rules are this daemon's own: they judge with the next packet.
+        egress_rule: None,
+        ingress_rule: None,
+        tcp,
+    };
+    Some(Named {
+        initiator_nic: initiator.nic,
+        responder_nic: responder.nic,
+        flow,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flow(protocol: u8, tcp: Option<TcpWindows>) -> FlowInfo {
+        let end = |uid, address: &str, port| Endpoint {
+            uid: PortUid(uid),
+            address: address.parse().unwrap(),
+            port,
+        };
+        FlowInfo {
+            protocol,
+            initiator: end(1, "10.0.0.1", 40000),
+            responder: end(2, "10.0.0.2", 80),
+            state: FlowState::Established,
+            age_secs: 1,
+            idle_secs: 2,
+            timeout_secs: 3,
+            frames_out: 4,
+            bytes_out: 5,
+            frames_in: 6,
+            bytes_in: 7,
+            egress_rule: None,
+            ingress_rule: None,
+            tcp,
+        }
+    }
+
+    #[test]
+    fn a_flow_comes_back_as_it_went() {
+        let windows = TcpWindows {
+            end: [1, u32::MAX],
+            ack: [2, 3],
+            edge: [4, 5],
+            scale: [7, 14],
+        };
+        let names = [(PortUid(1), "a"), (PortUid(2), "b")]
+            .map(|(uid, id)| (uid, NicId::new(id).unwrap()))
+            .into();
+        for flow in [flow(6, Some(windows)), flow(17, None)] {
+            let named = incoming(outgoing(&flow, &names)).unwrap();
+            assert_eq!(
+                (named.initiator_nic.as_str(), named.responder_nic.as_str()),
+                ("a", "b")
+            );
+            assert_eq!(named.between(PortUid(1), PortUid(2)), flow);
+        }
+    }
+
+    #[test]
+    fn every_state_has_a_name_of_its_own() {
+        let names: std::collections::BTreeSet<_> = STATES.iter().map(|state| state.name()).collect();
+        assert_eq!(names.len(), STATES.len());
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        let good = outgoing(&flow(6, None), &BTreeMap::new());
+        let bad: [fn(&mut v1::ExportedConnection); 6] = [
+            |c| c.protocol = 256,
+            |c| c.initiator = None,
+            |c| c.responder.as_mut().unwrap().port = 65536,
+            |c| c.responder.as_mut().unwrap().address = "x".into(),
+            |c| c.state = "dreaming".into(),
+            |c| {
+                c.tcp = Some(v1::ExportedTcp {
+                    end: vec![1],
+                    ..Default::default()
+                })
+            },
+        ];
+        assert!(incoming(good.clone()).is_some());
+        for change in bad {
+            let mut connection = good.clone();
+            change(&mut connection);
+            assert!(incoming(connection).is_none());
+        }
+    }
+}

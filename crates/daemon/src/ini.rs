@@ -1,0 +1,172 @@
+//! The INI file of the original daemon: `[general]` and `[security]`. What is not known is refused by name, so
+//! that a misspelt key is not a default silently kept.
+
+use std::fmt::Display;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use crate::logging::Level;
+use crate::options::mtu;
+
+/// What the file says; `None` where it says nothing.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Ini {
+    pub log_level: Option<Level>,
+    pub ip: Option<IpAddr>,
+    pub endpoint: Option<String>,
+    pub socket_dir: Option<PathBuf>,
+    pub graph_cpu_core: Option<usize>,
+    pub dpdk_args: Option<String>,
+    pub nic_mtu: Option<u16>,
+    pub dpdk_port: Option<u32>,
+    pub encryption_key_path: Option<PathBuf>,
+}
+
+impl Ini {
+    /// Reads a file. The error is a sentence with file, section and key.
+    pub fn load(path: &Path) -> Result<Ini, String> {
+        let file = path.display();
+        let text = std::fs::read_to_string(path).map_err(|e| format!("{file} cannot be read: {e}"))?;
+        parse(&text).map_err(|why| format!("{file}: {why}"))
+    }
+}
+
+fn parse(text: &str) -> Result<Ini, String> {
+    let mut ini = Ini::default();
+    let parsed = ini::Ini::load_from_str_noescape(text).map_err(|e| e.to_string())?;
+    for (section, properties) in &parsed {
+        let section = section.unwrap_or_default();
+        for (key, value) in properties {
+            set(&mut ini, section, key, value.trim())?;
+        }
+    }
+    Ok(ini)
+}
+
+fn set(ini: &mut Ini, section: &str, key: &str, value: &str) -> Result<(), String> {
+    let name = format!("[{section}] {key}");
+    match (section, key) {
+        // An empty value is no value: the original's packages ship the file with keys to be filled in.
+        ("general" | "security", _) if value.is_empty() && known(section, key) => (),
+        ("general", "log-level") => ini.log_level = Some(parsed(&name, value)?),
+        ("general", "ip") => ini.ip = Some(parsed(&name, value)?),
+        ("general", "endpoint") => ini.endpoint = Some(value.to_owned()),
+        ("general", "socket-dir") => ini.socket_dir = Some(value.into()),
+        ("general", "graph-cpu-core") => ini.graph_cpu_core = Some(parsed(&name, value)?),
+        ("general", "dpdk-args") => ini.dpdk_args = Some(value.to_owned()),
+        ("general", "nic-mtu") => ini.nic_mtu = Some(mtu(value).map_err(|e| format!("{name}: {e}"))?),
+        ("general", "dpdk-port") => ini.dpdk_port = Some(parsed(&name, value)?),
+        ("security", "encryption_key_path") => ini.encryption_key_path = Some(value.into()),
+        ("general" | "security", _) => return Err(format!("there is no key {name}")),
+        ("", _) => return Err(format!("the key {key} stands before the first section")),
+        _ => {
+            return Err(format!(
+                "there is no section [{section}] (key {key}), only [general] and [security]"
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn known(section: &str, key: &str) -> bool {
+    match section {
+        "general" => matches!(
+            key,
+            "log-level"
+                | "ip"
+                | "endpoint"
+                | "socket-dir"
+                | "graph-cpu-core"
+                | "dpdk-args"
+                | "nic-mtu"
+                | "dpdk-port"
+        ),
+        _ => key == "encryption_key_path",
+    }
+}
+
+fn parsed<T: FromStr<Err: Display>>(name: &str, value: &str) -> Result<T, String> {
+    value.parse().map_err(|e| format!("{name} = '{value}': {e}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key() {
+        let text = "
+; a comment
+# another
+[general]
+log-level = debug
+ip=10.0.0.1
+endpoint = ipc:///run/v0.sock
+socket-dir = /run/b
+graph-cpu-core = 2
+dpdk-args = -c1 -n1 --vdev=eth_pcap0,iface=eth0
+nic-mtu = 9000
+dpdk-port = 0
+[security]
+encryption_key_path = /etc/butterfly/key
+";
+        let expected = Ini {
+            log_level: Some(Level::Debug),
+            ip: Some([10, 0, 0, 1].into()),
+            endpoint: Some("ipc:///run/v0.sock".into()),
+            socket_dir: Some("/run/b".into()),
+            graph_cpu_core: Some(2),
+            dpdk_args: Some("-c1 -n1 --vdev=eth_pcap0,iface=eth0".into()),
+            nic_mtu: Some(9000),
+            dpdk_port: Some(0),
+            encryption_key_path: Some("/etc/butterfly/key".into()),
+        };
+        assert_eq!(parse(text), Ok(expected));
+        assert_eq!(
+            parse("[general]\nip =\n[security]\nencryption_key_path=\n"),
+            Ok(Ini::default())
+        );
+    }
+
+    #[test]
+    fn refusals_name_section_and_key() {
+        for (text, expected) in [
+            (
+                "[general]\nlog-levle = debug",
+                "there is no key [general] log-levle",
+            ),
+            (
+                "[general]\nencryption_key_path = /k",
+                "there is no key [general] encryption_key_path",
+            ),
+            (
+                "[generale]\nip = 1.2.3.4",
+                "there is no section [generale] (key ip)",
+            ),
+            ("ip = 1.2.3.4", "the key ip stands before the first section"),
+            ("[general]\nip = host", "[general] ip = 'host': "),
+            ("[general]\nnic-mtu = 5", "[general] nic-mtu: '5' is neither max"),
+            ("[general]\nlog-level = loud", "[general] log-level = 'loud': "),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.starts_with(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn errors_name_the_file() {
+        let error = Ini::load(Path::new("/nonexistent/butterflyd.ini")).unwrap_err();
+        assert!(
+            error.starts_with("/nonexistent/butterflyd.ini cannot be read: "),
+            "{error}"
+        );
+    }
+
+    /// The file in packaging/ is what is installed: it must parse, and say nothing but defaults.
+    #[test]
+    fn the_packaged_file_parses() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/butterflyd.ini");
+        Ini::load(&path).unwrap();
+    }
+}

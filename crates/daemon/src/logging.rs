@@ -1,0 +1,141 @@
+//! Where the log goes and how much of it: the journal, syslog or standard error, at a level that can be changed
+//! while the daemon runs.
+
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{Layer, Registry, reload};
+
+/// How much is logged; the names are the original's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Level {
+    None,
+    Error,
+    Warning,
+    Info,
+    Debug,
+}
+
+const NAMES: [(Level, &str, LevelFilter); 5] = [
+    (Level::None, "none", LevelFilter::OFF),
+    (Level::Error, "error", LevelFilter::ERROR),
+    (Level::Warning, "warning", LevelFilter::WARN),
+    (Level::Info, "info", LevelFilter::INFO),
+    (Level::Debug, "debug", LevelFilter::DEBUG),
+];
+
+impl FromStr for Level {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Level, String> {
+        NAMES
+            .iter()
+            .find(|(_, name, _)| *name == text)
+            .map(|(level, ..)| *level)
+            .ok_or_else(|| format!("log level '{text}' is not none, error, warning, info or debug"))
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(NAMES[*self as usize].1)
+    }
+}
+
+impl From<Level> for LevelFilter {
+    fn from(level: Level) -> LevelFilter {
+        NAMES[level as usize].2
+    }
+}
+
+/// Changes the level of the running log.
+#[derive(Clone)]
+pub struct LogControl(reload::Handle<LevelFilter, Registry>);
+
+impl LogControl {
+    pub fn set(&self, level: Level) {
+        // Fails only when the subscriber is gone, which lives as long as the process.
+        let _ = self.0.reload(LevelFilter::from(level));
+    }
+
+    pub fn level(&self) -> Level {
+        let filter = self.0.clone_current().unwrap_or(LevelFilter::OFF);
+        NAMES
+            .iter()
+            .find(|(.., known)| *known == filter)
+            .map_or(Level::None, |(level, ..)| *level)
+    }
+}
+
+/// Starts the log of the process. To be called once.
+pub fn start(level: Level, no_syslog: bool) -> LogControl {
+    let (filter, handle) = reload::Layer::new(LevelFilter::from(level));
+    tracing_subscriber::registry()
+        .with(output(no_syslog).with_filter(OurCrates).with_filter(filter))
+        .init();
+    LogControl(handle)
+}
+
+/// What libraries tell of their own work is left out but for warnings: it is theirs to debug.
+struct OurCrates;
+
+impl<S> tracing_subscriber::layer::Filter<S> for OurCrates {
+    fn enabled(&self, meta: &tracing::Metadata<'_>, _: &tracing_subscriber::layer::Context<'_, S>) -> bool {
+        const OURS: [&str; 6] = ["butterflyd", "butterfly_", "control", "dataplane", "io", "wire"];
+        *meta.level() <= tracing::Level::WARN || OURS.iter().any(|name| meta.target().starts_with(name))
+    }
+}
+
+type Output = Box<dyn Layer<Registry> + Send + Sync>;
+
+/// The journal when systemd started us or its socket is there, else syslog, else standard error.
+fn output(no_syslog: bool) -> Output {
+    if no_syslog {
+        return standard_error();
+    }
+    if Path::new("/run/systemd/journal/socket").exists() {
+        if let Ok(journal) = tracing_journald::layer() {
+            return journal.with_syslog_identifier("butterflyd".into()).boxed();
+        }
+    }
+    if Path::new("/dev/log").exists() {
+        let (options, facility) = (syslog_tracing::Options::LOG_PID, syslog_tracing::Facility::Daemon);
+        if let Some(syslog) = syslog_tracing::Syslog::new(c"butterflyd", options, facility) {
+            let layer = tracing_subscriber::fmt::layer()
+                .with_writer(syslog)
+                .without_time()
+                .with_ansi(false);
+            return layer.with_level(false).with_target(false).boxed();
+        }
+    }
+    standard_error()
+}
+
+fn standard_error() -> Output {
+    use std::io::IsTerminal;
+    let colours = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_ansi(colours)
+        .with_target(false)
+        .boxed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_levels_fit() {
+        for (index, (level, name, filter)) in NAMES.into_iter().enumerate() {
+            assert_eq!(level as usize, index);
+            assert_eq!((name.parse(), level.to_string().as_str()), (Ok(level), name));
+            assert_eq!(LevelFilter::from(level), filter);
+        }
+        assert!("loud".parse::<Level>().unwrap_err().contains("'loud'"));
+    }
+}

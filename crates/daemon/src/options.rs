@@ -1,0 +1,361 @@
+//! The command line, and what it and the INI file add up to: [`Settings`].
+//!
+//! The options are those of the original daemon, and the new ones behind them. A value on the command line
+//! wins over the INI file's, which wins over the default.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::Parser;
+
+use crate::dpdk_args::{self, DpdkArgs};
+use crate::ini::Ini;
+use crate::logging::Level;
+
+/// Where the v0 API listens unless told otherwise.
+pub const V0_ENDPOINT: &str = "tcp://127.0.0.1:9999";
+/// Where the v1 API listens unless told otherwise.
+pub const V1_ENDPOINT: &str = "unix:/run/butterfly/api.sock";
+
+/// What the kernel of a guest takes: an IP packet's length has 16 bits.
+const MTU_MAX: u16 = u16::MAX;
+
+#[derive(Parser, Debug, Default)]
+#[command(
+    name = "butterflyd",
+    version,
+    disable_help_flag = true,
+    about = "Butterfly's daemon: virtual networks, security groups and NICs for the machines of this host"
+)]
+pub struct Options {
+    /// This host's address towards other hosts (kept for the overlay; hosts are not joined yet)
+    #[arg(short = 'i', long, value_name = "IP")]
+    pub ip: Option<IpAddr>,
+    /// Where the vhost-user sockets are made [default: /run/butterfly]
+    #[arg(short = 's', long, value_name = "DIR")]
+    pub socket_dir: Option<PathBuf>,
+    /// An INI file with sections [general] and [security]; the command line wins over it
+    #[arg(short = 'c', long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Where the v0 API listens (ZeroMQ): tcp://ADDRESS:PORT, ipc://PATH or none [default: tcp://127.0.0.1:9999]
+    #[arg(short = 'e', long, value_name = "ENDPOINT")]
+    pub endpoint: Option<String>,
+    /// none, error, warning, info or debug [default: info]
+    #[arg(short = 'l', long, value_name = "LEVEL")]
+    pub log_level: Option<Level>,
+    /// Run the worker on this core alone
+    #[arg(short = 'u', long, value_name = "CORE")]
+    pub graph_cpu_core: Option<usize>,
+    /// Largest IP packet of NICs that do not say, in bytes: 68..65535, or max [default: 1500]
+    #[arg(short = 'm', long, value_name = "MTU", value_parser = mtu)]
+    pub nic_mtu: Option<u16>,
+    /// Write every NIC's packets to a file, unless the NIC says otherwise
+    #[arg(short = 't', long)]
+    pub packet_trace: bool,
+    /// Encrypt the v0 API with the key in this file (base64 of 32 bytes), and refuse clear text
+    #[arg(
+        short = 'k',
+        long = "key",
+        alias = "k",
+        alias = "encryption-key",
+        value_name = "FILE"
+    )]
+    pub key: Option<PathBuf>,
+    /// Log to standard error, not to the journal or syslog
+    #[arg(long)]
+    pub no_syslog: bool,
+    /// Offer guests neither checksum nor segmentation offload
+    #[arg(long)]
+    pub no_offload: bool,
+    /// Options of DPDK, taken for what they mean here
+    #[arg(long, value_name = "ARGS", allow_hyphen_values = true)]
+    pub dpdk_args: Option<String>,
+    /// Accepted and not used: the kernel keeps the NICs
+    #[arg(long, value_name = "N")]
+    pub dpdk_port: Option<u32>,
+
+    /// Where the v1 API listens (gRPC): unix:PATH, tcp:ADDRESS:PORT (mutual TLS) or none; may be repeated
+    /// [default: unix:/run/butterfly/api.sock]
+    #[arg(long, value_name = "URI")]
+    pub api: Vec<String>,
+    /// A group whose members may use the unix sockets of the APIs beside root
+    #[arg(long, value_name = "GROUP")]
+    pub api_group: Option<String>,
+    /// The daemon's certificate for --api tcp:, PEM
+    #[arg(long, value_name = "FILE")]
+    pub tls_cert: Option<PathBuf>,
+    /// Its private key, PEM
+    #[arg(long, value_name = "FILE")]
+    pub tls_key: Option<PathBuf>,
+    /// Who signs the certificates of clients, PEM
+    #[arg(long, value_name = "FILE")]
+    pub tls_ca: Option<PathBuf>,
+    /// Allow the v0 API in clear text on addresses other hosts can reach
+    #[arg(long)]
+    pub insecure_api: bool,
+    /// Connections tracked at most
+    #[arg(long, value_name = "N", default_value_t = 1 << 20, value_parser = clap::value_parser!(u32).range(1024..=1 << 26))]
+    pub max_flows: u32,
+    /// Microseconds that an idle worker polls before it sleeps
+    #[arg(long, value_name = "US", default_value_t = 50, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    pub poll_us: u64,
+    /// Print this help
+    #[arg(short = 'h', long, action = clap::ArgAction::Help)]
+    pub help: Option<bool>,
+}
+
+/// Everything the daemon is started with, defaults filled in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    pub ip: Option<IpAddr>,
+    pub socket_dir: PathBuf,
+    /// `None`: no v0 API.
+    pub v0_endpoint: Option<String>,
+    pub v0_key: Option<PathBuf>,
+    pub insecure_api: bool,
+    pub v1_endpoints: Vec<String>,
+    pub tls: Tls,
+    pub api_group: Option<String>,
+    pub log_level: Level,
+    pub no_syslog: bool,
+    pub core: Option<usize>,
+    pub mtu: u16,
+    pub packet_trace: bool,
+    pub offloads: bool,
+    pub max_flows: u32,
+    pub poll_us: u64,
+    /// The device that is to join this host to others. Noted only: the overlay is not there yet.
+    pub uplink: Option<String>,
+    /// What was accepted and has no effect, to be logged once logging runs.
+    pub remarks: Vec<String>,
+}
+
+/// The three files of mutual TLS.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Tls {
+    pub cert: Option<PathBuf>,
+    pub key: Option<PathBuf>,
+    pub ca: Option<PathBuf>,
+}
+
+impl Settings {
+    /// Reads the INI file if one is named, and adds up. The error is a sentence for the user.
+    pub fn resolve(options: Options) -> Result<Settings, String> {
+        let ini = match &options.config {
+            Some(path) => Ini::load(path)?,
+            None => Ini::default(),
+        };
+        let dpdk = match options.dpdk_args.or(ini.dpdk_args) {
+            Some(text) => dpdk_args::parse(&text)?,
+            None => DpdkArgs::default(),
+        };
+        let mut remarks = dpdk.remarks;
+        if let Some(port) = options.dpdk_port.or(ini.dpdk_port) {
+            remarks.push(format!(
+                "--dpdk-port {port} has no effect: the kernel keeps the NICs, and hosts are not joined yet in this version"
+            ));
+        }
+        let socket_dir = options
+            .socket_dir
+            .or(ini.socket_dir)
+            .unwrap_or_else(|| "/run/butterfly".into());
+        Ok(Settings {
+            ip: options.ip.or(ini.ip),
+            socket_dir: std::path::absolute(&socket_dir)
+                .map_err(|e| format!("the socket directory {}: {e}", socket_dir.display()))?,
+            v0_endpoint: unless_none(
+                options
+                    .endpoint
+                    .or(ini.endpoint)
+                    .unwrap_or_else(|| V0_ENDPOINT.into()),
+            ),
+            v0_key: options.key.or(ini.encryption_key_path),
+            insecure_api: options.insecure_api,
+            v1_endpoints: match options.api.is_empty() {
+                true => vec![V1_ENDPOINT.into()],
+                false => options.api.into_iter().filter_map(unless_none).collect(),
+            },
+            tls: Tls {
+                cert: options.tls_cert,
+                key: options.tls_key,
+                ca: options.tls_ca,
+            },
+            api_group: options.api_group,
+            log_level: options.log_level.or(ini.log_level).unwrap_or(Level::Info),
+            no_syslog: options.no_syslog,
+            core: options.graph_cpu_core.or(ini.graph_cpu_core).or(dpdk.core),
+            mtu: options.nic_mtu.or(ini.nic_mtu).unwrap_or(1500),
+            packet_trace: options.packet_trace,
+            offloads: !options.no_offload,
+            max_flows: options.max_flows,
+            poll_us: options.poll_us,
+            uplink: dpdk.uplink,
+            remarks,
+        })
+    }
+}
+
+fn unless_none(endpoint: String) -> Option<String> {
+    (endpoint != "none").then_some(endpoint)
+}
+
+/// An MTU as `-m` and `nic-mtu` take it.
+pub fn mtu(text: &str) -> Result<u16, String> {
+    match text {
+        "max" => Ok(MTU_MAX),
+        number => number
+            .parse()
+            .ok()
+            .filter(|mtu| *mtu >= control::limits::MTU_MIN)
+            .ok_or_else(|| format!("'{text}' is neither max nor a number within 68 and {MTU_MAX}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(line: &[&str]) -> Result<Settings, String> {
+        let line = std::iter::once("butterflyd").chain(line.iter().copied());
+        Settings::resolve(Options::try_parse_from(line).map_err(|e| e.to_string())?)
+    }
+
+    fn defaults() -> Settings {
+        settings(&[]).unwrap()
+    }
+
+    #[test]
+    fn the_command_line_of_clap_is_consistent() {
+        use clap::CommandFactory;
+        Options::command().debug_assert();
+    }
+
+    #[test]
+    fn defaults_are_the_documented_ones() {
+        let expected = Settings {
+            ip: None,
+            socket_dir: "/run/butterfly".into(),
+            v0_endpoint: Some("tcp://127.0.0.1:9999".into()),
+            v0_key: None,
+            insecure_api: false,
+            v1_endpoints: vec!["unix:/run/butterfly/api.sock".into()],
+            tls: Tls::default(),
+            api_group: None,
+            log_level: Level::Info,
+            no_syslog: false,
+            core: None,
+            mtu: 1500,
+            packet_trace: false,
+            offloads: true,
+            max_flows: 1 << 20,
+            poll_us: 50,
+            uplink: None,
+            remarks: vec![],
+        };
+        assert_eq!(defaults(), expected);
+    }
+
+    /// Each line: an option in every spelling, and the settings it makes, all others being the defaults.
+    #[test]
+    fn every_option_in_every_spelling() {
+        let with = |change: &dyn Fn(&mut Settings)| {
+            let mut settings = defaults();
+            change(&mut settings);
+            settings
+        };
+        type Change<'a> = &'a dyn Fn(&mut Settings);
+        let table: &[(&[&str], Change)] = &[
+            (
+                &["-i 192.168.0.1", "--ip 192.168.0.1", "--ip=192.168.0.1"],
+                &|s| {
+                    s.ip = Some([192, 168, 0, 1].into());
+                },
+            ),
+            (&["-s /tmp", "--socket-dir /tmp"], &|s| {
+                s.socket_dir = "/tmp".into()
+            }),
+            (&["-e tcp://127.0.0.1:1", "--endpoint tcp://127.0.0.1:1"], &|s| {
+                s.v0_endpoint = Some("tcp://127.0.0.1:1".into());
+            }),
+            (&["-e none"], &|s| s.v0_endpoint = None),
+            (&["-l debug", "--log-level debug"], &|s| {
+                s.log_level = Level::Debug
+            }),
+            (&["-l none"], &|s| s.log_level = Level::None),
+            (&["-u 1", "--graph-cpu-core 1"], &|s| s.core = Some(1)),
+            (&["-m 9000", "--nic-mtu 9000"], &|s| s.mtu = 9000),
+            (&["-m max"], &|s| s.mtu = 65535),
+            (&["-t", "--packet-trace"], &|s| s.packet_trace = true),
+            (&["-k /k", "--key /k", "--k /k", "--encryption-key /k"], &|s| {
+                s.v0_key = Some("/k".into())
+            }),
+            (&["--no-syslog"], &|s| s.no_syslog = true),
+            (&["--no-offload"], &|s| s.offloads = false),
+            (&["--api none"], &|s| s.v1_endpoints = vec![]),
+            (&["--api unix:/a --api tcp:[::1]:7"], &|s| {
+                s.v1_endpoints = vec!["unix:/a".into(), "tcp:[::1]:7".into()];
+            }),
+            (&["--tls-cert /c --tls-key /k --tls-ca /a"], &|s| {
+                s.tls = Tls {
+                    cert: Some("/c".into()),
+                    key: Some("/k".into()),
+                    ca: Some("/a".into()),
+                };
+            }),
+            (&["--insecure-api"], &|s| s.insecure_api = true),
+            (&["--api-group kvm"], &|s| s.api_group = Some("kvm".into())),
+            (&["--max-flows 4096"], &|s| s.max_flows = 4096),
+            (&["--poll-us 0"], &|s| s.poll_us = 0),
+        ];
+        for (spellings, change) in table {
+            for spelling in *spellings {
+                let line: Vec<&str> = spelling.split(' ').collect();
+                assert_eq!(settings(&line).as_ref(), Ok(&with(*change)), "{spelling}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_command_lines_of_the_original_s_readme() {
+        let plain = settings(&["-i", "192.168.0.1", "-s", "/tmp"]).unwrap();
+        assert_eq!(
+            (plain.socket_dir.to_str(), plain.remarks.len()),
+            (Some("/tmp"), 0)
+        );
+        let args = "-c1 -n1 --socket-mem 64 --vdev=eth_pcap0,iface=eth0";
+        let dpdk = settings(&["-i", "192.168.0.1", "-s", "/tmp", "--dpdk-args", args]).unwrap();
+        assert_eq!((dpdk.core, dpdk.uplink.as_deref()), (Some(0), Some("eth0")));
+    }
+
+    #[test]
+    fn what_is_no_value_is_refused() {
+        for line in [
+            "-i host",
+            "-l loud",
+            "-m 67",
+            "-m 65536",
+            "-u x",
+            "--max-flows 1",
+            "--nonsense",
+            "-s",
+            "extra",
+        ] {
+            let words: Vec<&str> = line.split(' ').collect();
+            assert!(settings(&words).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn the_command_line_wins_over_the_file_and_the_file_over_the_default() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("butterflyd.ini");
+        let text = "[general]\nnic-mtu = max\ngraph-cpu-core = 3\ndpdk-args = -c 2\nlog-level = error\ndpdk-port = 1\n";
+        std::fs::write(&path, text).unwrap();
+        let settings = settings(&["-c", path.to_str().unwrap(), "-l", "warning"]).unwrap();
+        assert_eq!(
+            (settings.mtu, settings.core, settings.log_level),
+            (65535, Some(3), Level::Warning)
+        );
+        assert!(settings.remarks[0].starts_with("--dpdk-port 1 has no effect"));
+    }
+}

@@ -1,0 +1,220 @@
+//! From settings to a running daemon, and down again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::encrypted::Key;
+use control::model::Config;
+use control::{Controller, NicState};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use sd_notify::NotifyState;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinSet;
+
+use crate::app::{App, unix_secs};
+use crate::attachments::HostAttachments;
+use crate::lock::Lock;
+use crate::logging::LogControl;
+use crate::options::Settings;
+use crate::port_states::PortStates;
+use crate::unix_socket::Access;
+use crate::worker_thread::{WorkerOptions, WorkerThread};
+use crate::{v0, v1};
+
+/// Threads of the API's runtime.
+const API_THREADS: usize = 2;
+/// How long calls that are running may take when the daemon stops.
+const GRACE: Duration = Duration::from_millis(300);
+
+/// Runs until a signal or an API says stop. The error is a sentence for the user.
+pub fn run(settings: Settings, log: LogControl) -> Result<(), String> {
+    abort_on_panic();
+    raise_descriptor_limit();
+    for remark in &settings.remarks {
+        tracing::info!("{remark}");
+    }
+    if let Some(uplink) = &settings.uplink {
+        tracing::warn!("the uplink {uplink} is noted and not used: hosts are not joined yet in this version");
+    }
+    let _lock = Lock::take(&settings.socket_dir)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(API_THREADS)
+        .thread_name("api")
+        .enable_all()
+        .build()
+        .map_err(|e| format!("the API's threads cannot be started: {e}"))?;
+    let result = runtime.block_on(serve(&settings, log));
+    runtime.shutdown_timeout(GRACE);
+    result
+}
+
+async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
+    // What can be refused is refused before anything is made.
+    let access = Access::new(settings.api_group.as_deref())?;
+    let key = settings
+        .v0_key
+        .as_deref()
+        .map(Key::load)
+        .transpose()
+        .map_err(|e| e.to_string())?;
+    let mut v1 = Vec::new();
+    for endpoint in &settings.v1_endpoints {
+        v1.push(v1::server::Listener::bind(endpoint, &settings.tls, access).await?);
+    }
+    let policy = v0::server::Policy {
+        insecure: settings.insecure_api,
+        access,
+    };
+    let v0 = match &settings.v0_endpoint {
+        Some(endpoint) => Some(v0::server::Listener::bind(endpoint, key, policy).await?),
+        None => None,
+    };
+    // Signals that come from here on are not lost.
+    let mut signals = Signals::new()?;
+
+    let states = PortStates::default();
+    let worker = Arc::new(WorkerThread::start(worker_options(settings, &states))?);
+    let attachments = HostAttachments::start(worker.handle().clone(), states.clone())?;
+    let controller = Controller::new(control_settings(settings)?, Box::new(attachments), worker.clone());
+    let endpoints: Vec<String> = settings
+        .v0_endpoint
+        .iter()
+        .chain(&settings.v1_endpoints)
+        .cloned()
+        .collect();
+    let uplink = settings.uplink.clone().unwrap_or_default();
+    let app = Arc::new(App::new(controller, log, worker.clone(), endpoints, uplink));
+
+    let mut tasks = JoinSet::new();
+    tasks.spawn(states.deliver(app.clone()));
+    for listener in v1 {
+        tasks.spawn(listener.serve(app.clone()));
+    }
+    if let Some(listener) = v0 {
+        tasks.spawn(listener.serve(app.clone()));
+    }
+    announce(settings, &app);
+
+    tokio::select! {
+        name = signals.stop() => tracing::info!("stopping: {name}"),
+        () = app.stopping() => tracing::info!("stopping"),
+    }
+    let _ = sd_notify::notify(&[NotifyState::Stopping]);
+    app.stop();
+    let ended = async { while tasks.join_next().await.is_some() {} };
+    let _ = tokio::time::timeout(GRACE, ended).await;
+    tasks.abort_all();
+    take_down(app, &worker).await;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+fn worker_options(settings: &Settings, states: &PortStates) -> WorkerOptions {
+    let states = states.clone();
+    WorkerOptions {
+        core: settings.core,
+        max_flows: settings.max_flows,
+        poll: Duration::from_micros(settings.poll_us),
+        on_broken: Box::new(move |slot, why| {
+            tracing::warn!(
+                "the port in slot {} is stopped, its guest broke the protocol: {why}",
+                slot.0
+            );
+            states.leave(slot, NicState::Broken(why));
+        }),
+    }
+}
+
+fn control_settings(settings: &Settings) -> Result<control::Settings, String> {
+    let dir = settings.socket_dir.to_str();
+    Ok(control::Settings {
+        socket_dir: dir.ok_or("the socket directory's path is not UTF-8")?.to_owned(),
+        default_mtu: settings.mtu,
+        offloads: settings.offloads,
+        trace_default: settings.packet_trace,
+        pid: std::process::id(),
+        // A quarter of the table: one NIC cannot take what the others need.
+        flow_share: (settings.max_flows / 4).clamp(1, 65_536),
+        started_unix_secs: unix_secs(),
+    })
+}
+
+/// "Ready", to people and to systemd.
+fn announce(settings: &Settings, app: &App) {
+    tracing::info!(
+        "butterflyd {} is ready: APIs on {}, sockets in {}",
+        env!("CARGO_PKG_VERSION"),
+        app.endpoints.join(", "),
+        settings.socket_dir.display()
+    );
+    if let Err(e) = sd_notify::notify(&[NotifyState::Ready]) {
+        tracing::warn!("systemd could not be told: {e}");
+    }
+}
+
+/// Sockets, devices and the worker, in this order: whoever closes a port needs the worker.
+async fn take_down(app: Arc<App>, worker: &Arc<WorkerThread>) {
+    let worker = worker.clone();
+    let down = tokio::task::spawn_blocking(move || {
+        if let Err(e) = app.control().apply(Config::default(), false) {
+            tracing::warn!("not everything could be taken down: {e}");
+        }
+        worker.stop();
+    });
+    if down.await.is_err() {
+        tracing::error!("taking down panicked");
+    }
+}
+
+/// A thread of ours that panics ends the process, with a line in the log; the runtime's threads belong to single
+/// requests, which fail alone.
+fn abort_on_panic() {
+    let default = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        tracing::error!("panic: {info}");
+        default(info);
+        if std::thread::current().name() != Some("api") {
+            std::process::abort();
+        }
+    }));
+}
+
+/// Each guest takes some ten descriptors, and the usual limit is 1024.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    if let Err(e) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!("the limit of open files stays at {:?}: {e}", limit.current);
+    }
+}
+
+/// SIGTERM and SIGINT stop; SIGHUP, which ends other daemons or makes them read their files, does nothing.
+struct Signals {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+    hangup: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Signals, String> {
+        let catch = |kind| signal(kind).map_err(|e| format!("signals cannot be caught: {e}"));
+        Ok(Signals {
+            terminate: catch(SignalKind::terminate())?,
+            interrupt: catch(SignalKind::interrupt())?,
+            hangup: catch(SignalKind::hangup())?,
+        })
+    }
+
+    async fn stop(&mut self) -> &'static str {
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return "SIGTERM",
+                _ = self.interrupt.recv() => return "SIGINT",
+                _ = self.hangup.recv() => tracing::info!("SIGHUP is ignored: settings are read at the start only"),
+            }
+        }
+    }
+}

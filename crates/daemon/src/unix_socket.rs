@@ -1,0 +1,172 @@
+//! A unix socket that an API listens on: made with its mode, taken over from a daemon that crashed, removed at
+//! the end; and who may connect.
+
+use std::io::ErrorKind;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
+use tokio::net::{UnixListener, UnixStream, unix::UCred};
+
+/// Who may connect beside root and the daemon's own user.
+#[derive(Debug, Clone, Copy)]
+pub struct Access {
+    group: Option<Gid>,
+}
+
+impl Access {
+    /// Looks the group of `--api-group` up.
+    pub fn new(group: Option<&str>) -> Result<Access, String> {
+        let Some(name) = group else {
+            return Ok(Access { group: None });
+        };
+        match Group::from_name(name) {
+            Ok(Some(group)) => Ok(Access {
+                group: Some(group.gid),
+            }),
+            Ok(None) => Err(format!("--api-group {name}: there is no such group")),
+            Err(e) => Err(format!("--api-group {name}: {e}")),
+        }
+    }
+
+    /// Whether the process at the other end may give orders (unix(7), SO_PEERCRED).
+    pub fn allows(self, peer: &UCred) -> bool {
+        let uid = Uid::from_raw(peer.uid());
+        uid.is_root()
+            || uid == Uid::effective()
+            || self.group.is_some_and(|group| is_member(uid, peer.gid(), group))
+    }
+}
+
+/// By the peer's own group, or by the user's groups in the system's database.
+fn is_member(uid: Uid, gid: u32, group: Gid) -> bool {
+    if gid == group.as_raw() {
+        return true;
+    }
+    let Ok(Some(user)) = User::from_uid(uid) else {
+        return false;
+    };
+    let name = std::ffi::CString::new(user.name).unwrap_or_default();
+    getgrouplist(&name, user.gid).is_ok_and(|groups| groups.contains(&group))
+}
+
+/// The listening socket. Its file goes when this is dropped.
+#[derive(Debug)]
+pub struct ApiSocket {
+    path: PathBuf,
+    listener: UnixListener,
+}
+
+impl ApiSocket {
+    /// Binds to `path`; makes the directory when missing. Needs a tokio runtime.
+    pub fn bind(path: &Path, access: Access) -> Result<ApiSocket, String> {
+        let failed = |e: &dyn std::fmt::Display| format!("cannot listen on {}: {e}", path.display());
+        if let Some(dir) = path.parent() {
+            std::fs::create_dir_all(dir).map_err(|e| failed(&e))?;
+        }
+        remove_stale(path)?;
+        let listener = UnixListener::bind(path).map_err(|e| failed(&e))?;
+        let socket = ApiSocket {
+            path: path.to_owned(),
+            listener,
+        };
+        // Until here the umask keeps others out; a peer's credentials are checked in any case.
+        let mode = if access.group.is_some() { 0o660 } else { 0o600 };
+        std::os::unix::fs::chown(path, None, access.group.map(Gid::as_raw)).map_err(|e| failed(&e))?;
+        std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).map_err(|e| failed(&e))?;
+        Ok(socket)
+    }
+
+    /// The next client that may connect; others are turned away.
+    pub async fn accept(&self, access: Access) -> std::io::Result<UnixStream> {
+        loop {
+            let (stream, _) = self.listener.accept().await?;
+            match stream.peer_cred() {
+                Ok(peer) if access.allows(&peer) => return Ok(stream),
+                Ok(peer) => tracing::warn!("turned away uid {} on {}", peer.uid(), self.path.display()),
+                Err(e) => tracing::warn!(
+                    "turned a client of unknown identity away on {}: {e}",
+                    self.path.display()
+                ),
+            }
+        }
+    }
+}
+
+impl Drop for ApiSocket {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// A socket that nobody listens on is what a crash left. Anything else is somebody's, and stays.
+fn remove_stale(path: &Path) -> Result<(), String> {
+    let Ok(file) = std::fs::symlink_metadata(path) else {
+        return Ok(());
+    };
+    if !file.file_type().is_socket() {
+        return Err(format!(
+            "cannot listen on {}: it is there and no socket",
+            path.display()
+        ));
+    }
+    match std::os::unix::net::UnixStream::connect(path) {
+        Err(e) if e.kind() == ErrorKind::ConnectionRefused => std::fs::remove_file(path)
+            .map_err(|e| format!("cannot remove the stale socket {}: {e}", path.display())),
+        _ => Err(format!(
+            "cannot listen on {}: another process does",
+            path.display()
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn made_for_the_owner_and_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("sub/api.sock");
+        let access = Access::new(None).unwrap();
+        let socket = ApiSocket::bind(&path, access).unwrap();
+        assert_eq!(
+            std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
+        let client = UnixStream::connect(&path).await.unwrap();
+        assert!(access.allows(&client.peer_cred().unwrap()));
+        socket.accept(access).await.unwrap();
+        assert!(
+            ApiSocket::bind(&path, access)
+                .unwrap_err()
+                .contains("another process does")
+        );
+        drop(socket);
+        assert!(!path.exists());
+    }
+
+    #[tokio::test]
+    async fn what_a_crash_left_is_taken_over_and_a_file_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("api.sock");
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        drop(ApiSocket::bind(&path, Access::new(None).unwrap()).unwrap());
+        std::fs::write(&path, "precious").unwrap();
+        let error = ApiSocket::bind(&path, Access::new(None).unwrap()).unwrap_err();
+        assert!(error.contains("no socket"), "{error}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+    }
+
+    #[test]
+    fn groups_by_name() {
+        assert!(
+            Access::new(Some("no-such-group"))
+                .unwrap_err()
+                .contains("no-such-group")
+        );
+        let root = Access::new(Some("root")).unwrap();
+        assert!(is_member(Uid::from_raw(12345), 0, root.group.unwrap()));
+        assert!(!is_member(Uid::from_raw(4_000_000_000), 7, root.group.unwrap()));
+    }
+}

@@ -1,0 +1,228 @@
+//! Where v0 clients connect: tcp or ipc endpoints in ZeroMQ's spelling, a task for each client.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use api::encrypted::Key;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream, lookup_host};
+use tokio::sync::Semaphore;
+
+use super::handler::Handler;
+use super::zmtp::{Connection, ZmtpError};
+use crate::app::App;
+use crate::unix_socket::{Access, ApiSocket};
+
+/// Clients connected at one time; the next ones wait to be greeted.
+const CLIENTS_MAX: usize = 256;
+
+/// Bound, and not yet serving.
+pub struct Listener {
+    socket: Socket,
+    access: Access,
+    key: Option<Key>,
+}
+
+enum Socket {
+    Tcp(TcpListener),
+    Ipc(ApiSocket),
+}
+
+/// Clear text on an address that other hosts can reach takes a key or the user's word.
+#[derive(Clone, Copy)]
+pub struct Policy {
+    pub insecure: bool,
+    pub access: Access,
+}
+
+impl Listener {
+    /// Binds to an endpoint. The error is a sentence that says what to do.
+    pub async fn bind(endpoint: &str, key: Option<Key>, policy: Policy) -> Result<Listener, String> {
+        let socket = match parse(endpoint).await? {
+            Endpoint::Ipc(path) => Socket::Ipc(ApiSocket::bind(&path, policy.access)?),
+            Endpoint::Tcp(addresses) => {
+                let open = addresses.iter().find(|address| !address.ip().is_loopback());
+                if let Some(open) = open.filter(|_| key.is_none() && !policy.insecure) {
+                    return Err(format!(
+                        "the v0 API would be open to other hosts in clear text on {open} ({endpoint}): give a key with -k, \
+                         or say --insecure-api"
+                    ));
+                }
+                let listener = TcpListener::bind(addresses.as_slice()).await;
+                Socket::Tcp(listener.map_err(|e| format!("cannot listen on {endpoint}: {e}"))?)
+            }
+        };
+        Ok(Listener {
+            socket,
+            access: policy.access,
+            key,
+        })
+    }
+
+    /// Serves until the daemon stops.
+    pub async fn serve(self, app: Arc<App>) {
+        let handler = Handler::new(app.clone(), self.key);
+        let places = Arc::new(Semaphore::new(CLIENTS_MAX));
+        tokio::select! {
+            () = app.stopping() => (),
+            () = accept(&self.socket, self.access, &handler, &app, &places) => (),
+        }
+    }
+}
+
+async fn accept(socket: &Socket, access: Access, handler: &Handler, app: &Arc<App>, places: &Arc<Semaphore>) {
+    loop {
+        // The semaphore is never closed.
+        let Ok(place) = places.clone().acquire_owned().await else {
+            return;
+        };
+        let (handler, app) = (handler.clone(), app.clone());
+        let accepted = match socket {
+            Socket::Tcp(listener) => listener.accept().await.map(|(stream, peer)| {
+                keep_alive(&stream);
+                tokio::spawn(async move {
+                    client(stream, peer.to_string(), handler, app).await;
+                    drop(place);
+                });
+            }),
+            Socket::Ipc(listener) => listener.accept(access).await.map(|stream| {
+                tokio::spawn(async move {
+                    client(stream, "a local client".into(), handler, app).await;
+                    drop(place);
+                });
+            }),
+        };
+        if let Err(e) = accepted {
+            tracing::warn!("a v0 client could not be accepted: {e}");
+            // Out of descriptors, most likely: not to be tried again at once.
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        }
+    }
+}
+
+/// A client whose host vanished gives its place back after the kernel's keepalive time.
+fn keep_alive(stream: &TcpStream) {
+    let _ = rustix::net::sockopt::set_socket_keepalive(stream, true);
+    let _ = stream.set_nodelay(true);
+}
+
+async fn client<S: AsyncRead + AsyncWrite + Unpin>(stream: S, peer: String, handler: Handler, app: Arc<App>) {
+    if let Err(e) = converse(stream, handler, &app).await {
+        tracing::debug!("v0: the connection of {peer} ends: {e}");
+    }
+}
+
+async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: S,
+    handler: Handler,
+    app: &App,
+) -> Result<(), ZmtpError> {
+    let mut connection = Connection::greet(stream).await?;
+    while let Some(mut request) = connection.receive().await? {
+        // One frame is a request; anything else is no `Messages`, and is answered so.
+        let frames = std::mem::take(&mut request.body);
+        let handler = handler.clone();
+        let answered = tokio::task::spawn_blocking(move || match frames.as_slice() {
+            [frame] => handler.answer(frame),
+            _ => handler.answer(&[0xff]),
+        });
+        let Ok(answer) = answered.await else {
+            tracing::error!("v0: a request made the daemon panic; its client is disconnected");
+            return Ok(());
+        };
+        connection.reply(&request, &answer.bytes).await?;
+        if answer.quit {
+            tracing::info!("asked to stop through the v0 API");
+            app.stop();
+        }
+    }
+    Ok(())
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Endpoint {
+    Tcp(Vec<SocketAddr>),
+    Ipc(PathBuf),
+}
+
+async fn parse(endpoint: &str) -> Result<Endpoint, String> {
+    if let Some(path) = endpoint.strip_prefix("ipc://") {
+        return match path {
+            "" | "*" => Err(format!("the endpoint {endpoint} has no path")),
+            path if path.starts_with('@') => {
+                Err(format!("the endpoint {endpoint}: give a path in the file system"))
+            }
+            path => Ok(Endpoint::Ipc(path.into())),
+        };
+    }
+    let refused = || format!("the endpoint '{endpoint}' is not tcp://ADDRESS:PORT, ipc://PATH or none");
+    let address = endpoint.strip_prefix("tcp://").ok_or_else(refused)?;
+    let address = match address.strip_prefix("*:") {
+        Some(port) => format!("0.0.0.0:{port}"),
+        None => address.to_owned(),
+    };
+    let found: Vec<SocketAddr> = lookup_host(&address)
+        .await
+        .map_err(|e| format!("{}: {e}", refused()))?
+        .collect();
+    match found.is_empty() {
+        true => Err(refused()),
+        false => Ok(Endpoint::Tcp(found)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn endpoints() {
+        let tcp = |text: &str| Ok(Endpoint::Tcp(vec![text.parse().unwrap()]));
+        assert_eq!(parse("tcp://127.0.0.1:9999").await, tcp("127.0.0.1:9999"));
+        assert_eq!(parse("tcp://*:1").await, tcp("0.0.0.0:1"));
+        assert_eq!(parse("tcp://[::1]:2").await, tcp("[::1]:2"));
+        assert_eq!(
+            parse("ipc:///run/b.sock").await,
+            Ok(Endpoint::Ipc("/run/b.sock".into()))
+        );
+        for bad in [
+            "",
+            "tcp://",
+            "tcp://127.0.0.1",
+            "tcp://127.0.0.1:x",
+            "ipc://",
+            "ipc://@abstract",
+            "udp://1:1",
+            "9999",
+        ] {
+            assert!(parse(bad).await.is_err(), "{bad}");
+        }
+    }
+
+    #[tokio::test]
+    async fn clear_text_for_other_hosts_takes_a_key_or_the_users_word() {
+        let policy = |insecure| Policy {
+            insecure,
+            access: Access::new(None).unwrap(),
+        };
+        for open in ["tcp://0.0.0.0:0", "tcp://*:0", "tcp://[::]:0"] {
+            let error = Listener::bind(open, None, policy(false)).await.err().unwrap();
+            assert!(
+                error.contains("-k") && error.contains("--insecure-api"),
+                "{error}"
+            );
+            assert!(Listener::bind(open, None, policy(true)).await.is_ok());
+            assert!(
+                Listener::bind(open, Some(Key::from([1; 32])), policy(false))
+                    .await
+                    .is_ok()
+            );
+        }
+        assert!(
+            Listener::bind("tcp://127.0.0.1:0", None, policy(false))
+                .await
+                .is_ok()
+        );
+    }
+}

@@ -1,0 +1,379 @@
+//! ZeroMQ on the wire (ZMTP 3.1: RFC 37/ZMTP), as far as a server of REQ clients needs it.
+//!
+//! The framing is ours because this port faces clients before any key was checked: the `zeromq` crate (0.7)
+//! reserves whatever length a frame claims, and a claim of a terabyte ends the process and every guest's
+//! network with it. Here a message has a stated maximum, takes memory as its bytes arrive, and must be complete
+//! in a stated time. Each client has its own connection and its own turn: one that is stuck waits alone.
+//!
+//! The mechanism is NULL. A message is the envelope, which a reply repeats (nothing for REQ, routing frames for
+//! DEALER), an empty frame, and the request.
+
+use std::io;
+use std::time::Duration;
+
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
+use tokio::time::timeout;
+
+/// The largest message, all frames together, in bytes: some 200,000 rules.
+pub const MESSAGE_MAX: usize = 16 << 20;
+/// What a frame costs of that beside its bytes, so that empty ones are bounded too.
+const FRAME_COST: usize = 64;
+/// For the greetings, for the rest of a message that has begun, and for a reply to be taken.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+const MORE: u8 = 1;
+const LONG: u8 = 2;
+const COMMAND: u8 = 4;
+
+/// Why a connection ends.
+#[derive(Debug, thiserror::Error)]
+pub enum ZmtpError {
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("it does not speak ZMTP 3 with the NULL mechanism")]
+    Greeting,
+    #[error("its socket is not REQ or DEALER")]
+    SocketType,
+    #[error("a frame breaks the protocol")]
+    Frame,
+    #[error("a message is larger than {MESSAGE_MAX} bytes")]
+    TooLarge,
+    #[error("it took more than {} s", PATIENCE.as_secs())]
+    Slow,
+}
+
+/// A client behind its greeting.
+pub struct Connection<S> {
+    stream: BufReader<S>,
+}
+
+/// One request.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Routing frames and the empty one, for the reply.
+    envelope: Vec<Vec<u8>>,
+    /// The frames behind: one for a client that keeps to the protocol.
+    pub body: Vec<Vec<u8>>,
+}
+
+struct Frame {
+    flags: u8,
+    body: Vec<u8>,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
+    /// Greets a client that has just connected.
+    pub async fn greet(stream: S) -> Result<Connection<S>, ZmtpError> {
+        let mut connection = Connection {
+            stream: BufReader::new(stream),
+        };
+        timeout(PATIENCE, connection.handshake())
+            .await
+            .map_err(|_| ZmtpError::Slow)??;
+        Ok(connection)
+    }
+
+    async fn handshake(&mut self) -> Result<(), ZmtpError> {
+        // Signature, version, mechanism, as-server, filler (RFC 37, "The Greeting").
+        let mut ours = [0u8; 64];
+        (ours[0], ours[9], ours[10], ours[11]) = (0xff, 0x7f, 3, 1);
+        ours[12..16].copy_from_slice(b"NULL");
+        self.write(&ours).await?;
+        let mut theirs = [0u8; 64];
+        self.stream.read_exact(&mut theirs[..10]).await?;
+        if theirs[0] != 0xff || theirs[9] & 1 == 0 {
+            return Err(ZmtpError::Greeting);
+        }
+        self.stream.read_exact(&mut theirs[10..]).await?;
+        if theirs[10] < 3 || theirs[12..32] != ours[12..32] {
+            return Err(ZmtpError::Greeting);
+        }
+        let mut ready = b"\x05READY".to_vec();
+        for (name, value) in [(&b"Socket-Type"[..], &b"REP"[..]), (b"Identity", b"")] {
+            ready.push(name.len() as u8);
+            ready.extend_from_slice(name);
+            ready.extend_from_slice(&(value.len() as u32).to_be_bytes());
+            ready.extend_from_slice(value);
+        }
+        let mut bytes = Vec::new();
+        push_frame(&mut bytes, COMMAND, &ready);
+        self.write(&bytes).await?;
+        let frame = self.frame(&mut MESSAGE_MAX.min(4096)).await?;
+        let properties = frame
+            .body
+            .strip_prefix(b"\x05READY")
+            .filter(|_| frame.flags & COMMAND != 0);
+        match property(properties.ok_or(ZmtpError::Frame)?, b"Socket-Type") {
+            Some(b"REQ" | b"DEALER") => Ok(()),
+            _ => Err(ZmtpError::SocketType),
+        }
+    }
+
+    /// The next request; `None` when the client has gone.
+    pub async fn receive(&mut self) -> Result<Option<Request>, ZmtpError> {
+        loop {
+            if self.stream.fill_buf().await?.is_empty() {
+                return Ok(None);
+            }
+            let mut message = timeout(PATIENCE, self.message())
+                .await
+                .map_err(|_| ZmtpError::Slow)??;
+            if let Some(delimiter) = message.iter().position(Vec::is_empty) {
+                let body = message.split_off(delimiter + 1);
+                return Ok(Some(Request {
+                    envelope: message,
+                    body,
+                }));
+            }
+            // Not a single frame: a command. Frames without the empty one: nobody to answer to, as REP does.
+        }
+    }
+
+    /// The frames of one message; none for a command, which is answered here.
+    async fn message(&mut self) -> Result<Vec<Vec<u8>>, ZmtpError> {
+        let mut budget = MESSAGE_MAX;
+        let mut frames = Vec::new();
+        loop {
+            let frame = self.frame(&mut budget).await?;
+            if frame.flags & COMMAND != 0 {
+                if frame.flags & MORE != 0 || !frames.is_empty() {
+                    return Err(ZmtpError::Frame);
+                }
+                self.command(&frame.body).await?;
+                return Ok(frames);
+            }
+            frames.push(frame.body);
+            if frame.flags & MORE == 0 {
+                return Ok(frames);
+            }
+        }
+    }
+
+    /// A PING (RFC 37, "Connection Heartbeating") is answered with its context, other commands are none of ours.
+    async fn command(&mut self, body: &[u8]) -> Result<(), ZmtpError> {
+        const TTL: usize = 2;
+        const CONTEXT_MAX: usize = 16;
+        if let Some(context) = body.strip_prefix(b"\x04PING").and_then(|rest| rest.get(TTL..)) {
+            let mut pong = b"\x04PONG".to_vec();
+            pong.extend_from_slice(&context[..context.len().min(CONTEXT_MAX)]);
+            let mut bytes = Vec::new();
+            push_frame(&mut bytes, COMMAND, &pong);
+            self.write(&bytes).await?;
+        }
+        Ok(())
+    }
+
+    async fn frame(&mut self, budget: &mut usize) -> Result<Frame, ZmtpError> {
+        let flags = self.stream.read_u8().await?;
+        if flags & !(MORE | LONG | COMMAND) != 0 {
+            return Err(ZmtpError::Frame);
+        }
+        let length = match flags & LONG {
+            0 => u64::from(self.stream.read_u8().await?),
+            _ => self.stream.read_u64().await?,
+        };
+        let cost = usize::try_from(length)
+            .ok()
+            .and_then(|length| length.checked_add(FRAME_COST));
+        *budget = cost
+            .and_then(|cost| budget.checked_sub(cost))
+            .ok_or(ZmtpError::TooLarge)?;
+        // Grows as bytes come: a length alone reserves nothing.
+        let mut body = Vec::new();
+        (&mut self.stream).take(length).read_to_end(&mut body).await?;
+        match body.len() as u64 == length {
+            true => Ok(Frame { flags, body }),
+            false => Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+        }
+    }
+
+    /// Answers a request.
+    pub async fn reply(&mut self, request: &Request, body: &[u8]) -> Result<(), ZmtpError> {
+        let mut bytes = Vec::with_capacity(body.len() + 64);
+        for frame in &request.envelope {
+            push_frame(&mut bytes, MORE, frame);
+        }
+        push_frame(&mut bytes, 0, body);
+        self.write(&bytes).await
+    }
+
+    async fn write(&mut self, bytes: &[u8]) -> Result<(), ZmtpError> {
+        let written = async {
+            self.stream.write_all(bytes).await?;
+            self.stream.flush().await
+        };
+        Ok(timeout(PATIENCE, written).await.map_err(|_| ZmtpError::Slow)??)
+    }
+}
+
+fn push_frame(out: &mut Vec<u8>, flags: u8, body: &[u8]) {
+    match u8::try_from(body.len()) {
+        Ok(length) => out.extend_from_slice(&[flags, length]),
+        Err(_) => {
+            out.push(flags | LONG);
+            out.extend_from_slice(&(body.len() as u64).to_be_bytes());
+        }
+    }
+    out.extend_from_slice(body);
+}
+
+/// A property of a READY command: name and value, each behind its length.
+fn property<'a>(mut rest: &'a [u8], wanted: &[u8]) -> Option<&'a [u8]> {
+    loop {
+        let (&length, tail) = rest.split_first()?;
+        let (name, tail) = tail.split_at_checked(usize::from(length))?;
+        let (length, tail) = tail.split_first_chunk::<4>()?;
+        let (value, tail) = tail.split_at_checked(u32::from_be_bytes(*length) as usize)?;
+        if name.eq_ignore_ascii_case(wanted) {
+            return Some(value);
+        }
+        rest = tail;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{DuplexStream, duplex};
+
+    fn greeting() -> Vec<u8> {
+        let mut bytes = vec![0; 64];
+        (bytes[0], bytes[9], bytes[10], bytes[11]) = (0xff, 0x7f, 3, 0);
+        bytes[12..16].copy_from_slice(b"NULL");
+        bytes
+    }
+
+    fn ready(socket: &[u8]) -> Vec<u8> {
+        let mut body = b"\x05READY\x0bSocket-Type".to_vec();
+        body.extend_from_slice(&(socket.len() as u32).to_be_bytes());
+        body.extend_from_slice(socket);
+        let mut bytes = Vec::new();
+        push_frame(&mut bytes, COMMAND, &body);
+        bytes
+    }
+
+    /// A server that has been sent these bytes, and the client's end.
+    async fn after(bytes: &[u8]) -> (Result<Connection<DuplexStream>, ZmtpError>, DuplexStream) {
+        let (mut client, server) = duplex(1 << 16);
+        client.write_all(bytes).await.unwrap();
+        (Connection::greet(server).await, client)
+    }
+
+    async fn connected() -> (Connection<DuplexStream>, DuplexStream) {
+        let (server, mut client) = after(&[greeting(), ready(b"REQ")].concat()).await;
+        let mut hello = [0; 64];
+        client.read_exact(&mut hello).await.unwrap();
+        let mut expected = greeting();
+        expected[11] = 1;
+        assert_eq!(hello[..], expected);
+        let mut frame = [0; 2 + 41];
+        client.read_exact(&mut frame[..2]).await.unwrap();
+        let length = usize::from(frame[1]);
+        client.read_exact(&mut frame[2..2 + length]).await.unwrap();
+        assert_eq!(
+            &frame[..2 + length],
+            b"\x04\x26\x05READY\x0bSocket-Type\0\0\0\x03REP\x08Identity\0\0\0\0"
+        );
+        (server.unwrap(), client)
+    }
+
+    #[tokio::test]
+    async fn a_request_and_its_reply() {
+        let (mut server, mut client) = connected().await;
+        client.write_all(b"\x01\x00\x00\x05hello").await.unwrap();
+        let request = server.receive().await.unwrap().unwrap();
+        assert_eq!(
+            request,
+            Request {
+                envelope: vec![vec![]],
+                body: vec![b"hello".to_vec()]
+            }
+        );
+        server.reply(&request, &[7; 300]).await.unwrap();
+        let mut reply = vec![0; 2 + 9 + 300];
+        client.read_exact(&mut reply).await.unwrap();
+        assert_eq!(
+            reply,
+            [&b"\x01\x00\x02\0\0\0\0\0\0\x01\x2c"[..], &[7; 300]].concat()
+        );
+        drop(client);
+        assert_eq!(server.receive().await.unwrap(), None);
+    }
+
+    #[tokio::test]
+    async fn a_dealer_s_envelope_comes_back_and_its_frames_are_kept_apart() {
+        let (mut server, mut client) = connected().await;
+        client
+            .write_all(b"\x01\x02id\x01\x00\x01\x01a\x00\x01b")
+            .await
+            .unwrap();
+        let request = server.receive().await.unwrap().unwrap();
+        assert_eq!(request.body, [b"a".to_vec(), b"b".to_vec()]);
+        server.reply(&request, b"x").await.unwrap();
+        let mut reply = [0; 9];
+        client.read_exact(&mut reply).await.unwrap();
+        assert_eq!(&reply, b"\x01\x02id\x01\x00\x00\x01x");
+    }
+
+    #[tokio::test]
+    async fn a_ping_is_answered_and_what_has_no_delimiter_is_not() {
+        let (mut server, mut client) = connected().await;
+        client
+            .write_all(b"\x04\x09\x04PING\0\x0aab\x00\x03odd\x01\x00\x00\x01q")
+            .await
+            .unwrap();
+        assert_eq!(server.receive().await.unwrap().unwrap().body, [b"q".to_vec()]);
+        let mut pong = [0; 9];
+        client.read_exact(&mut pong).await.unwrap();
+        assert_eq!(&pong, b"\x04\x07\x04PONGab");
+    }
+
+    #[tokio::test]
+    async fn hostile_bytes_end_the_connection() {
+        let (refused, _) = after(b"GET / HTTP/1.1\r\nHost: butterfly\r\n\r\n").await;
+        assert!(matches!(refused, Err(ZmtpError::Greeting)));
+        let mut old = greeting();
+        old[10] = 1;
+        assert!(matches!(after(&old).await.0, Err(ZmtpError::Greeting)));
+        let mut curve = greeting();
+        curve[12..17].copy_from_slice(b"CURVE");
+        assert!(matches!(after(&curve).await.0, Err(ZmtpError::Greeting)));
+        let publisher = [greeting(), ready(b"PUB")].concat();
+        assert!(matches!(after(&publisher).await.0, Err(ZmtpError::SocketType)));
+        let cut = [greeting(), b"\x04\x0c\x05READY\x0bSocke".to_vec()].concat();
+        assert!(matches!(after(&cut).await.0, Err(ZmtpError::SocketType)));
+
+        for (bytes, large) in [
+            (&b"\x02\x00\x00\x01\x00\x00\x00\x00\x00"[..], true), // a terabyte
+            (b"\x02\xff\xff\xff\xff\xff\xff\xff\xff", true),
+            (b"\xf8\x00", false),         // reserved flags
+            (b"\x01\x00\x04\x00", false), // a command inside a message
+            (b"\x05\x00", false),         // a command that says more follows
+        ] {
+            let (mut server, mut client) = connected().await;
+            client.write_all(bytes).await.unwrap();
+            let error = server.receive().await.unwrap_err();
+            assert_eq!(matches!(error, ZmtpError::TooLarge), large, "{error}");
+            assert_eq!(matches!(error, ZmtpError::Frame), !large, "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn frames_without_end_are_bounded() {
+        let (mut server, client) = connected().await;
+        let (_, mut write) = tokio::io::split(client);
+        let flood =
+            tokio::spawn(async move { while write.write_all(&[MORE, 0].repeat(512)).await.is_ok() {} });
+        assert!(matches!(server.receive().await, Err(ZmtpError::TooLarge)));
+        drop(server);
+        flood.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_stops_in_the_middle_is_not_waited_for() {
+        let (mut server, mut client) = connected().await;
+        client.write_all(b"\x01\x00\x00\x05hel").await.unwrap();
+        assert!(matches!(server.receive().await, Err(ZmtpError::Slow)));
+        assert!(matches!(after(&greeting()[..20]).await.0, Err(ZmtpError::Slow)));
+    }
+}

@@ -1,0 +1,262 @@
+//! v1 messages to the model. Texts are parsed by the model's own parsers, so errors read alike in all APIs.
+
+use std::net::IpAddr;
+
+use api::v1;
+use control::model::{
+    AddressPair, BenchKind, Config, Direction, Group, GroupId, Icmp, Nic, NicId, NicKind, NicUpdate, Peer,
+    Ports, Removal, Rule, RuleMatch, Timeouts, parse_address, parse_cidr, parse_mac, parse_vni,
+};
+use control::{Error, Settings};
+
+/// A NIC to put; what is not given takes v1's default.
+pub fn nic(nic: v1::Nic, settings: &Settings) -> Result<Nic, Error> {
+    let owner = owner(&nic.id);
+    let mut new = Nic::new(
+        NicId::new(&nic.id)?,
+        parse_mac(&owner, &nic.mac)?,
+        parse_vni(&owner, nic.vni)?,
+    );
+    new.kind = kind(&owner, &nic)?;
+    new.ips = addresses(&owner, &nic.addresses)?;
+    new.security_groups = groups(&nic.security_groups)?;
+    new.anti_spoof = nic.anti_spoof.unwrap_or(true);
+    new.allowed_address_pairs = pairs(&owner, &nic.allowed_address_pairs)?;
+    new.sniff_target = given(nic.sniff_target).map(|id| NicId::new(&id)).transpose()?;
+    new.bypass_filtering = nic.bypass_filtering;
+    new.path = given(nic.path);
+    new.packet_trace = nic.packet_trace.unwrap_or(settings.trace_default);
+    new.packet_trace_path = given(nic.packet_trace_path);
+    new.timeouts = timeouts(nic.timeouts.unwrap_or_default());
+    new.allow_dhcp_server = nic.allow_dhcp_server;
+    new.allow_router_advertisements = nic.allow_router_advertisements;
+    new.learn_macs = nic.learn_macs;
+    new.mtu = match nic.mtu {
+        0 => None,
+        value => Some(mtu(&owner, value)?),
+    };
+    Ok(new)
+}
+
+/// Which NIC to update, and with what.
+pub fn nic_update(update: v1::UpdateNicRequest) -> Result<(NicId, NicUpdate), Error> {
+    let owner = owner(&update.id);
+    let change = NicUpdate {
+        ips: update
+            .addresses
+            .map(|list| addresses(&owner, &list.addresses))
+            .transpose()?,
+        security_groups: update
+            .security_groups
+            .map(|list| groups(&list.groups))
+            .transpose()?,
+        anti_spoof: update.anti_spoof,
+        allowed_address_pairs: update
+            .allowed_address_pairs
+            .map(|list| pairs(&owner, &list.pairs))
+            .transpose()?,
+        bypass_filtering: update.bypass_filtering,
+        packet_trace: update.packet_trace,
+        packet_trace_path: update.packet_trace_path,
+        timeouts: update.timeouts.map(timeouts),
+        allow_dhcp_server: update.allow_dhcp_server,
+        allow_router_advertisements: update.allow_router_advertisements,
+        learn_macs: update.learn_macs,
+        mtu: update.mtu.map(|value| mtu(&owner, value)).transpose()?,
+    };
+    Ok((NicId::new(&update.id)?, change))
+}
+
+fn kind(owner: &str, nic: &v1::Nic) -> Result<NicKind, Error> {
+    let kind = v1::NicKind::try_from(nic.kind);
+    if nic.bench.is_some() && kind != Ok(v1::NicKind::Bench) {
+        return Err(value(owner, "bench", "", "is given for a NIC of another kind"));
+    }
+    match kind {
+        Ok(v1::NicKind::Unspecified | v1::NicKind::VhostUser) => Ok(NicKind::VhostUser),
+        Ok(v1::NicKind::Tap) => Ok(NicKind::Tap),
+        Ok(v1::NicKind::Bench) => bench(owner, nic.bench.clone().unwrap_or_default()).map(NicKind::Bench),
+        Err(_) => Err(value(owner, "kind", &nic.kind.to_string(), "is no kind of NIC")),
+    }
+}
+
+fn bench(owner: &str, bench: v1::Bench) -> Result<BenchKind, Error> {
+    match v1::bench::Role::try_from(bench.role) {
+        Ok(v1::bench::Role::IcmpSender) => Ok(BenchKind::Send {
+            ip: parse_address(&owner, "target_ip", &bench.target_ip)?,
+            mac: parse_mac(&owner, &bench.target_mac)?,
+        }),
+        Ok(v1::bench::Role::IcmpReceiver) => Ok(BenchKind::Receive),
+        _ => Err(value(
+            owner,
+            "bench role",
+            &bench.role.to_string(),
+            "is no role: a kind BENCH needs one",
+        )),
+    }
+}
+
+fn addresses(owner: &str, texts: &[String]) -> Result<Vec<IpAddr>, Error> {
+    texts
+        .iter()
+        .map(|text| parse_address(&owner, "IP", text))
+        .collect()
+}
+
+fn groups(ids: &[String]) -> Result<Vec<GroupId>, Error> {
+    ids.iter().map(|id| GroupId::new(id)).collect()
+}
+
+fn pairs(owner: &str, pairs: &[v1::AddressPair]) -> Result<Vec<AddressPair>, Error> {
+    let one = |pair: &v1::AddressPair| {
+        let mac = match pair.mac.as_str() {
+            "" => None,
+            text => Some(parse_mac(&owner, text)?),
+        };
+        Ok(AddressPair {
+            net: parse_cidr(&owner, &pair.net)?,
+            mac,
+        })
+    };
+    pairs.iter().map(one).collect()
+}
+
+/// 0 is the default. Bounds are the model's to check.
+fn timeouts(timeouts: v1::Timeouts) -> Timeouts {
+    let default = Timeouts::default();
+    let or = |value, default| if value == 0 { default } else { value };
+    Timeouts {
+        tcp_established_secs: or(timeouts.tcp_established_secs, default.tcp_established_secs),
+        udp_secs: or(timeouts.udp_secs, default.udp_secs),
+        udp_stream_secs: or(timeouts.udp_stream_secs, default.udp_stream_secs),
+    }
+}
+
+fn mtu(owner: &str, mtu: u32) -> Result<u16, Error> {
+    mtu.try_into()
+        .map_err(|_| value(owner, "MTU", &mtu.to_string(), "is above the largest, 65535"))
+}
+
+/// A group to put.
+pub fn group(group: v1::Group) -> Result<Group, Error> {
+    let mut new = Group::new(GroupId::new(&group.id)?);
+    new.members = group
+        .members
+        .iter()
+        .map(|text| member(&group.id, text))
+        .collect::<Result<_, _>>()?;
+    new.rules = group.rules.iter().map(rule).collect::<Result<_, _>>()?;
+    new.removal = match v1::Removal::try_from(group.removal) {
+        Ok(v1::Removal::Unspecified | v1::Removal::Cut) => Removal::Cut,
+        Ok(v1::Removal::Drain) => Removal::Drain,
+        Err(_) => {
+            let owner = format!("group '{}'", group.id.escape_debug());
+            return Err(value(
+                &owner,
+                "removal",
+                &group.removal.to_string(),
+                "is neither cut nor drain",
+            ));
+        }
+    };
+    new.allow_midstream = group.allow_midstream;
+    Ok(new)
+}
+
+/// A member of a group.
+pub fn member(group: &str, text: &str) -> Result<IpAddr, Error> {
+    parse_address(&format!("group '{}'", group.escape_debug()), "member", text)
+}
+
+/// A rule, checked and normalised.
+pub fn rule(rule: &v1::Rule) -> Result<Rule, Error> {
+    let direction = match v1::Direction::try_from(rule.direction) {
+        Ok(v1::Direction::Ingress) => Direction::Ingress,
+        Ok(v1::Direction::Egress) => Direction::Egress,
+        _ => {
+            return Err(Error::Rule(format!(
+                "direction {} is neither ingress nor egress",
+                rule.direction
+            )));
+        }
+    };
+    let protocol = rule
+        .protocol
+        .map(|number| octet("protocol", number))
+        .transpose()?;
+    let matching = match &rule.r#match {
+        None => RuleMatch::Any,
+        Some(v1::rule::Match::Ports(range)) => RuleMatch::Ports(Ports {
+            start: port(range.start)?,
+            end: port(range.end)?,
+        }),
+        Some(v1::rule::Match::Icmp(icmp)) => RuleMatch::Icmp(Icmp {
+            kind: icmp.r#type.map(|number| octet("ICMP type", number)).transpose()?,
+            code: icmp.code.map(|number| octet("ICMP code", number)).transpose()?,
+        }),
+    };
+    let peer = match &rule.peer {
+        None => Peer::Any,
+        Some(v1::rule::Peer::Cidr(text)) => Peer::Net(parse_cidr(&"rule", text)?),
+        Some(v1::rule::Peer::Group(id)) => Peer::Group(GroupId::new(id)?),
+    };
+    Rule::new(direction, protocol, matching, peer)
+}
+
+fn octet(what: &str, number: u32) -> Result<u8, Error> {
+    number
+        .try_into()
+        .map_err(|_| Error::Rule(format!("{what} {number} is above 255")))
+}
+
+fn port(number: u32) -> Result<u16, Error> {
+    number
+        .try_into()
+        .map_err(|_| Error::Rule(format!("port {number} is above 65535")))
+}
+
+/// A whole configuration. Two of one id would lose one of them: refused.
+pub fn config(config: v1::Config, settings: &Settings) -> Result<Config, Error> {
+    let mut new = Config::default();
+    for given in config.nics {
+        let nic = nic(given, settings)?;
+        if let Some(twice) = new.nics.insert(nic.id.clone(), nic) {
+            return Err(value(
+                &owner(twice.id.as_str()),
+                "id",
+                twice.id.as_str(),
+                "is given twice",
+            ));
+        }
+    }
+    for given in config.groups {
+        let group = group(given)?;
+        if let Some(twice) = new.groups.insert(group.id.clone(), group) {
+            return Err(value(
+                &format!("group '{}'", twice.id),
+                "id",
+                twice.id.as_str(),
+                "is given twice",
+            ));
+        }
+    }
+    Ok(new)
+}
+
+fn owner(id: &str) -> String {
+    format!("NIC '{}'", id.escape_debug())
+}
+
+fn value(owner: &str, field: &'static str, value: &str, why: &str) -> Error {
+    Error::Value {
+        owner: owner.to_owned(),
+        field,
+        value: value.to_owned(),
+        why: why.to_owned(),
+    }
+}
+
+/// proto3's empty text is an absent one.
+fn given(text: String) -> Option<String> {
+    (!text.is_empty()).then_some(text)
+}

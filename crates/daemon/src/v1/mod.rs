@@ -1,0 +1,11 @@
+//! The v1 API: gRPC. A decoder over the controller.
+//!
+//! [`server`] has the listeners, [`service`] the methods; [`convert`] turns messages into the model, [`render`] the
+//! model into messages; [`watch`] is the stream of events, [`observe`] what can be counted and listed.
+
+mod convert;
+mod observe;
+mod render;
+pub mod server;
+mod service;
+mod watch;

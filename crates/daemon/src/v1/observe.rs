@@ -1,0 +1,197 @@
+//! What can be counted and listed: drops, rules, connections, the daemon itself.
+
+use std::collections::BTreeMap;
+
+use api::v1;
+use control::model::{GroupId, NicId};
+use control::{Controller, Error, NicStats};
+use dataplane::drop_reason::DropReason;
+use dataplane::flow::FlowInfo;
+use tonic::Status;
+
+use super::render;
+use crate::app::{App, unix_secs};
+
+/// The counters of one NIC.
+pub fn nic_stats(control: &Controller, id: &NicId) -> Result<v1::NicStats, Error> {
+    let stats = control.nic_stats(id)?;
+    let sum = |drops: &[(DropReason, u64)]| drops.iter().map(|(_, frames)| frames).sum();
+    Ok(v1::NicStats {
+        id: id.to_string(),
+        ingress_frames: stats.frames_in,
+        ingress_bytes: stats.bytes_in,
+        egress_frames: stats.frames_out,
+        egress_bytes: stats.bytes_out,
+        ingress_drops: sum(&stats.drops_in),
+        egress_drops: sum(&stats.drops_out),
+        flows: control.export_flows(Some(id))?.len() as u64,
+    })
+}
+
+/// Drops of one NIC, or of all with their totals.
+pub fn drops(control: &Controller, request: &v1::ListDropsRequest) -> Result<v1::ListDropsResponse, Error> {
+    let one = |id: &NicId| control.nic_stats(id).map(|stats| nic_drops(&stats, request.all));
+    if !request.nic.is_empty() {
+        return Ok(v1::ListDropsResponse {
+            totals: vec![],
+            drops: one(&NicId::new(&request.nic)?)?,
+        });
+    }
+    let mut drops = Vec::new();
+    for id in control.nic_ids() {
+        drops.extend(one(&id)?);
+    }
+    Ok(v1::ListDropsResponse {
+        totals: totals(&drops, request.all),
+        drops,
+    })
+}
+
+fn nic_drops(stats: &NicStats, all: bool) -> Vec<v1::Drop> {
+    let id = stats.id.to_string();
+    let directions = [
+        (v1::Direction::Egress, &stats.drops_out),
+        (v1::Direction::Ingress, &stats.drops_in),
+    ];
+    let mut drops = Vec::new();
+    for (direction, counted) in directions {
+        for reason in DropReason::ALL {
+            let frames = counted
+                .iter()
+                .find(|(counted, _)| counted == reason)
+                .map_or(0, |(_, frames)| *frames);
+            if frames > 0 || all {
+                drops.push(drop(&id, direction, *reason, frames));
+            }
+        }
+    }
+    drops
+}
+
+fn drop(nic: &str, direction: v1::Direction, reason: DropReason, frames: u64) -> v1::Drop {
+    v1::Drop {
+        nic: nic.to_owned(),
+        direction: direction.into(),
+        reason: reason.name().into(),
+        description: reason.description().into(),
+        frames,
+    }
+}
+
+fn totals(drops: &[v1::Drop], all: bool) -> Vec<v1::Drop> {
+    let mut sums: BTreeMap<(i32, &str), u64> = BTreeMap::new();
+    for drop in drops {
+        *sums.entry((drop.direction, &drop.reason)).or_default() += drop.frames;
+    }
+    let mut totals = Vec::new();
+    for direction in [v1::Direction::Egress, v1::Direction::Ingress] {
+        for reason in DropReason::ALL {
+            let frames = sums.get(&(direction.into(), reason.name())).copied().unwrap_or(0);
+            if frames > 0 || all {
+                totals.push(drop("", direction, *reason, frames));
+            }
+        }
+    }
+    totals
+}
+
+/// What the rules of one group, or of all, let pass.
+pub fn rule_counters(control: &Controller, group: &str) -> Result<Vec<v1::RuleCounter>, Error> {
+    let ids = match group {
+        "" => control.group_ids(),
+        id => vec![GroupId::new(id)?],
+    };
+    let mut counters = Vec::new();
+    for id in ids {
+        counters.extend(
+            control
+                .group_stats(&id)?
+                .rules
+                .iter()
+                .map(|stats| v1::RuleCounter {
+                    group: id.to_string(),
+                    rule: Some(render::rule(&stats.rule)),
+                    flows: stats.flows,
+                    frames: stats.frames,
+                    bytes: stats.bytes,
+                }),
+        );
+    }
+    Ok(counters)
+}
+
+/// The connections of one NIC, or of all.
+pub fn flows(control: &Controller, nic: &str) -> Result<Vec<v1::Flow>, Error> {
+    let id = match nic {
+        "" => None,
+        id => Some(NicId::new(id)?),
+    };
+    let names = control.nics_by_uid();
+    let flows = control.export_flows(id.as_ref())?;
+    Ok(flows
+        .iter()
+        .map(|flow| self::flow(flow, id.as_ref(), &names))
+        .collect())
+}
+
+fn flow(flow: &FlowInfo, asked: Option<&NicId>, names: &BTreeMap<dataplane::PortUid, NicId>) -> v1::Flow {
+    let (initiator, responder) = (names.get(&flow.initiator.uid), names.get(&flow.responder.uid));
+    let began = asked.is_none() || asked == initiator;
+    let name = |nic: Option<&NicId>| nic.map(NicId::to_string).unwrap_or_default();
+    let (nic, peer, direction) = match began {
+        true => (initiator, responder, v1::Direction::Egress),
+        false => (responder, initiator, v1::Direction::Ingress),
+    };
+    v1::Flow {
+        nic: name(nic),
+        direction: direction.into(),
+        protocol: flow.protocol.into(),
+        source: flow.initiator.address.to_string(),
+        destination: flow.responder.address.to_string(),
+        source_port: flow.initiator.port.into(),
+        destination_port: flow.responder.port.into(),
+        state: flow.state.name().into(),
+        age_secs: flow.age_secs.into(),
+        timeout_secs: flow.timeout_secs.saturating_sub(flow.idle_secs).into(),
+        original_frames: flow.frames_out,
+        original_bytes: flow.bytes_out,
+        reply_frames: flow.frames_in,
+        reply_bytes: flow.bytes_in,
+        peer_nic: name(peer),
+    }
+}
+
+/// The daemon at a glance.
+pub fn status(app: &App, control: &Controller) -> Result<v1::Status, Status> {
+    let status = control.status();
+    let report = app
+        .worker
+        .report()
+        .map_err(|e| Status::unavailable(e.to_string()))?;
+    let now = unix_secs();
+    Ok(v1::Status {
+        version: env!("CARGO_PKG_VERSION").into(),
+        pid: std::process::id(),
+        start_unix_secs: status.started_unix_secs,
+        current_unix_secs: now,
+        uptime_secs: now.saturating_sub(status.started_unix_secs),
+        requests: status.requests,
+        epoch: status.epoch,
+        nics: status.nics as u32,
+        groups: status.groups as u32,
+        rules: status.rules as u32,
+        socket_dir: control.settings().socket_dir.clone(),
+        endpoints: app.endpoints.clone(),
+        log_level: app.log.level().to_string(),
+        workers: vec![v1::WorkerStatus {
+            index: 0,
+            core: report.core.map(|core| core as u32),
+            load_percent: report.percent,
+            frames: report.load.frames,
+            flows: report.load.flows,
+            max_flows: report.max_flows.into(),
+        }],
+        graph_dot: control.graph_dot(),
+        uplink: app.uplink.clone(),
+    })
+}

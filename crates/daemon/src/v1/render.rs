@@ -1,0 +1,212 @@
+//! The model to v1 messages.
+
+use std::net::IpAddr;
+
+use api::v1;
+use control::model::{
+    BenchKind, Config, Direction, Group, GroupId, Nic, NicId, NicKind, Peer, Removal, Rule, RuleMatch,
+};
+use control::{Diff, FieldChange, GroupDiff, NicDiff, NicState, NicStatus};
+
+/// A NIC as declared.
+pub fn nic(nic: &Nic) -> v1::Nic {
+    let (kind, bench) = match &nic.kind {
+        NicKind::VhostUser => (v1::NicKind::VhostUser, None),
+        NicKind::Tap => (v1::NicKind::Tap, None),
+        NicKind::Bench(bench) => (v1::NicKind::Bench, Some(self::bench(bench))),
+    };
+    v1::Nic {
+        id: nic.id.to_string(),
+        mac: nic.mac.to_string(),
+        vni: nic.vni.id(),
+        addresses: nic.ips.iter().map(IpAddr::to_string).collect(),
+        security_groups: nic.security_groups.iter().map(GroupId::to_string).collect(),
+        anti_spoof: Some(nic.anti_spoof),
+        allowed_address_pairs: nic
+            .allowed_address_pairs
+            .iter()
+            .map(|pair| v1::AddressPair {
+                net: pair.net.to_string(),
+                mac: pair.mac.map(|mac| mac.to_string()).unwrap_or_default(),
+            })
+            .collect(),
+        sniff_target: nic
+            .sniff_target
+            .as_ref()
+            .map(NicId::to_string)
+            .unwrap_or_default(),
+        bypass_filtering: nic.bypass_filtering,
+        kind: kind.into(),
+        bench,
+        path: nic.path.clone().unwrap_or_default(),
+        packet_trace: Some(nic.packet_trace),
+        packet_trace_path: nic.packet_trace_path.clone().unwrap_or_default(),
+        timeouts: Some(v1::Timeouts {
+            tcp_established_secs: nic.timeouts.tcp_established_secs,
+            udp_secs: nic.timeouts.udp_secs,
+            udp_stream_secs: nic.timeouts.udp_stream_secs,
+        }),
+        allow_dhcp_server: nic.allow_dhcp_server,
+        allow_router_advertisements: nic.allow_router_advertisements,
+        learn_macs: nic.learn_macs,
+        mtu: nic.mtu.unwrap_or_default().into(),
+    }
+}
+
+fn bench(bench: &BenchKind) -> v1::Bench {
+    match bench {
+        BenchKind::Send { ip, mac } => v1::Bench {
+            role: v1::bench::Role::IcmpSender.into(),
+            target_ip: ip.to_string(),
+            target_mac: mac.to_string(),
+        },
+        BenchKind::Receive => v1::Bench {
+            role: v1::bench::Role::IcmpReceiver.into(),
+            ..Default::default()
+        },
+    }
+}
+
+/// A NIC and what it is attached to.
+pub fn nic_status(status: &NicStatus) -> v1::NicStatus {
+    let (state, detail) = port_state(&status.state);
+    v1::NicStatus {
+        nic: Some(nic(&status.nic)),
+        path: status.path.clone(),
+        state: state.into(),
+        detail,
+        packet_trace_path: status.trace_path.clone(),
+        mtu: status.mtu.into(),
+    }
+}
+
+/// Where a port stands, and the sentence that goes with it.
+pub fn port_state(state: &NicState) -> (v1::PortState, String) {
+    match state {
+        NicState::Down => (v1::PortState::Down, String::new()),
+        NicState::Up => (v1::PortState::Up, String::new()),
+        NicState::Broken(why) => (v1::PortState::Broken, why.clone()),
+    }
+}
+
+/// A group, whole.
+pub fn group(group: &Group) -> v1::Group {
+    v1::Group {
+        id: group.id.to_string(),
+        members: group.members.iter().map(IpAddr::to_string).collect(),
+        rules: group.rules.iter().map(rule).collect(),
+        removal: match group.removal {
+            Removal::Cut => v1::Removal::Cut,
+            Removal::Drain => v1::Removal::Drain,
+        }
+        .into(),
+        allow_midstream: group.allow_midstream,
+    }
+}
+
+/// A rule in its normal form.
+pub fn rule(rule: &Rule) -> v1::Rule {
+    v1::Rule {
+        direction: match rule.direction() {
+            Direction::Ingress => v1::Direction::Ingress,
+            Direction::Egress => v1::Direction::Egress,
+        }
+        .into(),
+        protocol: rule.protocol().map(u32::from),
+        r#match: match rule.matching() {
+            RuleMatch::Any => None,
+            RuleMatch::Ports(ports) => Some(v1::rule::Match::Ports(v1::PortRange {
+                start: ports.start.into(),
+                end: ports.end.into(),
+            })),
+            RuleMatch::Icmp(icmp) => Some(v1::rule::Match::Icmp(v1::IcmpMatch {
+                r#type: icmp.kind.map(u32::from),
+                code: icmp.code.map(u32::from),
+            })),
+        },
+        peer: match rule.peer() {
+            Peer::Any => None,
+            Peer::Net(net) => Some(v1::rule::Peer::Cidr(net.to_string())),
+            Peer::Group(group) => Some(v1::rule::Peer::Group(group.to_string())),
+        },
+    }
+}
+
+/// The whole configuration, sorted.
+pub fn config(config: &Config) -> v1::Config {
+    v1::Config {
+        nics: config.nics.values().map(nic).collect(),
+        groups: config.groups.values().map(group).collect(),
+    }
+}
+
+/// What an Apply changes, groups first.
+pub fn changes(diff: &Diff) -> Vec<v1::Change> {
+    use v1::change::{Action, Subject};
+    let groups = diff.groups.iter().map(|change| v1::Change {
+        action: match &change.diff {
+            GroupDiff { added: true, .. } => Action::Create,
+            GroupDiff { removed: true, .. } => Action::Delete,
+            _ => Action::Update,
+        }
+        .into(),
+        subject: Some(Subject::Group(change.id.to_string())),
+        details: group_details(&change.diff),
+    });
+    let nics = diff.nics.iter().map(|change| {
+        let (action, details) = match &change.diff {
+            NicDiff::Added(_) => (Action::Create, vec![]),
+            NicDiff::Removed => (Action::Delete, vec![]),
+            NicDiff::Changed(fields) => (Action::Update, fields.iter().map(field).collect()),
+        };
+        v1::Change {
+            action: action.into(),
+            subject: Some(Subject::Nic(change.id.to_string())),
+            details,
+        }
+    });
+    groups.chain(nics).collect()
+}
+
+fn group_details(diff: &GroupDiff) -> Vec<String> {
+    let gone = |what: &dyn std::fmt::Display| format!("- {what}");
+    let come = |what: &dyn std::fmt::Display| format!("+ {what}");
+    let mut lines: Vec<String> = diff.fields.iter().map(field).collect();
+    lines.extend(
+        diff.rules_removed
+            .iter()
+            .map(|rule| gone(&format_args!("rule {rule}"))),
+    );
+    lines.extend(
+        diff.members_removed
+            .iter()
+            .map(|member| gone(&format_args!("member {member}"))),
+    );
+    lines.extend(
+        diff.rules_added
+            .iter()
+            .map(|rule| come(&format_args!("rule {rule}"))),
+    );
+    lines.extend(
+        diff.members_added
+            .iter()
+            .map(|member| come(&format_args!("member {member}"))),
+    );
+    lines
+}
+
+fn field(change: &FieldChange) -> String {
+    let shown = |text: &str| {
+        if text.is_empty() {
+            "(none)".to_owned()
+        } else {
+            text.to_owned()
+        }
+    };
+    format!(
+        "{}: {} -> {}",
+        change.field,
+        shown(&change.from),
+        shown(&change.to)
+    )
+}

@@ -1,0 +1,116 @@
+//! The stream of events: what is now, if asked for, and then every change.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use api::v1;
+use api::v1::event::Kind;
+use control::{Event, EventKind};
+use tokio::sync::broadcast::{Receiver, error::RecvError};
+use tokio::sync::mpsc;
+use tokio::task::block_in_place;
+use tonic::Status;
+
+use super::render;
+use crate::app::App;
+
+/// Events that wait for a reader's connection before the controller's own queue fills.
+const QUEUE: usize = 64;
+
+/// A stream that lives as long as the reader and the daemon.
+pub fn stream(app: Arc<App>, request: v1::WatchRequest) -> mpsc::Receiver<Result<v1::Event, Status>> {
+    let (sender, receiver) = mpsc::channel(QUEUE);
+    tokio::spawn(async move {
+        tokio::select! {
+            () = app.stopping() => (),
+            _ = forward(&app, request, &sender) => (),
+        }
+    });
+    receiver
+}
+
+type Sender = mpsc::Sender<Result<v1::Event, Status>>;
+
+/// Ends with the reader.
+async fn forward(app: &App, request: v1::WatchRequest, sender: &Sender) -> Option<()> {
+    // One lock for both, so that no change falls between the snapshot and the events behind it.
+    let (snapshot, mut events) = block_in_place(|| {
+        let mut control = app.control();
+        control.count_request();
+        let snapshot = if request.snapshot {
+            snapshot(&control)
+        } else {
+            vec![]
+        };
+        (snapshot, control.subscribe())
+    });
+    for event in snapshot {
+        sender.send(Ok(event)).await.ok()?;
+    }
+    loop {
+        if let Some(event) = next(app, &mut events).await? {
+            sender.send(Ok(event)).await.ok()?;
+        }
+    }
+}
+
+fn snapshot(control: &control::Controller) -> Vec<v1::Event> {
+    let epoch = control.status().epoch;
+    let groups = control
+        .groups()
+        .map(|group| Kind::GroupChanged(render::group(&group)));
+    let nics = control
+        .nics()
+        .map(|status| Kind::NicChanged(render::nic_status(&status)));
+    let end = std::iter::once(Kind::SnapshotEnd(v1::SnapshotEnd {}));
+    groups
+        .chain(nics)
+        .chain(end)
+        .map(|kind| event(epoch, 0, kind))
+        .collect()
+}
+
+/// The next event; `Some(None)` for one whose subject is gone again: its own event follows.
+async fn next(app: &App, events: &mut Receiver<Event>) -> Option<Option<v1::Event>> {
+    match events.recv().await {
+        Ok(next) => {
+            let (epoch, sequence) = (next.epoch, next.sequence);
+            Some(kind(app, next.kind).map(|kind| event(epoch, sequence, kind)))
+        }
+        Err(RecvError::Lagged(missed)) => Some(Some(event(0, 0, Kind::Lagged(v1::Lagged { missed })))),
+        Err(RecvError::Closed) => None,
+    }
+}
+
+fn kind(app: &App, kind: EventKind) -> Option<Kind> {
+    Some(match kind {
+        EventKind::NicAdded(id) | EventKind::NicChanged(id, _) => {
+            let status = block_in_place(|| app.control().nic(&id)).ok()?;
+            Kind::NicChanged(render::nic_status(&status))
+        }
+        EventKind::NicRemoved(id) => Kind::NicDeleted(id.to_string()),
+        EventKind::NicState(id, state) => {
+            let (state, detail) = render::port_state(&state);
+            Kind::PortChanged(v1::PortChanged {
+                nic: id.to_string(),
+                state: state.into(),
+                detail,
+            })
+        }
+        EventKind::GroupAdded(id) | EventKind::GroupChanged(id, _) => {
+            let group = block_in_place(|| app.control().group(&id)).ok()?;
+            Kind::GroupChanged(render::group(&group))
+        }
+        EventKind::GroupRemoved(id) => Kind::GroupDeleted(id.to_string()),
+    })
+}
+
+fn event(epoch: u64, sequence: u64, kind: Kind) -> v1::Event {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    v1::Event {
+        time_unix_nanos: since.as_nanos() as u64,
+        epoch,
+        sequence,
+        kind: Some(kind),
+    }
+}
