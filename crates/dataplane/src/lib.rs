@@ -17,7 +17,6 @@ pub mod ruleset;
 pub mod simulation;
 pub mod snapshot;
 mod stages;
-mod trace;
 mod view;
 pub mod worker;
 
@@ -25,10 +24,7 @@ pub use address_set::AddressSet;
 pub use counters::Counters;
 pub use drop_reason::DropReason;
 pub use handle::{WorkerGone, WorkerHandle};
+pub use io::trace::Trace;
 pub use simulation::Simulation;
 pub use snapshot::*;
 pub use worker::{Now, Turn, Worker, WorkerConfig};
-
-/// Stands for io's until it is there.
-#[derive(Clone)]
-pub enum Trace {}

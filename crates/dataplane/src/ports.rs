@@ -49,6 +49,10 @@ impl Ports {
         self.slots.get_mut(slot.0 as usize)?.as_mut()
     }
 
+    pub(crate) fn peek(&self, slot: PortSlot) -> Option<&Attached> {
+        self.slots.get(slot.0 as usize)?.as_ref()
+    }
+
     /// Writes a frame to a port. It is seen after [`Ports::flush`].
     #[inline]
     pub(crate) fn transmit(&mut self, slot: PortSlot, batch: &Batch, index: usize) -> Result<(), DropReason> {

@@ -98,7 +98,7 @@ pub struct PortConfig {
 }
 
 /// An address or network that a NIC may use besides its own, as Neutron's allowed address pairs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct AddressPair {
     /// The addresses.
     pub net: IpNet,
@@ -136,7 +136,7 @@ pub struct Group {
 }
 
 /// Idle timeouts that are settable per NIC; the others are fixed (contract, item 10).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Timeouts {
     /// TCP in state established, seconds: 60..=432000.
     pub tcp_established_secs: u32,

@@ -163,10 +163,15 @@ impl Worker {
         }
     }
 
-    /// When a table has something to do next, in monotonic nanoseconds; `None`: nothing is waiting.
+    /// When a table or a port has something to do next, in monotonic nanoseconds; `None`: nothing is waiting.
     pub fn next_timer(&self, now: Now) -> Option<u64> {
-        let millis = self.path.next_timer_ms(now)?;
-        Some(now.mono_ns + u64::from(millis) * 1_000_000)
+        let table = self.path.next_timer_ms(now);
+        let table = table.map(|millis| now.mono_ns + u64::from(millis) * 1_000_000);
+        let ticks = self
+            .order
+            .iter()
+            .filter_map(|slot| self.ports.peek(*slot)?.port.next_tick());
+        ticks.chain(table).min().map(|at| at.max(now.mono_ns))
     }
 
     /// The part of a turn that answers other threads.
@@ -196,6 +201,7 @@ impl Worker {
             // What a port sends whose NIC is not configured (yet) waits in its ring.
             return 0;
         };
+        attached.port.tick(now.mono_ns);
         let received = attached.port.receive(&mut self.batch);
         if let Err(error) = &received {
             attached.broken = true;

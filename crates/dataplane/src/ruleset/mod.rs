@@ -73,9 +73,15 @@ pub struct Asked {
     pub peer: IpAddr,
 }
 
-/// The rules of a group. They only allow, so their order does not matter.
+/// The rules of a group. They only allow, so their order does not matter. A clone is a reference.
 #[derive(Clone, Default)]
 pub struct RuleSet {
+    compiled: Arc<Compiled>,
+}
+
+#[derive(Default)]
+struct Compiled {
+    rules: Vec<RuleSpec>,
     ingress: Side,
     egress: Side,
     has_egress: bool,
@@ -100,7 +106,7 @@ const EVERY: u16 = 256;
 impl RuleSet {
     /// Compiles.
     pub fn new(rules: Vec<RuleSpec>) -> Self {
-        let mut set = RuleSet::default();
+        let mut set = Compiled::default();
         for rule in &rules {
             let side = match rule.direction {
                 Direction::Ingress => &mut set.ingress,
@@ -114,29 +120,37 @@ impl RuleSet {
         for side in [&mut set.ingress, &mut set.egress] {
             side.ranges.values_mut().for_each(Ranges::finish);
         }
-        set
+        set.rules = rules;
+        RuleSet {
+            compiled: Arc::new(set),
+        }
+    }
+
+    /// The rules it was made of, in their order.
+    pub fn rules(&self) -> &[RuleSpec] {
+        &self.compiled.rules
     }
 
     /// True when one of the rules is for egress: then only what egress rules allow leaves.
     #[inline]
     pub fn has_egress(&self) -> bool {
-        self.has_egress
+        self.compiled.has_egress
     }
 
     /// A rule that allows what is asked. `groups` are the snapshot's, for rules whose peer is a group.
     #[inline]
     pub fn decide(&self, asked: &Asked, groups: &[Option<Arc<Group>>]) -> Option<RuleSlot> {
         match asked.direction {
-            Direction::Ingress => self.ingress.find(asked, groups),
-            Direction::Egress => self.egress.find(asked, groups),
+            Direction::Ingress => self.compiled.ingress.find(asked, groups),
+            Direction::Egress => self.compiled.egress.find(asked, groups),
         }
     }
 
     /// A rule that allows every protocol, port and address of a family (contract, item 12).
     pub fn open(&self, direction: Direction, v6: bool) -> Option<RuleSlot> {
         match direction {
-            Direction::Ingress => self.ingress.everything.everybody(v6),
-            Direction::Egress => self.egress.everything.everybody(v6),
+            Direction::Ingress => self.compiled.ingress.everything.everybody(v6),
+            Direction::Egress => self.compiled.egress.everything.everybody(v6),
         }
     }
 }

@@ -1,10 +1,11 @@
 //! Step 10: what passed goes to its targets, and to who watches them; what did not is counted by its reason.
 
+use io::trace::Direction;
+
 use crate::drop_reason::DropReason;
 use crate::ports::Ports;
 use crate::round::{Fate, Round, Verdict, drop_frame};
 use crate::snapshot::{PortConfig, PortSlot};
-use crate::trace::{self, Direction};
 
 pub(crate) fn run(round: &mut Round, ports: &mut Ports) {
     for index in 0..round.jobs.len() {
@@ -95,13 +96,13 @@ fn finish(round: &mut Round) {
                 Verdict::Open | Verdict::Pass => None,
             }
         };
-        let comment = match item.fate {
+        let dropped = match item.fate {
             Fate::Held => continue,
             Fate::Delivered => None,
             Fate::Dropped(reason) => Some(reason.name()),
             Fate::Going => refusal(),
         };
-        record(round, round.nic, Direction::Outbound, index, comment);
+        record(round, round.nic, Direction::Outbound, index, dropped);
     }
 }
 
@@ -110,9 +111,9 @@ fn record(
     config: &PortConfig,
     direction: Direction,
     frame: usize,
-    comment: Option<&'static str>,
+    dropped: Option<&'static str>,
 ) {
     if let Some(trace) = &config.trace {
-        trace::record(trace, direction, round.batch, frame, comment, round.now);
+        trace.record(direction, round.batch, frame, dropped, round.now.unix_ns);
     }
 }
