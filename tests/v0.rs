@@ -26,10 +26,10 @@ fn run(encrypted: bool) -> Result<()> {
     let options: &[&str] = &["-k", &key];
     let mut daemon = Daemon::start(if encrypted { options } else { &[] })?;
 
-    let python = repository().join("target/venv/bin/python").display().to_string();
     let client = repository().join("tests/v0_client.py").display().to_string();
     let (endpoint, folder) = (daemon.endpoint_v0(), daemon.dir().display().to_string());
-    let mut words = vec![python.as_str(), &client, &endpoint, &folder];
+    // Debian's own, whichever python comes first on the path: the packages of tools/setup.sh are for this one.
+    let mut words = vec!["/usr/bin/python3", &client, &endpoint, &folder];
     if encrypted {
         words.push(&key);
     }

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Makes a fresh Debian 12 ready to build, test and run the demo: packages, the Rust toolchain, a Python venv with a
-# ZeroMQ client (the tests speak to the daemon as an original client would). Run as root; a second run changes nothing
-# and takes a fraction of a second.
+# Makes a fresh Debian 12 ready to build, test and run the demo: packages and the Rust toolchain. Run as root; a second
+# run changes nothing and takes a fraction of a second.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,10 +13,11 @@ RUST=1.95.0
 #   iproute2 iputils-ping iperf3 tcpdump ethtool procps util-linux
 #                              peers in network namespaces
 #   socat                      log in to the demo's guests
-#   python3-venv               the venv
+#   python3-zmq python3-cryptography
+#                              a client of API v0 that shares no code with ours
 PACKAGES="gcc libc6-dev make ca-certificates qemu-system-x86 busybox-static cpio gzip kmod
     iproute2 iputils-ping iperf3 tcpdump ethtool procps socat util-linux
-    python3 python3-venv"
+    python3 python3-zmq python3-cryptography"
 
 as_root() {
     if [ "$(id -u)" != 0 ]; then
@@ -39,7 +39,7 @@ packages() {
     echo "setup: installing ${missing[*]}"
     export DEBIAN_FRONTEND=noninteractive
     apt-get -qq update
-    apt-get -qq install -y --no-install-recommends "${missing[@]}" >/dev/null
+    apt-get -qq install -y --no-install-recommends "${missing[@]}" </dev/null >/dev/null
 }
 
 # At least $RUST, with rustfmt and clippy.
@@ -61,18 +61,5 @@ rust() {
     rustup override set "$RUST"
 }
 
-# The venv is made anew when tools/requirements.txt is newer.
-python() {
-    local venv=target/venv
-    if [ "$venv/ready" -nt tools/requirements.txt ]; then return; fi
-    echo "setup: making $venv"
-    rm -rf "$venv"
-    python3 -m venv "$venv"
-    "$venv/bin/pip" install --quiet --disable-pip-version-check -r tools/requirements.txt
-    touch "$venv/ready"
-}
-
 packages
 rust
-mkdir -p target
-python
