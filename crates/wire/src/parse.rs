@@ -134,8 +134,8 @@ pub fn parse(head: &[u8], frame_len: usize) -> Result<Packet, ParseError> {
 }
 
 /// The frame with what was found in it. Every way through the parser ends in a call of its own, so that a result is
-/// written once, where it is wanted: putting it together layer by layer cost twice the time of the whole (moves of
-/// half-written enums, which stall on store forwarding).
+/// written once, where it is wanted: put together layer by layer it took the whole twice as long (moves of half-written
+/// enums, which stall on store forwarding).
 #[inline(always)]
 fn frame(ethernet: &[u8; ETHERNET_LEN], net: Net) -> Packet {
     let (dst, rest) = split_mac(ethernet);
@@ -148,7 +148,7 @@ fn frame(ethernet: &[u8; ETHERNET_LEN], net: Net) -> Packet {
     }
 }
 
-/// The MAC that `bytes` begin with, and the rest. Copied whole: octet by octet costs more than the rest of the parser.
+/// The MAC that `bytes` begin with, and the rest. Copied whole: octet by octet it is six loads and spills.
 #[inline(always)]
 fn split_mac(bytes: &[u8]) -> (Mac, &[u8]) {
     match bytes.split_first_chunk::<6>() {
