@@ -80,8 +80,11 @@ impl Pair {
 
     /// One turn over what is there.
     pub fn poll(&mut self) -> Turn {
-        let mut turn = Turn::default();
-        turn.error = self.from_port.receive(&mut self.batch).err();
+        let error = self.from_port.receive(&mut self.batch).err();
+        let mut turn = Turn {
+            sent: Vec::new(),
+            error,
+        };
         for index in 0..self.batch.len() {
             turn.sent.push(match self.batch.frames()[index].fault() {
                 Some(_) => Err(TransmitError::BadOffload),
