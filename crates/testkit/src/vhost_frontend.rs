@@ -1,0 +1,242 @@
+//! A VMM without a machine: the frontend's side of vhost-user, over a real socket.
+//!
+//! With a [`Guest`] it makes a complete guest in the test's own process: the frontend negotiates and hands over memory and
+//! rings in QEMU's order, the guest drives the rings. Everything below [`Frontend::send`] can also be said by
+//! hand, in any order, with any length and any descriptors. Waits are bounded by [`PATIENCE`].
+
+use std::io::{self, ErrorKind, IoSlice, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use ::io::vhost::features::{self, protocol};
+use ::io::vhost::request::*;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+
+use crate::ring_driver::queue::Queue;
+use crate::ring_driver::{Guest, USER_BASE};
+
+/// How long a reply is waited for.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+const VERSION: u32 = 1;
+const NEED_REPLY: u32 = 1 << 3;
+
+/// Most descriptors that [`Frontend::send`] takes: more than the protocol allows.
+const FDS: usize = 16;
+
+/// A connection to a vhost-user backend.
+#[derive(Debug)]
+pub struct Frontend {
+    socket: UnixStream,
+    reply_ack: bool,
+}
+
+impl Frontend {
+    /// Connects to the backend's socket.
+    pub fn connect(path: &Path) -> io::Result<Frontend> {
+        let socket = UnixStream::connect(path)?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.set_write_timeout(Some(PATIENCE))?;
+        Ok(Frontend {
+            socket,
+            reply_ack: false,
+        })
+    }
+
+    /// Takes what the backend offers of `wanted` and of REPLY_ACK, MQ and NET_MTU, in QEMU's order; gives the virtio
+    /// features taken. Without [`features::PROTOCOL_FEATURES`] in `wanted` as an old VMM does.
+    pub fn negotiate(&mut self, wanted: u64) -> io::Result<u64> {
+        let taken = self.get(GET_FEATURES)? & wanted;
+        if taken & features::PROTOCOL_FEATURES != 0 {
+            let offered = self.get(GET_PROTOCOL_FEATURES)?;
+            let protocol = offered & (protocol::REPLY_ACK | protocol::MQ | protocol::NET_MTU);
+            self.set(SET_PROTOCOL_FEATURES, protocol)?;
+            self.reply_ack = protocol & protocol::REPLY_ACK != 0;
+            if protocol & protocol::MQ != 0 {
+                self.get(GET_QUEUE_NUM)?;
+            }
+        }
+        self.call(SET_OWNER, &[], &[])?;
+        self.set(SET_FEATURES, taken)?;
+        Ok(taken)
+    }
+
+    /// Hands over the guest's memory and starts both rings, where the guest's driver is in them; `bases` is what
+    /// SET_VRING_BASE says of the ring to receive from and the one to transmit on.
+    pub fn start(&mut self, guest: &Guest, bases: [u16; 2]) -> io::Result<()> {
+        self.set_memory(guest)?;
+        for (index, queue) in [&guest.receiveq, &guest.transmitq].into_iter().enumerate() {
+            self.start_ring(index as u32, queue, bases[index])?;
+        }
+        if self.reply_ack {
+            for index in 0..2 {
+                self.ring(SET_VRING_ENABLE, index, 1)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// SET_MEM_TABLE.
+    pub fn set_memory(&mut self, guest: &Guest) -> io::Result<()> {
+        let regions = guest.regions();
+        let mut payload = (regions.len() as u64).to_ne_bytes().to_vec();
+        for region in &regions {
+            for word in [
+                region.guest_addr,
+                region.size,
+                region.user_addr,
+                region.mmap_offset,
+            ] {
+                payload.extend(word.to_ne_bytes());
+            }
+        }
+        let fds: Vec<BorrowedFd<'_>> = regions.iter().map(|region| region.fd.as_fd()).collect();
+        self.call(SET_MEM_TABLE, &payload, &fds)
+    }
+
+    /// Describes a ring and starts it; it may still have to be enabled.
+    pub fn start_ring(&mut self, index: u32, queue: &Queue, base: u16) -> io::Result<()> {
+        self.ring(SET_VRING_NUM, index, queue.size.into())?;
+        self.ring(SET_VRING_BASE, index, base.into())?;
+        self.call(SET_VRING_ADDR, &address_payload(index, queue), &[])?;
+        self.ring_fd(SET_VRING_KICK, index, &queue.kick_fd())?;
+        self.ring_fd(SET_VRING_CALL, index, &queue.call_fd())
+    }
+
+    /// Stops both rings as QEMU does; gives where they were.
+    pub fn stop(&mut self) -> io::Result<[u16; 2]> {
+        let mut bases = [0; 2];
+        for (index, base) in bases.iter_mut().enumerate() {
+            if self.reply_ack {
+                self.ring(SET_VRING_ENABLE, index as u32, 0)?;
+            }
+            *base = self.vring_base(index as u32)?;
+        }
+        Ok(bases)
+    }
+
+    /// GET_VRING_BASE: stops a ring.
+    pub fn vring_base(&mut self, index: u32) -> io::Result<u16> {
+        self.send(GET_VRING_BASE, &pair(index, 0), &[])?;
+        let reply = self.reply(GET_VRING_BASE)?;
+        Ok((u64::from_ne_bytes(reply) >> 32) as u16)
+    }
+
+    /// Asks for a number.
+    pub fn get(&mut self, request: u32) -> io::Result<u64> {
+        self.send(request, &[], &[])?;
+        self.reply(request).map(u64::from_ne_bytes)
+    }
+
+    /// Tells a number, acknowledged if possible.
+    pub fn set(&mut self, request: u32, value: u64) -> io::Result<()> {
+        self.call(request, &value.to_ne_bytes(), &[])
+    }
+
+    /// Tells a number of a ring, acknowledged if possible.
+    pub fn ring(&mut self, request: u32, index: u32, value: u32) -> io::Result<()> {
+        self.call(request, &pair(index, value), &[])
+    }
+
+    /// Hands over a ring's descriptor, acknowledged if possible.
+    pub fn ring_fd(&mut self, request: u32, index: u32, fd: &OwnedFd) -> io::Result<()> {
+        self.call(request, &u64::from(index).to_ne_bytes(), &[fd.as_fd()])
+    }
+
+    /// Sends a request that has no reply of its own. With REPLY_ACK it is waited for, and `Err` of
+    /// [`ErrorKind::PermissionDenied`] says that the backend has refused it.
+    pub fn call(&mut self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        if !self.reply_ack {
+            return self.send(request, payload, fds);
+        }
+        self.send_bytes(&message(request, VERSION | NEED_REPLY, payload), fds)?;
+        match u64::from_ne_bytes(self.reply(request)?) {
+            0 => Ok(()),
+            code => {
+                let what = format!("{} was refused with {code}", name(request));
+                Err(io::Error::new(ErrorKind::PermissionDenied, what))
+            }
+        }
+    }
+
+    /// Sends a message that does not ask for an acknowledgement.
+    pub fn send(&mut self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.send_bytes(&message(request, VERSION, payload), fds)
+    }
+
+    /// Sends any bytes, and descriptors with the first of them.
+    pub fn send_bytes(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS))];
+        let mut control = SendAncillaryBuffer::new(&mut room);
+        if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+            return Err(io::Error::new(
+                ErrorKind::InvalidInput,
+                "more descriptors than a test needs",
+            ));
+        }
+        let sent = rustix::net::sendmsg(
+            &self.socket,
+            &[IoSlice::new(bytes)],
+            &mut control,
+            SendFlags::NOSIGNAL,
+        )?;
+        io::Write::write_all(&mut &self.socket, &bytes[sent..])
+    }
+
+    /// The reply to `request`: eight bytes of payload, which all replies have.
+    pub fn reply(&mut self, request: u32) -> io::Result<[u8; 8]> {
+        const REPLY: u32 = 1 << 2;
+        let mut bytes = [0; 20];
+        self.socket.read_exact(&mut bytes)?;
+        let mut payload = [0; 8];
+        payload.copy_from_slice(&bytes[12..]);
+        if bytes[..12] != message(request, VERSION | REPLY, &payload)[..12] {
+            let what = format!("{bytes:02x?} is no reply to {}", name(request));
+            return Err(io::Error::new(ErrorKind::InvalidData, what));
+        }
+        Ok(payload)
+    }
+
+    /// Waits until the backend has closed the connection; true if nothing was left to be read before that.
+    pub fn wait_closed(&mut self) -> io::Result<bool> {
+        let mut byte = [0; 1];
+        match self.socket.read(&mut byte) {
+            Ok(count) => Ok(count == 0),
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The socket, for what is not foreseen here.
+    pub fn socket(&self) -> &UnixStream {
+        &self.socket
+    }
+}
+
+/// A message's bytes.
+pub fn message(request: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for word in [request, flags, payload.len() as u32] {
+        bytes.extend(word.to_ne_bytes());
+    }
+    bytes.extend_from_slice(payload);
+    bytes
+}
+
+/// The payload of requests about a ring.
+pub fn pair(index: u32, value: u32) -> Vec<u8> {
+    [index.to_ne_bytes(), value.to_ne_bytes()].concat()
+}
+
+/// The payload of SET_VRING_ADDR for a guest's ring.
+pub fn address_payload(index: u32, queue: &Queue) -> Vec<u8> {
+    let mut payload = pair(index, 0);
+    for at in [queue.desc_at, queue.used_at, queue.avail_at] {
+        payload.extend((USER_BASE + at as u64).to_ne_bytes());
+    }
+    payload.extend(0u64.to_ne_bytes()); // where to log
+    payload
+}
