@@ -5,10 +5,10 @@
 use crate::error::Error;
 use crate::limits;
 use crate::model::{Nic, NicKind};
-use dataplane::Trace;
 use dataplane::counters::{PortCounters, RuleCounters};
 use dataplane::flow::FlowInfo;
 use dataplane::snapshot::{PortSlot, PortUid, RuleSlot, Snapshot};
+use io::trace::Trace;
 use std::sync::Arc;
 
 /// What the daemon was started with.

@@ -28,6 +28,8 @@ pub mod model;
 mod slots;
 mod state;
 mod stats;
+#[cfg(test)]
+mod tests;
 
 pub use attach::{AttachError, Attachments, DataPlane, DataPlaneError, OpenRequest, Settings};
 pub use compile::Work;

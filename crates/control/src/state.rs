@@ -9,9 +9,9 @@ use crate::event::NicState;
 use crate::limits;
 use crate::model::{Group, GroupId, Nic, NicId, Peer, Rule};
 use crate::slots::Slots;
-use dataplane::Trace;
 use dataplane::counters::{PortCounters, RuleCounters};
 use dataplane::snapshot::{GroupIdx, NetworkIdx, PortSlot, PortUid, RuleSlot, Snapshot};
+use io::trace::Trace;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -244,6 +244,9 @@ impl State {
         staged: &mut Staged,
     ) -> Result<(), Error> {
         let mut nics = std::mem::take(&mut staged.nics);
+        let gone = nics.values().filter(|(old, _)| old.is_some()).count();
+        let come = nics.values().filter(|(_, new)| new.is_some()).count();
+        quota("the daemon", "NICs", self.nics.len() + come - gone, limits::NICS)?;
         for (old, _) in nics.values() {
             if let Some(old) = old {
                 self.unlink(old, settings, staged);
@@ -270,13 +273,8 @@ impl State {
                         self.by_slot.remove(&old.slot.0);
                         self.port_slots.give(old.slot.0, epoch);
                     }
-                    let used = self.nics.len() + 1;
-                    let taken = self.port_slots.take(epoch).ok_or_else(|| Error::Quota {
-                        owner: "the daemon".to_owned(),
-                        what: "NICs, counting those that this replaces",
-                        value: used.max(limits::NICS + 1),
-                        limit: limits::NICS,
-                    })?;
+                    let taken = self.port_slots.take(epoch);
+                    let taken = taken.ok_or_else(|| full("ports, counting those replaced", limits::NICS))?;
                     new.slot = PortSlot(taken.slot);
                     new.uid = self.uid();
                     if taken.reused {
@@ -287,7 +285,7 @@ impl State {
             self.link(new, settings, epoch, staged)?;
         }
         staged.nics = nics;
-        quota("the daemon", "NICs", self.nics.len(), limits::NICS)
+        Ok(())
     }
 
     fn uid(&mut self) -> PortUid {
@@ -484,7 +482,7 @@ impl State {
             let taken = self
                 .rule_slots
                 .take(epoch)
-                .ok_or_else(|| full("rules, counting those that this replaces", limits::RULES))?;
+                .ok_or_else(|| full("rules, counting those replaced", limits::RULES))?;
             let slot = RuleSlot(taken.slot);
             let baseline = if taken.reused {
                 dataplane.rule_counters(slot)

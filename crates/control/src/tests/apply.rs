@@ -1,0 +1,128 @@
+//! A whole declared configuration: shown, tried, applied, all or nothing.
+
+use super::world::*;
+use crate::model::{Nic, Peer};
+
+#[test]
+fn a_diff_reads_as_what_will_happen() {
+    let (mut controller, shared) = controller();
+    let before = config(
+        vec![nic("a", 1, &["web"]), nic("gone", 9, &[])],
+        vec![
+            group("web", &["42.0.0.9"], &[tcp(80, Peer::Any)]),
+            group("old", &[], &[]),
+        ],
+    );
+    controller.apply(before, false).unwrap();
+    let mut a = nic("a", 1, &["web"]);
+    a.ips = vec![ip("42.0.0.3"), ip("fd00::1")];
+    let after = config(
+        vec![a, nic("b", 2, &["web", "db"])],
+        vec![group(
+            "web",
+            &["42.0.0.8"],
+            &[tcp(443, Peer::Group(group_id("db")))],
+        )],
+    );
+    let shown = controller.apply(after.clone(), true).unwrap();
+    assert_eq!(
+        shown.to_string(),
+        "~ nic a: ip 42.0.0.1 -> 42.0.0.3,fd00::1\n\
+         + nic b: mac 52:54:00:12:34:02, vni 42, ip 42.0.0.2, groups web,db\n\
+         - nic gone\n\
+         - group old\n\
+         ~ group web:\n\
+         \x20   + rule ingress tcp 443 from group db\n\
+         \x20   - rule ingress tcp 80 from anybody\n\
+         \x20   + member 42.0.0.8\n\
+         \x20   - member 42.0.0.9\n"
+    );
+    assert_eq!(
+        (controller.nic_ids().len(), shared.world().snapshots.len()),
+        (2, 1),
+        "a dry run does nothing"
+    );
+
+    assert_eq!(controller.apply(after.clone(), false).unwrap(), shown);
+    assert!(controller.config() == after);
+    assert_eq!(shared.world().snapshots.len(), 2);
+    assert!(controller.apply(controller.config(), false).unwrap().is_empty());
+    assert_eq!(shared.world().snapshots.len(), 2);
+}
+
+#[test]
+fn one_socket_that_cannot_be_made_undoes_all() {
+    let (mut controller, shared) = controller();
+    controller
+        .apply(config(vec![nic("a", 1, &[]), nic("z", 4, &[])], vec![]), false)
+        .unwrap();
+    shared
+        .world()
+        .refused
+        .insert("/run/butterfly/qemu-vhost-c".to_owned());
+    let wanted = config(
+        vec![nic("b", 2, &[]), nic("c", 3, &[]), nic("z", 5, &["web"])],
+        vec![group("web", &[], &[tcp(80, Peer::Any)])],
+    );
+    shared.log();
+    let error = refused(&mut controller, &shared, |c| c.apply(wanted.clone(), false));
+    assert_eq!(error, "NIC 'c': /run/butterfly/qemu-vhost-c: permission denied");
+    assert_eq!(shared.log(), ["open b /run/butterfly/qemu-vhost-b", "close b"]);
+
+    shared.world().refused.clear();
+    shared.world().refuse_publish = true;
+    let error = refused(&mut controller, &shared, |c| c.apply(wanted.clone(), false));
+    assert_eq!(
+        error,
+        "the data plane did not take the change: the worker is gone"
+    );
+    shared.world().refuse_publish = false;
+    controller.apply(wanted.clone(), false).unwrap();
+    assert!(controller.config() == wanted);
+}
+
+#[test]
+fn nics_exchange_their_macs_in_one_step_only() {
+    let (mut controller, shared) = controller();
+    controller
+        .apply(config(vec![nic("a", 1, &[]), nic("b", 2, &[])], vec![]), false)
+        .unwrap();
+    let (a, b) = (nic("a", 1, &[]), nic("b", 2, &[]));
+    let crossed = |of: &Nic, with: &Nic| Nic {
+        mac: with.mac,
+        ips: with.ips.clone(),
+        ..of.clone()
+    };
+    refused(&mut controller, &shared, |c| c.put_nic(crossed(&a, &b)));
+    controller
+        .apply(config(vec![crossed(&a, &b), crossed(&b, &a)], vec![]), false)
+        .unwrap();
+    let network = port(&controller, &shared, "a").network;
+    let network = shared.world().snapshots.last().unwrap().networks[network.0 as usize]
+        .clone()
+        .unwrap();
+    assert_eq!(network.macs[&b.mac], controller.nic(&nic_id("a")).unwrap().slot);
+    assert_eq!(network.macs[&a.mac], controller.nic(&nic_id("b")).unwrap().slot);
+    assert_eq!((network.macs.len(), network.ports.len()), (2, 2));
+}
+
+#[test]
+fn ten_thousand_rules_come_in_one_snapshot() {
+    let (mut controller, shared) = controller();
+    let rules: Vec<_> = (0..10_000).map(|port| tcp(port, Peer::Any)).collect();
+    let diff = controller
+        .apply(
+            config(vec![nic("a", 1, &["web"])], vec![group("web", &[], &rules)]),
+            false,
+        )
+        .unwrap();
+    assert_eq!(diff.groups[0].diff.rules_added.len(), 10_000);
+    assert_eq!(
+        (shared.world().snapshots.len(), controller.last_work().rule_sets),
+        (1, 1)
+    );
+    assert_eq!(
+        controller.group_stats(&group_id("web")).unwrap().rules.len(),
+        10_000
+    );
+}

@@ -1,0 +1,9 @@
+//! Sessions at the level of operations, over a world in memory (`world.rs`) and over a real worker (`worker.rs`).
+
+mod apply;
+mod incremental;
+mod nics;
+mod quotas;
+mod refusals;
+mod sessions;
+mod world;

@@ -1,0 +1,175 @@
+//! NICs: created, replaced, removed, watched by sniffers, counted.
+
+use super::world::*;
+use crate::NicState;
+use crate::model::{Nic, NicKind, NicUpdate};
+use dataplane::counters::PortCounters;
+use dataplane::drop_reason::DropReason;
+
+#[test]
+fn the_same_nic_again_touches_nothing() {
+    let (mut controller, shared) = controller();
+    let first = controller.put_nic(nic("a", 1, &["web"])).unwrap();
+    assert_eq!(first.path, "/run/butterfly/qemu-vhost-a");
+    assert_eq!(first.trace_path, "/tmp/butterfly-42-a.pcap");
+    assert_eq!(shared.log(), ["open a /run/butterfly/qemu-vhost-a"]);
+
+    let mut twice = nic("a", 1, &["web", "web"]);
+    twice.ips.push(ip("42.0.0.1"));
+    twice.path = Some(first.path.clone());
+    twice.packet_trace_path = Some(first.trace_path.clone());
+    assert_eq!(controller.put_nic(twice).unwrap(), first);
+    assert!(shared.log().is_empty());
+    assert_eq!(
+        (shared.world().snapshots.len(), controller.status().epoch),
+        (1, 1)
+    );
+}
+
+#[test]
+fn a_replaced_nic_keeps_its_connection_and_a_new_address_its_flows() {
+    let (mut controller, shared) = controller();
+    let first = controller.put_nic(nic("a", 1, &[])).unwrap();
+    controller.port_state(first.slot, NicState::Up);
+    shared.log();
+
+    let other_ip = NicUpdate {
+        ips: Some(vec![ip("42.0.0.9")]),
+        ..NicUpdate::default()
+    };
+    let second = controller.update_nic(&nic_id("a"), other_ip).unwrap();
+    assert_eq!(
+        (second.slot, second.uid, second.state.clone()),
+        (first.slot, first.uid, NicState::Up)
+    );
+    assert_eq!(port(&controller, &shared, "a").addresses, [ip("42.0.0.9")]);
+    assert!(shared.log().is_empty());
+
+    let third = controller
+        .put_nic(Nic {
+            mac: wire::Mac([2, 0, 0, 0, 0, 7]),
+            ..(*second.nic).clone()
+        })
+        .unwrap();
+    assert_eq!((third.slot, third.state.clone()), (first.slot, NicState::Up));
+    assert_ne!(
+        third.uid, first.uid,
+        "flows of the old MAC are not those of the new one"
+    );
+    assert_eq!(shared.log(), ["reconfigure 02:00:00:00:00:07 1500"]);
+
+    let fourth = controller
+        .put_nic(Nic {
+            kind: NicKind::Tap,
+            ..(*third.nic).clone()
+        })
+        .unwrap();
+    assert_ne!((fourth.slot, fourth.uid), (third.slot, third.uid));
+    assert_eq!(fourth.state, NicState::Down);
+    assert_eq!(shared.log(), ["open a a", "close a"]);
+    assert_eq!(shared.world().open.len(), 1);
+}
+
+#[test]
+fn a_deleted_nic_leaves_nothing_and_is_deleted_once() {
+    let (mut controller, shared) = controller();
+    let status = controller.put_nic(nic("a", 1, &["web"])).unwrap();
+    assert_eq!(controller.delete_nic(&nic_id("a")).unwrap().nics.len(), 1);
+    assert!(controller.delete_nic(&nic_id("a")).unwrap().is_empty());
+    let world = shared.world();
+    let snapshot = world.snapshots.last().unwrap();
+    assert_eq!(world.snapshots.len(), 2);
+    assert!(snapshot.ports.iter().all(Option::is_none) && snapshot.networks.iter().all(Option::is_none));
+    assert!(world.open.is_empty());
+    drop(world);
+    assert!(
+        controller.state().groups.is_empty(),
+        "nothing names the group any more"
+    );
+    assert_ne!(controller.put_nic(nic("a", 1, &[])).unwrap().uid, status.uid);
+}
+
+#[test]
+fn sniffers_get_copies_whenever_their_target_is_there() {
+    let (mut controller, shared) = controller();
+    let sniffer = Nic {
+        sniff_target: Some(nic_id("a")),
+        ..nic("tap", 1, &[])
+    };
+    let sniffer = controller.put_nic(sniffer).unwrap();
+    controller.put_nic(nic("a", 1, &[])).unwrap();
+    assert_eq!(port(&controller, &shared, "a").sniffers, [sniffer.slot]);
+    assert!(port(&controller, &shared, "tap").is_sniffer);
+    let network = port(&controller, &shared, "a").network;
+    let network = shared.world().snapshots.last().unwrap().networks[network.0 as usize]
+        .clone()
+        .unwrap();
+    assert!(!network.ports.contains(&sniffer.slot) && network.macs.len() == 1);
+
+    controller.delete_nic(&nic_id("a")).unwrap();
+    controller.put_nic(nic("a", 1, &[])).unwrap();
+    assert_eq!(port(&controller, &shared, "a").sniffers, [sniffer.slot]);
+    controller.delete_nic(&nic_id("tap")).unwrap();
+    assert!(port(&controller, &shared, "a").sniffers.is_empty());
+    assert_eq!(controller.last_work().ports, 1);
+}
+
+#[test]
+fn a_trace_is_opened_once_and_again_for_another_file() {
+    let (mut controller, shared) = controller();
+    controller
+        .put_nic(Nic {
+            packet_trace: true,
+            ..nic("a", 1, &[])
+        })
+        .unwrap();
+    let other_ip = NicUpdate {
+        ips: Some(vec![]),
+        ..NicUpdate::default()
+    };
+    controller.update_nic(&nic_id("a"), other_ip).unwrap();
+    let other_file = NicUpdate {
+        packet_trace_path: Some("/tmp/a.pcap".to_owned()),
+        ..NicUpdate::default()
+    };
+    controller.update_nic(&nic_id("a"), other_file).unwrap();
+    assert_eq!(
+        shared.log()[1..],
+        ["trace a /tmp/butterfly-42-a.pcap", "trace a /tmp/a.pcap"]
+    );
+}
+
+#[test]
+fn a_nic_counts_from_its_own_beginning() {
+    let (mut controller, shared) = controller();
+    let slot = controller.put_nic(nic("a", 1, &[])).unwrap().slot;
+    let mut counted = PortCounters {
+        rx_frames: 3,
+        rx_bytes: 300,
+        tx_frames: 1,
+        tx_bytes: 60,
+        ..Default::default()
+    };
+    counted.drops_from[DropReason::MacSpoofed as usize] = 2;
+    shared.world().ports.insert(slot.0, counted.clone());
+    let stats = controller.nic_stats(&nic_id("a")).unwrap();
+    assert_eq!(
+        (stats.bytes_in, stats.frames_in, stats.bytes_out, stats.frames_out),
+        (60, 1, 300, 3)
+    );
+    assert_eq!(
+        (stats.drops_out, stats.drops_in),
+        (vec![(DropReason::MacSpoofed, 2)], vec![])
+    );
+
+    controller.delete_nic(&nic_id("a")).unwrap();
+    let again = controller.put_nic(nic("b", 1, &[])).unwrap();
+    assert_eq!(again.slot, slot, "the slot is used again");
+    counted.tx_bytes += 1000;
+    shared.world().ports.insert(slot.0, counted);
+    let stats = controller.nic_stats(&nic_id("b")).unwrap();
+    assert_eq!(
+        (stats.bytes_in, stats.bytes_out, stats.drops_out),
+        (1000, 0, vec![])
+    );
+}
