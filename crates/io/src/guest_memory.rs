@@ -16,6 +16,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::FileType;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
+use crate::fault_guard::Guard;
+
 /// The most regions a guest may have: what QEMU announces at most as memory slots.
 pub const MAX_REGIONS: usize = 512;
 
@@ -123,10 +125,13 @@ impl Region {
 struct Mapping {
     addr: *mut u8,
     len: usize,
+    /// Taken out and dropped before the memory is unmapped.
+    guard: Option<Guard>,
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        self.guard = None;
         // SAFETY: `addr` and `len` are those of the mmap in `map`, done once; everybody who holds pointers into
         // it holds the `Arc<GuestMemory>` that owns this mapping.
         let unmapped = unsafe { rustix::mm::munmap(self.addr.cast(), self.len) };
@@ -144,7 +149,7 @@ impl Drop for Mapping {
 pub struct GuestMemory {
     /// By guest address, ascending.
     regions: Vec<Region>,
-    _mappings: Vec<Mapping>,
+    mappings: Vec<Mapping>,
 }
 
 // SAFETY: the pointers lead into shared mappings that belong to no thread and live until Drop; whoever copies
@@ -178,10 +183,15 @@ impl GuestMemory {
             regions.push(region);
         }
         regions.sort_by_key(|region| region.guest_addr);
-        Ok(GuestMemory {
-            regions,
-            _mappings: mappings,
-        })
+        Ok(GuestMemory { regions, mappings })
+    }
+
+    /// True when a file was cut short while it was mapped, and its memory is gone. Looks at every mapping: to be
+    /// asked when [`lost_count`](crate::fault_guard::lost_count) has changed.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.mappings
+            .iter()
+            .any(|mapping| mapping.guard.as_ref().is_some_and(Guard::is_lost))
     }
 
     /// The region that a guest address is in.
@@ -298,7 +308,13 @@ fn map(spec: RegionSpec) -> Result<(Mapping, Region), MemoryError> {
     }
     .map_err(failed)?
     .cast::<u8>();
-    let mapping = Mapping { addr, len };
+    // SAFETY: just mapped, as a whole, and of guest memory.
+    let guard = unsafe { Guard::new(addr, len) };
+    let mapping = Mapping {
+        addr,
+        len,
+        guard: Some(guard),
+    };
     // SAFETY: advice about our own new mapping; a core dump of the switch must not hold a guest's memory.
     let _ = unsafe { rustix::mm::madvise(addr.cast(), len, Advice::LinuxDontDump) };
     let host = addr.wrapping_add((spec.mmap_offset - from) as usize);

@@ -19,6 +19,7 @@
 pub mod bench;
 mod copy;
 mod deliver;
+mod fault_guard;
 pub mod frame;
 pub mod guest_memory;
 pub mod guest_view;

@@ -7,11 +7,11 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use super::chain::RingFault;
 use super::features;
 use super::split::SplitQueue;
 use super::transmit::{Framing, PutError};
 use crate::deliver::{self, Accepts, Piece, Sink};
+use crate::fault_guard;
 use crate::frame::Batch;
 use crate::guest_memory::GuestMemory;
 use crate::port::{PortError, RingState, TransmitError};
@@ -45,6 +45,8 @@ pub struct VhostPort {
     /// Set once: no ring is touched afterwards.
     broken: Option<String>,
     reported: bool,
+    /// Mappings lost, of whatever guest, when ours was last known to be there.
+    lost_seen: u64,
 }
 
 impl VhostPort {
@@ -84,6 +86,8 @@ impl VhostPort {
             kicks: 0,
             broken: None,
             reported: false,
+            // Looked at by the first turn in any case.
+            lost_seen: u64::MAX,
         }
     }
 
@@ -99,6 +103,7 @@ impl VhostPort {
 
     #[inline]
     pub(crate) fn receive(&mut self, batch: &mut Batch) -> Result<usize, PortError> {
+        self.check_memory();
         if self.broken.is_some() {
             return self.report().map(|()| 0);
         }
@@ -111,7 +116,7 @@ impl VhostPort {
                 Ok(count)
             }
             Err(fault) => {
-                self.stop("transmitq", fault);
+                self.stop(|| format!("transmitq: {fault}"));
                 self.report().map(|()| 0)
             }
         }
@@ -133,6 +138,7 @@ impl VhostPort {
 
     #[inline]
     pub(crate) fn flush(&mut self) -> Result<(), PortError> {
+        self.check_memory();
         if self.broken.is_some() {
             return self.report();
         }
@@ -199,9 +205,26 @@ impl VhostPort {
         }
     }
 
+    /// Stops the port when the guest's memory was taken away under it: what is read there now are zeros.
+    #[inline]
+    fn check_memory(&mut self) {
+        let lost = fault_guard::lost_count();
+        if lost != self.lost_seen {
+            self.lost_seen = lost;
+            if self.broken.is_none() && self.parts.memory.is_lost() {
+                self.stop(String::new);
+            }
+        }
+    }
+
+    /// Stops the port. Whatever it looks like, memory that is gone is the reason if it is gone.
     #[cold]
-    fn stop(&mut self, queue: &str, fault: RingFault) {
-        self.broken = Some(format!("{queue}: {fault}"));
+    fn stop(&mut self, what: impl FnOnce() -> String) {
+        self.broken = Some(if self.parts.memory.is_lost() {
+            "the file that holds the guest's memory was cut short while it was in use".to_owned()
+        } else {
+            what()
+        });
     }
 
     /// The error of a broken port, the first time it is asked for.
@@ -232,7 +255,7 @@ impl Sink for VhostPort {
             }
             Err(PutError::Transmit(error)) => Err(error),
             Err(PutError::Ring(fault)) => {
-                self.stop("receiveq", fault);
+                self.stop(|| format!("receiveq: {fault}"));
                 Err(TransmitError::Broken)
             }
         }

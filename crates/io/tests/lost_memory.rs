@@ -1,0 +1,250 @@
+//! A VMM that takes the memory away under a running port stops that port, and nothing else.
+
+mod common;
+
+use std::fs::File;
+
+use butterfly_io::guest_memory::{GuestMemory, MemoryError, RegionSpec};
+use butterfly_io::port::{Port, PortError};
+use common::*;
+use testkit::ring_driver::{Guest, GuestOptions, Shape, USER_BASE};
+use wire::offload::Offload;
+
+fn lost() -> PortError {
+    PortError::Broken {
+        what: "the file that holds the guest's memory was cut short while it was in use".into(),
+    }
+}
+
+fn truncate(guest: &Guest, len: u64) {
+    let fd = guest.regions().remove(0).fd;
+    File::from(fd).set_len(len).unwrap();
+}
+
+#[test]
+fn memory_that_is_gone_before_the_switch_looks() {
+    for keep in [0, 0x1000] {
+        let mut pair = Pair::with_features(PLAIN, PLAIN);
+        pair.from.send(&pattern(60), Offload::default(), &Shape::whole());
+        pair.from.transmitq.publish();
+        truncate(&pair.from, keep);
+        let mut errors = Vec::new();
+        for _ in 0..3 {
+            errors.extend(pair.poll().error);
+        }
+        assert_eq!(errors, [lost()], "reported once");
+        assert!(!pair.from_port.is_up() && pair.to_port.is_up());
+    }
+}
+
+#[test]
+fn memory_that_goes_between_the_judgement_and_the_copy() {
+    let mut pair = Pair::with_features(PLAIN, PLAIN);
+    let mut other = Pair::with_features(PLAIN, PLAIN);
+    pair.from
+        .send(&pattern(9000), Offload::default(), &Shape::cut(&[12, 300]));
+    pair.from.transmitq.publish();
+    assert_eq!(pair.from_port.receive(&mut pair.batch), Ok(1));
+    truncate(&pair.from, 0);
+    // The head is ours; the body is zeros now. The copy itself is what faults.
+    assert_eq!(pair.to_port.transmit(&pair.batch, 0), Ok(()));
+    assert_eq!(pair.to_port.flush(), Ok(()));
+    pair.from_port.complete(&mut pair.batch);
+    let frame = pair.one().frame;
+    assert_eq!(frame[..256], pattern(256));
+    assert_eq!(frame[300..], [0; 8700]);
+    assert_eq!(pair.from_port.receive(&mut pair.batch), Err(lost()));
+    assert_eq!(pair.from_port.receive(&mut pair.batch), Ok(0));
+
+    other.from.send(&pattern(60), Offload::default(), &Shape::whole());
+    assert_eq!(other.turn(), Turn::ok(1), "others are not concerned");
+    assert_eq!(other.one().frame, pattern(60));
+}
+
+#[test]
+fn a_receiver_whose_memory_goes() {
+    let mut pair = Pair::with_features(PLAIN, PLAIN);
+    truncate(&pair.to, 0);
+    pair.from.send(&pattern(60), Offload::default(), &Shape::whole());
+    assert_eq!(pair.turn().error, Some(lost()));
+    assert!(pair.from_port.is_up() && !pair.to_port.is_up());
+    assert_eq!(pair.from.reclaim(), 1);
+}
+
+#[test]
+fn a_new_session_after_the_loss_works() {
+    for _ in 0..30 {
+        let mut pair = Pair::with_features(PLAIN, PLAIN);
+        pair.from.send(&pattern(60), Offload::default(), &Shape::whole());
+        assert_eq!(pair.turn(), Turn::ok(1));
+        truncate(&pair.from, 0);
+        assert_eq!(pair.poll().error, Some(lost()));
+        drop(Port::from(pair.to.port()));
+    }
+}
+
+/// The handler is for guest memory, not a way to survive anything else.
+#[test]
+fn a_bus_error_of_others_still_ends_the_process() {
+    const CHILD: &str = "BUTTERFLY_TEST_BUS_ERROR";
+    if std::env::var_os(CHILD).is_some() {
+        let _guest = Guest::new(GuestOptions::default());
+        let file = rustix::fs::memfd_create("empty", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        // SAFETY: a new mapping of a file that has no bytes; reading it faults, which is the point.
+        unsafe {
+            use rustix::mm::{MapFlags, ProtFlags};
+            let page = rustix::mm::mmap(
+                std::ptr::null_mut(),
+                4096,
+                ProtFlags::READ,
+                MapFlags::SHARED,
+                &file,
+                0,
+            )
+            .unwrap();
+            page.cast::<u8>().read_volatile();
+        }
+        unreachable!("a bus error that nobody handles ends the process");
+    }
+    let child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_bus_error_of_others_still_ends_the_process"])
+        .env(CHILD, "1")
+        .output()
+        .unwrap();
+    assert_eq!(
+        std::os::unix::process::ExitStatusExt::signal(&child.status),
+        Some(7),
+        "{child:?}"
+    );
+}
+
+#[test]
+fn a_region_that_is_no_memory_is_refused() {
+    let guest = Guest::new(GuestOptions::default());
+    let spec = |change: fn(&mut RegionSpec)| {
+        let mut spec = guest.regions().remove(0);
+        change(&mut spec);
+        GuestMemory::new(vec![spec]).map(|_| ()).unwrap_err().to_string()
+    };
+    let at = "memory region at guest address 0x40000000";
+    assert_eq!(
+        spec(|s| s.size = 0),
+        format!("{at}: size 0x0 is empty or wraps around")
+    );
+    assert_eq!(
+        spec(|s| s.size += 1),
+        format!("{at} ends at 0x400001 of a file of 0x400000 bytes")
+    );
+    assert_eq!(
+        spec(|s| s.mmap_offset = 4096),
+        format!("{at} ends at 0x401000 of a file of 0x400000 bytes")
+    );
+    assert_eq!(
+        spec(|s| s.guest_addr = u64::MAX - 4096),
+        "memory region at guest address 0xffffffffffffefff: guest address 0xffffffffffffefff is empty or wraps around"
+    );
+    assert_eq!(
+        spec(|s| s.user_addr = u64::MAX - 4096),
+        format!("{at}: user address 0xffffffffffffefff is empty or wraps around")
+    );
+    assert_eq!(
+        spec(|s| s.mmap_offset = u64::MAX),
+        format!("{at}: file offset 0xffffffffffffffff is empty or wraps around")
+    );
+    let no_memory = format!("{at}: its descriptor is not a memfd or a file on tmpfs or hugetlbfs");
+    for path in ["/dev/zero", "/proc/self/status", "/"] {
+        let mut region = guest.regions().remove(0);
+        region.fd = File::open(path).unwrap().into();
+        assert_eq!(
+            GuestMemory::new(vec![region]).unwrap_err().to_string(),
+            no_memory,
+            "{path}"
+        );
+    }
+    let mut read_only = guest.regions().remove(0);
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&read_only.fd));
+    read_only.fd = File::open(path).unwrap().into();
+    assert!(matches!(
+        GuestMemory::new(vec![read_only]),
+        Err(MemoryError::Map { .. })
+    ));
+}
+
+#[test]
+fn regions_that_overlap_or_are_too_many_are_refused() {
+    let guest = Guest::new(GuestOptions {
+        second_region: Some(0x10000),
+        ..GuestOptions::default()
+    });
+    let mut regions = guest.regions();
+    regions[1].guest_addr -= 1;
+    assert_eq!(
+        GuestMemory::new(regions).unwrap_err().to_string(),
+        "memory regions at guest address 0x40000000 and 0x4000ffff overlap"
+    );
+    let mut regions = guest.regions();
+    regions[0].user_addr = regions[1].user_addr + 1;
+    assert_eq!(
+        GuestMemory::new(regions).unwrap_err().to_string(),
+        "memory regions at user address 0x7f1200010000 and 0x7f1200010001 overlap"
+    );
+    assert_eq!(
+        GuestMemory::new(Vec::new()).unwrap_err().to_string(),
+        "memory table has 0 regions; 1 to 512 are possible"
+    );
+}
+
+#[test]
+fn rings_that_cannot_be_are_refused() {
+    use butterfly_io::vhost::split::{QueueSetup, SplitQueue};
+    let guest = Guest::new(GuestOptions::default());
+    let memory = std::sync::Arc::new(GuestMemory::new(guest.regions()).unwrap());
+    let refused = |change: fn(&mut QueueSetup)| {
+        let mut setup = guest.setup(&guest.transmitq, &memory);
+        change(&mut setup);
+        SplitQueue::new(setup).unwrap_err().to_string()
+    };
+    assert_eq!(
+        refused(|s| s.size = 0),
+        "a queue of 0 entries is not possible; powers of two up to 32768 are"
+    );
+    assert_eq!(
+        refused(|s| s.size = 96),
+        "a queue of 96 entries is not possible; powers of two up to 32768 are"
+    );
+    assert_eq!(
+        refused(|s| s.desc = 0x1000),
+        "the descriptor table of 4096 bytes at 0x1000 is not in the guest's memory"
+    );
+    assert_eq!(
+        refused(|s| s.avail = USER_BASE + (4 << 20) - 517),
+        "the available ring of 518 bytes at 0x7f12003ffdfb is not in the guest's memory"
+    );
+    assert_eq!(
+        refused(|s| s.used = u64::MAX - 3),
+        "the used ring of 2054 bytes at 0xfffffffffffffffc is not in the guest's memory"
+    );
+    assert_eq!(
+        refused(|s| s.desc += 8),
+        "the descriptor table at 0x7f1200000008 is not aligned to 16"
+    );
+    assert_eq!(
+        refused(|s| s.avail += 1),
+        "the available ring at 0x7f1200001001 is not aligned to 2"
+    );
+    assert_eq!(
+        refused(|s| s.used += 2),
+        "the used ring at 0x7f1200001242 is not aligned to 4"
+    );
+    let file = || Some(File::open("/dev/zero").unwrap().into());
+    assert_eq!(
+        refused(|s| s.kick = Some(File::open("/dev/zero").unwrap().into())),
+        "the kick descriptor is not an eventfd"
+    );
+    let mut setup = guest.setup(&guest.transmitq, &memory);
+    setup.call = file();
+    assert_eq!(
+        SplitQueue::new(setup).unwrap_err().to_string(),
+        "the call descriptor is not an eventfd"
+    );
+}
