@@ -3,7 +3,8 @@
 
 use crate::attach::Settings;
 use crate::model::{Direction, Icmp, NicId, Peer, Removal, Rule, RuleMatch};
-use crate::state::{GroupEntry, NicEntry, Staged, State};
+use crate::stage::Staged;
+use crate::state::{GroupEntry, NicEntry, State};
 use dataplane::ruleset::{self, RuleSet, RuleSpec};
 use dataplane::snapshot::{Group, MacMap, Network, PortConfig, RuleSlot};
 use imbl::Vector;

@@ -1,24 +1,21 @@
-//! The operations, and the one way they all go ([`Controller::commit`]). Reading is here; what changes NICs and
-//! groups is in the modules below, thin: each says which content it wants and commits that.
+//! The controller, and the one way all operations go ([`Controller::commit`]). The operations on NICs and groups are
+//! in the modules below, thin: each says which content it wants and commits that. Reading is in `read.rs`.
 
 mod groups;
 mod nics;
+mod read;
 
 use crate::attach::{AttachError, Attachments, DataPlane, DataPlaneError, OpenRequest, Settings};
 use crate::compile::Work;
 use crate::diff::Diff;
-use crate::dot;
 use crate::error::Error;
-use crate::event::{Event, EventKind, Events, NicState};
+use crate::event::{EventKind, Events, NicState};
 use crate::limits;
-use crate::model::{Config, Group, GroupId, Nic, NicId};
-use crate::state::{Change, NicEntry, Staged, State};
-use crate::stats::{self, GroupStats, NicStats};
-use dataplane::flow::FlowInfo;
+use crate::model::{Config, Nic};
+use crate::stage::{Change, Staged};
+use crate::state::{NicEntry, State};
 use dataplane::snapshot::{PortSlot, PortUid};
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use tokio::sync::broadcast;
 
 /// The model, and the way to change it. See the crate's page for how an operation goes.
 pub struct Controller {
@@ -95,21 +92,12 @@ impl Controller {
     /// What a NIC frees another may take, its MAC or its VNI's address; but not its socket, interface or trace file:
     /// those are opened before the old ones are closed, so that an error loses nothing.
     pub fn apply(&mut self, config: Config, dry_run: bool) -> Result<Diff, Error> {
-        for (key, nic) in config.nics.iter().filter(|(key, nic)| **key != nic.id) {
-            return Err(Error::value(
-                &format!("NIC '{}'", nic.id),
-                "key",
-                key.as_str(),
-                "is not its id",
-            ));
+        if let Some((key, nic)) = config.nics.iter().find(|(key, nic)| **key != nic.id) {
+            return Err(Error::value(&nic.owner(), "key", key.as_str(), "is not its id"));
         }
-        for (key, group) in config.groups.iter().filter(|(key, group)| **key != group.id) {
-            return Err(Error::value(
-                &format!("group '{}'", group.id),
-                "key",
-                key.as_str(),
-                "is not its id",
-            ));
+        if let Some((key, group)) = config.groups.iter().find(|(key, group)| **key != group.id) {
+            let owner = format!("group '{}'", group.id);
+            return Err(Error::value(&owner, "key", key.as_str(), "is not its id"));
         }
         let gone = self.state.nics.keys().filter(|id| !config.nics.contains_key(*id));
         let mut changes: Vec<Change> = gone.map(|id| Change::RemoveNic(id.clone())).collect();
@@ -121,26 +109,6 @@ impl Controller {
         changes.extend(config.groups.into_values().map(Change::PutGroup));
         changes.extend(config.nics.into_values().map(Change::PutNic));
         self.commit(changes, dry_run)
-    }
-
-    /// Everything that is declared. Applied again, it changes nothing.
-    pub fn config(&self) -> Config {
-        let groups = self
-            .state
-            .groups
-            .values()
-            .filter_map(|entry| entry.group.as_ref());
-        Config {
-            nics: self
-                .state
-                .nics
-                .iter()
-                .map(|(id, entry)| (id.clone(), (*entry.nic).clone()))
-                .collect(),
-            groups: groups
-                .map(|group| (group.id.clone(), (**group).clone()))
-                .collect(),
-        }
     }
 
     /// The one way of all operations: stage on a copy, open, compile, publish, then take the copy and close.
@@ -209,119 +177,6 @@ impl Controller {
         Ok(())
     }
 
-    /// All NICs, sorted by id.
-    pub fn nics(&self) -> impl Iterator<Item = NicStatus> + '_ {
-        self.state.nics.values().map(|entry| self.nic_status(entry))
-    }
-
-    /// The ids of all NICs, sorted.
-    pub fn nic_ids(&self) -> Vec<NicId> {
-        self.state.nics.keys().cloned().collect()
-    }
-
-    /// One NIC.
-    pub fn nic(&self, id: &NicId) -> Result<NicStatus, Error> {
-        Ok(self.nic_status(self.entry(id)?))
-    }
-
-    fn entry(&self, id: &NicId) -> Result<&NicEntry, Error> {
-        self.state.nics.get(id).ok_or_else(|| Error::NoNic(id.clone()))
-    }
-
-    fn nic_status(&self, entry: &NicEntry) -> NicStatus {
-        NicStatus {
-            nic: entry.nic.clone(),
-            path: entry.path.to_string(),
-            trace_path: self.settings.trace_path(&entry.nic),
-            mtu: self.settings.mtu(&entry.nic),
-            state: entry.state.clone(),
-            slot: entry.slot,
-            uid: entry.uid,
-        }
-    }
-
-    /// What a NIC has counted since it was created.
-    pub fn nic_stats(&self, id: &NicId) -> Result<NicStats, Error> {
-        let entry = self.entry(id)?;
-        Ok(stats::nic_stats(
-            id.clone(),
-            &self.dataplane.port_counters(entry.slot),
-            &entry.baseline,
-        ))
-    }
-
-    /// All groups that exist, sorted by id.
-    pub fn groups(&self) -> impl Iterator<Item = Arc<Group>> + '_ {
-        self.state.groups.values().filter_map(|entry| entry.group.clone())
-    }
-
-    /// The ids of all groups that exist, sorted.
-    pub fn group_ids(&self) -> Vec<GroupId> {
-        self.groups().map(|group| group.id.clone()).collect()
-    }
-
-    /// One group.
-    pub fn group(&self, id: &GroupId) -> Result<Arc<Group>, Error> {
-        self.state
-            .group(id)
-            .cloned()
-            .ok_or_else(|| Error::NoGroup(id.clone()))
-    }
-
-    /// The NICs that are in a group or name it, sorted; the group need not exist.
-    pub fn group_nics(&self, id: &GroupId) -> Vec<NicId> {
-        self.state
-            .groups
-            .get(id)
-            .map(|entry| entry.nics.iter().cloned().collect())
-            .unwrap_or_default()
-    }
-
-    /// What each rule of a group has counted since it was added.
-    pub fn group_stats(&self, id: &GroupId) -> Result<GroupStats, Error> {
-        let group = self.group(id)?;
-        let counters = self
-            .state
-            .groups
-            .get(id)
-            .map(|entry| entry.counters.clone())
-            .unwrap_or_default();
-        let rules = group.rules.iter().zip(counters.iter()).map(|(rule, counter)| {
-            let now = self.dataplane.rule_counters(counter.slot);
-            stats::rule_stats(rule.clone(), &now, &counter.baseline)
-        });
-        Ok(GroupStats {
-            id: id.clone(),
-            rules: rules.collect(),
-        })
-    }
-
-    /// The tracked connections of a NIC, or of all.
-    pub fn export_flows(&self, id: Option<&NicId>) -> Result<Vec<FlowInfo>, Error> {
-        let uid = id.map(|id| self.entry(id)).transpose()?.map(|entry| entry.uid);
-        Ok(self.dataplane.flows(uid)?)
-    }
-
-    /// NICs by the identity that [`FlowInfo`] has, for printing it.
-    pub fn nics_by_uid(&self) -> BTreeMap<PortUid, NicId> {
-        self.state
-            .nics
-            .iter()
-            .map(|(id, entry)| (entry.uid, id.clone()))
-            .collect()
-    }
-
-    /// Adds connections, each end's [`PortUid`] being one of this daemon ([`NicStatus::uid`]); gives back how many
-    /// were taken. They are judged by today's rules with their next packet.
-    pub fn import_flows(&self, flows: Vec<FlowInfo>) -> Result<usize, Error> {
-        Ok(self.dataplane.import_flows(flows)?)
-    }
-
-    /// Events from now on. A receiver that falls [`limits::EVENTS`] behind gets `Lagged` with how many it missed.
-    pub fn subscribe(&self) -> broadcast::Receiver<Event> {
-        self.events.subscribe()
-    }
-
     /// A guest came, went or broke the protocol: recorded, and an event if it is news. A slot that no NIC has (any
     /// more) is ignored. Not to be called by a thread that [`Attachments::close`] waits for: it holds the controller.
     pub fn port_state(&mut self, slot: PortSlot, state: NicState) {
@@ -341,35 +196,6 @@ impl Controller {
     /// Counts a request: each API calls it once for each.
     pub fn count_request(&mut self) {
         self.requests += 1;
-    }
-
-    /// The daemon at a glance.
-    pub fn status(&self) -> Status {
-        Status {
-            started_unix_secs: self.settings.started_unix_secs,
-            requests: self.requests,
-            epoch: self.state.snapshot.epoch.0,
-            event_sequence: self.events.sequence(),
-            nics: self.state.nics.len(),
-            networks: self.state.networks.len(),
-            groups: self.state.group_count,
-            rules: self.state.rule_count,
-        }
-    }
-
-    /// The NICs, networks and groups as a DOT graph.
-    pub fn graph_dot(&self) -> String {
-        dot::graph(&self.state)
-    }
-
-    /// What the daemon was started with.
-    pub fn settings(&self) -> &Settings {
-        &self.settings
-    }
-
-    /// What the last operation that changed something had to compile.
-    pub fn last_work(&self) -> Work {
-        self.work
     }
 
     #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! # Theory of operation
 //!
-//! A [`Controller`] holds one [`State`](state): the declared NICs and groups, and what they compile to, all in
+//! A [`Controller`] holds one state: the declared NICs and groups, and what they compile to, all in
 //! persistent maps that are copied in no time. Every operation, whatever its API, becomes a list of changes and goes
 //! the same way ([`Controller::apply`] with a hundred changes, `add_rule` with one):
 //!
@@ -26,6 +26,7 @@ mod event;
 pub mod limits;
 pub mod model;
 mod slots;
+mod stage;
 mod state;
 mod stats;
 #[cfg(test)]

@@ -59,7 +59,7 @@ mod tests {
     #[test]
     fn a_number_rests_for_the_snapshot_that_frees_it() {
         let mut slots = Slots::new(2);
-        let mut take = |slots: &mut Slots, epoch| slots.take(epoch).map(|t| (t.slot, t.reused));
+        let take = |slots: &mut Slots, epoch| slots.take(epoch).map(|t| (t.slot, t.reused));
         assert_eq!(take(&mut slots, 1), Some((0, false)));
         assert_eq!(take(&mut slots, 1), Some((1, false)));
         assert_eq!(take(&mut slots, 2), None);

@@ -4,7 +4,7 @@ use super::Controller;
 use crate::diff::Diff;
 use crate::error::Error;
 use crate::model::{Group, GroupId, Rule};
-use crate::state::Change;
+use crate::stage::Change;
 use std::net::IpAddr;
 
 impl Controller {

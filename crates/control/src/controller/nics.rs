@@ -4,7 +4,7 @@ use super::{Controller, NicStatus};
 use crate::diff::Diff;
 use crate::error::Error;
 use crate::model::{Nic, NicId, NicUpdate};
-use crate::state::Change;
+use crate::stage::Change;
 
 impl Controller {
     /// Makes a NIC be as given. The same content again changes nothing and does not touch the running port. Other

@@ -209,14 +209,14 @@ impl Nic {
         if let Some(mtu) = self.mtu.filter(|mtu| *mtu < limits::MTU_MIN) {
             return refuse("MTU", &mtu, "is below the smallest, 68");
         }
-        if let Some(path) = &self.packet_trace_path {
-            if !path.starts_with('/') || path.contains('\0') || path.len() > limits::TRACE_PATH {
-                return refuse(
-                    "packet trace path",
-                    path,
-                    "is not an absolute path of at most 4095 bytes",
-                );
-            }
+        let cannot_be =
+            |path: &&String| !path.starts_with('/') || path.contains('\0') || path.len() > limits::TRACE_PATH;
+        if let Some(path) = self.packet_trace_path.as_ref().filter(cannot_be) {
+            return refuse(
+                "packet trace path",
+                path,
+                "is not an absolute path of at most 4095 bytes",
+            );
         }
         self.timeouts_in_bounds()?;
         Ok(self)

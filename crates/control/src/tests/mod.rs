@@ -6,4 +6,5 @@ mod nics;
 mod quotas;
 mod refusals;
 mod sessions;
+mod worker;
 mod world;

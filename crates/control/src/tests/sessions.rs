@@ -77,7 +77,7 @@ fn every_operation_on_groups_succeeds_twice_and_publishes_once() {
                 1 => controller.add_member(&web, ip("::1")),
                 2 => controller.put_group(Group {
                     removal: Removal::Drain,
-                    ..group("web", &["::1"], &[rule.clone()])
+                    ..group("web", &["::1"], std::slice::from_ref(&rule))
                 }),
                 3 => controller.delete_rule(&web, &rule),
                 4 => controller.delete_member(&web, ip("::1")),

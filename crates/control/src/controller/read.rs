@@ -1,0 +1,180 @@
+//! What can be asked of a controller; nothing here changes anything.
+
+use super::{Controller, NicStatus, Status};
+use crate::attach::Settings;
+use crate::compile::Work;
+use crate::dot;
+use crate::error::Error;
+use crate::event::Event;
+use crate::model::{Config, Group, GroupId, NicId};
+use crate::state::NicEntry;
+use crate::stats::{self, GroupStats, NicStats};
+use dataplane::flow::FlowInfo;
+use dataplane::snapshot::PortUid;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tokio::sync::broadcast;
+
+impl Controller {
+    /// Everything that is declared. Applied again, it changes nothing.
+    pub fn config(&self) -> Config {
+        let groups = self
+            .state
+            .groups
+            .values()
+            .filter_map(|entry| entry.group.as_ref());
+        Config {
+            nics: self
+                .state
+                .nics
+                .iter()
+                .map(|(id, entry)| (id.clone(), (*entry.nic).clone()))
+                .collect(),
+            groups: groups
+                .map(|group| (group.id.clone(), (**group).clone()))
+                .collect(),
+        }
+    }
+
+    /// All NICs, sorted by id.
+    pub fn nics(&self) -> impl Iterator<Item = NicStatus> + '_ {
+        self.state.nics.values().map(|entry| self.nic_status(entry))
+    }
+
+    /// The ids of all NICs, sorted.
+    pub fn nic_ids(&self) -> Vec<NicId> {
+        self.state.nics.keys().cloned().collect()
+    }
+
+    /// One NIC.
+    pub fn nic(&self, id: &NicId) -> Result<NicStatus, Error> {
+        Ok(self.nic_status(self.entry(id)?))
+    }
+
+    pub(super) fn entry(&self, id: &NicId) -> Result<&NicEntry, Error> {
+        self.state.nics.get(id).ok_or_else(|| Error::NoNic(id.clone()))
+    }
+
+    fn nic_status(&self, entry: &NicEntry) -> NicStatus {
+        NicStatus {
+            nic: entry.nic.clone(),
+            path: entry.path.to_string(),
+            trace_path: self.settings.trace_path(&entry.nic),
+            mtu: self.settings.mtu(&entry.nic),
+            state: entry.state.clone(),
+            slot: entry.slot,
+            uid: entry.uid,
+        }
+    }
+
+    /// What a NIC has counted since it was created.
+    pub fn nic_stats(&self, id: &NicId) -> Result<NicStats, Error> {
+        let entry = self.entry(id)?;
+        Ok(stats::nic_stats(
+            id.clone(),
+            &self.dataplane.port_counters(entry.slot),
+            &entry.baseline,
+        ))
+    }
+
+    /// All groups that exist, sorted by id.
+    pub fn groups(&self) -> impl Iterator<Item = Arc<Group>> + '_ {
+        self.state.groups.values().filter_map(|entry| entry.group.clone())
+    }
+
+    /// The ids of all groups that exist, sorted.
+    pub fn group_ids(&self) -> Vec<GroupId> {
+        self.groups().map(|group| group.id.clone()).collect()
+    }
+
+    /// One group.
+    pub fn group(&self, id: &GroupId) -> Result<Arc<Group>, Error> {
+        self.state
+            .group(id)
+            .cloned()
+            .ok_or_else(|| Error::NoGroup(id.clone()))
+    }
+
+    /// The NICs that are in a group or name it, sorted; the group need not exist.
+    pub fn group_nics(&self, id: &GroupId) -> Vec<NicId> {
+        self.state
+            .groups
+            .get(id)
+            .map(|entry| entry.nics.iter().cloned().collect())
+            .unwrap_or_default()
+    }
+
+    /// What each rule of a group has counted since it was added.
+    pub fn group_stats(&self, id: &GroupId) -> Result<GroupStats, Error> {
+        let group = self.group(id)?;
+        let counters = self
+            .state
+            .groups
+            .get(id)
+            .map(|entry| entry.counters.clone())
+            .unwrap_or_default();
+        let rules = group.rules.iter().zip(counters.iter()).map(|(rule, counter)| {
+            let now = self.dataplane.rule_counters(counter.slot);
+            stats::rule_stats(rule.clone(), &now, &counter.baseline)
+        });
+        Ok(GroupStats {
+            id: id.clone(),
+            rules: rules.collect(),
+        })
+    }
+
+    /// The tracked connections of a NIC, or of all.
+    pub fn export_flows(&self, id: Option<&NicId>) -> Result<Vec<FlowInfo>, Error> {
+        let uid = id.map(|id| self.entry(id)).transpose()?.map(|entry| entry.uid);
+        Ok(self.dataplane.flows(uid)?)
+    }
+
+    /// NICs by the identity that [`FlowInfo`] has, for printing it.
+    pub fn nics_by_uid(&self) -> BTreeMap<PortUid, NicId> {
+        self.state
+            .nics
+            .iter()
+            .map(|(id, entry)| (entry.uid, id.clone()))
+            .collect()
+    }
+
+    /// Adds connections, each end's [`PortUid`] being one of this daemon ([`NicStatus::uid`]); gives back how many
+    /// were taken. They are judged by today's rules with their next packet.
+    pub fn import_flows(&self, flows: Vec<FlowInfo>) -> Result<usize, Error> {
+        Ok(self.dataplane.import_flows(flows)?)
+    }
+
+    /// Events from now on. A receiver that falls [`EVENTS`](crate::limits::EVENTS) behind gets `Lagged` with how many it missed.
+    pub fn subscribe(&self) -> broadcast::Receiver<Event> {
+        self.events.subscribe()
+    }
+
+    /// The daemon at a glance.
+    pub fn status(&self) -> Status {
+        Status {
+            started_unix_secs: self.settings.started_unix_secs,
+            requests: self.requests,
+            epoch: self.state.snapshot.epoch.0,
+            event_sequence: self.events.sequence(),
+            nics: self.state.nics.len(),
+            networks: self.state.networks.len(),
+            groups: self.state.group_count,
+            rules: self.state.rule_count,
+        }
+    }
+
+    /// The NICs, networks and groups as a DOT graph.
+    pub fn graph_dot(&self) -> String {
+        dot::graph(&self.state)
+    }
+
+    /// What the daemon was started with.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// What the last operation that changed something had to compile.
+    pub fn last_work(&self) -> Work {
+        self.work
+    }
+}
