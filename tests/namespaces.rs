@@ -19,7 +19,10 @@ fn main() {
             "iperf3_udp_loses_nothing_at_a_low_rate",
             iperf3_udp_loses_nothing_at_a_low_rate,
         ),
-        ("a_connection_is_cut_and_goes_on", a_connection_is_cut_and_goes_on),
+        (
+            "a_connection_is_cut_and_does_not_return",
+            a_connection_is_cut_and_does_not_return,
+        ),
         ("offloads_off_in_the_kernel", offloads_off_in_the_kernel),
         ("larger_frames_with_a_larger_mtu", larger_frames_with_a_larger_mtu),
         (
@@ -146,11 +149,11 @@ fn iperf3_udp_loses_nothing_at_a_low_rate(pair: &Pair) -> Result<()> {
     Ok(())
 }
 
-fn a_connection_is_cut_and_goes_on(pair: &Pair) -> Result<()> {
+fn a_connection_is_cut_and_does_not_return(pair: &Pair) -> Result<()> {
     const RULE: &str = "right --ip-proto tcp --port 5201";
     pair.daemon.cli(&format!("sg rule add {RULE}"))?;
     let _server = pair.serve()?;
-    let _client = pair.left.start("client", "iperf3 -c 10.1.0.2 -t 30 -b 50M")?;
+    let client = pair.left.start("client", "iperf3 -c 10.1.0.2 -t 30 -b 50M")?;
     let moves = |moving: bool| {
         wait_for(
             &format!("traffic to move: {moving}"),
@@ -166,8 +169,14 @@ fn a_connection_is_cut_and_goes_on(pair: &Pair) -> Result<()> {
     moves(true)?;
     pair.daemon.cli(&format!("sg rule del {RULE}"))?;
     moves(false)?;
+    // A connection begins with a SYN: the rule's return does not revive one whose state was cut ...
     pair.daemon.cli(&format!("sg rule add {RULE}"))?;
-    moves(true)
+    check(moves(true).is_err(), "a connection that was cut stays cut")?;
+    // ... unless the group says otherwise.
+    pair.daemon.cli("sg add --allow-midstream right")?;
+    moves(true)?;
+    drop(client);
+    Ok(())
 }
 
 /// The kernel of one side computes and cuts everything itself; the other side's does not mind.
