@@ -11,7 +11,7 @@ use crate::diff::Diff;
 use crate::error::Error;
 use crate::event::{EventKind, Events, NicState};
 use crate::limits;
-use crate::model::{Config, Nic};
+use crate::model::{Config, Nic, NicKind};
 use crate::stage::{Change, Staged};
 use crate::state::{NicEntry, State};
 use dataplane::snapshot::{PortSlot, PortUid};
@@ -89,8 +89,8 @@ impl Controller {
     /// Makes the declared configuration the configuration, all or nothing, in one snapshot: what is not in it is
     /// removed. With `dry_run` only says what would change; sockets are not tried then.
     ///
-    /// What a NIC frees another may take, its MAC or its VNI's address; but not its socket, interface or trace file:
-    /// those are opened before the old ones are closed, so that an error loses nothing.
+    /// What a NIC frees another may take at once; but not its socket, interface or trace file, which is refused
+    /// ([`Error::PathTaken`]): new ones are opened before old ones are closed, so that an error loses nothing.
     pub fn apply(&mut self, config: Config, dry_run: bool) -> Result<Diff, Error> {
         if let Some((key, nic)) = config.nics.iter().find(|(key, nic)| **key != nic.id) {
             return Err(Error::value(&nic.owner(), "key", key.as_str(), "is not its id"));
@@ -115,6 +115,7 @@ impl Controller {
     fn commit(&mut self, changes: Vec<Change>, dry_run: bool) -> Result<Diff, Error> {
         let mut next = self.state.clone();
         let staged = next.stage(changes, &self.settings, &*self.dataplane)?;
+        self.check_paths(&staged)?;
         if dry_run || staged.diff.is_empty() {
             return Ok(staged.diff);
         }
@@ -138,7 +139,9 @@ impl Controller {
             let Some(old) = old else { continue };
             match new {
                 Some(new) if new.same_port(old) => {
-                    let changed = |nic: &Nic| (nic.mac, self.settings.mtu(nic));
+                    // A bench answers ARP for its addresses itself; other guests learn of theirs elsewhere.
+                    let ips = |nic: &Nic| matches!(nic.kind, NicKind::Bench(_)).then(|| nic.ips.clone());
+                    let changed = |nic: &Nic| (nic.mac, self.settings.mtu(nic), ips(nic));
                     if changed(&old.nic) != changed(&new.nic) {
                         self.attachments.reconfigure(&request(&self.settings, new));
                     }
@@ -148,6 +151,24 @@ impl Controller {
         }
         self.events.send_diff(self.state.snapshot.epoch.0, &staged.diff);
         Ok(staged.diff)
+    }
+
+    /// What is opened must not be open still for another NIC: closing the old would then take the new one's file away.
+    fn check_paths(&self, staged: &Staged) -> Result<(), Error> {
+        for (old, new) in staged.nics.values() {
+            let Some(new) = new else { continue };
+            let path = (!old.as_ref().is_some_and(|old| old.same_port(new))).then(|| new.path.to_string());
+            let trace = |nic: &Nic| nic.packet_trace.then(|| self.settings.trace_path(nic));
+            let before = old.as_ref().and_then(|old| trace(&old.nic));
+            let trace = trace(&new.nic).filter(|path| Some(path) != before.as_ref());
+            for path in [path, trace].into_iter().flatten() {
+                if let Some(other) = self.state.paths.get(path.as_str()) {
+                    let (nic, other) = (new.nic.id.clone(), other.clone());
+                    return Err(Error::PathTaken { nic, path, other });
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Opens what new and changed NICs need and have not; `opened` gets what to close should a later step fail.

@@ -107,6 +107,38 @@ fn nics_exchange_their_macs_in_one_step_only() {
 }
 
 #[test]
+fn a_socket_does_not_pass_from_one_nic_to_another_in_one_step() {
+    let (mut controller, shared) = controller();
+    let at = |nic: Nic, path: &str| Nic {
+        path: Some(path.to_owned()),
+        ..nic
+    };
+    controller.put_nic(at(nic("a", 1, &[]), "/run/x")).unwrap();
+    controller
+        .put_nic(Nic {
+            packet_trace: true,
+            ..nic("c", 3, &[])
+        })
+        .unwrap();
+    let heir = config(vec![at(nic("b", 1, &[]), "/run/x")], vec![]);
+    for dry_run in [true, false] {
+        let error = refused(&mut controller, &shared, |c| c.apply(heir.clone(), dry_run));
+        assert_eq!(error, "NIC 'b': path '/run/x' is already that of NIC 'a'");
+    }
+    let trace_path = Some("/tmp/butterfly-42-c.pcap".to_owned());
+    let heir = Nic {
+        packet_trace: true,
+        packet_trace_path: trace_path,
+        ..nic("b", 1, &[])
+    };
+    refused(&mut controller, &shared, |c| {
+        c.apply(config(vec![heir], vec![]), false)
+    });
+    controller.delete_nic(&nic_id("a")).unwrap();
+    controller.put_nic(at(nic("b", 1, &[]), "/run/x")).unwrap();
+}
+
+#[test]
 fn ten_thousand_rules_come_in_one_snapshot() {
     let (mut controller, shared) = controller();
     let rules: Vec<_> = (0..10_000).map(|port| tcp(port, Peer::Any)).collect();

@@ -71,6 +71,24 @@ fn a_replaced_nic_keeps_its_connection_and_a_new_address_its_flows() {
 }
 
 #[test]
+fn a_bench_is_told_its_new_addresses() {
+    let (mut controller, shared) = controller();
+    let kind = NicKind::Bench(crate::model::BenchKind::Receive);
+    controller
+        .put_nic(Nic {
+            kind,
+            ..nic("a", 1, &[])
+        })
+        .unwrap();
+    let other_ip = NicUpdate {
+        ips: Some(vec![ip("42.0.0.9")]),
+        ..NicUpdate::default()
+    };
+    controller.update_nic(&nic_id("a"), other_ip).unwrap();
+    assert_eq!(shared.log(), ["open a ", "reconfigure 52:54:00:12:34:01 1500"]);
+}
+
+#[test]
 fn a_deleted_nic_leaves_nothing_and_is_deleted_once() {
     let (mut controller, shared) = controller();
     let status = controller.put_nic(nic("a", 1, &["web"])).unwrap();
