@@ -5,7 +5,7 @@ use api::v1;
 use api::v1::rule::{Match, Peer};
 
 use super::Untranslatable;
-use crate::words::{TCP, UDP, rule_words};
+use crate::words::{SCTP, TCP, UDP, rule_words};
 
 /// A group in v0's words, and the values (by their v1 names) that v0 has no word for. A rule that v0 cannot say is
 /// an error: without it, or with a wider one, the group would be another.
@@ -49,9 +49,9 @@ pub fn rule_to_v0(rule: &v1::Rule) -> Result<v0::Rule, Untranslatable> {
     };
     let (port_start, port_end) = match (rule.protocol, &rule.r#match) {
         (Some(TCP | UDP), None) => (Some(0), Some(65535)),
-        (Some(TCP | UDP), Some(Match::Ports(range))) => (Some(range.start), Some(range.end)),
+        (Some(TCP | UDP | SCTP), Some(Match::Ports(range))) => (Some(range.start), Some(range.end)),
         (_, None) => (None, None),
-        // v0 knows ports of TCP and UDP alone, and would allow more than was asked for.
+        // v0 has no ICMP types, and would allow more than was asked for.
         (_, Some(_)) => return cannot(),
     };
     let (cidr, security_group) = match &rule.peer {
@@ -98,8 +98,9 @@ pub fn rule_from_v0(rule: v0::Rule) -> Result<v1::Rule, Untranslatable> {
         }
     };
     let ports = match (protocol, rule.port_start, rule.port_end) {
-        (Some(TCP | UDP), Some(start), Some(end)) => Some(Match::Ports(v1::PortRange { start, end })),
-        (Some(TCP | UDP), ..) => {
+        (Some(TCP | UDP | SCTP), Some(start), Some(end)) => Some(Match::Ports(v1::PortRange { start, end })),
+        (Some(SCTP), None, None) => None,
+        (Some(TCP | UDP | SCTP), ..) => {
             return Err(Untranslatable(format!(
                 "a rule of protocol {} needs port_start and port_end",
                 rule.protocol
@@ -151,6 +152,8 @@ mod tests {
             rule(Some(6), ports(22, 22), Some(Peer::Cidr("42.0.3.1/32".into()))),
             rule(Some(17), ports(0, 65535), Some(Peer::Cidr("fd00::/8".into()))),
             rule(Some(1), None, Some(Peer::Group("users".into()))),
+            rule(Some(132), ports(80, 80), None),
+            rule(Some(132), None, None),
             rule(None, None, None),
         ] {
             assert_eq!(rule_from_v0(rule_to_v0(&rule).unwrap()).unwrap(), rule);
@@ -171,7 +174,6 @@ mod tests {
         });
         let error = rule_to_v0(&rule(Some(1), Some(icmp), None)).unwrap_err();
         assert_eq!(error.0, "the rule `out icmp type=8 all`");
-        assert!(rule_to_v0(&rule(Some(132), ports(1, 2), None)).is_err());
     }
 
     #[test]

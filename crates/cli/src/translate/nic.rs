@@ -121,14 +121,20 @@ pub fn status_from_v0(details: v0::Nic) -> Result<v1::NicStatus, Untranslatable>
     })
 }
 
-/// A NIC's state as the answer to `nic_details`.
+/// A NIC's state as the answer to `nic_details`, defaults said.
 pub fn status_to_v0(status: v1::NicStatus) -> v0::Nic {
     let nic = v1::Nic {
         path: status.path,
         packet_trace_path: status.packet_trace_path,
         ..status.nic.unwrap_or_default()
     };
-    to_v0(&nic).0
+    let (details, _) = to_v0(&nic);
+    v0::Nic {
+        ip_anti_spoof: Some(details.ip_anti_spoof()),
+        bypass_filtering: Some(details.bypass_filtering()),
+        r#type: Some(details.r#type().into()),
+        ..details
+    }
 }
 
 /// An update in v0's words; what v0 cannot update is an error that names it.

@@ -1,6 +1,7 @@
 //! What the tests of the program share: running it, and daemons that only write down what they are asked.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub mod daemon;
 pub mod grpc;
 pub mod zmq;
 
