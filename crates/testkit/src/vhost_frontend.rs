@@ -6,11 +6,12 @@
 
 use std::io::{self, ErrorKind, IoSlice, Read};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use ::io::guest_memory::RegionSpec;
 use ::io::vhost::features::{self, protocol};
 use ::io::vhost::request::*;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
@@ -26,6 +27,23 @@ const NEED_REPLY: u32 = 1 << 3;
 
 /// Most descriptors that [`Frontend::send`] takes: more than the protocol allows.
 const FDS: usize = 16;
+
+/// A ring as a VMM describes it; addresses are the VMM's.
+#[derive(Debug)]
+pub struct RingSpec<'a> {
+    /// Entries.
+    pub size: u16,
+    /// The descriptor table.
+    pub descriptors: u64,
+    /// The available ring.
+    pub available: u64,
+    /// The used ring.
+    pub used: u64,
+    /// Where the backend is notified.
+    pub kick: BorrowedFd<'a>,
+    /// Where the backend notifies.
+    pub call: BorrowedFd<'a>,
+}
 
 /// A connection to a vhost-user backend.
 #[derive(Debug)]
@@ -71,6 +89,20 @@ impl Frontend {
         for (index, queue) in [&guest.receiveq, &guest.transmitq].into_iter().enumerate() {
             self.start_ring(index as u32, queue, bases[index])?;
         }
+        self.enable()
+    }
+
+    /// The same for a guest of any other kind: its memory, the ring it receives from, the one it transmits on.
+    pub fn start_with(&mut self, memory: &[RegionSpec], rings: [RingSpec<'_>; 2]) -> io::Result<()> {
+        self.memory_table(memory)?;
+        for (index, ring) in rings.into_iter().enumerate() {
+            self.ring_table(index as u32, ring, 0)?;
+        }
+        self.enable()
+    }
+
+    /// SET_VRING_ENABLE for both rings, where the protocol has it.
+    fn enable(&mut self) -> io::Result<()> {
         if self.reply_ack {
             for index in 0..2 {
                 self.ring(SET_VRING_ENABLE, index, 1)?;
@@ -81,9 +113,12 @@ impl Frontend {
 
     /// SET_MEM_TABLE.
     pub fn set_memory(&mut self, guest: &Guest) -> io::Result<()> {
-        let regions = guest.regions();
+        self.memory_table(&guest.regions())
+    }
+
+    fn memory_table(&mut self, regions: &[RegionSpec]) -> io::Result<()> {
         let mut payload = (regions.len() as u64).to_ne_bytes().to_vec();
-        for region in &regions {
+        for region in regions {
             for word in [
                 region.guest_addr,
                 region.size,
@@ -99,11 +134,29 @@ impl Frontend {
 
     /// Describes a ring and starts it; it may still have to be enabled.
     pub fn start_ring(&mut self, index: u32, queue: &Queue, base: u16) -> io::Result<()> {
-        self.ring(SET_VRING_NUM, index, queue.size.into())?;
+        let (kick, call) = (queue.kick_fd(), queue.call_fd());
+        let at = |offset: usize| USER_BASE + offset as u64;
+        let ring = RingSpec {
+            size: queue.size,
+            descriptors: at(queue.desc_at),
+            available: at(queue.avail_at),
+            used: at(queue.used_at),
+            kick: kick.as_fd(),
+            call: call.as_fd(),
+        };
+        self.ring_table(index, ring, base)
+    }
+
+    fn ring_table(&mut self, index: u32, ring: RingSpec<'_>, base: u16) -> io::Result<()> {
+        self.ring(SET_VRING_NUM, index, ring.size.into())?;
         self.ring(SET_VRING_BASE, index, base.into())?;
-        self.call(SET_VRING_ADDR, &address_payload(index, queue), &[])?;
-        self.ring_fd(SET_VRING_KICK, index, &queue.kick_fd())?;
-        self.ring_fd(SET_VRING_CALL, index, &queue.call_fd())
+        let mut addresses = pair(index, 0);
+        for address in [ring.descriptors, ring.used, ring.available, 0] {
+            addresses.extend(address.to_ne_bytes());
+        }
+        self.call(SET_VRING_ADDR, &addresses, &[])?;
+        self.ring_fd(SET_VRING_KICK, index, ring.kick)?;
+        self.ring_fd(SET_VRING_CALL, index, ring.call)
     }
 
     /// Stops both rings as QEMU does; gives where they were.
@@ -142,8 +195,8 @@ impl Frontend {
     }
 
     /// Hands over a ring's descriptor, acknowledged if possible.
-    pub fn ring_fd(&mut self, request: u32, index: u32, fd: &OwnedFd) -> io::Result<()> {
-        self.call(request, &u64::from(index).to_ne_bytes(), &[fd.as_fd()])
+    pub fn ring_fd(&mut self, request: u32, index: u32, fd: BorrowedFd<'_>) -> io::Result<()> {
+        self.call(request, &u64::from(index).to_ne_bytes(), &[fd])
     }
 
     /// Sends a request that has no reply of its own. With REPLY_ACK it is waited for, and `Err` of
@@ -229,14 +282,4 @@ pub fn message(request: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
 /// The payload of requests about a ring.
 pub fn pair(index: u32, value: u32) -> Vec<u8> {
     [index.to_ne_bytes(), value.to_ne_bytes()].concat()
-}
-
-/// The payload of SET_VRING_ADDR for a guest's ring.
-pub fn address_payload(index: u32, queue: &Queue) -> Vec<u8> {
-    let mut payload = pair(index, 0);
-    for at in [queue.desc_at, queue.used_at, queue.avail_at] {
-        payload.extend((USER_BASE + at as u64).to_ne_bytes());
-    }
-    payload.extend(0u64.to_ne_bytes()); // where to log
-    payload
 }

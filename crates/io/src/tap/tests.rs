@@ -177,7 +177,6 @@ fn without_offloads_frames_are_whole_and_no_longer_than_the_mtu() {
 }
 
 #[test]
-#[ignore = "until deliver::cut is there"]
 fn large_frames_are_cut_for_a_port_without_offloads() {
     let Some(longest) = download([true, false]) else {
         return;

@@ -1,0 +1,445 @@
+//! The vhost-user server with real sockets; guests are rings in this process, behind a frontend of the testkit.
+
+mod switch;
+
+use std::io::ErrorKind;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use butterfly_io::vhost::features::{MRG_RXBUF, PROTOCOL_FEATURES, VERSION_1};
+use butterfly_io::vhost::request::*;
+use butterfly_io::vhost::{NicOptions, PortKey, PortState, Server, ServerError};
+use switch::{PATIENCE, Switch, nic, open_fds};
+use tempfile::TempDir;
+use testkit::ring_driver::{Guest, GuestOptions, Shape};
+use testkit::vhost_frontend::{Frontend, message, pair};
+use wire::offload::Offload;
+
+const A: PortKey = PortKey(1);
+const B: PortKey = PortKey(2);
+const FEATURES: u64 = VERSION_1 | MRG_RXBUF;
+
+/// A server, its switch and a directory of sockets. One at a time: descriptors are counted.
+struct Lab {
+    server: Option<Server>,
+    switch: Arc<Switch>,
+    dir: TempDir,
+    fds_before: usize,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Lab {
+    fn new() -> Lab {
+        static TURN: Mutex<()> = Mutex::new(());
+        let alone = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let fds_before = open_fds();
+        let switch = Arc::new(Switch::default());
+        let server = Server::start(switch.clone()).unwrap();
+        Lab {
+            server: Some(server),
+            switch,
+            dir: TempDir::new().unwrap(),
+            fds_before,
+            _alone: alone,
+        }
+    }
+
+    fn server(&self) -> &Server {
+        self.server
+            .as_ref()
+            .expect("the server runs until the lab is dropped")
+    }
+
+    fn path(&self, key: PortKey) -> PathBuf {
+        self.dir.path().join(format!("qemu-vhost-{}", key.0))
+    }
+
+    fn listen(&self, key: PortKey) {
+        self.server()
+            .listen(key, &self.path(key), nic(&format!("nic-{}", key.0)))
+            .unwrap();
+    }
+
+    fn connect(&self, key: PortKey) -> Frontend {
+        Frontend::connect(&self.path(key)).unwrap()
+    }
+
+    /// A VMM that is connected and whose rings run.
+    fn boot(&self, key: PortKey, guest: &Guest) -> Frontend {
+        let mut vmm = self.connect(key);
+        assert_eq!(
+            vmm.negotiate(FEATURES | PROTOCOL_FEATURES).unwrap(),
+            FEATURES | PROTOCOL_FEATURES
+        );
+        vmm.start(guest, [0, 0]).unwrap();
+        assert_eq!(self.switch.state_of(key), Some(PortState::Up));
+        vmm
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        let paths: Vec<PathBuf> = self.server().nics().into_iter().map(|nic| nic.path).collect();
+        self.server = None;
+        if std::thread::panicking() {
+            return;
+        }
+        assert!(self.switch.lock().ports.is_empty(), "ports without a server");
+        for path in paths {
+            assert!(!path.exists(), "{} is left behind", path.display());
+        }
+        assert_eq!(open_fds(), self.fds_before, "descriptors left open");
+    }
+}
+
+fn guest() -> Guest {
+    Guest::new(GuestOptions {
+        features: FEATURES,
+        ..GuestOptions::default()
+    })
+}
+
+/// A frame that says where it comes from.
+fn frame(mark: u8) -> Vec<u8> {
+    let mut frame = vec![mark; 700];
+    frame[..6].copy_from_slice(&[0xff; 6]);
+    frame
+}
+
+/// Sends a frame from one guest to the other and sees that it, and nothing else, arrives.
+fn one_frame(lab: &Lab, from: &mut Guest, to: &mut Guest, mark: u8) {
+    assert!(
+        from.send(&frame(mark), Offload::default(), &Shape::whole()),
+        "room to send"
+    );
+    from.transmitq.publish();
+    assert_eq!(lab.switch.turn(), []);
+    let received: Vec<Vec<u8>> = to.receive().into_iter().map(|received| received.frame).collect();
+    assert_eq!(received, [frame(mark)]);
+    assert_eq!(from.reclaim(), 1);
+}
+
+#[test]
+fn two_guests_talk_stop_and_talk_again() {
+    let lab = Lab::new();
+    lab.listen(A);
+    lab.listen(B);
+    let (mut a, mut b) = (guest(), guest());
+    let (mut vmm_a, _vmm_b) = (lab.boot(A, &a), lab.boot(B, &b));
+    for mark in 0..100 {
+        one_frame(&lab, &mut a, &mut b, mark);
+        one_frame(&lab, &mut b, &mut a, !mark);
+    }
+    let nics = lab.server().nics();
+    let session = nics[0].session.as_ref().unwrap();
+    assert_eq!((nics.len(), nics[0].key, nics[0].name.as_str()), (2, A, "nic-1"));
+    assert_eq!(session.features, Some(FEATURES | PROTOCOL_FEATURES));
+    assert_eq!((session.rings[0].size, session.rings[1].enabled), (256, true));
+
+    // The guest of A stops its driver and starts it where it was.
+    assert_eq!(vmm_a.stop().unwrap(), [100, 100]);
+    assert_eq!(lab.switch.state_of(A), Some(PortState::Connected));
+    assert!(!lab.switch.lock().ports.contains_key(&A));
+    vmm_a.start(&a, [100, 100]).unwrap();
+    one_frame(&lab, &mut a, &mut b, 1);
+    one_frame(&lab, &mut b, &mut a, 2);
+}
+
+#[test]
+fn a_vmm_that_comes_back_a_hundred_times_works_each_time() {
+    let lab = Lab::new();
+    lab.listen(A);
+    lab.listen(B);
+    let (mut a, mut b) = (guest(), guest());
+    let _vmm_b = lab.boot(B, &b);
+    for round in 0..100 {
+        // It has lost count: it says 0, and the guest's driver is somewhere else.
+        let vmm = lab.boot(A, &a);
+        one_frame(&lab, &mut a, &mut b, round);
+        one_frame(&lab, &mut b, &mut a, round);
+        drop(vmm);
+        lab.switch.wait_for(A, &PortState::Disconnected);
+        assert!(!lab.switch.lock().ports.contains_key(&A));
+    }
+    assert_eq!(lab.switch.states_of(A).len(), 300, "connected, up, disconnected");
+}
+
+#[test]
+fn a_guest_that_reboots_begins_at_zero() {
+    let lab = Lab::new();
+    lab.listen(A);
+    lab.listen(B);
+    let (mut a, mut b) = (guest(), guest());
+    let (mut vmm, _vmm_b) = (lab.boot(A, &a), lab.boot(B, &b));
+    one_frame(&lab, &mut a, &mut b, 1);
+    vmm.stop().unwrap();
+    let mut a = guest();
+    vmm.start(&a, [0, 0]).unwrap();
+    one_frame(&lab, &mut a, &mut b, 2);
+    one_frame(&lab, &mut b, &mut a, 3);
+}
+
+#[test]
+fn an_old_vmm_without_protocol_features_is_served() {
+    let lab = Lab::new();
+    lab.listen(A);
+    lab.listen(B);
+    let (mut a, mut b) = (guest(), guest());
+    let _vmm_b = lab.boot(B, &b);
+    let mut vmm = lab.connect(A);
+    assert_eq!(vmm.negotiate(FEATURES).unwrap(), FEATURES);
+    vmm.start(&a, [0, 0]).unwrap();
+    vmm.get(GET_FEATURES).unwrap(); // answered: all before it is done
+    one_frame(&lab, &mut a, &mut b, 1);
+    one_frame(&lab, &mut b, &mut a, 2);
+}
+
+#[test]
+fn a_guest_that_breaks_its_ring_is_stopped_and_mended_by_a_reset() {
+    let lab = Lab::new();
+    lab.listen(A);
+    lab.listen(B);
+    let (a, mut b) = (guest(), guest());
+    let (mut vmm, _vmm_b) = (lab.boot(A, &a), lab.boot(B, &b));
+    a.transmitq.write_available_index(1000);
+    let said = lab.switch.turn();
+    assert_eq!(said.len(), 1);
+    assert_eq!(said[0].0, A);
+    // An interrupt that is moved (a guest can do that at any time) does not start it again.
+    vmm.ring_fd(SET_VRING_CALL, 1, a.transmitq.call_fd().as_fd())
+        .unwrap();
+    assert!(
+        matches!(lab.switch.state_of(A), Some(PortState::Broken(_))),
+        "{:?}",
+        lab.switch.states_of(A)
+    );
+    assert_eq!(lab.switch.turn(), []);
+
+    vmm.stop().unwrap();
+    let mut a = guest();
+    vmm.start(&a, [0, 0]).unwrap();
+    assert_eq!(lab.switch.state_of(A), Some(PortState::Up));
+    one_frame(&lab, &mut a, &mut b, 1);
+    one_frame(&lab, &mut b, &mut a, 2);
+}
+
+#[test]
+fn a_second_vmm_is_refused_and_the_first_does_not_notice() {
+    let lab = Lab::new();
+    lab.listen(A);
+    lab.listen(B);
+    let (mut a, mut b) = (guest(), guest());
+    let (vmm, _vmm_b) = (lab.boot(A, &a), lab.boot(B, &b));
+    for _ in 0..3 {
+        assert!(lab.connect(A).wait_closed().unwrap());
+    }
+    one_frame(&lab, &mut a, &mut b, 1);
+    // One that comes as the first one goes takes over, whichever of the two is noticed first.
+    drop(vmm);
+    let _vmm = lab.boot(A, &a);
+    one_frame(&lab, &mut a, &mut b, 2);
+}
+
+#[test]
+fn a_message_that_comes_in_pieces_holds_nobody_up() {
+    let lab = Lab::new();
+    lab.listen(A);
+    lab.listen(B);
+    let (mut a, mut b) = (guest(), guest());
+    let mut slow = lab.connect(A);
+    let bytes = message(GET_FEATURES, 1, &[]);
+    slow.send_bytes(&bytes[..5], &[]).unwrap();
+    let _vmm_b = lab.boot(B, &b);
+    slow.send_bytes(&bytes[5..11], &[]).unwrap();
+    assert_eq!(lab.server().nics().len(), 2);
+    slow.send_bytes(&bytes[11..], &[]).unwrap();
+    assert_ne!(slow.reply(GET_FEATURES).unwrap(), [0; 8]);
+
+    // The memory table byte by byte, its descriptor with the first.
+    slow.negotiate(FEATURES).unwrap();
+    let region = &a.regions()[0];
+    let words = [
+        1,
+        region.guest_addr,
+        region.size,
+        region.user_addr,
+        region.mmap_offset,
+    ];
+    let table: Vec<u8> = words.into_iter().flat_map(u64::to_ne_bytes).collect();
+    let bytes = message(SET_MEM_TABLE, 1, &table);
+    slow.send_bytes(&bytes[..1], &[region.fd.as_fd()]).unwrap();
+    for byte in &bytes[1..] {
+        slow.send_bytes(&[*byte], &[]).unwrap();
+    }
+    slow.start_ring(0, &a.receiveq, 0).unwrap();
+    slow.start_ring(1, &a.transmitq, 0).unwrap();
+    slow.get(GET_FEATURES).unwrap();
+    one_frame(&lab, &mut a, &mut b, 1);
+}
+
+#[test]
+fn garbage_ends_one_session_and_no_other() {
+    let lab = Lab::new();
+    lab.listen(A);
+    lab.listen(B);
+    let (mut a, mut b) = (guest(), guest());
+    let _vmm_b = lab.boot(B, &b);
+    let null = std::fs::File::open("/dev/null").unwrap();
+    let many = [null.as_fd(); 16];
+    let garbage: [(&[u8], usize); 6] = [
+        (&[0xff; 64], 0),
+        (&[0; 12], 0),
+        (&message(SET_MEM_TABLE, 1, &[0; 40]), 3),
+        (&message(SET_FEATURES, 1, &[0; 8]), 16),
+        (&message(GET_FEATURES, 5, &[]), 0),
+        (&message(GET_CONFIG, 9, &pair(0, 0)), 1),
+    ];
+    for (bytes, fds) in garbage {
+        let mut vmm = lab.connect(A);
+        vmm.send_bytes(bytes, &many[..fds]).unwrap();
+        assert!(vmm.wait_closed().unwrap(), "{bytes:02x?}");
+    }
+    // Half a message, and descriptors for the other half, go with their sender.
+    let mut vmm = lab.connect(A);
+    vmm.send_bytes(&message(SET_MEM_TABLE, 1, &[0; 40])[..20], &many[..8])
+        .unwrap();
+    drop(vmm);
+    lab.switch.wait_for(A, &PortState::Disconnected);
+    let _vmm_a = lab.boot(A, &a);
+    one_frame(&lab, &mut a, &mut b, 1);
+    one_frame(&lab, &mut b, &mut a, 2);
+}
+
+#[test]
+fn a_vmm_that_does_not_read_its_replies_fills_its_own_queue() {
+    let lab = Lab::new();
+    lab.listen(A);
+    lab.listen(B);
+    let (mut a, mut b) = (guest(), guest());
+    let mut deaf = lab.connect(A);
+    deaf.socket().set_nonblocking(true).unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    let mut asked = 0u64;
+    // Until the kernel takes no more, which means that the server has stopped reading.
+    let mut refused = 0;
+    while refused < 20 {
+        assert!(
+            Instant::now() < deadline,
+            "{asked} questions, and the server still reads"
+        );
+        match deaf.send(GET_FEATURES, &[], &[]) {
+            Ok(()) => (asked, refused) = (asked + 1, 0),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                refused += 1;
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    let _vmm_b = lab.boot(B, &b);
+    // It reads at last: every answer is there, and the session goes on.
+    deaf.socket().set_nonblocking(false).unwrap();
+    for _ in 0..asked {
+        deaf.reply(GET_FEATURES).unwrap();
+    }
+    deaf.negotiate(FEATURES).unwrap();
+    deaf.start(&a, [0, 0]).unwrap();
+    deaf.get(GET_FEATURES).unwrap();
+    one_frame(&lab, &mut a, &mut b, 1);
+}
+
+#[test]
+fn closing_a_nic_ends_its_session_and_frees_its_key() {
+    let lab = Lab::new();
+    lab.listen(A);
+    let a = guest();
+    let mut vmm = lab.boot(A, &a);
+    assert!(lab.server().close(A));
+    assert!(
+        !lab.switch.lock().ports.contains_key(&A),
+        "taken back when close returns"
+    );
+    assert!(!lab.path(A).exists());
+    assert!(vmm.wait_closed().unwrap());
+    assert!(!lab.server().close(A));
+    lab.listen(A);
+    let _vmm = lab.boot(A, &a);
+}
+
+#[test]
+fn sockets_are_made_where_they_can_be_and_say_why_not() {
+    let lab = Lab::new();
+    let listen = |path: &PathBuf| lab.server().listen(PortKey(9), path, nic("nic-9"));
+
+    let long = lab.dir.path().join("x".repeat(108));
+    let error = listen(&long).unwrap_err();
+    assert!(matches!(error, ServerError::Path { .. }), "{error}");
+    assert!(error.to_string().contains(long.to_str().unwrap()), "{error}");
+    let error = listen(&lab.dir.path().join("none/socket")).unwrap_err();
+    assert!(matches!(error, ServerError::Directory { .. }), "{error}");
+
+    let file = lab.dir.path().join("file");
+    std::fs::write(&file, "keep me").unwrap();
+    let error = listen(&file).unwrap_err();
+    assert!(matches!(error, ServerError::NotASocket { .. }), "{error}");
+    assert_eq!(std::fs::read(&file).unwrap(), b"keep me");
+
+    let used = lab.dir.path().join("used");
+    let other = UnixListener::bind(&used).unwrap();
+    let error = listen(&used).unwrap_err();
+    assert!(matches!(error, ServerError::InUse { .. }), "{error}");
+    assert!(used.exists());
+    drop(other); // its file stays: stale now
+    listen(&used).unwrap();
+    UnixStream::connect(&used).unwrap();
+    let error = listen(&lab.dir.path().join("other")).unwrap_err();
+    assert!(matches!(error, ServerError::KeyInUse { .. }), "{error}");
+    assert!(!lab.dir.path().join("other").exists());
+    let error = lab.server().listen(B, &used, nic("nic-2")).unwrap_err();
+    assert!(
+        matches!(error, ServerError::InUse { .. }),
+        "our own is one that is listened on: {error}"
+    );
+
+    // What somebody has put in the socket's place is not ours to remove.
+    std::fs::remove_file(&used).unwrap();
+    let _theirs = UnixListener::bind(&used).unwrap();
+    assert!(lab.server().close(PortKey(9)));
+    assert!(std::fs::metadata(&used).unwrap().file_type().is_socket());
+}
+
+#[test]
+fn hundreds_of_nics_are_served_by_one_thread() {
+    let lab = Lab::new();
+    let keys: Vec<PortKey> = (10..210).map(PortKey).collect();
+    for &key in &keys {
+        let options = NicOptions {
+            offloads: false,
+            mtu: None,
+            ..nic(&format!("nic-{}", key.0))
+        };
+        lab.server().listen(key, &lab.path(key), options).unwrap();
+    }
+    let mut vmms: Vec<Frontend> = keys.iter().map(|&key| lab.connect(key)).collect();
+    for vmm in &mut vmms {
+        vmm.send(GET_FEATURES, &[], &[]).unwrap();
+    }
+    for vmm in &mut vmms {
+        assert_eq!(
+            u64::from_ne_bytes(vmm.reply(GET_FEATURES).unwrap()),
+            0x1_7000_8000
+        );
+    }
+    assert_eq!(
+        lab.server()
+            .nics()
+            .iter()
+            .filter(|nic| nic.session.is_some())
+            .count(),
+        200
+    );
+}

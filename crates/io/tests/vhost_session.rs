@@ -1,0 +1,663 @@
+//! vhost-user sessions without a socket: QEMU's own words, and what no honest VMM says.
+
+mod switch;
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use butterfly_io::vhost::features::{self, protocol};
+use butterfly_io::vhost::message::Reader;
+use butterfly_io::vhost::request::*;
+use butterfly_io::vhost::session::{Outcome, Session};
+use butterfly_io::vhost::{NicOptions, PortKey, PortState};
+use proptest::prelude::*;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::MemfdFlags;
+use switch::{Switch, nic, open_fds};
+use testkit::vhost_frontend::{message, pair};
+use wire::Mac;
+
+const KEY: PortKey = PortKey(7);
+const VERSION: u32 = 1;
+const NEED_REPLY: u32 = 9;
+
+/// Tests here count the descriptors of the whole process: one at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// What says the messages.
+struct Vmm {
+    switch: Arc<Switch>,
+    session: Option<Session>,
+    reader: Reader,
+}
+
+impl Vmm {
+    fn new(options: NicOptions) -> Vmm {
+        let switch = Arc::new(Switch::default());
+        let session = Session::new(KEY, Arc::new(options), switch.clone());
+        Vmm {
+            switch,
+            session: Some(session),
+            reader: Reader::new(),
+        }
+    }
+
+    fn session(&self) -> &Session {
+        self.session.as_ref().expect("a session that has not ended")
+    }
+
+    /// Says one message; `None` when the stream itself was found to be broken.
+    fn try_say(&mut self, bytes: &[u8], fds: Vec<OwnedFd>) -> Option<Outcome> {
+        let (mut rest, mut fds) = (bytes, fds);
+        while !rest.is_empty() {
+            let space = self.reader.space();
+            let count = space.len().min(rest.len());
+            space[..count].copy_from_slice(&rest[..count]);
+            rest = &rest[count..];
+            match self.reader.filled(count, std::mem::take(&mut fds)) {
+                Ok(None) => {}
+                Ok(Some(message)) => return Some(self.session.as_mut().unwrap().handle(message)),
+                Err(error) => {
+                    self.session.as_mut().unwrap().unreadable(error);
+                    return None;
+                }
+            }
+        }
+        None
+    }
+
+    fn say(&mut self, request: u32, flags: u32, payload: &[u8], fds: Vec<OwnedFd>) -> Outcome {
+        self.try_say(&message(request, flags, payload), fds)
+            .expect("a whole message")
+    }
+
+    /// Says it as an honest VMM would, and is neither answered nor sent away.
+    fn tell(&mut self, request: u32, payload: &[u8], fds: Vec<OwnedFd>) {
+        let outcome = self.say(request, VERSION, payload, fds);
+        assert_eq!(
+            outcome,
+            Outcome {
+                reply: None,
+                close: false
+            },
+            "{}",
+            name(request)
+        );
+    }
+
+    /// Says it and is sent away.
+    fn is_refused(&mut self, request: u32, payload: &[u8], fds: Vec<OwnedFd>) {
+        let outcome = self.say(request, VERSION, payload, fds);
+        assert_eq!(
+            outcome,
+            Outcome {
+                reply: None,
+                close: true
+            },
+            "{} {payload:02x?}",
+            name(request)
+        );
+    }
+
+    /// Says it, and is told no without being sent away.
+    fn is_told_no(&mut self, request: u32, payload: &[u8], fds: Vec<OwnedFd>) {
+        let outcome = self.say(request, NEED_REPLY, payload, fds);
+        let reply = Some(reply(request, 1));
+        assert_eq!(
+            outcome,
+            Outcome { reply, close: false },
+            "{} {payload:02x?}",
+            name(request)
+        );
+    }
+
+    fn negotiate(&mut self, features: u64) {
+        self.tell(SET_PROTOCOL_FEATURES, &protocol::OFFERED.to_ne_bytes(), vec![]);
+        self.tell(
+            SET_FEATURES,
+            &(features | features::VERSION_1).to_ne_bytes(),
+            vec![],
+        );
+    }
+
+    /// Memory of 1 MiB, and both rings of 64 entries as far as SET_VRING_CALL.
+    fn set_up(&mut self, features: u64) {
+        self.negotiate(features);
+        self.tell(
+            SET_MEM_TABLE,
+            &table(&[[0, 0x10_0000, USER, 0]]),
+            vec![memory(0x10_0000)],
+        );
+        for ring in 0..2 {
+            self.set_up_ring(ring);
+        }
+    }
+
+    fn set_up_ring(&mut self, ring: u32) {
+        self.tell(SET_VRING_NUM, &pair(ring, 64), vec![]);
+        self.tell(SET_VRING_BASE, &pair(ring, 0), vec![]);
+        self.tell(
+            SET_VRING_ADDR,
+            &addresses(ring, USER + u64::from(ring) * 0x8000),
+            vec![],
+        );
+        self.tell(SET_VRING_KICK, &u64::from(ring).to_ne_bytes(), vec![event()]);
+        self.tell(SET_VRING_CALL, &u64::from(ring).to_ne_bytes(), vec![event()]);
+    }
+
+    fn state(&self) -> PortState {
+        self.session().info().state
+    }
+
+    fn has_port(&self) -> bool {
+        self.switch.lock().ports.contains_key(&KEY)
+    }
+
+    /// Which rings the port has: the one to receive from, the one to transmit on.
+    fn rings(&self) -> [bool; 2] {
+        let inner = self.switch.lock();
+        let Some(port) = inner.ports.get(&KEY) else {
+            return [false; 2];
+        };
+        let state = port.ring_state();
+        [state.receiveq.is_some(), state.transmitq.is_some()]
+    }
+}
+
+impl Drop for Vmm {
+    fn drop(&mut self) {
+        if let Some(session) = self.session.take() {
+            session.end();
+        }
+        if !std::thread::panicking() {
+            assert!(!self.has_port(), "the port of a session that has ended");
+            assert_eq!(self.switch.state_of(KEY), Some(PortState::Disconnected));
+        }
+    }
+}
+
+const USER: u64 = 0x7f00_0000_0000;
+
+fn memory(len: u64) -> OwnedFd {
+    let fd = rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+    File::from(fd.try_clone().unwrap()).set_len(len).unwrap();
+    fd
+}
+
+fn event() -> OwnedFd {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
+}
+
+fn reply(request: u32, number: u64) -> Vec<u8> {
+    message(request, 5, &number.to_ne_bytes())
+}
+
+/// A memory table of regions: guest address, size, user address, offset.
+fn table(regions: &[[u64; 4]]) -> Vec<u8> {
+    let words = std::iter::once(regions.len() as u64).chain(regions.iter().flatten().copied());
+    words.flat_map(u64::to_ne_bytes).collect()
+}
+
+/// SET_VRING_ADDR with the three parts at distances of 0x1000 from `at`.
+fn addresses(ring: u32, at: u64) -> Vec<u8> {
+    let mut payload = pair(ring, 0);
+    for part in [at, at + 0x2000, at + 0x1000, 0] {
+        payload.extend(part.to_ne_bytes());
+    }
+    payload
+}
+
+fn hex(text: &str) -> Vec<u8> {
+    (0..text.len())
+        .step_by(2)
+        .map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap())
+        .collect()
+}
+
+/// What QEMU 7.2 says for a guest whose firmware (iPXE) drives the card, is reset, and drives it again: taken down
+/// from QEMU itself. Request, flags, payload, descriptors ('e'vent or 'm'emory).
+const QEMU_CONNECTS: &[(u32, u32, &str, &str)] = &[
+    (1, 1, "", ""),
+    (15, 1, "", ""),
+    (16, 1, "1900000000000000", ""),
+    (17, 1, "", ""),
+    (3, 1, "", ""),
+    (1, 1, "", ""),
+    (13, 1, "0000000000000000", "e"),
+    (14, 1, "0000000000000000", "e"),
+    (13, 1, "0100000000000000", "e"),
+    (14, 1, "0100000000000000", "e"),
+    (18, 1, "0000000001000000", ""),
+    (18, 1, "0100000001000000", ""),
+];
+const QEMU_STARTS: &[(u32, u32, &str, &str)] = &[
+    (20, 9, "7805000000000000", ""),
+    (18, 1, "0000000001000000", ""),
+    (18, 1, "0100000001000000", ""),
+    (2, 1, "0800004001000000", ""),
+    (
+        5,
+        9,
+        "01000000000000000000000000000000000000040000000000f0ff8b4a7f00000000000000000000",
+        "m",
+    ),
+    (8, 1, "0000000000010000", ""),
+    (10, 1, "0000000000000000", ""),
+    (
+        9,
+        1,
+        "000000000000000000e0f58f4a7f00000000f68f4a7f000000f0f58f4a7f00000010f60300000000",
+        "",
+    ),
+    (12, 1, "0000000000000000", "e"),
+    (13, 1, "0000000000000000", "e"),
+    (8, 1, "0100000000010000", ""),
+    (10, 1, "0100000000000000", ""),
+    (
+        9,
+        1,
+        "01000000000000000010f68f4a7f00000030f68f4a7f00000020f68f4a7f00000040f60300000000",
+        "",
+    ),
+    (12, 1, "0100000000000000", "e"),
+    (13, 1, "0100000000000000", "e"),
+];
+const QEMU_STOPS: &[(u32, u32, &str, &str)] =
+    &[(11, 1, "0000000000000000", ""), (11, 1, "0100000000000000", "")];
+
+/// Says them all; gives the numbers of the replies.
+fn play(vmm: &mut Vmm, messages: &[(u32, u32, &str, &str)]) -> Vec<(u32, u64)> {
+    let mut replies = Vec::new();
+    for &(request, flags, payload, fds) in messages {
+        let fd = |kind| if kind == 'e' { event() } else { memory(0x400_0000) };
+        let outcome = vmm.say(request, flags, &hex(payload), fds.chars().map(fd).collect());
+        assert!(!outcome.close, "{}", name(request));
+        if let Some(bytes) = outcome.reply {
+            let number = u64::from_ne_bytes(bytes[12..].try_into().unwrap());
+            assert_eq!(bytes, reply(request, number));
+            replies.push((request, number));
+        }
+    }
+    replies
+}
+
+#[test]
+fn qemus_own_words_bring_a_guest_up_through_a_reset() {
+    let _alone = alone();
+    let fds = open_fds();
+    let mut vmm = Vmm::new(nic("qemu"));
+    let offered = 0x1_7000_bb8b | 1 << 29 | 1 << 28;
+    let expected = [(1, offered), (15, 0x19), (17, 1), (1, offered)];
+    assert_eq!(play(&mut vmm, QEMU_CONNECTS), expected);
+    for _ in 0..2 {
+        assert!(!vmm.has_port());
+        assert_eq!(play(&mut vmm, QEMU_STARTS), [(20, 0), (5, 0)]);
+        assert_eq!((vmm.rings(), vmm.state()), ([true, true], PortState::Up));
+        assert_eq!(vmm.session().info().mtu, Some(1400));
+        assert_eq!(play(&mut vmm, QEMU_STOPS), [(11, 0), (11, 1)]);
+    }
+    let states = vmm.switch.states_of(KEY);
+    use PortState::{Connected, Up};
+    assert_eq!(states, [Connected, Up, Connected, Up, Connected]);
+    drop(vmm);
+    assert_eq!(open_fds(), fds);
+}
+
+#[test]
+fn a_ring_runs_when_it_is_described_started_and_enabled() {
+    let _alone = alone();
+    let mut vmm = Vmm::new(nic("rings"));
+    vmm.set_up(features::PROTOCOL_FEATURES);
+    assert_eq!(
+        vmm.rings(),
+        [false, false],
+        "with protocol features rings start disabled"
+    );
+    vmm.tell(SET_VRING_ENABLE, &pair(1, 1), vec![]);
+    assert_eq!(
+        (vmm.rings(), vmm.state()),
+        ([false, true], PortState::Up),
+        "one way"
+    );
+    vmm.tell(SET_VRING_ENABLE, &pair(0, 1), vec![]);
+    assert_eq!(vmm.rings(), [true, true]);
+    vmm.tell(SET_VRING_ENABLE, &pair(1, 0), vec![]);
+    assert_eq!(vmm.rings(), [true, false]);
+    vmm.tell(SET_VRING_ENABLE, &pair(1, 1), vec![]);
+    let outcome = vmm.say(GET_VRING_BASE, VERSION, &pair(0, 0), vec![]);
+    assert_eq!(outcome.reply, Some(message(GET_VRING_BASE, 5, &pair(0, 0))));
+    assert_eq!(vmm.rings(), [false, true]);
+    // Enabling does not start, a kick does; without a descriptor it is polled.
+    vmm.tell(SET_VRING_ENABLE, &pair(0, 0), vec![]);
+    vmm.tell(SET_VRING_ENABLE, &pair(0, 1), vec![]);
+    assert_eq!(vmm.rings(), [false, true]);
+    vmm.tell(SET_VRING_KICK, &0x100u64.to_ne_bytes(), vec![]);
+    assert_eq!(vmm.rings(), [true, true]);
+    vmm.tell(RESET_OWNER, &[], vec![]);
+    assert_eq!((vmm.rings(), vmm.state()), ([false, false], PortState::Connected));
+
+    let mut old = Vmm::new(nic("old"));
+    old.set_up(0);
+    assert_eq!(
+        old.rings(),
+        [true, true],
+        "without protocol features rings start enabled"
+    );
+}
+
+#[test]
+fn a_request_that_says_nothing_new_leaves_the_port_alone() {
+    let _alone = alone();
+    let mut vmm = Vmm::new(nic("calm"));
+    vmm.set_up(0);
+    let attached = vmm.switch.lock().attached;
+    vmm.tell(SET_VRING_ENABLE, &pair(0, 1), vec![]);
+    let attached_once = vmm.switch.lock().attached;
+    vmm.tell(SET_VRING_ENABLE, &pair(0, 1), vec![]);
+    vmm.tell(SET_FEATURES, &features::VERSION_1.to_ne_bytes(), vec![]);
+    vmm.tell(SET_VRING_ERR, &0u64.to_ne_bytes(), vec![event()]);
+    vmm.tell(SET_OWNER, &[], vec![]);
+    assert_eq!(vmm.switch.lock().attached, attached_once);
+    assert!(attached_once <= attached + 1);
+    vmm.tell(SEND_RARP, &[2, 0, 0, 0, 0, 9, 0, 0], vec![]);
+    assert_eq!(vmm.switch.lock().announced, [(KEY, Mac([2, 0, 0, 0, 0, 9]))]);
+}
+
+#[test]
+fn the_offer_follows_the_nic() {
+    let _alone = alone();
+    let plain = NicOptions {
+        offloads: false,
+        mtu: None,
+        ..nic("plain")
+    };
+    let mut vmm = Vmm::new(plain);
+    let offered = vmm.say(GET_FEATURES, VERSION, &[], vec![]).reply.unwrap();
+    assert_eq!(offered, reply(GET_FEATURES, 0x1_7000_8000));
+    // What was not offered cannot be taken: CSUM, MTU, and what does not exist.
+    for bit in [0u32, 3, 63] {
+        let mut vmm = Vmm::new(NicOptions {
+            offloads: false,
+            mtu: None,
+            ..nic("plain")
+        });
+        vmm.is_refused(SET_FEATURES, &(1u64 << 32 | 1 << bit).to_ne_bytes(), vec![]);
+    }
+    vmm.is_refused(SET_PROTOCOL_FEATURES, &(1u64 << 9).to_ne_bytes(), vec![]);
+}
+
+#[test]
+fn an_mtu_is_one_and_not_above_the_nics() {
+    let _alone = alone();
+    let mut vmm = Vmm::new(nic("mtu"));
+    vmm.negotiate(features::PROTOCOL_FEATURES | features::MTU);
+    for bad in [0u64, 67, 1501, 65536, u64::MAX] {
+        vmm.is_told_no(NET_SET_MTU, &bad.to_ne_bytes(), vec![]);
+    }
+    assert_eq!(vmm.session().info().mtu, Some(1500));
+    vmm.tell(NET_SET_MTU, &68u64.to_ne_bytes(), vec![]);
+    assert_eq!(vmm.session().info().mtu, Some(68));
+}
+
+#[test]
+fn what_is_not_known_is_declined_and_what_waits_for_an_answer_is_not_left_waiting() {
+    let _alone = alone();
+    let fds = open_fds();
+    let mut vmm = Vmm::new(nic("other"));
+    vmm.tell(RESET_DEVICE, &[], vec![]);
+    vmm.negotiate(features::PROTOCOL_FEATURES);
+    for request in [
+        SET_LOG_FD,
+        SET_VRING_ENDIAN,
+        SET_CONFIG,
+        RESET_DEVICE,
+        ADD_MEM_REG,
+        SET_STATUS,
+        41,
+        9999,
+    ] {
+        vmm.is_told_no(request, &[1, 2, 3], vec![event()]);
+    }
+    vmm.is_refused(GET_CONFIG, &[0; 12], vec![]);
+    vmm.is_refused(GET_INFLIGHT_FD, &[0; 16], vec![event()]);
+    drop(vmm);
+    assert_eq!(open_fds(), fds);
+}
+
+#[test]
+fn impossible_rings_do_not_run_and_a_new_start_mends_them() {
+    let _alone = alone();
+    let fds = open_fds();
+    let mut vmm = Vmm::new(nic("impossible"));
+    vmm.set_up(features::PROTOCOL_FEATURES);
+    vmm.tell(SET_VRING_ENABLE, &pair(0, 1), vec![]);
+    vmm.tell(SET_VRING_ENABLE, &pair(1, 1), vec![]);
+    assert_eq!(vmm.rings(), [true, true]);
+    for size in [0, 3, 65, 32769, 65536, u32::MAX] {
+        vmm.is_told_no(SET_VRING_NUM, &pair(0, size), vec![]);
+        assert_eq!(vmm.rings(), [false, true], "size {size}");
+    }
+    vmm.tell(SET_VRING_NUM, &pair(0, 64), vec![]);
+    assert_eq!(vmm.rings(), [true, true]);
+
+    let misaligned = |at: usize| {
+        let mut payload = addresses(0, USER);
+        payload[at] += 1;
+        payload
+    };
+    let outside = addresses(0, USER + 0x10_0000 - 0x2000);
+    let nowhere = addresses(0, 0);
+    let wrapping = addresses(0, u64::MAX - 0x2000);
+    for wrong in [
+        misaligned(8),
+        misaligned(16),
+        misaligned(24),
+        outside,
+        nowhere,
+        wrapping,
+    ] {
+        vmm.is_told_no(SET_VRING_ADDR, &wrong, vec![]);
+        assert_eq!(vmm.rings(), [false, true]);
+        assert!(matches!(vmm.state(), PortState::Broken(_)), "{:?}", vmm.state());
+        // What the VMM does when the guest resets its driver.
+        vmm.say(GET_VRING_BASE, VERSION, &pair(0, 0), vec![]);
+        vmm.set_up_ring(0);
+        assert_eq!((vmm.rings(), vmm.state()), ([true, true], PortState::Up));
+    }
+    // No eventfd: the worker would wait on it.
+    vmm.is_told_no(SET_VRING_KICK, &0u64.to_ne_bytes(), vec![memory(4096)]);
+    vmm.is_told_no(
+        SET_VRING_CALL,
+        &1u64.to_ne_bytes(),
+        vec![File::open("/dev/null").unwrap().into()],
+    );
+    assert_eq!(vmm.rings(), [false, false]);
+    drop(vmm);
+    assert_eq!(open_fds(), fds);
+}
+
+#[test]
+fn what_only_a_vmm_can_do_wrong_ends_the_session() {
+    let _alone = alone();
+    let fds = open_fds();
+    let cases: Vec<(u32, Vec<u8>, Vec<OwnedFd>)> = vec![
+        (SET_VRING_NUM, pair(2, 64), vec![]),
+        (SET_VRING_BASE, pair(u32::MAX, 0), vec![]),
+        (SET_VRING_BASE, pair(0, 65536), vec![]),
+        (GET_VRING_BASE, pair(2, 0), vec![]),
+        (SET_VRING_ENABLE, pair(2, 1), vec![]),
+        (SET_VRING_ENABLE, pair(0, 2), vec![]),
+        (SET_VRING_KICK, 2u64.to_ne_bytes().to_vec(), vec![event()]),
+        (SET_VRING_CALL, 255u64.to_ne_bytes().to_vec(), vec![event()]),
+        (SET_VRING_ERR, 2u64.to_ne_bytes().to_vec(), vec![event()]),
+        (SET_VRING_KICK, 0u64.to_ne_bytes().to_vec(), vec![]),
+        (
+            SET_VRING_KICK,
+            0u64.to_ne_bytes().to_vec(),
+            vec![event(), event()],
+        ),
+        (SET_VRING_KICK, 0x100u64.to_ne_bytes().to_vec(), vec![event()]),
+        (SET_VRING_ADDR, addresses(9, USER), vec![]),
+        (SET_VRING_ADDR, [pair(0, 1), vec![0; 32]].concat(), vec![]),
+        (SET_FEATURES, vec![0; 8], vec![event()]),
+        (SET_OWNER, vec![0; 8], vec![]),
+        (SET_MEM_TABLE, table(&[]), vec![]),
+        (SET_MEM_TABLE, table(&[[0, 4096, USER, 0]]), vec![]),
+        (SET_MEM_TABLE, table(&[[0, 0, USER, 0]]), vec![memory(4096)]),
+        (
+            SET_MEM_TABLE,
+            table(&[[0, u64::MAX, USER, 0]]),
+            vec![memory(4096)],
+        ),
+        (SET_MEM_TABLE, table(&[[0, 1 << 62, USER, 0]]), vec![memory(4096)]),
+        (
+            SET_MEM_TABLE,
+            table(&[[u64::MAX - 4095, 8192, USER, 0]]),
+            vec![memory(8192)],
+        ),
+        (
+            SET_MEM_TABLE,
+            table(&[[0, 8192, u64::MAX - 4095, 0]]),
+            vec![memory(8192)],
+        ),
+        (SET_MEM_TABLE, table(&[[0, 8192, USER, 4096]]), vec![memory(8192)]),
+        (
+            SET_MEM_TABLE,
+            table(&[[0, 4096, USER, u64::MAX]]),
+            vec![memory(4096)],
+        ),
+        (SET_MEM_TABLE, table(&[[0, 4096, USER, 0]]), vec![event()]),
+        (
+            SET_MEM_TABLE,
+            table(&[[0, 4096, USER, 0]]),
+            vec![File::open("/dev/zero").unwrap().into()],
+        ),
+        (
+            SET_MEM_TABLE,
+            table(&[[0, 8192, USER, 0], [4096, 8192, USER + 8192, 0]]),
+            vec![memory(8192), memory(8192)],
+        ),
+        (
+            SET_MEM_TABLE,
+            table(&[[0, 8192, USER, 0], [8192, 8192, USER + 4096, 0]]),
+            vec![memory(8192), memory(8192)],
+        ),
+    ];
+    for (request, payload, fds) in cases {
+        let mut vmm = Vmm::new(nic("wrong"));
+        vmm.set_up(0);
+        assert_eq!(vmm.state(), PortState::Up);
+        vmm.is_refused(request, &payload, fds);
+    }
+    assert_eq!(open_fds(), fds);
+}
+
+#[test]
+fn a_refusal_that_is_waited_for_is_told_before_the_end() {
+    let _alone = alone();
+    let mut vmm = Vmm::new(nic("told"));
+    vmm.negotiate(features::PROTOCOL_FEATURES);
+    let outcome = vmm.say(
+        SET_MEM_TABLE,
+        NEED_REPLY,
+        &table(&[[0, 0, USER, 0]]),
+        vec![memory(4096)],
+    );
+    assert_eq!(
+        outcome,
+        Outcome {
+            reply: Some(reply(SET_MEM_TABLE, 1)),
+            close: true
+        }
+    );
+}
+
+#[test]
+fn memory_that_is_replaced_takes_the_rings_along() {
+    let _alone = alone();
+    let mut vmm = Vmm::new(nic("hotplug"));
+    vmm.set_up(0);
+    let two = table(&[
+        [0, 0x10_0000, USER, 0],
+        [0x10_0000, 0x10_0000, USER + 0x10_0000, 0],
+    ]);
+    vmm.tell(SET_MEM_TABLE, &two, vec![memory(0x10_0000), memory(0x10_0000)]);
+    assert_eq!((vmm.rings(), vmm.state()), ([true, true], PortState::Up));
+    // Memory that the rings are not in stops them.
+    let elsewhere = table(&[[0, 0x1000, USER + 0x10_0000, 0]]);
+    vmm.is_told_no(SET_MEM_TABLE, &elsewhere, vec![memory(0x1000)]);
+    assert_eq!(vmm.rings(), [false, false]);
+    assert!(matches!(vmm.state(), PortState::Broken(_)));
+}
+
+/// A message, its flags, payload and kinds of descriptors.
+type Words = (u32, u32, Vec<u8>, Vec<u8>);
+
+fn any_message() -> impl Strategy<Value = Words> {
+    let payload = prop_oneof![
+        Just(vec![]),
+        any::<[u8; 8]>().prop_map(|bytes| bytes.to_vec()),
+        (
+            0u32..3,
+            prop_oneof![Just(0u32), Just(1), Just(64), Just(256), any::<u32>()]
+        )
+            .prop_map(|(ring, value)| pair(ring, value)),
+        (0u32..3, 0u64..0x20_0000).prop_map(|(ring, at)| addresses(ring, USER + at * 16)),
+        (0u64..9, 0u64..0x20_0000, 0u64..4).prop_map(|(count, size, gap)| {
+            let regions: Vec<[u64; 4]> = (0..count)
+                .map(|at| [at * size, size, USER + at * (size + gap), 0])
+                .collect();
+            table(&regions)
+        }),
+        Just(features::VERSION_1.to_ne_bytes().to_vec()),
+        Just(
+            (features::VERSION_1 | features::PROTOCOL_FEATURES)
+                .to_ne_bytes()
+                .to_vec()
+        ),
+        Just(protocol::OFFERED.to_ne_bytes().to_vec()),
+        prop::collection::vec(any::<u8>(), 0..300),
+    ];
+    let flags = prop_oneof![8 => Just(VERSION), 8 => Just(NEED_REPLY), 1 => any::<u32>()];
+    (0u32..45, flags, payload, prop::collection::vec(0u8..3, 0..9))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    /// Whatever is said in whatever order, on top of a session that runs or not: no panic, nothing leaked, and a
+    /// port only while a ring runs.
+    #[test]
+    fn any_words_in_any_order(running in any::<bool>(), words in prop::collection::vec(any_message(), 1..40)) {
+        let _alone = alone();
+        let fds = open_fds();
+        let mut vmm = Vmm::new(nic("any"));
+        if running {
+            vmm.set_up(0);
+        }
+        for (request, flags, payload, kinds) in words {
+            let fd = |kind| match kind {
+                0 => event(),
+                1 => memory(0x10_0000),
+                _ => File::open("/dev/null").unwrap().into(),
+            };
+            let bytes = message(request, flags, &payload);
+            let Some(outcome) = vmm.try_say(&bytes, kinds.into_iter().map(fd).collect()) else { break };
+            let up = vmm.rings() != [false, false];
+            prop_assert_eq!(up, vmm.has_port());
+            if outcome.close {
+                break;
+            }
+            if vmm.state() == PortState::Up {
+                prop_assert!(up);
+            }
+            vmm.switch.turn();
+        }
+        drop(vmm);
+        prop_assert_eq!(open_fds(), fds);
+    }
+}
