@@ -4,6 +4,7 @@ mod common;
 
 use butterfly_io::frame::Batch;
 use butterfly_io::vhost::features::EVENT_IDX;
+use butterfly_io::vhost::split::QueueSetup;
 use common::*;
 use testkit::ring_driver::Shape;
 use wire::offload::Offload;
@@ -70,6 +71,24 @@ fn work_that_came_before_the_switch_was_armed_keeps_it_awake() {
         assert_eq!(pair.poll(), Turn::ok(2));
         assert!(!pair.from_port.arm());
     }
+}
+
+#[test]
+fn a_ring_without_a_kick_descriptor_is_polled() {
+    use butterfly_io::port::Port;
+    use butterfly_io::vhost::port::VhostPort;
+    use butterfly_io::vhost::split::SplitQueue;
+    let pair = Pair::with_features(PLAIN, PLAIN);
+    let Port::Vhost(port) = pair.from_port else {
+        unreachable!("made from a VhostPort")
+    };
+    let mut parts = port.into_parts();
+    let setup = pair.from.setup(&pair.from.transmitq, &parts.memory);
+    parts.transmitq = Some(SplitQueue::new(QueueSetup { kick: None, ..setup }).unwrap());
+    // And one ring is enough to be up.
+    parts.receiveq = None;
+    let mut port = Port::from(VhostPort::new(parts));
+    assert!(port.is_up() && port.arm() && port.kick_fd().is_none());
 }
 
 #[test]

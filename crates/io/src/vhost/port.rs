@@ -172,9 +172,10 @@ impl VhostPort {
         self.kicks += 1;
     }
 
+    /// One ring is enough: a guest may enable one before the other, or one alone.
     #[inline]
     pub(crate) fn is_up(&self) -> bool {
-        self.broken.is_none() && self.parts.receiveq.is_some() && self.parts.transmitq.is_some()
+        self.broken.is_none() && (self.parts.receiveq.is_some() || self.parts.transmitq.is_some())
     }
 
     pub(crate) fn mtu(&self) -> Option<u16> {

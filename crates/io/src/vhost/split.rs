@@ -17,6 +17,9 @@
 //!   the guest's `used_event` or flags) and in [`SplitQueue::arm`] (`avail_event` or flags, then the guest's
 //!   index): whoever comes second sees the first.
 //!
+//! What is not defended against: the eventfds are shared with the VMM, which can make them blocking again and
+//! fill them, so that our write waits. It would take a thread of its own to notify guests that do that.
+//!
 //! While we poll, the guest is told not to notify us, on both rings: a guest also kicks after it has refilled
 //! the ring it receives from, and there we never need to know.
 
@@ -211,8 +214,12 @@ impl SplitQueue {
         self.kick.as_ref().map(AsFd::as_fd)
     }
 
-    /// Asks the guest to notify us of new chains. True when there are some already.
+    /// Asks the guest to notify us of new chains. True when there are some already, and always when there is no
+    /// descriptor to be notified on: such a ring has to be polled.
     pub fn arm(&mut self) -> bool {
+        if self.kick.is_none() {
+            return true;
+        }
         if self.event_idx {
             self.avail_event().store(self.next_avail, Ordering::Relaxed);
         } else {
