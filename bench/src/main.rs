@@ -1,0 +1,70 @@
+//! The project's benchmarks: itself and its peers, side by side in one run, as ratios.
+//!
+//! Speed on a shared machine means nothing by itself, so nothing here is compared with a number from another
+//! day: every switch is started, measured and stopped in turn, several rounds over, and what is reported are
+//! medians, their spread and the ratio to the peer in the same run. `switch` measures frames from guest to guest,
+//! `control` the time a request takes. The last line of each is its ratios as `name=value` pairs.
+
+mod control;
+mod guest;
+mod load;
+mod peers;
+mod regime;
+mod report;
+mod switch;
+
+use clap::Parser;
+
+/// Rules that every filtering switch has to look at.
+pub const RULES: u16 = 100;
+
+/// The rules that the traffic does not match are for TCP ports from here on.
+pub const FIRST_RULE_PORT: u16 = 20_000;
+
+/// The benchmark's traffic goes to this port, and with many flows to the next ones as well: a range of
+/// [`TRAFFIC_PORTS`], which is one rule here and one masked match in OVS.
+pub const TRAFFIC_PORT: u16 = 7_040;
+
+/// How many destination ports the last rule allows: a power of two that divides [`TRAFFIC_PORT`].
+pub const TRAFFIC_PORTS: u16 = 128;
+
+/// Measures the switch and its control plane beside their peers.
+#[derive(Parser)]
+#[command(version)]
+enum Command {
+    /// Frames a second from guest to guest, on one core: this switch, testpmd, OVS-DPDK.
+    Switch {
+        /// Fewer sizes, rounds and seconds: under five minutes.
+        #[arg(long)]
+        quick: bool,
+        /// The core of the switch; the guests' driver runs on the other.
+        #[arg(long, default_value_t = 0)]
+        core: usize,
+        /// Measure only the switches whose names contain one of these.
+        #[arg(long)]
+        only: Vec<String>,
+    },
+    /// Microseconds a request takes at 1,000 NICs.
+    Control {
+        /// Fewer requests.
+        #[arg(long)]
+        quick: bool,
+    },
+}
+
+fn main() -> std::process::ExitCode {
+    let ratios = match Command::parse() {
+        Command::Switch { quick, core, only } => switch::run(quick, core, &only),
+        Command::Control { quick } => control::run(if quick { 200 } else { 2000 }),
+    };
+    match ratios {
+        Ok(ratios) => {
+            println!("{ratios}");
+            std::process::ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("butterfly-bench: {error}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Samples, their median and spread, and the last line that scripts read.
+
+use std::fmt;
+
+/// Measurements of one thing, in the order they were taken.
+#[derive(Clone, Debug, Default)]
+pub struct Samples(Vec<f64>);
+
+impl Samples {
+    /// Adds one.
+    pub fn push(&mut self, value: f64) {
+        self.0.push(value);
+    }
+
+    /// The value below which `share` (0..=1) of them lie; NaN when there are none.
+    pub fn quantile(&self, share: f64) -> f64 {
+        let mut sorted = self.0.clone();
+        sorted.sort_by(f64::total_cmp);
+        let last = sorted.len().saturating_sub(1) as f64;
+        sorted
+            .get((last * share).round() as usize)
+            .copied()
+            .unwrap_or(f64::NAN)
+    }
+
+    /// The middle one.
+    pub fn median(&self) -> f64 {
+        self.quantile(0.5)
+    }
+
+    /// From the least to the most, as a share of the median.
+    pub fn spread(&self) -> f64 {
+        (self.quantile(1.0) - self.quantile(0.0)) / self.median()
+    }
+}
+
+/// The ratios of a run: `name=value` pairs on the last line of its output.
+#[derive(Default)]
+pub struct Ratios(Vec<(String, f64)>);
+
+impl Ratios {
+    /// Adds one; a ratio of what was not measured is left out.
+    pub fn push(&mut self, name: impl Into<String>, value: f64) {
+        if value.is_finite() {
+            self.0.push((name.into(), value));
+        }
+    }
+}
+
+impl fmt::Display for Ratios {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, (name, value)) in self.0.iter().enumerate() {
+            let gap = if index > 0 { " " } else { "" };
+            write!(f, "{gap}{name}={value:.2}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn median_and_spread_do_not_depend_on_the_order() {
+        let mut samples = Samples::default();
+        for value in [3.0, 1.0, 2.0, 5.0, 4.0] {
+            samples.push(value);
+        }
+        assert_eq!(
+            (samples.median(), samples.quantile(0.0), samples.quantile(1.0)),
+            (3.0, 1.0, 5.0)
+        );
+        assert!((samples.spread() - 4.0 / 3.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn what_was_not_measured_is_not_reported() {
+        let mut ratios = Ratios::default();
+        ratios.push("rate", 1.5);
+        ratios.push("missing", Samples::default().median());
+        assert_eq!(ratios.to_string(), "rate=1.50");
+    }
+}
