@@ -60,7 +60,7 @@ async fn run(chain: Chain) -> Result<(), Error> {
 
 fn fail(error: &Error) -> ExitCode {
     if !error.is_closed_pipe() {
-        eprintln!("butterfly: {error}");
+        output::say(&format!("butterfly: {error}\n"));
     }
     error.exit_code()
 }

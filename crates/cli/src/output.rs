@@ -61,6 +61,11 @@ impl Output {
     }
 }
 
+/// Says something on stderr. That nobody reads it is no reason to stop.
+pub fn say(text: &str) {
+    let _ = io::stderr().write_all(text.as_bytes());
+}
+
 /// Rows under headings, columns two blanks apart; columns of numbers align right.
 pub struct Table {
     headings: Vec<&'static str>,

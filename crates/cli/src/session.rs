@@ -25,6 +25,13 @@ impl Session {
         }
     }
 
+    /// The connection to the daemon, and where to print, for commands that print as they read.
+    pub async fn client_and_output(&mut self) -> Result<(&mut Client, &mut Output), Error> {
+        self.client().await?;
+        let client = self.client.as_mut().expect("connected by the line above");
+        Ok((client, &mut self.out))
+    }
+
     /// The connection to the daemon.
     pub async fn client(&mut self) -> Result<&mut Client, Error> {
         if self.client.is_none() {

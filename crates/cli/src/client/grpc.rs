@@ -8,12 +8,13 @@ use std::time::Duration;
 use api::v1::butterfly_client::ButterflyClient;
 use prost::Message;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint as Address, Identity};
-use tonic::{Code, Response, Status};
+use tonic::{Code, Response, Status, Streaming};
 
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::json;
 use crate::options::Global;
+use crate::output::say;
 
 /// The largest answer taken: a configuration of a whole host fits many times.
 const ANSWER_MAX_BYTES: usize = 1 << 30;
@@ -63,7 +64,7 @@ impl V1 {
         method: impl AsyncFnOnce(&mut ButterflyClient<Channel>, Q) -> Result<Response<A>, Status>,
     ) -> Result<A, Error> {
         if self.verbose {
-            eprintln!("> {name} {}", json::line(&request));
+            say(&format!("> {name} {}\n", json::line(&request)));
         }
         let answer = tokio::time::timeout(self.timeout, method(&mut self.grpc, request)).await;
         let late = || {
@@ -88,13 +89,32 @@ impl V1 {
     ) -> Result<A, Error> {
         let answer = self.call(name, request, method).await?;
         if self.verbose {
-            eprintln!("< {name} {}", json::line(&answer));
+            say(&format!("< {name} {}\n", json::line(&answer)));
         }
         Ok(answer)
     }
 
+    /// The next message of a stream, however long it takes; none: the daemon ended it.
+    pub async fn next<A>(&self, stream: &mut Streaming<A>) -> Result<Option<A>, Error> {
+        stream.message().await.map_err(|status| self.failure(status))
+    }
+
+    /// The same within the timeout.
+    pub async fn next_in_time<A>(&self, stream: &mut Streaming<A>) -> Result<Option<A>, Error> {
+        let late = |_| {
+            let ms = self.timeout.as_millis();
+            Error::Unreachable(format!(
+                "butterflyd at {} sent nothing more for {ms} ms",
+                self.endpoint
+            ))
+        };
+        tokio::time::timeout(self.timeout, self.next(stream))
+            .await
+            .map_err(late)?
+    }
+
     /// What a status means to a script: the daemon's own refusal, or no daemon.
-    pub fn failure(&self, status: Status) -> Error {
+    fn failure(&self, status: Status) -> Error {
         let gone = matches!(
             status.code(),
             Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled

@@ -9,7 +9,6 @@ mod zmq;
 
 use api::v0::Messages;
 use api::v1 as proto;
-use tonic::Streaming;
 
 use crate::endpoint::Endpoint;
 use crate::error::Error;
@@ -45,7 +44,8 @@ impl Client {
         self.is_v1()
     }
 
-    fn only_v1(&mut self, what: &str) -> Result<&mut V1, Error> {
+    /// API v1, or the error that says what needs it.
+    pub fn only_v1(&mut self, what: &str) -> Result<&mut V1, Error> {
         match self {
             Client::V1(v1) => Ok(v1),
             Client::V0(v0) => Err(v0.needs_v1(what)),
@@ -229,19 +229,6 @@ impl Client {
         self.only_v1("apply")?.apply(config, dry_run).await
     }
 
-    /// What happens from now on.
-    pub async fn watch(&mut self, snapshot: bool) -> Result<Streaming<proto::Event>, Error> {
-        self.only_v1("watch")?.watch(snapshot).await
-    }
-
-    /// The error for a stream that broke.
-    pub fn broken_stream(&self, status: tonic::Status) -> Error {
-        match self {
-            Client::V0(v0) => v0.needs_v1("a stream"),
-            Client::V1(v1) => v1.failure(status),
-        }
-    }
-
     /// The daemon's state.
     pub async fn status(&mut self) -> Result<proto::Status, Error> {
         match self {
@@ -260,11 +247,6 @@ impl Client {
         self.only_v1("sg rule list --counters")?
             .rule_counters(group)
             .await
-    }
-
-    /// Tracked connections, of one NIC or (`""`) of all.
-    pub async fn flows(&mut self, nic: &str) -> Result<Streaming<proto::Flow>, Error> {
-        self.only_v1("flows")?.flows(nic).await
     }
 
     /// Changes how much the daemon logs.

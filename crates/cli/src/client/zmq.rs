@@ -15,6 +15,7 @@ use zeromq::{ReqSocket, Socket, SocketRecv, SocketSend};
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::options::Global;
+use crate::output::say;
 use crate::translate::{Untranslatable, requests};
 
 /// A ZeroMQ connection.
@@ -65,7 +66,7 @@ impl V0 {
     /// Sends messages, gives back the answers: one for each.
     pub async fn exchange(&mut self, request: Messages) -> Result<Messages, Error> {
         if self.verbose {
-            eprint!("{}", prefixed('>', &text_format::print(&request)));
+            say(&prefixed('>', &text_format::print(&request)));
         }
         let bytes = request.encode_to_vec();
         let frame = match &self.key {
@@ -94,7 +95,7 @@ impl V0 {
         let answer = answer.map_err(|_| late())??;
         let answer = self.open(&answer)?;
         if self.verbose {
-            eprint!("{}", prefixed('<', &text_format::print(&answer)));
+            say(&prefixed('<', &text_format::print(&answer)));
         }
         if answer.messages.len() != request.messages.len() {
             let (got, sent) = (answer.messages.len(), request.messages.len());
@@ -127,7 +128,13 @@ impl V0 {
                 .map_or_else(|| self.garbled("bytes of another protocol"), envelope_error));
         };
         let Some(envelope) = answer.encrypted else {
-            return Ok(answer);
+            // With a key, clear text is nobody's answer but a refusal to look at what is encrypted.
+            return match answer.messages.iter().find(|message| message.error.is_none()) {
+                Some(_) if self.key.is_some() => {
+                    Err(self.garbled("an answer in the clear to an encrypted request"))
+                }
+                _ => Ok(answer),
+            };
         };
         if envelope.error.is_some() {
             return Err(Error::Refused(

@@ -4,6 +4,7 @@ use api::text_format;
 use serde_json::json;
 
 use crate::error::Error;
+use crate::output::say;
 use crate::session::Session;
 use crate::translate::requests;
 
@@ -25,7 +26,7 @@ pub async fn run(session: &mut Session) -> Result<(), Error> {
         ))
     })?;
     for warning in warnings {
-        eprintln!("butterfly: warning: {warning}: left out of the dump");
+        say(&format!("butterfly: warning: {warning}: left out of the dump\n"));
     }
     let text = text_format::print(&messages);
     match session.out.json {

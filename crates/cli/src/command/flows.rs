@@ -62,37 +62,30 @@ impl DropsArgs {
 impl FlowsArgs {
     /// Prints each flow as it comes: there may be a million of them.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
-        let mut flows = session
-            .client()
-            .await?
-            .flows(&self.nic.unwrap_or_default())
-            .await?;
+        let (client, out) = session.client_and_output().await?;
+        let v1 = client.only_v1("flows")?;
+        let mut flows = v1.flows(&self.nic.unwrap_or_default()).await?;
         let mut previous: Option<String> = None;
-        loop {
-            let flow = match flows.message().await {
-                Ok(Some(flow)) => flow,
-                Ok(None) => break,
-                Err(status) => return Err(session.client().await?.broken_stream(status)),
-            };
+        while let Some(flow) = v1.next_in_time(&mut flows).await? {
             let first = previous.is_none();
-            if !session.out.json {
+            if !out.json {
                 if first {
-                    session.out.text(&row(HEADINGS.map(Into::into)))?;
+                    out.text(&row(HEADINGS.map(Into::into)))?;
                 }
-                session.out.text(&row(cells(&flow)))?;
+                out.text(&row(cells(&flow)))?;
                 previous = Some(String::new());
                 continue;
             }
             // One JSON array, a flow a line: the comma comes once there is a next one.
             match previous.replace(json::full("Flow", &flow).to_string()) {
-                None => session.out.text("[")?,
-                Some(previous) => session.out.text(&format!("  {previous},"))?,
+                None => out.text("[")?,
+                Some(previous) => out.text(&format!("  {previous},"))?,
             }
         }
         match previous {
-            _ if !session.out.json => Ok(()),
-            None => session.out.text("[]"),
-            Some(last) => session.out.text(&format!("  {last}\n]")),
+            _ if !out.json => Ok(()),
+            None => out.text("[]"),
+            Some(last) => out.text(&format!("  {last}\n]")),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! `butterfly nic export` and `nic import`: a NIC's connections, opaque bytes that follow a machine to its
 //! next host.
 
-use std::io::{IsTerminal, Read, Write};
+use std::io::{self, IsTerminal, Read, Write};
 use std::path::PathBuf;
 
 use clap::Args;
@@ -35,7 +35,7 @@ impl ExportArgs {
     /// Does it.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         let to_stdout = self.file.as_os_str() == "-";
-        if to_stdout && std::io::stdout().is_terminal() {
+        if to_stdout && io::stdout().is_terminal() {
             return Err(Error::Usage(
                 "the connections are binary: name a --file, or redirect the output".into(),
             ));
@@ -43,12 +43,12 @@ impl ExportArgs {
         let state = session.client().await?.export_nic(&self.nic).await?;
         if to_stdout {
             session.out.flush()?;
-            let mut stdout = std::io::stdout();
+            let mut stdout = io::stdout();
             stdout.write_all(&state)?;
             return Ok(stdout.flush()?);
         }
         std::fs::write(&self.file, &state)
-            .map_err(|error| Error::Usage(format!("cannot write {}: {error}", self.file.display())))?;
+            .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", self.file.display())))?;
         match session.out.json {
             true => session
                 .out
@@ -74,7 +74,7 @@ impl ImportArgs {
 pub fn read_file(path: &PathBuf) -> Result<Vec<u8>, Error> {
     let mut content = Vec::new();
     let read = match path.as_os_str() == "-" {
-        true => std::io::stdin().read_to_end(&mut content).map(|_| content),
+        true => io::stdin().read_to_end(&mut content).map(|_| content),
         false => std::fs::read(path),
     };
     read.map_err(|error| Error::Usage(format!("cannot read {}: {error}", path.display())))

@@ -100,7 +100,8 @@ impl SgCommand {
 }
 
 /// The APIs' operation replaces a group whole. Here a group that is there keeps what it has, unless told otherwise:
-/// a script that runs twice must not cut the connections that its own rules allowed.
+/// a script that runs twice must not cut the connections that its own rules allowed. (No operation creates only: a
+/// group that somebody else creates between the two requests is replaced.)
 async fn add(args: AddArgs, session: &mut Session) -> Result<(), Error> {
     let client = session.client().await?;
     let present = if args.replace {

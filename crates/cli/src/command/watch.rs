@@ -29,19 +29,19 @@ pub struct WatchArgs {
 impl WatchArgs {
     /// Does it.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
-        let mut events = session.client().await?.watch(self.snapshot).await?;
+        let (client, out) = session.client_and_output().await?;
+        let v1 = client.only_v1("watch")?;
+        let mut events = v1.watch(self.snapshot).await?;
         let mut left = self.count;
         while left != Some(0) {
-            let event = match events.message().await {
-                Ok(Some(event)) => event,
-                Ok(None) => break,
-                Err(status) => return Err(session.client().await?.broken_stream(status)),
+            let Some(event) = v1.next(&mut events).await? else {
+                break;
             };
-            match session.out.json {
-                true => session.out.value_line(&json::full("Event", &event))?,
-                false => session.out.text(&line(&event))?,
+            match out.json {
+                true => out.value_line(&json::full("Event", &event))?,
+                false => out.text(&line(&event))?,
             }
-            session.out.flush()?;
+            out.flush()?;
             left = left.map(|left| left - 1);
         }
         Ok(())
