@@ -99,6 +99,21 @@ pub const REASONS: usize = DropReason::ALL.len();
 mod tests {
     use super::*;
 
+    /// Each reason is a line of the table with its name and its description, in this order.
+    #[test]
+    fn the_docs_list_what_there_is() {
+        let docs = include_str!("../../../docs/drops.md");
+        let rows: Vec<&str> = docs.lines().filter(|line| line.starts_with("| `")).collect();
+        assert_eq!(rows.len(), REASONS);
+        for (row, reason) in rows.iter().zip(DropReason::ALL) {
+            let expected = format!("| `{}` | {} | ", reason.name(), reason.description());
+            assert!(
+                row.starts_with(&expected),
+                "docs/drops.md: {row}\nexpected: {expected}"
+            );
+        }
+    }
+
     #[test]
     fn names_are_distinct_snake_case_and_in_the_order_of_the_counters() {
         let mut names: Vec<_> = DropReason::ALL.iter().map(|reason| reason.name()).collect();

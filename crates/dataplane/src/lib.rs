@@ -1,4 +1,49 @@
-//! What happens to a frame (being written).
+//! What happens to a frame: the path, its stages and tables, and the worker that drives them.
+//!
+//! # Theory of operation
+//!
+//! Control compiles the configuration into one immutable [`Snapshot`](snapshot::Snapshot) with an epoch; a
+//! [`Worker`] owns the ports and all state, and takes a snapshot up between two batches. A frame's way is in
+//! `path.rs`, ten steps that read from top to bottom, each of them done for a whole batch before the next.
+//! There is no I/O and no clock in here: frames come through [`io::port::Port`], the time with every turn.
+//!
+//! **A job is a frame for one target.** Unicast makes one, broadcast one for each NIC of the network; rules,
+//! flows and drops are by job, so that every receiver is protected by its own groups.
+//!
+//! **Flows.** The first packet of a flow is judged by the rules: may it leave its sender, may it enter its
+//! receiver. What was allowed becomes an entry of the flow table, found by both directions, and the packets
+//! that follow are let through by it while TCP's states are followed. The entry notes the epoch under which it
+//! was decided; a packet under a newer one has the rules asked again, for the first packet's direction. So a
+//! change costs nothing when it comes, and is in force for every packet after it. A flow that no rule allows
+//! any more is cut, unless the group whose rule admitted it drains.
+//!
+//! **Who is who.** A flow's key names the two NICs and not only their addresses; a NIC's
+//! [`PortUid`](snapshot::PortUid) is never used again. No guest can therefore ride on, reset or fill in
+//! another guest's flow by borrowing its address.
+//!
+//! **Bounds.** Every table has a maximum and an answer when it is full:
+//!
+//! | table | bound | when full |
+//! |---|---|---|
+//! | flows | `max_flows`; `flow_share` for a NIC | the NIC's own oldest half-open or long idle flow goes, or the new one is refused: `flow_share_full`, `flow_table_full` |
+//! | datagrams in reassembly | `max_fragments`; an eighth for a NIC; 8 gaps in one | `fragment_table_full` |
+//! | fragments held back | 64 and 1 MiB, 32 for a NIC, 1 s | `fragment_without_first` |
+//! | learnt MACs | `max_learned_macs`; a quarter for a NIC; 300 s | not learnt: flooded to the learners |
+//! | NICs, rules with counters | 16,384; 1,048,576 | control refuses |
+//!
+//! # Several workers
+//!
+//! One worker has all ports today. What several need is laid out so: entries are plain numbers of fixed size
+//! addressed by index, without pointers, so that the slab and its index can lie in a mapping that workers (and
+//! the next process) share. In an entry everything that a direction writes on every packet (sequence numbers,
+//! counts) is in arrays by side, and a side's packets all come from one NIC's queue, that is from one worker:
+//! these fields keep a single writer. What both sides write (state, last packet) are single words, to become
+//! relaxed atomics. Making and removing entries goes to the worker that owns the initiator's NIC, whose lists
+//! of flows, share and eviction they touch; the index then needs publication of a slot by one atomic store and
+//! removal by tombstone instead of the moves of today. Frames are delivered to another worker's port through
+//! a ring between the two. Counters are per worker already, and so are fragments, which come from one NIC.
+
+#![forbid(unsafe_code)]
 
 pub mod address_set;
 pub mod counters;

@@ -19,8 +19,10 @@ use crate::worker::{Now, WorkerConfig};
 /// How often tables are looked after, milliseconds.
 const HOUSEKEEPING_MS: u32 = 100;
 
-/// The whole flow table is swept once in this many housekeepings.
+/// The whole flow table is swept once in this many housekeepings, this many entries in one turn: what a frame
+/// may have to wait for it.
 const SWEEPS: u32 = 64;
+const SWEEP_STEP: u32 = 256;
 
 /// Wide searches for the flow of an ICMP error, between two housekeepings.
 const WIDE_SEARCHES: u32 = 64;
@@ -36,6 +38,8 @@ pub(crate) struct Path {
     released: Vec<Held>,
     spare: Batch,
     kept_house_ms: u32,
+    /// Entries of the flow table that are due to be looked at.
+    sweep_due: u32,
 }
 
 impl Path {
@@ -54,6 +58,7 @@ impl Path {
             released: Vec::new(),
             spare: Batch::new(),
             kept_house_ms: 0,
+            sweep_due: 0,
         }
     }
 
@@ -129,17 +134,32 @@ impl Path {
             self.counters
                 .dropped_from(held.source, DropReason::FragmentWithoutFirst);
         }
-        if now_ms.wrapping_sub(self.kept_house_ms) < HOUSEKEEPING_MS {
-            return;
+        let passed_ms = now_ms.wrapping_sub(self.kept_house_ms);
+        if passed_ms >= HOUSEKEEPING_MS {
+            self.kept_house_ms = now_ms;
+            self.tables.wide_searches = WIDE_SEARCHES;
+            self.tables.fragments.forget_old(now_ms);
+            let macs = self.tables.learned.len() / 8 + 8;
+            self.tables.learned.age(macs, now.secs());
+            let high = self.tables.flows.high();
+            let due = (u64::from(high) * u64::from(passed_ms / HOUSEKEEPING_MS)).div_ceil(SWEEPS.into());
+            self.sweep_due = (u64::from(self.sweep_due) + due).min(high.into()) as u32;
         }
-        self.kept_house_ms = now_ms;
-        self.tables.wide_searches = WIDE_SEARCHES;
-        self.tables.fragments.forget_old(now_ms);
-        let macs = self.tables.learned.len() / 8 + 8;
-        self.tables.learned.age(macs, now.secs());
-        let (view, flows) = (&self.view, &mut self.tables.flows);
-        let some = flows.high().div_ceil(SWEEPS);
-        flows.sweep(some, now_ms, |entry, owner, peer| {
+        if self.sweep_due > 0 {
+            self.sweep(now_ms);
+        }
+    }
+
+    /// More housekeeping is due at once.
+    pub(crate) fn has_work(&self) -> bool {
+        self.sweep_due > 0
+    }
+
+    fn sweep(&mut self, now_ms: u32) {
+        let step = self.sweep_due.min(SWEEP_STEP);
+        self.sweep_due -= step;
+        let view = &self.view;
+        self.tables.flows.sweep(step, now_ms, |entry, owner, peer| {
             let (initiator, responder) = (entry.initiator(), 1 - entry.initiator());
             entry.epoch != view.epoch_mark()
                 && (view.port_with_uid(owner, entry.uid[initiator]).is_none()

@@ -52,7 +52,7 @@ pub struct Turn {
     pub frames: usize,
     /// Commands carried out.
     pub commands: usize,
-    /// A dump is under way: call again soon.
+    /// A dump or a sweep is under way: call again soon.
     pub busy: bool,
     /// The worker was told to stop: do not call again.
     pub stopped: bool,
@@ -123,7 +123,7 @@ impl Worker {
         self.load.turns += 1;
         self.load.busy_turns += u64::from(turn.frames > 0);
         self.load.frames += turn.frames as u64;
-        turn.busy = !self.dumps.is_empty();
+        turn.busy = !self.dumps.is_empty() || self.path.has_work();
         turn.stopped = self.stopped;
         turn
     }
@@ -135,7 +135,7 @@ impl Worker {
             .next_timer(now)
             .map(|at| Duration::from_nanos(at - now.mono_ns));
         let longest = timer.map_or(longest, |timer| timer.min(longest));
-        let mut work = self.bell.is_rung() || !self.dumps.is_empty() || self.stopped;
+        let mut work = self.bell.is_rung() || !self.dumps.is_empty() || self.path.has_work() || self.stopped;
         for slot in &self.order {
             if let Some(attached) = self.ports.find(*slot).filter(|attached| !attached.broken) {
                 work |= attached.port.arm();

@@ -31,8 +31,10 @@ pub(crate) struct Key {
 
 /// `kind`: the addresses are IPv6.
 pub(crate) const KIND_V6: u8 = 1;
-/// `kind`: an ICMP query that was asked by side 1.
-const KIND_ASKED_BY_1: u8 = 2;
+/// `kind`: an ICMP query and its answers.
+const KIND_QUERY: u8 = 2;
+/// `kind`: that was asked by side 1.
+const KIND_ASKED_BY_1: u8 = 4;
 
 /// The part of a packet that a key is made of, in the packet's own direction.
 #[derive(Clone, Copy)]
@@ -43,8 +45,14 @@ struct Tuple {
     dport: u16,
     protocol: u8,
     v6: bool,
-    /// An ICMP message that answers a query.
-    answer: bool,
+    /// An ICMP query or the answer to one.
+    query: Option<Query>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Query {
+    Question,
+    Answer,
 }
 
 impl Key {
@@ -59,7 +67,7 @@ impl Key {
             dport: 0,
             protocol: packet.protocol,
             v6: packet.v6,
-            answer: false,
+            query: None,
         };
         match packet.l4_info {
             L4::Tcp { sport, dport, .. } | L4::Udp { sport, dport } | L4::Sctp { sport, dport, .. } => {
@@ -80,7 +88,7 @@ impl Key {
             dport: 0,
             protocol: quoted.protocol,
             v6: quoted.v6,
-            answer: false,
+            query: None,
         };
         match quoted.l4 {
             QuotedL4::Ports { sport, dport } => (tuple.sport, tuple.dport) = (sport, dport),
@@ -96,14 +104,16 @@ impl Key {
             IpAddr::V4(v4) => 0xffff_0000_0000 | u128::from(v4.to_bits()),
             IpAddr::V6(v6) => v6.to_bits(),
         };
+        let v6 = kind & KIND_V6 != 0;
+        let is_query = protocol == if v6 { ICMPV6 } else { ICMP };
         let tuple = Tuple {
             src: bits(ends.0.address),
             dst: bits(ends.1.address),
             sport: ends.0.port,
             dport: ends.1.port,
             protocol,
-            v6: kind & KIND_V6 != 0,
-            answer: false,
+            v6,
+            query: is_query.then_some(Query::Question),
         };
         tuple.between(ends.0.uid, ends.1.uid)
     }
@@ -124,6 +134,12 @@ impl Key {
         hasher.finish() as u32
     }
 
+    /// True for the answer to an ICMP query: it belongs to the query's flow and begins none itself.
+    pub(crate) fn is_answer(&self, sender: Side) -> bool {
+        let asked_by = Side::from(self.kind & KIND_ASKED_BY_1 != 0);
+        self.kind & KIND_QUERY != 0 && asked_by != sender
+    }
+
     pub(crate) fn is_v6(&self) -> bool {
         self.kind & KIND_V6 != 0
     }
@@ -142,7 +158,7 @@ impl Tuple {
         let code = if matches!(asked, 42 | 160) { 0 } else { code };
         let what = u16::from_be_bytes([asked, code]);
         (self.sport, self.dport) = if answer { (what, id) } else { (id, what) };
-        self.answer = answer;
+        self.query = Some(if answer { Query::Answer } else { Query::Question });
         Some(())
     }
 
@@ -150,8 +166,9 @@ impl Tuple {
     fn between(self, from: PortUid, to: PortUid) -> (Key, Side) {
         let sender: Side = usize::from(from.0 > to.0);
         let mut kind = if self.v6 { KIND_V6 } else { 0 };
-        if matches!(self.protocol, ICMP | ICMPV6) && (sender == 1) != self.answer {
-            kind |= KIND_ASKED_BY_1;
+        if let Some(query) = self.query {
+            let asked_by_1 = (sender == 1) == (query == Query::Question);
+            kind |= KIND_QUERY | if asked_by_1 { KIND_ASKED_BY_1 } else { 0 };
         }
         let key = Key {
             ip: order_of(sender, self.src, self.dst),

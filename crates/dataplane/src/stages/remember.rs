@@ -16,21 +16,25 @@ pub(crate) fn run(round: &mut Round) {
             Track::Flow(key, hash, side) => {
                 // A packet before it in the batch may have begun the flow.
                 match same_again(round, job.frame, &key, hash, side) {
+                    Verdict::Open if key.is_answer(side) => pass_once(round, index),
                     Verdict::Open => begin(round, index, key, hash, side),
                     decided => decided,
                 }
             }
-            Track::No => {
-                let bytes = round.batch.frames()[job.frame].len() as u64;
-                let rules = [job.egress.rule, job.ingress.rule];
-                for rule in rules.into_iter().flatten() {
-                    round.counters.rule_passed(rule, bytes);
-                }
-                Verdict::Pass
-            }
+            Track::No => pass_once(round, index),
         };
         round.jobs[index].verdict = verdict;
     }
+}
+
+/// Allowed by the rules, and nothing to remember.
+fn pass_once(round: &Round, job: usize) -> Verdict {
+    let job = &round.jobs[job];
+    let bytes = round.batch.frames()[job.frame].len() as u64;
+    for rule in [job.egress.rule, job.ingress.rule].into_iter().flatten() {
+        round.counters.rule_passed(rule, bytes);
+    }
+    Verdict::Pass
 }
 
 /// The first packet of a flow.

@@ -1,0 +1,226 @@
+//! Contract, items 5 and 9: a change is in force at once, and what it does to flows that are there.
+
+use dataplane::DropReason::*;
+use dataplane::flow::FlowState;
+use dataplane::ruleset::{Direction, Peer};
+use dataplane::{AddressSet, RuleSlot};
+
+use crate::lab::*;
+
+#[test]
+fn a_rule_taken_away_cuts_its_flows_at_once() {
+    for family in FAMILIES {
+        let mut lab = Lab::new();
+        let (a, b) = (lab.nic(), lab.nic());
+        let group = lab.group_of(b, vec![allow_in(TCP, 80), allow_in(UDP, 53)]);
+        lab.connect(a, b, family, 1, 80);
+        lab.passes(a, b, udp(a, b, family, 1, 53));
+        lab.set_rules(group, vec![allow_in(UDP, 53)]);
+        lab.refuses(
+            a,
+            ip(a, b, family).tcp(1, 80, ACK).seq(1001).build(),
+            NoIngressRule,
+        );
+        lab.passes(a, b, udp(a, b, family, 1, 53));
+        // The rule returns: the connection was cut and does not.
+        lab.set_rules(group, vec![allow_in(TCP, 80), allow_in(UDP, 53)]);
+        lab.refuses(a, ip(a, b, family).tcp(1, 80, ACK).seq(1001).build(), TcpNotSyn);
+        lab.passes(a, b, udp(a, b, family, 1, 53));
+    }
+}
+
+#[test]
+fn the_responders_next_packet_is_cut_as_well_and_judged_as_its_own() {
+    for family in FAMILIES {
+        let mut lab = Lab::new();
+        let (a, b) = (lab.nic(), lab.nic());
+        let group = lab.group_of(b, vec![allow_in(TCP, 80), allow_in(UDP, 53)]);
+        lab.connect(a, b, family, 1, 80);
+        lab.passes(a, b, udp(a, b, family, 1, 53));
+        lab.set_rules(group, vec![]);
+        lab.refuses(b, udp(b, a, family, 53, 1), NoIngressRule);
+        lab.group_of(a, vec![allow_all_in(Some(TCP))]);
+        // A would let B in, but not in the middle.
+        lab.refuses(b, ip(b, a, family).tcp(80, 1, ACK).seq(1001).build(), TcpNotSyn);
+        assert_eq!(lab.flows(), 0);
+    }
+}
+
+#[test]
+fn a_flow_that_another_rule_allows_goes_on_and_counts_there() {
+    for family in FAMILIES {
+        let mut lab = Lab::new();
+        let (a, b) = (lab.nic(), lab.nic());
+        let group = lab.group_of(b, vec![allow_in(TCP, 80)]);
+        lab.connect(a, b, family, 1, 80);
+        lab.set_rules(group, vec![allow_in(UDP, 1), allow_all_in(Some(TCP))]);
+        lab.passes(b, a, ip(b, a, family).tcp(80, 1, ACK).seq(1001).ack(1001).build());
+        assert_eq!(lab.sim.rule(RuleSlot(1)).flows, 1);
+        assert_eq!(lab.sim.flows(None)[0].ingress_rule, Some(RuleSlot(1)));
+    }
+}
+
+#[test]
+fn a_draining_groups_flows_live_until_they_close_or_time_out() {
+    for family in FAMILIES {
+        let mut lab = Lab::new();
+        let (a, b) = (lab.nic(), lab.nic());
+        let group = lab.group_of(b, vec![allow_in(TCP, 80), allow_in(UDP, 53)]);
+        lab.change_group(group, |group| group.drain = true);
+        lab.connect(a, b, family, 1, 80);
+        lab.passes(a, b, udp(a, b, family, 1, 53));
+        lab.set_rules(group, vec![]);
+        let counted = lab.sim.rule(RuleSlot(0));
+        lab.passes(a, b, ip(a, b, family).tcp(1, 80, ACK).seq(1001).ack(1001).build());
+        lab.passes(b, a, udp(b, a, family, 53, 1));
+        assert_eq!(
+            lab.sim.rule(RuleSlot(0)),
+            counted,
+            "the slot may be another rule's by now"
+        );
+        // Also when the group is gone altogether, and over several changes.
+        lab.delete_group(group);
+        lab.passes(a, b, udp(a, b, family, 1, 53));
+        lab.refuses(a, udp(a, b, family, 2, 53), NoIngressRule);
+        lab.refuses(a, ip(a, b, family).tcp(2, 80, SYN).build(), NoIngressRule);
+        lab.wait(180);
+        lab.refuses(a, udp(a, b, family, 1, 53), NoIngressRule);
+        lab.passes(a, b, ip(a, b, family).tcp(1, 80, RST).seq(1001).build());
+        assert_eq!(lab.sim.flows(None)[0].state, FlowState::Close);
+        lab.wait(10);
+        lab.refuses(a, ip(a, b, family).tcp(1, 80, ACK).build(), NoIngressRule);
+    }
+}
+
+#[test]
+fn each_side_drains_by_itself() {
+    for family in FAMILIES {
+        let mut lab = Lab::new();
+        let (a, b) = (lab.nic(), lab.nic());
+        let out = lab.group_of(a, vec![allow_out(UDP, 53)]);
+        let into = lab.group_of(b, vec![allow_in(UDP, 53)]);
+        lab.change_group(into, |group| group.drain = true);
+        lab.passes(a, b, udp(a, b, family, 1, 53));
+        // A's group cuts, whatever B's does.
+        lab.set_rules(out, vec![allow_out(UDP, 1)]);
+        lab.refuses(a, udp(a, b, family, 1, 53), NoEgressRule);
+        assert_eq!(lab.flows(), 0);
+    }
+}
+
+#[test]
+fn members_and_addresses_move_while_flows_run() {
+    for family in FAMILIES {
+        let mut lab = Lab::new();
+        let (a, b, c) = (lab.nic(), lab.nic(), lab.nic());
+        let clients = lab.group(vec![]);
+        let peer = Peer::Group(clients);
+        lab.group_of(c, vec![rule(Direction::Ingress, Some(UDP), 53..=53, peer)]);
+        let members: AddressSet = [a.ip(family)].into_iter().collect();
+        lab.change_group(clients, |group| group.members = members);
+        lab.passes(a, c, udp(a, c, family, 1, 53));
+        lab.change_group(clients, |group| group.members = AddressSet::default());
+        lab.refuses(a, udp(a, c, family, 1, 53), NoIngressRule);
+
+        // A's address goes over to B: A's flows of it are cut, and B may use it.
+        let members: AddressSet = [a.ip(family)].into_iter().collect();
+        lab.change_group(clients, |group| group.members = members);
+        lab.passes(a, c, udp(a, c, family, 1, 53));
+        let moved = a.ip(family);
+        lab.configure(a, |config| config.addresses.retain(|address| *address != moved));
+        lab.configure(b, |config| config.addresses.push(moved));
+        lab.refuses(c, udp(c, a, family, 53, 1), NoIngressRule);
+        let from_b = wire::build::frame(b.mac, c.mac)
+            .ip(moved, c.ip(family))
+            .udp(1, 53)
+            .build();
+        lab.passes(b, c, from_b);
+        lab.refuses(a, udp(a, c, family, 1, 53), IpSpoofed);
+    }
+}
+
+#[test]
+fn a_nic_that_is_gone_takes_its_flows_with_it() {
+    for family in FAMILIES {
+        let mut lab = Lab::new();
+        let (a, b) = (lab.nic(), lab.nic());
+        lab.group_of(b, vec![allow_in(UDP, 53)]);
+        lab.passes(a, b, udp(a, b, family, 1, 53));
+        let a2 = lab.replace(a);
+        assert_eq!(lab.flows(), 0, "those it had begun go at once");
+        lab.refuses(b, udp(b, a2, family, 53, 1), NoIngressRule);
+
+        lab.passes(a2, b, udp(a2, b, family, 1, 53));
+        let b2 = lab.replace(b);
+        lab.wait(10);
+        assert_eq!(lab.flows(), 0, "those it had answered are swept");
+        lab.refuses(b2, udp(b2, a2, family, 53, 1), NoIngressRule);
+        lab.delete(a2);
+        lab.refuses(b2, udp(b2, a2, family, 53, 1), NoDestination);
+    }
+}
+
+#[test]
+fn no_packet_sees_half_of_a_change() {
+    // Two groups swap their rules in one snapshot: what both allow before and after never stops, and what
+    // neither allows never passes.
+    for family in FAMILIES {
+        let mut lab = Lab::new();
+        let (a, b) = (lab.nic(), lab.nic());
+        let one = lab.group_of(b, vec![allow_in(UDP, 1)]);
+        let two = lab.group_of(b, vec![allow_in(UDP, 2)]);
+        for round in 0..20u16 {
+            for _ in 0..3 {
+                lab.queue(a, udp(a, b, family, round, 1), Default::default());
+                lab.queue(a, udp(a, b, family, round, 3), Default::default());
+            }
+            let (first, second) = if round % 2 == 0 { (2, 1) } else { (1, 2) };
+            lab.change_groups(&[
+                (one, vec![allow_in(UDP, first)]),
+                (two, vec![allow_in(UDP, second)]),
+            ]);
+            lab.sim.run();
+            assert_eq!(
+                lab.received(b),
+                vec![udp(a, b, family, round, 1); 3],
+                "round {round}"
+            );
+        }
+    }
+}
+
+#[test]
+fn exported_flows_go_on_after_an_import() {
+    for family in FAMILIES {
+        let (mut lab, a, b) = Lab::pair(vec![
+            allow_in(TCP, 80),
+            allow_in(ICMP, 8 << 8),
+            allow_in(ICMP, 128 << 8),
+        ]);
+        lab.connect(a, b, family, 1, 80);
+        lab.passes(a, b, ip(a, b, family).echo_request(9, 1).build());
+        let flows = lab.sim.flows(Some(a.uid));
+        assert_eq!(flows.len(), 2);
+        assert_eq!(lab.sim.import_flows(flows.clone()), 0, "they are there");
+        assert_eq!(lab.sim.flows(Some(dataplane::PortUid(1))), []);
+
+        let (mut other, a, b) = Lab::pair(vec![allow_in(TCP, 80)]);
+        assert_eq!(other.sim.import_flows(flows.clone()), 2);
+        let imported = other.sim.flows(None);
+        assert_eq!(imported.len(), 2);
+        for flow in &imported {
+            let before = flows.iter().find(|f| f.protocol == flow.protocol).unwrap();
+            let expected = dataplane::flow::FlowInfo {
+                egress_rule: None,
+                ingress_rule: None,
+                ..before.clone()
+            };
+            assert_eq!(*flow, expected);
+        }
+        other.passes(b, a, ip(b, a, family).tcp(80, 1, ACK).seq(1001).ack(1001).build());
+        // No rule here allows the echo: it is judged anew.
+        other.refuses(b, ip(b, a, family).echo_reply(9, 1).build(), NoIngressRule);
+        other.passes(b, a, ip(b, a, family).tcp(80, 1, RST).seq(1001).build());
+        assert_eq!(other.sim.flows(None)[0].state, FlowState::Close);
+    }
+}

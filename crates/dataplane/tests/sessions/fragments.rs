@@ -1,0 +1,184 @@
+//! Contract, item 8: fragments follow their first one.
+
+use dataplane::DropReason::*;
+use wire::build;
+
+use crate::lab::*;
+
+/// A datagram of 4000 bytes in three fragments.
+fn datagram(a: Nic, b: Nic, family: Family, dport: u16, id: u32) -> Vec<Vec<u8>> {
+    let payload: Vec<u8> = (0..4000u32).map(|n| n as u8).collect();
+    let whole = ip(a, b, family).udp(7, dport).payload(&payload).build();
+    build::fragments(&whole, 1400, id)
+}
+
+#[test]
+fn later_fragments_get_what_the_first_one_got() {
+    for family in FAMILIES {
+        let (mut lab, a, b) = Lab::pair(vec![allow_in(UDP, 53)]);
+        for fragment in datagram(a, b, family, 53, 1) {
+            lab.passes(a, b, fragment);
+        }
+        assert_eq!(lab.sim.load().datagrams, 0, "it was whole, and is forgotten");
+        assert_eq!(lab.sim.flows(None)[0].frames_out, 3);
+        // The answer is fragmented as well.
+        let answer = ip(b, a, family).udp(53, 7).payload(&[3; 3000]).build();
+        for fragment in build::fragments(&answer, 1400, 1) {
+            lab.passes(b, a, fragment);
+        }
+        let refused = datagram(a, b, family, 54, 2);
+        lab.refuses(a, refused[0].clone(), NoIngressRule);
+        lab.refuses(a, refused[1].clone(), FragmentOfDropped);
+        lab.refuses(a, refused[2].clone(), FragmentOfDropped);
+    }
+}
+
+#[test]
+fn fragments_that_come_early_wait_for_the_first() {
+    for family in FAMILIES {
+        let (mut lab, a, b) = Lab::pair(vec![allow_in(UDP, 53)]);
+        let parts = datagram(a, b, family, 53, 1);
+        let before = lab.drops();
+        lab.send(a, parts[2].clone());
+        lab.send(a, parts[1].clone());
+        lab.silent();
+        assert_eq!(lab.sim.load().held_fragments, 2);
+        lab.send(a, parts[0].clone());
+        let mut arrived = lab.received(b);
+        assert_eq!(arrived.remove(0), parts[0]);
+        arrived.sort();
+        let mut expected = parts[1..].to_vec();
+        expected.sort();
+        assert_eq!(arrived, expected);
+        assert_eq!(difference(&before, &lab.drops()), []);
+        assert_eq!((lab.sim.load().held_fragments, lab.sim.load().datagrams), (0, 0));
+        // Counted once each.
+        assert_eq!(lab.sim.port(a.slot).rx_frames, 3);
+    }
+}
+
+#[test]
+fn the_first_one_refused_takes_those_that_wait_with_it() {
+    for family in FAMILIES {
+        let (mut lab, a, b) = Lab::pair(vec![allow_in(UDP, 53)]);
+        let parts = datagram(a, b, family, 54, 1);
+        let before = lab.drops();
+        for part in [1, 0, 2] {
+            lab.send(a, parts[part].clone());
+        }
+        assert_eq!(
+            difference(&before, &lab.drops()),
+            [(NoIngressRule, 1), (FragmentOfDropped, 2)]
+        );
+        lab.silent();
+    }
+}
+
+#[test]
+fn the_first_one_has_a_second_to_come() {
+    for family in FAMILIES {
+        let (mut lab, a, b) = Lab::pair(vec![allow_in(UDP, 53)]);
+        let before = lab.drops();
+        lab.send(a, datagram(a, b, family, 53, 1)[1].clone());
+        lab.wait(1);
+        assert_eq!(difference(&before, &lab.drops()), [(FragmentWithoutFirst, 1)]);
+        assert_eq!(lab.sim.load().held_fragments, 0);
+        // More than are held back for one NIC are dropped at once.
+        for id in 10..42 {
+            lab.send(a, datagram(a, b, family, 53, id)[1].clone());
+        }
+        assert_eq!(lab.sim.load().held_fragments, 32);
+        lab.refuses(a, datagram(a, b, family, 53, 99)[1].clone(), FragmentWithoutFirst);
+        lab.wait(1);
+        assert_eq!(lab.sim.load().held_fragments, 0);
+        lab.silent();
+    }
+}
+
+#[test]
+fn the_first_one_is_remembered_for_thirty_seconds() {
+    for family in FAMILIES {
+        let (mut lab, a, b) = Lab::pair(vec![allow_in(UDP, 53)]);
+        let parts = datagram(a, b, family, 53, 1);
+        lab.passes(a, b, parts[0].clone());
+        lab.wait(29);
+        lab.passes(a, b, parts[1].clone());
+        lab.wait(1);
+        assert_eq!(lab.sim.load().datagrams, 0);
+        let before = lab.drops();
+        lab.send(a, parts[2].clone());
+        lab.wait(2);
+        assert_eq!(difference(&before, &lab.drops()), [(FragmentWithoutFirst, 1)]);
+    }
+}
+
+#[test]
+fn overlapping_fragments_lose_the_rest_of_the_datagram() {
+    for family in FAMILIES {
+        let (mut lab, a, b) = Lab::pair(vec![allow_in(UDP, 53)]);
+        let parts = datagram(a, b, family, 53, 1);
+        lab.passes(a, b, parts[0].clone());
+        lab.refuses(a, parts[0].clone(), FragmentOverlap);
+        lab.refuses(a, parts[1].clone(), FragmentOverlap);
+        // Another datagram is not harmed.
+        lab.passes(a, b, datagram(a, b, family, 53, 2)[0].clone());
+        // A piece cut differently, over bytes that were sent.
+        let payload = vec![9; 4000];
+        let whole = ip(a, b, family).udp(7, 53).payload(&payload).build();
+        let shifted = build::fragments(&whole, 1000, 2);
+        lab.refuses(a, shifted[1].clone(), FragmentOverlap);
+    }
+}
+
+#[test]
+fn a_first_fragment_holds_its_headers() {
+    for family in FAMILIES {
+        let (mut lab, a, b) = Lab::pair(vec![allow_all_in(None)]);
+        let whole = ip(a, b, family).tcp(7, 80, SYN).payload(&[1; 64]).build();
+        let parts = build::fragments(&whole, 8, 1);
+        lab.refuses(a, parts[0].clone(), FragmentTiny);
+    }
+}
+
+#[test]
+fn extension_headers_in_the_first_fragment_count() {
+    let (mut lab, a, b) = Lab::pair(vec![allow_in(UDP, 53)]);
+    let whole = ip(a, b, Family::V6)
+        .extension(60, &[1, 4])
+        .udp(7, 53)
+        .payload(&[4; 3000])
+        .build();
+    for fragment in build::fragments(&whole, 1400, 5) {
+        lab.passes(a, b, fragment);
+    }
+    assert_eq!(lab.sim.load().datagrams, 0, "the pieces join");
+}
+
+#[test]
+fn the_table_is_bounded_for_each_nic() {
+    for family in FAMILIES {
+        let (mut lab, a, b) = Lab::pair(vec![allow_in(UDP, 53)]);
+        let c = lab.nic();
+        // An eighth of 256.
+        for id in 0..32 {
+            lab.passes(a, b, datagram(a, b, family, 53, id)[0].clone());
+        }
+        lab.refuses(a, datagram(a, b, family, 53, 99)[0].clone(), FragmentTableFull);
+        lab.passes(c, b, datagram(c, b, family, 53, 99)[0].clone());
+        lab.wait(30);
+        lab.passes(a, b, datagram(a, b, family, 53, 99)[0].clone());
+    }
+}
+
+#[test]
+fn a_change_of_rules_reaches_datagrams_on_their_way() {
+    for family in FAMILIES {
+        let mut lab = Lab::new();
+        let (a, b) = (lab.nic(), lab.nic());
+        let group = lab.group_of(b, vec![allow_in(UDP, 53)]);
+        let parts = datagram(a, b, family, 53, 1);
+        lab.passes(a, b, parts[0].clone());
+        lab.set_rules(group, vec![]);
+        lab.refuses(a, parts[1].clone(), NoIngressRule);
+    }
+}

@@ -1,0 +1,18 @@
+//! Sessions over ports in memory, in virtual time: make NICs, give them rules, send frames, and say what
+//! arrived, and that nothing else did. They follow the security-group contract item by item, for IPv4 and
+//! IPv6 alike; every drop reason is provoked by one of them.
+
+extern crate butterfly_dataplane as dataplane;
+
+mod always;
+mod changes;
+mod errors;
+mod fragments;
+mod handle;
+mod lab;
+mod limits;
+mod model;
+mod rules;
+mod spoof;
+mod switching;
+mod tcp;
