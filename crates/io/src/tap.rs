@@ -28,7 +28,8 @@ const SEGMENTS_MAX: usize = 62;
 #[derive(Debug)]
 pub struct TapPort {
     name: String,
-    fd: OwnedFd,
+    /// `None` once the device is gone: epoll would report it for ever.
+    fd: Option<OwnedFd>,
     mtu: Option<u16>,
     accepts: Accepts,
     received: u64,
@@ -50,7 +51,7 @@ impl TapPort {
         };
         Ok(TapPort {
             name: options.name.clone(),
-            fd: device.fd,
+            fd: Some(device.fd),
             mtu: options.mtu,
             accepts: if options.offloads { all } else { Accepts::default() },
             received: 0,
@@ -63,13 +64,15 @@ impl TapPort {
 
     pub(crate) fn receive(&mut self, batch: &mut Batch) -> Result<usize, PortError> {
         self.report()?;
+        let Some(fd) = &self.fd else { return Ok(0) };
+        let mut failure = None;
         let mut count = 0;
         let mut header = [0; HDR_LEN_MRG];
         while batch.room() > 0 {
             let mut fault = false;
             let pushed = batch.push_with(|buffer| {
                 let mut parts = [IoSliceMut::new(&mut header), IoSliceMut::new(buffer)];
-                let len = rustix::io::readv(&self.fd, &mut parts)?.saturating_sub(HDR_LEN_MRG);
+                let len = rustix::io::readv(fd, &mut parts)?.saturating_sub(HDR_LEN_MRG);
                 let offload = virtio_net::decode(&header);
                 fault = offload.is_err();
                 Ok::<_, Errno>((len > 0).then(|| (len, offload.unwrap_or_default())))
@@ -78,7 +81,7 @@ impl TapPort {
                 Ok(true) => count += 1,
                 Ok(false) => break,
                 Err(errno) => {
-                    self.failed(errno);
+                    failure = Some(errno);
                     break;
                 }
             }
@@ -87,6 +90,10 @@ impl TapPort {
             }
         }
         self.received += count as u64;
+        if let Some(errno) = failure {
+            self.failed(errno);
+        }
+        // With frames in hand they come first, and the error with the next call.
         if count == 0 {
             self.report()?;
         }
@@ -104,10 +111,9 @@ impl TapPort {
         self.report()
     }
 
-    /// Readable as long as there are frames: no need to ask for it. `None` once the device is gone, which
-    /// epoll would report for ever.
+    /// Readable as long as there are frames: no need to ask for it.
     pub(crate) fn kick_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.broken.is_none().then(|| self.fd.as_fd())
+        self.fd.as_ref().map(AsFd::as_fd)
     }
 
     /// True as long as the interface exists. Whether its user has set it up shows when frames are delivered.
@@ -160,13 +166,14 @@ impl TapPort {
                 } else {
                     format!("TAP interface '{}': {}", self.name, std::io::Error::from(errno))
                 });
+                self.fd = None;
                 TransmitError::Broken
             }
         }
     }
 
     /// Writes header, head and body as they are, wherever they are.
-    fn write_parts(&self, header: &[u8], piece: &Piece<'_>) -> rustix::io::Result<()> {
+    fn write_parts(fd: &OwnedFd, header: &[u8], piece: &Piece<'_>) -> rustix::io::Result<()> {
         let mut parts = [libc::iovec {
             iov_base: std::ptr::null_mut(),
             iov_len: 0,
@@ -184,23 +191,26 @@ impl TapPort {
         // SAFETY: `header` and `head` are slices, and a body segment is valid for reads while the batch is not
         // cleared (`Segment`), which outlives this call; the kernel only reads. The guest may write its bytes
         // meanwhile: the receiver gets what the kernel copied.
-        let written = unsafe { libc::writev(self.fd.as_raw_fd(), parts.as_ptr(), count) };
+        let written = unsafe { libc::writev(fd.as_raw_fd(), parts.as_ptr(), count) };
         if written < 0 { Err(last_errno()) } else { Ok(()) }
     }
 }
 
 impl Sink for TapPort {
     fn put(&mut self, piece: &Piece<'_>) -> Result<(), TransmitError> {
+        let Some(fd) = &self.fd else {
+            return Err(TransmitError::Down);
+        };
         let header = virtio_net::encode(&piece.offload, headers_len(&piece.offload, piece.head), 0);
         let in_place =
             piece.checksum.is_none() && piece.body.segments().take(SEGMENTS_MAX + 1).count() <= SEGMENTS_MAX;
         let written = if in_place {
-            self.write_parts(&header, piece)
+            Self::write_parts(fd, &header, piece)
         } else {
             let mut scratch = std::mem::take(&mut self.scratch);
             piece.linearize(&mut scratch);
             let parts = [IoSlice::new(&header), IoSlice::new(&scratch)];
-            let written = rustix::io::writev(&self.fd, &parts);
+            let written = rustix::io::writev(fd, &parts);
             self.scratch = scratch;
             written.map(|_| ())
         };

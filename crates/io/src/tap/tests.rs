@@ -266,7 +266,14 @@ fn a_port_lives_on_in_another_namespace_and_says_once_when_it_is_removed() {
     }
     batch.clear();
 
+    let mut poller = Poller::new().unwrap();
+    poller.add(port.kick_fd().unwrap(), 0).unwrap();
     container.ip("link del tap0");
+    assert_eq!(
+        poller.wait(Some(PATIENCE)).unwrap().count(),
+        1,
+        "its end is reported"
+    );
     let said = port.receive(&mut batch).unwrap_err();
     assert_eq!(
         said,
@@ -276,6 +283,11 @@ fn a_port_lives_on_in_another_namespace_and_says_once_when_it_is_removed() {
     );
     assert_eq!(port.receive(&mut batch), Ok(0));
     assert!(port.kick_fd().is_none() && !port.is_up());
+    assert_eq!(
+        poller.wait(Some(Duration::ZERO)).unwrap().count(),
+        0,
+        "and not for ever"
+    );
     let index = batch.push_bytes(&broadcast, Offload::default()).unwrap();
     assert_eq!(port.transmit(&batch, index), Err(TransmitError::Down));
 }

@@ -29,8 +29,7 @@ bits! {
     HOST_ECN = 13;
     /// A received frame may take several buffers of the driver.
     MRG_RXBUF = 15;
-    /// Ring addresses are started and stopped by vhost-user's own means: not a virtio feature, but the bit that
-    /// opens the negotiation of [`protocol`] features.
+    /// Not a feature of the device: the VMM and this side negotiate [`protocol`] features, and rings begin disabled.
     PROTOCOL_FEATURES = 30;
     /// Descriptors may refer to a table of descriptors.
     INDIRECT_DESC = 28;

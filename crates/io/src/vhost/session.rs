@@ -24,6 +24,7 @@ use super::port::{PortParts, VhostPort};
 use super::request::{self, Request, RingAddresses, RingFd};
 use super::ring::{Base, Ring, RingInfo};
 use super::sink::{NicOptions, PortKey, PortSink, PortState};
+use super::split::SplitQueue;
 use crate::guest_memory::{GuestMemory, RegionSpec};
 use crate::port::Port;
 
@@ -343,28 +344,19 @@ impl Session {
         }
     }
 
-    /// Hands a port to the worker if it has none and a ring can run.
+    /// Hands a port to the worker if it has none and a ring can run, and says how the NIC is now.
     fn plug(&mut self) -> Result<(), Breach> {
         let mut result = Ok(());
         if !self.attached
             && let (Some(memory), Some(features)) = (self.memory.clone(), self.features)
         {
-            let mut queues = [None, None];
-            for (index, queue) in queues.iter_mut().enumerate() {
-                if !self.is_enabled(index) {
-                    continue;
-                }
-                match self.rings[index].run(&memory, features) {
-                    Ok(running) => *queue = running,
-                    Err(error) => {
-                        result = Err(Breach::Queue {
-                            ring: index as u32,
-                            error,
-                        })
-                    }
-                }
-            }
-            let [receiveq, transmitq] = queues;
+            let mut run = |index| {
+                self.run_ring(index, &memory, features).unwrap_or_else(|breach| {
+                    result = Err(breach);
+                    None
+                })
+            };
+            let (receiveq, transmitq) = (run(RECEIVEQ), run(TRANSMITQ));
             if receiveq.is_some() || transmitq.is_some() {
                 let parts = PortParts {
                     memory,
@@ -384,6 +376,32 @@ impl Session {
             None => PortState::Connected,
         });
         result
+    }
+
+    fn run_ring(
+        &mut self,
+        index: usize,
+        memory: &Arc<GuestMemory>,
+        features: u64,
+    ) -> Result<Option<SplitQueue>, Breach> {
+        if !self.is_enabled(index) {
+            return Ok(None);
+        }
+        let ring = &mut self.rings[index];
+        let queue = ring.run(memory, features).map_err(|error| Breach::Queue {
+            ring: index as u32,
+            error,
+        })?;
+        if let (Some(queue), Base::Given(base)) = (&queue, ring.base)
+            && base != queue.last_avail()
+        {
+            let at = queue.last_avail();
+            info!(
+                nic = self.nic.name,
+                "ring {index} goes on at {at}, where it was, not at {base}"
+            );
+        }
+        Ok(queue)
     }
 
     fn set_state(&mut self, state: PortState) {

@@ -35,7 +35,8 @@ pub enum PortState {
 }
 
 /// Where ports go. Implemented over the workers; called from the server's one thread, which serves all other
-/// NICs only after the call has returned.
+/// NICs only after the call has returned. Callers of [`Server`](super::Server) wait for that thread: no method here may
+/// wait for them in turn, be it by a lock that they hold.
 pub trait PortSink: Send + Sync {
     /// Hands a port over to a worker.
     fn attach(&self, key: PortKey, port: Port);
