@@ -4,11 +4,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use control::model::{Nic, NicKind};
+use control::model::{BenchKind, Nic, NicKind};
 use control::{AttachError, Attachments, NicState, OpenRequest};
 use dataplane::{PortSlot, WorkerHandle};
+use io::bench::{BenchMode, BenchPort};
 use io::port::Port;
 use io::tap::{TapOptions, TapPort};
+use io::trace::Trace;
 use io::vhost::{NicOptions, PortKey, PortSink, PortState, Server};
 
 use crate::port_states::PortStates;
@@ -66,8 +68,7 @@ impl Attachments for HostAttachments {
                 let tap = TapPort::open(&options).map_err(|e| AttachError(e.to_string()))?;
                 self.attach(request.slot, Port::Tap(tap))
             }
-            // TODO(interim): io's bench port
-            NicKind::Bench(_) => Err(AttachError("bench ports are not there yet".into())),
+            NicKind::Bench(kind) => self.attach(request.slot, bench_port(nic, kind)?),
         }
     }
 
@@ -82,10 +83,33 @@ impl Attachments for HostAttachments {
         self.states.forget(slot);
     }
 
-    fn trace(&mut self, _nic: &Nic, _path: &str) -> Result<Option<dataplane::Trace>, AttachError> {
-        // TODO(interim): dataplane's Trace is a placeholder
-        Err(AttachError("packet traces are not there yet".into()))
+    fn reconfigure(&mut self, request: &OpenRequest<'_>) {
+        // A guest's driver reads its MAC and MTU once, and a TAP device belongs to its user: both stay as they
+        // were made until they are made again. A bench port has no user.
+        let NicKind::Bench(kind) = &request.nic.kind else {
+            return;
+        };
+        let attached = bench_port(request.nic, kind).and_then(|port| self.attach(request.slot, port));
+        if let Err(e) = attached {
+            tracing::warn!("NIC '{}' keeps its old values: {e}", request.nic.id);
+        }
     }
+
+    fn trace(&mut self, nic: &Nic, path: &str) -> Result<Option<Trace>, AttachError> {
+        let trace = Trace::create(Path::new(path), nic.id.as_str());
+        trace
+            .map(Some)
+            .map_err(|e| AttachError(format!("packet trace {path}: {e}")))
+    }
+}
+
+fn bench_port(nic: &Nic, kind: &BenchKind) -> Result<Port, AttachError> {
+    let mode = match *kind {
+        BenchKind::Send { ip, mac } => BenchMode::Send { ip, mac },
+        BenchKind::Receive => BenchMode::Receive,
+    };
+    let port = BenchPort::new(nic.mac, &nic.ips, mode).map_err(|e| AttachError(e.to_string()))?;
+    Ok(Port::Bench(Box::new(port)))
 }
 
 fn options(request: &OpenRequest<'_>) -> NicOptions {

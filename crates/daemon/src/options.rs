@@ -25,6 +25,7 @@ const MTU_MAX: u16 = u16::MAX;
     name = "butterflyd",
     version,
     disable_help_flag = true,
+    args_override_self = true,
     about = "Butterfly's daemon: virtual networks, security groups and NICs for the machines of this host"
 )]
 pub struct Options {
@@ -277,7 +278,9 @@ mod tests {
             (&["-e tcp://127.0.0.1:1", "--endpoint tcp://127.0.0.1:1"], &|s| {
                 s.v0_endpoint = Some("tcp://127.0.0.1:1".into());
             }),
-            (&["-e none"], &|s| s.v0_endpoint = None),
+            (&["-e none", "-e tcp://127.0.0.1:1 -e none"], &|s| {
+                s.v0_endpoint = None;
+            }),
             (&["-l debug", "--log-level debug"], &|s| {
                 s.log_level = Level::Debug
             }),

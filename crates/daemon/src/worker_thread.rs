@@ -146,7 +146,7 @@ fn run(mut worker: Worker, poll: Duration) {
         if turn.stopped {
             return;
         }
-        if turn.frames > 0 || turn.commands > 0 {
+        if turn.frames > 0 || turn.commands > 0 || turn.busy {
             idle_since = now.mono_ns;
         } else if now.mono_ns.saturating_sub(idle_since) >= poll_ns {
             worker.sleep(now, SLEEP_MAX);

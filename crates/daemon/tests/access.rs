@@ -1,0 +1,192 @@
+//! Who may use the v1 API: credentials on the unix socket, certificates on TCP.
+
+mod common;
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use api::v1;
+use api::v1::butterfly_client::ButterflyClient;
+use common::{Daemon, within};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
+
+/// The user that owns nothing.
+const NOBODY: u32 = 65534;
+
+#[tokio::test]
+async fn other_users_are_turned_away_from_the_unix_socket() {
+    let daemon = Daemon::start(&[]);
+    let socket = daemon.path("v1.sock");
+    let meta = std::fs::metadata(&socket).unwrap();
+    assert_eq!(meta.permissions().mode() & 0o777, 0o600);
+    if meta.uid() != 0 {
+        eprintln!("skipped: another user's client takes root to be started");
+        return;
+    }
+    // Even where the file system lets everybody in, the daemon does not.
+    std::fs::set_permissions(daemon.dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(&socket, PermissionsExt::from_mode(0o666)).unwrap();
+    let script = "
+import socket, sys
+s = socket.socket(socket.AF_UNIX)
+s.settimeout(10)
+s.connect(sys.argv[1])
+try:
+    s.sendall(b'PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n' + bytes.fromhex('000000040000000000'))
+    print(len(s.recv(100)))
+except (ConnectionResetError, BrokenPipeError):
+    print(0)
+";
+    let hear = |uid| {
+        let mut python = Command::new("/usr/bin/python3");
+        python
+            .args(["-c", script])
+            .arg(&socket)
+            .current_dir("/")
+            .uid(uid)
+            .gid(uid);
+        python.output()
+    };
+    let Ok(root) = hear(0) else {
+        eprintln!("skipped: there is no /usr/bin/python3");
+        return;
+    };
+    assert_ne!(root.stdout, b"0\n", "root is heard: {root:?}");
+    assert_eq!(hear(NOBODY).unwrap().stdout, b"0\n");
+    assert!(daemon.log().contains("turned away uid 65534"), "{}", daemon.log());
+}
+
+#[tokio::test]
+async fn a_group_can_be_let_in() {
+    if std::fs::metadata("/proc/self").unwrap().uid() != 0 {
+        eprintln!("skipped: giving a socket to a group takes root");
+        return;
+    }
+    let daemon = Daemon::start(&["--api-group", "nogroup"]);
+    let meta = std::fs::metadata(daemon.path("v1.sock")).unwrap();
+    assert_eq!((meta.permissions().mode() & 0o777, meta.gid()), (0o660, 65534));
+}
+
+/// A certificate authority, and certificates by it, as PEM files.
+struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    pem: String,
+}
+
+impl Authority {
+    fn new() -> Authority {
+        let mut params = CertificateParams::new(vec![]).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        let pem = params.self_signed(&key).unwrap().pem();
+        Authority {
+            issuer: Issuer::new(params, key),
+            pem,
+        }
+    }
+
+    /// Certificate and key.
+    fn sign(&self) -> (String, String) {
+        let params = CertificateParams::new(vec!["butterfly.test".to_owned()]).unwrap();
+        let key = KeyPair::generate().unwrap();
+        (
+            params.signed_by(&key, &self.issuer).unwrap().pem(),
+            key.serialize_pem(),
+        )
+    }
+}
+
+async fn status(port: u16, ca: &Authority, identity: Option<(String, String)>) -> Result<v1::Status, String> {
+    let mut tls = ClientTlsConfig::new()
+        .ca_certificate(Certificate::from_pem(&ca.pem))
+        .domain_name("butterfly.test");
+    if let Some((cert, key)) = identity {
+        tls = tls.identity(Identity::from_pem(cert, key));
+    }
+    let endpoint = Endpoint::from_shared(format!("https://127.0.0.1:{port}"))
+        .unwrap()
+        .tls_config(tls)
+        .unwrap();
+    let channel = within(endpoint.connect()).await.map_err(|e| e.to_string())?;
+    let answer = within(ButterflyClient::new(channel).get_status(v1::GetStatusRequest {})).await;
+    answer
+        .map(|answer| answer.into_inner())
+        .map_err(|e| e.to_string())
+}
+
+#[tokio::test]
+async fn tcp_is_for_clients_with_a_certificate_by_our_authority() {
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    let (cert, key) = ours.sign();
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, content: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, content).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (cert, key, ca) = (
+        write("cert.pem", &cert),
+        write("key.pem", &key),
+        write("ca.pem", &ours.pem),
+    );
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let api = format!("tcp:127.0.0.1:{port}");
+    let daemon = Daemon::start(&[
+        "--api",
+        &api,
+        "--tls-cert",
+        &cert,
+        "--tls-key",
+        &key,
+        "--tls-ca",
+        &ca,
+    ]);
+
+    assert_eq!(
+        status(port, &ours, Some(ours.sign())).await.unwrap().pid,
+        daemon.pid()
+    );
+    assert!(
+        status(port, &ours, Some(theirs.sign())).await.is_err(),
+        "signed by another authority"
+    );
+    assert!(status(port, &ours, None).await.is_err(), "no certificate");
+    let clear = Endpoint::from_shared(format!("http://127.0.0.1:{port}")).unwrap();
+    if let Ok(channel) = within(clear.connect()).await {
+        assert!(
+            within(ButterflyClient::new(channel).get_status(v1::GetStatusRequest {}))
+                .await
+                .is_err(),
+            "clear text"
+        );
+    }
+    // The unix socket goes on serving beside it.
+    within(daemon.v1().await.get_status(v1::GetStatusRequest {}))
+        .await
+        .unwrap();
+
+    let broken = write("broken.pem", "not a certificate");
+    let socket_dir = dir.path().join("sockets");
+    let args = [
+        "--no-syslog",
+        "-e",
+        "none",
+        "--api",
+        "tcp:127.0.0.1:0",
+        "--tls-cert",
+        &broken,
+        "--tls-key",
+        &key,
+    ];
+    let output = common::run(&[&args[..], &["--tls-ca", &ca, "-s", socket_dir.to_str().unwrap()]].concat());
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("broken.pem"));
+    assert!(!Path::new(&socket_dir).join("butterflyd.lock").exists());
+}

@@ -1,0 +1,220 @@
+//! A daemon of a test's own: a temporary directory, endpoints in it, and clients of both APIs.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use api::v0::Messages;
+use api::v1::butterfly_client::ButterflyClient;
+use prost::Message;
+use tempfile::TempDir;
+use tonic::transport::{Channel, Endpoint};
+use zeromq::{Socket, SocketRecv, SocketSend};
+
+/// Nothing here takes this long; what does has failed.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The daemon's binary.
+pub fn butterflyd() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_butterflyd"));
+    // The tests' own environment may run under systemd.
+    command
+        .env_remove("NOTIFY_SOCKET")
+        .env_remove("JOURNAL_STREAM")
+        .stdin(Stdio::null());
+    command
+}
+
+/// Runs the daemon where it is expected to end by itself.
+pub fn run(args: &[&str]) -> Output {
+    let child = butterflyd()
+        .args(args)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut guard = Running(Some(child));
+    let deadline = Instant::now() + PATIENCE;
+    while guard.0.as_mut().unwrap().try_wait().unwrap().is_none() {
+        assert!(
+            Instant::now() < deadline,
+            "butterflyd {args:?} runs and should have ended"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    guard.0.take().unwrap().wait_with_output().unwrap()
+}
+
+/// A child that does not outlive its test.
+struct Running(Option<Child>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// A running daemon.
+pub struct Daemon {
+    child: Running,
+    pub dir: TempDir,
+    pub v0: String,
+    notify: UnixDatagram,
+}
+
+impl Daemon {
+    /// Starts a daemon with more arguments, the v0 API on an ipc endpoint; returns when it says that it is ready.
+    pub fn start(args: &[&str]) -> Daemon {
+        let dir = tempfile::tempdir().unwrap();
+        let v0 = format!("ipc://{}", dir.path().join("v0.sock").display());
+        Daemon::start_in(dir, v0, args)
+    }
+
+    /// The same with the v0 API on a free TCP port.
+    pub fn start_tcp(args: &[&str]) -> Daemon {
+        let port = std::net::TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap()
+            .port();
+        Daemon::start_in(
+            tempfile::tempdir().unwrap(),
+            format!("tcp://127.0.0.1:{port}"),
+            args,
+        )
+    }
+
+    pub fn start_in(dir: TempDir, v0: String, args: &[&str]) -> Daemon {
+        let notify_path = dir.path().join("notify");
+        let notify = UnixDatagram::bind(&notify_path).unwrap();
+        notify.set_read_timeout(Some(PATIENCE)).unwrap();
+        let log = std::fs::File::create(dir.path().join("log")).unwrap();
+        let child = butterflyd()
+            .env("NOTIFY_SOCKET", &notify_path)
+            .args(["--no-syslog", "-s", dir.path().to_str().unwrap(), "-e", &v0])
+            .args(["--api", &format!("unix:{}", dir.path().join("v1.sock").display())])
+            .args(args)
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let daemon = Daemon {
+            child: Running(Some(child)),
+            dir,
+            v0,
+            notify,
+        };
+        daemon.wait_for("READY=1");
+        daemon
+    }
+
+    /// Waits for what the daemon tells systemd.
+    pub fn wait_for(&self, state: &str) {
+        let mut buffer = [0; 256];
+        let told = self
+            .notify
+            .recv(&mut buffer)
+            .map(|length| String::from_utf8_lossy(&buffer[..length]).into_owned());
+        assert_eq!(
+            told.as_deref().ok(),
+            Some(format!("{state}\n").as_str()),
+            "log:\n{}",
+            self.log()
+        );
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.0.as_ref().unwrap().id()
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.path("log")).unwrap()
+    }
+
+    /// What is in the directory, but for what the harness put there.
+    pub fn files(&self) -> Vec<String> {
+        files(self.dir.path())
+    }
+
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_raw(self.pid() as i32).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// Waits until the daemon has ended; how, and after how long.
+    pub fn wait(&mut self) -> (ExitStatus, Duration) {
+        let started = Instant::now();
+        loop {
+            if let Some(status) = self.child.0.as_mut().unwrap().try_wait().unwrap() {
+                return (status, started.elapsed());
+            }
+            assert!(
+                started.elapsed() < PATIENCE,
+                "the daemon does not end; log:\n{}",
+                self.log()
+            );
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// A v0 client.
+    pub async fn v0(&self) -> V0 {
+        let mut socket = zeromq::ReqSocket::new();
+        within(socket.connect(&self.v0)).await.unwrap();
+        V0 { socket }
+    }
+
+    /// A v1 client.
+    pub async fn v1(&self) -> ButterflyClient<Channel> {
+        let channel = Endpoint::from_shared(format!("unix://{}", self.path("v1.sock").display())).unwrap();
+        ButterflyClient::new(within(channel.connect()).await.unwrap())
+    }
+}
+
+pub fn files(dir: &Path) -> Vec<String> {
+    let mut names: Vec<String> = std::fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.retain(|name| !["log", "notify", "key"].contains(&name.as_str()));
+    names.sort();
+    names
+}
+
+/// A REQ socket.
+pub struct V0 {
+    socket: zeromq::ReqSocket,
+}
+
+impl V0 {
+    /// One request frame, one reply frame.
+    pub async fn ask(&mut self, request: Vec<u8>) -> Vec<u8> {
+        within(self.socket.send(request.into())).await.unwrap();
+        let reply = within(self.socket.recv()).await.unwrap();
+        assert_eq!(reply.len(), 1, "a reply is one frame");
+        reply.get(0).unwrap().to_vec()
+    }
+
+    /// In text format, clear.
+    pub async fn ask_text(&mut self, request: &str) -> String {
+        let request = api::text_format::parse(request).unwrap();
+        let reply = self.ask(request.encode_to_vec()).await;
+        api::text_format::print(&Messages::decode(reply.as_slice()).unwrap())
+    }
+}
+
+/// Fails when the future takes longer than anything should.
+pub async fn within<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future)
+        .await
+        .expect("nothing here takes that long")
+}

@@ -1,0 +1,126 @@
+//! The v0 API with a key: both directions, and everything that is refused, against the real daemon.
+
+mod common;
+
+use api::encrypted::{Key, decrypt, encrypt};
+use api::v0::{Encrypted, Messages};
+use common::{Daemon, V0};
+use prost::Message;
+
+const KEY: [u8; 32] = [0x42; 32];
+
+fn start() -> Daemon {
+    let dir = tempfile::tempdir().unwrap();
+    let key = dir.path().join("key");
+    std::fs::write(&key, "QkJCQkJCQkJCQkJCQkJC\n QkJCQkJCQkJCQkJCQkJCQkI=\n").unwrap();
+    let v0 = format!("ipc://{}", dir.path().join("v0.sock").display());
+    let key = key.to_str().unwrap().to_owned();
+    Daemon::start_in(dir, v0, &["-k", &key])
+}
+
+fn sealed(key: [u8; 32], content: &[u8]) -> Vec<u8> {
+    let encrypted = Encrypted {
+        aes256cbc_sha512: Some(encrypt(&Key::from(key), content)),
+        error: None,
+    };
+    Messages {
+        messages: vec![],
+        encrypted: Some(encrypted),
+    }
+    .encode_to_vec()
+}
+
+fn text(request: &str) -> Vec<u8> {
+    api::text_format::parse(request).unwrap().encode_to_vec()
+}
+
+async fn ask(client: &mut V0, request: Vec<u8>) -> String {
+    api::text_format::print(&Messages::decode(client.ask(request).await.as_slice()).unwrap())
+}
+
+/// Asks and opens the answer, which must be sealed and nothing else.
+async fn ask_sealed(client: &mut V0, content: &[u8]) -> Vec<u8> {
+    let reply = Messages::decode(client.ask(sealed(KEY, content)).await.as_slice()).unwrap();
+    assert_eq!(reply.messages, []);
+    let encrypted = reply.encrypted.unwrap();
+    assert_eq!(encrypted.error, None);
+    decrypt(&Key::from(KEY), &encrypted.aes256cbc_sha512.unwrap()).unwrap()
+}
+
+const REJECTED: &str = "messages {\n  revision: 0\n  error {\n    code: REJECTED\n  }\n}\n";
+const REFUSED: &str = "encrypted {\n  error {\n    code: REJECTED\n  }\n}\n";
+
+#[tokio::test]
+async fn a_sealed_request_is_carried_out_and_its_answer_is_sealed() {
+    let daemon = start();
+    let mut client = daemon.v0().await;
+    let request =
+        text("messages { revision: 0 message_0 { request { sg_add { id: 'a' } } message_id: 'x' } }");
+    let answer = Messages::decode(ask_sealed(&mut client, &request).await.as_slice()).unwrap();
+    let expected =
+        "messages { revision: 0 message_0 { response { status { status: true } } message_id: 'x' } }";
+    assert_eq!(answer, api::text_format::parse(expected).unwrap());
+}
+
+#[tokio::test]
+async fn what_is_not_sealed_with_this_key_is_refused_and_changes_nothing() {
+    let daemon = start();
+    let mut client = daemon.v0().await;
+    let request = text("messages { revision: 0 message_0 { request { sg_add { id: 'a' } } } }");
+    // Clear, and empty.
+    assert_eq!(ask(&mut client, request.clone()).await, REJECTED);
+    assert_eq!(ask(&mut client, vec![]).await, REJECTED);
+    // Another key, a changed byte, too short to be anything, no ciphertext.
+    assert_eq!(ask(&mut client, sealed([0x43; 32], &request)).await, REFUSED);
+    let mut broken = sealed(KEY, &request);
+    *broken.last_mut().unwrap() ^= 1;
+    assert_eq!(ask(&mut client, broken).await, REFUSED);
+    assert_eq!(
+        ask(
+            &mut client,
+            text("encrypted { aes256cbc_sha512: '0123456789abcdef' }")
+        )
+        .await,
+        REFUSED
+    );
+    let unsupported = "encrypted {\n  error {\n    code: NOT_SUPPORTED\n  }\n}\n";
+    assert_eq!(ask(&mut client, text("encrypted { }")).await, unsupported);
+    // Sealed inside sealed.
+    let twice = ask_sealed(&mut client, &sealed(KEY, &request)).await;
+    assert_eq!(
+        api::text_format::print(&Messages::decode(twice.as_slice()).unwrap()),
+        REJECTED
+    );
+    // Bytes that are no message: clear ones are answered clear, sealed ones sealed.
+    let parse_error = [0x08, 0, 0x12, 2, 0x08, 0];
+    assert_eq!(client.ask(b"hello".to_vec()).await, parse_error);
+    assert_eq!(ask_sealed(&mut client, b"hello").await, parse_error);
+
+    let list = text("messages { revision: 0 message_0 { request { sg_list: true } } }");
+    let answer = Messages::decode(ask_sealed(&mut client, &list).await.as_slice()).unwrap();
+    let none = "messages { revision: 0 message_0 { response { status { status: true } } } }";
+    assert_eq!(answer, api::text_format::parse(none).unwrap());
+}
+
+#[test]
+fn a_bad_key_file_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let (socket_dir, key) = (dir.path().join("sockets"), dir.path().join("key"));
+    std::fs::write(&key, "c2hvcnQ=").unwrap();
+    let output = common::run(&[
+        "--no-syslog",
+        "--api",
+        "none",
+        "-s",
+        socket_dir.to_str().unwrap(),
+        "-k",
+        key.to_str().unwrap(),
+    ]);
+    assert_eq!(output.status.code(), Some(1));
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        errors.contains(&format!("key file {}: holds 5 bytes", key.display())),
+        "{errors}"
+    );
+    assert_eq!(common::files(&socket_dir), Vec::<String>::new());
+}

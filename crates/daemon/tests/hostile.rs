@@ -1,0 +1,166 @@
+//! Clients that do not keep to ZeroMQ's protocol: none of them may stop the daemon, or another client.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+
+use common::{Daemon, PATIENCE};
+
+const LIST: &str = "messages { revision: 0 message_0 { request { nic_list: true } } }";
+const EMPTY: &str = "messages {\n  revision: 0\n  message_0 {\n    response {\n      status {\n        status: true\n      }\n    }\n  }\n}\n";
+
+fn connect(daemon: &Daemon) -> TcpStream {
+    let stream = TcpStream::connect(daemon.v0.strip_prefix("tcp://").unwrap()).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+/// A greeting and READY of a REQ socket.
+fn greeted(daemon: &Daemon) -> TcpStream {
+    let mut stream = connect(daemon);
+    let mut hello = [0u8; 64];
+    (hello[0], hello[9], hello[10]) = (0xff, 0x7f, 3);
+    hello[12..16].copy_from_slice(b"NULL");
+    stream.write_all(&hello).unwrap();
+    stream
+        .write_all(b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03REQ")
+        .unwrap();
+    stream.read_exact(&mut hello).unwrap();
+    stream
+}
+
+/// True when the daemon has closed the connection.
+fn closed(mut stream: TcpStream) -> bool {
+    let mut rest = Vec::new();
+    match stream.read_to_end(&mut rest) {
+        Ok(_) => true,
+        Err(e) => e.kind() == std::io::ErrorKind::ConnectionReset,
+    }
+}
+
+#[tokio::test]
+async fn whatever_a_client_sends_the_next_one_is_served() {
+    let daemon = Daemon::start_tcp(&[]);
+    let mut bystander = daemon.v0().await;
+    assert_eq!(bystander.ask_text(LIST).await, EMPTY);
+
+    for bytes in [
+        &b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"[..],
+        &[0; 200],
+        &[0xff; 200],
+    ] {
+        let mut stream = connect(&daemon);
+        stream.write_all(bytes).unwrap();
+        assert!(closed(stream));
+    }
+    for frame in [
+        &b"\x02\x7f\xff\xff\xff\xff\xff\xff\xff"[..], // 2^63 - 1 bytes to come
+        b"\x02\x00\x00\x01\x00\x00\x00\x00\x00",      // a terabyte
+        b"\xff\xff",                                  // reserved flags
+        b"\x01\x00\x06\x00\x00\x00\x00\x00\x00\x00\x01a", // a command in a message
+    ] {
+        let mut stream = greeted(&daemon);
+        stream.write_all(frame).unwrap();
+        assert!(closed(stream), "{frame:?}");
+    }
+    // One that stops in the middle, one that never reads, one that hangs up in between: they wait for themselves.
+    let mut half = greeted(&daemon);
+    half.write_all(b"\x01\x00\x00\x7fhalf").unwrap();
+    let mut deaf = greeted(&daemon);
+    for _ in 0..1000 {
+        deaf.write_all(b"\x01\x00\x00\x03bad").unwrap();
+    }
+    let mut gone = greeted(&daemon);
+    gone.write_all(b"\x01\x00\x00\x03bad").unwrap();
+    gone.shutdown(Shutdown::Both).unwrap();
+
+    assert_eq!(bystander.ask_text(LIST).await, EMPTY);
+    assert_eq!(daemon.v0().await.ask_text(LIST).await, EMPTY);
+}
+
+#[tokio::test]
+async fn a_request_of_several_frames_is_answered_with_a_parse_error() {
+    let daemon = Daemon::start_tcp(&[]);
+    let mut stream = greeted(&daemon);
+    let mut ready = [0; 2];
+    stream.read_exact(&mut ready).unwrap();
+    let mut rest = vec![0; usize::from(ready[1])];
+    stream.read_exact(&mut rest).unwrap();
+    stream.write_all(b"\x01\x00\x01\x01a\x00\x01b").unwrap();
+    let mut reply = [0; 10];
+    stream.read_exact(&mut reply).unwrap();
+    assert_eq!(&reply, b"\x01\x00\x00\x06\x08\x00\x12\x02\x08\x00");
+}
+
+#[tokio::test]
+async fn a_thousand_clients_one_after_the_other_and_many_at_once() {
+    let daemon = Daemon::start_tcp(&[]);
+    for _ in 0..1000 {
+        drop(greeted(&daemon));
+    }
+    let mut clients = Vec::new();
+    for _ in 0..100 {
+        clients.push(daemon.v0().await);
+    }
+    for client in &mut clients {
+        assert_eq!(client.ask_text(LIST).await, EMPTY);
+    }
+}
+
+/// ZeroMQ as most clients have it: libzmq. Needs Python's binding; BUTTERFLY_PYTHON names an interpreter that has it.
+#[tokio::test]
+async fn libzmq_is_a_client() {
+    let python = std::env::var("BUTTERFLY_PYTHON").unwrap_or_else(|_| "python3".into());
+    let probe = std::process::Command::new(&python)
+        .args(["-c", "import zmq"])
+        .output();
+    if !probe.is_ok_and(|probe| probe.status.success()) {
+        eprintln!("skipped: {python} has no module zmq");
+        return;
+    }
+    let script = "
+import sys, zmq
+for kind in (zmq.REQ, zmq.DEALER):
+    socket = zmq.Context.instance().socket(kind)
+    socket.setsockopt(zmq.RCVTIMEO, 10000)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, 50)
+    socket.connect(sys.argv[1])
+    for request in (bytes.fromhex(sys.argv[2]), bytes([255]) * 100000):
+        if kind == zmq.DEALER:
+            socket.send_multipart([b'id', b'', request])
+            print(b'/'.join(socket.recv_multipart()).hex())
+        else:
+            socket.send(request)
+            print(socket.recv().hex())
+    # Longer than heartbeats take: they must have been answered.
+    zmq.Poller().poll(200)
+    if kind == zmq.REQ:
+        socket.send(bytes.fromhex(sys.argv[2]))
+        print(socket.recv().hex())
+";
+    let request = "0a0808001a040a022001";
+    let (listed, parse_error) = ("0a0a08001a0612040a020801", "080012020800");
+    for daemon in [Daemon::start(&[]), Daemon::start_tcp(&[])] {
+        let output = std::process::Command::new(&python)
+            .args(["-c", script, &daemon.v0, request])
+            .output()
+            .unwrap();
+        let (out, errors) = (
+            String::from_utf8(output.stdout).unwrap(),
+            String::from_utf8(output.stderr).unwrap(),
+        );
+        let dealer = |hex: &str| format!("69642f2f{hex}");
+        let expected = [
+            listed.into(),
+            parse_error.into(),
+            listed.into(),
+            dealer(listed),
+            dealer(parse_error),
+        ]
+        .join("\n")
+            + "\n";
+        assert_eq!(out, expected, "{errors}");
+    }
+}

@@ -1,0 +1,775 @@
+//! Sessions with the v1 API against the real daemon: what v0 can do, and what only v1 can.
+
+mod common;
+
+use api::v1::butterfly_client::ButterflyClient;
+use api::v1::{self, event::Kind};
+use common::{Daemon, within};
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+
+type Client = ButterflyClient<Channel>;
+
+fn nic(id: &str, last: u8) -> v1::Nic {
+    v1::Nic {
+        id: id.into(),
+        mac: format!("52:54:00:12:34:{last:02x}"),
+        vni: 1337,
+        addresses: vec![format!("42.0.0.{last}")],
+        ..Default::default()
+    }
+}
+
+/// What the daemon makes of [`nic`]: every default filled in.
+fn shown(id: &str, last: u8) -> v1::Nic {
+    v1::Nic {
+        anti_spoof: Some(true),
+        kind: v1::NicKind::VhostUser.into(),
+        packet_trace: Some(false),
+        timeouts: Some(v1::Timeouts {
+            tcp_established_secs: 432_000,
+            udp_secs: 30,
+            udp_stream_secs: 180,
+        }),
+        ..nic(id, last)
+    }
+}
+
+fn http(cidr: &str) -> v1::Rule {
+    v1::Rule {
+        direction: v1::Direction::Ingress.into(),
+        protocol: Some(6),
+        r#match: Some(v1::rule::Match::Ports(v1::PortRange { start: 80, end: 80 })),
+        peer: Some(v1::rule::Peer::Cidr(cidr.into())),
+    }
+}
+
+fn group(id: &str) -> v1::Group {
+    v1::Group {
+        id: id.into(),
+        removal: v1::Removal::Cut.into(),
+        ..Default::default()
+    }
+}
+
+async fn put_nic(client: &mut Client, nic: v1::Nic) -> Result<v1::NicStatus, Status> {
+    within(client.put_nic(v1::PutNicRequest { nic: Some(nic) }))
+        .await
+        .map(|answer| answer.into_inner())
+}
+
+async fn config(client: &mut Client) -> v1::Config {
+    within(client.get_config(v1::GetConfigRequest {}))
+        .await
+        .unwrap()
+        .into_inner()
+}
+
+#[tokio::test]
+async fn a_nic_s_life() {
+    let daemon = Daemon::start(&["-m", "9000"]);
+    let client = &mut daemon.v1().await;
+    let status = put_nic(client, nic("vnic_1", 1)).await.unwrap();
+    let expected = v1::NicStatus {
+        nic: Some(shown("vnic_1", 1)),
+        path: daemon.path("qemu-vhost-vnic_1").display().to_string(),
+        state: v1::PortState::Down.into(),
+        detail: String::new(),
+        packet_trace_path: format!("/tmp/butterfly-{}-vnic_1.pcap", daemon.pid()),
+        mtu: 9000,
+    };
+    assert_eq!(status, expected);
+    assert!(daemon.path("qemu-vhost-vnic_1").exists());
+
+    let update = v1::UpdateNicRequest {
+        id: "vnic_1".into(),
+        addresses: Some(v1::AddressList {
+            addresses: vec!["FE80:0::1".into()],
+        }),
+        security_groups: Some(v1::GroupList {
+            groups: vec!["web".into(), "web".into()],
+        }),
+        allowed_address_pairs: Some(v1::AddressPairList {
+            pairs: vec![v1::AddressPair {
+                net: "10.1.2.3/8".into(),
+                mac: "52:54:00:12:34:FF".into(),
+            }],
+        }),
+        timeouts: Some(v1::Timeouts {
+            udp_secs: 60,
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    let updated = within(client.update_nic(update)).await.unwrap().into_inner();
+    let changed = v1::Nic {
+        addresses: vec!["fe80::1".into()],
+        security_groups: vec!["web".into()],
+        allowed_address_pairs: vec![v1::AddressPair {
+            net: "10.0.0.0/8".into(),
+            mac: "52:54:00:12:34:ff".into(),
+        }],
+        timeouts: Some(v1::Timeouts {
+            tcp_established_secs: 432_000,
+            udp_secs: 60,
+            udp_stream_secs: 180,
+        }),
+        ..shown("vnic_1", 1)
+    };
+    assert_eq!(
+        updated,
+        v1::NicStatus {
+            nic: Some(changed),
+            ..expected
+        }
+    );
+    let got = within(client.get_nic(v1::GetNicRequest { id: "vnic_1".into() }))
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(got, updated);
+    let listed = within(client.list_nics(v1::ListNicsRequest {}))
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(listed.nics, [updated]);
+    let stats = within(client.get_nic_stats(v1::GetNicStatsRequest { id: "vnic_1".into() }))
+        .await
+        .unwrap();
+    assert_eq!(
+        stats.into_inner(),
+        v1::NicStats {
+            id: "vnic_1".into(),
+            ..Default::default()
+        }
+    );
+
+    let state = within(client.export_nic(v1::ExportNicRequest { id: "vnic_1".into() }))
+        .await
+        .unwrap()
+        .into_inner()
+        .state;
+    let import = |state| v1::ImportNicRequest {
+        id: "vnic_1".into(),
+        state,
+    };
+    assert_eq!(
+        within(client.import_nic(import(state)))
+            .await
+            .unwrap()
+            .into_inner()
+            .flows,
+        0
+    );
+    let refused = within(client.import_nic(import(b"nonsense".to_vec())))
+        .await
+        .unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+
+    for _ in 0..2 {
+        within(client.delete_nic(v1::DeleteNicRequest { id: "vnic_1".into() }))
+            .await
+            .unwrap();
+        assert_eq!(config(client).await, v1::Config::default());
+        assert!(!daemon.path("qemu-vhost-vnic_1").exists());
+    }
+}
+
+#[tokio::test]
+async fn a_group_s_life() {
+    let daemon = Daemon::start(&[]);
+    let client = &mut daemon.v1().await;
+    let request = |rule| v1::RuleRequest {
+        group: "web".into(),
+        rule: Some(rule),
+    };
+    let member = |member: &str| v1::MemberRequest {
+        group: "web".into(),
+        member: member.into(),
+    };
+
+    let after = within(client.add_rule(request(http("10.1.2.3/8"))))
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(
+        after,
+        v1::Group {
+            rules: vec![http("10.0.0.0/8")],
+            ..group("web")
+        }
+    );
+    assert_eq!(
+        within(client.add_rule(request(http("10.0.0.0/8"))))
+            .await
+            .unwrap()
+            .into_inner(),
+        after
+    );
+    let after = within(client.add_member(member("FE80:0::1")))
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(after.members, ["fe80::1"]);
+    let echo = v1::Rule {
+        direction: v1::Direction::Egress.into(),
+        protocol: Some(1),
+        r#match: Some(v1::rule::Match::Icmp(v1::IcmpMatch {
+            r#type: Some(8),
+            code: None,
+        })),
+        peer: Some(v1::rule::Peer::Group("users".into())),
+    };
+    let whole = v1::Group {
+        rules: vec![echo.clone(), http("::/0")],
+        removal: v1::Removal::Drain.into(),
+        allow_midstream: true,
+        ..group("web")
+    };
+    let put = v1::PutGroupRequest {
+        group: Some(whole.clone()),
+    };
+    assert_eq!(within(client.put_group(put)).await.unwrap().into_inner(), whole);
+    let counters = within(client.list_rule_counters(v1::ListRuleCountersRequest::default()))
+        .await
+        .unwrap()
+        .into_inner();
+    let zero = |rule| v1::RuleCounter {
+        group: "web".into(),
+        rule: Some(rule),
+        ..Default::default()
+    };
+    assert_eq!(counters.counters, [zero(echo.clone()), zero(http("::/0"))]);
+    let after = within(client.delete_rule(request(echo)))
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(after.rules, [http("::/0")]);
+    within(client.delete_member(member("fe80::1"))).await.unwrap();
+    let got = within(client.get_group(v1::GetGroupRequest { id: "web".into() }))
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(got, after);
+    assert_eq!(
+        within(client.list_groups(v1::ListGroupsRequest {}))
+            .await
+            .unwrap()
+            .into_inner()
+            .groups,
+        [after]
+    );
+    for _ in 0..2 {
+        within(client.delete_group(v1::DeleteGroupRequest { id: "web".into() }))
+            .await
+            .unwrap();
+    }
+    // Taken away from a group that is not there: so it is already, and no group is made.
+    assert_eq!(
+        within(client.delete_rule(request(http("::/0"))))
+            .await
+            .unwrap()
+            .into_inner(),
+        v1::Group {
+            id: "web".into(),
+            removal: v1::Removal::Cut.into(),
+            ..Default::default()
+        }
+    );
+    assert_eq!(config(client).await, v1::Config::default());
+}
+
+#[tokio::test]
+async fn errors_have_codes_and_change_nothing() {
+    let daemon = Daemon::start(&[]);
+    let client = &mut daemon.v1().await;
+    put_nic(client, nic("a", 1)).await.unwrap();
+    let before = config(client).await;
+
+    let change = |change: fn(&mut v1::Nic)| {
+        let mut nic = nic("b", 2);
+        change(&mut nic);
+        nic
+    };
+    for (bad, code, sentence) in [
+        (
+            change(|n| n.mac = "x".into()),
+            Code::InvalidArgument,
+            "NIC 'b': MAC 'x'",
+        ),
+        (
+            change(|n| n.mac = "01:00:5e:00:00:01".into()),
+            Code::InvalidArgument,
+            "group address",
+        ),
+        (
+            change(|n| n.vni = 1 << 24),
+            Code::InvalidArgument,
+            "VNI '16777216'",
+        ),
+        (
+            change(|n| n.id = "a/b".into()),
+            Code::InvalidArgument,
+            "NIC id 'a/b'",
+        ),
+        (
+            change(|n| n.addresses = vec!["1.2.3".into()]),
+            Code::InvalidArgument,
+            "IP '1.2.3'",
+        ),
+        (change(|n| n.kind = 9), Code::InvalidArgument, "kind '9'"),
+        (
+            change(|n| n.kind = v1::NicKind::Bench.into()),
+            Code::InvalidArgument,
+            "bench role '0'",
+        ),
+        (
+            change(|n| n.bench = Some(v1::Bench::default())),
+            Code::InvalidArgument,
+            "another kind",
+        ),
+        (change(|n| n.mtu = 67), Code::InvalidArgument, "MTU '67'"),
+        (change(|n| n.mtu = 65536), Code::InvalidArgument, "MTU '65536'"),
+        (
+            change(|n| {
+                n.timeouts = Some(v1::Timeouts {
+                    udp_secs: 61,
+                    ..Default::default()
+                })
+            }),
+            Code::InvalidArgument,
+            "'61'",
+        ),
+        (
+            change(|n| n.security_groups = (0..65).map(|i| format!("g{i}")).collect()),
+            Code::ResourceExhausted,
+            "the limit is 64",
+        ),
+        (
+            change(|n| n.mac = "52:54:00:12:34:01".into()),
+            Code::FailedPrecondition,
+            "already that of NIC 'a'",
+        ),
+        (
+            change(|n| n.path = "/nonexistent/dir/sock".into()),
+            Code::FailedPrecondition,
+            "/nonexistent/dir/sock",
+        ),
+    ] {
+        let error = put_nic(client, bad).await.unwrap_err();
+        assert_eq!(error.code(), code, "{error:?}");
+        assert!(error.message().contains(sentence), "{error:?}");
+    }
+    let missing = within(client.put_nic(v1::PutNicRequest { nic: None }))
+        .await
+        .unwrap_err();
+    assert_eq!(
+        (missing.code(), missing.message()),
+        (Code::InvalidArgument, "the request has no nic")
+    );
+    let absent = within(client.get_nic(v1::GetNicRequest { id: "z".into() }))
+        .await
+        .unwrap_err();
+    assert_eq!(
+        (absent.code(), absent.message()),
+        (Code::NotFound, "there is no NIC 'z'")
+    );
+    let absent = within(client.get_group(v1::GetGroupRequest { id: "z".into() }))
+        .await
+        .unwrap_err();
+    assert_eq!(
+        (absent.code(), absent.message()),
+        (Code::NotFound, "there is no security group 'z'")
+    );
+    let undirected = v1::RuleRequest {
+        group: "g".into(),
+        rule: Some(v1::Rule::default()),
+    };
+    assert_eq!(
+        within(client.add_rule(undirected)).await.unwrap_err().code(),
+        Code::InvalidArgument
+    );
+    let loud = within(client.set_log_level(v1::SetLogLevelRequest { level: "loud".into() }))
+        .await
+        .unwrap_err();
+    assert_eq!(loud.code(), Code::InvalidArgument);
+    assert_eq!(config(client).await, before);
+}
+
+#[tokio::test]
+async fn a_declared_configuration_is_applied_whole_or_not_at_all() {
+    let daemon = Daemon::start(&[]);
+    let client = &mut daemon.v1().await;
+    put_nic(client, nic("goes", 9)).await.unwrap();
+    put_nic(client, nic("stays", 1)).await.unwrap();
+    let web = v1::Group {
+        rules: vec![http("0.0.0.0/0")],
+        members: vec!["10.0.0.1".into()],
+        ..group("web")
+    };
+    let moved = v1::Nic {
+        vni: 7,
+        security_groups: vec!["web".into()],
+        ..shown("stays", 1)
+    };
+    let declared = v1::Config {
+        nics: vec![shown("comes", 2), moved],
+        groups: vec![web],
+    };
+    let apply = |config: &v1::Config, dry_run| v1::ApplyRequest {
+        config: Some(config.clone()),
+        dry_run,
+    };
+
+    let before = config(client).await;
+    let tried = within(client.apply(apply(&declared, true)))
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(config(client).await, before);
+    let done = within(client.apply(apply(&declared, false)))
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(done, tried);
+    let seen: Vec<_> = done
+        .changes
+        .iter()
+        .map(|change| {
+            (
+                change.action(),
+                change.subject.clone().unwrap(),
+                change.details.as_slice(),
+            )
+        })
+        .collect();
+    use v1::change::{Action, Subject};
+    let web_details = [
+        "+ rule ingress tcp 80 from 0.0.0.0/0".to_owned(),
+        "+ member 10.0.0.1".to_owned(),
+    ];
+    let stays_details = [
+        "vni: 1337 -> 7".to_owned(),
+        "security_groups: (none) -> web".to_owned(),
+    ];
+    let expected = [
+        (Action::Create, Subject::Group("web".into()), &web_details[..]),
+        (Action::Create, Subject::Nic("comes".into()), &[][..]),
+        (Action::Delete, Subject::Nic("goes".into()), &[][..]),
+        (Action::Update, Subject::Nic("stays".into()), &stays_details[..]),
+    ];
+    assert_eq!(seen, expected);
+    assert_eq!(config(client).await, declared);
+    assert_eq!(
+        daemon.files(),
+        [
+            "butterflyd.lock",
+            "qemu-vhost-comes",
+            "qemu-vhost-stays",
+            "v0.sock",
+            "v1.sock"
+        ]
+    );
+    assert_eq!(
+        within(client.apply(apply(&declared, false)))
+            .await
+            .unwrap()
+            .into_inner()
+            .changes,
+        []
+    );
+
+    // One NIC of three is impossible: nothing of it happens. Neither for two of one id, nor without a configuration.
+    let mut bad = declared.clone();
+    bad.nics.push(v1::Nic {
+        path: "/nonexistent/dir/sock".into(),
+        ..nic("zz", 3)
+    });
+    bad.groups.clear();
+    assert_eq!(
+        within(client.apply(apply(&bad, false))).await.unwrap_err().code(),
+        Code::FailedPrecondition
+    );
+    let mut twice = declared.clone();
+    twice.nics.push(nic("comes", 5));
+    let error = within(client.apply(apply(&twice, false))).await.unwrap_err();
+    assert!(
+        error.message().contains("NIC 'comes': id 'comes' is given twice"),
+        "{error:?}"
+    );
+    let nothing = v1::ApplyRequest {
+        config: None,
+        dry_run: false,
+    };
+    assert_eq!(
+        within(client.apply(nothing)).await.unwrap_err().code(),
+        Code::InvalidArgument
+    );
+    assert_eq!(config(client).await, declared);
+}
+
+#[tokio::test]
+async fn a_watcher_sees_what_is_and_every_change() {
+    let mut daemon = Daemon::start(&[]);
+    let client = &mut daemon.v1().await;
+    put_nic(client, nic("a", 1)).await.unwrap();
+    within(client.put_group(v1::PutGroupRequest {
+        group: Some(group("g")),
+    }))
+    .await
+    .unwrap();
+    let mut events = within(client.watch(v1::WatchRequest { snapshot: true }))
+        .await
+        .unwrap()
+        .into_inner();
+    let mut changes = within(client.watch(v1::WatchRequest { snapshot: false }))
+        .await
+        .unwrap()
+        .into_inner();
+
+    let mut next = async || within(events.message()).await.unwrap().unwrap();
+    assert_eq!(next().await.kind, Some(Kind::GroupChanged(group("g"))));
+    let Some(Kind::NicChanged(status)) = next().await.kind else {
+        panic!("the NIC comes second")
+    };
+    assert_eq!(status.nic, Some(shown("a", 1)));
+    assert_eq!(next().await.kind, Some(Kind::SnapshotEnd(v1::SnapshotEnd {})));
+
+    within(client.add_member(v1::MemberRequest {
+        group: "g".into(),
+        member: "10.0.0.1".into(),
+    }))
+    .await
+    .unwrap();
+    within(client.delete_group(v1::DeleteGroupRequest { id: "g".into() }))
+        .await
+        .unwrap();
+    within(client.delete_nic(v1::DeleteNicRequest { id: "a".into() }))
+        .await
+        .unwrap();
+    // The first may have come when the group was gone already: its content then is not told any more.
+    let mut event = next().await;
+    if let Some(Kind::GroupChanged(changed)) = &event.kind {
+        assert_eq!(changed.members, ["10.0.0.1"]);
+        event = next().await;
+    }
+    assert_eq!(event.kind, Some(Kind::GroupDeleted("g".into())));
+    let last = next().await;
+    assert_eq!(last.kind, Some(Kind::NicDeleted("a".into())));
+    assert!(last.sequence > event.sequence && last.epoch > event.epoch && last.time_unix_nanos > 0);
+
+    // The one that asked for no snapshot has seen changes alone, and both end with the daemon.
+    let first = within(changes.message()).await.unwrap().unwrap();
+    assert!(
+        matches!(first.kind, Some(Kind::GroupChanged(_) | Kind::GroupDeleted(_))),
+        "{first:?}"
+    );
+    daemon.signal(rustix::process::Signal::TERM);
+    assert!(within(events.message()).await.is_ok_and(|event| event.is_none()));
+    assert!(daemon.wait().0.success());
+}
+
+#[tokio::test]
+async fn what_can_be_seen_of_the_daemon() {
+    let daemon = Daemon::start(&["-l", "warning", "--max-flows", "4096"]);
+    let client = &mut daemon.v1().await;
+    put_nic(client, nic("a", 1)).await.unwrap();
+    within(client.set_log_level(v1::SetLogLevelRequest {
+        level: "debug".into(),
+    }))
+    .await
+    .unwrap();
+    let status = within(client.get_status(v1::GetStatusRequest {}))
+        .await
+        .unwrap()
+        .into_inner();
+    let worker = &status.workers[0];
+    assert_eq!(
+        (status.workers.len(), worker.core, worker.max_flows),
+        (1, None, 4096)
+    );
+    assert!(worker.load_percent <= 100);
+    let expected = v1::Status {
+        version: env!("CARGO_PKG_VERSION").into(),
+        pid: daemon.pid(),
+        start_unix_secs: status.start_unix_secs,
+        current_unix_secs: status.current_unix_secs,
+        uptime_secs: status.current_unix_secs - status.start_unix_secs,
+        requests: 2,
+        epoch: 1,
+        nics: 1,
+        groups: 0,
+        rules: 0,
+        socket_dir: daemon.dir.path().to_str().unwrap().into(),
+        endpoints: vec![
+            daemon.v0.clone(),
+            format!("unix:{}", daemon.path("v1.sock").display()),
+        ],
+        log_level: "debug".into(),
+        workers: status.workers.clone(),
+        graph_dot: status.graph_dot.clone(),
+        uplink: String::new(),
+    };
+    assert_eq!(status, expected);
+    assert!(
+        status.graph_dot.starts_with("digraph") || status.graph_dot.starts_with("graph"),
+        "{}",
+        status.graph_dot
+    );
+    assert!(status.graph_dot.contains("1337"));
+
+    let ask = |nic: &str, all| v1::ListDropsRequest { nic: nic.into(), all };
+    let none = within(client.list_drops(ask("", false)))
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(none, v1::ListDropsResponse::default());
+    let all = within(client.list_drops(ask("a", true)))
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(all.totals, []);
+    assert!(
+        all.drops
+            .iter()
+            .any(|drop| drop.reason == "mac_spoofed" && !drop.description.is_empty())
+    );
+    assert!(all.drops.iter().all(|drop| drop.nic == "a" && drop.frames == 0));
+    assert_eq!(
+        within(client.list_drops(ask("z", false)))
+            .await
+            .unwrap_err()
+            .code(),
+        Code::NotFound
+    );
+
+    let mut flows = within(client.list_flows(v1::ListFlowsRequest::default()))
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(within(flows.message()).await.unwrap(), None);
+    let absent = within(client.list_flows(v1::ListFlowsRequest { nic: "z".into() })).await;
+    assert_eq!(absent.unwrap_err().code(), Code::NotFound);
+}
+
+/// Two bench NICs talk through the whole path: what they send is counted, and tracked, and both APIs say so.
+#[tokio::test]
+async fn bench_nics_talk_and_are_counted() {
+    let daemon = Daemon::start(&[]);
+    let client = &mut daemon.v1().await;
+    within(client.add_rule(v1::RuleRequest {
+        group: "ping".into(),
+        rule: Some(v1::Rule {
+            direction: v1::Direction::Ingress.into(),
+            protocol: Some(1),
+            ..Default::default()
+        }),
+    }))
+    .await
+    .unwrap();
+    let bench = |role: v1::bench::Role| v1::Bench {
+        role: role.into(),
+        target_ip: "42.0.0.2".into(),
+        target_mac: "52:54:00:12:34:02".into(),
+    };
+    let receiver = v1::Nic {
+        kind: v1::NicKind::Bench.into(),
+        bench: Some(v1::Bench {
+            role: v1::bench::Role::IcmpReceiver.into(),
+            ..Default::default()
+        }),
+        security_groups: vec!["ping".into()],
+        ..nic("receiver", 2)
+    };
+    let sender = v1::Nic {
+        kind: v1::NicKind::Bench.into(),
+        bench: Some(bench(v1::bench::Role::IcmpSender)),
+        ..nic("sender", 1)
+    };
+    put_nic(client, receiver).await.unwrap();
+    put_nic(client, sender).await.unwrap();
+    let counted = async {
+        loop {
+            let stats = client
+                .get_nic_stats(v1::GetNicStatsRequest { id: "sender".into() })
+                .await
+                .unwrap()
+                .into_inner();
+            if stats.ingress_frames > 1000 {
+                return stats;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    let stats = within(counted).await;
+    assert!(stats.egress_frames >= stats.ingress_frames, "{stats:?}");
+    assert_eq!(stats.ingress_drops, 0, "{stats:?}");
+    let mut flows = within(client.list_flows(v1::ListFlowsRequest {
+        nic: "receiver".into(),
+    }))
+    .await
+    .unwrap()
+    .into_inner();
+    let flow = within(flows.message()).await.unwrap().unwrap();
+    assert_eq!(
+        (
+            flow.nic.as_str(),
+            flow.peer_nic.as_str(),
+            flow.direction(),
+            flow.protocol,
+            flow.source.as_str()
+        ),
+        ("receiver", "sender", v1::Direction::Ingress, 1, "42.0.0.1")
+    );
+    let counters = within(client.list_rule_counters(v1::ListRuleCountersRequest::default()))
+        .await
+        .unwrap()
+        .into_inner();
+    assert!(
+        counters.counters[0].frames > 1000 && counters.counters[0].flows >= 1,
+        "{counters:?}"
+    );
+
+    // A rule that goes stops what runs.
+    let rule = counters.counters[0].rule.clone();
+    within(client.delete_rule(v1::RuleRequest {
+        group: "ping".into(),
+        rule,
+    }))
+    .await
+    .unwrap();
+    let before = within(client.get_nic_stats(v1::GetNicStatsRequest {
+        id: "receiver".into(),
+    }))
+    .await
+    .unwrap()
+    .into_inner();
+    let dropped = async {
+        loop {
+            let stats = client
+                .get_nic_stats(v1::GetNicStatsRequest {
+                    id: "receiver".into(),
+                })
+                .await
+                .unwrap()
+                .into_inner();
+            if stats.ingress_drops > before.ingress_drops {
+                return stats;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    let after = within(dropped).await;
+    assert_eq!(after.ingress_frames, before.ingress_frames);
+    let totals = within(client.list_drops(v1::ListDropsRequest::default()))
+        .await
+        .unwrap()
+        .into_inner()
+        .totals;
+    assert!(
+        totals
+            .iter()
+            .any(|drop| drop.direction() == v1::Direction::Ingress && drop.frames > 0),
+        "{totals:?}"
+    );
+}
