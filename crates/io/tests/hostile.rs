@@ -598,3 +598,73 @@ fn a_head_cannot_be_changed_after_it_was_copied() {
     assert_eq!(frame[..256], pattern(1000)[..256], "the head is what was judged");
     assert_eq!(frame[256..], [0xee; 744], "the body is the sender's own affair");
 }
+
+/// A guest that rewrites descriptors, entries and indices of both rings while they are read. Nothing is promised to
+/// it but that the switch neither panics, nor hangs, nor leaves its memory.
+#[test]
+fn rings_that_change_while_they_are_read() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let guest = Guest::new(GuestOptions {
+        receive_chains: 16,
+        ..options(LINUX)
+    });
+    let stop = AtomicBool::new(false);
+    let rings = [&guest.transmitq, &guest.receiveq].map(|q| (q.desc_at, q.avail_at));
+    let memory = guest.memory().clone();
+    let (mut turns, mut broken) = (0, 0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut seed = 0x9e37_79b9_7f4a_7c15u64;
+            while !stop.load(Ordering::Relaxed) {
+                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let random = (seed >> 33) as usize;
+                let (desc, avail) = rings[random & 1];
+                let entry = random >> 1 & 63;
+                match random >> 8 & 3 {
+                    // An index near the one that is there, forwards or back.
+                    0 => {
+                        let index = memory.word(avail + 2);
+                        let step = (random >> 10 & 7) as u16;
+                        index.store(
+                            index.load(Ordering::Relaxed).wrapping_add(step).wrapping_sub(2),
+                            Ordering::Release,
+                        );
+                    }
+                    1 => memory
+                        .word(avail + 4 + 2 * entry)
+                        .store((random >> 10 & 63) as u16, Ordering::Relaxed),
+                    _ => {
+                        let addr = SPARE_ADDR + (random >> 12 & 0xffff) as u64;
+                        let flags = (random >> 10 & 3) as u16 | if desc == rings[1].0 { WRITE } else { 0 };
+                        let len = (random >> 16 & 0x3ff) as u32;
+                        memory.write(
+                            desc + 16 * entry,
+                            &descriptor(addr, len, flags, (random >> 20 & 63) as u16),
+                        );
+                    }
+                }
+            }
+        });
+        let mut batch = butterfly_io::frame::Batch::new();
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while (turns < 50_000 || broken < 20) && std::time::Instant::now() < deadline {
+            let mut port = butterfly_io::port::Port::from(guest.port());
+            for _ in 0..1000 {
+                if !port.is_up() {
+                    break;
+                }
+                turns += 1;
+                let received = port.receive(&mut batch);
+                for index in 0..batch.len() {
+                    // To itself: both rings are under fire.
+                    let _ = port.transmit(&batch, index);
+                }
+                let flushed = port.flush();
+                port.complete(&mut batch);
+                broken += usize::from(received.is_err() || flushed.is_err());
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(broken >= 20, "{broken} of {turns} turns found something broken");
+}

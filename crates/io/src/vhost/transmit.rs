@@ -88,7 +88,10 @@ impl SplitQueue {
         let (mut room, mut chains) = (0, 0u16);
         loop {
             let next = self.next_avail.wrapping_add(chains);
-            if self.known(next) == 0 && self.look()? == chains {
+            // Fewer than were there a moment ago is what a guest that takes its index back makes us see. And a guest
+            // that offers chains again before it got them back fills `staged`, not our memory.
+            let none = self.known(next) == 0 && self.look()? <= chains;
+            if none || self.staged.len() >= usize::from(self.size) {
                 return Err(PutError::Transmit(TransmitError::Full));
             }
             let head = self.head_at(next);
