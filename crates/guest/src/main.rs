@@ -27,7 +27,7 @@ const USAGE: &str = "usage:
   guest udp-serve PORT                               echo
   guest udp-ping ADDR PORT COUNT SIZE [SOURCE_PORT]  send COUNT datagrams, count the answers
   guest icmp-ask ADDR KIND CODE SECS                 send one ICMP message, wait for its answer
-  guest fragments SRC DST PORT KIND                  a UDP datagram to DST:PORT in IPv4 fragments made by hand;
+  guest fragments SRC DST PORT KIND                  a datagram to DST:PORT in IPv4 fragments made by hand;
                                                      KIND: whole, later-only, overlap, tiny";
 
 fn main() -> ExitCode {
