@@ -33,3 +33,40 @@ pub const TRACE_PATH: usize = 4_095;
 pub const MTU_MIN: u16 = 68;
 /// Events that a subscriber may be behind before it is told that it has missed some.
 pub const EVENTS: usize = 4_096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The table in the documentation says what the code does.
+    #[test]
+    fn the_documented_limits_are_these() {
+        let document = include_str!("../../../docs/limits.md");
+        let limits = [
+            ("NICS", NICS),
+            ("GROUPS", GROUPS),
+            ("RULES", RULES),
+            ("RULES_PER_GROUP", RULES_PER_GROUP),
+            ("MEMBERS_PER_GROUP", MEMBERS_PER_GROUP),
+            ("GROUPS_PER_NIC", GROUPS_PER_NIC),
+            ("RULES_PER_NIC", RULES_PER_NIC),
+            ("IPS_PER_NIC", IPS_PER_NIC),
+            ("PAIRS_PER_NIC", PAIRS_PER_NIC),
+            ("NIC_ID", NIC_ID),
+            ("GROUP_ID", GROUP_ID),
+            ("SOCKET_PATH", SOCKET_PATH),
+            ("INTERFACE_NAME", INTERFACE_NAME),
+            ("TRACE_PATH", TRACE_PATH),
+            ("EVENTS", EVENTS),
+        ];
+        for (name, value) in limits {
+            let row = format!("| `{name}` | {value} |");
+            assert!(document.contains(&row), "docs/limits.md does not say '{row}'");
+        }
+        assert_eq!(
+            document.matches("\n| `").count(),
+            limits.len(),
+            "docs/limits.md lists others too"
+        );
+    }
+}
