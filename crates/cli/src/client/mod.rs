@@ -2,6 +2,7 @@
 //! does not say stays at its default, and what it cannot do is an error that says which API can.
 
 mod emulate;
+mod envelope;
 mod grpc;
 mod v0;
 mod v1;
@@ -14,8 +15,9 @@ use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::options::Global;
 
+pub use envelope::{envelope_error, refusal};
 pub use grpc::V1;
-pub use zmq::{V0, envelope_error, refusal};
+pub use zmq::V0;
 
 /// A connected client.
 pub enum Client {

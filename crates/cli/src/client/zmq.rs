@@ -1,17 +1,17 @@
-//! The v0 protocol on a ZeroMQ REQ socket: one frame out, one frame back, in the original's envelope, encrypted when
-//! there is a key. [`super::v0`] has the operations.
+//! API v0's connection: a ZeroMQ REQ socket, one frame out, one frame back. [`super::envelope`] says what is in a frame,
+//! [`super::v0`] has the operations.
 
 use std::time::Duration;
 
-use api::encrypted::{self, Key};
+use api::encrypted::Key;
+use api::text_format;
+use api::v0::Messages;
 use api::v0::message_v0::{Request, Response};
-use api::v0::{Encrypted, Messages};
-use api::{strict, text_format};
-use prost::Message;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 use zeromq::{ReqSocket, Socket, SocketRecv, SocketSend};
 
+use super::envelope::{self, OpenError, envelope_error, refusal};
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::options::Global;
@@ -68,22 +68,7 @@ impl V0 {
         if self.verbose {
             say(&prefixed('>', &text_format::print(&request)));
         }
-        let bytes = request.encode_to_vec();
-        let frame = match &self.key {
-            None => bytes,
-            Some(key) => {
-                let aes256cbc_sha512 = Some(encrypted::encrypt(key, &bytes));
-                let envelope = Encrypted {
-                    error: None,
-                    aes256cbc_sha512,
-                };
-                Messages {
-                    messages: Vec::new(),
-                    encrypted: Some(envelope),
-                }
-                .encode_to_vec()
-            }
-        };
+        let frame = envelope::seal(&request, self.key.as_ref());
         let answer = timeout(self.timeout, self.round_trip(frame)).await;
         let ms = self.timeout.as_millis();
         let late = || {
@@ -93,7 +78,10 @@ impl V0 {
             ))
         };
         let answer = answer.map_err(|_| late())??;
-        let answer = self.open(&answer)?;
+        let answer = envelope::open(&answer, self.key.as_ref()).map_err(|error| match error {
+            OpenError::Refused(reason) => Error::Refused(reason),
+            OpenError::Garbled(what) => self.garbled(&what),
+        })?;
         if self.verbose {
             say(&prefixed('<', &text_format::print(&answer)));
         }
@@ -104,7 +92,9 @@ impl V0 {
                 .iter()
                 .find_map(|message| message.error.as_ref())
                 .map(envelope_error);
-            return Err(refused.unwrap_or_else(|| self.garbled(&format!("{got} answers to {sent} requests"))));
+            return Err(refused
+                .map(Error::Refused)
+                .unwrap_or_else(|| self.garbled(&format!("{got} answers to {sent} requests"))));
         }
         Ok(answer)
     }
@@ -116,40 +106,6 @@ impl V0 {
         Ok(answer.into_vec().concat())
     }
 
-    /// The clear content of an answer.
-    fn open(&self, bytes: &[u8]) -> Result<Messages, Error> {
-        let Ok(answer) = strict::decode(bytes) else {
-            // To bytes that it cannot parse a daemon answers with a bare message.
-            let error = api::v0::Message::decode(bytes)
-                .ok()
-                .and_then(|message| message.error);
-            return Err(error
-                .as_ref()
-                .map_or_else(|| self.garbled("bytes of another protocol"), envelope_error));
-        };
-        let Some(envelope) = answer.encrypted else {
-            // With a key, clear text is nobody's answer but a refusal to look at what is encrypted.
-            return match answer.messages.iter().find(|message| message.error.is_none()) {
-                Some(_) if self.key.is_some() => {
-                    Err(self.garbled("an answer in the clear to an encrypted request"))
-                }
-                _ => Ok(answer),
-            };
-        };
-        if envelope.error.is_some() {
-            return Err(Error::Refused(
-                "butterflyd cannot decrypt the request: its key is another one".into(),
-            ));
-        }
-        let key = self
-            .key
-            .as_ref()
-            .ok_or_else(|| Error::Usage("the answer is encrypted: give the key with -k".into()))?;
-        let clear = encrypted::decrypt(key, envelope.aes256cbc_sha512())
-            .map_err(|error| Error::Refused(format!("the answer of {}: {error}", self.endpoint)))?;
-        strict::decode(&clear).map_err(|error| self.garbled(&error.to_string()))
-    }
-
     /// One request; a refusal is an error.
     pub async fn call(&mut self, request: Request) -> Result<Response, Error> {
         let answers = self.exchange(requests::envelope(vec![request])).await?;
@@ -159,7 +115,7 @@ impl V0 {
             .next()
             .ok_or_else(|| self.garbled("no answer"))?;
         if let Some(error) = &answer.error {
-            return Err(envelope_error(error));
+            return Err(Error::Refused(envelope_error(error)));
         }
         let response = answer.message_0.and_then(|message| message.response);
         let response = response.ok_or_else(|| self.garbled("an answer without a response"))?;
@@ -181,36 +137,6 @@ impl V0 {
     pub fn untranslatable(&self, what: Untranslatable) -> Error {
         self.needs_v1(&what.0)
     }
-}
-
-/// Why a request was refused; none: it was not.
-pub fn refusal(response: &Response) -> Option<String> {
-    let reason = || {
-        response
-            .status
-            .error
-            .as_ref()
-            .map(|error| error.description().to_owned())
-            .unwrap_or_default()
-    };
-    (!response.status.status)
-        .then(reason)
-        .map(|reason| match reason.is_empty() {
-            true => "butterflyd refused without a reason".into(),
-            false => reason,
-        })
-}
-
-/// What is wrong with an envelope, in a sentence.
-pub fn envelope_error(error: &api::v0::Error) -> Error {
-    use api::v0::proto::error::ErrorCode;
-    Error::Refused(match error.code() {
-        ErrorCode::Rejected => {
-            "butterflyd rejected the message: it has a key (-k) and the request none, or the other way round"
-                .into()
-        }
-        code => format!("butterflyd could not take the message: {}", code.as_str_name()),
-    })
 }
 
 /// Opens and closes a plain connection.

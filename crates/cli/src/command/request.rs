@@ -76,7 +76,7 @@ fn refusals(answers: &Messages) -> Vec<String> {
 
 fn why_refused(message: &Message) -> Option<String> {
     if let Some(error) = &message.error {
-        return Some(envelope_error(error).to_string());
+        return Some(envelope_error(error));
     }
     match message
         .message_0
