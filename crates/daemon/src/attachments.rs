@@ -15,6 +15,9 @@ use io::vhost::{NicOptions, PortKey, PortSink, PortState, Server};
 
 use crate::port_states::PortStates;
 
+/// The largest MTU the kernel gives a TAP device: 65535 with the Ethernet header (tun_net_initialize).
+const TAP_MTU_MAX: u16 = u16::MAX - 14;
+
 /// The daemon's side of every attachment. Dropping it closes all sockets.
 pub struct HostAttachments {
     vhost: Server,
@@ -62,7 +65,7 @@ impl Attachments for HostAttachments {
                 let options = TapOptions {
                     name: request.path.to_owned(),
                     mac: nic.mac,
-                    mtu: Some(request.mtu),
+                    mtu: Some(request.mtu.min(TAP_MTU_MAX)),
                     offloads: request.offloads,
                 };
                 let tap = TapPort::open(&options).map_err(|e| AttachError(e.to_string()))?;

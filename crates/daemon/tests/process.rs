@@ -258,7 +258,8 @@ async fn a_tap_comes_and_goes_with_its_nic_and_with_the_daemon() {
         eprintln!("skipped: /dev/net/tun cannot be opened");
         return;
     }
-    let mut daemon = Daemon::start(&[]);
+    // The largest MTU of packets is more than a TAP device takes: it then has its own largest.
+    let mut daemon = Daemon::start(&["-m", "max"]);
     let name = format!("bft{}", daemon.pid());
     let device = Path::new("/sys/class/net").join(&name);
     let mut client = daemon.v1().await;

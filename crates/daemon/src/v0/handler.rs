@@ -40,8 +40,7 @@ impl Handler {
         };
         match (messages.encrypted, &self.key) {
             (Some(encrypted), Some(key)) => self.answer_encrypted(key, encrypted),
-            (Some(_), None) => clear(rejected().encode_to_vec()),
-            (None, Some(_)) => clear(rejected().encode_to_vec()),
+            (Some(_), None) | (None, Some(_)) => clear(rejected().encode_to_vec()),
             (None, None) => {
                 let (messages, quit) = self.answer_messages(messages.messages);
                 Answer {
@@ -49,6 +48,14 @@ impl Handler {
                     quit,
                 }
             }
+        }
+    }
+
+    /// The reply when answering failed by a defect of ours.
+    pub fn internal_error(&self) -> Answer {
+        match self.key {
+            Some(_) => refuse_encrypted(Code::InternalError),
+            None => clear(alone(ErrorCode::InternalError).encode_to_vec()),
         }
     }
 
@@ -164,8 +171,12 @@ fn parse_error() -> Vec<u8> {
 }
 
 fn rejected() -> Messages {
+    alone(ErrorCode::Rejected)
+}
+
+fn alone(code: ErrorCode) -> Messages {
     Messages {
-        messages: vec![failure(ErrorCode::Rejected)],
+        messages: vec![failure(code)],
         encrypted: None,
     }
 }

@@ -122,15 +122,13 @@ async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
     while let Some(mut request) = connection.receive().await? {
         // One frame is a request; anything else is no `Messages`, and is answered so.
         let frames = std::mem::take(&mut request.body);
-        let handler = handler.clone();
+        let answering = handler.clone();
         let answered = tokio::task::spawn_blocking(move || match frames.as_slice() {
-            [frame] => handler.answer(frame),
-            _ => handler.answer(&[0xff]),
+            [frame] => answering.answer(frame),
+            _ => answering.answer(&[0xff]),
         });
-        let Ok(answer) = answered.await else {
-            tracing::error!("v0: a request made the daemon panic; its client is disconnected");
-            return Ok(());
-        };
+        // A request that panicked is in the log already.
+        let answer = answered.await.unwrap_or_else(|_| handler.internal_error());
         connection.reply(&request, &answer.bytes).await?;
         if answer.quit {
             tracing::info!("asked to stop through the v0 API");

@@ -59,6 +59,10 @@ impl Service {
 /// The sentence as it is, under the code that the .proto states for it.
 fn refused(error: Error) -> Status {
     let message = error.to_string();
+    if let Error::DataPlane(_) = error {
+        // The worker has ended: so does the daemon.
+        return Status::unavailable(message);
+    }
     match error.kind() {
         ErrorKind::Invalid => Status::invalid_argument(message),
         ErrorKind::NotFound => Status::not_found(message),
