@@ -41,11 +41,6 @@ impl Client {
         matches!(self, Client::V1(_))
     }
 
-    /// True when [`Client::nic_stats`] knows more than bytes.
-    pub fn has_all_stats(&self) -> bool {
-        self.is_v1()
-    }
-
     /// API v1, or the error that says what needs it.
     pub fn only_v1(&mut self, what: &str) -> Result<&mut V1, Error> {
         match self {
@@ -109,7 +104,7 @@ impl Client {
         }
     }
 
-    /// What a NIC received and sent.
+    /// What a NIC received and sent; over API v0 bytes alone.
     pub async fn nic_stats(&mut self, id: &str) -> Result<proto::NicStats, Error> {
         match self {
             Client::V0(v0) => v0.nic_stats(id).await,

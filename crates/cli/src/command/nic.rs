@@ -151,13 +151,12 @@ async fn stats(args: MaybeNics, session: &mut Session) -> Result<(), Error> {
     } else {
         args.nics
     };
-    let (mut rows, mut all) = (Vec::new(), client.has_all_stats());
+    let (mut rows, all) = (Vec::new(), client.is_v1());
     for id in &ids {
         rows.push(client.nic_stats(id).await?);
     }
     if session.out.json {
         // Over API v0 only what it knows: a zero would be a lie.
-        all |= rows.is_empty();
         let value = |stats: &v1::NicStats| match all {
             true => json::full("NicStats", stats),
             false => {

@@ -97,13 +97,13 @@ struct Settings {
     /// Security groups, which need not exist yet; update: '' leaves none
     #[arg(long, num_args = 1.., value_name = "SG")]
     sg: Vec<String>,
-    /// Drop what the guest sends from other addresses than its own [default: on in API v1, off in API v0]
+    /// Drop what the guest sends from other addresses than its own [default of a new NIC: on in API v1, off in API v0]
     #[arg(long, visible_alias = "anti-spoof", overrides_with = "disable_antispoof")]
     enable_antispoof: bool,
     /// Let the guest send from any address; its MAC is checked all the same
     #[arg(long, visible_alias = "no-anti-spoof")]
     disable_antispoof: bool,
-    /// Do not filter the NIC at all
+    /// Do not filter the NIC at all; update: API v1
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
     bypass_filtering: Option<bool>,
     /// Write the NIC's frames to --trace-path, as pcapng
