@@ -185,6 +185,33 @@ pub(crate) fn deliver(
     sink: &mut impl Sink,
 ) -> Result<(), TransmitError> {
     let frame = &batch.frames()[index];
+    let checksum_fits = accepts.checksum || (frame.offload.checksum.is_none() && !frame.offload.data_valid);
+    if !(checksum_fits && accepts.gso(&frame.offload)) {
+        return complete(batch, index, accepts, sink);
+    }
+    // Built where it is used and not copied: a copy of what was just stored stalls on the store.
+    let mut one = [copy::NOTHING];
+    sink.put(&Piece {
+        offload: frame.offload,
+        head: frame.head(),
+        body: Body {
+            segments: batch.body(index, &mut one),
+            skip: 0,
+            len: frame.len() - frame.head().len(),
+        },
+        checksum: None,
+    })
+}
+
+/// The way of a frame that is not passed on as it is.
+#[cold]
+fn complete(
+    batch: &Batch,
+    index: usize,
+    accepts: Accepts,
+    sink: &mut impl Sink,
+) -> Result<(), TransmitError> {
+    let frame = &batch.frames()[index];
     let mut one = [copy::NOTHING];
     let segments = batch.body(index, &mut one);
     let body = Body {
@@ -192,25 +219,23 @@ pub(crate) fn deliver(
         skip: 0,
         len: frame.len() - frame.head().len(),
     };
-    let mut piece = Piece {
-        offload: frame.offload,
-        head: frame.head(),
-        body,
-        checksum: None,
-    };
-    piece.offload.data_valid &= accepts.checksum;
-    let whole = accepts.gso(&frame.offload);
-    if whole && (accepts.checksum || frame.offload.checksum.is_none()) {
-        return sink.put(&piece);
-    }
     if frame.fault().is_some() || !is_sound(&frame.offload, frame.len()) {
         return Err(TransmitError::BadOffload);
     }
-    if !whole {
+    if !accepts.gso(&frame.offload) {
         return cut(frame, body, accepts, sink);
     }
-    piece.checksum = piece.offload.checksum.take();
-    sink.put(&piece)
+    let offload = Offload {
+        checksum: None,
+        data_valid: false,
+        ..frame.offload
+    };
+    sink.put(&Piece {
+        offload,
+        head: frame.head(),
+        body,
+        checksum: frame.offload.checksum,
+    })
 }
 
 /// Cuts a large frame into the packets it stands for and delivers each. When the receiver runs out of room

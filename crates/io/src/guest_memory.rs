@@ -207,22 +207,6 @@ impl GuestMemory {
         let (host, left) = self.regions.iter().find_map(inside)?;
         (len <= left).then_some(host)
     }
-
-    /// True when `len` bytes at a guest address lie in one region.
-    pub fn contains(&self, addr: u64, len: u64) -> bool {
-        self.region(addr)
-            .and_then(|region| region.guest(addr))
-            .is_some_and(|(_, left)| len <= left)
-    }
-
-    /// The guest-physical address of a VMM's virtual address.
-    pub fn user_to_guest(&self, addr: u64) -> Option<u64> {
-        let region = self
-            .regions
-            .iter()
-            .find(|r| addr.wrapping_sub(r.user_addr) < r.size)?;
-        Some(region.guest_addr + (addr - region.user_addr))
-    }
 }
 
 fn check_range(spec: &RegionSpec) -> Result<(), MemoryError> {

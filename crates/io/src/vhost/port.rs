@@ -91,7 +91,7 @@ impl VhostPort {
         }
     }
 
-    /// Takes the port apart. What was taken from the guest is given back.
+    /// Takes the port apart, between two batches. [`SplitQueue::into_parts`] then gives back what is still held.
     pub fn into_parts(self) -> PortParts {
         self.parts
     }

@@ -5,6 +5,7 @@
 //! The used entries wait in `staged` for [`SplitQueue::publish`].
 
 use wire::checksum::{Sum, finish};
+use wire::offload::{Gso, Offload};
 use wire::virtio_net;
 
 use super::chain::{RingFault, Walk};
@@ -48,7 +49,7 @@ impl SplitQueue {
                 return Err(error);
             }
         };
-        let header = virtio_net::encode(&piece.offload, piece.header_hint(), chains);
+        let header = encode(piece, chains);
         let header = &header[..framing.header_len];
         // Ahead of the copy, so that the next frame's buffer comes while this one is written.
         self.look_ahead(self.next_avail.wrapping_add(chains));
@@ -132,6 +133,23 @@ impl SplitQueue {
             copy::prefetch(buffer.wrapping_add(64));
         }
     }
+}
+
+/// The virtio-net header. That of a frame with nothing left to do is made of whole words: bytes that are stored one
+/// by one and loaded together are waited for.
+#[inline(always)]
+fn encode(piece: &Piece<'_>, chains: u16) -> [u8; virtio_net::HDR_LEN_MRG] {
+    let Offload {
+        checksum,
+        data_valid,
+        gso,
+        ..
+    } = piece.offload;
+    if checksum.is_none() && !data_valid && gso == Gso::None {
+        let [low, high] = chains.to_le_bytes();
+        return [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, low, high];
+    }
+    virtio_net::encode(&piece.offload, piece.header_hint(), chains)
 }
 
 /// Writes a frame whose checksum is to be completed: the body first, summed as it passes through a private
