@@ -1,7 +1,7 @@
 //! ZeroMQ on the wire (ZMTP 3.1: RFC 37/ZMTP), as far as a server of REQ clients needs it.
 //!
 //! The framing is ours because this port faces clients before any key was checked: the `zeromq` crate (0.7)
-//! reserves whatever length a frame claims, and a claim of a terabyte ends the process and every guest's
+//! reserves whatever length a frame claims: one claiming 2^48 bytes was tried, and aborted the process, every guest's
 //! network with it. Here a message has a stated maximum, takes memory as its bytes arrive, and must be complete
 //! in a stated time. Each client has its own connection and its own turn: one that is stuck waits alone.
 //!
