@@ -61,8 +61,13 @@ impl Simulation {
     /// Attaches a new guest to a slot.
     pub fn attach(&mut self, slot: PortSlot) -> MemoryPeer {
         let (port, peer) = MemoryPort::pair();
-        self.ask(move |handle| handle.attach(slot, Port::Memory(port)).is_ok());
+        self.attach_port(slot, port.into());
         peer
+    }
+
+    /// Attaches a port of any kind; true if it took the place of another.
+    pub fn attach_port(&mut self, slot: PortSlot, port: Port) -> bool {
+        self.ask(move |handle| matches!(handle.attach(slot, port), Ok(Some(_))))
     }
 
     /// Takes the port out of a slot; true if there was one.

@@ -41,6 +41,13 @@ pub(crate) enum Opening {
     Rule(RuleSlot),
 }
 
+/// What a slot without a NIC allows.
+static CLOSED: Open = Open {
+    ingress: [Opening::No; 2],
+    egress: [Opening::No; 2],
+    has_egress: true,
+};
+
 impl View {
     /// The empty configuration.
     pub(crate) fn new() -> Self {
@@ -67,12 +74,10 @@ impl View {
                 changed(PortSlot(slot as u32));
             }
         }
-        self.ports.clear();
-        self.ports.extend(snapshot.ports.iter().take(MAX_PORTS).cloned());
-        self.networks.clear();
-        self.networks.extend(snapshot.networks.iter().cloned());
-        self.groups.clear();
-        self.groups.extend(snapshot.groups.iter().cloned());
+        refresh(&mut self.ports, &snapshot.ports);
+        self.ports.truncate(MAX_PORTS);
+        refresh(&mut self.networks, &snapshot.networks);
+        refresh(&mut self.groups, &snapshot.groups);
         self.open.clear();
         let groups = &self.groups;
         let open = |port: &Option<Arc<PortConfig>>| {
@@ -115,8 +120,25 @@ impl View {
 
     #[inline]
     pub(crate) fn open(&self, slot: PortSlot) -> &Open {
-        &self.open[slot.0 as usize]
+        self.open.get(slot.0 as usize).unwrap_or(&CLOSED)
     }
+}
+
+/// Makes `flat` what `tree` is. Most of it is the same after a change: references that did not change are
+/// compared, not counted.
+fn refresh<T>(flat: &mut Vec<Option<Arc<T>>>, tree: &imbl::Vector<Option<Arc<T>>>) {
+    flat.truncate(tree.len());
+    let known = flat.len();
+    for (mine, theirs) in flat.iter_mut().zip(tree) {
+        let same = match (&mine, theirs) {
+            (Some(mine), Some(theirs)) => Arc::ptr_eq(mine, theirs),
+            (mine, theirs) => mine.is_none() && theirs.is_none(),
+        };
+        if !same {
+            mine.clone_from(theirs);
+        }
+    }
+    flat.extend(tree.iter().skip(known).cloned());
 }
 
 impl Open {

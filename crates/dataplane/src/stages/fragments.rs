@@ -12,7 +12,6 @@ pub(crate) fn run(round: &mut Round) {
         if let Some(ip) = item.ip()
             && let Some(fragment) = ip.fragment
             && item.is_going()
-            && !round.nic.bypass
         {
             place(round, index, fragment);
         }
@@ -59,6 +58,8 @@ fn place(round: &mut Round, index: usize, fragment: Fragment) {
             ip.protocol = lent.protocol;
             ip.l4_info = lent.l4;
         }
+        // Not filtered: it goes as it is, where its receiver is not filtered either.
+        Place::Early | Place::Drop(_) if round.nic.bypass => {}
         Place::Early if fragments.has_room(round.nic.slot, frame.len()) => {
             let bytes = round.batch.to_bytes(index);
             fragments.hold(key, round.nic.slot, bytes, frame.offload, millis);

@@ -1,7 +1,6 @@
 //! Step 6: packets that need no judgement: between two NICs that allow everything, of a flow that is known, or
 //! about one (ICMP errors). Touches what the lookups read for the whole batch before the first of them.
 
-use crate::drop_reason::DropReason;
 use crate::flow::{FlowId, Key, Seen, Side, Tracked, shorter};
 use crate::round::{Job, Round, Track, Verdict, owns_source};
 use crate::snapshot::{PortConfig, Timeouts};
@@ -122,9 +121,4 @@ pub(crate) fn between(a: Option<&PortConfig>, b: Option<&PortConfig>) -> Timeout
         (Some(one), None) | (None, Some(one)) => one.timeouts,
         (None, None) => Timeouts::default(),
     }
-}
-
-/// The reason of a flow that cannot be remembered is the sender's matter.
-pub(crate) fn refused(reason: DropReason) -> Verdict {
-    Verdict::DropFrom(reason)
 }

@@ -3,7 +3,7 @@
 use crate::flow::{Key, NewFlow, Seen, Side, first_state, timeout_secs};
 use crate::judge::Grant;
 use crate::round::{Round, Track, Verdict};
-use crate::stages::known::{between, refused, same_again};
+use crate::stages::known::{between, same_again};
 use crate::stages::redecide::admit;
 
 pub(crate) fn run(round: &mut Round) {
@@ -46,7 +46,7 @@ fn begin(round: &mut Round, job: usize, key: Key, hash: u32, side: Side) -> Verd
     };
     let state = match first_state(ip, egress.midstream || ingress.midstream) {
         Ok(state) => state,
-        Err(reason) => return refused(reason),
+        Err(reason) => return Verdict::DropFrom(reason),
     };
     let frame = &round.batch.frames()[job.frame];
     let new = NewFlow {
@@ -63,7 +63,7 @@ fn begin(round: &mut Round, job: usize, key: Key, hash: u32, side: Side) -> Verd
     let flows = &mut round.tables.flows;
     let id = match flows.insert(&new) {
         Ok(id) => id,
-        Err(reason) => return refused(reason),
+        Err(reason) => return Verdict::DropFrom(reason),
     };
     let timeouts = between(Some(round.nic), round.view.port(job.target));
     let entry = flows.entry_mut(id);

@@ -182,3 +182,22 @@ fn a_change_of_rules_reaches_datagrams_on_their_way() {
         lab.refuses(a, parts[1].clone(), NoIngressRule);
     }
 }
+
+#[test]
+fn a_bypassing_senders_fragments_are_judged_for_those_that_are_filtered() {
+    for family in FAMILIES {
+        let (mut lab, a, b) = Lab::pair(vec![allow_in(UDP, 53)]);
+        let c = lab.nic();
+        for nic in [a, c] {
+            lab.configure(nic, |config| config.bypass = true);
+        }
+        for fragment in datagram(a, b, family, 53, 1) {
+            lab.passes(a, b, fragment);
+        }
+        // To another one that bypasses they pass as they come.
+        for fragment in datagram(a, c, family, 53, 2).into_iter().rev() {
+            lab.passes(a, c, fragment);
+        }
+        lab.refuses(a, datagram(a, b, family, 53, 3)[1].clone(), NoIngressRule);
+    }
+}

@@ -1,0 +1,69 @@
+//! Guests that are rings in shared memory: what a port in memory cannot do.
+
+use dataplane::DropReason::*;
+use io::vhost::features;
+use testkit::ring_driver::{Guest, GuestOptions, Shape};
+use wire::offload::Offload;
+
+use crate::lab::*;
+
+#[test]
+fn frames_cross_between_rings_under_the_rules() {
+    for family in FAMILIES {
+        let (mut lab, a, b) = Lab::pair(vec![allow_in(UDP, 53)]);
+        let (mut guest_a, mut guest_b) = (
+            Guest::new(GuestOptions::default()),
+            Guest::new(GuestOptions::default()),
+        );
+        lab.sim.attach_port(a.slot, guest_a.port().into());
+        lab.sim.attach_port(b.slot, guest_b.port().into());
+        let asked = udp(a, b, family, 1, 53);
+        guest_a.send(&asked, Offload::default(), &Shape::whole());
+        guest_a.send(&udp(a, b, family, 1, 54), Offload::default(), &Shape::whole());
+        guest_a.transmitq.publish();
+        assert_eq!(lab.sim.run(), 2);
+        let arrived: Vec<_> = guest_b
+            .receive()
+            .into_iter()
+            .map(|received| received.frame)
+            .collect();
+        assert_eq!(arrived, [asked]);
+        assert_eq!(guest_a.reclaim(), 2);
+        let answer = udp(b, a, family, 53, 1);
+        guest_b.send(&answer, Offload::default(), &Shape::whole());
+        guest_b.transmitq.publish();
+        lab.sim.run();
+        assert_eq!(guest_a.receive()[0].frame, answer);
+    }
+}
+
+#[test]
+fn a_frame_larger_than_the_guests_buffers_is_dropped() {
+    let (mut lab, a, b) = Lab::pair(vec![allow_in(UDP, 53)]);
+    let mut guest = Guest::new(GuestOptions {
+        // Without merged buffers a frame has to fit into one.
+        features: features::VERSION_1,
+        receive_shape: Shape::cut(&[200]),
+        ..GuestOptions::default()
+    });
+    lab.sim.attach_port(b.slot, guest.port().into());
+    let large = ip(a, b, Family::V4).udp(1, 53).payload(&[7; 400]).build();
+    lab.refuses(a, large, BufferTooSmall);
+    let small = udp(a, b, Family::V4, 1, 53);
+    lab.send(a, small.clone());
+    assert_eq!(guest.receive()[0].frame, small);
+}
+
+#[test]
+fn a_guest_that_breaks_its_ring_loses_its_port_alone() {
+    let (mut lab, a, b) = Lab::pair(vec![allow_in(UDP, 53)]);
+    let guest = Guest::new(GuestOptions::default());
+    lab.sim.attach_port(b.slot, guest.port().into());
+    // More buffers than the ring has.
+    guest.receiveq.write_available_index(9999);
+    lab.refuses(a, udp(a, b, Family::V4, 1, 53), TargetBroken);
+    lab.refuses(a, udp(a, b, Family::V4, 1, 53), TargetDown);
+    let c = lab.nic();
+    lab.group_of(c, vec![allow_in(UDP, 53)]);
+    lab.passes(a, c, udp(a, c, Family::V4, 1, 53));
+}
