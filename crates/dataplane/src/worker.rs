@@ -71,6 +71,8 @@ pub struct Worker {
     load: WorkerLoad,
     dumps: Vec<Dump>,
     stopped: bool,
+    /// The doorbell was answered while asleep, and the commands not looked at yet.
+    called: bool,
     /// When it last went to sleep; counted with the next turn, which knows the time.
     slept_at: Option<u64>,
     on_broken: Box<dyn Fn(PortSlot, String) + Send>,
@@ -98,6 +100,7 @@ impl Worker {
             load: WorkerLoad::default(),
             dumps: Vec::new(),
             stopped: false,
+            called: false,
             slept_at: None,
             on_broken: config.on_broken,
         };
@@ -144,8 +147,12 @@ impl Worker {
         if !work {
             match self.poller.wait(Some(longest)) {
                 Ok(tokens) => {
-                    for token in tokens.filter(|token| *token != BELL) {
-                        if let Some(attached) = self.ports.find(PortSlot(token as u32)) {
+                    for token in tokens {
+                        if token == BELL {
+                            // Also when it is not rung any more: it would wake us for ever.
+                            self.bell.clear();
+                            self.called = true;
+                        } else if let Some(attached) = self.ports.find(PortSlot(token as u32)) {
                             attached.port.drain_kick();
                         }
                     }
@@ -177,7 +184,8 @@ impl Worker {
     /// The part of a turn that answers other threads.
     pub(crate) fn commands_only(&mut self, now: Now) -> usize {
         let mut commands = 0;
-        if self.bell.is_rung() {
+        if self.called || self.bell.is_rung() {
+            self.called = false;
             self.bell.clear();
             commands = self.carry_out(now);
         }
