@@ -2,7 +2,7 @@
 //!
 //! # Theory of operation
 //!
-//! Control compiles the configuration into one immutable [`Snapshot`](snapshot::Snapshot) with an epoch; a
+//! Control compiles the configuration into one immutable [`Snapshot`] with an epoch; a
 //! [`Worker`] owns the ports and all state, and takes a snapshot up between two batches. A frame's way is in
 //! `path.rs`, ten steps that read from top to bottom, each of them done for a whole batch before the next.
 //! There is no I/O and no clock in here: frames come through [`io::port::Port`], the time with every turn.
@@ -18,7 +18,7 @@
 //! any more is cut, unless the group whose rule admitted it drains.
 //!
 //! **Who is who.** A flow's key names the two NICs and not only their addresses; a NIC's
-//! [`PortUid`](snapshot::PortUid) is never used again. No guest can therefore ride on, reset or fill in
+//! [`PortUid`] is never used again. No guest can therefore ride on, reset or fill in
 //! another guest's flow by borrowing its address.
 //!
 //! **Bounds.** Every table has a maximum and an answer when it is full:

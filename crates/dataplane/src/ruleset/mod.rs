@@ -2,7 +2,7 @@
 //!
 //! Rules only allow and have no order, so the question is whether any rule matches, and a set of hash tables
 //! answers it: rules are sorted by what they say of the protocol and the port (everything; one protocol; one
-//! port; a range of ports), and each of these cells is a [`PeerSet`], which looks the other end's address up
+//! port; a range of ports), and each of these cells is a `PeerSet`, which looks the other end's address up
 //! by prefix length. Ten thousand rules for ten thousand ports or networks are one or two probes each; ranges
 //! are in an interval tree. Control compiles a group once when it changes; workers only read.
 
