@@ -14,6 +14,7 @@ pub fn daemon(dir: &Path, core: Option<usize>) -> Result<Process, PeerError> {
         .arg("-s")
         .arg(dir)
         .args(["--api", &api(dir), "--no-syslog"]);
+    command.args(["--max-flows", "4194304", "--max-flows-per-nic", "2097152"]);
     command.args(["-e", &format!("ipc://{}", dir.join("v0.sock").display())]);
     if let Some(core) = core {
         command.args(["-u", &core.to_string()]);

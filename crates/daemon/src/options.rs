@@ -97,6 +97,9 @@ pub struct Options {
     /// Connections tracked at most
     #[arg(long, value_name = "N", default_value_t = 1 << 20, value_parser = clap::value_parser!(u32).range(1024..=1 << 26))]
     pub max_flows: u32,
+    /// Connections that one NIC may have started at most [default: a quarter of --max-flows, 65536 at the most]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 26))]
+    pub max_flows_per_nic: Option<u32>,
     /// Microseconds that an idle worker polls before it sleeps
     #[arg(long, value_name = "US", default_value_t = 50, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     pub poll_us: u64,
@@ -124,6 +127,7 @@ pub struct Settings {
     pub packet_trace: bool,
     pub offloads: bool,
     pub max_flows: u32,
+    pub max_flows_per_nic: u32,
     pub poll_us: u64,
     /// The device that is to join this host to others. Noted only: the overlay is not there yet.
     pub uplink: Option<String>,
@@ -189,6 +193,11 @@ impl Settings {
             packet_trace: options.packet_trace,
             offloads: !options.no_offload,
             max_flows: options.max_flows,
+            // A part of the table: one NIC cannot take what the others need, unless it was said so.
+            max_flows_per_nic: match options.max_flows_per_nic {
+                Some(count) => count.min(options.max_flows),
+                None => (options.max_flows / 4).clamp(1, 65_536),
+            },
             poll_us: options.poll_us,
             uplink: dpdk.uplink,
             remarks,
@@ -249,6 +258,7 @@ mod tests {
             packet_trace: false,
             offloads: true,
             max_flows: 1 << 20,
+            max_flows_per_nic: 65_536,
             poll_us: 50,
             uplink: None,
             remarks: vec![],
@@ -307,7 +317,15 @@ mod tests {
             }),
             (&["--insecure-api"], &|s| s.insecure_api = true),
             (&["--api-group kvm"], &|s| s.api_group = Some("kvm".into())),
-            (&["--max-flows 4096"], &|s| s.max_flows = 4096),
+            (&["--max-flows 4096"], &|s| {
+                (s.max_flows, s.max_flows_per_nic) = (4096, 1024)
+            }),
+            (&["--max-flows-per-nic 100000"], &|s| {
+                s.max_flows_per_nic = 100_000
+            }),
+            (&["--max-flows 4096 --max-flows-per-nic 5000"], &|s| {
+                (s.max_flows, s.max_flows_per_nic) = (4096, 4096)
+            }),
             (&["--poll-us 0"], &|s| s.poll_us = 0),
         ];
         for (spellings, change) in table {

@@ -133,8 +133,7 @@ fn control_settings(settings: &Settings) -> Result<control::Settings, String> {
         offloads: settings.offloads,
         trace_default: settings.packet_trace,
         pid: std::process::id(),
-        // A quarter of the table: one NIC cannot take what the others need.
-        flow_share: (settings.max_flows / 4).clamp(1, 65_536),
+        flow_share: settings.max_flows_per_nic,
         started_unix_secs: unix_secs(),
     })
 }
