@@ -61,23 +61,23 @@ fn another_network_hears_nothing(lab: &mut Lab) -> Result<()> {
         "the NIC in the other network heard nothing",
     )?;
 
-    let before = (
-        a.counter("eth0", "rx_packets")?,
-        lab.c().counter("eth0", "rx_packets")?,
-    );
+    // A kernel says something of its own now and then, but not this much.
+    const MANY: u64 = 40;
+    let heard =
+        || -> Result<u64> { Ok(a.counter("eth0", "rx_packets")? + lab.c().counter("eth0", "rx_packets")?) };
+    let before = heard()?;
+    for ping in ["-b 10.0.0.255", "ff02::1%eth0", "10.0.0.1", "fd00::3"] {
+        let answered = namespace.succeeds(&format!("ping -q -c {MANY} -i 0.02 -W 1 {ping}"))?;
+        // All nodes of the link are oneself, too.
+        check(
+            !answered || ping.starts_with("ff02"),
+            "nobody answers in the other network",
+        )?;
+    }
     check(
-        !namespace.succeeds("ping -c 2 -i 0.2 -W 1 10.0.0.1")?,
-        "nobody answers in the other network",
-    )?;
-    check(
-        !namespace.succeeds("ping -c 2 -i 0.2 -W 1 fd00::3")?,
-        "nobody answers in the other network",
-    )?;
-    let after = (
-        a.counter("eth0", "rx_packets")?,
-        lab.c().counter("eth0", "rx_packets")?,
-    );
-    check(after == before, "what it broadcasts stays in its network")
+        heard()? < before + MANY,
+        "what it broadcasts stays in its network",
+    )
 }
 
 fn a_nic_has_several_addresses(lab: &mut Lab) -> Result<()> {
@@ -127,7 +127,7 @@ fn a_guest_without_offloads(lab: &mut Lab) -> Result<()> {
     open(lab)?;
     let guest = fourth_guest(lab, Nic::plain)?;
     exchange(lab, &guest)?;
-    let mean = lab.daemon.stat("d", "ingress_bytes")? / lab.daemon.stat("d", "ingress_frames")?;
+    let mean = guest.counter("eth0", "rx_bytes")? / guest.counter("eth0", "rx_packets")?;
     check(
         mean <= 1514,
         &format!("it gets frames of {mean} bytes on average, within the MTU"),
@@ -239,22 +239,28 @@ fn statistics_agree_with_the_guest(lab: &mut Lab) -> Result<()> {
             count("tx_bytes")?,
         ])
     };
+    // Both at a moment when nothing moves.
+    let both = || {
+        wait_for("a quiet moment", Duration::from_secs(5), || {
+            let before = daemon()?;
+            let guest = guest()?;
+            Ok((daemon()? == before).then_some((before, guest)))
+        })
+    };
     a.ok(&format!("ping -c 1 -W 1 {B4}"))?;
-    let (daemon_before, guest_before) = (daemon()?, guest()?);
+    let (daemon_before, guest_before) = both()?;
     a.ok(&format!("ping -c 20 -i 0.05 -W 1 -s 1000 {B4}"))?;
+    let (daemon, guest) = both()?;
     let difference = |now: [u64; 4], then: [u64; 4]| std::array::from_fn::<u64, 4, _>(|i| now[i] - then[i]);
-    wait_for(
-        "the daemon and the guest to agree",
-        Duration::from_secs(5),
-        || {
-            let (daemon, guest) = (
-                difference(daemon()?, daemon_before),
-                difference(guest()?, guest_before),
-            );
-            Ok((daemon == guest && daemon[0] >= 20 && daemon[1] >= 20 * 1042).then_some(()))
-        },
+    let (daemon, guest) = (difference(daemon, daemon_before), difference(guest, guest_before));
+    check(
+        daemon == guest,
+        &format!("the daemon counted {daemon:?} and the guest {guest:?}"),
+    )?;
+    check(
+        daemon[0] >= 20 && daemon[1] >= 20 * 1042,
+        &format!("{daemon:?} holds the pings"),
     )
-    .map_err(|e| format!("{e}: {:?} and {:?}", daemon(), guest()))
 }
 
 fn a_packet_trace_can_be_read(lab: &mut Lab) -> Result<()> {
