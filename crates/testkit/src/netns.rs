@@ -18,7 +18,10 @@ pub struct Namespace {
 impl Namespace {
     /// A fresh namespace with its loopback up.
     pub fn new() -> Result<Self> {
-        let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
+        let dir = tempfile::Builder::new()
+            .prefix("butterfly-netns-")
+            .tempdir()
+            .map_err(|e| format!("cannot make a folder: {e}"))?;
         let words = ["unshare", "--net", "sleep", "infinity"];
         let holder = Process::start("namespace", &words, &dir.path().join("holder.log"))?;
         let namespace = Self { holder, dir };

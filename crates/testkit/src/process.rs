@@ -7,6 +7,7 @@
 
 use crate::{Result, wait_for};
 use std::fs::File;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{Sender, channel};
@@ -31,6 +32,8 @@ impl Process {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]).args(words);
         command.stdin(Stdio::null()).stdout(file).stderr(errors);
+        // Ctrl-C is for us alone: the guards end what we started, in their order.
+        command.process_group(0);
         let child = spawn(command).map_err(|e| format!("cannot start {name}: {e}"))?;
         Ok(Self {
             name: name.to_owned(),

@@ -209,7 +209,10 @@ impl Guest {
     }
 
     fn launch(image: &Image, machine: &Machine) -> Result<Self> {
-        let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
+        let dir = tempfile::Builder::new()
+            .prefix("butterfly-guest-")
+            .tempdir()
+            .map_err(|e| format!("cannot make a folder: {e}"))?;
         let words = arguments(image, machine, dir.path());
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let mut qemu = Process::start(&machine.name, &words, &dir.path().join("qemu.log"))?;
