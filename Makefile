@@ -9,7 +9,7 @@ UNITDIR ?= /lib/systemd/system
 HOLD ?=
 
 .DEFAULT_GOAL := build
-.PHONY: build demo test setup guest-image install uninstall clean help
+.PHONY: build demo test setup guest-image bench-switch bench-control install uninstall clean help
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F '|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -32,6 +32,18 @@ test: guest-image ## format, lints, all tests with real guests
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo build --workspace --bins
 	cargo test --workspace --no-fail-fast
+
+# QUICK=1 keeps each of them under five minutes.
+QUICK_FLAG = $(if $(QUICK),--quick)
+
+bench-switch: ## frames a second beside testpmd and OVS-DPDK, in one run; QUICK=1 for a short one
+	@tools/setup.sh bench
+	cargo build --quiet --release -p butterfly-daemon -p butterfly-cli -p butterfly-bench
+	target/release/butterfly-bench switch $(QUICK_FLAG)
+
+bench-control: setup ## microseconds a request takes at 1,000 NICs; QUICK=1 for a short one
+	cargo build --quiet --release -p butterfly-daemon -p butterfly-bench
+	target/release/butterfly-bench control $(QUICK_FLAG)
 
 install: build ## copy programs, service file, settings and completions under $(DESTDIR)$(PREFIX)
 	install -D -m 755 target/release/butterflyd $(DESTDIR)$(PREFIX)/sbin/butterflyd

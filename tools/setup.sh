@@ -19,6 +19,9 @@ PACKAGES="gcc libc6-dev make ca-certificates qemu-system-x86 busybox-static cpio
     iproute2 iputils-ping iperf3 tcpdump ethtool procps socat util-linux
     python3 python3-zmq python3-cryptography"
 
+# With the argument `bench` the peers of the benchmarks as well: OVS-DPDK, testpmd.
+if [ "${1:-}" = bench ]; then PACKAGES+=" openvswitch-switch-dpdk dpdk-dev"; fi
+
 as_root() {
     if [ "$(id -u)" != 0 ]; then
         echo "setup: $1 needs root" >&2

@@ -7,6 +7,7 @@
 
 mod control;
 mod guest;
+mod hugepages;
 mod load;
 mod peers;
 mod regime;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::guest::Guest;
+use crate::hugepages::HugePages;
 use crate::load::{self, Load};
 use crate::peers::{Peer, PeerError};
 use crate::regime;
@@ -11,6 +12,9 @@ use crate::report::{Ratios, Samples};
 /// Ring entries of a guest, and of one with 64 KiB buffers.
 const RING: u16 = 1024;
 const RING_LARGE: u16 = 256;
+
+/// For one switch (512 MiB) and two guests.
+const HUGE_PAGES: u64 = 640;
 
 /// What is measured, how long, how often.
 struct Plan {
@@ -44,6 +48,7 @@ impl Plan {
 /// Runs it and prints the table.
 pub fn run(quick: bool, core: usize, only: &[String]) -> Result<Ratios, PeerError> {
     let plan = Plan::new(quick);
+    let _pages = HugePages::reserve(HUGE_PAGES)?;
     let driver_core = usize::from(core == 0);
     let peers: Vec<Peer> = Peer::ALL.into_iter().filter(|peer| chosen(*peer, only)).collect();
     // samples[peer][load]
