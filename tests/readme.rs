@@ -1,0 +1,54 @@
+//! The README's quickstart, run as it stands there. When it does not end in a ping, the README lies.
+
+use butterfly_tests::daemon::program;
+use butterfly_tests::lab::check;
+use libtest_mimic::{Arguments, Failed, Trial};
+use std::time::Duration;
+use testkit::image::repository;
+use testkit::{Result, process};
+
+fn main() {
+    let trial = Trial::test("the_quickstart_ends_in_a_ping", || {
+        quickstart().map_err(Failed::from)
+    });
+    libtest_mimic::run(&Arguments::from_args(), vec![trial]).exit();
+}
+
+fn quickstart() -> Result<()> {
+    let readme =
+        std::fs::read_to_string(repository().join("README.md")).map_err(|e| format!("no README.md: {e}"))?;
+    let (_, section) = readme
+        .split_once("## Quickstart")
+        .ok_or("the README has no quickstart")?;
+    let (section, _) = section
+        .split_once("\n## ")
+        .ok_or("nothing is behind the quickstart")?;
+    let commands: Vec<&str> = section
+        .lines()
+        .filter_map(|line| line.strip_prefix("    "))
+        .collect();
+    // The README names the optimised programs; here they are the ones beside this test.
+    let folder = program("butterfly").replace("/butterfly", "");
+    let script = commands.join("\n").replace("$PWD/target/release", &folder);
+
+    let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
+    let words = [
+        "bash",
+        "-e",
+        "-c",
+        &script.replace("ping -c 3 -W 1 10.0.0.2", "ping -c 3 -W 1 10.0.0.2 || true"),
+    ];
+    let said = process::run_within(&words, Duration::from_secs(60), &dir.path().join("log"))?;
+    let first = said
+        .find("3 packets transmitted, 0 received")
+        .ok_or(format!("the first ping passed:\n{said}"))?;
+    check(
+        said[first..].contains("no_ingress_rule"),
+        "the drop's reason is shown",
+    )?;
+    check(
+        said[first..].contains("3 packets transmitted, 3 received"),
+        &format!("the second ping passes:\n{said}"),
+    )?;
+    check(!std::path::Path::new("/tmp/bf").exists(), "nothing is left of it")
+}
