@@ -13,7 +13,10 @@ use std::sync::atomic::{Ordering, fence};
 
 use io::guest_memory::{GuestMemory, RegionSpec};
 use io::guest_view::GuestView;
+use io::port::Port;
 use io::vhost::features;
+use io::vhost::port::{PortParts, VhostPort};
+use io::vhost::split::{QueueSetup, SplitQueue};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::MemfdFlags;
 use testkit::vhost_frontend::{Frontend, RingSpec};
@@ -89,6 +92,38 @@ impl Guest {
                 ..receive
             },
         })
+    }
+
+    /// The device's side of the guest's rings, for a switch in this process: what a session makes when a VMM has
+    /// negotiated.
+    pub fn port(&self) -> Result<Port, PeerError> {
+        let fail = |error: &dyn std::fmt::Display| PeerError(format!("guest in this process: {error}"));
+        let memory = GuestMemory::new(vec![region_of(self)?]).map_err(|error| fail(&error))?;
+        let memory = Arc::new(memory);
+        let queue = |ring: &Ring| {
+            let spec = ring.spec();
+            let call = spec.call.try_clone_to_owned().map_err(|error| fail(&error))?;
+            let setup = QueueSetup {
+                memory: Arc::clone(&memory),
+                size: spec.size,
+                desc: spec.descriptors,
+                avail: spec.available,
+                used: spec.used,
+                features: FEATURES,
+                last_avail: None,
+                kick: None,
+                call: Some(call),
+            };
+            SplitQueue::new(setup).map_err(|error| fail(&error))
+        };
+        let parts = PortParts {
+            receiveq: Some(queue(&self.receive)?),
+            transmitq: Some(queue(&self.transmit)?),
+            memory: Arc::clone(&memory),
+            features: FEATURES,
+            mtu: None,
+        };
+        Ok(VhostPort::new(parts).into())
     }
 
     /// Writes `frame` into every transmit buffer.

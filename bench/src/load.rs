@@ -34,6 +34,14 @@ impl Load {
         }
     }
 
+    /// How many flows the frames are of.
+    pub fn flows(self) -> u32 {
+        match self {
+            Load::Udp { flows, .. } => flows,
+            Load::Tso => 1,
+        }
+    }
+
     /// Bytes of a frame as guests see it, without FCS.
     pub fn frame_bytes(self) -> usize {
         match self {
@@ -43,26 +51,46 @@ impl Load {
     }
 }
 
+/// The flows of a load in turn, for [`Guest::send`].
+pub struct Turns {
+    flows: u32,
+    next: u32,
+}
+
+impl Turns {
+    /// Beginning with the first.
+    pub fn of(load: Load) -> Turns {
+        Turns {
+            flows: load.flows(),
+            next: 0,
+        }
+    }
+
+    /// Makes a frame one of the next flow.
+    #[inline]
+    pub fn next(&mut self, write: &mut dyn FnMut(usize, &[u8])) {
+        if self.flows > 1 {
+            write(UDP_PORTS, &ports(self.next));
+            self.next = if self.next + 1 == self.flows {
+                0
+            } else {
+                self.next + 1
+            };
+        }
+    }
+}
+
 /// Frames a second that reach guest 1, over `duration` after a warm-up in which every flow is seen.
 pub fn rate(guests: &mut [Guest; 2], load: Load, duration: Duration) -> Result<f64, PeerError> {
     prepare(guests, load)?;
-    let flows = match load {
-        Load::Udp { flows, .. } => flows,
-        Load::Tso => 1,
-    };
-    let mut next = 0;
-    let mut vary = |write: &mut dyn FnMut(usize, &[u8])| {
-        if flows > 1 {
-            write(UDP_PORTS, &ports(next));
-            next = if next + 1 == flows { 0 } else { next + 1 };
-        }
-    };
+    let flows = load.flows();
+    let mut turns = Turns::of(load);
     let mut run = |guests: &mut [Guest; 2], least: u64, least_time: Duration, most_time: Duration| {
         let start = Instant::now();
         let mut count = 0u64;
         loop {
             for _ in 0..64 {
-                guests[0].send(BURST, &mut vary);
+                guests[0].send(BURST, |write| turns.next(write));
                 count += u64::from(guests[1].receive());
             }
             let elapsed = start.elapsed();
@@ -87,10 +115,21 @@ fn ports(number: u32) -> [u8; 4] {
     [a, b, c, d]
 }
 
-/// Fills guest 0's buffers, and lets the switch see guest 1 so that it knows (or learns) where that is.
-fn prepare(guests: &mut [Guest; 2], load: Load) -> Result<(), PeerError> {
+/// What guests say to each other before and during a measurement.
+pub struct Script {
+    /// Said once, in this order: who says it, and what. It lets a switch know (or learn) where guest 1 is, and
+    /// begins the connection.
+    pub first: Vec<(usize, Vec<u8>)>,
+    /// What guest 0 then sends over and over.
+    pub frame: Vec<u8>,
+    /// What it leaves undone in it.
+    pub offload: Offload,
+}
+
+/// The frames of a load.
+pub fn script(load: Load) -> Result<Script, PeerError> {
     let announce = header(1)?.udp(crate::TRAFFIC_PORT, 9).payload(&[0; 18]).build();
-    exchange(guests, 1, &announce);
+    let mut first = vec![(1, announce)];
     match load {
         Load::Udp { frame_len, .. } => {
             let payload = vec![0x5a; load.frame_bytes() - 42];
@@ -101,15 +140,20 @@ fn prepare(guests: &mut [Guest; 2], load: Load) -> Result<(), PeerError> {
             debug_assert_eq!(frame.len() + 4, frame_len);
             // No checksum (RFC 768), so that the ports can be rewritten alone.
             frame[40..42].fill(0);
-            guests[0].prepare(&frame, &Offload::default());
+            let offload = Offload::default();
+            Ok(Script {
+                first,
+                frame,
+                offload,
+            })
         }
         Load::Tso => {
             let (here, there) = (10_000, crate::TRAFFIC_PORT);
             let syn = header(0)?.tcp(here, there, TcpFlags::SYN).seq(0).window(65_535);
-            exchange(guests, 0, &syn.build());
+            first.push((0, syn.build()));
             let syn_ack = TcpFlags::SYN | TcpFlags::ACK;
             let answer = header(1)?.tcp(there, here, syn_ack).seq(0).ack(1).window(65_535);
-            exchange(guests, 1, &answer.build());
+            first.push((1, answer.build()));
             let payload = vec![0x5a; load.frame_bytes() - 54];
             let data = header(0)?
                 .tcp(here, there, TcpFlags::ACK)
@@ -117,9 +161,22 @@ fn prepare(guests: &mut [Guest; 2], load: Load) -> Result<(), PeerError> {
                 .ack(1)
                 .window(65_535);
             let (frame, offload) = data.payload(&payload).gso(1448).build_with_offload();
-            guests[0].prepare(&frame, &offload);
+            Ok(Script {
+                first,
+                frame,
+                offload,
+            })
         }
     }
+}
+
+/// Says what comes first, and fills guest 0's buffers.
+fn prepare(guests: &mut [Guest; 2], load: Load) -> Result<(), PeerError> {
+    let script = script(load)?;
+    for (from, frame) in &script.first {
+        exchange(guests, *from, frame);
+    }
+    guests[0].prepare(&script.frame, &script.offload);
     Ok(())
 }
 

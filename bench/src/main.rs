@@ -3,12 +3,13 @@
 //! Speed on a shared machine means nothing by itself, so nothing here is compared with a number from another
 //! day: every switch is started, measured and stopped in turn, several rounds over, and what is reported are
 //! medians, their spread and the ratio to the peer in the same run. `switch` measures frames from guest to guest,
-//! `control` the time a request takes. The last line of each is its ratios as `name=value` pairs.
+//! `path` where the cycles of a frame go, `control` the time a request takes. The last line of each is its ratios as `name=value` pairs.
 
 mod control;
 mod guest;
 mod hugepages;
 mod load;
+mod path;
 mod peers;
 mod regime;
 mod report;
@@ -45,6 +46,15 @@ enum Command {
         #[arg(long)]
         only: Vec<String>,
     },
+    /// Cycles a frame, step by step, of the switch alone: no other process, no other core.
+    Path {
+        /// A tenth of the windows.
+        #[arg(long)]
+        quick: bool,
+        /// Measure only the loads whose names begin with one of these.
+        #[arg(long)]
+        only: Vec<String>,
+    },
     /// Microseconds a request takes at 1,000 NICs.
     Control {
         /// Fewer requests.
@@ -56,6 +66,7 @@ enum Command {
 fn main() -> std::process::ExitCode {
     let ratios = match Command::parse() {
         Command::Switch { quick, core, only } => switch::run(quick, core, &only),
+        Command::Path { quick, only } => path::run(quick, &only),
         Command::Control { quick } => control::run(if quick { 200 } else { 2000 }),
     };
     match ratios {

@@ -18,6 +18,7 @@
 
 pub mod bench;
 mod copy;
+pub mod cycles;
 mod deliver;
 mod fault_guard;
 pub mod frame;

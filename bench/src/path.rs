@@ -1,0 +1,141 @@
+//! Where the cycles of a frame go: two guests and the switch between them in one process, without sockets.
+//!
+//! Guests and switch take turns on one core: nothing runs beside what is measured, and the numbers repeat. Cache
+//! lines that two cores share cost more than this shows; `switch` measures with them. Two switches are taken
+//! apart: `rings`, which takes what guest 0 sends and gives it to guest 1 without a look at it, and `switch`, the
+//! data plane with its rules. Each step is timed by the cycle counter in windows of many batches. Reported are
+//! the lowest window, which other work on the machine has disturbed least, and the median one; and beside
+//! them a fixed loop of arithmetic, to tell a slow machine from a slow switch.
+
+use io::cycles;
+use io::frame::{BATCH, Batch};
+use io::port::Port;
+
+use crate::guest::Guest;
+use crate::load::{self, Load, Turns};
+use crate::peers::PeerError;
+use crate::report::{Ratios, Samples};
+
+/// Batches in a window: short enough that some windows are not interrupted.
+const WINDOW: u64 = 64;
+
+/// Ring entries of a guest, and of one with 64 KiB buffers.
+const RING: u16 = 1024;
+const RING_LARGE: u16 = 256;
+
+/// The bare switch's steps.
+const STEPS: [&str; 4] = ["receive", "transmit", "flush", "complete"];
+
+/// Runs it and prints the table; `only`: the loads whose names begin with one of these.
+pub fn run(quick: bool, only: &[String]) -> Result<Ratios, PeerError> {
+    let windows = if quick { 300 } else { 3000 };
+    let mut ratios = Ratios::default();
+    let udp = |frame_len, flows| Load::Udp { frame_len, flows };
+    println!("TSC cycles a frame: lowest window, and the median one in brackets");
+    for load in [udp(64, 1), udp(64, 65_536), udp(1518, 1), Load::Tso] {
+        let chosen = |start: &String| load.name().starts_with(start.as_str());
+        if !only.is_empty() && !only.iter().any(chosen) {
+            continue;
+        }
+        let reference = reference(windows);
+        let steps = rings(load, windows)?;
+        report("rings", load, &STEPS, &steps, reference, &mut ratios);
+    }
+    Ok(ratios)
+}
+
+/// Cycles of a step of the arithmetic that is always the same: a multiplication that waits for the one before.
+fn reference(windows: usize) -> f64 {
+    let mut samples = Samples::default();
+    for _ in 0..windows {
+        let mut value = std::hint::black_box(1u64);
+        let start = cycles::now();
+        for _ in 0..10_000 {
+            value = value.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            value ^= value >> 32;
+        }
+        samples.push((cycles::now() - start) as f64 / 10_000.0);
+        std::hint::black_box(value);
+    }
+    samples.quantile(0.0)
+}
+
+/// Two guests that are to be measured under a load.
+fn guests(load: Load) -> Result<[Guest; 2], PeerError> {
+    let (ring, frame_max) = match load {
+        Load::Tso => (RING_LARGE, 65_536),
+        Load::Udp { .. } => (RING, 2_036),
+    };
+    Ok([Guest::new(ring, frame_max)?, Guest::new(ring, frame_max)?])
+}
+
+/// The bare switch: everything of guest 0 goes to guest 1.
+fn rings(load: Load, windows: usize) -> Result<[Samples; STEPS.len()], PeerError> {
+    let mut guests = guests(load)?;
+    let (mut from, mut to) = (guests[0].port()?, guests[1].port()?);
+    let script = load::script(load)?;
+    guests[0].prepare(&script.frame, &script.offload);
+    let mut turns = Turns::of(load);
+    let mut batch = Batch::new();
+    let mut samples: [Samples; STEPS.len()] = Default::default();
+    for _ in 0..windows {
+        let mut spent = [0; STEPS.len()];
+        for _ in 0..WINDOW {
+            guests[0].send(BATCH as u16, |write| turns.next(write));
+            forward(&mut from, &mut to, &mut batch, &mut spent)?;
+            let arrived = guests[1].receive();
+            if usize::from(arrived) != BATCH {
+                return Err(PeerError(format!("{arrived} frames of {BATCH} arrived")));
+            }
+        }
+        for (samples, spent) in samples.iter_mut().zip(spent) {
+            samples.push(spent as f64 / (WINDOW * BATCH as u64) as f64);
+        }
+    }
+    guests[1].check_order()?;
+    Ok(samples)
+}
+
+/// One batch; adds what each step took to `spent`.
+fn forward(
+    from: &mut Port,
+    to: &mut Port,
+    batch: &mut Batch,
+    spent: &mut [u64; STEPS.len()],
+) -> Result<(), PeerError> {
+    let broken = |error: io::port::PortError| PeerError(error.to_string());
+    let times = {
+        let start = cycles::now();
+        from.receive(batch).map_err(broken)?;
+        let received = cycles::now();
+        for index in 0..batch.len() {
+            to.transmit(batch, index)
+                .map_err(|error| PeerError(format!("not transmitted: {error:?}")))?;
+        }
+        let transmitted = cycles::now();
+        to.flush().map_err(broken)?;
+        let flushed = cycles::now();
+        from.complete(batch);
+        [start, received, transmitted, flushed, cycles::now()]
+    };
+    for (spent, pair) in spent.iter_mut().zip(times.windows(2)) {
+        *spent += pair[1] - pair[0];
+    }
+    Ok(())
+}
+
+/// One line of the table.
+fn report(switch: &str, load: Load, names: &[&str], steps: &[Samples], reference: f64, ratios: &mut Ratios) {
+    let sum = |share: f64| steps.iter().map(|step| step.quantile(share)).sum::<f64>();
+    print!(
+        "{switch:<7} {:<17} {:>6.1} [{:>6.1}]  ",
+        load.name(),
+        sum(0.0),
+        sum(0.5)
+    );
+    for (name, step) in names.iter().zip(steps) {
+        print!(" {name} {:.1} [{:.1}]", step.quantile(0.0), step.median());
+    }
+    println!("  (reference {reference:.2})");
+    ratios.push(format!("{switch}_{}_cycles", load.name()), sum(0.0));
+}
