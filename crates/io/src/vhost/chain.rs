@@ -194,8 +194,35 @@ impl Table {
             .map(|(host, _)| host.cast_const())
     }
 
+    /// The only buffer of the chain at `head` when it is a readable one and lies in the region of the one before, which
+    /// is how most chains are. `None` says nothing of the chain, but that it has to be walked.
+    #[inline(always)]
+    pub fn only(&self, head: u16) -> Option<Segment> {
+        self.first(head, NEXT | WRITE | INDIRECT, 0, 1)
+    }
+
+    /// The same of the first buffer of the chain at `head` when it is a writable one of `want` bytes or more.
+    #[inline(always)]
+    pub fn roomy(&self, head: u16, want: usize) -> Option<Segment> {
+        self.first(head, WRITE | INDIRECT, WRITE, want)
+    }
+
+    #[inline(always)]
+    fn first(&self, head: u16, mask: u16, flags: u16, least: usize) -> Option<Segment> {
+        if head >= self.size {
+            return None;
+        }
+        // SAFETY: `head < size`, and the table is valid for reads of `size` descriptors (`new`).
+        let descriptor = unsafe { read_aligned(self.descriptors.add(head as usize)) };
+        let (host, left) = self.last.guest(descriptor.addr)?;
+        let (len, least) = (u64::from(descriptor.len), least as u64);
+        (descriptor.flags & mask == flags && len >= least && len <= left).then_some(Segment {
+            ptr: host,
+            len: len as usize,
+        })
+    }
+
     /// Adds the buffers of the chain at `head` to `out`; gives how many bytes they hold together.
-    #[inline]
     pub fn walk(&mut self, head: u16, walk: Walk, out: &mut Vec<Segment>) -> Result<u64, RingFault> {
         let mut table = self.descriptors;
         let mut count = u32::from(self.size);
@@ -329,13 +356,27 @@ impl Table {
 unsafe fn read(from: *const Descriptor) -> Descriptor {
     let from = from.cast::<u64>();
     // SAFETY: 16 bytes by the caller's promise; volatile access is made only where it is aligned.
-    let [addr, rest] = unsafe {
+    unsafe {
         if from.is_aligned() {
-            [from.read_volatile(), from.add(1).read_volatile()]
-        } else {
-            std::hint::black_box(from.cast::<[u64; 2]>().read_unaligned())
+            return read_aligned(from.cast());
         }
-    };
+        descriptor(std::hint::black_box(from.cast::<[u64; 2]>().read_unaligned()))
+    }
+}
+
+/// The same, of the queue's own table.
+///
+/// # Safety
+/// `from` is valid for reads of 16 bytes and aligned to 8.
+#[inline(always)]
+unsafe fn read_aligned(from: *const Descriptor) -> Descriptor {
+    let from = from.cast::<u64>();
+    // SAFETY: the caller's promise.
+    descriptor(unsafe { [from.read_volatile(), from.add(1).read_volatile()] })
+}
+
+#[inline(always)]
+fn descriptor([addr, rest]: [u64; 2]) -> Descriptor {
     Descriptor {
         addr,
         len: rest as u32,

@@ -14,13 +14,24 @@ use crate::copy;
 use crate::deliver::{self, Accepts};
 use crate::frame::{BATCH, Batch, FRAME_MAX, Fault, HEAD_MAX, Segment};
 
-/// A chain between the passes: its entries of the batch's segment list, and its bytes.
-#[derive(Clone, Copy, Default)]
+/// A chain between the passes.
+#[derive(Clone, Copy)]
 struct Chain {
+    /// Its first buffer.
+    first: Segment,
+    /// Bytes of all its buffers; as many as `first` has when that is the only one.
+    bytes: usize,
+    /// All its buffers in the batch's segment list, when there are several.
     start: usize,
     end: usize,
-    bytes: usize,
 }
+
+const NO_CHAIN: Chain = Chain {
+    first: copy::NOTHING,
+    bytes: 0,
+    start: 0,
+    end: 0,
+};
 
 impl SplitQueue {
     /// Takes up to the batch's room of chains. `header_len` is that of the virtio-net header, `sends` what the
@@ -45,25 +56,20 @@ impl SplitQueue {
             copy::prefetch(self.table.hint(*head));
         }
 
-        let mut chains = [Chain::default(); BATCH];
+        let mut chains = [NO_CHAIN; BATCH];
         let (_, segments) = batch.slot();
-        let limit = (FRAME_MAX + header_len) as u64;
+        let limit = FRAME_MAX + header_len;
         for (chain, &head) in chains.iter_mut().zip(&heads[..count]) {
-            let start = segments.len();
-            let bytes = self.table.walk(head, Walk::Readable { limit }, segments)? as usize;
-            if bytes < header_len {
-                return Err(RingFault::NoHeader {
-                    head,
-                    len: bytes as u64,
-                });
-            }
-            *chain = Chain {
-                start,
-                end: segments.len(),
-                bytes,
+            *chain = match self.table.only(head) {
+                Some(first) if (header_len..=limit).contains(&first.len) => Chain {
+                    first,
+                    bytes: first.len,
+                    ..NO_CHAIN
+                },
+                _ => self.chain(head, header_len, segments)?,
             };
-            copy::prefetch(segments[start].ptr);
-            copy::prefetch(segments[start].ptr.wrapping_add(64));
+            copy::prefetch(chain.first.ptr);
+            copy::prefetch(chain.first.ptr.wrapping_add(64));
         }
 
         batch.hold(self.table.memory());
@@ -74,40 +80,103 @@ impl SplitQueue {
         self.next_avail = self.next_avail.wrapping_add(count as u16);
         Ok(count)
     }
+
+    /// A chain of any kind, judged as a whole.
+    #[inline(never)]
+    fn chain(
+        &mut self,
+        head: u16,
+        header_len: usize,
+        segments: &mut Vec<Segment>,
+    ) -> Result<Chain, RingFault> {
+        let start = segments.len();
+        let limit = (FRAME_MAX + header_len) as u64;
+        let bytes = self.table.walk(head, Walk::Readable { limit }, segments)? as usize;
+        if bytes < header_len {
+            return Err(RingFault::NoHeader {
+                head,
+                len: bytes as u64,
+            });
+        }
+        let first = segments[start];
+        if first.len == bytes {
+            segments.truncate(start);
+        }
+        Ok(Chain {
+            first,
+            bytes,
+            start,
+            end: segments.len(),
+        })
+    }
 }
 
 /// Copies a chain's header and head, and leaves the rest as the frame's body.
-#[inline]
+#[inline(always)]
 fn pull(batch: &mut Batch, chain: &Chain, header_len: usize, sends: Accepts) {
+    let Chain { first, bytes, .. } = *chain;
+    let frame_len = bytes - header_len;
+    let head_len = frame_len.min(HEAD_MAX);
+    let front = header_len + head_len;
+    if first.len < bytes {
+        return pull_several(batch, chain, header_len, sends);
+    }
+    let (frame, segments) = batch.slot();
+    // SAFETY: `first` is valid for reads of its length (`Table`), of which `front` bytes are read: `header_len`,
+    // which is 10 or 12, and `head_len`, for which `HEAD_MAX` bytes of private memory are enough.
+    let header = unsafe {
+        copy::bytes(
+            first.ptr.add(header_len),
+            frame.head_space().as_mut_ptr(),
+            head_len,
+        );
+        read_header(first.ptr, header_len)
+    };
+    let start = segments.len();
+    if first.len > front {
+        segments.push(Segment {
+            ptr: first.ptr.wrapping_add(front),
+            len: first.len - front,
+        });
+    }
+    let end = segments.len();
+    let (offload, fault) = judge(&header, frame_len, sends);
+    batch.commit(frame_len, start..end, offload, fault);
+}
+
+/// The same of a chain of several buffers.
+#[inline(never)]
+fn pull_several(batch: &mut Batch, chain: &Chain, header_len: usize, sends: Accepts) {
     let (frame, segments) = batch.slot();
     let segments = &mut segments[chain.start..chain.end];
     let mut header = [0u8; virtio_net::HDR_LEN_MRG];
     let frame_len = chain.bytes - header_len;
     let head_len = frame_len.min(HEAD_MAX);
-    let front = header_len + head_len;
-    let taken = if segments[0].len >= front {
-        let first = &mut segments[0];
-        // SAFETY: `first` is valid for reads of its length (`Table::walk`), of which `front` bytes are read; the
-        // targets hold 12 and `HEAD_MAX` bytes, and `header_len` is 10 or 12.
-        unsafe {
-            copy::bytes(first.ptr, header.as_mut_ptr(), header_len);
-            copy::bytes(
-                first.ptr.add(header_len),
-                frame.head_space().as_mut_ptr(),
-                head_len,
-            );
-        }
-        *first = Segment {
-            ptr: first.ptr.wrapping_add(front),
-            len: first.len - front,
-        };
-        usize::from(first.len == 0)
-    } else {
-        let taken = gather(segments, &mut header[..header_len]);
-        taken + gather(&mut segments[taken..], &mut frame.head_space()[..head_len])
-    };
+    let taken = gather(segments, &mut header[..header_len]);
+    let taken = taken + gather(&mut segments[taken..], &mut frame.head_space()[..head_len]);
     let (offload, fault) = judge(&header, frame_len, sends);
     batch.commit(frame_len, chain.start + taken..chain.end, offload, fault);
+}
+
+/// The virtio-net header, through registers: bytes that are stored in pieces and loaded together are waited for.
+///
+/// # Safety
+/// `from` is valid for reads of `header_len` bytes, which is 10 or 12.
+#[inline(always)]
+unsafe fn read_header(from: *const u8, header_len: usize) -> [u8; virtio_net::HDR_LEN_MRG] {
+    // SAFETY: the caller's promise; the unaligned reads are inside those bytes.
+    let (low, high) = unsafe {
+        let low = from.cast::<u64>().read_unaligned();
+        let high = if header_len == virtio_net::HDR_LEN_MRG {
+            from.add(8).cast::<u32>().read_unaligned()
+        } else {
+            u32::from(from.add(8).cast::<u16>().read_unaligned())
+        };
+        (low, high)
+    };
+    let whole = u128::from(low) | u128::from(high) << 64;
+    let [header @ .., _, _, _, _] = whole.to_le_bytes();
+    header
 }
 
 /// Fills `out` from the segments' beginning and takes those bytes off them; gives how many segments are empty.

@@ -40,6 +40,31 @@ impl SplitQueue {
     /// Writes one frame into the guest's buffers. After [`PutError::Ring`] the queue must not be used any more.
     #[inline]
     pub(super) fn put(&mut self, piece: &Piece<'_>, framing: Framing) -> Result<(), PutError> {
+        let next = self.next_avail;
+        let need = framing.header_len + piece.len();
+        if piece.checksum.is_some() || self.known(next) == 0 || self.staged.len() >= usize::from(self.size) {
+            return self.put_anyhow(piece, framing);
+        }
+        let head = self.head_at(next);
+        let Some(room) = self.table.roomy(head, need) else {
+            return self.put_anyhow(piece, framing);
+        };
+        // Ahead of the copy, so that the next frame's buffer comes while this one is written.
+        self.look_ahead(next.wrapping_add(1));
+        let header = encode(piece, 1);
+        // SAFETY: `room` is a writable buffer of `need` bytes at least (`Table::roomy`).
+        unsafe { write_frame(room.ptr.cast_mut(), &header, framing.header_len, piece) };
+        self.staged.push(Used {
+            id: head,
+            len: need as u32,
+        });
+        self.next_avail = next.wrapping_add(1);
+        Ok(())
+    }
+
+    /// The same, whatever it takes: several buffers, several chains, a checksum, a fresh look at the ring.
+    #[inline(never)]
+    fn put_anyhow(&mut self, piece: &Piece<'_>, framing: Framing) -> Result<(), PutError> {
         let staged = self.staged.len();
         let taken = self.collect(framing.header_len + piece.len(), framing);
         let chains = match taken {
@@ -50,33 +75,21 @@ impl SplitQueue {
             }
         };
         let header = encode(piece, chains);
-        let header = &header[..framing.header_len];
-        // Ahead of the copy, so that the next frame's buffer comes while this one is written.
         self.look_ahead(self.next_avail.wrapping_add(chains));
 
         let first = self.buffers[0];
-        if piece.checksum.is_none() && first.len >= header.len() + piece.len() {
-            let to = first.ptr.cast_mut();
-            // SAFETY: `first` is a writable buffer (`Table::walk`) with room for header and frame; `header` and
-            // `head` are private, body segments are valid for reads (`Segment`).
-            unsafe {
-                copy::bytes(header.as_ptr(), to, header.len());
-                copy::bytes(piece.head.as_ptr(), to.add(header.len()), piece.head.len());
-                let mut at = header.len() + piece.head.len();
-                for segment in piece.body.segments() {
-                    copy::bytes(segment.ptr, to.add(at), segment.len);
-                    at += segment.len;
-                }
-            }
-        } else if piece.checksum.is_none() {
+        if piece.checksum.is_some() {
+            put_summed(&self.buffers, &header[..framing.header_len], piece);
+        } else if first.len >= framing.header_len + piece.len() {
+            // SAFETY: `first` is a writable buffer (`Table::walk`), and large enough.
+            unsafe { write_frame(first.ptr.cast_mut(), &header, framing.header_len, piece) };
+        } else {
             let mut scatter = Scatter::new(&self.buffers);
-            scatter.write(header);
+            scatter.write(&header[..framing.header_len]);
             scatter.write(piece.head);
             for segment in piece.body.segments() {
                 scatter.write_segment(segment);
             }
-        } else {
-            put_summed(&self.buffers, header, piece);
         }
         self.next_avail = self.next_avail.wrapping_add(chains);
         Ok(())
@@ -150,6 +163,38 @@ fn encode(piece: &Piece<'_>, chains: u16) -> [u8; virtio_net::HDR_LEN_MRG] {
         return [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, low, high];
     }
     virtio_net::encode(&piece.offload, piece.header_hint(), chains)
+}
+
+/// Writes header, head and body one after the other.
+///
+/// # Safety
+/// `to` is valid for writes of `header_len`, which is 10 or 12, and `piece.len()` bytes.
+#[inline(always)]
+unsafe fn write_frame(
+    to: *mut u8,
+    header: &[u8; virtio_net::HDR_LEN_MRG],
+    header_len: usize,
+    piece: &Piece<'_>,
+) {
+    // SAFETY: the caller's promise; `header` and `head` are private, body segments are valid for reads (`Segment`)
+    // and have `piece.body.len()` bytes together.
+    unsafe {
+        let [low @ .., a, b, c, d] = *header;
+        to.cast::<[u8; 8]>().write(low);
+        to.add(8).cast::<[u8; 2]>().write([a, b]);
+        if header_len == virtio_net::HDR_LEN_MRG {
+            to.add(10).cast::<[u8; 2]>().write([c, d]);
+        }
+        let mut to = to.add(header_len);
+        copy::bytes(piece.head.as_ptr(), to, piece.head.len());
+        if piece.body.len() > 0 {
+            to = to.add(piece.head.len());
+            for segment in piece.body.segments() {
+                copy::bytes(segment.ptr, to, segment.len);
+                to = to.add(segment.len);
+            }
+        }
+    }
 }
 
 /// Writes a frame whose checksum is to be completed: the body first, summed as it passes through a private
