@@ -26,6 +26,10 @@ fn main() {
             "a_nic_goes_and_returns_under_its_guest",
             a_nic_goes_and_returns_under_its_guest,
         ),
+        (
+            "the_daemon_is_killed_and_returns",
+            the_daemon_is_killed_and_returns,
+        ),
         ("a_guest_reboots", a_guest_reboots),
         ("a_guest_is_killed_and_returns", a_guest_is_killed_and_returns),
     ]);
@@ -357,6 +361,20 @@ fn a_nic_goes_and_returns_under_its_guest(lab: &mut Lab) -> Result<()> {
             mac(1)
         ))?;
         soon(lab.a(), &format!("ping -c 1 -W 1 {B4}"))?;
+    }
+    Ok(())
+}
+
+/// Its sockets are left behind; the guests find the new ones. (What was configured is not kept yet.)
+fn the_daemon_is_killed_and_returns(lab: &mut Lab) -> Result<()> {
+    open(lab)?;
+    check(pings(lab.a(), B4)?, "b answers")?;
+    lab.daemon.kill_and_restart(&[])?;
+    check(lab.cli("nic list")?.is_empty(), "nothing is configured")?;
+    lab.reset()?;
+    open(lab)?;
+    for to in [B4, B6] {
+        soon(lab.a(), &format!("ping -c 1 -W 1 {to}"))?;
     }
     Ok(())
 }

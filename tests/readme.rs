@@ -3,6 +3,7 @@
 use butterfly_tests::daemon::program;
 use butterfly_tests::lab::check;
 use libtest_mimic::{Arguments, Failed, Trial};
+use std::collections::BTreeSet;
 use std::time::Duration;
 use testkit::image::repository;
 use testkit::{Result, process};
@@ -51,4 +52,26 @@ fn quickstart() -> Result<()> {
         &format!("the second ping passes:\n{said}"),
     )?;
     check(!std::path::Path::new("/tmp/bf").exists(), "nothing is left of it")
+}
+
+/// Every folder of the top and every crate is in the table, and nothing else is.
+fn folders() -> Result<()> {
+    let root = repository();
+    let files = process::run(&["git", "-C", &root.display().to_string(), "ls-files"])?;
+    let folder = |path: &str| -> Option<String> {
+        let (top, rest) = path.split_once('/')?;
+        match (top, rest.split_once('/')) {
+            (hidden, _) if hidden.starts_with('.') => None,
+            ("crates", Some((name, _))) => Some(format!("crates/{name}")),
+            _ => Some(top.to_owned()),
+        }
+    };
+    let there: BTreeSet<String> = files.lines().filter_map(folder).collect();
+    let readme = std::fs::read_to_string(root.join("README.md")).map_err(|e| format!("no README.md: {e}"))?;
+    let line = |line: &str| Some(line.strip_prefix("| `")?.split_once('`')?.0.to_owned());
+    let told: BTreeSet<String> = readme.lines().filter_map(line).collect();
+    check(
+        there == told,
+        &format!("the README's folders {told:?} are those of the tree, {there:?}"),
+    )
 }

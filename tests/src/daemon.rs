@@ -21,21 +21,27 @@ impl Daemon {
     pub fn start(options: &[&str]) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("butterfly-").tempdir();
         let dir = dir.map_err(|e| format!("cannot make a folder: {e}"))?;
-        let words = command(dir.path(), options);
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let process = Process::start("butterflyd", &words, &dir.path().join("butterflyd.log"))?;
+        let process = launch(dir.path(), options)?;
         let mut daemon = Self { dir, process };
-        wait_for("butterflyd to answer", PATIENCE, || {
-            if let Some(status) = daemon.process.ended() {
-                return Err(format!(
-                    "butterflyd ended with {status}:\n{}",
-                    daemon.process.log()
-                ));
-            }
-            Ok(daemon.cli("status").ok())
-        })
-        .map_err(|e| format!("{e}\n{}", daemon.process.log()))?;
+        daemon.wait_ready()?;
         Ok(daemon)
+    }
+
+    /// Kills it, as a crash would, and starts another one in the same folder. It knows nothing of what was configured.
+    pub fn kill_and_restart(&mut self, options: &[&str]) -> Result<()> {
+        self.process.kill();
+        self.process = launch(self.dir.path(), options)?;
+        self.wait_ready()
+    }
+
+    fn wait_ready(&mut self) -> Result<()> {
+        let ready = wait_for("butterflyd to answer", PATIENCE, || {
+            if let Some(status) = self.process.ended() {
+                return Err(format!("butterflyd ended with {status}"));
+            }
+            Ok(self.cli("status").ok().map(drop))
+        });
+        ready.map_err(|e| format!("{e}\n{}", self.process.log()))
     }
 
     /// Its process id.
@@ -148,6 +154,12 @@ impl Daemon {
 /// 64-bit numbers are strings in protobuf's JSON.
 fn number(value: &Value) -> Option<u64> {
     value.as_u64().or_else(|| value.as_str()?.parse().ok())
+}
+
+fn launch(dir: &Path, options: &[&str]) -> Result<Process> {
+    let words = command(dir, options);
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    Process::start("butterflyd", &words, &dir.join("butterflyd.log"))
 }
 
 fn command(dir: &Path, options: &[&str]) -> Vec<String> {

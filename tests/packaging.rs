@@ -1,0 +1,45 @@
+//! What is installed beside the programs is what the programs take.
+
+use butterfly_tests::Daemon;
+use libtest_mimic::{Arguments, Failed, Trial};
+use testkit::Result;
+use testkit::image::repository;
+
+fn main() {
+    let trial = Trial::test("the_settings_file_is_understood", || {
+        settings().map_err(Failed::from)
+    });
+    libtest_mimic::run(&Arguments::from_args(), vec![trial]).exit();
+}
+
+/// Every setting that the file shows commented out is one that the daemon knows, with a value that it takes.
+fn settings() -> Result<()> {
+    let path = repository().join("packaging/butterflyd.ini");
+    let text = std::fs::read_to_string(&path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+    let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
+    let key = dir.path().join("key");
+    std::fs::write(&key, "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n").map_err(|e| e.to_string())?;
+    testkit::process::run(&["chmod", "600", &key.display().to_string()])?;
+    // A setting starts right behind its semicolon, a sentence one blank later.
+    let uncommented: Vec<String> = text
+        .lines()
+        .map(|line| match line.strip_prefix(';') {
+            Some(setting) if !setting.starts_with(' ') => {
+                setting.replace("/etc/butterfly/key", &key.display().to_string())
+            }
+            _ => line.to_owned(),
+        })
+        .collect();
+    let settings = uncommented.iter().filter(|line| line.contains(" = ")).count();
+    if settings < 7 {
+        return Err(format!(
+            "only {settings} settings were found in {}",
+            path.display()
+        ));
+    }
+    let ini = dir.path().join("butterflyd.ini");
+    std::fs::write(&ini, uncommented.join("\n")).map_err(|e| e.to_string())?;
+    // The folder and the endpoints of the command line win over the file's; the rest is the file's.
+    let mut daemon = Daemon::start(&["-c", &ini.display().to_string()])?;
+    daemon.stop()
+}
