@@ -1,4 +1,4 @@
-//! The README's quickstart, run as it stands there. When it does not end in a ping, the README lies.
+//! The README against the tree: its quickstart is run as it stands there, its folders are those that there are.
 
 use butterfly_tests::daemon::program;
 use butterfly_tests::lab::check;
@@ -9,10 +9,13 @@ use testkit::image::repository;
 use testkit::{Result, process};
 
 fn main() {
-    let trial = Trial::test("the_quickstart_ends_in_a_ping", || {
-        quickstart().map_err(Failed::from)
-    });
-    libtest_mimic::run(&Arguments::from_args(), vec![trial]).exit();
+    let trials = vec![
+        Trial::test("the_quickstart_ends_in_a_ping", || {
+            quickstart().map_err(Failed::from)
+        }),
+        Trial::test("every_folder_has_a_line", || folders().map_err(Failed::from)),
+    ];
+    libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
 
 fn quickstart() -> Result<()> {
@@ -57,7 +60,14 @@ fn quickstart() -> Result<()> {
 /// Every folder of the top and every crate is in the table, and nothing else is.
 fn folders() -> Result<()> {
     let root = repository();
-    let files = process::run(&["git", "-C", &root.display().to_string(), "ls-files"])?;
+    let files = process::run(&[
+        "git",
+        "-C",
+        &root.display().to_string(),
+        "ls-files",
+        "-co",
+        "--exclude-standard",
+    ])?;
     let folder = |path: &str| -> Option<String> {
         let (top, rest) = path.split_once('/')?;
         match (top, rest.split_once('/')) {
