@@ -19,12 +19,28 @@ pub(crate) struct Attached {
     touched: bool,
     /// It broke its protocol: it is left alone until it is detached.
     pub broken: bool,
+    /// Its descriptor is in the worker's poller.
+    pub wakes: bool,
+    /// Armed, and not polled until the poller reports it.
+    pub parked: bool,
+    /// When a frame came from it last, or when it came itself: monotonic nanoseconds.
+    pub heard_ns: u64,
+}
+
+impl Attached {
+    /// Asks the peer to wake us. True when there are frames already, and then it is not asked.
+    pub(crate) fn has_work(&mut self) -> bool {
+        let work = !self.broken && self.port.arm();
+        if work {
+            self.port.disarm();
+        }
+        work
+    }
 }
 
 impl Ports {
-    /// Puts a port into a slot; gives the one that was there.
-    pub(crate) fn attach(&mut self, slot: PortSlot, port: Box<Port>) -> Option<Box<Port>> {
-        let before = self.detach(slot);
+    /// Puts a port into a slot that is free.
+    pub(crate) fn attach(&mut self, slot: PortSlot, port: Box<Port>, wakes: bool, now_ns: u64) {
         let index = slot.0 as usize;
         if index >= self.slots.len() {
             self.slots.resize_with(index + 1, || None);
@@ -33,15 +49,17 @@ impl Ports {
             port,
             touched: false,
             broken: false,
+            wakes,
+            parked: false,
+            heard_ns: now_ns,
         });
-        before
     }
 
     /// Takes a port out of its slot.
-    pub(crate) fn detach(&mut self, slot: PortSlot) -> Option<Box<Port>> {
+    pub(crate) fn detach(&mut self, slot: PortSlot) -> Option<Attached> {
         let attached = self.slots.get_mut(slot.0 as usize)?.take()?;
         self.touched.retain(|other| *other != slot);
-        Some(attached.port)
+        Some(attached)
     }
 
     #[inline]

@@ -75,17 +75,23 @@ impl Simulation {
         self.ask(move |handle| matches!(handle.detach(slot), Ok(Some(_))))
     }
 
-    /// Turns the worker until a turn moves nothing. Gives how many frames were received.
+    /// Turns the worker until a turn moves nothing, not even after a look at the ports that sleep. Gives how many
+    /// frames were received.
     ///
     /// # Panics
     /// When it does not come to rest.
     pub fn run(&mut self) -> usize {
-        let mut frames = 0;
+        let (mut frames, mut looked) = (0, false);
         for _ in 0..TURNS_MAX {
             let turn = self.worker.turn(self.now);
             frames += turn.frames;
-            if turn.frames == 0 && turn.commands == 0 && !turn.busy {
+            if turn.frames > 0 || turn.commands > 0 || turn.busy {
+                looked = false;
+            } else if looked {
                 return frames;
+            } else {
+                self.worker.sleep(self.now, Duration::ZERO);
+                looked = true;
             }
         }
         panic!("the worker does not come to rest");
@@ -94,6 +100,12 @@ impl Simulation {
     /// One turn of the worker.
     pub fn turn(&mut self) -> Turn {
         self.worker.turn(self.now)
+    }
+
+    /// Lets time pass, and the worker do nothing meanwhile.
+    pub fn let_pass(&mut self, time: Duration) {
+        self.now.unix_ns += time.as_nanos() as u64;
+        self.now.mono_ns += time.as_nanos() as u64;
     }
 
     /// Lets time pass, in steps of a worker that sleeps until its next timer.

@@ -1,8 +1,12 @@
 //! The worker: one thread's share of the switch, driven by whoever owns the thread and the clock.
 //!
 //! The owner calls [`Worker::turn`] over and over; after a spell of turns that found nothing it calls
-//! [`Worker::sleep`], which arms the ports, waits for one of them, a command or a timer, and disarms them
-//! again. Commands of other threads come through a [`WorkerHandle`] and are carried out between batches.
+//! [`Worker::sleep`], which waits for a port, a command or a timer. Commands of other threads come through a
+//! [`WorkerHandle`] and are carried out between batches.
+//!
+//! Only *active* ports are polled. A port that has been quiet for [`PARK_AFTER_NS`] is *parked*: armed, so that
+//! its peer wakes us, and left alone until the poller reports it. So a thousand quiet guests cost a busy one
+//! nothing but the look at the poller every [`LOOK_EVERY_NS`], and going to sleep costs what was active before.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -18,7 +22,7 @@ use crate::dump::{self, Dump};
 use crate::handle::{Command, WorkerHandle};
 use crate::load::WorkerLoad;
 use crate::path::Path;
-use crate::ports::Ports;
+use crate::ports::{Attached, Ports};
 use crate::snapshot::PortSlot;
 
 /// The time, handed in: the data plane has no clock.
@@ -62,8 +66,10 @@ pub struct Turn {
 pub struct Worker {
     path: Path,
     ports: Ports,
-    /// The slots to serve, copied while a turn changes `ports`.
-    order: Vec<PortSlot>,
+    /// The ports that are polled; all others are parked.
+    active: Vec<PortSlot>,
+    parked: usize,
+    looked_at_ns: u64,
     batch: Batch,
     commands: Receiver<Command>,
     bell: Doorbell,
@@ -81,6 +87,10 @@ pub struct Worker {
 /// The poller's token of the doorbell; ports have their slot.
 const BELL: u64 = u64::MAX;
 
+/// How long a port is polled after its last frame, and how often parked ports are looked at meanwhile.
+const PARK_AFTER_NS: u64 = 1_000_000;
+const LOOK_EVERY_NS: u64 = 50_000;
+
 impl Worker {
     /// A worker without ports under an empty snapshot. Fails when the process is out of descriptors.
     pub fn new(config: WorkerConfig) -> std::io::Result<(Worker, WorkerHandle)> {
@@ -92,7 +102,9 @@ impl Worker {
         let worker = Worker {
             path: Path::new(&config, counters.clone()),
             ports: Ports::default(),
-            order: Vec::new(),
+            active: Vec::new(),
+            parked: 0,
+            looked_at_ns: 0,
             batch: Batch::new(),
             commands: receiver,
             bell: bell.clone(),
@@ -119,8 +131,16 @@ impl Worker {
             self.load.asleep_ns += now.mono_ns.saturating_sub(slept_at);
         }
         turn.commands = self.commands_only(now);
-        for index in 0..self.order.len() {
-            turn.frames += self.serve(self.order[index], now);
+        if self.parked > 0 && now.mono_ns.wrapping_sub(self.looked_at_ns) >= LOOK_EVERY_NS {
+            self.wait(Duration::ZERO, now);
+        }
+        let mut index = 0;
+        while let Some(&slot) = self.active.get(index) {
+            let frames = self.serve(slot, now);
+            turn.frames += frames;
+            if frames > 0 || !self.is_quiet(slot, now) || !self.park(index) {
+                index += 1;
+            }
         }
         self.path.keep_house(now);
         self.load.turns += 1;
@@ -139,35 +159,68 @@ impl Worker {
             .map(|at| Duration::from_nanos(at - now.mono_ns));
         let longest = timer.map_or(longest, |timer| timer.min(longest));
         let mut work = self.bell.is_rung() || !self.dumps.is_empty() || self.path.has_work() || self.stopped;
-        for slot in &self.order {
-            if let Some(attached) = self.ports.find(*slot).filter(|attached| !attached.broken) {
-                work |= attached.port.arm();
+        let mut index = 0;
+        while let Some(&slot) = self.active.get(index) {
+            if !self.park(index) {
+                // It has frames, or nothing to wake us with.
+                work |= self.ports.find(slot).is_some_and(Attached::has_work);
+                index += 1;
             }
         }
         if !work {
-            match self.poller.wait(Some(longest)) {
-                Ok(tokens) => {
-                    for token in tokens {
-                        if token == BELL {
-                            // Also when it is not rung any more: it would wake us for ever.
-                            self.bell.clear();
-                            self.called = true;
-                        } else if let Some(attached) = self.ports.find(PortSlot(token as u32)) {
-                            attached.port.drain_kick();
-                        }
-                    }
-                }
-                // Nothing to wait with: poll, rather than lose frames.
-                Err(error) => tracing::warn!(%error, "the worker cannot sleep"),
-            }
+            self.wait(longest, now);
             self.load.sleeps += 1;
             self.slept_at = Some(now.mono_ns);
         }
-        for slot in &self.order {
+        for slot in &self.active {
             if let Some(attached) = self.ports.find(*slot) {
                 attached.port.disarm();
             }
         }
+    }
+
+    /// Waits for the poller's descriptors, and polls the ports again that it reports.
+    fn wait(&mut self, longest: Duration, now: Now) {
+        self.looked_at_ns = now.mono_ns;
+        match self.poller.wait(Some(longest)) {
+            Ok(tokens) => {
+                for token in tokens.filter(|token| *token != BELL) {
+                    let slot = PortSlot(token as u32);
+                    let Some(attached) = self.ports.find(slot) else {
+                        continue;
+                    };
+                    attached.port.drain_kick();
+                    if std::mem::take(&mut attached.parked) {
+                        attached.port.disarm();
+                        attached.heard_ns = now.mono_ns;
+                        self.parked -= 1;
+                        self.active.push(slot);
+                    }
+                }
+            }
+            // Nothing to wait with: poll, rather than lose frames.
+            Err(error) => tracing::warn!(%error, "the worker cannot sleep"),
+        }
+    }
+
+    /// Nothing came from this port for a while.
+    fn is_quiet(&mut self, slot: PortSlot, now: Now) -> bool {
+        let attached = self.ports.find(slot);
+        attached.is_some_and(|attached| now.mono_ns.saturating_sub(attached.heard_ns) >= PARK_AFTER_NS)
+    }
+
+    /// Arms an active port and stops polling it. False when it has frames already, or nothing to wake us with.
+    fn park(&mut self, index: usize) -> bool {
+        let Some(attached) = self.ports.find(self.active[index]) else {
+            return false;
+        };
+        if !attached.wakes || attached.has_work() {
+            return false;
+        }
+        attached.parked = true;
+        self.parked += 1;
+        self.active.swap_remove(index);
+        true
     }
 
     /// When a table or a port has something to do next, in monotonic nanoseconds; `None`: nothing is waiting.
@@ -175,7 +228,7 @@ impl Worker {
         let table = self.path.next_timer_ms(now);
         let table = table.map(|millis| now.mono_ns + u64::from(millis) * 1_000_000);
         let ticks = self
-            .order
+            .active
             .iter()
             .filter_map(|slot| self.ports.peek(*slot)?.port.next_tick());
         ticks.chain(table).min().map(|at| at.max(now.mono_ns))
@@ -219,6 +272,7 @@ impl Worker {
         if frames == 0 {
             return 0;
         }
+        attached.heard_ns = now.mono_ns;
         self.load.count_batch(frames);
         self.path.run(slot, &self.batch, &mut self.ports, now);
         let on_broken = &self.on_broken;
@@ -249,7 +303,7 @@ impl Worker {
                     let _ = answer.send(self.path.take_up(snapshot));
                 }
                 Command::Attach(slot, port, answer) => {
-                    let _ = answer.send(self.attach(slot, port));
+                    let _ = answer.send(self.attach(slot, port, now));
                 }
                 Command::Detach(slot, answer) => {
                     let _ = answer.send(self.detach(slot));
@@ -272,30 +326,37 @@ impl Worker {
         }
     }
 
-    fn attach(&mut self, slot: PortSlot, port: Box<Port>) -> Option<Box<Port>> {
+    fn attach(&mut self, slot: PortSlot, port: Box<Port>, now: Now) -> Option<Box<Port>> {
         if slot.0 as usize >= MAX_PORTS {
             return Some(port);
         }
         let before = self.detach(slot);
-        if let Some(fd) = port.kick_fd()
-            && let Err(error) = self.poller.add(fd, slot.0.into())
-        {
-            tracing::warn!(slot = slot.0, %error, "a port cannot wake its worker");
-        }
-        self.ports.attach(slot, port);
-        self.order.push(slot);
+        let wakes = match port.kick_fd().map(|fd| self.poller.add(fd, slot.0.into())) {
+            Some(Ok(())) => true,
+            Some(Err(error)) => {
+                tracing::warn!(slot = slot.0, %error, "a port cannot wake its worker, which will poll it");
+                false
+            }
+            None => false,
+        };
+        self.ports.attach(slot, port, wakes, now.mono_ns);
+        self.active.push(slot);
         before
     }
 
     fn detach(&mut self, slot: PortSlot) -> Option<Box<Port>> {
-        let mut port = self.ports.detach(slot)?;
-        self.order.retain(|other| *other != slot);
-        if let Some(fd) = port.kick_fd() {
+        let mut attached = self.ports.detach(slot)?;
+        if attached.parked {
+            self.parked -= 1;
+        } else {
+            self.active.retain(|other| *other != slot);
+        }
+        if let Some(fd) = attached.port.kick_fd() {
             // Fails only for a descriptor that epoll does not know: it is out already.
             let _ = self.poller.remove(fd);
         }
-        port.disarm();
-        Some(port)
+        attached.port.disarm();
+        Some(attached.port)
     }
 
     fn load(&self) -> WorkerLoad {

@@ -1,5 +1,7 @@
 //! Guests that are rings in shared memory: what a port in memory cannot do.
 
+use std::time::Duration;
+
 use dataplane::DropReason::*;
 use io::vhost::features;
 use testkit::ring_driver::{Guest, GuestOptions, Shape};
@@ -66,4 +68,30 @@ fn a_guest_that_breaks_its_ring_loses_its_port_alone() {
     let c = lab.nic();
     lab.group_of(c, vec![allow_in(UDP, 53)]);
     lab.passes(a, c, udp(a, c, Family::V4, 1, 53));
+}
+
+#[test]
+fn a_quiet_guest_is_not_polled_and_is_heard_when_it_kicks() {
+    let (mut lab, a, b) = Lab::pair(vec![allow_in(UDP, 53)]);
+    let mut guest = Guest::new(GuestOptions::default());
+    lab.sim.attach_port(a.slot, guest.port().into());
+    let mut say = |lab: &mut Lab, port: u16| {
+        let frame = udp(a, b, Family::V4, port, 53);
+        guest.send(&frame, Offload::default(), &Shape::whole());
+        let kicked = guest.transmitq.publish();
+        // As in a daemon that is busy with others: turns alone, it never sleeps.
+        let heard = lab.sim.turn().frames == 1;
+        guest.reclaim();
+        (kicked, heard)
+    };
+    // Just attached: polled, and asked not to kick.
+    assert_eq!(say(&mut lab, 1), (false, true));
+    lab.sim.let_pass(Duration::from_micros(900));
+    assert_eq!(say(&mut lab, 2), (false, true));
+    // Quiet for a millisecond: the next turn parks it.
+    lab.sim.let_pass(Duration::from_millis(1));
+    assert_eq!(lab.sim.turn().frames, 0);
+    // It has to kick now, is heard with the next look at the poller, and polled again from then on.
+    assert_eq!(say(&mut lab, 3), (true, true));
+    assert_eq!(say(&mut lab, 4), (false, true));
 }
