@@ -42,8 +42,9 @@ fn checksum_suits(packet: &Packet, frame_len: usize, partial: PartialChecksum) -
                 L4::Sctp { .. } => (None, 16),
                 L4::Other | L4::LaterFragment => (None, 0),
             };
-            if start == l4 && field == Some(partial.offset) {
-                return true;
+            let own = start == l4 && field == Some(partial.offset);
+            if own || matches!(ip.l4_info, L4::Icmp { .. }) {
+                return own;
             }
             (l4 + header_len, ip.end as usize)
         }
@@ -108,6 +109,29 @@ mod tests {
         let end = 34 + 8 + 100;
         assert!(suits(&udp, 42, 0) && suits(&udp, 42, 98) && !suits(&udp, 42, 99) && !suits(&udp, end, 0));
         assert!(!suits(&udp.pad_to(200), 42, 99) && !suits(&tcp, u16::MAX, u16::MAX));
+    }
+
+    #[test]
+    fn nothing_of_icmp_is_written_to_but_its_checksum() {
+        let (a, b) = (Mac([2; 6]), Mac([4; 6]));
+        let advertisement = build::neighbour_advertisement(a, a.link_local(), b, b.link_local());
+        let packet = parse::parse(&advertisement, advertisement.len()).unwrap();
+        let checksum = |start, offset| Offload {
+            checksum: Some(PartialChecksum { start, offset }),
+            ..Offload::default()
+        };
+        let len = advertisement.len();
+        assert_eq!(check_offload(&packet, len, &checksum(54, 2)), Ok(()));
+        // The last bytes of the target, of the option's address.
+        for (start, offset) in [(62, 14), (76, 0), (78, 6), (84, 0)] {
+            let refused = check_offload(&packet, len, &checksum(start, offset));
+            assert_eq!(refused, Err(ParseError::Offload), "{start} + {offset}");
+        }
+        // The ports in what an error quotes.
+        let quote = v4().udp(1, 2).build();
+        let error = build::frame(a, b).ip([10, 0, 0, 1], [10, 0, 0, 2]).icmp(3, 3, 0);
+        let error = error.payload(&quote[14..]);
+        assert!(suits(&error, 34, 2) && !suits(&error, 62, 2) && !suits(&error, 42, 0));
     }
 
     #[test]
