@@ -7,13 +7,14 @@
 use std::io::{self, ErrorKind, IoSlice, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::Duration;
 
 use ::io::guest_memory::RegionSpec;
 use ::io::vhost::features::{self, protocol};
 use ::io::vhost::request::*;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use crate::ring_driver::queue::Queue;
@@ -55,7 +56,22 @@ pub struct Frontend {
 impl Frontend {
     /// Connects to the backend's socket.
     pub fn connect(path: &Path) -> io::Result<Frontend> {
-        let socket = UnixStream::connect(path)?;
+        Frontend::over(UnixStream::connect(path)?)
+    }
+
+    /// Takes the connection that a backend in client mode makes; bounded by [`PATIENCE`].
+    pub fn accept(listener: &UnixListener) -> io::Result<Frontend> {
+        let wait = Timespec {
+            tv_sec: PATIENCE.as_secs() as i64,
+            tv_nsec: 0,
+        };
+        if poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&wait))? == 0 {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        Frontend::over(listener.accept()?.0)
+    }
+
+    fn over(socket: UnixStream) -> io::Result<Frontend> {
         socket.set_read_timeout(Some(PATIENCE))?;
         socket.set_write_timeout(Some(PATIENCE))?;
         Ok(Frontend {

@@ -31,15 +31,12 @@ impl Listener {
     /// Who may connect is for the caller to decide: by the permissions of the directory, or by the umask,
     /// which the file's mode follows.
     pub fn bind(path: &Path) -> Result<Self, ServerError> {
+        let address = address(path)?;
         let path = path.to_owned();
-        if path.as_os_str().len() > PATH_MAX || path.as_os_str().as_bytes().contains(&0) {
-            return Err(ServerError::Path { path });
-        }
         let failed = |error: Errno| ServerError::Socket {
             path: path.clone(),
             error: error.into(),
         };
-        let address = SocketAddrUnix::new(&path).map_err(failed)?;
         let socket = new_socket().map_err(failed)?;
         let mut bound = rustix::net::bind(&socket, &address);
         if bound == Err(Errno::ADDRINUSE) {
@@ -92,7 +89,20 @@ impl Drop for Listener {
     }
 }
 
-fn new_socket() -> Result<OwnedFd, Errno> {
+/// The path as a socket's address.
+pub(super) fn address(path: &Path) -> Result<SocketAddrUnix, ServerError> {
+    let path = path.to_owned();
+    if path.as_os_str().len() > PATH_MAX || path.as_os_str().as_bytes().contains(&0) {
+        return Err(ServerError::Path { path });
+    }
+    SocketAddrUnix::new(&path).map_err(|error| ServerError::Socket {
+        path,
+        error: error.into(),
+    })
+}
+
+/// A stream socket that never waits.
+pub(super) fn new_socket() -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
 }

@@ -2,6 +2,7 @@
 
 pub mod breach;
 mod chain;
+mod client;
 mod connection;
 pub mod features;
 mod listener;

@@ -1,4 +1,5 @@
-//! The vhost-user server: one thread, one epoll, a listening socket and at most one VMM for each NIC.
+//! The vhost-user server: one thread, one epoll, and for each NIC a socket that it listens on or connects to
+//! ([`super::client`]), with at most one VMM.
 //!
 //! The thread owns everything; [`Server`] sends it commands and waits for the answer. Nothing in it waits for a
 //! VMM: a message that came in part stays in its connection, a reply that finds no room stops the reading of that
@@ -10,7 +11,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -18,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
+use super::client::{Client, Watches};
 use super::connection::{Connection, Progress};
 use super::listener::{Listener, PATH_MAX};
 use super::session::{Session, SessionInfo};
@@ -81,7 +83,7 @@ pub enum ServerError {
 /// One NIC of the server, for dumps.
 #[derive(Clone, Debug)]
 pub struct NicInfo {
-    /// As in [`Server::listen`].
+    /// As in [`Server::listen`] and [`Server::connect`].
     pub key: PortKey,
     /// What log lines call it.
     pub name: String,
@@ -99,10 +101,10 @@ pub struct Server {
 }
 
 enum Command {
-    Listen(
+    Open(
         PortKey,
         NicOptions,
-        Listener,
+        Box<End>,
         mpsc::Sender<Result<(), ServerError>>,
     ),
     Close(PortKey, mpsc::Sender<bool>),
@@ -116,6 +118,10 @@ impl Server {
         let poller = Poller::new()?;
         let bell = Doorbell::new()?;
         poller.add(bell.as_fd(), BELL)?;
+        let watches = Watches::new();
+        if let Some(inotify) = watches.fd() {
+            poller.add(inotify, WATCHES)?;
+        }
         let (commands, queue) = mpsc::channel();
         let state = Thread {
             sink,
@@ -123,6 +129,7 @@ impl Server {
             bell: bell.clone(),
             nics: HashMap::new(),
             pauses: Vec::new(),
+            watches,
         };
         let thread = std::thread::Builder::new()
             .name("vhost-user".to_owned())
@@ -136,13 +143,21 @@ impl Server {
 
     /// Makes a NIC's socket and waits there for its VMM. The socket file's mode follows the umask.
     pub fn listen(&self, key: PortKey, path: &Path, nic: NicOptions) -> Result<(), ServerError> {
-        let listener = Listener::bind(path)?;
-        self.ask(|answer| Command::Listen(key, nic, listener, answer))
+        let end = Box::new(End::Listener(Listener::bind(path)?));
+        self.ask(|answer| Command::Open(key, nic, end, answer))
             .ok_or(ServerError::Stopped)?
     }
 
-    /// Removes a NIC's socket and ends its session; its port has been taken back when this returns. False when
-    /// there is none of that key.
+    /// Connects to a NIC's VMM, which listens at `path`: now, or as soon as it does, and again whenever it has gone
+    /// and returned. Nothing needs to be there yet; the file is the VMM's to make and to remove.
+    pub fn connect(&self, key: PortKey, path: &Path, nic: NicOptions) -> Result<(), ServerError> {
+        let end = Box::new(End::Client(Client::new(path)?));
+        self.ask(|answer| Command::Open(key, nic, end, answer))
+            .ok_or(ServerError::Stopped)?
+    }
+
+    /// Ends what [`listen`](Server::listen) or [`connect`](Server::connect) has begun, the socket and the session;
+    /// the port has been taken back when this returns. False when there is none of that key.
     pub fn close(&self, key: PortKey) -> bool {
         self.ask(|answer| Command::Close(key, answer)).unwrap_or(false)
     }
@@ -170,9 +185,24 @@ impl Drop for Server {
     }
 }
 
+/// Which side makes the connection, and with what.
+enum End {
+    Listener(Listener),
+    Client(Client),
+}
+
+impl End {
+    fn path(&self) -> &Path {
+        match self {
+            End::Listener(listener) => listener.path(),
+            End::Client(client) => client.path(),
+        }
+    }
+}
+
 struct Nic {
     options: Arc<NicOptions>,
-    listener: Listener,
+    end: End,
     connection: Option<Connection>,
 }
 
@@ -184,10 +214,12 @@ struct Thread {
     nics: HashMap<PortKey, Nic>,
     /// Listeners that are left alone, and until when.
     pauses: Vec<(Instant, PortKey)>,
+    watches: Watches,
 }
 
-/// Tokens of the poller: the bell, and two for each NIC.
+/// Tokens of the poller: the bell, the watched directories, and two for each NIC.
 const BELL: u64 = u64::MAX;
+const WATCHES: u64 = u64::MAX - 1;
 
 fn listener_token(key: PortKey) -> u64 {
     u64::from(key.0) * 2
@@ -201,7 +233,8 @@ impl Thread {
     fn run(mut self, commands: mpsc::Receiver<Command>) {
         let mut ready = Vec::new();
         loop {
-            let timeout = self.pauses.iter().map(|(until, _)| *until).min();
+            let attempts = self.clients().filter_map(|(_, client)| client.due());
+            let timeout = self.pauses.iter().map(|(until, _)| *until).chain(attempts).min();
             let timeout = timeout.map(|until| until.saturating_duration_since(Instant::now()));
             ready.clear();
             match self.poller.wait(timeout) {
@@ -217,17 +250,17 @@ impl Thread {
                     BELL => {
                         self.bell.clear();
                     }
+                    WATCHES => self.notice(),
                     token if token == connection_token(key) => self.serve(key),
                     _ => self.accept(key),
                 }
             }
             self.resume();
+            self.dial();
             // After the bell was cleared: a command that comes now rings again.
             for command in commands.try_iter() {
                 match command {
-                    Command::Listen(key, nic, listener, answer) => {
-                        drop(answer.send(self.listen(key, nic, listener)));
-                    }
+                    Command::Open(key, nic, end, answer) => drop(answer.send(self.open(key, nic, *end))),
                     Command::Close(key, answer) => drop(answer.send(self.close(key))),
                     Command::Nics(answer) => drop(answer.send(self.info())),
                     Command::Stop => {
@@ -242,41 +275,90 @@ impl Thread {
         }
     }
 
-    fn listen(&mut self, key: PortKey, options: NicOptions, listener: Listener) -> Result<(), ServerError> {
-        let path = listener.path().to_owned();
+    fn open(&mut self, key: PortKey, options: NicOptions, end: End) -> Result<(), ServerError> {
+        let path = end.path().to_owned();
         if self.nics.contains_key(&key) {
             return Err(ServerError::KeyInUse { path, key });
         }
-        if let Err(error) = self.poller.add(listener.as_fd(), listener_token(key)) {
-            return Err(ServerError::Socket { path, error });
+        if let End::Listener(listener) = &end {
+            if let Err(error) = self.poller.add(listener.as_fd(), listener_token(key)) {
+                return Err(ServerError::Socket { path, error });
+            }
+            info!(nic = options.name, "waiting for a VMM at {}", path.display());
         }
-        info!(nic = options.name, "waiting for a VMM at {}", path.display());
         self.nics.insert(
             key,
             Nic {
                 options: Arc::new(options),
-                listener,
+                end,
                 connection: None,
             },
         );
+        self.dial();
         Ok(())
     }
 
     fn close(&mut self, key: PortKey) -> bool {
-        self.hang_up(key);
+        self.hang_up(key, Duration::ZERO);
         self.pauses.retain(|(_, paused)| *paused != key);
         let Some(nic) = self.nics.remove(&key) else {
             return false;
         };
-        let _ = self.poller.remove(nic.listener.as_fd());
+        match nic.end {
+            End::Listener(listener) => drop(self.poller.remove(listener.as_fd())),
+            End::Client(client) => {
+                if let Some(watch) = client.watch()
+                    && self.clients().all(|(_, other)| other.watch() != Some(watch))
+                {
+                    self.watches.remove(watch);
+                }
+            }
+        }
         true
+    }
+
+    fn clients(&self) -> impl Iterator<Item = (PortKey, &Client)> {
+        self.nics.iter().filter_map(|(&key, nic)| match &nic.end {
+            End::Client(client) => Some((key, client)),
+            End::Listener(_) => None,
+        })
+    }
+
+    /// Tells those who wait for a VMM what has happened in their directories.
+    fn notice(&mut self) {
+        let events = self.watches.events();
+        for nic in self.nics.values_mut() {
+            if let End::Client(client) = &mut nic.end {
+                events.iter().for_each(|event| client.notice(event));
+            }
+        }
+    }
+
+    /// Tries to reach the VMMs that are to be tried now.
+    fn dial(&mut self) {
+        let now = Instant::now();
+        let due = self
+            .clients()
+            .filter(|(_, client)| client.due().is_some_and(|due| due <= now));
+        let due: Vec<PortKey> = due.map(|(key, _)| key).collect();
+        for key in due {
+            let Some(nic) = self.nics.get_mut(&key) else {
+                continue;
+            };
+            let End::Client(client) = &mut nic.end else {
+                continue;
+            };
+            if let Some(socket) = client.connect(&nic.options.name, &mut self.watches) {
+                self.begin(key, socket);
+            }
+        }
     }
 
     fn info(&self) -> Vec<NicInfo> {
         let info = |(&key, nic): (&PortKey, &Nic)| NicInfo {
             key,
             name: nic.options.name.clone(),
-            path: nic.listener.path().to_owned(),
+            path: nic.end.path().to_owned(),
             session: nic
                 .connection
                 .as_ref()
@@ -292,8 +374,9 @@ impl Thread {
         let Some(nic) = self.nics.get_mut(&key) else {
             return;
         };
+        let End::Listener(listener) = &nic.end else { return };
         let name = &nic.options.name;
-        let socket = match nic.listener.accept() {
+        let socket = match listener.accept() {
             Ok(Some(socket)) => socket,
             Ok(None) => return,
             Err(error) => {
@@ -306,9 +389,14 @@ impl Thread {
                 info!(nic = name, "a second VMM was refused: one is connected");
                 return;
             }
-            Some(_) => self.hang_up(key),
+            Some(_) => self.hang_up(key, Duration::ZERO),
             None => {}
         }
+        self.begin(key, socket);
+    }
+
+    /// A VMM is connected.
+    fn begin(&mut self, key: PortKey, socket: OwnedFd) {
         let Some(nic) = self.nics.get_mut(&key) else {
             return;
         };
@@ -327,11 +415,8 @@ impl Thread {
         let interest = match connection.serve() {
             Progress::Reading => Interest::Read,
             Progress::Writing => Interest::Write,
-            Progress::Gone => return self.hang_up(key),
-            Progress::Broken => {
-                self.hang_up(key);
-                return self.pause(key, PAUSE_BROKEN);
-            }
+            Progress::Gone => return self.hang_up(key, Duration::ZERO),
+            Progress::Broken => return self.hang_up(key, PAUSE_BROKEN),
         };
         if connection.change_interest(interest)
             && let Err(error) = self
@@ -339,25 +424,33 @@ impl Thread {
                 .set_interest(connection.as_fd(), connection_token(key), interest)
         {
             warn!("vhost-user: waiting for a VMM: {error}");
-            self.hang_up(key);
+            self.hang_up(key, PAUSE_EXHAUSTED);
         }
     }
 
-    fn hang_up(&mut self, key: PortKey) {
+    /// Ends a connection; the next is not taken or made before `pause` has passed.
+    fn hang_up(&mut self, key: PortKey, pause: Duration) {
         let Some(connection) = self.nics.get_mut(&key).and_then(|nic| nic.connection.take()) else {
             return;
         };
         let _ = self.poller.remove(connection.as_fd());
         connection.end();
+        self.pause(key, pause);
     }
 
     fn pause(&mut self, key: PortKey, length: Duration) {
-        let Some(nic) = self.nics.get(&key) else { return };
-        let listener = nic.listener.as_fd();
-        if self
-            .poller
-            .set_interest(listener, listener_token(key), Interest::Neither)
-            .is_ok()
+        let Some(nic) = self.nics.get_mut(&key) else {
+            return;
+        };
+        let listener = match &mut nic.end {
+            End::Client(client) => return client.postpone(length),
+            End::Listener(listener) => &*listener,
+        };
+        if !length.is_zero()
+            && self
+                .poller
+                .set_interest(listener.as_fd(), listener_token(key), Interest::Neither)
+                .is_ok()
         {
             self.pauses.push((Instant::now() + length, key));
         }
@@ -378,10 +471,10 @@ impl Thread {
             if self.pauses.iter().any(|(_, paused)| *paused == key) {
                 continue;
             }
-            if let Some(nic) = self.nics.get(&key) {
+            if let Some(End::Listener(listener)) = self.nics.get(&key).map(|nic| &nic.end) {
                 let _ = self
                     .poller
-                    .set_interest(nic.listener.as_fd(), listener_token(key), Interest::Read);
+                    .set_interest(listener.as_fd(), listener_token(key), Interest::Read);
             }
         }
     }
