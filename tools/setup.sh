@@ -12,10 +12,11 @@ RUST=1.95.0
 #   busybox-static cpio kmod   their initramfs
 #   iproute2 iputils-ping iperf3 tcpdump ethtool procps util-linux
 #                              peers in network namespaces
+#   git                        the README's test lists the tree
 #   socat                      log in to the demo's guests
 #   python3-zmq python3-cryptography
 #                              a client of API v0 that shares no code with ours
-PACKAGES="gcc libc6-dev make ca-certificates qemu-system-x86 busybox-static cpio gzip kmod
+PACKAGES="gcc libc6-dev make ca-certificates git qemu-system-x86 busybox-static cpio gzip kmod
     iproute2 iputils-ping iperf3 tcpdump ethtool procps socat util-linux
     python3 python3-zmq python3-cryptography"
 

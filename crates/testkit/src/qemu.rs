@@ -1,181 +1,24 @@
 //! QEMU guests: real kernels with virtio-net, and an agent inside that runs commands for the test.
 //!
 //! A guest boots the image of [`crate::image`] in about two seconds without KVM. Its console goes to a log file (and to
-//! a socket to log in at); its second serial line carries the agent's protocol, which `crates/guest/src/agent.rs`
-//! describes. One thread here reads that line and wakes whoever waits.
+//! a socket to log in at); its second serial line carries the agent's protocol. One thread reads that line and wakes
+//! whoever waits.
+
+mod agent;
+mod machine;
+
+pub use agent::{Job, Output};
+pub use machine::{Machine, Nic, Wire};
 
 use crate::image::Image;
 use crate::process::{Process, tail};
 use crate::{Result, wait_for};
-use std::collections::HashMap;
-use std::io::{BufRead, BufReader, Write};
+use agent::Agent;
+use std::io::Write;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
-
-/// Where the other end of a NIC is.
-#[derive(Clone, Debug)]
-pub enum Wire {
-    /// The vhost-user socket of a switch, which listens. QEMU connects, and again when the switch was away.
-    VhostUser(PathBuf),
-    /// A socket that another QEMU listens on: two guests joined without any switch.
-    Connect(PathBuf),
-    /// A socket that this QEMU listens on.
-    Listen(PathBuf),
-}
-
-/// A NIC, and what its driver is offered. Start from [`Nic::new`], which offers everything.
-#[derive(Clone, Debug)]
-pub struct Nic {
-    /// Where the other end is.
-    pub wire: Wire,
-    /// Its Ethernet address.
-    pub mac: String,
-    /// VIRTIO_NET_F_CSUM and GUEST_CSUM. Without it there is no segmentation offload either.
-    pub checksum: bool,
-    /// VIRTIO_NET_F_HOST_TSO4, HOST_TSO6, GUEST_TSO4, GUEST_TSO6.
-    pub segmentation: bool,
-    /// VIRTIO_NET_F_MRG_RXBUF.
-    pub mergeable: bool,
-    /// VIRTIO_RING_F_EVENT_IDX.
-    pub event_index: bool,
-    /// VIRTIO_RING_F_INDIRECT_DESC.
-    pub indirect: bool,
-    /// Pairs of queues; more than one turns VIRTIO_NET_F_MQ on.
-    pub queue_pairs: u16,
-}
-
-impl Nic {
-    /// A NIC that is offered every feature, with one pair of queues.
-    pub fn new(wire: Wire, mac: &str) -> Self {
-        Self {
-            wire,
-            mac: mac.to_owned(),
-            checksum: true,
-            segmentation: true,
-            mergeable: true,
-            event_index: true,
-            indirect: true,
-            queue_pairs: 1,
-        }
-    }
-
-    /// A NIC that is offered nothing that can be refused.
-    pub fn plain(wire: Wire, mac: &str) -> Self {
-        let everything = Self::new(wire, mac);
-        Self {
-            checksum: false,
-            segmentation: false,
-            mergeable: false,
-            event_index: false,
-            indirect: false,
-            ..everything
-        }
-    }
-
-    fn arguments(&self, index: usize, accelerator: &str) -> Vec<String> {
-        let on = |value: bool| if value { "on" } else { "off" };
-        let (netdev, chardev) = match &self.wire {
-            Wire::VhostUser(path) => (
-                format!(
-                    "vhost-user,id=net{index},chardev=vhost{index},vhostforce=on,queues={}",
-                    self.queue_pairs
-                ),
-                Some(format!(
-                    "socket,id=vhost{index},path={},reconnect=1",
-                    path.display()
-                )),
-            ),
-            Wire::Connect(path) => (stream(index, "off", path), None),
-            Wire::Listen(path) => (stream(index, "on", path), None),
-        };
-        let (checksum, segmentation) = (on(self.checksum), on(self.checksum && self.segmentation));
-        let mut device = format!(
-            "virtio-net-pci,netdev=net{index},mac={},romfile=,mrg_rxbuf={},csum={checksum},guest_csum={checksum},\
-             event_idx={},indirect_desc={}",
-            self.mac,
-            on(self.mergeable),
-            on(self.event_index),
-            on(self.indirect),
-        );
-        for feature in ["gso", "host_tso4", "host_tso6", "guest_tso4", "guest_tso6"] {
-            device += &format!(",{feature}={segmentation}");
-        }
-        if self.queue_pairs > 1 {
-            device += ",mq=on";
-        }
-        // QEMU 7.2 without KVM crashes when a vhost device starts with MSI-X (msix_set_vector_notifiers takes vectors
-        // for KVM's): the guest then gets one interrupt line for all.
-        let vectors = if accelerator == "kvm" {
-            2 * self.queue_pairs + 2
-        } else {
-            0
-        };
-        device += &format!(",vectors={vectors}");
-        let mut words: Vec<String> = Vec::new();
-        for (option, value) in [
-            ("-chardev", chardev),
-            ("-netdev", Some(netdev)),
-            ("-device", Some(device)),
-        ] {
-            if let Some(value) = value {
-                words.extend([option.to_owned(), value]);
-            }
-        }
-        words
-    }
-}
-
-fn stream(index: usize, server: &str, path: &Path) -> String {
-    format!(
-        "stream,id=net{index},server={server},addr.type=unix,addr.path={}",
-        path.display()
-    )
-}
-
-/// A guest to start.
-#[derive(Clone, Debug)]
-pub struct Machine {
-    /// Its name, in messages.
-    pub name: String,
-    /// `eth0`, `eth1`, …
-    pub nics: Vec<Nic>,
-    /// Processors.
-    pub processors: u16,
-    /// Memory, shared with the switch.
-    pub memory_mib: u32,
-    /// How long it may take until its agent answers.
-    pub boot_timeout: Duration,
-}
-
-impl Machine {
-    /// A small machine without NICs.
-    pub fn named(name: &str) -> Self {
-        Self {
-            name: name.to_owned(),
-            nics: Vec::new(),
-            processors: 1,
-            memory_mib: 160,
-            boot_timeout: Duration::from_secs(60),
-        }
-    }
-
-    /// The same with one more NIC.
-    pub fn with(mut self, nic: Nic) -> Self {
-        self.nics.push(nic);
-        self
-    }
-}
-
-/// What a command in a guest came to.
-#[derive(Clone, Debug)]
-pub struct Output {
-    /// Its exit code; 124 when it ran out of time.
-    pub code: i32,
-    /// What it printed, standard output and error together.
-    pub text: String,
-}
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// A running guest, killed when dropped.
 #[derive(Debug)]
@@ -213,7 +56,7 @@ impl Guest {
             .prefix("butterfly-guest-")
             .tempdir()
             .map_err(|e| format!("cannot make a folder: {e}"))?;
-        let words = arguments(image, machine, dir.path());
+        let words = machine::arguments(image, machine, dir.path());
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let mut qemu = Process::start(&machine.name, &words, &dir.path().join("qemu.log"))?;
         let agent_path = dir.path().join("agent");
@@ -293,25 +136,17 @@ impl Guest {
 
     /// Starts a shell command whose end is waited for later.
     pub fn begin(&self, command: &str, timeout: Duration) -> Result<Job> {
-        let id = self.agent.open();
-        let hex: String = command.bytes().map(|b| format!("{b:02x}")).collect();
-        let request = format!("run {id} {} {hex}\n", timeout.as_millis());
+        let console = self.dir.path().join("console.log");
+        let (request, job) = Job::new(&self.agent, self.name(), command, timeout, console);
         let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
         line.write_all(request.as_bytes())
             .map_err(|e| format!("{}: the agent's line: {e}", self.name()))?;
-        Ok(Job {
-            agent: Arc::clone(&self.agent),
-            id,
-            // The agent ends the command at its time-out; what comes after that is for a guest that is stuck.
-            deadline: Instant::now() + timeout + Duration::from_secs(10),
-            what: format!("{}: `{command}`", self.name()),
-            console: self.dir.path().join("console.log"),
-        })
+        Ok(job)
     }
 
     /// Starts a server in the guest and waits until it says that it listens. It ends at [`Guest::quiet`].
     pub fn serve(&self, program: &str) -> Result<()> {
-        let log = format!("/tmp/serve-{}", self.agent.open());
+        let log = format!("/tmp/serve-{}", self.agent.next_id());
         self.ok(&format!(
             "{program} >{log} 2>&1 & for i in $(seq 200); do grep -q listening {log} && exit 0; sleep 0.02; done; \
              cat {log}; exit 1"
@@ -335,7 +170,7 @@ impl Guest {
 
     /// Reboots from inside, and waits until the agent of the new boot answers.
     pub fn reboot(&mut self) -> Result<()> {
-        let boots = self.agent.state().boots;
+        let boots = self.agent.boots();
         self.begin("reboot -f", Duration::from_secs(5))?;
         self.wait_ready(boots + 1)
     }
@@ -354,7 +189,7 @@ impl Guest {
             if let Some(status) = qemu.ended() {
                 return Err(format!("QEMU ended with {status}"));
             }
-            Ok((agent.state().boots >= boots).then_some(()))
+            Ok((agent.boots() >= boots).then_some(()))
         });
         ready.map_err(|e| {
             format!(
@@ -364,164 +199,4 @@ impl Guest {
             )
         })
     }
-}
-
-/// A command that runs in a guest.
-#[derive(Debug)]
-pub struct Job {
-    agent: Arc<Agent>,
-    id: u64,
-    deadline: Instant,
-    what: String,
-    console: PathBuf,
-}
-
-impl Job {
-    /// Waits for its end.
-    pub fn wait(self) -> Result<Output> {
-        let mut state = self.agent.state();
-        loop {
-            if let Some(output) = state.done.remove(&self.id) {
-                return Ok(output);
-            }
-            let left = self.deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() || state.closed {
-                let console = std::fs::read(&self.console).unwrap_or_default();
-                let console = tail(&String::from_utf8_lossy(&console), 40);
-                return Err(format!("{} was never answered; console:\n{console}", self.what));
-            }
-            state = self
-                .agent
-                .changed
-                .wait_timeout(state, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
-        }
-    }
-}
-
-/// What came over the agent's line so far.
-#[derive(Debug, Default)]
-struct Agent {
-    state: Mutex<AgentState>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct AgentState {
-    boots: u32,
-    closed: bool,
-    last_id: u64,
-    done: HashMap<u64, Output>,
-}
-
-impl Agent {
-    fn state(&self) -> MutexGuard<'_, AgentState> {
-        // Every change below is one step: what a panicking thread left is whole.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn open(&self) -> u64 {
-        let mut state = self.state();
-        state.last_id += 1;
-        state.last_id
-    }
-
-    fn listen(&self, line: UnixStream) {
-        for text in BufReader::new(line)
-            .split(b'\n')
-            .map_while(std::result::Result::ok)
-        {
-            let text = String::from_utf8_lossy(&text).into_owned();
-            let words: Vec<&str> = text.split_whitespace().collect();
-            let mut state = self.state();
-            match words[..] {
-                ["ready", ..] => state.boots += 1,
-                ["done", id, code, hex] => {
-                    if let (Ok(id), Ok(code)) = (id.parse(), code.parse()) {
-                        state.done.insert(
-                            id,
-                            Output {
-                                code,
-                                text: unhex(hex),
-                            },
-                        );
-                    }
-                }
-                _ => continue, // noise of the line while it opens
-            }
-            self.changed.notify_all();
-        }
-        self.state().closed = true;
-        self.changed.notify_all();
-    }
-}
-
-fn unhex(hex: &str) -> String {
-    let bytes: Vec<u8> = hex
-        .as_bytes()
-        .chunks(2)
-        .filter_map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok())
-        .collect();
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
-fn arguments(image: &Image, machine: &Machine, dir: &Path) -> Vec<String> {
-    let memory = format!("{}M", machine.memory_mib);
-    let socket = |id: &str| {
-        format!(
-            "socket,id={id},path={},server=on,wait=off",
-            dir.join(id).display()
-        )
-    };
-    let console = format!(
-        "{},logfile={}",
-        socket("console"),
-        dir.join("console.log").display()
-    );
-    let mut words: Vec<String> = [
-        "qemu-system-x86_64",
-        "-name",
-        &machine.name,
-        "-nodefaults",
-        "-no-user-config",
-        "-display",
-        "none",
-        "-machine",
-        "pc,memory-backend=mem",
-        "-accel",
-        &image.accelerator,
-        "-cpu",
-        "max",
-        "-smp",
-        &machine.processors.to_string(),
-        "-m",
-        &memory,
-        "-object",
-        &format!("memory-backend-memfd,id=mem,size={memory},share=on"),
-        "-kernel",
-        &image.kernel.display().to_string(),
-        "-initrd",
-        &image.initramfs.display().to_string(),
-        "-append",
-        "console=ttyS0 quiet panic=-1 no_timer_check mitigations=off random.trust_cpu=on",
-        "-chardev",
-        &console,
-        "-serial",
-        "chardev:console",
-        "-chardev",
-        &socket("agent"),
-        "-serial",
-        "chardev:agent",
-    ]
-    .map(str::to_owned)
-    .to_vec();
-    words.extend(
-        machine
-            .nics
-            .iter()
-            .enumerate()
-            .flat_map(|(index, nic)| nic.arguments(index, &image.accelerator)),
-    );
-    words
 }
