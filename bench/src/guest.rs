@@ -60,7 +60,9 @@ impl Guest {
     /// `frame_max` bytes.
     pub fn new(size: u16, frame_max: usize) -> Result<Guest, PeerError> {
         let fail = |what: &str, error: String| PeerError(format!("guest memory: {what}: {error}"));
-        let stride = (HEADER_LEN + frame_max).next_multiple_of(64);
+        // An odd number of cache lines, as allocators of packet buffers make it: with a power of two all buffers
+        // would share a few sets of every cache, and what is measured would be that.
+        let stride = ((HEADER_LEN + frame_max).div_ceil(64) | 1) * 64;
         let ring_len = Ring::bytes(size);
         let memory_len = (2 * (ring_len + usize::from(size) * stride)).next_multiple_of(HUGE_PAGE);
         let memory = memory(memory_len).map_err(|error| fail("memfd", error.to_string()))?;

@@ -108,11 +108,13 @@ fn forward(
         let start = cycles::now();
         from.receive(batch).map_err(broken)?;
         let received = cycles::now();
-        for index in 0..batch.len() {
-            to.transmit(batch, index)
-                .map_err(|error| PeerError(format!("not transmitted: {error:?}")))?;
-        }
+        let frames: [u8; BATCH] = std::array::from_fn(|frame| frame as u8);
+        let mut results = [Ok(()); BATCH];
+        to.transmit_all(batch, &frames[..batch.len()], &mut results[..batch.len()]);
         let transmitted = cycles::now();
+        if let Some(error) = results.iter().find_map(|result| result.err()) {
+            return Err(PeerError(format!("not transmitted: {error:?}")));
+        }
         to.flush().map_err(broken)?;
         let flushed = cycles::now();
         from.complete(batch);

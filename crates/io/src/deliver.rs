@@ -38,6 +38,13 @@ impl Accepts {
         uso: true,
     };
 
+    /// True when a frame with these fields may be passed on as it is.
+    #[inline]
+    pub(crate) fn whole(&self, offload: &Offload) -> bool {
+        let checksum_fits = self.checksum || (offload.checksum.is_none() && !offload.data_valid);
+        checksum_fits && self.gso(offload)
+    }
+
     /// True when a frame with these fields may stay in one piece.
     #[inline]
     pub(crate) fn gso(&self, offload: &Offload) -> bool {
@@ -116,24 +123,6 @@ impl Piece<'_> {
         self.head.len() + self.body.len()
     }
 
-    /// For the header of a large frame: how long the headers are that each segment repeats. Only a hint, which
-    /// the receiver has to check.
-    #[inline]
-    pub fn header_hint(&self) -> u16 {
-        let start = match self.offload.checksum {
-            Some(partial) if self.offload.gso != Gso::None => partial.start,
-            _ => return 0,
-        };
-        let l4_len = match self.offload.gso {
-            Gso::Udp => 8,
-            _ => self
-                .head
-                .get(usize::from(start) + 12)
-                .map_or(0, |offset| u16::from(offset >> 4) * 4),
-        };
-        start + l4_len
-    }
-
     /// The whole frame in private memory, its checksum completed. `out` is replaced.
     pub fn linearize(&self, out: &mut Vec<u8>) {
         out.clear();
@@ -156,6 +145,23 @@ impl Piece<'_> {
     }
 }
 
+/// For the header of a large frame: how long the headers are that each segment repeats. Only a hint, which
+/// the receiver has to check.
+#[inline]
+pub(crate) fn header_hint(offload: &Offload, head: &[u8]) -> u16 {
+    let start = match offload.checksum {
+        Some(partial) if offload.gso != Gso::None => partial.start,
+        _ => return 0,
+    };
+    let l4_len = match offload.gso {
+        Gso::Udp => 8,
+        _ => head
+            .get(usize::from(start) + 12)
+            .map_or(0, |offset| u16::from(offset >> 4) * 4),
+    };
+    start + l4_len
+}
+
 /// Where pieces go: a ring, a TAP device, a queue in memory.
 pub(crate) trait Sink {
     /// Writes one frame, or nothing of it.
@@ -176,6 +182,12 @@ pub(crate) fn is_sound(offload: &Offload, len: usize) -> bool {
     }
 }
 
+/// True when nothing is left to do and nothing to tell the receiver: what every receiver takes as it is.
+#[inline(always)]
+pub(crate) fn is_complete(offload: &Offload) -> bool {
+    offload.checksum.is_none() && !offload.data_valid && offload.gso == Gso::None
+}
+
 /// Hands frame `index` of the batch to `sink`, whole when the receiver accepts what is left to do.
 #[inline]
 pub(crate) fn deliver(
@@ -185,8 +197,7 @@ pub(crate) fn deliver(
     sink: &mut impl Sink,
 ) -> Result<(), TransmitError> {
     let frame = &batch.frames()[index];
-    let checksum_fits = accepts.checksum || (frame.offload.checksum.is_none() && !frame.offload.data_valid);
-    if !(checksum_fits && accepts.gso(&frame.offload)) {
+    if !accepts.whole(&frame.offload) {
         return complete(batch, index, accepts, sink);
     }
     // Built where it is used and not copied: a copy of what was just stored stalls on the store.

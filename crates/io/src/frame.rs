@@ -98,7 +98,21 @@ impl Frame {
         self.fault = Some(fault);
     }
 
-    /// All of `head`, to be filled by a port before [`Batch::commit`].
+    /// Says what was received: `head_space` holds the first `min(len, HEAD_MAX)` bytes, these entries of the segment
+    /// list are the body, `len` bytes together with the head.
+    #[inline(always)]
+    pub(crate) fn fill(&mut self, len: usize, body: Range<usize>, offload: Offload, fault: Option<Fault>) {
+        self.offload = offload;
+        self.fault = fault;
+        self.len = len as u32;
+        self.head_len = len.min(HEAD_MAX) as u16;
+        self.body = Body::Segments {
+            start: body.start as u32,
+            count: body.len() as u32,
+        };
+    }
+
+    /// All of `head`, to be filled by a port before [`Frame::fill`].
     #[inline]
     pub(crate) fn head_space(&mut self) -> &mut [u8; HEAD_MAX] {
         &mut self.head
@@ -283,27 +297,18 @@ impl Batch {
         }
     }
 
-    /// The next free frame and the segment list, for a port that fills them and then calls
-    /// [`commit`](Self::commit). Only to be called while `room() > 0`.
+    /// The next `count` free frames and the segment list, for a port that [fills](Frame::fill) them all and then calls
+    /// [`commit`](Self::commit). `count` is at most [`room`](Self::room).
     #[inline]
-    pub(crate) fn slot(&mut self) -> (&mut Frame, &mut Vec<Segment>) {
-        (&mut self.frames[self.len], &mut self.segments)
+    pub(crate) fn slots(&mut self, count: usize) -> (&mut [Frame], &mut Vec<Segment>) {
+        (&mut self.frames[self.len..self.len + count], &mut self.segments)
     }
 
-    /// Makes the slot a frame: its head holds the first `min(len, HEAD_MAX)` bytes, its body are these entries of
-    /// the segment list, `len` bytes together with the head.
+    /// Makes the first `count` slots frames of the batch.
     #[inline]
-    pub(crate) fn commit(&mut self, len: usize, body: Range<usize>, offload: Offload, fault: Option<Fault>) {
-        let frame = &mut self.frames[self.len];
-        frame.offload = offload;
-        frame.fault = fault;
-        frame.len = len as u32;
-        frame.head_len = len.min(HEAD_MAX) as u16;
-        frame.body = Body::Segments {
-            start: body.start as u32,
-            count: body.len() as u32,
-        };
-        self.len += 1;
+    pub(crate) fn commit(&mut self, count: usize) {
+        debug_assert!(count <= self.room());
+        self.len += count;
     }
 
     /// Keeps `memory` mapped until [`clear`](Self::clear): to be called by whoever adds segments of it.

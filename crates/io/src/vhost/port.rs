@@ -131,9 +131,38 @@ impl VhostPort {
         }
     }
 
-    #[inline]
     pub(crate) fn transmit(&mut self, batch: &Batch, index: usize) -> Result<(), TransmitError> {
         deliver::deliver(batch, index, self.accepts, self)
+    }
+
+    /// As [`Port::transmit_all`](crate::port::Port::transmit_all).
+    pub(crate) fn transmit_all(
+        &mut self,
+        batch: &Batch,
+        frames: &[u8],
+        results: &mut [Result<(), TransmitError>],
+    ) {
+        if self.broken.is_none()
+            && let Some(queue) = &mut self.parts.receiveq
+        {
+            queue.fetch_room(frames.len());
+        }
+        let (framing, accepts) = (self.framing, self.accepts);
+        let mut done = 0;
+        while done < frames.len() {
+            if self.broken.is_none()
+                && let Some(queue) = &mut self.parts.receiveq
+            {
+                let written = queue.put_whole(batch, &frames[done..], framing, accepts);
+                results[done..done + written].fill(Ok(()));
+                self.frames_transmitted += written as u64;
+                done += written;
+            }
+            if done < frames.len() {
+                results[done] = self.transmit(batch, usize::from(frames[done]));
+                done += 1;
+            }
+        }
     }
 
     #[inline]
@@ -241,7 +270,6 @@ impl VhostPort {
 }
 
 impl Sink for VhostPort {
-    #[inline]
     fn put(&mut self, piece: &Piece<'_>) -> Result<(), TransmitError> {
         let Some(queue) = &mut self.parts.receiveq else {
             return Err(TransmitError::Down);

@@ -5,6 +5,8 @@
 //! list of segments. The chains go back to the guest at [`SplitQueue::publish`], after their frames were
 //! delivered.
 
+use std::ops::Range;
+
 use wire::offload::{Gso, Offload};
 use wire::virtio_net;
 
@@ -12,7 +14,7 @@ use super::chain::{RingFault, Walk};
 use super::split::{SplitQueue, Used};
 use crate::copy;
 use crate::deliver::{self, Accepts};
-use crate::frame::{BATCH, Batch, FRAME_MAX, Fault, HEAD_MAX, Segment};
+use crate::frame::{BATCH, Batch, FRAME_MAX, Fault, Frame, HEAD_MAX, Segment};
 
 /// A chain between the passes.
 #[derive(Clone, Copy)]
@@ -57,7 +59,7 @@ impl SplitQueue {
         }
 
         let mut chains = [NO_CHAIN; BATCH];
-        let (_, segments) = batch.slot();
+        let (_, segments) = batch.slots(0);
         let limit = FRAME_MAX + header_len;
         for (chain, &head) in chains.iter_mut().zip(&heads[..count]) {
             *chain = match self.table.only(head) {
@@ -73,10 +75,17 @@ impl SplitQueue {
         }
 
         batch.hold(self.table.memory());
-        for (chain, &head) in chains.iter().zip(&heads[..count]) {
-            pull(batch, chain, header_len, sends);
-            self.staged.push(Used { id: head, len: 0 });
+        let (frames, segments) = batch.slots(count);
+        for (frame, chain) in frames.iter_mut().zip(&chains) {
+            if chain.first.len == chain.bytes {
+                pull(frame, segments, chain.first, header_len, sends);
+            } else {
+                pull_several(frame, segments, chain, header_len, sends);
+            }
         }
+        batch.commit(count);
+        let used = heads[..count].iter().map(|&id| Used { id, len: 0 });
+        self.staged.extend(used);
         self.next_avail = self.next_avail.wrapping_add(count as u16);
         Ok(count)
     }
@@ -111,72 +120,64 @@ impl SplitQueue {
     }
 }
 
-/// Copies a chain's header and head, and leaves the rest as the frame's body.
+/// Copies header and head of a chain of one buffer, and leaves the rest as the frame's body.
 #[inline(always)]
-fn pull(batch: &mut Batch, chain: &Chain, header_len: usize, sends: Accepts) {
-    let Chain { first, bytes, .. } = *chain;
-    let frame_len = bytes - header_len;
+fn pull(frame: &mut Frame, segments: &mut Vec<Segment>, only: Segment, header_len: usize, sends: Accepts) {
+    let frame_len = only.len - header_len;
     let head_len = frame_len.min(HEAD_MAX);
     let front = header_len + head_len;
-    if first.len < bytes {
-        return pull_several(batch, chain, header_len, sends);
-    }
-    let (frame, segments) = batch.slot();
-    // SAFETY: `first` is valid for reads of its length (`Table`), of which `front` bytes are read: `header_len`,
+    // SAFETY: `only` is valid for reads of its length (`Table`), of which `front` bytes are read: `header_len`,
     // which is 10 or 12, and `head_len`, for which `HEAD_MAX` bytes of private memory are enough.
     let header = unsafe {
-        copy::bytes(
-            first.ptr.add(header_len),
-            frame.head_space().as_mut_ptr(),
-            head_len,
-        );
-        read_header(first.ptr, header_len)
+        let head = frame.head_space().as_mut_ptr();
+        copy::bytes(only.ptr.add(header_len), head, head_len);
+        read_header(only.ptr, header_len)
     };
     let start = segments.len();
-    if first.len > front {
+    if only.len > front {
         segments.push(Segment {
-            ptr: first.ptr.wrapping_add(front),
-            len: first.len - front,
+            ptr: only.ptr.wrapping_add(front),
+            len: only.len - front,
         });
     }
-    let end = segments.len();
-    let (offload, fault) = judge(&header, frame_len, sends);
-    batch.commit(frame_len, start..end, offload, fault);
+    finish(frame, header, frame_len, start..segments.len(), sends);
 }
 
 /// The same of a chain of several buffers.
 #[inline(never)]
-fn pull_several(batch: &mut Batch, chain: &Chain, header_len: usize, sends: Accepts) {
-    let (frame, segments) = batch.slot();
+fn pull_several(
+    frame: &mut Frame,
+    segments: &mut [Segment],
+    chain: &Chain,
+    header_len: usize,
+    sends: Accepts,
+) {
     let segments = &mut segments[chain.start..chain.end];
-    let mut header = [0u8; virtio_net::HDR_LEN_MRG];
+    let mut header = [0u8; size_of::<u128>()];
     let frame_len = chain.bytes - header_len;
     let head_len = frame_len.min(HEAD_MAX);
     let taken = gather(segments, &mut header[..header_len]);
     let taken = taken + gather(&mut segments[taken..], &mut frame.head_space()[..head_len]);
-    let (offload, fault) = judge(&header, frame_len, sends);
-    batch.commit(frame_len, chain.start + taken..chain.end, offload, fault);
+    let header = u128::from_le_bytes(header);
+    finish(frame, header, frame_len, chain.start + taken..chain.end, sends);
 }
 
-/// The virtio-net header, through registers: bytes that are stored in pieces and loaded together are waited for.
+/// The virtio-net header as a number, in registers: bytes that are stored in pieces and loaded together are waited for.
 ///
 /// # Safety
 /// `from` is valid for reads of `header_len` bytes, which is 10 or 12.
 #[inline(always)]
-unsafe fn read_header(from: *const u8, header_len: usize) -> [u8; virtio_net::HDR_LEN_MRG] {
+unsafe fn read_header(from: *const u8, header_len: usize) -> u128 {
     // SAFETY: the caller's promise; the unaligned reads are inside those bytes.
-    let (low, high) = unsafe {
+    unsafe {
         let low = from.cast::<u64>().read_unaligned();
         let high = if header_len == virtio_net::HDR_LEN_MRG {
             from.add(8).cast::<u32>().read_unaligned()
         } else {
             u32::from(from.add(8).cast::<u16>().read_unaligned())
         };
-        (low, high)
-    };
-    let whole = u128::from(low) | u128::from(high) << 64;
-    let [header @ .., _, _, _, _] = whole.to_le_bytes();
-    header
+        u128::from(low) | u128::from(high) << 64
+    }
 }
 
 /// Fills `out` from the segments' beginning and takes those bytes off them; gives how many segments are empty.
@@ -202,17 +203,28 @@ fn gather(segments: &mut [Segment], out: &mut [u8]) -> usize {
     empty
 }
 
-/// What the guest's header asks for, if it may: only what was negotiated, and inside the frame.
-#[inline]
-fn judge(
-    header: &[u8; virtio_net::HDR_LEN_MRG],
-    frame_len: usize,
-    sends: Accepts,
-) -> (Offload, Option<Fault>) {
-    if header[..2] == [0, 0] {
-        return (Offload::default(), None);
+/// Fills in all but the head. The header comes as a number; most ask for nothing, and those ways are kept apart so that
+/// what the other one finds is not put together in memory for both.
+#[inline(always)]
+fn finish(frame: &mut Frame, header: u128, frame_len: usize, body: Range<usize>, sends: Accepts) {
+    // Neither flags nor a kind of segmentation: `virtio_net::decode` would say the same.
+    if header as u16 == 0 {
+        frame.fill(frame_len, body, Offload::default(), None);
+    } else {
+        finish_asked(frame, header, frame_len, body, sends);
     }
-    let Ok(mut offload) = virtio_net::decode(header) else {
+}
+
+#[inline(never)]
+fn finish_asked(frame: &mut Frame, header: u128, frame_len: usize, body: Range<usize>, sends: Accepts) {
+    let (offload, fault) = judge(header, frame_len, sends);
+    frame.fill(frame_len, body, offload, fault);
+}
+
+/// What the guest's header asks for, if it may: only what was negotiated, and inside the frame.
+fn judge(header: u128, frame_len: usize, sends: Accepts) -> (Offload, Option<Fault>) {
+    let [header @ .., _, _, _, _] = header.to_le_bytes();
+    let Ok(mut offload) = virtio_net::decode(&header) else {
         return (Offload::default(), Some(Fault::BadOffload));
     };
     // A guest has no device that could have verified a checksum for it.

@@ -5,14 +5,13 @@
 //! The used entries wait in `staged` for [`SplitQueue::publish`].
 
 use wire::checksum::{Sum, finish};
-use wire::offload::{Gso, Offload};
 use wire::virtio_net;
 
 use super::chain::{RingFault, Walk};
 use super::split::{SplitQueue, Used};
 use crate::copy;
-use crate::deliver::Piece;
-use crate::frame::{HEAD_MAX, Segment};
+use crate::deliver::{self, Accepts, Piece};
+use crate::frame::{BATCH, Batch, Frame, HEAD_MAX, Segment};
 use crate::port::TransmitError;
 
 /// How the receiver wants its frames.
@@ -37,34 +36,72 @@ impl From<RingFault> for PutError {
 }
 
 impl SplitQueue {
-    /// Writes one frame into the guest's buffers. After [`PutError::Ring`] the queue must not be used any more.
-    #[inline]
-    pub(super) fn put(&mut self, piece: &Piece<'_>, framing: Framing) -> Result<(), PutError> {
-        let next = self.next_avail;
-        let need = framing.header_len + piece.len();
-        if piece.checksum.is_some() || self.known(next) == 0 || self.staged.len() >= usize::from(self.size) {
-            return self.put_anyhow(piece, framing);
+    /// Writes frames that the receiver takes as they are, each into the first buffer of the next chain, as nearly
+    /// all go. Gives how many: the frame behind them takes more, and is to be [`put`](Self::put).
+    pub(super) fn put_whole(
+        &mut self,
+        batch: &Batch,
+        frames: &[u8],
+        framing: Framing,
+        accepts: Accepts,
+    ) -> usize {
+        for (done, &frame) in frames.iter().enumerate() {
+            if !self.put_one_whole(batch, usize::from(frame), framing.header_len, accepts) {
+                return done;
+            }
         }
-        let head = self.head_at(next);
-        let Some(room) = self.table.roomy(head, need) else {
-            return self.put_anyhow(piece, framing);
+        frames.len()
+    }
+
+    /// True when the frame was written; else nothing was done.
+    #[inline(always)]
+    fn put_one_whole(&mut self, batch: &Batch, index: usize, header_len: usize, accepts: Accepts) -> bool {
+        let frame = &batch.frames()[index];
+        let next = self.next_avail;
+        if self.known(next) == 0 || self.staged.len() >= usize::from(self.size) {
+            return false;
+        }
+        let header = if deliver::is_complete(&frame.offload) {
+            ONE_CHAIN
+        } else if accepts.whole(&frame.offload) {
+            encode(frame)
+        } else {
+            return false;
         };
-        // Ahead of the copy, so that the next frame's buffer comes while this one is written.
-        self.look_ahead(next.wrapping_add(1));
-        let header = encode(piece, 1);
-        // SAFETY: `room` is a writable buffer of `need` bytes at least (`Table::roomy`).
-        unsafe { write_frame(room.ptr.cast_mut(), &header, framing.header_len, piece) };
+        let need = header_len + frame.len();
+        let chain = self.head_at(next);
+        let Some(room) = self.table.roomy(chain, need) else {
+            return false;
+        };
+        let (to, head) = (room.ptr.cast_mut(), frame.head());
+        let mut left = frame.len() - head.len();
+        // SAFETY: `room` is a writable buffer of `need` bytes at least (`Table::roomy`): `header_len`, which is 10 or
+        // 12, the head's, and `left`, of which the body's segments, valid for reads (`Segment`), take no more.
+        unsafe {
+            write_header(to, header, header_len);
+            let mut to = to.add(header_len);
+            copy::bytes(head.as_ptr(), to, head.len());
+            if left > 0 {
+                to = to.add(head.len());
+                let mut one = [copy::NOTHING];
+                for segment in batch.body(index, &mut one) {
+                    let len = segment.len.min(left);
+                    copy::bytes(segment.ptr, to, len);
+                    to = to.add(len);
+                    left -= len;
+                }
+            }
+        }
         self.staged.push(Used {
-            id: head,
+            id: chain,
             len: need as u32,
         });
         self.next_avail = next.wrapping_add(1);
-        Ok(())
+        true
     }
 
-    /// The same, whatever it takes: several buffers, several chains, a checksum, a fresh look at the ring.
-    #[inline(never)]
-    fn put_anyhow(&mut self, piece: &Piece<'_>, framing: Framing) -> Result<(), PutError> {
+    /// Writes one frame into the guest's buffers. After [`PutError::Ring`] the queue must not be used any more.
+    pub(super) fn put(&mut self, piece: &Piece<'_>, framing: Framing) -> Result<(), PutError> {
         let staged = self.staged.len();
         let taken = self.collect(framing.header_len + piece.len(), framing);
         let chains = match taken {
@@ -74,15 +111,10 @@ impl SplitQueue {
                 return Err(error);
             }
         };
-        let header = encode(piece, chains);
-        self.look_ahead(self.next_avail.wrapping_add(chains));
-
-        let first = self.buffers[0];
+        let hint = deliver::header_hint(&piece.offload, piece.head);
+        let header = virtio_net::encode(&piece.offload, hint, chains);
         if piece.checksum.is_some() {
             put_summed(&self.buffers, &header[..framing.header_len], piece);
-        } else if first.len >= framing.header_len + piece.len() {
-            // SAFETY: `first` is a writable buffer (`Table::walk`), and large enough.
-            unsafe { write_frame(first.ptr.cast_mut(), &header, framing.header_len, piece) };
         } else {
             let mut scatter = Scatter::new(&self.buffers);
             scatter.write(&header[..framing.header_len]);
@@ -132,67 +164,55 @@ impl SplitQueue {
         }
     }
 
-    /// Brings what the next frames will need: the descriptor of one, the buffer of another.
+    /// Brings what `frames` frames will need, if each takes one chain: all descriptors, then all buffers.
     #[inline]
-    fn look_ahead(&self, next: u16) {
-        let known = self.known(next);
-        if known > 3 {
-            copy::prefetch(self.table.hint(self.head_at(next.wrapping_add(3))));
+    pub(super) fn fetch_room(&mut self, frames: usize) {
+        if usize::from(self.known(self.next_avail)) < frames {
+            // A fault is found again, and told, by the frame that runs into it.
+            let _ = self.look();
         }
-        if known > 1
-            && let Some(buffer) = self.table.buffer_hint(self.head_at(next.wrapping_add(1)))
-        {
-            copy::prefetch(buffer);
-            copy::prefetch(buffer.wrapping_add(64));
+        let known = usize::from(self.known(self.next_avail));
+        let mut heads = [0u16; BATCH];
+        let heads = &mut heads[..frames.min(known).min(BATCH)];
+        for (ahead, head) in heads.iter_mut().enumerate() {
+            *head = self.head_at(self.next_avail.wrapping_add(ahead as u16));
+            copy::prefetch(self.table.hint(*head));
+        }
+        for head in heads {
+            if let Some(buffer) = self.table.buffer_hint(*head) {
+                copy::prefetch(buffer);
+                copy::prefetch(buffer.wrapping_add(64));
+            }
         }
     }
 }
 
-/// The virtio-net header. That of a frame with nothing left to do is made of whole words: bytes that are stored one
-/// by one and loaded together are waited for.
-#[inline(always)]
-fn encode(piece: &Piece<'_>, chains: u16) -> [u8; virtio_net::HDR_LEN_MRG] {
-    let Offload {
-        checksum,
-        data_valid,
-        gso,
-        ..
-    } = piece.offload;
-    if checksum.is_none() && !data_valid && gso == Gso::None {
-        let [low, high] = chains.to_le_bytes();
-        return [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, low, high];
-    }
-    virtio_net::encode(&piece.offload, piece.header_hint(), chains)
+/// The virtio-net header of a frame in one chain with which nothing is left to do, as a number.
+const ONE_CHAIN: u128 = 1 << 80;
+
+/// The same with what is left to do.
+#[inline(never)]
+fn encode(frame: &Frame) -> u128 {
+    let hint = deliver::header_hint(&frame.offload, frame.head());
+    let mut header = [0; size_of::<u128>()];
+    header[..virtio_net::HDR_LEN_MRG].copy_from_slice(&virtio_net::encode(&frame.offload, hint, 1));
+    u128::from_le_bytes(header)
 }
 
-/// Writes header, head and body one after the other.
+/// Writes the virtio-net header, which comes as a number so that it stays in registers.
 ///
 /// # Safety
-/// `to` is valid for writes of `header_len`, which is 10 or 12, and `piece.len()` bytes.
+/// `to` is valid for writes of `header_len` bytes, which is 10 or 12.
 #[inline(always)]
-unsafe fn write_frame(
-    to: *mut u8,
-    header: &[u8; virtio_net::HDR_LEN_MRG],
-    header_len: usize,
-    piece: &Piece<'_>,
-) {
-    // SAFETY: the caller's promise; `header` and `head` are private, body segments are valid for reads (`Segment`)
-    // and have `piece.body.len()` bytes together.
+unsafe fn write_header(to: *mut u8, header: u128, header_len: usize) {
+    let (low, high) = (header as u64, (header >> 64) as u32);
+    // SAFETY: the caller's promise; unaligned writes are inside those bytes.
     unsafe {
-        let [low @ .., a, b, c, d] = *header;
-        to.cast::<[u8; 8]>().write(low);
-        to.add(8).cast::<[u8; 2]>().write([a, b]);
+        to.cast::<u64>().write_unaligned(low.to_le());
         if header_len == virtio_net::HDR_LEN_MRG {
-            to.add(10).cast::<[u8; 2]>().write([c, d]);
-        }
-        let mut to = to.add(header_len);
-        copy::bytes(piece.head.as_ptr(), to, piece.head.len());
-        if piece.body.len() > 0 {
-            to = to.add(piece.head.len());
-            for segment in piece.body.segments() {
-                copy::bytes(segment.ptr, to, segment.len);
-                to = to.add(segment.len);
-            }
+            to.add(8).cast::<u32>().write_unaligned(high.to_le());
+        } else {
+            to.add(8).cast::<u16>().write_unaligned((high as u16).to_le());
         }
     }
 }
