@@ -9,7 +9,7 @@
 //! - group old
 //! ```
 
-use crate::model::{Group, GroupId, Nic, NicId, NicKind, Rule};
+use crate::model::{Group, GroupId, Nic, NicId, NicKind, Rule, VhostMode};
 use std::collections::HashSet;
 use std::fmt::{self, Display};
 use std::net::IpAddr;
@@ -120,6 +120,7 @@ fn described(nic: &Nic) -> Vec<(&'static str, String)> {
         sniff_target,
         bypass_filtering,
         kind,
+        vhost_mode,
         path,
         packet_trace,
         packet_trace_path,
@@ -130,6 +131,7 @@ fn described(nic: &Nic) -> Vec<(&'static str, String)> {
         mtu,
     } = nic;
     let kind = match kind {
+        NicKind::VhostUser if *vhost_mode == VhostMode::Client => "vhost-user client".to_owned(),
         NicKind::VhostUser => "vhost-user".to_owned(),
         NicKind::Tap => "tap".to_owned(),
         NicKind::Bench(bench) => format!("bench {bench:?}"),

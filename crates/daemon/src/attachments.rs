@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use control::model::{BenchKind, Nic, NicKind};
+use control::model::{BenchKind, Nic, NicKind, VhostMode};
 use control::{AttachError, Attachments, NicState, OpenRequest};
 use dataplane::{PortSlot, WorkerHandle};
 use io::bench::{BenchMode, BenchPort};
@@ -56,10 +56,12 @@ impl Attachments for HostAttachments {
         let nic = request.nic;
         match &nic.kind {
             NicKind::VhostUser => {
-                let listened =
-                    self.vhost
-                        .listen(PortKey(request.slot.0), Path::new(request.path), options(request));
-                listened.map_err(|e| AttachError(e.to_string()))
+                let (key, path) = (PortKey(request.slot.0), Path::new(request.path));
+                let opened = match nic.vhost_mode {
+                    VhostMode::Server => self.vhost.listen(key, path, options(request)),
+                    VhostMode::Client => self.vhost.connect(key, path, options(request)),
+                };
+                opened.map_err(|e| AttachError(e.to_string()))
             }
             NicKind::Tap => {
                 let options = TapOptions {

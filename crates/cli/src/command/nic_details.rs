@@ -35,6 +35,9 @@ fn detail_lines(status: &v1::NicStatus) -> Vec<(&'static str, String)> {
     lines.extend(nic.addresses.iter().map(|address| ("ip", address.clone())));
     lines.extend(nic.security_groups.iter().map(|group| ("sg", group.clone())));
     lines.push(("type", kind_name(nic.kind()).into()));
+    if nic.vhost_mode() == v1::VhostMode::Client {
+        lines.push(("vhost-mode", "client".into()));
+    }
     lines.push(("path", status.path.clone()));
     lines.push(("anti-spoof", on(nic.anti_spoof.unwrap_or_default())));
     lines.extend(nic.allowed_address_pairs.iter().map(|pair| {

@@ -11,7 +11,7 @@ use crate::error::Error;
 /// What a NIC attaches to, by the original's names.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Type {
-    /// A vhost-user socket that the daemon listens on, for a virtual machine
+    /// A vhost-user socket that the daemon listens on (or connects to: --client), for a virtual machine
     #[value(alias = "vhost_user_server", alias = "vhost-user")]
     VhostUserServer,
     /// A TAP device of the host, for a container or a namespace
@@ -55,6 +55,9 @@ pub struct NicAdd {
     /// The socket's path, or the TAP device's name [default: made from the id]
     #[arg(long)]
     path: Option<String>,
+    /// API v1, type vhost-user-server: let the virtual machine monitor listen at the path, and connect to it
+    #[arg(long)]
+    client: bool,
     /// Receive a copy of all that this NIC sends and receives, and send nothing
     #[arg(long, value_name = "NIC")]
     sniff_target: Option<String>,
@@ -190,6 +193,11 @@ impl NicAdd {
             allow_router_advertisements: settings.allow_router_advertisements.unwrap_or_default(),
             learn_macs: settings.learn_macs.unwrap_or_default(),
             mtu: settings.mtu.unwrap_or_default(),
+            vhost_mode: match self.client {
+                true => v1::VhostMode::Client,
+                false => v1::VhostMode::Unspecified,
+            }
+            .into(),
         })
     }
 }

@@ -32,6 +32,7 @@ pub fn to_v0(nic: &v1::Nic) -> (v0::Nic, Vec<&'static str>) {
         ("allow_router_advertisements", nic.allow_router_advertisements),
         ("learn_macs", nic.learn_macs),
         ("mtu", nic.mtu != 0),
+        ("vhost_mode", nic.vhost_mode() == v1::VhostMode::Client),
     ];
     let nic = v0::Nic {
         id: nic.id.clone(),

@@ -14,13 +14,23 @@ pub use dataplane::snapshot::{AddressPair, Timeouts};
 /// How the guest is attached.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub enum NicKind {
-    /// A vhost-user socket that we listen on.
+    /// A vhost-user socket; [`Nic::vhost_mode`] says who listens.
     #[default]
     VhostUser,
     /// A TAP interface.
     Tap,
     /// A traffic generator in the daemon.
     Bench(BenchKind),
+}
+
+/// Which side of a vhost-user socket listens.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum VhostMode {
+    /// We do, and the VMM connects.
+    #[default]
+    Server,
+    /// The VMM does; we connect, and connect again whenever it returns.
+    Client,
 }
 
 /// What a bench NIC does.
@@ -61,6 +71,9 @@ pub struct Nic {
     pub bypass_filtering: bool,
     /// How the guest is attached. Default vhost-user.
     pub kind: NicKind,
+    /// Kind vhost-user only: who listens. Default we. Another mode of the same NIC is another attachment, for which
+    /// the path must be free.
+    pub vhost_mode: VhostMode,
     /// vhost-user: the socket's absolute path, default `<socket-dir>/qemu-vhost-<id>`. TAP: the interface's name,
     /// default made of the id. A path that says the default is kept as `None`.
     pub path: Option<String>,
@@ -112,6 +125,7 @@ impl Nic {
             sniff_target: None,
             bypass_filtering: false,
             kind: NicKind::VhostUser,
+            vhost_mode: VhostMode::Server,
             path: None,
             packet_trace: false,
             packet_trace_path: None,
@@ -205,6 +219,9 @@ impl Nic {
         }
         if self.sniff_target.as_ref() == Some(&self.id) {
             return Err(Error::SniffsItself(self.id));
+        }
+        if self.vhost_mode != VhostMode::Server && self.kind != NicKind::VhostUser {
+            return refuse("vhost mode", &"client", "goes with a vhost-user NIC alone");
         }
         if let Some(mtu) = self.mtu.filter(|mtu| *mtu < limits::MTU_MIN) {
             return refuse("MTU", &mtu, "is below the smallest, 68");

@@ -36,7 +36,11 @@ impl State {
                 continue;
             };
             match old {
-                Some(old) if old.nic.kind == new.nic.kind && old.path == new.path => {
+                Some(old)
+                    if old.nic.kind == new.nic.kind
+                        && old.nic.vhost_mode == new.nic.vhost_mode
+                        && old.path == new.path =>
+                {
                     new.slot = old.slot;
                     new.state = old.state.clone();
                     new.baseline = old.baseline.clone();

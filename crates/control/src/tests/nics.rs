@@ -2,7 +2,7 @@
 
 use super::world::*;
 use crate::NicState;
-use crate::model::{Nic, NicKind, NicUpdate};
+use crate::model::{Nic, NicKind, NicUpdate, VhostMode};
 use dataplane::counters::PortCounters;
 use dataplane::drop_reason::DropReason;
 
@@ -24,6 +24,28 @@ fn the_same_nic_again_touches_nothing() {
         (shared.world().snapshots.len(), controller.status().epoch),
         (1, 1)
     );
+}
+
+#[test]
+fn another_vhost_mode_is_another_attachment() {
+    let (mut controller, shared) = controller();
+    controller.put_nic(nic("a", 1, &[])).unwrap();
+    shared.log();
+    let client = Nic {
+        vhost_mode: VhostMode::Client,
+        ..nic("a", 1, &[])
+    };
+    // Opened before the old one is closed: not at the same path.
+    let refused = controller.put_nic(client.clone()).unwrap_err();
+    assert!(
+        refused
+            .to_string()
+            .contains("'/run/butterfly/qemu-vhost-a' is already that of NIC 'a'"),
+        "{refused}"
+    );
+    let path = Some("/run/vm/a".to_owned());
+    controller.put_nic(Nic { path, ..client }).unwrap();
+    assert_eq!(shared.log(), ["open a /run/vm/a", "close a"]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::world::*;
 use crate::Controller;
-use crate::model::{AddressPair, Nic, NicKind, NicUpdate, Peer, Timeouts};
+use crate::model::{AddressPair, Nic, NicKind, NicUpdate, Peer, Timeouts, VhostMode};
 
 type Operation = fn(&mut Controller) -> Result<(), crate::Error>;
 
@@ -54,6 +54,14 @@ fn a_refusal_names_the_thing_and_the_value_and_changes_nothing() {
                 })
             },
             "NIC 'a': path 'tap%d' is not the name of a network interface",
+        ),
+        (
+            |c| {
+                put(c, |nic| {
+                    (nic.kind, nic.vhost_mode) = (NicKind::Tap, VhostMode::Client)
+                })
+            },
+            "NIC 'a': vhost mode 'client' goes with a vhost-user NIC alone",
         ),
         (
             |c| put(c, |nic| nic.packet_trace_path = Some("a.pcap".to_owned())),

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use api::v1;
 use control::model::{
     AddressPair, BenchKind, Config, Direction, Group, GroupId, Icmp, Nic, NicId, NicKind, NicUpdate, Peer,
-    Ports, Removal, Rule, RuleMatch, Timeouts, parse_address, parse_cidr, parse_mac, parse_vni,
+    Ports, Removal, Rule, RuleMatch, Timeouts, VhostMode, parse_address, parse_cidr, parse_mac, parse_vni,
 };
 use control::{Error, Settings};
 
@@ -18,6 +18,7 @@ pub fn nic(nic: v1::Nic, settings: &Settings) -> Result<Nic, Error> {
         parse_vni(&owner, nic.vni)?,
     );
     new.kind = kind(&owner, &nic)?;
+    new.vhost_mode = vhost_mode(&owner, nic.vhost_mode)?;
     new.ips = addresses(&owner, &nic.addresses)?;
     new.security_groups = groups(&nic.security_groups)?;
     new.anti_spoof = nic.anti_spoof.unwrap_or(true);
@@ -77,6 +78,19 @@ fn kind(owner: &str, nic: &v1::Nic) -> Result<NicKind, Error> {
         Ok(v1::NicKind::Tap) => Ok(NicKind::Tap),
         Ok(v1::NicKind::Bench) => bench(owner, nic.bench.clone().unwrap_or_default()).map(NicKind::Bench),
         Err(_) => Err(value(owner, "kind", &nic.kind.to_string(), "is no kind of NIC")),
+    }
+}
+
+fn vhost_mode(owner: &str, mode: i32) -> Result<VhostMode, Error> {
+    match v1::VhostMode::try_from(mode) {
+        Ok(v1::VhostMode::Unspecified | v1::VhostMode::Server) => Ok(VhostMode::Server),
+        Ok(v1::VhostMode::Client) => Ok(VhostMode::Client),
+        Err(_) => Err(value(
+            owner,
+            "vhost mode",
+            &mode.to_string(),
+            "is neither server nor client",
+        )),
     }
 }
 

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use api::v1;
 use control::model::{
     BenchKind, Config, Direction, Group, GroupId, Nic, NicId, NicKind, Peer, Removal, Rule, RuleMatch,
+    VhostMode,
 };
 use control::{Diff, FieldChange, GroupDiff, NicDiff, NicState, NicStatus};
 
@@ -50,6 +51,11 @@ pub fn nic(nic: &Nic) -> v1::Nic {
         allow_router_advertisements: nic.allow_router_advertisements,
         learn_macs: nic.learn_macs,
         mtu: nic.mtu.unwrap_or_default().into(),
+        vhost_mode: match nic.vhost_mode {
+            VhostMode::Server => v1::VhostMode::Unspecified,
+            VhostMode::Client => v1::VhostMode::Client,
+        }
+        .into(),
     }
 }
 
