@@ -72,7 +72,7 @@ drop_reasons! {
     SctpNotInit = "sctp_not_init",
     /// The NIC has as many tracked flows as it may have, and none of them can be given up.
     FlowShareFull = "flow_share_full",
-    /// The flow table is full, and the NIC has no flow in it that can be given up.
+    /// The flow table is full, or nearly and the NIC has its part of it, and none of its flows can be given up.
     FlowTableFull = "flow_table_full",
     /// A later fragment whose first fragment did not arrive in time, or more of them than are held back.
     FragmentWithoutFirst = "fragment_without_first",

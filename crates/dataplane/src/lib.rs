@@ -25,9 +25,9 @@
 //!
 //! | table | bound | when full |
 //! |---|---|---|
-//! | flows | `max_flows`; `flow_share` for a NIC | the NIC's own oldest half-open or long idle flow goes, or the new one is refused: `flow_share_full`, `flow_table_full` |
-//! | datagrams in reassembly | `max_fragments`; an eighth for a NIC; 8 gaps in one | `fragment_table_full` |
-//! | fragments held back | 64 and 1 MiB, 32 for a NIC, 1 s | `fragment_without_first` |
+//! | flows | `max_flows`; `flow_share` for a NIC, less in the last eighth | the NIC's own oldest half-open or long idle flow goes, or the new one is refused: `flow_share_full`, `flow_table_full` |
+//! | datagrams in reassembly | `max_fragments`; an eighth for a NIC, and a quarter of what is free; 8 gaps in one | `fragment_table_full` |
+//! | fragments held back | 64 and 1 MiB, 32 for a NIC, 1 s | the oldest of the NIC with most: `fragment_without_first` |
 //! | learnt MACs | `max_learned_macs`; a quarter for a NIC; 300 s | not learnt: flooded to the learners |
 //! | NICs, rules with counters | 16,384; 1,048,576 | control refuses |
 //!

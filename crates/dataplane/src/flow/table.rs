@@ -3,7 +3,8 @@
 //! Bounded by `max`, allocated at once and committed by the kernel page by page. A flow is charged to the
 //! NIC that started it, whose flows are in two lists: the transient ones (half-open, unanswered, closing) and
 //! the settled ones. A NIC whose share is full loses its oldest transient flow for a new one, or else a
-//! settled one that has been idle for long; never a flow of another NIC. Flows that are over by time are gone
+//! settled one that has been idle for long; never a flow of another NIC. In a table that is nearly full shares
+//! shrink with what is left. Flows that are over by time are gone
 //! for a lookup at that moment, and their entries are swept up bit by bit.
 
 use bytemuck::Zeroable;
@@ -166,8 +167,9 @@ impl FlowTable {
             self.shares.resize(owner + 1, empty);
         }
         let share_full = self.shares[owner].count >= new.share;
+        let crowded = self.shares[owner].count >= self.part(new.share);
         let table_full = self.free == NONE && self.high as usize == self.entries.len();
-        if (share_full || table_full) && !self.give_up_one(owner, new.now_ms) {
+        if (crowded || table_full) && !self.give_up_one(owner, new.now_ms) {
             return Err(if share_full {
                 DropReason::FlowShareFull
             } else {
@@ -264,6 +266,18 @@ impl FlowTable {
                 self.remove(id);
             }
         }
+    }
+
+    /// How many flows a NIC with this share may have now. The last eighth of the table is for those that have
+    /// few, so that no number of NICs that fill their shares keeps the others from any flow at all; unless one
+    /// NIC was given the whole table.
+    fn part(&self, share: u32) -> u32 {
+        let max = self.entries.len() as u32;
+        let free = max - self.count;
+        if share >= max || free > max / 8 {
+            return share;
+        }
+        share.min((free / 16).max(1))
     }
 
     /// Makes room at the cost of the NIC that asks for it.
