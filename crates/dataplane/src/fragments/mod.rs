@@ -2,7 +2,8 @@
 //!
 //! Nothing is put together. What the first fragment says of layer 4 is remembered for 30 s and lent to the
 //! later ones, which are then judged like it: same ports, same flow, same rules. Fragments that come before
-//! their first one are held back as copies for a second. All of it is bounded, an eighth for one NIC at most.
+//! their first one are held back as copies for a second. All of it is bounded, an eighth for one NIC at most, and
+//! less the more of it is taken.
 //! Bytes may be sent once: a datagram with overlapping fragments is lost with all that is yet to come of it
 //! (RFC 5722; here for IPv4 as well).
 
@@ -129,7 +130,9 @@ impl Fragments {
 
     fn begin(&mut self, key: &DatagramKey, piece: Piece, lent: Lent, now_ms: u32) -> Place {
         let share = self.shares.get(&key.sender).copied().unwrap_or(0);
-        if self.datagrams.len() >= self.max || share >= self.max.div_ceil(8) {
+        // An eighth, and a quarter of what is free: several NICs together leave room for others.
+        let free = self.max.saturating_sub(self.datagrams.len());
+        if share >= self.max.div_ceil(8).min(free.div_ceil(4)) {
             return Place::Drop(DropReason::FragmentTableFull);
         }
         self.datagrams.insert(*key, Datagram::new(now_ms, lent, piece));
@@ -145,7 +148,7 @@ impl Fragments {
         }
     }
 
-    /// Holds a copy back, for which there [is room](Self::has_room).
+    /// Holds a copy back, for which there [is room](Self::make_room).
     pub(crate) fn hold(
         &mut self,
         key: DatagramKey,
@@ -164,11 +167,35 @@ impl Fragments {
         });
     }
 
-    /// True when a fragment of `len` bytes of this NIC can be held back.
-    pub(crate) fn has_room(&self, source: PortSlot, len: usize) -> bool {
-        self.held.len() < HELD_MAX
-            && self.held_bytes + len <= HELD_BYTES_MAX
-            && self.held.iter().filter(|held| held.source == source).count() < HELD_MAX_PER_NIC
+    /// True when a fragment of `len` bytes of this NIC can be held back. Where all room is taken the NIC that
+    /// takes most of it gives some up, unless that is the one that asks.
+    pub(crate) fn make_room(&mut self, source: PortSlot, len: usize, mut given_up: impl FnMut(Held)) -> bool {
+        let mine = self.held.iter().filter(|held| held.source == source).count();
+        if mine >= HELD_MAX_PER_NIC || len > HELD_BYTES_MAX {
+            return false;
+        }
+        while self.held.len() >= HELD_MAX || self.held_bytes + len > HELD_BYTES_MAX {
+            let of = |source| self.held.iter().filter(move |held| held.source == source);
+            let taken = |source| {
+                of(source)
+                    .map(|held| held.bytes.len() + HELD_BYTES_MAX / HELD_MAX)
+                    .sum()
+            };
+            let greediest = self
+                .held
+                .iter()
+                .map(|held| held.source)
+                .max_by_key(|s| -> usize { taken(*s) });
+            let Some(greediest) = greediest.filter(|s| taken(*s) > taken(source)) else {
+                return false;
+            };
+            let oldest = self.held.iter().position(|held| held.source == greediest);
+            match oldest.and_then(|at| self.take_held(at)) {
+                Some(held) => given_up(held),
+                None => return false,
+            }
+        }
+        true
     }
 
     /// Takes out a fragment that waited for the first one of `key`.

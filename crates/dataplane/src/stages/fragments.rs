@@ -3,7 +3,7 @@
 use wire::parse::{Fragment, IpPacket, Net, Packet};
 
 use crate::drop_reason::DropReason;
-use crate::fragments::{DatagramKey, Lent, Piece, Place};
+use crate::fragments::{DatagramKey, Held, Lent, Piece, Place};
 use crate::round::{Fate, Round};
 
 pub(crate) fn run(round: &mut Round) {
@@ -51,7 +51,8 @@ fn place(round: &mut Round, index: usize, fragment: Fragment) {
     };
     let first = (fragment.offset == 0).then_some(lent);
     let millis = round.now.millis();
-    let fragments = &mut round.tables.fragments;
+    let (fragments, counters) = (&mut round.tables.fragments, round.counters);
+    let given_up = |held: Held| counters.dropped_from(held.source, DropReason::FragmentWithoutFirst);
     match fragments.place(&key, piece, first, millis) {
         Place::First => item.first_of = Some(key),
         Place::Later(lent) => {
@@ -60,7 +61,7 @@ fn place(round: &mut Round, index: usize, fragment: Fragment) {
         }
         // Not filtered: it goes as it is, where its receiver is not filtered either.
         Place::Early | Place::Drop(_) if round.nic.bypass => {}
-        Place::Early if fragments.has_room(round.nic.slot, frame.len()) => {
+        Place::Early if fragments.make_room(round.nic.slot, frame.len(), given_up) => {
             let bytes = round.batch.to_bytes(index);
             fragments.hold(key, round.nic.slot, bytes, frame.offload, millis);
             item.fate = Fate::Held;
