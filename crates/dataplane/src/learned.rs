@@ -2,7 +2,8 @@
 //!
 //! Bounded, a quarter for one NIC at most; what was not heard of for 300 s is forgotten. When there is no
 //! room nothing is learnt: frames for such a MAC go to all learners of the network, as for any unknown one.
-//! A MAC that was given to a NIC is looked up first and cannot be taken over.
+//! A MAC that was given to a NIC is looked up first and cannot be taken over. One that several NICs share as an
+//! allowed pair's (VRRP) is where it was sent from last, and is not to be had by who only learns.
 
 use std::collections::VecDeque;
 
@@ -56,8 +57,14 @@ impl LearnedMacs {
         uid: PortUid,
         now_secs: u32,
     ) {
+        let share = self.shares.get(&uid).copied().unwrap_or(0);
+        let share_full = share >= self.max.div_ceil(4);
         if let Some(known) = self.macs.get_mut(&(network, mac)) {
             if known.uid != uid {
+                // It is where it was: who has as many as it may does not take others' either.
+                if share_full {
+                    return;
+                }
                 leave(&mut self.shares, known.uid);
                 *self.shares.entry(uid).or_default() += 1;
             }
@@ -68,8 +75,7 @@ impl LearnedMacs {
             };
             return;
         }
-        let share = self.shares.get(&uid).copied().unwrap_or(0);
-        if self.macs.len() >= self.max || share >= self.max.div_ceil(4) {
+        if self.macs.len() >= self.max || share_full {
             return;
         }
         let learned = Learned {
@@ -154,6 +160,9 @@ mod tests {
         }
         assert_eq!(macs.len(), 2);
         macs.hear(NET, mac(9), PortSlot(2), PortUid(2), 0);
+        assert_eq!(macs.find(NET, mac(9), 1), Some((PortSlot(2), PortUid(2))));
+        // Nor by taking what another one has.
+        macs.hear(NET, mac(9), PortSlot(1), PortUid(1), 1);
         assert_eq!(macs.find(NET, mac(9), 1), Some((PortSlot(2), PortUid(2))));
     }
 }

@@ -47,6 +47,23 @@ pub fn is_server_answer(ip: &IpPacket) -> bool {
     (sport, dport) == ports
 }
 
+/// What a client hears: answers, and whatever else is sent to its port. Clients that read frames as they come (to hear
+/// answers before they have an address) look at the destination port alone, so a false server can use any other.
+#[inline]
+pub fn is_to_client(ip: &IpPacket) -> bool {
+    let client = if ip.v6 { CLIENT_PORT_V6 } else { CLIENT_PORT };
+    matches!(ip.l4_info, L4::Udp { dport, .. } if dport == client)
+}
+
+/// A [client's request](is_client_request) to all servers that there may be, not to one of them.
+#[inline]
+pub fn is_to_all_servers(ip: &IpPacket) -> bool {
+    match ip.dst() {
+        IpAddr::V4(dst) => dst.is_broadcast(),
+        IpAddr::V6(dst) => dst == ALL_RELAYS_AND_SERVERS,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -72,6 +89,18 @@ mod tests {
             classes(&build::dhcpv6_answer(SERVER, CLIENT, CLIENT.link_local(), 2, 7)),
             (false, true)
         );
+    }
+
+    #[test]
+    fn what_a_client_hears_and_what_all_servers_do() {
+        let heard = |frame: &[u8]| is_to_client(parse(frame, frame.len()).unwrap().ip().unwrap());
+        let v4 = build::frame(SERVER, CLIENT).ip([10, 0, 0, 2], [10, 0, 0, 1]);
+        let v6 = build::frame(SERVER, CLIENT).ip(SERVER.link_local(), CLIENT.link_local());
+        assert!(heard(&v4.clone().udp(9, 68).build()) && heard(&v6.clone().udp(9, 546).build()));
+        assert!(!heard(&v4.clone().udp(68, 67).build()) && !heard(&v6.clone().udp(546, 547).build()));
+        let all = |frame: &[u8]| is_to_all_servers(parse(frame, frame.len()).unwrap().ip().unwrap());
+        assert!(all(&build::dhcp_request(CLIENT, 1, 7)) && all(&build::dhcpv6_request(CLIENT, 1, 7)));
+        assert!(!all(&v4.udp(68, 67).build()) && !all(&v6.udp(546, 547).build()));
     }
 
     #[test]

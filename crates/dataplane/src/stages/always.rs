@@ -36,12 +36,8 @@ fn judge(nic: &PortConfig, item: &Item) -> Result<bool, DropReason> {
             Ok(true)
         };
     }
-    if dhcp::is_server_answer(ip) {
-        return if nic.allow_dhcp_server || nic.bypass {
-            Ok(true)
-        } else {
-            Err(DropReason::DhcpServer)
-        };
+    if dhcp::is_to_client(ip) && !nic.allow_dhcp_server && !nic.bypass {
+        return Err(DropReason::DhcpServer);
     }
-    Ok(dhcp::is_client_request(ip))
+    Ok(dhcp::is_server_answer(ip) || dhcp::is_client_request(ip))
 }

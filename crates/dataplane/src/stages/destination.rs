@@ -1,8 +1,8 @@
 //! Step 5: where each frame goes: the NIC with its MAC address, all of the network, or those that may have
 //! unknown machines behind them. Makes the jobs.
 
-use wire::Mac;
-use wire::parse::Net;
+use wire::parse::{Net, Packet};
+use wire::{Mac, dhcp};
 
 use crate::drop_reason::DropReason;
 use crate::flow::Key;
@@ -24,7 +24,8 @@ pub(crate) fn run(round: &mut Round) {
             continue;
         };
         let (src, dst) = (packet.src, packet.dst);
-        if round.nic.learn_macs && !owns_mac(round.nic, src) {
+        // A machine behind a learning NIC, or a MAC that NICs share and pass on (VRRP's).
+        if src != round.nic.mac {
             let nic = round.nic;
             let now_secs = round.now.secs();
             round
@@ -44,7 +45,7 @@ fn send(round: &mut Round, network: &Network, index: usize, dst: Mac) -> Result<
         return flood(round, &network.ports, index);
     }
     let given = network.macs.get(&dst).copied();
-    let target = given.or_else(|| learned(round, dst));
+    let target = given.or_else(|| Some(learned(round, dst)?.slot));
     match target {
         Some(slot) if slot == round.nic.slot => Err(DropReason::Hairpin),
         Some(slot) => add(round, index, slot).ok_or(DropReason::NoDestination)?,
@@ -52,11 +53,13 @@ fn send(round: &mut Round, network: &Network, index: usize, dst: Mac) -> Result<
     }
 }
 
-fn learned(round: &Round, mac: Mac) -> Option<PortSlot> {
+/// The NIC that has sent from `mac` last and may still do so.
+pub(crate) fn learned<'a>(round: &Round<'a>, mac: Mac) -> Option<&'a PortConfig> {
     let learned = &round.tables.learned;
     let (slot, uid) = learned.find(round.nic.network, mac, round.now.secs())?;
     let config = round.view.port_with_uid(slot, uid.0)?;
-    (config.learn_macs && config.network == round.nic.network).then_some(slot)
+    let may = config.learn_macs || owns_mac(config, mac);
+    (may && config.network == round.nic.network).then_some(config)
 }
 
 fn flood(round: &mut Round, targets: &[PortSlot], index: usize) -> Result<(), DropReason> {
@@ -82,7 +85,7 @@ fn add(round: &mut Round, index: usize, slot: PortSlot) -> Option<Result<(), Dro
     let packet = item.packet.as_ref()?;
     let unfiltered = round.nic.bypass && target.bypass;
     let (verdict, track) = match &packet.net {
-        _ if item.always || unfiltered => (Verdict::Pass, Track::No),
+        _ if unfiltered || (item.always && concerns(packet, target)) => (Verdict::Pass, Track::No),
         Net::Ip(ip) => match Key::of(ip, round.nic.uid, target.uid) {
             Some((key, side)) => (Verdict::Open, Track::Flow(key, 0, side)),
             None => (Verdict::Open, Track::No),
@@ -92,6 +95,16 @@ fn add(round: &mut Round, index: usize, slot: PortSlot) -> Option<Result<(), Dro
     };
     round.jobs.push(job(index, target, verdict, track));
     Some(Ok(()))
+}
+
+/// False for what passes whatever the rules say, but not to this NIC: a DHCP client's request to somebody in
+/// particular is for who may answer it. To others it would be a way around all rules.
+fn concerns(packet: &Packet, target: &PortConfig) -> bool {
+    let Some(ip) = packet.ip().filter(|ip| dhcp::is_client_request(ip)) else {
+        return true;
+    };
+    let to_all = packet.dst.is_multicast() && dhcp::is_to_all_servers(ip);
+    to_all || target.allow_dhcp_server || target.bypass
 }
 
 fn job(frame: usize, target: &PortConfig, verdict: Verdict, track: Track) -> Job {

@@ -1,10 +1,11 @@
-//! ICMP errors about a packet of a tracked flow belong to that flow, whoever sends them (contract, item 7).
+//! ICMP errors about a packet of a tracked flow belong to that flow, whether the other end or a router sends
+//! them (contract, item 7).
 
 use wire::parse::{self, IpPacket, L4};
 
 use crate::flow::{FlowId, Key};
 use crate::round::{Round, Verdict};
-use crate::snapshot::PortUid;
+use crate::snapshot::{PortConfig, PortUid};
 use crate::stages::redecide::redecide;
 
 /// In a network of this many NICs at most an error from a third party is matched; in a larger one it needs a
@@ -34,16 +35,21 @@ pub(crate) fn judge(round: &mut Round, job: usize) -> Verdict {
         return Verdict::Open;
     }
     let find = |round: &mut Round, to: PortUid| {
-        let (key, _) = Key::of_quoted(&quoted, receiver, to)?;
+        let (key, side) = Key::of_quoted(&quoted, receiver, to)?;
         let hash = round.tables.flows.hash(&key);
         let id = round.tables.flows.find(&key, hash)?;
-        is_alive(round, id).then_some(id)
+        // The receiver has sent in it: what it never sent nobody can report.
+        let has_sent = round.tables.flows.entry(id).frames[side] > 0;
+        (has_sent && is_alive(round, id)).then_some(id)
     };
     let sender = round.nic.uid;
     if find(round, sender).is_some() {
         return Verdict::Pass;
     }
     // A router between the two that is not the one the packet was handed to.
+    if !may_route(round.nic) {
+        return Verdict::Open;
+    }
     let Some(network) = round.view.network(round.nic.network) else {
         return Verdict::Open;
     };
@@ -60,6 +66,12 @@ pub(crate) fn judge(round: &mut Round, job: usize) -> Verdict {
         }
     }
     Verdict::Open
+}
+
+/// A NIC that is held to its own addresses forwards nothing, so it has nothing to report about the flows of
+/// others; a guess at their ports would be a way to slow or end them.
+fn may_route(nic: &PortConfig) -> bool {
+    !nic.anti_spoof || nic.bypass || nic.learn_macs || !nic.pairs.is_empty()
 }
 
 /// Destination unreachable, time exceeded, parameter problem; in IPv6 packet too big as well.

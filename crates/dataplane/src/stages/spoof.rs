@@ -8,6 +8,7 @@ use wire::{Mac, dhcp};
 use crate::drop_reason::DropReason;
 use crate::judge::{is_unspecified, owns, owns_mac};
 use crate::round::{Round, owns_source};
+use crate::stages::destination::learned;
 
 pub(crate) fn run(round: &mut Round) {
     for index in 0..round.items.len() {
@@ -33,7 +34,12 @@ fn check(round: &Round, packet: &Packet, nd: Option<&Nd>) -> Result<(), DropReas
         Net::Ip(ip) => check_ip(round, packet, ip, nd),
         Net::Arp(arp) => {
             let mac = (!round.nic.learn_macs).then_some(packet.src);
-            let own = arp.sender_ip.is_unspecified() || owns(round.nic, mac, arp.sender_ip.into());
+            // A probe from nowhere for an address claims it (RFC 5227), as in IPv6.
+            let named = match (arp.op, arp.sender_ip.is_unspecified()) {
+                (1, true) => arp.target_ip,
+                _ => arp.sender_ip,
+            };
+            let own = named.is_unspecified() || owns(round.nic, mac, named.into());
             let honest = arp.sender_mac == packet.src && own;
             if honest {
                 Ok(())
@@ -45,7 +51,8 @@ fn check(round: &Round, packet: &Packet, nd: Option<&Nd>) -> Result<(), DropReas
     }
 }
 
-/// Another MAC than the NIC's: an allowed pair's, or one behind a learning NIC that nobody was given.
+/// Another MAC than the NIC's: an allowed pair's, or one behind a learning NIC that nobody was given and that
+/// is not in use as a pair's.
 fn may_use_mac(round: &Round, mac: Mac) -> bool {
     if owns_mac(round.nic, mac) {
         return true;
@@ -53,6 +60,7 @@ fn may_use_mac(round: &Round, mac: Mac) -> bool {
     let taken = || {
         let network = round.view.network(round.nic.network);
         network.is_some_and(|network| network.macs.contains_key(&mac))
+            || learned(round, mac).is_some_and(|holder| owns_mac(holder, mac))
     };
     round.nic.learn_macs && !mac.is_multicast() && !taken()
 }

@@ -5,6 +5,7 @@
 extern crate butterfly_dataplane as dataplane;
 
 mod always;
+mod attacks;
 mod changes;
 mod errors;
 mod fragments;

@@ -1,0 +1,536 @@
+//! What a tenant with root in a guest tries: each session is a way around the rules, or at a neighbour, that is closed.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use dataplane::DropReason::*;
+use dataplane::ruleset::{Direction, Peer};
+use dataplane::{AddressPair, NetworkIdx, Simulation, WorkerConfig};
+use wire::build;
+use wire::offload::{Gso, Offload, PartialChecksum};
+use wire::parse::{ArpPacket, TcpFlags};
+use wire::{Mac, Vni};
+
+use crate::lab::*;
+
+const EVERYBODY: [(Family, &str); 2] = [(Family::V4, "255.255.255.255"), (Family::V6, "ff02::1:2")];
+
+fn address(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+/// The ports of a DHCP client and server.
+fn dhcp_ports(family: Family) -> (u16, u16) {
+    match family {
+        Family::V4 => (68, 67),
+        Family::V6 => (546, 547),
+    }
+}
+
+#[test]
+fn a_checksum_left_undone_does_not_rewrite_what_was_judged() {
+    let (mut lab, a, _) = Lab::pair(vec![allow_all_in(None)]);
+    let honest = build::neighbour_advertisement(a.mac, a.v6, Mac::BROADCAST, Ipv6Addr::LOCALHOST);
+    // The last two bytes of the target, and of the link-layer address in the option.
+    for (start, offset) in [(62, 14), (70, 6), (78, 6), (84, 0)] {
+        let before = lab.drops();
+        let checksum = Some(PartialChecksum { start, offset });
+        let offload = Offload {
+            checksum,
+            ..Offload::default()
+        };
+        lab.send_with(a, honest.clone(), offload);
+        assert_eq!(difference(&before, &lab.drops()), [(BadOffload, 1)]);
+        lab.silent();
+    }
+}
+
+#[test]
+fn segments_are_cut_of_what_they_are_and_not_too_many() {
+    for family in FAMILIES {
+        let (mut lab, a, b) = Lab::pair(vec![allow_all_in(None)]);
+        let large = |size| ip(a, b, family).udp(1, 2).payload(&[7; 9000]).gso(size);
+        for (change, size) in [
+            ((|o: &mut Offload| o.gso = Gso::Tcp4) as fn(&mut Offload), 1000),
+            (|o| o.gso = Gso::Tcp6, 1000),
+            (|o| o.gso_size = 0, 1000),
+            (|_| {}, 1),
+        ] {
+            let (frame, mut offload) = large(size).build_with_offload();
+            change(&mut offload);
+            let before = lab.drops();
+            lab.send_with(a, frame, offload);
+            assert_eq!(difference(&before, &lab.drops()), [(BadOffload, 1)]);
+            lab.silent();
+        }
+    }
+}
+
+#[test]
+fn requests_of_dhcp_clients_are_no_tunnel_to_other_guests() {
+    for (family, everybody) in EVERYBODY {
+        let mut lab = Lab::new();
+        let (a, b) = (lab.nic(), lab.nic());
+        let (client, server) = dhcp_ports(family);
+        let to = |mac, ip: IpAddr| {
+            let frame = build::frame(a.mac, mac).ip(a.ip(family), ip);
+            frame.udp(client, server).payload(b"smuggled").build()
+        };
+        lab.refuses(a, to(b.mac, b.ip(family)), NoIngressRule);
+        lab.refuses(a, to(b.mac, address(everybody)), NoIngressRule);
+        lab.refuses(a, to(Mac::BROADCAST, b.ip(family)), NoIngressRule);
+        // Nor past the sender's own rules.
+        lab.group_of(b, vec![allow_all_in(None)]);
+        let group = lab.group_of(a, vec![allow_out(TCP, 1)]);
+        lab.refuses(a, to(b.mac, b.ip(family)), NoEgressRule);
+        lab.set_rules(group, vec![]);
+        lab.passes(a, b, to(b.mac, b.ip(family)));
+        // A server hears it: it may answer, and a lease is renewed whatever the rules say.
+        let c = lab.nic();
+        lab.configure(c, |config| config.allow_dhcp_server = true);
+        lab.set_rules(group, vec![allow_out(TCP, 1)]);
+        lab.passes(a, c, to(c.mac, c.ip(family)));
+    }
+}
+
+#[test]
+fn who_is_no_dhcp_server_says_nothing_to_clients_from_any_port() {
+    for family in FAMILIES {
+        let (mut lab, a, b) = Lab::pair(vec![allow_all_in(None)]);
+        let (client, server) = dhcp_ports(family);
+        for port in [server, client, 40_000] {
+            lab.refuses(a, udp(a, b, family, port, client), DhcpServer);
+        }
+        // Nor in pieces, in either order, with options, or behind extension headers.
+        let whole = ip(a, b, family).udp(server, client).payload(&[2; 3000]).build();
+        let parts = build::fragments(&whole, 1400, 1);
+        let before = lab.drops();
+        for part in [1, 0, 2] {
+            lab.send(a, parts[part].clone());
+        }
+        lab.wait(1);
+        let lost = [(DhcpServer, 1), (FragmentOfDropped, 2)];
+        assert_eq!(difference(&before, &lab.drops()), lost);
+        lab.silent();
+        let odd = ip(a, b, family);
+        let odd = match family {
+            Family::V4 => odd.ip_options(&[1, 1, 1, 0]),
+            Family::V6 => odd.extension(0, &[5, 2, 0, 0]).extension(60, &[1, 4]),
+        };
+        lab.refuses(a, odd.udp(server, client).build(), DhcpServer);
+        let tagged = ip(a, b, family).tag(0).udp(server, client);
+        lab.refuses(a, tagged.build(), Ethertype);
+        // Who may, may by the protocol's own ports; another port is for the rules to judge.
+        lab.configure(a, |config| config.allow_dhcp_server = true);
+        lab.passes(a, b, udp(a, b, family, 40_000, client));
+        let c = lab.nic();
+        lab.passes(a, c, udp(a, c, family, server, client));
+        lab.refuses(a, udp(a, c, family, 40_000, client), NoIngressRule);
+    }
+}
+
+#[test]
+fn router_advertisements_do_not_hide() {
+    let (mut lab, a, b) = Lab::pair(vec![allow_all_in(None)]);
+    let advertisement = |ttl| {
+        let frame = build::frame(a.mac, b.mac).ip(a.mac.link_local(), b.v6);
+        let options = [200, 1, 0, 0, 0, 0, 0, 0].repeat(124);
+        let body = [vec![0; 8], options].concat();
+        frame.ttl(ttl).icmp(134, 0, 0).payload(&body)
+    };
+    let ready = advertisement(255);
+    lab.refuses(
+        a,
+        ready.clone().extension(0, &[1, 4]).build(),
+        RouterAdvertisement,
+    );
+    lab.refuses(
+        a,
+        ready.clone().extension(60, &[1, 4]).build(),
+        RouterAdvertisement,
+    );
+    lab.refuses(a, ready.clone().tag(0).build(), Ethertype);
+    // Another hop limit is no receiver's, nor are fragments (RFC 6980), whichever comes first.
+    lab.refuses(a, advertisement(64).build(), Malformed);
+    let parts = build::fragments(&ready.build(), 600, 1);
+    let before = lab.drops();
+    for part in [1, 0, 1] {
+        lab.send(a, parts[part].clone());
+    }
+    lab.wait(1);
+    let lost = [(Malformed, 1), (FragmentWithoutFirst, 2)];
+    assert_eq!(difference(&before, &lab.drops()), lost);
+    lab.silent();
+}
+
+#[test]
+fn a_probe_for_an_address_claims_it() {
+    let (mut lab, a, b) = Lab::pair(vec![]);
+    let probe = |target_ip| {
+        let arp = ArpPacket {
+            op: 1,
+            sender_mac: a.mac,
+            sender_ip: Ipv4Addr::UNSPECIFIED,
+            target_mac: Mac::default(),
+            target_ip,
+        };
+        build::arp(a.mac, Mac::BROADCAST, arp)
+    };
+    lab.passes(a, b, probe(a.v4));
+    lab.refuses(a, probe(b.v4), ArpSpoofed);
+    lab.configure(a, |config| config.anti_spoof = false);
+    lab.passes(a, b, probe(b.v4));
+}
+
+#[test]
+fn sources_that_nobody_has_go_nowhere_even_without_anti_spoofing() {
+    let sources = [
+        (Family::V4, "127.0.0.1"),
+        (Family::V4, "0.0.0.0"),
+        (Family::V4, "255.255.255.255"),
+        (Family::V4, "224.0.0.1"),
+        (Family::V6, "::1"),
+        (Family::V6, "::"),
+        (Family::V6, "ff02::1"),
+        (Family::V6, "::ffff:10.0.0.1"),
+        (Family::V6, "fe80::1"),
+    ];
+    for (family, source) in sources {
+        let (mut lab, a, b) = Lab::pair(vec![allow_all_in(None)]);
+        let frame = build::frame(a.mac, b.mac).ip(address(source), b.ip(family));
+        lab.refuses(a, frame.clone().udp(1, 2).build(), IpSpoofed);
+        lab.configure(a, |config| config.anti_spoof = false);
+        lab.refuses(a, frame.udp(1, 2).build(), NoEgressRule);
+        // "Land": the victim's own address.
+        let land = build::frame(a.mac, b.mac).ip(b.ip(family), b.ip(family));
+        lab.refuses(a, land.tcp(80, 80, SYN).build(), NoEgressRule);
+    }
+}
+
+/// Fragmentation needed or packet too big, from `source`, about a frame that `to` has sent.
+fn too_big(reporter: Nic, source: IpAddr, to: Nic, family: Family, about: &[u8]) -> Vec<u8> {
+    let (kind, code) = if family == Family::V4 { (3, 4) } else { (2, 0) };
+    let frame = build::frame(reporter.mac, to.mac).ip(source, to.ip(family));
+    frame.icmp(kind, code, 68).payload(&about[14..]).build()
+}
+
+#[test]
+fn a_guest_reports_no_errors_about_other_peoples_flows() {
+    for family in FAMILIES {
+        let (mut lab, a, b) = Lab::pair(vec![allow_in(UDP, 53)]);
+        let thief = lab.nic();
+        let sent = udp(a, b, family, 1, 53);
+        lab.passes(a, b, sent.clone());
+        let forged = too_big(thief, thief.ip(family), a, family, &sent);
+        lab.refuses(thief, forged, NoIngressRule);
+        // Nor about what was never sent: B has not answered.
+        let never = udp(b, a, family, 53, 1);
+        lab.refuses(a, too_big(a, a.ip(family), b, family, &never), NoIngressRule);
+        lab.passes(b, a, never.clone());
+        lab.passes(a, b, too_big(a, a.ip(family), b, family, &never));
+        // An error that quotes another family's packet, or itself, is about nothing.
+        let inner = too_big(b, b.ip(family), a, family, &sent);
+        lab.refuses(b, too_big(b, b.ip(family), a, family, &inner), NoIngressRule);
+    }
+}
+
+#[test]
+fn errors_punch_no_holes() {
+    for family in FAMILIES {
+        let mut lab = Lab::new();
+        let (a, b) = (lab.nic(), lab.nic());
+        // A quotes a packet that B would have to have sent, so that A's would be an answer.
+        let wanted = udp(b, a, family, 53, 7);
+        lab.refuses(a, too_big(a, a.ip(family), b, family, &wanted), NoIngressRule);
+        lab.refuses(a, udp(a, b, family, 7, 53), NoIngressRule);
+        assert_eq!(lab.flows(), 0);
+    }
+}
+
+#[test]
+fn a_paired_mac_receives_and_is_not_taken_by_who_learns() {
+    for family in FAMILIES {
+        let mut lab = Lab::new();
+        let (a, b, bridge) = (lab.nic(), lab.nic(), lab.nic());
+        let shared = Mac([0, 0, 0x5e, 0, 1, 1]);
+        let net = match family {
+            Family::V4 => "192.0.2.0/24".parse().unwrap(),
+            Family::V6 => "2001:db8:9::/64".parse().unwrap(),
+        };
+        for nic in [a, b] {
+            lab.group_of(nic, vec![allow_all_in(None)]);
+            lab.configure(nic, |config| {
+                config.pairs = vec![AddressPair {
+                    net,
+                    mac: Some(shared),
+                }];
+            });
+        }
+        lab.configure(bridge, |config| {
+            config.learn_macs = true;
+            config.anti_spoof = false;
+        });
+        lab.group_of(bridge, vec![allow_all_in(None), allow_all_out(None)]);
+        let announce = |to: Nic| {
+            let frame = build::frame(shared, to.mac).ip(net.network(), to.ip(family));
+            frame.udp(1, 2).build()
+        };
+        let ask = |port| {
+            let frame = build::frame(bridge.mac, shared).ip(bridge.ip(family), net.network());
+            frame.udp(port, 2).build()
+        };
+        lab.passes(a, b, announce(b));
+        lab.passes(bridge, a, ask(1));
+        // It fails over to B.
+        lab.passes(b, a, announce(a));
+        lab.passes(bridge, b, ask(2));
+        // The learner may not have it, and nothing changes.
+        lab.refuses(bridge, announce(a), MacSpoofed);
+        lab.passes(bridge, b, ask(3));
+        // Nor does it stay with who may not use it any more.
+        lab.configure(b, |config| config.pairs.clear());
+        lab.refuses(bridge, ask(4), NoDestination);
+    }
+}
+
+#[test]
+fn guests_with_many_fragments_leave_room_for_others() {
+    for family in FAMILIES {
+        let mut lab = Lab::new();
+        let victim = lab.nic();
+        lab.group_of(victim, vec![allow_in(UDP, 53)]);
+        let part = |lab: &mut Lab, from: Nic, which: usize, id| {
+            let whole = ip(from, victim, family).udp(7, 53).payload(&[1; 4000]).build();
+            lab.send(from, build::fragments(&whole, 1400, id)[which].clone());
+        };
+        let attackers: Vec<Nic> = (0..16).map(|_| lab.nic()).collect();
+        for id in 0..32 {
+            for nic in &attackers {
+                part(&mut lab, *nic, 0, id);
+                part(&mut lab, *nic, 1, 1000 + id);
+            }
+        }
+        lab.received(victim);
+        let neighbour = lab.nic();
+        let before = lab.drops();
+        for id in 0..4 {
+            part(&mut lab, neighbour, 0, id);
+            // Out of order: it waits for its first one, and finds room to.
+            part(&mut lab, neighbour, 1, 100 + id);
+            part(&mut lab, neighbour, 0, 100 + id);
+        }
+        assert_eq!(lab.received(victim).len(), 12);
+        let counted = lab.sim.port(neighbour.slot);
+        assert_eq!(counted.drops_from.iter().sum::<u64>(), 0);
+        // One attacker made room once, for one after the other.
+        assert_eq!(difference(&before, &lab.drops()), [(FragmentWithoutFirst, 1)]);
+    }
+}
+
+#[test]
+fn guests_with_many_flows_leave_room_for_others() {
+    for family in FAMILIES {
+        let mut lab = Lab::on(Simulation::new(WorkerConfig {
+            max_flows: 1024,
+            max_fragments: 16,
+            max_learned_macs: 16,
+            seed: 7,
+            on_broken: Box::new(|_, _| {}),
+        }));
+        let victim = lab.nic();
+        lab.group_of(victim, vec![allow_all_in(Some(UDP)), allow_in(TCP, 80)]);
+        for _ in 0..6 {
+            let attacker = lab.nic();
+            lab.configure(attacker, |config| config.flow_share = 256);
+            for port in 0..300 {
+                lab.send(attacker, udp(attacker, victim, family, port, 1));
+            }
+        }
+        lab.received(victim);
+        let neighbour = lab.nic();
+        lab.configure(neighbour, |config| config.flow_share = 256);
+        lab.connect(neighbour, victim, family, 1, 80);
+        lab.connect(neighbour, victim, family, 2, 80);
+    }
+}
+
+#[test]
+fn nobody_watches_a_watcher_and_nothing_goes_round() {
+    for family in FAMILIES {
+        let (mut lab, a, b) = Lab::pair(vec![allow_all_in(None)]);
+        let (first, second) = (lab.nic(), lab.nic());
+        lab.configure(a, |config| config.sniffers = vec![first.slot]);
+        for (sniffer, of) in [(first, second), (second, first)] {
+            lab.configure(sniffer, |config| {
+                config.is_sniffer = true;
+                config.sniffers = vec![of.slot];
+            });
+        }
+        lab.passes_to(a, &[b, first], udp(a, b, family, 1, 2));
+        for frame in [
+            udp(first, b, family, 1, 2),
+            build::arp_request(first.mac, first.v4, b.v4),
+            build::dhcp_request(first.mac, 1, 1),
+        ] {
+            lab.refuses(first, frame, SnifferSends);
+        }
+        lab.refuses(b, udp(b, first, family, 1, 2), NoDestination);
+    }
+}
+
+#[test]
+fn a_split_handshake_opens_nothing_the_other_way() {
+    for family in FAMILIES {
+        let (mut lab, a, b) = Lab::pair(vec![allow_in(TCP, 80)]);
+        // Data, a FIN, a SYN-ACK and a reset before anything else.
+        for flags in [ACK, FIN_ACK, SYN_ACK, RST, RST | ACK] {
+            lab.refuses(a, ip(a, b, family).tcp(1, 80, flags).build(), TcpNotSyn);
+        }
+        for flags in [SYN | TcpFlags::FIN, SYN | RST, TcpFlags(0), TcpFlags(0x3f)] {
+            lab.refuses(a, ip(a, b, family).tcp(1, 80, flags).build(), TcpBadFlags);
+        }
+        lab.passes(a, b, ip(a, b, family).tcp(1, 80, SYN).seq(9).build());
+        // The initiator has no data yet; the responder answers with a SYN of its own.
+        let early = ip(a, b, family).tcp(1, 80, ACK).seq(10).ack(1).payload(b"early");
+        lab.refuses(a, early.build(), TcpBadState);
+        lab.passes(b, a, ip(b, a, family).tcp(80, 1, SYN).seq(5).build());
+        let answer = ip(a, b, family).tcp(1, 80, SYN_ACK).seq(9).ack(6);
+        lab.passes(a, b, answer.build());
+        lab.passes(b, a, ip(b, a, family).tcp(80, 1, ACK).seq(6).ack(10).build());
+        lab.passes(a, b, ip(a, b, family).tcp(1, 80, ACK).seq(10).ack(6).build());
+        let flows = lab.sim.flows(None);
+        assert_eq!(flows.len(), 1);
+        assert_eq!((flows[0].initiator.uid, flows[0].responder.port), (a.uid, 80));
+        // B still opens nothing to A by itself.
+        lab.refuses(b, ip(b, a, family).tcp(80, 2, SYN).build(), NoIngressRule);
+        lab.refuses(b, ip(b, a, family).tcp(81, 1, SYN).build(), NoIngressRule);
+    }
+}
+
+#[test]
+fn fragments_smuggle_no_second_header() {
+    for family in FAMILIES {
+        let (mut lab, a, b) = Lab::pair(vec![allow_in(UDP, 53)]);
+        let parts = |dport| {
+            let whole = ip(a, b, family).udp(7, dport).payload(&[1; 4000]).build();
+            build::fragments(&whole, 1400, 9)
+        };
+        lab.passes(a, b, parts(53)[0].clone());
+        lab.refuses(a, parts(22)[0].clone(), FragmentOverlap);
+        // Under another MAC, and by another protocol, it is another datagram, judged by itself.
+        let mut broadcast = parts(22)[0].clone();
+        broadcast[..6].copy_from_slice(&Mac::BROADCAST.0);
+        lab.refuses(a, broadcast, NoIngressRule);
+        let tcp = ip(a, b, family).tcp(7, 53, SYN).payload(&[1; 4000]).build();
+        let tcp = build::fragments(&tcp, 1400, 9);
+        match family {
+            Family::V4 => lab.refuses(a, tcp[0].clone(), NoIngressRule),
+            // One datagram, whatever the header says (RFC 8200): it is lost already.
+            Family::V6 => lab.refuses(a, tcp[0].clone(), FragmentOverlap),
+        }
+    }
+}
+
+#[test]
+fn a_nic_that_moves_to_another_network_leaves_its_flows_behind() {
+    for family in FAMILIES {
+        let (mut lab, a, b) = Lab::pair(vec![allow_in(TCP, 80)]);
+        lab.connect(a, b, family, 1, 80);
+        let move_to = |lab: &mut Lab, network| {
+            lab.configure(b, |config| {
+                config.network = NetworkIdx(network);
+                config.vni = Vni::new(network).unwrap();
+            });
+        };
+        let data = ip(a, b, family).tcp(1, 80, ACK).seq(1001).ack(1001).build();
+        move_to(&mut lab, 1);
+        lab.refuses(a, data.clone(), NoDestination);
+        let answer = ip(b, a, family).tcp(80, 1, ACK).seq(1001).ack(1001).build();
+        lab.refuses(b, answer, NoDestination);
+    }
+}
+
+#[test]
+fn an_import_of_nonsense_lets_nothing_in() {
+    for family in FAMILIES {
+        let (mut lab, a, b) = Lab::pair(vec![allow_in(TCP, 80)]);
+        lab.connect(a, b, family, 1, 80);
+        let honest = lab.sim.flows(None).remove(0);
+        let other = Family::V4 as u8 == family as u8;
+        let foreign = if other { b.ip(Family::V6) } else { b.ip(Family::V4) };
+        let mut nonsense = Vec::new();
+        for state in dataplane::flow::FlowState::ALL {
+            for protocol in [0, 1, 6, 17, 58, 132, 255] {
+                let mut flow = honest.clone();
+                (flow.state, flow.protocol) = (state, protocol);
+                flow.initiator.port = 2;
+                flow.responder.port = 22;
+                (flow.age_secs, flow.frames_out) = (u32::MAX, u64::MAX);
+                nonsense.push(flow.clone());
+                flow.idle_secs = u32::MAX;
+                flow.initiator.port = 3;
+                nonsense.push(flow.clone());
+                flow.responder.uid = a.uid;
+                nonsense.push(flow.clone());
+                flow.responder = honest.responder;
+                flow.responder.address = foreign;
+                nonsense.push(flow);
+            }
+        }
+        lab.sim.import_flows(nonsense);
+        let syn_ack = ip(b, a, family).tcp(22, 2, SYN_ACK).build();
+        lab.refuses(b, syn_ack, NoIngressRule);
+        lab.refuses(a, ip(a, b, family).tcp(2, 22, ACK).build(), NoIngressRule);
+        lab.refuses(a, udp(a, b, family, 2, 22), NoIngressRule);
+        lab.passes(a, b, ip(a, b, family).tcp(1, 80, ACK).seq(1001).ack(1001).build());
+    }
+}
+
+/// The clock of the tables has 32 bits of milliseconds: they wrap after 49.7 days.
+#[test]
+fn the_clock_of_the_tables_may_wrap() {
+    for family in FAMILIES {
+        let (mut lab, a, b) = Lab::pair(vec![allow_in(TCP, 80), allow_in(UDP, 53)]);
+        // The simulation begins ten days after the machine's start.
+        lab.wait((1 << 32) / 1000 - 864_000 - 5);
+        lab.connect(a, b, family, 1, 80);
+        lab.passes(a, b, udp(a, b, family, 2, 53));
+        let whole = ip(a, b, family).udp(7, 53).payload(&[1; 4000]).build();
+        let parts = build::fragments(&whole, 1400, 9);
+        lab.passes(a, b, parts[0].clone());
+        lab.wait(5);
+        lab.send(a, build::fragments(&whole, 1400, 10)[1].clone());
+        lab.wait(5);
+        assert_eq!(lab.sim.load().held_fragments, 0);
+        lab.passes(a, b, parts[1].clone());
+        assert_eq!(lab.flows(), 3);
+        lab.wait(30);
+        assert_eq!((lab.flows(), lab.sim.load().datagrams), (1, 0));
+        lab.passes(b, a, ip(b, a, family).tcp(80, 1, ACK).seq(1001).ack(1001).build());
+        lab.wait(432_000);
+        lab.refuses(
+            a,
+            ip(a, b, family).tcp(1, 80, ACK).seq(1001).ack(1001).build(),
+            TcpNotSyn,
+        );
+    }
+}
+
+#[test]
+fn a_rule_for_a_group_does_not_match_who_borrows_a_members_address() {
+    for family in FAMILIES {
+        let mut lab = Lab::new();
+        let (member, thief, b) = (lab.nic(), lab.nic(), lab.nic());
+        let friends = lab.group(vec![]);
+        lab.change_group(friends, |group| {
+            group.members = [member.ip(family)].into_iter().collect();
+        });
+        let peer = Peer::Group(friends);
+        lab.group_of(b, vec![rule(Direction::Ingress, None, 0..=u16::MAX, peer)]);
+        lab.passes(member, b, udp(member, b, family, 1, 2));
+        lab.refuses(thief, udp(thief, b, family, 1, 2), NoIngressRule);
+        let borrowed = build::frame(thief.mac, b.mac).ip(member.ip(family), b.ip(family));
+        lab.refuses(thief, borrowed.clone().udp(1, 2).build(), IpSpoofed);
+        lab.configure(thief, |config| config.anti_spoof = false);
+        lab.refuses(thief, borrowed.udp(1, 2).build(), NoEgressRule);
+    }
+}
