@@ -1,0 +1,55 @@
+//! What the fuzz targets do with their input: one function a target, from bytes to a verdict.
+//!
+//! # Theory of operation
+//!
+//! A function here takes any bytes, makes of them what a hostile guest, VMM or client could send, hands that to the
+//! code under test and panics when a promise is broken: not only by crashing, but by delivering where nothing may be
+//! delivered, by writing where nobody asked to, by answering what does not parse. The promises are in each module's
+//! first lines.
+//!
+//! The same functions are called by `fuzz/` (cargo-fuzz, coverage-guided: `make fuzz`) and by this crate's ordinary
+//! test, which feeds them the [`seeds`], every file under `fuzz/regressions/` and some thousand random inputs. A
+//! function has no memory of the input before, no clock and no randomness: an input means the same everywhere.
+
+mod frames;
+mod input;
+mod ring;
+mod round;
+pub mod seeds;
+mod session;
+
+mod text;
+mod v0;
+mod v1;
+mod witness;
+mod world;
+
+// The daemon is a program, not a library: its decoders are compiled in from where they are. The two modules that
+// they expect around them, `app` and `logging`, are stand-ins.
+mod app;
+#[path = "../../daemon/src/connections.rs"]
+#[allow(dead_code)] // imports come in through v1's service, which is not here
+mod connections;
+mod logging;
+
+pub use frames::frames;
+pub use ring::rings;
+pub use round::round;
+pub use session::session;
+pub use text::text;
+pub use v0::v0;
+pub use v1::v1;
+
+/// A target: what it is called in `fuzz/`, and its function.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// All targets.
+pub const TARGETS: [Target; 7] = [
+    ("frames", frames),
+    ("rings", rings),
+    ("session", session),
+    ("round", round),
+    ("v0", v0),
+    ("text", text),
+    ("v1", v1),
+];

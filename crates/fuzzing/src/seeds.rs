@@ -1,0 +1,259 @@
+//! Good inputs for a fuzzer to begin with, made by the code that makes good frames and messages.
+
+use api::text_format;
+use api::v1;
+use prost::Message;
+use wire::build::{self, Builder};
+use wire::offload::Offload;
+use wire::parse::TcpFlags;
+use wire::{Mac, virtio_net};
+
+/// An input and the target that it is for.
+pub type Seed = (&'static str, Vec<u8>);
+
+const A: Mac = Mac([2, 0, 0, 0, 0, 1]);
+const B: Mac = Mac([2, 0, 0, 0, 0, 2]);
+
+/// All of them.
+pub fn all() -> Vec<Seed> {
+    let mut seeds = Vec::new();
+    for (frame, offload) in frames() {
+        seeds.push(("frames", [&header(&offload)[..], &[0, 0], &frame].concat()));
+        seeds.push(("round", [&[0, 0][..], &header(&offload), &piece(&frame)].concat()));
+        // The op, then what a ring is given: a good chain that is published, and a turn.
+        let mut ring = vec![0x41, 6, 0xf0, 0xff, 11];
+        ring.extend(
+            [
+                header(&offload).to_vec(),
+                vec![2, 12, 60],
+                piece(&frame),
+                vec![5, 8, 0, 0, 0],
+            ]
+            .concat(),
+        );
+        seeds.push(("rings", ring));
+        let mut ring = vec![1, 4, 0, 0, 10];
+        ring.extend([header(&offload).to_vec(), piece(&frame), vec![12, 8, 10]].concat());
+        ring.extend(
+            [
+                header(&offload).to_vec(),
+                piece(&frame),
+                vec![14, 0xff, 1, 1, 3, 8],
+            ]
+            .concat(),
+        );
+        seeds.push(("rings", ring));
+    }
+    // Built by the target itself: TCP, UDP, SCTP, ICMP of both families, fragments, time, another snapshot.
+    for choice in (0..=0xff).step_by(8) {
+        let built = [0, 3, choice | 1, 50, 50, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 100, 0];
+        let more = [11, choice | 5, 120, 120, 0, 1, 3, 13, 31, 14, 1, 3, choice, 9, 9];
+        seeds.push(("round", [&built[..], &more].concat()));
+    }
+    seeds.extend(sessions().into_iter().map(|seed| ("session", seed)));
+    for text in TEXTS {
+        seeds.push(("text", text.as_bytes().to_vec()));
+        let messages = text_format::parse(text).expect("a seed that parses");
+        for kind in 0..4 {
+            let one = if kind < 2 {
+                messages.encode_to_vec()
+            } else {
+                text.as_bytes().to_vec()
+            };
+            seeds.push(("v0", [&[kind][..], &piece(&one), &piece(&one)].concat()));
+        }
+    }
+    let every: Vec<u8> = TEXTS.iter().flat_map(|text| piece(text.as_bytes())).collect();
+    seeds.push(("v0", [&[2][..], &every].concat()));
+    let (small, large) = configs();
+    for order in [[&small, &large], [&large, &small], [&large, &large]] {
+        seeds.push((
+            "v1",
+            order
+                .iter()
+                .flat_map(|config| piece(&config.encode_to_vec()))
+                .collect(),
+        ));
+    }
+    seeds
+}
+
+fn header(offload: &Offload) -> [u8; 12] {
+    virtio_net::encode(offload, 0, 0)
+}
+
+fn piece(bytes: &[u8]) -> Vec<u8> {
+    [&(bytes.len() as u16).to_le_bytes()[..], bytes].concat()
+}
+
+fn frames() -> Vec<(Vec<u8>, Offload)> {
+    let v4 = || build::frame(A, B).ip([10, 0, 0, 1], [10, 0, 0, 2]);
+    let v6_addresses =
+        || ["2001:db8::1", "2001:db8::2"].map(|text| text.parse::<std::net::Ipv6Addr>().expect("one"));
+    let v6 = || {
+        let [a, b] = v6_addresses();
+        build::frame(A, B).ip(a, b)
+    };
+    let mut out: Vec<(Vec<u8>, Offload)> = Vec::new();
+    let mut add = |builder: Builder| out.push(builder.build_with_offload());
+    for ip in [v4(), v6()] {
+        add(ip
+            .clone()
+            .tcp(1000, 80, TcpFlags::SYN)
+            .tcp_options(&[2, 4, 5, 180]));
+        add(ip.clone().udp(1000, 53).payload(b"hello"));
+        add(ip.clone().sctp(1000, 80, 7, 1).payload(&[0; 20]));
+        add(ip.clone().udp(1000, 53).payload(&[7; 300]).partial_checksum());
+        add(ip
+            .clone()
+            .tcp(1000, 80, TcpFlags::ACK)
+            .payload(&[7; 3000])
+            .gso(1000));
+        add(ip.clone().udp(1000, 53).payload(&[7; 3000]).gso(1000));
+        add(ip.clone().protocol(47).payload(&[0; 40]));
+    }
+    add(v4().echo_request(1, 2).payload(b"ping"));
+    add(v4().ip_options(&[1, 1, 1, 0]).udp(1, 2));
+    add(v6().extension(0, &[0; 6]).extension(60, &[0; 14]).udp(1, 2));
+    add(v4().tag(5).udp(1, 2));
+    let quoted = v4().tcp(80, 1000, TcpFlags::ACK).build()[14..].to_vec();
+    add(v4().icmp(3, 4, 1400).payload(&quoted));
+    let whole = v4().udp(1000, 53).payload(&[7; 600]).build();
+    let whole6 = v6().udp(1000, 53).payload(&[7; 600]).build();
+    let [a, b] = v6_addresses();
+    let plain = [
+        build::arp_request(A, [10, 0, 0, 1].into(), [10, 0, 0, 2].into()),
+        build::arp_reply(A, [10, 0, 0, 1].into(), B, [10, 0, 0, 2].into()),
+        build::neighbour_solicitation(A, a, b),
+        build::neighbour_advertisement(A, a, B, b),
+        build::router_advertisement(A),
+        build::dhcp_request(A, 1, 7),
+        build::dhcpv6_request(A, 1, 7),
+    ];
+    let pieces = build::fragments(&whole, 400, 9)
+        .into_iter()
+        .chain(build::fragments(&whole6, 400, 9));
+    out.extend(
+        plain
+            .into_iter()
+            .chain(pieces)
+            .map(|frame| (frame, Offload::default())),
+    );
+    out
+}
+
+/// Steps as `session` reads them; the second byte of each is the ring.
+fn sessions() -> Vec<Vec<u8>> {
+    let set_up = [&[23, 0][..], &[0xff; 8], &[6]].concat();
+    let other = [&[0x80 | 23, 0][..], &[0xff; 8], &[5]].concat();
+    // A chain of 100 bytes on ring 1, then a turn.
+    let chain = [24, 1, 0, 0, 0x80, 100, 0, 0, 0, 0, 0x1e];
+    let by_hand = [
+        &[15, 0, 0, 15, 0, 1, 3, 0, 0xff, 2, 0][..],
+        &[0xff; 8],
+        &[
+            4, 0, 1, 0, 5, 0, 4, 5, 1, 4, 6, 0, 0, 0, 7, 0, 0, 0, 0, 0x10, 0, 8, 8, 0, 2, 9, 0, 2, 10, 0, 1,
+        ],
+        &[
+            11, 0, 1, 11, 1, 1, 0x1e, 12, 1, 12, 0, 13, 0, 220, 5, 14, 0, 2, 0, 0, 0, 0, 1, 0, 0,
+        ],
+    ];
+    vec![
+        [&set_up[..], &other, &chain, &chain].concat(),
+        // The memory goes while the rings run, then the VMM.
+        [&set_up[..], &chain, &[21, 0, 0], &chain, &[22, 0]].concat(),
+        by_hand.concat(),
+        // A message by its bytes, in two steps.
+        [
+            &[0, 0, 1, 9, 0, 0, 0][..],
+            &[1, 0, 0, 8, 0, 2, 0, 0, 0, 9, 0, 0, 0],
+            &[1, 0, 0, 4, 0, 8, 0, 0, 0],
+        ]
+        .concat(),
+    ]
+}
+
+const TEXTS: &[&str] = &[
+    r#"messages { revision: 0 message_0 { message_id: "7" request { nic_add { id: "vm1" mac: "52:54:00:00:00:01" vni: 42 ip: "10.0.0.1" ip: "2001:db8::1" security_group: "web" ip_anti_spoof: true type: VHOST_USER_SERVER packet_trace: false } } } }"#,
+    r#"messages { revision: 0 message_0 { request { nic_add { id: "vm2" mac: "52:54:00:00:00:02" vni: 42 type: BENCH btype: "ICMP_SND_LIKE" dip: "10.0.0.1" dmac: "52:54:00:00:00:01" sniff_target_nic_id: "vm1" bypass_filtering: true } } } }"#,
+    r#"messages { revision: 0 message_0 { request { nic_update { id: "vm1" ip: "" security_group: "db" ip_anti_spoof: false packet_trace: true packet_trace_path: "/tmp/a" } } } }"#,
+    r#"messages { revision: 0 message_0 { request { sg_add { id: "web" member: "10.0.0.1" rule { direction: INBOUND protocol: 6 port_start: 80 port_end: 90 cidr { address: "10.0.0.0" mask_size: 8 } } rule { direction: OUTBOUND protocol: -1 security_group: "db" } } } } }"#,
+    r#"messages { revision: 0 message_0 { request { sg_rule_add { sg_id: "web" rule { direction: INBOUND protocol: 1 cidr { address: "::" mask_size: 0 } } } } } } messages { revision: 0 message_0 { request { sg_rule_del { sg_id: "web" rule { direction: INBOUND protocol: 1 cidr { address: "::" mask_size: 0 } } } } } }"#,
+    r#"messages { revision: 0 message_0 { request { sg_member_add { sg_id: "web" member: "10.0.0.9" } } } } messages { revision: 0 message_0 { request { sg_member_del { sg_id: "web" member: "10.0.0.9" } } } }"#,
+    r#"messages { revision: 0 message_0 { request { nic_list: true } } } messages { revision: 0 message_0 { request { sg_list: true } } } messages { revision: 0 message_0 { request { app_status: true } } }"#,
+    r#"messages { revision: 0 message_0 { request { nic_details: "" } } } messages { revision: 0 message_0 { request { sg_details: "" } } } messages { revision: 0 message_0 { request { nic_stats: "vm1" } } } messages { revision: 0 message_0 { request { nic_export: "vm1" } } }"#,
+    r#"messages { revision: 0 message_0 { request { sg_rule_list: "web" } } } messages { revision: 0 message_0 { request { sg_member_list: "web" } } } messages { revision: 0 message_0 { request { app_config { log_level: "info" } } } } messages { revision: 0 message_0 { request { app_quit: true } } }"#,
+    r#"messages { revision: 0 message_0 { request { nic_del: "vm2" } } } messages { revision: 0 message_0 { request { sg_del: "web" } } } messages { revision: 1 }"#,
+];
+
+fn configs() -> (v1::Config, v1::Config) {
+    let nic = |n: u8, kind: v1::NicKind| v1::Nic {
+        id: format!("vm{n}"),
+        mac: format!("52:54:00:00:00:{n:02x}"),
+        vni: 7,
+        kind: kind.into(),
+        addresses: vec![format!("10.0.0.{n}"), format!("2001:db8::{n}")],
+        security_groups: vec!["web".into(), "nobody".into()],
+        allowed_address_pairs: vec![v1::AddressPair {
+            net: "10.1.0.0/16".into(),
+            mac: "52:54:00:00:01:01".into(),
+        }],
+        timeouts: Some(v1::Timeouts {
+            tcp_established_secs: 600,
+            udp_secs: 30,
+            udp_stream_secs: 60,
+        }),
+        mtu: 9000,
+        ..Default::default()
+    };
+    let rule = |protocol, matching, peer| v1::Rule {
+        direction: v1::Direction::Ingress.into(),
+        protocol,
+        r#match: matching,
+        peer,
+    };
+    let ports = v1::rule::Match::Ports(v1::PortRange { start: 80, end: 90 });
+    let icmp = v1::rule::Match::Icmp(v1::IcmpMatch {
+        r#type: Some(8),
+        code: None,
+    });
+    let web = v1::Group {
+        id: "web".into(),
+        members: vec!["10.0.0.77".into()],
+        rules: vec![
+            rule(
+                Some(6),
+                Some(ports),
+                Some(v1::rule::Peer::Cidr("10.0.0.0/8".into())),
+            ),
+            rule(Some(1), Some(icmp), Some(v1::rule::Peer::Group("web".into()))),
+            rule(None, None, None),
+        ],
+        removal: v1::Removal::Drain.into(),
+        allow_midstream: true,
+    };
+    let bench = v1::Nic {
+        bench: Some(v1::Bench {
+            role: v1::bench::Role::IcmpSender.into(),
+            target_ip: "10.0.0.1".into(),
+            target_mac: "52:54:00:00:00:01".into(),
+        }),
+        ..nic(3, v1::NicKind::Bench)
+    };
+    let sniffer = v1::Nic {
+        sniff_target: "vm1".into(),
+        ..nic(4, v1::NicKind::Tap)
+    };
+    let config = |nics, groups| v1::Config { nics, groups };
+    let small = config(vec![nic(1, v1::NicKind::VhostUser)], vec![]);
+    let large = config(
+        vec![
+            nic(1, v1::NicKind::VhostUser),
+            nic(2, v1::NicKind::Tap),
+            bench,
+            sniffer,
+        ],
+        vec![web],
+    );
+    (small, large)
+}

@@ -1,0 +1,364 @@
+//! Target `session`: messages of hostile VMMs, with descriptors of all kinds, and frames in between.
+//!
+//! Promises: no message or order of messages does more than end its own session; ports are handed over and taken back
+//! in turn; a reply is a message; the memory of the guest beside is untouched; after the last session has ended no port
+//! of it is left.
+//!
+//! Input: steps of two VMMs, each a byte (its top bit says which VMM) and what the step takes: see [`Vmm::step`].
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use io::frame::Batch;
+use io::port::Port;
+use io::vhost::features::{self, protocol};
+use io::vhost::message::{HEADER_LEN, Reader};
+use io::vhost::request::*;
+use io::vhost::session::{Outcome, Session};
+use io::vhost::{NicOptions, PortKey, PortSink, PortState};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::MemfdFlags;
+use testkit::vhost_frontend::{message, pair};
+use wire::Mac;
+
+use crate::input::Input;
+use crate::witness::{EVERYTHING, Witness};
+
+const STEPS_MAX: usize = 200;
+const MEMORY: u64 = 64 << 10;
+const USER: u64 = 0x7f00_0000_0000;
+
+/// Ports by session.
+#[derive(Default)]
+struct Switch(Mutex<BTreeMap<PortKey, Port>>);
+
+impl Switch {
+    fn ports(&self) -> MutexGuard<'_, BTreeMap<PortKey, Port>> {
+        self.0.lock().expect("no panic before this one")
+    }
+
+    /// Every port's frames go to every other port and to the witness.
+    fn turn(&self, witness: &mut Witness) {
+        let mut ports = self.ports();
+        let mut batch = Batch::new();
+        let keys: Vec<PortKey> = ports.keys().copied().collect();
+        for from in &keys {
+            let source = ports.get_mut(from).expect("a port that was there");
+            let _ = source.receive(&mut batch);
+            for (_, target) in ports.iter_mut().filter(|(key, _)| *key != from) {
+                for index in 0..batch.len() {
+                    let _ = target.transmit(&batch, index);
+                }
+                let _ = target.flush();
+            }
+            for index in 0..batch.len() {
+                if batch.frames()[index].fault().is_none()
+                    && let Err(error) = witness.port.transmit(&batch, index)
+                {
+                    assert!(Witness::may_refuse(error), "{error}");
+                }
+            }
+            witness.receive();
+            let source = ports.get_mut(from).expect("a port that was there");
+            source.complete(&mut batch);
+            source.arm();
+            source.drain_kick();
+            source.disarm();
+            let _ = source.ring_state();
+        }
+    }
+}
+
+impl PortSink for Switch {
+    fn attach(&self, key: PortKey, port: Port) {
+        assert!(self.ports().insert(key, port).is_none(), "two ports for {key:?}");
+    }
+
+    fn detach(&self, key: PortKey) -> Option<Port> {
+        let port = self.ports().remove(&key);
+        assert!(port.is_some(), "took back a port that was not handed over");
+        port
+    }
+
+    fn state(&self, _: PortKey, _: PortState) {}
+}
+
+struct Vmm {
+    key: PortKey,
+    nic: Arc<NicOptions>,
+    switch: Arc<Switch>,
+    session: Option<Session>,
+    reader: Reader,
+    memory: OwnedFd,
+}
+
+/// Plays two VMMs.
+pub fn session(data: &[u8]) {
+    let mut input = Input::new(data);
+    let switch = Arc::new(Switch::default());
+    let mut witness = Witness::new(EVERYTHING);
+    let mut vmms = [1, 2].map(|key| Vmm::new(PortKey(key), switch.clone()));
+    for _ in 0..STEPS_MAX {
+        if input.is_empty() {
+            break;
+        }
+        let op = input.u8();
+        match op & 0x1f {
+            0x1e | 0x1f => switch.turn(&mut witness),
+            step => vmms[usize::from(op >> 7)].step(step, &mut input),
+        }
+    }
+    switch.turn(&mut witness);
+    for vmm in &mut vmms {
+        vmm.hang_up();
+    }
+    assert!(switch.ports().is_empty(), "a port without a session");
+    witness.check();
+}
+
+impl Vmm {
+    fn new(key: PortKey, switch: Arc<Switch>) -> Vmm {
+        let memory = rustix::fs::memfd_create("vmm", MemfdFlags::CLOEXEC).expect("a memfd");
+        rustix::fs::ftruncate(&memory, MEMORY).expect("memory for a guest");
+        let nic = NicOptions {
+            name: "fuzzed".to_owned(),
+            mac: Mac([2, 0, 0, 0, 0, 1]),
+            mtu: Some(1500),
+            offloads: true,
+        };
+        Vmm {
+            key,
+            nic: Arc::new(nic),
+            switch,
+            session: None,
+            reader: Reader::new(),
+            memory,
+        }
+    }
+
+    fn step(&mut self, step: u8, input: &mut Input) {
+        let ring = u32::from(input.u8() % 3);
+        match step {
+            // Anything at all.
+            0 => {
+                let (request, flags) = (u32::from(input.u8()), u32::from(input.u8()));
+                let payload = input.piece();
+                let fds = self.descriptors(input);
+                self.say(&message(request, flags, payload), fds);
+            }
+            1 => {
+                let fds = self.descriptors(input);
+                self.say(input.piece(), fds);
+            }
+            2 => self.number(SET_FEATURES, features::offered(true, true) & input.u64()),
+            3 => self.number(SET_PROTOCOL_FEATURES, protocol::OFFERED & u64::from(input.u8())),
+            4 => self.memory_table(input),
+            5 => self.tell(SET_VRING_NUM, &pair(ring, 1 << (input.u8() % 17)), vec![]),
+            6 => self.tell(SET_VRING_BASE, &pair(ring, input.u16().into()), vec![]),
+            7 => {
+                let mut payload = pair(ring, u32::from(input.u8() == 0xff));
+                for _ in 0..3 {
+                    let at = USER + u64::from(input.u16()) * 2;
+                    payload.extend(at.to_ne_bytes());
+                }
+                payload.extend(0u64.to_ne_bytes());
+                self.tell(SET_VRING_ADDR, &payload, vec![]);
+            }
+            8 => self.ring_fd(SET_VRING_KICK, ring, input),
+            9 => self.ring_fd(SET_VRING_CALL, ring, input),
+            10 => self.ring_fd(SET_VRING_ERR, ring, input),
+            11 => self.tell(SET_VRING_ENABLE, &pair(ring, u32::from(input.u8() & 3)), vec![]),
+            12 => self.tell(GET_VRING_BASE, &pair(ring, 0), vec![]),
+            13 => self.number(NET_SET_MTU, input.u16().into()),
+            14 => self.number(SEND_RARP, input.u64()),
+            15 => {
+                let plain = [
+                    GET_FEATURES,
+                    GET_PROTOCOL_FEATURES,
+                    GET_QUEUE_NUM,
+                    SET_OWNER,
+                    RESET_OWNER,
+                ];
+                self.tell(plain[usize::from(input.u8()) % plain.len()], &[], vec![]);
+            }
+            16..=20 => self.write(input),
+            21 => self.cut_short(u64::from(input.u8() % 17) << 12),
+            22 => self.hang_up(),
+            23 => self.set_up(input.u64(), input.u8()),
+            24 => self.offer_chain(ring, input),
+            _ => self.tell(step.into(), &[], vec![]),
+        }
+    }
+
+    /// What an honest VMM says first, all of it.
+    fn set_up(&mut self, features: u64, choice: u8) {
+        self.number(SET_PROTOCOL_FEATURES, protocol::OFFERED);
+        self.number(
+            SET_FEATURES,
+            features::offered(true, true) & (features | features::VERSION_1),
+        );
+        let mut table = 1u64.to_ne_bytes().to_vec();
+        for word in [0, MEMORY, USER, 0] {
+            table.extend(word.to_ne_bytes());
+        }
+        let fd = self.memory.try_clone().expect("a duplicate");
+        self.tell(SET_MEM_TABLE, &table, vec![fd]);
+        for ring in 0..2 {
+            let at = USER + u64::from(ring) * 0x4000;
+            self.tell(SET_VRING_NUM, &pair(ring, 1 << (choice % 8)), vec![]);
+            self.tell(SET_VRING_BASE, &pair(ring, 0), vec![]);
+            let mut payload = pair(ring, 0);
+            for place in [at, at + 0x2000, at + 0x1000, 0] {
+                payload.extend(place.to_ne_bytes());
+            }
+            self.tell(SET_VRING_ADDR, &payload, vec![]);
+            self.tell(SET_VRING_KICK, &u64::from(ring).to_ne_bytes(), vec![event()]);
+            self.tell(SET_VRING_CALL, &u64::from(ring).to_ne_bytes(), vec![event()]);
+            self.tell(SET_VRING_ENABLE, &pair(ring, 1), vec![]);
+        }
+    }
+
+    /// A descriptor and an available entry where [`set_up`](Self::set_up) has put the rings.
+    fn offer_chain(&mut self, ring: u32, input: &mut Input) {
+        let at = u64::from(ring % 2) * 0x4000;
+        let (index, addr, len) = (input.u8() % 128, input.u16(), input.u16());
+        let (flags, next) = (input.u8() & 7, input.u8() % 128);
+        let bytes =
+            testkit::ring_driver::queue::descriptor(addr.into(), len.into(), flags.into(), next.into());
+        self.write_at(at + 16 * u64::from(index), &bytes);
+        let avail = input.u8();
+        self.write_at(
+            at + 0x1004 + 2 * u64::from(avail % 128),
+            &u16::from(index).to_le_bytes(),
+        );
+        self.write_at(at + 0x1002, &(u16::from(avail) + 1).to_le_bytes());
+    }
+
+    fn memory_table(&mut self, input: &mut Input) {
+        let count = usize::from(input.u8() % 9);
+        let mut payload = (count as u64).to_ne_bytes().to_vec();
+        let mut fds = Vec::new();
+        for index in 0..count {
+            let choice = input.u8();
+            let mut words = [index as u64 * MEMORY, MEMORY, USER + index as u64 * MEMORY, 0];
+            for (bit, word) in words.iter_mut().enumerate() {
+                match choice >> (2 * bit) & 3 {
+                    1 => *word = u64::from(input.u8()) << 9,
+                    2 => *word = word.wrapping_sub(u64::from(input.u8())),
+                    3 => *word = input.u64(),
+                    _ => {}
+                }
+                payload.extend(word.to_ne_bytes());
+            }
+            fds.push(self.descriptor(if choice == 0xff { input.u8() } else { 0 }));
+        }
+        self.tell(SET_MEM_TABLE, &payload, fds);
+    }
+
+    fn ring_fd(&mut self, request: u32, ring: u32, input: &mut Input) {
+        let choice = input.u8();
+        let (none, kind) = (choice & 1 != 0, choice >> 1);
+        let fds = if none {
+            vec![]
+        } else {
+            vec![self.descriptor(if kind < 64 { 1 } else { kind })]
+        };
+        self.number_with(request, u64::from(ring) | u64::from(none) << 8, fds);
+    }
+
+    fn descriptors(&self, input: &mut Input) -> Vec<OwnedFd> {
+        (0..input.u8() % 11)
+            .map(|_| self.descriptor(input.u8()))
+            .collect()
+    }
+
+    fn descriptor(&self, kind: u8) -> OwnedFd {
+        match kind % 4 {
+            0 => self.memory.try_clone().expect("a duplicate"),
+            1 => event(),
+            2 => rustix::pipe::pipe().expect("a pipe").0,
+            _ => File::open("/dev/null").expect("a file").into(),
+        }
+    }
+
+    fn number(&mut self, request: u32, value: u64) {
+        self.number_with(request, value, vec![]);
+    }
+
+    fn number_with(&mut self, request: u32, value: u64, fds: Vec<OwnedFd>) {
+        self.tell(request, &value.to_ne_bytes(), fds);
+    }
+
+    fn tell(&mut self, request: u32, payload: &[u8], fds: Vec<OwnedFd>) {
+        self.say(&message(request, 9, payload), fds);
+    }
+
+    /// Says bytes as the server would read them; hangs up when it would.
+    fn say(&mut self, bytes: &[u8], mut fds: Vec<OwnedFd>) {
+        let session = self
+            .session
+            .get_or_insert_with(|| Session::new(self.key, self.nic.clone(), self.switch.clone()));
+        let mut rest = bytes;
+        let mut close = false;
+        while !rest.is_empty() && !close {
+            let space = self.reader.space();
+            let count = space.len().min(rest.len());
+            assert!(count > 0, "a reader without space");
+            space[..count].copy_from_slice(&rest[..count]);
+            rest = &rest[count..];
+            match self.reader.filled(count, std::mem::take(&mut fds)) {
+                Ok(None) => {}
+                Ok(Some(message)) => close = answered(session.handle(message)),
+                Err(error) => {
+                    session.unreadable(error);
+                    close = true;
+                }
+            }
+            let _ = session.info();
+        }
+        if close {
+            self.hang_up();
+        }
+    }
+
+    fn hang_up(&mut self) {
+        if let Some(session) = self.session.take() {
+            session.end();
+        }
+        self.reader = Reader::new();
+        assert!(
+            !self.switch.ports().contains_key(&self.key),
+            "a port without a session"
+        );
+    }
+
+    fn write(&mut self, input: &mut Input) {
+        let at = u64::from(input.u16());
+        let len = usize::from(input.u8());
+        self.write_at(at, input.take(len));
+    }
+
+    /// Into the file, which is the guest's memory.
+    fn write_at(&mut self, at: u64, bytes: &[u8]) {
+        let len = bytes.len().min((MEMORY - at.min(MEMORY)) as usize);
+        rustix::io::pwrite(self.memory.as_fd(), &bytes[..len], at).expect("room in a memfd");
+    }
+
+    fn cut_short(&mut self, len: u64) {
+        rustix::fs::ftruncate(&self.memory, len).expect("a memfd without seals");
+    }
+}
+
+/// True when the connection is to be closed.
+fn answered(outcome: Outcome) -> bool {
+    if let Some(reply) = outcome.reply {
+        assert_eq!(reply.len(), HEADER_LEN + 8, "a reply of another length");
+    }
+    outcome.close
+}
+
+fn event() -> OwnedFd {
+    eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd")
+}

@@ -1,0 +1,105 @@
+//! Target `v0`: requests of the v0 API, from bytes to the controller and back, with and without encryption.
+//!
+//! Promises: every request has an answer that parses, one message for one; the configuration in force can be
+//! declared again and is then nothing new; the attachments' and the data plane's contracts are kept ([`world`]).
+//!
+//! Input: a byte (odd: encrypted), then request frames with their lengths before them. When the byte is 2 or 3 modulo
+//! 4 the frames are text format, which a fuzzer finds easier to write.
+
+#[path = "../../daemon/src/v0/convert.rs"]
+mod convert;
+#[path = "../../daemon/src/v0/handler.rs"]
+#[allow(dead_code)] // what the server alone uses
+mod handler;
+#[path = "../../daemon/src/v0/requests.rs"]
+mod requests;
+
+use std::sync::Arc;
+
+use api::encrypted::{Key, decrypt, encrypt};
+use api::v0::{Encrypted, Message, Messages};
+use api::{strict, text_format};
+use prost::Message as _;
+
+use crate::app::App;
+use crate::input::Input;
+use crate::world;
+use handler::Handler;
+
+/// Requests that are carried out, one after the other, by one daemon.
+const REQUESTS_MAX: usize = 16;
+
+/// Carries out requests.
+pub fn v0(data: &[u8]) {
+    let mut input = Input::new(data);
+    let kind = input.u8();
+    let key = (kind & 1 == 1).then(|| Key::from([7; 32]));
+    let app = Arc::new(App::new(world::controller()));
+    let handler = Handler::new(app.clone(), key.clone());
+    for _ in 0..REQUESTS_MAX {
+        if input.is_empty() {
+            break;
+        }
+        let piece = input.piece();
+        let request = if kind & 2 == 0 {
+            piece.to_vec()
+        } else {
+            let text = std::str::from_utf8(piece).unwrap_or_default();
+            text_format::parse(text).map_or_else(|_| piece.to_vec(), |messages| messages.encode_to_vec())
+        };
+        match &key {
+            None => clear(&handler, &request),
+            Some(key) => sealed(&handler, key, &request),
+        }
+        world::check(&mut app.control());
+    }
+}
+
+fn clear(handler: &Handler, request: &[u8]) {
+    let answer = handler.answer(request).bytes;
+    if let Ok(asked) = strict::decode(request) {
+        let answered = Messages::decode(&*answer).expect("an answer that parses");
+        let expected = if asked.encrypted.is_some() {
+            1
+        } else {
+            asked.messages.len().max(1)
+        };
+        assert_eq!(answered.messages.len(), expected);
+        // What a client's own printer makes of both.
+        let text = text_format::print(&asked);
+        assert_eq!(text_format::parse(&text).as_ref(), Ok(&asked), "{text}");
+    } else {
+        Message::decode(&*answer).expect("an error that parses");
+    }
+}
+
+/// The bytes once as they are, where the envelope belongs, and once properly encrypted.
+fn sealed(handler: &Handler, key: &Key, bytes: &[u8]) {
+    assert!(
+        decrypt(key, bytes).is_err(),
+        "bytes that this key has encrypted, by chance"
+    );
+    for content in [bytes.to_vec(), encrypt_same(key, bytes)] {
+        let encrypted = Encrypted {
+            error: None,
+            aes256cbc_sha512: Some(content),
+        };
+        let request = Messages {
+            messages: Vec::new(),
+            encrypted: Some(encrypted),
+        };
+        let answer = handler.answer(&request.encode_to_vec()).bytes;
+        let answer = strict::decode(&answer).expect("an answer that parses");
+        let envelope = answer.encrypted.expect("an answer in an envelope");
+        if let Some(inner) = envelope.aes256cbc_sha512 {
+            decrypt(key, &inner).expect("an answer under the same key");
+        }
+    }
+    handler.answer(bytes);
+}
+
+fn encrypt_same(key: &Key, clear: &[u8]) -> Vec<u8> {
+    let bytes = encrypt(key, clear);
+    assert_eq!(decrypt(key, &bytes).as_deref(), Ok(clear));
+    bytes
+}

@@ -1,0 +1,49 @@
+//! Target `v1`: whole configurations of the v1 API, through the daemon's converter and the model's checks.
+//!
+//! Promises: as of `v0`; and one configuration after another leads where the last one alone leads.
+//!
+//! Input: `v1.Config`s in protobuf with their lengths before them.
+
+#[path = "../../daemon/src/v1/convert.rs"]
+#[allow(dead_code)] // what the service alone uses
+mod convert;
+
+use api::v1::Config;
+use prost::Message;
+
+use crate::input::Input;
+use crate::world;
+
+/// Configurations that are applied one after the other.
+const CONFIGS_MAX: usize = 4;
+
+/// Applies configurations.
+pub fn v1(data: &[u8]) {
+    let mut input = Input::new(data);
+    let mut control = world::controller();
+    for _ in 0..CONFIGS_MAX {
+        if input.is_empty() {
+            return;
+        }
+        let Ok(config) = Config::decode(input.piece()) else {
+            continue;
+        };
+        let Ok(config) = convert::config(config, control.settings()) else {
+            continue;
+        };
+        let tried = control.apply(config.clone(), true);
+        let before = control.config();
+        match control.apply(config.clone(), false) {
+            Ok(diff) => {
+                assert_eq!(Ok(diff), tried, "a dry run said something else");
+                let mut fresh = world::controller();
+                fresh
+                    .apply(config, false)
+                    .expect("a configuration that was accepted");
+                assert_eq!(fresh.config(), control.config());
+            }
+            Err(_) => assert_eq!(control.config(), before, "an error changed something"),
+        }
+        world::check(&mut control);
+    }
+}
