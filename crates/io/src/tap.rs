@@ -11,6 +11,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
+use wire::Mac;
 use wire::offload::{Gso, Offload};
 use wire::virtio_net::{self, HDR_LEN_MRG};
 
@@ -60,6 +61,15 @@ impl TapPort {
             broken: None,
             reported: false,
         })
+    }
+
+    /// Gives the interface another MAC address and MTU (`None`: it keeps its own), wherever it was moved and whatever
+    /// it was renamed to. For whoever owns the port, before it is a worker's: a call or two of the system.
+    pub fn reconfigure(&mut self, mac: Mac, mtu: Option<u16>) -> Result<(), TapError> {
+        let Some(fd) = &self.fd else { return Ok(()) };
+        device::reconfigure(fd, &self.name, mac, mtu)?;
+        self.mtu = mtu.or(self.mtu);
+        Ok(())
     }
 
     pub(crate) fn receive(&mut self, batch: &mut Batch) -> Result<usize, PortError> {

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use butterfly_io::vhost::features::{MRG_RXBUF, PROTOCOL_FEATURES, VERSION_1};
+use butterfly_io::vhost::features::{MRG_RXBUF, MTU, PROTOCOL_FEATURES, VERSION_1};
 use butterfly_io::vhost::request::*;
 use butterfly_io::vhost::{NicOptions, PortKey, PortState, Server, ServerError};
 use switch::{PATIENCE, Switch, nic, open_fds};
@@ -410,6 +410,28 @@ fn sockets_are_made_where_they_can_be_and_say_why_not() {
     let _theirs = UnixListener::bind(&used).unwrap();
     assert!(lab.server().close(PortKey(9)));
     assert!(std::fs::metadata(&used).unwrap().file_type().is_socket());
+}
+
+#[test]
+fn other_options_are_for_the_next_session() {
+    let lab = Lab::new();
+    let options = |mtu| NicOptions {
+        offloads: false,
+        mtu,
+        ..nic("nic-1")
+    };
+    lab.server().listen(A, &lab.path(A), options(None)).unwrap();
+    let offered = |vmm: &mut Frontend| {
+        vmm.send(GET_FEATURES, &[], &[]).unwrap();
+        u64::from_ne_bytes(vmm.reply(GET_FEATURES).unwrap())
+    };
+    let mut vmm = lab.connect(A);
+    let before = offered(&mut vmm);
+    assert!(lab.server().change(A, options(Some(9000))));
+    assert_eq!(offered(&mut vmm), before, "a session keeps what it was told");
+    drop(vmm);
+    assert_eq!(offered(&mut lab.connect(A)), before | MTU);
+    assert!(!lab.server().change(B, options(None)), "nobody of that key");
 }
 
 #[test]

@@ -4,9 +4,11 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
+use rustix::net::{AddressFamily, SocketType};
+use rustix::thread::LinkNameSpaceType;
 use wire::Mac;
 use wire::virtio_net::HDR_LEN_MRG;
 
@@ -87,12 +89,8 @@ pub(super) fn open(options: &TapOptions) -> Result<Device, TapError> {
     set_int(&file, libc::TUNSETVNETLE, 1).map_err(step("TUNSETVNETLE"))?;
     let uso = set_offloads(&file, options.offloads).map_err(step("TUNSETOFFLOAD"))?;
 
-    let socket = rustix::net::socket(
-        rustix::net::AddressFamily::INET,
-        rustix::net::SocketType::DGRAM,
-        None,
-    )
-    .map_err(|error| step("opening a socket")(error.into()))?;
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)
+        .map_err(|error| step("opening a socket")(error.into()))?;
     set_mac(&socket, name, options.mac).map_err(step("setting its MAC address"))?;
     if let Some(mtu) = options.mtu {
         set_mtu(&socket, name, mtu).map_err(step("setting its MTU"))?;
@@ -100,6 +98,46 @@ pub(super) fn open(options: &TapOptions) -> Result<Device, TapError> {
     refuse_router_advertisements(name);
     set_up(&socket, name).map_err(step("setting it up"))?;
     Ok(Device { fd: file.into(), uso })
+}
+
+/// Sets MAC and MTU of a device that is open. The descriptor takes the MAC in any namespace; the MTU is set by a socket
+/// of the namespace where the interface is now, made by a thread that goes there.
+pub(super) fn reconfigure(fd: &OwnedFd, name: &str, mac: Mac, mtu: Option<u16>) -> Result<(), TapError> {
+    let step = |step: &'static str| {
+        move |error: io::Error| TapError::Step {
+            name: name.to_owned(),
+            step,
+            error,
+        }
+    };
+    set_mac(fd, name, mac).map_err(step("setting its MAC address"))?;
+    let Some(mtu) = mtu else { return Ok(()) };
+    let set = || {
+        let mut current = request(name);
+        ioctl(fd, libc::TUNGETIFF, &mut current)?;
+        let socket = socket_beside(fd)?;
+        current.ifr_ifru.ifru_mtu = mtu.into();
+        ioctl(&socket, libc::SIOCSIFMTU, &mut current)
+    };
+    set().map_err(step("setting its MTU"))
+}
+
+/// A socket in the network namespace where the device is.
+fn socket_beside(fd: &OwnedFd) -> io::Result<OwnedFd> {
+    // SAFETY: TUNGETDEVNETNS takes no argument.
+    let namespace = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNGETDEVNETNS, 0) };
+    check(namespace)?;
+    // SAFETY: the call has just made this descriptor, and nobody else knows it.
+    let namespace = unsafe { OwnedFd::from_raw_fd(namespace) };
+    let thread = std::thread::Builder::new().name("tap".to_owned());
+    let there = thread.spawn(move || {
+        // This thread alone, which ends at once.
+        rustix::thread::move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
+        Ok(rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?)
+    })?;
+    there
+        .join()
+        .unwrap_or_else(|_| Err(io::Error::other("the thread in its namespace panicked")))
 }
 
 fn is_valid_name(name: &str) -> bool {

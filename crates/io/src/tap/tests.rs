@@ -220,6 +220,36 @@ fn the_interface_is_as_asked_for_and_goes_with_the_port() {
 }
 
 #[test]
+fn another_mac_and_mtu_reach_the_interface_wherever_it_is() {
+    let (Some(host), Some(container)) = (Namespace::new(), Namespace::new()) else {
+        return;
+    };
+    let mut port = host.open(options("tap0", 7, true)).unwrap();
+    let shown = |space: &Namespace| {
+        let show = || Command::new("ip").args(["link", "show"]).output().unwrap().stdout;
+        String::from_utf8(space.run(show)).unwrap()
+    };
+    port.reconfigure(Mac([2, 0, 0, 0, 0, 8]), Some(1300)).unwrap();
+    let here = shown(&host);
+    assert!(
+        here.contains("mtu 1300") && here.contains("02:00:00:00:00:08"),
+        "{here}"
+    );
+    assert_eq!(port.mtu(), Some(1300));
+
+    host.ip(&format!("link set tap0 netns {}", container.tid));
+    container.ip("link set tap0 name eth0");
+    container.ip("link set eth0 up");
+    port.reconfigure(Mac([2, 0, 0, 0, 0, 9]), Some(1200)).unwrap();
+    let there = shown(&container);
+    for part in ["eth0", "mtu 1200", "02:00:00:00:00:09", ",UP"] {
+        assert!(there.contains(part), "{part} is missing: {there}");
+    }
+    let refused = port.reconfigure(Mac([1, 0, 0, 0, 0, 1]), None).unwrap_err();
+    assert!(matches!(refused, TapError::Step { .. }), "{refused}");
+}
+
+#[test]
 fn a_port_lives_on_in_another_namespace_and_says_once_when_it_is_removed() {
     let (Some(host), Some(container)) = (Namespace::new(), Namespace::new()) else {
         return;

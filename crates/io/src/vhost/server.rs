@@ -107,6 +107,7 @@ enum Command {
         Box<End>,
         mpsc::Sender<Result<(), ServerError>>,
     ),
+    Change(PortKey, NicOptions, mpsc::Sender<bool>),
     Close(PortKey, mpsc::Sender<bool>),
     Nics(mpsc::Sender<Vec<NicInfo>>),
     Stop,
@@ -154,6 +155,13 @@ impl Server {
         let end = Box::new(End::Client(Client::new(path)?));
         self.ask(|answer| Command::Open(key, nic, end, answer))
             .ok_or(ServerError::Stopped)?
+    }
+
+    /// Gives a NIC other options, from its next session on: a connected guest has been offered the old ones. False when
+    /// there is none of that key.
+    pub fn change(&self, key: PortKey, nic: NicOptions) -> bool {
+        self.ask(|answer| Command::Change(key, nic, answer))
+            .unwrap_or(false)
     }
 
     /// Ends what [`listen`](Server::listen) or [`connect`](Server::connect) has begun, the socket and the session;
@@ -261,6 +269,7 @@ impl Thread {
             for command in commands.try_iter() {
                 match command {
                     Command::Open(key, nic, end, answer) => drop(answer.send(self.open(key, nic, *end))),
+                    Command::Change(key, options, answer) => drop(answer.send(self.change(key, options))),
                     Command::Close(key, answer) => drop(answer.send(self.close(key))),
                     Command::Nics(answer) => drop(answer.send(self.info())),
                     Command::Stop => {
@@ -296,6 +305,11 @@ impl Thread {
         );
         self.dial();
         Ok(())
+    }
+
+    fn change(&mut self, key: PortKey, options: NicOptions) -> bool {
+        let nic = self.nics.get_mut(&key);
+        nic.map(|nic| nic.options = Arc::new(options)).is_some()
     }
 
     fn close(&mut self, key: PortKey) -> bool {
