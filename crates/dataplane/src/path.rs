@@ -24,6 +24,9 @@ const HOUSEKEEPING_MS: u32 = 100;
 const SWEEPS: u32 = 64;
 const SWEEP_STEP: u32 = 256;
 
+/// Room for so many jobs is kept; floods of large networks need more, and give it back.
+const JOBS_KEPT: usize = 16 * 1024;
+
 /// Wide searches for the flow of an ICMP error, between two housekeepings.
 const WIDE_SEARCHES: u32 = 64;
 
@@ -69,11 +72,15 @@ impl Path {
         self.view.take_up(snapshot, |slot| flows.remove_owned(slot))
     }
 
-    /// Judges and delivers what the NIC in `source` has sent.
-    pub(crate) fn run(&mut self, source: PortSlot, batch: &Batch, ports: &mut Ports, now: Now) {
+    /// Judges and delivers what the NIC in `source` has sent. Gives how many targets that made.
+    pub(crate) fn run(&mut self, source: PortSlot, batch: &Batch, ports: &mut Ports, now: Now) -> usize {
         let bytes: usize = batch.frames().iter().map(|frame| frame.len()).sum();
         self.counters.received(source, batch.len() as u64, bytes as u64);
         self.round(source, batch, ports, now, true);
+        let targets = self.jobs.len();
+        if targets > JOBS_KEPT {
+            self.jobs = Vec::new();
+        }
         while !self.released.is_empty() {
             let mut spare = std::mem::take(&mut self.spare);
             spare.clear();
@@ -86,10 +93,12 @@ impl Path {
             self.round(source, &spare, ports, now, false);
             self.spare = spare;
         }
+        targets
     }
 
     fn round(&mut self, source: PortSlot, batch: &Batch, ports: &mut Ports, now: Now, fresh: bool) {
         let Some(nic) = self.view.port(source) else {
+            self.jobs.clear();
             return;
         };
         let mut round = Round {

@@ -25,6 +25,8 @@ pub(crate) struct Attached {
     pub parked: bool,
     /// When a frame came from it last, or when it came itself: monotonic nanoseconds.
     pub heard_ns: u64,
+    /// Copies of its frames that it has not waited for yet: see `Worker::serve`.
+    pub debt: usize,
 }
 
 impl Attached {
@@ -52,6 +54,7 @@ impl Ports {
             wakes,
             parked: false,
             heard_ns: now_ns,
+            debt: 0,
         });
     }
 

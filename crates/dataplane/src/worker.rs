@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::Duration;
 
-use io::frame::Batch;
+use io::frame::{BATCH, Batch};
 use io::poll::{Doorbell, Poller};
 use io::port::Port;
 
@@ -56,7 +56,7 @@ pub struct Turn {
     pub frames: usize,
     /// Commands carried out.
     pub commands: usize,
-    /// A dump or a sweep is under way: call again soon.
+    /// A dump or a sweep is under way, or a sender waits for others: call again soon.
     pub busy: bool,
     /// The worker was told to stop: do not call again.
     pub stopped: bool,
@@ -82,6 +82,8 @@ pub struct Worker {
     /// When it last went to sleep; counted with the next turn, which knows the time.
     slept_at: Option<u64>,
     on_broken: Box<dyn Fn(PortSlot, String) + Send>,
+    /// A port has skipped this turn for what its frames have cost.
+    owing: bool,
 }
 
 /// The poller's token of the doorbell; ports have their slot.
@@ -115,6 +117,7 @@ impl Worker {
             called: false,
             slept_at: None,
             on_broken: config.on_broken,
+            owing: false,
         };
         let handle = WorkerHandle {
             commands: sender,
@@ -146,7 +149,7 @@ impl Worker {
         self.load.turns += 1;
         self.load.busy_turns += u64::from(turn.frames > 0);
         self.load.frames += turn.frames as u64;
-        turn.busy = !self.dumps.is_empty() || self.path.has_work();
+        turn.busy = !self.dumps.is_empty() || self.path.has_work() || std::mem::take(&mut self.owing);
         turn.stopped = self.stopped;
         turn
     }
@@ -262,6 +265,13 @@ impl Worker {
             // What a port sends whose NIC is not configured (yet) waits in its ring.
             return 0;
         };
+        // A broadcast costs as much as the frames that it becomes. Who sends many waits while the others have their
+        // turns, so that each sender gets the same part of the worker and not of the frames.
+        if attached.debt >= BATCH {
+            attached.debt -= BATCH;
+            self.owing = true;
+            return 0;
+        }
         attached.port.tick(now.mono_ns);
         let received = attached.port.receive(&mut self.batch);
         if let Err(error) = &received {
@@ -274,11 +284,12 @@ impl Worker {
         }
         attached.heard_ns = now.mono_ns;
         self.load.count_batch(frames);
-        self.path.run(slot, &self.batch, &mut self.ports, now);
+        let targets = self.path.run(slot, &self.batch, &mut self.ports, now);
         let on_broken = &self.on_broken;
         self.ports.flush(|slot, error| broke(on_broken, slot, &error));
         if let Some(attached) = self.ports.find(slot) {
             attached.port.complete(&mut self.batch);
+            attached.debt += targets.saturating_sub(frames);
         }
         frames
     }

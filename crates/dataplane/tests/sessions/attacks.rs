@@ -534,3 +534,28 @@ fn a_rule_for_a_group_does_not_match_who_borrows_a_members_address() {
         lab.refuses(thief, borrowed.udp(1, 2).build(), NoEgressRule);
     }
 }
+
+#[test]
+fn a_flood_of_broadcasts_takes_no_more_than_its_turn() {
+    for family in FAMILIES {
+        let (mut lab, c, d) = Lab::pair(vec![allow_all_in(None)]);
+        let flooder = lab.nic();
+        let crowd: Vec<Nic> = (0..60).map(|_| lab.nic()).collect();
+        let shout = build::frame(flooder.mac, Mac::BROADCAST).ip(flooder.ip(family), d.ip(family));
+        let shout = shout.udp(1, 2).build();
+        for _ in 0..320 {
+            lab.queue(flooder, shout.clone(), Offload::default());
+            lab.queue(c, udp(c, d, family, 1, 2), Offload::default());
+        }
+        for _ in 0..10 {
+            lab.sim.turn();
+        }
+        assert_eq!(lab.sim.port(c.slot).rx_frames, 320);
+        assert_eq!(lab.sim.port(flooder.slot).rx_frames, 32);
+        // It is heard out when its time comes.
+        lab.sim.run();
+        assert_eq!(lab.sim.port(flooder.slot).rx_frames, 320);
+        assert_eq!(lab.sim.port(crowd[0].slot).drops_to.iter().sum::<u64>(), 320);
+        assert_eq!(lab.received(d).len(), 640);
+    }
+}
