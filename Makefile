@@ -31,7 +31,9 @@ test: guest-image ## format, lints, all tests with real guests
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo build --workspace --bins
-	cargo test --workspace --no-fail-fast
+	@# The examples in comments first: where none has any, the output would end in "0 passed".
+	cargo test --workspace --doc
+	cargo test --workspace --lib --bins --tests --no-fail-fast
 
 # QUICK=1 keeps each of them under five minutes.
 QUICK_FLAG = $(if $(QUICK),--quick)
