@@ -3,10 +3,11 @@
 
 mod common;
 
-use butterfly_io::frame::FRAME_MAX;
+use butterfly_io::frame::{Batch, FRAME_MAX};
+use butterfly_io::port::{Port, TransmitError};
 use common::*;
 use testkit::ring_driver::{CANARY, GuestOptions, Shape};
-use wire::offload::Offload;
+use wire::offload::{Offload, PartialChecksum};
 
 const LENGTHS: [usize; 22] = [
     14, 15, 16, 42, 59, 60, 63, 64, 65, 115, 116, 117, 127, 128, 243, 244, 245, 255, 256, 257, 1514, 9014,
@@ -347,4 +348,61 @@ fn a_port_taken_apart_goes_on_where_it_stopped() {
         parts.transmitq = Some(SplitQueue::new(setup).unwrap());
         pair.from_port = VhostPort::new(parts).into();
     }
+}
+
+#[test]
+fn a_batch_in_one_call_arrives_as_one_by_one() {
+    let (mut one_by_one, mut at_once) = (receiver(), receiver());
+    let (mut single, mut whole) = (Port::from(one_by_one.port()), Port::from(at_once.port()));
+    let checksum = Offload {
+        checksum: Some(PartialChecksum { start: 34, offset: 6 }),
+        ..Offload::default()
+    };
+    let mut batch = Batch::new();
+    // As they are; through several chains; with a checksum to complete; cut short by nothing; no room at the end.
+    for (len, offload) in [
+        (60, Offload::default()),
+        (300, Offload::default()),
+        (1514, Offload::default()),
+        (80, checksum),
+        (61, Offload::default()),
+        (9014, Offload::default()),
+        (62, Offload::default()),
+        (63, Offload::default()),
+    ] {
+        batch.push_bytes(&pattern(len), offload);
+    }
+    // Out of order, and one of them twice.
+    let frames = [7, 0, 1, 2, 3, 3, 5, 4, 6];
+    let mut results = [Ok(()); 9];
+    whole.transmit_all(&batch, &frames, &mut results);
+    let expected = frames.map(|frame| single.transmit(&batch, frame.into()));
+    assert_eq!(results, expected);
+    assert_eq!(
+        results[6],
+        Err(TransmitError::Full),
+        "the large one finds no room"
+    );
+    assert_eq!(results[7], Ok(()), "and leaves what there is to smaller ones");
+    for port in [&mut single, &mut whole] {
+        port.flush().unwrap();
+    }
+    assert_eq!(whole.ring_state(), single.ring_state());
+    let got = at_once.receive();
+    assert_eq!(got, one_by_one.receive());
+    let frames: Vec<_> = got.into_iter().map(|got| got.frame).collect();
+    assert_eq!(frames[..4], [63, 60, 300, 1514].map(pattern));
+    assert_eq!(frames[4], frames[5]);
+    assert_ne!(frames[4], pattern(80), "its checksum was completed");
+    assert_eq!(frames[6..], [61, 62].map(pattern));
+}
+
+/// A guest without offloads that has a few small buffers.
+fn receiver() -> testkit::ring_driver::Guest {
+    testkit::ring_driver::Guest::new(GuestOptions {
+        features: PLAIN,
+        receive_shape: Shape::cut(&[512]),
+        receive_chains: 12,
+        ..GuestOptions::default()
+    })
 }

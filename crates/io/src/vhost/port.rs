@@ -132,7 +132,10 @@ impl VhostPort {
     }
 
     pub(crate) fn transmit(&mut self, batch: &Batch, index: usize) -> Result<(), TransmitError> {
-        deliver::deliver(batch, index, self.accepts, self)
+        debug_assert!(index < batch.len());
+        let mut result = [Ok(())];
+        self.transmit_all(batch, &[index as u8], &mut result);
+        result[0]
     }
 
     /// As [`Port::transmit_all`](crate::port::Port::transmit_all).
@@ -159,7 +162,7 @@ impl VhostPort {
                 done += written;
             }
             if done < frames.len() {
-                results[done] = self.transmit(batch, usize::from(frames[done]));
+                results[done] = deliver::deliver(batch, usize::from(frames[done]), accepts, self);
                 done += 1;
             }
         }
