@@ -3,17 +3,29 @@
 //! Guests and switch take turns on one core: nothing runs beside what is measured, and the numbers repeat. Cache
 //! lines that two cores share cost more than this shows; `switch` measures with them. Two switches are taken
 //! apart: `rings`, which takes what guest 0 sends and gives it to guest 1 without a look at it, and `switch`, the
-//! data plane with its rules. Each step is timed by the cycle counter in windows of many batches. Reported are
-//! the lowest window, which other work on the machine has disturbed least, and the median one; and beside
-//! them a fixed loop of arithmetic, to tell a slow machine from a slow switch.
+//! data plane with its rules. Each step of the first, and a turn of the second, is timed by the cycle counter in
+//! windows of many batches. Reported are the lowest window, which other work on the machine has disturbed
+//! least, and the median one; and beside them a fixed loop of arithmetic, to tell a slow machine from a slow
+//! switch.
 
+use std::sync::Arc;
+use std::time::Instant;
+
+use dataplane::ruleset::{Direction, Peer, RuleSet, RuleSpec};
+use dataplane::{
+    Epoch, Group, GroupIdx, Network, NetworkIdx, Now, PortConfig, PortSlot, PortUid, RuleSlot, Snapshot,
+    Timeouts, Worker, WorkerConfig, WorkerGone,
+};
 use io::cycles;
 use io::frame::{BATCH, Batch};
 use io::port::Port;
+use ipnet::{IpNet, Ipv4Net};
+use wire::Vni;
+use wire::offload::Offload;
 
 use crate::guest::Guest;
 use crate::load::{self, Load, Turns};
-use crate::peers::PeerError;
+use crate::peers::{GUEST_MACS, PeerError, guest_ip};
 use crate::report::{Ratios, Samples};
 
 /// Batches in a window: short enough that some windows are not interrupted.
@@ -40,6 +52,8 @@ pub fn run(quick: bool, only: &[String]) -> Result<Ratios, PeerError> {
         let reference = reference(windows);
         let steps = rings(load, windows)?;
         report("rings", load, &STEPS, &steps, reference, &mut ratios);
+        let turn = switch(load, windows)?;
+        report("switch", load, &["turn"], &[turn], reference, &mut ratios);
     }
     Ok(ratios)
 }
@@ -124,6 +138,168 @@ fn forward(
         *spent += pair[1] - pair[0];
     }
     Ok(())
+}
+
+/// The data plane with rules on.
+fn switch(load: Load, windows: usize) -> Result<Samples, PeerError> {
+    let mut guests = guests(load)?;
+    let ports = [guests[0].port()?, guests[1].port()?];
+    let mut switch = Switch::new(ports)?;
+    let script = load::script(load)?;
+    for (from, frame) in &script.first {
+        guests[*from].prepare(frame, &Offload::default());
+        guests[*from].send(1, |_| ());
+        switch.turn();
+    }
+    guests[0].receive();
+    guests[1].receive();
+    guests[0].prepare(&script.frame, &script.offload);
+    let mut turns = Turns::of(load);
+    let mut samples = Samples::default();
+    let flows = u64::from(load.flows());
+    // Every flow is seen before the first window.
+    let settle = 2 * flows.div_ceil(WINDOW * BATCH as u64) as usize;
+    for window in 0..settle + windows {
+        let mut spent = 0;
+        for _ in 0..WINDOW {
+            guests[0].send(BATCH as u16, |write| turns.next(write));
+            spent += switch.turn();
+            let arrived = guests[1].receive();
+            if usize::from(arrived) != BATCH {
+                return Err(PeerError(format!("{arrived} frames of {BATCH} arrived")));
+            }
+        }
+        if window >= settle {
+            samples.push(spent as f64 / (WINDOW * BATCH as u64) as f64);
+        }
+    }
+    guests[1].check_order()?;
+    Ok(samples)
+}
+
+/// A worker under rules.
+struct Switch {
+    worker: Worker,
+    started: Instant,
+}
+
+impl Switch {
+    /// The two ports, in one network and one group.
+    fn new(ports: [Port; 2]) -> Result<Switch, PeerError> {
+        let config = WorkerConfig {
+            max_flows: 1 << 22,
+            max_fragments: 1024,
+            max_learned_macs: 1024,
+            seed: 1,
+            on_broken: Box::new(|_, _| ()),
+        };
+        let (worker, handle) = Worker::new(config).map_err(|error| PeerError(format!("worker: {error}")))?;
+        let mut switch = Switch {
+            worker,
+            started: Instant::now(),
+        };
+        let snapshot = snapshot()?;
+        switch.answer(|| handle.publish(Arc::new(snapshot)))?;
+        for (slot, port) in ports.into_iter().enumerate() {
+            switch.answer(|| handle.attach(PortSlot(slot as u32), port))?;
+        }
+        Ok(switch)
+    }
+
+    /// Carries out what `ask` asks of the worker, on a thread of its own, as it waits for the answer.
+    fn answer<T: Send>(
+        &mut self,
+        ask: impl FnOnce() -> Result<T, WorkerGone> + Send,
+    ) -> Result<T, PeerError> {
+        std::thread::scope(|scope| {
+            let asking = scope.spawn(ask);
+            while !asking.is_finished() {
+                self.turn();
+            }
+            let answer = asking
+                .join()
+                .map_err(|_| PeerError("a command panicked".to_owned()))?;
+            answer.map_err(|error| PeerError(error.to_string()))
+        })
+    }
+
+    /// One turn; gives the cycles it took.
+    fn turn(&mut self) -> u64 {
+        let now = Now {
+            mono_ns: self.started.elapsed().as_nanos() as u64,
+            unix_ns: 0,
+        };
+        let start = cycles::now();
+        self.worker.turn(now);
+        cycles::now() - start
+    }
+}
+
+/// Two NICs in a group with the rules that `switch` has too.
+fn snapshot() -> Result<Snapshot, PeerError> {
+    let vni = Vni::new(1).map_err(|error| PeerError(error.to_string()))?;
+    let mut network = Network {
+        vni,
+        macs: Default::default(),
+        ports: Vec::new(),
+        learners: Vec::new(),
+    };
+    let mut snapshot = Snapshot {
+        epoch: Epoch(1),
+        ..Snapshot::default()
+    };
+    for (index, mac) in GUEST_MACS.iter().enumerate() {
+        let slot = PortSlot(index as u32);
+        let mac = mac.parse().map_err(|error| PeerError(format!("{error}")))?;
+        network.macs.insert(mac, slot);
+        network.ports.push(slot);
+        snapshot.ports.push_back(Some(Arc::new(PortConfig {
+            slot,
+            uid: PortUid(slot.0 + 1),
+            vni,
+            network: NetworkIdx(0),
+            mac,
+            addresses: vec![guest_ip(index).into()],
+            anti_spoof: false,
+            pairs: Vec::new(),
+            groups: vec![GroupIdx(0)],
+            bypass: false,
+            sniffers: Vec::new(),
+            is_sniffer: false,
+            allow_dhcp_server: false,
+            allow_router_advertisements: false,
+            learn_macs: false,
+            timeouts: Timeouts::default(),
+            flow_share: 1 << 21,
+            mtu: 1500,
+            trace: None,
+        })));
+    }
+    snapshot.networks.push_back(Some(Arc::new(network)));
+    let subnet = Peer::Net(IpNet::V4(Ipv4Net::new_assert(guest_ip(0), 24).trunc()));
+    let (first, last) = (
+        crate::TRAFFIC_PORT,
+        crate::TRAFFIC_PORT + crate::TRAFFIC_PORTS - 1,
+    );
+    let others = (2..crate::RULES).map(|number| crate::FIRST_RULE_PORT + number);
+    let tcp = others.chain([first]).map(|port| (6, port..=port));
+    let rules = tcp
+        .chain([(17, first..=last)])
+        .enumerate()
+        .map(|(slot, (protocol, selector))| RuleSpec {
+            direction: Direction::Ingress,
+            protocol: Some(protocol),
+            selector,
+            peer: subnet,
+            slot: RuleSlot(slot as u32),
+        });
+    let group = Group {
+        rules: RuleSet::new(rules.collect()),
+        members: [0, 1].map(|index| guest_ip(index).into()).into_iter().collect(),
+        ..Group::default()
+    };
+    snapshot.groups.push_back(Some(Arc::new(group)));
+    Ok(snapshot)
 }
 
 /// One line of the table.
