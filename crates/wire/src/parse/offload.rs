@@ -61,12 +61,18 @@ fn gso_suits(packet: &Packet, offload: &Offload) -> bool {
     if ip.fragment.is_some() || offload.gso_size == 0 || too_many {
         return false;
     }
-    match (offload.gso, ip.l4_info) {
-        (Gso::Tcp4, L4::Tcp { .. }) => !ip.v6,
-        (Gso::Tcp6, L4::Tcp { .. }) => ip.v6,
-        (Gso::Udp, L4::Udp { .. }) => true,
-        _ => false,
-    }
+    let field = match (offload.gso, ip.l4_info) {
+        (Gso::Tcp4, L4::Tcp { .. }) if !ip.v6 => 16,
+        (Gso::Tcp6, L4::Tcp { .. }) if ip.v6 => 16,
+        (Gso::Udp, L4::Udp { .. }) => 6,
+        _ => return false,
+    };
+    // Each segment has its own checksum to complete, and whoever cuts it looks for the headers where that begins.
+    let own = PartialChecksum {
+        start: ip.l4,
+        offset: field,
+    };
+    offload.checksum.is_none_or(|partial| partial == own)
 }
 
 #[cfg(test)]
@@ -132,6 +138,18 @@ mod tests {
         let error = build::frame(a, b).ip([10, 0, 0, 1], [10, 0, 0, 2]).icmp(3, 3, 0);
         let error = error.payload(&quote[14..]);
         assert!(suits(&error, 34, 2) && !suits(&error, 62, 2) && !suits(&error, 42, 0));
+    }
+
+    #[test]
+    fn what_is_to_be_cut_has_its_own_checksum_to_complete() {
+        let large = v4().udp(1, 2).payload(&[0; 3000]).gso(1000);
+        let (frame, offload) = large.build_with_offload();
+        let packet = parse::parse(&frame, frame.len()).unwrap();
+        assert_eq!(check_offload(&packet, frame.len(), &offload), Ok(()));
+        let checksum = Some(PartialChecksum { start: 60, offset: 6 });
+        let inner = Offload { checksum, ..offload };
+        let refused = check_offload(&packet, frame.len(), &inner);
+        assert_eq!(refused, Err(ParseError::Offload));
     }
 
     #[test]
