@@ -50,7 +50,7 @@ drop_reasons! {
     NdSpoofed = "nd_spoofed",
     /// The NIC answers as a DHCP or DHCPv6 server and is not allowed to.
     DhcpServer = "dhcp_server",
-    /// The NIC sends IPv6 router advertisements or redirects and is not allowed to.
+    /// The NIC sends router advertisements or redirects and is not allowed to.
     RouterAdvertisement = "router_advertisement",
     /// Neither ARP, IPv4 nor IPv6, and not between two NICs that bypass filtering.
     Ethertype = "ethertype",

@@ -83,7 +83,7 @@ pub struct PortConfig {
     pub is_sniffer: bool,
     /// It may answer as a DHCP or DHCPv6 server.
     pub allow_dhcp_server: bool,
-    /// It may send IPv6 router advertisements and redirects.
+    /// It may send router advertisements and redirects; those of IPv4 where rules allow them besides.
     pub allow_router_advertisements: bool,
     /// Machines behind it (a nested bridge) may send from MACs of their own, which are learnt.
     pub learn_macs: bool,

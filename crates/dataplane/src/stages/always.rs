@@ -3,7 +3,7 @@
 
 use wire::dhcp;
 use wire::nd::NdKind;
-use wire::parse::Net;
+use wire::parse::{IpPacket, L4, Net};
 
 use crate::drop_reason::DropReason;
 use crate::round::{Item, Round};
@@ -36,8 +36,17 @@ fn judge(nic: &PortConfig, item: &Item) -> Result<bool, DropReason> {
             Ok(true)
         };
     }
+    if is_router_v4(ip) && !nic.allow_router_advertisements && !nic.bypass {
+        return Err(DropReason::RouterAdvertisement);
+    }
     if dhcp::is_to_client(ip) && !nic.allow_dhcp_server && !nic.bypass {
         return Err(DropReason::DhcpServer);
     }
     Ok(dhcp::is_server_answer(ip) || dhcp::is_client_request(ip))
+}
+
+/// What routers tell hosts in IPv4: redirects (RFC 792) and advertisements (RFC 1256). The rules are asked besides.
+#[inline]
+fn is_router_v4(ip: &IpPacket) -> bool {
+    !ip.v6 && matches!(ip.l4_info, L4::Icmp { kind: 5 | 9, .. })
 }

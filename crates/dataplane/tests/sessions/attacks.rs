@@ -559,3 +559,21 @@ fn a_flood_of_broadcasts_takes_no_more_than_its_turn() {
         assert_eq!(lab.received(d).len(), 640);
     }
 }
+
+#[test]
+fn redirects_and_advertisements_of_ipv4_need_permission_too() {
+    let (mut lab, a, b) = Lab::pair(vec![allow_all_in(Some(ICMP))]);
+    for kind in [5, 9] {
+        let told = ip(a, b, Family::V4).icmp(kind, 0, 0x0a00_0009);
+        let told = told.payload(&udp(b, a, Family::V4, 1, 2)[14..]).build();
+        lab.configure(a, |config| config.allow_router_advertisements = false);
+        lab.refuses(a, told.clone(), RouterAdvertisement);
+        lab.configure(a, |config| config.allow_router_advertisements = true);
+        lab.passes(a, b, told.clone());
+        // They are no part of the contract's item 13: the rules hold.
+        let c = lab.nic();
+        let mut to_c = told;
+        to_c[..6].copy_from_slice(&c.mac.0);
+        lab.refuses(a, to_c, NoIngressRule);
+    }
+}
