@@ -9,7 +9,8 @@
 //!
 //! The same functions are called by `fuzz/` (cargo-fuzz, coverage-guided: `make fuzz`) and by this crate's ordinary
 //! test, which feeds them the [`seeds`], every file under `fuzz/regressions/` and some thousand random inputs. A
-//! function has no memory of the input before, no clock and no randomness: an input means the same everywhere.
+//! function has no clock, no randomness and no memory of the input before ([`round`] keeps its switch and empties it): an
+//! input means the same everywhere.
 
 mod frames;
 mod input;
