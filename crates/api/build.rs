@@ -12,7 +12,9 @@ const V0: &[&str] = &[
 const V1: &[&str] = &["butterfly/v1/butterfly.proto"];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let protos = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../proto");
+    // The variable of this run, not that of the build script's own compilation: two working trees may share a
+    // target directory, and would compile each other's proto/.
+    let protos = PathBuf::from(std::env::var("CARGO_MANIFEST_DIR")?).join("../../proto");
     println!("cargo:rerun-if-changed={}", protos.display());
     compile(&protos, V0, "v0")?;
     compile(&protos, V1, "v1")?;
