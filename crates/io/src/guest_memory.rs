@@ -36,6 +36,17 @@ pub struct RegionSpec {
     pub fd: OwnedFd,
 }
 
+impl RegionSpec {
+    /// The same region once more, with a descriptor of its own.
+    pub fn try_clone(&self) -> Result<RegionSpec, MemoryError> {
+        let fd = self.fd.try_clone().map_err(|error| MemoryError::Map {
+            guest_addr: self.guest_addr,
+            error,
+        })?;
+        Ok(RegionSpec { fd, ..*self })
+    }
+}
+
 /// Why memory was not mapped.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {

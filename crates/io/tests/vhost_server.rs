@@ -453,7 +453,7 @@ fn hundreds_of_nics_are_served_by_one_thread() {
     for vmm in &mut vmms {
         assert_eq!(
             u64::from_ne_bytes(vmm.reply(GET_FEATURES).unwrap()),
-            0x1_7000_8000
+            0x1_7001_8020
         );
     }
     assert_eq!(

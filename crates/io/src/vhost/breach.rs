@@ -2,7 +2,7 @@
 
 use super::message::MessageError;
 use super::request::name;
-use super::session::RINGS;
+use super::session::{RINGS, SLOTS_MAX};
 use super::split::QueueError;
 use crate::guest_memory::MemoryError;
 
@@ -69,6 +69,28 @@ pub enum Breach {
         /// The NIC's own.
         max: u16,
     },
+    /// There is no such device status.
+    #[error("SET_STATUS: {0:#x} is no status of a device")]
+    Status(u64),
+    /// The configuration space cannot be written.
+    #[error("SET_CONFIG: {len} bytes at {offset} are not the VMM's to write")]
+    Config {
+        /// Where.
+        offset: u32,
+        /// How many.
+        len: usize,
+    },
+    /// More memory regions than were said to be possible.
+    #[error("ADD_MEM_REG: there are {SLOTS_MAX} regions already")]
+    Slots,
+    /// A region that was never added.
+    #[error("REM_MEM_REG: there is no region of {size:#x} bytes at guest address {guest_addr:#x}")]
+    NoRegion {
+        /// Where it was to be.
+        guest_addr: u64,
+        /// Its length.
+        size: u64,
+    },
     /// A ring is described so that it cannot run.
     #[error("ring {ring} cannot run: {error}")]
     Queue {
@@ -103,8 +125,15 @@ impl Breach {
             | Breach::Logging { .. }
             | Breach::Base { .. }
             | Breach::Enable { .. }
+            | Breach::Status(_)
+            | Breach::Slots
+            | Breach::NoRegion { .. }
             | Breach::Unanswerable { .. } => true,
-            Breach::Size { .. } | Breach::Mtu { .. } | Breach::Queue { .. } | Breach::Unknown { .. } => false,
+            Breach::Config { .. }
+            | Breach::Size { .. }
+            | Breach::Mtu { .. }
+            | Breach::Queue { .. }
+            | Breach::Unknown { .. } => false,
         }
     }
 }

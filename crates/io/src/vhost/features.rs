@@ -15,6 +15,8 @@ bits! {
     GUEST_CSUM = 1;
     /// The device tells the driver its MTU.
     MTU = 3;
+    /// The device tells the driver its MAC address.
+    MAC = 5;
     /// The driver takes TCP/IPv4 frames to be segmented.
     GUEST_TSO4 = 7;
     /// The driver takes TCP/IPv6 frames to be segmented.
@@ -29,6 +31,8 @@ bits! {
     HOST_ECN = 13;
     /// A received frame may take several buffers of the driver.
     MRG_RXBUF = 15;
+    /// The device tells the driver whether its link is up.
+    STATUS = 16;
     /// Not a feature of the device: the VMM and this side negotiate [`protocol`] features, and rings begin disabled.
     PROTOCOL_FEATURES = 30;
     /// Descriptors may refer to a table of descriptors.
@@ -54,17 +58,34 @@ pub mod protocol {
         REPLY_ACK = 3;
         /// The VMM tells the MTU.
         NET_MTU = 4;
+        /// The VMM reads the device's configuration space here.
+        CONFIG = 9;
+        /// The device can be reset.
+        RESET_DEVICE = 13;
+        /// Regions of the guest's memory come and go one by one.
+        CONFIGURE_MEM_SLOTS = 15;
+        /// The VMM tells and asks the device's status.
+        STATUS = 16;
     }
 
     /// What is offered to every VMM.
-    pub const OFFERED: u64 = MQ | REPLY_ACK | NET_MTU;
+    pub const OFFERED: u64 = MQ | REPLY_ACK | NET_MTU | CONFIG | RESET_DEVICE | CONFIGURE_MEM_SLOTS | STATUS;
 }
 
-const ALWAYS: u64 = VERSION_1 | MRG_RXBUF | INDIRECT_DESC | EVENT_IDX | PROTOCOL_FEATURES;
+const ALWAYS: u64 = VERSION_1 | MAC | STATUS | MRG_RXBUF | INDIRECT_DESC | EVENT_IDX | PROTOCOL_FEATURES;
 
 /// Everything that saves a guest computing checksums or cutting segments.
-pub const OFFLOADS: u64 =
-    CSUM | GUEST_CSUM | HOST_TSO4 | HOST_TSO6 | HOST_ECN | GUEST_TSO4 | GUEST_TSO6 | GUEST_ECN;
+pub const OFFLOADS: u64 = CSUM
+    | GUEST_CSUM
+    | HOST_TSO4
+    | HOST_TSO6
+    | HOST_ECN
+    | HOST_USO
+    | GUEST_TSO4
+    | GUEST_TSO6
+    | GUEST_ECN
+    | GUEST_USO4
+    | GUEST_USO6;
 
 /// What is offered to a guest. Without `offloads` every frame is complete in both directions.
 pub fn offered(offloads: bool, mtu: bool) -> u64 {

@@ -123,12 +123,14 @@ impl Reader {
 }
 
 /// A reply of this side.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Reply {
     /// A number: features, a count, or an acknowledgement (0 is success).
     Number(u64),
     /// A ring and a value of it.
     Ring(RingValue),
+    /// A part of the configuration space.
+    Config(ConfigSpan),
 }
 
 impl Reply {
@@ -142,12 +144,26 @@ impl Reply {
         let mut bytes = Vec::with_capacity(HEADER_LEN + 8);
         bytes.extend(request.to_ne_bytes());
         bytes.extend((VERSION | FLAG_REPLY).to_ne_bytes());
-        bytes.extend(8u32.to_ne_bytes());
+        let len = match &self {
+            Reply::Number(_) | Reply::Ring(_) => 8,
+            Reply::Config(span) => ConfigSpan::HEADER_LEN + span.bytes.len(),
+        };
+        bytes.extend((len as u32).to_ne_bytes());
         match self {
             Reply::Number(number) => bytes.extend(number.to_ne_bytes()),
             Reply::Ring(RingValue { index, value }) => {
                 bytes.extend(index.to_ne_bytes());
                 bytes.extend(value.to_ne_bytes());
+            }
+            Reply::Config(ConfigSpan {
+                offset,
+                flags,
+                bytes: content,
+            }) => {
+                for word in [offset, content.len() as u32, flags] {
+                    bytes.extend(word.to_ne_bytes());
+                }
+                bytes.extend(content);
             }
         }
         bytes
@@ -161,6 +177,22 @@ pub struct RingValue {
     pub index: u32,
     /// Size, base or enable flag.
     pub value: u32,
+}
+
+/// A part of the device's configuration space ("virtio device config space").
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ConfigSpan {
+    /// Where it begins.
+    pub offset: u32,
+    /// 0: a driver's access, 1: of live migration.
+    pub flags: u32,
+    /// What is there; in a question only as many bytes as are asked for. In an answer none means that there is none.
+    pub bytes: Vec<u8>,
+}
+
+impl ConfigSpan {
+    /// Bytes before the content.
+    pub(super) const HEADER_LEN: usize = 12;
 }
 
 /// A message that is not as the specification says.

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 
 use wire::Mac;
 
-use super::message::{FDS_MAX, Message, MessageError, Problem, RingValue};
+use super::message::{ConfigSpan, FDS_MAX, Message, MessageError, Problem, RingValue};
 use crate::guest_memory::RegionSpec;
 
 macro_rules! requests {
@@ -69,6 +69,17 @@ pub struct RingAddresses {
     pub available: u64,
 }
 
+/// Which memory region: all three have to be those that it was added with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RegionId {
+    /// Where the guest sees it.
+    pub guest_addr: u64,
+    /// Its length in bytes.
+    pub size: u64,
+    /// Where the VMM sees it.
+    pub user_addr: u64,
+}
+
 /// A ring's index and the descriptor for one of its notifications.
 #[derive(Debug)]
 pub struct RingFd {
@@ -100,6 +111,14 @@ pub enum Request {
     SetVringEnable(RingValue),
     SendRarp(Mac),
     NetSetMtu(u64),
+    GetConfig(ConfigSpan),
+    SetConfig(ConfigSpan),
+    ResetDevice,
+    GetMaxMemSlots,
+    AddMemReg(RegionSpec),
+    RemMemReg(RegionId),
+    SetStatus(u64),
+    GetStatus,
     /// A request that belongs to features that this side does not offer, or that nobody has heard of.
     Other(u32),
 }
@@ -133,6 +152,14 @@ impl Request {
             SET_VRING_ENABLE => Request::SetVringEnable(parts.ring_value()?),
             SEND_RARP => Request::SendRarp(parts.mac()?),
             NET_SET_MTU => Request::NetSetMtu(parts.number()?),
+            GET_CONFIG => Request::GetConfig(parts.config()?),
+            SET_CONFIG => Request::SetConfig(parts.config()?),
+            RESET_DEVICE => parts.empty(Request::ResetDevice)?,
+            GET_MAX_MEM_SLOTS => parts.empty(Request::GetMaxMemSlots)?,
+            ADD_MEM_REG => Request::AddMemReg(parts.region()?),
+            REM_MEM_REG => Request::RemMemReg(parts.region_id()?),
+            SET_STATUS => Request::SetStatus(parts.number()?),
+            GET_STATUS => parts.empty(Request::GetStatus)?,
             other => return Ok(Request::Other(other)),
         };
         parts.no_fds()?;
@@ -234,6 +261,51 @@ impl Parts<'_> {
         })
     }
 
+    /// Offset, length and flags, and as many bytes, though a question's mean nothing.
+    fn config(&self) -> Result<ConfigSpan, MessageError> {
+        if self.payload.len() < ConfigSpan::HEADER_LEN {
+            return self.wrong(Problem::Payload {
+                got: self.payload.len(),
+                expected: ConfigSpan::HEADER_LEN,
+            });
+        }
+        self.length(ConfigSpan::HEADER_LEN.saturating_add(self.u32_at(4) as usize))?;
+        Ok(ConfigSpan {
+            offset: self.u32_at(0),
+            flags: self.u32_at(8),
+            bytes: self.payload[ConfigSpan::HEADER_LEN..].to_vec(),
+        })
+    }
+
+    /// One region behind eight bytes of padding, and its file.
+    fn region(&mut self) -> Result<RegionSpec, MessageError> {
+        self.length(40)?;
+        let got = self.fds.len();
+        let Some(fd) = self.fds.pop().filter(|_| got == 1) else {
+            return self.wrong(Problem::Descriptors { got, expected: 1 });
+        };
+        Ok(RegionSpec {
+            guest_addr: self.u64_at(8),
+            size: self.u64_at(16),
+            user_addr: self.u64_at(24),
+            mmap_offset: self.u64_at(32),
+            fd,
+        })
+    }
+
+    /// The same without a file. One may come along, as some VMMs send it, and is closed unused.
+    fn region_id(&mut self) -> Result<RegionId, MessageError> {
+        self.length(40)?;
+        if self.fds.len() == 1 {
+            self.fds.clear();
+        }
+        Ok(RegionId {
+            guest_addr: self.u64_at(8),
+            size: self.u64_at(16),
+            user_addr: self.u64_at(24),
+        })
+    }
+
     /// The table has room for eight regions; a frontend sends those that it uses, or all of it.
     fn regions(&mut self) -> Result<Vec<RegionSpec>, MessageError> {
         const TABLE: usize = 8;
@@ -302,6 +374,7 @@ mod tests {
         // Request, payload that is right, descriptors that are right.
         let mut table = words(&[2]);
         table.extend(words(&[0, 0x1000, 0x10000, 0, 0x10000, 0x1000, 0x20000, 0x1000]));
+        let config = [vec![0; 4], 3u32.to_ne_bytes().to_vec(), vec![0; 7]].concat();
         let cases: &[(u32, Vec<u8>, usize)] = &[
             (GET_FEATURES, vec![], 0),
             (SET_FEATURES, vec![0; 8], 0),
@@ -322,6 +395,13 @@ mod tests {
             (SET_VRING_ENABLE, vec![0; 8], 0),
             (SEND_RARP, vec![0; 8], 0),
             (NET_SET_MTU, vec![0; 8], 0),
+            (RESET_DEVICE, vec![], 0),
+            (GET_MAX_MEM_SLOTS, vec![], 0),
+            (ADD_MEM_REG, vec![0; 40], 1),
+            (SET_STATUS, vec![0; 8], 0),
+            (GET_STATUS, vec![], 0),
+            (GET_CONFIG, vec![0; 12], 0),
+            (SET_CONFIG, config, 0),
         ];
         for (request, payload, fds) in cases {
             let case = format!("{} with {} bytes and {fds} fds", name(*request), payload.len());
@@ -418,7 +498,7 @@ mod tests {
 
     #[test]
     fn requests_of_other_devices_are_passed_on_whatever_they_hold() {
-        for number in [GET_CONFIG, 0, 23, 41, 1000, u32::MAX] {
+        for number in [IOTLB_MSG, 0, 23, 41, 1000, u32::MAX] {
             let request = Request::parse(message(number, &[1, 2, 3], 3)).unwrap();
             assert!(matches!(request, Request::Other(other) if other == number));
         }

@@ -41,6 +41,8 @@ pub(super) struct Ring {
     pub enabled: bool,
     /// Why the ring, though started, does not run. It stays stopped until it is started anew.
     pub fault: Option<String>,
+    /// The fault is of how the ring lies in memory: other memory may mend it.
+    misplaced: bool,
 }
 
 /// A ring at one moment, for dumps.
@@ -67,11 +69,19 @@ impl Default for Ring {
             started: false,
             enabled: false,
             fault: None,
+            misplaced: false,
         }
     }
 }
 
 impl Ring {
+    /// The guest's memory is another: what failed for the old one is tried again.
+    pub fn memory_changed(&mut self) {
+        if std::mem::take(&mut self.misplaced) {
+            self.fault = None;
+        }
+    }
+
     /// The queue, if everything is known that it takes. An error is kept as the ring's fault.
     pub fn run(
         &mut self,
@@ -101,6 +111,7 @@ impl Ring {
         match SplitQueue::new(setup) {
             Ok(queue) => Ok(Some(queue)),
             Err(error) => {
+                self.misplaced = matches!(error, QueueError::Outside { .. } | QueueError::Misaligned { .. });
                 self.fault = Some(error.to_string());
                 Err(error)
             }

@@ -19,9 +19,9 @@ use tracing::{info, warn};
 
 use super::breach::Breach;
 use super::features::{self, protocol};
-use super::message::{Message, MessageError, Reply, RingValue};
+use super::message::{ConfigSpan, Message, MessageError, Reply, RingValue};
 use super::port::{PortParts, VhostPort};
-use super::request::{self, Request, RingAddresses, RingFd};
+use super::request::{self, RegionId, Request, RingAddresses, RingFd};
 use super::ring::{Base, Ring, RingInfo};
 use super::sink::{NicOptions, PortKey, PortSink, PortState};
 use super::split::SplitQueue;
@@ -32,6 +32,12 @@ use crate::port::Port;
 pub const RINGS: usize = 2;
 const RECEIVEQ: usize = 0;
 const TRANSMITQ: usize = 1;
+
+/// Memory regions that a VMM may add one by one: what hot-plugging a guest's memory takes.
+pub const SLOTS_MAX: usize = 64;
+
+/// The longest configuration space that vhost-user knows. Behind what virtio-net defines are zeroes.
+const CONFIG_MAX: usize = 256;
 
 /// The smallest MTU that IPv4 works with (RFC 791), which virtio asks for too.
 const MTU_MIN: u64 = 68;
@@ -68,6 +74,10 @@ pub struct Session {
     features: Option<u64>,
     protocol_features: u64,
     memory: Option<Arc<GuestMemory>>,
+    /// What `memory` was made of, for the next that is added or removed.
+    regions: Vec<RegionSpec>,
+    /// Device status as the VMM has set it last (virtio 1.2, section 2.1).
+    status: u8,
     rings: [Ring; RINGS],
     /// What NET_SET_MTU asked for.
     mtu: Option<u16>,
@@ -87,6 +97,8 @@ impl Session {
             features: None,
             protocol_features: 0,
             memory: None,
+            regions: Vec::new(),
+            status: 0,
             rings: Default::default(),
             mtu: None,
             attached: false,
@@ -109,7 +121,11 @@ impl Session {
         let done = match done {
             Err(breach) if breach.closes() => Err(breach),
             // Whatever was changed or refused: what can run, runs on.
-            done => self.plug().and(done),
+            done => match self.plug() {
+                // One of several steps: a ring's memory may come with the next.
+                Err(_) if matches!(number, request::ADD_MEM_REG | request::REM_MEM_REG) => done,
+                plugged => plugged.and(done),
+            },
         };
         match done {
             Ok(Some(reply)) => Outcome {
@@ -159,6 +175,18 @@ impl Session {
             Request::GetFeatures => return Ok(Some(Reply::Number(self.offered()))),
             Request::GetProtocolFeatures => return Ok(Some(Reply::Number(protocol::OFFERED))),
             Request::GetQueueNum => return Ok(Some(Reply::Number(RINGS as u64 / 2))),
+            Request::GetMaxMemSlots => {
+                self.negotiated(protocol::CONFIGURE_MEM_SLOTS, request::GET_MAX_MEM_SLOTS)?;
+                return Ok(Some(Reply::Number(SLOTS_MAX as u64)));
+            }
+            Request::GetConfig(span) => {
+                self.negotiated(protocol::CONFIG, request::GET_CONFIG)?;
+                return Ok(Some(Reply::Config(self.config(span))));
+            }
+            Request::GetStatus => {
+                self.negotiated(protocol::STATUS, request::GET_STATUS)?;
+                return Ok(Some(Reply::Number(self.status.into())));
+            }
             Request::GetVringBase(ring) => return self.stop_ring(ring).map(Some),
             Request::SetFeatures(features) => self.set_features(features)?,
             Request::SetProtocolFeatures(features) => self.set_protocol_features(features)?,
@@ -176,6 +204,18 @@ impl Session {
             Request::SetVringEnable(ring) => self.set_enabled(ring)?,
             Request::SendRarp(mac) => self.sink.announce(self.key, mac),
             Request::NetSetMtu(mtu) => self.set_mtu(mtu)?,
+            Request::SetConfig(ConfigSpan { offset, bytes, .. }) => {
+                self.negotiated(protocol::CONFIG, request::SET_CONFIG)?;
+                let len = bytes.len();
+                return Err(Breach::Config { offset, len });
+            }
+            Request::SetStatus(status) => self.set_status(status)?,
+            Request::ResetDevice => {
+                self.negotiated(protocol::RESET_DEVICE, request::RESET_DEVICE)?;
+                self.reset();
+            }
+            Request::AddMemReg(region) => self.add_region(region)?,
+            Request::RemMemReg(region) => self.remove_region(region)?,
             Request::Other(number) if request::has_reply(number) => {
                 return Err(Breach::Unanswerable { request: number });
             }
@@ -216,11 +256,97 @@ impl Session {
     }
 
     fn set_memory(&mut self, regions: Vec<RegionSpec>) -> Result<(), Breach> {
+        self.regions = regions;
+        self.map()
+    }
+
+    fn add_region(&mut self, region: RegionSpec) -> Result<(), Breach> {
+        self.negotiated(protocol::CONFIGURE_MEM_SLOTS, request::ADD_MEM_REG)?;
+        if self.regions.len() >= SLOTS_MAX {
+            return Err(Breach::Slots);
+        }
+        self.regions.push(region);
+        self.map()
+    }
+
+    fn remove_region(&mut self, id: RegionId) -> Result<(), Breach> {
+        self.negotiated(protocol::CONFIGURE_MEM_SLOTS, request::REM_MEM_REG)?;
+        let is = |region: &RegionSpec| (region.guest_addr, region.size, region.user_addr);
+        let wanted = (id.guest_addr, id.size, id.user_addr);
+        let at = self.regions.iter().position(|region| is(region) == wanted);
+        let Some(at) = at else {
+            let RegionId { guest_addr, size, .. } = id;
+            return Err(Breach::NoRegion { guest_addr, size });
+        };
+        self.regions.remove(at);
+        self.map()
+    }
+
+    /// Maps all regions anew. A ring that the memory between two changes does not hold waits for the next change.
+    fn map(&mut self) -> Result<(), Breach> {
         self.unplug();
+        self.rings.iter_mut().for_each(Ring::memory_changed);
         // The old mapping goes first: both at once could be more than there is.
         self.memory = None;
-        self.memory = Some(Arc::new(GuestMemory::new(regions)?));
+        if self.regions.is_empty() {
+            return Ok(());
+        }
+        // Only a VMM that adds and removes single regions needs the files again.
+        let specs = if self.protocol_features & protocol::CONFIGURE_MEM_SLOTS != 0 {
+            let again = self.regions.iter().map(RegionSpec::try_clone);
+            again.collect::<Result<_, _>>()?
+        } else {
+            std::mem::take(&mut self.regions)
+        };
+        self.memory = Some(Arc::new(GuestMemory::new(specs)?));
         Ok(())
+    }
+
+    fn set_status(&mut self, status: u64) -> Result<(), Breach> {
+        self.negotiated(protocol::STATUS, request::SET_STATUS)?;
+        self.status = u8::try_from(status).map_err(|_| Breach::Status(status))?;
+        if status == 0 {
+            self.reset();
+        }
+        Ok(())
+    }
+
+    /// The device is as after the connection was made, but for what is the VMM's and not the guest's: the memory, of
+    /// which a VMM tells only what changes, and the features of the protocol.
+    fn reset(&mut self) {
+        self.disable_all();
+        // Notification descriptors stay: a VMM sends them anew only when they change.
+        self.rings.iter_mut().for_each(Ring::stop);
+        self.features = None;
+        self.status = 0;
+    }
+
+    /// A part of the configuration space (virtio 1.2, section 5.1.4); nothing if it reaches behind its end.
+    fn config(&self, asked: ConfigSpan) -> ConfigSpan {
+        const LINK_UP: u16 = 1;
+        let pairs = RINGS as u16 / 2;
+        let mut space = [0; CONFIG_MAX];
+        space[..6].copy_from_slice(&self.nic.mac.0);
+        for (at, field) in [(6, LINK_UP), (8, pairs), (10, self.mtu().unwrap_or(0))] {
+            space[at..at + 2].copy_from_slice(&field.to_le_bytes());
+        }
+        let start = asked.offset as usize;
+        let part = space.get(start..start.saturating_add(asked.bytes.len()));
+        ConfigSpan {
+            bytes: part.unwrap_or_default().to_vec(),
+            ..asked
+        }
+    }
+
+    /// A request is one only with the feature that brings it.
+    fn negotiated(&self, feature: u64, request: u32) -> Result<(), Breach> {
+        if self.protocol_features & feature != 0 {
+            return Ok(());
+        }
+        Err(match request::has_reply(request) {
+            true => Breach::Unanswerable { request },
+            false => Breach::Unknown { request },
+        })
     }
 
     fn set_mtu(&mut self, mtu: u64) -> Result<(), Breach> {
