@@ -28,7 +28,7 @@ pub struct Global {
     #[arg(short, long, global = true, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
     pub timeout: Option<u64>,
     /// API v0: encrypt with the key in this file (32 bytes, base64)
-    #[arg(short, long, global = true, value_name = "KEYFILE")]
+    #[arg(short, long, alias = "k", global = true, value_name = "KEYFILE")]
     pub key: Option<PathBuf>,
     /// https: the client's certificate (PEM)
     #[arg(long, global = true, value_name = "FILE")]

@@ -362,7 +362,7 @@ fn a_key_makes_api_v0_private() {
     std::fs::write(&key, "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\n").unwrap();
     let key = key.display().to_string();
     let daemon = Daemon::start_with(&["-k", &key]);
-    assert_eq!(daemon.ok_v0(&format!("sg add web + sg list -k {key}")), "web\n");
+    assert_eq!(daemon.ok_v0(&format!("sg add web + sg list --k {key}")), "web\n");
     let ran = butterfly(&daemon.v0, "sg list");
     assert_eq!((ran.code, ran.stdout.as_str()), (1, ""));
 }

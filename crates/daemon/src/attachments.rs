@@ -49,6 +49,21 @@ impl HostAttachments {
         self.states.leave(slot, NicState::Up);
         Ok(())
     }
+
+    /// Between two batches, as everything that is done to a port. Frames wait in the device meanwhile.
+    fn reconfigure_tap(&self, request: &OpenRequest<'_>) -> Result<(), AttachError> {
+        let refuse = |e: &dyn std::fmt::Display| AttachError(e.to_string());
+        let Some(mut port) = self.worker.detach(request.slot).map_err(|e| refuse(&e))? else {
+            return Ok(());
+        };
+        let done = match &mut port {
+            Port::Tap(tap) => tap.reconfigure(request.nic.mac, Some(request.mtu.min(TAP_MTU_MAX))),
+            _ => Ok(()),
+        };
+        // Back in any case: a device that keeps its old values works on.
+        self.worker.attach(request.slot, port).map_err(|e| refuse(&e))?;
+        done.map_err(|e| refuse(&e))
+    }
 }
 
 impl Attachments for HostAttachments {
@@ -89,13 +104,18 @@ impl Attachments for HostAttachments {
     }
 
     fn reconfigure(&mut self, request: &OpenRequest<'_>) {
-        // A guest's driver reads its MAC and MTU once, and a TAP device belongs to its user: both stay as they
-        // were made until they are made again. A bench port has no user.
-        let NicKind::Bench(kind) = &request.nic.kind else {
-            return;
+        let done = match &request.nic.kind {
+            // A guest's driver reads what it is offered once, when it starts: this is for the next session.
+            NicKind::VhostUser => {
+                self.vhost.change(PortKey(request.slot.0), options(request));
+                Ok(())
+            }
+            NicKind::Tap => self.reconfigure_tap(request),
+            NicKind::Bench(kind) => {
+                bench_port(request.nic, kind).and_then(|port| self.attach(request.slot, port))
+            }
         };
-        let attached = bench_port(request.nic, kind).and_then(|port| self.attach(request.slot, port));
-        if let Err(e) = attached {
+        if let Err(e) = done {
             tracing::warn!("NIC '{}' keeps its old values: {e}", request.nic.id);
         }
     }

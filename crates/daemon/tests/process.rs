@@ -274,6 +274,22 @@ async fn a_tap_comes_and_goes_with_its_nic_and_with_the_daemon() {
     let put = v1::PutNicRequest { nic: Some(nic) };
     assert_eq!(client.put_nic(put.clone()).await.unwrap().into_inner().path, name);
     assert!(device.exists());
+    // The device stays, and follows what is declared.
+    let has = |file: &str| {
+        std::fs::read_to_string(device.join(file))
+            .unwrap()
+            .trim()
+            .to_owned()
+    };
+    let index = has("ifindex");
+    let mut other = put.clone();
+    let nic = other.nic.as_mut().unwrap();
+    (nic.mac, nic.mtu) = ("52:54:00:00:00:04".into(), 1400);
+    client.put_nic(other).await.unwrap();
+    assert_eq!(
+        [has("address"), has("mtu"), has("ifindex")],
+        ["52:54:00:00:00:04".into(), "1400".to_owned(), index]
+    );
     client
         .delete_nic(v1::DeleteNicRequest { id: "tap".into() })
         .await

@@ -175,6 +175,105 @@ async fn a_nic_s_life() {
     }
 }
 
+/// Two clients at once, fifty times each: a list that is read, changed and written back would lose some.
+#[tokio::test]
+async fn groups_are_joined_and_left_without_losing_another_client_s_changes() {
+    let daemon = Daemon::start(&[]);
+    let mut client = daemon.v1().await;
+    put_nic(&mut client, nic("a", 1)).await.unwrap();
+    let mut clients = tokio::task::JoinSet::new();
+    for name in ["x", "y"] {
+        let mut client = daemon.v1().await;
+        clients.spawn(async move {
+            for round in 0..50 {
+                let update = v1::UpdateNicRequest {
+                    id: "a".into(),
+                    leave_groups: vec![format!("{name}{round}"), "nobody-s".into()],
+                    join_groups: vec![format!("{name}{}", round + 1)],
+                    ..Default::default()
+                };
+                within(client.update_nic(update)).await.unwrap();
+            }
+        });
+    }
+    clients.join_all().await;
+    let get = || v1::GetNicRequest { id: "a".into() };
+    let mut groups = within(client.get_nic(get()))
+        .await
+        .unwrap()
+        .into_inner()
+        .nic
+        .unwrap()
+        .security_groups;
+    groups.retain(|group| !nic("a", 1).security_groups.contains(group));
+    groups.sort();
+    assert_eq!(groups, ["x50", "y50"]);
+
+    let both = v1::UpdateNicRequest {
+        id: "a".into(),
+        security_groups: Some(v1::GroupList {
+            groups: vec!["one".into(), "two".into()],
+        }),
+        leave_groups: vec!["one".into()],
+        join_groups: vec!["two".into(), "three".into()],
+        ..Default::default()
+    };
+    let nic = within(client.update_nic(both))
+        .await
+        .unwrap()
+        .into_inner()
+        .nic
+        .unwrap();
+    assert_eq!(nic.security_groups, ["two", "three"]);
+}
+
+#[tokio::test]
+async fn a_group_s_settings_change_and_its_rules_stay() {
+    let daemon = Daemon::start(&[]);
+    let mut client = daemon.v1().await;
+    let update = |removal, allow_midstream| v1::UpdateGroupRequest {
+        id: "web".into(),
+        removal,
+        allow_midstream,
+    };
+    let made = within(client.update_group(update(None, None)))
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(made, group("web"), "made when missing");
+    let rule = v1::RuleRequest {
+        group: "web".into(),
+        rule: Some(http("0.0.0.0/0")),
+    };
+    let with_rule = within(client.add_rule(rule)).await.unwrap().into_inner();
+    let same = within(client.update_group(update(None, None)))
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(same, with_rule);
+    let drain = Some(v1::Removal::Drain.into());
+    let drained = within(client.update_group(update(drain, Some(true))))
+        .await
+        .unwrap()
+        .into_inner();
+    let expected = v1::Group {
+        removal: v1::Removal::Drain.into(),
+        allow_midstream: true,
+        ..with_rule
+    };
+    assert_eq!(drained, expected);
+    let refused = within(client.update_group(update(Some(9), None)))
+        .await
+        .unwrap_err();
+    assert_eq!(
+        (refused.code(), refused.message()),
+        (
+            Code::InvalidArgument,
+            "group 'web': removal '9' is neither cut nor drain"
+        )
+    );
+}
+
 #[tokio::test]
 async fn a_group_s_life() {
     let daemon = Daemon::start(&[]);

@@ -31,7 +31,7 @@ async fn answer(v1: &mut V1, message: Message) -> Result<Message, Error> {
         Some(content) if message.revision == 0 => content,
         _ => return Ok(failed(ErrorCode::VersionNotManaged)),
     };
-    let Some(request) = content.request else {
+    let Some(request) = content.request.filter(|request| *request != Request::default()) else {
         return Ok(failed(ErrorCode::EmptyRequest));
     };
     let response = match perform(v1, request).await {

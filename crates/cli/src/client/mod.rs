@@ -173,6 +173,14 @@ impl Client {
         }
     }
 
+    /// Changes a group's settings, or makes the group; its rules and members stay.
+    pub async fn update_group(&mut self, update: proto::UpdateGroupRequest) -> Result<(), Error> {
+        match self {
+            Client::V0(v0) => v0.update_group(update).await,
+            Client::V1(v1) => v1.update_group(update).await,
+        }
+    }
+
     /// Deletes a group.
     pub async fn delete_group(&mut self, id: &str) -> Result<(), Error> {
         match self {

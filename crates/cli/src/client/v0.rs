@@ -54,7 +54,24 @@ impl V0 {
         Ok(answer.nic_add.unwrap_or_default().path.unwrap_or_default())
     }
 
-    pub async fn update_nic(&mut self, update: v1::UpdateNicRequest) -> Result<(), Error> {
+    pub async fn update_nic(&mut self, mut update: v1::UpdateNicRequest) -> Result<(), Error> {
+        let leave = std::mem::take(&mut update.leave_groups);
+        let join = std::mem::take(&mut update.join_groups);
+        if !(leave.is_empty() && join.is_empty()) {
+            // v0 replaces the list whole: two calls for one NIC at the same moment may lose one of the changes.
+            let nic = self.nic(&update.id).await?.nic.unwrap_or_default();
+            let old = update
+                .security_groups
+                .map_or(nic.security_groups, |list| list.groups);
+            let mut groups = old.clone();
+            groups.retain(|group| !leave.contains(group));
+            let new: Vec<String> = join.into_iter().filter(|group| !groups.contains(group)).collect();
+            groups.extend(new);
+            if groups == old {
+                return Ok(());
+            }
+            update.security_groups = Some(v1::GroupList { groups });
+        }
         let update = nic::update_to_v0(update).map_err(|what| self.untranslatable(what))?;
         self.call(Request {
             nic_update: Some(update),
@@ -167,6 +184,22 @@ impl V0 {
         })
         .await
         .map(drop)
+    }
+
+    /// v0 can only replace a group whole: one that is there keeps what it has as long as nothing else changes it
+    /// between the two requests.
+    pub async fn update_group(&mut self, update: v1::UpdateGroupRequest) -> Result<(), Error> {
+        if update.removal.is_some() || update.allow_midstream.is_some() {
+            return Err(self.needs_v1(&format!("removal and allow_midstream of group {}", update.id)));
+        }
+        if self.group_ids().await?.contains(&update.id) {
+            return Ok(());
+        }
+        let group = v1::Group {
+            id: update.id,
+            ..Default::default()
+        };
+        self.put_group(&group).await
     }
 
     pub async fn delete_group(&mut self, id: &str) -> Result<(), Error> {

@@ -105,6 +105,14 @@ impl V1 {
         .map(drop)
     }
 
+    pub async fn update_group(&mut self, request: proto::UpdateGroupRequest) -> Result<(), Error> {
+        self.ask("UpdateGroup", request, async |grpc, request| {
+            grpc.update_group(request).await
+        })
+        .await
+        .map(drop)
+    }
+
     pub async fn delete_group(&mut self, id: &str) -> Result<(), Error> {
         let request = proto::DeleteGroupRequest { id: id.into() };
         self.ask("DeleteGroup", request, async |grpc, request| {

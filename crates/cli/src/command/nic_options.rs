@@ -222,6 +222,8 @@ impl NicUpdate {
             allow_router_advertisements: settings.allow_router_advertisements,
             learn_macs: settings.learn_macs,
             mtu: settings.mtu,
+            leave_groups: Vec::new(),
+            join_groups: Vec::new(),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! `butterfly nic sg`: the groups a NIC is in. The APIs replace them all at once, so that `add` and `del` read
-//! them first: two calls for one NIC at the same moment may lose one of the changes.
+//! `butterfly nic sg`: the groups a NIC is in. `add` and `del` name the groups they change alone, so that over API v1
+//! two calls for one NIC at the same moment add up.
 
 use api::v1;
 use clap::{Args, Subcommand};
@@ -56,16 +56,20 @@ impl NicSgCommand {
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self {
             NicSgCommand::Add(args) => {
-                let old = groups_of(&args.nic, session).await?;
-                let mut new = old.clone();
-                new.extend(args.groups.into_iter().filter(|group| !old.contains(group)));
-                replace(args.nic, old, new, session).await
+                let request = v1::UpdateNicRequest {
+                    id: args.nic,
+                    join_groups: args.groups,
+                    ..Default::default()
+                };
+                session.client().await?.update_nic(request).await
             }
             NicSgCommand::Del(args) => {
-                let old = groups_of(&args.nic, session).await?;
-                let mut new = old.clone();
-                new.retain(|group| !args.groups.contains(group));
-                replace(args.nic, old, new, session).await
+                let request = v1::UpdateNicRequest {
+                    id: args.nic,
+                    leave_groups: args.groups,
+                    ..Default::default()
+                };
+                session.client().await?.update_nic(request).await
             }
             NicSgCommand::Set(args) => set(args.nic, args.groups, session).await,
             NicSgCommand::List(args) => {
@@ -79,19 +83,6 @@ impl NicSgCommand {
 async fn groups_of(nic: &str, session: &mut Session) -> Result<Vec<String>, Error> {
     let status = session.client().await?.nic(nic).await?;
     Ok(status.nic.unwrap_or_default().security_groups)
-}
-
-async fn replace(
-    nic: String,
-    old: Vec<String>,
-    new: Vec<String>,
-    session: &mut Session,
-) -> Result<(), Error> {
-    if old == new {
-        Ok(())
-    } else {
-        set(nic, new, session).await
-    }
 }
 
 async fn set(nic: String, groups: Vec<String>, session: &mut Session) -> Result<(), Error> {

@@ -99,35 +99,31 @@ impl SgCommand {
     }
 }
 
-/// The APIs' operation replaces a group whole. Here a group that is there keeps what it has, unless told otherwise:
-/// a script that runs twice must not cut the connections that its own rules allowed. (No operation creates only: a
-/// group that somebody else creates between the two requests is replaced.)
+/// A group that is there keeps what it has, unless told otherwise: a script that runs twice must not cut the
+/// connections that its own rules allowed.
 async fn add(args: AddArgs, session: &mut Session) -> Result<(), Error> {
     let client = session.client().await?;
-    let present = if args.replace {
-        Vec::new()
-    } else {
-        client.group_ids().await?
-    };
+    let removal = args.removal.map(|removal| match removal {
+        Removal::Cut => v1::Removal::Cut,
+        Removal::Drain => v1::Removal::Drain,
+    });
     for id in args.groups {
-        let changes = args.removal.is_some() || args.allow_midstream.is_some();
-        let mut group = match present.contains(&id) {
-            true if !changes => continue,
-            true => client.group(&id).await?,
-            false => v1::Group {
+        if args.replace {
+            let group = v1::Group {
                 id,
+                removal: removal.unwrap_or_default().into(),
+                allow_midstream: args.allow_midstream.unwrap_or_default(),
                 ..Default::default()
-            },
-        };
-        if let Some(removal) = args.removal {
-            let removal = match removal {
-                Removal::Cut => v1::Removal::Cut,
-                Removal::Drain => v1::Removal::Drain,
             };
-            group.set_removal(removal);
+            client.put_group(group).await?;
+        } else {
+            let update = v1::UpdateGroupRequest {
+                id,
+                removal: removal.map(Into::into),
+                allow_midstream: args.allow_midstream,
+            };
+            client.update_group(update).await?;
         }
-        group.allow_midstream = args.allow_midstream.unwrap_or(group.allow_midstream);
-        client.put_group(group).await?;
     }
     Ok(())
 }

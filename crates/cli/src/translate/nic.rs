@@ -174,12 +174,11 @@ pub fn update_to_v0(update: v1::UpdateNicRequest) -> Result<v0::NicUpdateReq, Un
 
 /// An update in v1's words.
 pub fn update_from_v0(update: v0::NicUpdateReq) -> v1::UpdateNicRequest {
-    let replacement = |list: Vec<String>| {
-        (!list.is_empty()).then(|| {
-            list.into_iter()
-                .filter(|value| !value.is_empty())
-                .collect::<Vec<_>>()
-        })
+    // One "" empties the list; among others it is no value, which is the daemon's to refuse.
+    let replacement = |list: Vec<String>| match list.as_slice() {
+        [] => None,
+        [only] if only.is_empty() => Some(Vec::new()),
+        _ => Some(list),
     };
     v1::UpdateNicRequest {
         id: update.id,

@@ -3,7 +3,7 @@
 use super::Controller;
 use crate::diff::Diff;
 use crate::error::Error;
-use crate::model::{Group, GroupId, Rule};
+use crate::model::{Group, GroupId, Removal, Rule};
 use crate::stage::Change;
 use std::net::IpAddr;
 
@@ -11,6 +11,19 @@ impl Controller {
     /// Makes a group be as given, whole. Rules that it had before keep their counters.
     pub fn put_group(&mut self, group: Group) -> Result<Diff, Error> {
         self.commit(vec![Change::PutGroup(group)], false)
+    }
+
+    /// Changes a group's settings and leaves its rules and members; makes the group if there is none.
+    pub fn update_group(
+        &mut self,
+        id: &GroupId,
+        removal: Option<Removal>,
+        allow_midstream: Option<bool>,
+    ) -> Result<Diff, Error> {
+        self.change_group(id, |group| {
+            group.removal = removal.unwrap_or(group.removal);
+            group.allow_midstream = allow_midstream.unwrap_or(group.allow_midstream);
+        })
     }
 
     /// Removes a group; NICs and rules that name it keep the name. One that is not there is removed already.

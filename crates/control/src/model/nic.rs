@@ -6,7 +6,7 @@ use crate::limits;
 use ipnet::IpNet;
 use std::collections::HashSet;
 use std::hash::Hash;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use wire::{Mac, Vni};
 
 pub use dataplane::snapshot::{AddressPair, Timeouts};
@@ -99,6 +99,9 @@ pub struct Nic {
 pub struct NicUpdate {
     pub ips: Option<Vec<IpAddr>>,
     pub security_groups: Option<Vec<GroupId>>,
+    /// Groups to be in no more, and to be in beside the others: what two callers change at one time adds up.
+    pub leave_groups: Vec<GroupId>,
+    pub join_groups: Vec<GroupId>,
     pub anti_spoof: Option<bool>,
     pub allowed_address_pairs: Option<Vec<AddressPair>>,
     pub bypass_filtering: Option<bool>,
@@ -142,6 +145,9 @@ impl Nic {
         let mut nic = self.clone();
         replace(&mut nic.ips, update.ips);
         replace(&mut nic.security_groups, update.security_groups);
+        nic.security_groups.retain(|id| !update.leave_groups.contains(id));
+        // One that it is in already is kept once, as in every list of groups.
+        nic.security_groups.extend(update.join_groups);
         replace(&mut nic.anti_spoof, update.anti_spoof);
         replace(&mut nic.allowed_address_pairs, update.allowed_address_pairs);
         replace(&mut nic.bypass_filtering, update.bypass_filtering);
@@ -212,8 +218,11 @@ impl Nic {
         if self.mac.is_multicast() {
             return refuse("MAC", &self.mac, "is a group address, a NIC cannot send from it");
         }
+        if self.mac == Mac([0; 6]) {
+            return refuse("MAC", &self.mac, "is nobody's address, no driver takes it");
+        }
         for ip in &self.ips {
-            if ip.is_unspecified() || ip.is_multicast() {
+            if ip.is_unspecified() || ip.is_multicast() || *ip == IpAddr::V4(Ipv4Addr::BROADCAST) {
                 return refuse("IP", ip, "is not the address of one host");
             }
         }

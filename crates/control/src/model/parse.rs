@@ -6,10 +6,24 @@ use ipnet::IpNet;
 use std::net::IpAddr;
 use wire::{Mac, Vni};
 
-/// An IPv4 or IPv6 address in any text form; it is given back in the canonical one (RFC 5952).
+/// An IPv4 or IPv6 address in any text form; it is given back in the canonical one (RFC 5952). No packet has an
+/// IPv4-mapped IPv6 address (`::ffff:10.0.0.1`, RFC 4291 section 2.5.5.2): who writes one means the IPv4 address, and
+/// would get a rule or a member that never matches.
 pub fn parse_address(owner: &impl ToString, field: &'static str, text: &str) -> Result<IpAddr, Error> {
-    text.parse()
-        .map_err(|_| Error::value(owner, field, text, "is not an IPv4 or IPv6 address"))
+    let ip = text
+        .parse()
+        .map_err(|_| Error::value(owner, field, text, "is not an IPv4 or IPv6 address"))?;
+    unmapped(owner, field, text, ip)
+}
+
+fn unmapped(owner: &impl ToString, field: &'static str, text: &str, ip: IpAddr) -> Result<IpAddr, Error> {
+    match ip {
+        IpAddr::V6(v6) if let Some(v4) = v6.to_ipv4_mapped() => {
+            let why = format!("is an IPv4 address in the form of IPv6, write {v4}");
+            Err(Error::value(owner, field, text, &why))
+        }
+        _ => Ok(ip),
+    }
 }
 
 /// `ADDRESS/LENGTH`, or an address alone, which stands for itself. Host bits are accepted, as the original did, and
@@ -24,12 +38,15 @@ pub fn parse_cidr(owner: &impl ToString, text: &str) -> Result<IpNet, Error> {
         )
     };
     match text.split_once('/') {
-        None => Ok(IpNet::from(text.parse::<IpAddr>().map_err(|_| bad())?)),
+        None => {
+            let address = text.parse().map_err(|_| bad())?;
+            Ok(IpNet::from(unmapped(owner, "CIDR", text, address)?))
+        }
         Some((address, length)) => {
             if length.is_empty() || !length.bytes().all(|b| b.is_ascii_digit()) {
                 return Err(bad());
             }
-            let address = address.parse().map_err(|_| bad())?;
+            let address = unmapped(owner, "CIDR", text, address.parse().map_err(|_| bad())?)?;
             let length = length.parse().unwrap_or(u32::MAX);
             masked(address, length).ok_or_else(|| {
                 Error::value(
@@ -126,6 +143,14 @@ mod tests {
         ] {
             assert!(parse_cidr(&"rule", bad).is_err(), "{bad:?}");
         }
+        for mapped in ["::ffff:10.0.0.1", "::FFFF:a00:1"] {
+            assert_eq!(
+                parse_address(&"NIC 'a'", "IP", mapped).unwrap_err().to_string(),
+                format!("NIC 'a': IP '{mapped}' is an IPv4 address in the form of IPv6, write 10.0.0.1")
+            );
+            assert!(parse_cidr(&"rule", mapped).is_err() && parse_masked(&"rule", mapped, 128).is_err());
+        }
+        assert!(parse_cidr(&"rule", "::ffff:0:0/96").is_err() && parse_cidr(&"rule", "::/0").is_ok());
         assert!(parse_masked(&"rule", "10.0.0.0", 33).is_err() && parse_masked(&"rule", "::", 256).is_err());
         assert!(parse_vni(&"NIC 'a'", 1 << 24).is_err() && parse_mac(&"NIC 'a'", "52:54").is_err());
     }

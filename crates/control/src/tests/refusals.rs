@@ -20,6 +20,14 @@ fn a_refusal_names_the_thing_and_the_value_and_changes_nothing() {
             "NIC 'a': MAC '01:00:00:00:00:01' is a group address, a NIC cannot send from it",
         ),
         (
+            |c| put(c, |nic| nic.mac = wire::Mac([0; 6])),
+            "NIC 'a': MAC '00:00:00:00:00:00' is nobody's address, no driver takes it",
+        ),
+        (
+            |c| put(c, |nic| nic.ips = vec![ip("255.255.255.255")]),
+            "NIC 'a': IP '255.255.255.255' is not the address of one host",
+        ),
+        (
             |c| put(c, |nic| nic.mac = wire::Mac([0x52, 0x54, 0, 0x12, 0x34, 2])),
             "NIC 'a': MAC 52:54:00:12:34:02 is already that of NIC 'b' in VNI 42",
         ),

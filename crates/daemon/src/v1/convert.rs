@@ -51,6 +51,8 @@ pub fn nic_update(update: v1::UpdateNicRequest) -> Result<(NicId, NicUpdate), Er
             .security_groups
             .map(|list| groups(&list.groups))
             .transpose()?,
+        leave_groups: groups(&update.leave_groups)?,
+        join_groups: groups(&update.join_groups)?,
         anti_spoof: update.anti_spoof,
         allowed_address_pairs: update
             .allowed_address_pairs
@@ -160,21 +162,26 @@ pub fn group(group: v1::Group) -> Result<Group, Error> {
         .map(|text| member(&group.id, text))
         .collect::<Result<_, _>>()?;
     new.rules = group.rules.iter().map(rule).collect::<Result<_, _>>()?;
-    new.removal = match v1::Removal::try_from(group.removal) {
-        Ok(v1::Removal::Unspecified | v1::Removal::Cut) => Removal::Cut,
-        Ok(v1::Removal::Drain) => Removal::Drain,
-        Err(_) => {
-            let owner = format!("group '{}'", group.id.escape_debug());
-            return Err(value(
-                &owner,
-                "removal",
-                &group.removal.to_string(),
-                "is neither cut nor drain",
-            ));
-        }
-    };
+    new.removal = removal(&new.id, group.removal)?;
     new.allow_midstream = group.allow_midstream;
     Ok(new)
+}
+
+/// What becomes of connections that no rule allows any more.
+pub fn removal(group: &GroupId, number: i32) -> Result<Removal, Error> {
+    match v1::Removal::try_from(number) {
+        Ok(v1::Removal::Unspecified | v1::Removal::Cut) => Ok(Removal::Cut),
+        Ok(v1::Removal::Drain) => Ok(Removal::Drain),
+        Err(_) => {
+            let owner = format!("group '{group}'");
+            Err(value(
+                &owner,
+                "removal",
+                &number.to_string(),
+                "is neither cut nor drain",
+            ))
+        }
+    }
 }
 
 /// A member of a group.

@@ -176,6 +176,20 @@ impl Butterfly for Service {
         .await
     }
 
+    async fn update_group(&self, request: Request<v1::UpdateGroupRequest>) -> Answer<v1::Group> {
+        let update = request.into_inner();
+        self.control(move |control| {
+            let id = GroupId::new(&update.id)?;
+            let removal = update
+                .removal
+                .map(|number| convert::removal(&id, number))
+                .transpose()?;
+            control.update_group(&id, removal, update.allow_midstream)?;
+            Ok(group_after(control, &id))
+        })
+        .await
+    }
+
     async fn delete_group(
         &self,
         request: Request<v1::DeleteGroupRequest>,
