@@ -22,9 +22,16 @@ pub(crate) struct Lent {
     pub l4: L4,
 }
 
+/// When a datagram began, and which one it was: a key can begin many times in a millisecond.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Begun {
+    pub at_ms: u32,
+    pub number: u32,
+}
+
 #[derive(Clone, Copy)]
 pub(super) struct Datagram {
-    pub started_ms: u32,
+    pub begun: Begun,
     /// What the first fragment said: a datagram is remembered from then on.
     pub first: Lent,
     /// Why the rest of it is dropped.
@@ -38,9 +45,9 @@ pub(super) struct Datagram {
 
 impl Datagram {
     /// Begins with the first fragment.
-    pub(super) fn new(now_ms: u32, first: Lent, piece: Piece) -> Self {
+    pub(super) fn new(begun: Begun, first: Lent, piece: Piece) -> Self {
         let mut datagram = Datagram {
-            started_ms: now_ms,
+            begun,
             first,
             fate: None,
             pieces: [(0, 0); PIECES],
@@ -104,7 +111,7 @@ mod tests {
 
     fn datagram() -> Datagram {
         Datagram {
-            started_ms: 0,
+            begun: Begun { at_ms: 0, number: 0 },
             first: Lent {
                 protocol: 17,
                 l4: L4::Other,

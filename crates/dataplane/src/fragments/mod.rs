@@ -17,7 +17,7 @@ use hashbrown::HashMap;
 use wire::Mac;
 use wire::offload::Offload;
 
-use datagram::Datagram;
+use datagram::{Begun, Datagram};
 pub(crate) use datagram::{Lent, Piece};
 
 use crate::drop_reason::DropReason;
@@ -71,7 +71,9 @@ pub(crate) struct Fragments {
     max: usize,
     datagrams: HashMap<DatagramKey, Datagram, SeedableRandomState>,
     /// In the order of their beginning, and so of their end.
-    queue: VecDeque<(DatagramKey, u32)>,
+    queue: VecDeque<(DatagramKey, Begun)>,
+    /// How many have begun; wraps.
+    begun: u32,
     shares: HashMap<PortUid, usize, SeedableRandomState>,
     held: VecDeque<Held>,
     held_bytes: usize,
@@ -84,6 +86,7 @@ impl Fragments {
             max: max as usize,
             datagrams: HashMap::with_hasher(hasher.clone()),
             queue: VecDeque::new(),
+            begun: 0,
             shares: HashMap::with_hasher(hasher),
             held: VecDeque::new(),
             held_bytes: 0,
@@ -135,8 +138,13 @@ impl Fragments {
         if share >= self.max.div_ceil(8).min(free.div_ceil(4)) {
             return Place::Drop(DropReason::FragmentTableFull);
         }
-        self.datagrams.insert(*key, Datagram::new(now_ms, lent, piece));
-        self.queue.push_back((*key, now_ms));
+        self.begun = self.begun.wrapping_add(1);
+        let begun = Begun {
+            at_ms: now_ms,
+            number: self.begun,
+        };
+        self.datagrams.insert(*key, Datagram::new(begun, lent, piece));
+        self.queue.push_back((*key, begun));
         *self.shares.entry(key.sender).or_default() += 1;
         Place::First
     }
@@ -227,12 +235,9 @@ impl Fragments {
 
     /// Forgets datagrams whose time is over.
     pub(crate) fn forget_old(&mut self, now_ms: u32) {
-        while let Some(&(key, started_ms)) = self.queue.front() {
-            let ended = self
-                .datagrams
-                .get(&key)
-                .is_none_or(|d| d.started_ms != started_ms);
-            let over = now_ms.wrapping_sub(started_ms) >= REMEMBER_MS;
+        while let Some(&(key, begun)) = self.queue.front() {
+            let ended = self.datagrams.get(&key).is_none_or(|d| d.begun != begun);
+            let over = now_ms.wrapping_sub(begun.at_ms) >= REMEMBER_MS;
             if !ended && !over {
                 return;
             }
@@ -256,7 +261,50 @@ impl Fragments {
         if self.queue.len() > 2 * self.max.max(16) {
             let datagrams = &self.datagrams;
             self.queue
-                .retain(|(key, started_ms)| datagrams.get(key).is_some_and(|d| d.started_ms == *started_ms));
+                .retain(|(key, begun)| datagrams.get(key).is_some_and(|d| d.begun == *begun));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wire::parse::L4;
+
+    /// A guest ends datagrams and begins them anew in the same millisecond, and leaves them unfinished: what is
+    /// kept to forget them by is bounded all the same.
+    #[test]
+    fn datagrams_begun_over_and_over_leave_nothing_behind() {
+        let mut fragments = Fragments::new(64, 1);
+        let lent = Lent {
+            protocol: 17,
+            l4: L4::Other,
+        };
+        let piece = |start, end, more| Piece { start, end, more };
+        for id in 0..8 {
+            let key = DatagramKey {
+                sender: PortUid(1),
+                to: Mac([2; 6]),
+                src: 1,
+                dst: 2,
+                protocol: 17,
+                v6: false,
+                id,
+            };
+            for _ in 0..1000 {
+                assert_eq!(
+                    fragments.place(&key, piece(0, 8, true), Some(lent), 5),
+                    Place::First
+                );
+                let last = fragments.place(&key, piece(8, 16, false), None, 5);
+                assert_eq!(last, Place::Later(lent));
+            }
+            fragments.place(&key, piece(0, 8, true), Some(lent), 5);
+        }
+        assert!(fragments.queue.len() <= 2 * 64 + 1);
+        assert_eq!(fragments.len(), 8);
+        fragments.forget_old(5 + REMEMBER_MS);
+        assert_eq!((fragments.len(), fragments.queue.len()), (0, 0));
+        assert!(fragments.shares.is_empty());
     }
 }
