@@ -9,7 +9,7 @@ UNITDIR ?= /lib/systemd/system
 HOLD ?=
 
 .DEFAULT_GOAL := build
-.PHONY: build demo test setup guest-image bench-switch bench-control install uninstall clean help
+.PHONY: build demo test setup guest-image bench-switch bench-control fuzz miri install uninstall clean help
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F '|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -46,6 +46,14 @@ bench-switch: ## frames a second beside testpmd and OVS-DPDK, in one run; QUICK=
 bench-control: setup ## microseconds a request takes at 1,000 NICs; QUICK=1 for a short one
 	cargo build --quiet --release -p butterfly-daemon -p butterfly-bench
 	target/release/butterfly-bench control $(QUICK_FLAG)
+
+fuzz: ## hostile inputs, FUZZ_SECONDS (60) for each target; needs a nightly compiler, installs cargo-fuzz
+	@FUZZ_SECONDS=$(or $(FUZZ_SECONDS),60) fuzz/run.sh
+
+# Miri reads memory as the language defines it: the crates without unsafe as a check of their arithmetic, and of io what
+# needs no file, mapping or ring of a guest.
+miri: ## the pure parts under Miri; needs a nightly compiler with the miri component
+	@tools/miri.sh
 
 install: build ## copy programs, service file, settings and completions under $(DESTDIR)$(PREFIX)
 	install -D -m 755 target/release/butterflyd $(DESTDIR)$(PREFIX)/sbin/butterflyd
