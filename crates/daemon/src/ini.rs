@@ -34,14 +34,24 @@ impl Ini {
 
 fn parse(text: &str) -> Result<Ini, String> {
     let mut ini = Ini::default();
+    // Editors of another system begin files with a byte-order mark.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let parsed = ini::Ini::load_from_str_noescape(text).map_err(|e| e.to_string())?;
     for (section, properties) in &parsed {
         let section = section.unwrap_or_default();
         for (key, value) in properties {
-            set(&mut ini, section, key, value.trim())?;
+            set(&mut ini, section, key, without_comment(value))?;
         }
     }
     Ok(ini)
+}
+
+/// A value ends where a blank and then `;` or `#` follow: a comment behind it.
+fn without_comment(value: &str) -> &str {
+    let ends = value
+        .match_indices([';', '#'])
+        .find(|(at, _)| *at == 0 || value[..*at].ends_with([' ', '\t']));
+    ends.map_or(value, |(at, _)| &value[..at]).trim()
 }
 
 fn set(ini: &mut Ini, section: &str, key: &str, value: &str) -> Result<(), String> {
@@ -130,6 +140,17 @@ encryption_key_path = /etc/butterfly/key
     }
 
     #[test]
+    fn comments_behind_values_and_a_byte_order_mark_are_no_values() {
+        let text = "\u{feff}[general]\nsocket-dir = /run/b ; where sockets are\nendpoint=ipc:///run/a;b#c\t# odd\nip = ; none\n";
+        let expected = Ini {
+            socket_dir: Some("/run/b".into()),
+            endpoint: Some("ipc:///run/a;b#c".into()),
+            ..Ini::default()
+        };
+        assert_eq!(parse(text), Ok(expected));
+    }
+
+    #[test]
     fn refusals_name_section_and_key() {
         for (text, expected) in [
             (
@@ -161,6 +182,26 @@ encryption_key_path = /etc/butterfly/key
             error.starts_with("/nonexistent/butterflyd.ini cannot be read: "),
             "{error}"
         );
+    }
+
+    #[test]
+    fn the_manual_s_example_has_every_key() {
+        let manual = include_str!("../../../docs/daemon.md");
+        let (_, example) = manual.split_once("```ini\n").unwrap();
+        let Ini {
+            log_level: Some(_),
+            ip: Some(_),
+            endpoint: Some(_),
+            socket_dir: Some(_),
+            graph_cpu_core: Some(_),
+            dpdk_args: Some(_),
+            nic_mtu: Some(_),
+            dpdk_port: Some(_),
+            encryption_key_path: Some(_),
+        } = parse(example.split_once("```").unwrap().0).unwrap()
+        else {
+            panic!("the example leaves a key out");
+        };
     }
 
     /// The file in packaging/ is what is installed: it must parse, and say nothing but defaults.

@@ -54,16 +54,24 @@ impl From<Level> for LevelFilter {
 
 /// Changes the level of the running log.
 #[derive(Clone)]
-pub struct LogControl(reload::Handle<LevelFilter, Registry>);
+pub struct LogControl {
+    level: reload::Handle<LevelFilter, Registry>,
+    on_stderr: bool,
+}
 
 impl LogControl {
     pub fn set(&self, level: Level) {
         // Fails only when the subscriber is gone, which lives as long as the process.
-        let _ = self.0.reload(LevelFilter::from(level));
+        let _ = self.level.reload(LevelFilter::from(level));
+    }
+
+    /// True when errors that are logged can be seen by whoever started us by hand.
+    pub fn errors_on_stderr(&self) -> bool {
+        self.on_stderr && self.level() != Level::None
     }
 
     pub fn level(&self) -> Level {
-        let filter = self.0.clone_current().unwrap_or(LevelFilter::OFF);
+        let filter = self.level.clone_current().unwrap_or(LevelFilter::OFF);
         NAMES
             .iter()
             .find(|(.., known)| *known == filter)
@@ -74,10 +82,16 @@ impl LogControl {
 /// Starts the log of the process. To be called once.
 pub fn start(level: Level, no_syslog: bool) -> LogControl {
     let (filter, handle) = reload::Layer::new(LevelFilter::from(level));
+    let journal = if no_syslog { None } else { journal() };
+    let on_stderr = journal.is_none();
+    let output = journal.unwrap_or_else(standard_error);
     tracing_subscriber::registry()
-        .with(output(no_syslog).with_filter(OurCrates).with_filter(filter))
+        .with(output.with_filter(OurCrates).with_filter(filter))
         .init();
-    LogControl(handle)
+    LogControl {
+        level: handle,
+        on_stderr,
+    }
 }
 
 /// What libraries tell of their own work is left out but for warnings: it is theirs to debug.
@@ -92,14 +106,11 @@ impl<S> tracing_subscriber::layer::Filter<S> for OurCrates {
 
 type Output = Box<dyn Layer<Registry> + Send + Sync>;
 
-/// The journal when systemd started us or its socket is there, else syslog, else standard error.
-fn output(no_syslog: bool) -> Output {
-    if no_syslog {
-        return standard_error();
-    }
+/// The journal, else syslog, where one of them listens.
+fn journal() -> Option<Output> {
     // Fails where no journal listens.
     if let Ok(journal) = tracing_journald::layer() {
-        return journal.with_syslog_identifier("butterflyd".into()).boxed();
+        return Some(journal.with_syslog_identifier("butterflyd".into()).boxed());
     }
     if Path::new("/dev/log").exists() {
         let (options, facility) = (syslog_tracing::Options::LOG_PID, syslog_tracing::Facility::Daemon);
@@ -108,10 +119,10 @@ fn output(no_syslog: bool) -> Output {
                 .with_writer(syslog)
                 .without_time()
                 .with_ansi(false);
-            return layer.with_level(false).with_target(false).boxed();
+            return Some(layer.with_level(false).with_target(false).boxed());
         }
     }
-    standard_error()
+    None
 }
 
 fn standard_error() -> Output {

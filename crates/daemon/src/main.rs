@@ -42,12 +42,14 @@ fn main() -> ExitCode {
         }
     };
     let log = logging::start(settings.log_level, settings.no_syslog);
-    match run::run(settings, log) {
+    match run::run(settings, log.clone()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
-            // Both: whoever started us by hand may not read the journal.
             tracing::error!("{why}");
-            eprintln!("butterflyd: {why}");
+            // Whoever started us by hand may not read the journal.
+            if !log.errors_on_stderr() {
+                eprintln!("butterflyd: {why}");
+            }
             ExitCode::FAILURE
         }
     }

@@ -241,6 +241,19 @@ mod tests {
     }
 
     #[test]
+    fn the_manual_has_the_help() {
+        use clap::CommandFactory;
+        let manual = include_str!("../../../docs/daemon.md");
+        let help = Options::command().term_width(100).render_help().to_string();
+        for line in help.trim_end().lines() {
+            assert!(
+                manual.contains(line.trim_end()),
+                "docs/daemon.md does not say '{line}'"
+            );
+        }
+    }
+
+    #[test]
     fn defaults_are_the_documented_ones() {
         let expected = Settings {
             ip: None,

@@ -143,7 +143,10 @@ fn announce(settings: &Settings, app: &App) {
     tracing::info!(
         "butterflyd {} is ready: APIs on {}, sockets in {}",
         env!("CARGO_PKG_VERSION"),
-        app.endpoints.join(", "),
+        match app.endpoints.as_slice() {
+            [] => "none".to_owned(),
+            endpoints => endpoints.join(", "),
+        },
         settings.socket_dir.display()
     );
     if let Err(e) = sd_notify::notify(&[NotifyState::Ready]) {

@@ -71,6 +71,7 @@ fn what_cannot_be_served_ends_with_1_and_leaves_nothing() {
     let refused = |args: &[&str], sentence: &str| {
         let output = run(&[&["--no-syslog", "-s", dir][..], args].concat());
         let errors = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(errors.trim_end().lines().count(), 1, "said once: {errors}");
         assert_eq!(output.status.code(), Some(1), "{args:?}: {errors}");
         assert!(errors.contains(sentence), "{args:?}: {errors}");
         assert_eq!(files(Path::new(dir)), Vec::<String>::new());
