@@ -177,8 +177,13 @@ impl Counters {
 
     #[inline]
     pub(crate) fn delivered(&self, slot: PortSlot, bytes: u64) {
+        self.delivered_all(slot, 1, bytes);
+    }
+
+    #[inline]
+    pub(crate) fn delivered_all(&self, slot: PortSlot, frames: u64, bytes: u64) {
         let start = slot.0 as usize * PORT_CELLS;
-        bump(&self.ports, start + TX_FRAMES, 1);
+        bump(&self.ports, start + TX_FRAMES, frames);
         bump(&self.ports, start + TX_BYTES, bytes);
     }
 

@@ -77,21 +77,37 @@ impl Ports {
     /// Writes a frame to a port. It is seen after [`Ports::flush`].
     #[inline]
     pub(crate) fn transmit(&mut self, slot: PortSlot, batch: &Batch, index: usize) -> Result<(), DropReason> {
-        let attached = self.slots.get_mut(slot.0 as usize).and_then(Option::as_mut);
-        let Some(attached) = attached.filter(|attached| !attached.broken) else {
-            return Err(DropReason::TargetDown);
-        };
+        let port = self.writable(slot).ok_or(DropReason::TargetDown)?;
+        port.transmit(batch, index).map_err(refusal)
+    }
+
+    /// Writes several frames to a port and says of each in `results` what became of it.
+    #[inline]
+    pub(crate) fn transmit_all(
+        &mut self,
+        slot: PortSlot,
+        batch: &Batch,
+        frames: &[u8],
+        results: &mut [Result<(), TransmitError>],
+    ) {
+        match self.writable(slot) {
+            Some(port) => port.transmit_all(batch, frames, results),
+            None => results.fill(Err(TransmitError::Down)),
+        }
+    }
+
+    /// The port in a slot, which is going to be written to.
+    #[inline]
+    fn writable(&mut self, slot: PortSlot) -> Option<&mut Port> {
+        let attached = self.slots.get_mut(slot.0 as usize)?.as_mut()?;
+        if attached.broken {
+            return None;
+        }
         if !attached.touched {
             attached.touched = true;
             self.touched.push(slot);
         }
-        attached.port.transmit(batch, index).map_err(|error| match error {
-            TransmitError::Full => DropReason::RingFull,
-            TransmitError::TooSmall => DropReason::BufferTooSmall,
-            TransmitError::Down => DropReason::TargetDown,
-            TransmitError::BadOffload => DropReason::BadOffload,
-            TransmitError::Broken => DropReason::TargetBroken,
-        })
+        Some(&mut attached.port)
     }
 
     /// Makes what was written visible, once per port that was written to.
@@ -109,5 +125,16 @@ impl Ports {
                 broke(slot, error);
             }
         }
+    }
+}
+
+/// Why a frame is dropped that a port did not take.
+pub(crate) fn refusal(error: TransmitError) -> DropReason {
+    match error {
+        TransmitError::Full => DropReason::RingFull,
+        TransmitError::TooSmall => DropReason::BufferTooSmall,
+        TransmitError::Down => DropReason::TargetDown,
+        TransmitError::BadOffload => DropReason::BadOffload,
+        TransmitError::Broken => DropReason::TargetBroken,
     }
 }

@@ -21,6 +21,7 @@ mod copy;
 pub mod cycles;
 mod deliver;
 mod fault_guard;
+pub mod fetch;
 pub mod frame;
 pub mod guest_memory;
 pub mod guest_view;

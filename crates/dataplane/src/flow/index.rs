@@ -26,10 +26,17 @@ impl Index {
         }
     }
 
-    /// Reads the cache line in which a lookup will begin, so that it is there when the lookup comes.
+    /// Fetches the cache line in which a lookup will begin.
     #[inline]
-    pub(super) fn touch(&self, hash: u32) -> u64 {
-        self.slots[hash as usize & self.mask]
+    pub(super) fn fetch(&self, hash: u32) {
+        io::fetch::soon(&self.slots[hash as usize & self.mask]);
+    }
+
+    /// The entry that a lookup will try first, when it is where it belongs. Only a guess.
+    #[inline]
+    pub(super) fn likely(&self, hash: u32) -> Option<FlowId> {
+        let slot = self.slots[hash as usize & self.mask];
+        (slot != 0 && (slot >> 32) as u32 == hash).then(|| slot as u32 - 1)
     }
 
     /// The entry with this hash for which `is` holds.

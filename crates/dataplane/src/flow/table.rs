@@ -123,10 +123,23 @@ impl FlowTable {
         key.hash(&self.seed)
     }
 
-    /// Starts to bring what a lookup reads first into the cache. What it gives means nothing.
+    /// Begins to bring what a lookup reads first into the cache.
     #[inline]
-    pub(crate) fn touch(&self, hash: u32) -> u64 {
-        self.index.touch(hash)
+    pub(crate) fn fetch_index(&self, hash: u32) {
+        self.index.fetch(hash);
+    }
+
+    /// Begins to bring the entry, both lines of it, that a lookup will find.
+    #[inline]
+    pub(crate) fn fetch_entry(&self, hash: u32) {
+        if let Some(entry) = self
+            .index
+            .likely(hash)
+            .and_then(|id| self.entries.get(id as usize))
+        {
+            io::fetch::soon(entry);
+            io::fetch::soon(&entry.bytes);
+        }
     }
 
     /// The flow with this key, over or not.

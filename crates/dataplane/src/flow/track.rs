@@ -10,7 +10,7 @@ use super::table::FlowTable;
 use super::tcp::{self, Segment, Step};
 use super::timeouts::timeout_secs;
 use crate::drop_reason::DropReason;
-use crate::snapshot::Timeouts;
+use crate::snapshot::{PortSlot, Timeouts};
 
 /// SCTP chunk types that matter here (RFC 9260, section 3.2).
 mod chunk {
@@ -81,9 +81,14 @@ pub(crate) fn first_state(ip: &IpPacket, midstream: bool) -> Result<FlowState, D
 }
 
 impl FlowTable {
-    /// Follows a packet of flow `id`. `timeouts` is asked only when the state changes.
+    /// Follows a packet of flow `id`. `timeouts` is asked, with the slots of both NICs, only when the state changes.
     #[inline]
-    pub(crate) fn track(&mut self, id: FlowId, seen: &Seen, timeouts: impl FnOnce() -> Timeouts) -> Tracked {
+    pub(crate) fn track(
+        &mut self,
+        id: FlowId,
+        seen: &Seen,
+        timeouts: impl FnOnce((PortSlot, PortSlot)) -> Timeouts,
+    ) -> Tracked {
         let entry = self.entry_mut(id);
         let state = entry.state();
         let next = if seen.is_later_fragment() {
@@ -115,7 +120,8 @@ impl FlowTable {
         entry.frames[seen.side] += 1;
         entry.bytes[seen.side] += seen.len as u64;
         if next != state {
-            let timeout = timeout_secs(entry.protocol, next, &timeouts());
+            let protocol = entry.protocol;
+            let timeout = timeout_secs(protocol, next, &timeouts(self.slots(id)));
             self.set_state(id, next, timeout);
         }
         Tracked::Pass

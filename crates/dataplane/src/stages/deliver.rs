@@ -1,21 +1,22 @@
 //! Step 10: what passed goes to its targets, and to who watches them; what did not is counted by its reason.
 
+use io::frame::BATCH;
 use io::trace::Direction;
 
 use crate::drop_reason::DropReason;
-use crate::ports::Ports;
+use crate::ports::{Ports, refusal};
 use crate::round::{Fate, Round, Verdict, drop_frame};
 use crate::snapshot::{PortConfig, PortSlot};
 
 pub(crate) fn run(round: &mut Round, ports: &mut Ports) {
-    for index in 0..round.jobs.len() {
-        let job = &round.jobs[index];
+    let mut index = 0;
+    while let Some(job) = round.jobs.get(index) {
         let (frame, target) = (job.frame, job.target);
         match job.verdict {
-            Verdict::Pass => match ports.transmit(target, round.batch, frame) {
-                Ok(()) => delivered(round, ports, frame, target),
-                Err(reason) => refused_by(round, frame, target, reason),
-            },
+            Verdict::Pass => {
+                index += together(round, ports, index, target);
+                continue;
+            }
             Verdict::DropTo(reason) => refused_by(round, frame, target, reason),
             Verdict::DropFrom(reason) => {
                 drop_frame(round.counters, round.nic, &mut round.items[frame], reason);
@@ -28,8 +29,47 @@ pub(crate) fn run(round: &mut Round, ports: &mut Ports) {
                 DropReason::Ethertype,
             ),
         }
+        index += 1;
     }
     finish(round);
+}
+
+/// The jobs from `first` on that pass to one target, in one call. Gives how many they are: one at least.
+fn together(round: &mut Round, ports: &mut Ports, first: usize, target: PortSlot) -> usize {
+    let mut frames = [0u8; BATCH];
+    let mut count = 0;
+    for (job, frame) in round.jobs[first..].iter().zip(&mut frames) {
+        if job.verdict != Verdict::Pass || job.target != target {
+            break;
+        }
+        // A batch has fewer than 256 frames.
+        *frame = job.frame as u8;
+        count += 1;
+    }
+    let frames = &frames[..count];
+    let mut results = [Ok(()); BATCH];
+    let results = &mut results[..count];
+    ports.transmit_all(target, round.batch, frames, results);
+    let (mut passed, mut bytes) = (0, 0);
+    for (&frame, result) in frames.iter().zip(&*results) {
+        let frame = usize::from(frame);
+        match *result {
+            Ok(()) => {
+                passed += 1;
+                bytes += round.batch.frames()[frame].len() as u64;
+                round.items[frame].fate = Fate::Delivered;
+            }
+            Err(error) => refused_by(round, frame, target, refusal(error)),
+        }
+    }
+    round.counters.delivered_all(target, passed, bytes);
+    let watched = round.view.port(target);
+    if let Some(config) = watched.filter(|config| !config.sniffers.is_empty() || config.trace.is_some()) {
+        for (&frame, _) in frames.iter().zip(&*results).filter(|(_, result)| result.is_ok()) {
+            show(round, ports, config, frame.into());
+        }
+    }
+    count
 }
 
 /// Copies of what a NIC has sent, whatever becomes of it.
@@ -41,14 +81,8 @@ pub(crate) fn to_sniffers(round: &Round, ports: &mut Ports) {
     }
 }
 
-#[inline]
-fn delivered(round: &mut Round, ports: &mut Ports, frame: usize, target: PortSlot) {
-    let bytes = round.batch.frames()[frame].len() as u64;
-    round.counters.delivered(target, bytes);
-    round.items[frame].fate = Fate::Delivered;
-    let Some(config) = round.view.port(target) else {
-        return;
-    };
+/// What was delivered to a NIC, for those who watch it.
+fn show(round: &Round, ports: &mut Ports, config: &PortConfig, frame: usize) {
     for sniffer in &config.sniffers {
         copy_to(round, ports, frame, *sniffer);
     }

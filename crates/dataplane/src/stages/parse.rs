@@ -1,50 +1,73 @@
 //! Step 1: says what each frame is. All lengths are checked here; later steps trust the result.
 
 use io::frame::Frame;
-use wire::nd::{self, Nd};
-use wire::parse::{self, Packet, ParseError};
+use wire::nd;
+use wire::offload::Offload;
+use wire::parse::{self, ParseError};
 
 use crate::drop_reason::DropReason;
 use crate::round::{Fate, Item, Round};
 
 pub(crate) fn run(round: &mut Round) {
     round.items.clear();
-    for index in 0..round.batch.len() {
-        let frame = &round.batch.frames()[index];
-        round.items.push(Item {
-            packet: None,
-            nd: None,
-            always: false,
-            fate: Fate::Going,
-            first_of: None,
-        });
+    for frame in round.batch.frames() {
         if round.nic.is_sniffer {
-            round.drop_item(index, DropReason::SnifferSends);
-            continue;
-        }
-        if frame.fault().is_some() {
-            round.drop_item(index, DropReason::BadOffload);
-            continue;
-        }
-        match read(frame) {
-            Ok((packet, nd)) => {
-                round.items[index].packet = Some(packet);
-                round.items[index].nd = nd;
-            }
-            Err(error) => round.drop_item(index, reason(error)),
+            refuse(round, DropReason::SnifferSends);
+        } else if frame.fault().is_some() {
+            refuse(round, DropReason::BadOffload);
+        } else {
+            read(round, frame);
         }
     }
 }
 
-#[inline]
-fn read(frame: &Frame) -> Result<(Packet, Option<Nd>), ParseError> {
-    let packet = parse::parse(frame.head(), frame.len())?;
-    parse::check_offload(&packet, frame.len(), &frame.offload)?;
-    let nd = match packet.ip() {
-        Some(ip) if ip.v6 => nd::parse(frame.head(), ip)?,
-        _ => None,
+/// Adds the frame's item. The packet, which is large, goes straight to where it stays: a copy on the way costs as much as
+/// the parser.
+#[inline(always)]
+fn read(round: &mut Round, frame: &Frame) {
+    let packet = match parse::parse(frame.head(), frame.len()) {
+        Ok(packet) => packet,
+        Err(error) => return refuse(round, reason(error)),
     };
-    Ok((packet, nd))
+    round.items.push(Item {
+        packet: Some(packet),
+        nd: None,
+        always: false,
+        fate: Fate::Going,
+        first_of: None,
+    });
+    let index = round.items.len() - 1;
+    let item = &mut round.items[index];
+    let checked = look_closer(item, frame);
+    if let Err(error) = checked {
+        item.packet = None;
+        round.drop_item(index, reason(error));
+    }
+}
+
+#[inline(always)]
+fn look_closer(item: &mut Item, frame: &Frame) -> Result<(), ParseError> {
+    let Some(packet) = &item.packet else { return Ok(()) };
+    if frame.offload != Offload::default() {
+        parse::check_offload(packet, frame.len(), &frame.offload)?;
+    }
+    if let Some(ip) = packet.ip().filter(|ip| ip.v6) {
+        item.nd = nd::parse(frame.head(), ip)?;
+    }
+    Ok(())
+}
+
+/// Adds the item of a frame that goes nowhere.
+#[cold]
+fn refuse(round: &mut Round, reason: DropReason) {
+    round.items.push(Item {
+        packet: None,
+        nd: None,
+        always: false,
+        fate: Fate::Going,
+        first_of: None,
+    });
+    round.drop_item(round.items.len() - 1, reason);
 }
 
 fn reason(error: ParseError) -> DropReason {
