@@ -12,21 +12,6 @@ use prost::Message;
 
 const VERSION: u32 = 1;
 
-const STATES: [FlowState; 12] = [
-    FlowState::SynSent,
-    FlowState::SynSent2,
-    FlowState::SynRecv,
-    FlowState::Established,
-    FlowState::FinWait,
-    FlowState::CloseWait,
-    FlowState::LastAck,
-    FlowState::TimeWait,
-    FlowState::Close,
-    FlowState::Opening,
-    FlowState::OneWay,
-    FlowState::Stream,
-];
-
 /// The connections of a NIC.
 pub fn export(control: &Controller, id: &NicId) -> Result<Vec<u8>, Error> {
     let nic = control.nic(id)?;
@@ -156,7 +141,7 @@ fn incoming(connection: v1::ExportedConnection) -> Option<Named> {
         protocol: connection.protocol.try_into().ok()?,
         initiator: end(&initiator)?,
         responder: end(&responder)?,
-        state: STATES
+        state: FlowState::ALL
             .into_iter()
             .find(|state| state.name() == connection.state)?,
         age_secs: connection.age_secs,
@@ -229,8 +214,8 @@ mod tests {
 
     #[test]
     fn every_state_has_a_name_of_its_own() {
-        let names: std::collections::BTreeSet<_> = STATES.iter().map(|state| state.name()).collect();
-        assert_eq!(names.len(), STATES.len());
+        let names: std::collections::BTreeSet<_> = FlowState::ALL.iter().map(|state| state.name()).collect();
+        assert_eq!(names.len(), FlowState::ALL.len());
     }
 
     #[test]
