@@ -96,11 +96,11 @@ impl Slots {
 }
 
 impl PortSink for Slots {
-    fn attach(&self, key: PortKey, port: Port) {
+    fn attach(&self, key: PortKey, _pair: u16, port: Port) {
         self.lock()[key.0 as usize] = Some(port);
     }
 
-    fn detach(&self, key: PortKey) -> Option<Port> {
+    fn detach(&self, key: PortKey, _pair: u16) -> Option<Port> {
         self.lock()[key.0 as usize].take()
     }
 

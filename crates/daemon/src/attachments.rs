@@ -153,12 +153,18 @@ struct Sink {
 }
 
 impl PortSink for Sink {
-    fn attach(&self, key: PortKey, port: Port) {
+    fn attach(&self, key: PortKey, pair: u16, port: Port) {
+        if pair > 0 {
+            return;
+        }
         // A worker that is gone takes no port: the daemon is stopping.
         let _ = self.worker.attach(PortSlot(key.0), port);
     }
 
-    fn detach(&self, key: PortKey) -> Option<Port> {
+    fn detach(&self, key: PortKey, pair: u16) -> Option<Port> {
+        if pair > 0 {
+            return None;
+        }
         self.worker.detach(PortSlot(key.0)).ok().flatten()
     }
 

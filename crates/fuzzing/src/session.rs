@@ -30,12 +30,14 @@ const STEPS_MAX: usize = 200;
 const MEMORY: u64 = 64 << 10;
 const USER: u64 = 0x7f00_0000_0000;
 
-/// Ports by session.
+/// Ports by session and queue pair.
+type Ports = BTreeMap<(PortKey, u16), Port>;
+
 #[derive(Default)]
-struct Switch(Mutex<BTreeMap<PortKey, Port>>);
+struct Switch(Mutex<Ports>);
 
 impl Switch {
-    fn ports(&self) -> MutexGuard<'_, BTreeMap<PortKey, Port>> {
+    fn ports(&self) -> MutexGuard<'_, Ports> {
         self.0.lock().expect("no panic before this one")
     }
 
@@ -43,11 +45,11 @@ impl Switch {
     fn turn(&self, witness: &mut Witness) {
         let mut ports = self.ports();
         let mut batch = Batch::new();
-        let keys: Vec<PortKey> = ports.keys().copied().collect();
+        let keys: Vec<(PortKey, u16)> = ports.keys().copied().collect();
         for from in &keys {
             let source = ports.get_mut(from).expect("a port that was there");
             let _ = source.receive(&mut batch);
-            for (_, target) in ports.iter_mut().filter(|(key, _)| *key != from) {
+            for (_, target) in ports.iter_mut().filter(|(key, _)| key.0 != from.0) {
                 for index in 0..batch.len() {
                     let _ = target.transmit(&batch, index);
                 }
@@ -72,12 +74,15 @@ impl Switch {
 }
 
 impl PortSink for Switch {
-    fn attach(&self, key: PortKey, port: Port) {
-        assert!(self.ports().insert(key, port).is_none(), "two ports for {key:?}");
+    fn attach(&self, key: PortKey, pair: u16, port: Port) {
+        assert!(
+            self.ports().insert((key, pair), port).is_none(),
+            "two ports for pair {pair} of {key:?}"
+        );
     }
 
-    fn detach(&self, key: PortKey) -> Option<Port> {
-        let port = self.ports().remove(&key);
+    fn detach(&self, key: PortKey, pair: u16) -> Option<Port> {
+        let port = self.ports().remove(&(key, pair));
         assert!(port.is_some(), "took back a port that was not handed over");
         port
     }
@@ -329,7 +334,7 @@ impl Vmm {
         }
         self.reader = Reader::new();
         assert!(
-            !self.switch.ports().contains_key(&self.key),
+            !self.switch.ports().keys().any(|(key, _)| *key == self.key),
             "a port without a session"
         );
     }

@@ -143,7 +143,7 @@ fn two_guests_talk_stop_and_talk_again() {
     // The guest of A stops its driver and starts it where it was.
     assert_eq!(vmm_a.stop().unwrap(), [100, 100]);
     assert_eq!(lab.switch.state_of(A), Some(PortState::Connected));
-    assert!(!lab.switch.lock().ports.contains_key(&A));
+    assert!(!lab.switch.lock().ports.contains_key(&(A, 0)));
     vmm_a.start(&a, [100, 100]).unwrap();
     one_frame(&lab, &mut a, &mut b, 1);
     one_frame(&lab, &mut b, &mut a, 2);
@@ -163,7 +163,7 @@ fn a_vmm_that_comes_back_a_hundred_times_works_each_time() {
         one_frame(&lab, &mut b, &mut a, round);
         drop(vmm);
         lab.switch.wait_for(A, &PortState::Disconnected);
-        assert!(!lab.switch.lock().ports.contains_key(&A));
+        assert!(!lab.switch.lock().ports.contains_key(&(A, 0)));
     }
     assert_eq!(lab.switch.states_of(A).len(), 300, "connected, up, disconnected");
 }
@@ -360,7 +360,7 @@ fn closing_a_nic_ends_its_session_and_frees_its_key() {
     let mut vmm = lab.boot(A, &a);
     assert!(lab.server().close(A));
     assert!(
-        !lab.switch.lock().ports.contains_key(&A),
+        !lab.switch.lock().ports.contains_key(&(A, 0)),
         "taken back when close returns"
     );
     assert!(!lab.path(A).exists());

@@ -154,13 +154,13 @@ impl Vmm {
     }
 
     fn has_port(&self) -> bool {
-        self.switch.lock().ports.contains_key(&KEY)
+        self.switch.lock().ports.keys().any(|(key, _)| *key == KEY)
     }
 
     /// Which rings the port has: the one to receive from, the one to transmit on.
     fn rings(&self) -> [bool; 2] {
         let inner = self.switch.lock();
-        let Some(port) = inner.ports.get(&KEY) else {
+        let Some(port) = inner.ports.get(&(KEY, 0)) else {
             return [false; 2];
         };
         let state = port.ring_state();

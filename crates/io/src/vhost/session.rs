@@ -454,7 +454,7 @@ impl Session {
         if !std::mem::take(&mut self.attached) {
             return;
         }
-        let Some(Port::Vhost(port)) = self.sink.detach(self.key) else {
+        let Some(Port::Vhost(port)) = self.sink.detach(self.key, 0) else {
             // The worker is stopping: nothing will run again before the VMM starts over.
             self.rings.iter_mut().for_each(Ring::stop);
             return;
@@ -491,7 +491,7 @@ impl Session {
                     transmitq,
                     mtu: self.mtu(),
                 };
-                self.sink.attach(self.key, VhostPort::new(parts).into());
+                self.sink.attach(self.key, 0, VhostPort::new(parts).into());
                 self.attached = true;
             }
         }

@@ -38,12 +38,12 @@ pub enum PortState {
 /// NICs only after the call has returned. Callers of [`Server`](super::Server) wait for that thread: no method here may
 /// wait for them in turn, be it by a lock that they hold.
 pub trait PortSink: Send + Sync {
-    /// Hands a port over to a worker.
-    fn attach(&self, key: PortKey, port: Port);
+    /// Hands over the port of one queue pair, numbered from 0, to a worker.
+    fn attach(&self, key: PortKey, pair: u16, port: Port);
 
-    /// Takes the port back: waits until the worker has let go of it. `None` when no worker has it any more,
-    /// because it is stopping.
-    fn detach(&self, key: PortKey) -> Option<Port>;
+    /// Takes the port of a queue pair back: waits until the worker has let go of it. `None` when no worker has it any
+    /// more, because it is stopping.
+    fn detach(&self, key: PortKey, pair: u16) -> Option<Port>;
 
     /// The NIC's state has changed.
     fn state(&self, key: PortKey, state: PortState);

@@ -20,7 +20,8 @@ pub struct Switch {
 
 #[derive(Default)]
 pub struct Inner {
-    pub ports: BTreeMap<PortKey, Port>,
+    /// By NIC and queue pair.
+    pub ports: BTreeMap<(PortKey, u16), Port>,
     /// All states that were told, in order.
     pub states: Vec<(PortKey, PortState)>,
     pub announced: Vec<(PortKey, Mac)>,
@@ -29,15 +30,18 @@ pub struct Inner {
 }
 
 impl PortSink for Switch {
-    fn attach(&self, key: PortKey, port: Port) {
+    fn attach(&self, key: PortKey, pair: u16, port: Port) {
         let mut inner = self.lock();
         inner.attached += 1;
-        assert!(inner.ports.insert(key, port).is_none(), "two ports for {key:?}");
+        assert!(
+            inner.ports.insert((key, pair), port).is_none(),
+            "two ports for pair {pair} of {key:?}"
+        );
         self.changed.notify_all();
     }
 
-    fn detach(&self, key: PortKey) -> Option<Port> {
-        self.lock().ports.remove(&key)
+    fn detach(&self, key: PortKey, pair: u16) -> Option<Port> {
+        self.lock().ports.remove(&(key, pair))
     }
 
     fn state(&self, key: PortKey, state: PortState) {
@@ -61,18 +65,18 @@ impl Switch {
         let mut broken = Vec::new();
         let mut batch = Batch::new();
         let mut inner = self.lock();
-        let keys: Vec<PortKey> = inner.ports.keys().copied().collect();
+        let keys: Vec<(PortKey, u16)> = inner.ports.keys().copied().collect();
         for from in &keys {
             let source = inner.ports.get_mut(from).unwrap();
             if let Err(error) = source.receive(&mut batch) {
-                broken.push((*from, error));
+                broken.push((from.0, error));
             }
-            for (to, target) in inner.ports.iter_mut().filter(|(to, _)| *to != from) {
+            for (to, target) in inner.ports.iter_mut().filter(|(to, _)| to.0 != from.0) {
                 for index in 0..batch.len() {
                     let _ = target.transmit(&batch, index);
                 }
                 if let Err(error) = target.flush() {
-                    broken.push((*to, error));
+                    broken.push((to.0, error));
                 }
             }
             inner.ports.get_mut(from).unwrap().complete(&mut batch);
