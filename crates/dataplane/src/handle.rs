@@ -10,6 +10,7 @@ use thiserror::Error;
 use crate::counters::Counters;
 use crate::flow::FlowInfo;
 use crate::load::WorkerLoad;
+use crate::report::PortReport;
 use crate::snapshot::{PortSlot, PortUid, Snapshot};
 
 /// The worker's thread has ended: nothing will be switched any more.
@@ -25,6 +26,7 @@ pub(crate) enum Command {
     Flows(Option<PortUid>, Sender<Vec<FlowInfo>>),
     Import(Vec<FlowInfo>, Sender<usize>),
     Load(Sender<WorkerLoad>),
+    Ports(Option<PortSlot>, Sender<Vec<PortReport>>),
     Stop,
 }
 
@@ -72,6 +74,11 @@ impl WorkerHandle {
     /// What the worker has been doing.
     pub fn load(&self) -> Result<WorkerLoad, WorkerGone> {
         self.ask(Command::Load)
+    }
+
+    /// The ports the worker has: those of one NIC with their rings, or all of them without.
+    pub fn ports(&self, of: Option<PortSlot>) -> Result<Vec<PortReport>, WorkerGone> {
+        self.ask(|answer| Command::Ports(of, answer))
     }
 
     /// The worker's counters: read them at any time, without asking it.

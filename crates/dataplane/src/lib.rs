@@ -57,6 +57,7 @@ mod learned;
 pub mod load;
 mod path;
 mod ports;
+pub mod report;
 mod round;
 pub mod ruleset;
 pub mod simulation;

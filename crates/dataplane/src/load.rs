@@ -1,11 +1,30 @@
 //! What a worker has been doing: plain numbers for a dump.
+//!
+//! All of it is counted by the worker for itself, most of it once a turn or a batch. Numbers only grow, but for those
+//! that say "now"; whoever wants a rate asks twice and divides by the difference of `at_ns`.
 
 /// Batch sizes are counted in this many classes: 1, 2, 3..=4, 5..=8, 9..=16, 17..=32.
 pub const BATCH_CLASSES: usize = 6;
 
+/// The steps of a batch that are timed, in their order.
+pub const STEPS: [&str; 6] = ["receive", "parse", "judge", "deliver", "flush", "complete"];
+
+/// What a step has cost in the batches that were timed, one of many: cycles a frame are `cycles / frames`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct StepLoad {
+    /// Of the time-stamp counter, which runs at a constant rate and not at the core's clock.
+    pub cycles: u64,
+    /// Frames of the timed batches that went through the step.
+    pub frames: u64,
+}
+
 /// Counts since the worker began.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct WorkerLoad {
+    /// When this was asked for: the worker's monotonic nanoseconds.
+    pub at_ns: u64,
+    /// Nanoseconds in turns that found a frame.
+    pub busy_ns: u64,
     /// Turns of the loop.
     pub turns: u64,
     /// Turns that found a frame.
@@ -18,6 +37,12 @@ pub struct WorkerLoad {
     pub frames: u64,
     /// Batches by size: class `n` holds those of up to `1 << n` frames (and more than class `n - 1`).
     pub batches: [u64; BATCH_CLASSES],
+    /// What each of [`STEPS`] costs.
+    pub steps: [StepLoad; STEPS.len()],
+    /// Frames given to other workers, whose ports they were for.
+    pub handed_over: u64,
+    /// Frames of other workers delivered to ports here.
+    pub taken_over: u64,
     /// Flows tracked now.
     pub flows: u64,
     /// Flows given up before their time because a share or the table was full.

@@ -74,6 +74,12 @@ impl Ports {
         self.slots.get(slot.0 as usize)?.as_ref()
     }
 
+    /// All of them, by slot.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (PortSlot, &Attached)> {
+        let slots = self.slots.iter().zip(0..);
+        slots.filter_map(|(attached, slot)| Some((PortSlot(slot), attached.as_ref()?)))
+    }
+
     /// Writes a frame to a port. It is seen after [`Ports::flush`].
     #[inline]
     pub(crate) fn transmit(&mut self, slot: PortSlot, batch: &Batch, index: usize) -> Result<(), DropReason> {

@@ -13,6 +13,7 @@ use crate::counters::{Counters, PortCounters, RuleCounters};
 use crate::flow::FlowInfo;
 use crate::handle::WorkerHandle;
 use crate::load::WorkerLoad;
+use crate::report::PortReport;
 use crate::snapshot::{PortSlot, PortUid, RuleSlot, Snapshot};
 use crate::worker::{Now, Turn, Worker, WorkerConfig};
 
@@ -135,6 +136,11 @@ impl Simulation {
     /// What the worker has been doing.
     pub fn load(&mut self) -> WorkerLoad {
         self.ask(|handle| handle.load().unwrap_or_default())
+    }
+
+    /// The ports of one NIC with their rings, or all without.
+    pub fn ports(&mut self, of: Option<PortSlot>) -> Vec<PortReport> {
+        self.ask(move |handle| handle.ports(of).unwrap_or_default())
     }
 
     /// All counters.

@@ -23,6 +23,7 @@ use crate::handle::{Command, WorkerHandle};
 use crate::load::WorkerLoad;
 use crate::path::Path;
 use crate::ports::{Attached, Ports};
+use crate::report;
 use crate::snapshot::PortSlot;
 
 /// The time, handed in: the data plane has no clock.
@@ -81,6 +82,8 @@ pub struct Worker {
     called: bool,
     /// When it last went to sleep; counted with the next turn, which knows the time.
     slept_at: Option<u64>,
+    /// When the last turn began, if it found a frame.
+    busy_since: Option<u64>,
     on_broken: Box<dyn Fn(PortSlot, String) + Send>,
     /// A port has skipped this turn for what its frames have cost.
     owing: bool,
@@ -116,6 +119,7 @@ impl Worker {
             stopped: false,
             called: false,
             slept_at: None,
+            busy_since: None,
             on_broken: config.on_broken,
             owing: false,
         };
@@ -133,6 +137,9 @@ impl Worker {
         if let Some(slept_at) = self.slept_at.take() {
             self.load.asleep_ns += now.mono_ns.saturating_sub(slept_at);
         }
+        if let Some(since) = self.busy_since.take() {
+            self.load.busy_ns += now.mono_ns.saturating_sub(since);
+        }
         turn.commands = self.commands_only(now);
         if self.parked > 0 && now.mono_ns.wrapping_sub(self.looked_at_ns) >= LOOK_EVERY_NS {
             self.wait(Duration::ZERO, now);
@@ -149,6 +156,7 @@ impl Worker {
         self.load.turns += 1;
         self.load.busy_turns += u64::from(turn.frames > 0);
         self.load.frames += turn.frames as u64;
+        self.busy_since = (turn.frames > 0).then_some(now.mono_ns);
         turn.busy = !self.dumps.is_empty() || self.path.has_work() || std::mem::take(&mut self.owing);
         turn.stopped = self.stopped;
         turn
@@ -174,6 +182,7 @@ impl Worker {
             self.wait(longest, now);
             self.load.sleeps += 1;
             self.slept_at = Some(now.mono_ns);
+            self.busy_since = None;
         }
         for slot in &self.active {
             if let Some(attached) = self.ports.find(*slot) {
@@ -330,7 +339,10 @@ impl Worker {
                     let _ = answer.send(dump::import(view, flows, &infos, now));
                 }
                 Command::Load(answer) => {
-                    let _ = answer.send(self.load());
+                    let _ = answer.send(self.load(now));
+                }
+                Command::Ports(of, answer) => {
+                    let _ = answer.send(report::ports(&self.ports, of, now.mono_ns));
                 }
                 Command::Stop => self.stopped = true,
             }
@@ -370,9 +382,10 @@ impl Worker {
         Some(attached.port)
     }
 
-    fn load(&self) -> WorkerLoad {
+    fn load(&self, now: Now) -> WorkerLoad {
         let tables = &self.path.tables;
         WorkerLoad {
+            at_ns: now.mono_ns,
             flows: tables.flows.len().into(),
             flows_evicted: tables.flows.evicted(),
             datagrams: tables.fragments.len() as u64,

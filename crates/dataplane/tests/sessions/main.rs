@@ -15,6 +15,7 @@ mod limits;
 mod model;
 mod rings;
 mod rules;
+mod seen;
 mod spoof;
 mod switching;
 mod tcp;
