@@ -16,12 +16,13 @@ RUST=1.95.0
 #   socat                      log in to the demo's guests
 #   python3-zmq python3-cryptography
 #                              a client of API v0 that shares no code with ours
+#   dpdk-dev                   testpmd: guests whose driver and VMM are neither Linux nor QEMU; a peer of the benchmarks
 PACKAGES="gcc libc6-dev make ca-certificates git qemu-system-x86 busybox-static cpio gzip kmod
     iproute2 iputils-ping iperf3 tcpdump ethtool procps socat util-linux
-    python3 python3-zmq python3-cryptography"
+    python3 python3-zmq python3-cryptography dpdk-dev"
 
-# With the argument `bench` the peers of the benchmarks as well: OVS-DPDK, testpmd.
-if [ "${1:-}" = bench ]; then PACKAGES+=" openvswitch-switch-dpdk dpdk-dev"; fi
+# With the argument `bench` the benchmarks' other peer as well: OVS-DPDK.
+if [ "${1:-}" = bench ]; then PACKAGES+=" openvswitch-switch-dpdk"; fi
 
 as_root() {
     if [ "$(id -u)" != 0 ]; then

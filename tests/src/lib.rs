@@ -1,10 +1,13 @@
-//! What the sessions share: a daemon of one's own, the command line that drives it, and the hosts around it.
+//! What the sessions share: a daemon of one's own, the command line that drives it, and the machines around it: QEMU's,
+//! DPDK's, and a ring driver of our own.
 //!
 //! The programs tested are the ones beside the test binary (`target/debug`, `target/release`), as `make test` builds
 //! them; nothing of the daemon is linked in here.
 
 pub mod daemon;
 pub mod lab;
+pub mod peer;
+pub mod testpmd;
 
 pub use daemon::Daemon;
 pub use lab::Lab;

@@ -9,6 +9,9 @@ use std::time::Duration;
 pub enum Wire {
     /// The vhost-user socket of a switch, which listens. QEMU connects, and again when the switch was away.
     VhostUser(PathBuf),
+    /// The same the other way round: QEMU listens, and goes on without the switch once it was there. QEMU waits for it
+    /// before the guest boots.
+    VhostUserServer(PathBuf),
     /// A socket that another QEMU listens on: two guests joined without any switch.
     Connect(PathBuf),
     /// A socket that this QEMU listens on.
@@ -32,12 +35,14 @@ pub struct Nic {
     pub event_index: bool,
     /// VIRTIO_RING_F_INDIRECT_DESC.
     pub indirect: bool,
+    /// VIRTIO_F_RING_PACKED, which QEMU offers only when told to.
+    pub packed: bool,
     /// Pairs of queues; more than one turns VIRTIO_NET_F_MQ on.
     pub queue_pairs: u16,
 }
 
 impl Nic {
-    /// A NIC that is offered every feature, with one pair of queues.
+    /// A NIC that is offered every feature of split rings, with one pair of queues.
     pub fn new(wire: Wire, mac: &str) -> Self {
         Self {
             wire,
@@ -47,6 +52,7 @@ impl Nic {
             mergeable: true,
             event_index: true,
             indirect: true,
+            packed: false,
             queue_pairs: 1,
         }
     }
@@ -66,28 +72,28 @@ impl Nic {
 
     fn arguments(&self, index: usize, accelerator: &str) -> Vec<String> {
         let on = |value: bool| if value { "on" } else { "off" };
+        let vhost_user = |path: &Path, end: &str| {
+            let pairs = self.queue_pairs;
+            (
+                format!("vhost-user,id=net{index},chardev=vhost{index},vhostforce=on,queues={pairs}"),
+                Some(format!("socket,id=vhost{index},path={},{end}", path.display())),
+            )
+        };
         let (netdev, chardev) = match &self.wire {
-            Wire::VhostUser(path) => (
-                format!(
-                    "vhost-user,id=net{index},chardev=vhost{index},vhostforce=on,queues={}",
-                    self.queue_pairs
-                ),
-                Some(format!(
-                    "socket,id=vhost{index},path={},reconnect=1",
-                    path.display()
-                )),
-            ),
+            Wire::VhostUser(path) => vhost_user(path, "reconnect=1"),
+            Wire::VhostUserServer(path) => vhost_user(path, "server=on,wait=off"),
             Wire::Connect(path) => (stream(index, "off", path), None),
             Wire::Listen(path) => (stream(index, "on", path), None),
         };
         let (checksum, segmentation) = (on(self.checksum), on(self.checksum && self.segmentation));
         let mut device = format!(
             "virtio-net-pci,netdev=net{index},mac={},romfile=,mrg_rxbuf={},csum={checksum},guest_csum={checksum},\
-             event_idx={},indirect_desc={}",
+             event_idx={},indirect_desc={},packed={}",
             self.mac,
             on(self.mergeable),
             on(self.event_index),
             on(self.indirect),
+            on(self.packed),
         );
         for feature in ["gso", "host_tso4", "host_tso6", "guest_tso4", "guest_tso6"] {
             device += &format!(",{feature}={segmentation}");

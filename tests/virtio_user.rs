@@ -1,0 +1,313 @@
+//! DPDK's virtio-user as the guest and the VMM: its kinds of rings, with and without huge pages, in both modes of
+//! vhost-user. What a ring driver of ours sends to each port comes back with its addresses and ports swapped, whole
+//! frames compared; what testpmd says it sent is what the daemon counts.
+
+use butterfly_tests::Daemon;
+use butterfly_tests::lab::check;
+use butterfly_tests::peer::Peer;
+use butterfly_tests::testpmd::{HugePages, Testpmd};
+use libtest_mimic::{Arguments, Failed, Trial};
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::time::Duration;
+use testkit::{Result, wait_for};
+use wire::{Mac, build};
+
+/// A port of testpmd: what its driver is told, and the features (virtio 1.2, section 6) that it must have taken and
+/// must not have taken.
+struct Kind {
+    options: &'static str,
+    has: u64,
+    lacks: u64,
+}
+
+const MRG_RXBUF: u64 = 1 << 15;
+
+const fn kind(options: &'static str, has: u64, lacks: u64) -> Kind {
+    Kind { options, has, lacks }
+}
+
+const KINDS: [Kind; 4] = [
+    kind("in_order=0", MRG_RXBUF, 0),
+    kind("in_order=0,mrg_rxbuf=0", 0, MRG_RXBUF),
+    kind("in_order=0,mrg_rxbuf=0,vectorized=1", 0, MRG_RXBUF),
+    kind("queue_size=1024", MRG_RXBUF, 0),
+];
+
+/// Memory of ordinary pages, in one memfd.
+const SMALL_PAGES: &[&str] = &["--no-huge", "-m", "256"];
+
+/// Memory of huge pages that no file system holds, in one file: virtio-user can hand over eight regions.
+const HUGE_PAGES: &[&str] = &["--in-memory", "--single-file-segments", "-m", "96"];
+
+/// Frames sent at a time: fewer than any ring has entries, so that none is lost.
+const BURST: usize = 32;
+
+/// Bursts to each port: enough to go round each ring.
+const BURSTS: usize = 40;
+
+/// Frames that testpmd sends by itself, at least.
+const MANY: u64 = 20_000;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+const PEER_MAC: Mac = Mac([0x52, 0x54, 0, 0, 0, 0xfe]);
+const PEER_IP: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 254);
+
+/// The source of what testpmd sends by itself.
+const TESTPMD_SENDS_FROM: &str = "198.18.0.1/32";
+
+type Body = fn() -> Result<()>;
+
+fn main() {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads = Some(1);
+    let trials: [(&str, Body); 4] = [
+        ("the_switch_listens", || session(false, SMALL_PAGES)),
+        ("testpmd_listens", || session(true, SMALL_PAGES)),
+        ("the_switch_listens_huge_pages", || with_huge_pages(false)),
+        ("testpmd_listens_huge_pages", || with_huge_pages(true)),
+    ];
+    let trials = trials
+        .into_iter()
+        .map(|(name, body)| Trial::test(name, move || body().map_err(Failed::from)));
+    libtest_mimic::run(&arguments, trials.collect()).exit();
+}
+
+fn with_huge_pages(testpmd_listens: bool) -> Result<()> {
+    match HugePages::reserve(128) {
+        // Two testpmds come one after the other, and the first one's memory goes only when the daemon has let go of it.
+        Ok(_pages) => session(testpmd_listens, HUGE_PAGES),
+        Err(why) => {
+            eprintln!("skipped: {why}");
+            Ok(())
+        }
+    }
+}
+
+/// All kinds of ports in one testpmd. The VMM that listens goes and returns, and so does its switch.
+fn session(testpmd_listens: bool, memory: &[&str]) -> Result<()> {
+    let mut lab = Lab::start(testpmd_listens, memory)?;
+    let outcome = lab.run();
+    outcome.map_err(|e| format!("{e}\n{}\n--- testpmd\n{}", lab.daemon.dump(), lab.testpmd.log()))
+}
+
+/// A daemon, testpmd with a port for each kind, and the peer of them all.
+struct Lab {
+    daemon: Daemon,
+    testpmd: Testpmd,
+    peer: Peer,
+    testpmd_listens: bool,
+    memory: Vec<String>,
+}
+
+impl Lab {
+    fn start(testpmd_listens: bool, memory: &[&str]) -> Result<Self> {
+        let daemon = Daemon::start(&[])?;
+        let peer = configure(&daemon, testpmd_listens)?;
+        let testpmd = launch(&daemon, testpmd_listens, memory)?;
+        Ok(Self {
+            daemon,
+            testpmd,
+            peer,
+            testpmd_listens,
+            memory: memory.iter().map(|&word| word.to_owned()).collect(),
+        })
+    }
+
+    fn run(&mut self) -> Result<()> {
+        self.testpmd.wait_ready()?;
+        self.features_are_taken()?;
+        self.frames_come_back()?;
+        self.counters_agree()?;
+        // The VMM dies, and another one comes at the same paths.
+        self.testpmd.kill();
+        let memory: Vec<&str> = self.memory.iter().map(String::as_str).collect();
+        self.testpmd = launch(&self.daemon, self.testpmd_listens, &memory)?;
+        self.testpmd.wait_ready()?;
+        self.frames_come_back()?;
+        if self.testpmd_listens {
+            // virtio-user takes a switch that returns only where it listens itself.
+            self.daemon.kill_and_restart(&[])?;
+            self.peer = configure(&self.daemon, true)?;
+            self.frames_come_back()?;
+        }
+        Ok(())
+    }
+
+    /// What each driver has taken, as the daemon logs it.
+    fn features_are_taken(&self) -> Result<()> {
+        for (port, kind) in KINDS.iter().enumerate() {
+            let up = format!("up nic=\"p{port}\" features=0x");
+            let taken = wait_for(&format!("p{port} to be up"), PATIENCE, || {
+                let log = self.daemon.log();
+                let Some((_, rest)) = log.rsplit_once(&up) else {
+                    return Ok(None);
+                };
+                let digits = rest.split_whitespace().next().unwrap_or_default();
+                Ok(u64::from_str_radix(digits, 16).ok())
+            })?;
+            check(
+                taken & kind.has == kind.has && taken & kind.lacks == 0,
+                &format!(
+                    "{} has {:#x} and lacks {:#x} in {taken:#x}",
+                    kind.options, kind.has, kind.lacks
+                ),
+            )?;
+        }
+        Ok(())
+    }
+
+    /// testpmd swaps MACs, addresses and ports of what it gets, and sends it back.
+    fn frames_come_back(&mut self) -> Result<()> {
+        for port in 0..KINDS.len() {
+            let up = format!("up nic=\"p{port}\"");
+            wait_for(&up, PATIENCE, || {
+                Ok(self.daemon.log().contains(&up).then_some(()))
+            })?;
+        }
+        self.testpmd.ask("set fwd 5tswap")?;
+        self.testpmd.ask("start")?;
+        for (port, kind) in KINDS.iter().enumerate() {
+            for burst in 0..BURSTS {
+                let there: Vec<Vec<u8>> = (0..BURST).map(|i| frame(port, burst * BURST + i, true)).collect();
+                let back: Vec<Vec<u8>> = (0..BURST)
+                    .map(|i| frame(port, burst * BURST + i, false))
+                    .collect();
+                self.peer.send(&there)?;
+                let what = |e| format!("p{port} ({}), burst {burst}: {e}", kind.options);
+                let came = self.peer.receive(BURST, PATIENCE).map_err(what)?;
+                check(
+                    came == back,
+                    &what("each frame comes back as it was sent".to_owned()),
+                )?;
+            }
+        }
+        self.testpmd.ask("stop").map(drop)
+    }
+
+    /// Every port sends as fast as it can, far more than the peer can take.
+    fn counters_agree(&mut self) -> Result<()> {
+        self.testpmd.ask("clear port stats all")?;
+        let before = self.sent()?;
+        let taken_before = self.daemon.stat("peer", "ingress_frames")?;
+        let lost_before = self.daemon.drops("peer", "INGRESS", &[])?;
+        self.testpmd.ask("set fwd txonly")?;
+        self.testpmd.ask("start")?;
+        let mut received = 0;
+        wait_for("every port to send", PATIENCE, || {
+            received += self.peer.arrived().len() as u64;
+            let now = self.sent()?;
+            Ok(now
+                .iter()
+                .zip(&before)
+                .all(|(now, before)| now - before > MANY)
+                .then_some(()))
+        })?;
+        self.testpmd.ask("stop")?;
+        let mut said = Vec::new();
+        for port in 0..KINDS.len() {
+            said.push(self.testpmd.counter(port, "TX-packets")?);
+        }
+        let counted = wait_for("the rings to be empty", PATIENCE, || {
+            received += self.peer.arrived().len() as u64;
+            let counted: Vec<u64> = self
+                .sent()?
+                .iter()
+                .zip(&before)
+                .map(|(now, before)| now - before)
+                .collect();
+            Ok((counted == said).then_some(counted))
+        })
+        .map_err(|e| format!("{e}: testpmd says it sent {said:?}"))?;
+        // What was taken from the ports is with the peer, or was dropped on the way to it.
+        let total: u64 = counted.iter().sum();
+        let taken = self.daemon.stat("peer", "ingress_frames")? - taken_before;
+        let lost = self.daemon.drops("peer", "INGRESS", &[])? - lost_before;
+        check(
+            taken + lost == total && received == taken,
+            &format!("{total} sent are {taken} taken ({received} received) and {lost} lost"),
+        )
+    }
+
+    /// Frames that the daemon has had from each port.
+    fn sent(&self) -> Result<Vec<u64>> {
+        let frames = |port| self.daemon.stat(&format!("p{port}"), "egress_frames");
+        (0..KINDS.len()).map(frames).collect()
+    }
+}
+
+/// The NICs of all ports and of the peer, who lets everything in.
+fn configure(daemon: &Daemon, testpmd_listens: bool) -> Result<Peer> {
+    daemon.cli("sg rule add open --ip-proto all")?;
+    let nic = |id: &str, mac: Mac, ip: Ipv4Addr, more: &str| {
+        daemon.cli(&format!(
+            "nic add --id {id} --mac {mac} --vni 1 --ip {ip} --sg open {more}"
+        ))
+    };
+    nic("peer", PEER_MAC, PEER_IP, "")?;
+    for port in 0..KINDS.len() {
+        let mut more = format!("--allowed-address-pair {TESTPMD_SENDS_FROM}");
+        if testpmd_listens {
+            more += &format!(" --client --path {}", path(daemon, port, true).display());
+        }
+        nic(&format!("p{port}"), mac(port), ip(port), &more)?;
+    }
+    Peer::connect(&daemon.socket("peer"))
+}
+
+fn launch(daemon: &Daemon, testpmd_listens: bool, memory: &[&str]) -> Result<Testpmd> {
+    let mut vdevs = Vec::new();
+    for (port, kind) in KINDS.iter().enumerate() {
+        let path = path(daemon, port, testpmd_listens);
+        if testpmd_listens {
+            // What a VMM that was killed leaves behind, and testpmd does not remove.
+            let _ = std::fs::remove_file(&path);
+        }
+        vdevs.push(format!(
+            "net_virtio_user{port},path={},mac={},server={},{}",
+            path.display(),
+            mac(port),
+            u8::from(testpmd_listens),
+            kind.options
+        ));
+    }
+    let peers: Vec<String> = (0..KINDS.len())
+        .map(|port| format!("--eth-peer={port},{PEER_MAC}"))
+        .collect();
+    let mut options = vec!["--total-num-mbufs=16384"];
+    options.extend(peers.iter().map(String::as_str));
+    Testpmd::launch(daemon.dir(), memory, &vdevs, &options)
+}
+
+fn path(daemon: &Daemon, port: usize, testpmd_listens: bool) -> PathBuf {
+    if testpmd_listens {
+        daemon.dir().join(format!("vmm-{port}"))
+    } else {
+        daemon.socket(&format!("p{port}"))
+    }
+}
+
+fn mac(port: usize) -> Mac {
+    Mac([0x52, 0x54, 0, 0, 1, port as u8])
+}
+
+fn ip(port: usize) -> Ipv4Addr {
+    Ipv4Addr::new(10, 0, 1, port as u8)
+}
+
+/// Frame `number` from the peer to a port (`there`), or as it comes back. All lengths that fit the MTU occur.
+fn frame(port: usize, number: usize, there: bool) -> Vec<u8> {
+    let payload: Vec<u8> = (0..18 + number * 37 % 1455).map(|i| (i + number) as u8).collect();
+    let udp = (10_000 + (number % 8) as u16, 7);
+    let builder = if there {
+        build::frame(PEER_MAC, mac(port))
+            .ip(PEER_IP, ip(port))
+            .udp(udp.0, udp.1)
+    } else {
+        build::frame(mac(port), PEER_MAC)
+            .ip(ip(port), PEER_IP)
+            .udp(udp.1, udp.0)
+    };
+    builder.id(number as u16).payload(&payload).build()
+}
