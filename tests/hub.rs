@@ -134,6 +134,7 @@ impl Hub {
                 mac,
                 mtu: Some(1500),
                 offloads: true,
+                pairs: 1,
             };
             hub.server
                 .listen(PortKey(index), &hub.path(index), nic)

@@ -143,6 +143,7 @@ fn options(request: &OpenRequest<'_>) -> NicOptions {
         mac: request.nic.mac,
         mtu: Some(request.mtu),
         offloads: request.offloads,
+        pairs: 1,
     }
 }
 

@@ -27,6 +27,7 @@ use crate::input::Input;
 use crate::witness::{EVERYTHING, Witness};
 
 const STEPS_MAX: usize = 200;
+const PAIRS: u16 = 3;
 const MEMORY: u64 = 64 << 10;
 const USER: u64 = 0x7f00_0000_0000;
 
@@ -132,6 +133,7 @@ impl Vmm {
             mac: Mac([2, 0, 0, 0, 0, 1]),
             mtu: Some(1500),
             offloads: true,
+            pairs: PAIRS,
         };
         Vmm {
             key,
@@ -144,7 +146,7 @@ impl Vmm {
     }
 
     fn step(&mut self, step: u8, input: &mut Input) {
-        let ring = u32::from(input.u8() % 3);
+        let ring = u32::from(input.u8()) % (2 * u32::from(PAIRS) + 1);
         match step {
             // Anything at all.
             0 => {
@@ -157,7 +159,7 @@ impl Vmm {
                 let fds = self.descriptors(input);
                 self.say(input.piece(), fds);
             }
-            2 => self.number(SET_FEATURES, features::offered(true, true) & input.u64()),
+            2 => self.number(SET_FEATURES, features::offered(&self.nic) & input.u64()),
             3 => self.number(SET_PROTOCOL_FEATURES, protocol::OFFERED & u64::from(input.u8())),
             4 => self.memory_table(input),
             5 => self.tell(SET_VRING_NUM, &pair(ring, 1 << (input.u8() % 17)), vec![]),
@@ -202,7 +204,7 @@ impl Vmm {
         self.number(SET_PROTOCOL_FEATURES, protocol::OFFERED);
         self.number(
             SET_FEATURES,
-            features::offered(true, true) & (features | features::VERSION_1),
+            features::offered(&self.nic) & (features | features::VERSION_1),
         );
         let mut table = 1u64.to_ne_bytes().to_vec();
         for word in [0, MEMORY, USER, 0] {

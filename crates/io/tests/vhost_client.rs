@@ -1,102 +1,23 @@
 //! The vhost-user server in client mode: the VMM listens, is reached, goes, and is reached again.
 
+mod lab;
 mod switch;
 
 use std::io::{ErrorKind, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use butterfly_io::vhost::features::{MRG_RXBUF, PROTOCOL_FEATURES, VERSION_1};
-use butterfly_io::vhost::{PortKey, PortState, Server, ServerError};
+use butterfly_io::vhost::features::PROTOCOL_FEATURES;
+use butterfly_io::vhost::{PortKey, PortState, ServerError};
+use lab::{A, B, FEATURES, Lab, guest};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use switch::{PATIENCE, Switch, nic, open_fds};
-use tempfile::TempDir;
-use testkit::ring_driver::{Guest, GuestOptions, Shape};
+use switch::{PATIENCE, nic};
 use testkit::vhost_frontend::Frontend;
-use wire::offload::Offload;
-
-const A: PortKey = PortKey(1);
-const B: PortKey = PortKey(2);
-const FEATURES: u64 = VERSION_1 | MRG_RXBUF;
 
 /// "At once": far below the seconds between attempts that no watch has asked for, far above a loaded machine's delays.
 const AT_ONCE: Duration = Duration::from_millis(500);
-
-/// Tests here count the descriptors of the whole process: one at a time.
-fn alone() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
-struct Lab {
-    server: Option<Server>,
-    switch: Arc<Switch>,
-    dir: TempDir,
-    fds_before: usize,
-    _alone: MutexGuard<'static, ()>,
-}
-
-impl Lab {
-    fn new() -> Lab {
-        let alone = alone();
-        let fds_before = open_fds();
-        let switch = Arc::new(Switch::default());
-        let server = Server::start(switch.clone()).unwrap();
-        Lab {
-            server: Some(server),
-            switch,
-            dir: TempDir::new().unwrap(),
-            fds_before,
-            _alone: alone,
-        }
-    }
-
-    fn server(&self) -> &Server {
-        self.server
-            .as_ref()
-            .expect("the server runs until the lab is dropped")
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    fn connect(&self, key: PortKey, path: &Path) {
-        self.server()
-            .connect(key, path, nic(&format!("nic-{}", key.0)))
-            .unwrap();
-    }
-
-    /// The VMM's side of a connection, with its rings running.
-    fn boot(&self, key: PortKey, listener: &UnixListener, guest: &Guest) -> Frontend {
-        let mut vmm = Frontend::accept(listener).unwrap();
-        vmm.negotiate(FEATURES | PROTOCOL_FEATURES).unwrap();
-        vmm.start(guest, [0, 0]).unwrap();
-        assert_eq!(self.switch.state_of(key), Some(PortState::Up));
-        vmm
-    }
-}
-
-impl Drop for Lab {
-    fn drop(&mut self) {
-        self.server = None;
-        if std::thread::panicking() {
-            return;
-        }
-        assert!(self.switch.lock().ports.is_empty(), "ports without a server");
-        assert_eq!(open_fds(), self.fds_before, "descriptors left open");
-    }
-}
-
-fn guest() -> Guest {
-    Guest::new(GuestOptions {
-        features: FEATURES,
-        ..GuestOptions::default()
-    })
-}
 
 /// A VMM that begins to listen, however its predecessor ended.
 fn listen(path: &Path) -> UnixListener {
@@ -118,20 +39,14 @@ fn a_vmm_that_returns_is_reached_at_once_and_frames_pass_again() {
     let lab = Lab::new();
     let (path_a, path_b) = (lab.path("a"), lab.path("b"));
     let listener_a = listen(&path_a);
-    lab.connect(A, &path_a); // listens already
-    lab.connect(B, &path_b); // not yet
+    lab.dial(A, &path_a); // listens already
+    lab.dial(B, &path_b); // not yet
     let (mut a, mut b) = (guest(), guest());
-    let _vmm_a = lab.boot(A, &listener_a, &a);
+    let _vmm_a = lab.start(A, Frontend::accept(&listener_a).unwrap(), &a);
     for round in 0..4u8 {
         let listener_b = listen(&path_b);
-        let vmm_b = lab.boot(B, &listener_b, &b);
-        let frame = vec![round; 700];
-        assert!(a.send(&frame, Offload::default(), &Shape::whole()));
-        a.transmitq.publish();
-        assert_eq!(lab.switch.turn(), []);
-        let received: Vec<Vec<u8>> = b.receive().into_iter().map(|received| received.frame).collect();
-        assert_eq!(received, [frame]);
-        assert_eq!(a.reclaim(), 1);
+        let vmm_b = lab.start(B, Frontend::accept(&listener_b).unwrap(), &b);
+        lab.one_frame(&mut a, &mut b, round);
         // A crash leaves the socket's file, an orderly end does not.
         drop((vmm_b, listener_b));
         if round % 2 == 0 {
@@ -146,7 +61,7 @@ fn a_vmm_that_returns_is_reached_at_once_and_frames_pass_again() {
 fn a_vmm_that_appears_after_a_long_wait_is_reached_at_once() {
     let lab = Lab::new();
     let path = lab.path("vmm");
-    lab.connect(A, &path);
+    lab.dial(A, &path);
     // Past the first attempts: the next would be a good second away.
     std::thread::sleep(Duration::from_millis(1100));
     let listener = listen(&path);
@@ -165,7 +80,7 @@ fn a_directory_may_come_go_and_be_moved() {
     let lab = Lab::new();
     let folder = lab.path("vm");
     let path = folder.join("socket");
-    lab.connect(A, &path);
+    lab.dial(A, &path);
     for round in 0..2 {
         std::fs::create_dir(&folder).unwrap();
         let listener = listen(&path);
@@ -186,7 +101,7 @@ fn a_vmm_that_hangs_up_is_reached_again_but_does_not_make_the_thread_spin() {
     let lab = Lab::new();
     let path = lab.path("vmm");
     let listener = listen(&path);
-    lab.connect(A, &path);
+    lab.dial(A, &path);
     listener.set_nonblocking(true).unwrap();
     let (since, mut count) = (Instant::now(), 0);
     while since.elapsed() < Duration::from_secs(1) {
@@ -204,7 +119,7 @@ fn a_vmm_that_breaks_the_protocol_is_left_alone_for_a_moment() {
     let lab = Lab::new();
     let path = lab.path("vmm");
     let listener = listen(&path);
-    lab.connect(A, &path);
+    lab.dial(A, &path);
     let mut vmm = Frontend::accept(&listener).unwrap();
     vmm.send_bytes(&[0xff; 12], &[]).unwrap();
     let since = Instant::now();
@@ -223,17 +138,17 @@ fn what_is_at_the_path_is_neither_made_nor_removed() {
     for (key, content) in [(A, "a file"), (B, "")] {
         let path = lab.path(&format!("file-{}", key.0));
         std::fs::write(&path, content).unwrap();
-        lab.connect(key, &path);
+        lab.dial(key, &path);
         assert_eq!(lab.server().nics().len(), 1);
         assert!(lab.server().close(key));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), content);
     }
     let path = lab.path("absent");
-    lab.connect(A, &path);
+    lab.dial(A, &path);
     assert!(lab.server().close(A));
     assert!(!path.exists());
     let listener = listen(&path);
-    lab.connect(A, &path);
+    lab.dial(A, &path);
     let mut vmm = Frontend::accept(&listener).unwrap();
     vmm.negotiate(FEATURES | PROTOCOL_FEATURES).unwrap();
     assert!(lab.server().close(A));
@@ -247,7 +162,7 @@ fn a_path_or_key_that_cannot_be_is_refused() {
     let long = lab.path(&"x".repeat(108));
     let refused = lab.server().connect(A, &long, nic("a")).unwrap_err();
     assert!(matches!(refused, ServerError::Path { .. }), "{refused}");
-    lab.connect(A, &lab.path("vmm"));
+    lab.dial(A, &lab.path("vmm"));
     let refused = lab.server().connect(A, &lab.path("other"), nic("a")).unwrap_err();
     assert!(matches!(refused, ServerError::KeyInUse { .. }), "{refused}");
     let refused = lab.server().listen(A, &lab.path("other"), nic("a")).unwrap_err();
@@ -290,10 +205,10 @@ fn nobody_answers_and_a_full_backlog_does_not_stop_the_others() {
         waiting.push(socket.into());
     };
     assert_eq!(full, rustix::io::Errno::AGAIN);
-    lab.connect(A, &path);
+    lab.dial(A, &path);
     let other = lab.path("other");
     let other_listener = listen(&other);
-    lab.connect(B, &other);
+    lab.dial(B, &other);
     let mut vmm = at_once(&other_listener);
     vmm.negotiate(FEATURES | PROTOCOL_FEATURES).unwrap();
     // There is room again: in its turn, the first is connected too.
@@ -321,7 +236,7 @@ fn nobody_answers_and_a_full_backlog_does_not_stop_the_others() {
 fn waiting_costs_nothing() {
     let lab = Lab::new();
     for key in 0..100 {
-        lab.connect(PortKey(key), &lab.path(&format!("vmm-{key}")));
+        lab.dial(PortKey(key), &lab.path(&format!("vmm-{key}")));
     }
     std::thread::sleep(Duration::from_secs(1)); // the first attempts
     let before = used();

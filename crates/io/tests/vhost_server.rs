@@ -1,5 +1,6 @@
 //! The vhost-user server with real sockets; guests are rings in this process, behind a frontend of the testkit.
 
+mod lab;
 mod switch;
 
 use std::io::ErrorKind;
@@ -7,121 +8,16 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use butterfly_io::vhost::features::{MRG_RXBUF, MTU, PROTOCOL_FEATURES, VERSION_1};
+use butterfly_io::vhost::features::{MQ, MTU, PROTOCOL_FEATURES};
 use butterfly_io::vhost::request::*;
-use butterfly_io::vhost::{NicOptions, PortKey, PortState, Server, ServerError};
-use switch::{PATIENCE, Switch, nic, open_fds};
-use tempfile::TempDir;
-use testkit::ring_driver::{Guest, GuestOptions, Shape};
+use butterfly_io::vhost::{NicOptions, PortKey, PortState, ServerError};
+use lab::{A, B, FEATURES, Lab, guest, guest_at};
+use switch::{PATIENCE, nic};
+use testkit::ring_driver::{Guest, Shape};
 use testkit::vhost_frontend::{Frontend, message, pair};
 use wire::offload::Offload;
-
-const A: PortKey = PortKey(1);
-const B: PortKey = PortKey(2);
-const FEATURES: u64 = VERSION_1 | MRG_RXBUF;
-
-/// A server, its switch and a directory of sockets. One at a time: descriptors are counted.
-struct Lab {
-    server: Option<Server>,
-    switch: Arc<Switch>,
-    dir: TempDir,
-    fds_before: usize,
-    _alone: MutexGuard<'static, ()>,
-}
-
-impl Lab {
-    fn new() -> Lab {
-        static TURN: Mutex<()> = Mutex::new(());
-        let alone = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let fds_before = open_fds();
-        let switch = Arc::new(Switch::default());
-        let server = Server::start(switch.clone()).unwrap();
-        Lab {
-            server: Some(server),
-            switch,
-            dir: TempDir::new().unwrap(),
-            fds_before,
-            _alone: alone,
-        }
-    }
-
-    fn server(&self) -> &Server {
-        self.server
-            .as_ref()
-            .expect("the server runs until the lab is dropped")
-    }
-
-    fn path(&self, key: PortKey) -> PathBuf {
-        self.dir.path().join(format!("qemu-vhost-{}", key.0))
-    }
-
-    fn listen(&self, key: PortKey) {
-        self.server()
-            .listen(key, &self.path(key), nic(&format!("nic-{}", key.0)))
-            .unwrap();
-    }
-
-    fn connect(&self, key: PortKey) -> Frontend {
-        Frontend::connect(&self.path(key)).unwrap()
-    }
-
-    /// A VMM that is connected and whose rings run.
-    fn boot(&self, key: PortKey, guest: &Guest) -> Frontend {
-        let mut vmm = self.connect(key);
-        assert_eq!(
-            vmm.negotiate(FEATURES | PROTOCOL_FEATURES).unwrap(),
-            FEATURES | PROTOCOL_FEATURES
-        );
-        vmm.start(guest, [0, 0]).unwrap();
-        assert_eq!(self.switch.state_of(key), Some(PortState::Up));
-        vmm
-    }
-}
-
-impl Drop for Lab {
-    fn drop(&mut self) {
-        let paths: Vec<PathBuf> = self.server().nics().into_iter().map(|nic| nic.path).collect();
-        self.server = None;
-        if std::thread::panicking() {
-            return;
-        }
-        assert!(self.switch.lock().ports.is_empty(), "ports without a server");
-        for path in paths {
-            assert!(!path.exists(), "{} is left behind", path.display());
-        }
-        assert_eq!(open_fds(), self.fds_before, "descriptors left open");
-    }
-}
-
-fn guest() -> Guest {
-    Guest::new(GuestOptions {
-        features: FEATURES,
-        ..GuestOptions::default()
-    })
-}
-
-/// A frame that says where it comes from.
-fn frame(mark: u8) -> Vec<u8> {
-    let mut frame = vec![mark; 700];
-    frame[..6].copy_from_slice(&[0xff; 6]);
-    frame
-}
-
-/// Sends a frame from one guest to the other and sees that it, and nothing else, arrives.
-fn one_frame(lab: &Lab, from: &mut Guest, to: &mut Guest, mark: u8) {
-    assert!(
-        from.send(&frame(mark), Offload::default(), &Shape::whole()),
-        "room to send"
-    );
-    from.transmitq.publish();
-    assert_eq!(lab.switch.turn(), []);
-    let received: Vec<Vec<u8>> = to.receive().into_iter().map(|received| received.frame).collect();
-    assert_eq!(received, [frame(mark)]);
-    assert_eq!(from.reclaim(), 1);
-}
 
 #[test]
 fn two_guests_talk_stop_and_talk_again() {
@@ -131,8 +27,8 @@ fn two_guests_talk_stop_and_talk_again() {
     let (mut a, mut b) = (guest(), guest());
     let (mut vmm_a, _vmm_b) = (lab.boot(A, &a), lab.boot(B, &b));
     for mark in 0..100 {
-        one_frame(&lab, &mut a, &mut b, mark);
-        one_frame(&lab, &mut b, &mut a, !mark);
+        lab.one_frame(&mut a, &mut b, mark);
+        lab.one_frame(&mut b, &mut a, !mark);
     }
     let nics = lab.server().nics();
     let session = nics[0].session.as_ref().unwrap();
@@ -145,8 +41,67 @@ fn two_guests_talk_stop_and_talk_again() {
     assert_eq!(lab.switch.state_of(A), Some(PortState::Connected));
     assert!(!lab.switch.lock().ports.contains_key(&(A, 0)));
     vmm_a.start(&a, [100, 100]).unwrap();
-    one_frame(&lab, &mut a, &mut b, 1);
-    one_frame(&lab, &mut b, &mut a, 2);
+    lab.one_frame(&mut a, &mut b, 1);
+    lab.one_frame(&mut b, &mut a, 2);
+}
+
+#[test]
+fn a_guest_of_several_queues_uses_those_that_are_on() {
+    let lab = Lab::new();
+    let options = NicOptions {
+        pairs: 3,
+        ..nic("wide")
+    };
+    lab.server().listen(A, &lab.socket(A), options).unwrap();
+    lab.listen(B);
+    let mut b = guest();
+    let _vmm_b = lab.boot(B, &b);
+    let mut pairs: Vec<Guest> = (0..3u64).map(|pair| guest_at(pair << 24)).collect();
+    let mut vmm = lab.connect(A);
+    vmm.negotiate(FEATURES | PROTOCOL_FEATURES | MQ).unwrap();
+    vmm.start_pairs(&pairs).unwrap();
+    for mark in 0..20u8 {
+        let from = &mut pairs[usize::from(mark) % 3];
+        lab.one_frame(from, &mut b, mark);
+    }
+    // A frame to a queue that is off reaches the others alone: this switch has them all.
+    let on = [
+        [true, true, true],
+        [true, false, true],
+        [false, false, true],
+        [true, true, false],
+    ];
+    for (round, on) in on.into_iter().enumerate() {
+        for (ring, on) in (0..6).zip(on.into_iter().flat_map(|on| [on, on])) {
+            vmm.ring(SET_VRING_ENABLE, ring, u32::from(on)).unwrap();
+        }
+        let mark = 0x80 + round as u8;
+        assert!(b.send(&lab::frame(mark), Offload::default(), &Shape::whole()));
+        b.transmitq.publish();
+        assert_eq!(lab.switch.turn(), []);
+        for (pair, on) in pairs.iter_mut().zip(on) {
+            let received: Vec<Vec<u8>> = pair
+                .receive()
+                .into_iter()
+                .map(|received| received.frame)
+                .collect();
+            let expected = if on { vec![lab::frame(mark)] } else { vec![] };
+            assert_eq!(received, expected, "round {round}");
+        }
+        assert_eq!(b.reclaim(), 1);
+    }
+    // What waits in a queue that is off is sent when it is on again, and nothing is lost or sent twice.
+    let third = &mut pairs[2];
+    assert!(third.send(&lab::frame(7), Offload::default(), &Shape::whole()));
+    third.transmitq.publish();
+    lab.switch.turn();
+    assert_eq!((b.receive().len(), third.reclaim()), (0, 0));
+    for ring in [4, 5] {
+        vmm.ring(SET_VRING_ENABLE, ring, 1).unwrap();
+    }
+    lab.switch.turn();
+    assert_eq!((b.receive().len(), third.reclaim()), (1, 1));
+    lab.one_frame(third, &mut b, 8);
 }
 
 #[test]
@@ -159,8 +114,8 @@ fn a_vmm_that_comes_back_a_hundred_times_works_each_time() {
     for round in 0..100 {
         // It has lost count: it says 0, and the guest's driver is somewhere else.
         let vmm = lab.boot(A, &a);
-        one_frame(&lab, &mut a, &mut b, round);
-        one_frame(&lab, &mut b, &mut a, round);
+        lab.one_frame(&mut a, &mut b, round);
+        lab.one_frame(&mut b, &mut a, round);
         drop(vmm);
         lab.switch.wait_for(A, &PortState::Disconnected);
         assert!(!lab.switch.lock().ports.contains_key(&(A, 0)));
@@ -175,12 +130,12 @@ fn a_guest_that_reboots_begins_at_zero() {
     lab.listen(B);
     let (mut a, mut b) = (guest(), guest());
     let (mut vmm, _vmm_b) = (lab.boot(A, &a), lab.boot(B, &b));
-    one_frame(&lab, &mut a, &mut b, 1);
+    lab.one_frame(&mut a, &mut b, 1);
     vmm.stop().unwrap();
     let mut a = guest();
     vmm.start(&a, [0, 0]).unwrap();
-    one_frame(&lab, &mut a, &mut b, 2);
-    one_frame(&lab, &mut b, &mut a, 3);
+    lab.one_frame(&mut a, &mut b, 2);
+    lab.one_frame(&mut b, &mut a, 3);
 }
 
 #[test]
@@ -194,8 +149,8 @@ fn an_old_vmm_without_protocol_features_is_served() {
     assert_eq!(vmm.negotiate(FEATURES).unwrap(), FEATURES);
     vmm.start(&a, [0, 0]).unwrap();
     vmm.get(GET_FEATURES).unwrap(); // answered: all before it is done
-    one_frame(&lab, &mut a, &mut b, 1);
-    one_frame(&lab, &mut b, &mut a, 2);
+    lab.one_frame(&mut a, &mut b, 1);
+    lab.one_frame(&mut b, &mut a, 2);
 }
 
 #[test]
@@ -223,8 +178,8 @@ fn a_guest_that_breaks_its_ring_is_stopped_and_mended_by_a_reset() {
     let mut a = guest();
     vmm.start(&a, [0, 0]).unwrap();
     assert_eq!(lab.switch.state_of(A), Some(PortState::Up));
-    one_frame(&lab, &mut a, &mut b, 1);
-    one_frame(&lab, &mut b, &mut a, 2);
+    lab.one_frame(&mut a, &mut b, 1);
+    lab.one_frame(&mut b, &mut a, 2);
 }
 
 #[test]
@@ -237,11 +192,11 @@ fn a_second_vmm_is_refused_and_the_first_does_not_notice() {
     for _ in 0..3 {
         assert!(lab.connect(A).wait_closed().unwrap());
     }
-    one_frame(&lab, &mut a, &mut b, 1);
+    lab.one_frame(&mut a, &mut b, 1);
     // One that comes as the first one goes takes over, whichever of the two is noticed first.
     drop(vmm);
     let _vmm = lab.boot(A, &a);
-    one_frame(&lab, &mut a, &mut b, 2);
+    lab.one_frame(&mut a, &mut b, 2);
 }
 
 #[test]
@@ -278,7 +233,7 @@ fn a_message_that_comes_in_pieces_holds_nobody_up() {
     slow.start_ring(0, &a.receiveq, 0).unwrap();
     slow.start_ring(1, &a.transmitq, 0).unwrap();
     slow.get(GET_FEATURES).unwrap();
-    one_frame(&lab, &mut a, &mut b, 1);
+    lab.one_frame(&mut a, &mut b, 1);
 }
 
 #[test]
@@ -310,8 +265,8 @@ fn garbage_ends_one_session_and_no_other() {
     drop(vmm);
     lab.switch.wait_for(A, &PortState::Disconnected);
     let _vmm_a = lab.boot(A, &a);
-    one_frame(&lab, &mut a, &mut b, 1);
-    one_frame(&lab, &mut b, &mut a, 2);
+    lab.one_frame(&mut a, &mut b, 1);
+    lab.one_frame(&mut b, &mut a, 2);
 }
 
 #[test]
@@ -349,7 +304,7 @@ fn a_vmm_that_does_not_read_its_replies_fills_its_own_queue() {
     deaf.negotiate(FEATURES).unwrap();
     deaf.start(&a, [0, 0]).unwrap();
     deaf.get(GET_FEATURES).unwrap();
-    one_frame(&lab, &mut a, &mut b, 1);
+    lab.one_frame(&mut a, &mut b, 1);
 }
 
 #[test]
@@ -363,7 +318,7 @@ fn closing_a_nic_ends_its_session_and_frees_its_key() {
         !lab.switch.lock().ports.contains_key(&(A, 0)),
         "taken back when close returns"
     );
-    assert!(!lab.path(A).exists());
+    assert!(!lab.socket(A).exists());
     assert!(vmm.wait_closed().unwrap());
     assert!(!lab.server().close(A));
     lab.listen(A);
@@ -375,20 +330,20 @@ fn sockets_are_made_where_they_can_be_and_say_why_not() {
     let lab = Lab::new();
     let listen = |path: &PathBuf| lab.server().listen(PortKey(9), path, nic("nic-9"));
 
-    let long = lab.dir.path().join("x".repeat(108));
+    let long = lab.path(&"x".repeat(108));
     let error = listen(&long).unwrap_err();
     assert!(matches!(error, ServerError::Path { .. }), "{error}");
     assert!(error.to_string().contains(long.to_str().unwrap()), "{error}");
-    let error = listen(&lab.dir.path().join("none/socket")).unwrap_err();
+    let error = listen(&lab.path("none/socket")).unwrap_err();
     assert!(matches!(error, ServerError::Directory { .. }), "{error}");
 
-    let file = lab.dir.path().join("file");
+    let file = lab.path("file");
     std::fs::write(&file, "keep me").unwrap();
     let error = listen(&file).unwrap_err();
     assert!(matches!(error, ServerError::NotASocket { .. }), "{error}");
     assert_eq!(std::fs::read(&file).unwrap(), b"keep me");
 
-    let used = lab.dir.path().join("used");
+    let used = lab.path("used");
     let other = UnixListener::bind(&used).unwrap();
     let error = listen(&used).unwrap_err();
     assert!(matches!(error, ServerError::InUse { .. }), "{error}");
@@ -396,9 +351,9 @@ fn sockets_are_made_where_they_can_be_and_say_why_not() {
     drop(other); // its file stays: stale now
     listen(&used).unwrap();
     UnixStream::connect(&used).unwrap();
-    let error = listen(&lab.dir.path().join("other")).unwrap_err();
+    let error = listen(&lab.path("other")).unwrap_err();
     assert!(matches!(error, ServerError::KeyInUse { .. }), "{error}");
-    assert!(!lab.dir.path().join("other").exists());
+    assert!(!lab.path("other").exists());
     let error = lab.server().listen(B, &used, nic("nic-2")).unwrap_err();
     assert!(
         matches!(error, ServerError::InUse { .. }),
@@ -420,7 +375,7 @@ fn other_options_are_for_the_next_session() {
         mtu,
         ..nic("nic-1")
     };
-    lab.server().listen(A, &lab.path(A), options(None)).unwrap();
+    lab.server().listen(A, &lab.socket(A), options(None)).unwrap();
     let offered = |vmm: &mut Frontend| {
         vmm.send(GET_FEATURES, &[], &[]).unwrap();
         u64::from_ne_bytes(vmm.reply(GET_FEATURES).unwrap())
@@ -444,7 +399,7 @@ fn hundreds_of_nics_are_served_by_one_thread() {
             mtu: None,
             ..nic(&format!("nic-{}", key.0))
         };
-        lab.server().listen(key, &lab.path(key), options).unwrap();
+        lab.server().listen(key, &lab.socket(key), options).unwrap();
     }
     let mut vmms: Vec<Frontend> = keys.iter().map(|&key| lab.connect(key)).collect();
     for vmm in &mut vmms {
@@ -453,7 +408,7 @@ fn hundreds_of_nics_are_served_by_one_thread() {
     for vmm in &mut vmms {
         assert_eq!(
             u64::from_ne_bytes(vmm.reply(GET_FEATURES).unwrap()),
-            0x1_7001_8020
+            0x1_7023_8020
         );
     }
     assert_eq!(

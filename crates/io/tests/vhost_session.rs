@@ -157,7 +157,7 @@ impl Vmm {
         self.switch.lock().ports.keys().any(|(key, _)| *key == KEY)
     }
 
-    /// Which rings the port has: the one to receive from, the one to transmit on.
+    /// Which rings the port of the first pair has: the one to receive from, the one to transmit on.
     fn rings(&self) -> [bool; 2] {
         let inner = self.switch.lock();
         let Some(port) = inner.ports.get(&(KEY, 0)) else {
@@ -290,7 +290,7 @@ fn qemus_own_words_bring_a_guest_up_through_a_reset() {
     let _alone = alone();
     let fds = open_fds();
     let mut vmm = Vmm::new(nic("qemu"));
-    let offered = 0x01c0_0001_7001_bbab;
+    let offered = 0x01c0_0001_7023_bbab;
     let expected = [(1, offered), (15, 0x1_a219), (17, 1), (1, offered)];
     assert_eq!(play(&mut vmm, QEMU_CONNECTS), expected);
     for _ in 0..2 {
@@ -349,19 +349,129 @@ fn a_ring_runs_when_it_is_described_started_and_enabled() {
     );
 }
 
+/// The pairs that have a port.
+fn pairs(vmm: &Vmm) -> Vec<u16> {
+    vmm.switch.lock().ports.keys().map(|(_, pair)| *pair).collect()
+}
+
+/// The pairs whose port was handed over since this was last asked.
+fn handed_over(vmm: &Vmm) -> Vec<u16> {
+    let attached = std::mem::take(&mut vmm.switch.lock().attached);
+    attached.into_iter().map(|(_, pair)| pair).collect()
+}
+
+#[test]
+fn each_pair_comes_and_goes_alone_and_memory_takes_them_all() {
+    let _alone = alone();
+    let fds = open_fds();
+    let options = NicOptions {
+        pairs: 4,
+        ..nic("wide")
+    };
+    let mut vmm = Vmm::new(options);
+    let features = vmm.say(GET_FEATURES, VERSION, &[], vec![]).reply.unwrap();
+    assert_eq!(features, reply(GET_FEATURES, 0x01c0_0001_7063_bbab));
+    let count = vmm.say(GET_QUEUE_NUM, VERSION, &[], vec![]).reply.unwrap();
+    assert_eq!(count, reply(GET_QUEUE_NUM, 4));
+    vmm.set_up(features::PROTOCOL_FEATURES | features::MQ);
+    (2..6).for_each(|ring| vmm.set_up_ring(ring));
+    assert!(pairs(&vmm).is_empty());
+    // In whatever order, a pair between two others left out.
+    for ring in [4, 0, 1, 5] {
+        vmm.tell(SET_VRING_ENABLE, &pair(ring, 1), vec![]);
+    }
+    assert_eq!((pairs(&vmm), vmm.state()), (vec![0, 2], PortState::Up));
+    assert_eq!(handed_over(&vmm), [2, 0, 0, 2]);
+
+    // What is said of one ring leaves the other pairs where they are.
+    vmm.tell(SET_VRING_CALL, &5u64.to_ne_bytes(), vec![event()]);
+    assert_eq!(handed_over(&vmm), [2]);
+    vmm.tell(SET_VRING_ENABLE, &pair(2, 1), vec![]);
+    assert_eq!((handed_over(&vmm), pairs(&vmm)), (vec![1], vec![0, 1, 2]));
+    for ring in [4, 5] {
+        vmm.tell(SET_VRING_ENABLE, &pair(ring, 0), vec![]);
+    }
+    assert_eq!(pairs(&vmm), [0, 1], "a queue that is off has no port");
+    assert_eq!(handed_over(&vmm), [2], "for as long as one of its rings was on");
+    let outcome = vmm.say(GET_VRING_BASE, VERSION, &pair(2, 0), vec![]);
+    assert_eq!(outcome.reply, Some(message(GET_VRING_BASE, 5, &pair(2, 0))));
+    assert_eq!((pairs(&vmm), vmm.state()), (vec![0], PortState::Up));
+    let enabled: Vec<bool> = vmm
+        .session()
+        .info()
+        .rings
+        .iter()
+        .map(|ring| ring.enabled)
+        .collect();
+    assert_eq!(enabled, [true, true, true, false, false, false]);
+
+    // One that cannot run is said so, and the others run on.
+    vmm.set_up_ring(2);
+    vmm.is_told_no(SET_VRING_ADDR, &addresses(2, 0), vec![]);
+    let PortState::Broken(why) = vmm.state() else {
+        panic!("{:?}", vmm.state())
+    };
+    assert_eq!(
+        why,
+        "queue pair 1: the descriptor table of 1024 bytes at 0x0 is not in the guest's memory"
+    );
+    assert_eq!(pairs(&vmm), [0]);
+    vmm.tell(SET_VRING_ADDR, &addresses(2, USER + 0x1_0000), vec![]);
+    vmm.tell(SET_VRING_KICK, &2u64.to_ne_bytes(), vec![event()]);
+    assert_eq!((pairs(&vmm), vmm.state()), (vec![0, 1], PortState::Up));
+
+    handed_over(&vmm);
+    vmm.tell(
+        SET_MEM_TABLE,
+        &table(&[[0, 0x10_0000, USER, 0]]),
+        vec![memory(0x10_0000)],
+    );
+    assert_eq!(handed_over(&vmm), [0, 1]);
+    vmm.tell(NET_SET_MTU, &1400u64.to_ne_bytes(), vec![]);
+    assert_eq!(handed_over(&vmm), [0, 1]);
+    vmm.is_refused(SET_VRING_NUM, &pair(8, 64), vec![]);
+    drop(vmm);
+    assert_eq!(open_fds(), fds);
+}
+
+#[test]
+fn a_session_holds_as_many_pairs_as_there_can_be() {
+    let _alone = alone();
+    let fds = open_fds();
+    let options = |pairs| NicOptions {
+        pairs,
+        ..nic("widest")
+    };
+    for (pairs, expected) in [(0, 1), (1, 1), (64, 64), (65, 64), (u16::MAX, 64)] {
+        let mut vmm = Vmm::new(options(pairs));
+        let count = vmm.say(GET_QUEUE_NUM, VERSION, &[], vec![]).reply.unwrap();
+        assert_eq!(count, reply(GET_QUEUE_NUM, expected), "{pairs} pairs");
+    }
+    let mut vmm = Vmm::new(options(64));
+    vmm.set_up(features::MQ);
+    let room = table(&[[0, 0x40_0000, USER, 0]]);
+    vmm.tell(SET_MEM_TABLE, &room, vec![memory(0x40_0000)]);
+    (2..128).for_each(|ring| vmm.set_up_ring(ring));
+    assert_eq!(pairs(&vmm), (0..64).collect::<Vec<u16>>());
+    assert_eq!(vmm.session().info().rings.len(), 128);
+    vmm.is_refused(SET_VRING_KICK, &128u64.to_ne_bytes(), vec![event()]);
+    drop(vmm);
+    assert_eq!(open_fds(), fds);
+}
+
 #[test]
 fn a_request_that_says_nothing_new_leaves_the_port_alone() {
     let _alone = alone();
     let mut vmm = Vmm::new(nic("calm"));
     vmm.set_up(0);
-    let attached = vmm.switch.lock().attached;
+    let attached = vmm.switch.lock().attached.len();
     vmm.tell(SET_VRING_ENABLE, &pair(0, 1), vec![]);
-    let attached_once = vmm.switch.lock().attached;
+    let attached_once = vmm.switch.lock().attached.len();
     vmm.tell(SET_VRING_ENABLE, &pair(0, 1), vec![]);
     vmm.tell(SET_FEATURES, &features::VERSION_1.to_ne_bytes(), vec![]);
     vmm.tell(SET_VRING_ERR, &0u64.to_ne_bytes(), vec![event()]);
     vmm.tell(SET_OWNER, &[], vec![]);
-    assert_eq!(vmm.switch.lock().attached, attached_once);
+    assert_eq!(vmm.switch.lock().attached.len(), attached_once);
     assert!(attached_once <= attached + 1);
     vmm.tell(SEND_RARP, &[2, 0, 0, 0, 0, 9, 0, 0], vec![]);
     assert_eq!(vmm.switch.lock().announced, [(KEY, Mac([2, 0, 0, 0, 0, 9]))]);
@@ -377,7 +487,7 @@ fn the_offer_follows_the_nic() {
     };
     let mut vmm = Vmm::new(plain);
     let offered = vmm.say(GET_FEATURES, VERSION, &[], vec![]).reply.unwrap();
-    assert_eq!(offered, reply(GET_FEATURES, 0x1_7001_8020));
+    assert_eq!(offered, reply(GET_FEATURES, 0x1_7023_8020));
     // What was not offered cannot be taken: CSUM, MTU, and what does not exist.
     for bit in [0u32, 3, 63] {
         let mut vmm = Vmm::new(NicOptions {
@@ -743,11 +853,11 @@ fn any_message() -> impl Strategy<Value = Words> {
         Just(vec![]),
         any::<[u8; 8]>().prop_map(|bytes| bytes.to_vec()),
         (
-            0u32..3,
+            0u32..7,
             prop_oneof![Just(0u32), Just(1), Just(64), Just(256), any::<u32>()]
         )
             .prop_map(|(ring, value)| pair(ring, value)),
-        (0u32..3, 0u64..0x20_0000).prop_map(|(ring, at)| addresses(ring, USER + at * 16)),
+        (0u32..7, 0u64..0x20_0000).prop_map(|(ring, at)| addresses(ring, USER + at * 16)),
         (0u64..9, 0u64..0x20_0000, 0u64..4).prop_map(|(count, size, gap)| {
             let regions: Vec<[u64; 4]> = (0..count)
                 .map(|at| [at * size, size, USER + at * (size + gap), 0])
@@ -784,9 +894,13 @@ proptest! {
     fn any_words_in_any_order(running in any::<bool>(), words in prop::collection::vec(any_message(), 1..40)) {
         let _alone = alone();
         let fds = open_fds();
-        let mut vmm = Vmm::new(nic("any"));
+        let mut vmm = Vmm::new(NicOptions {
+            pairs: 3,
+            ..nic("any")
+        });
         if running {
             vmm.set_up(0);
+            (2..4).for_each(|ring| vmm.set_up_ring(ring));
         }
         for (request, flags, payload, kinds) in words {
             let fd = |kind| match kind {
@@ -796,13 +910,15 @@ proptest! {
             };
             let bytes = message(request, flags, &payload);
             let Some(outcome) = vmm.try_say(&bytes, kinds.into_iter().map(fd).collect()) else { break };
-            let up = vmm.rings() != [false, false];
-            prop_assert_eq!(up, vmm.has_port());
+            for port in vmm.switch.lock().ports.values() {
+                let state = port.ring_state();
+                prop_assert!(state.receiveq.is_some() || state.transmitq.is_some());
+            }
             if outcome.close {
                 break;
             }
             if vmm.state() == PortState::Up {
-                prop_assert!(up);
+                prop_assert!(vmm.has_port());
             }
             vmm.switch.turn();
         }

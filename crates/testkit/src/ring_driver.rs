@@ -81,6 +81,9 @@ pub struct GuestOptions {
     pub receive_chains: usize,
     /// Where the indices of both rings begin.
     pub start_index: u16,
+    /// Where the memory begins, from [`GUEST_BASE`] and from [`USER_BASE`]: several queue pairs of one guest are
+    /// several of these, with memory in several places.
+    pub place: u64,
 }
 
 impl Default for GuestOptions {
@@ -96,6 +99,7 @@ impl Default for GuestOptions {
             receive_shape: Shape::cut(&[2048]),
             receive_chains: 256,
             start_index: 0,
+            place: 0,
         }
     }
 }
@@ -137,15 +141,16 @@ impl Guest {
         File::from(memfd.try_clone().expect("a duplicate of a memfd"))
             .set_len(options.memory_len as u64)
             .expect("memory for a guest");
-        let own =
-            GuestMemory::new(vec![region(&memfd, 0, options.memory_len)]).expect("the guest's own view");
-        let view = GuestView::new(&Arc::new(own), GUEST_BASE, options.memory_len).expect("all of the memory");
+        let base = GUEST_BASE + options.place;
+        let own = GuestMemory::new(vec![region(&memfd, &options, 0, options.memory_len)])
+            .expect("the guest's own view");
+        let view = GuestView::new(&Arc::new(own), base, options.memory_len).expect("all of the memory");
         view.fill(0, options.memory_len, CANARY);
         let event_idx = options.features & features::EVENT_IDX != 0;
         let (size, start) = (options.queue_size, options.start_index);
         let ring = Queue::bytes(size).next_multiple_of(4096);
-        let transmitq = Queue::new(&view, GUEST_BASE, 0, size, event_idx, start);
-        let receiveq = Queue::new(&view, GUEST_BASE, ring, size, event_idx, start);
+        let transmitq = Queue::new(&view, base, 0, size, event_idx, start);
+        let receiveq = Queue::new(&view, base, ring, size, event_idx, start);
         let transmit_at = 2 * ring;
         let mut guest = Guest {
             memfd,
@@ -182,9 +187,9 @@ impl Guest {
         QueueSetup {
             memory: Arc::clone(memory),
             size: queue.size,
-            desc: USER_BASE + queue.desc_at as u64,
-            avail: USER_BASE + queue.avail_at as u64,
-            used: USER_BASE + queue.used_at as u64,
+            desc: queue.user_addr(queue.desc_at),
+            avail: queue.user_addr(queue.avail_at),
+            used: queue.user_addr(queue.used_at),
             features: self.options.features,
             last_avail: None,
             kick: Some(queue.kick_fd()),
@@ -195,9 +200,10 @@ impl Guest {
     /// What a VMM would say about the memory.
     pub fn regions(&self) -> Vec<RegionSpec> {
         let end = self.options.memory_len;
+        let region = |from, len| region(&self.memfd, &self.options, from, len);
         match self.options.second_region {
-            Some(cut) => vec![region(&self.memfd, 0, cut), region(&self.memfd, cut, end - cut)],
-            None => vec![region(&self.memfd, 0, end)],
+            Some(cut) => vec![region(0, cut), region(cut, end - cut)],
+            None => vec![region(0, end)],
         }
     }
 
@@ -356,11 +362,11 @@ impl Guest {
     }
 }
 
-fn region(memfd: &OwnedFd, from: usize, len: usize) -> RegionSpec {
+fn region(memfd: &OwnedFd, options: &GuestOptions, from: usize, len: usize) -> RegionSpec {
     RegionSpec {
-        guest_addr: GUEST_BASE + from as u64,
+        guest_addr: GUEST_BASE + options.place + from as u64,
         size: len as u64,
-        user_addr: USER_BASE + from as u64,
+        user_addr: USER_BASE + options.place + from as u64,
         mmap_offset: from as u64,
         fd: memfd.try_clone().expect("a duplicate of a memfd"),
     }

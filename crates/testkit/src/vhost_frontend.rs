@@ -17,8 +17,8 @@ use ::io::vhost::request::*;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
+use crate::ring_driver::Guest;
 use crate::ring_driver::queue::Queue;
-use crate::ring_driver::{Guest, USER_BASE};
 
 /// How long a reply is waited for.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -105,7 +105,7 @@ impl Frontend {
         for (index, queue) in [&guest.receiveq, &guest.transmitq].into_iter().enumerate() {
             self.start_ring(index as u32, queue, bases[index])?;
         }
-        self.enable()
+        self.enable(2)
     }
 
     /// The same for a guest of any other kind: its memory, the ring it receives from, the one it transmits on.
@@ -114,13 +114,25 @@ impl Frontend {
         for (index, ring) in rings.into_iter().enumerate() {
             self.ring_table(index as u32, ring, 0)?;
         }
-        self.enable()
+        self.enable(2)
     }
 
-    /// SET_VRING_ENABLE for both rings, where the protocol has it.
-    fn enable(&mut self) -> io::Result<()> {
+    /// As [`start`](Frontend::start) from the beginning of the rings, for a guest of several queue pairs, each of them
+    /// a [`Guest`] in a place of its own.
+    pub fn start_pairs(&mut self, pairs: &[Guest]) -> io::Result<()> {
+        let memory: Vec<RegionSpec> = pairs.iter().flat_map(Guest::regions).collect();
+        self.memory_table(&memory)?;
+        let rings = pairs.iter().flat_map(|pair| [&pair.receiveq, &pair.transmitq]);
+        for (index, queue) in rings.enumerate() {
+            self.start_ring(index as u32, queue, 0)?;
+        }
+        self.enable(2 * pairs.len() as u32)
+    }
+
+    /// SET_VRING_ENABLE for so many rings, where the protocol has it.
+    fn enable(&mut self, rings: u32) -> io::Result<()> {
         if self.reply_ack {
-            for index in 0..2 {
+            for index in 0..rings {
                 self.ring(SET_VRING_ENABLE, index, 1)?;
             }
         }
@@ -151,12 +163,11 @@ impl Frontend {
     /// Describes a ring and starts it; it may still have to be enabled.
     pub fn start_ring(&mut self, index: u32, queue: &Queue, base: u16) -> io::Result<()> {
         let (kick, call) = (queue.kick_fd(), queue.call_fd());
-        let at = |offset: usize| USER_BASE + offset as u64;
         let ring = RingSpec {
             size: queue.size,
-            descriptors: at(queue.desc_at),
-            available: at(queue.avail_at),
-            used: at(queue.used_at),
+            descriptors: queue.user_addr(queue.desc_at),
+            available: queue.user_addr(queue.avail_at),
+            used: queue.user_addr(queue.used_at),
             kick: kick.as_fd(),
             call: call.as_fd(),
         };

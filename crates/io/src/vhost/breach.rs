@@ -2,7 +2,7 @@
 
 use super::message::MessageError;
 use super::request::name;
-use super::session::{RINGS, SLOTS_MAX};
+use super::session::SLOTS_MAX;
 use super::split::QueueError;
 use crate::guest_memory::MemoryError;
 
@@ -13,12 +13,14 @@ pub enum Breach {
     #[error(transparent)]
     Message(#[from] MessageError),
     /// It names a ring that does not exist.
-    #[error("{} names ring {ring} of {RINGS}", name(*.request))]
+    #[error("{} names ring {ring} of {rings}", name(*.request))]
     Index {
         /// The request.
         request: u32,
         /// The ring it names.
         ring: u32,
+        /// How many there are.
+        rings: usize,
     },
     /// It takes features that were not offered.
     #[error("{} takes features {surplus:#x} that were not offered", name(*.request))]

@@ -2,6 +2,8 @@
 //!
 //! The numbers are those of virtio 1.2 (sections 5.1.3 and 6) and of QEMU's vhost-user specification.
 
+use super::sink::NicOptions;
+
 macro_rules! bits {
     ($($(#[$doc:meta])* $name:ident = $bit:literal;)*) => {
         $($(#[$doc])* pub const $name: u64 = 1 << $bit;)*
@@ -33,6 +35,14 @@ bits! {
     MRG_RXBUF = 15;
     /// The device tells the driver whether its link is up.
     STATUS = 16;
+    /// There is a control queue. It is the VMM's own: it is never handed over. Offered all the same, for VMMs that take
+    /// nothing but what is offered, since [`GUEST_ANNOUNCE`] and [`MQ`] need it (virtio 1.2, section 5.1.3.1).
+    CTRL_VQ = 17;
+    /// The driver can announce itself to the network. With it a VMM has a guest that was moved here do so, with all
+    /// of its addresses, and does not ask for it here (SEND_RARP).
+    GUEST_ANNOUNCE = 21;
+    /// Several queue pairs.
+    MQ = 22;
     /// Not a feature of the device: the VMM and this side negotiate [`protocol`] features, and rings begin disabled.
     PROTOCOL_FEATURES = 30;
     /// Descriptors may refer to a table of descriptors.
@@ -72,7 +82,15 @@ pub mod protocol {
     pub const OFFERED: u64 = MQ | REPLY_ACK | NET_MTU | CONFIG | RESET_DEVICE | CONFIGURE_MEM_SLOTS | STATUS;
 }
 
-const ALWAYS: u64 = VERSION_1 | MAC | STATUS | MRG_RXBUF | INDIRECT_DESC | EVENT_IDX | PROTOCOL_FEATURES;
+const ALWAYS: u64 = VERSION_1
+    | MAC
+    | STATUS
+    | CTRL_VQ
+    | GUEST_ANNOUNCE
+    | MRG_RXBUF
+    | INDIRECT_DESC
+    | EVENT_IDX
+    | PROTOCOL_FEATURES;
 
 /// Everything that saves a guest computing checksums or cutting segments.
 pub const OFFLOADS: u64 = CSUM
@@ -88,6 +106,7 @@ pub const OFFLOADS: u64 = CSUM
     | GUEST_USO6;
 
 /// What is offered to a guest. Without `offloads` every frame is complete in both directions.
-pub fn offered(offloads: bool, mtu: bool) -> u64 {
-    ALWAYS | if offloads { OFFLOADS } else { 0 } | if mtu { MTU } else { 0 }
+pub fn offered(nic: &NicOptions) -> u64 {
+    let when = |wanted: bool, bits: u64| if wanted { bits } else { 0 };
+    ALWAYS | when(nic.offloads, OFFLOADS) | when(nic.mtu.is_some(), MTU) | when(nic.pairs() > 1, MQ)
 }

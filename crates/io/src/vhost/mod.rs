@@ -7,6 +7,7 @@ mod connection;
 pub mod features;
 mod listener;
 pub mod message;
+mod pair;
 pub mod port;
 mod receive;
 pub mod request;
@@ -18,5 +19,5 @@ pub mod split;
 mod transmit;
 
 pub use server::{NicInfo, Server, ServerError};
-pub use session::SessionInfo;
+pub use session::{MAX_PAIRS, SessionInfo};
 pub use sink::{NicOptions, PortKey, PortSink, PortState};

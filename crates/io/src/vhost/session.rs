@@ -1,10 +1,12 @@
 //! One VMM's vhost-user session as a state machine: a message comes in, a reply and a port go out.
 //!
 //! The session owns what the VMM has set up (features, memory, rings) whenever the port is not with a worker.
-//! A request that changes any of it takes the port back first ([`PortSink::detach`] waits for the worker),
-//! changes its parts, and hands over a new port if a ring can run: the packet path knows no lock. A ring runs
-//! when its size and addresses are known, SET_VRING_KICK has started it, and it is enabled; with one of the two
-//! rings the NIC works one way. Reading, writing and waiting are [`super::server`]'s.
+//! A NIC has one queue pair or several, each of them a port of its own ([`super::pair`]). A request that changes any
+//! of it takes the ports back first that it is about, one or all ([`PortSink::detach`] waits for the worker),
+//! changes their parts, and hands over new ports where a ring can run: the packet path knows no lock. A ring runs
+//! when its size and addresses are known, SET_VRING_KICK has started it, and it is enabled. How many pairs a guest
+//! uses is between it and its VMM, which enables and disables them at any time. Reading, writing and waiting are
+//! [`super::server`]'s.
 //!
 //! A breach of the protocol is one log line. If only the VMM can have caused it, the connection is closed, since
 //! nothing it says can be relied on; what a guest can cause through an honest VMM (ring sizes, ring addresses)
@@ -20,18 +22,14 @@ use tracing::{info, warn};
 use super::breach::Breach;
 use super::features::{self, protocol};
 use super::message::{ConfigSpan, Message, MessageError, Reply, RingValue};
-use super::port::{PortParts, VhostPort};
+use super::pair::{self, Common, Owner, Pair};
 use super::request::{self, RegionId, Request, RingAddresses, RingFd};
 use super::ring::{Base, Ring, RingInfo};
 use super::sink::{NicOptions, PortKey, PortSink, PortState};
-use super::split::SplitQueue;
 use crate::guest_memory::{GuestMemory, RegionSpec};
-use crate::port::Port;
 
-/// Rings of a session: one pair. Ring 0 is the one the guest receives from, ring 1 the one it transmits on.
-pub const RINGS: usize = 2;
-const RECEIVEQ: usize = 0;
-const TRANSMITQ: usize = 1;
+/// Queue pairs that a NIC can have: more than virtual machines that are in use have processors for one NIC.
+pub const MAX_PAIRS: u16 = 64;
 
 /// Memory regions that a VMM may add one by one: what hot-plugging a guest's memory takes.
 pub const SLOTS_MAX: usize = 64;
@@ -62,8 +60,9 @@ pub struct SessionInfo {
     pub protocol_features: u64,
     /// The MTU in force, if any was offered or asked for.
     pub mtu: Option<u16>,
-    /// Both rings.
-    pub rings: [RingInfo; RINGS],
+    /// The rings of all queue pairs up to the last that the VMM has described, and of the first in any case: of each
+    /// pair the one that the guest receives from, then the one that it transmits on.
+    pub rings: Vec<RingInfo>,
 }
 
 /// One connection of a VMM.
@@ -78,11 +77,10 @@ pub struct Session {
     regions: Vec<RegionSpec>,
     /// Device status as the VMM has set it last (virtio 1.2, section 2.1).
     status: u8,
-    rings: [Ring; RINGS],
+    /// As many as the guest may have.
+    pairs: Vec<Pair>,
     /// What NET_SET_MTU asked for.
     mtu: Option<u16>,
-    /// The port is with a worker, and with it the rings' descriptors.
-    attached: bool,
     state: PortState,
     unknown_logged: bool,
 }
@@ -90,6 +88,8 @@ pub struct Session {
 impl Session {
     /// A VMM has connected.
     pub fn new(key: PortKey, nic: Arc<NicOptions>, sink: Arc<dyn PortSink>) -> Self {
+        let pairs = std::iter::repeat_with(Pair::default);
+        let pairs = pairs.take(nic.pairs().into()).collect();
         let mut session = Session {
             key,
             nic,
@@ -99,9 +99,8 @@ impl Session {
             memory: None,
             regions: Vec::new(),
             status: 0,
-            rings: Default::default(),
+            pairs,
             mtu: None,
-            attached: false,
             state: PortState::Disconnected,
             unknown_logged: false,
         };
@@ -154,19 +153,24 @@ impl Session {
 
     /// The VMM has gone, or is to go: takes the port back and forgets everything.
     pub fn end(mut self) {
-        self.unplug();
+        self.unplug_all();
         self.memory = None;
         self.set_state(PortState::Disconnected);
     }
 
     /// For dumps.
     pub fn info(&self) -> SessionInfo {
+        let known = self.pairs.iter().rposition(Pair::is_known);
+        let known = known.map_or(0, |last| last + 1);
         SessionInfo {
             state: self.state.clone(),
             features: self.features,
             protocol_features: self.protocol_features,
             mtu: self.mtu(),
-            rings: std::array::from_fn(|index| self.rings[index].info(self.is_enabled(index))),
+            rings: self.pairs[..known.max(1)]
+                .iter()
+                .flat_map(|pair| pair.info(self.features))
+                .collect(),
         }
     }
 
@@ -174,7 +178,7 @@ impl Session {
         match request {
             Request::GetFeatures => return Ok(Some(Reply::Number(self.offered()))),
             Request::GetProtocolFeatures => return Ok(Some(Reply::Number(protocol::OFFERED))),
-            Request::GetQueueNum => return Ok(Some(Reply::Number(RINGS as u64 / 2))),
+            Request::GetQueueNum => return Ok(Some(Reply::Number(self.pairs.len() as u64))),
             Request::GetMaxMemSlots => {
                 self.negotiated(protocol::CONFIGURE_MEM_SLOTS, request::GET_MAX_MEM_SLOTS)?;
                 return Ok(Some(Reply::Number(SLOTS_MAX as u64)));
@@ -199,7 +203,7 @@ impl Session {
             Request::SetVringKick(kick) => self.start_ring(kick)?,
             Request::SetVringCall(call) => self.ring(request::SET_VRING_CALL, call.index)?.call = call.fd,
             Request::SetVringErr(error) => {
-                check_index(request::SET_VRING_ERR, error.index)?;
+                self.ring_at(request::SET_VRING_ERR, error.index)?;
             }
             Request::SetVringEnable(ring) => self.set_enabled(ring)?,
             Request::SendRarp(mac) => self.sink.announce(self.key, mac),
@@ -225,7 +229,7 @@ impl Session {
     }
 
     fn offered(&self) -> u64 {
-        features::offered(self.nic.offloads, self.nic.mtu.is_some())
+        features::offered(&self.nic)
     }
 
     fn set_features(&mut self, features: u64) -> Result<(), Breach> {
@@ -237,7 +241,7 @@ impl Session {
             });
         }
         if self.features != Some(features) {
-            self.unplug();
+            self.unplug_all();
             self.features = Some(features);
         }
         Ok(())
@@ -284,8 +288,8 @@ impl Session {
 
     /// Maps all regions anew. A ring that the memory between two changes does not hold waits for the next change.
     fn map(&mut self) -> Result<(), Breach> {
-        self.unplug();
-        self.rings.iter_mut().for_each(Ring::memory_changed);
+        self.unplug_all();
+        self.rings().for_each(Ring::memory_changed);
         // The old mapping goes first: both at once could be more than there is.
         self.memory = None;
         if self.regions.is_empty() {
@@ -316,7 +320,7 @@ impl Session {
     fn reset(&mut self) {
         self.disable_all();
         // Notification descriptors stay: a VMM sends them anew only when they change.
-        self.rings.iter_mut().for_each(Ring::stop);
+        self.rings().for_each(Ring::stop);
         self.features = None;
         self.status = 0;
     }
@@ -324,7 +328,7 @@ impl Session {
     /// A part of the configuration space (virtio 1.2, section 5.1.4); nothing if it reaches behind its end.
     fn config(&self, asked: ConfigSpan) -> ConfigSpan {
         const LINK_UP: u16 = 1;
-        let pairs = RINGS as u16 / 2;
+        let pairs = self.pairs.len() as u16;
         let mut space = [0; CONFIG_MAX];
         space[..6].copy_from_slice(&self.nic.mac.0);
         for (at, field) in [(6, LINK_UP), (8, pairs), (10, self.mtu().unwrap_or(0))] {
@@ -358,7 +362,7 @@ impl Session {
             return Err(Breach::Mtu { mtu, max });
         };
         if self.mtu != Some(mtu) {
-            self.unplug();
+            self.unplug_all();
             self.mtu = Some(mtu);
         }
         Ok(())
@@ -368,11 +372,28 @@ impl Session {
         self.mtu.or(self.nic.mtu)
     }
 
-    /// A ring that is about to be changed: the port is taken back.
+    /// Which pair a ring belongs to, and which of the two it is.
+    fn ring_at(&self, request: u32, index: u32) -> Result<(usize, usize), Breach> {
+        let (at, rings) = (index as usize, self.pairs.len() * pair::RINGS);
+        if at < rings {
+            return Ok((at / pair::RINGS, at % pair::RINGS));
+        }
+        Err(Breach::Index {
+            request,
+            ring: index,
+            rings,
+        })
+    }
+
+    /// A ring that is about to be changed: its pair's port is taken back.
     fn ring(&mut self, request: u32, index: u32) -> Result<&mut Ring, Breach> {
-        let index = check_index(request, index)?;
-        self.unplug();
-        Ok(&mut self.rings[index])
+        let (pair, ring) = self.ring_at(request, index)?;
+        self.unplug(pair);
+        Ok(&mut self.pairs[pair].rings[ring])
+    }
+
+    fn rings(&mut self) -> impl Iterator<Item = &mut Ring> {
+        self.pairs.iter_mut().flat_map(|pair| &mut pair.rings)
     }
 
     fn set_size(&mut self, RingValue { index, value }: RingValue) -> Result<(), Breach> {
@@ -423,111 +444,58 @@ impl Session {
     }
 
     fn set_enabled(&mut self, RingValue { index, value }: RingValue) -> Result<(), Breach> {
-        let at = check_index(request::SET_VRING_ENABLE, index)?;
+        let (pair, ring) = self.ring_at(request::SET_VRING_ENABLE, index)?;
         if value > 1 {
             return Err(Breach::Enable { ring: index, value });
         }
         let enabled = value == 1;
-        if self.rings[at].enabled != enabled {
-            self.unplug();
-            self.rings[at].enabled = enabled;
+        if self.pairs[pair].rings[ring].enabled != enabled {
+            self.unplug(pair);
+            self.pairs[pair].rings[ring].enabled = enabled;
         }
         Ok(())
     }
 
     fn disable_all(&mut self) {
-        self.unplug();
-        for ring in &mut self.rings {
-            ring.enabled = false;
-        }
+        self.unplug_all();
+        self.rings().for_each(|ring| ring.enabled = false);
     }
 
-    /// Rings start enabled unless the VMM has taken PROTOCOL_FEATURES, which brings the request to enable them.
-    fn is_enabled(&self, index: usize) -> bool {
-        self.features
-            .is_some_and(|features| features & features::PROTOCOL_FEATURES == 0)
-            || self.rings[index].enabled
+    /// Takes one pair's port back from its worker.
+    fn unplug(&mut self, pair: usize) {
+        let owner = owner(self.key, &self.nic, &*self.sink, pair);
+        self.pairs[pair].unplug(owner);
     }
 
-    /// Takes the port back from its worker, and its parts apart.
-    fn unplug(&mut self) {
-        if !std::mem::take(&mut self.attached) {
-            return;
-        }
-        let Some(Port::Vhost(port)) = self.sink.detach(self.key, 0) else {
-            // The worker is stopping: nothing will run again before the VMM starts over.
-            self.rings.iter_mut().for_each(Ring::stop);
-            return;
-        };
-        let broken = port.ring_state().broken;
-        let PortParts {
-            receiveq, transmitq, ..
-        } = port.into_parts();
-        for (index, queue) in [(RECEIVEQ, receiveq), (TRANSMITQ, transmitq)] {
-            if let Some(queue) = queue {
-                self.rings[index].take_back(queue, broken.clone());
-            }
-        }
+    fn unplug_all(&mut self) {
+        (0..self.pairs.len()).for_each(|pair| self.unplug(pair));
     }
 
-    /// Hands a port to the worker if it has none and a ring can run, and says how the NIC is now.
+    /// Hands ports to workers where there is none and a ring can run, and says how the NIC is now.
     fn plug(&mut self) -> Result<(), Breach> {
         let mut result = Ok(());
-        if !self.attached
-            && let (Some(memory), Some(features)) = (self.memory.clone(), self.features)
-        {
-            let mut run = |index| {
-                self.run_ring(index, &memory, features).unwrap_or_else(|breach| {
-                    result = Err(breach);
-                    None
-                })
+        if let (Some(memory), Some(features)) = (&self.memory, self.features) {
+            let common = Common {
+                memory,
+                features,
+                mtu: self.mtu(),
             };
-            let (receiveq, transmitq) = (run(RECEIVEQ), run(TRANSMITQ));
-            if receiveq.is_some() || transmitq.is_some() {
-                let parts = PortParts {
-                    memory,
-                    features,
-                    receiveq,
-                    transmitq,
-                    mtu: self.mtu(),
-                };
-                self.sink.attach(self.key, 0, VhostPort::new(parts).into());
-                self.attached = true;
+            for (number, pair) in self.pairs.iter_mut().enumerate() {
+                let plugged = pair.plug(owner(self.key, &self.nic, &*self.sink, number), common);
+                result = result.and(plugged);
             }
         }
-        let fault = self.rings.iter().find_map(|ring| ring.fault.clone());
+        let mut faults = self.pairs.iter().enumerate();
+        let fault = faults.find_map(|(number, pair)| match (number, pair.fault()?) {
+            (0, fault) => Some(fault.clone()),
+            (number, fault) => Some(format!("queue pair {number}: {fault}")),
+        });
         self.set_state(match fault {
             Some(fault) => PortState::Broken(fault),
-            None if self.attached => PortState::Up,
+            None if self.pairs.iter().any(Pair::is_attached) => PortState::Up,
             None => PortState::Connected,
         });
         result
-    }
-
-    fn run_ring(
-        &mut self,
-        index: usize,
-        memory: &Arc<GuestMemory>,
-        features: u64,
-    ) -> Result<Option<SplitQueue>, Breach> {
-        if !self.is_enabled(index) {
-            return Ok(None);
-        }
-        let ring = &mut self.rings[index];
-        let queue = ring.run(memory, features).map_err(|error| Breach::Queue {
-            ring: index as u32,
-            error,
-        })?;
-        if let (Some(queue), Base::Given(base)) = (&queue, ring.base)
-            && base != queue.last_avail()
-        {
-            let at = queue.last_avail();
-            info!(
-                nic = self.nic.name,
-                "ring {index} goes on at {at}, where it was, not at {base}"
-            );
-        }
-        Ok(queue)
     }
 
     fn set_state(&mut self, state: PortState) {
@@ -565,9 +533,11 @@ impl Session {
     }
 }
 
-fn check_index(request: u32, index: u32) -> Result<usize, Breach> {
-    usize::try_from(index)
-        .ok()
-        .filter(|&index| index < RINGS)
-        .ok_or(Breach::Index { request, ring: index })
+fn owner<'a>(key: PortKey, nic: &'a NicOptions, sink: &'a dyn PortSink, pair: usize) -> Owner<'a> {
+    Owner {
+        key,
+        nic: &nic.name,
+        sink,
+        pair: pair as u16, // below MAX_PAIRS
+    }
 }

@@ -2,6 +2,7 @@
 
 use wire::Mac;
 
+use super::session::MAX_PAIRS;
 use crate::port::Port;
 
 /// Which attachment of the switch a session is for: chosen by the caller, unique while it is open.
@@ -19,6 +20,14 @@ pub struct NicOptions {
     pub mtu: Option<u16>,
     /// The guest may leave checksums and segmentation undone, and may be given such frames.
     pub offloads: bool,
+    /// The most queue pairs that the guest may have, 1 to [`MAX_PAIRS`]. How many it has is its VMM's choice.
+    pub pairs: u16,
+}
+
+impl NicOptions {
+    pub(super) fn pairs(&self) -> u16 {
+        self.pairs.clamp(1, MAX_PAIRS)
+    }
 }
 
 /// How a vhost-user NIC is.

@@ -25,14 +25,14 @@ pub struct Inner {
     /// All states that were told, in order.
     pub states: Vec<(PortKey, PortState)>,
     pub announced: Vec<(PortKey, Mac)>,
-    /// How often a port was handed over.
-    pub attached: usize,
+    /// All ports that were handed over, in order.
+    pub attached: Vec<(PortKey, u16)>,
 }
 
 impl PortSink for Switch {
     fn attach(&self, key: PortKey, pair: u16, port: Port) {
         let mut inner = self.lock();
-        inner.attached += 1;
+        inner.attached.push((key, pair));
         assert!(
             inner.ports.insert((key, pair), port).is_none(),
             "two ports for pair {pair} of {key:?}"
@@ -132,6 +132,7 @@ pub fn nic(name: &str) -> NicOptions {
         mac: Mac([2, 0, 0, 0, 0, 1]),
         mtu: Some(1500),
         offloads: true,
+        pairs: 1,
     }
 }
 

@@ -63,6 +63,11 @@ impl Queue {
         (16 * size) + (6 + 2 * size).next_multiple_of(64) + (6 + 8 * size).next_multiple_of(64)
     }
 
+    /// Where an offset of the memory is for the VMM that we play.
+    pub fn user_addr(&self, at: usize) -> u64 {
+        self.base - super::GUEST_BASE + super::USER_BASE + at as u64
+    }
+
     /// A ring at offset `at` of the memory, zeroed, whose indices begin at `start`.
     pub(super) fn new(
         view: &GuestView,
