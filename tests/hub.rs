@@ -134,6 +134,7 @@ impl Hub {
                 mac,
                 mtu: Some(1500),
                 offloads: true,
+                link_up: true,
                 pairs: 1,
             };
             hub.server

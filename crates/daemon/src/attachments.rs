@@ -143,6 +143,7 @@ fn options(request: &OpenRequest<'_>) -> NicOptions {
         mac: request.nic.mac,
         mtu: Some(request.mtu),
         offloads: request.offloads,
+        link_up: true,
         pairs: 1,
     }
 }

@@ -158,7 +158,29 @@ fn sessions() -> Vec<Vec<u8>> {
             11, 0, 1, 11, 1, 1, 0x1e, 12, 1, 12, 0, 13, 0, 220, 5, 14, 0, 2, 0, 0, 0, 0, 1, 0, 0,
         ],
     ];
+    // All pairs; a pair is switched off and on, a ring stopped, memory replaced, while frames pass.
+    let wide = [&[23, 0][..], &[0xff; 8], &[0x80 | 6]].concat();
+    let pairs = [
+        &wide[..],
+        &chain,
+        &[
+            11, 2, 0, 11, 3, 0, 0x1e, 11, 3, 1, 24, 3, 0, 0, 0x80, 100, 0, 0, 0, 0,
+        ],
+        &[0x1e, 12, 5, 4, 0, 1, 0, 0x1e, 13, 0, 220, 5, 0x1e, 22, 0],
+    ];
+    // A channel to the VMM: the link goes and comes, the VMM reads and acknowledges, says nonsense, hangs up; the
+    // guest is announced.
+    let channel = [
+        &set_up[..],
+        &[
+            25, 0, 0, 26, 0, 26, 0, 26, 0, 27, 0, 7, 27, 0, 7, 28, 0, 6, 0, 2, 25, 0, 0,
+        ],
+        &[26, 0, 27, 0, 1, 3, 1, 2, 3, 25, 0, 0, 26, 0, 27, 0, 0x87, 26, 0],
+        &[14, 0, 2, 0, 0, 0, 0, 1, 0, 0, 25, 0, 0xe2, 0x1e],
+    ];
     vec![
+        pairs.concat(),
+        channel.concat(),
         [&set_up[..], &other, &chain, &chain].concat(),
         // The memory goes while the rings run, then the VMM.
         [&set_up[..], &chain, &[21, 0, 0], &chain, &[22, 0]].concat(),

@@ -1,18 +1,21 @@
 //! Target `session`: messages of hostile VMMs, with descriptors of all kinds, and frames in between.
 //!
 //! Promises: no message or order of messages does more than end its own session; ports are handed over and taken back
-//! in turn; a reply is a message; the memory of the guest beside is untouched; after the last session has ended no port
+//! in turn; a reply is a message, and so is what comes on the channel to a VMM; the memory of the guest beside is untouched; after the last session has ended no port
 //! of it is left.
 //!
 //! Input: steps of two VMMs, each a byte (its top bit says which VMM) and what the step takes: see [`Vmm::step`].
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use io::frame::Batch;
 use io::port::Port;
+use io::vhost::channel::Channel;
 use io::vhost::features::{self, protocol};
 use io::vhost::message::{HEADER_LEN, Reader};
 use io::vhost::request::*;
@@ -94,6 +97,9 @@ impl PortSink for Switch {
 struct Vmm {
     key: PortKey,
     nic: Arc<NicOptions>,
+    /// The channel to the VMM, and the VMM's end of the pair that was offered last.
+    channel: Option<Channel>,
+    far: Option<UnixStream>,
     switch: Arc<Switch>,
     session: Option<Session>,
     reader: Reader,
@@ -133,11 +139,14 @@ impl Vmm {
             mac: Mac([2, 0, 0, 0, 0, 1]),
             mtu: Some(1500),
             offloads: true,
+            link_up: true,
             pairs: PAIRS,
         };
         Vmm {
             key,
             nic: Arc::new(nic),
+            channel: None,
+            far: None,
             switch,
             session: None,
             reader: Reader::new(),
@@ -160,7 +169,7 @@ impl Vmm {
                 self.say(input.piece(), fds);
             }
             2 => self.number(SET_FEATURES, features::offered(&self.nic) & input.u64()),
-            3 => self.number(SET_PROTOCOL_FEATURES, protocol::OFFERED & u64::from(input.u8())),
+            3 => self.number(SET_PROTOCOL_FEATURES, protocol::OFFERED & input.u64()),
             4 => self.memory_table(input),
             5 => self.tell(SET_VRING_NUM, &pair(ring, 1 << (input.u8() % 17)), vec![]),
             6 => self.tell(SET_VRING_BASE, &pair(ring, input.u16().into()), vec![]),
@@ -195,6 +204,16 @@ impl Vmm {
             22 => self.hang_up(),
             23 => self.set_up(input.u64(), input.u8()),
             24 => self.offer_chain(ring, input),
+            25 => self.offer_channel(input),
+            26 => self.change_link(),
+            27 => self.say_on_channel(input),
+            28 => {
+                let mut payload = [input.u16().into(), u32::from(input.u8()), 0]
+                    .map(u32::to_ne_bytes)
+                    .concat();
+                payload.resize(12 + usize::from(payload[4]), 0);
+                self.tell(GET_CONFIG, &payload, vec![]);
+            }
             _ => self.tell(step.into(), &[], vec![]),
         }
     }
@@ -212,8 +231,14 @@ impl Vmm {
         }
         let fd = self.memory.try_clone().expect("a duplicate");
         self.tell(SET_MEM_TABLE, &table, vec![fd]);
-        for ring in 0..2 {
-            let at = USER + u64::from(ring) * 0x4000;
+        // All pairs, or the first: the rings of two pairs share their memory.
+        let rings = if choice & 0x80 != 0 {
+            2 * u32::from(PAIRS)
+        } else {
+            2
+        };
+        for ring in 0..rings {
+            let at = USER + u64::from(ring % 2) * 0x4000;
             self.tell(SET_VRING_NUM, &pair(ring, 1 << (choice % 8)), vec![]);
             self.tell(SET_VRING_BASE, &pair(ring, 0), vec![]);
             let mut payload = pair(ring, 0);
@@ -241,6 +266,62 @@ impl Vmm {
             &u16::from(index).to_le_bytes(),
         );
         self.write_at(at + 0x1002, &(u16::from(avail) + 1).to_le_bytes());
+    }
+
+    fn offer_channel(&mut self, input: &mut Input) {
+        let kind = input.u8();
+        let fd = if kind < 0xe0 {
+            let (near, far) = UnixStream::pair().expect("a pair of sockets");
+            far.set_nonblocking(true).expect("a socket of ours");
+            self.far = Some(far);
+            near.into()
+        } else {
+            self.descriptor(kind)
+        };
+        self.tell(SET_BACKEND_REQ_FD, &[], vec![fd]);
+    }
+
+    /// The operator takes the link down, or up again.
+    fn change_link(&mut self) {
+        let mut nic = NicOptions::clone(&self.nic);
+        nic.link_up = !nic.link_up;
+        self.nic = Arc::new(nic);
+        let Some(session) = &mut self.session else {
+            return;
+        };
+        if session.change(&self.nic)
+            && let Some(channel) = &mut self.channel
+            && channel.config_changed(session.has_acks()).is_err()
+        {
+            self.channel = None;
+        }
+    }
+
+    /// The VMM reads what it was told, says something, perhaps what is waited for, and perhaps hangs up.
+    fn say_on_channel(&mut self, input: &mut Input) {
+        let choice = input.u8();
+        let Some(far) = &mut self.far else { return };
+        let mut told = Vec::new();
+        if choice & 1 != 0 {
+            let _ = far.read_to_end(&mut told);
+            for message in told.chunks(HEADER_LEN) {
+                assert_eq!(message[..4], 2u32.to_ne_bytes(), "a message of another kind");
+                assert_eq!(message[8..], [0; 4], "a part of a message");
+            }
+        }
+        let ack = [2u32, 5, 8, 0, 0].map(u32::to_ne_bytes).concat();
+        let said = if choice & 6 == 0 { input.piece() } else { &ack };
+        let _ = far.write(said);
+        if choice & 0x80 != 0 {
+            self.far = None;
+        }
+        for _ in 0..=said.len() {
+            if let Some(channel) = &mut self.channel
+                && channel.read().is_err()
+            {
+                self.channel = None;
+            }
+        }
     }
 
     fn memory_table(&mut self, input: &mut Input) {
@@ -317,7 +398,12 @@ impl Vmm {
             rest = &rest[count..];
             match self.reader.filled(count, std::mem::take(&mut fds)) {
                 Ok(None) => {}
-                Ok(Some(message)) => close = answered(session.handle(message)),
+                Ok(Some(message)) => {
+                    close = answered(session.handle(message));
+                    if let Some(socket) = session.take_channel() {
+                        self.channel = Some(Channel::new(socket));
+                    }
+                }
                 Err(error) => {
                     session.unreadable(error);
                     close = true;
@@ -335,6 +421,7 @@ impl Vmm {
             session.end();
         }
         self.reader = Reader::new();
+        (self.channel, self.far) = (None, None);
         assert!(
             !self.switch.ports().keys().any(|(key, _)| *key == self.key),
             "a port without a session"
@@ -361,7 +448,12 @@ impl Vmm {
 /// True when the connection is to be closed.
 fn answered(outcome: Outcome) -> bool {
     if let Some(reply) = outcome.reply {
-        assert_eq!(reply.len(), HEADER_LEN + 8, "a reply of another length");
+        let said = u32::from_ne_bytes(reply[8..HEADER_LEN].try_into().expect("four bytes"));
+        assert_eq!(
+            reply.len(),
+            HEADER_LEN + said as usize,
+            "a reply of another length"
+        );
     }
     outcome.close
 }

@@ -3,17 +3,20 @@
 mod lab;
 mod switch;
 
-use std::io::ErrorKind;
+use std::io::{ErrorKind, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use butterfly_io::vhost::features::protocol::{BACKEND_REQ, CONFIG};
 use butterfly_io::vhost::features::{MQ, MTU, PROTOCOL_FEATURES};
 use butterfly_io::vhost::request::*;
 use butterfly_io::vhost::{NicOptions, PortKey, PortState, ServerError};
 use lab::{A, B, FEATURES, Lab, guest, guest_at};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use switch::{PATIENCE, nic};
 use testkit::ring_driver::{Guest, Shape};
 use testkit::vhost_frontend::{Frontend, message, pair};
@@ -387,6 +390,168 @@ fn other_options_are_for_the_next_session() {
     drop(vmm);
     assert_eq!(offered(&mut lab.connect(A)), before | MTU);
     assert!(!lab.server().change(B, options(None)), "nobody of that key");
+}
+
+fn link(up: bool) -> NicOptions {
+    NicOptions {
+        link_up: up,
+        ..nic("nic-1")
+    }
+}
+
+/// A VMM that reads the configuration space here, and can be told of changes.
+fn vmm_with_channel(lab: &Lab) -> (Frontend, UnixStream) {
+    lab.listen(A);
+    let mut vmm = lab.connect(A);
+    vmm.take_everything().unwrap();
+    let channel = vmm.channel().unwrap();
+    (vmm, channel)
+}
+
+/// CONFIG_CHANGE_MSG that asks for an acknowledgement, and the acknowledgement.
+const CHANGED: [u32; 3] = [2, 9, 0];
+const ACK: [u32; 5] = [2, 5, 8, 0, 0];
+
+fn next(channel: &mut UnixStream) -> [u32; 3] {
+    let mut bytes = [0; 12];
+    channel.read_exact(&mut bytes).unwrap();
+    [0, 4, 8].map(|at| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap()))
+}
+
+fn say(channel: &mut UnixStream, words: &[u32]) {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    channel.write_all(&bytes).unwrap();
+}
+
+fn nothing_came(channel: &UnixStream) -> bool {
+    channel.set_nonblocking(true).unwrap();
+    let error = (&*channel).read(&mut [0; 1]).unwrap_err();
+    channel.set_nonblocking(false).unwrap();
+    error.kind() == ErrorKind::WouldBlock
+}
+
+#[test]
+fn a_vmm_is_told_of_the_link_once_at_a_time() {
+    let lab = Lab::new();
+    let (mut vmm, mut channel) = vmm_with_channel(&lab);
+    assert_eq!(vmm.config(6, 2).unwrap(), [1, 0]);
+    assert!(nothing_came(&channel));
+    assert!(lab.server().change(A, link(false)));
+    assert_eq!(next(&mut channel), CHANGED);
+    assert_eq!(vmm.config(6, 2).unwrap(), [0, 0]);
+    // More changes while it thinks: it is told once more, when it has acknowledged, in whatever pieces.
+    for up in [true, false, true] {
+        lab.server().change(A, link(up));
+    }
+    assert!(nothing_came(&channel));
+    say(&mut channel, &ACK[..2]);
+    assert_eq!(lab.server().nics().len(), 1);
+    say(&mut channel, &ACK[2..]);
+    assert_eq!(next(&mut channel), CHANGED);
+    assert_eq!(vmm.config(6, 2).unwrap(), [1, 0]);
+    say(&mut channel, &ACK);
+    // Other options are not told, and a channel may be replaced by another.
+    let mut second = vmm.channel().unwrap();
+    assert_eq!(channel.read(&mut [0; 1]).unwrap(), 0);
+    assert!(nothing_came(&second));
+    lab.server().change(A, link(false));
+    assert_eq!(next(&mut second), CHANGED);
+}
+
+#[test]
+fn a_channel_that_is_not_read_costs_nobody_anything() {
+    let lab = Lab::new();
+    lab.listen(B);
+    lab.listen(A);
+    let mut b = guest();
+    let _vmm_b = lab.boot(B, &b);
+    let mut vmm = lab.connect(A);
+    // Without acknowledgements, so that nothing but the socket's room ends it; and blocking, and small.
+    vmm.set(SET_PROTOCOL_FEATURES, CONFIG | BACKEND_REQ).unwrap();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    rustix::net::sockopt::set_socket_send_buffer_size(&theirs, 1).unwrap();
+    vmm.send(SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]).unwrap();
+    vmm.get(GET_FEATURES).unwrap();
+    for round in 0..5000 {
+        assert!(lab.server().change(A, link(round % 2 == 0)));
+    }
+    let mut a = guest();
+    vmm.negotiate(FEATURES).unwrap();
+    vmm.start(&a, [0, 0]).unwrap();
+    vmm.get(GET_FEATURES).unwrap();
+    lab.one_frame(&mut a, &mut b, 1);
+    // Whenever it reads, what it reads are whole messages.
+    let mut told = Vec::new();
+    drop((vmm, theirs));
+    lab.switch.wait_for(A, &PortState::Disconnected);
+    (&ours).read_to_end(&mut told).unwrap();
+    let one: Vec<u8> = [2u32, 1, 0].iter().flat_map(|word| word.to_ne_bytes()).collect();
+    assert!(!told.is_empty() && told.chunks(12).all(|bytes| bytes == one));
+}
+
+#[test]
+fn nonsense_on_a_channel_closes_it_and_the_session_goes_on() {
+    let lab = Lab::new();
+    let (mut vmm, mut channel) = vmm_with_channel(&lab);
+    let garbage: [&[u32]; 5] = [
+        &[0],
+        &ACK, // of nothing
+        &[2, 1, 0],
+        &[2, 5, 16, 0, 0, 0, 0],
+        &[u32::MAX; 64],
+    ];
+    for (round, words) in garbage.into_iter().enumerate() {
+        if round > 2 {
+            lab.server().change(A, link(round % 2 == 0));
+            assert_eq!(next(&mut channel), CHANGED);
+        }
+        say(&mut channel, words);
+        let end = channel.read(&mut [0; 1]);
+        assert!(
+            matches!(&end, Ok(0)) || end.is_err_and(|error| error.kind() == ErrorKind::ConnectionReset),
+            "round {round}"
+        );
+        channel = vmm.channel().unwrap();
+    }
+    // Descriptors that come along, our own socket among them, are not kept.
+    lab.server().change(A, link(true));
+    lab.server().change(A, link(false));
+    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut room);
+    let own = [vmm.socket().as_fd()];
+    assert!(control.push(SendAncillaryMessage::ScmRights(&own)));
+    let bytes = 2u32.to_ne_bytes();
+    rustix::net::sendmsg(
+        &channel,
+        &[IoSlice::new(&bytes)],
+        &mut control,
+        SendFlags::empty(),
+    )
+    .unwrap();
+    drop(channel);
+    vmm.get(GET_FEATURES).unwrap();
+    // The session's own end cannot be the channel.
+    let own = vmm.socket().try_clone().unwrap();
+    let error = vmm.call(SET_BACKEND_REQ_FD, &[], &[own.as_fd()]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+    drop(own);
+    assert!(vmm.wait_closed().unwrap());
+    drop(vmm);
+    lab.switch.wait_for(A, &PortState::Disconnected);
+}
+
+#[test]
+fn a_vmm_that_goes_before_a_ring_ran_is_not_taken_again_at_once() {
+    let lab = Lab::new();
+    lab.listen(A);
+    let since = Instant::now();
+    for _ in 0..4 {
+        lab.connect(A).get(GET_QUEUE_NUM).unwrap();
+    }
+    assert!(since.elapsed() >= Duration::from_millis(300));
+    // The next one is served all the same.
+    let a = guest();
+    let _vmm = lab.boot(A, &a);
 }
 
 #[test]

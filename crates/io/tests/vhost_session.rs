@@ -3,7 +3,10 @@
 mod switch;
 
 use std::fs::File;
+use std::io::Read;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use butterfly_io::vhost::features::{self, protocol};
@@ -14,7 +17,8 @@ use butterfly_io::vhost::{NicOptions, PortKey, PortState};
 use proptest::prelude::*;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::MemfdFlags;
-use switch::{Switch, nic, open_fds};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use switch::{PATIENCE, Switch, nic, open_fds};
 use testkit::vhost_frontend::{message, pair};
 use wire::Mac;
 
@@ -291,7 +295,7 @@ fn qemus_own_words_bring_a_guest_up_through_a_reset() {
     let fds = open_fds();
     let mut vmm = Vmm::new(nic("qemu"));
     let offered = 0x01c0_0001_7023_bbab;
-    let expected = [(1, offered), (15, 0x1_a219), (17, 1), (1, offered)];
+    let expected = [(1, offered), (15, 0x1_a23d), (17, 1), (1, offered)];
     assert_eq!(play(&mut vmm, QEMU_CONNECTS), expected);
     for _ in 0..2 {
         assert!(!vmm.has_port());
@@ -473,8 +477,108 @@ fn a_request_that_says_nothing_new_leaves_the_port_alone() {
     vmm.tell(SET_OWNER, &[], vec![]);
     assert_eq!(vmm.switch.lock().attached.len(), attached_once);
     assert!(attached_once <= attached + 1);
-    vmm.tell(SEND_RARP, &[2, 0, 0, 0, 0, 9, 0, 0], vec![]);
-    assert_eq!(vmm.switch.lock().announced, [(KEY, Mac([2, 0, 0, 0, 0, 9]))]);
+}
+
+#[test]
+fn a_guest_is_announced_under_its_own_name() {
+    let _alone = alone();
+    let mut vmm = Vmm::new(nic("rarp"));
+    vmm.negotiate(0);
+    vmm.is_told_no(SEND_RARP, &[2, 0, 0, 0, 0, 9, 0, 0], vec![]);
+    assert!(vmm.switch.lock().announced.is_empty());
+    vmm.tell(SEND_RARP, &[2, 0, 0, 0, 0, 1, 0, 0], vec![]);
+    assert_eq!(vmm.switch.lock().announced, [(KEY, Mac([2, 0, 0, 0, 0, 1]))]);
+}
+
+#[test]
+fn the_link_is_what_the_operator_wants_and_the_rest_waits_for_the_next_session() {
+    let _alone = alone();
+    let down = NicOptions {
+        link_up: false,
+        ..nic("link")
+    };
+    let mut vmm = Vmm::new(down.clone());
+    let up = NicOptions {
+        mtu: Some(9000),
+        ..nic("link")
+    };
+    // Without CONFIG the VMM has asked for nothing, and what it cannot read need not be told.
+    assert!(!vmm.session.as_mut().unwrap().change(&up));
+    assert!(!vmm.session.as_mut().unwrap().change(&down));
+    vmm.negotiate(0);
+    let status_and_mtu = |vmm: &mut Vmm| {
+        let outcome = vmm.say(GET_CONFIG, VERSION, &span(6, &[0; 6]), vec![]);
+        let bytes = outcome.reply.unwrap().split_off(24);
+        [bytes[0], bytes[1], bytes[4], bytes[5]]
+    };
+    let session = |vmm: &mut Vmm, options| vmm.session.as_mut().unwrap().change(options);
+    assert_eq!(status_and_mtu(&mut vmm), [0, 0, 0xdc, 0x05]);
+    assert!(session(&mut vmm, &up));
+    assert!(!session(&mut vmm, &up), "nothing new");
+    assert_eq!(status_and_mtu(&mut vmm), [1, 0, 0xdc, 0x05]);
+    assert!(session(&mut vmm, &down));
+    assert_eq!(status_and_mtu(&mut vmm), [0, 0, 0xdc, 0x05]);
+}
+
+#[test]
+fn a_channel_to_the_vmm_is_one_of_a_pair_of_stream_sockets() {
+    let _alone = alone();
+    let fds = open_fds();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("listener");
+    let listener = UnixListener::bind(&path).unwrap();
+    let connected = UnixStream::connect(&path).unwrap();
+    let accepted = listener.accept().unwrap().0;
+    let inet = TcpListener::bind("127.0.0.1:0").unwrap();
+    let remote = TcpStream::connect(inet.local_addr().unwrap()).unwrap();
+    let unconnected = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+    let pipe = rustix::pipe::pipe().unwrap();
+    let wrong: Vec<OwnedFd> = vec![
+        event(),
+        memory(4096),
+        File::open("/dev/null").unwrap().into(),
+        pipe.0,
+        pipe.1,
+        UnixDatagram::pair().unwrap().0.into(),
+        rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .unwrap()
+        .0,
+        // Both ends of a connection by name: a session's own could be one.
+        connected.into(),
+        accepted.into(),
+        listener.into(),
+        remote.into(),
+        inet.into(),
+        unconnected,
+    ];
+    for (number, fd) in wrong.into_iter().enumerate() {
+        let mut vmm = Vmm::new(nic("channel"));
+        vmm.negotiate(0);
+        let outcome = vmm.say(SET_BACKEND_REQ_FD, NEED_REPLY, &[], vec![fd]);
+        let reply = Some(reply(SET_BACKEND_REQ_FD, 1));
+        assert_eq!(outcome, Outcome { reply, close: true }, "number {number}");
+        assert!(vmm.session.as_mut().unwrap().take_channel().is_none());
+    }
+    let mut vmm = Vmm::new(nic("channel"));
+    vmm.negotiate(0);
+    // The second takes the place of the first.
+    let pairs = [UnixStream::pair().unwrap(), UnixStream::pair().unwrap()];
+    for (ours, mut theirs) in pairs {
+        theirs.set_read_timeout(Some(PATIENCE)).unwrap();
+        vmm.tell(SET_BACKEND_REQ_FD, &[], vec![ours.into()]);
+        let taken = vmm.session.as_mut().unwrap().take_channel().unwrap();
+        drop(taken);
+        assert_eq!(theirs.read(&mut [0; 1]).unwrap(), 0);
+    }
+    vmm.is_refused(SET_BACKEND_REQ_FD, &[0; 8], vec![event()]);
+    drop(vmm);
+    drop(dir);
+    assert_eq!(open_fds(), fds);
 }
 
 #[test]
@@ -522,8 +626,11 @@ fn what_is_not_known_is_declined_and_what_waits_for_an_answer_is_not_left_waitin
     vmm.tell(RESET_DEVICE, &[], vec![]);
     vmm.tell(SET_STATUS, &1u64.to_ne_bytes(), vec![]);
     vmm.tell(ADD_MEM_REG, &[0; 40], vec![event()]);
+    vmm.tell(SET_BACKEND_REQ_FD, &[], vec![event()]);
+    vmm.tell(SEND_RARP, &[2, 0, 0, 0, 0, 1, 0, 0], vec![]);
+    assert!(vmm.switch.lock().announced.is_empty());
     vmm.negotiate(features::PROTOCOL_FEATURES);
-    for request in [SET_LOG_FD, SET_VRING_ENDIAN, SET_BACKEND_REQ_FD, 41, 9999] {
+    for request in [SET_LOG_FD, SET_VRING_ENDIAN, 41, 9999] {
         vmm.is_told_no(request, &[1, 2, 3], vec![event()]);
     }
     for request in [GET_STATUS, GET_CONFIG, GET_MAX_MEM_SLOTS] {

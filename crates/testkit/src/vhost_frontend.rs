@@ -280,6 +280,41 @@ impl Frontend {
         Ok(payload)
     }
 
+    /// Takes all protocol features that are offered, which [`negotiate`](Frontend::negotiate) does not.
+    pub fn take_everything(&mut self) -> io::Result<()> {
+        let offered = self.get(GET_PROTOCOL_FEATURES)?;
+        self.set(SET_PROTOCOL_FEATURES, offered)?;
+        self.reply_ack = offered & protocol::REPLY_ACK != 0;
+        Ok(())
+    }
+
+    /// Reads a part of the device's configuration space; empty when there is none.
+    pub fn config(&mut self, offset: u32, len: usize) -> io::Result<Vec<u8>> {
+        const REPLY: u32 = 1 << 2;
+        let mut payload = [offset, len as u32, 0].map(u32::to_ne_bytes).concat();
+        payload.resize(12 + len, 0);
+        self.send(GET_CONFIG, &payload, &[])?;
+        let mut header = [0; 12];
+        self.socket.read_exact(&mut header)?;
+        let got = u32::from_ne_bytes(header[8..].try_into().expect("four bytes")) as usize;
+        payload.resize(got, 0);
+        self.socket.read_exact(&mut payload)?;
+        let expected = message(GET_CONFIG, VERSION | REPLY, &payload);
+        if header != expected[..12] || got < 12 {
+            let what = format!("{header:02x?} is no reply to GET_CONFIG");
+            return Err(io::Error::new(ErrorKind::InvalidData, what));
+        }
+        Ok(payload.split_off(12))
+    }
+
+    /// Gives the backend a way to ask, and has the other end of it.
+    pub fn channel(&mut self) -> io::Result<UnixStream> {
+        let (ours, theirs) = UnixStream::pair()?;
+        ours.set_read_timeout(Some(PATIENCE))?;
+        self.call(SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()])?;
+        Ok(ours)
+    }
+
     /// Waits until the backend has closed the connection; true if nothing was left to be read before that.
     pub fn wait_closed(&mut self) -> io::Result<bool> {
         let mut byte = [0; 1];

@@ -1,5 +1,7 @@
 //! What a VMM or its guest can do wrong in setting up a device. Each message names the request and the value.
 
+use wire::Mac;
+
 use super::message::MessageError;
 use super::request::name;
 use super::session::SLOTS_MAX;
@@ -71,6 +73,17 @@ pub enum Breach {
         /// The NIC's own.
         max: u16,
     },
+    /// A MAC address that is not the NIC's was to be announced. A guest may have set it.
+    #[error("SEND_RARP: {mac} is not the NIC's address {own}")]
+    Rarp {
+        /// What was to be announced.
+        mac: Mac,
+        /// The NIC's own.
+        own: Mac,
+    },
+    /// What is to be the channel to the VMM cannot be one.
+    #[error("SET_BACKEND_REQ_FD: the descriptor is not one of a pair of stream sockets")]
+    Channel,
     /// There is no such device status.
     #[error("SET_STATUS: {0:#x} is no status of a device")]
     Status(u64),
@@ -127,6 +140,7 @@ impl Breach {
             | Breach::Logging { .. }
             | Breach::Base { .. }
             | Breach::Enable { .. }
+            | Breach::Channel
             | Breach::Status(_)
             | Breach::Slots
             | Breach::NoRegion { .. }
@@ -134,6 +148,7 @@ impl Breach {
             Breach::Config { .. }
             | Breach::Size { .. }
             | Breach::Mtu { .. }
+            | Breach::Rarp { .. }
             | Breach::Queue { .. }
             | Breach::Unknown { .. } => false,
         }

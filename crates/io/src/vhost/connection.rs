@@ -7,10 +7,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags};
+use tracing::warn;
 
+use super::channel::{Channel, ChannelError};
 use super::message::{FDS_MAX, MessageError, Problem, Reader};
 use super::session::Session;
-use crate::poll::Interest;
+use super::sink::NicOptions;
+use crate::poll::{Interest, Poller};
 
 /// Messages taken from one VMM before the others have their turn.
 const TURN: usize = 64;
@@ -25,6 +28,8 @@ pub(super) struct Connection {
     closing: bool,
     /// What its socket is waited for.
     interest: Interest,
+    /// Where the VMM is told of changes, if it has given a way. In the poller.
+    channel: Option<Channel>,
     session: Session,
 }
 
@@ -50,12 +55,14 @@ impl Connection {
             out: Vec::new(),
             closing: false,
             interest,
+            channel: None,
             session,
         }
     }
 
-    /// Does what can be done without waiting, within limits.
-    pub fn serve(&mut self) -> Progress {
+    /// Does what can be done without waiting, within limits. A channel to the VMM that comes is to be reported by the
+    /// poller as `channel`.
+    pub fn serve(&mut self, poller: &Poller, channel: u64) -> Progress {
         for _ in 0..TURN {
             match self.send() {
                 Ok(true) if self.closing => return Progress::Broken,
@@ -67,6 +74,9 @@ impl Connection {
                 Ok(true) => {}
                 Ok(false) => return Progress::Reading,
                 Err(progress) => return progress,
+            }
+            if let Some(socket) = self.session.take_channel() {
+                self.open_channel(socket, poller, channel);
             }
         }
         Progress::Reading
@@ -92,8 +102,46 @@ impl Connection {
         &self.session
     }
 
-    /// Closes the socket and ends the session.
-    pub fn end(self) {
+    /// The NIC's options are others: tells the VMM what it is to know at once.
+    pub fn change(&mut self, nic: &NicOptions, poller: &Poller) {
+        if self.session.change(nic) {
+            let acks = self.session.has_acks();
+            self.with_channel(poller, |channel| channel.config_changed(acks));
+        }
+    }
+
+    /// Something has come on the channel to the VMM.
+    pub fn serve_channel(&mut self, poller: &Poller) {
+        self.with_channel(poller, Channel::read);
+    }
+
+    fn with_channel(&mut self, poller: &Poller, what: impl FnOnce(&mut Channel) -> Result<(), ChannelError>) {
+        if let Some(channel) = &mut self.channel
+            && let Err(error) = what(channel)
+        {
+            self.session.lost_channel(error);
+            self.close_channel(poller);
+        }
+    }
+
+    fn open_channel(&mut self, socket: OwnedFd, poller: &Poller, token: u64) {
+        self.close_channel(poller);
+        match poller.add(socket.as_fd(), token) {
+            Ok(()) => self.channel = Some(Channel::new(socket)),
+            Err(error) => warn!("vhost-user: the channel to a VMM cannot be waited for: {error}"),
+        }
+    }
+
+    fn close_channel(&mut self, poller: &Poller) {
+        if let Some(channel) = self.channel.take() {
+            let _ = poller.remove(channel.as_fd());
+        }
+    }
+
+    /// Closes the sockets and ends the session.
+    pub fn end(mut self, poller: &Poller) {
+        self.close_channel(poller);
+        let _ = poller.remove(self.socket.as_fd());
         drop(self.socket);
         self.session.end();
     }

@@ -64,10 +64,14 @@ pub mod protocol {
     bits! {
         /// Several queue pairs, and the number of them can be asked for.
         MQ = 0;
+        /// The VMM asks for a guest to be announced to the network.
+        RARP = 2;
         /// Requests can be acknowledged.
         REPLY_ACK = 3;
         /// The VMM tells the MTU.
         NET_MTU = 4;
+        /// This side can ask the VMM: see `channel.rs`.
+        BACKEND_REQ = 5;
         /// The VMM reads the device's configuration space here.
         CONFIG = 9;
         /// The device can be reset.
@@ -79,7 +83,8 @@ pub mod protocol {
     }
 
     /// What is offered to every VMM.
-    pub const OFFERED: u64 = MQ | REPLY_ACK | NET_MTU | CONFIG | RESET_DEVICE | CONFIGURE_MEM_SLOTS | STATUS;
+    pub const OFFERED: u64 =
+        MQ | RARP | REPLY_ACK | NET_MTU | BACKEND_REQ | CONFIG | RESET_DEVICE | CONFIGURE_MEM_SLOTS | STATUS;
 }
 
 const ALWAYS: u64 = VERSION_1

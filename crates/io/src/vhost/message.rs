@@ -118,8 +118,13 @@ impl Reader {
 
     fn word(&self, at: usize) -> u32 {
         // The caller has made sure that the header is there.
-        u32::from_ne_bytes(self.bytes[at..at + 4].try_into().expect("four bytes"))
+        word(&self.bytes, at)
     }
+}
+
+/// 32 bits of a message; they are there.
+pub(super) fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_ne_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
 }
 
 /// A reply of this side.

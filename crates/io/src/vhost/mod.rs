@@ -2,6 +2,7 @@
 
 pub mod breach;
 mod chain;
+pub mod channel;
 mod client;
 mod connection;
 pub mod features;

@@ -111,6 +111,7 @@ pub enum Request {
     SetVringEnable(RingValue),
     SendRarp(Mac),
     NetSetMtu(u64),
+    SetBackendReqFd(OwnedFd),
     GetConfig(ConfigSpan),
     SetConfig(ConfigSpan),
     ResetDevice,
@@ -152,6 +153,7 @@ impl Request {
             SET_VRING_ENABLE => Request::SetVringEnable(parts.ring_value()?),
             SEND_RARP => Request::SendRarp(parts.mac()?),
             NET_SET_MTU => Request::NetSetMtu(parts.number()?),
+            SET_BACKEND_REQ_FD => Request::SetBackendReqFd(parts.channel()?),
             GET_CONFIG => Request::GetConfig(parts.config()?),
             SET_CONFIG => Request::SetConfig(parts.config()?),
             RESET_DEVICE => parts.empty(Request::ResetDevice)?,
@@ -277,13 +279,23 @@ impl Parts<'_> {
         })
     }
 
+    fn channel(&mut self) -> Result<OwnedFd, MessageError> {
+        self.length(0)?;
+        self.one_fd()
+    }
+
+    fn one_fd(&mut self) -> Result<OwnedFd, MessageError> {
+        let got = self.fds.len();
+        match self.fds.pop().filter(|_| got == 1) {
+            Some(fd) => Ok(fd),
+            None => self.wrong(Problem::Descriptors { got, expected: 1 }),
+        }
+    }
+
     /// One region behind eight bytes of padding, and its file.
     fn region(&mut self) -> Result<RegionSpec, MessageError> {
         self.length(40)?;
-        let got = self.fds.len();
-        let Some(fd) = self.fds.pop().filter(|_| got == 1) else {
-            return self.wrong(Problem::Descriptors { got, expected: 1 });
-        };
+        let fd = self.one_fd()?;
         Ok(RegionSpec {
             guest_addr: self.u64_at(8),
             size: self.u64_at(16),
@@ -395,6 +407,7 @@ mod tests {
             (SET_VRING_ENABLE, vec![0; 8], 0),
             (SEND_RARP, vec![0; 8], 0),
             (NET_SET_MTU, vec![0; 8], 0),
+            (SET_BACKEND_REQ_FD, vec![], 1),
             (RESET_DEVICE, vec![], 0),
             (GET_MAX_MEM_SLOTS, vec![], 0),
             (ADD_MEM_REG, vec![0; 40], 1),

@@ -7,7 +7,7 @@
 //!
 //! A second VMM is refused while one is connected, since two would write the same NIC's state; when the first one has
 //! died and its end was not yet noticed, the second takes over. When the process is out of descriptors, or a
-//! VMM has broken the protocol, its listener is left alone for a moment, so that neither makes the thread spin.
+//! VMM has broken the protocol or gone without a word, its listener is left alone for a moment, so that neither makes the thread spin.
 
 use std::collections::HashMap;
 use std::io;
@@ -29,7 +29,8 @@ use crate::poll::{Doorbell, Interest, Poller};
 /// How long a listener is left alone when the process is out of descriptors or memory.
 const PAUSE_EXHAUSTED: Duration = Duration::from_secs(1);
 
-/// How long a listener is left alone after its VMM has broken the protocol.
+/// How long a listener is left alone after its VMM has broken the protocol, or has gone before a ring ran: one that
+/// wants what there is not (more queues than there are) comes again as fast as it can.
 const PAUSE_BROKEN: Duration = Duration::from_millis(100);
 
 /// Why a NIC's socket is not there. Each message names the path.
@@ -157,8 +158,8 @@ impl Server {
             .ok_or(ServerError::Stopped)?
     }
 
-    /// Gives a NIC other options, from its next session on: a connected guest has been offered the old ones. False when
-    /// there is none of that key.
+    /// Gives a NIC other options, from its next session on: a connected guest has been offered the old ones. Its link
+    /// goes up or down at once, of which its VMM is told if it has given a way. False when there is none of that key.
     pub fn change(&self, key: PortKey, nic: NicOptions) -> bool {
         self.ask(|answer| Command::Change(key, nic, answer))
             .unwrap_or(false)
@@ -225,16 +226,23 @@ struct Thread {
     watches: Watches,
 }
 
-/// Tokens of the poller: the bell, the watched directories, and two for each NIC.
+/// Tokens of the poller: the bell, the watched directories, and three for each NIC, which begin at its key times
+/// `TOKENS`.
 const BELL: u64 = u64::MAX;
 const WATCHES: u64 = u64::MAX - 1;
 
+const TOKENS: u64 = 3;
+
 fn listener_token(key: PortKey) -> u64 {
-    u64::from(key.0) * 2
+    u64::from(key.0) * TOKENS
 }
 
 fn connection_token(key: PortKey) -> u64 {
-    u64::from(key.0) * 2 + 1
+    listener_token(key) + 1
+}
+
+fn channel_token(key: PortKey) -> u64 {
+    listener_token(key) + 2
 }
 
 impl Thread {
@@ -253,13 +261,14 @@ impl Thread {
                 }
             }
             for &token in &ready {
-                let key = PortKey((token / 2) as u32);
+                let key = PortKey((token / TOKENS) as u32);
                 match token {
                     BELL => {
                         self.bell.clear();
                     }
                     WATCHES => self.notice(),
                     token if token == connection_token(key) => self.serve(key),
+                    token if token == channel_token(key) => self.serve_channel(key),
                     _ => self.accept(key),
                 }
             }
@@ -308,8 +317,14 @@ impl Thread {
     }
 
     fn change(&mut self, key: PortKey, options: NicOptions) -> bool {
-        let nic = self.nics.get_mut(&key);
-        nic.map(|nic| nic.options = Arc::new(options)).is_some()
+        let Some(nic) = self.nics.get_mut(&key) else {
+            return false;
+        };
+        nic.options = Arc::new(options);
+        if let Some(connection) = &mut nic.connection {
+            connection.change(&nic.options, &self.poller);
+        }
+        true
     }
 
     fn close(&mut self, key: PortKey) -> bool {
@@ -426,10 +441,11 @@ impl Thread {
         let Some(connection) = self.nics.get_mut(&key).and_then(|nic| nic.connection.as_mut()) else {
             return;
         };
-        let interest = match connection.serve() {
+        let interest = match connection.serve(&self.poller, channel_token(key)) {
             Progress::Reading => Interest::Read,
             Progress::Writing => Interest::Write,
-            Progress::Gone => return self.hang_up(key, Duration::ZERO),
+            Progress::Gone if connection.session().has_served() => return self.hang_up(key, Duration::ZERO),
+            Progress::Gone => return self.hang_up(key, PAUSE_BROKEN),
             Progress::Broken => return self.hang_up(key, PAUSE_BROKEN),
         };
         if connection.change_interest(interest)
@@ -442,13 +458,18 @@ impl Thread {
         }
     }
 
+    fn serve_channel(&mut self, key: PortKey) {
+        if let Some(connection) = self.nics.get_mut(&key).and_then(|nic| nic.connection.as_mut()) {
+            connection.serve_channel(&self.poller);
+        }
+    }
+
     /// Ends a connection; the next is not taken or made before `pause` has passed.
     fn hang_up(&mut self, key: PortKey, pause: Duration) {
         let Some(connection) = self.nics.get_mut(&key).and_then(|nic| nic.connection.take()) else {
             return;
         };
-        let _ = self.poller.remove(connection.as_fd());
-        connection.end();
+        connection.end(&self.poller);
         self.pause(key, pause);
     }
 

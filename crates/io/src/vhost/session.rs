@@ -15,11 +15,14 @@
 //! Chosen: a ring that is disabled is left alone, where the specification wants a disabled transmit ring's frames
 //! to be discarded. No known guest transmits on one. Error eventfds (SET_VRING_ERR) are taken and closed.
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use tracing::{info, warn};
+use wire::Mac;
 
 use super::breach::Breach;
+use super::channel::{self, ChannelError};
 use super::features::{self, protocol};
 use super::message::{ConfigSpan, Message, MessageError, Reply, RingValue};
 use super::pair::{self, Common, Owner, Pair};
@@ -81,7 +84,13 @@ pub struct Session {
     pairs: Vec<Pair>,
     /// What NET_SET_MTU asked for.
     mtu: Option<u16>,
+    /// What the guest was told last of [`NicOptions::link_up`].
+    link_up: bool,
+    /// What SET_BACKEND_REQ_FD has brought, until somebody takes it.
+    channel: Option<OwnedFd>,
     state: PortState,
+    /// Some ring has run.
+    served: bool,
     unknown_logged: bool,
 }
 
@@ -91,6 +100,8 @@ impl Session {
         let pairs = std::iter::repeat_with(Pair::default);
         let pairs = pairs.take(nic.pairs().into()).collect();
         let mut session = Session {
+            link_up: nic.link_up,
+            channel: None,
             key,
             nic,
             sink,
@@ -102,6 +113,7 @@ impl Session {
             pairs,
             mtu: None,
             state: PortState::Disconnected,
+            served: false,
             unknown_logged: false,
         };
         session.set_state(PortState::Connected);
@@ -149,6 +161,35 @@ impl Session {
     /// The stream of messages has lost its meaning; the connection is to be closed.
     pub fn unreadable(&mut self, error: MessageError) {
         self.log(&Breach::Message(error));
+    }
+
+    /// Takes what is to be the channel to the VMM, if a message since the last call has brought one: then it takes the
+    /// place of the one before.
+    pub fn take_channel(&mut self) -> Option<OwnedFd> {
+        self.channel.take()
+    }
+
+    /// The NIC's options are others. What a guest was offered stays as it is until the next session (its MTU must not
+    /// change at all: virtio 1.2, section 5.1.4.1), but its link goes up or down at once. True when the VMM is to be told that the
+    /// configuration space has changed, which it can be if it reads it here.
+    pub fn change(&mut self, nic: &NicOptions) -> bool {
+        let changed = std::mem::replace(&mut self.link_up, nic.link_up) != nic.link_up;
+        changed && self.protocol_features & protocol::CONFIG != 0
+    }
+
+    /// The channel to the VMM is closed, and the VMM is told nothing any more.
+    pub fn lost_channel(&self, error: ChannelError) {
+        info!(nic = self.nic.name, "the channel to the VMM is closed: {error}");
+    }
+
+    /// True when some ring has run: the VMM came for more than to go again.
+    pub fn has_served(&self) -> bool {
+        self.served
+    }
+
+    /// Messages of this side can ask for an acknowledgement.
+    pub fn has_acks(&self) -> bool {
+        self.protocol_features & protocol::REPLY_ACK != 0
     }
 
     /// The VMM has gone, or is to go: takes the port back and forgets everything.
@@ -206,7 +247,8 @@ impl Session {
                 self.ring_at(request::SET_VRING_ERR, error.index)?;
             }
             Request::SetVringEnable(ring) => self.set_enabled(ring)?,
-            Request::SendRarp(mac) => self.sink.announce(self.key, mac),
+            Request::SendRarp(mac) => self.announce(mac)?,
+            Request::SetBackendReqFd(socket) => self.set_channel(socket)?,
             Request::NetSetMtu(mtu) => self.set_mtu(mtu)?,
             Request::SetConfig(ConfigSpan { offset, bytes, .. }) => {
                 self.negotiated(protocol::CONFIG, request::SET_CONFIG)?;
@@ -325,13 +367,37 @@ impl Session {
         self.status = 0;
     }
 
-    /// A part of the configuration space (virtio 1.2, section 5.1.4); nothing if it reaches behind its end.
+    fn announce(&mut self, mac: Mac) -> Result<(), Breach> {
+        self.negotiated(protocol::RARP, request::SEND_RARP)?;
+        let own = self.nic.mac;
+        if mac != own {
+            return Err(Breach::Rarp { mac, own });
+        }
+        self.sink.announce(self.key, mac);
+        Ok(())
+    }
+
+    fn set_channel(&mut self, socket: OwnedFd) -> Result<(), Breach> {
+        self.negotiated(protocol::BACKEND_REQ, request::SET_BACKEND_REQ_FD)?;
+        if !channel::is_channel(socket.as_fd()) {
+            return Err(Breach::Channel);
+        }
+        self.channel = Some(socket);
+        Ok(())
+    }
+
+    /// A part of the configuration space (virtio 1.2, section 5.1.4); nothing if it reaches behind its end. A guest is
+    /// never asked to announce itself there: it would acknowledge that on the control queue, which is the VMM's.
     fn config(&self, asked: ConfigSpan) -> ConfigSpan {
         const LINK_UP: u16 = 1;
         let pairs = self.pairs.len() as u16;
         let mut space = [0; CONFIG_MAX];
         space[..6].copy_from_slice(&self.nic.mac.0);
-        for (at, field) in [(6, LINK_UP), (8, pairs), (10, self.mtu().unwrap_or(0))] {
+        for (at, field) in [
+            (6, u16::from(self.link_up) * LINK_UP),
+            (8, pairs),
+            (10, self.mtu().unwrap_or(0)),
+        ] {
             space[at..at + 2].copy_from_slice(&field.to_le_bytes());
         }
         let start = asked.offset as usize;
@@ -512,6 +578,7 @@ impl Session {
             PortState::Up => {
                 let features = format_args!("{:#x}", self.features.unwrap_or(0));
                 info!(nic, %features, mtu = self.mtu(), "up");
+                self.served = true;
             }
             // Its cause has been or is being logged as a breach.
             PortState::Broken(_) => {}

@@ -14,12 +14,14 @@ pub struct PortKey(pub u32);
 pub struct NicOptions {
     /// What log lines call it.
     pub name: String,
-    /// The guest's MAC address: for log lines and, later, the device's configuration space.
+    /// The guest's MAC address.
     pub mac: Mac,
     /// The MTU that is offered to the guest; the VMM may ask for a smaller one. `None`: none is.
     pub mtu: Option<u16>,
     /// The guest may leave checksums and segmentation undone, and may be given such frames.
     pub offloads: bool,
+    /// The link is up, as the operator wants it: what the guest is told. Frames are for the workers to stop.
+    pub link_up: bool,
     /// The most queue pairs that the guest may have, 1 to [`MAX_PAIRS`]. How many it has is its VMM's choice.
     pub pairs: u16,
 }
@@ -57,6 +59,7 @@ pub trait PortSink: Send + Sync {
     /// The NIC's state has changed.
     fn state(&self, key: PortKey, state: PortState);
 
-    /// The guest has come here from another host and its VMM asks to tell the network so (SEND_RARP).
+    /// The guest has come here from another host and its VMM asks to tell the network so (SEND_RARP). The MAC address is
+    /// the NIC's. Not to be left to a queue that can grow: a VMM may ask as fast as it can.
     fn announce(&self, _key: PortKey, _mac: Mac) {}
 }

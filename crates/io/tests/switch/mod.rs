@@ -132,6 +132,7 @@ pub fn nic(name: &str) -> NicOptions {
         mac: Mac([2, 0, 0, 0, 0, 1]),
         mtu: Some(1500),
         offloads: true,
+        link_up: true,
         pairs: 1,
     }
 }
