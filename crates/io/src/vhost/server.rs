@@ -418,7 +418,7 @@ impl Thread {
                 info!(nic = name, "a second VMM was refused: one is connected");
                 return;
             }
-            Some(_) => self.hang_up(key, Duration::ZERO),
+            Some(_) => self.gone(key),
             None => {}
         }
         self.begin(key, socket);
@@ -444,8 +444,7 @@ impl Thread {
         let interest = match connection.serve(&self.poller, channel_token(key)) {
             Progress::Reading => Interest::Read,
             Progress::Writing => Interest::Write,
-            Progress::Gone if connection.session().has_served() => return self.hang_up(key, Duration::ZERO),
-            Progress::Gone => return self.hang_up(key, PAUSE_BROKEN),
+            Progress::Gone => return self.gone(key),
             Progress::Broken => return self.hang_up(key, PAUSE_BROKEN),
         };
         if connection.change_interest(interest)
@@ -462,6 +461,13 @@ impl Thread {
         if let Some(connection) = self.nics.get_mut(&key).and_then(|nic| nic.connection.as_mut()) {
             connection.serve_channel(&self.poller);
         }
+    }
+
+    /// The VMM has gone.
+    fn gone(&mut self, key: PortKey) {
+        let connection = self.nics.get(&key).and_then(|nic| nic.connection.as_ref());
+        let served = connection.is_some_and(|connection| connection.session().has_served());
+        self.hang_up(key, if served { Duration::ZERO } else { PAUSE_BROKEN });
     }
 
     /// Ends a connection; the next is not taken or made before `pause` has passed.
