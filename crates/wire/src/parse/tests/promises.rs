@@ -1,13 +1,14 @@
 //! What everybody behind the parser relies on, for frames cut and spoilt in any way.
 
 use super::*;
-use crate::offload::{Gso, Offload};
+use crate::offload::{Gso, Offload, PartialChecksum};
 use crate::segment::{Checksum, Segments};
 use proptest::prelude::*;
 use std::net::IpAddr;
 
 /// What everybody relies on after parsing.
 fn check_promises(head: &[u8], frame_len: usize) {
+    check_plain(head, frame_len);
     let Ok(packet) = parse(head, frame_len) else {
         return;
     };
@@ -42,6 +43,61 @@ fn check_promises(head: &[u8], frame_len: usize) {
     };
     if let Ok(mut segments) = Segments::new(head, frame_len, &offload) {
         segments.header(usize::MAX, Checksum::Partial);
+    }
+}
+
+/// A plain packet is what the parser says it is.
+fn check_plain(head: &[u8], frame_len: usize) {
+    let Some(plain) = plain(head, frame_len) else {
+        return;
+    };
+    let packet = parse(head, frame_len).expect("plain, so sound");
+    let ip = packet.ip().expect("plain, so IP");
+    assert_eq!((mac_of(plain.dst), mac_of(plain.src)), (packet.dst, packet.src));
+    assert_eq!(
+        (plain.dst, plain.src),
+        (mac_bits(packet.dst), mac_bits(packet.src))
+    );
+    let bits = |address| match address {
+        IpAddr::V4(v4) => u128::from(v4.to_bits()),
+        IpAddr::V6(v6) => v6.to_bits(),
+    };
+    assert_eq!((plain.v6, plain.ip), (ip.v6, [bits(ip.src()), bits(ip.dst())]));
+    let ports = ip.l4_info.ports().map(|(sport, dport)| [sport, dport]);
+    assert_eq!((Some(plain.port), ip.fragment), (ports, None));
+    let tcp = plain
+        .tcp(head)
+        .map(|tcp| (tcp.flags, tcp.seq, tcp.ack, tcp.window, tcp.payload_len));
+    match ip.l4_info {
+        L4::Tcp {
+            flags,
+            seq,
+            ack,
+            window,
+            payload_len,
+            ..
+        } => assert_eq!(tcp, Some((flags, seq, ack, window, payload_len))),
+        _ => assert_eq!((tcp, plain.tcp), (None, false)),
+    }
+    for (start, offset, gso, gso_size) in [
+        (34, 16, Gso::None, 0),
+        (34, 6, Gso::None, 0),
+        (54, 16, Gso::Tcp6, 1),
+        (54, 6, Gso::Udp, 0),
+        (34, 16, Gso::Tcp4, 1460),
+        (35, 16, Gso::None, 0),
+    ] {
+        for checksum in [None, Some(PartialChecksum { start, offset })] {
+            let offload = Offload {
+                checksum,
+                gso,
+                gso_size,
+                ..Offload::default()
+            };
+            if plain.suits(&offload) {
+                assert_eq!(check_offload(&packet, frame_len, &offload), Ok(()), "{offload:?}");
+            }
+        }
     }
 }
 
@@ -105,6 +161,9 @@ proptest! {
         let flags = TcpFlags(flags);
         let expected = L4::Tcp { sport, dport, flags, seq, ack, window, header_len: 20, payload_len: len as u32 };
         prop_assert_eq!((parsed.src(), parsed.dst(), parsed.ttl, parsed.tos, parsed.l4_info), (src, dst, ttl, tos, expected));
-        prop_assert_eq!(ip_of(&ip.udp(sport, dport).build()).l4_info, L4::Udp { sport, dport });
+        prop_assert!(plain(&tcp, tcp.len()).is_some());
+        let udp = ip.udp(sport, dport).build();
+        prop_assert_eq!(ip_of(&udp).l4_info, L4::Udp { sport, dport });
+        prop_assert!(plain(&udp, udp.len()).is_some());
     }
 }

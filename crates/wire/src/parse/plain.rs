@@ -1,0 +1,209 @@
+//! The packet that nearly all are: untagged, whole, IPv4 without options or IPv6 without extension headers, TCP or UDP.
+//!
+//! [`plain`] reads it with a handful of loads at fixed places and says yes or nothing. A yes means that
+//! [`parse`](super::parse()) says the same, with the same numbers (a property test holds it to that); of everything
+//! else, faulty packets included, it says nothing: they are for the parser.
+
+use super::{ETHERNET_LEN, TcpFlags, protocol};
+use crate::Mac;
+use crate::offload::{Gso, Offload};
+
+/// Where layer 4 begins.
+const L4_V4: usize = ETHERNET_LEN + 20;
+const L4_V6: usize = ETHERNET_LEN + 40;
+
+/// What tells the flow of a plain packet, in the packet's own direction.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Plain {
+    /// The Ethernet destination: octets 0 to 5 of the frame as a number ([`mac_bits`]).
+    pub dst: u64,
+    /// The Ethernet source, likewise.
+    pub src: u64,
+    /// IPv6, else IPv4.
+    pub v6: bool,
+    /// TCP, else UDP.
+    pub tcp: bool,
+    /// Source and destination address; IPv4 ones in the lower half.
+    pub ip: [u128; 2],
+    /// Source and destination port.
+    pub port: [u16; 2],
+    /// Where the packet ends in the frame.
+    end: u32,
+}
+
+/// What tracking needs of a plain TCP packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PlainTcp {
+    /// Control bits.
+    pub flags: TcpFlags,
+    /// Sequence number.
+    pub seq: u32,
+    /// Acknowledgement number.
+    pub ack: u32,
+    /// The window as it stands.
+    pub window: u16,
+    /// Payload bytes.
+    pub payload_len: u32,
+}
+
+/// A MAC address as [`Plain`] has it.
+#[inline(always)]
+pub fn mac_bits(mac: Mac) -> u64 {
+    let [a, b, c, d, e, f] = mac.0;
+    u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
+}
+
+/// The MAC address of such a number.
+#[inline]
+pub fn mac_of(bits: u64) -> Mac {
+    let [a, b, c, d, e, f, ..] = bits.to_le_bytes();
+    Mac([a, b, c, d, e, f])
+}
+
+/// The packet in a frame of `frame_len` bytes whose first bytes are in `head`, if it is a plain one.
+#[inline(always)]
+pub fn plain(head: &[u8], frame_len: usize) -> Option<Plain> {
+    let start: &[u8; L4_V4 + 8] = head.first_chunk()?;
+    let src_and_type = word(start, 6)?;
+    match (src_and_type >> 48) as u16 {
+        0x0008 => v4(head, start, src_and_type, frame_len),
+        0xdd86 => v6(head, src_and_type, frame_len),
+        _ => None,
+    }
+}
+
+#[inline(always)]
+fn v4(head: &[u8], start: &[u8; L4_V4 + 8], src_and_type: u64, frame_len: usize) -> Option<Plain> {
+    let ip: &[u8; 20] = start.get(ETHERNET_LEN..)?.first_chunk()?;
+    let total_len = usize::from(u16::from_be_bytes([ip[2], ip[3]]));
+    let end = ETHERNET_LEN + total_len;
+    let fragment = u16::from_be_bytes([ip[6], ip[7]]) & 0x3fff;
+    if ip[0] != 0x45 || fragment != 0 || end > frame_len {
+        return None;
+    }
+    let address = |at: usize| u128::from(u32::from_be_bytes([ip[at], ip[at + 1], ip[at + 2], ip[at + 3]]));
+    layer_4::<L4_V4>(
+        head,
+        start,
+        src_and_type,
+        end,
+        false,
+        ip[9],
+        [address(12), address(16)],
+    )
+}
+
+#[inline(always)]
+fn v6(head: &[u8], src_and_type: u64, frame_len: usize) -> Option<Plain> {
+    let start: &[u8; L4_V6 + 8] = head.first_chunk()?;
+    let ip: &[u8; 40] = start.get(ETHERNET_LEN..)?.first_chunk()?;
+    let end = L4_V6 + usize::from(u16::from_be_bytes([ip[4], ip[5]]));
+    if ip[0] >> 4 != 6 || end > frame_len {
+        return None;
+    }
+    let address = |at: usize| Some(u128::from_be_bytes(*ip.get(at..)?.first_chunk()?));
+    layer_4::<L4_V6>(
+        head,
+        start,
+        src_and_type,
+        end,
+        true,
+        ip[6],
+        [address(8)?, address(24)?],
+    )
+}
+
+#[inline(always)]
+fn layer_4<const L4: usize>(
+    head: &[u8],
+    start: &[u8],
+    src_and_type: u64,
+    end: usize,
+    v6: bool,
+    next: u8,
+    ip: [u128; 2],
+) -> Option<Plain> {
+    let l4: &[u8; 8] = start.get(L4..)?.first_chunk()?;
+    let tcp = next == protocol::TCP;
+    if tcp {
+        tcp_header_len::<L4>(head, end)?;
+    } else {
+        let len = usize::from(u16::from_be_bytes([l4[4], l4[5]]));
+        if next != protocol::UDP || len < 8 || L4 + len > end {
+            return None;
+        }
+    }
+    Some(Plain {
+        dst: word(start, 0)? & 0xffff_ffff_ffff,
+        src: src_and_type & 0xffff_ffff_ffff,
+        v6,
+        tcp,
+        ip,
+        port: [
+            u16::from_be_bytes([l4[0], l4[1]]),
+            u16::from_be_bytes([l4[2], l4[3]]),
+        ],
+        end: end as u32,
+    })
+}
+
+/// Eight bytes as they stand.
+#[inline(always)]
+fn word(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+/// Bytes of the TCP header at `L4`, if it has no options, or what nearly every data segment has: two no-operations and a
+/// timestamp (RFC 7323, appendix A).
+#[inline(always)]
+fn tcp_header_len<const L4: usize>(head: &[u8], end: usize) -> Option<usize> {
+    let tcp: &[u8; 20] = head.get(L4..)?.first_chunk()?;
+    let len = usize::from(tcp[12] >> 4) * 4;
+    let with_timestamp = || {
+        len == 32
+            && head
+                .get(L4 + 20..L4 + 32)
+                .is_some_and(|options| options.starts_with(&[1, 1, 8, 10]))
+    };
+    ((len == 20 || with_timestamp()) && L4 + len <= end).then_some(len)
+}
+
+impl Plain {
+    /// What the TCP header says; `head` is what [`plain`] was given. `None` for UDP.
+    #[inline(always)]
+    pub fn tcp(&self, head: &[u8]) -> Option<PlainTcp> {
+        if !self.tcp {
+            return None;
+        }
+        let l4 = if self.v6 { L4_V6 } else { L4_V4 };
+        let tcp: &[u8; 20] = head.get(l4..)?.first_chunk()?;
+        let number = |at: usize| u32::from_be_bytes([tcp[at], tcp[at + 1], tcp[at + 2], tcp[at + 3]]);
+        Some(PlainTcp {
+            flags: TcpFlags(tcp[13]),
+            seq: number(4),
+            ack: number(8),
+            window: u16::from_be_bytes([tcp[14], tcp[15]]),
+            payload_len: self.end - l4 as u32 - u32::from(tcp[12] >> 4) * 4,
+        })
+    }
+
+    /// What the sender left undone is what such a packet can have undone: its own checksum, and cutting it into
+    /// segments of its own kind, not too many of them. A yes is one of [`check_offload`](super::check_offload) too.
+    #[inline]
+    pub fn suits(&self, offload: &Offload) -> bool {
+        let l4 = if self.v6 { L4_V6 } else { L4_V4 };
+        let field = if self.tcp { 16 } else { 6 };
+        let own = |partial: crate::offload::PartialChecksum| {
+            usize::from(partial.start) == l4 && partial.offset == field
+        };
+        let kind = match offload.gso {
+            Gso::None => return offload.checksum.is_none_or(own),
+            Gso::Tcp4 => self.tcp && !self.v6,
+            Gso::Tcp6 => self.tcp && self.v6,
+            Gso::Udp => !self.tcp,
+        };
+        let few = offload.gso_size > 0
+            && self.end as usize - l4 <= usize::from(offload.gso_size) * super::SEGMENTS_MAX;
+        kind && few && offload.checksum.is_none_or(own)
+    }
+}
