@@ -206,9 +206,9 @@ impl Counters {
     }
 
     #[inline]
-    pub(crate) fn rule_passed(&self, slot: RuleSlot, bytes: u64) {
+    pub(crate) fn rule_passed(&self, slot: RuleSlot, frames: u64, bytes: u64) {
         let start = slot.0 as usize * RULE_CELLS;
-        bump(&self.rules, start, 1);
+        bump(&self.rules, start, frames);
         bump(&self.rules, start + 1, bytes);
     }
 
@@ -239,7 +239,7 @@ mod tests {
         counters.dropped_from(last, DropReason::Truncated);
         counters.dropped_to(last, DropReason::TargetBroken);
         counters.dropped_to(PortSlot(MAX_PORTS as u32), DropReason::Truncated);
-        counters.rule_passed(RuleSlot(u32::MAX), 1);
+        counters.rule_passed(RuleSlot(u32::MAX), 1, 1);
 
         let mut expected = PortCounters {
             rx_frames: 2,

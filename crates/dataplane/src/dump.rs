@@ -2,14 +2,11 @@
 //! that a million flows do not stop the traffic while they are written down.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::mpsc::Sender;
 
 use wire::parse::protocol::TCP;
 
-use crate::flow::{
-    ACKED, Endpoint, Entry, FlowId, FlowInfo, FlowTable, KIND_V6, Key, NewFlow, SEEN, timeout_secs,
-};
+use crate::flow::{ACKED, Endpoint, Entry, FlowId, FlowInfo, Flows, Key, NewFlow, SEEN, timeout_secs};
 use crate::snapshot::{PortConfig, PortUid};
 use crate::stages::known::between;
 use crate::view::View;
@@ -27,14 +24,17 @@ pub(crate) struct Dump {
 }
 
 impl Dump {
-    /// Goes on; true when all entries were looked at.
-    pub(crate) fn step(&mut self, flows: &FlowTable, now: Now) -> bool {
+    /// Goes on; true when all entries were looked at. Each worker dumps the flows that it has made.
+    pub(crate) fn step(&mut self, flows: &Flows, now: Now) -> bool {
         let end = flows.high().min(self.at + STEP);
         for id in self.at..end {
             let entry = flows.entry(id);
-            let wanted = self.of.is_none_or(|uid| entry.uid.contains(&uid.0));
-            if entry.state != 0 && wanted && !entry.expired(now.millis()) {
-                self.found.push(info(flows, id, now));
+            if entry.state.get() == 0 || !flows.is_mine(entry) || entry.expired(now.millis()) {
+                continue;
+            }
+            let key = entry.key();
+            if self.of.is_none_or(|uid| uid == key.uid(0) || uid == key.uid(1)) {
+                self.found.push(info(entry, &key, now));
             }
         }
         self.at = end;
@@ -42,35 +42,35 @@ impl Dump {
     }
 }
 
-fn info(flows: &FlowTable, id: FlowId, now: Now) -> FlowInfo {
-    let entry = flows.entry(id);
+fn info(entry: &Entry, key: &Key, now: Now) -> FlowInfo {
     let (initiator, responder) = (entry.initiator(), 1 - entry.initiator());
     let endpoint = |side: usize| Endpoint {
-        uid: PortUid(entry.uid[side]),
-        address: address(entry.key().is_v6(), entry.ip[side]),
-        port: entry.port[side],
+        uid: key.uid(side),
+        address: key.address(side),
+        port: key.port(side),
     };
+    let (there, back) = (&entry.sides[initiator], &entry.sides[responder]);
     FlowInfo {
-        protocol: entry.protocol,
+        protocol: key.protocol(),
         initiator: endpoint(initiator),
         responder: endpoint(responder),
         state: entry.state(),
-        age_secs: now.secs().wrapping_sub(flows.created_secs(id)),
+        age_secs: now.secs().wrapping_sub(there.born_secs.get()),
         idle_secs: entry.idle_ms(now.millis()) / 1000,
-        timeout_secs: entry.timeout_secs,
-        frames_out: entry.frames[initiator],
-        bytes_out: entry.bytes[initiator],
-        frames_in: entry.frames[responder],
-        bytes_in: entry.bytes[responder],
-        egress_rule: Entry::rule(entry.egress_rule),
-        ingress_rule: Entry::rule(entry.ingress_rule),
-        tcp: (entry.protocol == TCP).then(|| entry.windows()),
+        timeout_secs: entry.timeout_secs.get(),
+        frames_out: there.frames.get(),
+        bytes_out: there.bytes.get(),
+        frames_in: back.frames.get(),
+        bytes_in: back.bytes.get(),
+        egress_rule: Entry::rule(there.rules[0].get()),
+        ingress_rule: Entry::rule(there.rules[1].get()),
+        tcp: (key.protocol() == TCP).then(|| entry.windows()),
     }
 }
 
 /// Adds flows that another worker, or this one before, has dumped. They are decided again with their next
 /// packet. Gives how many were taken.
-pub(crate) fn import(view: &View, flows: &mut FlowTable, infos: &[FlowInfo], now: Now) -> usize {
+pub(crate) fn import(view: &View, flows: &mut Flows, infos: &[FlowInfo], now: Now) -> usize {
     let nics: HashMap<PortUid, &PortConfig> = view.ports().map(|config| (config.uid, config)).collect();
     infos
         .iter()
@@ -80,7 +80,7 @@ pub(crate) fn import(view: &View, flows: &mut FlowTable, infos: &[FlowInfo], now
 
 fn import_one(
     view: &View,
-    flows: &mut FlowTable,
+    flows: &mut Flows,
     nics: &HashMap<PortUid, &PortConfig>,
     info: &FlowInfo,
     now: Now,
@@ -90,9 +90,8 @@ fn import_one(
     if from.uid == to.uid || from.network != to.network || info.responder.address.is_ipv6() != v6 {
         return None;
     }
-    let kind = if v6 { KIND_V6 } else { 0 };
     let ends = (info.initiator, info.responder);
-    let (key, initiator) = Key::between(info.protocol, kind, ends);
+    let (key, initiator) = Key::between(info.protocol, v6, ends);
     let hash = flows.hash(&key);
     if flows.find(&key, hash).is_some() {
         return None;
@@ -105,27 +104,24 @@ fn import_one(
         peer: to.slot,
         share: from.flow_share,
         state: info.state,
+        timeout_secs: timeout_secs(info.protocol, info.state, &between(Some(from), Some(to))),
+        // An epoch that is not the one in force: the next packet asks the rules.
+        epoch: view.epoch_mark().wrapping_sub(1),
         now_ms: now.millis().wrapping_sub(info.idle_secs.saturating_mul(1000)),
         now_secs: now.secs().wrapping_sub(info.age_secs),
     };
-    let id = flows.insert(&new).ok()?;
-    let timeout = timeout_secs(info.protocol, info.state, &between(Some(from), Some(to)));
-    let entry = flows.entry_mut(id);
-    // An epoch that is not the one in force: the next packet asks the rules.
-    entry.epoch = view.epoch_mark().wrapping_sub(1);
-    entry.timeout_secs = timeout;
-    let responder = 1 - initiator;
-    entry.frames[initiator] = info.frames_out;
-    entry.bytes[initiator] = info.bytes_out;
-    entry.frames[responder] = info.frames_in;
-    entry.bytes[responder] = info.bytes_in;
+    let id = flows.insert(&new).ok()??;
+    let entry = flows.entry(id);
+    let sides = [&entry.sides[initiator], &entry.sides[1 - initiator]];
+    sides[0].count(info.frames_out, info.bytes_out);
+    sides[1].count(info.frames_in, info.bytes_in);
     if let Some(tcp) = &info.tcp {
-        for (index, side) in [initiator, responder].into_iter().enumerate() {
-            entry.end[side] = tcp.end[index];
-            entry.ack[side] = tcp.ack[index];
-            entry.edge[side] = tcp.edge[index];
-            entry.scale[side] = tcp.scale[index].min(14);
-            entry.flags |= tcp.seen_flags(index) << side;
+        for (index, side) in sides.into_iter().enumerate() {
+            side.end.set(tcp.end[index]);
+            side.ack.set(tcp.ack[index]);
+            side.edge.set(tcp.edge[index]);
+            side.scale.set(tcp.scale[index].min(14));
+            side.note_seen(tcp.seen_flags(index));
         }
     }
     Some(())
@@ -141,13 +137,5 @@ impl crate::flow::TcpWindows {
             0
         };
         seen | acked
-    }
-}
-
-fn address(v6: bool, bits: u128) -> IpAddr {
-    if v6 {
-        IpAddr::V6(Ipv6Addr::from_bits(bits))
-    } else {
-        IpAddr::V4(Ipv4Addr::from_bits(bits as u32))
     }
 }

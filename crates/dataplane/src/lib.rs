@@ -4,7 +4,7 @@
 //!
 //! Control compiles the configuration into one immutable [`Snapshot`] with an epoch; a
 //! [`Worker`] owns the ports and all state, and takes a snapshot up between two batches. A frame's way is in
-//! `path.rs`, ten steps that read from top to bottom, each of them done for a whole batch before the next.
+//! `path.rs`, eleven steps that read from top to bottom, each of them done for a whole batch before the next.
 //! There is no I/O and no clock in here: frames come through [`io::port::Port`], the time with every turn.
 //!
 //! **A job is a frame for one target.** Unicast makes one, broadcast one for each NIC of the network; rules,
@@ -15,7 +15,8 @@
 //! that follow are let through by it while TCP's states are followed. The entry notes the epoch under which it
 //! was decided; a packet under a newer one has the rules asked again, for the first packet's direction. So a
 //! change costs nothing when it comes, and is in force for every packet after it. A flow that no rule allows
-//! any more is cut, unless the group whose rule admitted it drains.
+//! any more is cut, unless the group whose rule admitted it drains. Nearly all packets are plain ones amid such flows;
+//! they take the *lane* (`stages/lane.rs`), which follows the flow and skips what the whole path would only find again.
 //!
 //! **Who is who.** A flow's key names the two NICs and not only their addresses; a NIC's
 //! [`PortUid`] is never used again. No guest can therefore ride on, reset or fill in
@@ -33,15 +34,11 @@
 //!
 //! # Several workers
 //!
-//! One worker has all ports today. What several need is laid out so: entries are plain numbers of fixed size
-//! addressed by index, without pointers, so that the slab and its index can lie in a mapping that workers (and
-//! the next process) share. In an entry everything that a direction writes on every packet (sequence numbers,
-//! counts) is in arrays by side, and a side's packets all come from one NIC's queue, that is from one worker:
-//! these fields keep a single writer. What both sides write (state, last packet) are single words, to become
-//! relaxed atomics. Making and removing entries goes to the worker that owns the initiator's NIC, whose lists
-//! of flows, share and eviction they touch; the index then needs publication of a slot by one atomic store and
-//! removal by tombstone instead of the moves of today. Frames are delivered to another worker's port through
-//! a ring between the two. Counters are per worker already, and so are fragments, which come from one NIC.
+//! Every worker finds every flow: the table is shared, without locks. Its entries are plain numbers of fixed size
+//! addressed by index, so that the slab could lie in a mapping that the next process shares. What the packets of one
+//! side write is on a line of its own, and a side's packets come from one queue of a NIC, that is by one worker. Who
+//! makes a flow keeps it in its lists and takes its entry back, once the others have let go of it (`flow/table.rs`).
+//! Counters are per worker, and so are fragments, which come by one queue.
 
 #![forbid(unsafe_code)]
 

@@ -6,12 +6,13 @@ use io::frame::Batch;
 
 use crate::counters::Counters;
 use crate::drop_reason::DropReason;
-use crate::flow::FlowTable;
+use crate::flow::{FlowTable, Flows};
 use crate::fragments::{Fragments, Held};
 use crate::learned::LearnedMacs;
 use crate::ports::Ports;
-use crate::round::{Item, Job, Round, Tables};
+use crate::round::{Case, Item, Job, Round, Tables};
 use crate::snapshot::{PortSlot, Snapshot};
+use crate::stages::lane::Lane;
 use crate::stages::{always, deliver, destination, fragments, known, parse, remember, rules, spoof};
 use crate::view::View;
 use crate::worker::{Now, WorkerConfig};
@@ -35,8 +36,10 @@ pub(crate) struct Path {
     pub view: View,
     pub tables: Tables,
     pub counters: Arc<Counters>,
+    lane: Lane,
     items: Vec<Item>,
     jobs: Vec<Job>,
+    cases: Vec<Case>,
     /// Fragments whose first one has come, and a batch to send them in.
     released: Vec<Held>,
     spare: Batch,
@@ -50,14 +53,16 @@ impl Path {
         Path {
             view: View::new(),
             tables: Tables {
-                flows: FlowTable::new(config.max_flows, config.seed),
+                flows: Flows::new(FlowTable::shared(config.max_flows, config.seed, 1), 0),
                 fragments: Fragments::new(config.max_fragments, config.seed),
                 learned: LearnedMacs::new(config.max_learned_macs, config.seed),
                 wide_searches: WIDE_SEARCHES,
             },
             counters,
+            lane: Lane::new(),
             items: Vec::new(),
             jobs: Vec::new(),
+            cases: Vec::new(),
             released: Vec::new(),
             spare: Batch::new(),
             kept_house_ms: 0,
@@ -68,18 +73,27 @@ impl Path {
     /// Puts a snapshot in force and gives the one before. Flows that a NIC had begun which is gone now go at
     /// once; all others are decided again with their next packet.
     pub(crate) fn take_up(&mut self, snapshot: Arc<Snapshot>) -> Arc<Snapshot> {
+        self.lane.forget();
         let flows = &mut self.tables.flows;
         self.view.take_up(snapshot, |slot| flows.remove_owned(slot))
     }
 
     /// Judges and delivers what the NIC in `source` has sent. Gives how many targets that made.
-    pub(crate) fn run(&mut self, source: PortSlot, batch: &Batch, ports: &mut Ports, now: Now) -> usize {
+    pub(crate) fn run(
+        &mut self,
+        source: PortSlot,
+        pair: u16,
+        batch: &Batch,
+        ports: &mut Ports,
+        now: Now,
+    ) -> usize {
         let bytes: usize = batch.frames().iter().map(|frame| frame.len()).sum();
         self.counters.received(source, batch.len() as u64, bytes as u64);
-        self.round(source, batch, ports, now, true);
+        self.round((source, pair), batch, ports, now, true);
         let targets = self.jobs.len();
         if targets > JOBS_KEPT {
             self.jobs = Vec::new();
+            self.cases = Vec::new();
         }
         while !self.released.is_empty() {
             let mut spare = std::mem::take(&mut self.spare);
@@ -90,25 +104,36 @@ impl Path {
                 // Cannot be refused: there is room, and it was a frame before.
                 spare.push_bytes(&held.bytes, held.offload);
             }
-            self.round(source, &spare, ports, now, false);
+            self.round((source, pair), &spare, ports, now, false);
             self.spare = spare;
         }
         targets
     }
 
-    fn round(&mut self, source: PortSlot, batch: &Batch, ports: &mut Ports, now: Now, fresh: bool) {
+    fn round(
+        &mut self,
+        (source, pair): (PortSlot, u16),
+        batch: &Batch,
+        ports: &mut Ports,
+        now: Now,
+        fresh: bool,
+    ) {
+        self.items.clear();
+        self.jobs.clear();
+        self.cases.clear();
         let Some(nic) = self.view.port(source) else {
-            self.jobs.clear();
             return;
         };
         let mut round = Round {
             nic,
+            pair,
             view: &self.view,
             counters: &self.counters,
             tables: &mut self.tables,
             batch,
             items: &mut self.items,
             jobs: &mut self.jobs,
+            cases: &mut self.cases,
             now,
         };
         let round = &mut round;
@@ -116,16 +141,20 @@ impl Path {
             deliver::to_sniffers(round, ports);
         }
 
-        parse::run(round); //             1  what is it? all lengths are checked here
-        spoof::run(round); //             2  does it come from whom it says?
-        fragments::run(round); //         3  a later fragment is judged like its first one
-        always::run(round); //            4  passed or refused whatever the rules say
-        destination::run(round); //       5  where to
-        known::run(round); //             6  a known flow under this epoch? the same again
-        rules::egress(round); //          7  may it leave its sender?
-        rules::ingress(round); //         8  may it enter its target?
-        remember::run(round); //          9  remember both directions
-        deliver::run(round, ports); //   10  deliver, copy, record, count
+        let left = self.lane.run(round); //     1  of a flow that is known in all: straight to delivery
+        if left != 0 {
+            parse::run(round, left); //         2  what is it? all lengths are checked here
+            spoof::run(round); //               3  does it come from whom it says?
+            fragments::run(round); //           4  a later fragment is judged like its first one
+            always::run(round); //              5  passed or refused whatever the rules say
+            destination::run(round); //         6  where to
+            known::run(round); //               7  a known flow under this epoch? the same again
+            rules::egress(round); //            8  may it leave its sender?
+            rules::ingress(round); //           9  may it enter its target?
+            remember::run(round); //           10  remember both directions
+            round.jobs.sort_unstable_by_key(|job| job.frame);
+        }
+        deliver::run(round, ports); //         11  deliver, copy, record, count
 
         for item in round.items.iter() {
             if let Some(key) = &item.first_of {
@@ -168,11 +197,11 @@ impl Path {
         let step = self.sweep_due.min(SWEEP_STEP);
         self.sweep_due -= step;
         let view = &self.view;
-        self.tables.flows.sweep(step, now_ms, |entry, owner, peer| {
-            let (initiator, responder) = (entry.initiator(), 1 - entry.initiator());
-            entry.epoch != view.epoch_mark()
-                && (view.port_with_uid(owner, entry.uid[initiator]).is_none()
-                    || view.port_with_uid(peer, entry.uid[responder]).is_none())
+        self.tables.flows.sweep(step, now_ms, |entry| {
+            let (key, (owner, peer)) = (entry.key(), entry.slots());
+            let is_gone = |slot, side| view.port_with_uid(slot, key.uid(side)).is_none();
+            entry.epoch.get() != view.epoch_mark()
+                && (is_gone(owner, entry.initiator()) || is_gone(peer, 1 - entry.initiator()))
         });
     }
 

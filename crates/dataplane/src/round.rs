@@ -1,12 +1,12 @@
 //! What the stages of the path work on: one batch of one sender, under one view.
 
-use io::frame::Batch;
+use io::frame::{Batch, Frame};
 use wire::nd::Nd;
 use wire::parse::{IpPacket, L4, Packet, TcpFlags};
 
 use crate::counters::Counters;
 use crate::drop_reason::DropReason;
-use crate::flow::{FlowId, FlowTable, Key, Side};
+use crate::flow::{Entry, Flows, Key, Side};
 use crate::fragments::{DatagramKey, Fragments};
 use crate::judge::{self, Grant, Question};
 use crate::learned::LearnedMacs;
@@ -16,15 +16,17 @@ use crate::worker::Now;
 
 /// State that outlives a batch.
 pub(crate) struct Tables {
-    pub flows: FlowTable,
+    pub flows: Flows,
     pub fragments: Fragments,
     pub learned: LearnedMacs,
     /// How many ICMP errors may still look for their flow in the whole network before the next housekeeping.
     pub wide_searches: u32,
 }
 
-/// One frame of the batch.
+/// A frame that the whole path is for: all but those that took the [lane](crate::stages::lane).
 pub(crate) struct Item {
+    /// Its index in the batch.
+    pub frame: usize,
     /// What it is; `None` when it could not be parsed.
     pub packet: Option<Packet>,
     /// The neighbour discovery message in it.
@@ -49,10 +51,25 @@ pub(crate) enum Fate {
 }
 
 /// One frame for one target.
+#[derive(Clone, Copy)]
 pub(crate) struct Job {
-    pub frame: usize,
-    pub target: PortSlot,
+    /// The frame's index in the batch.
+    pub frame: u8,
     pub verdict: Verdict,
+    pub target: PortSlot,
+    /// Which of the target's queue pairs it had best go to, taken modulo those that are on.
+    pub steer: u32,
+    /// What is asked about it, in [`Round::cases`]; [`NO_CASE`] for a frame that took the lane.
+    pub case: u32,
+}
+
+/// A job's frame took the lane.
+pub(crate) const NO_CASE: u32 = u32::MAX;
+
+/// A job that has to be judged.
+pub(crate) struct Case {
+    /// Its frame in [`Round::items`].
+    pub item: usize,
     pub track: Track,
     pub egress: Grant,
     pub ingress: Grant,
@@ -64,7 +81,7 @@ pub(crate) enum Track {
     /// By the rules alone.
     No,
     /// In a flow with this key, whose hash is beside it; the packet was sent by this side.
-    Flow(Key, u32, Side),
+    Flow(Key, u64, Side),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -80,12 +97,15 @@ pub(crate) enum Verdict {
 /// A batch on its way.
 pub(crate) struct Round<'a> {
     pub nic: &'a PortConfig,
+    /// The queue pair of the NIC that the batch came from.
+    pub pair: u16,
     pub view: &'a View,
     pub counters: &'a Counters,
     pub tables: &'a mut Tables,
     pub batch: &'a Batch,
     pub items: &'a mut Vec<Item>,
     pub jobs: &'a mut Vec<Job>,
+    pub cases: &'a mut Vec<Case>,
     pub now: Now,
 }
 
@@ -121,19 +141,29 @@ impl Round<'_> {
         drop_frame(self.counters, self.nic, &mut self.items[index], reason);
     }
 
-    /// Counts that a flow's two rules let a frame pass.
+    /// The frame of an item.
     #[inline]
-    pub(crate) fn count_rules(&self, flow: FlowId, bytes: usize) {
-        let entry = self.tables.flows.entry(flow);
-        self.count_slot(entry.egress_rule, bytes);
-        self.count_slot(entry.ingress_rule, bytes);
+    pub(crate) fn frame(&self, item: usize) -> &Frame {
+        &self.batch.frames()[self.items[item].frame]
     }
 
+    /// Judges anew each job that is open.
     #[inline]
-    fn count_slot(&self, slot: u32, bytes: usize) {
-        if let Some(rule) = crate::flow::Entry::rule(slot) {
-            self.counters.rule_passed(rule, bytes as u64);
+    pub(crate) fn each_open(&mut self, mut judge: impl FnMut(&mut Self, usize, usize) -> Verdict) {
+        for index in 0..self.jobs.len() {
+            let job = self.jobs[index];
+            if job.verdict == Verdict::Open {
+                self.jobs[index].verdict = judge(self, index, job.case as usize);
+            }
         }
+    }
+}
+
+/// Counts that the two rules of a packet's flow, or of two open NICs, let it pass.
+#[inline]
+pub(crate) fn count_rules(counters: &Counters, rules: [u32; 2], frames: u64, bytes: u64) {
+    for rule in rules.into_iter().filter_map(Entry::rule) {
+        counters.rule_passed(rule, frames, bytes);
     }
 }
 

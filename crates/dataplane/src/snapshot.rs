@@ -21,7 +21,7 @@ use crate::ruleset::RuleSet;
 pub struct Epoch(pub u64);
 
 /// Index of a NIC in [`Snapshot::ports`] and of its counters, below [`crate::counters::MAX_PORTS`].
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct PortSlot(pub u32);
 
 /// Identity of a NIC: never used for another one.

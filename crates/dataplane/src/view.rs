@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use crate::counters::MAX_PORTS;
+use crate::flow::NONE;
 use crate::ruleset::Direction;
 use crate::snapshot::{Group, Network, NetworkIdx, PortConfig, PortSlot, PortUid, RuleSlot, Snapshot};
 
@@ -100,8 +101,8 @@ impl View {
     }
 
     /// The NIC in a slot, if it is still the one with this uid.
-    pub(crate) fn port_with_uid(&self, slot: PortSlot, uid: u32) -> Option<&PortConfig> {
-        self.port(slot).filter(|config| config.uid == PortUid(uid))
+    pub(crate) fn port_with_uid(&self, slot: PortSlot, uid: PortUid) -> Option<&PortConfig> {
+        self.port(slot).filter(|config| config.uid == uid)
     }
 
     pub(crate) fn ports(&self) -> impl Iterator<Item = &PortConfig> {
@@ -121,6 +122,30 @@ impl View {
     #[inline]
     pub(crate) fn open(&self, slot: PortSlot) -> &Open {
         self.open.get(slot.0 as usize).unwrap_or(&CLOSED)
+    }
+}
+
+impl View {
+    /// Contract, item 12: both NICs allow everything in both directions. Gives by what a packet leaves the first and enters
+    /// the second.
+    pub(crate) fn stateless(&self, from: PortSlot, to: PortSlot, v6: bool) -> Option<[Opening; 2]> {
+        let family = usize::from(v6);
+        let (from, to) = (self.open(from), self.open(to));
+        let there = [from.egress[family], to.ingress[family]];
+        let back = [to.egress[family], from.ingress[family]];
+        let open = |openings: [Opening; 2]| !openings.contains(&Opening::No);
+        (open(there) && open(back)).then_some(there)
+    }
+}
+
+impl Opening {
+    /// The rule's slot, or [`NONE`].
+    #[inline]
+    pub(crate) fn rule_slot(self) -> u32 {
+        match self {
+            Opening::Rule(rule) => rule.0,
+            Opening::No | Opening::Free => NONE,
+        }
     }
 }
 

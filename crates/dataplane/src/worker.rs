@@ -134,6 +134,7 @@ impl Worker {
     /// One round: the commands that wait, every port once, and a little housekeeping.
     pub fn turn(&mut self, now: Now) -> Turn {
         let mut turn = Turn::default();
+        self.path.tables.flows.begin_turn();
         if let Some(slept_at) = self.slept_at.take() {
             self.load.asleep_ns += now.mono_ns.saturating_sub(slept_at);
         }
@@ -179,7 +180,9 @@ impl Worker {
             }
         }
         if !work {
+            self.path.tables.flows.sleep();
             self.wait(longest, now);
+            self.path.tables.flows.wake();
             self.load.sleeps += 1;
             self.slept_at = Some(now.mono_ns);
             self.busy_since = None;
@@ -293,7 +296,7 @@ impl Worker {
         }
         attached.heard_ns = now.mono_ns;
         self.load.count_batch(frames);
-        let targets = self.path.run(slot, &self.batch, &mut self.ports, now);
+        let targets = self.path.run(slot, 0, &self.batch, &mut self.ports, now);
         let on_broken = &self.on_broken;
         self.ports.flush(|slot, error| broke(on_broken, slot, &error));
         if let Some(attached) = self.ports.find(slot) {

@@ -25,6 +25,7 @@ pub mod fetch;
 pub mod frame;
 pub mod guest_memory;
 pub mod guest_view;
+pub mod huge;
 pub mod memory_port;
 pub mod poll;
 pub mod port;

@@ -1,10 +1,15 @@
-//! One tracked flow as it lies in the table: two cache lines of plain numbers, no pointers.
+//! One tracked flow as it lies in the table: three cache lines of plain numbers, no pointers.
+//!
+//! The first line says which flow it is and how it stands; it is read by every packet and written when something
+//! changes, the time once a millisecond. The other two are what the packets of one side write: a side's packets come
+//! from one queue of one NIC, so that each line has one writer and two workers do not pull it to and fro.
 
 use bytemuck::Zeroable;
 
+use super::cell::{U8, U16, U32, U64};
 use super::info::{FlowState, TcpWindows};
 use super::key::{Key, Side};
-use crate::snapshot::RuleSlot;
+use crate::snapshot::{PortSlot, RuleSlot};
 
 /// Index of a flow in the table.
 pub(crate) type FlowId = u32;
@@ -18,87 +23,152 @@ pub(crate) const INITIATOR_IS_1: u8 = 1;
 pub(crate) const DRAIN_EGRESS: u8 = 2;
 /// `flags`: the rule that let it in is of a group that drains.
 pub(crate) const DRAIN_INGRESS: u8 = 4;
-/// `flags`: TCP: something was seen of side 0; shifted by the side.
-pub(crate) const SEEN: u8 = 0x10;
-/// `flags`: TCP: side 0 has acknowledged something; shifted by the side.
-pub(crate) const ACKED: u8 = 0x40;
 
-/// A flow. What both directions write apart is in arrays by [`Side`], so that two workers could each write
-/// their own half (see the crate's theory of operation).
-#[derive(Clone, Copy, Zeroable, Debug)]
-#[repr(C)]
+/// `seen`: TCP: something was seen of this side.
+pub(crate) const SEEN: u8 = 1;
+/// `seen`: TCP: this side has acknowledged something.
+pub(crate) const ACKED: u8 = 2;
+
+/// A flow.
+#[derive(Zeroable, Debug)]
+#[repr(C, align(64))]
 pub(crate) struct Entry {
-    pub ip: [u128; 2],
-    pub uid: [u32; 2],
-    pub port: [u16; 2],
-    pub protocol: u8,
-    pub kind: u8,
-    /// A [`FlowState`] as a number; 0 is a free entry.
-    pub state: u8,
-    pub flags: u8,
+    key: [U64; Key::WORDS],
     /// The snapshot under which it was decided, as far as 32 bits tell it.
-    pub epoch: u32,
+    pub epoch: U32,
     /// When its last packet came, milliseconds of the table's clock.
-    pub last_ms: u32,
-    pub timeout_secs: u32,
-    pub egress_rule: u32,
-    pub ingress_rule: u32,
-    /// TCP: one past the last byte sent. SCTP: the verification tag sent.
-    pub end: [u32; 2],
-    /// TCP: the last acknowledgement sent.
-    pub ack: [u32; 2],
-    /// TCP: the right edge of the window offered.
-    pub edge: [u32; 2],
-    /// TCP: window scale.
-    pub scale: [u8; 2],
-    pub spare: u16,
-    pub frames: [u64; 2],
-    pub bytes: [u64; 2],
+    pub last_ms: U32,
+    pub timeout_secs: U32,
+    /// A [`FlowState`] as a number; 0 is no flow (any more).
+    pub state: U8,
+    pub flags: U8,
+    /// The worker that made it: in whose lists it is, and to whom it goes back.
+    pub worker: U8,
+    /// Which of that worker's lists it is in; its alone.
+    pub listed: U8,
+    pub sides: [Half; 2],
 }
 
-const _: () = assert!(size_of::<Entry>() == 128);
+/// What the packets of one side write, and what is read with it.
+#[derive(Zeroable, Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Half {
+    pub frames: U64,
+    pub bytes: U64,
+    /// TCP: one past the last byte sent. SCTP: the verification tag sent.
+    pub end: U32,
+    /// TCP: the last acknowledgement sent.
+    pub ack: U32,
+    /// TCP: the right edge of the window offered.
+    pub edge: U32,
+    /// Under which snapshot the whole path has let a plain packet of this side pass: those that follow take the lane.
+    pub lane: U32,
+    /// The flow's egress and ingress rule, the same for both sides.
+    pub rules: [U32; 2],
+    /// Slot of this side's NIC.
+    pub slot: U32,
+    /// In the lists of the flow's worker: side 0 the one before, side 1 the next.
+    pub link: U32,
+    /// Of the side that began: when that was.
+    pub born_secs: U32,
+    /// One more than the queue pair that this side has sent from last, and that the other side has: where that one wants
+    /// the packets of this. 0: it has sent nothing.
+    pair: U16,
+    pub wish: U16,
+    /// TCP: [`SEEN`] and [`ACKED`].
+    pub seen: U8,
+    /// TCP: window scale.
+    pub scale: U8,
+}
+
+const _: () = assert!(size_of::<Entry>() == 3 * 64);
 
 impl Entry {
-    #[inline]
+    /// Says which flow it is. Only for an entry that nobody else can find.
+    pub(super) fn name(&self, key: &Key) {
+        for (mine, word) in self.key.iter().zip(key.words) {
+            mine.set(word);
+        }
+    }
+
+    #[inline(always)]
     pub(crate) fn is(&self, key: &Key) -> bool {
-        self.ip == key.ip
-            && self.uid == key.uid
-            && self.port == key.port
-            && self.protocol == key.protocol
-            && self.kind == key.kind
-            && self.state != 0
+        let differ = |range: std::ops::Range<usize>| {
+            let words = range.map(|word| self.key[word].get() ^ key.words[word]);
+            words.fold(0, |differ, bits| differ | bits)
+        };
+        // The last word tells the families apart: between IPv4 flows what is not used is zero on both sides.
+        (differ(3..6) | self.key[0].get() ^ key.words[0]) == 0 && (!key.is_v6() || differ(1..3) == 0)
     }
 
     pub(crate) fn key(&self) -> Key {
         Key {
-            ip: self.ip,
-            uid: self.uid,
-            port: self.port,
-            protocol: self.protocol,
-            kind: self.kind,
+            words: std::array::from_fn(|word| self.key[word].get()),
         }
     }
 
     /// Who sent the first packet.
     #[inline]
     pub(crate) fn initiator(&self) -> Side {
-        usize::from(self.flags & INITIATOR_IS_1)
+        usize::from(self.flags.get() & INITIATOR_IS_1)
+    }
+
+    /// The slots of the initiator's and the responder's NIC.
+    pub(crate) fn slots(&self) -> (PortSlot, PortSlot) {
+        let slot = |side: Side| PortSlot(self.sides[side].slot.get());
+        (slot(self.initiator()), slot(1 - self.initiator()))
     }
 
     #[inline]
     pub(crate) fn state(&self) -> FlowState {
-        FlowState::from_code(self.state)
+        FlowState::from_code(self.state.get())
     }
 
     /// Milliseconds since its last packet. The clock wraps after 49 days; no flow lives idle for that long.
     #[inline]
     pub(crate) fn idle_ms(&self, now_ms: u32) -> u32 {
-        now_ms.wrapping_sub(self.last_ms)
+        now_ms.wrapping_sub(self.last_ms.get())
     }
 
     #[inline]
     pub(crate) fn expired(&self, now_ms: u32) -> bool {
-        self.idle_ms(now_ms) >= self.timeout_secs * 1000
+        // Another worker may have seen a packet a moment later than this one's clock says.
+        let idle = self.idle_ms(now_ms);
+        idle >= self.timeout_secs.get().saturating_mul(1000) && idle < u32::MAX / 2
+    }
+
+    /// Notes a packet.
+    #[inline]
+    pub(crate) fn touch(&self, now_ms: u32) {
+        if self.last_ms.get() != now_ms {
+            self.last_ms.set(now_ms);
+        }
+    }
+
+    /// Notes which queue pair of its NIC a side sends from.
+    #[inline]
+    pub(crate) fn note_pair(&self, side: Side, pair: u16) {
+        let mine = &self.sides[side].pair;
+        if mine.get() != pair + 1 {
+            mine.set(pair + 1);
+            self.sides[1 - side].wish.set(pair + 1);
+        }
+    }
+
+    /// Nothing was sent yet, of either side.
+    pub(super) fn begin_pairs(&self) {
+        for side in &self.sides {
+            side.pair.set(0);
+            side.wish.set(0);
+        }
+    }
+
+    /// Notes the rules by which it passes.
+    pub(crate) fn set_rules(&self, egress: u32, ingress: u32) {
+        for side in &self.sides {
+            side.rules[0].set(egress);
+            side.rules[1].set(ingress);
+        }
     }
 
     pub(crate) fn rule(slot: u32) -> Option<RuleSlot> {
@@ -106,12 +176,32 @@ impl Entry {
     }
 
     pub(crate) fn windows(&self) -> TcpWindows {
-        let (i, r) = (self.initiator(), 1 - self.initiator());
+        let sides = [&self.sides[self.initiator()], &self.sides[1 - self.initiator()]];
         TcpWindows {
-            end: [self.end[i], self.end[r]],
-            ack: [self.ack[i], self.ack[r]],
-            edge: [self.edge[i], self.edge[r]],
-            scale: [self.scale[i], self.scale[r]],
+            end: sides.map(|side| side.end.get()),
+            ack: sides.map(|side| side.ack.get()),
+            edge: sides.map(|side| side.edge.get()),
+            scale: sides.map(|side| side.scale.get()),
+        }
+    }
+}
+
+impl Half {
+    /// Counts packets of this side.
+    #[inline(always)]
+    pub(crate) fn count(&self, frames: u64, bytes: u64) {
+        self.frames.add(frames);
+        self.bytes.add(bytes);
+    }
+
+    pub(crate) fn has_seen(&self, what: u8) -> bool {
+        self.seen.get() & what != 0
+    }
+
+    pub(crate) fn note_seen(&self, what: u8) {
+        let seen = self.seen.get();
+        if seen & what != what {
+            self.seen.set(seen | what);
         }
     }
 }

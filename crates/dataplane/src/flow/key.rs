@@ -7,11 +7,11 @@
 //! two numbers says which direction a packet goes.
 
 use std::hash::{BuildHasher, Hasher};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use foldhash::quality::SeedableRandomState;
-use wire::parse::protocol::{ICMP, ICMPV6};
-use wire::parse::{IpPacket, L4, Quoted, QuotedL4};
+use wire::parse::protocol::{ICMP, ICMPV6, TCP, UDP};
+use wire::parse::{IpPacket, L4, Plain, Quoted, QuotedL4};
 
 use super::info::Endpoint;
 use crate::snapshot::PortUid;
@@ -19,30 +19,32 @@ use crate::snapshot::PortUid;
 /// Which end of a key: 0 is the one with the smaller uid.
 pub(crate) type Side = usize;
 
-/// The key of a flow. IPv4 addresses are mapped; `kind` tells them from IPv6 ones that look alike.
+/// The key of a flow, as the words that are compared: two of each side's IPv6 address (or both IPv4 addresses in the
+/// first word and zeros), the uids, and last both ports, the protocol and the `kind`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Key {
-    pub ip: [u128; 2],
-    pub uid: [u32; 2],
-    pub port: [u16; 2],
-    pub protocol: u8,
-    pub kind: u8,
+    pub words: [u64; Key::WORDS],
+}
+
+/// The two NICs of a flow as its key has them, and which of them a packet comes from.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Ends {
+    uids: u64,
+    pub sender: Side,
 }
 
 /// `kind`: the addresses are IPv6.
-pub(crate) const KIND_V6: u8 = 1;
+const KIND_V6: u8 = 1;
 /// `kind`: an ICMP query and its answers.
 const KIND_QUERY: u8 = 2;
 /// `kind`: that was asked by side 1.
 const KIND_ASKED_BY_1: u8 = 4;
 
-/// The part of a packet that a key is made of, in the packet's own direction.
+/// The part of a packet that a key is made of, in the packet's own direction. IPv4 addresses are numbers of 32 bits.
 #[derive(Clone, Copy)]
 struct Tuple {
-    src: u128,
-    dst: u128,
-    sport: u16,
-    dport: u16,
+    ip: [u128; 2],
+    port: [u16; 2],
     protocol: u8,
     v6: bool,
     /// An ICMP query or the answer to one.
@@ -55,93 +57,139 @@ enum Query {
     Answer,
 }
 
+impl Ends {
+    /// Of packets from one NIC to another.
+    #[inline]
+    pub(crate) fn new(from: PortUid, to: PortUid) -> Ends {
+        let sender = usize::from(from.0 > to.0);
+        let [low, high] = order_of(sender, [from.0, to.0]);
+        Ends {
+            uids: u64::from(low) << 32 | u64::from(high),
+            sender,
+        }
+    }
+}
+
 impl Key {
+    pub(crate) const WORDS: usize = 6;
+
     /// The key of a packet from one NIC to another, and which side sent it. `None` for ICMP that is not a
     /// query or its answer: errors and the like have no flow of their own.
     #[inline]
     pub(crate) fn of(packet: &IpPacket, from: PortUid, to: PortUid) -> Option<(Key, Side)> {
         let mut tuple = Tuple {
-            src: packet.src_bits(),
-            dst: packet.dst_bits(),
-            sport: 0,
-            dport: 0,
+            ip: [address_bits(packet.src()), address_bits(packet.dst())],
+            port: [0; 2],
             protocol: packet.protocol,
             v6: packet.v6,
             query: None,
         };
         match packet.l4_info {
             L4::Tcp { sport, dport, .. } | L4::Udp { sport, dport } | L4::Sctp { sport, dport, .. } => {
-                (tuple.sport, tuple.dport) = (sport, dport);
+                tuple.port = [sport, dport];
             }
             L4::Icmp { kind, code, id } => tuple.query(kind, code, id)?,
             L4::Other | L4::LaterFragment => {}
         }
-        Some(tuple.between(from, to))
+        Some(tuple.between(Ends::new(from, to)))
+    }
+
+    /// The same of a plain packet, whose NICs are known.
+    #[inline(always)]
+    pub(crate) fn of_plain(packet: &Plain, ends: &Ends) -> Key {
+        let tuple = Tuple {
+            ip: packet.ip,
+            port: packet.port,
+            protocol: if packet.tcp { TCP } else { UDP },
+            v6: packet.v6,
+            query: None,
+        };
+        tuple.between(*ends).0
     }
 
     /// The key of a packet that an ICMP error quotes, which `from` sent to `to`.
     pub(crate) fn of_quoted(quoted: &Quoted, from: PortUid, to: PortUid) -> Option<(Key, Side)> {
         let mut tuple = Tuple {
-            src: quoted.src_bits(),
-            dst: quoted.dst_bits(),
-            sport: 0,
-            dport: 0,
+            ip: [address_bits(quoted.src()), address_bits(quoted.dst())],
+            port: [0; 2],
             protocol: quoted.protocol,
             v6: quoted.v6,
             query: None,
         };
         match quoted.l4 {
-            QuotedL4::Ports { sport, dport } => (tuple.sport, tuple.dport) = (sport, dport),
+            QuotedL4::Ports { sport, dport } => tuple.port = [sport, dport],
             QuotedL4::Icmp { kind, code, id } => tuple.query(kind, code, id)?,
             QuotedL4::Other => {}
         }
-        Some(tuple.between(from, to))
+        Some(tuple.between(Ends::new(from, to)))
     }
 
     /// The key of a flow between two ends, the first of which began it, and which side that is.
-    pub(crate) fn between(protocol: u8, kind: u8, ends: (Endpoint, Endpoint)) -> (Key, Side) {
-        let bits = |address: IpAddr| match address {
-            IpAddr::V4(v4) => 0xffff_0000_0000 | u128::from(v4.to_bits()),
-            IpAddr::V6(v6) => v6.to_bits(),
-        };
-        let v6 = kind & KIND_V6 != 0;
+    pub(crate) fn between(protocol: u8, v6: bool, ends: (Endpoint, Endpoint)) -> (Key, Side) {
         let is_query = protocol == if v6 { ICMPV6 } else { ICMP };
         let tuple = Tuple {
-            src: bits(ends.0.address),
-            dst: bits(ends.1.address),
-            sport: ends.0.port,
-            dport: ends.1.port,
+            ip: [address_bits(ends.0.address), address_bits(ends.1.address)],
+            port: [ends.0.port, ends.1.port],
             protocol,
             v6,
             query: is_query.then_some(Query::Question),
         };
-        tuple.between(ends.0.uid, ends.1.uid)
+        tuple.between(Ends::new(ends.0.uid, ends.1.uid))
     }
 
     /// The keyed hash: guests choose most of what is in a key.
-    #[inline]
-    pub(crate) fn hash(&self, seed: &SeedableRandomState) -> u32 {
+    #[inline(always)]
+    pub(crate) fn hash(&self, seed: &SeedableRandomState) -> u64 {
         let mut hasher = seed.build_hasher();
-        hasher.write_u128(self.ip[0]);
-        hasher.write_u128(self.ip[1]);
-        hasher.write_u64(u64::from(self.uid[0]) << 32 | u64::from(self.uid[1]));
-        hasher.write_u64(
-            u64::from(self.port[0]) << 48
-                | u64::from(self.port[1]) << 32
-                | u64::from(self.protocol) << 8
-                | u64::from(self.kind),
-        );
-        hasher.finish() as u32
+        let [a, b, c, d, uids, rest] = self.words;
+        hasher.write_u64(a);
+        if self.is_v6() {
+            hasher.write_u64(b);
+            hasher.write_u64(c);
+            hasher.write_u64(d);
+        }
+        hasher.write_u64(uids);
+        hasher.write_u64(rest);
+        hasher.finish()
     }
 
     /// True for the answer to an ICMP query: it belongs to the query's flow and begins none itself.
     pub(crate) fn is_answer(&self, sender: Side) -> bool {
-        let asked_by = Side::from(self.kind & KIND_ASKED_BY_1 != 0);
-        self.kind & KIND_QUERY != 0 && asked_by != sender
+        let asked_by = Side::from(self.kind() & KIND_ASKED_BY_1 != 0);
+        self.kind() & KIND_QUERY != 0 && asked_by != sender
     }
 
+    #[inline(always)]
     pub(crate) fn is_v6(&self) -> bool {
-        self.kind & KIND_V6 != 0
+        self.kind() & KIND_V6 != 0
+    }
+
+    pub(crate) fn address(&self, side: Side) -> IpAddr {
+        let [a, b, c, d, ..] = self.words;
+        match (self.is_v6(), side) {
+            (false, 0) => IpAddr::V4(Ipv4Addr::from_bits((a >> 32) as u32)),
+            (false, _) => IpAddr::V4(Ipv4Addr::from_bits(a as u32)),
+            (true, 0) => IpAddr::V6(Ipv6Addr::from_bits(u128::from(a) << 64 | u128::from(b))),
+            (true, _) => IpAddr::V6(Ipv6Addr::from_bits(u128::from(c) << 64 | u128::from(d))),
+        }
+    }
+
+    pub(crate) fn uid(&self, side: Side) -> PortUid {
+        PortUid((self.words[4] >> (32 * (1 - side))) as u32)
+    }
+
+    pub(crate) fn port(&self, side: Side) -> u16 {
+        (self.words[5] >> (48 - 16 * side)) as u16
+    }
+
+    #[inline(always)]
+    pub(crate) fn protocol(&self) -> u8 {
+        (self.words[5] >> 8) as u8
+    }
+
+    #[inline(always)]
+    fn kind(&self) -> u8 {
+        self.words[5] as u8
     }
 }
 
@@ -157,31 +205,46 @@ impl Tuple {
         // An extended echo answers with codes of its own (RFC 8335): the flow is by type alone there.
         let code = if matches!(asked, 42 | 160) { 0 } else { code };
         let what = u16::from_be_bytes([asked, code]);
-        (self.sport, self.dport) = if answer { (what, id) } else { (id, what) };
+        self.port = if answer { [what, id] } else { [id, what] };
         self.query = Some(if answer { Query::Answer } else { Query::Question });
         Some(())
     }
 
-    #[inline]
-    fn between(self, from: PortUid, to: PortUid) -> (Key, Side) {
-        let sender: Side = usize::from(from.0 > to.0);
+    #[inline(always)]
+    fn between(self, ends: Ends) -> (Key, Side) {
+        let sender = ends.sender;
         let mut kind = if self.v6 { KIND_V6 } else { 0 };
         if let Some(query) = self.query {
             let asked_by_1 = (sender == 1) == (query == Query::Question);
             kind |= KIND_QUERY | if asked_by_1 { KIND_ASKED_BY_1 } else { 0 };
         }
+        let [ip_0, ip_1] = order_of(sender, self.ip);
+        let [port_0, port_1] = order_of(sender, self.port);
+        let rest = u64::from(port_0) << 48
+            | u64::from(port_1) << 32
+            | u64::from(self.protocol) << 8
+            | u64::from(kind);
+        let [a, b, c, d] = match self.v6 {
+            false => [u64::from(ip_0 as u32) << 32 | u64::from(ip_1 as u32), 0, 0, 0],
+            true => [(ip_0 >> 64) as u64, ip_0 as u64, (ip_1 >> 64) as u64, ip_1 as u64],
+        };
         let key = Key {
-            ip: order_of(sender, self.src, self.dst),
-            uid: order_of(sender, from.0, to.0),
-            port: order_of(sender, self.sport, self.dport),
-            protocol: self.protocol,
-            kind,
+            words: [a, b, c, d, ends.uids, rest],
         };
         (key, sender)
     }
 }
 
-#[inline]
-fn order_of<T>(sender: Side, src: T, dst: T) -> [T; 2] {
+/// An address as plain packets and keys have it: the number, IPv4 in 32 bits.
+#[inline(always)]
+pub(crate) fn address_bits(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(v4) => v4.to_bits().into(),
+        IpAddr::V6(v6) => v6.to_bits(),
+    }
+}
+
+#[inline(always)]
+fn order_of<T>(sender: Side, [src, dst]: [T; 2]) -> [T; 2] {
     if sender == 0 { [src, dst] } else { [dst, src] }
 }

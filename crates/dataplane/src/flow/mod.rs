@@ -1,17 +1,23 @@
 //! Tracked flows: what is remembered of a connection so that its answers pass and its state is followed.
 
+mod cell;
 mod entry;
 mod index;
 pub mod info;
 mod key;
+mod owned;
 mod table;
 mod tcp;
+#[cfg(test)]
+mod tests;
 mod timeouts;
 mod track;
 
 pub(crate) use entry::{ACKED, DRAIN_EGRESS, DRAIN_INGRESS, Entry, FlowId, NONE, SEEN};
 pub use info::{Endpoint, FlowInfo, FlowState, TcpWindows};
-pub(crate) use key::{KIND_V6, Key, Side};
-pub(crate) use table::{FlowTable, NewFlow};
+pub(crate) use key::{Ends, Key, Side, address_bits};
+pub(crate) use owned::{Flows, NewFlow};
+pub(crate) use table::FlowTable;
+pub(crate) use tcp::{follow_plain, is_amid};
 pub(crate) use timeouts::{shorter, timeout_secs};
 pub(crate) use track::{Seen, Tracked, first_state};

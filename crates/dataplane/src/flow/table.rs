@@ -1,371 +1,238 @@
-//! The table of tracked flows: a slab of fixed-size entries, an index over it, and what each NIC has in it.
+//! The table of tracked flows, shared by all workers: a slab of fixed-size entries and an index over it.
 //!
-//! Bounded by `max`, allocated at once and committed by the kernel page by page. A flow is charged to the
-//! NIC that started it, whose flows are in two lists: the transient ones (half-open, unanswered, closing) and
-//! the settled ones. A NIC whose share is full loses its oldest transient flow for a new one, or else a
-//! settled one that has been idle for long; never a flow of another NIC. In a table that is nearly full shares
-//! shrink with what is left. Flows that are over by time are gone
-//! for a lookup at that moment, and their entries are swept up bit by bit.
+//! Bounded by `max`, allocated at once and committed by the kernel page by page. Every worker finds every flow. Which
+//! worker makes a flow keeps it: its [`Flows`](super::Flows) has lists of what it made, gives up what is to be given
+//! up and takes entries back; here is what all of them read, and the numbers they add up.
+//!
+//! # Letting go
+//!
+//! A lookup gives the number of an entry, which is used until the end of the turn. An entry that is taken out can
+//! therefore not be another flow's at once: whoever has found it a moment ago may still count a packet in it. It
+//! waits until each other worker has begun two more turns, or sleeps. (Two: the beginning of the next may have been
+//! counted before reads of the one before were done with.) A worker that wakes says so before it reads anything, with
+//! a fence on both sides: either it does not find the entry, or it is waited for.
+//!
+//! What two workers may do at once: find, count, follow states (by compare and exchange) and take out (one of them
+//! wins). Both may make an entry for the same flow when its two ends begin at the same moment; the one that is found
+//! first is the flow, the other is taken out by whoever sees both, or goes by its timeout.
 
-use bytemuck::Zeroable;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
 use foldhash::SharedSeed;
 use foldhash::quality::SeedableRandomState;
 
-use super::entry::{Entry, FlowId, INITIATOR_IS_1, NONE};
+use super::entry::{Entry, FlowId, NONE};
 use super::index::Index;
-use super::info::FlowState;
-use super::key::{Key, Side};
-use crate::drop_reason::DropReason;
-use crate::snapshot::PortSlot;
+use super::key::Key;
+use crate::counters::MAX_PORTS;
 
-/// A settled flow can be given up for a new one of the same NIC when it was idle for this long.
-pub(crate) const IDLE_ENOUGH_MS: u32 = 60_000;
+/// Entries that are taken from the never used ones at once.
+const BLOCK: u32 = 32;
 
-/// How many settled flows are looked at for one that was idle for long.
-const LOOKS: usize = 16;
+/// A worker's turn while it sleeps.
+const ASLEEP: u64 = u64::MAX;
 
-/// Flows tracked by one worker.
+/// Flows of all workers.
 pub(crate) struct FlowTable {
     entries: Box<[Entry]>,
-    links: Box<[Links]>,
     index: Index,
     seed: SeedableRandomState,
-    /// First of the free entries below `high`, chained by `next`.
-    free: u32,
     /// Entries from here on were never used.
-    high: u32,
-    count: u32,
-    shares: Vec<Share>,
-    /// Where the sweep goes on.
-    sweep_at: u32,
-    evicted: u64,
+    high: AtomicU32,
+    /// Entries that any worker may take, chained by their first link: a count of all changes, and the first of them.
+    spare: AtomicU64,
+    count: AtomicU32,
+    /// How many flows each NIC has begun.
+    begun: Box<[AtomicU32]>,
+    turns: Box<[TurnCount]>,
 }
 
-/// What of a flow is touched only when it comes, changes its list, or goes.
-#[derive(Clone, Copy, Zeroable)]
-#[repr(C)]
-struct Links {
-    prev: u32,
-    next: u32,
-    /// Slot of the initiator's NIC, to which the flow is charged.
-    owner: u32,
-    /// Slot of the responder's NIC.
-    peer: u32,
-    created_secs: u32,
-}
-
-#[derive(Clone, Copy)]
-struct Share {
-    count: u32,
-    /// Transient flows, settled flows; oldest first.
-    lists: [List; 2],
-}
-
-#[derive(Clone, Copy)]
-struct List {
-    head: u32,
-    tail: u32,
-}
-
-const EMPTY: List = List {
-    head: NONE,
-    tail: NONE,
-};
-
-/// What is known of a flow when its first packet passes.
-pub(crate) struct NewFlow {
-    pub key: Key,
-    pub hash: u32,
-    pub initiator: Side,
-    pub owner: PortSlot,
-    pub peer: PortSlot,
-    /// How many flows the owner may have.
-    pub share: u32,
-    pub state: FlowState,
-    pub now_ms: u32,
-    pub now_secs: u32,
-}
+/// How many turns a worker has begun, on a line of its own.
+#[derive(Default)]
+#[repr(align(64))]
+struct TurnCount(AtomicU64);
 
 impl FlowTable {
-    pub(crate) fn new(max: u32, seed: u64) -> Self {
+    /// For `max` flows, of so many workers together.
+    pub(crate) fn shared(max: u32, seed: u64, workers: usize) -> Arc<FlowTable> {
         let max = max.clamp(1, NONE - 1);
-        FlowTable {
-            entries: bytemuck::allocation::zeroed_slice_box(max as usize),
-            links: bytemuck::allocation::zeroed_slice_box(max as usize),
+        let entries: Box<[Entry]> = bytemuck::allocation::zeroed_slice_box(max as usize);
+        io::huge::wish(&entries);
+        Arc::new(FlowTable {
+            entries,
             index: Index::new(max),
             seed: SeedableRandomState::with_seed(seed, SharedSeed::global_random()),
-            free: NONE,
-            high: 0,
-            count: 0,
-            shares: Vec::new(),
-            sweep_at: 0,
-            evicted: 0,
-        }
+            high: AtomicU32::new(0),
+            spare: AtomicU64::new(u64::from(NONE)),
+            count: AtomicU32::new(0),
+            begun: bytemuck::allocation::zeroed_slice_box(MAX_PORTS),
+            turns: (0..workers).map(|_| TurnCount::default()).collect(),
+        })
+    }
+
+    /// The largest number of flows.
+    pub(crate) fn max(&self) -> u32 {
+        self.entries.len() as u32
+    }
+
+    /// How many workers share it.
+    pub(super) fn workers(&self) -> usize {
+        self.turns.len()
     }
 
     /// Flows in the table.
     pub(crate) fn len(&self) -> u32 {
-        self.count
-    }
-
-    /// Flows given up for new ones since the beginning.
-    pub(crate) fn evicted(&self) -> u64 {
-        self.evicted
+        self.count.load(Ordering::Relaxed)
     }
 
     /// One past the highest entry that was ever used: the end for walks by id.
     pub(crate) fn high(&self) -> u32 {
-        self.high
+        self.high.load(Ordering::Relaxed).min(self.max())
     }
 
-    #[inline]
-    pub(crate) fn hash(&self, key: &Key) -> u32 {
+    #[inline(always)]
+    pub(crate) fn hash(&self, key: &Key) -> u64 {
         key.hash(&self.seed)
     }
 
     /// Begins to bring what a lookup reads first into the cache.
-    #[inline]
-    pub(crate) fn fetch_index(&self, hash: u32) {
+    #[inline(always)]
+    pub(crate) fn fetch_index(&self, hash: u64) {
         self.index.fetch(hash);
     }
 
-    /// Begins to bring the entry, both lines of it, that a lookup will find.
-    #[inline]
-    pub(crate) fn fetch_entry(&self, hash: u32) {
+    /// Begins to bring what of an entry the packets of `side` read, that a lookup will find.
+    #[inline(always)]
+    pub(crate) fn fetch_entry(&self, hash: u64, side: usize) {
         if let Some(entry) = self
             .index
             .likely(hash)
             .and_then(|id| self.entries.get(id as usize))
         {
             io::fetch::soon(entry);
-            io::fetch::soon(&entry.bytes);
+            io::fetch::soon(&entry.sides[side & 1]);
         }
     }
 
     /// The flow with this key, over or not.
-    #[inline]
-    pub(crate) fn find(&self, key: &Key, hash: u32) -> Option<FlowId> {
-        self.index.find(hash, |id| self.entries[id as usize].is(key))
+    #[inline(always)]
+    pub(crate) fn find(&self, key: &Key, hash: u64) -> Option<FlowId> {
+        self.index.find(hash, |id| self.entry(id).is(key))
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn entry(&self, id: FlowId) -> &Entry {
         &self.entries[id as usize]
     }
 
-    #[inline]
-    pub(crate) fn entry_mut(&mut self, id: FlowId) -> &mut Entry {
-        &mut self.entries[id as usize]
+    /// How many flows the NIC in a slot has begun.
+    pub(super) fn begun(&self, slot: u32) -> &AtomicU32 {
+        &self.begun[slot as usize % MAX_PORTS]
     }
 
-    /// The slots of the initiator's and the responder's NIC.
-    pub(crate) fn slots(&self, id: FlowId) -> (PortSlot, PortSlot) {
-        let links = &self.links[id as usize];
-        (PortSlot(links.owner), PortSlot(links.peer))
-    }
-
-    pub(crate) fn created_secs(&self, id: FlowId) -> u32 {
-        self.links[id as usize].created_secs
-    }
-
-    /// Adds a flow that is not in the table. When the owner's share or the table is full, a flow of the
-    /// owner goes for it, or the new one is refused.
-    pub(crate) fn insert(&mut self, new: &NewFlow) -> Result<FlowId, DropReason> {
-        let owner = new.owner.0 as usize;
-        if owner >= self.shares.len() {
-            let empty = Share {
-                count: 0,
-                lists: [EMPTY; 2],
-            };
-            self.shares.resize(owner + 1, empty);
+    /// Lets everybody find a flow. False when there is no place for it.
+    pub(super) fn add(&self, hash: u64, id: FlowId) -> bool {
+        let added = self.index.insert(hash, id);
+        if added {
+            self.count.fetch_add(1, Ordering::Relaxed);
+            let (owner, _) = self.entry(id).slots();
+            self.begun(owner.0).fetch_add(1, Ordering::Relaxed);
         }
-        let share_full = self.shares[owner].count >= new.share;
-        let crowded = self.shares[owner].count >= self.part(new.share);
-        let table_full = self.free == NONE && self.high as usize == self.entries.len();
-        if (crowded || table_full) && !self.give_up_one(owner, new.now_ms) {
-            return Err(if share_full {
-                DropReason::FlowShareFull
-            } else {
-                DropReason::FlowTableFull
+        added
+    }
+
+    /// Takes a flow out, so that nobody finds it any more. True for one of those who try.
+    pub(super) fn take_out(&self, id: FlowId) -> bool {
+        let entry = self.entry(id);
+        if entry.state.swap(0) == 0 {
+            return false;
+        }
+        self.index.remove(self.hash(&entry.key()), id);
+        self.count.fetch_sub(1, Ordering::Relaxed);
+        let (owner, _) = entry.slots();
+        self.begun(owner.0).fetch_sub(1, Ordering::Relaxed);
+        true
+    }
+
+    /// Entries for a worker that has none: `take` is called for a few of them.
+    pub(super) fn supply(&self, mut take: impl FnMut(FlowId)) {
+        for _ in 0..BLOCK {
+            let Some(id) = self.pop_spare() else { break };
+            take(id);
+        }
+        let max = self.max();
+        let block = self
+            .high
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |high| {
+                (high < max).then(|| (high + BLOCK).min(max))
             });
+        if let Ok(first) = block {
+            (first..(first + BLOCK).min(max)).for_each(take);
         }
-        let id = self.take_free();
-        if !self.index.insert(new.hash, id) {
-            self.put_free(id);
-            return Err(DropReason::FlowTableFull);
-        }
-        self.entries[id as usize] = Entry {
-            ip: new.key.ip,
-            uid: new.key.uid,
-            port: new.key.port,
-            protocol: new.key.protocol,
-            kind: new.key.kind,
-            state: new.state as u8,
-            flags: if new.initiator == 1 { INITIATOR_IS_1 } else { 0 },
-            last_ms: new.now_ms,
-            egress_rule: NONE,
-            ingress_rule: NONE,
-            ..Entry::zeroed()
-        };
-        self.links[id as usize] = Links {
-            prev: NONE,
-            next: NONE,
-            owner: new.owner.0,
-            peer: new.peer.0,
-            created_secs: new.now_secs,
-        };
-        self.count += 1;
-        self.shares[owner].count += 1;
-        self.append(id, new.state);
-        Ok(id)
     }
 
-    /// Takes a flow out.
-    pub(crate) fn remove(&mut self, id: FlowId) {
-        let entry = &self.entries[id as usize];
-        let hash = self.hash(&entry.key());
-        let state = entry.state();
-        self.index.remove(hash, id);
-        self.unlink(id, state);
-        self.shares[self.links[id as usize].owner as usize].count -= 1;
-        self.entries[id as usize].state = 0;
-        self.put_free(id);
-        self.count -= 1;
+    /// An entry that its worker has no use for.
+    pub(super) fn push_spare(&self, id: FlowId) {
+        let _ = self
+            .spare
+            .fetch_update(Ordering::Release, Ordering::Relaxed, |head| {
+                self.entry(id).sides[0].link.set(head as u32);
+                Some(changed(head) | u64::from(id))
+            });
     }
 
-    /// Puts a flow into another state, and into the list that belongs to it.
+    fn pop_spare(&self) -> Option<FlowId> {
+        let popped = self
+            .spare
+            .fetch_update(Ordering::Acquire, Ordering::Acquire, |head| {
+                // Another may take and use the entry meanwhile: then the count has changed, and this is tried again.
+                let first = self.entries.get(head as u32 as usize)?;
+                Some(changed(head) | u64::from(first.sides[0].link.get()))
+            });
+        popped.ok().map(|head| head as u32)
+    }
+
+    /// A worker begins a turn.
     #[inline]
-    pub(crate) fn set_state(&mut self, id: FlowId, state: FlowState, timeout_secs: u32) {
-        let entry = &mut self.entries[id as usize];
-        let before = entry.state();
-        entry.timeout_secs = timeout_secs;
-        if before != state {
-            entry.state = state as u8;
-            if before.is_transient() != state.is_transient() {
-                self.unlink(id, before);
-                self.append(id, state);
-            }
-        }
+    pub(super) fn begin_turn(&self, worker: usize) {
+        let turns = &self.turns[worker].0;
+        turns.store(turns.load(Ordering::Relaxed) + 1, Ordering::Release);
     }
 
-    /// Takes out all flows that the NIC in this slot has started: it is gone.
-    pub(crate) fn remove_owned(&mut self, slot: PortSlot) {
-        for list in 0..2 {
-            while let Some(share) = self.shares.get(slot.0 as usize)
-                && share.lists[list].head != NONE
-            {
-                self.remove(share.lists[list].head);
-            }
-        }
+    /// A worker goes to sleep with this many turns done, and will not look at a flow before it wakes.
+    pub(super) fn sleep(&self, worker: usize) -> u64 {
+        self.turns[worker].0.swap(ASLEEP, Ordering::Release)
     }
 
-    /// Looks at the next `count` entries and takes out those that are over, by time or because `gone` says
-    /// so of the flow's entry and its two NICs' slots.
-    pub(crate) fn sweep(
-        &mut self,
-        count: u32,
-        now_ms: u32,
-        gone: impl Fn(&Entry, PortSlot, PortSlot) -> bool,
-    ) {
-        for _ in 0..count.min(self.high) {
-            if self.sweep_at >= self.high {
-                self.sweep_at = 0;
-            }
-            let id = self.sweep_at;
-            self.sweep_at += 1;
-            let (owner, peer) = self.slots(id);
-            let entry = self.entry(id);
-            if entry.state != 0 && (entry.expired(now_ms) || gone(entry, owner, peer)) {
-                self.remove(id);
-            }
-        }
+    pub(super) fn wake(&self, worker: usize, turns: u64) {
+        self.turns[worker].0.store(turns + 1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
     }
 
-    /// How many flows a NIC with this share may have now. The last eighth of the table is for those that have
-    /// few, so that no number of NICs that fill their shares keeps the others from any flow at all; unless one
-    /// NIC was given the whole table.
-    fn part(&self, share: u32) -> u32 {
-        let max = self.entries.len() as u32;
-        let free = max - self.count;
-        if share >= max || free > max / 8 {
-            return share;
-        }
-        share.min((free / 16).max(1))
+    /// The turns of all workers now: what was taken out before may be used again when [`passed`](Self::passed) says so.
+    pub(super) fn turns(&self) -> Vec<u64> {
+        fence(Ordering::SeqCst);
+        self.turns
+            .iter()
+            .map(|turns| turns.0.load(Ordering::Acquire))
+            .collect()
     }
 
-    /// Makes room at the cost of the NIC that asks for it.
-    #[cold]
-    fn give_up_one(&mut self, owner: usize, now_ms: u32) -> bool {
-        let oldest = self.shares[owner].lists[0].head;
-        if oldest != NONE {
-            self.evicted += u64::from(!self.entry(oldest).expired(now_ms));
-            self.remove(oldest);
-            return true;
-        }
-        for _ in 0..LOOKS {
-            let id = self.shares[owner].lists[1].head;
-            if id == NONE {
-                return false;
-            }
-            let entry = self.entry(id);
-            if entry.expired(now_ms) || entry.idle_ms(now_ms) >= IDLE_ENOUGH_MS {
-                self.evicted += u64::from(!entry.expired(now_ms));
-                self.remove(id);
-                return true;
-            }
-            // In use: to the end of the list, so that the next call looks at others.
-            let state = entry.state();
-            self.unlink(id, state);
-            self.append(id, state);
-        }
-        false
+    /// All workers but `me` have let go of what they had found when `since` was taken.
+    pub(super) fn passed(&self, me: usize, since: &[u64]) -> bool {
+        let gone = |(turns, since): (&TurnCount, &u64)| {
+            let now = turns.0.load(Ordering::Acquire);
+            *since == ASLEEP || now == ASLEEP || now >= since + 2
+        };
+        let others = self.turns.iter().zip(since).enumerate();
+        others
+            .filter(|(worker, _)| *worker != me)
+            .all(|(_, pair)| gone(pair))
     }
+}
 
-    /// Only to be called when there is a free entry.
-    fn take_free(&mut self) -> FlowId {
-        if self.free != NONE {
-            let id = self.free;
-            self.free = self.links[id as usize].next;
-            id
-        } else {
-            self.high += 1;
-            self.high - 1
-        }
-    }
-
-    fn put_free(&mut self, id: FlowId) {
-        self.links[id as usize].next = self.free;
-        self.free = id;
-    }
-
-    fn list(&mut self, id: FlowId, state: FlowState) -> &mut List {
-        let owner = self.links[id as usize].owner as usize;
-        &mut self.shares[owner].lists[usize::from(!state.is_transient())]
-    }
-
-    fn append(&mut self, id: FlowId, state: FlowState) {
-        let list = self.list(id, state);
-        let before = std::mem::replace(&mut list.tail, id);
-        if before == NONE {
-            list.head = id;
-        } else {
-            self.links[before as usize].next = id;
-        }
-        let links = &mut self.links[id as usize];
-        (links.prev, links.next) = (before, NONE);
-    }
-
-    fn unlink(&mut self, id: FlowId, state: FlowState) {
-        let Links { prev, next, .. } = self.links[id as usize];
-        if prev == NONE {
-            self.list(id, state).head = next;
-        } else {
-            self.links[prev as usize].next = next;
-        }
-        if next == NONE {
-            self.list(id, state).tail = prev;
-        } else {
-            self.links[next as usize].prev = prev;
-        }
-    }
+/// The upper half of the head of the spare entries, one change later.
+fn changed(head: u64) -> u64 {
+    ((head >> 32) + 1) << 32
 }

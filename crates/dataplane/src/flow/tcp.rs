@@ -5,9 +5,10 @@
 //! enough to tell the reset of this connection from one that floats about from an older one. A frame may
 //! stand for many segments (TSO): its whole payload counts.
 
-use wire::parse::TcpFlags;
+use wire::parse::{PlainTcp, TcpFlags};
 
-use super::entry::{ACKED, Entry, SEEN};
+use super::cell::U32;
+use super::entry::{ACKED, Entry, Half, SEEN};
 use super::info::FlowState;
 use super::key::Side;
 
@@ -21,6 +22,15 @@ pub(crate) struct Segment {
     pub payload_len: u32,
     /// The window scale option, where there is one; only looked for in a SYN.
     pub scale: Option<u8>,
+}
+
+impl Segment {
+    /// One past its last byte; SYN and FIN count as one each.
+    fn end(&self) -> u32 {
+        let extra =
+            u32::from(self.flags.contains(TcpFlags::SYN)) + u32::from(self.flags.contains(TcpFlags::FIN));
+        self.seq.wrapping_add(self.payload_len).wrapping_add(extra)
+    }
 }
 
 /// What a packet does to its connection.
@@ -104,49 +114,78 @@ pub(crate) fn step(state: FlowState, from_initiator: bool, flags: TcpFlags, rst_
 /// True when a reset from `side` is one that its receiver would take (RFC 9293, section 3.10.7): it answers the
 /// SYN, is the next byte of its own side, or lies in the window that the receiver has offered.
 pub(crate) fn reset_fits(entry: &Entry, side: Side, segment: &Segment) -> bool {
-    let other = 1 - side;
-    let answers_syn = entry.flags & (SEEN << side) == 0
-        && segment.flags.contains(TcpFlags::ACK)
-        && segment.ack == entry.end[other];
-    let is_next = entry.flags & (SEEN << side) != 0 && segment.seq == entry.end[side];
-    let in_window = entry.flags & (ACKED << other) != 0
-        && !before(segment.seq, entry.ack[other])
-        && !before(entry.edge[other], segment.seq);
+    let (mine, other) = (&entry.sides[side], &entry.sides[1 - side]);
+    let answers_syn =
+        !mine.has_seen(SEEN) && segment.flags.contains(TcpFlags::ACK) && segment.ack == other.end.get();
+    let is_next = mine.has_seen(SEEN) && segment.seq == mine.end.get();
+    let in_window = other.has_seen(ACKED)
+        && !before(segment.seq, other.ack.get())
+        && !before(other.edge.get(), segment.seq);
     answers_syn || is_next || in_window
 }
 
 /// Notes how far `side` has come with this packet.
-pub(crate) fn follow(entry: &mut Entry, side: Side, segment: &Segment) {
+pub(crate) fn follow(entry: &Entry, side: Side, segment: &Segment) {
+    let mine = &entry.sides[side];
     let syn = segment.flags.contains(TcpFlags::SYN);
-    let extra = u32::from(syn) + u32::from(segment.flags.contains(TcpFlags::FIN));
-    let end = segment.seq.wrapping_add(segment.payload_len).wrapping_add(extra);
-    if entry.flags & (SEEN << side) == 0 || syn {
-        entry.flags |= SEEN << side;
-        entry.end[side] = end;
-        entry.scale[side] = match (syn, segment.scale) {
+    if !mine.has_seen(SEEN) || syn {
+        mine.note_seen(SEEN);
+        mine.end.set(segment.end());
+        mine.scale.set(match (syn, segment.scale) {
             (false, _) => UNKNOWN_SCALE,
             (true, Some(scale)) => scale.min(14),
             (true, None) => 0,
-        };
+        });
         // Both sides scale or neither does (RFC 7323, section 2.2).
         if syn && segment.scale.is_none() && segment.flags.contains(TcpFlags::ACK) {
-            entry.scale = [0; 2];
+            entry.sides.iter().for_each(|side| side.scale.set(0));
         }
-    } else if before(entry.end[side], end) {
-        entry.end[side] = end;
+    } else {
+        raise(&mine.end, segment.end());
     }
     if !segment.flags.contains(TcpFlags::ACK) {
         return;
     }
-    let scale = if syn { 0 } else { entry.scale[side] };
+    let scale = if syn { 0 } else { mine.scale.get() };
     let edge = segment.ack.wrapping_add(u32::from(segment.window) << scale);
-    let first = entry.flags & (ACKED << side) == 0;
-    entry.flags |= ACKED << side;
-    if first || before(entry.ack[side], segment.ack) {
-        entry.ack[side] = segment.ack;
+    if mine.has_seen(ACKED) {
+        raise(&mine.ack, segment.ack);
+        raise(&mine.edge, edge);
+    } else {
+        mine.note_seen(ACKED);
+        mine.ack.set(segment.ack);
+        mine.edge.set(edge);
     }
-    if first || before(entry.edge[side], edge) {
-        entry.edge[side] = edge;
+}
+
+/// The same for a segment of data or an acknowledgement amid an established connection. False when this side is not
+/// known well enough for that.
+#[inline(always)]
+pub(crate) fn follow_plain(mine: &Half, segment: &PlainTcp) -> bool {
+    const AMID: u8 = SEEN | ACKED;
+    if mine.seen.get() & AMID != AMID {
+        return false;
+    }
+    let edge = segment
+        .ack
+        .wrapping_add(u32::from(segment.window) << mine.scale.get());
+    raise(&mine.end, segment.seq.wrapping_add(segment.payload_len));
+    raise(&mine.ack, segment.ack);
+    raise(&mine.edge, edge);
+    true
+}
+
+/// An acknowledgement, with data or without, and nothing else.
+#[inline(always)]
+pub(crate) fn is_amid(flags: TcpFlags) -> bool {
+    let special = TcpFlags::FIN | TcpFlags::SYN | TcpFlags::RST | TcpFlags::URG;
+    flags.contains(TcpFlags::ACK) && !flags.intersects(special)
+}
+
+#[inline(always)]
+fn raise(number: &U32, to: u32) {
+    if before(number.get(), to) {
+        number.set(to);
     }
 }
 

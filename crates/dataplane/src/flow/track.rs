@@ -6,7 +6,7 @@ use wire::parse::{IpPacket, L4, TcpFlags};
 use super::entry::{Entry, FlowId, SEEN};
 use super::info::FlowState;
 use super::key::Side;
-use super::table::FlowTable;
+use super::owned::Flows;
 use super::tcp::{self, Segment, Step};
 use super::timeouts::timeout_secs;
 use crate::drop_reason::DropReason;
@@ -80,58 +80,65 @@ pub(crate) fn first_state(ip: &IpPacket, midstream: bool) -> Result<FlowState, D
     }
 }
 
-impl FlowTable {
+impl Flows {
     /// Follows a packet of flow `id`. `timeouts` is asked, with the slots of both NICs, only when the state changes.
     #[inline]
     pub(crate) fn track(
         &mut self,
         id: FlowId,
         seen: &Seen,
-        timeouts: impl FnOnce((PortSlot, PortSlot)) -> Timeouts,
+        timeouts: impl Fn((PortSlot, PortSlot)) -> Timeouts,
     ) -> Tracked {
-        let entry = self.entry_mut(id);
-        let state = entry.state();
-        let next = if seen.is_later_fragment() {
-            state
-        } else {
-            match seen.ip.l4_info {
-                L4::Tcp { flags, .. } if !tcp::flags_are_valid(flags) => {
-                    return Tracked::Drop(DropReason::TcpBadFlags);
+        loop {
+            let entry = self.entry(id);
+            let state = entry.state();
+            let next = if seen.is_later_fragment() {
+                state
+            } else {
+                match seen.ip.l4_info {
+                    L4::Tcp { flags, .. } if !tcp::flags_are_valid(flags) => {
+                        return Tracked::Drop(DropReason::TcpBadFlags);
+                    }
+                    L4::Tcp { .. } => match follow_tcp(entry, state, seen) {
+                        Step::To(next) => next,
+                        Step::Stay => state,
+                        Step::Bad => return Tracked::Drop(DropReason::TcpBadState),
+                        Step::Reopen => return Tracked::Reopen,
+                    },
+                    L4::Sctp {
+                        first_chunk,
+                        verification_tag,
+                        ..
+                    } => match follow_sctp(entry, state, seen.side, first_chunk, verification_tag) {
+                        Some(next) => next,
+                        None => return Tracked::Reopen,
+                    },
+                    _ if state == FlowState::OneWay && seen.side != entry.initiator() => FlowState::Stream,
+                    _ => state,
                 }
-                L4::Tcp { .. } => match follow_tcp(entry, state, seen) {
-                    Step::To(next) => next,
-                    Step::Stay => state,
-                    Step::Bad => return Tracked::Drop(DropReason::TcpBadState),
-                    Step::Reopen => return Tracked::Reopen,
-                },
-                L4::Sctp {
-                    first_chunk,
-                    verification_tag,
-                    ..
-                } => match follow_sctp(entry, state, seen.side, first_chunk, verification_tag) {
-                    Some(next) => next,
-                    None => return Tracked::Reopen,
-                },
-                _ if state == FlowState::OneWay && seen.side != entry.initiator() => FlowState::Stream,
-                _ => state,
+            };
+            if next != state {
+                let timeout = timeout_secs(entry.key().protocol(), next, &timeouts(entry.slots()));
+                if !self.set_state(id, state, next, timeout) {
+                    if self.entry(id).state.get() == 0 {
+                        return Tracked::Reopen;
+                    }
+                    // A packet of the other side has changed it, by another worker: from there, then.
+                    continue;
+                }
             }
-        };
-        entry.last_ms = seen.now_ms;
-        entry.frames[seen.side] += 1;
-        entry.bytes[seen.side] += seen.len as u64;
-        if next != state {
-            let protocol = entry.protocol;
-            let timeout = timeout_secs(protocol, next, &timeouts(self.slots(id)));
-            self.set_state(id, next, timeout);
+            let entry = self.entry(id);
+            entry.touch(seen.now_ms);
+            entry.sides[seen.side].count(1, seen.len as u64);
+            return Tracked::Pass;
         }
-        Tracked::Pass
     }
 
     /// Notes the packet that began flow `id`.
     pub(crate) fn note_first(&mut self, id: FlowId, seen: &Seen) {
-        let entry = self.entry_mut(id);
-        entry.frames[seen.side] = 1;
-        entry.bytes[seen.side] = seen.len as u64;
+        let entry = self.entry(id);
+        let mine = &entry.sides[seen.side];
+        mine.count(1, seen.len as u64);
         match seen.ip.l4_info {
             _ if seen.is_later_fragment() => {}
             L4::Tcp { .. } => {
@@ -144,8 +151,8 @@ impl FlowTable {
                 verification_tag,
                 ..
             } if first_chunk != chunk::INIT => {
-                entry.flags |= SEEN << seen.side;
-                entry.end[seen.side] = verification_tag;
+                mine.note_seen(SEEN);
+                mine.end.set(verification_tag);
             }
             _ => {}
         }
@@ -153,7 +160,7 @@ impl FlowTable {
 }
 
 #[inline]
-fn follow_tcp(entry: &mut Entry, state: FlowState, seen: &Seen) -> Step {
+fn follow_tcp(entry: &Entry, state: FlowState, seen: &Seen) -> Step {
     let Some(segment) = segment(seen) else {
         return Step::Stay;
     };
@@ -202,28 +209,22 @@ fn segment(seen: &Seen) -> Option<Segment> {
 /// SCTP roughly as nf_conntrack follows it: opening until the responder says more than the handshake's
 /// beginning, closed by an abort or the end of a shutdown that carries a tag of the association.
 /// `None`: it is over and this opens another.
-fn follow_sctp(
-    entry: &mut Entry,
-    state: FlowState,
-    side: Side,
-    first_chunk: u8,
-    tag: u32,
-) -> Option<FlowState> {
+fn follow_sctp(entry: &Entry, state: FlowState, side: Side, first_chunk: u8, tag: u32) -> Option<FlowState> {
     let from_responder = side != entry.initiator();
     match first_chunk {
         chunk::INIT if state == FlowState::Close => return None,
         chunk::INIT => return Some(state),
         chunk::ABORT | chunk::SHUTDOWN_COMPLETE => {
             // With the T bit the tag is the other side's.
-            let fits = state == FlowState::Opening || entry.end.contains(&tag);
+            let fits = state == FlowState::Opening || entry.sides.iter().any(|side| side.end.get() == tag);
             return Some(if fits { FlowState::Close } else { state });
         }
         _ => {}
     }
-    entry.flags |= SEEN << side;
-    entry.end[side] = tag;
+    entry.sides[side].note_seen(SEEN);
+    entry.sides[side].end.set(tag);
     let handshake = matches!(first_chunk, chunk::INIT_ACK | chunk::COOKIE_ECHO | chunk::ERROR);
     let up = state == FlowState::Opening && from_responder && !handshake;
-    debug_assert_eq!(entry.protocol, SCTP);
+    debug_assert_eq!(entry.key().protocol(), SCTP);
     Some(if up { FlowState::Established } else { state })
 }

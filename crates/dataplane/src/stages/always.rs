@@ -1,4 +1,4 @@
-//! Step 4: what passes whatever the rules say (ARP, neighbour discovery, DHCP), and what never does (a guest
+//! Step 5: what passes whatever the rules say (ARP, neighbour discovery, DHCP), and what never does (a guest
 //! as DHCP server or router, unless it may). Contract, item 13.
 
 use wire::dhcp;

@@ -1,37 +1,37 @@
-//! Step 10: what passed goes to its targets, and to who watches them; what did not is counted by its reason.
+//! Step 11: what passed goes to its targets, and to who watches them; what did not is counted by its reason.
 
 use io::frame::BATCH;
 use io::trace::Direction;
 
 use crate::drop_reason::DropReason;
 use crate::ports::{Ports, refusal};
-use crate::round::{Fate, Round, Verdict, drop_frame};
+use crate::round::{Fate, NO_CASE, Round, Verdict, drop_frame};
 use crate::snapshot::{PortConfig, PortSlot};
 
 pub(crate) fn run(round: &mut Round, ports: &mut Ports) {
     let mut index = 0;
     while let Some(job) = round.jobs.get(index) {
-        let (frame, target) = (job.frame, job.target);
+        let (frame, target) = (usize::from(job.frame), job.target);
+        let item = round.cases.get(job.case as usize).map(|case| case.item);
         match job.verdict {
             Verdict::Pass => {
                 index += together(round, ports, index, target);
                 continue;
             }
             Verdict::DropTo(reason) => refused_by(round, frame, target, reason),
-            Verdict::DropFrom(reason) => {
-                drop_frame(round.counters, round.nic, &mut round.items[frame], reason);
-            }
+            Verdict::DropFrom(reason) => drop_sent(round, item, reason),
             // Not an IP packet and not decided: no step leaves such a job.
-            Verdict::Open => drop_frame(
-                round.counters,
-                round.nic,
-                &mut round.items[frame],
-                DropReason::Ethertype,
-            ),
+            Verdict::Open => drop_sent(round, item, DropReason::Ethertype),
         }
         index += 1;
     }
     finish(round);
+}
+
+fn drop_sent(round: &mut Round, item: Option<usize>, reason: DropReason) {
+    if let Some(item) = item {
+        drop_frame(round.counters, round.nic, &mut round.items[item], reason);
+    }
 }
 
 /// The jobs from `first` on that pass to one target, in one call. Gives how many they are: one at least.
@@ -42,8 +42,7 @@ fn together(round: &mut Round, ports: &mut Ports, first: usize, target: PortSlot
         if job.verdict != Verdict::Pass || job.target != target {
             break;
         }
-        // A batch has fewer than 256 frames.
-        *frame = job.frame as u8;
+        *frame = job.frame;
         count += 1;
     }
     let frames = &frames[..count];
@@ -51,13 +50,17 @@ fn together(round: &mut Round, ports: &mut Ports, first: usize, target: PortSlot
     let results = &mut results[..count];
     ports.transmit_all(target, round.batch, frames, results);
     let (mut passed, mut bytes) = (0, 0);
-    for (&frame, result) in frames.iter().zip(&*results) {
-        let frame = usize::from(frame);
+    for (index, result) in results.iter().enumerate() {
+        let frame = usize::from(frames[index]);
         match *result {
             Ok(()) => {
                 passed += 1;
                 bytes += round.batch.frames()[frame].len() as u64;
-                round.items[frame].fate = Fate::Delivered;
+                let case = round.jobs[first + index].case;
+                if case != NO_CASE {
+                    let item = round.cases[case as usize].item;
+                    round.items[item].fate = Fate::Delivered;
+                }
             }
             Err(error) => refused_by(round, frame, target, refusal(error)),
         }
@@ -122,9 +125,13 @@ fn finish(round: &mut Round) {
     if round.nic.trace.is_none() {
         return;
     }
-    for (index, item) in round.items.iter().enumerate() {
+    // A NIC that is traced does not take the lane: every frame is an item.
+    for item in round.items.iter() {
         let refusal = || {
-            let job = round.jobs.iter().find(|job| job.frame == index)?;
+            let job = round
+                .jobs
+                .iter()
+                .find(|job| usize::from(job.frame) == item.frame)?;
             match job.verdict {
                 Verdict::DropTo(reason) | Verdict::DropFrom(reason) => Some(reason.name()),
                 Verdict::Open | Verdict::Pass => None,
@@ -136,7 +143,7 @@ fn finish(round: &mut Round) {
             Fate::Dropped(reason) => Some(reason.name()),
             Fate::Going => refusal(),
         };
-        record(round, round.nic, Direction::Outbound, index, dropped);
+        record(round, round.nic, Direction::Outbound, item.frame, dropped);
     }
 }
 

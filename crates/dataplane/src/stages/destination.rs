@@ -1,4 +1,4 @@
-//! Step 5: where each frame goes: the NIC with its MAC address, all of the network, or those that may have
+//! Step 6: where each frame goes: the NIC with its MAC address, all of the network, or those that may have
 //! unknown machines behind them. Makes the jobs.
 
 use wire::parse::{Net, Packet};
@@ -7,11 +7,10 @@ use wire::{Mac, dhcp};
 use crate::drop_reason::DropReason;
 use crate::flow::Key;
 use crate::judge::{Grant, owns_mac};
-use crate::round::{Job, Round, Track, Verdict};
+use crate::round::{Case, Job, Round, Track, Verdict};
 use crate::snapshot::{Network, PortConfig, PortSlot};
 
 pub(crate) fn run(round: &mut Round) {
-    round.jobs.clear();
     let Some(network) = round.view.network(round.nic.network) else {
         for index in 0..round.items.len() {
             round.drop_item(index, DropReason::NoDestination);
@@ -57,7 +56,7 @@ fn send(round: &mut Round, network: &Network, index: usize, dst: Mac) -> Result<
 pub(crate) fn learned<'a>(round: &Round<'a>, mac: Mac) -> Option<&'a PortConfig> {
     let learned = &round.tables.learned;
     let (slot, uid) = learned.find(round.nic.network, mac, round.now.secs())?;
-    let config = round.view.port_with_uid(slot, uid.0)?;
+    let config = round.view.port_with_uid(slot, uid)?;
     let may = config.learn_macs || owns_mac(config, mac);
     (may && config.network == round.nic.network).then_some(config)
 }
@@ -93,7 +92,19 @@ fn add(round: &mut Round, index: usize, slot: PortSlot) -> Option<Result<(), Dro
         Net::Arp(_) => (Verdict::Pass, Track::No),
         Net::Other => return Some(Err(DropReason::Ethertype)),
     };
-    round.jobs.push(job(index, target, verdict, track));
+    round.jobs.push(Job {
+        frame: item.frame as u8,
+        verdict,
+        target: target.slot,
+        steer: 0,
+        case: round.cases.len() as u32,
+    });
+    round.cases.push(Case {
+        item: index,
+        track,
+        egress: Grant::default(),
+        ingress: Grant::default(),
+    });
     Some(Ok(()))
 }
 
@@ -105,15 +116,4 @@ fn concerns(packet: &Packet, target: &PortConfig) -> bool {
     };
     let to_all = packet.dst.is_multicast() && dhcp::is_to_all_servers(ip);
     to_all || target.allow_dhcp_server || target.bypass
-}
-
-fn job(frame: usize, target: &PortConfig, verdict: Verdict, track: Track) -> Job {
-    Job {
-        frame,
-        target: target.slot,
-        verdict,
-        track,
-        egress: Grant::default(),
-        ingress: Grant::default(),
-    }
 }

@@ -1,4 +1,4 @@
-//! Step 3: a later fragment borrows what its datagram's first one said of layer 4, and is judged like it.
+//! Step 4: a later fragment borrows what its datagram's first one said of layer 4, and is judged like it.
 
 use wire::parse::{Fragment, IpPacket, Net, Packet};
 
@@ -29,7 +29,7 @@ fn place(round: &mut Round, index: usize, fragment: Fragment) {
     else {
         return;
     };
-    let frame = &round.batch.frames()[index];
+    let frame = &round.batch.frames()[item.frame];
     let key = DatagramKey {
         sender: round.nic.uid,
         to: *dst,
@@ -62,7 +62,7 @@ fn place(round: &mut Round, index: usize, fragment: Fragment) {
         // Not filtered: it goes as it is, where its receiver is not filtered either.
         Place::Early | Place::Drop(_) if round.nic.bypass => {}
         Place::Early if fragments.make_room(round.nic.slot, frame.len(), given_up) => {
-            let bytes = round.batch.to_bytes(index);
+            let bytes = round.batch.to_bytes(item.frame);
             fragments.hold(key, round.nic.slot, bytes, frame.offload, millis);
             item.fate = Fate::Held;
         }

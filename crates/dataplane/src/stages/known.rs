@@ -1,84 +1,73 @@
-//! Step 6: packets that need no judgement: between two NICs that allow everything, of a flow that is known, or
+//! Step 7: packets that need no judgement: between two NICs that allow everything, of a flow that is known, or
 //! about one (ICMP errors). Touches what the lookups read for the whole batch before the first of them.
 
-use crate::flow::{FlowId, Key, Seen, Side, Tracked, shorter};
-use crate::round::{Job, Round, Track, Verdict, owns_source};
-use crate::snapshot::{PortConfig, Timeouts};
-use crate::stages::{redecide, related};
+use crate::flow::{FlowId, Key, NONE, Seen, Side, Tracked, shorter};
+use crate::round::{Round, Track, Verdict, count_rules, owns_source};
+use crate::snapshot::{PortConfig, PortSlot, Timeouts};
+use crate::stages::{lane, redecide, related};
 use crate::view::Opening;
 
 pub(crate) fn run(round: &mut Round) {
-    for index in 0..round.jobs.len() {
-        let job = &round.jobs[index];
-        if job.verdict != Verdict::Open {
-            continue;
+    round.each_open(|round, job, case| {
+        let (item, target) = (round.cases[case].item, round.jobs[job].target);
+        if passes_without_state(round, item, target) {
+            return Verdict::Pass;
         }
-        if passes_without_state(round, job) {
-            round.jobs[index].verdict = Verdict::Pass;
-        } else if let Track::Flow(key, hash, _) = &mut round.jobs[index].track {
+        if let Track::Flow(key, hash, _) = &mut round.cases[case].track {
             *hash = round.tables.flows.hash(key);
+            round.jobs[job].steer = *hash as u32;
             round.tables.flows.fetch_index(*hash);
         }
-    }
-    for job in round.jobs.iter().filter(|job| job.verdict == Verdict::Open) {
-        if let Track::Flow(_, hash, _) = &job.track {
-            round.tables.flows.fetch_entry(*hash);
+        Verdict::Open
+    });
+    round.each_open(|round, _, case| {
+        if let Track::Flow(_, hash, side) = &round.cases[case].track {
+            round.tables.flows.fetch_entry(*hash, *side);
         }
-    }
-    for index in 0..round.jobs.len() {
-        let job = &round.jobs[index];
-        if job.verdict != Verdict::Open {
-            continue;
-        }
-        let verdict = match job.track {
-            Track::Flow(key, hash, side) => same_again(round, job.frame, &key, hash, side),
-            Track::No => related::judge(round, index),
-        };
-        round.jobs[index].verdict = verdict;
-    }
+        Verdict::Open
+    });
+    round.each_open(|round, job, case| match round.cases[case].track {
+        Track::Flow(key, hash, side) => same_again(round, job, case, &key, hash, side),
+        Track::No => related::judge(round, round.cases[case].item, round.jobs[job].target),
+    });
 }
 
 /// Contract, item 12: both ends allow everything in both directions, so there is nothing to remember.
-fn passes_without_state(round: &Round, job: &Job) -> bool {
-    let Some(packet) = &round.items[job.frame].packet else {
+fn passes_without_state(round: &Round, item: usize, target: PortSlot) -> bool {
+    let Some(packet) = &round.items[item].packet else {
         return false;
     };
     let Some(ip) = packet.ip() else { return false };
-    let family = usize::from(ip.v6);
-    let (from, to) = (round.view.open(round.nic.slot), round.view.open(job.target));
-    let openings = [
-        from.egress[family],
-        to.ingress[family],
-        to.egress[family],
-        from.ingress[family],
-    ];
-    if openings.contains(&Opening::No) {
+    let Some(openings) = round.view.stateless(round.nic.slot, target, ip.v6) else {
         return false;
-    }
+    };
     // Without an egress rule what leaves leaves from the NIC's own addresses.
     if openings[0] == Opening::Free && !round.nic.bypass && !owns_source(round.nic, packet, ip) {
         return false;
     }
-    let bytes = round.batch.frames()[job.frame].len() as u64;
-    for opening in &openings[..2] {
-        if let Opening::Rule(rule) = opening {
-            round.counters.rule_passed(*rule, bytes);
-        }
-    }
+    let rules = openings.map(Opening::rule_slot);
+    count_rules(round.counters, rules, 1, round.frame(item).len() as u64);
     true
 }
 
 /// A packet of a flow that is known under this epoch gets what the flow got.
 #[inline]
-pub(crate) fn same_again(round: &mut Round, frame: usize, key: &Key, hash: u32, side: Side) -> Verdict {
+pub(crate) fn same_again(
+    round: &mut Round,
+    job: usize,
+    case: usize,
+    key: &Key,
+    hash: u64,
+    side: Side,
+) -> Verdict {
     match round.tables.flows.find(key, hash) {
-        Some(id) => follow(round, frame, id, side),
+        Some(id) => follow(round, job, case, id, side),
         None => Verdict::Open,
     }
 }
 
 #[inline]
-fn follow(round: &mut Round, frame: usize, id: FlowId, side: Side) -> Verdict {
+fn follow(round: &mut Round, job: usize, case: usize, id: FlowId, side: Side) -> Verdict {
     let now_ms = round.now.millis();
     let flows = &mut round.tables.flows;
     let entry = flows.entry(id);
@@ -86,14 +75,17 @@ fn follow(round: &mut Round, frame: usize, id: FlowId, side: Side) -> Verdict {
         flows.remove(id);
         return Verdict::Open;
     }
-    if entry.epoch != round.view.epoch_mark() && !redecide::redecide(round.view, flows, round.counters, id) {
+    if entry.epoch.get() != round.view.epoch_mark()
+        && !redecide::redecide(round.view, flows, round.counters, id)
+    {
         flows.remove(id);
         return Verdict::Open;
     }
-    let Some(ip) = round.items[frame].ip() else {
+    let item = &round.items[round.cases[case].item];
+    let Some(ip) = item.ip() else {
         return Verdict::Open;
     };
-    let frame = &round.batch.frames()[frame];
+    let frame = &round.batch.frames()[item.frame];
     let seen = Seen {
         ip,
         head: frame.head(),
@@ -105,7 +97,11 @@ fn follow(round: &mut Round, frame: usize, id: FlowId, side: Side) -> Verdict {
     let timeouts = |(owner, peer)| between(view.port(owner), view.port(peer));
     match flows.track(id, &seen, timeouts) {
         Tracked::Pass => {
-            round.count_rules(id, frame.len());
+            let entry = flows.entry(id);
+            let rules = [0, 1].map(|rule: usize| entry.sides[side].rules[rule].get());
+            count_rules(round.counters, rules, 1, frame.len() as u64);
+            round.jobs[job].steer = lane::steer(entry, side, hash_of(round.cases[case].track));
+            lane::open(round, id, side, case);
             Verdict::Pass
         }
         Tracked::Drop(reason) => Verdict::DropFrom(reason),
@@ -113,6 +109,13 @@ fn follow(round: &mut Round, frame: usize, id: FlowId, side: Side) -> Verdict {
             flows.remove(id);
             Verdict::Open
         }
+    }
+}
+
+fn hash_of(track: Track) -> u64 {
+    match track {
+        Track::Flow(_, hash, _) => hash,
+        Track::No => NONE.into(),
     }
 }
 

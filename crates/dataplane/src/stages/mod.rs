@@ -5,6 +5,7 @@ pub(crate) mod deliver;
 pub(crate) mod destination;
 pub(crate) mod fragments;
 pub(crate) mod known;
+pub(crate) mod lane;
 pub(crate) mod parse;
 mod redecide;
 mod related;

@@ -1,4 +1,4 @@
-//! Step 1: says what each frame is. All lengths are checked here; later steps trust the result.
+//! Step 2: says what each frame is. All lengths are checked here; later steps trust the result.
 
 use io::frame::Frame;
 use wire::nd;
@@ -8,15 +8,18 @@ use wire::parse::{self, ParseError};
 use crate::drop_reason::DropReason;
 use crate::round::{Fate, Item, Round};
 
-pub(crate) fn run(round: &mut Round) {
-    round.items.clear();
-    for frame in round.batch.frames() {
+/// Of the frames whose bits are set in `frames`.
+pub(crate) fn run(round: &mut Round, mut frames: u32) {
+    while frames != 0 {
+        let index = frames.trailing_zeros() as usize;
+        frames &= frames - 1;
+        let frame = &round.batch.frames()[index];
         if round.nic.is_sniffer {
-            refuse(round, DropReason::SnifferSends);
+            refuse(round, index, DropReason::SnifferSends);
         } else if frame.fault().is_some() {
-            refuse(round, DropReason::BadOffload);
+            refuse(round, index, DropReason::BadOffload);
         } else {
-            read(round, frame);
+            read(round, index, frame);
         }
     }
 }
@@ -24,12 +27,13 @@ pub(crate) fn run(round: &mut Round) {
 /// Adds the frame's item. The packet, which is large, goes straight to where it stays: a copy on the way costs as much as
 /// the parser.
 #[inline(always)]
-fn read(round: &mut Round, frame: &Frame) {
+fn read(round: &mut Round, frame_index: usize, frame: &Frame) {
     let packet = match parse::parse(frame.head(), frame.len()) {
         Ok(packet) => packet,
-        Err(error) => return refuse(round, reason(error)),
+        Err(error) => return refuse(round, frame_index, reason(error)),
     };
     round.items.push(Item {
+        frame: frame_index,
         packet: Some(packet),
         nd: None,
         always: false,
@@ -59,8 +63,9 @@ fn look_closer(item: &mut Item, frame: &Frame) -> Result<(), ParseError> {
 
 /// Adds the item of a frame that goes nowhere.
 #[cold]
-fn refuse(round: &mut Round, reason: DropReason) {
+fn refuse(round: &mut Round, frame: usize, reason: DropReason) {
     round.items.push(Item {
+        frame,
         packet: None,
         nd: None,
         always: false,

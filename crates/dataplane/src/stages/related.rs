@@ -5,7 +5,7 @@ use wire::parse::{self, IpPacket, L4};
 
 use crate::flow::{FlowId, Key};
 use crate::round::{Round, Verdict};
-use crate::snapshot::{PortConfig, PortUid};
+use crate::snapshot::{PortConfig, PortSlot, PortUid};
 use crate::stages::redecide::redecide;
 
 /// In a network of this many NICs at most an error from a third party is matched; in a larger one it needs a
@@ -14,16 +14,15 @@ const WIDE_SEARCH_MAX: usize = 1024;
 
 /// Passes an error that quotes a packet which its receiver has sent in a tracked flow. It does not keep the
 /// flow alive. Anything else is left to the rules.
-pub(crate) fn judge(round: &mut Round, job: usize) -> Verdict {
-    let (frame, target) = (round.jobs[job].frame, round.jobs[job].target);
-    let Some(ip) = round.items[frame].ip() else {
+pub(crate) fn judge(round: &mut Round, item: usize, target: PortSlot) -> Verdict {
+    let Some(ip) = round.items[item].ip() else {
         return Verdict::Open;
     };
     if !is_error(ip) {
         return Verdict::Open;
     }
     let ip = *ip;
-    let message = ip.message(round.batch.frames()[frame].head());
+    let message = ip.message(round.frame(item).head());
     let Ok(quoted) = parse::quoted(message, ip.v6) else {
         return Verdict::Open;
     };
@@ -39,7 +38,7 @@ pub(crate) fn judge(round: &mut Round, job: usize) -> Verdict {
         let hash = round.tables.flows.hash(&key);
         let id = round.tables.flows.find(&key, hash)?;
         // The receiver has sent in it: what it never sent nobody can report.
-        let has_sent = round.tables.flows.entry(id).frames[side] > 0;
+        let has_sent = round.tables.flows.entry(id).sides[side].frames.get() > 0;
         (has_sent && is_alive(round, id)).then_some(id)
     };
     let sender = round.nic.uid;
@@ -90,7 +89,7 @@ fn is_alive(round: &mut Round, id: FlowId) -> bool {
     if entry.expired(round.now.millis()) {
         return false;
     }
-    if entry.epoch == round.view.epoch_mark() || redecide(round.view, flows, round.counters, id) {
+    if entry.epoch.get() == round.view.epoch_mark() || redecide(round.view, flows, round.counters, id) {
         return true;
     }
     flows.remove(id);

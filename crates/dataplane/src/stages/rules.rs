@@ -1,33 +1,40 @@
-//! Steps 7 and 8: the rules, for packets of which nothing is known.
+//! Steps 8 and 9: the rules, for packets of which nothing is known.
 
 use crate::drop_reason::DropReason;
 use crate::judge;
 use crate::round::{Round, Verdict, owns_source, question};
 
-/// Step 7: may the packet leave its sender?
+/// Step 8: may the packet leave its sender?
 pub(crate) fn egress(round: &mut Round) {
-    for job in round.jobs.iter_mut().filter(|job| job.verdict == Verdict::Open) {
-        let Some(packet) = &round.items[job.frame].packet else {
-            continue;
+    round.each_open(|round, _, case| {
+        let case = &mut round.cases[case];
+        let Some(packet) = &round.items[case.item].packet else {
+            return Verdict::Open;
         };
-        let Some(ip) = packet.ip() else { continue };
+        let Some(ip) = packet.ip() else {
+            return Verdict::Open;
+        };
         let owned = owns_source(round.nic, packet, ip);
         match judge::egress(round.view, round.nic, &question(ip), owned) {
-            Some(grant) => job.egress = grant,
-            None => job.verdict = Verdict::DropFrom(DropReason::NoEgressRule),
+            Some(grant) => case.egress = grant,
+            None => return Verdict::DropFrom(DropReason::NoEgressRule),
         }
-    }
+        Verdict::Open
+    });
 }
 
-/// Step 8: may it enter its target?
+/// Step 9: may it enter its target?
 pub(crate) fn ingress(round: &mut Round) {
-    for job in round.jobs.iter_mut().filter(|job| job.verdict == Verdict::Open) {
-        let (Some(ip), Some(target)) = (round.items[job.frame].ip(), round.view.port(job.target)) else {
-            continue;
+    round.each_open(|round, job, case| {
+        let case = &mut round.cases[case];
+        let target = round.view.port(round.jobs[job].target);
+        let (Some(ip), Some(target)) = (round.items[case.item].ip(), target) else {
+            return Verdict::Open;
         };
         match judge::ingress(round.view, target, &question(ip)) {
-            Some(grant) => job.ingress = grant,
-            None => job.verdict = Verdict::DropTo(DropReason::NoIngressRule),
+            Some(grant) => case.ingress = grant,
+            None => return Verdict::DropTo(DropReason::NoIngressRule),
         }
-    }
+        Verdict::Open
+    });
 }

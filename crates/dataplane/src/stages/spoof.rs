@@ -1,4 +1,4 @@
-//! Step 2: nobody sends in another one's name. The source MAC always; the source address, the ARP sender and
+//! Step 3: nobody sends in another one's name. The source MAC always; the source address, the ARP sender and
 //! the ND target when the NIC asks for it (contract, item 14).
 
 use wire::nd::{Nd, NdKind};

@@ -23,11 +23,19 @@ pub struct Plain {
     pub v6: bool,
     /// TCP, else UDP.
     pub tcp: bool,
-    /// Source and destination address; IPv4 ones in the lower half.
+    /// Source and destination address; IPv4 ones in the lower 32 bits.
     pub ip: [u128; 2],
     /// Source and destination port.
     pub port: [u16; 2],
-    /// Where the packet ends in the frame.
+    /// What is behind the ports.
+    pub transport: Transport,
+}
+
+/// Where the transport header of a plain packet is and where the packet ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Transport {
+    l4: u16,
+    tcp: bool,
     end: u32,
 }
 
@@ -143,7 +151,11 @@ fn layer_4<const L4: usize>(
             u16::from_be_bytes([l4[0], l4[1]]),
             u16::from_be_bytes([l4[2], l4[3]]),
         ],
-        end: end as u32,
+        transport: Transport {
+            l4: L4 as u16,
+            tcp,
+            end: end as u32,
+        },
     })
 }
 
@@ -168,30 +180,31 @@ fn tcp_header_len<const L4: usize>(head: &[u8], end: usize) -> Option<usize> {
     ((len == 20 || with_timestamp()) && L4 + len <= end).then_some(len)
 }
 
-impl Plain {
+impl Transport {
     /// What the TCP header says; `head` is what [`plain`] was given. `None` for UDP.
     #[inline(always)]
     pub fn tcp(&self, head: &[u8]) -> Option<PlainTcp> {
         if !self.tcp {
             return None;
         }
-        let l4 = if self.v6 { L4_V6 } else { L4_V4 };
-        let tcp: &[u8; 20] = head.get(l4..)?.first_chunk()?;
+        let tcp: &[u8; 20] = head.get(usize::from(self.l4)..)?.first_chunk()?;
         let number = |at: usize| u32::from_be_bytes([tcp[at], tcp[at + 1], tcp[at + 2], tcp[at + 3]]);
         Some(PlainTcp {
             flags: TcpFlags(tcp[13]),
             seq: number(4),
             ack: number(8),
             window: u16::from_be_bytes([tcp[14], tcp[15]]),
-            payload_len: self.end - l4 as u32 - u32::from(tcp[12] >> 4) * 4,
+            payload_len: self.end - u32::from(self.l4) - u32::from(tcp[12] >> 4) * 4,
         })
     }
+}
 
+impl Plain {
     /// What the sender left undone is what such a packet can have undone: its own checksum, and cutting it into
     /// segments of its own kind, not too many of them. A yes is one of [`check_offload`](super::check_offload) too.
     #[inline]
     pub fn suits(&self, offload: &Offload) -> bool {
-        let l4 = if self.v6 { L4_V6 } else { L4_V4 };
+        let l4 = usize::from(self.transport.l4);
         let field = if self.tcp { 16 } else { 6 };
         let own = |partial: crate::offload::PartialChecksum| {
             usize::from(partial.start) == l4 && partial.offset == field
@@ -203,7 +216,7 @@ impl Plain {
             Gso::Udp => !self.tcp,
         };
         let few = offload.gso_size > 0
-            && self.end as usize - l4 <= usize::from(offload.gso_size) * super::SEGMENTS_MAX;
+            && self.transport.end as usize - l4 <= usize::from(offload.gso_size) * super::SEGMENTS_MAX;
         kind && few && offload.checksum.is_none_or(own)
     }
 }

@@ -66,6 +66,7 @@ fn check_plain(head: &[u8], frame_len: usize) {
     let ports = ip.l4_info.ports().map(|(sport, dport)| [sport, dport]);
     assert_eq!((Some(plain.port), ip.fragment), (ports, None));
     let tcp = plain
+        .transport
         .tcp(head)
         .map(|tcp| (tcp.flags, tcp.seq, tcp.ack, tcp.window, tcp.payload_len));
     match ip.l4_info {

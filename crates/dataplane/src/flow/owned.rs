@@ -1,0 +1,401 @@
+//! A worker's part in the table of flows: what it has made, and making room.
+//!
+//! A flow is charged to the NIC that started it, whose flows are in two lists: the transient ones (half-open, unanswered,
+//! closing) and the settled ones. A NIC whose share is full loses its oldest transient flow for a new one, or else a
+//! settled one that has been idle for long; never a flow of another NIC. In a table that is nearly full shares
+//! shrink with what is left. Flows that are over by time are gone for a lookup at that moment, and their entries are
+//! swept up bit by bit.
+//!
+//! Shares count the flows of all workers; the lists are each worker's own, and so is what it may give up. Another worker
+//! that changes a flow's state or takes it out leaves the lists alone: they are put right when their worker comes by.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::entry::{Entry, FlowId, INITIATOR_IS_1, NONE};
+use super::info::FlowState;
+use super::key::{Key, Side};
+use super::table::FlowTable;
+use crate::drop_reason::DropReason;
+use crate::snapshot::PortSlot;
+
+/// A settled flow can be given up for a new one of the same NIC when it was idle for this long.
+pub(crate) const IDLE_ENOUGH_MS: u32 = 60_000;
+
+/// How many flows are looked at for one to give up.
+const LOOKS: usize = 16;
+
+/// Free entries that a worker keeps at most, of a large table.
+const KEEP: usize = 1024;
+
+/// `Entry::listed`: in no list, or in the first or second of a share's.
+const UNLISTED: u8 = 0;
+const TRANSIENT: u8 = 1;
+const SETTLED: u8 = 2;
+
+/// The flows that one worker has made, and its way to those of all.
+pub(crate) struct Flows {
+    table: Arc<FlowTable>,
+    me: u8,
+    free: Vec<FlowId>,
+    keep: usize,
+    /// Entries that others may still be reading, those that were taken out since, and when the former were counted.
+    leaving: Vec<FlowId>,
+    left: Vec<FlowId>,
+    since: Vec<u64>,
+    /// By the slot of the NIC that began them: transient flows, settled flows; oldest first.
+    lists: Vec<[List; 2]>,
+    /// Where the sweep goes on.
+    sweep_at: u32,
+    evicted: u64,
+    turns: u64,
+}
+
+#[derive(Clone, Copy)]
+struct List {
+    head: u32,
+    tail: u32,
+}
+
+const EMPTY: List = List {
+    head: NONE,
+    tail: NONE,
+};
+
+/// What is known of a flow when its first packet passes.
+pub(crate) struct NewFlow {
+    pub key: Key,
+    pub hash: u64,
+    pub initiator: Side,
+    pub owner: PortSlot,
+    pub peer: PortSlot,
+    /// How many flows the owner may have.
+    pub share: u32,
+    pub state: FlowState,
+    pub timeout_secs: u32,
+    pub epoch: u32,
+    pub now_ms: u32,
+    pub now_secs: u32,
+}
+
+/// The flows of all workers can be looked at through any of them.
+impl std::ops::Deref for Flows {
+    type Target = FlowTable;
+
+    #[inline(always)]
+    fn deref(&self) -> &FlowTable {
+        &self.table
+    }
+}
+
+impl Flows {
+    /// The part of worker `me`.
+    pub(crate) fn new(table: Arc<FlowTable>, me: usize) -> Flows {
+        let keep = KEEP.min(table.max() as usize / (4 * table.workers()));
+        Flows {
+            table,
+            me: me as u8,
+            free: Vec::new(),
+            keep,
+            leaving: Vec::new(),
+            left: Vec::new(),
+            since: Vec::new(),
+            lists: Vec::new(),
+            sweep_at: 0,
+            evicted: 0,
+            turns: 0,
+        }
+    }
+
+    /// Flows given up for new ones since the beginning.
+    pub(crate) fn evicted(&self) -> u64 {
+        self.evicted
+    }
+
+    /// True for a flow that this worker has made.
+    pub(crate) fn is_mine(&self, entry: &Entry) -> bool {
+        entry.worker.get() == self.me
+    }
+
+    /// A turn begins: nothing that was found before is used any more.
+    #[inline]
+    pub(crate) fn begin_turn(&mut self) {
+        if self.table.workers() > 1 {
+            self.table.begin_turn(self.me.into());
+            if !self.left.is_empty() || !self.leaving.is_empty() {
+                self.let_go();
+            }
+        }
+    }
+
+    /// The worker is going to sleep; nothing is looked at until [`wake`](Self::wake).
+    pub(crate) fn sleep(&mut self) {
+        self.turns = self.table.sleep(self.me.into());
+    }
+
+    pub(crate) fn wake(&mut self) {
+        self.table.wake(self.me.into(), self.turns);
+    }
+
+    /// Adds a flow that is not in the table. When the owner's share or the table is full, a flow of the
+    /// owner goes for it, or the new one is refused. `None`: another worker has begun it at this moment.
+    pub(crate) fn insert(&mut self, new: &NewFlow) -> Result<Option<FlowId>, DropReason> {
+        let owner = new.owner.0 as usize;
+        if owner >= self.lists.len() {
+            self.lists.resize(owner + 1, [EMPTY; 2]);
+        }
+        let begun = self.table.begun(new.owner.0).load(Ordering::Relaxed);
+        let full = match begun >= new.share {
+            true => DropReason::FlowShareFull,
+            false => DropReason::FlowTableFull,
+        };
+        if begun >= self.part(new.share) && !self.give_up_one(owner, new.now_ms) {
+            return Err(full);
+        }
+        let mut free = self.take_free();
+        if free.is_none() && self.give_up_one(owner, new.now_ms) {
+            free = self.take_free();
+        }
+        let id = free.ok_or(full)?;
+        self.write(id, new);
+        if !self.table.add(new.hash, id) {
+            self.table.entry(id).state.set(0);
+            self.free.push(id);
+            return Err(DropReason::FlowTableFull);
+        }
+        self.append(id, class(new.state));
+        match self.table.find(&new.key, new.hash) {
+            // Its other end, by another worker: one of the two entries goes.
+            Some(first) if first != id => {
+                self.remove(id);
+                Ok(None)
+            }
+            _ => Ok(Some(id)),
+        }
+    }
+
+    fn write(&self, id: FlowId, new: &NewFlow) {
+        let entry = self.table.entry(id);
+        entry.name(&new.key);
+        entry.epoch.set(new.epoch);
+        entry.last_ms.set(new.now_ms);
+        entry.timeout_secs.set(new.timeout_secs);
+        entry
+            .flags
+            .set(if new.initiator == 1 { INITIATOR_IS_1 } else { 0 });
+        entry.worker.set(self.me);
+        entry.listed.set(UNLISTED);
+        for (side, half) in entry.sides.iter().enumerate() {
+            half.frames.set(0);
+            half.bytes.set(0);
+            for number in [&half.end, &half.ack, &half.edge] {
+                number.set(0);
+            }
+            half.lane.set(new.epoch.wrapping_sub(1));
+            half.rules[0].set(NONE);
+            half.rules[1].set(NONE);
+            let nic = if side == new.initiator {
+                new.owner
+            } else {
+                new.peer
+            };
+            half.slot.set(nic.0);
+            half.link.set(NONE);
+            half.born_secs.set(new.now_secs);
+            half.seen.set(0);
+            half.scale.set(0);
+        }
+        entry.begin_pairs();
+        entry.state.set(new.state as u8);
+    }
+
+    /// Takes a flow out.
+    pub(crate) fn remove(&mut self, id: FlowId) {
+        if self.table.take_out(id) && self.is_mine(self.table.entry(id)) {
+            self.take_back(id);
+        }
+    }
+
+    /// Puts a flow into another state, if it is still in the one that was read. True when it was.
+    #[inline]
+    pub(crate) fn set_state(
+        &mut self,
+        id: FlowId,
+        from: FlowState,
+        to: FlowState,
+        timeout_secs: u32,
+    ) -> bool {
+        let entry = self.table.entry(id);
+        if !entry.state.change(from as u8, to as u8) {
+            return false;
+        }
+        entry.timeout_secs.set(timeout_secs);
+        if self.is_mine(entry) && entry.listed.get() != class(to) {
+            self.unlink(id);
+            self.append(id, class(to));
+        }
+        true
+    }
+
+    /// Takes out all flows of this worker that the NIC in this slot has started: it is gone.
+    pub(crate) fn remove_owned(&mut self, slot: PortSlot) {
+        for list in 0..2 {
+            while let Some(lists) = self.lists.get(slot.0 as usize)
+                && lists[list].head != NONE
+            {
+                self.discard(lists[list].head);
+            }
+        }
+    }
+
+    /// Looks at the next `count` entries and takes out those of this worker that are over, by time or because `gone`
+    /// says so.
+    pub(crate) fn sweep(&mut self, count: u32, now_ms: u32, gone: impl Fn(&Entry) -> bool) {
+        let high = self.table.high();
+        for _ in 0..count.min(high) {
+            if self.sweep_at >= high {
+                self.sweep_at = 0;
+            }
+            let id = self.sweep_at;
+            self.sweep_at += 1;
+            let entry = self.table.entry(id);
+            if !self.is_mine(entry) || entry.listed.get() == UNLISTED {
+                continue;
+            }
+            if entry.state.get() == 0 || entry.expired(now_ms) || gone(entry) {
+                self.discard(id);
+            }
+        }
+    }
+
+    /// How many flows a NIC with this share may have now. The last eighth of the table is for those that have
+    /// few, so that no number of NICs that fill their shares keeps the others from any flow at all; unless one
+    /// NIC was given the whole table.
+    fn part(&self, share: u32) -> u32 {
+        let max = self.table.max();
+        let free = max.saturating_sub(self.table.len());
+        if share >= max || free > max / 8 {
+            return share;
+        }
+        share.min((free / 16).max(1))
+    }
+
+    /// Makes room at the cost of the NIC that asks for it.
+    #[cold]
+    fn give_up_one(&mut self, owner: usize, now_ms: u32) -> bool {
+        for list in 0..2 {
+            for _ in 0..LOOKS {
+                let id = self.lists[owner][list].head;
+                if id == NONE {
+                    break;
+                }
+                let entry = self.table.entry(id);
+                if entry.state.get() == 0 {
+                    // Another worker has taken it out.
+                    self.take_back(id);
+                    continue;
+                }
+                let class = class(entry.state());
+                let idle = entry.expired(now_ms) || entry.idle_ms(now_ms) >= IDLE_ENOUGH_MS;
+                if class == TRANSIENT || idle {
+                    self.evicted += u64::from(!entry.expired(now_ms));
+                    self.discard(id);
+                    return true;
+                }
+                // In use: to the end of the settled ones, so that the next call looks at others.
+                self.unlink(id);
+                self.append(id, class);
+            }
+        }
+        false
+    }
+
+    /// Takes out a flow of this worker, if that was not done, and its entry back.
+    fn discard(&mut self, id: FlowId) {
+        self.table.take_out(id);
+        self.take_back(id);
+    }
+
+    /// The entry of a flow of this worker that was taken out.
+    fn take_back(&mut self, id: FlowId) {
+        self.unlink(id);
+        if self.table.workers() == 1 {
+            self.free_entry(id);
+        } else {
+            self.left.push(id);
+        }
+    }
+
+    /// Frees what all others have let go of, and begins to wait for what was taken out since.
+    #[cold]
+    fn let_go(&mut self) {
+        if !self.leaving.is_empty() && !self.table.passed(self.me.into(), &self.since) {
+            return;
+        }
+        while let Some(id) = self.leaving.pop() {
+            self.free_entry(id);
+        }
+        if !self.left.is_empty() {
+            std::mem::swap(&mut self.leaving, &mut self.left);
+            self.since = self.table.turns();
+        }
+    }
+
+    fn free_entry(&mut self, id: FlowId) {
+        if self.free.len() < self.keep.max(1) {
+            self.free.push(id);
+        } else {
+            self.table.push_spare(id);
+        }
+    }
+
+    fn take_free(&mut self) -> Option<FlowId> {
+        if self.free.is_empty() {
+            let free = &mut self.free;
+            self.table.supply(|id| free.push(id));
+            // The first of them first.
+            free.reverse();
+        }
+        self.free.pop()
+    }
+
+    fn list(&mut self, id: FlowId, class: u8) -> &mut List {
+        let (owner, _) = self.table.entry(id).slots();
+        &mut self.lists[owner.0 as usize][usize::from(class == SETTLED)]
+    }
+
+    fn append(&mut self, id: FlowId, class: u8) {
+        let list = self.list(id, class);
+        let before = std::mem::replace(&mut list.tail, id);
+        if before == NONE {
+            list.head = id;
+        } else {
+            self.table.entry(before).sides[1].link.set(id);
+        }
+        let entry = self.table.entry(id);
+        entry.sides[0].link.set(before);
+        entry.sides[1].link.set(NONE);
+        entry.listed.set(class);
+    }
+
+    fn unlink(&mut self, id: FlowId) {
+        let entry = self.table.entry(id);
+        let [before, after] = [0, 1].map(|side: usize| entry.sides[side].link.get());
+        let class = entry.listed.get();
+        entry.listed.set(UNLISTED);
+        if before == NONE {
+            self.list(id, class).head = after;
+        } else {
+            self.table.entry(before).sides[1].link.set(after);
+        }
+        if after == NONE {
+            self.list(id, class).tail = before;
+        } else {
+            self.table.entry(after).sides[0].link.set(before);
+        }
+    }
+}
+
+fn class(state: FlowState) -> u8 {
+    if state.is_transient() { TRANSIENT } else { SETTLED }
+}

@@ -1,0 +1,157 @@
+//! The table under several workers.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::*;
+use crate::snapshot::{PortSlot, PortUid};
+
+const TCP: u8 = 6;
+
+fn key(number: u32) -> Key {
+    let end = |uid, host: u32, port| Endpoint {
+        uid: PortUid(uid),
+        address: std::net::Ipv4Addr::from_bits(0x0a00_0000 | host).into(),
+        port,
+    };
+    Key::between(
+        TCP,
+        false,
+        (end(1, 1 + number / 1000, 1024), end(2, 2, number as u16)),
+    )
+    .0
+}
+
+fn new_flow(flows: &Flows, number: u32, share: u32) -> NewFlow {
+    let key = key(number);
+    NewFlow {
+        key,
+        hash: flows.hash(&key),
+        initiator: 0,
+        owner: PortSlot(number % 4),
+        peer: PortSlot(7),
+        share,
+        state: FlowState::Established,
+        timeout_secs: 60,
+        epoch: 1,
+        now_ms: 0,
+        now_secs: 0,
+    }
+}
+
+#[test]
+fn an_entry_is_not_used_again_while_another_worker_may_read_it() {
+    let table = FlowTable::shared(1, 1, 3);
+    let [mut first, mut second, mut third] = [0, 1, 2].map(|me| Flows::new(table.clone(), me));
+    let id = first.insert(&new_flow(&first, 1, 9)).unwrap().unwrap();
+    assert_eq!(second.find(&key(1), second.hash(&key(1))), Some(id));
+    // The third sleeps and holds up nobody.
+    third.sleep();
+    // Taken out by one that has not made it: its maker has to come by.
+    second.remove(id);
+    assert_eq!((table.len(), table.find(&key(1), table.hash(&key(1)))), (0, None));
+    first.sweep(1, 0, |_| false);
+    for turn in 0..4 {
+        assert!(first.insert(&new_flow(&first, 2, 9)).is_err(), "turn {turn}");
+        first.begin_turn();
+        if turn > 0 {
+            second.begin_turn();
+        }
+    }
+    assert_eq!(first.insert(&new_flow(&first, 2, 9)), Ok(Some(id)));
+    third.wake();
+    assert_eq!(third.find(&key(2), third.hash(&key(2))), Some(id));
+}
+
+#[test]
+fn a_state_changes_once_and_a_flow_goes_once() {
+    let table = FlowTable::shared(8, 1, 2);
+    let [mut mine, mut other] = [0, 1].map(|me| Flows::new(table.clone(), me));
+    let id = mine.insert(&new_flow(&mine, 1, 9)).unwrap().unwrap();
+    assert!(other.set_state(id, FlowState::Established, FlowState::FinWait, 120));
+    assert!(!mine.set_state(id, FlowState::Established, FlowState::Close, 10));
+    assert_eq!(table.entry(id).state(), FlowState::FinWait);
+    mine.remove(id);
+    other.remove(id);
+    assert_eq!(table.len(), 0);
+}
+
+/// Three workers look up, make and take out flows of one set of keys for a while. What one has found stays the flow
+/// that it was until its turn is over; in the end nothing is lost and nothing is left over.
+#[test]
+fn workers_do_not_pull_flows_from_under_each_other() {
+    const MAX: u32 = 512;
+    const KEYS: u32 = 700;
+    let table = FlowTable::shared(MAX, 3, 3);
+    let done = AtomicBool::new(false);
+    let mut workers = std::thread::scope(|scope| {
+        let done = &done;
+        let spawned: Vec<_> = (0..3)
+            .map(|me| {
+                let table = Arc::clone(&table);
+                scope.spawn(move || {
+                    let mut flows = Flows::new(table, me);
+                    let mut random = 0x9e37_79b9_u32.wrapping_add(me as u32);
+                    let mut found = 0;
+                    for step in 0..60_000u32 {
+                        flows.begin_turn();
+                        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                        let number = (random >> 16) % KEYS;
+                        let wanted = key(number);
+                        match flows.find(&wanted, flows.hash(&wanted)) {
+                            Some(id) => {
+                                found += 1;
+                                if random & 3 == 0 {
+                                    flows.remove(id);
+                                }
+                                flows.entry(id).sides[me & 1].count(1, 64);
+                                assert_eq!(flows.entry(id).key(), wanted);
+                            }
+                            None => drop(flows.insert(&new_flow(&flows, number, MAX))),
+                        }
+                        flows.sweep(4, 0, |_| false);
+                        if step % 64 == 0 {
+                            flows.sleep();
+                            std::thread::yield_now();
+                            flows.wake();
+                        }
+                    }
+                    flows.sleep();
+                    assert!(found > 1000, "{found}");
+                    done.store(true, Ordering::Relaxed);
+                    flows
+                })
+            })
+            .collect();
+        spawned
+            .into_iter()
+            .map(|worker| worker.join().unwrap())
+            .collect::<Vec<_>>()
+    });
+    assert!(done.load(Ordering::Relaxed));
+    let alive = |table: &FlowTable| {
+        let found = |number: &u32| table.find(&key(*number), table.hash(&key(*number))).is_some();
+        (0..KEYS).filter(found).count()
+    };
+    // Two that were made at once for one key count as two until the second one is over.
+    assert!(alive(&table) <= table.len() as usize);
+    for worker in &mut workers {
+        worker.wake();
+        for slot in 0..4 {
+            worker.remove_owned(PortSlot(slot));
+        }
+        worker.sweep(MAX, 0, |_| true);
+    }
+    assert_eq!((table.len(), alive(&table)), (0, 0));
+    for _ in 0..4 {
+        workers.iter_mut().for_each(Flows::begin_turn);
+    }
+    // Every entry has come back; what two workers keep for themselves the third does not get.
+    let kept = 2 * (MAX / 12 + 32);
+    let first = &mut workers[0];
+    let again = (1000..2000).filter(|number| {
+        let new = new_flow(first, *number, MAX + 1);
+        matches!(first.insert(&new), Ok(Some(_)))
+    });
+    assert!(again.count() as u32 >= MAX - kept);
+}

@@ -1,0 +1,314 @@
+//! The lane: plain packets of which everything is known already take it, past all steps but delivery.
+//!
+//! A plain packet (untagged, whole, no options, TCP or UDP) from the NIC's own MAC to one that a NIC was given belongs
+//! to a flow that its addresses, ports and both NICs tell. If the whole path has let a packet of this side of the flow
+//! pass under the snapshot in force ([`open`]), every check it made would say the same of this one: the key holds all
+//! that they look at. What is left is to follow the flow: amid a TCP connection that is a few numbers. Between two
+//! NICs that allow everything there is no flow; for those the lane remembers who they are.
+//!
+//! Everything else, faulty packets included, is left to the whole path: the lane never drops. Bits of what is left are
+//! given back. It works in three passes over the batch, each of which fetches what the next one reads.
+
+use io::frame::BATCH;
+use wire::dhcp;
+use wire::offload::Offload;
+use wire::parse::{self, Plain, Transport, mac_bits, mac_of};
+
+use crate::flow::{Ends, Entry, FlowId, FlowState, Key, NONE, Side, follow_plain, is_amid};
+use crate::round::{Job, NO_CASE, Round, Verdict, count_rules};
+use crate::snapshot::{PortConfig, PortSlot};
+use crate::view::{Opening, View};
+
+/// Pairs of a sender and a MAC address that are remembered.
+const ROUTES: usize = 256;
+
+/// What the lane remembers from batch to batch.
+pub(crate) struct Lane {
+    routes: Box<[Route]>,
+    candidates: Box<[Candidate]>,
+}
+
+/// Whom a NIC reaches at a MAC address, under the snapshot in force.
+#[derive(Clone, Copy, Default)]
+struct Route {
+    mac: u64,
+    /// The sender's slot; nobody's is the default.
+    source: Option<PortSlot>,
+    target: PortSlot,
+    ends: Ends,
+    /// Everything passes, by address family.
+    free: [Option<Free>; 2],
+}
+
+/// The terms on which everything passes.
+#[derive(Clone, Copy)]
+struct Free {
+    /// From this address alone.
+    from: Option<u128>,
+    /// By these rules.
+    rules: [u32; 2],
+}
+
+/// A packet that may take the lane.
+#[derive(Clone, Copy)]
+struct Candidate {
+    key: Key,
+    hash: u64,
+    len: u32,
+    frame: u8,
+    route: u8,
+    transport: Transport,
+}
+
+/// Packets of one flow, one after the other, which are counted together.
+struct Run {
+    id: FlowId,
+    side: Side,
+    frames: u64,
+    bytes: u64,
+}
+
+impl Lane {
+    pub(crate) fn new() -> Lane {
+        let nobody = Candidate {
+            key: Key {
+                words: [0; Key::WORDS],
+            },
+            hash: 0,
+            len: 0,
+            frame: 0,
+            route: 0,
+            transport: Transport::default(),
+        };
+        Lane {
+            routes: vec![Route::default(); ROUTES].into(),
+            candidates: vec![nobody; BATCH].into(),
+        }
+    }
+
+    /// Another snapshot is in force.
+    pub(crate) fn forget(&mut self) {
+        self.routes.fill(Route::default());
+    }
+
+    /// Adds a job for each packet that needs no more. Gives the frames that are left, as bits.
+    pub(crate) fn run(&mut self, round: &mut Round) -> u32 {
+        let all = u32::MAX >> (BATCH - round.batch.len());
+        let nic = round.nic;
+        if nic.is_sniffer || nic.trace.is_some() || !nic.sniffers.is_empty() {
+            return all;
+        }
+        let (mut left, count) = self.choose(round, all);
+        let chosen = &self.candidates[..count];
+        for candidate in chosen {
+            let side = self.routes[usize::from(candidate.route)].ends.sender;
+            round.tables.flows.fetch_entry(candidate.hash, side);
+        }
+        let mut run = Run::begin(NONE, 0);
+        for candidate in chosen {
+            let route = &self.routes[usize::from(candidate.route)];
+            match follow(round, candidate, route.ends.sender) {
+                Some((id, steer)) => {
+                    if run.id != id {
+                        run.settle(round);
+                        run = Run::begin(id, route.ends.sender);
+                    }
+                    run.frames += 1;
+                    run.bytes += u64::from(candidate.len);
+                    round.jobs.push(pass(candidate.frame, route.target, steer));
+                }
+                None => left |= 1 << candidate.frame,
+            }
+        }
+        run.settle(round);
+        left
+    }
+
+    /// Passes what is free to pass, notes the packets that have to have a flow, and gives which frames are left.
+    fn choose(&mut self, round: &mut Round, all: u32) -> (u32, usize) {
+        let own_mac = mac_bits(round.nic.mac);
+        let (mut left, mut count) = (all, 0);
+        // The route of the packet before.
+        let (mut mac, mut route) = (0, 0);
+        for (index, frame) in round.batch.frames().iter().enumerate() {
+            let Some(plain) = parse::plain(frame.head(), frame.len()) else {
+                continue;
+            };
+            let sound = frame.fault().is_none()
+                && (frame.offload == Offload::default() || plain.suits(&frame.offload));
+            if plain.src != own_mac || !sound {
+                continue;
+            }
+            if plain.dst != mac || index == 0 {
+                let Some(found) = self.route(round.view, round.nic, plain.dst) else {
+                    continue;
+                };
+                (mac, route) = (plain.dst, found);
+            }
+            let to = &self.routes[route];
+            if let Some(free) = &to.free[usize::from(plain.v6)] {
+                if free.lets_pass(&plain) {
+                    count_rules(round.counters, free.rules, 1, frame.len() as u64);
+                    let steer = u32::from(plain.port[0] ^ plain.port[1]);
+                    round.jobs.push(pass(index as u8, to.target, steer));
+                    left &= !(1 << index);
+                }
+                continue;
+            }
+            let key = Key::of_plain(&plain, &to.ends);
+            let hash = round.tables.flows.hash(&key);
+            round.tables.flows.fetch_index(hash);
+            self.candidates[count] = Candidate {
+                key,
+                hash,
+                len: frame.len() as u32,
+                frame: index as u8,
+                route: route as u8,
+                transport: plain.transport,
+            };
+            count += 1;
+            left &= !(1 << index);
+        }
+        (left, count)
+    }
+
+    /// The route to a MAC address, as an index. `None` when that is not the address of another NIC.
+    #[inline]
+    fn route(&mut self, view: &View, nic: &PortConfig, mac: u64) -> Option<usize> {
+        let mixed = (mac ^ u64::from(nic.slot.0) << 48).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let index = (mixed >> 56) as usize % ROUTES;
+        let known = &self.routes[index];
+        if known.mac != mac || known.source != Some(nic.slot) {
+            self.routes[index] = Route::find(view, nic, mac)?;
+        }
+        Some(index)
+    }
+}
+
+impl Route {
+    #[cold]
+    fn find(view: &View, nic: &PortConfig, mac: u64) -> Option<Route> {
+        let slot = *view.network(nic.network)?.macs.get(&mac_of(mac))?;
+        let target = view
+            .port(slot)
+            .filter(|target| !target.is_sniffer && slot != nic.slot)?;
+        Some(Route {
+            mac,
+            source: Some(nic.slot),
+            target: slot,
+            ends: Ends::new(nic.uid, target.uid),
+            free: [false, true].map(|v6| Free::between(view, nic, target, v6)),
+        })
+    }
+}
+
+impl Free {
+    /// Between two NICs that allow everything (contract, item 12).
+    fn between(view: &View, nic: &PortConfig, target: &PortConfig, v6: bool) -> Option<Free> {
+        let openings = view.stateless(nic.slot, target.slot, v6)?;
+        let only_own = !nic.bypass && (nic.anti_spoof || openings[0] == Opening::Free);
+        let from = match only_own {
+            true => Some(nic.addresses.iter().find(|address| address.is_ipv6() == v6)?),
+            false => None,
+        };
+        Some(Free {
+            from: from.map(|address| crate::flow::address_bits(*address)),
+            rules: openings.map(Opening::rule_slot),
+        })
+    }
+
+    #[inline]
+    fn lets_pass(&self, plain: &Plain) -> bool {
+        let dhcp = |port: &u16| {
+            matches!(
+                *port,
+                dhcp::CLIENT_PORT | dhcp::SERVER_PORT | dhcp::CLIENT_PORT_V6 | dhcp::SERVER_PORT_V6
+            )
+        };
+        self.from.is_none_or(|from| from == plain.ip[0]) && !plain.port.iter().any(dhcp)
+    }
+}
+
+impl Run {
+    fn begin(id: FlowId, side: Side) -> Run {
+        Run {
+            id,
+            side,
+            frames: 0,
+            bytes: 0,
+        }
+    }
+
+    #[inline]
+    fn settle(&self, round: &Round) {
+        if self.frames == 0 {
+            return;
+        }
+        let entry = round.tables.flows.entry(self.id);
+        let mine = &entry.sides[self.side];
+        mine.count(self.frames, self.bytes);
+        let rules = [0, 1].map(|rule: usize| mine.rules[rule].get());
+        count_rules(round.counters, rules, self.frames, self.bytes);
+        entry.note_pair(self.side, round.pair);
+    }
+}
+
+/// The flow that lets a packet pass, and the queue pair that its target wants it in. Asks nothing that can fail after
+/// something was changed.
+#[inline(always)]
+fn follow(round: &Round, candidate: &Candidate, side: Side) -> Option<(FlowId, u32)> {
+    let flows = &round.tables.flows;
+    let id = flows.find(&candidate.key, candidate.hash)?;
+    let entry = flows.entry(id);
+    let mine = &entry.sides[side];
+    let (epoch, now_ms) = (round.view.epoch_mark(), round.now.millis());
+    let decided = entry.epoch.get() == epoch && mine.lane.get() == epoch;
+    if !decided || entry.expired(now_ms) {
+        return None;
+    }
+    let state = entry.state.get();
+    let head = round.batch.frames()[usize::from(candidate.frame)].head();
+    let amid = match candidate.transport.tcp(head) {
+        Some(tcp) => state == FlowState::Established as u8 && is_amid(tcp.flags) && follow_plain(mine, &tcp),
+        None => {
+            state == FlowState::Stream as u8
+                || (state == FlowState::OneWay as u8 && side == entry.initiator())
+        }
+    };
+    if !amid {
+        return None;
+    }
+    entry.touch(now_ms);
+    Some((id, steer(entry, side, candidate.hash)))
+}
+
+#[inline(always)]
+fn pass(frame: u8, target: PortSlot, steer: u32) -> Job {
+    Job {
+        frame,
+        verdict: Verdict::Pass,
+        target,
+        steer,
+        case: NO_CASE,
+    }
+}
+
+/// The queue pair that the target of a flow's packet has last sent from, or else one that the flow chooses.
+#[inline(always)]
+pub(crate) fn steer(entry: &Entry, side: Side, hash: u64) -> u32 {
+    match entry.sides[side].wish.get() {
+        0 => hash as u32,
+        pair => u32::from(pair - 1),
+    }
+}
+
+/// The whole path has let a packet of a flow pass: those like it may take the lane until the next snapshot.
+pub(crate) fn open(round: &Round, id: FlowId, side: Side, case: usize) {
+    let entry = round.tables.flows.entry(id);
+    entry.note_pair(side, round.pair);
+    let packet = &round.items[round.cases[case].item].packet;
+    // From another MAC of its own (a pair's, or one behind it) it would have to be asked again.
+    if packet.as_ref().is_some_and(|packet| packet.src == round.nic.mac) {
+        entry.sides[side].lane.set(round.view.epoch_mark());
+    }
+}
