@@ -88,7 +88,8 @@ impl Table {
         self.rows.push(cells.into_iter().map(dash).collect());
     }
 
-    fn render(&self) -> String {
+    /// The table as it is printed.
+    pub fn render(&self) -> String {
         if self.rows.is_empty() {
             return String::new();
         }

@@ -60,6 +60,24 @@ pub fn kind_name(kind: v1::NicKind) -> &'static str {
     }
 }
 
+/// A direction, as the options say it; empty when the API does not say.
+pub fn direction_name(direction: v1::Direction) -> &'static str {
+    match direction {
+        v1::Direction::Egress => "out",
+        v1::Direction::Ingress => "in",
+        v1::Direction::Unspecified => "",
+    }
+}
+
+/// A time in its largest whole unit: `70 us`, `3 s`.
+pub fn span(nanos: u64) -> String {
+    match nanos {
+        0..1_000_000 => format!("{} us", nanos / 1_000),
+        1_000_000..1_000_000_000 => format!("{} ms", nanos / 1_000_000),
+        _ => format!("{} s", nanos / 1_000_000_000),
+    }
+}
+
 /// Where an attachment stands, in a word; empty when the API does not say.
 pub fn state_name(state: v1::PortState) -> &'static str {
     match state {

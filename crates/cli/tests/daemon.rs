@@ -322,8 +322,73 @@ fn what_the_data_plane_counts_is_shown() {
     assert!(all.lines().count() > 10, "{all}");
     let stats: serde_json::Value = serde_json::from_str(&daemon.ok("nic stats a --json")).unwrap();
     assert_eq!((&stats[0]["id"], &stats[0]["flows"]), (&"a".into(), &0.into()));
+    let shown = daemon.ok("nic show a");
+    assert!(shown.starts_with(&daemon.ok("nic details a")), "{shown}");
+    let counted = "\
+in:                 0 frames, 0 bytes, 0 dropped
+out:                0 frames, 0 bytes, 0 dropped
+flows:              0
+queue pairs:        none: no guest's driver runs
+";
+    assert!(shown.ends_with(counted), "{shown}");
     assert_eq!(butterfly(&daemon.v1, "flows nobody").code, 1);
+    assert_eq!(butterfly(&daemon.v1, "nic show nobody").code, 1);
     assert_eq!(butterfly(&daemon.v1, "drops nobody").code, 1);
+}
+
+/// Two bench NICs that talk as fast as they can, watched over both APIs.
+#[test]
+fn what_moves_is_watched_while_it_moves() {
+    let daemon = Daemon::start();
+    daemon.ok("nic add --id echo --mac 52:54:00:12:34:02 --vni 42 --ip 42.0.0.2 --type bench --btype ICMP_RCV_LIKE --bypass-filtering");
+    daemon.ok(
+        "nic add --id ping --mac 52:54:00:12:34:01 --vni 42 --ip 42.0.0.1 --type bench --btype ICMP_SND_LIKE \
+         --dip 42.0.0.2 --dmac 52:54:00:12:34:02 --bypass-filtering",
+    );
+    let cells = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let moves = |text: &str, column: usize| {
+        let rows = text.lines().skip(1).take_while(|line| !line.is_empty());
+        let numbers = rows.map(|row| cells(row)[column].parse::<f64>().unwrap_or(0.0));
+        numbers.sum::<f64>() > 0.0
+    };
+    for (ok, frames) in [
+        (daemon.ok("nic stats --watch=0.1 -n 2"), true),
+        (daemon.ok_v0("nic stats --watch=0.1 -n 2"), false),
+    ] {
+        let (first, second) = ok.split_once("\n\n").expect("two tables");
+        for table in [first, second] {
+            assert_eq!(table.lines().count(), 3, "{table}");
+            assert!(moves(table, 1) && moves(table, 2), "{table}");
+            assert_eq!(moves(table, 3), frames, "{table}");
+        }
+    }
+    let workers = daemon.ok("worker list");
+    assert!(moves(&workers, 4), "{workers}");
+    let worker: serde_json::Value = serde_json::from_str(&daemon.ok("worker show 0 --json")).unwrap();
+    assert_eq!(worker["index"], 0);
+    let text = daemon.ok("worker show 0 --watch=0.1 -n 1");
+    assert!(
+        text.starts_with("worker:          0\ntime:            busy "),
+        "{text}"
+    );
+    let lines = daemon.ok("nic stats ping --watch=0.01 -n 3 --json");
+    let frames: Vec<u64> = lines
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+        .map(|sample| sample["nics"][0]["ingress_frames"].as_u64().unwrap())
+        .collect();
+    assert!(frames.len() == 3 && frames.is_sorted(), "{frames:?}");
+    assert_eq!(daemon.ok("drops --watch=0.01 -n 1"), "nothing was dropped\n");
+    let refused = butterfly(&daemon.v1, "nic stats nobody --watch");
+    assert_eq!(
+        (refused.code, refused.stderr.as_str()),
+        (1, "butterfly: there is no NIC 'nobody'\n")
+    );
+    let refused = butterfly(&daemon.v1, "worker show 99");
+    assert_eq!(
+        (refused.code, refused.stderr.as_str()),
+        (1, "butterfly: there is no worker 99\n")
+    );
 }
 
 #[test]

@@ -9,6 +9,7 @@ use control::{DataPlane, DataPlaneError};
 use dataplane::counters::{PortCounters, RuleCounters};
 use dataplane::flow::FlowInfo;
 use dataplane::load::WorkerLoad;
+use dataplane::report::PortReport;
 use dataplane::{Now, PortSlot, PortUid, RuleSlot, Snapshot, Worker, WorkerConfig, WorkerGone, WorkerHandle};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
@@ -96,8 +97,17 @@ impl WorkerThread {
         &self.handle
     }
 
-    /// What it is doing.
-    pub fn report(&self) -> Result<LoadReport, WorkerGone> {
+    /// What each worker is doing, by index.
+    pub fn reports(&self) -> Result<Vec<LoadReport>, WorkerGone> {
+        Ok(vec![self.report()?])
+    }
+
+    /// The ports of one NIC with their rings, or all without; each with its worker's index.
+    pub fn ports(&self, of: Option<PortSlot>) -> Result<Vec<(usize, PortReport)>, WorkerGone> {
+        Ok(self.handle.ports(of)?.into_iter().map(|port| (0, port)).collect())
+    }
+
+    fn report(&self) -> Result<LoadReport, WorkerGone> {
         let load = self.handle.load()?;
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();

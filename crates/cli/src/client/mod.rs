@@ -112,6 +112,33 @@ impl Client {
         }
     }
 
+    /// The same of these NICs, or of all, at one moment and without their connections.
+    pub async fn nics_stats(&mut self, ids: &[String]) -> Result<proto::ListNicStatsResponse, Error> {
+        match self {
+            Client::V0(v0) => v0.nics_stats(ids).await,
+            Client::V1(v1) => {
+                let mut stats = v1.nics_stats().await?;
+                let wanted = |nic: &proto::NicStats| ids.is_empty() || ids.contains(&nic.id);
+                stats.nics.retain(wanted);
+                let missing = ids.iter().find(|id| stats.nics.iter().all(|nic| nic.id != **id));
+                match missing {
+                    Some(id) => Err(Error::Refused(format!("there is no NIC '{id}'"))),
+                    None => Ok(stats),
+                }
+            }
+        }
+    }
+
+    /// What a NIC's queue pairs are doing.
+    pub async fn nic_queues(&mut self, id: &str) -> Result<proto::NicQueues, Error> {
+        self.only_v1("nic show")?.nic_queues(id).await
+    }
+
+    /// What the workers are doing.
+    pub async fn workers(&mut self) -> Result<proto::ListWorkersResponse, Error> {
+        self.only_v1("worker")?.workers().await
+    }
+
     /// A NIC's connections.
     pub async fn export_nic(&mut self, id: &str) -> Result<Vec<u8>, Error> {
         match self {

@@ -108,6 +108,25 @@ impl V0 {
         })
     }
 
+    /// One by one, and with no time: v0 tells none.
+    pub async fn nics_stats(&mut self, ids: &[String]) -> Result<v1::ListNicStatsResponse, Error> {
+        let listed = ids.is_empty();
+        let ids = match listed {
+            true => self.nic_ids().await?,
+            false => ids.to_vec(),
+        };
+        let mut nics = Vec::new();
+        for id in &ids {
+            match self.nic_stats(id).await {
+                Ok(stats) => nics.push(stats),
+                // Deleted since it was listed.
+                Err(Error::Refused(_)) if listed => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(v1::ListNicStatsResponse { time_ns: 0, nics })
+    }
+
     pub async fn export_nic(&mut self, id: &str) -> Result<Vec<u8>, Error> {
         let answer = self
             .call(Request {

@@ -58,6 +58,30 @@ impl V1 {
         .await
     }
 
+    pub async fn nics_stats(&mut self) -> Result<proto::ListNicStatsResponse, Error> {
+        let request = proto::ListNicStatsRequest {};
+        self.ask("ListNicStats", request, async |grpc, request| {
+            grpc.list_nic_stats(request).await
+        })
+        .await
+    }
+
+    pub async fn nic_queues(&mut self, id: &str) -> Result<proto::NicQueues, Error> {
+        let request = proto::GetNicQueuesRequest { id: id.into() };
+        self.ask("GetNicQueues", request, async |grpc, request| {
+            grpc.get_nic_queues(request).await
+        })
+        .await
+    }
+
+    pub async fn workers(&mut self) -> Result<proto::ListWorkersResponse, Error> {
+        let request = proto::ListWorkersRequest {};
+        self.ask("ListWorkers", request, async |grpc, request| {
+            grpc.list_workers(request).await
+        })
+        .await
+    }
+
     pub async fn export_nic(&mut self, id: &str) -> Result<Vec<u8>, Error> {
         let request = proto::ExportNicRequest { id: id.into() };
         Ok(self

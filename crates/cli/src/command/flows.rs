@@ -1,23 +1,35 @@
 //! `butterfly drops` and `flows`: what the data plane counted, and the connections it knows.
 
+use std::collections::HashMap;
+use std::time::Duration;
+
 use api::v1;
 use clap::Args;
 
+use super::repeat::{Repeat, grown, rate};
+use crate::client::Client;
 use crate::error::Error;
 use crate::json;
 use crate::output::Table;
 use crate::session::Session;
-use crate::words::protocol_name;
+use crate::words::{direction_name, protocol_name};
 
 /// `drops`.
 #[derive(Args, Debug)]
-#[command(after_help = "docs/drops.md explains the reasons.\n\nExample:\n  butterfly drops vnic_1")]
+#[command(after_help = "\
+docs/drops.md explains the reasons.
+
+Examples:
+  butterfly drops vnic_1
+  butterfly drops --watch")]
 pub struct DropsArgs {
     /// Id of a NIC [default: all, and the totals under the name *]
     nic: Option<String>,
     /// Reasons that never happened, too
     #[arg(short, long)]
     all: bool,
+    #[command(flatten)]
+    repeat: Repeat,
 }
 
 /// `flows`.
@@ -31,31 +43,70 @@ pub struct FlowsArgs {
 impl DropsArgs {
     /// Does it.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
-        let drops = session
-            .client()
-            .await?
-            .drops(&self.nic.unwrap_or_default(), self.all)
-            .await?;
-        if session.out.json {
-            return session.out.value(&json::full("ListDropsResponse", &drops));
+        let nic = self.nic.unwrap_or_default();
+        let json = |drops: &v1::ListDropsResponse| json::full("ListDropsResponse", drops);
+        if self.repeat.is_on() {
+            // Every reason each time: one that begins has something to be compared with.
+            let sample = async |client: &mut Client| client.drops(&nic, true).await;
+            let text = |before: &_, now: &_, time| moved(before, now, time, self.all);
+            return self.repeat.run(session, sample, json, text).await;
         }
-        let mut table = Table::new(&["NIC", "DIR", ">FRAMES", "REASON", "MEANING"]);
-        for drop in drops.totals.into_iter().chain(drops.drops) {
-            let nic = if drop.nic.is_empty() {
-                "*".into()
-            } else {
-                drop.nic.clone()
-            };
-            let direction = direction(drop.direction());
-            table.row([
-                nic,
-                direction.into(),
-                drop.frames.to_string(),
-                drop.reason,
-                drop.description,
-            ]);
+        let drops = session.client().await?.drops(&nic, self.all).await?;
+        match session.out.json {
+            true => session.out.value(&json(&drops)),
+            false => {
+                let mut table = drops_table(">FRAMES");
+                for drop in drops.totals.iter().chain(&drops.drops) {
+                    table.row(drop_row(drop, drop.frames.to_string()));
+                }
+                session.out.table(&table)
+            }
         }
-        session.out.table(&table)
+    }
+}
+
+fn drops_table(counts: &'static str) -> Table {
+    Table::new(&["NIC", "DIR", counts, "REASON", "MEANING"])
+}
+
+fn drop_row(drop: &v1::Drop, count: String) -> [String; 5] {
+    let nic = if drop.nic.is_empty() { "*" } else { &drop.nic };
+    [
+        nic.into(),
+        direction_name(drop.direction()).into(),
+        count,
+        drop.reason.clone(),
+        drop.description.clone(),
+    ]
+}
+
+/// What is being dropped now. A NIC's counters are found by its name, since NICs come and go.
+fn moved(before: &v1::ListDropsResponse, now: &v1::ListDropsResponse, time: Duration, all: bool) -> String {
+    let key = |drop: &v1::Drop| (drop.nic.clone(), drop.direction, drop.reason.clone());
+    let old: HashMap<_, u64> = before.drops.iter().map(|drop| (key(drop), drop.frames)).collect();
+    let mut sums: HashMap<_, u64> = HashMap::new();
+    let mut rows = Vec::new();
+    for drop in &now.drops {
+        let frames = grown(old.get(&key(drop)).copied().unwrap_or(0), drop.frames);
+        *sums.entry((drop.direction, &drop.reason)).or_default() += frames;
+        rows.push((drop, frames));
+    }
+    let totals = now
+        .totals
+        .iter()
+        .map(|total| (total, sums.get(&(total.direction, &total.reason))));
+    let mut table = drops_table(">FRAMES/s");
+    for (drop, frames) in totals
+        .map(|(total, sum)| (total, sum.copied().unwrap_or(0)))
+        .chain(rows)
+    {
+        if frames > 0 || all {
+            table.row(drop_row(drop, rate(frames, time)));
+        }
+    }
+    match table.render() {
+        empty if empty.is_empty() => "nothing was dropped\n".into(),
+        rows => rows,
     }
 }
 
@@ -130,7 +181,7 @@ fn cells(flow: &v1::Flow) -> [String; 10] {
     };
     [
         flow.nic.clone(),
-        direction(flow.direction()).into(),
+        direction_name(flow.direction()).into(),
         protocol_name(Some(flow.protocol)),
         end(&flow.source, flow.source_port),
         end(&flow.destination, flow.destination_port),
@@ -142,17 +193,39 @@ fn cells(flow: &v1::Flow) -> [String; 10] {
     ]
 }
 
-fn direction(direction: v1::Direction) -> &'static str {
-    match direction {
-        v1::Direction::Egress => "out",
-        v1::Direction::Ingress => "in",
-        v1::Direction::Unspecified => "",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn drops_are_watched_with_what_begins_and_the_sum_of_all_nics() {
+        let drop = |nic: &str, reason: &str, frames| v1::Drop {
+            nic: nic.into(),
+            direction: v1::Direction::Ingress.into(),
+            reason: reason.into(),
+            description: "Why.".into(),
+            frames,
+        };
+        let answer = |a, b, hairpin| v1::ListDropsResponse {
+            totals: vec![drop("", "ring_full", a + b), drop("", "hairpin", hairpin)],
+            drops: vec![
+                drop("a", "ring_full", a),
+                drop("b", "ring_full", b),
+                drop("b", "hairpin", hairpin),
+            ],
+        };
+        let (before, now) = (answer(10, 0, 7), answer(20, 4, 7));
+        let expected = "\
+NIC  DIR  FRAMES/s  REASON     MEANING
+*    in          7  ring_full  Why.
+a    in          5  ring_full  Why.
+b    in          2  ring_full  Why.
+";
+        let two = Duration::from_secs(2);
+        assert_eq!(moved(&before, &now, two, false), expected);
+        assert_eq!(moved(&before, &now, two, true).lines().count(), 1 + 5);
+        assert_eq!(moved(&now, &now, two, false), "nothing was dropped\n");
+    }
 
     #[test]
     fn a_flow_is_an_aligned_row() {

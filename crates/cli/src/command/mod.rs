@@ -9,12 +9,16 @@ mod nic;
 mod nic_details;
 mod nic_options;
 mod nic_sg;
+mod nic_show;
 mod nic_state;
+mod nic_stats;
+mod repeat;
 mod request;
 mod sg;
 mod sg_member;
 mod sg_rule;
 mod watch;
+mod worker;
 
 use clap::Subcommand;
 
@@ -27,6 +31,9 @@ pub enum Command {
     /// Virtual NICs
     #[command(subcommand)]
     Nic(nic::NicCommand),
+    /// The threads that move frames (API v1)
+    #[command(subcommand)]
+    Worker(worker::WorkerCommand),
     /// Security groups, their rules and members
     #[command(subcommand)]
     Sg(sg::SgCommand),
@@ -63,6 +70,7 @@ impl Command {
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self {
             Command::Nic(command) => command.run(session).await,
+            Command::Worker(command) => command.run(session).await,
             Command::Sg(command) => command.run(session).await,
             Command::Status => daemon::status(session).await,
             Command::Shutdown => daemon::shutdown(session).await,

@@ -1,16 +1,16 @@
 //! `butterfly nic`: the NICs themselves. Their groups are in [`super::nic_sg`], their connections in
-//! [`super::nic_state`].
+//! [`super::nic_state`], what they do in [`super::nic_stats`] and [`super::nic_show`].
 
-use api::v1;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
 use super::nic_details;
 use super::nic_options::{NicAdd, NicUpdate};
 use super::nic_sg::NicSgCommand;
+use super::nic_show::ShowArgs;
 use super::nic_state::{ExportArgs, ImportArgs};
+use super::nic_stats::StatsArgs;
 use crate::error::Error;
-use crate::json;
 use crate::output::Table;
 use crate::session::Session;
 use crate::words::state_name;
@@ -28,12 +28,10 @@ pub enum NicCommand {
     /// Show NICs
     #[command(after_help = "Example:\n  butterfly nic details vnic_1")]
     Details(MaybeNics),
-    /// Show what NICs received and sent
-    #[command(
-        after_help = "Bytes are those of Ethernet frames; in is what entered the guest. API v0 knows bytes alone.\n\n\
-Example:\n  butterfly nic stats vnic_1"
-    )]
-    Stats(MaybeNics),
+    /// Show what NICs received and sent, in all or a second
+    Stats(StatsArgs),
+    /// Show all that can be seen of NICs: values, counters, drops, queues and rings (API v1)
+    Show(ShowArgs),
     /// Change a NIC's values
     Update(NicUpdate),
     /// A NIC's security groups
@@ -83,7 +81,8 @@ impl NicCommand {
             }
             NicCommand::List(args) => list(args, session).await,
             NicCommand::Details(args) => details(args, session).await,
-            NicCommand::Stats(args) => stats(args, session).await,
+            NicCommand::Stats(args) => args.run(session).await,
+            NicCommand::Show(args) => args.run(session).await,
             NicCommand::Update(args) => update(args, session).await,
             NicCommand::Sg(command) => command.run(session).await,
             NicCommand::Export(args) => args.run(session).await,
@@ -142,53 +141,6 @@ async fn details(args: MaybeNics, session: &mut Session) -> Result<(), Error> {
         }
     };
     nic_details::print(&nics, &mut session.out)
-}
-
-async fn stats(args: MaybeNics, session: &mut Session) -> Result<(), Error> {
-    let client = session.client().await?;
-    let ids = if args.nics.is_empty() {
-        client.nic_ids().await?
-    } else {
-        args.nics
-    };
-    let (mut rows, all) = (Vec::new(), client.is_v1());
-    for id in &ids {
-        rows.push(client.nic_stats(id).await?);
-    }
-    if session.out.json {
-        // Over API v0 only what it knows: a zero would be a lie.
-        let value = |stats: &v1::NicStats| match all {
-            true => json::full("NicStats", stats),
-            false => {
-                json!({ "id": stats.id, "ingress_bytes": stats.ingress_bytes, "egress_bytes": stats.egress_bytes })
-            }
-        };
-        return session.out.value(&rows.iter().map(value).collect());
-    }
-    let mut table = Table::new(&[
-        "NIC",
-        ">IN BYTES",
-        ">OUT BYTES",
-        ">IN FRAMES",
-        ">OUT FRAMES",
-        ">IN DROPS",
-        ">OUT DROPS",
-        ">FLOWS",
-    ]);
-    let known = |count: u64| if all { count.to_string() } else { String::new() };
-    for stats in rows {
-        table.row([
-            stats.id,
-            stats.ingress_bytes.to_string(),
-            stats.egress_bytes.to_string(),
-            known(stats.ingress_frames),
-            known(stats.egress_frames),
-            known(stats.ingress_drops),
-            known(stats.egress_drops),
-            known(stats.flows),
-        ]);
-    }
-    session.out.table(&table)
 }
 
 /// Timeouts are replaced all three together by the API, one by one on the command line.

@@ -1,7 +1,8 @@
 //! The v1 API: gRPC. A decoder over the controller.
 //!
 //! [`server`] has the listeners, [`service`] the methods; [`convert`] turns messages into the model, [`render`] the
-//! model into messages; [`watch`] is the stream of events, [`observe`] what can be counted and listed.
+//! model into messages; [`watch`] is the stream of events, [`observe`] what can be counted and listed, [`workers`] what
+//! the workers are doing and the rings of their ports.
 
 mod convert;
 mod observe;
@@ -9,3 +10,4 @@ mod render;
 pub mod server;
 mod service;
 mod watch;
+mod workers;

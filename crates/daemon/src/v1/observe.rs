@@ -7,25 +7,45 @@ use control::model::{GroupId, NicId};
 use control::{Controller, Error, NicStats};
 use dataplane::drop_reason::DropReason;
 use dataplane::flow::FlowInfo;
+use rustix::time::{ClockId, clock_gettime};
 use tonic::Status;
 
-use super::render;
+use super::{render, workers};
 use crate::app::{App, unix_secs};
 
 /// The counters of one NIC.
 pub fn nic_stats(control: &Controller, id: &NicId) -> Result<v1::NicStats, Error> {
-    let stats = control.nic_stats(id)?;
-    let sum = |drops: &[(DropReason, u64)]| drops.iter().map(|(_, frames)| frames).sum();
     Ok(v1::NicStats {
-        id: id.to_string(),
+        flows: control.export_flows(Some(id))?.len() as u64,
+        ..counters(&control.nic_stats(id)?)
+    })
+}
+
+/// Those of all NICs. Nobody has to be asked for them.
+pub fn all_nic_stats(control: &Controller) -> Result<v1::ListNicStatsResponse, Error> {
+    let ids = control.nic_ids();
+    let time = clock_gettime(ClockId::Monotonic);
+    let nics = ids
+        .iter()
+        .map(|id| control.nic_stats(id).map(|stats| counters(&stats)));
+    Ok(v1::ListNicStatsResponse {
+        time_ns: time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64,
+        nics: nics.collect::<Result<_, _>>()?,
+    })
+}
+
+fn counters(stats: &NicStats) -> v1::NicStats {
+    let sum = |drops: &[(DropReason, u64)]| drops.iter().map(|(_, frames)| frames).sum();
+    v1::NicStats {
+        id: stats.id.to_string(),
         ingress_frames: stats.frames_in,
         ingress_bytes: stats.bytes_in,
         egress_frames: stats.frames_out,
         egress_bytes: stats.bytes_out,
         ingress_drops: sum(&stats.drops_in),
         egress_drops: sum(&stats.drops_out),
-        flows: control.export_flows(Some(id))?.len() as u64,
-    })
+        flows: 0,
+    }
 }
 
 /// Drops of one NIC, or of all with their totals.
@@ -164,10 +184,6 @@ fn flow(flow: &FlowInfo, asked: Option<&NicId>, names: &BTreeMap<dataplane::Port
 /// The daemon at a glance.
 pub fn status(app: &App, control: &Controller) -> Result<v1::Status, Status> {
     let status = control.status();
-    let report = app
-        .worker
-        .report()
-        .map_err(|e| Status::unavailable(e.to_string()))?;
     let now = unix_secs();
     Ok(v1::Status {
         version: env!("CARGO_PKG_VERSION").into(),
@@ -183,14 +199,7 @@ pub fn status(app: &App, control: &Controller) -> Result<v1::Status, Status> {
         socket_dir: control.settings().socket_dir.clone(),
         endpoints: app.endpoints.clone(),
         log_level: app.log.level().to_string(),
-        workers: vec![v1::WorkerStatus {
-            index: 0,
-            core: report.core.map(|core| core as u32),
-            load_percent: report.percent,
-            frames: report.load.frames,
-            flows: report.load.flows,
-            max_flows: report.max_flows.into(),
-        }],
+        workers: workers::statuses(&app.worker)?,
         graph_dot: control.graph_dot(),
         uplink: app.uplink.clone(),
     })

@@ -9,7 +9,7 @@ use control::{Controller, Error, ErrorKind};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use super::{convert, observe, render, watch};
+use super::{convert, observe, render, watch, workers};
 use crate::app::App;
 use crate::connections;
 use crate::logging::Level;
@@ -131,6 +131,19 @@ impl Butterfly for Service {
         let id = request.into_inner().id;
         self.control(move |control| observe::nic_stats(control, &NicId::new(&id)?))
             .await
+    }
+
+    async fn list_nic_stats(&self, _: Request<v1::ListNicStatsRequest>) -> Answer<v1::ListNicStatsResponse> {
+        self.control(|control| observe::all_nic_stats(control)).await
+    }
+
+    async fn get_nic_queues(&self, request: Request<v1::GetNicQueuesRequest>) -> Answer<v1::NicQueues> {
+        let id = request.into_inner().id;
+        self.operate(move |app, control| {
+            let nic = NicId::new(&id).and_then(|id| control.nic(&id)).map_err(refused)?;
+            workers::queues(&app.worker, &nic)
+        })
+        .await
     }
 
     async fn export_nic(&self, request: Request<v1::ExportNicRequest>) -> Answer<v1::ExportNicResponse> {
@@ -272,6 +285,11 @@ impl Butterfly for Service {
 
     async fn get_status(&self, _: Request<v1::GetStatusRequest>) -> Answer<v1::Status> {
         self.operate(|app, control| observe::status(app, control)).await
+    }
+
+    async fn list_workers(&self, _: Request<v1::ListWorkersRequest>) -> Answer<v1::ListWorkersResponse> {
+        self.operate(|app, control| workers::list(&app.worker, control))
+            .await
     }
 
     async fn list_drops(&self, request: Request<v1::ListDropsRequest>) -> Answer<v1::ListDropsResponse> {

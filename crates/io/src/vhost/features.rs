@@ -7,6 +7,8 @@ use super::sink::NicOptions;
 macro_rules! bits {
     ($($(#[$doc:meta])* $name:ident = $bit:literal;)*) => {
         $($(#[$doc])* pub const $name: u64 = 1 << $bit;)*
+        /// All of them by name.
+        pub const NAMES: &[(&str, u64)] = &[$((stringify!($name), $name)),*];
     };
 }
 
@@ -57,6 +59,16 @@ bits! {
     GUEST_USO6 = 55;
     /// The device takes UDP frames to be segmented.
     HOST_USO = 56;
+}
+
+/// The names of the bits that are set, from bit 0 up; `bit N` for one that has none here.
+pub fn names(features: u64) -> Vec<String> {
+    let set = (0..64).filter(|bit| features & (1 << bit) != 0);
+    let name = |bit: u32| match NAMES.iter().find(|(_, feature)| *feature == 1 << bit) {
+        Some((name, _)) => (*name).to_owned(),
+        None => format!("bit {bit}"),
+    };
+    set.map(name).collect()
 }
 
 /// Features of the vhost-user protocol.
@@ -114,4 +126,18 @@ pub const OFFLOADS: u64 = CSUM
 pub fn offered(nic: &NicOptions) -> u64 {
     let when = |wanted: bool, bits: u64| if wanted { bits } else { 0 };
     ALWAYS | when(nic.offloads, OFFLOADS) | when(nic.mtu.is_some(), MTU) | when(nic.pairs() > 1, MQ)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn features_are_named_from_the_lowest_bit_up() {
+        assert_eq!(names(0), [""; 0]);
+        assert_eq!(
+            names(1 << 63 | VERSION_1 | MRG_RXBUF | CSUM),
+            ["CSUM", "MRG_RXBUF", "VERSION_1", "bit 63"]
+        );
+    }
 }

@@ -1,0 +1,155 @@
+//! What the workers are doing, and the rings of their ports.
+
+use std::collections::BTreeMap;
+
+use api::v1;
+use control::{Controller, NicStatus};
+use dataplane::load::{STEPS, WorkerLoad};
+use dataplane::report::PortReport;
+use io::port::QueueState;
+use io::vhost::features;
+use tonic::Status;
+
+use crate::worker_thread::{LoadReport, WorkerThread};
+
+/// VIRTIO_F_RING_PACKED (virtio 1.2, section 6).
+const RING_PACKED: u64 = 1 << 34;
+
+/// Every worker with the queue pairs it has.
+pub fn list(worker: &WorkerThread, control: &Controller) -> Result<v1::ListWorkersResponse, Status> {
+    let mut workers = statuses(worker)?;
+    let names: BTreeMap<_, _> = control
+        .nics()
+        .map(|nic| (nic.slot, nic.nic.id.to_string()))
+        .collect();
+    for (index, port) in worker.ports(None).map_err(gone)? {
+        // A port whose NIC is being made or deleted has no name to go by, and no frame passes it.
+        if let (Some(worker), Some(nic)) = (workers.get_mut(index), names.get(&port.slot)) {
+            worker.queues.push(v1::WorkerQueue {
+                nic: nic.clone(),
+                pair: port.pair.into(),
+                polled: port.polled,
+                quiet_ns: port.quiet_ns,
+            });
+        }
+    }
+    for worker in &mut workers {
+        worker
+            .queues
+            .sort_by(|a, b| (&a.nic, a.pair).cmp(&(&b.nic, b.pair)));
+    }
+    Ok(v1::ListWorkersResponse { workers })
+}
+
+/// Every worker without them.
+pub fn statuses(worker: &WorkerThread) -> Result<Vec<v1::WorkerStatus>, Status> {
+    let reports = worker.reports().map_err(gone)?;
+    Ok(reports
+        .iter()
+        .zip(0..)
+        .map(|(report, index)| status(index, report))
+        .collect())
+}
+
+fn status(index: u32, report: &LoadReport) -> v1::WorkerStatus {
+    let load = &report.load;
+    v1::WorkerStatus {
+        index,
+        core: report.core.map(|core| core as u32),
+        load_percent: report.percent,
+        frames: load.frames,
+        flows: load.flows,
+        max_flows: report.max_flows.into(),
+        time_ns: load.at_ns,
+        busy_ns: load.busy_ns,
+        asleep_ns: load.asleep_ns,
+        turns: load.turns,
+        busy_turns: load.busy_turns,
+        sleeps: load.sleeps,
+        batches: batches(load),
+        steps: steps(load),
+        handed_over: load.handed_over,
+        taken_over: load.taken_over,
+        flows_evicted: load.flows_evicted,
+        datagrams: load.datagrams,
+        held_fragments: load.held_fragments,
+        learned_macs: load.learned_macs,
+        epoch: load.epoch,
+        queues: vec![],
+    }
+}
+
+fn batches(load: &WorkerLoad) -> Vec<v1::BatchCount> {
+    let classes = load.batches.iter().enumerate();
+    classes
+        .map(|(class, batches)| v1::BatchCount {
+            up_to: 1 << class,
+            batches: *batches,
+        })
+        .collect()
+}
+
+/// None when none was timed: not "0 cycles".
+fn steps(load: &WorkerLoad) -> Vec<v1::StepCost> {
+    let timed = load.steps.iter().any(|step| step.frames > 0);
+    let steps = STEPS.iter().zip(&load.steps).filter(|_| timed);
+    steps
+        .map(|(name, step)| v1::StepCost {
+            name: (*name).into(),
+            cycles: step.cycles,
+            frames: step.frames,
+        })
+        .collect()
+}
+
+/// The queue pairs of a NIC.
+pub fn queues(worker: &WorkerThread, nic: &NicStatus) -> Result<v1::NicQueues, Status> {
+    let ports = worker.ports(Some(nic.slot)).map_err(gone)?;
+    let mut pairs: Vec<_> = ports.into_iter().map(|(index, port)| pair(index, port)).collect();
+    pairs.sort_by_key(|pair| pair.pair);
+    Ok(v1::NicQueues {
+        id: nic.nic.id.to_string(),
+        pairs,
+    })
+}
+
+fn pair(worker: usize, port: PortReport) -> v1::QueuePair {
+    let state = port.ring.unwrap_or_default();
+    v1::QueuePair {
+        pair: port.pair.into(),
+        worker: worker as u32,
+        backend: state.kind.into(),
+        up: state.up,
+        broken: state.broken.unwrap_or_default(),
+        polled: port.polled,
+        quiet_ns: port.quiet_ns,
+        frames_received: state.frames_received,
+        frames_transmitted: state.frames_transmitted,
+        kicks: state.kicks,
+        calls: state.calls,
+        transmitq: state.transmitq.as_ref().map(ring),
+        receiveq: state.receiveq.as_ref().map(ring),
+    }
+}
+
+fn ring(queue: &QueueState) -> v1::Ring {
+    let packed = queue.features & RING_PACKED != 0;
+    let waiting = queue.avail_index.wrapping_sub(queue.next_avail);
+    v1::Ring {
+        size: queue.size.into(),
+        packed,
+        avail_index: queue.avail_index.into(),
+        next_avail: queue.next_avail.into(),
+        used_index: queue.used_index.into(),
+        waiting: (!packed).then_some(waiting.into()),
+        in_flight: queue.in_flight.into(),
+        interrupts_off: queue.interrupts_off,
+        calls: queue.calls,
+        features: queue.features,
+        feature_names: features::names(queue.features),
+    }
+}
+
+fn gone(error: impl std::fmt::Display) -> Status {
+    Status::unavailable(error.to_string())
+}

@@ -1,0 +1,240 @@
+//! What can be seen of a daemon while it works: rings with a guest's driver on the other side, workers, rates.
+
+mod common;
+
+use std::time::Duration;
+
+use api::v1;
+use api::v1::butterfly_client::ButterflyClient;
+use common::{Daemon, within};
+use io::vhost::features::{EVENT_IDX, MRG_RXBUF, PROTOCOL_FEATURES, VERSION_1};
+use testkit::ring_driver::{Guest, GuestOptions, Shape};
+use testkit::vhost_frontend::Frontend;
+use tonic::Code;
+use tonic::transport::Channel;
+use wire::offload::Offload;
+
+type Client = ButterflyClient<Channel>;
+
+const FEATURES: u64 = VERSION_1 | MRG_RXBUF | EVENT_IDX;
+
+async fn put(client: &mut Client, id: &str, last: u8, change: impl FnOnce(&mut v1::Nic)) {
+    let mut nic = v1::Nic {
+        id: id.into(),
+        mac: format!("52:54:00:12:34:{last:02x}"),
+        vni: 1337,
+        addresses: vec![format!("42.0.0.{last}")],
+        bypass_filtering: true,
+        ..Default::default()
+    };
+    change(&mut nic);
+    within(client.put_nic(v1::PutNicRequest { nic: Some(nic) }))
+        .await
+        .unwrap();
+}
+
+async fn queues(client: &mut Client, id: &str) -> v1::NicQueues {
+    within(client.get_nic_queues(v1::GetNicQueuesRequest { id: id.into() }))
+        .await
+        .unwrap()
+        .into_inner()
+}
+
+async fn workers(client: &mut Client) -> Vec<v1::WorkerStatus> {
+    let answer = within(client.list_workers(v1::ListWorkersRequest {})).await;
+    answer.unwrap().into_inner().workers
+}
+
+/// A VMM that is connected, and its guest's rings.
+fn boot(daemon: &Daemon, id: &str) -> (Frontend, Guest) {
+    let guest = Guest::new(GuestOptions {
+        features: FEATURES,
+        ..GuestOptions::default()
+    });
+    let mut vmm = Frontend::connect(&daemon.path(&format!("qemu-vhost-{id}"))).unwrap();
+    vmm.negotiate(FEATURES | PROTOCOL_FEATURES).unwrap();
+    vmm.start(&guest, [0, 0]).unwrap();
+    (vmm, guest)
+}
+
+#[tokio::test]
+async fn a_guest_s_rings_are_shown_index_by_index() {
+    let daemon = Daemon::start(&[]);
+    let client = &mut daemon.v1().await;
+    put(client, "a", 1, |_| ()).await;
+    put(client, "b", 2, |_| ()).await;
+    let nobody = v1::NicQueues {
+        id: "a".into(),
+        pairs: vec![],
+    };
+    assert_eq!(queues(client, "a").await, nobody, "no guest is connected");
+    let absent = within(client.get_nic_queues(v1::GetNicQueuesRequest { id: "z".into() })).await;
+    assert_eq!(absent.unwrap_err().code(), Code::NotFound);
+
+    let ((mut vmm, mut a), (_vmm, mut b)) = (boot(&daemon, "a"), boot(&daemon, "b"));
+    let offered = b.receiveq.outstanding() as u32;
+    let mut frame = vec![0xa5; 100];
+    frame[..14].copy_from_slice(b"\x52\x54\0\x12\x34\x02\x52\x54\0\x12\x34\x01\x88\xb5");
+    for _ in 0..3 {
+        assert!(a.send(&frame, Offload::default(), &Shape::whole()));
+    }
+    a.transmitq.publish();
+    let given_back = async {
+        while a.transmitq.used_index() != 3 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    within(given_back).await;
+
+    let ring = |size: u16, offered: u32, taken: u32| v1::Ring {
+        size: size.into(),
+        packed: false,
+        avail_index: offered,
+        next_avail: taken,
+        used_index: taken,
+        waiting: Some(offered - taken),
+        features: FEATURES | PROTOCOL_FEATURES,
+        feature_names: ["MRG_RXBUF", "EVENT_IDX", "PROTOCOL_FEATURES", "VERSION_1"]
+            .map(Into::into)
+            .into(),
+        ..Default::default()
+    };
+    let pair = |from, to, transmitq, receiveq| v1::QueuePair {
+        pair: 0,
+        worker: 0,
+        backend: "vhost-user".into(),
+        up: true,
+        frames_received: from,
+        frames_transmitted: to,
+        transmitq: Some(transmitq),
+        receiveq: Some(receiveq),
+        ..Default::default()
+    };
+    let (tx, rx) = (a.transmitq.size, a.receiveq.size);
+    let expected = [
+        ("a", pair(3, 0, ring(tx, 3, 3), ring(rx, offered, 0))),
+        ("b", pair(0, 3, ring(tx, 0, 0), ring(rx, offered, 3))),
+    ];
+    for (id, expected) in expected {
+        let mut seen = queues(client, id).await;
+        let pair = &mut seen.pairs[0];
+        // When who was woken is the scheduler's affair.
+        (pair.polled, pair.quiet_ns, pair.kicks, pair.calls) = (false, 0, 0, 0);
+        for ring in [&mut pair.transmitq, &mut pair.receiveq].into_iter().flatten() {
+            (ring.interrupts_off, ring.calls) = (false, 0);
+        }
+        assert_eq!(
+            seen,
+            v1::NicQueues {
+                id: id.into(),
+                pairs: vec![expected]
+            }
+        );
+    }
+    assert_eq!(b.receive().len(), 3);
+
+    // What breaks the protocol is stopped, and the reason is seen where the rings are.
+    a.transmitq.write_available_index(1000);
+    a.transmitq.notify();
+    let broken = async {
+        loop {
+            match queues(client, "a").await.pairs.pop() {
+                Some(pair) if !pair.broken.is_empty() => return pair,
+                _ => tokio::time::sleep(Duration::from_millis(1)).await,
+            }
+        }
+    };
+    let broken = within(broken).await;
+    assert!(!broken.up, "{broken:?}");
+    vmm.stop().unwrap();
+    drop(vmm);
+    let gone = async {
+        while queues(client, "a").await != nobody {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    within(gone).await;
+}
+
+#[tokio::test]
+async fn workers_say_what_they_do_with_their_time() {
+    let daemon = Daemon::start(&[]);
+    let client = &mut daemon.v1().await;
+    let bench = |role: v1::bench::Role| v1::Bench {
+        role: role.into(),
+        target_ip: "42.0.0.2".into(),
+        target_mac: "52:54:00:12:34:02".into(),
+    };
+    for (id, last, role) in [
+        ("ping", 1, v1::bench::Role::IcmpSender),
+        ("echo", 2, v1::bench::Role::IcmpReceiver),
+    ] {
+        put(client, id, last, |nic| {
+            nic.kind = v1::NicKind::Bench.into();
+            nic.bench = Some(bench(role));
+        })
+        .await;
+    }
+    let before = workers(client).await;
+    let counted = async {
+        loop {
+            let answer = client.list_nic_stats(v1::ListNicStatsRequest {}).await;
+            let answer = answer.unwrap().into_inner();
+            if answer.nics.iter().all(|nic| nic.ingress_frames > 1000) {
+                return answer;
+            }
+        }
+    };
+    let stats = within(counted).await;
+    let ids: Vec<_> = stats
+        .nics
+        .iter()
+        .map(|nic| (nic.id.as_str(), nic.flows, nic.ingress_drops))
+        .collect();
+    assert_eq!(ids, [("echo", 0, 0), ("ping", 0, 0)]);
+    let later = within(client.list_nic_stats(v1::ListNicStatsRequest {}))
+        .await
+        .unwrap()
+        .into_inner();
+    assert!(later.time_ns > stats.time_ns);
+
+    let after = workers(client).await;
+    assert_eq!(after.len(), before.len());
+    let sum = |of: fn(&v1::WorkerStatus) -> u64| {
+        let all = |workers: &[v1::WorkerStatus]| workers.iter().map(of).sum::<u64>();
+        all(&after) - all(&before)
+    };
+    assert!(sum(|worker| worker.frames) > 0);
+    assert!(sum(|worker| worker.busy_turns) > 0 && sum(|worker| worker.busy_ns) > 0);
+    assert!(sum(|worker| worker.batches.iter().map(|size| size.batches).sum()) > 0);
+    for (now, old) in after.iter().zip(&before) {
+        let passed = now.time_ns - old.time_ns;
+        assert!(now.busy_ns - old.busy_ns <= passed, "{now:?}\n{old:?}");
+        assert_eq!(
+            now.batches.iter().map(|size| size.up_to).collect::<Vec<_>>(),
+            [1, 2, 4, 8, 16, 32]
+        );
+    }
+    let mut owned: Vec<_> = after.iter().flat_map(|worker| &worker.queues).collect();
+    owned.sort_by(|a, b| a.nic.cmp(&b.nic));
+    let owned: Vec<_> = owned
+        .iter()
+        .map(|queue| (queue.nic.as_str(), queue.pair))
+        .collect();
+    assert_eq!(owned, [("echo", 0), ("ping", 0)]);
+    let pair = queues(client, "ping").await.pairs.remove(0);
+    assert_eq!(
+        (pair.backend.as_str(), pair.up, pair.transmitq),
+        ("bench", true, None)
+    );
+    let status = within(client.get_status(v1::GetStatusRequest {}))
+        .await
+        .unwrap()
+        .into_inner();
+    assert!(
+        status
+            .workers
+            .iter()
+            .all(|worker| worker.queues.is_empty() && worker.time_ns > 0)
+    );
+}
