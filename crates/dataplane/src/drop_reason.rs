@@ -58,6 +58,8 @@ drop_reasons! {
     NoDestination = "no_destination",
     /// The destination is the NIC that sent the frame.
     Hairpin = "hairpin",
+    /// The source IP address is not one of the NIC's, and none of its groups has an egress rule that could allow it.
+    ForeignSource = "foreign_source",
     /// An egress rule would be needed and none of the sender's groups has one that allows the packet.
     NoEgressRule = "no_egress_rule",
     /// No ingress rule of the receiver's groups allows the packet.

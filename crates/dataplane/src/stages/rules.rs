@@ -17,6 +17,10 @@ pub(crate) fn egress(round: &mut Round) {
         let owned = owns_source(round.nic, packet, ip);
         match judge::egress(round.view, round.nic, &question(ip), owned) {
             Some(grant) => case.egress = grant,
+            // Without egress rules it is the address that is wrong.
+            None if !round.view.open(round.nic.slot).has_egress => {
+                return Verdict::DropFrom(DropReason::ForeignSource);
+            }
             None => return Verdict::DropFrom(DropReason::NoEgressRule),
         }
         Verdict::Open

@@ -199,10 +199,10 @@ fn sources_that_nobody_has_go_nowhere_even_without_anti_spoofing() {
         let frame = build::frame(a.mac, b.mac).ip(address(source), b.ip(family));
         lab.refuses(a, frame.clone().udp(1, 2).build(), IpSpoofed);
         lab.configure(a, |config| config.anti_spoof = false);
-        lab.refuses(a, frame.udp(1, 2).build(), NoEgressRule);
+        lab.refuses(a, frame.udp(1, 2).build(), ForeignSource);
         // "Land": the victim's own address.
         let land = build::frame(a.mac, b.mac).ip(b.ip(family), b.ip(family));
-        lab.refuses(a, land.tcp(80, 80, SYN).build(), NoEgressRule);
+        lab.refuses(a, land.tcp(80, 80, SYN).build(), ForeignSource);
     }
 }
 
@@ -531,7 +531,7 @@ fn a_rule_for_a_group_does_not_match_who_borrows_a_members_address() {
         let borrowed = build::frame(thief.mac, b.mac).ip(member.ip(family), b.ip(family));
         lab.refuses(thief, borrowed.clone().udp(1, 2).build(), IpSpoofed);
         lab.configure(thief, |config| config.anti_spoof = false);
-        lab.refuses(thief, borrowed.udp(1, 2).build(), NoEgressRule);
+        lab.refuses(thief, borrowed.udp(1, 2).build(), ForeignSource);
     }
 }
 

@@ -6,6 +6,7 @@ use dataplane::ruleset::{Direction, Peer};
 use dataplane::{AddressSet, GroupIdx, RuleSlot};
 
 use crate::lab::*;
+use wire::build;
 
 #[test]
 fn nothing_comes_in_and_own_addresses_go_out_by_default() {
@@ -22,8 +23,35 @@ fn nothing_comes_in_and_own_addresses_go_out_by_default() {
             Family::V6 => "2001:db8:9::9",
         };
         let foreign: std::net::IpAddr = foreign.parse().unwrap();
-        let frame = wire::build::frame(a.mac, b.mac).ip(foreign, b.ip(family));
-        lab.refuses(a, frame.udp(1, 2).build(), NoEgressRule);
+        let frame = build::frame(a.mac, b.mac).ip(foreign, b.ip(family));
+        lab.refuses(a, frame.clone().udp(1, 2).build(), ForeignSource);
+
+        // An egress rule is for whatever source; without one, who bypasses filtering needs none.
+        let group = lab.group_of(a, vec![allow_out(UDP, 2)]);
+        lab.passes(a, b, frame.clone().udp(1, 2).build());
+        lab.refuses(a, frame.clone().udp(1, 3).build(), NoEgressRule);
+        lab.set_rules(group, vec![]);
+        lab.refuses(a, frame.clone().udp(1, 2).build(), ForeignSource);
+        lab.configure(a, |config| config.bypass = true);
+        lab.passes(a, b, frame.udp(1, 2).build());
+    }
+}
+
+/// What docs and `.proto` say of a NIC that was given no address.
+#[test]
+fn a_nic_without_addresses_sends_no_ip_but_from_its_link_local_address() {
+    for family in FAMILIES {
+        let (mut lab, a, b) = Lab::pair(vec![allow_all_in(None)]);
+        lab.configure(a, |config| config.addresses.clear());
+        let frame = udp(a, b, family, 1, 2);
+        lab.refuses(a, frame.clone(), IpSpoofed);
+        lab.configure(a, |config| config.anti_spoof = false);
+        lab.refuses(a, frame.clone(), ForeignSource);
+        lab.passes_to(a, &[b], build::arp_request(a.mac, a.v4, b.v4));
+        let link_local = build::frame(a.mac, b.mac).ip(a.mac.link_local(), b.v6);
+        lab.passes(a, b, link_local.udp(1, 2).build());
+        lab.group_of(a, vec![allow_all_out(None)]);
+        lab.passes(a, b, frame);
     }
 }
 
