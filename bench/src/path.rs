@@ -180,6 +180,9 @@ fn switch(load: Load, windows: usize) -> Result<Samples, PeerError> {
 /// A worker under rules.
 struct Switch {
     worker: Worker,
+    /// The worker is told to stop when this goes.
+    #[expect(dead_code)]
+    handle: Arc<dataplane::Switch>,
     started: Instant,
 }
 
@@ -193,15 +196,20 @@ impl Switch {
             seed: 1,
             on_broken: Box::new(|_, _| ()),
         };
-        let (worker, handle) = Worker::new(config).map_err(|error| PeerError(format!("worker: {error}")))?;
+        let mut config = Some(config);
+        let made = dataplane::Switch::new(1, |_| config.take().expect("one worker"));
+        let (handle, mut workers) = made.map_err(|error| PeerError(format!("worker: {error}")))?;
+        let worker = workers.remove(0);
+        let handle = Arc::new(handle);
         let mut switch = Switch {
             worker,
+            handle: handle.clone(),
             started: Instant::now(),
         };
         let snapshot = snapshot()?;
         switch.answer(|| handle.publish(Arc::new(snapshot)))?;
         for (slot, port) in ports.into_iter().enumerate() {
-            switch.answer(|| handle.attach(PortSlot(slot as u32), port))?;
+            switch.answer(|| handle.attach(PortSlot(slot as u32).into(), port))?;
         }
         Ok(switch)
     }

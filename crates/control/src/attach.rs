@@ -8,6 +8,7 @@ use crate::model::{Nic, NicKind};
 use dataplane::counters::{PortCounters, RuleCounters};
 use dataplane::flow::FlowInfo;
 use dataplane::snapshot::{PortSlot, PortUid, RuleSlot, Snapshot};
+use dataplane::{Switch, WorkerGone};
 use io::trace::Trace;
 use std::sync::Arc;
 
@@ -189,6 +190,32 @@ pub trait DataPlane: Send + Sync {
     fn flows(&self, port: Option<PortUid>) -> Result<Vec<FlowInfo>, DataPlaneError>;
     /// Adds connections to the table; gives back how many were taken.
     fn import_flows(&self, flows: Vec<FlowInfo>) -> Result<usize, DataPlaneError>;
+}
+
+impl DataPlane for Switch {
+    fn publish(&self, snapshot: Arc<Snapshot>) -> Result<(), DataPlaneError> {
+        Switch::publish(self, snapshot).map_err(gone)
+    }
+
+    fn port_counters(&self, slot: PortSlot) -> PortCounters {
+        Switch::port_counters(self, slot)
+    }
+
+    fn rule_counters(&self, slot: RuleSlot) -> RuleCounters {
+        Switch::rule_counters(self, slot)
+    }
+
+    fn flows(&self, port: Option<PortUid>) -> Result<Vec<FlowInfo>, DataPlaneError> {
+        Switch::flows(self, port).map_err(gone)
+    }
+
+    fn import_flows(&self, flows: Vec<FlowInfo>) -> Result<usize, DataPlaneError> {
+        Switch::import_flows(self, flows).map_err(gone)
+    }
+}
+
+fn gone(e: WorkerGone) -> DataPlaneError {
+    DataPlaneError(e.to_string())
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What the APIs work on: the controller behind its lock, the log's level, the worker, and the wish to stop.
+//! What the APIs work on: the controller behind its lock, the log's level, the workers, and the wish to stop.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -7,13 +7,13 @@ use control::Controller;
 use tokio::sync::watch;
 
 use crate::logging::LogControl;
-use crate::worker_thread::WorkerThread;
+use crate::worker_thread::WorkerThreads;
 
 /// One for the process; every server holds it.
 pub struct App {
     controller: Mutex<Controller>,
     pub log: LogControl,
-    pub worker: Arc<WorkerThread>,
+    pub workers: Arc<WorkerThreads>,
     /// Where the APIs listen, as they are spelt on the command line.
     pub endpoints: Vec<String>,
     /// What is to join this host to others; empty for nothing.
@@ -25,14 +25,14 @@ impl App {
     pub fn new(
         controller: Controller,
         log: LogControl,
-        worker: Arc<WorkerThread>,
+        workers: Arc<WorkerThreads>,
         endpoints: Vec<String>,
         uplink: String,
     ) -> App {
         App {
             controller: Mutex::new(controller),
             log,
-            worker,
+            workers,
             endpoints,
             uplink,
             stop: watch::Sender::new(false),

@@ -1,12 +1,12 @@
 //! What NICs attach to: vhost-user sockets, TAP devices, bench ports and trace files, made for the controller and
-//! handed to the worker.
+//! handed to the workers.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use control::model::{BenchKind, Nic, NicKind, VhostMode};
 use control::{AttachError, Attachments, NicState, OpenRequest};
-use dataplane::{PortSlot, WorkerHandle};
+use dataplane::{PortSlot, QueueId, Switch};
 use io::bench::{BenchMode, BenchPort};
 use io::port::Port;
 use io::tap::{TapOptions, TapPort};
@@ -21,30 +21,30 @@ const TAP_MTU_MAX: u16 = u16::MAX - 14;
 /// The daemon's side of every attachment. Dropping it closes all sockets.
 pub struct HostAttachments {
     vhost: Server,
-    worker: WorkerHandle,
+    switch: Arc<Switch>,
     states: PortStates,
 }
 
 impl HostAttachments {
     /// Starts the vhost-user server.
-    pub fn start(worker: WorkerHandle, states: PortStates) -> Result<HostAttachments, String> {
+    pub fn start(switch: Arc<Switch>, states: PortStates) -> Result<HostAttachments, String> {
         let sink = Arc::new(Sink {
-            worker: worker.clone(),
+            switch: switch.clone(),
             states: states.clone(),
         });
         let vhost =
             Server::start(sink).map_err(|e| format!("the vhost-user server cannot be started: {e}"))?;
         Ok(HostAttachments {
             vhost,
-            worker,
+            switch,
             states,
         })
     }
 
     /// Ports that are up for as long as they are there.
     fn attach(&self, slot: PortSlot, port: Port) -> Result<(), AttachError> {
-        self.worker
-            .attach(slot, port)
+        self.switch
+            .attach(slot.into(), port)
             .map_err(|e| AttachError(e.to_string()))?;
         self.states.leave(slot, NicState::Up);
         Ok(())
@@ -53,7 +53,7 @@ impl HostAttachments {
     /// Between two batches, as everything that is done to a port. Frames wait in the device meanwhile.
     fn reconfigure_tap(&self, request: &OpenRequest<'_>) -> Result<(), AttachError> {
         let refuse = |e: &dyn std::fmt::Display| AttachError(e.to_string());
-        let Some(mut port) = self.worker.detach(request.slot).map_err(|e| refuse(&e))? else {
+        let Some(mut port) = self.switch.detach(request.slot.into()).map_err(|e| refuse(&e))? else {
             return Ok(());
         };
         let done = match &mut port {
@@ -61,7 +61,9 @@ impl HostAttachments {
             _ => Ok(()),
         };
         // Back in any case: a device that keeps its old values works on.
-        self.worker.attach(request.slot, port).map_err(|e| refuse(&e))?;
+        self.switch
+            .attach(request.slot.into(), port)
+            .map_err(|e| refuse(&e))?;
         done.map_err(|e| refuse(&e))
     }
 }
@@ -98,7 +100,7 @@ impl Attachments for HostAttachments {
                 self.vhost.close(PortKey(slot.0));
             }
             // Dropping the port removes the device. A worker that is gone has dropped it already.
-            NicKind::Tap | NicKind::Bench(_) => drop(self.worker.detach(slot)),
+            NicKind::Tap | NicKind::Bench(_) => drop(self.switch.detach(slot.into())),
         }
         self.states.forget(slot);
     }
@@ -148,26 +150,20 @@ fn options(request: &OpenRequest<'_>) -> NicOptions {
     }
 }
 
-/// The vhost-user server's way to the worker.
+/// The vhost-user server's way to the workers.
 struct Sink {
-    worker: WorkerHandle,
+    switch: Arc<Switch>,
     states: PortStates,
 }
 
 impl PortSink for Sink {
     fn attach(&self, key: PortKey, pair: u16, port: Port) {
-        if pair > 0 {
-            return;
-        }
         // A worker that is gone takes no port: the daemon is stopping.
-        let _ = self.worker.attach(PortSlot(key.0), port);
+        let _ = self.switch.attach(queue(key, pair), port);
     }
 
     fn detach(&self, key: PortKey, pair: u16) -> Option<Port> {
-        if pair > 0 {
-            return None;
-        }
-        self.worker.detach(PortSlot(key.0)).ok().flatten()
+        self.switch.detach(queue(key, pair)).ok().flatten()
     }
 
     fn state(&self, key: PortKey, state: PortState) {
@@ -179,4 +175,9 @@ impl PortSink for Sink {
         };
         self.states.leave(PortSlot(key.0), state);
     }
+}
+
+fn queue(key: PortKey, pair: u16) -> QueueId {
+    let slot = PortSlot(key.0);
+    QueueId { slot, pair }
 }

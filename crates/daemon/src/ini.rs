@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use crate::cores::{Cores, count};
 use crate::logging::Level;
 use crate::options::mtu;
 
@@ -16,7 +17,8 @@ pub struct Ini {
     pub ip: Option<IpAddr>,
     pub endpoint: Option<String>,
     pub socket_dir: Option<PathBuf>,
-    pub graph_cpu_core: Option<usize>,
+    pub graph_cpu_core: Option<Cores>,
+    pub workers: Option<usize>,
     pub dpdk_args: Option<String>,
     pub nic_mtu: Option<u16>,
     pub dpdk_port: Option<u32>,
@@ -64,6 +66,7 @@ fn set(ini: &mut Ini, section: &str, key: &str, value: &str) -> Result<(), Strin
         ("general", "endpoint") => ini.endpoint = Some(value.to_owned()),
         ("general", "socket-dir") => ini.socket_dir = Some(value.into()),
         ("general", "graph-cpu-core") => ini.graph_cpu_core = Some(parsed(&name, value)?),
+        ("general", "workers") => ini.workers = Some(count(value).map_err(|e| format!("{name}: {e}"))?),
         ("general", "dpdk-args") => ini.dpdk_args = Some(value.to_owned()),
         ("general", "nic-mtu") => ini.nic_mtu = Some(mtu(value).map_err(|e| format!("{name}: {e}"))?),
         ("general", "dpdk-port") => ini.dpdk_port = Some(parsed(&name, value)?),
@@ -88,6 +91,7 @@ fn known(section: &str, key: &str) -> bool {
                 | "endpoint"
                 | "socket-dir"
                 | "graph-cpu-core"
+                | "workers"
                 | "dpdk-args"
                 | "nic-mtu"
                 | "dpdk-port"
@@ -114,7 +118,8 @@ log-level = debug
 ip=10.0.0.1
 endpoint = ipc:///run/v0.sock
 socket-dir = /run/b
-graph-cpu-core = 2
+graph-cpu-core = 2,4-5
+workers = 3
 dpdk-args = -c1 -n1 --vdev=eth_pcap0,iface=eth0
 nic-mtu = 9000
 dpdk-port = 0
@@ -126,7 +131,8 @@ encryption_key_path = /etc/butterfly/key
             ip: Some([10, 0, 0, 1].into()),
             endpoint: Some("ipc:///run/v0.sock".into()),
             socket_dir: Some("/run/b".into()),
-            graph_cpu_core: Some(2),
+            graph_cpu_core: Some("2,4-5".parse().unwrap()),
+            workers: Some(3),
             dpdk_args: Some("-c1 -n1 --vdev=eth_pcap0,iface=eth0".into()),
             nic_mtu: Some(9000),
             dpdk_port: Some(0),
@@ -194,6 +200,7 @@ encryption_key_path = /etc/butterfly/key
             endpoint: Some(_),
             socket_dir: Some(_),
             graph_cpu_core: Some(_),
+            workers: Some(_),
             dpdk_args: Some(_),
             nic_mtu: Some(_),
             dpdk_port: Some(_),

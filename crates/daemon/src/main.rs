@@ -12,6 +12,7 @@
 mod app;
 mod attachments;
 mod connections;
+mod cores;
 mod dpdk_args;
 mod ini;
 mod lock;

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
+use crate::cores::{self, Cores};
 use crate::dpdk_args::{self, DpdkArgs};
 use crate::ini::Ini;
 use crate::logging::Level;
@@ -44,9 +45,9 @@ pub struct Options {
     /// none, error, warning, info or debug [default: info]
     #[arg(short = 'l', long, value_name = "LEVEL")]
     pub log_level: Option<Level>,
-    /// Run the worker on this core alone
-    #[arg(short = 'u', long, value_name = "CORE")]
-    pub graph_cpu_core: Option<usize>,
+    /// Run one worker on each of these cores: 1, or 0,2-3 [default: one, wherever the scheduler likes]
+    #[arg(short = 'u', long, value_name = "CORES")]
+    pub graph_cpu_core: Option<Cores>,
     /// Largest IP packet of NICs that do not say, in bytes: 68..65535, or max [default: 1500]
     #[arg(short = 'm', long, value_name = "MTU", value_parser = mtu)]
     pub nic_mtu: Option<u16>,
@@ -94,6 +95,9 @@ pub struct Options {
     /// Allow the v0 API in clear text on addresses other hosts can reach
     #[arg(long)]
     pub insecure_api: bool,
+    /// Run so many workers without keeping them on cores of their own; -u says which cores instead
+    #[arg(long, value_name = "N", value_parser = cores::count)]
+    pub workers: Option<usize>,
     /// Connections tracked at most
     #[arg(long, value_name = "N", default_value_t = 1 << 20, value_parser = clap::value_parser!(u32).range(1024..=1 << 26))]
     pub max_flows: u32,
@@ -122,7 +126,8 @@ pub struct Settings {
     pub api_group: Option<String>,
     pub log_level: Level,
     pub no_syslog: bool,
-    pub core: Option<usize>,
+    /// One entry a worker: the core that it is to stay on.
+    pub workers: Vec<Option<usize>>,
     pub mtu: u16,
     pub packet_trace: bool,
     pub offloads: bool,
@@ -188,7 +193,11 @@ impl Settings {
             api_group: options.api_group,
             log_level: options.log_level.or(ini.log_level).unwrap_or(Level::Info),
             no_syslog: options.no_syslog,
-            core: options.graph_cpu_core.or(ini.graph_cpu_core).or(dpdk.core),
+            workers: match (options.graph_cpu_core, options.workers) {
+                // What the line says of either takes the place of what the file says of both.
+                (None, None) => cores::workers(ini.graph_cpu_core.or(dpdk_cores(dpdk.core)), ini.workers)?,
+                (list, count) => cores::workers(list, count)?,
+            },
             mtu: options.nic_mtu.or(ini.nic_mtu).unwrap_or(1500),
             packet_trace: options.packet_trace,
             offloads: !options.no_offload,
@@ -203,6 +212,11 @@ impl Settings {
             remarks,
         })
     }
+}
+
+/// The core that DPDK's options name.
+fn dpdk_cores(core: Option<usize>) -> Option<Cores> {
+    core.map(Cores::one)
 }
 
 fn unless_none(endpoint: String) -> Option<String> {
@@ -266,7 +280,7 @@ mod tests {
             api_group: None,
             log_level: Level::Info,
             no_syslog: false,
-            core: None,
+            workers: vec![None],
             mtu: 1500,
             packet_trace: false,
             offloads: true,
@@ -308,7 +322,11 @@ mod tests {
                 s.log_level = Level::Debug
             }),
             (&["-l none"], &|s| s.log_level = Level::None),
-            (&["-u 1", "--graph-cpu-core 1"], &|s| s.core = Some(1)),
+            (&["-u 1", "--graph-cpu-core 1", "-u 1 --workers 1"], &|s| {
+                s.workers = vec![Some(1)]
+            }),
+            (&["-u 0,2-3"], &|s| s.workers = vec![Some(0), Some(2), Some(3)]),
+            (&["--workers 3"], &|s| s.workers = vec![None; 3]),
             (&["-m 9000", "--nic-mtu 9000"], &|s| s.mtu = 9000),
             (&["-m max"], &|s| s.mtu = 65535),
             (&["-t", "--packet-trace"], &|s| s.packet_trace = true),
@@ -358,7 +376,10 @@ mod tests {
         );
         let args = "-c1 -n1 --socket-mem 64 --vdev=eth_pcap0,iface=eth0";
         let dpdk = settings(&["-i", "192.168.0.1", "-s", "/tmp", "--dpdk-args", args]).unwrap();
-        assert_eq!((dpdk.core, dpdk.uplink.as_deref()), (Some(0), Some("eth0")));
+        assert_eq!(
+            (dpdk.workers, dpdk.uplink.as_deref()),
+            (vec![Some(0)], Some("eth0"))
+        );
     }
 
     #[test]
@@ -369,6 +390,10 @@ mod tests {
             "-m 67",
             "-m 65536",
             "-u x",
+            "-u 1,1",
+            "--workers 0",
+            "--workers 33",
+            "-u 1,2 --workers 3",
             "--max-flows 1",
             "--nonsense",
             "-s",
@@ -383,12 +408,12 @@ mod tests {
     fn the_command_line_wins_over_the_file_and_the_file_over_the_default() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("butterflyd.ini");
-        let text = "[general]\nnic-mtu = max\ngraph-cpu-core = 3\ndpdk-args = -c 2\nlog-level = error\ndpdk-port = 1\n";
+        let text = "[general]\nnic-mtu = max\ngraph-cpu-core = 3,5\ndpdk-args = -c 2\nlog-level = error\ndpdk-port = 1\n";
         std::fs::write(&path, text).unwrap();
         let settings = settings(&["-c", path.to_str().unwrap(), "-l", "warning"]).unwrap();
         assert_eq!(
-            (settings.mtu, settings.core, settings.log_level),
-            (65535, Some(3), Level::Warning)
+            (settings.mtu, settings.workers, settings.log_level),
+            (65535, vec![Some(3), Some(5)], Level::Warning)
         );
         assert!(settings.remarks[0].starts_with("--dpdk-port 1 has no effect"));
     }

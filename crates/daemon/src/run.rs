@@ -18,7 +18,7 @@ use crate::logging::LogControl;
 use crate::options::Settings;
 use crate::port_states::PortStates;
 use crate::unix_socket::Access;
-use crate::worker_thread::{WorkerOptions, WorkerThread};
+use crate::worker_thread::{WorkerOptions, WorkerThreads};
 use crate::{v0, v1};
 
 /// Threads of the API's runtime.
@@ -73,9 +73,10 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     let mut signals = Signals::new()?;
 
     let states = PortStates::default();
-    let worker = Arc::new(WorkerThread::start(worker_options(settings, &states))?);
-    let attachments = HostAttachments::start(worker.handle().clone(), states.clone())?;
-    let controller = Controller::new(control_settings(settings)?, Box::new(attachments), worker.clone());
+    let workers = Arc::new(WorkerThreads::start(worker_options(settings, &states))?);
+    let switch = workers.switch().clone();
+    let attachments = HostAttachments::start(switch.clone(), states.clone())?;
+    let controller = Controller::new(control_settings(settings)?, Box::new(attachments), switch);
     let endpoints: Vec<String> = settings
         .v0_endpoint
         .iter()
@@ -83,7 +84,7 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
         .cloned()
         .collect();
     let uplink = settings.uplink.clone().unwrap_or_default();
-    let app = Arc::new(App::new(controller, log, worker.clone(), endpoints, uplink));
+    let app = Arc::new(App::new(controller, log, workers.clone(), endpoints, uplink));
 
     let mut tasks = JoinSet::new();
     tasks.spawn(states.deliver(app.clone()));
@@ -104,7 +105,7 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     let ended = async { while tasks.join_next().await.is_some() {} };
     let _ = tokio::time::timeout(GRACE, ended).await;
     tasks.abort_all();
-    take_down(app, &worker).await;
+    take_down(app, &workers).await;
     tracing::info!("stopped");
     Ok(())
 }
@@ -112,10 +113,10 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
 fn worker_options(settings: &Settings, states: &PortStates) -> WorkerOptions {
     let states = states.clone();
     WorkerOptions {
-        core: settings.core,
+        cores: settings.workers.clone(),
         max_flows: settings.max_flows,
         poll: Duration::from_micros(settings.poll_us),
-        on_broken: Box::new(move |slot, why| {
+        on_broken: Arc::new(move |slot, why| {
             tracing::warn!(
                 "the port in slot {} is stopped, its guest broke the protocol: {why}",
                 slot.0
@@ -154,14 +155,14 @@ fn announce(settings: &Settings, app: &App) {
     }
 }
 
-/// Sockets, devices and the worker, in this order: whoever closes a port needs the worker.
-async fn take_down(app: Arc<App>, worker: &Arc<WorkerThread>) {
-    let worker = worker.clone();
+/// Sockets, devices and the workers, in this order: whoever closes a port needs its worker.
+async fn take_down(app: Arc<App>, workers: &Arc<WorkerThreads>) {
+    let workers = workers.clone();
     let down = tokio::task::spawn_blocking(move || {
         if let Err(e) = app.control().apply(Config::default(), false) {
             tracing::warn!("not everything could be taken down: {e}");
         }
-        worker.stop();
+        workers.stop();
     });
     if down.await.is_err() {
         tracing::error!("taking down panicked");

@@ -1,16 +1,13 @@
-//! The thread that moves frames: polls while there is something to do, sleeps when there is not. Pinned to a core
-//! if one is given. To the controller it is the data plane.
+//! The threads that move frames, one a worker: each polls while there is something to do and sleeps when there is
+//! not. Pinned to a core if one is given.
 
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use control::{DataPlane, DataPlaneError};
-use dataplane::counters::{PortCounters, RuleCounters};
-use dataplane::flow::FlowInfo;
 use dataplane::load::WorkerLoad;
 use dataplane::report::PortReport;
-use dataplane::{Now, PortSlot, PortUid, RuleSlot, Snapshot, Worker, WorkerConfig, WorkerGone, WorkerHandle};
+use dataplane::{Now, PortSlot, Switch, Worker, WorkerConfig, WorkerGone};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -19,33 +16,34 @@ const SLEEP_MAX: Duration = Duration::from_secs(1);
 /// Turns between two looks at the wall clock, which may be set while we run.
 const WALL_CLOCK_TURNS: u32 = 4096;
 
-/// How the worker is to run.
+/// How the workers are to run.
 pub struct WorkerOptions {
-    /// The core to stay on.
-    pub core: Option<usize>,
+    /// One entry a worker: the core to stay on.
+    pub cores: Vec<Option<usize>>,
     pub max_flows: u32,
     /// Polling without work for this long, then sleeping.
     pub poll: Duration,
-    /// Called on the worker's thread when a port broke its protocol.
-    pub on_broken: Box<dyn Fn(PortSlot, String) + Send>,
+    /// Called on a worker's thread when a port broke its protocol.
+    pub on_broken: Arc<dyn Fn(PortSlot, String) + Send + Sync>,
 }
 
-/// The running worker.
-pub struct WorkerThread {
-    handle: WorkerHandle,
-    core: Option<usize>,
+/// The running workers.
+pub struct WorkerThreads {
+    switch: Arc<Switch>,
+    cores: Vec<Option<usize>>,
     max_flows: u32,
-    last: Mutex<Sample>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    /// By worker.
+    last: Mutex<Vec<Sample>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// When the load was last asked for, and how long the worker had slept by then.
+/// When the loads were last asked for, and how long the worker had slept by then.
 struct Sample {
     at: Instant,
     asleep_ns: u64,
 }
 
-/// What the worker is doing, for a status.
+/// What a worker is doing, for a status.
 pub struct LoadReport {
     pub core: Option<usize>,
     pub max_flows: u32,
@@ -54,86 +52,107 @@ pub struct LoadReport {
     pub load: WorkerLoad,
 }
 
-impl WorkerThread {
-    /// Starts the thread; returns when it runs on its core.
-    pub fn start(options: WorkerOptions) -> Result<WorkerThread, String> {
-        let (core, max_flows, poll) = (options.core, options.max_flows, options.poll);
-        let config = WorkerConfig {
-            max_flows,
-            max_fragments: 4096,
-            max_learned_macs: 65_536,
-            seed: rand::random(),
-            on_broken: options.on_broken,
-        };
-        let (worker, handle) = Worker::new(config).map_err(|e| format!("the worker cannot be made: {e}"))?;
-        let (started, wait) = mpsc::channel();
-        let thread = std::thread::Builder::new().name("worker".into()).spawn(move || {
-            let pinned = core.map_or(Ok(()), pin);
-            let ready = pinned.is_ok();
-            // The one who waits is below.
-            let _ = started.send(pinned);
-            if ready {
-                run(worker, poll);
+impl WorkerThreads {
+    /// Starts the threads; returns when each runs on its core.
+    pub fn start(options: WorkerOptions) -> Result<WorkerThreads, String> {
+        let (max_flows, poll) = (options.max_flows, options.poll);
+        let seed = rand::random();
+        let configure = |_| {
+            let on_broken = options.on_broken.clone();
+            WorkerConfig {
+                max_flows,
+                max_fragments: 4096,
+                max_learned_macs: 65_536,
+                seed,
+                on_broken: Box::new(move |slot, why| on_broken(slot, why)),
             }
-        });
-        let thread = thread.map_err(|e| format!("the worker's thread cannot be started: {e}"))?;
-        wait.recv()
-            .unwrap_or_else(|_| Err("the worker's thread ended at once".into()))?;
-        let last = Mutex::new(Sample {
+        };
+        let (switch, workers) = Switch::new(options.cores.len(), configure)
+            .map_err(|e| format!("the workers cannot be made: {e}"))?;
+        // From here on whoever returns early drops the switch, which ends the threads that run already.
+        let switch = Arc::new(switch);
+        let mut threads = Vec::new();
+        for (number, (worker, core)) in workers.into_iter().zip(&options.cores).enumerate() {
+            threads.push(start(number, worker, *core, poll)?);
+        }
+        let samples = options.cores.iter().map(|_| Sample {
             at: Instant::now(),
             asleep_ns: 0,
         });
-        Ok(WorkerThread {
-            handle,
-            core,
+        Ok(WorkerThreads {
+            switch,
+            last: Mutex::new(samples.collect()),
+            cores: options.cores,
             max_flows,
-            last,
-            thread: Mutex::new(Some(thread)),
+            threads: Mutex::new(threads),
         })
     }
 
-    /// For whoever attaches and detaches ports.
-    pub fn handle(&self) -> &WorkerHandle {
-        &self.handle
-    }
-
-    /// What each worker is doing, by index.
-    pub fn reports(&self) -> Result<Vec<LoadReport>, WorkerGone> {
-        Ok(vec![self.report()?])
+    /// For whoever attaches and detaches ports, and publishes.
+    pub fn switch(&self) -> &Arc<Switch> {
+        &self.switch
     }
 
     /// The ports of one NIC with their rings, or all without; each with its worker's index.
     pub fn ports(&self, of: Option<PortSlot>) -> Result<Vec<(usize, PortReport)>, WorkerGone> {
-        Ok(self.handle.ports(of)?.into_iter().map(|port| (0, port)).collect())
+        self.switch.ports(of)
     }
 
-    fn report(&self) -> Result<LoadReport, WorkerGone> {
-        let load = self.handle.load()?;
+    /// What each is doing, by index.
+    pub fn reports(&self) -> Result<Vec<LoadReport>, WorkerGone> {
+        let loads = self.switch.loads()?;
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        let passed = now.duration_since(last.at).as_nanos().max(1);
-        let asleep = u128::from(load.asleep_ns.saturating_sub(last.asleep_ns)).min(passed);
-        *last = Sample {
-            at: now,
-            asleep_ns: load.asleep_ns,
+        let each = loads.into_iter().zip(last.iter_mut()).zip(&self.cores);
+        let report = |((load, last), core): ((WorkerLoad, &mut Sample), &Option<usize>)| {
+            let passed = now.duration_since(last.at).as_nanos().max(1);
+            let asleep = u128::from(load.asleep_ns.saturating_sub(last.asleep_ns)).min(passed);
+            *last = Sample {
+                at: now,
+                asleep_ns: load.asleep_ns,
+            };
+            LoadReport {
+                core: *core,
+                max_flows: self.max_flows,
+                percent: ((passed - asleep) * 100 / passed) as u32,
+                load,
+            }
         };
-        let percent = ((passed - asleep) * 100 / passed) as u32;
-        Ok(LoadReport {
-            core: self.core,
-            max_flows: self.max_flows,
-            percent,
-            load,
-        })
+        Ok(each.map(report).collect())
     }
 
-    /// Ends the thread and waits for it.
+    /// Ends the threads and waits for them.
     pub fn stop(&self) {
-        self.handle.stop();
-        if let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        self.switch.stop();
+        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        for thread in threads {
             // A worker that panicked has ended the process already.
             let _ = thread.join();
         }
     }
+}
+
+fn start(
+    number: usize,
+    worker: Worker,
+    core: Option<usize>,
+    poll: Duration,
+) -> Result<JoinHandle<()>, String> {
+    let (started, wait) = mpsc::channel();
+    let name = format!("worker{number}");
+    let thread = std::thread::Builder::new().name(name).spawn(move || {
+        let pinned = core.map_or(Ok(()), pin);
+        let ready = pinned.is_ok();
+        // The one who waits is below.
+        let _ = started.send(pinned);
+        if ready {
+            run(worker, poll);
+        }
+    });
+    let thread = thread.map_err(|e| format!("a worker's thread cannot be started: {e}"))?;
+    wait.recv()
+        .unwrap_or_else(|_| Err("a worker's thread ended at once".into()))?;
+    Ok(thread)
 }
 
 fn pin(core: usize) -> Result<(), String> {
@@ -156,7 +175,7 @@ fn run(mut worker: Worker, poll: Duration) {
         if turn.stopped {
             return;
         }
-        if turn.frames > 0 || turn.commands > 0 || turn.busy {
+        if turn.frames > 0 || turn.messages > 0 || turn.commands > 0 || turn.busy {
             idle_since = now.mono_ns;
         } else if now.mono_ns.saturating_sub(idle_since) >= poll_ns {
             worker.sleep(now, SLEEP_MAX);
@@ -206,30 +225,4 @@ fn unix_offset() -> i128 {
 fn nanos(clock: ClockId) -> i128 {
     let time = clock_gettime(clock);
     i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
-}
-
-impl DataPlane for WorkerThread {
-    fn publish(&self, snapshot: Arc<Snapshot>) -> Result<(), DataPlaneError> {
-        self.handle.publish(snapshot).map_err(gone)
-    }
-
-    fn port_counters(&self, slot: PortSlot) -> PortCounters {
-        self.handle.counters().port(slot)
-    }
-
-    fn rule_counters(&self, slot: RuleSlot) -> RuleCounters {
-        self.handle.counters().rule(slot)
-    }
-
-    fn flows(&self, port: Option<PortUid>) -> Result<Vec<FlowInfo>, DataPlaneError> {
-        self.handle.flows(port).map_err(gone)
-    }
-
-    fn import_flows(&self, flows: Vec<FlowInfo>) -> Result<usize, DataPlaneError> {
-        self.handle.import_flows(flows).map_err(gone)
-    }
-}
-
-fn gone(e: WorkerGone) -> DataPlaneError {
-    DataPlaneError(e.to_string())
 }

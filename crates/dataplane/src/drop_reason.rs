@@ -84,6 +84,8 @@ drop_reasons! {
     FragmentOfDropped = "fragment_of_dropped",
     /// Too many datagrams of the NIC, or pieces of one, are in reassembly.
     FragmentTableFull = "fragment_table_full",
+    /// The worker that has the receiver's queue is behind with what others hand over to it.
+    HandoffFull = "handoff_full",
     /// Nothing is attached to the receiver's port, or its guest has not set it up.
     TargetDown = "target_down",
     /// The receiver has given no buffers to write into.

@@ -1,4 +1,5 @@
-//! How the rest of the process talks to a worker: commands that wait for its answer.
+//! How the rest of the process talks to one worker: commands that wait for its answer. [`Switch`](crate::Switch)
+//! is the face of all workers together.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -9,7 +10,8 @@ use thiserror::Error;
 
 use crate::counters::Counters;
 use crate::flow::FlowInfo;
-use crate::load::WorkerLoad;
+use crate::load::{QueueLoad, WorkerLoad};
+use crate::queue::QueueId;
 use crate::report::PortReport;
 use crate::snapshot::{PortSlot, PortUid, Snapshot};
 
@@ -21,8 +23,12 @@ pub struct WorkerGone;
 /// What a worker is asked to do. Each carries where the answer goes.
 pub(crate) enum Command {
     Publish(Arc<Snapshot>, Sender<Arc<Snapshot>>),
-    Attach(PortSlot, Box<Port>, Sender<Option<Box<Port>>>),
-    Detach(PortSlot, Sender<Option<Box<Port>>>),
+    /// Deliver what other workers have handed over so far; the answer: how many parcels had to be sent on.
+    Settle(Sender<usize>),
+    Attach(Arrival, Sender<Option<Box<Port>>>),
+    Detach(QueueId, Sender<Option<Box<Port>>>),
+    /// Give a queue to another worker; the answer: it was here, and is there.
+    Move(QueueId, usize, Sender<bool>),
     Flows(Option<PortUid>, Sender<Vec<FlowInfo>>),
     Import(Vec<FlowInfo>, Sender<usize>),
     Load(Sender<WorkerLoad>),
@@ -30,74 +36,45 @@ pub(crate) enum Command {
     Stop,
 }
 
-/// The other threads' end of a worker. Cloned for everybody who needs it.
+/// A queue that comes to a worker.
+pub(crate) struct Arrival {
+    pub queue: QueueId,
+    pub port: Box<Port>,
+    pub load: Arc<QueueLoad>,
+}
+
+/// An answer that is under way.
+pub(crate) struct Answer<T>(Receiver<T>);
+
+impl<T> Answer<T> {
+    /// Waits for it. A worker that ends drops its queue and with it the sender: the wait ends with an error.
+    pub(crate) fn wait(self) -> Result<T, WorkerGone> {
+        self.0.recv().map_err(|_| WorkerGone)
+    }
+}
+
+/// The other threads' end of a worker.
 #[derive(Clone)]
-pub struct WorkerHandle {
-    pub(crate) commands: Sender<Command>,
-    pub(crate) bell: Doorbell,
-    pub(crate) counters: Arc<Counters>,
+pub(crate) struct WorkerHandle {
+    pub commands: Sender<Command>,
+    pub bell: Doorbell,
+    pub counters: Arc<Counters>,
 }
 
 impl WorkerHandle {
-    /// Puts a snapshot in force; returns when every frame from now on is judged by it. Snapshots are to be
-    /// published in the order of their epochs.
-    pub fn publish(&self, snapshot: Arc<Snapshot>) -> Result<(), WorkerGone> {
-        // The answer is the snapshot before: it is dropped here and not on the path.
-        self.ask(|answer| Command::Publish(snapshot, answer)).map(drop)
-    }
-
-    /// Gives the worker a port to receive from and transmit to, as NIC `slot`. A port that was there before
-    /// is given back.
-    pub fn attach(&self, slot: PortSlot, port: Port) -> Result<Option<Port>, WorkerGone> {
-        self.ask(|answer| Command::Attach(slot, Box::new(port), answer))
-            .map(|before| before.map(|port| *port))
-    }
-
-    /// Takes a port away from the worker, which does not touch it any more when this returns.
-    pub fn detach(&self, slot: PortSlot) -> Result<Option<Port>, WorkerGone> {
-        self.ask(|answer| Command::Detach(slot, answer))
-            .map(|port| port.map(|port| *port))
-    }
-
-    /// The tracked flows, all of them or those with an end at one NIC.
-    pub fn flows(&self, of: Option<PortUid>) -> Result<Vec<FlowInfo>, WorkerGone> {
-        self.ask(|answer| Command::Flows(of, answer))
-    }
-
-    /// Adds flows (of a migrated NIC, or of the daemon before). They are judged by the rules in force with
-    /// their next packet. Gives how many were taken: not those that are there already, whose NICs are not,
-    /// or for which there is no room.
-    pub fn import_flows(&self, flows: Vec<FlowInfo>) -> Result<usize, WorkerGone> {
-        self.ask(|answer| Command::Import(flows, answer))
-    }
-
-    /// What the worker has been doing.
-    pub fn load(&self) -> Result<WorkerLoad, WorkerGone> {
-        self.ask(Command::Load)
-    }
-
-    /// The ports the worker has: those of one NIC with their rings, or all of them without.
-    pub fn ports(&self, of: Option<PortSlot>) -> Result<Vec<PortReport>, WorkerGone> {
-        self.ask(|answer| Command::Ports(of, answer))
-    }
-
-    /// The worker's counters: read them at any time, without asking it.
-    pub fn counters(&self) -> Arc<Counters> {
-        self.counters.clone()
+    /// Asks without waiting: several workers can be asked at once.
+    pub(crate) fn ask<T>(&self, command: impl FnOnce(Sender<T>) -> Command) -> Answer<T> {
+        let (answer, wait) = channel();
+        // A worker that is gone drops the command, and with it the sender.
+        let _ = self.commands.send(command(answer));
+        self.bell.ring();
+        Answer(wait)
     }
 
     /// Ends the worker's loop after the commands sent before. Not to be waited for here: join the thread.
-    pub fn stop(&self) {
+    pub(crate) fn stop(&self) {
         // A worker that is gone already has stopped.
         let _ = self.commands.send(Command::Stop);
         self.bell.ring();
-    }
-
-    fn ask<T>(&self, command: impl FnOnce(Sender<T>) -> Command) -> Result<T, WorkerGone> {
-        let (answer, wait): (Sender<T>, Receiver<T>) = channel();
-        self.commands.send(command(answer)).map_err(|_| WorkerGone)?;
-        self.bell.ring();
-        // A worker that ends drops its queue and with it the sender: the wait ends with an error.
-        wait.recv().map_err(|_| WorkerGone)
     }
 }

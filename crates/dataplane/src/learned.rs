@@ -2,6 +2,10 @@
 //!
 //! Bounded, a quarter for one NIC at most; what was not heard of for 300 s is forgotten. When there is no
 //! room nothing is learnt: frames for such a MAC go to all learners of the network, as for any unknown one.
+//!
+//! Each worker has a table of its own and tells the others what it hears: new MACs and moves at once, the rest once in
+//! ten seconds while it is heard, and again at once what could not be told. Not more than [`NEWS_A_SECOND`].
+//!
 //! A MAC that was given to a NIC is looked up first and cannot be taken over. One that several NICs share as an
 //! allowed pair's (VRRP) is where it was sent from last, and is not to be had by who only learns.
 
@@ -17,8 +21,31 @@ use crate::snapshot::{NetworkIdx, PortSlot, PortUid};
 /// How long a MAC is remembered, as IEEE 802.1D bridges do.
 pub(crate) const AGING_SECS: u32 = 300;
 
+/// What is not new is told to the other workers that often.
+const TELL_EVERY_SECS: u32 = 10;
+
+/// How much is told in a second.
+const NEWS_A_SECOND: u32 = 4096;
+
+/// How much waits to be told.
+const NEWS_MAX: usize = 64;
+
+/// A MAC that another worker is told of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct News {
+    pub network: NetworkIdx,
+    pub mac: Mac,
+    pub slot: PortSlot,
+    pub uid: PortUid,
+}
+
 pub(crate) struct LearnedMacs {
     max: usize,
+    /// There are other workers.
+    tells: bool,
+    news: Vec<News>,
+    /// Told in which second, and how much.
+    told: (u32, u32),
     macs: HashMap<(NetworkIdx, Mac), Learned, SeedableRandomState>,
     /// In the order in which they are to be looked at for their age.
     queue: VecDeque<(NetworkIdx, Mac, u32)>,
@@ -31,6 +58,8 @@ struct Learned {
     slot: PortSlot,
     uid: PortUid,
     heard_secs: u32,
+    /// When the other workers were told, or told us.
+    told_secs: u32,
 }
 
 impl LearnedMacs {
@@ -38,6 +67,9 @@ impl LearnedMacs {
         let hasher = SeedableRandomState::with_seed(seed, SharedSeed::global_random());
         LearnedMacs {
             max: max as usize,
+            tells: false,
+            news: Vec::new(),
+            told: (0, 0),
             macs: HashMap::with_hasher(hasher.clone()),
             queue: VecDeque::new(),
             shares: HashMap::with_hasher(hasher),
@@ -46,6 +78,11 @@ impl LearnedMacs {
 
     pub(crate) fn len(&self) -> usize {
         self.macs.len()
+    }
+
+    /// Whether there are other workers to be told.
+    pub(crate) fn tell_others(&mut self, tells: bool) {
+        self.tells = tells;
     }
 
     /// Notes that `mac` was heard behind a NIC.
@@ -57,35 +94,96 @@ impl LearnedMacs {
         uid: PortUid,
         now_secs: u32,
     ) {
+        let news = News {
+            network,
+            mac,
+            slot,
+            uid,
+        };
+        let Some(told_secs) = self.note(&news, now_secs) else {
+            return;
+        };
+        let due = now_secs.wrapping_sub(told_secs) >= TELL_EVERY_SECS;
+        if !self.tells || !due || self.news.len() >= NEWS_MAX {
+            return;
+        }
+        if self.told.0 != now_secs {
+            self.told = (now_secs, 0);
+        }
+        if self.told.1 < NEWS_A_SECOND {
+            self.told.1 += 1;
+            self.news.push(news);
+            self.set_told(&news, now_secs);
+        }
+    }
+
+    /// Notes what another worker has heard.
+    pub(crate) fn hear_from_others(&mut self, news: &News, now_secs: u32) {
+        if self.note(news, now_secs).is_some() {
+            self.set_told(news, now_secs);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn has_news(&self) -> bool {
+        !self.news.is_empty()
+    }
+
+    /// What is to be told next.
+    pub(crate) fn next_news(&mut self) -> Option<News> {
+        self.news.pop()
+    }
+
+    /// Somebody could not be told: everybody is, when it is heard again.
+    pub(crate) fn was_not_told(&mut self, news: &News) {
+        if let Some(known) = self.macs.get_mut(&(news.network, news.mac)) {
+            known.told_secs = known.heard_secs.wrapping_sub(TELL_EVERY_SECS);
+        }
+    }
+
+    fn set_told(&mut self, news: &News, now_secs: u32) {
+        if let Some(known) = self.macs.get_mut(&(news.network, news.mac)) {
+            known.told_secs = now_secs;
+        }
+    }
+
+    /// Gives when the others were told of it, long ago if it is news; `None` when there was no room for it.
+    fn note(&mut self, news: &News, now_secs: u32) -> Option<u32> {
+        let News {
+            network,
+            mac,
+            slot,
+            uid,
+        } = *news;
         let share = self.shares.get(&uid).copied().unwrap_or(0);
         let share_full = share >= self.max.div_ceil(4);
+        let mut learned = Learned {
+            slot,
+            uid,
+            heard_secs: now_secs,
+            told_secs: now_secs.wrapping_sub(TELL_EVERY_SECS),
+        };
         if let Some(known) = self.macs.get_mut(&(network, mac)) {
             if known.uid != uid {
                 // It is where it was: who has as many as it may does not take others' either.
                 if share_full {
-                    return;
+                    return None;
                 }
                 leave(&mut self.shares, known.uid);
                 *self.shares.entry(uid).or_default() += 1;
+            } else {
+                learned.told_secs = known.told_secs;
             }
-            *known = Learned {
-                slot,
-                uid,
-                heard_secs: now_secs,
-            };
-            return;
+            *known = learned;
+            return Some(learned.told_secs);
         }
         if self.macs.len() >= self.max || share_full {
-            return;
+            return None;
         }
-        let learned = Learned {
-            slot,
-            uid,
-            heard_secs: now_secs,
-        };
         self.macs.insert((network, mac), learned);
         self.queue.push_back((network, mac, now_secs));
         *self.shares.entry(uid).or_default() += 1;
+        Some(learned.told_secs)
     }
 
     /// Behind which NIC `mac` was heard.
@@ -150,6 +248,35 @@ mod tests {
         assert_eq!(macs.find(NET, mac(1), 500), None);
         macs.age(10, 500);
         assert_eq!((macs.len(), macs.queue.len(), macs.shares.len()), (0, 0, 0));
+    }
+
+    #[test]
+    fn what_is_new_or_moved_is_told_at_once_and_the_rest_every_ten_seconds() {
+        let (mut macs, mut other) = (LearnedMacs::new(8, 1), LearnedMacs::new(8, 1));
+        macs.tell_others(true);
+        other.tell_others(true);
+        let mut hear = |uid: u32, now| {
+            macs.hear(NET, mac(1), PortSlot(uid), PortUid(uid), now);
+            let news = macs.next_news();
+            if let Some(news) = news.filter(|_| now == 25) {
+                macs.was_not_told(&news);
+            }
+            news.map(|news| news.uid.0)
+        };
+        assert_eq!((hear(1, 5), hear(1, 6), hear(1, 14)), (Some(1), None, None));
+        assert_eq!((hear(1, 15), hear(1, 16), hear(2, 16)), (Some(1), None, Some(2)));
+        assert_eq!((hear(2, 20), hear(2, 26)), (None, Some(2)));
+        assert_eq!((hear(2, 27), hear(1, 25), hear(1, 25)), (None, Some(1), Some(1)));
+
+        let news = News {
+            network: NET,
+            mac: mac(1),
+            slot: PortSlot(1),
+            uid: PortUid(1),
+        };
+        other.hear_from_others(&news, 5);
+        assert_eq!(other.find(NET, mac(1), 6), Some((PortSlot(1), PortUid(1))));
+        assert!(!other.has_news(), "it is not told back");
     }
 
     #[test]

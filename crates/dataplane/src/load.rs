@@ -3,6 +3,8 @@
 //! All of it is counted by the worker for itself, most of it once a turn or a batch. Numbers only grow, but for those
 //! that say "now"; whoever wants a rate asks twice and divides by the difference of `at_ns`.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 /// Batch sizes are counted in this many classes: 1, 2, 3..=4, 5..=8, 9..=16, 17..=32.
 pub const BATCH_CLASSES: usize = 6;
 
@@ -43,6 +45,8 @@ pub struct WorkerLoad {
     pub handed_over: u64,
     /// Frames of other workers delivered to ports here.
     pub taken_over: u64,
+    /// Queues it has now.
+    pub queues: u64,
     /// Flows tracked now.
     pub flows: u64,
     /// Flows given up before their time because a share or the table was full.
@@ -55,6 +59,25 @@ pub struct WorkerLoad {
     pub learned_macs: u64,
     /// The snapshot in force.
     pub epoch: u64,
+}
+
+/// What one queue costs, counted by the worker that has it and read by anybody.
+#[derive(Debug, Default)]
+pub(crate) struct QueueLoad {
+    cycles: AtomicU64,
+}
+
+impl QueueLoad {
+    /// By one worker at a time: no locked instruction.
+    #[inline]
+    pub(crate) fn add(&self, cycles: u64) {
+        let before = self.cycles.load(Ordering::Relaxed);
+        self.cycles.store(before.wrapping_add(cycles), Ordering::Relaxed);
+    }
+
+    pub(crate) fn cycles(&self) -> u64 {
+        self.cycles.load(Ordering::Relaxed)
+    }
 }
 
 impl WorkerLoad {

@@ -6,7 +6,7 @@ use io::frame::Batch;
 
 use crate::counters::Counters;
 use crate::drop_reason::DropReason;
-use crate::flow::{FlowTable, Flows};
+use crate::flow::Flows;
 use crate::fragments::{Fragments, Held};
 use crate::learned::LearnedMacs;
 use crate::ports::Ports;
@@ -49,11 +49,11 @@ pub(crate) struct Path {
 }
 
 impl Path {
-    pub(crate) fn new(config: &WorkerConfig, counters: Arc<Counters>) -> Self {
+    pub(crate) fn new(config: &WorkerConfig, counters: Arc<Counters>, flows: Flows) -> Self {
         Path {
             view: View::new(),
             tables: Tables {
-                flows: Flows::new(FlowTable::shared(config.max_flows, config.seed, 1), 0),
+                flows,
                 fragments: Fragments::new(config.max_fragments, config.seed),
                 learned: LearnedMacs::new(config.max_learned_macs, config.seed),
                 wide_searches: WIDE_SEARCHES,

@@ -1,15 +1,37 @@
-//! The attachments that a worker owns, by slot, and which of them it has written to since the last flush.
+//! The queues that a worker owns, which of them it has written to since the last flush, and the way to all others.
 
-use io::frame::Batch;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use io::frame::{BATCH, Batch};
 use io::port::{Port, PortError, TransmitError};
 
 use crate::drop_reason::DropReason;
+use crate::handoff::{Mark, OUT_MAX, Outbox, Put};
+use crate::load::QueueLoad;
+use crate::queue::{QueueId, Routes, pick};
 use crate::snapshot::PortSlot;
 
-#[derive(Default)]
 pub(crate) struct Ports {
-    slots: Vec<Option<Attached>>,
-    touched: Vec<PortSlot>,
+    slots: Vec<Slot>,
+    touched: Vec<QueueId>,
+    routes: Arc<Routes>,
+    /// This worker's number.
+    worker: usize,
+    pub outbox: Outbox,
+    /// Frames handed to other workers.
+    pub handed_over: u64,
+    /// Queues that have left for another worker and are not there yet, as far as is known.
+    gone: Vec<(QueueId, usize)>,
+}
+
+/// What this worker has of a NIC.
+#[derive(Default)]
+struct Slot {
+    first: Option<Attached>,
+    /// Pairs 1 and up.
+    others: Vec<Option<Attached>>,
+    mark: Mark,
 }
 
 /// A port and what the worker knows of it.
@@ -23,10 +45,32 @@ pub(crate) struct Attached {
     pub wakes: bool,
     /// Armed, and not polled until the poller reports it.
     pub parked: bool,
+    /// It is to be detached once its batches are back: nothing is received from it any more.
+    pub leaving: bool,
     /// When a frame came from it last, or when it came itself: monotonic nanoseconds.
     pub heard_ns: u64,
     /// Copies of its frames that it has not waited for yet: see `Worker::serve`.
     pub debt: usize,
+    /// Its batches that other workers read from, and those behind them, oldest first.
+    pub out: VecDeque<Arc<Batch>>,
+    pub load: Arc<QueueLoad>,
+}
+
+/// What was not written here of some frames, a bit for each in the order in which they were given.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Handed {
+    /// Handed to another worker, who counts them.
+    pub over: u32,
+    /// Dropped: that worker's ring is full.
+    pub full: u32,
+}
+
+impl Handed {
+    /// All was written, or refused, here.
+    #[inline]
+    pub(crate) fn is_none(self) -> bool {
+        self.over | self.full == 0
+    }
 }
 
 impl Attached {
@@ -38,80 +82,297 @@ impl Attached {
         }
         work
     }
+
+    /// Gives the guest the buffers of those batches that have come back, in their order. True when none is out.
+    pub(crate) fn reclaim(&mut self, outbox: &mut Outbox) -> bool {
+        while let Some(oldest) = self.out.front_mut() {
+            let Some(batch) = Arc::get_mut(oldest) else {
+                return false;
+            };
+            self.port.complete(batch);
+            if let Some(shell) = self.out.pop_front() {
+                outbox.give_back(shell);
+            }
+        }
+        true
+    }
 }
 
 impl Ports {
-    /// Puts a port into a slot that is free.
-    pub(crate) fn attach(&mut self, slot: PortSlot, port: Box<Port>, wakes: bool, now_ns: u64) {
-        let index = slot.0 as usize;
-        if index >= self.slots.len() {
-            self.slots.resize_with(index + 1, || None);
+    pub(crate) fn new(worker: usize, routes: Arc<Routes>, outbox: Outbox) -> Self {
+        Ports {
+            slots: Vec::new(),
+            touched: Vec::new(),
+            routes,
+            worker,
+            outbox,
+            handed_over: 0,
+            gone: Vec::new(),
         }
-        self.slots[index] = Some(Attached {
+    }
+
+    /// Puts a port into a place that is free, and on the map.
+    pub(crate) fn attach(
+        &mut self,
+        queue: QueueId,
+        port: Box<Port>,
+        load: Arc<QueueLoad>,
+        wakes: bool,
+        now_ns: u64,
+    ) {
+        let is_on = port.takes_frames();
+        *self.place(queue) = Some(Attached {
             port,
             touched: false,
             broken: false,
             wakes,
             parked: false,
+            leaving: false,
             heard_ns: now_ns,
             debt: 0,
+            out: VecDeque::with_capacity(OUT_MAX),
+            load,
         });
+        self.gone.retain(|(other, _)| *other != queue);
+        self.routes.set_owner(queue, self.worker);
+        self.routes.set_on(queue, is_on);
     }
 
-    /// Takes a port out of its slot.
-    pub(crate) fn detach(&mut self, slot: PortSlot) -> Option<Attached> {
-        let attached = self.slots.get_mut(slot.0 as usize)?.take()?;
-        self.touched.retain(|other| *other != slot);
+    /// Takes a port out of its place and off the map.
+    pub(crate) fn detach(&mut self, queue: QueueId) -> Option<Attached> {
+        let attached = self.take(queue)?;
+        self.routes.set_on(queue, false);
         Some(attached)
     }
 
+    /// Takes a port out of its place; on the map it stays where it was, until it is somewhere else.
+    pub(crate) fn take(&mut self, queue: QueueId) -> Option<Attached> {
+        self.find(queue)?;
+        self.touched.retain(|other| *other != queue);
+        self.place(queue).take()
+    }
+
+    fn place(&mut self, queue: QueueId) -> &mut Option<Attached> {
+        let slot = self.slot(queue.slot);
+        let Some(other) = usize::from(queue.pair).checked_sub(1) else {
+            return &mut slot.first;
+        };
+        if other >= slot.others.len() {
+            slot.others.resize_with(other + 1, || None);
+        }
+        &mut slot.others[other]
+    }
+
+    fn slot(&mut self, slot: PortSlot) -> &mut Slot {
+        let index = slot.0 as usize;
+        if index >= self.slots.len() {
+            self.slots.resize_with(index + 1, Slot::default);
+        }
+        &mut self.slots[index]
+    }
+
     #[inline]
-    pub(crate) fn find(&mut self, slot: PortSlot) -> Option<&mut Attached> {
-        self.slots.get_mut(slot.0 as usize)?.as_mut()
+    pub(crate) fn find(&mut self, queue: QueueId) -> Option<&mut Attached> {
+        find(&mut self.slots, queue)
     }
 
-    pub(crate) fn peek(&self, slot: PortSlot) -> Option<&Attached> {
-        self.slots.get(slot.0 as usize)?.as_ref()
-    }
-
-    /// All of them, by slot.
-    pub(crate) fn all(&self) -> impl Iterator<Item = (PortSlot, &Attached)> {
-        let slots = self.slots.iter().zip(0..);
-        slots.filter_map(|(attached, slot)| Some((PortSlot(slot), attached.as_ref()?)))
-    }
-
-    /// Writes a frame to a port. It is seen after [`Ports::flush`].
+    /// The same, with the outbox beside it.
     #[inline]
-    pub(crate) fn transmit(&mut self, slot: PortSlot, batch: &Batch, index: usize) -> Result<(), DropReason> {
-        let port = self.writable(slot).ok_or(DropReason::TargetDown)?;
-        port.transmit(batch, index).map_err(refusal)
+    pub(crate) fn find_with_outbox(&mut self, queue: QueueId) -> Option<(&mut Attached, &mut Outbox)> {
+        Some((find(&mut self.slots, queue)?, &mut self.outbox))
     }
 
-    /// Writes several frames to a port and says of each in `results` what became of it.
-    #[inline]
-    pub(crate) fn transmit_all(
-        &mut self,
-        slot: PortSlot,
-        batch: &Batch,
-        frames: &[u8],
-        results: &mut [Result<(), TransmitError>],
-    ) {
-        match self.writable(slot) {
-            Some(port) => port.transmit_all(batch, frames, results),
-            None => results.fill(Err(TransmitError::Down)),
+    pub(crate) fn peek(&self, queue: QueueId) -> Option<&Attached> {
+        let slot = self.slots.get(queue.slot.0 as usize)?;
+        match usize::from(queue.pair).checked_sub(1) {
+            None => slot.first.as_ref(),
+            Some(other) => slot.others.get(other)?.as_ref(),
         }
     }
 
-    /// The port in a slot, which is going to be written to.
+    /// All of them, by slot and pair.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (QueueId, &Attached)> {
+        self.slots.iter().zip(0..).flat_map(|(slot, number)| {
+            let pairs = std::iter::once(&slot.first).chain(&slot.others).zip(0..);
+            pairs.filter_map(move |(attached, pair)| {
+                let slot = PortSlot(number);
+                Some((QueueId { slot, pair }, attached.as_ref()?))
+            })
+        })
+    }
+
+    /// Notes to which worker a queue is on its way, so that what still comes here for it is sent after it.
+    pub(crate) fn note_gone(&mut self, queue: QueueId, to: usize) {
+        self.gone.retain(|(other, _)| *other != queue);
+        self.gone.push((queue, to));
+    }
+
+    /// The worker that has a queue which is not here, or will have it in a moment; `None`: nobody has.
+    pub(crate) fn whereabouts(&mut self, queue: QueueId) -> Option<usize> {
+        if self.routes.on(queue.slot) >> queue.pair & 1 == 0 {
+            return None;
+        }
+        let owner = self.routes.owner(queue);
+        if owner != self.worker {
+            return Some(owner);
+        }
+        let to = self.gone.iter().find(|(other, _)| *other == queue);
+        to.map(|(_, to)| *to)
+    }
+
+    /// Forgets of the queues that have gone those that have arrived.
+    pub(crate) fn forget_gone(&mut self) {
+        let (routes, worker) = (&self.routes, self.worker);
+        self.gone.retain(|(queue, _)| routes.owner(*queue) == worker);
+    }
+
+    /// Writes a frame to a NIC, a copy for a sniffer. It is seen after [`Ports::flush`]. True when it was written
+    /// here; false when it was handed to another worker, who counts it.
+    pub(crate) fn transmit(
+        &mut self,
+        target: PortSlot,
+        batch: &Batch,
+        index: usize,
+    ) -> Result<bool, DropReason> {
+        let on = self.routes.on(target);
+        if on == 0 {
+            return Err(DropReason::TargetDown);
+        }
+        let queue = QueueId {
+            slot: target,
+            pair: pick(on, 0),
+        };
+        if self.find(queue).is_some() {
+            let port = self.writable(queue).ok_or(DropReason::TargetDown)?;
+            return port.transmit(batch, index).map_err(refusal).map(|()| true);
+        }
+        match self.hand(queue, batch, index, true) {
+            Put::Handed => Ok(false),
+            Put::Full => Err(DropReason::HandoffFull),
+            Put::Gone => Err(DropReason::TargetDown),
+        }
+    }
+
+    /// Writes several frames to a NIC and says of each in `results` what became of it; see [`Handed`] for those
+    /// whose queue another worker has. `steer` has the wished pair of each.
     #[inline]
-    fn writable(&mut self, slot: PortSlot) -> Option<&mut Port> {
-        let attached = self.slots.get_mut(slot.0 as usize)?.as_mut()?;
+    pub(crate) fn transmit_all(
+        &mut self,
+        target: PortSlot,
+        batch: &Batch,
+        frames: &[u8],
+        steer: &[u32],
+        results: &mut [Result<(), TransmitError>],
+    ) -> Handed {
+        let on = self.routes.on(target);
+        if on == 1 {
+            return self.transmit_to(target.into(), batch, frames, results);
+        }
+        if on == 0 {
+            results.fill(Err(TransmitError::Down));
+            return Handed::default();
+        }
+        self.spread(target, on, batch, frames, steer, results)
+    }
+
+    /// The same to a NIC with several pairs: pair by pair, each in the frames' order.
+    fn spread(
+        &mut self,
+        target: PortSlot,
+        on: u64,
+        batch: &Batch,
+        frames: &[u8],
+        steer: &[u32],
+        results: &mut [Result<(), TransmitError>],
+    ) -> Handed {
+        let mut pairs = [0u16; BATCH];
+        let mut left = 0u64;
+        for (pair, wish) in pairs.iter_mut().zip(steer) {
+            *pair = pick(on, *wish);
+            left |= 1 << *pair;
+        }
+        let pairs = &pairs[..frames.len().min(steer.len())];
+        let mut handed = Handed::default();
+        while left != 0 {
+            let pair = left.trailing_zeros() as u16;
+            left &= left - 1;
+            let (mut mine, mut at, mut count) = ([0u8; BATCH], [0usize; BATCH], 0);
+            for (index, _) in pairs.iter().enumerate().filter(|(_, other)| **other == pair) {
+                (mine[count], at[count]) = (frames[index], index);
+                count += 1;
+            }
+            let mut outcome = [Ok(()); BATCH];
+            let outcome = &mut outcome[..count];
+            let queue = QueueId { slot: target, pair };
+            let part = self.transmit_to(queue, batch, &mine[..count], outcome);
+            for (bit, (result, index)) in outcome.iter().zip(at).enumerate() {
+                results[index] = *result;
+                handed.over |= (part.over >> bit & 1) << index;
+                handed.full |= (part.full >> bit & 1) << index;
+            }
+        }
+        handed
+    }
+
+    /// Writes frames to one queue, or hands them to the worker that has it.
+    #[inline]
+    pub(crate) fn transmit_to(
+        &mut self,
+        queue: QueueId,
+        batch: &Batch,
+        frames: &[u8],
+        results: &mut [Result<(), TransmitError>],
+    ) -> Handed {
+        if self.find(queue).is_some() {
+            match self.writable(queue) {
+                Some(port) => port.transmit_all(batch, frames, results),
+                None => results.fill(Err(TransmitError::Down)),
+            }
+            return Handed::default();
+        }
+        self.hand_all(queue, batch, frames, results)
+    }
+
+    fn hand_all(
+        &mut self,
+        queue: QueueId,
+        batch: &Batch,
+        frames: &[u8],
+        results: &mut [Result<(), TransmitError>],
+    ) -> Handed {
+        let mut handed = Handed::default();
+        for (bit, (&frame, result)) in frames.iter().zip(results).enumerate() {
+            *result = Ok(());
+            match self.hand(queue, batch, frame.into(), false) {
+                Put::Handed => handed.over |= 1 << bit,
+                Put::Full => handed.full |= 1 << bit,
+                Put::Gone => *result = Err(TransmitError::Down),
+            }
+        }
+        handed
+    }
+
+    fn hand(&mut self, queue: QueueId, batch: &Batch, frame: usize, copy: bool) -> Put {
+        let Some(owner) = self.whereabouts(queue) else {
+            return Put::Gone;
+        };
+        let mut mark = self.slot(queue.slot).mark;
+        let put = self.outbox.put(owner, queue, batch, frame, copy, &mut mark);
+        self.slot(queue.slot).mark = mark;
+        self.handed_over += u64::from(put == Put::Handed);
+        put
+    }
+
+    /// The port of a queue, which is going to be written to.
+    #[inline]
+    fn writable(&mut self, queue: QueueId) -> Option<&mut Port> {
+        let attached = find(&mut self.slots, queue)?;
         if attached.broken {
             return None;
         }
         if !attached.touched {
             attached.touched = true;
-            self.touched.push(slot);
+            self.touched.push(queue);
         }
         Some(&mut attached.port)
     }
@@ -119,8 +380,8 @@ impl Ports {
     /// Makes what was written visible, once per port that was written to.
     #[inline]
     pub(crate) fn flush(&mut self, mut broke: impl FnMut(PortSlot, PortError)) {
-        for slot in self.touched.drain(..) {
-            let Some(attached) = self.slots.get_mut(slot.0 as usize).and_then(Option::as_mut) else {
+        for queue in self.touched.drain(..) {
+            let Some(attached) = find(&mut self.slots, queue) else {
                 continue;
             };
             attached.touched = false;
@@ -128,9 +389,18 @@ impl Ports {
                 && !attached.broken
             {
                 attached.broken = true;
-                broke(slot, error);
+                broke(queue.slot, error);
             }
         }
+    }
+}
+
+#[inline]
+fn find(slots: &mut [Slot], queue: QueueId) -> Option<&mut Attached> {
+    let slot = slots.get_mut(queue.slot.0 as usize)?;
+    match usize::from(queue.pair).checked_sub(1) {
+        None => slot.first.as_mut(),
+        Some(other) => slot.others.get_mut(other)?.as_mut(),
     }
 }
 

@@ -7,6 +7,7 @@
 use io::port::RingState;
 
 use crate::ports::{Attached, Ports};
+use crate::queue::QueueId;
 use crate::snapshot::PortSlot;
 
 /// One port of a worker at one moment.
@@ -26,16 +27,13 @@ pub struct PortReport {
 
 /// The ports of one NIC with their rings, or all without.
 pub(crate) fn ports(ports: &Ports, of: Option<PortSlot>, now_ns: u64) -> Vec<PortReport> {
-    let report = |(slot, attached): (PortSlot, &Attached)| PortReport {
-        slot,
-        pair: 0,
+    let report = |(queue, attached): (QueueId, &Attached)| PortReport {
+        slot: queue.slot,
+        pair: queue.pair,
         polled: !attached.parked,
         quiet_ns: now_ns.saturating_sub(attached.heard_ns),
         ring: of.map(|_| attached.port.ring_state()),
     };
-    let one = of.map(|slot| ports.peek(slot).map(|attached| (slot, attached)));
-    match one {
-        Some(one) => one.into_iter().map(report).collect(),
-        None => ports.all().map(report).collect(),
-    }
+    let wanted = |(queue, _): &(QueueId, &Attached)| of.is_none_or(|slot| queue.slot == slot);
+    ports.all().filter(wanted).map(report).collect()
 }

@@ -1,7 +1,8 @@
-//! A worker in virtual time, driven step by step: for tests of this crate and of those built on it.
+//! A switch in virtual time, driven step by step: for tests of this crate and of those built on it.
 //!
-//! There is no thread and nothing sleeps: [`Simulation::run`] turns the worker until nothing moves any more,
-//! [`Simulation::advance`] lets time pass. The guests are [`MemoryPeer`]s.
+//! There is no thread of a worker and nothing sleeps: [`Simulation::run`] turns the workers one after the other until
+//! nothing moves any more, [`Simulation::turn_of`] turns one, [`Simulation::advance`] lets time pass. The guests are
+//! [`MemoryPeer`]s.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,34 +10,30 @@ use std::time::Duration;
 use io::memory_port::{MemoryPeer, MemoryPort};
 use io::port::Port;
 
-use crate::counters::{Counters, PortCounters, RuleCounters};
+use crate::counters::{PortCounters, RuleCounters};
 use crate::flow::FlowInfo;
-use crate::handle::WorkerHandle;
 use crate::load::WorkerLoad;
+use crate::queue::QueueId;
 use crate::report::PortReport;
 use crate::snapshot::{PortSlot, PortUid, RuleSlot, Snapshot};
+use crate::switch::Switch;
 use crate::worker::{Now, Turn, Worker, WorkerConfig};
 
 /// Turns without an end are an error of the test.
 const TURNS_MAX: usize = 100_000;
 
-/// A worker and its clock.
+/// The workers and their clock.
 pub struct Simulation {
-    worker: Worker,
-    handle: WorkerHandle,
+    /// `None`: it was stopped.
+    workers: Vec<Option<Worker>>,
+    switch: Arc<Switch>,
     now: Now,
 }
 
 impl Default for Simulation {
-    /// Tables large enough for any session.
+    /// One worker, with tables large enough for any session.
     fn default() -> Self {
-        Simulation::new(WorkerConfig {
-            max_flows: 4096,
-            max_fragments: 256,
-            max_learned_macs: 64,
-            seed: 1,
-            on_broken: Box::new(|_, _| {}),
-        })
+        Simulation::several(1)
     }
 }
 
@@ -46,77 +43,141 @@ impl Simulation {
     /// # Panics
     /// When the process is out of descriptors.
     pub fn new(config: WorkerConfig) -> Self {
-        let (worker, handle) = Worker::new(config).expect("an eventfd and an epoll set for a worker");
+        let mut config = Some(config);
+        Simulation::with(1, move |_| config.take().expect("one worker"))
+    }
+
+    /// Several workers, with tables large enough for any session.
+    ///
+    /// # Panics
+    /// When the process is out of descriptors.
+    pub fn several(workers: usize) -> Self {
+        Simulation::with(workers, |_| WorkerConfig {
+            max_flows: 4096,
+            max_fragments: 256,
+            max_learned_macs: 64,
+            seed: 1,
+            on_broken: Box::new(|_, _| {}),
+        })
+    }
+
+    fn with(workers: usize, configure: impl FnMut(usize) -> WorkerConfig) -> Self {
+        let (switch, workers) =
+            Switch::new(workers, configure).expect("an eventfd and an epoll set for each worker");
         let now = Now {
             mono_ns: 864_000_000_000_000,
             unix_ns: 1_800_000_000_000_000_000,
         };
-        Simulation { worker, handle, now }
+        Simulation {
+            workers: workers.into_iter().map(Some).collect(),
+            switch: Arc::new(switch),
+            now,
+        }
     }
 
     /// Puts a snapshot in force.
     pub fn publish(&mut self, snapshot: Snapshot) {
-        self.ask(move |handle| handle.publish(Arc::new(snapshot)).is_ok());
+        self.ask(move |switch| switch.publish(Arc::new(snapshot)).is_ok());
     }
 
-    /// Attaches a new guest to a slot.
-    pub fn attach(&mut self, slot: PortSlot) -> MemoryPeer {
+    /// Attaches a new guest to a slot, or to one queue of it.
+    pub fn attach(&mut self, queue: impl Into<QueueId>) -> MemoryPeer {
         let (port, peer) = MemoryPort::pair();
-        self.attach_port(slot, port.into());
+        self.attach_port(queue, port.into());
         peer
     }
 
     /// Attaches a port of any kind; true if it took the place of another.
-    pub fn attach_port(&mut self, slot: PortSlot, port: Port) -> bool {
-        self.ask(move |handle| matches!(handle.attach(slot, port), Ok(Some(_))))
+    pub fn attach_port(&mut self, queue: impl Into<QueueId>, port: Port) -> bool {
+        let queue = queue.into();
+        self.ask(move |switch| matches!(switch.attach(queue, port), Ok(Some(_))))
     }
 
     /// Takes the port out of a slot; true if there was one.
-    pub fn detach(&mut self, slot: PortSlot) -> bool {
-        self.ask(move |handle| matches!(handle.detach(slot), Ok(Some(_))))
+    pub fn detach(&mut self, queue: impl Into<QueueId>) -> bool {
+        self.take(queue).is_some()
     }
 
-    /// Turns the worker until a turn moves nothing, not even after a look at the ports that sleep. Gives how many
-    /// frames were received.
+    /// The same, and gives it.
+    pub fn take(&mut self, queue: impl Into<QueueId>) -> Option<Port> {
+        let queue = queue.into();
+        self.ask(move |switch| switch.detach(queue).ok().flatten())
+    }
+
+    /// Gives a queue to another worker; true if it has it then.
+    pub fn move_queue(&mut self, queue: impl Into<QueueId>, to: usize) -> bool {
+        let queue = queue.into();
+        self.ask(move |switch| switch.move_queue(queue, to) == Ok(true))
+    }
+
+    /// Turns the workers, one after the other, until none moves anything, not even after a look at the ports that
+    /// sleep. Gives how many frames were received.
     ///
     /// # Panics
-    /// When it does not come to rest.
+    /// When they do not come to rest.
     pub fn run(&mut self) -> usize {
         let (mut frames, mut looked) = (0, false);
         for _ in 0..TURNS_MAX {
-            let turn = self.worker.turn(self.now);
-            frames += turn.frames;
-            if turn.frames > 0 || turn.commands > 0 || turn.busy {
+            let mut moved = false;
+            for worker in self.workers.iter_mut().flatten() {
+                let turn = worker.turn(self.now);
+                frames += turn.frames;
+                moved |= turn.frames > 0 || turn.messages > 0 || turn.commands > 0 || turn.busy;
+            }
+            if moved {
                 looked = false;
             } else if looked {
                 return frames;
             } else {
-                self.worker.sleep(self.now, Duration::ZERO);
+                for worker in self.workers.iter_mut().flatten() {
+                    worker.sleep(self.now, Duration::ZERO);
+                }
                 looked = true;
             }
         }
-        panic!("the worker does not come to rest");
+        panic!("the workers do not come to rest");
     }
 
-    /// One turn of the worker.
+    /// One turn of the first worker.
     pub fn turn(&mut self) -> Turn {
-        self.worker.turn(self.now)
+        self.turn_of(0)
     }
 
-    /// Lets time pass, and the worker do nothing meanwhile.
+    /// One turn of one worker; nothing if it was stopped.
+    pub fn turn_of(&mut self, worker: usize) -> Turn {
+        let now = self.now;
+        let worker = self.workers.get_mut(worker).and_then(Option::as_mut);
+        worker.map_or(Turn::default(), |worker| worker.turn(now))
+    }
+
+    /// Lets one worker go to sleep, without waiting, as its thread would have after a while.
+    pub fn sleep_of(&mut self, worker: usize) {
+        let now = self.now;
+        if let Some(worker) = self.workers.get_mut(worker).and_then(Option::as_mut) {
+            worker.sleep(now, Duration::ZERO);
+        }
+    }
+
+    /// Ends one worker as its thread does, and with it the ports that it has.
+    pub fn stop(&mut self, worker: usize) {
+        self.workers[worker] = None;
+    }
+
+    /// Lets time pass, and the workers do nothing meanwhile.
     pub fn let_pass(&mut self, time: Duration) {
         self.now.unix_ns += time.as_nanos() as u64;
         self.now.mono_ns += time.as_nanos() as u64;
     }
 
-    /// Lets time pass, in steps of a worker that sleeps until its next timer.
+    /// Lets time pass, in steps of workers that sleep until their next timer.
     pub fn advance(&mut self, time: Duration) {
         let end = self.now.mono_ns + time.as_nanos() as u64;
         // Long times are not worth a turn every half second.
         let least = time.as_nanos() as u64 / 256;
         while self.now.mono_ns < end {
-            let timer = self.worker.next_timer(self.now).unwrap_or(end);
-            let at = timer.max(self.now.mono_ns + least + 1).min(end);
+            let workers = self.workers.iter().flatten();
+            let timer = workers.filter_map(|worker| worker.next_timer(self.now)).min();
+            let at = timer.unwrap_or(end).max(self.now.mono_ns + least + 1).min(end);
             self.now.unix_ns += at - self.now.mono_ns;
             self.now.mono_ns = at;
             self.run();
@@ -125,55 +186,66 @@ impl Simulation {
 
     /// The tracked flows, of all or of one NIC.
     pub fn flows(&mut self, of: Option<PortUid>) -> Vec<FlowInfo> {
-        self.ask(move |handle| handle.flows(of).unwrap_or_default())
+        self.ask(move |switch| switch.flows(of).unwrap_or_default())
     }
 
     /// Adds flows; gives how many were taken.
     pub fn import_flows(&mut self, flows: Vec<FlowInfo>) -> usize {
-        self.ask(move |handle| handle.import_flows(flows).unwrap_or_default())
+        self.ask(move |switch| switch.import_flows(flows).unwrap_or_default())
     }
 
-    /// What the worker has been doing.
+    /// What the first worker has been doing.
     pub fn load(&mut self) -> WorkerLoad {
-        self.ask(|handle| handle.load().unwrap_or_default())
+        self.loads().first().copied().unwrap_or_default()
     }
 
-    /// The ports of one NIC with their rings, or all without.
+    /// What each worker has been doing; nothing when one was stopped.
+    pub fn loads(&mut self) -> Vec<WorkerLoad> {
+        self.ask(|switch| switch.loads().unwrap_or_default())
+    }
+
+    /// The ports of one NIC with their rings, or all without, in the order of the workers.
     pub fn ports(&mut self, of: Option<PortSlot>) -> Vec<PortReport> {
-        self.ask(move |handle| handle.ports(of).unwrap_or_default())
+        let found = self.ask(move |switch| switch.ports(of).unwrap_or_default());
+        found.into_iter().map(|(_, report)| report).collect()
     }
 
-    /// All counters.
-    pub fn counters(&self) -> Arc<Counters> {
-        self.handle.counters()
+    /// Which worker has a queue.
+    pub fn worker_of(&self, queue: impl Into<QueueId>) -> Option<usize> {
+        let queue = queue.into();
+        let uses = self.switch.queue_uses();
+        uses.iter().find(|one| one.queue == queue).map(|one| one.worker)
     }
 
     /// What a port has counted.
     pub fn port(&self, slot: PortSlot) -> PortCounters {
-        self.handle.counters.port(slot)
+        self.switch.port_counters(slot)
     }
 
     /// What a rule has counted.
     pub fn rule(&self, slot: RuleSlot) -> RuleCounters {
-        self.handle.counters.rule(slot)
+        self.switch.rule_counters(slot)
     }
 
-    /// The handle, for a test that drives the worker from another thread.
-    pub fn handle(&self) -> WorkerHandle {
-        self.handle.clone()
+    /// The face of all workers, for a test that asks from another thread.
+    pub fn switch(&self) -> Arc<Switch> {
+        self.switch.clone()
     }
 
-    /// Calls the handle from another thread, as everybody else does, and turns the worker meanwhile.
-    fn ask<T: Send>(&mut self, call: impl FnOnce(WorkerHandle) -> T + Send) -> T {
-        let handle = self.handle.clone();
+    /// Asks from another thread, as everybody else does, and lets the workers answer meanwhile. They receive nothing,
+    /// but deliver what they were handed.
+    pub fn ask<T: Send>(&mut self, call: impl FnOnce(&Switch) -> T + Send) -> T {
+        let switch = self.switch.clone();
         std::thread::scope(|scope| {
-            let asked = scope.spawn(move || call(handle));
+            let asked = scope.spawn(move || call(&switch));
             while !asked.is_finished() {
-                self.worker.commands_only(self.now);
+                for worker in self.workers.iter_mut().flatten() {
+                    worker.answer(self.now);
+                }
                 std::thread::yield_now();
             }
             // The closure only panics when the test is wrong anyway.
-            asked.join().expect("a call to the worker's handle")
+            asked.join().expect("a call to the switch")
         })
     }
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use dataplane::ruleset::{Direction, Peer, RuleSet, RuleSpec};
 use dataplane::*;
-use io::memory_port::{MemoryPeer, MemoryPort};
+use io::memory_port::MemoryPeer;
 use io::port::Accepts;
 use wire::build::{self, Builder};
 use wire::offload::Offload;
@@ -104,23 +104,8 @@ impl Lab {
             seed: 1,
             on_broken: Box::new(|slot, error| panic!("{slot:?}: {error}")),
         });
-        let (ports, peers): (Vec<_>, Vec<_>) = (0..NICS).map(|_| MemoryPort::pair()).unzip();
-        let snapshot = Arc::new(snapshot(1, true));
-        let handle = sim.handle();
-        std::thread::scope(|scope| {
-            let set_up = scope.spawn(move || {
-                for (slot, port) in ports.into_iter().enumerate() {
-                    handle
-                        .attach(PortSlot(slot as u32), port.into())
-                        .expect("a worker");
-                }
-                handle.publish(snapshot).expect("a worker");
-            });
-            while !set_up.is_finished() {
-                sim.turn();
-                std::thread::yield_now();
-            }
-        });
+        let peers = (0..NICS).map(|slot| sim.attach(PortSlot(slot as u32))).collect();
+        sim.publish(snapshot(1, true));
         Lab {
             sim,
             peers,

@@ -132,6 +132,10 @@ pub(crate) struct Segment {
 // mappings belong to no thread.
 unsafe impl Send for Segment {}
 
+// SAFETY: a segment is two numbers that nobody changes through a shared reference. What it points to is read by copies
+// through raw pointers alone, as many at once as there are workers that a batch was handed to.
+unsafe impl Sync for Segment {}
+
 /// Up to [`BATCH`] frames and all that their bodies need.
 pub struct Batch {
     frames: Box<[Frame]>,

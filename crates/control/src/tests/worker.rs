@@ -1,14 +1,12 @@
 //! Operations over a real worker with guests in memory: what an operation changes is what passes.
 
 use super::world::{group_id, ip, nic, nic_id};
-use crate::attach::{AttachError, Attachments, DataPlane, DataPlaneError, OpenRequest, Settings};
+use crate::attach::{AttachError, Attachments, OpenRequest, Settings};
 use crate::model::{Direction, Nic, Peer, Ports, Rule, RuleMatch};
 use crate::{Controller, Error};
-use dataplane::counters::{PortCounters, RuleCounters};
 use dataplane::drop_reason::DropReason;
-use dataplane::flow::FlowInfo;
-use dataplane::snapshot::{PortSlot, PortUid, RuleSlot, Snapshot};
-use dataplane::{Now, Worker, WorkerConfig, WorkerGone, WorkerHandle};
+use dataplane::snapshot::PortSlot;
+use dataplane::{Now, WorkerConfig};
 use io::memory_port::{MemoryPeer, MemoryPort};
 use io::port::Port;
 use io::trace::Trace;
@@ -19,7 +17,7 @@ use std::time::Duration;
 type Peers = Arc<Mutex<HashMap<String, MemoryPeer>>>;
 
 struct Host {
-    handle: WorkerHandle,
+    switch: Arc<dataplane::Switch>,
     peers: Peers,
 }
 
@@ -30,13 +28,15 @@ impl Attachments for Host {
             .lock()
             .unwrap()
             .insert(request.nic.id.to_string(), peer);
-        self.handle.attach(request.slot, Port::Memory(port)).unwrap();
+        self.switch
+            .attach(request.slot.into(), Port::Memory(port))
+            .unwrap();
         Ok(())
     }
 
     fn close(&mut self, nic: &Nic, slot: PortSlot) {
         self.peers.lock().unwrap().remove(nic.id.as_str());
-        assert!(self.handle.detach(slot).unwrap().is_some());
+        assert!(self.switch.detach(slot.into()).unwrap().is_some());
     }
 
     fn trace(&mut self, _nic: &Nic, _path: &str) -> Result<Option<Trace>, AttachError> {
@@ -44,34 +44,10 @@ impl Attachments for Host {
     }
 }
 
-struct Plane(WorkerHandle);
-
-fn gone(error: WorkerGone) -> DataPlaneError {
-    DataPlaneError(error.to_string())
-}
-
-impl DataPlane for Plane {
-    fn publish(&self, snapshot: Arc<Snapshot>) -> Result<(), DataPlaneError> {
-        self.0.publish(snapshot).map_err(gone)
-    }
-    fn port_counters(&self, slot: PortSlot) -> PortCounters {
-        self.0.counters().port(slot)
-    }
-    fn rule_counters(&self, slot: RuleSlot) -> RuleCounters {
-        self.0.counters().rule(slot)
-    }
-    fn flows(&self, port: Option<PortUid>) -> Result<Vec<FlowInfo>, DataPlaneError> {
-        self.0.flows(port).map_err(gone)
-    }
-    fn import_flows(&self, flows: Vec<FlowInfo>) -> Result<usize, DataPlaneError> {
-        self.0.import_flows(flows).map_err(gone)
-    }
-}
-
 /// A controller over a worker that runs in a thread, and its guests.
 struct Switch {
     controller: Controller,
-    handle: WorkerHandle,
+    switch: Arc<dataplane::Switch>,
     peers: Peers,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -85,7 +61,10 @@ impl Switch {
             seed: 1,
             on_broken: Box::new(|slot, what| panic!("{slot:?}: {what}")),
         };
-        let (mut worker, handle) = Worker::new(config).unwrap();
+        let mut config = Some(config);
+        let (switch, workers) = dataplane::Switch::new(1, |_| config.take().unwrap()).unwrap();
+        let switch = Arc::new(switch);
+        let mut worker = workers.into_iter().next().unwrap();
         // Time stands still: nothing in these sessions depends on it.
         let now = Now {
             mono_ns: 1_000_000_000,
@@ -98,14 +77,13 @@ impl Switch {
         });
         let peers = Peers::default();
         let host = Host {
-            handle: handle.clone(),
+            switch: switch.clone(),
             peers: peers.clone(),
         };
-        let plane = Arc::new(Plane(handle.clone()));
-        let controller = Controller::new(Settings::default(), Box::new(host), plane);
+        let controller = Controller::new(Settings::default(), Box::new(host), switch.clone());
         Switch {
             controller,
-            handle,
+            switch,
             peers,
             thread: Some(thread),
         }
@@ -116,7 +94,7 @@ impl Switch {
         let peers = self.peers.lock().unwrap();
         assert!(peers[from].send(frame.to_vec(), wire::offload::Offload::default()));
         // A turn carries out commands, then serves all ports: the turn after the one that answers has seen the frame.
-        let turns = || self.handle.load().unwrap().turns;
+        let turns = || self.switch.loads().unwrap()[0].turns;
         let sent = turns();
         assert!(
             (0..1_000_000).any(|_| turns() > sent),
@@ -135,7 +113,7 @@ impl Switch {
 
 impl Drop for Switch {
     fn drop(&mut self) {
-        self.handle.stop();
+        self.switch.stop();
         let ended = self.thread.take().map(std::thread::JoinHandle::join);
         if !std::thread::panicking() {
             assert!(matches!(ended, Some(Ok(()))), "the worker panicked");

@@ -199,7 +199,7 @@ pub fn status(app: &App, control: &Controller) -> Result<v1::Status, Status> {
         socket_dir: control.settings().socket_dir.clone(),
         endpoints: app.endpoints.clone(),
         log_level: app.log.level().to_string(),
-        workers: workers::statuses(&app.worker)?,
+        workers: workers::statuses(&app.workers)?,
         graph_dot: control.graph_dot(),
         uplink: app.uplink.clone(),
     })

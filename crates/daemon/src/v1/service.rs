@@ -141,7 +141,7 @@ impl Butterfly for Service {
         let id = request.into_inner().id;
         self.operate(move |app, control| {
             let nic = NicId::new(&id).and_then(|id| control.nic(&id)).map_err(refused)?;
-            workers::queues(&app.worker, &nic)
+            workers::queues(&app.workers, &nic)
         })
         .await
     }
@@ -288,7 +288,7 @@ impl Butterfly for Service {
     }
 
     async fn list_workers(&self, _: Request<v1::ListWorkersRequest>) -> Answer<v1::ListWorkersResponse> {
-        self.operate(|app, control| workers::list(&app.worker, control))
+        self.operate(|app, control| workers::list(&app.workers, control))
             .await
     }
 

@@ -10,13 +10,13 @@ use io::port::QueueState;
 use io::vhost::features;
 use tonic::Status;
 
-use crate::worker_thread::{LoadReport, WorkerThread};
+use crate::worker_thread::{LoadReport, WorkerThreads};
 
 /// VIRTIO_F_RING_PACKED (virtio 1.2, section 6).
 const RING_PACKED: u64 = 1 << 34;
 
 /// Every worker with the queue pairs it has.
-pub fn list(worker: &WorkerThread, control: &Controller) -> Result<v1::ListWorkersResponse, Status> {
+pub fn list(worker: &WorkerThreads, control: &Controller) -> Result<v1::ListWorkersResponse, Status> {
     let mut workers = statuses(worker)?;
     let names: BTreeMap<_, _> = control
         .nics()
@@ -42,7 +42,7 @@ pub fn list(worker: &WorkerThread, control: &Controller) -> Result<v1::ListWorke
 }
 
 /// Every worker without them.
-pub fn statuses(worker: &WorkerThread) -> Result<Vec<v1::WorkerStatus>, Status> {
+pub fn statuses(worker: &WorkerThreads) -> Result<Vec<v1::WorkerStatus>, Status> {
     let reports = worker.reports().map_err(gone)?;
     Ok(reports
         .iter()
@@ -103,7 +103,7 @@ fn steps(load: &WorkerLoad) -> Vec<v1::StepCost> {
 }
 
 /// The queue pairs of a NIC.
-pub fn queues(worker: &WorkerThread, nic: &NicStatus) -> Result<v1::NicQueues, Status> {
+pub fn queues(worker: &WorkerThreads, nic: &NicStatus) -> Result<v1::NicQueues, Status> {
     let ports = worker.ports(Some(nic.slot)).map_err(gone)?;
     let mut pairs: Vec<_> = ports.into_iter().map(|(index, port)| pair(index, port)).collect();
     pairs.sort_by_key(|pair| pair.pair);

@@ -1,10 +1,11 @@
 //! Step 11: what passed goes to its targets, and to who watches them; what did not is counted by its reason.
 
 use io::frame::BATCH;
+use io::port::TransmitError;
 use io::trace::Direction;
 
 use crate::drop_reason::DropReason;
-use crate::ports::{Ports, refusal};
+use crate::ports::{Handed, Ports, refusal};
 use crate::round::{Fate, NO_CASE, Round, Verdict, drop_frame};
 use crate::snapshot::{PortConfig, PortSlot};
 
@@ -37,18 +38,23 @@ fn drop_sent(round: &mut Round, item: Option<usize>, reason: DropReason) {
 /// The jobs from `first` on that pass to one target, in one call. Gives how many they are: one at least.
 fn together(round: &mut Round, ports: &mut Ports, first: usize, target: PortSlot) -> usize {
     let mut frames = [0u8; BATCH];
+    let mut steer = [0u32; BATCH];
     let mut count = 0;
-    for (job, frame) in round.jobs[first..].iter().zip(&mut frames) {
+    for ((job, frame), wish) in round.jobs[first..].iter().zip(&mut frames).zip(&mut steer) {
         if job.verdict != Verdict::Pass || job.target != target {
             break;
         }
         *frame = job.frame;
+        *wish = job.steer;
         count += 1;
     }
     let frames = &frames[..count];
     let mut results = [Ok(()); BATCH];
     let results = &mut results[..count];
-    ports.transmit_all(target, round.batch, frames, results);
+    let handed = ports.transmit_all(target, round.batch, frames, &steer[..count], results);
+    if !handed.is_none() {
+        return partly(round, ports, first, frames, results, handed);
+    }
     let (mut passed, mut bytes) = (0, 0);
     for (index, result) in results.iter().enumerate() {
         let frame = usize::from(frames[index]);
@@ -75,6 +81,44 @@ fn together(round: &mut Round, ports: &mut Ports, first: usize, target: PortSlot
     count
 }
 
+/// The rest of [`together`] when a queue of the target is another worker's, who counts and shows what it was handed.
+#[inline(never)]
+fn partly(
+    round: &mut Round,
+    ports: &mut Ports,
+    first: usize,
+    frames: &[u8],
+    results: &[Result<(), TransmitError>],
+    handed: Handed,
+) -> usize {
+    let target = round.jobs[first].target;
+    for (bit, (&frame, result)) in frames.iter().zip(results).enumerate() {
+        let frame = usize::from(frame);
+        let over = handed.over >> bit & 1 == 1;
+        let refused = match *result {
+            _ if over => None,
+            _ if handed.full >> bit & 1 == 1 => Some(DropReason::HandoffFull),
+            Ok(()) => None,
+            Err(error) => Some(refusal(error)),
+        };
+        if let Some(reason) = refused {
+            refused_by(round, frame, target, reason);
+            continue;
+        }
+        if let Some(case) = round.cases.get(round.jobs[first + bit].case as usize) {
+            round.items[case.item].fate = Fate::Delivered;
+        }
+        if !over {
+            let len = round.batch.frames()[frame].len() as u64;
+            round.counters.delivered(target, len);
+            if let Some(config) = round.view.port(target) {
+                show(round, ports, config, frame);
+            }
+        }
+    }
+    frames.len()
+}
+
 /// Copies of what a NIC has sent, whatever becomes of it.
 pub(crate) fn to_sniffers(round: &Round, ports: &mut Ports) {
     for sniffer in &round.nic.sniffers {
@@ -98,7 +142,9 @@ fn copy_to(round: &Round, ports: &mut Ports, frame: usize, sniffer: PortSlot) {
         return;
     }
     match ports.transmit(sniffer, round.batch, frame) {
-        Ok(()) => round
+        // Counted by the worker that it was handed to.
+        Ok(false) => {}
+        Ok(true) => round
             .counters
             .delivered(sniffer, round.batch.frames()[frame].len() as u64),
         Err(reason) => round.counters.dropped_to(sniffer, reason),

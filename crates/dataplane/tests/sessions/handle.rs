@@ -1,9 +1,9 @@
-//! The worker and its handle, with a thread and a clock of its own.
+//! A worker and the switch's face, with a thread and a clock of its own.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dataplane::{Now, PortSlot, Simulation, Snapshot, Worker, WorkerConfig, WorkerGone};
+use dataplane::{Now, PortSlot, Simulation, Snapshot, Switch, WorkerConfig, WorkerGone};
 use io::memory_port::MemoryPort;
 
 fn config() -> WorkerConfig {
@@ -18,7 +18,8 @@ fn config() -> WorkerConfig {
 
 #[test]
 fn a_sleeping_worker_answers_commands_and_stops() {
-    let (mut worker, handle) = Worker::new(config()).unwrap();
+    let (switch, workers) = Switch::new(1, |_| config()).unwrap();
+    let mut worker = workers.into_iter().next().unwrap();
     let thread = std::thread::spawn(move || {
         let began = Instant::now();
         loop {
@@ -33,22 +34,22 @@ fn a_sleeping_worker_answers_commands_and_stops() {
             }
         }
     });
-    handle.publish(Arc::new(Snapshot::default())).unwrap();
+    switch.publish(Arc::new(Snapshot::default())).unwrap();
     let (port, _peer) = MemoryPort::pair();
-    assert!(handle.attach(PortSlot(3), port.into()).unwrap().is_none());
+    assert!(switch.attach(PortSlot(3).into(), port.into()).unwrap().is_none());
     let (other, _other_peer) = MemoryPort::pair();
     assert!(
-        handle.attach(PortSlot(3), other.into()).unwrap().is_some(),
+        switch.attach(PortSlot(3).into(), other.into()).unwrap().is_some(),
         "the one before"
     );
-    assert!(handle.detach(PortSlot(3)).unwrap().is_some());
-    assert!(handle.detach(PortSlot(3)).unwrap().is_none());
-    assert_eq!(handle.flows(None), Ok(vec![]));
-    assert!(handle.load().unwrap().turns > 0);
-    handle.stop();
+    assert!(switch.detach(PortSlot(3).into()).unwrap().is_some());
+    assert!(switch.detach(PortSlot(3).into()).unwrap().is_none());
+    assert_eq!(switch.flows(None), Ok(vec![]));
+    assert!(switch.loads().unwrap()[0].turns > 0);
+    switch.stop();
     thread.join().unwrap();
-    assert_eq!(handle.flows(None), Err(WorkerGone));
-    assert_eq!(handle.publish(Arc::new(Snapshot::default())), Err(WorkerGone));
+    assert_eq!(switch.flows(None), Err(WorkerGone));
+    assert_eq!(switch.publish(Arc::new(Snapshot::default())), Err(WorkerGone));
 }
 
 #[test]

@@ -210,6 +210,10 @@ impl VhostPort {
         self.broken.is_none() && (self.parts.receiveq.is_some() || self.parts.transmitq.is_some())
     }
 
+    pub(crate) fn takes_frames(&self) -> bool {
+        self.parts.receiveq.is_some()
+    }
+
     pub(crate) fn mtu(&self) -> Option<u16> {
         self.parts.mtu
     }

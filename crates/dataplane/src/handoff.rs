@@ -1,0 +1,364 @@
+//! From worker to worker: frames for a queue that another one has, and MAC addresses that were learnt.
+//!
+//! # Theory
+//!
+//! A frame is judged by the worker whose queue it came from, and written by the worker that has its target's
+//! queue. Between the two goes a [`Parcel`]: a reference to the batch and which of its frames are for which
+//! queue. The frames' bodies stay in their sender's memory until the one copy is made.
+//!
+//! - Each ordered pair of workers has a ring of its own, with one producer and one consumer: `rtrb`, which is
+//!   small, kept, wait-free at both ends and lets each end find out that the other has gone. Nobody waits for room:
+//!   a frame for a full ring is dropped (`handoff_full`). Two workers can therefore not wait for each other.
+//! - A batch comes back by the last reference to it being dropped. The sending worker looks at the count of the
+//!   oldest batch that is out, and gives the guest its buffers back in the order in which it took them. No second ring
+//!   is needed for the way back, and a worker that stops returns what it has by dropping it.
+//! - What can be out is bounded: [`OUT_MAX`] batches of a queue, [`SHELLS`] of a worker. A queue at its bound is
+//!   not received from; its frames wait with their guest.
+//! - A worker that polls looks at its rings every turn. Only one that sleeps is woken by its bell: it says that it
+//!   is going to sleep and looks at its rings once more, we put something in and look whether it said so; a
+//!   SeqCst fence between the two steps of each side makes it impossible that both miss the other.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+
+use io::frame::Batch;
+use io::poll::Doorbell;
+use rtrb::{Consumer, Producer, RingBuffer};
+
+use crate::learned::News;
+use crate::queue::QueueId;
+
+/// Messages that wait in a ring at most.
+pub(crate) const RING: usize = 1024;
+
+/// Batches of one queue that may be out at once.
+pub(crate) const OUT_MAX: usize = 1;
+
+/// Batches of one worker that may be out at once.
+pub(crate) const SHELLS: usize = 32;
+
+/// What one worker tells another.
+pub(crate) enum Message {
+    Frames(Parcel),
+    Learned(News),
+}
+
+/// Frames of one batch for one queue.
+#[derive(Clone)]
+pub(crate) struct Parcel {
+    pub batch: Arc<Batch>,
+    /// A bit for each frame of the batch, which has 32 at most.
+    pub frames: u32,
+    pub target: QueueId,
+    /// Copies for a sniffer.
+    pub copy: bool,
+}
+
+/// The way to one other worker.
+struct Lane {
+    ring: Producer<Message>,
+    bell: Doorbell,
+    asleep: Arc<AtomicBool>,
+    /// Parcels of the batch in hand that will go here: there is room for them.
+    reserved: usize,
+    /// Something was put in since it was last woken.
+    news: bool,
+}
+
+/// A parcel to be, of the batch in hand.
+struct Planned {
+    worker: usize,
+    target: QueueId,
+    copy: bool,
+    frames: u32,
+}
+
+/// The last plan made for a target: where a further frame for it is added.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Mark {
+    batch: u64,
+    plan: usize,
+}
+
+/// What became of a frame for another worker.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Put {
+    Handed,
+    /// No room: in the ring, or for a copy.
+    Full,
+    /// That worker has ended.
+    Gone,
+}
+
+/// The sending end of a worker.
+#[derive(Default)]
+pub(crate) struct Outbox {
+    /// By worker; `None`: this worker itself, or one that has ended.
+    lanes: Vec<Option<Lane>>,
+    plans: Vec<Planned>,
+    /// Counts batches, so that a [`Mark`] of an earlier one is not taken for one of this.
+    batch: u64,
+    /// Where the batch in hand is.
+    in_hand: usize,
+    /// Batches to be lent out; nobody else has a reference.
+    shells: Vec<Arc<Batch>>,
+    /// Batches of our own copies that are out.
+    lent: Vec<Arc<Batch>>,
+}
+
+/// The receiving end of a worker: a ring from each of the others.
+#[derive(Default)]
+pub(crate) struct Inbox {
+    rings: Vec<Consumer<Message>>,
+}
+
+/// How a worker is woken.
+#[derive(Clone)]
+pub(crate) struct Wake {
+    pub bell: Doorbell,
+    pub asleep: Arc<AtomicBool>,
+}
+
+/// The rings between all workers: an outbox and an inbox for each.
+pub(crate) fn connect(workers: &[Wake]) -> Vec<(Outbox, Inbox)> {
+    let count = workers.len();
+    let shells = if count > 1 { SHELLS } else { 0 };
+    let mut ends: Vec<_> = (0..count)
+        .map(|_| {
+            let mut outbox = Outbox::default();
+            outbox.lanes.resize_with(count, || None);
+            outbox.shells.resize_with(shells, Arc::default);
+            (outbox, Inbox::default())
+        })
+        .collect();
+    for from in 0..count {
+        for to in (0..count).filter(|to| *to != from) {
+            let (producer, consumer) = RingBuffer::new(RING);
+            ends[from].0.lanes[to] = Some(Lane {
+                ring: producer,
+                bell: workers[to].bell.clone(),
+                asleep: workers[to].asleep.clone(),
+                reserved: 0,
+                news: false,
+            });
+            ends[to].1.rings.push(consumer);
+        }
+    }
+    ends
+}
+
+impl Outbox {
+    /// There are no other workers.
+    #[inline]
+    pub(crate) fn is_alone(&self) -> bool {
+        self.lanes.len() < 2
+    }
+
+    /// A batch could be handed over, should it have to be.
+    #[inline]
+    pub(crate) fn has_shell(&self) -> bool {
+        self.is_alone() || !self.shells.is_empty()
+    }
+
+    /// From here on `batch` is the one that is handed over by reference.
+    #[inline]
+    pub(crate) fn take_in_hand(&mut self, batch: &Batch) {
+        self.in_hand = std::ptr::from_ref(batch).addr();
+        self.batch += 1;
+    }
+
+    /// Plans to hand a frame over. A frame that is not of the batch in hand (it was held back, and lies in a batch
+    /// that is used again at once) is copied.
+    pub(crate) fn put(
+        &mut self,
+        worker: usize,
+        target: QueueId,
+        batch: &Batch,
+        frame: usize,
+        copy: bool,
+        mark: &mut Mark,
+    ) -> Put {
+        if std::ptr::from_ref(batch).addr() != self.in_hand {
+            return self.put_copy(worker, target, batch, frame, copy);
+        }
+        if mark.batch == self.batch
+            && let Some(plan) = self.plans.get_mut(mark.plan)
+            && plan.target == target
+            && plan.copy == copy
+        {
+            plan.frames |= 1 << frame;
+            return Put::Handed;
+        }
+        let Some(lane) = self.lanes.get_mut(worker).and_then(Option::as_mut) else {
+            return Put::Gone;
+        };
+        if lane.ring.slots() <= lane.reserved {
+            return Put::Full;
+        }
+        lane.reserved += 1;
+        *mark = Mark {
+            batch: self.batch,
+            plan: self.plans.len(),
+        };
+        self.plans.push(Planned {
+            worker,
+            target,
+            copy,
+            frames: 1 << frame,
+        });
+        Put::Handed
+    }
+
+    #[cold]
+    fn put_copy(&mut self, worker: usize, target: QueueId, batch: &Batch, frame: usize, copy: bool) -> Put {
+        // The last one is for the batch in hand.
+        if self.shells.len() < 2 {
+            return Put::Full;
+        }
+        let Some(mut shell) = self.shells.pop() else {
+            return Put::Full;
+        };
+        let Some(own) = Arc::get_mut(&mut shell) else {
+            return Put::Full;
+        };
+        let frame = own.push_bytes(&batch.to_bytes(frame), batch.frames()[frame].offload);
+        let parcel = Parcel {
+            batch: shell.clone(),
+            frames: frame.map_or(0, |frame| 1 << frame),
+            target,
+            copy,
+        };
+        self.lent.push(shell);
+        self.pass_on(worker, parcel)
+    }
+
+    /// Something is to be handed over of the batch in hand.
+    #[inline]
+    pub(crate) fn has_plans(&self) -> bool {
+        !self.plans.is_empty()
+    }
+
+    /// Moves the batch in hand into one that can be lent out, and leaves an empty one in its place.
+    pub(crate) fn lend(&mut self, batch: &mut Batch) -> Arc<Batch> {
+        // There is a shell, see `has_shell` and `put_copy`; if there were none, a new one would do.
+        let mut shell = self.shells.pop().unwrap_or_default();
+        match Arc::get_mut(&mut shell) {
+            Some(empty) => {
+                std::mem::swap(empty, batch);
+                shell
+            }
+            None => Arc::new(std::mem::take(batch)),
+        }
+    }
+
+    /// Hands over what was planned of the batch in hand, which is this one now.
+    pub(crate) fn send(&mut self, batch: &Arc<Batch>) {
+        for plan in self.plans.drain(..) {
+            let Some(Some(lane)) = self.lanes.get_mut(plan.worker) else {
+                continue;
+            };
+            lane.reserved -= 1;
+            lane.news = true;
+            // There is room: it was reserved, and nobody else puts anything in.
+            let _ = lane.ring.push(Message::Frames(Parcel {
+                batch: batch.clone(),
+                frames: plan.frames,
+                target: plan.target,
+                copy: plan.copy,
+            }));
+        }
+    }
+
+    /// Hands a parcel on, of whatever batch.
+    pub(crate) fn pass_on(&mut self, worker: usize, parcel: Parcel) -> Put {
+        self.push(worker, Message::Frames(parcel))
+    }
+
+    /// Tells a MAC to all other workers. False when one of them has no room for it.
+    pub(crate) fn tell(&mut self, news: News) -> bool {
+        let mut all = true;
+        for worker in 0..self.lanes.len() {
+            all &= self.push(worker, Message::Learned(news)) != Put::Full;
+        }
+        all
+    }
+
+    fn push(&mut self, worker: usize, message: Message) -> Put {
+        let Some(lane) = self.lanes.get_mut(worker).and_then(Option::as_mut) else {
+            return Put::Gone;
+        };
+        if lane.ring.slots() <= lane.reserved {
+            return Put::Full;
+        }
+        lane.news = true;
+        // There is room.
+        let _ = lane.ring.push(message);
+        Put::Handed
+    }
+
+    /// Wakes the workers that something was put in for, when they sleep: once a batch.
+    #[inline]
+    pub(crate) fn wake(&mut self) {
+        if !self.lanes.iter().flatten().any(|lane| lane.news) {
+            return;
+        }
+        // The message first, then the look at whether it sleeps: see above.
+        fence(Ordering::SeqCst);
+        for lane in self.lanes.iter_mut().flatten() {
+            if std::mem::take(&mut lane.news) && lane.asleep.load(Ordering::Relaxed) {
+                lane.bell.ring();
+            }
+        }
+    }
+
+    /// Lets go of the rings to workers that have ended, and so of the batches in them; wakes the others.
+    pub(crate) fn chase(&mut self) {
+        for lane in &mut self.lanes {
+            lane.take_if(|lane| lane.ring.is_abandoned());
+        }
+        for lane in self.lanes.iter().flatten() {
+            lane.bell.ring();
+        }
+    }
+
+    /// Takes a batch that has come back.
+    pub(crate) fn give_back(&mut self, shell: Arc<Batch>) {
+        self.shells.push(shell);
+    }
+
+    /// Takes back the copies that have been delivered.
+    pub(crate) fn collect(&mut self) {
+        let mut index = 0;
+        while let Some(shell) = self.lent.get_mut(index) {
+            match Arc::get_mut(shell) {
+                Some(batch) => {
+                    batch.clear();
+                    self.shells.push(self.lent.swap_remove(index));
+                }
+                None => index += 1,
+            }
+        }
+    }
+
+    /// Copies of ours are out.
+    pub(crate) fn has_lent(&self) -> bool {
+        !self.lent.is_empty()
+    }
+}
+
+impl Inbox {
+    /// Nothing has come. Looks at the rings themselves, for one who is going to sleep.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rings.iter().all(Consumer::is_empty)
+    }
+
+    pub(crate) fn rings(&self) -> usize {
+        self.rings.len()
+    }
+
+    /// The next message of one ring.
+    #[inline]
+    pub(crate) fn next(&mut self, ring: usize) -> Option<Message> {
+        self.rings.get_mut(ring)?.pop().ok()
+    }
+}

@@ -1,0 +1,286 @@
+//! The face of all workers: what the rest of the process asks of them, and which worker has which queue.
+//!
+//! Every call here waits for the workers, which answer between two batches. The list of queues is behind a lock
+//! that no worker ever takes.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use io::poll::Doorbell;
+use io::port::Port;
+
+use crate::counters::{Counters, PortCounters, RuleCounters};
+use crate::flow::{FlowInfo, FlowTable};
+use crate::handle::{Answer, Arrival, Command, WorkerGone, WorkerHandle};
+use crate::handoff::{self, Wake};
+use crate::load::{QueueLoad, WorkerLoad};
+use crate::queue::{MAX_WORKERS, QueueId, Routes};
+use crate::report::PortReport;
+use crate::snapshot::{PortSlot, PortUid, RuleSlot, Snapshot};
+use crate::worker::{Parts, Worker, WorkerConfig};
+
+/// Parcels are sent on so many times at most before a snapshot counts as in force: once for each move of a queue
+/// that they meet, and queues are not moved more than that while one is published.
+const SETTLE_MAX: usize = 4;
+
+/// All workers.
+pub struct Switch {
+    workers: Vec<WorkerHandle>,
+    queues: Mutex<BTreeMap<QueueId, Assigned>>,
+}
+
+/// Where a queue is.
+struct Assigned {
+    worker: usize,
+    load: Arc<QueueLoad>,
+}
+
+/// A queue as the balancer sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct QueueUse {
+    /// Which one.
+    pub queue: QueueId,
+    /// The worker that has it.
+    pub worker: usize,
+    /// Cycles that its frames, sent and received, have cost since it came.
+    pub cycles: u64,
+}
+
+impl Switch {
+    /// `count` workers (1 to [`MAX_WORKERS`], else the nearest number) under an empty snapshot, each to be driven by a
+    /// thread of its own. `configure` is asked once for each; the first answer's says how large the table of flows is
+    /// that all share. Fails when the process is out of descriptors.
+    pub fn new(
+        count: usize,
+        mut configure: impl FnMut(usize) -> WorkerConfig,
+    ) -> std::io::Result<(Switch, Vec<Worker>)> {
+        let count = count.clamp(1, MAX_WORKERS);
+        let wakes = (0..count)
+            .map(|_| {
+                Ok(Wake {
+                    bell: Doorbell::new()?,
+                    asleep: Arc::new(AtomicBool::new(false)),
+                })
+            })
+            .collect::<std::io::Result<Vec<_>>>()?;
+        let routes = Arc::new(Routes::new());
+        let mut handles = Vec::new();
+        let mut commands = Vec::new();
+        for wake in &wakes {
+            let (sender, receiver) = channel();
+            commands.push(receiver);
+            handles.push(WorkerHandle {
+                commands: sender,
+                bell: wake.bell.clone(),
+                counters: Arc::new(Counters::new()),
+            });
+        }
+        let mut workers = Vec::new();
+        let mut flows = None;
+        let ends = handoff::connect(&wakes).into_iter().zip(commands).zip(wakes);
+        for (number, (((outbox, inbox), commands), wake)) in ends.enumerate() {
+            let config = configure(number);
+            let flows = flows.get_or_insert_with(|| FlowTable::shared(config.max_flows, config.seed, count));
+            workers.push(Worker::new(
+                config,
+                Parts {
+                    number,
+                    wake,
+                    commands,
+                    handles: handles.clone(),
+                    routes: routes.clone(),
+                    flows: flows.clone(),
+                    outbox,
+                    inbox,
+                },
+            )?);
+        }
+        let switch = Switch {
+            workers: handles,
+            queues: Mutex::default(),
+        };
+        Ok((switch, workers))
+    }
+
+    /// How many workers there are.
+    pub fn workers(&self) -> usize {
+        self.workers.len()
+    }
+
+    /// Puts a snapshot in force; returns when every frame that is delivered from now on was judged by it. Snapshots
+    /// are to be published in the order of their epochs.
+    pub fn publish(&self, snapshot: Arc<Snapshot>) -> Result<(), WorkerGone> {
+        // The answers are the snapshots before: they are dropped here and not on the path.
+        self.ask_all(|answer| Command::Publish(snapshot.clone(), answer))?;
+        if self.workers.len() > 1 {
+            // Frames that were judged before may still be on their way to another worker.
+            for _ in 0..SETTLE_MAX {
+                if self.ask_all(Command::Settle)?.iter().sum::<usize>() == 0 {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a port to the worker that has least to do. A port that was there before is given back.
+    pub fn attach(&self, queue: QueueId, port: Port) -> Result<Option<Port>, WorkerGone> {
+        let mut queues = self.queues();
+        let (worker, load) = match queues.get(&queue) {
+            Some(assigned) => (assigned.worker, assigned.load.clone()),
+            None => (self.least_loaded(&queues), Arc::default()),
+        };
+        let arrival = Arrival {
+            queue,
+            port: Box::new(port),
+            load: load.clone(),
+        };
+        let before = self
+            .ask(worker, |answer| Command::Attach(arrival, answer))
+            .wait()?;
+        if queue.is_possible() {
+            queues.insert(queue, Assigned { worker, load });
+        }
+        Ok(before.map(|port| *port))
+    }
+
+    /// Takes a port away from its worker. No worker touches it, or reads what it has sent, when this returns.
+    pub fn detach(&self, queue: QueueId) -> Result<Option<Port>, WorkerGone> {
+        let mut queues = self.queues();
+        let Some(assigned) = queues.remove(&queue) else {
+            return Ok(None);
+        };
+        let port = self
+            .ask(assigned.worker, |answer| Command::Detach(queue, answer))
+            .wait()?;
+        Ok(port.map(|port| *port))
+    }
+
+    /// Gives a queue to another worker, between two batches. False when there is no such queue or worker; true also
+    /// when that worker has it.
+    pub fn move_queue(&self, queue: QueueId, to: usize) -> Result<bool, WorkerGone> {
+        let mut queues = self.queues();
+        let Some(assigned) = queues.get_mut(&queue).filter(|_| to < self.workers.len()) else {
+            return Ok(false);
+        };
+        if assigned.worker == to {
+            return Ok(true);
+        }
+        let from = assigned.worker;
+        let moved = self.ask(from, |answer| Command::Move(queue, to, answer)).wait()?;
+        if moved {
+            assigned.worker = to;
+        }
+        Ok(moved)
+    }
+
+    /// All queues, by NIC and pair, and what they have cost. Asks no worker.
+    pub fn queue_uses(&self) -> Vec<QueueUse> {
+        let queues = self.queues();
+        let uses = queues.iter().map(|(queue, assigned)| QueueUse {
+            queue: *queue,
+            worker: assigned.worker,
+            cycles: assigned.load.cycles(),
+        });
+        uses.collect()
+    }
+
+    /// The tracked flows, all of them or those with an end at one NIC.
+    pub fn flows(&self, of: Option<PortUid>) -> Result<Vec<FlowInfo>, WorkerGone> {
+        let found = self.ask_all(|answer| Command::Flows(of, answer))?;
+        Ok(found.into_iter().flatten().collect())
+    }
+
+    /// Adds flows (of a migrated NIC, or of the daemon before). They are judged by the rules in force with
+    /// their next packet. Gives how many were taken: not those that are there already, whose NICs are not,
+    /// or for which there is no room.
+    pub fn import_flows(&self, flows: Vec<FlowInfo>) -> Result<usize, WorkerGone> {
+        self.ask(0, |answer| Command::Import(flows, answer)).wait()
+    }
+
+    /// What each worker has been doing, by its number.
+    pub fn loads(&self) -> Result<Vec<WorkerLoad>, WorkerGone> {
+        self.ask_all(Command::Load)
+    }
+
+    /// The ports and which worker has them: those of one NIC with their rings, or all of them without.
+    pub fn ports(&self, of: Option<PortSlot>) -> Result<Vec<(usize, PortReport)>, WorkerGone> {
+        let found = self.ask_all(|answer| Command::Ports(of, answer))?;
+        let each = |(worker, reports): (usize, Vec<PortReport>)| {
+            reports.into_iter().map(move |report| (worker, report))
+        };
+        Ok(found.into_iter().enumerate().flat_map(each).collect())
+    }
+
+    /// What all workers together have counted for a NIC. At any time, without asking them.
+    pub fn port_counters(&self, slot: PortSlot) -> PortCounters {
+        let mut sum = PortCounters::default();
+        for worker in &self.workers {
+            sum.add(&worker.counters.port(slot));
+        }
+        sum
+    }
+
+    /// What all workers together have counted for a rule.
+    pub fn rule_counters(&self, slot: RuleSlot) -> RuleCounters {
+        let mut sum = RuleCounters::default();
+        for worker in &self.workers {
+            sum.add(&worker.counters.rule(slot));
+        }
+        sum
+    }
+
+    /// Ends the loops of all workers after the commands sent before. Not to be waited for here: join the threads.
+    pub fn stop(&self) {
+        self.workers.iter().for_each(WorkerHandle::stop);
+    }
+
+    /// Ends the loop of one worker, for tests of what becomes of the others.
+    pub fn stop_worker(&self, worker: usize) {
+        if let Some(worker) = self.workers.get(worker) {
+            worker.stop();
+        }
+    }
+
+    /// By the number of queues: what a queue will cost is not known before it has come.
+    fn least_loaded(&self, queues: &BTreeMap<QueueId, Assigned>) -> usize {
+        let mut counts = vec![0usize; self.workers.len()];
+        for assigned in queues.values() {
+            counts[assigned.worker] += 1;
+        }
+        let least = counts.iter().enumerate().min_by_key(|(_, count)| **count);
+        least.map_or(0, |(worker, _)| worker)
+    }
+
+    fn ask<T>(
+        &self,
+        worker: usize,
+        command: impl FnOnce(std::sync::mpsc::Sender<T>) -> Command,
+    ) -> Answer<T> {
+        self.workers[worker].ask(command)
+    }
+
+    /// Asks all at once, and waits for all whatever becomes of one.
+    fn ask_all<T>(
+        &self,
+        command: impl Fn(std::sync::mpsc::Sender<T>) -> Command,
+    ) -> Result<Vec<T>, WorkerGone> {
+        let asked: Vec<_> = self.workers.iter().map(|worker| worker.ask(&command)).collect();
+        let answers: Vec<_> = asked.into_iter().map(Answer::wait).collect();
+        answers.into_iter().collect()
+    }
+
+    /// What no worker ever waits for.
+    fn queues(&self) -> MutexGuard<'_, BTreeMap<QueueId, Assigned>> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Switch {
+    /// Nobody can ask the workers for anything any more, not even to stop.
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

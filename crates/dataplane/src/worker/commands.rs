@@ -1,0 +1,261 @@
+//! What other threads ask of a worker, carried out between two batches.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, TryRecvError};
+
+use io::port::Port;
+
+use super::{Now, Worker};
+use crate::dump::{self, Dump};
+use crate::handle::{Arrival, Command};
+use crate::handoff::RING;
+use crate::load::{QueueLoad, WorkerLoad};
+use crate::queue::QueueId;
+use crate::report;
+
+/// How long a queue that is to go waits for its batches, nanoseconds. They come back within microseconds; a worker
+/// that keeps one so long has stopped, and what it might still read stays mapped.
+const LEAVE_MAX_NS: u64 = 1_000_000_000;
+
+/// A queue that waits for its batches to come back before it goes.
+pub(super) struct Leaving {
+    queue: QueueId,
+    until_ns: u64,
+    then: Then,
+}
+
+/// Where a queue goes.
+enum Then {
+    Back(Sender<Option<Box<Port>>>),
+    /// Back, and another one takes its place.
+    Replaced(Arrival, Sender<Option<Box<Port>>>),
+    /// To another worker.
+    Over(usize, Sender<bool>),
+}
+
+impl Worker {
+    /// The part of a turn that answers other threads and other workers, and receives nothing.
+    pub(crate) fn answer(&mut self, now: Now) {
+        self.commands_only(now);
+        // Nobody waits for frames but who is taken away.
+        if !self.inbox.is_empty() {
+            self.take_messages(RING, now);
+        }
+    }
+
+    /// The part of a turn that answers other threads.
+    pub(super) fn commands_only(&mut self, now: Now) -> usize {
+        let mut commands = 0;
+        if self.called || self.wake.bell.is_rung() {
+            self.called = false;
+            self.wake.bell.clear();
+            commands = self.carry_out(now);
+        }
+        if !self.leaving.is_empty() {
+            self.see_off(now);
+        }
+        if self.ports.outbox.has_lent() {
+            self.ports.outbox.collect();
+        }
+        let flows = &self.path.tables.flows;
+        self.dumps.retain_mut(|dump| {
+            let done = dump.step(flows, now);
+            if done {
+                // Who asked may have gone away.
+                let _ = dump.answer.send(std::mem::take(&mut dump.found));
+            }
+            !done
+        });
+        commands
+    }
+
+    pub(super) fn carry_out(&mut self, now: Now) -> usize {
+        let mut count = 0;
+        loop {
+            let command = match self.commands.try_recv() {
+                Ok(command) => command,
+                Err(TryRecvError::Empty) => return count,
+                Err(TryRecvError::Disconnected) => {
+                    // Nobody can ask for anything any more, not even to stop.
+                    self.stopped = true;
+                    return count;
+                }
+            };
+            count += 1;
+            // Who asked may have gone away: an answer that nobody takes is no error.
+            match command {
+                Command::Publish(snapshot, answer) => {
+                    self.load.epoch = snapshot.epoch.0;
+                    let _ = answer.send(self.path.take_up(snapshot));
+                }
+                Command::Settle(answer) => {
+                    let _ = answer.send(self.take_messages(RING, now).sent_on);
+                }
+                Command::Attach(arrival, answer) => {
+                    if !arrival.queue.is_possible() {
+                        let _ = answer.send(Some(arrival.port));
+                    } else {
+                        self.leave(arrival.queue, Then::Replaced(arrival, answer), now);
+                    }
+                }
+                Command::Detach(queue, answer) => self.leave(queue, Then::Back(answer), now),
+                Command::Move(queue, to, answer) => self.leave(queue, Then::Over(to, answer), now),
+                Command::Flows(of, answer) => self.dumps.push(Dump {
+                    of,
+                    at: 0,
+                    found: Vec::new(),
+                    answer,
+                }),
+                Command::Import(infos, answer) => {
+                    let (view, flows) = (&self.path.view, &mut self.path.tables.flows);
+                    let _ = answer.send(dump::import(view, flows, &infos, now));
+                }
+                Command::Load(answer) => {
+                    let _ = answer.send(self.load(now));
+                }
+                Command::Ports(of, answer) => {
+                    let _ = answer.send(report::ports(&self.ports, of, now.mono_ns));
+                }
+                Command::Stop => self.stopped = true,
+            }
+        }
+    }
+
+    /// Lets a queue go as soon as its batches are back: mostly at once.
+    fn leave(&mut self, queue: QueueId, then: Then, now: Now) {
+        if let Some(attached) = self.ports.find(queue) {
+            attached.leaving = true;
+        }
+        self.leaving.push(Leaving {
+            queue,
+            until_ns: now.mono_ns.saturating_add(LEAVE_MAX_NS),
+            then,
+        });
+        self.see_off(now);
+    }
+
+    /// Looks at the queues that are to go.
+    fn see_off(&mut self, now: Now) {
+        let mut index = 0;
+        while let Some(leaving) = self.leaving.get(index) {
+            let (queue, until_ns) = (leaving.queue, leaving.until_ns);
+            let back = match self.ports.find_with_outbox(queue) {
+                Some((attached, outbox)) => attached.reclaim(outbox),
+                None => true,
+            };
+            let late = !back && now.mono_ns >= until_ns;
+            if late {
+                tracing::warn!(
+                    slot = queue.slot.0,
+                    pair = queue.pair,
+                    "another worker keeps frames of a port that is taken away"
+                );
+            }
+            if back || late {
+                let leaving = self.leaving.swap_remove(index);
+                self.go(queue, leaving.then, now);
+            } else {
+                self.ports.outbox.chase();
+                index += 1;
+            }
+        }
+    }
+
+    fn go(&mut self, queue: QueueId, then: Then, now: Now) {
+        // An answer that nobody takes is no error.
+        match then {
+            Then::Back(answer) => {
+                let port = self.detach(queue);
+                let _ = answer.send(port);
+            }
+            Then::Replaced(arrival, answer) => {
+                let before = self.detach(queue);
+                self.arrive(arrival, now);
+                let _ = answer.send(before);
+            }
+            Then::Over(to, answer) => {
+                let moved = self.move_to(queue, to, now);
+                let _ = answer.send(moved);
+            }
+        }
+    }
+
+    /// Hands a queue to another worker. It stays on the map as ours until it is there; what comes for it until
+    /// then is sent after it.
+    fn move_to(&mut self, queue: QueueId, to: usize, now: Now) -> bool {
+        let Some((port, load)) = self.take_out(queue, false) else {
+            return false;
+        };
+        let arrival = Arrival { queue, port, load };
+        let Some(handle) = self.handles.get(to) else {
+            self.arrive(arrival, now);
+            return false;
+        };
+        let (answer, _) = std::sync::mpsc::channel();
+        match handle.commands.send(Command::Attach(arrival, answer)) {
+            Ok(()) => {
+                handle.bell.ring();
+                self.ports.note_gone(queue, to);
+                true
+            }
+            // That worker has ended: nothing was moved.
+            Err(refused) => {
+                if let Command::Attach(arrival, _) = refused.0 {
+                    self.arrive(arrival, now);
+                }
+                false
+            }
+        }
+    }
+
+    fn arrive(&mut self, arrival: Arrival, now: Now) {
+        let Arrival { queue, port, load } = arrival;
+        let wakes = match port.kick_fd().map(|fd| self.poller.add(fd, queue.token())) {
+            Some(Ok(())) => true,
+            Some(Err(error)) => {
+                tracing::warn!(slot = queue.slot.0, %error, "a port cannot wake its worker, which will poll it");
+                false
+            }
+            None => false,
+        };
+        self.ports.attach(queue, port, load, wakes, now.mono_ns);
+        self.active.push(queue);
+    }
+
+    fn detach(&mut self, queue: QueueId) -> Option<Box<Port>> {
+        self.take_out(queue, true).map(|(port, _)| port)
+    }
+
+    fn take_out(&mut self, queue: QueueId, off_the_map: bool) -> Option<(Box<Port>, Arc<QueueLoad>)> {
+        let mut attached = match off_the_map {
+            true => self.ports.detach(queue)?,
+            false => self.ports.take(queue)?,
+        };
+        if attached.parked {
+            self.parked -= 1;
+        } else {
+            self.active.retain(|other| *other != queue);
+        }
+        if let Some(fd) = attached.port.kick_fd() {
+            // Fails only for a descriptor that epoll does not know: it is out already.
+            let _ = self.poller.remove(fd);
+        }
+        attached.port.disarm();
+        Some((attached.port, attached.load))
+    }
+
+    fn load(&self, now: Now) -> WorkerLoad {
+        let tables = &self.path.tables;
+        WorkerLoad {
+            at_ns: now.mono_ns,
+            queues: (self.active.len() + self.parked) as u64,
+            handed_over: self.ports.handed_over,
+            flows: tables.flows.len().into(),
+            flows_evicted: tables.flows.evicted(),
+            datagrams: tables.fragments.len() as u64,
+            held_fragments: tables.fragments.held() as u64,
+            learned_macs: tables.learned.len() as u64,
+            ..self.load
+        }
+    }
+}
