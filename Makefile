@@ -38,10 +38,13 @@ test: guest-image ## format, lints, all tests with real guests
 # QUICK=1 keeps each of them under five minutes.
 QUICK_FLAG = $(if $(QUICK),--quick)
 
-bench-switch: ## frames a second beside testpmd and OVS-DPDK, in one run; QUICK=1 for a short one
+# The whole run writes its data and plot to docs/performance, for the regime that held; a short one to target/performance.
+BENCH_OUT = $(if $(QUICK),target/performance,docs/performance)
+
+bench-switch: ## rates, connections, round trips beside testpmd and OVS-DPDK, in one run (25 minutes); QUICK=1 for a short one
 	@tools/setup.sh bench
 	cargo build --quiet --release -p butterfly-daemon -p butterfly-cli -p butterfly-bench
-	target/release/butterfly-bench switch $(QUICK_FLAG)
+	target/release/butterfly-bench switch $(QUICK_FLAG) --out $(BENCH_OUT)
 
 bench-control: setup ## microseconds a request takes at 1,000 NICs; QUICK=1 for a short one
 	cargo build --quiet --release -p butterfly-daemon -p butterfly-bench

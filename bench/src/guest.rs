@@ -1,15 +1,13 @@
 //! The guest's side of the benchmark: the lightest driver there can be, the same one against every switch.
 //!
-//! Every descriptor has its buffer for good and the available ring names descriptor i in entry i, so that to
-//! send is to raise one index, and to receive and refill is to read one index and raise another. That holds
-//! because all switches measured give chains back in order; [`Guest::receive`] says so when one does not.
-//! The driver polls; it notifies the switch only when the switch asks for that.
+//! Two rings whose descriptors and buffers never change ([`crate::ring`]). The driver polls, and a poll of an index
+//! takes that cache line from the switch: [`Guest::offer`] and [`Guest::collect`], which measure rates, therefore
+//! move many frames at a time or none, and [`pause`] between polls is part of the driver. [`Guest::send`] and
+//! [`Guest::receive`] move what there is at once. It notifies the switch only when the switch asks for that.
 
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 
 use io::guest_memory::{GuestMemory, RegionSpec};
 use io::guest_view::GuestView;
@@ -17,13 +15,13 @@ use io::port::Port;
 use io::vhost::features;
 use io::vhost::port::{PortParts, VhostPort};
 use io::vhost::split::{QueueSetup, SplitQueue};
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::MemfdFlags;
-use testkit::vhost_frontend::{Frontend, RingSpec};
+use testkit::vhost_frontend::Frontend;
 use wire::offload::Offload;
 use wire::virtio_net;
 
 use crate::peers::PeerError;
+use crate::ring::{FLAG_WRITE, Ring};
 
 /// Where the memory is, for the guest and for the VMM that we play: one address will do for both.
 const BASE: u64 = 0x1000_0000;
@@ -39,20 +37,16 @@ const HEADER_LEN: usize = virtio_net::HDR_LEN_MRG;
 const FEATURES: u64 =
     features::PROTOCOL_FEATURES | features::VERSION_1 | features::MRG_RXBUF | features::OFFLOADS;
 
-const DESCRIPTOR_LEN: usize = 16;
-const FLAG_WRITE: u16 = 2;
-const NO_INTERRUPT: u16 = 1;
-const NO_NOTIFY: u16 = 1;
-
 /// One guest: memory, a ring to transmit, a ring to receive.
 pub struct Guest {
     memory: OwnedFd,
     memory_len: usize,
-    view: GuestView,
+    /// The guest's memory.
+    pub view: GuestView,
     /// Where the guest transmits.
-    transmit: Ring,
+    pub transmit: Ring,
     /// Where it receives.
-    receive: Ring,
+    pub receive: Ring,
 }
 
 impl Guest {
@@ -73,26 +67,17 @@ impl Guest {
         let mapped = Arc::new(mapped.map_err(|error| fail("mapping", error.to_string()))?);
         let view = GuestView::new(&mapped, BASE, memory_len)
             .ok_or_else(|| fail("mapping", "not one region".to_owned()))?;
-        let buffers = 2 * ring_len;
-        let transmit = Ring::new(&view, 0, size, buffers, stride, 0)?;
-        let receive = Ring::new(
-            &view,
-            ring_len,
-            size,
-            buffers + usize::from(size) * stride,
-            stride,
-            FLAG_WRITE,
-        )?;
-        receive.avail_index(&view).store(size, Ordering::Release);
+        let sent_at = 2 * ring_len;
+        let received_at = sent_at + usize::from(size) * stride;
+        let transmit = Ring::new(&view, BASE, 0, size, (sent_at, stride), 0)?;
+        let mut receive = Ring::new(&view, BASE, ring_len, size, (received_at, stride), FLAG_WRITE)?;
+        receive.publish(&view, size);
         Ok(Guest {
             memory,
             memory_len,
             view,
             transmit,
-            receive: Ring {
-                avail: size,
-                ..receive
-            },
+            receive,
         })
     }
 
@@ -142,151 +127,67 @@ impl Guest {
 
     /// Sends as many frames as there is room for, at most `most`; `vary` may rewrite each frame's bytes
     /// through the function it is given: (offset in the frame, bytes).
-    pub fn send(&mut self, most: u16, mut vary: impl FnMut(&mut dyn FnMut(usize, &[u8]))) -> u16 {
-        let ring = &mut self.transmit;
-        let used = ring.used_index(&self.view).load(Ordering::Acquire);
-        let room = ring.size - ring.avail.wrapping_sub(used);
-        let count = room.min(most);
+    pub fn send(&mut self, most: u16, vary: impl FnMut(&mut dyn FnMut(usize, &[u8]))) -> u16 {
+        // All but what is free is asked for: the device's index is read every time.
+        let room = self.transmit.room(&self.view, self.transmit.size);
+        let room = if room == 0 {
+            self.transmit.room(&self.view, 1)
+        } else {
+            room
+        };
+        self.fill(room.min(most), vary)
+    }
+
+    /// Sends `chunk` frames if there is room for all of them, else none.
+    #[inline]
+    pub fn offer(&mut self, chunk: u16, vary: impl FnMut(&mut dyn FnMut(usize, &[u8]))) -> u16 {
+        let room = self.transmit.room(&self.view, chunk);
+        self.fill(room.min(chunk), vary)
+    }
+
+    #[inline]
+    fn fill(&mut self, count: u16, mut vary: impl FnMut(&mut dyn FnMut(usize, &[u8]))) -> u16 {
         for number in 0..count {
-            let at = ring.buffer(ring.avail.wrapping_add(number) & (ring.size - 1)) + HEADER_LEN;
+            let at = self.transmit.next_buffer(number) + HEADER_LEN;
             vary(&mut |offset, bytes| self.view.write(at + offset, bytes));
         }
-        ring.publish(&self.view, count);
+        self.transmit.publish(&self.view, count);
         count
     }
 
     /// Frames that have arrived since the last call; their buffers are offered again.
     pub fn receive(&mut self) -> u16 {
-        let ring = &mut self.receive;
-        let used = ring.used_index(&self.view).load(Ordering::Acquire);
-        let count = used.wrapping_sub(ring.used_seen);
-        ring.used_seen = used;
-        ring.publish(&self.view, count);
+        self.collect(1)
+    }
+
+    /// The same when at least `chunk` have arrived; else 0, and they stay.
+    #[inline]
+    pub fn collect(&mut self, chunk: u16) -> u16 {
+        let count = self.receive.take(&self.view, chunk);
+        self.receive.publish(&self.view, count);
         count
     }
 
-    /// Fails when nothing has arrived, or when the chain that arrived last was not the one that was due, which the
-    /// driver relies on.
+    /// Fails when nothing has arrived, or when the chain that arrived last was not the one that was due.
     pub fn check_order(&self) -> Result<(), PeerError> {
-        let ring = &self.receive;
-        if ring.used_seen == 0 && ring.used_index(&self.view).load(Ordering::Relaxed) == 0 {
-            return Err(PeerError("nothing arrived".to_owned()));
-        }
-        let last = ring.used_seen.wrapping_sub(1) & (ring.size - 1);
-        let at = ring.used_at + 4 + 8 * usize::from(last);
-        let id = self.view.word(at).load(Ordering::Relaxed);
-        if id == last {
-            Ok(())
-        } else {
-            Err(PeerError(format!("chain {id} came back where {last} was due")))
-        }
+        self.receive.check_order(&self.view)
+    }
+
+    /// Hands memory and rings to a switch, as a VMM does; the session lasts until the frontend is dropped.
+    pub fn attach(&self, mut frontend: Frontend) -> std::io::Result<Frontend> {
+        frontend.negotiate(FEATURES)?;
+        let rings = [self.receive.spec(), self.transmit.spec()];
+        let memory = region_of(self).map_err(|error| std::io::Error::other(error.0))?;
+        frontend.start_with(&[memory], rings)?;
+        Ok(frontend)
     }
 }
 
-/// One split ring, with a buffer for each descriptor.
-pub struct Ring {
-    /// Entries.
-    size: u16,
-    /// Where the descriptor table is, as an address.
-    descriptors: u64,
-    /// What the guest has made available.
-    avail: u16,
-    used_seen: u16,
-    avail_at: usize,
-    used_at: usize,
-    buffers: usize,
-    stride: usize,
-    kick: OwnedFd,
-    call: OwnedFd,
-}
-
-impl Ring {
-    fn bytes(size: u16) -> usize {
-        let entries = usize::from(size);
-        let part = |len: usize| len.next_multiple_of(4096);
-        part(DESCRIPTOR_LEN * entries) + part(6 + 2 * entries) + part(6 + 8 * entries)
-    }
-
-    fn new(
-        view: &GuestView,
-        at: usize,
-        size: u16,
-        buffers: usize,
-        stride: usize,
-        flags: u16,
-    ) -> Result<Ring, PeerError> {
-        let entries = usize::from(size);
-        let avail_at = at + (DESCRIPTOR_LEN * entries).next_multiple_of(4096);
-        let used_at = avail_at + (6 + 2 * entries).next_multiple_of(4096);
-        let bell = || {
-            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-                .map_err(|error| PeerError(format!("eventfd: {error}")))
-        };
-        for index in 0..size {
-            let buffer = BASE + (buffers + usize::from(index) * stride) as u64;
-            let mut bytes = [0; DESCRIPTOR_LEN];
-            bytes[..8].copy_from_slice(&buffer.to_le_bytes());
-            bytes[8..12].copy_from_slice(&(stride as u32).to_le_bytes());
-            bytes[12..14].copy_from_slice(&flags.to_le_bytes());
-            view.write(at + DESCRIPTOR_LEN * usize::from(index), &bytes);
-            view.word(avail_at + 4 + 2 * usize::from(index))
-                .store(index, Ordering::Relaxed);
-        }
-        view.word(avail_at).store(NO_INTERRUPT, Ordering::Relaxed);
-        Ok(Ring {
-            size,
-            descriptors: BASE + at as u64,
-            avail: 0,
-            used_seen: 0,
-            avail_at,
-            used_at,
-            buffers,
-            stride,
-            kick: bell()?,
-            call: bell()?,
-        })
-    }
-
-    fn spec(&self) -> RingSpec<'_> {
-        RingSpec {
-            size: self.size,
-            descriptors: self.descriptors,
-            available: BASE + self.avail_at as u64,
-            used: BASE + self.used_at as u64,
-            kick: self.kick.as_fd(),
-            call: self.call.as_fd(),
-        }
-    }
-
-    fn buffer(&self, index: u16) -> usize {
-        self.buffers + usize::from(index) * self.stride
-    }
-
-    fn describe(&self, view: &GuestView, index: u16, len: usize) {
-        let at = (self.descriptors - BASE) as usize + DESCRIPTOR_LEN * usize::from(index) + 8;
-        view.write(at, &(len as u32).to_le_bytes());
-    }
-
-    fn publish(&mut self, view: &GuestView, count: u16) {
-        if count == 0 {
-            return;
-        }
-        self.avail = self.avail.wrapping_add(count);
-        self.avail_index(view).store(self.avail, Ordering::Release);
-        // The index first, then the switch's wish (virtio 1.2, section 2.7.13.4).
-        fence(Ordering::SeqCst);
-        if view.word(self.used_at).load(Ordering::Relaxed) & NO_NOTIFY == 0 {
-            // A counter that is full is a notification that is still to be read.
-            let _ = rustix::io::write(&self.kick, &1u64.to_ne_bytes());
-        }
-    }
-
-    fn avail_index<'a>(&self, view: &'a GuestView) -> &'a std::sync::atomic::AtomicU16 {
-        view.word(self.avail_at + 2)
-    }
-
-    fn used_index<'a>(&self, view: &'a GuestView) -> &'a std::sync::atomic::AtomicU16 {
-        view.word(self.used_at + 2)
+/// Waits about `spins` times what the processor's pause takes.
+#[inline]
+pub fn pause(spins: u32) {
+    for _ in 0..spins {
+        std::hint::spin_loop();
     }
 }
 
@@ -327,14 +228,4 @@ fn region(fd: OwnedFd, len: usize) -> RegionSpec {
         mmap_offset: 0,
         fd,
     }
-}
-
-/// Connects a guest to a switch's socket, as a VMM does. The session lasts until it is dropped.
-pub fn attach(guest: &Guest, socket: &Path) -> Result<Frontend, PeerError> {
-    let fail = |error: std::io::Error| PeerError(format!("{}: {error}", socket.display()));
-    let mut frontend = Frontend::connect(socket).map_err(fail)?;
-    frontend.negotiate(FEATURES).map_err(fail)?;
-    let rings = [guest.receive.spec(), guest.transmit.spec()];
-    frontend.start_with(&[region_of(guest)?], rings).map_err(fail)?;
-    Ok(frontend)
 }

@@ -1,22 +1,16 @@
-//! One measurement: frames from guest 0 to guest 1 for a while, counted where they arrive.
-
-use std::time::{Duration, Instant};
+//! What is sent: the frames of each load, and how one becomes a frame of the next flow.
 
 use wire::build::{self, Builder};
 use wire::offload::Offload;
 use wire::parse::TcpFlags;
 
-use crate::guest::Guest;
 use crate::peers::{GUEST_MACS, PeerError, guest_ip};
 
-/// Frames offered at a time: half of what a switch takes at a time, so that it never waits for the driver.
-const BURST: u16 = 64;
-
-/// Offsets of the UDP ports in an Ethernet/IPv4 frame.
-const UDP_PORTS: usize = 34;
+/// Offset of the two ports in an Ethernet/IPv4 frame.
+pub const PORTS: usize = 34;
 
 /// What is sent.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Load {
     /// UDP frames of this many bytes (with FCS, as the field counts: 64 is the least) over so many flows.
     Udp { frame_len: usize, flows: u32 },
@@ -51,7 +45,7 @@ impl Load {
     }
 }
 
-/// The flows of a load in turn, for [`Guest::send`].
+/// The flows of a load in turn, for [`crate::guest::Guest::send`].
 pub struct Turns {
     flows: u32,
     next: u32,
@@ -70,7 +64,8 @@ impl Turns {
     #[inline]
     pub fn next(&mut self, write: &mut dyn FnMut(usize, &[u8])) {
         if self.flows > 1 {
-            write(UDP_PORTS, &ports(self.next));
+            let [[a, b], [c, d]] = ports(self.next).map(u16::to_be_bytes);
+            write(PORTS, &[a, b, c, d]);
             self.next = if self.next + 1 == self.flows {
                 0
             } else {
@@ -80,39 +75,15 @@ impl Turns {
     }
 }
 
-/// Frames a second that reach guest 1, over `duration` after a warm-up in which every flow is seen.
-pub fn rate(guests: &mut [Guest; 2], load: Load, duration: Duration) -> Result<f64, PeerError> {
-    prepare(guests, load)?;
-    let flows = load.flows();
-    let mut turns = Turns::of(load);
-    let mut run = |guests: &mut [Guest; 2], least: u64, least_time: Duration, most_time: Duration| {
-        let start = Instant::now();
-        let mut count = 0u64;
-        loop {
-            for _ in 0..64 {
-                guests[0].send(BURST, |write| turns.next(write));
-                count += u64::from(guests[1].receive());
-            }
-            let elapsed = start.elapsed();
-            if (elapsed >= least_time && count >= least) || elapsed >= most_time {
-                return count as f64 / elapsed.as_secs_f64();
-            }
-        }
-    };
-    let settled = Duration::from_millis(150);
-    run(guests, 2 * u64::from(flows), settled, Duration::from_secs(4));
-    let rate = run(guests, 0, duration, duration);
-    guests[1].check_order()?;
-    drain(guests);
-    Ok(rate)
-}
-
-/// Source and destination port of flow `number`: 10,000 source ports for each of the allowed destinations.
-fn ports(number: u32) -> [u8; 4] {
-    let source = 10_000 + (number % 10_000) as u16;
-    let destination = crate::TRAFFIC_PORT + (number / 10_000) as u16;
-    let ([a, b], [c, d]) = (source.to_be_bytes(), destination.to_be_bytes());
-    [a, b, c, d]
+/// Source and destination port of flow `number`: 50,000 source ports for each of the allowed destinations.
+#[inline]
+pub fn ports(number: u32) -> [u16; 2] {
+    const SOURCES: u32 = 50_000;
+    let destination = (number / SOURCES) as u16 % crate::TRAFFIC_PORTS;
+    [
+        10_000 + (number % SOURCES) as u16,
+        crate::TRAFFIC_PORT + destination,
+    ]
 }
 
 /// What guests say to each other before and during a measurement.
@@ -131,22 +102,11 @@ pub fn script(load: Load) -> Result<Script, PeerError> {
     let announce = header(1)?.udp(crate::TRAFFIC_PORT, 9).payload(&[0; 18]).build();
     let mut first = vec![(1, announce)];
     match load {
-        Load::Udp { frame_len, .. } => {
-            let payload = vec![0x5a; load.frame_bytes() - 42];
-            let mut frame = header(0)?
-                .udp(10_000, crate::TRAFFIC_PORT)
-                .payload(&payload)
-                .build();
-            debug_assert_eq!(frame.len() + 4, frame_len);
-            // No checksum (RFC 768), so that the ports can be rewritten alone.
-            frame[40..42].fill(0);
-            let offload = Offload::default();
-            Ok(Script {
-                first,
-                frame,
-                offload,
-            })
-        }
+        Load::Udp { .. } => Ok(Script {
+            first,
+            frame: datagram(0, load.frame_bytes())?,
+            offload: Offload::default(),
+        }),
         Load::Tso => {
             let (here, there) = (10_000, crate::TRAFFIC_PORT);
             let syn = header(0)?.tcp(here, there, TcpFlags::SYN).seq(0).window(65_535);
@@ -170,18 +130,25 @@ pub fn script(load: Load) -> Result<Script, PeerError> {
     }
 }
 
-/// Says what comes first, and fills guest 0's buffers.
-fn prepare(guests: &mut [Guest; 2], load: Load) -> Result<(), PeerError> {
-    let script = script(load)?;
-    for (from, frame) in &script.first {
-        exchange(guests, *from, frame);
-    }
-    guests[0].prepare(&script.frame, &script.offload);
-    Ok(())
+/// A UDP frame of the first flow, `len` bytes without FCS: from guest 0, or the answer of guest 1.
+pub fn datagram(from: usize, len: usize) -> Result<Vec<u8>, PeerError> {
+    let [client, server] = ports(0);
+    let (here, there) = if from == 0 {
+        (client, server)
+    } else {
+        (server, client)
+    };
+    let mut frame = header(from)?
+        .udp(here, there)
+        .payload(&vec![0x5a; len - 42])
+        .build();
+    // No checksum (RFC 768), so that the ports can be rewritten alone.
+    frame[40..42].fill(0);
+    Ok(frame)
 }
 
 /// A frame from one guest to the other, up to the IP header.
-fn header(from: usize) -> Result<Builder, PeerError> {
+pub fn header(from: usize) -> Result<Builder, PeerError> {
     let to = 1 - from;
     let mac = |index: usize| {
         GUEST_MACS[index]
@@ -189,21 +156,4 @@ fn header(from: usize) -> Result<Builder, PeerError> {
             .map_err(|error| PeerError(format!("{error}")))
     };
     Ok(build::frame(mac(from)?, mac(to)?).ip(guest_ip(from), guest_ip(to)))
-}
-
-/// Sends one frame and waits until it has arrived, or has not.
-fn exchange(guests: &mut [Guest; 2], from: usize, frame: &[u8]) {
-    guests[from].prepare(frame, &Offload::default());
-    guests[from].send(1, |_| ());
-    drain(guests);
-}
-
-/// Waits until nothing arrives any more.
-fn drain(guests: &mut [Guest; 2]) {
-    let mut quiet_since = Instant::now();
-    while quiet_since.elapsed() < Duration::from_millis(30) {
-        if guests[0].receive() + guests[1].receive() > 0 {
-            quiet_since = Instant::now();
-        }
-    }
 }

@@ -5,15 +5,26 @@
 //! medians, their spread and the ratio to the peer in the same run. `switch` measures frames from guest to guest,
 //! `path` where the cycles of a frame go, `control` the time a request takes. The last line of each is its ratios as `name=value` pairs.
 
+mod ceiling;
+mod connections;
 mod control;
 mod guest;
 mod hugepages;
+mod idle;
+mod interrupt;
+mod latency;
 mod load;
 mod path;
 mod peers;
+mod plan;
+mod plot;
+mod rate;
 mod regime;
 mod report;
+mod results;
+mod ring;
 mod switch;
+mod table;
 
 use clap::Parser;
 
@@ -24,7 +35,7 @@ pub const RULES: u16 = 100;
 pub const FIRST_RULE_PORT: u16 = 20_000;
 
 /// The benchmark's traffic goes to this port, and with many flows to the next ones as well: a range of
-/// [`TRAFFIC_PORTS`], which is one rule here and one masked match in OVS.
+/// [`TRAFFIC_PORTS`], which is one rule here and one masked match in OVS, for TCP and for UDP.
 pub const TRAFFIC_PORT: u16 = 7_040;
 
 /// How many destination ports the last rule allows: a power of two that divides [`TRAFFIC_PORT`].
@@ -34,18 +45,8 @@ pub const TRAFFIC_PORTS: u16 = 128;
 #[derive(Parser)]
 #[command(version)]
 enum Command {
-    /// Frames a second from guest to guest, on one core: this switch, testpmd, OVS-DPDK.
-    Switch {
-        /// Fewer sizes, rounds and seconds: under five minutes.
-        #[arg(long)]
-        quick: bool,
-        /// The core of the switch; the guests' driver runs on the other.
-        #[arg(long, default_value_t = 0)]
-        core: usize,
-        /// Measure only the switches whose names contain one of these.
-        #[arg(long)]
-        only: Vec<String>,
-    },
+    /// Frames and connections a second, round trips and idle cost, on one core: this switch, testpmd, OVS-DPDK.
+    Switch(switch::Options),
     /// Cycles a frame, step by step, of the switch alone: no other process, no other core.
     Path {
         /// A tenth of the windows.
@@ -64,8 +65,13 @@ enum Command {
 }
 
 fn main() -> std::process::ExitCode {
-    let ratios = match Command::parse() {
-        Command::Switch { quick, core, only } => switch::run(quick, core, &only),
+    let command = Command::parse();
+    if let Err(error) = interrupt::install() {
+        eprintln!("butterfly-bench: {error}");
+        return std::process::ExitCode::FAILURE;
+    }
+    let ratios = match command {
+        Command::Switch(options) => switch::run(&options),
         Command::Path { quick, only } => path::run(quick, &only),
         Command::Control { quick } => control::run(if quick { 200 } else { 2000 }),
     };

@@ -7,8 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Round trips timed; about 100 ms in the far regime.
-const ROUNDS: u64 = 100_000;
+use crate::report::Samples;
+
+/// Round trips timed, in groups, of which the median counts: one in which a thread had to wait for its core does
+/// not. About 100 ms in the far regime.
+const GROUPS: u64 = 100;
+const GROUP: u64 = 1000;
 
 /// Above this round trip the cores are far from each other.
 const FAR_NS: f64 = 300.0;
@@ -40,28 +44,28 @@ pub fn measure(here: usize, there: usize) -> Regime {
     pin(here);
     let echo = std::thread::spawn(move || {
         pin(there);
-        for round in 0..ROUNDS {
+        for round in 0..GROUPS * GROUP {
             while other.0.load(Ordering::Acquire) != 2 * round + 1 {
                 std::hint::spin_loop();
             }
             other.0.store(2 * round + 2, Ordering::Release);
         }
     });
-    // The first exchange also waits for the other thread to be there.
-    let mut start = Instant::now();
-    for round in 0..ROUNDS {
-        if round == ROUNDS / 10 {
-            start = Instant::now();
+    let mut groups = Samples::default();
+    for group in 0..GROUPS {
+        let start = Instant::now();
+        for round in group * GROUP..(group + 1) * GROUP {
+            line.0.store(2 * round + 1, Ordering::Release);
+            while line.0.load(Ordering::Acquire) != 2 * round + 2 {
+                std::hint::spin_loop();
+            }
         }
-        line.0.store(2 * round + 1, Ordering::Release);
-        while line.0.load(Ordering::Acquire) != 2 * round + 2 {
-            std::hint::spin_loop();
-        }
+        groups.push(start.elapsed().as_nanos() as f64 / GROUP as f64);
     }
-    let timed = (ROUNDS - ROUNDS / 10) as f64;
-    let round_trip_ns = start.elapsed().as_nanos() as f64 / timed;
     echo.join().expect("the echo thread has no way to fail");
-    Regime { round_trip_ns }
+    Regime {
+        round_trip_ns: groups.median(),
+    }
 }
 
 /// Moves the calling thread to one core; a core that is not there leaves it where it is, with a word on stderr.

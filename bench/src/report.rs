@@ -34,6 +34,47 @@ impl Samples {
     }
 }
 
+impl From<Vec<f64>> for Samples {
+    fn from(values: Vec<f64>) -> Samples {
+        Samples(values)
+    }
+}
+
+impl Samples {
+    /// Adds those of another run.
+    pub fn extend(&mut self, other: &Samples) {
+        self.0.extend(&other.0);
+    }
+
+    /// The same in a unit of which one is `1 / scale` of this one.
+    pub fn scaled(&self, scale: f64) -> Samples {
+        Samples(self.0.iter().map(|value| value * scale).collect())
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The median and half the spread, `12.3 ±4%`. A single sample has no spread and is not shown.
+    pub fn summary(&self) -> String {
+        match self.count() {
+            0 => "-".to_owned(),
+            1 => "one sample".to_owned(),
+            _ => {
+                let median = self.median();
+                let digits = match median.abs() {
+                    value if value >= 100.0 => 0,
+                    value if value >= 10.0 => 1,
+                    value if value >= 1.0 => 2,
+                    _ => 3,
+                };
+                format!("{median:.digits$} ±{:.0}%", self.spread() * 50.0)
+            }
+        }
+    }
+}
+
 /// The ratios of a run: `name=value` pairs on the last line of its output.
 #[derive(Default)]
 pub struct Ratios(Vec<(String, f64)>);
@@ -72,6 +113,17 @@ mod tests {
             (3.0, 1.0, 5.0)
         );
         assert!((samples.spread() - 4.0 / 3.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_number_is_shown_with_its_spread_or_not_at_all() {
+        let mut samples = Samples::default();
+        assert_eq!(samples.summary(), "-");
+        samples.push(9.0);
+        assert_eq!(samples.summary(), "one sample");
+        samples.push(10.0);
+        samples.push(11.0);
+        assert_eq!(samples.summary(), "10.0 ±10%");
     }
 
     #[test]

@@ -1,13 +1,20 @@
-//! Frames a second from guest to guest through each switch on one core, in alternating rounds.
+//! This switch and its peers on one core, in alternating rounds.
+//!
+//! A round starts each switch anew, connects two guests to it, runs all tests and stops it; for 64 KiB frames once
+//! more with guests and a configuration made for them. Before and after a round the distance of the two cores is
+//! measured, and a round counts for the regime that held all through it.
 
-use std::time::Duration;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use crate::guest::Guest;
 use crate::hugepages::HugePages;
-use crate::load::{self, Load};
-use crate::peers::{Peer, PeerError};
-use crate::regime;
+use crate::load::Load;
+use crate::peers::{Peer, PeerError, Running};
+use crate::plan::{BASE, PER_MILLE, Plan, Row, Test};
 use crate::report::{Ratios, Samples};
+use crate::results::{Results, Table};
+use crate::{ceiling, connections, idle, interrupt, latency, plot, rate, regime, table};
 
 /// Ring entries of a guest, and of one with 64 KiB buffers.
 const RING: u16 = 1024;
@@ -16,148 +23,206 @@ const RING_LARGE: u16 = 256;
 /// For one switch (512 MiB) and two guests.
 const HUGE_PAGES: u64 = 640;
 
-/// What is measured, how long, how often.
-struct Plan {
-    loads: Vec<Load>,
-    rounds: usize,
-    duration: Duration,
+/// Before the first frame after a quiet time. A worker sleeps much sooner.
+const QUIET: Duration = Duration::from_millis(20);
+
+/// What the command line says.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Fewer sizes, rounds and seconds: under five minutes.
+    #[arg(long)]
+    quick: bool,
+    /// The core of the switch; the guests' driver runs on the other.
+    #[arg(long, default_value_t = 0)]
+    core: usize,
+    /// Measure only the switches whose names contain one of these.
+    #[arg(long)]
+    only: Vec<String>,
+    /// Measure only the rows whose names begin with one of these.
+    #[arg(long)]
+    row: Vec<String>,
+    /// Rounds, for fewer or more than usual.
+    #[arg(long)]
+    rounds: Option<usize>,
+    /// Where the data and the plot of each regime are written: switch-near.tsv, switch-near.svg.
+    #[arg(long)]
+    out: Option<PathBuf>,
 }
 
-impl Plan {
-    fn new(quick: bool) -> Plan {
-        let udp = |frame_len, flows| Load::Udp { frame_len, flows };
-        if quick {
-            let loads = vec![udp(64, 1), udp(64, 1_000_000), udp(1518, 1), Load::Tso];
-            return Plan {
-                loads,
-                rounds: 3,
-                duration: Duration::from_millis(500),
-            };
-        }
-        let sizes = [64, 256, 512, 1024, 1518].map(|size| udp(size, 1));
-        let flows = [1_000, 10_000, 100_000, 1_000_000].map(|flows| udp(64, flows));
-        let loads = [&sizes[..], &flows[..], &[Load::Tso]].concat();
-        Plan {
-            loads,
-            rounds: 7,
-            duration: Duration::from_secs(1),
-        }
-    }
-}
-
-/// Runs it and prints the table.
-pub fn run(quick: bool, core: usize, only: &[String]) -> Result<Ratios, PeerError> {
-    let plan = Plan::new(quick);
-    let _pages = HugePages::reserve(HUGE_PAGES)?;
-    let driver_core = usize::from(core == 0);
-    let peers: Vec<Peer> = Peer::ALL.into_iter().filter(|peer| chosen(*peer, only)).collect();
-    // samples[peer][load]
-    let mut samples = vec![vec![Samples::default(); plan.loads.len()]; peers.len()];
-    let mut round_trips = Samples::default();
-    for round in 1..=plan.rounds {
-        let regime = regime::measure(driver_core, core);
-        round_trips.push(regime.round_trip_ns);
-        eprintln!(
-            "round {round} of {}: cores are {} ({:.0} ns)",
-            plan.rounds,
-            regime.name(),
-            regime.round_trip_ns
-        );
-        for (peer, samples) in peers.iter().zip(&mut samples) {
-            if let Err(error) = measure(*peer, core, &plan, samples) {
-                eprintln!("{}: not measured: {error}", peer.name());
-            }
-        }
-    }
-    let regime = regime::Regime {
-        round_trip_ns: round_trips.median(),
+/// Runs it and prints the tables.
+pub fn run(options: &Options) -> Result<Ratios, PeerError> {
+    let mut plan = Plan::new(options.quick, &options.row);
+    plan.rounds = options.rounds.unwrap_or(plan.rounds);
+    let chosen = |peer: &Peer| {
+        options.only.is_empty()
+            || options
+                .only
+                .iter()
+                .any(|part| peer.name().contains(part.as_str()))
     };
+    let peers: Vec<Peer> = Peer::ALL.into_iter().filter(chosen).collect();
+    let _pages = HugePages::reserve(HUGE_PAGES)?;
+    let driver_core = usize::from(options.core == 0);
     println!(
-        "cores {}: a cache line there and back {:.0} ns (spread {:.0} %); {} rounds of {} ms",
-        regime.name(),
-        regime.round_trip_ns,
-        round_trips.spread() * 100.0,
+        "{} rounds of {} switches, at most {} minutes",
         plan.rounds,
-        plan.duration.as_millis()
+        peers.len(),
+        plan.budget.as_secs() / 60
     );
-    print_table(&peers, &plan, &samples);
-    Ok(ratios(&peers, &plan, &samples))
+    let mut results = Results::default();
+    let start = Instant::now();
+    let mut longest = Duration::ZERO;
+    for round in 1..=plan.rounds {
+        if start.elapsed() + longest > plan.budget {
+            println!("the time is over after {} rounds", round - 1);
+            break;
+        }
+        let begun = Instant::now();
+        let before = regime::measure(driver_core, options.core);
+        let mut table = Table::new(&plan.rows(), &peers);
+        measure_driver(options.core, &plan, &mut table)?;
+        for peer in &peers {
+            eprint!("round {round}: {} ...", peer.name());
+            let begun = Instant::now();
+            measure(*peer, options.core, &plan, &mut table)?;
+            eprintln!(" {:.1} s", begun.elapsed().as_secs_f64());
+        }
+        let after = regime::measure(driver_core, options.core);
+        eprintln!(
+            "round {round} of {}: cores {} before ({:.0} ns), {} after ({:.0} ns); {:.0} s",
+            plan.rounds,
+            before.name(),
+            before.round_trip_ns,
+            after.name(),
+            after.round_trip_ns,
+            begun.elapsed().as_secs_f64()
+        );
+        results.add(before, after, table);
+        longest = longest.max(begun.elapsed());
+    }
+    let mut ratios = Ratios::default();
+    for (regime, table) in results.tables() {
+        print!("{}", table::text(regime, table));
+        if let Some(out) = &options.out {
+            table::write(out, regime, table)?;
+            plot::write(out, regime, table)?;
+        }
+        ratios = table::ratios(table);
+    }
+    Ok(ratios)
 }
 
-fn chosen(peer: Peer, only: &[String]) -> bool {
-    only.is_empty() || only.iter().any(|part| peer.name().contains(part.as_str()))
-}
-
-/// One round of one switch: all loads. A guest with 64 KiB buffers needs a connection of its own.
-fn measure(peer: Peer, core: usize, plan: &Plan, samples: &mut [Samples]) -> Result<(), PeerError> {
-    for large in [false, true] {
-        let wanted = |load: &Load| matches!(load, Load::Tso) == large;
-        if !plan.loads.iter().any(wanted) {
-            continue;
+/// The driver's own limits.
+fn measure_driver(core: usize, plan: &Plan, table: &mut Table) -> Result<(), PeerError> {
+    let many = Load::Udp {
+        frame_len: 64,
+        flows: 1000,
+    };
+    for (load, samples) in [BASE, many].into_iter().zip(&mut table.ceilings) {
+        for rate in ceiling::measure(core, load, plan.duration)? {
+            samples.push(rate);
         }
-        let dir = tempfile::tempdir().map_err(|error| PeerError(format!("temporary directory: {error}")))?;
-        let running = peer.start(dir.path(), core)?;
-        let (ring, frame_max) = if large {
-            (RING_LARGE, 65_536)
-        } else {
-            (RING, 2_036)
-        };
-        let mut guests = [Guest::new(ring, frame_max)?, Guest::new(ring, frame_max)?];
-        let sessions = running.connect(&guests)?;
-        for (load, samples) in plan
-            .loads
-            .iter()
-            .zip(samples.iter_mut())
-            .filter(|(load, _)| wanted(load))
-        {
-            samples.push(load::rate(&mut guests, *load, plan.duration)?);
-        }
-        drop(sessions);
     }
     Ok(())
 }
 
-fn print_table(peers: &[Peer], plan: &Plan, samples: &[Vec<Samples>]) {
-    print!("{:<18}", "Mframes/s");
-    for peer in peers {
-        print!("{:>24}", peer.name());
-    }
-    println!();
-    for (index, load) in plan.loads.iter().enumerate() {
-        print!("{:<18}", load.name());
-        for samples in samples {
-            let samples = &samples[index];
-            let rate = samples.median();
-            let gbit = rate * load.frame_bytes() as f64 * 8e-9;
-            print!(
-                "{:>9.3} {gbit:>6.1}G ±{:>3.0}%",
-                rate * 1e-6,
-                samples.spread() * 50.0
-            );
+/// One round of one switch: all tests. What fails is said and left out; only an interruption ends the run.
+fn measure(peer: Peer, core: usize, plan: &Plan, table: &mut Table) -> Result<(), PeerError> {
+    for large in [false, true] {
+        let tests: Vec<Test> = plan
+            .tests
+            .iter()
+            .copied()
+            .filter(|test| test.is_large() == large && peer.takes(*test))
+            .collect();
+        if tests.is_empty() {
+            continue;
         }
-        println!();
+        if let Err(error) = session(peer, core, plan, large, &tests, table) {
+            interrupt::check()?;
+            eprint!(" not measured: {error};");
+        }
     }
+    Ok(())
 }
 
-/// Ours over each peer's, for every load.
-fn ratios(peers: &[Peer], plan: &Plan, samples: &[Vec<Samples>]) -> Ratios {
-    let mut ratios = Ratios::default();
-    let rate = |peer: Peer, load: usize| {
-        let found = peers.iter().position(|other| *other == peer);
-        found.map_or(f64::NAN, |found| samples[found][load].median())
+/// Starts a switch, connects guests and runs tests.
+fn session(
+    peer: Peer,
+    core: usize,
+    plan: &Plan,
+    large: bool,
+    tests: &[Test],
+    table: &mut Table,
+) -> Result<(), PeerError> {
+    let dir = tempfile::tempdir().map_err(|error| PeerError(format!("temporary directory: {error}")))?;
+    let running = peer.start(dir.path(), core, large)?;
+    let (ring, frame_max) = if large {
+        (RING_LARGE, 65_536)
+    } else {
+        (RING, 2_036)
     };
-    for (index, load) in plan.loads.iter().enumerate() {
-        let ours = rate(Peer::ButterflyRules, index);
-        for peer in [Peer::Testpmd, Peer::OvsNormal, Peer::OvsCt] {
-            ratios.push(
-                format!("{}_vs_{}", load.name(), peer.name()),
-                ours / rate(peer, index),
-            );
+    let mut guests = [Guest::new(ring, frame_max)?, Guest::new(ring, frame_max)?];
+    let _sessions = running.connect(&guests)?;
+    rate::meet(&mut guests)?;
+    for test in tests {
+        running.forget_connections()?;
+        if let Err(error) = one(*test, peer, plan, &running, &mut guests, table) {
+            interrupt::check()?;
+            eprint!(" {}: {error};", test.rows()[0].name());
+            rate::drain(&mut guests)?;
         }
-        ratios.push(
-            format!("{}_rules_vs_open", load.name()),
-            ours / rate(Peer::ButterflyOpen, index),
-        );
     }
-    ratios
+    Ok(())
+}
+
+fn one(
+    test: Test,
+    peer: Peer,
+    plan: &Plan,
+    running: &Running,
+    guests: &mut [Guest; 2],
+    table: &mut Table,
+) -> Result<(), PeerError> {
+    match test {
+        Test::Rate(load) => {
+            for rate in rate::measure(guests, load, plan.duration)? {
+                table.push(peer, Row::Rate(load), rate);
+            }
+        }
+        Test::Connections => {
+            for rate in connections::measure(guests, plan.duration)? {
+                table.push(peer, Row::Connections, rate);
+            }
+        }
+        Test::Alone | Test::Loaded => {
+            let loaded = test == Test::Loaded;
+            let most = table.get(peer, Row::Rate(BASE)).median();
+            if loaded && !most.is_finite() {
+                return Err(PeerError("the rate that 80 % are of is not known".to_owned()));
+            }
+            for _ in 0..rate::WINDOWS {
+                let duration = plan.duration / rate::WINDOWS;
+                let times = if loaded {
+                    latency::loaded(guests, 0.8 * most, duration)?
+                } else {
+                    latency::alone(guests, duration)?
+                };
+                let times = Samples::from(times);
+                for per_mille in PER_MILLE {
+                    let time = times.quantile(f64::from(per_mille) / 1000.0);
+                    table.push(peer, Row::RoundTrip { loaded, per_mille }, time);
+                }
+            }
+        }
+        Test::Idle => {
+            for _ in 0..2 {
+                table.push(peer, Row::IdleCpu, idle::percent(&running.pids(), plan.idle / 2)?);
+                let times = Samples::from(latency::after_quiet(guests, plan.first_frames, QUIET)?);
+                table.push(peer, Row::FirstFrame { longest: false }, times.median());
+                table.push(peer, Row::FirstFrame { longest: true }, times.quantile(1.0));
+            }
+        }
+    }
+    Ok(())
 }

@@ -4,17 +4,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::process::{PeerError, Process, run, wait_for};
-use super::{GUEST_MACS, Running};
+use super::{GUEST_MACS, Listens, Running};
 
 /// A daemon with everything below `dir`: `api.sock` for gRPC, `v0.sock` for ZeroMQ, the NICs' sockets.
 pub fn daemon(dir: &Path, core: Option<usize>) -> Result<Process, PeerError> {
     let log = dir.join("butterflyd.log");
-    let mut command = Command::new(sibling("butterflyd")?);
+    let mut command = Process::command(sibling("butterflyd")?);
     command
         .arg("-s")
         .arg(dir)
         .args(["--api", &api(dir), "--no-syslog"]);
-    command.args(["--max-flows", "4194304", "--max-flows-per-nic", "2097152"]);
+    command.args(["--max-flows", "4194304", "--max-flows-per-nic", "3145728"]);
     command.args(["-e", &format!("ipc://{}", dir.join("v0.sock").display())]);
     if let Some(core) = core {
         command.args(["-u", &core.to_string()]);
@@ -51,14 +51,16 @@ pub fn start(dir: &Path, core: usize, rules: bool) -> Result<Running, PeerError>
         let other = (2..crate::RULES).map(|number| crate::FIRST_RULE_PORT + number);
         let other = other.map(|port| rule("tcp", port, port));
         let lines: Vec<String> = other
-            .chain([rule("tcp", first, first), rule("udp", first, last)])
+            .chain([rule("tcp", first, last), rule("udp", first, last)])
             .collect();
         butterfly(&lines.join(" + "))?;
     }
     let sockets = [dir.join("qemu-vhost-nic0"), dir.join("qemu-vhost-nic1")];
     Ok(Running {
         sockets,
-        _processes: vec![daemon],
+        listens: Listens::Switch,
+        forget: None,
+        processes: vec![daemon],
     })
 }
 

@@ -7,9 +7,13 @@ mod testpmd;
 
 pub use process::PeerError;
 
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use testkit::vhost_frontend::Frontend;
+
+use crate::guest::Guest;
+use crate::plan::Test;
 
 /// The two guests' addresses; every peer that filters is configured for them.
 pub const GUEST_MACS: [&str; 2] = ["52:54:00:00:00:0a", "52:54:00:00:00:0b"];
@@ -28,19 +32,28 @@ pub enum Peer {
     ButterflyOpen,
     /// DPDK's bare two-copy loop: testpmd, two `net_vhost` devices, io forwarding.
     Testpmd,
+    /// The same with packet buffers that hold 64 KiB: its best configuration for such frames, and measured with them
+    /// alone.
+    TestpmdLarge,
     /// OVS-DPDK as a learning switch.
     OvsNormal,
-    /// OVS-DPDK with a connection-tracking zone per guest and the same rules.
+    /// OVS-DPDK with the same rules and one connection-tracking zone for both guests: what it could do if tenants did
+    /// not have to be told apart.
+    OvsCtOne,
+    /// OVS-DPDK with the same rules and a zone per guest, which is what security groups mean: a connection is judged by
+    /// the sender's zone and by the receiver's.
     OvsCt,
 }
 
 impl Peer {
     /// All of them, ours first.
-    pub const ALL: [Peer; 5] = [
+    pub const ALL: [Peer; 7] = [
         Peer::ButterflyRules,
         Peer::ButterflyOpen,
         Peer::Testpmd,
+        Peer::TestpmdLarge,
         Peer::OvsNormal,
+        Peer::OvsCtOne,
         Peer::OvsCt,
     ];
 
@@ -50,35 +63,84 @@ impl Peer {
             Peer::ButterflyRules => "butterfly-rules",
             Peer::ButterflyOpen => "butterfly-open",
             Peer::Testpmd => "testpmd-io",
+            Peer::TestpmdLarge => "testpmd-large",
             Peer::OvsNormal => "ovs-normal",
+            Peer::OvsCtOne => "ovs-ct-1zone",
             Peer::OvsCt => "ovs-ct",
         }
     }
 
-    /// Starts the switch on `core`, everything it writes below `dir`.
-    pub fn start(self, dir: &Path, core: usize) -> Result<Running, PeerError> {
+    /// Is it measured by this test?
+    pub fn takes(self, test: Test) -> bool {
+        self != Peer::TestpmdLarge || test.is_large()
+    }
+
+    /// Starts the switch on `core`, everything it writes below `dir`; `large`: for frames of 64 KiB.
+    pub fn start(self, dir: &Path, core: usize, large: bool) -> Result<Running, PeerError> {
         match self {
             Peer::ButterflyRules => butterfly::start(dir, core, true),
             Peer::ButterflyOpen => butterfly::start(dir, core, false),
-            Peer::Testpmd => testpmd::start(dir, core),
-            Peer::OvsNormal => ovs::start(dir, core, false),
-            Peer::OvsCt => ovs::start(dir, core, true),
+            Peer::Testpmd => testpmd::start(dir, core, large, false),
+            Peer::TestpmdLarge => testpmd::start(dir, core, large, true),
+            Peer::OvsNormal => ovs::start(dir, core, large, ovs::Pipeline::Normal),
+            Peer::OvsCtOne => ovs::start(dir, core, large, ovs::Pipeline::OneZone),
+            Peer::OvsCt => ovs::start(dir, core, large, ovs::Pipeline::ZonePerGuest),
         }
     }
 }
 
+/// Who listens on a switch's sockets.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Listens {
+    Switch,
+    Vmm,
+}
+
 /// A started switch; dropping it ends its processes.
 pub struct Running {
-    /// Where the two guests connect.
-    pub sockets: [PathBuf; 2],
-    /// In the order they are to be ended.
-    _processes: Vec<process::Process>,
+    /// Where the two guests are connected.
+    sockets: [PathBuf; 2],
+    listens: Listens,
+    /// Makes the switch forget connections, where it has a limit that tests one after the other would reach.
+    forget: Option<Box<dyn Fn() -> Result<(), PeerError>>>,
+    /// The switch first, in the order they are to be ended.
+    processes: Vec<process::Process>,
 }
 
 impl Running {
     /// Connects a guest to each socket; the sessions last until they are dropped.
-    pub fn connect(&self, guests: &[crate::guest::Guest; 2]) -> Result<[Frontend; 2], PeerError> {
-        let [a, b] = [0, 1].map(|index| crate::guest::attach(&guests[index], &self.sockets[index]));
+    pub fn connect(&self, guests: &[Guest; 2]) -> Result<[Frontend; 2], PeerError> {
+        let fail = |index: usize, error: std::io::Error| {
+            PeerError(format!("{}: {error}", self.sockets[index].display()))
+        };
+        // A switch that connects looks for its sockets about once a second: they must all be there.
+        let listeners = match self.listens {
+            Listens::Switch => None,
+            Listens::Vmm => {
+                let [a, b] = [0, 1].map(|index| {
+                    UnixListener::bind(&self.sockets[index]).map_err(|error| fail(index, error))
+                });
+                Some([a?, b?])
+            }
+        };
+        let [a, b] = [0, 1].map(|index| {
+            let frontend = match &listeners {
+                None => Frontend::connect(&self.sockets[index]),
+                Some(listeners) => Frontend::accept(&listeners[index]),
+            };
+            let attached = frontend.and_then(|frontend| guests[index].attach(frontend));
+            attached.map_err(|error| fail(index, error))
+        });
         Ok([a?, b?])
+    }
+
+    /// Makes the switch forget the connections it has seen, if it needs that.
+    pub fn forget_connections(&self) -> Result<(), PeerError> {
+        self.forget.as_ref().map_or(Ok(()), |forget| forget())
+    }
+
+    /// The switch's processes.
+    pub fn pids(&self) -> Vec<u32> {
+        self.processes.iter().map(process::Process::pid).collect()
     }
 }

@@ -1,5 +1,6 @@
 //! A child process of the benchmark, ended by its pid when dropped.
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::io;
 use std::path::Path;
@@ -20,6 +21,18 @@ impl fmt::Display for PeerError {
 pub struct Process(Child);
 
 impl Process {
+    /// A command for [`Process::start`] that ends with the benchmark, even if that is killed.
+    pub fn command(program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "TERM", "--"]).arg(program);
+        command
+    }
+
+    /// Its process ID.
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
     /// Starts `command` with its output in `log`.
     pub fn start(command: &mut Command, log: &Path) -> Result<Process, PeerError> {
         let name = command.get_program().to_string_lossy().into_owned();
@@ -56,6 +69,7 @@ impl Drop for Process {
 pub fn wait_for(paths: &[&Path], log: &Path) -> Result<(), PeerError> {
     let deadline = Instant::now() + Duration::from_secs(10);
     while !paths.iter().all(|path| path.exists()) {
+        crate::interrupt::check()?;
         if Instant::now() > deadline {
             let text = std::fs::read_to_string(log).unwrap_or_default();
             let tail: Vec<&str> = text.lines().rev().take(5).collect();

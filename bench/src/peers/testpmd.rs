@@ -2,15 +2,16 @@
 //! guest memory to a packet buffer and on to the other guest: the floor of every DPDK switch.
 
 use std::path::Path;
-use std::process::Command;
 
-use super::Running;
 use super::process::{PeerError, Process, wait_for};
+use super::{Listens, Running};
 
-pub fn start(dir: &Path, core: usize) -> Result<Running, PeerError> {
+/// `large`: offer segmentation offload, which costs small frames a little; `buffers`: in packet buffers that hold a
+/// frame of 64 KiB in one piece (65,535 bytes are the most that DPDK can say) in place of 31.
+pub fn start(dir: &Path, core: usize, large: bool, buffers: bool) -> Result<Running, PeerError> {
     let sockets = [dir.join("a.sock"), dir.join("b.sock")];
     let log = dir.join("testpmd.log");
-    let mut command = Command::new("dpdk-testpmd");
+    let mut command = Process::command("dpdk-testpmd");
     // Two lcores, as testpmd demands: one for its prompt, asleep, one for the loop; both on our core.
     command.args([
         "--lcores",
@@ -22,16 +23,22 @@ pub fn start(dir: &Path, core: usize) -> Result<Running, PeerError> {
     ]);
     command.args(["-m", "512", "--file-prefix", "butterfly-bench"]);
     for (index, socket) in sockets.iter().enumerate() {
+        let tso = u8::from(large);
         command.args([
             "--vdev",
-            &format!("net_vhost{index},iface={},queues=1,tso=1", socket.display()),
+            &format!("net_vhost{index},iface={},queues=1,tso={tso}", socket.display()),
         ]);
     }
     command.args(["--", "-i", "--forward-mode=io", "--auto-start", "--nb-cores=1"]);
+    if buffers {
+        command.args(["--mbuf-size=65535", "--total-num-mbufs=4096"]);
+    }
     let process = Process::start(&mut command, &log)?;
     wait_for(&[&sockets[0], &sockets[1]], &log)?;
     Ok(Running {
         sockets,
-        _processes: vec![process],
+        listens: Listens::Switch,
+        forget: None,
+        processes: vec![process],
     })
 }

@@ -1,0 +1,155 @@
+//! What is measured, how long, how often: the rows of the table and what it takes to fill them.
+
+use std::time::Duration;
+
+use crate::load::Load;
+
+/// One line of the table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Row {
+    /// Frames a second.
+    Rate(Load),
+    /// Connections a second, begun and ended.
+    Connections,
+    /// Seconds of a round trip of which `per_mille` are shorter: alone, or beside 80 % of the switch's own rate.
+    RoundTrip { loaded: bool, per_mille: u16 },
+    /// Percent of a core while nothing is sent.
+    IdleCpu,
+    /// Seconds from guest to guest of the first frame after 20 ms: the median, or the longest.
+    FirstFrame { longest: bool },
+}
+
+/// Which shares of the round trips are reported.
+pub const PER_MILLE: [u16; 3] = [500, 990, 999];
+
+impl Row {
+    /// The name in tables, data and ratios.
+    pub fn name(self) -> String {
+        let quantile = |per_mille| match per_mille {
+            500 => "p50",
+            990 => "p99",
+            _ => "p99.9",
+        };
+        match self {
+            Row::Rate(load) => load.name(),
+            Row::Connections => "connections".to_owned(),
+            Row::RoundTrip { loaded, per_mille } => {
+                let load = if loaded { "load80" } else { "alone" };
+                format!("rtt_{load}_{}", quantile(per_mille))
+            }
+            Row::IdleCpu => "idle_cpu".to_owned(),
+            Row::FirstFrame { longest: false } => "first_frame_p50".to_owned(),
+            Row::FirstFrame { longest: true } => "first_frame_max".to_owned(),
+        }
+    }
+
+    /// The unit it is shown in, and how many of them the measured one is.
+    pub fn unit(self) -> (&'static str, f64) {
+        match self {
+            Row::Rate(_) => ("Mframes/s", 1e-6),
+            Row::Connections => ("M/s", 1e-6),
+            Row::RoundTrip { .. } | Row::FirstFrame { .. } => ("us", 1e6),
+            Row::IdleCpu => ("% of a core", 1.0),
+        }
+    }
+}
+
+/// What is done with a running switch; some give several rows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Test {
+    /// [`Row::Rate`].
+    Rate(Load),
+    /// [`Row::Connections`].
+    Connections,
+    /// The round trips with one frame in flight.
+    Alone,
+    /// The round trips at 80 % of what this switch did with 64 bytes in this round.
+    Loaded,
+    /// [`Row::IdleCpu`] and [`Row::FirstFrame`].
+    Idle,
+}
+
+impl Test {
+    /// The rows it fills.
+    pub fn rows(self) -> Vec<Row> {
+        let round_trips = |loaded| PER_MILLE.map(|per_mille| Row::RoundTrip { loaded, per_mille });
+        match self {
+            Test::Rate(load) => vec![Row::Rate(load)],
+            Test::Connections => vec![Row::Connections],
+            Test::Alone => round_trips(false).to_vec(),
+            Test::Loaded => round_trips(true).to_vec(),
+            Test::Idle => vec![
+                Row::IdleCpu,
+                Row::FirstFrame { longest: false },
+                Row::FirstFrame { longest: true },
+            ],
+        }
+    }
+
+    /// Does it need guests with buffers of 64 KiB?
+    pub fn is_large(self) -> bool {
+        matches!(self, Test::Rate(Load::Tso))
+    }
+}
+
+/// A run.
+pub struct Plan {
+    /// In this order, for every switch.
+    pub tests: Vec<Test>,
+    /// Each switch once a round.
+    pub rounds: usize,
+    /// One measurement of a rate.
+    pub duration: Duration,
+    /// What is watched idly.
+    pub idle: Duration,
+    /// Frames after a quiet time.
+    pub first_frames: usize,
+    /// No round is begun that would not end within it.
+    pub budget: Duration,
+}
+
+/// 64 bytes, one flow: what 80 % is of.
+pub const BASE: Load = Load::Udp {
+    frame_len: 64,
+    flows: 1,
+};
+
+impl Plan {
+    /// The whole plan, or a short one; `only`: the tests whose rows have a name that begins with one of these.
+    pub fn new(quick: bool, only: &[String]) -> Plan {
+        let sized = |frame_len| Test::Rate(Load::Udp { frame_len, flows: 1 });
+        let flows = |flows| Test::Rate(Load::Udp { frame_len: 64, flows });
+        let rest = [
+            Test::Connections,
+            Test::Alone,
+            Test::Loaded,
+            Test::Idle,
+            flows(1_000),
+        ];
+        let (sizes, many): (&[usize], &[u32]) = if quick {
+            (&[64, 1518], &[1_000_000])
+        } else {
+            (&[64, 256, 512, 1024, 1518], &[10_000, 1_000_000])
+        };
+        let mut tests: Vec<Test> = sizes.iter().copied().map(sized).collect();
+        tests.extend(rest);
+        tests.extend(many.iter().copied().map(flows));
+        tests.push(Test::Rate(Load::Tso));
+        let chosen = |row: Row| only.iter().any(|start| row.name().starts_with(start.as_str()));
+        tests.retain(|test| only.is_empty() || test.rows().into_iter().any(chosen));
+        let seconds = |quickly, fully| Duration::from_millis(if quick { quickly } else { fully });
+        Plan {
+            tests,
+            rounds: if quick { 2 } else { 7 },
+            duration: seconds(300, 900),
+            idle: seconds(1000, 2000),
+            first_frames: if quick { 10 } else { 30 },
+            budget: seconds(240_000, 1_500_000),
+        }
+    }
+
+    /// All rows, in order.
+    pub fn rows(&self) -> Vec<Row> {
+        self.tests.iter().flat_map(|test| test.rows()).collect()
+    }
+}

@@ -1,0 +1,120 @@
+//! Frames a second: as many from guest 0 to guest 1 as the switch takes, counted where they arrive.
+
+use std::time::{Duration, Instant};
+
+use wire::offload::Offload;
+
+use crate::guest::{Guest, pause};
+use crate::interrupt;
+use crate::load::{self, Load, Turns};
+use crate::peers::PeerError;
+
+/// Frames that the driver moves at a time: a few batches of a switch, and a quarter of the ring at the most.
+const CHUNK: u16 = 256;
+
+/// Pauses between polls that find nothing, some microseconds: a poll takes a cache line from the switch, and a chunk
+/// does not come sooner.
+const GAP: u32 = 200;
+
+/// How long a switch may take until it forwards.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Windows that one measurement is cut into, each a sample of its own.
+pub const WINDOWS: u32 = 3;
+
+/// Measures a load: frames a second in each of [`WINDOWS`] windows that last `duration` together, after a warm-up
+/// in which every flow is seen twice (or four seconds, for a switch that is slow).
+pub fn measure(guests: &mut [Guest; 2], load: Load, duration: Duration) -> Result<Vec<f64>, PeerError> {
+    prepare(guests, load)?;
+    let mut turns = Turns::of(load);
+    let flows = u64::from(load.flows());
+    let (settled, patience) = (Duration::from_millis(100), Duration::from_secs(4));
+    flood(guests, &mut turns, 2 * flows, settled, patience)?;
+    let window = duration / WINDOWS;
+    let rates = (0..WINDOWS).map(|_| flood(guests, &mut turns, 0, window, window));
+    let rates: Vec<f64> = rates.collect::<Result<_, _>>()?;
+    guests[1].check_order()?;
+    drain(guests)?;
+    Ok(rates)
+}
+
+/// Sends for at least `least_time` and until `least` frames have arrived, for `most_time` at the most; gives the
+/// frames a second that arrived.
+pub fn flood(
+    guests: &mut [Guest; 2],
+    turns: &mut Turns,
+    least: u64,
+    least_time: Duration,
+    most_time: Duration,
+) -> Result<f64, PeerError> {
+    let chunk = CHUNK.min(guests[0].transmit.size / 4);
+    let start = Instant::now();
+    let mut count = 0u64;
+    loop {
+        for _ in 0..16 {
+            let sent = guests[0].offer(chunk, |write| turns.next(write));
+            let arrived = guests[1].collect(chunk);
+            count += u64::from(arrived);
+            if sent + arrived == 0 {
+                pause(GAP);
+            }
+        }
+        let elapsed = start.elapsed();
+        if (elapsed >= least_time && count >= least) || elapsed >= most_time {
+            return Ok(count as f64 / elapsed.as_secs_f64());
+        }
+        interrupt::check()?;
+    }
+}
+
+/// Says what comes first, and fills guest 0's buffers.
+fn prepare(guests: &mut [Guest; 2], load: Load) -> Result<(), PeerError> {
+    let script = load::script(load)?;
+    for (from, frame) in &script.first {
+        say(guests, *from, frame)?;
+    }
+    guests[0].prepare(&script.frame, &script.offload);
+    Ok(())
+}
+
+/// Lets the guests hear each other: a switch may need seconds from the negotiation until it forwards, and it learns
+/// where they are.
+pub fn meet(guests: &mut [Guest; 2]) -> Result<(), PeerError> {
+    let start = Instant::now();
+    let mut heard = [false; 2];
+    while heard != [true; 2] {
+        if start.elapsed() > PATIENCE {
+            return Err(PeerError("the guests do not hear each other".to_owned()));
+        }
+        // The client first: rules allow what it says, and then the answer.
+        for from in 0..2 {
+            guests[from].prepare(&load::datagram(from, 60)?, &Offload::default());
+            guests[from].send(1, |_| ());
+            let until = Instant::now() + Duration::from_millis(10);
+            while Instant::now() < until {
+                interrupt::check()?;
+                heard[1 - from] |= guests[1 - from].receive() > 0;
+            }
+        }
+    }
+    drain(guests)
+}
+
+/// Sends one frame and waits until it has arrived, or has not.
+pub fn say(guests: &mut [Guest; 2], from: usize, frame: &[u8]) -> Result<(), PeerError> {
+    guests[from].prepare(frame, &Offload::default());
+    guests[from].send(1, |_| ());
+    drain(guests)
+}
+
+/// Waits until nothing has arrived for 30 ms.
+pub fn drain(guests: &mut [Guest; 2]) -> Result<(), PeerError> {
+    let mut quiet_since = Instant::now();
+    while quiet_since.elapsed() < Duration::from_millis(30) {
+        interrupt::check()?;
+        if guests[0].receive() + guests[1].receive() > 0 {
+            quiet_since = Instant::now();
+        }
+    }
+    Ok(())
+}
