@@ -7,6 +7,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use io::huge::Zeroed;
+
 use super::entry::FlowId;
 
 /// Slots of a bucket: one cache line.
@@ -18,16 +20,15 @@ const SLOTS: usize = 8;
 struct Bucket([AtomicU64; SLOTS]);
 
 pub(super) struct Index {
-    buckets: Box<[Bucket]>,
+    buckets: Zeroed<Bucket>,
     mask: usize,
 }
 
 impl Index {
-    /// For `max` entries at most. The memory is zeroed lazily by the kernel.
+    /// For `max` entries at most.
     pub(super) fn new(max: u32) -> Self {
         let buckets = (max as usize * 2 / SLOTS).next_power_of_two().max(8);
-        let buckets: Box<[Bucket]> = bytemuck::allocation::zeroed_slice_box(buckets);
-        io::huge::wish(&buckets);
+        let buckets = Zeroed::new(buckets);
         Index {
             mask: buckets.len() - 1,
             buckets,

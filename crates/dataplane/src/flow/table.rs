@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use foldhash::SharedSeed;
 use foldhash::quality::SeedableRandomState;
+use io::huge::Zeroed;
 
 use super::entry::{Entry, FlowId, NONE};
 use super::index::Index;
@@ -35,7 +36,7 @@ const ASLEEP: u64 = u64::MAX;
 
 /// Flows of all workers.
 pub(crate) struct FlowTable {
-    entries: Box<[Entry]>,
+    entries: Zeroed<Entry>,
     index: Index,
     seed: SeedableRandomState,
     /// Entries from here on were never used.
@@ -57,10 +58,8 @@ impl FlowTable {
     /// For `max` flows, of so many workers together.
     pub(crate) fn shared(max: u32, seed: u64, workers: usize) -> Arc<FlowTable> {
         let max = max.clamp(1, NONE - 1);
-        let entries: Box<[Entry]> = bytemuck::allocation::zeroed_slice_box(max as usize);
-        io::huge::wish(&entries);
         Arc::new(FlowTable {
-            entries,
+            entries: Zeroed::new(max as usize),
             index: Index::new(max),
             seed: SeedableRandomState::with_seed(seed, SharedSeed::global_random()),
             high: AtomicU32::new(0),
