@@ -15,7 +15,7 @@ mod track;
 
 pub(crate) use entry::{ACKED, DRAIN_EGRESS, DRAIN_INGRESS, Entry, FlowId, NONE, SEEN};
 pub use info::{Endpoint, FlowInfo, FlowState, TcpWindows};
-pub(crate) use key::{Ends, Key, Side, address_bits};
+pub(crate) use key::{Ends, Key, Side};
 pub(crate) use owned::{Flows, NewFlow};
 pub(crate) use table::FlowTable;
 pub(crate) use tcp::{follow_plain, is_amid};

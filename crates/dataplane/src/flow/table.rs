@@ -101,23 +101,29 @@ impl FlowTable {
         self.index.fetch(hash);
     }
 
-    /// Begins to bring what of an entry the packets of `side` read, that a lookup will find.
+    /// The flow that a lookup will probably find, and begins to bring what the packets of `side` read of it.
     #[inline(always)]
-    pub(crate) fn fetch_entry(&self, hash: u64, side: usize) {
-        if let Some(entry) = self
-            .index
-            .likely(hash)
-            .and_then(|id| self.entries.get(id as usize))
-        {
-            io::fetch::soon(entry);
-            io::fetch::soon(&entry.sides[side & 1]);
-        }
+    pub(crate) fn fetch_entry(&self, hash: u64, side: usize) -> Option<FlowId> {
+        let id = self.index.likely(hash)?;
+        let entry = self.entries.get(id as usize)?;
+        io::fetch::soon(entry);
+        io::fetch::soon(&entry.sides[side & 1]);
+        Some(id)
     }
 
     /// The flow with this key, over or not.
     #[inline(always)]
     pub(crate) fn find(&self, key: &Key, hash: u64) -> Option<FlowId> {
         self.index.find(hash, |id| self.entry(id).is(key))
+    }
+
+    /// The same, looking at entry `likely` first.
+    #[inline(always)]
+    pub(crate) fn find_likely(&self, likely: FlowId, key: &Key, hash: u64) -> Option<FlowId> {
+        match self.entries.get(likely as usize) {
+            Some(entry) if entry.is(key) => Some(likely),
+            _ => self.find(key, hash),
+        }
     }
 
     #[inline(always)]

@@ -9,10 +9,12 @@
 //! Everything else, faulty packets included, is left to the whole path: the lane never drops. Bits of what is left are
 //! given back. It works in three passes over the batch, each of which fetches what the next one reads.
 
+use std::net::IpAddr;
+
 use io::frame::BATCH;
 use wire::dhcp;
 use wire::offload::Offload;
-use wire::parse::{self, Plain, Transport, mac_bits, mac_of};
+use wire::parse::{self, Plain, Transport, ethertype, mac_bits, mac_of};
 
 use crate::flow::{Ends, Entry, FlowId, FlowState, Key, NONE, Side, follow_plain, is_amid};
 use crate::round::{Job, NO_CASE, Round, Verdict, count_rules};
@@ -43,8 +45,8 @@ struct Route {
 /// The terms on which everything passes.
 #[derive(Clone, Copy)]
 struct Free {
-    /// From this address alone.
-    from: Option<u128>,
+    /// From this address alone, as [`Plain::ip`] has it.
+    from: Option<[u64; 2]>,
     /// By these rules.
     rules: [u32; 2],
 }
@@ -54,10 +56,22 @@ struct Free {
 struct Candidate {
     key: Key,
     hash: u64,
+    /// The flow that it is probably of, or [`NONE`].
+    likely: FlowId,
     len: u32,
     frame: u8,
     route: u8,
     transport: Transport,
+}
+
+/// What became of a batch's frames so far.
+struct Choice {
+    /// Those that do not take the lane, as bits.
+    left: u32,
+    /// Those of IPv6.
+    v6: u32,
+    /// How many candidates there are.
+    count: usize,
 }
 
 /// Packets of one flow, one after the other, which are counted together.
@@ -75,6 +89,7 @@ impl Lane {
                 words: [0; Key::WORDS],
             },
             hash: 0,
+            likely: NONE,
             len: 0,
             frame: 0,
             route: 0,
@@ -91,22 +106,33 @@ impl Lane {
         self.routes.fill(Route::default());
     }
 
-    /// Adds a job for each packet that needs no more. Gives the frames that are left, as bits.
+    /// Adds a job for each packet that needs no more, in the order of the frames. Gives the frames that are left, as bits.
     pub(crate) fn run(&mut self, round: &mut Round) -> u32 {
         let all = u32::MAX >> (BATCH - round.batch.len());
         let nic = round.nic;
         if nic.is_sniffer || nic.trace.is_some() || !nic.sniffers.is_empty() {
             return all;
         }
-        let (mut left, count) = self.choose(round, all);
-        let chosen = &self.candidates[..count];
-        for candidate in chosen {
-            let side = self.routes[usize::from(candidate.route)].ends.sender;
-            round.tables.flows.fetch_entry(candidate.hash, side);
+        let mut choice = Choice {
+            left: all,
+            v6: 0,
+            count: 0,
+        };
+        self.choose::<false>(round, &mut choice);
+        if choice.v6 != 0 {
+            self.choose::<true>(round, &mut choice);
+        }
+        let Choice { mut left, count, v6 } = choice;
+        let in_order = v6 == 0 && round.jobs.is_empty();
+        let (routes, chosen) = (&self.routes, &mut self.candidates[..count]);
+        for candidate in chosen.iter_mut() {
+            let side = routes[usize::from(candidate.route)].ends.sender;
+            let likely = round.tables.flows.fetch_entry(candidate.hash, side);
+            candidate.likely = likely.unwrap_or(NONE);
         }
         let mut run = Run::begin(NONE, 0);
-        for candidate in chosen {
-            let route = &self.routes[usize::from(candidate.route)];
+        for candidate in chosen.iter() {
+            let route = &routes[usize::from(candidate.route)];
             match follow(round, candidate, route.ends.sender) {
                 Some((id, steer)) => {
                     if run.id != id {
@@ -121,17 +147,31 @@ impl Lane {
             }
         }
         run.settle(round);
+        if !in_order {
+            round.jobs.sort_unstable_by_key(|job| job.frame);
+        }
         left
     }
 
-    /// Passes what is free to pass, notes the packets that have to have a flow, and gives which frames are left.
-    fn choose(&mut self, round: &mut Round, all: u32) -> (u32, usize) {
+    /// Passes the packets of one family that are free to pass, and notes those that have to have a flow.
+    #[inline(always)]
+    fn choose<const V6: bool>(&mut self, round: &mut Round, choice: &mut Choice) {
         let own_mac = mac_bits(round.nic.mac);
-        let (mut left, mut count) = (all, 0);
+        let Choice {
+            mut left,
+            mut v6,
+            mut count,
+        } = *choice;
         // The route of the packet before.
-        let (mut mac, mut route) = (0, 0);
+        let (mut mac, mut route) = (u64::MAX, 0);
         for (index, frame) in round.batch.frames().iter().enumerate() {
-            let Some(plain) = parse::plain(frame.head(), frame.len()) else {
+            let (head, len) = (frame.head(), frame.len());
+            let ethertype = parse::ethertype_of(head);
+            if ethertype != if V6 { ethertype::IPV6 } else { ethertype::IPV4 } {
+                v6 |= u32::from(ethertype == ethertype::IPV6) << index;
+                continue;
+            }
+            let Some(plain) = parse::plain::<V6>(head, len) else {
                 continue;
             };
             let sound = frame.fault().is_none()
@@ -139,29 +179,31 @@ impl Lane {
             if plain.src != own_mac || !sound {
                 continue;
             }
-            if plain.dst != mac || index == 0 {
+            if plain.dst != mac {
                 let Some(found) = self.route(round.view, round.nic, plain.dst) else {
                     continue;
                 };
                 (mac, route) = (plain.dst, found);
             }
-            let to = &self.routes[route];
-            if let Some(free) = &to.free[usize::from(plain.v6)] {
-                if free.lets_pass(&plain) {
-                    count_rules(round.counters, free.rules, 1, frame.len() as u64);
-                    let steer = u32::from(plain.port[0] ^ plain.port[1]);
-                    round.jobs.push(pass(index as u8, to.target, steer));
+            let to = &self.routes[route % ROUTES];
+            if let Some(free) = &to.free[usize::from(V6)] {
+                if free.lets_pass::<V6>(&plain) {
+                    count_rules(round.counters, free.rules, 1, len as u64);
+                    round
+                        .jobs
+                        .push(pass(index as u8, to.target, plain.ports ^ plain.ports >> 16));
                     left &= !(1 << index);
                 }
                 continue;
             }
-            let key = Key::of_plain(&plain, &to.ends);
+            let key = Key::of_plain::<V6>(&plain, &to.ends);
             let hash = round.tables.flows.hash(&key);
             round.tables.flows.fetch_index(hash);
-            self.candidates[count] = Candidate {
+            self.candidates[count % BATCH] = Candidate {
                 key,
                 hash,
-                len: frame.len() as u32,
+                likely: NONE,
+                len: len as u32,
                 frame: index as u8,
                 route: route as u8,
                 transport: plain.transport,
@@ -169,7 +211,7 @@ impl Lane {
             count += 1;
             left &= !(1 << index);
         }
-        (left, count)
+        *choice = Choice { left, v6, count };
     }
 
     /// The route to a MAC address, as an index. `None` when that is not the address of another NIC.
@@ -212,20 +254,25 @@ impl Free {
             false => None,
         };
         Some(Free {
-            from: from.map(|address| crate::flow::address_bits(*address)),
+            from: from.map(|address| match address {
+                IpAddr::V4(v4) => [v4.to_bits().into(), 0],
+                IpAddr::V6(v6) => [(v6.to_bits() >> 64) as u64, v6.to_bits() as u64],
+            }),
             rules: openings.map(Opening::rule_slot),
         })
     }
 
     #[inline]
-    fn lets_pass(&self, plain: &Plain) -> bool {
-        let dhcp = |port: &u16| {
+    fn lets_pass<const V6: bool>(&self, plain: &Plain) -> bool {
+        let dhcp = |port: u32| {
             matches!(
-                *port,
+                port as u16,
                 dhcp::CLIENT_PORT | dhcp::SERVER_PORT | dhcp::CLIENT_PORT_V6 | dhcp::SERVER_PORT_V6
             )
         };
-        self.from.is_none_or(|from| from == plain.ip[0]) && !plain.port.iter().any(dhcp)
+        let [first, second, ..] = plain.ip;
+        let from = if V6 { [first, second] } else { [first >> 32, 0] };
+        self.from.is_none_or(|own| own == from) && !dhcp(plain.ports) && !dhcp(plain.ports >> 16)
     }
 }
 
@@ -258,7 +305,7 @@ impl Run {
 #[inline(always)]
 fn follow(round: &Round, candidate: &Candidate, side: Side) -> Option<(FlowId, u32)> {
     let flows = &round.tables.flows;
-    let id = flows.find(&candidate.key, candidate.hash)?;
+    let id = flows.find_likely(candidate.likely, &candidate.key, candidate.hash)?;
     let entry = flows.entry(id);
     let mine = &entry.sides[side];
     let (epoch, now_ms) = (round.view.epoch_mark(), round.now.millis());

@@ -12,6 +12,9 @@ use crate::offload::{Gso, Offload};
 const L4_V4: usize = ETHERNET_LEN + 20;
 const L4_V6: usize = ETHERNET_LEN + 40;
 
+/// The bits of a MAC address.
+const MAC: u64 = 0xffff_ffff_ffff;
+
 /// What tells the flow of a plain packet, in the packet's own direction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Plain {
@@ -19,14 +22,11 @@ pub struct Plain {
     pub dst: u64,
     /// The Ethernet source, likewise.
     pub src: u64,
-    /// IPv6, else IPv4.
-    pub v6: bool,
-    /// TCP, else UDP.
-    pub tcp: bool,
-    /// Source and destination address; IPv4 ones in the lower 32 bits.
-    pub ip: [u128; 2],
-    /// Source and destination port.
-    pub port: [u16; 2],
+    /// The addresses. IPv4: the source in the upper half of the first word, the destination in the lower; zeros. IPv6: the
+    /// source in two words, upper half first, then the destination.
+    pub ip: [u64; 4],
+    /// The source port in the upper half, the destination port in the lower.
+    pub ports: u32,
     /// What is behind the ports.
     pub transport: Transport,
 }
@@ -35,7 +35,8 @@ pub struct Plain {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Transport {
     l4: u16,
-    tcp: bool,
+    /// TCP, else UDP.
+    pub tcp: bool,
     end: u32,
 }
 
@@ -68,69 +69,54 @@ pub fn mac_of(bits: u64) -> Mac {
     Mac([a, b, c, d, e, f])
 }
 
-/// The packet in a frame of `frame_len` bytes whose first bytes are in `head`, if it is a plain one.
+/// The EtherType of a frame that begins with `head`; 0 without one.
 #[inline(always)]
-pub fn plain(head: &[u8], frame_len: usize) -> Option<Plain> {
-    let start: &[u8; L4_V4 + 8] = head.first_chunk()?;
-    let src_and_type = word(start, 6)?;
-    match (src_and_type >> 48) as u16 {
-        0x0008 => v4(head, start, src_and_type, frame_len),
-        0xdd86 => v6(head, src_and_type, frame_len),
-        _ => None,
+pub fn ethertype_of(head: &[u8]) -> u16 {
+    match head.first_chunk::<ETHERNET_LEN>() {
+        Some(ethernet) => u16::from_be_bytes([ethernet[12], ethernet[13]]),
+        None => 0,
+    }
+}
+
+/// The packet in a frame of `frame_len` bytes whose first bytes are in `head` and whose EtherType is that of IPv6 or
+/// else IPv4, if it is a plain one.
+#[inline(always)]
+pub fn plain<const V6: bool>(head: &[u8], frame_len: usize) -> Option<Plain> {
+    if V6 {
+        v6(head, frame_len)
+    } else {
+        v4(head, frame_len)
     }
 }
 
 #[inline(always)]
-fn v4(head: &[u8], start: &[u8; L4_V4 + 8], src_and_type: u64, frame_len: usize) -> Option<Plain> {
+fn v4(head: &[u8], frame_len: usize) -> Option<Plain> {
+    let start: &[u8; L4_V4 + 8] = head.first_chunk()?;
     let ip: &[u8; 20] = start.get(ETHERNET_LEN..)?.first_chunk()?;
-    let total_len = usize::from(u16::from_be_bytes([ip[2], ip[3]]));
-    let end = ETHERNET_LEN + total_len;
+    let end = ETHERNET_LEN + usize::from(u16::from_be_bytes([ip[2], ip[3]]));
     let fragment = u16::from_be_bytes([ip[6], ip[7]]) & 0x3fff;
     if ip[0] != 0x45 || fragment != 0 || end > frame_len {
         return None;
     }
-    let address = |at: usize| u128::from(u32::from_be_bytes([ip[at], ip[at + 1], ip[at + 2], ip[at + 3]]));
-    layer_4::<L4_V4>(
-        head,
-        start,
-        src_and_type,
-        end,
-        false,
-        ip[9],
-        [address(12), address(16)],
-    )
+    let addresses = word(ip, 12)?.swap_bytes();
+    layer_4::<L4_V4>(head, start, end, ip[9], [addresses, 0, 0, 0])
 }
 
 #[inline(always)]
-fn v6(head: &[u8], src_and_type: u64, frame_len: usize) -> Option<Plain> {
+fn v6(head: &[u8], frame_len: usize) -> Option<Plain> {
     let start: &[u8; L4_V6 + 8] = head.first_chunk()?;
     let ip: &[u8; 40] = start.get(ETHERNET_LEN..)?.first_chunk()?;
     let end = L4_V6 + usize::from(u16::from_be_bytes([ip[4], ip[5]]));
     if ip[0] >> 4 != 6 || end > frame_len {
         return None;
     }
-    let address = |at: usize| Some(u128::from_be_bytes(*ip.get(at..)?.first_chunk()?));
-    layer_4::<L4_V6>(
-        head,
-        start,
-        src_and_type,
-        end,
-        true,
-        ip[6],
-        [address(8)?, address(24)?],
-    )
+    let half = |at: usize| Some(word(ip, at)?.swap_bytes());
+    let addresses = [half(8)?, half(16)?, half(24)?, half(32)?];
+    layer_4::<L4_V6>(head, start, end, ip[6], addresses)
 }
 
 #[inline(always)]
-fn layer_4<const L4: usize>(
-    head: &[u8],
-    start: &[u8],
-    src_and_type: u64,
-    end: usize,
-    v6: bool,
-    next: u8,
-    ip: [u128; 2],
-) -> Option<Plain> {
+fn layer_4<const L4: usize>(head: &[u8], start: &[u8], end: usize, next: u8, ip: [u64; 4]) -> Option<Plain> {
     let l4: &[u8; 8] = start.get(L4..)?.first_chunk()?;
     let tcp = next == protocol::TCP;
     if tcp {
@@ -142,15 +128,10 @@ fn layer_4<const L4: usize>(
         }
     }
     Some(Plain {
-        dst: word(start, 0)? & 0xffff_ffff_ffff,
-        src: src_and_type & 0xffff_ffff_ffff,
-        v6,
-        tcp,
+        dst: word(start, 0)? & MAC,
+        src: word(start, 6)? & MAC,
         ip,
-        port: [
-            u16::from_be_bytes([l4[0], l4[1]]),
-            u16::from_be_bytes([l4[2], l4[3]]),
-        ],
+        ports: u32::from_be_bytes([l4[0], l4[1], l4[2], l4[3]]),
         transport: Transport {
             l4: L4 as u16,
             tcp,
@@ -205,15 +186,16 @@ impl Plain {
     #[inline]
     pub fn suits(&self, offload: &Offload) -> bool {
         let l4 = usize::from(self.transport.l4);
-        let field = if self.tcp { 16 } else { 6 };
+        let (tcp, v6) = (self.transport.tcp, l4 == L4_V6);
+        let field = if tcp { 16 } else { 6 };
         let own = |partial: crate::offload::PartialChecksum| {
             usize::from(partial.start) == l4 && partial.offset == field
         };
         let kind = match offload.gso {
             Gso::None => return offload.checksum.is_none_or(own),
-            Gso::Tcp4 => self.tcp && !self.v6,
-            Gso::Tcp6 => self.tcp && self.v6,
-            Gso::Udp => !self.tcp,
+            Gso::Tcp4 => tcp && !v6,
+            Gso::Tcp6 => tcp && v6,
+            Gso::Udp => !tcp,
         };
         let few = offload.gso_size > 0
             && self.transport.end as usize - l4 <= usize::from(offload.gso_size) * super::SEGMENTS_MAX;

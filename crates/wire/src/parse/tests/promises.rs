@@ -46,9 +46,18 @@ fn check_promises(head: &[u8], frame_len: usize) {
     }
 }
 
+/// The plain packet in a frame, of either family.
+fn any_plain(head: &[u8], frame_len: usize) -> Option<Plain> {
+    match ethertype_of(head) {
+        ethertype::IPV4 => plain::<false>(head, frame_len),
+        ethertype::IPV6 => plain::<true>(head, frame_len),
+        _ => None,
+    }
+}
+
 /// A plain packet is what the parser says it is.
 fn check_plain(head: &[u8], frame_len: usize) {
-    let Some(plain) = plain(head, frame_len) else {
+    let Some(plain) = any_plain(head, frame_len) else {
         return;
     };
     let packet = parse(head, frame_len).expect("plain, so sound");
@@ -58,13 +67,21 @@ fn check_plain(head: &[u8], frame_len: usize) {
         (plain.dst, plain.src),
         (mac_bits(packet.dst), mac_bits(packet.src))
     );
-    let bits = |address| match address {
-        IpAddr::V4(v4) => u128::from(v4.to_bits()),
-        IpAddr::V6(v6) => v6.to_bits(),
+    let words = match (ip.src(), ip.dst()) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => {
+            [u64::from(src.to_bits()) << 32 | u64::from(dst.to_bits()), 0, 0, 0]
+        }
+        (IpAddr::V6(src), IpAddr::V6(dst)) => {
+            let (src, dst) = (src.to_bits(), dst.to_bits());
+            [(src >> 64) as u64, src as u64, (dst >> 64) as u64, dst as u64]
+        }
+        mixed => panic!("{mixed:?}"),
     };
-    assert_eq!((plain.v6, plain.ip), (ip.v6, [bits(ip.src()), bits(ip.dst())]));
-    let ports = ip.l4_info.ports().map(|(sport, dport)| [sport, dport]);
-    assert_eq!((Some(plain.port), ip.fragment), (ports, None));
+    let ports = ip
+        .l4_info
+        .ports()
+        .map(|(sport, dport)| u32::from(sport) << 16 | u32::from(dport));
+    assert_eq!((plain.ip, Some(plain.ports), ip.fragment), (words, ports, None));
     let tcp = plain
         .transport
         .tcp(head)
@@ -78,7 +95,7 @@ fn check_plain(head: &[u8], frame_len: usize) {
             payload_len,
             ..
         } => assert_eq!(tcp, Some((flags, seq, ack, window, payload_len))),
-        _ => assert_eq!((tcp, plain.tcp), (None, false)),
+        _ => assert_eq!((tcp, plain.transport.tcp), (None, false)),
     }
     for (start, offset, gso, gso_size) in [
         (34, 16, Gso::None, 0),
@@ -162,9 +179,9 @@ proptest! {
         let flags = TcpFlags(flags);
         let expected = L4::Tcp { sport, dport, flags, seq, ack, window, header_len: 20, payload_len: len as u32 };
         prop_assert_eq!((parsed.src(), parsed.dst(), parsed.ttl, parsed.tos, parsed.l4_info), (src, dst, ttl, tos, expected));
-        prop_assert!(plain(&tcp, tcp.len()).is_some());
+        prop_assert!(any_plain(&tcp, tcp.len()).is_some());
         let udp = ip.udp(sport, dport).build();
         prop_assert_eq!(ip_of(&udp).l4_info, L4::Udp { sport, dport });
-        prop_assert!(plain(&udp, udp.len()).is_some());
+        prop_assert!(any_plain(&udp, udp.len()).is_some());
     }
 }
