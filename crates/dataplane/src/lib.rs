@@ -64,6 +64,7 @@ pub mod snapshot;
 mod stages;
 pub mod switch;
 mod view;
+mod watch;
 pub mod worker;
 
 pub use address_set::AddressSet;

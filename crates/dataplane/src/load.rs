@@ -9,14 +9,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub const BATCH_CLASSES: usize = 6;
 
 /// The steps of a batch that are timed, in their order.
-pub const STEPS: [&str; 6] = ["receive", "parse", "judge", "deliver", "flush", "complete"];
+pub const STEPS: [&str; 6] = ["receive", "lane", "judge", "deliver", "flush", "complete"];
 
 /// What a step has cost in the batches that were timed, one of many: cycles a frame are `cycles / frames`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct StepLoad {
     /// Of the time-stamp counter, which runs at a constant rate and not at the core's clock.
     pub cycles: u64,
-    /// Frames of the timed batches that went through the step.
+    /// Frames of the timed batches, whether they had anything to do in the step or not.
     pub frames: u64,
 }
 

@@ -15,6 +15,7 @@ use crate::snapshot::{PortSlot, Snapshot};
 use crate::stages::lane::Lane;
 use crate::stages::{always, deliver, destination, fragments, known, parse, remember, rules, spoof};
 use crate::view::View;
+use crate::watch::{Step, Watch};
 use crate::worker::{Now, WorkerConfig};
 
 /// How often tables are looked after, milliseconds.
@@ -36,6 +37,7 @@ pub(crate) struct Path {
     pub view: View,
     pub tables: Tables,
     pub counters: Arc<Counters>,
+    pub watch: Watch,
     lane: Lane,
     items: Vec<Item>,
     jobs: Vec<Job>,
@@ -59,6 +61,7 @@ impl Path {
                 wide_searches: WIDE_SEARCHES,
             },
             counters,
+            watch: Watch::default(),
             lane: Lane::new(),
             items: Vec::new(),
             jobs: Vec::new(),
@@ -142,6 +145,7 @@ impl Path {
         }
 
         let left = self.lane.run(round); //     1  of a flow that is known in all: straight to delivery
+        self.watch.mark(Step::Lane);
         if left != 0 {
             parse::run(round, left); //         2  what is it? all lengths are checked here
             spoof::run(round); //               3  does it come from whom it says?
@@ -154,7 +158,9 @@ impl Path {
             remember::run(round); //           10  remember both directions
             round.jobs.sort_unstable_by_key(|job| job.frame);
         }
+        self.watch.mark(Step::Judge);
         deliver::run(round, ports); //         11  deliver, copy, record, count
+        self.watch.mark(Step::Deliver);
 
         for item in round.items.iter() {
             if let Some(key) = &item.first_of {

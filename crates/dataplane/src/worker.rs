@@ -31,6 +31,7 @@ use crate::path::Path;
 use crate::ports::Ports;
 use crate::queue::{QueueId, Routes};
 use crate::snapshot::PortSlot;
+use crate::watch::Step;
 use commands::Leaving;
 
 /// The time, handed in: the data plane has no clock.
@@ -233,6 +234,7 @@ impl Worker {
         let alone = outbox.is_alone();
         let began = if alone { 0 } else { cycles::now() };
         attached.port.tick(now.mono_ns);
+        self.path.watch.begin();
         let received = attached.port.receive(&mut self.batch);
         if let Err(error) = &received {
             attached.broken = true;
@@ -242,6 +244,7 @@ impl Worker {
         if frames == 0 {
             return 0;
         }
+        self.path.watch.mark(Step::Receive);
         attached.heard_ns = now.mono_ns;
         self.load.count_batch(frames);
         self.ports.outbox.take_in_hand(&self.batch);
@@ -249,6 +252,7 @@ impl Worker {
             .path
             .run(queue.slot, queue.pair, &self.batch, &mut self.ports, now);
         self.flush();
+        self.path.watch.mark(Step::Flush);
         if let Some((attached, outbox)) = self.ports.find_with_outbox(queue) {
             if outbox.has_plans() || !attached.out.is_empty() {
                 let batch = outbox.lend(&mut self.batch);
@@ -263,6 +267,8 @@ impl Worker {
                 attached.load.add(cycles::now().wrapping_sub(began));
             }
         }
+        self.path.watch.mark(Step::Complete);
+        self.path.watch.end(frames);
         frames
     }
 

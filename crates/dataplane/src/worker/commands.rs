@@ -252,6 +252,7 @@ impl Worker {
             handed_over: self.ports.handed_over,
             flows: tables.flows.len().into(),
             flows_evicted: tables.flows.evicted(),
+            steps: self.path.watch.steps(),
             datagrams: tables.fragments.len() as u64,
             held_fragments: tables.fragments.held() as u64,
             learned_macs: tables.learned.len() as u64,

@@ -1,0 +1,89 @@
+//! What each step of a batch costs, by the cycle counter, for one batch of many: reading it twice a batch and step would
+//! cost as much as the shorter steps.
+
+use io::cycles;
+
+use crate::load::{STEPS, StepLoad};
+
+/// One batch in so many is timed. A prime, so that ports which take turns are all seen.
+const EVERY: u32 = 61;
+
+/// The steps, in the order of [`STEPS`].
+#[derive(Clone, Copy)]
+pub(crate) enum Step {
+    Receive,
+    Lane,
+    Judge,
+    Deliver,
+    Flush,
+    Complete,
+}
+
+/// The stop watch of a worker.
+#[derive(Default)]
+pub(crate) struct Watch {
+    /// Batches until the next one that is timed.
+    left: u32,
+    /// When the last step ended; 0: this batch is not timed.
+    at: u64,
+    steps: [StepLoad; STEPS.len()],
+}
+
+impl Watch {
+    /// A batch may come.
+    #[inline]
+    pub(crate) fn begin(&mut self) {
+        self.at = if self.left == 0 { cycles::now() } else { 0 };
+    }
+
+    /// A step is over.
+    #[inline]
+    pub(crate) fn mark(&mut self, step: Step) {
+        if self.at != 0 {
+            let now = cycles::now();
+            self.steps[step as usize].cycles += now.wrapping_sub(self.at);
+            self.at = now;
+        }
+    }
+
+    /// The batch is done.
+    #[inline]
+    pub(crate) fn end(&mut self, frames: usize) {
+        if self.at == 0 {
+            self.left -= 1;
+            return;
+        }
+        self.left = EVERY - 1;
+        self.at = 0;
+        for step in &mut self.steps {
+            step.frames += frames as u64;
+        }
+    }
+
+    /// What was measured so far.
+    pub(crate) fn steps(&self) -> [StepLoad; STEPS.len()] {
+        self.steps
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_batch_of_many_is_timed_and_looks_that_find_nothing_are_not() {
+        let mut watch = Watch::default();
+        for _ in 0..2 * EVERY {
+            watch.begin();
+            // Nothing had come.
+            watch.begin();
+            watch.mark(Step::Receive);
+            watch.mark(Step::Deliver);
+            watch.end(32);
+        }
+        let steps = watch.steps();
+        assert!(steps.iter().all(|step| step.frames == 64));
+        assert!(steps[Step::Receive as usize].cycles > 0 && steps[Step::Deliver as usize].cycles > 0);
+        assert_eq!(steps[Step::Judge as usize].cycles, 0);
+    }
+}
