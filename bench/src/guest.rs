@@ -14,7 +14,7 @@ use io::guest_view::GuestView;
 use io::port::Port;
 use io::vhost::features;
 use io::vhost::port::{PortParts, VhostPort};
-use io::vhost::split::{QueueSetup, SplitQueue};
+use io::vhost::queue::{Queue, QueueSetup};
 use rustix::fs::MemfdFlags;
 use testkit::vhost_frontend::Frontend;
 use wire::offload::Offload;
@@ -101,7 +101,7 @@ impl Guest {
                 kick: None,
                 call: Some(call),
             };
-            SplitQueue::new(setup).map_err(|error| fail(&error))
+            Queue::new(setup).map_err(|error| fail(&error))
         };
         let parts = PortParts {
             receiveq: Some(queue(&self.receive)?),

@@ -1,4 +1,4 @@
-//! Target `rings`: split rings in memory that a hostile guest writes as it likes, while frames go both ways.
+//! Target `rings`: split and packed rings in memory that a hostile guest writes as it likes, while frames go both ways.
 //!
 //! Promises: a ring that lies stops its own port and nothing else; no byte outside the guest's memory, and of its
 //! neighbour's none but the receive buffers, is written; what was judged is what is delivered, though the guest
@@ -14,8 +14,8 @@ use io::memory_port::{MemoryPeer, MemoryPort};
 use io::port::Port;
 use io::vhost::features::*;
 use io::vhost::port::{PortParts, VhostPort};
-use io::vhost::split::{QueueSetup, SplitQueue};
-use testkit::ring_driver::queue::Queue;
+use io::vhost::queue::{Queue as DeviceQueue, QueueSetup};
+use testkit::ring_driver::queue::{Queue, descriptor, packed_descriptor};
 use testkit::ring_driver::{CANARY, GUEST_BASE, Guest, GuestOptions, Shape, USER_BASE};
 use wire::offload::Offload;
 
@@ -47,7 +47,8 @@ struct Bench {
 pub fn rings(data: &[u8]) {
     let mut input = Input::new(data);
     let choice = input.u8();
-    let size = 1 << (input.u8() % 8);
+    let second = input.u8();
+    let size = 1 << (second % 8);
     let mut features = if choice & 1 != 0 { EVERYTHING } else { PLAIN };
     for (bit, feature) in [
         (2, MRG_RXBUF),
@@ -57,6 +58,11 @@ pub fn rings(data: &[u8]) {
     ] {
         if choice & bit != 0 {
             features &= !feature;
+        }
+    }
+    for (bit, feature) in [(8, RING_PACKED), (16, IN_ORDER)] {
+        if second & bit != 0 {
+            features |= feature;
         }
     }
     let hostile = Guest::new(GuestOptions {
@@ -71,7 +77,7 @@ pub fn rings(data: &[u8]) {
     let two_regions = choice & 32 != 0;
     let whole = choice & 64 != 0;
     let memory = memory(&hostile, two_regions);
-    let queue = |queue: &Queue| SplitQueue::new(hostile.setup(queue, &memory)).ok();
+    let queue = |queue: &Queue| DeviceQueue::new(hostile.setup(queue, &memory)).ok();
     let port = VhostPort::new(PortParts {
         features,
         receiveq: queue(&hostile.receiveq),
@@ -132,11 +138,17 @@ fn memory(guest: &Guest, two_regions: bool) -> Arc<GuestMemory> {
 fn step(mut bench: Bench, input: &mut Input) -> Bench {
     let op = input.u8();
     let receive = op & 0x80 != 0;
-    let Bench { hostile, .. } = &mut bench;
+    let Bench {
+        hostile, features, ..
+    } = &mut bench;
     match op & 0x0f {
         0 | 1 => {
             let (index, addr) = (u16::from(input.u8()), address(input));
-            let (len, flags, next) = (length(input), u16::from(input.u8() & 7), u16::from(input.u8()));
+            let len = length(input);
+            // In a packed ring the upper bits are those that say whether the slot is available.
+            let flags = input.u8();
+            let flags = u16::from(flags & 7) | u16::from(flags & 8) << 4 | u16::from(flags & 16) << 11;
+            let next = u16::from(input.u8());
             queue(hostile, receive).write_descriptor(index, addr, len, flags, next);
         }
         2 => scribble(hostile, input),
@@ -150,12 +162,12 @@ fn step(mut bench: Bench, input: &mut Input) -> Bench {
             // An indirect table, wherever.
             let (at, count) = (usize::from(input.u16()) & 0xfff0, usize::from(input.u8() % 9));
             for entry in 0..count {
-                let bytes = testkit::ring_driver::queue::descriptor(
-                    address(input),
-                    length(input),
-                    u16::from(input.u8() & 7),
-                    u16::from(input.u8() % 16),
-                );
+                let (addr, len) = (address(input), length(input));
+                let (flags, next) = (u16::from(input.u8() & 7), u16::from(input.u8() % 16));
+                let bytes = match *features & RING_PACKED {
+                    0 => descriptor(addr, len, flags, next),
+                    _ => packed_descriptor(addr, len, next, flags),
+                };
                 write(hostile, at + 16 * entry, &bytes);
             }
         }
@@ -238,7 +250,7 @@ impl Bench {
         };
         let parts = port.into_parts();
         let memory = memory(&self.hostile, self.two_regions);
-        let mut queue = |old: Option<SplitQueue>, like: &Queue| {
+        let mut queue = |old: Option<DeviceQueue>, like: &Queue| {
             let choice = input.u8();
             let mut setup: QueueSetup = self.hostile.setup(like, &memory);
             setup.last_avail = old.map(|queue| queue.into_parts().last_avail);
@@ -261,7 +273,7 @@ impl Bench {
                     *place = USER_BASE + u64::from(input.u16());
                 }
             }
-            SplitQueue::new(setup).ok().filter(|_| choice & 0xc0 != 0xc0)
+            DeviceQueue::new(setup).ok().filter(|_| choice & 0xc0 != 0xc0)
         };
         let receiveq = queue(parts.receiveq, &self.hostile.receiveq);
         let transmitq = queue(parts.transmitq, &self.hostile.transmitq);

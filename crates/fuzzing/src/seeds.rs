@@ -20,29 +20,32 @@ pub fn all() -> Vec<Seed> {
     for (frame, offload) in frames() {
         seeds.push(("frames", [&header(&offload)[..], &[0, 0], &frame].concat()));
         seeds.push(("round", [&[0, 0][..], &header(&offload), &piece(&frame)].concat()));
-        // The op, then what a ring is given: a good chain that is published, and a turn.
-        let mut ring = vec![0x41, 6, 0xf0, 0xff, 11];
-        ring.extend(
-            [
-                header(&offload).to_vec(),
-                vec![2, 12, 60],
-                piece(&frame),
-                vec![5, 8, 0, 0, 0],
-            ]
-            .concat(),
-        );
-        seeds.push(("rings", ring));
-        let mut ring = vec![1, 4, 0, 0, 10];
-        ring.extend([header(&offload).to_vec(), piece(&frame), vec![12, 8, 10]].concat());
-        ring.extend(
-            [
-                header(&offload).to_vec(),
-                piece(&frame),
-                vec![14, 0xff, 1, 1, 3, 8],
-            ]
-            .concat(),
-        );
-        seeds.push(("rings", ring));
+        // Split, packed, and both in order.
+        for kind in [0, 8, 16, 24] {
+            // The op, then what a ring is given: a good chain that is published, and a turn.
+            let mut ring = vec![0x41, 6 | kind, 0xf0, 0xff, 11];
+            ring.extend(
+                [
+                    header(&offload).to_vec(),
+                    vec![2, 12, 60],
+                    piece(&frame),
+                    vec![5, 8, 0, 0, 0],
+                ]
+                .concat(),
+            );
+            seeds.push(("rings", ring));
+            let mut ring = vec![1, 4 | kind, 0, 0, 10];
+            ring.extend([header(&offload).to_vec(), piece(&frame), vec![12, 8, 10]].concat());
+            ring.extend(
+                [
+                    header(&offload).to_vec(),
+                    piece(&frame),
+                    vec![14, 0xff, 1, 1, 3, 8],
+                ]
+                .concat(),
+            );
+            seeds.push(("rings", ring));
+        }
     }
     // Built by the target itself: TCP, UDP, SCTP, ICMP of both families, fragments, time, another snapshot.
     for choice in (0..=0xff).step_by(8) {

@@ -58,17 +58,15 @@ impl Witness {
         assert!(self.port.is_up());
         assert_eq!(self.guest.reclaim(), 0, "chains that it never sent");
         let after = self.guest.memory().bytes(0, MEMORY);
-        let used = |queue: &testkit::ring_driver::queue::Queue| {
-            queue.used_at..queue.used_at + 6 + 8 * usize::from(queue.size)
-        };
-        let (receive, transmit) = (used(&self.guest.receiveq), used(&self.guest.transmitq));
+        let mut rings = self.guest.receiveq.written_by_device();
+        rings.extend(self.guest.transmitq.written_by_device());
         let buffers = self.buffers();
         // By pieces first: most of them are as they were.
         const PIECE: usize = 64;
         let pieces = self.before.chunks(PIECE).zip(after.chunks(PIECE)).enumerate();
         for (piece, _) in pieces.filter(|(_, (before, after))| before != after) {
             for at in (piece * PIECE..(piece + 1) * PIECE).filter(|&at| self.before[at] != after[at]) {
-                let allowed = receive.contains(&at) || transmit.contains(&at);
+                let allowed = rings.iter().any(|ring| ring.contains(&at));
                 let buffer = buffers
                     .iter()
                     .any(|&(start, len)| (start..start + len).contains(&at));

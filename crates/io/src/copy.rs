@@ -53,6 +53,23 @@ pub(crate) unsafe fn bytes(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
+/// Copies `len` bytes and what follows up to a multiple of 64 (at least one block): no branch on the exact length.
+///
+/// # Safety
+/// `from` is valid for reads and `to` for writes of `len` bytes, rounded up.
+#[inline(always)]
+pub(crate) unsafe fn blocks(from: *const u8, to: *mut u8, len: usize) {
+    let mut at = 0;
+    loop {
+        // SAFETY: the caller's promise.
+        unsafe { block::<64>(from.add(at), to.add(at)) };
+        at += 64;
+        if at >= len {
+            return;
+        }
+    }
+}
+
 /// Copies `N` bytes through registers.
 ///
 /// # Safety
@@ -73,6 +90,18 @@ pub(crate) fn prefetch(at: *const u8) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = at;
+}
+
+/// The same for one that will be written.
+#[inline(always)]
+pub(crate) fn prefetch_to_write(at: *const u8) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: as above; a processor that does not know the instruction does nothing.
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags));
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    prefetch(at);
 }
 
 #[cfg(test)]

@@ -147,6 +147,8 @@ pub struct Batch {
     buffers_used: usize,
     /// Keeps the memory mapped that `segments` points into.
     memory: Vec<Arc<GuestMemory>>,
+    /// Chains that its port has taken for it and is to give back when it is done with.
+    owed: usize,
 }
 
 impl Default for Batch {
@@ -165,6 +167,7 @@ impl Batch {
             buffers: Vec::new(),
             buffers_used: 0,
             memory: Vec::with_capacity(1),
+            owed: 0,
         }
     }
 
@@ -205,6 +208,7 @@ impl Batch {
         self.segments.clear();
         self.buffers_used = 0;
         self.memory.clear();
+        self.owed = 0;
     }
 
     /// Adds a frame that owns its bytes (generated here, held back, or of a test). Gives its index, or `None`
@@ -313,6 +317,18 @@ impl Batch {
     pub(crate) fn commit(&mut self, count: usize) {
         debug_assert!(count <= self.room());
         self.len += count;
+    }
+
+    /// Notes that a port has taken `chains` for this batch.
+    #[inline]
+    pub(crate) fn owe(&mut self, chains: usize) {
+        self.owed += chains;
+    }
+
+    /// How many chains the port that filled the batch has taken for it.
+    #[inline]
+    pub(crate) fn owed(&self) -> usize {
+        self.owed
     }
 
     /// Keeps `memory` mapped until [`clear`](Self::clear): to be called by whoever adds segments of it.

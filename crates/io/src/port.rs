@@ -12,6 +12,7 @@ use crate::bench::BenchPort;
 use crate::frame::Batch;
 use crate::memory_port::MemoryPort;
 use crate::tap::TapPort;
+use crate::vhost::notifier;
 use crate::vhost::port::VhostPort;
 
 pub use crate::deliver::Accepts;
@@ -88,12 +89,18 @@ pub struct RingState {
 pub struct QueueState {
     /// Entries.
     pub size: u16,
-    /// The available index as the guest last wrote it.
+    /// It is a packed ring: indices are slots, each with a wrap counter.
+    pub packed: bool,
+    /// The available index as the guest last wrote it; of a packed ring, which has none, the same as `next_avail`.
     pub avail_index: u16,
     /// The next available entry that is taken.
     pub next_avail: u16,
     /// The used index as we last wrote it.
     pub used_index: u16,
+    /// The wrap counter of `next_avail` in a packed ring.
+    pub avail_wrap: bool,
+    /// The wrap counter of `used_index` in a packed ring.
+    pub used_wrap: bool,
     /// Chains taken and not given back yet.
     pub in_flight: u16,
     /// The guest does not want to be interrupted.
@@ -116,12 +123,13 @@ impl Port {
         }
     }
 
-    /// Gives the buffers of what [`receive`](Self::receive) took back to the peer, tells it when it wants to
-    /// be told, and clears the batch.
+    /// Gives the buffers of what [`receive`](Self::receive) took into this batch back to the peer, tells it when it wants
+    /// to be told, and clears the batch. Several batches of one port may be under way; they come back in the order in
+    /// which they were received.
     #[inline]
     pub fn complete(&mut self, batch: &mut Batch) {
         match self {
-            Port::Vhost(port) => port.complete(),
+            Port::Vhost(port) => port.complete(batch.owed()),
             Port::Memory(_) | Port::Tap(_) | Port::Bench(_) => {}
         }
         batch.clear();
@@ -217,10 +225,10 @@ impl Port {
             Port::Vhost(port) => {
                 port.count_kick();
                 if let Some(kick) = port.kick_fd() {
-                    drain_eventfd(kick);
+                    notifier::drain(kick);
                 }
             }
-            Port::Memory(port) => drain_eventfd(port.kick_fd()),
+            Port::Memory(port) => notifier::drain(port.kick_fd()),
             Port::Tap(_) | Port::Bench(_) => {}
         }
     }
@@ -297,10 +305,4 @@ impl From<BenchPort> for Port {
     fn from(port: BenchPort) -> Self {
         Port::Bench(Box::new(port))
     }
-}
-
-/// Resets a non-blocking eventfd.
-fn drain_eventfd(fd: BorrowedFd<'_>) {
-    // An error means that it was at zero already.
-    let _ = rustix::io::read(fd, &mut [0u8; 8]);
 }

@@ -504,7 +504,13 @@ fn a_guest_that_lies_in_the_ring_it_receives_from() {
             "{}",
             case.name
         );
-        assert!(before == memory.bytes(0, MEMORY), "{}: memory", case.name);
+        // A used entry may have been written, behind the index: it is not the guest's yet.
+        let ours = pair.to.receiveq.written_by_device();
+        assert!(
+            same_but(&before, &memory.bytes(0, MEMORY), &ours),
+            "{}: memory",
+            case.name
+        );
         // The sender is not concerned: its buffers came back, and it sends on.
         assert_eq!(pair.from.reclaim(), 2);
         pair.from.send(&pattern(60), Offload::default(), &Shape::whole());

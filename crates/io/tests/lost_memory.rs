@@ -196,13 +196,13 @@ fn regions_that_overlap_or_are_too_many_are_refused() {
 
 #[test]
 fn rings_that_cannot_be_are_refused() {
-    use butterfly_io::vhost::split::{QueueSetup, SplitQueue};
+    use butterfly_io::vhost::queue::{Queue, QueueSetup};
     let guest = Guest::new(GuestOptions::default());
     let memory = std::sync::Arc::new(GuestMemory::new(guest.regions()).unwrap());
     let refused = |change: fn(&mut QueueSetup)| {
         let mut setup = guest.setup(&guest.transmitq, &memory);
         change(&mut setup);
-        SplitQueue::new(setup).unwrap_err().to_string()
+        Queue::new(setup).unwrap_err().to_string()
     };
     assert_eq!(
         refused(|s| s.size = 0),
@@ -244,7 +244,57 @@ fn rings_that_cannot_be_are_refused() {
     let mut setup = guest.setup(&guest.transmitq, &memory);
     setup.call = file();
     assert_eq!(
-        SplitQueue::new(setup).unwrap_err().to_string(),
+        Queue::new(setup).unwrap_err().to_string(),
         "the call descriptor is not an eventfd"
     );
+}
+
+#[test]
+fn packed_rings_that_cannot_be_are_refused() {
+    use butterfly_io::vhost::features::RING_PACKED;
+    use butterfly_io::vhost::queue::{Queue, QueueSetup};
+    let options = GuestOptions::default();
+    let guest = Guest::new(GuestOptions {
+        features: options.features | RING_PACKED,
+        ..options
+    });
+    let memory = std::sync::Arc::new(GuestMemory::new(guest.regions()).unwrap());
+    let made = |change: fn(&mut QueueSetup)| {
+        let mut setup = guest.setup(&guest.transmitq, &memory);
+        change(&mut setup);
+        Queue::new(setup).map_err(|error| error.to_string())
+    };
+    let refused = |change| made(change).unwrap_err();
+    assert_eq!(
+        refused(|s| s.size = 0),
+        "a packed queue of 0 entries is not possible; 1 to 32768 are"
+    );
+    assert_eq!(
+        refused(|s| s.size = 32769),
+        "a packed queue of 32769 entries is not possible; 1 to 32768 are"
+    );
+    assert_eq!(
+        refused(|s| s.last_avail = Some(256)),
+        "a packed queue of 256 entries cannot begin at entry 256"
+    );
+    assert_eq!(
+        refused(|s| s.desc = USER_BASE + (4 << 20) - 4080),
+        "the descriptor ring of 4096 bytes at 0x7f12003ff010 is not in the guest's memory"
+    );
+    assert_eq!(
+        refused(|s| s.desc += 8),
+        "the descriptor ring at 0x7f1200000008 is not aligned to 16"
+    );
+    assert_eq!(
+        refused(|s| s.avail = USER_BASE + (4 << 20)),
+        "the driver event structure of 4 bytes at 0x7f1200400000 is not in the guest's memory"
+    );
+    assert_eq!(
+        refused(|s| s.used += 2),
+        "the device event structure at 0x7f1200001242 is not aligned to 4"
+    );
+    // Any number of slots will do, and the last of them to begin with.
+    let queue = made(|s| (s.size, s.last_avail) = (77, Some(0x8000 | 76))).unwrap();
+    assert_eq!(queue.last_avail(), 0x8000 | 76);
+    assert_eq!(queue.into_parts().last_avail, 0x8000 | 76);
 }

@@ -4,7 +4,7 @@ mod common;
 
 use butterfly_io::frame::Batch;
 use butterfly_io::vhost::features::EVENT_IDX;
-use butterfly_io::vhost::split::QueueSetup;
+use butterfly_io::vhost::queue::QueueSetup;
 use common::*;
 use testkit::ring_driver::Shape;
 use wire::offload::Offload;
@@ -22,179 +22,181 @@ fn turn(pair: &mut Pair) {
     pair.to.receive();
 }
 
-#[test]
-fn a_polling_switch_is_never_kicked_not_even_after_a_refill() {
-    for features in [PLAIN, PLAIN & !EVENT_IDX] {
-        let mut pair = Pair::with_features(features, features);
-        // The guest kicked when it first filled its ring, before the switch was there to say that it polls.
-        assert_eq!(pair.to.receiveq.kicks(), 1);
-        for _ in 0..300 {
-            send(&mut pair, 8);
-            turn(&mut pair);
+every_ring! {
+    fn a_polling_switch_is_never_kicked_not_even_after_a_refill() {
+        for features in [PLAIN, PLAIN & !EVENT_IDX] {
+            let mut pair = Pair::with_features(features, features);
+            // The guest kicked when it first filled its ring, before the switch was there to say that it polls.
+            assert_eq!(pair.to.receiveq.kicks(), 1);
+            for _ in 0..300 {
+                send(&mut pair, 8);
+                turn(&mut pair);
+            }
+            assert_eq!((pair.from.transmitq.kicks(), pair.to.receiveq.kicks()), (0, 1));
         }
-        assert_eq!((pair.from.transmitq.kicks(), pair.to.receiveq.kicks()), (0, 1));
     }
 }
 
-#[test]
-fn an_armed_switch_is_kicked_once_and_the_kick_is_readable() {
-    for features in [PLAIN, PLAIN & !EVENT_IDX] {
-        let mut pair = Pair::with_features(features, features);
-        for round in 1..=5 {
-            assert!(!pair.from_port.arm(), "nothing is there yet");
-            pair.from.send(&pattern(60), Offload::default(), &Shape::whole());
-            assert!(pair.from.transmitq.publish(), "the guest kicks");
-            let mut count = [0; 8];
-            let fd = pair.from_port.kick_fd().expect("a kick descriptor");
-            assert_eq!(rustix::io::read(fd, &mut count), Ok(8));
-            assert_eq!(u64::from_ne_bytes(count), 1);
+every_ring! {
+    fn an_armed_switch_is_kicked_once_and_the_kick_is_readable() {
+        for features in [PLAIN, PLAIN & !EVENT_IDX] {
+            let mut pair = Pair::with_features(features, features);
+            for round in 1..=5 {
+                assert!(!pair.from_port.arm(), "nothing is there yet");
+                pair.from.send(&pattern(60), Offload::default(), &Shape::whole());
+                assert!(pair.from.transmitq.publish(), "the guest kicks");
+                let mut count = [0; 8];
+                let fd = pair.from_port.kick_fd().expect("a kick descriptor");
+                assert_eq!(rustix::io::read(fd, &mut count), Ok(8));
+                assert_eq!(u64::from_ne_bytes(count), 1);
+                pair.from_port.disarm();
+                // With EVENT_IDX the wish is fulfilled; with the flag it is withdrawn.
+                send(&mut pair, 3);
+                assert_eq!(pair.from.transmitq.kicks(), round);
+                turn(&mut pair);
+            }
+        }
+    }
+}
+
+every_ring! {
+    fn work_that_came_before_the_switch_was_armed_keeps_it_awake() {
+        for features in [PLAIN, PLAIN & !EVENT_IDX] {
+            let mut pair = Pair::with_features(features, features);
+            send(&mut pair, 1);
+            assert!(pair.from_port.arm());
+            assert_eq!(pair.from.transmitq.kicks(), 0);
+            // More comes while we are armed and looking: at most one kick, and the work is seen.
+            send(&mut pair, 1);
             pair.from_port.disarm();
-            // With EVENT_IDX the wish is fulfilled; with the flag it is withdrawn.
-            send(&mut pair, 3);
-            assert_eq!(pair.from.transmitq.kicks(), round);
-            turn(&mut pair);
+            pair.from_port.drain_kick();
+            assert_eq!(pair.poll(), Turn::ok(2));
+            assert!(!pair.from_port.arm());
         }
     }
 }
 
-#[test]
-fn work_that_came_before_the_switch_was_armed_keeps_it_awake() {
-    for features in [PLAIN, PLAIN & !EVENT_IDX] {
-        let mut pair = Pair::with_features(features, features);
-        send(&mut pair, 1);
-        assert!(pair.from_port.arm());
-        assert_eq!(pair.from.transmitq.kicks(), 0);
-        // More comes while we are armed and looking: at most one kick, and the work is seen.
-        send(&mut pair, 1);
-        pair.from_port.disarm();
-        pair.from_port.drain_kick();
-        assert_eq!(pair.poll(), Turn::ok(2));
-        assert!(!pair.from_port.arm());
+every_ring! {
+    fn a_ring_without_a_kick_descriptor_is_polled() {
+        use butterfly_io::port::Port;
+        use butterfly_io::vhost::port::VhostPort;
+        use butterfly_io::vhost::queue::Queue;
+        let pair = Pair::with_features(PLAIN, PLAIN);
+        let Port::Vhost(port) = pair.from_port else {
+            unreachable!("made from a VhostPort")
+        };
+        let mut parts = port.into_parts();
+        let setup = pair.from.setup(&pair.from.transmitq, &parts.memory);
+        parts.transmitq = Some(Queue::new(QueueSetup { kick: None, ..setup }).unwrap());
+        // And one ring is enough to be up.
+        parts.receiveq = None;
+        let mut port = Port::from(VhostPort::new(parts));
+        assert!(port.is_up() && port.arm() && port.kick_fd().is_none());
     }
 }
 
-#[test]
-fn a_ring_without_a_kick_descriptor_is_polled() {
-    use butterfly_io::port::Port;
-    use butterfly_io::vhost::port::VhostPort;
-    use butterfly_io::vhost::split::SplitQueue;
-    let pair = Pair::with_features(PLAIN, PLAIN);
-    let Port::Vhost(port) = pair.from_port else {
-        unreachable!("made from a VhostPort")
-    };
-    let mut parts = port.into_parts();
-    let setup = pair.from.setup(&pair.from.transmitq, &parts.memory);
-    parts.transmitq = Some(SplitQueue::new(QueueSetup { kick: None, ..setup }).unwrap());
-    // And one ring is enough to be up.
-    parts.receiveq = None;
-    let mut port = Port::from(VhostPort::new(parts));
-    assert!(port.is_up() && port.arm() && port.kick_fd().is_none());
-}
-
-#[test]
-fn a_guest_is_interrupted_once_a_flush_and_only_if_it_asks() {
-    for features in [PLAIN, PLAIN & !EVENT_IDX] {
-        let mut pair = Pair::with_features(features, features);
-        // The first time the guest's wishes are not trusted: a driver that slept before we came must wake.
-        send(&mut pair, 1);
-        turn(&mut pair);
-        let (sent, received) = (pair.from.transmitq.calls(), pair.to.receiveq.calls());
-        assert_eq!((sent, received), (1, 1));
-        for _ in 0..50 {
-            send(&mut pair, 8);
+every_ring! {
+    fn a_guest_is_interrupted_once_a_flush_and_only_if_it_asks() {
+        for features in [PLAIN, PLAIN & !EVENT_IDX] {
+            let mut pair = Pair::with_features(features, features);
+            // The first time the guest's wishes are not trusted: a driver that slept before we came must wake.
+            send(&mut pair, 1);
             turn(&mut pair);
-        }
-        assert_eq!(
-            (pair.from.transmitq.calls(), pair.to.receiveq.calls()),
-            (1, 1),
-            "both poll"
-        );
-        for round in 1..=5 {
-            pair.to.receiveq.want_interrupts(true);
-            send(&mut pair, 8);
-            pair.poll();
+            let (sent, received) = (pair.from.transmitq.calls(), pair.to.receiveq.calls());
+            assert_eq!((sent, received), (1, 1));
+            for _ in 0..50 {
+                send(&mut pair, 8);
+                turn(&mut pair);
+            }
             assert_eq!(
-                pair.to.receiveq.calls(),
-                received + round,
-                "eight frames, one interrupt"
+                (pair.from.transmitq.calls(), pair.to.receiveq.calls()),
+                (1, 1),
+                "both poll"
             );
-            pair.from.reclaim();
-            pair.to.receive();
-            pair.to.receiveq.want_interrupts(false);
+            for round in 1..=5 {
+                pair.to.receiveq.want_interrupts(true);
+                send(&mut pair, 8);
+                pair.poll();
+                assert_eq!(
+                    pair.to.receiveq.calls(),
+                    received + round,
+                    "eight frames, one interrupt"
+                );
+                pair.from.reclaim();
+                pair.to.receive();
+                pair.to.receiveq.want_interrupts(false);
+            }
+            pair.from.transmitq.want_interrupts(true);
+            send(&mut pair, 8);
+            turn(&mut pair);
+            assert_eq!(pair.from.transmitq.calls(), sent + 1);
         }
-        pair.from.transmitq.want_interrupts(true);
-        send(&mut pair, 8);
-        turn(&mut pair);
-        assert_eq!(pair.from.transmitq.calls(), sent + 1);
     }
 }
 
-#[test]
-fn an_event_index_further_on_is_waited_for() {
-    let mut pair = Pair::with_features(PLAIN, PLAIN);
-    send(&mut pair, 1);
-    turn(&mut pair);
-    let calls = pair.to.receiveq.calls();
-    // The guest wants to hear of the entry behind the next ten.
-    let at = pair.to.receiveq.avail_at + 4 + 2 * usize::from(pair.to.receiveq.size);
-    let event = pair.to.receiveq.used_index().wrapping_add(10);
-    pair.to
-        .memory()
-        .word(at)
-        .store(event, std::sync::atomic::Ordering::Relaxed);
-    for sent in 1..=15 {
+every_ring! {
+    fn an_event_index_further_on_is_waited_for() {
+        let mut pair = Pair::with_features(PLAIN, PLAIN);
         send(&mut pair, 1);
         turn(&mut pair);
-        let expected = calls + u64::from(sent > 10);
-        assert_eq!(pair.to.receiveq.calls(), expected, "after {sent} frames");
+        let calls = pair.to.receiveq.calls();
+        // The guest wants to hear of the entry behind the next ten.
+        pair.to.receiveq.want_interrupt_after(10);
+        for sent in 1..=15 {
+            send(&mut pair, 1);
+            turn(&mut pair);
+            let expected = calls + u64::from(sent > 10);
+            assert_eq!(pair.to.receiveq.calls(), expected, "after {sent} frames");
+        }
     }
 }
 
-/// The race that `arm` exists for: a guest that publishes just before, during or after it. Whatever the moment,
-/// either the switch sees the work or the guest sees the wish.
-#[test]
-fn no_wakeup_is_lost_between_two_threads() {
-    for features in [PLAIN, PLAIN & !EVENT_IDX] {
-        let mut pair = Pair::with_features(features, features);
-        let mut port = pair.from_port;
-        const FRAMES: usize = 20_000;
-        let switch = std::thread::spawn(move || {
-            let mut batch = Batch::new();
-            let (mut seen, mut slept) = (0, 0);
-            while seen < FRAMES {
-                if port.arm() {
-                    port.disarm();
-                } else {
-                    let fd = port.kick_fd().expect("a kick descriptor");
-                    let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
-                    let timeout = rustix::event::Timespec {
-                        tv_sec: 20,
-                        tv_nsec: 0,
-                    };
-                    let ready = rustix::event::poll(&mut fds, Some(&timeout)).expect("poll");
-                    assert_eq!(
-                        ready,
-                        1,
-                        "slept for 20 s after {seen} frames: {:?}",
-                        port.ring_state()
-                    );
-                    slept += 1;
-                    port.drain_kick();
-                    port.disarm();
+every_ring! {
+    /// The race that `arm` exists for: a guest that publishes just before, during or after it. Whatever the moment,
+    /// either the switch sees the work or the guest sees the wish.
+    fn no_wakeup_is_lost_between_two_threads() {
+        for features in [PLAIN, PLAIN & !EVENT_IDX] {
+            let mut pair = Pair::with_features(features, features);
+            let mut port = pair.from_port;
+            const FRAMES: usize = 20_000;
+            let switch = std::thread::spawn(move || {
+                let mut batch = Batch::new();
+                let (mut seen, mut slept) = (0, 0);
+                while seen < FRAMES {
+                    if port.arm() {
+                        port.disarm();
+                    } else {
+                        let fd = port.kick_fd().expect("a kick descriptor");
+                        let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+                        let timeout = rustix::event::Timespec {
+                            tv_sec: 20,
+                            tv_nsec: 0,
+                        };
+                        let ready = rustix::event::poll(&mut fds, Some(&timeout)).expect("poll");
+                        assert_eq!(
+                            ready,
+                            1,
+                            "slept for 20 s after {seen} frames: {:?}",
+                            port.ring_state()
+                        );
+                        slept += 1;
+                        port.drain_kick();
+                        port.disarm();
+                    }
+                    seen += port.receive(&mut batch).unwrap();
+                    port.complete(&mut batch);
                 }
-                seen += port.receive(&mut batch).unwrap();
-                port.complete(&mut batch);
-            }
-            slept
-        });
-        for _ in 0..FRAMES {
-            while !pair.from.send(&[1; 60], Offload::default(), &Shape::whole()) {
+                slept
+            });
+            for _ in 0..FRAMES {
+                while !pair.from.send(&[1; 60], Offload::default(), &Shape::whole()) {
+                    pair.from.reclaim();
+                    std::thread::yield_now();
+                }
+                pair.from.transmitq.publish();
                 pair.from.reclaim();
-                std::thread::yield_now();
             }
-            pair.from.transmitq.publish();
-            pair.from.reclaim();
+            assert!(switch.join().unwrap() > 0, "the switch slept at least once");
         }
-        assert!(switch.join().unwrap() > 0, "the switch slept at least once");
     }
 }

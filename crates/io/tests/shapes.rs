@@ -22,25 +22,21 @@ fn cross(pair: &mut Pair, frame: &[u8], shape: &Shape) {
     let receiver = pair.to.memory().bytes(0, pair.to.memory().len());
     assert_eq!(pair.poll(), Turn::ok(1), "{context}");
 
-    let used = |at: usize, size: u16| at..at + 6 + 8 * usize::from(size);
     let after = pair.from.memory().bytes(0, sender.len());
-    let ring = used(pair.from.transmitq.used_at, pair.from.transmitq.size);
     assert!(
-        after[..ring.start] == sender[..ring.start],
-        "sender's memory before the used ring, {context}"
-    );
-    assert!(
-        after[ring.end..] == sender[ring.end..],
-        "sender's memory behind the used ring, {context}"
+        same_but(&sender, &after, &pair.from.transmitq.written_by_device()),
+        "sender's memory outside the ring, {context}"
     );
 
     let after = pair.to.memory().bytes(0, receiver.len());
-    let ring = used(pair.to.receiveq.used_at, pair.to.receiveq.size);
+    let rings = pair.to.receiveq.used_at + 6 + 8 * usize::from(pair.to.receiveq.size);
+    let mut written = pair.to.receiveq.written_by_device();
+    written.push(rings..after.len());
     assert!(
-        after[..ring.start] == receiver[..ring.start],
-        "receiver's memory before the used ring, {context}"
+        same_but(&receiver, &after, &written),
+        "receiver's memory outside the ring and the buffers, {context}"
     );
-    let changed = (ring.end..after.len())
+    let changed = (rings..after.len())
         .filter(|&at| after[at] != receiver[at])
         .count();
     let header = pair.to.header_len();
@@ -75,331 +71,346 @@ fn small(features: u64) -> GuestOptions {
     }
 }
 
-#[test]
-fn every_length_in_every_chain_shape() {
-    let to = GuestOptions {
-        receive_shape: Shape::cut(&[16 << 10]),
-        ..small(PLAIN)
-    };
-    let mut pair = Pair::new(small(PLAIN), to);
-    let mut shapes = vec![
-        Shape::whole(),
-        Shape::cut(&[12]),
-        Shape::cut(&[12, 14]),
-        Shape::cut(&[5, 7]),
-        Shape::cut(&[5, 8]),
-        Shape::cut(&[1; 17]),
-        Shape::cut(&[12, 100, 1, 300]),
-        Shape::cut(&[12, 0, 20, 0]),
-        Shape::cut(&[268]),
-        Shape::cut(&[267, 1]),
-    ];
-    for parts in 1..=18 {
-        shapes.push(Shape::cut(&vec![13; parts - 1]));
-    }
-    for shape in shapes.clone() {
-        let parts = shape.parts.len();
-        shapes.push(shape.clone().indirect(0));
-        shapes.push(shape.indirect(parts / 2));
-    }
-    for (number, shape) in shapes.iter().enumerate() {
-        // All lengths with the first few, a moving choice with the rest: each comparison is of whole memories.
-        for (position, &len) in LENGTHS.iter().enumerate() {
-            if number < 6 || (number + position) % 5 == 0 {
-                cross(&mut pair, &pattern(len), shape);
+every_ring! {
+    fn every_length_in_every_chain_shape() {
+        let to = GuestOptions {
+            receive_shape: Shape::cut(&[16 << 10]),
+            ..small(PLAIN)
+        };
+        let mut pair = Pair::new(small(PLAIN), to);
+        let mut shapes = vec![
+            Shape::whole(),
+            Shape::cut(&[12]),
+            Shape::cut(&[12, 14]),
+            Shape::cut(&[5, 7]),
+            Shape::cut(&[5, 8]),
+            Shape::cut(&[1; 17]),
+            Shape::cut(&[12, 100, 1, 300]),
+            Shape::cut(&[12, 0, 20, 0]),
+            Shape::cut(&[268]),
+            Shape::cut(&[267, 1]),
+        ];
+        for parts in 1..=18 {
+            shapes.push(Shape::cut(&vec![13; parts - 1]));
+        }
+        for shape in shapes.clone() {
+            let parts = shape.parts.len();
+            shapes.push(shape.clone().indirect(0));
+            shapes.push(shape.indirect(parts / 2));
+        }
+        for (number, shape) in shapes.iter().enumerate() {
+            // All lengths with the first few, a moving choice with the rest: each comparison is of whole memories.
+            for (position, &len) in LENGTHS.iter().enumerate() {
+                if number < 6 || (number + position) % 5 == 0 {
+                    cross(&mut pair, &pattern(len), shape);
+                }
             }
         }
     }
 }
 
-#[test]
-fn frames_of_64_kib() {
-    let big = |shape| GuestOptions {
-        receive_shape: shape,
-        ..GuestOptions::default()
-    };
-    for receive in [
-        Shape::cut(&[FRAME_MAX + 12]),
-        Shape::cut(&[2048]),
-        Shape::cut(&[12, 4096, 65536]),
-    ] {
-        let mut pair = Pair::new(big(Shape::cut(&[64])), big(receive));
-        for len in [65_535, 65_536, 65_550, FRAME_MAX] {
-            cross(&mut pair, &pattern(len), &Shape::whole());
-            cross(&mut pair, &pattern(len), &Shape::cut(&[12, 66, 4096, 32768]));
-            cross(&mut pair, &pattern(len), &Shape::cut(&[4096; 16]).indirect(0));
-        }
-    }
-}
-
-#[test]
-fn receive_chains_of_every_shape() {
-    for shape in [
-        Shape::cut(&[2048]),
-        Shape::cut(&[12, 1600]),
-        Shape::cut(&[10, 1600]),
-        Shape::cut(&[5, 5, 5, 5, 1600]),
-        Shape::cut(&[12, 14, 20, 2000]).indirect(0),
-        Shape::cut(&[12, 14, 20, 2000]).indirect(2),
-        Shape::cut(&[300, 300, 300, 300, 300, 300]),
-        Shape::cut(&[100; 18]).indirect(0),
-    ] {
-        for features in [PLAIN, PLAIN & !MRG_RXBUF] {
-            let to = GuestOptions {
-                receive_shape: shape.clone(),
-                ..small(features)
-            };
-            let mut pair = Pair::new(small(PLAIN), to);
-            for len in [14, 60, 64, 256, 257, 1000, 1514] {
+every_ring! {
+    fn frames_of_64_kib() {
+        let big = |shape| GuestOptions {
+            receive_shape: shape,
+            ..GuestOptions::default()
+        };
+        for receive in [
+            Shape::cut(&[FRAME_MAX + 12]),
+            Shape::cut(&[2048]),
+            Shape::cut(&[12, 4096, 65536]),
+        ] {
+            let mut pair = Pair::new(big(Shape::cut(&[64])), big(receive));
+            for len in [65_535, 65_536, 65_550, FRAME_MAX] {
                 cross(&mut pair, &pattern(len), &Shape::whole());
-                cross(&mut pair, &pattern(len), &Shape::cut(&[12, 14, 40]));
+                cross(&mut pair, &pattern(len), &Shape::cut(&[12, 66, 4096, 32768]));
+                cross(&mut pair, &pattern(len), &Shape::cut(&[4096; 16]).indirect(0));
             }
         }
     }
 }
 
-use butterfly_io::vhost::features::{MRG_RXBUF, VERSION_1};
-
-#[test]
-fn a_legacy_header_has_ten_bytes() {
-    let legacy = small(PLAIN & !MRG_RXBUF & !VERSION_1);
-    let mut pair = Pair::new(legacy.clone(), legacy);
-    for len in [14, 60, 257, 1514] {
-        cross(&mut pair, &pattern(len), &Shape::whole());
-        cross(&mut pair, &pattern(len), &Shape::cut(&[10]));
+every_ring! {
+    fn receive_chains_of_every_shape() {
+        for shape in [
+            Shape::cut(&[2048]),
+            Shape::cut(&[12, 1600]),
+            Shape::cut(&[10, 1600]),
+            Shape::cut(&[5, 5, 5, 5, 1600]),
+            Shape::cut(&[12, 14, 20, 2000]).indirect(0),
+            Shape::cut(&[12, 14, 20, 2000]).indirect(2),
+            Shape::cut(&[300, 300, 300, 300, 300, 300]),
+            Shape::cut(&[100; 18]).indirect(0),
+        ] {
+            for features in [PLAIN, PLAIN & !MRG_RXBUF] {
+                let to = GuestOptions {
+                    receive_shape: shape.clone(),
+                    ..small(features)
+                };
+                let mut pair = Pair::new(small(PLAIN), to);
+                for len in [14, 60, 64, 256, 257, 1000, 1514] {
+                    cross(&mut pair, &pattern(len), &Shape::whole());
+                    cross(&mut pair, &pattern(len), &Shape::cut(&[12, 14, 40]));
+                }
+            }
+        }
     }
 }
 
-#[test]
-fn a_frame_is_spread_over_as_many_small_buffers_as_it_takes() {
-    let to = GuestOptions {
-        receive_shape: Shape::cut(&[100]),
-        ..GuestOptions::default()
-    };
-    let mut pair = Pair::new(GuestOptions::default(), to);
-    for (len, chains) in [(14, 1), (88, 1), (89, 2), (188, 2), (1514, 16), (9014, 91)] {
-        pair.from.send(&pattern(len), Offload::default(), &Shape::whole());
-        assert_eq!(pair.turn(), Turn::ok(1));
-        let got = pair.one();
-        assert_eq!(
-            (got.frame == pattern(len), got.chains),
-            (true, chains),
-            "{len} bytes"
-        );
+use butterfly_io::vhost::features::{MRG_RXBUF, RING_PACKED, VERSION_1};
+
+every_ring! {
+    fn a_legacy_header_has_ten_bytes() {
+        let legacy = small(PLAIN & !MRG_RXBUF & !VERSION_1);
+        let mut pair = Pair::new(legacy.clone(), legacy);
+        for len in [14, 60, 257, 1514] {
+            cross(&mut pair, &pattern(len), &Shape::whole());
+            cross(&mut pair, &pattern(len), &Shape::cut(&[10]));
+        }
     }
 }
 
-#[test]
-fn buffers_that_cross_two_regions() {
-    // The second region begins inside the buffers of both guests.
-    let regions = |features| GuestOptions {
-        second_region: Some(0),
-        ..small(features)
-    };
-    let (mut from, mut to) = (regions(PLAIN), regions(PLAIN));
-    from.second_region = Some(0x4000);
-    to.receive_shape = Shape::cut(&[16 << 10]);
-    to.second_region = Some(0x44000);
-    let mut pair = Pair::new(from, to);
-    for round in 0..40 {
-        let len = 14 + 97 * round;
-        assert!(pair.from.send(&pattern(len), Offload::default(), &Shape::whole()));
-        assert!(
-            pair.from
-                .send(&pattern(9000), Offload::default(), &Shape::cut(&[12, 14]))
-        );
-        assert_eq!(pair.turn(), Turn::ok(2));
-        let got = pair.to.receive();
-        assert!(
-            got[0].frame == pattern(len) && got[1].frame == pattern(9000),
-            "round {round}"
-        );
-        pair.from.reclaim();
-    }
-}
-
-#[test]
-fn indices_wrap_around() {
-    let near_the_end = |features| GuestOptions {
-        start_index: 65_500,
-        ..small(features)
-    };
-    let mut pair = Pair::new(near_the_end(PLAIN), near_the_end(PLAIN));
-    for round in 0..100 {
-        for frame in 0..3 {
-            pair.from.send(
-                &pattern(60 + round + frame),
-                Offload::default(),
-                &Shape::cut(&[12]),
+every_ring! {
+    fn a_frame_is_spread_over_as_many_small_buffers_as_it_takes() {
+        let to = GuestOptions {
+            receive_shape: Shape::cut(&[100]),
+            ..GuestOptions::default()
+        };
+        let mut pair = Pair::new(GuestOptions::default(), to);
+        for (len, chains) in [(14, 1), (88, 1), (89, 2), (188, 2), (1514, 16), (9014, 91)] {
+            pair.from.send(&pattern(len), Offload::default(), &Shape::whole());
+            assert_eq!(pair.turn(), Turn::ok(1));
+            let got = pair.one();
+            assert_eq!(
+                (got.frame == pattern(len), got.chains),
+                (true, chains),
+                "{len} bytes"
             );
         }
-        assert_eq!(pair.turn(), Turn::ok(3));
-        let got: Vec<_> = pair.to.receive().into_iter().map(|got| got.frame).collect();
-        assert_eq!(got, [0, 1, 2].map(|frame| pattern(60 + round + frame)));
-        assert_eq!(pair.from.reclaim(), 3);
     }
-    let expected = 65_500u16.wrapping_add(300);
-    assert_eq!(pair.from.transmitq.used_index(), expected);
-    assert_eq!(pair.to.receiveq.used_index(), expected);
 }
 
-#[test]
-fn a_batch_is_32_frames_and_the_rest_comes_next() {
-    let mut pair = Pair::with_features(PLAIN, PLAIN);
-    for frame in 0..70 {
-        pair.from
-            .send(&pattern(60 + frame), Offload::default(), &Shape::whole());
-    }
-    assert_eq!(pair.turn(), Turn::ok(32));
-    assert_eq!(pair.from.reclaim(), 32);
-    assert_eq!(
-        (pair.poll(), pair.poll(), pair.poll()),
-        (Turn::ok(32), Turn::ok(6), Turn::ok(0))
-    );
-    let got: Vec<_> = pair.to.receive().into_iter().map(|got| got.frame).collect();
-    assert_eq!(got, (0..70).map(|frame| pattern(60 + frame)).collect::<Vec<_>>());
-}
-
-#[test]
-fn a_receiver_without_room_loses_frames_and_sees_no_half_of_one() {
-    use butterfly_io::port::TransmitError::{Full, TooSmall};
-    let to = |features, chains| GuestOptions {
-        receive_shape: Shape::cut(&[500]),
-        receive_chains: chains,
-        ..small(features)
-    };
-    // Three buffers: 1000 bytes take three with their header; what does not fit leaves them for what does.
-    let mut pair = Pair::new(small(PLAIN), to(PLAIN, 3));
-    for len in [1400, 1500, 60, 900, 60] {
-        pair.from.send(&pattern(len), Offload::default(), &Shape::whole());
-    }
-    assert_eq!(
-        pair.turn().sent,
-        [Ok(()), Err(Full), Err(Full), Err(Full), Err(Full)]
-    );
-    assert_eq!(pair.one().frame, pattern(1400));
-    for len in [1500, 60, 900, 60] {
-        pair.from.send(&pattern(len), Offload::default(), &Shape::whole());
-    }
-    assert_eq!(pair.turn().sent, [Err(Full), Ok(()), Ok(()), Err(Full)]);
-    let got: Vec<_> = pair.to.receive().into_iter().map(|got| got.frame).collect();
-    assert_eq!(got, [pattern(60), pattern(900)]);
-
-    let mut pair = Pair::new(small(PLAIN), to(PLAIN & !MRG_RXBUF, 2));
-    for len in [489, 488, 489, 60, 60] {
-        pair.from.send(&pattern(len), Offload::default(), &Shape::whole());
-    }
-    assert_eq!(
-        pair.turn().sent,
-        [Err(TooSmall), Ok(()), Err(TooSmall), Ok(()), Err(Full)]
-    );
-    let got: Vec<_> = pair.to.receive().into_iter().map(|got| got.frame).collect();
-    assert_eq!(got, [pattern(488), pattern(60)]);
-    assert!(
-        pair.to
-            .memory()
-            .bytes(pair.to.memory().len() - 64, 64)
-            .iter()
-            .all(|&byte| byte == CANARY)
-    );
-}
-
-#[test]
-fn one_frame_goes_to_several_receivers() {
-    let mut pair = Pair::with_features(PLAIN, PLAIN);
-    let mut third = testkit::ring_driver::Guest::new(GuestOptions::default());
-    let mut third_port = butterfly_io::port::Port::from(third.port());
-    pair.from
-        .send(&pattern(1514), Offload::default(), &Shape::cut(&[12, 700]));
-    pair.from.transmitq.publish();
-    pair.from_port.receive(&mut pair.batch).unwrap();
-    for port in [&mut pair.to_port, &mut third_port] {
-        port.transmit(&pair.batch, 0).unwrap();
-        port.flush().unwrap();
-    }
-    assert_eq!(pair.from.reclaim(), 0, "the sender's buffer is still needed");
-    pair.from_port.complete(&mut pair.batch);
-    assert_eq!(pair.from.reclaim(), 1);
-    assert_eq!(
-        (pair.one().frame, third.receive().remove(0).frame),
-        (pattern(1514), pattern(1514))
-    );
-}
-
-#[test]
-fn a_port_taken_apart_goes_on_where_it_stopped() {
-    use butterfly_io::vhost::port::VhostPort;
-    use butterfly_io::vhost::split::SplitQueue;
-    let mut pair = Pair::with_features(PLAIN, PLAIN);
-    for round in 0..3 {
-        pair.from
-            .send(&pattern(100 + round), Offload::default(), &Shape::whole());
-        assert_eq!(pair.turn(), Turn::ok(1));
-        assert_eq!(pair.one().frame, pattern(100 + round));
-        let butterfly_io::port::Port::Vhost(port) = pair.from_port else {
-            unreachable!("made from a VhostPort")
+every_ring! {
+    fn buffers_that_cross_two_regions() {
+        // The second region begins inside the buffers of both guests.
+        let regions = |features| GuestOptions {
+            second_region: Some(0),
+            ..small(features)
         };
-        let mut parts = port.into_parts();
-        let queue = parts.transmitq.take().unwrap().into_parts();
-        assert_eq!(queue.last_avail, round as u16 + 1);
-        let mut setup = pair.from.setup(&pair.from.transmitq, &parts.memory);
-        setup.last_avail = (round > 0).then_some(queue.last_avail);
-        setup.kick = queue.kick;
-        parts.transmitq = Some(SplitQueue::new(setup).unwrap());
-        pair.from_port = VhostPort::new(parts).into();
+        let (mut from, mut to) = (regions(PLAIN), regions(PLAIN));
+        from.second_region = Some(0x4000);
+        to.receive_shape = Shape::cut(&[16 << 10]);
+        to.second_region = Some(0x44000);
+        let mut pair = Pair::new(from, to);
+        for round in 0..40 {
+            let len = 14 + 97 * round;
+            assert!(pair.from.send(&pattern(len), Offload::default(), &Shape::whole()));
+            assert!(
+                pair.from
+                    .send(&pattern(9000), Offload::default(), &Shape::cut(&[12, 14]))
+            );
+            assert_eq!(pair.turn(), Turn::ok(2));
+            let got = pair.to.receive();
+            assert!(
+                got[0].frame == pattern(len) && got[1].frame == pattern(9000),
+                "round {round}"
+            );
+            pair.from.reclaim();
+        }
     }
 }
 
-#[test]
-fn a_batch_in_one_call_arrives_as_one_by_one() {
-    let (mut one_by_one, mut at_once) = (receiver(), receiver());
-    let (mut single, mut whole) = (Port::from(one_by_one.port()), Port::from(at_once.port()));
-    let checksum = Offload {
-        checksum: Some(PartialChecksum { start: 34, offset: 6 }),
-        ..Offload::default()
-    };
-    let mut batch = Batch::new();
-    // As they are; through several chains; with a checksum to complete; cut short by nothing; no room at the end.
-    for (len, offload) in [
-        (60, Offload::default()),
-        (300, Offload::default()),
-        (1514, Offload::default()),
-        (80, checksum),
-        (61, Offload::default()),
-        (9014, Offload::default()),
-        (62, Offload::default()),
-        (63, Offload::default()),
-    ] {
-        batch.push_bytes(&pattern(len), offload);
+every_ring! {
+    fn indices_wrap_around() {
+        let near_the_end = |features| GuestOptions {
+            start_index: 65_500,
+            ..small(features)
+        };
+        let mut pair = Pair::new(near_the_end(PLAIN), near_the_end(PLAIN));
+        for round in 0..100 {
+            for frame in 0..3 {
+                pair.from.send(
+                    &pattern(60 + round + frame),
+                    Offload::default(),
+                    &Shape::cut(&[12]),
+                );
+            }
+            assert_eq!(pair.turn(), Turn::ok(3));
+            let got: Vec<_> = pair.to.receive().into_iter().map(|got| got.frame).collect();
+            assert_eq!(got, [0, 1, 2].map(|frame| pattern(60 + round + frame)));
+            assert_eq!(pair.from.reclaim(), 3);
+        }
+        // Two slots of a packed ring for each frame that was sent.
+        let taken = if kind() & RING_PACKED != 0 { 600 } else { 300 };
+        assert_eq!(pair.from.transmitq.used_index(), 65_500u16.wrapping_add(taken));
+        assert_eq!(pair.to.receiveq.used_index(), 65_500u16.wrapping_add(300));
     }
-    // Out of order, and one of them twice.
-    let frames = [7, 0, 1, 2, 3, 3, 5, 4, 6];
-    let mut results = [Ok(()); 9];
-    whole.transmit_all(&batch, &frames, &mut results);
-    let expected = frames.map(|frame| single.transmit(&batch, frame.into()));
-    assert_eq!(results, expected);
-    assert_eq!(
-        results[6],
-        Err(TransmitError::Full),
-        "the large one finds no room"
-    );
-    assert_eq!(results[7], Ok(()), "and leaves what there is to smaller ones");
-    for port in [&mut single, &mut whole] {
-        port.flush().unwrap();
+}
+
+every_ring! {
+    fn a_batch_is_32_frames_and_the_rest_comes_next() {
+        let mut pair = Pair::with_features(PLAIN, PLAIN);
+        for frame in 0..70 {
+            pair.from
+                .send(&pattern(60 + frame), Offload::default(), &Shape::whole());
+        }
+        assert_eq!(pair.turn(), Turn::ok(32));
+        assert_eq!(pair.from.reclaim(), 32);
+        assert_eq!(
+            (pair.poll(), pair.poll(), pair.poll()),
+            (Turn::ok(32), Turn::ok(6), Turn::ok(0))
+        );
+        let got: Vec<_> = pair.to.receive().into_iter().map(|got| got.frame).collect();
+        assert_eq!(got, (0..70).map(|frame| pattern(60 + frame)).collect::<Vec<_>>());
     }
-    assert_eq!(whole.ring_state(), single.ring_state());
-    let got = at_once.receive();
-    assert_eq!(got, one_by_one.receive());
-    let frames: Vec<_> = got.into_iter().map(|got| got.frame).collect();
-    assert_eq!(frames[..4], [63, 60, 300, 1514].map(pattern));
-    assert_eq!(frames[4], frames[5]);
-    assert_ne!(frames[4], pattern(80), "its checksum was completed");
-    assert_eq!(frames[6..], [61, 62].map(pattern));
+}
+
+every_ring! {
+    fn a_receiver_without_room_loses_frames_and_sees_no_half_of_one() {
+        use butterfly_io::port::TransmitError::{Full, TooSmall};
+        let to = |features, chains| GuestOptions {
+            receive_shape: Shape::cut(&[500]),
+            receive_chains: chains,
+            ..small(features)
+        };
+        // Three buffers: 1000 bytes take three with their header; what does not fit leaves them for what does.
+        let mut pair = Pair::new(small(PLAIN), to(PLAIN, 3));
+        for len in [1400, 1500, 60, 900, 60] {
+            pair.from.send(&pattern(len), Offload::default(), &Shape::whole());
+        }
+        assert_eq!(
+            pair.turn().sent,
+            [Ok(()), Err(Full), Err(Full), Err(Full), Err(Full)]
+        );
+        assert_eq!(pair.one().frame, pattern(1400));
+        for len in [1500, 60, 900, 60] {
+            pair.from.send(&pattern(len), Offload::default(), &Shape::whole());
+        }
+        assert_eq!(pair.turn().sent, [Err(Full), Ok(()), Ok(()), Err(Full)]);
+        let got: Vec<_> = pair.to.receive().into_iter().map(|got| got.frame).collect();
+        assert_eq!(got, [pattern(60), pattern(900)]);
+
+        let mut pair = Pair::new(small(PLAIN), to(PLAIN & !MRG_RXBUF, 2));
+        for len in [489, 488, 489, 60, 60] {
+            pair.from.send(&pattern(len), Offload::default(), &Shape::whole());
+        }
+        assert_eq!(
+            pair.turn().sent,
+            [Err(TooSmall), Ok(()), Err(TooSmall), Ok(()), Err(Full)]
+        );
+        let got: Vec<_> = pair.to.receive().into_iter().map(|got| got.frame).collect();
+        assert_eq!(got, [pattern(488), pattern(60)]);
+        assert!(
+            pair.to
+                .memory()
+                .bytes(pair.to.memory().len() - 64, 64)
+                .iter()
+                .all(|&byte| byte == CANARY)
+        );
+    }
+}
+
+every_ring! {
+    fn one_frame_goes_to_several_receivers() {
+        let mut pair = Pair::with_features(PLAIN, PLAIN);
+        let mut third = common::guest(GuestOptions::default());
+        let mut third_port = butterfly_io::port::Port::from(third.port());
+        pair.from
+            .send(&pattern(1514), Offload::default(), &Shape::cut(&[12, 700]));
+        pair.from.transmitq.publish();
+        pair.from_port.receive(&mut pair.batch).unwrap();
+        for port in [&mut pair.to_port, &mut third_port] {
+            port.transmit(&pair.batch, 0).unwrap();
+            port.flush().unwrap();
+        }
+        assert_eq!(pair.from.reclaim(), 0, "the sender's buffer is still needed");
+        pair.from_port.complete(&mut pair.batch);
+        assert_eq!(pair.from.reclaim(), 1);
+        assert_eq!(
+            (pair.one().frame, third.receive().remove(0).frame),
+            (pattern(1514), pattern(1514))
+        );
+    }
+}
+
+every_ring! {
+    fn a_port_taken_apart_goes_on_where_it_stopped() {
+        use butterfly_io::vhost::port::VhostPort;
+        use butterfly_io::vhost::queue::Queue;
+        let mut pair = Pair::with_features(PLAIN, PLAIN);
+        for round in 0..3 {
+            pair.from
+                .send(&pattern(100 + round), Offload::default(), &Shape::whole());
+            assert_eq!(pair.turn(), Turn::ok(1));
+            assert_eq!(pair.one().frame, pattern(100 + round));
+            let butterfly_io::port::Port::Vhost(port) = pair.from_port else {
+                unreachable!("made from a VhostPort")
+            };
+            let mut parts = port.into_parts();
+            let queue = parts.transmitq.take().unwrap().into_parts();
+            let packed = kind() & RING_PACKED != 0;
+            let wrap = if packed { 0x8000 } else { 0 };
+            assert_eq!(queue.last_avail, (round as u16 + 1) | wrap);
+            let mut setup = pair.from.setup(&pair.from.transmitq, &parts.memory);
+            setup.last_avail = (round > 0 || packed).then_some(queue.last_avail);
+            setup.kick = queue.kick;
+            parts.transmitq = Some(Queue::new(setup).unwrap());
+            pair.from_port = VhostPort::new(parts).into();
+        }
+    }
+}
+
+every_ring! {
+    fn a_batch_in_one_call_arrives_as_one_by_one() {
+        let (mut one_by_one, mut at_once) = (receiver(), receiver());
+        let (mut single, mut whole) = (Port::from(one_by_one.port()), Port::from(at_once.port()));
+        let checksum = Offload {
+            checksum: Some(PartialChecksum { start: 34, offset: 6 }),
+            ..Offload::default()
+        };
+        let mut batch = Batch::new();
+        // As they are; through several chains; with a checksum to complete; cut short by nothing; no room at the end.
+        for (len, offload) in [
+            (60, Offload::default()),
+            (300, Offload::default()),
+            (1514, Offload::default()),
+            (80, checksum),
+            (61, Offload::default()),
+            (9014, Offload::default()),
+            (62, Offload::default()),
+            (63, Offload::default()),
+        ] {
+            batch.push_bytes(&pattern(len), offload);
+        }
+        // Out of order, and one of them twice.
+        let frames = [7, 0, 1, 2, 3, 3, 5, 4, 6];
+        let mut results = [Ok(()); 9];
+        whole.transmit_all(&batch, &frames, &mut results);
+        let expected = frames.map(|frame| single.transmit(&batch, frame.into()));
+        assert_eq!(results, expected);
+        assert_eq!(
+            results[6],
+            Err(TransmitError::Full),
+            "the large one finds no room"
+        );
+        assert_eq!(results[7], Ok(()), "and leaves what there is to smaller ones");
+        for port in [&mut single, &mut whole] {
+            port.flush().unwrap();
+        }
+        assert_eq!(whole.ring_state(), single.ring_state());
+        let got = at_once.receive();
+        assert_eq!(got, one_by_one.receive());
+        let frames: Vec<_> = got.into_iter().map(|got| got.frame).collect();
+        assert_eq!(frames[..4], [63, 60, 300, 1514].map(pattern));
+        assert_eq!(frames[4], frames[5]);
+        assert_ne!(frames[4], pattern(80), "its checksum was completed");
+        assert_eq!(frames[6..], [61, 62].map(pattern));
+    }
 }
 
 /// A guest without offloads that has a few small buffers.
 fn receiver() -> testkit::ring_driver::Guest {
-    testkit::ring_driver::Guest::new(GuestOptions {
+    common::guest(GuestOptions {
         features: PLAIN,
         receive_shape: Shape::cut(&[512]),
         receive_chains: 12,

@@ -12,13 +12,13 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use butterfly_io::vhost::features::protocol::{BACKEND_REQ, CONFIG};
-use butterfly_io::vhost::features::{MQ, MTU, PROTOCOL_FEATURES};
+use butterfly_io::vhost::features::{IN_ORDER, MQ, MTU, PROTOCOL_FEATURES, RING_PACKED};
 use butterfly_io::vhost::request::*;
 use butterfly_io::vhost::{NicOptions, PortKey, PortState, ServerError};
 use lab::{A, B, FEATURES, Lab, guest, guest_at};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use switch::{PATIENCE, nic};
-use testkit::ring_driver::{Guest, Shape};
+use testkit::ring_driver::{Guest, GuestOptions, Shape};
 use testkit::vhost_frontend::{Frontend, message, pair};
 use wire::offload::Offload;
 
@@ -46,6 +46,43 @@ fn two_guests_talk_stop_and_talk_again() {
     vmm_a.start(&a, [100, 100]).unwrap();
     lab.one_frame(&mut a, &mut b, 1);
     lab.one_frame(&mut b, &mut a, 2);
+}
+
+#[test]
+fn rings_of_every_kind_go_on_where_they_stopped() {
+    for kind in [IN_ORDER, RING_PACKED, RING_PACKED | IN_ORDER] {
+        let lab = Lab::new();
+        lab.listen(A);
+        lab.listen(B);
+        let features = FEATURES | kind;
+        let (mut a, mut b) = (
+            Guest::new(GuestOptions {
+                features,
+                ..GuestOptions::default()
+            }),
+            guest(),
+        );
+        let _vmm_b = lab.boot(B, &b);
+        let mut vmm = lab.connect(A);
+        assert_eq!(
+            vmm.negotiate(features | PROTOCOL_FEATURES).unwrap(),
+            features | PROTOCOL_FEATURES
+        );
+        vmm.start(&a, [0, 0]).unwrap();
+        // More than a lap of either ring.
+        for round in 0..2 {
+            for mark in 0..=200 {
+                lab.one_frame(&mut a, &mut b, mark);
+                lab.one_frame(&mut b, &mut a, !mark);
+            }
+            // The guest stops its driver and starts it where it was: both places, with their wrap counters.
+            let bases = [0, 1].map(|ring| vmm.packed_base(ring).unwrap());
+            assert_eq!(bases, [a.receiveq.base(), a.transmitq.base()], "round {round}");
+            vmm.start(&a, bases.map(|base| base as u16)).unwrap();
+        }
+        lab.one_frame(&mut a, &mut b, 1);
+        lab.one_frame(&mut b, &mut a, 2);
+    }
 }
 
 #[test]
@@ -581,7 +618,7 @@ fn hundreds_of_nics_are_served_by_one_thread() {
     for vmm in &mut vmms {
         assert_eq!(
             u64::from_ne_bytes(vmm.reply(GET_FEATURES).unwrap()),
-            0x1_7023_8020
+            0xd_7023_8020
         );
     }
     assert_eq!(

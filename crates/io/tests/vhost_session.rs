@@ -294,7 +294,7 @@ fn qemus_own_words_bring_a_guest_up_through_a_reset() {
     let _alone = alone();
     let fds = open_fds();
     let mut vmm = Vmm::new(nic("qemu"));
-    let offered = 0x01c0_0001_7023_bbab;
+    let offered = 0x01c0_000d_7023_bbab;
     let expected = [(1, offered), (15, 0x1_a23d), (17, 1), (1, offered)];
     assert_eq!(play(&mut vmm, QEMU_CONNECTS), expected);
     for _ in 0..2 {
@@ -374,7 +374,7 @@ fn each_pair_comes_and_goes_alone_and_memory_takes_them_all() {
     };
     let mut vmm = Vmm::new(options);
     let features = vmm.say(GET_FEATURES, VERSION, &[], vec![]).reply.unwrap();
-    assert_eq!(features, reply(GET_FEATURES, 0x01c0_0001_7063_bbab));
+    assert_eq!(features, reply(GET_FEATURES, 0x01c0_000d_7063_bbab));
     let count = vmm.say(GET_QUEUE_NUM, VERSION, &[], vec![]).reply.unwrap();
     assert_eq!(count, reply(GET_QUEUE_NUM, 4));
     vmm.set_up(features::PROTOCOL_FEATURES | features::MQ);
@@ -591,7 +591,7 @@ fn the_offer_follows_the_nic() {
     };
     let mut vmm = Vmm::new(plain);
     let offered = vmm.say(GET_FEATURES, VERSION, &[], vec![]).reply.unwrap();
-    assert_eq!(offered, reply(GET_FEATURES, 0x1_7023_8020));
+    assert_eq!(offered, reply(GET_FEATURES, 0xd_7023_8020));
     // What was not offered cannot be taken: CSUM, MTU, and what does not exist.
     for bit in [0u32, 3, 63] {
         let mut vmm = Vmm::new(NicOptions {

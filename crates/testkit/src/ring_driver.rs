@@ -5,7 +5,9 @@
 //! over vhost-user, [`Guest::regions`] and the queues hold all that a VMM sends. All memory that nobody wrote
 //! holds [`CANARY`], so that a comparison of the whole shows a byte written where none belongs.
 
+mod packed;
 pub mod queue;
+mod split;
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -15,7 +17,7 @@ use io::guest_memory::{GuestMemory, RegionSpec};
 use io::guest_view::GuestView;
 use io::vhost::features;
 use io::vhost::port::{PortParts, VhostPort};
-use io::vhost::split::{QueueSetup, SplitQueue};
+use io::vhost::queue::{Queue as DeviceQueue, QueueSetup};
 use rustix::fs::MemfdFlags;
 use wire::offload::Offload;
 use wire::virtio_net;
@@ -79,7 +81,7 @@ pub struct GuestOptions {
     pub receive_shape: Shape,
     /// Chains to receive in, at most; less when the ring or the memory is smaller.
     pub receive_chains: usize,
-    /// Where the indices of both rings begin.
+    /// Where the indices of both rings begin; packed rings at that slot, counted in laps from the first on.
     pub start_index: u16,
     /// Where the memory begins, from [`GUEST_BASE`] and from [`USER_BASE`]: several queue pairs of one guest are
     /// several of these, with memory in several places.
@@ -146,11 +148,11 @@ impl Guest {
             .expect("the guest's own view");
         let view = GuestView::new(&Arc::new(own), base, options.memory_len).expect("all of the memory");
         view.fill(0, options.memory_len, CANARY);
-        let event_idx = options.features & features::EVENT_IDX != 0;
         let (size, start) = (options.queue_size, options.start_index);
+        let negotiated = options.features;
         let ring = Queue::bytes(size).next_multiple_of(4096);
-        let transmitq = Queue::new(&view, base, 0, size, event_idx, start);
-        let receiveq = Queue::new(&view, base, ring, size, event_idx, start);
+        let transmitq = Queue::new(&view, base, 0, size, negotiated, start);
+        let receiveq = Queue::new(&view, base, ring, size, negotiated, start);
         let transmit_at = 2 * ring;
         let mut guest = Guest {
             memfd,
@@ -172,7 +174,7 @@ impl Guest {
     /// The same guest as the device sees it: its port, with rings as they are now.
     pub fn port(&self) -> VhostPort {
         let memory = Arc::new(GuestMemory::new(self.regions()).expect("the guest's memory"));
-        let queue = |queue: &Queue| SplitQueue::new(self.setup(queue, &memory)).expect("the guest's ring");
+        let queue = |queue: &Queue| DeviceQueue::new(self.setup(queue, &memory)).expect("the guest's ring");
         VhostPort::new(PortParts {
             features: self.options.features,
             receiveq: Some(queue(&self.receiveq)),
@@ -191,7 +193,7 @@ impl Guest {
             avail: queue.user_addr(queue.avail_at),
             used: queue.user_addr(queue.used_at),
             features: self.options.features,
-            last_avail: None,
+            last_avail: queue.is_packed().then(|| queue.base() as u16),
             kick: Some(queue.kick_fd()),
             call: Some(queue.call_fd()),
         }

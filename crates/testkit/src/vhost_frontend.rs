@@ -160,8 +160,12 @@ impl Frontend {
         self.call(SET_MEM_TABLE, &payload, &fds)
     }
 
-    /// Describes a ring and starts it; it may still have to be enabled.
+    /// Describes a ring and starts it; it may still have to be enabled. Of a packed ring `base` is what the driver knows.
     pub fn start_ring(&mut self, index: u32, queue: &Queue, base: u16) -> io::Result<()> {
+        let base = match queue.is_packed() {
+            true => queue.base(),
+            false => base.into(),
+        };
         let (kick, call) = (queue.kick_fd(), queue.call_fd());
         let ring = RingSpec {
             size: queue.size,
@@ -174,9 +178,9 @@ impl Frontend {
         self.ring_table(index, ring, base)
     }
 
-    fn ring_table(&mut self, index: u32, ring: RingSpec<'_>, base: u16) -> io::Result<()> {
+    fn ring_table(&mut self, index: u32, ring: RingSpec<'_>, base: u32) -> io::Result<()> {
         self.ring(SET_VRING_NUM, index, ring.size.into())?;
-        self.ring(SET_VRING_BASE, index, base.into())?;
+        self.ring(SET_VRING_BASE, index, base)?;
         let mut addresses = pair(index, 0);
         for address in [ring.descriptors, ring.used, ring.available, 0] {
             addresses.extend(address.to_ne_bytes());
@@ -200,9 +204,14 @@ impl Frontend {
 
     /// GET_VRING_BASE: stops a ring.
     pub fn vring_base(&mut self, index: u32) -> io::Result<u16> {
+        self.packed_base(index).map(|base| base as u16)
+    }
+
+    /// The same with both halves that it has of a packed ring.
+    pub fn packed_base(&mut self, index: u32) -> io::Result<u32> {
         self.send(GET_VRING_BASE, &pair(index, 0), &[])?;
         let reply = self.reply(GET_VRING_BASE)?;
-        Ok((u64::from_ne_bytes(reply) >> 32) as u16)
+        Ok((u64::from_ne_bytes(reply) >> 32) as u32)
     }
 
     /// Asks for a number.

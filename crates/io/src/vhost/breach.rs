@@ -3,9 +3,9 @@
 use wire::Mac;
 
 use super::message::MessageError;
+use super::queue::QueueError;
 use super::request::name;
 use super::session::SLOTS_MAX;
-use super::split::QueueError;
 use crate::guest_memory::MemoryError;
 
 /// A request that is not followed.

@@ -1,141 +1,95 @@
-//! Descriptor chains of a split ring: walked once, every field judged on a private copy.
+//! Descriptors and what they name: every field judged on a private copy, in either kind of ring.
 //!
 //! A guest writes descriptors when it likes, so each is read exactly once, by value, and what it names is
-//! translated before it is used. What the walk yields is a list of [`Segment`]s inside the guest's memory.
-//! All limits on a chain are here: its indices, its length in descriptors (which also ends loops), the one
-//! level of indirection, the direction of its buffers, and the bytes it may hold.
+//! translated before it is used. What comes of it is a list of [`Segment`]s inside the guest's memory. How one
+//! descriptor follows another is the ring's own business ([`split`](super::split), [`packed`](super::packed));
+//! all limits on what a chain may name are here: the direction of its buffers, the bytes it may hold, the place
+//! and the length of its indirect table.
 
-use std::fmt;
 use std::sync::Arc;
 
+use super::fault::RingFault;
 use crate::frame::Segment;
 use crate::guest_memory::{GuestMemory, Region};
 
 /// Descriptors in a chain at most, whatever the queue's size: what QEMU allows too. Linux uses up to 19.
 pub const CHAIN_MAX: u32 = 1024;
 
-const NEXT: u16 = 1;
-const WRITE: u16 = 2;
-const INDIRECT: u16 = 4;
+pub(super) const NEXT: u16 = 1;
+pub(super) const WRITE: u16 = 2;
+pub(super) const INDIRECT: u16 = 4;
 
-/// A descriptor (virtio 1.2, section 2.7.5).
+/// A descriptor, read: of a split ring (virtio 1.2, section 2.7.5) or a packed one (section 2.8.13), whose last two
+/// fields change places.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Descriptor {
+    pub addr: u64,
+    pub len: u32,
+    pub flags: u16,
+    /// Split: where the chain goes on. Packed: what the guest knows the chain by.
+    pub tail: u16,
+}
+
+/// A descriptor as it lies in memory.
 #[derive(Clone, Copy)]
 #[repr(C, align(16))]
-struct Descriptor {
-    addr: u64,
-    len: u32,
-    flags: u16,
-    next: u16,
-}
+pub(super) struct RawDescriptor(pub [u64; 2]);
 
-/// What a guest did wrong in a ring. The message names the thing and its value; the queue's name goes before it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[allow(missing_docs)] // the fields are the values that the messages below name
-pub enum RingFault {
-    /// More chains are offered than the queue has entries.
-    AvailJump { avail: u16, taken: u16, size: u16 },
-    /// An available entry names a descriptor that does not exist.
-    Head { head: u16, size: u16 },
-    /// A chain goes on at a descriptor that does not exist.
-    Next { head: u16, next: u16, count: u32 },
-    /// A chain is longer than its table or [`CHAIN_MAX`]: usually a loop.
-    TooMany { head: u16, limit: u32 },
-    /// A descriptor names memory that the guest does not have.
-    Address { head: u16, addr: u64, len: u32 },
-    /// A buffer to be written where one to be read belongs, or the other way round.
-    Direction { head: u16, flags: u16, writable: bool },
-    /// An indirect descriptor although the feature was not negotiated.
-    IndirectNotNegotiated { head: u16 },
-    /// An indirect descriptor in an indirect table.
-    IndirectNested { head: u16 },
-    /// An indirect descriptor with a successor.
-    IndirectNext { head: u16 },
-    /// An indirect table of a length that no number of descriptors has.
-    IndirectLength { head: u16, len: u32 },
-    /// More bytes than the largest frame has.
-    TooLong { head: u16, limit: u64 },
-    /// Fewer bytes than the virtio-net header has.
-    NoHeader { head: u16, len: u64 },
-}
+impl RawDescriptor {
+    /// As a split ring has it.
+    #[inline(always)]
+    pub fn split(self) -> Descriptor {
+        let RawDescriptor([addr, rest]) = self;
+        Descriptor {
+            addr,
+            len: rest as u32,
+            flags: (rest >> 32) as u16,
+            tail: (rest >> 48) as u16,
+        }
+    }
 
-impl fmt::Display for RingFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        use RingFault::*;
-        match *self {
-            AvailJump { avail, taken, size } => {
-                write!(
-                    f,
-                    "available index {avail} is more than {size} entries ahead of {taken}"
-                )
-            }
-            Head { head, size } => write!(f, "available descriptor {head} is outside a table of {size}"),
-            Next { head, next, count } => {
-                write!(
-                    f,
-                    "the chain of descriptor {head} goes on at {next}, outside a table of {count}"
-                )
-            }
-            TooMany { head, limit } => {
-                write!(
-                    f,
-                    "the chain of descriptor {head} has more than {limit} descriptors"
-                )
-            }
-            Address { head, addr, len } => {
-                write!(
-                    f,
-                    "the chain of descriptor {head} names {len} bytes at {addr:#x}, not all guest memory"
-                )
-            }
-            Direction {
-                head,
-                flags,
-                writable,
-            } => {
-                let wanted = if writable { "writable" } else { "readable" };
-                write!(
-                    f,
-                    "the chain of descriptor {head} has flags {flags:#x} where a {wanted} buffer belongs"
-                )
-            }
-            IndirectNotNegotiated { head } => {
-                write!(
-                    f,
-                    "the chain of descriptor {head} is indirect, which was not negotiated"
-                )
-            }
-            IndirectNested { head } => {
-                write!(
-                    f,
-                    "the chain of descriptor {head} has an indirect table in an indirect table"
-                )
-            }
-            IndirectNext { head } => {
-                write!(
-                    f,
-                    "the chain of descriptor {head} has an indirect descriptor with a successor"
-                )
-            }
-            IndirectLength { head, len } => {
-                write!(
-                    f,
-                    "the chain of descriptor {head} has an indirect table of {len} bytes, not 1 to {CHAIN_MAX} descriptors of 16"
-                )
-            }
-            TooLong { head, limit } => {
-                write!(f, "the chain of descriptor {head} holds more than {limit} bytes")
-            }
-            NoHeader { head, len } => {
-                write!(
-                    f,
-                    "the chain of descriptor {head} holds {len} bytes, less than the virtio-net header"
-                )
-            }
+    /// As a packed ring has it.
+    #[inline(always)]
+    pub fn packed(self) -> Descriptor {
+        let RawDescriptor([addr, rest]) = self;
+        Descriptor {
+            addr,
+            len: rest as u32,
+            flags: (rest >> 48) as u16,
+            tail: (rest >> 32) as u16,
         }
     }
 }
 
-/// What a walk is for.
+/// Reads a descriptor once: a compiler that went back to guest memory for a field already judged would undo
+/// the judgement. A ring's own table is aligned; an indirect one need not be.
+///
+/// # Safety
+/// `from` is valid for reads of 16 bytes; it may be unaligned.
+#[inline(always)]
+pub(super) unsafe fn read(from: *const RawDescriptor) -> RawDescriptor {
+    let from = from.cast::<u64>();
+    // SAFETY: 16 bytes by the caller's promise; volatile access is made only where it is aligned.
+    unsafe {
+        if from.is_aligned() {
+            return read_aligned(from.cast());
+        }
+        RawDescriptor(std::hint::black_box(from.cast::<[u64; 2]>().read_unaligned()))
+    }
+}
+
+/// The same, of a ring's own table.
+///
+/// # Safety
+/// `from` is valid for reads of 16 bytes and aligned to 8.
+#[inline(always)]
+pub(super) unsafe fn read_aligned(from: *const RawDescriptor) -> RawDescriptor {
+    let from = from.cast::<u64>();
+    // SAFETY: the caller's promise.
+    RawDescriptor(unsafe { [from.read_volatile(), from.add(1).read_volatile()] })
+}
+
+/// What a chain is looked at for.
 #[derive(Clone, Copy)]
 pub(super) enum Walk {
     /// All buffers of a chain that the guest transmits: readable, `limit` bytes together at most.
@@ -144,29 +98,23 @@ pub(super) enum Walk {
     Writable { want: u64 },
 }
 
-/// The descriptor table of a queue and the memory that descriptors name.
-pub(super) struct Table {
+/// The memory that descriptors name.
+pub(super) struct Buffers {
     memory: Arc<GuestMemory>,
     /// The region that the last descriptor was in: nearly always that of the next.
     last: Region,
-    /// Valid for reads of `size` descriptors and aligned to one: checked at setup.
-    descriptors: *const Descriptor,
-    size: u16,
     indirect: bool,
 }
 
-// SAFETY: `descriptors` and `last` point into mappings that belong to no thread and that `memory` keeps.
-unsafe impl Send for Table {}
+// SAFETY: `last` points into mappings that belong to no thread and that `memory` keeps.
+unsafe impl Send for Buffers {}
 
-impl Table {
-    /// # Safety
-    /// `descriptors` is valid for reads of `size` descriptors of 16 bytes, aligned to 16, while `memory` lives.
-    pub unsafe fn new(memory: Arc<GuestMemory>, descriptors: *const u8, size: u16, indirect: bool) -> Self {
-        Table {
+impl Buffers {
+    /// `indirect`: indirect tables were negotiated.
+    pub fn new(memory: Arc<GuestMemory>, indirect: bool) -> Self {
+        Buffers {
             memory,
             last: Region::NONE,
-            descriptors: descriptors.cast(),
-            size,
             indirect,
         }
     }
@@ -175,127 +123,55 @@ impl Table {
         &self.memory
     }
 
-    /// Where descriptor `index` is, to be prefetched.
-    #[inline]
-    pub fn hint(&self, index: u16) -> *const u8 {
-        self.descriptors.wrapping_add(index as usize).cast()
-    }
-
-    /// Where the first buffer of the chain at `index` seems to be, to be prefetched. Decides nothing.
-    #[inline]
-    pub fn buffer_hint(&self, index: u16) -> Option<*const u8> {
-        if index >= self.size {
-            return None;
-        }
-        // SAFETY: `index < size`.
-        let descriptor = unsafe { read(self.descriptors.add(index as usize)) };
-        self.last
-            .guest(descriptor.addr)
-            .map(|(host, _)| host.cast_const())
-    }
-
-    /// The only buffer of the chain at `head` when it is a readable one and lies in the region of the one before, which
-    /// is how most chains are. `None` says nothing of the chain, but that it has to be walked.
+    /// The region that most buffers are in, for [`Near`]: a copy stays in registers over a loop.
     #[inline(always)]
-    pub fn only(&self, head: u16) -> Option<Segment> {
-        self.first(head, NEXT | WRITE | INDIRECT, 0, 1)
+    pub fn near(&self) -> Near {
+        Near(self.last)
     }
 
-    /// The same of the first buffer of the chain at `head` when it is a writable one of `want` bytes or more.
-    #[inline(always)]
-    pub fn roomy(&self, head: u16, want: usize) -> Option<Segment> {
-        self.first(head, WRITE | INDIRECT, WRITE, want)
-    }
-
-    #[inline(always)]
-    fn first(&self, head: u16, mask: u16, flags: u16, least: usize) -> Option<Segment> {
-        if head >= self.size {
-            return None;
-        }
-        // SAFETY: `head < size`, and the table is valid for reads of `size` descriptors (`new`).
-        let descriptor = unsafe { read_aligned(self.descriptors.add(head as usize)) };
-        let (host, left) = self.last.guest(descriptor.addr)?;
-        let (len, least) = (u64::from(descriptor.len), least as u64);
-        (descriptor.flags & mask == flags && len >= least && len <= left).then_some(Segment {
-            ptr: host,
-            len: len as usize,
-        })
-    }
-
-    /// Adds the buffers of the chain at `head` to `out`; gives how many bytes they hold together.
-    pub fn walk(&mut self, head: u16, walk: Walk, out: &mut Vec<Segment>) -> Result<u64, RingFault> {
-        let mut table = self.descriptors;
-        let mut count = u32::from(self.size);
-        let mut indirect = false;
-        let (mut index, mut steps, mut total) = (head, 0, 0u64);
-        if head >= self.size {
-            return Err(RingFault::Head {
+    /// Judges one buffer of the chain at `head` and adds it to `out`, and its length to `total`. True when the walk
+    /// has what it wants, before the chain's end.
+    pub fn add(
+        &mut self,
+        head: u16,
+        descriptor: &Descriptor,
+        walk: Walk,
+        total: &mut u64,
+        out: &mut Vec<Segment>,
+    ) -> Result<bool, RingFault> {
+        let writable = matches!(walk, Walk::Writable { .. });
+        if (descriptor.flags & WRITE != 0) != writable {
+            return Err(RingFault::Direction {
                 head,
-                size: self.size,
+                flags: descriptor.flags,
+                writable,
             });
         }
-        loop {
-            // SAFETY: `index < count`, checked for the head above and for each next below, and `table` is valid
-            // for reads of `count` descriptors: see `new` and `indirect`.
-            let descriptor = unsafe { read(table.add(index as usize)) };
-            steps += 1;
-            if descriptor.flags & INDIRECT != 0 {
-                if indirect {
-                    return Err(RingFault::IndirectNested { head });
-                }
-                (table, count) = self.indirect(head, &descriptor)?;
-                (indirect, index, steps) = (true, 0, 0);
-                continue;
-            }
-            let writable = matches!(walk, Walk::Writable { .. });
-            if (descriptor.flags & WRITE != 0) != writable {
-                return Err(RingFault::Direction {
-                    head,
-                    flags: descriptor.flags,
-                    writable,
-                });
-            }
-            total += u64::from(descriptor.len);
-            if let Walk::Readable { limit } = walk
-                && total > limit
-            {
-                return Err(RingFault::TooLong { head, limit });
-            }
-            match self.last.guest(descriptor.addr) {
-                Some((host, left)) if u64::from(descriptor.len) <= left && descriptor.len > 0 => {
-                    out.push(Segment {
-                        ptr: host,
-                        len: descriptor.len as usize,
-                    });
-                }
-                _ => self.translate(head, &descriptor, out)?,
-            }
-            if let Walk::Writable { want } = walk
-                && total >= want
-            {
-                return Ok(total);
-            }
-            if descriptor.flags & NEXT == 0 {
-                return Ok(total);
-            }
-            index = descriptor.next;
-            if u32::from(index) >= count {
-                return Err(RingFault::Next {
-                    head,
-                    next: index,
-                    count,
-                });
-            }
-            let limit = CHAIN_MAX.min(count);
-            if steps >= limit {
-                return Err(RingFault::TooMany { head, limit });
-            }
+        *total += u64::from(descriptor.len);
+        if let Walk::Readable { limit } = walk
+            && *total > limit
+        {
+            return Err(RingFault::TooLong { head, limit });
         }
+        match self.last.guest(descriptor.addr) {
+            Some((host, left)) if u64::from(descriptor.len) <= left && descriptor.len > 0 => {
+                out.push(Segment {
+                    ptr: host,
+                    len: descriptor.len as usize,
+                });
+            }
+            _ => self.translate(head, descriptor, out)?,
+        }
+        Ok(matches!(walk, Walk::Writable { want } if *total >= want))
     }
 
     /// The table that an indirect descriptor names, and how many descriptors it has.
     #[inline]
-    fn indirect(&self, head: u16, descriptor: &Descriptor) -> Result<(*const Descriptor, u32), RingFault> {
+    pub fn indirect(
+        &self,
+        head: u16,
+        descriptor: &Descriptor,
+    ) -> Result<(*const RawDescriptor, u32), RingFault> {
         let Descriptor { addr, len, flags, .. } = *descriptor;
         if !self.indirect {
             return Err(RingFault::IndirectNotNegotiated { head });
@@ -347,40 +223,45 @@ impl Table {
     }
 }
 
-/// Reads a descriptor once: a compiler that went back to guest memory for a field already judged would undo
-/// the judgement. The queue's own table is aligned; an indirect one need not be.
-///
-/// # Safety
-/// `from` is valid for reads of 16 bytes; it may be unaligned.
-#[inline(always)]
-unsafe fn read(from: *const Descriptor) -> Descriptor {
-    let from = from.cast::<u64>();
-    // SAFETY: 16 bytes by the caller's promise; volatile access is made only where it is aligned.
-    unsafe {
-        if from.is_aligned() {
-            return read_aligned(from.cast());
-        }
-        descriptor(std::hint::black_box(from.cast::<[u64; 2]>().read_unaligned()))
+/// The region that most buffers are in, for those that one compare can judge.
+#[derive(Clone, Copy)]
+pub(super) struct Near(Region);
+
+/// A buffer in the near region, and how many bytes of that region follow its beginning.
+#[derive(Clone, Copy)]
+pub(super) struct Buffer {
+    pub ptr: *mut u8,
+    pub len: u32,
+    pub left: u64,
+}
+
+impl Near {
+    /// The only buffer of a chain when it is a readable one in this region, which is how most chains are. `None` says
+    /// nothing of the chain, but that it has to be walked.
+    #[inline(always)]
+    pub fn only(self, descriptor: &Descriptor) -> Option<Buffer> {
+        self.buffer(descriptor, NEXT | WRITE | INDIRECT, 0)
     }
-}
 
-/// The same, of the queue's own table.
-///
-/// # Safety
-/// `from` is valid for reads of 16 bytes and aligned to 8.
-#[inline(always)]
-unsafe fn read_aligned(from: *const Descriptor) -> Descriptor {
-    let from = from.cast::<u64>();
-    // SAFETY: the caller's promise.
-    descriptor(unsafe { [from.read_volatile(), from.add(1).read_volatile()] })
-}
+    /// The same of the first buffer of a chain when it is a writable one.
+    #[inline(always)]
+    pub fn first_writable(self, descriptor: &Descriptor) -> Option<Buffer> {
+        self.buffer(descriptor, WRITE | INDIRECT, WRITE)
+    }
 
-#[inline(always)]
-fn descriptor([addr, rest]: [u64; 2]) -> Descriptor {
-    Descriptor {
-        addr,
-        len: rest as u32,
-        flags: (rest >> 32) as u16,
-        next: (rest >> 48) as u16,
+    /// The same when it is the only one.
+    #[inline(always)]
+    pub fn only_writable(self, descriptor: &Descriptor) -> Option<Buffer> {
+        self.buffer(descriptor, NEXT | WRITE | INDIRECT, WRITE)
+    }
+
+    #[inline(always)]
+    fn buffer(self, descriptor: &Descriptor, mask: u16, flags: u16) -> Option<Buffer> {
+        let (ptr, left) = self.0.guest(descriptor.addr)?;
+        (descriptor.flags & mask == flags && u64::from(descriptor.len) <= left).then_some(Buffer {
+            ptr,
+            len: descriptor.len,
+            left,
+        })
     }
 }

@@ -53,6 +53,10 @@ bits! {
     EVENT_IDX = 29;
     /// The device is not a legacy one.
     VERSION_1 = 32;
+    /// Rings are packed ones.
+    RING_PACKED = 34;
+    /// Buffers are used in the order in which they were made available.
+    IN_ORDER = 35;
     /// The driver takes UDP/IPv4 frames to be segmented.
     GUEST_USO4 = 54;
     /// The driver takes UDP/IPv6 frames to be segmented.
@@ -107,7 +111,9 @@ const ALWAYS: u64 = VERSION_1
     | MRG_RXBUF
     | INDIRECT_DESC
     | EVENT_IDX
-    | PROTOCOL_FEATURES;
+    | PROTOCOL_FEATURES
+    | RING_PACKED
+    | IN_ORDER;
 
 /// Everything that saves a guest computing checksums or cutting segments.
 pub const OFFLOADS: u64 = CSUM

@@ -7,9 +7,9 @@ use tracing::info;
 use super::breach::Breach;
 use super::features;
 use super::port::{PortParts, VhostPort};
+use super::queue::Queue;
 use super::ring::{Base, Ring, RingInfo};
 use super::sink::{PortKey, PortSink};
-use super::split::SplitQueue;
 use crate::guest_memory::GuestMemory;
 use crate::port::Port;
 
@@ -99,12 +99,7 @@ impl Pair {
         result
     }
 
-    fn run_ring(
-        &mut self,
-        at: usize,
-        owner: Owner<'_>,
-        common: Common<'_>,
-    ) -> Result<Option<SplitQueue>, Breach> {
+    fn run_ring(&mut self, at: usize, owner: Owner<'_>, common: Common<'_>) -> Result<Option<Queue>, Breach> {
         if !is_enabled(&self.rings[at], Some(common.features)) {
             return Ok(None);
         }
@@ -117,7 +112,7 @@ impl Pair {
                 error,
             })?;
         if let (Some(queue), Base::Given(base)) = (&queue, ring.base)
-            && base != queue.last_avail()
+            && base as u16 != queue.last_avail()
         {
             let at = queue.last_avail();
             info!(

@@ -8,7 +8,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use super::features;
-use super::split::SplitQueue;
+use super::queue::Queue;
 use super::transmit::{Framing, PutError};
 use crate::deliver::{self, Accepts, Piece, Sink};
 use crate::fault_guard;
@@ -24,9 +24,9 @@ pub struct PortParts {
     /// What was negotiated.
     pub features: u64,
     /// Where the guest receives from.
-    pub receiveq: Option<SplitQueue>,
+    pub receiveq: Option<Queue>,
     /// Where the guest transmits.
-    pub transmitq: Option<SplitQueue>,
+    pub transmitq: Option<Queue>,
     /// The MTU that the guest was told.
     pub mtu: Option<u16>,
 }
@@ -91,7 +91,7 @@ impl VhostPort {
         }
     }
 
-    /// Takes the port apart, between two batches. [`SplitQueue::into_parts`] then gives back what is still held.
+    /// Takes the port apart, between two batches. [`Queue::into_parts`] then gives back what is still held.
     pub fn into_parts(self) -> PortParts {
         self.parts
     }
@@ -123,11 +123,11 @@ impl VhostPort {
     }
 
     #[inline]
-    pub(crate) fn complete(&mut self) {
+    pub(crate) fn complete(&mut self, chains: usize) {
         if let Some(queue) = &mut self.parts.transmitq
             && self.broken.is_none()
         {
-            queue.publish();
+            queue.publish(chains);
         }
     }
 
@@ -145,21 +145,24 @@ impl VhostPort {
         frames: &[u8],
         results: &mut [Result<(), TransmitError>],
     ) {
-        if self.broken.is_none()
-            && let Some(queue) = &mut self.parts.receiveq
-        {
-            queue.fetch_room(frames.len());
-        }
         let (framing, accepts) = (self.framing, self.accepts);
         let mut done = 0;
+        // How many may go the short way. After a frame that did not, fewer are tried, so that a guest which takes
+        // all frames the long way costs no look ahead that is thrown away.
+        let mut ahead = frames.len();
         while done < frames.len() {
             if self.broken.is_none()
                 && let Some(queue) = &mut self.parts.receiveq
             {
-                let written = queue.put_whole(batch, &frames[done..], framing, accepts);
+                let next = &frames[done..][..ahead.min(frames.len() - done)];
+                let written = queue.put_whole(batch, next, framing, accepts);
                 results[done..done + written].fill(Ok(()));
                 self.frames_transmitted += written as u64;
                 done += written;
+                ahead = 2 * written + 1;
+                if written == next.len() {
+                    continue;
+                }
             }
             if done < frames.len() {
                 results[done] = deliver::deliver(batch, usize::from(frames[done]), accepts, self);
@@ -175,7 +178,7 @@ impl VhostPort {
             return self.report();
         }
         if let Some(queue) = &mut self.parts.receiveq {
-            queue.publish();
+            queue.publish(usize::MAX);
         }
         Ok(())
     }
@@ -185,7 +188,7 @@ impl VhostPort {
         if self.broken.is_some() {
             return !self.reported;
         }
-        self.parts.transmitq.as_mut().is_some_and(SplitQueue::arm)
+        self.parts.transmitq.as_mut().is_some_and(Queue::arm)
     }
 
     pub(crate) fn disarm(&mut self) {
@@ -197,7 +200,7 @@ impl VhostPort {
     }
 
     pub(crate) fn kick_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.parts.transmitq.as_ref().and_then(SplitQueue::kick_fd)
+        self.parts.transmitq.as_ref().and_then(Queue::kick_fd)
     }
 
     pub(crate) fn count_kick(&mut self) {
@@ -223,8 +226,8 @@ impl VhostPort {
     }
 
     pub(crate) fn ring_state(&self) -> RingState {
-        let transmitq = self.parts.transmitq.as_ref().map(SplitQueue::state);
-        let receiveq = self.parts.receiveq.as_ref().map(SplitQueue::state);
+        let transmitq = self.parts.transmitq.as_ref().map(Queue::state);
+        let receiveq = self.parts.receiveq.as_ref().map(Queue::state);
         RingState {
             kind: "vhost-user",
             up: self.is_up(),

@@ -1,17 +1,18 @@
 //! From the guest: chains of the ring it transmits on become frames of a batch.
 //!
-//! Three passes over up to a batch of chains, each touching what the one before has prefetched: available
-//! entries, then descriptors, then headers and heads. A head is copied here, once; a body stays behind as a
-//! list of segments. The chains go back to the guest at [`SplitQueue::publish`], after their frames were
-//! delivered.
+//! Two or three passes over up to a batch of chains, each touching what the one before has prefetched: the ring's own
+//! ([`Ring::take`]: entries, descriptors), then headers and heads. A head is copied here, once; a body stays behind as a
+//! list of segments. The chains go back to the guest at [`Queue::publish`](super::queue::Queue::publish), after their
+//! frames were delivered.
 
 use std::ops::Range;
 
 use wire::offload::{Gso, Offload};
 use wire::virtio_net;
 
-use super::chain::{RingFault, Walk};
-use super::split::{SplitQueue, Used};
+use super::chain::{Buffer, Walk};
+use super::fault::RingFault;
+use super::queue::Ring;
 use crate::copy;
 use crate::deliver::{self, Accepts};
 use crate::frame::{BATCH, Batch, FRAME_MAX, Fault, Frame, HEAD_MAX, Segment};
@@ -20,124 +21,157 @@ use crate::frame::{BATCH, Batch, FRAME_MAX, Fault, Frame, HEAD_MAX, Segment};
 #[derive(Clone, Copy)]
 struct Chain {
     /// Its first buffer.
-    first: Segment,
-    /// Bytes of all its buffers; as many as `first` has when that is the only one.
-    bytes: usize,
+    ptr: *const u8,
+    /// Bytes of all its buffers, which is those of the first when there is only that.
+    bytes: u32,
     /// All its buffers in the batch's segment list, when there are several.
-    start: usize,
-    end: usize,
+    start: u32,
+    end: u32,
+    /// The guest's memory goes on behind the longest head, so that more than the head may be read.
+    ample: bool,
 }
 
 const NO_CHAIN: Chain = Chain {
-    first: copy::NOTHING,
+    ptr: std::ptr::null(),
     bytes: 0,
     start: 0,
     end: 0,
+    ample: false,
 };
 
-impl SplitQueue {
-    /// Takes up to the batch's room of chains. `header_len` is that of the virtio-net header, `sends` what the
-    /// guest has negotiated to leave undone. After an error the queue must not be used any more.
-    pub(super) fn receive(
-        &mut self,
-        batch: &mut Batch,
-        header_len: usize,
-        sends: Accepts,
-    ) -> Result<usize, RingFault> {
-        let ready = usize::from(self.look()?);
-        // `staged` has room for a ring: chains that are not given back yet limit what is taken.
-        let count = ready
-            .min(batch.room())
-            .min(usize::from(self.size) - self.staged.len());
-        if count == 0 {
-            return Ok(0);
-        }
-        let mut heads = [0u16; BATCH];
-        for (ahead, head) in heads[..count].iter_mut().enumerate() {
-            *head = self.head_at(self.next_avail.wrapping_add(ahead as u16));
-            copy::prefetch(self.table.hint(*head));
-        }
+/// The chains that a ring is taking.
+pub(super) struct Chains<'a> {
+    list: &'a mut [Chain],
+    len: usize,
+    segments: &'a mut Vec<Segment>,
+    header_len: usize,
+}
 
-        let mut chains = [NO_CHAIN; BATCH];
-        let (_, segments) = batch.slots(0);
-        let limit = FRAME_MAX + header_len;
-        for (chain, &head) in chains.iter_mut().zip(&heads[..count]) {
-            *chain = match self.table.only(head) {
-                Some(first) if (header_len..=limit).contains(&first.len) => Chain {
-                    first,
-                    bytes: first.len,
-                    ..NO_CHAIN
-                },
-                _ => self.chain(head, header_len, segments)?,
-            };
-            copy::prefetch(chain.first.ptr);
-            copy::prefetch(chain.first.ptr.wrapping_add(64));
-        }
-
-        batch.hold(self.table.memory());
-        let (frames, segments) = batch.slots(count);
-        for (frame, chain) in frames.iter_mut().zip(&chains) {
-            if chain.first.len == chain.bytes {
-                pull(frame, segments, chain.first, header_len, sends);
-            } else {
-                pull_several(frame, segments, chain, header_len, sends);
-            }
-        }
-        batch.commit(count);
-        let used = heads[..count].iter().map(|&id| Used { id, len: 0 });
-        self.staged.extend(used);
-        self.next_avail = self.next_avail.wrapping_add(count as u16);
-        Ok(count)
+impl Chains<'_> {
+    /// How many more there is room for; never more than [`BATCH`].
+    #[inline(always)]
+    pub fn room(&self) -> usize {
+        self.list.len() - self.len
     }
 
-    /// A chain of any kind, judged as a whole.
-    #[inline(never)]
-    fn chain(
-        &mut self,
-        head: u16,
-        header_len: usize,
-        segments: &mut Vec<Segment>,
-    ) -> Result<Chain, RingFault> {
-        let start = segments.len();
-        let limit = (FRAME_MAX + header_len) as u64;
-        let bytes = self.table.walk(head, Walk::Readable { limit }, segments)? as usize;
-        if bytes < header_len {
-            return Err(RingFault::NoHeader {
-                head,
-                len: bytes as u64,
-            });
+    /// Adds a chain of this one buffer. False, and nothing done, when there is none or it is no frame.
+    #[inline(always)]
+    pub fn add_only(&mut self, only: Option<Buffer>) -> bool {
+        let Some(only) = only else { return false };
+        if !(self.header_len..=FRAME_MAX + self.header_len).contains(&(only.len as usize)) {
+            return false;
         }
-        let first = segments[start];
-        if first.len == bytes {
-            segments.truncate(start);
-        }
-        Ok(Chain {
-            first,
-            bytes,
-            start,
-            end: segments.len(),
-        })
+        self.list[self.len] = Chain {
+            ptr: only.ptr,
+            bytes: only.len,
+            start: 0,
+            end: 0,
+            ample: only.left >= (virtio_net::HDR_LEN_MRG + HEAD_MAX) as u64,
+        };
+        self.len += 1;
+        copy::prefetch(only.ptr);
+        copy::prefetch(only.ptr.wrapping_add(64));
+        true
     }
+
+    /// What a chain of any other kind is to be walked for, and where its buffers will begin in [`segments`](Self::segments).
+    pub fn walk(&self) -> (Walk, usize) {
+        let limit = (FRAME_MAX + self.header_len) as u64;
+        (Walk::Readable { limit }, self.segments.len())
+    }
+
+    /// Where a walk adds the buffers that it finds.
+    pub fn segments(&mut self) -> &mut Vec<Segment> {
+        self.segments
+    }
+
+    /// Adds the chain at `head` that was walked: `bytes` in the segments from `start` on.
+    pub fn add(&mut self, head: u16, bytes: u64, start: usize) -> Result<(), RingFault> {
+        if bytes < self.header_len as u64 {
+            return Err(RingFault::NoHeader { head, len: bytes });
+        }
+        let first = self.segments[start];
+        let mut chain = Chain {
+            ptr: first.ptr,
+            bytes: bytes as u32,
+            ..NO_CHAIN
+        };
+        if first.len as u64 == bytes {
+            self.segments.truncate(start);
+        } else {
+            (chain.start, chain.end) = (start as u32, self.segments.len() as u32);
+        }
+        self.list[self.len] = chain;
+        self.len += 1;
+        copy::prefetch(first.ptr);
+        Ok(())
+    }
+}
+
+/// Takes up to the batch's room of chains. `header_len` is that of the virtio-net header, `sends` what the
+/// guest has negotiated to leave undone. After an error the queue must not be used any more.
+#[inline]
+pub(super) fn receive<R: Ring>(
+    ring: &mut R,
+    batch: &mut Batch,
+    header_len: usize,
+    sends: Accepts,
+) -> Result<usize, RingFault> {
+    if !ring.look()? {
+        return Ok(0);
+    }
+    let mut list = [NO_CHAIN; BATCH];
+    let room = batch.room();
+    let (_, segments) = batch.slots(0);
+    let count = ring.take(&mut Chains {
+        list: &mut list[..room],
+        len: 0,
+        segments,
+        header_len,
+    })?;
+    if count == 0 {
+        return Ok(0);
+    }
+    batch.hold(ring.memory());
+    let (frames, segments) = batch.slots(count);
+    for (frame, chain) in frames.iter_mut().zip(&list) {
+        if chain.start == chain.end {
+            pull(frame, segments, chain, header_len, sends);
+        } else {
+            pull_several(frame, segments, chain, header_len, sends);
+        }
+    }
+    batch.commit(count);
+    batch.owe(count);
+    Ok(count)
 }
 
 /// Copies header and head of a chain of one buffer, and leaves the rest as the frame's body.
 #[inline(always)]
-fn pull(frame: &mut Frame, segments: &mut Vec<Segment>, only: Segment, header_len: usize, sends: Accepts) {
-    let frame_len = only.len - header_len;
+fn pull(frame: &mut Frame, segments: &mut Vec<Segment>, chain: &Chain, header_len: usize, sends: Accepts) {
+    let bytes = chain.bytes as usize;
+    let frame_len = bytes - header_len;
     let head_len = frame_len.min(HEAD_MAX);
     let front = header_len + head_len;
-    // SAFETY: `only` is valid for reads of its length (`Table`), of which `front` bytes are read: `header_len`,
-    // which is 10 or 12, and `head_len`, for which `HEAD_MAX` bytes of private memory are enough.
+    // SAFETY: the chain's buffer is valid for reads of its length (`Buffers`), of which `front` bytes are read:
+    // `header_len`, which is 10 or 12, and `head_len`, for which `HEAD_MAX` bytes of private memory are enough. In whole
+    // blocks up to `HEAD_MAX` bytes are read and written: of memory that is the same guest's (`ample`), into what is
+    // behind the head and never looked at.
     let header = unsafe {
         let head = frame.head_space().as_mut_ptr();
-        copy::bytes(only.ptr.add(header_len), head, head_len);
-        read_header(only.ptr, header_len)
+        let from = chain.ptr.add(header_len);
+        if chain.ample {
+            copy::blocks(from, head, head_len);
+        } else {
+            copy::bytes(from, head, head_len);
+        }
+        read_header(chain.ptr, header_len)
     };
     let start = segments.len();
-    if only.len > front {
+    if bytes > front {
         segments.push(Segment {
-            ptr: only.ptr.wrapping_add(front),
-            len: only.len - front,
+            ptr: chain.ptr.wrapping_add(front),
+            len: bytes - front,
         });
     }
     finish(frame, header, frame_len, start..segments.len(), sends);
@@ -152,14 +186,15 @@ fn pull_several(
     header_len: usize,
     sends: Accepts,
 ) {
-    let segments = &mut segments[chain.start..chain.end];
+    let (start, end) = (chain.start as usize, chain.end as usize);
+    let segments = &mut segments[start..end];
     let mut header = [0u8; size_of::<u128>()];
-    let frame_len = chain.bytes - header_len;
+    let frame_len = chain.bytes as usize - header_len;
     let head_len = frame_len.min(HEAD_MAX);
     let taken = gather(segments, &mut header[..header_len]);
     let taken = taken + gather(&mut segments[taken..], &mut frame.head_space()[..head_len]);
     let header = u128::from_le_bytes(header);
-    finish(frame, header, frame_len, chain.start + taken..chain.end, sends);
+    finish(frame, header, frame_len, start + taken..end, sends);
 }
 
 /// The virtio-net header as a number, in registers: bytes that are stored in pieces and loaded together are waited for.
@@ -190,7 +225,7 @@ fn gather(segments: &mut [Segment], out: &mut [u8]) -> usize {
             break;
         }
         let len = segment.len.min(out.len() - done);
-        // SAFETY: `segment` is valid for reads of its length (`Table::walk`), and `out` has `len` bytes left.
+        // SAFETY: `segment` is valid for reads of its length (`Buffers::add`), and `out` has `len` bytes left.
         unsafe { copy::bytes(segment.ptr, out[done..].as_mut_ptr(), len) };
         *segment = Segment {
             ptr: segment.ptr.wrapping_add(len),

@@ -3,8 +3,9 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use super::features;
+use super::queue::{Queue, QueueError, QueueSetup};
 use super::request::RingAddresses;
-use super::split::{QueueError, QueueSetup, SplitQueue};
 use crate::guest_memory::GuestMemory;
 
 /// Where in the available ring to begin.
@@ -12,16 +13,34 @@ use crate::guest_memory::GuestMemory;
 pub(super) enum Base {
     /// As the VMM says. The ring's own used index is what is begun with: all that is taken from a ring is given
     /// back before it is stopped, so the two are the same, unless the VMM has lost count (virtio-user says 0
-    /// after every reconnection).
-    Given(u16),
+    /// after every reconnection). A packed ring has no such index: there the VMM is believed.
+    Given(u32),
     /// As the queue itself was left; the VMM has not spoken since.
     Kept(u16),
+    /// Nobody has said anything: where a new ring begins.
+    New,
 }
 
 impl Base {
-    pub fn index(self) -> u16 {
+    /// What the VMM is told (GET_VRING_BASE). Of a packed ring both places, which are the same since all that is taken is
+    /// given back: the next slot to take in the lower half, the next to be used in the upper.
+    pub fn value(self, packed: bool) -> u32 {
         match self {
-            Base::Given(index) | Base::Kept(index) => index,
+            Base::Given(value) => value,
+            Base::Kept(next) if packed => u32::from(next) << 16 | u32::from(next),
+            Base::Kept(next) => next.into(),
+            Base::New if packed => 0x8000_8000,
+            Base::New => 0,
+        }
+    }
+
+    /// The next to be taken, for [`QueueSetup::last_avail`]. Of a packed ring only the lower half counts, as in DPDK:
+    /// virtio-user leaves the upper one zero.
+    fn next(self, packed: bool) -> Option<u16> {
+        match self {
+            Base::Given(value) => packed.then_some(value as u16),
+            Base::Kept(next) => Some(next),
+            Base::New => None,
         }
     }
 }
@@ -63,7 +82,7 @@ impl Default for Ring {
         Ring {
             size: 0,
             addresses: None,
-            base: Base::Given(0),
+            base: Base::New,
             kick: None,
             call: None,
             started: false,
@@ -83,11 +102,7 @@ impl Ring {
     }
 
     /// The queue, if everything is known that it takes. An error is kept as the ring's fault.
-    pub fn run(
-        &mut self,
-        memory: &Arc<GuestMemory>,
-        features: u64,
-    ) -> Result<Option<SplitQueue>, QueueError> {
+    pub fn run(&mut self, memory: &Arc<GuestMemory>, negotiated: u64) -> Result<Option<Queue>, QueueError> {
         let (true, Some(addresses)) = (
             self.started && self.size > 0 && self.fault.is_none(),
             self.addresses,
@@ -100,15 +115,12 @@ impl Ring {
             desc: addresses.descriptors,
             avail: addresses.available,
             used: addresses.used,
-            features,
-            last_avail: match self.base {
-                Base::Given(_) => None,
-                Base::Kept(index) => Some(index),
-            },
+            features: negotiated,
+            last_avail: self.base.next(negotiated & features::RING_PACKED != 0),
             kick: self.kick.take(),
             call: self.call.take(),
         };
-        match SplitQueue::new(setup) {
+        match Queue::new(setup) {
             Ok(queue) => Ok(Some(queue)),
             Err(error) => {
                 self.misplaced = matches!(error, QueueError::Outside { .. } | QueueError::Misaligned { .. });
@@ -119,7 +131,7 @@ impl Ring {
     }
 
     /// The queue comes back from a worker; `broken` if the worker has stopped it.
-    pub fn take_back(&mut self, queue: SplitQueue, broken: Option<String>) {
+    pub fn take_back(&mut self, queue: Queue, broken: Option<String>) {
         let parts = queue.into_parts();
         self.base = Base::Kept(parts.last_avail);
         self.kick = parts.kick;

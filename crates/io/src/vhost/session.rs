@@ -485,12 +485,15 @@ impl Session {
     }
 
     fn set_base(&mut self, RingValue { index, value }: RingValue) -> Result<(), Breach> {
+        let packed = self.is_packed();
         let ring = self.ring(request::SET_VRING_BASE, index)?;
-        let base = u16::try_from(value).map_err(|_| Breach::Base {
-            ring: index,
-            base: value,
-        })?;
-        ring.base = Base::Given(base);
+        if !packed && value > u16::MAX.into() {
+            return Err(Breach::Base {
+                ring: index,
+                base: value,
+            });
+        }
+        ring.base = Base::Given(value);
         Ok(())
     }
 
@@ -503,9 +506,10 @@ impl Session {
     }
 
     fn stop_ring(&mut self, RingValue { index, .. }: RingValue) -> Result<Reply, Breach> {
+        let packed = self.is_packed();
         let ring = self.ring(request::GET_VRING_BASE, index)?;
         ring.stop();
-        let value = u32::from(ring.base.index());
+        let value = ring.base.value(packed);
         Ok(Reply::Ring(RingValue { index, value }))
     }
 
@@ -525,6 +529,12 @@ impl Session {
     fn disable_all(&mut self) {
         self.unplug_all();
         self.rings().for_each(|ring| ring.enabled = false);
+    }
+
+    /// The rings are packed ones: their bases have two halves.
+    fn is_packed(&self) -> bool {
+        self.features
+            .is_some_and(|features| features & features::RING_PACKED != 0)
     }
 
     /// Takes one pair's port back from its worker.

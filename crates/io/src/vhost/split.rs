@@ -1,8 +1,4 @@
-//! The device's side of a split virtqueue (virtio 1.2, section 2.7): indices, notifications, used entries.
-//!
-//! One [`SplitQueue`] is one ring. [`VhostPort`](super::port::VhostPort) owns two and drives them: `receive`
-//! (in `receive.rs`) on the ring that the guest transmits on, `put` (in `transmit.rs`) on the one it receives
-//! from. Here is what both share.
+//! The device's side of a split virtqueue (virtio 1.2, section 2.7).
 //!
 //! # Orderings
 //!
@@ -10,135 +6,62 @@
 //! - The guest stores ring entries and descriptors, then `avail.idx`. We load `avail.idx` with Acquire, once a
 //!   batch, and only then read entries up to it: what they name was written before.
 //! - We write buffers and used entries, then store `used.idx` with Release, once a flush: a guest that sees the
-//!   index sees what is behind it.
+//!   index sees what is behind it. Used entries behind the index are ours, so they are written when a chain is taken.
 //! - Whether to notify is Dekker's problem: each side stores its index and then loads the other's wish (or
 //!   stores its wish and then loads the other's index). A store may pass a later load, so that both could miss
-//!   the other; a SeqCst fence between the two forbids that. It stands in [`SplitQueue::publish`] (index, then
-//!   the guest's `used_event` or flags) and in [`SplitQueue::arm`] (`avail_event` or flags, then the guest's
-//!   index): whoever comes second sees the first.
+//!   the other; sequential consistency of the two forbids that. In [`SplitQueue::publish`] the index is exchanged and
+//!   the guest's `used_event` or flags loaded, both SeqCst (an exchange is cheaper than a store and a fence); in
+//!   [`SplitQueue::arm`] a fence stands between `avail_event` or flags and the guest's index: whoever comes second
+//!   sees the first.
 //!
-//! What is not defended against: the eventfds are shared with the VMM, which can make them blocking again and
-//! fill them, so that our write waits. It would take a thread of its own to notify guests that do that.
-//!
-//! While we poll, the guest is told not to notify us, on both rings: a guest also kicks after it has refilled
-//! the ring it receives from, and there we never need to know.
+//! With IN_ORDER (section 2.7.9) one used entry says for all chains of a batch that they were used: the first of their
+//! entries, with the last one's id. That is done where nothing is written into chains; those that the guest receives in
+//! each have a length to tell.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering, fence};
 
-use super::chain::{RingFault, Table};
+use super::chain::{Buffers, CHAIN_MAX, Descriptor, INDIRECT, NEXT, RawDescriptor, Walk, read, read_aligned};
+use super::fault::RingFault;
 use super::features;
-use crate::frame::Segment;
+use super::index::passed;
+use super::queue::{Bell, Mark, QueueError, QueueSetup, Ring, Room, place};
+use super::receive::Chains;
+use crate::copy;
+use crate::frame::{BATCH, Segment};
 use crate::guest_memory::GuestMemory;
 use crate::port::QueueState;
-
-#[cfg(target_endian = "big")]
-compile_error!("rings are little-endian and are read as they are");
 
 const AVAIL_NO_INTERRUPT: u16 = 1;
 const USED_NO_NOTIFY: u16 = 1;
 
-/// What a queue is made of.
-#[derive(Debug)]
-pub struct QueueSetup {
-    /// The guest's memory, where the rings lie.
-    pub memory: Arc<GuestMemory>,
-    /// Entries: a power of two up to 32768.
-    pub size: u16,
-    /// The descriptor table, as an address of the VMM's.
-    pub desc: u64,
-    /// The available ring, as an address of the VMM's.
-    pub avail: u64,
-    /// The used ring, as an address of the VMM's.
-    pub used: u64,
-    /// What was negotiated.
-    pub features: u64,
-    /// The next available entry to take; `None` begins at the used index that is in memory, which is right
-    /// after a reconnection: nothing that was given back is taken again.
-    pub last_avail: Option<u16>,
-    /// Where the guest notifies us.
-    pub kick: Option<OwnedFd>,
-    /// Where we notify the guest; without it the guest polls.
-    pub call: Option<OwnedFd>,
-}
-
-/// What is left of a queue for the session to keep.
-#[derive(Debug)]
-pub struct QueueParts {
-    /// The next available entry, for GET_VRING_BASE or a new queue.
-    pub last_avail: u16,
-    /// As in [`QueueSetup`].
-    pub kick: Option<OwnedFd>,
-    /// As in [`QueueSetup`].
-    pub call: Option<OwnedFd>,
-}
-
-/// Why a queue cannot be.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum QueueError {
-    /// Not a power of two from 1 to 32768.
-    #[error("a queue of {0} entries is not possible; powers of two up to 32768 are")]
-    Size(u16),
-    /// A part of the ring does not lie in one region of the guest's memory.
-    #[error("the {part} of {len} bytes at {addr:#x} is not in the guest's memory")]
-    Outside {
-        /// Which part.
-        part: &'static str,
-        /// The VMM's address of it.
-        addr: u64,
-        /// Its length.
-        len: u64,
-    },
-    /// A part of the ring is not aligned as the specification asks.
-    #[error("the {part} at {addr:#x} is not aligned to {align}")]
-    Misaligned {
-        /// Which part.
-        part: &'static str,
-        /// The VMM's address of it.
-        addr: u64,
-        /// What it has to be a multiple of.
-        align: usize,
-    },
-    /// A kick or call descriptor that could make the worker wait.
-    #[error("the {0} descriptor is not an eventfd")]
-    NotEventfd(&'static str),
-}
-
-/// A used entry, ready to be written (virtio 1.2, section 2.7.8).
-#[derive(Clone, Copy)]
-pub(super) struct Used {
-    pub id: u16,
-    pub len: u32,
-}
-
-/// One ring.
+/// One split ring.
 pub struct SplitQueue {
-    pub(super) table: Table,
+    /// Valid for reads of `size` descriptors, aligned to 16.
+    table: *const RawDescriptor,
     /// Valid for the available ring's `6 + 2 * size` bytes, aligned to 2.
     avail: *const u16,
     /// Valid for the used ring's `6 + 8 * size` bytes, aligned to 4.
     used: *mut u16,
-    pub(super) size: u16,
+    size: u16,
     /// The next available entry to take.
-    pub(super) next_avail: u16,
+    next_avail: u16,
     /// The guest's available index when it was last read.
     avail_seen: u16,
+    /// What the guest knows; behind it are `pending` chains.
     used_index: u16,
-    /// Used entries not yet published; never more than `size`.
-    pub(super) staged: Vec<Used>,
-    /// Buffers of the chain being filled, kept for their allocation.
-    pub(super) buffers: Vec<Segment>,
+    pending_end: u16,
+    /// The pending chains have no used entries: one will be written for all.
+    unwritten: bool,
+    in_order: bool,
     event_idx: bool,
-    /// The guest's last wish is not known to us: notify whatever it says.
-    notify_anyway: bool,
+    buffers: Buffers,
+    scratch: Vec<Segment>,
     features: u64,
-    kick: Option<OwnedFd>,
-    call: Option<OwnedFd>,
-    calls: u64,
+    bell: Bell,
 }
 
-// SAFETY: the pointers lead into mappings that belong to no thread and that `table` keeps.
+// SAFETY: the pointers lead into mappings that belong to no thread and that `buffers` keeps.
 unsafe impl Send for SplitQueue {}
 
 impl std::fmt::Debug for SplitQueue {
@@ -148,78 +71,60 @@ impl std::fmt::Debug for SplitQueue {
 }
 
 impl SplitQueue {
-    /// Checks everything about the rings that does not change, and tells the guest that we poll.
-    pub fn new(setup: QueueSetup) -> Result<Self, QueueError> {
+    /// As [`Queue::new`](super::queue::Queue::new).
+    pub(super) fn new(setup: QueueSetup) -> Result<Self, QueueError> {
         let QueueSetup {
             memory,
             size,
             features,
-            kick,
-            call,
             ..
         } = setup;
         if !size.is_power_of_two() || size > 32768 {
             return Err(QueueError::Size(size));
         }
         let entries = u64::from(size);
-        let desc = place(&memory, "descriptor table", setup.desc, 16 * entries, 16)?;
-        let avail = place(&memory, "available ring", setup.avail, 6 + 2 * entries, 2)?.cast::<u16>();
-        let used = place(&memory, "used ring", setup.used, 6 + 8 * entries, 4)?.cast::<u16>();
-        for (name, fd) in [("kick", &kick), ("call", &call)] {
-            check_eventfd(name, fd.as_ref())?;
-        }
-        // SAFETY: `place` found `16 * size` bytes, aligned to 16, in `memory`.
-        let table = unsafe { Table::new(memory, desc, size, features & features::INDIRECT_DESC != 0) };
+        let table = place(&memory, "descriptor table", setup.desc, 16 * entries, 16)?;
+        let avail = place(&memory, "available ring", setup.avail, 6 + 2 * entries, 2)?;
+        let used = place(&memory, "used ring", setup.used, 6 + 8 * entries, 4)?;
         let mut queue = SplitQueue {
-            table,
-            avail,
-            used,
+            table: table.cast(),
+            avail: avail.cast(),
+            used: used.cast(),
             size,
             next_avail: 0,
             avail_seen: 0,
             used_index: 0,
-            staged: Vec::with_capacity(usize::from(size)),
-            buffers: Vec::with_capacity(64),
+            pending_end: 0,
+            unwritten: false,
+            in_order: features & features::IN_ORDER != 0,
             event_idx: features & features::EVENT_IDX != 0,
-            notify_anyway: true,
+            buffers: Buffers::new(memory, features & features::INDIRECT_DESC != 0),
+            scratch: Vec::with_capacity(64),
             features,
-            kick,
-            call,
-            calls: 0,
+            bell: Bell::new(setup.kick, setup.call),
         };
         queue.used_index = queue.used_idx().load(Ordering::Relaxed);
+        queue.pending_end = queue.used_index;
         queue.next_avail = setup.last_avail.unwrap_or(queue.used_index);
         queue.avail_seen = queue.next_avail;
         queue.disarm();
         Ok(queue)
     }
 
-    /// Takes the queue apart; what was taken from the guest and not given back yet is given back.
-    pub fn into_parts(mut self) -> QueueParts {
-        self.publish();
-        QueueParts {
-            last_avail: self.next_avail,
-            kick: self.kick.take(),
-            call: self.call.take(),
-        }
-    }
-
-    /// The next available entry that will be taken.
-    pub fn last_avail(&self) -> u16 {
+    pub(super) fn last_avail(&self) -> u16 {
         self.next_avail
     }
 
-    /// Readable when the guest has notified us.
-    pub fn kick_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.kick.as_ref().map(AsFd::as_fd)
+    pub(super) fn bell(&self) -> &Bell {
+        &self.bell
     }
 
-    /// Asks the guest to notify us of new chains. True when there are some already, and always when there is no
-    /// descriptor to be notified on: such a ring has to be polled.
-    pub fn arm(&mut self) -> bool {
-        if self.kick.is_none() {
-            return true;
-        }
+    pub(super) fn into_bell(self) -> Bell {
+        self.bell
+    }
+
+    /// As [`Queue::arm`](super::queue::Queue::arm).
+    pub(super) fn arm(&mut self) -> bool {
         if self.event_idx {
             self.avail_event().store(self.next_avail, Ordering::Relaxed);
         } else {
@@ -230,8 +135,8 @@ impl SplitQueue {
         self.avail_idx().load(Ordering::Acquire) != self.next_avail
     }
 
-    /// Tells the guest that we poll. It may have notified us before it sees this.
-    pub fn disarm(&mut self) {
+    /// As [`Queue::disarm`](super::queue::Queue::disarm).
+    pub(super) fn disarm(&mut self) {
         if self.event_idx {
             // The index that is furthest away: one idle notification in 65,536 chains.
             self.avail_event()
@@ -241,96 +146,48 @@ impl SplitQueue {
         }
     }
 
-    /// Chains that can be taken, by a fresh look at the guest's index.
+    /// As [`Queue::publish`](super::queue::Queue::publish).
     #[inline]
-    pub(super) fn look(&mut self) -> Result<u16, RingFault> {
-        let avail = self.avail_idx().load(Ordering::Acquire);
-        let ready = avail.wrapping_sub(self.next_avail);
-        if ready > self.size {
-            return Err(RingFault::AvailJump {
-                avail,
-                taken: self.next_avail,
-                size: self.size,
-            });
-        }
-        self.avail_seen = avail;
-        Ok(ready)
-    }
-
-    /// Chains known to be there from entry `next` on, without looking again.
-    #[inline]
-    pub(super) fn known(&self, next: u16) -> u16 {
-        self.avail_seen.wrapping_sub(next)
-    }
-
-    /// The descriptor that an available entry names; not judged yet.
-    #[inline]
-    pub(super) fn head_at(&self, index: u16) -> u16 {
-        let slot = usize::from(index & (self.size - 1));
-        // SAFETY: `slot < size`, and the ring's entries begin behind two 16-bit words (`place` in `new`).
-        unsafe { self.avail.add(2 + slot).read_volatile() }
-    }
-
-    /// Writes the staged used entries, makes them visible and notifies the guest if it wants that.
-    #[inline]
-    pub fn publish(&mut self) {
-        if self.staged.is_empty() {
+    pub(super) fn publish(&mut self, count: usize) {
+        let pending = self.pending();
+        let count = count.min(usize::from(pending)) as u16;
+        if count == 0 {
             return;
         }
         let old = self.used_index;
-        let mut index = old;
-        for used in &self.staged {
-            let slot = usize::from(index & (self.size - 1));
-            // SAFETY: `slot < size`, and the entries, of two 32-bit words, begin behind two 16-bit words in a
-            // ring aligned to 4 (`place` in `new`).
-            unsafe {
-                let entry = self.used.add(2 + 4 * slot).cast::<u32>();
-                entry.write_volatile(u32::from(used.id));
-                entry.add(1).write_volatile(used.len);
-            }
-            index = index.wrapping_add(1);
+        let new = old.wrapping_add(count);
+        if self.unwritten {
+            // Which chain was the last is read again, from the guest who wrote it: if it is another by now, then that is
+            // the guest's own affair, for nothing here depends on it.
+            let last = self.next_avail.wrapping_sub(pending).wrapping_add(count - 1);
+            self.write_used(old, self.head_at(last), 0);
         }
-        self.staged.clear();
-        self.used_index = index;
-        self.used_idx().store(index, Ordering::Release);
-        if self.call.is_some() {
-            self.notify(old, index);
+        self.used_index = new;
+        if self.bell.call.is_none() {
+            self.used_idx().store(new, Ordering::Release);
+            return;
         }
-    }
-
-    #[inline]
-    fn notify(&mut self, old: u16, new: u16) {
         // The index first, then the guest's wish: see the orderings above.
-        fence(Ordering::SeqCst);
+        self.used_idx().swap(new, Ordering::SeqCst);
         let wanted = if self.event_idx {
-            let event = self.used_event().load(Ordering::Relaxed);
-            passed(event, new, old)
+            passed(self.used_event().load(Ordering::SeqCst), new, old)
         } else {
-            self.avail_flags().load(Ordering::Relaxed) & AVAIL_NO_INTERRUPT == 0
+            self.avail_flags().load(Ordering::SeqCst) & AVAIL_NO_INTERRUPT == 0
         };
-        if wanted || std::mem::take(&mut self.notify_anyway) {
-            self.notify_anyway = false;
-            self.call();
-        }
+        self.bell.call(wanted);
     }
 
-    #[cold]
-    fn call(&mut self) {
-        if let Some(call) = &self.call {
-            self.calls += 1;
-            // A full counter (EAGAIN; the descriptor does not block) is a notification that is still to be read.
-            let _ = rustix::io::write(call, &1u64.to_ne_bytes());
-        }
-    }
-
-    /// Indices at this moment.
-    pub fn state(&self) -> QueueState {
+    /// As [`Queue::state`](super::queue::Queue::state).
+    pub(super) fn state(&self) -> QueueState {
         QueueState {
             size: self.size,
             avail_index: self.avail_idx().load(Ordering::Relaxed),
             next_avail: self.next_avail,
             used_index: self.used_index,
-            in_flight: self.staged.len() as u16,
+            packed: false,
+            avail_wrap: false,
+            used_wrap: false,
+            in_flight: self.pending(),
             interrupts_off: if self.event_idx {
                 !passed(
                     self.used_event().load(Ordering::Relaxed),
@@ -340,9 +197,125 @@ impl SplitQueue {
             } else {
                 self.avail_flags().load(Ordering::Relaxed) & AVAIL_NO_INTERRUPT != 0
             },
-            calls: self.calls,
+            calls: self.bell.calls,
             features: self.features,
         }
+    }
+
+    /// Reads the guest's index anew.
+    #[inline]
+    fn refresh(&mut self) -> Result<(), RingFault> {
+        let avail = self.avail_idx().load(Ordering::Acquire);
+        if avail.wrapping_sub(self.next_avail) > self.size {
+            return Err(RingFault::AvailJump {
+                avail,
+                taken: self.next_avail,
+                size: self.size,
+            });
+        }
+        self.avail_seen = avail;
+        Ok(())
+    }
+
+    /// Chains that were there when the guest's index was last read, and are not taken.
+    #[inline]
+    fn known(&self) -> usize {
+        usize::from(self.avail_seen.wrapping_sub(self.next_avail))
+    }
+
+    /// Chains taken and not given back.
+    #[inline]
+    fn pending(&self) -> u16 {
+        self.pending_end.wrapping_sub(self.used_index)
+    }
+
+    /// How many chains more may be taken: a guest that offers chains again before it got them back gets no further
+    /// than one that does not.
+    #[inline]
+    fn untaken(&self) -> usize {
+        usize::from(self.size).saturating_sub(usize::from(self.pending()))
+    }
+
+    /// The first descriptors of the next chains, as the guest names them; not judged yet.
+    #[inline(always)]
+    fn heads<'a>(&self, heads: &'a mut [u16; BATCH], count: usize) -> &'a [u16] {
+        let heads = &mut heads[..count];
+        for (ahead, head) in heads.iter_mut().enumerate() {
+            *head = self.head_at(self.next_avail.wrapping_add(ahead as u16));
+            copy::prefetch(self.table.wrapping_add(usize::from(*head)).cast());
+        }
+        heads
+    }
+
+    /// The descriptor that an available entry names; not judged yet.
+    #[inline(always)]
+    fn head_at(&self, index: u16) -> u16 {
+        let slot = usize::from(index & (self.size - 1));
+        // SAFETY: `slot < size`, and the ring's entries begin behind two 16-bit words (`place` in `new`).
+        unsafe { self.avail.add(2 + slot).read_volatile() }
+    }
+
+    /// The first descriptor of a chain, if there is such a one.
+    #[inline(always)]
+    fn descriptor(&self, head: u16) -> Option<Descriptor> {
+        if head >= self.size {
+            return None;
+        }
+        // SAFETY: `head < size`, and the table is valid for reads of `size` descriptors (`place` in `new`).
+        Some(unsafe { read_aligned(self.table.add(usize::from(head))) }.split())
+    }
+
+    /// Adds the buffers of the chain at `head` to `out`; gives how many bytes they hold together.
+    fn walk(&mut self, head: u16, walk: Walk, out: &mut Vec<Segment>) -> Result<u64, RingFault> {
+        let mut table = self.table;
+        let mut count = u32::from(self.size);
+        let mut indirect = false;
+        let (mut index, mut steps, mut total) = (head, 0, 0u64);
+        if head >= self.size {
+            return Err(RingFault::Head {
+                head,
+                size: self.size,
+            });
+        }
+        loop {
+            // SAFETY: `index < count`, checked for the head above and for each next below, and `table` is valid
+            // for reads of `count` descriptors: see `new` and `Buffers::indirect`.
+            let descriptor = unsafe { read(table.add(usize::from(index))) }.split();
+            steps += 1;
+            if descriptor.flags & INDIRECT != 0 {
+                if indirect {
+                    return Err(RingFault::IndirectNested { head });
+                }
+                (table, count) = self.buffers.indirect(head, &descriptor)?;
+                (indirect, index, steps) = (true, 0, 0);
+                continue;
+            }
+            let enough = self.buffers.add(head, &descriptor, walk, &mut total, out)?;
+            if enough || descriptor.flags & NEXT == 0 {
+                return Ok(total);
+            }
+            index = descriptor.tail;
+            if u32::from(index) >= count {
+                return Err(RingFault::Next {
+                    head,
+                    next: index,
+                    count,
+                });
+            }
+            let limit = CHAIN_MAX.min(count);
+            if steps >= limit {
+                return Err(RingFault::TooMany { head, limit });
+            }
+        }
+    }
+
+    /// Writes the used entry of an index that the guest has not been told yet (virtio 1.2, section 2.7.8).
+    #[inline(always)]
+    fn write_used(&mut self, index: u16, id: u16, len: u32) {
+        let slot = usize::from(index & (self.size - 1));
+        let entry = u64::from(id) | u64::from(len) << 32;
+        // SAFETY: `slot < size`, and the entries, of eight bytes, begin behind two 16-bit words (`place` in `new`).
+        unsafe { self.used.add(2 + 4 * slot).cast::<u64>().write_unaligned(entry) }
     }
 
     #[inline]
@@ -379,44 +352,107 @@ impl SplitQueue {
     #[inline]
     fn atomic(&self, word: *mut u16) -> &AtomicU16 {
         // SAFETY: only called above, with words inside the two rings: `place` in `new` found all `6 + 2 * size`
-        // and `6 + 8 * size` bytes, aligned to 2 at least, in memory that `self.table` keeps mapped.
+        // and `6 + 8 * size` bytes, aligned to 2 at least, in memory that `self.buffers` keeps mapped.
         unsafe { AtomicU16::from_ptr(word) }
     }
 }
 
-/// True when `event` is among the entries `old..new`: the guest asked to be told about one of them.
-#[inline]
-fn passed(event: u16, new: u16, old: u16) -> bool {
-    new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
-}
-
-fn place(
-    memory: &GuestMemory,
-    part: &'static str,
-    addr: u64,
-    len: u64,
-    align: usize,
-) -> Result<*mut u8, QueueError> {
-    let host = memory
-        .user(addr, len)
-        .ok_or(QueueError::Outside { part, addr, len })?;
-    // A region may begin anywhere, so that it is the pointer that has to be aligned.
-    if host.addr().is_multiple_of(align) {
-        Ok(host)
-    } else {
-        Err(QueueError::Misaligned { part, addr, align })
+impl Ring for SplitQueue {
+    #[inline]
+    fn look(&mut self) -> Result<bool, RingFault> {
+        self.refresh()?;
+        Ok(self.known() > 0)
     }
-}
 
-/// The worker reads and writes these descriptors: one that can make it wait is refused, and an eventfd is made
-/// not to wait.
-fn check_eventfd(name: &'static str, fd: Option<&OwnedFd>) -> Result<(), QueueError> {
-    let Some(fd) = fd else { return Ok(()) };
-    let link = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new());
-    let is_eventfd = link.is_ok_and(|link| link.as_bytes() == b"anon_inode:[eventfd]");
-    let flags = rustix::fs::fcntl_getfl(fd).map(|flags| flags | rustix::fs::OFlags::NONBLOCK);
-    if is_eventfd && flags.and_then(|flags| rustix::fs::fcntl_setfl(fd, flags)).is_ok() {
-        return Ok(());
+    #[inline]
+    fn take(&mut self, chains: &mut Chains<'_>) -> Result<usize, RingFault> {
+        let count = self.known().min(chains.room()).min(self.untaken());
+        let mut heads = [0; BATCH];
+        let heads = self.heads(&mut heads, count);
+        let mut near = self.buffers.near();
+        for &head in heads {
+            let only = self.descriptor(head).and_then(|first| near.only(&first));
+            if !chains.add_only(only) {
+                let (walk, start) = chains.walk();
+                let bytes = self.walk(head, walk, chains.segments())?;
+                chains.add(head, bytes, start)?;
+                near = self.buffers.near();
+            }
+        }
+        self.unwritten = self.in_order;
+        if !self.unwritten {
+            for (ahead, &head) in heads.iter().enumerate() {
+                self.write_used(self.pending_end.wrapping_add(ahead as u16), head, 0);
+            }
+        }
+        self.pending_end = self.pending_end.wrapping_add(count as u16);
+        self.next_avail = self.next_avail.wrapping_add(count as u16);
+        Ok(count)
     }
-    Err(QueueError::NotEventfd(name))
+
+    #[inline]
+    fn rooms(&mut self, rooms: &mut [Room]) -> usize {
+        if self.known() < rooms.len() && self.refresh().is_err() {
+            return 0;
+        }
+        let count = self.known().min(rooms.len()).min(self.untaken());
+        let mut heads = [0; BATCH];
+        let heads = self.heads(&mut heads, count.min(BATCH));
+        let near = self.buffers.near();
+        for (done, (room, &head)) in rooms.iter_mut().zip(heads).enumerate() {
+            let first = self
+                .descriptor(head)
+                .and_then(|first| near.first_writable(&first));
+            let Some(buffer) = first else { return done };
+            *room = Room::new(buffer, head);
+            copy::prefetch_to_write(buffer.ptr);
+        }
+        heads.len()
+    }
+
+    #[inline]
+    fn fill(&mut self, rooms: &[Room]) {
+        let end = self.pending_end;
+        for (ahead, room) in rooms.iter().enumerate() {
+            self.write_used(end.wrapping_add(ahead as u16), room.id, room.len);
+        }
+        self.pending_end = end.wrapping_add(rooms.len() as u16);
+        self.next_avail = self.next_avail.wrapping_add(rooms.len() as u16);
+    }
+
+    fn take_writable(&mut self, want: u64, out: &mut Vec<Segment>) -> Result<Option<(u16, u64)>, RingFault> {
+        if self.known() == 0 {
+            self.refresh()?;
+        }
+        if self.known() == 0 || self.untaken() == 0 {
+            return Ok(None);
+        }
+        let head = self.head_at(self.next_avail);
+        let holds = self.walk(head, Walk::Writable { want }, out)?;
+        self.write_used(self.pending_end, head, holds.min(want) as u32);
+        self.pending_end = self.pending_end.wrapping_add(1);
+        self.next_avail = self.next_avail.wrapping_add(1);
+        Ok(Some((head, holds)))
+    }
+
+    fn mark(&self) -> Mark {
+        Mark {
+            next: self.next_avail,
+            pending_end: self.pending_end,
+            slots: 0,
+        }
+    }
+
+    fn back(&mut self, mark: Mark) {
+        self.next_avail = mark.next;
+        self.pending_end = mark.pending_end;
+    }
+
+    fn memory(&self) -> &Arc<GuestMemory> {
+        self.buffers.memory()
+    }
+
+    fn scratch(&mut self) -> &mut Vec<Segment> {
+        &mut self.scratch
+    }
 }

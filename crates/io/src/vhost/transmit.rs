@@ -1,14 +1,14 @@
 //! To the guest: a frame becomes the contents of one chain, or several, of the ring that it receives from.
 //!
 //! This is where the one copy happens. Room is collected first and only then is anything written; chains are
-//! taken by moving `next_avail` when the frame is complete, so that a frame that does not fit leaves no trace.
-//! The used entries wait in `staged` for [`SplitQueue::publish`].
+//! taken for good when the frame is complete, so that a frame that does not fit leaves no trace.
+//! What was taken waits for [`Queue::publish`](super::queue::Queue::publish).
 
 use wire::checksum::{Sum, finish};
 use wire::virtio_net;
 
-use super::chain::{RingFault, Walk};
-use super::split::{SplitQueue, Used};
+use super::fault::RingFault;
+use super::queue::{Ring, Room};
 use crate::copy;
 use crate::deliver::{self, Accepts, Piece};
 use crate::frame::{BATCH, Batch, Frame, HEAD_MAX, Segment};
@@ -24,6 +24,7 @@ pub(super) struct Framing {
 }
 
 /// Why a frame was not written: an ordinary loss, or a guest that broke the protocol.
+#[derive(Clone, Copy)]
 pub(super) enum PutError {
     Transmit(TransmitError),
     Ring(RingFault),
@@ -35,155 +36,123 @@ impl From<RingFault> for PutError {
     }
 }
 
-impl SplitQueue {
-    /// Writes frames that the receiver takes as they are, each into the first buffer of the next chain, as nearly
-    /// all go. Gives how many: the frame behind them takes more, and is to be [`put`](Self::put).
-    pub(super) fn put_whole(
-        &mut self,
-        batch: &Batch,
-        frames: &[u8],
-        framing: Framing,
-        accepts: Accepts,
-    ) -> usize {
-        for (done, &frame) in frames.iter().enumerate() {
-            if !self.put_one_whole(batch, usize::from(frame), framing.header_len, accepts) {
-                return done;
+/// Writes frames that the receiver takes as they are, each into the first buffer of the next chain, as nearly
+/// all go. Gives how many: the frame behind them takes more, and is to be [`put`].
+#[inline]
+pub(super) fn put_whole<R: Ring>(
+    ring: &mut R,
+    batch: &Batch,
+    frames: &[u8],
+    framing: Framing,
+    accepts: Accepts,
+) -> usize {
+    let mut rooms = [Room::NONE; BATCH];
+    let count = ring.rooms(&mut rooms[..frames.len().min(BATCH)]);
+    let mut done = 0;
+    for (&frame, room) in frames.iter().zip(&mut rooms[..count]) {
+        if !put_one_whole(batch, usize::from(frame), room, framing.header_len, accepts) {
+            break;
+        }
+        done += 1;
+    }
+    ring.fill(&rooms[..done]);
+    done
+}
+
+/// True when the frame was written, and `room` says how long it is; else nothing was done.
+#[inline(always)]
+fn put_one_whole(batch: &Batch, index: usize, room: &mut Room, header_len: usize, accepts: Accepts) -> bool {
+    let frame = &batch.frames()[index];
+    let header = if deliver::is_complete(&frame.offload) {
+        ONE_CHAIN
+    } else if accepts.whole(&frame.offload) {
+        encode(frame)
+    } else {
+        return false;
+    };
+    let need = header_len + frame.len();
+    if (room.len as usize) < need {
+        return false;
+    }
+    let head = frame.head();
+    let mut left = frame.len() - head.len();
+    // SAFETY: `room` is a writable buffer of `need` bytes at least (`Ring::rooms`): `header_len`, which is 10 or
+    // 12, the head's, and `left`, of which the body's segments, valid for reads (`Segment`), take no more.
+    unsafe {
+        write_header(room.ptr, header, header_len);
+        let mut to = room.ptr.add(header_len);
+        copy::bytes(head.as_ptr(), to, head.len());
+        if left > 0 {
+            to = to.add(head.len());
+            let mut one = [copy::NOTHING];
+            for segment in batch.body(index, &mut one) {
+                let len = segment.len.min(left);
+                copy::bytes(segment.ptr, to, len);
+                to = to.add(len);
+                left -= len;
             }
         }
-        frames.len()
     }
+    room.len = need as u32;
+    true
+}
 
-    /// True when the frame was written; else nothing was done.
-    #[inline(always)]
-    fn put_one_whole(&mut self, batch: &Batch, index: usize, header_len: usize, accepts: Accepts) -> bool {
-        let frame = &batch.frames()[index];
-        let next = self.next_avail;
-        if self.known(next) == 0 || self.staged.len() >= usize::from(self.size) {
-            return false;
-        }
-        let header = if deliver::is_complete(&frame.offload) {
-            ONE_CHAIN
-        } else if accepts.whole(&frame.offload) {
-            encode(frame)
-        } else {
-            return false;
+/// Writes one frame into the guest's buffers. After [`PutError::Ring`] the queue must not be used any more.
+pub(super) fn put<R: Ring>(ring: &mut R, piece: &Piece<'_>, framing: Framing) -> Result<(), PutError> {
+    let mark = ring.mark();
+    let mut buffers = std::mem::take(ring.scratch());
+    buffers.clear();
+    let need = framing.header_len + piece.len();
+    let taken = collect(ring, need as u64, framing, &mut buffers);
+    match taken {
+        Ok(chains) => write(&buffers, chains, piece, framing),
+        Err(_) => ring.back(mark),
+    }
+    *ring.scratch() = buffers;
+    taken.map(|_| ())
+}
+
+/// Takes chains that hold `need` bytes; gives how many, and their buffers in `buffers`.
+#[inline]
+fn collect<R: Ring>(
+    ring: &mut R,
+    need: u64,
+    framing: Framing,
+    buffers: &mut Vec<Segment>,
+) -> Result<u16, PutError> {
+    let (mut room, mut chains) = (0, 0u16);
+    loop {
+        let want = need - room;
+        let Some((head, holds)) = ring.take_writable(want, buffers)? else {
+            return Err(PutError::Transmit(TransmitError::Full));
         };
-        let need = header_len + frame.len();
-        let chain = self.head_at(next);
-        let Some(room) = self.table.roomy(chain, need) else {
-            return false;
-        };
-        let (to, head) = (room.ptr.cast_mut(), frame.head());
-        let mut left = frame.len() - head.len();
-        // SAFETY: `room` is a writable buffer of `need` bytes at least (`Table::roomy`): `header_len`, which is 10 or
-        // 12, the head's, and `left`, of which the body's segments, valid for reads (`Segment`), take no more.
-        unsafe {
-            write_header(to, header, header_len);
-            let mut to = to.add(header_len);
-            copy::bytes(head.as_ptr(), to, head.len());
-            if left > 0 {
-                to = to.add(head.len());
-                let mut one = [copy::NOTHING];
-                for segment in batch.body(index, &mut one) {
-                    let len = segment.len.min(left);
-                    copy::bytes(segment.ptr, to, len);
-                    to = to.add(len);
-                    left -= len;
-                }
-            }
+        if chains == 0 && holds < framing.header_len as u64 {
+            return Err(RingFault::NoHeader { head, len: holds }.into());
         }
-        self.staged.push(Used {
-            id: chain,
-            len: need as u32,
-        });
-        self.next_avail = next.wrapping_add(1);
-        true
-    }
-
-    /// Writes one frame into the guest's buffers. After [`PutError::Ring`] the queue must not be used any more.
-    pub(super) fn put(&mut self, piece: &Piece<'_>, framing: Framing) -> Result<(), PutError> {
-        let staged = self.staged.len();
-        let taken = self.collect(framing.header_len + piece.len(), framing);
-        let chains = match taken {
-            Ok(chains) => chains,
-            Err(error) => {
-                self.staged.truncate(staged);
-                return Err(error);
-            }
-        };
-        let hint = deliver::header_hint(&piece.offload, piece.head);
-        let header = virtio_net::encode(&piece.offload, hint, chains);
-        if piece.checksum.is_some() {
-            put_summed(&self.buffers, &header[..framing.header_len], piece);
-        } else {
-            let mut scatter = Scatter::new(&self.buffers);
-            scatter.write(&header[..framing.header_len]);
-            scatter.write(piece.head);
-            for segment in piece.body.segments() {
-                scatter.write_segment(segment);
-            }
+        room += holds.min(want);
+        chains += 1;
+        if room == need {
+            return Ok(chains);
         }
-        self.next_avail = self.next_avail.wrapping_add(chains);
-        Ok(())
-    }
-
-    /// Finds buffers for `need` bytes and stages the chains they are in; gives how many chains.
-    #[inline]
-    fn collect(&mut self, need: usize, framing: Framing) -> Result<u16, PutError> {
-        self.buffers.clear();
-        let (mut room, mut chains) = (0, 0u16);
-        loop {
-            let next = self.next_avail.wrapping_add(chains);
-            // Fewer than were there a moment ago is what a guest that takes its index back makes us see. And a guest
-            // that offers chains again before it got them back fills `staged`, not our memory.
-            let none = self.known(next) == 0 && self.look()? <= chains;
-            if none || self.staged.len() >= usize::from(self.size) {
-                return Err(PutError::Transmit(TransmitError::Full));
-            }
-            let head = self.head_at(next);
-            let want = (need - room) as u64;
-            let holds = self
-                .table
-                .walk(head, Walk::Writable { want }, &mut self.buffers)?;
-            if chains == 0 && holds < framing.header_len as u64 {
-                return Err(RingFault::NoHeader { head, len: holds }.into());
-            }
-            let used = holds.min(want) as usize;
-            self.staged.push(Used {
-                id: head,
-                len: used as u32,
-            });
-            room += used;
-            chains += 1;
-            if room == need {
-                return Ok(chains);
-            }
-            if !framing.mergeable {
-                return Err(PutError::Transmit(TransmitError::TooSmall));
-            }
+        if !framing.mergeable {
+            return Err(PutError::Transmit(TransmitError::TooSmall));
         }
     }
+}
 
-    /// Brings what `frames` frames will need, if each takes one chain: all descriptors, then all buffers.
-    #[inline]
-    pub(super) fn fetch_room(&mut self, frames: usize) {
-        if usize::from(self.known(self.next_avail)) < frames {
-            // A fault is found again, and told, by the frame that runs into it.
-            let _ = self.look();
-        }
-        let known = usize::from(self.known(self.next_avail));
-        let mut heads = [0u16; BATCH];
-        let heads = &mut heads[..frames.min(known).min(BATCH)];
-        for (ahead, head) in heads.iter_mut().enumerate() {
-            *head = self.head_at(self.next_avail.wrapping_add(ahead as u16));
-            copy::prefetch(self.table.hint(*head));
-        }
-        for head in heads {
-            if let Some(buffer) = self.table.buffer_hint(*head) {
-                copy::prefetch(buffer);
-                copy::prefetch(buffer.wrapping_add(64));
-            }
-        }
+/// Writes a frame into buffers that have room for it.
+fn write(buffers: &[Segment], chains: u16, piece: &Piece<'_>, framing: Framing) {
+    let hint = deliver::header_hint(&piece.offload, piece.head);
+    let header = virtio_net::encode(&piece.offload, hint, chains);
+    let header = &header[..framing.header_len];
+    if piece.checksum.is_some() {
+        return put_summed(buffers, header, piece);
+    }
+    let mut scatter = Scatter::new(buffers);
+    scatter.write(header);
+    scatter.write(piece.head);
+    for segment in piece.body.segments() {
+        scatter.write_segment(segment);
     }
 }
 

@@ -1,9 +1,13 @@
 //! Two guests and the bare switch between them: what comes from one goes to the other, nothing is judged.
 #![allow(dead_code)] // each test binary uses its part
 
+use std::cell::Cell;
+use std::ops::Range;
+
 use butterfly_io::frame::Batch;
 use butterfly_io::port::{Port, PortError, TransmitError};
 use butterfly_io::vhost::features::*;
+use proptest::prelude::*;
 use testkit::ring_driver::{Guest, GuestOptions, Received};
 use wire::Mac;
 
@@ -27,6 +31,78 @@ pub const LINUX: u64 = VERSION_1
 
 /// What a guest without any offload negotiates.
 pub const PLAIN: u64 = VERSION_1 | MRG_RXBUF | INDIRECT_DESC | EVENT_IDX;
+
+thread_local! {
+    static KIND: Cell<u64> = const { Cell::new(0) };
+}
+
+/// What all guests that this thread makes negotiate beside what they are told: the kind of their rings.
+pub fn kind() -> u64 {
+    KIND.get()
+}
+
+/// Does something with rings of a kind.
+pub fn with_kind<T>(kind: u64, run: impl FnOnce() -> T) -> T {
+    KIND.set(kind);
+    run()
+}
+
+/// Any kind of ring.
+pub fn kinds() -> impl Strategy<Value = u64> {
+    prop::sample::select(vec![0, IN_ORDER, RING_PACKED, RING_PACKED | IN_ORDER])
+}
+
+/// A test for each kind of ring.
+#[macro_export]
+macro_rules! every_ring {
+    ($(#[$doc:meta])* fn $name:ident() $body:block) => {
+        $(#[$doc])*
+        mod $name {
+            use super::*;
+            use butterfly_io::vhost::features::{IN_ORDER as _IN_ORDER, RING_PACKED as _RING_PACKED};
+            fn run() $body
+            #[test]
+            fn split() {
+                common::with_kind(0, run);
+            }
+            #[test]
+            fn split_in_order() {
+                common::with_kind(_IN_ORDER, run);
+            }
+            #[test]
+            fn packed() {
+                common::with_kind(_RING_PACKED, run);
+            }
+            #[test]
+            fn packed_in_order() {
+                common::with_kind(_RING_PACKED | _IN_ORDER, run);
+            }
+        }
+    };
+}
+
+/// A guest with rings of the [`kind`] that is tried.
+pub fn guest(options: GuestOptions) -> Guest {
+    Guest::new(GuestOptions {
+        features: options.features | kind(),
+        ..options
+    })
+}
+
+/// True when the two differ nowhere but in these ranges.
+pub fn same_but(before: &[u8], after: &[u8], ranges: &[Range<usize>]) -> bool {
+    assert_eq!(before.len(), after.len());
+    let mut ranges = ranges.to_vec();
+    ranges.sort_by_key(|range| range.start);
+    let mut at = 0;
+    for range in ranges {
+        if before[at..range.start] != after[at..range.start] {
+            return false;
+        }
+        at = range.end;
+    }
+    before[at..] == after[at..]
+}
 
 pub struct Pair {
     pub from: Guest,
@@ -54,7 +130,7 @@ impl Turn {
 
 impl Pair {
     pub fn new(from: GuestOptions, to: GuestOptions) -> Pair {
-        let (from, to) = (Guest::new(from), Guest::new(to));
+        let (from, to) = (guest(from), guest(to));
         Pair {
             from_port: from.port().into(),
             to_port: to.port().into(),

@@ -1,14 +1,20 @@
-//! The driver's side of one split ring (virtio 1.2, section 2.7): descriptors, available entries, used entries.
+//! The driver's side of one ring, split (virtio 1.2, section 2.7) or packed (section 2.8).
 //!
 //! Behaves as a driver has to, and has the knobs of one that does not: the raw writes at the end. What the
-//! device does wrong (an id that was never offered, a length beyond the buffer) is a panic: the test failed.
+//! device does wrong (an id that was never offered, a length beyond the buffer, chains that come back out of order where
+//! order was promised) is a panic: the test failed.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{Ordering, fence};
 
 use io::guest_view::GuestView;
+use io::vhost::features;
 use rustix::event::{EventfdFlags, eventfd};
+
+use super::packed::Packed;
+use super::split::Split;
 
 /// Flag of a descriptor: another follows.
 pub const NEXT: u16 = 1;
@@ -23,33 +29,60 @@ pub type Part = (usize, usize);
 /// A chain that the device has, or had.
 #[derive(Clone, Debug)]
 pub struct Chain {
-    /// Its first descriptor.
+    /// By what the device names it: its first descriptor, or its id in a packed ring.
     pub head: u16,
     /// Its buffers, in order.
     pub parts: Vec<Part>,
-    /// Descriptors of the queue's table that it takes.
-    descriptors: Vec<u16>,
+    /// Descriptors of the queue's table, or slots of the packed ring, that it takes.
+    pub(super) descriptors: Vec<u16>,
+}
+
+/// The memory of a ring, and where it is.
+pub(super) struct Place {
+    pub view: GuestView,
+    /// The address that offset 0 of the view has for the guest.
+    pub base: u64,
+    pub size: u16,
+    pub desc_at: usize,
+    pub avail_at: usize,
+    pub used_at: usize,
+    pub event_idx: bool,
+}
+
+impl Place {
+    pub fn load(&self, at: usize) -> u16 {
+        self.view.word(at).load(Ordering::Acquire)
+    }
+
+    pub fn store(&self, at: usize, value: u16) {
+        self.view.word(at).store(value, Ordering::Release);
+    }
+}
+
+enum Kind {
+    Split(Split),
+    Packed(Packed),
 }
 
 /// One ring, driven.
 pub struct Queue {
-    view: GuestView,
-    base: u64,
+    place: Place,
+    kind: Kind,
     /// Entries.
     pub size: u16,
-    /// Where the descriptor table is in the memory.
+    /// Where the descriptor table, or the packed ring, is in the memory.
     pub desc_at: usize,
-    /// Where the available ring is.
+    /// Where the available ring, or the driver's event structure, is.
     pub avail_at: usize,
-    /// Where the used ring is.
+    /// Where the used ring, or the device's event structure, is.
     pub used_at: usize,
-    event_idx: bool,
-    free: VecDeque<u16>,
+    in_order: bool,
+    /// By what the device names them.
     offered: Vec<Option<Chain>>,
-    /// The next available index to write, published or not.
-    avail: u16,
-    published: u16,
-    last_used: u16,
+    /// The same, oldest first.
+    order: VecDeque<u16>,
+    /// The last chain of those that the device has given back together, until all of them were taken.
+    together: Option<(u16, usize)>,
     kick: OwnedFd,
     call: OwnedFd,
     kicks: u64,
@@ -65,38 +98,47 @@ impl Queue {
 
     /// Where an offset of the memory is for the VMM that we play.
     pub fn user_addr(&self, at: usize) -> u64 {
-        self.base - super::GUEST_BASE + super::USER_BASE + at as u64
+        self.place.base - super::GUEST_BASE + super::USER_BASE + at as u64
     }
 
-    /// A ring at offset `at` of the memory, zeroed, whose indices begin at `start`.
+    /// A ring at offset `at` of the memory, zeroed, whose indices begin at `start`: a packed ring's at that slot.
     pub(super) fn new(
         view: &GuestView,
         base: u64,
         at: usize,
         size: u16,
-        event_idx: bool,
+        negotiated: u64,
         start: u16,
     ) -> Self {
         view.fill(at, Self::bytes(size), 0);
         let entries = usize::from(size);
         let avail_at = at + 16 * entries;
-        let used_at = avail_at + (6 + 2 * entries).next_multiple_of(64);
-        view.word(avail_at + 2).store(start, Ordering::Relaxed);
-        view.word(used_at + 2).store(start, Ordering::Relaxed);
-        let eventfd = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
-        let mut queue = Queue {
+        let place = Place {
             view: view.clone(),
             base,
             size,
             desc_at: at,
             avail_at,
-            used_at,
-            event_idx,
-            free: (0..size).collect(),
+            used_at: avail_at + (6 + 2 * entries).next_multiple_of(64),
+            event_idx: negotiated & features::EVENT_IDX != 0,
+        };
+        let eventfd = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
+        let kind = if negotiated & features::RING_PACKED != 0 {
+            Kind::Packed(Packed::new(size, start))
+        } else {
+            Kind::Split(Split::new(&place, start))
+        };
+        let mut queue = Queue {
+            kind,
+            size,
+            desc_at: at,
+            avail_at,
+            used_at: place.used_at,
+            in_order: negotiated & features::IN_ORDER != 0,
             offered: vec![None; entries],
-            avail: start,
-            published: start,
-            last_used: start,
+            order: VecDeque::new(),
+            together: None,
+            place,
             kick: eventfd(),
             call: eventfd(),
             kicks: 0,
@@ -132,64 +174,67 @@ impl Queue {
 
     /// Chains that the device has.
     pub fn outstanding(&self) -> usize {
-        self.offered.iter().flatten().count()
+        self.order.len()
     }
 
     /// Makes a chain of buffers available; `direct` of its parts are descriptors of the queue's table, the rest are
-    /// in the indirect table at `table` (an offset). False when the queue has not enough descriptors left.
+    /// in the indirect table at `table` (an offset). A packed ring has no chains of both kinds: there a chain that is
+    /// indirect at all is so from its beginning. False when the queue has not enough descriptors left.
     pub fn offer(&mut self, parts: &[Part], flags: u16, direct: usize, table: usize) -> bool {
-        let direct = direct.min(parts.len());
-        let indirect = &parts[direct..];
-        let count = direct + usize::from(!indirect.is_empty());
-        if count == 0 || self.free.len() < count {
+        let direct = match self.kind {
+            Kind::Packed(_) if direct < parts.len() => 0,
+            _ => direct.min(parts.len()),
+        };
+        let count = direct + usize::from(direct < parts.len());
+        if count == 0 {
             return false;
         }
-        let descriptors: Vec<u16> = self.free.drain(..count).collect();
-        for (position, &index) in descriptors.iter().enumerate() {
-            let next = descriptors.get(position + 1).copied();
-            let chain = next.map_or(0, |_| NEXT);
-            let next = next.unwrap_or(0);
-            if position < direct {
-                let (at, len) = parts[position];
-                self.write_descriptor(index, self.base + at as u64, len as u32, flags | chain, next);
-            } else {
-                let len = indirect.len() as u32 * 16;
-                self.write_descriptor(index, self.base + table as u64, len, INDIRECT | chain, next);
+        let mut descriptors: Vec<(u64, u32, u16)> = parts[..direct]
+            .iter()
+            .map(|&(at, len)| (self.place.base + at as u64, len as u32, flags))
+            .collect();
+        if direct < parts.len() {
+            let indirect = &parts[direct..];
+            descriptors.push((
+                self.place.base + table as u64,
+                indirect.len() as u32 * 16,
+                INDIRECT,
+            ));
+            for (position, &(at, len)) in indirect.iter().enumerate() {
+                let addr = self.place.base + at as u64;
+                let bytes = match self.kind {
+                    // The order says what follows what (virtio 1.2, section 2.8.7); the id is not looked at.
+                    Kind::Packed(_) => packed_descriptor(addr, len as u32, 0xbeef, flags),
+                    Kind::Split(_) => {
+                        let last = position + 1 == indirect.len();
+                        let (chain, next) = if last { (0, 0) } else { (NEXT, position as u16 + 1) };
+                        descriptor(addr, len as u32, flags | chain, next)
+                    }
+                };
+                self.place.view.write(table + 16 * position, &bytes);
             }
         }
-        for (position, &(at, len)) in indirect.iter().enumerate() {
-            let last = position + 1 == indirect.len();
-            let (chain, next) = if last { (0, 0) } else { (NEXT, position as u16 + 1) };
-            let bytes = descriptor(self.base + at as u64, len as u32, flags | chain, next);
-            self.view.write(table + 16 * position, &bytes);
-        }
-        let head = descriptors[0];
+        let offered = match &mut self.kind {
+            Kind::Split(ring) => ring.offer(&self.place, &descriptors),
+            Kind::Packed(ring) => ring.offer(&self.place, &descriptors),
+        };
+        let Some((head, descriptors)) = offered else {
+            return false;
+        };
+        self.order.push_back(head);
         self.offered[usize::from(head)] = Some(Chain {
             head,
             parts: parts.to_vec(),
             descriptors,
         });
-        self.push_available(head);
         true
     }
 
     /// Publishes what was made available, and notifies the device if it asks for that. True if it did.
     pub fn publish(&mut self) -> bool {
-        let (old, new) = (self.published, self.avail);
-        if old == new {
-            return false;
-        }
-        self.write_available_index(new);
-        self.published = new;
-        fence(Ordering::SeqCst);
-        let wanted = if self.event_idx {
-            let event = self
-                .view
-                .word(self.used_at + 4 + 8 * usize::from(self.size))
-                .load(Ordering::Relaxed);
-            new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
-        } else {
-            self.view.word(self.used_at).load(Ordering::Relaxed) & 1 == 0
+        let wanted = match &mut self.kind {
+            Kind::Split(ring) => ring.publish(&self.place),
+            Kind::Packed(ring) => ring.publish(&self.place),
         };
         if wanted {
             self.notify();
@@ -205,74 +250,123 @@ impl Queue {
 
     /// Asks for an interrupt at the next used entry, or for none.
     pub fn want_interrupts(&mut self, wanted: bool) {
-        if self.event_idx {
-            let event = if wanted {
-                self.last_used
-            } else {
-                self.last_used.wrapping_sub(1)
-            };
-            let at = self.avail_at + 4 + 2 * usize::from(self.size);
-            self.view.word(at).store(event, Ordering::Relaxed);
-        } else {
-            self.view
-                .word(self.avail_at)
-                .store(u16::from(!wanted), Ordering::Relaxed);
+        match &self.kind {
+            Kind::Split(ring) => ring.want_interrupts(&self.place, wanted),
+            Kind::Packed(ring) => ring.want_interrupts(&self.place, wanted),
+        }
+        fence(Ordering::SeqCst);
+    }
+
+    /// Asks for an interrupt when the entry `ahead` of the next one is used (EVENT_IDX; chains of one descriptor).
+    pub fn want_interrupt_after(&mut self, ahead: u16) {
+        match &self.kind {
+            Kind::Split(ring) => ring.want_interrupt_after(&self.place, ahead),
+            Kind::Packed(ring) => ring.want_interrupt_after(&self.place, ahead),
         }
         fence(Ordering::SeqCst);
     }
 
     /// The next chain that the device has given back, and how many bytes it says it wrote.
     pub fn next_used(&mut self) -> Option<(Chain, usize)> {
-        if self.view.word(self.used_at + 2).load(Ordering::Acquire) == self.last_used {
-            return None;
+        if self.together.is_none() {
+            self.together = match &self.kind {
+                Kind::Split(ring) => ring.next_used(&self.place),
+                Kind::Packed(ring) => ring.next_used(&self.place),
+            };
         }
-        let slot = usize::from(self.last_used & (self.size - 1));
-        let mut entry = [0; 8];
-        self.view.read(self.used_at + 4 + 8 * slot, &mut entry);
-        let word = |at: usize| u32::from_le_bytes([entry[at], entry[at + 1], entry[at + 2], entry[at + 3]]);
-        let (id, len) = (word(0) as usize, word(4) as usize);
-        self.last_used = self.last_used.wrapping_add(1);
-        let chain = self.offered.get_mut(id).and_then(Option::take);
-        let chain =
-            chain.unwrap_or_else(|| panic!("used entry {slot} names chain {id}, which is not offered"));
+        let (last, len) = self.together?;
+        // With IN_ORDER the device may name the last of several (sections 2.7.9 and 2.8.9).
+        let id = match self.order.front() {
+            Some(&oldest) if self.in_order => oldest,
+            _ => last,
+        };
+        if id == last {
+            self.together = None;
+        }
+        let chain = self.offered.get_mut(usize::from(id)).and_then(Option::take);
+        let chain = chain.unwrap_or_else(|| panic!("the device names chain {id}, which is not offered"));
+        self.order.retain(|&other| other != id);
         let room: usize = chain.parts.iter().map(|part| part.1).sum();
         assert!(
             len <= room,
-            "used entry {slot} says {len} bytes of chain {id}, which holds {room}"
+            "the device says {len} bytes of chain {id}, which holds {room}"
         );
-        self.free.extend(&chain.descriptors);
+        match &mut self.kind {
+            Kind::Split(ring) => ring.take_back(&chain),
+            Kind::Packed(ring) => ring.take_back(self.size, &chain),
+        }
         Some((chain, len))
     }
 
-    /// The used index as the device has published it.
+    /// The used index as the device has published it; of a packed ring, how many slots it has given back and the driver
+    /// seen, from the beginning on.
     pub fn used_index(&self) -> u16 {
-        self.view.word(self.used_at + 2).load(Ordering::Acquire)
+        match &self.kind {
+            Kind::Split(_) => self.place.load(self.used_at + 2),
+            Kind::Packed(ring) => ring.used_count(&self.place),
+        }
     }
 
-    /// Writes descriptor `index` of the table, whatever it says.
-    pub fn write_descriptor(&self, index: u16, addr: u64, len: u32, flags: u16, next: u16) {
-        self.view.write(
-            self.desc_at + 16 * usize::from(index),
-            &descriptor(addr, len, flags, next),
-        );
+    /// Where the device may write, beside the buffers.
+    pub fn written_by_device(&self) -> Vec<Range<usize>> {
+        let entries = usize::from(self.size);
+        let (used, slots) = match &self.kind {
+            Kind::Split(_) => (6 + 8 * entries, 0),
+            Kind::Packed(_) => (4, 16 * entries),
+        };
+        vec![
+            self.desc_at..self.desc_at + slots,
+            self.used_at..self.used_at + used,
+        ]
     }
 
-    /// Writes the next available entry, whatever it says; it shows with [`publish`](Self::publish).
+    /// What kind of ring it is.
+    pub fn is_packed(&self) -> bool {
+        matches!(self.kind, Kind::Packed(_))
+    }
+
+    /// Where a VMM that knows the ring's state says it is (SET_VRING_BASE).
+    pub fn base(&self) -> u32 {
+        match &self.kind {
+            Kind::Split(ring) => ring.base().into(),
+            Kind::Packed(ring) => ring.base(self.size),
+        }
+    }
+
+    /// Writes descriptor `index` of the table, whatever it says; of a packed ring, whose flags say whether it is
+    /// available, with `last` as its id.
+    pub fn write_descriptor(&self, index: u16, addr: u64, len: u32, flags: u16, last: u16) {
+        let bytes = match &self.kind {
+            Kind::Split(_) => descriptor(addr, len, flags, last),
+            Kind::Packed(_) => packed_descriptor(addr, len, last, flags),
+        };
+        self.place
+            .view
+            .write(self.desc_at + 16 * usize::from(index), &bytes);
+    }
+
+    /// Writes the next available entry of a split ring, whatever it says; it shows with [`publish`](Self::publish).
+    /// In a packed ring makes the first descriptor there available as it is, in the first lap.
     pub fn push_available(&mut self, head: u16) {
-        let slot = usize::from(self.avail & (self.size - 1));
-        self.view
-            .word(self.avail_at + 4 + 2 * slot)
-            .store(head, Ordering::Relaxed);
-        self.avail = self.avail.wrapping_add(1);
+        match &mut self.kind {
+            Kind::Split(ring) => ring.push_available(&self.place, head),
+            Kind::Packed(_) => {
+                let at = self.desc_at + 16 * usize::from(head % self.size) + 14;
+                self.place
+                    .store(at, self.place.load(at) & 0x7fff | super::packed::AVAIL);
+            }
+        }
     }
 
-    /// Writes the available index, whatever it says.
+    /// Writes the available index of a split ring, whatever it says.
     pub fn write_available_index(&self, index: u16) {
-        self.view.word(self.avail_at + 2).store(index, Ordering::Release);
+        if let Kind::Split(_) = self.kind {
+            self.place.store(self.avail_at + 2, index);
+        }
     }
 }
 
-/// The bytes of a descriptor.
+/// The bytes of a descriptor of a split ring.
 pub fn descriptor(addr: u64, len: u32, flags: u16, next: u16) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&addr.to_le_bytes());
@@ -280,4 +374,9 @@ pub fn descriptor(addr: u64, len: u32, flags: u16, next: u16) -> [u8; 16] {
     bytes[12..14].copy_from_slice(&flags.to_le_bytes());
     bytes[14..].copy_from_slice(&next.to_le_bytes());
     bytes
+}
+
+/// The bytes of a descriptor of a packed ring.
+pub fn packed_descriptor(addr: u64, len: u32, id: u16, flags: u16) -> [u8; 16] {
+    descriptor(addr, len, id, flags)
 }
