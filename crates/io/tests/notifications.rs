@@ -200,3 +200,48 @@ every_ring! {
         }
     }
 }
+
+every_ring! {
+    /// A VMM keeps descriptors of the same eventfds: it makes them block again, fills those that we raise and empties those
+    /// that we read. Nobody waits for it, and its guest's neighbours are served.
+    fn descriptors_that_block_are_not_waited_for() {
+        use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+        let mut bad = Pair::with_features(PLAIN & !EVENT_IDX, PLAIN & !EVENT_IDX);
+        let mut good = Pair::with_features(PLAIN, PLAIN);
+        for guest in [&mut bad.from, &mut bad.to] {
+            for queue in [&mut guest.transmitq, &mut guest.receiveq] {
+                queue.want_interrupts(true);
+                queue.calls();
+                for fd in [queue.kick_fd(), queue.call_fd()] {
+                    fcntl_setfl(&fd, fcntl_getfl(&fd).unwrap() - OFlags::NONBLOCK).unwrap();
+                }
+                rustix::io::write(queue.call_fd(), &(u64::MAX - 1).to_ne_bytes()).unwrap();
+            }
+        }
+        let (done, wait) = std::sync::mpsc::channel();
+        let kind = kind();
+        std::thread::spawn(move || {
+            with_kind(kind, || {
+                for _ in 0..200 {
+                    // Armed, kicked by nobody, and drained all the same: the counter is at zero.
+                    bad.from_port.arm();
+                    bad.from_port.drain_kick();
+                    bad.from_port.disarm();
+                    send(&mut bad, 4);
+                    bad.poll();
+                    bad.from.reclaim();
+                    bad.to.receive();
+                    send(&mut good, 4);
+                    assert_eq!(good.poll(), Turn::ok(4));
+                    assert_eq!((good.from.reclaim(), good.to.receive().len()), (4, 4));
+                }
+                let calls = bad.from_port.ring_state().calls + bad.to_port.ring_state().calls;
+                let _ = done.send(calls);
+            })
+        });
+        let calls = wait
+            .recv_timeout(std::time::Duration::from_secs(60))
+            .expect("two hundred turns, without waiting for a descriptor");
+        assert_eq!(calls, 400, "a call for each batch that came back or arrived");
+    }
+}
