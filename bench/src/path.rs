@@ -3,7 +3,7 @@
 //! Guests and switch take turns on one core: nothing runs beside what is measured, and the numbers repeat. Cache
 //! lines that two cores share cost more than this shows; `switch` measures with them. Two switches are taken
 //! apart: `rings`, which takes what guest 0 sends and gives it to guest 1 without a look at it, and `switch`, the
-//! data plane with its rules. Each step of the first, and a turn of the second, is timed by the cycle counter in
+//! data plane with its rules; `new` is the latter where every frame begins a flow. Each step of the first, and a turn of the second, is timed by the cycle counter in
 //! windows of many batches. Reported are the lowest window, which other work on the machine has disturbed
 //! least, and the median one; and beside them a fixed loop of arithmetic, to tell a slow machine from a slow
 //! switch.
@@ -31,6 +31,9 @@ use crate::report::{Ratios, Samples};
 /// Batches in a window: short enough that some windows are not interrupted.
 const WINDOW: u64 = 64;
 
+/// Flows that the table of the data plane has room for.
+const MAX_FLOWS: u32 = 1 << 22;
+
 /// Ring entries of a guest, and of one with 64 KiB buffers.
 const RING: u16 = 1024;
 const RING_LARGE: u16 = 256;
@@ -52,8 +55,13 @@ pub fn run(quick: bool, only: &[String]) -> Result<Ratios, PeerError> {
         let reference = reference(windows);
         let steps = rings(load, windows)?;
         report("rings", load, &STEPS, &steps, reference, &mut ratios);
-        let turn = switch(load, windows)?;
+        let turn = switch(load, windows, MAX_FLOWS)?;
         report("switch", load, &["turn"], &[turn], reference, &mut ratios);
+        if load.flows() > 1 {
+            // A table with room for a few of the flows: every frame begins one, and ends the oldest.
+            let turn = switch(load, windows, load.flows() / 16)?;
+            report("new", load, &["turn"], &[turn], reference, &mut ratios);
+        }
     }
     Ok(ratios)
 }
@@ -141,10 +149,10 @@ fn forward(
 }
 
 /// The data plane with rules on.
-fn switch(load: Load, windows: usize) -> Result<Samples, PeerError> {
+fn switch(load: Load, windows: usize, max_flows: u32) -> Result<Samples, PeerError> {
     let mut guests = guests(load)?;
     let ports = [guests[0].port()?, guests[1].port()?];
-    let mut switch = Switch::new(ports)?;
+    let mut switch = Switch::new(ports, max_flows)?;
     let script = load::script(load)?;
     for (from, frame) in &script.first {
         guests[*from].prepare(frame, &Offload::default());
@@ -188,9 +196,9 @@ struct Switch {
 
 impl Switch {
     /// The two ports, in one network and one group.
-    fn new(ports: [Port; 2]) -> Result<Switch, PeerError> {
+    fn new(ports: [Port; 2], max_flows: u32) -> Result<Switch, PeerError> {
         let config = WorkerConfig {
-            max_flows: 1 << 22,
+            max_flows,
             max_fragments: 1024,
             max_learned_macs: 1024,
             seed: 1,

@@ -1,11 +1,14 @@
 //! From a hash to an entry, for several workers at once: buckets of one cache line, without locks.
 //!
-//! A bucket has eight slots; an entry may lie in any slot of four buckets (two neighbours at each of two places that the
-//! hash names), so that a table filled to its maximum (half of the slots) has room for any flow, as far as chance goes.
+//! A bucket has eight slots; an entry belongs into the bucket that its hash names, and where that is full into one of
+//! five others (its neighbour, and two more pairs), so that a table filled to its maximum (half of the slots) has
+//! room for any flow, as far as chance goes. A bucket that was ever too full is marked; others need not be looked for
+//! anywhere else, so that nearly every lookup reads one line, those that find nothing too.
+//!
 //! A slot is taken and emptied by one atomic operation. Whoever finds an id reads an entry that was complete
-//! before (release, acquire). Nearly every lookup reads one line; the entry is read only where 32 bits of the hash agree.
+//! before (release, acquire). The entry is read only where 32 bits of the hash agree.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use io::huge::Zeroed;
 
@@ -21,6 +24,8 @@ struct Bucket([AtomicU64; SLOTS]);
 
 pub(super) struct Index {
     buckets: Zeroed<Bucket>,
+    /// Of each bucket: something that belongs there may be elsewhere.
+    spilt: Zeroed<AtomicBool>,
     mask: usize,
 }
 
@@ -31,6 +36,7 @@ impl Index {
         let buckets = Zeroed::new(buckets);
         Index {
             mask: buckets.len() - 1,
+            spilt: Zeroed::new(buckets.len()),
             buckets,
         }
     }
@@ -54,9 +60,17 @@ impl Index {
         first.or_else(|| self.find_further(hash, is))
     }
 
-    /// In the other three buckets.
-    #[inline(never)]
+    /// In the other buckets.
+    #[inline(always)]
     fn find_further(&self, hash: u64, is: impl Fn(FlowId) -> bool) -> Option<FlowId> {
+        if !self.spilt[hash as usize & self.mask].load(Ordering::Acquire) {
+            return None;
+        }
+        self.find_spilt(hash, is)
+    }
+
+    #[cold]
+    fn find_spilt(&self, hash: u64, is: impl Fn(FlowId) -> bool) -> Option<FlowId> {
         let [_, others @ ..] = self.places(hash);
         others
             .into_iter()
@@ -78,16 +92,24 @@ impl Index {
 
     /// Adds an entry, complete in all its parts. False when there is no place for it.
     pub(super) fn insert(&self, hash: u64, id: FlowId) -> bool {
-        let wanted = slot(hash, id);
-        self.places(hash).into_iter().any(|bucket| {
-            let slots = &self.buckets[bucket].0;
-            (0..SLOTS).any(|step| {
-                let slot = &slots[(tag(hash) as usize + step) % SLOTS];
-                slot.load(Ordering::Relaxed) == 0
-                    && slot
-                        .compare_exchange(0, wanted, Ordering::SeqCst, Ordering::Relaxed)
-                        .is_ok()
-            })
+        let [first, others @ ..] = self.places(hash);
+        if self.insert_into(first, hash, id) {
+            return true;
+        }
+        // Said before it is so: who looks for it then finds it.
+        self.spilt[first].store(true, Ordering::SeqCst);
+        others
+            .into_iter()
+            .any(|bucket| self.insert_into(bucket, hash, id))
+    }
+
+    fn insert_into(&self, bucket: usize, hash: u64, id: FlowId) -> bool {
+        let slots = &self.buckets[bucket].0;
+        (0..SLOTS).any(|step| {
+            let at = &slots[(tag(hash) as usize + step) % SLOTS];
+            let is_free = at.load(Ordering::Relaxed) == 0;
+            let take = || at.compare_exchange(0, slot(hash, id), Ordering::SeqCst, Ordering::Relaxed);
+            is_free && take().is_ok()
         })
     }
 
@@ -105,11 +127,11 @@ impl Index {
     }
 
     /// The buckets in which an entry with this hash may be.
-    #[inline]
-    fn places(&self, hash: u64) -> [usize; 4] {
+    fn places(&self, hash: u64) -> [usize; 6] {
         let first = hash as usize & self.mask;
-        let second = (hash >> 24) as usize & self.mask;
-        [first, first ^ 1, second, second ^ 1]
+        let second = (hash >> 20) as usize & self.mask;
+        let third = (hash >> 40) as usize & self.mask;
+        [first, first ^ 1, second, second ^ 1, third, third ^ 1]
     }
 }
 
@@ -134,7 +156,7 @@ mod tests {
         fn finds_what_is_in_it(steps in proptest::collection::vec((any::<bool>(), 0u32..40), 1..300)) {
             let index = Index::new(32);
             let mut model = HashMap::new();
-            let hash_of = |id: u32| u64::from(id % 7) << 32 | u64::from(id % 3);
+            let hash_of = |id: u32| u64::from(id % 7) << 32 | u64::from(id % 2);
             for (add, id) in steps {
                 if add && model.len() < 32 && !model.contains_key(&id) {
                     if index.insert(hash_of(id), id) {

@@ -155,3 +155,19 @@ fn workers_do_not_pull_flows_from_under_each_other() {
     });
     assert!(again.count() as u32 >= MAX - kept);
 }
+
+/// A table that is full goes on taking new flows for old ones, however often.
+#[test]
+fn a_full_table_takes_new_flows_for_the_oldest() {
+    const MAX: u32 = 4096;
+    let table = FlowTable::shared(MAX, 1, 1);
+    let mut flows = Flows::new(table.clone(), 0);
+    for number in 0..16 * MAX {
+        let mut new = new_flow(&flows, number, 2 * MAX);
+        new.owner = PortSlot(0);
+        new.state = FlowState::OneWay;
+        assert!(matches!(flows.insert(&new), Ok(Some(_))), "{number}");
+        assert!(table.len() <= MAX);
+    }
+    assert_eq!(flows.evicted(), u64::from(15 * MAX));
+}
