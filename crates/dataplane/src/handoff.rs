@@ -32,7 +32,7 @@ use crate::queue::QueueId;
 pub(crate) const RING: usize = 1024;
 
 /// Batches of one queue that may be out at once.
-pub(crate) const OUT_MAX: usize = 1;
+pub(crate) const OUT_MAX: usize = 8;
 
 /// Batches of one worker that may be out at once.
 pub(crate) const SHELLS: usize = 32;
