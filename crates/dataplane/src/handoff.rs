@@ -189,7 +189,8 @@ impl Outbox {
             plan.frames |= 1 << frame;
             return Put::Handed;
         }
-        let Some(lane) = self.lanes.get_mut(worker).and_then(Option::as_mut) else {
+        let lane = self.lanes.get_mut(worker).and_then(Option::as_mut);
+        let Some(lane) = lane.filter(|lane| !lane.ring.is_abandoned()) else {
             return Put::Gone;
         };
         if lane.ring.slots() <= lane.reserved {

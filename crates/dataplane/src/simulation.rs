@@ -158,6 +158,12 @@ impl Simulation {
         }
     }
 
+    /// True when somebody has asked one worker for something and it has not looked yet.
+    pub fn is_called(&self, worker: usize) -> bool {
+        let worker = self.workers.get(worker).and_then(Option::as_ref);
+        worker.is_some_and(Worker::is_called)
+    }
+
     /// Ends one worker as its thread does, and with it the ports that it has.
     pub fn stop(&mut self, worker: usize) {
         self.workers[worker] = None;

@@ -43,6 +43,11 @@ impl Worker {
         }
     }
 
+    /// Somebody has asked for something.
+    pub(crate) fn is_called(&self) -> bool {
+        self.wake.bell.is_rung()
+    }
+
     /// The part of a turn that answers other threads.
     pub(super) fn commands_only(&mut self, now: Now) -> usize {
         let mut commands = 0;

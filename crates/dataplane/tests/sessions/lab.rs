@@ -195,6 +195,12 @@ impl Lab {
 
     fn publish(&mut self) {
         self.epoch += 1;
+        let snapshot = self.snapshot(self.epoch);
+        self.sim.publish(snapshot);
+    }
+
+    /// All that was configured.
+    pub fn snapshot(&self, epoch: u64) -> Snapshot {
         let of_network = |network: u32| {
             let ports = self
                 .ports
@@ -213,8 +219,8 @@ impl Lab {
                 learners: mine.iter().filter(|p| p.learn_macs).map(|p| p.slot).collect(),
             }
         };
-        let snapshot = Snapshot {
-            epoch: Epoch(self.epoch),
+        Snapshot {
+            epoch: Epoch(epoch),
             ports: self.ports.iter().map(|port| port.clone().map(Arc::new)).collect(),
             networks: (0..3).map(|n| Some(Arc::new(of_network(n)))).collect(),
             groups: self
@@ -222,8 +228,7 @@ impl Lab {
                 .iter()
                 .map(|group| group.clone().map(Arc::new))
                 .collect(),
-        };
-        self.sim.publish(snapshot);
+        }
     }
 
     /// Sends a frame; the switch comes to rest.

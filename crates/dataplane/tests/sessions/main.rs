@@ -20,3 +20,5 @@ mod spoof;
 mod switching;
 mod tcp;
 mod traces;
+mod unrest;
+mod workers;
