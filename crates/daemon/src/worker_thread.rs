@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use dataplane::balance::Balancer;
 use dataplane::load::WorkerLoad;
 use dataplane::report::PortReport;
 use dataplane::{Now, PortSlot, Switch, Worker, WorkerConfig, WorkerGone};
@@ -13,6 +14,8 @@ use rustix::time::{ClockId, clock_gettime};
 
 /// The longest sleep: tables do their housekeeping that often.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
+/// How often the balancer looks.
+const BALANCE_EVERY: Duration = Duration::from_secs(1);
 /// Turns between two looks at the wall clock, which may be set while we run.
 const WALL_CLOCK_TURNS: u32 = 4096;
 
@@ -34,6 +37,7 @@ pub struct WorkerThreads {
     max_flows: u32,
     /// By worker.
     last: Mutex<Vec<Sample>>,
+    /// Those of the workers, and the balancer's.
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -79,6 +83,9 @@ impl WorkerThreads {
             at: Instant::now(),
             asleep_ns: 0,
         });
+        if options.cores.len() > 1 {
+            threads.push(start_balancer(&switch)?);
+        }
         Ok(WorkerThreads {
             switch,
             last: Mutex::new(samples.collect()),
@@ -153,6 +160,30 @@ fn start(
     wait.recv()
         .unwrap_or_else(|_| Err("a worker's thread ended at once".into()))?;
     Ok(thread)
+}
+
+/// Starts the thread that moves queues from workers that have much to do to those that have little. Once a second it
+/// looks at numbers that the workers have noted; it wakes none of them but to move a queue. Ends with the workers.
+fn start_balancer(switch: &Arc<Switch>) -> Result<JoinHandle<()>, String> {
+    let switch = switch.clone();
+    let run = move || {
+        let mut balancer = Balancer::default();
+        while !switch.wait_stopping(BALANCE_EVERY) {
+            match switch.balance(&mut balancer) {
+                Ok(Some(moved)) => tracing::info!(
+                    "queue {} of the NIC in slot {} goes from worker {} to worker {}, which has less to do",
+                    moved.queue.pair,
+                    moved.queue.slot.0,
+                    moved.from,
+                    moved.to
+                ),
+                Ok(None) => {}
+                Err(WorkerGone) => return,
+            }
+        }
+    };
+    let thread = std::thread::Builder::new().name("balancer".into()).spawn(run);
+    thread.map_err(|e| format!("the balancer's thread cannot be started: {e}"))
 }
 
 fn pin(core: usize) -> Result<(), String> {

@@ -3,7 +3,7 @@
 //! # Theory of operation
 //!
 //! Control compiles the configuration into one immutable [`Snapshot`] with an epoch; a
-//! [`Worker`] owns the ports and all state, and takes a snapshot up between two batches. A frame's way is in
+//! [`Worker`] owns its ports and all state but the flows, and takes a snapshot up between two batches. A frame's way is in
 //! `path.rs`, eleven steps that read from top to bottom, each of them done for a whole batch before the next.
 //! There is no I/O and no clock in here: frames come through [`io::port::Port`], the time with every turn.
 //!
@@ -29,20 +29,31 @@
 //! | flows | `max_flows`; `flow_share` for a NIC, less in the last eighth | the NIC's own oldest half-open or long idle flow goes, or the new one is refused: `flow_share_full`, `flow_table_full` |
 //! | datagrams in reassembly | `max_fragments`; an eighth for a NIC, and a quarter of what is free; 8 gaps in one | `fragment_table_full` |
 //! | fragments held back | 64 and 1 MiB, 32 for a NIC, 1 s | the oldest of the NIC with most: `fragment_without_first` |
+//! | messages from worker to worker | 1,024 a pair of workers | `handoff_full` |
+//! | batches handed over | 32 of a worker | the queue is not received from until one is back |
 //! | learnt MACs | `max_learned_macs`; a quarter for a NIC; 300 s | not learnt: flooded to the learners |
 //! | NICs, rules with counters | 16,384; 1,048,576 | control refuses |
 //!
 //! # Several workers
 //!
+//! A queue pair of a NIC belongs to one worker. A frame is judged by the worker whose queue it came from. When its
+//! target's queue is another worker's it is handed over by reference: the batch stays where it is, the other worker
+//! makes the one copy and counts it, and the sender's buffers are given back in their order when the last reference is
+//! gone (`handoff.rs`). Nobody waits for anybody: rings between workers are bounded, each with one end at either of
+//! two, and what finds one full is dropped (`handoff_full`). [`Switch`] is the face of all workers: it spreads queues
+//! over them, moves one when loads have shifted (`balance.rs`), publishes to all and adds up what each has counted.
+//!
 //! Every worker finds every flow: the table is shared, without locks. Its entries are plain numbers of fixed size
 //! addressed by index, so that the slab could lie in a mapping that the next process shares. What the packets of one
 //! side write is on a line of its own, and a side's packets come from one queue of a NIC, that is by one worker. Who
 //! makes a flow keeps it in its lists and takes its entry back, once the others have let go of it (`flow/table.rs`).
-//! Counters are per worker, and so are fragments, which come by one queue.
+//! Counters are per worker, and so are fragments, which come by one queue. Learnt MACs are per worker as well, and
+//! told to the others through the same rings.
 
 #![forbid(unsafe_code)]
 
 pub mod address_set;
+pub mod balance;
 pub mod counters;
 pub mod drop_reason;
 mod dump;

@@ -4,13 +4,16 @@
 //! that no worker ever takes.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
+use io::cycles;
 use io::poll::Doorbell;
 use io::port::Port;
 
+use crate::balance::{self, Balancer, Move};
 use crate::counters::{Counters, PortCounters, RuleCounters};
 use crate::flow::{FlowInfo, FlowTable};
 use crate::handle::{Answer, Arrival, Command, WorkerGone, WorkerHandle};
@@ -29,6 +32,10 @@ const SETTLE_MAX: usize = 4;
 pub struct Switch {
     workers: Vec<WorkerHandle>,
     queues: Mutex<BTreeMap<QueueId, Assigned>>,
+    /// How busy each worker was at the last look, in thousandths.
+    busy: Vec<AtomicU64>,
+    stopping: Mutex<bool>,
+    stopped: Condvar,
 }
 
 /// Where a queue is.
@@ -100,6 +107,9 @@ impl Switch {
         let switch = Switch {
             workers: handles,
             queues: Mutex::default(),
+            busy: (0..count).map(|_| AtomicU64::new(0)).collect(),
+            stopping: Mutex::new(false),
+            stopped: Condvar::new(),
         };
         Ok((switch, workers))
     }
@@ -187,6 +197,19 @@ impl Switch {
         uses.collect()
     }
 
+    /// Looks at what the queues have cost since the last look, and moves one if that is worth it: to be called once a
+    /// second or so. Gives what was moved.
+    pub fn balance(&self, balancer: &mut Balancer) -> Result<Option<Move>, WorkerGone> {
+        let shares = balancer.look(&self.queue_uses(), cycles::now());
+        for (noted, busy) in self.busy.iter().zip(balance::busy(self.workers(), &shares)) {
+            noted.store(busy, Ordering::Relaxed);
+        }
+        let Some(next) = balancer.decide(self.workers(), &shares) else {
+            return Ok(None);
+        };
+        Ok(self.move_queue(next.queue, next.to)?.then_some(next))
+    }
+
     /// The tracked flows, all of them or those with an end at one NIC.
     pub fn flows(&self, of: Option<PortUid>) -> Result<Vec<FlowInfo>, WorkerGone> {
         let found = self.ask_all(|answer| Command::Flows(of, answer))?;
@@ -235,6 +258,17 @@ impl Switch {
     /// Ends the loops of all workers after the commands sent before. Not to be waited for here: join the threads.
     pub fn stop(&self) {
         self.workers.iter().for_each(WorkerHandle::stop);
+        *self.stopping.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.stopped.notify_all();
+    }
+
+    /// Waits so long, or until [`stop`](Self::stop). True when it was that.
+    pub fn wait_stopping(&self, longest: Duration) -> bool {
+        let stopping = self.stopping.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self
+            .stopped
+            .wait_timeout_while(stopping, longest, |stopping| !*stopping);
+        *waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
     /// Ends the loop of one worker, for tests of what becomes of the others.
@@ -244,14 +278,16 @@ impl Switch {
         }
     }
 
-    /// By the number of queues: what a queue will cost is not known before it has come.
+    /// The one that had least to do at the last look, in quarters of its time; of those, the one with fewest queues:
+    /// what a queue will cost is not known before it has come.
     fn least_loaded(&self, queues: &BTreeMap<QueueId, Assigned>) -> usize {
         let mut counts = vec![0usize; self.workers.len()];
         for assigned in queues.values() {
             counts[assigned.worker] += 1;
         }
-        let least = counts.iter().enumerate().min_by_key(|(_, count)| **count);
-        least.map_or(0, |(worker, _)| worker)
+        let busy = |worker: usize| self.busy[worker].load(Ordering::Relaxed) / 250;
+        let least = (0..counts.len()).min_by_key(|&worker| (busy(worker), counts[worker]));
+        least.unwrap_or(0)
     }
 
     fn ask<T>(
