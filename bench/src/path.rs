@@ -285,6 +285,7 @@ fn snapshot() -> Result<Snapshot, PeerError> {
             allow_dhcp_server: false,
             allow_router_advertisements: false,
             learn_macs: false,
+            link_down: false,
             timeouts: Timeouts::default(),
             flow_share: 1 << 21,
             mtu: 1500,

@@ -163,8 +163,9 @@ pub trait Attachments: Send {
     /// the slot any more, or to undo `open` when a later step failed.
     fn close(&mut self, nic: &Nic, slot: PortSlot);
 
-    /// The NIC keeps its attachment, and its MAC, its MTU or (bench only) its addresses changed. What a guest that is connected learns of it is the
-    /// implementation's matter; a guest that connects later sees the new values. Does nothing by default.
+    /// The NIC keeps its attachment, and its MAC, its MTU, its link or (bench only) its addresses changed. What a guest
+    /// that is connected learns of it is the implementation's matter; a guest that connects later sees the new values.
+    /// Called when the data plane obeys the change already. Does nothing by default.
     fn reconfigure(&mut self, request: &OpenRequest<'_>) {
         let _ = request;
     }

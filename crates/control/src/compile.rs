@@ -187,6 +187,7 @@ impl State {
             allow_dhcp_server: nic.allow_dhcp_server,
             allow_router_advertisements: nic.allow_router_advertisements,
             learn_macs: nic.learn_macs,
+            link_down: nic.link_down,
             timeouts: nic.timeouts,
             flow_share: settings.flow_share,
             mtu: settings.mtu(nic),

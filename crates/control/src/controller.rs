@@ -141,7 +141,7 @@ impl Controller {
                 Some(new) if new.same_port(old) => {
                     // A bench answers ARP for its addresses itself; other guests learn of theirs elsewhere.
                     let ips = |nic: &Nic| matches!(nic.kind, NicKind::Bench(_)).then(|| nic.ips.clone());
-                    let changed = |nic: &Nic| (nic.mac, self.settings.mtu(nic), ips(nic));
+                    let changed = |nic: &Nic| (nic.mac, self.settings.mtu(nic), ips(nic), nic.link_down);
                     if changed(&old.nic) != changed(&new.nic) {
                         self.attachments.reconfigure(&request(&self.settings, new));
                     }

@@ -129,6 +129,7 @@ fn described(nic: &Nic) -> Vec<(&'static str, String)> {
         allow_router_advertisements,
         learn_macs,
         mtu,
+        link_down,
     } = nic;
     let kind = match kind {
         NicKind::VhostUser if *vhost_mode == VhostMode::Client => "vhost-user client".to_owned(),
@@ -163,6 +164,7 @@ fn described(nic: &Nic) -> Vec<(&'static str, String)> {
         ),
         ("learn_macs", learn_macs.to_string()),
         ("mtu", optional(mtu)),
+        ("link", if *link_down { "down" } else { "up" }.to_owned()),
     ]
 }
 

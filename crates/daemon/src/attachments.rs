@@ -145,7 +145,7 @@ fn options(request: &OpenRequest<'_>) -> NicOptions {
         mac: request.nic.mac,
         mtu: Some(request.mtu),
         offloads: request.offloads,
-        link_up: true,
+        link_up: !request.nic.link_down,
         pairs: 1,
     }
 }
@@ -164,6 +164,11 @@ impl PortSink for Sink {
 
     fn detach(&self, key: PortKey, pair: u16) -> Option<Port> {
         self.switch.detach(queue(key, pair)).ok().flatten()
+    }
+
+    fn announce(&self, key: PortKey) {
+        // Waited for, as all that is asked of the worker: a VMM that asks for this all the time fills no queue.
+        let _ = self.switch.announce(PortSlot(key.0));
     }
 
     fn state(&self, key: PortKey, state: PortState) {

@@ -99,6 +99,7 @@ async fn a_nic_s_life() {
             udp_secs: 60,
             ..Default::default()
         }),
+        link_down: Some(true),
         ..Default::default()
     };
     let updated = within(client.update_nic(update)).await.unwrap().into_inner();
@@ -114,6 +115,7 @@ async fn a_nic_s_life() {
             udp_secs: 60,
             udp_stream_secs: 180,
         }),
+        link_down: true,
         ..shown("vnic_1", 1)
     };
     assert_eq!(

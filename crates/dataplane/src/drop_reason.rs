@@ -40,6 +40,8 @@ drop_reasons! {
     BadOffload = "bad_offload",
     /// The NIC is a sniffer: it receives copies and can send nothing.
     SnifferSends = "sniffer_sends",
+    /// The NIC's link is down: nothing comes from it and nothing goes to it.
+    LinkDown = "link_down",
     /// The source MAC address is not one of the NIC's.
     MacSpoofed = "mac_spoofed",
     /// The source IP address is not one of the NIC's.

@@ -29,6 +29,8 @@ pub(crate) enum Command {
     Detach(QueueId, Sender<Option<Box<Port>>>),
     /// Give a queue to another worker; the answer: it was here, and is there.
     Move(QueueId, usize, Sender<bool>),
+    /// Tell those of a NIC's network whose queues are here where the NIC is.
+    Announce(PortSlot, Sender<()>),
     Flows(Option<PortUid>, Sender<Vec<FlowInfo>>),
     Import(Vec<FlowInfo>, Sender<usize>),
     Load(Sender<WorkerLoad>),

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use io::frame::Batch;
+use wire::build;
+use wire::offload::Offload;
 
 use crate::counters::Counters;
 use crate::drop_reason::DropReason;
@@ -111,6 +113,41 @@ impl Path {
             self.spare = spare;
         }
         targets
+    }
+
+    /// Tells all NICs of a NIC's network where it is, for those behind which switches learn: a RARP request by its own
+    /// MAC, as other hypervisors' switches send it for a guest that has just moved. No rules are asked, since the guest
+    /// has not sent it, and nothing is counted as lost for those who cannot have it. Every worker does so for the NICs
+    /// whose queues it has.
+    pub(crate) fn announce(&mut self, slot: PortSlot, ports: &mut Ports, now: Now) {
+        let Some(nic) = self.view.port(slot) else { return };
+        let Some(network) = self.view.network(nic.network) else {
+            return;
+        };
+        if nic.link_down || nic.is_sniffer {
+            return;
+        }
+        self.items.clear();
+        self.jobs.clear();
+        self.cases.clear();
+        let mut batch = std::mem::take(&mut self.spare);
+        batch.clear();
+        batch.push_bytes(&build::rarp_announcement(nic.mac), Offload::default());
+        let mut round = Round {
+            nic,
+            pair: 0,
+            view: &self.view,
+            counters: &self.counters,
+            tables: &mut self.tables,
+            batch: &batch,
+            items: &mut self.items,
+            jobs: &mut self.jobs,
+            cases: &mut self.cases,
+            now,
+        };
+        destination::to_all(&mut round, network, |target| ports.has_queue_of(target));
+        deliver::run(&mut round, ports);
+        self.spare = batch;
     }
 
     fn round(

@@ -190,6 +190,13 @@ impl Ports {
         }
     }
 
+    /// This worker has the queue of a NIC that a frame with no wish is written to.
+    pub(crate) fn has_queue_of(&self, slot: PortSlot) -> bool {
+        let on = self.routes.on(slot);
+        let pair = pick(on, 0);
+        on != 0 && self.peek(QueueId { slot, pair }).is_some()
+    }
+
     /// All of them, by slot and pair.
     pub(crate) fn all(&self) -> impl Iterator<Item = (QueueId, &Attached)> {
         self.slots.iter().zip(0..).flat_map(|(slot, number)| {

@@ -190,6 +190,11 @@ impl Simulation {
         }
     }
 
+    /// Tells a NIC's network where it is.
+    pub fn announce(&mut self, slot: PortSlot) {
+        self.ask(move |switch| switch.announce(slot).is_ok());
+    }
+
     /// The tracked flows, of all or of one NIC.
     pub fn flows(&mut self, of: Option<PortUid>) -> Vec<FlowInfo> {
         self.ask(move |switch| switch.flows(of).unwrap_or_default())

@@ -87,6 +87,8 @@ pub struct PortConfig {
     pub allow_router_advertisements: bool,
     /// Machines behind it (a nested bridge) may send from MACs of their own, which are learnt.
     pub learn_macs: bool,
+    /// Its link is down: nothing comes from it and nothing goes to it.
+    pub link_down: bool,
     /// Idle timeouts of its flows.
     pub timeouts: Timeouts,
     /// How many flows that it started may be tracked at once.

@@ -210,6 +210,12 @@ impl Switch {
         Ok(self.move_queue(next.queue, next.to)?.then_some(next))
     }
 
+    /// Tells all other NICs of a NIC's network where it is, as a guest that has just come there would. Does nothing for
+    /// a NIC that no snapshot in force knows.
+    pub fn announce(&self, slot: PortSlot) -> Result<(), WorkerGone> {
+        self.ask_all(|answer| Command::Announce(slot, answer)).map(drop)
+    }
+
     /// The tracked flows, all of them or those with an end at one NIC.
     pub fn flows(&self, of: Option<PortUid>) -> Result<Vec<FlowInfo>, WorkerGone> {
         let found = self.ask_all(|answer| Command::Flows(of, answer))?;

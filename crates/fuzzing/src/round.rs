@@ -391,6 +391,7 @@ fn snapshot(epoch: u64, open: bool) -> Snapshot {
         allow_dhcp_server: false,
         allow_router_advertisements: false,
         learn_macs: nic == L,
+        link_down: false,
         timeouts: Timeouts::default(),
         flow_share: 32,
         mtu: 1500,

@@ -24,7 +24,7 @@ pub use fragment::fragments;
 pub use l4::crc32c;
 pub use neighbours::{
     arp, arp_reply, arp_request, link_option, neighbour_advertisement, neighbour_solicitation,
-    router_advertisement, solicited_node,
+    rarp_announcement, router_advertisement, solicited_node,
 };
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

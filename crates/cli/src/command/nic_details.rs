@@ -84,6 +84,9 @@ fn detail_lines(status: &v1::NicStatus) -> Vec<(&'static str, String)> {
             lines.push((name, "on".into()));
         }
     }
+    if nic.link_down {
+        lines.push(("link", "down".into()));
+    }
     if status.mtu != 0 {
         lines.push(("mtu", status.mtu.to_string()));
     }

@@ -31,6 +31,15 @@ pub enum Btype {
     Receiver,
 }
 
+/// What the operator wants of a link.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Link {
+    /// Frames pass
+    Up,
+    /// No frame passes
+    Down,
+}
+
 /// `nic add`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
@@ -139,6 +148,9 @@ struct Settings {
     /// API v1: the largest IP packet in bytes, offered to the guest
     #[arg(long, value_name = "BYTES")]
     mtu: Option<u32>,
+    /// API v1: take the link down, so that no frame passes, or up again
+    #[arg(long, value_name = "up|down", hide_possible_values = true)]
+    link: Option<Link>,
 }
 
 impl NicAdd {
@@ -193,6 +205,7 @@ impl NicAdd {
             allow_router_advertisements: settings.allow_router_advertisements.unwrap_or_default(),
             learn_macs: settings.learn_macs.unwrap_or_default(),
             mtu: settings.mtu.unwrap_or_default(),
+            link_down: settings.link == Some(Link::Down),
             vhost_mode: match self.client {
                 true => v1::VhostMode::Client,
                 false => v1::VhostMode::Unspecified,
@@ -222,6 +235,7 @@ impl NicUpdate {
             allow_router_advertisements: settings.allow_router_advertisements,
             learn_macs: settings.learn_macs,
             mtu: settings.mtu,
+            link_down: settings.link.map(|link| link == Link::Down),
             leave_groups: Vec::new(),
             join_groups: Vec::new(),
         }

@@ -33,6 +33,7 @@ pub fn to_v0(nic: &v1::Nic) -> (v0::Nic, Vec<&'static str>) {
         ("learn_macs", nic.learn_macs),
         ("mtu", nic.mtu != 0),
         ("vhost_mode", nic.vhost_mode() == v1::VhostMode::Client),
+        ("link_down", nic.link_down),
     ];
     let nic = v0::Nic {
         id: nic.id.clone(),
@@ -151,6 +152,7 @@ pub fn update_to_v0(update: v1::UpdateNicRequest) -> Result<v0::NicUpdateReq, Un
         ),
         ("learn_macs", update.learn_macs.is_some()),
         ("mtu", update.mtu.is_some()),
+        ("link_down", update.link_down.is_some()),
     ] {
         if is {
             return Err(Untranslatable(format!("changing {name} of NIC {}", update.id)));

@@ -91,6 +91,9 @@ pub struct Nic {
     pub learn_macs: bool,
     /// Largest packet, bytes behind the Ethernet header. Default: the daemon's.
     pub mtu: Option<u16>,
+    /// The link is down as the operator wants it: no frame comes from the NIC or goes to it, and the guest is told.
+    /// Default no.
+    pub link_down: bool,
 }
 
 /// Replaces the given values of a NIC and keeps the others. A list replaces the whole list.
@@ -112,6 +115,7 @@ pub struct NicUpdate {
     pub allow_router_advertisements: Option<bool>,
     pub learn_macs: Option<bool>,
     pub mtu: Option<u16>,
+    pub link_down: Option<bool>,
 }
 
 impl Nic {
@@ -137,6 +141,7 @@ impl Nic {
             allow_router_advertisements: false,
             learn_macs: false,
             mtu: None,
+            link_down: false,
         }
     }
 
@@ -161,6 +166,7 @@ impl Nic {
         );
         replace(&mut nic.learn_macs, update.learn_macs);
         replace(&mut nic.mtu, update.mtu.map(Some));
+        replace(&mut nic.link_down, update.link_down);
         nic
     }
 

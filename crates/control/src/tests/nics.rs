@@ -111,6 +111,27 @@ fn a_bench_is_told_its_new_addresses() {
 }
 
 #[test]
+fn a_link_goes_down_and_up_and_its_guest_is_told_each_time() {
+    let (mut controller, shared) = controller();
+    controller.put_nic(nic("a", 1, &["42.0.0.1"])).unwrap();
+    let link = |down| NicUpdate {
+        link_down: Some(down),
+        ..NicUpdate::default()
+    };
+    shared.log();
+    for (down, told) in [
+        (true, Some("reconfigure 52:54:00:12:34:01 1500 link down")),
+        (true, None),
+        (false, Some("reconfigure 52:54:00:12:34:01 1500")),
+    ] {
+        let status = controller.update_nic(&nic_id("a"), link(down)).unwrap();
+        assert_eq!(status.nic.link_down, down);
+        assert_eq!(port(&controller, &shared, "a").link_down, down);
+        assert_eq!(shared.log(), told.into_iter().collect::<Vec<_>>());
+    }
+}
+
+#[test]
 fn a_deleted_nic_leaves_nothing_and_is_deleted_once() {
     let (mut controller, shared) = controller();
     let status = controller.put_nic(nic("a", 1, &["web"])).unwrap();

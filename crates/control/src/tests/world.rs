@@ -74,9 +74,12 @@ impl Attachments for Shared {
     }
 
     fn reconfigure(&mut self, request: &OpenRequest<'_>) {
-        self.world()
-            .log
-            .push(format!("reconfigure {} {}", request.nic.mac, request.mtu));
+        self.world().log.push(format!(
+            "reconfigure {} {}{}",
+            request.nic.mac,
+            request.mtu,
+            if request.nic.link_down { " link down" } else { "" }
+        ));
     }
 
     fn trace(&mut self, nic: &Nic, path: &str) -> Result<Option<Trace>, AttachError> {

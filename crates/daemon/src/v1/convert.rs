@@ -32,6 +32,7 @@ pub fn nic(nic: v1::Nic, settings: &Settings) -> Result<Nic, Error> {
     new.allow_dhcp_server = nic.allow_dhcp_server;
     new.allow_router_advertisements = nic.allow_router_advertisements;
     new.learn_macs = nic.learn_macs;
+    new.link_down = nic.link_down;
     new.mtu = match nic.mtu {
         0 => None,
         value => Some(mtu(&owner, value)?),
@@ -65,6 +66,7 @@ pub fn nic_update(update: v1::UpdateNicRequest) -> Result<(NicId, NicUpdate), Er
         allow_dhcp_server: update.allow_dhcp_server,
         allow_router_advertisements: update.allow_router_advertisements,
         learn_macs: update.learn_macs,
+        link_down: update.link_down,
         mtu: update.mtu.map(|value| mtu(&owner, value)).transpose()?,
     };
     Ok((NicId::new(&update.id)?, change))

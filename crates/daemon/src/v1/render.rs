@@ -50,6 +50,7 @@ pub fn nic(nic: &Nic) -> v1::Nic {
         allow_dhcp_server: nic.allow_dhcp_server,
         allow_router_advertisements: nic.allow_router_advertisements,
         learn_macs: nic.learn_macs,
+        link_down: nic.link_down,
         mtu: nic.mtu.unwrap_or_default().into(),
         vhost_mode: match nic.vhost_mode {
             VhostMode::Server => v1::VhostMode::Unspecified,

@@ -138,8 +138,11 @@ fn show(round: &Round, ports: &mut Ports, config: &PortConfig, frame: usize) {
 
 /// A copy for a sniffer; one that it has no room for is lost for it alone.
 fn copy_to(round: &Round, ports: &mut Ports, frame: usize, sniffer: PortSlot) {
-    if round.view.port(sniffer).is_none_or(|config| !config.is_sniffer) {
+    let Some(config) = round.view.port(sniffer).filter(|config| config.is_sniffer) else {
         return;
+    };
+    if config.link_down {
+        return round.counters.dropped_to(sniffer, DropReason::LinkDown);
     }
     match ports.transmit(sniffer, round.batch, frame) {
         // Counted by the worker that it was handed to.

@@ -7,7 +7,7 @@ use wire::{Mac, dhcp};
 use crate::drop_reason::DropReason;
 use crate::flow::Key;
 use crate::judge::{Grant, owns_mac};
-use crate::round::{Case, Job, Round, Track, Verdict};
+use crate::round::{Case, Job, NO_CASE, Round, Track, Verdict};
 use crate::snapshot::{Network, PortConfig, PortSlot};
 
 pub(crate) fn run(round: &mut Round) {
@@ -52,6 +52,23 @@ fn send(round: &mut Round, network: &Network, index: usize, dst: Mac) -> Result<
     }
 }
 
+/// A frame of ours about the sender, the first of the batch, for all others of its network that can be `reached`,
+/// whatever the rules say.
+pub(crate) fn to_all(round: &mut Round, network: &Network, reached: impl Fn(PortSlot) -> bool) {
+    for slot in network.ports.iter().filter(|slot| **slot != round.nic.slot) {
+        let target = round.view.port(*slot);
+        if target.is_some_and(|target| !target.is_sniffer && !target.link_down) && reached(*slot) {
+            round.jobs.push(Job {
+                frame: 0,
+                verdict: Verdict::Pass,
+                target: *slot,
+                steer: 0,
+                case: NO_CASE,
+            });
+        }
+    }
+}
+
 /// The NIC that has sent from `mac` last and may still do so.
 pub(crate) fn learned<'a>(round: &Round<'a>, mac: Mac) -> Option<&'a PortConfig> {
     let learned = &round.tables.learned;
@@ -84,6 +101,7 @@ fn add(round: &mut Round, index: usize, slot: PortSlot) -> Option<Result<(), Dro
     let packet = item.packet.as_ref()?;
     let unfiltered = round.nic.bypass && target.bypass;
     let (verdict, track) = match &packet.net {
+        _ if target.link_down => (Verdict::DropTo(DropReason::LinkDown), Track::No),
         _ if unfiltered || (item.always && concerns(packet, target)) => (Verdict::Pass, Track::No),
         Net::Ip(ip) => match Key::of(ip, round.nic.uid, target.uid) {
             Some((key, side)) => (Verdict::Open, Track::Flow(key, 0, side)),

@@ -110,7 +110,7 @@ impl Lane {
     pub(crate) fn run(&mut self, round: &mut Round) -> u32 {
         let all = u32::MAX >> (BATCH - round.batch.len());
         let nic = round.nic;
-        if nic.is_sniffer || nic.trace.is_some() || !nic.sniffers.is_empty() {
+        if nic.is_sniffer || nic.link_down || nic.trace.is_some() || !nic.sniffers.is_empty() {
             return all;
         }
         let mut choice = Choice {
@@ -233,7 +233,7 @@ impl Route {
         let slot = *view.network(nic.network)?.macs.get(&mac_of(mac))?;
         let target = view
             .port(slot)
-            .filter(|target| !target.is_sniffer && slot != nic.slot)?;
+            .filter(|target| !target.is_sniffer && !target.link_down && slot != nic.slot)?;
         Some(Route {
             mac,
             source: Some(nic.slot),

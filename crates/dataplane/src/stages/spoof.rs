@@ -1,4 +1,4 @@
-//! Step 3: nobody sends in another one's name. The source MAC always; the source address, the ARP sender and
+//! Step 3: nobody sends over a link that is down, or in another one's name. The source MAC always; the source address, the ARP sender and
 //! the ND target when the NIC asks for it (contract, item 14).
 
 use wire::nd::{Nd, NdKind};
@@ -11,6 +11,12 @@ use crate::round::{Round, owns_source};
 use crate::stages::destination::learned;
 
 pub(crate) fn run(round: &mut Round) {
+    if round.nic.link_down {
+        for index in 0..round.items.len() {
+            round.drop_item(index, DropReason::LinkDown);
+        }
+        return;
+    }
     for index in 0..round.items.len() {
         let item = &round.items[index];
         let Some(packet) = item.packet.as_ref().filter(|_| item.is_going()) else {

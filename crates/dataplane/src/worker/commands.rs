@@ -115,6 +115,11 @@ impl Worker {
                     let (view, flows) = (&self.path.view, &mut self.path.tables.flows);
                     let _ = answer.send(dump::import(view, flows, &infos, now));
                 }
+                Command::Announce(slot, answer) => {
+                    self.path.announce(slot, &mut self.ports, now);
+                    self.flush();
+                    let _ = answer.send(());
+                }
                 Command::Load(answer) => {
                     let _ = answer.send(self.load(now));
                 }

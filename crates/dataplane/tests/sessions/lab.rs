@@ -125,6 +125,7 @@ impl Lab {
             allow_dhcp_server: false,
             allow_router_advertisements: false,
             learn_macs: false,
+            link_down: false,
             timeouts: Timeouts::default(),
             flow_share: 1000,
             mtu: 1500,

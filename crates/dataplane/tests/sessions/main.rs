@@ -12,6 +12,7 @@ mod fragments;
 mod handle;
 mod lab;
 mod limits;
+mod links;
 mod model;
 mod rings;
 mod rules;

@@ -373,7 +373,7 @@ impl Session {
         if mac != own {
             return Err(Breach::Rarp { mac, own });
         }
-        self.sink.announce(self.key, mac);
+        self.sink.announce(self.key);
         Ok(())
     }
 

@@ -59,7 +59,7 @@ pub trait PortSink: Send + Sync {
     /// The NIC's state has changed.
     fn state(&self, key: PortKey, state: PortState);
 
-    /// The guest has come here from another host and its VMM asks to tell the network so (SEND_RARP). The MAC address is
-    /// the NIC's. Not to be left to a queue that can grow: a VMM may ask as fast as it can.
-    fn announce(&self, _key: PortKey, _mac: Mac) {}
+    /// The guest has come here from another host and its VMM asks to tell the network so (SEND_RARP). Not to
+    /// be left to a queue that can grow: a VMM may ask as fast as it can.
+    fn announce(&self, _key: PortKey) {}
 }

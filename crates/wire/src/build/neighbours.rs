@@ -7,6 +7,9 @@ use crate::Mac;
 use crate::nd;
 use crate::parse::{ArpPacket, ethertype};
 
+/// The EtherType of RARP, whose packets are those of ARP.
+const RARP: u16 = 0x8035;
+
 /// An ARP frame from `src` to `dst` that says what `arp` does.
 pub fn arp(src: Mac, dst: Mac, arp: ArpPacket) -> Vec<u8> {
     let mut body = vec![0, 1, 8, 0, 6, 4];
@@ -44,6 +47,23 @@ pub fn arp_reply(mac: Mac, sender: Ipv4Addr, to: Mac, target: Ipv4Addr) -> Vec<u
             target_ip: target,
         },
     )
+}
+
+/// What is broadcast for a guest that has come here from another host, so that switches learn where it is: a RARP
+/// request (RFC 903, operation 3) from and about `mac`, which nobody answers. 60 bytes, as on a wire.
+pub fn rarp_announcement(mac: Mac) -> Vec<u8> {
+    let nowhere = Ipv4Addr::UNSPECIFIED;
+    let about = ArpPacket {
+        op: 3,
+        sender_mac: mac,
+        sender_ip: nowhere,
+        target_mac: mac,
+        target_ip: nowhere,
+    };
+    let mut bytes = arp(mac, Mac::BROADCAST, about);
+    bytes[12..14].copy_from_slice(&RARP.to_be_bytes());
+    bytes.resize(60, 0);
+    bytes
 }
 
 /// The solicited-node multicast address of `target` (RFC 4291, section 2.7.1) and the MAC it maps to (RFC 2464).

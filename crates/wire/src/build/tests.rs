@@ -102,6 +102,19 @@ fn tags_padding_and_foreign_ethertypes() {
 }
 
 #[test]
+fn rarp_announcement_golden_bytes() {
+    #[rustfmt::skip]
+    let mut expected = vec![
+        0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0, 0, 1, 0x80, 0x35,
+        0, 1, 8, 0, 6, 4, 0, 3,
+        2, 0, 0, 0, 0, 1, 0, 0, 0, 0,
+        2, 0, 0, 0, 0, 1, 0, 0, 0, 0,
+    ];
+    expected.resize(60, 0);
+    assert_eq!(rarp_announcement(A), expected);
+}
+
+#[test]
 fn neighbour_solicitation_golden_bytes() {
     let frame = neighbour_solicitation(A, A.link_local(), B.link_local());
     #[rustfmt::skip]
