@@ -62,7 +62,12 @@ pub fn loaded(guests: &mut [Guest; 2], rate: f64, duration: Duration) -> Result<
             answered = false;
         }
         arrived += u64::from(guests[1].receive());
-        let Some((number, left)) = timed else { continue };
+        let Some((number, left)) = timed else {
+            if now > end + LOST {
+                return Err(PeerError("the switch takes no frames".to_owned()));
+            }
+            continue;
+        };
         if !answered && arrived >= number {
             guests[1].send(1, |_| ());
             answered = true;

@@ -25,6 +25,7 @@ mod results;
 mod ring;
 mod switch;
 mod table;
+mod workers;
 
 use clap::Parser;
 
@@ -47,6 +48,8 @@ pub const TRAFFIC_PORTS: u16 = 128;
 enum Command {
     /// Frames and connections a second, round trips and idle cost, on one core: this switch, testpmd, OVS-DPDK.
     Switch(switch::Options),
+    /// One worker against two, each with a pair of guests; skipped where there are not three processors.
+    Workers(workers::Options),
     /// Cycles a frame, step by step, of the switch alone: no other process, no other core.
     Path {
         /// A tenth of the windows.
@@ -72,6 +75,7 @@ fn main() -> std::process::ExitCode {
     }
     let ratios = match command {
         Command::Switch(options) => switch::run(&options),
+        Command::Workers(options) => workers::run(&options),
         Command::Path { quick, only } => path::run(quick, &only),
         Command::Control { quick } => control::run(if quick { 200 } else { 2000 }),
     };

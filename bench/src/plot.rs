@@ -1,4 +1,4 @@
-//! A table as a picture: four panels in one SVG.
+//! A table as a picture: six panels in one SVG.
 
 use std::path::Path;
 
@@ -26,43 +26,44 @@ pub fn write(dir: &Path, regime: &str, table: &Table) -> Result<(), PeerError> {
 }
 
 fn draw(path: &Path, regime: &str, table: &Table) -> Drawn {
-    let root = SVGBackend::new(path, (1200, 900)).into_drawing_area();
+    let root = SVGBackend::new(path, (1500, 900)).into_drawing_area();
     root.fill(&WHITE)?;
-    let root = root.titled(
-        &format!("One core, 100 rules where it says so; cores {regime}"),
-        ("sans-serif", 20),
-    )?;
-    let panels = root.split_evenly((2, 2));
+    let title = format!("One core, cores {regime}: medians, and from the least to the most");
+    let root = root.titled(&title, ("sans-serif", 20))?;
+    let panels = root.split_evenly((2, 3));
     let sizes = lines(table, |load| match load {
-        Load::Udp { frame_len, flows: 1 } => Some((frame_len as f64, frame_len as f64 * 8e-9)),
+        Load::Udp { frame_len, flows: 1 } => Some((frame_len as f64, load.frame_bytes() as f64 * 8e-9)),
         _ => None,
     });
-    line_panel(&panels[0], "Gbit/s over the frame's bytes", &sizes)?;
+    line_panel(&panels[0], "Gbit/s over bytes a frame", &sizes, true)?;
     let flows = lines(table, |load| match load {
         Load::Udp { frame_len: 64, flows } => Some((f64::from(flows).log10(), 1e-6)),
         _ => None,
     });
     line_panel(
         &panels[1],
-        "Million 64-byte frames/s over flows, powers of ten",
+        "Million 64-byte frames/s over flows (powers of ten)",
         &flows,
+        false,
     )?;
-    let round_trip = |loaded| Row::RoundTrip {
-        loaded,
-        per_mille: 990,
-    };
-    bar_panel(
-        &panels[2],
-        "Million connections/s; 64 KiB frames, millions/s x 10",
-        table,
-        &[(Row::Connections, 1e-6), (Row::Rate(Load::Tso), 1e-5)],
-    )?;
+    let gbit = Load::Tso.frame_bytes() as f64 * 8e-9;
+    let tso = [(Row::Rate(Load::Tso), gbit)];
+    bar_panel(&panels[2], "Gbit/s of 64 KiB TCP frames", table, &tso, true)?;
+    let connections = [(Row::Connections, 1e-6)];
     bar_panel(
         &panels[3],
-        "Round trip p99, microseconds: alone; at 80 % load",
+        "Million TCP connections/s",
         table,
-        &[(round_trip(false), 1e6), (round_trip(true), 1e6)],
+        &connections,
+        false,
     )?;
+    for (panel, loaded, title) in [
+        (4, false, "Round trip alone, us: p50, p99"),
+        (5, true, "Round trip at 80 % load, us: p50, p99"),
+    ] {
+        let rows = [500, 990].map(|per_mille| (Row::RoundTrip { loaded, per_mille }, 1e6));
+        bar_panel(&panels[panel], title, table, &rows, false)?;
+    }
     root.present()?;
     Ok(())
 }
@@ -83,7 +84,7 @@ fn lines(table: &Table, place: impl Fn(Load) -> Option<(f64, f64)>) -> Vec<(Peer
 }
 
 /// One line a switch, the median with its spread.
-fn line_panel(area: &Panel<'_>, title: &str, lines: &[(Peer, Points)]) -> Drawn {
+fn line_panel(area: &Panel<'_>, title: &str, lines: &[(Peer, Points)], legend: bool) -> Drawn {
     let all = || lines.iter().flat_map(|(_, points)| points);
     let most_x = all().map(|(x, _)| *x).fold(1.0, f64::max);
     let most_y = all()
@@ -117,6 +118,9 @@ fn line_panel(area: &Panel<'_>, title: &str, lines: &[(Peer, Points)]) -> Drawn 
             .map(|(x, samples)| Circle::new((*x, samples.median()), 3, color.filled()));
         chart.draw_series(dots)?;
     }
+    if !legend {
+        return Ok(());
+    }
     chart
         .configure_series_labels()
         .position(SeriesLabelPosition::UpperLeft)
@@ -127,26 +131,24 @@ fn line_panel(area: &Panel<'_>, title: &str, lines: &[(Peer, Points)]) -> Drawn 
 }
 
 /// Groups of bars, one a switch.
-fn bar_panel(area: &Panel<'_>, title: &str, table: &Table, groups: &[(Row, f64)]) -> Drawn {
+fn bar_panel(area: &Panel<'_>, title: &str, table: &Table, groups: &[(Row, f64)], legend: bool) -> Drawn {
     let samples = |row: Row, scale: f64, peer: Peer| {
         let samples = table.get(peer, row).scaled(scale);
         (samples.count() > 1).then_some(samples)
     };
-    let most = groups
-        .iter()
-        .flat_map(|(row, scale)| table.peers.iter().filter_map(|peer| samples(*row, *scale, *peer)))
-        .map(|samples| samples.quantile(1.0))
-        .fold(0.0, f64::max);
-    if most == 0.0 {
-        return Ok(());
-    }
+    // What rare outliers reach above the bars is cut off.
+    let medians = groups.iter().flat_map(|(row, scale)| {
+        let of = |peer: &Peer| samples(*row, *scale, *peer).map(|samples| samples.median());
+        table.peers.iter().filter_map(of)
+    });
+    let most = medians.fold(0.0, f64::max) * 1.25;
     let width = table.peers.len() as f64 + 1.0;
     let mut chart = ChartBuilder::on(area)
         .caption(title, ("sans-serif", 16))
         .margin(12)
         .x_label_area_size(28)
         .y_label_area_size(44)
-        .build_cartesian_2d(0.0..width * groups.len() as f64, 0.0..most * 1.05)?;
+        .build_cartesian_2d(0.0..width * groups.len() as f64, 0.0..most)?;
     chart
         .configure_mesh()
         .disable_x_mesh()
@@ -167,9 +169,12 @@ fn bar_panel(area: &Panel<'_>, title: &str, table: &Table, groups: &[(Row, f64)]
                     .label(peer.name())
                     .legend(move |(x, y)| Rectangle::new([(x, y - 4), (x + 12, y + 4)], color.filled()));
             }
-            let ends = [0.0, 1.0].map(|share| (left + 0.4, samples.quantile(share)));
+            let ends = [0.0, 1.0].map(|share| (left + 0.4, samples.quantile(share).min(most)));
             chart.draw_series([PathElement::new(ends.to_vec(), BLACK)])?;
         }
+    }
+    if !legend {
+        return Ok(());
     }
     chart
         .configure_series_labels()

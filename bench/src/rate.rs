@@ -47,15 +47,30 @@ pub fn flood(
     least_time: Duration,
     most_time: Duration,
 ) -> Result<f64, PeerError> {
-    let chunk = CHUNK.min(guests[0].transmit.size / 4);
+    flood_pairs(&mut [guests], turns, least, least_time, most_time)
+}
+
+/// The same with several pairs of guests, one driver for all of them; gives the sum.
+pub fn flood_pairs(
+    pairs: &mut [&mut [Guest; 2]],
+    turns: &mut Turns,
+    least: u64,
+    least_time: Duration,
+    most_time: Duration,
+) -> Result<f64, PeerError> {
     let start = Instant::now();
     let mut count = 0u64;
     loop {
         for _ in 0..16 {
-            let sent = guests[0].offer(chunk, |write| turns.next(write));
-            let arrived = guests[1].collect(chunk);
-            count += u64::from(arrived);
-            if sent + arrived == 0 {
+            let mut moved = 0;
+            for [from, to] in pairs.iter_mut().map(|pair| &mut **pair) {
+                let chunk = CHUNK.min(from.transmit.size / 4);
+                moved += from.offer(chunk, |write| turns.next(write));
+                let arrived = to.collect(chunk);
+                moved += arrived;
+                count += u64::from(arrived);
+            }
+            if moved == 0 {
                 pause(GAP);
             }
         }
@@ -68,7 +83,7 @@ pub fn flood(
 }
 
 /// Says what comes first, and fills guest 0's buffers.
-fn prepare(guests: &mut [Guest; 2], load: Load) -> Result<(), PeerError> {
+pub fn prepare(guests: &mut [Guest; 2], load: Load) -> Result<(), PeerError> {
     let script = load::script(load)?;
     for (from, frame) in &script.first {
         say(guests, *from, frame)?;

@@ -28,8 +28,11 @@ impl Samples {
         self.quantile(0.5)
     }
 
-    /// From the least to the most, as a share of the median.
+    /// From the least to the most, as a share of the median; 0 when they are all the same.
     pub fn spread(&self) -> f64 {
+        if self.quantile(1.0) == self.quantile(0.0) {
+            return 0.0;
+        }
         (self.quantile(1.0) - self.quantile(0.0)) / self.median()
     }
 }

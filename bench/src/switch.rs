@@ -44,7 +44,7 @@ pub struct Options {
     /// Rounds, for fewer or more than usual.
     #[arg(long)]
     rounds: Option<usize>,
-    /// Where the data and the plot of each regime are written: switch-near.tsv, switch-near.svg.
+    /// Where the data, the table and the plot of each regime are written: switch-near.tsv, .md and .svg.
     #[arg(long)]
     out: Option<PathBuf>,
 }
@@ -105,6 +105,7 @@ pub fn run(options: &Options) -> Result<Ratios, PeerError> {
         print!("{}", table::text(regime, table));
         if let Some(out) = &options.out {
             table::write(out, regime, table)?;
+            table::write_markdown(out, regime, table)?;
             plot::write(out, regime, table)?;
         }
         ratios = table::ratios(table);
@@ -217,7 +218,11 @@ fn one(
         }
         Test::Idle => {
             for _ in 0..2 {
-                table.push(peer, Row::IdleCpu, idle::percent(&running.pids(), plan.idle / 2)?);
+                let used = idle::measure(&running.pids(), plan.idle / 2)?;
+                table.push(peer, Row::IdleCpu, used.percent);
+                if peer.sleeps() && used.percent > 1.0 {
+                    eprint!(" not idle: {used};");
+                }
                 let times = Samples::from(latency::after_quiet(guests, plan.first_frames, QUIET)?);
                 table.push(peer, Row::FirstFrame { longest: false }, times.median());
                 table.push(peer, Row::FirstFrame { longest: true }, times.quantile(1.0));

@@ -51,6 +51,43 @@ pub fn text(regime: &str, table: &Table) -> String {
     out
 }
 
+/// The same as a table for the documentation, `switch-REGIME.md`.
+pub fn write_markdown(dir: &Path, regime: &str, table: &Table) -> Result<(), PeerError> {
+    let path = dir.join(format!("switch-{regime}.md"));
+    let mut out = format!(
+        "# bench-switch, cores {regime}\n\n{}; {}; {} rounds. A cache line there and back: {} ns. The guests' driver \
+         alone: {}\nmillion frames a second, {} when it writes to every frame. Medians, half the spread behind. As data: \
+         [switch-{regime}.tsv](switch-{regime}.tsv).\n\n![](switch-{regime}.svg)\n\n| |",
+        machine(),
+        date(),
+        table.rounds,
+        table.round_trips.summary(),
+        table.ceilings[0].scaled(1e-6).summary(),
+        table.ceilings[1].scaled(1e-6).summary(),
+    );
+    for peer in &table.peers {
+        let _ = write!(out, " {} |", peer.name());
+    }
+    let _ = write!(out, "\n|---|{}\n", "---|".repeat(table.peers.len()));
+    for row in &table.rows {
+        let (unit, scale) = row.unit();
+        let _ = write!(out, "| {}, {unit} |", row.name());
+        for peer in &table.peers {
+            let _ = write!(out, " {} |", table.get(*peer, *row).scaled(scale).summary());
+        }
+        out.push('\n');
+    }
+    out.push_str("\n| aim | value | |\n|---|---|---|\n");
+    for (aim, value, reached) in aims(table) {
+        let _ = writeln!(
+            out,
+            "| {aim} | {value:.2} | {} |",
+            if reached { "reached" } else { "missed" }
+        );
+    }
+    std::fs::write(&path, out).map_err(|error| PeerError(format!("{}: {error}", path.display())))
+}
+
 /// The same as data, one line a row and switch, with the machine above.
 pub fn write(dir: &Path, regime: &str, table: &Table) -> Result<(), PeerError> {
     let path = dir.join(format!("switch-{regime}.tsv"));

@@ -6,8 +6,8 @@ use std::process::Command;
 use super::process::{PeerError, Process, run, wait_for};
 use super::{GUEST_MACS, Listens, Running};
 
-/// A daemon with everything below `dir`: `api.sock` for gRPC, `v0.sock` for ZeroMQ, the NICs' sockets.
-pub fn daemon(dir: &Path, core: Option<usize>) -> Result<Process, PeerError> {
+/// A daemon, its workers on `cores` (`0`, or `0,1` for two), everything below `dir`: `api.sock` for gRPC, `v0.sock` for ZeroMQ, the NICs' sockets.
+pub fn daemon(dir: &Path, cores: Option<&str>) -> Result<Process, PeerError> {
     let log = dir.join("butterflyd.log");
     let mut command = Process::command(sibling("butterflyd")?);
     command
@@ -16,27 +16,38 @@ pub fn daemon(dir: &Path, core: Option<usize>) -> Result<Process, PeerError> {
         .args(["--api", &api(dir), "--no-syslog"]);
     command.args(["--max-flows", "4194304", "--max-flows-per-nic", "3145728"]);
     command.args(["-e", &format!("ipc://{}", dir.join("v0.sock").display())]);
-    if let Some(core) = core {
-        command.args(["-u", &core.to_string()]);
+    if let Some(cores) = cores {
+        command.args(["-u", cores]);
     }
     let daemon = Process::start(&mut command, &log)?;
     wait_for(&[&dir.join("api.sock"), &dir.join("v0.sock")], &log)?;
     Ok(daemon)
 }
 
+/// A daemon with one worker and one pair of NICs.
 pub fn start(dir: &Path, core: usize, rules: bool) -> Result<Running, PeerError> {
-    let daemon = daemon(dir, Some(core))?;
+    let mut running = start_pairs(dir, &core.to_string(), rules, 1)?;
+    running
+        .pop()
+        .ok_or_else(|| PeerError("no pair of NICs".to_owned()))
+}
+
+/// A daemon with so many pairs of NICs, each in a network of its own with the same addresses. The last of them
+/// holds the daemon: it is to be dropped last.
+pub fn start_pairs(dir: &Path, cores: &str, rules: bool, pairs: usize) -> Result<Vec<Running>, PeerError> {
+    let daemon = daemon(dir, Some(cores))?;
     let client = sibling("butterfly")?;
     let butterfly = |line: &str| {
         run(Command::new(&client)
             .args(["-e", &api(dir)])
             .args(line.split(' ')))
     };
-    for (index, mac) in GUEST_MACS.iter().enumerate() {
+    for nic in 0..2 * pairs {
         let filter = if rules { "--sg bench" } else { "--bypass-filtering" };
-        let ip = super::guest_ip(index);
+        let (mac, ip) = (GUEST_MACS[nic % 2], super::guest_ip(nic % 2));
+        let vni = 1 + nic / 2;
         butterfly(&format!(
-            "nic add --id nic{index} --mac {mac} --vni 1 --ip {ip} {filter}"
+            "nic add --id nic{nic} --mac {mac} --vni {vni} --ip {ip} {filter}"
         ))?;
     }
     if rules {
@@ -55,13 +66,19 @@ pub fn start(dir: &Path, core: usize, rules: bool) -> Result<Running, PeerError>
             .collect();
         butterfly(&lines.join(" + "))?;
     }
-    let sockets = [dir.join("qemu-vhost-nic0"), dir.join("qemu-vhost-nic1")];
-    Ok(Running {
-        sockets,
-        listens: Listens::Switch,
-        forget: None,
-        processes: vec![daemon],
-    })
+    let socket = |nic: usize| dir.join(format!("qemu-vhost-nic{nic}"));
+    let mut running: Vec<Running> = (0..pairs)
+        .map(|pair| Running {
+            sockets: [socket(2 * pair), socket(2 * pair + 1)],
+            listens: Listens::Switch,
+            forget: None,
+            processes: Vec::new(),
+        })
+        .collect();
+    if let Some(last) = running.last_mut() {
+        last.processes.push(daemon);
+    }
+    Ok(running)
 }
 
 fn api(dir: &Path) -> String {

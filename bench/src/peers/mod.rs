@@ -70,6 +70,11 @@ impl Peer {
         }
     }
 
+    /// Does it sleep when there is nothing to do?
+    pub fn sleeps(self) -> bool {
+        matches!(self, Peer::ButterflyRules | Peer::ButterflyOpen)
+    }
+
     /// Is it measured by this test?
     pub fn takes(self, test: Test) -> bool {
         self != Peer::TestpmdLarge || test.is_large()

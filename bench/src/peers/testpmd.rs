@@ -23,11 +23,11 @@ pub fn start(dir: &Path, core: usize, large: bool, buffers: bool) -> Result<Runn
     ]);
     command.args(["-m", "512", "--file-prefix", "butterfly-bench"]);
     for (index, socket) in sockets.iter().enumerate() {
-        let tso = u8::from(large);
-        command.args([
-            "--vdev",
-            &format!("net_vhost{index},iface={},queues=1,tso={tso}", socket.display()),
-        ]);
+        // Without the old meaning of its offload flags the device computes every checksum itself, and forgets the
+        // segment size.
+        let offload = if large { "tso=1,legacy-ol-flags=1" } else { "tso=0" };
+        let device = format!("net_vhost{index},iface={},queues=1,{offload}", socket.display());
+        command.args(["--vdev", &device]);
     }
     command.args(["--", "-i", "--forward-mode=io", "--auto-start", "--nb-cores=1"]);
     if buffers {
