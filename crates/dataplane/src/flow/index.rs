@@ -2,13 +2,13 @@
 //!
 //! A bucket has eight slots; an entry belongs into the bucket that its hash names, and where that is full into one of
 //! five others (its neighbour, and two more pairs), so that a table filled to its maximum (half of the slots) has
-//! room for any flow, as far as chance goes. A bucket that was ever too full is marked; others need not be looked for
-//! anywhere else, so that nearly every lookup reads one line, those that find nothing too.
+//! room for any flow, as far as chance goes. What belongs into a bucket and lies elsewhere is counted; where that is
+//! nothing nobody looks further, so that nearly every lookup reads one line, those that find nothing too.
 //!
 //! A slot is taken and emptied by one atomic operation. Whoever finds an id reads an entry that was complete
 //! before (release, acquire). The entry is read only where 32 bits of the hash agree.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use io::huge::Zeroed;
 
@@ -17,6 +17,9 @@ use super::entry::FlowId;
 /// Slots of a bucket: one cache line.
 const SLOTS: usize = 8;
 
+/// As much in other buckets as can be counted.
+const MANY: u8 = u8::MAX;
+
 /// A bucket; a slot is `tag << 32 | id + 1`, 0 is free.
 #[derive(bytemuck::Zeroable)]
 #[repr(C, align(64))]
@@ -24,8 +27,8 @@ struct Bucket([AtomicU64; SLOTS]);
 
 pub(super) struct Index {
     buckets: Zeroed<Bucket>,
-    /// Of each bucket: something that belongs there may be elsewhere.
-    spilt: Zeroed<AtomicBool>,
+    /// Of each bucket: how much of what belongs there is elsewhere. [`MANY`] stays.
+    spilt: Zeroed<AtomicU8>,
     mask: usize,
 }
 
@@ -63,7 +66,7 @@ impl Index {
     /// In the other buckets.
     #[inline(always)]
     fn find_further(&self, hash: u64, is: impl Fn(FlowId) -> bool) -> Option<FlowId> {
-        if !self.spilt[hash as usize & self.mask].load(Ordering::Acquire) {
+        if self.spilt[hash as usize & self.mask].load(Ordering::Acquire) == 0 {
             return None;
         }
         self.find_spilt(hash, is)
@@ -97,10 +100,19 @@ impl Index {
             return true;
         }
         // Said before it is so: who looks for it then finds it.
-        self.spilt[first].store(true, Ordering::SeqCst);
-        others
+        self.count_spilt(first, |count| count + 1);
+        let found = others
             .into_iter()
-            .any(|bucket| self.insert_into(bucket, hash, id))
+            .find(|bucket| self.insert_into(*bucket, hash, id));
+        if found.is_none_or(|bucket| bucket == first) {
+            self.count_spilt(first, |count| count - 1);
+        }
+        found.is_some()
+    }
+
+    fn count_spilt(&self, bucket: usize, change: impl Fn(u8) -> u8) {
+        let change = |count| (count != MANY).then(|| change(count));
+        let _ = self.spilt[bucket].fetch_update(Ordering::SeqCst, Ordering::Relaxed, change);
     }
 
     fn insert_into(&self, bucket: usize, hash: u64, id: FlowId) -> bool {
@@ -120,6 +132,9 @@ impl Index {
             for slot in &self.buckets[bucket].0 {
                 if slot.load(Ordering::Relaxed) == wanted {
                     slot.store(0, Ordering::SeqCst);
+                    if bucket != hash as usize & self.mask {
+                        self.count_spilt(hash as usize & self.mask, |count| count - 1);
+                    }
                     return;
                 }
             }

@@ -300,6 +300,7 @@ impl Flows {
                 if class == TRANSIENT || idle {
                     self.evicted += u64::from(!entry.expired(now_ms));
                     self.discard(id);
+                    self.fetch(self.lists[owner][list].head);
                     return true;
                 }
                 // In use: to the end of the settled ones, so that the next call looks at others.
@@ -308,6 +309,15 @@ impl Flows {
             }
         }
         false
+    }
+
+    /// Begins to bring what giving up an entry will touch.
+    fn fetch(&self, id: FlowId) {
+        if id != NONE {
+            let entry = self.table.entry(id);
+            io::fetch::soon(entry);
+            entry.sides.iter().for_each(io::fetch::soon);
+        }
     }
 
     /// Takes out a flow of this worker, if that was not done, and its entry back.
