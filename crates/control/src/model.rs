@@ -10,5 +10,7 @@ mod rule;
 pub use group::{Config, Group, Removal};
 pub use id::{GroupId, NicId};
 pub use nic::{AddressPair, BenchKind, Nic, NicKind, NicUpdate, Timeouts, VhostMode};
-pub use parse::{parse_address, parse_cidr, parse_mac, parse_masked, parse_vni};
+pub use parse::{
+    parse_address, parse_addresses, parse_cidr, parse_groups, parse_mac, parse_masked, parse_vni,
+};
 pub use rule::{Direction, Icmp, Peer, Ports, Rule, RuleMatch};

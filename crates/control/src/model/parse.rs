@@ -2,6 +2,7 @@
 //! `NIC 'vnic_1': IP '42.0.0.300' is not an IPv4 or IPv6 address`.
 
 use crate::error::Error;
+use crate::model::GroupId;
 use ipnet::IpNet;
 use std::net::IpAddr;
 use wire::{Mac, Vni};
@@ -14,6 +15,19 @@ pub fn parse_address(owner: &impl ToString, field: &'static str, text: &str) -> 
         .parse()
         .map_err(|_| Error::value(owner, field, text, "is not an IPv4 or IPv6 address"))?;
     unmapped(owner, field, text, ip)
+}
+
+/// A NIC's addresses.
+pub fn parse_addresses(owner: &impl ToString, texts: &[String]) -> Result<Vec<IpAddr>, Error> {
+    texts
+        .iter()
+        .map(|text| parse_address(owner, "IP", text))
+        .collect()
+}
+
+/// Ids of groups.
+pub fn parse_groups(ids: &[String]) -> Result<Vec<GroupId>, Error> {
+    ids.iter().map(|id| GroupId::new(id)).collect()
 }
 
 fn unmapped(owner: &impl ToString, field: &'static str, text: &str, ip: IpAddr) -> Result<IpAddr, Error> {

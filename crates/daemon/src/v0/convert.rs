@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use api::v0::message_v0 as v0;
 use control::model::{
     BenchKind, Direction, Group, GroupId, Nic, NicId, NicKind, NicUpdate, Peer, Rule, parse_address,
-    parse_mac, parse_vni,
+    parse_addresses, parse_groups, parse_mac, parse_vni,
 };
 use control::{Error, NicStatus, Settings};
 
@@ -23,8 +23,8 @@ pub fn nic(nic: v0::Nic, settings: &Settings) -> Result<Nic, Error> {
         parse_mac(&owner, &nic.mac)?,
         parse_vni(&owner, nic.vni)?,
     );
-    new.ips = ips(&owner, &nic.ip)?;
-    new.security_groups = groups(&nic.security_group)?;
+    new.ips = parse_addresses(&owner, &nic.ip)?;
+    new.security_groups = parse_groups(&nic.security_group)?;
     new.anti_spoof = nic.ip_anti_spoof();
     new.sniff_target = match nic.sniff_target_nic_id.as_deref() {
         None | Some("") => None,
@@ -77,25 +77,18 @@ pub fn nic_update(update: v0::NicUpdateReq) -> Result<(NicId, NicUpdate), Error>
         _ => Some(values),
     };
     let change = NicUpdate {
-        ips: list(update.ip).map(|ip| ips(&owner, &ip)).transpose()?,
-        security_groups: list(update.security_group).map(|ids| groups(&ids)).transpose()?,
+        ips: list(update.ip)
+            .map(|ips| parse_addresses(&owner, &ips))
+            .transpose()?,
+        security_groups: list(update.security_group)
+            .map(|ids| parse_groups(&ids))
+            .transpose()?,
         anti_spoof: update.ip_anti_spoof,
         packet_trace: update.packet_trace,
         packet_trace_path: update.packet_trace_path,
         ..NicUpdate::default()
     };
     Ok((NicId::new(&update.id)?, change))
-}
-
-fn ips(owner: &str, texts: &[String]) -> Result<Vec<IpAddr>, Error> {
-    texts
-        .iter()
-        .map(|text| parse_address(&owner, "IP", text))
-        .collect()
-}
-
-fn groups(ids: &[String]) -> Result<Vec<GroupId>, Error> {
-    ids.iter().map(|id| GroupId::new(id)).collect()
 }
 
 /// A NIC as nic_details gives it back.
