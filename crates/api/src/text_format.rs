@@ -3,19 +3,49 @@
 use std::fmt::Write as _;
 
 use prost::Message as _;
-use prost_reflect::{DynamicMessage, FieldDescriptor, Kind, Value};
+use prost_reflect::{DynamicMessage, FieldDescriptor, Kind, MessageDescriptor, Value};
 
 use crate::strict::{MalformedMessage, check, descriptor};
 use crate::v0::{Message, Messages};
 
-/// Parses a text-format `Messages`. Comments (`#`) are allowed; required fields are required.
+/// Parses a text-format `Messages`. Comments (`#`) are allowed; required fields are required. Errors name the line, or
+/// the message that lacks something.
 pub fn parse(text: &str) -> Result<Messages, MalformedMessage> {
-    let message = DynamicMessage::parse_text_format(descriptor("proto.Messages"), text)
-        .map_err(|e| MalformedMessage::Text(e.to_string()))?;
+    let message = parse_as(descriptor("proto.Messages"), text).map_err(MalformedMessage::Text)?;
+    let messages = message.get_field_by_name("messages");
+    let messages = messages
+        .iter()
+        .flat_map(|list| list.as_list().unwrap_or_default());
+    for (index, one) in messages.filter_map(Value::as_message).enumerate() {
+        check(one).map_err(|e| MalformedMessage::Text(format!("message {}: {e}", index + 1)))?;
+    }
     check(&message)?;
     message
         .transcode_to()
         .map_err(|e| MalformedMessage::Wire(e.to_string()))
+}
+
+/// Parses a message of any kind; an error names the line. The parser keeps that to itself, and stops at the first
+/// mistake: it is in the last line of the shortest beginning that is refused for the same reason; or at the end, where
+/// something is missing.
+pub fn parse_as(kind: MessageDescriptor, text: &str) -> Result<DynamicMessage, String> {
+    let refused = |text: &str| {
+        let parsed = DynamicMessage::parse_text_format(kind.clone(), text);
+        parsed.err().map(|e| e.to_string())
+    };
+    let Some(why) = refused(text) else {
+        return DynamicMessage::parse_text_format(kind, text).map_err(|e| e.to_string());
+    };
+    if why.ends_with("end of input") {
+        return Err(format!("line {}: {why}", text.lines().count().max(1)));
+    }
+    let ends: Vec<usize> = text
+        .match_indices('\n')
+        .map(|(at, _)| at + 1)
+        .chain([text.len()])
+        .collect();
+    let line = 1 + ends.partition_point(|end| refused(&text[..*end]).as_ref() != Some(&why));
+    Err(format!("line {line}: {why}"))
 }
 
 /// Prints a `Messages`, one field a line, in the order of field numbers.
@@ -111,15 +141,36 @@ mod tests {
 
     #[test]
     fn errors_are_told() {
-        let missing = parse("messages { message_0 {} }").unwrap_err();
+        let said = |text: &str| parse(text).unwrap_err().to_string();
+        let good = "messages { revision: 0 message_0 {} }\n";
         assert_eq!(
-            missing,
-            MalformedMessage::Required("proto.Message.revision".into())
+            said(&format!("{good}messages {{ message_0 {{}} }}")),
+            "message 2: the required field proto.Message.revision is missing or has an unknown value"
         );
-        assert!(matches!(
-            parse("messages { nonsense: 1 }"),
-            Err(MalformedMessage::Text(_))
-        ));
+        for (text, line, why) in [
+            ("messages { nonsense: 1 }", 1, "nonsense"),
+            (
+                "\n# a comment\nmessages {\n  revision: 0\n  nonsense: 1\n}\n",
+                5,
+                "nonsense",
+            ),
+            ("messages {\n  revision: x\n}\n", 2, "'x'"),
+            ("messages {\n  revision: 0\n", 2, "end of input"),
+            ("messages {\n  revision: \"a\n", 2, ""),
+        ] {
+            let said = said(text);
+            assert!(
+                said.starts_with(&format!("line {line}: ")) && said.contains(why),
+                "{text}: {said}"
+            );
+        }
+        // In a long file as in a short one.
+        let late = format!(
+            "{}messages {{ revision: 0 nonsense: 1 }}\n{}",
+            good.repeat(5000),
+            good.repeat(100)
+        );
+        assert!(said(&late).starts_with("line 5001: "), "{}", said(&late));
     }
 
     #[test]

@@ -41,7 +41,7 @@ pub fn parse<M: Message + Default>(name: &str, text: &str) -> Result<M, String> 
             reader.end().map_err(|e| e.to_string())?;
             message
         }
-        false => DynamicMessage::parse_text_format(descriptor(name), text).map_err(|e| e.to_string())?,
+        false => api::text_format::parse_as(descriptor(name), text)?,
     };
     dynamic.transcode_to().map_err(|e| e.to_string())
 }
