@@ -125,6 +125,16 @@ async fn a_nic_s_life() {
             ..expected
         }
     );
+    // An MTU of one's own, and the daemon's again.
+    for (given, own, offered) in [(1400, 1400, 1400), (0, 0, 9000)] {
+        let update = v1::UpdateNicRequest {
+            id: "vnic_1".into(),
+            mtu: Some(given),
+            ..Default::default()
+        };
+        let status = within(client.update_nic(update)).await.unwrap().into_inner();
+        assert_eq!((status.nic.unwrap().mtu, status.mtu), (own, offered));
+    }
     let got = within(client.get_nic(v1::GetNicRequest { id: "vnic_1".into() }))
         .await
         .unwrap()

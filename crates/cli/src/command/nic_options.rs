@@ -139,13 +139,13 @@ struct Settings {
     /// API v1: the guest may be a DHCP server
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
     allow_dhcp_server: Option<bool>,
-    /// API v1: the guest may send IPv6 router advertisements
+    /// API v1: the guest may send router advertisements and redirects, of IPv4 and IPv6
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
     allow_router_advertisements: Option<bool>,
     /// API v1: frames to MACs that nobody has go to this NIC, and it may send from any MAC
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
     learn_macs: Option<bool>,
-    /// API v1: the largest IP packet in bytes, offered to the guest
+    /// API v1: the largest IP packet in bytes, offered to the guest; update: 0 leaves it to the daemon's --nic-mtu
     #[arg(long, value_name = "BYTES")]
     mtu: Option<u32>,
     /// API v1: take the link down, so that no frame passes, or up again

@@ -85,7 +85,7 @@ pub struct Nic {
     pub timeouts: Timeouts,
     /// It may answer DHCP. Default no.
     pub allow_dhcp_server: bool,
-    /// It may send router advertisements. Default no.
+    /// It may send router advertisements and redirects, of IPv6 (RFC 4861) and IPv4 (RFC 1256, RFC 792). Default no.
     pub allow_router_advertisements: bool,
     /// Frames to MACs that nobody has go to it, and it may send from any MAC. Default no.
     pub learn_macs: bool,
@@ -114,7 +114,8 @@ pub struct NicUpdate {
     pub allow_dhcp_server: Option<bool>,
     pub allow_router_advertisements: Option<bool>,
     pub learn_macs: Option<bool>,
-    pub mtu: Option<u16>,
+    /// `Some(None)`: the daemon's again.
+    pub mtu: Option<Option<u16>>,
     pub link_down: Option<bool>,
 }
 
@@ -165,7 +166,7 @@ impl Nic {
             update.allow_router_advertisements,
         );
         replace(&mut nic.learn_macs, update.learn_macs);
-        replace(&mut nic.mtu, update.mtu.map(Some));
+        replace(&mut nic.mtu, update.mtu);
         replace(&mut nic.link_down, update.link_down);
         nic
     }

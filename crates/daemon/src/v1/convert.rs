@@ -5,7 +5,8 @@ use std::net::IpAddr;
 use api::v1;
 use control::model::{
     AddressPair, BenchKind, Config, Direction, Group, GroupId, Icmp, Nic, NicId, NicKind, NicUpdate, Peer,
-    Ports, Removal, Rule, RuleMatch, Timeouts, VhostMode, parse_address, parse_cidr, parse_mac, parse_vni,
+    Ports, Removal, Rule, RuleMatch, Timeouts, VhostMode, parse_address, parse_addresses, parse_cidr,
+    parse_groups, parse_mac, parse_vni,
 };
 use control::{Error, Settings};
 
@@ -19,8 +20,8 @@ pub fn nic(nic: v1::Nic, settings: &Settings) -> Result<Nic, Error> {
     );
     new.kind = kind(&owner, &nic)?;
     new.vhost_mode = vhost_mode(&owner, nic.vhost_mode)?;
-    new.ips = addresses(&owner, &nic.addresses)?;
-    new.security_groups = groups(&nic.security_groups)?;
+    new.ips = parse_addresses(&owner, &nic.addresses)?;
+    new.security_groups = parse_groups(&nic.security_groups)?;
     new.anti_spoof = nic.anti_spoof.unwrap_or(true);
     new.allowed_address_pairs = pairs(&owner, &nic.allowed_address_pairs)?;
     new.sniff_target = given(nic.sniff_target).map(|id| NicId::new(&id)).transpose()?;
@@ -33,10 +34,7 @@ pub fn nic(nic: v1::Nic, settings: &Settings) -> Result<Nic, Error> {
     new.allow_router_advertisements = nic.allow_router_advertisements;
     new.learn_macs = nic.learn_macs;
     new.link_down = nic.link_down;
-    new.mtu = match nic.mtu {
-        0 => None,
-        value => Some(mtu(&owner, value)?),
-    };
+    new.mtu = mtu(&owner, nic.mtu)?;
     Ok(new)
 }
 
@@ -46,14 +44,14 @@ pub fn nic_update(update: v1::UpdateNicRequest) -> Result<(NicId, NicUpdate), Er
     let change = NicUpdate {
         ips: update
             .addresses
-            .map(|list| addresses(&owner, &list.addresses))
+            .map(|list| parse_addresses(&owner, &list.addresses))
             .transpose()?,
         security_groups: update
             .security_groups
-            .map(|list| groups(&list.groups))
+            .map(|list| parse_groups(&list.groups))
             .transpose()?,
-        leave_groups: groups(&update.leave_groups)?,
-        join_groups: groups(&update.join_groups)?,
+        leave_groups: parse_groups(&update.leave_groups)?,
+        join_groups: parse_groups(&update.join_groups)?,
         anti_spoof: update.anti_spoof,
         allowed_address_pairs: update
             .allowed_address_pairs
@@ -114,17 +112,6 @@ fn bench(owner: &str, bench: v1::Bench) -> Result<BenchKind, Error> {
     }
 }
 
-fn addresses(owner: &str, texts: &[String]) -> Result<Vec<IpAddr>, Error> {
-    texts
-        .iter()
-        .map(|text| parse_address(&owner, "IP", text))
-        .collect()
-}
-
-fn groups(ids: &[String]) -> Result<Vec<GroupId>, Error> {
-    ids.iter().map(|id| GroupId::new(id)).collect()
-}
-
 fn pairs(owner: &str, pairs: &[v1::AddressPair]) -> Result<Vec<AddressPair>, Error> {
     let one = |pair: &v1::AddressPair| {
         let mac = match pair.mac.as_str() {
@@ -150,9 +137,12 @@ fn timeouts(timeouts: v1::Timeouts) -> Timeouts {
     }
 }
 
-fn mtu(owner: &str, mtu: u32) -> Result<u16, Error> {
-    mtu.try_into()
-        .map_err(|_| value(owner, "MTU", &mtu.to_string(), "is above the largest, 65535"))
+/// 0 is the daemon's own.
+fn mtu(owner: &str, mtu: u32) -> Result<Option<u16>, Error> {
+    let mtu: u16 = mtu
+        .try_into()
+        .map_err(|_| value(owner, "MTU", &mtu.to_string(), "is above the largest, 65535"))?;
+    Ok(Some(mtu).filter(|mtu| *mtu != 0))
 }
 
 /// A group to put.
