@@ -4,6 +4,7 @@
 use clap::{Command, CommandFactory};
 
 use crate::chain::Part;
+use crate::chain::testing::parse_line;
 
 /// The file, from this crate's folder.
 const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/cli.md");
@@ -44,6 +45,26 @@ fn the_page_is_the_help() {
         page == written,
         "docs/cli.md is not the help any more (first at line {line:?}): BUTTERFLY_UPDATE_DOCS=1 cargo test -p butterfly-cli manual",
     );
+}
+
+/// Command lines in the other pages are ones that the program takes.
+#[test]
+fn commands_that_other_pages_name_exist() {
+    let pages = [
+        ("daemon.md", include_str!("../../../docs/daemon.md")),
+        ("drops.md", include_str!("../../../docs/drops.md")),
+    ];
+    for (name, page) in pages {
+        let lines: Vec<_> = page
+            .split('`')
+            .filter_map(|text| text.strip_prefix("butterfly "))
+            .collect();
+        assert!(!lines.is_empty(), "docs/{name} names no command");
+        for line in lines {
+            let parsed = parse_line(line);
+            assert!(parsed.is_ok(), "docs/{name}: butterfly {line}: {parsed:?}");
+        }
+    }
 }
 
 #[test]
