@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use control::Controller;
+use io::vhost::Server;
 use tokio::sync::watch;
 
 use crate::logging::LogControl;
@@ -14,6 +15,8 @@ pub struct App {
     controller: Mutex<Controller>,
     pub log: LogControl,
     pub workers: Arc<WorkerThreads>,
+    /// For its sessions to be looked at; NICs come and go by the controller.
+    pub vhost: Arc<Server>,
     /// Where the APIs listen, as they are spelt on the command line.
     pub endpoints: Vec<String>,
     /// What is to join this host to others; empty for nothing.
@@ -26,6 +29,7 @@ impl App {
         controller: Controller,
         log: LogControl,
         workers: Arc<WorkerThreads>,
+        vhost: Arc<Server>,
         endpoints: Vec<String>,
         uplink: String,
     ) -> App {
@@ -33,6 +37,7 @@ impl App {
             controller: Mutex::new(controller),
             log,
             workers,
+            vhost,
             endpoints,
             uplink,
             stop: watch::Sender::new(false),

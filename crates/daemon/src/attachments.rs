@@ -18,9 +18,9 @@ use crate::port_states::PortStates;
 /// The largest MTU the kernel gives a TAP device: 65535 with the Ethernet header (tun_net_initialize).
 const TAP_MTU_MAX: u16 = u16::MAX - 14;
 
-/// The daemon's side of every attachment. Dropping it closes all sockets.
+/// The daemon's side of every attachment. Dropping it, and what [`vhost`](Self::vhost) gave, closes all sockets.
 pub struct HostAttachments {
-    vhost: Server,
+    vhost: Arc<Server>,
     switch: Arc<Switch>,
     states: PortStates,
 }
@@ -35,10 +35,15 @@ impl HostAttachments {
         let vhost =
             Server::start(sink).map_err(|e| format!("the vhost-user server cannot be started: {e}"))?;
         Ok(HostAttachments {
-            vhost,
+            vhost: Arc::new(vhost),
             switch,
             states,
         })
+    }
+
+    /// The vhost-user server, for whoever wants to look at its sessions.
+    pub fn vhost(&self) -> Arc<Server> {
+        self.vhost.clone()
     }
 
     /// Ports that are up for as long as they are there.

@@ -76,6 +76,7 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     let workers = Arc::new(WorkerThreads::start(worker_options(settings, &states))?);
     let switch = workers.switch().clone();
     let attachments = HostAttachments::start(switch.clone(), states.clone())?;
+    let vhost = attachments.vhost();
     let controller = Controller::new(control_settings(settings)?, Box::new(attachments), switch);
     let endpoints: Vec<String> = settings
         .v0_endpoint
@@ -84,7 +85,14 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
         .cloned()
         .collect();
     let uplink = settings.uplink.clone().unwrap_or_default();
-    let app = Arc::new(App::new(controller, log, workers.clone(), endpoints, uplink));
+    let app = Arc::new(App::new(
+        controller,
+        log,
+        workers.clone(),
+        vhost,
+        endpoints,
+        uplink,
+    ));
 
     let mut tasks = JoinSet::new();
     tasks.spawn(states.deliver(app.clone()));

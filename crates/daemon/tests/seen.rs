@@ -7,6 +7,7 @@ use std::time::Duration;
 use api::v1;
 use api::v1::butterfly_client::ButterflyClient;
 use common::{Daemon, within};
+use io::vhost::features::protocol;
 use io::vhost::features::{EVENT_IDX, MRG_RXBUF, PROTOCOL_FEATURES, VERSION_1};
 use testkit::ring_driver::{Guest, GuestOptions, Shape};
 use testkit::vhost_frontend::Frontend;
@@ -66,6 +67,7 @@ async fn a_guest_s_rings_are_shown_index_by_index() {
     let nobody = v1::NicQueues {
         id: "a".into(),
         pairs: vec![],
+        session: None,
     };
     assert_eq!(queues(client, "a").await, nobody, "no guest is connected");
     let absent = within(client.get_nic_queues(v1::GetNicQueuesRequest { id: "z".into() })).await;
@@ -86,6 +88,10 @@ async fn a_guest_s_rings_are_shown_index_by_index() {
     };
     within(given_back).await;
 
+    let names = || -> Vec<String> {
+        let names = ["MRG_RXBUF", "EVENT_IDX", "PROTOCOL_FEATURES", "VERSION_1"];
+        names.map(Into::into).into()
+    };
     let ring = |size: u16, offered: u32, taken: u32| v1::Ring {
         size: size.into(),
         packed: false,
@@ -94,9 +100,7 @@ async fn a_guest_s_rings_are_shown_index_by_index() {
         used_index: taken,
         waiting: Some(offered - taken),
         features: FEATURES | PROTOCOL_FEATURES,
-        feature_names: ["MRG_RXBUF", "EVENT_IDX", "PROTOCOL_FEATURES", "VERSION_1"]
-            .map(Into::into)
-            .into(),
+        feature_names: names(),
         ..Default::default()
     };
     let pair = |from, to, transmitq, receiveq| v1::QueuePair {
@@ -111,6 +115,24 @@ async fn a_guest_s_rings_are_shown_index_by_index() {
         ..Default::default()
     };
     let (tx, rx) = (a.transmitq.size, a.receiveq.size);
+    let session = |sizes: &[u32]| v1::VhostSession {
+        features: Some(FEATURES | PROTOCOL_FEATURES),
+        feature_names: names(),
+        protocol_features: protocol::MQ | protocol::REPLY_ACK | protocol::NET_MTU,
+        protocol_feature_names: ["MQ", "REPLY_ACK", "NET_MTU"].map(Into::into).into(),
+        // Offered by NET_MTU; the driver did not take it.
+        mtu: 1500,
+        rings: (0..)
+            .zip(sizes)
+            .map(|(index, size)| v1::VhostRing {
+                index,
+                size: *size,
+                started: true,
+                enabled: true,
+                fault: String::new(),
+            })
+            .collect(),
+    };
     let expected = [
         ("a", pair(3, 0, ring(tx, 3, 3), ring(rx, offered, 0))),
         ("b", pair(0, 3, ring(tx, 0, 0), ring(rx, offered, 3))),
@@ -127,7 +149,8 @@ async fn a_guest_s_rings_are_shown_index_by_index() {
             seen,
             v1::NicQueues {
                 id: id.into(),
-                pairs: vec![expected]
+                pairs: vec![expected],
+                session: Some(session(&[rx.into(), tx.into()])),
             }
         );
     }

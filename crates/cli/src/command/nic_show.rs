@@ -15,7 +15,8 @@ use crate::words::{direction_name, span};
 #[command(after_help = "\
 What was counted since the NIC was created, then each queue pair as it stands, with the worker that has it. On a
 transmitq (the guest sends) `waiting` are chains that the worker has not taken yet; on a receiveq they are the buffers
-that the guest has given: with 0 the next frame for it is dropped, ring_full. Looking stops no frame.
+that the guest has given: with 0 the next frame for it is dropped, ring_full. Above them, for a vhost-user
+NIC, how far the virtual machine monitor is. Looking stops no frame.
 
 Example:
   butterfly nic show vnic_1")]
@@ -98,8 +99,28 @@ fn counted(stats: &v1::NicStats, drops: &[v1::Drop]) -> String {
     text + &line("flows", &stats.flows.to_string())
 }
 
+fn session(session: &v1::VhostSession) -> String {
+    let driver = match session.features {
+        None => "no driver has come yet",
+        Some(_) => "the driver has taken its features",
+    };
+    let mut text = line("session", &format!("connected, {driver}, MTU {}", session.mtu));
+    text += &line("  protocol", &session.protocol_feature_names.join(" "));
+    for ring in &session.rings {
+        let started = if ring.started { "started" } else { "not started" };
+        let enabled = if ring.enabled { "enabled" } else { "not enabled" };
+        let words = match (ring.size, ring.fault.as_str()) {
+            (0, _) => "not described yet".to_owned(),
+            (size, "") => format!("{size} entries, {started}, {enabled}"),
+            (size, fault) => format!("{size} entries, {started}, {enabled}: {fault}"),
+        };
+        text += &line(&format!("  ring {}", ring.index), &words);
+    }
+    text
+}
+
 fn pairs(queues: &v1::NicQueues) -> String {
-    let mut text = String::new();
+    let mut text = queues.session.as_ref().map(session).unwrap_or_default();
     if queues.pairs.is_empty() {
         text += &line("queue pairs", "none: no guest's driver runs");
     }
@@ -224,6 +245,7 @@ flows:              1
         let queues = v1::NicQueues {
             id: "a".into(),
             pairs: vec![pair],
+            session: None,
         };
         let expected = "
 queue pair 0:       worker 1, polled, quiet for 2 ms
@@ -235,6 +257,32 @@ queue pair 0:       worker 1, polled, quiet for 2 ms
   features:         CSUM VERSION_1
 ";
         assert_eq!(pairs(&queues), expected);
+        let ring = |index, size, fault: &str| v1::VhostRing {
+            index,
+            size,
+            started: size > 0,
+            enabled: false,
+            fault: fault.into(),
+        };
+        let waiting = v1::NicQueues {
+            session: Some(v1::VhostSession {
+                features: Some(1),
+                protocol_feature_names: vec!["MQ".into(), "REPLY_ACK".into()],
+                mtu: 1500,
+                rings: vec![ring(0, 256, ""), ring(1, 256, "Why."), ring(2, 0, "")],
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let expected = "\
+session:            connected, the driver has taken its features, MTU 1500
+  protocol:         MQ REPLY_ACK
+  ring 0:           256 entries, started, not enabled
+  ring 1:           256 entries, started, not enabled: Why.
+  ring 2:           not described yet
+queue pairs:        none: no guest's driver runs
+";
+        assert_eq!(pairs(&waiting), expected);
         let none = "queue pairs:        none: no guest's driver runs\n";
         assert_eq!(pairs(&v1::NicQueues::default()), none);
     }

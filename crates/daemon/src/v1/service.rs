@@ -141,7 +141,7 @@ impl Butterfly for Service {
         let id = request.into_inner().id;
         self.operate(move |app, control| {
             let nic = NicId::new(&id).and_then(|id| control.nic(&id)).map_err(refused)?;
-            workers::queues(&app.workers, &nic)
+            workers::queues(app, &nic)
         })
         .await
     }

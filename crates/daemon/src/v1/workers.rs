@@ -7,9 +7,10 @@ use control::{Controller, NicStatus};
 use dataplane::load::{STEPS, WorkerLoad};
 use dataplane::report::PortReport;
 use io::port::QueueState;
-use io::vhost::features;
+use io::vhost::{PortKey, RingInfo, SessionInfo, features};
 use tonic::Status;
 
+use crate::app::App;
 use crate::worker_thread::{LoadReport, WorkerThreads};
 
 /// VIRTIO_F_RING_PACKED (virtio 1.2, section 6).
@@ -103,14 +104,37 @@ fn steps(load: &WorkerLoad) -> Vec<v1::StepCost> {
 }
 
 /// The queue pairs of a NIC.
-pub fn queues(worker: &WorkerThreads, nic: &NicStatus) -> Result<v1::NicQueues, Status> {
-    let ports = worker.ports(Some(nic.slot)).map_err(gone)?;
+pub fn queues(app: &App, nic: &NicStatus) -> Result<v1::NicQueues, Status> {
+    let ports = app.workers.ports(Some(nic.slot)).map_err(gone)?;
     let mut pairs: Vec<_> = ports.into_iter().map(|(index, port)| pair(index, port)).collect();
     pairs.sort_by_key(|pair| pair.pair);
     Ok(v1::NicQueues {
         id: nic.nic.id.to_string(),
         pairs,
+        session: app
+            .vhost
+            .nic(PortKey(nic.slot.0))
+            .and_then(|nic| nic.session)
+            .map(session),
     })
+}
+
+fn session(info: SessionInfo) -> v1::VhostSession {
+    let ring = |(ring, index): (RingInfo, u32)| v1::VhostRing {
+        index,
+        size: ring.size.into(),
+        started: ring.started,
+        enabled: ring.enabled,
+        fault: ring.fault.unwrap_or_default(),
+    };
+    v1::VhostSession {
+        features: info.features,
+        feature_names: features::names(info.features.unwrap_or_default()),
+        protocol_features: info.protocol_features,
+        protocol_feature_names: features::protocol::names(info.protocol_features),
+        mtu: info.mtu.unwrap_or_default().into(),
+        rings: info.rings.into_iter().zip(0..).map(ring).collect(),
+    }
 }
 
 fn pair(worker: usize, port: PortReport) -> v1::QueuePair {

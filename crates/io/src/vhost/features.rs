@@ -67,8 +67,12 @@ bits! {
 
 /// The names of the bits that are set, from bit 0 up; `bit N` for one that has none here.
 pub fn names(features: u64) -> Vec<String> {
+    names_in(NAMES, features)
+}
+
+fn names_in(table: &[(&str, u64)], features: u64) -> Vec<String> {
     let set = (0..64).filter(|bit| features & (1 << bit) != 0);
-    let name = |bit: u32| match NAMES.iter().find(|(_, feature)| *feature == 1 << bit) {
+    let name = |bit: u32| match table.iter().find(|(_, feature)| *feature == 1 << bit) {
         Some((name, _)) => (*name).to_owned(),
         None => format!("bit {bit}"),
     };
@@ -96,6 +100,11 @@ pub mod protocol {
         CONFIGURE_MEM_SLOTS = 15;
         /// The VMM tells and asks the device's status.
         STATUS = 16;
+    }
+
+    /// The names of the bits that are set, as [`super::names`] has them.
+    pub fn names(features: u64) -> Vec<String> {
+        super::names_in(NAMES, features)
     }
 
     /// What is offered to every VMM.
@@ -141,6 +150,10 @@ mod tests {
     #[test]
     fn features_are_named_from_the_lowest_bit_up() {
         assert_eq!(names(0), [""; 0]);
+        assert_eq!(
+            protocol::names(protocol::REPLY_ACK | 1 << 2),
+            ["bit 2", "REPLY_ACK"]
+        );
         assert_eq!(
             names(1 << 63 | VERSION_1 | MRG_RXBUF | CSUM),
             ["CSUM", "MRG_RXBUF", "VERSION_1", "bit 63"]

@@ -24,6 +24,7 @@ pub mod sink;
 mod split;
 mod transmit;
 
+pub use ring::RingInfo;
 pub use server::{NicInfo, Server, ServerError};
 pub use session::{MAX_PAIRS, SessionInfo};
 pub use sink::{NicOptions, PortKey, PortSink, PortState};

@@ -111,6 +111,7 @@ enum Command {
     Change(PortKey, NicOptions, mpsc::Sender<bool>),
     Close(PortKey, mpsc::Sender<bool>),
     Nics(mpsc::Sender<Vec<NicInfo>>),
+    Nic(PortKey, mpsc::Sender<Option<NicInfo>>),
     Stop,
 }
 
@@ -176,6 +177,11 @@ impl Server {
         self.ask(Command::Nics).unwrap_or_default()
     }
 
+    /// One of them.
+    pub fn nic(&self, key: PortKey) -> Option<NicInfo> {
+        self.ask(|answer| Command::Nic(key, answer)).flatten()
+    }
+
     fn ask<T>(&self, command: impl FnOnce(mpsc::Sender<T>) -> Command) -> Option<T> {
         let (answer, result) = mpsc::channel();
         self.commands.send(command(answer)).ok()?;
@@ -213,6 +219,20 @@ struct Nic {
     options: Arc<NicOptions>,
     end: End,
     connection: Option<Connection>,
+}
+
+impl Nic {
+    fn info(&self, key: PortKey) -> NicInfo {
+        NicInfo {
+            key,
+            name: self.options.name.clone(),
+            path: self.end.path().to_owned(),
+            session: self
+                .connection
+                .as_ref()
+                .map(|connection| connection.session().info()),
+        }
+    }
 }
 
 /// What the server's thread owns.
@@ -281,6 +301,9 @@ impl Thread {
                     Command::Change(key, options, answer) => drop(answer.send(self.change(key, options))),
                     Command::Close(key, answer) => drop(answer.send(self.close(key))),
                     Command::Nics(answer) => drop(answer.send(self.info())),
+                    Command::Nic(key, answer) => {
+                        drop(answer.send(self.nics.get(&key).map(|nic| nic.info(key))));
+                    }
                     Command::Stop => {
                         let keys: Vec<PortKey> = self.nics.keys().copied().collect();
                         for key in keys {
@@ -384,16 +407,7 @@ impl Thread {
     }
 
     fn info(&self) -> Vec<NicInfo> {
-        let info = |(&key, nic): (&PortKey, &Nic)| NicInfo {
-            key,
-            name: nic.options.name.clone(),
-            path: nic.end.path().to_owned(),
-            session: nic
-                .connection
-                .as_ref()
-                .map(|connection| connection.session().info()),
-        };
-        let mut nics: Vec<NicInfo> = self.nics.iter().map(info).collect();
+        let mut nics: Vec<NicInfo> = self.nics.iter().map(|(&key, nic)| nic.info(key)).collect();
         nics.sort_by_key(|nic| nic.key);
         nics
     }
