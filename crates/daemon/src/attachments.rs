@@ -11,7 +11,7 @@ use io::bench::{BenchMode, BenchPort};
 use io::port::Port;
 use io::tap::{TapOptions, TapPort};
 use io::trace::Trace;
-use io::vhost::{NicOptions, PortKey, PortSink, PortState, Server};
+use io::vhost::{MAX_PAIRS, NicOptions, PortKey, PortSink, PortState, Server};
 
 use crate::port_states::PortStates;
 
@@ -151,7 +151,7 @@ fn options(request: &OpenRequest<'_>) -> NicOptions {
         mtu: Some(request.mtu),
         offloads: request.offloads,
         link_up: !request.nic.link_down,
-        pairs: 1,
+        pairs: MAX_PAIRS,
     }
 }
 

@@ -290,6 +290,7 @@ impl Vmm {
             return;
         };
         if session.change(&self.nic)
+            && session.reads_config()
             && let Some(channel) = &mut self.channel
             && channel.config_changed(session.has_acks()).is_err()
         {

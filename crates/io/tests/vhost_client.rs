@@ -10,7 +10,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use butterfly_io::vhost::features::PROTOCOL_FEATURES;
-use butterfly_io::vhost::{PortKey, PortState, ServerError};
+use butterfly_io::vhost::request::GET_FEATURES;
+use butterfly_io::vhost::{NicOptions, PortKey, PortState, ServerError};
 use lab::{A, B, FEATURES, Lab, guest};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use switch::{PATIENCE, nic};
@@ -73,6 +74,50 @@ fn a_vmm_that_appears_after_a_long_wait_is_reached_at_once() {
     let listener = listen(&lab.path("temporary"));
     std::fs::rename(lab.path("temporary"), &path).unwrap();
     at_once(&listener);
+}
+
+fn link(up: bool) -> NicOptions {
+    NicOptions {
+        link_up: up,
+        ..nic("nic-1")
+    }
+}
+
+#[test]
+fn a_vmm_that_cannot_be_told_of_the_link_is_hung_up_on_while_it_is_down() {
+    let lab = Lab::new();
+    let path = lab.path("vmm");
+    let listener = listen(&path);
+    lab.dial(A, &path);
+    let a = guest();
+    let mut vmm = lab.start(A, Frontend::accept(&listener).unwrap(), &a);
+    lab.server().change(A, link(false));
+    assert!(vmm.wait_closed().unwrap());
+    assert_eq!(lab.switch.state_of(A), Some(PortState::Disconnected));
+    // Past the first attempts that would follow the end of a connection.
+    std::thread::sleep(Duration::from_millis(100));
+    listener.set_nonblocking(true).unwrap();
+    assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+    listener.set_nonblocking(false).unwrap();
+    lab.server().change(A, link(true));
+    let vmm = lab.start(A, at_once(&listener), &a);
+
+    // A VMM that begins anew may wait for us: it is served, link or no link, and not hung up on for old news.
+    lab.server().change(A, link(false));
+    drop((vmm, listener));
+    let listener = listen(&path);
+    let mut vmm = lab.start(A, at_once(&listener), &a);
+    lab.server().change(A, link(false));
+    vmm.get(GET_FEATURES).unwrap();
+    lab.server().change(A, link(true));
+    vmm.get(GET_FEATURES).unwrap();
+
+    // Who can be told is told.
+    vmm.take_everything().unwrap();
+    let mut channel = vmm.channel().unwrap();
+    lab.server().change(A, link(false));
+    channel.read_exact(&mut [0; 12]).unwrap();
+    assert_eq!(vmm.config(6, 2).unwrap(), [0, 0]);
 }
 
 #[test]

@@ -501,10 +501,9 @@ fn the_link_is_what_the_operator_wants_and_the_rest_waits_for_the_next_session()
         mtu: Some(9000),
         ..nic("link")
     };
-    // Without CONFIG the VMM has asked for nothing, and what it cannot read need not be told.
-    assert!(!vmm.session.as_mut().unwrap().change(&up));
-    assert!(!vmm.session.as_mut().unwrap().change(&down));
+    assert!(!vmm.session().reads_config());
     vmm.negotiate(0);
+    assert!(vmm.session().reads_config());
     let status_and_mtu = |vmm: &mut Vmm| {
         let outcome = vmm.say(GET_CONFIG, VERSION, &span(6, &[0; 6]), vec![]);
         let bytes = outcome.reply.unwrap().split_off(24);

@@ -44,6 +44,8 @@ pub(super) struct Client {
     due: Option<Instant>,
     delay: Duration,
     connected: Option<Instant>,
+    /// Not to be connected before [`Client::resume`], or before the VMM makes its socket anew.
+    held: bool,
     /// What the last attempt failed with: the same is not logged twice.
     failed: Option<io::ErrorKind>,
 }
@@ -62,6 +64,7 @@ impl Client {
             due: Some(Instant::now()),
             delay: DELAY_FIRST,
             connected: None,
+            held: false,
             failed: None,
         })
     }
@@ -125,13 +128,26 @@ impl Client {
         self.delay *= 2;
     }
 
+    /// The connection has ended, and its end is all that the VMM can be told. No attempt is made until there is something
+    /// else to tell, but for a VMM that begins anew: it may be waiting for us before it starts its guest.
+    pub fn hold(&mut self) {
+        (self.due, self.held) = (None, true);
+    }
+
+    /// Connects at once if [held](Client::hold).
+    pub fn resume(&mut self) {
+        if std::mem::take(&mut self.held) {
+            (self.due, self.delay) = (Some(Instant::now()), DELAY_FIRST);
+        }
+    }
+
     /// Something has happened in a watched directory.
     pub fn notice(&mut self, event: &Event) {
         if event.watch.is_some() && event.watch != self.watch {
             return;
         }
         match &event.name {
-            Some(name) if self.path.file_name().is_some_and(|mine| mine.as_bytes() == name) => {}
+            Some(name) if self.path.file_name().is_some_and(|mine| mine.as_bytes() == name) => self.resume(),
             Some(_) => return,
             // The directory itself has gone, or events were lost.
             None => self.watch = self.watch.filter(|_| event.watch.is_none()),

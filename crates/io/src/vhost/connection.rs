@@ -102,12 +102,18 @@ impl Connection {
         &self.session
     }
 
-    /// The NIC's options are others: tells the VMM what it is to know at once.
-    pub fn change(&mut self, nic: &NicOptions, poller: &Poller) {
-        if self.session.change(nic) {
-            let acks = self.session.has_acks();
-            self.with_channel(poller, |channel| channel.config_changed(acks));
+    /// The NIC's options are others: tells the VMM what it is to know at once. False when there is something and it
+    /// cannot be told.
+    pub fn change(&mut self, nic: &NicOptions, poller: &Poller) -> bool {
+        if !self.session.change(nic) {
+            return true;
         }
+        if !self.session.reads_config() {
+            return false;
+        }
+        let acks = self.session.has_acks();
+        self.with_channel(poller, |channel| channel.config_changed(acks));
+        self.channel.is_some()
     }
 
     /// Something has come on the channel to the VMM.

@@ -160,7 +160,8 @@ impl Server {
     }
 
     /// Gives a NIC other options, from its next session on: a connected guest has been offered the old ones. Its link
-    /// goes up or down at once, of which its VMM is told if it has given a way. False when there is none of that key.
+    /// goes up or down at once. Its VMM is told if it has given a way; if not, a VMM that listens is hung up on until the
+    /// link is up again. False when there is none of that key.
     pub fn change(&self, key: PortKey, nic: NicOptions) -> bool {
         self.ask(|answer| Command::Change(key, nic, answer))
             .unwrap_or(false)
@@ -344,10 +345,24 @@ impl Thread {
             return false;
         };
         nic.options = Arc::new(options);
-        if let Some(connection) = &mut nic.connection {
-            connection.change(&nic.options, &self.poller);
+        let up = nic.options.link_up;
+        let connection = nic.connection.as_mut();
+        let told = connection.is_none_or(|connection| connection.change(&nic.options, &self.poller));
+        match &mut nic.end {
+            End::Client(client) if up => client.resume(),
+            End::Client(_) if !told => self.hold(key),
+            End::Client(_) | End::Listener(_) => {}
         }
         true
+    }
+
+    /// Hangs up on a VMM that cannot be told otherwise that the link is down: it takes the end of the connection for
+    /// that (QEMU does). Only where we connect. A VMM that connects may do so once in its life.
+    fn hold(&mut self, key: PortKey) {
+        self.hang_up(key, Duration::ZERO);
+        if let Some(End::Client(client)) = self.nics.get_mut(&key).map(|nic| &mut nic.end) {
+            client.hold();
+        }
     }
 
     fn close(&mut self, key: PortKey) -> bool {

@@ -170,11 +170,14 @@ impl Session {
     }
 
     /// The NIC's options are others. What a guest was offered stays as it is until the next session (its MTU must not
-    /// change at all: virtio 1.2, section 5.1.4.1), but its link goes up or down at once. True when the VMM is to be told that the
-    /// configuration space has changed, which it can be if it reads it here.
+    /// change at all: virtio 1.2, section 5.1.4.1), but its link goes up or down at once: true when it does.
     pub fn change(&mut self, nic: &NicOptions) -> bool {
-        let changed = std::mem::replace(&mut self.link_up, nic.link_up) != nic.link_up;
-        changed && self.protocol_features & protocol::CONFIG != 0
+        std::mem::replace(&mut self.link_up, nic.link_up) != nic.link_up
+    }
+
+    /// The VMM reads the configuration space here, and can be told to do so again.
+    pub fn reads_config(&self) -> bool {
+        self.protocol_features & protocol::CONFIG != 0
     }
 
     /// The channel to the VMM is closed, and the VMM is told nothing any more.
