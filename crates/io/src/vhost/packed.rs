@@ -363,12 +363,12 @@ fn used(at: Position, chain: Pending) -> u64 {
 }
 
 impl Ring for PackedQueue {
-    #[inline]
+    #[inline(always)]
     fn look(&mut self) -> Result<bool, RingFault> {
         Ok(self.offered().is_some())
     }
 
-    #[inline]
+    #[inline(always)]
     fn take(&mut self, chains: &mut Chains<'_>) -> Result<usize, RingFault> {
         let mark = self.mark();
         let mut near = self.buffers.near();
@@ -402,7 +402,7 @@ impl Ring for PackedQueue {
         Ok(count)
     }
 
-    #[inline]
+    #[inline(always)]
     fn rooms(&mut self, rooms: &mut [Room]) -> usize {
         let near = self.buffers.near();
         let mark = self.mark();
@@ -423,7 +423,7 @@ impl Ring for PackedQueue {
         count
     }
 
-    #[inline]
+    #[inline(always)]
     fn fill(&mut self, rooms: &[Room]) {
         for room in rooms {
             self.stage(room.id, 1, room.len);

@@ -358,13 +358,13 @@ impl SplitQueue {
 }
 
 impl Ring for SplitQueue {
-    #[inline]
+    #[inline(always)]
     fn look(&mut self) -> Result<bool, RingFault> {
         self.refresh()?;
         Ok(self.known() > 0)
     }
 
-    #[inline]
+    #[inline(always)]
     fn take(&mut self, chains: &mut Chains<'_>) -> Result<usize, RingFault> {
         let count = self.known().min(chains.room()).min(self.untaken());
         let mut heads = [0; BATCH];
@@ -390,7 +390,7 @@ impl Ring for SplitQueue {
         Ok(count)
     }
 
-    #[inline]
+    #[inline(always)]
     fn rooms(&mut self, rooms: &mut [Room]) -> usize {
         if self.known() < rooms.len() && self.refresh().is_err() {
             return 0;
@@ -410,7 +410,7 @@ impl Ring for SplitQueue {
         heads.len()
     }
 
-    #[inline]
+    #[inline(always)]
     fn fill(&mut self, rooms: &[Room]) {
         let end = self.pending_end;
         for (ahead, room) in rooms.iter().enumerate() {
