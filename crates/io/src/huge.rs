@@ -96,7 +96,7 @@ mod tests {
             let table: Zeroed<AtomicU64> = Zeroed::new(len);
             assert_eq!(table.len(), len);
             assert!(table.iter().all(|cell| cell.swap(7, Ordering::Relaxed) == 0));
-            assert!(len * 8 < PAGE || table.as_ptr().addr() % PAGE == 0);
+            assert!(len * 8 < PAGE || table.as_ptr().addr().is_multiple_of(PAGE));
         }
     }
 }
