@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use dataplane::{Now, PortSlot, Simulation, Snapshot, Switch, WorkerConfig, WorkerGone};
 use io::memory_port::MemoryPort;
 
+use crate::lab::*;
+
 fn config() -> WorkerConfig {
     WorkerConfig {
         max_flows: 16,
@@ -59,4 +61,60 @@ fn slots_beyond_the_maximum_are_refused() {
     peer.send(vec![0; 60], Default::default());
     assert_eq!(sim.run(), 0);
     assert!(!sim.detach(PortSlot(dataplane::counters::MAX_PORTS as u32)));
+}
+
+/// A worker that never gives a batch back does not keep a port for ever.
+#[test]
+fn a_port_is_not_waited_for_longer_than_a_second() {
+    let (lab, a, b) = Lab::pair(vec![allow_all_in(None)]);
+    let (switch, mut workers) = Switch::new(2, |_| config()).unwrap();
+    let snapshot = Arc::new(lab.snapshot(7));
+    let millis = std::cell::Cell::new(0);
+    let later = || {
+        millis.set(millis.get() + 1);
+        Now {
+            mono_ns: millis.get() * 1_000_000,
+            unix_ns: 0,
+        }
+    };
+    let ask = |ask: &(dyn Fn() + Sync), workers: &mut [dataplane::Worker]| {
+        std::thread::scope(|scope| {
+            let asked = scope.spawn(ask);
+            let mut turns = 0;
+            while !asked.is_finished() {
+                let now = later();
+                turns += 1;
+                for worker in &mut *workers {
+                    worker.turn(now);
+                }
+                std::thread::yield_now();
+            }
+            turns
+        })
+    };
+    let peers: Vec<_> = [a, b]
+        .iter()
+        .map(|nic| {
+            let (port, peer) = MemoryPort::pair();
+            let port = std::sync::Mutex::new(Some(port));
+            let attach = || {
+                let port = port.lock().unwrap().take().unwrap();
+                assert!(switch.attach(nic.slot.into(), port.into()).unwrap().is_none());
+            };
+            ask(&attach, &mut workers);
+            peer
+        })
+        .collect();
+    ask(&|| switch.publish(snapshot.clone()).unwrap(), &mut workers);
+    peers[0].send(udp(a, b, Family::V4, 1, 2), Default::default());
+    let detach = || assert!(switch.detach(a.slot.into()).unwrap().is_some());
+    assert_eq!(workers[0].turn(later()).frames, 1);
+    // The batch is out at worker 1, which hangs.
+    let turns = ask(&detach, &mut workers[..1]);
+    assert!(turns >= 1000, "{turns} milliseconds");
+    assert_eq!(workers[1].turn(later()).messages, 1, "it comes to itself");
+    assert_eq!(
+        peers[1].receive().map(|(frame, _)| frame),
+        Some(udp(a, b, Family::V4, 1, 2))
+    );
 }

@@ -1,12 +1,13 @@
 //! Connection tracking against a model that is obviously right: a list of flows, searched from the start.
 //!
 //! Random packets of three NICs, random waits and random changes of rules run through the switch and through
-//! the model; both have to agree on every single frame: delivered, or dropped for which reason.
+//! the model; both have to agree on every single frame: delivered, or dropped for which reason. However many workers
+//! there are: each NIC is another one's then.
 
 use std::time::Duration;
 
-use dataplane::DropReason;
 use dataplane::ruleset::RuleSpec;
+use dataplane::{DropReason, Simulation};
 use proptest::prelude::*;
 use wire::build::Builder;
 use wire::parse::TcpFlags;
@@ -381,8 +382,9 @@ proptest! {
     fn the_switch_does_what_the_model_does(
         first in proptest::collection::vec(rules(), NICS),
         steps in proptest::collection::vec(step(), 1..120),
+        workers in 1..=3usize,
     ) {
-        let mut lab = Lab::new();
+        let mut lab = Lab::on(Simulation::several(workers));
         let mut model = Model::default();
         let nics: Vec<Nic> = (0..NICS).map(|_| lab.nic()).collect();
         let mut groups = Vec::new();
