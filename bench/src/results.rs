@@ -7,6 +7,9 @@ use crate::plan::Row;
 use crate::regime::Regime;
 use crate::report::Samples;
 
+/// The name of what began in one regime and ended in the other.
+pub const MIXED: &str = "mixed";
+
 /// What was measured while the cores were near, or far, or became one from the other.
 #[derive(Clone)]
 pub struct Table {
@@ -89,7 +92,7 @@ impl Results {
         let name = if before.name() == after.name() {
             before.name()
         } else {
-            "mixed"
+            MIXED
         };
         match self.0.get_mut(name) {
             Some(table) => table.extend(&round),

@@ -13,7 +13,7 @@ use crate::load::Load;
 use crate::peers::{Peer, PeerError, Running};
 use crate::plan::{BASE, PER_MILLE, Plan, Row, Test};
 use crate::report::{Ratios, Samples};
-use crate::results::{Results, Table};
+use crate::results::{MIXED, Results, Table};
 use crate::{ceiling, connections, idle, interrupt, latency, plot, rate, regime, table};
 
 /// Ring entries of a guest, and of one with 64 KiB buffers.
@@ -103,7 +103,8 @@ pub fn run(options: &Options) -> Result<Ratios, PeerError> {
     let mut ratios = Ratios::default();
     for (regime, table) in results.tables() {
         print!("{}", table::text(regime, table));
-        if let Some(out) = &options.out {
+        // A table of rounds that were neither near nor far is shown, and is nothing to keep.
+        if let Some(out) = options.out.as_ref().filter(|_| regime != MIXED) {
             table::write(out, regime, table)?;
             table::write_markdown(out, regime, table)?;
             plot::write(out, regime, table)?;

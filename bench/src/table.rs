@@ -56,7 +56,8 @@ pub fn write_markdown(dir: &Path, regime: &str, table: &Table) -> Result<(), Pee
     let path = dir.join(format!("switch-{regime}.md"));
     let mut out = format!(
         "# bench-switch, cores {regime}\n\n{}; {}; {} rounds. A cache line there and back: {} ns. The guests' driver \
-         alone: {}\nmillion frames a second, {} when it writes to every frame. Medians, half the spread behind. As data: \
+         alone: {} \
+         million frames a second, {} when it writes to every frame. Medians, half the spread behind. As data: \
          [switch-{regime}.tsv](switch-{regime}.tsv).\n\n![](switch-{regime}.svg)\n\n| |",
         machine(),
         date(),
@@ -210,7 +211,7 @@ fn own_aims(table: &Table) -> [(&'static str, f64, bool); 3] {
     ]
 }
 
-/// The processor, how many of them, and the kernel.
+/// The processor, how many of them, and the kernel without its builder's suffix.
 pub fn machine() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let field = |name: &str| {
@@ -224,8 +225,9 @@ pub fn machine() -> String {
         field("model name"),
         field("cpu family"),
         field("model\t"),
-        std::thread::available_parallelism().map_or(1, usize::from),
-        kernel.trim()
+        // Not those that this thread may use: it is pinned.
+        info.lines().filter(|line| line.starts_with("processor")).count(),
+        kernel.trim().split('-').next().unwrap_or_default()
     )
 }
 
