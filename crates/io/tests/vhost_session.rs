@@ -880,8 +880,11 @@ fn memory_comes_and_goes_region_by_region() {
     vmm.tell(ADD_MEM_REG, &low, vec![memory(0x10_0000)]);
     (0..2).for_each(|ring| vmm.set_up_ring(ring));
     assert_eq!((vmm.rings(), vmm.state()), ([true, true], PortState::Up));
-    vmm.tell(ADD_MEM_REG, &high, vec![memory(0x1000)]);
-    assert_eq!((vmm.rings(), vmm.state()), ([true, true], PortState::Up));
+    // The second time is QEMU's for another pair of queues.
+    for _ in 0..2 {
+        vmm.tell(ADD_MEM_REG, &high, vec![memory(0x1000)]);
+        assert_eq!((vmm.rings(), vmm.state()), ([true, true], PortState::Up));
+    }
     // What the rings lie in goes and comes back, which is acknowledged, and they run again.
     let outcome = vmm.say(REM_MEM_REG, NEED_REPLY, &low, vec![event()]);
     assert_eq!(
@@ -889,7 +892,7 @@ fn memory_comes_and_goes_region_by_region() {
         (Some(reply(REM_MEM_REG, 0)), false)
     );
     assert_eq!(vmm.rings(), [false, false]);
-    vmm.tell(REM_MEM_REG, &high, vec![]);
+    (0..2).for_each(|_| vmm.tell(REM_MEM_REG, &high, vec![]));
     vmm.tell(ADD_MEM_REG, &high, vec![memory(0x1000)]);
     assert_eq!(vmm.rings(), [false, false]);
     vmm.tell(ADD_MEM_REG, &low, vec![memory(0x10_0000)]);
@@ -921,8 +924,6 @@ fn regions_that_cannot_be_end_the_session() {
             region([0x100_0000, 0x10_0000, USER + 0x100_0000, u64::MAX]),
             true,
         ),
-        (REM_MEM_REG, region([0, 0x10_0000, USER + 1, 0]), false),
-        (REM_MEM_REG, region([0, 0x8_0000, USER, 0]), false),
     ];
     for (request, payload, file) in cases {
         let mut vmm = Vmm::new(nic("slots"));

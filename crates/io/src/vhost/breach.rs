@@ -98,14 +98,6 @@ pub enum Breach {
     /// More memory regions than were said to be possible.
     #[error("ADD_MEM_REG: there are {SLOTS_MAX} regions already")]
     Slots,
-    /// A region that was never added.
-    #[error("REM_MEM_REG: there is no region of {size:#x} bytes at guest address {guest_addr:#x}")]
-    NoRegion {
-        /// Where it was to be.
-        guest_addr: u64,
-        /// Its length.
-        size: u64,
-    },
     /// A ring is described so that it cannot run.
     #[error("ring {ring} cannot run: {error}")]
     Queue {
@@ -143,7 +135,6 @@ impl Breach {
             | Breach::Channel
             | Breach::Status(_)
             | Breach::Slots
-            | Breach::NoRegion { .. }
             | Breach::Unanswerable { .. } => true,
             Breach::Config { .. }
             | Breach::Size { .. }

@@ -311,6 +311,22 @@ impl Session {
 
     fn add_region(&mut self, region: RegionSpec) -> Result<(), Breach> {
         self.negotiated(protocol::CONFIGURE_MEM_SLOTS, request::ADD_MEM_REG)?;
+        // QEMU (7.2) tells each region once for every pair of queues.
+        let numbers = |region: &RegionSpec| {
+            (
+                region.guest_addr,
+                region.size,
+                region.user_addr,
+                region.mmap_offset,
+            )
+        };
+        if self
+            .regions
+            .iter()
+            .any(|known| numbers(known) == numbers(&region))
+        {
+            return Ok(());
+        }
         if self.regions.len() >= SLOTS_MAX {
             return Err(Breach::Slots);
         }
@@ -323,10 +339,8 @@ impl Session {
         let is = |region: &RegionSpec| (region.guest_addr, region.size, region.user_addr);
         let wanted = (id.guest_addr, id.size, id.user_addr);
         let at = self.regions.iter().position(|region| is(region) == wanted);
-        let Some(at) = at else {
-            let RegionId { guest_addr, size, .. } = id;
-            return Err(Breach::NoRegion { guest_addr, size });
-        };
+        // It was the same request of another pair that has removed it.
+        let Some(at) = at else { return Ok(()) };
         self.regions.remove(at);
         self.map()
     }
