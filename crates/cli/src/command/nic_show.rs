@@ -13,10 +13,10 @@ use crate::words::{direction_name, span};
 /// `nic show`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-What was counted since the NIC was created, then each queue pair as it stands, with the worker that has it. On a
-transmitq (the guest sends) `waiting` are chains that the worker has not taken yet; on a receiveq they are the buffers
-that the guest has given: with 0 the next frame for it is dropped, ring_full. Above them, for a vhost-user
-NIC, how far the virtual machine monitor is. Looking stops no frame.
+What was counted since the NIC was created; for a vhost-user NIC how far the virtual machine monitor is;
+then each queue pair as it stands, with the worker that has it. On a transmitq (the guest sends) `waiting`
+are chains that the worker has not taken yet; on a receiveq they are the buffers that the guest has given:
+with 0 the next frame for it is dropped, ring_full. Looking stops no frame.
 
 Example:
   butterfly nic show vnic_1")]

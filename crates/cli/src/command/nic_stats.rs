@@ -16,9 +16,9 @@ use crate::session::Session;
 /// `nic stats`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Bytes are those of Ethernet frames; in is what entered the guest. API v0 knows bytes alone. `butterfly drops` says
-why frames were dropped. Counting a NIC's connections (FLOWS) walks the daemon's whole table of them; --watch leaves
-them out and costs the workers nothing.
+Bytes are those of Ethernet frames; in is what entered the guest. API v0 knows bytes alone. `butterfly drops`
+says why frames were dropped. Counting a NIC's connections (FLOWS) walks the daemon's whole table of them;
+--watch leaves them out and costs the workers nothing.
 
 Examples:
   butterfly nic stats vnic_1

@@ -23,8 +23,9 @@ pub enum WorkerCommand {
 }
 
 const READING: &str = "\
-Numbers are those of the second before the print (of --watch's interval). BUSY is the time in turns of the loop that
-found frames, AWAKE that and polling in vain. Cycles are those of the time-stamp counter, timed in one batch of many.";
+Numbers are those of the second before the print (of --watch's interval). BUSY is the time in turns of the
+loop that found frames, AWAKE that and polling in vain. Cycles are those of the time-stamp counter, timed in
+one batch of many.";
 
 /// `worker list`.
 #[derive(Args, Debug)]
@@ -243,16 +244,7 @@ fn show(before: &v1::WorkerStatus, now: &v1::WorkerStatus) -> String {
     );
     line("learnt MACs", now.learned_macs.to_string());
     line("epoch", now.epoch.to_string());
-    let mut table = Table::new(&["NIC", ">PAIR", "STATE", ">QUIET"]);
-    for queue in &now.queues {
-        let state = if queue.polled { "polled" } else { "parked" };
-        table.row([
-            queue.nic.clone(),
-            queue.pair.to_string(),
-            state.into(),
-            span(queue.quiet_ns),
-        ]);
-    }
+    let table = queues(&moved);
     match now.queues.is_empty() {
         true => text + "queues:          none\n",
         false => format!(
@@ -261,6 +253,29 @@ fn show(before: &v1::WorkerStatus, now: &v1::WorkerStatus) -> String {
             table.render()
         ),
     }
+}
+
+/// Which queue pairs make it busy: each one's part of the cycles that all of them cost.
+fn queues(moved: &Moved<'_>) -> Table {
+    let cost = |queue: &v1::WorkerQueue| {
+        let mut before = moved.before.queues.iter();
+        let old = before.find(|old| old.nic == queue.nic && old.pair == queue.pair);
+        // One that came from another worker meanwhile has cost cycles there.
+        old.map_or(0, |old| grown(old.cycles, queue.cycles))
+    };
+    let all: u64 = moved.now.queues.iter().map(cost).sum();
+    let mut table = Table::new(&["NIC", ">PAIR", "STATE", ">QUIET", ">CYCLES %"]);
+    for queue in &moved.now.queues {
+        let state = if queue.polled { "polled" } else { "parked" };
+        table.row([
+            queue.nic.clone(),
+            queue.pair.to_string(),
+            state.into(),
+            span(queue.quiet_ns),
+            quotient(cost(queue) * 100, all),
+        ]);
+    }
+    table
 }
 
 /// The sizes that batches had, in percent of them.
@@ -328,12 +343,14 @@ mod tests {
                     pair: 0,
                     polled: true,
                     quiet_ns: 1500,
+                    cycles: secs * 300,
                 },
                 v1::WorkerQueue {
                     nic: "a".into(),
                     pair: 1,
                     polled: false,
                     quiet_ns: 90_000_000_000,
+                    cycles: secs * 100,
                 },
             ],
             ..Default::default()
@@ -368,9 +385,9 @@ learnt MACs:     0
 epoch:           5
 queues:          2
 
-NIC  PAIR  STATE   QUIET
-a       0  polled   1 us
-a       1  parked   90 s
+NIC  PAIR  STATE   QUIET  CYCLES %
+a       0  polled   1 us      75.0
+a       1  parked   90 s      25.0
 ";
         assert_eq!(show(&worker(1), &worker(3)), expected);
     }

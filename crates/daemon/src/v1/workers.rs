@@ -13,15 +13,17 @@ use tonic::Status;
 use crate::app::App;
 use crate::worker_thread::{LoadReport, WorkerThreads};
 
-/// VIRTIO_F_RING_PACKED (virtio 1.2, section 6).
-const RING_PACKED: u64 = 1 << 34;
-
 /// Every worker with the queue pairs it has.
 pub fn list(worker: &WorkerThreads, control: &Controller) -> Result<v1::ListWorkersResponse, Status> {
     let mut workers = statuses(worker)?;
     let names: BTreeMap<_, _> = control
         .nics()
         .map(|nic| (nic.slot, nic.nic.id.to_string()))
+        .collect();
+    let uses = worker.switch().queue_uses();
+    let cycles: BTreeMap<_, _> = uses
+        .iter()
+        .map(|one| ((one.queue.slot, one.queue.pair), one.cycles))
         .collect();
     for (index, port) in worker.ports(None).map_err(gone)? {
         // A port whose NIC is being made or deleted has no name to go by, and no frame passes it.
@@ -31,6 +33,7 @@ pub fn list(worker: &WorkerThreads, control: &Controller) -> Result<v1::ListWork
                 pair: port.pair.into(),
                 polled: port.polled,
                 quiet_ns: port.quiet_ns,
+                cycles: cycles.get(&(port.slot, port.pair)).copied().unwrap_or_default(),
             });
         }
     }
@@ -157,23 +160,39 @@ fn pair(worker: usize, port: PortReport) -> v1::QueuePair {
 }
 
 fn ring(queue: &QueueState) -> v1::Ring {
-    let packed = queue.features & RING_PACKED != 0;
     let waiting = queue.avail_index.wrapping_sub(queue.next_avail);
     v1::Ring {
         size: queue.size.into(),
-        packed,
+        packed: queue.packed,
         avail_index: queue.avail_index.into(),
         next_avail: queue.next_avail.into(),
         used_index: queue.used_index.into(),
-        waiting: (!packed).then_some(waiting.into()),
+        waiting: (!queue.packed).then_some(waiting.into()),
         in_flight: queue.in_flight.into(),
         interrupts_off: queue.interrupts_off,
         calls: queue.calls,
         features: queue.features,
         feature_names: features::names(queue.features),
+        avail_wrap: queue.avail_wrap,
+        used_wrap: queue.used_wrap,
     }
 }
 
 fn gone(error: impl std::fmt::Display) -> Status {
     Status::unavailable(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The manual says what each step is.
+    #[test]
+    fn the_proto_explains_every_step() {
+        let proto = include_str!("../../../../proto/butterfly/v1/butterfly.proto");
+        let (_, cost) = proto.split_once("message StepCost {").unwrap();
+        let (comment, _) = cost.split_once("string name").unwrap();
+        let explained: Vec<_> = comment.split('`').skip(1).step_by(2).collect();
+        assert_eq!(explained, STEPS);
+    }
 }
