@@ -3,7 +3,7 @@
 
 use butterfly_tests::Daemon;
 use butterfly_tests::lab::{check, pings, soon};
-use libtest_mimic::{Arguments, Failed, Trial};
+use butterfly_tests::trials::{Stage, run_trials};
 use std::path::PathBuf;
 use std::time::Duration;
 use testkit::image::{Image, repository};
@@ -18,10 +18,14 @@ const HOST: &str = "10.0.0.40";
 const HOST6: &str = "fd00::40";
 
 fn main() {
-    let mut arguments = Arguments::from_args();
-    arguments.test_threads = Some(1);
-    let trial = Trial::test("qemu_listens", || session().map_err(Failed::from));
-    libtest_mimic::run(&arguments, vec![trial]).exit();
+    run_trials::<Lab>(
+        &[],
+        &[
+            ("the_daemon_goes_and_returns", the_daemon_goes_and_returns),
+            ("the_nic_goes_and_returns", the_nic_goes_and_returns),
+            ("qemu_goes_and_returns", qemu_goes_and_returns),
+        ],
+    );
 }
 
 /// A guest whose QEMU listens, and a namespace that serves downloads.
@@ -32,29 +36,11 @@ struct Lab {
     _server: Process,
 }
 
-type Step = fn(&mut Lab) -> Result<()>;
-
-/// One boot for all of it.
-fn session() -> Result<()> {
-    let mut lab = Lab::start()?;
-    let steps: [(&str, Step); 3] = [
-        ("the daemon goes and returns", the_daemon_goes_and_returns),
-        ("the NIC goes and returns", the_nic_goes_and_returns),
-        ("QEMU goes and returns", qemu_goes_and_returns),
-    ];
-    lab.configure()?;
-    let mut outcome = lab.talks().map_err(|e| format!("at first: {e}"));
-    for (name, step) in steps {
-        outcome = outcome.and_then(|()| step(&mut lab).map_err(|e| format!("{name}: {e}")));
-    }
-    outcome.map_err(|e| format!("{e}\n{}", lab.daemon.dump()))
-}
-
-impl Lab {
+impl Stage for Lab {
     /// QEMU is there first: it waits for the switch.
-    fn start() -> Result<Self> {
+    fn start(options: &[&str]) -> Result<Self> {
         let image = Image::ready()?;
-        let daemon = Daemon::start(&[])?;
+        let daemon = Daemon::start(options)?;
         let wire = Wire::VhostUserServer(path(&daemon));
         let machine = Machine::named("listens").with(Nic::new(wire, GUEST_MAC));
         let guest = std::thread::scope(|scope| {
@@ -84,10 +70,22 @@ impl Lab {
         })
     }
 
+    /// Everything is there and talks.
+    fn reset(&mut self) -> Result<()> {
+        self.configure()?;
+        self.talks()
+    }
+
+    fn daemon(&mut self) -> &mut Daemon {
+        &mut self.daemon
+    }
+}
+
+impl Lab {
     /// The guest's addresses, after each of its boots.
     fn configure(&self) -> Result<()> {
         self.guest
-            .ok("ip addr add 10.0.0.1/24 dev eth0; ip addr add fd00::1/64 dev eth0")
+            .ok("ip addr flush dev eth0; ip addr add 10.0.0.1/24 dev eth0; ip addr add fd00::1/64 dev eth0")
             .map(drop)
     }
 
@@ -108,17 +106,15 @@ fn qemu_goes_and_returns(lab: &mut Lab) -> Result<()> {
         "guest tcp-get {HOST} 80 0 60 >/dev/null 2>&1 </dev/null &"
     ))?;
     lab.guest.kill_and_restart()?;
-    lab.configure()?;
-    lab.talks()?;
+    lab.reset()?;
     lab.guest.reboot()?;
-    lab.configure()?;
-    lab.talks()
+    lab.reset()
 }
 
 /// Its TAP devices go with it; the guest has only its QEMU's word that there is a network.
 fn the_daemon_goes_and_returns(lab: &mut Lab) -> Result<()> {
     for _ in 0..2 {
-        lab.daemon.kill_and_restart(&[])?;
+        lab.daemon.kill_and_restart()?;
         add(&lab.daemon)?;
         lab.host
             .adopt("bf-client", HOST_MAC, &["10.0.0.40/24", "fd00::40/64"])?;

@@ -1,55 +1,59 @@
 //! The security contract with real kernels: every row of it that a guest can show. The numbers are those of the
 //! contract's rules. What no guest does (malformed headers, full tables, time-outs) is tested in the crates.
 
-use butterfly_tests::lab::{Download, Lab, SOON, check, pings, run_trials, soon};
+use butterfly_tests::lab::{Download, Lab, SOON, check, pings, soon};
+use butterfly_tests::trials::run_trials;
 use std::time::Duration;
 use testkit::netns::Namespace;
 use testkit::{Result, wait_for};
 
 fn main() {
-    run_trials(&[
-        ("by_default_nothing_comes_in", by_default_nothing_comes_in),
-        (
-            "a_rule_lets_its_protocol_pass_and_no_other",
-            a_rule_lets_its_protocol_pass_and_no_other,
-        ),
-        ("a_port_range_has_two_ends", a_port_range_has_two_ends),
-        ("icmp_rules_know_type_and_code", icmp_rules_know_type_and_code),
-        ("three_nics_in_two_groups", three_nics_in_two_groups),
-        ("egress_rules_narrow_what_leaves", egress_rules_narrow_what_leaves),
-        ("an_answer_needs_no_rule", an_answer_needs_no_rule),
-        (
-            "a_group_is_overwritten_deleted_and_returns",
-            a_group_is_overwritten_deleted_and_returns,
-        ),
-        (
-            "members_change_while_traffic_runs",
-            members_change_while_traffic_runs,
-        ),
-        (
-            "nics_join_and_leave_while_traffic_runs",
-            nics_join_and_leave_while_traffic_runs,
-        ),
-        (
-            "an_address_moves_to_another_machine",
-            an_address_moves_to_another_machine,
-        ),
-        ("a_rule_taken_away_cuts", a_rule_taken_away_cuts),
-        ("a_rule_taken_away_drains", a_rule_taken_away_drains),
-        ("icmp_errors_follow_their_flow", icmp_errors_follow_their_flow),
-        ("fragments_follow_their_first", fragments_follow_their_first),
-        ("broken_fragments_are_dropped", broken_fragments_are_dropped),
-        ("dhcp_passes_but_from_a_guest", dhcp_passes_but_from_a_guest),
-        ("a_guest_cannot_borrow_addresses", a_guest_cannot_borrow_addresses),
-        (
-            "bypass_filtering_filters_nothing",
-            bypass_filtering_filters_nothing,
-        ),
-        (
-            "a_sniffer_hears_all_and_says_nothing",
-            a_sniffer_hears_all_and_says_nothing,
-        ),
-    ]);
+    run_trials::<Lab>(
+        &[],
+        &[
+            ("by_default_nothing_comes_in", by_default_nothing_comes_in),
+            (
+                "a_rule_lets_its_protocol_pass_and_no_other",
+                a_rule_lets_its_protocol_pass_and_no_other,
+            ),
+            ("a_port_range_has_two_ends", a_port_range_has_two_ends),
+            ("icmp_rules_know_type_and_code", icmp_rules_know_type_and_code),
+            ("three_nics_in_two_groups", three_nics_in_two_groups),
+            ("egress_rules_narrow_what_leaves", egress_rules_narrow_what_leaves),
+            ("an_answer_needs_no_rule", an_answer_needs_no_rule),
+            (
+                "a_group_is_overwritten_deleted_and_returns",
+                a_group_is_overwritten_deleted_and_returns,
+            ),
+            (
+                "members_change_while_traffic_runs",
+                members_change_while_traffic_runs,
+            ),
+            (
+                "nics_join_and_leave_while_traffic_runs",
+                nics_join_and_leave_while_traffic_runs,
+            ),
+            (
+                "an_address_moves_to_another_machine",
+                an_address_moves_to_another_machine,
+            ),
+            ("a_rule_taken_away_cuts", a_rule_taken_away_cuts),
+            ("a_rule_taken_away_drains", a_rule_taken_away_drains),
+            ("icmp_errors_follow_their_flow", icmp_errors_follow_their_flow),
+            ("fragments_follow_their_first", fragments_follow_their_first),
+            ("broken_fragments_are_dropped", broken_fragments_are_dropped),
+            ("dhcp_passes_but_from_a_guest", dhcp_passes_but_from_a_guest),
+            ("a_guest_cannot_borrow_addresses", a_guest_cannot_borrow_addresses),
+            (
+                "bypass_filtering_filters_nothing",
+                bypass_filtering_filters_nothing,
+            ),
+            (
+                "a_sniffer_hears_all_and_says_nothing",
+                a_sniffer_hears_all_and_says_nothing,
+            ),
+        ],
+    );
 }
 
 const B4: &str = "10.0.0.2";

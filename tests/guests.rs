@@ -1,6 +1,9 @@
 //! Guests as guests are: they offload, or do not; they reboot, crash and return; they share a host with namespaces.
 
-use butterfly_tests::lab::{Download, Lab, VNI, address_command, check, mac, pings, run_trials, soon};
+use butterfly_tests::daemon::number;
+use butterfly_tests::lab::{Download, Lab, VNI, address_command, check, mac, pings, soon};
+use butterfly_tests::trials::{Stage, run_trials};
+use serde_json::Value;
 use std::time::Duration;
 use testkit::image::Image;
 use testkit::netns::Namespace;
@@ -9,30 +12,35 @@ use testkit::qemu::{Guest, Machine, Nic, Wire};
 use testkit::{Result, wait_for};
 
 fn main() {
-    run_trials(&[
-        ("another_network_hears_nothing", another_network_hears_nothing),
-        ("a_nic_has_several_addresses", a_nic_has_several_addresses),
-        ("segments_of_64_kib_cross_whole", segments_of_64_kib_cross_whole),
-        ("a_guest_without_offloads", a_guest_without_offloads),
-        (
-            "each_feature_alone_can_be_missing",
-            each_feature_alone_can_be_missing,
-        ),
-        ("a_namespace_is_a_guest", a_namespace_is_a_guest),
-        ("statistics_agree_with_the_guest", statistics_agree_with_the_guest),
-        ("a_packet_trace_can_be_read", a_packet_trace_can_be_read),
-        ("bench_nics_send_and_answer", bench_nics_send_and_answer),
-        (
-            "a_nic_goes_and_returns_under_its_guest",
-            a_nic_goes_and_returns_under_its_guest,
-        ),
-        (
-            "the_daemon_is_killed_and_returns",
-            the_daemon_is_killed_and_returns,
-        ),
-        ("a_guest_reboots", a_guest_reboots),
-        ("a_guest_is_killed_and_returns", a_guest_is_killed_and_returns),
-    ]);
+    run_trials::<Lab>(
+        // More than the machine has cores, as small as ours are; the guests' NICs are spread over them.
+        &["--workers", "3"],
+        &[
+            ("workers_hand_frames_over", workers_hand_frames_over),
+            ("another_network_hears_nothing", another_network_hears_nothing),
+            ("a_nic_has_several_addresses", a_nic_has_several_addresses),
+            ("segments_of_64_kib_cross_whole", segments_of_64_kib_cross_whole),
+            ("a_guest_without_offloads", a_guest_without_offloads),
+            (
+                "each_feature_alone_can_be_missing",
+                each_feature_alone_can_be_missing,
+            ),
+            ("a_namespace_is_a_guest", a_namespace_is_a_guest),
+            ("statistics_agree_with_the_guest", statistics_agree_with_the_guest),
+            ("a_packet_trace_can_be_read", a_packet_trace_can_be_read),
+            ("bench_nics_send_and_answer", bench_nics_send_and_answer),
+            (
+                "a_nic_goes_and_returns_under_its_guest",
+                a_nic_goes_and_returns_under_its_guest,
+            ),
+            (
+                "the_daemon_is_killed_and_returns",
+                the_daemon_is_killed_and_returns,
+            ),
+            ("a_guest_reboots", a_guest_reboots),
+            ("a_guest_is_killed_and_returns", a_guest_is_killed_and_returns),
+        ],
+    );
 }
 
 const B4: &str = "10.0.0.2";
@@ -42,6 +50,43 @@ const B6: &str = "fd00::2";
 fn open(lab: &Lab) -> Result<()> {
     lab.cli("sg rule add open --ip-proto all + nic sg set a open + nic sg set b open + nic sg set c open")
         .map(drop)
+}
+
+/// The three guests are not all with one worker, and hear each other all the same, under rules.
+fn workers_hand_frames_over(lab: &mut Lab) -> Result<()> {
+    let handed_over = || -> Result<u64> {
+        let all = lab.daemon.json("worker list")?;
+        let workers = all["workers"].as_array().ok_or(format!("no workers in {all}"))?;
+        check(workers.len() == 3, &format!("there are three workers: {all}"))?;
+        let frames = |worker: &Value| number(&worker["handed_over"]);
+        workers
+            .iter()
+            .map(frames)
+            .sum::<Option<u64>>()
+            .ok_or(format!("no handed_over in {all}"))
+    };
+    lab.cli("sg rule add web --ip-proto tcp --port 80 + sg rule add web --ip-proto icmp + nic sg set b web + nic sg set c web")?;
+    let before = handed_over()?;
+    lab.b().serve("guest tcp-serve 80")?;
+    lab.c().serve("guest tcp-serve 80")?;
+    let from_to = [
+        (lab.a(), B4),
+        (lab.a(), "10.0.0.3"),
+        (lab.b(), "10.0.0.3"),
+        (lab.c(), B6),
+    ];
+    for (from, to) in from_to {
+        check(pings(from, to)?, &format!("{to} answers {}", from.name()))?;
+        from.ok(&format!("guest tcp-get {to} 80 5000000 20"))?;
+    }
+    check(handed_over()? > before, "frames are handed over between workers")?;
+    // A rule that goes stops what runs between two workers, too.
+    let downloads = [
+        Download::start(lab.a(), B4, 80)?,
+        Download::start(lab.b(), "10.0.0.3", 80)?,
+    ];
+    lab.cli("sg del web")?;
+    downloads.iter().try_for_each(Download::stops)
 }
 
 /// A NIC in another VNI, of the same MAC and addresses as b.
@@ -369,7 +414,7 @@ fn a_nic_goes_and_returns_under_its_guest(lab: &mut Lab) -> Result<()> {
 fn the_daemon_is_killed_and_returns(lab: &mut Lab) -> Result<()> {
     open(lab)?;
     check(pings(lab.a(), B4)?, "b answers")?;
-    lab.daemon.kill_and_restart(&[])?;
+    lab.daemon.kill_and_restart()?;
     check(lab.cli("nic list")?.is_empty(), "nothing is configured")?;
     lab.reset()?;
     open(lab)?;

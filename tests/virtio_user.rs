@@ -22,16 +22,35 @@ struct Kind {
 }
 
 const MRG_RXBUF: u64 = 1 << 15;
+const RING_PACKED: u64 = 1 << 34;
+const IN_ORDER: u64 = 1 << 35;
 
 const fn kind(options: &'static str, has: u64, lacks: u64) -> Kind {
     Kind { options, has, lacks }
 }
 
-const KINDS: [Kind; 4] = [
-    kind("in_order=0", MRG_RXBUF, 0),
-    kind("in_order=0,mrg_rxbuf=0", 0, MRG_RXBUF),
-    kind("in_order=0,mrg_rxbuf=0,vectorized=1", 0, MRG_RXBUF),
-    kind("queue_size=1024", MRG_RXBUF, 0),
+const KINDS: [Kind; 9] = [
+    kind("in_order=0", MRG_RXBUF, RING_PACKED | IN_ORDER),
+    kind("in_order=0,mrg_rxbuf=0", 0, MRG_RXBUF | RING_PACKED | IN_ORDER),
+    kind("in_order=0,mrg_rxbuf=0,vectorized=1", 0, MRG_RXBUF | RING_PACKED),
+    kind("in_order=1,queue_size=1024", MRG_RXBUF | IN_ORDER, RING_PACKED),
+    kind("in_order=1,mrg_rxbuf=0", IN_ORDER, MRG_RXBUF | RING_PACKED),
+    kind("packed_vq=1,in_order=0", MRG_RXBUF | RING_PACKED, IN_ORDER),
+    kind(
+        "packed_vq=1,in_order=0,mrg_rxbuf=0",
+        RING_PACKED,
+        MRG_RXBUF | IN_ORDER,
+    ),
+    kind(
+        "packed_vq=1,in_order=1,queue_size=1024",
+        MRG_RXBUF | RING_PACKED | IN_ORDER,
+        0,
+    ),
+    kind(
+        "packed_vq=1,in_order=1,mrg_rxbuf=0,vectorized=1",
+        RING_PACKED | IN_ORDER,
+        MRG_RXBUF,
+    ),
 ];
 
 /// Memory of ordinary pages, in one memfd.
@@ -128,24 +147,19 @@ impl Lab {
         self.frames_come_back()?;
         if self.testpmd_listens {
             // virtio-user takes a switch that returns only where it listens itself.
-            self.daemon.kill_and_restart(&[])?;
+            self.daemon.kill_and_restart()?;
             self.peer = configure(&self.daemon, true)?;
             self.frames_come_back()?;
         }
         Ok(())
     }
 
-    /// What each driver has taken, as the daemon logs it.
+    /// What each driver has taken.
     fn features_are_taken(&self) -> Result<()> {
         for (port, kind) in KINDS.iter().enumerate() {
-            let up = format!("up nic=\"p{port}\" features=0x");
-            let taken = wait_for(&format!("p{port} to be up"), PATIENCE, || {
-                let log = self.daemon.log();
-                let Some((_, rest)) = log.rsplit_once(&up) else {
-                    return Ok(None);
-                };
-                let digits = rest.split_whitespace().next().unwrap_or_default();
-                Ok(u64::from_str_radix(digits, 16).ok())
+            let nic = format!("p{port}");
+            let taken = wait_for(&format!("{nic} to be up"), PATIENCE, || {
+                Ok(self.daemon.features(&nic).ok())
             })?;
             check(
                 taken & kind.has == kind.has && taken & kind.lacks == 0,

@@ -13,6 +13,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Daemon {
     dir: tempfile::TempDir,
+    options: Vec<String>,
     process: Process,
 }
 
@@ -22,15 +23,22 @@ impl Daemon {
         let dir = tempfile::Builder::new().prefix("butterfly-").tempdir();
         let dir = dir.map_err(|e| format!("cannot make a folder: {e}"))?;
         let process = launch(dir.path(), options)?;
-        let mut daemon = Self { dir, process };
+        let options = options.iter().map(|&option| option.to_owned()).collect();
+        let mut daemon = Self {
+            dir,
+            options,
+            process,
+        };
         daemon.wait_ready()?;
         Ok(daemon)
     }
 
-    /// Kills it, as a crash would, and starts another one in the same folder. It knows nothing of what was configured.
-    pub fn kill_and_restart(&mut self, options: &[&str]) -> Result<()> {
+    /// Kills it, as a crash would, and starts another one with the same options in the same folder. It knows nothing of
+    /// what was configured.
+    pub fn kill_and_restart(&mut self) -> Result<()> {
         self.process.kill();
-        self.process = launch(self.dir.path(), options)?;
+        let options: Vec<&str> = self.options.iter().map(String::as_str).collect();
+        self.process = launch(self.dir.path(), &options)?;
         self.wait_ready()
     }
 
@@ -72,6 +80,18 @@ impl Daemon {
     /// What it logged.
     pub fn log(&self) -> String {
         self.process.log()
+    }
+
+    /// The features that the driver of a NIC that is up has taken last, as the daemon logs them.
+    pub fn features(&self, nic: &str) -> Result<u64> {
+        let up = format!("up nic=\"{nic}\" features=0x");
+        let log = self.log();
+        let digits = log
+            .rsplit_once(&up)
+            .and_then(|(_, rest)| rest.split_whitespace().next());
+        digits
+            .and_then(|digits| u64::from_str_radix(digits, 16).ok())
+            .ok_or_else(|| format!("the log says nothing of {nic}'s features"))
     }
 
     /// The command line as it was started.
@@ -152,7 +172,7 @@ impl Daemon {
 }
 
 /// 64-bit numbers are strings in protobuf's JSON.
-fn number(value: &Value) -> Option<u64> {
+pub fn number(value: &Value) -> Option<u64> {
     value.as_u64().or_else(|| value.as_str()?.parse().ok())
 }
 

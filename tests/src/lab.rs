@@ -3,8 +3,7 @@
 //! running in the guests.
 
 use crate::Daemon;
-use libtest_mimic::{Arguments, Failed, Trial};
-use std::sync::{Mutex, PoisonError};
+use crate::trials::Stage;
 use std::time::{Duration, Instant};
 use testkit::image::Image;
 use testkit::qemu::{Guest, Machine, Nic, Wire};
@@ -22,9 +21,6 @@ pub const SOON: Duration = Duration::from_secs(5);
 /// How long a download has to stand still until it counts as stopped.
 const STILL: Duration = Duration::from_millis(1500);
 
-/// What a trial does.
-pub type Body = fn(&mut Lab) -> Result<()>;
-
 /// A daemon and three guests.
 #[derive(Debug)]
 pub struct Lab {
@@ -34,11 +30,10 @@ pub struct Lab {
     pub guests: Vec<Guest>,
 }
 
-impl Lab {
-    /// Starts all of it.
-    pub fn start() -> Result<Self> {
+impl Stage for Lab {
+    fn start(options: &[&str]) -> Result<Self> {
         let image = Image::ready()?;
-        let daemon = Daemon::start(&[])?;
+        let daemon = Daemon::start(options)?;
         let mut machines = Vec::new();
         for (index, name) in NAMES.into_iter().enumerate() {
             daemon.cli(&nic_add(index))?;
@@ -49,8 +44,7 @@ impl Lab {
         Ok(Self { daemon, guests })
     }
 
-    /// The state every trial begins with.
-    pub fn reset(&self) -> Result<()> {
+    fn reset(&mut self) -> Result<()> {
         let ids = |list: &str| -> Result<Vec<String>> {
             Ok(self
                 .daemon
@@ -84,6 +78,12 @@ impl Lab {
         Ok(())
     }
 
+    fn daemon(&mut self) -> &mut Daemon {
+        &mut self.daemon
+    }
+}
+
+impl Lab {
     /// Runs `butterfly`.
     pub fn cli(&self, line: &str) -> Result<String> {
         self.daemon.cli(line)
@@ -124,44 +124,6 @@ pub fn address_command(index: usize) -> String {
          ip link set eth0 up; ip neigh flush dev eth0; ip addr add 10.0.0.{last}/24 dev eth0; \
          ip addr add fd00::{last}/64 dev eth0; echo 1 > /proc/sys/net/ipv4/route/flush"
     )
-}
-
-/// Runs the named trials one after the other, each on the freshly reset lab. A failure carries the daemon's dump. The
-/// lab starts with the first trial that runs, so that `--list` starts nothing.
-pub fn run_trials(trials: &[(&'static str, Body)]) -> ! {
-    let mut arguments = Arguments::from_args();
-    arguments.test_threads = Some(1);
-    // Leaked on purpose: trials want 'static, and the lab is taken out again below to end it before we exit.
-    let lab: &'static Mutex<Option<Lab>> = Box::leak(Box::new(Mutex::new(None)));
-    let trials = trials
-        .iter()
-        .map(|&(name, body)| Trial::test(name, move || run_one(lab, body)))
-        .collect();
-    let conclusion = libtest_mimic::run(&arguments, trials);
-    drop(lab.lock().unwrap_or_else(PoisonError::into_inner).take());
-    conclusion.exit()
-}
-
-fn run_one(lab: &Mutex<Option<Lab>>, body: Body) -> std::result::Result<(), Failed> {
-    // A trial that panicked leaves a lab that the next one resets.
-    let mut lab = lab.lock().unwrap_or_else(PoisonError::into_inner);
-    if lab.is_none() {
-        *lab = Some(Lab::start()?);
-    }
-    let Some(lab) = lab.as_mut() else {
-        return Err("the lab is not there".into());
-    };
-    let begin = Instant::now();
-    let outcome = lab
-        .reset()
-        .map_err(|e| format!("reset: {e}"))
-        .and_then(|()| body(lab));
-    let alive = lab.daemon.is_running();
-    if alive && outcome.is_ok() {
-        return Ok(());
-    }
-    let sentence = outcome.err().unwrap_or_else(|| "the daemon ended".to_owned());
-    Err(format!("after {:?}: {sentence}\n{}", begin.elapsed(), lab.daemon.dump()).into())
 }
 
 /// Fails with `what` unless it holds.

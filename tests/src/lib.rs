@@ -8,6 +8,7 @@ pub mod daemon;
 pub mod lab;
 pub mod peer;
 pub mod testpmd;
+pub mod trials;
 
 pub use daemon::Daemon;
 pub use lab::Lab;

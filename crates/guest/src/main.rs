@@ -8,6 +8,7 @@
 mod agent;
 mod fragments;
 mod icmp;
+mod queues;
 mod stream;
 mod udp;
 
@@ -26,6 +27,7 @@ const USAGE: &str = "usage:
   guest sctp-ping ADDR PORT COUNT SECS               send COUNT messages, expect each back
   guest udp-serve PORT                               echo
   guest udp-ping ADDR PORT COUNT SIZE [SOURCE_PORT]  send COUNT datagrams, count the answers
+  guest queues NIC PAIRS                             use so many pairs of queues, as `ethtool -L NIC combined PAIRS`
   guest icmp-ask ADDR KIND CODE SECS                 send one ICMP message, wait for its answer
   guest fragments SRC DST PORT KIND                  a datagram to DST:PORT in IPv4 fragments made by hand;
                                                      KIND: whole, later-only, overlap, tiny";
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
         ["udp-serve", port] => udp::echo(port),
         ["udp-ping", addr, port, count, size] => udp::ping(addr, port, count, size, "0"),
         ["udp-ping", addr, port, count, size, source] => udp::ping(addr, port, count, size, source),
+        ["queues", nic, pairs] => queues::set(nic, pairs),
         ["icmp-ask", addr, kind, code, secs] => icmp::ask(addr, kind, code, secs),
         ["fragments", src, dst, port, kind] => fragments::send(src, dst, port, kind),
         _ => Err(USAGE.to_owned()),

@@ -14,7 +14,7 @@ use crate::image::Image;
 use crate::process::{Process, tail};
 use crate::{Result, wait_for};
 use agent::Agent;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -108,6 +108,36 @@ impl Guest {
     pub fn console(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(self.dir.path().join("console.log")).unwrap_or_default())
             .into_owned()
+    }
+
+    /// Says a command to QEMU's monitor, and gives what it answered. An answer that begins with "Error" is a failure.
+    pub fn monitor(&self, command: &str) -> Result<String> {
+        const PROMPT: &str = "(qemu) ";
+        let fail = |e: std::io::Error| format!("{}: QEMU's monitor at `{command}`: {e}", self.name());
+        let mut line = UnixStream::connect(self.dir.path().join("monitor")).map_err(fail)?;
+        line.set_read_timeout(Some(Duration::from_secs(20)))
+            .map_err(fail)?;
+        line.write_all(format!("{command}\n").as_bytes()).map_err(fail)?;
+        // Greeting, prompt, the command as it is typed, the answer, prompt.
+        let mut said = Vec::new();
+        while String::from_utf8_lossy(&said).matches(PROMPT).count() < 2 {
+            let mut bytes = [0; 4096];
+            let len = line.read(&mut bytes).map_err(fail)?;
+            said.extend_from_slice(&bytes[..len]);
+            if len == 0 {
+                break;
+            }
+        }
+        let said = String::from_utf8_lossy(&said);
+        let answer = said.split(PROMPT).nth(1).unwrap_or_default();
+        let answer = answer.split_once('\n').map_or("", |(_, answer)| answer).trim();
+        if answer.starts_with("Error") {
+            return Err(format!(
+                "{}: QEMU's monitor at `{command}`: {answer}",
+                self.name()
+            ));
+        }
+        Ok(answer.to_owned())
     }
 
     /// Runs a shell command, and gives its exit code and what it printed.

@@ -37,6 +37,10 @@ pub struct Nic {
     pub indirect: bool,
     /// VIRTIO_F_RING_PACKED, which QEMU offers only when told to.
     pub packed: bool,
+    /// VIRTIO_NET_F_GUEST_ANNOUNCE: the guest says where it is when QEMU tells it to. Without it the switch is told to.
+    pub announce: bool,
+    /// VIRTIO_NET_F_MTU: the MTU that QEMU tells the guest and the switch.
+    pub mtu: Option<u16>,
     /// Pairs of queues; more than one turns VIRTIO_NET_F_MQ on.
     pub queue_pairs: u16,
 }
@@ -53,6 +57,8 @@ impl Nic {
             event_index: true,
             indirect: true,
             packed: false,
+            announce: true,
+            mtu: None,
             queue_pairs: 1,
         }
     }
@@ -88,12 +94,15 @@ impl Nic {
         let (checksum, segmentation) = (on(self.checksum), on(self.checksum && self.segmentation));
         let mut device = format!(
             "virtio-net-pci,netdev=net{index},mac={},romfile=,mrg_rxbuf={},csum={checksum},guest_csum={checksum},\
-             event_idx={},indirect_desc={},packed={}",
+             event_idx={},indirect_desc={},packed={},\
+             guest_announce={},host_mtu={}",
             self.mac,
             on(self.mergeable),
             on(self.event_index),
             on(self.indirect),
             on(self.packed),
+            on(self.announce),
+            self.mtu.unwrap_or(0),
         );
         for feature in ["gso", "host_tso4", "host_tso6", "guest_tso4", "guest_tso6"] {
             device += &format!(",{feature}={segmentation}");
@@ -141,6 +150,8 @@ pub struct Machine {
     pub processors: u16,
     /// Memory, shared with the switch.
     pub memory_mib: u32,
+    /// Up to where memory can be plugged in while it runs.
+    pub memory_max_mib: Option<u32>,
     /// How long it may take until its agent answers.
     pub boot_timeout: Duration,
 }
@@ -153,7 +164,8 @@ impl Machine {
             nics: Vec::new(),
             processors: 1,
             memory_mib: 160,
-            boot_timeout: Duration::from_secs(60),
+            memory_max_mib: None,
+            boot_timeout: Duration::from_secs(120),
         }
     }
 
@@ -167,6 +179,10 @@ impl Machine {
 /// QEMU's command line for a machine whose files are in `dir`.
 pub(super) fn arguments(image: &Image, machine: &Machine, dir: &Path) -> Vec<String> {
     let memory = format!("{}M", machine.memory_mib);
+    let memory_option = match machine.memory_max_mib {
+        Some(max) => format!("{memory},slots=8,maxmem={max}M"),
+        None => memory.clone(),
+    };
     let socket = |id: &str| {
         format!(
             "socket,id={id},path={},server=on,wait=off",
@@ -195,7 +211,7 @@ pub(super) fn arguments(image: &Image, machine: &Machine, dir: &Path) -> Vec<Str
         "-smp",
         &machine.processors.to_string(),
         "-m",
-        &memory,
+        &memory_option,
         "-object",
         &format!("memory-backend-memfd,id=mem,size={memory},share=on"),
         "-kernel",
@@ -212,6 +228,10 @@ pub(super) fn arguments(image: &Image, machine: &Machine, dir: &Path) -> Vec<Str
         &socket("agent"),
         "-serial",
         "chardev:agent",
+        "-chardev",
+        &socket("monitor"),
+        "-mon",
+        "chardev=monitor,mode=readline",
     ]
     .map(str::to_owned)
     .to_vec();

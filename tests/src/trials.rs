@@ -1,0 +1,69 @@
+//! Trials that share what takes long to start: guests that boot once for a test binary.
+
+use crate::Daemon;
+use libtest_mimic::{Arguments, Failed, Trial};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+use testkit::Result;
+
+/// What is started once and made ready for each trial.
+pub trait Stage: Sized + Send + 'static {
+    /// Starts all of it, the daemon with these further options.
+    fn start(options: &[&str]) -> Result<Self>;
+
+    /// The state every trial begins with, whatever the one before has left.
+    fn reset(&mut self) -> Result<()>;
+
+    /// The daemon, whose dump explains a failure.
+    fn daemon(&mut self) -> &mut Daemon;
+}
+
+/// What a trial does.
+pub type Body<S> = fn(&mut S) -> Result<()>;
+
+/// Runs the named trials one after the other, each on the freshly reset stage. A failure carries the daemon's dump. The
+/// stage starts with the first trial that runs, so that `--list` starts nothing.
+pub fn run_trials<S: Stage>(options: &'static [&str], trials: &[(&'static str, Body<S>)]) -> ! {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads = Some(1);
+    // Leaked on purpose: trials want 'static, and the stage is taken out again below to end it before we exit.
+    let stage: &'static Mutex<Option<S>> = Box::leak(Box::new(Mutex::new(None)));
+    let trials = trials
+        .iter()
+        .map(|&(name, body)| Trial::test(name, move || run_one(stage, options, body)))
+        .collect();
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    drop(stage.lock().unwrap_or_else(PoisonError::into_inner).take());
+    conclusion.exit()
+}
+
+fn run_one<S: Stage>(
+    stage: &Mutex<Option<S>>,
+    options: &[&str],
+    body: Body<S>,
+) -> std::result::Result<(), Failed> {
+    // A trial that panicked leaves a stage that the next one resets.
+    let mut stage = stage.lock().unwrap_or_else(PoisonError::into_inner);
+    if stage.is_none() {
+        *stage = Some(S::start(options)?);
+    }
+    let Some(stage) = stage.as_mut() else {
+        return Err("the stage is not there".into());
+    };
+    let begin = Instant::now();
+    let outcome = stage
+        .reset()
+        .map_err(|e| format!("reset: {e}"))
+        .and_then(|()| body(stage));
+    let alive = stage.daemon().is_running();
+    if alive && outcome.is_ok() {
+        return Ok(());
+    }
+    let sentence = outcome.err().unwrap_or_else(|| "the daemon ended".to_owned());
+    Err(format!(
+        "after {:?}: {sentence}\n{}",
+        begin.elapsed(),
+        stage.daemon().dump()
+    )
+    .into())
+}
