@@ -21,7 +21,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
-use io::frame::Batch;
+use io::frame::{Batch, Bits};
 use io::poll::Doorbell;
 use rtrb::{Consumer, Producer, RingBuffer};
 
@@ -47,8 +47,7 @@ pub(crate) enum Message {
 #[derive(Clone)]
 pub(crate) struct Parcel {
     pub batch: Arc<Batch>,
-    /// A bit for each frame of the batch, which has 32 at most.
-    pub frames: u32,
+    pub frames: Bits,
     pub target: QueueId,
     /// Copies for a sniffer.
     pub copy: bool,
@@ -70,7 +69,7 @@ struct Planned {
     worker: usize,
     target: QueueId,
     copy: bool,
-    frames: u32,
+    frames: Bits,
 }
 
 /// The last plan made for a target: where a further frame for it is added.

@@ -5,8 +5,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Batch sizes are counted in this many classes: 1, 2, 3..=4, 5..=8, 9..=16, 17..=32.
-pub const BATCH_CLASSES: usize = 6;
+/// Batch sizes are counted in this many classes: 1, 2, 3..=4, 5..=8, 9..=16, 17..=32, 33..=64.
+pub const BATCH_CLASSES: usize = 7;
 
 /// The steps of a batch that are timed, in their order.
 pub const STEPS: [&str; 6] = ["receive", "lane", "judge", "deliver", "flush", "complete"];
@@ -94,9 +94,9 @@ mod tests {
     #[test]
     fn a_batch_is_counted_in_the_class_of_its_size() {
         let mut load = WorkerLoad::default();
-        for size in [1, 2, 3, 4, 5, 8, 9, 16, 17, 32] {
+        for size in [1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64] {
             load.count_batch(size);
         }
-        assert_eq!(load.batches, [1, 1, 2, 2, 2, 2]);
+        assert_eq!(load.batches, [1, 1, 2, 2, 2, 2, 2]);
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use io::frame::{BATCH, Batch};
+use io::frame::{BATCH, Batch, Bits};
 use io::port::{Port, PortError, TransmitError};
 
 use crate::drop_reason::DropReason;
@@ -60,9 +60,9 @@ pub(crate) struct Attached {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Handed {
     /// Handed to another worker, who counts them.
-    pub over: u32,
+    pub over: Bits,
     /// Dropped: that worker's ring is full.
-    pub full: u32,
+    pub full: Bits,
 }
 
 impl Handed {

@@ -15,7 +15,21 @@ use crate::copy;
 use crate::guest_memory::GuestMemory;
 
 /// Frames handled together; a step is done for the whole batch before the next step begins.
-pub const BATCH: usize = 32;
+///
+/// What is done once a batch (indices shared with a guest on another core, fences, notifications) is spread over this
+/// many frames.
+pub const BATCH: usize = 64;
+
+/// A bit for each frame of a batch.
+pub type Bits = u64;
+
+/// The bits of the first `count` frames.
+#[inline]
+pub fn first_bits(count: usize) -> Bits {
+    Bits::MAX
+        .checked_shr((BATCH - count.min(BATCH)) as u32)
+        .unwrap_or(0)
+}
 
 /// The most header bytes of a frame that are copied to private memory and can be judged. A frame whose
 /// headers do not fit is dropped (`headers_too_long`).

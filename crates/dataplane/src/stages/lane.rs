@@ -11,7 +11,7 @@
 
 use std::net::IpAddr;
 
-use io::frame::BATCH;
+use io::frame::{BATCH, Bits, first_bits};
 use wire::dhcp;
 use wire::offload::Offload;
 use wire::parse::{self, Plain, Transport, ethertype, mac_bits, mac_of};
@@ -67,9 +67,9 @@ struct Candidate {
 /// What became of a batch's frames so far.
 struct Choice {
     /// Those that do not take the lane, as bits.
-    left: u32,
+    left: Bits,
     /// Those of IPv6.
-    v6: u32,
+    v6: Bits,
     /// How many candidates there are.
     count: usize,
 }
@@ -107,8 +107,8 @@ impl Lane {
     }
 
     /// Adds a job for each packet that needs no more, in the order of the frames. Gives the frames that are left, as bits.
-    pub(crate) fn run(&mut self, round: &mut Round) -> u32 {
-        let all = u32::MAX >> (BATCH - round.batch.len());
+    pub(crate) fn run(&mut self, round: &mut Round) -> Bits {
+        let all = first_bits(round.batch.len());
         let nic = round.nic;
         if nic.is_sniffer || nic.link_down || nic.trace.is_some() || !nic.sniffers.is_empty() {
             return all;
@@ -168,7 +168,7 @@ impl Lane {
             let (head, len) = (frame.head(), frame.len());
             let ethertype = parse::ethertype_of(head);
             if ethertype != if V6 { ethertype::IPV6 } else { ethertype::IPV4 } {
-                v6 |= u32::from(ethertype == ethertype::IPV6) << index;
+                v6 |= Bits::from(ethertype == ethertype::IPV6) << index;
                 continue;
             }
             let Some(plain) = parse::plain::<V6>(head, len) else {

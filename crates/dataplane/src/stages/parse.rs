@@ -1,6 +1,6 @@
 //! Step 2: says what each frame is. All lengths are checked here; later steps trust the result.
 
-use io::frame::Frame;
+use io::frame::{Bits, Frame};
 use wire::nd;
 use wire::offload::Offload;
 use wire::parse::{self, ParseError};
@@ -9,7 +9,7 @@ use crate::drop_reason::DropReason;
 use crate::round::{Fate, Item, Round};
 
 /// Of the frames whose bits are set in `frames`.
-pub(crate) fn run(round: &mut Round, mut frames: u32) {
+pub(crate) fn run(round: &mut Round, mut frames: Bits) {
     while frames != 0 {
         let index = frames.trailing_zeros() as usize;
         frames &= frames - 1;

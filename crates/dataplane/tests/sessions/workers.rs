@@ -5,6 +5,7 @@ use std::time::Duration;
 use dataplane::DropReason::*;
 use dataplane::snapshot::PortSlot;
 use dataplane::{QueueId, Simulation};
+use io::frame::BATCH;
 use io::memory_port::MemoryPeer;
 use testkit::ring_driver::{Guest, GuestOptions, Shape};
 use wire::offload::Offload;
@@ -125,17 +126,17 @@ fn a_port_that_is_taken_away_waits_for_the_batch_that_is_out() {
     let mut guest = Guest::new(GuestOptions::default());
     lab.sim.attach_port(a.slot, guest.port().into());
     let frame = ip(a, b, Family::V4).udp(1, 2).payload(&[7; 1000]).build();
-    for _ in 0..40 {
+    for _ in 0..BATCH + 8 {
         guest.send(&frame, Offload::default(), &Shape::cut(&[12, 300]));
     }
     guest.transmitq.publish();
-    assert_eq!((lab.sim.turn_of(0).frames, guest.reclaim()), (32, 0));
+    assert_eq!((lab.sim.turn_of(0).frames, guest.reclaim()), (BATCH, 0));
     assert_eq!((lab.sim.turn_of(0).frames, guest.reclaim()), (8, 0));
     assert_eq!(lab.received(b), Vec::<Vec<u8>>::new());
 
     let port = lab.sim.take(a.slot).expect("the port of a");
-    assert_eq!(guest.reclaim(), 40);
-    assert_eq!(lab.received(b), vec![frame.clone(); 40]);
+    assert_eq!(usize::from(guest.reclaim()), BATCH + 8);
+    assert_eq!(lab.received(b), vec![frame.clone(); BATCH + 8]);
     lab.sim.attach_port(a.slot, port);
     guest.send(&frame, Offload::default(), &Shape::whole());
     guest.transmitq.publish();
@@ -147,17 +148,17 @@ fn a_port_that_is_taken_away_waits_for_the_batch_that_is_out() {
 fn a_queue_with_too_many_batches_out_waits_for_them() {
     let (mut lab, nics) = lab(2, 4);
     let (a, b, c) = (nics[0], nics[1], nics[2]);
-    for _ in 0..500 {
+    for _ in 0..10 * BATCH {
         lab.queue(a, udp(a, b, Family::V4, 1, 2), Offload::default());
     }
     let turns: Vec<_> = (0..10).map(|_| lab.sim.turn_of(0).frames).collect();
-    assert_eq!(turns, [32, 32, 32, 32, 32, 32, 32, 32, 0, 0]);
+    assert_eq!(turns, [[BATCH; 8].as_slice(), &[0, 0]].concat());
     lab.queue(c, udp(c, a, Family::V4, 1, 2), Offload::default());
     assert_eq!(lab.sim.turn_of(0).frames, 1, "others do not wait");
     assert_eq!(lab.sim.turn_of(1).messages, 8);
-    assert_eq!(lab.sim.turn_of(0).frames, 32);
+    assert_eq!(lab.sim.turn_of(0).frames, BATCH);
     lab.sim.run();
-    assert_eq!((lab.received(b).len(), lab.received(a).len()), (500, 1));
+    assert_eq!((lab.received(b).len(), lab.received(a).len()), (10 * BATCH, 1));
 }
 
 #[test]
