@@ -235,7 +235,7 @@ async fn workers_say_what_they_do_with_their_time() {
         assert!(now.busy_ns - old.busy_ns <= passed, "{now:?}\n{old:?}");
         assert_eq!(
             now.batches.iter().map(|size| size.up_to).collect::<Vec<_>>(),
-            [1, 2, 4, 8, 16, 32]
+            [1, 2, 4, 8, 16, 32, 64]
         );
     }
     let mut owned: Vec<_> = after.iter().flat_map(|worker| &worker.queues).collect();

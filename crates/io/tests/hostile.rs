@@ -555,7 +555,7 @@ fn the_index_may_run_ahead_by_the_whole_ring() {
     }
     assert_eq!(
         (pair.turn(), pair.poll(), pair.poll()),
-        (Turn::ok(32), Turn::ok(32), Turn::ok(0))
+        (Turn::ok(SIZE.into()), Turn::ok(0), Turn::ok(0))
     );
 }
 

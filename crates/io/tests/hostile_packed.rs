@@ -3,7 +3,7 @@
 
 mod common;
 
-use butterfly_io::frame::FRAME_MAX;
+use butterfly_io::frame::{BATCH, FRAME_MAX};
 use butterfly_io::guest_view::GuestView;
 use butterfly_io::port::{PortError, TransmitError};
 use butterfly_io::vhost::features::{INDIRECT_DESC, RING_PACKED};
@@ -275,10 +275,16 @@ fn slots_are_not_taken_twice() {
             .transmitq
             .write_descriptor(slot, BUFFER, 72, AVAIL, slot);
     }
-    // Two batches are out, none has come back; the guest offers slot 0 again, for the next lap.
+    // All of the ring is out in two batches, none has come back; the guest offers slot 0 again, for the next lap.
     let mut batches: [_; 3] = std::array::from_fn(|_| butterfly_io::frame::Batch::new());
-    assert_eq!(pair.from_port.receive(&mut batches[0]), Ok(32));
-    assert_eq!(pair.from_port.receive(&mut batches[1]), Ok(32));
+    for _ in 0..BATCH / 2 {
+        batches[0].push_bytes(&[0; 60], Offload::default());
+    }
+    assert_eq!(pair.from_port.receive(&mut batches[0]), Ok(BATCH / 2));
+    assert_eq!(
+        pair.from_port.receive(&mut batches[1]),
+        Ok(usize::from(SIZE) - BATCH / 2)
+    );
     pair.from.transmitq.write_descriptor(0, BUFFER, 72, USED, 0);
     assert_eq!(pair.from_port.receive(&mut batches[2]), Ok(0));
     // They come back one after the other.

@@ -3,7 +3,7 @@
 
 mod common;
 
-use butterfly_io::frame::{Batch, FRAME_MAX};
+use butterfly_io::frame::{BATCH, Batch, FRAME_MAX};
 use butterfly_io::port::{Port, TransmitError};
 use common::*;
 use testkit::ring_driver::{CANARY, GuestOptions, Shape};
@@ -248,20 +248,20 @@ every_ring! {
 }
 
 every_ring! {
-    fn a_batch_is_32_frames_and_the_rest_comes_next() {
+    fn a_batch_has_its_size_and_the_rest_comes_next() {
         let mut pair = Pair::with_features(PLAIN, PLAIN);
-        for frame in 0..70 {
+        for frame in 0..2 * BATCH + 6 {
             pair.from
                 .send(&pattern(60 + frame), Offload::default(), &Shape::whole());
         }
-        assert_eq!(pair.turn(), Turn::ok(32));
-        assert_eq!(pair.from.reclaim(), 32);
+        assert_eq!(pair.turn(), Turn::ok(BATCH));
+        assert_eq!(pair.from.reclaim(), BATCH);
         assert_eq!(
             (pair.poll(), pair.poll(), pair.poll()),
-            (Turn::ok(32), Turn::ok(6), Turn::ok(0))
+            (Turn::ok(BATCH), Turn::ok(6), Turn::ok(0))
         );
         let got: Vec<_> = pair.to.receive().into_iter().map(|got| got.frame).collect();
-        assert_eq!(got, (0..70).map(|frame| pattern(60 + frame)).collect::<Vec<_>>());
+        assert_eq!(got, (0..2 * BATCH + 6).map(|frame| pattern(60 + frame)).collect::<Vec<_>>());
     }
 }
 

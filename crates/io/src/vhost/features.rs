@@ -151,8 +151,8 @@ mod tests {
     fn features_are_named_from_the_lowest_bit_up() {
         assert_eq!(names(0), [""; 0]);
         assert_eq!(
-            protocol::names(protocol::REPLY_ACK | 1 << 2),
-            ["bit 2", "REPLY_ACK"]
+            protocol::names(protocol::REPLY_ACK | 1 << 1),
+            ["bit 1", "REPLY_ACK"]
         );
         assert_eq!(
             names(1 << 63 | VERSION_1 | MRG_RXBUF | CSUM),
