@@ -47,7 +47,13 @@ pub fn run(quick: bool, only: &[String]) -> Result<Ratios, PeerError> {
     let mut ratios = Ratios::default();
     let udp = |frame_len, flows| Load::Udp { frame_len, flows };
     println!("TSC cycles a frame: lowest window, and the median one in brackets");
-    for load in [udp(64, 1), udp(64, 65_536), udp(1518, 1), Load::Tso] {
+    for load in [
+        udp(64, 1),
+        udp(64, 1000),
+        udp(64, 65_536),
+        udp(1518, 1),
+        Load::Tso,
+    ] {
         let chosen = |start: &String| load.name().starts_with(start.as_str());
         if !only.is_empty() && !only.iter().any(chosen) {
             continue;
@@ -57,7 +63,7 @@ pub fn run(quick: bool, only: &[String]) -> Result<Ratios, PeerError> {
         report("rings", load, &STEPS, &steps, reference, &mut ratios);
         let turn = switch(load, windows, MAX_FLOWS)?;
         report("switch", load, &["turn"], &[turn], reference, &mut ratios);
-        if load.flows() > 1 {
+        if load.flows() > 1000 {
             // A table with room for a few of the flows: every frame begins one, and ends the oldest.
             let turn = switch(load, windows, load.flows() / 16)?;
             report("new", load, &["turn"], &[turn], reference, &mut ratios);

@@ -82,6 +82,14 @@ struct Run {
     bytes: u64,
 }
 
+/// Packets that pass by the same two rules, of one flow or several, which are counted together.
+#[derive(Default)]
+struct Tally {
+    rules: [u32; 2],
+    frames: u64,
+    bytes: u64,
+}
+
 impl Lane {
     pub(crate) fn new() -> Lane {
         let nobody = Candidate {
@@ -131,12 +139,13 @@ impl Lane {
             candidate.likely = likely.unwrap_or(NONE);
         }
         let mut run = Run::begin(NONE, 0);
+        let mut tally = Tally::default();
         for candidate in chosen.iter() {
             let route = &routes[usize::from(candidate.route)];
             match follow(round, candidate, route.ends.sender) {
                 Some((id, steer)) => {
                     if run.id != id {
-                        run.settle(round);
+                        run.settle(round, &mut tally);
                         run = Run::begin(id, route.ends.sender);
                     }
                     run.frames += 1;
@@ -146,7 +155,8 @@ impl Lane {
                 None => left |= 1 << candidate.frame,
             }
         }
-        run.settle(round);
+        run.settle(round, &mut tally);
+        tally.settle(round);
         if !in_order {
             round.jobs.sort_unstable_by_key(|job| job.frame);
         }
@@ -287,16 +297,33 @@ impl Run {
     }
 
     #[inline]
-    fn settle(&self, round: &Round) {
+    fn settle(&self, round: &Round, tally: &mut Tally) {
         if self.frames == 0 {
             return;
         }
         let entry = round.tables.flows.entry(self.id);
         let mine = &entry.sides[self.side];
         mine.count(self.frames, self.bytes);
-        let rules = [0, 1].map(|rule: usize| mine.rules[rule].get());
-        count_rules(round.counters, rules, self.frames, self.bytes);
         entry.note_pair(self.side, round.pair);
+        let rules = [0, 1].map(|rule: usize| mine.rules[rule].get());
+        if tally.rules != rules {
+            tally.settle(round);
+            *tally = Tally {
+                rules,
+                ..Tally::default()
+            };
+        }
+        tally.frames += self.frames;
+        tally.bytes += self.bytes;
+    }
+}
+
+impl Tally {
+    #[inline]
+    fn settle(&self, round: &Round) {
+        if self.frames > 0 {
+            count_rules(round.counters, self.rules, self.frames, self.bytes);
+        }
     }
 }
 
