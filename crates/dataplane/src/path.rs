@@ -120,6 +120,7 @@ impl Path {
     /// has not sent it, and nothing is counted as lost for those who cannot have it. Every worker does so for the NICs
     /// whose queues it has.
     pub(crate) fn announce(&mut self, slot: PortSlot, ports: &mut Ports, now: Now) {
+        self.clear();
         let Some(nic) = self.view.port(slot) else { return };
         let Some(network) = self.view.network(nic.network) else {
             return;
@@ -127,9 +128,6 @@ impl Path {
         if nic.link_down || nic.is_sniffer {
             return;
         }
-        self.items.clear();
-        self.jobs.clear();
-        self.cases.clear();
         let mut batch = std::mem::take(&mut self.spare);
         batch.clear();
         batch.push_bytes(&build::rarp_announcement(nic.mac), Offload::default());
@@ -150,6 +148,13 @@ impl Path {
         self.spare = batch;
     }
 
+    /// Forgets the round before.
+    fn clear(&mut self) {
+        self.items.clear();
+        self.jobs.clear();
+        self.cases.clear();
+    }
+
     fn round(
         &mut self,
         (source, pair): (PortSlot, u16),
@@ -158,9 +163,7 @@ impl Path {
         now: Now,
         fresh: bool,
     ) {
-        self.items.clear();
-        self.jobs.clear();
-        self.cases.clear();
+        self.clear();
         let Some(nic) = self.view.port(source) else {
             return;
         };

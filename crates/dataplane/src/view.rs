@@ -123,9 +123,7 @@ impl View {
     pub(crate) fn open(&self, slot: PortSlot) -> &Open {
         self.open.get(slot.0 as usize).unwrap_or(&CLOSED)
     }
-}
 
-impl View {
     /// Contract, item 12: both NICs allow everything in both directions. Gives by what a packet leaves the first and enters
     /// the second.
     pub(crate) fn stateless(&self, from: PortSlot, to: PortSlot, v6: bool) -> Option<[Opening; 2]> {

@@ -194,6 +194,12 @@ impl Half {
         self.bytes.add(bytes);
     }
 
+    /// The slots of the flow's egress and ingress rule.
+    #[inline(always)]
+    pub(crate) fn rules(&self) -> [u32; 2] {
+        [self.rules[0].get(), self.rules[1].get()]
+    }
+
     pub(crate) fn has_seen(&self, what: u8) -> bool {
         self.seen.get() & what != 0
     }

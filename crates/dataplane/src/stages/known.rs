@@ -1,7 +1,7 @@
 //! Step 7: packets that need no judgement: between two NICs that allow everything, of a flow that is known, or
 //! about one (ICMP errors). Touches what the lookups read for the whole batch before the first of them.
 
-use crate::flow::{FlowId, Key, NONE, Seen, Side, Tracked, shorter};
+use crate::flow::{FlowId, Key, Seen, Side, Tracked, shorter};
 use crate::round::{Round, Track, Verdict, count_rules, owns_source};
 use crate::snapshot::{PortConfig, PortSlot, Timeouts};
 use crate::stages::{lane, redecide, related};
@@ -61,13 +61,13 @@ pub(crate) fn same_again(
     side: Side,
 ) -> Verdict {
     match round.tables.flows.find(key, hash) {
-        Some(id) => follow(round, job, case, id, side),
+        Some(id) => follow(round, job, case, (id, hash, side)),
         None => Verdict::Open,
     }
 }
 
 #[inline]
-fn follow(round: &mut Round, job: usize, case: usize, id: FlowId, side: Side) -> Verdict {
+fn follow(round: &mut Round, job: usize, case: usize, (id, hash, side): (FlowId, u64, Side)) -> Verdict {
     let now_ms = round.now.millis();
     let flows = &mut round.tables.flows;
     let entry = flows.entry(id);
@@ -98,9 +98,9 @@ fn follow(round: &mut Round, job: usize, case: usize, id: FlowId, side: Side) ->
     match flows.track(id, &seen, timeouts) {
         Tracked::Pass => {
             let entry = flows.entry(id);
-            let rules = [0, 1].map(|rule: usize| entry.sides[side].rules[rule].get());
+            let rules = entry.sides[side].rules();
             count_rules(round.counters, rules, 1, frame.len() as u64);
-            round.jobs[job].steer = lane::steer(entry, side, hash_of(round.cases[case].track));
+            round.jobs[job].steer = lane::steer(entry, side, hash);
             lane::open(round, id, side, case);
             Verdict::Pass
         }
@@ -109,13 +109,6 @@ fn follow(round: &mut Round, job: usize, case: usize, id: FlowId, side: Side) ->
             flows.remove(id);
             Verdict::Open
         }
-    }
-}
-
-fn hash_of(track: Track) -> u64 {
-    match track {
-        Track::Flow(_, hash, _) => hash,
-        Track::No => NONE.into(),
     }
 }
 

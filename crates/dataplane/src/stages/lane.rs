@@ -72,6 +72,7 @@ struct Choice {
     v6: Bits,
     /// How many candidates there are.
     count: usize,
+    tally: Tally,
 }
 
 /// Packets of one flow, one after the other, which are counted together.
@@ -125,12 +126,18 @@ impl Lane {
             left: all,
             v6: 0,
             count: 0,
+            tally: Tally::default(),
         };
         self.choose::<false>(round, &mut choice);
         if choice.v6 != 0 {
             self.choose::<true>(round, &mut choice);
         }
-        let Choice { mut left, count, v6 } = choice;
+        let Choice {
+            mut left,
+            v6,
+            count,
+            mut tally,
+        } = choice;
         let in_order = v6 == 0 && round.jobs.is_empty();
         let (routes, chosen) = (&self.routes, &mut self.candidates[..count]);
         for candidate in chosen.iter_mut() {
@@ -139,7 +146,6 @@ impl Lane {
             candidate.likely = likely.unwrap_or(NONE);
         }
         let mut run = Run::begin(NONE, 0);
-        let mut tally = Tally::default();
         for candidate in chosen.iter() {
             let route = &routes[usize::from(candidate.route)];
             match follow(round, candidate, route.ends.sender) {
@@ -171,6 +177,7 @@ impl Lane {
             mut left,
             mut v6,
             mut count,
+            ..
         } = *choice;
         // The route of the packet before.
         let (mut mac, mut route) = (u64::MAX, 0);
@@ -198,7 +205,7 @@ impl Lane {
             let to = &self.routes[route % ROUTES];
             if let Some(free) = &to.free[usize::from(V6)] {
                 if free.lets_pass::<V6>(&plain) {
-                    count_rules(round.counters, free.rules, 1, len as u64);
+                    choice.tally.add(round, free.rules, 1, len as u64);
                     round
                         .jobs
                         .push(pass(index as u8, to.target, plain.ports ^ plain.ports >> 16));
@@ -221,7 +228,7 @@ impl Lane {
             count += 1;
             left &= !(1 << index);
         }
-        *choice = Choice { left, v6, count };
+        (choice.left, choice.v6, choice.count) = (left, v6, count);
     }
 
     /// The route to a MAC address, as an index. `None` when that is not the address of another NIC.
@@ -305,20 +312,24 @@ impl Run {
         let mine = &entry.sides[self.side];
         mine.count(self.frames, self.bytes);
         entry.note_pair(self.side, round.pair);
-        let rules = [0, 1].map(|rule: usize| mine.rules[rule].get());
-        if tally.rules != rules {
-            tally.settle(round);
-            *tally = Tally {
-                rules,
-                ..Tally::default()
-            };
-        }
-        tally.frames += self.frames;
-        tally.bytes += self.bytes;
+        tally.add(round, mine.rules(), self.frames, self.bytes);
     }
 }
 
 impl Tally {
+    #[inline]
+    fn add(&mut self, round: &Round, rules: [u32; 2], frames: u64, bytes: u64) {
+        if self.rules != rules {
+            self.settle(round);
+            *self = Tally {
+                rules,
+                ..Tally::default()
+            };
+        }
+        self.frames += frames;
+        self.bytes += bytes;
+    }
+
     #[inline]
     fn settle(&self, round: &Round) {
         if self.frames > 0 {

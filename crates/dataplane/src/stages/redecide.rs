@@ -41,7 +41,7 @@ pub(crate) fn redecide(view: &View, flows: &FlowTable, counters: &Counters, id: 
 /// Notes by which rules a flow passes. `None`: it lives on by the rule that admitted it and is gone, whose
 /// slot may become another rule's: it is not counted there any more.
 pub(crate) fn admit(entry: &Entry, egress: Option<Grant>, ingress: Option<Grant>, counters: &Counters) {
-    let mut rules = [0, 1].map(|rule: usize| entry.sides[0].rules[rule].get());
+    let mut rules = entry.sides[0].rules();
     let mut flags = entry.flags.get();
     let grants = [(egress, DRAIN_EGRESS), (ingress, DRAIN_INGRESS)];
     for ((grant, flag), slot) in grants.into_iter().zip(&mut rules) {
