@@ -6,18 +6,15 @@ use std::time::Duration;
 
 use api::v1;
 use api::v1::butterfly_client::ButterflyClient;
-use common::{Daemon, within};
+use common::{Daemon, FEATURES, boot, within};
+use io::vhost::features::PROTOCOL_FEATURES;
 use io::vhost::features::protocol;
-use io::vhost::features::{EVENT_IDX, MRG_RXBUF, PROTOCOL_FEATURES, VERSION_1};
-use testkit::ring_driver::{Guest, GuestOptions, Shape};
-use testkit::vhost_frontend::Frontend;
+use testkit::ring_driver::Shape;
 use tonic::Code;
 use tonic::transport::Channel;
 use wire::offload::Offload;
 
 type Client = ButterflyClient<Channel>;
-
-const FEATURES: u64 = VERSION_1 | MRG_RXBUF | EVENT_IDX;
 
 async fn put(client: &mut Client, id: &str, last: u8, change: impl FnOnce(&mut v1::Nic)) {
     let mut nic = v1::Nic {
@@ -44,18 +41,6 @@ async fn queues(client: &mut Client, id: &str) -> v1::NicQueues {
 async fn workers(client: &mut Client) -> Vec<v1::WorkerStatus> {
     let answer = within(client.list_workers(v1::ListWorkersRequest {})).await;
     answer.unwrap().into_inner().workers
-}
-
-/// A VMM that is connected, and its guest's rings.
-fn boot(daemon: &Daemon, id: &str) -> (Frontend, Guest) {
-    let guest = Guest::new(GuestOptions {
-        features: FEATURES,
-        ..GuestOptions::default()
-    });
-    let mut vmm = Frontend::connect(&daemon.path(&format!("qemu-vhost-{id}"))).unwrap();
-    vmm.negotiate(FEATURES | PROTOCOL_FEATURES).unwrap();
-    vmm.start(&guest, [0, 0]).unwrap();
-    (vmm, guest)
 }
 
 #[tokio::test]

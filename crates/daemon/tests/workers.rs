@@ -5,13 +5,9 @@ mod common;
 use std::time::Duration;
 
 use api::v1;
-use common::{Daemon, within};
-use io::vhost::features::{EVENT_IDX, MRG_RXBUF, PROTOCOL_FEATURES, VERSION_1};
-use testkit::ring_driver::{Guest, GuestOptions, Shape};
-use testkit::vhost_frontend::Frontend;
+use common::{Daemon, boot, within};
+use testkit::ring_driver::Shape;
 use wire::offload::Offload;
-
-const FEATURES: u64 = VERSION_1 | MRG_RXBUF | EVENT_IDX;
 
 #[tokio::test]
 async fn frames_cross_from_worker_to_worker() {
@@ -31,14 +27,7 @@ async fn frames_cross_from_worker_to_worker() {
         within(client.put_nic(v1::PutNicRequest { nic: Some(nic) }))
             .await
             .unwrap();
-        let guest = Guest::new(GuestOptions {
-            features: FEATURES,
-            ..GuestOptions::default()
-        });
-        let mut vmm = Frontend::connect(&daemon.path(&format!("qemu-vhost-{id}"))).unwrap();
-        vmm.negotiate(FEATURES | PROTOCOL_FEATURES).unwrap();
-        vmm.start(&guest, [0, 0]).unwrap();
-        guests.push((vmm, guest));
+        guests.push(boot(&daemon, &id));
     }
     // The second is asleep by now, or it is not: it has to hear of them either way.
     for round in 0..50u8 {

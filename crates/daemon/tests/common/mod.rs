@@ -8,8 +8,11 @@ use std::time::{Duration, Instant};
 
 use api::v0::Messages;
 use api::v1::butterfly_client::ButterflyClient;
+use io::vhost::features::{EVENT_IDX, MRG_RXBUF, PROTOCOL_FEATURES, VERSION_1};
 use prost::Message;
 use tempfile::TempDir;
+use testkit::ring_driver::{Guest, GuestOptions};
+use testkit::vhost_frontend::Frontend;
 use tonic::transport::{Channel, Endpoint};
 use zeromq::{Socket, SocketRecv, SocketSend};
 
@@ -217,4 +220,19 @@ pub async fn within<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, future)
         .await
         .expect("nothing here takes that long")
+}
+
+/// What a guest's driver takes.
+pub const FEATURES: u64 = VERSION_1 | MRG_RXBUF | EVENT_IDX;
+
+/// A VMM that is connected, and its guest's rings.
+pub fn boot(daemon: &Daemon, id: &str) -> (Frontend, Guest) {
+    let guest = Guest::new(GuestOptions {
+        features: FEATURES,
+        ..GuestOptions::default()
+    });
+    let mut vmm = Frontend::connect(&daemon.path(&format!("qemu-vhost-{id}"))).unwrap();
+    vmm.negotiate(FEATURES | PROTOCOL_FEATURES).unwrap();
+    vmm.start(&guest, [0, 0]).unwrap();
+    (vmm, guest)
 }
