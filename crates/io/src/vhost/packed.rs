@@ -97,12 +97,6 @@ pub struct PackedQueue {
 // SAFETY: the pointers lead into mappings that belong to no thread and that `buffers` keeps.
 unsafe impl Send for PackedQueue {}
 
-impl std::fmt::Debug for PackedQueue {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.state().fmt(f)
-    }
-}
-
 impl PackedQueue {
     /// As [`Queue::new`](super::queue::Queue::new).
     pub(super) fn new(setup: QueueSetup) -> Result<Self, QueueError> {

@@ -106,7 +106,6 @@ pub enum QueueError {
 }
 
 /// One ring, of the kind that was negotiated.
-#[derive(Debug)]
 pub enum Queue {
     /// Virtio 1.2, section 2.7.
     Split(SplitQueue),
@@ -122,6 +121,12 @@ macro_rules! either {
             Queue::Packed($ring) => $what,
         }
     };
+}
+
+impl std::fmt::Debug for Queue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.state().fmt(f)
+    }
 }
 
 impl Queue {

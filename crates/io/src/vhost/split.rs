@@ -64,12 +64,6 @@ pub struct SplitQueue {
 // SAFETY: the pointers lead into mappings that belong to no thread and that `buffers` keeps.
 unsafe impl Send for SplitQueue {}
 
-impl std::fmt::Debug for SplitQueue {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.state().fmt(f)
-    }
-}
-
 impl SplitQueue {
     /// As [`Queue::new`](super::queue::Queue::new).
     pub(super) fn new(setup: QueueSetup) -> Result<Self, QueueError> {
