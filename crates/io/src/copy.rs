@@ -53,6 +53,40 @@ pub(crate) fn width() -> Width {
     Width::Base
 }
 
+/// Makes a function of a ring that is another one, which has to be inlined always, compiled for each [`Width`] and picked
+/// by [`width`]. The features here are those that are looked for there.
+macro_rules! by_width {
+    (
+        $(#[$doc:meta])*
+        $visible:vis fn $name:ident<$ring:ident: $trait:ident>($($arg:ident: $type:ty),* $(,)?) -> $result:ty = $any:ident;
+    ) => {
+        $(#[$doc])*
+        #[inline]
+        $visible fn $name<$ring: $trait>($($arg: $type),*) -> $result {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,bmi1,bmi2")]
+            fn avx2<$ring: $trait>($($arg: $type),*) -> $result {
+                $any($($arg),*)
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,bmi1,bmi2,avx512f,avx512bw,avx512vl")]
+            fn avx512<$ring: $trait>($($arg: $type),*) -> $result {
+                $any($($arg),*)
+            }
+            match $crate::copy::width() {
+                $crate::copy::Width::Base => $any($($arg),*),
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: the processor has what the function is compiled for (`copy::width`).
+                $crate::copy::Width::Avx2 => unsafe { avx2($($arg),*) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: as above.
+                $crate::copy::Width::Avx512 => unsafe { avx512($($arg),*) },
+            }
+        }
+    };
+}
+pub(crate) use by_width;
+
 /// A segment of no bytes, to initialise arrays with.
 pub(crate) const NOTHING: Segment = Segment {
     ptr: std::ptr::null(),

@@ -13,7 +13,7 @@ use wire::virtio_net;
 use super::chain::{Buffer, Walk};
 use super::fault::RingFault;
 use super::queue::Ring;
-use crate::copy::{self, Width};
+use crate::copy::{self, by_width};
 use crate::deliver::{self, Accepts};
 use crate::frame::{BATCH, Batch, FRAME_MAX, Fault, Frame, HEAD_MAX, Segment};
 
@@ -108,46 +108,15 @@ impl Chains<'_> {
     }
 }
 
-/// Takes up to the batch's room of chains. `header_len` is that of the virtio-net header, `sends` what the
-/// guest has negotiated to leave undone. After an error the queue must not be used any more.
-#[inline]
-pub(super) fn receive<R: Ring>(
-    ring: &mut R,
-    batch: &mut Batch,
-    header_len: usize,
-    sends: Accepts,
-) -> Result<usize, RingFault> {
-    match copy::width() {
-        Width::Base => receive_any(ring, batch, header_len, sends),
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: the processor has what the function is compiled for (`copy::width`).
-        Width::Avx2 => unsafe { receive_avx2(ring, batch, header_len, sends) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        Width::Avx512 => unsafe { receive_avx512(ring, batch, header_len, sends) },
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,bmi1,bmi2")]
-fn receive_avx2<R: Ring>(
-    ring: &mut R,
-    batch: &mut Batch,
-    header_len: usize,
-    sends: Accepts,
-) -> Result<usize, RingFault> {
-    receive_any(ring, batch, header_len, sends)
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,bmi1,bmi2,avx512f,avx512bw,avx512vl")]
-fn receive_avx512<R: Ring>(
-    ring: &mut R,
-    batch: &mut Batch,
-    header_len: usize,
-    sends: Accepts,
-) -> Result<usize, RingFault> {
-    receive_any(ring, batch, header_len, sends)
+by_width! {
+    /// Takes up to the batch's room of chains. `header_len` is that of the virtio-net header, `sends` what the
+    /// guest has negotiated to leave undone. After an error the queue must not be used any more.
+    pub(super) fn receive<R: Ring>(
+        ring: &mut R,
+        batch: &mut Batch,
+        header_len: usize,
+        sends: Accepts,
+    ) -> Result<usize, RingFault> = receive_any;
 }
 
 #[inline(always)]

@@ -9,7 +9,7 @@ use wire::virtio_net;
 
 use super::fault::RingFault;
 use super::queue::{Ring, Room};
-use crate::copy::{self, Width};
+use crate::copy::{self, by_width};
 use crate::deliver::{self, Accepts, Piece};
 use crate::frame::{BATCH, Batch, Frame, HEAD_MAX, Segment};
 use crate::port::TransmitError;
@@ -36,49 +36,16 @@ impl From<RingFault> for PutError {
     }
 }
 
-/// Writes frames that the receiver takes as they are, each into the first buffer of the next chain, as nearly
-/// all go. Gives how many: the frame behind them takes more, and is to be [`put`].
-#[inline]
-pub(super) fn put_whole<R: Ring>(
-    ring: &mut R,
-    batch: &Batch,
-    frames: &[u8],
-    framing: Framing,
-    accepts: Accepts,
-) -> usize {
-    match copy::width() {
-        Width::Base => put_whole_any(ring, batch, frames, framing, accepts),
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: the processor has what the function is compiled for (`copy::width`).
-        Width::Avx2 => unsafe { put_whole_avx2(ring, batch, frames, framing, accepts) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        Width::Avx512 => unsafe { put_whole_avx512(ring, batch, frames, framing, accepts) },
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,bmi1,bmi2")]
-fn put_whole_avx2<R: Ring>(
-    ring: &mut R,
-    batch: &Batch,
-    frames: &[u8],
-    framing: Framing,
-    accepts: Accepts,
-) -> usize {
-    put_whole_any(ring, batch, frames, framing, accepts)
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,bmi1,bmi2,avx512f,avx512bw,avx512vl")]
-fn put_whole_avx512<R: Ring>(
-    ring: &mut R,
-    batch: &Batch,
-    frames: &[u8],
-    framing: Framing,
-    accepts: Accepts,
-) -> usize {
-    put_whole_any(ring, batch, frames, framing, accepts)
+by_width! {
+    /// Writes frames that the receiver takes as they are, each into the first buffer of the next chain, as nearly
+    /// all go. Gives how many: the frame behind them takes more, and is to be [`put`].
+    pub(super) fn put_whole<R: Ring>(
+        ring: &mut R,
+        batch: &Batch,
+        frames: &[u8],
+        framing: Framing,
+        accepts: Accepts,
+    ) -> usize = put_whole_any;
 }
 
 #[inline(always)]
