@@ -17,6 +17,7 @@
 //! while they are copied, and the worst that comes of it is that the receiver gets those bytes.
 
 pub mod bench;
+pub mod bpf;
 mod copy;
 pub mod cycles;
 mod deliver;

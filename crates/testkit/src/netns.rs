@@ -5,6 +5,8 @@
 
 use crate::process::{self, Process};
 use crate::{Result, wait_for};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
@@ -81,6 +83,30 @@ impl Namespace {
             &self.words(&command).each_ref().map(String::as_str),
             &self.log_path(name),
         )
+    }
+
+    /// Runs something of ours in it, on a thread that has moved there: sockets, programs attached to its interfaces.
+    pub fn inside<T: Send>(&self, what: impl FnOnce() -> T + Send) -> Result<T> {
+        let path = format!("/proc/{}/ns/net", self.pid());
+        let space = std::fs::File::open(&path).map_err(|e| format!("cannot open {path}: {e}"))?;
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                move_into_link_name_space(space.as_fd(), Some(LinkNameSpaceType::Network))
+                    .map_err(|e| format!("cannot enter {path}: {e}"))?;
+                Ok(what())
+            });
+            match thread.join() {
+                Ok(done) => done,
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        })
+    }
+
+    /// The index of one of its interfaces.
+    pub fn ifindex(&self, device: &str) -> Result<u32> {
+        let line = self.ok(&format!("ip -o link show {device}"))?;
+        let index = line.split(':').next().and_then(|index| index.trim().parse().ok());
+        index.ok_or_else(|| format!("ip said {line}"))
     }
 
     /// A counter of `eth0`: `rx_packets`, `tx_bytes`, …

@@ -1,0 +1,110 @@
+//! What of bpf(2) has no safe face in a library: an XDP program on an interface by a bpf_link, in a chosen mode.
+//!
+//! libbpf's own call for it chooses the mode itself, and its netlink way leaves the program there when the process dies.
+//! Used by the crate `xdp`, which loads the programs.
+
+use std::io::Error;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// Where a program runs (XDP_FLAGS_DRV_MODE and XDP_FLAGS_SKB_MODE of linux/if_link.h).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum XdpMode {
+    /// In the driver.
+    Native,
+    /// Behind the driver.
+    Generic,
+}
+
+/// An XDP program on an interface; closing it takes the program away.
+#[derive(Debug)]
+pub struct XdpLink(OwnedFd);
+
+impl XdpLink {
+    /// Attaches a program to an interface of the caller's network namespace (BPF_LINK_CREATE, since Linux 5.9).
+    ///
+    /// # Errors
+    /// EBUSY or EEXIST: there is a program; ENODEV: no such interface; EOPNOTSUPP, EINVAL and others: the driver refuses.
+    pub fn new(program: BorrowedFd<'_>, ifindex: u32, mode: XdpMode) -> Result<Self, Error> {
+        let attributes = LinkCreate {
+            program: program.as_raw_fd() as u32,
+            target_ifindex: ifindex,
+            attach_type: ATTACH_XDP,
+            flags: match mode {
+                XdpMode::Native => FLAG_NATIVE,
+                XdpMode::Generic => FLAG_GENERIC,
+            },
+            rest: [0; 6],
+        };
+        let fd = bpf(LINK_CREATE, &attributes)?;
+        // SAFETY: the kernel has just made this descriptor for us.
+        Ok(XdpLink(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Puts another program in the place of the one that is there (BPF_LINK_UPDATE).
+    ///
+    /// # Errors
+    /// ENOLINK: the interface is gone; others: the driver refuses.
+    pub fn replace(&self, program: BorrowedFd<'_>) -> Result<(), Error> {
+        let attributes = LinkUpdate {
+            link: self.0.as_raw_fd() as u32,
+            program: program.as_raw_fd() as u32,
+            flags: 0,
+            old_program: 0,
+        };
+        bpf(LINK_UPDATE, &attributes).map(|_| ())
+    }
+}
+
+impl AsFd for XdpLink {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+// linux/bpf.h and linux/if_link.h.
+const LINK_CREATE: libc::c_long = 28;
+const LINK_UPDATE: libc::c_long = 29;
+const ATTACH_XDP: u32 = 37;
+const FLAG_GENERIC: u32 = 1 << 1;
+const FLAG_NATIVE: u32 = 1 << 2;
+
+/// `union bpf_attr`, the part for BPF_LINK_CREATE.
+#[repr(C)]
+struct LinkCreate {
+    program: u32,
+    target_ifindex: u32,
+    attach_type: u32,
+    flags: u32,
+    rest: [u64; 6],
+}
+
+/// `union bpf_attr`, the part for BPF_LINK_UPDATE.
+#[repr(C)]
+struct LinkUpdate {
+    link: u32,
+    program: u32,
+    flags: u32,
+    old_program: u32,
+}
+
+/// A part of `union bpf_attr` without pointers: the kernel reads it, and nothing else of ours.
+trait Attributes {}
+impl Attributes for LinkCreate {}
+impl Attributes for LinkUpdate {}
+
+fn bpf<A: Attributes>(command: libc::c_long, attributes: &A) -> Result<i32, Error> {
+    // SAFETY: the kernel reads `size_of::<A>()` bytes, which `attributes` has; they hold no pointer (`Attributes`), so
+    // that it touches no other memory of ours.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            command,
+            std::ptr::from_ref(attributes),
+            size_of::<A>(),
+        )
+    };
+    if result < 0 {
+        return Err(Error::last_os_error());
+    }
+    Ok(result as i32)
+}

@@ -1,0 +1,29 @@
+//! The XDP programs of `bpf/`: built, loaded, attached, chained, filled and tried.
+//!
+//! # Theory of operation
+//!
+//! `build.rs` compiles the C with clang, [`objects`] embeds the result. A feature (uplink, balancer, router) loads its
+//! program once ([`Program::load`]; map sizes and constants are set before), fills the program's maps through typed
+//! [`Table`]s, and asks [`Interfaces`] to run it on an interface. Several features share an interface: their programs
+//! are chained, in the order of [`Feature`], each handing on what is not its own; the first feature there is the program that
+//! is attached. Everything hangs on a bpf_link, so that the interface is the kernel's again when the process ends, however
+//! it ends. [`run`] feeds a program with a packet of a test's making and gives back what it made of it.
+//!
+//! libbpf-rs (the libbpf project's own binding) and not aya: the programs are C, and libbpf is what C programs' BTF,
+//! maps and constants are made for. Its generated skeletons are not used: they bring unsafe code into the crate that
+//! includes them, and what they give, names and sizes, is checked here when a table is opened.
+
+mod attach;
+mod chain;
+mod error;
+pub mod objects;
+mod program;
+mod run;
+mod table;
+
+pub use attach::{Attachment, Mode, attach};
+pub use chain::{Feature, Interfaces};
+pub use error::Error;
+pub use program::Program;
+pub use run::{Run, Verdict, run};
+pub use table::{PerCpuTable, Table};

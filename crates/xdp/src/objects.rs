@@ -1,0 +1,19 @@
+//! The compiled programs, one for each `bpf/NAME.bpf.c` (see `build.rs`): ELF objects for [`Program::load`](crate::Program::load).
+
+macro_rules! objects {
+    ($($(#[$doc:meta])* $name:ident = $file:literal;)*) => {
+        $(
+            $(#[$doc])*
+            pub static $name: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/", $file, ".bpf.o"));
+        )*
+    };
+}
+
+objects! {
+    /// Drops everything.
+    DROP = "drop";
+    /// Takes nothing.
+    PASS = "pass";
+    /// Sends everything back untouched.
+    TRANSMIT = "transmit";
+}

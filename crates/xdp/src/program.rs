@@ -1,0 +1,118 @@
+//! One loaded program and its maps.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Once;
+
+use bytemuck::Pod;
+use libbpf_rs::{
+    MapCore, MapHandle, Object, ObjectBuilder, OpenObject, PrintLevel, ProgramHandle, ProgramMut, set_print,
+};
+
+use crate::error::Error;
+use crate::table::{PerCpuTable, Table};
+
+/// A program in the kernel, with its maps. Gone when dropped and attached nowhere.
+#[derive(Debug)]
+pub struct Program {
+    name: String,
+    object: Object,
+    handle: ProgramHandle,
+}
+
+impl Program {
+    /// Loads the one program of an object of [`objects`](crate::objects). `configure` sees the object before the kernel
+    /// does: it sets the sizes of maps and the constants.
+    ///
+    /// # Errors
+    /// The kernel lacks what the program needs, the caller lacks CAP_BPF and CAP_NET_ADMIN, or memory for the maps.
+    pub fn load(
+        name: &str,
+        object: &[u8],
+        configure: impl FnOnce(&mut OpenObject) -> libbpf_rs::Result<()>,
+    ) -> Result<Self, Error> {
+        let failed = |source| Error::Load {
+            program: name.to_owned(),
+            source,
+        };
+        log_what_libbpf_says();
+        let mut open = ObjectBuilder::default().open_memory(object).map_err(failed)?;
+        configure(&mut open).map_err(failed)?;
+        let object = open.load().map_err(failed)?;
+        let only = only_program(&object).and_then(|program| ProgramHandle::try_from(&program));
+        let handle = only.map_err(failed)?;
+        Ok(Program {
+            name: name.to_owned(),
+            object,
+            handle,
+        })
+    }
+
+    /// The name it was loaded by.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// A map by name, for what [`table`](Self::table) does not do: sockets, devices, programs, maps in maps.
+    ///
+    /// # Errors
+    /// There is none of this name.
+    pub fn map(&self, name: &str) -> Result<MapHandle, Error> {
+        let map = self.object.maps().find(|map| map.name() == name);
+        let map = map.ok_or_else(|| Error::NoMap {
+            program: self.name.clone(),
+            map: name.to_owned(),
+        })?;
+        MapHandle::try_from(&map).map_err(|source| Error::Map {
+            map: name.to_owned(),
+            source,
+        })
+    }
+
+    /// A map with these keys and values.
+    ///
+    /// # Errors
+    /// There is none of this name, or its entries have other sizes.
+    pub fn table<K: Pod, V: Pod>(&self, name: &str) -> Result<Table<K, V>, Error> {
+        Table::new(self.map(name)?)
+    }
+
+    /// A per-CPU map with these keys and values.
+    ///
+    /// # Errors
+    /// As [`table`](Self::table).
+    pub fn per_cpu_table<K: Pod, V: Pod>(&self, name: &str) -> Result<PerCpuTable<K, V>, Error> {
+        PerCpuTable::new(self.map(name)?)
+    }
+
+    /// For a trial run.
+    pub(crate) fn program(&self) -> libbpf_rs::Result<ProgramMut<'_>> {
+        only_program(&self.object)
+    }
+}
+
+/// libbpf writes to stderr of its own accord; the verifier's complaints among it are wanted in the log.
+fn log_what_libbpf_says() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        set_print(Some((PrintLevel::Debug, |level, line| match level {
+            PrintLevel::Debug => tracing::trace!(target: "libbpf", "{}", line.trim_end()),
+            PrintLevel::Info => tracing::debug!(target: "libbpf", "{}", line.trim_end()),
+            PrintLevel::Warn => tracing::warn!(target: "libbpf", "{}", line.trim_end()),
+        })));
+    });
+}
+
+/// One program an object: what is attached is then never in doubt.
+fn only_program(object: &Object) -> libbpf_rs::Result<ProgramMut<'_>> {
+    let mut programs = object.progs_mut();
+    match (programs.next(), programs.next()) {
+        (Some(program), None) => Ok(program),
+        _ => Err(std::io::Error::other("an object has to have one program").into()),
+    }
+}
+
+impl AsFd for Program {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.handle.as_fd()
+    }
+}

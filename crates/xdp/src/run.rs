@@ -1,0 +1,97 @@
+//! A trial: one packet into a loaded program, whole packet and verdict out (BPF_PROG_TEST_RUN), and what it costs.
+
+use std::time::Duration;
+
+use libbpf_rs::ProgramInput;
+
+use crate::error::Error;
+use crate::program::Program;
+
+/// What a program said of a packet (`enum xdp_action` of linux/bpf.h).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It stumbled.
+    Aborted,
+    /// Dropped.
+    Drop,
+    /// To the kernel.
+    Pass,
+    /// Back out of the interface it came by.
+    Transmit,
+    /// To another interface, CPU or socket.
+    Redirect,
+    /// No action that exists.
+    Unknown(u32),
+}
+
+impl From<u32> for Verdict {
+    fn from(action: u32) -> Self {
+        match action {
+            0 => Verdict::Aborted,
+            1 => Verdict::Drop,
+            2 => Verdict::Pass,
+            3 => Verdict::Transmit,
+            4 => Verdict::Redirect,
+            other => Verdict::Unknown(other),
+        }
+    }
+}
+
+/// What became of a packet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Run {
+    /// What the program said.
+    pub verdict: Verdict,
+    /// The packet as the program left it.
+    pub frame: Vec<u8>,
+    /// What one run took, on average of all.
+    pub took: Duration,
+}
+
+/// Room for what a program puts in front of a packet: more than any encapsulation here.
+const GROWTH: usize = 256;
+
+/// Where a trial's packet comes in: `struct xdp_md` of linux/bpf.h as the kernel takes it.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct Context {
+    data: u32,
+    data_end: u32,
+    data_meta: u32,
+    ingress_ifindex: u32,
+    rx_queue_index: u32,
+    egress_ifindex: u32,
+}
+
+/// Runs a program over a packet, `repeat` times (at least once; each time over what the time before left). `ifindex` says by
+/// which interface, in the caller's network namespace, it came in, 0 for the loopback.
+///
+/// # Errors
+/// The kernel refuses: a packet shorter than an Ethernet header, no such interface or queue.
+pub fn run(program: &Program, frame: &[u8], ifindex: u32, repeat: u32) -> Result<Run, Error> {
+    let mut out = vec![0xa5; frame.len() + GROWTH];
+    let mut context = Context {
+        data: 0,
+        data_end: u32::try_from(frame.len()).unwrap_or(u32::MAX),
+        data_meta: 0,
+        ingress_ifindex: ifindex,
+        rx_queue_index: 0,
+        egress_ifindex: 0,
+    };
+    let input = ProgramInput {
+        context_in: (ifindex != 0).then(|| bytemuck::bytes_of_mut(&mut context)),
+        data_in: Some(frame),
+        data_out: Some(&mut out),
+        repeat,
+        ..ProgramInput::default()
+    };
+    let output = program
+        .program()
+        .and_then(|program| program.test_run(input))
+        .map_err(Error::Run)?;
+    Ok(Run {
+        verdict: output.return_value.into(),
+        frame: output.data.map(|data| data.to_vec()).unwrap_or_default(),
+        took: output.duration,
+    })
+}
