@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// The Internet checksum (RFC 1071) and its update by increment (RFC 1624), for all programs that change a header.
+//
+// A sum is the one's complement sum of 16-bit words as they lie in memory, not yet folded: adding is all that is needed to
+// put pieces together, and byte order does not matter as long as nobody swaps.
+#pragma once
+
+#include <linux/bpf.h>
+#include <linux/ip.h>
+#include <bpf/bpf_helpers.h>
+
+// A sum's 16 bits. Good for sums of up to 2^16 words.
+static __always_inline __u16 checksum_fold(__u64 sum)
+{
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return (sum & 0xffff) + (sum >> 16);
+}
+
+// The checksum field of what sums up to this.
+static __always_inline __u16 checksum_finish(__u64 sum)
+{
+	return ~checksum_fold(sum);
+}
+
+// The checksum after a 16-bit word changed from `old` to `new` (RFC 1624, equation 3: it never gives the wrong zero).
+static __always_inline __u16 checksum_replace16(__u16 checksum, __u16 old, __u16 new)
+{
+	return ~checksum_fold((__u64)(__u16)~checksum + (__u16)~old + new);
+}
+
+// The checksum after a 32-bit word changed.
+static __always_inline __u16 checksum_replace32(__u16 checksum, __u32 old, __u32 new)
+{
+	return ~checksum_fold((__u64)(__u16)~checksum + (__u32)~old + new);
+}
+
+// One hop less. The caller has seen that the TTL is above one. TTL and protocol share a word; the TTL is its first byte.
+static __always_inline void ipv4_decrement_ttl(struct iphdr *ip)
+{
+	__u16 old = *(__u16 *)&ip->ttl;
+
+	ip->ttl--;
+	ip->check = checksum_replace16(ip->check, old, *(__u16 *)&ip->ttl);
+}
+
+// The sum of an IPv4 header without options.
+static __always_inline __u64 checksum_ipv4(const struct iphdr *ip)
+{
+	const __u32 *word = (const __u32 *)ip;
+
+	return (__u64)word[0] + word[1] + word[2] + word[3] + word[4];
+}
