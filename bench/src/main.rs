@@ -25,6 +25,7 @@ mod results;
 mod ring;
 mod switch;
 mod table;
+mod wake;
 mod workers;
 
 use clap::Parser;

@@ -23,6 +23,8 @@ pub struct Table {
     pub round_trips: Samples,
     /// The driver's own limit in frames a second: as it is, and when it rewrites each frame.
     pub ceilings: [Samples; 2],
+    /// Seconds until a thread that does nothing else is woken.
+    pub wakes: Samples,
     /// Rounds in it.
     pub rounds: usize,
 }
@@ -36,6 +38,7 @@ impl Table {
             samples: vec![vec![Samples::default(); peers.len()]; rows.len()],
             round_trips: Samples::default(),
             ceilings: Default::default(),
+            wakes: Samples::default(),
             rounds: 0,
         }
     }
@@ -67,6 +70,7 @@ impl Table {
         for (own, other) in self.ceilings.iter_mut().zip(&other.ceilings) {
             own.extend(other);
         }
+        self.wakes.extend(&other.wakes);
         self.rounds += other.rounds;
     }
 

@@ -14,7 +14,7 @@ use crate::peers::{Peer, PeerError, Running};
 use crate::plan::{BASE, PER_MILLE, Plan, Row, Test};
 use crate::report::{Ratios, Samples};
 use crate::results::{MIXED, Results, Table};
-use crate::{ceiling, connections, idle, interrupt, latency, plot, rate, regime, table};
+use crate::{ceiling, connections, idle, interrupt, latency, plot, rate, regime, table, wake};
 
 /// Ring entries of a guest, and of one with 64 KiB buffers.
 const RING: u16 = 1024;
@@ -81,6 +81,10 @@ pub fn run(options: &Options) -> Result<Ratios, PeerError> {
         let before = regime::measure(driver_core, options.core);
         let mut table = Table::new(&plan.rows(), &peers);
         measure_driver(options.core, &plan, &mut table)?;
+        if plan.tests.contains(&Test::Idle) {
+            let times = Samples::from(wake::measure(options.core, plan.first_frames, QUIET)?);
+            table.wakes.push(times.median());
+        }
         for peer in &peers {
             eprint!("round {round}: {} ...", peer.name());
             let begun = Instant::now();

@@ -41,6 +41,11 @@ pub fn text(regime: &str, table: &Table) -> String {
         out,
         "the guests' driver alone: {plain} Mframes/s, {rewriting} when it writes to every frame"
     );
+    let _ = writeln!(
+        out,
+        "a sleeping thread woken: {} us",
+        table.wakes.scaled(1e6).summary()
+    );
     for (aim, value, reached) in aims(table) {
         let _ = writeln!(
             out,
@@ -57,7 +62,7 @@ pub fn write_markdown(dir: &Path, regime: &str, table: &Table) -> Result<(), Pee
     let mut out = format!(
         "# bench-switch, cores {regime}\n\n{}; {}; {} rounds. A cache line there and back: {} ns. The guests' driver \
          alone: {} \
-         million frames a second, {} when it writes to every frame. Medians, half the spread behind. As data: \
+         million frames a second, {} when it writes to every frame; a sleeping thread is woken in {} us. Medians, half the spread behind. As data: \
          [switch-{regime}.tsv](switch-{regime}.tsv).\n\n![](switch-{regime}.svg)\n\n| |",
         machine(),
         date(),
@@ -65,6 +70,7 @@ pub fn write_markdown(dir: &Path, regime: &str, table: &Table) -> Result<(), Pee
         table.round_trips.summary(),
         table.ceilings[0].scaled(1e-6).summary(),
         table.ceilings[1].scaled(1e-6).summary(),
+        table.wakes.scaled(1e6).summary(),
     );
     for peer in &table.peers {
         let _ = write!(out, " {} |", peer.name());
@@ -128,6 +134,7 @@ pub fn write(dir: &Path, regime: &str, table: &Table) -> Result<(), PeerError> {
     for (name, samples) in ["driver", "driver_rewriting"].iter().zip(&table.ceilings) {
         line(name, "none", "Mframes/s", &samples.scaled(1e-6));
     }
+    line("wake", "none", "us", &table.wakes.scaled(1e6));
     std::fs::create_dir_all(dir).map_err(fail)?;
     std::fs::write(&path, out).map_err(fail)
 }
@@ -142,6 +149,8 @@ pub fn ratios(table: &Table) -> Ratios {
             ratios.push(format!("{}_vs_{}", row.name(), peer.name()), ratio);
         }
     }
+    let first_frame = median(table, ours, Row::FirstFrame { longest: false });
+    ratios.push("first_frame_p50_vs_wake", first_frame / table.wakes.median());
     for (name, value, _) in own_aims(table) {
         ratios.push(name, value);
     }
