@@ -6,6 +6,7 @@
 //!
 //! - judging: [`parse`], [`nd`], [`dhcp`]
 //! - completing what a sender left undone: [`offload`], [`virtio_net`], [`checksum`], [`segment`]
+//! - between hosts: [`vxlan`]
 //! - making: [`build`] (frames), [`pcapng`] (capture files)
 
 mod addr;
@@ -18,5 +19,6 @@ pub mod parse;
 pub mod pcapng;
 pub mod segment;
 pub mod virtio_net;
+pub mod vxlan;
 
 pub use addr::{AddrError, Mac, Vni};

@@ -1,0 +1,27 @@
+//! VXLAN (RFC 7348): what is put in front of an inner frame on the wire, and what is found there.
+//!
+//! - [`Outer`]: Ethernet, 802.1Q tag, IPv4 or IPv6, UDP and VXLAN headers as one template, made once for a next hop; what
+//!   changes from flow to flow is set in a copy, what changes from frame to frame is filled in by [`Outer::write`].
+//! - [`parse`]: the same headers of a frame from the wire; all their lengths are checked here, once.
+//! - [`ecn`]: what becomes of congestion marks at both ends of the tunnel (RFC 6040).
+//! - [`flow_hash`]: the flow of an inner frame as a number, for the outer UDP source port and the choice of a path.
+
+pub mod ecn;
+mod hash;
+mod outer;
+mod parse;
+#[cfg(test)]
+mod tests;
+
+pub use hash::{flow_hash, plain_hash, source_port};
+pub use outer::{Ends, OUTER_MAX, Outer, UdpChecksum};
+pub use parse::{OuterError, Received, parse};
+
+/// The UDP port that IANA has given to VXLAN.
+pub const PORT: u16 = 4789;
+
+/// Bytes of a VXLAN header.
+pub const VXLAN_LEN: usize = 8;
+
+/// The flag that says that the VNI is valid (RFC 7348, section 5): the only one there is.
+const FLAG_VNI: u8 = 0x08;
