@@ -65,7 +65,10 @@ pub struct Frame {
     pub offload: Offload,
     fault: Option<Fault>,
     len: u32,
-    head_len: u16,
+    /// Where the head begins in `head`: 0 but for a frame that was [stripped](Frame::strip_front).
+    head_start: u16,
+    /// Where it ends.
+    head_end: u16,
     body: Body,
 }
 
@@ -76,7 +79,8 @@ impl Frame {
             offload: Offload::default(),
             fault: None,
             len: 0,
-            head_len: 0,
+            head_start: 0,
+            head_end: 0,
             body: Body::Segments { start: 0, count: 0 },
         }
     }
@@ -91,13 +95,28 @@ impl Frame {
     /// The first `min(len, HEAD_MAX)` bytes, in private memory.
     #[inline]
     pub fn head(&self) -> &[u8] {
-        &self.head[..self.head_len as usize]
+        &self.head[self.head_start as usize..self.head_end as usize]
     }
 
     /// The same, to rewrite. What is written here is what is delivered.
     #[inline]
     pub fn head_mut(&mut self) -> &mut [u8] {
-        &mut self.head[..self.head_len as usize]
+        &mut self.head[self.head_start as usize..self.head_end as usize]
+    }
+
+    /// Takes the first `front` bytes off, and what is behind the next `len`: the headers around an inner frame, and the
+    /// padding behind it. Nothing is copied, so that the head becomes as much shorter. False, and nothing is changed, when
+    /// the head has not that many bytes or the frame not that many behind them.
+    #[inline]
+    pub fn strip(&mut self, front: usize, len: usize) -> bool {
+        let head_len = self.head().len();
+        if front > head_len || len == 0 || len > self.len() - front {
+            return false;
+        }
+        self.head_start += front as u16;
+        self.head_end = self.head_start + (head_len - front).min(len) as u16;
+        self.len = len as u32;
+        true
     }
 
     /// Why the frame cannot be delivered although it was received: count it and drop it.
@@ -119,7 +138,8 @@ impl Frame {
         self.offload = offload;
         self.fault = fault;
         self.len = len as u32;
-        self.head_len = len.min(HEAD_MAX) as u16;
+        self.head_start = 0;
+        self.head_end = len.min(HEAD_MAX) as u16;
         self.body = Body::Segments {
             start: body.start as u32,
             count: body.len() as u32,
@@ -264,7 +284,8 @@ impl Batch {
         frame.offload = offload;
         frame.fault = None;
         frame.len = len as u32;
-        frame.head_len = head_len as u16;
+        frame.head_start = 0;
+        frame.head_end = head_len as u16;
         frame.body = Body::Segments { start: 0, count: 0 };
         if len > head_len {
             frame.body = Body::Owned {
@@ -309,7 +330,9 @@ impl Batch {
         match frame.body {
             Body::Segments { start, count } => &self.segments[start as usize..(start + count) as usize],
             Body::Owned { buffer, offset } => {
-                let bytes = &self.buffers[buffer as usize][offset as usize..frame.len as usize];
+                let start = usize::from(offset);
+                let bytes =
+                    &self.buffers[usize::from(buffer)][start..start + frame.len() - frame.head().len()];
                 one[0] = Segment {
                     ptr: bytes.as_ptr(),
                     len: bytes.len(),
@@ -383,6 +406,46 @@ mod tests {
         batch.frames_mut()[index].head_mut()[..6].copy_from_slice(&[9; 6]);
         bytes[..6].copy_from_slice(&[9; 6]);
         assert_eq!(batch.to_bytes(index), bytes);
+    }
+
+    #[test]
+    fn a_stripped_frame_is_what_is_left() {
+        let mut batch = Batch::new();
+        for (len, front, left) in [
+            (60, 50, 10),
+            (60, 50, 3),
+            (60, 0, 60),
+            (300, 50, 250),
+            (300, 50, 100),
+            (1514, 74, 1440),
+            (1514, 256, 1258),
+            (1514, 50, 700),
+        ] {
+            let bytes = pattern(len);
+            let index = batch.push_bytes(&bytes, Offload::default()).unwrap();
+            let frame = &mut batch.frames_mut()[index];
+            for (front, left) in [
+                (257, 1),
+                (61, usize::MAX - 61),
+                (front, len - front + 1),
+                (front, 0),
+            ] {
+                assert!(!frame.strip(front, left), "{len}: {front}, {left}");
+            }
+            assert!(frame.strip(front, left));
+            assert_eq!(batch.frames()[index].len(), left);
+            let head = left.min(len.min(HEAD_MAX) - front);
+            assert_eq!(batch.frames()[index].head(), &bytes[front..front + head]);
+            assert_eq!(
+                batch.to_bytes(index),
+                bytes[front..front + left],
+                "{len}: {front}, {left}"
+            );
+        }
+        // Nothing of it is left in the next frame in its place.
+        batch.clear();
+        batch.push_bytes(&pattern(400), Offload::default()).unwrap();
+        assert_eq!(batch.to_bytes(0), pattern(400));
     }
 
     #[test]
