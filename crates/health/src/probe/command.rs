@@ -1,0 +1,127 @@
+//! A program of the operator's. It is told the names of things by its environment, and given an address on loopback
+//! behind which the server is: a relay, since the program's own sockets know nothing of paths.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::process::Stdio;
+use std::sync::Arc;
+
+use tokio::io::AsyncReadExt;
+use tokio::net::{TcpListener, UdpSocket};
+
+use super::{Path, Subject, reason};
+use crate::check::Command;
+
+/// The largest UDP payload.
+const DATAGRAM_MAX: usize = 65_535;
+/// Of what the program says, so many bytes are read for the sentence.
+const SAID_MAX: u64 = 400;
+
+impl Command {
+    pub(super) async fn probe(&self, subject: &Subject, path: impl Path) -> Result<(), String> {
+        let relay = |e: io::Error| format!("no relay on loopback: {}", reason(&e));
+        let Some((program, arguments)) = self.0.split_first() else {
+            return Err("there is no program to run".into());
+        };
+        let udp = subject.protocol == "udp";
+        let (address, relaying) = match udp {
+            true => relay_udp(path)
+                .await
+                .map(|(address, task)| (address, Relay(task))),
+            false => relay_tcp(path)
+                .await
+                .map(|(address, task)| (address, Relay(task))),
+        }
+        .map_err(relay)?;
+        let mut command = tokio::process::Command::new(program);
+        command
+            .args(arguments)
+            .env("BUTTERFLY_VIP", subject.service.ip().to_string())
+            .env("BUTTERFLY_PORT", subject.service.port().to_string())
+            .env("BUTTERFLY_PROTOCOL", subject.protocol)
+            .env("BUTTERFLY_SERVER", subject.server.to_string())
+            .env("BUTTERFLY_CHECK_ADDRESS", address.to_string())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            // One that runs out of time is dropped, and must not go on.
+            .kill_on_drop(true);
+        let mut child = command
+            .spawn()
+            .map_err(|e| format!("{program} cannot be run: {}", reason(&e)))?;
+        let mut said = Vec::new();
+        if let Some(stderr) = child.stderr.take() {
+            // What it says beyond that is not waited for: it would block on a full pipe, and run out of time.
+            let _ = stderr.take(SAID_MAX).read_to_end(&mut said).await;
+        }
+        let status = child.wait().await;
+        drop(relaying);
+        match status {
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => {
+                let said = String::from_utf8_lossy(&said);
+                let line = said.lines().next().unwrap_or_default();
+                Err(format!("{program} ended with {status} {line}")
+                    .trim_end()
+                    .to_owned())
+            }
+            Err(e) => Err(format!("{program}: {}", reason(&e))),
+        }
+    }
+}
+
+/// A task that ends with the check.
+struct Relay(tokio::task::JoinHandle<()>);
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+async fn relay_tcp(path: impl Path) -> io::Result<(SocketAddr, tokio::task::JoinHandle<()>)> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+    let address = listener.local_addr()?;
+    let task = tokio::spawn(async move {
+        // The connections end with the listener: each is a future of this task.
+        let mut running = tokio::task::JoinSet::new();
+        while let Ok((mut near, _)) = listener.accept().await {
+            let path = path.clone();
+            running.spawn(async move {
+                // A server that refuses is seen by the program as a connection that ends at once.
+                if let Ok((mut far, _hold)) = super::connect(&path).await {
+                    let _ = tokio::io::copy_bidirectional(&mut near, &mut far).await;
+                }
+            });
+        }
+    });
+    Ok((address, task))
+}
+
+/// For one client, which a check is: answers go to whoever spoke last.
+async fn relay_udp(path: impl Path) -> io::Result<(SocketAddr, tokio::task::JoinHandle<()>)> {
+    let near = Arc::new(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await?);
+    let address = near.local_addr()?;
+    let (far, hold) = path.udp().await?;
+    let task = tokio::spawn(async move {
+        let _hold = hold;
+        let (mut query, mut answer) = (vec![0; DATAGRAM_MAX], vec![0; DATAGRAM_MAX]);
+        let mut client = None;
+        loop {
+            tokio::select! {
+                came = near.recv_from(&mut query) => {
+                    let Ok((len, from)) = came else { return };
+                    client = Some(from);
+                    let _ = far.send(&query[..len]).await;
+                }
+                // An ICMP error is an answer that the program does not get.
+                came = far.recv(&mut answer) => {
+                    if let (Ok(len), Some(client)) = (came, client) {
+                        let _ = near.send_to(&answer[..len], client).await;
+                    }
+                }
+            }
+        }
+    });
+    Ok((address, task))
+}

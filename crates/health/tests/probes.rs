@@ -1,0 +1,285 @@
+//! Each check against servers on loopback: well, wrong in every way, silent, not there.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use butterfly_health as health;
+use health::probe::{Direct, Subject, run};
+use health::{Command, Dns, Http, Kind};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, UdpSocket};
+
+const TIMEOUT: Duration = Duration::from_millis(2000);
+const SHORT: Duration = Duration::from_millis(100);
+
+async fn check(kind: Kind, at: SocketAddr) -> Result<(), String> {
+    within(TIMEOUT, kind, at, "tcp").await
+}
+
+async fn within(timeout: Duration, kind: Kind, at: SocketAddr, protocol: &'static str) -> Result<(), String> {
+    let subject = Subject {
+        service: at,
+        protocol,
+        server: IpAddr::V4(Ipv4Addr::new(10, 1, 2, 10)),
+    };
+    run(&kind, &subject, Direct(at), timeout).await
+}
+
+/// Answers every connection with `answer` once something has come, and gives what came.
+async fn serve(answer: &'static [u8]) -> (SocketAddr, tokio::sync::mpsc::UnboundedReceiver<String>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let at = listener.local_addr().unwrap();
+    let (sender, receiver) = tokio::sync::mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut request = vec![0; 4096];
+            let len = stream.read(&mut request).await.unwrap_or(0);
+            let _ = sender.send(String::from_utf8_lossy(&request[..len]).into_owned());
+            let _ = stream.write_all(answer).await;
+        }
+    });
+    (at, receiver)
+}
+
+/// An address that nobody listens at, a moment ago at least.
+async fn nobody() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0")
+        .await
+        .unwrap()
+        .local_addr()
+        .unwrap()
+}
+
+#[tokio::test]
+async fn tcp_connects() {
+    let (at, _) = serve(b"").await;
+    assert_eq!(check(Kind::Tcp, at).await, Ok(()));
+    let refused = check(Kind::Tcp, nobody().await).await;
+    assert_eq!(refused, Err("no TCP connection: connection refused".into()));
+}
+
+#[tokio::test]
+async fn http_asks_as_it_is_told() {
+    let (at, mut requests) = serve(b"HTTP/1.1 204 No Content\r\n\r\n").await;
+    let http = Http {
+        head: true,
+        path: "/healthz?deep=1".into(),
+        host: Some("www.example.org".into()),
+        ..Http::default()
+    };
+    assert_eq!(check(Kind::Http(http), at).await, Ok(()));
+    let request = requests.recv().await.unwrap();
+    assert!(
+        request.starts_with("HEAD /healthz?deep=1 HTTP/1.1\r\n"),
+        "{request}"
+    );
+    assert!(request.contains("host: www.example.org\r\n"), "{request}");
+    assert_eq!(check(Kind::Http(Http::default()), at).await, Ok(()));
+    let request = requests.recv().await.unwrap();
+    assert!(request.starts_with("GET / HTTP/1.1\r\n"), "{request}");
+    assert!(request.contains(&format!("host: {at}\r\n")), "{request}");
+}
+
+#[tokio::test]
+async fn http_statuses_that_are_well() {
+    let (at, _requests) = serve(b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n").await;
+    let refused = check(Kind::Http(Http::default()), at).await;
+    assert_eq!(refused, Err("HTTP status 503".into()));
+    let wanted = Http {
+        statuses: vec![200, 503],
+        ..Http::default()
+    };
+    assert_eq!(check(Kind::Http(wanted), at).await, Ok(()));
+}
+
+#[tokio::test]
+async fn http_without_an_answer() {
+    let http = || Kind::Http(Http::default());
+    let (at, _requests) = serve(b"220 smtp.example.org ESMTP\r\n").await;
+    let said = check(http(), at).await.unwrap_err();
+    assert!(said.starts_with("no HTTP answer: "), "{said}");
+    let (at, _requests) = serve(b"").await;
+    let said = check(http(), at).await.unwrap_err();
+    assert!(said.starts_with("no HTTP answer: "), "{said}");
+    // Accepted by the kernel and never answered.
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let said = within(SHORT, http(), silent.local_addr().unwrap(), "tcp").await;
+    assert_eq!(said, Err("no answer within 100 ms".into()));
+}
+
+#[tokio::test]
+async fn https_takes_any_certificate() {
+    let key = rcgen::generate_simple_self_signed(vec!["www.example.org".into()]).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(
+            vec![key.cert.der().clone()],
+            rustls::pki_types::PrivateKeyDer::Pkcs8(key.signing_key.serialize_der().into()),
+        )
+        .unwrap();
+    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let at = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let Ok(mut stream) = acceptor.accept(stream).await else {
+                continue;
+            };
+            let mut request = vec![0; 4096];
+            let _ = stream.read(&mut request).await;
+            let _ = stream
+                .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+                .await;
+        }
+    });
+    for host in [None, Some("another.example.org".to_owned())] {
+        let https = Http {
+            tls: true,
+            host,
+            ..Http::default()
+        };
+        assert_eq!(check(Kind::Http(https), at).await, Ok(()));
+    }
+    let (plain, _requests) = serve(b"HTTP/1.1 200 OK\r\n\r\n").await;
+    let https = Http {
+        tls: true,
+        ..Http::default()
+    };
+    let said = check(Kind::Http(https), plain).await.unwrap_err();
+    assert!(said.starts_with("no TLS: "), "{said}");
+}
+
+/// An answer to a query: its id and question, and this code.
+fn dns_answer(query: &[u8], code: u8) -> Vec<u8> {
+    let mut answer = query.to_vec();
+    answer[2] |= 0x80;
+    answer[3] = code;
+    answer
+}
+
+#[tokio::test]
+async fn dns_over_udp() {
+    let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let at = server.local_addr().unwrap();
+    let (sender, mut queries) = tokio::sync::mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        let mut query = vec![0; 512];
+        for code in [0, 3, 2, 5] {
+            let (len, from) = server.recv_from(&mut query).await.unwrap();
+            sender.send(query[..len].to_vec()).unwrap();
+            server
+                .send_to(&dns_answer(&query[..len], code), from)
+                .await
+                .unwrap();
+        }
+    });
+    let dns = || {
+        Kind::Dns(Dns {
+            name: "www.example.org".into(),
+            record: "AAAA".into(),
+            tcp: false,
+        })
+    };
+    assert_eq!(check(dns(), at).await, Ok(()));
+    // Question: the name in labels, type 28, class IN (RFC 1035, section 4.1.2).
+    let query = queries.recv().await.unwrap();
+    assert_eq!(&query[12..], b"\x03www\x07example\x03org\0\0\x1c\0\x01");
+    assert_eq!(check(dns(), at).await, Ok(()), "no such name is an answer");
+    for sentence in ["DNS answer 2: ", "DNS answer 5: "] {
+        let said = check(dns(), at).await.unwrap_err();
+        assert!(said.starts_with(sentence), "{said}");
+    }
+    let said = within(SHORT, dns(), at, "udp").await.unwrap_err();
+    assert!(said.contains("100 ms") || said.contains("refused"), "{said}");
+}
+
+#[tokio::test]
+async fn dns_over_tcp() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let at = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        for foreign in [false, true] {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let len = stream.read_u16().await.unwrap();
+            let mut query = vec![0; len.into()];
+            stream.read_exact(&mut query).await.unwrap();
+            let mut answer = dns_answer(&query, 0);
+            if foreign {
+                answer[0] ^= 1;
+            }
+            stream.write_u16(answer.len() as u16).await.unwrap();
+            stream.write_all(&answer).await.unwrap();
+        }
+    });
+    let dns = || {
+        Kind::Dns(Dns {
+            tcp: true,
+            ..Dns::default()
+        })
+    };
+    assert_eq!(check(dns(), at).await, Ok(()));
+    assert_eq!(
+        check(dns(), at).await,
+        Err("the answer is that to another query".into())
+    );
+}
+
+fn shell(script: &str) -> Kind {
+    Kind::Command(Command(["/bin/sh", "-c", script].map(str::to_owned).to_vec()))
+}
+
+#[tokio::test]
+async fn a_command_s_code_and_words() {
+    let at = nobody().await;
+    assert_eq!(check(shell("exit 0"), at).await, Ok(()));
+    assert_eq!(
+        check(shell("echo out; echo no license >&2; echo more >&2; exit 3"), at).await,
+        Err("/bin/sh ended with exit status: 3 no license".into())
+    );
+    let said = check(Kind::Command(Command(vec!["/no/such/program".into()])), at).await;
+    assert_eq!(
+        said,
+        Err("/no/such/program cannot be run: no such file or directory".into())
+    );
+    let said = within(SHORT, shell("sleep 60"), at, "tcp").await;
+    assert_eq!(said, Err("no answer within 100 ms".into()));
+}
+
+#[tokio::test]
+async fn a_command_knows_whom_it_checks() {
+    let at = nobody().await;
+    let script = format!(
+        "[ \"$BUTTERFLY_VIP $BUTTERFLY_PORT $BUTTERFLY_PROTOCOL $BUTTERFLY_SERVER\" = '127.0.0.1 {} tcp 10.1.2.10' ]",
+        at.port()
+    );
+    assert_eq!(check(shell(&script), at).await, Ok(()));
+}
+
+#[tokio::test]
+async fn a_command_reaches_the_server_by_the_relay() {
+    let (at, mut requests) = serve(b"hello\n").await;
+    // bash's own way to make a TCP connection: nothing else has to be installed.
+    let script = "exec 3<>/dev/tcp/${BUTTERFLY_CHECK_ADDRESS%:*}/${BUTTERFLY_CHECK_ADDRESS#*:}; \
+                  echo hi >&3; read answer <&3; [ \"$answer\" = hello ]";
+    let bash = |script: &str| Kind::Command(Command(["/bin/bash", "-c", script].map(str::to_owned).to_vec()));
+    assert_eq!(check(bash(script), at).await, Ok(()));
+    assert_eq!(requests.recv().await.as_deref(), Some("hi\n"));
+    let said = check(bash(script), nobody().await).await;
+    assert!(said.is_err(), "the server is not there");
+
+    let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let at = server.local_addr().unwrap();
+    tokio::spawn(async move {
+        let mut query = [0; 64];
+        let (len, from) = server.recv_from(&mut query).await.unwrap();
+        server.send_to(&query[..len], from).await.unwrap();
+    });
+    // bash reads byte by byte, and a datagram is read whole or lost.
+    let script = "exec 3<>/dev/udp/${BUTTERFLY_CHECK_ADDRESS%:*}/${BUTTERFLY_CHECK_ADDRESS#*:}; \
+                  echo hello >&3; answer=$(dd bs=64 count=1 <&3 2>/dev/null); [ \"$answer\" = hello ]";
+    assert_eq!(within(TIMEOUT, bash(script), at, "udp").await, Ok(()));
+}
