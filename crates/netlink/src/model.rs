@@ -1,0 +1,401 @@
+//! What the kernel tells, in our words. Plain data: no socket, no clock. Made by `decode`, kept by `tables`.
+
+use crate::uapi;
+use imbl::OrdMap;
+use ipnet::IpNet;
+use std::net::IpAddr;
+use std::sync::Arc;
+use wire::Mac;
+
+/// An address family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+impl Family {
+    /// That of an address.
+    pub fn of(ip: IpAddr) -> Self {
+        if ip.is_ipv4() { Self::V4 } else { Self::V6 }
+    }
+
+    /// AF_INET or AF_INET6.
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Self::V4 => 2,
+            Self::V6 => 10,
+        }
+    }
+
+    pub(crate) fn from_code(code: u8) -> Option<Self> {
+        match code {
+            2 => Some(Self::V4),
+            10 => Some(Self::V6),
+            _ => None,
+        }
+    }
+}
+
+/// The kernel's tables at one moment. Cloning costs a few pointers.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    /// By interface index.
+    pub links: OrdMap<u32, Arc<Link>>,
+    /// By interface index and address.
+    pub addresses: OrdMap<(u32, IpAddr), Arc<Address>>,
+    /// All tables, both families. `diff` of two snapshots costs as much as they differ.
+    pub routes: OrdMap<RouteKey, Arc<RouteSet>>,
+    /// Next-hop objects by id.
+    pub nexthops: OrdMap<u32, Arc<NextHop>>,
+    /// Policy rules in the order the kernel tries them, IPv4's before IPv6's.
+    pub rules: Arc<Vec<Rule>>,
+    /// By interface index and address; those of a proxy are left out.
+    pub neighbours: OrdMap<(u32, IpAddr), Neighbour>,
+    /// By family and interface index; see [`Settings::ALL`].
+    pub settings: OrdMap<(Family, i32), Settings>,
+    /// How often each kind has changed; what a [`Watch`](crate::Watch) compares.
+    pub(crate) versions: crate::mirror::Versions,
+}
+
+impl Snapshot {
+    /// The interface of that name.
+    pub fn link_named(&self, name: &str) -> Option<&Arc<Link>> {
+        self.links.values().find(|link| link.name == name)
+    }
+
+    /// A neighbour, if the kernel has heard of it.
+    pub fn neighbour(&self, ifindex: u32, ip: IpAddr) -> Option<&Neighbour> {
+        self.neighbours.get(&(ifindex, ip))
+    }
+
+    /// The addresses of an interface.
+    pub fn addresses_of(&self, ifindex: u32) -> impl Iterator<Item = &Arc<Address>> {
+        let low = (ifindex, IpAddr::from([0, 0, 0, 0]));
+        let high = (ifindex, IpAddr::from([0xff; 16]));
+        self.addresses.range(low..=high).map(|(_, address)| address)
+    }
+
+    /// Where a route leads: its own next hops or those of its object, with the weights of a group. Empty where it
+    /// leads nowhere, or its object is not known (any more).
+    pub fn hops(&self, route: &Route) -> Vec<Hop> {
+        let Some(id) = route.nexthop_id else {
+            return route.hops.clone();
+        };
+        let Some(object) = self.nexthops.get(&id) else {
+            return Vec::new();
+        };
+        if let Some(hop) = &object.hop {
+            return vec![hop.clone()];
+        }
+        let member = |(id, weight): &(u32, u32)| {
+            let hop = self.nexthops.get(id)?.hop.clone()?;
+            Some(Hop {
+                weight: *weight,
+                ..hop
+            })
+        };
+        object.group.iter().filter_map(member).collect()
+    }
+}
+
+/// An interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Its number in this namespace.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// Its hardware address, where it has one of six octets.
+    pub mac: Option<Mac>,
+    /// Bytes of a packet, without the Ethernet header.
+    pub mtu: u32,
+    /// Administratively up (IFF_UP).
+    pub up: bool,
+    /// Up and with carrier (IFF_RUNNING).
+    pub running: bool,
+    /// IFF_LOOPBACK.
+    pub loopback: bool,
+    /// Frames are Ethernet (ARPHRD_ETHER).
+    pub ethernet: bool,
+    /// `veth`, `vlan`, `bond`, `bridge`, …; none for hardware.
+    pub kind: Option<String>,
+    /// What a VLAN subinterface is.
+    pub vlan: Option<Vlan>,
+    /// The bridge, bond or VRF it belongs to, an interface index.
+    pub master: Option<u32>,
+    /// Queues it receives from.
+    pub rx_queues: u32,
+    /// Queues it sends to.
+    pub tx_queues: u32,
+    /// The id of the XDP program attached to it.
+    pub xdp_program: Option<u32>,
+}
+
+/// A VLAN subinterface's tag and where it is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Vlan {
+    /// The interface below, an index.
+    pub parent: u32,
+    /// 1 to 4094.
+    pub id: u16,
+    /// EtherType of the tag: 0x8100 or 0x88a8.
+    pub protocol: u16,
+}
+
+/// An address of an interface of ours.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// The interface.
+    pub ifindex: u32,
+    /// The address itself.
+    pub ip: IpAddr,
+    /// Bits of the network (of `peer`, where there is one).
+    pub prefix_len: u8,
+    /// The other end of a point-to-point address.
+    pub peer: Option<IpAddr>,
+    /// IPv4's broadcast address, where it is set.
+    pub broadcast: Option<IpAddr>,
+    /// RT_SCOPE_*: 0 universe, 253 link, 254 host.
+    pub scope: u8,
+    /// IFA_F_*.
+    pub flags: u32,
+    /// IPv4's label; empty otherwise.
+    pub label: String,
+}
+
+/// What tells one route from another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RouteKey {
+    /// 254 main, 255 local, 253 default, or one's own.
+    pub table: u32,
+    /// Where to.
+    pub dst: IpNet,
+    /// IPv4's type of service; zero for any.
+    pub tos: u8,
+    /// The smallest is used.
+    pub metric: u32,
+}
+
+/// All routes of one key. IPv4 uses the first; for IPv6 with more than one the kernel chooses by its neighbours' states.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct RouteSet {
+    /// Never empty.
+    pub routes: Vec<Route>,
+}
+
+/// One route.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Route {
+    /// What it does.
+    pub kind: RouteKind,
+    /// Who made it: RTPROT_* (2 kernel, 3 boot, 4 static, 9 RA, 16 DHCP, 186 BGP, …).
+    pub protocol: u8,
+    /// RT_SCOPE_*.
+    pub scope: u8,
+    /// IPv6's source-specific routes (`ip -6 route add … from …`).
+    pub src: Option<IpNet>,
+    /// The source address of what this host sends.
+    pub preferred_source: Option<IpAddr>,
+    /// The largest packet, where the route says so (RTAX_MTU).
+    pub mtu: Option<u32>,
+    /// Where to; more than one is multipath. Use [`Snapshot::hops`], which knows objects too.
+    pub hops: Vec<Hop>,
+    /// The next-hop object it uses (`ip route add … nhid …`).
+    pub nexthop_id: Option<u32>,
+}
+
+/// What a route does: RTN_*.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RouteKind {
+    /// To a gateway or a neighbour.
+    Unicast,
+    /// To this host.
+    Local,
+    /// A broadcast address of a network of ours.
+    Broadcast,
+    /// One of several holders of an address, us included.
+    Anycast,
+    /// A multicast group.
+    Multicast,
+    /// Dropped without a word.
+    Blackhole,
+    /// Dropped, "host unreachable".
+    Unreachable,
+    /// Dropped, "administratively prohibited".
+    Prohibit,
+    /// Goes on with the next rule.
+    Throw,
+    /// Something newer than this crate.
+    Other(u8),
+}
+
+impl RouteKind {
+    pub(crate) fn from_code(code: u8) -> Self {
+        match code {
+            1 => Self::Unicast,
+            2 => Self::Local,
+            3 => Self::Broadcast,
+            4 => Self::Anycast,
+            5 => Self::Multicast,
+            6 => Self::Blackhole,
+            7 => Self::Unreachable,
+            8 => Self::Prohibit,
+            9 => Self::Throw,
+            other => Self::Other(other),
+        }
+    }
+}
+
+/// One next hop.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Hop {
+    /// The neighbour to send to; none if the destination itself is the neighbour. IPv6 for an IPv4 route too (RFC 5549).
+    pub gateway: Option<IpAddr>,
+    /// The interface to send on; 0 where there is none.
+    pub ifindex: u32,
+    /// Share of a multipath route, from 1.
+    pub weight: u32,
+    /// The gateway is taken to be on that interface's network.
+    pub onlink: bool,
+    /// It adds headers of its own (MPLS, SRv6, IP in IP).
+    pub encapsulates: bool,
+}
+
+/// A next-hop object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NextHop {
+    /// Its number.
+    pub id: u32,
+    /// Where to; none for groups and blackholes.
+    pub hop: Option<Hop>,
+    /// Ids and weights of a group's members.
+    pub group: Vec<(u32, u32)>,
+    /// A group that keeps flows where they are (`type resilient`).
+    pub resilient: bool,
+    /// Drops what is sent to it.
+    pub blackhole: bool,
+}
+
+/// A policy rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// Which family it is for.
+    pub family: Family,
+    /// The lowest is tried first.
+    pub priority: u32,
+    /// What a match leads to.
+    pub action: RuleAction,
+    /// Only packets from here.
+    pub src: Option<IpNet>,
+    /// Only packets to here.
+    pub dst: Option<IpNet>,
+    /// Only this type of service; zero for any.
+    pub tos: u8,
+    /// Only packets that came in here, by name.
+    pub iif: Option<String>,
+    /// Only packets of sockets bound to this interface, by name.
+    pub oif: Option<String>,
+    /// Only this mark under this mask.
+    pub mark: Option<(u32, u32)>,
+    /// Matches what the selectors do not.
+    pub invert: bool,
+    /// Routes of this prefix length or shorter do not count.
+    pub suppress_prefix_len: Option<u32>,
+    /// It has selectors or actions that are not told here: whether it matches cannot be said.
+    pub more: bool,
+}
+
+/// What a rule does: FR_ACT_*.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RuleAction {
+    /// Look up this table.
+    Table(u32),
+    /// Look up the table of the interface's VRF.
+    Vrf,
+    /// Go on with the rule of this priority.
+    Goto(u32),
+    /// Nothing.
+    Nop,
+    /// Drop.
+    Blackhole,
+    /// Drop, "network unreachable".
+    Unreachable,
+    /// Drop, "administratively prohibited".
+    Prohibit,
+    /// Something newer than this crate.
+    Other(u8),
+}
+
+/// A neighbour on an interface's network: an entry of ARP or neighbour discovery.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Neighbour {
+    /// The interface.
+    pub ifindex: u32,
+    /// Who.
+    pub ip: IpAddr,
+    /// Its hardware address, once known.
+    pub mac: Option<Mac>,
+    /// NUD_*.
+    pub state: u16,
+    /// It says that it is a router (IPv6).
+    pub router: bool,
+}
+
+impl Neighbour {
+    /// Its address is valid: the kernel would send to it (NUD_VALID).
+    pub fn is_valid(&self) -> bool {
+        const VALID: u16 = uapi::NUD_PERMANENT
+            | uapi::NUD_NOARP
+            | uapi::NUD_REACHABLE
+            | uapi::NUD_PROBE
+            | uapi::NUD_STALE
+            | uapi::NUD_DELAY;
+        self.state & VALID != 0
+    }
+
+    /// Its address is valid and was confirmed lately, or needs no confirmation (NUD_CONNECTED).
+    pub fn is_confirmed(&self) -> bool {
+        self.state & (uapi::NUD_PERMANENT | uapi::NUD_NOARP | uapi::NUD_REACHABLE) != 0
+    }
+
+    /// Its address will not change and never expires.
+    pub fn is_permanent(&self) -> bool {
+        self.state & uapi::NUD_PERMANENT != 0
+    }
+
+    /// The state's name, as `ip neigh` prints it in small letters.
+    pub fn state_name(&self) -> &'static str {
+        match self.state {
+            uapi::NUD_INCOMPLETE => "incomplete",
+            uapi::NUD_REACHABLE => "reachable",
+            uapi::NUD_STALE => "stale",
+            uapi::NUD_DELAY => "delay",
+            uapi::NUD_PROBE => "probe",
+            uapi::NUD_FAILED => "failed",
+            uapi::NUD_NOARP => "noarp",
+            uapi::NUD_PERMANENT => "permanent",
+            _ => "none",
+        }
+    }
+}
+
+/// What `net.ipv4.conf.IF` and `net.ipv6.conf.IF` say of forwarding.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// Packets that come in here are forwarded.
+    pub forwarding: bool,
+    /// 0 off, 1 strict, 2 loose (RFC 3704). The kernel uses the larger of the interface's and [`Settings::ALL`]'s. IPv4 only.
+    pub rp_filter: u32,
+    /// Routes over an interface without carrier are not used.
+    pub ignore_routes_with_linkdown: bool,
+}
+
+impl Settings {
+    /// The index that stands for `conf.all`.
+    pub const ALL: i32 = -1;
+    /// The index that stands for `conf.default`.
+    pub const DEFAULT: i32 = -2;
+}

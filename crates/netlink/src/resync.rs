@@ -1,0 +1,164 @@
+//! Dumps: what can be asked for, and one being read. Used by the mirror's task at its start and in doubt.
+
+use crate::message::{Message, Request, messages};
+use crate::mirror::Kinds;
+use crate::model::Family;
+use crate::socket::Socket;
+use crate::tables::Tables;
+use crate::uapi::*;
+use rustix::io::Errno;
+use std::collections::BTreeSet;
+use std::io;
+
+/// How many changes are kept while a dump is read: 60 MB or so.
+const HEARD: usize = 250_000;
+
+/// A table that can be dumped by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum What {
+    Links,
+    Addresses(Family),
+    NextHops,
+    Rules(Family),
+    Settings(Family),
+    Neighbours(Family),
+    Routes(Family),
+}
+
+impl What {
+    /// All of them.
+    pub fn all() -> BTreeSet<What> {
+        let families = [Family::V4, Family::V6];
+        let of = [
+            What::Addresses,
+            What::Rules,
+            What::Settings,
+            What::Neighbours,
+            What::Routes,
+        ];
+        let both = of.into_iter().flat_map(|make| families.map(make));
+        [What::Links, What::NextHops].into_iter().chain(both).collect()
+    }
+
+    pub fn kinds(self) -> Kinds {
+        match self {
+            Self::Links => Kinds::LINKS,
+            Self::Addresses(_) => Kinds::ADDRESSES,
+            Self::NextHops => Kinds::NEXTHOPS,
+            Self::Rules(_) => Kinds::RULES,
+            Self::Settings(_) => Kinds::SETTINGS,
+            Self::Neighbours(_) => Kinds::NEIGHBOURS,
+            Self::Routes(_) => Kinds::ROUTES,
+        }
+    }
+
+    /// The request's type, its family, and the length of its fixed part.
+    fn request(self) -> (u16, u8, usize) {
+        match self {
+            Self::Links => (RTM_GETLINK, 0, 16),
+            Self::Addresses(family) => (RTM_GETADDR, family.code(), 8),
+            Self::NextHops => (RTM_GETNEXTHOP, 0, 8),
+            Self::Rules(family) => (RTM_GETRULE, family.code(), 12),
+            Self::Settings(family) => (RTM_GETNETCONF, family.code(), 4),
+            Self::Neighbours(family) => (RTM_GETNEIGH, family.code(), 12),
+            Self::Routes(family) => (RTM_GETROUTE, family.code(), 12),
+        }
+    }
+}
+
+/// A run of dumps, one after the other. What they found is complete only at the end: `fresh` is then for
+/// [`Tables::replace`], once for each of `wanted`.
+#[derive(Debug)]
+pub struct Resync {
+    pub wanted: BTreeSet<What>,
+    pub fresh: Tables,
+    /// What the groups said since it began.
+    heard: Vec<Vec<u8>>,
+    /// More was said than is kept: what the dump found is not to be used.
+    pub drowned: bool,
+    left: Vec<What>,
+    sequence: u32,
+    interrupted: bool,
+}
+
+impl Resync {
+    /// Begins to ask for all of `wanted`, which is not empty, to be put into `fresh`. The socket must not have an answer outstanding.
+    pub fn start(socket: &Socket, wanted: BTreeSet<What>, sequence: u32, fresh: Tables) -> io::Result<Self> {
+        let left = wanted.iter().rev().copied().collect();
+        let resync = Self {
+            wanted,
+            fresh,
+            heard: Vec::new(),
+            drowned: false,
+            left,
+            sequence,
+            interrupted: false,
+        };
+        resync.ask(socket)?;
+        Ok(resync)
+    }
+
+    /// Keeps a datagram of the groups for the end.
+    pub fn hear(&mut self, datagram: &[u8]) {
+        self.drowned |= self.heard.len() == HEARD;
+        if self.drowned {
+            self.heard.clear();
+        } else {
+            self.heard.push(datagram.to_vec());
+        }
+    }
+
+    /// What the groups said meanwhile, in its order.
+    pub fn heard(&self) -> impl Iterator<Item = &[u8]> {
+        self.heard.iter().map(Vec::as_slice)
+    }
+
+    /// Takes in a datagram of the answer. True when all is there.
+    pub fn take(&mut self, socket: &Socket, datagram: &[u8]) -> io::Result<bool> {
+        for message in messages(datagram) {
+            if message.sequence != self.sequence {
+                continue;
+            }
+            self.interrupted |= message.flags & NLM_F_DUMP_INTR != 0;
+            match message.kind {
+                NLMSG_DONE | NLMSG_ERROR => return self.next(socket, &message),
+                _ => drop(self.fresh.apply(&message)),
+            }
+        }
+        Ok(false)
+    }
+
+    /// One dump has ended: again if the kernel says that it is torn, else the next.
+    fn next(&mut self, socket: &Socket, end: &Message) -> io::Result<bool> {
+        // A kernel without IPv6 has none of its tables; any other error is one.
+        let none = [Errno::OPNOTSUPP, Errno::AFNOSUPPORT].map(Errno::raw_os_error);
+        if let Some(error) = end.error().filter(|error| *error != 0 && !none.contains(error)) {
+            return Err(io::Error::from_raw_os_error(error));
+        }
+        self.sequence = self.sequence.wrapping_add(1);
+        // Entries of a torn dump that are gone by now are caught by the groups: their deletion is in `heard`.
+        if !std::mem::take(&mut self.interrupted) {
+            self.left.pop();
+        }
+        if self.left.is_empty() {
+            return Ok(true);
+        }
+        self.ask(socket)?;
+        Ok(false)
+    }
+
+    fn ask(&self, socket: &Socket) -> io::Result<()> {
+        let Some(what) = self.left.last() else {
+            return Ok(());
+        };
+        let (kind, family, fixed) = what.request();
+        let mut body = vec![0; fixed];
+        body[0] = family;
+        socket.send(&Request::new(kind, NLM_F_DUMP, self.sequence, &body).finish())
+    }
+
+    /// The number after the last one used.
+    pub fn sequence(&self) -> u32 {
+        self.sequence.wrapping_add(1)
+    }
+}

@@ -1,0 +1,286 @@
+//! The tables being kept: what a message changes in them, and what a finished dump replaces. No socket, no clock.
+//! Owned by the mirror's task.
+
+use crate::decode;
+use crate::message::Message;
+use crate::mirror::Kinds;
+use crate::model::*;
+use crate::resync::What;
+use crate::uapi::*;
+use imbl::OrdMap;
+use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
+
+/// How many unused route sets may lie around before they are swept.
+const SWEEP_AT: usize = 4096;
+
+/// A snapshot that can be changed, and what there is to doubt about it.
+#[derive(Debug, Default)]
+pub struct Tables {
+    pub now: Snapshot,
+    /// Equal sets are one: a million routes have a few hundred.
+    sets: HashSet<Arc<RouteSet>>,
+    sweep_at: usize,
+    /// What the kernel may have changed without saying so.
+    pub doubt: BTreeSet<What>,
+}
+
+impl Tables {
+    /// Takes in one message of a group or a dump. Says what it changed.
+    pub fn apply(&mut self, message: &Message) -> Kinds {
+        self.change(message).unwrap_or(Kinds::NONE)
+    }
+
+    fn change(&mut self, message: &Message) -> Option<Kinds> {
+        let now = &mut self.now;
+        match message.kind {
+            RTM_NEWLINK => {
+                let link = decode::link(message)?;
+                let before = now.links.get(&link.index).cloned();
+                if before.as_ref().is_some_and(|before| before.up) && !link.up {
+                    self.doubt_routes();
+                }
+                put(&mut self.now.links, link.index, Arc::new(link)).then_some(Kinds::LINKS)
+            }
+            RTM_DELLINK => {
+                let link = decode::link(message)?;
+                now.links.remove(&link.index)?;
+                self.doubt_routes();
+                Some(Kinds::LINKS)
+            }
+            RTM_NEWADDR => {
+                let address = decode::address(message)?;
+                let key = (address.ifindex, address.ip);
+                put(&mut now.addresses, key, Arc::new(address)).then_some(Kinds::ADDRESSES)
+            }
+            RTM_DELADDR => {
+                let address = decode::address(message)?;
+                now.addresses.remove(&(address.ifindex, address.ip))?;
+                self.doubt.insert(What::Routes(Family::of(address.ip)));
+                Some(Kinds::ADDRESSES)
+            }
+            RTM_NEWROUTE => {
+                let (key, route) = decode::route(message)?;
+                self.add_route(key, route, message.flags)
+            }
+            RTM_DELROUTE => {
+                let (key, route) = decode::route(message)?;
+                self.remove_route(key, &route)
+            }
+            RTM_NEWNEXTHOP => {
+                let object = decode::nexthop(message)?;
+                put(&mut now.nexthops, object.id, Arc::new(object)).then_some(Kinds::NEXTHOPS)
+            }
+            RTM_DELNEXTHOP => {
+                let object = decode::nexthop(message)?;
+                now.nexthops.remove(&object.id)?;
+                self.doubt_routes();
+                Some(Kinds::NEXTHOPS)
+            }
+            RTM_NEWRULE => {
+                let rule = decode::rule(message)?;
+                if now.rules.contains(&rule) {
+                    return None;
+                }
+                let rules = Arc::make_mut(&mut now.rules);
+                let order = |rule: &Rule| (rule.family, rule.priority);
+                let at = rules.partition_point(|other| order(other) <= order(&rule));
+                rules.insert(at, rule);
+                Some(Kinds::RULES)
+            }
+            RTM_DELRULE => {
+                let rule = decode::rule(message)?;
+                let at = now.rules.iter().position(|other| *other == rule)?;
+                Arc::make_mut(&mut now.rules).remove(at);
+                Some(Kinds::RULES)
+            }
+            RTM_NEWNEIGH => {
+                let neighbour = decode::neighbour(message)?;
+                let key = (neighbour.ifindex, neighbour.ip);
+                put(&mut now.neighbours, key, neighbour).then_some(Kinds::NEIGHBOURS)
+            }
+            RTM_DELNEIGH => {
+                let neighbour = decode::neighbour(message)?;
+                now.neighbours.remove(&(neighbour.ifindex, neighbour.ip))?;
+                Some(Kinds::NEIGHBOURS)
+            }
+            RTM_NEWNETCONF => {
+                let before = |key: &_| now.settings.get(key).copied().unwrap_or_default();
+                let (key, settings) = decode::settings(message, before)?;
+                put(&mut now.settings, key, settings).then_some(Kinds::SETTINGS)
+            }
+            RTM_DELNETCONF => {
+                let (key, _) = decode::settings(message, |_| Settings::default())?;
+                now.settings.remove(&key)?;
+                Some(Kinds::SETTINGS)
+            }
+            _ => None,
+        }
+    }
+
+    fn doubt_routes(&mut self) {
+        self.doubt
+            .extend([What::Routes(Family::V4), What::Routes(Family::V6)]);
+    }
+
+    /// A new route among those of its key, where the kernel puts it.
+    fn add_route(&mut self, key: RouteKey, route: Route, flags: u16) -> Option<Kinds> {
+        let Some(before) = self.now.routes.get(&key) else {
+            return self.set_routes(key, vec![route]);
+        };
+        if before.routes.contains(&route) {
+            return None;
+        }
+        let mut routes = before.routes.clone();
+        // IPv6 joins routes of one key that have gateways to one multipath route, and tells of all of it.
+        let joined = |other: &Route| {
+            key.dst.addr().is_ipv6()
+                && !other.hops.is_empty()
+                && other.hops.iter().all(|hop| route.hops.contains(hop))
+        };
+        if let Some(at) = routes.iter().position(joined) {
+            routes[at] = route;
+        } else if flags & NLM_F_REPLACE != 0 {
+            routes[0] = route;
+        } else if flags & NLM_F_APPEND != 0 || key.dst.addr().is_ipv6() {
+            routes.push(route);
+        } else {
+            routes.insert(0, route);
+        }
+        self.set_routes(key, routes)
+    }
+
+    /// A route is gone: a whole one, or a hop of IPv6's multipath.
+    fn remove_route(&mut self, key: RouteKey, route: &Route) -> Option<Kinds> {
+        let before = self.now.routes.get(&key)?;
+        let mut routes = before.routes.clone();
+        if let Some(at) = routes.iter().position(|other| other == route) {
+            routes.remove(at);
+        } else if let Some(other) = routes.iter_mut().find(|other| has_hops(other, route)) {
+            other.hops.retain(|hop| !same_hops(hop, route));
+        } else {
+            // Told of something else than we know: ask for all of it.
+            self.doubt.insert(What::Routes(Family::of(key.dst.addr())));
+            return None;
+        }
+        self.set_routes(key, routes)
+    }
+
+    fn set_routes(&mut self, key: RouteKey, routes: Vec<Route>) -> Option<Kinds> {
+        if routes.is_empty() {
+            self.now.routes.remove(&key);
+        } else {
+            let set = self.intern(RouteSet { routes });
+            self.now.routes.insert(key, set);
+        }
+        Some(Kinds::ROUTES)
+    }
+
+    fn intern(&mut self, set: RouteSet) -> Arc<RouteSet> {
+        if let Some(known) = self.sets.get(&set) {
+            return known.clone();
+        }
+        if self.sets.len() >= self.sweep_at.max(SWEEP_AT) {
+            self.sets.retain(|set| Arc::strong_count(set) > 1);
+            self.sweep_at = self.sets.len() * 2;
+        }
+        let set = Arc::new(set);
+        self.sets.insert(set.clone());
+        set
+    }
+
+    /// Empty tables for a dump, whose route sets are ours where they are equal.
+    pub fn for_dump(&self) -> Tables {
+        Tables {
+            sets: self.sets.clone(),
+            ..Tables::default()
+        }
+    }
+
+    /// Puts what a whole dump found in place of what was here. Entries that are equal stay as they are, so that
+    /// snapshots from before and after have them in common.
+    pub fn replace(&mut self, what: What, fresh: &Tables) -> Kinds {
+        let (old, new) = (&mut self.now, &fresh.now);
+        let changed = match what {
+            What::Links => merge(&mut old.links, &new.links, |_| true),
+            What::Addresses(family) => merge(&mut old.addresses, &new.addresses, |key| {
+                Family::of(key.1) == family
+            }),
+            What::NextHops => merge(&mut old.nexthops, &new.nexthops, |_| true),
+            What::Routes(family) => merge(&mut old.routes, &new.routes, |key| {
+                Family::of(key.dst.addr()) == family
+            }),
+            What::Rules(family) => {
+                let others = old.rules.iter().filter(|rule| rule.family != family);
+                let found = new.rules.iter().filter(|rule| rule.family == family);
+                let mut rules: Vec<Rule> = others.chain(found).cloned().collect();
+                // Stable: the dump's order holds among equals.
+                rules.sort_by_key(|rule| (rule.family, rule.priority));
+                let changed = rules != *old.rules;
+                old.rules = Arc::new(rules);
+                changed
+            }
+            What::Neighbours(family) => merge(&mut old.neighbours, &new.neighbours, |key| {
+                Family::of(key.1) == family
+            }),
+            What::Settings(family) => merge(&mut old.settings, &new.settings, |key| key.0 == family),
+        };
+        if changed { what.kinds() } else { Kinds::NONE }
+    }
+}
+
+/// Whether `route`'s hops are some of `other`'s, which has more, and all else is equal.
+fn has_hops(other: &Route, route: &Route) -> bool {
+    let rest = Route {
+        hops: Vec::new(),
+        ..other.clone()
+    } == Route {
+        hops: Vec::new(),
+        ..route.clone()
+    };
+    rest && !route.hops.is_empty()
+        && other.hops.len() > route.hops.len()
+        && route
+            .hops
+            .iter()
+            .all(|hop| other.hops.iter().any(|o| same_place(o, hop)))
+}
+
+fn same_hops(hop: &Hop, route: &Route) -> bool {
+    route.hops.iter().any(|gone| same_place(hop, gone))
+}
+
+/// A lone hop is told without its weight.
+fn same_place(a: &Hop, b: &Hop) -> bool {
+    a.gateway == b.gateway && a.ifindex == b.ifindex
+}
+
+/// Whether that changed anything.
+fn put<K: Ord + Clone, V: PartialEq + Clone>(map: &mut OrdMap<K, V>, key: K, value: V) -> bool {
+    if map.get(&key) == Some(&value) {
+        return false;
+    }
+    map.insert(key, value);
+    true
+}
+
+/// Makes the part of `old` that is `within` equal to `new`; whether that changed anything.
+fn merge<K: Ord + Clone, V: PartialEq + Clone>(
+    old: &mut OrdMap<K, V>,
+    new: &OrdMap<K, V>,
+    within: impl Fn(&K) -> bool,
+) -> bool {
+    let gone: Vec<K> = old
+        .keys()
+        .filter(|key| within(key) && !new.contains_key::<K>(key))
+        .cloned()
+        .collect();
+    for key in &gone {
+        old.remove(key);
+    }
+    let mut changed = !gone.is_empty();
+    for (key, value) in new.iter().filter(|(key, _)| within(key)) {
+        changed |= put(old, key.clone(), value.clone());
+    }
+    changed
+}
