@@ -265,6 +265,7 @@ fn snapshot() -> Result<Snapshot, PeerError> {
         macs: Default::default(),
         ports: Vec::new(),
         learners: Vec::new(),
+        overlay: None,
     };
     let mut snapshot = Snapshot {
         epoch: Epoch(1),

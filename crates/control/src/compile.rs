@@ -130,6 +130,7 @@ impl State {
                     macs: MacMap::default(),
                     ports: Vec::new(),
                     learners: Vec::new(),
+                    overlay: None,
                 };
                 set(networks, idx.0, Some(Arc::new(empty)));
                 touched.insert(idx);

@@ -13,6 +13,12 @@ use crate::snapshot::{PortSlot, RuleSlot};
 /// Largest number of NICs: slots are below it. Frames of a NIC above are not switched.
 pub const MAX_PORTS: usize = 16_384;
 
+/// Largest number of uplinks: their slots are behind those of the NICs.
+pub const MAX_UPLINKS: usize = 16;
+
+/// Slots with counters and queues of their own.
+pub(crate) const MAX_SLOTS: usize = MAX_PORTS + MAX_UPLINKS;
+
 /// Largest number of rules with counters of their own; a rule whose slot is not below it is not counted.
 pub const MAX_RULES: usize = 1 << 20;
 
@@ -115,7 +121,7 @@ impl Counters {
     /// All zero.
     pub fn new() -> Self {
         Counters {
-            ports: bytemuck::allocation::zeroed_slice_box(MAX_PORTS * PORT_CELLS),
+            ports: bytemuck::allocation::zeroed_slice_box(MAX_SLOTS * PORT_CELLS),
             rules: bytemuck::allocation::zeroed_slice_box(MAX_RULES * RULE_CELLS),
         }
     }
@@ -233,12 +239,12 @@ mod tests {
     #[test]
     fn each_count_goes_to_its_own_cell_and_slots_beyond_the_maximum_to_none() {
         let counters = Counters::new();
-        let last = PortSlot(MAX_PORTS as u32 - 1);
+        let last = PortSlot(MAX_SLOTS as u32 - 1);
         counters.received(last, 2, 120);
         counters.delivered(last, 60);
         counters.dropped_from(last, DropReason::Truncated);
         counters.dropped_to(last, DropReason::TargetBroken);
-        counters.dropped_to(PortSlot(MAX_PORTS as u32), DropReason::Truncated);
+        counters.dropped_to(PortSlot(MAX_SLOTS as u32), DropReason::Truncated);
         counters.rule_passed(RuleSlot(u32::MAX), 1, 1);
 
         let mut expected = PortCounters {

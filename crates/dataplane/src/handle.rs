@@ -14,6 +14,7 @@ use crate::load::{QueueLoad, WorkerLoad};
 use crate::queue::QueueId;
 use crate::report::PortReport;
 use crate::snapshot::{PortSlot, PortUid, Snapshot};
+use crate::underlay::Underlay;
 
 /// The worker's thread has ended: nothing will be switched any more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
@@ -23,6 +24,8 @@ pub struct WorkerGone;
 /// What a worker is asked to do. Each carries where the answer goes.
 pub(crate) enum Command {
     Publish(Arc<Snapshot>, Sender<Arc<Snapshot>>),
+    /// Put an underlay in force; the answer: the one before.
+    Underlay(Arc<Underlay>, Sender<Arc<Underlay>>),
     /// Deliver what other workers have handed over so far; the answer: how many parcels had to be sent on.
     Settle(Sender<usize>),
     Attach(Arrival, Sender<Option<Box<Port>>>),

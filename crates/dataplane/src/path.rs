@@ -16,7 +16,9 @@ use crate::round::{Case, Item, Job, Round, Tables};
 use crate::snapshot::{PortSlot, Snapshot};
 use crate::stages::lane::Lane;
 use crate::stages::{always, deliver, destination, fragments, known, parse, remember, rules, spoof};
+use crate::underlay::Underlay;
 use crate::view::View;
+use crate::wanted::Wanted;
 use crate::watch::{Step, Watch};
 use crate::worker::{Now, WorkerConfig};
 
@@ -40,6 +42,8 @@ pub(crate) struct Path {
     pub tables: Tables,
     pub counters: Arc<Counters>,
     pub watch: Watch,
+    underlay: Arc<Underlay>,
+    wanted: Arc<Wanted>,
     lane: Lane,
     items: Vec<Item>,
     jobs: Vec<Job>,
@@ -53,7 +57,12 @@ pub(crate) struct Path {
 }
 
 impl Path {
-    pub(crate) fn new(config: &WorkerConfig, counters: Arc<Counters>, flows: Flows) -> Self {
+    pub(crate) fn new(
+        config: &WorkerConfig,
+        counters: Arc<Counters>,
+        flows: Flows,
+        wanted: Arc<Wanted>,
+    ) -> Self {
         Path {
             view: View::new(),
             tables: Tables {
@@ -64,6 +73,8 @@ impl Path {
             },
             counters,
             watch: Watch::default(),
+            underlay: Arc::default(),
+            wanted,
             lane: Lane::new(),
             items: Vec::new(),
             jobs: Vec::new(),
@@ -81,6 +92,12 @@ impl Path {
         self.lane.forget();
         let flows = &mut self.tables.flows;
         self.view.take_up(snapshot, |slot| flows.remove_owned(slot))
+    }
+
+    /// Puts the ways through the physical network in force, and gives those before.
+    pub(crate) fn take_up_underlay(&mut self, underlay: Arc<Underlay>) -> Arc<Underlay> {
+        self.lane.forget();
+        std::mem::replace(&mut self.underlay, underlay)
     }
 
     /// Judges and delivers what the NIC in `source` has sent. Gives how many targets that made.

@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-use crate::counters::MAX_PORTS;
+use crate::counters::MAX_SLOTS;
 use crate::snapshot::PortSlot;
 
 /// The most queue pairs a NIC can have.
@@ -35,7 +35,7 @@ impl From<PortSlot> for QueueId {
 impl QueueId {
     /// Within the table's bounds.
     pub(crate) fn is_possible(self) -> bool {
-        (self.slot.0 as usize) < MAX_PORTS && usize::from(self.pair) < MAX_PAIRS
+        (self.slot.0 as usize) < MAX_SLOTS && usize::from(self.pair) < MAX_PAIRS
     }
 
     /// As a number, for the poller.
@@ -62,8 +62,8 @@ pub(crate) struct Routes {
 impl Routes {
     pub(crate) fn new() -> Self {
         Routes {
-            on: bytemuck::allocation::zeroed_slice_box(MAX_PORTS),
-            owners: bytemuck::allocation::zeroed_slice_box(MAX_PORTS * MAX_PAIRS),
+            on: bytemuck::allocation::zeroed_slice_box(MAX_SLOTS),
+            owners: bytemuck::allocation::zeroed_slice_box(MAX_SLOTS * MAX_PAIRS),
         }
     }
 
@@ -149,7 +149,7 @@ mod tests {
             slot: PortSlot(slot),
             pair,
         };
-        let last = queue(MAX_PORTS as u32 - 1, MAX_PAIRS as u16 - 1);
+        let last = queue(MAX_SLOTS as u32 - 1, MAX_PAIRS as u16 - 1);
         for queue in [last, queue(3, 0), queue(3, 5)] {
             routes.set_owner(queue, 31);
             routes.set_on(queue, true);
@@ -163,6 +163,6 @@ mod tests {
         );
         assert_eq!(routes.on(PortSlot(u32::MAX)), 0);
         assert!(last.is_possible());
-        assert!(!queue(MAX_PORTS as u32, 0).is_possible() && !queue(0, MAX_PAIRS as u16).is_possible());
+        assert!(!queue(MAX_SLOTS as u32, 0).is_possible() && !queue(0, MAX_PAIRS as u16).is_possible());
     }
 }

@@ -17,6 +17,7 @@ use crate::queue::QueueId;
 use crate::report::PortReport;
 use crate::snapshot::{PortSlot, PortUid, RuleSlot, Snapshot};
 use crate::switch::Switch;
+use crate::underlay::Underlay;
 use crate::worker::{Now, Turn, Worker, WorkerConfig};
 
 /// Turns without an end are an error of the test.
@@ -78,6 +79,11 @@ impl Simulation {
     /// Puts a snapshot in force.
     pub fn publish(&mut self, snapshot: Snapshot) {
         self.ask(move |switch| switch.publish(Arc::new(snapshot)).is_ok());
+    }
+
+    /// Puts the ways through the physical network in force.
+    pub fn set_underlay(&mut self, underlay: Underlay) {
+        self.ask(move |switch| switch.set_underlay(Arc::new(underlay)).is_ok());
     }
 
     /// Attaches a new guest to a slot, or to one queue of it.

@@ -14,15 +14,68 @@ use wire::{Mac, Vni};
 
 use crate::Trace;
 use crate::address_set::AddressSet;
+use crate::counters::{MAX_PORTS, MAX_UPLINKS};
+use crate::overlay::Overlay;
 use crate::ruleset::RuleSet;
 
 /// Number of a snapshot; each one published is larger than the one before.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Epoch(pub u64);
 
-/// Index of a NIC in [`Snapshot::ports`] and of its counters, below [`crate::counters::MAX_PORTS`].
+/// Index of a NIC in [`Snapshot::ports`] and of its counters, below [`crate::counters::MAX_PORTS`]; behind those, of an
+/// [uplink](PortSlot::uplink).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct PortSlot(pub u32);
+
+/// From here on slots are the [remotes](PortSlot::remote) of networks.
+const REMOTES: u32 = 1 << 30;
+
+/// From here on slots are [next hops](PortSlot::hop).
+const HOPS: u32 = 1 << 31;
+
+impl PortSlot {
+    /// The slot of an uplink, which is below [`MAX_UPLINKS`]: its queues are attached and its counters read as a NIC's
+    /// are. It is in no snapshot.
+    ///
+    /// # Panics
+    /// When there is no such uplink.
+    pub const fn uplink(number: u32) -> PortSlot {
+        assert!((number as usize) < MAX_UPLINKS, "an uplink beyond MAX_UPLINKS");
+        PortSlot(MAX_PORTS as u32 + number)
+    }
+
+    /// It is an uplink's.
+    #[inline]
+    pub const fn is_uplink(self) -> bool {
+        (self.0 as usize) >= MAX_PORTS && (self.0 as usize) < MAX_PORTS + MAX_UPLINKS
+    }
+
+    /// What a network is on other hosts, as a partner of flows: see [`crate::overlay`].
+    #[inline]
+    pub(crate) fn remote(network: NetworkIdx) -> PortSlot {
+        PortSlot(REMOTES | network.0 & (REMOTES - 1))
+    }
+
+    /// The network whose remote it is.
+    #[inline]
+    pub(crate) fn remote_of(self) -> Option<NetworkIdx> {
+        (REMOTES..HOPS)
+            .contains(&self.0)
+            .then_some(NetworkIdx(self.0 & (REMOTES - 1)))
+    }
+
+    /// A next hop of the [underlay](crate::underlay), as where a frame goes.
+    #[inline]
+    pub(crate) fn hop(index: u32) -> PortSlot {
+        PortSlot(HOPS | index)
+    }
+
+    /// The next hop that it is.
+    #[inline]
+    pub(crate) fn as_hop(self) -> Option<u32> {
+        (self.0 >= HOPS).then_some(self.0 & !HOPS)
+    }
+}
 
 /// Identity of a NIC: never used for another one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -52,6 +105,8 @@ pub struct Snapshot {
     /// Security groups by [`GroupIdx`]; `None` also where a name is referred to and no such group exists:
     /// it matches nobody and allows nothing.
     pub groups: imbl::Vector<Option<Arc<Group>>>,
+    /// The addresses of other hosts' endpoints by [`EndpointIdx`](crate::overlay::EndpointIdx).
+    pub endpoints: imbl::Vector<Option<IpAddr>>,
 }
 
 /// One NIC, compiled.
@@ -122,6 +177,8 @@ pub struct Network {
     pub ports: Vec<PortSlot>,
     /// Those with `learn_macs`: where frames for unknown MACs go.
     pub learners: Vec<PortSlot>,
+    /// What of it is on other hosts; `None`: it is on this one alone.
+    pub overlay: Option<Arc<Overlay>>,
 }
 
 /// One security group, compiled.
@@ -146,6 +203,15 @@ pub struct Timeouts {
     pub udp_secs: u32,
     /// UDP that was answered, seconds: 60..=180.
     pub udp_stream_secs: u32,
+}
+
+impl Timeouts {
+    /// No NIC has longer ones.
+    pub const LONGEST: Timeouts = Timeouts {
+        tcp_established_secs: 432_000,
+        udp_secs: 60,
+        udp_stream_secs: 180,
+    };
 }
 
 impl Default for Timeouts {

@@ -4,6 +4,7 @@
 //! that no worker ever takes.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -22,6 +23,8 @@ use crate::load::{QueueLoad, WorkerLoad};
 use crate::queue::{MAX_WORKERS, QueueId, Routes};
 use crate::report::PortReport;
 use crate::snapshot::{PortSlot, PortUid, RuleSlot, Snapshot};
+use crate::underlay::Underlay;
+use crate::wanted::Wanted;
 use crate::worker::{Parts, Worker, WorkerConfig};
 
 /// Parcels are sent on so many times at most before a snapshot counts as in force: once for each move of a queue
@@ -32,6 +35,7 @@ const SETTLE_MAX: usize = 4;
 pub struct Switch {
     workers: Vec<WorkerHandle>,
     queues: Mutex<BTreeMap<QueueId, Assigned>>,
+    wanted: Arc<Wanted>,
     /// How busy each worker was at the last look, in thousandths.
     busy: Vec<AtomicU64>,
     stopping: Mutex<bool>,
@@ -73,6 +77,7 @@ impl Switch {
             })
             .collect::<std::io::Result<Vec<_>>>()?;
         let routes = Arc::new(Routes::new());
+        let wanted = Arc::new(Wanted::default());
         let mut handles = Vec::new();
         let mut commands = Vec::new();
         for wake in &wakes {
@@ -98,6 +103,7 @@ impl Switch {
                     commands,
                     handles: handles.clone(),
                     routes: routes.clone(),
+                    wanted: wanted.clone(),
                     flows: flows.clone(),
                     outbox,
                     inbox,
@@ -107,6 +113,7 @@ impl Switch {
         let switch = Switch {
             workers: handles,
             queues: Mutex::default(),
+            wanted,
             busy: (0..count).map(|_| AtomicU64::new(0)).collect(),
             stopping: Mutex::new(false),
             stopped: Condvar::new(),
@@ -133,6 +140,20 @@ impl Switch {
             }
         }
         Ok(())
+    }
+
+    /// Puts the ways through the physical network in force: no flow is decided again. Returns when every worker uses them;
+    /// frames that were handed to another worker before still go the old ones.
+    pub fn set_underlay(&self, underlay: Arc<Underlay>) -> Result<(), WorkerGone> {
+        // The answers are the underlays before: they are dropped here and not on the path.
+        self.ask_all(|answer| Command::Underlay(underlay.clone(), answer))
+            .map(drop)
+    }
+
+    /// The endpoints that frames wanted to go to since the last call and that the underlay had no way to, each once.
+    /// Asks no worker.
+    pub fn take_wanted(&self) -> Vec<IpAddr> {
+        self.wanted.take()
     }
 
     /// Gives a port to the worker that has least to do. A port that was there before is given back.

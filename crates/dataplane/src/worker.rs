@@ -31,6 +31,7 @@ use crate::path::Path;
 use crate::ports::Ports;
 use crate::queue::{QueueId, Routes};
 use crate::snapshot::PortSlot;
+use crate::wanted::Wanted;
 use crate::watch::Step;
 use commands::Leaving;
 
@@ -120,6 +121,7 @@ pub(crate) struct Parts {
     pub commands: Receiver<Command>,
     pub handles: Vec<WorkerHandle>,
     pub routes: Arc<Routes>,
+    pub wanted: Arc<Wanted>,
     pub flows: Arc<FlowTable>,
     pub outbox: Outbox,
     pub inbox: Inbox,
@@ -134,7 +136,12 @@ impl Worker {
         let poller = Poller::new()?;
         poller.add(parts.wake.bell.as_fd(), BELL)?;
         let counters = parts.handles[parts.number].counters.clone();
-        let mut path = Path::new(&config, counters, Flows::new(parts.flows, parts.number));
+        let mut path = Path::new(
+            &config,
+            counters,
+            Flows::new(parts.flows, parts.number),
+            parts.wanted,
+        );
         path.tables.learned.tell_others(parts.handles.len() > 1);
         Ok(Worker {
             path,

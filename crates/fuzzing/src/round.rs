@@ -407,6 +407,7 @@ fn snapshot(epoch: u64, open: bool) -> Snapshot {
                 .filter(|&nic| nic == L)
                 .map(|nic| PortSlot(nic as u32))
                 .collect(),
+            overlay: None,
         }
     };
     let rule = |protocol: Option<u8>, port: Option<u16>, slot: u32| RuleSpec {
@@ -433,5 +434,6 @@ fn snapshot(epoch: u64, open: bool) -> Snapshot {
         groups: [group(rules), group(vec![rule(None, None, 2)])]
             .into_iter()
             .collect(),
+        endpoints: Default::default(),
     }
 }

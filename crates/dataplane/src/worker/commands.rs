@@ -93,6 +93,9 @@ impl Worker {
                     self.load.epoch = snapshot.epoch.0;
                     let _ = answer.send(self.path.take_up(snapshot));
                 }
+                Command::Underlay(underlay, answer) => {
+                    let _ = answer.send(self.path.take_up_underlay(underlay));
+                }
                 Command::Settle(answer) => {
                     let _ = answer.send(self.take_messages(RING, now).sent_on);
                 }

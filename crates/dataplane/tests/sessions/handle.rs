@@ -57,10 +57,14 @@ fn a_sleeping_worker_answers_commands_and_stops() {
 #[test]
 fn slots_beyond_the_maximum_are_refused() {
     let mut sim = Simulation::default();
-    let peer = sim.attach(PortSlot(dataplane::counters::MAX_PORTS as u32));
+    let peer = sim.attach(PortSlot(
+        (dataplane::counters::MAX_PORTS + dataplane::counters::MAX_UPLINKS) as u32,
+    ));
     peer.send(vec![0; 60], Default::default());
     assert_eq!(sim.run(), 0);
-    assert!(!sim.detach(PortSlot(dataplane::counters::MAX_PORTS as u32)));
+    assert!(!sim.detach(PortSlot(
+        (dataplane::counters::MAX_PORTS + dataplane::counters::MAX_UPLINKS) as u32
+    )));
 }
 
 /// A worker that never gives a batch back does not keep a port for ever.

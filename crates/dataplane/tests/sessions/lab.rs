@@ -218,6 +218,7 @@ impl Lab {
                     .collect(),
                 ports: mine.iter().map(|p| p.slot).collect(),
                 learners: mine.iter().filter(|p| p.learn_macs).map(|p| p.slot).collect(),
+                overlay: None,
             }
         };
         Snapshot {
@@ -229,6 +230,7 @@ impl Lab {
                 .iter()
                 .map(|group| group.clone().map(Arc::new))
                 .collect(),
+            endpoints: Default::default(),
         }
     }
 

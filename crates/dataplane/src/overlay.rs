@@ -1,0 +1,100 @@
+//! What a virtual network is beyond this host: who is where, as control has compiled it.
+//!
+//! A network that is on this host alone has none. Only networks with a NIC on this host are in a snapshot, so that what
+//! a worker has to look at does not grow with the networks of the fleet; the maps share their structure with the
+//! model's, so that a binding more costs what it touches.
+//!
+//! To the rules, flows and counters of this host the rest of a network is one partner, the *remote*, with a
+//! [`PortUid`] of its own: a flow is between a NIC here and the remote. It survives that the machine over there
+//! moves to another host, and no frame from the wire can be of a flow between two NICs here. The remote bypasses
+//! filtering: egress was judged on the sender's host, ingress will be on the receiver's.
+
+use std::net::IpAddr;
+
+use foldhash::fast::RandomState;
+use imbl::shared_ptr::DefaultSharedPtr;
+use wire::{Mac, Vni};
+
+use crate::snapshot::{NetworkIdx, PortConfig, PortSlot, PortUid, Timeouts};
+
+/// Index of an endpoint in [`Snapshot::endpoints`](crate::Snapshot::endpoints).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct EndpointIdx(pub u32);
+
+/// A persistent map. The keys come from the configuration, so a fast unkeyed hash will do.
+pub type SharedMap<K, V> = imbl::GenericHashMap<K, V, RandomState, DefaultSharedPtr>;
+
+/// The part of a network that is on other hosts.
+#[derive(Clone)]
+pub struct Overlay {
+    /// Identity of the remote in flows: of the same never-ending sequence as the NICs', and another one when the network is
+    /// made anew.
+    pub uid: PortUid,
+    /// The machines on other hosts by MAC address, and at which endpoint they are. A binding always wins over what was
+    /// learnt, and a NIC of this host over a binding.
+    pub bindings: SharedMap<Mac, EndpointIdx>,
+    /// Who has which address, as far as it is known: those of the bindings, and of the NICs of this host. ARP and
+    /// neighbour solicitations for addresses on other hosts are answered from it; no frame from the wire may come
+    /// from an address of a NIC of this host.
+    pub neighbours: SharedMap<IpAddr, Mac>,
+    /// Where broadcasts, multicasts and frames for unknown MACs go, besides the NICs of this host.
+    pub flood: Flood,
+    /// Where a MAC without a binding is may be learnt from the frames that come from it.
+    pub learn: bool,
+    /// Frames are taken from endpoints that [`Snapshot::endpoints`](crate::Snapshot::endpoints) does not have.
+    pub any_endpoint: bool,
+}
+
+/// How a frame reaches all of a network.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum Flood {
+    /// Not at all: who is not bound or learnt is not there.
+    #[default]
+    No,
+    /// A copy to each of these endpoints (head-end replication).
+    Endpoints(Vec<EndpointIdx>),
+    /// One copy to this IP multicast group, which all hosts of the network have joined.
+    Group(IpAddr),
+}
+
+impl Overlay {
+    /// Nobody is known, and nothing is learnt.
+    pub fn new(uid: PortUid) -> Overlay {
+        Overlay {
+            uid,
+            bindings: SharedMap::default(),
+            neighbours: SharedMap::default(),
+            flood: Flood::No,
+            learn: false,
+            any_endpoint: false,
+        }
+    }
+
+    /// The remote, as a partner of the NICs here.
+    pub(crate) fn remote(&self, network: NetworkIdx, vni: Vni) -> PortConfig {
+        PortConfig {
+            slot: PortSlot::remote(network),
+            uid: self.uid,
+            vni,
+            network,
+            mac: Mac::default(),
+            addresses: Vec::new(),
+            anti_spoof: false,
+            pairs: Vec::new(),
+            groups: Vec::new(),
+            bypass: true,
+            sniffers: Vec::new(),
+            is_sniffer: false,
+            allow_dhcp_server: true,
+            allow_router_advertisements: true,
+            learn_macs: false,
+            link_down: false,
+            // The NIC's own are never longer than these.
+            timeouts: Timeouts::LONGEST,
+            // Its flows are charged to the NICs that they reach.
+            flow_share: 0,
+            mtu: 0,
+            trace: None,
+        }
+    }
+}
