@@ -13,6 +13,7 @@ use wire::offload::Offload;
 
 use crate::copy;
 use crate::guest_memory::GuestMemory;
+use crate::xsk::umem::Umem;
 
 /// Frames handled together; a step is done for the whole batch before the next step begins.
 ///
@@ -162,8 +163,7 @@ pub(crate) struct Segment {
     pub len: usize,
 }
 
-// SAFETY: a segment points into a mapping that the batch's `Arc<GuestMemory>` keeps (see `Batch::hold`), and
-// mappings belong to no thread.
+// SAFETY: a segment points into a mapping that the batch keeps (see `Batch::hold`), and mappings belong to no thread.
 unsafe impl Send for Segment {}
 
 // SAFETY: a segment is two numbers that nobody changes through a shared reference. What it points to is read by copies
@@ -181,6 +181,8 @@ pub struct Batch {
     buffers_used: usize,
     /// Keeps the memory mapped that `segments` points into.
     memory: Vec<Arc<GuestMemory>>,
+    /// The same of an uplink's.
+    umem: Option<Arc<Umem>>,
     /// Chains that its port has taken for it and is to give back when it is done with.
     owed: usize,
 }
@@ -201,6 +203,7 @@ impl Batch {
             buffers: Vec::new(),
             buffers_used: 0,
             memory: Vec::with_capacity(1),
+            umem: None,
             owed: 0,
         }
     }
@@ -242,6 +245,7 @@ impl Batch {
         self.segments.clear();
         self.buffers_used = 0;
         self.memory.clear();
+        self.umem = None;
         self.owed = 0;
     }
 
@@ -373,6 +377,36 @@ impl Batch {
     pub(crate) fn hold(&mut self, memory: &Arc<GuestMemory>) {
         self.memory.push(Arc::clone(memory));
     }
+
+    /// The same of an uplink's memory. A batch is filled by one port.
+    #[inline]
+    pub(crate) fn hold_umem(&mut self, umem: &Arc<Umem>) {
+        debug_assert!(self.umem.as_ref().is_none_or(|held| Arc::ptr_eq(held, umem)));
+        self.umem = Some(Arc::clone(umem));
+    }
+}
+
+/// Fills `out` from the segments' beginning and takes those bytes off them; gives how many segments are empty.
+/// The segments hold at least `out.len()` bytes together.
+#[cold]
+pub(crate) fn gather(segments: &mut [Segment], out: &mut [u8]) -> usize {
+    let (mut done, mut empty) = (0, 0);
+    for segment in segments {
+        if done == out.len() {
+            break;
+        }
+        let len = segment.len.min(out.len() - done);
+        // SAFETY: `segment` is valid for reads of its length (`Segment`), and `out` has `len` bytes left.
+        unsafe { copy::bytes(segment.ptr, out[done..].as_mut_ptr(), len) };
+        *segment = Segment {
+            ptr: segment.ptr.wrapping_add(len),
+            len: segment.len - len,
+        };
+        done += len;
+        empty += usize::from(segment.len == 0);
+    }
+    debug_assert_eq!(done, out.len());
+    empty
 }
 
 #[cfg(test)]

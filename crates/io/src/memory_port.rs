@@ -11,9 +11,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustix::event::EventfdFlags;
 use wire::offload::Offload;
+use wire::vxlan::Outer;
 
 use crate::deliver::{self, Accepts, Piece, Sink};
 use crate::frame::Batch;
+use crate::outer::{self, OuterSink};
 use crate::port::{PortError, RingState, TransmitError};
 
 /// Frames that wait in one direction at most, unless [`MemoryPeer::set_capacity`] says otherwise.
@@ -110,6 +112,15 @@ impl MemoryPort {
         deliver::deliver(batch, index, accepts, self)
     }
 
+    pub(crate) fn transmit_outer(
+        &mut self,
+        batch: &Batch,
+        index: usize,
+        outer: &Outer,
+    ) -> Result<(), TransmitError> {
+        outer::deliver(batch, index, Some(outer), self)
+    }
+
     pub(crate) fn flush(&mut self) {
         lock(&self.shared).to_peer.extend(self.staged.drain(..));
     }
@@ -154,19 +165,35 @@ impl MemoryPort {
     }
 }
 
-impl Sink for MemoryPort {
-    fn put(&mut self, piece: &Piece<'_>) -> Result<(), TransmitError> {
+impl MemoryPort {
+    /// Why no frame can be staged, if that is so.
+    fn refusal(&self) -> Option<TransmitError> {
         let shared = lock(&self.shared);
         if !shared.up || shared.peer_gone {
-            return Err(TransmitError::Down);
+            return Some(TransmitError::Down);
         }
-        if shared.to_peer.len() + self.staged.len() >= shared.capacity {
-            return Err(TransmitError::Full);
-        }
-        drop(shared);
+        (shared.to_peer.len() + self.staged.len() >= shared.capacity).then_some(TransmitError::Full)
+    }
+}
+
+impl Sink for MemoryPort {
+    fn put(&mut self, piece: &Piece<'_>) -> Result<(), TransmitError> {
+        self.refusal().map_or(Ok(()), Err)?;
         let mut bytes = Vec::new();
         piece.linearize(&mut bytes);
         self.staged.push((bytes, piece.offload));
+        self.transmitted += 1;
+        Ok(())
+    }
+}
+
+impl OuterSink for MemoryPort {
+    fn put_outer(&mut self, outer: Option<&Outer>, piece: &Piece<'_>) -> Result<(), TransmitError> {
+        self.refusal().map_or(Ok(()), Err)?;
+        // Forgotten bytes show.
+        let mut bytes = vec![0xa5; outer::len(outer, piece)];
+        outer::write(&mut bytes, outer, piece);
+        self.staged.push((bytes, Offload::default()));
         self.transmitted += 1;
         Ok(())
     }

@@ -8,10 +8,13 @@
 
 use std::os::fd::BorrowedFd;
 
+use wire::vxlan::Outer;
+
 use crate::bench::BenchPort;
 use crate::frame::Batch;
 use crate::memory_port::MemoryPort;
 use crate::tap::TapPort;
+use crate::uplink::UplinkPort;
 use crate::vhost::notifier;
 use crate::vhost::port::VhostPort;
 
@@ -28,6 +31,8 @@ pub enum Port {
     Tap(TapPort),
     /// A host without a guest, for measuring.
     Bench(Box<BenchPort>),
+    /// A queue of an interface that joins this host to others.
+    Uplink(Box<UplinkPort>),
 }
 
 /// The peer broke the protocol, or the port's device failed: the port is stopped. Reported once.
@@ -64,7 +69,7 @@ pub enum TransmitError {
 /// A port's indices and counters at one moment, for dumps.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RingState {
-    /// What is behind the port: `vhost-user`, `tap`, `memory`, `bench`.
+    /// What is behind the port: `vhost-user`, `tap`, `memory`, `bench`, `af_xdp`, `packet`.
     pub kind: &'static str,
     /// Frames can pass.
     pub up: bool,
@@ -120,6 +125,7 @@ impl Port {
             Port::Memory(port) => port.receive(batch),
             Port::Tap(port) => port.receive(batch),
             Port::Bench(port) => Ok(port.receive(batch)),
+            Port::Uplink(port) => port.receive(batch),
         }
     }
 
@@ -130,6 +136,7 @@ impl Port {
     pub fn complete(&mut self, batch: &mut Batch) {
         match self {
             Port::Vhost(port) => port.complete(batch.owed()),
+            Port::Uplink(port) => port.complete(batch.owed()),
             Port::Memory(_) | Port::Tap(_) | Port::Bench(_) => {}
         }
         batch.clear();
@@ -144,6 +151,25 @@ impl Port {
             Port::Memory(port) => port.transmit(batch, index),
             Port::Tap(port) => port.transmit(batch, index),
             Port::Bench(port) => port.transmit(batch, index),
+            Port::Uplink(port) => port.transmit(batch, index, None),
+        }
+    }
+
+    /// Writes frame `index` of the batch to the wire behind `outer`, as [`transmit`](Self::transmit) does without: a large frame
+    /// becomes its segments, each behind headers of its own, and no checksum is left undone. For uplinks; a vhost-user or bench
+    /// port is none and is [`Down`](TransmitError::Down).
+    #[inline]
+    pub fn transmit_outer(
+        &mut self,
+        batch: &Batch,
+        index: usize,
+        outer: &Outer,
+    ) -> Result<(), TransmitError> {
+        match self {
+            Port::Uplink(port) => port.transmit(batch, index, Some(outer)),
+            Port::Memory(port) => port.transmit_outer(batch, index, outer),
+            Port::Tap(port) => port.transmit_outer(batch, index, outer),
+            Port::Vhost(_) | Port::Bench(_) => Err(TransmitError::Down),
         }
     }
 
@@ -168,6 +194,7 @@ impl Port {
             Port::Vhost(port) => port.flush()?,
             Port::Memory(port) => port.flush(),
             Port::Tap(port) => port.flush()?,
+            Port::Uplink(port) => port.flush()?,
             Port::Bench(_) => {}
         }
         Ok(())
@@ -181,6 +208,7 @@ impl Port {
             // Its descriptor is readable whenever there is a frame.
             Port::Tap(_) => false,
             Port::Bench(port) => port.arm(),
+            Port::Uplink(port) => port.arm(),
         }
     }
 
@@ -189,6 +217,7 @@ impl Port {
         match self {
             Port::Vhost(port) => port.disarm(),
             Port::Memory(port) => port.disarm(),
+            Port::Uplink(port) => port.disarm(),
             Port::Tap(_) | Port::Bench(_) => {}
         }
     }
@@ -215,6 +244,7 @@ impl Port {
             Port::Vhost(port) => port.kick_fd(),
             Port::Memory(port) => Some(port.kick_fd()),
             Port::Tap(port) => port.kick_fd(),
+            Port::Uplink(port) => port.kick_fd(),
             Port::Bench(_) => None,
         }
     }
@@ -229,6 +259,7 @@ impl Port {
                 }
             }
             Port::Memory(port) => notifier::drain(port.kick_fd()),
+            Port::Uplink(port) => port.drain_kick(),
             Port::Tap(_) | Port::Bench(_) => {}
         }
     }
@@ -240,6 +271,7 @@ impl Port {
             Port::Vhost(port) => port.is_up(),
             Port::Memory(port) => port.is_up(),
             Port::Tap(port) => port.is_up(),
+            Port::Uplink(port) => port.is_up(),
             Port::Bench(_) => true,
         }
     }
@@ -248,7 +280,7 @@ impl Port {
     pub fn takes_frames(&self) -> bool {
         match self {
             Port::Vhost(port) => port.takes_frames(),
-            Port::Memory(_) | Port::Tap(_) | Port::Bench(_) => true,
+            Port::Memory(_) | Port::Tap(_) | Port::Bench(_) | Port::Uplink(_) => true,
         }
     }
 
@@ -258,6 +290,7 @@ impl Port {
             Port::Vhost(port) => port.mtu(),
             Port::Memory(port) => port.mtu(),
             Port::Tap(port) => port.mtu(),
+            Port::Uplink(port) => port.mtu(),
             Port::Bench(_) => None,
         }
     }
@@ -269,6 +302,8 @@ impl Port {
             Port::Memory(port) => port.accepts(),
             Port::Tap(port) => port.accepts(),
             Port::Bench(port) => port.accepts(),
+            // What is out on the wire takes packets, and nothing undone.
+            Port::Uplink(_) => Accepts::default(),
         }
     }
 
@@ -279,6 +314,7 @@ impl Port {
             Port::Memory(port) => port.ring_state(),
             Port::Tap(port) => port.ring_state(),
             Port::Bench(port) => port.ring_state(),
+            Port::Uplink(port) => port.ring_state(),
         }
     }
 }
@@ -304,5 +340,11 @@ impl From<TapPort> for Port {
 impl From<BenchPort> for Port {
     fn from(port: BenchPort) -> Self {
         Port::Bench(Box::new(port))
+    }
+}
+
+impl From<UplinkPort> for Port {
+    fn from(port: UplinkPort) -> Self {
+        Port::Uplink(Box::new(port))
     }
 }

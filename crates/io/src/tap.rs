@@ -14,11 +14,13 @@ use rustix::io::Errno;
 use wire::Mac;
 use wire::offload::{Gso, Offload};
 use wire::virtio_net::{self, HDR_LEN_MRG};
+use wire::vxlan::Outer;
 
 pub use device::{TapError, TapOptions};
 
 use crate::deliver::{self, Accepts, Piece, Sink};
 use crate::frame::{Batch, Fault};
+use crate::outer::{self, OuterSink};
 use crate::port::{PortError, RingState, TransmitError};
 
 /// Pieces of a frame that one write takes: header, head and this many body segments. A frame in more pieces
@@ -115,6 +117,18 @@ impl TapPort {
             return Err(TransmitError::Down);
         }
         deliver::deliver(batch, index, self.accepts, self)
+    }
+
+    pub(crate) fn transmit_outer(
+        &mut self,
+        batch: &Batch,
+        index: usize,
+        outer: &Outer,
+    ) -> Result<(), TransmitError> {
+        if self.broken.is_some() {
+            return Err(TransmitError::Down);
+        }
+        outer::deliver(batch, index, Some(outer), self)
     }
 
     pub(crate) fn flush(&mut self) -> Result<(), PortError> {
@@ -224,6 +238,21 @@ impl Sink for TapPort {
             self.scratch = scratch;
             written.map(|_| ())
         };
+        written.map_err(|errno| self.failed(errno))?;
+        self.transmitted += 1;
+        Ok(())
+    }
+}
+
+impl OuterSink for TapPort {
+    fn put_outer(&mut self, outer: Option<&Outer>, piece: &Piece<'_>) -> Result<(), TransmitError> {
+        let Some(fd) = &self.fd else {
+            return Err(TransmitError::Down);
+        };
+        let header = virtio_net::encode(&Offload::default(), 0, 0);
+        self.scratch.resize(outer::len(outer, piece), 0);
+        outer::write(&mut self.scratch, outer, piece);
+        let written = rustix::io::writev(fd, &[IoSlice::new(&header), IoSlice::new(&self.scratch)]);
         written.map_err(|errno| self.failed(errno))?;
         self.transmitted += 1;
         Ok(())

@@ -15,7 +15,7 @@ use super::fault::RingFault;
 use super::queue::Ring;
 use crate::copy::{self, by_width};
 use crate::deliver::{self, Accepts};
-use crate::frame::{BATCH, Batch, FRAME_MAX, Fault, Frame, HEAD_MAX, Segment};
+use crate::frame::{BATCH, Batch, FRAME_MAX, Fault, Frame, HEAD_MAX, Segment, gather};
 
 /// A chain between the passes.
 #[derive(Clone, Copy)]
@@ -222,29 +222,6 @@ unsafe fn read_header(from: *const u8, header_len: usize) -> u128 {
         };
         u128::from(low) | u128::from(high) << 64
     }
-}
-
-/// Fills `out` from the segments' beginning and takes those bytes off them; gives how many segments are empty.
-/// The segments hold at least `out.len()` bytes together (their sum is what the lengths are made from).
-#[cold]
-fn gather(segments: &mut [Segment], out: &mut [u8]) -> usize {
-    let (mut done, mut empty) = (0, 0);
-    for segment in segments {
-        if done == out.len() {
-            break;
-        }
-        let len = segment.len.min(out.len() - done);
-        // SAFETY: `segment` is valid for reads of its length (`Buffers::add`), and `out` has `len` bytes left.
-        unsafe { copy::bytes(segment.ptr, out[done..].as_mut_ptr(), len) };
-        *segment = Segment {
-            ptr: segment.ptr.wrapping_add(len),
-            len: segment.len - len,
-        };
-        done += len;
-        empty += usize::from(segment.len == 0);
-    }
-    debug_assert_eq!(done, out.len());
-    empty
 }
 
 /// Fills in all but the head. The header comes as a number; most ask for nothing, and those ways are kept apart so that

@@ -1,0 +1,106 @@
+//! A queue of an uplink: the ports that join this host to others, one for each queue of an interface.
+//!
+//! What is received is a frame as it was on the wire, outer headers and all; what is transmitted gets its outer headers with
+//! [`transmit_outer`](crate::port::Port::transmit_outer). The kernel keeps the interface: only VXLAN for us comes here.
+
+use std::os::fd::BorrowedFd;
+
+use wire::vxlan::Outer;
+
+use crate::frame::Batch;
+use crate::port::{PortError, RingState, TransmitError};
+use crate::vhost::notifier;
+use crate::xsk::XskPort;
+
+/// How the queue is reached.
+#[derive(Debug)]
+pub enum UplinkPort {
+    /// An AF_XDP socket.
+    Xsk(XskPort),
+}
+
+impl UplinkPort {
+    pub(crate) fn receive(&mut self, batch: &mut Batch) -> Result<usize, PortError> {
+        match self {
+            UplinkPort::Xsk(port) => port.receive(batch),
+        }
+    }
+
+    pub(crate) fn complete(&mut self, buffers: usize) {
+        match self {
+            UplinkPort::Xsk(port) => port.complete(buffers),
+        }
+    }
+
+    pub(crate) fn transmit(
+        &mut self,
+        batch: &Batch,
+        index: usize,
+        outer: Option<&Outer>,
+    ) -> Result<(), TransmitError> {
+        match self {
+            UplinkPort::Xsk(port) => port.transmit(batch, index, outer),
+        }
+    }
+
+    pub(crate) fn flush(&mut self) -> Result<(), PortError> {
+        match self {
+            UplinkPort::Xsk(port) => port.flush(),
+        }
+    }
+
+    pub(crate) fn arm(&mut self) -> bool {
+        match self {
+            UplinkPort::Xsk(port) => port.arm(),
+        }
+    }
+
+    pub(crate) fn disarm(&mut self) {
+        match self {
+            UplinkPort::Xsk(port) => port.disarm(),
+        }
+    }
+
+    pub(crate) fn kick_fd(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            UplinkPort::Xsk(port) => port.kick_fd(),
+        }
+    }
+
+    pub(crate) fn drain_kick(&mut self) {
+        match self {
+            // A socket is readable as long as there are frames; what stands for it in memory is not.
+            UplinkPort::Xsk(port) => {
+                if port.is_in_memory()
+                    && let Some(kick) = port.kick_fd()
+                {
+                    notifier::drain(kick);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn is_up(&self) -> bool {
+        match self {
+            UplinkPort::Xsk(port) => port.is_up(),
+        }
+    }
+
+    pub(crate) fn mtu(&self) -> Option<u16> {
+        match self {
+            UplinkPort::Xsk(port) => port.mtu(),
+        }
+    }
+
+    pub(crate) fn ring_state(&self) -> RingState {
+        match self {
+            UplinkPort::Xsk(port) => port.ring_state(),
+        }
+    }
+}
+
+impl From<XskPort> for UplinkPort {
+    fn from(port: XskPort) -> Self {
+        UplinkPort::Xsk(port)
+    }
+}

@@ -1,0 +1,101 @@
+//! A mapping of our own, unmapped with its last owner: the UMEM's memory, and the rings that the kernel shares with us.
+
+use std::os::fd::BorrowedFd;
+
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+const HUGE_PAGE: usize = 2 << 20;
+
+/// `start` is valid for reads and writes of `len` bytes while this lives.
+#[derive(Debug)]
+pub(super) struct Mapping {
+    start: *mut u8,
+    len: usize,
+    /// It lies in pages of 2 MiB that were reserved for such (hugetlb).
+    huge: bool,
+}
+
+// SAFETY: a mapping belongs to no thread; who may touch which of its bytes is its users' to say (`Umem`, `Ring`).
+unsafe impl Send for Mapping {}
+// SAFETY: as above; the struct itself never changes.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Zeroed memory, in reserved huge pages where there are some, else in pages that the kernel may join to huge ones.
+    pub fn anonymous(len: usize) -> Result<Mapping, Errno> {
+        if len.is_multiple_of(HUGE_PAGE)
+            && let Ok(mapping) =
+                Self::map_anonymous(len, MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::HUGE_2MB)
+        {
+            return Ok(Mapping {
+                huge: true,
+                ..mapping
+            }
+            .kept_private());
+        }
+        let mapping = Self::map_anonymous(len, MapFlags::PRIVATE)?;
+        // SAFETY: advice about our own new mapping. Where there are no huge pages nothing changes.
+        let _ = unsafe { rustix::mm::madvise(mapping.start.cast(), len, Advice::LinuxHugepage) };
+        Ok(mapping.kept_private())
+    }
+
+    fn map_anonymous(len: usize, flags: MapFlags) -> Result<Mapping, Errno> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
+        let start = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, flags) }?;
+        Ok(Mapping {
+            start: start.cast(),
+            len,
+            huge: false,
+        })
+    }
+
+    /// `len` bytes of a socket's ring; `offset` says which ring.
+    pub fn of_socket(socket: BorrowedFd<'_>, offset: u64, len: usize) -> Result<Mapping, Errno> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::POPULATE;
+        // SAFETY: as above; what is mapped is shared with the kernel, and read and written as such (`Ring`).
+        let start =
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, flags, socket, offset) }?;
+        Ok(Mapping {
+            start: start.cast(),
+            len,
+            huge: false,
+        })
+    }
+
+    /// Other people's packets are for no core dump. A child gets no copy: pages that are pinned for a device must stay ours.
+    fn kept_private(self) -> Mapping {
+        for advice in [Advice::LinuxDontDump, Advice::LinuxDontFork] {
+            // SAFETY: advice about our own mapping, as a whole.
+            let _ = unsafe { rustix::mm::madvise(self.start.cast(), self.len, advice) };
+        }
+        self
+    }
+
+    pub fn start(&self) -> *mut u8 {
+        self.start
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_huge(&self) -> bool {
+        self.huge
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped once, with this length; whoever points into it holds the mapping.
+        let unmapped = unsafe { rustix::mm::munmap(self.start.cast(), self.len) };
+        debug_assert!(
+            unmapped.is_ok(),
+            "munmap({:p}, {:#x}): {unmapped:?}",
+            self.start,
+            self.len
+        );
+    }
+}

@@ -1,0 +1,243 @@
+//! The four rings of one queue and the chunks that go round in them, without the socket: what a test can drive with a
+//! kernel of its own making.
+//!
+//! Receiving goes by chunks: fill ring → kernel → receive ring → *taken* (a batch refers to it) → fill ring. Transmitting goes by
+//! *slots*, neighbouring chunks that the longest frame fits in, so that a frame is written in one go whatever its length: free →
+//! transmit ring → kernel → completion ring, chunk by chunk → free when all its chunks are back. Nothing else happens to
+//! either, so that at any time those with the kernel, those taken and those free are what the UMEM has.
+
+use std::collections::VecDeque;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rustix::net::xdp::{XdpDesc, XdpDescOptions};
+
+use super::ring::{Consumer, Producer};
+use super::umem::Umem;
+
+/// Buffers of one packet at most: Linux has a fixed 18 (MAX_SKB_FRAGS and the linear part) unless built otherwise.
+pub(super) const PARTS_MAX: u32 = 64;
+
+/// What the kernel did that it never does. The queue is not to be used any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum QueueFault {
+    #[error("the receive ring names {len} bytes at {addr:#x}, which no chunk for receiving holds")]
+    BadBuffer { addr: u64, len: u32 },
+    #[error("the receive ring holds a packet of more than {PARTS_MAX} buffers")]
+    EndlessPacket,
+    #[error("the completion ring names {addr:#x}, which was not sent")]
+    BadCompletion { addr: u64 },
+}
+
+/// The rings of one socket.
+#[derive(Debug)]
+pub(super) struct Rings {
+    pub fill: Producer<u64>,
+    pub receive: Consumer<XdpDesc>,
+    pub transmit: Producer<XdpDesc>,
+    pub completion: Consumer<u64>,
+}
+
+/// One filled buffer, as the receive ring had it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Filled {
+    pub ptr: *const u8,
+    pub len: u32,
+    /// So many bytes as a head takes can be read from `ptr`, whatever `len` is.
+    pub ample: bool,
+    /// The packet goes on in the next buffer.
+    pub more: bool,
+    chunk: u32,
+}
+
+impl Filled {
+    pub const NONE: Filled = Filled {
+        ptr: std::ptr::null(),
+        len: 0,
+        ample: false,
+        more: false,
+        chunk: 0,
+    };
+}
+
+/// Rings and chunks.
+#[derive(Debug)]
+pub(super) struct Queue {
+    pub umem: Arc<Umem>,
+    pub rings: Rings,
+    /// Chunks for receiving that batches refer to, oldest first.
+    taken: VecDeque<u32>,
+    /// Slots that nobody uses; the last is the one used last, and likely still in the cache.
+    free: Vec<u32>,
+    /// By slot: its chunks that are with the kernel.
+    sent: Vec<u8>,
+    /// Chunks of a slot.
+    slot_chunks: u32,
+}
+
+impl Queue {
+    /// Gives all chunks for receiving to the kernel, and makes slots of `slot_chunks` (1 to 64, a power of two). The rings are as
+    /// large as the UMEM has chunks of each kind.
+    pub fn new(umem: Arc<Umem>, rings: Rings, slot_chunks: u32) -> Queue {
+        debug_assert!(slot_chunks.is_power_of_two() && slot_chunks <= 64);
+        let count = umem.count();
+        let slots = count / slot_chunks;
+        let mut queue = Queue {
+            taken: VecDeque::with_capacity(count as usize),
+            free: (0..slots).rev().collect(),
+            sent: vec![0; slots as usize],
+            slot_chunks,
+            umem,
+            rings,
+        };
+        for chunk in 0..count {
+            queue.give(chunk);
+        }
+        queue.rings.fill.publish();
+        queue
+    }
+
+    /// How many buffers are filled: `want` at least, if there are so many.
+    #[inline]
+    pub fn filled(&mut self, want: u32) -> u32 {
+        self.rings.receive.available(want)
+    }
+
+    /// The buffer so many behind the next one, checked.
+    #[inline]
+    pub fn peek(&self, behind: u32, ample: usize) -> Result<Filled, QueueFault> {
+        let XdpDesc { addr, len, options } = self.rings.receive.peek(behind);
+        let Some((chunk, ptr, ample)) = self.umem.filled(addr, len, ample) else {
+            return Err(QueueFault::BadBuffer { addr, len });
+        };
+        Ok(Filled {
+            ptr,
+            len,
+            ample,
+            more: options.contains(XdpDescOptions::XDP_PKT_CONTD),
+            chunk,
+        })
+    }
+
+    /// Takes the next buffer off the ring's list for a batch that will [put it back](Self::put_back). To be
+    /// [released](Self::release) with the others.
+    #[inline]
+    pub fn take(&mut self, filled: &Filled) {
+        self.taken.push_back(filled.chunk);
+    }
+
+    /// The first `count` entries of the receive ring were taken or refused.
+    #[inline]
+    pub fn release(&mut self, count: u32) {
+        self.rings.receive.release(count);
+    }
+
+    /// Gives a buffer that was not taken back to the kernel.
+    pub fn refuse(&mut self, filled: &Filled) {
+        self.give(filled.chunk);
+    }
+
+    /// Gives the `count` buffers that were taken first back to the kernel. True when it wants to be told.
+    #[inline]
+    pub fn put_back(&mut self, count: usize) -> bool {
+        for _ in 0..count {
+            let Some(chunk) = self.taken.pop_front() else {
+                debug_assert!(false, "more put back than was taken");
+                break;
+            };
+            self.give(chunk);
+        }
+        self.rings.fill.publish() && self.rings.fill.wants_wakeup()
+    }
+
+    #[inline]
+    fn give(&mut self, chunk: u32) {
+        // There is room: the ring has a place for every chunk. `room` also reads the kernel's index, which `push` does not.
+        if self.rings.fill.room(1) > 0 {
+            self.rings.fill.push(self.umem.addr(chunk));
+        } else {
+            debug_assert!(false, "no room in the fill ring");
+        }
+    }
+
+    /// Bytes of the longest frame that can be sent.
+    pub fn slot_len(&self) -> usize {
+        (self.slot_chunks * self.umem.chunk_len()) as usize
+    }
+
+    /// The slot that [`send`](Self::send) sends next, to be written to; it holds [`slot_len`](Self::slot_len) bytes. `None`: all are
+    /// with the kernel, or the ring is full.
+    #[inline]
+    pub fn writable(&mut self) -> Result<Option<NonNull<u8>>, QueueFault> {
+        if self.free.is_empty() {
+            self.collect()?;
+        }
+        let Some(&slot) = self.free.last() else {
+            return Ok(None);
+        };
+        if self.rings.transmit.room(self.slot_chunks) < self.slot_chunks {
+            return Ok(None);
+        }
+        let at = self.umem.addr(self.first_chunk(slot)) as usize;
+        Ok(NonNull::new(self.umem.start().wrapping_add(at)))
+    }
+
+    /// Puts the first `len` bytes of the slot that is [`writable`](Self::writable) into the transmit ring, to be seen by the kernel
+    /// when that is published.
+    #[inline]
+    pub fn send(&mut self, len: usize) {
+        debug_assert!((1..=self.slot_len()).contains(&len));
+        let Some(slot) = self.free.pop() else {
+            debug_assert!(false, "nothing is writable");
+            return;
+        };
+        let (mut chunk, mut left) = (self.first_chunk(slot), len as u32);
+        while left > 0 {
+            let part = left.min(self.umem.chunk_len());
+            left -= part;
+            self.rings.transmit.push(XdpDesc {
+                addr: self.umem.addr(chunk),
+                len: part,
+                options: match left {
+                    0 => XdpDescOptions::empty(),
+                    _ => XdpDescOptions::XDP_PKT_CONTD,
+                },
+            });
+            self.sent[slot as usize] += 1;
+            chunk += 1;
+        }
+    }
+
+    /// Takes back what the kernel has sent.
+    #[inline]
+    pub fn collect(&mut self) -> Result<(), QueueFault> {
+        let count = self.rings.completion.available(1);
+        for behind in 0..count {
+            let addr = self.rings.completion.peek(behind);
+            let chunk = self.umem.transmit_chunk(addr);
+            let slot = chunk.map(|chunk| (chunk - self.umem.count()) / self.slot_chunks);
+            let out = slot.and_then(|slot| self.sent.get_mut(slot as usize));
+            let (Some(slot), Some(out @ 1..)) = (slot, out) else {
+                return Err(QueueFault::BadCompletion { addr });
+            };
+            *out -= 1;
+            if *out == 0 {
+                self.free.push(slot);
+            }
+        }
+        if count > 0 {
+            self.rings.completion.release(count);
+        }
+        Ok(())
+    }
+
+    fn first_chunk(&self, slot: u32) -> u32 {
+        self.umem.count() + slot * self.slot_chunks
+    }
+
+    /// Chunks that batches refer to, and slots that nobody uses: for tests of what is lost.
+    #[cfg(test)]
+    pub fn books(&self) -> (usize, usize) {
+        (self.taken.len(), self.free.len())
+    }
+}

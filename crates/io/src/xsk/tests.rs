@@ -1,0 +1,410 @@
+//! Sessions with a kernel of our own making: what goes in comes out, nothing is lost, nothing breaks but the port.
+
+use std::collections::VecDeque;
+use std::net::Ipv4Addr;
+
+use proptest::prelude::*;
+use wire::offload::{Gso, Offload, PartialChecksum};
+use wire::vxlan::{Ends, Outer, UdpChecksum};
+use wire::{Mac, Vni};
+
+use super::*;
+use crate::memory_port::MemoryPort;
+use crate::port::{Port, TransmitError};
+use crate::uplink::UplinkPort;
+
+const FRAMES: u32 = 64;
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 7 + i / 256 + len) as u8).collect()
+}
+
+fn outer(checksum: UdpChecksum) -> Outer {
+    let macs = (Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]));
+    let ends = Ends::V4(Ipv4Addr::new(192, 0, 2, 1), Ipv4Addr::new(192, 0, 2, 2));
+    let mut outer = Outer::new(macs, Some(7), ends, 64, 4789, checksum);
+    outer.set_flow(Vni::new(42).unwrap(), 50_000, 0);
+    outer
+}
+
+/// An Ethernet frame with a TCP segment of `len` bytes over IPv4, checksum left undone.
+fn tcp(len: usize) -> (Vec<u8>, Offload) {
+    let mut frame = vec![0xa5; 14 + 20 + 20 + len];
+    frame[12..14].copy_from_slice(&[8, 0]);
+    let total = (40 + len) as u16;
+    frame[14..34].copy_from_slice(&[
+        0x45,
+        0,
+        (total >> 8) as u8,
+        total as u8,
+        0,
+        1,
+        0x40,
+        0,
+        64,
+        6,
+        0,
+        0,
+        10,
+        0,
+        0,
+        1,
+        10,
+        0,
+        0,
+        2,
+    ]);
+    let checksum = wire::checksum::checksum(&frame[14..34]);
+    frame[24..26].copy_from_slice(&checksum.to_be_bytes());
+    frame[34..54].copy_from_slice(&[0, 80, 1, 0, 0, 0, 0, 1, 0, 0, 0, 2, 0x50, 0x18, 1, 0, 0, 0, 0, 0]);
+    let pseudo = wire::checksum::pseudo_v4(
+        Ipv4Addr::new(10, 0, 0, 1),
+        Ipv4Addr::new(10, 0, 0, 2),
+        6,
+        20 + len as u32,
+    );
+    frame[50..52].copy_from_slice(&wire::checksum::fold(pseudo).to_be_bytes());
+    for (i, byte) in frame[54..].iter_mut().enumerate() {
+        *byte = i as u8;
+    }
+    let offload = Offload {
+        checksum: Some(PartialChecksum {
+            start: 34,
+            offset: 16,
+        }),
+        ..Offload::default()
+    };
+    (frame, offload)
+}
+
+fn port(mtu: u32) -> (Port, XskPeer) {
+    let (port, peer) = XskPort::in_memory(FRAMES, mtu).unwrap();
+    (Port::from(UplinkPort::from(port)), peer)
+}
+
+fn books(port: &Port) -> (usize, usize) {
+    match port {
+        Port::Uplink(uplink) => match &**uplink {
+            UplinkPort::Xsk(xsk) => xsk.queue.books(),
+        },
+        _ => unreachable!("made here"),
+    }
+}
+
+#[test]
+fn frames_of_any_length_arrive_as_they_were_and_their_buffers_go_back() {
+    for (mtu, headroom) in [(1500, 256), (9000, 256), (9000, 0), (65_535, 100)] {
+        let (mut port, mut peer) = port(mtu);
+        let lengths = [1, 14, 60, 255, 256, 257, 1518, 1792, 1793, 4000, 9018, 30_000];
+        for len in lengths {
+            assert!(peer.inject(&pattern(len), headroom), "{len} of {mtu}");
+        }
+        let mut batch = Batch::new();
+        assert_eq!(port.receive(&mut batch), Ok(lengths.len()));
+        for (index, len) in lengths.into_iter().enumerate() {
+            let frame = &batch.frames()[index];
+            assert_eq!((frame.len(), frame.offload), (len, Offload::default()));
+            assert_eq!(frame.head(), &pattern(len)[..len.min(HEAD_MAX)]);
+            assert_eq!(batch.to_bytes(index), pattern(len), "{len} of {mtu}");
+        }
+        assert!(peer.buffers() < FRAMES);
+        port.complete(&mut batch);
+        assert_eq!((peer.buffers(), books(&port).0), (FRAMES, 0));
+        assert_eq!(port.receive(&mut batch), Ok(0));
+    }
+}
+
+#[test]
+fn a_batch_keeps_its_frames_when_the_port_is_gone() {
+    let (mut port, mut peer) = port(1500);
+    peer.inject(&pattern(1400), 256);
+    let mut batch = Batch::new();
+    assert_eq!(port.receive(&mut batch), Ok(1));
+    drop(port);
+    drop(peer);
+    assert_eq!(batch.to_bytes(0), pattern(1400));
+}
+
+#[test]
+fn what_is_sent_is_what_any_uplink_sends() {
+    let large = |gso_size| {
+        let (frame, offload) = tcp(20_000);
+        let gso = Offload {
+            gso: Gso::Tcp4,
+            gso_size,
+            ..offload
+        };
+        (frame, gso)
+    };
+    let cases = [
+        (pattern(60), Offload::default()),
+        (pattern(1400), Offload::default()),
+        tcp(0),
+        tcp(1001),
+        large(1400),
+        large(536),
+    ];
+    for checksum in [UdpChecksum::Zero, UdpChecksum::Full] {
+        for (frame, offload) in &cases {
+            let (mut xsk, mut peer) = port(1500);
+            let (memory, memory_peer) = MemoryPort::pair();
+            let mut memory = Port::from(memory);
+            let mut batch = Batch::new();
+            batch.push_bytes(frame, *offload).unwrap();
+            for port in [&mut xsk, &mut memory] {
+                port.transmit_outer(&batch, 0, &outer(checksum)).unwrap();
+                port.flush().unwrap();
+            }
+            let mut count = 0;
+            while let Some((expected, left)) = memory_peer.receive() {
+                assert_eq!((peer.take(), left), (Some(expected.clone()), Offload::default()));
+                let received = wire::vxlan::parse(&expected, expected.len(), 4789).unwrap();
+                let inner = &expected[usize::from(received.inner)..];
+                assert!(received.verify(|| wire::checksum::sum(inner)));
+                if offload.checksum.is_some() {
+                    let sum = wire::checksum::sum(&inner[34..]);
+                    let (src, dst) = (Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2));
+                    let pseudo = wire::checksum::pseudo_v4(src, dst, 6, inner.len() as u32 - 34);
+                    assert_eq!(wire::checksum::fold(sum + pseudo), 0xffff, "inner checksum");
+                }
+                count += 1;
+            }
+            assert_eq!(peer.take(), None);
+            assert_eq!(
+                count,
+                if offload.gso == Gso::None {
+                    1
+                } else {
+                    20_000usize.div_ceil(offload.gso_size.into())
+                }
+            );
+            peer.complete(usize::MAX);
+            xsk.flush().unwrap();
+            assert_eq!(books(&xsk), (0, FRAMES as usize));
+        }
+    }
+}
+
+#[test]
+fn a_frame_without_outer_headers_goes_as_it_is() {
+    let (mut port, mut peer) = port(1500);
+    let mut batch = Batch::new();
+    batch.push_bytes(&pattern(300), Offload::default()).unwrap();
+    port.transmit(&batch, 0).unwrap();
+    assert_eq!(peer.take(), None, "nothing before the flush");
+    port.flush().unwrap();
+    assert_eq!(peer.take(), Some(pattern(300)));
+}
+
+#[test]
+fn a_frame_longer_than_the_link_takes_is_refused_and_a_link_that_is_down_takes_none() {
+    let (port, mut peer) = XskPort::in_memory(FRAMES, 1500).unwrap();
+    let link = port.link.clone();
+    let mut port = Port::from(UplinkPort::from(port));
+    let mut batch = Batch::new();
+    batch.push_bytes(&pattern(1518), Offload::default()).unwrap();
+    batch.push_bytes(&pattern(1519), Offload::default()).unwrap();
+    batch.push_bytes(&pattern(2048), Offload::default()).unwrap();
+    assert_eq!(port.transmit(&batch, 0), Ok(()));
+    assert_eq!(port.transmit(&batch, 1), Err(TransmitError::TooSmall));
+    assert_eq!(port.mtu(), Some(1500));
+    link.change(9000, true);
+    assert_eq!((port.transmit(&batch, 2), port.mtu()), (Ok(()), Some(9000)));
+    link.change(9000, false);
+    assert!(!port.is_up());
+    assert_eq!(port.transmit(&batch, 0), Err(TransmitError::Down));
+    link.change(1500, true);
+    port.flush().unwrap();
+    assert_eq!(
+        (peer.take(), peer.take(), peer.take()),
+        (Some(pattern(1518)), Some(pattern(2048)), None)
+    );
+}
+
+#[test]
+fn a_jumbo_frame_goes_out_in_several_buffers() {
+    let (mut port, mut peer) = port(9000);
+    let mut batch = Batch::new();
+    batch.push_bytes(&pattern(8900), Offload::default()).unwrap();
+    let slots = FRAMES as usize / 4;
+    for _ in 0..slots {
+        assert_eq!(port.transmit(&batch, 0), Ok(()));
+    }
+    assert_eq!(port.transmit(&batch, 0), Err(TransmitError::Full));
+    port.flush().unwrap();
+    for _ in 0..slots {
+        assert_eq!(peer.take(), Some(pattern(8900)));
+    }
+    // A slot is free when the last of its three buffers is.
+    assert_eq!(peer.complete(2), 2);
+    assert_eq!(port.transmit(&batch, 0), Err(TransmitError::Full));
+    assert_eq!(peer.complete(1), 1);
+    assert_eq!(port.transmit(&batch, 0), Ok(()));
+    assert_eq!(peer.complete(usize::MAX), 3 * slots - 3);
+    port.flush().unwrap();
+    assert_eq!(books(&port), (0, slots - 1));
+}
+
+#[test]
+fn a_packet_whose_end_is_missing_waits_for_it() {
+    let (mut port, mut peer) = port(1500);
+    let mut batch = Batch::new();
+    peer.inject(&pattern(100), 256);
+    peer.inject_entry(3 * 2048 + 256, 1000, true);
+    assert_eq!(port.receive(&mut batch), Ok(1));
+    port.complete(&mut batch);
+    assert_eq!(port.receive(&mut batch), Ok(0));
+    peer.inject_entry(4 * 2048 + 256, 10, false);
+    assert_eq!(port.receive(&mut batch), Ok(1));
+    assert_eq!(batch.frames()[0].len(), 1010);
+}
+
+#[test]
+fn rings_that_lie_stop_the_port_once() {
+    let chunk = |addr, len| [(addr, len, false); 1].to_vec();
+    let endless = [(0, 60, true); 64].to_vec();
+    let lies = [
+        (chunk(u64::MAX, 60), None, "which no chunk for receiving holds"),
+        (chunk(64 * 2048, 60), None, "which no chunk for receiving holds"),
+        (chunk(0, 0), None, "0 bytes at 0x0"),
+        (chunk(2047, 2), None, "2 bytes at 0x7ff"),
+        (chunk(0, u32::MAX), None, "4294967295 bytes"),
+        (endless, None, "more than 64 buffers"),
+        (Vec::new(), Some(64 * 2048), "0x20000, which was not sent"),
+    ];
+    for (entries, completed, said) in lies {
+        let (mut port, mut peer) = port(1500);
+        for (addr, len, more) in entries {
+            assert!(peer.inject_entry(addr, len, more));
+        }
+        if let Some(addr) = completed {
+            peer.complete_addr(addr);
+        }
+        let mut batch = Batch::new();
+        let error = match port.receive(&mut batch) {
+            Ok(count) => {
+                assert_eq!(count, 0);
+                port.flush().unwrap_err()
+            }
+            Err(error) => error,
+        };
+        assert!(error.to_string().contains(said), "{error}");
+        assert_eq!(
+            (port.receive(&mut batch), port.flush()),
+            (Ok(0), Ok(())),
+            "it is said once"
+        );
+        batch.push_bytes(&pattern(60), Offload::default()).unwrap();
+        assert_eq!(port.transmit(&batch, 0), Err(TransmitError::Down));
+        assert!(!port.is_up() && port.kick_fd().is_none() && !port.arm());
+    }
+}
+
+#[test]
+fn a_frame_longer_than_any_can_be_is_lost_and_its_buffers_are_not() {
+    let (mut port, mut peer) = port(9000);
+    peer.inject(&pattern(FRAME_MAX + 1), 256);
+    peer.inject(&pattern(60), 256);
+    let mut batch = Batch::new();
+    assert_eq!(port.receive(&mut batch), Ok(1));
+    assert_eq!(batch.to_bytes(0), pattern(60));
+    port.complete(&mut batch);
+    assert_eq!(peer.buffers(), FRAMES);
+}
+
+/// What may happen next.
+#[derive(Clone, Debug)]
+enum Step {
+    Inject(usize),
+    Receive,
+    Complete,
+    Transmit(usize),
+    Flush,
+    Take(usize),
+    Return(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => prop_oneof![1usize..2000, 1usize..12_000, 60_000usize..70_000].prop_map(Step::Inject),
+        2 => Just(Step::Receive),
+        2 => Just(Step::Complete),
+        4 => (14usize..9_100).prop_map(Step::Transmit),
+        1 => Just(Step::Flush),
+        1 => (0usize..20).prop_map(Step::Take),
+        1 => (0usize..40).prop_map(Step::Return),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_happens_frames_keep_their_order_and_no_buffer_is_lost(
+        steps in prop::collection::vec(step(), 1..200),
+        mtu in prop_oneof![Just(1500u32), Just(9000), Just(65_535)],
+        headroom in 0u32..=256,
+    ) {
+        let (mut port, mut peer) = port(mtu);
+        let slots = books(&port).1;
+        let (mut arriving, mut leaving) = (VecDeque::new(), VecDeque::new());
+        let mut out: VecDeque<Batch> = VecDeque::new();
+        let mut written: VecDeque<usize> = VecDeque::new();
+        for step in steps {
+            match step {
+                Step::Inject(len) => if peer.inject(&pattern(len), headroom) && len <= FRAME_MAX {
+                    arriving.push_back(len);
+                },
+                Step::Receive => {
+                    let mut batch = Batch::new();
+                    let count = port.receive(&mut batch).unwrap();
+                    prop_assert_eq!(count, batch.len());
+                    for index in 0..count {
+                        prop_assert_eq!(Some(batch.to_bytes(index)), arriving.pop_front().map(pattern));
+                    }
+                    if count > 0 {
+                        out.push_back(batch);
+                    }
+                }
+                Step::Complete => if let Some(mut batch) = out.pop_front() {
+                    port.complete(&mut batch);
+                },
+                Step::Transmit(len) => {
+                    let mut batch = Batch::new();
+                    batch.push_bytes(&pattern(len), Offload::default());
+                    match port.transmit(&batch, 0) {
+                        Ok(()) => written.push_back(len),
+                        Err(TransmitError::TooSmall) => prop_assert!(len > mtu as usize + LINK_HEADER),
+                        Err(error) => prop_assert_eq!(error, TransmitError::Full),
+                    }
+                }
+                Step::Flush => {
+                    port.flush().unwrap();
+                    leaving.append(&mut written);
+                }
+                Step::Take(count) => for _ in 0..count.min(leaving.len()) {
+                    prop_assert_eq!(peer.take(), leaving.pop_front().map(pattern));
+                },
+                Step::Return(count) => {
+                    peer.complete(count);
+                }
+            }
+        }
+        // In the end everything comes home.
+        loop {
+            let mut batch = Batch::new();
+            while let Some(mut batch) = out.pop_front() {
+                port.complete(&mut batch);
+            }
+            if port.receive(&mut batch).unwrap() == 0 {
+                break;
+            }
+            out.push_back(batch);
+        }
+        port.flush().unwrap();
+        peer.swallow();
+        peer.complete(usize::MAX);
+        port.flush().unwrap();
+        prop_assert_eq!((peer.buffers(), books(&port)), (FRAMES, (0, slots)));
+    }
+}

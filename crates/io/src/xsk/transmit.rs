@@ -1,0 +1,53 @@
+//! To the wire: a frame becomes the contents of one slot of the UMEM. This is where the one copy happens.
+
+use wire::vxlan::Outer;
+
+use super::XskPort;
+use crate::deliver::Piece;
+use crate::frame::Batch;
+use crate::outer::{self, OuterSink};
+use crate::port::TransmitError;
+
+impl XskPort {
+    /// Writes a frame, cut and complete, behind `outer` if that is given.
+    #[inline]
+    pub(crate) fn transmit(
+        &mut self,
+        batch: &Batch,
+        index: usize,
+        outer: Option<&Outer>,
+    ) -> Result<(), TransmitError> {
+        if !self.is_up() {
+            return Err(TransmitError::Down);
+        }
+        outer::deliver(batch, index, outer, self)
+    }
+}
+
+impl OuterSink for XskPort {
+    #[inline]
+    fn put_outer(&mut self, outer: Option<&Outer>, piece: &Piece<'_>) -> Result<(), TransmitError> {
+        let len = outer::len(outer, piece);
+        if len > self.longest() {
+            return Err(TransmitError::TooSmall);
+        }
+        let slot = match self.queue.writable() {
+            Ok(Some(slot)) => slot,
+            Ok(None) => {
+                self.full += 1;
+                return Err(TransmitError::Full);
+            }
+            Err(fault) => {
+                self.fail(fault);
+                return Err(TransmitError::Broken);
+            }
+        };
+        // SAFETY: the slot holds `slot_len` bytes, which `longest` does not exceed, and is ours alone until it is sent: nobody
+        // else refers to it, and the kernel reads it only after that.
+        let out = unsafe { std::slice::from_raw_parts_mut(slot.as_ptr(), len) };
+        outer::write(out, outer, piece);
+        self.queue.send(len);
+        self.transmitted += 1;
+        Ok(())
+    }
+}
