@@ -14,125 +14,46 @@
 //! The UMEM is private to us and the kernel, so that what is written there can be summed there. (See `umem` for who may touch
 //! which chunk when.) A batch keeps the UMEM mapped for as long as it refers to it, also when the port is gone.
 //!
-//! TX checksum metadata is not used: what needs a checksum is the *inner* packet, while the outer UDP checksum is zero
-//! (RFC 7348, section 5, RFC 6935), and drivers that offer it (mlx5, stmmac, igc, ice) compute the outer one. In copy mode the
-//! kernel would take it for any driver, but a veth passes unfinished checksums on to an XDP program at its other end, which
-//! cannot tell. Nor could it be tried: no driver here has it.
+//! TX checksum metadata is not used: what needs a checksum is the *inner* packet, the outer UDP checksum being zero
+//! (RFC 7348, section 5; RFC 6935), and a driver may compute the outermost wherever it was told to begin, as mlx5's does. In
+//! copy mode the kernel would take it for any driver, but a veth passes unfinished checksums on to an XDP program at its other
+//! end, which cannot tell. Nor could it be tried in a NIC: there is none here that has it.
 
+mod handle;
 mod mapping;
+mod options;
 pub mod peer;
 mod queue;
+mod receive;
 mod ring;
 mod socket;
 mod transmit;
 pub(crate) mod umem;
 
-use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, sockopt};
-use wire::offload::Offload;
 
-use crate::copy;
-use crate::frame::{BATCH, Batch, FRAME_MAX, Frame, HEAD_MAX, Segment, gather};
+use crate::frame::Batch;
 use crate::port::{PortError, RingState};
-pub use peer::XskPeer;
-use queue::{Filled, PARTS_MAX, Queue, QueueFault, Rings};
-pub use socket::{XskError, XskMode};
+use queue::{Queue, QueueFault, Rings};
 use umem::Umem;
+
+pub use handle::{XskHandle, XskStatistics};
+pub use options::{Link, XskOptions};
+pub use peer::XskPeer;
+pub use socket::{XskError, XskMode};
 
 /// The kernel keeps so many bytes of each chunk for receiving free (XDP_PACKET_HEADROOM).
 const HEADROOM: u32 = 256;
-/// The chunk for frames of an ordinary MTU, and the one for larger ones: a page, more is not possible.
-const CHUNK: u32 = 2048;
-const CHUNK_LARGE: u32 = 4096;
 /// Chunks that one frame may be sent in: Linux takes 18 (MAX_SKB_FRAGS and the linear part).
 const CHUNKS_MAX: usize = 17;
 /// Ethernet header and one VLAN tag: what a frame may have beyond the link's MTU.
 const LINK_HEADER: usize = 14 + 4;
 /// A polled port asks the socket for its errors every so many turns that found nothing.
 const LOOK_EVERY: u32 = 4096;
-
-/// What an interface's ports have to know of it, told by whoever follows it: the MTU and whether it is up.
-#[derive(Debug)]
-pub struct Link {
-    mtu: AtomicU32,
-    up: AtomicBool,
-}
-
-impl Link {
-    /// A link as it is now.
-    pub fn new(mtu: u32, up: bool) -> Link {
-        Link {
-            mtu: AtomicU32::new(mtu),
-            up: AtomicBool::new(up),
-        }
-    }
-
-    /// It has changed. Taken up by the ports with their next frame.
-    pub fn change(&self, mtu: u32, up: bool) {
-        self.mtu.store(mtu, Ordering::Relaxed);
-        self.up.store(up, Ordering::Relaxed);
-    }
-
-    /// Bytes of IP packet that it carries.
-    pub fn mtu(&self) -> u32 {
-        self.mtu.load(Ordering::Relaxed)
-    }
-
-    /// It is set up, and so is what is at its other end.
-    pub fn is_up(&self) -> bool {
-        self.up.load(Ordering::Relaxed)
-    }
-}
-
-/// Which queue of what, and how.
-#[derive(Clone, Debug)]
-pub struct XskOptions {
-    /// The interface's name, for messages.
-    pub interface: String,
-    /// Its index, in the network namespace of the calling thread.
-    pub ifindex: u32,
-    /// The queue, from 0.
-    pub queue: u32,
-    /// Frames that wait in each direction at most: a power of two, 64 to 32768.
-    pub frames: u32,
-    /// Ask the kernel to do its part within our calls while the port is polled.
-    pub busy_poll: bool,
-    /// The interface's state.
-    pub link: Arc<Link>,
-}
-
-/// How the UMEM of a queue is cut.
-struct Sizes {
-    /// Chunks for each direction.
-    frames: u32,
-    chunk_len: u32,
-    /// Every frame that the link brings fits in one chunk.
-    one_chunk: bool,
-    /// Chunks for each frame to be sent.
-    slot_chunks: u32,
-}
-
-impl XskOptions {
-    fn sizes(&self) -> Sizes {
-        let longest = self.link.mtu().min(u32::from(u16::MAX)) + LINK_HEADER as u32;
-        let chunk_len = if longest <= CHUNK - HEADROOM {
-            CHUNK
-        } else {
-            CHUNK_LARGE
-        };
-        Sizes {
-            frames: self.frames.clamp(64, 32_768).next_power_of_two(),
-            chunk_len,
-            one_chunk: longest <= chunk_len - HEADROOM,
-            slot_chunks: longest.div_ceil(chunk_len).next_power_of_two(),
-        }
-    }
-}
 
 /// The port of one queue.
 #[derive(Debug)]
@@ -161,42 +82,6 @@ pub struct XskPort {
     broken: Option<String>,
     /// `broken` has been returned to the caller.
     reported: bool,
-}
-
-/// What the kernel counted for a socket: frames that it could not give us, or that we gave it wrongly.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct XskStatistics {
-    /// Lost for other reasons than a full ring: longer than the buffers.
-    pub dropped: u64,
-    /// Lost because the receive ring was full.
-    pub ring_full: u64,
-    /// Lost because no buffer was in the fill ring.
-    pub no_buffer: u64,
-    /// Descriptors that the kernel refused to send.
-    pub invalid: u64,
-}
-
-/// A port's socket, for whoever puts it into the program's map and reads what the kernel counts. It does not keep the socket: the
-/// queue is free again when the port goes.
-#[derive(Clone, Debug)]
-pub struct XskHandle(Weak<OwnedFd>);
-
-impl XskHandle {
-    /// What the kernel has counted; `None` when the port is gone.
-    pub fn statistics(&self) -> Option<XskStatistics> {
-        let counted = sockopt::xdp_statistics(&*self.0.upgrade()?).ok()?;
-        Some(XskStatistics {
-            dropped: counted.rx_dropped,
-            ring_full: counted.rx_ring_full.unwrap_or(0),
-            no_buffer: counted.rx_fill_ring_empty_descs.unwrap_or(0),
-            invalid: counted.tx_invalid_descs,
-        })
-    }
-
-    /// Calls `what` with the socket; `None` when the port is gone. Not to be kept.
-    pub fn with<T>(&self, what: impl FnOnce(BorrowedFd<'_>) -> T) -> Option<T> {
-        Some(what(self.0.upgrade()?.as_fd()))
-    }
 }
 
 impl XskPort {
@@ -264,7 +149,7 @@ impl XskPort {
 
     /// The socket, for the program's map.
     pub fn handle(&self) -> XskHandle {
-        XskHandle(self.socket.as_ref().map_or_else(Weak::new, Arc::downgrade))
+        XskHandle::new(self.socket.as_ref())
     }
 
     pub(crate) fn receive(&mut self, batch: &mut Batch) -> Result<usize, PortError> {
@@ -272,7 +157,7 @@ impl XskPort {
         if self.unsent {
             self.call_to_send();
         }
-        match take(&mut self.queue, batch) {
+        match receive::take(&mut self.queue, batch) {
             Ok(taken) => {
                 self.received += taken.frames as u64;
                 self.oversize += taken.oversize;
@@ -458,138 +343,6 @@ impl XskPort {
     pub fn mtu_max(&self) -> u32 {
         (self.capacity - LINK_HEADER) as u32
     }
-}
-
-/// What came of [`take`].
-#[derive(Default, Debug)]
-struct Taken {
-    frames: usize,
-    oversize: u64,
-}
-
-/// Up to the batch's room of packets, each with its buffers, from the queue into the batch.
-fn take(queue: &mut Queue, batch: &mut Batch) -> Result<Taken, QueueFault> {
-    let mut taken = Taken::default();
-    let room = batch.room() as u32;
-    let count = queue.filled(room).min(room);
-    if count == 0 {
-        return Ok(taken);
-    }
-    let mut list = [Filled::NONE; BATCH];
-    for (behind, place) in (0..count).zip(&mut list) {
-        *place = queue.peek(behind, HEAD_MAX)?;
-        copy::prefetch(place.ptr);
-        copy::prefetch(place.ptr.wrapping_add(64));
-    }
-    let (frames, segments) = batch.slots(count as usize);
-    // Entries of the ring that are done with, and those of them that the batch refers to. Frames are no more than entries.
-    let (mut done, mut owed) = (0, 0);
-    while done < count {
-        let first = &list[done as usize];
-        if !first.more {
-            fill_whole(&mut frames[taken.frames], segments, first);
-            queue.take(first);
-            (done, owed) = (done + 1, owed + 1);
-            taken.frames += 1;
-            continue;
-        }
-        let Some(parts) = parts_of(queue, done)? else {
-            // Its end has not been written yet.
-            break;
-        };
-        if fill_parts(&mut frames[taken.frames], segments, queue, done..done + parts)? {
-            owed += parts;
-            taken.frames += 1;
-        } else {
-            taken.oversize += 1;
-        }
-        done += parts;
-    }
-    queue.release(done);
-    if taken.oversize > 0 {
-        queue.put_back(0);
-    }
-    if taken.frames > 0 {
-        batch.commit(taken.frames);
-        batch.owe(owed as usize);
-        batch.hold_umem(&queue.umem);
-    }
-    Ok(taken)
-}
-
-/// How many buffers the packet has whose first one is so many entries behind the next. `None`: its last one is not there yet.
-fn parts_of(queue: &mut Queue, first: u32) -> Result<Option<u32>, QueueFault> {
-    for part in 0..PARTS_MAX {
-        if queue.filled(first + part + 1) <= first + part {
-            return Ok(None);
-        }
-        if !queue.peek(first + part, 0)?.more {
-            return Ok(Some(part + 1));
-        }
-    }
-    Err(QueueFault::EndlessPacket)
-}
-
-/// A frame in one buffer: its head is copied, the rest stays where it is.
-#[inline(always)]
-fn fill_whole(frame: &mut Frame, segments: &mut Vec<Segment>, filled: &Filled) {
-    let len = filled.len as usize;
-    let head_len = len.min(HEAD_MAX);
-    // SAFETY: the buffer is valid for reads of `len` bytes (`Queue::peek`), of which `head_len` are read; in whole blocks up to
-    // `HEAD_MAX` bytes of the UMEM (`ample`), into what is behind the head and never looked at. The kernel does not write a
-    // filled buffer.
-    unsafe {
-        let head = frame.head_space().as_mut_ptr();
-        if filled.ample {
-            copy::blocks(filled.ptr, head, head_len);
-        } else {
-            copy::bytes(filled.ptr, head, head_len);
-        }
-    }
-    let start = segments.len();
-    if len > head_len {
-        segments.push(Segment {
-            ptr: filled.ptr.wrapping_add(head_len),
-            len: len - head_len,
-        });
-    }
-    frame.fill(len, start..segments.len(), Offload::default(), None);
-}
-
-/// The same of a frame in several buffers, which are these entries of the ring. False, and the buffers the kernel's again, when it
-/// is longer than a frame can be.
-#[cold]
-fn fill_parts(
-    frame: &mut Frame,
-    segments: &mut Vec<Segment>,
-    queue: &mut Queue,
-    entries: Range<u32>,
-) -> Result<bool, QueueFault> {
-    let (start, mut len) = (segments.len(), 0);
-    for entry in entries.clone() {
-        let part = queue.peek(entry, 0)?;
-        len += part.len as usize;
-        segments.push(Segment {
-            ptr: part.ptr,
-            len: part.len as usize,
-        });
-    }
-    let fits = len <= FRAME_MAX;
-    for entry in entries {
-        let part = queue.peek(entry, 0)?;
-        match fits {
-            true => queue.take(&part),
-            false => queue.refuse(&part),
-        }
-    }
-    if !fits {
-        segments.truncate(start);
-        return Ok(false);
-    }
-    let head_len = len.min(HEAD_MAX);
-    let taken = gather(&mut segments[start..], &mut frame.head_space()[..head_len]);
-    frame.fill(len, start + taken..segments.len(), Offload::default(), None);
-    Ok(true)
 }
 
 #[cfg(test)]

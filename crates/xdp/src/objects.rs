@@ -16,4 +16,6 @@ objects! {
     PASS = "pass";
     /// Sends everything back untouched.
     TRANSMIT = "transmit";
+    /// VXLAN for us to the sockets of the uplinks.
+    UPLINK = "uplink";
 }

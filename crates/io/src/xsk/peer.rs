@@ -41,6 +41,7 @@ impl XskPort {
             ifindex: 0,
             queue: 0,
             frames,
+            zero_copy: false,
             busy_poll: false,
             link: Arc::new(Link::new(mtu, true)),
         };

@@ -77,7 +77,7 @@ pub(super) fn open(
     let (interface, queue) = (options.interface.clone(), options.queue);
     let mut last = Errno::OPNOTSUPP;
     for (zero_copy, multi_buffer) in [(true, true), (true, false), (false, true), (false, false)] {
-        if !multi_buffer && !one_chunk {
+        if (!multi_buffer && !one_chunk) || (zero_copy && !options.zero_copy) {
             continue;
         }
         let mode = XskMode {

@@ -9,6 +9,7 @@ use wire::vxlan::{Ends, Outer, UdpChecksum};
 use wire::{Mac, Vni};
 
 use super::*;
+use crate::frame::{FRAME_MAX, HEAD_MAX};
 use crate::memory_port::MemoryPort;
 use crate::port::{Port, TransmitError};
 use crate::uplink::UplinkPort;

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// VXLAN for us goes to the AF_XDP socket of its queue. All else stays the kernel's, untouched.
+//
+// Ours is: at most one VLAN tag, IPv4 without options or IPv6 without extension headers, whole, UDP to the configured port, to one
+// of our addresses (or one of our multicast groups) in its VLAN. What looks like ours and is not that plain is the
+// kernel's, which knows best what to do with it:
+//
+// - fragments: a tunnel endpoint does not fragment (RFC 7348, section 4.3), so a fragment is somebody's mistake or attack. The kernel
+//   puts it together and finds a port that the daemon has reserved and reads nothing from.
+// - IPv4 options and IPv6 extension headers: no endpoint sends them; source routes and the like are a matter of the host's policy.
+// - two tags: the kernel has no VLAN interface of ours there.
+//
+// Neither checksums nor lengths behind the UDP header are looked at: the data plane does that, and counts what it drops.
+#include "lib/chain.h"
+#include "lib/packet.h"
+#include "uplink.h"
+
+const volatile struct settings settings SEC(".rodata.settings");
+
+// Where an interface's sockets begin in `sockets`, by its index: packets of other interfaces, which the chain brings here too, are
+// not ours.
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, UPLINKS);
+	__type(key, __u32);
+	__type(value, __u32);
+} interfaces SEC(".maps");
+
+// Our addresses. The value says nothing.
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, UPLINK_ENDPOINTS);
+	__type(key, struct endpoint);
+	__type(value, __u32);
+} endpoints SEC(".maps");
+
+// An interface's sockets by queue.
+struct {
+	__uint(type, BPF_MAP_TYPE_XSKMAP);
+	__uint(max_entries, UPLINKS * UPLINK_QUEUES);
+	__type(key, __u32);
+	__type(value, __u32);
+} sockets SEC(".maps");
+
+// One entry.
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct counters);
+} counters SEC(".maps");
+
+// Where the UDP header of a plain packet is, and in which VLAN; -1: none. `*fragment` becomes true where it was a fragment.
+static __always_inline int find_udp(struct xdp_md *ctx, struct packet *packet, __u16 *vlan, bool *fragment)
+{
+	if (packet_link(ctx, packet) < 0 || packet->tags > 1)
+		return -1;
+	if (packet->tags) {
+		struct vlan_tag *tag = at(ctx, sizeof(struct ethhdr), sizeof(*tag));
+
+		if (!tag)
+			return -1;
+		*vlan = bpf_ntohs(tag->tci) & 0xfff;
+	}
+	if (packet->family == 4) {
+		struct iphdr *ip = at(ctx, packet->l3, sizeof(*ip));
+
+		if (!ip || ip->version != 4 || ip->ihl != 5 || ip->protocol != IPPROTO_UDP)
+			return -1;
+		*fragment = ip->frag_off & bpf_htons(IP_MF | IP_OFFSET);
+		return *fragment ? -1 : (int)(packet->l3 + sizeof(*ip));
+	} else {
+		struct ipv6hdr *ip = at(ctx, packet->l3, sizeof(*ip));
+
+		if (!ip || ip->version != 6)
+			return -1;
+		*fragment = ip->nexthdr == IPPROTO_FRAGMENT;
+		return ip->nexthdr == IPPROTO_UDP ? (int)(packet->l3 + sizeof(*ip)) : -1;
+	}
+}
+
+static __always_inline bool is_vxlan(struct xdp_md *ctx, int l4)
+{
+	struct udp {
+		__be16 source, dest, len, check;
+	} *udp = at(ctx, l4, sizeof(*udp));
+
+	return udp && udp->dest == settings.port;
+}
+
+// Reads the destination, a multicast group of ours as the groups' common address.
+static __always_inline int read_destination(struct xdp_md *ctx, struct packet *packet, __u8 *address)
+{
+	bool group = true;
+	int i;
+
+	if (packet->family == 4) {
+		struct iphdr *ip = at(ctx, packet->l3, sizeof(*ip));
+
+		if (!ip)
+			return -1;
+		address[10] = address[11] = 0xff;
+		__builtin_memcpy(address + 12, &ip->daddr, 4);
+		if ((address[12] & 0xf0) != 0xe0)
+			return 0;
+	} else {
+		struct ipv6hdr *ip = at(ctx, packet->l3, sizeof(*ip));
+
+		if (!ip)
+			return -1;
+		__builtin_memcpy(address, &ip->daddr, 16);
+		if (address[0] != 0xff)
+			return 0;
+	}
+#pragma unroll
+	for (i = 0; i < 16; i++)
+		if ((address[i] & settings.group_mask[i]) != settings.group[i])
+			group = false;
+	if (group)
+#pragma unroll
+		for (i = 0; i < 16; i++)
+			address[i] = settings.group[i];
+	return 0;
+}
+
+// To the socket of the packet's queue. Less than zero: there is none.
+static __always_inline int take(struct xdp_md *ctx, __u32 first)
+{
+	__u32 queue = ctx->rx_queue_index;
+
+	if (queue >= UPLINK_QUEUES)
+		return -1;
+	return bpf_redirect_map(&sockets, first + queue, XDP_PASS) == XDP_REDIRECT ? 0 : -1;
+}
+
+SEC("xdp.frags")
+int uplink(struct xdp_md *ctx)
+{
+	__u32 zero = 0, ifindex = ctx->ingress_ifindex, *first;
+	struct endpoint to = {};
+	struct packet packet = {};
+	struct counters *count;
+	bool fragment = false;
+	int l4;
+
+	l4 = find_udp(ctx, &packet, &to.vlan, &fragment);
+	if ((l4 < 0 || !is_vxlan(ctx, l4)) && !fragment)
+		return chain_next(ctx);
+	first = bpf_map_lookup_elem(&interfaces, &ifindex);
+	count = bpf_map_lookup_elem(&counters, &zero);
+	if (!first || !count)
+		return chain_next(ctx);
+
+	if (fragment)
+		count->fragments++;
+	else if (read_destination(ctx, &packet, to.address) < 0 || !bpf_map_lookup_elem(&endpoints, &to))
+		count->elsewhere++;
+	else if (take(ctx, *first) < 0)
+		count->no_socket++;
+	else {
+		count->taken++;
+		return XDP_REDIRECT;
+	}
+	return chain_next(ctx);
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

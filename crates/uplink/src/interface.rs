@@ -1,0 +1,179 @@
+//! Joining one interface to the switch: the program attached, a socket on each of its queues.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use io::uplink::UplinkPort;
+use io::xsk::{Link, XskError, XskHandle, XskMode, XskOptions, XskPort};
+use xdp::{Feature, Interfaces};
+
+use crate::layout::QUEUES;
+use crate::program::{Program, ProgramError};
+
+/// How often, and how long between, a queue is asked for again that is still being let go of: the kernel takes a socket that was
+/// closed from its queue a moment later.
+const PATIENCE: (u32, Duration) = (50, Duration::from_millis(20));
+
+/// Which interface, and what is known of it.
+#[derive(Clone, Debug)]
+pub struct Wish {
+    /// Its name.
+    pub name: String,
+    /// Its index, in the network namespace of the calling thread.
+    pub ifindex: u32,
+    /// Which uplink of ours it is, from 0.
+    pub number: u32,
+    /// How many queues it receives from at most; those it has are used.
+    pub queues: u32,
+    /// Its MTU and whether it is up: followed by its ports.
+    pub link: Arc<Link>,
+    /// Frames that wait in each direction of each queue at most.
+    pub frames: u32,
+    /// The XDP mode to use; `None`: native, and generic where that is refused.
+    pub mode: Option<xdp::Mode>,
+    /// Ask the kernel to do its part within our calls while a port is polled.
+    pub busy_poll: bool,
+}
+
+/// How frames come and go, and why not in a better way.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Mode {
+    /// Where the XDP program runs.
+    pub xdp: xdp::Mode,
+    /// What was agreed with the driver about the sockets.
+    pub sockets: XskMode,
+    /// What the driver said to native mode, where it is generic by necessity.
+    pub why_generic: Option<String>,
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let copy = if self.sockets.zero_copy {
+            "zero-copy"
+        } else {
+            "copy"
+        };
+        write!(f, "AF_XDP, {} XDP, {copy}", self.xdp)?;
+        if !self.sockets.multi_buffer {
+            f.write_str(", single buffers")?;
+        }
+        Ok(())
+    }
+}
+
+/// Why an interface was not joined.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinError {
+    /// The program cannot be attached.
+    #[error(transparent)]
+    Attach(#[from] xdp::Error),
+    /// The program cannot be told of it.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+    /// A queue takes no socket.
+    #[error(transparent)]
+    Socket(#[from] XskError),
+}
+
+/// An interface that is joined. Its ports live as long as whoever has them; the rest is [left](leave).
+#[derive(Debug)]
+pub struct Joined {
+    /// One for each queue, from queue 0 on.
+    pub ports: Vec<UplinkPort>,
+    /// Their sockets, for their statistics.
+    pub sockets: Vec<XskHandle>,
+    /// The mode in force.
+    pub mode: Mode,
+    /// The largest MTU that the ports can do.
+    pub mtu_max: u32,
+}
+
+/// Attaches the program, binds a socket to each queue, and then tells the program to take packets: from the first one on there is
+/// somebody who reads. Where anything fails, all is as it was.
+///
+/// # Errors
+/// See [`JoinError`].
+pub fn join(program: &Program, interfaces: &mut Interfaces, wish: &Wish) -> Result<Joined, JoinError> {
+    let attached = interfaces.add(wish.ifindex, Feature::Uplink, program.xdp(), wish.mode)?;
+    let (xdp, why_generic) = (attached.0, attached.1.map(str::to_owned));
+    let opened = open_all(wish, xdp).and_then(|ports| {
+        for (queue, port) in (0..).zip(&ports) {
+            let given = port
+                .handle()
+                .with(|socket| program.set_socket(wish.number, queue, socket));
+            // The port is there: so is its socket.
+            given.unwrap_or(Ok(()))?;
+        }
+        program.add_interface(wish.ifindex, wish.number)?;
+        Ok(ports)
+    });
+    let ports = match opened {
+        Ok(ports) => ports,
+        Err(error) => {
+            interfaces.remove(wish.ifindex, Feature::Uplink);
+            return Err(error);
+        }
+    };
+    Ok(Joined {
+        mode: Mode {
+            xdp,
+            // All of one driver, so of one mode; the least of them if they were not.
+            sockets: XskMode {
+                zero_copy: ports.iter().all(|port| port.mode().zero_copy),
+                multi_buffer: ports.iter().all(|port| port.mode().multi_buffer),
+            },
+            why_generic,
+        },
+        mtu_max: ports.iter().map(XskPort::mtu_max).min().unwrap_or(0),
+        sockets: ports.iter().map(XskPort::handle).collect(),
+        ports: ports.into_iter().map(UplinkPort::from).collect(),
+    })
+}
+
+/// The interface is the kernel's alone again. Ports that are still there receive nothing more. One that is gone is no error.
+pub fn leave(program: &Program, interfaces: &mut Interfaces, ifindex: u32) {
+    interfaces.remove(ifindex, Feature::Uplink);
+    if let Err(error) = program.remove_interface(ifindex) {
+        tracing::warn!(ifindex, %error, "the uplink's program still knows an interface");
+    }
+}
+
+/// A port for each queue that the interface has: the kernel says how many only by refusing the one behind the last.
+fn open_all(wish: &Wish, xdp: xdp::Mode) -> Result<Vec<XskPort>, JoinError> {
+    let mut ports = Vec::new();
+    for queue in 0..wish.queues.clamp(1, QUEUES) {
+        match open_one(wish, queue, xdp) {
+            Ok(port) => ports.push(port),
+            Err(XskError::Bind { error, .. }) if queue > 0 && error.raw_os_error() == Some(EINVAL) => break,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(ports)
+}
+
+fn open_one(wish: &Wish, queue: u32, xdp: xdp::Mode) -> Result<XskPort, XskError> {
+    let options = XskOptions {
+        interface: wish.name.clone(),
+        ifindex: wish.ifindex,
+        queue,
+        frames: wish.frames,
+        // A packet that the kernel has made something of already is none that the NIC could put into the UMEM.
+        zero_copy: xdp == xdp::Mode::Native,
+        busy_poll: wish.busy_poll,
+        link: wish.link.clone(),
+    };
+    let (tries, pause) = PATIENCE;
+    for _ in 1..tries {
+        match XskPort::open(&options) {
+            Err(XskError::Bind { error, .. }) if error.raw_os_error() == Some(EBUSY) => {
+                std::thread::sleep(pause)
+            }
+            done => return done,
+        }
+    }
+    XskPort::open(&options)
+}
+
+const EBUSY: i32 = 16;
+const EINVAL: i32 = 22;

@@ -1,0 +1,308 @@
+//! Uplinks on veths: the peer behind the wire is the kernel of another namespace, with its own vxlan device.
+
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use butterfly_uplink::{Joined, Program, Wish, join, leave};
+use io::frame::Batch;
+use io::port::Port;
+use io::xsk::Link;
+use testkit::netns::Namespace;
+use wire::offload::{Gso, Offload};
+use wire::vxlan::{Ends, Outer, UdpChecksum, parse};
+use wire::{Mac, Vni, build};
+use xdp::Interfaces;
+
+const PORT: u16 = 4789;
+const VNI: u32 = 42;
+const OUR_MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
+const THEIR_MAC: Mac = Mac([2, 0, 0, 0, 0, 2]);
+const GUEST_MAC: Mac = Mac([2, 0, 0, 0, 9, 1]);
+const PEER_MAC: Mac = Mac([2, 0, 0, 0, 9, 2]);
+
+/// Our namespace with `eth0`, and the kernel's at its other end with `eth0` and a vxlan device `vx0` at 10.9.0.2.
+struct Hosts {
+    ours: Namespace,
+    theirs: Namespace,
+    mtu: u32,
+    queues: u32,
+}
+
+impl Hosts {
+    fn new(mtu: u32, queues: u32) -> Hosts {
+        let (ours, theirs) = (Namespace::new().unwrap(), Namespace::new().unwrap());
+        let number = format!("numrxqueues {queues} numtxqueues {queues}");
+        let commands = [
+            format!(
+                "ip link add eth0 {number} mtu {mtu} address {OUR_MAC} type veth peer name peer0 {number} mtu {mtu} address {THEIR_MAC}"
+            ),
+            format!("ip link set peer0 netns {} name eth0", theirs.pid()),
+            "ip addr add 192.0.2.1/24 dev eth0 && ip link set eth0 up".to_owned(),
+        ];
+        for command in commands {
+            ours.ok(&command).unwrap();
+        }
+        let inner = mtu - 50;
+        for command in [
+            // A veth hands its peer checksums that are not made yet; a wire does not.
+            "ethtool -K eth0 tx off >/dev/null".to_owned(),
+            "ip addr add 192.0.2.2/24 dev eth0 && ip link set eth0 up".to_owned(),
+            format!(
+                "ip link add vx0 mtu {inner} address {PEER_MAC} type vxlan id {VNI} dstport {PORT} local 192.0.2.2 remote 192.0.2.1"
+            ),
+            "ip addr add 10.9.0.2/24 dev vx0 && ip link set vx0 up".to_owned(),
+        ] {
+            theirs.ok(&command).unwrap();
+        }
+        Hosts {
+            ours,
+            theirs,
+            mtu,
+            queues,
+        }
+    }
+
+    fn wish(&self, mode: Option<xdp::Mode>) -> Wish {
+        Wish {
+            name: "eth0".to_owned(),
+            ifindex: self.ours.ifindex("eth0").unwrap(),
+            number: 0,
+            queues: self.queues,
+            link: Arc::new(Link::new(self.mtu, true)),
+            frames: 256,
+            mode,
+            busy_poll: false,
+        }
+    }
+}
+
+/// What answers for 10.9.0.1 behind our end of the tunnel: ARP and echo.
+struct Guest {
+    joined: Joined,
+    ports: Vec<Port>,
+    interfaces: Interfaces,
+    program: Program,
+    ifindex: u32,
+    /// Frames taken from each queue.
+    taken: Vec<u64>,
+}
+
+impl Guest {
+    fn join(wish: &Wish) -> Guest {
+        let program = Program::load(PORT, None).unwrap();
+        program
+            .set_endpoints(&[(IpAddr::from([192, 0, 2, 1]), 0)])
+            .unwrap();
+        let mut interfaces = Interfaces::new();
+        let mut joined = join(&program, &mut interfaces, wish).unwrap();
+        let ports: Vec<Port> = joined.ports.drain(..).map(Port::from).collect();
+        Guest {
+            taken: vec![0; ports.len()],
+            joined,
+            ports,
+            interfaces,
+            program,
+            ifindex: wish.ifindex,
+        }
+    }
+
+    /// Serves all queues until `done`.
+    fn serve(&mut self, done: &AtomicBool) {
+        let mut batch = Batch::new();
+        let mut answers = Batch::new();
+        while !done.load(Ordering::Relaxed) {
+            for (port, taken) in self.ports.iter_mut().zip(&mut self.taken) {
+                *taken += port.receive(&mut batch).unwrap() as u64;
+                for index in 0..batch.len() {
+                    let frame = batch.to_bytes(index);
+                    let outer = parse(&frame, frame.len(), PORT).unwrap();
+                    assert_eq!((outer.src, outer.vni.id()), (IpAddr::from([192, 0, 2, 2]), VNI));
+                    if let Some(answer) = answer(&frame[usize::from(outer.inner)..]) {
+                        answers.push_bytes(&answer, Offload::default()).unwrap();
+                        port.transmit_outer(&answers, 0, &headers()).unwrap();
+                        answers.clear();
+                    }
+                }
+                port.flush().unwrap();
+                port.complete(&mut batch);
+            }
+        }
+    }
+}
+
+fn headers() -> Outer {
+    let ends = Ends::V4(Ipv4Addr::new(192, 0, 2, 1), Ipv4Addr::new(192, 0, 2, 2));
+    let mut outer = Outer::new((OUR_MAC, THEIR_MAC), None, ends, 64, PORT, UdpChecksum::Full);
+    outer.set_flow(Vni::new(VNI).unwrap(), 55_555, 0);
+    outer
+}
+
+/// ARP and echo, as a kernel at 10.9.0.1 would.
+fn answer(frame: &[u8]) -> Option<Vec<u8>> {
+    let us = [10, 9, 0, 1];
+    match frame.get(12..14)? {
+        [8, 6] if frame[21] == 1 && frame[38..42] == us => {
+            let mut reply = frame[..42].to_vec();
+            reply[..6].copy_from_slice(&frame[6..12]);
+            reply[6..12].copy_from_slice(&GUEST_MAC.0);
+            reply[21] = 2;
+            reply[22..28].copy_from_slice(&GUEST_MAC.0);
+            reply[28..32].copy_from_slice(&us);
+            reply[32..42].copy_from_slice(&frame[22..32]);
+            Some(reply)
+        }
+        [8, 0] if frame[23] == 1 && frame[34] == 8 && frame[30..34] == us => {
+            let mut reply = frame.to_vec();
+            reply[..6].copy_from_slice(&frame[6..12]);
+            reply[6..12].copy_from_slice(&frame[..6]);
+            reply[26..30].copy_from_slice(&frame[30..34]);
+            reply[30..34].copy_from_slice(&frame[26..30]);
+            reply[34] = 0;
+            let old = u16::from_be_bytes([frame[36], frame[37]]);
+            reply[36..38].copy_from_slice(&wire::checksum::update_u16(old, 0x0800, 0).to_be_bytes());
+            Some(reply)
+        }
+        _ => None,
+    }
+}
+
+/// Runs `story` while the guest serves, and gives the guest back.
+fn while_serving(hosts: &Hosts, mode: Option<xdp::Mode>, story: impl FnOnce() + Send) -> Guest {
+    let wish = hosts.wish(mode);
+    let (ready, done) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let server = scope.spawn(|| {
+            let serve = || {
+                let mut guest = Guest::join(&wish);
+                ready.store(true, Ordering::Relaxed);
+                guest.serve(&done);
+                guest
+            };
+            hosts.ours.inside(serve).unwrap()
+        });
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !ready.load(Ordering::Relaxed) && !server.is_finished() {
+            assert!(Instant::now() < deadline, "the guest did not start");
+            std::thread::yield_now();
+        }
+        let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(story));
+        done.store(true, Ordering::Relaxed);
+        let guest = server.join().unwrap();
+        told.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        guest
+    })
+}
+
+/// The kernel's vxlan and ours understand each other, and the kernel's own traffic on the same interface goes on.
+fn ping(mode: Option<xdp::Mode>, mtu: u32, queues: u32) -> Guest {
+    let hosts = Hosts::new(mtu, queues);
+    let largest = mtu - 50 - 28;
+    let guest = while_serving(&hosts, mode, || {
+        for size in [0, 56, 213, 214, 215, 1000, largest] {
+            let ping = format!("ping -c 3 -i 0.01 -w 5 -M do -s {size} 10.9.0.1");
+            hosts.theirs.ok(&ping).unwrap();
+            hosts.theirs.ok("ping -c 3 -i 0.01 -w 5 192.0.2.1").unwrap();
+        }
+    });
+    assert!(guest.taken.iter().sum::<u64>() >= 3 * 7, "{:?}", guest.taken);
+    guest
+}
+
+#[test]
+fn native_mode_speaks_with_the_kernel_s_vxlan() {
+    let guest = ping(None, 1500, 1);
+    assert_eq!(guest.joined.mode.to_string(), "AF_XDP, native XDP, copy");
+    let lost = guest.joined.sockets[0].statistics().unwrap();
+    assert_eq!(lost, Default::default(), "nothing was lost");
+    let counted = guest.program.counters().unwrap();
+    assert_eq!(
+        (counted.no_socket, counted.elsewhere, counted.fragments),
+        (0, 0, 0)
+    );
+}
+
+#[test]
+fn generic_mode_speaks_with_the_kernel_s_vxlan() {
+    let guest = ping(Some(xdp::Mode::Generic), 1500, 1);
+    assert_eq!(guest.joined.mode.to_string(), "AF_XDP, generic XDP, copy");
+}
+
+#[test]
+fn jumbo_frames_pass_in_several_buffers() {
+    let guest = ping(None, 9000, 1);
+    assert!(guest.joined.mode.sockets.multi_buffer);
+    assert!(guest.joined.mtu_max >= 9000);
+}
+
+#[test]
+fn every_queue_has_its_socket() {
+    let hosts = Hosts::new(1500, 2);
+    let guest = while_serving(&hosts, None, || {
+        // The kernel sends on the queue that the flow's hash says: many flows meet both.
+        hosts
+            .theirs
+            .ok("for i in $(seq 40); do ping -c 1 -w 5 10.9.0.1; done")
+            .unwrap();
+        hosts
+            .theirs
+            .inside(|| {
+                let socket = UdpSocket::bind("10.9.0.2:0").unwrap();
+                for port in 1000..1200 {
+                    socket.send_to(b"hello", ("10.9.0.1", port)).unwrap();
+                }
+            })
+            .unwrap();
+        hosts.theirs.ok("ping -c 1 -w 5 10.9.0.1").unwrap();
+    });
+    assert_eq!(guest.taken.len(), 2);
+    assert!(guest.taken.iter().all(|taken| *taken > 0), "{:?}", guest.taken);
+}
+
+#[test]
+fn a_large_frame_arrives_as_the_datagrams_it_stands_for() {
+    let hosts = Hosts::new(1500, 1);
+    let wish = hosts.wish(None);
+    let receiver = hosts
+        .theirs
+        .inside(|| UdpSocket::bind("10.9.0.2:9000").unwrap())
+        .unwrap();
+    receiver.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let payload: Vec<u8> = (0..10_000u32).map(|i| (i * 7) as u8).collect();
+    let frame = build::frame(GUEST_MAC, PEER_MAC)
+        .ip([10, 9, 0, 1], [10, 9, 0, 2])
+        .udp(1234, 9000)
+        .payload(&payload)
+        .partial_checksum()
+        .build();
+    let send = || {
+        let mut guest = Guest::join(&wish);
+        let mut batch = Batch::new();
+        let offload = Offload {
+            gso: Gso::Udp,
+            gso_size: 1200,
+            checksum: Some(wire::offload::PartialChecksum { start: 34, offset: 6 }),
+            ..Offload::default()
+        };
+        batch.push_bytes(&frame, offload).unwrap();
+        let port = &mut guest.ports[0];
+        port.transmit_outer(&batch, 0, &headers()).unwrap();
+        port.flush().unwrap();
+        guest
+    };
+    let mut guest = hosts.ours.inside(send).unwrap();
+    let mut buffer = [0; 2000];
+    for expected in payload.chunks(1200) {
+        let (len, from) = receiver.recv_from(&mut buffer).unwrap();
+        assert_eq!(
+            (&buffer[..len], from.to_string().as_str()),
+            (expected, "10.9.0.1:1234")
+        );
+    }
+    leave(&guest.program, &mut guest.interfaces, guest.ifindex);
+    assert!(
+        !hosts.ours.ok("ip link show eth0").unwrap().contains("xdp"),
+        "the interface is the kernel's again"
+    );
+}
