@@ -55,6 +55,17 @@ impl XdpLink {
     }
 }
 
+/// Returns when no run of any XDP program that had begun before the call still goes on (MEMBARRIER_CMD_GLOBAL, which waits for
+/// an RCU grace period; programs run within one).
+pub fn wait_for_programs() {
+    // SAFETY: a system call that takes three numbers and touches no memory of ours.
+    let done = unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_GLOBAL, 0, 0) };
+    if done != 0 {
+        // Refused by kernels that leave processors without ticks (nohz_full). A program runs for microseconds.
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
 impl AsFd for XdpLink {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()

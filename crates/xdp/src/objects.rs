@@ -10,6 +10,8 @@ macro_rules! objects {
 }
 
 objects! {
+    /// The load balancer.
+    BALANCER = "balancer";
     /// Drops everything.
     DROP = "drop";
     /// Takes nothing.

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// The server of a packet: the one its flow has, as long as it may have it, and Maglev's otherwise.
+#pragma once
+
+#include "flows.h"
+#include "services.h"
+#include "transport.h"
+
+// What is asked of choose() about a packet's flow, and what it found.
+struct choice {
+	__u32 half;
+	__u16 vip;
+	__u8 part;       // enum part
+	__u8 new_flow;   // found: 1, this packet is the flow's first
+	__u32 entropy;   // found: of the flow, for outer headers
+};
+
+enum chosen {
+	CHOSEN_NOBODY = 0,       // the service has no server; more than this: the server's number
+	CHOSEN_NO_SERVICE = -1,
+};
+
+// Whether a flow that was seen before goes on with its server.
+static __always_inline bool may_follow(__u64 entry, const struct server *server, __u8 part, __u32 tick)
+{
+	__u8 state = entry_state(entry);
+	bool fresh = entry_age(entry, tick) < settings.idle;
+
+	if (server->state == SERVER_UP)
+		return part == PART_BEGIN ? fresh && state != FLOW_CLOSED : part != PART_DATAGRAM || fresh;
+	if (server->state == SERVER_DRAINING)
+		return part == PART_BEGIN ? fresh && state == FLOW_NEW : part != PART_DATAGRAM || fresh;
+	return false;
+}
+
+static __always_inline __u8 next_state(__u8 state, __u8 part)
+{
+	if (part == PART_END || state == FLOW_CLOSED)
+		return FLOW_CLOSED;
+	return part == PART_BEGIN ? state : FLOW_ESTABLISHED;
+}
+
+// Says in the table that the flow was seen. Writes once a tick and when its state changes: the line stays shared.
+static __always_inline void touch(struct place *place, const struct tuple *tuple, __u16 service, __u8 part, __u32 tick)
+{
+	__u64 entry = place->entry;
+	__u8 state = next_state(entry_state(entry), part);
+
+	if (state == entry_state(entry) && entry_tick(entry) == tick)
+		return;
+	if (!swap_entry(place, place->index, entry,
+			make_entry(place->fingerprint, entry_server(entry), state, tick)))
+		return;
+	if (state == FLOW_ESTABLISHED && entry_state(entry) == FLOW_NEW)
+		name_flow(place, tuple, service);
+}
+
+static __always_inline __u16 ask_maglev(__u32 half, __u16 service, __u64 hash)
+{
+	__u32 key = half * settings.max_services + service;
+	struct maglev *maglev = bpf_map_lookup_elem(&maglevs, &key);
+	__u32 slot = reduce(hash, MAGLEV_SIZE);
+
+	return maglev ? maglev->server[slot & (MAGLEV_SIZE - 1)] : 0;
+}
+
+// Puts a word where the place says that one is, or where there is room.
+static __always_inline bool remember(struct place *place, __u16 server, __u8 state, __u32 tick)
+{
+	__u64 new = make_entry(place->fingerprint, server, state, tick);
+
+	return place->entry ? swap_entry(place, place->index, place->entry, new) : insert_entry(place, new, tick);
+}
+
+// The server of a client of a sticky service: the one it has, or Maglev's by its address alone.
+__noinline int choose_for_client(__u64 hash, __u32 half, __u16 service, __u32 tick)
+{
+	struct place place;
+	__u16 id;
+
+	if (!find_place(hash ^ ENTRY_CLIENT_SALT, service, &place))
+		return 0;
+	if (place.entry && entry_age(place.entry, tick) < settings.idle) {
+		struct server *server;
+
+		id = entry_server(place.entry);
+		server = find_server(half, id);
+		if (server && server->service == service && server->state == SERVER_UP) {
+			if (entry_tick(place.entry) != tick)
+				swap_entry(&place, place.index, place.entry,
+					   make_entry(place.fingerprint, id, FLOW_CLIENT, tick));
+			return id;
+		}
+	}
+	id = ask_maglev(half, service, hash);
+	if (id && !remember(&place, id, FLOW_CLIENT, tick))
+		count(REASON_TABLE_FULL);
+	return id;
+}
+
+// A flow that nothing is known of, or that may not have its server any more.
+static __always_inline int choose_anew(const struct tuple *tuple, const struct port *port, struct choice *choice,
+				       struct place *place, __u64 client, __u64 hash, __u32 tick)
+{
+	int id = port->flags & PORT_STICKY ? choose_for_client(client, choice->half, port->service, tick)
+					   : ask_maglev(choice->half, port->service, hash);
+
+	if (!id || choice->part == PART_ERROR || choice->part == PART_END)
+		return id;
+	if (!remember(place, id, FLOW_NEW, tick))
+		count(REASON_TABLE_FULL);
+	if (choice->part == PART_MIDDLE)
+		count(REASON_ADOPTED);
+	else
+		choice->new_flow = 1;
+	return id;
+}
+
+// The number of the server, or one of enum chosen.
+__noinline int choose(const struct tuple *tuple, struct choice *choice)
+{
+	struct server *server;
+	struct place place;
+	struct port *port;
+	__u64 client, hash;
+	__u32 tick;
+
+	if (!tuple || !choice)
+		return CHOSEN_NO_SERVICE;
+	port = find_service(choice->half, choice->vip, tuple->protocol, tuple->port);
+	if (!port)
+		return CHOSEN_NO_SERVICE;
+	client = hash_client(settings.seed, tuple);
+	hash = hash_flow(client, tuple);
+	tick = now_tick();
+	choice->entropy = hash;
+	choice->new_flow = 0;
+	if (!find_place(hash, port->service, &place))
+		return CHOSEN_NOBODY;
+	if (place.entry) {
+		__u16 id = entry_server(place.entry);
+
+		server = find_server(choice->half, id);
+		if (server && server->service == port->service && may_follow(place.entry, server, choice->part, tick)) {
+			if (choice->part != PART_ERROR)
+				touch(&place, tuple, port->service, choice->part, tick);
+			return id;
+		}
+	}
+	return choose_anew(tuple, port, choice, &place, client, hash, tick);
+}

@@ -1,0 +1,174 @@
+//! The model compiled to what one half of the maps holds: addresses and services in their places, Maglev tables, servers with
+//! the bytes that go in front of their packets. Pure: the same in, the same out.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use bytemuck::Zeroable;
+
+use crate::error::Error;
+use crate::hash;
+use crate::hop::{self, Hop};
+use crate::layout::{self, PROBES};
+use crate::maglev::{self, Member};
+use crate::model::{Server, Service, ServiceKey, Services, State};
+use crate::numbers::Numbers;
+
+/// What a half holds; what is not said is zero.
+#[derive(Debug, Clone, Default)]
+pub struct Image {
+    pub(crate) vips: BTreeMap<u32, layout::Vip>,
+    pub(crate) ports: BTreeMap<u32, layout::Port>,
+    pub(crate) maglevs: BTreeMap<u32, Arc<Table>>,
+    pub(crate) servers: BTreeMap<u32, layout::Server>,
+}
+
+impl Image {
+    /// Takes over all of another's keys.
+    pub(crate) fn absorb(&mut self, other: Image) {
+        self.vips.extend(other.vips);
+        self.ports.extend(other.ports);
+        self.maglevs.extend(other.maglevs);
+        self.servers.extend(other.servers);
+    }
+}
+
+/// A Maglev table and whom it was made for: it is kept while they stay the same.
+#[derive(Debug)]
+pub(crate) struct Table {
+    members: Vec<Member>,
+    pub(crate) slots: Vec<u16>,
+}
+
+/// Numbers given out for services and servers.
+#[derive(Debug, Clone)]
+pub(crate) struct Register {
+    pub(crate) services: Numbers<ServiceKey>,
+    pub(crate) servers: Numbers<(ServiceKey, IpAddr)>,
+}
+
+/// Compiles. Everybody in `services` has a number in `register`; `before` lends tables that are still right.
+pub(crate) fn compile(
+    settings: &layout::Settings,
+    services: &Services,
+    hops: &BTreeMap<IpAddr, Hop>,
+    register: &Register,
+    before: &Image,
+) -> Result<Image, Error> {
+    let mut image = Image::default();
+    let mut vips: BTreeMap<IpAddr, u16> = BTreeMap::new();
+    for service in services.iter() {
+        let key = service.key();
+        let number = register.services.of(&key).expect("the caller has registered all");
+        let known = vips.len() as u16;
+        let vip = *vips.entry(key.vip()).or_insert(known);
+        if vip == known {
+            place_vip(&mut image, settings, key.vip(), vip)?;
+        }
+        place_port(&mut image, settings, service, vip, number)?;
+        let members = members(service, register);
+        let kept = before
+            .maglevs
+            .get(&u32::from(number))
+            .filter(|table| table.members == members);
+        let table = kept.cloned().unwrap_or_else(|| {
+            Arc::new(Table {
+                slots: maglev::table(&members),
+                members,
+            })
+        });
+        image.maglevs.insert(u32::from(number), table);
+        for server in service.servers() {
+            let entry = entry(server, number, hops.get(&server.address()), key.vip().is_ipv6());
+            let number = register.servers.of(&(key, server.address()));
+            image
+                .servers
+                .insert(u32::from(number.expect("registered")), entry);
+        }
+    }
+    Ok(image)
+}
+
+fn place_vip(image: &mut Image, settings: &layout::Settings, vip: IpAddr, id: u16) -> Result<(), Error> {
+    let hash = hash::of_address(settings.seed, vip) as u32;
+    let place = free_place(hash, settings.vips, |at| image.vips.contains_key(&at));
+    let entry = layout::Vip {
+        address: hash::words(vip),
+        id,
+        family: if vip.is_ipv4() { 4 } else { 6 },
+        reserved: 0,
+    };
+    image.vips.insert(
+        place.ok_or_else(|| crowded("addresses", settings.vips, image.vips.len()))?,
+        entry,
+    );
+    Ok(())
+}
+
+fn place_port(
+    image: &mut Image,
+    settings: &layout::Settings,
+    service: &Service,
+    vip: u16,
+    number: u16,
+) -> Result<(), Error> {
+    let key = service.key();
+    let port = key.port().map_or(0, |port| port.get());
+    let protocol = key.protocol().number();
+    let hash = hash::of_port(settings.seed, vip, protocol, port) as u32;
+    let place = free_place(hash, settings.ports, |at| image.ports.contains_key(&at));
+    let entry = layout::Port {
+        vip,
+        port: port.to_be(),
+        protocol,
+        flags: if service.sticky { layout::PORT_STICKY } else { 0 },
+        service: number,
+    };
+    image.ports.insert(
+        place.ok_or_else(|| crowded("services", settings.ports, image.ports.len()))?,
+        entry,
+    );
+    Ok(())
+}
+
+/// The program looks at [`PROBES`] places from where the hash points. Tables have eight times the room they need, so
+/// that this fails about never.
+fn free_place(hash: u32, room: u32, taken: impl Fn(u32) -> bool) -> Option<u32> {
+    (0..PROBES)
+        .map(|step| hash.wrapping_add(step) & (room - 1))
+        .find(|at| !taken(*at))
+}
+
+fn crowded(what: &'static str, room: u32, asked: usize) -> Error {
+    Error::Full {
+        what,
+        room: room as usize,
+        asked: asked + 1,
+    }
+}
+
+fn members(service: &Service, register: &Register) -> Vec<Member> {
+    let up = service.servers().filter(|server| server.state == State::Up);
+    up.map(|server| Member {
+        address: server.address(),
+        weight: server.weight.get(),
+        number: register
+            .servers
+            .of(&(service.key(), server.address()))
+            .expect("registered"),
+    })
+    .collect()
+}
+
+fn entry(server: &Server, service: u16, hop: Option<&Hop>, vip_is_v6: bool) -> layout::Server {
+    let mut entry = layout::Server::zeroed();
+    entry.service = service;
+    entry.state = match server.state {
+        State::Up => layout::SERVER_UP,
+        State::Draining => layout::SERVER_DRAINING,
+        State::Down => layout::SERVER_DOWN,
+    };
+    hop::fill(&mut entry, server, hop, vip_is_v6);
+    entry
+}

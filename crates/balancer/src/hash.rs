@@ -1,0 +1,96 @@
+//! The hashes of `bpf/balancer/hash.h`: which slot and which bucket a flow has.
+
+use std::net::IpAddr;
+
+use crate::model::Protocol;
+
+/// Who speaks with whom.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Tuple {
+    /// The client's address, of the VIP's family.
+    pub client: IpAddr,
+    /// The client's port.
+    pub client_port: u16,
+    /// The service's address.
+    pub vip: IpAddr,
+    /// The service's port.
+    pub port: u16,
+    /// The protocol.
+    pub protocol: Protocol,
+}
+
+/// One round.
+fn mix(word: u64) -> u64 {
+    let word = (word ^ (word >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    word ^ (word >> 32)
+}
+
+/// Two words as the program loads them.
+fn pair(high: u32, low: u32) -> u64 {
+    u64::from(high) << 32 | u64::from(low)
+}
+
+/// An address as the program has it: words in memory order, IPv4 in the first one.
+pub(crate) fn words(address: IpAddr) -> [u32; 4] {
+    match address {
+        IpAddr::V4(ip) => [u32::from_ne_bytes(ip.octets()), 0, 0, 0],
+        IpAddr::V6(ip) => {
+            let bytes = ip.octets();
+            std::array::from_fn(|i| {
+                u32::from_ne_bytes([bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]])
+            })
+        }
+    }
+}
+
+/// Of a VIP's place.
+pub(crate) fn of_address(seed: u64, address: IpAddr) -> u64 {
+    let word = words(address);
+    match address {
+        IpAddr::V4(_) => mix(mix(seed ^ pair(word[0], 4))),
+        IpAddr::V6(_) => {
+            let hash = mix(seed ^ pair(word[0], 6));
+            let hash = mix(hash ^ pair(word[1], word[2]));
+            mix(hash ^ u64::from(word[3]))
+        }
+    }
+}
+
+/// Of a service's place.
+pub(crate) fn of_port(seed: u64, vip: u16, protocol: u8, port: u16) -> u64 {
+    let low = u64::from(port.to_be()) << 8 | u64::from(protocol);
+    mix(seed ^ (u64::from(vip) << 32 | low))
+}
+
+/// Of a client of a VIP, whatever its ports.
+pub(crate) fn of_client(seed: u64, client: IpAddr, vip: IpAddr) -> u64 {
+    let (from, to) = (words(client), words(vip));
+    let mut hash = mix(seed ^ pair(from[0], to[0]));
+    if client.is_ipv6() {
+        hash = mix(hash ^ pair(from[1], from[2]));
+        hash = mix(hash ^ pair(from[3], to[1]));
+        hash = mix(hash ^ pair(to[2], to[3]));
+    }
+    mix(hash)
+}
+
+/// Of a flow.
+pub(crate) fn of_flow(seed: u64, tuple: &Tuple) -> u64 {
+    let client = of_client(seed, tuple.client, tuple.vip);
+    let ports = u64::from(tuple.client_port.to_be()) << 32 | u64::from(tuple.port.to_be()) << 16;
+    mix(mix(client ^ (ports | u64::from(tuple.protocol.number()))))
+}
+
+/// Evenly from 0 to `size` - 1.
+pub(crate) fn reduce(hash: u64, size: u32) -> u32 {
+    (((hash >> 32) * u64::from(size)) >> 32) as u32
+}
+
+/// Of a flow's, or a client's, place in the flow table of its service: bucket, fingerprint.
+pub(crate) fn place(hash: u64, service: u16, buckets: u32) -> (u32, u32) {
+    let hash = mix(hash.wrapping_add(u64::from(service).wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+    (reduce(hash, buckets), hash as u32)
+}
+
+/// What a client's hash is changed by so that it is no flow's.
+pub(crate) const CLIENT_SALT: u64 = 0x9e37_79b9_7f4a_7c15;
