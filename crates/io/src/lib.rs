@@ -29,6 +29,7 @@ pub mod guest_view;
 pub mod huge;
 pub mod memory_port;
 mod outer;
+pub mod packet_socket;
 pub mod poll;
 pub mod port;
 pub mod tap;

@@ -8,27 +8,34 @@ use std::os::fd::BorrowedFd;
 use wire::vxlan::Outer;
 
 use crate::frame::Batch;
+use crate::packet_socket::PacketPort;
 use crate::port::{PortError, RingState, TransmitError};
 use crate::vhost::notifier;
 use crate::xsk::XskPort;
 
 /// How the queue is reached.
+// It is always in a box of its own: `Port::Uplink`.
+#[allow(clippy::large_enum_variant)]
 #[derive(Debug)]
 pub enum UplinkPort {
     /// An AF_XDP socket.
     Xsk(XskPort),
+    /// A packet socket: the whole interface.
+    Packet(PacketPort),
 }
 
 impl UplinkPort {
     pub(crate) fn receive(&mut self, batch: &mut Batch) -> Result<usize, PortError> {
         match self {
             UplinkPort::Xsk(port) => port.receive(batch),
+            UplinkPort::Packet(port) => port.receive(batch),
         }
     }
 
     pub(crate) fn complete(&mut self, buffers: usize) {
         match self {
             UplinkPort::Xsk(port) => port.complete(buffers),
+            UplinkPort::Packet(_) => {}
         }
     }
 
@@ -40,30 +47,36 @@ impl UplinkPort {
     ) -> Result<(), TransmitError> {
         match self {
             UplinkPort::Xsk(port) => port.transmit(batch, index, outer),
+            UplinkPort::Packet(port) => port.transmit(batch, index, outer),
         }
     }
 
     pub(crate) fn flush(&mut self) -> Result<(), PortError> {
         match self {
             UplinkPort::Xsk(port) => port.flush(),
+            UplinkPort::Packet(port) => port.flush(),
         }
     }
 
     pub(crate) fn arm(&mut self) -> bool {
         match self {
             UplinkPort::Xsk(port) => port.arm(),
+            // Its descriptor is readable whenever there is a frame.
+            UplinkPort::Packet(_) => false,
         }
     }
 
     pub(crate) fn disarm(&mut self) {
         match self {
             UplinkPort::Xsk(port) => port.disarm(),
+            UplinkPort::Packet(_) => {}
         }
     }
 
     pub(crate) fn kick_fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
             UplinkPort::Xsk(port) => port.kick_fd(),
+            UplinkPort::Packet(port) => port.kick_fd(),
         }
     }
 
@@ -77,24 +90,28 @@ impl UplinkPort {
                     notifier::drain(kick);
                 }
             }
+            UplinkPort::Packet(_) => {}
         }
     }
 
     pub(crate) fn is_up(&self) -> bool {
         match self {
             UplinkPort::Xsk(port) => port.is_up(),
+            UplinkPort::Packet(port) => port.is_up(),
         }
     }
 
     pub(crate) fn mtu(&self) -> Option<u16> {
         match self {
             UplinkPort::Xsk(port) => port.mtu(),
+            UplinkPort::Packet(port) => port.mtu(),
         }
     }
 
     pub(crate) fn ring_state(&self) -> RingState {
         match self {
             UplinkPort::Xsk(port) => port.ring_state(),
+            UplinkPort::Packet(port) => port.ring_state(),
         }
     }
 }
@@ -102,5 +119,11 @@ impl UplinkPort {
 impl From<XskPort> for UplinkPort {
     fn from(port: XskPort) -> Self {
         UplinkPort::Xsk(port)
+    }
+}
+
+impl From<PacketPort> for UplinkPort {
+    fn from(port: PacketPort) -> Self {
+        UplinkPort::Packet(port)
     }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use io::packet_socket::{PacketError, PacketOptions, PacketPort};
 use io::uplink::UplinkPort;
 use io::xsk::{Link, XskError, XskHandle, XskMode, XskOptions, XskPort};
 use xdp::{Feature, Interfaces};
@@ -38,24 +39,42 @@ pub struct Wish {
 
 /// How frames come and go, and why not in a better way.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Mode {
-    /// Where the XDP program runs.
-    pub xdp: xdp::Mode,
-    /// What was agreed with the driver about the sockets.
-    pub sockets: XskMode,
-    /// What the driver said to native mode, where it is generic by necessity.
-    pub why_generic: Option<String>,
+pub enum Mode {
+    /// By AF_XDP sockets.
+    Xdp {
+        /// Where the XDP program runs.
+        xdp: xdp::Mode,
+        /// What was agreed with the driver about the sockets.
+        sockets: XskMode,
+        /// What the driver said to native mode, where it is generic by necessity.
+        why_generic: Option<String>,
+    },
+    /// By a packet socket: slower.
+    Packet {
+        /// What spoke against XDP.
+        why: String,
+    },
+}
+
+impl Mode {
+    /// Why it is not a better one: a sentence, or empty.
+    pub fn why(&self) -> &str {
+        match self {
+            Mode::Xdp { why_generic, .. } => why_generic.as_deref().unwrap_or(""),
+            Mode::Packet { why } => why,
+        }
+    }
 }
 
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let copy = if self.sockets.zero_copy {
-            "zero-copy"
-        } else {
-            "copy"
+        let (xdp, sockets) = match self {
+            Mode::Packet { .. } => return f.write_str("packet socket"),
+            Mode::Xdp { xdp, sockets, .. } => (xdp, sockets),
         };
-        write!(f, "AF_XDP, {} XDP, {copy}", self.xdp)?;
-        if !self.sockets.multi_buffer {
+        let copy = if sockets.zero_copy { "zero-copy" } else { "copy" };
+        write!(f, "AF_XDP, {xdp} XDP, {copy}")?;
+        if !sockets.multi_buffer {
             f.write_str(", single buffers")?;
         }
         Ok(())
@@ -74,14 +93,22 @@ pub enum JoinError {
     /// A queue takes no socket.
     #[error(transparent)]
     Socket(#[from] XskError),
+    /// Not even a packet socket.
+    #[error("{packet}; and before: {xdp}")]
+    Packet {
+        /// Why not.
+        packet: PacketError,
+        /// Why it came to that.
+        xdp: String,
+    },
 }
 
 /// An interface that is joined. Its ports live as long as whoever has them; the rest is [left](leave).
 #[derive(Debug)]
 pub struct Joined {
-    /// One for each queue, from queue 0 on.
+    /// One for each queue, from queue 0 on; the only one of a packet socket.
     pub ports: Vec<UplinkPort>,
-    /// Their sockets, for their statistics.
+    /// The AF_XDP sockets among them, for their statistics.
     pub sockets: Vec<XskHandle>,
     /// The mode in force.
     pub mode: Mode,
@@ -89,12 +116,51 @@ pub struct Joined {
     pub mtu_max: u32,
 }
 
+/// Joins an interface in the best way that it takes: by XDP, and where that is refused by a packet socket.
+///
+/// # Errors
+/// It takes neither.
+pub fn join(
+    program: &Program,
+    interfaces: &mut Interfaces,
+    wish: &Wish,
+    port: u16,
+) -> Result<Joined, JoinError> {
+    let refused = match join_xdp(program, interfaces, wish) {
+        Ok(joined) => return Ok(joined),
+        Err(refused) => refused.to_string(),
+    };
+    match join_packet(wish, port, refused.clone()) {
+        Ok(joined) => Ok(joined),
+        Err(packet) => Err(JoinError::Packet { packet, xdp: refused }),
+    }
+}
+
+/// Joins by a packet socket, for the reason given.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn join_packet(wish: &Wish, port: u16, why: String) -> Result<Joined, PacketError> {
+    let socket = PacketPort::open(&PacketOptions {
+        interface: wish.name.clone(),
+        ifindex: wish.ifindex,
+        port,
+        link: wish.link.clone(),
+    })?;
+    Ok(Joined {
+        ports: vec![socket.into()],
+        sockets: Vec::new(),
+        mode: Mode::Packet { why },
+        mtu_max: u32::from(u16::MAX),
+    })
+}
+
 /// Attaches the program, binds a socket to each queue, and then tells the program to take packets: from the first one on there is
 /// somebody who reads. Where anything fails, all is as it was.
 ///
 /// # Errors
 /// See [`JoinError`].
-pub fn join(program: &Program, interfaces: &mut Interfaces, wish: &Wish) -> Result<Joined, JoinError> {
+pub fn join_xdp(program: &Program, interfaces: &mut Interfaces, wish: &Wish) -> Result<Joined, JoinError> {
     let attached = interfaces.add(wish.ifindex, Feature::Uplink, program.xdp(), wish.mode)?;
     let (xdp, why_generic) = (attached.0, attached.1.map(str::to_owned));
     let opened = open_all(wish, xdp).and_then(|ports| {
@@ -116,7 +182,7 @@ pub fn join(program: &Program, interfaces: &mut Interfaces, wish: &Wish) -> Resu
         }
     };
     Ok(Joined {
-        mode: Mode {
+        mode: Mode::Xdp {
             xdp,
             // All of one driver, so of one mode; the least of them if they were not.
             sockets: XskMode {

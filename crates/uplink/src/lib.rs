@@ -10,5 +10,5 @@ mod interface;
 pub mod layout;
 mod program;
 
-pub use interface::{JoinError, Joined, Mode, Wish, join, leave};
+pub use interface::{JoinError, Joined, Mode, Wish, join, join_packet, join_xdp, leave};
 pub use program::{Groups, Program, ProgramError};

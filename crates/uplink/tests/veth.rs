@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use butterfly_uplink::{Joined, Program, Wish, join, leave};
+use butterfly_uplink::{JoinError, Joined, Mode, Program, Wish, join, join_packet, join_xdp, leave};
 use io::frame::Batch;
 use io::port::Port;
 use io::xsk::Link;
@@ -91,6 +91,13 @@ struct Guest {
 
 impl Guest {
     fn join(wish: &Wish) -> Guest {
+        Guest::new(wish, join_xdp)
+    }
+
+    fn new(
+        wish: &Wish,
+        join: impl FnOnce(&Program, &mut Interfaces, &Wish) -> Result<Joined, JoinError>,
+    ) -> Guest {
         let program = Program::load(PORT, None).unwrap();
         program
             .set_endpoints(&[(IpAddr::from([192, 0, 2, 1]), 0)])
@@ -169,13 +176,18 @@ fn answer(frame: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// Runs `story` while the guest serves, and gives the guest back.
-fn while_serving(hosts: &Hosts, mode: Option<xdp::Mode>, story: impl FnOnce() + Send) -> Guest {
+fn while_serving(
+    hosts: &Hosts,
+    mode: Option<xdp::Mode>,
+    join: impl FnOnce(&Program, &mut Interfaces, &Wish) -> Result<Joined, JoinError> + Send,
+    story: impl FnOnce() + Send,
+) -> Guest {
     let wish = hosts.wish(mode);
     let (ready, done) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
         let server = scope.spawn(|| {
             let serve = || {
-                let mut guest = Guest::join(&wish);
+                let mut guest = Guest::new(&wish, join);
                 ready.store(true, Ordering::Relaxed);
                 guest.serve(&done);
                 guest
@@ -195,17 +207,20 @@ fn while_serving(hosts: &Hosts, mode: Option<xdp::Mode>, story: impl FnOnce() + 
     })
 }
 
+/// Echo of all sizes through the tunnel, and beside it.
+fn ping_all(hosts: &Hosts) {
+    let largest = hosts.mtu - 50 - 28;
+    for size in [0, 56, 213, 214, 215, 1000, largest] {
+        let ping = format!("ping -c 3 -i 0.01 -w 5 -M do -s {size} 10.9.0.1");
+        hosts.theirs.ok(&ping).unwrap();
+        hosts.theirs.ok("ping -c 3 -i 0.01 -w 5 192.0.2.1").unwrap();
+    }
+}
+
 /// The kernel's vxlan and ours understand each other, and the kernel's own traffic on the same interface goes on.
 fn ping(mode: Option<xdp::Mode>, mtu: u32, queues: u32) -> Guest {
     let hosts = Hosts::new(mtu, queues);
-    let largest = mtu - 50 - 28;
-    let guest = while_serving(&hosts, mode, || {
-        for size in [0, 56, 213, 214, 215, 1000, largest] {
-            let ping = format!("ping -c 3 -i 0.01 -w 5 -M do -s {size} 10.9.0.1");
-            hosts.theirs.ok(&ping).unwrap();
-            hosts.theirs.ok("ping -c 3 -i 0.01 -w 5 192.0.2.1").unwrap();
-        }
-    });
+    let guest = while_serving(&hosts, mode, join_xdp, || ping_all(&hosts));
     assert!(guest.taken.iter().sum::<u64>() >= 3 * 7, "{:?}", guest.taken);
     guest
 }
@@ -232,14 +247,17 @@ fn generic_mode_speaks_with_the_kernel_s_vxlan() {
 #[test]
 fn jumbo_frames_pass_in_several_buffers() {
     let guest = ping(None, 9000, 1);
-    assert!(guest.joined.mode.sockets.multi_buffer);
+    let Mode::Xdp { sockets, .. } = &guest.joined.mode else {
+        panic!("{}", guest.joined.mode);
+    };
+    assert!(sockets.multi_buffer);
     assert!(guest.joined.mtu_max >= 9000);
 }
 
 #[test]
 fn every_queue_has_its_socket() {
     let hosts = Hosts::new(1500, 2);
-    let guest = while_serving(&hosts, None, || {
+    let guest = while_serving(&hosts, None, join_xdp, || {
         // The kernel sends on the queue that the flow's hash says: many flows meet both.
         hosts
             .theirs
@@ -305,4 +323,129 @@ fn a_large_frame_arrives_as_the_datagrams_it_stands_for() {
         !hosts.ours.ok("ip link show eth0").unwrap().contains("xdp"),
         "the interface is the kernel's again"
     );
+}
+
+#[test]
+fn a_packet_socket_does_the_same() {
+    for (mtu, offload) in [(1500, "off"), (9000, "off"), (1500, "on")] {
+        let hosts = Hosts::new(mtu, 1);
+        // With it on the frames come with checksums that are not made yet.
+        hosts
+            .theirs
+            .ok(&format!("ethtool -K eth0 tx {offload} >/dev/null"))
+            .unwrap();
+        let join = |_: &Program, _: &mut Interfaces, wish: &Wish| {
+            Ok(join_packet(wish, PORT, "it was asked for".to_owned()).unwrap())
+        };
+        // Or the kernel says that nobody listens.
+        let reserved = hosts
+            .ours
+            .inside(|| UdpSocket::bind(("192.0.2.1", PORT)).unwrap())
+            .unwrap();
+        let guest = while_serving(&hosts, None, join, || {
+            ping_all(&hosts);
+            assert!(!hosts.ours.ok("ip link show eth0").unwrap().contains("xdp"));
+        });
+        drop(reserved);
+        let mode = &guest.joined.mode;
+        assert_eq!(
+            (mode.to_string().as_str(), mode.why()),
+            ("packet socket", "it was asked for")
+        );
+    }
+}
+
+#[test]
+fn where_xdp_is_refused_a_packet_socket_takes_over_and_says_why() {
+    let hosts = Hosts::new(1500, 1);
+    let wish = hosts.wish(None);
+    let told = hosts.ours.inside(|| {
+        // Somebody else's program is there already.
+        let theirs = xdp::Program::load("pass", xdp::objects::PASS, |_| Ok(())).unwrap();
+        let _attached = xdp::attach(std::os::fd::AsFd::as_fd(&theirs), wish.ifindex, None).unwrap();
+        let guest = Guest::new(&wish, |program, interfaces, wish| {
+            join(program, interfaces, wish, PORT)
+        });
+        (guest.joined.mode.to_string(), guest.joined.mode.why().to_owned())
+    });
+    let (mode, why) = told.unwrap();
+    assert_eq!(mode, "packet socket");
+    assert!(why.contains("pass"), "it names the other program: {why}");
+}
+
+#[test]
+fn the_kernel_s_traffic_is_untouched_while_the_tunnel_is_full() {
+    let hosts = Hosts::new(1500, 1);
+    let server = hosts.ours.start("iperf3", "iperf3 -s -1").unwrap();
+    let guest = while_serving(&hosts, None, join_xdp, || {
+        let flood = hosts
+            .theirs
+            .start("flood", "ping -f -q -w 20 -s 1000 10.9.0.1")
+            .unwrap();
+        testkit::wait_for("TCP of the kernel", Duration::from_secs(20), || {
+            Ok(hosts
+                .theirs
+                .succeeds("iperf3 -c 192.0.2.1 -n 50M --connect-timeout 1000 >/dev/null")?
+                .then_some(()))
+        })
+        .unwrap();
+        drop(flood);
+        hosts.theirs.ok("ping -c 1 -w 5 10.9.0.1").unwrap();
+    });
+    drop(server);
+    assert!(guest.taken[0] > 100, "the tunnel was in use: {:?}", guest.taken);
+}
+
+#[test]
+fn a_process_that_is_killed_leaves_nothing_behind() {
+    let hosts = Hosts::new(1500, 1);
+    let exe = std::env::current_exe().unwrap();
+    let words = format!("{} --exact --ignored --nocapture hold_for_ever", exe.display());
+    let mut holder = hosts.ours.start("holder", &words).unwrap();
+    let has_program = || Ok(hosts.ours.ok("ip link show eth0")?.contains("xdp").then_some(()));
+    testkit::wait_for("the program", Duration::from_secs(20), has_program).unwrap();
+    holder.kill();
+    let is_gone = || Ok(has_program()?.is_none().then_some(()));
+    testkit::wait_for("the program to go", Duration::from_secs(5), is_gone).unwrap();
+    // And the queue is free for the next one.
+    let guest = while_serving(&hosts, None, join_xdp, || ping_all(&hosts));
+    assert!(guest.taken[0] > 0);
+}
+
+#[test]
+#[ignore = "the process that another test kills"]
+fn hold_for_ever() {
+    let wish = Wish {
+        name: "eth0".to_owned(),
+        ifindex: testkit::process::run(&["ip", "-o", "link", "show", "eth0"])
+            .unwrap()
+            .split(':')
+            .next()
+            .and_then(|index| index.parse().ok())
+            .unwrap(),
+        number: 0,
+        queues: 1,
+        link: Arc::new(Link::new(1500, true)),
+        frames: 256,
+        mode: None,
+        busy_poll: false,
+    };
+    let _guest = Guest::join(&wish);
+    std::thread::park_timeout(Duration::from_secs(60));
+}
+
+#[test]
+fn busy_polling_moves_frames_as_well() {
+    let hosts = Hosts::new(1500, 1);
+    let join = |program: &Program, interfaces: &mut Interfaces, wish: &Wish| {
+        join_xdp(
+            program,
+            interfaces,
+            &Wish {
+                busy_poll: true,
+                ..wish.clone()
+            },
+        )
+    };
+    while_serving(&hosts, None, join, || ping_all(&hosts));
 }

@@ -1,0 +1,370 @@
+//! An uplink by packet sockets (packet(7)), for interfaces that take no XDP program or no AF_XDP socket.
+//!
+//! Slower: each frame is a system call in each direction, is copied twice on its way in, and the kernel handles what is ours as
+//! well before it throws it away (a UDP socket on the port has to be there, or it answers "port unreachable"). A filter in the kernel
+//! passes us VXLAN only. One queue an interface: the port of one worker.
+//!
+//! What the kernel left undone is completed here: the checksum of a frame that never was on a wire (from a veth). What it
+//! joined to more than a packet (tunnel offloads of a veth's peer) cannot be told apart in all kernels and is lost, counted as refused.
+
+mod filter;
+
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
+use wire::checksum::{self, finish};
+use wire::offload::Offload;
+use wire::virtio_net::{self, HDR_LEN_MRG};
+use wire::vxlan::Outer;
+
+use crate::deliver::Piece;
+use crate::frame::{Batch, FRAME_MAX};
+use crate::outer::{self, OuterSink};
+use crate::port::{PortError, RingState, TransmitError};
+use crate::xsk::Link;
+
+/// Bytes that may wait to be read: a few thousand frames.
+const RECEIVE_BUFFER: usize = 8 << 20;
+/// The virtio-net header of a packet socket: without the count of buffers.
+const HDR_LEN: usize = 10;
+/// What a frame may have beyond the link's MTU: Ethernet header and one VLAN tag.
+const LINK_HEADER: usize = 14 + 4;
+
+/// Which interface.
+#[derive(Clone, Debug)]
+pub struct PacketOptions {
+    /// The interface's name, for messages.
+    pub interface: String,
+    /// Its index, in the network namespace of the calling thread.
+    pub ifindex: u32,
+    /// VXLAN's UDP port.
+    pub port: u16,
+    /// The interface's state.
+    pub link: Arc<Link>,
+}
+
+/// Why there is no packet socket.
+#[derive(Debug, thiserror::Error)]
+#[error("'{interface}' takes no packet socket: {error}")]
+pub struct PacketError {
+    interface: String,
+    error: std::io::Error,
+}
+
+/// The port.
+#[derive(Debug)]
+pub struct PacketPort {
+    name: String,
+    /// `None` once the interface is gone: epoll would report it for ever.
+    socket: Option<OwnedFd>,
+    link: Arc<Link>,
+    received: u64,
+    transmitted: u64,
+    /// Frames that the kernel had and could not describe.
+    refused: u64,
+    /// The frame that is being sent, in one piece.
+    scratch: Vec<u8>,
+    broken: Option<String>,
+    /// `broken` has been returned to the caller.
+    reported: bool,
+}
+
+impl PacketPort {
+    /// Opens it. Needs CAP_NET_RAW.
+    pub fn open(options: &PacketOptions) -> Result<PacketPort, PacketError> {
+        let socket = open(options).map_err(|errno| PacketError {
+            interface: options.interface.clone(),
+            error: errno.into(),
+        })?;
+        Ok(PacketPort {
+            name: options.interface.clone(),
+            socket: Some(socket),
+            link: options.link.clone(),
+            received: 0,
+            transmitted: 0,
+            refused: 0,
+            scratch: Vec::new(),
+            broken: None,
+            reported: false,
+        })
+    }
+
+    pub(crate) fn receive(&mut self, batch: &mut Batch) -> Result<usize, PortError> {
+        self.report()?;
+        let Some(socket) = &self.socket else { return Ok(0) };
+        let (mut count, mut failure) = (0, None);
+        while batch.room() > 0 {
+            let pushed = batch.push_with(|buffer| {
+                let len = read(socket.as_fd(), buffer)?;
+                Ok::<_, Errno>((len > 0).then_some((len, Offload::default())))
+            });
+            match pushed {
+                Ok(true) => count += 1,
+                Ok(false) => break,
+                // A frame that it could not describe; it is gone, the next one may be better.
+                Err(Errno::INVAL) => self.refused += 1,
+                Err(errno) => {
+                    failure = Some(errno);
+                    break;
+                }
+            }
+        }
+        self.received += count as u64;
+        if let Some(errno) = failure {
+            self.failed(errno);
+        }
+        // With frames in hand they come first, and the error with the next call.
+        if count == 0 {
+            self.report()?;
+        }
+        Ok(count)
+    }
+
+    pub(crate) fn transmit(
+        &mut self,
+        batch: &Batch,
+        index: usize,
+        outer: Option<&Outer>,
+    ) -> Result<(), TransmitError> {
+        if !self.is_up() {
+            return Err(TransmitError::Down);
+        }
+        outer::deliver(batch, index, outer, self)
+    }
+
+    pub(crate) fn flush(&mut self) -> Result<(), PortError> {
+        self.report()
+    }
+
+    pub(crate) fn kick_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.socket.as_ref().map(AsFd::as_fd)
+    }
+
+    pub(crate) fn is_up(&self) -> bool {
+        self.broken.is_none() && self.link.is_up()
+    }
+
+    pub(crate) fn mtu(&self) -> Option<u16> {
+        Some(u16::try_from(self.link.mtu()).unwrap_or(u16::MAX))
+    }
+
+    pub(crate) fn ring_state(&self) -> RingState {
+        RingState {
+            kind: "packet",
+            up: self.is_up(),
+            frames_received: self.received,
+            frames_transmitted: self.transmitted,
+            broken: self.broken.clone(),
+            ..RingState::default()
+        }
+    }
+
+    /// What an error means for the frame; errors that mean the end of the interface are kept.
+    fn failed(&mut self, errno: Errno) -> TransmitError {
+        match errno {
+            Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM | Errno::INTR => TransmitError::Full,
+            // Said once to a reader as well when the link goes down.
+            Errno::NETDOWN => TransmitError::Down,
+            Errno::MSGSIZE => TransmitError::TooSmall,
+            Errno::INVAL => TransmitError::BadOffload,
+            errno => {
+                self.broken = Some(match errno {
+                    Errno::NXIO | Errno::NODEV | Errno::BADF => {
+                        format!("packet socket of '{}': the interface is gone", self.name)
+                    }
+                    errno => format!(
+                        "packet socket of '{}': {}",
+                        self.name,
+                        std::io::Error::from(errno)
+                    ),
+                });
+                self.socket = None;
+                TransmitError::Broken
+            }
+        }
+    }
+
+    /// Says once why the port is stopped.
+    fn report(&mut self) -> Result<(), PortError> {
+        match &self.broken {
+            Some(what) if !self.reported => {
+                self.reported = true;
+                Err(PortError::Broken { what: what.clone() })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl OuterSink for PacketPort {
+    fn put_outer(&mut self, outer: Option<&Outer>, piece: &Piece<'_>) -> Result<(), TransmitError> {
+        let Some(socket) = &self.socket else {
+            return Err(TransmitError::Down);
+        };
+        let len = outer::len(outer, piece);
+        if len > self.link.mtu() as usize + LINK_HEADER {
+            return Err(TransmitError::TooSmall);
+        }
+        self.scratch.resize(len, 0);
+        outer::write(&mut self.scratch, outer, piece);
+        // Nothing is left to do.
+        let header = [0; HDR_LEN];
+        let sent = rustix::io::writev(socket, &[IoSlice::new(&header), IoSlice::new(&self.scratch)]);
+        sent.map_err(|errno| self.failed(errno))?;
+        self.transmitted += 1;
+        Ok(())
+    }
+}
+
+fn open(options: &PacketOptions) -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    // Protocol 0: nothing comes before the filter is in force.
+    let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?;
+    filter::attach(socket.as_fd(), options.port)?;
+    for option in [
+        libc::PACKET_VNET_HDR,
+        libc::PACKET_AUXDATA,
+        PACKET_IGNORE_OUTGOING,
+    ] {
+        set(socket.as_fd(), option, 1)?;
+    }
+    // More than the host's limit, which needs CAP_NET_ADMIN; without it the default stays.
+    let _ = sockopt::set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER);
+    bind(socket.as_fd(), options.ifindex)?;
+    Ok(socket)
+}
+
+/// linux/if_packet.h, since 4.20.
+const PACKET_IGNORE_OUTGOING: i32 = 23;
+
+fn set(socket: BorrowedFd<'_>, option: i32, value: i32) -> Result<(), Errno> {
+    // SAFETY: the value is an int that lives as long as the call, as these options take it.
+    let done = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_PACKET,
+            option,
+            (&raw const value).cast(),
+            size_of::<i32>() as libc::socklen_t,
+        )
+    };
+    if done == 0 { Ok(()) } else { Err(last_errno()) }
+}
+
+fn bind(socket: BorrowedFd<'_>, ifindex: u32) -> Result<(), Errno> {
+    // SAFETY: all zeros are a valid address.
+    let mut address: libc::sockaddr_ll = unsafe { MaybeUninit::zeroed().assume_init() };
+    address.sll_family = libc::AF_PACKET as u16;
+    address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+    address.sll_ifindex = i32::try_from(ifindex).map_err(|_| Errno::NODEV)?;
+    // SAFETY: the address is complete and of this length.
+    let done = unsafe {
+        libc::bind(
+            socket.as_raw_fd(),
+            (&raw const address).cast(),
+            size_of::<libc::sockaddr_ll>() as libc::socklen_t,
+        )
+    };
+    if done == 0 { Ok(()) } else { Err(last_errno()) }
+}
+
+/// One frame as it was on the wire, into `buffer`; gives its length. 0: there is none.
+fn read(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<usize, Errno> {
+    let mut header = [0u8; HDR_LEN_MRG];
+    // Room for the one message that is asked for, aligned as its header.
+    let mut control = [0u64; 16];
+    let mut parts = [
+        libc::iovec {
+            iov_base: header.as_mut_ptr().cast(),
+            iov_len: HDR_LEN,
+        },
+        libc::iovec {
+            iov_base: buffer.as_mut_ptr().cast(),
+            // A tag may have to be put back.
+            iov_len: buffer.len() - TAG_LEN,
+        },
+    ];
+    // SAFETY: all zeros are a valid message header.
+    let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+    message.msg_iov = parts.as_mut_ptr();
+    message.msg_iovlen = parts.len();
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = size_of_val(&control);
+    // SAFETY: the message's pieces are slices of ours of these lengths, exclusively borrowed for the call.
+    let len = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
+    if len < 0 {
+        return match last_errno() {
+            Errno::AGAIN | Errno::INTR => Ok(0),
+            errno => Err(errno),
+        };
+    }
+    let mut len = (len as usize).saturating_sub(HDR_LEN);
+    if message.msg_flags & libc::MSG_TRUNC != 0 || !(14..=FRAME_MAX - TAG_LEN).contains(&len) {
+        return Err(Errno::INVAL);
+    }
+    complete(&mut buffer[..len], &header)?;
+    // SAFETY: the kernel filled the message in.
+    if let Some(tag) = unsafe { tag(&message) } {
+        buffer.copy_within(12..len, 12 + TAG_LEN);
+        buffer[12..16].copy_from_slice(&tag);
+        len += TAG_LEN;
+    }
+    Ok(len)
+}
+
+const TAG_LEN: usize = 4;
+
+/// Makes the checksum that the header says is left to be made. A large frame is one that we cannot cut here.
+fn complete(frame: &mut [u8], header: &[u8; HDR_LEN_MRG]) -> Result<(), Errno> {
+    let offload = virtio_net::decode(header).map_err(|_| Errno::INVAL)?;
+    if offload.gso != wire::offload::Gso::None {
+        return Err(Errno::INVAL);
+    }
+    let Some(partial) = offload.checksum else {
+        return Ok(());
+    };
+    let start = usize::from(partial.start);
+    let field = start + usize::from(partial.offset);
+    if field + 2 > frame.len() {
+        return Err(Errno::INVAL);
+    }
+    let sum = checksum::sum(&frame[start..]);
+    frame[field..field + 2].copy_from_slice(&finish(sum).to_be_bytes());
+    Ok(())
+}
+
+/// The VLAN tag that the kernel took out of the frame.
+///
+/// # Safety
+/// The kernel has filled `message` in, and what it points to is still there.
+unsafe fn tag(message: &libc::msghdr) -> Option<[u8; 4]> {
+    // SAFETY: the macros walk inside the control buffer of a message that the kernel filled in; the data of this kind of
+    // message is a `tpacket_auxdata`, read unaligned.
+    unsafe {
+        let mut at = libc::CMSG_FIRSTHDR(message);
+        while let Some(part) = at.as_ref() {
+            let is_ours = part.cmsg_level == libc::SOL_PACKET && part.cmsg_type == libc::PACKET_AUXDATA;
+            if is_ours && part.cmsg_len >= libc::CMSG_LEN(size_of::<libc::tpacket_auxdata>() as u32) as usize
+            {
+                let data = libc::CMSG_DATA(at)
+                    .cast::<libc::tpacket_auxdata>()
+                    .read_unaligned();
+                let tagged = data.tp_status & libc::TP_STATUS_VLAN_VALID != 0;
+                let known = data.tp_status & libc::TP_STATUS_VLAN_TPID_VALID != 0;
+                let [a, b] = if known { data.tp_vlan_tpid } else { 0x8100 }.to_be_bytes();
+                let [c, d] = data.tp_vlan_tci.to_be_bytes();
+                return tagged.then_some([a, b, c, d]);
+            }
+            at = libc::CMSG_NXTHDR(message, at);
+        }
+    }
+    None
+}
+
+fn last_errno() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
