@@ -14,7 +14,7 @@ use io::guest_view::GuestView;
 use io::port::Port;
 use io::vhost::features;
 use io::vhost::port::{PortParts, VhostPort};
-use io::vhost::queue::{Queue, QueueSetup};
+use io::vhost::queue::{Begin, Queue, QueueSetup};
 use rustix::fs::MemfdFlags;
 use testkit::vhost_frontend::Frontend;
 use wire::offload::Offload;
@@ -97,7 +97,7 @@ impl Guest {
                 avail: spec.available,
                 used: spec.used,
                 features: FEATURES,
-                last_avail: None,
+                begin: Begin::AS_IT_WAS,
                 kick: None,
                 call: Some(call),
             };

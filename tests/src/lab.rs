@@ -158,7 +158,7 @@ impl<'a> Download<'a> {
     pub fn start(guest: &'a Guest, addr: &str, port: u16) -> Result<Self> {
         let download = Self {
             guest,
-            progress: format!("/tmp/download-{port}"),
+            progress: format!("/tmp/download-{addr}-{port}"),
         };
         guest.ok(&format!(
             "rm -f {0}; guest tcp-get {addr} {port} 0 60 {0} >/dev/null 2>&1 </dev/null &",

@@ -14,7 +14,7 @@ use io::memory_port::{MemoryPeer, MemoryPort};
 use io::port::Port;
 use io::vhost::features::*;
 use io::vhost::port::{PortParts, VhostPort};
-use io::vhost::queue::{Queue as DeviceQueue, QueueSetup};
+use io::vhost::queue::{Begin, Queue as DeviceQueue, QueueSetup};
 use testkit::ring_driver::queue::{Queue, descriptor, packed_descriptor};
 use testkit::ring_driver::{CANARY, GUEST_BASE, Guest, GuestOptions, Shape, USER_BASE};
 use wire::offload::Offload;
@@ -253,9 +253,15 @@ impl Bench {
         let mut queue = |old: Option<DeviceQueue>, like: &Queue| {
             let choice = input.u8();
             let mut setup: QueueSetup = self.hostile.setup(like, &memory);
-            setup.last_avail = old.map(|queue| queue.into_parts().last_avail);
+            if let Some(queue) = old {
+                setup.begin = Begin::At(queue.into_parts().last_avail);
+            }
             if choice & 1 != 0 {
-                setup.last_avail = Some(input.u16());
+                let at = input.u16();
+                setup.begin = match at & 0x4000 {
+                    0 => Begin::At(at),
+                    _ => Begin::AsItWas { told: at },
+                };
             }
             if choice & 2 != 0 {
                 setup.size = if choice & 4 != 0 {

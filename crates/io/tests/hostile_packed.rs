@@ -259,9 +259,9 @@ fn what_is_the_guests_own_affair_is_no_reason_to_stop() {
     queue.write_descriptor(0, BUFFER, 12, NEXT | AVAIL, 0x1234);
     assert_eq!(pair.poll(), Turn::ok(1));
     assert_eq!(pair.one().frame, memory.bytes(SPARE + 12, 60));
-    // It came back at the first slot, by the last one's id.
-    let used = packed_descriptor(BUFFER, 0, 0xffff, AVAIL | USED);
-    assert_eq!(memory.bytes(pair.from.transmitq.desc_at, 16), used);
+    // It came back at the first slot, by the last one's id. Its address is ours.
+    let used = packed_descriptor(0, 0, 0xffff, AVAIL | USED);
+    assert_eq!(memory.bytes(pair.from.transmitq.desc_at + 8, 8), used[8..]);
 }
 
 /// A slot is not the guest's before it came back, whatever its flags say.

@@ -252,7 +252,7 @@ fn rings_that_cannot_be_are_refused() {
 #[test]
 fn packed_rings_that_cannot_be_are_refused() {
     use butterfly_io::vhost::features::RING_PACKED;
-    use butterfly_io::vhost::queue::{Queue, QueueSetup};
+    use butterfly_io::vhost::queue::{Begin, Queue, QueueSetup};
     let options = GuestOptions::default();
     let guest = Guest::new(GuestOptions {
         features: options.features | RING_PACKED,
@@ -274,7 +274,7 @@ fn packed_rings_that_cannot_be_are_refused() {
         "a packed queue of 32769 entries is not possible; 1 to 32768 are"
     );
     assert_eq!(
-        refused(|s| s.last_avail = Some(256)),
+        refused(|s| s.begin = Begin::At(256)),
         "a packed queue of 256 entries cannot begin at entry 256"
     );
     assert_eq!(
@@ -294,7 +294,7 @@ fn packed_rings_that_cannot_be_are_refused() {
         "the device event structure at 0x7f1200001242 is not aligned to 4"
     );
     // Any number of slots will do, and the last of them to begin with.
-    let queue = made(|s| (s.size, s.last_avail) = (77, Some(0x8000 | 76))).unwrap();
+    let queue = made(|s| (s.size, s.begin) = (77, Begin::At(0x8000 | 76))).unwrap();
     assert_eq!(queue.last_avail(), 0x8000 | 76);
     assert_eq!(queue.into_parts().last_avail, 0x8000 | 76);
 }

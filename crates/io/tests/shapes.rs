@@ -336,7 +336,7 @@ every_ring! {
 every_ring! {
     fn a_port_taken_apart_goes_on_where_it_stopped() {
         use butterfly_io::vhost::port::VhostPort;
-        use butterfly_io::vhost::queue::Queue;
+        use butterfly_io::vhost::queue::{Begin, Queue};
         let mut pair = Pair::with_features(PLAIN, PLAIN);
         for round in 0..3 {
             pair.from
@@ -352,7 +352,11 @@ every_ring! {
             let wrap = if packed { 0x8000 } else { 0 };
             assert_eq!(queue.last_avail, (round as u16 + 1) | wrap);
             let mut setup = pair.from.setup(&pair.from.transmitq, &parts.memory);
-            setup.last_avail = (round > 0 || packed).then_some(queue.last_avail);
+            if round > 0 {
+                setup.begin = Begin::At(queue.last_avail);
+            } else {
+                setup.begin = Begin::AS_IT_WAS;
+            }
             setup.kick = queue.kick;
             parts.transmitq = Some(Queue::new(setup).unwrap());
             pair.from_port = VhostPort::new(parts).into();

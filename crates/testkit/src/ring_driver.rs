@@ -17,7 +17,7 @@ use io::guest_memory::{GuestMemory, RegionSpec};
 use io::guest_view::GuestView;
 use io::vhost::features;
 use io::vhost::port::{PortParts, VhostPort};
-use io::vhost::queue::{Queue as DeviceQueue, QueueSetup};
+use io::vhost::queue::{Begin, Queue as DeviceQueue, QueueSetup};
 use rustix::fs::MemfdFlags;
 use wire::offload::Offload;
 use wire::virtio_net;
@@ -193,7 +193,11 @@ impl Guest {
             avail: queue.user_addr(queue.avail_at),
             used: queue.user_addr(queue.used_at),
             features: self.options.features,
-            last_avail: queue.is_packed().then(|| queue.base() as u16),
+            begin: if queue.is_packed() {
+                Begin::At(queue.base() as u16)
+            } else {
+                Begin::AS_IT_WAS
+            },
             kick: Some(queue.kick_fd()),
             call: Some(queue.call_fd()),
         }

@@ -31,7 +31,7 @@ pub(super) struct Descriptor {
 }
 
 /// A descriptor as it lies in memory.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub(super) struct RawDescriptor(pub [u64; 2]);
 

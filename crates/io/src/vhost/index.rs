@@ -33,7 +33,7 @@ impl Position {
 
     /// That form.
     #[inline]
-    pub fn bits(self) -> u16 {
+    pub const fn bits(self) -> u16 {
         self.slot | if self.wrap { WRAP } else { 0 }
     }
 
@@ -55,6 +55,15 @@ impl Position {
         }
     }
 
+    /// The place `slots` before in a ring of `size`; at most a lap.
+    pub fn before(self, slots: u16, size: u16) -> Self {
+        let lap_before = Position {
+            slot: self.slot,
+            wrap: !self.wrap,
+        };
+        lap_before.after(size - slots, size)
+    }
+
     /// How many slots `later` is ahead, if it is not more than a lap; negative for a place that was passed in this lap.
     #[inline]
     fn ahead(self, later: Position, size: u16) -> i32 {
@@ -70,6 +79,12 @@ impl Position {
     #[inline(always)]
     pub fn is_available(self, flags: u16) -> bool {
         flags & (AVAIL | USED) == if self.wrap { AVAIL } else { USED }
+    }
+
+    /// True when a descriptor here with these flags was given back in this lap.
+    #[inline]
+    pub fn is_used(self, flags: u16) -> bool {
+        flags & (AVAIL | USED) == self.used_flags()
     }
 
     /// The flags with which a descriptor here is given back.
@@ -134,6 +149,7 @@ mod tests {
             let later = place(from, size).after(slots, size);
             prop_assert_eq!(later, place(from + u32::from(slots), size));
             prop_assert_eq!(place(from, size).ahead(later, size), i32::from(slots));
+            prop_assert_eq!(later.before(slots, size), place(from, size));
         }
 
         #[test]
@@ -144,6 +160,7 @@ mod tests {
             let next_lap = place(from + u32::from(size), size);
             prop_assert!(at.is_available(offered) && !next_lap.is_available(offered));
             prop_assert!(!at.is_available(at.used_flags()) && !next_lap.is_available(at.used_flags()));
+            prop_assert!(at.is_used(at.used_flags()) && !next_lap.is_used(at.used_flags()) && !at.is_used(offered));
             // A ring of zeroes offers nothing.
             prop_assert!(!at.is_available(0));
         }

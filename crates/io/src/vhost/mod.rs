@@ -17,6 +17,7 @@ pub mod port;
 pub mod queue;
 mod receive;
 pub mod request;
+mod resume;
 mod ring;
 pub mod server;
 pub mod session;

@@ -22,6 +22,8 @@
 //! goes where the chain began. With IN_ORDER (section 2.8.9) one used descriptor says for all chains of a
 //! batch that they were used: where the first began, with the last one's id. As in a split ring that is done for chains
 //! that nothing is written into.
+//!
+//! What the next process needs to go on where this one was is left in the addresses of used descriptors: [`resume`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -32,12 +34,16 @@ use super::chain::{
 use super::fault::RingFault;
 use super::features;
 use super::index::{Position, passed_packed};
-use super::queue::{Bell, Mark, QueueError, QueueSetup, Ring, Room, place};
+use super::queue::{Begin, Bell, Mark, QueueError, QueueSetup, Ring, Room, place};
 use super::receive::Chains;
+use super::resume::{self, GivenBack, Note};
 use crate::copy;
 use crate::frame::Segment;
 use crate::guest_memory::GuestMemory;
 use crate::port::QueueState;
+
+/// How often a ring is copied until two copies are the same: a driver that goes on has filled its ring before.
+const COPIES: usize = 64;
 
 /// What an event structure asks for (virtio 1.2, section 2.8.14), in its upper half; a place is in the lower.
 const EVENT_ENABLE: u32 = 0;
@@ -112,7 +118,18 @@ impl PackedQueue {
         let ring = place(&memory, "descriptor ring", setup.desc, 16 * u64::from(size), 16)?;
         let driver = place(&memory, "driver event structure", setup.avail, 4, 4)?;
         let device = place(&memory, "device event structure", setup.used, 4, 4)?;
-        let next = setup.last_avail.map_or(Position::START, Position::from_bits);
+        let ring = ring.cast::<RawDescriptor>();
+        let (next, unfinished) = match setup.begin {
+            Begin::At(bits) => (Position::from_bits(bits), Vec::new()),
+            Begin::AsItWas { told } => {
+                // SAFETY: `place` found `size` descriptors there, aligned to 16, in memory that is kept mapped.
+                let copy = unsafe { copy_of(ring, size) };
+                match resume::find(&copy) {
+                    Some(place) => (place.next, place.unfinished),
+                    None => (Position::from_bits(told), Vec::new()),
+                }
+            }
+        };
         if next.slot >= size {
             return Err(QueueError::Base {
                 slot: next.slot,
@@ -120,7 +137,7 @@ impl PackedQueue {
             });
         }
         let mut queue = PackedQueue {
-            ring: ring.cast(),
+            ring,
             driver: driver.cast(),
             device: device.cast(),
             size,
@@ -138,8 +155,20 @@ impl PackedQueue {
             features,
             bell: Bell::new(setup.kick, setup.call),
         };
+        queue.finish(&unfinished);
         queue.disarm();
         Ok(queue)
+    }
+
+    /// Gives back, with nothing in it, what another process had begun to give back; the first of it comes last, as in
+    /// [`publish`](Self::publish).
+    fn finish(&mut self, unfinished: &[GivenBack]) {
+        for (number, &GivenBack { at, slots, id }) in unfinished.iter().enumerate().rev() {
+            let back = if number == 1 { unfinished[0].slots } else { 0 };
+            self.leave(at, slots, back);
+            let empty = Pending { id, slots, len: 0 };
+            self.tail(at).store(used(at, empty), Ordering::Release);
+        }
     }
 
     pub(super) fn last_avail(&self) -> u16 {
@@ -148,6 +177,10 @@ impl PackedQueue {
 
     pub(super) fn bell(&self) -> &Bell {
         &self.bell
+    }
+
+    pub(super) fn bell_mut(&mut self) -> &mut Bell {
+        &mut self.bell
     }
 
     pub(super) fn into_bell(self) -> Bell {
@@ -188,10 +221,13 @@ impl PackedQueue {
                 first.id = chain.id;
             } else {
                 let at = old.after(slots, self.size);
-                self.tail(at).store(used(at, chain), Ordering::Relaxed);
+                let back = if number == 1 { first.slots } else { 0 };
+                self.leave(at, chain.slots, back);
+                self.tail(at).store(used(at, chain), Ordering::Release);
             }
             slots += chain.slots;
         }
+        self.leave(old, if self.together { slots } else { first.slots }, 0);
         self.pending_start = self.pending_start.wrapping_add(count);
         self.slots -= slots;
         self.used = old.after(slots, self.size);
@@ -318,6 +354,27 @@ impl PackedQueue {
         self.next = self.next.after(slots, self.size);
     }
 
+    /// Leaves notes of a used descriptor for the next process, if there is something to say: before the descriptor itself,
+    /// which is to be written with Release. `back` as in [`Note::First`].
+    #[inline(always)]
+    fn leave(&self, at: Position, slots: u16, back: u16) {
+        if slots > 1 || back > 0 {
+            self.note(at, Note::First { slots, back });
+        }
+        if slots > 1 {
+            self.note(at.after(slots - 1, self.size), Note::Last);
+        }
+    }
+
+    #[inline(always)]
+    fn note(&self, at: Position, note: Note) {
+        // SAFETY: as in `tail`, of the eight bytes before.
+        unsafe {
+            let addr = self.ring.add(usize::from(at.slot)).cast::<u64>();
+            addr.write_volatile(note.bits());
+        }
+    }
+
     /// Length, id and flags of a slot, which both sides use as one atomic.
     #[inline(always)]
     fn tail(&self, at: Position) -> &AtomicU64 {
@@ -346,6 +403,24 @@ impl PackedQueue {
             copy::prefetch(self.ring.wrapping_add(usize::from(self.next.slot) + line).cast());
         }
     }
+}
+
+/// A ring as it is. The guest may be writing: what it offers meanwhile may be in it or not.
+///
+/// # Safety
+/// `ring` is valid for reads of `size` descriptors and aligned to 8.
+unsafe fn copy_of(ring: *const RawDescriptor, size: u16) -> Vec<RawDescriptor> {
+    // SAFETY: the caller's promise.
+    let copy = || (0..usize::from(size)).map(|slot| unsafe { read_aligned(ring.add(slot)) });
+    let mut last: Vec<RawDescriptor> = copy().collect();
+    for _ in 0..COPIES {
+        let next: Vec<RawDescriptor> = copy().collect();
+        if next == last {
+            break;
+        }
+        last = next;
+    }
+    last
 }
 
 /// The last eight bytes of the used descriptor of a chain that began at `at` (virtio 1.2, section 2.8.4).

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use super::chain::Buffer;
 use super::fault::RingFault;
 use super::features;
+use super::index::Position;
 use super::notifier;
 use super::packed::PackedQueue;
 use super::receive::{self, Chains};
@@ -42,20 +43,38 @@ pub struct QueueSetup {
     pub used: u64,
     /// What was negotiated; RING_PACKED says which kind of ring it is.
     pub features: u64,
-    /// The next entry to take; in a packed ring bit 15 is the wrap counter of that place. `None`: where a new ring begins,
-    /// but for a split ring the used index that is in memory, which is right after a reconnection: nothing that was given
-    /// back is taken again.
-    pub last_avail: Option<u16>,
+    /// Where to begin.
+    pub begin: Begin,
     /// Where the guest notifies us.
     pub kick: Option<OwnedFd>,
     /// Where we notify the guest; without it the guest polls.
     pub call: Option<OwnedFd>,
 }
 
+/// Which entry of a ring is the next to take. In a packed ring bit 15 is the wrap counter of that place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Begin {
+    /// This one.
+    At(u16),
+    /// The one that the ring itself shows: the used index of a split ring, what `resume` finds in a packed one. All that
+    /// was given back was taken before, so that nothing is taken again, and what was taken and not given back is.
+    AsItWas {
+        /// What the VMM says, for a packed ring that does not show it.
+        told: u16,
+    },
+}
+
+impl Begin {
+    /// A new ring, or any that was left by one of ours.
+    pub const AS_IT_WAS: Begin = Begin::AsItWas {
+        told: Position::START.bits(),
+    };
+}
+
 /// What is left of a queue for the session to keep.
 #[derive(Debug)]
 pub struct QueueParts {
-    /// As in [`QueueSetup`], for GET_VRING_BASE or a new queue. All that was taken has been given back.
+    /// As in [`Begin::At`], for GET_VRING_BASE or a new queue. All that was taken has been given back.
     pub last_avail: u16,
     /// As in [`QueueSetup`].
     pub kick: Option<OwnedFd>,
@@ -137,11 +156,17 @@ impl Queue {
                 return Err(QueueError::NotEventfd(name));
             }
         }
-        if setup.features & features::RING_PACKED != 0 {
-            PackedQueue::new(setup).map(Queue::Packed)
-        } else {
-            SplitQueue::new(setup).map(Queue::Split)
+        let packed = setup.features & features::RING_PACKED != 0;
+        let mut queue = match packed {
+            true => Queue::Packed(PackedQueue::new(setup)?),
+            false => Queue::Split(SplitQueue::new(setup)?),
+        };
+        // Who had this ring before may have been killed when it had given chains back and had not said so.
+        let beginning = if packed { Position::START.bits() } else { 0 };
+        if queue.last_avail() != beginning {
+            either!(&mut queue, ring => ring.bell_mut()).call(false);
         }
+        Ok(queue)
     }
 
     /// Takes the queue apart; what was taken from the guest and not given back yet is given back.
@@ -156,7 +181,7 @@ impl Queue {
         }
     }
 
-    /// The next entry that will be taken, as in [`QueueSetup::last_avail`].
+    /// The next entry that will be taken, as in [`Begin::At`].
     pub fn last_avail(&self) -> u16 {
         either!(self, ring => ring.last_avail())
     }
@@ -262,7 +287,7 @@ pub(super) trait Ring {
 /// A place in a ring; see [`Ring::mark`].
 #[derive(Clone, Copy)]
 pub(super) struct Mark {
-    /// The next to be taken, as in [`QueueSetup::last_avail`].
+    /// The next to be taken, as in [`Begin::At`].
     pub next: u16,
     /// Where the next pending entry goes.
     pub pending_end: u16,
@@ -318,7 +343,7 @@ impl Bell {
         }
     }
 
-    /// Notifies the guest if it wants that.
+    /// Notifies the guest if it wants that, and the first time in any case.
     #[inline]
     pub fn call(&mut self, wanted: bool) {
         if (wanted || self.anyway)

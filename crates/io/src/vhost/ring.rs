@@ -3,17 +3,15 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::features;
-use super::queue::{Queue, QueueError, QueueSetup};
+use super::queue::{Begin, Queue, QueueError, QueueSetup};
 use super::request::RingAddresses;
 use crate::guest_memory::GuestMemory;
 
 /// Where in the available ring to begin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Base {
-    /// As the VMM says. The ring's own used index is what is begun with: all that is taken from a ring is given
-    /// back before it is stopped, so the two are the same, unless the VMM has lost count (virtio-user says 0
-    /// after every reconnection). A packed ring has no such index: there the VMM is believed.
+    /// As the VMM says. The ring itself is what is asked first, since the VMM may have lost count (virtio-user says 0
+    /// after every reconnection, QEMU where a packed ring was when its device was last started).
     Given(u32),
     /// As the queue itself was left; the VMM has not spoken since.
     Kept(u16),
@@ -34,13 +32,13 @@ impl Base {
         }
     }
 
-    /// The next to be taken, for [`QueueSetup::last_avail`]. Of a packed ring only the lower half counts, as in DPDK:
-    /// virtio-user leaves the upper one zero.
-    fn next(self, packed: bool) -> Option<u16> {
+    /// For [`QueueSetup`]. Of a packed ring only the lower half of what the VMM says counts, as in DPDK: virtio-user leaves
+    /// the upper one zero.
+    fn begin(self) -> Begin {
         match self {
-            Base::Given(value) => packed.then_some(value as u16),
-            Base::Kept(next) => Some(next),
-            Base::New => None,
+            Base::Given(value) => Begin::AsItWas { told: value as u16 },
+            Base::Kept(next) => Begin::At(next),
+            Base::New => Begin::AS_IT_WAS,
         }
     }
 }
@@ -116,7 +114,7 @@ impl Ring {
             avail: addresses.available,
             used: addresses.used,
             features: negotiated,
-            last_avail: self.base.next(negotiated & features::RING_PACKED != 0),
+            begin: self.base.begin(),
             kick: self.kick.take(),
             call: self.call.take(),
         };

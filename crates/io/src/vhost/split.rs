@@ -25,7 +25,7 @@ use super::chain::{Buffers, CHAIN_MAX, Descriptor, INDIRECT, NEXT, RawDescriptor
 use super::fault::RingFault;
 use super::features;
 use super::index::passed;
-use super::queue::{Bell, Mark, QueueError, QueueSetup, Ring, Room, place};
+use super::queue::{Begin, Bell, Mark, QueueError, QueueSetup, Ring, Room, place};
 use super::receive::Chains;
 use crate::copy;
 use crate::frame::{BATCH, Segment};
@@ -99,7 +99,10 @@ impl SplitQueue {
         };
         queue.used_index = queue.used_idx().load(Ordering::Relaxed);
         queue.pending_end = queue.used_index;
-        queue.next_avail = setup.last_avail.unwrap_or(queue.used_index);
+        queue.next_avail = match setup.begin {
+            Begin::At(index) => index,
+            Begin::AsItWas { .. } => queue.used_index,
+        };
         queue.avail_seen = queue.next_avail;
         queue.disarm();
         Ok(queue)
@@ -111,6 +114,10 @@ impl SplitQueue {
 
     pub(super) fn bell(&self) -> &Bell {
         &self.bell
+    }
+
+    pub(super) fn bell_mut(&mut self) -> &mut Bell {
+        &mut self.bell
     }
 
     pub(super) fn into_bell(self) -> Bell {
