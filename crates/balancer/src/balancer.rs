@@ -142,13 +142,18 @@ impl Balancer {
         }
     }
 
-    /// Gives an interface back.
+    /// Gives an interface back, with a bond its ports.
     ///
     /// # Errors
     /// The kernel refuses to write the map.
     pub fn detach(&mut self, ifindex: u32) -> Result<(), Error> {
         self.interfaces.remove(ifindex, Feature::Balancer);
-        self.forget_interface(ifindex)
+        let its = self
+            .known
+            .values()
+            .filter(|known| known.ifindex == ifindex || known.out == ifindex);
+        let its: Vec<u32> = its.map(|known| known.ifindex).collect();
+        its.into_iter().try_for_each(|known| self.forget_interface(known))
     }
 
     /// The program, for somebody whose [`Interfaces`] several features share: attach it there, and tell the interface by
@@ -195,6 +200,16 @@ impl Balancer {
     /// The interfaces whose packets are taken.
     pub fn interfaces(&self) -> impl Iterator<Item = &Interface> {
         self.known.values()
+    }
+
+    /// What the program was loaded with.
+    pub fn settings(&self) -> &layout::Settings {
+        &self.settings
+    }
+
+    /// The number that the program knows a server by, for as long as it is in the configuration.
+    pub fn server_number(&self, key: &ServiceKey, address: IpAddr) -> Option<u16> {
+        self.register.servers.of(&(*key, address))
     }
 
     /// The configuration in force.

@@ -57,6 +57,28 @@ impl Reason {
         Reason::Adopted,
     ];
 
+    /// One sentence for people.
+    pub const fn description(self) -> &'static str {
+        match self {
+            Reason::NoServer => "Dropped: the service has no server that is up.",
+            Reason::NoWay => "Dropped: no route to the server, or its next hop does not answer.",
+            Reason::Expired => "Answered: the packet's last hop was the load balancer.",
+            Reason::TooBig => "Answered: the packet does not fit the way to its server.",
+            Reason::Fragment => "Dropped: a later fragment whose first one was not seen.",
+            Reason::NoRoom => "Dropped: the frame cannot grow as far as its new headers need.",
+            Reason::Silent => {
+                "Dropped: it would have been answered, but for the rate of answers or what it is."
+            }
+            Reason::Echo => "Answered: an echo request to a service address.",
+            Reason::NotUnderstood => {
+                "Left to the kernel: headers that are broken, encrypted or of no protocol that is balanced."
+            }
+            Reason::NoService => "Left to the kernel: no service has its protocol and port.",
+            Reason::TableFull => "Sent, but its flow is not remembered: no flow in its bucket may go.",
+            Reason::Adopted => "Sent: of a flow whose beginning was not seen.",
+        }
+    }
+
     /// The name that people and metrics use.
     pub const fn name(self) -> &'static str {
         match self {

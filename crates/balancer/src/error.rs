@@ -78,6 +78,15 @@ pub enum Error {
         /// The one that is.
         other: u32,
     },
+    /// An interface that is not there, or has no Ethernet address.
+    #[error("there is no Ethernet interface {name}")]
+    NoInterface {
+        /// Its name.
+        name: String,
+    },
+    /// The kernel's tables cannot be followed.
+    #[error(transparent)]
+    Netlink(#[from] netlink::Error),
     /// The program, a map or an interface.
     #[error(transparent)]
     Xdp(#[from] xdp::Error),

@@ -20,6 +20,8 @@ pub struct Hop {
     pub vlans: Vec<u16>,
     /// The longest IP packet that fits.
     pub mtu: u16,
+    /// The next hop is the server itself: layer 2 reaches no other.
+    pub direct: bool,
     /// Our address towards there, of the server's family: the source of outer headers.
     pub source: Option<IpAddr>,
 }
@@ -41,6 +43,7 @@ pub(crate) fn fill(entry: &mut layout::Server, server: &Server, hop: Option<&Hop
     let inner = if vip_is_v6 { IPV6 } else { IPIP };
     let inner_type = if vip_is_v6 { ETHERTYPE_IPV6 } else { ETHERTYPE_IPV4 };
     let carried = match server.tunnel {
+        Tunnel::None if !hop.direct => return,
         Tunnel::None => {
             fill_link(entry, hop, inner_type);
             entry.ifindex = hop.ifindex;

@@ -3,8 +3,8 @@
 //! # Theory of operation
 //!
 //! The forwarding is one XDP program (`bpf/balancer.bpf.c`); this crate is everything else, and needs no daemon. A program
-//! makes a [`Balancer`], tells it a set of [`Services`], how servers are reached ([`Hop`]s, by hand or followed from the
-//! kernel by [`follow`]), and attaches it to interfaces.
+//! makes a [`Balancer`], tells it a set of [`Services`], how servers are reached ([`Hop`]s, by hand or as a [`Follower`] finds
+//! them in the kernel's tables), and attaches it to interfaces.
 //!
 //! **Choosing.** Each service has a Maglev table ([`maglev`]): 16,384 slots, each with a server, computed from the servers'
 //! addresses and weights alone, so that balancers with one configuration and one [`Options::seed`] choose alike. A new flow takes the
@@ -34,6 +34,7 @@ pub mod compile;
 mod counters;
 mod error;
 mod flows;
+mod follow;
 mod halves;
 mod hash;
 mod hop;
@@ -46,6 +47,7 @@ pub use balancer::{Balancer, Interface, Options};
 pub use counters::{Counters, Reason, ServerCounters};
 pub use error::Error;
 pub use flows::{Flow, FlowState};
+pub use follow::Follower;
 pub use hash::Tuple;
 pub use hop::Hop;
 pub use model::{Protocol, Server, Service, ServiceKey, Services, State, Tunnel, Weight};

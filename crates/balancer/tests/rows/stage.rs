@@ -62,6 +62,7 @@ pub fn hop(v6: bool, n: u8) -> Hop {
         mac: Mac([2, 0, 0, 1, 0, n]),
         vlans: Vec::new(),
         mtu: 1500,
+        direct: true,
         source: Some(source(v6)),
     }
 }
