@@ -81,6 +81,8 @@ pub struct Worker {
     /// The ports that are polled; all others are parked.
     active: Vec<QueueId>,
     parked: usize,
+    /// Ports that were parked without being served: see [`Worker::is_served`].
+    unserved: Vec<QueueId>,
     looked_at_ns: u64,
     batch: Batch,
     commands: Receiver<Command>,
@@ -148,6 +150,7 @@ impl Worker {
             ports: Ports::new(parts.number, parts.routes, parts.outbox),
             active: Vec::new(),
             parked: 0,
+            unserved: Vec::new(),
             looked_at_ns: 0,
             batch: Batch::new(),
             commands: parts.commands,
@@ -209,10 +212,15 @@ impl Worker {
         !self.dumps.is_empty() || self.path.has_work() || waits || self.stopped
     }
 
+    /// What comes from a slot is taken. What a port sends whose NIC is not configured (yet) waits in its ring.
+    fn is_served(&self, slot: PortSlot) -> bool {
+        self.path.view.port(slot).is_some()
+    }
+
     /// One batch of one queue: receive, judge, deliver, give the buffers back.
     #[inline]
     fn serve(&mut self, queue: QueueId, now: Now) -> usize {
-        let known = self.path.view.port(queue.slot).is_some();
+        let is_served = self.is_served(queue.slot);
         let Some((attached, outbox)) = self.ports.find_with_outbox(queue) else {
             return 0;
         };
@@ -223,8 +231,7 @@ impl Worker {
                 return 0;
             }
         }
-        if !known || attached.broken || attached.leaving {
-            // What a port sends whose NIC is not configured (yet) waits in its ring.
+        if !is_served || attached.broken || attached.leaving {
             return 0;
         }
         // A broadcast costs as much as the frames that it becomes. Who sends many waits while the others have their

@@ -92,6 +92,7 @@ impl Worker {
                 Command::Publish(snapshot, answer) => {
                     self.load.epoch = snapshot.epoch.0;
                     let _ = answer.send(self.path.take_up(snapshot));
+                    self.unpark_served(now);
                 }
                 Command::Underlay(underlay, answer) => {
                     let _ = answer.send(self.path.take_up_underlay(underlay));
@@ -244,6 +245,7 @@ impl Worker {
             true => self.ports.detach(queue)?,
             false => self.ports.take(queue)?,
         };
+        self.unserved.retain(|other| *other != queue);
         if attached.parked {
             self.parked -= 1;
         } else {

@@ -20,7 +20,8 @@ impl Worker {
         while let Some(&queue) = self.active.get(index) {
             if !self.park(index) {
                 // It has frames, or nothing to wake us with.
-                work |= self.ports.find(queue).is_some_and(Attached::has_work);
+                let is_served = self.is_served(queue.slot);
+                work |= is_served && self.ports.find(queue).is_some_and(Attached::has_work);
                 index += 1;
             }
         }
@@ -56,9 +57,7 @@ impl Worker {
                         continue;
                     };
                     attached.port.drain_kick();
-                    if std::mem::take(&mut attached.parked) {
-                        attached.port.disarm();
-                        attached.heard_ns = now.mono_ns;
+                    if attached.unpark(now) {
                         self.parked -= 1;
                         self.active.push(queue);
                     }
@@ -69,6 +68,22 @@ impl Worker {
         }
     }
 
+    /// A snapshot is in force: the NICs of some ports may have come, and what they sent before is waiting.
+    pub(super) fn unpark_served(&mut self, now: Now) {
+        for queue in std::mem::take(&mut self.unserved) {
+            if !self.is_served(queue.slot) {
+                self.unserved.push(queue);
+            } else if self
+                .ports
+                .find(queue)
+                .is_some_and(|attached| attached.unpark(now))
+            {
+                self.parked -= 1;
+                self.active.push(queue);
+            }
+        }
+    }
+
     /// Nothing came from this port for a while.
     pub(super) fn is_quiet(&mut self, queue: QueueId, now: Now) -> bool {
         let attached = self.ports.find(queue);
@@ -76,13 +91,18 @@ impl Worker {
     }
 
     /// Arms an active port and stops polling it. False when it has frames already, or batches that are out, or nothing
-    /// to wake us with.
+    /// to wake us with. Frames of a port that is not served are no work: they wait for its NIC, and not we for them.
     pub(super) fn park(&mut self, index: usize) -> bool {
-        let Some(attached) = self.ports.find(self.active[index]) else {
+        let queue = self.active[index];
+        let is_served = self.is_served(queue.slot);
+        let Some(attached) = self.ports.find(queue) else {
             return false;
         };
-        if !attached.wakes || !attached.out.is_empty() || attached.has_work() {
+        if !attached.wakes || !attached.out.is_empty() || attached.has_work() && is_served {
             return false;
+        }
+        if !is_served && !self.unserved.contains(&queue) {
+            self.unserved.push(queue);
         }
         attached.parked = true;
         self.parked += 1;
@@ -99,5 +119,17 @@ impl Worker {
             .iter()
             .filter_map(|queue| self.ports.peek(*queue)?.port.next_tick());
         ticks.chain(table).min().map(|at| at.max(now.mono_ns))
+    }
+}
+
+impl Attached {
+    /// The port is polled again; false if it was already.
+    fn unpark(&mut self, now: Now) -> bool {
+        let was_parked = std::mem::take(&mut self.parked);
+        if was_parked {
+            self.port.disarm();
+            self.heard_ns = now.mono_ns;
+        }
+        was_parked
     }
 }

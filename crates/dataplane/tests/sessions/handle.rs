@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use dataplane::{Now, PortSlot, Simulation, Snapshot, Switch, WorkerConfig, WorkerGone};
 use io::memory_port::MemoryPort;
+use wire::offload::Offload;
 
 use crate::lab::*;
 
@@ -121,4 +122,27 @@ fn a_port_is_not_waited_for_longer_than_a_second() {
         peers[1].receive().map(|(frame, _)| frame),
         Some(udp(a, b, Family::V4, 1, 2))
     );
+}
+
+/// What a guest sends whose NIC is not configured waits in its ring, and its worker sleeps meanwhile.
+#[test]
+fn frames_that_wait_for_their_nic_keep_nobody_awake() {
+    let (mut lab, a, b) = Lab::pair(vec![allow_all_in(None)]);
+    let with_both = lab.snapshot(1000);
+    lab.delete(a);
+    lab.queue(a, udp(a, b, Family::V4, 1, 2), Offload::default());
+    lab.sim.turn();
+    // The guest has kicked: that is looked at once.
+    lab.sim.sleep_of(0);
+    let before = lab.sim.load();
+    for _ in 0..3 {
+        lab.sim.turn();
+        lab.sim.sleep_of(0);
+    }
+    let after = lab.sim.load();
+    assert_eq!((after.sleeps, after.frames), (before.sleeps + 3, before.frames));
+    // It comes with the NIC.
+    lab.sim.publish(with_both);
+    lab.sim.turn();
+    assert_eq!(lab.received(b).len(), 1);
 }
