@@ -3,7 +3,10 @@
 
 mod groups;
 mod nics;
+mod overlay;
 mod read;
+
+pub use overlay::{EndpointStatus, NetworkStatus};
 
 use crate::attach::{AttachError, Attachments, DataPlane, DataPlaneError, OpenRequest, Settings};
 use crate::compile::Work;
@@ -66,6 +69,12 @@ pub struct Status {
     pub groups: usize,
     /// Rules of all groups.
     pub rules: usize,
+    /// Virtual networks that anything speaks of.
+    pub vnis: usize,
+    /// Other hosts.
+    pub endpoints: usize,
+    /// MACs that are bound to them.
+    pub bindings: usize,
 }
 
 impl Controller {
@@ -108,6 +117,8 @@ impl Controller {
         changes.extend(gone.map(Change::RemoveGroup));
         changes.extend(config.groups.into_values().map(Change::PutGroup));
         changes.extend(config.nics.into_values().map(Change::PutNic));
+        let overlay = self.replace_overlay(config.endpoints, config.networks, config.bindings)?;
+        changes.push(Change::Overlay(Box::new(overlay)));
         self.commit(changes, dry_run)
     }
 
@@ -121,6 +132,10 @@ impl Controller {
         }
         let mut opened = Vec::new();
         let published = self.open(&mut next, &staged, &mut opened).and_then(|()| {
+            // What is behind other hosts in networks that nobody here is in concerns no frame.
+            if !staged.concerns_frames() {
+                return Ok(Work::default());
+            }
             let work = next.compile(&staged, &self.settings);
             self.dataplane.publish(Arc::new(next.snapshot.clone()))?;
             Ok(work)

@@ -9,6 +9,10 @@
 //! - group old
 //! ```
 
+mod overlay;
+
+pub use overlay::{BindingChange, EndpointChange, NetworkChange};
+
 use crate::model::{Group, GroupId, Nic, NicId, NicKind, Rule, VhostMode};
 use std::collections::HashSet;
 use std::fmt::{self, Display};
@@ -22,6 +26,12 @@ pub struct Diff {
     pub nics: Vec<NicChange>,
     /// By group, sorted by id.
     pub groups: Vec<GroupChange>,
+    /// By endpoint, sorted by address.
+    pub endpoints: Vec<EndpointChange>,
+    /// By VNI, sorted.
+    pub networks: Vec<NetworkChange>,
+    /// By binding, sorted by VNI and MAC.
+    pub bindings: Vec<BindingChange>,
 }
 
 /// What changes about one NIC.
@@ -86,7 +96,18 @@ pub struct GroupDiff {
 impl Diff {
     /// True when there is nothing to do.
     pub fn is_empty(&self) -> bool {
-        self.nics.is_empty() && self.groups.is_empty()
+        let Diff {
+            nics,
+            groups,
+            endpoints,
+            networks,
+            bindings,
+        } = self;
+        nics.is_empty()
+            && groups.is_empty()
+            && endpoints.is_empty()
+            && networks.is_empty()
+            && bindings.is_empty()
     }
 }
 
@@ -283,7 +304,9 @@ impl Display for Diff {
                 writeln!(f, "    ~ {field} {} -> {}", shown(from), shown(to))?;
             }
         }
-        Ok(())
+        self.endpoints.iter().try_for_each(|change| change.fmt(f))?;
+        self.networks.iter().try_for_each(|change| change.fmt(f))?;
+        self.bindings.iter().try_for_each(|change| change.fmt(f))
     }
 }
 

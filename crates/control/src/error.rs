@@ -74,6 +74,25 @@ pub enum Error {
     /// There is no such group.
     #[error("there is no security group '{0}'")]
     NoGroup(GroupId),
+    /// There is no such endpoint.
+    #[error("there is no endpoint '{0}'")]
+    NoEndpoint(std::net::IpAddr),
+    /// There is no such binding.
+    #[error("there is no binding of {mac} in VNI {vni}")]
+    NoBinding {
+        /// The virtual network.
+        vni: wire::Vni,
+        /// The MAC.
+        mac: wire::Mac,
+    },
+    /// The endpoint has bindings.
+    #[error("endpoint '{address}' has {bindings} bindings: delete them with it, or first")]
+    EndpointInUse {
+        /// Which one.
+        address: std::net::IpAddr,
+        /// How many name it.
+        bindings: usize,
+    },
     /// The NIC's socket, interface or trace file cannot be made.
     #[error("NIC '{nic}': {why}")]
     Attach {
@@ -109,9 +128,13 @@ impl Error {
             Error::Id { .. } | Error::Value { .. } | Error::Rule(_) | Error::SniffsItself(_) => {
                 ErrorKind::Invalid
             }
-            Error::MacTaken { .. } | Error::PathTaken { .. } => ErrorKind::Conflict,
+            Error::MacTaken { .. } | Error::PathTaken { .. } | Error::EndpointInUse { .. } => {
+                ErrorKind::Conflict
+            }
             Error::Quota { .. } => ErrorKind::Quota,
-            Error::NoNic(_) | Error::NoGroup(_) => ErrorKind::NotFound,
+            Error::NoNic(_) | Error::NoGroup(_) | Error::NoEndpoint(_) | Error::NoBinding { .. } => {
+                ErrorKind::NotFound
+            }
             Error::Attach { .. } | Error::DataPlane(_) => ErrorKind::Unavailable,
         }
     }

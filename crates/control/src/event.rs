@@ -3,8 +3,13 @@
 //! configuration anew.
 
 use crate::diff::{Diff, FieldChange, GroupDiff, NicDiff};
-use crate::model::{GroupId, NicId};
+use crate::model::{BindingKey, GroupId, NicId};
+use std::net::IpAddr;
 use tokio::sync::broadcast;
+use wire::Vni;
+
+/// Bindings that one operation changes and that are told one by one. More would push everything else out of the queues.
+const BINDINGS_TOLD: usize = 1_024;
 
 /// Whether a guest is there.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -46,6 +51,18 @@ pub enum EventKind {
     GroupChanged(GroupId, GroupDiff),
     /// A group is gone.
     GroupRemoved(GroupId),
+    /// An endpoint is there, or has other values.
+    EndpointChanged(IpAddr),
+    /// An endpoint is gone.
+    EndpointRemoved(IpAddr),
+    /// Something else is said of a VNI.
+    NetworkChanged(Vni),
+    /// A binding is there, or has other values.
+    BindingChanged(BindingKey),
+    /// A binding is gone.
+    BindingRemoved(BindingKey),
+    /// So many bindings have changed at once that they are not told one by one.
+    BindingsChanged(usize),
 }
 
 /// Numbers events and sends them.
@@ -81,7 +98,7 @@ impl Events {
         });
     }
 
-    /// One event for each NIC and group of the diff.
+    /// One event for each thing of the diff, but for very many bindings.
     pub(crate) fn send_diff(&mut self, epoch: u64, diff: &Diff) {
         for change in &diff.groups {
             let id = change.id.clone();
@@ -98,6 +115,27 @@ impl Events {
                 NicDiff::Added(_) => EventKind::NicAdded(id),
                 NicDiff::Removed => EventKind::NicRemoved(id),
                 NicDiff::Changed(fields) => EventKind::NicChanged(id, fields.clone()),
+            };
+            self.send(epoch, kind);
+        }
+        for change in &diff.endpoints {
+            let kind = match change.to {
+                Some(_) => EventKind::EndpointChanged(change.address),
+                None => EventKind::EndpointRemoved(change.address),
+            };
+            self.send(epoch, kind);
+        }
+        for change in &diff.networks {
+            self.send(epoch, EventKind::NetworkChanged(change.vni()));
+        }
+        if diff.bindings.len() > BINDINGS_TOLD {
+            self.send(epoch, EventKind::BindingsChanged(diff.bindings.len()));
+            return;
+        }
+        for change in &diff.bindings {
+            let kind = match change.to {
+                Some(_) => EventKind::BindingChanged(change.key),
+                None => EventKind::BindingRemoved(change.key),
             };
             self.send(epoch, kind);
         }

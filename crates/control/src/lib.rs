@@ -34,8 +34,12 @@ mod tests;
 
 pub use attach::{AttachError, Attachments, DataPlane, DataPlaneError, OpenRequest, Settings};
 pub use compile::Work;
-pub use controller::{Controller, NicStatus, Status};
-pub use diff::{Diff, FieldChange, GroupChange, GroupDiff, NicChange, NicDiff};
+pub use controller::{Controller, EndpointStatus, NetworkStatus, NicStatus, Status};
+pub use diff::{
+    BindingChange, Diff, EndpointChange, FieldChange, GroupChange, GroupDiff, NetworkChange, NicChange,
+    NicDiff,
+};
 pub use error::{Error, ErrorKind};
 pub use event::{Event, EventKind, NicState};
+pub use state::NetworkMode;
 pub use stats::{GroupStats, NicStats, RuleStats};

@@ -31,6 +31,18 @@ pub const INTERFACE_NAME: usize = 15;
 pub const TRACE_PATH: usize = 4_095;
 /// Smallest MTU: an IPv4 link carries 68 bytes (RFC 791 section 3.2).
 pub const MTU_MIN: u16 = 68;
+/// VNIs that anything is said of: by a NIC, an endpoint, a binding or options.
+pub const VNIS: usize = 350_000;
+/// Other hosts.
+pub const ENDPOINTS: usize = 10_667;
+/// MACs that are bound to endpoints.
+pub const BINDINGS: usize = 1_000_000;
+/// Addresses of all bindings together; of one there are as many as of a NIC, [`IPS_PER_NIC`].
+pub const BINDING_IPS: usize = 2_000_000;
+/// VNIs that endpoints are declared for one by one, those of all endpoints together.
+pub const MEMBERSHIPS: usize = 1_000_000;
+/// Bytes of an endpoint's name.
+pub const ENDPOINT_NAME: usize = 255;
 /// Events that a subscriber may be behind before it is told that it has missed some.
 pub const EVENTS: usize = 4_096;
 
@@ -57,6 +69,12 @@ mod tests {
             ("SOCKET_PATH", SOCKET_PATH),
             ("INTERFACE_NAME", INTERFACE_NAME),
             ("TRACE_PATH", TRACE_PATH),
+            ("VNIS", VNIS),
+            ("ENDPOINTS", ENDPOINTS),
+            ("BINDINGS", BINDINGS),
+            ("BINDING_IPS", BINDING_IPS),
+            ("MEMBERSHIPS", MEMBERSHIPS),
+            ("ENDPOINT_NAME", ENDPOINT_NAME),
             ("EVENTS", EVENTS),
         ];
         for (name, value) in limits {

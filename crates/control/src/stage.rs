@@ -3,6 +3,9 @@
 //! to any more. An error leaves a half changed copy, which the caller drops.
 
 mod link;
+mod overlay;
+
+pub(crate) use overlay::{OverlayChanges, OverlayTouch};
 
 use crate::attach::{DataPlane, Settings};
 use crate::diff::{self, Diff, GroupChange, NicChange, NicDiff};
@@ -23,6 +26,8 @@ pub(crate) enum Change {
     RemoveNic(NicId),
     PutGroup(Group),
     RemoveGroup(GroupId),
+    /// All that an operation changes of it: once in a list at the most.
+    Overlay(Box<OverlayChanges>),
 }
 
 /// What [`State::stage`] has done and `compile` has to build.
@@ -38,6 +43,14 @@ pub(crate) struct Staged {
     pub dropped_groups: Vec<GroupIdx>,
     /// Networks whose last NIC goes.
     pub dropped_networks: Vec<NetworkIdx>,
+    pub overlay: OverlayTouch,
+}
+
+impl Staged {
+    /// True when a snapshot has to be made of it.
+    pub fn concerns_frames(&self) -> bool {
+        !self.diff.nics.is_empty() || !self.diff.groups.is_empty() || !self.overlay.is_empty()
+    }
 }
 
 /// What of a group is touched.
@@ -61,6 +74,7 @@ impl State {
         let mut staged = Staged::default();
         let epoch = self.snapshot.epoch.0 + 1;
         let mut groups = Vec::new();
+        let mut overlay = OverlayChanges::default();
         for change in changes {
             match change {
                 Change::PutNic(nic) => {
@@ -98,6 +112,7 @@ impl State {
                 }
                 Change::PutGroup(group) => groups.push((group.id.clone(), Some(group.normalised()?))),
                 Change::RemoveGroup(id) => groups.push((id, None)),
+                Change::Overlay(changes) => overlay = *changes,
             }
         }
         for (id, group) in groups {
@@ -105,9 +120,13 @@ impl State {
         }
         quota("the daemon", "groups", self.group_count, limits::GROUPS)?;
         quota("the daemon", "rules", self.rule_count, limits::RULES)?;
+        let networks = &self.networks;
+        self.overlay
+            .stage(overlay, |vni| networks.contains_key(&vni), &mut staged)?;
         self.stage_nics(epoch, settings, dataplane, &mut staged)?;
         self.check_rules_per_nic(&staged)?;
         self.sweep(epoch, &mut staged);
+        quota("the daemon", "VNIs", self.overlay.vnis.len(), limits::VNIS)?;
         staged.diff.nics.sort_by(|a, b| a.id.cmp(&b.id));
         staged.diff.groups.sort_by(|a, b| a.id.cmp(&b.id));
         Ok(staged)
@@ -266,6 +285,7 @@ impl State {
                 self.network_slots.give(old.network.0, epoch);
                 staged.dropped_networks.push(old.network);
                 self.networks.remove(&old.nic.vni);
+                self.overlay.release(old.nic.vni);
             }
         }
     }

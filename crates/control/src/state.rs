@@ -2,6 +2,8 @@
 //! either becomes the state or is dropped. `stage.rs` makes the changes to the indices and checks them; `compile.rs`
 //! then builds what they touch.
 
+mod overlay;
+
 use crate::event::NicState;
 use crate::limits;
 use crate::model::{Group, GroupId, Nic, NicId, Rule};
@@ -13,6 +15,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use wire::{Mac, Vni};
 
+pub use overlay::NetworkMode;
+pub(crate) use overlay::{Overlay, Place};
+
 /// The model and what it compiles to.
 #[derive(Clone)]
 pub(crate) struct State {
@@ -20,6 +25,8 @@ pub(crate) struct State {
     /// Every name that is a group, has NICs in it, or is named by a rule.
     pub groups: imbl::OrdMap<GroupId, GroupEntry>,
     pub networks: imbl::HashMap<Vni, NetworkEntry>,
+    /// Other hosts, and what is behind them.
+    pub overlay: Overlay,
     /// Who has a port's slot.
     pub by_slot: imbl::HashMap<u32, NicId>,
     /// Who sniffs a NIC, which need not exist.
@@ -115,6 +122,7 @@ impl State {
             nics: imbl::OrdMap::new(),
             groups: imbl::OrdMap::new(),
             networks: imbl::HashMap::new(),
+            overlay: Overlay::default(),
             by_slot: imbl::HashMap::new(),
             sniffers: imbl::HashMap::new(),
             group_count: 0,

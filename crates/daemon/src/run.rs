@@ -143,6 +143,7 @@ fn control_settings(settings: &Settings) -> Result<control::Settings, String> {
         trace_default: settings.packet_trace,
         pid: std::process::id(),
         flow_share: settings.max_flows_per_nic,
+        underlay_ipv6: settings.ip.is_some_and(|ip| ip.is_ipv6()),
         started_unix_secs: unix_secs(),
     })
 }

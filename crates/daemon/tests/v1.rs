@@ -526,6 +526,7 @@ async fn a_declared_configuration_is_applied_whole_or_not_at_all() {
     let declared = v1::Config {
         nics: vec![shown("comes", 2), moved],
         groups: vec![web],
+        ..Default::default()
     };
     let apply = |config: &v1::Config, dry_run| v1::ApplyRequest {
         config: Some(config.clone()),
@@ -711,6 +712,9 @@ async fn what_can_be_seen_of_the_daemon() {
         nics: 1,
         groups: 0,
         rules: 0,
+        networks: 1,
+        remote_endpoints: 0,
+        bindings: 0,
         socket_dir: daemon.dir.path().to_str().unwrap().into(),
         endpoints: vec![
             daemon.v0.clone(),

@@ -269,7 +269,27 @@ fn configs() -> (v1::Config, v1::Config) {
         sniff_target: "vm1".into(),
         ..nic(4, v1::NicKind::Tap)
     };
-    let config = |nics, groups| v1::Config { nics, groups };
+    let config = |nics, groups| v1::Config {
+        nics,
+        groups,
+        endpoints: vec![v1::Endpoint {
+            address: "192.0.2.2".into(),
+            vnis: vec![42, 43],
+            ..Default::default()
+        }],
+        networks: vec![v1::Network {
+            vni: 42,
+            learning: Some(true),
+            flood: v1::Flood::Multicast.into(),
+            multicast_group: "239.1.1.1".into(),
+        }],
+        bindings: vec![v1::Binding {
+            vni: 42,
+            mac: "52:54:00:00:00:99".into(),
+            addresses: vec!["10.0.0.99".into(), "fd00::99".into()],
+            endpoint: "192.0.2.3".into(),
+        }],
+    };
     let small = config(vec![nic(1, v1::NicKind::VhostUser)], vec![]);
     let large = config(
         vec![

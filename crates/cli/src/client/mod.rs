@@ -4,6 +4,7 @@
 mod emulate;
 mod envelope;
 mod grpc;
+mod overlay;
 mod v0;
 mod v1;
 mod zmq;

@@ -292,7 +292,11 @@ impl V0 {
             .into_iter()
             .filter_map(|status| status.nic)
             .collect();
-        Ok(v1::Config { nics, groups })
+        Ok(v1::Config {
+            nics,
+            groups,
+            ..Default::default()
+        })
     }
 
     pub async fn status(&mut self) -> Result<v1::Status, Error> {

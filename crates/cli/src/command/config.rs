@@ -66,7 +66,8 @@ impl ApplyArgs {
     }
 }
 
-fn lines(change: &v1::Change) -> String {
+/// A change: a marked line, and its details below.
+pub fn lines(change: &v1::Change) -> String {
     let mark = match change.action() {
         Action::Create => '+',
         Action::Delete => '-',
@@ -75,6 +76,9 @@ fn lines(change: &v1::Change) -> String {
     let subject = match &change.subject {
         Some(Subject::Nic(id)) => format!("nic {id}"),
         Some(Subject::Group(id)) => format!("sg {id}"),
+        Some(Subject::Endpoint(address)) => format!("endpoint {address}"),
+        Some(Subject::Network(vni)) => format!("network {vni}"),
+        Some(Subject::Binding(key)) => format!("binding {} {}", key.vni, key.mac),
         None => "-".into(),
     };
     let details = change.details.iter().map(|detail| format!("\n    {detail}"));

@@ -95,6 +95,11 @@ fn lines(status: &v1::Status) -> Vec<(String, String)> {
                 status.epoch
             ),
         );
+        let (hosts, networks, bindings) = (status.remote_endpoints, status.networks, status.bindings);
+        line(
+            "overlay",
+            format!("{networks} networks, {hosts} other hosts, {bindings} bindings"),
+        );
         line("socket dir", status.socket_dir.clone());
         line("endpoints", status.endpoints.join(" "));
         line("log level", status.log_level.clone());

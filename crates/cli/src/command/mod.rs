@@ -1,10 +1,13 @@
 //! The commands, one file per noun. Each reads its options, calls the client's operations and prints the answer.
 
+mod binding;
 mod completion;
 mod config;
 mod daemon;
 mod dump;
+mod endpoint;
 mod flows;
+mod network;
 mod nic;
 mod nic_details;
 mod nic_options;
@@ -37,6 +40,15 @@ pub enum Command {
     /// Security groups, their rules and members
     #[command(subcommand)]
     Sg(sg::SgCommand),
+    /// Virtual networks, and how they reach other hosts (API v1)
+    #[command(subcommand)]
+    Network(network::NetworkCommand),
+    /// Other hosts (API v1)
+    #[command(subcommand)]
+    Endpoint(endpoint::EndpointCommand),
+    /// Which machine is behind which other host (API v1)
+    #[command(subcommand)]
+    Binding(binding::BindingCommand),
     /// Show the daemon's state: since when it runs, what it did, its networks as a DOT graph
     #[command(after_help = daemon::STATUS_EXAMPLE)]
     Status,
@@ -72,6 +84,9 @@ impl Command {
             Command::Nic(command) => command.run(session).await,
             Command::Worker(command) => command.run(session).await,
             Command::Sg(command) => command.run(session).await,
+            Command::Network(command) => command.run(session).await,
+            Command::Endpoint(command) => command.run(session).await,
+            Command::Binding(command) => command.run(session).await,
             Command::Status => daemon::status(session).await,
             Command::Shutdown => daemon::shutdown(session).await,
             Command::Dump => dump::run(session).await,

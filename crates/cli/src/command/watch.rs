@@ -78,6 +78,27 @@ fn line(event: &v1::Event) -> String {
                 .trim_end()
                 .to_owned()
         }
+        Some(Kind::EndpointChanged(status)) => {
+            let endpoint = status.endpoint.clone().unwrap_or_default();
+            let vnis = match endpoint.every_vni {
+                true => "every VNI".to_owned(),
+                false => format!("{} VNIs", endpoint.vnis.len()),
+            };
+            format!("endpoint {} is in {vnis}", endpoint.address)
+        }
+        Some(Kind::EndpointDeleted(address)) => format!("endpoint {address} is deleted"),
+        Some(Kind::NetworkChanged(network)) => format!("network {} is to work another way", network.vni),
+        Some(Kind::BindingChanged(binding)) => format!(
+            "binding {} {} is endpoint={} ip={}",
+            binding.vni,
+            binding.mac,
+            binding.endpoint,
+            binding.addresses.join(",")
+        ),
+        Some(Kind::BindingDeleted(key)) => format!("binding {} {} is deleted", key.vni, key.mac),
+        Some(Kind::BindingsChanged(changed)) => {
+            format!("{} bindings changed: list them again", changed.count)
+        }
         Some(Kind::SnapshotEnd(_)) => "that is all there is now".into(),
         Some(Kind::Lagged(lagged)) => format!(
             "{} events were missed: watch again with --snapshot",

@@ -41,6 +41,13 @@ pub fn from_config(config: &v1::Config) -> Result<(Messages, Vec<String>), Untra
             ..Default::default()
         });
     }
+    let overlay = [
+        ("endpoints", config.endpoints.len()),
+        ("words on networks", config.networks.len()),
+        ("bindings", config.bindings.len()),
+    ];
+    let lost = overlay.iter().filter(|(_, count)| *count > 0);
+    warnings.extend(lost.map(|(what, count)| format!("{count} {what}: API v0 has none")));
     Ok((envelope(requests), warnings))
 }
 
@@ -101,6 +108,7 @@ mod tests {
         let config = v1::Config {
             nics: vec![nic],
             groups: vec![group],
+            ..Default::default()
         };
         let (messages, warnings) = from_config(&config).unwrap();
         assert!(warnings.is_empty(), "{warnings:?}");
@@ -118,6 +126,7 @@ mod tests {
         let config = v1::Config {
             nics: vec![sniffer, vnic("b")],
             groups: vec![],
+            ..Default::default()
         };
         let (messages, _) = from_config(&config).unwrap();
         let id = |message: &Message| {
@@ -148,13 +157,16 @@ mod tests {
         let (_, warnings) = from_config(&v1::Config {
             nics: vec![nic],
             groups: vec![group],
+            endpoints: vec![v1::Endpoint::default(); 2],
+            ..Default::default()
         })
         .unwrap();
         assert_eq!(
             warnings,
             [
                 "group g: API v0 has no allow_midstream",
-                "NIC a: API v0 has no mtu"
+                "NIC a: API v0 has no mtu",
+                "2 endpoints: API v0 has none"
             ]
         );
     }
@@ -164,6 +176,7 @@ mod tests {
         let (messages, _) = from_config(&v1::Config {
             nics: vec![vnic("a")],
             groups: vec![],
+            ..Default::default()
         })
         .unwrap();
         assert!(text_format::print(&messages).contains("ip_anti_spoof: true"));

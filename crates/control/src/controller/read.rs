@@ -33,6 +33,21 @@ impl Controller {
             groups: groups
                 .map(|group| (group.id.clone(), (**group).clone()))
                 .collect(),
+            endpoints: self
+                .endpoints()
+                .map(|status| (status.endpoint.address, (*status.endpoint).clone()))
+                .collect(),
+            networks: self
+                .state
+                .overlay
+                .options
+                .iter()
+                .map(|(vni, options)| (*vni, options.clone()))
+                .collect(),
+            bindings: self
+                .bindings(None, None)
+                .map(|binding| (binding.key(), binding))
+                .collect(),
         }
     }
 
@@ -160,6 +175,9 @@ impl Controller {
             networks: self.state.networks.len(),
             groups: self.state.group_count,
             rules: self.state.rule_count,
+            vnis: self.state.overlay.vnis.len(),
+            endpoints: self.state.overlay.endpoints.len(),
+            bindings: self.state.overlay.bindings.len(),
         }
     }
 

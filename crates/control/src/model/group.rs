@@ -1,10 +1,11 @@
 //! A security group and the whole declared configuration.
 
-use super::{GroupId, Nic, NicId, Rule};
+use super::{Binding, BindingKey, Endpoint, GroupId, NetworkOptions, Nic, NicId, Rule};
 use crate::error::{Error, quota};
 use crate::limits;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
+use wire::Vni;
 
 /// What happens to running flows when the rule that allowed them goes away (contract, 9).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -65,4 +66,10 @@ pub struct Config {
     pub nics: BTreeMap<NicId, Nic>,
     /// Groups by id.
     pub groups: BTreeMap<GroupId, Group>,
+    /// Other hosts by address.
+    pub endpoints: BTreeMap<IpAddr, Endpoint>,
+    /// What is said of VNIs.
+    pub networks: BTreeMap<Vni, NetworkOptions>,
+    /// What is behind other hosts, by VNI and MAC.
+    pub bindings: BTreeMap<BindingKey, Binding>,
 }

@@ -169,6 +169,7 @@ impl State {
                     .ok_or_else(|| full("networks", 2 * limits::NICS))?;
                 let idx = NetworkIdx(taken.slot);
                 self.networks.insert(nic.vni, NetworkEntry { idx, nics: 1 });
+                self.overlay.hold(nic.vni);
                 idx
             }
         };

@@ -3,6 +3,7 @@
 mod apply;
 mod incremental;
 mod nics;
+mod overlay;
 mod quotas;
 mod refusals;
 mod sessions;

@@ -1,5 +1,9 @@
 //! v1 messages to the model. Texts are parsed by the model's own parsers, so errors read alike in all APIs.
 
+// By its path: crates/fuzzing reads this file under another module, too.
+#[path = "convert/overlay.rs"]
+pub mod overlay;
+
 use std::net::IpAddr;
 
 use api::v1;
@@ -253,6 +257,9 @@ pub fn config(config: v1::Config, settings: &Settings) -> Result<Config, Error> 
             ));
         }
     }
+    new.endpoints = overlay::endpoints(config.endpoints)?;
+    new.networks = overlay::networks(config.networks)?;
+    new.bindings = overlay::bindings(&config.bindings)?;
     Ok(new)
 }
 

@@ -1,11 +1,13 @@
 //! The v1 API: gRPC. A decoder over the controller.
 //!
 //! [`server`] has the listeners, [`service`] the methods; [`convert`] turns messages into the model, [`render`] the
-//! model into messages; [`watch`] is the stream of events, [`observe`] what can be counted and listed, [`workers`] what
+//! model into messages; [`watch`] is the stream of events, [`observe`] what can be counted and listed, [`overlay`]
+//! who is where, [`workers`] what
 //! the workers are doing and the rings of their ports.
 
 mod convert;
 mod observe;
+mod overlay;
 mod render;
 pub mod server;
 mod service;

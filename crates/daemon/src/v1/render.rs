@@ -1,5 +1,9 @@
 //! The model to v1 messages.
 
+mod overlay;
+
+pub use overlay::{binding, binding_key, bindings_response, endpoint_status, network, network_status};
+
 use std::net::IpAddr;
 
 use api::v1;
@@ -144,10 +148,13 @@ pub fn config(config: &Config) -> v1::Config {
     v1::Config {
         nics: config.nics.values().map(nic).collect(),
         groups: config.groups.values().map(group).collect(),
+        endpoints: config.endpoints.values().map(overlay::endpoint).collect(),
+        networks: config.networks.values().map(network).collect(),
+        bindings: config.bindings.values().map(binding).collect(),
     }
 }
 
-/// What an Apply changes, groups first.
+/// What an Apply changes: groups, NICs, endpoints, networks, bindings.
 pub fn changes(diff: &Diff) -> Vec<v1::Change> {
     use v1::change::{Action, Subject};
     let groups = diff.groups.iter().map(|change| v1::Change {
@@ -172,7 +179,7 @@ pub fn changes(diff: &Diff) -> Vec<v1::Change> {
             details,
         }
     });
-    groups.chain(nics).collect()
+    groups.chain(nics).chain(overlay::changes(diff)).collect()
 }
 
 fn group_details(diff: &GroupDiff) -> Vec<String> {

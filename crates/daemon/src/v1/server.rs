@@ -15,8 +15,8 @@ use crate::app::App;
 use crate::options::Tls;
 use crate::unix_socket::{Access, ApiSocket};
 
-/// The largest request: a declared configuration of some hundred thousand rules.
-const REQUEST_MAX: usize = 64 << 20;
+/// The largest request: a declared configuration of a million bindings with IPv6 addresses.
+const REQUEST_MAX: usize = 128 << 20;
 
 /// Bound, and not yet serving.
 pub enum Listener {

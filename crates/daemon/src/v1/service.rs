@@ -9,7 +9,7 @@ use control::{Controller, Error, ErrorKind};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use super::{convert, observe, render, watch, workers};
+use super::{convert, observe, overlay, render, watch, workers};
 use crate::app::App;
 use crate::connections;
 use crate::logging::Level;
@@ -257,6 +257,85 @@ impl Butterfly for Service {
         .await
     }
 
+    async fn list_endpoints(
+        &self,
+        _: Request<v1::ListEndpointsRequest>,
+    ) -> Answer<v1::ListEndpointsResponse> {
+        self.control(|control| Ok(overlay::endpoints(control))).await
+    }
+
+    async fn put_endpoint(&self, request: Request<v1::PutEndpointRequest>) -> Answer<v1::EndpointStatus> {
+        let endpoint = required(request.into_inner().endpoint, "endpoint")?;
+        self.control(move |control| overlay::put_endpoint(control, endpoint))
+            .await
+    }
+
+    async fn update_endpoint(
+        &self,
+        request: Request<v1::UpdateEndpointRequest>,
+    ) -> Answer<v1::EndpointStatus> {
+        self.control(move |control| overlay::update_endpoint(control, request.into_inner()))
+            .await
+    }
+
+    async fn delete_endpoint(
+        &self,
+        request: Request<v1::DeleteEndpointRequest>,
+    ) -> Answer<v1::DeleteEndpointResponse> {
+        self.control(move |control| overlay::delete_endpoint(control, request.get_ref()))
+            .await
+    }
+
+    type ListNetworksStream = overlay::Items<v1::NetworkStatus>;
+
+    async fn list_networks(&self, _: Request<v1::ListNetworksRequest>) -> Answer<Self::ListNetworksStream> {
+        self.control(|control| Ok(overlay::networks(control))).await
+    }
+
+    async fn get_network(&self, request: Request<v1::GetNetworkRequest>) -> Answer<v1::NetworkStatus> {
+        self.control(move |control| overlay::network(control, request.get_ref().vni))
+            .await
+    }
+
+    async fn put_network(&self, request: Request<v1::PutNetworkRequest>) -> Answer<v1::NetworkStatus> {
+        let network = required(request.into_inner().network, "network")?;
+        self.control(move |control| overlay::put_network(control, network))
+            .await
+    }
+
+    type ListBindingsStream = overlay::Items<v1::Binding>;
+
+    async fn list_bindings(
+        &self,
+        request: Request<v1::ListBindingsRequest>,
+    ) -> Answer<Self::ListBindingsStream> {
+        self.control(move |control| overlay::bindings(control, request.get_ref()))
+            .await
+    }
+
+    async fn get_binding(&self, request: Request<v1::BindingKey>) -> Answer<v1::Binding> {
+        self.control(move |control| overlay::binding(control, request.get_ref()))
+            .await
+    }
+
+    async fn put_bindings(&self, request: Request<v1::PutBindingsRequest>) -> Answer<v1::BindingsResponse> {
+        self.control(move |control| overlay::put_bindings(control, request.get_ref()))
+            .await
+    }
+
+    async fn delete_bindings(
+        &self,
+        request: Request<v1::DeleteBindingsRequest>,
+    ) -> Answer<v1::BindingsResponse> {
+        self.control(move |control| overlay::delete_bindings(control, request.get_ref()))
+            .await
+    }
+
+    async fn set_bindings(&self, request: Request<v1::SetBindingsRequest>) -> Answer<v1::BindingsResponse> {
+        self.control(move |control| overlay::set_bindings(control, request.get_ref()))
+            .await
+    }
+
     async fn get_config(&self, _: Request<v1::GetConfigRequest>) -> Answer<v1::Config> {
         self.control(|control| Ok(render::config(&control.config())))
             .await
@@ -271,6 +350,7 @@ impl Butterfly for Service {
             let diff = control.apply(config, request.dry_run)?;
             Ok(v1::ApplyResponse {
                 changes: render::changes(&diff),
+                bindings: diff.bindings.len() as u64,
             })
         })
         .await

@@ -62,9 +62,21 @@ fn snapshot(control: &control::Controller) -> Vec<v1::Event> {
     let nics = control
         .nics()
         .map(|status| Kind::NicChanged(render::nic_status(&status)));
+    let endpoints = control
+        .endpoints()
+        .map(|status| Kind::EndpointChanged(render::endpoint_status(&status)));
+    let said = control
+        .networks_said()
+        .map(|options| Kind::NetworkChanged(render::network(options)));
+    let bindings = control
+        .bindings(None, None)
+        .map(|binding| Kind::BindingChanged(render::binding(&binding)));
     let end = std::iter::once(Kind::SnapshotEnd(v1::SnapshotEnd {}));
     groups
         .chain(nics)
+        .chain(endpoints)
+        .chain(said)
+        .chain(bindings)
         .chain(end)
         .map(|kind| event(epoch, 0, kind))
         .collect()
@@ -102,6 +114,23 @@ fn kind(app: &App, kind: EventKind) -> Option<Kind> {
             Kind::GroupChanged(render::group(&group))
         }
         EventKind::GroupRemoved(id) => Kind::GroupDeleted(id.to_string()),
+        EventKind::EndpointChanged(address) => {
+            let status = block_in_place(|| app.control().endpoint(address)).ok()?;
+            Kind::EndpointChanged(render::endpoint_status(&status))
+        }
+        EventKind::EndpointRemoved(address) => Kind::EndpointDeleted(address.to_string()),
+        EventKind::NetworkChanged(vni) => {
+            let status = block_in_place(|| app.control().network(vni));
+            Kind::NetworkChanged(render::network(&status.options))
+        }
+        EventKind::BindingChanged(key) => {
+            let binding = block_in_place(|| app.control().binding(key)).ok()?;
+            Kind::BindingChanged(render::binding(&binding))
+        }
+        EventKind::BindingRemoved(key) => Kind::BindingDeleted(render::binding_key(key)),
+        EventKind::BindingsChanged(count) => {
+            Kind::BindingsChanged(v1::BindingsChanged { count: count as u64 })
+        }
     })
 }
 

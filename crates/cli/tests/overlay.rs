@@ -1,0 +1,106 @@
+//! Who is where, against the real daemon: hosts, networks and bindings as a person sees and changes them.
+
+mod common;
+
+use common::butterfly;
+use common::daemon::Daemon;
+
+#[test]
+fn a_network_of_two_hosts_is_told_and_seen() {
+    let daemon = Daemon::start();
+    assert_eq!(daemon.ok("network list"), "");
+    daemon.ok("nic add --id a --mac 52:54:00:12:34:01 --vni 42 --ip 42.0.0.1");
+    assert_eq!(
+        daemon.ok("network list"),
+        "VNI  LEARNING  FLOOD                 FROM     NICS  ENDPOINTS  BINDINGS\n\
+         \x2042  on        multicast 230.0.0.42  anybody     1          0         0\n"
+    );
+    daemon.ok("endpoint add 192.168.0.2 --vni 42 --name rack-2 + endpoint add 192.168.0.3 --every-vni");
+    daemon.ok("binding add --vni 42 --mac 52:54:00:12:34:02 --ip 42.0.0.2 fd00::2 --host 192.168.0.2");
+    assert_eq!(
+        daemon.ok("endpoint list"),
+        "ADDRESS      NAME    BINDINGS  VNIS\n\
+         192.168.0.2  rack-2         1  42\n\
+         192.168.0.3  -              0  every\n"
+    );
+    assert_eq!(
+        daemon.ok("network show 42"),
+        "vni:       42\n\
+         learning:  off (by default)\n\
+         flood:     head-end (by default)\n\
+         from:      endpoints\n\
+         nics:      1\n\
+         bindings:  1\n\
+         endpoint:  192.168.0.2\n\
+         endpoint:  192.168.0.3\n"
+    );
+    let table =
+        "VNI  MAC                HOST         IP\n 42  52:54:00:12:34:02  192.168.0.2  42.0.0.2 fd00::2\n";
+    assert_eq!(daemon.ok("binding list"), table);
+    assert_eq!(daemon.ok("binding show --vni 42 52:54:00:12:34:02"), table);
+    daemon.ok("network set 42 --learning on --flood off");
+    let shown = daemon.ok("network show 42");
+    assert!(
+        shown.contains("learning:  on (as said)\nflood:     off (as said)"),
+        "{shown}"
+    );
+
+    let refused = butterfly(&daemon.v1, "endpoint del 192.168.0.2");
+    assert_eq!(
+        (refused.code, refused.stderr.as_str()),
+        (
+            1,
+            "butterfly: endpoint '192.168.0.2' has 1 bindings: delete them with it, or first\n"
+        )
+    );
+    daemon.ok("endpoint del 192.168.0.2 --bindings + endpoint del 192.168.0.3 + network set 42");
+    assert_eq!(
+        (daemon.ok("endpoint list"), daemon.ok("binding list")),
+        Default::default()
+    );
+    let status = daemon.ok("status");
+    assert!(
+        status.contains("1 networks, 0 other hosts, 0 bindings"),
+        "{status}"
+    );
+}
+
+#[test]
+fn a_whole_set_is_printed_compared_and_set() {
+    let daemon = Daemon::start();
+    daemon.ok("binding add --vni 42 --mac 52:54:00:12:34:02 --host 192.168.0.2");
+    daemon.ok("binding add --vni 43 --mac 52:54:00:12:34:02 --host 192.168.0.2");
+    let file = daemon.dir().join("bindings.json");
+    let listed = daemon.ok("binding list --json");
+    std::fs::write(&file, listed.replace("192.168.0.2", "192.168.0.3")).unwrap();
+    let file = file.display();
+    let planned = daemon.ok(&format!("binding set {file} --dry-run"));
+    assert_eq!(
+        planned,
+        "+ endpoint 192.168.0.3\n\
+         ~ binding 42 52:54:00:12:34:02\n    endpoint: 192.168.0.2 -> 192.168.0.3\n\
+         ~ binding 43 52:54:00:12:34:02\n    endpoint: 192.168.0.2 -> 192.168.0.3\n"
+    );
+    assert_eq!(daemon.ok("binding list --json"), listed);
+    let refused = butterfly(&daemon.v1, &format!("binding set {file} --vni 42"));
+    assert_eq!(
+        (refused.code, refused.stderr.as_str()),
+        (
+            1,
+            "butterfly: binding of 52:54:00:12:34:02: VNI '43' is not 42, whose bindings are to be replaced\n"
+        )
+    );
+    assert_eq!(daemon.ok(&format!("binding set {file}")), planned);
+    assert_eq!(daemon.ok(&format!("binding set {file}")), "");
+    // The same in the whole configuration, which v0 cannot say.
+    let config = daemon.ok("config");
+    assert!(
+        config.contains("192.168.0.3") && config.contains("bindings"),
+        "{config}"
+    );
+    let dumped = butterfly(&daemon.v1, "dump");
+    assert!(
+        dumped.stderr.contains("2 bindings: API v0 has none"),
+        "{dumped:?}"
+    );
+}

@@ -1,0 +1,281 @@
+//! Operations on endpoints, bindings and what is said of VNIs, and reading them. Each operation gives back what it
+//! changed: an empty [`Diff`] when all was so already.
+
+use super::Controller;
+use crate::diff::Diff;
+use crate::error::Error;
+use crate::model::{Binding, BindingKey, Endpoint, EndpointUpdate, NetworkOptions};
+use crate::stage::{Change, OverlayChanges};
+use crate::state::NetworkMode;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::ops::Bound;
+use std::sync::Arc;
+use wire::{Mac, Vni};
+
+/// An endpoint and what is known of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct EndpointStatus {
+    /// As declared.
+    pub endpoint: Arc<Endpoint>,
+    /// Bindings that name it.
+    pub bindings: usize,
+}
+
+/// A virtual network and how it works.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NetworkStatus {
+    /// What is said of it.
+    pub options: NetworkOptions,
+    /// What is in force.
+    pub mode: NetworkMode,
+    /// Its NICs on this host.
+    pub nics: usize,
+    /// Its endpoints, those of every VNI not counted.
+    pub endpoints: usize,
+    /// Its bindings.
+    pub bindings: usize,
+}
+
+impl Controller {
+    /// Makes an endpoint be as given, whole.
+    pub fn put_endpoint(&mut self, endpoint: Endpoint) -> Result<Diff, Error> {
+        let endpoints = [(endpoint.address, Some(endpoint))].into();
+        self.change_overlay(OverlayChanges {
+            endpoints,
+            ..OverlayChanges::default()
+        })
+    }
+
+    /// Replaces the given values of an endpoint; makes it if there is none.
+    pub fn update_endpoint(&mut self, address: IpAddr, update: EndpointUpdate) -> Result<Diff, Error> {
+        let endpoint = match self.state.overlay.endpoints.get(&address) {
+            Some(entry) => entry.endpoint.updated(update)?,
+            None => Endpoint::new(address).updated(update)?,
+        };
+        self.put_endpoint(endpoint)
+    }
+
+    /// Removes an endpoint. One that is not there is removed already. One that bindings name is refused, unless they
+    /// are to go with it.
+    pub fn delete_endpoint(&mut self, address: IpAddr, with_bindings: bool) -> Result<Diff, Error> {
+        let overlay = &self.state.overlay;
+        let named = overlay
+            .endpoints
+            .get(&address)
+            .is_some_and(|entry| entry.bindings > 0);
+        let bindings = match with_bindings && named {
+            true => overlay
+                .bindings
+                .iter()
+                .filter(|(_, place)| place.endpoint == address)
+                .map(|(key, _)| (*key, None))
+                .collect(),
+            false => BTreeMap::new(),
+        };
+        self.change_overlay(OverlayChanges {
+            endpoints: [(address, None)].into(),
+            bindings,
+            ..OverlayChanges::default()
+        })
+    }
+
+    /// Says something of a VNI in the place of what was said. Nothing said makes it work by its default again.
+    pub fn put_network(&mut self, options: NetworkOptions) -> Result<Diff, Error> {
+        self.change_overlay(OverlayChanges {
+            networks: [(options.vni, options)].into(),
+            ..OverlayChanges::default()
+        })
+    }
+
+    /// Makes bindings be as given, all or nothing, and leaves all others. Endpoints that they name are made.
+    pub fn put_bindings(&mut self, bindings: Vec<Binding>) -> Result<Diff, Error> {
+        let bindings = bindings.into_iter().map(|binding| (binding.key(), Some(binding)));
+        self.change_overlay(OverlayChanges {
+            bindings: bindings.collect(),
+            ..OverlayChanges::default()
+        })
+    }
+
+    /// Removes bindings. One that is not there is removed already. Their endpoints stay.
+    pub fn delete_bindings(&mut self, keys: &[BindingKey]) -> Result<Diff, Error> {
+        self.change_overlay(OverlayChanges {
+            bindings: keys.iter().map(|key| (*key, None)).collect(),
+            ..OverlayChanges::default()
+        })
+    }
+
+    /// Makes the bindings, all or those of one VNI, exactly these, in one step. With `dry_run` only says what would
+    /// change. Endpoints stay, and those that are named are made.
+    pub fn set_bindings(
+        &mut self,
+        vni: Option<Vni>,
+        bindings: BTreeMap<BindingKey, Binding>,
+        dry_run: bool,
+    ) -> Result<Diff, Error> {
+        if let Some(vni) = vni
+            && let Some((other, mac)) = bindings.keys().find(|(other, _)| *other != vni)
+        {
+            let owner = format!("binding of {mac}");
+            let why = format!("is not {vni}, whose bindings are to be replaced");
+            return Err(Error::value(&owner, "VNI", &other.to_string(), &why));
+        }
+        let bindings = self.replace_bindings(vni, bindings)?;
+        let changes = OverlayChanges {
+            bindings,
+            ..OverlayChanges::default()
+        };
+        self.commit(vec![Change::Overlay(Box::new(changes))], dry_run)
+    }
+
+    fn change_overlay(&mut self, changes: OverlayChanges) -> Result<Diff, Error> {
+        self.commit(vec![Change::Overlay(Box::new(changes))], false)
+    }
+
+    /// What makes the overlay exactly this.
+    pub(super) fn replace_overlay(
+        &self,
+        endpoints: BTreeMap<IpAddr, Endpoint>,
+        networks: BTreeMap<Vni, NetworkOptions>,
+        bindings: BTreeMap<BindingKey, Binding>,
+    ) -> Result<OverlayChanges, Error> {
+        if let Some((key, endpoint)) = endpoints.iter().find(|(key, endpoint)| **key != endpoint.address) {
+            return Err(Error::value(
+                &endpoint.owner(),
+                "key",
+                &key.to_string(),
+                "is not its address",
+            ));
+        }
+        if let Some((key, options)) = networks.iter().find(|(key, options)| **key != options.vni) {
+            let owner = format!("VNI {}", options.vni);
+            return Err(Error::value(&owner, "key", &key.to_string(), "is not its VNI"));
+        }
+        let overlay = &self.state.overlay;
+        // An endpoint that is not listed and that a binding names stays, or comes, as one that only bindings speak of.
+        let named: BTreeSet<IpAddr> = bindings.values().map(|binding| binding.endpoint).collect();
+        let gone = overlay
+            .endpoints
+            .keys()
+            .filter(|address| !endpoints.contains_key(*address));
+        let gone = gone.map(|address| (*address, named.contains(address).then(|| Endpoint::new(*address))));
+        let mut all: BTreeMap<_, _> = gone.collect();
+        all.extend(
+            endpoints
+                .into_iter()
+                .map(|(address, endpoint)| (address, Some(endpoint))),
+        );
+        let unsaid = overlay.options.keys().filter(|vni| !networks.contains_key(*vni));
+        let mut said: BTreeMap<_, _> = unsaid.map(|vni| (*vni, NetworkOptions::new(*vni))).collect();
+        said.extend(networks);
+        Ok(OverlayChanges {
+            endpoints: all,
+            networks: said,
+            bindings: self.replace_bindings(None, bindings)?,
+        })
+    }
+
+    fn replace_bindings(
+        &self,
+        vni: Option<Vni>,
+        bindings: BTreeMap<BindingKey, Binding>,
+    ) -> Result<BTreeMap<BindingKey, Option<Binding>>, Error> {
+        if let Some((_, binding)) = bindings.iter().find(|(key, binding)| **key != binding.key()) {
+            let owner = format!("binding of {}", binding.mac);
+            return Err(Error::value(
+                &owner,
+                "key",
+                &binding.vni.to_string(),
+                "is not its VNI and MAC",
+            ));
+        }
+        let mut all: BTreeMap<_, _> = match vni {
+            None => self
+                .state
+                .overlay
+                .bindings
+                .keys()
+                .map(|key| (*key, None))
+                .collect(),
+            Some(vni) => self
+                .state
+                .overlay
+                .bindings_of(vni)
+                .map(|(key, _)| (*key, None))
+                .collect(),
+        };
+        all.extend(bindings.into_iter().map(|(key, binding)| (key, Some(binding))));
+        Ok(all)
+    }
+
+    /// All endpoints, sorted by address.
+    pub fn endpoints(&self) -> impl Iterator<Item = EndpointStatus> + '_ {
+        let entries = self.state.overlay.endpoints.values();
+        entries.map(|entry| EndpointStatus {
+            endpoint: entry.endpoint.clone(),
+            bindings: entry.bindings as usize,
+        })
+    }
+
+    /// One endpoint.
+    pub fn endpoint(&self, address: IpAddr) -> Result<EndpointStatus, Error> {
+        let entry = self.state.overlay.endpoints.get(&address);
+        let entry = entry.ok_or(Error::NoEndpoint(address))?;
+        Ok(EndpointStatus {
+            endpoint: entry.endpoint.clone(),
+            bindings: entry.bindings as usize,
+        })
+    }
+
+    /// Every VNI that anything speaks of, sorted.
+    pub fn networks(&self) -> impl Iterator<Item = NetworkStatus> + '_ {
+        self.state.overlay.vnis.keys().map(|vni| self.network(*vni))
+    }
+
+    /// What is said of VNIs, sorted; nothing of those of which nothing is.
+    pub fn networks_said(&self) -> impl Iterator<Item = &NetworkOptions> {
+        self.state.overlay.options.values()
+    }
+
+    /// How a VNI works; any VNI does.
+    pub fn network(&self, vni: Vni) -> NetworkStatus {
+        let overlay = &self.state.overlay;
+        let options = overlay.options.get(&vni).cloned();
+        NetworkStatus {
+            options: options.unwrap_or_else(|| NetworkOptions::new(vni)),
+            mode: overlay.mode(vni),
+            nics: self.state.networks.get(&vni).map_or(0, |network| network.nics),
+            endpoints: overlay.members_of(vni).count(),
+            bindings: overlay.bindings_of(vni).count(),
+        }
+    }
+
+    /// All endpoints of a VNI, those of every VNI included, IPv4 first.
+    pub fn network_endpoints(&self, vni: Vni) -> BTreeSet<IpAddr> {
+        let overlay = &self.state.overlay;
+        let members = overlay.members_of(vni).map(|(address, _)| address);
+        members.chain(overlay.everywhere.iter().copied()).collect()
+    }
+
+    /// Bindings, sorted by VNI and MAC: all, or those of one VNI, and of them those behind one endpoint.
+    pub fn bindings(&self, vni: Option<Vni>, endpoint: Option<IpAddr>) -> impl Iterator<Item = Binding> + '_ {
+        let bounds = match vni {
+            Some(vni) => (
+                Bound::Included((vni, Mac([0; 6]))),
+                Bound::Included((vni, Mac::BROADCAST)),
+            ),
+            None => (Bound::Unbounded, Bound::Unbounded),
+        };
+        let all = self.state.overlay.bindings.range(bounds);
+        all.filter(move |(_, place)| endpoint.is_none_or(|endpoint| place.endpoint == endpoint))
+            .map(|(key, place)| place.binding(*key))
+    }
+
+    /// One binding.
+    pub fn binding(&self, (vni, mac): BindingKey) -> Result<Binding, Error> {
+        let place = self.state.overlay.bindings.get(&(vni, mac));
+        place
+            .map(|place| place.binding((vni, mac)))
+            .ok_or(Error::NoBinding { vni, mac })
+    }
+}

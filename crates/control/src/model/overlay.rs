@@ -1,0 +1,347 @@
+//! Who is where: the other hosts, what is behind them, and how a virtual network reaches them.
+//!
+//! An *endpoint* is the underlay address of another host. A *binding* says that a MAC of a VNI, with its addresses, is
+//! behind an endpoint. A VNI's endpoints are those declared for it, those declared for every VNI, and those its bindings
+//! name. What is not said of a VNI has a default that depends on them, see [`NetworkOptions`].
+
+use crate::error::{Error, quota};
+use crate::limits;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+use wire::{Mac, Vni};
+
+/// Another host, by its address in the underlay.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Endpoint {
+    /// Where its VXLAN comes from and goes to: the address of one host, IPv4 or IPv6. Its key.
+    pub address: IpAddr,
+    /// For people. May be empty.
+    pub name: String,
+    /// The VNIs that it takes part in, beside those that bindings put it into.
+    pub vnis: Membership,
+}
+
+/// Which VNIs an endpoint is declared for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Membership {
+    /// Each that there is.
+    Every,
+    /// These. None is a host that only bindings speak of.
+    Listed(BTreeSet<Vni>),
+}
+
+impl Default for Membership {
+    fn default() -> Self {
+        Membership::Listed(BTreeSet::new())
+    }
+}
+
+/// Replaces the given values of an endpoint and keeps the others.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct EndpointUpdate {
+    /// Another name.
+    pub name: Option<String>,
+    /// Whether it takes part in every VNI. `false` leaves those listed by `join`.
+    pub every_vni: Option<bool>,
+    /// VNIs to take part in no more.
+    pub leave: Vec<Vni>,
+    /// VNIs to take part in beside the others.
+    pub join: Vec<Vni>,
+}
+
+impl Endpoint {
+    /// An endpoint that only bindings speak of.
+    pub fn new(address: IpAddr) -> Endpoint {
+        Endpoint {
+            address,
+            name: String::new(),
+            vnis: Membership::default(),
+        }
+    }
+
+    /// How many VNIs it is declared for one by one.
+    pub fn listed(&self) -> usize {
+        match &self.vnis {
+            Membership::Every => 0,
+            Membership::Listed(vnis) => vnis.len(),
+        }
+    }
+
+    /// True when it is declared for the VNI.
+    pub fn is_in(&self, vni: Vni) -> bool {
+        match &self.vnis {
+            Membership::Every => true,
+            Membership::Listed(vnis) => vnis.contains(&vni),
+        }
+    }
+
+    /// This endpoint with the given values replaced. Who is in every VNI is not taken out of one.
+    pub fn updated(&self, update: EndpointUpdate) -> Result<Endpoint, Error> {
+        let mut new = self.clone();
+        if let Some(name) = update.name {
+            new.name = name;
+        }
+        match update.every_vni {
+            Some(true) => new.vnis = Membership::Every,
+            Some(false) if new.vnis == Membership::Every => new.vnis = Membership::default(),
+            _ => (),
+        }
+        match &mut new.vnis {
+            Membership::Listed(vnis) => {
+                vnis.retain(|vni| !update.leave.contains(vni));
+                vnis.extend(update.join);
+            }
+            Membership::Every => {
+                if let Some(vni) = update.leave.first() {
+                    let why = "cannot be left by an endpoint that is in every VNI";
+                    return Err(Error::value(&new.owner(), "VNI", &vni.to_string(), why));
+                }
+            }
+        }
+        Ok(new)
+    }
+
+    /// How messages name it.
+    pub(crate) fn owner(&self) -> String {
+        format!("endpoint '{}'", self.address)
+    }
+
+    /// Fails with what can be seen to be wrong without looking at others.
+    pub(crate) fn checked(self) -> Result<Endpoint, Error> {
+        check_endpoint(&self.owner(), self.address)?;
+        quota(
+            format!("the name of {}", self.owner()),
+            "bytes",
+            self.name.len(),
+            limits::ENDPOINT_NAME,
+        )?;
+        if let Some(bad) = self.name.chars().find(|c| c.is_control()) {
+            let why = format!("has the control character {bad:?}");
+            return Err(Error::value(&self.owner(), "name", &self.name, &why));
+        }
+        Ok(self)
+    }
+}
+
+/// Refuses what cannot be the address of another host that a packet is routed to.
+fn check_endpoint(owner: &str, address: IpAddr) -> Result<(), Error> {
+    let link_local = matches!(address, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    let why = if address.is_unspecified() || address.is_multicast() || address == Ipv4Addr::BROADCAST {
+        "is not the address of one host"
+    } else if address.is_loopback() {
+        "is this host itself"
+    } else if link_local {
+        "is link-local: it says nothing without an interface, use a routed address"
+    } else {
+        return Ok(());
+    };
+    Err(Error::value(&owner, "address", &address.to_string(), why))
+}
+
+/// A MAC of a VNI is behind an endpoint.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Binding {
+    /// The virtual network.
+    pub vni: Vni,
+    /// The machine's MAC. Together with the VNI its key. A NIC of this host with that MAC wins over the binding.
+    pub mac: Mac,
+    /// The machine's addresses, sorted, each once: ARP and ND for them are answered here. One that several bindings of a
+    /// VNI have is not answered for.
+    pub ips: Arc<[IpAddr]>,
+    /// The host it is on. Made as an endpoint when there is none.
+    pub endpoint: IpAddr,
+}
+
+/// Names a binding.
+pub type BindingKey = (Vni, Mac);
+
+impl Binding {
+    /// A binding without addresses.
+    pub fn new(vni: Vni, mac: Mac, endpoint: IpAddr) -> Binding {
+        Binding {
+            vni,
+            mac,
+            ips: Arc::default(),
+            endpoint,
+        }
+    }
+
+    /// What names it.
+    pub fn key(&self) -> BindingKey {
+        (self.vni, self.mac)
+    }
+
+    fn owner(&self) -> String {
+        format!("binding of {} in VNI {}", self.mac, self.vni)
+    }
+
+    /// Addresses sorted, repeated ones dropped; fails with what can be seen to be wrong without looking at others.
+    pub(crate) fn normalised(mut self) -> Result<Binding, Error> {
+        if !self.ips.is_sorted_by(|a, b| a < b) {
+            let sorted: BTreeSet<IpAddr> = self.ips.iter().copied().collect();
+            self.ips = sorted.into_iter().collect();
+        }
+        quota(self.owner(), "IPs", self.ips.len(), limits::IPS_PER_NIC)?;
+        if self.mac.is_multicast() || self.mac == Mac([0; 6]) {
+            let why = "is not the address of one machine";
+            return Err(Error::value(&self.owner(), "MAC", &self.mac.to_string(), why));
+        }
+        for ip in self.ips.iter() {
+            if ip.is_unspecified() || ip.is_multicast() || *ip == Ipv4Addr::BROADCAST {
+                let why = "is not the address of one host";
+                return Err(Error::value(&self.owner(), "IP", &ip.to_string(), why));
+            }
+        }
+        check_endpoint(&self.owner(), self.endpoint)?;
+        Ok(self)
+    }
+}
+
+/// What is said of a virtual network. What is `None` follows from who is known of it:
+///
+/// | the VNI has | `learning` | `flood` | VXLAN is taken from |
+/// |---|---|---|---|
+/// | neither endpoint nor binding | on | multicast to its group, as the original | anybody |
+/// | endpoints | on | head-end replication to them | known endpoints |
+/// | bindings | off | head-end replication to its endpoints | known endpoints |
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NetworkOptions {
+    /// The virtual network: its key.
+    pub vni: Vni,
+    /// Whether MACs are learnt from where their frames come from. Off, frames to a MAC that neither a NIC here nor a
+    /// binding has are dropped; on, they are flooded.
+    pub learning: Option<bool>,
+    /// Where frames go that are for all, or for nobody knows whom.
+    pub flood: Option<Flood>,
+}
+
+/// How frames reach all hosts of a virtual network.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Flood {
+    /// A copy to each of its endpoints.
+    HeadEnd,
+    /// One copy to an IP multicast group; `None`: the one that the VNI makes, [`multicast_group`].
+    Multicast(Option<IpAddr>),
+    /// They stay on this host.
+    Off,
+}
+
+impl NetworkOptions {
+    /// Nothing said.
+    pub fn new(vni: Vni) -> NetworkOptions {
+        NetworkOptions {
+            vni,
+            learning: None,
+            flood: None,
+        }
+    }
+
+    /// True when nothing is said: as if there were none.
+    pub fn is_default(&self) -> bool {
+        self.learning.is_none() && self.flood.is_none()
+    }
+
+    /// Fails when the multicast group is none.
+    pub(crate) fn checked(self) -> Result<NetworkOptions, Error> {
+        match self.flood {
+            Some(Flood::Multicast(Some(group))) if !group.is_multicast() => {
+                let owner = format!("VNI {}", self.vni);
+                let why = "is not an IP multicast group (224.0.0.0/4, ff00::/8)";
+                Err(Error::value(&owner, "multicast group", &group.to_string(), why))
+            }
+            _ => Ok(self),
+        }
+    }
+}
+
+/// The group that the original Butterfly sends a VNI's broadcasts to: 230.x.y.z with the VNI in network order, and in
+/// IPv6 `ff00::<vni>`. The latter has the reserved scope 0, which kernels take for nothing (RFC 4291, section 2.7):
+/// where another implementation is to hear it, name a group of a wider scope.
+pub fn multicast_group(vni: Vni, ipv6: bool) -> IpAddr {
+    let [_, a, b, c] = vni.id().to_be_bytes();
+    match ipv6 {
+        false => Ipv4Addr::new(230, a, b, c).into(),
+        true => Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, a.into(), u16::from_be_bytes([b, c])).into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vni(id: u32) -> Vni {
+        Vni::new(id).unwrap()
+    }
+
+    #[test]
+    fn a_vni_has_its_group() {
+        let text = |ipv6| multicast_group(vni(0x0a0b0c), ipv6).to_string();
+        assert_eq!(
+            (text(false).as_str(), text(true).as_str()),
+            ("230.10.11.12", "ff00::a:b0c")
+        );
+    }
+
+    #[test]
+    fn what_is_no_host_is_no_endpoint() {
+        for (address, why) in [
+            ("0.0.0.0", "not the address of one host"),
+            ("230.0.0.1", "not the address of one host"),
+            ("255.255.255.255", "not the address of one host"),
+            ("ff02::1", "not the address of one host"),
+            ("127.0.0.1", "this host itself"),
+            ("::1", "this host itself"),
+            ("fe80::1", "link-local"),
+        ] {
+            let error = Endpoint::new(address.parse().unwrap())
+                .checked()
+                .unwrap_err()
+                .to_string();
+            assert!(
+                error.starts_with(&format!("endpoint '{address}': address '{address}' is "))
+                    && error.contains(why),
+                "{error}"
+            );
+        }
+        assert!(Endpoint::new("fd00::1".parse().unwrap()).checked().is_ok());
+    }
+
+    #[test]
+    fn an_endpoint_joins_and_leaves() {
+        let mut endpoint = Endpoint::new([10, 0, 0, 2].into());
+        let update = |join: &[u32], leave: &[u32]| EndpointUpdate {
+            join: join.iter().map(|id| vni(*id)).collect(),
+            leave: leave.iter().map(|id| vni(*id)).collect(),
+            ..EndpointUpdate::default()
+        };
+        endpoint = endpoint.updated(update(&[42, 43], &[])).unwrap();
+        endpoint = endpoint.updated(update(&[44], &[42])).unwrap();
+        assert_eq!(endpoint.vnis, Membership::Listed([vni(43), vni(44)].into()));
+        assert!(endpoint.is_in(vni(43)) && !endpoint.is_in(vni(42)));
+        let every = EndpointUpdate {
+            every_vni: Some(true),
+            ..EndpointUpdate::default()
+        };
+        endpoint = endpoint.updated(every).unwrap();
+        assert!(endpoint.is_in(vni(1)) && endpoint.listed() == 0);
+        let error = endpoint.updated(update(&[], &[42])).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "endpoint '10.0.0.2': VNI '42' cannot be left by an endpoint that is in every VNI"
+        );
+    }
+
+    #[test]
+    fn a_binding_s_addresses_are_sorted() {
+        let mut binding = Binding::new(vni(1), Mac([2, 0, 0, 0, 0, 1]), [10, 0, 0, 2].into());
+        let ips: [IpAddr; 3] = [[42, 0, 0, 9].into(), [42, 0, 0, 1].into(), [42, 0, 0, 9].into()];
+        binding.ips = ips.into();
+        assert_eq!(*binding.clone().normalised().unwrap().ips, [ips[1], ips[0]]);
+        binding.mac = Mac::BROADCAST;
+        assert_eq!(
+            binding.normalised().unwrap_err().to_string(),
+            "binding of ff:ff:ff:ff:ff:ff in VNI 1: MAC 'ff:ff:ff:ff:ff:ff' is not the address of one machine"
+        );
+    }
+}

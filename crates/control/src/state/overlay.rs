@@ -1,0 +1,206 @@
+//! Who is where, in persistent maps that one key orders: all of a VNI lies together, so that there is no map a VNI,
+//! which a third of a million of them would pay for. The methods keep the maps in step; what may be is checked before.
+
+use crate::model::{Binding, BindingKey, Endpoint, Flood, Membership, NetworkOptions};
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use wire::{Mac, Vni};
+
+/// Endpoints, bindings and what is said of VNIs.
+#[derive(Clone, Default)]
+pub(crate) struct Overlay {
+    pub endpoints: imbl::OrdMap<IpAddr, EndpointEntry>,
+    pub options: imbl::OrdMap<Vni, NetworkOptions>,
+    pub bindings: imbl::OrdMap<BindingKey, Place>,
+    /// Who has an address of a VNI.
+    pub neighbours: imbl::OrdSet<(Vni, IpAddr, Mac)>,
+    /// The endpoints of a VNI but for those of every VNI.
+    pub members: imbl::OrdMap<(Vni, IpAddr), Member>,
+    /// How many things speak of a VNI: NICs (one for all of them), options, declared endpoints and bindings.
+    pub vnis: imbl::OrdMap<Vni, u32>,
+    /// Endpoints of every VNI.
+    pub everywhere: imbl::OrdSet<IpAddr>,
+    /// VNIs that endpoints are declared for one by one, all endpoints together.
+    pub memberships: usize,
+    /// Addresses of all bindings.
+    pub addresses: usize,
+}
+
+/// An endpoint that exists.
+#[derive(Clone)]
+pub(crate) struct EndpointEntry {
+    pub endpoint: Arc<Endpoint>,
+    /// Bindings that name it.
+    pub bindings: u32,
+}
+
+/// A binding's value: the rest is its key.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub ips: Arc<[IpAddr]>,
+    pub endpoint: IpAddr,
+}
+
+/// Why an endpoint is one of a VNI's.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Member {
+    pub declared: bool,
+    pub bindings: u32,
+}
+
+/// How a VNI works: what was said, and what follows where nothing was.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NetworkMode {
+    /// MACs are learnt from traffic, and frames to unknown ones flooded.
+    pub learning: bool,
+    /// Where frames for all go.
+    pub flood: Flood,
+    /// VXLAN is taken from whoever sends it, and not from known endpoints alone.
+    pub from_anybody: bool,
+}
+
+impl Place {
+    pub fn binding(&self, (vni, mac): BindingKey) -> Binding {
+        Binding {
+            vni,
+            mac,
+            ips: self.ips.clone(),
+            endpoint: self.endpoint,
+        }
+    }
+}
+
+impl Overlay {
+    /// How the VNI works.
+    pub fn mode(&self, vni: Vni) -> NetworkMode {
+        let options = self.options.get(&vni);
+        let bound = self.bindings_of(vni).next().is_some();
+        let known = bound || !self.everywhere.is_empty() || self.members_of(vni).next().is_some();
+        let flood = match known {
+            true => Flood::HeadEnd,
+            false => Flood::Multicast(None),
+        };
+        NetworkMode {
+            learning: options.and_then(|o| o.learning).unwrap_or(!bound),
+            flood: options.and_then(|o| o.flood).unwrap_or(flood),
+            from_anybody: !known,
+        }
+    }
+
+    /// The bindings of a VNI, by MAC.
+    pub fn bindings_of(&self, vni: Vni) -> impl Iterator<Item = (&BindingKey, &Place)> {
+        self.bindings.range((vni, Mac([0; 6]))..=(vni, Mac::BROADCAST))
+    }
+
+    /// The endpoints of a VNI but for those of every VNI, IPv4 first.
+    pub fn members_of(&self, vni: Vni) -> impl Iterator<Item = (IpAddr, &Member)> {
+        let first = (vni, IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+        let last = (vni, IpAddr::from([0xff; 16]));
+        self.members
+            .range(first..=last)
+            .map(|((_, address), member)| (*address, member))
+    }
+
+    /// One thing more speaks of the VNI.
+    pub fn hold(&mut self, vni: Vni) {
+        *self.vnis.entry(vni).or_insert(0) += 1;
+    }
+
+    /// One thing less.
+    pub fn release(&mut self, vni: Vni) {
+        if let Some(count) = self.vnis.get_mut(&vni) {
+            *count -= 1;
+            if *count == 0 {
+                self.vnis.remove(&vni);
+            }
+        }
+    }
+
+    /// Says something of a VNI, or nothing any more.
+    pub fn put_options(&mut self, options: NetworkOptions) {
+        let vni = options.vni;
+        let before = match options.is_default() {
+            true => self.options.remove(&vni).is_some(),
+            false => self.options.insert(vni, options).is_some(),
+        };
+        match (before, self.options.contains_key(&vni)) {
+            (false, true) => self.hold(vni),
+            (true, false) => self.release(vni),
+            _ => (),
+        }
+    }
+
+    /// Puts an endpoint in the place of one of its address.
+    pub fn put_endpoint(&mut self, endpoint: Arc<Endpoint>) {
+        let address = endpoint.address;
+        let bindings = self.remove_endpoint(address);
+        self.memberships += endpoint.listed();
+        match &endpoint.vnis {
+            Membership::Every => drop(self.everywhere.insert(address)),
+            Membership::Listed(vnis) => {
+                for vni in vnis {
+                    self.members.entry((*vni, address)).or_default().declared = true;
+                    self.hold(*vni);
+                }
+            }
+        }
+        self.endpoints
+            .insert(address, EndpointEntry { endpoint, bindings });
+    }
+
+    /// Removes an endpoint; how many bindings name it.
+    pub fn remove_endpoint(&mut self, address: IpAddr) -> u32 {
+        let Some(old) = self.endpoints.remove(&address) else {
+            return 0;
+        };
+        self.memberships -= old.endpoint.listed();
+        self.everywhere.remove(&address);
+        if let Membership::Listed(vnis) = &old.endpoint.vnis {
+            for vni in vnis {
+                self.change_member((*vni, address), |member| member.declared = false);
+                self.release(*vni);
+            }
+        }
+        old.bindings
+    }
+
+    /// Adds a binding that there is none of, to an endpoint that there is.
+    pub fn link(&mut self, (vni, mac): BindingKey, place: Place) {
+        for ip in place.ips.iter() {
+            self.neighbours.insert((vni, *ip, mac));
+        }
+        self.addresses += place.ips.len();
+        self.members.entry((vni, place.endpoint)).or_default().bindings += 1;
+        if let Some(entry) = self.endpoints.get_mut(&place.endpoint) {
+            entry.bindings += 1;
+        }
+        self.hold(vni);
+        self.bindings.insert((vni, mac), place);
+    }
+
+    /// Takes a binding away.
+    pub fn unlink(&mut self, key: BindingKey) -> Option<Place> {
+        let place = self.bindings.remove(&key)?;
+        let (vni, mac) = key;
+        for ip in place.ips.iter() {
+            self.neighbours.remove(&(vni, *ip, mac));
+        }
+        self.addresses -= place.ips.len();
+        self.change_member((vni, place.endpoint), |member| member.bindings -= 1);
+        if let Some(entry) = self.endpoints.get_mut(&place.endpoint) {
+            entry.bindings -= 1;
+        }
+        self.release(vni);
+        Some(place)
+    }
+
+    fn change_member(&mut self, key: (Vni, IpAddr), change: impl FnOnce(&mut Member)) {
+        let Some(member) = self.members.get_mut(&key) else {
+            return;
+        };
+        change(member);
+        if *member == Member::default() {
+            self.members.remove(&key);
+        }
+    }
+}

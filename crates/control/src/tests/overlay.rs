@@ -1,0 +1,321 @@
+//! Sessions about who is where: endpoints, bindings, what is said of VNIs, alone and as a whole set.
+
+use super::world::*;
+use crate::event::EventKind;
+use crate::model::{Binding, Config, Endpoint, EndpointUpdate, Flood, Membership, NetworkOptions};
+use crate::{NetworkMode, limits};
+use std::net::IpAddr;
+use wire::{Mac, Vni};
+
+fn vni(id: u32) -> Vni {
+    Vni::new(id).unwrap()
+}
+
+fn mac(last: u8) -> Mac {
+    Mac([0x52, 0x54, 0, 0x12, 0x34, last])
+}
+
+/// MAC `last` of the VNI with the address 42.0.0.`last`, behind `endpoint`.
+fn binding(id: u32, last: u8, endpoint: &str) -> Binding {
+    Binding {
+        ips: [IpAddr::from([42, 0, 0, last])].into(),
+        ..Binding::new(vni(id), mac(last), ip(endpoint))
+    }
+}
+
+fn endpoint(address: &str, vnis: &[u32]) -> Endpoint {
+    Endpoint {
+        vnis: Membership::Listed(vnis.iter().map(|id| vni(*id)).collect()),
+        ..Endpoint::new(ip(address))
+    }
+}
+
+/// A configuration of the overlay alone.
+fn overlay(endpoints: Vec<Endpoint>, networks: Vec<NetworkOptions>, bindings: Vec<Binding>) -> Config {
+    Config {
+        endpoints: endpoints.into_iter().map(|e| (e.address, e)).collect(),
+        networks: networks.into_iter().map(|n| (n.vni, n)).collect(),
+        bindings: bindings.into_iter().map(|b| (b.key(), b)).collect(),
+        ..Config::default()
+    }
+}
+
+#[test]
+fn a_vni_works_by_who_is_known_of_it() {
+    let (mut controller, _) = controller();
+    let mode = |controller: &crate::Controller| controller.network(vni(42)).mode;
+    let as_the_original = NetworkMode {
+        learning: true,
+        flood: Flood::Multicast(None),
+        from_anybody: true,
+    };
+    let by_endpoints = NetworkMode {
+        learning: true,
+        flood: Flood::HeadEnd,
+        from_anybody: false,
+    };
+    let by_bindings = NetworkMode {
+        learning: false,
+        ..by_endpoints
+    };
+    assert_eq!(mode(&controller), as_the_original);
+    // One of another VNI, or of none, changes nothing.
+    controller.put_endpoint(endpoint("10.0.0.2", &[43])).unwrap();
+    assert_eq!(mode(&controller), as_the_original);
+    let join = EndpointUpdate {
+        join: vec![vni(42)],
+        ..EndpointUpdate::default()
+    };
+    controller.update_endpoint(ip("10.0.0.2"), join).unwrap();
+    assert_eq!(mode(&controller), by_endpoints);
+    controller.put_bindings(vec![binding(42, 7, "10.0.0.3")]).unwrap();
+    assert_eq!(mode(&controller), by_bindings);
+    assert_eq!(
+        controller.network_endpoints(vni(42)),
+        [ip("10.0.0.2"), ip("10.0.0.3")].into()
+    );
+    // What is said wins.
+    let options = NetworkOptions {
+        learning: Some(true),
+        flood: Some(Flood::Off),
+        ..NetworkOptions::new(vni(42))
+    };
+    controller.put_network(options).unwrap();
+    assert_eq!(
+        mode(&controller),
+        NetworkMode {
+            flood: Flood::Off,
+            ..by_endpoints
+        }
+    );
+    controller.put_network(NetworkOptions::new(vni(42))).unwrap();
+    controller.delete_bindings(&[(vni(42), mac(7))]).unwrap();
+    assert_eq!(mode(&controller), by_endpoints);
+    controller.put_endpoint(endpoint("10.0.0.2", &[])).unwrap();
+    assert_eq!(mode(&controller), as_the_original);
+    // An endpoint of every VNI is one of each.
+    let every = Endpoint {
+        vnis: Membership::Every,
+        ..endpoint("10.0.0.2", &[])
+    };
+    controller.put_endpoint(every).unwrap();
+    assert_eq!(mode(&controller), by_endpoints);
+}
+
+#[test]
+fn an_endpoint_is_made_by_its_first_binding_and_outlives_them() {
+    let (mut controller, shared) = controller();
+    let diff = controller.put_bindings(vec![binding(42, 7, "10.0.0.2")]).unwrap();
+    assert_eq!(
+        diff.to_string(),
+        "+ endpoint 10.0.0.2\n+ binding 42 52:54:00:12:34:07: endpoint 10.0.0.2, ip 42.0.0.7\n"
+    );
+    assert_eq!(controller.endpoint(ip("10.0.0.2")).unwrap().bindings, 1);
+    assert!(
+        controller
+            .put_bindings(vec![binding(42, 7, "10.0.0.2")])
+            .unwrap()
+            .is_empty()
+    );
+    let moved = controller.put_bindings(vec![binding(42, 7, "fd00::2")]).unwrap();
+    assert_eq!(
+        moved.to_string(),
+        "+ endpoint fd00::2\n~ binding 42 52:54:00:12:34:07: endpoint 10.0.0.2 -> fd00::2\n"
+    );
+    let error = refused(&mut controller, &shared, |c| {
+        c.delete_endpoint(ip("fd00::2"), false)
+    });
+    assert_eq!(
+        error,
+        "endpoint 'fd00::2' has 1 bindings: delete them with it, or first"
+    );
+    controller.delete_endpoint(ip("10.0.0.2"), false).unwrap();
+    let gone = controller.delete_endpoint(ip("fd00::2"), true).unwrap();
+    assert_eq!(
+        gone.to_string(),
+        "- endpoint fd00::2\n- binding 42 52:54:00:12:34:07\n"
+    );
+    assert!(
+        controller
+            .delete_endpoint(ip("fd00::2"), true)
+            .unwrap()
+            .is_empty()
+    );
+    assert_eq!(
+        (controller.status().vnis, controller.config()),
+        (0, Config::default())
+    );
+}
+
+#[test]
+fn a_whole_set_comes_in_one_step_and_reads_back() {
+    let (mut controller, shared) = controller();
+    let before = overlay(
+        vec![endpoint("10.0.0.2", &[42, 43]), endpoint("10.0.0.9", &[])],
+        vec![NetworkOptions {
+            learning: Some(true),
+            ..NetworkOptions::new(vni(7))
+        }],
+        vec![
+            binding(42, 1, "10.0.0.2"),
+            binding(42, 2, "10.0.0.9"),
+            binding(43, 1, "10.0.0.2"),
+        ],
+    );
+    controller.apply(before.clone(), false).unwrap();
+    assert_eq!(controller.config(), before);
+    assert!(controller.apply(before, false).unwrap().is_empty());
+    let after = overlay(
+        vec![Endpoint {
+            name: "rack 2".to_owned(),
+            vnis: Membership::Every,
+            ..Endpoint::new(ip("10.0.0.2"))
+        }],
+        vec![NetworkOptions {
+            flood: Some(Flood::Multicast(Some(ip("239.1.1.1")))),
+            ..NetworkOptions::new(vni(42))
+        }],
+        vec![
+            binding(42, 1, "10.0.0.3"),
+            binding(43, 1, "10.0.0.2"),
+            binding(44, 1, "10.0.0.2"),
+        ],
+    );
+    let shown = controller.apply(after.clone(), true).unwrap();
+    assert_eq!(
+        shown.to_string(),
+        "~ endpoint 10.0.0.2: name (none) -> rack 2\n\
+         ~ endpoint 10.0.0.2: vnis 42,43 -> every\n\
+         + endpoint 10.0.0.3\n\
+         - endpoint 10.0.0.9\n\
+         ~ network 7: learning on -> auto\n\
+         ~ network 42: flood auto -> multicast 239.1.1.1\n\
+         ~ binding 42 52:54:00:12:34:01: endpoint 10.0.0.2 -> 10.0.0.3\n\
+         - binding 42 52:54:00:12:34:02\n\
+         + binding 44 52:54:00:12:34:01: endpoint 10.0.0.2, ip 42.0.0.1\n"
+    );
+    // One mistake in it, and nothing of it happens.
+    let mut wrong = after.clone();
+    wrong
+        .bindings
+        .insert((vni(45), mac(1)), binding(45, 1, "127.0.0.1"));
+    let error = refused(&mut controller, &shared, |c| c.apply(wrong, false));
+    assert_eq!(
+        error,
+        "binding of 52:54:00:12:34:01 in VNI 45: address '127.0.0.1' is this host itself"
+    );
+    assert_eq!(controller.apply(after, false).unwrap(), shown);
+    assert!(controller.apply(controller.config(), false).unwrap().is_empty());
+    controller.apply(Config::default(), false).unwrap();
+    assert_eq!(controller.config(), Config::default());
+}
+
+#[test]
+fn the_bindings_of_one_vni_are_replaced_alone() {
+    let (mut controller, shared) = controller();
+    let all = vec![
+        binding(42, 1, "10.0.0.2"),
+        binding(42, 2, "10.0.0.2"),
+        binding(43, 1, "10.0.0.2"),
+    ];
+    controller.put_bindings(all).unwrap();
+    let set = |bindings: Vec<Binding>| bindings.into_iter().map(|b| (b.key(), b)).collect();
+    let diff = controller
+        .set_bindings(Some(vni(42)), set(vec![binding(42, 2, "10.0.0.3")]), false)
+        .unwrap();
+    assert_eq!(
+        diff.to_string(),
+        "+ endpoint 10.0.0.3\n\
+         - binding 42 52:54:00:12:34:01\n\
+         ~ binding 42 52:54:00:12:34:02: endpoint 10.0.0.2 -> 10.0.0.3\n"
+    );
+    let error = refused(&mut controller, &shared, |c| {
+        c.set_bindings(Some(vni(42)), set(vec![binding(43, 2, "10.0.0.3")]), false)
+    });
+    assert_eq!(
+        error,
+        "binding of 52:54:00:12:34:02: VNI '43' is not 42, whose bindings are to be replaced"
+    );
+    let shown = controller.set_bindings(None, set(vec![]), true).unwrap();
+    assert_eq!((shown.bindings.len(), controller.status().bindings), (2, 2));
+    controller.set_bindings(None, set(vec![]), false).unwrap();
+    assert_eq!(controller.bindings(None, None).count(), 0);
+}
+
+#[test]
+fn everybody_who_watches_is_told() {
+    let (mut controller, _) = controller();
+    let mut events = controller.subscribe();
+    controller.put_bindings(vec![binding(42, 1, "10.0.0.2")]).unwrap();
+    controller
+        .put_network(NetworkOptions {
+            learning: Some(true),
+            ..NetworkOptions::new(vni(42))
+        })
+        .unwrap();
+    controller.delete_endpoint(ip("10.0.0.2"), true).unwrap();
+    let many = (0..2_000_u32)
+        .map(|n| Binding::new(vni(1), Mac([2, 0, 0, 0, (n >> 8) as u8, n as u8]), ip("10.0.0.2")));
+    controller.put_bindings(many.collect()).unwrap();
+    let told: Vec<EventKind> = std::iter::from_fn(|| events.try_recv().ok())
+        .map(|event| event.kind)
+        .collect();
+    let key = (vni(42), mac(1));
+    assert_eq!(
+        told,
+        [
+            EventKind::EndpointChanged(ip("10.0.0.2")),
+            EventKind::BindingChanged(key),
+            EventKind::NetworkChanged(vni(42)),
+            EventKind::EndpointRemoved(ip("10.0.0.2")),
+            EventKind::BindingRemoved(key),
+            EventKind::EndpointChanged(ip("10.0.0.2")),
+            EventKind::BindingsChanged(2_000),
+        ]
+    );
+}
+
+#[test]
+fn the_maxima_are_refused_one_beyond() {
+    let (mut controller, shared) = controller();
+    let address = |n: usize| IpAddr::from((0x2001_0db8_u128 << 96 | n as u128).to_be_bytes());
+    let vnis = |from: usize, count: usize| (from..from + count).map(|id| vni(id as u32)).collect();
+    let hosts: Vec<Endpoint> = (0..limits::ENDPOINTS)
+        .map(|n| Endpoint::new(address(n)))
+        .collect();
+    controller.apply(overlay(hosts, vec![], vec![]), false).unwrap();
+    let error = refused(&mut controller, &shared, |c| {
+        c.put_bindings(vec![binding(42, 1, "10.0.0.2")])
+    });
+    assert_eq!(error, "the daemon would have 10668 endpoints, the limit is 10667");
+    let member = |n: usize, vnis| Endpoint {
+        vnis: Membership::Listed(vnis),
+        ..Endpoint::new(address(n))
+    };
+    controller.put_endpoint(member(0, vnis(0, limits::VNIS))).unwrap();
+    let error = refused(&mut controller, &shared, |c| {
+        c.put_endpoint(member(1, vnis(limits::VNIS, 1)))
+    });
+    assert_eq!(error, "the daemon would have 350001 VNIs, the limit is 350000");
+    let other = crate::model::Nic {
+        vni: vni(limits::VNIS as u32),
+        ..nic("a", 1, &[])
+    };
+    let error = refused(&mut controller, &shared, |c| c.put_nic(other));
+    assert_eq!(error, "the daemon would have 350001 VNIs, the limit is 350000");
+    controller.put_endpoint(member(1, vnis(0, limits::VNIS))).unwrap();
+    let error = refused(&mut controller, &shared, |c| {
+        c.put_endpoint(member(2, vnis(0, 300_001)))
+    });
+    assert_eq!(
+        error,
+        "the daemon would have 1000001 VNIs of endpoints, the limit is 1000000"
+    );
+    let mut full = binding(1, 1, "2001:db8::");
+    full.ips = (0..=limits::IPS_PER_NIC).map(address).collect();
+    let error = refused(&mut controller, &shared, |c| c.put_bindings(vec![full]));
+    assert_eq!(
+        error,
+        "binding of 52:54:00:12:34:01 in VNI 1 would have 257 IPs, the limit is 256"
+    );
+}

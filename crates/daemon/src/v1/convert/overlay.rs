@@ -1,0 +1,162 @@
+//! Endpoints, networks and bindings of v1 to the model's.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use api::v1;
+use control::Error;
+use control::model::{
+    Binding, BindingKey, Endpoint, EndpointUpdate, Flood, Membership, NetworkOptions, parse_address,
+    parse_mac, parse_vni,
+};
+use wire::Vni;
+
+use super::{given, value};
+
+/// An endpoint's address, its key.
+pub fn endpoint_address(text: &str) -> Result<IpAddr, Error> {
+    parse_address(&"endpoint", "address", text)
+}
+
+/// An endpoint to put.
+pub fn endpoint(endpoint: v1::Endpoint) -> Result<Endpoint, Error> {
+    let address = endpoint_address(&endpoint.address)?;
+    let owner = endpoint_owner(address);
+    let listed = vnis(&owner, &endpoint.vnis)?;
+    let vnis = match (endpoint.every_vni, endpoint.vnis.first()) {
+        (false, _) => Membership::Listed(listed.into_iter().collect::<BTreeSet<_>>()),
+        (true, None) => Membership::Every,
+        (true, Some(vni)) => {
+            let why = "is listed, and the endpoint is in every VNI";
+            return Err(value(&owner, "VNI", &vni.to_string(), why));
+        }
+    };
+    Ok(Endpoint {
+        address,
+        name: endpoint.name,
+        vnis,
+    })
+}
+
+/// Which endpoint to update, and with what.
+pub fn endpoint_update(update: v1::UpdateEndpointRequest) -> Result<(IpAddr, EndpointUpdate), Error> {
+    let address = endpoint_address(&update.address)?;
+    let owner = endpoint_owner(address);
+    let change = EndpointUpdate {
+        name: update.name,
+        every_vni: update.every_vni,
+        leave: vnis(&owner, &update.leave_vnis)?,
+        join: vnis(&owner, &update.join_vnis)?,
+    };
+    Ok((address, change))
+}
+
+fn endpoint_owner(address: IpAddr) -> String {
+    format!("endpoint '{address}'")
+}
+
+fn vnis(owner: &String, ids: &[u32]) -> Result<Vec<Vni>, Error> {
+    ids.iter().map(|id| parse_vni(owner, *id)).collect()
+}
+
+/// A VNI that stands alone.
+pub fn vni(id: u32) -> Result<Vni, Error> {
+    parse_vni(&"network", id)
+}
+
+/// What is to be said of a network.
+pub fn network(network: v1::Network) -> Result<NetworkOptions, Error> {
+    let vni = vni(network.vni)?;
+    let owner = format!("VNI {vni}");
+    let group = given(network.multicast_group)
+        .map(|text| parse_address(&owner, "multicast group", &text))
+        .transpose()?;
+    let flood = match v1::Flood::try_from(network.flood) {
+        Ok(v1::Flood::Unspecified) => None,
+        Ok(v1::Flood::HeadEnd) => Some(Flood::HeadEnd),
+        Ok(v1::Flood::Multicast) => Some(Flood::Multicast(group)),
+        Ok(v1::Flood::Off) => Some(Flood::Off),
+        Err(_) => {
+            let why = "is no way to flood";
+            return Err(value(&owner, "flood", &network.flood.to_string(), why));
+        }
+    };
+    match (group, flood) {
+        (Some(group), None | Some(Flood::HeadEnd | Flood::Off)) => {
+            let why = "goes with flood MULTICAST alone";
+            Err(value(&owner, "multicast group", &group.to_string(), why))
+        }
+        _ => Ok(NetworkOptions {
+            vni,
+            learning: network.learning,
+            flood,
+        }),
+    }
+}
+
+/// What names a binding.
+pub fn binding_key(key: &v1::BindingKey) -> Result<BindingKey, Error> {
+    Ok((parse_vni(&"binding", key.vni)?, parse_mac(&"binding", &key.mac)?))
+}
+
+/// A binding to put.
+pub fn binding(binding: &v1::Binding) -> Result<Binding, Error> {
+    let (vni, mac) = (
+        parse_vni(&"binding", binding.vni)?,
+        parse_mac(&"binding", &binding.mac)?,
+    );
+    // Composed for an error alone: there may be a million of them.
+    let parse = |field, text: &str| {
+        text.parse()
+            .or_else(|_| parse_address(&format!("binding of {mac} in VNI {vni}"), field, text))
+    };
+    let ips = binding.addresses.iter().map(|text| parse("IP", text));
+    Ok(Binding {
+        ips: ips.collect::<Result<_, _>>()?,
+        ..Binding::new(vni, mac, parse("endpoint", &binding.endpoint)?)
+    })
+}
+
+/// Bindings by key. Two of one key would lose one of them: refused.
+pub fn bindings(given: &[v1::Binding]) -> Result<BTreeMap<BindingKey, Binding>, Error> {
+    let mut bindings = BTreeMap::new();
+    for one in given {
+        let one = binding(one)?;
+        if let Some(twice) = bindings.insert(one.key(), one) {
+            let owner = format!("binding of {} in VNI {}", twice.mac, twice.vni);
+            return Err(value(&owner, "MAC", &twice.mac.to_string(), "is given twice"));
+        }
+    }
+    Ok(bindings)
+}
+
+/// Endpoints by address, each once.
+pub fn endpoints(given: Vec<v1::Endpoint>) -> Result<BTreeMap<IpAddr, Endpoint>, Error> {
+    let mut endpoints = BTreeMap::new();
+    for one in given {
+        let one = endpoint(one)?;
+        if let Some(twice) = endpoints.insert(one.address, one) {
+            let address = twice.address.to_string();
+            return Err(value(
+                &endpoint_owner(twice.address),
+                "address",
+                &address,
+                "is given twice",
+            ));
+        }
+    }
+    Ok(endpoints)
+}
+
+/// Networks by VNI, each once.
+pub fn networks(given: Vec<v1::Network>) -> Result<BTreeMap<Vni, NetworkOptions>, Error> {
+    let mut networks = BTreeMap::new();
+    for one in given {
+        let one = network(one)?;
+        if let Some(twice) = networks.insert(one.vni, one) {
+            let vni = twice.vni.to_string();
+            return Err(value(&format!("VNI {vni}"), "VNI", &vni, "is given twice"));
+        }
+    }
+    Ok(networks)
+}
