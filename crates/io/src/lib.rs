@@ -21,6 +21,7 @@ pub mod bpf;
 mod copy;
 pub mod cycles;
 mod deliver;
+pub mod ethtool;
 mod fault_guard;
 pub mod fetch;
 pub mod frame;

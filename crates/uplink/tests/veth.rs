@@ -319,10 +319,13 @@ fn a_large_frame_arrives_as_the_datagrams_it_stands_for() {
         );
     }
     leave(&guest.program, &mut guest.interfaces, guest.ifindex);
-    assert!(
-        !hosts.ours.ok("ip link show eth0").unwrap().contains("xdp"),
-        "the interface is the kernel's again"
-    );
+    let is_gone = || Ok((!hosts.ours.ok("ip link show eth0")?.contains("xdp")).then_some(()));
+    testkit::wait_for(
+        "the interface to be the kernel's again",
+        Duration::from_secs(5),
+        is_gone,
+    )
+    .unwrap();
 }
 
 #[test]
@@ -376,21 +379,29 @@ fn where_xdp_is_refused_a_packet_socket_takes_over_and_says_why() {
 #[test]
 fn the_kernel_s_traffic_is_untouched_while_the_tunnel_is_full() {
     let hosts = Hosts::new(1500, 1);
-    let server = hosts.ours.start("iperf3", "iperf3 -s -1").unwrap();
+    let server = hosts.ours.start("iperf3", "iperf3 -s").unwrap();
+    let listens = || Ok(hosts.ours.ok("ss -ltn")?.contains(":5201").then_some(()));
+    testkit::wait_for("iperf3 to listen", Duration::from_secs(10), listens).unwrap();
     let guest = while_serving(&hosts, None, join_xdp, || {
         let flood = hosts
             .theirs
-            .start("flood", "ping -f -q -w 20 -s 1000 10.9.0.1")
+            .start("flood", "ping -f -q -w 60 -s 1000 10.9.0.1")
             .unwrap();
-        testkit::wait_for("TCP of the kernel", Duration::from_secs(20), || {
-            Ok(hosts
+        let echoes = || {
+            let count = hosts
                 .theirs
-                .succeeds("iperf3 -c 192.0.2.1 -n 50M --connect-timeout 1000 >/dev/null")?
-                .then_some(()))
-        })
-        .unwrap();
+                .ok("ip -s link show vx0 | awk '/RX:/ { getline; print $2 }'")?;
+            count.trim().parse::<u64>().map_err(|e| format!("{count}: {e}"))
+        };
+        let more_than = |count| move || Ok((echoes()? > count).then_some(()));
+        testkit::wait_for("a flood", Duration::from_secs(20), more_than(100)).unwrap();
+        hosts
+            .theirs
+            .ok("iperf3 -c 192.0.2.1 -n 50M --connect-timeout 5000")
+            .unwrap();
+        let so_far = echoes().unwrap();
+        testkit::wait_for("the flood to go on", Duration::from_secs(20), more_than(so_far)).unwrap();
         drop(flood);
-        hosts.theirs.ok("ping -c 1 -w 5 10.9.0.1").unwrap();
     });
     drop(server);
     assert!(guest.taken[0] > 100, "the tunnel was in use: {:?}", guest.taken);

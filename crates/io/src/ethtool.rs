@@ -1,0 +1,84 @@
+//! What an interface's driver says of it (SIOCETHTOOL, linux/ethtool.h) and netlink does not.
+
+use std::os::fd::AsRawFd;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+
+/// `struct ethtool_channels`.
+#[repr(C)]
+#[derive(Default)]
+struct Channels {
+    cmd: u32,
+    max: [u32; 4],
+    rx: u32,
+    tx: u32,
+    other: u32,
+    combined: u32,
+}
+
+/// `struct ethtool_value`.
+#[repr(C)]
+#[derive(Default)]
+struct Value {
+    cmd: u32,
+    data: u32,
+}
+
+const GET_CHANNELS: u32 = 0x3c;
+const GET_FLAGS: u32 = 0x25;
+/// ETH_FLAG_RXVLAN.
+const RX_VLAN: u32 = 1 << 8;
+
+/// How many queues the interface receives from now, in the network namespace of the calling thread. `None`: its driver does not
+/// say, or there is none of this name.
+pub fn receive_queues(interface: &str) -> Option<u32> {
+    let mut channels = Channels {
+        cmd: GET_CHANNELS,
+        ..Channels::default()
+    };
+    // SAFETY: `Channels` is what this command reads and writes.
+    unsafe { ask(interface, (&raw mut channels).cast()) }?;
+    Some(channels.rx + channels.combined).filter(|count| *count > 0)
+}
+
+/// The NIC takes VLAN tags out of what it receives, so that an XDP program does not see them. `None`: its driver does not say.
+pub fn strips_vlan_tags(interface: &str) -> Option<bool> {
+    let mut flags = Value {
+        cmd: GET_FLAGS,
+        data: 0,
+    };
+    // SAFETY: `Value` is what this command reads and writes.
+    unsafe { ask(interface, (&raw mut flags).cast()) }?;
+    Some(flags.data & RX_VLAN != 0)
+}
+
+/// # Safety
+/// `what` is valid for reads and writes of the struct of its command.
+unsafe fn ask(interface: &str, what: *mut libc::c_char) -> Option<()> {
+    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None).ok()?;
+    if interface.len() >= libc::IFNAMSIZ {
+        return None;
+    }
+    // SAFETY: all zeros are a valid request.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(interface.bytes()) {
+        *to = from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_data = what;
+    // SAFETY: the request is complete, its name ends with a zero, and its data is what the caller vouches for.
+    let done = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut request) };
+    (done == 0).then_some(())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn an_interface_that_is_not_there_says_nothing() {
+        for name in ["", "no-such-device", "a-name-that-is-far-too-long"] {
+            assert_eq!(
+                (super::receive_queues(name), super::strips_vlan_tags(name)),
+                (None, None)
+            );
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Which interfaces are to be uplinks, and which addresses VXLAN comes to, given what the kernel knows now. Pure: no socket, no clock.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use netlink::{Link, Snapshot};
+
+use crate::layout::UPLINKS;
+
+/// What the operator asked for.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Settings {
+    /// The addresses of this host towards others (`-i`). None: all those of the named interfaces.
+    pub addresses: Vec<IpAddr>,
+    /// The interfaces (`--uplink`). None: those that have the addresses.
+    pub interfaces: Vec<String>,
+}
+
+/// One interface that is to be an uplink.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Wanted {
+    /// What it is called by: the named interface, or the one that has an address; of a VLAN subinterface the one below.
+    pub name: String,
+    /// The interface, or a sentence on why there is none.
+    pub link: Result<Arc<Link>, String>,
+    /// Addresses of ours that are reached by it.
+    pub addresses: Vec<IpAddr>,
+    /// Why native mode would not do, where that is so.
+    pub only_generic: Option<&'static str>,
+}
+
+/// All of it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Plan {
+    pub uplinks: Vec<Wanted>,
+    /// Those of our addresses that are here, with the VLAN that each comes in; 0: none.
+    pub endpoints: Vec<(IpAddr, u16)>,
+    /// Addresses that no interface has.
+    pub homeless: Vec<IpAddr>,
+}
+
+/// Makes the plan.
+pub(crate) fn plan(settings: &Settings, kernel: &Snapshot) -> Plan {
+    let mut plan = Plan::default();
+    for name in &settings.interfaces {
+        match kernel.link_named(name) {
+            None => plan.want(name, Err(format!("there is no interface '{name}'"))),
+            Some(link) => plan.want_below(kernel, link),
+        }
+    }
+    for &ip in &settings.addresses {
+        match owner(kernel, ip) {
+            None => plan.homeless.push(ip),
+            Some(owner) => {
+                if settings.interfaces.is_empty() {
+                    plan.want_below(kernel, owner);
+                }
+                plan.add_endpoint(kernel, owner, ip);
+            }
+        }
+    }
+    if settings.addresses.is_empty() {
+        for (owner, ip) in addresses_of(settings, kernel) {
+            plan.add_endpoint(kernel, owner, ip);
+        }
+    }
+    plan
+}
+
+impl Plan {
+    /// Wants an interface, or what it is a VLAN of.
+    fn want_below(&mut self, kernel: &Snapshot, link: &Arc<Link>) {
+        let (below, _) = below(kernel, link);
+        let usable = match below {
+            None => Err(format!(
+                "the interface below VLAN '{}' is not in this namespace",
+                link.name
+            )),
+            Some(below) if below.loopback => Err(format!(
+                "'{}' is a loopback: name the interfaces that lead to other hosts with --uplink",
+                below.name
+            )),
+            Some(below) if !below.ethernet => Err(format!("'{}' is not an Ethernet interface", below.name)),
+            Some(below) => Ok(below.clone()),
+        };
+        let name = below.map_or(&link.name, |below| &below.name).clone();
+        self.want(&name, usable);
+    }
+
+    fn want(&mut self, name: &str, link: Result<Arc<Link>, String>) {
+        if self.uplinks.iter().any(|wanted| wanted.name == name) || self.uplinks.len() >= UPLINKS as usize {
+            return;
+        }
+        let kind = link.as_ref().ok().and_then(|link| link.kind.as_deref());
+        self.uplinks.push(Wanted {
+            name: name.to_owned(),
+            only_generic: kind.and_then(only_generic),
+            link,
+            addresses: Vec::new(),
+        });
+    }
+
+    fn add_endpoint(&mut self, kernel: &Snapshot, owner: &Arc<Link>, ip: IpAddr) {
+        let (below, vlan) = below(kernel, owner);
+        if !self.endpoints.contains(&(ip, vlan)) {
+            self.endpoints.push((ip, vlan));
+        }
+        let here = |wanted: &Wanted| below.is_some_and(|below| below.name == wanted.name);
+        // One that is on a loopback, as of hosts with several ways out, comes in by any of them.
+        let anywhere = below.is_none_or(|below| below.loopback);
+        for wanted in &mut self.uplinks {
+            if (anywhere || here(wanted)) && !wanted.addresses.contains(&ip) {
+                wanted.addresses.push(ip);
+            }
+        }
+    }
+}
+
+/// Sockets of these are reached in generic mode alone: in native mode packets belong to the queues of the interfaces below.
+fn only_generic(kind: &str) -> Option<&'static str> {
+    match kind {
+        "bond" | "team" => {
+            Some("packets of a bond in native mode belong to its members' queues: name the members for that")
+        }
+        "bridge" => Some("a bridge has no native XDP"),
+        _ => None,
+    }
+}
+
+/// The interface that has an address.
+fn owner(kernel: &Snapshot, ip: IpAddr) -> Option<&Arc<Link>> {
+    let mut having = kernel.addresses.keys().filter(|(_, had)| *had == ip);
+    having.find_map(|(ifindex, _)| kernel.links.get(ifindex))
+}
+
+/// What an interface's packets come in by, and in which VLAN: itself and none, or of a VLAN subinterface the one below it.
+fn below<'a>(kernel: &'a Snapshot, link: &'a Arc<Link>) -> (Option<&'a Arc<Link>>, u16) {
+    match &link.vlan {
+        None => (Some(link), 0),
+        Some(vlan) => (kernel.links.get(&vlan.parent), vlan.id),
+    }
+}
+
+/// The addresses of the named interfaces but for those of their link alone.
+fn addresses_of<'a>(
+    settings: &'a Settings,
+    kernel: &'a Snapshot,
+) -> impl Iterator<Item = (&'a Arc<Link>, IpAddr)> {
+    const UNIVERSE: u8 = 0;
+    let links = settings
+        .interfaces
+        .iter()
+        .filter_map(|name| kernel.link_named(name));
+    links.flat_map(|link| {
+        let addresses = kernel
+            .addresses_of(link.index)
+            .filter(|address| address.scope == UNIVERSE);
+        addresses.map(move |address| (link, address.ip))
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,157 @@
+//! Plans for tables of the kernel that are written down here.
+
+use netlink::{Address, Vlan};
+
+use super::*;
+
+/// `eth0`, `eth1`, `eth1.7` on it, `bond0` and `lo`; 192.0.2.1 on eth0, 198.51.100.1 and fe80::1 on eth1.7, 203.0.113.1 on lo.
+fn kernel() -> Snapshot {
+    let mut kernel = Snapshot::default();
+    let mut link = |index: u32, name: &str, change: &dyn Fn(&mut Link)| {
+        let mut link = Link {
+            index,
+            name: name.to_owned(),
+            mac: None,
+            mtu: 1500,
+            up: true,
+            running: true,
+            loopback: false,
+            ethernet: true,
+            kind: None,
+            vlan: None,
+            master: None,
+            rx_queues: 1,
+            tx_queues: 1,
+            xdp_program: None,
+        };
+        change(&mut link);
+        kernel.links.insert(index, Arc::new(link));
+    };
+    link(1, "lo", &|link| (link.loopback, link.ethernet) = (true, false));
+    link(2, "eth0", &|_| ());
+    link(3, "eth1", &|_| ());
+    link(4, "eth1.7", &|link| {
+        link.kind = Some("vlan".to_owned());
+        link.vlan = Some(Vlan {
+            parent: 3,
+            id: 7,
+            protocol: 0x8100,
+        });
+    });
+    link(5, "bond0", &|link| link.kind = Some("bond".to_owned()));
+    link(6, "wg0", &|link| link.ethernet = false);
+    for (ifindex, ip, scope) in [
+        (1, "203.0.113.1", 0),
+        (2, "192.0.2.1", 0),
+        (4, "198.51.100.1", 0),
+        (4, "fe80::1", 253),
+        (6, "10.0.0.1", 0),
+    ] {
+        let ip: IpAddr = ip.parse().unwrap();
+        let address = Address {
+            ifindex,
+            ip,
+            prefix_len: 24,
+            peer: None,
+            broadcast: None,
+            scope,
+            flags: 0,
+            label: String::new(),
+        };
+        kernel.addresses.insert((ifindex, ip), Arc::new(address));
+    }
+    kernel
+}
+
+/// The uplinks (`name: addresses`, or `name! why`), and the endpoints.
+fn planned(interfaces: &[&str], addresses: &[&str]) -> (Vec<String>, String) {
+    let settings = Settings {
+        addresses: addresses.iter().map(|ip| ip.parse().unwrap()).collect(),
+        interfaces: interfaces.iter().map(|name| (*name).to_owned()).collect(),
+    };
+    let plan = plan(&settings, &kernel());
+    let show = |wanted: &Wanted| match &wanted.link {
+        Ok(link) => {
+            assert_eq!(link.name, wanted.name);
+            let addresses: Vec<String> = wanted.addresses.iter().map(IpAddr::to_string).collect();
+            format!("{}: {}", wanted.name, addresses.join(" "))
+        }
+        Err(why) => format!("{}! {why}", wanted.name),
+    };
+    let endpoints: Vec<String> = plan
+        .endpoints
+        .iter()
+        .map(|(ip, vlan)| format!("{ip}/{vlan}"))
+        .collect();
+    (plan.uplinks.iter().map(show).collect(), endpoints.join(" "))
+}
+
+#[test]
+fn the_interface_that_has_the_address() {
+    let is = |uplinks: &[&str], endpoints: &str| {
+        (
+            uplinks.iter().map(|s| (*s).to_owned()).collect(),
+            endpoints.to_owned(),
+        )
+    };
+    assert_eq!(
+        planned(&[], &["192.0.2.1"]),
+        is(&["eth0: 192.0.2.1"], "192.0.2.1/0")
+    );
+    assert_eq!(
+        planned(&[], &["198.51.100.1"]),
+        is(&["eth1: 198.51.100.1"], "198.51.100.1/7")
+    );
+    assert_eq!(planned(&[], &["192.0.2.9"]), is(&[], ""));
+    assert_eq!(planned(&[], &[]), is(&[], ""));
+    assert_eq!(
+        planned(&[], &["192.0.2.1", "198.51.100.1"]),
+        is(
+            &["eth0: 192.0.2.1", "eth1: 198.51.100.1"],
+            "192.0.2.1/0 198.51.100.1/7"
+        )
+    );
+    let (uplinks, _) = planned(&[], &["203.0.113.1"]);
+    assert!(
+        uplinks[0].starts_with("lo! 'lo' is a loopback: name the interfaces"),
+        "{uplinks:?}"
+    );
+    let (uplinks, _) = planned(&[], &["10.0.0.1"]);
+    assert_eq!(uplinks, ["wg0! 'wg0' is not an Ethernet interface"]);
+}
+
+#[test]
+fn the_interfaces_that_are_named() {
+    let (uplinks, endpoints) = planned(&["eth0", "eth1", "eth0", "eth9"], &["203.0.113.1"]);
+    let expected = [
+        "eth0: 203.0.113.1",
+        "eth1: 203.0.113.1",
+        "eth9! there is no interface 'eth9'",
+    ];
+    assert_eq!(
+        (uplinks.as_slice(), endpoints.as_str()),
+        (&expected.map(str::to_owned)[..], "203.0.113.1/0")
+    );
+    // A VLAN subinterface is reached by the one below it; without addresses given it is its own that count.
+    let (uplinks, endpoints) = planned(&["eth1.7"], &[]);
+    assert_eq!(
+        (uplinks.join(""), endpoints.as_str()),
+        ("eth1: 198.51.100.1".to_owned(), "198.51.100.1/7")
+    );
+    let (uplinks, endpoints) = planned(&["eth0"], &["192.0.2.9"]);
+    assert_eq!((uplinks.join(""), endpoints.as_str()), ("eth0: ".to_owned(), ""));
+}
+
+#[test]
+fn a_bond_is_for_generic_mode() {
+    let settings = Settings {
+        addresses: Vec::new(),
+        interfaces: vec!["bond0".to_owned(), "eth0".to_owned()],
+    };
+    let generic: Vec<bool> = plan(&settings, &kernel())
+        .uplinks
+        .iter()
+        .map(|wanted| wanted.only_generic.is_some())
+        .collect();
+    assert_eq!(generic, [true, false]);
+}

@@ -1,0 +1,319 @@
+//! An uplink whose interface changes, goes and returns: the engine follows the kernel, and frames flow again by themselves.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, UdpSocket};
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use butterfly_uplink::{Engine, Fact, Options, Ports, Settings};
+use io::frame::Batch;
+use io::port::Port;
+use netlink::Mirror;
+use testkit::netns::Namespace;
+use xdp::Interfaces;
+
+type Held = Arc<Mutex<BTreeMap<(u32, u16), Port>>>;
+
+/// Keeps the ports that a worker would have.
+struct Keeper(Held);
+
+impl Ports for Keeper {
+    fn attach(&mut self, number: u32, queue: u16, port: Port) -> Result<(), String> {
+        assert!(self.0.lock().unwrap().insert((number, queue), port).is_none());
+        Ok(())
+    }
+
+    fn detach(&mut self, number: u32, queue: u16) {
+        assert!(self.0.lock().unwrap().remove(&(number, queue)).is_some());
+    }
+}
+
+/// A host with an engine, in the namespace of the thread that makes it, and the host at the other end of its wire.
+struct World<'a> {
+    ours: &'a Namespace,
+    theirs: &'a Namespace,
+    runtime: tokio::runtime::Runtime,
+    mirror: Mirror,
+    engine: Engine,
+    held: Held,
+}
+
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+impl World<'_> {
+    fn new<'a>(ours: &'a Namespace, theirs: &'a Namespace, settings: Settings) -> World<'a> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let mirror = runtime.block_on(Mirror::start()).unwrap();
+        let held = Held::default();
+        let options = Options {
+            port: 4789,
+            groups: None,
+            frames: 128,
+            busy_poll: false,
+        };
+        let interfaces = Arc::new(Mutex::new(Interfaces::new()));
+        let engine = Engine::new(settings, options, interfaces, Box::new(Keeper(held.clone())));
+        World {
+            ours,
+            theirs,
+            runtime,
+            mirror,
+            engine,
+            held,
+        }
+    }
+
+    /// Lets the engine follow until the facts are as wished.
+    fn until(&mut self, what: &str, wish: impl Fn(&[Fact]) -> bool) -> Vec<Fact> {
+        let deadline = Instant::now() + TIMEOUT;
+        loop {
+            self.poll_ports();
+            self.engine.look();
+            let facts = self.engine.reconcile(&self.mirror.snapshot());
+            if wish(facts) {
+                return facts.to_vec();
+            }
+            assert!(Instant::now() < deadline, "no {what}: {facts:#?}");
+            let mut watch = self.mirror.watch();
+            let next = async { tokio::time::timeout(Duration::from_millis(50), watch.changed()).await };
+            let _ = self.runtime.block_on(next);
+        }
+    }
+
+    /// As workers do: a port that has broken says so to somebody who tells the engine.
+    fn poll_ports(&mut self) {
+        let mut batch = Batch::new();
+        for ((number, _), port) in self.held.lock().unwrap().iter_mut() {
+            port.arm();
+            match port.receive(&mut batch) {
+                Ok(_) => port.complete(&mut batch),
+                Err(error) => self.engine.broke(*number, &error.to_string()),
+            }
+        }
+    }
+
+    /// Whether a datagram to the VXLAN port of `to`, sent over and over, reaches a port of ours.
+    fn hears(&mut self, to: &str, len: usize) -> bool {
+        let deadline = Instant::now() + TIMEOUT;
+        let mut batch = Batch::new();
+        while Instant::now() < deadline {
+            let to: IpAddr = to.parse().unwrap();
+            let send = || {
+                let any: IpAddr = if to.is_ipv4() { "0.0.0.0" } else { "::" }.parse().unwrap();
+                // Refused while the neighbour is looked for, or the link is down.
+                let _ = UdpSocket::bind((any, 0))
+                    .unwrap()
+                    .send_to(&vec![8; len], (to, 4789));
+            };
+            self.theirs.inside(send).unwrap();
+            for port in self.held.lock().unwrap().values_mut() {
+                let count = port.receive(&mut batch).unwrap();
+                let whole = batch.frames().iter().any(|frame| frame.len() >= len);
+                port.complete(&mut batch);
+                if count > 0 && whole {
+                    return true;
+                }
+            }
+            self.runtime
+                .block_on(async { tokio::time::sleep(Duration::from_millis(5)).await });
+        }
+        false
+    }
+
+    fn ports(&self) -> usize {
+        self.held.lock().unwrap().len()
+    }
+
+    /// The program is gone; a moment later when another test is starting a process, which has our descriptors until it
+    /// runs.
+    fn shows_no_xdp(&self, device: &str) {
+        let shown = || self.ours.ok(&format!("ip link show {device}"));
+        testkit::wait_for("the program to go", TIMEOUT, || {
+            Ok((!shown()?.contains("xdp")).then_some(()))
+        })
+        .unwrap();
+    }
+}
+
+/// A wire between both: `near` here with 192.0.2.1, `far` there with 192.0.2.2, each end with so many queues.
+fn lay_wire(ours: &Namespace, theirs: &Namespace, near: &str, queues: u32) {
+    let number = format!("numrxqueues {queues} numtxqueues {queues}");
+    ours.ok(&format!(
+        "ip link add {near} {number} type veth peer name far {number}"
+    ))
+    .unwrap();
+    ours.ok(&format!("ip link set far netns {}", theirs.pid()))
+        .unwrap();
+    theirs
+        .ok("ip addr add 192.0.2.2/24 dev far && ip link set far up")
+        .unwrap();
+    ours.ok(&format!("ip link set {near} up")).unwrap();
+}
+
+fn joined(facts: &[Fact]) -> bool {
+    facts.iter().any(|fact| fact.joined && fact.up)
+}
+
+/// Runs a story in the namespace of a host of ours that has `settings`.
+fn story(addresses: &[&str], interfaces: &[&str], tell: impl FnOnce(&mut World<'_>) + Send) {
+    let (ours, theirs) = (Namespace::new().unwrap(), Namespace::new().unwrap());
+    let settings = Settings {
+        addresses: addresses.iter().map(|ip| ip.parse().unwrap()).collect(),
+        interfaces: interfaces.iter().map(|name| (*name).to_owned()).collect(),
+    };
+    ours.inside(|| {
+        let mut world = World::new(&ours, &theirs, settings);
+        tell(&mut world);
+        world.engine.stop();
+        assert_eq!(world.ports(), 0);
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_link_goes_down_and_up_and_its_mtu_changes() {
+    story(&["192.0.2.1"], &[], |world| {
+        lay_wire(world.ours, world.theirs, "eth0", 1);
+        assert!(world.until("nothing", <[Fact]>::is_empty).is_empty());
+        world.ours.ok("ip addr add 192.0.2.1/24 dev eth0").unwrap();
+        let facts = world.until("uplink", joined);
+        assert_eq!(
+            (facts[0].interface.as_str(), facts[0].mode.as_str()),
+            ("eth0", "AF_XDP, native XDP, copy")
+        );
+        assert_eq!(
+            (facts[0].queues, facts[0].mtu, facts[0].why.as_str()),
+            (1, 1500, "")
+        );
+        assert!(world.hears("192.0.2.1", 100));
+
+        world.ours.ok("ip link set eth0 down").unwrap();
+        world.until("link that is down", |facts| !facts[0].up);
+        assert!(!world.held.lock().unwrap()[&(0, 0)].is_up());
+        world.ours.ok("ip link set eth0 up").unwrap();
+        world.until("link that is up", joined);
+        assert!(world.hears("192.0.2.1", 100));
+        // The other end alone.
+        world.theirs.ok("ip link set far down").unwrap();
+        world.until("link without carrier", |facts| !facts[0].up);
+        world.theirs.ok("ip link set far up").unwrap();
+        world.until("link with carrier", joined);
+
+        world.theirs.ok("ip link set far mtu 9000").unwrap();
+        world.ours.ok("ip link set eth0 mtu 9000").unwrap();
+        world.until("larger MTU", |facts| facts[0].mtu == 9000 && joined(facts));
+        assert!(world.hears("192.0.2.1", 8900));
+        world.ours.ok("ip link set eth0 mtu 1500").unwrap();
+        world.until("smaller MTU", |facts| facts[0].mtu == 1500);
+        assert_eq!(world.held.lock().unwrap()[&(0, 0)].mtu(), Some(1500));
+        assert!(world.hears("192.0.2.1", 100));
+    });
+}
+
+#[test]
+fn an_interface_is_removed_and_returns() {
+    story(&[], &["eth0"], |world| {
+        let facts = world.until("word of it", |facts| facts.len() == 1);
+        assert_eq!(
+            (facts[0].joined, facts[0].why.as_str()),
+            (false, "there is no interface 'eth0'")
+        );
+        for _ in 0..3 {
+            lay_wire(world.ours, world.theirs, "eth0", 2);
+            world.ours.ok("ip addr add 192.0.2.1/24 dev eth0").unwrap();
+            let facts = world.until("uplink", joined);
+            assert_eq!((facts[0].number, facts[0].queues, world.ports()), (0, 2, 2));
+            assert!(world.hears("192.0.2.1", 100));
+            world.ours.ok("ip link del eth0").unwrap();
+            // Its ports may say so before the kernel's tables do.
+            world.until("end of it", |facts| !facts[0].joined && facts[0].ifindex == 0);
+            assert_eq!(world.ports(), 0);
+        }
+    });
+}
+
+#[test]
+fn an_address_goes_to_another_interface() {
+    story(&["192.0.2.1"], &[], |world| {
+        lay_wire(world.ours, world.theirs, "eth0", 1);
+        world.ours.ok("ip addr add 192.0.2.1/24 dev eth0").unwrap();
+        world.until("uplink", joined);
+        world.ours.ok("ip addr del 192.0.2.1/24 dev eth0").unwrap();
+        world.until("end of it", <[Fact]>::is_empty);
+        world.shows_no_xdp("eth0");
+        assert_eq!(world.ports(), 0);
+
+        world.theirs.ok("ip link del far").unwrap();
+        lay_wire(world.ours, world.theirs, "eth1", 1);
+        world.ours.ok("ip addr add 192.0.2.1/24 dev eth1").unwrap();
+        let facts = world.until("uplink", joined);
+        assert_eq!(
+            (facts[0].interface.as_str(), facts[0].addresses.len()),
+            ("eth1", 1)
+        );
+        assert!(world.hears("192.0.2.1", 100));
+        // One more address of another family.
+        world
+            .ours
+            .ok("ip addr add 2001:db8::1/64 dev eth1 nodad")
+            .unwrap();
+        assert_eq!(
+            world.until("the same", joined)[0].addresses.len(),
+            1,
+            "it was not asked for"
+        );
+        world.engine.stop();
+        world.shows_no_xdp("eth1");
+    });
+}
+
+#[test]
+fn another_program_is_in_the_way_and_then_is_not() {
+    story(&["192.0.2.1", "2001:db8::1"], &["eth0"], |world| {
+        lay_wire(world.ours, world.theirs, "eth0", 1);
+        world
+            .ours
+            .ok("ip addr add 192.0.2.1/24 dev eth0 && ip addr add 2001:db8::1/64 dev eth0 nodad")
+            .unwrap();
+        world
+            .theirs
+            .ok("ip addr add 2001:db8::2/64 dev far nodad")
+            .unwrap();
+        let theirs = xdp::Program::load("pass", xdp::objects::PASS, |_| Ok(())).unwrap();
+        let attached = xdp::attach(theirs.as_fd(), world.ours.ifindex("eth0").unwrap(), None).unwrap();
+        let facts = world.until("uplink", joined);
+        assert_eq!(facts[0].mode, "packet socket");
+        assert!(facts[0].why.contains("pass"), "{}", facts[0].why);
+        assert!(world.hears("192.0.2.1", 100) && world.hears("2001:db8::1", 100));
+        drop(attached);
+        let facts = world.until("XDP", |facts| facts[0].mode.starts_with("AF_XDP"));
+        assert_eq!(facts[0].addresses.len(), 2);
+        assert!(world.hears("192.0.2.1", 100) && world.hears("2001:db8::1", 100));
+    });
+}
+
+#[test]
+fn queues_that_are_added_get_their_sockets() {
+    story(&["192.0.2.1"], &[], |world| {
+        lay_wire(world.ours, world.theirs, "eth0", 2);
+        for namespace in [world.ours, world.theirs] {
+            let device = if std::ptr::eq(namespace, world.ours) {
+                "eth0"
+            } else {
+                "far"
+            };
+            namespace.ok(&format!("ethtool -L {device} rx 1 tx 1")).unwrap();
+        }
+        world.ours.ok("ip addr add 192.0.2.1/24 dev eth0").unwrap();
+        assert_eq!(world.until("uplink", joined)[0].queues, 1);
+        world.ours.ok("ethtool -L eth0 rx 2 tx 1").unwrap();
+        world.theirs.ok("ethtool -L far rx 1 tx 2").unwrap();
+        let facts = world.until("second queue", |facts| joined(facts) && facts[0].queues == 2);
+        assert_eq!((facts.len(), world.ports()), (1, 2));
+        assert!(world.hears("192.0.2.1", 100));
+    });
+}
