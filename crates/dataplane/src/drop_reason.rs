@@ -86,6 +86,26 @@ drop_reasons! {
     FragmentOfDropped = "fragment_of_dropped",
     /// Too many datagrams of the NIC, or pieces of one, are in reassembly.
     FragmentTableFull = "fragment_table_full",
+    /// The outer headers of a frame from the wire end early or contradict each other.
+    OuterMalformed = "outer_malformed",
+    /// The outer IPv4 or UDP checksum of a frame from the wire is wrong.
+    OuterChecksum = "outer_checksum",
+    /// A fragment of an outer packet: tunnel endpoints must not fragment (RFC 7348).
+    OuterFragment = "outer_fragment",
+    /// The frame from the wire is not VXLAN to an address or multicast group of this host.
+    NotOurs = "not_ours",
+    /// The frame from the wire is from an endpoint that is not configured.
+    UnknownEndpoint = "unknown_endpoint",
+    /// The frame from the wire is for a network that has no NIC here.
+    UnknownVni = "unknown_vni",
+    /// The frame from the wire claims a MAC or IP address of a NIC of this host, or a MAC that is bound to another endpoint.
+    RemoteSpoofed = "remote_spoofed",
+    /// The outer packet was marked for congestion and the inner one's transport would not understand (RFC 6040).
+    EcnNotCapable = "ecn_not_capable",
+    /// There is no way to the endpoint that the frame is for, or none yet.
+    NoNextHop = "no_next_hop",
+    /// The frame is too large for the way to the endpoint; its sender is told.
+    MtuExceeded = "mtu_exceeded",
     /// The worker that has the receiver's queue is behind with what others hand over to it.
     HandoffFull = "handoff_full",
     /// Nothing is attached to the receiver's port, or its guest has not set it up.

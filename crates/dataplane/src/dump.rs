@@ -8,7 +8,7 @@ use wire::parse::protocol::TCP;
 
 use crate::flow::{ACKED, Endpoint, Entry, FlowId, FlowInfo, Flows, Key, NewFlow, SEEN, timeout_secs};
 use crate::snapshot::{PortConfig, PortUid};
-use crate::stages::known::between;
+use crate::stages::known::{between, share};
 use crate::view::View;
 use crate::worker::Now;
 
@@ -71,7 +71,11 @@ fn info(entry: &Entry, key: &Key, now: Now) -> FlowInfo {
 /// Adds flows that another worker, or this one before, has dumped. They are decided again with their next
 /// packet. Gives how many were taken.
 pub(crate) fn import(view: &View, flows: &mut Flows, infos: &[FlowInfo], now: Now) -> usize {
-    let nics: HashMap<PortUid, &PortConfig> = view.ports().map(|config| (config.uid, config)).collect();
+    let nics: HashMap<PortUid, &PortConfig> = view
+        .ports()
+        .chain(view.remotes())
+        .map(|config| (config.uid, config))
+        .collect();
     infos
         .iter()
         .filter(|info| import_one(view, flows, &nics, info, now).is_some())
@@ -102,7 +106,7 @@ fn import_one(
         initiator,
         owner: from.slot,
         peer: to.slot,
-        share: from.flow_share,
+        share: share(from, Some(to)),
         state: info.state,
         timeout_secs: timeout_secs(info.protocol, info.state, &between(Some(from), Some(to))),
         // An epoch that is not the one in force: the next packet asks the rules.

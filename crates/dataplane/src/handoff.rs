@@ -21,9 +21,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
-use io::frame::{Batch, Bits};
+use io::frame::{Batch, Bits, Wrap};
 use io::poll::Doorbell;
 use rtrb::{Consumer, Producer, RingBuffer};
+use wire::vxlan::Outer;
 
 use crate::learned::News;
 use crate::queue::QueueId;
@@ -36,6 +37,10 @@ pub(crate) const OUT_MAX: usize = 8;
 
 /// Batches of one worker that may be out at once.
 pub(crate) const SHELLS: usize = 32;
+
+/// Frames of one batch, copies counted each, that others send over uplinks at most: a flood to many endpoints by a worker
+/// without a queue of the uplink ends there.
+const WRAPS_MAX: usize = 1024;
 
 /// What one worker tells another.
 pub(crate) enum Message {
@@ -51,6 +56,25 @@ pub(crate) struct Parcel {
     pub target: QueueId,
     /// Copies for a sniffer.
     pub copy: bool,
+    /// For an uplink: the first of the batch's [`wraps`](Batch::wraps) that say how its frames are sent, or [`Wrap::LAST`].
+    pub wraps: u32,
+}
+
+impl Parcel {
+    /// How many frames it has.
+    pub(crate) fn count(&self) -> u32 {
+        match self.wraps {
+            Wrap::LAST => self.frames.count_ones(),
+            _ => self.wraps().count() as u32,
+        }
+    }
+
+    /// How its frames are sent, if it is for an uplink.
+    pub(crate) fn wraps(&self) -> impl Iterator<Item = &Wrap> {
+        let wraps = &self.batch.wraps;
+        let first = wraps.get(self.wraps as usize);
+        std::iter::successors(first, |wrap| wraps.get(wrap.next as usize))
+    }
 }
 
 /// The way to one other worker.
@@ -70,6 +94,8 @@ struct Planned {
     target: QueueId,
     copy: bool,
     frames: Bits,
+    /// For an uplink: the first and the last of its wraps.
+    wraps: Option<(u32, u32)>,
 }
 
 /// The last plan made for a target: where a further frame for it is added.
@@ -95,6 +121,8 @@ pub(crate) struct Outbox {
     /// By worker; `None`: this worker itself, or one that has ended.
     lanes: Vec<Option<Lane>>,
     plans: Vec<Planned>,
+    /// How frames of the batch in hand are sent by others.
+    wraps: Vec<Wrap>,
     /// Counts batches, so that a [`Mark`] of an earlier one is not taken for one of this.
     batch: u64,
     /// Where the batch in hand is.
@@ -178,7 +206,7 @@ impl Outbox {
         mark: &mut Mark,
     ) -> Put {
         if std::ptr::from_ref(batch).addr() != self.in_hand {
-            return self.put_copy(worker, target, batch, frame, copy);
+            return self.put_copy(worker, target, batch, frame, copy, None);
         }
         if mark.batch == self.batch
             && let Some(plan) = self.plans.get_mut(mark.plan)
@@ -205,12 +233,72 @@ impl Outbox {
             target,
             copy,
             frames: 1 << frame,
+            wraps: None,
+        });
+        Put::Handed
+    }
+
+    /// Plans to have a frame sent over an uplink. A frame that is not of the batch in hand is copied.
+    pub(crate) fn put_outer(
+        &mut self,
+        worker: usize,
+        target: QueueId,
+        batch: &Batch,
+        frame: u8,
+        outer: &Outer,
+    ) -> Put {
+        let wrap = Wrap {
+            frame,
+            outer: *outer,
+            next: Wrap::LAST,
+        };
+        if std::ptr::from_ref(batch).addr() != self.in_hand {
+            return self.put_copy(worker, target, batch, frame.into(), false, Some(wrap));
+        }
+        if self.wraps.len() >= WRAPS_MAX {
+            return Put::Full;
+        }
+        let index = self.wraps.len() as u32;
+        // Few queues of uplinks are written to in one batch.
+        let plan = self
+            .plans
+            .iter_mut()
+            .find(|plan| plan.target == target && plan.wraps.is_some());
+        if let Some((plan, (first, last))) = plan.and_then(|plan| plan.wraps.map(|wraps| (plan, wraps))) {
+            self.wraps[last as usize].next = index;
+            self.wraps.push(wrap);
+            plan.wraps = Some((first, index));
+            return Put::Handed;
+        }
+        let lane = self.lanes.get_mut(worker).and_then(Option::as_mut);
+        let Some(lane) = lane.filter(|lane| !lane.ring.is_abandoned()) else {
+            return Put::Gone;
+        };
+        if lane.ring.slots() <= lane.reserved {
+            return Put::Full;
+        }
+        lane.reserved += 1;
+        self.wraps.push(wrap);
+        self.plans.push(Planned {
+            worker,
+            target,
+            copy: false,
+            frames: 0,
+            wraps: Some((index, index)),
         });
         Put::Handed
     }
 
     #[cold]
-    fn put_copy(&mut self, worker: usize, target: QueueId, batch: &Batch, frame: usize, copy: bool) -> Put {
+    fn put_copy(
+        &mut self,
+        worker: usize,
+        target: QueueId,
+        batch: &Batch,
+        frame: usize,
+        copy: bool,
+        wrap: Option<Wrap>,
+    ) -> Put {
         // The last one is for the batch in hand.
         if self.shells.len() < 2 {
             return Put::Full;
@@ -222,11 +310,19 @@ impl Outbox {
             return Put::Full;
         };
         let frame = own.push_bytes(&batch.to_bytes(frame), batch.frames()[frame].offload);
+        let wraps = match wrap {
+            Some(wrap) => {
+                own.wraps.push(Wrap { frame: 0, ..wrap });
+                0
+            }
+            None => Wrap::LAST,
+        };
         let parcel = Parcel {
             batch: shell.clone(),
             frames: frame.map_or(0, |frame| 1 << frame),
             target,
             copy,
+            wraps,
         };
         self.lent.push(shell);
         self.pass_on(worker, parcel)
@@ -245,9 +341,14 @@ impl Outbox {
         match Arc::get_mut(&mut shell) {
             Some(empty) => {
                 std::mem::swap(empty, batch);
+                std::mem::swap(&mut empty.wraps, &mut self.wraps);
                 shell
             }
-            None => Arc::new(std::mem::take(batch)),
+            None => {
+                let mut lent = std::mem::take(batch);
+                std::mem::swap(&mut lent.wraps, &mut self.wraps);
+                Arc::new(lent)
+            }
         }
     }
 
@@ -265,6 +366,7 @@ impl Outbox {
                 frames: plan.frames,
                 target: plan.target,
                 copy: plan.copy,
+                wraps: plan.wraps.map_or(Wrap::LAST, |(first, _)| first),
             }));
         }
     }

@@ -1,6 +1,7 @@
-//! MAC addresses learnt behind NICs that may have machines of their own (`learn_macs`).
+//! MAC addresses learnt: behind NICs that may have machines of their own (`learn_macs`), and at endpoints on other hosts,
+//! where the network allows that.
 //!
-//! Bounded, a quarter for one NIC at most; what was not heard of for 300 s is forgotten. When there is no
+//! Bounded, a quarter for one NIC or endpoint at most; what was not heard of for 300 s is forgotten. When there is no
 //! room nothing is learnt: frames for such a MAC go to all learners of the network, as for any unknown one.
 //!
 //! Each worker has a table of its own and tells the others what it hears: new MACs and moves at once, the rest once in
@@ -10,6 +11,7 @@
 //! allowed pair's (VRRP) is where it was sent from last, and is not to be had by who only learns.
 
 use std::collections::VecDeque;
+use std::net::IpAddr;
 
 use foldhash::SharedSeed;
 use foldhash::quality::SeedableRandomState;
@@ -35,8 +37,16 @@ const NEWS_MAX: usize = 64;
 pub(crate) struct News {
     pub network: NetworkIdx,
     pub mac: Mac,
-    pub slot: PortSlot,
-    pub uid: PortUid,
+    pub place: Place,
+}
+
+/// Behind what a MAC was heard.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Place {
+    /// A NIC of this host.
+    Nic(PortSlot, PortUid),
+    /// An endpoint on another host.
+    Endpoint(IpAddr),
 }
 
 pub(crate) struct LearnedMacs {
@@ -49,14 +59,15 @@ pub(crate) struct LearnedMacs {
     macs: HashMap<(NetworkIdx, Mac), Learned, SeedableRandomState>,
     /// In the order in which they are to be looked at for their age.
     queue: VecDeque<(NetworkIdx, Mac, u32)>,
-    /// How many each NIC has.
-    shares: HashMap<PortUid, usize, SeedableRandomState>,
+    /// How many are at each place.
+    shares: HashMap<Place, usize, SeedableRandomState>,
+    /// One is somewhere else than it was: what was concluded from it is void.
+    moved: bool,
 }
 
 #[derive(Clone, Copy)]
 struct Learned {
-    slot: PortSlot,
-    uid: PortUid,
+    place: Place,
     heard_secs: u32,
     /// When the other workers were told, or told us.
     told_secs: u32,
@@ -73,6 +84,7 @@ impl LearnedMacs {
             macs: HashMap::with_hasher(hasher.clone()),
             queue: VecDeque::new(),
             shares: HashMap::with_hasher(hasher),
+            moved: false,
         }
     }
 
@@ -85,21 +97,9 @@ impl LearnedMacs {
         self.tells = tells;
     }
 
-    /// Notes that `mac` was heard behind a NIC.
-    pub(crate) fn hear(
-        &mut self,
-        network: NetworkIdx,
-        mac: Mac,
-        slot: PortSlot,
-        uid: PortUid,
-        now_secs: u32,
-    ) {
-        let news = News {
-            network,
-            mac,
-            slot,
-            uid,
-        };
+    /// Notes where `mac` was heard.
+    pub(crate) fn hear(&mut self, network: NetworkIdx, mac: Mac, place: Place, now_secs: u32) {
+        let news = News { network, mac, place };
         let Some(told_secs) = self.note(&news, now_secs) else {
             return;
         };
@@ -149,28 +149,23 @@ impl LearnedMacs {
 
     /// Gives when the others were told of it, long ago if it is news; `None` when there was no room for it.
     fn note(&mut self, news: &News, now_secs: u32) -> Option<u32> {
-        let News {
-            network,
-            mac,
-            slot,
-            uid,
-        } = *news;
-        let share = self.shares.get(&uid).copied().unwrap_or(0);
+        let News { network, mac, place } = *news;
+        let share = self.shares.get(&place).copied().unwrap_or(0);
         let share_full = share >= self.max.div_ceil(4);
         let mut learned = Learned {
-            slot,
-            uid,
+            place,
             heard_secs: now_secs,
             told_secs: now_secs.wrapping_sub(TELL_EVERY_SECS),
         };
         if let Some(known) = self.macs.get_mut(&(network, mac)) {
-            if known.uid != uid {
+            if known.place != place {
                 // It is where it was: who has as many as it may does not take others' either.
                 if share_full {
                     return None;
                 }
-                leave(&mut self.shares, known.uid);
-                *self.shares.entry(uid).or_default() += 1;
+                leave(&mut self.shares, known.place);
+                *self.shares.entry(place).or_default() += 1;
+                self.moved = true;
             } else {
                 learned.told_secs = known.told_secs;
             }
@@ -182,16 +177,22 @@ impl LearnedMacs {
         }
         self.macs.insert((network, mac), learned);
         self.queue.push_back((network, mac, now_secs));
-        *self.shares.entry(uid).or_default() += 1;
+        *self.shares.entry(place).or_default() += 1;
         Some(learned.told_secs)
     }
 
-    /// Behind which NIC `mac` was heard.
+    /// Where `mac` was heard.
     #[inline]
-    pub(crate) fn find(&self, network: NetworkIdx, mac: Mac, now_secs: u32) -> Option<(PortSlot, PortUid)> {
+    pub(crate) fn find(&self, network: NetworkIdx, mac: Mac, now_secs: u32) -> Option<Place> {
         let learned = self.macs.get(&(network, mac))?;
         let fresh = now_secs.wrapping_sub(learned.heard_secs) < AGING_SECS;
-        fresh.then_some((learned.slot, learned.uid))
+        fresh.then_some(learned.place)
+    }
+
+    /// True once after a MAC was heard somewhere else than before.
+    #[inline]
+    pub(crate) fn take_moved(&mut self) -> bool {
+        std::mem::take(&mut self.moved)
     }
 
     /// Forgets what is too old; looks at `count` MACs at most.
@@ -212,17 +213,17 @@ impl LearnedMacs {
                 self.queue.push_back((network, mac, learned.heard_secs));
             } else {
                 self.macs.remove(&(network, mac));
-                leave(&mut self.shares, learned.uid);
+                leave(&mut self.shares, learned.place);
             }
         }
     }
 }
 
-fn leave(shares: &mut HashMap<PortUid, usize, SeedableRandomState>, uid: PortUid) {
-    if let Some(share) = shares.get_mut(&uid) {
+fn leave(shares: &mut HashMap<Place, usize, SeedableRandomState>, place: Place) {
+    if let Some(share) = shares.get_mut(&place) {
         *share -= 1;
         if *share == 0 {
-            shares.remove(&uid);
+            shares.remove(&place);
         }
     }
 }
@@ -233,6 +234,10 @@ mod tests {
 
     const NET: NetworkIdx = NetworkIdx(0);
 
+    fn nic(n: u32) -> Place {
+        Place::Nic(PortSlot(n), PortUid(n))
+    }
+
     fn mac(n: u8) -> Mac {
         Mac([2, 0, 0, 0, 0, n])
     }
@@ -240,10 +245,10 @@ mod tests {
     #[test]
     fn macs_are_forgotten_300_seconds_after_they_were_last_heard() {
         let mut macs = LearnedMacs::new(8, 1);
-        macs.hear(NET, mac(1), PortSlot(1), PortUid(1), 0);
-        macs.hear(NET, mac(1), PortSlot(2), PortUid(2), 200);
+        macs.hear(NET, mac(1), nic(1), 0);
+        macs.hear(NET, mac(1), nic(2), 200);
         macs.age(10, 300);
-        assert_eq!(macs.find(NET, mac(1), 499), Some((PortSlot(2), PortUid(2))));
+        assert_eq!(macs.find(NET, mac(1), 499), Some(nic(2)));
         assert_eq!(macs.find(NetworkIdx(1), mac(1), 499), None);
         assert_eq!(macs.find(NET, mac(1), 500), None);
         macs.age(10, 500);
@@ -256,12 +261,15 @@ mod tests {
         macs.tell_others(true);
         other.tell_others(true);
         let mut hear = |uid: u32, now| {
-            macs.hear(NET, mac(1), PortSlot(uid), PortUid(uid), now);
+            macs.hear(NET, mac(1), nic(uid), now);
             let news = macs.next_news();
             if let Some(news) = news.filter(|_| now == 25) {
                 macs.was_not_told(&news);
             }
-            news.map(|news| news.uid.0)
+            news.map(|news| match news.place {
+                Place::Nic(_, uid) => uid.0,
+                Place::Endpoint(_) => 0,
+            })
         };
         assert_eq!((hear(1, 5), hear(1, 6), hear(1, 14)), (Some(1), None, None));
         assert_eq!((hear(1, 15), hear(1, 16), hear(2, 16)), (Some(1), None, Some(2)));
@@ -271,11 +279,10 @@ mod tests {
         let news = News {
             network: NET,
             mac: mac(1),
-            slot: PortSlot(1),
-            uid: PortUid(1),
+            place: nic(1),
         };
         other.hear_from_others(&news, 5);
-        assert_eq!(other.find(NET, mac(1), 6), Some((PortSlot(1), PortUid(1))));
+        assert_eq!(other.find(NET, mac(1), 6), Some(nic(1)));
         assert!(!other.has_news(), "it is not told back");
     }
 
@@ -283,13 +290,13 @@ mod tests {
     fn one_nic_learns_a_quarter_at_most() {
         let mut macs = LearnedMacs::new(8, 1);
         for n in 0..8 {
-            macs.hear(NET, mac(n), PortSlot(1), PortUid(1), 0);
+            macs.hear(NET, mac(n), nic(1), 0);
         }
         assert_eq!(macs.len(), 2);
-        macs.hear(NET, mac(9), PortSlot(2), PortUid(2), 0);
-        assert_eq!(macs.find(NET, mac(9), 1), Some((PortSlot(2), PortUid(2))));
+        macs.hear(NET, mac(9), nic(2), 0);
+        assert_eq!(macs.find(NET, mac(9), 1), Some(nic(2)));
         // Nor by taking what another one has.
-        macs.hear(NET, mac(9), PortSlot(1), PortUid(1), 1);
-        assert_eq!(macs.find(NET, mac(9), 1), Some((PortSlot(2), PortUid(2))));
+        macs.hear(NET, mac(9), nic(1), 1);
+        assert_eq!(macs.find(NET, mac(9), 1), Some(nic(2)));
     }
 }

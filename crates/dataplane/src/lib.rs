@@ -50,7 +50,6 @@
 //! Counters are per worker, and so are fragments, which come by one queue. Learnt MACs are per worker as well, and
 //! told to the others through the same rings.
 
-#![allow(dead_code)] // until frames go to the wire: the next commit
 #![forbid(unsafe_code)]
 
 pub mod address_set;
@@ -69,6 +68,7 @@ pub mod overlay;
 mod path;
 mod ports;
 pub mod queue;
+mod replies;
 pub mod report;
 mod round;
 pub mod ruleset;

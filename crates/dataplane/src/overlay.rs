@@ -10,6 +10,7 @@
 //! filtering: egress was judged on the sender's host, ingress will be on the receiver's.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 use imbl::shared_ptr::DefaultSharedPtr;
@@ -33,13 +34,12 @@ pub struct Overlay {
     /// The machines on other hosts by MAC address, and at which endpoint they are. A binding always wins over what was
     /// learnt, and a NIC of this host over a binding.
     pub bindings: SharedMap<Mac, EndpointIdx>,
-    /// Who has which address, as far as it is known: those of the bindings, and of the NICs of this host. ARP and
-    /// neighbour solicitations for addresses on other hosts are answered from it; no frame from the wire may come
-    /// from an address of a NIC of this host.
+    /// Whose address is whose, as far as the bindings say: ARP and neighbour solicitations of NICs here are answered from it.
     pub neighbours: SharedMap<IpAddr, Mac>,
     /// Where broadcasts, multicasts and frames for unknown MACs go, besides the NICs of this host.
     pub flood: Flood,
-    /// Where a MAC without a binding is may be learnt from the frames that come from it.
+    /// Where a MAC without a binding is may be learnt from the frames that come from it. A frame for a MAC that is neither
+    /// bound nor learnt is flooded; where nothing is learnt it is dropped.
     pub learn: bool,
     /// Frames are taken from endpoints that [`Snapshot::endpoints`](crate::Snapshot::endpoints) does not have.
     pub any_endpoint: bool,
@@ -52,7 +52,7 @@ pub enum Flood {
     #[default]
     No,
     /// A copy to each of these endpoints (head-end replication).
-    Endpoints(Vec<EndpointIdx>),
+    Endpoints(Arc<[EndpointIdx]>),
     /// One copy to this IP multicast group, which all hosts of the network have joined.
     Group(IpAddr),
 }

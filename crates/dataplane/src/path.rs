@@ -1,8 +1,9 @@
-//! The path of a frame, from its sender to its targets: read `round` below from top to bottom.
+//! The path of a frame, from its sender to its targets: read `round` below from top to bottom, and `judge` at the end.
+//! What comes from the wire (`run_arriving`) is taken out of its outer headers first, and then goes the same way.
 
 use std::sync::Arc;
 
-use io::frame::Batch;
+use io::frame::{BATCH, Batch, Bits};
 use wire::build;
 use wire::offload::Offload;
 
@@ -12,10 +13,15 @@ use crate::flow::Flows;
 use crate::fragments::{Fragments, Held};
 use crate::learned::LearnedMacs;
 use crate::ports::Ports;
-use crate::round::{Case, Item, Job, Round, Tables};
-use crate::snapshot::{PortSlot, Snapshot};
+use crate::queue::QueueId;
+use crate::replies::Replies;
+use crate::round::{Arrival, Case, Item, Job, Round, Tables};
+use crate::snapshot::{NetworkIdx, PortSlot, Snapshot};
 use crate::stages::lane::Lane;
-use crate::stages::{always, deliver, destination, fragments, known, parse, remember, rules, spoof};
+use crate::stages::{
+    always, deliver, destination, encapsulate, fragments, known, neighbours, outer, parse, remember, rules,
+    spoof,
+};
 use crate::underlay::Underlay;
 use crate::view::View;
 use crate::wanted::Wanted;
@@ -36,6 +42,15 @@ const JOBS_KEPT: usize = 16 * 1024;
 /// Wide searches for the flow of an ICMP error, between two housekeepings.
 const WIDE_SEARCHES: u32 = 64;
 
+/// Who has sent a batch.
+#[derive(Clone, Copy)]
+enum Sender<'a> {
+    /// The NIC of this queue.
+    Nic(QueueId),
+    /// Machines of one network on other hosts, by this queue of an uplink; where each frame has come from.
+    Remote(QueueId, NetworkIdx, &'a [Arrival; BATCH]),
+}
+
 /// Everything that judging frames needs, but for the ports.
 pub(crate) struct Path {
     pub view: View,
@@ -48,6 +63,9 @@ pub(crate) struct Path {
     items: Vec<Item>,
     jobs: Vec<Job>,
     cases: Vec<Case>,
+    /// Jobs of frames from the wire that took the lane, while those of others are judged.
+    passed: Vec<Job>,
+    replies: Replies,
     /// Fragments whose first one has come, and a batch to send them in.
     released: Vec<Held>,
     spare: Batch,
@@ -79,6 +97,8 @@ impl Path {
             items: Vec::new(),
             jobs: Vec::new(),
             cases: Vec::new(),
+            passed: Vec::new(),
+            replies: Replies::default(),
             released: Vec::new(),
             spare: Batch::new(),
             kept_house_ms: 0,
@@ -111,57 +131,151 @@ impl Path {
     ) -> usize {
         let bytes: usize = batch.frames().iter().map(|frame| frame.len()).sum();
         self.counters.received(source, batch.len() as u64, bytes as u64);
-        self.round((source, pair), batch, ports, now, true);
+        let from = QueueId { slot: source, pair };
+        self.round(from, batch, ports, now, true);
         let targets = self.jobs.len();
-        if targets > JOBS_KEPT {
-            self.jobs = Vec::new();
-            self.cases = Vec::new();
-        }
-        while !self.released.is_empty() {
-            let mut spare = std::mem::take(&mut self.spare);
-            spare.clear();
-            while spare.room() > 0
-                && let Some(held) = self.released.pop()
-            {
-                // Cannot be refused: there is room, and it was a frame before.
-                spare.push_bytes(&held.bytes, held.offload);
-            }
-            self.round((source, pair), &spare, ports, now, false);
+        self.give_back_room();
+        while let Some(spare) = self.take_released() {
+            self.round(from, &spare, ports, now, false);
             self.spare = spare;
         }
         targets
     }
 
+    /// Takes what an uplink's queue has received out of its outer headers, judges and delivers it. Gives how many targets
+    /// that made.
+    pub(crate) fn run_arriving(
+        &mut self,
+        from: QueueId,
+        batch: &mut Batch,
+        ports: &mut Ports,
+        now: Now,
+    ) -> usize {
+        let bytes: usize = batch.frames().iter().map(|frame| frame.len()).sum();
+        self.counters
+            .received(from.slot, batch.len() as u64, bytes as u64);
+        let mut arrivals = [outer::NOWHERE; BATCH];
+        let counters = &self.counters;
+        let mut left = outer::run(batch, &self.view, &self.underlay, &mut arrivals, |reason| {
+            counters.dropped_from(from.slot, reason);
+        });
+        if left == 0 {
+            return 0;
+        }
+        self.clear();
+        self.forget_moved();
+        let network_of = |frames: Bits| arrivals[frames.trailing_zeros() as usize % BATCH].network;
+        let all = Sender::Remote(from, network_of(left), &arrivals);
+        if let Some((lane, _, mut round)) = self.open(all, batch, now) {
+            left = lane.run_arriving(&mut round, left);
+        }
+        self.watch.mark(Step::Lane);
+        let mut targets = self.jobs.len();
+        std::mem::swap(&mut self.jobs, &mut self.passed);
+        // The frames of each network keep their order; those of different ones have none.
+        while left != 0 {
+            let network = network_of(left);
+            let frames = (0..batch.len()).filter(|frame| arrivals[*frame].network == network);
+            let mine = left & frames.fold(0, |bits, frame| bits | 1 << frame);
+            left &= !mine;
+            self.clear();
+            self.jobs.extend(
+                self.passed
+                    .extract_if(.., |job| arrivals[usize::from(job.frame)].network == network),
+            );
+            self.judge_arriving(Sender::Remote(from, network, &arrivals), batch, mine, ports, now);
+            targets += self.jobs.len();
+            self.give_back_room();
+            while let Some(spare) = self.take_released() {
+                // They came from the same network as the one that released them.
+                let arrivals = [arrivals[mine.trailing_zeros() as usize % BATCH]; BATCH];
+                let bits = io::frame::first_bits(spare.len());
+                self.clear();
+                self.judge_arriving(Sender::Remote(from, network, &arrivals), &spare, bits, ports, now);
+                self.spare = spare;
+            }
+        }
+        self.clear();
+        std::mem::swap(&mut self.jobs, &mut self.passed);
+        if let Some((_, _, mut round)) = self.open(all, batch, now) {
+            deliver::run(&mut round, ports);
+        }
+        self.watch.mark(Step::Deliver);
+        targets
+    }
+
+    /// Judges those frames of one network whose bits are set, and delivers what passes.
+    fn judge_arriving(&mut self, from: Sender, batch: &Batch, frames: Bits, ports: &mut Ports, now: Now) {
+        let Some((_, _, mut round)) = self.open(from, batch, now) else {
+            return;
+        };
+        judge(&mut round, frames);
+        round.jobs.sort_unstable_by_key(|job| job.frame);
+        deliver::run(&mut round, ports);
+        self.note_released();
+    }
+
+    /// Room for a large flood is not kept.
+    fn give_back_room(&mut self) {
+        if self.jobs.len() > JOBS_KEPT {
+            self.jobs = Vec::new();
+            self.cases = Vec::new();
+        }
+    }
+
+    /// A batch of fragments whose first one has come.
+    fn take_released(&mut self) -> Option<Batch> {
+        if self.released.is_empty() {
+            return None;
+        }
+        let mut spare = std::mem::take(&mut self.spare);
+        spare.clear();
+        while spare.room() > 0
+            && let Some(held) = self.released.pop()
+        {
+            // Cannot be refused: there is room, and it was a frame before.
+            spare.push_bytes(&held.bytes, held.offload);
+        }
+        Some(spare)
+    }
+
+    /// Takes out the fragments whose first one was in the round.
+    fn note_released(&mut self) {
+        for item in &self.items {
+            if let Some(key) = &item.first_of {
+                while let Some(held) = self.tables.fragments.release(key) {
+                    self.released.push(held);
+                }
+            }
+        }
+    }
+
     /// Tells all NICs of a NIC's network where it is, for those behind which switches learn: a RARP request by its own
     /// MAC, as other hypervisors' switches send it for a guest that has just moved. No rules are asked, since the guest
     /// has not sent it, and nothing is counted as lost for those who cannot have it. Every worker does so for the NICs
-    /// whose queues it has.
+    /// whose queues it has, and who has the NIC's own tells the network's other hosts.
     pub(crate) fn announce(&mut self, slot: PortSlot, ports: &mut Ports, now: Now) {
         self.clear();
-        let Some(nic) = self.view.port(slot) else { return };
-        let Some(network) = self.view.network(nic.network) else {
+        let nic = self.view.port(slot);
+        let Some(nic) = nic.filter(|nic| !nic.link_down && !nic.is_sniffer) else {
             return;
         };
-        if nic.link_down || nic.is_sniffer {
-            return;
-        }
         let mut batch = std::mem::take(&mut self.spare);
         batch.clear();
         batch.push_bytes(&build::rarp_announcement(nic.mac), Offload::default());
-        let mut round = Round {
-            nic,
-            pair: 0,
-            view: &self.view,
-            counters: &self.counters,
-            tables: &mut self.tables,
-            batch: &batch,
-            items: &mut self.items,
-            jobs: &mut self.jobs,
-            cases: &mut self.cases,
-            now,
-        };
-        destination::to_all(&mut round, network, |target| ports.has_queue_of(target));
-        deliver::run(&mut round, ports);
+        let from = Sender::Nic(slot.into());
+        if let Some((_, _, mut round)) = self.open(from, &batch, now)
+            && let Some(network) = round.view.network(round.nic.network)
+        {
+            destination::to_all(&mut round, network, |target| ports.has_queue_of(target));
+            // Other hosts are told by one worker alone.
+            if ports.has_queue_of(slot) {
+                parse::run(&mut round, 1);
+                destination::to_other_hosts(&mut round);
+                encapsulate::run(&mut round);
+            }
+            deliver::run(&mut round, ports);
+        }
         self.spare = batch;
     }
 
@@ -170,61 +284,70 @@ impl Path {
         self.items.clear();
         self.jobs.clear();
         self.cases.clear();
+        self.replies.clear();
     }
 
-    fn round(
-        &mut self,
-        (source, pair): (PortSlot, u16),
-        batch: &Batch,
-        ports: &mut Ports,
+    /// What a round works on, and the lane beside it. `None`: the sender is not there.
+    fn open<'a>(
+        &'a mut self,
+        from: Sender<'a>,
+        batch: &'a Batch,
         now: Now,
-        fresh: bool,
-    ) {
-        self.clear();
-        let Some(nic) = self.view.port(source) else {
-            return;
+    ) -> Option<(&'a mut Lane, &'a mut Watch, Round<'a>)> {
+        let (nic, from, arrivals) = match from {
+            Sender::Nic(queue) => (self.view.port(queue.slot)?, queue, None),
+            Sender::Remote(queue, network, arrivals) => (self.view.remote(network)?, queue, Some(arrivals)),
         };
-        let mut round = Round {
+        let round = Round {
             nic,
-            pair,
+            from,
+            arrivals,
             view: &self.view,
+            underlay: &self.underlay,
+            wanted: &self.wanted,
             counters: &self.counters,
             tables: &mut self.tables,
             batch,
             items: &mut self.items,
             jobs: &mut self.jobs,
             cases: &mut self.cases,
+            replies: &mut self.replies,
             now,
         };
+        Some((&mut self.lane, &mut self.watch, round))
+    }
+
+    fn round(&mut self, from: QueueId, batch: &Batch, ports: &mut Ports, now: Now, fresh: bool) {
+        self.clear();
+        self.forget_moved();
+        let Some((lane, watch, mut round)) = self.open(Sender::Nic(from), batch, now) else {
+            return;
+        };
         let round = &mut round;
-        if fresh && !nic.sniffers.is_empty() && !nic.is_sniffer {
+        if fresh && !round.nic.sniffers.is_empty() && !round.nic.is_sniffer {
             deliver::to_sniffers(round, ports);
         }
 
-        let left = self.lane.run(round); //     1  of a flow that is known in all: straight to delivery
-        self.watch.mark(Step::Lane);
+        let left = lane.run(round); //          1  of a flow that is known in all: straight to delivery
+        watch.mark(Step::Lane);
         if left != 0 {
-            parse::run(round, left); //         2  what is it? all lengths are checked here
-            spoof::run(round); //               3  does it come from whom it says?
-            fragments::run(round); //           4  a later fragment is judged like its first one
-            always::run(round); //              5  passed or refused whatever the rules say
-            destination::run(round); //         6  where to
-            known::run(round); //               7  a known flow under this epoch? the same again
-            rules::egress(round); //            8  may it leave its sender?
-            rules::ingress(round); //           9  may it enter its target?
-            remember::run(round); //           10  remember both directions
+            judge(round, left); //         2 to 12  below
             round.jobs.sort_unstable_by_key(|job| job.frame);
         }
-        self.watch.mark(Step::Judge);
-        deliver::run(round, ports); //         11  deliver, copy, record, count
-        self.watch.mark(Step::Deliver);
+        watch.mark(Step::Judge);
+        deliver::run(round, ports); //         13  deliver, copy, record, count
+        if !round.replies.batch.is_empty() {
+            deliver::replies(round, ports);
+        }
+        watch.mark(Step::Deliver);
+        self.note_released();
+    }
 
-        for item in round.items.iter() {
-            if let Some(key) = &item.first_of {
-                while let Some(held) = round.tables.fragments.release(key) {
-                    self.released.push(held);
-                }
-            }
+    /// What the lane knows of machines that have moved is void.
+    #[inline]
+    fn forget_moved(&mut self) {
+        if self.tables.learned.take_moved() {
+            self.lane.forget();
         }
     }
 
@@ -279,4 +402,19 @@ impl Path {
             (one, other) => one.or(other),
         }
     }
+}
+
+/// The whole path of those frames whose bits are set, as far as delivery.
+fn judge(round: &mut Round, frames: Bits) {
+    parse::run(round, frames); //        2  what is it? all lengths are checked here
+    spoof::run(round); //                3  does it come from whom it says?
+    fragments::run(round); //            4  a later fragment is judged like its first one
+    always::run(round); //               5  passed or refused whatever the rules say
+    neighbours::run(round); //           6  who asks where another host's machine is gets the answer from here
+    destination::run(round); //          7  where to
+    known::run(round); //                8  a known flow under this epoch? the same again
+    rules::egress(round); //             9  may it leave its sender?
+    rules::ingress(round); //           10  may it enter its target?
+    remember::run(round); //            11  remember both directions
+    encapsulate::run(round); //         12  what is for other hosts: by which next hop, and does it fit?
 }

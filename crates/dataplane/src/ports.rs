@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use io::frame::{BATCH, Batch, Bits};
 use io::port::{Port, PortError, TransmitError};
+use wire::vxlan::Outer;
 
+use crate::counters::{MAX_PORTS, MAX_SLOTS, MAX_UPLINKS};
 use crate::drop_reason::DropReason;
 use crate::handoff::{Mark, OUT_MAX, Outbox, Put};
 use crate::load::QueueLoad;
@@ -164,7 +166,7 @@ impl Ports {
     }
 
     fn slot(&mut self, slot: PortSlot) -> &mut Slot {
-        let index = slot.0 as usize;
+        let index = place(slot);
         if index >= self.slots.len() {
             self.slots.resize_with(index + 1, Slot::default);
         }
@@ -183,7 +185,7 @@ impl Ports {
     }
 
     pub(crate) fn peek(&self, queue: QueueId) -> Option<&Attached> {
-        let slot = self.slots.get(queue.slot.0 as usize)?;
+        let slot = self.slots.get(place(queue.slot))?;
         match usize::from(queue.pair).checked_sub(1) {
             None => slot.first.as_ref(),
             Some(other) => slot.others.get(other)?.as_ref(),
@@ -202,7 +204,7 @@ impl Ports {
         self.slots.iter().zip(0..).flat_map(|(slot, number)| {
             let pairs = std::iter::once(&slot.first).chain(&slot.others).zip(0..);
             pairs.filter_map(move |(attached, pair)| {
-                let slot = PortSlot(number);
+                let slot = slot_at(number);
                 Some((QueueId { slot, pair }, attached.as_ref()?))
             })
         })
@@ -258,6 +260,72 @@ impl Ports {
             Put::Full => Err(DropReason::HandoffFull),
             Put::Gone => Err(DropReason::TargetDown),
         }
+    }
+
+    /// Sends a frame over an uplink in its outer headers, by a queue of this worker if it has one. True when it was written
+    /// here; false when it was handed to another worker, who counts it.
+    #[inline]
+    pub(crate) fn transmit_outer(
+        &mut self,
+        uplink: PortSlot,
+        batch: &Batch,
+        frame: u8,
+        outer: &Outer,
+        hash: u32,
+    ) -> Result<bool, DropReason> {
+        let on = self.routes.on(uplink);
+        if on == 0 {
+            return Err(DropReason::TargetDown);
+        }
+        let mine = on & self.mine(uplink);
+        let queue = QueueId {
+            slot: uplink,
+            pair: pick(if mine == 0 { on } else { mine }, hash),
+        };
+        if mine != 0 {
+            return self
+                .transmit_wrapped(queue, batch, usize::from(frame), outer)
+                .map(|()| true);
+        }
+        let Some(owner) = self.whereabouts(queue) else {
+            return Err(DropReason::TargetDown);
+        };
+        match self.outbox.put_outer(owner, queue, batch, frame, outer) {
+            Put::Handed => {
+                self.handed_over += 1;
+                Ok(false)
+            }
+            Put::Full => Err(DropReason::HandoffFull),
+            Put::Gone => Err(DropReason::TargetDown),
+        }
+    }
+
+    /// The same by one queue, which is here.
+    #[inline]
+    pub(crate) fn transmit_wrapped(
+        &mut self,
+        queue: QueueId,
+        batch: &Batch,
+        frame: usize,
+        outer: &Outer,
+    ) -> Result<(), DropReason> {
+        let port = self.writable(queue).ok_or(DropReason::TargetDown)?;
+        match port.transmit_outer(batch, frame, outer) {
+            Ok(()) => Ok(()),
+            Err(TransmitError::TooSmall) => Err(DropReason::MtuExceeded),
+            Err(error) => Err(refusal(error)),
+        }
+    }
+
+    /// The pairs of a slot that are here, a bit each.
+    #[inline]
+    fn mine(&self, slot: PortSlot) -> u64 {
+        let Some(slot) = self.slots.get(place(slot)) else {
+            return 0;
+        };
+        let others = slot.others.iter().enumerate();
+        let bits = others.map(|(pair, port)| u64::from(port.is_some()) << (pair + 1));
+        bits.fold(u64::from(slot.first.is_some()), |bits, bit| bits | bit)
     }
 
     /// Writes several frames to a NIC and says of each in `results` what became of it; see [`Handed`] for those
@@ -402,9 +470,23 @@ impl Ports {
     }
 }
 
+/// Where a slot is in [`Ports::slots`]: the uplinks, whose slots are behind all others, come first, so that the list need
+/// not be longer for them.
+#[inline(always)]
+fn place(slot: PortSlot) -> usize {
+    let behind = slot.0 as usize + MAX_UPLINKS;
+    behind.checked_sub(MAX_SLOTS).unwrap_or(behind)
+}
+
+/// The slot in a place.
+fn slot_at(place: u32) -> PortSlot {
+    let behind = place + MAX_PORTS as u32;
+    PortSlot(behind.checked_sub(MAX_SLOTS as u32).unwrap_or(behind))
+}
+
 #[inline]
 fn find(slots: &mut [Slot], queue: QueueId) -> Option<&mut Attached> {
-    let slot = slots.get_mut(queue.slot.0 as usize)?;
+    let slot = slots.get_mut(place(queue.slot))?;
     match usize::from(queue.pair).checked_sub(1) {
         None => slot.first.as_mut(),
         Some(other) => slot.others.get_mut(other)?.as_mut(),

@@ -1,6 +1,8 @@
 //! What the stages of the path work on: one batch of one sender, under one view.
 
-use io::frame::{Batch, Frame};
+use std::net::IpAddr;
+
+use io::frame::{BATCH, Batch, Frame};
 use wire::nd::Nd;
 use wire::parse::{IpPacket, L4, Packet, TcpFlags};
 
@@ -10,8 +12,12 @@ use crate::flow::{Entry, Flows, Key, Side};
 use crate::fragments::{DatagramKey, Fragments};
 use crate::judge::{self, Grant, Question};
 use crate::learned::LearnedMacs;
-use crate::snapshot::{PortConfig, PortSlot};
+use crate::queue::QueueId;
+use crate::replies::Replies;
+use crate::snapshot::{NetworkIdx, PortConfig, PortSlot};
+use crate::underlay::Underlay;
 use crate::view::View;
+use crate::wanted::Wanted;
 use crate::worker::Now;
 
 /// State that outlives a batch.
@@ -33,6 +39,8 @@ pub(crate) struct Item {
     pub nd: Option<Nd>,
     /// Passes whatever the rules say.
     pub always: bool,
+    /// Stays on this host.
+    pub near: bool,
     pub fate: Fate,
     /// Set on a datagram's first fragment.
     pub first_of: Option<DatagramKey>,
@@ -66,10 +74,28 @@ pub(crate) struct Job {
 /// A job's frame took the lane.
 pub(crate) const NO_CASE: u32 = u32::MAX;
 
+/// Where on other hosts a job's frame goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Towards {
+    /// Nowhere: its target is here.
+    Here,
+    Endpoint(IpAddr),
+    /// To all hosts of the network.
+    All,
+}
+
+/// Where a frame from the wire has come from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Arrival {
+    pub network: NetworkIdx,
+    pub endpoint: IpAddr,
+}
+
 /// A job that has to be judged.
 pub(crate) struct Case {
     /// Its frame in [`Round::items`].
     pub item: usize,
+    pub towards: Towards,
     pub track: Track,
     pub egress: Grant,
     pub ingress: Grant,
@@ -96,16 +122,23 @@ pub(crate) enum Verdict {
 
 /// A batch on its way.
 pub(crate) struct Round<'a> {
+    /// Who has sent it: a NIC, or what a network is on other hosts.
     pub nic: &'a PortConfig,
-    /// The queue pair of the NIC that the batch came from.
-    pub pair: u16,
+    /// The queue that the batch came from: of that NIC, or of an uplink. Its slot counts what is dropped of the batch.
+    pub from: QueueId,
+    /// By frame, of a batch from the wire: where it has come from.
+    pub arrivals: Option<&'a [Arrival; BATCH]>,
     pub view: &'a View,
+    pub underlay: &'a Underlay,
+    pub wanted: &'a Wanted,
     pub counters: &'a Counters,
     pub tables: &'a mut Tables,
     pub batch: &'a Batch,
     pub items: &'a mut Vec<Item>,
     pub jobs: &'a mut Vec<Job>,
     pub cases: &'a mut Vec<Case>,
+    /// What the switch answers to the sender itself.
+    pub replies: &'a mut Replies,
     pub now: Now,
 }
 
@@ -138,7 +171,19 @@ impl Round<'_> {
     /// Drops a frame before it has targets.
     #[inline]
     pub(crate) fn drop_item(&mut self, index: usize, reason: DropReason) {
-        drop_frame(self.counters, self.nic, &mut self.items[index], reason);
+        drop_frame(self.counters, self.from.slot, &mut self.items[index], reason);
+    }
+
+    /// The batch is from the wire.
+    #[inline]
+    pub(crate) fn is_from_wire(&self) -> bool {
+        self.arrivals.is_some()
+    }
+
+    /// The endpoint that has sent a frame; `None`: a NIC has.
+    #[inline]
+    pub(crate) fn endpoint(&self, frame: usize) -> Option<IpAddr> {
+        Some(self.arrivals?.get(frame)?.endpoint)
     }
 
     /// The frame of an item.
@@ -169,10 +214,10 @@ pub(crate) fn count_rules(counters: &Counters, rules: [u32; 2], frames: u64, byt
 
 /// Notes that a frame is dropped on its sender's side, and counts it, the first time.
 #[inline]
-pub(crate) fn drop_frame(counters: &Counters, nic: &PortConfig, item: &mut Item, reason: DropReason) {
+pub(crate) fn drop_frame(counters: &Counters, from: PortSlot, item: &mut Item, reason: DropReason) {
     if item.fate == Fate::Going {
         item.fate = Fate::Dropped(reason);
-        counters.dropped_from(nic.slot, reason);
+        counters.dropped_from(from, reason);
     }
 }
 

@@ -4,10 +4,14 @@
 //! references into flat arrays when it takes a snapshot up, and remembers per NIC what every packet asks:
 //! whether it is open (contract, item 12) and has egress rules.
 
+use std::net::IpAddr;
 use std::sync::Arc;
+
+use wire::Vni;
 
 use crate::counters::MAX_PORTS;
 use crate::flow::NONE;
+use crate::overlay::EndpointIdx;
 use crate::ruleset::Direction;
 use crate::snapshot::{Group, Network, NetworkIdx, PortConfig, PortSlot, PortUid, RuleSlot, Snapshot};
 
@@ -17,7 +21,17 @@ pub(crate) struct View {
     networks: Vec<Option<Arc<Network>>>,
     groups: Vec<Option<Arc<Group>>>,
     open: Vec<Open>,
+    /// By [`NetworkIdx`]: what the network is on other hosts, as a partner of the NICs here.
+    remotes: Vec<Option<Box<PortConfig>>>,
+    vnis: Map<u32, NetworkIdx>,
+    endpoints: Vec<Option<IpAddr>>,
+    by_address: Map<IpAddr, EndpointIdx>,
+    /// How many NICs of a network have an address.
+    owned: Map<(NetworkIdx, IpAddr), u32>,
 }
+
+/// Keyed by what the configuration says: a fast unkeyed hash will do.
+type Map<K, V> = hashbrown::HashMap<K, V, foldhash::fast::RandomState>;
 
 /// What a NIC allows without looking at a packet, by family: `[IPv4, IPv6]`.
 #[derive(Clone, Copy, Default)]
@@ -49,6 +63,13 @@ static CLOSED: Open = Open {
     has_egress: true,
 };
 
+/// What a network allows on other hosts, whose rules are asked there.
+static UNFILTERED: Open = Open {
+    ingress: [Opening::Free; 2],
+    egress: [Opening::Free; 2],
+    has_egress: false,
+};
+
 impl View {
     /// The empty configuration.
     pub(crate) fn new() -> Self {
@@ -58,6 +79,11 @@ impl View {
             networks: Vec::new(),
             groups: Vec::new(),
             open: Vec::new(),
+            remotes: Vec::new(),
+            vnis: Map::default(),
+            endpoints: Vec::new(),
+            by_address: Map::default(),
+            owned: Map::default(),
         }
     }
 
@@ -68,17 +94,56 @@ impl View {
         snapshot: Arc<Snapshot>,
         mut changed: impl FnMut(PortSlot),
     ) -> Arc<Snapshot> {
-        let uid = |port: &Option<Arc<PortConfig>>| port.as_ref().map(|config| config.uid);
-        for (slot, before) in self.ports.iter().enumerate() {
-            let after = snapshot.ports.get(slot).and_then(uid);
-            if before.is_some() && uid(before) != after {
-                changed(PortSlot(slot as u32));
-            }
-        }
-        refresh(&mut self.ports, &snapshot.ports);
+        let uid = |port: Option<&Arc<PortConfig>>| port.map(|config| config.uid);
+        let owned = &mut self.owned;
+        refresh(
+            &mut self.ports,
+            &snapshot.ports,
+            Arc::ptr_eq,
+            |slot, before, after| {
+                if before.is_some() && uid(before) != uid(after) {
+                    changed(PortSlot(slot as u32));
+                }
+                own(owned, before, after);
+            },
+        );
         self.ports.truncate(MAX_PORTS);
-        refresh(&mut self.networks, &snapshot.networks);
-        refresh(&mut self.groups, &snapshot.groups);
+        let (remotes, vnis) = (&mut self.remotes, &mut self.vnis);
+        remotes.resize_with(snapshot.networks.len(), || None);
+        refresh(
+            &mut self.networks,
+            &snapshot.networks,
+            Arc::ptr_eq,
+            |index, before, after| {
+                let index = NetworkIdx(index as u32);
+                if let Some(before) = before.filter(|before| vnis.get(&before.vni.id()) == Some(&index)) {
+                    vnis.remove(&before.vni.id());
+                }
+                let overlay = after.and_then(|network| Some((network.overlay.as_ref()?, network.vni)));
+                if let Some((_, vni)) = overlay {
+                    vnis.insert(vni.id(), index);
+                }
+                if let Some(remote) = remotes.get_mut(index.0 as usize) {
+                    *remote = overlay.map(|(overlay, vni)| Box::new(overlay.remote(index, vni)));
+                }
+            },
+        );
+        let by_address = &mut self.by_address;
+        refresh(
+            &mut self.endpoints,
+            &snapshot.endpoints,
+            IpAddr::eq,
+            |index, before, after| {
+                let index = EndpointIdx(index as u32);
+                if let Some(before) = before.filter(|before| by_address.get(*before) == Some(&index)) {
+                    by_address.remove(before);
+                }
+                if let Some(after) = after {
+                    by_address.insert(*after, index);
+                }
+            },
+        );
+        refresh(&mut self.groups, &snapshot.groups, Arc::ptr_eq, |_, _, _| {});
         self.open.clear();
         let groups = &self.groups;
         let open = |port: &Option<Arc<PortConfig>>| {
@@ -97,7 +162,40 @@ impl View {
 
     #[inline]
     pub(crate) fn port(&self, slot: PortSlot) -> Option<&PortConfig> {
-        self.ports.get(slot.0 as usize)?.as_deref()
+        match self.ports.get(slot.0 as usize) {
+            Some(port) => port.as_deref(),
+            None => self.remote(slot.remote_of()?),
+        }
+    }
+
+    /// What a network is on other hosts, if it is there.
+    #[inline]
+    pub(crate) fn remote(&self, network: NetworkIdx) -> Option<&PortConfig> {
+        self.remotes.get(network.0 as usize)?.as_deref()
+    }
+
+    /// The network with this VNI, if it is one that other hosts have a part of.
+    #[inline]
+    pub(crate) fn by_vni(&self, vni: Vni) -> Option<NetworkIdx> {
+        self.vnis.get(&vni.id()).copied()
+    }
+
+    /// An endpoint's address.
+    #[inline]
+    pub(crate) fn endpoint(&self, index: EndpointIdx) -> Option<IpAddr> {
+        *self.endpoints.get(index.0 as usize)?
+    }
+
+    /// The endpoint with this address.
+    #[inline]
+    pub(crate) fn endpoint_at(&self, address: IpAddr) -> Option<EndpointIdx> {
+        self.by_address.get(&address).copied()
+    }
+
+    /// A NIC of this host has the address in this network.
+    #[inline]
+    pub(crate) fn is_owned(&self, network: NetworkIdx, address: IpAddr) -> bool {
+        self.owned.contains_key(&(network, address))
     }
 
     /// The NIC in a slot, if it is still the one with this uid.
@@ -107,6 +205,11 @@ impl View {
 
     pub(crate) fn ports(&self) -> impl Iterator<Item = &PortConfig> {
         self.ports.iter().filter_map(|port| port.as_deref())
+    }
+
+    /// What all networks are on other hosts.
+    pub(crate) fn remotes(&self) -> impl Iterator<Item = &PortConfig> {
+        self.remotes.iter().filter_map(|remote| remote.as_deref())
     }
 
     #[inline]
@@ -121,7 +224,11 @@ impl View {
 
     #[inline]
     pub(crate) fn open(&self, slot: PortSlot) -> &Open {
-        self.open.get(slot.0 as usize).unwrap_or(&CLOSED)
+        match self.open.get(slot.0 as usize) {
+            Some(open) => open,
+            None if slot.remote_of().is_some() => &UNFILTERED,
+            None => &CLOSED,
+        }
     }
 
     /// Contract, item 12: both NICs allow everything in both directions. Gives by what a packet leaves the first and enters
@@ -147,31 +254,59 @@ impl Opening {
     }
 }
 
-/// Makes `flat` what `tree` is. Most of it is the same after a change: references that did not change are
-/// compared, not counted.
-fn refresh<T>(flat: &mut Vec<Option<Arc<T>>>, tree: &imbl::Vector<Option<Arc<T>>>) {
-    flat.truncate(tree.len());
-    let known = flat.len();
-    for (mine, theirs) in flat.iter_mut().zip(tree) {
-        let same = match (&mine, theirs) {
-            (Some(mine), Some(theirs)) => Arc::ptr_eq(mine, theirs),
+/// Makes `flat` what `tree` is, and tells what has changed: the index, what was there and what is. Most of it is the same
+/// after a change: references that did not change are compared, not counted.
+fn refresh<T: Clone>(
+    flat: &mut Vec<Option<T>>,
+    tree: &imbl::Vector<Option<T>>,
+    same: impl Fn(&T, &T) -> bool,
+    mut changed: impl FnMut(usize, Option<&T>, Option<&T>),
+) {
+    for (index, gone) in flat.iter().enumerate().skip(tree.len()) {
+        if gone.is_some() {
+            changed(index, gone.as_ref(), None);
+        }
+    }
+    flat.resize(tree.len(), None);
+    for (index, (mine, theirs)) in flat.iter_mut().zip(tree).enumerate() {
+        let unchanged = match (&mine, theirs) {
+            (Some(mine), Some(theirs)) => same(mine, theirs),
             (mine, theirs) => mine.is_none() && theirs.is_none(),
         };
-        if !same {
+        if !unchanged {
+            changed(index, mine.as_ref(), theirs.as_ref());
             mine.clone_from(theirs);
         }
     }
-    flat.extend(tree.iter().skip(known).cloned());
+}
+
+/// Counts the addresses of a NIC that has changed.
+fn own(
+    owned: &mut Map<(NetworkIdx, IpAddr), u32>,
+    before: Option<&Arc<PortConfig>>,
+    after: Option<&Arc<PortConfig>>,
+) {
+    let all = |port: Option<&Arc<PortConfig>>| {
+        let keys = port.map(|port| port.addresses.iter().map(|address| (port.network, *address)));
+        keys.into_iter().flatten().collect::<Vec<_>>()
+    };
+    for key in all(after) {
+        *owned.entry(key).or_default() += 1;
+    }
+    for key in all(before) {
+        if let Some(count) = owned.get_mut(&key) {
+            *count -= 1;
+            if *count == 0 {
+                owned.remove(&key);
+            }
+        }
+    }
 }
 
 impl Open {
     fn of(config: &PortConfig, groups: &[Option<Arc<Group>>]) -> Open {
         if config.bypass {
-            return Open {
-                ingress: [Opening::Free; 2],
-                egress: [Opening::Free; 2],
-                has_egress: false,
-            };
+            return UNFILTERED;
         }
         let mine = || {
             config

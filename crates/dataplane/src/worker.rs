@@ -214,7 +214,7 @@ impl Worker {
 
     /// What comes from a slot is taken. What a port sends whose NIC is not configured (yet) waits in its ring.
     fn is_served(&self, slot: PortSlot) -> bool {
-        self.path.view.port(slot).is_some()
+        slot.is_uplink() || self.path.view.port(slot).is_some()
     }
 
     /// One batch of one queue: receive, judge, deliver, give the buffers back.
@@ -262,9 +262,13 @@ impl Worker {
         attached.heard_ns = now.mono_ns;
         self.load.count_batch(frames);
         self.ports.outbox.take_in_hand(&self.batch);
-        let targets = self
-            .path
-            .run(queue.slot, queue.pair, &self.batch, &mut self.ports, now);
+        let targets = if queue.slot.is_uplink() {
+            self.path
+                .run_arriving(queue, &mut self.batch, &mut self.ports, now)
+        } else {
+            self.path
+                .run(queue.slot, queue.pair, &self.batch, &mut self.ports, now)
+        };
         self.flush();
         self.path.watch.mark(Step::Flush);
         if let Some((attached, outbox)) = self.ports.find_with_outbox(queue) {

@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use wire::offload::Offload;
+use wire::vxlan::Outer;
 
 use crate::copy;
 use crate::guest_memory::GuestMemory;
@@ -170,6 +171,22 @@ unsafe impl Send for Segment {}
 // through raw pointers alone, as many at once as there are workers that a batch was handed to.
 unsafe impl Sync for Segment {}
 
+/// The outer headers that a frame is to be sent in by another worker than the one that has judged it.
+#[derive(Clone, Copy, Debug)]
+pub struct Wrap {
+    /// The frame's index in the batch.
+    pub frame: u8,
+    /// What goes in front of it.
+    pub outer: Outer,
+    /// Index of the next one in [`Batch::wraps`] for the same queue; [`Wrap::LAST`] behind the last.
+    pub next: u32,
+}
+
+impl Wrap {
+    /// There is no next one.
+    pub const LAST: u32 = u32::MAX;
+}
+
 /// Up to [`BATCH`] frames and all that their bodies need.
 pub struct Batch {
     frames: Box<[Frame]>,
@@ -181,6 +198,8 @@ pub struct Batch {
     buffers_used: usize,
     /// Keeps the memory mapped that `segments` points into.
     memory: Vec<Arc<GuestMemory>>,
+    /// How its frames are sent over an uplink by another worker.
+    pub wraps: Vec<Wrap>,
     /// The same of an uplink's.
     umem: Option<Arc<Umem>>,
     /// Chains that its port has taken for it and is to give back when it is done with.
@@ -202,6 +221,7 @@ impl Batch {
             segments: Vec::with_capacity(BATCH * 4),
             buffers: Vec::new(),
             buffers_used: 0,
+            wraps: Vec::new(),
             memory: Vec::with_capacity(1),
             umem: None,
             owed: 0,
@@ -244,6 +264,7 @@ impl Batch {
         self.len = 0;
         self.segments.clear();
         self.buffers_used = 0;
+        self.wraps.clear();
         self.memory.clear();
         self.umem = None;
         self.owed = 0;
@@ -318,6 +339,25 @@ impl Batch {
             done += len;
         }
         done
+    }
+
+    /// The ones'-complement sum of all of a frame's bytes, as [`wire::checksum::sum`] makes it.
+    pub fn sum(&self, index: usize) -> u32 {
+        let mut sum = wire::checksum::Sum::new();
+        sum.add(self.frames()[index].head());
+        let mut left = self.frames()[index].len() - self.frames()[index].head().len();
+        let (mut one, mut bounce) = ([copy::NOTHING], [0u8; 2048]);
+        for segment in self.body(index, &mut one) {
+            let mut at = 0;
+            while at < segment.len && left > 0 {
+                let part = &mut bounce[..(segment.len - at).min(left).min(2048)];
+                // SAFETY: `at + part.len() <= segment.len`, for which the segment is valid (`Segment`).
+                unsafe { copy::bytes(segment.ptr.add(at), part.as_mut_ptr(), part.len()) };
+                sum.add(part);
+                (at, left) = (at + part.len(), left - part.len());
+            }
+        }
+        sum.folded().into()
     }
 
     /// The whole frame in memory of its own.
@@ -470,6 +510,8 @@ mod tests {
             assert_eq!(batch.frames()[index].len(), left);
             let head = left.min(len.min(HEAD_MAX) - front);
             assert_eq!(batch.frames()[index].head(), &bytes[front..front + head]);
+            let sum = wire::checksum::sum(&bytes[front..front + left]);
+            assert_eq!(batch.sum(index), sum, "{len}: {front}, {left}");
             assert_eq!(
                 batch.to_bytes(index),
                 bytes[front..front + left],

@@ -9,6 +9,11 @@ use std::net::Ipv6Addr;
 use crate::Mac;
 use crate::parse::{IpPacket, L4, ParseError};
 
+/// All nodes of a link (RFC 4291, section 2.7.1).
+pub const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+/// The MAC address of that group (RFC 2464, section 7).
+pub const ALL_NODES_MAC: Mac = Mac([0x33, 0x33, 0, 0, 0, 1]);
+
 /// ICMPv6 type.
 pub const ROUTER_SOLICITATION: u8 = 133;
 /// ICMPv6 type.

@@ -83,6 +83,14 @@ pub(crate) struct Half {
 
 const _: () = assert!(size_of::<Entry>() == 3 * 64);
 
+/// Of the two ends of a flow, the NIC that it is charged to.
+pub(crate) fn charged(owner: PortSlot, peer: PortSlot) -> PortSlot {
+    match owner.remote_of() {
+        Some(_) => peer,
+        None => owner,
+    }
+}
+
 impl Entry {
     /// Says which flow it is. Only for an entry that nobody else can find.
     pub(super) fn name(&self, key: &Key) {
@@ -117,6 +125,12 @@ impl Entry {
     pub(crate) fn slots(&self) -> (PortSlot, PortSlot) {
         let slot = |side: Side| PortSlot(self.sides[side].slot.get());
         (slot(self.initiator()), slot(1 - self.initiator()))
+    }
+
+    /// The slot of the NIC that it is charged to: who began it, or whom somebody on another host has begun it with.
+    pub(crate) fn charged(&self) -> PortSlot {
+        let (owner, peer) = self.slots();
+        charged(owner, peer)
     }
 
     #[inline]

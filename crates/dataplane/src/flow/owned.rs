@@ -1,6 +1,7 @@
 //! A worker's part in the table of flows: what it has made, and making room.
 //!
-//! A flow is charged to the NIC that started it, whose flows are in two lists: the transient ones (half-open, unanswered,
+//! A flow is charged to the NIC that started it, or, if somebody on another host has, to the NIC that it was started
+//! with: whatever comes from outside, it is at no other NIC's cost. A NIC's flows are in two lists: the transient ones (half-open, unanswered,
 //! closing) and the settled ones. A NIC whose share is full loses its oldest transient flow for a new one, or else a
 //! settled one that has been idle for long; never a flow of another NIC. In a table that is nearly full shares
 //! shrink with what is left. Flows that are over by time are gone for a lookup at that moment, and their entries are
@@ -12,7 +13,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::entry::{Entry, FlowId, INITIATOR_IS_1, NONE};
+use super::entry::{Entry, FlowId, INITIATOR_IS_1, NONE, charged};
 use super::info::FlowState;
 use super::key::{Key, Side};
 use super::table::FlowTable;
@@ -69,7 +70,7 @@ pub(crate) struct NewFlow {
     pub initiator: Side,
     pub owner: PortSlot,
     pub peer: PortSlot,
-    /// How many flows the owner may have.
+    /// How many flows the NIC may have that it is charged to.
     pub share: u32,
     pub state: FlowState,
     pub timeout_secs: u32,
@@ -140,11 +141,12 @@ impl Flows {
     /// Adds a flow that is not in the table. When the owner's share or the table is full, a flow of the
     /// owner goes for it, or the new one is refused. `None`: another worker has begun it at this moment.
     pub(crate) fn insert(&mut self, new: &NewFlow) -> Result<Option<FlowId>, DropReason> {
-        let owner = new.owner.0 as usize;
+        let charged = charged(new.owner, new.peer);
+        let owner = charged.0 as usize;
         if owner >= self.lists.len() {
             self.lists.resize(owner + 1, [EMPTY; 2]);
         }
-        let begun = self.table.begun(new.owner.0).load(Ordering::Relaxed);
+        let begun = self.table.begun(charged.0).load(Ordering::Relaxed);
         let full = match begun >= new.share {
             true => DropReason::FlowShareFull,
             false => DropReason::FlowTableFull,
@@ -370,8 +372,8 @@ impl Flows {
     }
 
     fn list(&mut self, id: FlowId, class: u8) -> &mut List {
-        let (owner, _) = self.table.entry(id).slots();
-        &mut self.lists[owner.0 as usize][usize::from(class == SETTLED)]
+        let charged = self.table.entry(id).charged();
+        &mut self.lists[charged.0 as usize][usize::from(class == SETTLED)]
     }
 
     fn append(&mut self, id: FlowId, class: u8) {

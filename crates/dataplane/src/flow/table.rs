@@ -141,8 +141,8 @@ impl FlowTable {
         let added = self.index.insert(hash, id);
         if added {
             self.count.fetch_add(1, Ordering::Relaxed);
-            let (owner, _) = self.entry(id).slots();
-            self.begun(owner.0).fetch_add(1, Ordering::Relaxed);
+            let charged = self.entry(id).charged();
+            self.begun(charged.0).fetch_add(1, Ordering::Relaxed);
         }
         added
     }
@@ -155,8 +155,7 @@ impl FlowTable {
         }
         self.index.remove(self.hash(&entry.key()), id);
         self.count.fetch_sub(1, Ordering::Relaxed);
-        let (owner, _) = entry.slots();
-        self.begun(owner.0).fetch_sub(1, Ordering::Relaxed);
+        self.begun(entry.charged().0).fetch_sub(1, Ordering::Relaxed);
         true
     }
 

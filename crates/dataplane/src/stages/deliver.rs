@@ -1,8 +1,9 @@
-//! Step 11: what passed goes to its targets, and to who watches them; what did not is counted by its reason.
+//! Step 13: what passed goes to its targets, and to who watches them; what did not is counted by its reason.
 
 use io::frame::BATCH;
 use io::port::TransmitError;
 use io::trace::Direction;
+use wire::vxlan::{self, ecn};
 
 use crate::drop_reason::DropReason;
 use crate::ports::{Handed, Ports, refusal};
@@ -15,6 +16,10 @@ pub(crate) fn run(round: &mut Round, ports: &mut Ports) {
         let (frame, target) = (usize::from(job.frame), job.target);
         let item = round.cases.get(job.case as usize).map(|case| case.item);
         match job.verdict {
+            Verdict::Pass if target.as_hop().is_some() => {
+                index += to_wire(round, ports, index, target);
+                continue;
+            }
             Verdict::Pass => {
                 index += together(round, ports, index, target);
                 continue;
@@ -31,7 +36,7 @@ pub(crate) fn run(round: &mut Round, ports: &mut Ports) {
 
 fn drop_sent(round: &mut Round, item: Option<usize>, reason: DropReason) {
     if let Some(item) = item {
-        drop_frame(round.counters, round.nic, &mut round.items[item], reason);
+        drop_frame(round.counters, round.from.slot, &mut round.items[item], reason);
     }
 }
 
@@ -79,6 +84,60 @@ fn together(round: &mut Round, ports: &mut Ports, first: usize, target: PortSlot
         }
     }
     count
+}
+
+/// The jobs from `first` on that pass to one next hop, each in its outer headers. Gives how many they are.
+fn to_wire(round: &mut Round, ports: &mut Ports, first: usize, target: PortSlot) -> usize {
+    let hop = target.as_hop().and_then(|index| round.underlay.hop(index));
+    let (mut count, mut passed, mut bytes) = (0, 0, 0);
+    for index in first..round.jobs.len() {
+        let job = round.jobs[index];
+        if job.verdict != Verdict::Pass || job.target != target {
+            break;
+        }
+        count += 1;
+        // The hop was chosen in this underlay.
+        let Some(hop) = hop else { continue };
+        let frame = &round.batch.frames()[usize::from(job.frame)];
+        let mut outer = hop.outer;
+        let tos = round.underlay.tos(ecn::tos_of(frame.head()));
+        outer.set_flow(round.nic.vni, vxlan::source_port(job.steer), tos);
+        match ports.transmit_outer(hop.uplink, round.batch, job.frame, &outer, job.steer) {
+            Ok(here) => {
+                if here {
+                    passed += 1;
+                    bytes += (frame.len() + outer.len()) as u64;
+                }
+                if let Some(case) = round.cases.get(job.case as usize) {
+                    round.items[case.item].fate = Fate::Delivered;
+                }
+            }
+            Err(reason) => round.counters.dropped_to(hop.uplink, reason),
+        }
+    }
+    if let Some(hop) = hop.filter(|_| passed > 0) {
+        round.counters.delivered_all(hop.uplink, passed, bytes);
+    }
+    count
+}
+
+/// What the switch answers to the sender itself, who is a NIC.
+pub(crate) fn replies(round: &mut Round, ports: &mut Ports) {
+    let (nic, batch) = (round.nic, &round.replies.batch);
+    for index in 0..batch.len() {
+        match ports.transmit(nic.slot, batch, index) {
+            // Counted by the worker that it was handed to.
+            Ok(false) => {}
+            Ok(true) => {
+                let len = batch.frames()[index].len() as u64;
+                round.counters.delivered(nic.slot, len);
+                if let Some(trace) = &nic.trace {
+                    trace.record(Direction::Inbound, batch, index, None, round.now.unix_ns);
+                }
+            }
+            Err(reason) => round.counters.dropped_to(nic.slot, reason),
+        }
+    }
 }
 
 /// The rest of [`together`] when a queue of the target is another worker's, who counts and shows what it was handed.

@@ -1,5 +1,7 @@
-//! Step 6: where each frame goes: the NIC with its MAC address, all of the network, or those that may have
-//! unknown machines behind them. Makes the jobs.
+//! Step 7: where each frame goes: the NIC with its MAC address, the endpoint where that is, all of the network, or those
+//! that may have unknown machines behind them. Makes the jobs.
+
+use std::net::IpAddr;
 
 use wire::parse::{Net, Packet};
 use wire::{Mac, dhcp};
@@ -7,7 +9,9 @@ use wire::{Mac, dhcp};
 use crate::drop_reason::DropReason;
 use crate::flow::Key;
 use crate::judge::{Grant, owns_mac};
-use crate::round::{Case, Job, NO_CASE, Round, Track, Verdict};
+use crate::learned::Place;
+use crate::overlay::Flood;
+use crate::round::{Case, Job, NO_CASE, Round, Towards, Track, Verdict};
 use crate::snapshot::{Network, PortConfig, PortSlot};
 
 pub(crate) fn run(round: &mut Round) {
@@ -23,14 +27,12 @@ pub(crate) fn run(round: &mut Round) {
             continue;
         };
         let (src, dst) = (packet.src, packet.dst);
-        // A machine behind a learning NIC, or a MAC that NICs share and pass on (VRRP's).
-        if src != round.nic.mac {
-            let nic = round.nic;
+        // A machine behind a learning NIC, or a MAC that NICs share and pass on (VRRP's), or one on another host.
+        if src != round.nic.mac
+            && let Some(place) = learnable(round, network, round.items[index].frame, src)
+        {
             let now_secs = round.now.secs();
-            round
-                .tables
-                .learned
-                .hear(nic.network, src, nic.slot, nic.uid, now_secs);
+            round.tables.learned.hear(round.nic.network, src, place, now_secs);
         }
         if let Err(reason) = send(round, network, index, dst) {
             round.drop_item(index, reason);
@@ -38,17 +40,59 @@ pub(crate) fn run(round: &mut Round) {
     }
 }
 
+/// What is noted of the place that a frame from this MAC came from, if anything is.
+fn learnable(round: &Round, network: &Network, frame: usize, mac: Mac) -> Option<Place> {
+    let Some(endpoint) = round.endpoint(frame) else {
+        return Some(Place::Nic(round.nic.slot, round.nic.uid));
+    };
+    let overlay = network.overlay.as_ref()?;
+    (overlay.learn && !overlay.bindings.contains_key(&mac)).then_some(Place::Endpoint(endpoint))
+}
+
 #[inline]
 fn send(round: &mut Round, network: &Network, index: usize, dst: Mac) -> Result<(), DropReason> {
     if dst.is_multicast() {
-        return flood(round, &network.ports, index);
+        let far = !round.items[index].near;
+        return flood(round, &network.ports, index, far);
     }
-    let given = network.macs.get(&dst).copied();
-    let target = given.or_else(|| Some(learned(round, dst)?.slot));
-    match target {
-        Some(slot) if slot == round.nic.slot => Err(DropReason::Hairpin),
-        Some(slot) => add(round, index, slot).ok_or(DropReason::NoDestination)?,
-        None => flood(round, &network.learners, index),
+    match find(round, network, dst) {
+        Some(Target::Nic(slot)) if slot == round.nic.slot => Err(DropReason::Hairpin),
+        Some(Target::Nic(slot)) => add(round, index, slot, Towards::Here).ok_or(DropReason::NoDestination)?,
+        // What has come from the wire does not go back to it.
+        Some(Target::Endpoint(_)) if round.is_from_wire() => Err(DropReason::NoDestination),
+        Some(Target::Endpoint(address)) => {
+            let remote = PortSlot::remote(round.nic.network);
+            add(round, index, remote, Towards::Endpoint(address)).ok_or(DropReason::NoDestination)?
+        }
+        None => {
+            let learns = network.overlay.as_ref().is_some_and(|overlay| overlay.learn);
+            flood(round, &network.learners, index, learns)
+        }
+    }
+}
+
+/// Who has a MAC address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Target {
+    Nic(PortSlot),
+    Endpoint(IpAddr),
+}
+
+/// The NIC that was given a MAC address, the endpoint that it is bound to, or where it was heard: in this order.
+pub(crate) fn find(round: &Round, network: &Network, mac: Mac) -> Option<Target> {
+    if let Some(slot) = network.macs.get(&mac) {
+        return Some(Target::Nic(*slot));
+    }
+    let bound = network
+        .overlay
+        .as_ref()
+        .and_then(|overlay| overlay.bindings.get(&mac));
+    if let Some(endpoint) = bound.and_then(|index| round.view.endpoint(*index)) {
+        return Some(Target::Endpoint(endpoint));
+    }
+    match learned(round, mac)? {
+        Learnt::Nic(config) => Some(Target::Nic(config.slot)),
+        Learnt::Endpoint(endpoint) => Some(Target::Endpoint(endpoint)),
     }
 }
 
@@ -69,20 +113,63 @@ pub(crate) fn to_all(round: &mut Round, network: &Network, reached: impl Fn(Port
     }
 }
 
-/// The NIC that has sent from `mac` last and may still do so.
-pub(crate) fn learned<'a>(round: &Round<'a>, mac: Mac) -> Option<&'a PortConfig> {
-    let learned = &round.tables.learned;
-    let (slot, uid) = learned.find(round.nic.network, mac, round.now.secs())?;
-    let config = round.view.port_with_uid(slot, uid)?;
-    let may = config.learn_macs || owns_mac(config, mac);
-    (may && config.network == round.nic.network).then_some(config)
+/// The same frame for the network's other hosts, where all of it is told.
+pub(crate) fn to_other_hosts(round: &mut Round) {
+    if !floods(round) || round.items.first().is_none_or(|item| item.packet.is_none()) {
+        return;
+    }
+    round.jobs.push(Job {
+        frame: 0,
+        verdict: Verdict::Pass,
+        target: PortSlot::remote(round.nic.network),
+        steer: 0,
+        case: round.cases.len() as u32,
+    });
+    round.cases.push(Case {
+        item: 0,
+        towards: Towards::All,
+        track: Track::No,
+        egress: Grant::default(),
+        ingress: Grant::default(),
+    });
 }
 
-fn flood(round: &mut Round, targets: &[PortSlot], index: usize) -> Result<(), DropReason> {
+/// Where a MAC address was heard last, by who may still send from it.
+pub(crate) enum Learnt<'a> {
+    Nic(&'a PortConfig),
+    Endpoint(IpAddr),
+}
+
+/// Where `mac` was heard last.
+pub(crate) fn learned<'a>(round: &Round<'a>, mac: Mac) -> Option<Learnt<'a>> {
+    let (view, network) = (round.view, round.nic.network);
+    match round.tables.learned.find(network, mac, round.now.secs())? {
+        Place::Nic(slot, uid) => {
+            let config = view.port_with_uid(slot, uid)?;
+            let may = config.learn_macs || owns_mac(config, mac);
+            (may && config.network == network).then_some(Learnt::Nic(config))
+        }
+        Place::Endpoint(address) => {
+            let overlay = view.network(network)?.overlay.as_ref()?;
+            let may = overlay.learn && (overlay.any_endpoint || view.endpoint_at(address).is_some());
+            may.then_some(Learnt::Endpoint(address))
+        }
+    }
+}
+
+/// To these NICs, and to the network's other hosts if `far` says so.
+fn flood(round: &mut Round, targets: &[PortSlot], index: usize, far: bool) -> Result<(), DropReason> {
     let before = round.jobs.len();
     let mut refused = None;
     for slot in targets.iter().filter(|slot| **slot != round.nic.slot) {
-        if let Some(Err(reason)) = add(round, index, *slot) {
+        if let Some(Err(reason)) = add(round, index, *slot, Towards::Here) {
+            refused = Some(reason);
+        }
+    }
+    // What has come from the wire does not go back to it.
+    if far && !round.is_from_wire() && floods(round) {
+        let remote = PortSlot::remote(round.nic.network);
+        if let Some(Err(reason)) = add(round, index, remote, Towards::All) {
             refused = Some(reason);
         }
     }
@@ -93,9 +180,20 @@ fn flood(round: &mut Round, targets: &[PortSlot], index: usize) -> Result<(), Dr
     }
 }
 
+/// Frames for all of the network go to other hosts too.
+fn floods(round: &Round) -> bool {
+    let network = round.view.network(round.nic.network);
+    network.is_some_and(|network| {
+        network
+            .overlay
+            .as_ref()
+            .is_some_and(|overlay| overlay.flood != Flood::No)
+    })
+}
+
 /// Adds a job. `None` when the slot is nobody's, or a sniffer's, which gets copies alone.
 #[inline]
-fn add(round: &mut Round, index: usize, slot: PortSlot) -> Option<Result<(), DropReason>> {
+fn add(round: &mut Round, index: usize, slot: PortSlot, towards: Towards) -> Option<Result<(), DropReason>> {
     let target = round.view.port(slot).filter(|target| !target.is_sniffer)?;
     let item = &round.items[index];
     let packet = item.packet.as_ref()?;
@@ -119,6 +217,7 @@ fn add(round: &mut Round, index: usize, slot: PortSlot) -> Option<Result<(), Dro
     });
     round.cases.push(Case {
         item: index,
+        towards,
         track,
         egress: Grant::default(),
         ingress: Grant::default(),

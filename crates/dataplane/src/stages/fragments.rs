@@ -20,6 +20,8 @@ pub(crate) fn run(round: &mut Round) {
 
 #[cold]
 fn place(round: &mut Round, index: usize, fragment: Fragment) {
+    // A NIC that is not filtered; other hosts' machines are, on their side, by whole packets.
+    let unfiltered = round.nic.bypass && !round.is_from_wire();
     let item = &mut round.items[index];
     let Some(Packet {
         dst,
@@ -60,10 +62,10 @@ fn place(round: &mut Round, index: usize, fragment: Fragment) {
             ip.l4_info = lent.l4;
         }
         // Not filtered: it goes as it is, where its receiver is not filtered either.
-        Place::Early | Place::Drop(_) if round.nic.bypass => {}
-        Place::Early if fragments.make_room(round.nic.slot, frame.len(), given_up) => {
+        Place::Early | Place::Drop(_) if unfiltered => {}
+        Place::Early if fragments.make_room(round.from.slot, frame.len(), given_up) => {
             let bytes = round.batch.to_bytes(item.frame);
-            fragments.hold(key, round.nic.slot, bytes, frame.offload, millis);
+            fragments.hold(key, round.from.slot, bytes, frame.offload, millis);
             item.fate = Fate::Held;
         }
         Place::Early => round.drop_item(index, DropReason::FragmentWithoutFirst),

@@ -1,4 +1,4 @@
-//! Step 7: packets that need no judgement: between two NICs that allow everything, of a flow that is known, or
+//! Step 8: packets that need no judgement: between two NICs that allow everything, of a flow that is known, or
 //! about one (ICMP errors). Touches what the lookups read for the whole batch before the first of them.
 
 use crate::flow::{FlowId, Key, Seen, Side, Tracked, shorter};
@@ -109,6 +109,14 @@ fn follow(round: &mut Round, job: usize, case: usize, (id, hash, side): (FlowId,
             flows.remove(id);
             Verdict::Open
         }
+    }
+}
+
+/// How many flows the NIC may have that a flow is charged to, which one of these has begun with the other.
+pub(crate) fn share(from: &PortConfig, to: Option<&PortConfig>) -> u32 {
+    match (from.slot.remote_of(), to) {
+        (Some(_), Some(to)) => to.flow_share,
+        _ => from.flow_share,
     }
 }
 

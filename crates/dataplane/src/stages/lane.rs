@@ -9,16 +9,21 @@
 //! Everything else, faulty packets included, is left to the whole path: the lane never drops. Bits of what is left are
 //! given back. It works in three passes over the batch, each of which fetches what the next one reads.
 
+mod arriving;
+
 use std::net::IpAddr;
 
-use io::frame::{BATCH, Bits, first_bits};
+use io::frame::{BATCH, Bits, Frame, first_bits};
 use wire::dhcp;
-use wire::offload::Offload;
+use wire::offload::{Gso, Offload};
 use wire::parse::{self, Plain, Transport, ethertype, mac_bits, mac_of};
+use wire::vxlan::plain_hash;
 
 use crate::flow::{Ends, Entry, FlowId, FlowState, Key, NONE, Side, follow_plain, is_amid};
 use crate::round::{Job, NO_CASE, Round, Verdict, count_rules};
 use crate::snapshot::{PortConfig, PortSlot};
+use crate::stages::destination;
+use crate::underlay::{PathIdx, Underlay};
 use crate::view::{Opening, View};
 
 /// Pairs of a sender and a MAC address that are remembered.
@@ -28,6 +33,7 @@ const ROUTES: usize = 256;
 pub(crate) struct Lane {
     routes: Box<[Route]>,
     candidates: Box<[Candidate]>,
+    arriving: arriving::Routes,
 }
 
 /// Whom a NIC reaches at a MAC address, under the snapshot in force.
@@ -40,7 +46,22 @@ struct Route {
     ends: Ends,
     /// Everything passes, by address family.
     free: [Option<Free>; 2],
+    /// It is on another host.
+    far: Option<Far>,
 }
+
+/// Where on other hosts.
+#[derive(Clone, Copy)]
+struct Far {
+    path: PathIdx,
+    /// The longest frame that gets there.
+    max_frame: u32,
+    /// It was learnt, and is not to be relied on for longer.
+    until_secs: Option<u32>,
+}
+
+/// How long what was learnt is relied on, seconds: less than [aging](crate::learned::AGING_SECS) by far.
+pub(crate) const RELY_SECS: u32 = 10;
 
 /// The terms on which everything passes.
 #[derive(Clone, Copy)]
@@ -56,6 +77,8 @@ struct Free {
 struct Candidate {
     key: Key,
     hash: u64,
+    /// What its flow is called on the wire, if it goes there.
+    outer_hash: u32,
     /// The flow that it is probably of, or [`NONE`].
     likely: FlowId,
     len: u32,
@@ -98,6 +121,7 @@ impl Lane {
                 words: [0; Key::WORDS],
             },
             hash: 0,
+            outer_hash: 0,
             likely: NONE,
             len: 0,
             frame: 0,
@@ -107,12 +131,14 @@ impl Lane {
         Lane {
             routes: vec![Route::default(); ROUTES].into(),
             candidates: vec![nobody; BATCH].into(),
+            arriving: arriving::Routes::new(),
         }
     }
 
     /// Another snapshot is in force.
     pub(crate) fn forget(&mut self) {
         self.routes.fill(Route::default());
+        self.arriving.forget();
     }
 
     /// Adds a job for each packet that needs no more, in the order of the frames. Gives the frames that are left, as bits.
@@ -140,28 +166,17 @@ impl Lane {
         } = choice;
         let in_order = v6 == 0 && round.jobs.is_empty();
         let (routes, chosen) = (&self.routes, &mut self.candidates[..count]);
-        for candidate in chosen.iter_mut() {
-            let side = routes[usize::from(candidate.route)].ends.sender;
-            let likely = round.tables.flows.fetch_entry(candidate.hash, side);
-            candidate.likely = likely.unwrap_or(NONE);
-        }
-        let mut run = Run::begin(NONE, 0);
-        for candidate in chosen.iter() {
-            let route = &routes[usize::from(candidate.route)];
-            match follow(round, candidate, route.ends.sender) {
-                Some((id, steer)) => {
-                    if run.id != id {
-                        run.settle(round, &mut tally);
-                        run = Run::begin(id, route.ends.sender);
-                    }
-                    run.frames += 1;
-                    run.bytes += u64::from(candidate.len);
-                    round.jobs.push(pass(candidate.frame, route.target, steer));
-                }
-                None => left |= 1 << candidate.frame,
-            }
-        }
-        run.settle(round, &mut tally);
+        let route = |candidate: &Candidate| &routes[usize::from(candidate.route)];
+        left |= follow_all(
+            round,
+            chosen,
+            &mut tally,
+            |candidate| route(candidate).ends.sender,
+            |round, candidate, steer| match &route(candidate).far {
+                None => pass(candidate.frame, route(candidate).target, steer),
+                Some(far) => far.pass(round.underlay, candidate.frame, candidate.outer_hash),
+            },
+        );
         tally.settle(round);
         if !in_order {
             round.jobs.sort_unstable_by_key(|job| job.frame);
@@ -197,18 +212,27 @@ impl Lane {
                 continue;
             }
             if plain.dst != mac {
-                let Some(found) = self.route(round.view, round.nic, plain.dst) else {
+                let Some(found) = self.route(round, plain.dst) else {
                     continue;
                 };
                 (mac, route) = (plain.dst, found);
             }
             let to = &self.routes[route % ROUTES];
+            let mut outer_hash = 0;
+            if let Some(far) = &to.far {
+                if !far.takes(frame, &plain) {
+                    continue;
+                }
+                outer_hash = plain_hash::<V6>(&plain);
+            }
             if let Some(free) = &to.free[usize::from(V6)] {
                 if free.lets_pass::<V6>(&plain) {
                     choice.tally.add(round, free.rules, 1, len as u64);
-                    round
-                        .jobs
-                        .push(pass(index as u8, to.target, plain.ports ^ plain.ports >> 16));
+                    let steer = plain.ports ^ plain.ports >> 16;
+                    round.jobs.push(match &to.far {
+                        None => pass(index as u8, to.target, steer),
+                        Some(far) => far.pass(round.underlay, index as u8, outer_hash),
+                    });
                     left &= !(1 << index);
                 }
                 continue;
@@ -219,6 +243,7 @@ impl Lane {
             self.candidates[count % BATCH] = Candidate {
                 key,
                 hash,
+                outer_hash,
                 likely: NONE,
                 len: len as u32,
                 frame: index as u8,
@@ -233,12 +258,14 @@ impl Lane {
 
     /// The route to a MAC address, as an index. `None` when that is not the address of another NIC.
     #[inline]
-    fn route(&mut self, view: &View, nic: &PortConfig, mac: u64) -> Option<usize> {
+    fn route(&mut self, round: &Round, mac: u64) -> Option<usize> {
+        let nic = round.nic;
         let mixed = (mac ^ u64::from(nic.slot.0) << 48).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let index = (mixed >> 56) as usize % ROUTES;
         let known = &self.routes[index];
-        if known.mac != mac || known.source != Some(nic.slot) {
-            self.routes[index] = Route::find(view, nic, mac)?;
+        let stale = known.far.is_some_and(|far| far.is_stale(round.now.secs()));
+        if known.mac != mac || known.source != Some(nic.slot) || stale {
+            self.routes[index] = Route::find(round, mac)?;
         }
         Some(index)
     }
@@ -246,8 +273,25 @@ impl Lane {
 
 impl Route {
     #[cold]
-    fn find(view: &View, nic: &PortConfig, mac: u64) -> Option<Route> {
-        let slot = *view.network(nic.network)?.macs.get(&mac_of(mac))?;
+    fn find(round: &Round, mac: u64) -> Option<Route> {
+        let (view, nic) = (round.view, round.nic);
+        let network = view.network(nic.network)?;
+        let (slot, far) = match destination::find(round, network, mac_of(mac))? {
+            // Learnt on this host: the whole path looks where that is.
+            destination::Target::Nic(slot) if network.macs.get(&mac_of(mac)) != Some(&slot) => return None,
+            destination::Target::Nic(slot) => (slot, None),
+            destination::Target::Endpoint(endpoint) => {
+                let path = round.underlay.find(endpoint)?;
+                let overlay = network.overlay.as_ref()?;
+                let given = overlay.bindings.contains_key(&mac_of(mac));
+                let far = Far {
+                    path,
+                    max_frame: round.underlay.max_frame(path),
+                    until_secs: (!given).then(|| round.now.secs() + RELY_SECS),
+                };
+                (PortSlot::remote(nic.network), Some(far))
+            }
+        };
         let target = view
             .port(slot)
             .filter(|target| !target.is_sniffer && !target.link_down && slot != nic.slot)?;
@@ -257,7 +301,29 @@ impl Route {
             target: slot,
             ends: Ends::new(nic.uid, target.uid),
             free: [false, true].map(|v6| Free::between(view, nic, target, v6)),
+            far,
         })
+    }
+}
+
+impl Far {
+    /// The frame gets there in one piece, or in the segments that it is to be cut into.
+    #[inline]
+    fn takes(&self, frame: &Frame, plain: &Plain) -> bool {
+        let max = self.max_frame as usize;
+        frame.len() <= max
+            || (frame.offload.gso != Gso::None
+                && plain.transport.header_end(frame.head()) + usize::from(frame.offload.gso_size) <= max)
+    }
+
+    fn is_stale(&self, now_secs: u32) -> bool {
+        self.until_secs.is_some_and(|until| now_secs >= until)
+    }
+
+    /// The job of a frame of a flow with this hash.
+    #[inline]
+    fn pass(&self, underlay: &Underlay, frame: u8, hash: u32) -> Job {
+        pass(frame, PortSlot::hop(underlay.choose(self.path, hash)), hash)
     }
 }
 
@@ -311,7 +377,9 @@ impl Run {
         let entry = round.tables.flows.entry(self.id);
         let mine = &entry.sides[self.side];
         mine.count(self.frames, self.bytes);
-        entry.note_pair(self.side, round.pair);
+        if !round.is_from_wire() {
+            entry.note_pair(self.side, round.from.pair);
+        }
         tally.add(round, mine.rules(), self.frames, self.bytes);
     }
 }
@@ -336,6 +404,42 @@ impl Tally {
             count_rules(round.counters, self.rules, self.frames, self.bytes);
         }
     }
+}
+
+/// Adds a job for each candidate that is amid its flow; gives the frames of the others, as bits. `side` says which side of
+/// its flow has sent one.
+#[inline(always)]
+fn follow_all(
+    round: &mut Round,
+    candidates: &mut [Candidate],
+    tally: &mut Tally,
+    side: impl Fn(&Candidate) -> Side,
+    job: impl Fn(&Round, &Candidate, u32) -> Job,
+) -> Bits {
+    let mut left = 0;
+    for candidate in candidates.iter_mut() {
+        let likely = round.tables.flows.fetch_entry(candidate.hash, side(candidate));
+        candidate.likely = likely.unwrap_or(NONE);
+    }
+    let mut run = Run::begin(NONE, 0);
+    for candidate in candidates.iter() {
+        let side = side(candidate);
+        match follow(round, candidate, side) {
+            Some((id, steer)) => {
+                if run.id != id {
+                    run.settle(round, tally);
+                    run = Run::begin(id, side);
+                }
+                run.frames += 1;
+                run.bytes += u64::from(candidate.len);
+                let job = job(round, candidate, steer);
+                round.jobs.push(job);
+            }
+            None => left |= 1 << candidate.frame,
+        }
+    }
+    run.settle(round, tally);
+    left
 }
 
 /// The flow that lets a packet pass, and the queue pair that its target wants it in. Asks nothing that can fail after
@@ -390,7 +494,11 @@ pub(crate) fn steer(entry: &Entry, side: Side, hash: u64) -> u32 {
 /// The whole path has let a packet of a flow pass: those like it may take the lane until the next snapshot.
 pub(crate) fn open(round: &Round, id: FlowId, side: Side, case: usize) {
     let entry = round.tables.flows.entry(id);
-    entry.note_pair(side, round.pair);
+    if round.is_from_wire() {
+        // Whether its MAC may come from there the lane asks for itself.
+        return entry.sides[side].lane.set(round.view.epoch_mark());
+    }
+    entry.note_pair(side, round.from.pair);
     let packet = &round.items[round.cases[case].item].packet;
     // From another MAC of its own (a pair's, or one behind it) it would have to be asked again.
     if packet.as_ref().is_some_and(|packet| packet.src == round.nic.mac) {

@@ -3,9 +3,12 @@
 pub(crate) mod always;
 pub(crate) mod deliver;
 pub(crate) mod destination;
+pub(crate) mod encapsulate;
 pub(crate) mod fragments;
 pub(crate) mod known;
 pub(crate) mod lane;
+pub(crate) mod neighbours;
+pub(crate) mod outer;
 pub(crate) mod parse;
 mod redecide;
 mod related;

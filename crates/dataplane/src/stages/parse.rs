@@ -37,6 +37,7 @@ fn read(round: &mut Round, frame_index: usize, frame: &Frame) {
         packet: Some(packet),
         nd: None,
         always: false,
+        near: false,
         fate: Fate::Going,
         first_of: None,
     });
@@ -69,6 +70,7 @@ fn refuse(round: &mut Round, frame: usize, reason: DropReason) {
         packet: None,
         nd: None,
         always: false,
+        near: false,
         fate: Fate::Going,
         first_of: None,
     });

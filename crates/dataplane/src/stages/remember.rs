@@ -1,9 +1,9 @@
-//! Step 10: what was allowed is remembered, for both directions.
+//! Step 11: what was allowed is remembered, for both directions.
 
 use crate::flow::{Key, NONE, NewFlow, Seen, Side, first_state, timeout_secs};
 use crate::judge::Grant;
 use crate::round::{Round, Track, Verdict, count_rules};
-use crate::stages::known::{between, same_again};
+use crate::stages::known::{between, same_again, share};
 use crate::stages::lane;
 use crate::stages::redecide::admit;
 
@@ -52,7 +52,7 @@ fn begin(round: &mut Round, job: usize, case: usize, (key, hash, side): (Key, u6
         initiator: side,
         owner: round.nic.slot,
         peer: target,
-        share: round.nic.flow_share,
+        share: share(round.nic, round.view.port(target)),
         state,
         timeout_secs: timeout_secs(key.protocol(), state, &timeouts),
         epoch: round.view.epoch_mark(),

@@ -1,10 +1,10 @@
-//! Steps 8 and 9: the rules, for packets of which nothing is known.
+//! Steps 9 and 10: the rules, for packets of which nothing is known.
 
 use crate::drop_reason::DropReason;
 use crate::judge;
 use crate::round::{Round, Verdict, owns_source, question};
 
-/// Step 8: may the packet leave its sender?
+/// Step 9: may the packet leave its sender?
 pub(crate) fn egress(round: &mut Round) {
     round.each_open(|round, _, case| {
         let case = &mut round.cases[case];
@@ -27,7 +27,7 @@ pub(crate) fn egress(round: &mut Round) {
     });
 }
 
-/// Step 9: may it enter its target?
+/// Step 10: may it enter its target?
 pub(crate) fn ingress(round: &mut Round) {
     round.each_open(|round, job, case| {
         let case = &mut round.cases[case];

@@ -1,6 +1,8 @@
 //! Step 3: nobody sends over a link that is down, or in another one's name. The source MAC always; the source address, the ARP sender and
 //! the ND target when the NIC asks for it (contract, item 14).
 
+use std::net::IpAddr;
+
 use wire::nd::{Nd, NdKind};
 use wire::parse::{IpPacket, L4, Net, Packet};
 use wire::{Mac, dhcp};
@@ -8,7 +10,9 @@ use wire::{Mac, dhcp};
 use crate::drop_reason::DropReason;
 use crate::judge::{is_unspecified, owns, owns_mac};
 use crate::round::{Round, owns_source};
-use crate::stages::destination::learned;
+use crate::snapshot::NetworkIdx;
+use crate::stages::destination::{Learnt, learned};
+use crate::view::View;
 
 pub(crate) fn run(round: &mut Round) {
     if round.nic.link_down {
@@ -22,10 +26,46 @@ pub(crate) fn run(round: &mut Round) {
         let Some(packet) = item.packet.as_ref().filter(|_| item.is_going()) else {
             continue;
         };
-        if let Err(reason) = check(round, packet, item.nd.as_ref()) {
+        let checked = match round.endpoint(item.frame) {
+            None => check(round, packet, item.nd.as_ref()),
+            Some(endpoint) => check_remote(round, endpoint, packet, item.nd.as_ref()),
+        };
+        if let Err(reason) = checked {
             round.drop_item(index, reason);
         }
     }
+}
+
+/// Who sends from another host is neither a NIC of this one nor bound elsewhere. Whether it may send from its address was
+/// judged there.
+fn check_remote(round: &Round, endpoint: IpAddr, packet: &Packet, nd: Option<&Nd>) -> Result<(), DropReason> {
+    let index = round.nic.network;
+    let named = match (&packet.net, nd.map(|nd| nd.kind)) {
+        (_, Some(NdKind::NeighbourAdvertisement { target, .. })) => Some(target.into()),
+        (Net::Arp(arp), _) => Some(arp.sender_ip.into()),
+        _ => None,
+    };
+    let source = packet.ip().map(IpPacket::src);
+    let owned = |address: Option<IpAddr>| address.is_some_and(|address| round.view.is_owned(index, address));
+    let honest = remote_has_mac(round.view, index, endpoint, packet.src) && !owned(source) && !owned(named);
+    if honest {
+        Ok(())
+    } else {
+        Err(DropReason::RemoteSpoofed)
+    }
+}
+
+/// A frame from this MAC address may come from this endpoint: see [`check_remote`].
+pub(crate) fn remote_has_mac(view: &View, network: NetworkIdx, endpoint: IpAddr, mac: Mac) -> bool {
+    let Some(network) = view.network(network) else {
+        return false;
+    };
+    let bound = network
+        .overlay
+        .as_ref()
+        .and_then(|overlay| overlay.bindings.get(&mac));
+    let elsewhere = bound.is_some_and(|index| view.endpoint(*index) != Some(endpoint));
+    !mac.is_multicast() && !network.macs.contains_key(&mac) && !elsewhere
 }
 
 #[inline]
@@ -66,7 +106,7 @@ fn may_use_mac(round: &Round, mac: Mac) -> bool {
     let taken = || {
         let network = round.view.network(round.nic.network);
         network.is_some_and(|network| network.macs.contains_key(&mac))
-            || learned(round, mac).is_some_and(|holder| owns_mac(holder, mac))
+            || matches!(learned(round, mac), Some(Learnt::Nic(holder)) if owns_mac(holder, mac))
     };
     round.nic.learn_macs && !mac.is_multicast() && !taken()
 }

@@ -1,7 +1,7 @@
 //! What comes from other workers: frames for queues that are here, and MAC addresses that were learnt there.
 
 use io::cycles;
-use io::frame::BATCH;
+use io::frame::{BATCH, Wrap};
 use io::trace::Direction;
 
 use super::{Now, Worker};
@@ -60,6 +60,10 @@ impl Worker {
         if self.ports.peek(parcel.target).is_none() && self.send_on(parcel) {
             return false;
         }
+        if parcel.wraps != Wrap::LAST {
+            self.deliver_outer(parcel);
+            return true;
+        }
         let began = cycles::now();
         let (mut frames, mut count) = ([0u8; BATCH], 0);
         for frame in 0..parcel.batch.len().min(BATCH) {
@@ -93,6 +97,29 @@ impl Worker {
             attached.load.add(cycles::now().wrapping_sub(began));
         }
         true
+    }
+
+    /// The same of a parcel for an uplink.
+    fn deliver_outer(&mut self, parcel: &Parcel) {
+        let began = cycles::now();
+        let uplink = parcel.target.slot;
+        for wrap in parcel.wraps() {
+            self.load.taken_over += 1;
+            let frame = usize::from(wrap.frame);
+            match self
+                .ports
+                .transmit_wrapped(parcel.target, &parcel.batch, frame, &wrap.outer)
+            {
+                Ok(()) => {
+                    let len = parcel.batch.frames()[frame].len() + wrap.outer.len();
+                    self.path.counters.delivered(uplink, len as u64);
+                }
+                Err(reason) => self.path.counters.dropped_to(uplink, reason),
+            }
+        }
+        if let Some(attached) = self.ports.peek(parcel.target) {
+            attached.load.add(cycles::now().wrapping_sub(began));
+        }
     }
 
     /// Counts a frame for its target, and shows it to who watches that.
@@ -134,7 +161,7 @@ impl Worker {
             Put::Gone => false,
             Put::Full => {
                 let counters = &self.path.counters;
-                for _ in 0..parcel.frames.count_ones() {
+                for _ in 0..parcel.count() {
                     counters.dropped_to(parcel.target.slot, DropReason::HandoffFull);
                 }
                 true
@@ -166,7 +193,7 @@ impl Drop for Worker {
         for ring in 0..self.inbox.rings() {
             while let Some(message) = self.inbox.next(ring) {
                 if let Message::Frames(parcel) = message {
-                    for _ in 0..parcel.frames.count_ones() {
+                    for _ in 0..parcel.count() {
                         let counters = &self.path.counters;
                         counters.dropped_to(parcel.target.slot, DropReason::TargetDown);
                     }

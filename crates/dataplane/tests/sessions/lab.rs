@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dataplane::drop_reason::DropReason;
+use dataplane::overlay::Overlay;
 use dataplane::ruleset::{Direction, Peer, RuleSet, RuleSpec};
 use dataplane::*;
 use io::memory_port::MemoryPeer;
@@ -55,6 +56,9 @@ pub struct Lab {
     ports: Vec<Option<PortConfig>>,
     groups: Vec<Option<Group>>,
     peers: Vec<MemoryPeer>,
+    /// What networks are on other hosts, by their index.
+    pub overlays: [Option<Overlay>; 3],
+    pub endpoints: Vec<IpAddr>,
     epoch: u64,
     uids: u32,
 }
@@ -70,6 +74,8 @@ impl Lab {
             ports: Vec::new(),
             groups: Vec::new(),
             peers: Vec::new(),
+            overlays: [None, None, None],
+            endpoints: Vec::new(),
             epoch: 0,
             uids: 100,
         }
@@ -194,7 +200,7 @@ impl Lab {
         self.publish();
     }
 
-    fn publish(&mut self) {
+    pub fn publish(&mut self) {
         self.epoch += 1;
         let snapshot = self.snapshot(self.epoch);
         self.sim.publish(snapshot);
@@ -218,7 +224,7 @@ impl Lab {
                     .collect(),
                 ports: mine.iter().map(|p| p.slot).collect(),
                 learners: mine.iter().filter(|p| p.learn_macs).map(|p| p.slot).collect(),
-                overlay: None,
+                overlay: self.overlays[network as usize].clone().map(Arc::new),
             }
         };
         Snapshot {
@@ -230,7 +236,7 @@ impl Lab {
                 .iter()
                 .map(|group| group.clone().map(Arc::new))
                 .collect(),
-            endpoints: Default::default(),
+            endpoints: self.endpoints.iter().copied().map(Some).collect(),
         }
     }
 
@@ -301,8 +307,9 @@ impl Lab {
     /// Drops of all ports by reason, both directions.
     pub fn drops(&self) -> Vec<u64> {
         let mut sums = vec![0; DropReason::ALL.len()];
-        for slot in 0..self.ports.len() {
-            let counters = self.sim.port(PortSlot(slot as u32));
+        let nics = (0..self.ports.len()).map(|slot| PortSlot(slot as u32));
+        for slot in nics.chain([PortSlot::uplink(0), PortSlot::uplink(1)]) {
+            let counters = self.sim.port(slot);
             for (index, sum) in sums.iter_mut().enumerate() {
                 *sum += counters.drops_from[index] + counters.drops_to[index];
             }

@@ -95,11 +95,16 @@ pub fn neighbour_solicitation(mac: Mac, src: Ipv6Addr, target: Ipv6Addr) -> Vec<
         .build()
 }
 
-/// `mac` has `target`: told to `dst`, who asked (solicited, override).
+/// `mac` has `target`: told to `dst`, who asked (override; solicited when it is told to one alone, RFC 4861, section
+/// 7.2.4).
 pub fn neighbour_advertisement(mac: Mac, target: Ipv6Addr, dst_mac: Mac, dst: Ipv6Addr) -> Vec<u8> {
     let mut body = target.octets().to_vec();
     body.extend_from_slice(&link_option(nd::TARGET_LINK, mac));
-    let flags = 0x6000_0000;
+    let flags = if dst.is_multicast() {
+        0x2000_0000
+    } else {
+        0x6000_0000
+    };
     frame(mac, dst_mac)
         .ip(target, dst)
         .ttl(255)
@@ -110,12 +115,11 @@ pub fn neighbour_advertisement(mac: Mac, target: Ipv6Addr, dst_mac: Mac, dst: Ip
 
 /// A router advertisement to all nodes from `mac` at its link-local address: lifetime 1800 s, hop limit 64.
 pub fn router_advertisement(mac: Mac) -> Vec<u8> {
-    let all_nodes = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
     let mut body = vec![0; 8]; // reachable time, retransmission timer: unspecified
     body.extend_from_slice(&link_option(nd::SOURCE_LINK, mac));
     let rest = 64 << 24 | 1800;
-    frame(mac, Mac([0x33, 0x33, 0, 0, 0, 1]))
-        .ip(mac.link_local(), all_nodes)
+    frame(mac, nd::ALL_NODES_MAC)
+        .ip(mac.link_local(), nd::ALL_NODES)
         .ttl(255)
         .icmp(nd::ROUTER_ADVERTISEMENT, 0, rest)
         .payload(&body)

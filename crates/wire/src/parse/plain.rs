@@ -162,6 +162,20 @@ fn tcp_header_len<const L4: usize>(head: &[u8], end: usize) -> Option<usize> {
 }
 
 impl Transport {
+    /// Where the transport header ends; `head` is what [`plain`] was given.
+    #[inline(always)]
+    pub fn header_end(&self, head: &[u8]) -> usize {
+        let l4 = usize::from(self.l4);
+        match self.tcp {
+            true => {
+                l4 + head
+                    .get(l4 + 12)
+                    .map_or(20, |offset| usize::from(offset >> 4) * 4)
+            }
+            false => l4 + 8,
+        }
+    }
+
     /// What the TCP header says; `head` is what [`plain`] was given. `None` for UDP.
     #[inline(always)]
     pub fn tcp(&self, head: &[u8]) -> Option<PlainTcp> {

@@ -1,0 +1,200 @@
+//! The lane of frames from the wire: of a flow that is known in all, from a machine that may be where they come from, to a
+//! NIC of this host. They are of many networks and senders at once.
+
+use super::*;
+use crate::learned::{LearnedMacs, Place};
+use crate::round::Arrival;
+use crate::stages::spoof;
+
+/// Pairs of machines that are remembered.
+const ROUTES: usize = 256;
+
+/// Which machines on other hosts send to which NICs.
+pub(super) struct Routes {
+    routes: Box<[Option<Route>]>,
+}
+
+/// That one machine at one endpoint may send, and to whom, under the snapshot in force.
+#[derive(Clone, Copy)]
+struct Route {
+    from: Arrival,
+    src: u64,
+    dst: u64,
+    target: PortSlot,
+    ends: Ends,
+    free: [Option<Free>; 2],
+    /// It was learnt: to be heard of again, by the whole path.
+    until_secs: Option<u32>,
+}
+
+impl Routes {
+    pub(super) fn new() -> Routes {
+        Routes {
+            routes: vec![None; ROUTES].into(),
+        }
+    }
+
+    pub(super) fn forget(&mut self) {
+        self.routes.fill(None);
+    }
+
+    /// The route of frames between two MAC addresses, as an index. `None`: the whole path is to see them.
+    #[inline]
+    fn find(&mut self, round: &Round, from: Arrival, src: u64, dst: u64) -> Option<usize> {
+        let mixed =
+            (dst ^ src.rotate_left(24) ^ u64::from(from.network.0) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let index = (mixed >> 56) as usize % ROUTES;
+        if let Some(known) = &self.routes[index]
+            && (known.from, known.src, known.dst) == (from, src, dst)
+        {
+            if known.until_secs.is_none_or(|until| round.now.secs() < until) {
+                return Some(index);
+            }
+            self.routes[index] = None;
+            return None;
+        }
+        self.routes[index] = Some(Route::find(round, from, src, dst)?);
+        Some(index)
+    }
+}
+
+impl Route {
+    #[cold]
+    fn find(round: &Round, from: Arrival, src: u64, dst: u64) -> Option<Route> {
+        let (view, network) = (round.view, round.view.network(from.network)?);
+        let (src_mac, overlay) = (mac_of(src), network.overlay.as_ref()?);
+        if !spoof::remote_has_mac(view, from.network, from.endpoint, src_mac) {
+            return None;
+        }
+        let learns = overlay.learn && !overlay.bindings.contains_key(&src_mac);
+        if learns && !is_there(&round.tables.learned, from, src_mac, round.now.secs()) {
+            return None;
+        }
+        let (slot, remote) = (*network.macs.get(&mac_of(dst))?, view.remote(from.network)?);
+        let target = view
+            .port(slot)
+            .filter(|target| !target.is_sniffer && !target.link_down)?;
+        Some(Route {
+            from,
+            src,
+            dst,
+            target: slot,
+            ends: Ends::new(remote.uid, target.uid),
+            free: [false, true].map(|v6| Free::between(view, remote, target, v6)),
+            until_secs: learns.then(|| round.now.secs() + RELY_SECS),
+        })
+    }
+}
+
+/// The machine was heard of at that endpoint last.
+fn is_there(learned: &LearnedMacs, from: Arrival, mac: wire::Mac, now_secs: u32) -> bool {
+    learned.find(from.network, mac, now_secs) == Some(Place::Endpoint(from.endpoint))
+}
+
+impl Lane {
+    /// As [`run`](Lane::run), for those frames of a batch from the wire whose bits are set in `going`.
+    pub(crate) fn run_arriving(&mut self, round: &mut Round, going: Bits) -> Bits {
+        let Some(arrivals) = round.arrivals else {
+            return going;
+        };
+        let mut choice = Choice {
+            left: going,
+            v6: 0,
+            count: 0,
+            tally: Tally::default(),
+        };
+        let mut rest = going;
+        while rest != 0 {
+            let index = rest.trailing_zeros() as usize;
+            rest &= rest - 1;
+            let from = arrivals[index % BATCH];
+            match parse::ethertype_of(round.batch.frames()[index].head()) {
+                ethertype::IPV4 => self.choose_arriving::<false>(round, index, from, &mut choice),
+                ethertype::IPV6 => self.choose_arriving::<true>(round, index, from, &mut choice),
+                _ => {}
+            }
+        }
+        let Choice {
+            mut left,
+            count,
+            mut tally,
+            ..
+        } = choice;
+        let in_order = round.jobs.is_empty();
+        let (routes, chosen) = (&self.arriving.routes, &mut self.candidates[..count]);
+        let ends = |candidate: &Candidate| {
+            let route = &routes[usize::from(candidate.route)];
+            route.as_ref().map_or((0, PortSlot::default()), |route| {
+                (route.ends.sender, route.target)
+            })
+        };
+        left |= follow_all(
+            round,
+            chosen,
+            &mut tally,
+            |candidate| ends(candidate).0,
+            |_, candidate, steer| pass(candidate.frame, ends(candidate).1, steer),
+        );
+        tally.settle(round);
+        if !in_order {
+            round.jobs.sort_unstable_by_key(|job| job.frame);
+        }
+        left
+    }
+
+    /// Passes a packet that is free to pass, or notes one that has to have a flow.
+    #[inline(always)]
+    fn choose_arriving<const V6: bool>(
+        &mut self,
+        round: &mut Round,
+        index: usize,
+        from: Arrival,
+        choice: &mut Choice,
+    ) {
+        let frame = &round.batch.frames()[index];
+        let len = frame.len();
+        let Some(plain) = parse::plain::<V6>(frame.head(), len) else {
+            return;
+        };
+        let Some(route) = self.arriving.find(round, from, plain.src, plain.dst) else {
+            return;
+        };
+        let Some(to) = &self.arriving.routes[route % ROUTES] else {
+            return;
+        };
+        if let Some(free) = &to.free[usize::from(V6)] {
+            if free.lets_pass::<V6>(&plain) && !round.view.is_owned(from.network, source::<V6>(&plain)) {
+                choice.tally.add(round, free.rules, 1, len as u64);
+                let steer = plain.ports ^ plain.ports >> 16;
+                round.jobs.push(pass(index as u8, to.target, steer));
+                choice.left &= !(1 << index);
+            }
+            return;
+        }
+        let key = Key::of_plain::<V6>(&plain, &to.ends);
+        let hash = round.tables.flows.hash(&key);
+        round.tables.flows.fetch_index(hash);
+        self.candidates[choice.count % BATCH] = Candidate {
+            key,
+            hash,
+            outer_hash: 0,
+            likely: NONE,
+            len: len as u32,
+            frame: index as u8,
+            route: route as u8,
+            transport: plain.transport,
+        };
+        choice.count += 1;
+        choice.left &= !(1 << index);
+    }
+}
+
+/// The source address.
+#[inline]
+fn source<const V6: bool>(plain: &Plain) -> IpAddr {
+    let [a, b, ..] = plain.ip;
+    match V6 {
+        false => IpAddr::V4(((a >> 32) as u32).into()),
+        true => IpAddr::V6((u128::from(a) << 64 | u128::from(b)).into()),
+    }
+}

@@ -1,0 +1,111 @@
+//! What comes before all else for frames from the wire: the outer headers, who has sent them, which network they are for,
+//! and what happened to them on the way (ECN). What is left of a frame is the inner one; the whole batch goes on as that.
+
+use std::net::IpAddr;
+
+use io::frame::{BATCH, Batch, Bits};
+use wire::vxlan::{self, OuterError, Received, ecn};
+
+use crate::drop_reason::DropReason;
+use crate::overlay::Flood;
+use crate::round::Arrival;
+use crate::snapshot::NetworkIdx;
+use crate::underlay::Underlay;
+use crate::view::View;
+
+/// Nobody's frame: what is not looked at.
+pub(crate) const NOWHERE: Arrival = Arrival {
+    network: NetworkIdx(u32::MAX),
+    endpoint: IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED),
+};
+
+/// Takes the outer headers off. Notes where each frame comes from, and gives those that go on, as bits; for each of the
+/// others `dropped` is called.
+pub(crate) fn run(
+    batch: &mut Batch,
+    view: &View,
+    underlay: &Underlay,
+    arrivals: &mut [Arrival; BATCH],
+    mut dropped: impl FnMut(DropReason),
+) -> Bits {
+    let mut going = 0;
+    let port = underlay.encapsulation().port;
+    // Frames that follow each other are mostly of one pair of endpoints and one network.
+    let mut before: Option<(IpAddr, IpAddr, wire::Vni, NetworkIdx)> = None;
+    for (index, arrival) in arrivals.iter_mut().enumerate().take(batch.len()) {
+        let frame = &mut batch.frames_mut()[index];
+        let received = match vxlan::parse(frame.head(), frame.len(), port) {
+            Ok(received) => received,
+            Err(error) => {
+                dropped(reason(error));
+                continue;
+            }
+        };
+        let network = match before {
+            Some((src, dst, vni, network))
+                if (src, dst, vni) == (received.src, received.dst, received.vni) =>
+            {
+                network
+            }
+            _ => match place(view, underlay, &received) {
+                Ok(network) => network,
+                Err(reason) => {
+                    dropped(reason);
+                    continue;
+                }
+            },
+        };
+        before = Some((received.src, received.dst, received.vni, network));
+        let front = usize::from(received.inner);
+        if !frame.strip(front, received.end as usize - front) {
+            dropped(DropReason::OuterMalformed);
+            continue;
+        }
+        if received.sum.is_some() && !received.verify(|| batch.sum(index)) {
+            dropped(DropReason::OuterChecksum);
+            continue;
+        }
+        if !ecn::decapsulate_frame(batch.frames_mut()[index].head_mut(), received.tos) {
+            dropped(DropReason::EcnNotCapable);
+            continue;
+        }
+        *arrival = Arrival {
+            network,
+            endpoint: received.src,
+        };
+        going |= 1 << index;
+    }
+    going
+}
+
+/// The network that a frame is for, if it is for us, and from who may send there.
+fn place(view: &View, underlay: &Underlay, received: &Received) -> Result<NetworkIdx, DropReason> {
+    let to_group = received.dst.is_multicast();
+    if !to_group && !underlay.is_ours(received.dst) {
+        return Err(DropReason::NotOurs);
+    }
+    let network = view.by_vni(received.vni).ok_or(DropReason::UnknownVni)?;
+    let overlay = view
+        .network(network)
+        .and_then(|network| network.overlay.as_ref())
+        .ok_or(DropReason::UnknownVni)?;
+    if to_group && overlay.flood != Flood::Group(received.dst) {
+        return Err(DropReason::NotOurs);
+    }
+    // Our own frame, come back.
+    let known = overlay.any_endpoint || view.endpoint_at(received.src).is_some();
+    if !known || underlay.is_ours(received.src) {
+        return Err(DropReason::UnknownEndpoint);
+    }
+    Ok(network)
+}
+
+#[cold]
+fn reason(error: OuterError) -> DropReason {
+    match error {
+        OuterError::Malformed => DropReason::OuterMalformed,
+        OuterError::Checksum => DropReason::OuterChecksum,
+        OuterError::Fragment => DropReason::OuterFragment,
+        OuterError::NotVxlan | OuterError::NoVni => DropReason::NotOurs,
+    }
+}
