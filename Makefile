@@ -9,7 +9,7 @@ UNITDIR ?= /lib/systemd/system
 HOLD ?=
 
 .DEFAULT_GOAL := build
-.PHONY: build demo test setup guest-image bench-switch bench-workers bench-control fuzz miri install uninstall clean help
+.PHONY: build demo test setup guest-image bench-switch bench-workers bench-control bench-balancer fuzz miri install uninstall clean help
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F '|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -53,6 +53,9 @@ bench-workers: setup ## one worker against two, where there are three processors
 bench-control: setup ## microseconds a request takes at 1,000 NICs; QUICK=1 for a short one
 	cargo build --quiet --release -p butterfly-daemon -p butterfly-bench
 	target/release/butterfly-bench control $(QUICK_FLAG)
+
+bench-balancer: setup ## ns a packet of the load balancer's program beside an empty one; QUICK=1 for a short one
+	cargo bench --quiet -p butterfly-balancer --bench packets -- $(QUICK_FLAG)
 
 fuzz: ## hostile inputs, FUZZ_SECONDS (60) for each target; needs a nightly compiler, installs cargo-fuzz
 	@FUZZ_SECONDS=$(or $(FUZZ_SECONDS),60) fuzz/run.sh

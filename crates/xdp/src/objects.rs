@@ -10,6 +10,8 @@ macro_rules! objects {
 }
 
 objects! {
+    /// For benchmarks: restores the frame, of the next flow, and hands it to the program under test.
+    AGAIN = "again";
     /// The load balancer.
     BALANCER = "balancer";
     /// Drops everything.

@@ -122,7 +122,11 @@ impl Host {
         self.arrive(inbound(from, &inner));
         assert_eq!(difference(&before, &self.lab.drops()), [], "dropped");
         for nic in to {
-            assert_eq!(self.lab.received(*nic), std::slice::from_ref(&inner), "at {nic:?}");
+            assert_eq!(
+                self.lab.received(*nic),
+                std::slice::from_ref(&inner),
+                "at {nic:?}"
+            );
         }
         self.lab.silent();
         assert_eq!(self.sent(), [[0u8; 0]; 0]);
