@@ -142,7 +142,7 @@ int balancer(struct xdp_md *ctx)
 		return refuse_too_big(ctx, &packet, &tuple, room);
 
 	// 6. It goes.
-	count_packet(id, packet.length, choice.new_flow);
+	count_packet(id, packet.length, choice.new_flow, choice.end_flow);
 	if (encapsulate(ctx, &packet, choice.half, id, choice.entropy) < 0)
 		return drop(REASON_NO_ROOM);
 	return send(ctx, link->out, server->ifindex);

@@ -24,6 +24,7 @@ struct settings {
 	__u32 idle;          // after so many ticks without a packet a flow may be forgotten
 	__be32 source4;      // who speaks in ICMP errors; zero: the VIP
 	__be32 source6[4];
+	__u32 remember_all;  // every flow is remembered, not only where servers have changed
 };
 
 // An interface on which services are balanced.
@@ -49,6 +50,8 @@ struct port {
 	__u8 protocol;  // 0: free
 	__u8 flags;     // enum port_flag
 	__u16 service;
+	__u16 since;    // tick of the first change that the Maglev table still tells of; older words of flows do not count
+	__u16 reserved;
 };
 
 enum port_flag {
@@ -85,8 +88,10 @@ struct server {
 	__u8 padding[36];
 };
 
+// A slot: its server in the low half, 0 for none; in the high half the one that it had before servers changed, 0 for
+// none: the slot is calm.
 struct maglev {
-	__u16 server[MAGLEV_SIZE];  // 0: the service has no server
+	__u32 slot[MAGLEV_SIZE];
 };
 
 // Flows are words: fingerprint 32 bits, server 16, state 2, tick when last seen 14. 0: free.
@@ -94,8 +99,8 @@ struct bucket {
 	__u64 slot[BUCKET_SLOTS];
 };
 
-#define TICK_SHIFT 32          // a tick is 2^32 ns = 4.3 s,
-#define TICK_MASK 0x3fff       // and a slot's clock goes round in 19.5 h
+#define TICK_SHIFT 33          // a tick is 2^33 ns = 8.6 s,
+#define TICK_MASK 0x3fff       // and a word's clock goes round in 39 h
 
 enum flow_state {
 	FLOW_NEW = 0,          // one packet, and nobody knows whether the sender exists
@@ -124,7 +129,7 @@ struct server_counters {
 	__u64 packets;
 	__u64 bytes;  // of IP packets as they came
 	__u64 flows;  // that began here
-	__u64 reserved;
+	__u64 ended;  // packets that ended one
 };
 
 // Why a packet to a VIP went nowhere, or not to a server. The first are drops.
@@ -151,9 +156,9 @@ struct counters {
 _Static_assert(sizeof(struct settings) == 56, "settings");
 _Static_assert(sizeof(struct link) == 16, "link");
 _Static_assert(sizeof(struct vip) == 20, "vip");
-_Static_assert(sizeof(struct port) == 8, "port");
+_Static_assert(sizeof(struct port) == 12, "port");
 _Static_assert(sizeof(struct server) == 128, "server");
-_Static_assert(sizeof(struct maglev) == 32768, "maglev");
+_Static_assert(sizeof(struct maglev) == 65536, "maglev");
 _Static_assert(sizeof(struct bucket) == 128, "bucket");
 _Static_assert(sizeof(struct flow_name) == 32, "flow_name");
 _Static_assert(sizeof(struct server_counters) == 32, "server_counters");

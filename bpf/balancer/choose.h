@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 // The server of a packet: the one its flow has, as long as it may have it, and Maglev's otherwise.
+//
+// Where a slot of the Maglev table is calm, its server is the server of all its flows that say when they begin (TCP, SCTP), and
+// nothing is looked up or written. A slot whose server has changed is watched: flows that begin are remembered, and one
+// that goes on without being known began before the change and belongs to the server from before. Datagram flows do not say when they
+// begin, and clients of sticky services have flows that begin at different times: they are always watched.
 #pragma once
 
 #include "flows.h"
@@ -12,6 +17,7 @@ struct choice {
 	__u16 vip;
 	__u8 part;       // enum part
 	__u8 new_flow;   // found: 1, this packet is the flow's first
+	__u8 end_flow;   // found: 1, this packet ends it
 	__u32 entropy;   // found: of the flow, for outer headers
 };
 
@@ -55,13 +61,13 @@ static __always_inline void touch(struct place *place, const struct tuple *tuple
 		name_flow(place, tuple, service);
 }
 
-static __always_inline __u16 ask_maglev(__u32 half, __u16 service, __u64 hash)
+// A slot of a service's table, by the hash's low bits.
+static __always_inline __u32 ask_maglev(__u32 half, __u16 service, __u64 hash)
 {
 	__u32 key = half * settings.max_services + service;
 	struct maglev *maglev = bpf_map_lookup_elem(&maglevs, &key);
-	__u32 slot = reduce(hash, MAGLEV_SIZE);
 
-	return maglev ? maglev->server[slot & (MAGLEV_SIZE - 1)] : 0;
+	return maglev ? maglev->slot[hash & (MAGLEV_SIZE - 1)] : 0;
 }
 
 // Puts a word where the place says that one is, or where there is room.
@@ -78,7 +84,7 @@ __noinline int choose_for_client(__u64 hash, __u32 half, __u16 service, __u32 ti
 	struct place place;
 	__u16 id;
 
-	if (!find_place(hash ^ ENTRY_CLIENT_SALT, service, &place))
+	if (!find_place(mix((hash ^ CLIENT_SALT) + service), &place))
 		return 0;
 	if (place.entry && entry_age(place.entry, tick) < settings.idle) {
 		struct server *server;
@@ -92,28 +98,50 @@ __noinline int choose_for_client(__u64 hash, __u32 half, __u16 service, __u32 ti
 			return id;
 		}
 	}
-	id = ask_maglev(half, service, hash);
+	id = (__u16)ask_maglev(half, service, hash);
 	if (id && !remember(&place, id, FLOW_CLIENT, tick))
 		count(REASON_TABLE_FULL);
 	return id;
 }
 
-// A flow that nothing is known of, or that may not have its server any more.
-static __always_inline int choose_anew(const struct tuple *tuple, const struct port *port, struct choice *choice,
-				       struct place *place, __u64 client, __u64 hash, __u32 tick)
+// Whether a flow may be where a slot's server was before.
+static __always_inline bool may_stay(__u32 half, __u16 id, __u16 service)
 {
-	int id = port->flags & PORT_STICKY ? choose_for_client(client, choice->half, port->service, tick)
-					   : ask_maglev(choice->half, port->service, hash);
+	struct server *server = id ? find_server(half, id) : NULL;
 
+	return server && server->service == service && (server->state == SERVER_UP || server->state == SERVER_DRAINING);
+}
+
+// The server of a flow that nothing is known of, or that may not have its server any more.
+static __always_inline int choose_anew(const struct port *port, struct choice *choice, struct place *place, bool known,
+				       __u64 client, __u32 slot, __u32 tick)
+{
+	bool begins = choice->part == PART_BEGIN || choice->part == PART_DATAGRAM;
+	__u16 id = slot, before = slot >> 16;
+
+	if (port->flags & PORT_STICKY)
+		id = choose_for_client(client, choice->half, port->service, tick);
+	else if (!begins && !known && may_stay(choice->half, before, port->service))
+		id = before;
 	if (!id || choice->part == PART_ERROR || choice->part == PART_END)
 		return id;
-	if (!remember(place, id, FLOW_NEW, tick))
+	if (!remember(place, id, FLOW_NEW, tick)) {
 		count(REASON_TABLE_FULL);
-	if (choice->part == PART_MIDDLE)
-		count(REASON_ADOPTED);
-	else
+		// Its next packet will be taken for one of a flow from before the change: so it is one from the beginning.
+		if (choice->part == PART_BEGIN && !(port->flags & PORT_STICKY) && may_stay(choice->half, before, port->service))
+			id = before;
+	}
+	if (begins)
 		choice->new_flow = 1;
+	else if (!before)
+		count(REASON_ADOPTED);
 	return id;
+}
+
+// Words of a service that was calm in between may be of flows that are long over.
+static __always_inline bool outdated(__u64 entry, const struct port *port)
+{
+	return ((entry_tick(entry) - port->since) & TICK_MASK) > TICK_MASK / 2;
 }
 
 // The number of the server, or one of enum chosen.
@@ -123,7 +151,8 @@ __noinline int choose(const struct tuple *tuple, struct choice *choice)
 	struct place place;
 	struct port *port;
 	__u64 client, hash;
-	__u32 tick;
+	__u32 slot, tick;
+	bool always, known;
 
 	if (!tuple || !choice)
 		return CHOSEN_NO_SERVICE;
@@ -132,20 +161,29 @@ __noinline int choose(const struct tuple *tuple, struct choice *choice)
 		return CHOSEN_NO_SERVICE;
 	client = hash_client(settings.seed, tuple);
 	hash = hash_flow(client, tuple);
-	tick = now_tick();
-	choice->entropy = hash;
+	choice->entropy = hash >> 32;
+	choice->new_flow = choice->part == PART_BEGIN;
+	choice->end_flow = choice->part == PART_END;
+	slot = ask_maglev(choice->half, port->service, hash);
+	always = settings.remember_all || port->flags & PORT_STICKY || tuple->protocol == IPPROTO_UDP;
+	if (!always && !(slot >> 16))
+		return slot;
 	choice->new_flow = 0;
-	if (!find_place(hash, port->service, &place))
+	tick = now_tick();
+	if (!find_place(hash, &place))
 		return CHOSEN_NOBODY;
-	if (place.entry) {
+	known = place.entry && (always || !outdated(place.entry, port));
+	if (known) {
 		__u16 id = entry_server(place.entry);
 
 		server = find_server(choice->half, id);
 		if (server && server->service == port->service && may_follow(place.entry, server, choice->part, tick)) {
-			if (choice->part != PART_ERROR)
+			if (choice->part != PART_ERROR) {
+				choice->end_flow = choice->part == PART_END && entry_state(place.entry) != FLOW_CLOSED;
 				touch(&place, tuple, port->service, choice->part, tick);
+			}
 			return id;
 		}
 	}
-	return choose_anew(tuple, port, choice, &place, client, hash, tick);
+	return choose_anew(port, choice, &place, known, client, slot, tick);
 }

@@ -15,7 +15,7 @@
 #include "maps.h"
 
 #define HALF_SLOTS (BUCKET_SLOTS / 2)
-#define ENTRY_CLIENT_SALT 0x9e3779b97f4a7c15ULL
+#define CLIENT_SALT 0x9e3779b97f4a7c15ULL
 
 // Where a flow is remembered, or would be.
 struct place {
@@ -47,11 +47,10 @@ static __always_inline __u32 now_tick(void)
 }
 
 // Looks a hash up: fills the place, found or not. False: there is no table.
-static __always_inline bool find_place(__u64 hash, __u16 service, struct place *place)
+static __always_inline bool find_place(__u64 hash, struct place *place)
 {
 	__u32 near, i;
 
-	hash = mix(hash + service * 0x9e3779b97f4a7c15ULL);
 	place->fingerprint = hash;
 	place->number = reduce(hash, settings.buckets);
 	place->index = BUCKET_SLOTS;

@@ -136,7 +136,7 @@ __noinline int encapsulate(struct xdp_md *ctx, const struct packet *packet, __u3
 	return write_shim(ctx, server, link + added - server->shim_len, server->shim_len + packet->length, entropy);
 }
 
-static __always_inline void count_packet(__u16 id, __u32 bytes, __u16 new_flow)
+static __always_inline void count_packet(__u16 id, __u32 bytes, __u8 new_flow, __u8 end_flow)
 {
 	__u32 key = id;
 	struct server_counters *mine = bpf_map_lookup_elem(&server_counters, &key);
@@ -146,6 +146,7 @@ static __always_inline void count_packet(__u16 id, __u32 bytes, __u16 new_flow)
 	mine->packets++;
 	mine->bytes += bytes;
 	mine->flows += new_flow;
+	mine->ended += end_flow;
 }
 
 static __always_inline int send(struct xdp_md *ctx, __u32 out, __u32 ifindex)

@@ -2,7 +2,7 @@
 //! in force when it returns or has changed nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use bytemuck::Zeroable;
@@ -10,50 +10,15 @@ use wire::Mac;
 use xdp::{Feature, Interfaces, Mode, Program, Table, objects};
 
 use crate::compile::{self, Register};
-use crate::counters::{Counters, Meters};
+use crate::counters::Meters;
 use crate::error::Error;
-use crate::flows::{Flow, FlowState, Memory};
+use crate::flows::{Memory, now_ns};
 use crate::halves::Halves;
-use crate::hash::{self, Tuple};
 use crate::hop::Hop;
-use crate::layout::{self, BUCKET_SLOTS, LINKS, MAGLEV_SIZE, TICK_MASK, TICK_SHIFT};
+use crate::layout::{self, LINKS};
 use crate::model::{Server, Service, ServiceKey, Services};
 use crate::numbers::Numbers;
-
-/// What is fixed when a balancer is made.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Options {
-    /// Flows that are remembered: 1,024 to 67,108,864. Each costs 80 bytes of kernel memory (two 8-byte words, for the table to be half
-    /// empty, and their parties' names, 32 bytes each).
-    pub max_flows: u32,
-    /// Services: 1 to 65,534. Each costs 64 KiB of kernel memory (two Maglev tables).
-    pub max_services: u16,
-    /// Servers of all services together: 1 to 65,534; a server of two services counts twice.
-    pub max_servers: u16,
-    /// How long an established flow is kept for sure though it is silent: 5 seconds to 17 hours. Also how long a client of a sticky
-    /// service, or the port of a datagram's sender, keeps its server without a packet.
-    pub idle: Duration,
-    /// Of all hashes. Balancers that shall choose alike share it.
-    pub seed: u64,
-    /// Who says that a packet's hops are used up or that it is too big. Without one the service's address does.
-    pub source_v4: Option<Ipv4Addr>,
-    /// The same for IPv6.
-    pub source_v6: Option<Ipv6Addr>,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Options {
-            max_flows: 262_144,
-            max_services: 256,
-            max_servers: 4_096,
-            idle: Duration::from_secs(300),
-            seed: 0x6275_7474_6572_666c,
-            source_v4: None,
-            source_v6: None,
-        }
-    }
-}
+use crate::options::{self, Options};
 
 /// An interface as the program needs to know it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,12 +49,13 @@ pub struct Balancer {
     interfaces: Interfaces,
     program: Program,
     links: Table<u32, layout::Link>,
-    halves: Halves,
-    meters: Meters,
-    memory: Memory,
-    settings: layout::Settings,
-    register: Register,
-    services: Services,
+    pub(crate) halves: Halves,
+    pub(crate) meters: Meters,
+    pub(crate) memory: Memory,
+    pub(crate) settings: layout::Settings,
+    pub(crate) settle: Duration,
+    pub(crate) register: Register,
+    pub(crate) services: Services,
     hops: BTreeMap<IpAddr, Hop>,
     known: BTreeMap<u32, Interface>,
 }
@@ -100,9 +66,9 @@ impl Balancer {
     /// # Errors
     /// An option is out of its range; the kernel refuses (older than 5.18, no CAP_BPF and CAP_NET_ADMIN, no memory).
     pub fn new(options: &Options) -> Result<Self, Error> {
-        let settings = settings(options)?;
+        let settings = options::settings(options)?;
         let program = Program::load("balancer", objects::BALANCER, |object| {
-            configure(object, &settings)
+            options::configure(object, &settings)
         })?;
         Ok(Balancer {
             interfaces: Interfaces::new(),
@@ -111,6 +77,7 @@ impl Balancer {
             meters: Meters::new(&program)?,
             memory: Memory::new(&program, settings)?,
             settings,
+            settle: options.settle,
             register: Register {
                 services: Numbers::new(settings.max_services as u16),
                 servers: Numbers::new(settings.max_servers as u16),
@@ -245,6 +212,7 @@ impl Balancer {
             &self.hops,
             &register,
             self.halves.image(),
+            now_ns(),
         )?;
         for (owner, number) in register.servers.iter() {
             if self.register.servers.of(owner) != Some(number) {
@@ -335,6 +303,7 @@ impl Balancer {
             &hops,
             &self.register,
             self.halves.image(),
+            now_ns(),
         )?;
         self.halves.publish(image)?;
         self.hops = hops;
@@ -346,75 +315,6 @@ impl Balancer {
         &self.hops
     }
 
-    /// All counters.
-    ///
-    /// # Errors
-    /// The kernel refuses to read the maps.
-    pub fn counters(&self) -> Result<Counters, Error> {
-        self.meters.read(&self.register)
-    }
-
-    /// How many flows each server has: those that are not closed and were seen within [`Options::idle`]. Reads the whole flow table.
-    ///
-    /// # Errors
-    /// The kernel refuses to read the maps.
-    pub fn live_flows(&self) -> Result<BTreeMap<(ServiceKey, IpAddr), u64>, Error> {
-        self.memory.live(&self.register)
-    }
-
-    /// Up to `limit` flows that got past their first packet. Reads the whole flow table.
-    ///
-    /// # Errors
-    /// The kernel refuses to read the maps.
-    pub fn flows(&self, limit: usize) -> Result<Vec<Flow>, Error> {
-        self.memory.flows(&self.register, limit)
-    }
-
-    /// Where a flow's next packet goes, and what is remembered of it: `None` when nothing is, and the answer is its client's server (of a
-    /// sticky service) or Maglev's. No answer at all: the flow's address and port have no service, or none of its servers is up.
-    ///
-    /// # Errors
-    /// The kernel refuses to read the maps.
-    pub fn explain(&self, tuple: &Tuple) -> Result<Option<(IpAddr, Option<FlowState>)>, Error> {
-        let Some(service) = self.service_of(tuple) else {
-            return Ok(None);
-        };
-        let number = self
-            .register
-            .services
-            .of(&service.key())
-            .expect("in force, so registered");
-        let owner = |number| {
-            let mut all = self.register.servers.iter();
-            all.find(|(owner, its)| *its == number && owner.0 == service.key())
-                .map(|(owner, _)| owner.1)
-        };
-        if let Some((server, state)) = self.memory.find(tuple, number)?
-            && let Some(address) = owner(server)
-        {
-            return Ok(Some((address, Some(state))));
-        }
-        if service.sticky
-            && let Some(address) = self.memory.find_client(tuple, number)?.and_then(owner)
-        {
-            return Ok(Some((address, None)));
-        }
-        let hash = match service.sticky {
-            true => hash::of_client(self.settings.seed, tuple.client, tuple.vip),
-            false => hash::of_flow(self.settings.seed, tuple),
-        };
-        let table = &self.halves.image().maglevs[&u32::from(number)];
-        let slot = hash::reduce(hash, MAGLEV_SIZE as u32);
-        Ok(owner(table.slots[slot as usize]).map(|address| (address, None)))
-    }
-
-    fn service_of(&self, tuple: &Tuple) -> Option<&Service> {
-        let port = std::num::NonZeroU16::new(tuple.port);
-        let key = |port| ServiceKey::new(tuple.vip, tuple.protocol, port).ok();
-        let own = key(port).and_then(|key| self.services.get(&key));
-        own.or_else(|| key(None).and_then(|key| self.services.get(&key)))
-    }
-
     fn change(&mut self, edit: impl FnOnce(&mut Services) -> Result<(), Error>) -> Result<(), Error> {
         let mut services = self.services.clone();
         edit(&mut services)?;
@@ -424,56 +324,4 @@ impl Balancer {
 
 fn service(services: &mut Services, key: ServiceKey) -> Result<&mut Service, Error> {
     services.get_mut(&key).ok_or(Error::NoService(key))
-}
-
-/// Addresses and services have eight times the room that they need in their tables.
-const SPARSE: u32 = 8;
-
-fn settings(options: &Options) -> Result<layout::Settings, Error> {
-    let within = |option, value: u64, least: u64, most: u64| {
-        let good = (least..=most).contains(&value);
-        good.then_some(value).ok_or(Error::Option {
-            option,
-            value,
-            least,
-            most,
-        })
-    };
-    let flows = within("max_flows", options.max_flows.into(), 1 << 10, 1 << 26)?;
-    let services = within("max_services", options.max_services.into(), 1, 65_534)?;
-    let servers = within("max_servers", options.max_servers.into(), 1, 65_534)?;
-    let idle = within("idle (seconds)", options.idle.as_secs(), 5, 17 * 3600)?;
-    let places = (services as u32 * SPARSE).next_power_of_two();
-    Ok(layout::Settings {
-        seed: options.seed,
-        buckets: (2 * flows).div_ceil(BUCKET_SLOTS as u64) as u32,
-        vips: places,
-        ports: places,
-        // Number 0 is nobody's.
-        max_services: services as u32 + 1,
-        max_servers: servers as u32 + 1,
-        idle: ((idle * 1_000_000_000).div_ceil(1 << TICK_SHIFT) as u32).min(TICK_MASK),
-        source4: options.source_v4.map_or([0; 4], |ip| ip.octets()),
-        source6: options.source_v6.map_or([0; 16], |ip| ip.octets()),
-        padding: [0; 4],
-    })
-}
-
-fn configure(object: &mut libbpf_rs::OpenObject, settings: &layout::Settings) -> libbpf_rs::Result<()> {
-    for mut map in object.maps_mut() {
-        match map.name().to_str().unwrap_or_default() {
-            "vips" => map.set_max_entries(2 * settings.vips)?,
-            "ports" => map.set_max_entries(2 * settings.ports)?,
-            "maglevs" => map.set_max_entries(2 * settings.max_services)?,
-            "servers" => map.set_max_entries(2 * settings.max_servers)?,
-            "server_counters" => map.set_max_entries(settings.max_servers)?,
-            "flows" => map.set_max_entries(settings.buckets)?,
-            "flow_names" => map.set_max_entries(settings.buckets * BUCKET_SLOTS as u32)?,
-            name if name.ends_with(".rodata.settings") => {
-                map.set_initial_value(bytemuck::bytes_of(settings))?
-            }
-            _ => {}
-        }
-    }
-    Ok(())
 }

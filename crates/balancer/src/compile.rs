@@ -8,6 +8,7 @@ use std::sync::Arc;
 use bytemuck::Zeroable;
 
 use crate::error::Error;
+use crate::flows::tick_of;
 use crate::hash;
 use crate::hop::{self, Hop};
 use crate::layout::{self, PROBES};
@@ -25,6 +26,18 @@ pub struct Image {
 }
 
 impl Image {
+    /// The same with another table for a service.
+    pub(crate) fn replace(&mut self, number: u32, table: Table) {
+        for port in self
+            .ports
+            .values_mut()
+            .filter(|port| u32::from(port.service) == number)
+        {
+            port.since = table.since;
+        }
+        self.maglevs.insert(number, Arc::new(table));
+    }
+
     /// Takes over all of another's keys.
     pub(crate) fn absorb(&mut self, other: Image) {
         self.vips.extend(other.vips);
@@ -34,11 +47,66 @@ impl Image {
     }
 }
 
-/// A Maglev table and whom it was made for: it is kept while they stay the same.
-#[derive(Debug)]
+/// A service's Maglev table and whom it was made for: it is kept while they stay the same.
+#[derive(Debug, Clone)]
 pub(crate) struct Table {
+    key: ServiceKey,
     members: Vec<Member>,
-    pub(crate) slots: Vec<u16>,
+    /// As [`layout::Maglev::slot`].
+    pub(crate) slots: Vec<u32>,
+    /// Tick of the first change that `slots` tells of.
+    pub(crate) since: u16,
+    /// When the last one was, on the program's clock; `None`: all slots are calm.
+    pub(crate) changed_ns: Option<u64>,
+}
+
+impl Table {
+    fn new(key: ServiceKey, members: Vec<Member>, before: Option<&Table>, now_ns: u64) -> Self {
+        let mut table = Table {
+            key,
+            slots: maglev::table(&members).into_iter().map(u32::from).collect(),
+            members,
+            since: tick_of(now_ns) as u16,
+            changed_ns: None,
+        };
+        let Some(before) = before else { return table };
+        for (slot, old) in table.slots.iter_mut().zip(&before.slots) {
+            *slot |= watch(*old, *slot) << 16;
+        }
+        if table.slots.iter().any(|slot| slot >> 16 != 0) {
+            table.changed_ns = Some(now_ns);
+        }
+        if before.changed_ns.is_some() {
+            table.since = before.since;
+        }
+        table
+    }
+
+    /// The same, of which words from before another tick do not count.
+    pub(crate) fn since(&self, since: u16) -> Self {
+        Table {
+            since,
+            ..self.clone()
+        }
+    }
+
+    /// Every slot calm.
+    pub(crate) fn settled(&self) -> Self {
+        let mut table = self.clone();
+        table.slots.iter_mut().for_each(|slot| *slot &= 0xffff);
+        table.changed_ns = None;
+        table
+    }
+}
+
+/// The server from before of a slot that was `old` and whose server is `now`. While a slot is watched it is the one from before the
+/// first change: flows that began since are remembered, flows that began before may still be silent.
+fn watch(old: u32, now: u32) -> u32 {
+    match (old >> 16, old & 0xffff) {
+        (0, was) if was == now => 0,
+        (0, was) => was,
+        (before, _) => before,
+    }
 }
 
 /// Numbers given out for services and servers.
@@ -55,6 +123,7 @@ pub(crate) fn compile(
     hops: &BTreeMap<IpAddr, Hop>,
     register: &Register,
     before: &Image,
+    now_ns: u64,
 ) -> Result<Image, Error> {
     let mut image = Image::default();
     let mut vips: BTreeMap<IpAddr, u16> = BTreeMap::new();
@@ -66,18 +135,14 @@ pub(crate) fn compile(
         if vip == known {
             place_vip(&mut image, settings, key.vip(), vip)?;
         }
-        place_port(&mut image, settings, service, vip, number)?;
         let members = members(service, register);
-        let kept = before
+        let old = before
             .maglevs
             .get(&u32::from(number))
-            .filter(|table| table.members == members);
-        let table = kept.cloned().unwrap_or_else(|| {
-            Arc::new(Table {
-                slots: maglev::table(&members),
-                members,
-            })
-        });
+            .filter(|table| table.key == key);
+        let kept = old.filter(|table| table.members == members).cloned();
+        let table = kept.unwrap_or_else(|| Arc::new(Table::new(key, members, old.map(Arc::as_ref), now_ns)));
+        place_port(&mut image, settings, service, vip, number, table.since)?;
         image.maglevs.insert(u32::from(number), table);
         for server in service.servers() {
             let entry = entry(server, number, hops.get(&server.address()), key.vip().is_ipv6());
@@ -112,6 +177,7 @@ fn place_port(
     service: &Service,
     vip: u16,
     number: u16,
+    since: u16,
 ) -> Result<(), Error> {
     let key = service.key();
     let port = key.port().map_or(0, |port| port.get());
@@ -124,6 +190,8 @@ fn place_port(
         protocol,
         flags: if service.sticky { layout::PORT_STICKY } else { 0 },
         service: number,
+        since,
+        reserved: 0,
     };
     image.ports.insert(
         place.ok_or_else(|| crowded("services", settings.ports, image.ports.len()))?,

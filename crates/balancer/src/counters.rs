@@ -111,8 +111,11 @@ pub struct ServerCounters {
     pub packets: u64,
     /// Bytes of these as they came, from the IP header on.
     pub bytes: u64,
-    /// Flows that began there: connections by their first SYN or INIT, datagram flows by their first datagram.
+    /// Flows that began there: connections by their SYN or INIT, datagram flows by their first datagram. A SYN that is sent
+    /// again counts once where flows are remembered, and again where they are not ([`Options`](crate::Options)).
     pub flows: u64,
+    /// Flows that their clients ended. Where nothing is remembered, packets that do so: FIN, RST, ABORT.
+    pub ended: u64,
 }
 
 impl std::ops::AddAssign for ServerCounters {
@@ -120,6 +123,7 @@ impl std::ops::AddAssign for ServerCounters {
         self.packets += other.packets;
         self.bytes += other.bytes;
         self.flows += other.flows;
+        self.ended += other.ended;
     }
 }
 
@@ -177,6 +181,7 @@ impl Meters {
                     packets: cpu.packets,
                     bytes: cpu.bytes,
                     flows: cpu.flows,
+                    ended: cpu.ended,
                 };
             }
         }

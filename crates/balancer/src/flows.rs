@@ -1,13 +1,13 @@
 //! The flow table as people see it: who speaks with which server.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 use libbpf_rs::{MapCore, MapFlags};
 use xdp::{Program, Table};
 
-use crate::compile::Register;
+use crate::compile::{Image, Register};
 use crate::error::Error;
 use crate::hash::{self, Tuple};
 use crate::layout::{self, BUCKET_SLOTS, Bucket, FlowName, TICK_MASK, TICK_SHIFT};
@@ -96,7 +96,7 @@ impl Memory {
                 continue;
             };
             // The slot may have had a new owner in between, or one that closed before it had a name.
-            if self.fingerprint(&tuple, name.service) != slot.fingerprint() {
+            if hash::of_flow(self.settings.seed, &tuple) as u32 != slot.fingerprint() {
                 continue;
             }
             flows.push(Flow {
@@ -111,22 +111,54 @@ impl Memory {
         Ok(flows)
     }
 
-    /// Which server a flow's word names, if it has one, and how far the flow has come.
-    pub(crate) fn find(&self, tuple: &Tuple, service: u16) -> Result<Option<(u16, FlowState)>, Error> {
-        let slot = self.slot(hash::of_flow(self.settings.seed, tuple), service)?;
-        Ok(slot.and_then(|slot| Some((slot.server(), slot.state()?))))
+    /// Which server a flow's word names, if it has one, and how far the flow has come. Of a service that is not always watched,
+    /// words from before `since` do not count.
+    pub(crate) fn find(&self, tuple: &Tuple, since: Option<u16>) -> Result<Option<(u16, FlowState)>, Error> {
+        let slot = self.slot(hash::of_flow(self.settings.seed, tuple))?;
+        let counts = |slot: &Slot| since.is_none_or(|since| !slot.is_before(since));
+        Ok(slot
+            .filter(counts)
+            .and_then(|slot| Some((slot.server(), slot.state()?))))
+    }
+
+    /// Services that have open flows elsewhere than where their tables send new ones, seen within `silent` ticks.
+    pub(crate) fn unsettled(&self, image: &Image, silent: u32) -> Result<BTreeSet<u32>, Error> {
+        let tick = self.tick();
+        let mut services = BTreeSet::new();
+        self.for_each(|_, slot| {
+            let open = matches!(slot.state(), Some(FlowState::New | FlowState::Established));
+            let service = image
+                .servers
+                .get(&u32::from(slot.server()))
+                .map(|server| u32::from(server.service));
+            let Some((service, table)) =
+                service.and_then(|service| Some((service, image.maglevs.get(&service)?)))
+            else {
+                return;
+            };
+            let now = table.slots[hash::slot(slot.fingerprint())] as u16;
+            if open && now != slot.server() && !slot.is_before(table.since) && slot.idle_ticks(tick) <= silent
+            {
+                services.insert(service);
+            }
+        })?;
+        Ok(services)
     }
 
     /// Which server a client of a sticky service has, if it was seen within the idle time.
     pub(crate) fn find_client(&self, tuple: &Tuple, service: u16) -> Result<Option<u16>, Error> {
-        let hash = hash::of_client(self.settings.seed, tuple.client, tuple.vip) ^ hash::CLIENT_SALT;
-        let slot = self.slot(hash, service)?;
+        let slot = self.slot(hash::of_sticky(
+            self.settings.seed,
+            tuple.client,
+            tuple.vip,
+            service,
+        ))?;
         let fresh = slot.filter(|slot| slot.idle_ticks(self.tick()) < self.settings.idle);
         Ok(fresh.map(Slot::server))
     }
 
-    fn slot(&self, hash: u64, service: u16) -> Result<Option<Slot>, Error> {
-        let (bucket, fingerprint) = hash::place(hash, service, self.settings.buckets);
+    fn slot(&self, hash: u64) -> Result<Option<Slot>, Error> {
+        let (bucket, fingerprint) = hash::place(hash, self.settings.buckets);
         let bucket = self
             .buckets
             .get(&bucket)?
@@ -135,17 +167,9 @@ impl Memory {
         Ok(slots.find(|slot| slot.0 != 0 && slot.fingerprint() == fingerprint))
     }
 
-    fn fingerprint(&self, tuple: &Tuple, service: u16) -> u32 {
-        hash::place(
-            hash::of_flow(self.settings.seed, tuple),
-            service,
-            self.settings.buckets,
-        )
-        .1
-    }
-
-    fn tick(&self) -> u32 {
-        (now_ns() >> TICK_SHIFT) as u32 & TICK_MASK
+    /// Now, as words tell the time.
+    pub(crate) fn tick(&self) -> u32 {
+        tick_of(now_ns())
     }
 
     fn for_each(&self, mut visit: impl FnMut(u32, Slot)) -> Result<(), Error> {
@@ -191,6 +215,10 @@ impl Slot {
         }
     }
 
+    fn is_before(self, since: u16) -> bool {
+        (self.0 as u32).wrapping_sub(u32::from(since)) & TICK_MASK > TICK_MASK / 2
+    }
+
     fn idle_ticks(self, now: u32) -> u32 {
         now.wrapping_sub(self.0 as u32) & TICK_MASK
     }
@@ -220,8 +248,13 @@ fn tuple(name: &FlowName, service: ServiceKey) -> Option<Tuple> {
     })
 }
 
+/// A time of that clock in ticks.
+pub(crate) fn tick_of(ns: u64) -> u32 {
+    (ns >> TICK_SHIFT) as u32 & TICK_MASK
+}
+
 /// The clock that the program reads, CLOCK_MONOTONIC.
-fn now_ns() -> u64 {
+pub(crate) fn now_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

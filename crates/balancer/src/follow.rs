@@ -123,6 +123,7 @@ impl Follower {
             let targets = lock(balancer).services().targets();
             let ways = self.ways(&targets).await;
             self.update(&mut lock(balancer), ways)?;
+            lock(balancer).settle()?;
             let wanted = Kinds::LINKS
                 | Kinds::ADDRESSES
                 | Kinds::ROUTES

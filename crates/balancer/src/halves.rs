@@ -115,7 +115,7 @@ fn write_tables(
             continue;
         }
         let mut value: Box<Maglev> = bytemuck::zeroed_box();
-        value.server.copy_from_slice(&new.slots);
+        value.slot.copy_from_slice(&new.slots);
         table.set(&(base + number), &value)?;
     }
     Ok(())

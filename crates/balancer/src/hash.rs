@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use crate::layout::MAGLEV_SIZE;
 use crate::model::Protocol;
 
 /// Who speaks with whom.
@@ -86,11 +87,18 @@ pub(crate) fn reduce(hash: u64, size: u32) -> u32 {
     (((hash >> 32) * u64::from(size)) >> 32) as u32
 }
 
-/// Of a flow's, or a client's, place in the flow table of its service: bucket, fingerprint.
-pub(crate) fn place(hash: u64, service: u16, buckets: u32) -> (u32, u32) {
-    let hash = mix(hash.wrapping_add(u64::from(service).wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+/// Of a client of a sticky service, as the flow table has it.
+pub(crate) fn of_sticky(seed: u64, client: IpAddr, vip: IpAddr, service: u16) -> u64 {
+    let hash = of_client(seed, client, vip) ^ 0x9e37_79b9_7f4a_7c15;
+    mix(hash.wrapping_add(u64::from(service)))
+}
+
+/// The place of a hash in the flow table: bucket, fingerprint.
+pub(crate) fn place(hash: u64, buckets: u32) -> (u32, u32) {
     (reduce(hash, buckets), hash as u32)
 }
 
-/// What a client's hash is changed by so that it is no flow's.
-pub(crate) const CLIENT_SALT: u64 = 0x9e37_79b9_7f4a_7c15;
+/// The slot of a hash in a Maglev table. A fingerprint is enough to tell it.
+pub(crate) fn slot(hash: u32) -> usize {
+    hash as usize % MAGLEV_SIZE
+}

@@ -10,8 +10,8 @@ pub const LINKS: u32 = 256;
 pub const PROBES: u32 = 8;
 /// Flows of a bucket.
 pub const BUCKET_SLOTS: usize = 16;
-/// A tick is two to the power of this in nanoseconds: 4.3 s.
-pub const TICK_SHIFT: u32 = 32;
+/// A tick is two to the power of this in nanoseconds: 8.6 s.
+pub const TICK_SHIFT: u32 = 33;
 /// Ticks are counted modulo this and one.
 pub const TICK_MASK: u32 = 0x3fff;
 /// Bit of [`Port::flags`]: a client's flows all go to one server.
@@ -46,8 +46,8 @@ pub struct Settings {
     pub source4: [u8; 4],
     /// Who speaks in ICMPv6 errors.
     pub source6: [u8; 16],
-    /// To a multiple of eight.
-    pub padding: [u8; 4],
+    /// 1: every flow is remembered, not only where servers have changed.
+    pub remember_all: u32,
 }
 
 /// `struct link`: an interface on which services are balanced.
@@ -92,6 +92,10 @@ pub struct Port {
     pub flags: u8,
     /// Its number.
     pub service: u16,
+    /// Tick of the first change that its table still tells of.
+    pub since: u16,
+    /// Zero.
+    pub reserved: u16,
 }
 
 /// `struct server`: a server of one service, with all that is put in front of its packets.
@@ -130,8 +134,8 @@ pub struct Server {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub struct Maglev {
-    /// Servers' numbers; 0: none.
-    pub server: [u16; MAGLEV_SIZE],
+    /// A server's number in the low half, 0: none; in the high half that of the one from before, 0: the slot is calm.
+    pub slot: [u32; MAGLEV_SIZE],
 }
 
 /// `struct bucket`: sixteen flows.
@@ -172,8 +176,8 @@ pub struct ServerCounters {
     pub bytes: u64,
     /// That began there.
     pub flows: u64,
-    /// Zero.
-    pub reserved: u64,
+    /// Packets that ended one.
+    pub ended: u64,
 }
 
 /// How many reasons there is room for.
@@ -191,9 +195,9 @@ const _: () = {
     assert!(size_of::<Settings>() == 56);
     assert!(size_of::<Link>() == 16);
     assert!(size_of::<Vip>() == 20);
-    assert!(size_of::<Port>() == 8);
+    assert!(size_of::<Port>() == 12);
     assert!(size_of::<Server>() == 128);
-    assert!(size_of::<Maglev>() == 32768);
+    assert!(size_of::<Maglev>() == 65536);
     assert!(size_of::<Bucket>() == 128);
     assert!(size_of::<FlowName>() == 32);
     assert!(size_of::<ServerCounters>() == 32);

@@ -9,3 +9,4 @@ mod flows;
 mod fragments;
 mod hostile;
 mod stage;
+mod watch;

@@ -69,12 +69,29 @@ pub fn hop(v6: bool, n: u8) -> Hop {
 
 /// A balancer that knows the way to twenty servers of each family.
 pub fn stage() -> Balancer {
+    stage_with(&small())
+}
+
+/// The same that remembers every flow.
+pub fn stage_that_remembers_all() -> Balancer {
     stage_with(&Options {
+        remember_all: true,
+        ..small()
+    })
+}
+
+/// Both.
+pub fn stages() -> [Balancer; 2] {
+    [stage(), stage_that_remembers_all()]
+}
+
+pub fn small() -> Options {
+    Options {
         max_flows: 1024,
         max_services: 16,
         max_servers: 64,
         ..Options::default()
-    })
+    }
 }
 
 pub fn stage_with(options: &Options) -> Balancer {

@@ -1,0 +1,106 @@
+//! What is fixed when the program is loaded: sizes, times, the seed.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::layout::{self, BUCKET_SLOTS, TICK_MASK, TICK_SHIFT};
+
+/// What is fixed when a balancer is made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// Flows that can be remembered: 1,024 to 67,108,864. Each costs 80 bytes of kernel memory (two 8-byte words, for the table to be half
+    /// empty, and their parties' names, 32 bytes each).
+    pub max_flows: u32,
+    /// Services: 1 to 65,534. Each costs 128 KiB of kernel memory (two Maglev tables).
+    pub max_services: u16,
+    /// Servers of all services together: 1 to 65,534; a server of two services counts twice.
+    pub max_servers: u16,
+    /// How long an established flow is kept for sure though it is silent: 5 seconds to 17 hours. Also how long a client of a sticky
+    /// service, or the port of a datagram's sender, keeps its server without a packet.
+    pub idle: Duration,
+    /// Remember every flow, not only those that have to be: flows can then be listed and counted to the last one, for one more cache
+    /// line a packet. Otherwise TCP's and SCTP's flows are remembered where a service's servers have changed, and nowhere else.
+    pub remember_all: bool,
+    /// How long after a change of servers a flow from before may be silent and still be known: up to 16 hours. The default is
+    /// longer than TCP keeps silent with keep-alive on (2 hours, RFC 9293, section 3.8.4).
+    pub settle: Duration,
+    /// Of all hashes. Balancers that shall choose alike share it.
+    pub seed: u64,
+    /// Who says that a packet's hops are used up or that it is too big. Without one the service's address does.
+    pub source_v4: Option<Ipv4Addr>,
+    /// The same for IPv6.
+    pub source_v6: Option<Ipv6Addr>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            max_flows: 262_144,
+            max_services: 256,
+            max_servers: 4_096,
+            idle: Duration::from_secs(300),
+            remember_all: false,
+            settle: Duration::from_secs(9000),
+            seed: 0x6275_7474_6572_666c,
+            source_v4: None,
+            source_v6: None,
+        }
+    }
+}
+
+/// Addresses and services have eight times the room that they need in their tables.
+const SPARSE: u32 = 8;
+
+pub(crate) fn settings(options: &Options) -> Result<layout::Settings, Error> {
+    let within = |option, value: u64, least: u64, most: u64| {
+        let good = (least..=most).contains(&value);
+        good.then_some(value).ok_or(Error::Option {
+            option,
+            value,
+            least,
+            most,
+        })
+    };
+    let flows = within("max_flows", options.max_flows.into(), 1 << 10, 1 << 26)?;
+    let services = within("max_services", options.max_services.into(), 1, 65_534)?;
+    let servers = within("max_servers", options.max_servers.into(), 1, 65_534)?;
+    let idle = within("idle (seconds)", options.idle.as_secs(), 5, 17 * 3600)?;
+    within("settle (seconds)", options.settle.as_secs(), 0, 16 * 3600)?;
+    let places = (services as u32 * SPARSE).next_power_of_two();
+    Ok(layout::Settings {
+        seed: options.seed,
+        buckets: (2 * flows).div_ceil(BUCKET_SLOTS as u64) as u32,
+        vips: places,
+        ports: places,
+        // Number 0 is nobody's.
+        max_services: services as u32 + 1,
+        max_servers: servers as u32 + 1,
+        idle: ((idle * 1_000_000_000).div_ceil(1 << TICK_SHIFT) as u32).min(TICK_MASK),
+        source4: options.source_v4.map_or([0; 4], |ip| ip.octets()),
+        source6: options.source_v6.map_or([0; 16], |ip| ip.octets()),
+        remember_all: options.remember_all.into(),
+    })
+}
+
+pub(crate) fn configure(
+    object: &mut libbpf_rs::OpenObject,
+    settings: &layout::Settings,
+) -> libbpf_rs::Result<()> {
+    for mut map in object.maps_mut() {
+        match map.name().to_str().unwrap_or_default() {
+            "vips" => map.set_max_entries(2 * settings.vips)?,
+            "ports" => map.set_max_entries(2 * settings.ports)?,
+            "maglevs" => map.set_max_entries(2 * settings.max_services)?,
+            "servers" => map.set_max_entries(2 * settings.max_servers)?,
+            "server_counters" => map.set_max_entries(settings.max_servers)?,
+            "flows" => map.set_max_entries(settings.buckets)?,
+            "flow_names" => map.set_max_entries(settings.buckets * BUCKET_SLOTS as u32)?,
+            name if name.ends_with(".rodata.settings") => {
+                map.set_initial_value(bytemuck::bytes_of(settings))?
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
