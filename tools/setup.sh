@@ -10,8 +10,8 @@ RUST=1.95.0
 #   gcc libc6-dev make         link Rust programs; the tests' guest tool is linked statically
 #   qemu-system-x86            guests (qemu-utils and the rest of QEMU are not needed)
 #   busybox-static cpio kmod   their initramfs
-#   iproute2 iputils-ping iperf3 tcpdump ethtool procps util-linux
-#                              peers in network namespaces
+#   iproute2 nftables iputils-ping iperf3 tcpdump ethtool procps util-linux
+#                              peers in network namespaces, and a firewall in the router's way
 #   git                        the README's test lists the tree
 #   socat                      log in to the demo's guests
 #   python3-zmq python3-cryptography
@@ -20,7 +20,7 @@ RUST=1.95.0
 #                              compile the XDP programs of bpf/, and libbpf, which loads them
 #   dpdk-dev                   testpmd: guests whose driver and VMM are neither Linux nor QEMU; a peer of the benchmarks
 PACKAGES="gcc libc6-dev make ca-certificates git qemu-system-x86 busybox-static cpio gzip kmod
-    iproute2 iputils-ping iperf3 tcpdump ethtool procps socat util-linux
+    iproute2 nftables iputils-ping iperf3 tcpdump ethtool procps socat util-linux
     python3 python3-zmq python3-cryptography clang libbpf-dev linux-libc-dev libelf-dev zlib1g-dev
     pkg-config dpdk-dev"
 

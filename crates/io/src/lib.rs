@@ -18,6 +18,7 @@
 
 pub mod bench;
 pub mod bpf;
+pub mod bpf_array;
 mod copy;
 pub mod cycles;
 mod deliver;

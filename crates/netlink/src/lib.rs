@@ -24,12 +24,15 @@
 //! [`Requests`] asks the kernel single questions: where would a packet go ([`Requests::resolve`]), who is that neighbour
 //! ([`Requests::probe`]).
 //!
+//! [`firewall::Firewall`] tells which hooks of nftables and iptables see what is forwarded.
+//!
 //! `rtnetlink` and `netlink-packet-route` are not used: they know neither next-hop objects nor per-interface settings
 //! (`RTM_NEWNETCONF`), drop a whole message for one attribute they cannot read, and allocate for each attribute of a
 //! million routes. Sockets are `netlink-sys`'s.
 
 mod decode;
 mod error;
+pub mod firewall;
 mod message;
 mod mirror;
 pub mod model;

@@ -79,6 +79,11 @@ impl<'a> Attribute<'a> {
         u32_at(self.value, 0)
     }
 
+    /// In network order, as netfilter's numbers are.
+    pub fn u32_be(&self) -> Option<u32> {
+        u32_at(self.value, 0).map(u32::from_be)
+    }
+
     pub fn u16(&self) -> Option<u16> {
         u16_at(self.value, 0)
     }

@@ -2,7 +2,10 @@
 
 use crate::error::Error;
 use crate::uapi;
-use netlink_sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket, protocols::NETLINK_ROUTE};
+use netlink_sys::{
+    AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket,
+    protocols::{NETLINK_NETFILTER, NETLINK_ROUTE},
+};
 use rustix::net::sockopt;
 use std::{fmt, io};
 
@@ -28,17 +31,27 @@ impl fmt::Debug for Socket {
 impl Socket {
     /// One that asks and hears nothing else.
     pub fn new() -> Result<Self, Error> {
-        Self::open(&[])
+        Self::open(NETLINK_ROUTE, &[])
     }
 
     /// One that hears every group of [`uapi::GROUPS`].
     pub fn listening() -> Result<Self, Error> {
-        Self::open(&uapi::GROUPS)
+        Self::open(NETLINK_ROUTE, &uapi::GROUPS)
     }
 
-    fn open(groups: &[u32]) -> Result<Self, Error> {
+    /// One that asks about nftables.
+    pub fn to_nftables() -> Result<Self, Error> {
+        Self::open(NETLINK_NETFILTER, &[])
+    }
+
+    /// One that hears of changes of nftables.
+    pub fn listening_to_nftables() -> Result<Self, Error> {
+        Self::open(NETLINK_NETFILTER, &[uapi::NFNLGRP_NFTABLES])
+    }
+
+    fn open(protocol: isize, groups: &[u32]) -> Result<Self, Error> {
         let failed = |action| move |source| Error::Socket { action, source };
-        let mut socket = TokioSocket::new(NETLINK_ROUTE).map_err(failed("open"))?;
+        let mut socket = TokioSocket::new(protocol).map_err(failed("open"))?;
         let raw = socket.socket_mut();
         // Beyond the system's limit only with CAP_NET_ADMIN; without it a flood means a resync sooner.
         if sockopt::set_socket_recv_buffer_size_force(&*raw, RECEIVE_BYTES).is_err() {

@@ -90,7 +90,10 @@ impl Tables {
             }
             RTM_DELRULE => {
                 let rule = decode::rule(message)?;
-                let at = now.rules.iter().position(|other| *other == rule)?;
+                let Some(at) = now.rules.iter().position(|other| *other == rule) else {
+                    self.doubt.insert(What::Rules(rule.family));
+                    return None;
+                };
                 Arc::make_mut(&mut now.rules).remove(at);
                 Some(Kinds::RULES)
             }

@@ -139,3 +139,16 @@ pub const NETCONFA_IFINDEX: u16 = 1;
 pub const NETCONFA_FORWARDING: u16 = 2;
 pub const NETCONFA_RP_FILTER: u16 = 3;
 pub const NETCONFA_IGNORE_ROUTES_WITH_LINKDOWN: u16 = 6;
+
+// linux/netfilter/nfnetlink.h and nf_tables.h.
+pub const NFNL_SUBSYS_NFTABLES: u16 = 10 << 8;
+pub const NFNLGRP_NFTABLES: u32 = 7;
+pub const NFT_GETCHAIN: u16 = 4;
+pub const NFT_GETRULE: u16 = 7;
+pub const NFTA_CHAIN_TABLE: u16 = 1;
+pub const NFTA_CHAIN_NAME: u16 = 3;
+pub const NFTA_CHAIN_HOOK: u16 = 4;
+pub const NFTA_CHAIN_POLICY: u16 = 5;
+pub const NFTA_HOOK_HOOKNUM: u16 = 1;
+pub const NFTA_RULE_TABLE: u16 = 1;
+pub const NFTA_RULE_CHAIN: u16 = 2;

@@ -18,6 +18,8 @@ objects! {
     DROP = "drop";
     /// Takes nothing.
     PASS = "pass";
+    /// The router: transit packets between its interfaces.
+    ROUTER = "router";
     /// Sends everything back untouched.
     TRANSMIT = "transmit";
     /// VXLAN for us to the sockets of the uplinks.

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// From a path to one of its next hops: by a hash of the flow as the kernel's fib_multipath_hash_policy says, or by the
+// kernel's own lookup where the table cannot say.
+#pragma once
+
+#include "maps.h"
+
+// 31 bits of both numbers and the seed, which is drawn at each start: nobody outside can aim at one next hop.
+static __always_inline __u32 mix(__u64 a, __u64 b, __u32 seed)
+{
+	__u64 h = (a ^ seed) * 0x9e3779b97f4a7c15ull;
+
+	h ^= h >> 29;
+	h = (h ^ b) * 0xbf58476d1ce4e5b9ull;
+	h ^= h >> 32;
+	h *= 0x94d049bb133111ebull;
+	return h >> 33;
+}
+
+// Both ports as one number; 0 where there are none to see: a fragment's flow must not be torn.
+static __noinline __u64 ports_of(struct xdp_md *ctx, const struct packet *at_packet)
+{
+	struct packet packet;
+	__u32 *both;
+
+	if (!at_packet)
+		return 0;
+	packet = *at_packet;
+	if (packet_network(ctx, &packet) < 0 || packet.fragment)
+		return 0;
+	if (packet.protocol != IPPROTO_TCP && packet.protocol != IPPROTO_UDP && packet.protocol != IPPROTO_SCTP)
+		return packet.protocol;
+	both = at(ctx, packet.l4, sizeof(*both));
+	return both ? (__u64)packet.protocol << 32 | *both : packet.protocol;
+}
+
+static __always_inline __u32 hash4(const struct iphdr *ip, __u32 seed)
+{
+	return mix((__u64)ip->saddr << 32 | ip->daddr, 0, seed);
+}
+
+static __always_inline __u32 hash4_ports(struct xdp_md *ctx, const struct packet *packet, const struct iphdr *ip, __u32 seed)
+{
+	return mix((__u64)ip->saddr << 32 | ip->daddr, ports_of(ctx, packet), seed);
+}
+
+static __always_inline __u64 addresses6(const struct ipv6hdr *ip)
+{
+	const __be64 *from = (const __be64 *)&ip->saddr, *to = (const __be64 *)&ip->daddr;
+
+	return (from[0] * 3 ^ from[1]) * 0x9e3779b97f4a7c15ull ^ (to[0] * 5 ^ to[1]);
+}
+
+static __always_inline __u32 hash6(const struct ipv6hdr *ip, __u32 seed)
+{
+	__u64 label = *(const __be32 *)ip & bpf_htonl(0x000fffff);
+
+	return mix(addresses6(ip), label << 8 | ip->nexthdr, seed);
+}
+
+static __always_inline __u32 hash6_ports(struct xdp_md *ctx, const struct packet *packet, const struct ipv6hdr *ip, __u32 seed)
+{
+	return mix(addresses6(ip), ports_of(ctx, packet), seed);
+}
+
+// The member of a path whose share a hash falls into, copied. Zero, or why the packet is the kernel's.
+static __always_inline int choose(struct path *path, __u32 hash, struct hop *chosen)
+{
+	__u32 number = path->member[0].hop;
+	struct hop *hop;
+	int i;
+
+	if (path->kind == PATH_DROP)
+		return COUNT_BLACKHOLE;
+	if (path->kind != PATH_FORWARD)
+		return path->reason;
+	for (i = 0; i < PATH_MEMBERS - 1; i++) {
+		if (i + 1 >= path->count || hash <= path->member[i].upper)
+			break;
+		number = path->member[i + 1].hop;
+	}
+	if (!number)
+		return COUNT_NEIGHBOUR;
+	hop = bpf_map_lookup_elem(&hops, &number);
+	if (!hop)
+		return COUNT_NEIGHBOUR;
+	if (!hop->used)
+		hop->used = 1;
+	*chosen = *hop;
+	return 0;
+}
+
+#define LOOPBACK 1                 // its index in every namespace
+#define FIB_LOOKUP_SKIP_NEIGH 8    // BPF_FIB_LOOKUP_SKIP_NEIGH; kernels before 6.6 refuse it, and the packet is theirs
+
+// The way back by the kernel's own lookup, as __fib_validate_source() asks: less than zero if there is none, or it may be
+// another one than reverse path filtering wants.
+static __always_inline int ask_back4(struct xdp_md *ctx, const struct interface *in, const struct iphdr *ip)
+{
+	struct bpf_fib_lookup fib = {.family = 2, .ifindex = LOOPBACK};
+
+	fib.tos = ip->tos;
+	fib.ipv4_src = ip->daddr;
+	fib.ipv4_dst = ip->saddr;
+	if (bpf_fib_lookup(ctx, &fib, sizeof(fib), FIB_LOOKUP_SKIP_NEIGH) != BPF_FIB_LKUP_RET_SUCCESS)
+		return -1;
+	return in->rp_filter == RP_STRICT && fib.ifindex != in->ifindex ? -1 : 0;
+}
+
+// The kernel's own lookup, by all its rules. It fills in the neighbour's address too.
+static __always_inline int ask(struct xdp_md *ctx, const struct packet *packet, const struct interface *in, __u32 size,
+			       struct bpf_fib_lookup *fib, struct hop *chosen, __u32 mtu)
+{
+	struct egress *egress;
+	__u64 ports = ports_of(ctx, packet);
+	int verdict;
+
+	fib->sport = ports;
+	fib->dport = ports >> 16;
+	fib->tot_len = size;
+	fib->ifindex = in->ifindex;
+	verdict = bpf_fib_lookup(ctx, fib, sizeof(*fib), 0);
+	if (verdict == BPF_FIB_LKUP_RET_BLACKHOLE)
+		return COUNT_BLACKHOLE;
+	if (verdict == BPF_FIB_LKUP_RET_UNREACHABLE || verdict == BPF_FIB_LKUP_RET_PROHIBIT)
+		return COUNT_REFUSED;
+	if (verdict == BPF_FIB_LKUP_RET_NO_NEIGH)
+		return COUNT_NEIGHBOUR;
+	if (verdict == BPF_FIB_LKUP_RET_FRAG_NEEDED)
+		return COUNT_TOO_BIG;
+	if (verdict != BPF_FIB_LKUP_RET_SUCCESS)
+		return COUNT_BEYOND;
+	egress = bpf_map_lookup_elem(&egresses, &fib->ifindex);
+	if (!egress)
+		return COUNT_ELSEWHERE;
+	__builtin_memcpy(chosen->destination, fib->dmac, ETH_ALEN);
+	__builtin_memcpy(chosen->source, fib->smac, ETH_ALEN);
+	chosen->port = egress->port;
+	chosen->slot = egress->slot;
+	chosen->protocol = egress->protocol;
+	chosen->vlan = egress->vlan;
+	chosen->ifindex = fib->ifindex;
+	chosen->mtu = mtu;  // the interface's is compared by the lookup
+	return 0;
+}

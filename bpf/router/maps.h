@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// The router's maps. crates/router sets their sizes before it loads the program; those that are memory-mapped it writes
+// without a system call, a 32-bit word at a time.
+#pragma once
+
+#include "../router.h"
+
+// IPv4's trie: 65,536 nodes of the root, then those below.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 65536);
+	__type(key, __u32);
+	__type(value, struct node4);
+} trie4 SEC(".maps");
+
+// IPv6's trie of the first 64 bits: 4,096 nodes of the root, then those below.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 4096);
+	__type(key, __u32);
+	__type(value, struct node6);
+} trie6 SEC(".maps");
+
+// Single addresses of IPv6 by their own path: ours, neighbours, host routes.
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 65536);
+	__type(key, struct in6_addr);
+	__type(value, __u32);
+} hosts6 SEC(".maps");
+
+// What entries of the tries lead to. Path 0 is "no route".
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct path);
+} paths SEC(".maps");
+
+// Neighbours. Hop 0 is none.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct hop);
+} hops SEC(".maps");
+
+// The interfaces that are ours, by device and tag.
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, ROUTER_INTERFACES);
+	__type(key, struct interface_key);
+	__type(value, struct interface);
+} interfaces SEC(".maps");
+
+// The same by the index that routes name, for what the kernel's lookup answers.
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, ROUTER_INTERFACES);
+	__type(key, __u32);
+	__type(value, struct egress);
+} egresses SEC(".maps");
+
+// The devices to send by: frames for one are handed over in bulk.
+struct {
+	__uint(type, BPF_MAP_TYPE_DEVMAP);
+	__uint(max_entries, ROUTER_INTERFACES);
+	__type(key, __u32);
+	__type(value, __u32);
+} ports SEC(".maps");
+
+// Of each interface, by its slot.
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, ROUTER_INTERFACES);
+	__type(key, __u32);
+	__type(value, struct counters);
+} counters SEC(".maps");
+
+// What holds for all packets.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct router_config);
+} config_map SEC(".maps");

@@ -1,0 +1,85 @@
+//! A memory-mapped BPF array (BPF_F_MMAPABLE) as 32-bit words: tables that a program reads and we write without a system
+//! call. Used by the router's tries, paths and hops.
+//!
+//! A word changes as a whole, for the program too; what is longer than a word is written before a word points to it.
+
+use std::io::{Error, ErrorKind};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU32;
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+/// The mapping; gone when dropped, while the map lives on with its program.
+#[derive(Debug)]
+pub struct BpfArray {
+    base: NonNull<AtomicU32>,
+    words: usize,
+}
+
+// SAFETY: the mapping belongs to no thread, and all access to it is atomic.
+unsafe impl Send for BpfArray {}
+// SAFETY: as above.
+unsafe impl Sync for BpfArray {}
+
+impl BpfArray {
+    /// Maps the first `words` words of a BPF array, as its values lie one behind the other.
+    ///
+    /// # Errors
+    /// EINVAL: the descriptor is no BPF map, the map is shorter, or was made without BPF_F_MMAPABLE.
+    pub fn new(map: BorrowedFd<'_>, words: usize) -> Result<Self, Error> {
+        if !is_bpf_map(map) || words == 0 {
+            return Err(ErrorKind::InvalidInput.into());
+        }
+        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        // SAFETY: a new mapping at an address of the kernel's choice: no memory of ours changes.
+        let base = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                words * size_of::<AtomicU32>(),
+                prot,
+                flags,
+                map,
+                0,
+            )
+        }?;
+        let base = NonNull::new(base.cast()).ok_or(ErrorKind::OutOfMemory)?;
+        Ok(BpfArray { base, words })
+    }
+
+    /// All of it.
+    pub fn words(&self) -> &[AtomicU32] {
+        // SAFETY: the kernel mapped that many words (it refuses what is longer than the map) at a page's start, so they
+        // are aligned; a BPF map never shrinks (`is_bpf_map`), so they stay; zeroed memory is a valid AtomicU32; and others
+        // who write, programs and processes, are what atomics are for. They live until drop, which `&self` outlasts.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.words) }
+    }
+}
+
+impl Drop for BpfArray {
+    fn drop(&mut self) {
+        // SAFETY: this mapping is ours alone, and no reference into it outlives `self`.
+        let done = unsafe { munmap(self.base.as_ptr().cast(), self.words * size_of::<AtomicU32>()) };
+        debug_assert!(done.is_ok(), "a mapping of ours can be unmapped: {done:?}");
+    }
+}
+
+/// A file in its place could be cut short, and reading beyond its end would end the process.
+fn is_bpf_map(fd: BorrowedFd<'_>) -> bool {
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+    link.is_ok_and(|target| target.as_os_str() == "anon_inode:bpf-map")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn only_a_bpf_map_is_mapped() {
+        let file = tempfile::tempfile().expect("a file");
+        file.set_len(4096).expect("a page");
+        let refused = BpfArray::new(file.as_fd(), 16).expect_err("a file is no BPF map");
+        assert_eq!(refused.kind(), ErrorKind::InvalidInput);
+    }
+}

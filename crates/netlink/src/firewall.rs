@@ -1,0 +1,188 @@
+//! Which hooks of the host's firewall see packets that are forwarded: base chains of nftables that can do something, and
+//! tables of the older iptables. Read whole, at the start and whenever the kernel says that nftables' rules changed.
+//!
+//! By nfnetlink (linux/netfilter/nf_tables.h) and not by `nft -j`: no program has to be installed, and changes are told.
+
+use crate::error::Error;
+use crate::message::{Message, Request, messages};
+use crate::socket::Socket;
+use crate::uapi::*;
+use std::collections::HashSet;
+use std::{fmt, io};
+
+/// A place where forwarded packets of a family are looked at.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Hook {
+    /// For packets of IPv4.
+    pub v4: bool,
+    /// For packets of IPv6.
+    pub v6: bool,
+    /// As a person knows it: "nftables inet filter forward".
+    pub name: String,
+    /// Rules in the chain itself.
+    pub rules: usize,
+    /// What no rule accepts is dropped.
+    pub drops: bool,
+}
+
+impl fmt::Display for Hook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} ({} rules{})",
+            self.name,
+            self.rules,
+            if self.drops { ", policy drop" } else { "" }
+        )
+    }
+}
+
+/// Follows the firewall of one network namespace: the one of the thread that made it.
+#[derive(Debug)]
+pub struct Firewall {
+    changes: Socket,
+    asking: Socket,
+    sequence: u32,
+}
+
+impl Firewall {
+    /// Begins to listen.
+    pub fn new() -> Result<Self, Error> {
+        Ok(Firewall {
+            changes: Socket::listening_to_nftables()?,
+            asking: Socket::to_nftables()?,
+            sequence: 1,
+        })
+    }
+
+    /// The hooks that can do something to a forwarded packet. Chains without rules that accept cannot.
+    pub async fn hooks(&mut self) -> Result<Vec<Hook>, Error> {
+        let failed = |source| Error::Socket {
+            action: "read",
+            source,
+        };
+        let mut rules: Vec<(u8, String, String)> = Vec::new();
+        self.dump(NFT_GETRULE, |message| rules.extend(rule_of(message)))
+            .await
+            .map_err(failed)?;
+        let mut hooks = Vec::new();
+        self.dump(NFT_GETCHAIN, |message| hooks.extend(hook_of(message, &rules)))
+            .await
+            .map_err(failed)?;
+        hooks.extend(iptables());
+        hooks.sort();
+        Ok(hooks)
+    }
+
+    /// Returns when something of the rules has changed since the last call.
+    pub async fn changed(&mut self) -> Result<(), Error> {
+        match self.changes.receive().await {
+            Ok(_) => {}
+            // More changes than could be kept are changes.
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOBUFS.raw_os_error()) => {}
+            Err(source) => {
+                return Err(Error::Socket {
+                    action: "read",
+                    source,
+                });
+            }
+        }
+        while let Ok(Some(_)) = self.changes.try_receive() {}
+        Ok(())
+    }
+
+    async fn dump(&mut self, kind: u16, mut each: impl FnMut(&Message)) -> io::Result<()> {
+        self.sequence += 1;
+        // struct nfgenmsg: family (all), version, resource.
+        let request = Request::new(NFNL_SUBSYS_NFTABLES | kind, NLM_F_DUMP, self.sequence, &[0; 4]);
+        self.asking.send(&request.finish())?;
+        loop {
+            let datagram = self.asking.receive().await?;
+            for message in messages(datagram).filter(|message| message.sequence == self.sequence) {
+                match message.kind {
+                    // A kernel without nftables has no rules of it.
+                    NLMSG_DONE | NLMSG_ERROR => return Ok(()),
+                    _ => each(&message),
+                }
+            }
+        }
+    }
+}
+
+/// Family, table and chain of a rule.
+fn rule_of(message: &Message) -> Option<(u8, String, String)> {
+    let text = |kind| {
+        message
+            .attributes(4)
+            .find(|attribute| attribute.kind == kind)
+            .map(|found| found.text())
+    };
+    Some((
+        *message.body.first()?,
+        text(NFTA_RULE_TABLE)?,
+        text(NFTA_RULE_CHAIN)?,
+    ))
+}
+
+/// A base chain that forwarded packets pass and that can do something.
+fn hook_of(message: &Message, rules: &[(u8, String, String)]) -> Option<Hook> {
+    let family = *message.body.first()?;
+    let (mut table, mut chain, mut hook, mut accepts) = (String::new(), String::new(), None, true);
+    for attribute in message.attributes(4) {
+        match attribute.kind {
+            NFTA_CHAIN_TABLE => table = attribute.text(),
+            NFTA_CHAIN_NAME => chain = attribute.text(),
+            NFTA_CHAIN_POLICY => accepts = attribute.u32_be()? != 0,
+            NFTA_CHAIN_HOOK => {
+                hook = attribute
+                    .nested()
+                    .find(|inner| inner.kind == NFTA_HOOK_HOOKNUM)
+                    .and_then(|n| n.u32_be());
+            }
+            _ => {}
+        }
+    }
+    let (word, v4, v6) = match family {
+        1 => ("inet", true, true),
+        2 => ("ip", true, false),
+        10 => ("ip6", false, true),
+        5 => ("netdev", true, true),
+        // ARP and bridges are not routed.
+        _ => return None,
+    };
+    // enum nf_inet_hooks: prerouting, input, forward, output, postrouting, ingress. All of a netdev's matter.
+    let passes = family == 5 || matches!(hook?, 0 | 2 | 4 | 5);
+    let own = |rule: &&(u8, String, String)| (rule.0, &rule.1, &rule.2) == (family, &table, &chain);
+    let rules = rules.iter().filter(own).count();
+    let hook = Hook {
+        v4,
+        v6,
+        name: format!("nftables {word} {table} {chain}"),
+        rules,
+        drops: !accepts,
+    };
+    (hook.rules > 0 || hook.drops).then_some(hook).filter(|_| passes)
+}
+
+/// Tables of the older iptables: what is in them is not looked at.
+fn iptables() -> Vec<Hook> {
+    let mut seen = HashSet::new();
+    let mut hooks = Vec::new();
+    for (file, name, v4) in [
+        ("ip_tables_names", "iptables", true),
+        ("ip6_tables_names", "ip6tables", false),
+    ] {
+        let names = std::fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap_or_default();
+        for table in names.lines().filter(|table| seen.insert((v4, table.to_string()))) {
+            let name = format!("{name} (legacy) table {table}");
+            hooks.push(Hook {
+                v4,
+                v6: !v4,
+                name,
+                rules: 1,
+                drops: false,
+            });
+        }
+    }
+    hooks
+}

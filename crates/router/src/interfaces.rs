@@ -1,0 +1,172 @@
+//! The router's own interfaces: which devices run the program, what is forwarded from them, and how a neighbour behind
+//! one is reached.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use netlink::{Family, Link, Settings, Snapshot};
+
+use crate::error::Error;
+use crate::layout::{self, Counter, Egress, Hop, InterfaceKey};
+use crate::paths::Reach;
+
+/// An interface as routes name it: a device, or a VLAN on one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    /// Its name when it was added.
+    pub name: String,
+    /// Its index.
+    pub ifindex: u32,
+    /// The device that runs the program: itself, or a VLAN's parent.
+    pub device: u32,
+    /// Slot of the device in the map of ports.
+    pub port: u32,
+    /// Slot of its counters.
+    pub slot: u32,
+    /// VLAN id and EtherType.
+    pub vlan: Option<(u16, u16)>,
+}
+
+impl Interface {
+    /// Looks at what the kernel says of an interface; `port` and `slot` are still to be given.
+    pub fn new(name: &str, snapshot: &Snapshot) -> Result<Interface, Error> {
+        let refuse = |why: &str| Error::Interface {
+            name: name.to_owned(),
+            why: why.to_owned(),
+        };
+        let link = snapshot
+            .link_named(name)
+            .ok_or_else(|| refuse("there is no such interface"))?;
+        if link.loopback || !link.ethernet {
+            return Err(refuse("it is no Ethernet interface"));
+        }
+        if let Some(master) = link.master.and_then(|master| snapshot.links.get(&master)) {
+            let kind = master.kind.as_deref().unwrap_or("device");
+            let why = format!("it belongs to the {kind} {}, which has its packets", master.name);
+            return Err(refuse(&why));
+        }
+        let device = match &link.vlan {
+            None => link,
+            Some(vlan) => snapshot
+                .links
+                .get(&vlan.parent)
+                .ok_or_else(|| refuse("its parent is not here"))?,
+        };
+        if device.vlan.is_some() {
+            return Err(refuse("it is a VLAN within a VLAN"));
+        }
+        Ok(Interface {
+            name: name.to_owned(),
+            ifindex: link.index,
+            device: device.index,
+            port: 0,
+            slot: 0,
+            vlan: link.vlan.map(|vlan| (vlan.id, vlan.protocol)),
+        })
+    }
+
+    /// How the program finds it.
+    pub fn key(&self) -> InterfaceKey {
+        let (vlan, protocol) = self.vlan.unwrap_or((0, 0));
+        InterfaceKey {
+            ifindex: self.device,
+            vlan,
+            protocol: protocol.to_be(),
+        }
+    }
+
+    /// How it is sent by.
+    pub fn egress(&self) -> Egress {
+        let (vlan, protocol) = self.vlan.unwrap_or((0, 0));
+        Egress {
+            port: self.port,
+            slot: self.slot,
+            protocol: protocol.to_be(),
+            vlan: vlan.to_be(),
+        }
+    }
+
+    /// What holds for packets that come in by it. Without a MAC address none is sent to it.
+    pub fn entry(&self, snapshot: &Snapshot, custom_rules: bool) -> layout::Interface {
+        let settings = |family, index| {
+            snapshot
+                .settings
+                .get(&(family, index))
+                .copied()
+                .unwrap_or_default()
+        };
+        let own = settings(Family::V4, self.ifindex as i32);
+        let all = settings(Family::V4, Settings::ALL);
+        // ip6_forward() asks the whole host's.
+        let six = settings(Family::V6, Settings::ALL);
+        let mut flags = 0;
+        if own.forwarding {
+            flags |= layout::INTERFACE_FORWARD4;
+        }
+        if six.forwarding {
+            flags |= layout::INTERFACE_FORWARD6;
+        }
+        let rp_filter = match own.rp_filter.max(all.rp_filter) {
+            0 if custom_rules => RP_ROUTES,
+            0 => 0,
+            1 => 1,
+            _ => 2,
+        };
+        layout::Interface {
+            mac: self
+                .link(snapshot)
+                .and_then(|link| link.mac)
+                .unwrap_or_default()
+                .0,
+            flags,
+            rp_filter,
+            ifindex: self.ifindex,
+            slot: self.slot,
+        }
+    }
+
+    /// What the kernel says of it now.
+    pub fn link<'a>(&self, snapshot: &'a Snapshot) -> Option<&'a Link> {
+        snapshot.links.get(&self.ifindex).map(|link| &**link)
+    }
+}
+
+/// `enum rp_filter`: off, but routes that refuse refuse sources too.
+const RP_ROUTES: u8 = 3;
+
+/// How neighbours are reached, by one snapshot.
+pub struct View<'a> {
+    /// The kernel's tables.
+    pub snapshot: &'a Snapshot,
+    /// Ours, by the index that routes name.
+    pub interfaces: &'a BTreeMap<u32, Interface>,
+}
+
+impl Reach for View<'_> {
+    fn hop(&self, ifindex: u32, neighbour: IpAddr, mtu: Option<u32>) -> Result<Hop, Counter> {
+        let interface = self.interfaces.get(&ifindex).ok_or(Counter::Elsewhere)?;
+        let link = interface
+            .link(self.snapshot)
+            .filter(|link| link.up && link.running);
+        let link = link.ok_or(Counter::Neighbour)?;
+        let known = self
+            .snapshot
+            .neighbour(ifindex, neighbour)
+            .filter(|known| known.is_valid());
+        let (Some(to), Some(from)) = (known.and_then(|known| known.mac), link.mac) else {
+            return Err(Counter::Neighbour);
+        };
+        let egress = interface.egress();
+        Ok(Hop {
+            destination: to.0,
+            source: from.0,
+            port: egress.port,
+            ifindex,
+            mtu: mtu.map_or(link.mtu, |mtu| mtu.min(link.mtu)),
+            protocol: egress.protocol,
+            vlan: egress.vlan,
+            slot: egress.slot,
+            ..Hop::default()
+        })
+    }
+}

@@ -1,0 +1,281 @@
+//! The entries of the router's maps, as `bpf/router.h` has them.
+
+use bytemuck::{Pod, Zeroable};
+
+/// An entry of a trie that leads to a node below.
+pub const CHILD: u32 = 0x8000_0000;
+/// Entries of a node of IPv4's trie, and of IPv6's.
+pub const NODE4: usize = 256;
+/// Entries of a node of IPv6's trie.
+pub const NODE6: usize = 16;
+/// Members that a path has room for.
+pub const PATH_MEMBERS: usize = 16;
+/// Interfaces that a router has room for.
+pub const INTERFACES: usize = 1024;
+/// Prefixes of IPv6's trie end here; longer ones are single hosts, or asked of the kernel.
+pub const TRIE6_BITS: u8 = 64;
+
+/// What a path does: `enum path_kind`.
+pub mod kind {
+    /// The kernel's.
+    pub const PASS: u8 = 0;
+    /// To a member.
+    pub const FORWARD: u8 = 1;
+    /// A blackhole.
+    pub const DROP: u8 = 2;
+    /// The kernel's lookup decides.
+    pub const ASK: u8 = 3;
+}
+
+/// `struct path`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Path {
+    /// One of [`kind`].
+    pub kind: u8,
+    /// A [`Counter`], for [`kind::PASS`].
+    pub reason: u8,
+    /// Members in use.
+    pub count: u8,
+    /// Single addresses of this /64 have paths of their own.
+    pub hosts: u8,
+    /// A route to somewhere else.
+    pub unicast: u8,
+    /// Filling.
+    pub pad: [u8; 3],
+    /// The only interface it leaves by; 0: several or none.
+    pub ifindex: u32,
+    /// Filling.
+    pub pad2: u32,
+    /// Shares of the flows.
+    pub member: [Member; PATH_MEMBERS],
+}
+
+/// `struct path_member`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Member {
+    /// Number of the hop; 0: the kernel's.
+    pub hop: u32,
+    /// Hashes up to this one.
+    pub upper: u32,
+}
+
+/// `struct hop`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
+#[repr(C)]
+pub struct Hop {
+    /// The neighbour's address.
+    pub destination: [u8; 6],
+    /// Ours.
+    pub source: [u8; 6],
+    /// Slot of the device in the map `ports`.
+    pub port: u32,
+    /// The interface as routes name it.
+    pub ifindex: u32,
+    /// Of a packet, in bytes.
+    pub mtu: u32,
+    /// EtherType of the tag, network order; 0 for none.
+    pub protocol: u16,
+    /// The tag, network order.
+    pub vlan: u16,
+    /// Of the counters of the interface it leaves by.
+    pub slot: u32,
+    /// Set by the program.
+    pub used: u32,
+    /// Filling.
+    pub pad: u32,
+}
+
+/// `struct interface_key`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
+#[repr(C)]
+pub struct InterfaceKey {
+    /// The device.
+    pub ifindex: u32,
+    /// VLAN id in host order; 0 for none.
+    pub vlan: u16,
+    /// EtherType of the tag in network order; 0 for none.
+    pub protocol: u16,
+}
+
+/// `struct interface`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Interface {
+    /// Its address: what is sent to others is not forwarded.
+    pub mac: [u8; 6],
+    /// INTERFACE_FORWARD4 and INTERFACE_FORWARD6.
+    pub flags: u8,
+    /// `enum rp_filter`.
+    pub rp_filter: u8,
+    /// As routes name it.
+    pub ifindex: u32,
+    /// Of its counters.
+    pub slot: u32,
+}
+
+/// Forwarding of IPv4 is on.
+pub const INTERFACE_FORWARD4: u8 = 1;
+/// Forwarding of IPv6 is on.
+pub const INTERFACE_FORWARD6: u8 = 2;
+
+/// `struct egress`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Egress {
+    /// Slot of the device.
+    pub port: u32,
+    /// Slot of the counters.
+    pub slot: u32,
+    /// EtherType of the tag, network order.
+    pub protocol: u16,
+    /// The tag, network order.
+    pub vlan: u16,
+}
+
+/// `struct router_config`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Config {
+    /// CONFIG_*: see [`config`].
+    pub flags: u32,
+    /// Of the flows' hash.
+    pub seed: u32,
+    /// The smallest MTU of any route of IPv4 and of IPv6.
+    pub ask_mtu: [u32; 2],
+}
+
+/// Flags of [`Config`].
+pub mod config {
+    /// The firewall sees IPv4's transit packets.
+    pub const OFF4: u32 = 1;
+    /// The firewall sees IPv6's transit packets.
+    pub const OFF6: u32 = 2;
+    /// The kernel looks up IPv4's routes.
+    pub const ASK4: u32 = 4;
+    /// The kernel looks up IPv6's routes.
+    pub const ASK6: u32 = 8;
+    /// Multipath by ports too.
+    pub const PORTS4: u32 = 16;
+    /// Multipath by ports too.
+    pub const PORTS6: u32 = 32;
+}
+
+/// What is counted of an interface and a family: `enum router_counter`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Counter {
+    /// Packets that came in here and were forwarded.
+    Forwarded,
+    /// Their bytes, without Ethernet headers.
+    ForwardedBytes,
+    /// Packets that left here.
+    Sent,
+    /// Dropped by a blackhole route, as the kernel would.
+    Blackhole,
+    /// Left to the kernel: not to this interface's MAC address (broadcast, multicast, others').
+    NotToUs,
+    /// Left to the kernel: lengths or version do not agree.
+    Malformed,
+    /// Left to the kernel: IPv4's header checksum is wrong.
+    Checksum,
+    /// Left to the kernel: IPv4 options, IPv6 hop-by-hop header.
+    Options,
+    /// Left to the kernel: TTL or hop limit is used up.
+    HopLimit,
+    /// Left to the kernel: larger than the next link takes.
+    TooBig,
+    /// Left to the kernel: the source is none of a packet to forward, or reverse path filtering minds.
+    Source,
+    /// Left to the kernel: multicast, broadcast, loopback, link-local.
+    Destination,
+    /// Left to the kernel: to an address of this host.
+    Local,
+    /// Left to the kernel: no route.
+    NoRoute,
+    /// Left to the kernel: an unreachable or prohibit route.
+    Refused,
+    /// Left to the kernel: the neighbour's address is not known yet.
+    Neighbour,
+    /// Left to the kernel: would leave by the interface it came in by.
+    SameInterface,
+    /// Left to the kernel: leaves by an interface that is not the router's.
+    Elsewhere,
+    /// Left to the kernel: the host's firewall sees transit packets.
+    Firewall,
+    /// Left to the kernel: forwarding is off here.
+    Off,
+    /// Left to the kernel: the route needs what the fast path does not do.
+    Beyond,
+}
+
+impl Counter {
+    /// All, in the order of the program's.
+    pub const ALL: [Counter; 21] = [
+        Counter::Forwarded,
+        Counter::ForwardedBytes,
+        Counter::Sent,
+        Counter::Blackhole,
+        Counter::NotToUs,
+        Counter::Malformed,
+        Counter::Checksum,
+        Counter::Options,
+        Counter::HopLimit,
+        Counter::TooBig,
+        Counter::Source,
+        Counter::Destination,
+        Counter::Local,
+        Counter::NoRoute,
+        Counter::Refused,
+        Counter::Neighbour,
+        Counter::SameInterface,
+        Counter::Elsewhere,
+        Counter::Firewall,
+        Counter::Off,
+        Counter::Beyond,
+    ];
+
+    /// Its name, as it is printed and as docs/router.md lists it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Counter::Forwarded => "forwarded",
+            Counter::ForwardedBytes => "forwarded_bytes",
+            Counter::Sent => "sent",
+            Counter::Blackhole => "blackhole",
+            Counter::NotToUs => "not_to_us",
+            Counter::Malformed => "malformed",
+            Counter::Checksum => "checksum",
+            Counter::Options => "options",
+            Counter::HopLimit => "hop_limit",
+            Counter::TooBig => "too_big",
+            Counter::Source => "source",
+            Counter::Destination => "destination",
+            Counter::Local => "local",
+            Counter::NoRoute => "no_route",
+            Counter::Refused => "refused",
+            Counter::Neighbour => "neighbour",
+            Counter::SameInterface => "same_interface",
+            Counter::Elsewhere => "elsewhere",
+            Counter::Firewall => "firewall",
+            Counter::Off => "off",
+            Counter::Beyond => "beyond",
+        }
+    }
+}
+
+/// `struct counters`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Counters {
+    /// IPv4's, then IPv6's, in the order of [`Counter::ALL`].
+    pub value: [u64; 2 * Counter::ALL.len()],
+}
+
+const _: () = assert!(size_of::<Path>() == 16 + 8 * PATH_MEMBERS);
+const _: () = assert!(size_of::<Hop>() == 40);
+const _: () = assert!(size_of::<InterfaceKey>() == 8);
+const _: () = assert!(size_of::<Interface>() == 16);
+const _: () = assert!(size_of::<Egress>() == 12);
+const _: () = assert!(size_of::<Config>() == 16);
+const _: () = assert!(Counter::Beyond as usize + 1 == Counter::ALL.len());

@@ -1,0 +1,422 @@
+//! The router itself: program, tables and interfaces, brought in step with a snapshot of the kernel's. No clock and no
+//! netlink of its own: both are handed in by [`Service`](crate::Service).
+
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use io::bpf_array::BpfArray;
+use netlink::{Family, Kinds, Snapshot};
+use xdp::{Feature, Interfaces, PerCpuTable, Program, Table, objects};
+
+use crate::error::Error;
+use crate::fib::{Fib, Prefix, Source};
+use crate::firewall::Firewall;
+use crate::interfaces::{Interface, View};
+use crate::layout::{self, Config, Counter, Counters, Hop, INTERFACES, InterfaceKey, Path, config};
+use crate::paths::Paths;
+use crate::plan::Plan;
+use crate::report::{InterfaceReport, Report, TableReport};
+use crate::spec::Spec;
+use crate::trie::{Shape, Trie, Words};
+
+/// How large the tables are. They cost their memory whether they are full or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Nodes of IPv4's trie beside the root's 64 MiB: one, of 1 KiB, for each /24 that has longer prefixes or neighbours.
+    pub nodes4: u32,
+    /// Nodes of IPv6's trie, of 64 bytes: up to twelve for each prefix, less where prefixes are near each other.
+    pub nodes6: u32,
+    /// Paths, of 144 bytes: one for each different set of next hops.
+    pub paths: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            nodes4: 16_384,
+            nodes6: 262_144,
+            paths: 65_536,
+        }
+    }
+}
+
+/// The router. Dropped, its interfaces are the kernel's again.
+#[derive(Debug)]
+pub struct Router {
+    program: Program,
+    config: Table<u32, Config>,
+    entries: Table<InterfaceKey, layout::Interface>,
+    egresses: Table<u32, layout::Egress>,
+    ports: Table<u32, u32>,
+    counters: PerCpuTable<u32, Counters>,
+    paths: Paths,
+    fibs: [Fib; 2],
+    plans: [Plan; 2],
+    interfaces: BTreeMap<u32, Interface>,
+    /// Indices in the order they were added.
+    order: Vec<u32>,
+    snapshot: Arc<Snapshot>,
+    firewall: Firewall,
+    /// Whether multipath is by ports (IPv4, IPv6); `None` is a policy that only the kernel has.
+    by_ports: [Option<bool>; 2],
+    seed: u32,
+}
+
+impl Router {
+    /// Loads the program with empty tables. It forwards for no interface yet.
+    pub fn new(options: &Options) -> Result<Router, Error> {
+        let root = |shape: Shape| shape.root_nodes() as u32;
+        let sizes = [
+            ("trie4", root(Shape::V4) + options.nodes4),
+            ("trie6", root(Shape::V6) + options.nodes6),
+            ("paths", options.paths),
+            ("hops", options.paths),
+        ];
+        let program = Program::load("router", objects::ROUTER, |open| {
+            for mut map in open.maps_mut() {
+                let name = map.name().to_string_lossy().into_owned();
+                if let Some((_, size)) = sizes.iter().find(|(sized, _)| *sized == name) {
+                    map.set_max_entries(*size)?;
+                }
+            }
+            Ok(())
+        })?;
+        let mapped = |table: &'static str, words: usize| -> Result<BpfArray, Error> {
+            let map = program.map(table)?;
+            BpfArray::new(map.as_fd(), words).map_err(|source| Error::Memory { table, words, source })
+        };
+        let trie = |table, shape: Shape, extra: u32| -> Result<Trie, Error> {
+            let nodes = shape.root_nodes() + extra as usize;
+            Ok(Trie::new(
+                Words::Kernel(mapped(table, nodes * shape.node_words())?),
+                shape,
+                nodes,
+            ))
+        };
+        let four = trie("trie4", Shape::V4, options.nodes4)?;
+        let six = trie("trie6", Shape::V6, options.nodes6)?;
+        let entries = |size: usize| options.paths as usize * size / 4;
+        let paths = Paths::new(
+            mapped("paths", entries(size_of::<Path>()))?,
+            mapped("hops", entries(size_of::<Hop>()))?,
+        );
+        let hosts = program.table("hosts6")?;
+        Ok(Router {
+            config: program.table("config_map")?,
+            entries: program.table("interfaces")?,
+            egresses: program.table("egresses")?,
+            ports: program.table("ports")?,
+            counters: program.per_cpu_table("counters")?,
+            paths,
+            fibs: [
+                Fib::new(Family::V4, four, None),
+                Fib::new(Family::V6, six, Some(hosts)),
+            ],
+            plans: Default::default(),
+            interfaces: BTreeMap::new(),
+            order: Vec::new(),
+            snapshot: Arc::default(),
+            firewall: Firewall::default(),
+            by_ports: [Some(false); 2],
+            seed: rand::random(),
+            program,
+        })
+    }
+
+    /// Takes over an interface's forwarding. The tables are in step with the last snapshot before the first packet.
+    ///
+    /// # Errors
+    /// There is no such interface, it is no Ethernet, belongs to a bridge, bond or VRF, or has another's XDP program.
+    pub fn add(
+        &mut self,
+        name: &str,
+        attached: &mut Interfaces,
+        mode: Option<xdp::Mode>,
+    ) -> Result<(), Error> {
+        let refuse = |why: &str| Error::Interface {
+            name: name.to_owned(),
+            why: why.to_owned(),
+        };
+        let mut interface = Interface::new(name, &self.snapshot)?;
+        if self.interfaces.contains_key(&interface.ifindex) {
+            return Err(refuse("it is the router's already"));
+        }
+        let taken: Vec<u32> = self.interfaces.values().map(|other| other.slot).collect();
+        let free = (0..INTERFACES as u32).find(|slot| !taken.contains(slot));
+        interface.slot = free.ok_or_else(|| refuse("there is room for 1024 interfaces only"))?;
+        let sharing = self
+            .interfaces
+            .values()
+            .find(|other| other.device == interface.device);
+        interface.port = sharing.map_or(interface.slot, |other| other.port);
+        let first = sharing.is_none();
+        self.forget_counters(interface.slot)?;
+        if first {
+            self.ports.set(&interface.port, &interface.device)?;
+            attached.add(interface.device, Feature::Router, &self.program, mode)?;
+        }
+        let (ifindex, egress) = (interface.ifindex, interface.egress());
+        self.egresses.set(&ifindex, &egress)?;
+        self.interfaces.insert(ifindex, interface);
+        self.order.push(ifindex);
+        // Rules may name it; hops may leave by it.
+        self.update_all()
+    }
+
+    /// Gives an interface back to the kernel. False if it was not the router's.
+    pub fn remove(&mut self, name: &str, attached: &mut Interfaces) -> Result<bool, Error> {
+        let Some(interface) = self
+            .interfaces
+            .values()
+            .find(|interface| interface.name == name)
+            .cloned()
+        else {
+            return Ok(false);
+        };
+        self.entries.remove(&interface.key())?;
+        self.interfaces.remove(&interface.ifindex);
+        self.order.retain(|ifindex| *ifindex != interface.ifindex);
+        self.update_all()?;
+        self.egresses.remove(&interface.ifindex)?;
+        if !self
+            .interfaces
+            .values()
+            .any(|other| other.device == interface.device)
+        {
+            attached.remove(interface.device, Feature::Router);
+            self.ports.remove(&interface.port)?;
+        }
+        Ok(true)
+    }
+
+    /// Brings the tables in step with what the kernel says now.
+    pub fn update(&mut self, snapshot: Arc<Snapshot>, kinds: Kinds) -> Result<(), Error> {
+        let old = std::mem::replace(&mut self.snapshot, snapshot);
+        let plans = self.make_plans();
+        let replanned = plans != self.plans;
+        self.plans = plans;
+        let snapshot = self.snapshot.clone();
+        let view = View {
+            snapshot: &snapshot,
+            interfaces: &self.interfaces,
+        };
+        // A neighbour that is gone, and a link that is down, first: they are what the routes below lead to.
+        if kinds.any(Kinds::LINKS) {
+            self.paths.redraw(&view, |_| true);
+        } else if kinds.any(Kinds::NEIGHBOURS) {
+            let changed: Vec<_> = old
+                .neighbours
+                .diff(&snapshot.neighbours)
+                .map(|item| *key_of(&item))
+                .collect();
+            let touches = |via: &crate::spec::Via| changed.contains(&(via.ifindex, via.neighbour));
+            self.paths.redraw(
+                &view,
+                |spec| matches!(spec, Spec::Via { members, .. } if members.iter().any(touches)),
+            );
+        }
+        for (fib, plan) in self.fibs.iter_mut().zip(&self.plans) {
+            let source = Source {
+                snapshot: &snapshot,
+                plan,
+            };
+            let changed = fib.changes(&old, &snapshot);
+            // Next-hop objects change what routes say that do not change themselves.
+            if replanned || kinds.any(Kinds::NEXTHOPS) {
+                fib.refresh_all(source, &mut self.paths, &view);
+            } else {
+                fib.refresh_changed(&changed, source, &mut self.paths, &view);
+            }
+            for item in old.neighbours.diff(&snapshot.neighbours) {
+                let (_, ip) = key_of(&item);
+                if ip.is_ipv4() == fib.is_v4() {
+                    fib.refresh(Prefix::host(*ip), source, &mut self.paths, &view);
+                }
+            }
+        }
+        self.settle()
+    }
+
+    /// As [`update`](Self::update), when an interface of ours came or went: everything may have changed.
+    fn update_all(&mut self) -> Result<(), Error> {
+        let snapshot = self.snapshot.clone();
+        self.update(snapshot, Kinds::LINKS)
+    }
+
+    /// What the firewall sees from now on.
+    pub fn set_firewall(&mut self, firewall: Firewall) -> Result<(), Error> {
+        self.firewall = firewall;
+        self.settle()
+    }
+
+    /// How the kernel chooses among several next hops: `fib_multipath_hash_policy` of IPv4 and IPv6.
+    pub fn set_hash_policies(&mut self, policies: [u8; 2]) -> Result<(), Error> {
+        let by_ports = |policy| match policy {
+            0 => Some(false),
+            1 => Some(true),
+            _ => None,
+        };
+        self.by_ports = policies.map(by_ports);
+        self.settle()
+    }
+
+    /// Once a second: places that were given up are used again, and the neighbours are told that were used but that the
+    /// kernel has not confirmed lately: it should.
+    pub fn housekeep(&mut self) -> Vec<(u32, std::net::IpAddr)> {
+        self.paths.rest();
+        self.fibs.iter_mut().for_each(Fib::rest);
+        let used = self.paths.take_used();
+        let unsure = |via: &crate::spec::Via| {
+            let known = self.snapshot.neighbour(via.ifindex, via.neighbour);
+            known.is_some_and(|known| known.is_valid() && !known.is_confirmed())
+        };
+        let unsure = used.into_iter().map(|(_, via)| via).filter(unsure);
+        unsure.map(|via| (via.ifindex, via.neighbour)).collect()
+    }
+
+    /// The kernel's tables as the router last saw them.
+    pub fn snapshot(&self) -> &Arc<Snapshot> {
+        &self.snapshot
+    }
+
+    /// Its interfaces, in the order they were added.
+    pub fn interfaces(&self) -> impl Iterator<Item = &Interface> {
+        self.order
+            .iter()
+            .filter_map(|ifindex| self.interfaces.get(ifindex))
+    }
+
+    /// The program, for trials.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// What there is to see.
+    pub fn report(&self, attached: &Interfaces) -> Result<Report, Error> {
+        let mut interfaces = Vec::new();
+        for interface in self.interfaces() {
+            let per_cpu = self.counters.get(&interface.slot)?.unwrap_or_default();
+            let sum = |at: usize| per_cpu.iter().map(|cpu| cpu.value[at]).sum();
+            let count = Counter::ALL.len();
+            interfaces.push(InterfaceReport {
+                name: interface.name.clone(),
+                ifindex: interface.ifindex,
+                mode: attached
+                    .mode(interface.device)
+                    .map(|mode| mode.to_string())
+                    .unwrap_or_default(),
+                counters: [
+                    (0..count).map(sum).collect(),
+                    (count..2 * count).map(sum).collect(),
+                ],
+            });
+        }
+        let table = |fib: &Fib| {
+            let (prefixes, nodes, nodes_max) = fib.usage();
+            TableReport {
+                prefixes,
+                nodes,
+                nodes_max,
+            }
+        };
+        Ok(Report {
+            interfaces,
+            notes: self.notes(),
+            tables: [table(&self.fibs[0]), table(&self.fibs[1])],
+        })
+    }
+
+    /// Why packets or lookups are the kernel's, as sentences.
+    fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        for hook in &self.firewall.hooks {
+            let who = match (hook.v4, hook.v6) {
+                (true, true) => "IPv4 and IPv6 are",
+                (true, false) => "IPv4 is",
+                _ => "IPv6 is",
+            };
+            notes.push(format!("{who} left to the kernel: {hook} sees forwarded packets"));
+        }
+        for (family, at) in [("IPv4", 0), ("IPv6", 1)] {
+            if let Some(why) = self.why_ask(at) {
+                notes.push(format!("{family} routes are looked up by the kernel: {why}"));
+            }
+        }
+        for interface in self.interfaces() {
+            let entry = interface.entry(&self.snapshot, self.plans[0].custom);
+            for (flag, family) in [
+                (layout::INTERFACE_FORWARD4, "IPv4"),
+                (layout::INTERFACE_FORWARD6, "IPv6"),
+            ] {
+                if entry.flags & flag == 0 {
+                    notes.push(format!(
+                        "{family} is not forwarded from {}: its forwarding is off",
+                        interface.name
+                    ));
+                }
+            }
+        }
+        notes
+    }
+
+    fn why_ask(&self, at: usize) -> Option<String> {
+        if self.fibs[at].full {
+            return Some("the table is full".into());
+        }
+        if self.by_ports[at].is_none() {
+            return Some("multipath is by a policy that only the kernel has".into());
+        }
+        self.plans[at].ask.clone()
+    }
+
+    fn make_plans(&self) -> [Plan; 2] {
+        let names: Vec<&str> = self
+            .interfaces
+            .values()
+            .map(|interface| interface.name.as_str())
+            .collect();
+        [Family::V4, Family::V6].map(|family| Plan::new(&self.snapshot.rules, family, &names))
+    }
+
+    /// Writes what is not in the tables: the interfaces and what holds for all packets.
+    fn settle(&mut self) -> Result<(), Error> {
+        let mut flags = 0;
+        let mut set = |on: bool, flag| flags |= if on { flag } else { 0 };
+        set(self.firewall.sees_v4(), config::OFF4);
+        set(self.firewall.sees_v6(), config::OFF6);
+        set(self.why_ask(0).is_some(), config::ASK4);
+        set(self.why_ask(1).is_some(), config::ASK6);
+        set(self.by_ports[0] == Some(true), config::PORTS4);
+        set(self.by_ports[1] == Some(true), config::PORTS6);
+        let ask_mtu = [self.fibs[0].smallest_mtu(), self.fibs[1].smallest_mtu()];
+        self.config.set(
+            &0,
+            &Config {
+                flags,
+                seed: self.seed,
+                ask_mtu,
+            },
+        )?;
+        for interface in self.interfaces.values() {
+            self.entries.set(
+                &interface.key(),
+                &interface.entry(&self.snapshot, self.plans[0].custom),
+            )?;
+        }
+        Ok(())
+    }
+
+    fn forget_counters(&self, slot: u32) -> Result<(), Error> {
+        Ok(self.counters.set(&slot, &bytemuck::Zeroable::zeroed())?)
+    }
+}
+
+/// The key that a difference is about.
+fn key_of<'a, K, V>(item: &imbl::ordmap::DiffItem<'a, 'a, K, V>) -> &'a K {
+    use imbl::ordmap::DiffItem;
+    match item {
+        DiffItem::Add(key, _) | DiffItem::Remove(key, _) => key,
+        DiffItem::Update { new: (key, _), .. } => key,
+    }
+}

@@ -1,0 +1,245 @@
+//! The kernel's tables change, and so does what is done to the next packet.
+
+use crate::lab::{Lab, Ours, host, story};
+use crate::packets::{from, to};
+use butterfly_router::layout::Counter;
+use std::collections::HashMap;
+use testkit::netns::Namespace;
+
+fn ip(namespace: &Namespace, command: &str) {
+    namespace.ok(&format!("ip {command}")).expect("ip");
+}
+
+/// Where a packet to an address goes, as the neighbour's MAC address on the west's wire; with whether we forwarded it.
+fn way(lab: &mut Lab, ours: &Ours, dst: &str) -> (Option<[u8; 6]>, bool) {
+    let before = ours.count(Counter::Forwarded);
+    lab.east
+        .send(&to(dst).udp(1000, 2000).payload(b"which way").build());
+    lab.east.receive();
+    let out = lab.west.receive();
+    let mac = out.first().map(|frame| frame[..6].try_into().expect("six bytes"));
+    (mac, ours.count(Counter::Forwarded) > before)
+}
+
+#[test]
+fn routes_and_neighbours_are_followed() {
+    story("", async |namespace, mut lab| {
+        let mut ours = Ours::start().await;
+        let fast = |n| (Some(host(2, n).0), true);
+        for (dst, family) in [("203.0.113.7", "-4"), ("2001:db8:f::7", "-6")] {
+            let (net, gateway) = if family == "-4" {
+                ("203.0.113.0/24", "10.2.0")
+            } else {
+                ("2001:db8:f::/48", "2001:db8:2:")
+            };
+            let gateway = |n: u8| {
+                if family == "-4" {
+                    format!("{gateway}.{n}")
+                } else {
+                    format!("{gateway}:{n}")
+                }
+            };
+            assert_eq!(way(&mut lab, &ours, dst), fast(2));
+            ip(
+                namespace,
+                &format!("{family} route replace {net} via {}", gateway(3)),
+            );
+            ours.until("other gateway", |ours| way(&mut lab, ours, dst) == fast(3))
+                .await;
+            ip(
+                namespace,
+                &format!("neigh change {} lladdr 02:00:00:00:02:99 dev west", gateway(3)),
+            );
+            ours.until("other address", |ours| way(&mut lab, ours, dst) == fast(0x99))
+                .await;
+            ip(
+                namespace,
+                &format!(
+                    "{family} route add {}/{} via {}",
+                    dst,
+                    if family == "-4" { 32 } else { 128 },
+                    gateway(4)
+                ),
+            );
+            ours.until("host route", |ours| way(&mut lab, ours, dst) == fast(4))
+                .await;
+            ip(
+                namespace,
+                &format!(
+                    "{family} route del {}/{}",
+                    dst,
+                    if family == "-4" { 32 } else { 128 }
+                ),
+            );
+            ours.until("network again", |ours| way(&mut lab, ours, dst) == fast(0x99))
+                .await;
+            ip(namespace, &format!("{family} route del {net}"));
+            ours.until("no route", |ours| way(&mut lab, ours, dst) == (None, false))
+                .await;
+            ip(
+                namespace,
+                &format!("{family} route add default via {}", gateway(5)),
+            );
+            ours.until("default route", |ours| way(&mut lab, ours, dst) == fast(5))
+                .await;
+        }
+        // A neighbour that is not known any more is the kernel's to find.
+        ip(namespace, "neigh del 10.2.0.5 dev west");
+        ours.until("question", |ours| !way(&mut lab, ours, "203.0.113.7").1)
+            .await;
+        ip(
+            namespace,
+            "neigh replace 10.2.0.5 lladdr 02:00:00:00:02:05 dev west",
+        );
+        ours.until("answer", |ours| way(&mut lab, ours, "203.0.113.7") == fast(5))
+            .await;
+        // An interface that goes down takes its routes with it.
+        ip(namespace, "link set west down");
+        ours.until("no link", |ours| !way_down(&mut lab, ours)).await;
+    });
+}
+
+fn way_down(lab: &mut Lab, ours: &Ours) -> bool {
+    let before = ours.count(Counter::Forwarded);
+    lab.east.send(&to("203.0.113.7").udp(1, 2).build());
+    ours.count(Counter::Forwarded) > before
+}
+
+#[test]
+fn flows_spread_by_weight_and_stay() {
+    let setup = "ip route add 192.0.2.0/24 nexthop via 10.2.0.2 weight 1 nexthop via 10.2.0.3 weight 3
+        ip -6 route add 2001:db8:aa::/48 nexthop via 2001:db8:2::2 weight 1 nexthop via 2001:db8:2::3 weight 3";
+    story(setup, async |namespace, mut lab| {
+        let mut ours = Ours::start().await;
+        for (src, net) in [("10.1.0.", "192.0.2."), ("2001:db8:1::", "2001:db8:aa::")] {
+            let spread = |lab: &mut Lab, ports: bool| {
+                let mut ways: HashMap<[u8; 6], u32> = HashMap::new();
+                for n in 0..400u16 {
+                    let (source, last) = if ports { (2, 1) } else { (2 + n % 20, 1 + n / 20) };
+                    let packet = from(
+                        &format!("{src}{source}"),
+                        format!("{net}{last}").parse().expect("an address"),
+                    );
+                    let packet = packet.udp(1000 + n, 53).build();
+                    let mut seen = Vec::new();
+                    for _ in 0..2 {
+                        lab.east.send(&packet);
+                        seen.extend(lab.west.receive());
+                    }
+                    assert_eq!(seen.len(), 2);
+                    assert_eq!(seen[0], seen[1], "a flow stays where it is");
+                    *ways
+                        .entry(seen[0][..6].try_into().expect("six bytes"))
+                        .or_default() += 1;
+                }
+                ways
+            };
+            let by_address = spread(&mut lab, false);
+            let less = by_address[&host(2, 2).0];
+            assert!(
+                (60..140).contains(&less),
+                "a quarter of 400 is about 100: {by_address:?}"
+            );
+            assert_eq!(spread(&mut lab, true).len(), 1, "ports do not count by default");
+            namespace
+                .ok("sysctl -qw net.ipv4.fib_multipath_hash_policy=1 net.ipv6.fib_multipath_hash_policy=1")
+                .expect("sysctl");
+            ours.until("spread by ports", |_| spread(&mut lab, true).len() == 2)
+                .await;
+            namespace
+                .ok("sysctl -qw net.ipv4.fib_multipath_hash_policy=0 net.ipv6.fib_multipath_hash_policy=0")
+                .expect("sysctl");
+            ours.until("spread by addresses", |_| spread(&mut lab, true).len() == 1)
+                .await;
+        }
+    });
+}
+
+#[test]
+fn a_firewall_that_looks_on_is_seen_and_obeyed() {
+    story("", async |namespace, mut lab| {
+        let mut ours = Ours::start().await;
+        assert!(way(&mut lab, &ours, "203.0.113.7").1);
+        namespace.ok("nft 'add table ip filter; add chain ip filter forward { type filter hook forward priority 0; }'").expect("nft");
+        assert!(
+            way(&mut lab, &ours, "203.0.113.7").1,
+            "an empty chain that accepts changes nothing"
+        );
+        namespace
+            .ok("nft add rule ip filter forward ip daddr 203.0.113.7 drop")
+            .expect("nft");
+        ours.until("firewall", |ours| {
+            way(&mut lab, ours, "203.0.113.7") == (None, false)
+        })
+        .await;
+        assert_eq!(
+            ours.notes(),
+            ["IPv4 is left to the kernel: nftables ip filter forward (1 rules) sees forwarded packets"]
+        );
+        assert!(way(&mut lab, &ours, "2001:db8:f::7").1, "IPv6 has no firewall");
+        assert!(ours.count(Counter::Firewall) > 0);
+        namespace.ok("nft flush ruleset").expect("nft");
+        ours.until("no firewall", |ours| way(&mut lab, ours, "203.0.113.7").1)
+            .await;
+        assert_eq!(ours.notes(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn a_rule_or_a_setting_takes_effect() {
+    story("", async |namespace, mut lab| {
+        let mut ours = Ours::start().await;
+        let fast = |n| (Some(host(2, n).0), true);
+        ip(namespace, "route add 203.0.113.0/24 via 10.2.0.4 table 9");
+        ip(namespace, "rule add pref 50 from 10.1.0.0/16 table 9");
+        ours.until("rule", |ours| way(&mut lab, ours, "203.0.113.7") == fast(4))
+            .await;
+        assert_eq!(
+            ours.notes(),
+            ["IPv4 routes are looked up by the kernel: rule 50 asks for the source"]
+        );
+        ip(namespace, "rule del pref 50");
+        ours.until("no rule", |ours| way(&mut lab, ours, "203.0.113.7") == fast(2))
+            .await;
+        namespace
+            .ok("sysctl -qw net.ipv4.conf.east.forwarding=0")
+            .expect("sysctl");
+        ours.until("no forwarding", |ours| {
+            way(&mut lab, ours, "203.0.113.7") == (None, false)
+        })
+        .await;
+        ours.until("a note", |ours| {
+            ours.notes() == ["IPv4 is not forwarded from east: its forwarding is off"]
+        })
+        .await;
+    });
+}
+
+#[test]
+fn a_stale_neighbour_in_use_is_confirmed() {
+    story("", async |namespace, mut lab| {
+        let mut ours = Ours::start().await;
+        ip(
+            namespace,
+            "neigh change 10.2.0.2 lladdr 02:00:00:00:02:02 nud stale dev west",
+        );
+        // The kernel asks for it, because we do: delay, then probes that nobody answers here.
+        ours.until("question", |ours| {
+            way(&mut lab, ours, "203.0.113.7");
+            let west = ours
+                .service
+                .router
+                .snapshot()
+                .link_named("west")
+                .map_or(0, |link| link.index);
+            let known = ours
+                .service
+                .router
+                .snapshot()
+                .neighbour(west, "10.2.0.2".parse().expect("an address"))
+                .copied();
+            known.is_some_and(|known| ["delay", "probe", "failed"].contains(&known.state_name()))
+        })
+        .await;
+    });
+}

@@ -1,0 +1,186 @@
+//! A namespace that forwards between `east` and `west`, and the two wires.
+//!
+//! A frame written to a TAP device has gone all its way when the write returns, by the kernel's path as by ours: what
+//! comes of it can be read at once, and nothing has to be waited for.
+
+use butterfly_router::layout::Counter;
+use butterfly_router::{Options, Service};
+use io::frame::Batch;
+use io::port::Port;
+use io::tap::{TapOptions, TapPort};
+use testkit::netns::Namespace;
+use wire::Mac;
+use wire::offload::Offload;
+use xdp::Interfaces;
+
+pub const EAST: Mac = Mac([2, 0, 0, 0, 0, 0xe]);
+pub const WEST: Mac = Mac([2, 0, 0, 0, 0, 0xf]);
+/// Hosts on both sides: `HOST(n)` has 10.1.0.n and 2001:db8:1::n in the east, 10.2.0.n and 2001:db8:2::n in the west.
+pub fn host(side: u8, n: u8) -> Mac {
+    Mac([2, 0, 0, 0, side, n])
+}
+
+/// Both ends of the wires.
+pub struct Lab {
+    pub east: Wire,
+    pub west: Wire,
+}
+
+/// The far end of a TAP device.
+pub struct Wire {
+    port: Port,
+    batch: Batch,
+}
+
+impl Wire {
+    fn new(name: &str, mac: Mac) -> Wire {
+        let options = TapOptions {
+            name: name.into(),
+            mac,
+            mtu: None,
+            offloads: false,
+        };
+        Wire {
+            port: Port::Tap(TapPort::open(&options).expect("a TAP device")),
+            batch: Batch::new(),
+        }
+    }
+
+    pub fn send(&mut self, frame: &[u8]) {
+        self.batch
+            .push_bytes(frame, Offload::default())
+            .expect("an empty batch");
+        self.port.transmit(&self.batch, 0).expect("a wire that is up");
+        self.port.flush().expect("a wire that is up");
+        self.batch.clear();
+    }
+
+    /// All that has come but what the kernel asks of neighbours on its own account.
+    pub fn receive(&mut self) -> Vec<Vec<u8>> {
+        let mut frames = Vec::new();
+        while self.port.receive(&mut self.batch).expect("a wire that is up") > 0 {
+            frames.extend((0..self.batch.len()).map(|index| self.batch.to_bytes(index)));
+            self.port.complete(&mut self.batch);
+            self.batch.clear();
+        }
+        frames.retain(|frame| !is_chatter(frame));
+        frames
+    }
+}
+
+/// ARP, and of ICMPv6 neighbour and router discovery and multicast listeners: the kernel's timers send them.
+fn is_chatter(frame: &[u8]) -> bool {
+    let ethertype = u16::from_be_bytes([frame[12], frame[13]]);
+    if ethertype == 0x0806 {
+        return true;
+    }
+    let kind = match (ethertype, frame.get(20)) {
+        (0x86dd, Some(58)) => frame.get(54),
+        // A hop-by-hop header in front: MLD.
+        (0x86dd, Some(0)) => frame.get(62),
+        _ => None,
+    };
+    kind.is_some_and(|kind| (130..=137).contains(kind) || *kind == 143)
+}
+
+/// Runs a story in a fresh namespace that forwards.
+pub fn story(setup: &str, story: impl AsyncFnOnce(&Namespace, Lab) + Send) {
+    let namespace = Namespace::new().expect("a namespace");
+    let work = || {
+        namespace.ok(SYSTEM).expect("settings");
+        let lab = Lab {
+            east: Wire::new("east", EAST),
+            west: Wire::new("west", WEST),
+        };
+        namespace.ok(&format!("{NETWORK}\n{setup}")).expect("the network");
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        runtime.block_on(story(&namespace, lab));
+    };
+    namespace.inside(work).expect("enter the namespace");
+}
+
+/// ICMP errors without a limit, so that each packet has its answer in both runs.
+const SYSTEM: &str = "sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 \
+    net.ipv6.conf.default.accept_dad=0 net.ipv6.conf.all.accept_dad=0 \
+    net.ipv4.icmp_ratelimit=0 net.ipv6.icmp.ratelimit=0 \
+    net.ipv4.icmp_msgs_per_sec=1000000 net.ipv4.icmp_msgs_burst=100000 net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0";
+
+const NETWORK: &str = "set -e
+    sysctl -qw net.ipv4.conf.east.rp_filter=0 net.ipv4.conf.west.rp_filter=0
+    ip link set west mtu 1400
+    ip addr add 10.1.0.1/24 dev east; ip addr add 10.2.0.1/24 dev west
+    ip addr add 2001:db8:1::1/64 dev east nodad; ip addr add 2001:db8:2::1/64 dev west nodad
+    for n in 2 3 4 5; do
+        ip neigh add 10.1.0.$n lladdr 02:00:00:00:01:0$n dev east; ip neigh add 10.2.0.$n lladdr 02:00:00:00:02:0$n dev west
+        ip neigh add 2001:db8:1::$n lladdr 02:00:00:00:01:0$n dev east; ip neigh add 2001:db8:2::$n lladdr 02:00:00:00:02:0$n dev west
+    done
+    ip neigh add fe80::2 lladdr 02:00:00:00:01:02 dev east
+    ip route add 203.0.113.0/24 via 10.2.0.2; ip route add 198.51.100.0/25 via 10.2.0.3 mtu 1300
+    ip -6 route add 2001:db8:f::/48 via 2001:db8:2::2; ip -6 route add 2001:db8:e::/64 via 2001:db8:2::3";
+
+/// The router over both wires.
+pub struct Ours {
+    pub service: Service,
+    pub attached: Interfaces,
+}
+
+impl Ours {
+    pub async fn start() -> Ours {
+        let mut ours = Ours {
+            service: service().await,
+            attached: Interfaces::new(),
+        };
+        for name in ["east", "west"] {
+            ours.service
+                .add(name, &mut ours.attached, None)
+                .await
+                .expect("an interface");
+        }
+        ours
+    }
+
+    /// Follows what has changed until the report says what is looked for.
+    pub async fn until(&mut self, what: &str, mut seen: impl FnMut(&mut Ours) -> bool) {
+        let look = async {
+            while !seen(self) {
+                self.service.step().await.expect("the router goes on");
+            }
+        };
+        let done = tokio::time::timeout(std::time::Duration::from_secs(10), look).await;
+        assert!(
+            done.is_ok(),
+            "no {what}: {:#?}",
+            self.service.router.report(&self.attached)
+        );
+    }
+
+    /// A counter of both interfaces and families together.
+    pub fn count(&self, counter: Counter) -> u64 {
+        let report = self.service.router.report(&self.attached).expect("a report");
+        report
+            .interfaces
+            .iter()
+            .map(|interface| interface.total(counter))
+            .sum()
+    }
+
+    pub fn notes(&self) -> Vec<String> {
+        self.service
+            .router
+            .report(&self.attached)
+            .expect("a report")
+            .notes
+    }
+}
+
+async fn service() -> Service {
+    let options = Options {
+        nodes4: 4096,
+        nodes6: 65_536,
+        paths: 1024,
+    };
+    Service::start(&options).await.expect("the router")
+}

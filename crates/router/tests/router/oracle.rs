@@ -1,0 +1,105 @@
+//! The same packets through the kernel and through us: the same frames come out, byte for byte.
+
+use crate::lab::{Lab, Ours, story};
+use crate::packets::generate;
+use butterfly_router::layout::Counter;
+
+const PACKETS: usize = 6000;
+
+/// What came out for one frame: in the east, in the west.
+type Out = (Vec<Vec<u8>>, Vec<Vec<u8>>);
+
+fn pass(lab: &mut Lab, frames: &[Vec<u8>]) -> Vec<Out> {
+    let one = |frame: &Vec<u8>| {
+        lab.east.send(frame);
+        (normal(lab.east.receive()), normal(lab.west.receive()))
+    };
+    frames.iter().map(one).collect()
+}
+
+/// ICMP messages of this host's own have an identification of their own (and what it does to the checksum), and those
+/// for want of a route and redirects come at a rate for each sender that is the whole machine's.
+fn normal(mut frames: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
+    let is_ours = |frame: &[u8]| {
+        let icmp = frame.get(12..14) == Some(&[8, 0]) && frame.get(23) == Some(&1);
+        icmp && (frame[26..30] == [10, 1, 0, 1] || frame[26..30] == [10, 2, 0, 1])
+    };
+    frames.retain(|frame| !(is_ours(frame) && (frame[34] == 5 || frame[34] == 3 && frame[35] != 4)));
+    for frame in frames.iter_mut().filter(|frame| is_ours(frame)) {
+        frame[18..20].fill(0);
+        frame[24..26].fill(0);
+    }
+    frames
+}
+
+fn compare(setup: &'static str, seed: u64, least: u64) {
+    story(setup, async move |_, mut lab| {
+        let frames = generate(seed, PACKETS);
+        pass(&mut lab, &frames[..64]);
+        let kernel = pass(&mut lab, &frames);
+        let ours = Ours::start().await;
+        let fast = pass(&mut lab, &frames);
+        for (number, frame) in frames.iter().enumerate() {
+            assert_eq!(
+                fast[number], kernel[number],
+                "frame {number} of seed {seed}: {frame:02x?}"
+            );
+        }
+        let forwarded = ours.count(Counter::Forwarded);
+        let sent: usize = fast.iter().map(|(_, west)| west.len()).sum();
+        assert!(forwarded >= least, "only {forwarded} of {sent} went the fast way");
+        assert_eq!(forwarded, ours.count(Counter::Sent));
+        drop(ours);
+        // Given back: the kernel goes on.
+        assert_eq!(pass(&mut lab, &frames[..200]), kernel[..200]);
+    });
+}
+
+#[test]
+fn whole_frames_are_the_kernels() {
+    compare("", 1, 1500);
+}
+
+#[test]
+fn with_strict_reverse_path_filtering() {
+    compare(
+        "sysctl -qw net.ipv4.conf.east.rp_filter=1 net.ipv4.conf.west.rp_filter=1",
+        2,
+        1500,
+    );
+}
+
+#[test]
+fn with_loose_reverse_path_filtering_and_no_default_route() {
+    compare("sysctl -qw net.ipv4.conf.all.rp_filter=2", 3, 1500);
+}
+
+#[test]
+fn with_routes_that_refuse() {
+    let routes = "ip route add blackhole 203.0.113.0/25; ip route add prohibit 203.0.113.128/26
+        ip route add unreachable 203.0.113.192/26; ip -6 route add blackhole 2001:db8:f:1::/64
+        ip -6 route add prohibit 2001:db8:e::/80; ip route add default via 10.2.0.5; ip -6 route add default via 2001:db8:2::5";
+    compare(routes, 4, 1000);
+}
+
+#[test]
+fn with_policy_rules_by_the_kernels_lookup() {
+    let rules = "ip rule add pref 100 from 10.1.0.3 table 77; ip route add 203.0.113.0/24 via 10.2.0.4 table 77
+        ip route add blackhole 198.51.100.0/24 table 77
+        ip -6 rule add pref 100 from 2001:db8:1::3 table 77; ip -6 route add 2001:db8:f::/48 via 2001:db8:2::4 table 77";
+    compare(rules, 5, 1200);
+}
+
+#[test]
+fn with_tables_one_before_the_other() {
+    let rules = "ip rule add pref 100 table 77; ip route add 203.0.112.0/23 via 10.2.0.4 table 77
+        ip route add throw 203.0.113.128/25 table 77; ip route add 10.2.0.4/32 via 10.2.0.5 table 77
+        ip -6 rule add pref 100 table 77; ip -6 route add 2001:db8:f:1::/64 via 2001:db8:2::4 table 77
+        ip -6 route add 2001:db8:e::9/128 via 2001:db8:2::5 table 77";
+    compare(rules, 6, 1500);
+}
+
+#[test]
+fn with_an_interface_that_does_not_forward() {
+    compare("sysctl -qw net.ipv4.conf.east.forwarding=0", 7, 500);
+}
