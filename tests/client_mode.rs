@@ -2,7 +2,7 @@
 //! stays the same where it was not QEMU that went, and its network is there again without anybody's help.
 
 use butterfly_tests::Daemon;
-use butterfly_tests::lab::{check, pings, soon};
+use butterfly_tests::lab::{SOON, check, pings, soon};
 use butterfly_tests::trials::{Stage, run_trials};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -23,6 +23,7 @@ fn main() {
         &[
             ("the_daemon_goes_and_returns", the_daemon_goes_and_returns),
             ("the_nic_goes_and_returns", the_nic_goes_and_returns),
+            ("the_link_goes_down_and_up", the_link_goes_down_and_up),
             ("qemu_goes_and_returns", qemu_goes_and_returns),
         ],
     );
@@ -128,6 +129,26 @@ fn the_nic_goes_and_returns(lab: &mut Lab) -> Result<()> {
     check(!pings(&lab.guest, HOST)?, "there is no network without a NIC")?;
     add(&lab.daemon)?;
     lab.talks()
+}
+
+/// QEMU 7.2 does not ask what state the link is in: the daemon hangs up, which QEMU shows its guest as a link that is down.
+fn the_link_goes_down_and_up(lab: &mut Lab) -> Result<()> {
+    let link = |is: &str| {
+        wait_for(&format!("a carrier of {is}"), SOON, || {
+            let carrier = lab.guest.ok("cat /sys/class/net/eth0/carrier")?;
+            Ok((carrier.trim() == is).then_some(()))
+        })
+    };
+    link("1")?;
+    for _ in 0..2 {
+        lab.daemon.cli("nic update guest --link down")?;
+        link("0")?;
+        check(!pings(&lab.guest, HOST)?, "nothing passes")?;
+        lab.daemon.cli("nic update guest --link up")?;
+        link("1")?;
+        lab.talks()?;
+    }
+    Ok(())
 }
 
 fn add(daemon: &Daemon) -> Result<()> {

@@ -53,6 +53,27 @@ const KINDS: [Kind; 9] = [
     ),
 ];
 
+/// The same with several pairs of queues; the switch gives each flow its pair.
+const KINDS_OF_PAIRS: [Kind; 4] = [
+    kind("in_order=0", MRG_RXBUF, RING_PACKED | IN_ORDER),
+    kind("in_order=1,mrg_rxbuf=0", IN_ORDER, MRG_RXBUF | RING_PACKED),
+    kind("packed_vq=1,in_order=0", MRG_RXBUF | RING_PACKED, IN_ORDER),
+    kind("packed_vq=1,in_order=1", MRG_RXBUF | RING_PACKED | IN_ORDER, 0),
+];
+
+/// What a session has of ports.
+#[derive(Clone, Copy)]
+struct Ports {
+    kinds: &'static [Kind],
+    /// Of queues, of each port.
+    pairs: u16,
+}
+
+const ONE_PAIR: Ports = Ports {
+    kinds: &KINDS,
+    pairs: 1,
+};
+
 /// Memory of ordinary pages, in one memfd.
 const SMALL_PAGES: &[&str] = &["--no-huge", "-m", "256"];
 
@@ -81,9 +102,12 @@ type Body = fn() -> Result<()>;
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Body); 4] = [
-        ("the_switch_listens", || session(false, SMALL_PAGES)),
-        ("testpmd_listens", || session(true, SMALL_PAGES)),
+    let trials: [(&str, Body); 7] = [
+        ("the_switch_listens", || session(ONE_PAIR, false, SMALL_PAGES)),
+        ("testpmd_listens", || session(ONE_PAIR, true, SMALL_PAGES)),
+        ("two_pairs", || several(2, false)),
+        ("three_pairs", || several(3, true)),
+        ("four_pairs", || several(4, false)),
         ("the_switch_listens_huge_pages", || with_huge_pages(false)),
         ("testpmd_listens_huge_pages", || with_huge_pages(true)),
     ];
@@ -93,10 +117,15 @@ fn main() {
     libtest_mimic::run(&arguments, trials.collect()).exit();
 }
 
+fn several(pairs: u16, testpmd_listens: bool) -> Result<()> {
+    let kinds = &KINDS_OF_PAIRS;
+    session(Ports { kinds, pairs }, testpmd_listens, SMALL_PAGES)
+}
+
 fn with_huge_pages(testpmd_listens: bool) -> Result<()> {
     match HugePages::reserve(128) {
         // Two testpmds come one after the other, and the first one's memory goes only when the daemon has let go of it.
-        Ok(_pages) => session(testpmd_listens, HUGE_PAGES),
+        Ok(_pages) => session(ONE_PAIR, testpmd_listens, HUGE_PAGES),
         Err(why) => {
             eprintln!("skipped: {why}");
             Ok(())
@@ -105,8 +134,8 @@ fn with_huge_pages(testpmd_listens: bool) -> Result<()> {
 }
 
 /// All kinds of ports in one testpmd. The VMM that listens goes and returns, and so does its switch.
-fn session(testpmd_listens: bool, memory: &[&str]) -> Result<()> {
-    let mut lab = Lab::start(testpmd_listens, memory)?;
+fn session(ports: Ports, testpmd_listens: bool, memory: &[&str]) -> Result<()> {
+    let mut lab = Lab::start(ports, testpmd_listens, memory)?;
     let outcome = lab.run();
     outcome.map_err(|e| format!("{e}\n{}\n--- testpmd\n{}", lab.daemon.dump(), lab.testpmd.log()))
 }
@@ -116,19 +145,21 @@ struct Lab {
     daemon: Daemon,
     testpmd: Testpmd,
     peer: Peer,
+    ports: Ports,
     testpmd_listens: bool,
     memory: Vec<String>,
 }
 
 impl Lab {
-    fn start(testpmd_listens: bool, memory: &[&str]) -> Result<Self> {
+    fn start(ports: Ports, testpmd_listens: bool, memory: &[&str]) -> Result<Self> {
         let daemon = Daemon::start(&[])?;
-        let peer = configure(&daemon, testpmd_listens)?;
-        let testpmd = launch(&daemon, testpmd_listens, memory)?;
+        let peer = configure(&daemon, ports, testpmd_listens)?;
+        let testpmd = launch(&daemon, ports, testpmd_listens, memory)?;
         Ok(Self {
             daemon,
             testpmd,
             peer,
+            ports,
             testpmd_listens,
             memory: memory.iter().map(|&word| word.to_owned()).collect(),
         })
@@ -142,13 +173,13 @@ impl Lab {
         // The VMM dies, and another one comes at the same paths.
         self.testpmd.kill();
         let memory: Vec<&str> = self.memory.iter().map(String::as_str).collect();
-        self.testpmd = launch(&self.daemon, self.testpmd_listens, &memory)?;
+        self.testpmd = launch(&self.daemon, self.ports, self.testpmd_listens, &memory)?;
         self.testpmd.wait_ready()?;
         self.frames_come_back()?;
         if self.testpmd_listens {
             // virtio-user takes a switch that returns only where it listens itself.
             self.daemon.kill_and_restart()?;
-            self.peer = configure(&self.daemon, true)?;
+            self.peer = configure(&self.daemon, self.ports, true)?;
             self.frames_come_back()?;
         }
         Ok(())
@@ -156,7 +187,7 @@ impl Lab {
 
     /// What each driver has taken.
     fn features_are_taken(&self) -> Result<()> {
-        for (port, kind) in KINDS.iter().enumerate() {
+        for (port, kind) in self.ports.kinds.iter().enumerate() {
             let nic = format!("p{port}");
             let taken = wait_for(&format!("{nic} to be up"), PATIENCE, || {
                 Ok(self.daemon.features(&nic).ok())
@@ -168,13 +199,19 @@ impl Lab {
                     kind.options, kind.has, kind.lacks
                 ),
             )?;
+            let all = self.daemon.json(&format!("nic show {nic}"))?;
+            let pairs = all[0]["queues"]["pairs"].as_array().map_or(0, Vec::len);
+            check(
+                pairs == usize::from(self.ports.pairs),
+                &format!("{nic} has {pairs} pairs of queues: {all}"),
+            )?;
         }
         Ok(())
     }
 
     /// testpmd swaps MACs, addresses and ports of what it gets, and sends it back.
     fn frames_come_back(&mut self) -> Result<()> {
-        for port in 0..KINDS.len() {
+        for port in 0..self.ports.kinds.len() {
             let up = format!("up nic=\"p{port}\"");
             wait_for(&up, PATIENCE, || {
                 Ok(self.daemon.log().contains(&up).then_some(()))
@@ -182,15 +219,21 @@ impl Lab {
         }
         self.testpmd.ask("set fwd 5tswap")?;
         self.testpmd.ask("start")?;
-        for (port, kind) in KINDS.iter().enumerate() {
+        for (port, kind) in self.ports.kinds.iter().enumerate() {
             for burst in 0..BURSTS {
                 let there: Vec<Vec<u8>> = (0..BURST).map(|i| frame(port, burst * BURST + i, true)).collect();
-                let back: Vec<Vec<u8>> = (0..BURST)
+                let mut back: Vec<Vec<u8>> = (0..BURST)
                     .map(|i| frame(port, burst * BURST + i, false))
                     .collect();
                 self.peer.send(&there)?;
                 let what = |e| format!("p{port} ({}), burst {burst}: {e}", kind.options);
-                let came = self.peer.receive(BURST, PATIENCE).map_err(what)?;
+                let mut came = self.peer.receive(BURST, PATIENCE).map_err(what)?;
+                if self.ports.pairs > 1 {
+                    // In order are those of a flow alone, of which there are as many as of UDP ports.
+                    for frames in [&mut came, &mut back] {
+                        frames.sort_by_key(|frame| frame.get(34..38).map(<[u8]>::to_vec));
+                    }
+                }
                 check(
                     came == back,
                     &what("each frame comes back as it was sent".to_owned()),
@@ -220,7 +263,7 @@ impl Lab {
         })?;
         self.testpmd.ask("stop")?;
         let mut said = Vec::new();
-        for port in 0..KINDS.len() {
+        for port in 0..self.ports.kinds.len() {
             said.push(self.testpmd.counter(port, "TX-packets")?);
         }
         let counted = wait_for("the rings to be empty", PATIENCE, || {
@@ -247,12 +290,12 @@ impl Lab {
     /// Frames that the daemon has had from each port.
     fn sent(&self) -> Result<Vec<u64>> {
         let frames = |port| self.daemon.stat(&format!("p{port}"), "egress_frames");
-        (0..KINDS.len()).map(frames).collect()
+        (0..self.ports.kinds.len()).map(frames).collect()
     }
 }
 
 /// The NICs of all ports and of the peer, who lets everything in.
-fn configure(daemon: &Daemon, testpmd_listens: bool) -> Result<Peer> {
+fn configure(daemon: &Daemon, ports: Ports, testpmd_listens: bool) -> Result<Peer> {
     daemon.cli("sg rule add open --ip-proto all")?;
     let nic = |id: &str, mac: Mac, ip: Ipv4Addr, more: &str| {
         daemon.cli(&format!(
@@ -260,7 +303,7 @@ fn configure(daemon: &Daemon, testpmd_listens: bool) -> Result<Peer> {
         ))
     };
     nic("peer", PEER_MAC, PEER_IP, "")?;
-    for port in 0..KINDS.len() {
+    for port in 0..ports.kinds.len() {
         let mut more = format!("--allowed-address-pair {TESTPMD_SENDS_FROM}");
         if testpmd_listens {
             more += &format!(" --client --path {}", path(daemon, port, true).display());
@@ -270,26 +313,29 @@ fn configure(daemon: &Daemon, testpmd_listens: bool) -> Result<Peer> {
     Peer::connect(&daemon.socket("peer"))
 }
 
-fn launch(daemon: &Daemon, testpmd_listens: bool, memory: &[&str]) -> Result<Testpmd> {
+fn launch(daemon: &Daemon, ports: Ports, testpmd_listens: bool, memory: &[&str]) -> Result<Testpmd> {
     let mut vdevs = Vec::new();
-    for (port, kind) in KINDS.iter().enumerate() {
+    for (port, kind) in ports.kinds.iter().enumerate() {
         let path = path(daemon, port, testpmd_listens);
         if testpmd_listens {
             // What a VMM that was killed leaves behind, and testpmd does not remove.
             let _ = std::fs::remove_file(&path);
         }
         vdevs.push(format!(
-            "net_virtio_user{port},path={},mac={},server={},{}",
+            "net_virtio_user{port},path={},mac={},server={},queues={},{}",
             path.display(),
             mac(port),
             u8::from(testpmd_listens),
+            ports.pairs,
             kind.options
         ));
     }
-    let peers: Vec<String> = (0..KINDS.len())
+    let peers: Vec<String> = (0..ports.kinds.len())
         .map(|port| format!("--eth-peer={port},{PEER_MAC}"))
         .collect();
+    let queues = ["rxq", "txq"].map(|queue| format!("--{queue}={}", ports.pairs));
     let mut options = vec!["--total-num-mbufs=16384"];
+    options.extend(queues.each_ref().map(String::as_str));
     options.extend(peers.iter().map(String::as_str));
     Testpmd::launch(daemon.dir(), memory, &vdevs, &options)
 }

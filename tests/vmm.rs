@@ -1,6 +1,7 @@
 //! What QEMU's machine can do beside sending frames: packed rings, several pairs of queues of which some are off, memory
-//! plugged in while it runs, an MTU of its own, announcements, segments of flows with ECN, reboots. One guest with three
-//! NICs, `split`, `packed` and `plain`, each in a network with a namespace; the switch has two workers.
+//! plugged in and taken out while it runs, an MTU of its own, announcements, segments of flows with ECN, reboots, a daemon
+//! that is killed. One guest with three NICs, `split`, `packed` and `plain`, each in a network with a namespace; the switch
+//! has two workers, each on a core of its own where there are two.
 
 use butterfly_tests::Daemon;
 use butterfly_tests::lab::{Download, SOON, check, soon};
@@ -21,8 +22,13 @@ const PAIRS: u16 = 4;
 const MTU: u16 = 1400;
 
 fn main() {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
     run_trials::<Lab>(
-        &["--workers", "2"],
+        if cores > 1 {
+            &["-u", "0,1"]
+        } else {
+            &["--workers", "2"]
+        },
         &[
             ("the_guest_knows_its_mtu", the_guest_knows_its_mtu),
             ("each_ring_is_of_its_kind", each_ring_is_of_its_kind),
@@ -38,6 +44,7 @@ fn main() {
                 the_daemon_is_killed_and_returns,
             ),
             ("memory_is_plugged_in", memory_is_plugged_in),
+            ("memory_is_taken_out", memory_is_taken_out),
         ],
     );
 }
@@ -165,40 +172,87 @@ fn the_guest_knows_its_mtu(lab: &mut Lab) -> Result<()> {
 
 /// What the guest allocates then is in the new memory first: it is that of the higher addresses.
 fn memory_is_plugged_in(lab: &mut Lab) -> Result<()> {
-    let blocks = || {
-        lab.guest
-            .ok("ls -d /sys/devices/system/memory/memory[0-9]* | wc -l")
-    };
-    let before = blocks()?;
-    let plug = |number: u32| -> Result<String> {
-        let memory = format!("memory-backend-memfd,id=plugged{number},size=128M,share=on");
-        lab.guest.monitor(&format!("object_add {memory}"))?;
-        lab.guest.monitor(&format!(
-            "device_add pc-dimm,id=dimm{number},memdev=plugged{number}"
-        ))?;
-        wait_for("the guest to see new memory", SOON, || {
-            Ok(Some(blocks()?).filter(|now| *now != before))
-        })
-    };
-    let total = || lab.guest.ok("grep MemTotal /proc/meminfo");
-    let small = total()?;
-    plug(9)?;
-    lab.guest
-        .ok("for m in /sys/devices/system/memory/memory[0-9]*/state; do grep -q offline $m && echo online_kernel >$m; done; true")?;
-    check(total()? != small, "the guest has more memory")?;
+    let small = total(&lab.guest)?;
+    plug(&lab.guest, "kernel")?;
+    check(total(&lab.guest)? != small, "the guest has more memory")?;
     lab.talks()
+}
+
+/// With several pairs of queues QEMU tells of a region once a pair, when it comes and when it goes.
+fn memory_is_taken_out(lab: &mut Lab) -> Result<()> {
+    let (guest, before) = (&lab.guest, blocks(&lab.guest)?);
+    for _ in 0..2 {
+        plug(guest, "movable")?;
+        lab.talks()?;
+        guest.monitor("device_del dimm-movable")?;
+        wait_for("the guest to give memory back", SOON, || {
+            let is_there = guest.monitor("info memory-devices")?.contains("dimm-movable");
+            Ok((blocks(guest)? == before && !is_there).then_some(()))
+        })?;
+        guest.monitor("object_del movable")?;
+        lab.talks()?;
+    }
+    Ok(())
+}
+
+/// 128 MiB more, for the kernel's own data too (`kernel`) or for what it can move elsewhere (`movable`).
+fn plug(guest: &Guest, kind: &str) -> Result<()> {
+    let before = blocks(guest)?;
+    guest.monitor(&format!(
+        "object_add memory-backend-memfd,id={kind},size=128M,share=on"
+    ))?;
+    guest.monitor(&format!("device_add pc-dimm,id=dimm-{kind},memdev={kind}"))?;
+    wait_for("the guest to see new memory", SOON, || {
+        Ok(Some(()).filter(|()| blocks(guest).is_ok_and(|now| now != before)))
+    })?;
+    guest
+        .ok(&format!(
+            "for m in /sys/devices/system/memory/memory[0-9]*/state; do grep -q offline $m && echo online_{kind} >$m; done; true"
+        ))
+        .map(drop)
+}
+
+/// How many pieces of memory the guest knows.
+fn blocks(guest: &Guest) -> Result<String> {
+    guest.ok("ls -d /sys/devices/system/memory/memory[0-9]* | wc -l")
+}
+
+fn total(guest: &Guest) -> Result<String> {
+    guest.ok("grep MemTotal /proc/meminfo")
 }
 
 /// VIRTIO_F_RING_PACKED (virtio 1.2, section 6).
 const RING_PACKED: u64 = 1 << 34;
 
 fn each_ring_is_of_its_kind(lab: &mut Lab) -> Result<()> {
-    for name in NICS {
+    for (index, name) in NICS.into_iter().enumerate() {
         let taken = lab.daemon.features(name)?;
         check(
             (taken & RING_PACKED != 0) == (name == "packed"),
             &format!("{name} has taken {taken:#x}"),
         )?;
+        // And so the daemon shows all of them, each with the worker that has it.
+        let count = if name == "plain" { 1 } else { PAIRS };
+        if count > 1 {
+            lab.guest.ok(&format!("guest queues eth{index} {count}"))?;
+        }
+        let mut shown = serde_json::Value::Null;
+        wait_for("every pair of queues to be shown", SOON, || {
+            shown = lab.daemon.json(&format!("nic show {name}"))?;
+            let pairs = shown[0]["queues"]["pairs"].as_array();
+            let of_kind =
+                |ring: &serde_json::Value| ring["packed"] == (name == "packed") && ring["size"] == 256;
+            let all = pairs.is_some_and(|pairs| {
+                let of = |worker: u64| pairs.iter().any(|pair| pair["worker"] == worker);
+                pairs.len() == usize::from(count)
+                    && pairs
+                        .iter()
+                        .all(|pair| of_kind(&pair["transmitq"]) && of_kind(&pair["receiveq"]))
+                    && (count == 1 || of(0) && of(1))
+            });
+            Ok(all.then_some(()))
+        })
+        .map_err(|e| format!("{e} for {name}: {}", shown[0]["queues"]))?;
     }
     Ok(())
 }
@@ -228,7 +282,7 @@ fn queues_are_turned_on_and_off(lab: &mut Lab) -> Result<()> {
     Ok(())
 }
 
-/// After a migration QEMU tells the guest to say where it is.
+/// After a migration QEMU tells the guest to say where it is, or the switch where the guest cannot be told.
 fn who_was_moved_is_announced(lab: &mut Lab) -> Result<()> {
     let mut heard = Vec::new();
     for (host, _) in &lab.hosts {
@@ -241,10 +295,10 @@ fn who_was_moved_is_announced(lab: &mut Lab) -> Result<()> {
     lab.guest.monitor("announce_self")?;
     for (index, (name, tcpdump)) in NICS.into_iter().zip(&heard).enumerate() {
         let mac = mac(index);
-        if name == "plain" {
-            continue; // without GUEST_ANNOUNCE it cannot be told
-        }
-        let said = format!("10.0.{index}.1");
+        let said = match name {
+            "plain" => format!("Reverse Request who-is {mac}"), // without GUEST_ANNOUNCE
+            _ => format!("10.0.{index}.1"),
+        };
         let what = format!("'{said}' from {name}");
         wait_for(&what, SOON, || {
             let log = tcpdump.log();
@@ -284,7 +338,7 @@ fn segments_of_a_flow_with_ecn(lab: &mut Lab) -> Result<()> {
     wait_for("an upload to begin", SOON, || Ok((uploaded() > 0).then_some(())))?;
     // Who has just slowed down may send short segments for a while: a long one comes sooner or later.
     let mut found = Ok(());
-    for _ in 0..3 {
+    for _ in 0..8 {
         lab.daemon.cli("sg del open")?;
         download.stops()?;
         let before = uploaded();

@@ -12,6 +12,7 @@ use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
 
 use io::frame::Batch;
 use io::port::Port;
@@ -99,6 +100,8 @@ struct Vmm {
     nic: Arc<NicOptions>,
     /// The channel to the VMM, and the VMM's end of the pair that was offered last.
     channel: Option<Channel>,
+    /// Stands still.
+    now: Instant,
     far: Option<UnixStream>,
     switch: Arc<Switch>,
     session: Option<Session>,
@@ -146,6 +149,7 @@ impl Vmm {
             key,
             nic: Arc::new(nic),
             channel: None,
+            now: Instant::now(),
             far: None,
             switch,
             session: None,
@@ -400,7 +404,7 @@ impl Vmm {
             match self.reader.filled(count, std::mem::take(&mut fds)) {
                 Ok(None) => {}
                 Ok(Some(message)) => {
-                    close = answered(session.handle(message));
+                    close = answered(session.handle(message, self.now));
                     if let Some(socket) = session.take_channel() {
                         self.channel = Some(Channel::new(socket));
                     }

@@ -8,6 +8,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 use butterfly_io::vhost::features::{self, protocol};
 use butterfly_io::vhost::message::Reader;
@@ -36,6 +37,7 @@ struct Vmm {
     switch: Arc<Switch>,
     session: Option<Session>,
     reader: Reader,
+    now: Instant,
 }
 
 impl Vmm {
@@ -46,6 +48,7 @@ impl Vmm {
             switch,
             session: Some(session),
             reader: Reader::new(),
+            now: Instant::now(),
         }
     }
 
@@ -63,7 +66,7 @@ impl Vmm {
             rest = &rest[count..];
             match self.reader.filled(count, std::mem::take(&mut fds)) {
                 Ok(None) => {}
-                Ok(Some(message)) => return Some(self.session.as_mut().unwrap().handle(message)),
+                Ok(Some(message)) => return Some(self.session.as_mut().unwrap().handle(message, self.now)),
                 Err(error) => {
                     self.session.as_mut().unwrap().unreadable(error);
                     return None;
@@ -487,6 +490,38 @@ fn a_guest_is_announced_under_its_own_name() {
     assert!(vmm.switch.lock().announced.is_empty());
     vmm.tell(SEND_RARP, &[2, 0, 0, 0, 0, 1, 0, 0], vec![]);
     assert_eq!(vmm.switch.lock().announced, [KEY]);
+    // Sixteen at once, ten a second: each is a frame to all of its network.
+    for _ in 1..16 {
+        vmm.tell(SEND_RARP, &[2, 0, 0, 0, 0, 1, 0, 0], vec![]);
+    }
+    vmm.is_told_no(SEND_RARP, &[2, 0, 0, 0, 0, 1, 0, 0], vec![]);
+    vmm.now += Duration::from_millis(100);
+    vmm.tell(SEND_RARP, &[2, 0, 0, 0, 0, 1, 0, 0], vec![]);
+    vmm.is_told_no(SEND_RARP, &[2, 0, 0, 0, 0, 1, 0, 0], vec![]);
+    assert_eq!(vmm.switch.lock().announced, [KEY; 17]);
+}
+
+#[test]
+fn packed_rings_have_any_number_of_entries() {
+    let _alone = alone();
+    let mut vmm = Vmm::new(nic("any"));
+    vmm.set_up(features::PROTOCOL_FEATURES | features::RING_PACKED);
+    vmm.tell(SET_VRING_ENABLE, &pair(0, 1), vec![]);
+    vmm.tell(SET_VRING_ENABLE, &pair(1, 1), vec![]);
+    assert_eq!(vmm.rings(), [true, true]);
+    for size in [1, 3, 65] {
+        vmm.tell(SET_VRING_NUM, &pair(0, size), vec![]);
+        assert_eq!(vmm.rings(), [true, true], "size {size}");
+    }
+    for size in [0, 32769, 65536 + 64] {
+        vmm.is_told_no(SET_VRING_NUM, &pair(0, size), vec![]);
+        assert_eq!(vmm.rings(), [false, true], "size {size}");
+    }
+    // Before the kind is known, any will do; a split ring of such a size does not run.
+    let mut vmm = Vmm::new(nic("any"));
+    vmm.tell(SET_VRING_NUM, &pair(1, 65), vec![]);
+    vmm.negotiate(features::PROTOCOL_FEATURES);
+    vmm.is_told_no(SET_VRING_NUM, &pair(1, 65), vec![]);
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! What a VMM or its guest can do wrong in setting up a device. Each message names the request and the value.
 
+use std::time::Duration;
+
 use wire::Mac;
 
 use super::message::MessageError;
@@ -36,7 +38,9 @@ pub enum Breach {
     #[error("SET_MEM_TABLE: {0}")]
     Memory(#[from] MemoryError),
     /// A ring's size is impossible.
-    #[error("SET_VRING_NUM: ring {ring} of {size} entries is not possible, powers of two up to 32768 are")]
+    #[error(
+        "SET_VRING_NUM: ring {ring} of {size} entries is not possible, 1 to 32768 are; powers of two if it is split"
+    )]
     Size {
         /// The ring.
         ring: u32,
@@ -80,6 +84,14 @@ pub enum Breach {
         mac: Mac,
         /// The NIC's own.
         own: Mac,
+    },
+    /// The guest is announced too often: each time is a frame to all of its network.
+    #[error("SEND_RARP: more than {burst} at once, or than one in {} ms after them", every.as_millis())]
+    Announcements {
+        /// How many at once.
+        burst: u32,
+        /// How long after the one before in the long run.
+        every: Duration,
     },
     /// What is to be the channel to the VMM cannot be one.
     #[error("SET_BACKEND_REQ_FD: the descriptor is not one of a pair of stream sockets")]
@@ -140,6 +152,7 @@ impl Breach {
             | Breach::Size { .. }
             | Breach::Mtu { .. }
             | Breach::Rarp { .. }
+            | Breach::Announcements { .. }
             | Breach::Queue { .. }
             | Breach::Unknown { .. } => false,
         }

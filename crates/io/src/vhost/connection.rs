@@ -3,6 +3,7 @@
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -198,7 +199,7 @@ impl Connection {
         match self.reader.filled(received.bytes, fds) {
             Ok(None) => {}
             Ok(Some(message)) => {
-                let outcome = self.session.handle(message);
+                let outcome = self.session.handle(message, Instant::now());
                 self.out = outcome.reply.unwrap_or_default();
                 self.closing = outcome.close;
             }

@@ -37,8 +37,10 @@ bits! {
     MRG_RXBUF = 15;
     /// The device tells the driver whether its link is up.
     STATUS = 16;
-    /// There is a control queue. It is the VMM's own: it is never handed over. Offered all the same, for VMMs that take
-    /// nothing but what is offered, since [`GUEST_ANNOUNCE`] and [`MQ`] need it (virtio 1.2, section 5.1.3.1).
+    /// There is a control queue. It is the VMM's own: QEMU, virtio-user and cloud-hypervisor answer it themselves and never
+    /// hand it over. Offered all the same: cloud-hypervisor gives its guest nothing but what is offered, and without this
+    /// no [`MQ`] nor [`GUEST_ANNOUNCE`] (virtio 1.2, section 5.1.3.1). A VMM that hands it over behind the last pair is
+    /// told that there is no such ring, and loses its connection: a guest that waits for an answer would wait for ever.
     CTRL_VQ = 17;
     /// The driver can announce itself to the network. With it a VMM has a guest that was moved here do so, with all
     /// of its addresses, and does not ask for it here (SEND_RARP).

@@ -1,5 +1,6 @@
 //! vhost-user: guests of QEMU, DPDK's virtio-user and others, by shared memory.
 
+mod allowance;
 pub mod breach;
 mod chain;
 pub mod channel;

@@ -2,8 +2,9 @@
 //!
 //! Whoever is killed leaves its guest's rings as they are, and the next process has to go on at the right place. A split
 //! ring has the device's index in it. A packed one has none, and a VMM cannot say it either when its device goes without a
-//! word: QEMU says where the ring was when it last started the device. (INFLIGHT_SHMFD, by which other kinds of devices
-//! leave such things with their VMM, is used by no VMM for a network device, QEMU included.)
+//! word: QEMU says where the ring was when it last started the device. (INFLIGHT_SHMFD, by which a device leaves such things
+//! with its VMM, is no help: QEMU uses it for block devices alone, and cloud-hypervisor, which has it for network devices
+//! too, has no packed rings. A split ring that is used in order needs it not.)
 //!
 //! But flags show who has written a slot last and in which lap, and chains are given back here in the order in which they
 //! came. So from any slot that was given back one gets to the device's place by going from chain to chain, as long as

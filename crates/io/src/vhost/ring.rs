@@ -46,7 +46,7 @@ impl Base {
 /// What is known of a ring. While a worker has the queue, its descriptors are with the queue.
 #[derive(Debug)]
 pub(super) struct Ring {
-    /// Entries, a power of two; 0 before SET_VRING_NUM.
+    /// Entries; 0 before SET_VRING_NUM.
     pub size: u16,
     pub addresses: Option<RingAddresses>,
     pub base: Base,

@@ -17,10 +17,12 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 use wire::Mac;
 
+use super::allowance::Allowance;
 use super::breach::Breach;
 use super::channel::{self, ChannelError};
 use super::features::{self, protocol};
@@ -37,8 +39,19 @@ pub const MAX_PAIRS: u16 = 64;
 /// Memory regions that a VMM may add one by one: what hot-plugging a guest's memory takes.
 pub const SLOTS_MAX: usize = 64;
 
+/// The most entries of a ring of either kind (virtio 1.2, sections 2.7 and 2.8.10.1).
+const SIZE_MAX: u16 = 32768;
+
 /// The longest configuration space that vhost-user knows. Behind what virtio-net defines are zeroes.
 const CONFIG_MAX: usize = 256;
+
+/// How often a guest is announced: QEMU asks five times in some seconds after a migration, or as it was told.
+const ANNOUNCEMENTS: u32 = 16;
+const ANNOUNCE_EVERY: Duration = Duration::from_millis(100);
+
+/// Lines that the log has for one session of a VMM that does what it should not. The one with which it ends comes in any
+/// case.
+const COMPLAINTS: u32 = 64;
 
 /// The smallest MTU that IPv4 works with (RFC 791), which virtio asks for too.
 const MTU_MIN: u64 = 68;
@@ -92,6 +105,9 @@ pub struct Session {
     /// Some ring has run.
     served: bool,
     unknown_logged: bool,
+    announcements: Allowance,
+    /// Lines left of [`COMPLAINTS`].
+    complaints: u32,
 }
 
 impl Session {
@@ -115,20 +131,22 @@ impl Session {
             state: PortState::Disconnected,
             served: false,
             unknown_logged: false,
+            announcements: Allowance::new(ANNOUNCEMENTS, ANNOUNCE_EVERY),
+            complaints: COMPLAINTS,
         };
         session.set_state(PortState::Connected);
         session
     }
 
-    /// Takes one message.
-    pub fn handle(&mut self, message: Message) -> Outcome {
+    /// Takes one message, which came at `now`.
+    pub fn handle(&mut self, message: Message, now: Instant) -> Outcome {
         let number = message.request;
         let wants_ack = message.needs_reply()
             && self.protocol_features & protocol::REPLY_ACK != 0
             && !request::has_reply(number);
         let done = Request::parse(message)
             .map_err(Breach::from)
-            .and_then(|request| self.apply(request));
+            .and_then(|request| self.apply(request, now));
         let done = match done {
             Err(breach) if breach.closes() => Err(breach),
             // Whatever was changed or refused: what can run, runs on.
@@ -218,7 +236,7 @@ impl Session {
         }
     }
 
-    fn apply(&mut self, request: Request) -> Result<Option<Reply>, Breach> {
+    fn apply(&mut self, request: Request, now: Instant) -> Result<Option<Reply>, Breach> {
         match request {
             Request::GetFeatures => return Ok(Some(Reply::Number(self.offered()))),
             Request::GetProtocolFeatures => return Ok(Some(Reply::Number(protocol::OFFERED))),
@@ -250,7 +268,7 @@ impl Session {
                 self.ring_at(request::SET_VRING_ERR, error.index)?;
             }
             Request::SetVringEnable(ring) => self.set_enabled(ring)?,
-            Request::SendRarp(mac) => self.announce(mac)?,
+            Request::SendRarp(mac) => self.announce(mac, now)?,
             Request::SetBackendReqFd(socket) => self.set_channel(socket)?,
             Request::NetSetMtu(mtu) => self.set_mtu(mtu)?,
             Request::SetConfig(ConfigSpan { offset, bytes, .. }) => {
@@ -384,11 +402,17 @@ impl Session {
         self.status = 0;
     }
 
-    fn announce(&mut self, mac: Mac) -> Result<(), Breach> {
+    fn announce(&mut self, mac: Mac, now: Instant) -> Result<(), Breach> {
         self.negotiated(protocol::RARP, request::SEND_RARP)?;
         let own = self.nic.mac;
         if mac != own {
             return Err(Breach::Rarp { mac, own });
+        }
+        if !self.announcements.take(now) {
+            return Err(Breach::Announcements {
+                burst: ANNOUNCEMENTS,
+                every: ANNOUNCE_EVERY,
+            });
         }
         self.sink.announce(self.key);
         Ok(())
@@ -480,8 +504,11 @@ impl Session {
     }
 
     fn set_size(&mut self, RingValue { index, value }: RingValue) -> Result<(), Breach> {
+        // The kind of ring may not be known yet: a split one of another size cannot run (`Queue::new`).
+        let split = self.features.is_some() && !self.is_packed();
         let ring = self.ring(request::SET_VRING_NUM, index)?;
-        let size = u16::try_from(value).ok().filter(|size| size.is_power_of_two());
+        let fits = |size: &u16| (1..=SIZE_MAX).contains(size) && (!split || size.is_power_of_two());
+        let size = u16::try_from(value).ok().filter(fits);
         ring.size = size.unwrap_or(0);
         size.map(|_| ()).ok_or(Breach::Size {
             ring: index,
@@ -621,7 +648,15 @@ impl Session {
         let consequence = if breach.closes() {
             "; closing the connection"
         } else {
-            ""
+            let Some(left) = self.complaints.checked_sub(1) else {
+                return;
+            };
+            self.complaints = left;
+            if left > 0 {
+                ""
+            } else {
+                "; no more is said of this VMM's mistakes"
+            }
         };
         warn!(nic = self.nic.name, "vhost-user: {breach}{consequence}");
     }
