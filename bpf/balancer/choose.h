@@ -120,7 +120,7 @@ static __always_inline int choose_anew(const struct port *port, struct choice *c
 	__u16 id = slot, before = slot >> 16;
 
 	if (port->flags & PORT_STICKY)
-		id = choose_for_client(client, choice->half, port->service, tick);
+		id = choose_for_client(mix(client), choice->half, port->service, tick);
 	else if (!begins && !known && may_stay(choice->half, before, port->service))
 		id = before;
 	if (!id || choice->part == PART_ERROR || choice->part == PART_END)

@@ -136,6 +136,19 @@ __noinline int encapsulate(struct xdp_md *ctx, const struct packet *packet, __u3
 	return write_shim(ctx, server, link + added - server->shim_len, server->shim_len + packet->length, entropy);
 }
 
+// The same for a server on layer 2 when the frame need not grow or shrink, the commonest of all.
+static __always_inline int readdress(struct xdp_md *ctx, const struct packet *packet, const struct server *server)
+{
+	__u8 class;
+
+	return take_hop(ctx, packet, &class) < 0 ? -1 : write_link(ctx, server);
+}
+
+static __always_inline bool keeps_its_length(const struct packet *packet, const struct server *server)
+{
+	return server->outer == OUTER_NONE && server->tags == packet->tags;
+}
+
 static __always_inline void count_packet(__u16 id, __u32 bytes, __u8 new_flow, __u8 end_flow)
 {
 	__u32 key = id;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// Hashes, the same in crates/balancer/src/hash.rs: multiply and fold, a round for each word, one more at the end.
+// Hashes, the same in crates/balancer/src/hash.rs: multiply and fold, a round for each word, one more at the end of flows.
 // The seed keeps strangers from choosing flows that meet in one bucket; it need not be secret for anything else.
 #pragma once
 
@@ -34,12 +34,12 @@ static __always_inline __u64 hash_address(__u64 seed, const __be32 *address, __u
 
 	if (family == 6) {
 		hash = mix(hash ^ pair(address[1], address[2]));
-		hash ^= address[3];
+		hash = mix(hash ^ address[3]);
 	}
-	return mix(hash);
+	return hash;
 }
 
-// A client of a VIP, whatever its ports.
+// A client of a VIP, whatever its ports; to be mixed once more before its bits are used.
 static __always_inline __u64 hash_client(__u64 seed, const struct tuple *tuple)
 {
 	__u64 hash = mix(seed ^ pair(tuple->client[0], tuple->vip[0]));
@@ -49,7 +49,7 @@ static __always_inline __u64 hash_client(__u64 seed, const struct tuple *tuple)
 		hash = mix(hash ^ pair(tuple->client[3], tuple->vip[1]));
 		hash = mix(hash ^ pair(tuple->vip[2], tuple->vip[3]));
 	}
-	return mix(hash);
+	return hash;
 }
 
 // A flow, from its client's hash.

@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 // Whose packet: address, then protocol and port. Open addressing in arrays: a packet of somebody else meets a free entry at once.
-//
-// Functions that are neither static nor inline, here and in the other parts, are verified on their own: the verifier would
-// otherwise follow each of their ends through the rest of the program. That is why they are given structures, and ask for NULL.
 #pragma once
 
 #include <stddef.h>
@@ -20,14 +17,12 @@ static __always_inline bool same_address(const struct vip *vip, const __be32 *ad
 }
 
 // The number of the VIP that a packet goes to; less than zero: the address has no service.
-__noinline int find_vip(__u32 half, const struct tuple *tuple)
+static __always_inline int find_vip(__u32 half, const struct tuple *tuple)
 {
 	__u32 mask = settings.vips - 1;
 	__u32 first;
 	int i;
 
-	if (!tuple)
-		return -1;
 	first = hash_address(settings.seed, tuple->vip, tuple->family);
 
 	for (i = 0; i < PROBES; i++) {
@@ -42,8 +37,7 @@ __noinline int find_vip(__u32 half, const struct tuple *tuple)
 	return -1;
 }
 
-// The place of a service in the ports; less than zero: there is none.
-__noinline int find_port(__u32 half, __u16 vip, __u8 protocol, __be16 number)
+static __always_inline struct port *find_port(__u32 half, __u16 vip, __u8 protocol, __be16 number)
 {
 	__u32 first = mix(settings.seed ^ ((__u64)vip << 32 | (__u32)number << 8 | protocol));
 	__u32 mask = settings.ports - 1;
@@ -54,25 +48,19 @@ __noinline int find_port(__u32 half, __u16 vip, __u8 protocol, __be16 number)
 		struct port *port = bpf_map_lookup_elem(&ports, &key);
 
 		if (!port || !port->protocol)
-			return -1;
+			return NULL;
 		if (port->vip == vip && port->port == number && port->protocol == protocol)
-			return key;
+			return port;
 	}
-	return -1;
+	return NULL;
 }
 
 // The service of a protocol and port of a VIP: its own, or the one that has all ports.
 static __always_inline struct port *find_service(__u32 half, __u16 vip, __u8 protocol, __be16 number)
 {
-	int place = find_port(half, vip, protocol, number);
-	__u32 key;
+	struct port *port = find_port(half, vip, protocol, number);
 
-	if (place < 0)
-		place = find_port(half, vip, protocol, 0);
-	if (place < 0)
-		return NULL;
-	key = place;
-	return bpf_map_lookup_elem(&ports, &key);
+	return port ? port : find_port(half, vip, protocol, 0);
 }
 
 static __always_inline struct server *find_server(__u32 half, __u16 id)

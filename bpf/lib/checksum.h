@@ -7,6 +7,7 @@
 
 #include <linux/bpf.h>
 #include <linux/ip.h>
+#include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
 // A sum's 16 bits. Good for sums of up to 2^16 words.
@@ -36,13 +37,14 @@ static __always_inline __u16 checksum_replace32(__u16 checksum, __u32 old, __u32
 	return ~checksum_fold((__u64)(__u16)~checksum + (__u32)~old + new);
 }
 
-// One hop less. The caller has seen that the TTL is above one. TTL and protocol share a word; the TTL is its first byte.
+// One hop less. The caller has seen that the TTL is above one. The TTL is the high byte of its word: that is 0x100 less, and
+// the checksum 0x100 more (RFC 1141).
 static __always_inline void ipv4_decrement_ttl(struct iphdr *ip)
 {
-	__u16 old = *(__u16 *)&ip->ttl;
+	__u32 check = (__u32)ip->check + bpf_htons(0x0100);
 
+	ip->check = check + (check >= 0xffff);
 	ip->ttl--;
-	ip->check = checksum_replace16(ip->check, old, *(__u16 *)&ip->ttl);
 }
 
 // The sum of an IPv4 header without options.

@@ -48,7 +48,7 @@ pub(crate) fn words(address: IpAddr) -> [u32; 4] {
 pub(crate) fn of_address(seed: u64, address: IpAddr) -> u64 {
     let word = words(address);
     match address {
-        IpAddr::V4(_) => mix(mix(seed ^ pair(word[0], 4))),
+        IpAddr::V4(_) => mix(seed ^ pair(word[0], 4)),
         IpAddr::V6(_) => {
             let hash = mix(seed ^ pair(word[0], 6));
             let hash = mix(hash ^ pair(word[1], word[2]));
@@ -65,6 +65,11 @@ pub(crate) fn of_port(seed: u64, vip: u16, protocol: u8, port: u16) -> u64 {
 
 /// Of a client of a VIP, whatever its ports.
 pub(crate) fn of_client(seed: u64, client: IpAddr, vip: IpAddr) -> u64 {
+    mix(of_parties(seed, client, vip))
+}
+
+/// The part of a flow's hash that its addresses make.
+fn of_parties(seed: u64, client: IpAddr, vip: IpAddr) -> u64 {
     let (from, to) = (words(client), words(vip));
     let mut hash = mix(seed ^ pair(from[0], to[0]));
     if client.is_ipv6() {
@@ -72,12 +77,12 @@ pub(crate) fn of_client(seed: u64, client: IpAddr, vip: IpAddr) -> u64 {
         hash = mix(hash ^ pair(from[3], to[1]));
         hash = mix(hash ^ pair(to[2], to[3]));
     }
-    mix(hash)
+    hash
 }
 
 /// Of a flow.
 pub(crate) fn of_flow(seed: u64, tuple: &Tuple) -> u64 {
-    let client = of_client(seed, tuple.client, tuple.vip);
+    let client = of_parties(seed, tuple.client, tuple.vip);
     let ports = u64::from(tuple.client_port.to_be()) << 32 | u64::from(tuple.port.to_be()) << 16;
     mix(mix(client ^ (ports | u64::from(tuple.protocol.number()))))
 }

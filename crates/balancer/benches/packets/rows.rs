@@ -28,6 +28,7 @@ struct Row {
     warm: bool,
     tunnel: Tunnel,
     servers_v6: bool,
+    remember_all: bool,
     verdict: Verdict,
 }
 
@@ -65,6 +66,7 @@ fn all() -> Vec<Row> {
         warm: true,
         tunnel: Tunnel::None,
         servers_v6: false,
+        remember_all: false,
         verdict: Verdict::Transmit,
     };
     let port = NonZeroU16::new(5555).expect("not zero");
@@ -89,6 +91,21 @@ fn all() -> Vec<Row> {
             ..row("new", false, 1 << 20)
         },
     ];
+    // The same with every flow in the table.
+    rows.push(Row {
+        remember_all: true,
+        ..row("all_hit_1", false, 1)
+    });
+    rows.push(Row {
+        remember_all: true,
+        ..row("all_hit_1m", false, 1 << 20)
+    });
+    rows.push(Row {
+        frame: tcp(false, TcpFlags::SYN),
+        warm: false,
+        remember_all: true,
+        ..row("all_new", false, 1 << 20)
+    });
     for (name, tunnel) in [
         ("ipip", Tunnel::Ipip),
         ("gre", Tunnel::Gre),
@@ -129,7 +146,7 @@ pub fn measure(rounds: usize) -> Vec<(String, f64)> {
 
 fn one(again: &Again, transmit: &Program, row: &Row, rounds: usize) -> f64 {
     // New flows each meet a table as full as it was made for; a row that needs none of it starts with an empty one.
-    let balancer = balancer(row.tunnel, row.servers_v6);
+    let balancer = balancer(row);
     let times = if row.flows == 1 { 1 << 18 } else { row.flows };
     again.tell(&row.frame, row.flows);
     again.into(balancer.program());
@@ -141,7 +158,7 @@ fn one(again: &Again, transmit: &Program, row: &Row, rounds: usize) -> f64 {
     for _ in 0..rounds {
         again.into(transmit);
         let empty = again.run(&row.frame, times.min(1 << 18)).took;
-        let fresh = (!row.warm).then(|| self::balancer(row.tunnel, row.servers_v6));
+        let fresh = (!row.warm).then(|| self::balancer(row));
         again.into(fresh.as_ref().unwrap_or(&balancer).program());
         let run = again.run(&row.frame, times);
         assert_eq!(run.verdict, row.verdict, "{}", row.name);
@@ -177,9 +194,10 @@ pub fn spread(values: &mut [f64]) -> (f64, f64, f64) {
     (values[values.len() / 2], values[0], values[values.len() - 1])
 }
 
-fn balancer(tunnel: Tunnel, servers_v6: bool) -> Balancer {
+fn balancer(row: &Row) -> Balancer {
     let options = Options {
         max_flows: MAX_FLOWS,
+        remember_all: row.remember_all,
         ..Options::default()
     };
     let mut balancer = Balancer::new(&options).expect("the program loads");
@@ -188,8 +206,8 @@ fn balancer(tunnel: Tunnel, servers_v6: bool) -> Balancer {
         .expect("the only one");
     configure(
         &mut balancer,
-        tunnel,
-        servers_v6,
+        row.tunnel,
+        row.servers_v6,
         LOOPBACK,
         &(1..=SERVERS).map(|n| Mac([2, 0, 0, 1, 0, n])).collect::<Vec<_>>(),
     );
@@ -229,7 +247,7 @@ pub fn configure(balancer: &mut Balancer, tunnel: Tunnel, servers_v6: bool, ifin
 
 /// Kernel memory of the flow table and the flows' names, by what the maps say of themselves.
 pub fn bytes_per_flow() -> f64 {
-    let balancer = balancer(Tunnel::None, false);
+    let balancer = balancer(&all()[0]);
     let bytes: u64 = ["flows", "flow_names"]
         .map(|name| {
             let map = balancer.program().map(name).expect("it has the map");
