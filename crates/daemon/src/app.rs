@@ -8,6 +8,7 @@ use io::vhost::Server;
 use tokio::sync::watch;
 
 use crate::logging::LogControl;
+use crate::uplinks::Uplinks;
 use crate::worker_thread::WorkerThreads;
 
 /// One for the process; every server holds it.
@@ -19,8 +20,8 @@ pub struct App {
     pub vhost: Arc<Server>,
     /// Where the APIs listen, as they are spelt on the command line.
     pub endpoints: Vec<String>,
-    /// What is to join this host to others; empty for nothing.
-    pub uplink: String,
+    /// What joins this host to others, if anything is to.
+    pub uplinks: Option<Uplinks>,
     stop: watch::Sender<bool>,
 }
 
@@ -31,7 +32,7 @@ impl App {
         workers: Arc<WorkerThreads>,
         vhost: Arc<Server>,
         endpoints: Vec<String>,
-        uplink: String,
+        uplinks: Option<Uplinks>,
     ) -> App {
         App {
             controller: Mutex::new(controller),
@@ -39,7 +40,7 @@ impl App {
             workers,
             vhost,
             endpoints,
-            uplink,
+            uplinks,
             stop: watch::Sender::new(false),
         }
     }

@@ -5,7 +5,7 @@
 //! Threads. The *worker* moves frames and nothing else; it is told what to do by commands that it answers between two
 //! batches. The *vhost-user* thread speaks to VMMs and hands finished ports to the worker. A small tokio runtime serves
 //! the APIs; an operation takes the [controller](control::Controller)'s lock on a thread that may wait. Trace files
-//! have a thread each. Whoever panics outside of the runtime ends the process: half a switch is worse than a restart.
+//! have a thread each. A task keeps the [uplinks](uplinks) in line with what the kernel knows. Whoever panics outside of the runtime ends the process: half a switch is worse than a restart.
 //!
 //! Both APIs are decoders over the controller: [`v0`] for clients of the original daemon, [`v1`] for everybody else.
 
@@ -21,6 +21,7 @@ mod options;
 mod port_states;
 mod run;
 mod unix_socket;
+mod uplinks;
 mod v0;
 mod v1;
 mod worker_thread;

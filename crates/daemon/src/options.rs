@@ -30,7 +30,7 @@ const MTU_MAX: u16 = u16::MAX;
     about = "Butterfly's daemon: virtual networks, security groups and NICs for the machines of this host"
 )]
 pub struct Options {
-    /// This host's address towards other hosts (kept for the overlay; hosts are not joined yet)
+    /// This host's address towards other hosts: VXLAN comes to it, on the interface that has it
     #[arg(short = 'i', long, value_name = "IP")]
     pub ip: Option<IpAddr>,
     /// Where the vhost-user sockets are made [default: /run/butterfly]
@@ -107,6 +107,13 @@ pub struct Options {
     /// Microseconds that an idle worker polls before it sleeps
     #[arg(long, value_name = "US", default_value_t = 50, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     pub poll_us: u64,
+    /// Join this host to others by this interface, which the kernel keeps; may be repeated [default: the one that has
+    /// the address of -i]
+    #[arg(long, value_name = "INTERFACE")]
+    pub uplink: Vec<String>,
+    /// UDP port of VXLAN
+    #[arg(long, value_name = "PORT", default_value_t = wire::vxlan::PORT, value_parser = clap::value_parser!(u16).range(1..))]
+    pub vxlan_port: u16,
     /// Print this help
     #[arg(short = 'h', long, action = clap::ArgAction::Help)]
     pub help: Option<bool>,
@@ -134,8 +141,9 @@ pub struct Settings {
     pub max_flows: u32,
     pub max_flows_per_nic: u32,
     pub poll_us: u64,
-    /// The device that is to join this host to others. Noted only: the overlay is not there yet.
-    pub uplink: Option<String>,
+    /// The interfaces that are to join this host to others; empty: the one that has `ip`.
+    pub uplinks: Vec<String>,
+    pub vxlan_port: u16,
     /// What was accepted and has no effect, to be logged once logging runs.
     pub remarks: Vec<String>,
 }
@@ -162,7 +170,7 @@ impl Settings {
         let mut remarks = dpdk.remarks;
         if let Some(port) = options.dpdk_port.or(ini.dpdk_port) {
             remarks.push(format!(
-                "--dpdk-port {port} has no effect: the kernel keeps the NICs, and hosts are not joined yet in this version"
+                "--dpdk-port {port} has no effect: the kernel keeps the NICs; see --uplink"
             ));
         }
         let socket_dir = options
@@ -208,7 +216,12 @@ impl Settings {
                 None => (options.max_flows / 4).clamp(1, 65_536),
             },
             poll_us: options.poll_us,
-            uplink: dpdk.uplink,
+            // The original named it among DPDK's options.
+            uplinks: match options.uplink.is_empty() {
+                true => dpdk.uplink.into_iter().collect(),
+                false => options.uplink,
+            },
+            vxlan_port: options.vxlan_port,
             remarks,
         })
     }
@@ -287,7 +300,8 @@ mod tests {
             max_flows: 1 << 20,
             max_flows_per_nic: 65_536,
             poll_us: 50,
-            uplink: None,
+            uplinks: vec![],
+            vxlan_port: 4789,
             remarks: vec![],
         };
         assert_eq!(defaults(), expected);
@@ -358,6 +372,10 @@ mod tests {
                 (s.max_flows, s.max_flows_per_nic) = (4096, 4096)
             }),
             (&["--poll-us 0"], &|s| s.poll_us = 0),
+            (&["--uplink eth1 --uplink=eth2"], &|s| {
+                s.uplinks = vec!["eth1".into(), "eth2".into()];
+            }),
+            (&["--vxlan-port 8472"], &|s| s.vxlan_port = 8472),
         ];
         for (spellings, change) in table {
             for spelling in *spellings {
@@ -377,8 +395,8 @@ mod tests {
         let args = "-c1 -n1 --socket-mem 64 --vdev=eth_pcap0,iface=eth0";
         let dpdk = settings(&["-i", "192.168.0.1", "-s", "/tmp", "--dpdk-args", args]).unwrap();
         assert_eq!(
-            (dpdk.workers, dpdk.uplink.as_deref()),
-            (vec![Some(0)], Some("eth0"))
+            (dpdk.workers, dpdk.uplinks),
+            (vec![Some(0)], vec!["eth0".to_owned()])
         );
     }
 
@@ -395,6 +413,7 @@ mod tests {
             "--workers 33",
             "-u 1,2 --workers 3",
             "--max-flows 1",
+            "--vxlan-port 0",
             "--nonsense",
             "-s",
             "extra",

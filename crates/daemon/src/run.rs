@@ -1,15 +1,19 @@
 //! From settings to a running daemon, and down again.
 
-use std::sync::Arc;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use api::encrypted::Key;
 use control::model::Config;
 use control::{Controller, NicState};
+use dataplane::Switch;
+use netlink::Mirror;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
+use xdp::Interfaces;
 
 use crate::app::{App, unix_secs};
 use crate::attachments::HostAttachments;
@@ -18,11 +22,19 @@ use crate::logging::LogControl;
 use crate::options::Settings;
 use crate::port_states::PortStates;
 use crate::unix_socket::Access;
+use crate::uplinks::{self, Breaks, Broken, Uplinks};
 use crate::worker_thread::{WorkerOptions, WorkerThreads};
 use crate::{v0, v1};
 
 /// Threads of the API's runtime.
 const API_THREADS: usize = 2;
+/// Frames that wait in each direction of each queue of an uplink: 4 MiB of UMEM for each at an ordinary MTU.
+const UPLINK_FRAMES: u32 = 2048;
+/// A network's multicast group is 230 and the three bytes of its VNI, as the original has it.
+const FLOOD_GROUPS: uplink::Groups = uplink::Groups {
+    network: IpAddr::V4(Ipv4Addr::new(230, 0, 0, 0)),
+    prefix: 8,
+};
 /// How long calls that are running may take when the daemon stops.
 const GRACE: Duration = Duration::from_millis(300);
 
@@ -32,9 +44,6 @@ pub fn run(settings: Settings, log: LogControl) -> Result<(), String> {
     raise_descriptor_limit();
     for remark in &settings.remarks {
         tracing::info!("{remark}");
-    }
-    if let Some(uplink) = &settings.uplink {
-        tracing::warn!("the uplink {uplink} is noted and not used: hosts are not joined yet in this version");
     }
     let _lock = Lock::take(&settings.socket_dir)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -73,25 +82,28 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     let mut signals = Signals::new()?;
 
     let states = PortStates::default();
-    let workers = Arc::new(WorkerThreads::start(worker_options(settings, &states))?);
+    let (breaks, broken) = uplinks::breaks();
+    let workers = Arc::new(WorkerThreads::start(worker_options(settings, &states, breaks))?);
     let switch = workers.switch().clone();
     let attachments = HostAttachments::start(switch.clone(), states.clone())?;
     let vhost = attachments.vhost();
-    let controller = Controller::new(control_settings(settings)?, Box::new(attachments), switch);
+    let controller = Controller::new(control_settings(settings)?, Box::new(attachments), switch.clone());
     let endpoints: Vec<String> = settings
         .v0_endpoint
         .iter()
         .chain(&settings.v1_endpoints)
         .cloned()
         .collect();
-    let uplink = settings.uplink.clone().unwrap_or_default();
+    // Those that programs of ours run on, of all features.
+    let interfaces = Arc::new(Mutex::new(Interfaces::new()));
+    let uplinks = start_uplinks(settings, interfaces, switch, broken).await?;
     let app = Arc::new(App::new(
         controller,
         log,
         workers.clone(),
         vhost,
         endpoints,
-        uplink,
+        uplinks,
     ));
 
     let mut tasks = JoinSet::new();
@@ -118,13 +130,43 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     Ok(())
 }
 
-fn worker_options(settings: &Settings, states: &PortStates) -> WorkerOptions {
+/// Follows the kernel and joins what is named, or what has our address; nothing when neither is given.
+async fn start_uplinks(
+    settings: &Settings,
+    interfaces: Arc<Mutex<Interfaces>>,
+    switch: Arc<Switch>,
+    broken: Broken,
+) -> Result<Option<Uplinks>, String> {
+    let wanted = uplink::Settings {
+        addresses: settings.ip.into_iter().collect(),
+        interfaces: settings.uplinks.clone(),
+    };
+    if wanted == uplink::Settings::default() {
+        return Ok(None);
+    }
+    let kernel = Mirror::start().await;
+    let kernel = kernel.map_err(|e| format!("uplinks cannot follow the kernel: {e}"))?;
+    let options = uplink::Options {
+        port: settings.vxlan_port,
+        groups: Some(FLOOD_GROUPS),
+        frames: UPLINK_FRAMES,
+        busy_poll: false,
+    };
+    Ok(Some(Uplinks::start(
+        wanted, options, interfaces, switch, kernel, broken,
+    )))
+}
+
+fn worker_options(settings: &Settings, states: &PortStates, breaks: Breaks) -> WorkerOptions {
     let states = states.clone();
     WorkerOptions {
         cores: settings.workers.clone(),
         max_flows: settings.max_flows,
         poll: Duration::from_micros(settings.poll_us),
         on_broken: Arc::new(move |slot, why| {
+            if slot.is_uplink() {
+                return breaks.leave(slot, &why);
+            }
             tracing::warn!(
                 "the port in slot {} is stopped, its guest broke the protocol: {why}",
                 slot.0
@@ -168,6 +210,10 @@ fn announce(settings: &Settings, app: &App) {
 async fn take_down(app: Arc<App>, workers: &Arc<WorkerThreads>) {
     let workers = workers.clone();
     let down = tokio::task::spawn_blocking(move || {
+        // The kernel has its interfaces back before anything else goes.
+        if let Some(uplinks) = &app.uplinks {
+            uplinks.stop();
+        }
         if let Err(e) = app.control().apply(Config::default(), false) {
             tracing::warn!("not everything could be taken down: {e}");
         }

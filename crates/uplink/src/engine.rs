@@ -64,6 +64,7 @@ pub struct Engine {
     facts: Vec<Fact>,
     homeless: Vec<IpAddr>,
     looks: u32,
+    stopped: bool,
 }
 
 /// An interface that is joined.
@@ -101,11 +102,15 @@ impl Engine {
             facts: Vec::new(),
             homeless: Vec::new(),
             looks: 0,
+            stopped: false,
         }
     }
 
     /// Does what the kernel's tables ask for. Gives all uplinks as they are then.
     pub fn reconcile(&mut self, kernel: &Snapshot) -> &[Fact] {
+        if self.stopped {
+            return &self.facts;
+        }
         let plan = plan(&self.settings, kernel);
         self.reserve(&plan);
         if plan.endpoints != self.endpoints {
@@ -201,8 +206,9 @@ impl Engine {
         })
     }
 
-    /// All interfaces are the kernel's alone again.
+    /// All interfaces are the kernel's alone again, for good.
     pub fn stop(&mut self) {
+        self.stopped = true;
         let numbers: Vec<u32> = self.active.keys().copied().collect();
         for number in numbers {
             self.leave(number, "stopping");

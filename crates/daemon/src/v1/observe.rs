@@ -12,6 +12,7 @@ use tonic::Status;
 
 use super::{render, workers};
 use crate::app::{App, unix_secs};
+use crate::uplinks::Uplinks;
 
 /// The counters of one NIC.
 pub fn nic_stats(control: &Controller, id: &NicId) -> Result<v1::NicStats, Error> {
@@ -204,6 +205,6 @@ pub fn status(app: &App, control: &Controller) -> Result<v1::Status, Status> {
         log_level: app.log.level().to_string(),
         workers: workers::statuses(&app.workers)?,
         graph_dot: control.graph_dot(),
-        uplink: app.uplink.clone(),
+        uplink: app.uplinks.as_ref().map(Uplinks::summary).unwrap_or_default(),
     })
 }

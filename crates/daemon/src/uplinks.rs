@@ -1,0 +1,205 @@
+//! The uplinks of this host, kept by a task: it hears of changes of the kernel's tables and of ports that broke, and lets the
+//! [engine](uplink::Engine) do what they ask for, on a thread that may wait.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use dataplane::{PortSlot, QueueId, Switch};
+use io::port::Port;
+use io::xsk::XskStatistics;
+use netlink::{Kinds, Mirror};
+use tokio::sync::{mpsc, watch};
+use tokio::task::{JoinHandle, spawn_blocking};
+use uplink::{Engine, Fact, Options, Ports, Settings};
+use xdp::Interfaces;
+
+/// How often the engine looks at what nobody tells.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// Where workers leave word of ports that broke. A port breaks once, so that this cannot grow beyond what is joined.
+#[derive(Clone)]
+pub struct Breaks(mpsc::UnboundedSender<(u32, String)>);
+
+/// The other end.
+pub struct Broken(mpsc::UnboundedReceiver<(u32, String)>);
+
+/// Both ends.
+pub fn breaks() -> (Breaks, Broken) {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    (Breaks(sender), Broken(receiver))
+}
+
+impl Breaks {
+    /// From a worker's thread; does not wait. Slots of NICs are not for us.
+    pub fn leave(&self, slot: PortSlot, why: &str) {
+        if let Some(number) = number(slot) {
+            // Nobody listens any more: the daemon is stopping.
+            let _ = self.0.send((number, why.to_owned()));
+        }
+    }
+}
+
+/// The uplinks, for whoever wants to know of them.
+pub struct Uplinks {
+    engine: Arc<Mutex<Engine>>,
+    facts: watch::Receiver<Arc<[Fact]>>,
+    kernel: Mirror,
+    task: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Uplinks {
+    /// Starts to follow the kernel; the interfaces that are there are joined in a moment.
+    pub fn start(
+        settings: Settings,
+        options: Options,
+        interfaces: Arc<Mutex<Interfaces>>,
+        switch: Arc<Switch>,
+        kernel: Mirror,
+        broken: Broken,
+    ) -> Uplinks {
+        let engine = Engine::new(settings, options, interfaces, Box::new(Queues(switch)));
+        let engine = Arc::new(Mutex::new(engine));
+        let (told, facts) = watch::channel(Arc::from([]));
+        let task = tokio::spawn(follow(engine.clone(), kernel.watch(), broken, told));
+        Uplinks {
+            engine,
+            facts,
+            kernel,
+            task: Mutex::new(Some(task)),
+        }
+    }
+
+    /// All uplinks as they are now.
+    pub fn facts(&self) -> Arc<[Fact]> {
+        self.facts.borrow().clone()
+    }
+
+    /// To be told when one comes, goes or changes.
+    #[allow(dead_code, reason = "for whoever looks for ways to other hosts")]
+    pub fn watch(&self) -> watch::Receiver<Arc<[Fact]>> {
+        self.facts.clone()
+    }
+
+    /// What the kernel knows.
+    #[allow(dead_code, reason = "for whoever looks for ways to other hosts")]
+    pub fn kernel(&self) -> &Mirror {
+        &self.kernel
+    }
+
+    /// All interfaces are the kernel's alone again. Waits for the workers: not for a runtime's thread.
+    pub fn stop(&self) {
+        if let Some(task) = self.task.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            task.abort();
+        }
+        lock(&self.engine).stop();
+    }
+
+    /// One line of all, for a status.
+    pub fn summary(&self) -> String {
+        let engine = lock(&self.engine);
+        let describe = |fact: &Fact| describe(fact, &engine.statistics(fact.number));
+        let lines: Vec<String> = self.facts().iter().map(describe).collect();
+        lines.join("; ")
+    }
+}
+
+/// `eth1: AF_XDP, native XDP, copy (why), 3 frames lost`.
+fn describe(fact: &Fact, counted: &XskStatistics) -> String {
+    let mode = match (fact.joined, fact.up) {
+        (false, _) => "not joined",
+        (true, false) => "link down",
+        (true, true) => &fact.mode,
+    };
+    let why = match fact.why.as_str() {
+        "" => String::new(),
+        why => format!(" ({why})"),
+    };
+    let lost = match counted.dropped + counted.ring_full + counted.no_buffer + counted.invalid {
+        0 => String::new(),
+        count => format!(", {count} frames lost"),
+    };
+    format!("{}: {mode}{why}{lost}", fact.interface)
+}
+
+async fn follow(
+    engine: Arc<Mutex<Engine>>,
+    mut kernel: netlink::Watch,
+    mut broken: Broken,
+    told: watch::Sender<Arc<[Fact]>>,
+) {
+    loop {
+        let (engine_now, snapshot) = (engine.clone(), kernel.snapshot());
+        let reconciled = spawn_blocking(move || Arc::from(lock(&engine_now).reconcile(&snapshot)));
+        // It panicked, or the runtime is going: either way there is nothing to follow with.
+        let Ok(facts) = reconciled.await else { return };
+        let facts: Arc<[Fact]> = facts;
+        told.send_if_modified(|known| {
+            let differs = *known != facts;
+            *known = facts;
+            differs
+        });
+        if !something_to_do(&engine, &mut kernel, &mut broken).await {
+            return;
+        }
+    }
+}
+
+/// Waits for it. False when the kernel is not followed any more.
+async fn something_to_do(
+    engine: &Arc<Mutex<Engine>>,
+    kernel: &mut netlink::Watch,
+    broken: &mut Broken,
+) -> bool {
+    loop {
+        tokio::select! {
+            changed = kernel.changed() => match changed {
+                Ok((_, kinds)) if kinds.any(Kinds::LINKS | Kinds::ADDRESSES) => return true,
+                Ok(_) => {}
+                Err(error) => {
+                    tracing::error!("uplinks do not follow the kernel any more: {error}");
+                    return false;
+                }
+            },
+            Some((number, why)) = broken.0.recv() => {
+                lock(engine).broke(number, &why);
+                return true;
+            }
+            () = tokio::time::sleep(LOOK) => {
+                let engine = engine.clone();
+                if spawn_blocking(move || lock(&engine).look()).await.unwrap_or(false) {
+                    return true;
+                }
+            }
+        }
+    }
+}
+
+/// The workers' queues.
+struct Queues(Arc<Switch>);
+
+impl Ports for Queues {
+    fn attach(&mut self, number: u32, queue: u16, port: Port) -> Result<(), String> {
+        let slot = PortSlot::uplink(number);
+        let attached = self.0.attach(QueueId { slot, pair: queue }, port);
+        attached.map(drop).map_err(|e| e.to_string())
+    }
+
+    fn detach(&mut self, number: u32, queue: u16) {
+        let slot = PortSlot::uplink(number);
+        // A worker that is gone has dropped it already.
+        drop(self.0.detach(QueueId { slot, pair: queue }));
+    }
+}
+
+/// The number of an uplink's slot.
+fn number(slot: PortSlot) -> Option<u32> {
+    slot.is_uplink().then(|| slot.0 - PortSlot::uplink(0).0)
+}
+
+fn lock(engine: &Mutex<Engine>) -> MutexGuard<'_, Engine> {
+    // What a panic left half done the next comparison with the kernel's tables finishes.
+    engine.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;
