@@ -53,10 +53,15 @@ static __always_inline int read_addresses(struct xdp_md *ctx, const struct packe
 	return 0;
 }
 
-// All headers up to the transport. Less than zero: not understood.
-__noinline int read_network(struct xdp_md *ctx, struct packet *packet)
+__noinline int read_ipv6(struct xdp_md *ctx, struct packet *packet)
 {
-	return packet ? packet_network(ctx, packet) : -1;
+	return packet ? packet_ipv6(ctx, packet) : -1;
+}
+
+// All headers up to the transport. Less than zero: not understood.
+static __always_inline int read_network(struct xdp_md *ctx, struct packet *packet)
+{
+	return packet->family == 4 ? packet_ipv4(ctx, packet) : read_ipv6(ctx, packet);
 }
 
 // Ports and part. Less than zero: no protocol that is balanced, or its header is cut off.

@@ -25,5 +25,5 @@ pub use attach::{Attachment, Mode, attach};
 pub use chain::{Feature, Interfaces};
 pub use error::Error;
 pub use program::Program;
-pub use run::{Run, Verdict, run};
+pub use run::{Run, Verdict, run, send};
 pub use table::{PerCpuTable, Table};

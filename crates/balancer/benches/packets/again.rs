@@ -54,7 +54,7 @@ impl Again {
     }
 
     /// Puts a program behind it.
-    pub fn into(&self, program: &Program) {
+    pub fn hand_to(&self, program: &Program) {
         let chain = self.program.map("chain").expect("it has the map");
         let fd = program.as_fd().as_raw_fd().to_ne_bytes();
         chain

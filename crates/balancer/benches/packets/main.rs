@@ -1,10 +1,11 @@
 //! `make bench-balancer`: what the load balancer's program costs, packet by packet, beside a program that only sends back.
 //!
 //! Each row is nanoseconds by BPF_PROG_TEST_RUN over frames of many flows (`bpf/again.bpf.c`), less the same with the empty program in
-//! its place, the two measured in turn, medians of all rounds. Then what a flow costs in
-//! memory. The last line is the ratios as `name=value` pairs. `--quick`: fewer rounds.
+//! its place, the two measured in turn, medians of all rounds. Then frames a second over veth
+//! for real, and what a flow costs in memory. The last line is the ratios as `name=value` pairs. `--quick`: fewer rounds.
 
 mod again;
+mod live;
 mod rows;
 
 fn main() {
@@ -15,6 +16,7 @@ fn main() {
         "nanoseconds a packet, net of an empty program that sends back (XDP_TX); medians of {rounds} rounds"
     );
     let mut ratios = rows::measure(rounds);
+    ratios.extend(live::measure(rounds));
     ratios.push(("bytes_per_flow".to_owned(), rows::bytes_per_flow()));
     println!("peers: neither xvs nor Katran is on this machine");
     let pairs: Vec<_> = ratios

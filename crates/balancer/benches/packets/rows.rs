@@ -149,17 +149,17 @@ fn one(again: &Again, transmit: &Program, row: &Row, rounds: usize) -> f64 {
     let balancer = balancer(row);
     let times = if row.flows == 1 { 1 << 18 } else { row.flows };
     again.tell(&row.frame, row.flows);
-    again.into(balancer.program());
+    again.hand_to(balancer.program());
     if row.warm {
         (0..3).for_each(|_| drop(again.run(&row.frame, times)));
     }
     let mut nets = Vec::new();
     let mut empties = Vec::new();
     for _ in 0..rounds {
-        again.into(transmit);
+        again.hand_to(transmit);
         let empty = again.run(&row.frame, times.min(1 << 18)).took;
         let fresh = (!row.warm).then(|| self::balancer(row));
-        again.into(fresh.as_ref().unwrap_or(&balancer).program());
+        again.hand_to(fresh.as_ref().unwrap_or(&balancer).program());
         let run = again.run(&row.frame, times);
         assert_eq!(run.verdict, row.verdict, "{}", row.name);
         let of = fresh.as_ref().unwrap_or(&balancer);
