@@ -25,6 +25,7 @@ mod results;
 mod ring;
 mod switch;
 mod table;
+mod tunnel;
 mod wake;
 mod workers;
 
@@ -60,6 +61,15 @@ enum Command {
         #[arg(long)]
         only: Vec<String>,
     },
+    /// Nanoseconds a frame to and from another host, of the engine alone: guest's rings, rules, VXLAN, rings of AF_XDP in memory.
+    Tunnel {
+        /// A tenth of the windows.
+        #[arg(long)]
+        quick: bool,
+        /// Measure only the loads whose names begin with one of these.
+        #[arg(long)]
+        only: Vec<String>,
+    },
     /// Microseconds a request takes at 1,000 NICs.
     Control {
         /// Fewer requests.
@@ -78,6 +88,7 @@ fn main() -> std::process::ExitCode {
         Command::Switch(options) => switch::run(&options),
         Command::Workers(options) => workers::run(&options),
         Command::Path { quick, only } => path::run(quick, &only),
+        Command::Tunnel { quick, only } => tunnel::run(quick, &only),
         Command::Control { quick } => control::run(if quick { 200 } else { 2000 }),
     };
     match ratios {

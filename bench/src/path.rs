@@ -13,8 +13,8 @@ use std::time::Instant;
 
 use dataplane::ruleset::{Direction, Peer, RuleSet, RuleSpec};
 use dataplane::{
-    Epoch, Group, GroupIdx, Network, NetworkIdx, Now, PortConfig, PortSlot, PortUid, RuleSlot, Snapshot,
-    Timeouts, Worker, WorkerConfig, WorkerGone,
+    Epoch, Group, GroupIdx, Network, NetworkIdx, Now, PortConfig, PortSlot, PortUid, QueueId, RuleSlot,
+    Snapshot, Timeouts, Underlay, Worker, WorkerConfig, WorkerGone,
 };
 use io::cycles;
 use io::frame::{BATCH, Batch};
@@ -32,7 +32,7 @@ use crate::report::{Ratios, Samples};
 const WINDOW: u64 = 64;
 
 /// Flows that the table of the data plane has room for.
-const MAX_FLOWS: u32 = 1 << 22;
+pub(crate) const MAX_FLOWS: u32 = 1 << 22;
 
 /// Ring entries of a guest, and of one with 64 KiB buffers.
 const RING: u16 = 1024;
@@ -90,11 +90,16 @@ fn reference(windows: usize) -> f64 {
 
 /// Two guests that are to be measured under a load.
 fn guests(load: Load) -> Result<[Guest; 2], PeerError> {
+    Ok([guest(load)?, guest(load)?])
+}
+
+/// One of them.
+pub(crate) fn guest(load: Load) -> Result<Guest, PeerError> {
     let (ring, frame_max) = match load {
         Load::Tso => (RING_LARGE, 65_536),
         Load::Udp { .. } => (RING, 2_036),
     };
-    Ok([Guest::new(ring, frame_max)?, Guest::new(ring, frame_max)?])
+    Guest::new(ring, frame_max)
 }
 
 /// The bare switch: everything of guest 0 goes to guest 1.
@@ -157,8 +162,11 @@ fn forward(
 /// The data plane with rules on.
 fn switch(load: Load, windows: usize, max_flows: u32) -> Result<Samples, PeerError> {
     let mut guests = guests(load)?;
-    let ports = [guests[0].port()?, guests[1].port()?];
-    let mut switch = Switch::new(ports, max_flows)?;
+    let ports = vec![
+        (PortSlot(0).into(), guests[0].port()?),
+        (PortSlot(1).into(), guests[1].port()?),
+    ];
+    let mut switch = Switch::new(ports, max_flows, snapshot()?)?;
     let script = load::script(load)?;
     for (from, frame) in &script.first {
         guests[*from].prepare(frame, &Offload::default());
@@ -192,17 +200,20 @@ fn switch(load: Load, windows: usize, max_flows: u32) -> Result<Samples, PeerErr
 }
 
 /// A worker under rules.
-struct Switch {
+pub(crate) struct Switch {
     worker: Worker,
     /// The worker is told to stop when this goes.
-    #[expect(dead_code)]
     handle: Arc<dataplane::Switch>,
     started: Instant,
 }
 
 impl Switch {
-    /// The two ports, in one network and one group.
-    fn new(ports: [Port; 2], max_flows: u32) -> Result<Switch, PeerError> {
+    /// These ports under a snapshot.
+    pub(crate) fn new(
+        ports: Vec<(QueueId, Port)>,
+        max_flows: u32,
+        snapshot: Snapshot,
+    ) -> Result<Switch, PeerError> {
         let config = WorkerConfig {
             max_flows,
             max_fragments: 1024,
@@ -220,12 +231,17 @@ impl Switch {
             handle: handle.clone(),
             started: Instant::now(),
         };
-        let snapshot = snapshot()?;
         switch.answer(|| handle.publish(Arc::new(snapshot)))?;
-        for (slot, port) in ports.into_iter().enumerate() {
-            switch.answer(|| handle.attach(PortSlot(slot as u32).into(), port))?;
+        for (queue, port) in ports {
+            switch.answer(|| handle.attach(queue, port))?;
         }
         Ok(switch)
+    }
+
+    /// Puts the ways through the physical network in force.
+    pub(crate) fn set_underlay(&mut self, underlay: Underlay) -> Result<(), PeerError> {
+        let handle = self.handle.clone();
+        self.answer(|| handle.set_underlay(Arc::new(underlay)))
     }
 
     /// Carries out what `ask` asks of the worker, on a thread of its own, as it waits for the answer.
@@ -246,7 +262,7 @@ impl Switch {
     }
 
     /// One turn; gives the cycles it took.
-    fn turn(&mut self) -> u64 {
+    pub(crate) fn turn(&mut self) -> u64 {
         let now = Now {
             mono_ns: self.started.elapsed().as_nanos() as u64,
             unix_ns: 0,
@@ -258,7 +274,7 @@ impl Switch {
 }
 
 /// Two NICs in a group with the rules that `switch` has too.
-fn snapshot() -> Result<Snapshot, PeerError> {
+pub(crate) fn snapshot() -> Result<Snapshot, PeerError> {
     let vni = Vni::new(1).map_err(|error| PeerError(error.to_string()))?;
     let mut network = Network {
         vni,

@@ -20,6 +20,7 @@ pub mod seeds;
 mod session;
 
 mod text;
+mod tunnel;
 mod v0;
 mod v1;
 mod witness;
@@ -38,6 +39,7 @@ pub use ring::rings;
 pub use round::round;
 pub use session::session;
 pub use text::text;
+pub use tunnel::tunnel;
 pub use v0::v0;
 pub use v1::v1;
 
@@ -45,11 +47,12 @@ pub use v1::v1;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 7] = [
+pub const TARGETS: [Target; 8] = [
     ("frames", frames),
     ("rings", rings),
     ("session", session),
     ("round", round),
+    ("tunnel", tunnel),
     ("v0", v0),
     ("text", text),
     ("v1", v1),

@@ -53,6 +53,12 @@ pub fn all() -> Vec<Seed> {
         let more = [11, choice | 5, 120, 120, 0, 1, 3, 13, 31, 14, 1, 3, choice, 9, 9];
         seeds.push(("round", [&built[..], &more].concat()));
     }
+    // From the wire and to it: kind, inner frame, what is bent, outer headers.
+    for choice in (0..=0xff).step_by(3) {
+        let arrives = [2, choice, 1, 80, 0, 2, 100, 0, 0, choice ^ 0x55, 7, 0, 0];
+        let leaves = [5, choice & !1 | 2, 0, 0, 80, 0x12, 100, 0, 0];
+        seeds.push(("tunnel", [&arrives[..], &leaves, &arrives].concat()));
+    }
     seeds.extend(sessions().into_iter().map(|seed| ("session", seed)));
     for text in TEXTS {
         seeds.push(("text", text.as_bytes().to_vec()));

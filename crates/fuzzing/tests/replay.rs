@@ -97,6 +97,11 @@ fn round() {
 }
 
 #[test]
+fn tunnel() {
+    random("tunnel");
+}
+
+#[test]
 fn v0() {
     random("v0");
 }

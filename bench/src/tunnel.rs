@@ -1,0 +1,265 @@
+//! What a frame costs on its way to another host and from there: encapsulate, decapsulate, segment.
+//!
+//! The engine alone: a guest on vhost-user rings, the data plane with its rules, and an uplink whose rings and UMEM are
+//! those of AF_XDP with both ends in memory, in one process and on one core as in [`crate::path`]. So neither a veth nor a
+//! driver is measured. A turn of the worker is timed, from receiving the batch to flushing what became of it.
+
+use std::net::IpAddr;
+
+use dataplane::overlay::{EndpointIdx, Overlay};
+use dataplane::underlay::{Encapsulation, Hop, Underlay};
+use dataplane::{PortSlot, PortUid, Snapshot};
+use io::cycles;
+use io::frame::BATCH;
+use io::port::Port;
+use io::uplink::UplinkPort;
+use io::xsk::{XskPeer, XskPort};
+use wire::offload::Offload;
+use wire::vxlan::{self, Ends, Outer, UdpChecksum};
+use wire::{Mac, Vni};
+
+use crate::guest::Guest;
+use crate::load::{self, Load, Turns};
+use crate::path::{self, Switch};
+use crate::peers::{GUEST_MACS, PeerError};
+use crate::report::{Ratios, Samples};
+
+/// Our endpoint and the other host's.
+const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
+const THERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
+
+/// Batches in a window.
+const WINDOW: u64 = 64;
+
+/// Frames that the uplink has room for: a batch of the largest ones, cut.
+const UPLINK_FRAMES: u32 = 4096;
+
+/// MTU of the wire: inner frames of 1518 bytes fit.
+const MTU: u16 = 1600;
+
+/// Bytes of the outer headers over IPv4.
+const OUTER: usize = 50;
+
+/// Runs it and prints the table; `only`: the loads whose names begin with one of these.
+pub fn run(quick: bool, only: &[String]) -> Result<Ratios, PeerError> {
+    let windows = if quick { 300 } else { 3000 };
+    let per_ns = cycles_per_ns();
+    let mut ratios = Ratios::default();
+    let udp = |frame_len, flows| Load::Udp { frame_len, flows };
+    println!(
+        "ns a frame on one core: lowest window, and the median one in brackets; millions a second of the median"
+    );
+    for load in [
+        udp(64, 1),
+        udp(64, 1000),
+        udp(64, 65_536),
+        udp(512, 1),
+        udp(1518, 1),
+        Load::Tso,
+    ] {
+        let chosen = |start: &String| load.name().starts_with(start.as_str());
+        if !only.is_empty() && !only.iter().any(chosen) {
+            continue;
+        }
+        report(
+            "encapsulate",
+            load,
+            &encapsulate(load, windows)?,
+            per_ns,
+            &mut ratios,
+        );
+        if load != Load::Tso {
+            report(
+                "decapsulate",
+                load,
+                &decapsulate(load, windows)?,
+                per_ns,
+                &mut ratios,
+            );
+        }
+    }
+    Ok(ratios)
+}
+
+/// Cycles of the counter in a nanosecond.
+fn cycles_per_ns() -> f64 {
+    let (began, start) = (std::time::Instant::now(), cycles::now());
+    while began.elapsed().as_millis() < 50 {
+        std::hint::spin_loop();
+    }
+    (cycles::now() - start) as f64 / began.elapsed().as_nanos() as f64
+}
+
+/// A host with one guest and an uplink; the other guest is on another host.
+struct Host {
+    guest: Guest,
+    wire: XskPeer,
+    switch: Switch,
+}
+
+impl Host {
+    fn new(load: Load) -> Result<Host, PeerError> {
+        let guest = path::guest(load)?;
+        let made = XskPort::in_memory(UPLINK_FRAMES, MTU.into());
+        let (uplink, wire) = made.map_err(|error| PeerError(format!("uplink: {error}")))?;
+        let ports = vec![
+            (PortSlot(0).into(), guest.port()?),
+            (PortSlot::uplink(0).into(), Port::from(UplinkPort::from(uplink))),
+        ];
+        let mut switch = Switch::new(ports, path::MAX_FLOWS, snapshot()?)?;
+        switch.set_underlay(underlay()?)?;
+        Ok(Host { guest, wire, switch })
+    }
+}
+
+/// What the guest sends goes to the wire.
+fn encapsulate(load: Load, windows: usize) -> Result<Samples, PeerError> {
+    let mut host = Host::new(load)?;
+    let script = load::script(load)?;
+    host.introduce(&script.first)?;
+    host.guest.prepare(&script.frame, &script.offload);
+    let segments = match load {
+        Load::Udp { .. } => 1,
+        Load::Tso => (load.frame_bytes() - 54).div_ceil(1448),
+    };
+    let mut turns = Turns::of(load);
+    let settle = settle(load);
+    let mut samples = Samples::default();
+    for window in 0..settle + windows {
+        let mut spent = 0;
+        for _ in 0..WINDOW {
+            host.guest.send(BATCH as u16, |write| turns.next(write));
+            spent += host.switch.turn();
+            let sent = host.wire.swallow() as usize;
+            if sent != BATCH * segments {
+                return Err(PeerError(format!(
+                    "{sent} frames of {} were sent",
+                    BATCH * segments
+                )));
+            }
+        }
+        if window >= settle {
+            samples.push(spent as f64 / (WINDOW * BATCH as u64) as f64);
+        }
+    }
+    Ok(samples)
+}
+
+/// What comes from the wire goes to the guest.
+fn decapsulate(load: Load, windows: usize) -> Result<Samples, PeerError> {
+    let mut host = Host::new(load)?;
+    let mut inner = load::datagram(1, load.frame_bytes())?;
+    // The far guest begins the flows, to the ports that the rules let in.
+    let [[a, b], [c, d]] = load::ports(0).map(u16::to_be_bytes);
+    inner[load::PORTS..load::PORTS + 4].copy_from_slice(&[a, b, c, d]);
+    let mut turns = Turns::of(load);
+    let mut frame = wrapped(&inner)?;
+    let settle = settle(load);
+    let mut samples = Samples::default();
+    for window in 0..settle + windows {
+        let mut spent = 0;
+        for _ in 0..WINDOW {
+            for _ in 0..BATCH {
+                turns.next(&mut |at, bytes| {
+                    frame[OUTER + at..OUTER + at + bytes.len()].copy_from_slice(bytes);
+                });
+                if !host.wire.inject(&frame, 0) {
+                    return Err(PeerError("the uplink has no buffer".to_owned()));
+                }
+            }
+            spent += host.switch.turn();
+            let arrived = host.guest.receive();
+            if usize::from(arrived) != BATCH {
+                return Err(PeerError(format!("{arrived} frames of {BATCH} arrived")));
+            }
+        }
+        if window >= settle {
+            samples.push(spent as f64 / (WINDOW * BATCH as u64) as f64);
+        }
+    }
+    Ok(samples)
+}
+
+/// Windows until every flow has been seen twice.
+fn settle(load: Load) -> usize {
+    2 * u64::from(load.flows()).div_ceil(WINDOW * BATCH as u64) as usize
+}
+
+impl Host {
+    /// What the guests say once, before the load.
+    fn introduce(&mut self, first: &[(usize, Vec<u8>)]) -> Result<(), PeerError> {
+        for (from, frame) in first {
+            if *from == 0 {
+                self.guest.prepare(frame, &Offload::default());
+                self.guest.send(1, |_| ());
+            } else {
+                self.wire.inject(&wrapped(frame)?, 0);
+            }
+            self.switch.turn();
+            self.guest.receive();
+            self.wire.swallow();
+        }
+        Ok(())
+    }
+}
+
+/// A frame as the other host sends it.
+fn wrapped(inner: &[u8]) -> Result<Vec<u8>, PeerError> {
+    let macs = (Mac([2, 0, 0, 0, 0xff, 2]), Mac([2, 0, 0, 0, 0xff, 1]));
+    let ends = Ends::new(THERE, HERE).ok_or_else(|| PeerError("endpoints of two families".to_owned()))?;
+    let mut outer = Outer::new(macs, None, ends, 64, vxlan::PORT, UdpChecksum::Zero);
+    outer.set_flow(vni()?, 50_000, 0);
+    let mut frame = vec![0; outer.len()];
+    outer.write(&mut frame, inner.len(), 0);
+    frame.extend_from_slice(inner);
+    Ok(frame)
+}
+
+fn vni() -> Result<Vni, PeerError> {
+    Vni::new(1).map_err(|error| PeerError(error.to_string()))
+}
+
+/// One NIC of [`path::snapshot`] is here, the other one on another host.
+fn snapshot() -> Result<Snapshot, PeerError> {
+    let mut snapshot = path::snapshot()?;
+    snapshot.ports.truncate(1);
+    snapshot.endpoints.push_back(Some(THERE));
+    let far: Mac = GUEST_MACS[1]
+        .parse()
+        .map_err(|error| PeerError(format!("{error}")))?;
+    let mut overlay = Overlay::new(PortUid(1000));
+    overlay.bindings.insert(far, EndpointIdx(0));
+    if let Some(Some(network)) = snapshot.networks.get_mut(0) {
+        let network = std::sync::Arc::make_mut(network);
+        network.macs.remove(&far);
+        network.ports.truncate(1);
+        network.overlay = Some(overlay.into());
+    }
+    Ok(snapshot)
+}
+
+fn underlay() -> Result<Underlay, PeerError> {
+    let hop = Hop {
+        uplink: PortSlot::uplink(0),
+        src_mac: Mac([2, 0, 0, 0, 0xff, 1]),
+        dst_mac: Mac([2, 0, 0, 0, 0xff, 2]),
+        vlan: None,
+        source: HERE,
+        mtu: MTU,
+        weight: 1,
+    };
+    Underlay::new(Encapsulation::default(), [HERE], [(THERE, vec![hop])])
+        .map_err(|error| PeerError(error.to_string()))
+}
+
+/// One line of the table.
+fn report(what: &str, load: Load, samples: &Samples, per_ns: f64, ratios: &mut Ratios) {
+    let (low, median) = (samples.quantile(0.0) / per_ns, samples.median() / per_ns);
+    let gigabits = load.frame_bytes() as f64 * 8.0 / median;
+    println!(
+        "{what:<12} {:<16} {low:>8.1} [{median:>8.1}] ns {:>8.2} M/s {gigabits:>7.1} Gbit/s",
+        load.name(),
+        1000.0 / median
+    );
+    ratios.push(format!("{what}_{}_ns", load.name()), low);
+}

@@ -1,0 +1,373 @@
+//! Target `tunnel`: a host whose network goes on on another one, and whatever comes from the wire and from its guests.
+//!
+//! `A` lets in everything, `B` TCP to port 80 alone. `F` is bound to the only endpoint that is known; where others are
+//! is learnt. Frames come as any bytes, or as good outer headers around a good inner frame, some of either bent.
+//!
+//! Promises: what goes to the wire is VXLAN of our network to that endpoint, no larger than the way takes, and carries what a
+//! NIC of ours has sent, never what has come from the wire; nobody on the wire is delivered in the name of one of ours;
+//! `B` gets what its rules let in; a frame that goes nowhere is counted under a reason.
+//!
+//! Input: steps ([`Lab::step`]).
+
+use std::cell::RefCell;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use dataplane::overlay::{EndpointIdx, Flood, Overlay};
+use dataplane::ruleset::{Direction, Peer, RuleSet, RuleSpec};
+use dataplane::underlay::{Encapsulation, Hop, Underlay};
+use dataplane::*;
+use io::memory_port::MemoryPeer;
+use wire::build;
+use wire::offload::Offload;
+use wire::parse::{self, L4, Net, TcpFlags, protocol};
+use wire::vxlan::{self, Ends, Outer, UdpChecksum};
+use wire::{Mac, Vni, checksum};
+
+use crate::input::Input;
+
+const STEPS_MAX: usize = 32;
+/// Inputs for one lab.
+const INPUTS_MAX: usize = 1000;
+
+const A: u8 = 1;
+const B: u8 = 2;
+const F: u8 = 3;
+
+const HERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+const THERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
+const HERE_MAC: Mac = Mac([2, 0xaa, 0, 0, 0, 1]);
+const ROUTER_MAC: Mac = Mac([2, 0xaa, 0, 0, 0, 2]);
+const VNI: u32 = 7;
+/// The largest outer packet.
+const MTU: u16 = 1400;
+
+fn mac(host: u8) -> Mac {
+    Mac([2, 0, 0, 0, 0, host])
+}
+
+fn v4(host: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, 0, 0, host)
+}
+
+fn v6(host: u8) -> Ipv6Addr {
+    Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, host.into())
+}
+
+struct Lab {
+    sim: Simulation,
+    /// The guests of A and B.
+    peers: [MemoryPeer; 2],
+    wire: MemoryPeer,
+    inputs: usize,
+}
+
+thread_local! {
+    /// The lab of the input before, as in [`crate::round`].
+    static LAB: RefCell<Option<Lab>> = const { RefCell::new(None) };
+}
+
+/// Sends frames.
+pub fn tunnel(data: &[u8]) {
+    let mut input = Input::new(data);
+    let mut lab = LAB.take().unwrap_or_else(Lab::new);
+    for _ in 0..STEPS_MAX {
+        if input.is_empty() {
+            break;
+        }
+        lab.step(&mut input);
+    }
+    // Longer than anything is remembered.
+    lab.sim.advance(Duration::from_secs(6 * 86_400));
+    lab.inputs += 1;
+    LAB.set(Some(lab).filter(|lab| lab.inputs < INPUTS_MAX));
+}
+
+impl Lab {
+    fn new() -> Lab {
+        let mut sim = Simulation::new(WorkerConfig {
+            max_flows: 64,
+            max_fragments: 16,
+            max_learned_macs: 4,
+            seed: 1,
+            on_broken: Box::new(|slot, error| panic!("{slot:?}: {error}")),
+        });
+        let peers = [0, 1].map(|slot| sim.attach(PortSlot(slot)));
+        let wire = sim.attach(PortSlot::uplink(0));
+        sim.publish(snapshot());
+        sim.set_underlay(underlay());
+        Lab {
+            sim,
+            peers,
+            wire,
+            inputs: 0,
+        }
+    }
+
+    fn step(&mut self, input: &mut Input) {
+        match input.u8() % 8 {
+            0 => self.arrive(input.piece().to_vec()),
+            1..=4 => {
+                let inner = inner(input);
+                let mut frame = outer(&inner, input);
+                bend(&mut frame, input);
+                self.arrive(frame);
+            }
+            5 | 6 => {
+                let (frame, offload) = (inner(input), input.offload());
+                let to = usize::from(input.u8() & 1);
+                self.leave(to, frame, offload);
+            }
+            _ => self.sim.advance(Duration::from_secs(input.u8().into())),
+        }
+    }
+
+    /// A frame comes from the wire.
+    fn arrive(&mut self, frame: Vec<u8>) {
+        // The memory port takes no frame of no bytes for one.
+        if frame.is_empty() {
+            return;
+        }
+        let before = self.drops();
+        let later = vxlan::parse(&frame, frame.len(), vxlan::PORT).is_ok_and(|received| {
+            let inner = &frame[usize::from(received.inner)..received.end as usize];
+            parse::parse(inner, inner.len())
+                .is_ok_and(|packet| packet.ip().is_some_and(|ip| ip.fragment.is_some()))
+        });
+        self.wire.send(frame, Offload::default());
+        self.sim.run();
+        assert_eq!(self.wire.receive(), None, "back to the wire");
+        let mut count = 0;
+        for nic in 0..2 {
+            while let Some((frame, _)) = self.peers[nic].receive() {
+                from_elsewhere(&frame);
+                if nic == 1 {
+                    let_in(&frame);
+                }
+                count += 1;
+            }
+        }
+        assert!(
+            count > 0 || later || self.drops() > before,
+            "a frame went without a trace"
+        );
+    }
+
+    /// A guest sends a frame.
+    fn leave(&mut self, from: usize, frame: Vec<u8>, offload: Offload) {
+        self.peers[from].send(frame, offload);
+        self.sim.run();
+        while let Some((frame, _)) = self.wire.receive() {
+            let received = vxlan::parse(&frame, frame.len(), vxlan::PORT).expect("VXLAN");
+            assert_eq!((received.src, received.dst), (HERE.into(), THERE.into()));
+            assert_eq!(received.vni.id(), VNI);
+            assert!(frame.len() <= usize::from(MTU) + 14, "{} bytes", frame.len());
+            let inner = &frame[usize::from(received.inner)..];
+            let packet = parse::parse(inner, inner.len()).expect("an inner frame that parses");
+            assert_eq!(packet.src, mac(from as u8 + 1), "somebody else's frame");
+        }
+        for peer in &self.peers {
+            while peer.receive().is_some() {}
+        }
+    }
+
+    fn drops(&self) -> u64 {
+        let of = |slot| {
+            let counters = self.sim.port(slot);
+            counters.drops_from.iter().chain(&counters.drops_to).sum::<u64>()
+        };
+        [PortSlot(0), PortSlot(1), PortSlot::uplink(0)]
+            .map(of)
+            .iter()
+            .sum()
+    }
+}
+
+/// Nobody on the wire is one of ours.
+fn from_elsewhere(frame: &[u8]) {
+    let packet = parse::parse(frame, frame.len()).expect("a frame that parses");
+    assert!(packet.src != mac(A) && packet.src != mac(B), "{packet:?}");
+    let ours = |address: IpAddr| {
+        [A, B]
+            .iter()
+            .any(|host| address == v4(*host) || address == v6(*host))
+    };
+    let source = match &packet.net {
+        Net::Arp(arp) => Some(arp.sender_ip.into()),
+        Net::Ip(ip) => Some(ip.src()),
+        Net::Other => panic!("a frame that nobody has looked into"),
+    };
+    assert!(!source.is_some_and(ours), "{packet:?}");
+}
+
+/// B's rules; what the protocol's own needs let in is told apart by the `round` target.
+fn let_in(frame: &[u8]) {
+    let packet = parse::parse(frame, frame.len()).expect("a frame that parses");
+    if let Some(ip) = packet.ip() {
+        let refused = match ip.l4_info {
+            L4::Tcp { dport, .. } => dport != 80,
+            L4::Udp { sport, dport } => ![67, 68, 546, 547]
+                .iter()
+                .any(|port| [sport, dport].contains(port)),
+            L4::Sctp { .. } => true,
+            _ => false,
+        };
+        // What B has begun itself is answered.
+        assert!(
+            !refused || ip.dst() == v4(B) || ip.dst() == v6(B),
+            "B was sent {packet:?}"
+        );
+    }
+}
+
+/// An inner frame that is good at first.
+fn inner(input: &mut Input) -> Vec<u8> {
+    let choice = input.u8();
+    let host = |bits: u8| [A, B, F, 9][usize::from(bits & 3)];
+    let (from, to) = (host(choice), host(choice >> 2));
+    let dst = if choice & 0x80 != 0 {
+        Mac::BROADCAST
+    } else {
+        mac(to)
+    };
+    let frame = build::frame(mac(from), dst);
+    let ip = match choice & 0x10 {
+        0 => frame.ip(v4(from), v4(to)),
+        _ => frame.ip(v6(from), v6(to)),
+    };
+    let ip = ip.tos(input.u8());
+    let mut bytes = match choice >> 5 & 3 {
+        0 => ip
+            .tcp(input.u16(), 80, TcpFlags(input.u8()))
+            .payload(&vec![1; usize::from(input.u16()) % 2000])
+            .build(),
+        1 => ip
+            .udp(input.u8().into(), input.u8().into())
+            .payload(&vec![2; usize::from(input.u16()) % 2000])
+            .build(),
+        2 => build::arp_request(mac(from), v4(from), v4(to)),
+        _ => build::neighbour_solicitation(mac(from), v6(from), v6(to)),
+    };
+    bend(&mut bytes, input);
+    bytes
+}
+
+/// Around it, good outer headers from one endpoint or another.
+fn outer(inner: &[u8], input: &mut Input) -> Vec<u8> {
+    let choice = input.u8();
+    let from = if choice & 7 == 7 {
+        Ipv4Addr::new(192, 0, 2, 9)
+    } else {
+        THERE
+    };
+    let udp = if choice & 8 == 0 {
+        UdpChecksum::Zero
+    } else {
+        UdpChecksum::Full
+    };
+    let vlan = (choice & 0x30 == 0x30).then_some(5);
+    let mut outer = Outer::new(
+        (ROUTER_MAC, HERE_MAC),
+        vlan,
+        Ends::V4(from, HERE),
+        64,
+        vxlan::PORT,
+        udp,
+    );
+    outer.set_flow(Vni::new(VNI).expect("a VNI"), input.u16(), choice >> 6);
+    let mut frame = vec![0; outer.len()];
+    outer.write(&mut frame, inner.len(), checksum::sum(inner));
+    frame.extend_from_slice(inner);
+    frame
+}
+
+/// Changes some bytes.
+fn bend(frame: &mut [u8], input: &mut Input) {
+    for _ in 0..(input.u8() % 8).saturating_sub(4) {
+        let (at, with) = (usize::from(input.u8()), input.u8());
+        if let Some(byte) = frame.get_mut(at) {
+            *byte ^= with;
+        }
+    }
+}
+
+fn underlay() -> Underlay {
+    let hop = Hop {
+        uplink: PortSlot::uplink(0),
+        src_mac: HERE_MAC,
+        dst_mac: ROUTER_MAC,
+        vlan: None,
+        source: HERE.into(),
+        mtu: MTU,
+        weight: 1,
+    };
+    let paths = [(THERE.into(), vec![hop])];
+    Underlay::new(Encapsulation::default(), [HERE.into()], paths).expect("one path")
+}
+
+fn snapshot() -> Snapshot {
+    let vni = Vni::new(VNI).expect("a VNI");
+    let port = |host: u8| PortConfig {
+        slot: PortSlot(u32::from(host) - 1),
+        uid: PortUid(100 + u32::from(host)),
+        vni,
+        network: NetworkIdx(0),
+        mac: mac(host),
+        addresses: vec![v4(host).into(), v6(host).into()],
+        anti_spoof: true,
+        pairs: Vec::new(),
+        groups: vec![GroupIdx(u32::from(host) - 1)],
+        bypass: false,
+        sniffers: Vec::new(),
+        is_sniffer: false,
+        allow_dhcp_server: false,
+        allow_router_advertisements: false,
+        learn_macs: false,
+        link_down: false,
+        timeouts: Timeouts::default(),
+        flow_share: 32,
+        mtu: 1500,
+        trace: None,
+    };
+    let mut overlay = Overlay::new(PortUid(50));
+    overlay.bindings.insert(mac(F), EndpointIdx(0));
+    overlay.neighbours.insert(v4(F).into(), mac(F));
+    overlay.flood = Flood::Endpoints([EndpointIdx(0)].into());
+    overlay.learn = true;
+    let network = Network {
+        vni,
+        macs: [A, B]
+            .map(|host| (mac(host), PortSlot(u32::from(host) - 1)))
+            .into_iter()
+            .collect(),
+        ports: vec![PortSlot(0), PortSlot(1)],
+        learners: Vec::new(),
+        overlay: Some(Arc::new(overlay)),
+    };
+    let group = |protocol, ports| {
+        let rule = RuleSpec {
+            direction: Direction::Ingress,
+            protocol,
+            selector: ports,
+            peer: Peer::Any,
+            slot: RuleSlot(0),
+        };
+        Some(Arc::new(Group {
+            rules: RuleSet::new(vec![rule]),
+            ..Group::default()
+        }))
+    };
+    Snapshot {
+        epoch: Epoch(1),
+        ports: [A, B]
+            .map(|host| Some(Arc::new(port(host))))
+            .into_iter()
+            .collect(),
+        networks: [Some(Arc::new(network))].into_iter().collect(),
+        groups: [group(None, 0..=u16::MAX), group(Some(protocol::TCP), 80..=80)]
+            .into_iter()
+            .collect(),
+        endpoints: [Some(THERE.into())].into_iter().collect(),
+    }
+}
