@@ -207,7 +207,10 @@ impl Slots<'_> {
             found.push(GivenBack { at, slots, id });
             at = at.after(slots, size);
             left -= slots;
-            if left == 0 || !(self.is_used(at) || touched(at)) {
+            // The second says that it is one; whatever looks like it without that is not ours.
+            let is_second = matches!(self.note(at), Some(Note::First { back, .. }) if back == slots);
+            let goes_on = self.is_used(at) || touched(at);
+            if left == 0 || !goes_on || found.len() == 1 && !is_second {
                 break;
             }
             slots = self.span(at);
@@ -223,5 +226,95 @@ impl Slots<'_> {
         let more =
             (0..self.size() - 1).take_while(|&ahead| self.flags(first.after(ahead, self.size())) & NEXT != 0);
         1 + more.count() as u16
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::index::{AVAIL, USED};
+    use super::*;
+
+    const SIZE: usize = 4;
+
+    fn slot(addr: u64, id: u16, flags: u16) -> RawDescriptor {
+        RawDescriptor([addr, u64::from(id) << 32 | u64::from(flags) << 48])
+    }
+
+    /// Offered and given back, in the laps whose counter is 1 (as the first) and 0.
+    const OFFERED_1: u16 = AVAIL;
+    const OFFERED_0: u16 = USED;
+    const USED_1: u16 = AVAIL | USED;
+    const USED_0: u16 = 0;
+
+    fn at(slot: u16, wrap: bool) -> Place {
+        Place {
+            next: Position { slot, wrap },
+            unfinished: vec![],
+        }
+    }
+
+    #[test]
+    fn a_new_ring_is_at_its_beginning() {
+        let zeroes = [slot(0, 0, 0); SIZE];
+        assert_eq!(find(&zeroes), Some(at(0, true)));
+        let offered = |count: usize| -> Vec<_> {
+            let flags = |number| if number < count { OFFERED_1 } else { 0 };
+            (0..SIZE).map(|number| slot(0x1000, 7, flags(number))).collect()
+        };
+        for count in 0..=SIZE {
+            assert_eq!(find(&offered(count)), Some(at(0, true)), "{count} are offered");
+        }
+    }
+
+    #[test]
+    fn the_place_is_behind_what_was_given_back_last() {
+        let ring = |flags: [u16; SIZE]| flags.map(|flags| slot(0x1000, 7, flags));
+        for (flags, place) in [
+            ([USED_1, USED_1, OFFERED_1, 0], at(2, true)),
+            ([USED_1, USED_1, USED_1, USED_1], at(0, false)),
+            ([OFFERED_0, USED_1, USED_1, OFFERED_1], at(3, true)),
+            // All are offered, of two laps: nothing says more than where the one ends.
+            ([OFFERED_0, OFFERED_0, OFFERED_1, OFFERED_1], at(2, true)),
+            ([OFFERED_1, OFFERED_1, OFFERED_1, OFFERED_0], at(3, false)),
+            ([USED_0, OFFERED_0, USED_1, USED_1], at(1, false)),
+        ] {
+            assert_eq!(find(&ring(flags)), Some(place), "{flags:x?}");
+        }
+        // No device gives back one and not the one before.
+        assert_eq!(find(&ring([USED_1, OFFERED_1, USED_1, OFFERED_1])), None);
+    }
+
+    #[test]
+    fn notes_tell_how_many_slots_were_given_back() {
+        let three = Note::First { slots: 3, back: 0 };
+        let mut ring = [
+            slot(three.bits(), 7, USED_1),
+            slot(0x1000, 0, OFFERED_1 | NEXT),
+            slot(Note::Last.bits(), 7, OFFERED_1),
+            slot(0x1000, 8, OFFERED_1),
+        ];
+        assert_eq!(find(&ring), Some(at(3, true)));
+        // The driver has written over the first of them.
+        ring[0] = slot(0x1000, 9, OFFERED_0);
+        assert_eq!(find(&ring), Some(at(3, true)));
+    }
+
+    #[test]
+    fn a_batch_that_was_begun_is_found() {
+        let second = Note::First { slots: 1, back: 1 };
+        let ring = [
+            slot(0x1000, 7, OFFERED_1),
+            slot(second.bits(), 8, USED_1),
+            slot(0x1000, 9, USED_1),
+            slot(0x1000, 5, OFFERED_1),
+        ];
+        let Place { next, unfinished } = find(&ring).unwrap();
+        assert_eq!(next, at(3, true).next);
+        let one = |slot, id| GivenBack {
+            at: Position { slot, wrap: true },
+            slots: 1,
+            id,
+        };
+        assert_eq!(unfinished, [one(0, 7), one(1, 8), one(2, 9)]);
     }
 }
