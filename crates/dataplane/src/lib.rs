@@ -4,7 +4,7 @@
 //!
 //! Control compiles the configuration into one immutable [`Snapshot`] with an epoch; a
 //! [`Worker`] owns its ports and all state but the flows, and takes a snapshot up between two batches. A frame's way is in
-//! `path.rs`, eleven steps that read from top to bottom, each of them done for a whole batch before the next.
+//! `path.rs`, thirteen steps that read from top to bottom, each of them done for a whole batch before the next.
 //! There is no I/O and no clock in here: frames come through [`io::port::Port`], the time with every turn.
 //!
 //! **A job is a frame for one target.** Unicast makes one, broadcast one for each NIC of the network; rules,
