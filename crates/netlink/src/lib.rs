@@ -31,6 +31,7 @@
 //! million routes. Sockets are `netlink-sys`'s.
 
 mod decode;
+pub mod devices;
 mod error;
 pub mod firewall;
 mod message;

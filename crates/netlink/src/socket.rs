@@ -4,7 +4,7 @@ use crate::error::Error;
 use crate::uapi;
 use netlink_sys::{
     AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket,
-    protocols::{NETLINK_NETFILTER, NETLINK_ROUTE},
+    protocols::{NETLINK_GENERIC, NETLINK_NETFILTER, NETLINK_ROUTE},
 };
 use rustix::net::sockopt;
 use std::{fmt, io};
@@ -37,6 +37,11 @@ impl Socket {
     /// One that hears every group of [`uapi::GROUPS`].
     pub fn listening() -> Result<Self, Error> {
         Self::open(NETLINK_ROUTE, &uapi::GROUPS)
+    }
+
+    /// One that asks families of generic netlink.
+    pub fn generic() -> Result<Self, Error> {
+        Self::open(NETLINK_GENERIC, &[])
     }
 
     /// One that asks about nftables.

@@ -25,6 +25,8 @@ pub struct Interface {
     pub slot: u32,
     /// VLAN id and EtherType.
     pub vlan: Option<(u16, u16)>,
+    /// The device takes frames that are redirected to it.
+    pub sends: bool,
 }
 
 impl Interface {
@@ -62,6 +64,8 @@ impl Interface {
             port: 0,
             slot: 0,
             vlan: link.vlan.map(|vlan| (vlan.id, vlan.protocol)),
+            // Until the driver has been asked.
+            sends: false,
         })
     }
 
@@ -144,7 +148,8 @@ pub struct View<'a> {
 
 impl Reach for View<'_> {
     fn hop(&self, ifindex: u32, neighbour: IpAddr, mtu: Option<u32>) -> Result<Hop, Counter> {
-        let interface = self.interfaces.get(&ifindex).ok_or(Counter::Elsewhere)?;
+        let interface = self.interfaces.get(&ifindex).filter(|interface| interface.sends);
+        let interface = interface.ok_or(Counter::Elsewhere)?;
         let link = interface
             .link(self.snapshot)
             .filter(|link| link.up && link.running);

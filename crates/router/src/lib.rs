@@ -41,6 +41,7 @@ mod report;
 mod router;
 mod service;
 pub mod spec;
+pub mod text;
 pub mod trie;
 
 pub use error::Error;

@@ -156,8 +156,7 @@ impl Router {
             self.ports.set(&interface.port, &interface.device)?;
             attached.add(interface.device, Feature::Router, &self.program, mode)?;
         }
-        let (ifindex, egress) = (interface.ifindex, interface.egress());
-        self.egresses.set(&ifindex, &egress)?;
+        let ifindex = interface.ifindex;
         self.interfaces.insert(ifindex, interface);
         self.order.push(ifindex);
         // Rules may name it; hops may leave by it.
@@ -261,6 +260,23 @@ impl Router {
         self.settle()
     }
 
+    /// Says of a device whether it takes redirected frames; those for one that does not are left to the kernel.
+    pub fn set_sends(&mut self, device: u32, sends: bool) -> Result<(), Error> {
+        let of_device = |interface: &&mut Interface| interface.device == device && interface.sends != sends;
+        let mut changed = false;
+        for interface in self.interfaces.values_mut().filter(of_device) {
+            interface.sends = sends;
+            changed = true;
+            if sends {
+                self.egresses.set(&interface.ifindex, &interface.egress())?;
+            } else {
+                self.egresses.remove(&interface.ifindex)?;
+            }
+        }
+        // Hops by it come or go.
+        if changed { self.update_all() } else { Ok(()) }
+    }
+
     /// Once a second: places that were given up are used again, and the neighbours are told that were used but that the
     /// kernel has not confirmed lately: it should.
     pub fn housekeep(&mut self) -> Vec<(u32, std::net::IpAddr)> {
@@ -342,6 +358,12 @@ impl Router {
             if let Some(why) = self.why_ask(at) {
                 notes.push(format!("{family} routes are looked up by the kernel: {why}"));
             }
+        }
+        for interface in self.interfaces().filter(|interface| !interface.sends) {
+            notes.push(format!(
+                "packets to {} are left to the kernel: its driver takes no redirected frames (a veth does when its other end has GRO)",
+                interface.name
+            ));
         }
         for interface in self.interfaces() {
             let entry = interface.entry(&self.snapshot, self.plans[0].custom);

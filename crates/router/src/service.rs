@@ -4,6 +4,7 @@
 use std::io;
 use std::time::Duration;
 
+use netlink::devices::Devices;
 use netlink::firewall::Firewall as Hooks;
 use netlink::{Kinds, Mirror, Requests, Watch};
 use tokio::time::{Interval, MissedTickBehavior, interval};
@@ -25,6 +26,7 @@ pub struct Service {
     watch: Watch,
     hooks: Hooks,
     requests: Requests,
+    devices: Devices,
     second: Interval,
 }
 
@@ -39,6 +41,7 @@ impl Service {
             watch: mirror.watch(),
             hooks: Hooks::new()?,
             requests: Requests::new()?,
+            devices: Devices::new().await?,
             second,
             mirror,
         };
@@ -56,7 +59,8 @@ impl Service {
         mode: Option<xdp::Mode>,
     ) -> Result<(), Error> {
         self.router.update(self.mirror.snapshot(), Kinds::ALL)?;
-        self.router.add(name, attached, mode)
+        self.router.add(name, attached, mode)?;
+        self.read_devices().await
     }
 
     /// Waits for the next thing that changes, and does what it asks for. True if the kernel's tables, the firewall or a
@@ -66,6 +70,9 @@ impl Service {
             changed = self.watch.changed() => {
                 let (snapshot, kinds) = changed?;
                 self.router.update(snapshot, kinds)?;
+                if kinds.any(Kinds::LINKS) {
+                    self.read_devices().await?;
+                }
                 Ok(true)
             }
             changed = self.hooks.changed() => {
@@ -75,6 +82,7 @@ impl Service {
             }
             _ = self.second.tick() => {
                 self.read_settings()?;
+                self.read_devices().await?;
                 for (ifindex, ip) in self.router.housekeep() {
                     // A neighbour that has gone meanwhile needs no confirmation.
                     let _ = self.requests.probe(ifindex, ip).await;
@@ -87,6 +95,17 @@ impl Service {
     async fn read_firewall(&mut self) -> Result<(), Error> {
         let hooks = self.hooks.hooks().await?;
         self.router.set_firewall(Firewall { hooks })
+    }
+
+    /// Which devices take redirected frames: that can change with what happens at the far end of a veth.
+    async fn read_devices(&mut self) -> Result<(), Error> {
+        let devices: std::collections::BTreeSet<u32> =
+            self.router.interfaces().map(|own| own.device).collect();
+        for device in devices {
+            let sends = self.devices.takes_redirects(device).await?;
+            self.router.set_sends(device, sends)?;
+        }
+        Ok(())
     }
 
     /// Settings that the kernel tells nobody of.

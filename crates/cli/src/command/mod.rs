@@ -7,6 +7,7 @@ mod daemon;
 mod dump;
 mod endpoint;
 mod flows;
+mod forward;
 mod network;
 mod nic;
 mod nic_details;
@@ -71,6 +72,8 @@ pub enum Command {
     Drops(flows::DropsArgs),
     /// Show tracked connections (API v1)
     Flows(flows::FlowsArgs),
+    /// Forward between interfaces, in the foreground and without a daemon, until interrupted
+    Forward(forward::ForwardArgs),
     /// Change how much the daemon logs, until it stops
     LogLevel(daemon::LogLevelArgs),
     /// Print a completion script for a shell
@@ -96,6 +99,7 @@ impl Command {
             Command::Watch(args) => args.run(session).await,
             Command::Drops(args) => args.run(session).await,
             Command::Flows(args) => args.run(session).await,
+            Command::Forward(args) => args.run(session).await,
             Command::LogLevel(args) => args.run(session).await,
             Command::Completion(args) => args.run(session),
         }

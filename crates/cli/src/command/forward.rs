@@ -1,0 +1,178 @@
+//! `butterfly forward`: the router in the foreground, without a daemon. It ends with this process, and the kernel
+//! forwards on.
+
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use router::{Options, Report, Service, text};
+use serde_json::{Value, json};
+use tokio::signal::unix::{SignalKind, signal};
+use xdp::Interfaces;
+
+use crate::error::Error;
+use crate::session::Session;
+
+const EXAMPLES: &str = "\
+Nothing is configured here: addresses, routes, rules, neighbours and MTUs are the kernel's, and followed as they
+change. What the fast path does not do itself is left to the kernel, which also takes over when this ends,
+however it ends. With --json a line a report.
+
+Examples:
+  butterfly forward eth1 eth2
+  butterfly forward eth1 eth2.100 --routes --watch=5";
+
+/// `forward`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct ForwardArgs {
+    /// Interfaces to forward between, VLANs among them
+    #[arg(required = true, value_name = "INTERFACE")]
+    interfaces: Vec<String>,
+    /// Print the routes and neighbours that it begins with
+    #[arg(long)]
+    routes: bool,
+    /// Print the counters every so many seconds
+    #[arg(long, value_name = "SECS", num_args = 0..=1, default_missing_value = "1", require_equals = true,
+        value_parser = clap::value_parser!(u64).range(1..))]
+    watch: Option<u64>,
+    /// How the program runs: in the driver, or behind it [default: native, generic where refused]
+    #[arg(long, value_enum)]
+    mode: Option<Mode>,
+    /// Room for so many /24 networks with longer prefixes or neighbours (1 KiB each)
+    #[arg(long, value_name = "COUNT", default_value_t = Options::default().nodes4)]
+    nodes4: u32,
+    /// Room for so many nodes of IPv6's table (64 bytes each, up to twelve a prefix)
+    #[arg(long, value_name = "COUNT", default_value_t = Options::default().nodes6)]
+    nodes6: u32,
+}
+
+/// `--mode`.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Mode {
+    Native,
+    Generic,
+}
+
+impl ForwardArgs {
+    /// Forwards until SIGINT or SIGTERM.
+    pub async fn run(self, session: &mut Session) -> Result<(), Error> {
+        let refused = |error: router::Error| Error::Refused(error.to_string());
+        // Asked for first: a signal that comes while the tables are read ends it too.
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        let options = Options {
+            nodes4: self.nodes4,
+            nodes6: self.nodes6,
+            ..Options::default()
+        };
+        let mut service = Service::start(&options).await.map_err(refused)?;
+        let mut attached = Interfaces::new();
+        for name in &self.interfaces {
+            let mode = self.mode.map(|mode| match mode {
+                Mode::Native => xdp::Mode::Native,
+                Mode::Generic => xdp::Mode::Generic,
+            });
+            service.add(name, &mut attached, mode).await.map_err(refused)?;
+        }
+        let mut shown = service.router.report(&attached).map_err(refused)?;
+        begin(session, &service, &shown, self.routes)?;
+        let mut second = tokio::time::interval(Duration::from_secs(self.watch.unwrap_or(1)));
+        second.tick().await;
+        loop {
+            tokio::select! {
+                changed = service.step() => {
+                    if !changed.map_err(refused)? {
+                        continue;
+                    }
+                    let now = service.router.report(&attached).map_err(refused)?;
+                    say_what_changed(session, &shown, &now)?;
+                    shown = now;
+                }
+                _ = second.tick(), if self.watch.is_some() => {
+                    show(session, &service.router.report(&attached).map_err(refused)?)?;
+                }
+                _ = interrupt.recv() => break,
+                _ = terminate.recv() => break,
+            }
+        }
+        show(session, &service.router.report(&attached).map_err(refused)?)
+    }
+}
+
+/// What was taken over.
+fn begin(session: &mut Session, service: &Service, report: &Report, routes: bool) -> Result<(), Error> {
+    let snapshot = service.router.snapshot();
+    let mut out = String::new();
+    for (interface, shown) in service.router.interfaces().zip(&report.interfaces) {
+        if let Some(link) = interface.link(snapshot) {
+            out += &text::interface(link, snapshot);
+        }
+        out += &format!("taking over {}: {} XDP.\n", shown.name, shown.mode);
+    }
+    let [four, six] = report.tables;
+    out += &format!(
+        "{} prefixes of IPv4 and {} of IPv6 are followed.\n",
+        four.prefixes, six.prefixes
+    );
+    for note in &report.notes {
+        out += &format!("{note}\n");
+    }
+    if routes {
+        out += &format!("\n{}\n{}", text::routes(snapshot), text::neighbours(snapshot));
+    }
+    if session.out.json {
+        session.out.value_line(&json_of(report))?;
+    } else {
+        session.out.text(&out)?;
+    }
+    session.out.flush()
+}
+
+/// Reasons why packets are the kernel's that came or went.
+fn say_what_changed(session: &mut Session, before: &Report, now: &Report) -> Result<(), Error> {
+    if before.notes == now.notes {
+        return Ok(());
+    }
+    if session.out.json {
+        session.out.value_line(&json_of(now))?;
+        return session.out.flush();
+    }
+    for note in before.notes.iter().filter(|note| !now.notes.contains(note)) {
+        session.out.text(&format!("no longer: {note}\n"))?;
+    }
+    for note in now.notes.iter().filter(|note| !before.notes.contains(note)) {
+        session.out.text(&format!("{note}\n"))?;
+    }
+    session.out.flush()
+}
+
+fn show(session: &mut Session, report: &Report) -> Result<(), Error> {
+    if session.out.json {
+        session.out.value_line(&json_of(report))?;
+    } else {
+        session.out.text(&text::counters(report))?;
+    }
+    session.out.flush()
+}
+
+fn json_of(report: &Report) -> Value {
+    let family = |values: &[u64]| -> Value {
+        let named = router::layout::Counter::ALL
+            .iter()
+            .map(|counter| counter.name().to_owned());
+        named
+            .zip(values.iter().map(|value| json!(value)))
+            .collect::<serde_json::Map<_, _>>()
+            .into()
+    };
+    let interfaces: Vec<Value> = report
+        .interfaces
+        .iter()
+        .map(|one| {
+            let [four, six] = &one.counters;
+            json!({ "name": one.name, "mode": one.mode, "ipv4": family(four), "ipv6": family(six) })
+        })
+        .collect();
+    let table = |at: usize| json!({ "prefixes": report.tables[at].prefixes, "nodes": report.tables[at].nodes, "nodes_max": report.tables[at].nodes_max });
+    json!({ "interfaces": interfaces, "notes": report.notes, "ipv4": table(0), "ipv6": table(1) })
+}
