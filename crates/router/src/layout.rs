@@ -279,3 +279,20 @@ const _: () = assert!(size_of::<Interface>() == 16);
 const _: () = assert!(size_of::<Egress>() == 12);
 const _: () = assert!(size_of::<Config>() == 16);
 const _: () = assert!(Counter::Beyond as usize + 1 == Counter::ALL.len());
+
+#[cfg(test)]
+mod tests {
+    use super::Counter;
+
+    #[test]
+    fn the_page_lists_the_counters() {
+        let page = include_str!("../../../docs/router.md");
+        let listed = page
+            .lines()
+            .filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+        assert!(
+            listed.eq(Counter::ALL.map(Counter::name)),
+            "docs/router.md has other counters than the program"
+        );
+    }
+}
