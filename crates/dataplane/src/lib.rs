@@ -22,6 +22,11 @@
 //! [`PortUid`] is never used again. No guest can therefore ride on, reset or fill in
 //! another guest's flow by borrowing its address.
 //!
+//! **Other hosts.** What a network is on other hosts is one partner of flows, its *remote* ([`overlay`]), which bypasses filtering:
+//! egress is judged on the sender's host, ingress on the receiver's. Frames from the wire lose their outer headers
+//! (`stages/outer.rs`) and go the same way as all; frames for other hosts get a next hop of the [`underlay`] as their
+//! target (`stages/encapsulate.rs`) and their outer headers when they are delivered.
+//!
 //! **Bounds.** Every table has a maximum and an answer when it is full:
 //!
 //! | table | bound | when full |
@@ -31,7 +36,10 @@
 //! | fragments held back | 64 and 1 MiB, 32 for a NIC, 1 s | the oldest of the NIC with most: `fragment_without_first` |
 //! | messages from worker to worker | 1,024 a pair of workers | `handoff_full` |
 //! | batches handed over | 32 of a worker | the queue is not received from until one is back |
-//! | learnt MACs | `max_learned_macs`; a quarter for a NIC; 300 s | not learnt: flooded to the learners |
+//! | learnt MACs | `max_learned_macs`; a quarter for a NIC or endpoint; 300 s | not learnt: flooded |
+//! | endpoints that nobody knows a way to | 1,024 between two looks | told with a later frame |
+//! | ICMP errors about too large frames | 100 a second for a NIC, of a worker | not told |
+//! | frames handed over for an uplink | 1,024 of a batch, copies counted each | `handoff_full` |
 //! | NICs, rules with counters | 16,384; 1,048,576 | control refuses |
 //!
 //! # Several workers

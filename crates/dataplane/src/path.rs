@@ -19,8 +19,8 @@ use crate::round::{Arrival, Case, Item, Job, Round, Tables};
 use crate::snapshot::{NetworkIdx, PortSlot, Snapshot};
 use crate::stages::lane::Lane;
 use crate::stages::{
-    always, deliver, destination, encapsulate, fragments, known, neighbours, outer, parse, remember, rules,
-    spoof,
+    always, deliver, destination, encapsulate, fragments, known, merge, neighbours, outer, parse, remember,
+    rules, spoof,
 };
 use crate::underlay::Underlay;
 use crate::view::View;
@@ -197,6 +197,7 @@ impl Path {
         }
         self.clear();
         std::mem::swap(&mut self.jobs, &mut self.passed);
+        merge::run(batch, &mut self.jobs, |job| ports.accepts(job.target, job.steer));
         if let Some((_, _, mut round)) = self.open(all, batch, now) {
             deliver::run(&mut round, ports);
         }

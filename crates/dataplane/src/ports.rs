@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use io::frame::{BATCH, Batch, Bits};
-use io::port::{Port, PortError, TransmitError};
+use io::port::{Accepts, Port, PortError, TransmitError};
 use wire::vxlan::Outer;
 
 use crate::counters::{MAX_PORTS, MAX_SLOTS, MAX_UPLINKS};
@@ -260,6 +260,17 @@ impl Ports {
             Put::Full => Err(DropReason::HandoffFull),
             Put::Gone => Err(DropReason::TargetDown),
         }
+    }
+
+    /// What the queue of a NIC takes that a frame with this wish goes to; nothing special when it is another worker's.
+    pub(crate) fn accepts(&self, target: PortSlot, steer: u32) -> Accepts {
+        let on = self.routes.on(target);
+        let queue = QueueId {
+            slot: target,
+            pair: if on == 0 { 0 } else { pick(on, steer) },
+        };
+        let here = self.peek(queue);
+        here.map_or(Accepts::default(), |attached| attached.port.accepts())
     }
 
     /// Sends a frame over an uplink in its outer headers, by a queue of this worker if it has one. True when it was written

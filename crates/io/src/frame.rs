@@ -198,6 +198,9 @@ pub struct Batch {
     buffers_used: usize,
     /// Keeps the memory mapped that `segments` points into.
     memory: Vec<Arc<GuestMemory>>,
+    /// What came with the heads of frames that were [joined](Batch::join) to others: room for all of it, which is not
+    /// allocated anew while segments point there.
+    spill: Vec<u8>,
     /// How its frames are sent over an uplink by another worker.
     pub wraps: Vec<Wrap>,
     /// The same of an uplink's.
@@ -221,6 +224,7 @@ impl Batch {
             segments: Vec::with_capacity(BATCH * 4),
             buffers: Vec::new(),
             buffers_used: 0,
+            spill: Vec::new(),
             wraps: Vec::new(),
             memory: Vec::with_capacity(1),
             umem: None,
@@ -264,6 +268,7 @@ impl Batch {
         self.len = 0;
         self.segments.clear();
         self.buffers_used = 0;
+        self.spill.clear();
         self.wraps.clear();
         self.memory.clear();
         self.umem = None;
@@ -339,6 +344,74 @@ impl Batch {
             done += len;
         }
         done
+    }
+
+    /// Puts the bytes of `others`, each without its first `skip`, behind those of frame `first`: its body is theirs then too.
+    /// The others stay as they are. False, and nothing is changed, when the whole would be longer than [`FRAME_MAX`], a
+    /// head has not that many bytes, or the first is joined already.
+    pub fn join(&mut self, first: usize, others: &[u8], skip: usize) -> bool {
+        self.spill
+            .reserve(BATCH * HEAD_MAX - self.spill.len().min(BATCH * HEAD_MAX));
+        let frames = self.frames();
+        let added: usize = others
+            .iter()
+            .map(|other| frames[usize::from(*other)].len().saturating_sub(skip))
+            .sum();
+        let short = others
+            .iter()
+            .any(|other| frames[usize::from(*other)].head().len() < skip);
+        let spilt: usize = others
+            .iter()
+            .map(|other| frames[usize::from(*other)].head().len())
+            .sum();
+        let len = frames[first].len() + added;
+        if short || len > FRAME_MAX || self.spill.len() + spilt > BATCH * HEAD_MAX {
+            return false;
+        }
+        let start = self.segments.len();
+        self.add_body(first);
+        for &other in others {
+            let at = self.spill.len();
+            self.spill
+                .extend_from_slice(&self.frames[usize::from(other)].head()[skip..]);
+            if self.spill.len() > at {
+                self.segments.push(Segment {
+                    ptr: self.spill[at..].as_ptr(),
+                    len: self.spill.len() - at,
+                });
+            }
+            self.add_body(usize::from(other));
+        }
+        self.frames[first].body = Body::Segments {
+            start: start as u32,
+            count: (self.segments.len() - start) as u32,
+        };
+        self.frames[first].len = len as u32;
+        true
+    }
+
+    /// Adds the segments of a frame's body to the end of the list, as far as the frame goes.
+    fn add_body(&mut self, index: usize) {
+        let mut left = self.frames[index].len() - self.frames[index].head().len();
+        let mut one = [copy::NOTHING];
+        let count = self.body(index, &mut one).len();
+        for number in 0..count {
+            let segment = self.body(index, &mut one)[number];
+            let len = segment.len.min(left);
+            if len > 0 {
+                self.segments.push(Segment { len, ..segment });
+            }
+            left -= len;
+        }
+    }
+
+    /// The ones'-complement sum of a frame's bytes from `from` on, which is in its head.
+    pub fn sum_from(&self, index: usize, from: usize) -> u32 {
+        let head = self.frames()[index].head();
+        let before = wire::checksum::sum(&head[..from.min(head.len())]);
+        // From an even place on a sum is the difference of two.
+        debug_assert!(from.is_multiple_of(2));
+        wire::checksum::add(self.sum(index), u32::from(!wire::checksum::fold(before)))
     }
 
     /// The ones'-complement sum of all of a frame's bytes, as [`wire::checksum::sum`] makes it.
@@ -522,6 +595,43 @@ mod tests {
         batch.clear();
         batch.push_bytes(&pattern(400), Offload::default()).unwrap();
         assert_eq!(batch.to_bytes(0), pattern(400));
+    }
+
+    #[test]
+    fn joined_frames_are_one_behind_the_other() {
+        let mut batch = Batch::new();
+        for lens in [
+            [60, 60, 60],
+            [60, 1514, 300],
+            [1514, 1514, 700],
+            [HEAD_MAX, 54, HEAD_MAX + 1],
+        ] {
+            let frames = lens.map(pattern);
+            for frame in &frames {
+                batch.push_bytes(frame, Offload::default()).unwrap();
+            }
+            // What is around them goes first, as with frames from the wire.
+            batch
+                .frames_mut()
+                .iter_mut()
+                .for_each(|frame| assert!(frame.strip(20, frame.len() - 20)));
+            assert!(!batch.join(0, &[1, 2], HEAD_MAX), "nothing has so long a head");
+            assert!(batch.join(0, &[1, 2], 34));
+            let expected = [&frames[0][20..], &frames[1][54..], &frames[2][54..]].concat();
+            assert_eq!(batch.to_bytes(0), expected, "{lens:?}");
+            assert_eq!(batch.to_bytes(1), frames[1][20..]);
+            let from = wire::checksum::sum(&expected[34..]);
+            assert_eq!(
+                wire::checksum::fold(batch.sum_from(0, 34)),
+                wire::checksum::fold(from)
+            );
+            batch.clear();
+        }
+        let large = pattern(40_000);
+        batch.push_bytes(&large, Offload::default()).unwrap();
+        batch.push_bytes(&large, Offload::default()).unwrap();
+        assert!(!batch.join(0, &[1], 0), "too long together");
+        assert_eq!(batch.to_bytes(0), large);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! checked, and what it returns ([`parse::Packet`]) holds offsets that are valid for that slice.
 //!
 //! - judging: [`parse`], [`nd`], [`dhcp`]
-//! - completing what a sender left undone: [`offload`], [`virtio_net`], [`checksum`], [`segment`]
+//! - completing what a sender left undone: [`offload`], [`virtio_net`], [`checksum`], [`segment`], and its opposite [`merge`]
 //! - between hosts: [`vxlan`]
 //! - making: [`build`] (frames), [`pcapng`] (capture files)
 
@@ -13,6 +13,7 @@ mod addr;
 pub mod build;
 pub mod checksum;
 pub mod dhcp;
+pub mod merge;
 pub mod nd;
 pub mod offload;
 pub mod parse;

@@ -7,6 +7,7 @@ pub(crate) mod encapsulate;
 pub(crate) mod fragments;
 pub(crate) mod known;
 pub(crate) mod lane;
+pub(crate) mod merge;
 pub(crate) mod neighbours;
 pub(crate) mod outer;
 pub(crate) mod parse;

@@ -17,6 +17,7 @@ mod model;
 mod overlay;
 mod overlay_drops;
 mod overlay_flood;
+mod overlay_merge;
 mod overlay_mtu;
 mod rings;
 mod rules;

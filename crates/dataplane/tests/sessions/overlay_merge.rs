@@ -1,0 +1,127 @@
+//! TCP segments from the wire that reach a guest as one large frame, when it has negotiated that (GRO).
+
+use io::port::Accepts;
+use wire::offload::Offload;
+use wire::parse::TcpFlags;
+
+use crate::lab::*;
+use crate::wire_lab::*;
+
+const PUSH: TcpFlags = TcpFlags(0x18);
+
+/// A host with a guest that takes large frames, and a connection from a machine elsewhere to it.
+fn connected(family: Family) -> (Host, Nic, Far) {
+    let mut host = Host::new();
+    let a = host.lab.nic();
+    host.lab.group_of(a, vec![allow_in(TCP, 80)]);
+    let b = host.far(20, 2);
+    host.enters(b.at, a, data(b.nic, a, family, SYN, 999, 0));
+    let answer = ip(a, b.nic, family).tcp(80, 4000, SYN_ACK).seq(999).ack(1000);
+    host.leaves(a, b.at, answer.build());
+    host.enters(b.at, a, data(b.nic, a, family, ACK, 1000, 0));
+    // The whole path has seen data too: from here on the lane is open.
+    host.enters(b.at, a, data(b.nic, a, family, ACK, 1000, 0));
+    host.lab.peer(a).accept(Accepts::ALL);
+    (host, a, b)
+}
+
+/// A segment of `len` bytes.
+fn data(from: Nic, to: Nic, family: Family, flags: TcpFlags, seq: u32, len: usize) -> Vec<u8> {
+    let ack = if flags == SYN { 0 } else { 1000 };
+    let segment = ip(from, to, family).dont_fragment().tcp(4000, 80, flags);
+    let payload: Vec<u8> = (0..len).map(|n| (n as u32 + seq) as u8).collect();
+    segment.seq(seq).ack(ack).payload(&payload).build()
+}
+
+/// These inner frames come from the wire in one batch; gives what the guest receives.
+fn together(host: &mut Host, from: Far, to: Nic, frames: &[Vec<u8>]) -> Vec<(Vec<u8>, Offload)> {
+    for frame in frames {
+        assert!(host.wire.send(inbound(from.at, frame), Offload::default()));
+    }
+    let before = host.lab.drops();
+    host.lab.sim.run();
+    assert_eq!(difference(&before, &host.lab.drops()), []);
+    std::iter::from_fn(|| host.lab.peer(to).receive()).collect()
+}
+
+#[test]
+fn segments_in_a_row_arrive_as_the_frame_that_they_could_have_been_cut_from() {
+    for family in FAMILIES {
+        let (mut host, a, b) = connected(family);
+        let segment = |flags, seq, len| data(b.nic, a, family, flags, seq, len);
+        let frames = [
+            segment(ACK, 1000, 1300),
+            segment(ACK, 2300, 1300),
+            segment(PUSH, 3600, 200),
+        ];
+        let arrived = together(&mut host, b, a, &frames);
+        let payload: Vec<u8> = (0..2800u32)
+            .map(|n| match n {
+                0..1300 => (n + 1000) as u8,
+                1300..2600 => (n - 1300 + 2300) as u8,
+                _ => (n - 2600 + 3600) as u8,
+            })
+            .collect();
+        let large = ip(b.nic, a, family)
+            .dont_fragment()
+            .tcp(4000, 80, PUSH)
+            .seq(1000)
+            .ack(1000);
+        assert_eq!(arrived, [large.payload(&payload).gso(1300).build_with_offload()]);
+        let flow = &host.lab.sim.flows(None)[0];
+        assert_eq!(flow.frames_out, 6, "each segment is counted");
+
+        // A guest that takes no large frames gets each.
+        host.lab.peer(a).accept(Accepts::default());
+        let frames = [segment(ACK, 3800, 1300), segment(ACK, 5100, 1300)];
+        let arrived = together(&mut host, b, a, &frames);
+        assert_eq!(
+            arrived.into_iter().map(|(frame, _)| frame).collect::<Vec<_>>(),
+            frames
+        );
+    }
+}
+
+#[test]
+fn what_is_out_of_order_damaged_or_pushed_is_not_merged_with_what_follows() {
+    for family in FAMILIES {
+        let (mut host, a, b) = connected(family);
+        let segment = |flags, seq, len| data(b.nic, a, family, flags, seq, len);
+        let lens = |arrived: &[(Vec<u8>, Offload)]| {
+            let headers = segment(ACK, 0, 0).len();
+            arrived
+                .iter()
+                .map(|(frame, _)| frame.len() - headers)
+                .collect::<Vec<_>>()
+        };
+        let gap = [
+            segment(ACK, 1000, 100),
+            segment(ACK, 1200, 100),
+            segment(ACK, 1300, 100),
+        ];
+        assert_eq!(lens(&together(&mut host, b, a, &gap)), [100, 200]);
+        let pushed = [segment(PUSH, 1400, 100), segment(ACK, 1500, 100)];
+        assert_eq!(lens(&together(&mut host, b, a, &pushed)), [100, 100]);
+        let short = [
+            segment(ACK, 1600, 100),
+            segment(ACK, 1700, 60),
+            segment(ACK, 1760, 100),
+        ];
+        assert_eq!(lens(&together(&mut host, b, a, &short)), [160, 100]);
+        let mut damaged = segment(ACK, 1960, 100);
+        *damaged.last_mut().unwrap() ^= 1;
+        let frames = [segment(ACK, 1860, 100), damaged.clone(), segment(ACK, 2060, 100)];
+        let arrived = together(&mut host, b, a, &frames);
+        assert_eq!(lens(&arrived), [100, 100, 100]);
+        assert_eq!(arrived[1].0, damaged, "its receiver finds out");
+        // The end of the connection takes the whole path, and nothing is lost of what came before it.
+        let ended = [
+            segment(ACK, 2160, 100),
+            segment(ACK, 2260, 100),
+            segment(FIN_ACK, 2360, 0),
+        ];
+        let arrived = together(&mut host, b, a, &ended);
+        assert_eq!(lens(&arrived).iter().sum::<usize>(), 200);
+        assert_eq!(arrived.last().unwrap().0, ended[2]);
+    }
+}
