@@ -27,6 +27,8 @@ pub struct Settings {
     pub pid: u32,
     /// Flows that one NIC may have in the table at a time.
     pub flow_share: u32,
+    /// This host reaches others: networks get what is behind them. Without, they end here.
+    pub overlay: bool,
     /// Hosts reach each other over IPv6: which multicast group a VNI makes.
     pub underlay_ipv6: bool,
     /// When the daemon started, Unix seconds.
@@ -43,6 +45,7 @@ impl Default for Settings {
             trace_default: false,
             pid: 0,
             flow_share: 65_536,
+            overlay: false,
             underlay_ipv6: false,
             started_unix_secs: 0,
         }

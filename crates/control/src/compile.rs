@@ -1,6 +1,8 @@
 //! Builds what an operation touches into the next snapshot; everything else is shared with the one before. What it
 //! costs is counted in [`Work`], which tests compare: a rule added to a group of a thousand NICs compiles one group.
 
+mod overlay;
+
 use crate::attach::Settings;
 use crate::model::{Direction, Icmp, NicId, Peer, Removal, Rule, RuleMatch};
 use crate::stage::Staged;
@@ -10,6 +12,7 @@ use dataplane::snapshot::{Group, MacMap, Network, PortConfig, RuleSlot};
 use imbl::Vector;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use wire::Vni;
 
 /// What an operation had to compile.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -22,6 +25,8 @@ pub struct Work {
     pub rule_sets: usize,
     /// Addresses that groups came or ceased to stand for.
     pub members: usize,
+    /// Bindings of networks that this host is in.
+    pub bindings: usize,
 }
 
 impl State {
@@ -30,7 +35,8 @@ impl State {
         let mut work = Work::default();
         self.snapshot.epoch.0 += 1;
         self.compile_groups(staged, &mut work);
-        self.compile_networks(staged, &mut work);
+        let fresh = self.compile_networks(staged, &mut work);
+        self.compile_overlay(staged, &fresh, settings, &mut work);
         self.compile_ports(staged, settings, &mut work);
         work
     }
@@ -89,13 +95,14 @@ impl State {
         }
     }
 
-    /// Sniffers are in no network's tables: nothing is sent to them, they get copies.
-    fn compile_networks(&mut self, staged: &Staged, work: &mut Work) {
+    /// Sniffers are in no network's tables: nothing is sent to them, they get copies. Gives back the networks that were not
+    /// there before.
+    fn compile_networks(&mut self, staged: &Staged, work: &mut Work) -> BTreeSet<Vni> {
         let networks = &mut self.snapshot.networks;
         for idx in &staged.dropped_networks {
             set(networks, idx.0, None);
         }
-        let mut touched = BTreeSet::new();
+        let (mut touched, mut fresh) = (BTreeSet::new(), BTreeSet::new());
         let place = |entry: &NicEntry| {
             let nic = &entry.nic;
             (
@@ -134,6 +141,7 @@ impl State {
                 };
                 set(networks, idx.0, Some(Arc::new(empty)));
                 touched.insert(idx);
+                fresh.insert(vni);
             }
             if new.nic.sniff_target.is_some() {
                 continue;
@@ -149,6 +157,7 @@ impl State {
             }
         }
         work.networks += touched.len();
+        fresh
     }
 
     fn compile_ports(&mut self, staged: &Staged, settings: &Settings, work: &mut Work) {

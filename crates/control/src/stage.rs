@@ -120,9 +120,14 @@ impl State {
         }
         quota("the daemon", "groups", self.group_count, limits::GROUPS)?;
         quota("the daemon", "rules", self.rule_count, limits::RULES)?;
-        let networks = &self.networks;
-        self.overlay
-            .stage(overlay, |vni| networks.contains_key(&vni), &mut staged)?;
+        let State {
+            networks,
+            overlay: known,
+            endpoint_slots: slots,
+            ..
+        } = self;
+        let local = |vni| networks.contains_key(&vni);
+        known.stage(overlay, local, (slots, epoch), &mut staged)?;
         self.stage_nics(epoch, settings, dataplane, &mut staged)?;
         self.check_rules_per_nic(&staged)?;
         self.sweep(epoch, &mut staged);

@@ -45,6 +45,7 @@ pub(crate) struct State {
     pub port_slots: Slots,
     pub network_slots: Slots,
     pub group_slots: Slots,
+    pub endpoint_slots: Slots,
     pub rule_slots: Slots,
 }
 
@@ -91,6 +92,8 @@ pub(crate) struct NetworkEntry {
     pub idx: NetworkIdx,
     /// NICs in it, sniffers included.
     pub nics: usize,
+    /// What it is on other hosts, as a partner of flows.
+    pub uid: PortUid,
 }
 
 impl GroupEntry {
@@ -135,6 +138,7 @@ impl State {
             // A network or a name may end and another begin in one operation: twice what can be in use.
             network_slots: Slots::new(2 * limits::NICS),
             group_slots: Slots::new(usize::MAX),
+            endpoint_slots: Slots::new(2 * limits::ENDPOINTS),
             rule_slots: Slots::new(limits::RULES),
         }
     }

@@ -167,8 +167,8 @@ impl State {
                     .network_slots
                     .take(epoch)
                     .ok_or_else(|| full("networks", 2 * limits::NICS))?;
-                let idx = NetworkIdx(taken.slot);
-                self.networks.insert(nic.vni, NetworkEntry { idx, nics: 1 });
+                let (idx, uid) = (NetworkIdx(taken.slot), self.uid());
+                self.networks.insert(nic.vni, NetworkEntry { idx, nics: 1, uid });
                 self.overlay.hold(nic.vni);
                 idx
             }

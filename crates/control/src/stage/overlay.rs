@@ -1,12 +1,14 @@
 //! Endpoints, bindings and what is said of VNIs in the indices. Endpoints come before bindings, which name them, and go
 //! after them.
 
-use super::Staged;
+use super::{Staged, full};
 use crate::diff::{BindingChange, EndpointChange, NetworkChange};
 use crate::error::{Error, quota};
 use crate::limits;
 use crate::model::{Binding, BindingKey, Endpoint, NetworkOptions};
+use crate::slots::Slots;
 use crate::state::{Overlay, Place};
+use dataplane::overlay::EndpointIdx;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -56,6 +58,7 @@ impl Overlay {
         &mut self,
         changes: OverlayChanges,
         local: impl Fn(Vni) -> bool,
+        (slots, epoch): (&mut Slots, u64),
         staged: &mut Staged,
     ) -> Result<(), Error> {
         if changes.is_empty() {
@@ -64,44 +67,59 @@ impl Overlay {
         let (gone, come): (Vec<_>, Vec<_>) =
             changes.endpoints.into_iter().partition(|(_, new)| new.is_none());
         for endpoint in come.into_iter().filter_map(|(_, new)| new) {
-            self.stage_endpoint(endpoint.checked()?, &local, staged);
+            self.stage_endpoint(endpoint.checked()?, &local, (slots, epoch), staged)?;
         }
         for options in changes.networks.into_values() {
             self.stage_network(options.checked()?, &local, staged);
         }
         for (key, new) in changes.bindings {
-            self.stage_binding(key, new, &local, staged)?;
+            self.stage_binding(key, new, &local, (slots, epoch), staged)?;
         }
         for (address, _) in gone {
-            self.stage_endpoint_gone(address, &local, staged)?;
+            self.stage_endpoint_gone(address, &local, (slots, epoch), staged)?;
         }
         self.check_quotas()?;
         staged.diff.endpoints.sort_by_key(|change| change.address);
         Ok(())
     }
 
-    fn stage_endpoint(&mut self, endpoint: Endpoint, local: &impl Fn(Vni) -> bool, staged: &mut Staged) {
+    fn stage_endpoint(
+        &mut self,
+        endpoint: Endpoint,
+        local: &impl Fn(Vni) -> bool,
+        (slots, epoch): (&mut Slots, u64),
+        staged: &mut Staged,
+    ) -> Result<(), Error> {
         let old = self
             .endpoints
             .get(&endpoint.address)
             .map(|entry| entry.endpoint.clone());
         if old.as_deref() == Some(&endpoint) {
-            return;
+            return Ok(());
         }
         let new = Arc::new(endpoint);
         touch_members(old.as_deref(), Some(&new), local, staged);
-        self.put_endpoint(new.clone());
+        let idx = match self.index(new.address) {
+            Some(idx) => idx,
+            None => {
+                let full = || full("endpoints, counting those replaced", 2 * limits::ENDPOINTS);
+                EndpointIdx(slots.take(epoch).ok_or_else(full)?.slot)
+            }
+        };
+        self.put_endpoint(new.clone(), idx);
         staged.diff.endpoints.push(EndpointChange {
             address: new.address,
             from: old,
             to: Some(new),
         });
+        Ok(())
     }
 
     fn stage_endpoint_gone(
         &mut self,
         address: IpAddr,
         local: &impl Fn(Vni) -> bool,
+        (slots, epoch): (&mut Slots, u64),
         staged: &mut Staged,
     ) -> Result<(), Error> {
         let Some(entry) = self.endpoints.get(&address).cloned() else {
@@ -113,6 +131,7 @@ impl Overlay {
         }
         touch_members(Some(&entry.endpoint), None, local, staged);
         self.remove_endpoint(address);
+        slots.give(entry.idx.0, epoch);
         staged.diff.endpoints.push(EndpointChange {
             address,
             from: Some(entry.endpoint),
@@ -138,6 +157,7 @@ impl Overlay {
         key: BindingKey,
         new: Option<Binding>,
         local: &impl Fn(Vni) -> bool,
+        (slots, epoch): (&mut Slots, u64),
         staged: &mut Staged,
     ) -> Result<(), Error> {
         let new = new.map(Binding::normalised).transpose()?;
@@ -152,7 +172,7 @@ impl Overlay {
         if let Some(place) = place {
             // As a group that is named, an endpoint that is named exists.
             if !self.endpoints.contains_key(&place.endpoint) {
-                self.stage_endpoint(Endpoint::new(place.endpoint), local, staged);
+                self.stage_endpoint(Endpoint::new(place.endpoint), local, (slots, epoch), staged)?;
             }
             self.link(key, place);
         }

@@ -2,6 +2,7 @@
 //! which a third of a million of them would pay for. The methods keep the maps in step; what may be is checked before.
 
 use crate::model::{Binding, BindingKey, Endpoint, Flood, Membership, NetworkOptions};
+use dataplane::overlay::EndpointIdx;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use wire::{Mac, Vni};
@@ -20,6 +21,8 @@ pub(crate) struct Overlay {
     pub vnis: imbl::OrdMap<Vni, u32>,
     /// Endpoints of every VNI.
     pub everywhere: imbl::OrdSet<IpAddr>,
+    /// The same, compiled.
+    pub everywhere_list: Arc<[EndpointIdx]>,
     /// VNIs that endpoints are declared for one by one, all endpoints together.
     pub memberships: usize,
     /// Addresses of all bindings.
@@ -32,6 +35,7 @@ pub(crate) struct EndpointEntry {
     pub endpoint: Arc<Endpoint>,
     /// Bindings that name it.
     pub bindings: u32,
+    pub idx: EndpointIdx,
 }
 
 /// A binding's value: the rest is its key.
@@ -101,6 +105,21 @@ impl Overlay {
             .map(|((_, address), member)| (*address, member))
     }
 
+    /// The one MAC that bindings give an address of a VNI; `None` also when several have it.
+    pub fn neighbour(&self, vni: Vni, ip: IpAddr) -> Option<Mac> {
+        let range = (vni, ip, Mac([0; 6]))..=(vni, ip, Mac::BROADCAST);
+        let mut macs = self.neighbours.range(range).map(|(_, _, mac)| *mac);
+        match (macs.next(), macs.next()) {
+            (Some(mac), None) => Some(mac),
+            _ => None,
+        }
+    }
+
+    /// The number that the data plane has for an endpoint.
+    pub fn index(&self, address: IpAddr) -> Option<EndpointIdx> {
+        Some(self.endpoints.get(&address)?.idx)
+    }
+
     /// One thing more speaks of the VNI.
     pub fn hold(&mut self, vni: Vni) {
         *self.vnis.entry(vni).or_insert(0) += 1;
@@ -130,8 +149,8 @@ impl Overlay {
         }
     }
 
-    /// Puts an endpoint in the place of one of its address.
-    pub fn put_endpoint(&mut self, endpoint: Arc<Endpoint>) {
+    /// Puts an endpoint in the place of one of its address, whose index it keeps.
+    pub fn put_endpoint(&mut self, endpoint: Arc<Endpoint>, idx: EndpointIdx) {
         let address = endpoint.address;
         let bindings = self.remove_endpoint(address);
         self.memberships += endpoint.listed();
@@ -144,8 +163,12 @@ impl Overlay {
                 }
             }
         }
-        self.endpoints
-            .insert(address, EndpointEntry { endpoint, bindings });
+        let entry = EndpointEntry {
+            endpoint,
+            bindings,
+            idx,
+        };
+        self.endpoints.insert(address, entry);
     }
 
     /// Removes an endpoint; how many bindings name it.

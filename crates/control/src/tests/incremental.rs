@@ -3,11 +3,16 @@
 
 use super::world::*;
 use crate::Controller;
-use crate::model::{self, Config, Group, Nic, NicKind, NicUpdate, Peer, Removal, Rule, RuleMatch};
+use crate::model::{
+    self, Binding, Config, Endpoint, Group, Membership, NetworkOptions, Nic, NicKind, NicUpdate, Peer,
+    Removal, Rule, RuleMatch,
+};
+use dataplane::overlay::{EndpointIdx, Flood};
 use dataplane::ruleset::{Asked, Direction};
-use dataplane::snapshot::{GroupIdx, PortSlot};
+use dataplane::snapshot::{GroupIdx, Network, PortSlot};
 use proptest::prelude::*;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 /// The compiled snapshot as text, by names; insists that its parts agree with each other.
@@ -68,6 +73,7 @@ pub fn canonical(controller: &Controller) -> Vec<String> {
             "{:?} macs {macs:?} ports {ports} learners {learners}",
             network.vni
         ));
+        lines.push(overlay_line(network, &snapshot.endpoints));
     }
     let all: Vec<_> = snapshot.groups.iter().cloned().collect();
     for (id, entry) in &state.groups {
@@ -100,6 +106,37 @@ pub fn canonical(controller: &Controller) -> Vec<String> {
     }
     lines.sort();
     lines
+}
+
+/// The part of a network that is on other hosts, by addresses.
+fn overlay_line(network: &Network, endpoints: &imbl::Vector<Option<IpAddr>>) -> String {
+    let overlay = network.overlay.as_ref().expect("a network without its overlay");
+    let known: HashSet<IpAddr> = endpoints.iter().flatten().copied().collect();
+    assert_eq!(
+        known.len(),
+        endpoints.iter().flatten().count(),
+        "two endpoints are one"
+    );
+    let host = |idx: &EndpointIdx| endpoints[idx.0 as usize].expect("an endpoint is not in the snapshot");
+    let bindings: BTreeMap<_, _> = overlay
+        .bindings
+        .iter()
+        .map(|(mac, idx)| (mac, host(idx)))
+        .collect();
+    let neighbours: BTreeMap<_, _> = overlay.neighbours.iter().collect();
+    let flood = match &overlay.flood {
+        Flood::Endpoints(list) => {
+            let hosts: BTreeSet<IpAddr> = list.iter().map(host).collect();
+            assert_eq!(hosts.len(), list.len(), "an endpoint is flooded to twice");
+            format!("{hosts:?}")
+        }
+        other => format!("{other:?}"),
+    };
+    let flags = [overlay.learn, overlay.any_endpoint];
+    format!(
+        "{:?} bindings {bindings:?} neighbours {neighbours:?} flood {flood} {flags:?}",
+        network.vni
+    )
 }
 
 fn probes() -> impl Iterator<Item = Asked> {
@@ -136,7 +173,12 @@ enum Operation {
     DeleteRule(u8, Rule),
     AddMember(u8, u8),
     DeleteMember(u8, u8),
-    Apply(Vec<Nic>, Vec<Group>),
+    Apply(Vec<Nic>, Vec<Group>, Vec<Binding>),
+    PutEndpoint(Endpoint),
+    DeleteEndpoint(u8, bool),
+    PutNetwork(NetworkOptions),
+    PutBindings(Vec<Binding>),
+    DeleteBinding(u8, u8),
     /// The next operation that would publish fails.
     Failing(Box<Operation>),
 }
@@ -218,6 +260,48 @@ fn a_group() -> impl Strategy<Value = Group> {
         })
 }
 
+fn vni(id: u8) -> wire::Vni {
+    wire::Vni::new(id.into()).unwrap()
+}
+
+fn host(n: u8) -> IpAddr {
+    IpAddr::from([10, 0, 0, n + 2])
+}
+
+fn a_binding() -> impl Strategy<Value = Binding> {
+    let ips = prop::collection::vec(0..4u8, 0..3);
+    (1..4u8, 0..7u8, ips, 0..3u8).prop_map(|(id, mac, ips, at)| Binding {
+        ips: ips
+            .into_iter()
+            .map(|last| IpAddr::from([42, 0, 0, last + 1]))
+            .collect(),
+        ..Binding::new(vni(id), wire::Mac([2, 0, 0, 0, 1, mac]), host(at))
+    })
+}
+
+fn an_endpoint() -> impl Strategy<Value = Endpoint> {
+    let listed = prop::collection::btree_set((1..4u8).prop_map(vni), 0..3).prop_map(Membership::Listed);
+    let vnis = prop_oneof![3 => listed, 1 => Just(Membership::Every)];
+    (0..3u8, vnis).prop_map(|(n, vnis)| Endpoint {
+        vnis,
+        ..Endpoint::new(host(n))
+    })
+}
+
+fn an_option() -> impl Strategy<Value = NetworkOptions> {
+    let flood = prop_oneof![
+        Just(None),
+        Just(Some(model::Flood::HeadEnd)),
+        Just(Some(model::Flood::Multicast(Some(ip("239.1.1.1"))))),
+        Just(Some(model::Flood::Off)),
+    ];
+    (1..4u8, any::<Option<bool>>(), flood).prop_map(|(id, learning, flood)| NetworkOptions {
+        learning,
+        flood,
+        ..NetworkOptions::new(vni(id))
+    })
+}
+
 fn an_operation() -> impl Strategy<Value = Operation> {
     let simple = prop_oneof![
         4 => a_nic().prop_map(Operation::PutNic),
@@ -230,8 +314,17 @@ fn an_operation() -> impl Strategy<Value = Operation> {
         2 => (0..5u8, a_rule()).prop_map(|(id, rule)| Operation::DeleteRule(id, rule)),
         1 => (0..5u8, 1..7u8).prop_map(|(id, last)| Operation::AddMember(id, last)),
         1 => (0..5u8, 1..7u8).prop_map(|(id, last)| Operation::DeleteMember(id, last)),
-        1 => (prop::collection::vec(a_nic(), 0..5), prop::collection::vec(a_group(), 0..5))
-            .prop_map(|(nics, groups)| Operation::Apply(nics, groups)),
+        1 => (
+            prop::collection::vec(a_nic(), 0..5),
+            prop::collection::vec(a_group(), 0..5),
+            prop::collection::vec(a_binding(), 0..3),
+        )
+            .prop_map(|(nics, groups, bindings)| Operation::Apply(nics, groups, bindings)),
+        2 => an_endpoint().prop_map(Operation::PutEndpoint),
+        2 => (0..3u8, any::<bool>()).prop_map(|(host, with)| Operation::DeleteEndpoint(host, with)),
+        1 => an_option().prop_map(Operation::PutNetwork),
+        4 => prop::collection::vec(a_binding(), 1..3).prop_map(Operation::PutBindings),
+        2 => (1..3u8, 0..7u8).prop_map(|(vni, mac)| Operation::DeleteBinding(vni, mac)),
     ];
     (simple, 0..8u8).prop_map(|(operation, fails)| match fails {
         0 => Operation::Failing(Box::new(operation)),
@@ -268,7 +361,22 @@ fn run(controller: &mut Controller, shared: &Shared, operation: Operation) -> bo
         Operation::DeleteRule(n, rule) => controller.delete_rule(&group(n), &rule).map(drop),
         Operation::AddMember(n, last) => controller.add_member(&group(n), address(last)).map(drop),
         Operation::DeleteMember(n, last) => controller.delete_member(&group(n), address(last)).map(drop),
-        Operation::Apply(nics, groups) => controller.apply(config(nics, groups), false).map(drop),
+        Operation::Apply(nics, groups, bindings) => {
+            let bindings = bindings.into_iter().map(|binding| (binding.key(), binding));
+            let config = Config {
+                bindings: bindings.collect(),
+                ..config(nics, groups)
+            };
+            controller.apply(config, false).map(drop)
+        }
+        Operation::PutEndpoint(endpoint) => controller.put_endpoint(endpoint).map(drop),
+        Operation::DeleteEndpoint(n, with) => controller.delete_endpoint(host(n), with).map(drop),
+        Operation::PutNetwork(options) => controller.put_network(options).map(drop),
+        Operation::PutBindings(bindings) => controller.put_bindings(bindings).map(drop),
+        Operation::DeleteBinding(id, mac) => {
+            let key = (vni(id), wire::Mac([2, 0, 0, 0, 1, mac]));
+            controller.delete_bindings(&[key]).map(drop)
+        }
         Operation::Failing(operation) => {
             shared.world().refuse_publish = true;
             let done = run(controller, shared, *operation);

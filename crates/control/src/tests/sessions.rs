@@ -196,7 +196,8 @@ fn an_operation_compiles_what_it_touches() {
             ports: 1000,
             networks: 1,
             rule_sets: 11,
-            members: 2000
+            members: 2000,
+            bindings: 0,
         }
     );
     assert_eq!(shared.world().snapshots.len(), 1, "one snapshot for all of it");

@@ -134,6 +134,7 @@ pub fn controller() -> (Controller, Shared) {
     let settings = Settings {
         pid: 42,
         started_unix_secs: 7,
+        overlay: true,
         ..Settings::default()
     };
     (

@@ -1,0 +1,146 @@
+//! Who is where, for the networks that this host is in: of all others the workers need to know nothing.
+
+use super::{Work, set};
+use crate::attach::Settings;
+use crate::model::{Flood, multicast_group};
+use crate::stage::Staged;
+use crate::state::{Overlay, State};
+use dataplane::overlay::{self, EndpointIdx};
+use dataplane::snapshot::{Network, PortUid};
+use imbl::Vector;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use wire::{Mac, Vni};
+
+impl State {
+    /// After the networks: `fresh` are those that were not in the snapshot before.
+    pub(super) fn compile_overlay(
+        &mut self,
+        staged: &Staged,
+        fresh: &BTreeSet<Vni>,
+        settings: &Settings,
+        work: &mut Work,
+    ) {
+        if !settings.overlay {
+            return;
+        }
+        for change in &staged.diff.endpoints {
+            match (&change.to, self.overlay.index(change.address)) {
+                (Some(_), Some(idx)) => set(&mut self.snapshot.endpoints, idx.0, Some(change.address)),
+                _ => forget(&mut self.snapshot.endpoints, change.address),
+            }
+        }
+        let touch = &staged.overlay;
+        if touch.everywhere {
+            self.overlay.everywhere_list = self.overlay.indices(self.overlay.everywhere.iter().copied());
+        }
+        // What is touched, by VNI; a network whose everything is new needs no list.
+        let mut todo: BTreeMap<Vni, (Vec<Mac>, Vec<IpAddr>)> = BTreeMap::new();
+        if touch.everywhere {
+            todo.extend(self.networks.keys().map(|vni| (*vni, Default::default())));
+        }
+        todo.extend(
+            fresh
+                .iter()
+                .chain(&touch.networks)
+                .map(|vni| (*vni, Default::default())),
+        );
+        for (vni, mac) in &touch.bindings {
+            todo.entry(*vni).or_default().0.push(*mac);
+        }
+        for (vni, ip) in &touch.neighbours {
+            todo.entry(*vni).or_default().1.push(*ip);
+        }
+        for (vni, (macs, ips)) in todo {
+            let Some(entry) = self.networks.get(&vni).copied() else {
+                continue;
+            };
+            let networks = &mut self.snapshot.networks;
+            let network = networks.get_mut(entry.idx.0 as usize).and_then(Option::as_mut);
+            if let Some(network) = network.map(Arc::make_mut) {
+                work.bindings +=
+                    self.overlay
+                        .compile(network, entry.uid, (&macs, &ips), settings.underlay_ipv6);
+            }
+        }
+    }
+}
+
+impl Overlay {
+    /// Builds the overlay of a network; how many bindings that took.
+    fn compile(
+        &self,
+        network: &mut Network,
+        uid: PortUid,
+        (macs, ips): (&[Mac], &[IpAddr]),
+        ipv6: bool,
+    ) -> usize {
+        let vni = network.vni;
+        let bind = |overlay: &mut overlay::Overlay, mac: Mac| {
+            let place = self.bindings.get(&(vni, mac));
+            match place.and_then(|place| self.index(place.endpoint)) {
+                Some(idx) => overlay.bindings.insert(mac, idx),
+                None => overlay.bindings.remove(&mac),
+            };
+        };
+        let name = |overlay: &mut overlay::Overlay, ip: IpAddr| {
+            match self.neighbour(vni, ip) {
+                Some(mac) => overlay.neighbours.insert(ip, mac),
+                None => overlay.neighbours.remove(&ip),
+            };
+        };
+        let (mut compiled, bound) = match network.overlay.take() {
+            Some(before) => {
+                let mut overlay = Arc::unwrap_or_clone(before);
+                macs.iter().for_each(|mac| bind(&mut overlay, *mac));
+                ips.iter().for_each(|ip| name(&mut overlay, *ip));
+                (overlay, macs.len())
+            }
+            None => {
+                let mut overlay = overlay::Overlay::new(uid);
+                let mut bound = 0;
+                for ((_, mac), place) in self.bindings_of(vni) {
+                    bind(&mut overlay, *mac);
+                    place.ips.iter().for_each(|ip| name(&mut overlay, *ip));
+                    bound += 1;
+                }
+                (overlay, bound)
+            }
+        };
+        let mode = self.mode(vni);
+        compiled.learn = mode.learning;
+        compiled.any_endpoint = mode.from_anybody;
+        compiled.flood = match mode.flood {
+            Flood::Off => overlay::Flood::No,
+            Flood::Multicast(group) => {
+                overlay::Flood::Group(group.unwrap_or_else(|| multicast_group(vni, ipv6)))
+            }
+            Flood::HeadEnd => overlay::Flood::Endpoints(self.flooded(vni)),
+        };
+        network.overlay = Some(Arc::new(compiled));
+        bound
+    }
+
+    /// Its endpoints, each once. Networks that have those of every VNI alone share one list.
+    fn flooded(&self, vni: Vni) -> Arc<[EndpointIdx]> {
+        let own = self.members_of(vni).map(|(address, _)| address);
+        let own: Vec<IpAddr> = own.filter(|address| !self.everywhere.contains(address)).collect();
+        match own.is_empty() {
+            true => self.everywhere_list.clone(),
+            false => self.indices(self.everywhere.iter().copied().chain(own)),
+        }
+    }
+
+    fn indices(&self, addresses: impl Iterator<Item = IpAddr>) -> Arc<[EndpointIdx]> {
+        addresses.filter_map(|address| self.index(address)).collect()
+    }
+}
+
+/// An endpoint that is gone has no index any more to find it by; and it goes seldom.
+fn forget(endpoints: &mut Vector<Option<IpAddr>>, address: IpAddr) {
+    let at = endpoints.iter().position(|known| *known == Some(address));
+    if let Some(at) = at {
+        endpoints.set(at, None);
+    }
+}
