@@ -14,19 +14,27 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub struct Daemon {
     dir: tempfile::TempDir,
     options: Vec<String>,
+    /// The process whose network namespace it runs in, if not in ours.
+    host: Option<u32>,
     process: Process,
 }
 
 impl Daemon {
     /// Starts one with these further options and waits until it answers.
     pub fn start(options: &[&str]) -> Result<Self> {
+        Self::start_on(None, options)
+    }
+
+    /// The same in the network namespace of a process, as on a host of its own.
+    pub fn start_on(host: Option<u32>, options: &[&str]) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("butterfly-").tempdir();
         let dir = dir.map_err(|e| format!("cannot make a folder: {e}"))?;
-        let process = launch(dir.path(), options)?;
+        let process = launch(dir.path(), host, options)?;
         let options = options.iter().map(|&option| option.to_owned()).collect();
         let mut daemon = Self {
             dir,
             options,
+            host,
             process,
         };
         daemon.wait_ready()?;
@@ -38,7 +46,7 @@ impl Daemon {
     pub fn kill_and_restart(&mut self) -> Result<()> {
         self.process.kill();
         let options: Vec<&str> = self.options.iter().map(String::as_str).collect();
-        self.process = launch(self.dir.path(), &options)?;
+        self.process = launch(self.dir.path(), self.host, &options)?;
         self.wait_ready()
     }
 
@@ -149,7 +157,16 @@ impl Daemon {
     /// All that explains a failure.
     pub fn dump(&self) -> String {
         let mut text = String::new();
-        for line in ["nic list --long", "sg details", "nic stats", "drops", "flows"] {
+        for line in [
+            "status",
+            "nic list --long",
+            "network list",
+            "endpoint list",
+            "sg details",
+            "nic stats",
+            "drops",
+            "flows",
+        ] {
             let said = self.cli(line).unwrap_or_else(|e| e);
             text += &format!("--- butterfly {line}\n{said}\n");
         }
@@ -176,8 +193,12 @@ pub fn number(value: &Value) -> Option<u64> {
     value.as_u64().or_else(|| value.as_str()?.parse().ok())
 }
 
-fn launch(dir: &Path, options: &[&str]) -> Result<Process> {
-    let words = command(dir, options);
+fn launch(dir: &Path, host: Option<u32>, options: &[&str]) -> Result<Process> {
+    let mut words = Vec::new();
+    if let Some(pid) = host {
+        words.extend(["nsenter", "-t", &pid.to_string(), "-n", "--"].map(str::to_owned));
+    }
+    words.extend(command(dir, options));
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     Process::start("butterflyd", &words, &dir.join("butterflyd.log"))
 }
@@ -185,7 +206,7 @@ fn launch(dir: &Path, options: &[&str]) -> Result<Process> {
 fn command(dir: &Path, options: &[&str]) -> Vec<String> {
     let dir = dir.display();
     let mut words = vec![program("butterflyd")];
-    words.extend(["-i", "127.0.0.1", "--no-syslog", "-s"].map(str::to_owned));
+    words.extend(["--no-syslog", "-s"].map(str::to_owned));
     words.extend([
         dir.to_string(),
         "--api".to_owned(),

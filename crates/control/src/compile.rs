@@ -173,6 +173,22 @@ impl State {
         }
     }
 
+    /// Builds the NICs again that have the daemon's MTU; false when there is none.
+    pub fn recompile_mtu(&mut self, settings: &Settings) -> bool {
+        let entries: Vec<NicEntry> = self
+            .nics
+            .values()
+            .filter(|e| e.nic.mtu.is_none())
+            .cloned()
+            .collect();
+        for entry in &entries {
+            let config = self.port(entry, settings);
+            set(&mut self.snapshot.ports, entry.slot.0, Some(Arc::new(config)));
+        }
+        self.snapshot.epoch.0 += u64::from(!entries.is_empty());
+        !entries.is_empty()
+    }
+
     fn port(&self, entry: &NicEntry, settings: &Settings) -> PortConfig {
         let nic = &entry.nic;
         let sniffers = self.sniffers.get(&nic.id).into_iter().flatten();

@@ -5,8 +5,10 @@ mod groups;
 mod nics;
 mod overlay;
 mod read;
+mod underlay;
 
 pub use overlay::{EndpointStatus, NetworkStatus};
+pub use underlay::Reach;
 
 use crate::attach::{AttachError, Attachments, DataPlane, DataPlaneError, OpenRequest, Settings};
 use crate::compile::Work;

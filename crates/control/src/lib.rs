@@ -34,7 +34,7 @@ mod tests;
 
 pub use attach::{AttachError, Attachments, DataPlane, DataPlaneError, OpenRequest, Settings};
 pub use compile::Work;
-pub use controller::{Controller, EndpointStatus, NetworkStatus, NicStatus, Status};
+pub use controller::{Controller, EndpointStatus, NetworkStatus, NicStatus, Reach, Status};
 pub use diff::{
     BindingChange, Diff, EndpointChange, FieldChange, GroupChange, GroupDiff, NetworkChange, NicChange,
     NicDiff,

@@ -3,6 +3,7 @@
 
 use std::fmt::Display;
 use std::net::IpAddr;
+use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -22,6 +23,9 @@ pub struct Ini {
     pub dpdk_args: Option<String>,
     pub nic_mtu: Option<u16>,
     pub dpdk_port: Option<u32>,
+    /// Separated by commas.
+    pub uplink: Option<String>,
+    pub vxlan_port: Option<u16>,
     pub encryption_key_path: Option<PathBuf>,
 }
 
@@ -70,6 +74,8 @@ fn set(ini: &mut Ini, section: &str, key: &str, value: &str) -> Result<(), Strin
         ("general", "dpdk-args") => ini.dpdk_args = Some(value.to_owned()),
         ("general", "nic-mtu") => ini.nic_mtu = Some(mtu(value).map_err(|e| format!("{name}: {e}"))?),
         ("general", "dpdk-port") => ini.dpdk_port = Some(parsed(&name, value)?),
+        ("general", "uplink") => ini.uplink = Some(value.to_owned()),
+        ("general", "vxlan-port") => ini.vxlan_port = Some(parsed::<NonZeroU16>(&name, value)?.get()),
         ("security", "encryption_key_path") => ini.encryption_key_path = Some(value.into()),
         ("general" | "security", _) => return Err(format!("there is no key {name}")),
         ("", _) => return Err(format!("the key {key} stands before the first section")),
@@ -95,6 +101,8 @@ fn known(section: &str, key: &str) -> bool {
                 | "dpdk-args"
                 | "nic-mtu"
                 | "dpdk-port"
+                | "uplink"
+                | "vxlan-port"
         ),
         _ => key == "encryption_key_path",
     }
@@ -123,6 +131,8 @@ workers = 3
 dpdk-args = -c1 -n1 --vdev=eth_pcap0,iface=eth0
 nic-mtu = 9000
 dpdk-port = 0
+uplink = eth1,eth2
+vxlan-port = 8472
 [security]
 encryption_key_path = /etc/butterfly/key
 ";
@@ -136,6 +146,8 @@ encryption_key_path = /etc/butterfly/key
             dpdk_args: Some("-c1 -n1 --vdev=eth_pcap0,iface=eth0".into()),
             nic_mtu: Some(9000),
             dpdk_port: Some(0),
+            uplink: Some("eth1,eth2".into()),
+            vxlan_port: Some(8472),
             encryption_key_path: Some("/etc/butterfly/key".into()),
         };
         assert_eq!(parse(text), Ok(expected));
@@ -204,6 +216,8 @@ encryption_key_path = /etc/butterfly/key
             dpdk_args: Some(_),
             nic_mtu: Some(_),
             dpdk_port: Some(_),
+            uplink: Some(_),
+            vxlan_port: Some(_),
             encryption_key_path: Some(_),
         } = parse(example.split_once("```").unwrap().0).unwrap()
         else {

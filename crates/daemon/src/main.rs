@@ -20,6 +20,7 @@ mod logging;
 mod options;
 mod port_states;
 mod run;
+mod underlay;
 mod unix_socket;
 mod uplinks;
 mod v0;

@@ -7,6 +7,8 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::Parser;
+use dataplane::underlay::Encapsulation;
+use wire::vxlan::UdpChecksum;
 
 use crate::cores::{self, Cores};
 use crate::dpdk_args::{self, DpdkArgs};
@@ -48,7 +50,7 @@ pub struct Options {
     /// Run one worker on each of these cores: 1, or 0,2-3 [default: one, wherever the scheduler likes]
     #[arg(short = 'u', long, value_name = "CORES")]
     pub graph_cpu_core: Option<Cores>,
-    /// Largest IP packet of NICs that do not say, in bytes: 68..65535, or max [default: 1500]
+    /// Largest IP packet of NICs that do not say, in bytes: 68..65535, or max [default: what the uplinks carry, else 1500]
     #[arg(short = 'm', long, value_name = "MTU", value_parser = mtu)]
     pub nic_mtu: Option<u16>,
     /// Write every NIC's packets to a file, unless the NIC says otherwise
@@ -111,12 +113,30 @@ pub struct Options {
     /// the address of -i]
     #[arg(long, value_name = "INTERFACE")]
     pub uplink: Vec<String>,
-    /// UDP port of VXLAN
-    #[arg(long, value_name = "PORT", default_value_t = wire::vxlan::PORT, value_parser = clap::value_parser!(u16).range(1..))]
-    pub vxlan_port: u16,
+    /// UDP port of VXLAN [default: 4789]
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub vxlan_port: Option<u16>,
+    /// TTL, or hop limit, of outer packets
+    #[arg(long, value_name = "TTL", default_value_t = 64, value_parser = clap::value_parser!(u8).range(1..))]
+    pub vxlan_ttl: u8,
+    /// DSCP of outer packets, 0..63 [default: the inner packet's]; ECN is always the inner packet's (RFC 6040)
+    #[arg(long, value_name = "DSCP", value_parser = clap::value_parser!(u8).range(..=63))]
+    pub vxlan_dscp: Option<u8>,
+    /// UDP checksum of outer packets; auto is over IPv6 alone, where others drop those without (RFC 6935)
+    #[arg(long, value_name = "WHERE", default_value = "auto")]
+    pub vxlan_checksum: OuterChecksum,
     /// Print this help
     #[arg(short = 'h', long, action = clap::ArgAction::Help)]
     pub help: Option<bool>,
+}
+
+/// Which outer packets have a UDP checksum.
+#[derive(clap::ValueEnum, Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OuterChecksum {
+    #[default]
+    Auto,
+    On,
+    Off,
 }
 
 /// Everything the daemon is started with, defaults filled in.
@@ -135,7 +155,8 @@ pub struct Settings {
     pub no_syslog: bool,
     /// One entry a worker: the core that it is to stay on.
     pub workers: Vec<Option<usize>>,
-    pub mtu: u16,
+    /// `None`: what the uplinks carry.
+    pub mtu: Option<u16>,
     pub packet_trace: bool,
     pub offloads: bool,
     pub max_flows: u32,
@@ -144,6 +165,8 @@ pub struct Settings {
     /// The interfaces that are to join this host to others; empty: the one that has `ip`.
     pub uplinks: Vec<String>,
     pub vxlan_port: u16,
+    /// What outer headers have in common; its port is `vxlan_port`.
+    pub encapsulation: Encapsulation,
     /// What was accepted and has no effect, to be logged once logging runs.
     pub remarks: Vec<String>,
 }
@@ -173,6 +196,7 @@ impl Settings {
                 "--dpdk-port {port} has no effect: the kernel keeps the NICs; see --uplink"
             ));
         }
+        let vxlan_port = options.vxlan_port.or(ini.vxlan_port).unwrap_or(wire::vxlan::PORT);
         let socket_dir = options
             .socket_dir
             .or(ini.socket_dir)
@@ -206,7 +230,7 @@ impl Settings {
                 (None, None) => cores::workers(ini.graph_cpu_core.or(dpdk_cores(dpdk.core)), ini.workers)?,
                 (list, count) => cores::workers(list, count)?,
             },
-            mtu: options.nic_mtu.or(ini.nic_mtu).unwrap_or(1500),
+            mtu: options.nic_mtu.or(ini.nic_mtu),
             packet_trace: options.packet_trace,
             offloads: !options.no_offload,
             max_flows: options.max_flows,
@@ -217,14 +241,26 @@ impl Settings {
             },
             poll_us: options.poll_us,
             // The original named it among DPDK's options.
-            uplinks: match options.uplink.is_empty() {
-                true => dpdk.uplink.into_iter().collect(),
-                false => options.uplink,
+            uplinks: match (options.uplink.is_empty(), ini.uplink) {
+                (false, _) => options.uplink,
+                (true, Some(names)) => names.split(',').map(|name| name.trim().to_owned()).collect(),
+                (true, None) => dpdk.uplink.into_iter().collect(),
             },
-            vxlan_port: options.vxlan_port,
+            vxlan_port,
+            encapsulation: Encapsulation {
+                port: vxlan_port,
+                ttl: options.vxlan_ttl,
+                dscp: options.vxlan_dscp,
+                checksum_v4: checksum(options.vxlan_checksum == OuterChecksum::On),
+                checksum_v6: checksum(options.vxlan_checksum != OuterChecksum::Off),
+            },
             remarks,
         })
     }
+}
+
+fn checksum(on: bool) -> UdpChecksum {
+    if on { UdpChecksum::Full } else { UdpChecksum::Zero }
 }
 
 /// The core that DPDK's options name.
@@ -294,7 +330,7 @@ mod tests {
             log_level: Level::Info,
             no_syslog: false,
             workers: vec![None],
-            mtu: 1500,
+            mtu: None,
             packet_trace: false,
             offloads: true,
             max_flows: 1 << 20,
@@ -302,6 +338,10 @@ mod tests {
             poll_us: 50,
             uplinks: vec![],
             vxlan_port: 4789,
+            encapsulation: Encapsulation {
+                checksum_v6: UdpChecksum::Full,
+                ..Encapsulation::default()
+            },
             remarks: vec![],
         };
         assert_eq!(defaults(), expected);
@@ -341,8 +381,8 @@ mod tests {
             }),
             (&["-u 0,2-3"], &|s| s.workers = vec![Some(0), Some(2), Some(3)]),
             (&["--workers 3"], &|s| s.workers = vec![None; 3]),
-            (&["-m 9000", "--nic-mtu 9000"], &|s| s.mtu = 9000),
-            (&["-m max"], &|s| s.mtu = 65535),
+            (&["-m 9000", "--nic-mtu 9000"], &|s| s.mtu = Some(9000)),
+            (&["-m max"], &|s| s.mtu = Some(65535)),
             (&["-t", "--packet-trace"], &|s| s.packet_trace = true),
             (&["-k /k", "--key /k", "--k /k", "--encryption-key /k"], &|s| {
                 s.v0_key = Some("/k".into())
@@ -375,7 +415,19 @@ mod tests {
             (&["--uplink eth1 --uplink=eth2"], &|s| {
                 s.uplinks = vec!["eth1".into(), "eth2".into()];
             }),
-            (&["--vxlan-port 8472"], &|s| s.vxlan_port = 8472),
+            (&["--vxlan-port 8472"], &|s| {
+                s.vxlan_port = 8472;
+                s.encapsulation.port = 8472;
+            }),
+            (&["--vxlan-ttl 9 --vxlan-dscp 46"], &|s| {
+                (s.encapsulation.ttl, s.encapsulation.dscp) = (9, Some(46));
+            }),
+            (&["--vxlan-checksum on"], &|s| {
+                s.encapsulation.checksum_v4 = UdpChecksum::Full
+            }),
+            (&["--vxlan-checksum off"], &|s| {
+                s.encapsulation.checksum_v6 = UdpChecksum::Zero
+            }),
         ];
         for (spellings, change) in table {
             for spelling in *spellings {
@@ -414,6 +466,9 @@ mod tests {
             "-u 1,2 --workers 3",
             "--max-flows 1",
             "--vxlan-port 0",
+            "--vxlan-ttl 0",
+            "--vxlan-dscp 64",
+            "--vxlan-checksum maybe",
             "--nonsense",
             "-s",
             "extra",
@@ -432,7 +487,7 @@ mod tests {
         let settings = settings(&["-c", path.to_str().unwrap(), "-l", "warning"]).unwrap();
         assert_eq!(
             (settings.mtu, settings.workers, settings.log_level),
-            (65535, vec![Some(3), Some(5)], Level::Warning)
+            (Some(65535), vec![Some(3), Some(5)], Level::Warning)
         );
         assert!(settings.remarks[0].starts_with("--dpdk-port 1 has no effect"));
     }

@@ -1,6 +1,6 @@
 //! From settings to a running daemon, and down again.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -21,6 +21,7 @@ use crate::lock::Lock;
 use crate::logging::LogControl;
 use crate::options::Settings;
 use crate::port_states::PortStates;
+use crate::underlay::{self, Ways};
 use crate::unix_socket::Access;
 use crate::uplinks::{self, Breaks, Broken, Uplinks};
 use crate::worker_thread::{WorkerOptions, WorkerThreads};
@@ -30,11 +31,19 @@ use crate::{v0, v1};
 const API_THREADS: usize = 2;
 /// Frames that wait in each direction of each queue of an uplink: 4 MiB of UMEM for each at an ordinary MTU.
 const UPLINK_FRAMES: u32 = 2048;
-/// A network's multicast group is 230 and the three bytes of its VNI, as the original has it.
-const FLOOD_GROUPS: uplink::Groups = uplink::Groups {
-    network: IpAddr::V4(Ipv4Addr::new(230, 0, 0, 0)),
+/// Any multicast group may be said to be a network's; those of the family that hosts speak.
+const FLOOD_GROUPS_V4: uplink::Groups = uplink::Groups {
+    network: IpAddr::V4(Ipv4Addr::new(224, 0, 0, 0)),
+    prefix: 4,
+};
+const FLOOD_GROUPS_V6: uplink::Groups = uplink::Groups {
+    network: IpAddr::V6(Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0)),
     prefix: 8,
 };
+/// How long the start waits for interfaces to be joined. They may come later, too.
+const JOINED_WITHIN: Duration = Duration::from_secs(1);
+/// The largest packet of NICs when nothing says another one.
+const DEFAULT_MTU: u16 = 1500;
 /// How long calls that are running may take when the daemon stops.
 const GRACE: Duration = Duration::from_millis(300);
 
@@ -85,18 +94,19 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     let (breaks, broken) = uplinks::breaks();
     let workers = Arc::new(WorkerThreads::start(worker_options(settings, &states, breaks))?);
     let switch = workers.switch().clone();
+    // Those that programs of ours run on, of all features.
+    let interfaces = Arc::new(Mutex::new(Interfaces::new()));
+    let uplinks = start_uplinks(settings, interfaces, switch.clone(), broken).await?;
     let attachments = HostAttachments::start(switch.clone(), states.clone())?;
     let vhost = attachments.vhost();
-    let controller = Controller::new(control_settings(settings)?, Box::new(attachments), switch.clone());
+    let settings_of_control = control_settings(settings, uplinks.as_ref())?;
+    let controller = Controller::new(settings_of_control, Box::new(attachments), switch.clone());
     let endpoints: Vec<String> = settings
         .v0_endpoint
         .iter()
         .chain(&settings.v1_endpoints)
         .cloned()
         .collect();
-    // Those that programs of ours run on, of all features.
-    let interfaces = Arc::new(Mutex::new(Interfaces::new()));
-    let uplinks = start_uplinks(settings, interfaces, switch, broken).await?;
     let app = Arc::new(App::new(
         controller,
         log,
@@ -108,6 +118,9 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
 
     let mut tasks = JoinSet::new();
     tasks.spawn(states.deliver(app.clone()));
+    if let Some(ways) = ways(settings, &app, switch)? {
+        tasks.spawn(ways.follow());
+    }
     for listener in v1 {
         tasks.spawn(listener.serve(app.clone()));
     }
@@ -138,7 +151,7 @@ async fn start_uplinks(
     broken: Broken,
 ) -> Result<Option<Uplinks>, String> {
     let wanted = uplink::Settings {
-        addresses: settings.ip.into_iter().collect(),
+        addresses: underlay_address(settings).into_iter().collect(),
         interfaces: settings.uplinks.clone(),
     };
     if wanted == uplink::Settings::default() {
@@ -148,13 +161,36 @@ async fn start_uplinks(
     let kernel = kernel.map_err(|e| format!("uplinks cannot follow the kernel: {e}"))?;
     let options = uplink::Options {
         port: settings.vxlan_port,
-        groups: Some(FLOOD_GROUPS),
+        groups: Some(match underlay_address(settings) {
+            Some(IpAddr::V6(_)) => FLOOD_GROUPS_V6,
+            _ => FLOOD_GROUPS_V4,
+        }),
         frames: UPLINK_FRAMES,
         busy_poll: false,
     };
-    Ok(Some(Uplinks::start(
-        wanted, options, interfaces, switch, kernel, broken,
-    )))
+    let uplinks = Uplinks::start(wanted, options, interfaces, switch, kernel, broken);
+    let mut facts = uplinks.watch();
+    // In vain where none is there yet: then they are joined when they come.
+    let _ = tokio::time::timeout(JOINED_WITHIN, facts.wait_for(|facts| !facts.is_empty())).await;
+    Ok(Some(uplinks))
+}
+
+/// Our address towards other hosts. A loopback's leads to none.
+fn underlay_address(settings: &Settings) -> Option<IpAddr> {
+    settings.ip.filter(|ip| !ip.is_loopback())
+}
+
+/// What finds the ways to other hosts, if any are to be reached.
+fn ways(settings: &Settings, app: &Arc<App>, switch: Arc<Switch>) -> Result<Option<Ways>, String> {
+    let Some(uplinks) = &app.uplinks else {
+        return Ok(None);
+    };
+    let follow = underlay::Settings {
+        addresses: underlay_address(settings).into_iter().collect(),
+        encapsulation: settings.encapsulation.clone(),
+        follow_mtu: settings.mtu.is_none(),
+    };
+    Ways::new(follow, app, switch, uplinks.kernel(), uplinks.watch()).map(Some)
 }
 
 fn worker_options(settings: &Settings, states: &PortStates, breaks: Breaks) -> WorkerOptions {
@@ -176,16 +212,20 @@ fn worker_options(settings: &Settings, states: &PortStates, breaks: Breaks) -> W
     }
 }
 
-fn control_settings(settings: &Settings) -> Result<control::Settings, String> {
+/// What is to be known when the first NIC comes: also how much the uplinks carry that are there already.
+fn control_settings(settings: &Settings, uplinks: Option<&Uplinks>) -> Result<control::Settings, String> {
+    let address = underlay_address(settings);
+    let carried = uplinks.and_then(|uplinks| underlay::inner_mtu(address.as_slice(), &uplinks.facts()));
     let dir = settings.socket_dir.to_str();
     Ok(control::Settings {
         socket_dir: dir.ok_or("the socket directory's path is not UTF-8")?.to_owned(),
-        default_mtu: settings.mtu,
+        default_mtu: settings.mtu.or(carried).unwrap_or(DEFAULT_MTU),
         offloads: settings.offloads,
         trace_default: settings.packet_trace,
         pid: std::process::id(),
         flow_share: settings.max_flows_per_nic,
-        underlay_ipv6: settings.ip.is_some_and(|ip| ip.is_ipv6()),
+        overlay: uplinks.is_some(),
+        underlay_ipv6: address.is_some_and(|ip| ip.is_ipv6()),
         started_unix_secs: unix_secs(),
     })
 }

@@ -10,6 +10,7 @@ use io::xsk::XskStatistics;
 use netlink::{Kinds, Mirror};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
+use uplink::layout::Counters;
 use uplink::{Engine, Fact, Options, Ports, Settings};
 use xdp::Interfaces;
 
@@ -84,6 +85,16 @@ impl Uplinks {
     #[allow(dead_code, reason = "for whoever looks for ways to other hosts")]
     pub fn kernel(&self) -> &Mirror {
         &self.kernel
+    }
+
+    /// What the kernel has counted for the sockets of an uplink.
+    pub fn statistics(&self, number: u32) -> XskStatistics {
+        lock(&self.engine).statistics(number)
+    }
+
+    /// What the XDP program has counted on all uplinks.
+    pub fn counters(&self) -> Counters {
+        lock(&self.engine).counters()
     }
 
     /// All interfaces are the kernel's alone again. Waits for the workers: not for a runtime's thread.

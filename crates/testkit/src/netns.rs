@@ -43,16 +43,21 @@ impl Namespace {
 
     /// Moves a device of ours into it, as `eth0`, with these addresses (with their prefix lengths), and up.
     pub fn adopt(&self, device: &str, mac: &str, addresses: &[&str]) -> Result<()> {
-        process::run(&[
-            "ip",
-            "link",
-            "set",
-            device,
-            "netns",
-            &self.pid().to_string(),
-            "name",
-            "eth0",
-        ])?;
+        process::run(&["sh", "-c", &self.take(device)])?;
+        self.dress(mac, addresses)
+    }
+
+    /// The same with a device of another namespace.
+    pub fn adopt_from(&self, other: &Namespace, device: &str, mac: &str, addresses: &[&str]) -> Result<()> {
+        other.ok(&self.take(device))?;
+        self.dress(mac, addresses)
+    }
+
+    fn take(&self, device: &str) -> String {
+        format!("ip link set {device} netns {} name eth0", self.pid())
+    }
+
+    fn dress(&self, mac: &str, addresses: &[&str]) -> Result<()> {
         self.ok("sysctl -q -w net.ipv6.conf.eth0.accept_dad=0 net.ipv6.conf.eth0.autoconf=0")?;
         self.ok(&format!("ip link set eth0 address {mac} up"))?;
         for address in addresses {

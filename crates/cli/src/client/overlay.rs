@@ -71,6 +71,14 @@ impl V1 {
         .map(drop)
     }
 
+    pub async fn uplinks(&mut self) -> Result<proto::ListUplinksResponse, Error> {
+        let request = proto::ListUplinksRequest {};
+        self.ask("ListUplinks", request, async |grpc, request| {
+            grpc.list_uplinks(request).await
+        })
+        .await
+    }
+
     pub async fn bindings(
         &mut self,
         request: proto::ListBindingsRequest,

@@ -21,6 +21,7 @@ mod request;
 mod sg;
 mod sg_member;
 mod sg_rule;
+mod uplink;
 mod watch;
 mod worker;
 
@@ -44,6 +45,9 @@ pub enum Command {
     /// Virtual networks, and how they reach other hosts (API v1)
     #[command(subcommand)]
     Network(network::NetworkCommand),
+    /// The interfaces that join this host to others (API v1)
+    #[command(subcommand)]
+    Uplink(uplink::UplinkCommand),
     /// Other hosts (API v1)
     #[command(subcommand)]
     Endpoint(endpoint::EndpointCommand),
@@ -88,6 +92,7 @@ impl Command {
             Command::Worker(command) => command.run(session).await,
             Command::Sg(command) => command.run(session).await,
             Command::Network(command) => command.run(session).await,
+            Command::Uplink(command) => command.run(session).await,
             Command::Endpoint(command) => command.run(session).await,
             Command::Binding(command) => command.run(session).await,
             Command::Status => daemon::status(session).await,

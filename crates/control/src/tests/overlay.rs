@@ -243,6 +243,59 @@ fn the_bindings_of_one_vni_are_replaced_alone() {
 }
 
 #[test]
+fn only_whom_a_nic_here_can_speak_to_is_to_be_reached() {
+    let (mut controller, _) = controller();
+    controller
+        .put_bindings(vec![binding(42, 7, "10.0.0.2"), binding(43, 7, "10.0.0.3")])
+        .unwrap();
+    let every = Endpoint {
+        vnis: Membership::Every,
+        ..Endpoint::new(ip("10.0.0.9"))
+    };
+    controller.put_endpoint(every).unwrap();
+    assert_eq!(controller.reach(), crate::Reach::default());
+    controller.put_nic(nic("a", 1, &[])).unwrap();
+    let hosts = |list: &[&str]| list.iter().map(|text| ip(text)).collect();
+    let reach = crate::Reach {
+        endpoints: hosts(&["10.0.0.2", "10.0.0.9"]),
+        ..crate::Reach::default()
+    };
+    assert_eq!(controller.reach(), reach);
+    controller.delete_endpoint(ip("10.0.0.9"), false).unwrap();
+    controller.delete_endpoint(ip("10.0.0.2"), true).unwrap();
+    let reach = crate::Reach {
+        groups: hosts(&["230.0.0.42"]),
+        ..crate::Reach::default()
+    };
+    assert_eq!(controller.reach(), reach);
+}
+
+#[test]
+fn nics_are_told_of_what_the_underlay_carries() {
+    let (mut controller, shared) = controller();
+    let own = crate::model::Nic {
+        mtu: Some(9000),
+        ..nic("own", 2, &[])
+    };
+    controller
+        .apply(config(vec![nic("a", 1, &[]), own], vec![]), false)
+        .unwrap();
+    shared.log();
+    controller.set_default_mtu(1450).unwrap();
+    controller.set_default_mtu(1450).unwrap();
+    assert_eq!(shared.log(), ["reconfigure 52:54:00:12:34:01 1450"]);
+    assert_eq!(
+        (
+            port(&controller, &shared, "a").mtu,
+            port(&controller, &shared, "own").mtu
+        ),
+        (1450, 9000)
+    );
+    controller.put_nic(nic("b", 3, &[])).unwrap();
+    assert_eq!(controller.nic(&nic_id("b")).unwrap().mtu, 1450);
+}
+
+#[test]
 fn everybody_who_watches_is_told() {
     let (mut controller, _) = controller();
     let mut events = controller.subscribe();

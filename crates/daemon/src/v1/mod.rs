@@ -11,5 +11,6 @@ mod overlay;
 mod render;
 pub mod server;
 mod service;
+mod uplinks;
 mod watch;
 mod workers;

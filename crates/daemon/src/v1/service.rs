@@ -9,7 +9,7 @@ use control::{Controller, Error, ErrorKind};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use super::{convert, observe, overlay, render, watch, workers};
+use super::{convert, observe, overlay, render, uplinks, watch, workers};
 use crate::app::App;
 use crate::connections;
 use crate::logging::Level;
@@ -301,6 +301,10 @@ impl Butterfly for Service {
         let network = required(request.into_inner().network, "network")?;
         self.control(move |control| overlay::put_network(control, network))
             .await
+    }
+
+    async fn list_uplinks(&self, _: Request<v1::ListUplinksRequest>) -> Answer<v1::ListUplinksResponse> {
+        self.operate(|app, _| Ok(uplinks::list(app))).await
     }
 
     type ListBindingsStream = overlay::Items<v1::Binding>;

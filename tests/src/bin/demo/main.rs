@@ -1,8 +1,10 @@
-//! The first minute (`make demo`): two guests, a security group, a download that stops. It prints every command with its
+//! The first minute (`make demo`): two guests, a security group, a download that stops; then two hosts. It prints every command with its
 //! effect and leaves nothing behind; with HOLD=1 it stays up until Enter or Ctrl-C.
 //!
 //! What is printed is what happens: each line of the host is run as it stands there, but that QEMU's is shortened and
 //! that `butterfly` and `butterflyd` are the ones just built.
+
+mod two_hosts;
 
 use butterfly_tests::Daemon;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -15,6 +17,7 @@ use testkit::image::Image;
 use testkit::netns::Namespace;
 use testkit::qemu::{Guest, Machine, Nic, Wire};
 use testkit::{Result, wait_for};
+use two_hosts::TwoHosts;
 
 /// A download counts as stopped when nothing has come for this long, and has to stop within [`STOP_WITHIN`].
 const STILL: Duration = Duration::from_millis(800);
@@ -34,7 +37,10 @@ fn main() -> ExitCode {
     }
     let begin = Instant::now();
     let outcome = Demo::start(&interrupted).and_then(|mut demo| {
-        let outcome = demo.show().and_then(|()| demo.hold());
+        let outcome = demo
+            .show()
+            .and_then(|()| demo.second_act())
+            .and_then(|()| demo.hold());
         outcome.map_err(|e| {
             if demo.is_interrupted() {
                 e
@@ -181,6 +187,14 @@ impl Demo {
 
         title("A rule is taken away: the download that it allowed stops");
         self.download_stops()
+    }
+
+    /// The first act's guests rest meanwhile: a machine has as many processors as it has.
+    fn second_act(&self) -> Result<()> {
+        for guest in [&self.alice, &self.bob] {
+            guest.quiet()?;
+        }
+        TwoHosts::show(|| self.go_on())
     }
 
     fn ping(&self, answered: bool) -> Result<()> {

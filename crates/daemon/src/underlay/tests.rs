@@ -1,0 +1,225 @@
+//! Ways by what the kernel says: straight, by gateways, in a VLAN, with and without neighbours.
+
+use std::sync::Arc;
+
+use dataplane::PortSlot;
+use netlink::{Hop as KernelHop, Link, Neighbour, Resolution, RouteKind, Snapshot, Vlan};
+use wire::Mac;
+
+use super::paths::{Asked, homes, to_group, ways};
+use super::*;
+
+const OURS: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
+const REACHABLE: u16 = 2;
+const STALE: u16 = 4;
+
+fn mac(last: u8) -> Mac {
+    Mac([2, 0, 0, 0, 0, last])
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn link(index: u32, vlan: Option<Vlan>) -> Arc<Link> {
+    Arc::new(Link {
+        index,
+        name: format!("eth{index}"),
+        mac: Some(mac(index as u8)),
+        mtu: 1500,
+        up: true,
+        running: true,
+        loopback: false,
+        ethernet: true,
+        kind: None,
+        vlan,
+        master: None,
+        rx_queues: 1,
+        tx_queues: 1,
+        xdp_program: None,
+    })
+}
+
+/// eth1 is an uplink, eth7 its VLAN 100, eth9 none; 192.0.2.2 and .3 are known on eth1, .2 on eth7 too.
+fn kernel() -> Snapshot {
+    let mut kernel = Snapshot::default();
+    let vlan = Vlan {
+        parent: 1,
+        id: 100,
+        protocol: 0x8100,
+    };
+    for link in [link(1, None), link(7, Some(vlan)), link(9, None)] {
+        kernel.links.insert(link.index, link);
+    }
+    for (ifindex, last, state) in [(1, 2, REACHABLE), (1, 3, STALE), (7, 2, REACHABLE)] {
+        let ip = IpAddr::from([192, 0, 2, last]);
+        let neighbour = Neighbour {
+            ifindex,
+            ip,
+            mac: Some(mac(0x10 + last)),
+            state,
+            router: false,
+        };
+        kernel.neighbours.insert((ifindex, ip), neighbour);
+    }
+    kernel
+}
+
+fn fact() -> Fact {
+    Fact {
+        number: 0,
+        interface: "eth1".to_owned(),
+        ifindex: 1,
+        joined: true,
+        mode: "AF_XDP".to_owned(),
+        why: String::new(),
+        queues: 1,
+        mtu: 1500,
+        up: true,
+        mac: Some(mac(1)),
+        addresses: vec![OURS],
+    }
+}
+
+fn route(hops: &[(u32, Option<&str>, u32)]) -> Resolution {
+    let hop = |(ifindex, gateway, weight): &(u32, Option<&str>, u32)| KernelHop {
+        gateway: gateway.map(ip),
+        ifindex: *ifindex,
+        weight: *weight,
+        onlink: false,
+        encapsulates: false,
+    };
+    Resolution {
+        kind: RouteKind::Unicast,
+        table: 254,
+        prefix: "0.0.0.0/0".parse().unwrap(),
+        hops: hops.iter().map(hop).collect(),
+        source: Some(OURS),
+        mtu: None,
+    }
+}
+
+fn hop(last: u8) -> Hop {
+    Hop {
+        uplink: PortSlot::uplink(0),
+        src_mac: mac(1),
+        dst_mac: mac(0x10 + last),
+        vlan: None,
+        source: OURS,
+        mtu: 1500,
+        weight: 1,
+    }
+}
+
+fn found(target: &str, resolution: &Resolution) -> Vec<Way> {
+    ways(ip(target), resolution, &[], &[fact()], &kernel())
+}
+
+#[test]
+fn a_neighbour_is_reached_straight_and_who_is_stale_is_asked_for() {
+    let straight = route(&[(1, None, 1)]);
+    let known = |last, ask| vec![Way::Known { hop: hop(last), ask }];
+    assert_eq!(found("192.0.2.2", &straight), known(2, None));
+    let asked = |last| Asked {
+        ifindex: 1,
+        neighbour: IpAddr::from([192, 0, 2, last]),
+    };
+    assert_eq!(found("192.0.2.3", &straight), known(3, Some(asked(3))));
+    assert_eq!(found("192.0.2.4", &straight), [Way::Ask(asked(4))]);
+}
+
+#[test]
+fn gateways_share_by_weight_and_a_way_by_no_uplink_is_none() {
+    let shared = route(&[
+        (1, Some("192.0.2.2"), 1),
+        (1, Some("192.0.2.3"), 3),
+        (9, Some("192.0.2.2"), 1),
+    ]);
+    let hops: Vec<Hop> = found("198.51.100.7", &shared)
+        .into_iter()
+        .map(|way| match way {
+            Way::Known { hop, .. } => hop,
+            Way::Ask(asked) => panic!("{asked:?}"),
+        })
+        .collect();
+    assert_eq!(hops, [hop(2), Hop { weight: 3, ..hop(3) }]);
+}
+
+#[test]
+fn a_vlan_s_frames_are_tagged_and_a_route_s_mtu_counts() {
+    let tagged = Resolution {
+        mtu: Some(1400),
+        ..route(&[(7, None, 1)])
+    };
+    let expected = Hop {
+        src_mac: mac(7),
+        vlan: Some(100),
+        mtu: 1400,
+        ..hop(2)
+    };
+    assert_eq!(
+        found("192.0.2.2", &tagged),
+        [Way::Known {
+            hop: expected,
+            ask: None
+        }]
+    );
+    let narrow = Resolution {
+        mtu: Some(100),
+        ..tagged
+    };
+    assert_eq!(found("192.0.2.2", &narrow), []);
+}
+
+#[test]
+fn there_is_no_way_to_ourselves_or_by_a_link_that_is_down() {
+    let ourselves = Resolution {
+        kind: RouteKind::Local,
+        ..route(&[(1, None, 1)])
+    };
+    assert_eq!(found("192.0.2.1", &ourselves), []);
+    let down = Fact { up: false, ..fact() };
+    assert_eq!(
+        ways(ip("192.0.2.2"), &route(&[(1, None, 1)]), &[], &[down], &kernel()),
+        []
+    );
+}
+
+#[test]
+fn a_group_goes_by_the_interface_of_our_address() {
+    let mut kernel = kernel();
+    let address = netlink::Address {
+        ifindex: 7,
+        ip: OURS,
+        prefix_len: 24,
+        peer: None,
+        broadcast: None,
+        scope: 0,
+        flags: 0,
+        label: String::new(),
+    };
+    kernel.addresses.insert((7, OURS), Arc::new(address));
+    let homes = homes(&[OURS], &[fact()], &kernel);
+    let expected = Hop {
+        src_mac: mac(7),
+        dst_mac: Mac([0x01, 0x00, 0x5e, 0x0a, 0x0b, 0x0c]),
+        vlan: Some(100),
+        ..hop(0)
+    };
+    let hop = to_group(ip("230.138.11.12"), &homes, &[fact()], &kernel);
+    assert_eq!(hop, Some(expected));
+    assert_eq!(
+        to_group(ip("ff05::1"), &homes, &[fact()], &kernel),
+        None,
+        "we have no address of IPv6"
+    );
+}
+
+#[test]
+fn what_is_left_of_an_mtu() {
+    assert_eq!(inner_mtu(&[OURS], &[fact()]), Some(1450));
+    assert_eq!(inner_mtu(&[ip("fd00::1")], &[fact()]), Some(1430));
+    let wide = Fact { mtu: 9000, ..fact() };
+    assert_eq!(inner_mtu(&[], &[fact(), wide]), Some(1450));
+    assert_eq!(inner_mtu(&[OURS], &[]), None);
+}

@@ -1,0 +1,322 @@
+//! Two hosts: guests of one network reach each other across a cable that the kernel goes on using, as the original's
+//! scenarios have it. Guests are containers; two hosts with real guests are the demo's second act.
+
+use butterfly_tests::hosts::{Family, Host, Hosts, SOON, UPLINK, address, answers, cable, mac};
+use butterfly_tests::lab::check;
+use libtest_mimic::{Arguments, Failed, Trial};
+use testkit::netns::Namespace;
+use testkit::process::Process;
+use testkit::{Result, wait_for};
+
+fn main() {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads = Some(1);
+    let trials: [(&str, fn() -> Result<()>); 8] = [
+        ("as_the_original_over_ipv4", || as_the_original(Family::V4)),
+        ("as_the_original_over_ipv6", || as_the_original(Family::V6)),
+        (
+            "hosts_that_are_told_of_each_other",
+            hosts_that_are_told_of_each_other,
+        ),
+        ("networks_do_not_hear_each_other", networks_do_not_hear_each_other),
+        ("the_kernel_s_own_vxlan", the_kernel_s_own_vxlan),
+        ("the_kernel_keeps_its_interface", the_kernel_keeps_its_interface),
+        (
+            "links_addresses_and_nics_come_and_go",
+            links_addresses_and_nics_come_and_go,
+        ),
+        (
+            "larger_frames_on_a_larger_uplink",
+            larger_frames_on_a_larger_uplink,
+        ),
+    ];
+    let trials = trials.map(|(name, body)| Trial::test(name, move || body().map_err(Failed::from)));
+    libtest_mimic::run(&arguments, trials.into()).exit();
+}
+
+/// Runs a trial on two hosts, and explains its failure.
+fn on(hosts: &Hosts, trial: impl FnOnce() -> Result<()>) -> Result<()> {
+    trial().map_err(|e| format!("{e}\n{}", hosts.dump()))
+}
+
+/// The program of our own that speaks protocols for which there is no other.
+fn tool(words: &str) -> String {
+    let tool = testkit::image::repository().join("target/guest/root/bin/guest");
+    format!("{} {words}", tool.display())
+}
+
+fn serve(guest: &Namespace, words: &str) -> Result<Process> {
+    let server = guest.start(words.split(' ').next().unwrap_or("server"), &tool(words))?;
+    wait_for("a server to listen", SOON, || {
+        Ok(server.log().contains("listening").then_some(()))
+    })?;
+    Ok(server)
+}
+
+/// Everything that two guests say to each other: ICMP, TCP both ways, UDP in fragments too, SCTP.
+fn exchange(from: &Namespace, at: &Namespace, last: u8) -> Result<()> {
+    let _servers = [
+        serve(at, "tcp-serve 80")?,
+        serve(at, "tcp-sink 81")?,
+        serve(at, "udp-serve 53")?,
+        serve(at, "sctp-serve 9")?,
+    ];
+    for to in [format!("10.1.0.{last}"), format!("fd01::{last}")] {
+        answers(from, &to)?;
+        from.ok(&tool(&format!("tcp-get {to} 80 5000000 20")))?;
+        from.ok(&tool(&format!("tcp-put {to} 81 5000000 20")))?;
+        from.ok(&tool(&format!("udp-ping {to} 53 3 6000")))?;
+        from.ok(&tool(&format!("sctp-ping {to} 9 3 5")))?;
+    }
+    Ok(())
+}
+
+/// Nobody has told either host of the other: multicast and learning.
+fn as_the_original(family: Family) -> Result<()> {
+    let hosts = Hosts::start(family, &[])?;
+    on(&hosts, || {
+        let a = hosts.left.guest("a", 42, 1)?;
+        let b = hosts.right.guest("b", 42, 2)?;
+        exchange(&a, &b, 2)?;
+        exchange(&b, &a, 1)?;
+        // A second guest on each host: both are reached here and there.
+        let c = hosts.left.guest("c", 42, 3)?;
+        let d = hosts.right.guest("d", 42, 4)?;
+        for (from, to) in [(&a, 3), (&a, 4), (&c, 2), (&d, 3), (&d, 2)] {
+            answers(from, &format!("10.1.0.{to}"))?;
+            answers(from, &format!("fd01::{to}"))?;
+        }
+        // What a rule does not allow does not come from another host either.
+        hosts.right.daemon.cli("sg rule del open --ip-proto all")?;
+        check(
+            !a.succeeds("ping -q -c 2 -i 0.2 -W 1 10.1.0.2")?,
+            "without its rule it is dropped",
+        )
+    })
+}
+
+/// Endpoints and bindings on both sides: ARP is answered at home, and nothing is flooded.
+fn hosts_that_are_told_of_each_other() -> Result<()> {
+    let hosts = Hosts::start(Family::V4, &[])?;
+    on(&hosts, || {
+        let a = hosts.left.guest("a", 42, 1)?;
+        let b = hosts.right.guest("b", 42, 2)?;
+        let binding = |last: u8, host: u8| {
+            let mac = mac(last);
+            format!("binding add --vni 42 --mac {mac} --ip 10.1.0.{last} fd01::{last} --host 192.0.2.{host}")
+        };
+        hosts.left.daemon.cli(&binding(2, 2))?;
+        hosts.right.daemon.cli(&binding(1, 1))?;
+        let heard = b.start("tcpdump", "tcpdump -i eth0 -n -l arp or icmp6")?;
+        wait_for("tcpdump", SOON, || {
+            Ok(heard.log().contains("listening").then_some(()))
+        })?;
+        answers(&a, "10.1.0.2")?;
+        answers(&a, "fd01::2")?;
+        let asked = heard.log();
+        check(
+            !asked.contains("who-has 10.1.0.2") && !asked.contains("who has fd01::2"),
+            &format!("nobody there was asked who has it:\n{asked}"),
+        )?;
+        exchange(&a, &b, 2)?;
+        // The binding goes, and with it the way; nothing is learnt in such a network.
+        hosts
+            .left
+            .daemon
+            .cli(&format!("binding add --vni 42 --mac {} --host 192.0.2.9", mac(2)))?;
+        check(
+            !a.succeeds("ping -q -c 2 -i 0.2 -W 1 10.1.0.2")?,
+            "it is sought at another host",
+        )?;
+        hosts.left.daemon.cli(&binding(2, 2))?;
+        answers(&a, "10.1.0.2")?;
+        // A host that is not known is not listened to.
+        hosts.right.daemon.cli(&format!(
+            "binding add --vni 42 --mac {} --ip 10.1.0.1 --host 192.0.2.9 + endpoint del 192.0.2.1",
+            mac(1)
+        ))?;
+        check(
+            !a.succeeds("ping -q -c 2 -i 0.2 -W 1 10.1.0.2")?,
+            "its frames are dropped",
+        )
+    })
+}
+
+/// The same addresses and MACs in two networks.
+fn networks_do_not_hear_each_other() -> Result<()> {
+    let hosts = Hosts::start(Family::V4, &[])?;
+    on(&hosts, || {
+        let a = hosts.left.guest("a", 42, 1)?;
+        let b = hosts.right.guest("b", 42, 2)?;
+        let twin = hosts.right.guest("twin", 43, 2)?;
+        let other = hosts.right.guest("other", 43, 5)?;
+        answers(&a, "10.1.0.2")?;
+        let before = twin.counter("rx_packets")?;
+        a.ok("ip neigh flush dev eth0; ping -q -c 20 -i 0.02 -W 1 10.1.0.2")?;
+        check(
+            !a.succeeds("ping -q -c 2 -i 0.2 -W 1 10.1.0.5")?,
+            "who is in the other network alone is not there",
+        )?;
+        check(
+            twin.counter("rx_packets")? < before + 20 && b.counter("rx_packets")? >= 20,
+            "the network that was meant heard it",
+        )?;
+        answers(&other, "10.1.0.2")
+    })
+}
+
+/// The other host is the kernel's vxlan device, which learns and floods by the same multicast group, or to us alone.
+fn the_kernel_s_own_vxlan() -> Result<()> {
+    for family in [Family::V4, Family::V6] {
+        let (left, right) = cable(1500)?;
+        let left = Host::start(left, 1, family, &[])?;
+        let told = |e| format!("{family:?}: {e}\n{}", left.daemon.dump());
+        let a = left.guest("a", 42, 1)?;
+        let (local, remote) = (family.address(2), family.address(1));
+        right.ok(&format!(
+            "ip link add vx type vxlan id 42 dstport 4789 local {local} remote {remote} dev {UPLINK}; \
+             ip link add br0 type bridge; ip link set vx master br0; ip link set vx up; \
+             sysctl -q -w net.ipv6.conf.br0.accept_dad=0; ip link set br0 address {} mtu 1430 up; \
+             ip addr add 10.1.0.2/24 dev br0; ip addr add fd01::2/64 dev br0 nodad",
+            mac(2)
+        ))?;
+        // It hears no group: it is told to us as a host.
+        left.daemon.cli(&format!("endpoint add {local} --vni 42"))?;
+        a.ok("ip link set eth0 mtu 1430")?;
+        exchange(&a, &right, 2).map_err(told)?;
+        exchange(&right, &a, 1).map_err(told)?;
+    }
+    Ok(())
+}
+
+/// While guests talk across it, the kernel's own services answer on the same address.
+fn the_kernel_keeps_its_interface() -> Result<()> {
+    let hosts = Hosts::start(Family::V4, &[])?;
+    on(&hosts, || {
+        let a = hosts.left.guest("a", 42, 1)?;
+        let b = hosts.right.guest("b", 42, 2)?;
+        answers(&a, "10.1.0.2")?;
+        let _guests = serve(&b, "tcp-serve 80")?;
+        let _hosts = serve(&hosts.right.namespace, "tcp-serve 22")?;
+        let traffic = a.start("traffic", &tool("tcp-get 10.1.0.2 80 0 20"))?;
+        for to in ["192.0.2.2", "fd0c::2"] {
+            let left = &hosts.left.namespace;
+            left.ok(&tool(&format!("tcp-get {to} 22 2000000 10")))?;
+            left.ok(&format!("ping -q -c 3 -i 0.2 -W 1 {to}"))?;
+        }
+        drop(traffic);
+        // The daemon is killed: the kernel has the interface as before, and the program is gone.
+        let right = &hosts.right.namespace;
+        check(
+            right.ok(&format!("ip link show {UPLINK}"))?.contains("xdp"),
+            "a program takes VXLAN",
+        )?;
+        right.ok(&format!("kill -9 {}", hosts.right.daemon.pid()))?;
+        wait_for("the program to go", SOON, || {
+            Ok((!right.ok(&format!("ip link show {UPLINK}"))?.contains("xdp")).then_some(()))
+        })?;
+        hosts
+            .left
+            .namespace
+            .ok(&tool("tcp-get 192.0.2.2 22 2000000 10"))
+            .map(drop)
+    })
+}
+
+fn links_addresses_and_nics_come_and_go() -> Result<()> {
+    let hosts = Hosts::start(Family::V4, &[])?;
+    on(&hosts, || {
+        let a = hosts.left.guest("a", 42, 1)?;
+        let b = hosts.right.guest("b", 42, 2)?;
+        answers(&a, "10.1.0.2")?;
+        let ping = a.start("ping", "ping -q -i 0.1 10.1.0.2")?;
+        // NICs under traffic.
+        for _ in 0..3 {
+            drop(hosts.right.guest("c", 42, 3)?);
+            hosts.right.daemon.cli("nic del c")?;
+        }
+        let c = hosts.right.guest("c", 42, 3)?;
+        answers(&a, "10.1.0.3")?;
+        // A flapping link.
+        for _ in 0..3 {
+            hosts
+                .left
+                .namespace
+                .ok(&format!("ip link set {UPLINK} down; ip link set {UPLINK} up"))?;
+        }
+        answers(&a, "10.1.0.2")?;
+        // The address goes and returns; so does the other host's MAC address.
+        hosts
+            .left
+            .namespace
+            .ok(&format!("ip addr del 192.0.2.1/24 dev {UPLINK}"))?;
+        check(
+            !a.succeeds("ping -q -c 2 -i 0.2 -W 1 10.1.0.2")?,
+            "without our address there is no way",
+        )?;
+        hosts
+            .left
+            .namespace
+            .ok(&format!("ip addr add 192.0.2.1/24 dev {UPLINK}"))?;
+        answers(&a, "10.1.0.2")?;
+        hosts.right.namespace.ok(&format!(
+            "ip link set {UPLINK} down; ip link set {UPLINK} address 52:54:00:00:08:02; ip link set {UPLINK} up"
+        ))?;
+        hosts.left.namespace.ok(&format!("ip neigh flush dev {UPLINK}"))?;
+        answers(&a, "10.1.0.2")?;
+        drop(ping);
+        // The interface itself goes and returns.
+        hosts.left.namespace.ok(&format!("ip link del {UPLINK}"))?;
+        let [left, right] = [hosts.left.namespace.pid(), hosts.right.namespace.pid()];
+        testkit::process::run(&[
+            "ip",
+            "link",
+            "add",
+            "name",
+            UPLINK,
+            "netns",
+            &left.to_string(),
+            "type",
+            "veth",
+            "peer",
+            "name",
+            UPLINK,
+            "netns",
+            &right.to_string(),
+        ])?;
+        address(&hosts.left.namespace, 1)?;
+        address(&hosts.right.namespace, 2)?;
+        answers(&a, "10.1.0.2")?;
+        answers(&c, "10.1.0.1")?;
+        drop(b);
+        Ok(())
+    })
+}
+
+fn larger_frames_on_a_larger_uplink() -> Result<()> {
+    let (left, right) = cable(9000)?;
+    let hosts = Hosts {
+        left: Host::start(left, 1, Family::V4, &[])?,
+        right: Host::start(right, 2, Family::V4, &[])?,
+    };
+    on(&hosts, || {
+        let a = hosts.left.guest("a", 42, 1)?;
+        let b = hosts.right.guest("b", 42, 2)?;
+        let mtu = a.ok("cat /sys/class/net/eth0/mtu")?;
+        check(
+            mtu.trim() == "8950",
+            &format!("the guest is told 9000 less the outer headers, and not {mtu}"),
+        )?;
+        answers(&a, "10.1.0.2")?;
+        a.ok("ping -q -c 2 -i 0.2 -W 1 -M do -s 8922 10.1.0.2")?;
+        exchange(&a, &b, 2)?;
+        // The uplink becomes narrower: NICs follow, and who does not is told so.
+        for host in [&hosts.left, &hosts.right] {
+            host.namespace.ok(&format!("ip link set {UPLINK} mtu 1500"))?;
+        }
+        wait_for("the NICs to follow", SOON, || {
+            Ok((a.ok("cat /sys/class/net/eth0/mtu")?.trim() == "1450").then_some(()))
+        })?;
+        exchange(&a, &b, 2)
+    })
+}

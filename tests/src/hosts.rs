@@ -1,0 +1,161 @@
+//! Two hosts as network namespaces joined by a cable, a `butterflyd` on each, and containers as their guests.
+//!
+//! The hosts have 192.0.2.1 and 192.0.2.2, fd0c::1 and fd0c::2 on `uplink0`. A guest is a namespace behind a TAP NIC
+//! whose id is its name, in the group `open`, which lets everything in.
+
+use crate::Daemon;
+use std::time::Duration;
+use testkit::netns::Namespace;
+use testkit::process;
+use testkit::{Result, wait_for};
+
+/// The interface that joins the hosts, on both.
+pub const UPLINK: &str = "uplink0";
+
+/// How soon hosts have to find each other again after a change.
+pub const SOON: Duration = Duration::from_secs(8);
+
+/// Over which addresses the hosts speak.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Family {
+    /// 192.0.2.0/24.
+    V4,
+    /// fd0c::/64.
+    V6,
+}
+
+impl Family {
+    /// The address of host 1 or 2.
+    pub fn address(self, host: u8) -> String {
+        match self {
+            Family::V4 => format!("192.0.2.{host}"),
+            Family::V6 => format!("fd0c::{host}"),
+        }
+    }
+}
+
+/// One host.
+#[derive(Debug)]
+pub struct Host {
+    /// Its daemon, before the namespace: that is how they go.
+    pub daemon: Daemon,
+    /// Its network.
+    pub namespace: Namespace,
+}
+
+/// Two of them.
+#[derive(Debug)]
+pub struct Hosts {
+    /// Host 1.
+    pub left: Host,
+    /// Host 2.
+    pub right: Host,
+}
+
+/// Two namespaces with a cable between them, addresses on both ends.
+pub fn cable(mtu: u16) -> Result<(Namespace, Namespace)> {
+    let (left, right) = (Namespace::new()?, Namespace::new()?);
+    let [a, b] = [left.pid().to_string(), right.pid().to_string()];
+    process::run(&[
+        "ip",
+        "link",
+        "add",
+        "name",
+        UPLINK,
+        "mtu",
+        &mtu.to_string(),
+        "netns",
+        &a,
+        "type",
+        "veth",
+        "peer",
+        "name",
+        UPLINK,
+        "mtu",
+        &mtu.to_string(),
+        "netns",
+        &b,
+    ])?;
+    for (namespace, host) in [(&left, 1), (&right, 2)] {
+        address(namespace, host)?;
+    }
+    Ok((left, right))
+}
+
+/// Gives the uplink of a host its addresses, and takes it up.
+pub fn address(namespace: &Namespace, host: u8) -> Result<()> {
+    namespace.ok(&format!(
+        "sysctl -q -w net.ipv6.conf.{UPLINK}.accept_dad=0; ip link set {UPLINK} up; \
+         ip addr add {}/24 dev {UPLINK}; ip addr add {}/64 dev {UPLINK} nodad",
+        Family::V4.address(host),
+        Family::V6.address(host),
+    ))?;
+    Ok(())
+}
+
+impl Host {
+    /// Starts the daemon of a host.
+    pub fn start(namespace: Namespace, host: u8, family: Family, options: &[&str]) -> Result<Self> {
+        let address = family.address(host);
+        let mut all = vec!["-i", address.as_str()];
+        all.extend(options);
+        let daemon = Daemon::start_on(Some(namespace.pid()), &all)?;
+        daemon.cli("sg rule add open --ip-proto all")?;
+        Ok(Self { daemon, namespace })
+    }
+
+    /// A guest in a VNI: 10.1.0.`last`, fd01::`last`.
+    pub fn guest(&self, name: &str, vni: u32, last: u8) -> Result<Namespace> {
+        let mac = mac(last);
+        self.daemon.cli(&format!(
+            "nic add --id {name} --mac {mac} --vni {vni} --ip 10.1.0.{last} fd01::{last} --sg open --type tap --path bf-{name}"
+        ))?;
+        let guest = Namespace::new()?;
+        guest.adopt_from(
+            &self.namespace,
+            &format!("bf-{name}"),
+            &mac,
+            &[&format!("10.1.0.{last}/24"), &format!("fd01::{last}/64")],
+        )?;
+        // As a guest is told: what the underlay carries.
+        let shown = self.daemon.json(&format!("nic details {name}"))?;
+        let mtu = crate::daemon::number(&shown[0]["mtu"]).ok_or_else(|| format!("no MTU in {shown}"))?;
+        guest.ok(&format!("ip link set eth0 mtu {mtu}"))?;
+        Ok(guest)
+    }
+}
+
+impl Hosts {
+    /// Two hosts that nobody has told of each other.
+    pub fn start(family: Family, options: &[&str]) -> Result<Self> {
+        let (left, right) = cable(1500)?;
+        Ok(Self {
+            left: Host::start(left, 1, family, options)?,
+            right: Host::start(right, 2, family, options)?,
+        })
+    }
+
+    /// All that explains a failure.
+    pub fn dump(&self) -> String {
+        let of = |name: &str, host: &Host| {
+            let network = host
+                .namespace
+                .ok("ip addr; ip route; ip neigh; ip maddr show dev uplink0; ip -s link");
+            let network = network.unwrap_or_else(|e| e);
+            format!("=== {name}\n{network}\n{}", host.daemon.dump())
+        };
+        of("left", &self.left) + &of("right", &self.right)
+    }
+}
+
+/// The MAC of the guest with this last octet.
+pub fn mac(last: u8) -> String {
+    format!("52:54:00:00:07:{last:02x}")
+}
+
+/// Waits until a ping is answered.
+pub fn answers(from: &Namespace, to: &str) -> Result<()> {
+    wait_for(&format!("{to} to answer"), SOON, || {
+        Ok(from.succeeds(&format!("ping -q -c 1 -W 1 {to}"))?.then_some(()))
+    })
+}
