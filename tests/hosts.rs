@@ -53,20 +53,27 @@ fn serve(guest: &Namespace, words: &str) -> Result<Process> {
     Ok(server)
 }
 
-/// Everything that two guests say to each other: ICMP, TCP both ways, UDP in fragments too, SCTP.
+/// Everything that two guests say to each other: ICMP, TCP both ways, UDP in fragments too; SCTP where this machine's kernel
+/// has it (real guests have it always).
 fn exchange(from: &Namespace, at: &Namespace, last: u8) -> Result<()> {
     let _servers = [
         serve(at, "tcp-serve 80")?,
         serve(at, "tcp-sink 81")?,
         serve(at, "udp-serve 53")?,
-        serve(at, "sctp-serve 9")?,
     ];
+    let protocols = std::fs::read_to_string("/proc/net/protocols").unwrap_or_default();
+    let sctp = match protocols.contains("SCTP") {
+        true => Some(serve(at, "sctp-serve 9")?),
+        false => None,
+    };
     for to in [format!("10.1.0.{last}"), format!("fd01::{last}")] {
         answers(from, &to)?;
         from.ok(&tool(&format!("tcp-get {to} 80 5000000 20")))?;
         from.ok(&tool(&format!("tcp-put {to} 81 5000000 20")))?;
         from.ok(&tool(&format!("udp-ping {to} 53 3 6000")))?;
-        from.ok(&tool(&format!("sctp-ping {to} 9 3 5")))?;
+        if sctp.is_some() {
+            from.ok(&tool(&format!("sctp-ping {to} 9 3 5")))?;
+        }
     }
     Ok(())
 }
@@ -165,7 +172,7 @@ fn networks_do_not_hear_each_other() -> Result<()> {
     })
 }
 
-/// The other host is the kernel's vxlan device, which learns and floods by the same multicast group, or to us alone.
+/// The other host is the kernel's vxlan device, which learns and floods to us alone.
 fn the_kernel_s_own_vxlan() -> Result<()> {
     for family in [Family::V4, Family::V6] {
         let (left, right) = cable(1500)?;
@@ -173,6 +180,8 @@ fn the_kernel_s_own_vxlan() -> Result<()> {
         let told = |e| format!("{family:?}: {e}\n{}", left.daemon.dump());
         let a = left.guest("a", 42, 1)?;
         let (local, remote) = (family.address(2), family.address(1));
+        // Between veths checksums are left to a NIC that never comes: its frames would be `outer_checksum`.
+        right.ok(&format!("ethtool -K {UPLINK} tx off"))?;
         right.ok(&format!(
             "ip link add vx type vxlan id 42 dstport 4789 local {local} remote {remote} dev {UPLINK}; \
              ip link add br0 type bridge; ip link set vx master br0; ip link set vx up; \
@@ -302,10 +311,10 @@ fn larger_frames_on_a_larger_uplink() -> Result<()> {
     on(&hosts, || {
         let a = hosts.left.guest("a", 42, 1)?;
         let b = hosts.right.guest("b", 42, 2)?;
-        let mtu = a.ok("cat /sys/class/net/eth0/mtu")?;
+        let link = || a.ok("ip -o link show eth0");
         check(
-            mtu.trim() == "8950",
-            &format!("the guest is told 9000 less the outer headers, and not {mtu}"),
+            link()?.contains("mtu 8950 "),
+            &format!("the guest is told 9000 less the outer headers: {}", link()?),
         )?;
         answers(&a, "10.1.0.2")?;
         a.ok("ping -q -c 2 -i 0.2 -W 1 -M do -s 8922 10.1.0.2")?;
@@ -315,7 +324,7 @@ fn larger_frames_on_a_larger_uplink() -> Result<()> {
             host.namespace.ok(&format!("ip link set {UPLINK} mtu 1500"))?;
         }
         wait_for("the NICs to follow", SOON, || {
-            Ok((a.ok("cat /sys/class/net/eth0/mtu")?.trim() == "1450").then_some(()))
+            Ok(link()?.contains("mtu 1450 ").then_some(()))
         })?;
         exchange(&a, &b, 2)
     })
