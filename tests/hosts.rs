@@ -11,7 +11,7 @@ use testkit::{Result, wait_for};
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, fn() -> Result<()>); 8] = [
+    let trials: [(&str, Body); 8] = [
         ("as_the_original_over_ipv4", || as_the_original(Family::V4)),
         ("as_the_original_over_ipv6", || as_the_original(Family::V6)),
         (
@@ -33,6 +33,8 @@ fn main() {
     let trials = trials.map(|(name, body)| Trial::test(name, move || body().map_err(Failed::from)));
     libtest_mimic::run(&arguments, trials.into()).exit();
 }
+
+type Body = fn() -> Result<()>;
 
 /// Runs a trial on two hosts, and explains its failure.
 fn on(hosts: &Hosts, trial: impl FnOnce() -> Result<()>) -> Result<()> {

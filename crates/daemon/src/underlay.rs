@@ -67,7 +67,16 @@ pub struct Ways {
     routes: BTreeMap<IpAddr, Resolution>,
     probed: BTreeMap<(u32, IpAddr), Instant>,
     groups: Groups,
-    published: Option<(BTreeSet<IpAddr>, BTreeMap<IpAddr, Vec<Hop>>)>,
+    published: Option<Known>,
+}
+
+/// What the workers were told.
+#[derive(PartialEq, Eq)]
+struct Known {
+    /// Our own addresses.
+    addresses: BTreeSet<IpAddr>,
+    /// The next hops to each endpoint and group; none to those that cannot be reached now.
+    paths: BTreeMap<IpAddr, Vec<Hop>>,
 }
 
 impl Ways {
@@ -197,7 +206,10 @@ impl Ways {
         }
         self.groups.join(&self.reach.groups, &homes);
         let addresses: BTreeSet<IpAddr> = homes.iter().map(|home| home.address).collect();
-        let now = Some((addresses, found));
+        let now = Some(Known {
+            addresses,
+            paths: found,
+        });
         if now != self.published {
             self.published = now;
             self.publish();
@@ -258,7 +270,7 @@ impl Ways {
     }
 
     fn publish(&self) {
-        let Some((addresses, paths)) = &self.published else {
+        let Some(Known { addresses, paths }) = &self.published else {
             return;
         };
         let encapsulation = self.settings.encapsulation.clone();
