@@ -7,6 +7,7 @@ use control::Controller;
 use io::vhost::Server;
 use tokio::sync::watch;
 
+use crate::balancer;
 use crate::logging::LogControl;
 use crate::uplinks::Uplinks;
 use crate::worker_thread::WorkerThreads;
@@ -22,6 +23,7 @@ pub struct App {
     pub endpoints: Vec<String>,
     /// What joins this host to others, if anything is to.
     pub uplinks: Option<Uplinks>,
+    pub balancer: Arc<balancer::Control>,
     stop: watch::Sender<bool>,
 }
 
@@ -33,6 +35,7 @@ impl App {
         vhost: Arc<Server>,
         endpoints: Vec<String>,
         uplinks: Option<Uplinks>,
+        balancer: Arc<balancer::Control>,
     ) -> App {
         App {
             controller: Mutex::new(controller),
@@ -41,6 +44,7 @@ impl App {
             vhost,
             endpoints,
             uplinks,
+            balancer,
             stop: watch::Sender::new(false),
         }
     }

@@ -27,6 +27,9 @@ pub struct Ini {
     pub uplink: Option<String>,
     pub vxlan_port: Option<u16>,
     pub encryption_key_path: Option<PathBuf>,
+    /// Separated by commas.
+    pub balance_interfaces: Vec<String>,
+    pub balance_hook: Option<PathBuf>,
 }
 
 impl Ini {
@@ -76,6 +79,10 @@ fn set(ini: &mut Ini, section: &str, key: &str, value: &str) -> Result<(), Strin
         ("general", "dpdk-port") => ini.dpdk_port = Some(parsed(&name, value)?),
         ("general", "uplink") => ini.uplink = Some(value.to_owned()),
         ("general", "vxlan-port") => ini.vxlan_port = Some(parsed::<NonZeroU16>(&name, value)?.get()),
+        ("general", "balance-interfaces") => {
+            ini.balance_interfaces = value.split(',').map(|name| name.trim().to_owned()).collect();
+        }
+        ("general", "balance-hook") => ini.balance_hook = Some(value.into()),
         ("security", "encryption_key_path") => ini.encryption_key_path = Some(value.into()),
         ("general" | "security", _) => return Err(format!("there is no key {name}")),
         ("", _) => return Err(format!("the key {key} stands before the first section")),
@@ -103,6 +110,8 @@ fn known(section: &str, key: &str) -> bool {
                 | "dpdk-port"
                 | "uplink"
                 | "vxlan-port"
+                | "balance-interfaces"
+                | "balance-hook"
         ),
         _ => key == "encryption_key_path",
     }
@@ -133,6 +142,8 @@ nic-mtu = 9000
 dpdk-port = 0
 uplink = eth1,eth2
 vxlan-port = 8472
+balance-interfaces = eth0, eth1
+balance-hook = /etc/butterfly/hook
 [security]
 encryption_key_path = /etc/butterfly/key
 ";
@@ -149,6 +160,8 @@ encryption_key_path = /etc/butterfly/key
             uplink: Some("eth1,eth2".into()),
             vxlan_port: Some(8472),
             encryption_key_path: Some("/etc/butterfly/key".into()),
+            balance_interfaces: vec!["eth0".into(), "eth1".into()],
+            balance_hook: Some("/etc/butterfly/hook".into()),
         };
         assert_eq!(parse(text), Ok(expected));
         assert_eq!(

@@ -11,6 +11,7 @@
 
 mod app;
 mod attachments;
+mod balancer;
 mod connections;
 mod cores;
 mod dpdk_args;

@@ -125,6 +125,15 @@ pub struct Options {
     /// UDP checksum of outer packets; auto is over IPv6 alone, where others drop those without (RFC 6935)
     #[arg(long, value_name = "WHERE", default_value = "auto")]
     pub vxlan_checksum: OuterChecksum,
+    /// Balance the load of services on this interface, which the kernel keeps; may be repeated
+    #[arg(long, value_name = "INTERFACE")]
+    pub balance_interface: Vec<String>,
+    /// Flows that the load balancer remembers, 80 bytes of the kernel's memory each
+    #[arg(long, value_name = "N", default_value_t = 262_144, value_parser = clap::value_parser!(u32).range(1024..=1 << 26))]
+    pub balance_max_flows: u32,
+    /// Run this program as `PROGRAM announce ADDRESS`, or withdraw, when a service's address comes or goes
+    #[arg(long, value_name = "PROGRAM")]
+    pub balance_hook: Option<PathBuf>,
     /// Print this help
     #[arg(short = 'h', long, action = clap::ArgAction::Help)]
     pub help: Option<bool>,
@@ -167,6 +176,10 @@ pub struct Settings {
     pub vxlan_port: u16,
     /// What outer headers have in common; its port is `vxlan_port`.
     pub encapsulation: Encapsulation,
+    /// Interfaces that services are balanced on from the start.
+    pub balance_interfaces: Vec<String>,
+    pub balance_max_flows: u32,
+    pub balance_hook: Option<PathBuf>,
     /// What was accepted and has no effect, to be logged once logging runs.
     pub remarks: Vec<String>,
 }
@@ -254,6 +267,12 @@ impl Settings {
                 checksum_v4: checksum(options.vxlan_checksum == OuterChecksum::On),
                 checksum_v6: checksum(options.vxlan_checksum != OuterChecksum::Off),
             },
+            balance_interfaces: match options.balance_interface.is_empty() {
+                true => ini.balance_interfaces,
+                false => options.balance_interface,
+            },
+            balance_max_flows: options.balance_max_flows,
+            balance_hook: options.balance_hook.or(ini.balance_hook),
             remarks,
         })
     }
@@ -342,6 +361,9 @@ mod tests {
                 checksum_v6: UdpChecksum::Full,
                 ..Encapsulation::default()
             },
+            balance_interfaces: vec![],
+            balance_max_flows: 262_144,
+            balance_hook: None,
             remarks: vec![],
         };
         assert_eq!(defaults(), expected);
@@ -428,6 +450,11 @@ mod tests {
             (&["--vxlan-checksum off"], &|s| {
                 s.encapsulation.checksum_v6 = UdpChecksum::Zero
             }),
+            (&["--balance-interface eth0 --balance-interface eth1"], &|s| {
+                s.balance_interfaces = vec!["eth0".into(), "eth1".into()];
+            }),
+            (&["--balance-max-flows 4096"], &|s| s.balance_max_flows = 4096),
+            (&["--balance-hook /h"], &|s| s.balance_hook = Some("/h".into())),
         ];
         for (spellings, change) in table {
             for spelling in *spellings {

@@ -17,6 +17,7 @@ use xdp::Interfaces;
 
 use crate::app::{App, unix_secs};
 use crate::attachments::HostAttachments;
+use crate::balancer;
 use crate::lock::Lock;
 use crate::logging::LogControl;
 use crate::options::Settings;
@@ -96,6 +97,10 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     let switch = workers.switch().clone();
     // Those that programs of ours run on, of all features.
     let interfaces = Arc::new(Mutex::new(Interfaces::new()));
+    let engine = Arc::new(balancer::Engine::new(
+        settings.balance_max_flows,
+        interfaces.clone(),
+    ));
     let uplinks = start_uplinks(settings, interfaces, switch.clone(), broken).await?;
     let attachments = HostAttachments::start(switch.clone(), states.clone())?;
     let vhost = attachments.vhost();
@@ -107,6 +112,8 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
         .chain(&settings.v1_endpoints)
         .cloned()
         .collect();
+    let balancer = Arc::new(balancer::Control::new(engine.clone()));
+    balance(settings, &balancer).await?;
     let app = Arc::new(App::new(
         controller,
         log,
@@ -114,12 +121,18 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
         vhost,
         endpoints,
         uplinks,
+        balancer,
     ));
 
     let mut tasks = JoinSet::new();
     tasks.spawn(states.deliver(app.clone()));
     if let Some(ways) = ways(settings, &app, switch)? {
         tasks.spawn(ways.follow());
+    }
+    tasks.spawn(app.balancer.clone().check(balancer::Prober(engine)));
+    if let Some(hook) = settings.balance_hook.clone() {
+        let balancer = app.balancer.clone();
+        tasks.spawn(async move { balancer::hook::announce(balancer, &hook).await });
     }
     for listener in v1 {
         tasks.spawn(listener.serve(app.clone()));
@@ -138,6 +151,9 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     let ended = async { while tasks.join_next().await.is_some() {} };
     let _ = tokio::time::timeout(GRACE, ended).await;
     tasks.abort_all();
+    if let Some(hook) = &settings.balance_hook {
+        balancer::hook::withdraw(&app.balancer, hook).await;
+    }
     take_down(app, &workers).await;
     tracing::info!("stopped");
     Ok(())
@@ -191,6 +207,20 @@ fn ways(settings: &Settings, app: &Arc<App>, switch: Arc<Switch>) -> Result<Opti
         follow_mtu: settings.mtu.is_none(),
     };
     Ways::new(follow, app, switch, uplinks.kernel(), uplinks.watch()).map(Some)
+}
+
+/// Takes the interfaces that services are balanced on. One that cannot be had is no reason to go on without it.
+async fn balance(settings: &Settings, balancer: &Arc<balancer::Control>) -> Result<(), String> {
+    let (names, balancer) = (settings.balance_interfaces.clone(), balancer.clone());
+    let taken = tokio::task::spawn_blocking(move || {
+        names
+            .iter()
+            .try_for_each(|name| balancer.plane().add_interface(name, None).map(drop))
+    });
+    let taken = taken
+        .await
+        .map_err(|_| "taking the interfaces to balance on panicked".to_owned())?;
+    taken.map_err(|why| format!("--balance-interface: {why}"))
 }
 
 fn worker_options(settings: &Settings, states: &PortStates, breaks: Breaks) -> WorkerOptions {

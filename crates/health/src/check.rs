@@ -1,6 +1,7 @@
 //! What a check is: how often, how many results count, and what is done. Valid by construction: every value here has
 //! been through [`Check::validate`] or is a default.
 
+use std::fmt;
 use std::time::Duration;
 
 /// When a server is asked, and how many answers in a row count.
@@ -140,6 +141,47 @@ impl Check {
     }
 }
 
+/// In a line, for people: `http GET / every 2000 ms within 1000 ms, rise 2, fall 3`.
+impl fmt::Display for Check {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.kind {
+            Kind::Tcp => f.write_str("tcp")?,
+            Kind::Http(http) => {
+                let (scheme, method) = (
+                    if http.tls { "https" } else { "http" },
+                    if http.head { "HEAD" } else { "GET" },
+                );
+                write!(f, "{scheme} {method} {}", http.path)?;
+                if let Some(host) = &http.host {
+                    write!(f, " host {host}")?;
+                }
+                if !http.statuses.is_empty() {
+                    write!(f, " statuses {:?}", http.statuses)?;
+                }
+            }
+            Kind::Dns(dns) => {
+                let transport = if dns.tcp { "tcp" } else { "udp" };
+                write!(f, "dns {transport} {} {}", dns.name, dns.record)?;
+            }
+            Kind::Command(command) => write!(f, "command {}", command.0.join(" "))?,
+        }
+        if let Some(port) = self.port {
+            write!(f, " port {port}")?;
+        }
+        let Policy {
+            interval,
+            timeout,
+            rise,
+            fall,
+        } = self.policy;
+        let (every, within) = (interval.as_millis(), timeout.as_millis());
+        write!(
+            f,
+            " every {every} ms within {within} ms, rise {rise}, fall {fall}"
+        )
+    }
+}
+
 impl Http {
     fn validate(&self) -> Result<(), CheckError> {
         if !self.path.starts_with('/') {
@@ -221,6 +263,20 @@ mod tests {
         for kind in [Kind::Tcp, Kind::Http(Http::default()), Kind::Dns(Dns::default())] {
             assert_eq!(check(kind).validate(), Ok(()));
         }
+    }
+
+    #[test]
+    fn a_check_is_a_line() {
+        let http = Http {
+            tls: true,
+            host: Some("a.b".into()),
+            statuses: vec![200],
+            ..Http::default()
+        };
+        assert_eq!(
+            check(Kind::Http(http)).to_string(),
+            "https GET / host a.b statuses [200] every 2000 ms within 1000 ms, rise 2, fall 3"
+        );
     }
 
     #[test]

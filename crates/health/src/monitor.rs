@@ -23,6 +23,8 @@ struct Target {
     state: State,
     /// Its place among all that ever came: tells its checks from those of an earlier one of the same name.
     number: u64,
+    /// Its first check has begun.
+    checked: bool,
     /// When its next check begins, unless the one before it is still out.
     next: Duration,
 }
@@ -58,8 +60,9 @@ impl<T: Ord + Clone> Default for Monitor<T> {
 }
 
 impl<T: Ord + Clone> Monitor<T> {
-    /// Begins to watch a target, or watches it by another policy from its next check on.
-    pub fn add(&mut self, now: Duration, target: T, policy: Policy) {
+    /// Begins to watch a target that is taken for `health` until checks say otherwise; or watches one by another policy,
+    /// from its next check on.
+    pub fn add(&mut self, now: Duration, target: T, policy: Policy, health: Health) {
         if let Some(known) = self.targets.get_mut(&target) {
             known.policy = policy;
             return;
@@ -67,8 +70,9 @@ impl<T: Ord + Clone> Monitor<T> {
         self.added += 1;
         let new = Target {
             policy,
-            state: State::new(now),
+            state: State::new(now, health),
             number: self.added,
+            checked: false,
             next: now,
         };
         self.due.insert((now, target.clone()));
@@ -108,6 +112,7 @@ impl<T: Ord + Clone> Monitor<T> {
                 continue;
             };
             target.next = following(target, now);
+            target.checked = true;
             jobs.push(Job {
                 target: name,
                 timeout: target.policy.timeout,
@@ -140,7 +145,7 @@ impl<T: Ord + Clone> Monitor<T> {
 /// apart however many there are.
 fn following(target: &Target, now: Duration) -> Duration {
     let interval = target.policy.interval;
-    if target.state.health != Health::Unknown {
+    if target.checked {
         return now + interval;
     }
     const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -189,8 +194,8 @@ mod tests {
     #[test]
     fn a_day_in_the_life_of_two_servers() {
         let mut monitor = Monitor::default();
-        monitor.add(Duration::ZERO, "a", policy());
-        monitor.add(Duration::ZERO, "b", policy());
+        monitor.add(Duration::ZERO, "a", policy(), Health::Unknown);
+        monitor.add(Duration::ZERO, "b", policy(), Health::Unknown);
         let first = run(&mut monitor, Duration::ZERO, SECOND, |name| name == "a");
         assert_eq!(first, [(0, "a", Health::Healthy), (0, "b", Health::Unhealthy)]);
         // A day without news.
@@ -212,7 +217,7 @@ mod tests {
     #[test]
     fn one_check_is_out_at_a_time_and_late_ones_are_not_made_up_for() {
         let mut monitor = Monitor::default();
-        monitor.add(Duration::ZERO, "a", policy());
+        monitor.add(Duration::ZERO, "a", policy(), Health::Unknown);
         let job = monitor.start(Duration::ZERO).remove(0);
         assert_eq!((monitor.next(), job.timeout), (None, SECOND));
         assert_eq!(monitor.start(SECOND * 60), []);
@@ -224,12 +229,12 @@ mod tests {
     #[test]
     fn the_result_of_a_target_that_is_gone_means_nothing() {
         let mut monitor = Monitor::default();
-        monitor.add(Duration::ZERO, "a", policy());
+        monitor.add(Duration::ZERO, "a", policy(), Health::Unknown);
         let old = monitor.start(Duration::ZERO).remove(0);
         monitor.remove(&"a");
         assert_eq!(monitor.finish(SECOND, old.clone(), Ok(())), None);
         // Nor for its successor of the same name.
-        monitor.add(SECOND, "a", policy());
+        monitor.add(SECOND, "a", policy(), Health::Unknown);
         assert_eq!(monitor.finish(SECOND, old, Ok(())), None);
         assert_eq!(monitor.state(&"a").unwrap().health, Health::Unknown);
         assert_eq!(monitor.start(SECOND).len(), 1);
@@ -238,10 +243,10 @@ mod tests {
     #[test]
     fn another_policy_keeps_what_is_known() {
         let mut monitor = Monitor::default();
-        monitor.add(Duration::ZERO, "a", policy());
+        monitor.add(Duration::ZERO, "a", policy(), Health::Unknown);
         run(&mut monitor, Duration::ZERO, SECOND, |_| true);
         let eager = Policy { fall: 1, ..policy() };
-        monitor.add(SECOND, "a", eager);
+        monitor.add(SECOND, "a", eager, Health::Unknown);
         assert_eq!(monitor.state(&"a").unwrap().health, Health::Healthy);
         let changes = run(&mut monitor, SECOND, SECOND * 4, |_| false);
         assert_eq!(changes.len(), 1);
@@ -252,7 +257,7 @@ mod tests {
         let names: Vec<String> = (0..1000).map(|n| n.to_string()).collect();
         let mut monitor = Monitor::default();
         for name in &names {
-            monitor.add(Duration::ZERO, name.as_str(), policy());
+            monitor.add(Duration::ZERO, name.as_str(), policy(), Health::Unknown);
         }
         for job in monitor.start(Duration::ZERO) {
             monitor.finish(Duration::ZERO, job, Ok(()));

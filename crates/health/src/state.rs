@@ -30,10 +30,10 @@ pub struct State {
 }
 
 impl State {
-    /// Nothing is known.
-    pub fn new(now: Duration) -> State {
+    /// Taken for `health`: `Unknown` unless something is known of it from elsewhere.
+    pub fn new(now: Duration, health: Health) -> State {
         State {
-            health: Health::Unknown,
+            health,
             since: now,
             detail: String::new(),
             took: Duration::ZERO,
@@ -79,7 +79,7 @@ mod tests {
             fall,
             ..Policy::default()
         };
-        let mut state = State::new(Duration::ZERO);
+        let mut state = State::new(Duration::ZERO, Health::Unknown);
         let after = |(at, result)| {
             let outcome = match result {
                 '+' => Ok(()),
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn the_sentence_is_that_of_the_last_check() {
         let policy = Policy::default();
-        let mut state = State::new(Duration::ZERO);
+        let mut state = State::new(Duration::ZERO, Health::Unknown);
         state.record(&policy, Duration::ZERO, Duration::ZERO, Err("no route".into()));
         assert_eq!(state.detail, "no route");
         state.record(&policy, Duration::ZERO, Duration::ZERO, Ok(()));

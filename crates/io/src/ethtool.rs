@@ -26,6 +26,7 @@ struct Value {
 
 const GET_CHANNELS: u32 = 0x3c;
 const GET_FLAGS: u32 = 0x25;
+const SET_TX_CHECKSUM: u32 = 0x17;
 /// ETH_FLAG_RXVLAN.
 const RX_VLAN: u32 = 1 << 8;
 
@@ -50,6 +51,17 @@ pub fn strips_vlan_tags(interface: &str) -> Option<bool> {
     // SAFETY: `Value` is what this command reads and writes.
     unsafe { ask(interface, (&raw mut flags).cast()) }?;
     Some(flags.data & RX_VLAN != 0)
+}
+
+/// Has the kernel compute the checksums of all that goes out of an interface, and segment it, instead of leaving both to the
+/// device: a program that takes frames from a veth sees them as they are. `None`: its driver does not let us.
+pub fn compute_checksums(interface: &str) -> Option<()> {
+    let mut off = Value {
+        cmd: SET_TX_CHECKSUM,
+        data: 0,
+    };
+    // SAFETY: `Value` is what this command reads.
+    unsafe { ask(interface, (&raw mut off).cast()) }
 }
 
 /// # Safety

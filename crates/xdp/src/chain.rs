@@ -22,6 +22,8 @@ pub enum Feature {
     Uplink,
     /// Service addresses.
     Balancer,
+    /// Answers to the load balancer's health checks.
+    Probe,
     /// Transit packets.
     Router,
 }
@@ -31,6 +33,7 @@ impl fmt::Display for Feature {
         f.write_str(match self {
             Feature::Uplink => "uplink",
             Feature::Balancer => "load balancer",
+            Feature::Probe => "health check",
             Feature::Router => "router",
         })
     }

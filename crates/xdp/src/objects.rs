@@ -20,6 +20,8 @@ objects! {
     PASS = "pass";
     /// The router: transit packets between its interfaces.
     ROUTER = "router";
+    /// Health checks, through the load balancer's tables to one server each.
+    PROBE = "probe";
     /// Sends everything back untouched.
     TRANSMIT = "transmit";
     /// VXLAN for us to the sockets of the uplinks.

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 
+use api::v1::balancer_server::BalancerServer;
 use api::v1::butterfly_server::ButterflyServer;
 use tokio::net::{TcpListener, UnixStream, lookup_host};
 use tokio::sync::mpsc;
@@ -12,6 +13,7 @@ use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
 
 use super::service::Service;
 use crate::app::App;
+use crate::balancer;
 use crate::options::Tls;
 use crate::unix_socket::{Access, ApiSocket};
 
@@ -60,18 +62,21 @@ impl Listener {
         let service = ButterflyServer::new(Service::new(app.clone()))
             .max_decoding_message_size(REQUEST_MAX)
             .max_encoding_message_size(usize::MAX);
+        let balancer = BalancerServer::new(balancer::Service::new(app.clone()))
+            .max_decoding_message_size(REQUEST_MAX)
+            .max_encoding_message_size(usize::MAX);
         let stopping = app.clone();
         let stopping = async move { stopping.stopping().await };
         let served = match self {
             Listener::Unix { socket, access } => {
-                let router = Server::builder().add_service(service);
+                let router = Server::builder().add_service(service).add_service(balancer);
                 router
                     .serve_with_incoming_shutdown(clients(socket, access, app), stopping)
                     .await
             }
             Listener::Tcp { listener, tls } => match Server::builder().tls_config(*tls) {
                 Ok(mut builder) => {
-                    let router = builder.add_service(service);
+                    let router = builder.add_service(service).add_service(balancer);
                     router
                         .serve_with_incoming_shutdown(TcpListenerStream::new(listener), stopping)
                         .await

@@ -89,7 +89,9 @@ async fn relay_tcp(path: impl Path) -> io::Result<(SocketAddr, tokio::task::Join
             let path = path.clone();
             running.spawn(async move {
                 // A server that refuses is seen by the program as a connection that ends at once.
-                if let Ok((mut far, _hold)) = super::connect(&path).await {
+                if let Ok((far, _hold)) = super::connect(&path).await {
+                    // Dropped before what keeps the way open.
+                    let mut far = far;
                     let _ = tokio::io::copy_bidirectional(&mut near, &mut far).await;
                 }
             });

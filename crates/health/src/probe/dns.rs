@@ -74,7 +74,9 @@ async fn over_udp(query: &[u8], path: impl Path) -> Result<Vec<u8>, String> {
 /// Each message behind its length in two bytes (section 4.2.2).
 async fn over_tcp(query: &[u8], path: impl Path) -> Result<Vec<u8>, String> {
     let failed = |e: std::io::Error| format!("no DNS answer: {}", reason(&e));
-    let (mut stream, _hold) = connect(&path).await?;
+    let (stream, _hold) = connect(&path).await?;
+    // Declared after what keeps the way open, and so dropped before it.
+    let mut stream = stream;
     let len = u16::try_from(query.len()).map_err(|_| "the query is too long".to_owned())?;
     let mut framed = len.to_be_bytes().to_vec();
     framed.extend_from_slice(query);

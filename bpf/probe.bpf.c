@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// Health checks: packets to a service address that go to one server each, by the balancer's own way and tunnel.
+//
+// The sockets of the checks are in a network namespace of their own, behind a pair of interfaces. What they send comes in
+// at the host's end of the pair; the port that it is sent from says for which server it is (map `probes`). From there on it is
+// treated as the balancer treats a client's packet: the same entry of `servers`, the same code. No flow is remembered,
+// nothing is counted for it. The server's answers come by the interfaces that are balanced on, to the host's own
+// address and that port, and are put into the namespace before the kernel, which knows no such socket, sees them.
+#include "lib/chain.h"
+#include "lib/packet.h"
+#include "balancer/maps.h"
+#include "balancer/transport.h"
+#include "balancer/services.h"
+#include "balancer/forward.h"
+#include "probe.h"
+
+const volatile struct probe_place place SEC(".rodata.place");
+
+// Checks that are out.
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1024);
+	__type(key, struct probe_key);
+	__type(value, struct probe_target);
+} probes SEC(".maps");
+
+static __always_inline struct probe_target *find_probe(__be16 port, __u8 protocol)
+{
+	struct probe_key key = { .port = port, .protocol = protocol };
+
+	return bpf_map_lookup_elem(&probes, &key);
+}
+
+static __always_inline bool is_address(const __be32 *a, const __be32 *b)
+{
+	return !((a[0] ^ b[0]) | (a[1] ^ b[1]) | (a[2] ^ b[2]) | (a[3] ^ b[3]));
+}
+
+// A check's packet, to its server.
+static __always_inline int leave(struct xdp_md *ctx, struct packet *packet, struct tuple *tuple)
+{
+	struct probe_target *target = find_probe(tuple->client_port, tuple->protocol);
+	__u32 zero = 0, *word = bpf_map_lookup_elem(&half, &zero);
+	struct server *server;
+	__u32 in_force, ifindex;
+
+	if (!target || !word || !is_address(target->vip, tuple->vip))
+		return XDP_DROP;
+	in_force = *(volatile __u32 *)word & 1;
+	server = find_server(in_force, target->server);
+	if (!server || !server->ifindex || packet->length + outer_length(server) > server->mtu)
+		return XDP_DROP;
+	ifindex = server->ifindex;
+	if (encapsulate(ctx, packet, in_force, target->server, bpf_ntohs(tuple->client_port)) < 0)
+		return XDP_DROP;
+	return bpf_redirect(ifindex, 0);
+}
+
+// A server's answer, to the check: without VLAN tags, which the namespace knows nothing of.
+static __always_inline int arrive(struct xdp_md *ctx, struct packet *packet, struct tuple *tuple)
+{
+	struct probe_target *target = find_probe(tuple->port, tuple->protocol);
+	__u32 tags = packet->l3 - sizeof(struct ethhdr);
+	struct ethhdr *ethernet;
+	int i;
+
+	if (!target || !is_address(target->vip, tuple->client))
+		return chain_next(ctx);
+	if (tags && bpf_xdp_adjust_head(ctx, tags) < 0)
+		return chain_next(ctx);
+	ethernet = at(ctx, 0, sizeof(*ethernet));
+	if (!ethernet)
+		return XDP_DROP;
+	// One by one: a copy of the whole would lose "volatile", and with it what was set after compilation.
+#pragma unroll
+	for (i = 0; i < ETH_ALEN; i++)
+		ethernet->h_dest[i] = place.mac[i];
+	__builtin_memset(ethernet->h_source, 0, sizeof(ethernet->h_source));
+	ethernet->h_proto = packet->family == 4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
+	return bpf_redirect(place.ifindex, 0);
+}
+
+SEC("xdp.frags")
+int probe(struct xdp_md *ctx)
+{
+	struct packet packet;
+	struct tuple tuple = {};
+	__u8 part;
+
+	if (packet_link(ctx, &packet) < 0 || read_addresses(ctx, &packet, &tuple) < 0)
+		return chain_next(ctx);
+	if (packet_network(ctx, &packet) < 0 || packet.fragment != FRAGMENT_NONE)
+		return chain_next(ctx);
+	if (read_transport(ctx, &packet, &tuple, &part) < 0)
+		return chain_next(ctx);
+	return ctx->ingress_ifindex == place.ifindex ? leave(ctx, &packet, &tuple) : arrive(ctx, &packet, &tuple);
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// What the program of health checks and the daemon (crates/daemon/src/balancer/probe) both read and write.
+#pragma once
+
+#include <linux/types.h>
+
+// .rodata.place: where checks come from; fixed when the program is loaded.
+struct probe_place {
+	__u32 ifindex;  // of the host's end of the pair of interfaces, whose other end the checks' sockets are behind
+	__u8 mac[6];    // of that other end
+	__u8 reserved[2];
+};
+
+// A check that is out, by where it is answered to.
+struct probe_key {
+	__be16 port;
+	__u8 protocol;
+	__u8 reserved;
+};
+
+// Whom it asks.
+struct probe_target {
+	__be32 vip[4];  // IPv4: the first word, the others zero
+	__u32 server;   // its number, as in the balancer's map
+};
+
+_Static_assert(sizeof(struct probe_place) == 12, "probe_place");
+_Static_assert(sizeof(struct probe_key) == 4, "probe_key");
+_Static_assert(sizeof(struct probe_target) == 20, "probe_target");

@@ -1,0 +1,101 @@
+//! The book behind its lock, with a clock, and the task that makes the checks.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use health::Job;
+use health::probe::{self, Subject};
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+
+use super::book::{Book, Probe, Target};
+use super::plane::{Plane, Teller};
+
+/// Makes the sockets of a check, on the way to one server.
+pub trait Paths: Send + Sync + 'static {
+    type Path: probe::Path;
+
+    /// The way through a service to one of its servers.
+    fn path(&self, target: &Target, subject: &Subject) -> Self::Path;
+}
+
+/// One for the process.
+pub struct Control {
+    book: Mutex<Book>,
+    plane: Arc<dyn Plane>,
+    began: Instant,
+    /// A check may be due earlier than was thought.
+    changed: Notify,
+}
+
+impl Control {
+    /// Nothing is configured.
+    pub fn new(plane: Arc<dyn Plane>) -> Control {
+        Control {
+            book: Mutex::new(Book::new(Box::new(Teller(plane.clone())))),
+            plane,
+            began: Instant::now(),
+            changed: Notify::new(),
+        }
+    }
+
+    /// The book, for one operation, and the time. It may wait for the kernel: not to be called on a runtime's thread
+    /// without `spawn_blocking`.
+    pub fn book(&self) -> (MutexGuard<'_, Book>, Duration) {
+        // An operation stages its changes on a copy, so one that panicked left the book as it was.
+        let book = self.book.lock().unwrap_or_else(PoisonError::into_inner);
+        (book, self.began.elapsed())
+    }
+
+    /// The checks are looked at again, after an operation that may have changed them.
+    pub fn wake(&self) {
+        self.changed.notify_one();
+    }
+
+    pub fn plane(&self) -> &dyn Plane {
+        &*self.plane
+    }
+
+    /// The time of the events and states.
+    pub fn elapsed(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// Makes checks for ever.
+    pub async fn check<P: Paths>(self: Arc<Control>, paths: P) {
+        let mut running: JoinSet<(Job<Target>, Result<(), String>)> = JoinSet::new();
+        loop {
+            let (probes, next) = tokio::task::block_in_place(|| {
+                let (mut book, now) = self.book();
+                (book.checks(now), book.next_check())
+            });
+            for Probe { job, kind, subject } in probes {
+                let path = paths.path(&job.target, &subject);
+                running.spawn(async move {
+                    let outcome = probe::run(&kind, &subject, path, job.timeout).await;
+                    (job, outcome)
+                });
+            }
+            // Nothing due: until something changes.
+            let pause = next.map_or(Duration::from_secs(3600), |at| at.saturating_sub(self.elapsed()));
+            tokio::select! {
+                () = tokio::time::sleep(pause) => (),
+                () = self.changed.notified() => (),
+                Some(done) = running.join_next() => match done {
+                    Ok((job, outcome)) => self.take(job, outcome),
+                    Err(e) => tracing::error!("a health check panicked: {e}"),
+                },
+            }
+        }
+    }
+
+    fn take(&self, job: Job<Target>, outcome: Result<(), String>) {
+        let taken = tokio::task::block_in_place(|| {
+            let (mut book, now) = self.book();
+            book.checked(now, job, outcome)
+        });
+        if let Err(e) = taken {
+            tracing::error!("a change of health is not in force: {e}");
+        }
+    }
+}

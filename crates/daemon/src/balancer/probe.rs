@@ -1,0 +1,271 @@
+//! The ways of health checks: through a service's address to one of its servers, as a client's packets go.
+//!
+//! The host's own sockets would not do. The kernel knows no route to a service's address, or, when the address is
+//! announced from here, one that ends here; and nothing in a packet to it says which server is meant. So the sockets of
+//! checks are in a [`room`]: a network namespace of their own, where everything goes out of one interface, whose other end is
+//! on the host and runs `bpf/probe.bpf.c`. That program finds the server by the port that the check is sent from, and
+//! sends the packet on with the balancer's own table and code: the tunnel, the next hop and the VLAN tags are those
+//! of clients' packets. A check's source is the host's own address, so that a server needs no route that it has not anyway; its answer
+//! is recognised by address and port on the balanced interfaces, and put into the room before the host's kernel,
+//! firewall and reverse-path filter see it. There is no address translation, and no rule or route on the host; all of
+//! it is gone with the process, however that ends.
+
+mod room;
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytemuck::{Pod, Zeroable};
+use health::probe::{Path, Subject};
+use tokio::net::{TcpSocket, TcpStream, UdpSocket};
+use xdp::{Attachment, Mode, Program, Table, objects};
+
+use super::book::Target;
+use super::control::Paths;
+use super::engine::{Engine, library_key};
+use room::Room;
+
+/// Ports that checks are sent from: behind those that Linux gives to others by itself (ip_local_port_range).
+const PORTS: std::ops::RangeInclusive<u16> = 64_512..=65_534;
+/// How long a port's way stays open behind its last socket: what the socket said last is still on its way.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// `struct probe_place`.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Place {
+    ifindex: u32,
+    mac: [u8; 6],
+    reserved: [u8; 2],
+}
+
+/// `struct probe_key`.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct ProbeKey {
+    port: [u8; 2],
+    protocol: u8,
+    reserved: u8,
+}
+
+/// `struct probe_target`.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct ProbeTarget {
+    vip: [u8; 16],
+    server: u32,
+}
+
+const _: () =
+    assert!(size_of::<Place>() == 12 && size_of::<ProbeKey>() == 4 && size_of::<ProbeTarget>() == 20);
+
+/// The room, and the program that is its door.
+pub struct Door {
+    room: Room,
+    pub program: Program,
+    probes: Table<ProbeKey, ProbeTarget>,
+    ports: Mutex<BTreeSet<(u8, u16)>>,
+    /// Dropped last: packets stop coming when it goes.
+    _attachment: Attachment,
+}
+
+impl Door {
+    /// Makes the room and loads the program beside the balancer's. The error is a sentence.
+    pub fn open(balancer: &balancer::Balancer) -> Result<Door, String> {
+        let room = Room::open()?;
+        let place = Place {
+            ifindex: room.ifindex,
+            mac: room::MAC,
+            reserved: [0; 2],
+        };
+        let failed = |e: xdp::Error| format!("the program of health checks: {e}");
+        let (half, servers) = (
+            balancer.program().map("half").map_err(failed)?,
+            balancer.program().map("servers").map_err(failed)?,
+        );
+        let program = Program::load("probe", objects::PROBE, |object| {
+            for mut map in object.maps_mut() {
+                match map.name().to_str().unwrap_or_default() {
+                    "half" => map.reuse_fd(half.as_fd())?,
+                    "servers" => map.reuse_fd(servers.as_fd())?,
+                    name if name.ends_with(".rodata.settings") => {
+                        map.set_initial_value(bytemuck::bytes_of(balancer.settings()))?;
+                    }
+                    name if name.ends_with(".rodata.place") => {
+                        map.set_initial_value(bytemuck::bytes_of(&place))?
+                    }
+                    _ => (),
+                }
+            }
+            Ok(())
+        })
+        .map_err(failed)?;
+        // Generic: it may send out of any interface, those without XDP in the driver too, and checks are few.
+        let attachment = xdp::attach(program.as_fd(), room.ifindex, Some(Mode::Generic)).map_err(failed)?;
+        Ok(Door {
+            probes: program.table("probes").map_err(failed)?,
+            room,
+            program,
+            ports: Mutex::default(),
+            _attachment: attachment,
+        })
+    }
+
+    /// Opens a way; it is closed when the answer is dropped.
+    fn way(self: &Arc<Door>, protocol: u8, vip: IpAddr, server: u16) -> io::Result<Hold> {
+        let port = {
+            let mut ports = lock(&self.ports);
+            let free = |port: &u16| !ports.contains(&(protocol, *port));
+            // From anywhere: a server need not see the same port twice in a row.
+            let first = PORTS.start() + rand::random::<u16>() % (PORTS.end() - PORTS.start());
+            let port = (first..=*PORTS.end()).chain(*PORTS.start()..first).find(free);
+            let port = port.ok_or_else(|| io::Error::other("too many checks are out"))?;
+            ports.insert((protocol, port));
+            port
+        };
+        let hold = Hold {
+            door: self.clone(),
+            protocol,
+            port,
+        };
+        let mut address = [0; 16];
+        match vip {
+            IpAddr::V4(vip) => address[..4].copy_from_slice(&vip.octets()),
+            IpAddr::V6(vip) => address = vip.octets(),
+        }
+        let target = ProbeTarget {
+            vip: address,
+            server: server.into(),
+        };
+        self.probes
+            .set(&key(protocol, port), &target)
+            .map_err(io::Error::other)?;
+        Ok(hold)
+    }
+
+    fn close(&self, protocol: u8, port: u16) {
+        // It fails where there is no entry, which is what is wanted.
+        let _ = self.probes.remove(&key(protocol, port));
+        lock(&self.ports).remove(&(protocol, port));
+    }
+}
+
+fn key(protocol: u8, port: u16) -> ProbeKey {
+    ProbeKey {
+        port: port.to_be_bytes(),
+        protocol,
+        reserved: 0,
+    }
+}
+
+/// Keeps a way open.
+pub struct Hold {
+    door: Arc<Door>,
+    protocol: u8,
+    port: u16,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let (door, protocol, port) = (self.door.clone(), self.protocol, self.port);
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn(async move {
+                tokio::time::sleep(LINGER).await;
+                door.close(protocol, port);
+            })),
+            Err(_) => door.close(protocol, port),
+        }
+    }
+}
+
+/// Makes ways, once there is a balancer for them to go through.
+pub struct Prober(pub Arc<Engine>);
+
+impl Paths for Prober {
+    type Path = Way;
+
+    fn path(&self, target: &Target, subject: &Subject) -> Way {
+        Way {
+            engine: self.0.clone(),
+            target: *target,
+            subject: subject.clone(),
+        }
+    }
+}
+
+/// Through a service to one of its servers.
+#[derive(Clone)]
+pub struct Way {
+    engine: Arc<Engine>,
+    target: Target,
+    subject: Subject,
+}
+
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+
+impl Way {
+    /// The way for one socket, and the address that it speaks from.
+    fn open(&self, protocol: u8) -> io::Result<(Hold, SocketAddr)> {
+        let door = self.engine.door().map_err(io::Error::other)?;
+        let running = self
+            .engine
+            .running()
+            .ok_or_else(|| io::Error::other("nothing is balanced"))?;
+        let (key, server) = self.target;
+        let key = library_key(&key).map_err(io::Error::other)?;
+        let number = lock(&running.balancer).server_number(&key, server);
+        let number = number.ok_or_else(|| io::Error::other("the server is gone"))?;
+        let hold = door.way(protocol, self.subject.service.ip(), number)?;
+        let source = source(self.subject.service.ip(), server)?;
+        let port = hold.port;
+        Ok((hold, (source, port).into()))
+    }
+}
+
+impl Path for Way {
+    type Hold = Hold;
+
+    async fn tcp(&self) -> io::Result<(TcpStream, Hold)> {
+        let (hold, source) = self.open(TCP)?;
+        let socket = hold.door.room.socket(socket2::Type::STREAM, source)?;
+        let socket = TcpSocket::from_std_stream(socket.into());
+        Ok((socket.connect(self.subject.service).await?, hold))
+    }
+
+    async fn udp(&self) -> io::Result<(UdpSocket, Hold)> {
+        let (hold, source) = self.open(UDP)?;
+        let socket = hold.door.room.socket(socket2::Type::DGRAM, source)?;
+        let socket = UdpSocket::from_std(socket.into())?;
+        socket.connect(self.subject.service).await?;
+        Ok((socket, hold))
+    }
+}
+
+/// The host's address that a server is to answer to: of the service's family, and the one that the kernel would speak to
+/// the server from where that is of the same family.
+fn source(vip: IpAddr, server: IpAddr) -> io::Result<IpAddr> {
+    let towards = if vip.is_ipv4() == server.is_ipv4() {
+        server
+    } else {
+        vip
+    };
+    let any: IpAddr = match towards {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    // Connecting a datagram socket asks the routing table and sends nothing.
+    let socket = std::net::UdpSocket::bind((any, 0))?;
+    let asked = socket.connect((towards, 9)).and_then(|()| socket.local_addr());
+    let address =
+        asked.map_err(|e| io::Error::other(format!("this host has no address towards {towards}: {e}")))?;
+    Ok(address.ip())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

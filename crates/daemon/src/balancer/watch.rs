@@ -1,0 +1,132 @@
+//! The stream of the balancer's events, begun with what is now when that is asked for.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use api::v1;
+use api::v1::balancer_event::Kind;
+use tokio::sync::broadcast::Receiver as Events;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::task::block_in_place;
+use tonic::Status;
+
+use super::control::Control;
+use super::event::{Event, EventKind};
+use super::model::Key;
+use super::{render, status};
+use crate::app::App;
+
+/// Events on their way to one client; what it is behind with beyond them waits in the channel of all.
+const AHEAD: usize = 64;
+
+/// Ends with the daemon and with the client.
+pub fn watch(
+    app: Arc<App>,
+    control: Arc<Control>,
+    request: v1::WatchBalancerRequest,
+) -> Receiver<Result<v1::BalancerEvent, Status>> {
+    let (sender, receiver) = channel(AHEAD);
+    tokio::spawn(async move {
+        tokio::select! {
+            () = app.stopping() => (),
+            () = sender.closed() => (),
+            _ = forward(&control, request, &sender) => (),
+        }
+    });
+    receiver
+}
+
+/// Ends with the reader.
+async fn forward(
+    control: &Control,
+    request: v1::WatchBalancerRequest,
+    sender: &Sender<Result<v1::BalancerEvent, Status>>,
+) -> Option<()> {
+    let (snapshot, mut events) = block_in_place(|| begin(control, request.snapshot));
+    for kind in snapshot {
+        sender.send(Ok(event(0, kind))).await.ok()?;
+    }
+    loop {
+        if let Some(event) = next(control, &mut events).await? {
+            sender.send(Ok(event)).await.ok()?;
+        }
+    }
+}
+
+/// One lock for both, so that no change falls between the snapshot and the events behind it.
+fn begin(control: &Control, snapshot: bool) -> (Vec<Kind>, Events<Event>) {
+    let facts = status::Facts::of(control).ok();
+    let (book, now) = control.book();
+    let mut kinds = Vec::new();
+    if let Some(facts) = facts.filter(|_| snapshot) {
+        let services = book.services().values();
+        kinds.extend(
+            services.map(|service| Kind::ServiceChanged(status::service(&book, service, &facts, now))),
+        );
+    }
+    if snapshot {
+        kinds.push(Kind::SnapshotEnd(true));
+    }
+    (kinds, book.subscribe())
+}
+
+/// The next event; `Some(None)` for one whose subject is gone again: its own event follows.
+async fn next(control: &Control, events: &mut Events<Event>) -> Option<Option<v1::BalancerEvent>> {
+    match events.recv().await {
+        Ok(next) => Some(kind(control, next.kind).map(|kind| event(next.sequence, kind))),
+        Err(RecvError::Lagged(missed)) => Some(Some(event(0, Kind::Lagged(missed)))),
+        Err(RecvError::Closed) => None,
+    }
+}
+
+fn kind(control: &Control, kind: EventKind) -> Option<Kind> {
+    Some(match kind {
+        EventKind::Changed(key) => Kind::ServiceChanged(changed(control, &key)?),
+        EventKind::Deleted(key) => Kind::ServiceDeleted(render::key(&key)),
+        EventKind::Health {
+            key,
+            server,
+            health,
+            detail,
+        } => Kind::HealthChanged(v1::HealthChanged {
+            key: Some(render::key(&key)),
+            server: server.to_string(),
+            health: render::health(health).into(),
+            detail,
+        }),
+        EventKind::InService {
+            key,
+            in_service,
+            healthy,
+            min_healthy,
+        } => Kind::InServiceChanged(v1::InServiceChanged {
+            key: Some(render::key(&key)),
+            in_service,
+            healthy: healthy as u32,
+            min_healthy,
+        }),
+        EventKind::Address { vip, announced } => Kind::AddressChanged(v1::AddressChanged {
+            vip: vip.to_string(),
+            announced,
+        }),
+    })
+}
+
+fn changed(control: &Control, key: &Key) -> Option<v1::ServiceStatus> {
+    block_in_place(|| {
+        let facts = status::Facts::of(control).ok()?;
+        let (book, now) = control.book();
+        let service = book.service(key).ok()?;
+        Some(status::service(&book, service, &facts, now))
+    })
+}
+
+fn event(sequence: u64, kind: Kind) -> v1::BalancerEvent {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    v1::BalancerEvent {
+        time_unix_nanos: since.as_nanos() as u64,
+        sequence,
+        kind: Some(kind),
+    }
+}
