@@ -5,6 +5,7 @@ use std::fmt::Debug;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use api::v1::balancer_client::BalancerClient;
 use api::v1::butterfly_client::ButterflyClient;
 use prost::Message;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint as Address, Identity};
@@ -22,6 +23,7 @@ const ANSWER_MAX_BYTES: usize = 1 << 30;
 /// A gRPC connection.
 pub struct V1 {
     grpc: ButterflyClient<Channel>,
+    balancer: BalancerClient<Channel>,
     endpoint: Endpoint,
     timeout: Duration,
     verbose: bool,
@@ -47,9 +49,11 @@ impl V1 {
                 )));
             }
         };
+        let balancer = BalancerClient::new(channel.clone()).max_decoding_message_size(ANSWER_MAX_BYTES);
         let grpc = ButterflyClient::new(channel).max_decoding_message_size(ANSWER_MAX_BYTES);
         Ok(V1 {
             grpc,
+            balancer,
             endpoint,
             timeout,
             verbose: options.verbose,
@@ -57,16 +61,51 @@ impl V1 {
     }
 
     /// One call: within the timeout, printed when asked, its failure told in a sentence.
-    pub async fn call<Q: Message + Debug, A>(
+    pub async fn call<Q: Message + Debug + Clone, A>(
         &mut self,
         name: &str,
         request: Q,
         method: impl AsyncFnOnce(&mut ButterflyClient<Channel>, Q) -> Result<Response<A>, Status>,
     ) -> Result<A, Error> {
+        let mut grpc = self.grpc.clone();
+        self.timed(name, &request.clone(), method(&mut grpc, request))
+            .await
+    }
+
+    /// [`V1::call`] and [`V1::ask`] of the service `Balancer`.
+    pub async fn call_balancer<Q: Message + Debug + Clone, A>(
+        &mut self,
+        name: &str,
+        request: Q,
+        method: impl AsyncFnOnce(&mut BalancerClient<Channel>, Q) -> Result<Response<A>, Status>,
+    ) -> Result<A, Error> {
+        let mut balancer = self.balancer.clone();
+        self.timed(name, &request.clone(), method(&mut balancer, request))
+            .await
+    }
+
+    /// See [`V1::call_balancer`].
+    pub async fn ask_balancer<Q: Message + Debug + Clone, A: Message + Debug>(
+        &mut self,
+        name: &str,
+        request: Q,
+        method: impl AsyncFnOnce(&mut BalancerClient<Channel>, Q) -> Result<Response<A>, Status>,
+    ) -> Result<A, Error> {
+        let answer = self.call_balancer(name, request, method).await?;
+        self.told(name, &answer);
+        Ok(answer)
+    }
+
+    async fn timed<Q: Message + Debug, A>(
+        &self,
+        name: &str,
+        request: &Q,
+        call: impl Future<Output = Result<Response<A>, Status>>,
+    ) -> Result<A, Error> {
         if self.verbose {
-            say(&format!("> {name} {}\n", json::line(&request)));
+            say(&format!("> {name} {}\n", json::line(request)));
         }
-        let answer = tokio::time::timeout(self.timeout, method(&mut self.grpc, request)).await;
+        let answer = tokio::time::timeout(self.timeout, call).await;
         let late = || {
             let ms = self.timeout.as_millis();
             Error::Unreachable(format!(
@@ -80,17 +119,21 @@ impl V1 {
         Ok(answer.into_inner())
     }
 
+    fn told<A: Message + Debug>(&self, name: &str, answer: &A) {
+        if self.verbose {
+            say(&format!("< {name} {}\n", json::line(answer)));
+        }
+    }
+
     /// [`V1::call`] for a single answer, which is printed too.
-    pub async fn ask<Q: Message + Debug, A: Message + Debug>(
+    pub async fn ask<Q: Message + Debug + Clone, A: Message + Debug>(
         &mut self,
         name: &str,
         request: Q,
         method: impl AsyncFnOnce(&mut ButterflyClient<Channel>, Q) -> Result<Response<A>, Status>,
     ) -> Result<A, Error> {
         let answer = self.call(name, request, method).await?;
-        if self.verbose {
-            say(&format!("< {name} {}\n", json::line(&answer)));
-        }
+        self.told(name, &answer);
         Ok(answer)
     }
 

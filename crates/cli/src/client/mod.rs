@@ -1,6 +1,7 @@
 //! The connection to the daemon: the same operations over either API. Messages are API v1's; over API v0 what it
 //! does not say stays at its default, and what it cannot do is an error that says which API can.
 
+mod balancer;
 mod emulate;
 mod envelope;
 mod grpc;

@@ -1,5 +1,6 @@
 //! The commands, one file per noun. Each reads its options, calls the client's operations and prints the answer.
 
+mod balance;
 mod binding;
 mod completion;
 mod config;
@@ -18,6 +19,12 @@ mod nic_state;
 mod nic_stats;
 mod repeat;
 mod request;
+mod service;
+mod service_interface;
+mod service_options;
+mod service_server;
+mod service_show;
+mod service_watch;
 mod sg;
 mod sg_member;
 mod sg_rule;
@@ -54,6 +61,11 @@ pub enum Command {
     /// Which machine is behind which other host (API v1)
     #[command(subcommand)]
     Binding(binding::BindingCommand),
+    /// Services that the load balancer spreads over servers (API v1)
+    #[command(subcommand)]
+    Service(service::ServiceCommand),
+    /// Balance one service in the foreground, without a daemon
+    Balance(balance::BalanceArgs),
     /// Show the daemon's state: since when it runs, what it did, its networks as a DOT graph
     #[command(after_help = daemon::STATUS_EXAMPLE)]
     Status,
@@ -95,6 +107,8 @@ impl Command {
             Command::Uplink(command) => command.run(session).await,
             Command::Endpoint(command) => command.run(session).await,
             Command::Binding(command) => command.run(session).await,
+            Command::Service(command) => command.run(session).await,
+            Command::Balance(args) => args.run(session).await,
             Command::Status => daemon::status(session).await,
             Command::Shutdown => daemon::shutdown(session).await,
             Command::Dump => dump::run(session).await,

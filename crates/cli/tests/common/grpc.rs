@@ -1,4 +1,4 @@
-//! A v1 daemon that writes down what it is asked and answers from a table: any method, by the descriptors.
+//! A v1 daemon that writes down what it is asked and answers from a table: any method of any service, by the descriptors.
 
 use std::convert::Infallible;
 use std::path::Path;
@@ -38,7 +38,10 @@ impl GrpcStub {
             runtime.block_on(async move {
                 let listener = UnixListenerStream::new(UnixListener::bind(path).unwrap());
                 ready.send(()).unwrap();
-                let served = tonic::transport::Server::builder().add_service(Stub { log });
+                let balancer = BalancerStub(Stub { log: log.clone() });
+                let served = tonic::transport::Server::builder()
+                    .add_service(Stub { log })
+                    .add_service(balancer);
                 served.serve_with_incoming(listener).await.unwrap();
             });
         });
@@ -80,7 +83,37 @@ fn answer(method: &str, request: &str) -> Result<Vec<u8>, Status> {
         id: "old".into(),
         ..Default::default()
     };
+    let service = v1::ServiceStatus {
+        service: Some(v1::Service {
+            key: Some(v1::ServiceKey {
+                vip: "192.0.2.1".into(),
+                protocol: 6,
+                port: 80,
+                all_ports: false,
+            }),
+            check: Some(v1::HealthCheck {
+                interval_ms: 2000,
+                fall: 3,
+                kind: Some(v1::health_check::Kind::Http(v1::HttpCheck {
+                    path: "/old".into(),
+                    ..Default::default()
+                })),
+                ..Default::default()
+            }),
+            servers: vec![v1::Server {
+                address: "10.0.0.1".into(),
+                ..Default::default()
+            }],
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
     Ok(match method {
+        "GetService" => service.encode_to_vec(),
+        "ListServices" => v1::ListServicesResponse {
+            services: vec![service],
+        }
+        .encode_to_vec(),
         "GetNic" | "PutNic" | "UpdateNic" => status.encode_to_vec(),
         "ListNics" => v1::ListNicsResponse { nics: vec![status] }.encode_to_vec(),
         "GetGroup" => group.encode_to_vec(),
@@ -102,6 +135,28 @@ struct Stub {
 
 impl NamedService for Stub {
     const NAME: &'static str = "butterfly.v1.Butterfly";
+}
+
+/// The same under the balancer's name.
+#[derive(Clone)]
+struct BalancerStub(Stub);
+
+impl NamedService for BalancerStub {
+    const NAME: &'static str = "butterfly.v1.Balancer";
+}
+
+impl Service<http::Request<Body>> for BalancerStub {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<Self::Response, Self::Error>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.0.poll_ready(context)
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        self.0.call(request)
+    }
 }
 
 impl Service<http::Request<Body>> for Stub {
@@ -140,12 +195,10 @@ impl UnaryService<Vec<u8>> for Method {
 
     fn call(&mut self, request: Request<Vec<u8>>) -> Self::Future {
         let pool = DescriptorPool::decode(v1::DESCRIPTORS).unwrap();
-        let service = pool.get_service_by_name(Stub::NAME).unwrap();
-        let input = service
-            .methods()
-            .find(|method| method.name() == self.name)
-            .unwrap()
-            .input();
+        let mut methods = pool
+            .services()
+            .flat_map(|service| service.methods().collect::<Vec<_>>());
+        let input = methods.find(|method| method.name() == self.name).unwrap().input();
         let message = DynamicMessage::decode(input, request.get_ref().as_slice()).unwrap();
         let text = message.to_text_format();
         let _ = self

@@ -1,0 +1,104 @@
+//! `butterfly service interface`: where services are balanced.
+
+use api::v1;
+use clap::{Args, Subcommand, ValueEnum};
+
+use super::service::client;
+use crate::error::Error;
+use crate::json;
+use crate::output::Table;
+use crate::session::Session;
+
+/// `service interface …`.
+#[derive(Subcommand, Debug)]
+pub enum InterfaceCommand {
+    /// Balance on an interface of the daemon's host, which the kernel keeps; prints how the program is attached
+    #[command(after_help = "Example:\n  butterfly service interface add ens192")]
+    Add(AddArgs),
+    /// Give interfaces back; one that is not balanced on is given back already
+    #[command(after_help = "Example:\n  butterfly service interface del ens192")]
+    Del(Names),
+    /// List the interfaces that are balanced on
+    #[command(after_help = "Example:\n  butterfly service interface list")]
+    List,
+}
+
+/// `service interface add`.
+#[derive(Args, Debug)]
+pub struct AddArgs {
+    /// The interface's name
+    #[arg(value_name = "INTERFACE")]
+    name: String,
+    /// In the driver, or in the kernel's stack [default: in the driver if it can]
+    #[arg(long, value_name = "MODE", ignore_case = true)]
+    mode: Option<Mode>,
+}
+
+/// One interface or more.
+#[derive(Args, Debug)]
+pub struct Names {
+    /// The interfaces' names
+    #[arg(required = true, value_name = "INTERFACE")]
+    names: Vec<String>,
+}
+
+/// How a program is attached.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    /// In the driver
+    Native,
+    /// In the kernel's stack
+    Generic,
+}
+
+impl InterfaceCommand {
+    /// Does it.
+    pub async fn run(self, session: &mut Session) -> Result<(), Error> {
+        match self {
+            InterfaceCommand::Add(args) => {
+                let mode = match args.mode {
+                    None => v1::XdpMode::Unspecified,
+                    Some(Mode::Native) => v1::XdpMode::Native,
+                    Some(Mode::Generic) => v1::XdpMode::Generic,
+                };
+                let request = v1::AddBalancerInterfaceRequest {
+                    name: args.name,
+                    mode: mode.into(),
+                };
+                let added = client(session).await?.add_balancer_interface(request).await?;
+                match session.out.json {
+                    true => session.out.value(&json::full("BalancerInterface", &added)),
+                    false => session.out.text(mode_name(added.mode())),
+                }
+            }
+            InterfaceCommand::Del(args) => {
+                for name in args.names {
+                    client(session).await?.delete_balancer_interface(name).await?;
+                }
+                Ok(())
+            }
+            InterfaceCommand::List => {
+                let interfaces = client(session).await?.balancer_interfaces().await?;
+                if session.out.json {
+                    let values = interfaces.iter().map(|one| json::full("BalancerInterface", one));
+                    return session.out.value(&values.collect());
+                }
+                let mut table = Table::new(&["INTERFACE", "MODE"]);
+                for interface in interfaces {
+                    let mode = mode_name(interface.mode()).to_owned();
+                    table.row([interface.name, mode]);
+                }
+                session.out.table(&table)
+            }
+        }
+    }
+}
+
+/// Empty for an interface that is not there at the moment.
+fn mode_name(mode: v1::XdpMode) -> &'static str {
+    match mode {
+        v1::XdpMode::Unspecified => "",
+        v1::XdpMode::Native => "native",
+        v1::XdpMode::Generic => "generic",
+    }
+}
