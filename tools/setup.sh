@@ -18,11 +18,14 @@ RUST=1.95.0
 #                              a client of API v0 that shares no code with ours
 #   clang libbpf-dev linux-libc-dev libelf-dev zlib1g-dev pkg-config
 #                              compile the XDP programs of bpf/, and libbpf, which loads them
+#   golang-go                  the tests of clients/go, where no Go is installed otherwise
 #   dpdk-dev                   testpmd: guests whose driver and VMM are neither Linux nor QEMU; a peer of the benchmarks
 PACKAGES="gcc libc6-dev make ca-certificates git qemu-system-x86 busybox-static cpio gzip kmod
     iproute2 nftables iputils-ping iperf3 tcpdump ethtool procps socat util-linux
     python3 python3-zmq python3-cryptography clang libbpf-dev linux-libc-dev libelf-dev zlib1g-dev
     pkg-config dpdk-dev"
+
+if ! command -v go >/dev/null && [ ! -x /usr/local/go/bin/go ]; then PACKAGES+=" golang-go"; fi
 
 # With the argument `bench` the benchmarks' other peer as well: OVS-DPDK.
 if [ "${1:-}" = bench ]; then PACKAGES+=" openvswitch-switch-dpdk"; fi

@@ -7,9 +7,11 @@
 pub mod daemon;
 pub mod hosts;
 pub mod lab;
+pub mod lan;
 pub mod peer;
 pub mod testpmd;
 pub mod trials;
+pub mod web;
 
 pub use daemon::Daemon;
 pub use lab::Lab;

@@ -1,0 +1,42 @@
+//! Hosts on one Ethernet: namespaces, each with an `eth0` on a bridge in a namespace of its own.
+
+use testkit::Result;
+use testkit::netns::Namespace;
+
+/// A bridge that hosts are plugged into.
+#[derive(Debug)]
+pub struct Lan {
+    bridge: Namespace,
+}
+
+impl Lan {
+    /// A bridge without hosts.
+    pub fn new() -> Result<Self> {
+        let bridge = Namespace::new()?;
+        bridge.ok("ip link add br0 type bridge && ip link set br0 up")?;
+        Ok(Self { bridge })
+    }
+
+    /// A host with these addresses (with their prefix lengths) on its `eth0`. It computes its checksums itself: what
+    /// XDP takes from a veth is a frame as it is on a wire.
+    pub fn host(&self, name: &str, addresses: &[&str]) -> Result<Namespace> {
+        let host = Namespace::new()?;
+        let pid = host.pid();
+        self.bridge.ok(&format!(
+            "ip link add to-{name} type veth peer name eth0 netns {pid} && \
+             ip link set to-{name} master br0 && ip link set to-{name} up"
+        ))?;
+        host.ok("sysctl -q -w net.ipv6.conf.all.accept_dad=0 net.ipv6.conf.eth0.accept_dad=0 && ip link set eth0 up")?;
+        host.ok("ethtool -K eth0 tx off >/dev/null")?;
+        for address in addresses {
+            host.ok(&format!("ip addr add {address} dev eth0"))?;
+        }
+        Ok(host)
+    }
+}
+
+/// Gives a server a service's address, as direct server return wants it: on `lo`, and nobody is told by ARP.
+pub fn take_vip(server: &Namespace, vip: &str) -> Result<()> {
+    server.ok("sysctl -q -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2")?;
+    server.ok(&format!("ip addr add {vip}/32 dev lo")).map(drop)
+}
