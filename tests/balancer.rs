@@ -16,6 +16,9 @@ use testkit::{Result, wait_for};
 const VIP: &str = "192.168.101.1";
 const SERVICE: &str = "192.168.101.1:80";
 
+/// One trial.
+type Session = fn(&mut Stage) -> Result<()>;
+
 fn main() {
     if let Err(why) = serve_if_asked() {
         eprintln!("{why}");
@@ -23,7 +26,7 @@ fn main() {
     }
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, fn(&mut Stage) -> Result<()>); 4] = [
+    let trials: [(&str, Session); 4] = [
         ("flows_are_spread_and_counted", flows_are_spread_and_counted),
         (
             "ten_thousand_connections_survive",

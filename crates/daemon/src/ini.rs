@@ -232,10 +232,13 @@ encryption_key_path = /etc/butterfly/key
             uplink: Some(_),
             vxlan_port: Some(_),
             encryption_key_path: Some(_),
+            balance_interfaces,
+            balance_hook: Some(_),
         } = parse(example.split_once("```").unwrap().0).unwrap()
         else {
             panic!("the example leaves a key out");
         };
+        assert!(!balance_interfaces.is_empty(), "the example leaves a key out");
     }
 
     /// The file in packaging/ is what is installed: it must parse, and say nothing but defaults.

@@ -25,8 +25,8 @@ pub use zmq::V0;
 pub enum Client {
     /// ZeroMQ.
     V0(V0),
-    /// gRPC.
-    V1(V1),
+    /// gRPC: a client of each service.
+    V1(Box<V1>),
 }
 
 impl Client {
@@ -34,7 +34,9 @@ impl Client {
     pub async fn connect(endpoint: Endpoint, options: &Global) -> Result<Client, Error> {
         match endpoint {
             Endpoint::ZeroMq(_) => Ok(Client::V0(V0::connect(endpoint, options).await?)),
-            Endpoint::Unix(_) | Endpoint::Tls(_) => Ok(Client::V1(V1::connect(endpoint, options).await?)),
+            Endpoint::Unix(_) | Endpoint::Tls(_) => {
+                Ok(Client::V1(Box::new(V1::connect(endpoint, options).await?)))
+            }
         }
     }
 
