@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use butterfly_tests::Daemon;
-use butterfly_tests::daemon::number;
+use butterfly_tests::daemon::{number, program};
 use butterfly_tests::lab::check;
 use butterfly_tests::lan::{Lan, take_vip};
 use butterfly_tests::web::{Connections, Web, many_descriptors, serve_if_asked};
@@ -26,7 +26,7 @@ fn main() {
     }
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Session); 4] = [
+    let trials: [(&str, Session); 5] = [
         ("flows_are_spread_and_counted", flows_are_spread_and_counted),
         (
             "ten_thousand_connections_survive",
@@ -36,6 +36,10 @@ fn main() {
         (
             "the_interface_stays_the_kernel_s",
             the_interface_stays_the_kernel_s,
+        ),
+        (
+            "one_command_balances_without_a_daemon",
+            one_command_balances_without_a_daemon,
         ),
     ];
     let trials = trials.map(|(name, body)| {
@@ -291,4 +295,42 @@ fn the_interface_stays_the_kernel_s(stage: &mut Stage) -> Result<()> {
     stage.daemon.cli("service interface add eth0 --mode generic")?;
     stage.daemon.kill_and_restart()?;
     check(!xdp(stage)?, "and when the daemon is killed")
+}
+
+fn one_command_balances_without_a_daemon(stage: &mut Stage) -> Result<()> {
+    stage.daemon.cli("service interface del eth0")?;
+    let attached =
+        |stage: &Stage| -> Result<bool> { Ok(stage.balancer.ok("ip link show eth0")?.contains("xdp")) };
+    check(!attached(stage)?, "the interface is the kernel's")?;
+    let command = format!(
+        "{} balance eth0 10.1.2.3 {VIP} 10.1.2.10 10.1.2.11 --mode generic",
+        program("butterfly")
+    );
+    let mut balance = stage.balancer.start("balance", &command)?;
+    wait_for("butterfly balance to begin", Duration::from_secs(10), || {
+        Ok(balance.log().contains("Ctrl-C").then_some(()))
+    })?;
+    let mut connections = stage.open(100)?;
+    connections.ask_all()?;
+    let (one, other) = (connections.to("s0"), connections.to("s1"));
+    check(
+        one + other == 100 && one > 20 && other > 20,
+        "both servers have their share",
+    )?;
+    // SYN, ACK and a request of each at least.
+    wait_for("the table to show the flows", Duration::from_secs(10), || {
+        let log = balance.log();
+        let all = log.lines().rev().find(|line| line.starts_with("all "));
+        let packets = all.and_then(|line| line.split_whitespace().nth(5)?.parse::<u64>().ok());
+        Ok(packets.filter(|packets| *packets >= 300))
+    })?;
+    let ended = balance.terminate(Duration::from_secs(5))?;
+    check(ended.success(), "it ends when asked to")?;
+    check(!attached(stage)?, "and gives the interface back")?;
+    let mut balance = stage.balancer.start("balance", &command)?;
+    wait_for("a program on the interface", Duration::from_secs(10), || {
+        Ok(attached(stage)?.then_some(()))
+    })?;
+    balance.kill();
+    check(!attached(stage)?, "also when it is killed")
 }
