@@ -281,6 +281,10 @@ impl Lab {
         let total: u64 = counted.iter().sum();
         let taken = self.daemon.stat("peer", "ingress_frames")? - taken_before;
         let lost = self.daemon.drops("peer", "INGRESS", &[])? - lost_before;
+        wait_for("the peer to have what was taken", PATIENCE, || {
+            received += self.peer.arrived().len() as u64;
+            Ok((received >= taken).then_some(()))
+        })?;
         check(
             taken + lost == total && received == taken,
             &format!("{total} sent are {taken} taken ({received} received) and {lost} lost"),
