@@ -82,11 +82,7 @@ impl<K: Pod, V: Pod> Table<K, V> {
     /// # Errors
     /// The map is an array, whose entries cannot go.
     pub fn remove(&self, key: &K) -> Result<bool, Error> {
-        match self.map.delete(bytemuck::bytes_of(key)) {
-            Ok(()) => Ok(true),
-            Err(error) if error.kind() == libbpf_rs::ErrorKind::NotFound => Ok(false),
-            Err(source) => Err(failed(&self.map, source)),
-        }
+        remove(&self.map, bytemuck::bytes_of(key))
     }
 
     /// All keys. Those that come and go meanwhile may be among them or not.
@@ -142,11 +138,7 @@ impl<K: Pod, V: Pod> PerCpuTable<K, V> {
     /// # Errors
     /// As [`Table::remove`].
     pub fn remove(&self, key: &K) -> Result<bool, Error> {
-        match self.map.delete(bytemuck::bytes_of(key)) {
-            Ok(()) => Ok(true),
-            Err(error) if error.kind() == libbpf_rs::ErrorKind::NotFound => Ok(false),
-            Err(source) => Err(failed(&self.map, source)),
-        }
+        remove(&self.map, bytemuck::bytes_of(key))
     }
 
     /// The map itself.
@@ -166,6 +158,14 @@ fn check_shape<K, V>(map: &MapHandle) -> Result<(), Error> {
         want_key: size_of::<K>(),
         want_value: size_of::<V>(),
     })
+}
+
+fn remove(map: &MapHandle, key: &[u8]) -> Result<bool, Error> {
+    match map.delete(key) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == libbpf_rs::ErrorKind::NotFound => Ok(false),
+        Err(source) => Err(failed(map, source)),
+    }
 }
 
 pub(crate) fn failed(map: &MapHandle, source: libbpf_rs::Error) -> Error {
