@@ -7,6 +7,7 @@ mod config;
 mod daemon;
 mod dump;
 mod endpoint;
+mod events;
 mod flows;
 mod forward;
 mod network;

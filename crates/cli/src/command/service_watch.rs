@@ -4,10 +4,10 @@ use api::v1;
 use api::v1::balancer_event::Kind;
 use clap::Args;
 
+use super::events::{EventArgs, time};
 use super::service_options::key_words;
 use super::service_show::health_name;
 use crate::error::Error;
-use crate::json;
 use crate::session::Session;
 
 /// `service watch`.
@@ -19,12 +19,8 @@ Examples:
   butterfly service watch --snapshot
   butterfly service watch --json | jq .address_changed")]
 pub struct WatchArgs {
-    /// Begin with what is now
-    #[arg(short, long)]
-    snapshot: bool,
-    /// End after so many events
-    #[arg(short = 'n', long, value_name = "EVENTS")]
-    count: Option<u64>,
+    #[command(flatten)]
+    events: EventArgs,
 }
 
 impl WatchArgs {
@@ -32,29 +28,14 @@ impl WatchArgs {
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         let (client, out) = session.client_and_output().await?;
         let v1 = client.only_v1("service watch")?;
-        let mut events = v1.watch_balancer(self.snapshot).await?;
-        let mut left = self.count;
-        while left != Some(0) {
-            let Some(event) = v1.next(&mut events).await? else {
-                break;
-            };
-            match out.json {
-                true => out.value_line(&json::full("BalancerEvent", &event))?,
-                false => out.text(&line(&event))?,
-            }
-            out.flush()?;
-            left = left.map(|left| left - 1);
-        }
-        Ok(())
+        let events = v1.watch_balancer(self.events.snapshot).await?;
+        self.events.print(v1, out, events, "BalancerEvent", line).await
     }
 }
 
 /// Time, and what happened.
 fn line(event: &v1::BalancerEvent) -> String {
-    let (secs, nanos) = (
-        event.time_unix_nanos / 1_000_000_000,
-        event.time_unix_nanos % 1_000_000_000,
-    );
+    let at = time(event.time_unix_nanos);
     let name = |key: &Option<v1::ServiceKey>| key.as_ref().map_or_else(String::new, key_words);
     let what = match &event.kind {
         Some(Kind::ServiceChanged(status)) => {
@@ -97,7 +78,7 @@ fn line(event: &v1::BalancerEvent) -> String {
         Some(Kind::Lagged(missed)) => format!("{missed} events were missed: watch again with --snapshot"),
         None => "an event this version does not know".into(),
     };
-    format!("{secs}.{:06} {what}", nanos / 1000).trim_end().to_owned()
+    format!("{at} {what}").trim_end().to_owned()
 }
 
 #[cfg(test)]

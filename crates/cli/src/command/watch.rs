@@ -4,8 +4,8 @@ use api::v1;
 use api::v1::event::Kind;
 use clap::Args;
 
+use super::events::{EventArgs, time};
 use crate::error::Error;
-use crate::json;
 use crate::session::Session;
 use crate::words::state_name;
 
@@ -18,12 +18,8 @@ Examples:
   butterfly watch --snapshot
   butterfly watch --json | jq .port_changed")]
 pub struct WatchArgs {
-    /// Begin with what is now
-    #[arg(short, long)]
-    snapshot: bool,
-    /// End after so many events
-    #[arg(short = 'n', long, value_name = "EVENTS")]
-    count: Option<u64>,
+    #[command(flatten)]
+    events: EventArgs,
 }
 
 impl WatchArgs {
@@ -31,29 +27,14 @@ impl WatchArgs {
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         let (client, out) = session.client_and_output().await?;
         let v1 = client.only_v1("watch")?;
-        let mut events = v1.watch(self.snapshot).await?;
-        let mut left = self.count;
-        while left != Some(0) {
-            let Some(event) = v1.next(&mut events).await? else {
-                break;
-            };
-            match out.json {
-                true => out.value_line(&json::full("Event", &event))?,
-                false => out.text(&line(&event))?,
-            }
-            out.flush()?;
-            left = left.map(|left| left - 1);
-        }
-        Ok(())
+        let events = v1.watch(self.events.snapshot).await?;
+        self.events.print(v1, out, events, "Event", line).await
     }
 }
 
 /// Time, epoch, and what happened.
 fn line(event: &v1::Event) -> String {
-    let (secs, nanos) = (
-        event.time_unix_nanos / 1_000_000_000,
-        event.time_unix_nanos % 1_000_000_000,
-    );
+    let at = time(event.time_unix_nanos);
     let what = match &event.kind {
         Some(Kind::NicChanged(status)) => {
             let nic = status.nic.clone().unwrap_or_default();
@@ -106,7 +87,7 @@ fn line(event: &v1::Event) -> String {
         ),
         None => "an event this version does not know".into(),
     };
-    format!("{secs}.{:06} epoch={} {what}", nanos / 1000, event.epoch)
+    format!("{at} epoch={} {what}", event.epoch)
 }
 
 #[cfg(test)]
