@@ -1,48 +1,36 @@
-//! The README against the tree: its quickstart is run as it stands there, its folders are those that there are.
+//! The README against the tree: its quickstarts are run as they stand there, its folders are those that there are.
 
 use butterfly_tests::daemon::program;
 use butterfly_tests::lab::check;
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::time::Duration;
 use testkit::image::repository;
 use testkit::{Result, process};
 
 fn main() {
     let trials = vec![
-        Trial::test("the_quickstart_ends_in_a_ping", || {
-            quickstart().map_err(Failed::from)
+        Trial::test("the_switch_drops_a_ping_then_lets_it_pass", || {
+            switch().map_err(Failed::from)
+        }),
+        Trial::test("the_router_forwards_and_the_kernel_after_it", || {
+            router().map_err(Failed::from)
+        }),
+        Trial::test("the_balancer_has_two_servers", || {
+            balancer().map_err(Failed::from)
         }),
         Trial::test("every_folder_has_a_line", || folders().map_err(Failed::from)),
     ];
-    libtest_mimic::run(&Arguments::from_args(), trials).exit();
+    // The quickstarts share names of namespaces.
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads = Some(1);
+    libtest_mimic::run(&arguments, trials).exit();
 }
 
-fn quickstart() -> Result<()> {
-    let readme =
-        std::fs::read_to_string(repository().join("README.md")).map_err(|e| format!("no README.md: {e}"))?;
-    let (_, section) = readme
-        .split_once("## Quickstart")
-        .ok_or("the README has no quickstart")?;
-    let (section, _) = section
-        .split_once("\n## ")
-        .ok_or("nothing is behind the quickstart")?;
-    let commands: Vec<&str> = section
-        .lines()
-        .filter_map(|line| line.strip_prefix("    "))
-        .collect();
-    // The README names the optimised programs; here they are the ones beside this test.
-    let folder = program("butterfly").replace("/butterfly", "");
-    let script = commands.join("\n").replace("$PWD/target/release", &folder);
-
-    let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
-    let words = [
-        "bash",
-        "-e",
-        "-c",
-        &script.replace("ping -c 3 -W 1 10.0.0.2", "ping -c 3 -W 1 10.0.0.2 || true"),
-    ];
-    let said = process::run_within(&words, Duration::from_secs(60), &dir.path().join("log"))?;
+fn switch() -> Result<()> {
+    // The first ping is meant to fail, which ends no shell of a user's.
+    let said = quickstart("A switch", "ping -c 3 -W 1 10.0.0.2")?;
     let first = said
         .find("3 packets transmitted, 0 received")
         .ok_or(format!("the first ping passed:\n{said}"))?;
@@ -54,7 +42,68 @@ fn quickstart() -> Result<()> {
         said[first..].contains("3 packets transmitted, 3 received"),
         &format!("the second ping passes:\n{said}"),
     )?;
-    check(!std::path::Path::new("/tmp/bf").exists(), "nothing is left of it")
+    check(!Path::new("/tmp/bf").exists(), "nothing is left of it")
+}
+
+fn router() -> Result<()> {
+    let said = quickstart("A router", "wait")?;
+    for line in [
+        "taking over eth1: ",
+        "taking over eth2: ",
+        "20 packets transmitted, 20 received",
+        "3 packets transmitted, 3 received",
+    ] {
+        check(said.contains(line), &format!("'{line}' is said:\n{said}"))?;
+    }
+    // 20 echo requests and their answers, but for those that waited for a neighbour to be known.
+    let forwarded = said.lines().find_map(|line| {
+        line.trim()
+            .strip_prefix("forwarded ")?
+            .split_whitespace()
+            .next()?
+            .parse::<u32>()
+            .ok()
+    });
+    check(
+        forwarded.is_some_and(|packets| packets >= 10),
+        &format!("{forwarded:?} packets were forwarded:\n{said}"),
+    )
+}
+
+fn balancer() -> Result<()> {
+    let said = quickstart("A load balancer", "wait")?;
+    let answers = said
+        .lines()
+        .filter(|line| line.starts_with("this is server"))
+        .count();
+    check(answers == 8, &format!("all eight are answered:\n{said}"))?;
+    check(!Path::new("/tmp/bf-server1").exists(), "nothing is left of it")
+}
+
+/// Runs the README's section of this title; `may_fail` is a command of it whose failure does not end it. Gives what it printed.
+fn quickstart(title: &str, may_fail: &str) -> Result<String> {
+    let readme =
+        std::fs::read_to_string(repository().join("README.md")).map_err(|e| format!("no README.md: {e}"))?;
+    let (_, section) = readme
+        .split_once(&format!("### {title}"))
+        .ok_or(format!("the README has no section '{title}'"))?;
+    let section = section.split("\n##").next().unwrap_or(section);
+    let commands: Vec<&str> = section
+        .lines()
+        .filter_map(|line| line.strip_prefix("    "))
+        .collect();
+    // The README names the optimised programs; here they are the ones beside this test.
+    let folder = program("butterfly").replace("/butterfly", "");
+    let script = commands
+        .join("\n")
+        .replace("$PWD/target/release", &folder)
+        .replace(may_fail, &format!("{may_fail} || true"));
+    let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
+    process::run_within(
+        &["bash", "-e", "-c", &script],
+        Duration::from_secs(60),
+        &dir.path().join("log"),
+    )
 }
 
 /// Every folder of the top and every crate is in the table, and nothing else is.

@@ -14,6 +14,7 @@ RUST=1.95.0
 #                              peers in network namespaces, and a firewall in the router's way
 #   git                        the README's test lists the tree
 #   socat                      log in to the demo's guests
+#   curl                       a client of the README's load balancer
 #   python3-zmq python3-cryptography
 #                              a client of API v0 that shares no code with ours
 #   clang libbpf-dev linux-libc-dev libelf-dev zlib1g-dev pkg-config
@@ -21,7 +22,7 @@ RUST=1.95.0
 #   golang-go                  the tests of clients/go, where no Go is installed otherwise
 #   dpdk-dev                   testpmd: guests whose driver and VMM are neither Linux nor QEMU; a peer of the benchmarks
 PACKAGES="gcc libc6-dev make ca-certificates git qemu-system-x86 busybox-static cpio gzip kmod
-    iproute2 nftables iputils-ping iperf3 tcpdump ethtool procps socat util-linux
+    iproute2 nftables iputils-ping iperf3 tcpdump ethtool procps socat curl util-linux
     python3 python3-zmq python3-cryptography clang libbpf-dev linux-libc-dev libelf-dev zlib1g-dev
     pkg-config dpdk-dev"
 
