@@ -1,13 +1,20 @@
 #!/usr/bin/env bash
 # Makes what the QEMU tests and the demo boot: target/guest/vmlinuz (the kernel of Debian's
 # linux-image-cloud-amd64) and target/guest/initrd.img (busybox, the modules named below, our guest tool and
-# tools/guest-init). A second run with nothing changed takes a fraction of a second.
+# tools/guest-init); and target/guest/tools.img, which is appended to it for guests that need more: modules that are
+# loaded when somebody asks for them, and this machine's iproute2. A second run with nothing changed takes a fraction
+# of a second.
 # The kernel package is used where it is installed already; else it is downloaded with apt-get and unpacked under
 # target/: installing it would touch the boot loader of the machine, for nothing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+# Loaded at boot.
 MODULES="virtio_pci virtio_net sctp vxlan dummy"
+# Loaded by `modprobe`, or by the kernel itself when `ip link add` asks for a device of such a type.
+MODULES_ON_DEMAND="8021q bonding ipip ip6_tunnel sit ip_gre ip6_gre fou fou6 bridge veth tun vrf"
+# dash, since the shell of busybox prefers its own ip to any other.
+PROGRAMS="dash ip bridge ethtool"
 OUT=target/guest
 mkdir -p "$OUT"
 exec 9>"$OUT/lock"
@@ -51,10 +58,15 @@ RUSTFLAGS="-C target-feature=+crt-static" cargo build --quiet --release -p butte
 TOOL="$OUT/cargo/x86_64-unknown-linux-gnu/release/guest"
 BUSYBOX=$(command -v busybox)
 
-if [ "$OUT/initrd.img" -nt "$TOOL" ] && [ "$OUT/initrd.img" -nt tools/guest-init ] &&
-    [ "$OUT/initrd.img" -nt "$0" ] && [ "$(cat "$OUT/version" 2>/dev/null)" = "$VERSION" ]; then
-    exit 0
-fi
+# Whether the image is newer than all it is made of.
+is_fresh() {
+    local source
+    for source in "$TOOL" "$0" tools/guest-init tools/guest-programs.sh; do
+        if [ ! "$OUT/initrd.img" -nt "$source" ]; then return 1; fi
+    done
+    [ "$(cat "$OUT/version" 2>/dev/null)" = "$VERSION" ]
+}
+if is_fresh; then exit 0; fi
 
 if [ ! -e "$MODULE_DIR/modules.dep" ]; then
     depmod -b "$MODULE_ROOT" "$VERSION"
@@ -69,12 +81,20 @@ ln "$ROOT/bin/guest" "$ROOT/bin/agent"
 cp tools/guest-init "$ROOT/init"
 chmod 755 "$ROOT/init"
 
-# The modules with all they depend on, numbered in the order in which init loads them.
-n=0
+# The files of a module, of all it depends on first.
+files_of() {
+    # It lists "insmod PATH", and "builtin NAME" for what needs no file.
+    modprobe --show-depends -d "$MODULE_ROOT" -S "$VERSION" "$1" | sed -n 's/^insmod \([^ ]*\).*/\1/p'
+}
+
+# Everything under a folder as a cpio archive.
+archive() {
+    (cd "$1" && find . | LC_ALL=C sort | cpio --quiet -o -H newc -R 0:0)
+}
+
+# Numbered in the order in which init loads them.
 for module in $MODULES; do
-    # --dry-run lists "insmod PATH" for the dependencies first, and "builtin NAME" for what needs no file
-    modprobe --show-depends -d "$MODULE_ROOT" -S "$VERSION" "$module" |
-        sed -n 's/^insmod \([^ ]*\).*/\1/p' | while read -r file; do
+    files_of "$module" | while read -r file; do
         if ! ls "$ROOT"/lib/modules/*-"$(basename "$file")" >/dev/null 2>&1; then
             n=$(ls "$ROOT/lib/modules" | wc -l)
             cp "$file" "$ROOT/lib/modules/$(printf %02d "$n")-$(basename "$file")"
@@ -82,11 +102,27 @@ for module in $MODULES; do
     done
 done
 
+# What is appended for guests that ask for it: /lib/modules/VERSION as modprobe wants it, and the programs.
+TOOLS="$OUT/tools"
+rm -rf "$TOOLS"
+mkdir -p "$TOOLS"/{bin,lib/modules/"$VERSION"}
+ln -s /usr/bin/dash "$TOOLS/bin/sh"
+cp "$MODULE_DIR"/modules.{order,builtin,builtin.modinfo} "$TOOLS/lib/modules/$VERSION"
+for module in $MODULES_ON_DEMAND; do
+    files_of "$module" | xargs cp -nt "$TOOLS/lib/modules/$VERSION"
+done
+depmod -b "$TOOLS" "$VERSION"
+# shellcheck disable=SC2046 # a word for each
+tools/guest-programs.sh "$OUT/programs.cpio" $(for program in $PROGRAMS; do command -v "$program"; done)
+{ archive "$TOOLS"; cat "$OUT/programs.cpio"; } | gzip -1 > "$OUT/tools.new"
+mv "$OUT/tools.new" "$OUT/tools.img"
+rm -r "$TOOLS" "$OUT/programs.cpio"
+
 cp "$VMLINUZ" "$OUT/vmlinuz.new"
 mv "$OUT/vmlinuz.new" "$OUT/vmlinuz"
-(cd "$ROOT" && find . | LC_ALL=C sort | cpio --quiet -o -H newc -R 0:0 | gzip -1) > "$OUT/initrd.new"
+archive "$ROOT" | gzip -1 > "$OUT/initrd.new"
 mv "$OUT/initrd.new" "$OUT/initrd.img"
 echo "$VERSION" > "$OUT/version"
 # Whether KVM boots a guest is asked anew for a new image.
 rm -f "$OUT/accelerator"
-echo "guest-image: $OUT/vmlinuz ($VERSION) and $OUT/initrd.img are ready"
+echo "guest-image: $OUT/vmlinuz ($VERSION), $OUT/initrd.img and $OUT/tools.img are ready"

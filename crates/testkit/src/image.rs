@@ -16,6 +16,8 @@ pub struct Image {
     pub kernel: PathBuf,
     /// The initramfs.
     pub initramfs: PathBuf,
+    /// What is appended to it for a machine with tools.
+    pub tools: PathBuf,
     /// `kvm` or `tcg`.
     pub accelerator: String,
 }
@@ -34,6 +36,7 @@ impl Image {
         let mut image = Self {
             kernel: guest.join("vmlinuz"),
             initramfs: guest.join("initrd.img"),
+            tools: guest.join("tools.img"),
             accelerator: "tcg".to_owned(),
         };
         // The answer outlives us: asking costs seconds where KVM hangs.
@@ -75,7 +78,8 @@ pub fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-fn path(path: &Path) -> Result<&str> {
+/// A path as a word of a command line.
+pub(crate) fn path(path: &Path) -> Result<&str> {
     path.to_str()
         .ok_or_else(|| format!("{} is not UTF-8", path.display()))
 }

@@ -5,12 +5,17 @@
 //! whoever waits.
 
 mod agent;
+mod initramfs;
 mod machine;
+mod nic;
+mod taps;
 
 pub use agent::{Job, Output};
-pub use machine::{Machine, Nic, Wire};
+pub use machine::Machine;
+pub use nic::{Nic, Wire};
 
 use crate::image::Image;
+use crate::netns::Namespace;
 use crate::process::{Process, tail};
 use crate::{Result, wait_for};
 use agent::Agent;
@@ -27,6 +32,8 @@ pub struct Guest {
     image: Image,
     dir: tempfile::TempDir,
     qemu: Process,
+    /// Where QEMU runs, if not with us.
+    _home: Option<Namespace>,
     line: Mutex<UnixStream>,
     agent: Arc<Agent>,
 }
@@ -56,7 +63,10 @@ impl Guest {
             .prefix("butterfly-guest-")
             .tempdir()
             .map_err(|e| format!("cannot make a folder: {e}"))?;
-        let words = machine::arguments(image, machine, dir.path());
+        let initramfs = initramfs::of(image, machine, dir.path())?;
+        let home = taps::home(machine)?;
+        let mut words = home.as_ref().map(taps::enter).unwrap_or_default();
+        words.extend(machine::arguments(image, machine, &initramfs, dir.path()));
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let mut qemu = Process::start(&machine.name, &words, &dir.path().join("qemu.log"))?;
         let agent_path = dir.path().join("agent");
@@ -71,6 +81,9 @@ impl Guest {
             Ok(UnixStream::connect(&agent_path).ok())
         })
         .map_err(|e| format!("{e}\n{}", qemu.log()))?;
+        if let Some(home) = &home {
+            taps::distribute(machine, home, &mut qemu)?;
+        }
         let agent = Arc::new(Agent::default());
         let reader = line
             .try_clone()
@@ -84,6 +97,7 @@ impl Guest {
             image: image.clone(),
             dir,
             qemu,
+            _home: home,
             line: Mutex::new(line),
             agent,
         })

@@ -1,0 +1,66 @@
+//! A guest with another kernel than this machine's: as a peer on a cable, with devices that this machine's kernel may
+//! lack, and as the host that our programs run on.
+
+use butterfly_tests::daemon::program;
+use butterfly_tests::lab::check;
+use libtest_mimic::{Arguments, Failed, Trial};
+use testkit::Result;
+use testkit::image::Image;
+use testkit::netns::Namespace;
+use testkit::qemu::{Guest, Machine, Nic, Wire};
+
+fn main() {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads = Some(1);
+    let trials: [(&str, Body); 2] = [
+        ("a_peer_with_its_own_kernel", a_peer_with_its_own_kernel),
+        ("our_programs_on_its_kernel", our_programs_on_its_kernel),
+    ];
+    let trials = trials.map(|(name, body)| Trial::test(name, move || body().map_err(Failed::from)));
+    libtest_mimic::run(&arguments, trials.into()).exit();
+}
+
+type Body = fn() -> Result<()>;
+
+/// On a cable with a namespace of this machine; its modules come when somebody asks for them.
+fn a_peer_with_its_own_kernel() -> Result<()> {
+    let host = Namespace::new()?;
+    let nic = Nic::new(Wire::tap(&host, "to-peer"), "52:54:00:00:00:01");
+    let machine = Machine::named("peer").with(nic).with_tools();
+    let peer = Guest::start(&Image::ready()?, &machine)?;
+    host.ok("ip addr add 10.9.0.1/24 dev to-peer && ip addr add fd09::1/64 dev to-peer nodad")?;
+    peer.ok("ip addr add 10.9.0.2/24 dev eth0 && ip addr add fd09::2/64 dev eth0 nodad")?;
+    for to in ["10.9.0.2", "fd09::2"] {
+        host.ok(&format!("ping -q -c 2 -i 0.2 -W 5 {to}"))?;
+    }
+    peer.ok("mkdir /www && echo peer > /www/index.html && httpd -h /www")?;
+    let page = host.ok("busybox wget -q -O - http://10.9.0.2/")?;
+    check(page == "peer\n", &format!("it serves HTTP: {page:?}"))?;
+    peer.ok("set -e
+         ip link add link eth0 name vlan5 type vlan id 5
+         ip link add link vlan5 name vlan5-6 type vlan id 6
+         ip link add aggregate type bond mode active-backup
+         ip link add bridge0 type bridge
+         ip link add ipip1 type ipip local 10.9.0.2 remote 10.9.0.1
+         ip link add sit1 type sit local 10.9.0.2 remote 10.9.0.1
+         ip link add gre1 type gre local 10.9.0.2 remote 10.9.0.1
+         ip link add six1 type ip6tnl local fd09::2 remote fd09::1 mode any
+         ip link add gre6 type ip6gre local fd09::2 remote fd09::1
+         modprobe fou && ip fou add port 5555 ipproto 4 && ip fou add port 5556 gue
+         modprobe fou6 && ip fou add port 5555 ipproto 41 -6")
+        .map(drop)
+}
+
+/// The daemon and the command line, on a kernel that is older than this machine's or newer, but another.
+fn our_programs_on_its_kernel() -> Result<()> {
+    let programs = [program("butterfly"), program("butterflyd")];
+    let machine = Machine::named("host").with_programs(&programs.each_ref().map(String::as_str));
+    let host = Guest::start(&Image::ready()?, &machine)?;
+    host.ok("butterflyd --no-syslog -s /run --api unix:/run/api.sock >/run/log 2>&1 &
+             for i in $(seq 500); do grep -q 'is ready' /run/log && exit 0; sleep 0.05; done; cat /run/log; exit 1")?;
+    let status = host.ok("butterfly -e unix:/run/api.sock status && uname -r")?;
+    check(
+        status.contains("worker 0:"),
+        &format!("the daemon answers:\n{status}"),
+    )
+}
