@@ -16,12 +16,16 @@ objects! {
     BALANCER = "balancer";
     /// Drops everything.
     DROP = "drop";
+    /// For benchmarks: forwards by the kernel's own lookup.
+    FIB = "fib";
     /// Takes nothing.
     PASS = "pass";
     /// The router: transit packets between its interfaces.
     ROUTER = "router";
     /// Health checks, through the load balancer's tables to one server each.
     PROBE = "probe";
+    /// For benchmarks: hands on frames to many destinations, or sends them.
+    SCATTER = "scatter";
     /// Sends everything back untouched.
     TRANSMIT = "transmit";
     /// VXLAN for us to the sockets of the uplinks.

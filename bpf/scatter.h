@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What scatter.bpf.c is told by the router's benchmark (crates/router/benches/packets/scatter.rs). */
+#pragma once
+
+#include <linux/types.h>
+
+#define SCATTER_BYTES 60          /* of a frame that are restored */
+#define SCATTER_ADDRESSES 1048576
+
+struct scatter {
+	__u8 frame[SCATTER_BYTES];  /* with destination zero; IPv4's checksum is for that */
+	__u32 v6;
+	__u32 mask;                 /* destinations less one; their number is a power of two */
+	__u32 ifindex;              /* where to send to; 0: to the program behind */
+};
+
+_Static_assert(sizeof(struct scatter) == 72, "no holes");

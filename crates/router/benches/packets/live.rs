@@ -1,0 +1,94 @@
+//! Live frames over veths: `sender` gives them to `east`, and what arrives at `sink` is dropped there by a program. All on
+//! one CPU, sender and sink included, the same for all: the kernel, the router, and at its place the least that forwards
+//! by the kernel's lookup, and a program that sends on all frames without a look.
+
+use std::os::fd::AsFd;
+
+use butterfly_router::Options;
+use xdp::{Program, attach, objects};
+
+use crate::lab::{Ours, destinations, frame, inside, load, namespace, prefixes};
+use crate::results::Results;
+use crate::scatter::Scatter;
+
+/// Bytes with FCS, as a wire has them.
+const SIZES: [usize; 5] = [64, 128, 512, 1024, 1518];
+const FCS: usize = 4;
+const ROUTES: usize = 10_000;
+const DESTINATIONS: usize = 8192;
+const FRAMES: u32 = 1 << 17;
+
+/// All four by frame size, of each family.
+pub fn measure(results: &mut Results, rounds: usize) {
+    println!("live frames over veth, {ROUTES} routes, {DESTINATIONS} destinations: ns a frame");
+    for v6 in [false, true] {
+        family(results, v6, rounds);
+    }
+}
+
+fn family(results: &mut Results, v6: bool, rounds: usize) {
+    let namespace = namespace();
+    let prefixes = prefixes(v6, ROUTES);
+    load(&namespace, &prefixes);
+    inside(&namespace, async || {
+        let index = |name: &str| namespace.ifindex(name).expect("an interface");
+        let program = |name, object| Program::load(name, object, |_| Ok(())).expect("the program loads");
+        let at = |program: &Program, name| {
+            attach(program.as_fd(), index(name), None).expect("a veth takes a program")
+        };
+        let (drops, fib) = (program("drop", objects::DROP), program("fib", objects::FIB));
+        let _sink = at(&drops, "sink");
+        let (scatter, redirect) = (Scatter::new(), Scatter::new());
+        let to = destinations(&prefixes, DESTINATIONS);
+        for size in SIZES {
+            let frame = frame(v6, size - FCS);
+            scatter.tell(&frame, &to, index("sender"));
+            redirect.tell(&frame, &to[..1], index("west"));
+            let once = || once(&scatter, &frame, index("sender"));
+            let mut taken = [const { Vec::new() }; 4];
+            for round in 0..=rounds {
+                let kernel = once();
+                let router = Ours::start(&Options::default()).await;
+                let ours = once();
+                drop(router);
+                let others = [&fib, &redirect.program].map(|program| {
+                    let _here = at(program, "east");
+                    once()
+                });
+                let all = [kernel, ours, others[0], others[1]];
+                // The first one fills the caches.
+                for (samples, one) in taken.iter_mut().zip(all).filter(|_| round > 0) {
+                    samples.push(one);
+                }
+            }
+            let family = if v6 { "v6" } else { "v4" };
+            let what = format!("live {family} {size} bytes");
+            let names = ["kernel", "router", "fib_lookup", "redirect"].into_iter();
+            let medians: Vec<f64> = names
+                .zip(taken)
+                .map(|(who, samples)| results.add(&what, who, samples))
+                .collect();
+            results.ratio(&format!("live_{family}_{size}"), medians[0] / medians[1]);
+        }
+    });
+}
+
+/// Nanoseconds for each frame that arrived at the sink.
+fn once(scatter: &Scatter, frame: &[u8], from: u32) -> f64 {
+    let before = arrived();
+    let took = xdp::send(&scatter.program, frame, from, FRAMES).expect("live frames");
+    let frames = arrived() - before;
+    assert!(
+        frames > u64::from(FRAMES) / 20,
+        "only {frames} of {FRAMES} arrived"
+    );
+    took.as_nanos() as f64 / frames as f64
+}
+
+/// Frames that the sink has had, of the namespace that this thread is in.
+fn arrived() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/net/dev").expect("the kernel's counters");
+    let line = text.lines().find_map(|line| line.trim().strip_prefix("sink:"));
+    let packets = line.and_then(|line| line.split_whitespace().nth(1)?.parse().ok());
+    packets.expect("the sink's line")
+}

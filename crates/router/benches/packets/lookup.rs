@@ -1,0 +1,89 @@
+//! Nanoseconds a packet by BPF_PROG_TEST_RUN: all of the program, from the Ethernet header to the redirect; beside it the
+//! least that forwards by `bpf_fib_lookup` (`bpf/fib.bpf.c`).
+
+use std::time::Instant;
+
+use xdp::{Program, Verdict, objects};
+
+use crate::lab::{Ours, destinations, frame, inside, large, load, namespace, prefixes};
+use crate::results::Results;
+use crate::scatter::Scatter;
+
+const ROUTES: [(&str, usize); 4] = [("10", 10), ("1k", 1_000), ("100k", 100_000), ("1M", 1_000_000)];
+const DESTINATIONS: [(&str, usize); 3] = [("1", 1), ("8k", 8_192), ("1M", 1 << 20)];
+
+/// Ours and the kernel's lookup by routes and destinations, of each family; what a million routes cost in terms of ten.
+pub fn measure(results: &mut Results, rounds: usize) {
+    for family in ["v4", "v6"] {
+        let mut ours = Vec::new();
+        for (name, routes) in ROUTES {
+            ours.push(row(results, family, (name, routes), rounds));
+        }
+        for (at, (name, _)) in DESTINATIONS.iter().enumerate() {
+            let ratio = ours[ROUTES.len() - 1][at] / ours[0][at];
+            results.ratio(&format!("{family}_1M_to_10_routes_{name}_dst"), ratio);
+        }
+    }
+}
+
+fn row(results: &mut Results, family: &str, (name, routes): (&str, usize), rounds: usize) -> Vec<f64> {
+    let v6 = family == "v6";
+    let namespace = namespace();
+    let prefixes = prefixes(v6, routes);
+    let mut costs = Vec::new();
+    inside(&namespace, async || {
+        let before = resident_kib();
+        let mut ours = Ours::start(&large()).await;
+        let program = |name, object| Program::load(name, object, |_| Ok(())).expect("the program loads");
+        let (empty, fib) = (
+            program("transmit", objects::TRANSMIT),
+            program("fib", objects::FIB),
+        );
+        // The router follows while `ip -batch` adds: what it takes longer is its own.
+        let had = ours.prefixes(v6);
+        let took = load(&namespace, &prefixes).as_secs_f64();
+        let start = Instant::now();
+        ours.follow(v6, had + routes).await;
+        let behind = start.elapsed().as_secs_f64();
+        let memory = (resident_kib() - before) / 1024;
+        println!(
+            "{family}, {name} routes: added in {took:.2} s, followed {behind:.2} s later; this process has {memory} MiB more"
+        );
+        let scatter = Scatter::new();
+        let east = namespace.ifindex("east").expect("an interface");
+        let frame = frame(v6, 64);
+        for (to, count) in DESTINATIONS {
+            scatter.tell(&frame, &destinations(&prefixes, count), 0);
+            let times = (count as u32).max(1 << 18);
+            let once = |program: &Program, verdict| {
+                scatter.hand_on_to(program);
+                let run = xdp::run(&scatter.program, &frame, east, times).expect("the kernel tries it");
+                assert_eq!(run.verdict, verdict);
+                run.took.as_nanos() as f64
+            };
+            let (mut mine, mut kernels) = (Vec::new(), Vec::new());
+            for round in 0..=rounds {
+                let nothing = once(&empty, Verdict::Transmit);
+                let net = once(ours.service.router.program(), Verdict::Redirect) - nothing;
+                let theirs = once(&fib, Verdict::Redirect) - nothing;
+                // The first one fills the caches.
+                if round > 0 {
+                    mine.push(net);
+                    kernels.push(theirs);
+                }
+            }
+            let what = format!("{family} {name} routes {to} dst");
+            costs.push(results.add(&what, "router", mine));
+            results.add(&what, "fib_lookup", kernels);
+        }
+    });
+    costs
+}
+
+/// Of this process.
+fn resident_kib() -> i64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    line.and_then(|line| line.split_whitespace().next()?.parse().ok())
+        .unwrap_or(0)
+}

@@ -1,0 +1,39 @@
+//! `make bench-router`: what the router costs beside the kernel, in namespaces of its own.
+//!
+//! Nanoseconds a packet by BPF_PROG_TEST_RUN, net of an empty program in the same place, by routes and destinations
+//! (`lookup.rs`); live frames over veths (`live.rs`); UDP round trips (`roundtrip.rs`). Peers alternate in one run; medians
+//! of all rounds. The last line is the ratios as `name=value` pairs. `--quick`: fewer rounds; `--out DIR`: where the table
+//! and the data go; `lookup`, `live` or `roundtrip`: that part alone.
+
+mod lab;
+mod live;
+mod lookup;
+mod results;
+mod roundtrip;
+mod scatter;
+
+use results::Results;
+
+fn main() {
+    // `cargo bench` passes flags of its own.
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let quick = words.iter().any(|word| word == "--quick");
+    let out = words.iter().position(|word| word == "--out");
+    let parts = ["lookup", "live", "roundtrip"];
+    let named = words.iter().any(|word| parts.contains(&word.as_str()));
+    let wanted = |part: &str| !named || words.iter().any(|word| word == part);
+    let mut results = Results::default();
+    if wanted("live") {
+        live::measure(&mut results, if quick { 5 } else { 15 });
+    }
+    if wanted("roundtrip") {
+        roundtrip::measure(&mut results, if quick { 5 } else { 15 });
+    }
+    if wanted("lookup") {
+        lookup::measure(&mut results, if quick { 5 } else { 21 });
+    }
+    if let Some(folder) = out.and_then(|at| words.get(at + 1)) {
+        results.write(folder.as_ref());
+    }
+    println!("{}", results.pairs());
+}
