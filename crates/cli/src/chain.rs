@@ -3,15 +3,16 @@
 
 use std::ffi::OsString;
 
-use clap::Parser;
+use clap::{FromArgMatches, Parser};
 
 use crate::command::Command;
 use crate::error::{EXIT_CODES, Error};
+use crate::help;
 use crate::options::Global;
 
-const ABOUT: &str = "Connects virtual machines and controls what they may say to each other.
+const ABOUT: &str = "Connects virtual machines and hosts, routes between interfaces, and balances load.
 
-Talks to butterflyd. Commands can be joined by `+`: they run in order over one connection, and stop at the \
+Talks to butterflyd, but for `balance` and `forward`, which need no daemon. Commands can be joined by `+`: they run in order over one connection, and stop at the \
 first that fails.";
 
 const EXAMPLES: &str = "\
@@ -75,7 +76,10 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Chain, ParseErr
             );
             return Err(ParseError::Chain(Error::Usage(missing)));
         }
-        let part = Part::try_parse_from(std::iter::once(&name).chain(*part)).map_err(ParseError::Part)?;
+        let part = help::command()
+            .try_get_matches_from(std::iter::once(&name).chain(*part))
+            .and_then(|matches| Part::from_arg_matches(&matches))
+            .map_err(ParseError::Part)?;
         global = global.merge(part.global).map_err(ParseError::Chain)?;
         commands.push(part.command);
     }
@@ -102,14 +106,13 @@ pub mod testing {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
 
     use super::testing::parse_line;
     use super::*;
 
     #[test]
     fn the_definition_is_sound() {
-        Part::command().debug_assert();
+        help::command().debug_assert();
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod client;
 mod command;
 mod endpoint;
 mod error;
+mod help;
 mod json;
 #[cfg(test)]
 mod manual;

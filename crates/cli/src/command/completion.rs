@@ -1,10 +1,10 @@
 //! `butterfly completion`: scripts that complete commands and options in a shell.
 
-use clap::{Args, CommandFactory, ValueEnum};
+use clap::{Args, ValueEnum};
 use clap_complete::{Shell, generate};
 
-use crate::chain::Part;
 use crate::error::Error;
+use crate::help;
 use crate::session::Session;
 
 /// `completion`.
@@ -31,7 +31,7 @@ impl CompletionArgs {
             For::Fish => Shell::Fish,
         };
         let mut script = Vec::new();
-        generate(shell, &mut Part::command(), "butterfly", &mut script);
+        generate(shell, &mut help::command(), "butterfly", &mut script);
         session.out.text(&String::from_utf8_lossy(&script))
     }
 }
