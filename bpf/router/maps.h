@@ -50,10 +50,10 @@ struct {
 	__type(value, struct hop);
 } hops SEC(".maps");
 
-// The interfaces that are ours, by device and tag.
+// The interfaces that are ours, by device and tag. A bond and the VLANs on it are there once more for each of its ports.
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, ROUTER_INTERFACES);
+	__uint(max_entries, 4 * ROUTER_INTERFACES);
 	__type(key, struct interface_key);
 	__type(value, struct interface);
 } interfaces SEC(".maps");

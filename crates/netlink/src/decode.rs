@@ -28,6 +28,7 @@ pub fn link(message: &Message) -> Option<Link> {
         kind: None,
         vlan: None,
         master: None,
+        held_back: false,
         rx_queues: 1,
         tx_queues: 1,
         xdp_program: None,
@@ -47,7 +48,10 @@ pub fn link(message: &Message) -> Option<Link> {
                 let id = attribute.nested().find(|inner| inner.kind == IFLA_XDP_PROG_ID);
                 link.xdp_program = id.and_then(|id| id.u32());
             }
-            IFLA_LINKINFO => (link.kind, tag) = link_info(&attribute),
+            IFLA_LINKINFO => {
+                (link.kind, tag) = link_info(&attribute);
+                link.held_back = is_held_back(&attribute);
+            }
             _ => {}
         }
     }
@@ -75,6 +79,15 @@ fn link_info(info: &Attribute) -> (Option<String>, Option<(u16, u16)>) {
         }
     }
     (kind, id.map(|id| (id, protocol)))
+}
+
+/// IFLA_LINKINFO of a bond's port: its state is 0 (active) or 1 (backup).
+fn is_held_back(info: &Attribute) -> bool {
+    let inner = |kind| info.nested().find(move |inner| inner.kind == kind);
+    let of_bond = inner(IFLA_INFO_SLAVE_KIND).is_some_and(|kind| kind.text() == "bond");
+    let data = inner(IFLA_INFO_SLAVE_DATA).filter(|_| of_bond);
+    let state = data.and_then(|data| data.nested().find(|inner| inner.kind == IFLA_BOND_SLAVE_STATE));
+    state.is_some_and(|state| state.value.first() == Some(&1))
 }
 
 fn mac(attribute: &Attribute) -> Option<Mac> {

@@ -55,10 +55,10 @@ impl Devices {
         Ok(devices)
     }
 
-    /// Whether frames may be redirected to a device. A kernel that cannot say is taken to be able to; a device that is gone is not.
-    pub async fn takes_redirects(&mut self, ifindex: u32) -> Result<bool, Error> {
+    /// Whether frames may be redirected to a device; `None` where the kernel cannot say. A device that is gone takes none.
+    pub async fn takes_redirects(&mut self, ifindex: u32) -> Result<Option<bool>, Error> {
         let Some(family) = self.family else {
-            return Ok(true);
+            return Ok(None);
         };
         let get = |sequence| {
             Request::new(family, 0, sequence, &[NETDEV_CMD_DEV_GET, 1, 0, 0])
@@ -76,7 +76,9 @@ impl Devices {
             .next()
             .filter(|message| message.kind == family)
             .and_then(features);
-        Ok(told.is_some_and(|features| features & NETDEV_XDP_ACT_NDO_XMIT != 0))
+        Ok(Some(
+            told.is_some_and(|features| features & NETDEV_XDP_ACT_NDO_XMIT != 0),
+        ))
     }
 
     async fn ask(&mut self, request: impl FnOnce(u32) -> Vec<u8>) -> Result<Vec<u8>, Error> {

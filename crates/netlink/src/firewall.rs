@@ -40,6 +40,12 @@ impl fmt::Display for Hook {
 /// Follows the firewall of one network namespace: the one of the thread that made it.
 #[derive(Debug)]
 pub struct Firewall {
+    /// None on a kernel without netfilter.
+    nftables: Option<Nftables>,
+}
+
+#[derive(Debug)]
+struct Nftables {
     changes: Socket,
     asking: Socket,
     sequence: u32,
@@ -48,27 +54,30 @@ pub struct Firewall {
 impl Firewall {
     /// Begins to listen.
     pub fn new() -> Result<Self, Error> {
-        Ok(Firewall {
-            changes: Socket::listening_to_nftables()?,
+        // Asked for its protocol, the kernel loads the module where there is one.
+        let unknown = rustix::io::Errno::PROTONOSUPPORT.raw_os_error();
+        let changes = match Socket::listening_to_nftables() {
+            Err(Error::Socket { source, .. }) if source.raw_os_error() == Some(unknown) => {
+                return Ok(Firewall { nftables: None });
+            }
+            opened => opened?,
+        };
+        let nftables = Nftables {
+            changes,
             asking: Socket::to_nftables()?,
             sequence: 1,
+        };
+        Ok(Firewall {
+            nftables: Some(nftables),
         })
     }
 
     /// The hooks that can do something to a forwarded packet. Chains without rules that accept cannot.
     pub async fn hooks(&mut self) -> Result<Vec<Hook>, Error> {
-        let failed = |source| Error::Socket {
-            action: "read",
-            source,
+        let mut hooks = match &mut self.nftables {
+            Some(nftables) => nftables.hooks().await.map_err(unreadable)?,
+            None => Vec::new(),
         };
-        let mut rules: Vec<(u8, String, String)> = Vec::new();
-        self.dump(NFT_GETRULE, |message| rules.extend(rule_of(message)))
-            .await
-            .map_err(failed)?;
-        let mut hooks = Vec::new();
-        self.dump(NFT_GETCHAIN, |message| hooks.extend(hook_of(message, &rules)))
-            .await
-            .map_err(failed)?;
         hooks.extend(iptables());
         hooks.sort();
         Ok(hooks)
@@ -76,16 +85,37 @@ impl Firewall {
 
     /// Returns when something of the rules has changed since the last call.
     pub async fn changed(&mut self) -> Result<(), Error> {
+        match &mut self.nftables {
+            Some(nftables) => nftables.changed().await.map_err(unreadable),
+            None => std::future::pending().await,
+        }
+    }
+}
+
+fn unreadable(source: io::Error) -> Error {
+    Error::Socket {
+        action: "read",
+        source,
+    }
+}
+
+impl Nftables {
+    async fn hooks(&mut self) -> io::Result<Vec<Hook>> {
+        let mut rules: Vec<(u8, String, String)> = Vec::new();
+        self.dump(NFT_GETRULE, |message| rules.extend(rule_of(message)))
+            .await?;
+        let mut hooks = Vec::new();
+        self.dump(NFT_GETCHAIN, |message| hooks.extend(hook_of(message, &rules)))
+            .await?;
+        Ok(hooks)
+    }
+
+    async fn changed(&mut self) -> io::Result<()> {
         match self.changes.receive().await {
             Ok(_) => {}
             // More changes than could be kept are changes.
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOBUFS.raw_os_error()) => {}
-            Err(source) => {
-                return Err(Error::Socket {
-                    action: "read",
-                    source,
-                });
-            }
+            Err(source) => return Err(source),
         }
         while let Ok(Some(_)) = self.changes.try_receive() {}
         Ok(())

@@ -126,6 +126,8 @@ pub struct Link {
     pub vlan: Option<Vlan>,
     /// The bridge, bond or VRF it belongs to, an interface index.
     pub master: Option<u32>,
+    /// It is a bond's port, and the bond takes no packets from it for now: a backup, or outside the active aggregator.
+    pub held_back: bool,
     /// Queues it receives from.
     pub rx_queues: u32,
     /// Queues it sends to.

@@ -25,6 +25,8 @@ pub struct Interface {
     pub slot: u32,
     /// VLAN id and EtherType.
     pub vlan: Option<(u16, u16)>,
+    /// The program runs in the device's driver.
+    pub native: bool,
     /// The device takes frames that are redirected to it.
     pub sends: bool,
 }
@@ -44,7 +46,11 @@ impl Interface {
         }
         if let Some(master) = link.master.and_then(|master| snapshot.links.get(&master)) {
             let kind = master.kind.as_deref().unwrap_or("device");
-            let why = format!("it belongs to the {kind} {}, which has its packets", master.name);
+            let remedy = if kind == "bond" { ": name the bond" } else { "" };
+            let why = format!(
+                "it belongs to the {kind} {}, which has its packets{remedy}",
+                master.name
+            );
             return Err(refuse(&why));
         }
         let device = match &link.vlan {
@@ -55,7 +61,9 @@ impl Interface {
                 .ok_or_else(|| refuse("its parent is not here"))?,
         };
         if device.vlan.is_some() {
-            return Err(refuse("it is a VLAN within a VLAN"));
+            return Err(refuse(
+                "it is a VLAN within a VLAN: one tag is what is forwarded here",
+            ));
         }
         Ok(Interface {
             name: name.to_owned(),
@@ -65,18 +73,30 @@ impl Interface {
             slot: 0,
             vlan: link.vlan.map(|vlan| (vlan.id, vlan.protocol)),
             // Until the driver has been asked.
+            native: false,
             sends: false,
         })
     }
 
-    /// How the program finds it.
-    pub fn key(&self) -> InterfaceKey {
+    /// How the program finds it: by its device, and where that is a bond by each of its ports too. In native mode the
+    /// program runs in a port's driver and is told of the port; what a port holds back is not the bond's.
+    pub fn keys(&self, snapshot: &Snapshot) -> Vec<InterfaceKey> {
         let (vlan, protocol) = self.vlan.unwrap_or((0, 0));
-        InterfaceKey {
-            ifindex: self.device,
+        let key = |ifindex| InterfaceKey {
+            ifindex,
             vlan,
             protocol: protocol.to_be(),
-        }
+        };
+        let is_bond = snapshot
+            .links
+            .get(&self.device)
+            .is_some_and(|link| link.kind.as_deref() == Some("bond"));
+        let is_port = |link: &&std::sync::Arc<Link>| link.master == Some(self.device) && !link.held_back;
+        let ports = snapshot.links.values().filter(|_| is_bond).filter(is_port);
+        std::iter::once(self.device)
+            .chain(ports.map(|port| port.index))
+            .map(key)
+            .collect()
     }
 
     /// How it is sent by.

@@ -1,13 +1,13 @@
 //! The router itself: program, tables and interfaces, brought in step with a snapshot of the kernel's. No clock and no
 //! netlink of its own: both are handed in by [`Service`](crate::Service).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use io::bpf_array::BpfArray;
 use netlink::{Family, Kinds, Snapshot};
-use xdp::{Feature, Interfaces, PerCpuTable, Program, Table, objects};
+use xdp::{Feature, Interfaces, Mode, PerCpuTable, Program, Table, objects};
 
 use crate::error::Error;
 use crate::fib::{Fib, Prefix, Source};
@@ -47,6 +47,8 @@ pub struct Router {
     program: Program,
     config: Table<u32, Config>,
     entries: Table<InterfaceKey, layout::Interface>,
+    /// The keys of `entries`.
+    written: BTreeSet<InterfaceKey>,
     egresses: Table<u32, layout::Egress>,
     ports: Table<u32, u32>,
     counters: PerCpuTable<u32, Counters>,
@@ -105,6 +107,7 @@ impl Router {
         Ok(Router {
             config: program.table("config_map")?,
             entries: program.table("interfaces")?,
+            written: BTreeSet::new(),
             egresses: program.table("egresses")?,
             ports: program.table("ports")?,
             counters: program.per_cpu_table("counters")?,
@@ -156,6 +159,7 @@ impl Router {
             self.ports.set(&interface.port, &interface.device)?;
             attached.add(interface.device, Feature::Router, &self.program, mode)?;
         }
+        interface.native = attached.mode(interface.device) == Some(Mode::Native);
         let ifindex = interface.ifindex;
         self.interfaces.insert(ifindex, interface);
         self.order.push(ifindex);
@@ -173,7 +177,6 @@ impl Router {
         else {
             return Ok(false);
         };
-        self.entries.remove(&interface.key())?;
         self.interfaces.remove(&interface.ifindex);
         self.order.retain(|ifindex| *ifindex != interface.ifindex);
         self.update_all()?;
@@ -260,8 +263,14 @@ impl Router {
         self.settle()
     }
 
-    /// Says of a device whether it takes redirected frames; those for one that does not are left to the kernel.
-    pub fn set_sends(&mut self, device: u32, sends: bool) -> Result<(), Error> {
+    /// Says of a device whether it takes redirected frames; those for one that does not are left to the kernel. `None` is of
+    /// a kernel that cannot say (before Linux 6.3): a driver that runs the program takes frames, all others do not.
+    pub fn set_sends(&mut self, device: u32, sends: Option<bool>) -> Result<(), Error> {
+        let native = self
+            .interfaces
+            .values()
+            .any(|interface| interface.device == device && interface.native);
+        let sends = sends.unwrap_or(native);
         let of_device = |interface: &&mut Interface| interface.device == device && interface.sends != sends;
         let mut changed = false;
         for interface in self.interfaces.values_mut().filter(of_device) {
@@ -420,12 +429,19 @@ impl Router {
                 ask_mtu,
             },
         )?;
+        let mut written = BTreeSet::new();
         for interface in self.interfaces.values() {
-            self.entries.set(
-                &interface.key(),
-                &interface.entry(&self.snapshot, self.plans[0].custom),
-            )?;
+            let entry = interface.entry(&self.snapshot, self.plans[0].custom);
+            for key in interface.keys(&self.snapshot) {
+                self.entries.set(&key, &entry)?;
+                written.insert(key);
+            }
         }
+        // Interfaces that went, and ports of bonds.
+        for key in self.written.difference(&written) {
+            self.entries.remove(key)?;
+        }
+        self.written = written;
         Ok(())
     }
 

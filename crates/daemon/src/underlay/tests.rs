@@ -34,6 +34,7 @@ fn link(index: u32, vlan: Option<Vlan>) -> Arc<Link> {
         kind: None,
         vlan,
         master: None,
+        held_back: false,
         rx_queues: 1,
         tx_queues: 1,
         xdp_program: None,

@@ -3,6 +3,7 @@
 //! A frame written to a TAP device has gone all its way when the write returns, by the kernel's path as by ours: what
 //! comes of it can be read at once, and nothing has to be waited for.
 
+use crate::cables::{Cables, PLAIN};
 use butterfly_router::layout::Counter;
 use butterfly_router::{Options, Service};
 use io::frame::Batch;
@@ -26,42 +27,63 @@ pub struct Lab {
     pub west: Wire,
 }
 
-/// The far end of a TAP device.
+/// The far end of a TAP device, or of several that the router has as one interface.
 pub struct Wire {
-    port: Port,
+    ports: Vec<Port>,
     batch: Batch,
+    tag: &'static [u8],
 }
 
 impl Wire {
-    fn new(name: &str, mac: Mac) -> Wire {
-        let options = TapOptions {
-            name: name.into(),
-            mac,
-            mtu: None,
-            offloads: false,
+    /// `tag` is what a frame has behind its addresses on this wire; the tests see frames without it.
+    fn new(names: &[&str], mac: Mac, tag: &'static [u8]) -> Wire {
+        let port = |name: &&str| {
+            let options = TapOptions {
+                name: (*name).into(),
+                mac,
+                mtu: None,
+                offloads: false,
+            };
+            Port::Tap(TapPort::open(&options).expect("a TAP device"))
         };
         Wire {
-            port: Port::Tap(TapPort::open(&options).expect("a TAP device")),
+            ports: names.iter().map(port).collect(),
             batch: Batch::new(),
+            tag,
         }
     }
 
     pub fn send(&mut self, frame: &[u8]) {
+        self.send_by(0, frame);
+    }
+
+    /// By one of several devices.
+    pub fn send_by(&mut self, port: usize, frame: &[u8]) {
+        let tagged = [&frame[..12], self.tag, &frame[12..]].concat();
         self.batch
-            .push_bytes(frame, Offload::default())
+            .push_bytes(&tagged, Offload::default())
             .expect("an empty batch");
-        self.port.transmit(&self.batch, 0).expect("a wire that is up");
-        self.port.flush().expect("a wire that is up");
+        let port = &mut self.ports[port];
+        port.transmit(&self.batch, 0).expect("a wire that is up");
+        port.flush().expect("a wire that is up");
         self.batch.clear();
     }
 
-    /// All that has come but what the kernel asks of neighbours on its own account.
+    /// All that has come but what the kernel asks of neighbours on its own account. A frame without the wire's tag is as it came.
     pub fn receive(&mut self) -> Vec<Vec<u8>> {
         let mut frames = Vec::new();
-        while self.port.receive(&mut self.batch).expect("a wire that is up") > 0 {
-            frames.extend((0..self.batch.len()).map(|index| self.batch.to_bytes(index)));
-            self.port.complete(&mut self.batch);
-            self.batch.clear();
+        for port in &mut self.ports {
+            while port.receive(&mut self.batch).expect("a wire that is up") > 0 {
+                frames.extend((0..self.batch.len()).map(|index| self.batch.to_bytes(index)));
+                port.complete(&mut self.batch);
+                self.batch.clear();
+            }
+        }
+        let end = 12 + self.tag.len();
+        for frame in &mut frames {
+            if frame.get(12..end) == Some(self.tag) {
+                frame.drain(12..end);
+            }
         }
         frames.retain(|frame| !is_chatter(frame));
         frames
@@ -85,14 +107,21 @@ fn is_chatter(frame: &[u8]) -> bool {
 
 /// Runs a story in a fresh namespace that forwards.
 pub fn story(setup: &str, story: impl AsyncFnOnce(&Namespace, Lab) + Send) {
+    story_over(&PLAIN, setup, story);
+}
+
+/// The same over other cables. `setup` runs when all interfaces are there.
+pub fn story_over(cables: &Cables, setup: &str, story: impl AsyncFnOnce(&Namespace, Lab) + Send) {
     let namespace = Namespace::new().expect("a namespace");
     let work = || {
         namespace.ok(SYSTEM).expect("settings");
         let lab = Lab {
-            east: Wire::new("east", EAST),
-            west: Wire::new("west", WEST),
+            east: Wire::new(cables.east, EAST, cables.east_tag),
+            west: Wire::new(cables.west, WEST, cables.west_tag),
         };
-        namespace.ok(&format!("{NETWORK}\n{setup}")).expect("the network");
+        namespace
+            .ok(&format!("{}\n{NETWORK}\n{setup}", cables.setup))
+            .expect("the network");
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()

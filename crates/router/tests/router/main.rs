@@ -1,7 +1,10 @@
 //! The router in a namespace of its own, between two TAP devices whose other ends the tests hold: whole frames in, whole
 //! frames out. The oracle is the kernel's own forwarding in the same namespace, without the router.
 
+mod another_kernel;
+mod cables;
 mod changes;
+mod devices;
 mod lab;
 mod odd;
 mod oracle;

@@ -20,6 +20,7 @@ fn kernel() -> Snapshot {
             kind: None,
             vlan: None,
             master: None,
+            held_back: false,
             rx_queues: 1,
             tx_queues: 1,
             xdp_program: None,

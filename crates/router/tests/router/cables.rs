@@ -1,0 +1,43 @@
+//! What the router's two interfaces are made of: TAP devices as they are, or VLANs and bonds on them.
+
+use testkit::netns::Namespace;
+
+/// How `east` and `west` come to be.
+pub struct Cables {
+    /// TAP devices of the east: one, or a bond's.
+    pub east: &'static [&'static str],
+    /// The same of the west.
+    pub west: &'static [&'static str],
+    /// EtherType and VLAN of frames on the eastern wire, as bytes; none without VLANs.
+    pub east_tag: &'static [u8],
+    /// The same of the west.
+    pub west_tag: &'static [u8],
+    /// Makes `east` and `west` of them.
+    pub setup: &'static str,
+}
+
+/// The devices themselves.
+pub const PLAIN: Cables = Cables {
+    east: &["east"],
+    west: &["west"],
+    east_tag: &[],
+    west_tag: &[],
+    setup: "",
+};
+
+/// Whether this kernel makes a device of such a type, and if not a line that says so: a guest's kernel does
+/// (`another_kernel.rs`).
+pub fn can_make(kind: &str) -> bool {
+    let namespace = Namespace::new().expect("a namespace");
+    let made = match kind {
+        "vlan" => "ip link add far type dummy && ip link add link far name near type vlan id 5",
+        _ => "ip link add near type bond",
+    };
+    let can = namespace.succeeds(made).expect("ip");
+    if !can {
+        println!(
+            "skipped: this machine's kernel makes no {kind} devices; a guest's does, see another_kernel.rs"
+        );
+    }
+    can
+}
