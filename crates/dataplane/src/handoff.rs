@@ -14,12 +14,10 @@
 //!   is needed for the way back, and a worker that stops returns what it has by dropping it.
 //! - What can be out is bounded: [`OUT_MAX`] batches of a queue, [`SHELLS`] of a worker. A queue at its bound is
 //!   not received from; its frames wait with their guest.
-//! - A worker that polls looks at its rings every turn. Only one that sleeps is woken by its bell: it says that it
-//!   is going to sleep and looks at its rings once more, we put something in and look whether it said so; a
-//!   SeqCst fence between the two steps of each side makes it impossible that both miss the other.
+//! - A worker that polls looks at its rings every turn. Only one that sleeps is woken by its bell: see
+//!   [`nap`](crate::nap).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use io::frame::{Batch, Bits, Wrap};
 use io::poll::Doorbell;
@@ -27,6 +25,7 @@ use rtrb::{Consumer, Producer, RingBuffer};
 use wire::vxlan::Outer;
 
 use crate::learned::News;
+use crate::nap::{Nap, settle};
 use crate::queue::QueueId;
 
 /// Messages that wait in a ring at most.
@@ -81,7 +80,7 @@ impl Parcel {
 struct Lane {
     ring: Producer<Message>,
     bell: Doorbell,
-    asleep: Arc<AtomicBool>,
+    nap: Arc<Nap>,
     /// Parcels of the batch in hand that will go here: there is room for them.
     reserved: usize,
     /// Something was put in since it was last woken.
@@ -143,7 +142,7 @@ pub(crate) struct Inbox {
 #[derive(Clone)]
 pub(crate) struct Wake {
     pub bell: Doorbell,
-    pub asleep: Arc<AtomicBool>,
+    pub nap: Arc<Nap>,
 }
 
 /// The rings between all workers: an outbox and an inbox for each.
@@ -164,7 +163,7 @@ pub(crate) fn connect(workers: &[Wake]) -> Vec<(Outbox, Inbox)> {
             ends[from].0.lanes[to] = Some(Lane {
                 ring: producer,
                 bell: workers[to].bell.clone(),
-                asleep: workers[to].asleep.clone(),
+                nap: workers[to].nap.clone(),
                 reserved: 0,
                 news: false,
             });
@@ -404,10 +403,9 @@ impl Outbox {
         if !self.lanes.iter().flatten().any(|lane| lane.news) {
             return;
         }
-        // The message first, then the look at whether it sleeps: see above.
-        fence(Ordering::SeqCst);
+        settle();
         for lane in self.lanes.iter_mut().flatten() {
-            if std::mem::take(&mut lane.news) && lane.asleep.load(Ordering::Relaxed) {
+            if std::mem::take(&mut lane.news) && lane.nap.is_on() {
                 lane.bell.ring();
             }
         }

@@ -61,6 +61,7 @@
 #![forbid(unsafe_code)]
 
 pub mod address_set;
+mod atomic;
 pub mod balance;
 pub mod counters;
 pub mod drop_reason;
@@ -72,6 +73,7 @@ mod handoff;
 mod judge;
 mod learned;
 pub mod load;
+mod nap;
 pub mod overlay;
 mod path;
 mod ports;

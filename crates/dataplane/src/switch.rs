@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -20,6 +20,7 @@ use crate::flow::{FlowInfo, FlowTable};
 use crate::handle::{Answer, Arrival, Command, WorkerGone, WorkerHandle};
 use crate::handoff::{self, Wake};
 use crate::load::{QueueLoad, WorkerLoad};
+use crate::nap::Nap;
 use crate::queue::{MAX_WORKERS, QueueId, Routes};
 use crate::report::PortReport;
 use crate::snapshot::{PortSlot, PortUid, RuleSlot, Snapshot};
@@ -72,7 +73,7 @@ impl Switch {
             .map(|_| {
                 Ok(Wake {
                     bell: Doorbell::new()?,
-                    asleep: Arc::new(AtomicBool::new(false)),
+                    nap: Arc::new(Nap::new()),
                 })
             })
             .collect::<std::io::Result<Vec<_>>>()?;

@@ -6,12 +6,14 @@ mod index;
 pub mod info;
 mod key;
 mod owned;
+mod spare;
 mod table;
 mod tcp;
 #[cfg(test)]
 mod tests;
 mod timeouts;
 mod track;
+mod turns;
 
 pub(crate) use entry::{ACKED, DRAIN_EGRESS, DRAIN_INGRESS, Entry, FlowId, NONE, SEEN};
 pub use info::{Endpoint, FlowInfo, FlowState, TcpWindows};

@@ -92,7 +92,7 @@ impl std::ops::Deref for Flows {
 impl Flows {
     /// The part of worker `me`.
     pub(crate) fn new(table: Arc<FlowTable>, me: usize) -> Flows {
-        let keep = KEEP.min(table.max() as usize / (4 * table.workers()));
+        let keep = KEEP.min(table.max() as usize / (4 * table.turns.workers()));
         Flows {
             table,
             me: me as u8,
@@ -121,8 +121,8 @@ impl Flows {
     /// A turn begins: nothing that was found before is used any more.
     #[inline]
     pub(crate) fn begin_turn(&mut self) {
-        if self.table.workers() > 1 {
-            self.table.begin_turn(self.me.into());
+        if self.table.turns.workers() > 1 {
+            self.table.turns.begin(self.me.into());
             if !self.left.is_empty() || !self.leaving.is_empty() {
                 self.let_go();
             }
@@ -131,11 +131,11 @@ impl Flows {
 
     /// The worker is going to sleep; nothing is looked at until [`wake`](Self::wake).
     pub(crate) fn sleep(&mut self) {
-        self.turns = self.table.sleep(self.me.into());
+        self.turns = self.table.turns.sleep(self.me.into());
     }
 
     pub(crate) fn wake(&mut self) {
-        self.table.wake(self.me.into(), self.turns);
+        self.table.turns.wake(self.me.into(), self.turns);
     }
 
     /// Adds a flow that is not in the table. When the owner's share or the table is full, a flow of the
@@ -331,7 +331,7 @@ impl Flows {
     /// The entry of a flow of this worker that was taken out.
     fn take_back(&mut self, id: FlowId) {
         self.unlink(id);
-        if self.table.workers() == 1 {
+        if self.table.turns.workers() == 1 {
             self.free_entry(id);
         } else {
             self.left.push(id);
@@ -341,7 +341,7 @@ impl Flows {
     /// Frees what all others have let go of, and begins to wait for what was taken out since.
     #[cold]
     fn let_go(&mut self) {
-        if !self.leaving.is_empty() && !self.table.passed(self.me.into(), &self.since) {
+        if !self.leaving.is_empty() && !self.table.turns.passed(self.me.into(), &self.since) {
             return;
         }
         while let Some(id) = self.leaving.pop() {
@@ -349,7 +349,7 @@ impl Flows {
         }
         if !self.left.is_empty() {
             std::mem::swap(&mut self.leaving, &mut self.left);
-            self.since = self.table.turns();
+            self.since = self.table.turns.now();
         }
     }
 

@@ -4,20 +4,14 @@
 //! worker makes a flow keeps it: its [`Flows`](super::Flows) has lists of what it made, gives up what is to be given
 //! up and takes entries back; here is what all of them read, and the numbers they add up.
 //!
-//! # Letting go
-//!
-//! A lookup gives the number of an entry, which is used until the end of the turn. An entry that is taken out can
-//! therefore not be another flow's at once: whoever has found it a moment ago may still count a packet in it. It
-//! waits until each other worker has begun two more turns, or sleeps. (Two: the beginning of the next may have been
-//! counted before reads of the one before were done with.) A worker that wakes says so before it reads anything, with
-//! a fence on both sides: either it does not find the entry, or it is waited for.
+//! An entry that is taken out is not another flow's before all workers have let go of it: see [`turns`](super::turns).
 //!
 //! What two workers may do at once: find, count, follow states (by compare and exchange) and take out (one of them
 //! wins). Both may make an entry for the same flow when its two ends begin at the same moment; the one that is found
 //! first is the flow, the other is taken out by whoever sees both, or goes by its timeout.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use foldhash::SharedSeed;
 use foldhash::quality::SeedableRandomState;
@@ -26,13 +20,12 @@ use io::huge::Zeroed;
 use super::entry::{Entry, FlowId, NONE};
 use super::index::Index;
 use super::key::Key;
+use super::spare::Spare;
+use super::turns::Turns;
 use crate::counters::MAX_PORTS;
 
 /// Entries that are taken from the never used ones at once.
 const BLOCK: u32 = 32;
-
-/// A worker's turn while it sleeps.
-const ASLEEP: u64 = u64::MAX;
 
 /// Flows of all workers.
 pub(crate) struct FlowTable {
@@ -41,18 +34,13 @@ pub(crate) struct FlowTable {
     seed: SeedableRandomState,
     /// Entries from here on were never used.
     high: AtomicU32,
-    /// Entries that any worker may take, chained by their first link: a count of all changes, and the first of them.
-    spare: AtomicU64,
+    /// Entries that any worker may take, chained by their first link.
+    spare: Spare,
     count: AtomicU32,
     /// How many flows each NIC has begun.
     begun: Box<[AtomicU32]>,
-    turns: Box<[TurnCount]>,
+    pub(super) turns: Turns,
 }
-
-/// How many turns a worker has begun, on a line of its own.
-#[derive(Default)]
-#[repr(align(64))]
-struct TurnCount(AtomicU64);
 
 impl FlowTable {
     /// For `max` flows, of so many workers together.
@@ -63,21 +51,16 @@ impl FlowTable {
             index: Index::new(max),
             seed: SeedableRandomState::with_seed(seed, SharedSeed::global_random()),
             high: AtomicU32::new(0),
-            spare: AtomicU64::new(u64::from(NONE)),
+            spare: Spare::new(),
             count: AtomicU32::new(0),
             begun: bytemuck::allocation::zeroed_slice_box(MAX_PORTS),
-            turns: (0..workers).map(|_| TurnCount::default()).collect(),
+            turns: Turns::new(workers),
         })
     }
 
     /// The largest number of flows.
     pub(crate) fn max(&self) -> u32 {
         self.entries.len() as u32
-    }
-
-    /// How many workers share it.
-    pub(super) fn workers(&self) -> usize {
-        self.turns.len()
     }
 
     /// Flows in the table.
@@ -162,7 +145,8 @@ impl FlowTable {
     /// Entries for a worker that has none: `take` is called for a few of them.
     pub(super) fn supply(&self, mut take: impl FnMut(FlowId)) {
         for _ in 0..BLOCK {
-            let Some(id) = self.pop_spare() else { break };
+            let link = |id| self.entry(id).sides[0].link.get();
+            let Some(id) = self.spare.pop(link) else { break };
             take(id);
         }
         let max = self.max();
@@ -178,65 +162,6 @@ impl FlowTable {
 
     /// An entry that its worker has no use for.
     pub(super) fn push_spare(&self, id: FlowId) {
-        let _ = self
-            .spare
-            .fetch_update(Ordering::Release, Ordering::Relaxed, |head| {
-                self.entry(id).sides[0].link.set(head as u32);
-                Some(changed(head) | u64::from(id))
-            });
+        self.spare.push(id, |next| self.entry(id).sides[0].link.set(next));
     }
-
-    fn pop_spare(&self) -> Option<FlowId> {
-        let popped = self
-            .spare
-            .fetch_update(Ordering::Acquire, Ordering::Acquire, |head| {
-                // Another may take and use the entry meanwhile: then the count has changed, and this is tried again.
-                let first = self.entries.get(head as u32 as usize)?;
-                Some(changed(head) | u64::from(first.sides[0].link.get()))
-            });
-        popped.ok().map(|head| head as u32)
-    }
-
-    /// A worker begins a turn.
-    #[inline]
-    pub(super) fn begin_turn(&self, worker: usize) {
-        let turns = &self.turns[worker].0;
-        turns.store(turns.load(Ordering::Relaxed) + 1, Ordering::Release);
-    }
-
-    /// A worker goes to sleep with this many turns done, and will not look at a flow before it wakes.
-    pub(super) fn sleep(&self, worker: usize) -> u64 {
-        self.turns[worker].0.swap(ASLEEP, Ordering::Release)
-    }
-
-    pub(super) fn wake(&self, worker: usize, turns: u64) {
-        self.turns[worker].0.store(turns + 1, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-    }
-
-    /// The turns of all workers now: what was taken out before may be used again when [`passed`](Self::passed) says so.
-    pub(super) fn turns(&self) -> Vec<u64> {
-        fence(Ordering::SeqCst);
-        self.turns
-            .iter()
-            .map(|turns| turns.0.load(Ordering::Acquire))
-            .collect()
-    }
-
-    /// All workers but `me` have let go of what they had found when `since` was taken.
-    pub(super) fn passed(&self, me: usize, since: &[u64]) -> bool {
-        let gone = |(turns, since): (&TurnCount, &u64)| {
-            let now = turns.0.load(Ordering::Acquire);
-            *since == ASLEEP || now == ASLEEP || now >= since + 2
-        };
-        let others = self.turns.iter().zip(since).enumerate();
-        others
-            .filter(|(worker, _)| *worker != me)
-            .all(|(_, pair)| gone(pair))
-    }
-}
-
-/// The upper half of the head of the spare entries, one change later.
-fn changed(head: u64) -> u64 {
-    ((head >> 32) + 1) << 32
 }

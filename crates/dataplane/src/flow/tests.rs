@@ -51,7 +51,7 @@ fn an_entry_is_not_used_again_while_another_worker_may_read_it() {
     second.remove(id);
     assert_eq!((table.len(), table.find(&key(1), table.hash(&key(1)))), (0, None));
     first.sweep(1, 0, |_| false);
-    for turn in 0..4 {
+    for turn in 0..3 {
         assert!(first.insert(&new_flow(&first, 2, 9)).is_err(), "turn {turn}");
         first.begin_turn();
         if turn > 0 {

@@ -1,6 +1,5 @@
 //! Which queues are polled, and how a worker sleeps.
 
-use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use super::{BELL, Now, PARK_AFTER_NS, Worker};
@@ -26,9 +25,7 @@ impl Worker {
             }
         }
         if !work {
-            // That we sleep first, then the look at the rings: see `handoff.rs`.
-            self.wake.asleep.store(true, Ordering::Relaxed);
-            fence(Ordering::SeqCst);
+            self.wake.nap.begin();
             if self.inbox.is_empty() {
                 self.path.tables.flows.sleep();
                 self.wait(longest, now);
@@ -37,7 +34,7 @@ impl Worker {
                 self.slept_at = Some(now.mono_ns);
                 self.busy_since = None;
             }
-            self.wake.asleep.store(false, Ordering::Relaxed);
+            self.wake.nap.end();
         }
         for queue in &self.active {
             if let Some(attached) = self.ports.find(*queue) {

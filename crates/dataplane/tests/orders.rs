@@ -1,0 +1,182 @@
+//! What several workers do at once without locks, in every order that the language's memory model allows: loom runs each
+//! story again and again and lets every load read every value that it may. The sources are those of the crate, with
+//! loom's atomics in place of the machine's. Not among them is what goes through `rtrb`, which is tested so itself.
+
+#[path = "../src/nap.rs"]
+mod nap;
+#[path = "../src/flow/spare.rs"]
+mod spare;
+#[path = "../src/flow/turns.rs"]
+#[allow(dead_code)] // not all of it has a story
+mod turns;
+
+/// What the sources name as the crate's.
+mod atomic {
+    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+}
+
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use loom::thread;
+use nap::{Nap, settle};
+use spare::Spare;
+use turns::Turns;
+
+/// Tells the story in every order with at most three preemptions: all orders of the longer stories take hours.
+fn every_order(story: impl Fn() + Sync + Send + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(story);
+}
+
+/// A flow in the table: where it is found, and whose entry it is.
+struct Table {
+    found: AtomicBool,
+    whose: AtomicU32,
+    turns: Turns,
+}
+
+const REMOVER: usize = 0;
+const READER: usize = 1;
+
+impl Table {
+    fn new() -> Arc<Table> {
+        Arc::new(Table {
+            found: AtomicBool::new(true),
+            whose: AtomicU32::new(1),
+            turns: Turns::new(2),
+        })
+    }
+
+    /// One turn of a worker that looks the first flow up: what it finds stays that flow's until the turn ends.
+    fn turn(&self) {
+        self.turns.begin(READER);
+        if self.found.load(Ordering::Acquire) {
+            assert_eq!(
+                self.whose.load(Ordering::Relaxed),
+                1,
+                "another flow's entry is in use"
+            );
+        }
+    }
+
+    /// Takes the flow out, and makes its entry another's when that may be: now, or not in this story.
+    fn replace(&self) {
+        self.found.store(false, Ordering::SeqCst);
+        let since = self.turns.now();
+        thread::yield_now();
+        if self.turns.passed(REMOVER, &since) {
+            self.whose.store(2, Ordering::Relaxed);
+        }
+    }
+}
+
+#[test]
+fn an_entry_in_use_does_not_become_another_flow_s() {
+    every_order(|| {
+        let table = Table::new();
+        let reader = thread::spawn({
+            let table = table.clone();
+            move || {
+                for _ in 0..3 {
+                    table.turn();
+                }
+            }
+        });
+        table.replace();
+        reader.join().unwrap();
+    });
+}
+
+#[test]
+fn nor_that_of_a_worker_that_wakes() {
+    every_order(|| {
+        let table = Table::new();
+        let reader = thread::spawn({
+            let table = table.clone();
+            move || {
+                table.turn();
+                let turns = table.turns.sleep(READER);
+                table.turns.wake(READER, turns);
+                // The rest of the turn that it fell asleep in.
+                if table.found.load(Ordering::Acquire) {
+                    assert_eq!(
+                        table.whose.load(Ordering::Relaxed),
+                        1,
+                        "another flow's entry is in use"
+                    );
+                }
+                table.turn();
+            }
+        });
+        table.replace();
+        reader.join().unwrap();
+    });
+}
+
+#[test]
+fn a_spare_entry_has_one_taker() {
+    const ENTRIES: u32 = 2;
+    every_order(|| {
+        let spare = Arc::new(Spare::new());
+        let links: Arc<Vec<AtomicU32>> = Arc::new((0..ENTRIES).map(|_| AtomicU32::new(0)).collect());
+        let taken: Arc<Vec<AtomicBool>> = Arc::new((0..ENTRIES).map(|_| AtomicBool::new(false)).collect());
+        for id in 0..ENTRIES {
+            spare.push(id, |next| links[id as usize].store(next, Ordering::Relaxed));
+        }
+        let worker = || {
+            let (spare, links, taken) = (spare.clone(), links.clone(), taken.clone());
+            move || {
+                let pop = || spare.pop(|id| links[id as usize].load(Ordering::Relaxed));
+                let first = pop();
+                if let Some(id) = first {
+                    assert!(
+                        !taken[id as usize].swap(true, Ordering::Relaxed),
+                        "{id} has two takers"
+                    );
+                    // It is used for a flow, and then given back: its link is another number for a while.
+                    links[id as usize].store(77, Ordering::Relaxed);
+                    taken[id as usize].store(false, Ordering::Relaxed);
+                    spare.push(id, |next| links[id as usize].store(next, Ordering::Relaxed));
+                }
+                if let Some(id) = pop() {
+                    assert!(
+                        !taken[id as usize].swap(true, Ordering::Relaxed),
+                        "{id} has two takers"
+                    );
+                }
+            }
+        };
+        let other = thread::spawn(worker());
+        worker()();
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn nobody_sleeps_while_something_waits_for_it() {
+    every_order(|| {
+        let shared = Arc::new((Nap::new(), AtomicBool::new(false), AtomicBool::new(false)));
+        let sender = thread::spawn({
+            let shared = shared.clone();
+            move || {
+                let (nap, ring, bell) = &*shared;
+                ring.store(true, Ordering::Release);
+                settle();
+                if nap.is_on() {
+                    bell.store(true, Ordering::Release);
+                }
+            }
+        });
+        let (nap, ring, bell) = &*shared;
+        nap.begin();
+        let sleeps = !ring.load(Ordering::Acquire);
+        sender.join().unwrap();
+        assert!(
+            !sleeps || bell.load(Ordering::Acquire),
+            "it sleeps, and nobody wakes it"
+        );
+        nap.end();
+        assert!(!nap.is_on());
+    });
+}
