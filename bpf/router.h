@@ -4,21 +4,40 @@
 
 #include <linux/types.h>
 
-/* Tries. An entry is a path's number, or with ENTRY_CHILD the number of a node below. IPv4: a root of 24 bits, then 8; a
- * node is 256 entries. IPv6: a root of 16 bits, then 4 at a time down to /64; a node is 16 entries, one cache line. The
- * root is the first nodes of the map. */
+/* Tries. A root is an array over the first bits of an address; below it are nodes, each over some bits more: IPv4 24 and 8
+ * bits, IPv6 four times 16 down to /64. An entry of the root is a path's number, or with ENTRY_CHILD leads to a node: the
+ * first line of its block, and how many of the node's first bits choose where in it to look. A node, in words:
+ *
+ *   with ENTRY_LINES a line for each value of those bits:
+ *     head   the path of what nothing here says anything of, 0: what is known from above; in bits 27 to 30 how many runs
+ *            follow the first one; NODE_WIDE: runs are two words
+ *     runs   sorted: the first address's bits in the upper half; then the entry, in the lower half or in the next
+ *            word; 0: the head's
+ *   and else
+ *     head   the same, without a number
+ *     index  for each value of those bits: the run it begins in, and in the upper half how many more there are
+ *     runs   all of them
+ *
+ * The root is the first lines of the map. No block lies in two elements. */
 #define ENTRY_CHILD 0x80000000u
-#define NODE4_ENTRIES 256
-#define NODE6_ENTRIES 16
-#define TRIE6_ROOT_BITS 16
-#define TRIE6_BITS 64
+#define ENTRY_LINES 0x40000000u
+#define ENTRY_BITS_SHIFT 26
+#define ENTRY_BITS_MASK 0xf
+#define ENTRY_LINE_MASK 0x03ffffff
+#define NODE_WIDE 0x80000000u
+#define NODE_MORE_SHIFT 27
+#define NODE_MORE_MASK 0xf
+#define NODE_VALUE_MASK 0x07ffffff
 
-struct node4 {
-	__u32 entry[NODE4_ENTRIES];
-};
+#define LINE_WORDS 16
+#define ELEMENT_WORDS 262144  /* 1 MiB */
 
-struct node6 {
-	__u32 entry[NODE6_ENTRIES];
+#define TRIE4_WIDTH 8
+#define TRIE6_WIDTH 16
+#define TRIE6_LEVELS 3
+
+struct element {
+	__u32 word[ELEMENT_WORDS];
 };
 
 /* What a path does with a packet. */
@@ -142,8 +161,7 @@ struct counters {
 	__u64 value[2 * ROUTER_COUNTERS];  /* IPv4's, then IPv6's */
 };
 
-_Static_assert(sizeof(struct node4) == 1024, "a block");
-_Static_assert(sizeof(struct node6) == 64, "a cache line");
+_Static_assert(sizeof(struct element) == 1 << 20, "a power of two");
 _Static_assert(sizeof(struct path) == 16 + 8 * PATH_MEMBERS, "no holes");
 _Static_assert(sizeof(struct hop) == 40, "no holes");
 _Static_assert(sizeof(struct interface_key) == 8, "no holes");

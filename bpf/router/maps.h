@@ -5,22 +5,22 @@
 
 #include "../router.h"
 
-// IPv4's trie: 65,536 nodes of the root, then those below.
+// IPv4's trie.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 65536);
+	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct node4);
+	__type(value, struct element);
 } trie4 SEC(".maps");
 
-// IPv6's trie of the first 64 bits: 4,096 nodes of the root, then those below.
+// IPv6's trie of the first 64 bits.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 4096);
+	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct node6);
+	__type(value, struct element);
 } trie6 SEC(".maps");
 
 // Single addresses of IPv6 by their own path: ours, neighbours, host routes.

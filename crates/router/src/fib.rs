@@ -111,8 +111,10 @@ pub struct Fib {
     mtus: BTreeMap<u32, u32>,
     /// Prefixes with a throw route in some table: what they show is another's.
     throws: BTreeSet<Prefix>,
-    /// Something did not fit: the kernel looks up until the next rebuild.
-    pub full: bool,
+    /// A path or a single address did not fit: the kernel looks up until the next rebuild.
+    overflown: bool,
+    /// The trie has no room for what has changed: the kernel looks up until it has.
+    behind: bool,
 }
 
 /// What the fib is made from.
@@ -140,7 +142,8 @@ impl Fib {
             tables: HashMap::new(),
             mtus: BTreeMap::new(),
             throws: BTreeSet::new(),
-            full: false,
+            overflown: false,
+            behind: false,
         }
     }
 
@@ -149,15 +152,26 @@ impl Fib {
         self.family == Family::V4
     }
 
-    /// Prefixes that the program knows, and the nodes that they take of how many.
+    /// Prefixes that the program knows, and the lines of the trie that they take of how many.
     pub fn usage(&self) -> (usize, usize, usize) {
         let (used, all) = self.trie.usage();
         (self.shown.len() + self.host_paths.len(), used, all)
     }
 
-    /// Now and then: see [`Trie::rest`].
+    /// Now and then: see [`Trie::rest`]. What found no room before may find it now.
     pub fn rest(&mut self) {
         self.trie.rest();
+        self.flush();
+    }
+
+    /// Brings what has changed before the program's eyes.
+    pub fn flush(&mut self) {
+        self.behind = self.trie.flush().is_err();
+    }
+
+    /// Not everything is in the program's tables: the kernel has to look up.
+    pub fn is_full(&self) -> bool {
+        self.overflown || self.behind
     }
 
     /// The keys between two snapshots that differ, as prefixes of tables. Keeps count of the tables' lengths.
@@ -239,7 +253,7 @@ impl Fib {
 
     /// All prefixes of all tables of the plan, and those shown that are in none any more.
     pub fn refresh_all(&mut self, source: Source, paths: &mut Paths, reach: &impl Reach) {
-        self.full = false;
+        self.overflown = false;
         self.refresh_under(Prefix { bits: 0, len: 0 }, source, paths, reach);
         for host in self.neighbours_of(source.snapshot) {
             self.refresh(host, source, paths, reach);
@@ -330,7 +344,7 @@ impl Fib {
             None => None,
             Some(Ok(path)) => Some(path),
             Some(Err(_)) => {
-                self.full = true;
+                self.overflown = true;
                 None
             }
         };
@@ -500,7 +514,7 @@ impl Fib {
             Some(path) => hosts.set(&key, &path),
             None => hosts.remove(&key).map(drop),
         };
-        self.full |= done.is_err();
+        self.overflown |= done.is_err();
     }
 
     fn count_single(&mut self, prefix: Prefix, by: i32, paths: &mut Paths) {
@@ -539,7 +553,7 @@ impl Fib {
         let spec = spec.unwrap_or(Spec::Pass(crate::layout::Counter::NoRoute));
         match paths.acquire(&Key { spec, hosts: true }, reach) {
             Ok(path) => self.show(network, Some(path), paths),
-            Err(_) => self.full = true,
+            Err(_) => self.overflown = true,
         }
     }
 
@@ -556,10 +570,7 @@ impl Fib {
                 paths.release(old);
             }
             (None, Some(new)) => {
-                if self.trie.insert(prefix.bits, prefix.len, new).is_err() {
-                    self.full = true;
-                    return paths.release(new);
-                }
+                self.trie.insert(prefix.bits, prefix.len, new);
                 self.shown.insert(prefix, new);
                 self.lengths[usize::from(prefix.len)] += 1;
             }

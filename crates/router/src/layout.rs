@@ -4,10 +4,8 @@ use bytemuck::{Pod, Zeroable};
 
 /// An entry of a trie that leads to a node below.
 pub const CHILD: u32 = 0x8000_0000;
-/// Entries of a node of IPv4's trie, and of IPv6's.
-pub const NODE4: usize = 256;
-/// Entries of a node of IPv6's trie.
-pub const NODE6: usize = 16;
+/// Lines of 64 bytes in an element of a trie's map; no block lies in two.
+pub const ELEMENT_LINES: usize = 1 << 14;
 /// Members that a path has room for.
 pub const PATH_MEMBERS: usize = 16;
 /// Interfaces that a router has room for.

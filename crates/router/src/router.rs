@@ -13,7 +13,10 @@ use crate::error::Error;
 use crate::fib::{Fib, Prefix, Source};
 use crate::firewall::Firewall;
 use crate::interfaces::{Interface, View};
-use crate::layout::{self, Config, Counter, Counters, Hop, INTERFACES, InterfaceKey, Path, config};
+use crate::layout::{
+    self, Config, Counter, Counters, ELEMENT_LINES, Hop, INTERFACES, InterfaceKey, Path, config,
+};
+use crate::node::LINE;
 use crate::paths::Paths;
 use crate::plan::Plan;
 use crate::report::{InterfaceReport, Report, TableReport};
@@ -23,9 +26,10 @@ use crate::trie::{Shape, Trie, Words};
 /// How large the tables are. They cost their memory whether they are full or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Nodes of IPv4's trie beside the root's 64 MiB: one, of 1 KiB, for each /24 that has longer prefixes or neighbours.
+    /// Lines of IPv4's trie beside the root's 64 MiB, of 64 bytes, rounded up to a MiB in all: one for each /24 with longer
+    /// prefixes or neighbours, more where these are many.
     pub nodes4: u32,
-    /// Nodes of IPv6's trie, of 64 bytes: up to twelve for each prefix, less where prefixes are near each other.
+    /// Lines of IPv6's trie, as IPv4's: one for each one to three prefixes.
     pub nodes6: u32,
     /// Paths, of 144 bytes: one for each different set of next hops.
     pub paths: u32,
@@ -34,8 +38,8 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Options {
-            nodes4: 16_384,
-            nodes6: 262_144,
+            nodes4: 262_144,
+            nodes6: 520_192,
             paths: 65_536,
         }
     }
@@ -68,10 +72,16 @@ pub struct Router {
 impl Router {
     /// Loads the program with empty tables. It forwards for no interface yet.
     pub fn new(options: &Options) -> Result<Router, Error> {
-        let root = |shape: Shape| shape.root_nodes() as u32;
+        // A trie's map has elements of many lines.
+        let elements =
+            |shape: Shape, lines: u32| (shape.root_lines() + lines as usize).div_ceil(ELEMENT_LINES);
+        let (four, six) = (
+            elements(Shape::V4, options.nodes4),
+            elements(Shape::V6, options.nodes6),
+        );
         let sizes = [
-            ("trie4", root(Shape::V4) + options.nodes4),
-            ("trie6", root(Shape::V6) + options.nodes6),
+            ("trie4", four as u32),
+            ("trie6", six as u32),
             ("paths", options.paths),
             ("hops", options.paths),
         ];
@@ -88,16 +98,12 @@ impl Router {
             let map = program.map(table)?;
             BpfArray::new(map.as_fd(), words).map_err(|source| Error::Memory { table, words, source })
         };
-        let trie = |table, shape: Shape, extra: u32| -> Result<Trie, Error> {
-            let nodes = shape.root_nodes() + extra as usize;
-            Ok(Trie::new(
-                Words::Kernel(mapped(table, nodes * shape.node_words())?),
-                shape,
-                nodes,
-            ))
+        let trie = |table, shape, elements: usize| -> Result<Trie, Error> {
+            let lines = elements * ELEMENT_LINES;
+            let words = Words::Kernel(mapped(table, lines * LINE)?);
+            Ok(Trie::new(words, shape, lines))
         };
-        let four = trie("trie4", Shape::V4, options.nodes4)?;
-        let six = trie("trie6", Shape::V6, options.nodes6)?;
+        let (four, six) = (trie("trie4", Shape::V4, four)?, trie("trie6", Shape::V6, six)?);
         let entries = |size: usize| options.paths as usize * size / 4;
         let paths = Paths::new(
             mapped("paths", entries(size_of::<Path>()))?,
@@ -236,6 +242,7 @@ impl Router {
                     fib.refresh(Prefix::host(*ip), source, &mut self.paths, &view);
                 }
             }
+            fib.flush();
         }
         self.settle()
     }
@@ -392,7 +399,7 @@ impl Router {
     }
 
     fn why_ask(&self, at: usize) -> Option<String> {
-        if self.fibs[at].full {
+        if self.fibs[at].is_full() {
             return Some("the table is full".into());
         }
         if self.by_ports[at].is_none() {

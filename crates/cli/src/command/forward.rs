@@ -38,10 +38,10 @@ pub struct ForwardArgs {
     /// How the program runs: in the driver, or behind it [default: native, generic where refused]
     #[arg(long, value_enum)]
     mode: Option<Mode>,
-    /// Room for so many /24 networks with longer prefixes or neighbours (1 KiB each)
+    /// Lines of 64 bytes for /24 networks with longer prefixes or neighbours
     #[arg(long, value_name = "COUNT", default_value_t = Options::default().nodes4)]
     nodes4: u32,
-    /// Room for so many nodes of IPv6's table (64 bytes each, up to twelve a prefix)
+    /// Lines of 64 bytes for IPv6's table, one for one to three prefixes
     #[arg(long, value_name = "COUNT", default_value_t = Options::default().nodes6)]
     nodes6: u32,
 }

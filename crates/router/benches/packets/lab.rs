@@ -117,8 +117,8 @@ pub struct Ours {
 /// Tables large enough for a million routes.
 pub fn large() -> Options {
     Options {
-        nodes4: 400_000,
-        nodes6: 4_000_000,
+        nodes4: 1 << 19,
+        nodes6: 1 << 20,
         ..Options::default()
     }
 }

@@ -46,8 +46,11 @@ fn row(results: &mut Results, family: &str, (name, routes): (&str, usize), round
         ours.follow(v6, had + routes).await;
         let behind = start.elapsed().as_secs_f64();
         let memory = (resident_kib() - before) / 1024;
+        let report = ours.service.router.report(&ours.attached).expect("a report");
+        let lines = report.tables[usize::from(v6)].nodes;
         println!(
-            "{family}, {name} routes: added in {took:.2} s, followed {behind:.2} s later; this process has {memory} MiB more"
+            "{family}, {name} routes: added in {took:.2} s, followed {behind:.2} s later; the table takes {} KiB, this process {memory} MiB more",
+            lines / 16
         );
         let scatter = Scatter::new();
         let east = namespace.ifindex("east").expect("an interface");
