@@ -22,7 +22,7 @@
 //! looking at the rest; equal routes are stored once.
 //!
 //! [`Requests`] asks the kernel single questions: where would a packet go ([`Requests::resolve`]), who is that neighbour
-//! ([`Requests::probe`]).
+//! ([`Requests::probe`]), how old are the entries of neighbours ([`Requests::ages`]).
 //!
 //! [`firewall::Firewall`] tells which hooks of nftables and iptables see what is forwarded.
 //!
@@ -30,6 +30,7 @@
 //! (`RTM_NEWNETCONF`), drop a whole message for one attribute they cannot read, and allocate for each attribute of a
 //! million routes. Sockets are `netlink-sys`'s.
 
+pub mod ages;
 mod decode;
 pub mod devices;
 mod error;

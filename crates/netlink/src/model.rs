@@ -251,6 +251,55 @@ impl RouteKind {
     }
 }
 
+impl RouteKind {
+    /// As `ip route` calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unicast => "unicast",
+            Self::Local => "local",
+            Self::Broadcast => "broadcast",
+            Self::Anycast => "anycast",
+            Self::Multicast => "multicast",
+            Self::Blackhole => "blackhole",
+            Self::Unreachable => "unreachable",
+            Self::Prohibit => "prohibit",
+            Self::Throw => "throw",
+            Self::Other(_) => "other",
+        }
+    }
+}
+
+impl Route {
+    /// Who made it, as `ip route` calls it (linux/rtnetlink.h): `kernel`, `static`, `bgp`, …; a number where it has no name.
+    pub fn protocol_name(&self) -> String {
+        let name = match self.protocol {
+            1 => "redirect",
+            2 => "kernel",
+            3 => "boot",
+            4 => "static",
+            8 => "gated",
+            9 => "ra",
+            10 => "mrt",
+            11 => "zebra",
+            12 => "bird",
+            13 => "dnrouted",
+            14 => "xorp",
+            15 => "ntk",
+            16 => "dhcp",
+            17 => "mrouted",
+            18 => "keepalived",
+            42 => "babel",
+            186 => "bgp",
+            187 => "isis",
+            188 => "ospf",
+            189 => "rip",
+            192 => "eigrp",
+            other => return other.to_string(),
+        };
+        name.to_owned()
+    }
+}
+
 /// One next hop.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Hop {

@@ -165,6 +165,43 @@ impl Requests {
         self.ask("resolve a neighbour", request).await.map(drop)
     }
 
+    /// Asks for all that there is of a kind, and hands over each message of the answer.
+    pub(crate) async fn dump(
+        &self,
+        action: &'static str,
+        kind: u16,
+        fixed: &[u8],
+        mut each: impl FnMut(&Message),
+    ) -> Result<(), Error> {
+        let mut asking = self.asking.lock().await;
+        asking.sequence = asking.sequence.wrapping_add(1);
+        let sequence = asking.sequence;
+        let failed = |source| Error::Socket {
+            action: "use",
+            source,
+        };
+        let request = Request::new(kind, NLM_F_DUMP, sequence, fixed).finish();
+        asking.socket.send(&request).map_err(failed)?;
+        loop {
+            let datagram = tokio::time::timeout(PATIENCE, asking.socket.receive()).await;
+            let datagram = datagram
+                .map_err(|_| failed(io::ErrorKind::TimedOut.into()))?
+                .map_err(failed)?;
+            for message in messages(datagram).filter(|message| message.sequence == sequence) {
+                match (message.kind, message.error()) {
+                    (NLMSG_DONE, _) => return Ok(()),
+                    (NLMSG_ERROR, error) => {
+                        return Err(Error::Refused {
+                            action,
+                            source: io::Error::from_raw_os_error(error.unwrap_or(0)),
+                        });
+                    }
+                    _ => each(&message),
+                }
+            }
+        }
+    }
+
     /// Sends one request and gives the one message that answers it.
     async fn ask(
         &self,

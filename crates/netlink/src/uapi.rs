@@ -30,6 +30,7 @@ pub const RTM_GETNEIGH: u16 = 30;
 pub const RTM_NEWRULE: u16 = 32;
 pub const RTM_DELRULE: u16 = 33;
 pub const RTM_GETRULE: u16 = 34;
+pub const RTM_GETNEIGHTBL: u16 = 66;
 pub const RTM_NEWNETCONF: u16 = 80;
 pub const RTM_DELNETCONF: u16 = 81;
 pub const RTM_GETNETCONF: u16 = 82;
@@ -109,6 +110,11 @@ pub const NTF_PROXY: u8 = 0x08;
 pub const NTF_ROUTER: u8 = 0x80;
 pub const NDA_DST: u16 = 1;
 pub const NDA_LLADDR: u16 = 2;
+pub const NDA_CACHEINFO: u16 = 3;
+pub const NDTA_PARMS: u16 = 6;
+pub const NDTPA_IFINDEX: u16 = 1;
+pub const NDTPA_REACHABLE_TIME: u16 = 3;
+pub const NDTPA_GC_STALETIME: u16 = 6;
 
 // linux/fib_rules.h.
 pub const FIB_RULE_INVERT: u32 = 2;

@@ -28,3 +28,22 @@ pub enum Error {
         source: std::io::Error,
     },
 }
+
+impl Error {
+    /// What the kernel says of the device that is to run the program, in words that name the interface and what holds it.
+    pub(crate) fn of_interface(name: &str, error: xdp::Error) -> Error {
+        let why = match error {
+            xdp::Error::Occupied {
+                name: program, id, ..
+            } => {
+                format!("it has an XDP program already: {program} (id {id})")
+            }
+            xdp::Error::Attach { mode, source, .. } => format!("it refuses XDP ({mode}): {source}"),
+            other => other.to_string(),
+        };
+        Error::Interface {
+            name: name.to_owned(),
+            why,
+        }
+    }
+}

@@ -380,7 +380,12 @@ impl Fib {
     }
 
     /// The longest match of a prefix in one table: its length, and what it asks for (`None`: throw).
-    fn match_in(&self, table: u32, prefix: Prefix, snapshot: &Snapshot) -> Option<(u8, Option<Spec>)> {
+    pub(crate) fn match_in(
+        &self,
+        table: u32,
+        prefix: Prefix,
+        snapshot: &Snapshot,
+    ) -> Option<(u8, Option<Spec>)> {
         let lengths = self.tables.get(&table)?;
         for len in (0..=prefix.len)
             .rev()
@@ -436,6 +441,14 @@ impl Fib {
             }
         }
         None
+    }
+
+    /// The path of exactly this prefix, if the program knows it: a route's, or a neighbour's.
+    pub fn path(&self, prefix: Prefix) -> Option<u32> {
+        if self.family == Family::V6 && prefix.len == self.bits {
+            return self.host_paths.get(&prefix).copied();
+        }
+        self.route_path(prefix)
     }
 
     /// The path of a prefix's own route.

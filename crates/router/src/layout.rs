@@ -262,6 +262,57 @@ impl Counter {
     }
 }
 
+/// What became of the packets of a [`Counter`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fate {
+    /// Forwarded here; or their bytes.
+    Forwarded,
+    /// Dropped here.
+    Dropped,
+    /// Handed to the kernel, unchanged.
+    Kernel,
+}
+
+impl Counter {
+    /// What became of what it counts.
+    pub fn fate(self) -> Fate {
+        match self {
+            Counter::Forwarded | Counter::ForwardedBytes | Counter::Sent => Fate::Forwarded,
+            Counter::Blackhole => Fate::Dropped,
+            _ => Fate::Kernel,
+        }
+    }
+
+    /// What it counts, in the words of docs/router.md.
+    pub fn description(self) -> &'static str {
+        match self {
+            Counter::Forwarded => "packets that came in here and were forwarded",
+            Counter::ForwardedBytes => "their bytes, without Ethernet headers",
+            Counter::Sent => "packets that left here",
+            Counter::Blackhole => "dropped by a blackhole route, as the kernel would",
+            Counter::NotToUs => "not to this interface's MAC address",
+            Counter::Malformed => "version or lengths do not agree",
+            Counter::Checksum => "IPv4's header checksum is wrong",
+            Counter::Options => "IPv4 options, an IPv6 hop-by-hop header",
+            Counter::HopLimit => "TTL or hop limit is used up",
+            Counter::TooBig => "larger than the route or the next link takes",
+            Counter::Source => "a source that is not forwarded, or that reverse path filtering minds",
+            Counter::Destination => "multicast, broadcast, loopback, link-local",
+            Counter::Local => "to an address of this host",
+            Counter::NoRoute => "no route",
+            Counter::Refused => "an unreachable or prohibit route",
+            Counter::Neighbour => "the neighbour's address is not known yet",
+            Counter::SameInterface => "would leave by the interface it came in by",
+            Counter::Elsewhere => {
+                "leaves by an interface that is not the router's, or that takes no redirected frames"
+            }
+            Counter::Firewall => "a hook of nftables or iptables sees forwarded packets",
+            Counter::Off => "forwarding is off here",
+            Counter::Beyond => "the route needs what the fast path does not do",
+        }
+    }
+}
+
 /// `struct counters`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
@@ -280,16 +331,24 @@ const _: () = assert!(Counter::Beyond as usize + 1 == Counter::ALL.len());
 
 #[cfg(test)]
 mod tests {
-    use super::Counter;
+    use super::{Counter, Fate};
 
     #[test]
     fn the_page_lists_the_counters() {
         let page = include_str!("../../../docs/router.md");
-        let listed = page
-            .lines()
-            .filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+        let (_, table) = page
+            .split_once("| counter | what |\n|---|---|\n")
+            .expect("the table");
+        let listed = table.lines().take_while(|line| line.starts_with('|'));
+        let line = |counter: Counter| {
+            let fate = match counter.fate() {
+                Fate::Kernel => "to the kernel: ",
+                Fate::Forwarded | Fate::Dropped => "",
+            };
+            format!("| `{}` | {fate}{} |", counter.name(), counter.description())
+        };
         assert!(
-            listed.eq(Counter::ALL.map(Counter::name)),
+            listed.eq(Counter::ALL.map(line)),
             "docs/router.md has other counters than the program"
         );
     }

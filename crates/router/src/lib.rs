@@ -31,6 +31,7 @@
 //! to the kernel, and [`Report`] says which hook it is.
 
 pub mod blocks;
+pub mod difference;
 mod error;
 pub mod fib;
 pub mod firewall;
@@ -45,8 +46,9 @@ mod service;
 pub mod spec;
 pub mod text;
 pub mod trie;
+pub mod view;
 
 pub use error::Error;
 pub use report::{InterfaceReport, Report, TableReport};
 pub use router::{Options, Router};
-pub use service::Service;
+pub use service::{Change, Service};

@@ -91,6 +91,12 @@ impl Paths {
         self.paths.key(number)
     }
 
+    /// The neighbours that a path's members have now, in their order; `None` for one that is the kernel's.
+    pub fn hops(&self, number: u32) -> impl Iterator<Item = Option<&Hop>> {
+        let hops = self.members.get(&number).into_iter().flatten();
+        hops.map(|hop| self.hops.key(*hop))
+    }
+
     /// Makes again the paths for which something may have changed.
     pub fn redraw(&mut self, reach: &impl Reach, concerns: impl Fn(&Spec) -> bool) {
         let concerned = self.paths.all().filter(|(_, key)| concerns(&key.spec));

@@ -56,14 +56,14 @@ pub struct Router {
     egresses: Table<u32, layout::Egress>,
     ports: Table<u32, u32>,
     counters: PerCpuTable<u32, Counters>,
-    paths: Paths,
-    fibs: [Fib; 2],
-    plans: [Plan; 2],
-    interfaces: BTreeMap<u32, Interface>,
+    pub(crate) paths: Paths,
+    pub(crate) fibs: [Fib; 2],
+    pub(crate) plans: [Plan; 2],
+    pub(crate) interfaces: BTreeMap<u32, Interface>,
     /// Indices in the order they were added.
     order: Vec<u32>,
-    snapshot: Arc<Snapshot>,
-    firewall: Firewall,
+    pub(crate) snapshot: Arc<Snapshot>,
+    pub(crate) firewall: Firewall,
     /// Whether multipath is by ports (IPv4, IPv6); `None` is a policy that only the kernel has.
     by_ports: [Option<bool>; 2],
     seed: u32,
@@ -163,7 +163,8 @@ impl Router {
         self.forget_counters(interface.slot)?;
         if first {
             self.ports.set(&interface.port, &interface.device)?;
-            attached.add(interface.device, Feature::Router, &self.program, mode)?;
+            let added = attached.add(interface.device, Feature::Router, &self.program, mode);
+            added.map_err(|error| Error::of_interface(name, error))?;
         }
         interface.native = attached.mode(interface.device) == Some(Mode::Native);
         let ifindex = interface.ifindex;
@@ -175,12 +176,7 @@ impl Router {
 
     /// Gives an interface back to the kernel. False if it was not the router's.
     pub fn remove(&mut self, name: &str, attached: &mut Interfaces) -> Result<bool, Error> {
-        let Some(interface) = self
-            .interfaces
-            .values()
-            .find(|interface| interface.name == name)
-            .cloned()
-        else {
+        let Some(interface) = self.interface_named(name).cloned() else {
             return Ok(false);
         };
         self.interfaces.remove(&interface.ifindex);
@@ -319,6 +315,11 @@ impl Router {
             .filter_map(|ifindex| self.interfaces.get(ifindex))
     }
 
+    /// The one that was added under this name.
+    pub fn interface_named(&self, name: &str) -> Option<&Interface> {
+        self.interfaces().find(|interface| interface.name == name)
+    }
+
     /// The program, for trials.
     pub fn program(&self) -> &Program {
         &self.program
@@ -398,7 +399,8 @@ impl Router {
         notes
     }
 
-    fn why_ask(&self, at: usize) -> Option<String> {
+    /// Why the kernel looks routes up: of IPv4 (0) or IPv6 (1).
+    pub(crate) fn why_ask(&self, at: usize) -> Option<String> {
         if self.fibs[at].is_full() {
             return Some("the table is full".into());
         }

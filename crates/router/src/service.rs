@@ -2,11 +2,12 @@
 //! daemon, both on tokio.
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use netlink::devices::Devices;
 use netlink::firewall::Firewall as Hooks;
-use netlink::{Kinds, Mirror, Requests, Watch};
+use netlink::{Kinds, Mirror, Requests, Snapshot, Watch};
 use tokio::time::{Interval, MissedTickBehavior, interval};
 use xdp::Interfaces;
 
@@ -22,7 +23,7 @@ const HOUSEKEEPING: Duration = Duration::from_secs(1);
 pub struct Service {
     /// The router.
     pub router: Router,
-    mirror: Mirror,
+    mirror: Arc<Mirror>,
     watch: Watch,
     hooks: Hooks,
     requests: Requests,
@@ -30,10 +31,25 @@ pub struct Service {
     second: Interval,
 }
 
+/// What asks for something to be done: from [`Service::next`] to [`Service::take`].
+#[derive(Debug)]
+pub enum Change {
+    /// The kernel's tables, and in what.
+    Kernel(Arc<Snapshot>, Kinds),
+    /// The rules of the firewall.
+    Firewall,
+    /// A second has passed.
+    Second,
+}
+
 impl Service {
     /// Loads the program and reads all there is. Forwards for no interface yet.
     pub async fn start(options: &Options) -> Result<Service, Error> {
-        let mirror = Mirror::start().await?;
+        Self::over(Arc::new(Mirror::start().await?), options).await
+    }
+
+    /// The same by a mirror that others share, of the calling thread's namespace too.
+    pub async fn over(mirror: Arc<Mirror>, options: &Options) -> Result<Service, Error> {
         let mut second = interval(HOUSEKEEPING);
         second.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut service = Service {
@@ -58,29 +74,60 @@ impl Service {
         attached: &mut Interfaces,
         mode: Option<xdp::Mode>,
     ) -> Result<(), Error> {
-        self.router.update(self.mirror.snapshot(), Kinds::ALL)?;
-        self.router.add(name, attached, mode)?;
+        self.take_over(name, attached, mode)?;
         self.read_devices().await
     }
 
-    /// Waits for the next thing that changes, and does what it asks for. True if the kernel's tables, the firewall or a
-    /// setting changed; false for housekeeping alone.
+    /// The first half of [`add`](Self::add), which waits for nothing; packets that would leave by the interface are the
+    /// kernel's until the second, [`read_devices`](Self::read_devices).
+    pub fn take_over(
+        &mut self,
+        name: &str,
+        attached: &mut Interfaces,
+        mode: Option<xdp::Mode>,
+    ) -> Result<(), Error> {
+        self.router.update(self.mirror.snapshot(), Kinds::ALL)?;
+        self.router.add(name, attached, mode)
+    }
+
+    /// Waits for the next thing that changes, and does what it asks for: [`next`](Self::next) and [`take`](Self::take), for who
+    /// has nothing else to wait for.
     pub async fn step(&mut self) -> Result<bool, Error> {
+        let change = self.next().await?;
+        self.take(change).await
+    }
+
+    /// Waits for the next thing that changes. May be given up at any time: nothing is lost.
+    pub async fn next(&mut self) -> Result<Change, Error> {
         tokio::select! {
             changed = self.watch.changed() => {
                 let (snapshot, kinds) = changed?;
+                Ok(Change::Kernel(snapshot, kinds))
+            }
+            changed = self.hooks.changed() => {
+                changed?;
+                Ok(Change::Firewall)
+            }
+            _ = self.second.tick() => Ok(Change::Second),
+        }
+    }
+
+    /// Does what a change asks for; to be waited for to the end. True if the kernel's tables, the firewall or a setting
+    /// changed; false for housekeeping alone.
+    pub async fn take(&mut self, change: Change) -> Result<bool, Error> {
+        match change {
+            Change::Kernel(snapshot, kinds) => {
                 self.router.update(snapshot, kinds)?;
                 if kinds.any(Kinds::LINKS) {
                     self.read_devices().await?;
                 }
                 Ok(true)
             }
-            changed = self.hooks.changed() => {
-                changed?;
+            Change::Firewall => {
                 self.read_firewall().await?;
                 Ok(true)
             }
-            _ = self.second.tick() => {
+            Change::Second => {
                 self.read_settings()?;
                 self.read_devices().await?;
                 for (ifindex, ip) in self.router.housekeep() {
@@ -98,7 +145,7 @@ impl Service {
     }
 
     /// Which devices take redirected frames: that can change with what happens at the far end of a veth.
-    async fn read_devices(&mut self) -> Result<(), Error> {
+    pub async fn read_devices(&mut self) -> Result<(), Error> {
         let devices: std::collections::BTreeSet<u32> =
             self.router.interfaces().map(|own| own.device).collect();
         for device in devices {
