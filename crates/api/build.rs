@@ -9,7 +9,11 @@ const V0: &[&str] = &[
     "butterfly/v0/message_v0.proto",
     "butterfly/v0/encrypted.proto",
 ];
-const V1: &[&str] = &["butterfly/v1/butterfly.proto", "butterfly/v1/balancer.proto"];
+const V1: &[&str] = &[
+    "butterfly/v1/butterfly.proto",
+    "butterfly/v1/balancer.proto",
+    "butterfly/v1/router.proto",
+];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     // The variable of this run, not that of the build script's own compilation: two working trees may share a

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use netlink::{Kinds, Link, Mirror, Query, Requests, Resolution, RouteKind, Snapshot};
@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// The kernel's tables of one network namespace, as a balancer needs them.
 #[derive(Debug)]
 pub struct Follower {
-    mirror: Mirror,
+    mirror: Arc<Mirror>,
     requests: Requests,
 }
 
@@ -36,8 +36,15 @@ impl Follower {
     /// # Errors
     /// The kernel refuses a netlink socket.
     pub async fn start() -> Result<Self, Error> {
+        Self::new(Arc::new(Mirror::start().await?))
+    }
+
+    /// The same by a mirror of that namespace that others share.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn new(mirror: Arc<Mirror>) -> Result<Self, Error> {
         let requests = Requests::new()?;
-        let mirror = Mirror::start().await?;
         Ok(Follower { mirror, requests })
     }
 

@@ -3,85 +3,36 @@
 
 use std::time::Duration;
 
-use testkit::netns::Namespace;
 use testkit::process::Process;
+use testkit::road::{PATIENCE, Road};
 use testkit::wait_for;
 
-const PATIENCE: Duration = Duration::from_secs(20);
-
-/// A host in the east, a router, a host in the west.
-struct Hosts {
-    east: Namespace,
-    router: Namespace,
-    west: Namespace,
+fn forward(road: &Road, options: &str) -> Process {
+    let command = format!(
+        "{} forward east0 west0 {options}",
+        env!("CARGO_BIN_EXE_butterfly")
+    );
+    let process = road.router.start("forward", &command).expect("butterfly");
+    wait_for("the interfaces", PATIENCE, || {
+        Ok(process.log().contains("are followed.").then_some(()))
+    })
+    .expect("a start");
+    process
 }
 
-impl Hosts {
-    fn new() -> Hosts {
-        let [east, router, west] = [(); 3].map(|()| Namespace::new().expect("a namespace"));
-        router
-            .ok("sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1")
-            .expect("sysctl");
-        for (name, host, n) in [("east0", &east, 1), ("west0", &west, 2)] {
-            router.ok(&format!(
-                "ip link add {name} type veth peer name far && ip link set far netns {} name eth0 &&
-                 ip addr add 10.{n}.0.1/24 dev {name} && ip addr add 2001:db8:{n}::1/64 dev {name} nodad && ip link set {name} up",
-                host.pid()
-            )).expect("a wire");
-            // GRO: a veth without it, or a program, takes no frames that are redirected to its other end.
-            host.ok(&format!(
-                "ip addr add 10.{n}.0.2/24 dev eth0 && ip addr add 2001:db8:{n}::2/64 dev eth0 nodad &&
-                 ip link set eth0 up && ethtool -K eth0 gro on && ip route add default via 10.{n}.0.1 && ip -6 route add default via 2001:db8:{n}::1"
-            )).expect("a host");
-        }
-        let hosts = Hosts { east, router, west };
-        for address in ["10.2.0.2", "2001:db8:2::2"] {
-            wait_for("a first answer", PATIENCE, || {
-                Ok(hosts
-                    .east
-                    .succeeds(&format!("ping -q -c 1 -W 1 {address}"))?
-                    .then_some(()))
-            })
-            .expect("the kernel forwards");
-        }
-        hosts
-    }
-
-    fn forward(&self, options: &str) -> Process {
-        let command = format!(
-            "{} forward east0 west0 {options}",
-            env!("CARGO_BIN_EXE_butterfly")
-        );
-        let process = self.router.start("forward", &command).expect("butterfly");
-        wait_for("the interfaces", PATIENCE, || {
-            Ok(process.log().contains("are followed.").then_some(()))
-        })
-        .expect("a start");
-        process
-    }
-
-    /// Echo requests at 2 ms, in both families, while `meanwhile` happens: all of them are answered.
-    fn pinging(&self, meanwhile: impl FnOnce()) {
-        let start = |address: &str| {
-            let command = format!("ping -q -i 0.002 -c 500 {address}");
-            self.east
-                .start(&format!("ping-{}", address.len()), &command)
-                .expect("ping")
-        };
-        let mut pings = ["10.2.0.2", "2001:db8:2::2"].map(start);
+fn pinging(road: &Road, meanwhile: impl FnOnce()) {
+    let passed = road.pinging(|| {
         meanwhile();
-        for ping in &mut pings {
-            assert!(ping.wait(PATIENCE).expect("an end").success(), "{}", ping.log());
-            assert!(ping.log().contains("500 received"), "{}", ping.log());
-        }
-    }
+        Ok(())
+    });
+    passed.expect("all are answered");
 }
 
 #[test]
 fn it_takes_over_and_gives_back_under_load() {
-    let hosts = Hosts::new();
-    hosts.pinging(|| {
-        let mut first = hosts.forward("--routes");
+    let hosts = Road::new().expect("the kernel forwards");
+    pinging(&hosts, || {
+        let mut first = forward(&hosts, "--routes");
         let log = first.log();
         for line in [
             "east0: flags=<UP,RUNNING> mtu 1500",
@@ -98,20 +49,19 @@ fn it_takes_over_and_gives_back_under_load() {
         let log = first.log();
         assert!(log.contains("  forwarded  "), "{log}");
     });
-    hosts.pinging(|| {
-        let mut second = hosts.forward("");
+    pinging(&hosts, || {
+        let mut second = forward(&hosts, "");
         std::thread::sleep(Duration::from_millis(100));
         second.kill();
     });
-    let shown = hosts.router.ok("ip link show east0").expect("ip");
-    assert!(!shown.contains("xdp"), "{shown}");
-    hosts.pinging(|| {});
+    assert!(!hosts.has_program("east0").expect("ip"));
+    pinging(&hosts, || {});
     assert!(hosts.west.succeeds("true").expect("it is there"));
 }
 
 #[test]
 fn what_it_cannot_do_it_says() {
-    let hosts = Hosts::new();
+    let hosts = Road::new().expect("the kernel forwards");
     let butterfly = env!("CARGO_BIN_EXE_butterfly");
     let said = |command: &str| {
         let text = hosts
@@ -125,7 +75,7 @@ fn what_it_cannot_do_it_says() {
         "butterfly: interface nothing0: there is no such interface"
     );
     hosts.west.ok("ethtool -K eth0 gro off").expect("ethtool");
-    let forward = hosts.forward("");
+    let forward = forward(&hosts, "");
     assert!(
         forward
             .log()
@@ -133,7 +83,7 @@ fn what_it_cannot_do_it_says() {
         "{}",
         forward.log()
     );
-    hosts.pinging(|| {});
+    pinging(&hosts, || {});
     drop(forward);
     assert_eq!(said("lo"), "butterfly: interface lo: it is no Ethernet interface");
     hosts

@@ -5,10 +5,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use control::Controller;
 use io::vhost::Server;
+use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::watch;
 
 use crate::balancer;
 use crate::logging::LogControl;
+use crate::router;
 use crate::uplinks::Uplinks;
 use crate::worker_thread::WorkerThreads;
 
@@ -24,7 +26,15 @@ pub struct App {
     /// What joins this host to others, if anything is to.
     pub uplinks: Option<Uplinks>,
     pub balancer: Arc<balancer::Control>,
+    pub router: Arc<router::Control>,
     stop: watch::Sender<bool>,
+}
+
+/// What runs on this host's interfaces.
+pub struct Features {
+    pub uplinks: Option<Uplinks>,
+    pub balancer: Arc<balancer::Control>,
+    pub router: Arc<router::Control>,
 }
 
 impl App {
@@ -34,8 +44,7 @@ impl App {
         workers: Arc<WorkerThreads>,
         vhost: Arc<Server>,
         endpoints: Vec<String>,
-        uplinks: Option<Uplinks>,
-        balancer: Arc<balancer::Control>,
+        features: Features,
     ) -> App {
         App {
             controller: Mutex::new(controller),
@@ -43,8 +52,9 @@ impl App {
             workers,
             vhost,
             endpoints,
-            uplinks,
-            balancer,
+            uplinks: features.uplinks,
+            balancer: features.balancer,
+            router: features.router,
             stop: watch::Sender::new(false),
         }
     }
@@ -73,4 +83,10 @@ pub fn unix_secs() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_secs())
+}
+
+/// Nanoseconds of a clock that only runs forward: for rates.
+pub fn monotonic_ns() -> u64 {
+    let time = clock_gettime(ClockId::Monotonic);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

@@ -30,6 +30,8 @@ pub struct Ini {
     /// Separated by commas.
     pub balance_interfaces: Vec<String>,
     pub balance_hook: Option<PathBuf>,
+    /// Separated by commas.
+    pub router_interfaces: Vec<String>,
 }
 
 impl Ini {
@@ -79,9 +81,8 @@ fn set(ini: &mut Ini, section: &str, key: &str, value: &str) -> Result<(), Strin
         ("general", "dpdk-port") => ini.dpdk_port = Some(parsed(&name, value)?),
         ("general", "uplink") => ini.uplink = Some(value.to_owned()),
         ("general", "vxlan-port") => ini.vxlan_port = Some(parsed::<NonZeroU16>(&name, value)?.get()),
-        ("general", "balance-interfaces") => {
-            ini.balance_interfaces = value.split(',').map(|name| name.trim().to_owned()).collect();
-        }
+        ("general", "balance-interfaces") => ini.balance_interfaces = list(value),
+        ("general", "router-interfaces") => ini.router_interfaces = list(value),
         ("general", "balance-hook") => ini.balance_hook = Some(value.into()),
         ("security", "encryption_key_path") => ini.encryption_key_path = Some(value.into()),
         ("general" | "security", _) => return Err(format!("there is no key {name}")),
@@ -93,6 +94,11 @@ fn set(ini: &mut Ini, section: &str, key: &str, value: &str) -> Result<(), Strin
         }
     }
     Ok(())
+}
+
+/// Names that commas separate.
+fn list(value: &str) -> Vec<String> {
+    value.split(',').map(|name| name.trim().to_owned()).collect()
 }
 
 fn known(section: &str, key: &str) -> bool {
@@ -112,6 +118,7 @@ fn known(section: &str, key: &str) -> bool {
                 | "vxlan-port"
                 | "balance-interfaces"
                 | "balance-hook"
+                | "router-interfaces"
         ),
         _ => key == "encryption_key_path",
     }
@@ -144,6 +151,7 @@ uplink = eth1,eth2
 vxlan-port = 8472
 balance-interfaces = eth0, eth1
 balance-hook = /etc/butterfly/hook
+router-interfaces = eth2,eth3.100
 [security]
 encryption_key_path = /etc/butterfly/key
 ";
@@ -162,6 +170,7 @@ encryption_key_path = /etc/butterfly/key
             encryption_key_path: Some("/etc/butterfly/key".into()),
             balance_interfaces: vec!["eth0".into(), "eth1".into()],
             balance_hook: Some("/etc/butterfly/hook".into()),
+            router_interfaces: vec!["eth2".into(), "eth3.100".into()],
         };
         assert_eq!(parse(text), Ok(expected));
         assert_eq!(
@@ -234,11 +243,16 @@ encryption_key_path = /etc/butterfly/key
             encryption_key_path: Some(_),
             balance_interfaces,
             balance_hook: Some(_),
+            router_interfaces,
         } = parse(example.split_once("```").unwrap().0).unwrap()
         else {
             panic!("the example leaves a key out");
         };
-        assert!(!balance_interfaces.is_empty(), "the example leaves a key out");
+        let lists = [balance_interfaces, router_interfaces];
+        assert!(
+            lists.iter().all(|list| !list.is_empty()),
+            "the example leaves a key out"
+        );
     }
 
     /// The file in packaging/ is what is installed: it must parse, and say nothing but defaults.

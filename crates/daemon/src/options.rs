@@ -134,6 +134,15 @@ pub struct Options {
     /// Run this program as `PROGRAM announce ADDRESS`, or withdraw, when a service's address comes or goes
     #[arg(long, value_name = "PROGRAM")]
     pub balance_hook: Option<PathBuf>,
+    /// Forward transit packets between interfaces, which the kernel keeps, VLANs among them; may be repeated
+    #[arg(long, value_name = "INTERFACE")]
+    pub router: Vec<String>,
+    /// Lines of 64 bytes in the router's table for /24 networks with longer prefixes or neighbours
+    #[arg(long, value_name = "N", default_value_t = router::Options::default().nodes4, value_parser = clap::value_parser!(u32).range(256..=1 << 24))]
+    pub router_nodes4: u32,
+    /// Lines of 64 bytes in the router's table for IPv6, one for one to three prefixes
+    #[arg(long, value_name = "N", default_value_t = router::Options::default().nodes6, value_parser = clap::value_parser!(u32).range(1024..=1 << 27))]
+    pub router_nodes6: u32,
     /// Print this help
     #[arg(short = 'h', long, action = clap::ArgAction::Help)]
     pub help: Option<bool>,
@@ -180,6 +189,9 @@ pub struct Settings {
     pub balance_interfaces: Vec<String>,
     pub balance_max_flows: u32,
     pub balance_hook: Option<PathBuf>,
+    /// Interfaces that are routed between from the start, and the sizes of the router's tables.
+    pub router_interfaces: Vec<String>,
+    pub router: router::Options,
     /// What was accepted and has no effect, to be logged once logging runs.
     pub remarks: Vec<String>,
 }
@@ -273,6 +285,15 @@ impl Settings {
             },
             balance_max_flows: options.balance_max_flows,
             balance_hook: options.balance_hook.or(ini.balance_hook),
+            router_interfaces: match options.router.is_empty() {
+                true => ini.router_interfaces,
+                false => options.router,
+            },
+            router: router::Options {
+                nodes4: options.router_nodes4,
+                nodes6: options.router_nodes6,
+                ..router::Options::default()
+            },
             remarks,
         })
     }
@@ -364,6 +385,8 @@ mod tests {
             balance_interfaces: vec![],
             balance_max_flows: 262_144,
             balance_hook: None,
+            router_interfaces: vec![],
+            router: router::Options::default(),
             remarks: vec![],
         };
         assert_eq!(defaults(), expected);
@@ -455,6 +478,12 @@ mod tests {
             }),
             (&["--balance-max-flows 4096"], &|s| s.balance_max_flows = 4096),
             (&["--balance-hook /h"], &|s| s.balance_hook = Some("/h".into())),
+            (&["--router eth0 --router eth1.7"], &|s| {
+                s.router_interfaces = vec!["eth0".into(), "eth1.7".into()];
+            }),
+            (&["--router-nodes4 65536 --router-nodes6 4096"], &|s| {
+                (s.router.nodes4, s.router.nodes6) = (65_536, 4096);
+            }),
         ];
         for (spellings, change) in table {
             for spelling in *spellings {

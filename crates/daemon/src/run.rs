@@ -8,20 +8,21 @@ use api::encrypted::Key;
 use control::model::Config;
 use control::{Controller, NicState};
 use dataplane::Switch;
-use netlink::Mirror;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use xdp::Interfaces;
 
-use crate::app::{App, unix_secs};
+use crate::app::{App, Features, unix_secs};
 use crate::attachments::HostAttachments;
 use crate::balancer;
+use crate::kernel::Kernel;
 use crate::lock::Lock;
 use crate::logging::LogControl;
 use crate::options::Settings;
 use crate::port_states::PortStates;
+use crate::router;
 use crate::underlay::{self, Ways};
 use crate::unix_socket::Access;
 use crate::uplinks::{self, Breaks, Broken, Uplinks};
@@ -97,11 +98,13 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     let switch = workers.switch().clone();
     // Those that programs of ours run on, of all features.
     let interfaces = Arc::new(Mutex::new(Interfaces::new()));
+    let kernel = Arc::new(Kernel::default());
     let engine = Arc::new(balancer::Engine::new(
         settings.balance_max_flows,
         interfaces.clone(),
+        kernel.clone(),
     ));
-    let uplinks = start_uplinks(settings, interfaces, switch.clone(), broken).await?;
+    let uplinks = start_uplinks(settings, interfaces.clone(), &kernel, switch.clone(), broken).await?;
     let attachments = HostAttachments::start(switch.clone(), states.clone())?;
     let vhost = attachments.vhost();
     let settings_of_control = control_settings(settings, uplinks.as_ref())?;
@@ -114,14 +117,19 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
         .collect();
     let balancer = Arc::new(balancer::Control::new(engine.clone()));
     balance(settings, &balancer).await?;
+    let router = Arc::new(router::Control::start(settings.router, interfaces, kernel)?);
+    route(settings, &router).await?;
     let app = Arc::new(App::new(
         controller,
         log,
         workers.clone(),
         vhost,
         endpoints,
-        uplinks,
-        balancer,
+        Features {
+            uplinks,
+            balancer,
+            router,
+        },
     ));
 
     let mut tasks = JoinSet::new();
@@ -163,6 +171,7 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
 async fn start_uplinks(
     settings: &Settings,
     interfaces: Arc<Mutex<Interfaces>>,
+    kernel: &Kernel,
     switch: Arc<Switch>,
     broken: Broken,
 ) -> Result<Option<Uplinks>, String> {
@@ -173,8 +182,7 @@ async fn start_uplinks(
     if wanted == uplink::Settings::default() {
         return Ok(None);
     }
-    let kernel = Mirror::start().await;
-    let kernel = kernel.map_err(|e| format!("uplinks cannot follow the kernel: {e}"))?;
+    let kernel = kernel.mirror().await?;
     let options = uplink::Options {
         port: settings.vxlan_port,
         groups: Some(match underlay_address(settings) {
@@ -221,6 +229,15 @@ async fn balance(settings: &Settings, balancer: &Arc<balancer::Control>) -> Resu
         .await
         .map_err(|_| "taking the interfaces to balance on panicked".to_owned())?;
     taken.map_err(|why| format!("--balance-interface: {why}"))
+}
+
+/// Takes the interfaces that transit packets are forwarded between; for those that cannot be had the same holds.
+async fn route(settings: &Settings, router: &router::Control) -> Result<(), String> {
+    for name in &settings.router_interfaces {
+        let added = router.add(name.clone(), None).await;
+        added.map_err(|why| format!("--router: {why}"))?;
+    }
+    Ok(())
 }
 
 fn worker_options(settings: &Settings, states: &PortStates, breaks: Breaks) -> WorkerOptions {
@@ -281,6 +298,7 @@ async fn take_down(app: Arc<App>, workers: &Arc<WorkerThreads>) {
     let workers = workers.clone();
     let down = tokio::task::spawn_blocking(move || {
         // The kernel has its interfaces back before anything else goes.
+        app.router.stop();
         if let Some(uplinks) = &app.uplinks {
             uplinks.stop();
         }

@@ -44,7 +44,7 @@ impl Breaks {
 pub struct Uplinks {
     engine: Arc<Mutex<Engine>>,
     facts: watch::Receiver<Arc<[Fact]>>,
-    kernel: Mirror,
+    kernel: Arc<Mirror>,
     task: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -55,7 +55,7 @@ impl Uplinks {
         options: Options,
         interfaces: Arc<Mutex<Interfaces>>,
         switch: Arc<Switch>,
-        kernel: Mirror,
+        kernel: Arc<Mirror>,
         broken: Broken,
     ) -> Uplinks {
         let engine = Engine::new(settings, options, interfaces, Box::new(Queues(switch)));

@@ -724,6 +724,7 @@ async fn what_can_be_seen_of_the_daemon() {
         workers: status.workers.clone(),
         graph_dot: status.graph_dot.clone(),
         uplink: String::new(),
+        router: String::new(),
     };
     assert_eq!(status, expected);
     assert!(

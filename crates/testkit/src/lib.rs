@@ -11,6 +11,7 @@ pub mod netns;
 pub mod process;
 pub mod qemu;
 pub mod ring_driver;
+pub mod road;
 pub mod vhost_frontend;
 
 use std::time::{Duration, Instant};

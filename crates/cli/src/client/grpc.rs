@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use api::v1::balancer_client::BalancerClient;
 use api::v1::butterfly_client::ButterflyClient;
+use api::v1::router_client::RouterClient;
 use prost::Message;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint as Address, Identity};
 use tonic::{Code, Response, Status, Streaming};
@@ -24,6 +25,7 @@ const ANSWER_MAX_BYTES: usize = 1 << 30;
 pub struct V1 {
     grpc: ButterflyClient<Channel>,
     balancer: BalancerClient<Channel>,
+    router: RouterClient<Channel>,
     endpoint: Endpoint,
     timeout: Duration,
     verbose: bool,
@@ -50,10 +52,12 @@ impl V1 {
             }
         };
         let balancer = BalancerClient::new(channel.clone()).max_decoding_message_size(ANSWER_MAX_BYTES);
+        let router = RouterClient::new(channel.clone()).max_decoding_message_size(ANSWER_MAX_BYTES);
         let grpc = ButterflyClient::new(channel).max_decoding_message_size(ANSWER_MAX_BYTES);
         Ok(V1 {
             grpc,
             balancer,
+            router,
             endpoint,
             timeout,
             verbose: options.verbose,
@@ -92,6 +96,30 @@ impl V1 {
         method: impl AsyncFnOnce(&mut BalancerClient<Channel>, Q) -> Result<Response<A>, Status>,
     ) -> Result<A, Error> {
         let answer = self.call_balancer(name, request, method).await?;
+        self.told(name, &answer);
+        Ok(answer)
+    }
+
+    /// [`V1::call`] and [`V1::ask`] of the service `Router`.
+    pub async fn call_router<Q: Message + Debug + Clone, A>(
+        &mut self,
+        name: &str,
+        request: Q,
+        method: impl AsyncFnOnce(&mut RouterClient<Channel>, Q) -> Result<Response<A>, Status>,
+    ) -> Result<A, Error> {
+        let mut router = self.router.clone();
+        self.timed(name, &request.clone(), method(&mut router, request))
+            .await
+    }
+
+    /// See [`V1::call_router`].
+    pub async fn ask_router<Q: Message + Debug + Clone, A: Message + Debug>(
+        &mut self,
+        name: &str,
+        request: Q,
+        method: impl AsyncFnOnce(&mut RouterClient<Channel>, Q) -> Result<Response<A>, Status>,
+    ) -> Result<A, Error> {
+        let answer = self.call_router(name, request, method).await?;
         self.told(name, &answer);
         Ok(answer)
     }

@@ -6,6 +6,7 @@ mod emulate;
 mod envelope;
 mod grpc;
 mod overlay;
+mod router;
 mod v0;
 mod v1;
 mod zmq;

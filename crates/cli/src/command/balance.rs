@@ -16,6 +16,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::repeat::{grown, megabits, rate};
 use super::service_options::{Encapsulation, server};
+use super::xdp_mode::Mode;
 use crate::error::Error;
 use crate::output::{Output, Table};
 use crate::session::Session;
@@ -90,12 +91,6 @@ fn port(text: &str) -> Result<Port, String> {
     }
 }
 
-#[derive(ValueEnum, Debug, Clone, Copy)]
-enum Mode {
-    Native,
-    Generic,
-}
-
 impl BalanceArgs {
     /// Does it, until SIGINT or SIGTERM.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
@@ -117,10 +112,7 @@ impl BalanceArgs {
         let services = [service].into_iter().collect();
         follower.learn(&balancer, &services).await.map_err(failed)?;
         lock(&balancer).apply(services).map_err(failed)?;
-        let mode = self.mode.map(|mode| match mode {
-            Mode::Native => xdp::Mode::Native,
-            Mode::Generic => xdp::Mode::Generic,
-        });
+        let mode = self.mode.map(Mode::xdp);
         let mode = follower
             .attach(&mut lock(&balancer), &self.interface, mode)
             .map_err(failed)?;

@@ -106,6 +106,9 @@ fn lines(status: &v1::Status) -> Vec<(String, String)> {
         if !status.uplink.is_empty() {
             line("uplink", status.uplink.clone());
         }
+        if !status.router.is_empty() {
+            line("router", status.router.clone());
+        }
     }
     for worker in &status.workers {
         let core = worker

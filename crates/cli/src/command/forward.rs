@@ -3,12 +3,13 @@
 
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use router::{Options, Report, Service, text};
 use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 use xdp::Interfaces;
 
+use super::xdp_mode::Mode;
 use crate::error::Error;
 use crate::session::Session;
 
@@ -36,7 +37,7 @@ pub struct ForwardArgs {
         value_parser = clap::value_parser!(u64).range(1..))]
     watch: Option<u64>,
     /// How the program runs: in the driver, or behind it [default: native, generic where refused]
-    #[arg(long, value_enum)]
+    #[arg(long, value_name = "MODE", ignore_case = true)]
     mode: Option<Mode>,
     /// Lines of 64 bytes for /24 networks with longer prefixes or neighbours
     #[arg(long, value_name = "COUNT", default_value_t = Options::default().nodes4)]
@@ -44,13 +45,6 @@ pub struct ForwardArgs {
     /// Lines of 64 bytes for IPv6's table, one for one to three prefixes
     #[arg(long, value_name = "COUNT", default_value_t = Options::default().nodes6)]
     nodes6: u32,
-}
-
-/// `--mode`.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Mode {
-    Native,
-    Generic,
 }
 
 impl ForwardArgs {
@@ -68,10 +62,7 @@ impl ForwardArgs {
         let mut service = Service::start(&options).await.map_err(refused)?;
         let mut attached = Interfaces::new();
         for name in &self.interfaces {
-            let mode = self.mode.map(|mode| match mode {
-                Mode::Native => xdp::Mode::Native,
-                Mode::Generic => xdp::Mode::Generic,
-            });
+            let mode = self.mode.map(Mode::xdp);
             service.add(name, &mut attached, mode).await.map_err(refused)?;
         }
         let mut shown = service.router.report(&attached).map_err(refused)?;
@@ -80,8 +71,9 @@ impl ForwardArgs {
         second.tick().await;
         loop {
             tokio::select! {
-                changed = service.step() => {
-                    if !changed.map_err(refused)? {
+                change = service.next() => {
+                    let change = change.map_err(refused)?;
+                    if !service.take(change).await.map_err(refused)? {
                         continue;
                     }
                     let now = service.router.report(&attached).map_err(refused)?;

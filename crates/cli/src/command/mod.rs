@@ -10,6 +10,8 @@ mod endpoint;
 mod events;
 mod flows;
 mod forward;
+mod interface;
+mod neigh;
 mod network;
 mod nic;
 mod nic_details;
@@ -20,6 +22,10 @@ mod nic_state;
 mod nic_stats;
 mod repeat;
 mod request;
+mod route;
+mod router;
+mod router_status;
+mod router_watch;
 mod service;
 mod service_interface;
 mod service_options;
@@ -32,6 +38,7 @@ mod sg_rule;
 mod uplink;
 mod watch;
 mod worker;
+mod xdp_mode;
 
 use clap::Subcommand;
 
@@ -67,6 +74,18 @@ pub enum Command {
     Service(service::ServiceCommand),
     /// Balance one service in the foreground, without a daemon
     Balance(balance::BalanceArgs),
+    /// Interfaces between which the daemon forwards transit packets (API v1)
+    #[command(subcommand)]
+    Router(router::RouterCommand),
+    /// The kernel's routes, and what the router makes of each (API v1)
+    #[command(subcommand)]
+    Route(route::RouteCommand),
+    /// Show the kernel's neighbours: states, expiry, and whether the router sends to them (API v1)
+    Neigh(neigh::NeighArgs),
+    /// Show IPv4's neighbours as `arp` does (API v1)
+    Arp(neigh::ArpArgs),
+    /// Show the interfaces of the daemon's host, and what of Butterfly runs on each (API v1)
+    Interface(interface::InterfaceArgs),
     /// Show the daemon's state: since when it runs, what it did, its networks as a DOT graph
     #[command(after_help = daemon::STATUS_EXAMPLE)]
     Status,
@@ -110,6 +129,11 @@ impl Command {
             Command::Binding(command) => command.run(session).await,
             Command::Service(command) => command.run(session).await,
             Command::Balance(args) => args.run(session).await,
+            Command::Router(command) => command.run(session).await,
+            Command::Route(command) => command.run(session).await,
+            Command::Neigh(args) => args.run(session).await,
+            Command::Arp(args) => args.run(session).await,
+            Command::Interface(args) => args.run(session).await,
             Command::Status => daemon::status(session).await,
             Command::Shutdown => daemon::shutdown(session).await,
             Command::Dump => dump::run(session).await,

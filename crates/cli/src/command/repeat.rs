@@ -33,7 +33,8 @@ pub struct Repeat {
     count: Option<u64>,
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
+/// As `--watch` takes them.
+pub fn seconds(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(secs) if (0.01..=86_400.0).contains(&secs) => Ok(Duration::from_secs_f64(secs)),
         _ => Err("seconds are a number from 0.01 to 86400".into()),

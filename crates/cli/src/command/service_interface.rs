@@ -1,9 +1,10 @@
 //! `butterfly service interface`: where services are balanced.
 
 use api::v1;
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 
 use super::service::client;
+use super::xdp_mode::{Mode, mode_name};
 use crate::error::Error;
 use crate::json;
 use crate::output::Table;
@@ -42,28 +43,14 @@ pub struct Names {
     names: Vec<String>,
 }
 
-/// How a program is attached.
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-enum Mode {
-    /// In the driver
-    Native,
-    /// In the kernel's stack
-    Generic,
-}
-
 impl InterfaceCommand {
     /// Does it.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self {
             InterfaceCommand::Add(args) => {
-                let mode = match args.mode {
-                    None => v1::XdpMode::Unspecified,
-                    Some(Mode::Native) => v1::XdpMode::Native,
-                    Some(Mode::Generic) => v1::XdpMode::Generic,
-                };
                 let request = v1::AddBalancerInterfaceRequest {
                     name: args.name,
-                    mode: mode.into(),
+                    mode: Mode::of(args.mode).into(),
                 };
                 let added = client(session).await?.add_balancer_interface(request).await?;
                 match session.out.json {
@@ -91,14 +78,5 @@ impl InterfaceCommand {
                 session.out.table(&table)
             }
         }
-    }
-}
-
-/// Empty for an interface that is not there at the moment.
-fn mode_name(mode: v1::XdpMode) -> &'static str {
-    match mode {
-        v1::XdpMode::Unspecified => "",
-        v1::XdpMode::Native => "native",
-        v1::XdpMode::Generic => "generic",
     }
 }

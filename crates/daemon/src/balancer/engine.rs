@@ -14,11 +14,13 @@ use super::book::{Compiled, Target};
 use super::model::{Encapsulation, Key, Protocol, ServerState};
 use super::plane::{Counters, Interface, Mode, Plane, Stats, Way};
 use super::probe::Door;
+use crate::kernel::Kernel;
 
 /// The balancer, once somebody has asked for it.
 pub struct Engine {
     options: Options,
     programs: Arc<Mutex<Interfaces>>,
+    kernel: Arc<Kernel>,
     running: Mutex<Option<Arc<Running>>>,
     /// Of health checks: opened by the first.
     door: Mutex<Option<Arc<Door>>>,
@@ -41,13 +43,14 @@ struct Attached {
 
 impl Engine {
     /// Nothing is loaded yet.
-    pub fn new(max_flows: u32, programs: Arc<Mutex<Interfaces>>) -> Engine {
+    pub fn new(max_flows: u32, programs: Arc<Mutex<Interfaces>>, kernel: Arc<Kernel>) -> Engine {
         Engine {
             options: Options {
                 max_flows,
                 ..Options::default()
             },
             programs,
+            kernel,
             running: Mutex::new(None),
             door: Mutex::new(None),
         }
@@ -83,9 +86,10 @@ impl Engine {
             return Ok(running.clone());
         }
         let failed = |e: balancer::Error| format!("the load balancer cannot be started: {e}");
+        let mirror = Handle::current().block_on(self.kernel.mirror())?;
         let started = Arc::new(Running {
             balancer: Mutex::new(Balancer::new(&self.options).map_err(failed)?),
-            follower: Handle::current().block_on(Follower::start()).map_err(failed)?,
+            follower: Follower::new(mirror).map_err(failed)?,
             interfaces: Mutex::new(Attached {
                 programs: self.programs.clone(),
                 by_name: BTreeMap::new(),
@@ -237,16 +241,9 @@ impl Attached {
         let said = |e: &dyn std::fmt::Display| e.to_string();
         let mut balancer = lock(&running.balancer);
         let first = found.first().ok_or("there is no such interface")?.ifindex;
-        let asked = mode.map(|mode| match mode {
-            Mode::Native => xdp::Mode::Native,
-            Mode::Generic => xdp::Mode::Generic,
-        });
         let mut programs = lock(&self.programs);
-        let added = programs.add(first, Feature::Balancer, balancer.program(), asked);
-        let mode = match added.map_err(|e| said(&e))?.0 {
-            xdp::Mode::Native => Mode::Native,
-            xdp::Mode::Generic => Mode::Generic,
-        };
+        let added = programs.add(first, Feature::Balancer, balancer.program(), mode);
+        let (mode, _) = added.map_err(|e| said(&e))?;
         let ports = found.iter().map(|interface| interface.ifindex).collect();
         self.by_name.insert(name.to_owned(), (ports, mode));
         if let Some(door) = door {

@@ -1,22 +1,14 @@
-//! What happened to the balancer, for whoever watches, and in the log. Numbered without gaps; a subscriber that is more
-//! than [`EVENTS`] behind is told how many it missed.
+//! What happened to the balancer, for whoever watches, and in the log.
 
 use std::net::IpAddr;
 
 use health::Health;
-use tokio::sync::broadcast;
 
 use super::model::Key;
+use crate::events;
 
-/// Events kept for a slow watcher.
-const EVENTS: usize = 4096;
-
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Event {
-    /// 1 for the first since the daemon started, then one more each.
-    pub sequence: u64,
-    pub kind: EventKind,
-}
+pub type Event = events::Event<EventKind>;
+pub type Events = events::Events<EventKind>;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum EventKind {
@@ -44,32 +36,9 @@ pub enum EventKind {
     },
 }
 
-/// Numbers events, logs and sends them.
-pub struct Events {
-    sequence: u64,
-    sender: broadcast::Sender<Event>,
-}
-
-impl Default for Events {
-    fn default() -> Events {
-        Events {
-            sequence: 0,
-            sender: broadcast::Sender::new(EVENTS),
-        }
-    }
-}
-
-impl Events {
-    pub fn subscribe(&self) -> broadcast::Receiver<Event> {
-        self.sender.subscribe()
-    }
-
-    pub fn send(&mut self, kind: EventKind) {
-        log(&kind);
-        self.sequence += 1;
-        let sequence = self.sequence;
-        // An error only says that nobody listens.
-        let _ = self.sender.send(Event { sequence, kind });
+impl events::Kind for EventKind {
+    fn log(&self) {
+        log(self);
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+pub use xdp::Mode;
+
 use super::book::{Compiled, Forwarding, Target};
 
 /// The data plane.
@@ -18,13 +20,6 @@ pub trait Plane: Send + Sync {
     fn stats(&self) -> Result<Stats, String>;
     /// Where the servers' packets go.
     fn ways(&self) -> BTreeMap<Target, Way>;
-}
-
-/// How a program is attached.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Mode {
-    Native,
-    Generic,
 }
 
 /// An interface that is balanced on.

@@ -11,9 +11,10 @@ use tonic::{Request, Response, Status};
 use super::control::Control;
 use super::error::Error;
 use super::model::{Key, Service as Model};
-use super::plane::{Counters, Mode, Stats};
+use super::plane::{Counters, Stats};
 use super::{convert, render, status, watch};
 use crate::app::App;
+use crate::v1::interface;
 
 /// The service. Cheap to clone.
 #[derive(Clone)]
@@ -217,16 +218,8 @@ impl Balancer for Service {
         request: Request<v1::AddBalancerInterfaceRequest>,
     ) -> Answer<v1::BalancerInterface> {
         let request = request.into_inner();
-        let name = interface_name(&request.name)?;
-        let mode = match v1::XdpMode::try_from(request.mode) {
-            Ok(v1::XdpMode::Unspecified) => None,
-            Ok(v1::XdpMode::Native) => Some(Mode::Native),
-            Ok(v1::XdpMode::Generic) => Some(Mode::Generic),
-            Err(_) => {
-                let owner = format!("interface {name}");
-                return Err(Error::value(owner, "mode", request.mode, "is not known").into());
-            }
-        };
+        let name = interface::name(&request.name).map_err(Error::Request)?;
+        let mode = interface::mode(&name, request.mode).map_err(Error::Request)?;
         self.operate(move |control| {
             let added = control.plane().add_interface(&name, mode);
             added.map(status::interface).map_err(Error::Unavailable)
@@ -238,7 +231,7 @@ impl Balancer for Service {
         &self,
         request: Request<v1::DeleteBalancerInterfaceRequest>,
     ) -> Answer<v1::DeleteBalancerInterfaceResponse> {
-        let name = interface_name(&request.into_inner().name)?;
+        let name = interface::name(&request.into_inner().name).map_err(Error::Request)?;
         self.operate(move |control| {
             let existed = control
                 .plane()
@@ -285,21 +278,6 @@ impl Balancer for Service {
 fn put(control: &Control, service: Model, create_only: bool) -> Result<(), Error> {
     let (mut book, now) = control.book();
     book.put_service(now, service, create_only)
-}
-
-/// 1..15 bytes, as the kernel takes them.
-fn interface_name(name: &str) -> Result<String, Error> {
-    let fits =
-        (1..=15).contains(&name.len()) && !name.contains(['/', ':']) && !name.contains(char::is_whitespace);
-    match fits {
-        true => Ok(name.to_owned()),
-        false => Err(Error::value(
-            "interface",
-            "name",
-            name,
-            "is no name of an interface",
-        )),
-    }
 }
 
 fn service_stats(service: &Model, stats: &Stats) -> v1::ServiceStats {

@@ -10,8 +10,9 @@ use super::book::{Book, Target};
 use super::control::Control;
 use super::error::Error;
 use super::model::{Server, Service};
-use super::plane::{Counters, Interface, Mode, Stats, Way};
+use super::plane::{Counters, Interface, Stats, Way};
 use super::render;
+use crate::v1::interface::mode_of;
 
 /// What the data plane knows, read before the book is locked.
 pub struct Facts {
@@ -91,13 +92,8 @@ pub fn drop(&(reason, description, packets): &(&'static str, &'static str, u64))
 }
 
 pub fn interface(interface: Interface) -> v1::BalancerInterface {
-    let mode = match interface.mode {
-        None => v1::XdpMode::Unspecified,
-        Some(Mode::Native) => v1::XdpMode::Native,
-        Some(Mode::Generic) => v1::XdpMode::Generic,
-    };
     v1::BalancerInterface {
         name: interface.name,
-        mode: mode.into(),
+        mode: mode_of(interface.mode).into(),
     }
 }

@@ -1,13 +1,12 @@
 //! The stream of the balancer's events, begun with what is now when that is asked for.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use api::v1;
 use api::v1::balancer_event::Kind;
-use tokio::sync::broadcast::Receiver as Events;
+use tokio::sync::broadcast::Receiver as Subscription;
 use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::sync::mpsc::{Receiver, Sender};
 use tokio::task::block_in_place;
 use tonic::Status;
 
@@ -16,9 +15,7 @@ use super::event::{Event, EventKind};
 use super::model::Key;
 use super::{render, status};
 use crate::app::App;
-
-/// Events on their way to one client; what it is behind with beyond them waits in the channel of all.
-const AHEAD: usize = 64;
+use crate::events;
 
 /// Ends with the daemon and with the client.
 pub fn watch(
@@ -26,36 +23,28 @@ pub fn watch(
     control: Arc<Control>,
     request: v1::WatchBalancerRequest,
 ) -> Receiver<Result<v1::BalancerEvent, Status>> {
-    let (sender, receiver) = channel(AHEAD);
-    tokio::spawn(async move {
-        tokio::select! {
-            () = app.stopping() => (),
-            () = sender.closed() => (),
-            _ = forward(&control, request, &sender) => (),
-        }
-    });
-    receiver
+    events::stream(app, |sender| forward(control, request, sender))
 }
 
 /// Ends with the reader.
 async fn forward(
-    control: &Control,
+    control: Arc<Control>,
     request: v1::WatchBalancerRequest,
-    sender: &Sender<Result<v1::BalancerEvent, Status>>,
+    sender: Sender<Result<v1::BalancerEvent, Status>>,
 ) -> Option<()> {
-    let (snapshot, mut events) = block_in_place(|| begin(control, request.snapshot));
+    let (snapshot, mut events) = block_in_place(|| begin(&control, request.snapshot));
     for kind in snapshot {
         sender.send(Ok(event(0, kind))).await.ok()?;
     }
     loop {
-        if let Some(event) = next(control, &mut events).await? {
+        if let Some(event) = next(&control, &mut events).await? {
             sender.send(Ok(event)).await.ok()?;
         }
     }
 }
 
 /// One lock for both, so that no change falls between the snapshot and the events behind it.
-fn begin(control: &Control, snapshot: bool) -> (Vec<Kind>, Events<Event>) {
+fn begin(control: &Control, snapshot: bool) -> (Vec<Kind>, Subscription<Event>) {
     let facts = status::Facts::of(control).ok();
     let (book, now) = control.book();
     let mut kinds = Vec::new();
@@ -72,7 +61,7 @@ fn begin(control: &Control, snapshot: bool) -> (Vec<Kind>, Events<Event>) {
 }
 
 /// The next event; `Some(None)` for one whose subject is gone again: its own event follows.
-async fn next(control: &Control, events: &mut Events<Event>) -> Option<Option<v1::BalancerEvent>> {
+async fn next(control: &Control, events: &mut Subscription<Event>) -> Option<Option<v1::BalancerEvent>> {
     match events.recv().await {
         Ok(next) => Some(kind(control, next.kind).map(|kind| event(next.sequence, kind))),
         Err(RecvError::Lagged(missed)) => Some(Some(event(0, Kind::Lagged(missed)))),
@@ -123,9 +112,8 @@ fn changed(control: &Control, key: &Key) -> Option<v1::ServiceStatus> {
 }
 
 fn event(sequence: u64, kind: Kind) -> v1::BalancerEvent {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     v1::BalancerEvent {
-        time_unix_nanos: since.as_nanos() as u64,
+        time_unix_nanos: events::unix_nanos(),
         sequence,
         kind: Some(kind),
     }

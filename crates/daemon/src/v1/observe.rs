@@ -7,11 +7,10 @@ use control::model::{GroupId, NicId};
 use control::{Controller, Error, NicStats};
 use dataplane::drop_reason::DropReason;
 use dataplane::flow::FlowInfo;
-use rustix::time::{ClockId, clock_gettime};
 use tonic::Status;
 
 use super::{render, workers};
-use crate::app::{App, unix_secs};
+use crate::app::{App, monotonic_ns, unix_secs};
 use crate::uplinks::Uplinks;
 
 /// The counters of one NIC.
@@ -24,13 +23,12 @@ pub fn nic_stats(control: &Controller, id: &NicId) -> Result<v1::NicStats, Error
 
 /// Those of all NICs. Nobody has to be asked for them.
 pub fn all_nic_stats(control: &Controller) -> Result<v1::ListNicStatsResponse, Error> {
-    let ids = control.nic_ids();
-    let time = clock_gettime(ClockId::Monotonic);
+    let (ids, time_ns) = (control.nic_ids(), monotonic_ns());
     let nics = ids
         .iter()
         .map(|id| control.nic_stats(id).map(|stats| counters(&stats)));
     Ok(v1::ListNicStatsResponse {
-        time_ns: time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64,
+        time_ns,
         nics: nics.collect::<Result<_, _>>()?,
     })
 }
@@ -183,7 +181,7 @@ fn flow(flow: &FlowInfo, asked: Option<&NicId>, names: &BTreeMap<dataplane::Port
 }
 
 /// The daemon at a glance.
-pub fn status(app: &App, control: &Controller) -> Result<v1::Status, Status> {
+pub fn status(app: &App, control: &Controller, router: String) -> Result<v1::Status, Status> {
     let status = control.status();
     let now = unix_secs();
     Ok(v1::Status {
@@ -206,5 +204,6 @@ pub fn status(app: &App, control: &Controller) -> Result<v1::Status, Status> {
         workers: workers::statuses(&app.workers)?,
         graph_dot: control.graph_dot(),
         uplink: app.uplinks.as_ref().map(Uplinks::summary).unwrap_or_default(),
+        router,
     })
 }

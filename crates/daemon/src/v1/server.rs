@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use api::v1::balancer_server::BalancerServer;
 use api::v1::butterfly_server::ButterflyServer;
+use api::v1::router_server::RouterServer;
 use tokio::net::{TcpListener, UnixStream, lookup_host};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
@@ -15,6 +16,7 @@ use super::service::Service;
 use crate::app::App;
 use crate::balancer;
 use crate::options::Tls;
+use crate::router;
 use crate::unix_socket::{Access, ApiSocket};
 
 /// The largest request: a declared configuration of a million bindings with IPv6 addresses.
@@ -65,19 +67,28 @@ impl Listener {
         let balancer = BalancerServer::new(balancer::Service::new(app.clone()))
             .max_decoding_message_size(REQUEST_MAX)
             .max_encoding_message_size(usize::MAX);
+        let router = RouterServer::new(router::Service::new(app.clone()))
+            .max_decoding_message_size(REQUEST_MAX)
+            .max_encoding_message_size(usize::MAX);
         let stopping = app.clone();
         let stopping = async move { stopping.stopping().await };
         let served = match self {
             Listener::Unix { socket, access } => {
-                let router = Server::builder().add_service(service).add_service(balancer);
-                router
+                let services = Server::builder()
+                    .add_service(service)
+                    .add_service(balancer)
+                    .add_service(router);
+                services
                     .serve_with_incoming_shutdown(clients(socket, access, app), stopping)
                     .await
             }
             Listener::Tcp { listener, tls } => match Server::builder().tls_config(*tls) {
                 Ok(mut builder) => {
-                    let router = builder.add_service(service).add_service(balancer);
-                    router
+                    let services = builder
+                        .add_service(service)
+                        .add_service(balancer)
+                        .add_service(router);
+                    services
                         .serve_with_incoming_shutdown(TcpListenerStream::new(listener), stopping)
                         .await
                 }

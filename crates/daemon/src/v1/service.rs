@@ -368,7 +368,9 @@ impl Butterfly for Service {
     }
 
     async fn get_status(&self, _: Request<v1::GetStatusRequest>) -> Answer<v1::Status> {
-        self.operate(|app, control| observe::status(app, control)).await
+        let router = self.app.router.summary().await;
+        self.operate(move |app, control| observe::status(app, control, router))
+            .await
     }
 
     async fn list_workers(&self, _: Request<v1::ListWorkersRequest>) -> Answer<v1::ListWorkersResponse> {

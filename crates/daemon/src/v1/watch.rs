@@ -1,7 +1,6 @@
 //! The stream of events: what is now, if asked for, and then every change.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use api::v1;
 use api::v1::event::Kind;
@@ -13,26 +12,17 @@ use tonic::Status;
 
 use super::render;
 use crate::app::App;
-
-/// Events that wait for a reader's connection before the controller's own queue fills.
-const QUEUE: usize = 64;
+use crate::events;
 
 /// A stream that lives as long as the reader and the daemon.
 pub fn stream(app: Arc<App>, request: v1::WatchRequest) -> mpsc::Receiver<Result<v1::Event, Status>> {
-    let (sender, receiver) = mpsc::channel(QUEUE);
-    tokio::spawn(async move {
-        tokio::select! {
-            () = app.stopping() => (),
-            _ = forward(&app, request, &sender) => (),
-        }
-    });
-    receiver
+    events::stream(app.clone(), |sender| forward(app, request, sender))
 }
 
 type Sender = mpsc::Sender<Result<v1::Event, Status>>;
 
 /// Ends with the reader.
-async fn forward(app: &App, request: v1::WatchRequest, sender: &Sender) -> Option<()> {
+async fn forward(app: Arc<App>, request: v1::WatchRequest, sender: Sender) -> Option<()> {
     // One lock for both, so that no change falls between the snapshot and the events behind it.
     let (snapshot, mut events) = block_in_place(|| {
         let mut control = app.control();
@@ -48,7 +38,7 @@ async fn forward(app: &App, request: v1::WatchRequest, sender: &Sender) -> Optio
         sender.send(Ok(event)).await.ok()?;
     }
     loop {
-        if let Some(event) = next(app, &mut events).await? {
+        if let Some(event) = next(&app, &mut events).await? {
             sender.send(Ok(event)).await.ok()?;
         }
     }
@@ -135,9 +125,8 @@ fn kind(app: &App, kind: EventKind) -> Option<Kind> {
 }
 
 fn event(epoch: u64, sequence: u64, kind: Kind) -> v1::Event {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     v1::Event {
-        time_unix_nanos: since.as_nanos() as u64,
+        time_unix_nanos: events::unix_nanos(),
         epoch,
         sequence,
         kind: Some(kind),

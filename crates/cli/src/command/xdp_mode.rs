@@ -1,0 +1,41 @@
+//! `--mode`: how a program is attached to an interface, and how answers are called.
+
+use api::v1;
+use clap::ValueEnum;
+
+/// How a program is attached.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// In the driver
+    Native,
+    /// In the kernel's stack
+    Generic,
+}
+
+impl Mode {
+    /// As requests say it.
+    pub fn of(mode: Option<Mode>) -> v1::XdpMode {
+        match mode {
+            None => v1::XdpMode::Unspecified,
+            Some(Mode::Native) => v1::XdpMode::Native,
+            Some(Mode::Generic) => v1::XdpMode::Generic,
+        }
+    }
+
+    /// For programs of this process.
+    pub fn xdp(self) -> xdp::Mode {
+        match self {
+            Mode::Native => xdp::Mode::Native,
+            Mode::Generic => xdp::Mode::Generic,
+        }
+    }
+}
+
+/// Empty for an interface that is not there at the moment.
+pub fn mode_name(mode: v1::XdpMode) -> &'static str {
+    match mode {
+        v1::XdpMode::Unspecified => "",
+        v1::XdpMode::Native => "native",
+        v1::XdpMode::Generic => "generic",
+    }
+}

@@ -1,0 +1,120 @@
+//! The face of the router's thread: what can be asked of it, from anywhere.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use netlink::Mirror;
+use router::Options;
+use tokio::sync::{mpsc, oneshot};
+use xdp::{Interfaces, Mode};
+
+use super::keeper::{Command, Keeper, Member, NAME};
+use super::refusal::Refusal;
+use crate::kernel::Kernel;
+
+/// Commands that wait; who has more waits with them.
+const QUEUE: usize = 16;
+
+/// One for the process.
+pub struct Control {
+    commands: mpsc::Sender<Command>,
+    kernel: Arc<Kernel>,
+    attached: Arc<Mutex<Interfaces>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Control {
+    /// Starts the thread; the router has no interface yet. The error is a sentence.
+    pub fn start(
+        options: Options,
+        attached: Arc<Mutex<Interfaces>>,
+        kernel: Arc<Kernel>,
+    ) -> Result<Control, String> {
+        let failed = |e: std::io::Error| format!("the router's thread cannot be started: {e}");
+        let (commands, queue) = mpsc::channel(QUEUE);
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(failed)?;
+        let keeper = Keeper::new(options, attached.clone());
+        let thread = std::thread::Builder::new().name(NAME.into());
+        let thread = thread
+            .spawn(move || runtime.block_on(keeper.run(queue)))
+            .map_err(failed)?;
+        Ok(Control {
+            commands,
+            kernel,
+            attached,
+            thread: Mutex::new(Some(thread)),
+        })
+    }
+
+    /// Takes an interface over.
+    pub async fn add(&self, name: String, mode: Option<Mode>) -> Result<Member, Refusal> {
+        let mirror = self.mirror().await?;
+        self.ask(|answer| Command::Add {
+            name,
+            mode,
+            mirror,
+            answer,
+        })
+        .await?
+    }
+
+    /// Gives an interface back; whether it was one.
+    pub async fn delete(&self, name: String) -> Result<bool, Refusal> {
+        self.ask(|answer| Command::Delete { name, answer }).await?
+    }
+
+    /// Looks at the router between two changes.
+    pub async fn look<T: Send + 'static>(
+        &self,
+        at: impl FnOnce(&Keeper) -> T + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let looking = |answer: oneshot::Sender<T>| -> Command {
+            Command::Look(Box::new(move |keeper| {
+                // Who asked may have gone.
+                let _ = answer.send(at(keeper));
+            }))
+        };
+        self.ask(looking).await
+    }
+
+    /// One line of all interfaces, for a status.
+    pub async fn summary(&self) -> String {
+        let members = self.look(|keeper| keeper.members()).await;
+        let describe = |member: Member| match member.mode {
+            Some(mode) => format!("{}: {mode} XDP", member.name),
+            None => format!("{}: not attached ({})", member.name, member.why),
+        };
+        let lines: Vec<String> = members.unwrap_or_default().into_iter().map(describe).collect();
+        lines.join("; ")
+    }
+
+    /// What the kernel knows.
+    pub async fn mirror(&self) -> Result<Arc<Mirror>, Refusal> {
+        self.kernel.mirror().await.map_err(Refusal::Unavailable)
+    }
+
+    /// The interfaces that programs of ours run on.
+    pub fn attached(&self) -> &Mutex<Interfaces> {
+        &self.attached
+    }
+
+    /// All interfaces are the kernel's again. Waits: not for a runtime's thread.
+    pub fn stop(&self) {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // Fails if the thread has ended already.
+        let _ = self.commands.blocking_send(Command::Stop);
+        if thread.is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the router's thread panicked");
+        }
+    }
+
+    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, Refusal> {
+        let gone = || Refusal::Unavailable("the router has stopped with the daemon".into());
+        let (answer, answered) = oneshot::channel();
+        self.commands.send(command(answer)).await.map_err(|_| gone())?;
+        answered.await.map_err(|_| gone())
+    }
+}

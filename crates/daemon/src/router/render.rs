@@ -1,0 +1,121 @@
+//! The router's state as messages.
+
+use api::v1;
+use netlink::{RouteKey, Snapshot};
+use router::layout::{Counter, Fate};
+use router::view::{HopView, RouteView, Treatment};
+use router::{InterfaceReport, Report, TableReport};
+
+use super::keeper::Member;
+use super::kernel_counters;
+use crate::v1::interface::mode_of;
+
+/// An interface of the router's.
+pub fn member(member: Member) -> v1::RouterInterface {
+    v1::RouterInterface {
+        mode: mode_of(member.mode).into(),
+        name: member.name,
+        why: member.why,
+    }
+}
+
+/// All that is counted. `time_ns`: of a clock that only runs forward.
+pub fn status(report: Report, members: Vec<Member>, time_ns: u64) -> v1::RouterStatus {
+    let [four, six] = report.tables;
+    let interface = |member: Member| {
+        let counted = report.interfaces.iter().find(|one| one.name == member.name);
+        let family = |at: usize| counted.map(|one: &InterfaceReport| counters(&one.counters[at]));
+        v1::RouterInterfaceStatus {
+            ipv4: family(0),
+            ipv6: family(1),
+            interface: Some(self::member(member)),
+        }
+    };
+    v1::RouterStatus {
+        time_ns,
+        interfaces: members.into_iter().map(interface).collect(),
+        notes: report.notes.clone(),
+        ipv4: Some(table(four)),
+        ipv6: Some(table(six)),
+        kernel: kernel_counters::read(),
+    }
+}
+
+fn counters(values: &[u64]) -> v1::RouterCounters {
+    let value = |counter: Counter| values[counter as usize];
+    let reason = |counter: Counter| {
+        let fate = match counter.fate() {
+            Fate::Forwarded => return None,
+            Fate::Dropped => v1::router_reason::Fate::Dropped,
+            Fate::Kernel => v1::router_reason::Fate::Kernel,
+        };
+        (value(counter) > 0).then(|| v1::RouterReason {
+            reason: counter.name().into(),
+            description: counter.description().into(),
+            fate: fate.into(),
+            packets: value(counter),
+        })
+    };
+    v1::RouterCounters {
+        forwarded: value(Counter::Forwarded),
+        forwarded_bytes: value(Counter::ForwardedBytes),
+        sent: value(Counter::Sent),
+        reasons: Counter::ALL.into_iter().filter_map(reason).collect(),
+    }
+}
+
+fn table(report: TableReport) -> v1::RouterTable {
+    v1::RouterTable {
+        prefixes: report.prefixes as u64,
+        nodes: report.nodes as u64,
+        nodes_max: report.nodes_max as u64,
+    }
+}
+
+/// A route and what becomes of its packets.
+pub fn route(view: &RouteView, snapshot: &Snapshot) -> v1::Route {
+    let RouteKey {
+        table,
+        dst,
+        tos,
+        metric,
+    } = view.key;
+    let (treatment, why) = match &view.treatment {
+        Treatment::Fast => (v1::RouteTreatment::Fast, ""),
+        Treatment::Lookup(why) => (v1::RouteTreatment::Lookup, why.as_str()),
+        Treatment::Kernel(why) => (v1::RouteTreatment::Kernel, why.as_str()),
+        Treatment::Drop => (v1::RouteTreatment::Drop, ""),
+        Treatment::Unused(why) => (v1::RouteTreatment::Unused, why.as_str()),
+    };
+    v1::Route {
+        prefix: dst.to_string(),
+        table,
+        metric,
+        tos: tos.into(),
+        kind: view.route.kind.name().into(),
+        protocol: view.route.protocol_name(),
+        mtu: view.route.mtu.unwrap_or(0),
+        hops: view.hops.iter().map(|hop| self::hop(hop, snapshot)).collect(),
+        treatment: treatment.into(),
+        why: why.into(),
+    }
+}
+
+fn hop(view: &HopView, snapshot: &Snapshot) -> v1::RouteHop {
+    v1::RouteHop {
+        gateway: view.hop.gateway.map(|ip| ip.to_string()).unwrap_or_default(),
+        interface: interface_name(view.hop.ifindex, snapshot),
+        weight: view.hop.weight,
+        fast: view.fast,
+        mac: view.mac.map(|mac| mac.to_string()).unwrap_or_default(),
+    }
+}
+
+/// An interface's name; its number where it has gone, nothing for none.
+pub fn interface_name(ifindex: u32, snapshot: &Snapshot) -> String {
+    match (ifindex, snapshot.links.get(&ifindex)) {
+        (0, _) => String::new(),
+        (_, Some(link)) => link.name.clone(),
+        (_, None) => ifindex.to_string(),
+    }
+}

@@ -1,0 +1,211 @@
+//! The methods of the `Router` service, one by one: each asks the router's thread, or the kernel.
+
+use std::net::IpAddr;
+use std::sync::{Arc, PoisonError};
+
+use api::v1;
+use api::v1::router_server::Router;
+use ipnet::IpNet;
+use router::view::Selection;
+use tokio::sync::mpsc::Sender;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+use super::control::Control;
+use super::refusal::Refusal;
+use super::{interfaces, neighbours, render, watch};
+use crate::app::{App, monotonic_ns};
+use crate::events;
+use crate::v1::interface;
+
+/// Neighbours of one piece of an answer.
+const PIECE: usize = 4096;
+
+/// The service. Cheap to clone.
+#[derive(Clone)]
+pub struct Service {
+    app: Arc<App>,
+    control: Arc<Control>,
+}
+
+type Answer<T> = Result<Response<T>, Status>;
+type Stream<T> = ReceiverStream<Result<T, Status>>;
+
+impl Service {
+    pub fn new(app: Arc<App>) -> Service {
+        let control = app.router.clone();
+        Service { app, control }
+    }
+}
+
+/// All that is counted, now.
+pub async fn status(control: &Control) -> Result<v1::RouterStatus, Refusal> {
+    let looked = control.look(|keeper| (keeper.report(), keeper.members(), monotonic_ns()));
+    let (report, members, time_ns) = looked.await?;
+    Ok(render::status(report?, members, time_ns))
+}
+
+#[tonic::async_trait]
+impl Router for Service {
+    async fn list_router_interfaces(
+        &self,
+        _: Request<v1::ListRouterInterfacesRequest>,
+    ) -> Answer<v1::ListRouterInterfacesResponse> {
+        let members = self.control.look(|keeper| keeper.members()).await?;
+        let interfaces = members.into_iter().map(render::member).collect();
+        Ok(Response::new(v1::ListRouterInterfacesResponse { interfaces }))
+    }
+
+    async fn add_router_interface(
+        &self,
+        request: Request<v1::AddRouterInterfaceRequest>,
+    ) -> Answer<v1::RouterInterface> {
+        let request = request.into_inner();
+        let name = interface::name(&request.name).map_err(Refusal::Invalid)?;
+        let mode = interface::mode(&name, request.mode).map_err(Refusal::Invalid)?;
+        let added = self.control.add(name, mode).await?;
+        Ok(Response::new(render::member(added)))
+    }
+
+    async fn delete_router_interface(
+        &self,
+        request: Request<v1::DeleteRouterInterfaceRequest>,
+    ) -> Answer<v1::DeleteRouterInterfaceResponse> {
+        let name = interface::name(&request.into_inner().name).map_err(Refusal::Invalid)?;
+        let existed = self.control.delete(name).await?;
+        Ok(Response::new(v1::DeleteRouterInterfaceResponse { existed }))
+    }
+
+    async fn get_router_status(&self, _: Request<v1::GetRouterStatusRequest>) -> Answer<v1::RouterStatus> {
+        Ok(Response::new(status(&self.control).await?))
+    }
+
+    type ListRoutesStream = Stream<v1::ListRoutesResponse>;
+
+    async fn list_routes(&self, request: Request<v1::ListRoutesRequest>) -> Answer<Self::ListRoutesStream> {
+        let (app, control) = (self.app.clone(), self.control.clone());
+        let routes = match asked(request.into_inner())? {
+            Asked::All(selection) => events::stream(app, move |sender| pages(control, selection, sender)),
+            Asked::To(ip) => {
+                let routes = vec![route_to(&control, ip).await?];
+                let answer = v1::ListRoutesResponse { routes };
+                events::stream(app, |sender| async move { sender.send(Ok(answer)).await.ok() })
+            }
+        };
+        Ok(Response::new(routes.into()))
+    }
+
+    type ListNeighboursStream = Stream<v1::ListNeighboursResponse>;
+
+    async fn list_neighbours(
+        &self,
+        request: Request<v1::ListNeighboursRequest>,
+    ) -> Answer<Self::ListNeighboursStream> {
+        let mut all = neighbours::list(&self.control, &request.into_inner()).await?;
+        let pieces = events::stream(self.app.clone(), |sender| async move {
+            while !all.is_empty() {
+                let rest = all.split_off(all.len().min(PIECE));
+                let neighbours = std::mem::replace(&mut all, rest);
+                let piece = v1::ListNeighboursResponse { neighbours };
+                sender.send(Ok(piece)).await.ok()?;
+            }
+            Some(())
+        });
+        Ok(Response::new(pieces.into()))
+    }
+
+    async fn list_interfaces(
+        &self,
+        request: Request<v1::ListInterfacesRequest>,
+    ) -> Answer<v1::ListInterfacesResponse> {
+        let snapshot = self.control.mirror().await?.snapshot();
+        let attached = self
+            .control
+            .attached()
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let interfaces = interfaces::list(&request.into_inner().names, &snapshot, &attached)?;
+        Ok(Response::new(v1::ListInterfacesResponse { interfaces }))
+    }
+
+    type WatchRouterStream = Stream<v1::RouterEvent>;
+
+    async fn watch_router(
+        &self,
+        request: Request<v1::WatchRouterRequest>,
+    ) -> Answer<Self::WatchRouterStream> {
+        let events = watch::watch(self.app.clone(), request.into_inner())?;
+        Ok(Response::new(events.into()))
+    }
+}
+
+/// Which routes are asked for.
+enum Asked {
+    To(IpAddr),
+    All(Selection),
+}
+
+fn asked(request: v1::ListRoutesRequest) -> Result<Asked, Refusal> {
+    let v1::ListRoutesRequest { to, table } = request;
+    let within = match to.as_str() {
+        "" => None,
+        text => match (text.parse::<IpAddr>(), text.parse::<IpNet>()) {
+            (Ok(_), _) if table.is_some() => {
+                let why = "packets to an address go by the rules, not by one table";
+                return Err(Refusal::Invalid(format!("to '{text}': {why}")));
+            }
+            (Ok(ip), _) => return Ok(Asked::To(ip)),
+            (_, Ok(net)) => Some(net.trunc()),
+            _ => {
+                let text = text.escape_debug();
+                return Err(Refusal::Invalid(format!(
+                    "to '{text}' is neither an address nor a prefix"
+                )));
+            }
+        },
+    };
+    Ok(Asked::All(Selection { within, table }))
+}
+
+async fn route_to(control: &Control, ip: IpAddr) -> Result<v1::Route, Refusal> {
+    let found = control.look(move |keeper| {
+        let router = keeper.router().ok_or_else(no_interface)?;
+        let view = router.route_to(ip);
+        let view = view.ok_or_else(|| Refusal::NotFound(format!("there is no route to {ip}")))?;
+        Ok(render::route(&view, router.snapshot()))
+    });
+    found.await?
+}
+
+fn no_interface() -> Refusal {
+    Refusal::Unavailable("the router has no interface yet: butterfly router add INTERFACE".into())
+}
+
+/// Page after page, each looked at between two changes of the kernel's.
+async fn pages(
+    control: Arc<Control>,
+    selection: Selection,
+    sender: Sender<Result<v1::ListRoutesResponse, Status>>,
+) -> Option<()> {
+    let mut after = None;
+    loop {
+        let page = control.look(move |keeper| {
+            let router = keeper.router().ok_or_else(no_interface)?;
+            let page = router.routes(&selection, after);
+            let routes = page
+                .routes
+                .iter()
+                .map(|view| render::route(view, router.snapshot()));
+            Ok::<_, Refusal>((routes.collect::<Vec<_>>(), page.next))
+        });
+        match page.await.and_then(|page| page) {
+            Err(refusal) => return sender.send(Err(refusal.into())).await.ok(),
+            Ok((routes, next)) => {
+                if !routes.is_empty() {
+                    sender.send(Ok(v1::ListRoutesResponse { routes })).await.ok()?;
+                }
+                after = Some(next?);
+            }
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! A host in the east, a router, a host in the west: three namespaces with the kernel's stack, and veths between them.
+//! The kernel forwards; whoever is tested takes that over.
+
+use std::time::Duration;
+
+use crate::netns::Namespace;
+use crate::process::Process;
+use crate::{Result, wait_for};
+
+/// For what happens at once on a machine that has nothing else to do.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+/// The west's addresses, which the east reaches by the router.
+pub const WEST: [&str; 2] = ["10.2.0.2", "2001:db8:2::2"];
+
+/// `east` has 10.1.0.2 and 2001:db8:1::2, `west` 10.2.0.2 and 2001:db8:2::2, each on its `eth0`; the router has .1 of
+/// both networks, on `east0` and `west0`.
+#[derive(Debug)]
+pub struct Road {
+    /// Who asks.
+    pub east: Namespace,
+    /// In between.
+    pub router: Namespace,
+    /// Who answers.
+    pub west: Namespace,
+}
+
+impl Road {
+    /// All of it, up, and a packet of each family has passed.
+    pub fn new() -> Result<Road> {
+        let road = Road {
+            east: Namespace::new()?,
+            router: Namespace::new()?,
+            west: Namespace::new()?,
+        };
+        road.router
+            .ok("sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1")?;
+        road.wire("east0", &road.east, 1)?;
+        road.wire("west0", &road.west, 2)?;
+        road.first_answers()?;
+        Ok(road)
+    }
+
+    /// Waits for an answer from the west in each family: until neighbours are known the kernel loses packets.
+    pub fn first_answers(&self) -> Result<()> {
+        WEST.iter().try_for_each(|address| {
+            wait_for("a first answer", PATIENCE, || {
+                let answered = self.east.succeeds(&format!("ping -q -c 1 -W 1 {address}"))?;
+                Ok(answered.then_some(()))
+            })
+        })
+    }
+
+    /// Makes an interface of the router's, and the host's `eth0` at its other end.
+    pub fn wire(&self, name: &str, host: &Namespace, n: u8) -> Result<()> {
+        self.router.ok(&format!(
+            "ip link add {name} type veth peer name far && ip link set far netns {} name eth0 &&
+             ip addr add 10.{n}.0.1/24 dev {name} && ip addr add 2001:db8:{n}::1/64 dev {name} nodad && ip link set {name} up",
+            host.pid()
+        ))?;
+        // GRO: a veth without it, or a program, takes no frames that are redirected to its other end.
+        host.ok(&format!(
+            "ip addr add 10.{n}.0.2/24 dev eth0 && ip addr add 2001:db8:{n}::2/64 dev eth0 nodad &&
+             ip link set eth0 up && ethtool -K eth0 gro on && ip route add default via 10.{n}.0.1 && ip -6 route add default via 2001:db8:{n}::1"
+        ))
+        .map(drop)
+    }
+
+    /// Echo requests at 2 ms, in both families, while `meanwhile` happens: all of them are answered.
+    pub fn pinging(&self, meanwhile: impl FnOnce() -> Result<()>) -> Result<()> {
+        let start = |address: &str| -> Result<Process> {
+            let command = format!("ping -q -i 0.002 -c 500 {address}");
+            self.east.start(&format!("ping-{}", address.len()), &command)
+        };
+        let mut pings = [start(WEST[0])?, start(WEST[1])?];
+        meanwhile()?;
+        for ping in &mut pings {
+            let ended = ping.wait(PATIENCE)?;
+            if !ended.success() || !ping.log().contains("500 received") {
+                return Err(format!("echo requests were lost:\n{}", ping.log()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether an interface of the router's has an XDP program.
+    pub fn has_program(&self, interface: &str) -> Result<bool> {
+        Ok(self
+            .router
+            .ok(&format!("ip link show {interface}"))?
+            .contains("xdp"))
+    }
+}

@@ -1,0 +1,475 @@
+//! The router among real kernels: a host in the east, the daemon's host, a host in the west, each a namespace. What the daemon
+//! counts is compared with what the hosts' own nftables count.
+
+use std::time::Duration;
+
+use butterfly_tests::Daemon;
+use butterfly_tests::daemon::{number, program};
+use butterfly_tests::lab::check;
+use libtest_mimic::{Arguments, Failed, Trial};
+use serde_json::Value;
+use testkit::process::Process;
+use testkit::road::{PATIENCE, Road, WEST};
+use testkit::{Result, wait_for};
+
+/// One trial.
+type Session = fn(&mut Stage) -> Result<()>;
+
+fn main() {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads = Some(1);
+    let trials: [(&str, Session); 7] = [
+        (
+            "interfaces_are_taken_and_given_back",
+            interfaces_are_taken_and_given_back,
+        ),
+        (
+            "counters_are_those_of_an_outside_observer",
+            counters_are_those_of_an_outside_observer,
+        ),
+        (
+            "routes_and_neighbours_show_as_they_change",
+            routes_and_neighbours_show_as_they_change,
+        ),
+        ("what_happens_is_told", what_happens_is_told),
+        (
+            "refusals_name_the_interface_and_what_holds_it",
+            refusals_name_the_interface_and_what_holds_it,
+        ),
+        (
+            "interfaces_come_back_under_their_names",
+            interfaces_come_back_under_their_names,
+        ),
+        (
+            "killed_under_load_the_kernel_goes_on",
+            killed_under_load_the_kernel_goes_on,
+        ),
+    ];
+    let trials = trials.map(|(name, body)| {
+        Trial::test(name, move || {
+            let mut stage = Stage::start()?;
+            body(&mut stage).map_err(|e| Failed::from(format!("{e}\n{}", stage.dump())))
+        })
+    });
+    libtest_mimic::run(&arguments, trials.into()).exit();
+}
+
+/// The road, with a daemon on the router that has not been given an interface yet.
+struct Stage {
+    road: Road,
+    daemon: Daemon,
+}
+
+impl Stage {
+    fn start() -> Result<Stage> {
+        let road = Road::new()?;
+        let daemon = Daemon::start_on(Some(road.router.pid()), &[])?;
+        Ok(Stage { road, daemon })
+    }
+
+    fn take_both(&self) -> Result<()> {
+        let said = self.daemon.cli("router add east0 west0")?;
+        let expected = "taking over east0: native XDP\ntaking over west0: native XDP\n";
+        check(said == expected, &format!("both are taken: {said}"))
+    }
+
+    /// A counter of an interface and a family, or the packets of a reason.
+    fn counter(&self, interface: &str, family: &str, name: &str) -> Result<u64> {
+        let status = self.daemon.json("router status")?;
+        let all = status["interfaces"].as_array().ok_or("no interfaces")?;
+        let one = all.iter().find(|one| one["interface"]["name"] == interface);
+        let counters = &one.ok_or_else(|| format!("no {interface} in {status}"))?[family];
+        if let Some(value) = number(&counters[name]) {
+            return Ok(value);
+        }
+        let reasons = counters["reasons"].as_array().ok_or("no reasons")?;
+        let reason = reasons.iter().find(|reason| reason["reason"] == name);
+        Ok(reason.and_then(|reason| number(&reason["packets"])).unwrap_or(0))
+    }
+
+    /// The only route that is shown.
+    fn route(&self, to: &str) -> Result<Value> {
+        self.daemon.json(&format!("route show {to}"))
+    }
+
+    fn treatment(&self, to: &str) -> Result<String> {
+        let route = self.route(to)?;
+        let treatment = route["treatment"].as_str().unwrap_or_default();
+        Ok(treatment.replace("ROUTE_TREATMENT_", "").to_lowercase())
+    }
+
+    fn treated(&self, to: &str, expected: &str) -> Result<()> {
+        wait_for(&format!("{to} to be {expected}"), PATIENCE, || {
+            Ok((self.treatment(to).ok().as_deref() == Some(expected)).then_some(()))
+        })
+    }
+
+    fn watching(&self, options: &str) -> Result<Process> {
+        let command = format!(
+            "{} -e {} router watch {options}",
+            program("butterfly"),
+            self.daemon.endpoint()
+        );
+        self.road.router.start("watch", &command)
+    }
+
+    fn dump(&self) -> String {
+        let mut text = String::new();
+        for line in ["router list", "router status", "route show", "neigh", "interface"] {
+            text += &format!(
+                "--- butterfly {line}\n{}\n",
+                self.daemon.cli(line).unwrap_or_else(|e| e)
+            );
+        }
+        text + &self.daemon.dump()
+    }
+}
+
+fn said(watch: &Process, what: &str) -> Result<()> {
+    wait_for(&format!("'{what}' in the stream"), PATIENCE, || {
+        Ok(watch.log().contains(what).then_some(()))
+    })
+    .map_err(|e| format!("{e}:\n{}", watch.log()))
+}
+
+fn interfaces_are_taken_and_given_back(stage: &mut Stage) -> Result<()> {
+    let none = stage.daemon.cli("router list")?;
+    check(none.is_empty(), &format!("there is no interface yet: {none}"))?;
+    stage.take_both()?;
+    check(stage.road.has_program("east0")?, "a program is attached")?;
+    let status = stage.daemon.cli("status")?;
+    check(
+        status.contains("router:        east0: native XDP; west0: native XDP"),
+        &format!("the status says so:\n{status}"),
+    )?;
+    stage.road.pinging(|| Ok(()))?;
+    check(
+        stage.counter("east0", "ipv4", "forwarded")? >= 400,
+        "the program forwards",
+    )?;
+    let interface = stage.daemon.cli("interface east0")?;
+    for line in [
+        "east0: flags=<UP,RUNNING> mtu 1500",
+        "       inet 10.1.0.1/24",
+        "       xdp native: router",
+    ] {
+        check(
+            interface.contains(line),
+            &format!("'{line}' is shown of it:\n{interface}"),
+        )?;
+    }
+    // Once more is no change; another mode is one.
+    stage.daemon.cli("router add east0")?;
+    let generic = stage.daemon.cli("router add east0 --mode generic")?;
+    check(
+        generic == "taking over east0: generic XDP\n",
+        &format!("it is generic now: {generic}"),
+    )?;
+    stage.daemon.cli("router del east0 west0 nothing0")?;
+    check(!stage.road.has_program("east0")?, "the interface is the kernel's")?;
+    check(stage.daemon.cli("router list")?.is_empty(), "none is left")?;
+    stage.road.pinging(|| Ok(()))?;
+    // From the start, by an option.
+    stage.daemon.stop()?;
+    let options = ["--router", "east0", "--router", "west0"];
+    stage.daemon = Daemon::start_on(Some(stage.road.router.pid()), &options)?;
+    check(stage.road.has_program("west0")?, "the option takes it")?;
+    stage.road.pinging(|| Ok(()))?;
+    stage.daemon.stop()?;
+    check(
+        !stage.road.has_program("west0")?,
+        "stopped, the daemon gives it back",
+    )?;
+    stage.road.pinging(|| Ok(()))
+}
+
+/// A counter of the west's nftables.
+fn observed(stage: &Stage, name: &str) -> Result<(u64, u64)> {
+    let json = stage
+        .road
+        .west
+        .ok(&format!("nft -j list counter inet seen {name}"))?;
+    let json: Value = serde_json::from_str(&json).map_err(|e| format!("nft said {json}: {e}"))?;
+    let counter = json["nftables"].as_array().and_then(|all| all.last()).cloned();
+    let counter = &counter.ok_or("nft says nothing")?["counter"];
+    let value = |name: &str| {
+        counter[name]
+            .as_u64()
+            .ok_or_else(|| format!("no {name} in {counter}"))
+    };
+    Ok((value("packets")?, value("bytes")?))
+}
+
+fn counters_are_those_of_an_outside_observer(stage: &mut Stage) -> Result<()> {
+    stage.take_both()?;
+    stage.road.west.ok(
+        "nft 'add table inet seen; add counter inet seen four; add counter inet seen six;
+         add chain inet seen in { type filter hook input priority 0; };
+         add rule inet seen in icmp type echo-request counter name four;
+         add rule inet seen in icmpv6 type echo-request counter name six'",
+    )?;
+    // Neighbours are known, and everything that follows is fast.
+    stage.road.pinging(|| Ok(()))?;
+    for (family, address, counter) in [("ipv4", WEST[0], "four"), ("ipv6", WEST[1], "six")] {
+        let names = [
+            ("east0", "forwarded"),
+            ("east0", "forwarded_bytes"),
+            ("west0", "sent"),
+            ("east0", "hop_limit"),
+        ];
+        let read = |stage: &Stage| -> Result<Vec<u64>> {
+            let read = |(interface, name): &(&str, &str)| stage.counter(interface, family, name);
+            names.iter().map(read).collect()
+        };
+        let (ours, theirs) = (read(stage)?, observed(stage, counter)?);
+        for size in [1, 500, 1400] {
+            stage
+                .road
+                .east
+                .ok(&format!("ping -q -i 0.002 -c 100 -s {size} {address}"))?;
+        }
+        // Used up on the way: the kernel's to answer.
+        let expired = stage
+            .road
+            .east
+            .succeeds(&format!("ping -q -c 3 -i 0.01 -W 1 -t 1 {address}"))?;
+        check(!expired, "a TTL of one does not reach the west")?;
+        let (now, seen) = (read(stage)?, observed(stage, counter)?);
+        let more: Vec<u64> = now.iter().zip(&ours).map(|(now, before)| now - before).collect();
+        let (packets, bytes) = (seen.0 - theirs.0, seen.1 - theirs.1);
+        check(packets == 300, &format!("300 requests arrive, {packets}"))?;
+        check(
+            more == [packets, bytes, packets, 3],
+            &format!("{names:?} are {more:?} for {packets} packets and {bytes} bytes of {family}"),
+        )?;
+    }
+    let status = stage.daemon.json("router status")?;
+    let kernel = status["kernel"].as_array().ok_or("no kernel's counters")?;
+    let exceeded = kernel
+        .iter()
+        .find(|counter| counter["name"] == "time_exceeded_sent");
+    let sent = exceeded.map(|counter| (number(&counter["ipv4"]), number(&counter["ipv6"])));
+    check(
+        matches!(sent, Some((Some(four), Some(six))) if four >= 1 && six >= 1),
+        &format!("the kernel's answers are its own: {sent:?}"),
+    )?;
+    let text = stage.daemon.cli("router status")?;
+    check(
+        text.contains("to the kernel: TTL or hop limit is used up"),
+        &format!("a reason is a sentence:\n{text}"),
+    )?;
+    let rates = stage.daemon.cli("router status --watch=0.05 --count 2")?;
+    check(rates.contains("IPV4/s"), &format!("rates are printed:\n{rates}"))
+}
+
+fn routes_and_neighbours_show_as_they_change(stage: &mut Stage) -> Result<()> {
+    let refused = stage.daemon.cli("route show").err().unwrap_or_default();
+    check(
+        refused.contains("the router has no interface yet"),
+        &format!("without an interface there is nothing to show: {refused}"),
+    )?;
+    stage.take_both()?;
+    let router = &stage.road.router;
+    router.ok("ip route add 203.0.113.0/24 via 10.2.0.2 && ip route add blackhole 198.51.100.0/25 &&
+               ip route add unreachable 198.51.100.128/25 && ip -6 route add 2001:db8:f::/48 via 2001:db8:2::2 &&
+               ip route add 192.0.2.0/24 via 10.2.0.99 && ip route add 203.0.113.0/24 via 10.1.0.2 table 7")?;
+    for (to, expected) in [
+        ("203.0.113.9", "fast"),
+        ("198.51.100.1", "drop"),
+        ("198.51.100.200", "kernel"),
+        ("2001:db8:f::1", "fast"),
+        ("10.2.0.2", "fast"),
+        ("10.2.0.77", "kernel"),
+        ("10.1.0.1", "kernel"),
+        ("192.0.2.1", "kernel"),
+    ] {
+        stage.treated(to, expected)?;
+    }
+    let route = stage.route("203.0.113.9")?;
+    let hop = &route["hops"][0];
+    check(
+        route["prefix"] == "203.0.113.0/24" && hop["gateway"] == "10.2.0.2" && hop["interface"] == "west0",
+        &format!("the route is the kernel's: {route}"),
+    )?;
+    let mac = router.ok("ip neigh show 10.2.0.2 dev west0")?;
+    check(
+        mac.contains(hop["mac"].as_str().unwrap_or("none")),
+        &format!("its neighbour is the kernel's, {mac}: {route}"),
+    )?;
+    let within = stage.daemon.cli("route show 203.0.113.0/24")?;
+    check(
+        within.contains("no rule leads to table 7") && within.lines().count() == 4,
+        &format!("a prefix shows the routes of all tables:\n{within}"),
+    )?;
+    let all = stage.daemon.cli("route show")?;
+    for line in ["Internet:", "Internet6:", "198.51.100.0/25", "2001:db8:f::/48"] {
+        check(all.contains(line), &format!("'{line}' is shown:\n{all}"))?;
+    }
+    // It changes under traffic, and shows.
+    stage.road.pinging(|| {
+        let router = &stage.road.router;
+        router.ok("ip route replace 203.0.113.0/24 via 10.1.0.2 && ip route del 198.51.100.0/25")?;
+        wait_for("the other gateway", PATIENCE, || {
+            Ok((stage.route("203.0.113.9")?["hops"][0]["gateway"] == "10.1.0.2").then_some(()))
+        })?;
+        wait_for("the blackhole to go", PATIENCE, || {
+            Ok(stage.daemon.cli("route show 198.51.100.1").is_err().then_some(()))
+        })
+    })?;
+    neighbours_show(stage)
+}
+
+fn neighbours_show(stage: &Stage) -> Result<()> {
+    let router = &stage.road.router;
+    let arp = stage.daemon.cli("arp")?;
+    for line in ["? (10.2.0.2) at ", "on east0 permanent"] {
+        check(arp.contains(line), &format!("'{line}' is in arp's:\n{arp}"))?;
+    }
+    let of = |address: &str| -> Result<Value> {
+        let all = stage.daemon.json("neigh")?;
+        let found = all
+            .as_array()
+            .and_then(|all| all.iter().find(|one| one["address"] == address).cloned());
+        Ok(found.unwrap_or_default())
+    };
+    router.ok("ip neigh replace 10.2.0.2 lladdr 02:00:00:00:00:77 dev west0 nud permanent")?;
+    wait_for("the neighbour's other address", PATIENCE, || {
+        Ok((of("10.2.0.2")?["mac"] == "02:00:00:00:00:77").then_some(()))
+    })?;
+    let neighbour = of("10.2.0.2")?;
+    check(
+        neighbour["fast"] == true
+            && neighbour["state"] == "permanent"
+            && neighbour.get("expires_ms").is_none_or(Value::is_null),
+        &format!("a permanent one does not expire: {neighbour}"),
+    )?;
+    // Stale at once, and asked for by the router as soon as it is used: it has a time then.
+    router.ok("ip neigh del 10.2.0.2 dev west0")?;
+    stage.road.pinging(|| Ok(()))?;
+    wait_for("a confirmed neighbour that expires", PATIENCE, || {
+        stage.road.east.ok("ping -q -c 1 -W 1 10.2.0.2")?;
+        let neighbour = of("10.2.0.2")?;
+        let expires = number(&neighbour["expires_ms"]);
+        Ok((neighbour["fast"] == true && expires.is_some()).then_some(()))
+    })?;
+    let table = stage.daemon.cli("neigh --interface west0 -4")?;
+    check(
+        table.contains("10.2.0.2") && !table.contains("10.1.0.2"),
+        &format!("one interface's are shown:\n{table}"),
+    )
+}
+
+fn what_happens_is_told(stage: &mut Stage) -> Result<()> {
+    let watch = stage.watching("--snapshot --counters=0.2")?;
+    said(&watch, "that is all there is now")?;
+    stage.take_both()?;
+    said(&watch, "routing on east0, native XDP")?;
+    said(&watch, "packets forwarded")?;
+    let router = &stage.road.router;
+    router.ok("ip route add 203.0.113.0/24 via 10.2.0.2 && ip route del 203.0.113.0/24 via 10.2.0.2")?;
+    said(&watch, "deleted route 203.0.113.0/24 via 10.2.0.2 dev west0")?;
+    router.ok("ip neigh replace 10.2.0.9 lladdr 02:00:00:00:00:09 dev west0 nud permanent")?;
+    said(
+        &watch,
+        "neighbour 10.2.0.9 at 02:00:00:00:00:09 on west0 permanent",
+    )?;
+    router.ok("for n in $(seq 1 200); do echo route add 192.0.2.$n/32 via 10.2.0.2; done | ip -batch -")?;
+    wait_for("the routes in the table", PATIENCE, || {
+        Ok((stage.treatment("192.0.2.200").ok().as_deref() == Some("fast")).then_some(()))
+    })?;
+    router.ok(
+        "nft 'add table ip filter; add chain ip filter forward { type filter hook forward priority 0; };
+         add rule ip filter forward tcp dport 9 drop'",
+    )?;
+    said(&watch, "IPv4 is left to the kernel: nftables ip filter forward")?;
+    stage.treated("192.0.2.200", "kernel")?;
+    router.ok("nft flush ruleset")?;
+    said(&watch, "no longer: IPv4 is left to the kernel")?;
+    stage.treated("192.0.2.200", "fast")?;
+    stage.daemon.cli("router del west0")?;
+    said(&watch, "west0 is given back")?;
+    // Numbered without gaps.
+    let json = stage.watching("--json --snapshot --count 2")?;
+    wait_for("two events", PATIENCE, || {
+        Ok((json.log().lines().count() == 2).then_some(()))
+    })?;
+    check(
+        json.log().contains("\"interface\""),
+        "the snapshot has what is left",
+    )
+}
+
+fn refusals_name_the_interface_and_what_holds_it(stage: &mut Stage) -> Result<()> {
+    let refused = |stage: &Stage, line: &str| stage.daemon.cli(line).err().unwrap_or_default();
+    let router = &stage.road.router;
+    router.ok(
+        "ip link add bridge0 type bridge && ip link add spare type veth peer name other && ip link set spare master bridge0",
+    )?;
+    for (name, why) in [
+        ("nothing0", "there is no such interface"),
+        ("lo", "it is no Ethernet interface"),
+        ("spare", "it belongs to the bridge bridge0, which has its packets"),
+    ] {
+        let said = refused(stage, &format!("router add {name}"));
+        check(
+            said.contains(&format!("interface {name}: {why}")),
+            &format!("{name} is refused: {said}"),
+        )?;
+    }
+    check(stage.daemon.cli("router list")?.is_empty(), "nothing was taken")?;
+    let said = refused(stage, "router add a/b");
+    check(said.contains("'a/b' is no name of an interface"), &said)?;
+    // Somebody else's program; those before it stay taken.
+    let command = format!("{} forward west0", program("butterfly"));
+    let mut other = router.start("forward", &command)?;
+    wait_for("the other router", PATIENCE, || {
+        Ok(stage.road.has_program("west0")?.then_some(()))
+    })?;
+    let said = refused(stage, "router add east0 west0");
+    check(
+        said.contains("interface west0: it has an XDP program already: ") && said.contains("(id "),
+        &format!("the holder is named: {said}"),
+    )?;
+    let list = stage.daemon.cli("router list")?;
+    check(list.contains("east0") && !list.contains("west0"), &list)?;
+    other.terminate(Duration::from_secs(10))?;
+    stage.daemon.cli("router add west0")?;
+    stage.road.pinging(|| Ok(()))
+}
+
+fn interfaces_come_back_under_their_names(stage: &mut Stage) -> Result<()> {
+    stage.take_both()?;
+    stage.road.router.ok("ip link del west0")?;
+    wait_for("the interface to be missed", PATIENCE, || {
+        Ok(stage
+            .daemon
+            .cli("router list")?
+            .contains("it has gone")
+            .then_some(()))
+    })?;
+    stage.road.wire("west0", &stage.road.west, 2)?;
+    stage.road.first_answers()?;
+    wait_for("the interface to be taken again", PATIENCE, || {
+        let list = stage.daemon.json("router list")?;
+        Ok((list[1]["mode"] == "XDP_MODE_NATIVE").then_some(()))
+    })?;
+    stage.road.pinging(|| Ok(()))?;
+    stage.treated(WEST[0], "fast")
+}
+
+fn killed_under_load_the_kernel_goes_on(stage: &mut Stage) -> Result<()> {
+    stage.take_both()?;
+    let Stage { road, daemon } = stage;
+    road.pinging(|| {
+        let forwarded = || -> Result<bool> {
+            let status = daemon.json("router status")?;
+            Ok(number(&status["interfaces"][0]["ipv4"]["forwarded"]).unwrap_or(0) > 20)
+        };
+        wait_for("packets by the fast path", PATIENCE, || {
+            Ok(forwarded()?.then_some(()))
+        })?;
+        daemon.kill_and_restart()
+    })?;
+    check(!road.has_program("east0")?, "its programs went with it")?;
+    road.pinging(|| Ok(()))
+}
