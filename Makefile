@@ -9,7 +9,7 @@ UNITDIR ?= /lib/systemd/system
 HOLD ?=
 
 .DEFAULT_GOAL := build
-.PHONY: build demo test setup guest-image bench-switch bench-workers bench-control bench-balancer bench-router fuzz miri install uninstall clean help
+.PHONY: build demo test setup guest-image bench-switch bench-workers bench-control bench-balancer bench-router soak-router fuzz miri install uninstall clean help
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F '|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -63,6 +63,10 @@ REAL_TIME = $(shell chrt -r 1 true 2>/dev/null && echo chrt -r 1)
 bench-router: setup ## the router beside the kernel: ns a packet by routes and destinations, live frames; QUICK=1 for a short one
 	cargo bench --quiet -p butterfly-router --bench packets --no-run
 	$(REAL_TIME) cargo bench --quiet -p butterfly-router --bench packets -- $(QUICK_FLAG) --out $(abspath $(BENCH_OUT))
+
+soak-router: ## a million routes by ip -batch, and routes by BGP from FRR, followed by the router; installs frr
+	@tools/setup.sh soak
+	cargo test -p butterfly-router --test router -- --ignored --nocapture --test-threads 1
 
 fuzz: ## hostile inputs, FUZZ_SECONDS (60) for each target; needs a nightly compiler, installs cargo-fuzz
 	@FUZZ_SECONDS=$(or $(FUZZ_SECONDS),60) fuzz/run.sh

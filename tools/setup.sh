@@ -30,6 +30,8 @@ if ! command -v go >/dev/null && [ ! -x /usr/local/go/bin/go ]; then PACKAGES+="
 
 # With the argument `bench` the benchmarks' other peer as well: OVS-DPDK.
 if [ "${1:-}" = bench ]; then PACKAGES+=" openvswitch-switch-dpdk"; fi
+# With `soak` FRR, which feeds the router by BGP.
+if [ "${1:-}" = soak ]; then PACKAGES+=" frr"; fi
 
 as_root() {
     if [ "$(id -u)" != 0 ]; then

@@ -1,6 +1,6 @@
-//! Live frames over veths: `sender` gives them to `east`, and what arrives at `sink` is dropped there by a program. All on
-//! one CPU, sender and sink included, the same for all: the kernel, the router, and at its place the least that forwards
-//! by the kernel's lookup, and a program that sends on all frames without a look.
+//! Live frames, as if `east`'s driver had received them: what leaves by `west` goes over a veth to `sink` and is dropped there by a
+//! program. All on one CPU, the same for all: the kernel (its frames are passed), the router, the least that forwards by the
+//! kernel's lookup, and a program that sends on all frames without a look.
 
 use std::os::fd::AsFd;
 
@@ -20,7 +20,7 @@ const FRAMES: u32 = 1 << 17;
 
 /// All four by frame size, of each family.
 pub fn measure(results: &mut Results, rounds: usize) {
-    println!("live frames over veth, {ROUTES} routes, {DESTINATIONS} destinations: ns a frame");
+    println!("live frames, {ROUTES} routes, {DESTINATIONS} destinations: ns a frame");
     for v6 in [false, true] {
         family(results, v6, rounds);
     }
@@ -33,29 +33,25 @@ fn family(results: &mut Results, v6: bool, rounds: usize) {
     inside(&namespace, async || {
         let index = |name: &str| namespace.ifindex(name).expect("an interface");
         let program = |name, object| Program::load(name, object, |_| Ok(())).expect("the program loads");
-        let at = |program: &Program, name| {
-            attach(program.as_fd(), index(name), None).expect("a veth takes a program")
-        };
-        let (drops, fib) = (program("drop", objects::DROP), program("fib", objects::FIB));
-        let _sink = at(&drops, "sink");
+        let (drops, pass) = (program("drop", objects::DROP), program("pass", objects::PASS));
+        let fib = program("fib", objects::FIB);
+        let _sink = attach(drops.as_fd(), index("sink"), None).expect("a veth takes a program");
         let (scatter, redirect) = (Scatter::new(), Scatter::new());
         let to = destinations(&prefixes, DESTINATIONS);
         for size in SIZES {
             let frame = frame(v6, size - FCS);
-            scatter.tell(&frame, &to, index("sender"));
+            scatter.tell(&frame, &to, 0);
             redirect.tell(&frame, &to[..1], index("west"));
-            let once = || once(&scatter, &frame, index("sender"));
+            let once = |program: &Program| {
+                scatter.hand_on_to(program);
+                once(&scatter, &frame, index("east"))
+            };
             let mut taken = [const { Vec::new() }; 4];
             for round in 0..=rounds {
-                let kernel = once();
                 let router = Ours::start(&Options::default()).await;
-                let ours = once();
+                let ours = once(router.service.router.program());
                 drop(router);
-                let others = [&fib, &redirect.program].map(|program| {
-                    let _here = at(program, "east");
-                    once()
-                });
-                let all = [kernel, ours, others[0], others[1]];
+                let all = [once(&pass), ours, once(&fib), once(&redirect.program)];
                 // The first one fills the caches.
                 for (samples, one) in taken.iter_mut().zip(all).filter(|_| round > 0) {
                     samples.push(one);

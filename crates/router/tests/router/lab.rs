@@ -158,8 +158,12 @@ pub struct Ours {
 
 impl Ours {
     pub async fn start() -> Ours {
+        Ours::start_with(&SMALL).await
+    }
+
+    pub async fn start_with(options: &Options) -> Ours {
         let mut ours = Ours {
-            service: service().await,
+            service: Service::start(options).await.expect("the router"),
             attached: Interfaces::new(),
         };
         for name in ["east", "west"] {
@@ -172,13 +176,18 @@ impl Ours {
     }
 
     /// Follows what has changed until the report says what is looked for.
-    pub async fn until(&mut self, what: &str, mut seen: impl FnMut(&mut Ours) -> bool) {
+    pub async fn until(&mut self, what: &str, seen: impl FnMut(&mut Ours) -> bool) {
+        self.until_within(10, what, seen).await;
+    }
+
+    /// The same, with another patience.
+    pub async fn until_within(&mut self, secs: u64, what: &str, mut seen: impl FnMut(&mut Ours) -> bool) {
         let look = async {
             while !seen(self) {
                 self.service.step().await.expect("the router goes on");
             }
         };
-        let done = tokio::time::timeout(std::time::Duration::from_secs(10), look).await;
+        let done = tokio::time::timeout(std::time::Duration::from_secs(secs), look).await;
         assert!(
             done.is_ok(),
             "no {what}: {:#?}",
@@ -205,11 +214,9 @@ impl Ours {
     }
 }
 
-async fn service() -> Service {
-    let options = Options {
-        nodes4: 4096,
-        nodes6: 65_536,
-        paths: 1024,
-    };
-    Service::start(&options).await.expect("the router")
-}
+/// Tables for a few routes.
+const SMALL: Options = Options {
+    nodes4: 4096,
+    nodes6: 65_536,
+    paths: 1024,
+};

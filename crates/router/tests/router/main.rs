@@ -4,8 +4,10 @@
 mod another_kernel;
 mod cables;
 mod changes;
+mod counted;
 mod devices;
 mod lab;
 mod odd;
 mod oracle;
 mod packets;
+mod scale;
