@@ -9,7 +9,7 @@ UNITDIR ?= /lib/systemd/system
 HOLD ?=
 
 .DEFAULT_GOAL := build
-.PHONY: build demo test setup guest-image bench-switch bench-workers bench-control bench-balancer bench-router soak-router fuzz miri install uninstall clean help
+.PHONY: build demo test test-devices setup guest-image bench-switch bench-workers bench-control bench-balancer bench-router soak-router fuzz miri install uninstall clean help
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F '|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -34,6 +34,10 @@ test: guest-image ## format, lints, all tests with real guests
 	@# The examples in comments first: where none has any, the output would end in "0 passed".
 	cargo test --workspace --doc
 	cargo test --workspace --lib --bins --tests --no-fail-fast
+
+test-devices: guest-image ## router and overlay over VLANs and bonds, in guests with Debian's kernel (two minutes)
+	cargo build --workspace --bins
+	cargo test --workspace --test devices
 
 # QUICK=1 keeps each of them under five minutes.
 QUICK_FLAG = $(if $(QUICK),--quick)

@@ -77,8 +77,12 @@ impl Stage for Lab {
         self.talks()
     }
 
-    fn daemon(&mut self) -> &mut Daemon {
-        &mut self.daemon
+    fn is_running(&mut self) -> bool {
+        self.daemon.is_running()
+    }
+
+    fn dump(&self) -> String {
+        self.daemon.dump()
     }
 }
 

@@ -1,6 +1,5 @@
 //! Trials that share what takes long to start: guests that boot once for a test binary.
 
-use crate::Daemon;
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
@@ -8,20 +7,23 @@ use testkit::Result;
 
 /// What is started once and made ready for each trial.
 pub trait Stage: Sized + Send + 'static {
-    /// Starts all of it, the daemon with these further options.
+    /// Starts all of it, its daemon with these further options.
     fn start(options: &[&str]) -> Result<Self>;
 
     /// The state every trial begins with, whatever the one before has left.
     fn reset(&mut self) -> Result<()>;
 
-    /// The daemon, whose dump explains a failure.
-    fn daemon(&mut self) -> &mut Daemon;
+    /// Whether what every trial needs still runs: the daemon.
+    fn is_running(&mut self) -> bool;
+
+    /// All that explains a failure.
+    fn dump(&self) -> String;
 }
 
 /// What a trial does.
 pub type Body<S> = fn(&mut S) -> Result<()>;
 
-/// Runs the named trials one after the other, each on the freshly reset stage. A failure carries the daemon's dump. The
+/// Runs the named trials one after the other, each on the freshly reset stage. A failure carries its dump. The
 /// stage starts with the first trial that runs, so that `--list` starts nothing.
 pub fn run_trials<S: Stage>(options: &'static [&str], trials: &[(&'static str, Body<S>)]) -> ! {
     let mut arguments = Arguments::from_args();
@@ -55,15 +57,10 @@ fn run_one<S: Stage>(
         .reset()
         .map_err(|e| format!("reset: {e}"))
         .and_then(|()| body(stage));
-    let alive = stage.daemon().is_running();
+    let alive = stage.is_running();
     if alive && outcome.is_ok() {
         return Ok(());
     }
     let sentence = outcome.err().unwrap_or_else(|| "the daemon ended".to_owned());
-    Err(format!(
-        "after {:?}: {sentence}\n{}",
-        begin.elapsed(),
-        stage.daemon().dump()
-    )
-    .into())
+    Err(format!("after {:?}: {sentence}\n{}", begin.elapsed(), stage.dump()).into())
 }

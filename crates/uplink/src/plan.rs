@@ -102,17 +102,35 @@ impl Plan {
 
     fn add_endpoint(&mut self, kernel: &Snapshot, owner: &Arc<Link>, ip: IpAddr) {
         let (below, vlan) = below(kernel, owner);
-        if !self.endpoints.contains(&(ip, vlan)) {
-            self.endpoints.push((ip, vlan));
-        }
         let here = |wanted: &Wanted| below.is_some_and(|below| below.name == wanted.name);
         // One that is on a loopback, as of hosts with several ways out, comes in by any of them.
         let anywhere = below.is_none_or(|below| below.loopback);
+        let mut vlans = vec![vlan];
+        if anywhere {
+            vlans.extend(self.vlans_on_uplinks(kernel));
+        }
+        for vlan in vlans {
+            if !self.endpoints.contains(&(ip, vlan)) {
+                self.endpoints.push((ip, vlan));
+            }
+        }
         for wanted in &mut self.uplinks {
             if (anywhere || here(wanted)) && !wanted.addresses.contains(&ip) {
                 wanted.addresses.push(ip);
             }
         }
+    }
+
+    /// The VLANs that the kernel has on the uplinks.
+    fn vlans_on_uplinks<'a>(&'a self, kernel: &'a Snapshot) -> impl Iterator<Item = u16> + 'a {
+        let is_uplink = |index| {
+            let joined = self.uplinks.iter().filter_map(|wanted| wanted.link.as_ref().ok());
+            joined.into_iter().any(|link| link.index == index)
+        };
+        let vlans = kernel.links.values().filter_map(|link| link.vlan);
+        vlans
+            .filter(move |vlan| is_uplink(vlan.parent))
+            .map(|vlan| vlan.id)
     }
 }
 

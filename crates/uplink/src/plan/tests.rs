@@ -131,7 +131,8 @@ fn the_interfaces_that_are_named() {
     ];
     assert_eq!(
         (uplinks.as_slice(), endpoints.as_str()),
-        (&expected.map(str::to_owned)[..], "203.0.113.1/0")
+        (&expected.map(str::to_owned)[..], "203.0.113.1/0 203.0.113.1/7"),
+        "an address of the loopback comes in the VLANs of the uplinks too"
     );
     // A VLAN subinterface is reached by the one below it; without addresses given it is its own that count.
     let (uplinks, endpoints) = planned(&["eth1.7"], &[]);
