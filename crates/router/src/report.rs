@@ -39,8 +39,8 @@ impl InterfaceReport {
 pub struct TableReport {
     /// Prefixes and single addresses in it.
     pub prefixes: usize,
-    /// Nodes of the trie in use.
+    /// Lines of 64 bytes of the trie in use.
     pub nodes: usize,
-    /// Nodes that there are.
+    /// Lines that there are.
     pub nodes_max: usize,
 }

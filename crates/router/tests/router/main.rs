@@ -6,6 +6,7 @@ mod cables;
 mod changes;
 mod counted;
 mod devices;
+mod full;
 mod lab;
 mod odd;
 mod oracle;

@@ -16,7 +16,8 @@ const PATIENCE: u64 = 120;
 const MILLION: u32 = 1_000_000;
 const OF_BGP: u32 = 10_000;
 
-fn batch(namespace: &Namespace, lines: impl Iterator<Item = String>) {
+/// Gives `ip` many commands at once.
+pub fn batch(namespace: &Namespace, lines: impl Iterator<Item = String>) {
     let file = tempfile::NamedTempFile::new().expect("a file");
     let text = lines.fold(String::new(), |mut text, line| {
         let _ = writeln!(text, "{line}");
