@@ -183,34 +183,12 @@ fn interfaces_are_taken_and_given_back(stage: &mut Stage) -> Result<()> {
     stage.road.pinging(|| Ok(()))
 }
 
-/// A counter of the west's nftables.
-fn observed(stage: &Stage, name: &str) -> Result<(u64, u64)> {
-    let json = stage
-        .road
-        .west
-        .ok(&format!("nft -j list counter inet seen {name}"))?;
-    let json: Value = serde_json::from_str(&json).map_err(|e| format!("nft said {json}: {e}"))?;
-    let counter = json["nftables"].as_array().and_then(|all| all.last()).cloned();
-    let counter = &counter.ok_or("nft says nothing")?["counter"];
-    let value = |name: &str| {
-        counter[name]
-            .as_u64()
-            .ok_or_else(|| format!("no {name} in {counter}"))
-    };
-    Ok((value("packets")?, value("bytes")?))
-}
-
 fn counters_are_those_of_an_outside_observer(stage: &mut Stage) -> Result<()> {
     stage.take_both()?;
-    stage.road.west.ok(
-        "nft 'add table inet seen; add counter inet seen four; add counter inet seen six;
-         add chain inet seen in { type filter hook input priority 0; };
-         add rule inet seen in icmp type echo-request counter name four;
-         add rule inet seen in icmpv6 type echo-request counter name six'",
-    )?;
+    stage.road.count_requests()?;
     // Neighbours are known, and everything that follows is fast.
     stage.road.pinging(|| Ok(()))?;
-    for (family, address, counter) in [("ipv4", WEST[0], "four"), ("ipv6", WEST[1], "six")] {
+    for (family, address) in [("ipv4", WEST[0]), ("ipv6", WEST[1])] {
         let names = [
             ("east0", "forwarded"),
             ("east0", "forwarded_bytes"),
@@ -221,7 +199,7 @@ fn counters_are_those_of_an_outside_observer(stage: &mut Stage) -> Result<()> {
             let read = |(interface, name): &(&str, &str)| stage.counter(interface, family, name);
             names.iter().map(read).collect()
         };
-        let (ours, theirs) = (read(stage)?, observed(stage, counter)?);
+        let (ours, theirs) = (read(stage)?, stage.road.seen(address)?);
         for size in [1, 500, 1400] {
             stage
                 .road
@@ -234,7 +212,7 @@ fn counters_are_those_of_an_outside_observer(stage: &mut Stage) -> Result<()> {
             .east
             .succeeds(&format!("ping -q -c 3 -i 0.01 -W 1 -t 1 {address}"))?;
         check(!expired, "a TTL of one does not reach the west")?;
-        let (now, seen) = (read(stage)?, observed(stage, counter)?);
+        let (now, seen) = (read(stage)?, stage.road.seen(address)?);
         let more: Vec<u64> = now.iter().zip(&ours).map(|(now, before)| now - before).collect();
         let (packets, bytes) = (seen.0 - theirs.0, seen.1 - theirs.1);
         check(packets == 300, &format!("300 requests arrive, {packets}"))?;

@@ -4,17 +4,22 @@
 use std::time::Duration;
 
 use testkit::process::Process;
-use testkit::road::{PATIENCE, Road};
+use testkit::road::{PATIENCE, Road, WEST};
 use testkit::wait_for;
 
 fn forward(road: &Road, options: &str) -> Process {
+    begin(road, options, "are followed.")
+}
+
+/// Until it has said something.
+fn begin(road: &Road, options: &str, said: &str) -> Process {
     let command = format!(
         "{} forward east0 west0 {options}",
         env!("CARGO_BIN_EXE_butterfly")
     );
     let process = road.router.start("forward", &command).expect("butterfly");
     wait_for("the interfaces", PATIENCE, || {
-        Ok(process.log().contains("are followed.").then_some(()))
+        Ok(process.log().contains(said).then_some(()))
     })
     .expect("a start");
     process
@@ -57,6 +62,27 @@ fn it_takes_over_and_gives_back_under_load() {
     assert!(!hosts.has_program("east0").expect("ip"));
     pinging(&hosts, || {});
     assert!(hosts.west.succeeds("true").expect("it is there"));
+}
+
+#[test]
+fn it_counts_what_the_far_host_counts() {
+    let hosts = Road::new().expect("the kernel forwards");
+    hosts.count_requests().expect("nftables");
+    let mut forward = begin(&hosts, "--json", "\"notes\"");
+    pinging(&hosts, || {});
+    forward.terminate(PATIENCE).expect("an end");
+    let log = forward.log();
+    let last = log.lines().last().expect("a report");
+    let report: serde_json::Value = serde_json::from_str(last).expect("JSON");
+    for (family, address) in [("ipv4", WEST[0]), ("ipv6", WEST[1])] {
+        let (packets, bytes) = hosts.seen(address).expect("a counter");
+        let counted = &report["interfaces"][0][family];
+        assert_eq!(
+            (&counted["forwarded"], &counted["forwarded_bytes"], packets),
+            (&packets.into(), &bytes.into(), 500),
+            "{family}: {report}"
+        );
+    }
 }
 
 #[test]

@@ -82,6 +82,31 @@ impl Road {
         Ok(())
     }
 
+    /// Has the west count the echo requests that reach it: see [`seen`](Self::seen).
+    pub fn count_requests(&self) -> Result<()> {
+        let rules = "nft 'add table inet seen; add counter inet seen four; add counter inet seen six;
+            add chain inet seen in { type filter hook input priority 0; };
+            add rule inet seen in icmp type echo-request counter name four;
+            add rule inet seen in icmpv6 type echo-request counter name six'";
+        self.west.ok(rules).map(drop)
+    }
+
+    /// Packets and bytes of echo requests to one of [`WEST`]'s addresses that the west's nftables counted.
+    pub fn seen(&self, address: &str) -> Result<(u64, u64)> {
+        let name = if address.contains(':') { "six" } else { "four" };
+        let json = self.west.ok(&format!("nft -j list counter inet seen {name}"))?;
+        let said: serde_json::Value =
+            serde_json::from_str(&json).map_err(|e| format!("nft said {json}: {e}"))?;
+        let last = said["nftables"].as_array().and_then(|all| all.last());
+        let counter = &last.ok_or("nft says nothing")?["counter"];
+        let value = |name: &str| {
+            counter[name]
+                .as_u64()
+                .ok_or_else(|| format!("no {name} in {counter}"))
+        };
+        Ok((value("packets")?, value("bytes")?))
+    }
+
     /// Whether an interface of the router's has an XDP program.
     pub fn has_program(&self, interface: &str) -> Result<bool> {
         Ok(self

@@ -119,3 +119,60 @@ pub fn interface_name(ifindex: u32, snapshot: &Snapshot) -> String {
         (_, None) => ifindex.to_string(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_told_apart_by_what_became_of_the_packets() {
+        let mut values = vec![0; Counter::ALL.len()];
+        for (counter, packets) in [
+            (Counter::Forwarded, 7),
+            (Counter::ForwardedBytes, 700),
+            (Counter::Sent, 5),
+            (Counter::Blackhole, 3),
+            (Counter::NoRoute, 2),
+        ] {
+            values[counter as usize] = packets;
+        }
+        let reason = |counter: Counter, fate: v1::router_reason::Fate, packets| v1::RouterReason {
+            reason: counter.name().into(),
+            description: counter.description().into(),
+            fate: fate.into(),
+            packets,
+        };
+        let expected = v1::RouterCounters {
+            forwarded: 7,
+            forwarded_bytes: 700,
+            sent: 5,
+            reasons: vec![
+                reason(Counter::Blackhole, v1::router_reason::Fate::Dropped, 3),
+                reason(Counter::NoRoute, v1::router_reason::Fate::Kernel, 2),
+            ],
+        };
+        assert_eq!(counters(&values), expected);
+    }
+
+    /// One that is not attached has no counters, and says why.
+    #[test]
+    fn an_interface_that_is_away_is_shown_all_the_same() {
+        let away = Member {
+            name: "eth1".into(),
+            mode: None,
+            why: "it has gone".into(),
+            asked: None,
+        };
+        let status = status(Report::default(), vec![away], 9);
+        let expected = v1::RouterInterfaceStatus {
+            interface: Some(v1::RouterInterface {
+                name: "eth1".into(),
+                mode: v1::XdpMode::Unspecified.into(),
+                why: "it has gone".into(),
+            }),
+            ipv4: None,
+            ipv6: None,
+        };
+        assert_eq!((status.time_ns, status.interfaces), (9, vec![expected]));
+    }
+}

@@ -209,3 +209,39 @@ async fn pages(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_a_prefix_or_all() {
+        let ask = |to: &str, table| {
+            let to = to.to_owned();
+            asked(v1::ListRoutesRequest { to, table })
+        };
+        assert!(matches!(ask("10.0.0.1", None), Ok(Asked::To(ip)) if ip.is_ipv4()));
+        let within = |to, table| match ask(to, table) {
+            Ok(Asked::All(selection)) => selection,
+            _ => panic!("{to} is no prefix"),
+        };
+        assert_eq!(within("", None), Selection::default());
+        // As a person writes a network: the host's bits do not count.
+        assert_eq!(
+            within("2001:db8::7/32", Some(7)),
+            Selection {
+                within: "2001:db8::/32".parse().ok(),
+                table: Some(7)
+            }
+        );
+        let refused = |to, table| ask(to, table).err().map(|refusal| refusal.to_string());
+        assert_eq!(
+            refused("eth1\n", None).as_deref(),
+            Some("to 'eth1\\n' is neither an address nor a prefix")
+        );
+        assert_eq!(
+            refused("::1", Some(7)).as_deref(),
+            Some("to '::1': packets to an address go by the rules, not by one table")
+        );
+    }
+}
