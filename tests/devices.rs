@@ -3,12 +3,12 @@
 //! guest, whose kernel is the peer: router, LACP, vxlan.
 
 use butterfly_tests::daemon::program;
-use butterfly_tests::lab::{Download, check, soon};
+use butterfly_tests::lab::{Download, check, says, soon};
 use butterfly_tests::trials::{Stage, run_trials};
 use std::time::Duration;
+use testkit::Result;
 use testkit::image::Image;
 use testkit::qemu::{Guest, Machine, Nic, Wire};
-use testkit::{Result, wait_for};
 
 fn main() {
     run_trials::<Pair>(
@@ -29,8 +29,8 @@ struct Pair {
     _cables: tempfile::TempDir,
 }
 
-/// How soon a program has to be ready in a guest, whose processor checks XDP programs slowly.
-const PATIENCE: Duration = Duration::from_secs(90);
+/// How long an exchange may take: guests without KVM on a busy machine are slow.
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// On both: what is there for all trials. `$me` is 1 on the host and 2 on its peer.
 const DEVICES: &str = "set -e; modprobe tun
@@ -155,12 +155,8 @@ fn forwards_from_a_bond_to_a_vlan(pair: &mut Pair) -> Result<()> {
 
 /// Starts `butterfly forward`, and gives what it says until it forwards.
 fn forward(host: &Guest) -> Result<String> {
-    host.ok("butterfly forward vlan5 bond1 >/run/log 2>&1 & echo $! >/run/pid")?;
-    wait_for("butterfly forward", PATIENCE, || {
-        let said = host.ok("cat /run/log")?;
-        Ok(said.contains("are followed.").then_some(said))
-    })
-    .map_err(|e| format!("{e}\n{}", host.ok("cat /run/log").unwrap_or_else(|e| e)))
+    host.ok(": >/run/log; butterfly forward vlan5 bond1 >/run/log 2>&1 & echo $! >/run/pid")?;
+    says(host, "/run/log", "are followed.")
 }
 
 fn no_program_is_left(host: &Guest) -> Result<()> {
@@ -243,9 +239,9 @@ fn overlay(pair: &Pair, options: &str, local: &str, remote: &str) -> Result<Stri
          ip addr add 10.7.0.2/24 dev vx; ip addr add fd17::2/64 dev vx nodad"
     ))?;
     pair.host.ok(&format!(
-        "mkdir /run/bf; butterflyd --no-syslog -s /run/bf --api unix:/run/bf/api.sock {options} >/run/log 2>&1 &
-         for i in $(seq 300); do grep -q 'is ready' /run/log && exit 0; sleep 0.05; done; cat /run/log; exit 1"
+        "mkdir /run/bf; : >/run/log; butterflyd --no-syslog -s /run/bf --api unix:/run/bf/api.sock {options} >/run/log 2>&1 &"
     ))?;
+    says(&pair.host, "/run/log", "is ready")?;
     pair.host.ok(&format!(
         "set -e
          {butterfly} sg rule add open --ip-proto all
@@ -271,7 +267,7 @@ fn talk(pair: &Pair) -> Result<()> {
                 "in='ip netns exec a guest'; $in udp-ping {to} 53 3 3000 && \
                  $in tcp-get {to} 80 1000000 60 && $in tcp-put {to} 81 1000000 60"
             ),
-            PATIENCE * 2,
+            PATIENCE,
         )?;
         check(said.code == 0, &format!("{to} is talked to:\n{}", said.text))?;
     }

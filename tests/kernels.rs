@@ -2,7 +2,7 @@
 //! lack, and as the host that our programs run on.
 
 use butterfly_tests::daemon::program;
-use butterfly_tests::lab::check;
+use butterfly_tests::lab::{check, says};
 use libtest_mimic::{Arguments, Failed, Trial};
 use testkit::Result;
 use testkit::image::Image;
@@ -54,13 +54,34 @@ fn a_peer_with_its_own_kernel() -> Result<()> {
 /// The daemon and the command line, on a kernel that is older than this machine's or newer, but another.
 fn our_programs_on_its_kernel() -> Result<()> {
     let programs = [program("butterfly"), program("butterflyd")];
-    let machine = Machine::named("host").with_programs(&programs.each_ref().map(String::as_str));
+    let machine = Machine::named("host")
+        .with_tools()
+        .with_programs(&programs.each_ref().map(String::as_str));
     let host = Guest::start(&Image::ready()?, &machine)?;
-    host.ok("butterflyd --no-syslog -s /run --api unix:/run/api.sock >/run/log 2>&1 &
-             for i in $(seq 500); do grep -q 'is ready' /run/log && exit 0; sleep 0.05; done; cat /run/log; exit 1")?;
+    host.ok(": >/run/log; butterflyd --no-syslog -s /run --api unix:/run/api.sock >/run/log 2>&1 &")?;
+    says(&host, "/run/log", "is ready")?;
     let status = host.ok("butterfly -e unix:/run/api.sock status && uname -r")?;
     check(
         status.contains("worker 0:"),
         &format!("the daemon answers:\n{status}"),
-    )
+    )?;
+    // The XDP programs of the router and the load balancer pass that kernel's verifier; the uplink's is in `devices.rs`.
+    host.ok(
+        "ip link add near0 type veth peer name far0 && ip addr add 10.1.2.3/24 dev near0 && ip link set near0 up && \
+         ip link set far0 up",
+    )?;
+    for (command, text) in [
+        ("forward near0 far0", "taking over far0: native XDP."),
+        (
+            "balance near0 10.1.2.3 192.168.101.1 10.1.2.10 10.1.2.11",
+            "balancing 192.168.101.1:80/tcp on near0 (native)",
+        ),
+    ] {
+        host.ok(&format!(
+            ": >/run/said; butterfly {command} >/run/said 2>&1 & echo $! >/run/pid"
+        ))?;
+        says(&host, "/run/said", text)?;
+        host.ok("kill -9 $(cat /run/pid)")?;
+    }
+    Ok(())
 }

@@ -151,6 +151,17 @@ pub fn soon(guest: &Guest, command: &str) -> Result<()> {
     wait_for(&what, SOON, || Ok(guest.succeeds(command)?.then_some(())))
 }
 
+/// Waits until a program in a guest has written a text to its log, which is there already, and gives the log. One that loads XDP programs takes its
+/// time: without KVM the guest's kernel checks them slowly.
+pub fn says(guest: &Guest, log: &str, text: &str) -> Result<String> {
+    let what = format!("'{text}' in {log} of {}", guest.name());
+    let read = || guest.ok(&format!("cat {log}"));
+    wait_for(&what, Duration::from_secs(120), || {
+        Ok(Some(read()?).filter(|said| said.contains(text)))
+    })
+    .map_err(|e| format!("{e}:\n{}", read().unwrap_or_else(|e| e)))
+}
+
 /// A download that runs in a guest.
 #[derive(Debug)]
 pub struct Download<'a> {
