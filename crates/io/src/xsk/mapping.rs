@@ -25,14 +25,12 @@ impl Mapping {
     /// Zeroed memory, in reserved huge pages where there are some, else in pages that the kernel may join to huge ones.
     pub fn anonymous(len: usize) -> Result<Mapping, Errno> {
         if len.is_multiple_of(HUGE_PAGE)
-            && let Ok(mapping) =
+            && let Ok(mut mapping) =
                 Self::map_anonymous(len, MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::HUGE_2MB)
         {
-            return Ok(Mapping {
-                huge: true,
-                ..mapping
-            }
-            .kept_private());
+            // In place: what a new value is made of is unmapped behind it, copied or not.
+            mapping.huge = true;
+            return Ok(mapping.kept_private());
         }
         let mapping = Self::map_anonymous(len, MapFlags::PRIVATE)?;
         // SAFETY: advice about our own new mapping. Where there are no huge pages nothing changes.
@@ -97,5 +95,42 @@ impl Drop for Mapping {
             self.start,
             self.len
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The number of reserved huge pages, put back when dropped.
+    struct Reserved(String);
+
+    const SETTING: &str = "/proc/sys/vm/nr_hugepages";
+
+    impl Drop for Reserved {
+        fn drop(&mut self) {
+            let _ = std::fs::write(SETTING, &self.0);
+        }
+    }
+
+    #[test]
+    fn memory_in_reserved_huge_pages_stays_mapped() {
+        let before = std::fs::read_to_string(SETTING).unwrap_or_default();
+        let count: u64 = before.trim().parse().unwrap_or(0);
+        let _reserved = Reserved(before);
+        if std::fs::write(SETTING, (count + 2).to_string()).is_err() {
+            eprintln!("skipped: no huge pages can be reserved here");
+            return;
+        }
+        let mapping = Mapping::anonymous(HUGE_PAGE).unwrap();
+        if !mapping.is_huge() {
+            eprintln!("skipped: none of the reserved huge pages is free");
+            return;
+        }
+        // Nobody else is to be given the same addresses.
+        let other = Mapping::anonymous(HUGE_PAGE).unwrap();
+        assert_ne!(mapping.start(), other.start());
+        // SAFETY: the mapping is ours alone and of that length.
+        unsafe { mapping.start().write_bytes(0xa5, mapping.len()) };
     }
 }
