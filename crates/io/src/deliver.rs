@@ -9,6 +9,7 @@ use wire::offload::{Gso, Offload, PartialChecksum};
 use wire::segment::{Checksum, Segments};
 
 use crate::copy;
+use crate::copy_sum::copy_and_sum;
 use crate::frame::{Batch, Frame, HEAD_MAX, Segment};
 use crate::port::TransmitError;
 
@@ -123,25 +124,51 @@ impl Piece<'_> {
         self.head.len() + self.body.len()
     }
 
+    /// Copies the body, and gives its sum if that is asked for.
+    ///
+    /// # Safety
+    /// `to` is valid for writes of as many bytes as the body has.
+    #[inline]
+    pub unsafe fn copy_body(&self, to: *mut u8, summed: bool) -> Sum {
+        let (mut at, mut sum) = (0, Sum::new());
+        for segment in self.body.segments() {
+            // SAFETY: the segment is valid for reads (`Segment`), and all of them together are as long as the body.
+            unsafe {
+                match summed {
+                    true => sum.append(copy_and_sum(segment.ptr, to.add(at), segment.len), segment.len),
+                    false => copy::bytes(segment.ptr, to.add(at), segment.len),
+                }
+            }
+            at += segment.len;
+        }
+        sum
+    }
+
+    /// Completes the checksum, where there is one to complete: in `head`, a copy of the piece's. `body` is the sum of the body.
+    #[inline]
+    pub fn complete(&self, head: &mut [u8], body: Sum) {
+        let Some(partial) = self.checksum else { return };
+        let start = usize::from(partial.start);
+        let field = start + usize::from(partial.offset);
+        let mut sum = Sum::new();
+        sum.add(&head[start..]);
+        sum.append(body.folded().into(), self.body.len());
+        head[field..field + 2].copy_from_slice(&finish(sum.folded().into()).to_be_bytes());
+    }
+
     /// The whole frame in private memory, its checksum completed. `out` is replaced.
     pub fn linearize(&self, out: &mut Vec<u8>) {
         out.clear();
         out.reserve(self.len());
         out.extend_from_slice(self.head);
-        for segment in self.body.segments() {
-            // SAFETY: the segment is valid for reads (`Segment`), `reserve` made room for `len()` bytes of which
-            // `out.len()` are used, and the length is raised over bytes just written.
-            unsafe {
-                copy::bytes(segment.ptr, out.as_mut_ptr().add(out.len()), segment.len);
-                out.set_len(out.len() + segment.len);
-            }
-        }
-        if let Some(partial) = self.checksum {
-            let mut sum = Sum::new();
-            sum.add(&out[partial.start as usize..]);
-            let field = partial.start as usize + partial.offset as usize;
-            out[field..field + 2].copy_from_slice(&finish(u32::from(sum.folded())).to_be_bytes());
-        }
+        // SAFETY: `reserve` made room for `len()` bytes, of which `out.len()` are used, and the length is raised over bytes
+        // just written.
+        let body = unsafe {
+            let body = self.copy_body(out.as_mut_ptr().add(out.len()), self.checksum.is_some());
+            out.set_len(self.len());
+            body
+        };
+        self.complete(&mut out[..self.head.len()], body);
     }
 }
 

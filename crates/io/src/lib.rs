@@ -20,6 +20,7 @@ pub mod bench;
 pub mod bpf;
 pub mod bpf_array;
 mod copy;
+mod copy_sum;
 pub mod cycles;
 mod deliver;
 pub mod ethtool;

@@ -1,10 +1,10 @@
 //! Frames on their way to another host: what a frame becomes behind outer headers, in one piece of private memory.
 //!
 //! [`deliver`] cuts and completes as for every receiver; here each piece gets the headers of its own in front. What
-//! is written is private until it is sent, so that checksums are made over the very bytes that were written, after they were
-//! copied: they are in the cache then. Used by every port that can be an uplink.
+//! is written is private until it is sent. Checksums are made while the body is copied, of the very bytes that are written
+//! ([`Piece::copy_body`]), and the inner and the outer one share that sum. Used by every port that can be an uplink.
 
-use wire::checksum::{self, finish};
+use wire::checksum::Sum;
 use wire::vxlan::Outer;
 
 use crate::copy;
@@ -57,25 +57,16 @@ pub(crate) fn write(out: &mut [u8], outer: Option<&Outer>, piece: &Piece<'_>) {
     let (head, body) = inner.split_at_mut(piece.head.len());
     // SAFETY: both are as long. Not `copy_from_slice`, which calls `memcpy` for what is short.
     unsafe { copy::bytes(piece.head.as_ptr(), head.as_mut_ptr(), head.len()) };
-    let mut at = 0;
-    for segment in piece.body.segments() {
-        let part = &mut body[at..at + segment.len];
-        // SAFETY: the segment is valid for reads (`Segment`), `part` is as long.
-        unsafe { copy::bytes(segment.ptr, part.as_mut_ptr(), part.len()) };
-        at += segment.len;
-    }
-    if let Some(partial) = piece.checksum {
-        let start = usize::from(partial.start);
-        let field = start + usize::from(partial.offset);
-        let sum = checksum::sum(&inner[start..]);
-        inner[field..field + 2].copy_from_slice(&finish(sum).to_be_bytes());
-    }
+    let outer_sum = outer.is_some_and(Outer::needs_sum);
+    // SAFETY: `body` is what is left behind the head: as long as the piece's.
+    let body_sum = unsafe { piece.copy_body(body.as_mut_ptr(), outer_sum || piece.checksum.is_some()) };
+    piece.complete(head, body_sum);
     if let Some(outer) = outer {
-        let sum = if outer.needs_sum() {
-            checksum::sum(inner)
-        } else {
-            0
-        };
-        outer.write(headers, inner.len(), sum);
+        let mut sum = Sum::new();
+        if outer_sum {
+            sum.add(head);
+            sum.append(body_sum.folded().into(), body.len());
+        }
+        outer.write(headers, inner.len(), sum.folded().into());
     }
 }

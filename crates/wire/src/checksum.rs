@@ -35,6 +35,12 @@ pub fn sum(bytes: &[u8]) -> u32 {
         .fold(u64::from(u32::from_ne_bytes(last)), |total, lane| {
             total.wrapping_add(*lane)
         });
+    of_native(total)
+}
+
+/// The sum for whoever has added up words in the processor's own order, of 16 or of 32 bits: at most 0xffff.
+#[inline]
+pub fn of_native(total: u64) -> u32 {
     // The sum of byte-swapped words is the byte-swapped sum (RFC 1071, section 2 (B)).
     u32::from(u16::from_be(fold64(total)))
 }
@@ -134,13 +140,19 @@ impl Sum {
     /// Adds the next piece.
     #[inline]
     pub fn add(&mut self, piece: &[u8]) {
-        let mut sum = sum(piece);
+        self.append(sum(piece), piece.len());
+    }
+
+    /// Adds the next piece by its [`sum`], which somebody else has made, and its length in bytes.
+    #[inline]
+    pub fn append(&mut self, sum: u32, len: usize) {
+        let mut sum = fold(sum);
         if self.odd {
             // At an odd offset every byte is in the other half of its word (RFC 1071, section 2 (A)).
-            sum = u32::from((sum as u16).swap_bytes());
+            sum = sum.swap_bytes();
         }
-        self.total = add(self.total, sum);
-        self.odd ^= piece.len() % 2 == 1;
+        self.total = add(self.total, u32::from(sum));
+        self.odd ^= len % 2 == 1;
     }
 
     /// The sum so far, at most 0xffff.

@@ -4,12 +4,13 @@
 //! taken for good when the frame is complete, so that a frame that does not fit leaves no trace.
 //! What was taken waits for [`Queue::publish`](super::queue::Queue::publish).
 
-use wire::checksum::{Sum, finish};
+use wire::checksum::Sum;
 use wire::virtio_net;
 
 use super::fault::RingFault;
 use super::queue::{Ring, Room};
 use crate::copy::{self, by_width};
+use crate::copy_sum::copy_and_sum;
 use crate::deliver::{self, Accepts, Piece};
 use crate::frame::{BATCH, Batch, Frame, HEAD_MAX, Segment};
 use crate::port::TransmitError;
@@ -196,35 +197,25 @@ unsafe fn write_header(to: *mut u8, header: u128, header_len: usize) {
     }
 }
 
-/// Writes a frame whose checksum is to be completed: the body first, summed as it passes through a private
-/// buffer (the sum is over the very bytes that are delivered), then the head with the result in it.
+/// Writes a frame whose checksum is to be completed: the body first, summed as it is copied, then the head with the result
+/// in it.
 #[cold]
 fn put_summed(buffers: &[Segment], header: &[u8], piece: &Piece<'_>) {
-    let Some(partial) = piece.checksum else { return };
-    let start = usize::from(partial.start);
     let mut head = [0u8; HEAD_MAX];
     let head = &mut head[..piece.head.len()];
     head.copy_from_slice(piece.head);
-    let mut sum = Sum::new();
-    sum.add(&head[start..]);
-
-    let mut front = Scatter::new(buffers);
-    let mut behind = Scatter::new(buffers);
+    let (mut front, mut behind) = (Scatter::new(buffers), Scatter::new(buffers));
     behind.skip(header.len() + head.len());
-    let mut bounce = [0u8; 2048];
+    let mut sum = Sum::new();
     for segment in piece.body.segments() {
         let mut at = 0;
-        while at < segment.len {
-            let part = &mut bounce[..(segment.len - at).min(2048)];
-            // SAFETY: `at + part.len() <= segment.len`, for which the segment is valid (`Segment`).
-            unsafe { copy::bytes(segment.ptr.add(at), part.as_mut_ptr(), part.len()) };
-            sum.add(part);
-            behind.write(part);
-            at += part.len();
-        }
+        behind.each(segment.len, |to, len| {
+            // SAFETY: as in `Scatter::write_segment`.
+            sum.append(unsafe { copy_and_sum(segment.ptr.add(at), to, len) }, len);
+            at += len;
+        });
     }
-    let field = start + usize::from(partial.offset);
-    head[field..field + 2].copy_from_slice(&finish(u32::from(sum.folded())).to_be_bytes());
+    piece.complete(head, sum);
     front.write(header);
     front.write(head);
 }
