@@ -9,7 +9,7 @@ UNITDIR ?= /lib/systemd/system
 HOLD ?=
 
 .DEFAULT_GOAL := build
-.PHONY: build demo test test-devices setup guest-image bench-switch bench-workers bench-control bench-balancer bench-router soak-router fuzz miri install uninstall clean help
+.PHONY: build demo test test-devices setup guest-image bench-switch bench-overlay bench-workers bench-control bench-balancer bench-router soak-router fuzz miri install uninstall clean help
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F '|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -49,6 +49,11 @@ bench-switch: ## rates, connections, round trips beside testpmd and OVS-DPDK, in
 	@tools/setup.sh bench
 	cargo build --quiet --release -p butterfly-daemon -p butterfly-cli -p butterfly-bench
 	target/release/butterfly-bench switch $(QUICK_FLAG) --out $(BENCH_OUT)
+
+bench-overlay: ## rates to another host and from there beside OVS-DPDK and the kernel, over veth (15 minutes); QUICK=1 for a short one
+	@tools/setup.sh bench
+	cargo build --quiet --release -p butterfly-daemon -p butterfly-cli -p butterfly-bench
+	target/release/butterfly-bench overlay $(QUICK_FLAG) --out $(BENCH_OUT)
 
 bench-workers: setup ## one worker against two, where there are three processors; QUICK=1 for a short one
 	cargo build --quiet --release -p butterfly-daemon -p butterfly-cli -p butterfly-bench

@@ -147,6 +147,14 @@ pub fn datagram(from: usize, len: usize) -> Result<Vec<u8>, PeerError> {
     Ok(frame)
 }
 
+/// The same from guest 1 as who begins: to a port that the rules let in.
+pub fn request_from_afar(len: usize) -> Result<Vec<u8>, PeerError> {
+    let mut frame = datagram(1, len)?;
+    let [[a, b], [c, d]] = ports(0).map(u16::to_be_bytes);
+    frame[PORTS..PORTS + 4].copy_from_slice(&[a, b, c, d]);
+    Ok(frame)
+}
+
 /// A frame from one guest to the other, up to the IP header.
 pub fn header(from: usize) -> Result<Builder, PeerError> {
     let to = 1 - from;

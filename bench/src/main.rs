@@ -14,6 +14,7 @@ mod idle;
 mod interrupt;
 mod latency;
 mod load;
+mod overlay;
 mod path;
 mod peers;
 mod plan;
@@ -70,6 +71,8 @@ enum Command {
         #[arg(long)]
         only: Vec<String>,
     },
+    /// Frames a second to another host and from there, over a veth: this switch, OVS-DPDK, the kernel.
+    Overlay(overlay::Options),
     /// Microseconds a request takes at 1,000 NICs.
     Control {
         /// Fewer requests.
@@ -89,6 +92,7 @@ fn main() -> std::process::ExitCode {
         Command::Workers(options) => workers::run(&options),
         Command::Path { quick, only } => path::run(quick, &only),
         Command::Tunnel { quick, only } => tunnel::run(quick, &only),
+        Command::Overlay(options) => overlay::run(&options),
         Command::Control { quick } => control::run(if quick { 200 } else { 2000 }),
     };
     match ratios {

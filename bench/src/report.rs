@@ -91,6 +91,13 @@ impl Ratios {
     }
 }
 
+impl Ratios {
+    /// Adds those of another run.
+    pub fn extend(&mut self, other: Ratios) {
+        self.0.extend(other.0);
+    }
+}
+
 impl fmt::Display for Ratios {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, (name, value)) in self.0.iter().enumerate() {

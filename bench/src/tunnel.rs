@@ -61,13 +61,13 @@ pub fn run(quick: bool, only: &[String]) -> Result<Ratios, PeerError> {
         if !only.is_empty() && !only.iter().any(chosen) {
             continue;
         }
-        report(
-            "encapsulate",
-            load,
-            &encapsulate(load, windows)?,
-            per_ns,
-            &mut ratios,
-        );
+        let out = encapsulate(load, windows)?;
+        report("encapsulate", load, &out, per_ns, &mut ratios);
+        if load == Load::Tso {
+            let bare = bare_copy(load, windows)?;
+            report("bare copy", load, &bare, per_ns, &mut ratios);
+            ratios.push("tso_vs_copy", out.quantile(0.0) / bare.quantile(0.0));
+        }
         if load != Load::Tso {
             report(
                 "decapsulate",
@@ -118,10 +118,7 @@ fn encapsulate(load: Load, windows: usize) -> Result<Samples, PeerError> {
     let script = load::script(load)?;
     host.introduce(&script.first)?;
     host.guest.prepare(&script.frame, &script.offload);
-    let segments = match load {
-        Load::Udp { .. } => 1,
-        Load::Tso => (load.frame_bytes() - 54).div_ceil(1448),
-    };
+    let segments = pieces(load);
     let mut turns = Turns::of(load);
     let settle = settle(load);
     let mut samples = Samples::default();
@@ -145,15 +142,45 @@ fn encapsulate(load: Load, windows: usize) -> Result<Samples, PeerError> {
     Ok(samples)
 }
 
+/// What nobody can do without: the same bytes of the same frames, in pieces of a packet's size to places as far apart as the
+/// uplink's.
+fn bare_copy(load: Load, windows: usize) -> Result<Samples, PeerError> {
+    const PLACE: usize = 2048;
+    let mut guest = path::guest(load)?;
+    guest.prepare(&vec![0x5a; load.frame_bytes()], &Offload::default());
+    let mut places = vec![0; UPLINK_FRAMES as usize * PLACE];
+    let (mut next, mut index) = (0, 0);
+    let mut samples = Samples::default();
+    for _ in 0..windows {
+        let start = cycles::now();
+        for _ in 0..WINDOW * BATCH as u64 {
+            let from = guest.transmit.buffer(index);
+            index = index.wrapping_add(1);
+            for piece in (0..load.frame_bytes()).step_by(1448) {
+                let len = (load.frame_bytes() - piece).min(1448);
+                guest.view.read(from + piece, &mut places[next..next + len]);
+                next = (next + PLACE) % places.len();
+            }
+        }
+        samples.push((cycles::now() - start) as f64 / (WINDOW * BATCH as u64) as f64);
+    }
+    Ok(samples)
+}
+
+/// Frames on the wire that one of a guest becomes.
+pub fn pieces(load: Load) -> usize {
+    match load {
+        Load::Udp { .. } => 1,
+        Load::Tso => (load.frame_bytes() - 54).div_ceil(1448),
+    }
+}
+
 /// What comes from the wire goes to the guest.
 fn decapsulate(load: Load, windows: usize) -> Result<Samples, PeerError> {
     let mut host = Host::new(load)?;
-    let mut inner = load::datagram(1, load.frame_bytes())?;
     // The far guest begins the flows, to the ports that the rules let in.
-    let [[a, b], [c, d]] = load::ports(0).map(u16::to_be_bytes);
-    inner[load::PORTS..load::PORTS + 4].copy_from_slice(&[a, b, c, d]);
+    let mut frame = wrapped(&load::request_from_afar(load.frame_bytes())?)?;
     let mut turns = Turns::of(load);
-    let mut frame = wrapped(&inner)?;
     let settle = settle(load);
     let mut samples = Samples::default();
     for window in 0..settle + windows {
@@ -204,7 +231,7 @@ impl Host {
 }
 
 /// A frame as the other host sends it.
-fn wrapped(inner: &[u8]) -> Result<Vec<u8>, PeerError> {
+pub fn wrapped(inner: &[u8]) -> Result<Vec<u8>, PeerError> {
     let macs = (Mac([2, 0, 0, 0, 0xff, 2]), Mac([2, 0, 0, 0, 0xff, 1]));
     let ends = Ends::new(THERE, HERE).ok_or_else(|| PeerError("endpoints of two families".to_owned()))?;
     let mut outer = Outer::new(macs, None, ends, 64, vxlan::PORT, UdpChecksum::Zero);
@@ -261,5 +288,5 @@ fn report(what: &str, load: Load, samples: &Samples, per_ns: f64, ratios: &mut R
         load.name(),
         1000.0 / median
     );
-    ratios.push(format!("{what}_{}_ns", load.name()), low);
+    ratios.push(format!("{}_{}_ns", what.replace(' ', "_"), load.name()), low);
 }

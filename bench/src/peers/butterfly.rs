@@ -1,5 +1,6 @@
 //! This project's own daemon, driven by its own command as a user would.
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -8,9 +9,20 @@ use super::{GUEST_MACS, Listens, Running};
 
 /// A daemon, its workers on `cores` (`0`, or `0,1` for two), everything below `dir`: `api.sock` for gRPC, `v0.sock` for ZeroMQ, the NICs' sockets.
 pub fn daemon(dir: &Path, cores: Option<&str>) -> Result<Process, PeerError> {
+    daemon_in(None, dir, cores, &[])
+}
+
+/// The same in the network namespace of process `holder`, with more options.
+fn daemon_in(
+    holder: Option<u32>,
+    dir: &Path,
+    cores: Option<&str>,
+    options: &[&str],
+) -> Result<Process, PeerError> {
     let log = dir.join("butterflyd.log");
-    let mut command = Process::command(sibling("butterflyd")?);
+    let mut command = Process::command_in(holder, sibling("butterflyd")?);
     command
+        .args(options)
         .arg("-s")
         .arg(dir)
         .args(["--api", &api(dir), "--no-syslog"]);
@@ -36,40 +48,22 @@ pub fn start(dir: &Path, core: usize, rules: bool) -> Result<Running, PeerError>
 /// holds the daemon: it is to be dropped last.
 pub fn start_pairs(dir: &Path, cores: &str, rules: bool, pairs: usize) -> Result<Vec<Running>, PeerError> {
     let daemon = daemon(dir, Some(cores))?;
-    let client = sibling("butterfly")?;
-    let butterfly = |line: &str| {
-        run(Command::new(&client)
-            .args(["-e", &api(dir)])
-            .args(line.split(' ')))
-    };
     for nic in 0..2 * pairs {
         let filter = if rules { "--sg bench" } else { "--bypass-filtering" };
         let (mac, ip) = (GUEST_MACS[nic % 2], super::guest_ip(nic % 2));
         let vni = 1 + nic / 2;
-        butterfly(&format!(
-            "nic add --id nic{nic} --mac {mac} --vni {vni} --ip {ip} {filter}"
-        ))?;
+        butterfly(
+            dir,
+            &format!("nic add --id nic{nic} --mac {mac} --vni {vni} --ip {ip} {filter}"),
+        )?;
     }
     if rules {
-        let rule = |protocol: &str, from: u16, to: u16| {
-            let ports = format!("--port-start {from} --port-end {to}");
-            format!("sg rule add bench --ip-proto {protocol} {ports} --cidr 10.0.0.0/24")
-        };
-        let (first, last) = (
-            crate::TRAFFIC_PORT,
-            crate::TRAFFIC_PORT + crate::TRAFFIC_PORTS - 1,
-        );
-        let other = (2..crate::RULES).map(|number| crate::FIRST_RULE_PORT + number);
-        let other = other.map(|port| rule("tcp", port, port));
-        let lines: Vec<String> = other
-            .chain([rule("tcp", first, last), rule("udp", first, last)])
-            .collect();
-        butterfly(&lines.join(" + "))?;
+        add_rules(dir)?;
     }
     let socket = |nic: usize| dir.join(format!("qemu-vhost-nic{nic}"));
     let mut running: Vec<Running> = (0..pairs)
         .map(|pair| Running {
-            sockets: [socket(2 * pair), socket(2 * pair + 1)],
+            sockets: vec![socket(2 * pair), socket(2 * pair + 1)],
             listens: Listens::Switch,
             forget: None,
             processes: Vec::new(),
@@ -79,6 +73,61 @@ pub fn start_pairs(dir: &Path, cores: &str, rules: bool, pairs: usize) -> Result
         last.processes.push(daemon);
     }
     Ok(running)
+}
+
+/// A daemon with one worker and guest 0, in the network namespace of process `holder`, whose `uplink` joins it to the host
+/// `there` of guest 1.
+pub fn start_host(
+    dir: &Path,
+    core: usize,
+    holder: u32,
+    uplink: &str,
+    [here, there]: [IpAddr; 2],
+) -> Result<Running, PeerError> {
+    let options = ["-i", &here.to_string(), "--uplink", uplink];
+    let daemon = daemon_in(Some(holder), dir, Some(&core.to_string()), &options)?;
+    let [mac, far] = GUEST_MACS;
+    let [ip, far_ip] = [0, 1].map(super::guest_ip);
+    butterfly(
+        dir,
+        &format!("nic add --id nic0 --mac {mac} --vni 1 --ip {ip} --sg bench"),
+    )?;
+    butterfly(
+        dir,
+        &format!("binding add --vni 1 --mac {far} --ip {far_ip} --host {there}"),
+    )?;
+    add_rules(dir)?;
+    Ok(Running {
+        sockets: vec![dir.join("qemu-vhost-nic0")],
+        listens: Listens::Switch,
+        forget: None,
+        processes: vec![daemon],
+    })
+}
+
+/// Runs our command with these words.
+fn butterfly(dir: &Path, line: &str) -> Result<String, PeerError> {
+    run(Command::new(sibling("butterfly")?)
+        .args(["-e", &api(dir)])
+        .args(line.split(' ')))
+}
+
+/// All rules of the group, in one command.
+fn add_rules(dir: &Path) -> Result<(), PeerError> {
+    let rule = |protocol: &str, from: u16, to: u16| {
+        let ports = format!("--port-start {from} --port-end {to}");
+        format!("sg rule add bench --ip-proto {protocol} {ports} --cidr 10.0.0.0/24")
+    };
+    let (first, last) = (
+        crate::TRAFFIC_PORT,
+        crate::TRAFFIC_PORT + crate::TRAFFIC_PORTS - 1,
+    );
+    let other = (2..crate::RULES).map(|number| crate::FIRST_RULE_PORT + number);
+    let other = other.map(|port| rule("tcp", port, port));
+    let lines: Vec<String> = other
+        .chain([rule("tcp", first, last), rule("udp", first, last)])
+        .collect();
+    butterfly(dir, &lines.join(" + ")).map(drop)
 }
 
 fn api(dir: &Path) -> String {

@@ -1,7 +1,7 @@
 //! The switches under test, each started as its own process on one core with two vhost-user sockets.
 
 pub mod butterfly;
-mod ovs;
+pub mod ovs;
 mod process;
 mod testpmd;
 
@@ -103,8 +103,8 @@ enum Listens {
 
 /// A started switch; dropping it ends its processes.
 pub struct Running {
-    /// Where the two guests are connected.
-    sockets: [PathBuf; 2],
+    /// Where the guests are connected.
+    sockets: Vec<PathBuf>,
     listens: Listens,
     /// Makes the switch forget connections, where it has a limit that tests one after the other would reach.
     forget: Option<Box<dyn Fn() -> Result<(), PeerError>>>,
@@ -114,29 +114,26 @@ pub struct Running {
 
 impl Running {
     /// Connects a guest to each socket; the sessions last until they are dropped.
-    pub fn connect(&self, guests: &[Guest; 2]) -> Result<[Frontend; 2], PeerError> {
-        let fail = |index: usize, error: std::io::Error| {
-            PeerError(format!("{}: {error}", self.sockets[index].display()))
-        };
+    pub fn connect(&self, guests: &[Guest]) -> Result<Vec<Frontend>, PeerError> {
+        let fail = |socket: &Path, error: std::io::Error| PeerError(format!("{}: {error}", socket.display()));
         // A switch that connects looks for its sockets about once a second: they must all be there.
-        let listeners = match self.listens {
+        let listeners: Option<Vec<UnixListener>> = match self.listens {
             Listens::Switch => None,
             Listens::Vmm => {
-                let [a, b] = [0, 1].map(|index| {
-                    UnixListener::bind(&self.sockets[index]).map_err(|error| fail(index, error))
-                });
-                Some([a?, b?])
+                let bind = |path: &PathBuf| UnixListener::bind(path).map_err(|error| fail(path, error));
+                Some(self.sockets.iter().map(bind).collect::<Result<_, _>>()?)
             }
         };
-        let [a, b] = [0, 1].map(|index| {
+        let sessions = self.sockets.iter().zip(guests).enumerate();
+        let sessions = sessions.map(|(index, (socket, guest))| {
             let frontend = match &listeners {
-                None => Frontend::connect(&self.sockets[index]),
+                None => Frontend::connect(socket),
                 Some(listeners) => Frontend::accept(&listeners[index]),
             };
-            let attached = frontend.and_then(|frontend| guests[index].attach(frontend));
-            attached.map_err(|error| fail(index, error))
+            let attached = frontend.and_then(|frontend| guest.attach(frontend));
+            attached.map_err(|error| fail(socket, error))
         });
-        Ok([a?, b?])
+        sessions.collect()
     }
 
     /// Makes the switch forget the connections it has seen, if it needs that.

@@ -11,6 +11,12 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub struct PeerError(pub String);
 
+impl From<String> for PeerError {
+    fn from(why: String) -> PeerError {
+        PeerError(why)
+    }
+}
+
 impl fmt::Display for PeerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
@@ -25,6 +31,16 @@ impl Process {
     pub fn command(program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "TERM", "--"]).arg(program);
+        command
+    }
+
+    /// The same for a program that runs in the network namespace of process `holder`, where one is given.
+    pub fn command_in(holder: Option<u32>, program: impl AsRef<OsStr>) -> Command {
+        let Some(holder) = holder else {
+            return Process::command(program);
+        };
+        let mut command = Process::command("nsenter");
+        command.args(["-t", &holder.to_string(), "-n", "--"]).arg(program);
         command
     }
 

@@ -36,7 +36,7 @@ pub fn start(dir: &Path, core: usize, large: bool, buffers: bool) -> Result<Runn
     let process = Process::start(&mut command, &log)?;
     wait_for(&[&sockets[0], &sockets[1]], &log)?;
     Ok(Running {
-        sockets,
+        sockets: sockets.to_vec(),
         listens: Listens::Switch,
         forget: None,
         processes: vec![process],

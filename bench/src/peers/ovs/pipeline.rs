@@ -1,0 +1,69 @@
+//! What OVS does with a frame, and the same rules that ours has as its flows.
+
+use crate::peers::GUEST_MACS;
+
+/// What it does with a frame.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Pipeline {
+    /// Learns MACs, looks at nothing else.
+    Normal,
+    /// Connection tracking, both guests in one zone.
+    OneZone,
+    /// Connection tracking, out through the sender's zone and in through the receiver's.
+    ZonePerGuest,
+}
+
+/// Security groups as a pipeline: established connections pass, new ones when one of 100 ingress rules allows them, of
+/// which the last two allow the benchmark's traffic.
+pub fn flows(pipeline: Pipeline) -> String {
+    let mut flows = String::from("table=0,priority=0,actions=drop\ntable=0,priority=50,arp,actions=NORMAL\n");
+    for (port, mac) in [(1, GUEST_MACS[0]), (2, GUEST_MACS[1])] {
+        let out = 3 - port;
+        // The zone of the ingress rules, and how a frame gets there.
+        let (zone, first) = match pipeline {
+            Pipeline::ZonePerGuest => (out, format!("ct(table=1,zone={port})")),
+            _ => (1, "ct(table=2,zone=1)".to_owned()),
+        };
+        flows += &format!(
+            "table=0,priority=100,ip,in_port={port},dl_src={mac},actions={first}\n\
+             table=2,priority=100,ip,in_port={port},ct_state=+trk+est,actions=output:{out}\n"
+        );
+        if pipeline == Pipeline::ZonePerGuest {
+            flows += &format!(
+                "table=1,priority=100,ip,in_port={port},ct_state=+trk+new,actions=ct(commit,zone={port}),ct(table=2,zone={zone})\n\
+                 table=1,priority=100,ip,in_port={port},ct_state=+trk+est,actions=ct(table=2,zone={zone})\n"
+            );
+        }
+        let new = format!("in_port={port},ct_state=+trk+new");
+        let allow = format!("actions=ct(commit,zone={zone}),output:{out}\n");
+        for rule in 2..crate::RULES {
+            flows += &format!(
+                "table=2,priority=90,tcp,{new},tp_dst={},{allow}",
+                crate::FIRST_RULE_PORT + rule
+            );
+        }
+        let mask = !(crate::TRAFFIC_PORTS - 1);
+        for protocol in ["tcp", "udp"] {
+            flows += &format!(
+                "table=2,priority=90,{protocol},{new},tp_dst={:#x}/{mask:#x},{allow}",
+                crate::TRAFFIC_PORT
+            );
+        }
+    }
+    flows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pipelines_have_the_rules_that_ours_has() {
+        for (pipeline, zones) in [(Pipeline::OneZone, 1), (Pipeline::ZonePerGuest, 2)] {
+            let flows = flows(pipeline);
+            let rules = flows.lines().filter(|line| line.contains("tp_dst")).count();
+            assert_eq!(rules, 2 * usize::from(crate::RULES));
+            assert_eq!(flows.contains("zone=2"), zones == 2);
+        }
+    }
+}
