@@ -4,21 +4,26 @@
 //! ([`Engine::broke`]), and calls now and then for what nobody tells ([`Engine::look`]). What failed is tried again with each of
 //! these. Nothing here waits but for a queue that the kernel is letting go of.
 
+mod joining;
+mod reserved;
+
 use std::collections::BTreeMap;
-use std::net::{IpAddr, UdpSocket};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use io::ethtool;
 use io::port::Port;
-use io::xsk::{Link, XskHandle, XskStatistics};
+use io::xsk::{XskHandle, XskStatistics};
 use netlink::Snapshot;
 use xdp::Interfaces;
 
 use crate::facts::Fact;
-use crate::interface::{self, Joined, Mode, Wish};
+use crate::interface::Mode;
 use crate::layout::{Counters, QUEUES, UPLINKS};
-use crate::plan::{Plan, Settings, Wanted, plan};
+use crate::plan::{Settings, Wanted, plan};
 use crate::program::{Groups, Program};
+use joining::Active;
+use reserved::Reserved;
 
 /// Where ports go: the workers, or a test.
 pub trait Ports: Send {
@@ -58,27 +63,11 @@ pub struct Engine {
     names: Vec<String>,
     active: BTreeMap<u32, Active>,
     endpoints: Vec<(IpAddr, u16)>,
-    /// A UDP socket on the port of each address, so that the kernel does not answer for what comes to it past the program, and so
-    /// that nobody else takes the port. Nobody reads them.
-    reserved: BTreeMap<IpAddr, UdpSocket>,
+    reserved: Reserved,
     facts: Vec<Fact>,
     homeless: Vec<IpAddr>,
     looks: u32,
     stopped: bool,
-}
-
-/// An interface that is joined.
-struct Active {
-    ifindex: u32,
-    link: Arc<Link>,
-    mode: Mode,
-    queues: u16,
-    mtu_max: u32,
-    sockets: Vec<XskHandle>,
-    /// A better mode is to be tried.
-    retry: bool,
-    /// A port of it has broken.
-    broken: Option<String>,
 }
 
 impl Engine {
@@ -98,7 +87,7 @@ impl Engine {
             names: Vec::new(),
             active: BTreeMap::new(),
             endpoints: Vec::new(),
-            reserved: BTreeMap::new(),
+            reserved: Reserved::new(options.port),
             facts: Vec::new(),
             homeless: Vec::new(),
             looks: 0,
@@ -112,7 +101,7 @@ impl Engine {
             return &self.facts;
         }
         let plan = plan(&self.settings, kernel);
-        self.reserve(&plan);
+        self.reserved.follow(plan.endpoints.iter().map(|(ip, _)| *ip));
         if plan.endpoints != self.endpoints {
             self.endpoints.clone_from(&plan.endpoints);
             self.tell_endpoints();
@@ -178,7 +167,7 @@ impl Engine {
             }
         }
         let unjoined = self.facts.iter().any(|fact| !fact.joined && fact.ifindex != 0);
-        stale || unjoined || self.reserved.len() < self.endpoints.len()
+        stale || unjoined || !self.reserved.has_all()
     }
 
     /// All uplinks as they were after the last [`reconcile`](Self::reconcile).
@@ -213,7 +202,7 @@ impl Engine {
         for number in numbers {
             self.leave(number, "stopping");
         }
-        self.reserved.clear();
+        self.reserved.follow(std::iter::empty());
         self.facts.clear();
     }
 
@@ -225,158 +214,6 @@ impl Engine {
             self.names.len() - 1
         });
         (number < UPLINKS_USED).then_some(number as u32)
-    }
-
-    /// One uplink: joined, changed, left or joined anew.
-    fn follow(&mut self, number: u32, wanted: &Wanted) -> Fact {
-        let mut fact = Fact {
-            number,
-            interface: wanted.name.clone(),
-            ifindex: 0,
-            joined: false,
-            mode: String::new(),
-            why: String::new(),
-            queues: 0,
-            mtu: 0,
-            up: false,
-            mac: None,
-            addresses: wanted.addresses.clone(),
-        };
-        let link = match &wanted.link {
-            Ok(link) => link,
-            Err(why) => {
-                self.leave(number, why);
-                fact.why.clone_from(why);
-                return fact;
-            }
-        };
-        let up = link.up && link.running;
-        (fact.ifindex, fact.mtu, fact.up, fact.mac) = (link.index, link.mtu, up, link.mac);
-        if let Some(why) = self.active.get(&number).and_then(|active| active.is_stale(link)) {
-            self.leave(number, &why);
-        }
-        let done = match self.active.get_mut(&number) {
-            None => self.join(number, wanted, link),
-            Some(active) => {
-                active.link.change(link.mtu, up);
-                match std::mem::take(&mut active.retry) {
-                    true => self.improve(number, wanted, link),
-                    false => Ok(()),
-                }
-            }
-        };
-        if let Err(why) = done {
-            if self
-                .facts
-                .iter()
-                .all(|known| known.number != number || known.why != why)
-            {
-                tracing::warn!("uplink '{}' cannot be joined: {why}", wanted.name);
-            }
-            fact.why = why;
-            return fact;
-        }
-        if let Some(active) = self.active.get(&number) {
-            fact.joined = true;
-            fact.mode = active.mode.to_string();
-            fact.why = active.mode.why().to_owned();
-            fact.queues = u32::from(active.queues);
-        }
-        fact
-    }
-
-    /// Joins in the best way there is.
-    fn join(&mut self, number: u32, wanted: &Wanted, link: &netlink::Link) -> Result<(), String> {
-        self.load();
-        let wish = self.wish(wanted, number, link);
-        let joined = match self.program() {
-            Err(why) => interface::join_packet(&wish, self.options.port, why).map_err(|e| e.to_string()),
-            Ok(program) => {
-                let mut interfaces = lock(&self.interfaces);
-                interface::join(program, &mut interfaces, &wish, self.options.port).map_err(|e| e.to_string())
-            }
-        };
-        self.install(number, wanted, &wish, joined?)
-    }
-
-    /// Tries XDP in the place of a packet socket; what is stays when it is refused again.
-    fn improve(&mut self, number: u32, wanted: &Wanted, link: &netlink::Link) -> Result<(), String> {
-        let wish = self.wish(wanted, number, link);
-        let Ok(program) = self.program() else {
-            return Ok(());
-        };
-        let joined = interface::join_xdp(program, &mut lock(&self.interfaces), &wish);
-        let Ok(joined) = joined else { return Ok(()) };
-        self.leave(number, "XDP is possible now");
-        self.install(number, wanted, &wish, joined)
-    }
-
-    fn wish(&self, wanted: &Wanted, number: u32, link: &netlink::Link) -> Wish {
-        Wish {
-            name: wanted.name.clone(),
-            ifindex: link.index,
-            number,
-            queues: link.rx_queues.max(1),
-            link: Arc::new(Link::new(link.mtu, link.up && link.running)),
-            frames: self.options.frames,
-            mode: wanted.only_generic.map(|_| xdp::Mode::Generic),
-            busy_poll: self.options.busy_poll,
-        }
-    }
-
-    fn install(&mut self, number: u32, wanted: &Wanted, wish: &Wish, joined: Joined) -> Result<(), String> {
-        let Joined {
-            ports,
-            sockets,
-            mut mode,
-            mtu_max,
-        } = joined;
-        if let (Mode::Xdp { why_generic, .. }, Some(why)) = (&mut mode, wanted.only_generic) {
-            *why_generic = Some(why.to_owned());
-        }
-        let queues = ports.len() as u16;
-        let remark = match mode.why() {
-            "" => String::new(),
-            why => format!("; {why}"),
-        };
-        let mtu = wish.link.mtu();
-        tracing::info!(
-            "uplink '{}' is joined: {mode}, {queues} queue(s), MTU {mtu}{remark}",
-            wanted.name
-        );
-        let active = Active {
-            ifindex: wish.ifindex,
-            link: wish.link.clone(),
-            queues,
-            mtu_max,
-            sockets,
-            retry: false,
-            broken: None,
-            mode,
-        };
-        self.active.insert(number, active);
-        for (queue, port) in (0..).zip(ports) {
-            if let Err(why) = self.ports.attach(number, queue, Port::from(port)) {
-                self.leave(number, &why);
-                return Err(why);
-            }
-        }
-        Ok(())
-    }
-
-    /// The interface first, so that the kernel gets what nobody would read; then the ports.
-    fn leave(&mut self, number: u32, why: &str) {
-        let Some(active) = self.active.remove(&number) else {
-            return;
-        };
-        let name = self.names.get(number as usize).map_or("?", String::as_str);
-        tracing::info!("uplink '{name}' is left: {why}");
-        if let (Mode::Xdp { .. }, Some(Ok(program))) = (&active.mode, &self.program) {
-            interface::leave(program, &mut lock(&self.interfaces), active.ifindex);
-        }
-        for queue in 0..active.queues {
-            self.ports.detach(number, queue);
-        }
     }
 
     /// Loads the program when it is first wanted; what the kernel said once it will say again.
@@ -402,35 +239,6 @@ impl Engine {
         {
             tracing::error!("the uplink's program does not know our addresses: {error}");
         }
-    }
-
-    /// Takes the port on each address that is there, and lets go of those that are not.
-    fn reserve(&mut self, plan: &Plan) {
-        self.reserved
-            .retain(|ip, _| plan.endpoints.iter().any(|(here, _)| here == ip));
-        for &(ip, _) in &plan.endpoints {
-            if self.reserved.contains_key(&ip) {
-                continue;
-            }
-            match UdpSocket::bind((ip, self.options.port)) {
-                Ok(socket) => drop(self.reserved.insert(ip, socket)),
-                // An address that is being looked for in its network yet, or another VXLAN endpoint's.
-                Err(error) => tracing::debug!("UDP port {} of {ip} is not ours: {error}", self.options.port),
-            }
-        }
-    }
-}
-
-impl Active {
-    /// Why it has to be joined anew, if it has to.
-    fn is_stale(&self, link: &netlink::Link) -> Option<String> {
-        if self.ifindex != link.index {
-            return Some("another interface has its name".to_owned());
-        }
-        if link.mtu > self.mtu_max {
-            return Some(format!("MTU {} is more than its buffers were made for", link.mtu));
-        }
-        self.broken.clone()
     }
 }
 
