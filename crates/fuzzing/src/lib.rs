@@ -14,6 +14,7 @@
 
 mod frames;
 mod input;
+mod netlink;
 mod ring;
 mod round;
 pub mod seeds;
@@ -35,6 +36,7 @@ mod connections;
 mod logging;
 
 pub use frames::frames;
+pub use netlink::netlink;
 pub use ring::rings;
 pub use round::round;
 pub use session::session;
@@ -47,12 +49,13 @@ pub use v1::v1;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 9] = [
     ("frames", frames),
     ("rings", rings),
     ("session", session),
     ("round", round),
     ("tunnel", tunnel),
+    ("netlink", netlink),
     ("v0", v0),
     ("text", text),
     ("v1", v1),

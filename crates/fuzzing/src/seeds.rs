@@ -59,6 +59,7 @@ pub fn all() -> Vec<Seed> {
         let leaves = [5, choice & !1 | 2, 0, 0, 80, 0x12, 100, 0, 0];
         seeds.push(("tunnel", [&arrives[..], &leaves, &arrives].concat()));
     }
+    seeds.extend(kernel().into_iter().map(|seed| ("netlink", seed)));
     seeds.extend(sessions().into_iter().map(|seed| ("session", seed)));
     for text in TEXTS {
         seeds.push(("text", text.as_bytes().to_vec()));
@@ -84,6 +85,76 @@ pub fn all() -> Vec<Seed> {
                 .collect(),
         ));
     }
+    seeds
+}
+
+/// What a kernel tells when an interface comes, gets an address, a route by two gateways, a rule and a neighbour, each as a body
+/// of target `netlink`: the fixed part (rtnetlink(7)) and attributes.
+fn kernel() -> Vec<Vec<u8>> {
+    let attribute = |kind: u16, value: &[u8]| {
+        let mut bytes = [(value.len() as u16 + 4).to_ne_bytes(), kind.to_ne_bytes()].concat();
+        bytes.extend(value);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    };
+    let two = 2u32.to_ne_bytes();
+    let hop = |last: u8| [&[16u8, 0, 0, 0][..], &two, &attribute(5, &[192, 0, 2, last])].concat();
+    let link = [
+        &[0, 0, 1, 0][..],
+        &two,
+        &0x1_0043u32.to_ne_bytes(),
+        &[0; 4],
+        &attribute(3, b"eth0\0"),
+        &attribute(1, &A.0),
+        &attribute(4, &1500u32.to_ne_bytes()),
+    ];
+    let address = [&[2, 24, 0, 0][..], &two, &attribute(2, &[192, 0, 2, 1])];
+    let hops = [hop(3), hop(4)].concat();
+    let route = [
+        &[2, 24, 0, 0, 254, 4, 0, 1, 0, 0, 0, 0][..],
+        &attribute(1, &[198, 51, 100, 0]),
+        &attribute(9, &hops),
+    ];
+    let neighbour = [
+        &[2, 0, 0, 0][..],
+        &two,
+        &[2, 0, 0, 1],
+        &attribute(1, &[192, 0, 2, 3]),
+        &attribute(2, &B.0),
+    ];
+    let rule = [
+        &[2, 0, 24, 0, 100, 0, 0, 1, 0, 0, 0, 0][..],
+        &attribute(2, &[10, 0, 0, 0]),
+    ];
+    let object = [
+        &[2, 0, 0, 0, 0, 0, 0, 0][..],
+        &attribute(1, &two),
+        &attribute(5, &two),
+    ];
+    let settings = [
+        &[2, 0, 0, 0][..],
+        &attribute(1, &two),
+        &attribute(2, &[1, 0, 0, 0]),
+    ];
+    let bodies = [
+        link.concat(),
+        address.concat(),
+        route.concat(),
+        neighbour.concat(),
+        rule.concat(),
+        object.concat(),
+        settings.concat(),
+    ];
+    let told = |(choice, body): (usize, &Vec<u8>)| [&[choice as u8, body.len() as u8][..], body].concat();
+    let mut seeds: Vec<Vec<u8>> = bodies.iter().enumerate().map(told).collect();
+    let all = seeds.concat();
+    // Then all of it goes: bit 3.
+    let gone = bodies
+        .iter()
+        .enumerate()
+        .map(|(choice, body)| told((choice | 8, body)));
+    seeds.push([&all[..], &gone.collect::<Vec<_>>().concat()].concat());
+    seeds.push(all);
     seeds
 }
 

@@ -102,6 +102,11 @@ fn tunnel() {
 }
 
 #[test]
+fn netlink() {
+    random("netlink");
+}
+
+#[test]
 fn v0() {
     random("v0");
 }

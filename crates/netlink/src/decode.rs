@@ -165,7 +165,7 @@ pub fn route_as_told(message: &Message) -> Option<(RouteKey, Route)> {
         hops: Vec::new(),
         nexthop_id: None,
     };
-    let mut single = no_hop(message.body[8]);
+    let mut single = no_hop(*message.body.get(8)?);
     for attribute in message.attributes(RTMSG) {
         match attribute.kind {
             RTA_TABLE => key.table = attribute.u32()?,

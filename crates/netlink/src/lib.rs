@@ -38,6 +38,7 @@ pub mod firewall;
 mod message;
 mod mirror;
 pub mod model;
+mod offline;
 mod request;
 mod resync;
 mod socket;
@@ -50,4 +51,5 @@ pub use model::{
     Address, Family, Hop, Link, Neighbour, NextHop, Route, RouteKey, RouteKind, RouteSet, Rule, RuleAction,
     Settings, Snapshot, Vlan,
 };
+pub use offline::Offline;
 pub use request::{Query, Requests, Resolution};

@@ -1,0 +1,26 @@
+//! The tables without a kernel: somebody else says what a kernel would. For whoever tries what messages do to them.
+
+use crate::message::messages;
+use crate::mirror::Kinds;
+use crate::model::Snapshot;
+use crate::tables::Tables;
+
+/// Tables that are told by hand.
+#[derive(Debug, Default)]
+pub struct Offline(Tables);
+
+impl Offline {
+    /// Takes in a datagram of the groups, as far as its messages fit. Says what changed.
+    pub fn hear(&mut self, datagram: &[u8]) -> Kinds {
+        let mut kinds = Kinds::NONE;
+        for message in messages(datagram) {
+            kinds |= self.0.apply(&message);
+        }
+        kinds
+    }
+
+    /// The tables as they are now.
+    pub fn snapshot(&self) -> &Snapshot {
+        &self.0.now
+    }
+}
