@@ -189,6 +189,15 @@ impl Balancer {
     /// # Errors
     /// More services or servers than there is room for.
     pub fn apply(&mut self, services: Services) -> Result<(), Error> {
+        self.apply_with(services, self.hops.clone())
+    }
+
+    /// The same together with how all servers are reached, as [`set_hops`](Self::set_hops) says it: a server that is new and whose way is
+    /// known has its share at once.
+    ///
+    /// # Errors
+    /// As [`apply`](Self::apply).
+    pub fn apply_with(&mut self, services: Services, hops: BTreeMap<IpAddr, Hop>) -> Result<(), Error> {
         let keys: BTreeSet<_> = services.iter().map(Service::key).collect();
         let servers: BTreeSet<_> = services
             .iter()
@@ -209,7 +218,7 @@ impl Balancer {
         let image = compile::compile(
             &self.settings,
             &services,
-            &self.hops,
+            &hops,
             &register,
             self.halves.image(),
             now_ns(),
@@ -222,6 +231,7 @@ impl Balancer {
         self.halves.publish(image)?;
         self.register = register;
         self.services = services;
+        self.hops = hops;
         Ok(())
     }
 
@@ -289,7 +299,8 @@ impl Balancer {
         })
     }
 
-    /// Says how servers are reached: all ways that are known, by server address. A server without one gets nothing.
+    /// Says how servers are reached: all ways that are known, by server address. A server without one gets nothing, and no new flow
+    /// of a service that has others.
     ///
     /// # Errors
     /// The kernel refuses to write the maps.

@@ -52,6 +52,8 @@ impl Image {
 pub(crate) struct Table {
     key: ServiceKey,
     members: Vec<Member>,
+    /// Packets may have gone by it, or by one before: some server could be reached. No flow can be other than by the next one else.
+    used: bool,
     /// As [`layout::Maglev::slot`].
     pub(crate) slots: Vec<u32>,
     /// Tick of the first change that `slots` tells of.
@@ -66,6 +68,7 @@ impl Table {
             key,
             slots: maglev::table(&members).into_iter().map(u32::from).collect(),
             members,
+            used: true,
             since: tick_of(now_ns) as u16,
             changed_ns: None,
         };
@@ -135,22 +138,37 @@ pub(crate) fn compile(
         if vip == known {
             place_vip(&mut image, settings, key.vip(), vip)?;
         }
-        let members = members(service, register);
+        let entries: Vec<(u32, layout::Server)> = service
+            .servers()
+            .map(|server| {
+                let entry = entry(server, number, hops.get(&server.address()), key.vip().is_ipv6());
+                let number = register.servers.of(&(key, server.address()));
+                (u32::from(number.expect("registered")), entry)
+            })
+            .collect();
+        let reached = |number: u16| {
+            entries
+                .iter()
+                .any(|(own, entry)| *own == u32::from(number) && entry.ifindex != 0)
+        };
+        let (members, reached) = members(service, register, reached);
         let old = before
             .maglevs
             .get(&u32::from(number))
             .filter(|table| table.key == key);
-        let kept = old.filter(|table| table.members == members).cloned();
-        let table = kept.unwrap_or_else(|| Arc::new(Table::new(key, members, old.map(Arc::as_ref), now_ns)));
+        let used = reached || old.is_some_and(|table| table.used);
+        let kept = old.filter(|table| table.members == members && table.used == used);
+        let made = || {
+            let before = old.filter(|table| table.used).map(Arc::as_ref);
+            Arc::new(Table {
+                used,
+                ..Table::new(key, members, before, now_ns)
+            })
+        };
+        let table = kept.cloned().unwrap_or_else(made);
         place_port(&mut image, settings, service, vip, number, table.since)?;
         image.maglevs.insert(u32::from(number), table);
-        for server in service.servers() {
-            let entry = entry(server, number, hops.get(&server.address()), key.vip().is_ipv6());
-            let number = register.servers.of(&(key, server.address()));
-            image
-                .servers
-                .insert(u32::from(number.expect("registered")), entry);
-        }
+        image.servers.extend(entries);
     }
     Ok(image)
 }
@@ -216,17 +234,24 @@ fn crowded(what: &'static str, room: u32, asked: usize) -> Error {
     }
 }
 
-fn members(service: &Service, register: &Register) -> Vec<Member> {
+/// Who takes part in a service's table, and whether any of them can be reached: the servers that are up and that a way is
+/// known to. When it is to none of them, all that are up: their packets are lost either way, and the reason is named.
+fn members(service: &Service, register: &Register, reached: impl Fn(u16) -> bool) -> (Vec<Member>, bool) {
     let up = service.servers().filter(|server| server.state == State::Up);
-    up.map(|server| Member {
+    let member = |server: &Server| Member {
         address: server.address(),
         weight: server.weight.get(),
         number: register
             .servers
             .of(&(service.key(), server.address()))
             .expect("registered"),
-    })
-    .collect()
+    };
+    let (reached, lost): (Vec<Member>, Vec<Member>) =
+        up.map(member).partition(|member| reached(member.number));
+    match reached.is_empty() {
+        true => (lost, false),
+        false => (reached, true),
+    }
 }
 
 fn entry(server: &Server, service: u16, hop: Option<&Hop>, vip_is_v6: bool) -> layout::Server {

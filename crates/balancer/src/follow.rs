@@ -2,25 +2,29 @@
 //!
 //! The program sends past the kernel, which therefore sees no traffic that would keep its neighbours' entries fresh. So the follower
 //! asks the kernel to confirm what is stale, every [`PERIOD`]: a server that moved to another MAC without a word is found again.
-//! Of a multipath route the first next hop that answers is used.
+//! What the kernel's answers mean for one server is [`ways`]'s.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use netlink::{Kinds, Link, Mirror, Query, Requests, Resolution, RouteKind, Snapshot};
+use netlink::{Kinds, Mirror, Query, Requests};
+use tokio::sync::watch;
 
 use crate::balancer::{Balancer, Interface};
 use crate::error::Error;
 use crate::hop::Hop;
 use crate::model::Services;
+use crate::ways::{self, interfaces_of};
 
 /// How often stale neighbours are asked for.
 const PERIOD: Duration = Duration::from_secs(2);
 /// After a change, others are waited for: a link that goes down takes routes and neighbours with it.
 const PAUSE: Duration = Duration::from_millis(20);
-/// How long [`Follower::learn`] waits for neighbours to answer.
+/// RT_SCOPE_UNIVERSE, of addresses that mean the same everywhere.
+const UNIVERSE: u8 = 0;
+/// How long [`Follower::learn`] waits for neighbours to answer; no other operation waits for them.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The kernel's tables of one network namespace, as a balancer needs them.
@@ -28,6 +32,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub struct Follower {
     mirror: Arc<Mirror>,
     requests: Requests,
+    /// Told when ways have been looked up anew.
+    looked: watch::Sender<()>,
 }
 
 impl Follower {
@@ -45,7 +51,12 @@ impl Follower {
     /// As [`start`](Self::start).
     pub fn new(mirror: Arc<Mirror>) -> Result<Self, Error> {
         let requests = Requests::new()?;
-        Ok(Follower { mirror, requests })
+        let looked = watch::Sender::new(());
+        Ok(Follower {
+            mirror,
+            requests,
+            looked,
+        })
     }
 
     /// What a balancer has to know of an interface: itself first, to be attached; then a bond's ports, which packets name
@@ -63,6 +74,32 @@ impl Follower {
             .filter(|link| link.ethernet)
             .ok_or_else(none)?;
         interfaces_of(&snapshot, link.index).ok_or_else(none)
+    }
+
+    /// The kernel's tables as they change: for whoever attaches a balancer's program himself.
+    pub fn watch(&self) -> netlink::Watch {
+        self.mirror.watch()
+    }
+
+    /// Wakes when [`run`](Self::run) has looked the ways up anew.
+    pub fn looked(&self) -> watch::Receiver<()> {
+        self.looked.subscribe()
+    }
+
+    /// An address of this host that others can answer to, of IPv6 or IPv4: an interface's that is balanced on, if one has any.
+    pub fn own_address(&self, balancer: &Balancer, v6: bool) -> Option<IpAddr> {
+        let snapshot = self.mirror.snapshot();
+        let is_balanced = |ifindex: u32| {
+            balancer
+                .interfaces()
+                .any(|interface| interface.ifindex == ifindex)
+        };
+        let outside = |ifindex: u32| snapshot.links.get(&ifindex).is_some_and(|link| !link.loopback);
+        let all = snapshot.addresses.values().filter(|address| {
+            address.scope == UNIVERSE && address.ip.is_ipv6() == v6 && outside(address.ifindex)
+        });
+        let best = all.min_by_key(|address| (!is_balanced(address.ifindex), address.ip));
+        best.map(|address| address.ip)
     }
 
     /// Attaches a balancer to an interface, a bond with its ports.
@@ -89,7 +126,9 @@ impl Follower {
         for target in targets {
             match self.requests.resolve(&Query::to(*target)).await {
                 Ok(resolution) => {
-                    if let Some(way) = self.way(*target, &resolution).await {
+                    if let Some(way) =
+                        ways::way(&self.requests, &self.mirror.snapshot(), *target, &resolution).await
+                    {
                         ways.insert(*target, way);
                     }
                 }
@@ -99,8 +138,19 @@ impl Follower {
         ways
     }
 
-    /// Tells a balancer the ways to the servers it has and to those it is about to get: before [`Balancer::apply`], so that new
-    /// servers can be reached at once. Waits up to a second for those who do not answer.
+    /// Puts services in force with the ways that are known by now. A server whose next hop has yet to answer is asked for, and gets
+    /// its share as soon as [`run`](Self::run) hears of it; nothing is waited for.
+    ///
+    /// # Errors
+    /// As [`Balancer::apply`].
+    pub async fn apply(&self, balancer: &Mutex<Balancer>, services: Services) -> Result<(), Error> {
+        let ways = self.ways(&services.targets()).await;
+        lock(balancer).apply_with(services, ways)
+    }
+
+    /// Tells a balancer the ways to the servers it has and to those it is about to get: before [`Balancer::apply`] and
+    /// [`run`](Self::run), for a program that wants new servers to have their share from the first packet on. Waits up to a
+    /// second for those who do not answer.
     ///
     /// # Errors
     /// The balancer's maps cannot be written.
@@ -129,8 +179,16 @@ impl Follower {
         loop {
             let targets = lock(balancer).services().targets();
             let ways = self.ways(&targets).await;
-            self.update(&mut lock(balancer), ways)?;
-            lock(balancer).settle()?;
+            {
+                let mut balancer = lock(balancer);
+                if balancer.services().targets() != targets {
+                    // An operation was faster, and knows ways to servers that were not asked for here.
+                    continue;
+                }
+                self.update(&mut balancer, ways)?;
+                balancer.settle()?;
+            }
+            self.looked.send_replace(());
             let wanted = Kinds::LINKS
                 | Kinds::ADDRESSES
                 | Kinds::ROUTES
@@ -164,78 +222,21 @@ impl Follower {
             .filter_map(|out| interfaces_of(&snapshot, *out))
             .flatten()
             .collect();
+        // Ports that have left their bond, first: one that comes may have their place.
+        for gone in known
+            .iter()
+            .filter(|known| now.iter().all(|now| now.ifindex != known.ifindex))
+        {
+            // An interface itself is told by whoever attached it that it is gone.
+            if gone.ifindex != gone.out {
+                balancer.forget_interface(gone.ifindex)?;
+            }
+        }
         for interface in now.iter().filter(|interface| !known.contains(interface)) {
             balancer.set_interface(*interface)?;
         }
         balancer.set_hops(ways)
     }
-
-    async fn way(&self, target: IpAddr, resolution: &Resolution) -> Option<Hop> {
-        if resolution.kind != RouteKind::Unicast {
-            return None;
-        }
-        let snapshot = self.mirror.snapshot();
-        let mut found = None;
-        for hop in resolution.hops.iter().filter(|hop| !hop.encapsulates) {
-            let next = hop.gateway.unwrap_or(target);
-            let neighbour = snapshot.neighbour(hop.ifindex, next);
-            if !neighbour.is_some_and(|neighbour| neighbour.is_confirmed())
-                && let Err(error) = self.requests.probe(hop.ifindex, next).await
-            {
-                tracing::debug!("cannot ask for neighbour {next}: {error}");
-            }
-            let mac = neighbour
-                .filter(|neighbour| neighbour.is_valid())
-                .and_then(|neighbour| neighbour.mac);
-            let Some((mac, (link, vlans))) = mac.zip(carrier(&snapshot, hop.ifindex)) else {
-                continue;
-            };
-            let mtu = resolution.mtu.unwrap_or(snapshot.links.get(&hop.ifindex)?.mtu);
-            found = found.or(Some(Hop {
-                ifindex: link.index,
-                source_mac: snapshot.links.get(&hop.ifindex)?.mac?,
-                mac,
-                vlans,
-                mtu: u16::try_from(mtu).unwrap_or(u16::MAX),
-                direct: hop.gateway.is_none(),
-                source: resolution.source,
-            }));
-        }
-        found
-    }
-}
-
-/// The device below VLAN interfaces, and their tags from the outermost on. `None`: it is down, not Ethernet, or tagged
-/// otherwise than the program does (802.1Q, twice at the most).
-fn carrier(snapshot: &Snapshot, ifindex: u32) -> Option<(&Link, Vec<u16>)> {
-    let mut link = snapshot.links.get(&ifindex)?;
-    let mut vlans = Vec::new();
-    while let Some(vlan) = link.vlan {
-        if vlan.protocol != 0x8100 || vlans.len() == 2 || !link.up {
-            return None;
-        }
-        vlans.insert(0, vlan.id);
-        link = snapshot.links.get(&vlan.parent)?;
-    }
-    (link.up && link.ethernet).then_some((link, vlans))
-}
-
-/// An interface, and the ports of a bond. `None`: it is gone or has no MAC.
-fn interfaces_of(snapshot: &Snapshot, ifindex: u32) -> Option<Vec<Interface>> {
-    let link = snapshot.links.get(&ifindex)?;
-    let own = Interface::new(ifindex, link.mac?);
-    let mut all = vec![own];
-    if link.kind.as_deref() == Some("bond") {
-        let ports = snapshot
-            .links
-            .values()
-            .filter(|port| port.master == Some(ifindex));
-        all.extend(ports.map(|port| Interface {
-            ifindex: port.index,
-            ..own
-        }));
-    }
-    Some(all)
 }
 
 /// A balancer whose holder panicked is as its last operation left it: each either is in force or has changed nothing.

@@ -33,6 +33,10 @@
 //! handshake in a watched slot whose word a flood displaces before its ACK comes; datagram flows beyond `max_flows`
 //! when servers change; two flows with one fingerprint in one bucket (16 times 2^-32 for each flow).
 //!
+//! **Reaching.** The next hop of each server is looked up in the kernel's tables ([`Follower`]). A server whose way is not known, since its
+//! next hop has not answered yet or does not answer any more, takes no part in the table while another one can be reached; its own
+//! flows wait for it. So no operation has to wait for an answer from the wire.
+//!
 //! **Changing.** Configuration lives in arrays of two halves. A change is compiled as a whole ([`compile`]), what differs
 //! is written to the half that is not in force, one word switches, and the call returns when no CPU is using the old half any more. No
 //! packet sees half a change. Servers keep their numbers for as long as they are in the set, so the flow table is never swept.
@@ -53,6 +57,7 @@ mod numbers;
 mod observe;
 mod options;
 mod settle;
+mod ways;
 
 pub use balancer::{Balancer, Interface};
 pub use counters::{Counters, Reason, ServerCounters};

@@ -1,6 +1,27 @@
-//! docs/balancer.md names what there is.
+//! docs/balancer.md and docs/drops.md name what there is.
 
 use butterfly_balancer::{Options, Reason};
+
+/// Each reason is a line of the table with its name and its description, in this order.
+#[test]
+fn drops_are_listed_as_they_are() {
+    let page = include_str!("../../../docs/drops.md");
+    let mut sections = page.split("\n## ");
+    let ours = sections.find(|section| section.starts_with("The load balancer"));
+    let rows: Vec<&str> = ours
+        .unwrap_or_default()
+        .lines()
+        .filter(|line| line.starts_with("| `"))
+        .collect();
+    assert_eq!(rows.len(), Reason::ALL.len());
+    for (row, reason) in rows.iter().zip(Reason::ALL) {
+        let expected = format!("| `{}` | {} | ", reason.name(), reason.description());
+        assert!(
+            row.starts_with(&expected),
+            "docs/drops.md: {row}\nexpected: {expected}"
+        );
+    }
+}
 
 #[test]
 fn the_page_knows_every_reason_and_the_defaults() {

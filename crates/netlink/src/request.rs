@@ -3,7 +3,7 @@
 
 use crate::decode;
 use crate::error::Error;
-use crate::message::{Message, Request, messages};
+use crate::message::{Message, Request, messages, u32_at};
 use crate::model::{Family, Hop, Neighbour, RouteKind};
 use crate::socket::Socket;
 use crate::uapi::*;
@@ -12,6 +12,7 @@ use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
 use tokio::sync::Mutex;
+use wire::Mac;
 
 /// The kernel answers within the system call that asks; this is for a socket that lost the answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -199,6 +200,30 @@ impl Requests {
                     _ => each(&message),
                 }
             }
+        }
+    }
+
+    /// Behind which of its ports a bridge has seen a MAC, the bridge's index if it is its own; `None` if it has not. Of a bridge that
+    /// filters VLANs: in the untagged one.
+    pub async fn bridge_port(&self, bridge: u32, mac: Mac) -> Result<Option<u32>, Error> {
+        let action = "ask a bridge";
+        let request = |sequence| {
+            let mut body = [0; 12];
+            body[0] = AF_BRIDGE;
+            Request::new(RTM_GETNEIGH, 0, sequence, &body)
+                .with(NDA_LLADDR, &mac.0)
+                .with(NDA_MASTER, &bridge.to_ne_bytes())
+                .finish()
+        };
+        match self.ask(action, request).await {
+            Ok(answer) => {
+                let port = messages(&answer)
+                    .next()
+                    .and_then(|message| u32_at(message.body, 4));
+                port.map(Some).ok_or(Error::Malformed(action))
+            }
+            Err(Error::Refused { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
         }
     }
 

@@ -8,5 +8,6 @@ mod errors;
 mod flows;
 mod fragments;
 mod hostile;
+mod reach;
 mod stage;
 mod watch;
