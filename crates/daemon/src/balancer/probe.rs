@@ -26,7 +26,7 @@ use xdp::{Attachment, Mode, Program, Table, objects};
 
 use super::book::Target;
 use super::control::Paths;
-use super::engine::{Engine, library_key};
+use super::engine::{Engine, Running, library_key};
 use room::Room;
 
 /// Ports that checks are sent from: behind those that Linux gives to others by itself (ip_local_port_range).
@@ -209,19 +209,24 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 
 impl Way {
-    /// The way for one socket, and the address that it speaks from.
-    fn open(&self, protocol: u8) -> io::Result<(Hold, SocketAddr)> {
+    /// The way for one socket, and the address that it speaks from. Waits, for as long as the check may take, until a server that is
+    /// new has said where it is.
+    async fn open(&self, protocol: u8) -> io::Result<(Hold, SocketAddr)> {
         let door = self.engine.door().map_err(io::Error::other)?;
         let running = self
             .engine
             .running()
             .ok_or_else(|| io::Error::other("nothing is balanced"))?;
         let (key, server) = self.target;
+        let mut looked = running.follower.looked();
+        while !lock(&running.balancer).hops().contains_key(&server) {
+            looked.changed().await.map_err(io::Error::other)?;
+        }
         let key = library_key(&key).map_err(io::Error::other)?;
         let number = lock(&running.balancer).server_number(&key, server);
         let number = number.ok_or_else(|| io::Error::other("the server is gone"))?;
         let hold = door.way(protocol, self.subject.service.ip(), number)?;
-        let source = source(self.subject.service.ip(), server)?;
+        let source = source(&running, self.subject.service.ip(), server)?;
         let port = hold.port;
         Ok((hold, (source, port).into()))
     }
@@ -231,14 +236,14 @@ impl Path for Way {
     type Hold = Hold;
 
     async fn tcp(&self) -> io::Result<(TcpStream, Hold)> {
-        let (hold, source) = self.open(TCP)?;
+        let (hold, source) = self.open(TCP).await?;
         let socket = hold.door.room.socket(socket2::Type::STREAM, source)?;
         let socket = TcpSocket::from_std_stream(socket.into());
         Ok((socket.connect(self.subject.service).await?, hold))
     }
 
     async fn udp(&self) -> io::Result<(UdpSocket, Hold)> {
-        let (hold, source) = self.open(UDP)?;
+        let (hold, source) = self.open(UDP).await?;
         let socket = hold.door.room.socket(socket2::Type::DGRAM, source)?;
         let socket = UdpSocket::from_std(socket.into())?;
         socket.connect(self.subject.service).await?;
@@ -246,24 +251,29 @@ impl Path for Way {
     }
 }
 
-/// The host's address that a server is to answer to: of the service's family, and the one that the kernel would speak to
-/// the server from where that is of the same family.
-fn source(vip: IpAddr, server: IpAddr) -> io::Result<IpAddr> {
-    let towards = if vip.is_ipv4() == server.is_ipv4() {
-        server
-    } else {
-        vip
+/// The host's address that a server is to answer to, of the service's family: where the server's is the same, the one that the
+/// kernel would speak to it from.
+fn source(running: &Running, vip: IpAddr, server: IpAddr) -> io::Result<IpAddr> {
+    let nothing = |why: &dyn std::fmt::Display| {
+        io::Error::other(format!(
+            "this host has no address that {server} could answer to for {vip}: {why}"
+        ))
     };
-    let any: IpAddr = match towards {
+    if vip.is_ipv4() != server.is_ipv4() {
+        // No route says which: to the service's address there is none, or one that ends here.
+        let own = running
+            .follower
+            .own_address(&lock(&running.balancer), vip.is_ipv6());
+        return own.ok_or_else(|| nothing(&"none of that family"));
+    }
+    let any: IpAddr = match server {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
     // Connecting a datagram socket asks the routing table and sends nothing.
     let socket = std::net::UdpSocket::bind((any, 0))?;
-    let asked = socket.connect((towards, 9)).and_then(|()| socket.local_addr());
-    let address =
-        asked.map_err(|e| io::Error::other(format!("this host has no address towards {towards}: {e}")))?;
-    Ok(address.ip())
+    let asked = socket.connect((server, 9)).and_then(|()| socket.local_addr());
+    asked.map(|address| address.ip()).map_err(|e| nothing(&e))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
