@@ -399,6 +399,7 @@ async fn the_configuration_holds_it_and_events_tell_of_it() {
             ..Default::default()
         }],
         bindings: vec![binding(42, 1, HOST)],
+        balancer: Some(v1::BalancerConfig::default()),
         ..Default::default()
     };
     let apply = |config: &v1::Config, dry_run| v1::ApplyRequest {

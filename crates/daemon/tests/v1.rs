@@ -58,6 +58,14 @@ async fn put_nic(client: &mut Client, nic: v1::Nic) -> Result<v1::NicStatus, Sta
         .map(|answer| answer.into_inner())
 }
 
+/// What a daemon has that was told nothing.
+fn nothing() -> v1::Config {
+    v1::Config {
+        balancer: Some(v1::BalancerConfig::default()),
+        ..Default::default()
+    }
+}
+
 async fn config(client: &mut Client) -> v1::Config {
     within(client.get_config(v1::GetConfigRequest {}))
         .await
@@ -182,7 +190,7 @@ async fn a_nic_s_life() {
         within(client.delete_nic(v1::DeleteNicRequest { id: "vnic_1".into() }))
             .await
             .unwrap();
-        assert_eq!(config(client).await, v1::Config::default());
+        assert_eq!(config(client).await, nothing());
         assert!(!daemon.path("qemu-vhost-vnic_1").exists());
     }
 }
@@ -387,7 +395,7 @@ async fn a_group_s_life() {
             ..Default::default()
         }
     );
-    assert_eq!(config(client).await, v1::Config::default());
+    assert_eq!(config(client).await, nothing());
 }
 
 #[tokio::test]
@@ -526,7 +534,7 @@ async fn a_declared_configuration_is_applied_whole_or_not_at_all() {
     let declared = v1::Config {
         nics: vec![shown("comes", 2), moved],
         groups: vec![web],
-        ..Default::default()
+        ..nothing()
     };
     let apply = |config: &v1::Config, dry_run| v1::ApplyRequest {
         config: Some(config.clone()),

@@ -366,6 +366,7 @@ fn configs() -> (v1::Config, v1::Config) {
             addresses: vec!["10.0.0.99".into(), "fd00::99".into()],
             endpoint: "192.0.2.3".into(),
         }],
+        balancer: None,
     };
     let small = config(vec![nic(1, v1::NicKind::VhostUser)], vec![]);
     let large = config(

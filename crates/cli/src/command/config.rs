@@ -8,6 +8,7 @@ use clap::Args;
 use serde_json::json;
 
 use super::nic_state::read_file;
+use super::service_options::key_words;
 use crate::error::Error;
 use crate::json;
 use crate::session::Session;
@@ -23,7 +24,8 @@ Example:
 #[derive(Args, Debug)]
 #[command(after_help = "\
 The file holds a butterfly.v1.Config of proto/butterfly/v1/butterfly.proto, in JSON or in protobuf text format.
-What is not in it is deleted. What changes is printed: + is new, ~ is changed, - is deleted.
+What is not in it is deleted, but for the part `balancer`: a file without it leaves the load balancer's services as they
+are, one with it, even if empty, makes them exactly these. What changes is printed: + is new, ~ is changed, - is deleted.
 
 Examples:
   butterfly config > host.json
@@ -79,6 +81,7 @@ pub fn lines(change: &v1::Change) -> String {
         Some(Subject::Endpoint(address)) => format!("endpoint {address}"),
         Some(Subject::Network(vni)) => format!("network {vni}"),
         Some(Subject::Binding(key)) => format!("binding {} {}", key.vni, key.mac),
+        Some(Subject::Service(key)) => format!("service {}", key_words(key)),
         None => "-".into(),
     };
     let details = change.details.iter().map(|detail| format!("\n    {detail}"));

@@ -143,7 +143,7 @@ pub fn rule(rule: &Rule) -> v1::Rule {
     }
 }
 
-/// The whole configuration, sorted.
+/// The controller's part of the configuration, sorted.
 pub fn config(config: &Config) -> v1::Config {
     v1::Config {
         nics: config.nics.values().map(nic).collect(),
@@ -151,6 +151,7 @@ pub fn config(config: &Config) -> v1::Config {
         endpoints: config.endpoints.values().map(overlay::endpoint).collect(),
         networks: config.networks.values().map(network).collect(),
         bindings: config.bindings.values().map(binding).collect(),
+        balancer: None,
     }
 }
 

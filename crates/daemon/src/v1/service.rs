@@ -9,7 +9,7 @@ use control::{Controller, Error, ErrorKind};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use super::{convert, observe, overlay, render, uplinks, watch, workers};
+use super::{convert, declare, observe, overlay, render, uplinks, watch, workers};
 use crate::app::App;
 use crate::connections;
 use crate::logging::Level;
@@ -57,7 +57,7 @@ impl Service {
 }
 
 /// The sentence as it is, under the code that the .proto states for it.
-fn refused(error: Error) -> Status {
+pub(super) fn refused(error: Error) -> Status {
     let message = error.to_string();
     if let Error::DataPlane(_) = error {
         // The worker has ended: so does the daemon.
@@ -341,7 +341,7 @@ impl Butterfly for Service {
     }
 
     async fn get_config(&self, _: Request<v1::GetConfigRequest>) -> Answer<v1::Config> {
-        self.control(|control| Ok(render::config(&control.config())))
+        self.operate(|app, control| Ok(declare::config(app, control)))
             .await
     }
 
@@ -349,15 +349,8 @@ impl Butterfly for Service {
         let request = request.into_inner();
         // An absent configuration would delete everything: that is said with an empty one.
         let config = required(request.config, "config")?;
-        self.control(move |control| {
-            let config = convert::config(config, control.settings())?;
-            let diff = control.apply(config, request.dry_run)?;
-            Ok(v1::ApplyResponse {
-                changes: render::changes(&diff),
-                bindings: diff.bindings.len() as u64,
-            })
-        })
-        .await
+        self.operate(move |app, control| declare::apply(app, control, config, request.dry_run))
+            .await
     }
 
     type WatchStream = ReceiverStream<Result<v1::Event, Status>>;
