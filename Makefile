@@ -88,6 +88,7 @@ miri: ## the pure parts under Miri; needs a nightly compiler with the miri compo
 install: build ## copy programs, service file, settings and completions under $(DESTDIR)$(PREFIX)
 	install -D -m 755 target/release/butterflyd $(DESTDIR)$(PREFIX)/sbin/butterflyd
 	install -D -m 755 target/release/butterfly $(DESTDIR)$(PREFIX)/bin/butterfly
+	install -D -m 755 packaging/balance-hook $(DESTDIR)$(PREFIX)/share/butterfly/balance-hook
 	install -d $(DESTDIR)$(UNITDIR)
 	sed 's|@PREFIX@|$(PREFIX)|; s|@SYSCONFDIR@|$(SYSCONFDIR)|' packaging/butterflyd.service > $(DESTDIR)$(UNITDIR)/butterflyd.service
 	@# Settings that somebody has changed stay.
@@ -101,7 +102,7 @@ install: build ## copy programs, service file, settings and completions under $(
 
 uninstall: ## remove what install copied, but the settings
 	rm -f $(DESTDIR)$(PREFIX)/sbin/butterflyd $(DESTDIR)$(PREFIX)/bin/butterfly \
-		$(DESTDIR)$(UNITDIR)/butterflyd.service \
+		$(DESTDIR)$(PREFIX)/share/butterfly/balance-hook $(DESTDIR)$(UNITDIR)/butterflyd.service \
 		$(DESTDIR)$(PREFIX)/share/bash-completion/completions/butterfly \
 		$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_butterfly \
 		$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/butterfly.fish

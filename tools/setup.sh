@@ -20,11 +20,12 @@ RUST=1.95.0
 #   clang libbpf-dev linux-libc-dev libelf-dev zlib1g-dev pkg-config
 #                              compile the XDP programs of bpf/, and libbpf, which loads them
 #   golang-go                  the tests of clients/go, where no Go is installed otherwise
+#   bird2                      a routing daemon, which tells others of the load balancer's addresses
 #   dpdk-dev                   testpmd: guests whose driver and VMM are neither Linux nor QEMU; a peer of the benchmarks
 PACKAGES="gcc libc6-dev make ca-certificates git qemu-system-x86 busybox-static cpio gzip kmod
     iproute2 nftables iputils-ping iperf3 tcpdump ethtool procps socat curl util-linux
     python3 python3-zmq python3-cryptography clang libbpf-dev linux-libc-dev libelf-dev zlib1g-dev
-    pkg-config dpdk-dev"
+    pkg-config bird2 dpdk-dev"
 
 if ! command -v go >/dev/null && [ ! -x /usr/local/go/bin/go ]; then PACKAGES+=" golang-go"; fi
 

@@ -2,6 +2,7 @@
 
 use testkit::Result;
 use testkit::netns::Namespace;
+use testkit::qemu::Wire;
 
 /// A bridge that hosts are plugged into.
 #[derive(Debug)]
@@ -17,10 +18,28 @@ impl Lan {
         Ok(Self { bridge })
     }
 
+    /// A cable to it for a guest, to be [plugged in](Self::join) when that has started.
+    pub fn wire(&self, device: &str) -> Wire {
+        Wire::tap(&self.bridge, device)
+    }
+
+    /// Plugs a guest's cable in.
+    pub fn join(&self, device: &str) -> Result<()> {
+        self.bridge
+            .ok(&format!("ip link set {device} master br0"))
+            .map(drop)
+    }
+
     /// A host with these addresses (with their prefix lengths) on its `eth0`. It computes its checksums itself: what
     /// XDP takes from a veth is a frame as it is on a wire.
     pub fn host(&self, name: &str, addresses: &[&str]) -> Result<Namespace> {
         let host = Namespace::new()?;
+        self.plug(&host, name, addresses)?;
+        Ok(host)
+    }
+
+    /// Gives a host its `eth0`; a second one takes the place of one that was removed.
+    pub fn plug(&self, host: &Namespace, name: &str, addresses: &[&str]) -> Result<()> {
         let pid = host.pid();
         self.bridge.ok(&format!(
             "ip link add to-{name} type veth peer name eth0 netns {pid} && \
@@ -31,12 +50,12 @@ impl Lan {
         for address in addresses {
             host.ok(&format!("ip addr add {address} dev eth0"))?;
         }
-        Ok(host)
+        Ok(())
     }
 }
 
 /// Gives a server a service's address, as direct server return wants it: on `lo`, and nobody is told by ARP.
 pub fn take_vip(server: &Namespace, vip: &str) -> Result<()> {
     server.ok("sysctl -q -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2")?;
-    server.ok(&format!("ip addr add {vip}/32 dev lo")).map(drop)
+    server.ok(&format!("ip addr add {vip} dev lo")).map(drop)
 }

@@ -49,9 +49,10 @@ pub fn serve_if_asked() -> Result<()> {
         .build()
         .map_err(fail)?;
     runtime.block_on(async {
-        let socket = tokio::net::TcpSocket::new_v4().map_err(fail)?;
+        // Of both families.
+        let socket = tokio::net::TcpSocket::new_v6().map_err(fail)?;
         socket.set_reuseaddr(true).map_err(fail)?;
-        let address = format!("0.0.0.0:{port}")
+        let address = format!("[::]:{port}")
             .parse()
             .map_err(|e| format!("{role}: {e}"))?;
         socket.bind(address).map_err(fail)?;
@@ -95,6 +96,10 @@ impl Connections {
             .enable_all()
             .build()
             .map_err(|e| format!("a client: {e}"))?;
+        let family = match to {
+            SocketAddr::V4(_) => rustix::net::AddressFamily::INET,
+            SocketAddr::V6(_) => rustix::net::AddressFamily::INET6,
+        };
         let mut open = Vec::with_capacity(count);
         while open.len() < count {
             let some = (count - open.len()).min(100);
@@ -102,7 +107,7 @@ impl Connections {
             let sockets = host.inside(|| {
                 let socket = || {
                     let socket = rustix::net::socket_with(
-                        rustix::net::AddressFamily::INET,
+                        family,
                         rustix::net::SocketType::STREAM,
                         rustix::net::SocketFlags::NONBLOCK | rustix::net::SocketFlags::CLOEXEC,
                         None,
