@@ -18,7 +18,7 @@ type Session = fn(&mut Stage) -> Result<()>;
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Session); 7] = [
+    let trials: [(&str, Session); 8] = [
         (
             "interfaces_are_taken_and_given_back",
             interfaces_are_taken_and_given_back,
@@ -39,6 +39,10 @@ fn main() {
         (
             "interfaces_come_back_under_their_names",
             interfaces_come_back_under_their_names,
+        ),
+        (
+            "interfaces_are_part_of_the_declared_configuration",
+            interfaces_are_part_of_the_declared_configuration,
         ),
         (
             "killed_under_load_the_kernel_goes_on",
@@ -433,6 +437,53 @@ fn interfaces_come_back_under_their_names(stage: &mut Stage) -> Result<()> {
     })?;
     stage.road.pinging(|| Ok(()))?;
     stage.treated(WEST[0], "fast")
+}
+
+fn interfaces_are_part_of_the_declared_configuration(stage: &mut Stage) -> Result<()> {
+    let file = stage.daemon.dir().join("declared.json");
+    let apply = |stage: &Stage, text: &str, options: &str| -> Result<String> {
+        std::fs::write(&file, text).map_err(|e| format!("{}: {e}", file.display()))?;
+        stage.daemon.cli(&format!("apply {} {options}", file.display()))
+    };
+    let both = r#"{ "router": { "interfaces": [ { "name": "east0" }, { "name": "west0", "mode": "XDP_MODE_GENERIC" } ] } }"#;
+    let told = apply(stage, both, "--dry-run")?;
+    check(told == "+ router east0\n+ router west0\n", &told)?;
+    check(
+        stage.daemon.cli("router list")?.is_empty(),
+        "a dry run takes nothing",
+    )?;
+    apply(stage, both, "")?;
+    let list = "INTERFACE  MODE     WHY\neast0      native   -\nwest0      generic  -\n";
+    check(
+        stage.daemon.cli("router list")? == list,
+        "both are taken as declared",
+    )?;
+    check(apply(stage, both, "")?.is_empty(), "once more is no change")?;
+    let config = stage.daemon.cli("config")?;
+    check(config.contains("\"west0\""), &format!("it is printed:\n{config}"))?;
+    check(
+        apply(stage, &config, "")?.is_empty(),
+        "what is printed is what there is",
+    )?;
+    // Refused, it changed nothing; not spoken of, it stays.
+    let wrong = r#"{ "router": { "interfaces": [ { "name": "east0" }, { "name": "nothing0" } ] } }"#;
+    let refused = apply(stage, wrong, "").err().unwrap_or_default();
+    check(
+        refused.contains("interface nothing0: there is no such interface"),
+        &refused,
+    )?;
+    check(
+        stage.daemon.cli("router list")? == list,
+        "a refused one changed nothing",
+    )?;
+    apply(stage, "{}", "")?;
+    check(
+        stage.daemon.cli("router list")? == list,
+        "what is not spoken of stays",
+    )?;
+    let told = apply(stage, r#"{ "router": {} }"#, "")?;
+    check(told == "- router east0\n- router west0\n", &told)?;
+    check(!stage.road.has_program("east0")?, "it is the kernel's again")
 }
 
 fn killed_under_load_the_kernel_goes_on(stage: &mut Stage) -> Result<()> {

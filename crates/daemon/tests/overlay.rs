@@ -400,6 +400,7 @@ async fn the_configuration_holds_it_and_events_tell_of_it() {
         }],
         bindings: vec![binding(42, 1, HOST)],
         balancer: Some(v1::BalancerConfig::default()),
+        router: Some(v1::RouterConfig::default()),
         ..Default::default()
     };
     let apply = |config: &v1::Config, dry_run| v1::ApplyRequest {

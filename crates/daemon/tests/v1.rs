@@ -62,6 +62,7 @@ async fn put_nic(client: &mut Client, nic: v1::Nic) -> Result<v1::NicStatus, Sta
 fn nothing() -> v1::Config {
     v1::Config {
         balancer: Some(v1::BalancerConfig::default()),
+        router: Some(v1::RouterConfig::default()),
         ..Default::default()
     }
 }

@@ -367,6 +367,7 @@ fn configs() -> (v1::Config, v1::Config) {
             endpoint: "192.0.2.3".into(),
         }],
         balancer: None,
+        router: None,
     };
     let small = config(vec![nic(1, v1::NicKind::VhostUser)], vec![]);
     let large = config(

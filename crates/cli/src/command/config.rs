@@ -82,6 +82,7 @@ pub fn lines(change: &v1::Change) -> String {
         Some(Subject::Network(vni)) => format!("network {vni}"),
         Some(Subject::Binding(key)) => format!("binding {} {}", key.vni, key.mac),
         Some(Subject::Service(key)) => format!("service {}", key_words(key)),
+        Some(Subject::RouterInterface(name)) => format!("router {name}"),
         None => "-".into(),
     };
     let details = change.details.iter().map(|detail| format!("\n    {detail}"));

@@ -152,6 +152,7 @@ pub fn config(config: &Config) -> v1::Config {
         networks: config.networks.values().map(network).collect(),
         bindings: config.bindings.values().map(binding).collect(),
         balancer: None,
+        router: None,
     }
 }
 

@@ -341,8 +341,7 @@ impl Butterfly for Service {
     }
 
     async fn get_config(&self, _: Request<v1::GetConfigRequest>) -> Answer<v1::Config> {
-        self.operate(|app, control| Ok(declare::config(app, control)))
-            .await
+        self.operate(|app, control| declare::config(app, control)).await
     }
 
     async fn apply(&self, request: Request<v1::ApplyRequest>) -> Answer<v1::ApplyResponse> {
