@@ -3,13 +3,15 @@
 
 use std::fmt::Display;
 use std::net::IpAddr;
-use std::num::NonZeroU16;
+use std::num::{NonZeroU8, NonZeroU16};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use clap::ValueEnum;
+
 use crate::cores::{Cores, count};
 use crate::logging::Level;
-use crate::options::mtu;
+use crate::options::{DSCP_MAX, OuterChecksum, mtu};
 
 /// What the file says; `None` where it says nothing.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -26,6 +28,9 @@ pub struct Ini {
     /// Separated by commas.
     pub uplink: Option<String>,
     pub vxlan_port: Option<u16>,
+    pub vxlan_ttl: Option<u8>,
+    pub vxlan_dscp: Option<u8>,
+    pub vxlan_checksum: Option<OuterChecksum>,
     pub encryption_key_path: Option<PathBuf>,
     /// Separated by commas.
     pub balance_interfaces: Vec<String>,
@@ -81,6 +86,12 @@ fn set(ini: &mut Ini, section: &str, key: &str, value: &str) -> Result<(), Strin
         ("general", "dpdk-port") => ini.dpdk_port = Some(parsed(&name, value)?),
         ("general", "uplink") => ini.uplink = Some(value.to_owned()),
         ("general", "vxlan-port") => ini.vxlan_port = Some(parsed::<NonZeroU16>(&name, value)?.get()),
+        ("general", "vxlan-ttl") => ini.vxlan_ttl = Some(parsed::<NonZeroU8>(&name, value)?.get()),
+        ("general", "vxlan-dscp") => ini.vxlan_dscp = Some(within(&name, value, DSCP_MAX)?),
+        ("general", "vxlan-checksum") => {
+            ini.vxlan_checksum =
+                Some(OuterChecksum::from_str(value, false).map_err(|e| format!("{name}: {e}"))?);
+        }
         ("general", "balance-interfaces") => ini.balance_interfaces = list(value),
         ("general", "router-interfaces") => ini.router_interfaces = list(value),
         ("general", "balance-hook") => ini.balance_hook = Some(value.into()),
@@ -116,6 +127,9 @@ fn known(section: &str, key: &str) -> bool {
                 | "dpdk-port"
                 | "uplink"
                 | "vxlan-port"
+                | "vxlan-ttl"
+                | "vxlan-dscp"
+                | "vxlan-checksum"
                 | "balance-interfaces"
                 | "balance-hook"
                 | "router-interfaces"
@@ -126,6 +140,15 @@ fn known(section: &str, key: &str) -> bool {
 
 fn parsed<T: FromStr<Err: Display>>(name: &str, value: &str) -> Result<T, String> {
     value.parse().map_err(|e| format!("{name} = '{value}': {e}"))
+}
+
+/// A number of at most `most`.
+fn within(name: &str, value: &str, most: u8) -> Result<u8, String> {
+    let number: u8 = parsed(name, value)?;
+    match number <= most {
+        true => Ok(number),
+        false => Err(format!("{name} = '{value}': it is within 0 and {most}")),
+    }
 }
 
 #[cfg(test)]
@@ -149,6 +172,9 @@ nic-mtu = 9000
 dpdk-port = 0
 uplink = eth1,eth2
 vxlan-port = 8472
+vxlan-ttl = 9
+vxlan-dscp = 46
+vxlan-checksum = on
 balance-interfaces = eth0, eth1
 balance-hook = /etc/butterfly/hook
 router-interfaces = eth2,eth3.100
@@ -167,6 +193,9 @@ encryption_key_path = /etc/butterfly/key
             dpdk_port: Some(0),
             uplink: Some("eth1,eth2".into()),
             vxlan_port: Some(8472),
+            vxlan_ttl: Some(9),
+            vxlan_dscp: Some(46),
+            vxlan_checksum: Some(OuterChecksum::On),
             encryption_key_path: Some("/etc/butterfly/key".into()),
             balance_interfaces: vec!["eth0".into(), "eth1".into()],
             balance_hook: Some("/etc/butterfly/hook".into()),
@@ -209,6 +238,12 @@ encryption_key_path = /etc/butterfly/key
             ("[general]\nip = host", "[general] ip = 'host': "),
             ("[general]\nnic-mtu = 5", "[general] nic-mtu: '5' is neither max"),
             ("[general]\nlog-level = loud", "[general] log-level = 'loud': "),
+            ("[general]\nvxlan-ttl = 0", "[general] vxlan-ttl = '0': "),
+            (
+                "[general]\nvxlan-dscp = 64",
+                "[general] vxlan-dscp = '64': it is within 0 and 63",
+            ),
+            ("[general]\nvxlan-checksum = maybe", "[general] vxlan-checksum: "),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.starts_with(expected), "{error}");
@@ -240,6 +275,9 @@ encryption_key_path = /etc/butterfly/key
             dpdk_port: Some(_),
             uplink: Some(_),
             vxlan_port: Some(_),
+            vxlan_ttl: Some(_),
+            vxlan_dscp: Some(_),
+            vxlan_checksum: Some(_),
             encryption_key_path: Some(_),
             balance_interfaces,
             balance_hook: Some(_),

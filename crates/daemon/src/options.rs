@@ -116,15 +116,15 @@ pub struct Options {
     /// UDP port of VXLAN [default: 4789]
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub vxlan_port: Option<u16>,
-    /// TTL, or hop limit, of outer packets
-    #[arg(long, value_name = "TTL", default_value_t = 64, value_parser = clap::value_parser!(u8).range(1..))]
-    pub vxlan_ttl: u8,
+    /// TTL, or hop limit, of outer packets [default: 64]
+    #[arg(long, value_name = "TTL", value_parser = clap::value_parser!(u8).range(1..))]
+    pub vxlan_ttl: Option<u8>,
     /// DSCP of outer packets, 0..63 [default: the inner packet's]; ECN is always the inner packet's (RFC 6040)
-    #[arg(long, value_name = "DSCP", value_parser = clap::value_parser!(u8).range(..=63))]
+    #[arg(long, value_name = "DSCP", value_parser = clap::value_parser!(u8).range(..=i64::from(DSCP_MAX)))]
     pub vxlan_dscp: Option<u8>,
-    /// UDP checksum of outer packets; auto is over IPv6 alone, where others drop those without (RFC 6935)
-    #[arg(long, value_name = "WHERE", default_value = "auto")]
-    pub vxlan_checksum: OuterChecksum,
+    /// UDP checksum of outer packets; auto is over IPv6 alone, where others drop those without (RFC 6935) [default: auto]
+    #[arg(long, value_name = "WHERE")]
+    pub vxlan_checksum: Option<OuterChecksum>,
     /// Balance the load of services on this interface, which the kernel keeps; may be repeated
     #[arg(long, value_name = "INTERFACE")]
     pub balance_interface: Vec<String>,
@@ -147,6 +147,11 @@ pub struct Options {
     #[arg(short = 'h', long, action = clap::ArgAction::Help)]
     pub help: Option<bool>,
 }
+
+/// Of outer packets, where nothing is said.
+const TTL: u8 = 64;
+/// Six bits (RFC 2474, section 3).
+pub const DSCP_MAX: u8 = 63;
 
 /// Which outer packets have a UDP checksum.
 #[derive(clap::ValueEnum, Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -221,6 +226,7 @@ impl Settings {
                 "--dpdk-port {port} has no effect: the kernel keeps the NICs; see --uplink"
             ));
         }
+        let outer_checksum = options.vxlan_checksum.or(ini.vxlan_checksum).unwrap_or_default();
         let vxlan_port = options.vxlan_port.or(ini.vxlan_port).unwrap_or(wire::vxlan::PORT);
         let socket_dir = options
             .socket_dir
@@ -274,10 +280,10 @@ impl Settings {
             vxlan_port,
             encapsulation: Encapsulation {
                 port: vxlan_port,
-                ttl: options.vxlan_ttl,
-                dscp: options.vxlan_dscp,
-                checksum_v4: checksum(options.vxlan_checksum == OuterChecksum::On),
-                checksum_v6: checksum(options.vxlan_checksum != OuterChecksum::Off),
+                ttl: options.vxlan_ttl.or(ini.vxlan_ttl).unwrap_or(TTL),
+                dscp: options.vxlan_dscp.or(ini.vxlan_dscp),
+                checksum_v4: checksum(outer_checksum == OuterChecksum::On),
+                checksum_v6: checksum(outer_checksum != OuterChecksum::Off),
             },
             balance_interfaces: match options.balance_interface.is_empty() {
                 true => ini.balance_interfaces,
