@@ -1,4 +1,4 @@
-//! `butterfly interface`: the interfaces of the daemon's host, in the words of BSD's `ifconfig`, as the seed prints them.
+//! `butterfly interface`: the interfaces of the daemon's host, in the words of BSD's `ifconfig`, as netmap-fwd prints them.
 
 use api::v1;
 use clap::Args;

@@ -106,7 +106,7 @@ fn seconds(ms: u64) -> u64 {
     ms.div_ceil(1000)
 }
 
-/// As the seed prints it.
+/// As netmap-fwd prints it.
 fn arp_line(neighbour: &v1::Neighbour) -> String {
     let v1::Neighbour {
         address,

@@ -85,7 +85,7 @@ impl ShowArgs {
     }
 }
 
-/// Columns of a fixed width, as the seed's: lines go out before the last one is known.
+/// Columns of a fixed width, as netmap-fwd's: lines go out before the last one is known.
 fn columns(cells: [&str; 7]) -> String {
     let [to, gateway, flags, interface, by, table, why] = cells;
     let line = format!("{to:<20} {gateway:<18} {flags:<6} {interface:<12} {by:<7} {table:<6} {why}");
