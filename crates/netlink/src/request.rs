@@ -175,19 +175,9 @@ impl Requests {
         mut each: impl FnMut(&Message),
     ) -> Result<(), Error> {
         let mut asking = self.asking.lock().await;
-        asking.sequence = asking.sequence.wrapping_add(1);
-        let sequence = asking.sequence;
-        let failed = |source| Error::Socket {
-            action: "use",
-            source,
-        };
-        let request = Request::new(kind, NLM_F_DUMP, sequence, fixed).finish();
-        asking.socket.send(&request).map_err(failed)?;
+        let sequence = asking.send(|sequence| Request::new(kind, NLM_F_DUMP, sequence, fixed).finish())?;
         loop {
-            let datagram = tokio::time::timeout(PATIENCE, asking.socket.receive()).await;
-            let datagram = datagram
-                .map_err(|_| failed(io::ErrorKind::TimedOut.into()))?
-                .map_err(failed)?;
+            let datagram = patiently(asking.socket.receive()).await?;
             for message in messages(datagram).filter(|message| message.sequence == sequence) {
                 match (message.kind, message.error()) {
                     (NLMSG_DONE, _) => return Ok(()),
@@ -234,13 +224,7 @@ impl Requests {
         request: impl FnOnce(u32) -> Vec<u8>,
     ) -> Result<Vec<u8>, Error> {
         let mut asking = self.asking.lock().await;
-        asking.sequence = asking.sequence.wrapping_add(1);
-        let sequence = asking.sequence;
-        let failed = |source| Error::Socket {
-            action: "use",
-            source,
-        };
-        asking.socket.send(&request(sequence)).map_err(failed)?;
+        let sequence = asking.send(request)?;
         let answer = async {
             loop {
                 let datagram = asking.socket.receive().await?;
@@ -252,10 +236,7 @@ impl Requests {
                 }
             }
         };
-        let answer = tokio::time::timeout(PATIENCE, answer).await;
-        let answer = answer
-            .map_err(|_| failed(io::ErrorKind::TimedOut.into()))?
-            .map_err(failed)?;
+        let answer = patiently(answer).await?;
         let error = messages(&answer)
             .next()
             .and_then(|message: Message| message.error());
@@ -266,6 +247,29 @@ impl Requests {
             }),
             _ => Ok(answer),
         }
+    }
+}
+
+impl Asking {
+    /// Sends a request under the next number, and gives the number that its answers have.
+    fn send(&mut self, request: impl FnOnce(u32) -> Vec<u8>) -> Result<u32, Error> {
+        self.sequence = self.sequence.wrapping_add(1);
+        self.socket.send(&request(self.sequence)).map_err(failed)?;
+        Ok(self.sequence)
+    }
+}
+
+/// What the socket gives, within the time that the kernel has.
+async fn patiently<T>(work: impl Future<Output = io::Result<T>>) -> Result<T, Error> {
+    let done = tokio::time::timeout(PATIENCE, work).await;
+    done.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+        .map_err(failed)
+}
+
+fn failed(source: io::Error) -> Error {
+    Error::Socket {
+        action: "use",
+        source,
     }
 }
 
