@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn arp_is_the_seed_s() {
+    fn arp_is_as_netmap_fwd_prints_it() {
         assert_eq!(
             arp_line(&neighbour(2, "reachable", Some(1_181_001))),
             "? (10.0.0.2) at 02:13:06:c3:52:48 on igb3 expires 1182 seconds\n"

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 
 use super::router_status::StatusArgs;
 use super::router_watch::WatchArgs;
-use super::xdp_mode::{Mode, mode_name};
+use super::xdp_mode::{Mode, Names, mode_name};
 use crate::client::V1;
 use crate::error::Error;
 use crate::json;
@@ -45,14 +45,6 @@ pub struct AddArgs {
     /// In the driver, or in the kernel's stack [default: in the driver if it can]
     #[arg(long, value_name = "MODE", ignore_case = true)]
     mode: Option<Mode>,
-}
-
-/// One interface or more.
-#[derive(Args, Debug)]
-pub struct Names {
-    /// The interfaces' names
-    #[arg(required = true, value_name = "INTERFACE")]
-    names: Vec<String>,
 }
 
 impl RouterCommand {

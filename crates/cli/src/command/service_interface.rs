@@ -4,7 +4,7 @@ use api::v1;
 use clap::{Args, Subcommand};
 
 use super::service::client;
-use super::xdp_mode::{Mode, mode_name};
+use super::xdp_mode::{Mode, Names, mode_name};
 use crate::error::Error;
 use crate::json;
 use crate::output::Table;
@@ -33,14 +33,6 @@ pub struct AddArgs {
     /// In the driver, or in the kernel's stack [default: in the driver if it can]
     #[arg(long, value_name = "MODE", ignore_case = true)]
     mode: Option<Mode>,
-}
-
-/// One interface or more.
-#[derive(Args, Debug)]
-pub struct Names {
-    /// The interfaces' names
-    #[arg(required = true, value_name = "INTERFACE")]
-    names: Vec<String>,
 }
 
 impl InterfaceCommand {

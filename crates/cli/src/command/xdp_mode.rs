@@ -1,7 +1,15 @@
-//! `--mode`: how a program is attached to an interface, and how answers are called.
+//! What commands that have a program attached to interfaces share: the names to give back, `--mode`, and how answers call it.
 
 use api::v1;
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
+
+/// One interface or more.
+#[derive(Args, Debug)]
+pub struct Names {
+    /// The interfaces' names
+    #[arg(required = true, value_name = "INTERFACE")]
+    pub names: Vec<String>,
+}
 
 /// How a program is attached.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
