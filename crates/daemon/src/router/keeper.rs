@@ -244,8 +244,7 @@ impl Keeper {
             let Member {
                 name, asked, mode, ..
             } = self.members[at].clone();
-            let snapshot = service.router.snapshot().clone();
-            let link = snapshot.link_named(&name).map(|link| link.index);
+            let link = service.router.snapshot().link_named(&name).map(|link| link.index);
             let own = service.router.interface_named(&name).map(|own| own.ifindex);
             if own.is_some() && own == link {
                 continue;
@@ -257,19 +256,11 @@ impl Keeper {
                 Some(_) => self.take_over(service, &name, asked).await,
                 None => Err(Refusal::Unavailable("it has gone".into())),
             };
-            let member = match taken {
-                Ok(mode) => Member {
-                    name,
-                    asked,
-                    mode: Some(mode),
-                    why: String::new(),
-                },
-                Err(why) => Member {
-                    name,
-                    asked,
-                    mode: None,
-                    why: why.to_string(),
-                },
+            let member = Member {
+                name,
+                asked,
+                mode: taken.as_ref().ok().copied(),
+                why: taken.err().map_or_else(String::new, |why| why.to_string()),
             };
             if mode.is_some() || member != self.members[at] {
                 self.members[at] = member.clone();
