@@ -12,9 +12,9 @@ cd "$(dirname "$0")/.."
 # Loaded at boot.
 MODULES="virtio_pci virtio_net sctp vxlan dummy"
 # Loaded by `modprobe`, or by the kernel itself when `ip link add` asks for a device of such a type.
-MODULES_ON_DEMAND="tun 8021q bonding ipip ip6_tunnel sit ip_gre ip6_gre fou fou6 bridge veth vrf"
+MODULES_ON_DEMAND="vmxnet3 tun 8021q bonding ipip ip6_tunnel sit ip_gre ip6_gre fou fou6 bridge veth vrf sch_netem"
 # dash, since the shell of busybox prefers its own ip to any other; what makes namespaces, for tests that run there.
-PROGRAMS="dash ip bridge ethtool setpriv unshare nsenter sleep sysctl"
+PROGRAMS="dash ip bridge tc ethtool setpriv unshare nsenter sleep sysctl"
 OUT=target/guest
 mkdir -p "$OUT"
 exec 9>"$OUT/lock"

@@ -3,6 +3,7 @@
 use crate::uapi;
 use imbl::OrdMap;
 use ipnet::IpNet;
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 use wire::Mac;
@@ -60,10 +61,53 @@ pub struct Snapshot {
     pub(crate) versions: crate::mirror::Versions,
 }
 
+/// Devices upon each other at the most: MAX_NEST_DEV of include/linux/netdevice.h.
+const MOST_NESTED: usize = 8;
+
 impl Snapshot {
     /// The interface of that name.
     pub fn link_named(&self, name: &str) -> Option<&Arc<Link>> {
         self.links.values().find(|link| link.name == name)
+    }
+
+    /// The device that an interface's frames come and go by: itself, or what the VLANs it is in lie on.
+    pub fn device_of(&self, link: &Link) -> u32 {
+        let mut device = link;
+        // The kernel makes no rings; a parent in another namespace could look like one.
+        for _ in 0..MOST_NESTED {
+            match device.vlan.and_then(|vlan| self.links.get(&vlan.parent)) {
+                Some(parent) => device = parent,
+                None => break,
+            }
+        }
+        device.vlan.map_or(device.index, |vlan| vlan.parent)
+    }
+
+    /// An interface of several, of which each packet takes one.
+    pub fn is_bond(&self, ifindex: u32) -> bool {
+        self.links.get(&ifindex).is_some_and(|link| link.is("bond"))
+    }
+
+    /// The ports of a bond; others have none.
+    pub fn ports_of(&self, ifindex: u32) -> impl Iterator<Item = &Arc<Link>> {
+        let is_bond = self.is_bond(ifindex);
+        let all = self.links.values().take_while(move |_| is_bond);
+        all.filter(move |link| link.master == Some(ifindex))
+    }
+
+    /// The NICs below an interface whose frames have VLAN tags that the kernel knows of: itself or a bond's ports, if there are VLANs
+    /// on it or on what it is a port of.
+    pub fn nics_with_vlans(&self, ifindex: u32) -> BTreeSet<u32> {
+        let master = self.links.get(&ifindex).and_then(|link| link.master);
+        let is_below = |parent: u32| parent == ifindex || Some(parent) == master;
+        let mut vlans = self.links.values().filter_map(|link| link.vlan);
+        if !vlans.any(|vlan| is_below(vlan.parent)) {
+            return BTreeSet::new();
+        }
+        match self.is_bond(ifindex) {
+            true => self.ports_of(ifindex).map(|port| port.index).collect(),
+            false => BTreeSet::from([ifindex]),
+        }
     }
 
     /// A neighbour, if the kernel has heard of it.
@@ -134,6 +178,13 @@ pub struct Link {
     pub tx_queues: u32,
     /// The id of the XDP program attached to it.
     pub xdp_program: Option<u32>,
+}
+
+impl Link {
+    /// Of this kind.
+    pub fn is(&self, kind: &str) -> bool {
+        self.kind.as_deref() == Some(kind)
+    }
 }
 
 /// A VLAN subinterface's tag and where it is sent.

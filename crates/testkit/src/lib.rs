@@ -6,10 +6,12 @@
 //! in the kernel ([`process`]). Nothing is waited for by sleeping a guessed time: [`wait_for`] looks for an event until
 //! a deadline and then fails with what it was waiting for; whoever calls it adds the dump that explains.
 
+pub mod frr;
 pub mod image;
 pub mod netns;
 pub mod process;
 pub mod qemu;
+pub mod results;
 pub mod ring_driver;
 pub mod road;
 pub mod vhost_frontend;
@@ -18,6 +20,9 @@ use std::time::{Duration, Instant};
 
 /// A failure is a sentence (and its dump) for the person who reads the test's output.
 pub type Result<T> = std::result::Result<T, String>;
+
+/// How long what comes at once on a quiet machine may take on a busy one: only who waits in vain waits for so long.
+pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How often [`wait_for`] looks.
 const LOOK_EVERY: Duration = Duration::from_millis(20);

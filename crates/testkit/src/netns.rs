@@ -4,11 +4,10 @@
 //! devices in it. Nothing can be left behind.
 
 use crate::process::{self, Process};
-use crate::{Result, wait_for};
+use crate::{PATIENCE, Result, wait_for};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::time::Duration;
 
 /// A network namespace, gone when dropped.
 #[derive(Debug)]
@@ -29,7 +28,7 @@ impl Namespace {
         let namespace = Self { holder, dir };
         let own = std::fs::read_link("/proc/self/ns/net").map_err(|e| format!("no /proc: {e}"))?;
         let theirs = format!("/proc/{}/ns/net", namespace.pid());
-        wait_for("a network namespace", Duration::from_secs(5), || {
+        wait_for("a network namespace", PATIENCE, || {
             Ok(std::fs::read_link(&theirs).ok().filter(|link| *link != own))
         })?;
         namespace.ok("ip link set lo up")?;

@@ -17,7 +17,7 @@ pub use nic::{Nic, Wire};
 use crate::image::Image;
 use crate::netns::Namespace;
 use crate::process::{Process, tail};
-use crate::{Result, wait_for};
+use crate::{PATIENCE, Result, wait_for};
 use agent::Agent;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -70,7 +70,7 @@ impl Guest {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let mut qemu = Process::start(&machine.name, &words, &dir.path().join("qemu.log"))?;
         let agent_path = dir.path().join("agent");
-        let line = wait_for("QEMU's agent socket", Duration::from_secs(20), || {
+        let line = wait_for("QEMU's agent socket", PATIENCE, || {
             if let Some(status) = qemu.ended() {
                 return Err(format!(
                     "QEMU of {} ended with {status}:\n{}",

@@ -1,14 +1,10 @@
 //! A host in the east, a router, a host in the west: three namespaces with the kernel's stack, and veths between them.
 //! The kernel forwards; whoever is tested takes that over.
 
-use std::time::Duration;
-
 use crate::netns::Namespace;
 use crate::process::Process;
-use crate::{Result, wait_for};
+use crate::{PATIENCE, Result, wait_for};
 
-/// For what happens at once on a machine that has nothing else to do.
-pub const PATIENCE: Duration = Duration::from_secs(20);
 /// The west's addresses, which the east reaches by the router.
 pub const WEST: [&str; 2] = ["10.2.0.2", "2001:db8:2::2"];
 

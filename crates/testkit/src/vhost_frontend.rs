@@ -4,12 +4,12 @@
 //! rings in QEMU's order, the guest drives the rings. Everything below [`Frontend::send`] can also be said by
 //! hand, in any order, with any length and any descriptors. Waits are bounded by [`PATIENCE`].
 
+use crate::PATIENCE;
 use std::io::{self, ErrorKind, IoSlice, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::time::Duration;
 
 use ::io::guest_memory::RegionSpec;
 use ::io::vhost::features::{self, protocol};
@@ -19,9 +19,6 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use crate::ring_driver::Guest;
 use crate::ring_driver::queue::Queue;
-
-/// How long a reply is waited for.
-pub const PATIENCE: Duration = Duration::from_secs(20);
 
 const VERSION: u32 = 1;
 const NEED_REPLY: u32 = 1 << 3;

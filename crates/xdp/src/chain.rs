@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::{Arc, Weak};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 
@@ -14,6 +15,7 @@ use crate::attach::{Attachment, Mode, attach};
 use crate::error::Error;
 use crate::program::Program;
 use crate::table::failed;
+use crate::tags::Tags;
 
 /// What runs on an interface, in the order in which the chain goes through them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -44,6 +46,8 @@ impl fmt::Display for Feature {
 pub struct Interfaces {
     programs: BTreeMap<Feature, Member>,
     attached: BTreeMap<u32, Attached>,
+    /// Held by those who need them: a NIC that several features share is set back when the last one leaves it.
+    tags: BTreeMap<u32, Weak<Tags>>,
 }
 
 /// A program as a member of the chain.
@@ -139,6 +143,20 @@ impl Interfaces {
         self.attached
             .get(&ifindex)
             .map(|attached| attached.attachment.mode())
+    }
+
+    /// Has a NIC leave VLAN tags in frames for as long as somebody holds what this gives.
+    ///
+    /// # Errors
+    /// [`Error::Tags`]: it cannot be had.
+    pub(crate) fn keep_tags(&mut self, nic: u32) -> Result<Arc<Tags>, Error> {
+        self.tags.retain(|_, kept| kept.strong_count() > 0);
+        if let Some(kept) = self.tags.get(&nic).and_then(Weak::upgrade) {
+            return Ok(kept);
+        }
+        let kept = Arc::new(Tags::keep(nic)?);
+        self.tags.insert(nic, Arc::downgrade(&kept));
+        Ok(kept)
     }
 
     /// Lets every program hand on to the one behind it: the last one first, so that no packet takes a way that ends early.

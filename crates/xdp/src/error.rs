@@ -79,6 +79,26 @@ pub enum Error {
         /// The feature.
         feature: Feature,
     },
+    /// A bond with VLANs, on which another feature runs in generic mode.
+    #[error(
+        "interface {ifindex} is a bond with VLANs and has the {feature} in generic mode, where VLAN tags are gone before a program \
+         sees a frame: give it back, and add it after this"
+    )]
+    BondTaken {
+        /// The interface's index.
+        ifindex: u32,
+        /// What runs there.
+        feature: Feature,
+    },
+    /// A NIC that has VLANs on it and shows XDP programs no tags.
+    #[error(
+        "{name} takes VLAN tags out of frames and does not let go of it (ethtool -K {name} rxvlan off): packets of its \
+         VLANs would be taken for untagged ones"
+    )]
+    Tags {
+        /// The NIC.
+        name: String,
+    },
     /// A trial run was refused.
     #[error("cannot try a program: {0}")]
     Run(libbpf_rs::Error),

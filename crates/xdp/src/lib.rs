@@ -6,7 +6,7 @@
 //! program once ([`Program::load`]; map sizes and constants are set before), fills the program's maps through typed
 //! [`Table`]s, and asks [`Interfaces`] to run it on an interface. Several features share an interface: their programs
 //! are chained, in the order of [`Feature`], each handing on what is not its own; the first feature there is the program that
-//! is attached. Everything hangs on a bpf_link, so that the interface is the kernel's again when the process ends, however
+//! is attached. A [`Place`] knows which devices that takes, where the interface is a bond or carries VLANs. Everything hangs on a bpf_link, so that the interface is the kernel's again when the process ends, however
 //! it ends. [`run`] feeds a program with a packet of a test's making and gives back what it made of it.
 //!
 //! libbpf-rs (the libbpf project's own binding) and not aya: the programs are C, and libbpf is what C programs' BTF,
@@ -17,13 +17,16 @@ mod attach;
 mod chain;
 mod error;
 pub mod objects;
+mod place;
 mod program;
 mod run;
 mod table;
+mod tags;
 
 pub use attach::{Attachment, Mode, attach};
 pub use chain::{Feature, Interfaces};
 pub use error::Error;
+pub use place::{Ground, Members, Place};
 pub use program::Program;
 pub use run::{Run, Verdict, run, send};
 pub use table::{PerCpuTable, Table};

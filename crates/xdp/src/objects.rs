@@ -14,6 +14,8 @@ objects! {
     AGAIN = "again";
     /// The load balancer.
     BALANCER = "balancer";
+    /// For benchmarks: a load balancer that keeps an entry for every flow.
+    CLASSIC = "classic";
     /// Drops everything.
     DROP = "drop";
     /// For benchmarks: forwards by the kernel's own lookup.

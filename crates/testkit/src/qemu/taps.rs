@@ -5,8 +5,7 @@ use super::machine::Machine;
 use super::nic::Wire;
 use crate::netns::Namespace;
 use crate::process::{self, Process};
-use crate::{Result, wait_for};
-use std::time::Duration;
+use crate::{PATIENCE, Result, wait_for};
 
 /// What QEMU calls the device of NIC `index`, before it moves.
 pub(super) fn made_as(index: usize) -> String {
@@ -35,20 +34,16 @@ pub(super) fn distribute(machine: &Machine, home: &Namespace, qemu: &mut Process
             continue;
         };
         let made = made_as(index);
-        wait_for(
-            &format!("QEMU's TAP device {made}"),
-            Duration::from_secs(20),
-            || {
-                if let Some(status) = qemu.ended() {
-                    return Err(format!(
-                        "QEMU of {} ended with {status}:\n{}",
-                        machine.name,
-                        qemu.log()
-                    ));
-                }
-                Ok(home.succeeds(&format!("ip link show {made}"))?.then_some(()))
-            },
-        )?;
+        wait_for(&format!("QEMU's TAP device {made}"), PATIENCE, || {
+            if let Some(status) = qemu.ended() {
+                return Err(format!(
+                    "QEMU of {} ended with {status}:\n{}",
+                    machine.name,
+                    qemu.log()
+                ));
+            }
+            Ok(home.succeeds(&format!("ip link show {made}"))?.then_some(()))
+        })?;
         home.ok(&format!("ip link set {made} netns {namespace} name {device}"))?;
         let pid = namespace.to_string();
         process::run(&["nsenter", "-t", &pid, "-n", "ip", "link", "set", device, "up"])?;

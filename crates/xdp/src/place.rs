@@ -1,0 +1,197 @@
+//! Where programs run for one interface, so that they see its frames as they came by the wire.
+//!
+//! That is the interface itself, but for a bond without native XDP: the kernel takes VLAN tags out of a frame on its way from the
+//! port to the bond, and merges packets (GRO) at a port that has no program, so that generic XDP on the bond would see packets
+//! that nobody sent. There the programs run on each port. In native mode the kernel runs a bond's program in the drivers of
+//! its ports itself. A NIC that takes tags out is asked to leave them in, as long as VLANs are on it.
+//!
+//! Owned by who was given the interface: the load balancer and the router. What it lies on, they say ([`Ground`]).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::attach::Mode;
+use crate::chain::{Feature, Interfaces};
+use crate::error::Error;
+use crate::program::Program;
+use crate::tags::Tags;
+
+/// Programs that run together on an interface.
+pub type Members<'a> = [(Feature, &'a Program)];
+
+/// What the kernel says of an interface and what it lies on. Interfaces by their indices.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Ground {
+    /// The interface.
+    pub ifindex: u32,
+    /// Of a bond the ports that matter; `None`: it is no bond.
+    pub ports: Option<BTreeSet<u32>>,
+    /// NICs whose frames have VLAN tags that the kernel knows of: the interface, or a bond's ports, or none.
+    pub trunks: BTreeSet<u32>,
+}
+
+/// An interface that programs run on. Dropped without [`leave`](Self::leave), the programs stay.
+#[derive(Debug)]
+pub struct Place {
+    ifindex: u32,
+    mode: Mode,
+    /// Where a bond's programs run, if not on itself.
+    ports: Option<BTreeSet<u32>>,
+    /// NICs that leave VLAN tags in frames.
+    tags: BTreeMap<u32, Arc<Tags>>,
+}
+
+impl Place {
+    /// Runs programs on an interface: all of them, or none. Without a mode, native where all of it can.
+    ///
+    /// # Errors
+    /// It has somebody else's program; its driver refuses the mode; it takes VLAN tags out of frames and cannot be kept from it; it is
+    /// a bond with VLANs, on which another feature runs in generic mode.
+    pub fn take(
+        ground: &Ground,
+        programs: &mut Interfaces,
+        members: &Members<'_>,
+        mode: Option<Mode>,
+    ) -> Result<Place, Error> {
+        let ifindex = ground.ifindex;
+        let mut place = Place {
+            ifindex,
+            mode: Mode::Generic,
+            ports: None,
+            tags: BTreeMap::new(),
+        };
+        place.keep_tags(ground, programs)?;
+        // Who is on a bond already has it, in whatever mode.
+        let there = programs.features(ifindex).first().copied();
+        match (&ground.ports, there) {
+            (Some(ports), None) => {
+                let native = match mode {
+                    Some(Mode::Generic) => None,
+                    _ => Some(run(programs, [ifindex], members, Some(Mode::Native))),
+                };
+                match native {
+                    Some(Ok(_)) => place.mode = Mode::Native,
+                    Some(Err(error)) if mode == Some(Mode::Native) => return Err(error),
+                    _ => {
+                        run(programs, ports.iter().copied(), members, Some(Mode::Generic))?;
+                        place.ports = Some(ports.clone());
+                    }
+                }
+            }
+            (Some(_), Some(feature))
+                if programs.mode(ifindex) == Some(Mode::Generic) && !ground.trunks.is_empty() =>
+            {
+                return Err(Error::BondTaken { ifindex, feature });
+            }
+            _ => place.mode = run(programs, [ifindex], members, mode)?.unwrap_or(Mode::Generic),
+        }
+        Ok(place)
+    }
+
+    /// Takes ports that have come to a bond and lets go of those that have left it; asks NICs to leave VLAN tags in as soon as there are
+    /// VLANs on them.
+    ///
+    /// # Errors
+    /// A NIC takes VLAN tags out and cannot be kept from it ([`Error::Tags`]), or a port has somebody else's program. What can be done is
+    /// done.
+    pub fn follow(
+        &mut self,
+        ground: &Ground,
+        programs: &mut Interfaces,
+        members: &Members<'_>,
+    ) -> Result<(), Error> {
+        let kept = self.keep_tags(ground, programs);
+        let (Some(had), Some(has)) = (&mut self.ports, &ground.ports) else {
+            return kept;
+        };
+        let gone: BTreeSet<u32> = had.difference(has).copied().collect();
+        let features: Vec<Feature> = members.iter().map(|(feature, _)| *feature).collect();
+        stop(programs, &gone, &features);
+        had.retain(|port| has.contains(port));
+        let mut taken = Ok(());
+        for port in has.difference(&had.clone()) {
+            match run(programs, [*port], members, Some(Mode::Generic)) {
+                Ok(_) => drop(had.insert(*port)),
+                Err(error) => taken = Err(error),
+            }
+        }
+        kept.and(taken)
+    }
+
+    /// Runs one more program wherever this place's run.
+    ///
+    /// # Errors
+    /// The chain cannot be changed; nothing has changed then.
+    pub fn add(&self, programs: &mut Interfaces, feature: Feature, program: &Program) -> Result<(), Error> {
+        run(programs, self.devices(), &[(feature, program)], None).map(drop)
+    }
+
+    /// Ends these features: without any others the interface is the kernel's again, and its NICs are set as they were.
+    pub fn leave(self, programs: &mut Interfaces, features: &[Feature]) {
+        stop(programs, &self.devices(), features);
+    }
+
+    /// The interface that was asked for.
+    pub fn ifindex(&self) -> u32 {
+        self.ifindex
+    }
+
+    /// How its programs run.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// A bond's programs run on these ports and not on the bond.
+    pub fn ports(&self) -> Option<&BTreeSet<u32>> {
+        self.ports.as_ref()
+    }
+
+    fn devices(&self) -> BTreeSet<u32> {
+        self.ports
+            .clone()
+            .unwrap_or_else(|| BTreeSet::from([self.ifindex]))
+    }
+
+    fn keep_tags(&mut self, ground: &Ground, programs: &mut Interfaces) -> Result<(), Error> {
+        self.tags.retain(|nic, _| ground.trunks.contains(nic));
+        for nic in &ground.trunks {
+            if !self.tags.contains_key(nic) {
+                self.tags.insert(*nic, programs.keep_tags(*nic)?);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// All programs on all devices, or none on any; gives the mode in force.
+fn run(
+    programs: &mut Interfaces,
+    devices: impl IntoIterator<Item = u32>,
+    members: &Members<'_>,
+    mode: Option<Mode>,
+) -> Result<Option<Mode>, Error> {
+    let mut in_force = None;
+    let mut done = BTreeSet::new();
+    for device in devices {
+        for (feature, program) in members {
+            match programs.add(device, *feature, program, mode) {
+                Ok((mode, _)) => in_force = Some(mode),
+                Err(error) => {
+                    done.iter()
+                        .for_each(|(device, feature)| programs.remove(*device, *feature));
+                    return Err(error);
+                }
+            }
+            done.insert((device, *feature));
+        }
+    }
+    Ok(in_force)
+}
+
+fn stop(programs: &mut Interfaces, devices: &BTreeSet<u32>, features: &[Feature]) {
+    for device in devices {
+        features
+            .iter()
+            .for_each(|feature| programs.remove(*device, *feature));
+    }
+}
