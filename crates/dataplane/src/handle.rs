@@ -7,9 +7,11 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use io::poll::Doorbell;
 use io::port::Port;
 use thiserror::Error;
+use wire::Vni;
 
 use crate::counters::Counters;
 use crate::flow::FlowInfo;
+use crate::learned::LearnedMac;
 use crate::load::{QueueLoad, WorkerLoad};
 use crate::queue::QueueId;
 use crate::report::PortReport;
@@ -38,6 +40,8 @@ pub(crate) enum Command {
     Import(Vec<FlowInfo>, Sender<usize>),
     Load(Sender<WorkerLoad>),
     Ports(Option<PortSlot>, Sender<Vec<PortReport>>),
+    /// The MACs that it has learnt in a network.
+    Learned(Vni, Sender<Vec<LearnedMac>>),
     Stop,
 }
 

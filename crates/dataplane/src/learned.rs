@@ -40,9 +40,20 @@ pub(crate) struct News {
     pub place: Place,
 }
 
+/// A MAC that was learnt, for whoever looks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LearnedMac {
+    /// The address.
+    pub mac: Mac,
+    /// Where it was heard last.
+    pub place: Place,
+    /// Seconds since then.
+    pub age_secs: u32,
+}
+
 /// Behind what a MAC was heard.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum Place {
+pub enum Place {
     /// A NIC of this host.
     Nic(PortSlot, PortUid),
     /// An endpoint on another host.
@@ -189,6 +200,22 @@ impl LearnedMacs {
         fresh.then_some(learned.place)
     }
 
+    /// All of one network that are relied on. Looks at the whole table: some hundred microseconds at the most.
+    pub(crate) fn of(&self, network: NetworkIdx, now_secs: u32) -> Vec<LearnedMac> {
+        let shown = |((_, mac), learned): (&(NetworkIdx, Mac), &Learned)| LearnedMac {
+            mac: *mac,
+            place: learned.place,
+            age_secs: now_secs.wrapping_sub(learned.heard_secs),
+        };
+        let here = self
+            .macs
+            .iter()
+            .filter(|((in_network, _), _)| *in_network == network);
+        here.map(shown)
+            .filter(|learned| learned.age_secs < AGING_SECS)
+            .collect()
+    }
+
     /// True once after a MAC was heard somewhere else than before.
     #[inline]
     pub(crate) fn take_moved(&mut self) -> bool {
@@ -250,6 +277,16 @@ mod tests {
         macs.age(10, 300);
         assert_eq!(macs.find(NET, mac(1), 499), Some(nic(2)));
         assert_eq!(macs.find(NetworkIdx(1), mac(1), 499), None);
+        let shown = LearnedMac {
+            mac: mac(1),
+            place: nic(2),
+            age_secs: 299,
+        };
+        assert_eq!(
+            (macs.of(NET, 499), macs.of(NetworkIdx(1), 499)),
+            (vec![shown], vec![])
+        );
+        assert_eq!(macs.of(NET, 500), []);
         assert_eq!(macs.find(NET, mac(1), 500), None);
         macs.age(10, 500);
         assert_eq!((macs.len(), macs.queue.len(), macs.shares.len()), (0, 0, 0));

@@ -97,6 +97,7 @@ pub use counters::Counters;
 pub use drop_reason::DropReason;
 pub use handle::WorkerGone;
 pub use io::trace::Trace;
+pub use learned::{LearnedMac, Place};
 pub use queue::QueueId;
 pub use simulation::Simulation;
 pub use snapshot::*;

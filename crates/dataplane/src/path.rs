@@ -186,34 +186,44 @@ impl Path {
             self.judge_arriving(Sender::Remote(from, network, &arrivals), batch, mine, ports, now);
             targets += self.jobs.len();
             self.give_back_room();
-            while let Some(spare) = self.take_released() {
+            while let Some(mut spare) = self.take_released() {
                 // They came from the same network as the one that released them.
                 let arrivals = [arrivals[mine.trailing_zeros() as usize % BATCH]; BATCH];
                 let bits = io::frame::first_bits(spare.len());
                 self.clear();
-                self.judge_arriving(Sender::Remote(from, network, &arrivals), &spare, bits, ports, now);
+                self.judge_arriving(
+                    Sender::Remote(from, network, &arrivals),
+                    &mut spare,
+                    bits,
+                    ports,
+                    now,
+                );
                 self.spare = spare;
             }
         }
         self.clear();
         std::mem::swap(&mut self.jobs, &mut self.passed);
-        merge::run(batch, &mut self.jobs, |job| ports.accepts(job.target, job.steer));
-        if let Some((_, _, mut round)) = self.open(all, batch, now) {
-            deliver::run(&mut round, ports);
-        }
+        self.deliver_arriving(all, batch, ports, now);
         self.watch.mark(Step::Deliver);
         targets
     }
 
     /// Judges those frames of one network whose bits are set, and delivers what passes.
-    fn judge_arriving(&mut self, from: Sender, batch: &Batch, frames: Bits, ports: &mut Ports, now: Now) {
-        let Some((_, _, mut round)) = self.open(from, batch, now) else {
-            return;
-        };
-        judge(&mut round, frames);
-        round.jobs.sort_unstable_by_key(|job| job.frame);
-        deliver::run(&mut round, ports);
+    fn judge_arriving(&mut self, from: Sender, batch: &mut Batch, frames: Bits, ports: &mut Ports, now: Now) {
+        if let Some((_, _, mut round)) = self.open(from, batch, now) {
+            judge(&mut round, frames);
+            round.jobs.sort_unstable_by_key(|job| job.frame);
+        }
+        self.deliver_arriving(from, batch, ports, now);
         self.note_released();
+    }
+
+    /// Delivers, what belongs together as one.
+    fn deliver_arriving(&mut self, from: Sender, batch: &mut Batch, ports: &mut Ports, now: Now) {
+        merge::run(batch, &mut self.jobs, |job| ports.accepts(job.target));
+        if let Some((_, _, mut round)) = self.open(from, batch, now) {
+            deliver::run(&mut round, ports);
+        }
     }
 
     /// Room for a large flood is not kept.

@@ -122,7 +122,7 @@ impl Ports {
         wakes: bool,
         now_ns: u64,
     ) {
-        let is_on = port.takes_frames();
+        let (is_on, accepts) = (port.takes_frames(), port.accepts());
         *self.place(queue) = Some(Attached {
             port,
             touched: false,
@@ -137,6 +137,7 @@ impl Ports {
         });
         self.gone.retain(|(other, _)| *other != queue);
         self.routes.set_owner(queue, self.worker);
+        self.routes.set_accepts(queue.slot, accepts);
         self.routes.set_on(queue, is_on);
     }
 
@@ -262,15 +263,12 @@ impl Ports {
         }
     }
 
-    /// What the queue of a NIC takes that a frame with this wish goes to; nothing special when it is another worker's.
-    pub(crate) fn accepts(&self, target: PortSlot, steer: u32) -> Accepts {
-        let on = self.routes.on(target);
-        let queue = QueueId {
-            slot: target,
-            pair: if on == 0 { 0 } else { pick(on, steer) },
-        };
-        let here = self.peek(queue);
-        here.map_or(Accepts::default(), |attached| attached.port.accepts())
+    /// What a NIC takes undone, whichever worker has its queues.
+    pub(crate) fn accepts(&self, target: PortSlot) -> Accepts {
+        match self.peek(target.into()) {
+            Some(attached) => attached.port.accepts(),
+            None => self.routes.accepts(target),
+        }
     }
 
     /// Sends a frame over an uplink in its outer headers, by a queue of this worker if it has one. True when it was written

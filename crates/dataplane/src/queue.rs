@@ -7,6 +7,8 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
+use io::port::Accepts;
+
 use crate::counters::MAX_SLOTS;
 use crate::snapshot::PortSlot;
 
@@ -57,6 +59,8 @@ pub(crate) struct Routes {
     on: Box<[AtomicU64]>,
     /// By slot and pair: the worker.
     owners: Box<[AtomicU8]>,
+    /// By slot: what a NIC has negotiated, as [`encode`] has it. All its pairs have the same.
+    accepts: Box<[AtomicU8]>,
 }
 
 impl Routes {
@@ -64,6 +68,7 @@ impl Routes {
         Routes {
             on: bytemuck::allocation::zeroed_slice_box(MAX_SLOTS),
             owners: bytemuck::allocation::zeroed_slice_box(MAX_SLOTS * MAX_PAIRS),
+            accepts: bytemuck::allocation::zeroed_slice_box(MAX_SLOTS),
         }
     }
 
@@ -93,6 +98,20 @@ impl Routes {
         }
     }
 
+    /// What a NIC takes undone that has a queue somewhere. One that has negotiated anew a moment ago may take less: its port
+    /// completes what it is given then.
+    pub(crate) fn accepts(&self, slot: PortSlot) -> Accepts {
+        let bits = self.accepts.get(slot.0 as usize);
+        bits.map_or(Accepts::default(), |bits| decode(bits.load(Ordering::Relaxed)))
+    }
+
+    /// By the worker that a queue of it comes to.
+    pub(crate) fn set_accepts(&self, slot: PortSlot, accepts: Accepts) {
+        if let Some(bits) = self.accepts.get(slot.0 as usize) {
+            bits.store(encode(accepts), Ordering::Relaxed);
+        }
+    }
+
     /// Says whether a queue can be delivered to.
     pub(crate) fn set_on(&self, queue: QueueId, is_on: bool) {
         let bit = 1u64 << queue.pair;
@@ -103,6 +122,29 @@ impl Routes {
                 false => pairs.fetch_and(!bit, Ordering::Relaxed),
             };
         }
+    }
+}
+
+fn encode(accepts: Accepts) -> u8 {
+    let Accepts {
+        checksum,
+        tso4,
+        tso6,
+        ecn,
+        uso,
+    } = accepts;
+    let bits = [checksum, tso4, tso6, ecn, uso].into_iter().zip(0..);
+    bits.fold(0, |all, (bit, place)| all | u8::from(bit) << place)
+}
+
+fn decode(bits: u8) -> Accepts {
+    let bit = |place: u8| bits >> place & 1 == 1;
+    Accepts {
+        checksum: bit(0),
+        tso4: bit(1),
+        tso6: bit(2),
+        ecn: bit(3),
+        uso: bit(4),
     }
 }
 
@@ -140,6 +182,18 @@ mod tests {
         ] {
             assert_eq!(pick(on, wish), pair, "{wish} of {on:b}");
         }
+    }
+
+    #[test]
+    fn what_a_nic_takes_is_known_to_all() {
+        let routes = Routes::new();
+        assert_eq!(routes.accepts(PortSlot(7)), Accepts::default());
+        for bits in 0..32 {
+            routes.set_accepts(PortSlot(7), decode(bits));
+            assert_eq!(encode(routes.accepts(PortSlot(7))), bits);
+        }
+        assert_eq!(decode(31), Accepts::ALL);
+        assert_eq!(routes.accepts(PortSlot(u32::MAX)), Accepts::default());
     }
 
     #[test]

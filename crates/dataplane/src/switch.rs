@@ -13,12 +13,14 @@ use std::time::Duration;
 use io::cycles;
 use io::poll::Doorbell;
 use io::port::Port;
+use wire::Vni;
 
 use crate::balance::{self, Balancer, Move};
 use crate::counters::{Counters, PortCounters, RuleCounters};
 use crate::flow::{FlowInfo, FlowTable};
 use crate::handle::{Answer, Arrival, Command, WorkerGone, WorkerHandle};
 use crate::handoff::{self, Wake};
+use crate::learned::LearnedMac;
 use crate::load::{QueueLoad, WorkerLoad};
 use crate::nap::Nap;
 use crate::queue::{MAX_WORKERS, QueueId, Routes};
@@ -263,6 +265,15 @@ impl Switch {
             reports.into_iter().map(move |report| (worker, report))
         };
         Ok(found.into_iter().enumerate().flat_map(each).collect())
+    }
+
+    /// The MACs learnt in a network, sorted; of those that several workers know, what was heard last.
+    pub fn learned(&self, vni: Vni) -> Result<Vec<LearnedMac>, WorkerGone> {
+        let found = self.ask_all(|answer| Command::Learned(vni, answer))?;
+        let mut all: Vec<LearnedMac> = found.into_iter().flatten().collect();
+        all.sort_by_key(|learned| (learned.mac, learned.age_secs));
+        all.dedup_by_key(|learned| learned.mac);
+        Ok(all)
     }
 
     /// What all workers together have counted for a NIC. At any time, without asking them.

@@ -98,7 +98,7 @@ pub struct Worker {
     load: WorkerLoad,
     dumps: Vec<Dump>,
     stopped: bool,
-    /// The doorbell was answered while asleep, and the commands not looked at yet.
+    /// The poller has reported the doorbell: it is to be answered, whether or not it says that it was rung.
     called: bool,
     /// When it last went to sleep; counted with the next turn, which knows the time.
     slept_at: Option<u64>,
@@ -177,6 +177,8 @@ impl Worker {
         self.path.tables.flows.begin_turn();
         if let Some(slept_at) = self.slept_at.take() {
             self.load.asleep_ns += now.mono_ns.saturating_sub(slept_at);
+            // The poller has just spoken.
+            self.looked_at_ns = now.mono_ns;
         }
         if let Some(since) = self.busy_since.take() {
             self.load.busy_ns += now.mono_ns.saturating_sub(since);

@@ -173,7 +173,7 @@ impl Piece<'_> {
 }
 
 /// For the header of a large frame: how long the headers are that each segment repeats. Only a hint, which
-/// the receiver has to check.
+/// the receiver has to check; what it is made of need not have been checked either.
 #[inline]
 pub(crate) fn header_hint(offload: &Offload, head: &[u8]) -> u16 {
     let start = match offload.checksum {
@@ -186,7 +186,7 @@ pub(crate) fn header_hint(offload: &Offload, head: &[u8]) -> u16 {
             .get(usize::from(start) + 12)
             .map_or(0, |offset| u16::from(offset >> 4) * 4),
     };
-    start + l4_len
+    start.saturating_add(l4_len)
 }
 
 /// Where pieces go: a ring, a TAP device, a queue in memory.

@@ -1,10 +1,10 @@
-//! Merges TCP segments of one connection that follow each other into the large frame that they could have been cut from:
-//! the opposite of [`segment`](crate::segment), done for a receiver that takes such frames (GRO).
+//! Merges TCP segments of one connection that follow each other, and likewise UDP datagrams of one flow, into the large frame that
+//! they could have been cut from: the opposite of [`segment`](crate::segment), done for a receiver that takes such frames (GRO).
 //!
 //! What [`segment`](crate::segment) would make of the merged frame are the very segments that came: only such are
 //! merged that differ in nothing but their sequence number, length, IPv4 identification and checksums, are all as long as
-//! the first (the last may be shorter), and carry no control bits but ACK and, the last one, PSH. Checksums are the
-//! caller's to verify beforehand ([`Piece::header_sum`]): a merged frame has only a partial one.
+//! the first (the last may be shorter), and carry no control bits but ACK and, the last one, PSH. Datagrams have no number: which
+//! of them follow each other the caller knows; those without a checksum stay alone. Checksums are the caller's to verify beforehand ([`Piece::header_sum`]): a merged frame has only a partial one.
 
 use std::ops::Range;
 
@@ -14,23 +14,30 @@ use crate::parse::{self, ETHERNET_LEN, TcpFlags, ethertype, protocol};
 
 /// The largest IP packet that is made.
 const PACKET_MAX: usize = 65_535;
+/// IPv4's flag DF, in the half word with the fragment's offset.
+const DONT_FRAGMENT: u16 = 0x4000;
+/// Bytes of a UDP header.
+const UDP_LEN: usize = 8;
 
-/// A TCP segment that may be one of several.
+/// A TCP segment or a datagram that may be one of several.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Piece {
     v6: bool,
+    /// TCP, else UDP.
+    tcp: bool,
     l4: u16,
     /// Where the payload begins.
     payload: u16,
     /// Where it ends: with the frame.
     end: u32,
+    /// IPv4's identification, where it matters: in packets that may be fragmented (RFC 6864).
+    id: Option<u16>,
     seq: u32,
     psh: bool,
 }
 
-/// The segment in a frame of `frame_len` bytes that begins with `head`, if it is one to merge: plain TCP with a payload, no
-/// control bits but ACK and PSH, nothing behind the packet, and over IPv4 with DF set, so that identifications do not
-/// matter (RFC 6864).
+/// The piece in a frame of `frame_len` bytes that begins with `head`, if it is one to merge: plain TCP with a payload and no
+/// control bits but ACK and PSH, or plain UDP with a payload and a checksum, and nothing behind the packet.
 pub fn piece(head: &[u8], frame_len: usize) -> Option<Piece> {
     let v6 = match parse::ethertype_of(head) {
         ethertype::IPV4 => false,
@@ -41,26 +48,50 @@ pub fn piece(head: &[u8], frame_len: usize) -> Option<Piece> {
         false => parse::plain::<false>(head, frame_len)?,
         true => parse::plain::<true>(head, frame_len)?,
     };
-    let tcp = plain.transport.tcp(head)?;
-    let payload = plain.transport.header_end(head);
-    let whole = payload + tcp.payload_len as usize == frame_len && tcp.payload_len > 0;
-    let bits = tcp.flags.0 & !TcpFlags::PSH.0;
-    let dont_fragment = v6 || head.get(20).is_some_and(|flags| flags & 0x40 != 0);
-    if !whole || bits != TcpFlags::ACK.0 || !dont_fragment || payload > head.len() {
+    let (l4, payload) = (if v6 { 54 } else { 34 }, plain.transport.header_end(head));
+    if payload > head.len() || payload >= frame_len {
         return None;
     }
+    let len = frame_len - payload;
+    let field = |at: usize| Some(u16::from_be_bytes(*head.get(at..)?.first_chunk()?));
+    let id = match v6 || field(20)? & DONT_FRAGMENT != 0 {
+        true => None,
+        false => Some(field(18)?),
+    };
+    let (seq, psh) = match plain.transport.tcp(head) {
+        Some(tcp) => {
+            let bits = tcp.flags.0 & !TcpFlags::PSH.0;
+            if bits != TcpFlags::ACK.0 || tcp.payload_len as usize != len {
+                return None;
+            }
+            (tcp.seq, tcp.flags.contains(TcpFlags::PSH))
+        }
+        None => {
+            // A length that is less than the packet's, or none; a checksum that is none (RFC 768).
+            if usize::from(field(l4 + 4)?) != len + UDP_LEN || field(l4 + 6)? == 0 {
+                return None;
+            }
+            (0, false)
+        }
+    };
     Some(Piece {
         v6,
-        l4: if v6 { 54 } else { 34 },
+        tcp: plain.transport.tcp,
+        l4: l4 as u16,
         payload: payload as u16,
         end: frame_len as u32,
-        seq: tcp.seq,
-        psh: tcp.flags.contains(TcpFlags::PSH),
+        id,
+        seq,
+        psh,
     })
 }
 
 impl Piece {
-    /// Where the TCP header begins.
+    fn protocol(&self) -> u8 {
+        if self.tcp { protocol::TCP } else { protocol::UDP }
+    }
+
+    /// Where the header of TCP or UDP begins.
     pub fn l4(&self) -> usize {
         self.l4.into()
     }
@@ -84,7 +115,7 @@ impl Piece {
             }
             true => head.get(22..54)?,
         };
-        let sum = checksum::add(checksum::sum(addresses), u32::from(protocol::TCP));
+        let sum = checksum::add(checksum::sum(addresses), u32::from(self.protocol()));
         Some(checksum::add(sum, len))
     }
 
@@ -93,54 +124,52 @@ impl Piece {
     pub fn takes(&self, head: &[u8], taken: usize, next: &Piece, next_head: &[u8]) -> bool {
         let size = self.payload().len();
         let ip_len = usize::from(self.payload) - ETHERNET_LEN + taken + next.payload().len();
-        let in_order = next.seq == self.seq.wrapping_add(taken as u32);
-        // Those before were all as long as the first, or it would not be asked.
+        let in_order = !self.tcp || next.seq == self.seq.wrapping_add(taken as u32);
+        // Those before were all as long as the first, or it would not be asked. Who cuts them again numbers them in a row.
+        let count = taken / size;
         in_order
+            && self.id.map(|id| id.wrapping_add(count as u16)) == next.id
             && taken.is_multiple_of(size)
             && next.payload().len() <= size
             && ip_len <= PACKET_MAX
-            && (self.v6, self.payload) == (next.v6, next.payload)
+            && (self.v6, self.tcp, self.payload) == (next.v6, next.tcp, next.payload)
             && self.same(head, next_head)
     }
 
     /// The headers differ only where segments of one frame do.
     fn same(&self, a: &[u8], b: &[u8]) -> bool {
         let l4 = self.l4();
-        let alike: [Range<usize>; 6] = match self.v6 {
-            // MACs, type, version, TOS; flags, TTL, protocol; addresses.
-            false => [
-                0..16,
-                20..24,
-                26..34,
-                l4..l4 + 4,
-                l4 + 8..l4 + 13,
-                l4 + 14..l4 + 16,
-            ],
-            // MACs, type, version, class, label; next header, hop limit; addresses.
-            true => [
-                0..18,
-                20..22,
-                22..54,
-                l4..l4 + 4,
-                l4 + 8..l4 + 13,
-                l4 + 14..l4 + 16,
-            ],
+        let alike: [Range<usize>; 4] = match self.v6 {
+            // MACs, type, version, TOS; flags, TTL, protocol; addresses; ports.
+            false => [0..16, 20..24, 26..34, l4..l4 + 4],
+            // MACs, type, version, class, label; next header, hop limit; addresses; ports.
+            true => [0..18, 20..22, 22..54, l4..l4 + 4],
         };
-        let options = l4 + 18..usize::from(self.payload);
+        // Acknowledgement, header length; window; urgent pointer and options.
+        let of_tcp = [
+            l4 + 8..l4 + 13,
+            l4 + 14..l4 + 16,
+            l4 + 18..usize::from(self.payload),
+        ];
         let equal = |range: Range<usize>| matches!((a.get(range.clone()), b.get(range)), (Some(a), Some(b)) if a == b);
-        alike.into_iter().all(equal) && equal(options)
+        alike.into_iter().all(equal) && (!self.tcp || of_tcp.into_iter().all(equal))
     }
 
-    /// Over IPv6.
-    pub fn is_v6(&self) -> bool {
-        self.v6
+    /// What merged ones are to whoever takes them.
+    pub fn gso(&self) -> Gso {
+        match (self.tcp, self.v6) {
+            (true, false) => Gso::Tcp4,
+            (true, true) => Gso::Tcp6,
+            (false, _) => Gso::Udp,
+        }
     }
 
-    /// The frames that begin with these heads are of one connection and direction.
+    /// The frames that begin with these heads are of one connection or flow, and direction.
     pub fn same_flow(&self, a: &[u8], b: &[u8]) -> bool {
-        let (addresses, l4) = (if self.v6 { 22..54 } else { 26..34 }, self.l4());
+        let (protocol, addresses) = if self.v6 { (20, 22..54) } else { (23, 26..34) };
         let equal = |range: Range<usize>| a.get(range.clone()) == b.get(range);
-        equal(12..14) && equal(addresses) && equal(l4..l4 + 4)
+        let l4 = self.l4();
+        equal(12..14) && equal(protocol..protocol + 1) && equal(addresses) && equal(l4..l4 + 4)
     }
 
     /// This segment ends a large frame: it is pushed, or shorter than the first.
@@ -165,16 +194,20 @@ impl Piece {
         if last.psh {
             head[l4 + 13] |= TcpFlags::PSH.0;
         }
+        if !self.tcp {
+            head[l4 + 4..l4 + 6].copy_from_slice(&(l4_len as u16).to_be_bytes());
+        }
+        let field = if self.tcp { 16 } else { 6 };
         let addresses = if self.v6 { &head[22..54] } else { &head[26..34] };
-        let pseudo = checksum::add(checksum::sum(addresses), u32::from(protocol::TCP));
+        let pseudo = checksum::add(checksum::sum(addresses), u32::from(self.protocol()));
         let pseudo = checksum::fold(checksum::add(pseudo, l4_len as u32));
-        head[l4 + 16..l4 + 18].copy_from_slice(&pseudo.to_be_bytes());
+        head[l4 + field..l4 + field + 2].copy_from_slice(&pseudo.to_be_bytes());
         Offload {
             checksum: Some(PartialChecksum {
                 start: self.l4,
-                offset: 16,
+                offset: field as u16,
             }),
-            gso: if self.v6 { Gso::Tcp6 } else { Gso::Tcp4 },
+            gso: self.gso(),
             gso_size: self.payload().len() as u16,
             ..Offload::default()
         }
@@ -251,6 +284,58 @@ mod tests {
     }
 
     #[test]
+    fn datagrams_are_merged_into_what_they_could_have_been_cut_from() {
+        for v6 in [false, true] {
+            let flow = build::frame(Mac([2; 6]), Mac([4; 6])).dont_fragment().id(7);
+            let flow = match v6 {
+                false => flow.ip([10, 0, 0, 1], [10, 0, 0, 2]),
+                true => flow.ip([1u16, 2, 3, 4, 5, 6, 7, 8], [1u16, 2, 3, 4, 9, 10, 11, 12]),
+            };
+            let payload: Vec<u8> = (0..2500).map(|n| (n * 7) as u8).collect();
+            let flow = flow.udp(1, 2);
+            let (large, offload) = flow.clone().payload(&payload).gso(1000).build_with_offload();
+            let datagrams: Vec<Vec<u8>> = payload
+                .chunks(1000)
+                .map(|chunk| flow.clone().payload(chunk).build())
+                .collect();
+            let pieces: Vec<Piece> = datagrams.iter().map(|d| piece(d, d.len()).unwrap()).collect();
+            let mut merged = datagrams[0].clone();
+            for (next, bytes) in pieces.iter().zip(&datagrams).skip(1) {
+                let taken = merged.len() - pieces[0].payload().start;
+                assert!(pieces[0].takes(&datagrams[0], taken, next, bytes));
+                let sum = checksum::add(
+                    next.header_sum(bytes).unwrap(),
+                    checksum::sum(&bytes[next.l4()..]),
+                );
+                assert_eq!(checksum::fold(sum), 0xffff);
+                merged.extend_from_slice(&bytes[next.payload()]);
+            }
+            assert!(pieces[2].ends(&pieces[0]) && !pieces[1].ends(&pieces[0]));
+            assert_eq!(pieces[0].finish(&mut merged, 2500, &pieces[2]), offload);
+            assert_eq!(merged, large);
+
+            // Without a checksum, longer than the first, behind a shorter one, of another flow, or TCP's.
+            let first = &pieces[0];
+            let takes = |taken: usize, bytes: &[u8]| {
+                let next = piece(bytes, bytes.len());
+                next.is_some_and(|next| first.takes(&datagrams[0], taken, &next, bytes))
+            };
+            let mut bare = datagrams[1].clone();
+            bare[first.l4() + 6..first.l4() + 8].fill(0);
+            assert!(!takes(1000, &bare));
+            let longer = flow.clone().payload(&payload[..1001]).build();
+            assert!(!takes(1000, &longer) && !takes(1500, &datagrams[1]));
+            let mut other = datagrams[1].clone();
+            other[first.l4() + 1] ^= 1;
+            assert!(!takes(1000, &other) && !first.same_flow(&datagrams[0], &other));
+            let segment = cut(v6, 1000, 1000, TcpFlags::ACK).0.remove(0);
+            assert!(!takes(1000, &segment) && !first.same_flow(&datagrams[0], &segment));
+            let empty = flow.clone().build();
+            assert_eq!(piece(&empty, empty.len()), None);
+        }
+    }
+
+    #[test]
     fn what_does_not_belong_together_stays_apart() {
         for v6 in [false, true] {
             let (segments, ..) = cut(v6, 3000, 1000, TcpFlags::ACK);
@@ -278,13 +363,30 @@ mod tests {
             padded.push(0);
             assert!(!takes(&padded));
         }
-        let fragile = build::frame(Mac([2; 6]), Mac([4; 6])).ip([10, 0, 0, 1], [10, 0, 0, 2]);
-        let fragile = fragile.tcp(1, 2, TcpFlags::ACK).payload(&[1; 9]).build();
-        assert_eq!(
-            piece(&fragile, fragile.len()),
-            None,
-            "without DF identifications matter"
-        );
+    }
+
+    #[test]
+    fn packets_that_may_be_fragmented_are_merged_as_they_are_numbered() {
+        let numbered = |id: u16| {
+            let frame = build::frame(Mac([2; 6]), Mac([4; 6])).ip([10, 0, 0, 1], [10, 0, 0, 2]);
+            frame.id(id).udp(1, 2).payload(&[7; 100]).build()
+        };
+        let first = numbered(u16::MAX);
+        let takes = |taken: usize, next: &[u8]| {
+            let (a, b) = (
+                piece(&first, first.len()).unwrap(),
+                piece(next, next.len()).unwrap(),
+            );
+            a.takes(&first, taken, &b, next)
+        };
+        assert!(takes(100, &numbered(0)) && takes(200, &numbered(1)));
+        assert!(!takes(100, &numbered(1)) && !takes(100, &first));
+        // One that may not.
+        let frame = build::frame(Mac([2; 6]), Mac([4; 6])).ip([10, 0, 0, 1], [10, 0, 0, 2]);
+        assert!(!takes(
+            100,
+            &frame.dont_fragment().udp(1, 2).payload(&[7; 100]).build()
+        ));
     }
 
     fn first_len(v6: bool) -> usize {

@@ -47,6 +47,13 @@ impl U8 {
     }
 }
 
+impl U32 {
+    /// Puts `to` here if `from` still is.
+    pub fn change(&self, from: u32, to: u32) -> bool {
+        self.0.compare_exchange(from, to, Relaxed, Relaxed).is_ok()
+    }
+}
+
 impl U64 {
     /// Adds without a locked instruction: for a number with one writer at a time.
     #[inline(always)]

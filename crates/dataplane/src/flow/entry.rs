@@ -1,8 +1,9 @@
 //! One tracked flow as it lies in the table: three cache lines of plain numbers, no pointers.
 //!
-//! The first line says which flow it is and how it stands; it is read by every packet and written when something
-//! changes, the time once a millisecond. The other two are what the packets of one side write: a side's packets come
-//! from one queue of one NIC, so that each line has one writer and two workers do not pull it to and fro.
+//! The first line says which flow it is and how it stands; it is read by every packet and written when something changes,
+//! which packets amid a connection do not: it stays in the caches of all workers and need not go back to the memory. The
+//! other two are what the packets of one side write: a side's packets come from one queue of one NIC, so that each line has one
+//! writer and two workers do not pull it to and fro.
 
 use bytemuck::Zeroable;
 
@@ -29,6 +30,11 @@ pub(crate) const SEEN: u8 = 1;
 /// `seen`: TCP: this side has acknowledged something.
 pub(crate) const ACKED: u8 = 2;
 
+/// How long a side has been idle at the most, as far as is told: 24 days. A flow with a longer timeout does not expire.
+const LONG_MS: u32 = u32::MAX / 2;
+/// How far the clocks of two workers may be apart.
+const AHEAD_MS: u32 = 60_000;
+
 /// A flow.
 #[derive(Zeroable, Debug)]
 #[repr(C, align(64))]
@@ -36,8 +42,6 @@ pub(crate) struct Entry {
     key: [U64; Key::WORDS],
     /// The snapshot under which it was decided, as far as 32 bits tell it.
     pub epoch: U32,
-    /// When its last packet came, milliseconds of the table's clock.
-    pub last_ms: U32,
     pub timeout_secs: U32,
     /// A [`FlowState`] as a number; 0 is no flow (any more).
     pub state: U8,
@@ -71,6 +75,8 @@ pub(crate) struct Half {
     pub link: U32,
     /// Of the side that began: when that was.
     pub born_secs: U32,
+    /// When the last packet of this side came, or when the flow began: milliseconds of the table's clock.
+    pub last_ms: U32,
     /// One more than the queue pair that this side has sent from last, and that the other side has: where that one wants
     /// the packets of this. 0: it has sent nothing.
     pair: U16,
@@ -138,25 +144,27 @@ impl Entry {
         FlowState::from_code(self.state.get())
     }
 
-    /// Milliseconds since its last packet. The clock wraps after 49 days; no flow lives idle for that long.
+    /// Milliseconds since the last packet of either side, [`LONG_MS`] at the most.
     #[inline]
     pub(crate) fn idle_ms(&self, now_ms: u32) -> u32 {
-        now_ms.wrapping_sub(self.last_ms.get())
+        let [one, other] = self.sides.each_ref().map(|side| side.idle_ms(now_ms));
+        one.min(other)
     }
 
     #[inline]
     pub(crate) fn expired(&self, now_ms: u32) -> bool {
-        // Another worker may have seen a packet a moment later than this one's clock says.
-        let idle = self.idle_ms(now_ms);
-        idle >= self.timeout_secs.get().saturating_mul(1000) && idle < u32::MAX / 2
+        self.idle_ms(now_ms) >= self.timeout_ms()
     }
 
-    /// Notes a packet.
-    #[inline]
-    pub(crate) fn touch(&self, now_ms: u32) {
-        if self.last_ms.get() != now_ms {
-            self.last_ms.set(now_ms);
-        }
+    /// It has not expired. Looks at the line of `side` alone if that says so.
+    #[inline(always)]
+    pub(crate) fn is_fresh(&self, side: Side, now_ms: u32) -> bool {
+        self.sides[side].idle_ms(now_ms) < self.timeout_ms() || !self.expired(now_ms)
+    }
+
+    #[inline(always)]
+    fn timeout_ms(&self) -> u32 {
+        self.timeout_secs.get().saturating_mul(1000)
     }
 
     /// Notes which queue pair of its NIC a side sends from.
@@ -201,6 +209,31 @@ impl Entry {
 }
 
 impl Half {
+    #[inline(always)]
+    fn idle_ms(&self, now_ms: u32) -> u32 {
+        match now_ms.wrapping_sub(self.last_ms.get()) {
+            // Another worker has seen a packet a moment later than this one's clock says.
+            idle if idle > u32::MAX - AHEAD_MS => 0,
+            idle => idle.min(LONG_MS),
+        }
+    }
+
+    /// Keeps the time of a side that has been silent for long, in a flow that lives on, from coming round to now: the clock
+    /// wraps after 49 days.
+    pub(super) fn keep_idle(&self, now_ms: u32) {
+        let last = self.last_ms.get();
+        if self.idle_ms(now_ms) == LONG_MS {
+            // Not if a packet comes at this moment.
+            self.last_ms.change(last, now_ms.wrapping_sub(LONG_MS));
+        }
+    }
+
+    /// Notes that a packet of this side came.
+    #[inline(always)]
+    pub(crate) fn touch(&self, now_ms: u32) {
+        self.last_ms.set(now_ms);
+    }
+
     /// Counts packets of this side.
     #[inline(always)]
     pub(crate) fn count(&self, frames: u64, bytes: u64) {

@@ -1,72 +1,84 @@
 //! From a hash to an entry, for several workers at once: buckets of one cache line, without locks.
 //!
-//! A bucket has eight slots; an entry belongs into the bucket that its hash names, and where that is full into one of
-//! five others (its neighbour, and two more pairs), so that a table filled to its maximum (half of the slots) has
+//! A bucket has sixteen slots of 32 bits; an entry belongs into the bucket that its hash names, and where that is full into
+//! one of five others (its neighbour, and two more pairs), so that a table filled to its maximum ([`FILL`] of a bucket) has
 //! room for any flow, as far as chance goes. What belongs into a bucket and lies elsewhere is counted; where that is
 //! nothing nobody looks further, so that nearly every lookup reads one line, those that find nothing too.
 //!
+//! A slot holds the entry's number and, in the bits that the largest number leaves, a part of the hash: 11 bits in a table of a
+//! million flows, 5 in the largest that the daemon makes. An entry is read only where those agree, and says itself whether it is
+//! the one. What matters more is that the index is small: over a million flows every packet reads a line of it at random.
+//!
 //! A slot is taken and emptied by one atomic operation. Whoever finds an id reads an entry that was complete
-//! before (release, acquire). The entry is read only where 32 bits of the hash agree.
+//! before (release, acquire).
 
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 use io::huge::Zeroed;
 
 use super::entry::FlowId;
 
 /// Slots of a bucket: one cache line.
-const SLOTS: usize = 8;
+const SLOTS: usize = 16;
+
+/// How many of them a full table fills, on average. One bucket in twenty is then full.
+const FILL: usize = 10;
 
 /// As much in other buckets as can be counted.
 const MANY: u8 = u8::MAX;
 
-/// A bucket; a slot is `tag << 32 | id + 1`, 0 is free.
+/// The most entries that slots can name.
+pub(super) const MAX: u32 = (1 << 31) - 1;
+
+/// A bucket; a slot is a part of the hash above `id + 1`, 0 is free.
 #[derive(bytemuck::Zeroable)]
 #[repr(C, align(64))]
-struct Bucket([AtomicU64; SLOTS]);
+struct Bucket([AtomicU32; SLOTS]);
 
 pub(super) struct Index {
     buckets: Zeroed<Bucket>,
     /// Of each bucket: how much of what belongs there is elsewhere. [`MANY`] stays.
     spilt: Zeroed<AtomicU8>,
-    mask: usize,
+    /// Bits of a slot that name the entry.
+    id_bits: u32,
 }
 
 impl Index {
-    /// For `max` entries at most.
+    /// For `max` entries at most, of which [`MAX`] are possible.
     pub(super) fn new(max: u32) -> Self {
-        let buckets = (max as usize * 2 / SLOTS).next_power_of_two().max(8);
-        let buckets = Zeroed::new(buckets);
+        debug_assert!(max <= MAX);
+        // Each has a neighbour.
+        let buckets = (max as usize).div_ceil(FILL).next_multiple_of(2).max(8);
         Index {
-            mask: buckets.len() - 1,
-            spilt: Zeroed::new(buckets.len()),
-            buckets,
+            buckets: Zeroed::new(buckets),
+            spilt: Zeroed::new(buckets),
+            id_bits: u32::BITS - max.leading_zeros(),
         }
     }
 
     /// Fetches the cache line in which a lookup will begin.
     #[inline(always)]
     pub(super) fn fetch(&self, hash: u64) {
-        io::fetch::soon(&self.buckets[hash as usize & self.mask]);
+        io::fetch::soon(&self.buckets[self.first(hash)]);
     }
 
     /// The entry that a lookup will probably find. Only a guess.
     #[inline(always)]
     pub(super) fn likely(&self, hash: u64) -> Option<FlowId> {
-        self.in_bucket(hash as usize & self.mask, tag(hash), |_| true)
+        self.in_bucket(self.first(hash), hash, |_| true)
     }
 
     /// The entry with this hash for which `is` holds.
     #[inline(always)]
     pub(super) fn find(&self, hash: u64, is: impl Fn(FlowId) -> bool) -> Option<FlowId> {
-        let first = self.in_bucket(hash as usize & self.mask, tag(hash), &is);
+        let first = self.in_bucket(self.first(hash), hash, &is);
         first.or_else(|| self.find_further(hash, is))
     }
 
     /// In the other buckets.
     #[inline(always)]
     fn find_further(&self, hash: u64, is: impl Fn(FlowId) -> bool) -> Option<FlowId> {
-        if self.spilt[hash as usize & self.mask].load(Ordering::Acquire) == 0 {
+        if self.spilt[self.first(hash)].load(Ordering::Acquire) == 0 {
             return None;
         }
         self.find_spilt(hash, is)
@@ -77,17 +89,19 @@ impl Index {
         let [_, others @ ..] = self.places(hash);
         others
             .into_iter()
-            .find_map(|bucket| self.in_bucket(bucket, tag(hash), &is))
+            .find_map(|bucket| self.in_bucket(bucket, hash, &is))
     }
 
     #[inline(always)]
-    fn in_bucket(&self, bucket: usize, tag: u32, is: impl Fn(FlowId) -> bool) -> Option<FlowId> {
-        let slots = &self.buckets[bucket & self.mask].0;
+    fn in_bucket(&self, bucket: usize, hash: u64, is: impl Fn(FlowId) -> bool) -> Option<FlowId> {
+        let slots = &self.buckets[bucket].0;
+        let (tag, ids) = (self.tag(hash), (1 << self.id_bits) - 1);
         // Where insertion has begun to look too: nearly always the first.
         for step in 0..SLOTS {
-            let slot = slots[(tag as usize + step) % SLOTS].load(Ordering::Acquire);
-            if (slot >> 32) as u32 == tag && slot as u32 != 0 && is(slot as u32 - 1) {
-                return Some(slot as u32 - 1);
+            let slot = slots[(begin(hash) + step) % SLOTS].load(Ordering::Acquire);
+            let id = slot & ids;
+            if slot ^ id == tag && id != 0 && is(id - 1) {
+                return Some(id - 1);
             }
         }
         None
@@ -118,22 +132,23 @@ impl Index {
     fn insert_into(&self, bucket: usize, hash: u64, id: FlowId) -> bool {
         let slots = &self.buckets[bucket].0;
         (0..SLOTS).any(|step| {
-            let at = &slots[(tag(hash) as usize + step) % SLOTS];
+            let at = &slots[(begin(hash) + step) % SLOTS];
             let is_free = at.load(Ordering::Relaxed) == 0;
-            let take = || at.compare_exchange(0, slot(hash, id), Ordering::SeqCst, Ordering::Relaxed);
+            let take = || at.compare_exchange(0, self.slot(hash, id), Ordering::SeqCst, Ordering::Relaxed);
             is_free && take().is_ok()
         })
     }
 
     /// Takes an entry out; nobody finds it who begins to look now.
     pub(super) fn remove(&self, hash: u64, id: FlowId) {
-        let wanted = slot(hash, id);
-        for bucket in self.places(hash) {
+        let wanted = self.slot(hash, id);
+        let places = self.places(hash);
+        for bucket in places {
             for slot in &self.buckets[bucket].0 {
                 if slot.load(Ordering::Relaxed) == wanted {
                     slot.store(0, Ordering::SeqCst);
-                    if bucket != hash as usize & self.mask {
-                        self.count_spilt(hash as usize & self.mask, |count| count - 1);
+                    if bucket != places[0] {
+                        self.count_spilt(places[0], |count| count - 1);
                     }
                     return;
                 }
@@ -141,22 +156,39 @@ impl Index {
         }
     }
 
+    /// The bucket in which an entry with this hash belongs.
+    #[inline(always)]
+    fn first(&self, hash: u64) -> usize {
+        self.nth(hash as u32)
+    }
+
+    /// The bucket of a number that may be any of 32 bits: the first ones of the lowest, and so on.
+    #[inline(always)]
+    fn nth(&self, number: u32) -> usize {
+        ((u64::from(number) * self.buckets.len() as u64) >> 32) as usize
+    }
+
     /// The buckets in which an entry with this hash may be.
     fn places(&self, hash: u64) -> [usize; 6] {
-        let first = hash as usize & self.mask;
-        let second = (hash >> 20) as usize & self.mask;
-        let third = (hash >> 40) as usize & self.mask;
+        let [first, second, third] = [0, 16, 32].map(|shift| self.nth((hash >> shift) as u32));
         [first, first ^ 1, second, second ^ 1, third, third ^ 1]
+    }
+
+    /// The part of a hash that a slot holds, where it holds it.
+    #[inline(always)]
+    fn tag(&self, hash: u64) -> u32 {
+        ((hash >> 32) as u32) << self.id_bits
+    }
+
+    fn slot(&self, hash: u64, id: FlowId) -> u32 {
+        self.tag(hash) | (id + 1)
     }
 }
 
+/// Which slot of a bucket is tried first: by bits that do not choose the bucket.
 #[inline(always)]
-fn tag(hash: u64) -> u32 {
-    (hash >> 32) as u32
-}
-
-fn slot(hash: u64, id: FlowId) -> u64 {
-    u64::from(tag(hash)) << 32 | u64::from(id + 1)
+fn begin(hash: u64) -> usize {
+    (hash >> 60) as usize
 }
 
 #[cfg(test)]
@@ -166,12 +198,16 @@ mod tests {
     use std::collections::HashMap;
 
     proptest! {
-        /// Against a map, over few hashes so that they collide and fill their buckets.
+        /// Against a map, over few hashes so that they collide and fill their buckets, with much of a hash in the slots and
+        /// with next to nothing.
         #[test]
-        fn finds_what_is_in_it(steps in proptest::collection::vec((any::<bool>(), 0u32..40), 1..300)) {
-            let index = Index::new(32);
+        fn finds_what_is_in_it(
+            steps in proptest::collection::vec((any::<bool>(), 0u32..40), 1..300),
+            id_bits in prop_oneof![Just(6), Just(31)],
+        ) {
+            let index = Index { id_bits, ..Index::new(32) };
             let mut model = HashMap::new();
-            let hash_of = |id: u32| u64::from(id % 7) << 32 | u64::from(id % 2);
+            let hash_of = |id: u32| u64::from(id % 7) << 32 | u64::from(id % 2) << 31;
             for (add, id) in steps {
                 if add && model.len() < 32 && !model.contains_key(&id) {
                     if index.insert(hash_of(id), id) {

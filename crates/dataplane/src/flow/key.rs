@@ -114,6 +114,13 @@ impl Key {
         }
     }
 
+    /// The same key: as `==`, word by word, so that one that was made just now is compared in registers.
+    #[inline(always)]
+    pub(crate) fn is(&self, other: &Key) -> bool {
+        let pairs = self.words.iter().zip(&other.words);
+        pairs.fold(0, |differ, (mine, theirs)| differ | (mine ^ theirs)) == 0
+    }
+
     /// The key of a packet that an ICMP error quotes, which `from` sent to `to`.
     pub(crate) fn of_quoted(quoted: &Quoted, from: PortUid, to: PortUid) -> Option<(Key, Side)> {
         let mut tuple = Tuple {

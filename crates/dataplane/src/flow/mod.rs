@@ -15,7 +15,7 @@ mod timeouts;
 mod track;
 mod turns;
 
-pub(crate) use entry::{ACKED, DRAIN_EGRESS, DRAIN_INGRESS, Entry, FlowId, NONE, SEEN};
+pub(crate) use entry::{ACKED, DRAIN_EGRESS, DRAIN_INGRESS, Entry, FlowId, Half, NONE, SEEN};
 pub use info::{Endpoint, FlowInfo, FlowState, TcpWindows};
 pub(crate) use key::{Ends, Key, Side};
 pub(crate) use owned::{Flows, NewFlow};

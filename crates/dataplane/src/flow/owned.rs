@@ -180,7 +180,6 @@ impl Flows {
         let entry = self.table.entry(id);
         entry.name(&new.key);
         entry.epoch.set(new.epoch);
-        entry.last_ms.set(new.now_ms);
         entry.timeout_secs.set(new.timeout_secs);
         entry
             .flags
@@ -204,6 +203,7 @@ impl Flows {
             half.slot.set(nic.0);
             half.link.set(NONE);
             half.born_secs.set(new.now_secs);
+            half.touch(new.now_ms);
             half.seen.set(0);
             half.scale.set(0);
         }
@@ -266,6 +266,10 @@ impl Flows {
             }
             if entry.state.get() == 0 || entry.expired(now_ms) || gone(entry) {
                 self.discard(id);
+                continue;
+            }
+            for side in &entry.sides {
+                side.keep_idle(now_ms);
             }
         }
     }

@@ -17,8 +17,8 @@ use foldhash::SharedSeed;
 use foldhash::quality::SeedableRandomState;
 use io::huge::Zeroed;
 
-use super::entry::{Entry, FlowId, NONE};
-use super::index::Index;
+use super::entry::{Entry, FlowId};
+use super::index::{self, Index};
 use super::key::Key;
 use super::spare::Spare;
 use super::turns::Turns;
@@ -45,7 +45,7 @@ pub(crate) struct FlowTable {
 impl FlowTable {
     /// For `max` flows, of so many workers together.
     pub(crate) fn shared(max: u32, seed: u64, workers: usize) -> Arc<FlowTable> {
-        let max = max.clamp(1, NONE - 1);
+        let max = max.clamp(1, index::MAX);
         Arc::new(FlowTable {
             entries: Zeroed::new(max as usize),
             index: Index::new(max),

@@ -171,3 +171,32 @@ fn a_full_table_takes_new_flows_for_the_oldest() {
     }
     assert_eq!(flows.evicted(), u64::from(15 * MAX));
 }
+
+/// A flow is as idle as the side that has sent last. One of which only one side ever sends lives for months while it does, and
+/// no longer than its timeout when it does not, wherever the clock has come to.
+#[test]
+fn a_silent_side_neither_ends_a_flow_nor_keeps_it() {
+    const DAY_MS: u32 = 86_400_000;
+    let table = FlowTable::shared(8, 1, 1);
+    let mut flows = Flows::new(table.clone(), 0);
+    let id = flows.insert(&new_flow(&flows, 1, 9)).unwrap().unwrap();
+    let entry = table.entry(id);
+    let mut now_ms = 0u32;
+    for half_day in 0..240 {
+        now_ms = now_ms.wrapping_add(DAY_MS / 2);
+        entry.sides[0].touch(now_ms);
+        flows.sweep(1, now_ms, |_| false);
+        assert_eq!(table.len(), 1, "after {half_day} half days");
+        let later = now_ms.wrapping_add(59_999);
+        assert!(entry.is_fresh(0, later) && entry.is_fresh(1, later));
+        let over = now_ms.wrapping_add(60_000);
+        assert!(
+            entry.expired(over) && !entry.is_fresh(0, over),
+            "after {half_day} half days"
+        );
+    }
+    // A worker whose clock is a moment behind.
+    assert_eq!(entry.idle_ms(now_ms.wrapping_sub(5)), 0);
+    flows.sweep(1, now_ms.wrapping_add(60_000), |_| false);
+    assert_eq!(table.len(), 0);
+}

@@ -127,9 +127,9 @@ impl Flows {
                     continue;
                 }
             }
-            let entry = self.entry(id);
-            entry.touch(seen.now_ms);
-            entry.sides[seen.side].count(1, seen.len as u64);
+            let mine = &self.entry(id).sides[seen.side];
+            mine.touch(seen.now_ms);
+            mine.count(1, seen.len as u64);
             return Tracked::Pass;
         }
     }

@@ -44,13 +44,14 @@ fn drop_sent(round: &mut Round, item: Option<usize>, reason: DropReason) {
 fn together(round: &mut Round, ports: &mut Ports, first: usize, target: PortSlot) -> usize {
     let mut frames = [0u8; BATCH];
     let mut steer = [0u32; BATCH];
-    let mut count = 0;
+    let (mut count, mut by_lane) = (0, true);
     for ((job, frame), wish) in round.jobs[first..].iter().zip(&mut frames).zip(&mut steer) {
         if job.verdict != Verdict::Pass || job.target != target {
             break;
         }
         *frame = job.frame;
         *wish = job.steer;
+        by_lane &= job.case == NO_CASE;
         count += 1;
     }
     let frames = &frames[..count];
@@ -60,23 +61,15 @@ fn together(round: &mut Round, ports: &mut Ports, first: usize, target: PortSlot
     if !handed.is_none() {
         return partly(round, ports, first, frames, results, handed);
     }
-    let (mut passed, mut bytes) = (0, 0);
-    for (index, result) in results.iter().enumerate() {
-        let frame = usize::from(frames[index]);
-        match *result {
-            Ok(()) => {
-                passed += 1;
-                bytes += round.batch.frames()[frame].len() as u64;
-                let case = round.jobs[first + index].case;
-                if case != NO_CASE {
-                    let item = round.cases[case as usize].item;
-                    round.items[item].fate = Fate::Delivered;
-                }
-            }
-            Err(error) => refused_by(round, frame, target, refusal(error)),
-        }
+    if by_lane && results.iter().all(Result::is_ok) {
+        let lens = frames
+            .iter()
+            .map(|frame| round.batch.frames()[usize::from(*frame)].len());
+        let bytes: usize = lens.sum();
+        round.counters.delivered_all(target, count as u64, bytes as u64);
+    } else {
+        one_by_one(round, first, frames, results);
     }
-    round.counters.delivered_all(target, passed, bytes);
     let watched = round.view.port(target);
     if let Some(config) = watched.filter(|config| !config.sniffers.is_empty() || config.trace.is_some()) {
         for (&frame, _) in frames.iter().zip(&*results).filter(|(_, result)| result.is_ok()) {
@@ -84,6 +77,27 @@ fn together(round: &mut Round, ports: &mut Ports, first: usize, target: PortSlot
         }
     }
     count
+}
+
+/// Counts frames of [`together`] by what became of each, and notes it where it is asked for.
+#[inline(never)]
+fn one_by_one(round: &mut Round, first: usize, frames: &[u8], results: &[Result<(), TransmitError>]) {
+    let target = round.jobs[first].target;
+    let (mut passed, mut bytes) = (0, 0);
+    for (index, result) in results.iter().enumerate() {
+        let frame = usize::from(frames[index]);
+        match *result {
+            Ok(()) => {
+                passed += 1;
+                bytes += round.batch.frames()[frame].len() as u64;
+                if let Some(case) = round.cases.get(round.jobs[first + index].case as usize) {
+                    round.items[case.item].fate = Fate::Delivered;
+                }
+            }
+            Err(error) => refused_by(round, frame, target, refusal(error)),
+        }
+    }
+    round.counters.delivered_all(target, passed, bytes);
 }
 
 /// The jobs from `first` on that pass to one next hop, each in its outer headers. Gives how many they are.

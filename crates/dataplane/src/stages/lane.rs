@@ -7,32 +7,34 @@
 //! NICs that allow everything there is no flow; for those the lane remembers who they are.
 //!
 //! Everything else, faulty packets included, is left to the whole path: the lane never drops. Bits of what is left are
-//! given back. It works in three passes over the batch, each of which fetches what the next one reads.
+//! given back. What may take the lane is chosen first, and its flows followed then (`runs.rs`).
 
 mod arriving;
+mod runs;
 
 use std::net::IpAddr;
 
 use io::frame::{BATCH, Bits, Frame, first_bits};
 use wire::dhcp;
 use wire::offload::{Gso, Offload};
-use wire::parse::{self, Plain, Transport, ethertype, mac_bits, mac_of};
+use wire::parse::{self, Plain, ethertype, mac_bits, mac_of};
 use wire::vxlan::plain_hash;
 
-use crate::flow::{Ends, Entry, FlowId, FlowState, Key, NONE, Side, follow_plain, is_amid};
+use crate::flow::{Ends, Entry, FlowId, Key, Side};
 use crate::round::{Job, NO_CASE, Round, Verdict, count_rules};
 use crate::snapshot::{PortConfig, PortSlot};
 use crate::stages::destination;
 use crate::underlay::{PathIdx, Underlay};
 use crate::view::{Opening, View};
+use runs::{Chosen, Run, Runs};
 
-/// Pairs of a sender and a MAC address that are remembered.
+/// Pairs of a sender and a MAC address that are remembered, and as many of machines on other hosts.
 const ROUTES: usize = 256;
 
 /// What the lane remembers from batch to batch.
 pub(crate) struct Lane {
     routes: Box<[Route]>,
-    candidates: Box<[Candidate]>,
+    runs: Runs,
     arriving: arriving::Routes,
 }
 
@@ -72,38 +74,13 @@ struct Free {
     rules: [u32; 2],
 }
 
-/// A packet that may take the lane.
-#[derive(Clone, Copy)]
-struct Candidate {
-    key: Key,
-    hash: u64,
-    /// What its flow is called on the wire, if it goes there.
-    outer_hash: u32,
-    /// The flow that it is probably of, or [`NONE`].
-    likely: FlowId,
-    len: u32,
-    frame: u8,
-    route: u8,
-    transport: Transport,
-}
-
 /// What became of a batch's frames so far.
 struct Choice {
     /// Those that do not take the lane, as bits.
     left: Bits,
     /// Those of IPv6.
     v6: Bits,
-    /// How many candidates there are.
-    count: usize,
     tally: Tally,
-}
-
-/// Packets of one flow, one after the other, which are counted together.
-struct Run {
-    id: FlowId,
-    side: Side,
-    frames: u64,
-    bytes: u64,
 }
 
 /// Packets that pass by the same two rules, of one flow or several, which are counted together.
@@ -116,21 +93,9 @@ struct Tally {
 
 impl Lane {
     pub(crate) fn new() -> Lane {
-        let nobody = Candidate {
-            key: Key {
-                words: [0; Key::WORDS],
-            },
-            hash: 0,
-            outer_hash: 0,
-            likely: NONE,
-            len: 0,
-            frame: 0,
-            route: 0,
-            transport: Transport::default(),
-        };
         Lane {
             routes: vec![Route::default(); ROUTES].into(),
-            candidates: vec![nobody; BATCH].into(),
+            runs: Runs::new(),
             arriving: arriving::Routes::new(),
         }
     }
@@ -151,9 +116,9 @@ impl Lane {
         let mut choice = Choice {
             left: all,
             v6: 0,
-            count: 0,
             tally: Tally::default(),
         };
+        self.runs.clear();
         self.choose::<false>(round, &mut choice);
         if choice.v6 != 0 {
             self.choose::<true>(round, &mut choice);
@@ -161,22 +126,16 @@ impl Lane {
         let Choice {
             mut left,
             v6,
-            count,
             mut tally,
         } = choice;
         let in_order = v6 == 0 && round.jobs.is_empty();
-        let (routes, chosen) = (&self.routes, &mut self.candidates[..count]);
-        let route = |candidate: &Candidate| &routes[usize::from(candidate.route)];
-        left |= follow_all(
-            round,
-            chosen,
-            &mut tally,
-            |candidate| route(candidate).ends.sender,
-            |round, candidate, steer| match &route(candidate).far {
-                None => pass(candidate.frame, route(candidate).target, steer),
-                Some(far) => far.pass(round.underlay, candidate.frame, candidate.outer_hash),
-            },
-        );
+        let route = |run: &Run| &self.routes[usize::from(run.route)];
+        left |= self
+            .runs
+            .follow(round, &mut tally, |round, run, steer| match &route(run).far {
+                None => pass(run.first, route(run).target, steer),
+                Some(far) => far.pass(round.underlay, run.first, run.outer_hash),
+            });
         tally.settle(round);
         if !in_order {
             round.jobs.sort_unstable_by_key(|job| job.frame);
@@ -188,12 +147,7 @@ impl Lane {
     #[inline(always)]
     fn choose<const V6: bool>(&mut self, round: &mut Round, choice: &mut Choice) {
         let own_mac = mac_bits(round.nic.mac);
-        let Choice {
-            mut left,
-            mut v6,
-            mut count,
-            ..
-        } = *choice;
+        let Choice { mut left, mut v6, .. } = *choice;
         // The route of the packet before.
         let (mut mac, mut route) = (u64::MAX, 0);
         for (index, frame) in round.batch.frames().iter().enumerate() {
@@ -218,45 +172,38 @@ impl Lane {
                 (mac, route) = (plain.dst, found);
             }
             let to = &self.routes[route % ROUTES];
-            let mut outer_hash = 0;
-            if let Some(far) = &to.far {
-                if !far.takes(frame, &plain) {
-                    continue;
-                }
-                outer_hash = plain_hash::<V6>(&plain);
+            if to.far.as_ref().is_some_and(|far| !far.takes(frame, &plain)) {
+                continue;
             }
+            let outer_hash = || to.far.as_ref().map_or(0, |_| plain_hash::<V6>(&plain));
             if let Some(free) = &to.free[usize::from(V6)] {
                 if free.lets_pass::<V6>(&plain) {
                     choice.tally.add(round, free.rules, 1, len as u64);
                     let steer = plain.ports ^ plain.ports >> 16;
                     round.jobs.push(match &to.far {
                         None => pass(index as u8, to.target, steer),
-                        Some(far) => far.pass(round.underlay, index as u8, outer_hash),
+                        Some(far) => far.pass(round.underlay, index as u8, outer_hash()),
                     });
                     left &= !(1 << index);
                 }
                 continue;
             }
-            let key = Key::of_plain::<V6>(&plain, &to.ends);
-            let hash = round.tables.flows.hash(&key);
-            round.tables.flows.fetch_index(hash);
-            self.candidates[count % BATCH] = Candidate {
-                key,
-                hash,
-                outer_hash,
-                likely: NONE,
-                len: len as u32,
-                frame: index as u8,
-                route: route as u8,
+            let chosen = Chosen {
+                frame: index,
+                len,
+                route,
+                key: Key::of_plain::<V6>(&plain, &to.ends),
+                side: to.ends.sender,
                 transport: plain.transport,
             };
-            count += 1;
+            self.runs.add(&round.tables.flows, chosen, outer_hash);
             left &= !(1 << index);
         }
-        (choice.left, choice.v6, choice.count) = (left, v6, count);
+        (choice.left, choice.v6) = (left, v6);
     }
 
-    /// The route to a MAC address, as an index. `None` when that is not the address of another NIC.
+    /// The route to a MAC address, as an index. `None` when that is not the address of another NIC, or when the route has
+    /// no place: a packet before it in the batch goes by another one.
     #[inline]
     fn route(&mut self, round: &Round, mac: u64) -> Option<usize> {
         let nic = round.nic;
@@ -265,6 +212,9 @@ impl Lane {
         let known = &self.routes[index];
         let stale = known.far.is_some_and(|far| far.is_stale(round.now.secs()));
         if known.mac != mac || known.source != Some(nic.slot) || stale {
+            if self.runs.uses(index) {
+                return None;
+            }
             self.routes[index] = Route::find(round, mac)?;
         }
         Some(index)
@@ -359,31 +309,6 @@ impl Free {
     }
 }
 
-impl Run {
-    fn begin(id: FlowId, side: Side) -> Run {
-        Run {
-            id,
-            side,
-            frames: 0,
-            bytes: 0,
-        }
-    }
-
-    #[inline]
-    fn settle(&self, round: &Round, tally: &mut Tally) {
-        if self.frames == 0 {
-            return;
-        }
-        let entry = round.tables.flows.entry(self.id);
-        let mine = &entry.sides[self.side];
-        mine.count(self.frames, self.bytes);
-        if !round.is_from_wire() {
-            entry.note_pair(self.side, round.from.pair);
-        }
-        tally.add(round, mine.rules(), self.frames, self.bytes);
-    }
-}
-
 impl Tally {
     #[inline]
     fn add(&mut self, round: &Round, rules: [u32; 2], frames: u64, bytes: u64) {
@@ -404,71 +329,6 @@ impl Tally {
             count_rules(round.counters, self.rules, self.frames, self.bytes);
         }
     }
-}
-
-/// Adds a job for each candidate that is amid its flow; gives the frames of the others, as bits. `side` says which side of
-/// its flow has sent one.
-#[inline(always)]
-fn follow_all(
-    round: &mut Round,
-    candidates: &mut [Candidate],
-    tally: &mut Tally,
-    side: impl Fn(&Candidate) -> Side,
-    job: impl Fn(&Round, &Candidate, u32) -> Job,
-) -> Bits {
-    let mut left = 0;
-    for candidate in candidates.iter_mut() {
-        let likely = round.tables.flows.fetch_entry(candidate.hash, side(candidate));
-        candidate.likely = likely.unwrap_or(NONE);
-    }
-    let mut run = Run::begin(NONE, 0);
-    for candidate in candidates.iter() {
-        let side = side(candidate);
-        match follow(round, candidate, side) {
-            Some((id, steer)) => {
-                if run.id != id {
-                    run.settle(round, tally);
-                    run = Run::begin(id, side);
-                }
-                run.frames += 1;
-                run.bytes += u64::from(candidate.len);
-                let job = job(round, candidate, steer);
-                round.jobs.push(job);
-            }
-            None => left |= 1 << candidate.frame,
-        }
-    }
-    run.settle(round, tally);
-    left
-}
-
-/// The flow that lets a packet pass, and the queue pair that its target wants it in. Asks nothing that can fail after
-/// something was changed.
-#[inline(always)]
-fn follow(round: &Round, candidate: &Candidate, side: Side) -> Option<(FlowId, u32)> {
-    let flows = &round.tables.flows;
-    let id = flows.find_likely(candidate.likely, &candidate.key, candidate.hash)?;
-    let entry = flows.entry(id);
-    let mine = &entry.sides[side];
-    let (epoch, now_ms) = (round.view.epoch_mark(), round.now.millis());
-    let decided = entry.epoch.get() == epoch && mine.lane.get() == epoch;
-    if !decided || entry.expired(now_ms) {
-        return None;
-    }
-    let state = entry.state.get();
-    let head = round.batch.frames()[usize::from(candidate.frame)].head();
-    let amid = match candidate.transport.tcp(head) {
-        Some(tcp) => state == FlowState::Established as u8 && is_amid(tcp.flags) && follow_plain(mine, &tcp),
-        None => {
-            state == FlowState::Stream as u8
-                || (state == FlowState::OneWay as u8 && side == entry.initiator())
-        }
-    };
-    if !amid {
-        return None;
-    }
-    entry.touch(now_ms);
-    Some((id, steer(entry, side, candidate.hash)))
 }
 
 #[inline(always)]

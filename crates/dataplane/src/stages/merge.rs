@@ -1,20 +1,21 @@
-//! Between the lane and delivery, for frames from the wire: TCP segments of one connection that follow each other become one
-//! large frame for a receiver that has negotiated such (GRO). One copy, one buffer and one walk through the guest's stack
-//! then do for many. Only frames that took the lane are merged, and only while nothing of their flow is between them; a
-//! segment whose checksum is wrong is passed on as it is, for its receiver to find out.
+//! Before delivery, for frames from the wire: TCP segments of one connection that follow each other become one large frame for a
+//! receiver that has negotiated such (GRO), and so do datagrams of one flow. One copy, one buffer and one walk through the
+//! guest's stack then do for many. Only frames for one NIC alone are merged, and only while nothing of their flow is
+//! between them; a piece whose checksum is wrong is passed on as it is, for its receiver to find out.
 
 use io::frame::{Batch, Bits};
 use io::port::Accepts;
 use wire::checksum;
 use wire::merge::{self, Piece};
+use wire::offload::Gso;
 
-use crate::round::{Job, NO_CASE, Verdict};
+use crate::round::{Job, Verdict};
 use crate::snapshot::PortSlot;
 
-/// Connections of one batch that are merged at most; segments of others pass as they are.
+/// Connections and flows of one batch that are merged at most; pieces of others pass as they are.
 const TRAINS: usize = 8;
 
-/// Segments that become one frame.
+/// Pieces that become one frame.
 struct Train {
     target: PortSlot,
     frame: usize,
@@ -34,16 +35,20 @@ pub(crate) fn run(batch: &mut Batch, jobs: &mut Vec<Job>, mut accepts: impl FnMu
         return;
     }
     let mut trains: Vec<Train> = Vec::new();
-    for job in jobs.iter() {
+    for (index, job) in jobs.iter().enumerate() {
         let frame = usize::from(job.frame);
         let takes = accepts(job);
-        if !takes.checksum || !(takes.tso4 || takes.tso6) {
+        if !takes.checksum || !(takes.tso4 || takes.tso6 || takes.uso) {
             continue;
         }
         let bytes = &batch.frames()[frame];
-        let next = merge::piece(bytes.head(), bytes.len())
-            .filter(|piece| if piece.is_v6() { takes.tso6 } else { takes.tso4 });
-        let Some(next) = next.filter(|_| job.case == NO_CASE && job.verdict == Verdict::Pass) else {
+        let next = merge::piece(bytes.head(), bytes.len()).filter(|piece| match piece.gso() {
+            Gso::Tcp4 => takes.tso4,
+            Gso::Tcp6 => takes.tso6,
+            Gso::Udp => takes.uso,
+            Gso::None => false,
+        });
+        let Some(next) = next.filter(|_| job.verdict == Verdict::Pass && is_alone(jobs, index)) else {
             // It may be of one of these flows, and is not to be overtaken.
             close(&mut trains, job.target, |_| true);
             continue;
@@ -94,6 +99,13 @@ pub(crate) fn run(batch: &mut Batch, jobs: &mut Vec<Job>, mut accepts: impl FnMu
     }
 }
 
+/// The frame of this job is for nobody else. Jobs of one frame are neighbours.
+fn is_alone(jobs: &[Job], index: usize) -> bool {
+    let frame = jobs[index].frame;
+    let others = [index.wrapping_sub(1), index + 1].map(|other| jobs.get(other));
+    others.into_iter().flatten().all(|other| other.frame != frame)
+}
+
 /// Nothing is added any more to those trains for a target that `which` says.
 fn close(trains: &mut [Train], target: PortSlot, which: impl Fn(&Train) -> bool) {
     for train in trains.iter_mut() {
@@ -101,7 +113,7 @@ fn close(trains: &mut [Train], target: PortSlot, which: impl Fn(&Train) -> bool)
     }
 }
 
-/// The segment's checksums are right.
+/// The piece's checksums are right.
 fn is_right(batch: &Batch, frame: usize, piece: &Piece) -> bool {
     let head = batch.frames()[frame].head();
     piece

@@ -130,6 +130,12 @@ impl Worker {
                 Command::Ports(of, answer) => {
                     let _ = answer.send(report::ports(&self.ports, of, now.mono_ns));
                 }
+                Command::Learned(vni, answer) => {
+                    let network = self.path.view.by_vni(vni);
+                    let learned = &self.path.tables.learned;
+                    let _ =
+                        answer.send(network.map_or(Vec::new(), |network| learned.of(network, now.secs())));
+                }
                 Command::Stop => self.stopped = true,
             }
         }

@@ -48,7 +48,11 @@ impl Worker {
         self.looked_at_ns = now.mono_ns;
         match self.poller.wait(Some(longest)) {
             Ok(tokens) => {
-                for token in tokens.filter(|token| *token != BELL) {
+                for token in tokens {
+                    if token == BELL {
+                        self.called = true;
+                        continue;
+                    }
                     let queue = QueueId::from_token(token);
                     let Some(attached) = self.ports.find(queue) else {
                         continue;
@@ -128,5 +132,38 @@ impl Attached {
             self.heard_ns = now.mono_ns;
         }
         was_parked
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Write;
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::{Switch, WorkerConfig};
+
+    /// Who rings does so in two steps and may be held up between them: the second may come when the bell was answered long
+    /// ago. A worker that left it at that would be woken by it for ever.
+    #[test]
+    fn a_bell_that_is_heard_after_it_was_answered_wakes_once() {
+        let config = |_| WorkerConfig {
+            max_flows: 16,
+            max_fragments: 16,
+            max_learned_macs: 16,
+            seed: 1,
+            on_broken: Box::new(|_, _| ()),
+        };
+        let (_switch, mut workers) = Switch::new(1, config).unwrap();
+        let worker = &mut workers[0];
+        let mut late = File::from(worker.wake.bell.as_fd().try_clone_to_owned().unwrap());
+        late.write_all(&1u64.to_ne_bytes()).unwrap();
+        assert!(!worker.wake.bell.is_rung());
+
+        worker.sleep(Now::default(), Duration::ZERO);
+        worker.turn(Now::default());
+        let still = worker.poller.wait(Some(Duration::ZERO)).unwrap().count();
+        assert_eq!(still, 0, "it would wake the worker again");
     }
 }

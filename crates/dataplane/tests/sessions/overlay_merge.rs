@@ -1,5 +1,6 @@
-//! TCP segments from the wire that reach a guest as one large frame, when it has negotiated that (GRO).
+//! TCP segments and datagrams from the wire that reach a guest as one large frame, when it has negotiated that (GRO).
 
+use dataplane::Simulation;
 use io::port::Accepts;
 use wire::offload::Offload;
 use wire::parse::TcpFlags;
@@ -11,9 +12,13 @@ const PUSH: TcpFlags = TcpFlags(0x18);
 
 /// A host with a guest that takes large frames, and a connection from a machine elsewhere to it.
 fn connected(family: Family) -> (Host, Nic, Far) {
-    let mut host = Host::new();
+    connected_on(Simulation::default(), family)
+}
+
+fn connected_on(sim: Simulation, family: Family) -> (Host, Nic, Far) {
+    let mut host = Host::on(sim);
     let a = host.lab.nic();
-    host.lab.group_of(a, vec![allow_in(TCP, 80)]);
+    host.lab.group_of(a, vec![allow_in(TCP, 80), allow_in(UDP, 53)]);
     let b = host.far(20, 2);
     host.enters(b.at, a, data(b.nic, a, family, SYN, 999, 0));
     let answer = ip(a, b.nic, family).tcp(80, 4000, SYN_ACK).seq(999).ack(1000);
@@ -79,6 +84,87 @@ fn segments_in_a_row_arrive_as_the_frame_that_they_could_have_been_cut_from() {
             arrived.into_iter().map(|(frame, _)| frame).collect::<Vec<_>>(),
             frames
         );
+    }
+}
+
+/// A datagram of `len` bytes.
+fn datagram(from: Nic, to: Nic, family: Family, len: usize) -> Vec<u8> {
+    let payload: Vec<u8> = (0..len).map(|n| n as u8).collect();
+    flow(from, to, family).payload(&payload).build()
+}
+
+fn flow(from: Nic, to: Nic, family: Family) -> wire::build::Builder {
+    ip(from, to, family).dont_fragment().udp(4000, 53)
+}
+
+#[test]
+fn datagrams_in_a_row_arrive_as_one_where_that_was_negotiated() {
+    for family in FAMILIES {
+        let (mut host, a, b) = connected(family);
+        let frames = [1000, 1000, 300].map(|len| datagram(b.nic, a, family, len));
+        let payload: Vec<u8> = [1000, 1000, 300]
+            .into_iter()
+            .flat_map(|len| (0..len).map(|n| n as u8))
+            .collect();
+        let large = flow(b.nic, a, family)
+            .payload(&payload)
+            .gso(1000)
+            .build_with_offload();
+        // The first of a flow by the whole path, later ones by the lane.
+        for _ in 0..3 {
+            assert_eq!(together(&mut host, b, a, &frames), std::slice::from_ref(&large));
+        }
+        // Something of the same flow between them, without a checksum, or of another one.
+        let mut bare = frames[0].clone();
+        let field = if family == Family::V4 { 40 } else { 60 };
+        bare[field..field + 2].fill(0);
+        let mixed = [frames[0].clone(), bare, frames[0].clone(), frames[1].clone()];
+        let lens = |arrived: Vec<(Vec<u8>, Offload)>| -> Vec<usize> {
+            arrived
+                .iter()
+                .map(|(frame, _)| frame.len() - (field + 2))
+                .collect()
+        };
+        assert_eq!(lens(together(&mut host, b, a, &mixed)), [1000, 1000, 2000]);
+        host.lab.peer(a).accept(Accepts {
+            uso: false,
+            ..Accepts::ALL
+        });
+        let arrived = together(&mut host, b, a, &frames);
+        assert_eq!(lens(arrived), [1000, 1000, 300], "a guest that takes TCP alone");
+    }
+}
+
+#[test]
+fn what_takes_the_whole_path_is_merged_as_well() {
+    for family in FAMILIES {
+        let (mut host, a, b) = connected(family);
+        // Another snapshot: the lane knows nobody until the whole path has seen him again.
+        host.lab.publish();
+        let frames = [1000, 1100, 1200].map(|seq| data(b.nic, a, family, ACK, seq, 100));
+        let arrived = together(&mut host, b, a, &frames);
+        assert_eq!((arrived.len(), arrived[0].1.gso_size), (1, 100));
+        let flow = &host.lab.sim.flows(None)[0];
+        assert_eq!(flow.frames_out, 6, "each segment is counted");
+    }
+}
+
+#[test]
+fn what_goes_to_another_worker_is_merged_as_well() {
+    for family in FAMILIES {
+        let (mut host, a, b) = connected_on(Simulation::several(2), family);
+        let uplink = host.lab.sim.worker_of(dataplane::PortSlot::uplink(0));
+        for worker in 0..2 {
+            assert!(host.lab.sim.move_queue(a.slot, worker));
+            let seq = 1000 + 300 * worker as u32;
+            let frames = [0, 100, 200].map(|more| data(b.nic, a, family, ACK, seq + more, 100));
+            let arrived = together(&mut host, b, a, &frames);
+            assert_eq!(
+                (arrived.len(), arrived[0].1.gso_size),
+                (1, 100),
+                "{worker} of {uplink:?}"
+            );
+        }
     }
 }
 

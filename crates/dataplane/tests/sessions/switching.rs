@@ -43,6 +43,32 @@ fn what_goes_to_its_sender_is_dropped() {
     lab.refuses(a, udp(a, a, Family::V4, 1, 2), Hairpin);
 }
 
+/// Who is reached at which MAC is remembered in fewer places than there are NICs, so that some share one.
+#[test]
+fn frames_of_one_batch_go_each_to_its_own_nic() {
+    for family in FAMILIES {
+        let mut lab = Lab::new();
+        let sender = lab.nic();
+        let group = lab.group(vec![allow_in(UDP, 53)]);
+        let others: Vec<Nic> = (0..60).map(|_| lab.nic()).collect();
+        for nic in &others {
+            lab.configure(*nic, |config| config.groups.push(group));
+        }
+        // The first time by the whole path, which opens the lane to those behind.
+        for _ in 0..3 {
+            for nic in &others {
+                lab.queue(sender, udp(sender, *nic, family, 1, 53), Offload::default());
+            }
+            lab.sim.run();
+            for nic in &others {
+                let expected = udp(sender, *nic, family, 1, 53);
+                assert_eq!(lab.received(*nic), [expected], "at {:?}", nic.slot);
+            }
+        }
+        assert_eq!(lab.drops().iter().sum::<u64>(), 0);
+    }
+}
+
 #[test]
 fn unknown_macs_are_learnt_behind_nics_that_may_have_them() {
     let mut lab = Lab::new();

@@ -429,9 +429,14 @@ impl Thread {
 
     /// Takes one connection; the next is reported again.
     fn accept(&mut self, key: PortKey) {
-        let Some(nic) = self.nics.get_mut(&key) else {
-            return;
-        };
+        let connection = self.nics.get(&key).and_then(|nic| nic.connection.as_ref());
+        if connection.is_some_and(Connection::is_peer_gone) {
+            self.gone(key);
+        }
+        if self.is_paused(key) {
+            return; // since this event: it waits in the listener's queue
+        }
+        let Some(nic) = self.nics.get(&key) else { return };
         let End::Listener(listener) = &nic.end else { return };
         let name = &nic.options.name;
         let socket = match listener.accept() {
@@ -447,7 +452,7 @@ impl Thread {
                 info!(nic = name, "a second VMM was refused: one is connected");
                 return;
             }
-            Some(_) => self.gone(key),
+            Some(_) => self.gone(key), // after the look above: its successor is here already
             None => {}
         }
         self.begin(key, socket);
@@ -526,6 +531,10 @@ impl Thread {
         }
     }
 
+    fn is_paused(&self, key: PortKey) -> bool {
+        self.pauses.iter().any(|(_, paused)| *paused == key)
+    }
+
     /// Listens again where a pause is over.
     fn resume(&mut self) {
         if self.pauses.is_empty() {
@@ -538,7 +547,7 @@ impl Thread {
             .map(|(_, key)| key)
             .collect();
         for key in over {
-            if self.pauses.iter().any(|(_, paused)| *paused == key) {
+            if self.is_paused(key) {
                 continue;
             }
             if let Some(End::Listener(listener)) = self.nics.get(&key).map(|nic| &nic.end) {

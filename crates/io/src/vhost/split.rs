@@ -237,6 +237,12 @@ impl SplitQueue {
         usize::from(self.size).saturating_sub(usize::from(self.pending()))
     }
 
+    /// Asks for the line of the used index, which the guest has read meanwhile, before it is written at the batch's end.
+    #[inline(always)]
+    fn fetch_used_index(&self) {
+        copy::prefetch_to_write(self.used.cast());
+    }
+
     /// The first descriptors of the next chains, as the guest names them; not judged yet.
     #[inline(always)]
     fn heads<'a>(&self, heads: &'a mut [u16; BATCH], count: usize) -> &'a [u16] {
@@ -368,6 +374,7 @@ impl Ring for SplitQueue {
     #[inline(always)]
     fn take(&mut self, chains: &mut Chains<'_>) -> Result<usize, RingFault> {
         let count = self.known().min(chains.room()).min(self.untaken());
+        self.fetch_used_index();
         let mut heads = [0; BATCH];
         let heads = self.heads(&mut heads, count);
         let mut near = self.buffers.near();
@@ -397,6 +404,7 @@ impl Ring for SplitQueue {
             return 0;
         }
         let count = self.known().min(rooms.len()).min(self.untaken());
+        self.fetch_used_index();
         let mut heads = [0; BATCH];
         let heads = self.heads(&mut heads, count.min(BATCH));
         let near = self.buffers.near();

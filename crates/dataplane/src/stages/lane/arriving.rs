@@ -6,9 +6,6 @@ use crate::learned::{LearnedMacs, Place};
 use crate::round::Arrival;
 use crate::stages::spoof;
 
-/// Pairs of machines that are remembered.
-const ROUTES: usize = 256;
-
 /// Which machines on other hosts send to which NICs.
 pub(super) struct Routes {
     routes: Box<[Option<Route>]>,
@@ -40,16 +37,23 @@ impl Routes {
 
     /// The route of frames between two MAC addresses, as an index. `None`: the whole path is to see them.
     #[inline]
-    fn find(&mut self, round: &Round, from: Arrival, src: u64, dst: u64) -> Option<usize> {
+    fn find(&mut self, round: &Round, runs: &Runs, from: Arrival, src: u64, dst: u64) -> Option<usize> {
         let mixed =
             (dst ^ src.rotate_left(24) ^ u64::from(from.network.0) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let index = (mixed >> 56) as usize % ROUTES;
-        if let Some(known) = &self.routes[index]
-            && (known.from, known.src, known.dst) == (from, src, dst)
-        {
-            if known.until_secs.is_none_or(|until| round.now.secs() < until) {
-                return Some(index);
-            }
+        let known = self.routes[index]
+            .as_ref()
+            .filter(|known| (known.from, known.src, known.dst) == (from, src, dst));
+        let stale =
+            known.is_some_and(|known| known.until_secs.is_some_and(|until| round.now.secs() >= until));
+        if known.is_some() && !stale {
+            return Some(index);
+        }
+        // A packet before this one in the batch goes by what is there.
+        if runs.uses(index) {
+            return None;
+        }
+        if stale {
             self.routes[index] = None;
             return None;
         }
@@ -100,9 +104,9 @@ impl Lane {
         let mut choice = Choice {
             left: going,
             v6: 0,
-            count: 0,
             tally: Tally::default(),
         };
+        self.runs.clear();
         let mut rest = going;
         while rest != 0 {
             let index = rest.trailing_zeros() as usize;
@@ -115,26 +119,16 @@ impl Lane {
             }
         }
         let Choice {
-            mut left,
-            count,
-            mut tally,
-            ..
+            mut left, mut tally, ..
         } = choice;
         let in_order = round.jobs.is_empty();
-        let (routes, chosen) = (&self.arriving.routes, &mut self.candidates[..count]);
-        let ends = |candidate: &Candidate| {
-            let route = &routes[usize::from(candidate.route)];
-            route.as_ref().map_or((0, PortSlot::default()), |route| {
-                (route.ends.sender, route.target)
-            })
+        let target = |run: &Run| {
+            let route = &self.arriving.routes[usize::from(run.route)];
+            route.as_ref().map_or(PortSlot::default(), |route| route.target)
         };
-        left |= follow_all(
-            round,
-            chosen,
-            &mut tally,
-            |candidate| ends(candidate).0,
-            |_, candidate, steer| pass(candidate.frame, ends(candidate).1, steer),
-        );
+        left |= self.runs.follow(round, &mut tally, |_, run, steer| {
+            pass(run.first, target(run), steer)
+        });
         tally.settle(round);
         if !in_order {
             round.jobs.sort_unstable_by_key(|job| job.frame);
@@ -156,7 +150,7 @@ impl Lane {
         let Some(plain) = parse::plain::<V6>(frame.head(), len) else {
             return;
         };
-        let Some(route) = self.arriving.find(round, from, plain.src, plain.dst) else {
+        let Some(route) = self.arriving.find(round, &self.runs, from, plain.src, plain.dst) else {
             return;
         };
         let Some(to) = &self.arriving.routes[route % ROUTES] else {
@@ -171,20 +165,15 @@ impl Lane {
             }
             return;
         }
-        let key = Key::of_plain::<V6>(&plain, &to.ends);
-        let hash = round.tables.flows.hash(&key);
-        round.tables.flows.fetch_index(hash);
-        self.candidates[choice.count % BATCH] = Candidate {
-            key,
-            hash,
-            outer_hash: 0,
-            likely: NONE,
-            len: len as u32,
-            frame: index as u8,
-            route: route as u8,
+        let chosen = Chosen {
+            frame: index,
+            len,
+            route,
+            key: Key::of_plain::<V6>(&plain, &to.ends),
+            side: to.ends.sender,
             transport: plain.transport,
         };
-        choice.count += 1;
+        self.runs.add(&round.tables.flows, chosen, || 0);
         choice.left &= !(1 << index);
     }
 }
