@@ -1,21 +1,19 @@
 //! The largest overlay, alone in its process so that what it takes can be read off: a million MACs of 350,000 VNIs on
 //! 10,667 hosts, one address each. It comes in one step, is asked for, one more is refused, and it goes in one step.
 
-use butterfly_control::model::{Binding, Config, Nic};
-use butterfly_control::{
-    AttachError, Attachments, Controller, DataPlane, DataPlaneError, OpenRequest, Settings, limits,
-};
-use dataplane::counters::{PortCounters, RuleCounters};
-use dataplane::flow::FlowInfo;
-use dataplane::snapshot::{PortSlot, PortUid, RuleSlot, Snapshot};
-use io::trace::Trace;
+mod common;
+
+use butterfly_control::model::{Binding, Config};
+use butterfly_control::{Controller, Settings, limits};
+use common::{Nowhere, resident};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use wire::{Mac, Vni};
 
 /// What docs/limits.md states, in MiB, for all of it.
 const STATED_MIB: usize = 400;
+const MIB: usize = 1 << 20;
 
 #[test]
 fn a_million_bindings_take_what_the_documentation_says() {
@@ -31,9 +29,9 @@ fn a_million_bindings_take_what_the_documentation_says() {
         snapshots.clone(),
     );
 
-    let before = resident_mib();
+    let before = resident() / MIB;
     controller.put_bindings(million().collect()).unwrap();
-    let taken = resident_mib() - before;
+    let taken = resident() / MIB - before;
     println!("a million bindings take {taken} MiB");
     // Memory that the operation itself needed and has not been given back by the allocator is counted, too.
     assert!(taken <= STATED_MIB, "{taken} MiB");
@@ -70,44 +68,4 @@ fn million() -> impl Iterator<Item = Binding> {
             ..Binding::new(vni, Mac([2, 0, a, b, c, d]), host)
         }
     })
-}
-
-/// What this process has in memory (proc(5), `VmRSS`).
-fn resident_mib() -> usize {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() / 1024
-}
-
-/// A world in which there is nothing but a count of snapshots.
-#[derive(Default)]
-struct Nowhere(AtomicUsize);
-
-impl Attachments for Nowhere {
-    fn open(&mut self, _: &OpenRequest<'_>) -> Result<(), AttachError> {
-        Ok(())
-    }
-    fn close(&mut self, _: &Nic, _: PortSlot) {}
-    fn trace(&mut self, _: &Nic, _: &str) -> Result<Option<Trace>, AttachError> {
-        Ok(None)
-    }
-}
-
-impl DataPlane for Nowhere {
-    fn publish(&self, _: Arc<Snapshot>) -> Result<(), DataPlaneError> {
-        self.0.fetch_add(1, Ordering::Relaxed);
-        Ok(())
-    }
-    fn port_counters(&self, _: PortSlot) -> PortCounters {
-        PortCounters::default()
-    }
-    fn rule_counters(&self, _: RuleSlot) -> RuleCounters {
-        RuleCounters::default()
-    }
-    fn flows(&self, _: Option<PortUid>) -> Result<Vec<FlowInfo>, DataPlaneError> {
-        Ok(Vec::new())
-    }
-    fn import_flows(&self, flows: Vec<FlowInfo>) -> Result<usize, DataPlaneError> {
-        Ok(flows.len())
-    }
 }

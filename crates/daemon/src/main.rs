@@ -17,6 +17,7 @@ mod connections;
 mod cores;
 mod dpdk_args;
 mod events;
+mod idle_states;
 mod ini;
 mod kernel;
 mod lock;

@@ -109,10 +109,16 @@ pub struct Options {
     /// Microseconds that an idle worker polls before it sleeps
     #[arg(long, value_name = "US", default_value_t = 50, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     pub poll_us: u64,
+    /// Keep the cores of -u from idle states that take longer than this to wake from, in microseconds; 0: from halting
+    #[arg(long, value_name = "US", value_parser = clap::value_parser!(u32).range(..=1_000_000))]
+    pub wake_us: Option<u32>,
     /// Join this host to others by this interface, which the kernel keeps; may be repeated [default: the one that has
     /// the address of -i]
     #[arg(long, value_name = "INTERFACE")]
     pub uplink: Vec<String>,
+    /// Have the kernel do its part for uplinks within this daemon's calls, and not in interrupts, while there is traffic
+    #[arg(long)]
+    pub busy_poll: bool,
     /// UDP port of VXLAN [default: 4789]
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub vxlan_port: Option<u16>,
@@ -137,7 +143,7 @@ pub struct Options {
     /// Forward transit packets between interfaces, which the kernel keeps, VLANs among them; may be repeated
     #[arg(long, value_name = "INTERFACE")]
     pub router: Vec<String>,
-    /// Lines of 64 bytes in the router's table for /24 networks with longer prefixes or neighbours
+    /// Lines of 64 bytes in the router's table for IPv4, one for one to four prefixes
     #[arg(long, value_name = "N", default_value_t = router::Options::default().nodes4, value_parser = clap::value_parser!(u32).range(256..=1 << 24))]
     pub router_nodes4: u32,
     /// Lines of 64 bytes in the router's table for IPv6, one for one to three prefixes
@@ -185,8 +191,11 @@ pub struct Settings {
     pub max_flows: u32,
     pub max_flows_per_nic: u32,
     pub poll_us: u64,
+    /// How long a worker's core may take to wake, microseconds, and which cores these are. `None`: as the kernel has it.
+    pub wake: Option<(u32, Vec<usize>)>,
     /// The interfaces that are to join this host to others; empty: the one that has `ip`.
     pub uplinks: Vec<String>,
+    pub busy_poll: bool,
     pub vxlan_port: u16,
     /// What outer headers have in common; its port is `vxlan_port`.
     pub encapsulation: Encapsulation,
@@ -232,6 +241,11 @@ impl Settings {
             .socket_dir
             .or(ini.socket_dir)
             .unwrap_or_else(|| "/run/butterfly".into());
+        let workers = match (options.graph_cpu_core, options.workers) {
+            // What the line says of either takes the place of what the file says of both.
+            (None, None) => cores::workers(ini.graph_cpu_core.or(dpdk_cores(dpdk.core)), ini.workers)?,
+            (list, count) => cores::workers(list, count)?,
+        };
         Ok(Settings {
             ip: options.ip.or(ini.ip),
             socket_dir: std::path::absolute(&socket_dir)
@@ -256,11 +270,8 @@ impl Settings {
             api_group: options.api_group,
             log_level: options.log_level.or(ini.log_level).unwrap_or(Level::Info),
             no_syslog: options.no_syslog,
-            workers: match (options.graph_cpu_core, options.workers) {
-                // What the line says of either takes the place of what the file says of both.
-                (None, None) => cores::workers(ini.graph_cpu_core.or(dpdk_cores(dpdk.core)), ini.workers)?,
-                (list, count) => cores::workers(list, count)?,
-            },
+            wake: options.wake_us.map(|us| wake(us, &workers)).transpose()?,
+            workers,
             mtu: options.nic_mtu.or(ini.nic_mtu),
             packet_trace: options.packet_trace,
             offloads: !options.no_offload,
@@ -277,6 +288,7 @@ impl Settings {
                 (true, Some(names)) => names.split(',').map(|name| name.trim().to_owned()).collect(),
                 (true, None) => dpdk.uplink.into_iter().collect(),
             },
+            busy_poll: options.busy_poll,
             vxlan_port,
             encapsulation: Encapsulation {
                 port: vxlan_port,
@@ -312,6 +324,13 @@ fn checksum(on: bool) -> UdpChecksum {
 /// The core that DPDK's options name.
 fn dpdk_cores(core: Option<usize>) -> Option<Cores> {
     core.map(Cores::one)
+}
+
+/// What is to be asked of the workers' cores.
+fn wake(wake_us: u32, workers: &[Option<usize>]) -> Result<(u32, Vec<usize>), String> {
+    let cores: Option<Vec<usize>> = workers.iter().copied().collect();
+    let cores = cores.ok_or_else(|| format!("--wake-us {wake_us} needs -u: of which cores it is asked"))?;
+    Ok((wake_us, cores))
 }
 
 fn unless_none(endpoint: String) -> Option<String> {
@@ -382,7 +401,9 @@ mod tests {
             max_flows: 1 << 20,
             max_flows_per_nic: 65_536,
             poll_us: 50,
+            wake: None,
             uplinks: vec![],
+            busy_poll: false,
             vxlan_port: 4789,
             encapsulation: Encapsulation {
                 checksum_v6: UdpChecksum::Full,
@@ -463,9 +484,14 @@ mod tests {
                 (s.max_flows, s.max_flows_per_nic) = (4096, 4096)
             }),
             (&["--poll-us 0"], &|s| s.poll_us = 0),
+            (&["-u 0,2 --wake-us 20"], &|s| {
+                s.workers = vec![Some(0), Some(2)];
+                s.wake = Some((20, vec![0, 2]));
+            }),
             (&["--uplink eth1 --uplink=eth2"], &|s| {
                 s.uplinks = vec!["eth1".into(), "eth2".into()];
             }),
+            (&["--busy-poll"], &|s| s.busy_poll = true),
             (&["--vxlan-port 8472"], &|s| {
                 s.vxlan_port = 8472;
                 s.encapsulation.port = 8472;
@@ -526,6 +552,8 @@ mod tests {
             "--workers 0",
             "--workers 33",
             "-u 1,2 --workers 3",
+            "--wake-us 20",
+            "-u 1 --wake-us soon",
             "--max-flows 1",
             "--vxlan-port 0",
             "--vxlan-ttl 0",

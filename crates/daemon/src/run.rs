@@ -17,6 +17,7 @@ use xdp::Interfaces;
 use crate::app::{App, Features, unix_secs};
 use crate::attachments::HostAttachments;
 use crate::balancer;
+use crate::idle_states;
 use crate::kernel::Kernel;
 use crate::lock::Lock;
 use crate::logging::LogControl;
@@ -33,6 +34,8 @@ use crate::{v0, v1};
 const API_THREADS: usize = 2;
 /// Frames that wait in each direction of each queue of an uplink: 4 MiB of UMEM for each at an ordinary MTU.
 const UPLINK_FRAMES: u32 = 2048;
+/// The TAP device that is made where no interface is named and none has our address.
+const UPLINK_TAP: &str = "butterfly0";
 /// Any multicast group may be said to be a network's; those of the family that hosts speak.
 const FLOOD_GROUPS_V4: uplink::Groups = uplink::Groups {
     network: IpAddr::V4(Ipv4Addr::new(224, 0, 0, 0)),
@@ -92,6 +95,10 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     // Signals that come from here on are not lost.
     let mut signals = Signals::new()?;
 
+    let _bounds = match &settings.wake {
+        Some((wake_us, cores)) => idle_states::Bounds::set(cores, *wake_us)?,
+        None => idle_states::Bounds::default(),
+    };
     let states = PortStates::default();
     let (breaks, broken) = uplinks::breaks();
     let workers = Arc::new(WorkerThreads::start(worker_options(settings, &states, breaks))?);
@@ -178,8 +185,9 @@ async fn start_uplinks(
     let wanted = uplink::Settings {
         addresses: underlay_address(settings).into_iter().collect(),
         interfaces: settings.uplinks.clone(),
+        tap: Some(UPLINK_TAP.to_owned()),
     };
-    if wanted == uplink::Settings::default() {
+    if wanted.addresses.is_empty() && wanted.interfaces.is_empty() {
         return Ok(None);
     }
     let kernel = kernel.mirror().await?;
@@ -190,7 +198,7 @@ async fn start_uplinks(
             _ => FLOOD_GROUPS_V4,
         }),
         frames: UPLINK_FRAMES,
-        busy_poll: false,
+        busy_poll: settings.busy_poll,
     };
     let uplinks = Uplinks::start(wanted, options, interfaces, switch, kernel, broken);
     let mut facts = uplinks.watch();
@@ -214,7 +222,7 @@ fn ways(settings: &Settings, app: &Arc<App>, switch: Arc<Switch>) -> Result<Opti
         encapsulation: settings.encapsulation.clone(),
         follow_mtu: settings.mtu.is_none(),
     };
-    Ways::new(follow, app, switch, uplinks.kernel(), uplinks.watch()).map(Some)
+    Ways::new(follow, app, switch, uplinks).map(Some)
 }
 
 /// Takes the interfaces that services are balanced on. One that cannot be had is no reason to go on without it.

@@ -9,6 +9,8 @@
 //! from the mirror, and the kernel is asked to look for those it does not know. What has come out differently from
 //! before is published, many changes at once: no flow is decided again for it.
 //!
+//! Where the uplink is a TAP device, all hosts are sought on it, by the [`Station`] that we are there.
+//!
 //! Multicast groups are joined through the kernel ([`groups`]), and NICs without an MTU of their own are told what the
 //! uplinks carry.
 
@@ -25,13 +27,14 @@ use std::time::{Duration, Instant};
 use control::{EventKind, Reach, limits};
 use dataplane::Switch;
 use dataplane::underlay::{Encapsulation, Hop, Underlay};
-use netlink::{Kinds, Mirror, Query, Requests, Resolution, Snapshot};
+use netlink::{Kinds, Query, Requests, Resolution, Snapshot};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
 use tokio::task::block_in_place;
-use uplink::Fact;
+use uplink::{Fact, Station};
 
 use crate::app::App;
+use crate::uplinks::Uplinks;
 use groups::Groups;
 pub use paths::inner_mtu;
 use paths::{Asked, Way};
@@ -59,6 +62,7 @@ pub struct Ways {
     switch: Arc<Switch>,
     kernel: netlink::Watch,
     facts: watch::Receiver<Arc<[Fact]>>,
+    station: Arc<Station>,
     requests: Requests,
     reach: Reach,
     /// Learnt addresses that are to be reached, oldest first.
@@ -66,6 +70,8 @@ pub struct Ways {
     /// What the kernel said of each, while no route may have changed.
     routes: BTreeMap<IpAddr, Resolution>,
     probed: BTreeMap<(u32, IpAddr), Instant>,
+    /// When all ways were found last.
+    renewed: Instant,
     groups: Groups,
     published: Option<Known>,
 }
@@ -85,21 +91,22 @@ impl Ways {
         settings: Settings,
         app: &Arc<App>,
         switch: Arc<Switch>,
-        kernel: &Mirror,
-        facts: watch::Receiver<Arc<[Fact]>>,
+        uplinks: &Uplinks,
     ) -> Result<Ways, String> {
         let requests = Requests::new().map_err(|e| format!("routes cannot be asked for: {e}"))?;
         Ok(Ways {
             settings,
             app: Arc::downgrade(app),
             switch,
-            kernel: kernel.watch(),
-            facts,
+            kernel: uplinks.kernel().watch(),
+            facts: uplinks.watch(),
+            station: uplinks.station(),
             requests,
             reach: Reach::default(),
             learnt: VecDeque::new(),
             routes: BTreeMap::new(),
             probed: BTreeMap::new(),
+            renewed: Instant::now(),
             groups: Groups::default(),
             published: None,
         })
@@ -167,7 +174,7 @@ impl Ways {
                     return changed.ok().map(|()| true);
                 }
                 () = tokio::time::sleep(LOOK) => {
-                    if self.take_wanted() {
+                    if self.take_wanted() | self.on_tap_moved() {
                         return Some(false);
                     }
                 }
@@ -190,22 +197,45 @@ impl Ways {
         !wanted.is_empty()
     }
 
+    /// On a TAP device neighbours are ours to look after, and not the kernel's: true when there is something to do.
+    fn on_tap_moved(&self) -> bool {
+        let due = self.renewed.elapsed() >= PROBE_EVERY;
+        self.station.take_moved() || (due && tap(&self.facts.borrow()).is_some())
+    }
+
     /// Finds all ways anew, and publishes them where they differ from before.
     async fn renew(&mut self) {
         let (kernel, facts) = (self.kernel.snapshot(), self.facts.borrow().clone());
+        self.renewed = Instant::now();
         let homes = paths::homes(&self.settings.addresses, &facts, &kernel);
+        let mut addresses: BTreeSet<IpAddr> = homes.iter().map(|home| home.address).collect();
         let mut found = BTreeMap::new();
         let targets: BTreeSet<IpAddr> = self.reach.endpoints.iter().chain(&self.learnt).copied().collect();
-        for target in targets {
-            let hops = self.hops(target, &kernel, &facts).await;
-            found.insert(target, hops);
-        }
-        for group in &self.reach.groups {
-            let hop = paths::to_group(*group, &homes, &facts, &kernel);
-            found.insert(*group, hop.into_iter().collect());
+        if let Some(tap) = tap(&facts) {
+            for target in targets
+                .into_iter()
+                .filter(|target| !tap.addresses.contains(target))
+            {
+                let mac = self.station.find(target);
+                let hop = mac.and_then(|mac| paths::over_tap(target, mac, tap));
+                found.insert(target, hop.into_iter().collect());
+            }
+            for group in &self.reach.groups {
+                let hop = paths::over_tap(*group, paths::group_mac(*group), tap);
+                found.insert(*group, hop.into_iter().collect());
+            }
+            addresses.extend(&tap.addresses);
+        } else {
+            for target in targets {
+                let hops = self.hops(target, &kernel, &facts).await;
+                found.insert(target, hops);
+            }
+            for group in &self.reach.groups {
+                let hop = paths::to_group(*group, &homes, &facts, &kernel);
+                found.insert(*group, hop.into_iter().collect());
+            }
         }
         self.groups.join(&self.reach.groups, &homes);
-        let addresses: BTreeSet<IpAddr> = homes.iter().map(|home| home.address).collect();
         let now = Some(Known {
             addresses,
             paths: found,
@@ -294,6 +324,11 @@ impl Ways {
             tracing::warn!("NICs are not told of the MTU {mtu}: {error}");
         }
     }
+}
+
+/// The TAP device, if that is the uplink: then it is the only one.
+fn tap(facts: &[Fact]) -> Option<&Fact> {
+    facts.iter().find(|fact| fact.tap && fact.joined)
 }
 
 /// Whether whom we send to may be different now.

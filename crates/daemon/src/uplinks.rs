@@ -11,7 +11,7 @@ use netlink::{Kinds, Mirror};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
 use uplink::layout::Counters;
-use uplink::{Engine, Fact, Options, Ports, Settings};
+use uplink::{Engine, Fact, Options, Ports, Settings, Station};
 use xdp::Interfaces;
 
 /// How often the engine looks at what nobody tells.
@@ -45,6 +45,7 @@ pub struct Uplinks {
     engine: Arc<Mutex<Engine>>,
     facts: watch::Receiver<Arc<[Fact]>>,
     kernel: Arc<Mirror>,
+    station: Arc<Station>,
     task: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -59,6 +60,7 @@ impl Uplinks {
         broken: Broken,
     ) -> Uplinks {
         let engine = Engine::new(settings, options, interfaces, Box::new(Queues(switch)));
+        let station = engine.station();
         let engine = Arc::new(Mutex::new(engine));
         let (told, facts) = watch::channel(Arc::from([]));
         let task = tokio::spawn(follow(engine.clone(), kernel.watch(), broken, told));
@@ -66,6 +68,7 @@ impl Uplinks {
             engine,
             facts,
             kernel,
+            station,
             task: Mutex::new(Some(task)),
         }
     }
@@ -85,6 +88,11 @@ impl Uplinks {
     #[allow(dead_code, reason = "for whoever looks for ways to other hosts")]
     pub fn kernel(&self) -> &Mirror {
         &self.kernel
+    }
+
+    /// We, on the TAP device that is made where no interface is.
+    pub fn station(&self) -> Arc<Station> {
+        self.station.clone()
     }
 
     /// What the kernel has counted for the sockets of an uplink.

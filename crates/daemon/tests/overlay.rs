@@ -299,7 +299,8 @@ async fn bindings_come_one_by_one_and_as_a_whole_set() {
 
 #[tokio::test]
 async fn a_network_works_as_was_said_or_as_follows() {
-    let daemon = Daemon::start(&["-i", "192.168.0.1"]);
+    // An interface that is not there, so that no other is made or taken.
+    let daemon = Daemon::start(&["-i", "192.168.0.1", "--uplink", "nowhere0"]);
     let client = &mut daemon.v1().await;
     let as_the_original = v1::NetworkStatus {
         network: Some(v1::Network {
@@ -378,7 +379,7 @@ async fn a_network_works_as_was_said_or_as_follows() {
         assert_eq!((refused.code(), refused.message()), (Code::InvalidArgument, why));
     }
     // Over IPv6 the VNI makes another group.
-    let daemon = Daemon::start(&["-i", "fd00::1"]);
+    let daemon = Daemon::start(&["-i", "fd00::1", "--uplink", "nowhere0"]);
     let group = network(&mut daemon.v1().await, 0x0a0b0c).await.multicast_group;
     assert_eq!(group, "ff00::a:b0c");
 }

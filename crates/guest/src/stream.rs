@@ -1,4 +1,7 @@
 //! Streams: TCP and SCTP servers and clients. SCTP is used in its one-to-one style, which has the calls of TCP.
+//!
+//! What `tcp-serve` and `tcp-put` send says where in the stream it is ([`Pattern`]), and who reads it looks at every byte: a
+//! switch that merged, cut or mixed segments wrongly, under checksums that it vouched for, shows here and nowhere else.
 
 use crate::{Outcome, endpoint, number};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -9,6 +12,39 @@ use std::time::{Duration, Instant};
 const CHUNK: usize = 64 * 1024;
 /// How often a client writes down how far it is.
 const PROGRESS_EVERY: Duration = Duration::from_millis(50);
+
+/// What streams are made of: `PERIOD` bytes, again and again.
+struct Pattern(Vec<u8>);
+
+impl Pattern {
+    /// A prime, so that what is a segment or a buffer too early or too late is something else.
+    const PERIOD: usize = 65_521;
+
+    fn new() -> Self {
+        // Knuth's multiplier: neighbouring bytes have nothing to do with each other.
+        let byte = |at: usize| {
+            ((at % Self::PERIOD) as u32)
+                .wrapping_mul(2_654_435_761)
+                .to_be_bytes()[0]
+        };
+        Self((0..Self::PERIOD + CHUNK).map(byte).collect())
+    }
+
+    /// `len` bytes of the stream from `at` on; at most `CHUNK`.
+    fn stretch(&self, at: u64, len: usize) -> &[u8] {
+        let start = (at % Self::PERIOD as u64) as usize;
+        &self.0[start..start + len]
+    }
+
+    /// Fails when these bytes are not those from `at` on.
+    fn check(&self, at: u64, bytes: &[u8]) -> Result<(), String> {
+        let sent = self.stretch(at, bytes.len());
+        match sent.iter().zip(bytes).position(|(sent, came)| sent != came) {
+            None => Ok(()),
+            Some(first) => Err(format!("byte {} is not the one that was sent", at + first as u64)),
+        }
+    }
+}
 
 /// Which protocol a stream runs over.
 #[derive(Clone, Copy, PartialEq)]
@@ -21,7 +57,7 @@ pub enum Kind {
 pub fn serve(kind: Kind, port: &str, rate: &str) -> Outcome {
     let rate: u64 = number(rate, "rate")?;
     each_connection(kind, port, move |mut stream| {
-        let chunk = [0x42u8; CHUNK];
+        let pattern = Pattern::new();
         let begin = Instant::now();
         let mut sent = 0u64;
         loop {
@@ -35,7 +71,7 @@ pub fn serve(kind: Kind, port: &str, rate: &str) -> Outcome {
             } else {
                 CHUNK
             };
-            match stream.write(&chunk[..want]) {
+            match stream.write(pattern.stretch(sent, want)) {
                 Ok(n) if n > 0 => sent += n as u64,
                 _ => return,
             }
@@ -44,7 +80,7 @@ pub fn serve(kind: Kind, port: &str, rate: &str) -> Outcome {
 }
 
 /// Reads until `bytes` have come (0: no bound) or `secs` have passed, and says how many came and how fast. With
-/// `progress`, a file holds the count while it runs. Fewer bytes than asked for is a failure.
+/// `progress`, a file holds the count while it runs. Fewer bytes than asked for is a failure, and so are others than were sent.
 pub fn fetch(addr: &str, port: &str, bytes: &str, secs: &str, progress: Option<&str>) -> Outcome {
     let (target, secs): (u64, f64) = (number(bytes, "bytes")?, number(secs, "seconds")?);
     let limit = Duration::from_secs_f64(secs);
@@ -54,7 +90,7 @@ pub fn fetch(addr: &str, port: &str, bytes: &str, secs: &str, progress: Option<&
         .map_err(|e| format!("cannot set a time-out: {e}"))?;
     let begin = Instant::now();
     let (mut count, mut noted) = (0u64, begin);
-    let mut chunk = vec![0u8; CHUNK];
+    let (pattern, mut chunk) = (Pattern::new(), vec![0u8; CHUNK]);
     let mut end = "time";
     while begin.elapsed() < limit {
         match stream.read(&mut chunk) {
@@ -62,7 +98,10 @@ pub fn fetch(addr: &str, port: &str, bytes: &str, secs: &str, progress: Option<&
                 end = "closed";
                 break;
             }
-            Ok(n) => count += n as u64,
+            Ok(n) => {
+                pattern.check(count, &chunk[..n])?;
+                count += n as u64;
+            }
             Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
             Err(e) => return Err(format!("after {count} bytes: {e}")),
         }
@@ -97,19 +136,22 @@ fn note(path: &str, count: u64) {
     }
 }
 
-/// Reads from everybody who connects, until they stop sending; answers with the count.
+/// Reads from everybody who connects, until they stop sending; answers with the count, or with what is wrong.
 pub fn sink(port: &str) -> Outcome {
     each_connection(Kind::Tcp, port, |mut stream| {
-        let mut chunk = vec![0u8; CHUNK];
+        let (pattern, mut chunk) = (Pattern::new(), vec![0u8; CHUNK]);
         let mut count = 0u64;
-        loop {
+        let answer = loop {
             match stream.read(&mut chunk) {
-                Ok(0) => break,
-                Ok(n) => count += n as u64,
+                Ok(0) => break count.to_string(),
+                Ok(n) => match pattern.check(count, &chunk[..n]) {
+                    Ok(()) => count += n as u64,
+                    Err(wrong) => break wrong,
+                },
                 Err(_) => return,
             }
-        }
-        let _ = stream.write_all(format!("{count}\n").as_bytes());
+        };
+        let _ = stream.write_all(format!("{answer}\n").as_bytes());
     })
 }
 
@@ -118,7 +160,7 @@ pub fn put(addr: &str, port: &str, bytes: &str, secs: &str) -> Outcome {
     let (bytes, secs): (u64, f64) = (number(bytes, "bytes")?, number(secs, "seconds")?);
     let limit = Duration::from_secs_f64(secs);
     let mut stream = connect(Kind::Tcp, endpoint(addr, port)?, limit)?;
-    let (begin, chunk) = (Instant::now(), [0x17u8; CHUNK]);
+    let (begin, pattern) = (Instant::now(), Pattern::new());
     stream
         .set_write_timeout(Some(limit))
         .and_then(|()| stream.set_read_timeout(Some(limit)))
@@ -130,7 +172,7 @@ pub fn put(addr: &str, port: &str, bytes: &str, secs: &str) -> Outcome {
         }
         let want = left.min(CHUNK as u64) as usize;
         left -= stream
-            .write(&chunk[..want])
+            .write(pattern.stretch(bytes - left, want))
             .map_err(|e| format!("with {left} bytes left: {e}"))? as u64;
     }
     stream
@@ -142,7 +184,7 @@ pub fn put(addr: &str, port: &str, bytes: &str, secs: &str) -> Outcome {
         .map_err(|e| format!("no answer: {e}"))?;
     if answer.trim() != bytes.to_string() {
         return Err(format!(
-            "sent {bytes} bytes, the other side counted {:?}",
+            "sent {bytes} bytes, the other side says {:?}",
             answer.trim()
         ));
     }

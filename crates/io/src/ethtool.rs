@@ -26,6 +26,7 @@ struct Value {
 
 const GET_CHANNELS: u32 = 0x3c;
 const GET_FLAGS: u32 = 0x25;
+const SET_FLAGS: u32 = 0x26;
 const SET_TX_CHECKSUM: u32 = 0x17;
 /// ETH_FLAG_RXVLAN.
 const RX_VLAN: u32 = 1 << 8;
@@ -44,13 +45,28 @@ pub fn receive_queues(interface: &str) -> Option<u32> {
 
 /// The NIC takes VLAN tags out of what it receives, so that an XDP program does not see them. `None`: its driver does not say.
 pub fn strips_vlan_tags(interface: &str) -> Option<bool> {
+    Some(flags(interface)? & RX_VLAN != 0)
+}
+
+/// Has the NIC take VLAN tags out of what it receives, or leave them in. `None`: its driver does not let us.
+pub fn strip_vlan_tags(interface: &str, strip: bool) -> Option<()> {
+    let others = flags(interface)? & !RX_VLAN;
+    let mut wanted = Value {
+        cmd: SET_FLAGS,
+        data: others | if strip { RX_VLAN } else { 0 },
+    };
+    // SAFETY: `Value` is what this command reads.
+    unsafe { ask(interface, (&raw mut wanted).cast()) }
+}
+
+fn flags(interface: &str) -> Option<u32> {
     let mut flags = Value {
         cmd: GET_FLAGS,
         data: 0,
     };
     // SAFETY: `Value` is what this command reads and writes.
     unsafe { ask(interface, (&raw mut flags).cast()) }?;
-    Some(flags.data & RX_VLAN != 0)
+    Some(flags.data)
 }
 
 /// Has the kernel compute the checksums of all that goes out of an interface, and segment it, instead of leaving both to the
@@ -91,6 +107,7 @@ mod tests {
                 (super::receive_queues(name), super::strips_vlan_tags(name)),
                 (None, None)
             );
+            assert_eq!(super::strip_vlan_tags(name, false), None);
         }
     }
 }

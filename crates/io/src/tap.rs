@@ -6,6 +6,7 @@
 //! the sender's memory. The port is driven by one worker, as all ports.
 
 mod device;
+mod station;
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -17,9 +18,10 @@ use wire::virtio_net::{self, HDR_LEN_MRG};
 use wire::vxlan::Outer;
 
 pub use device::{TapError, TapOptions};
+pub use station::{Hear, Heard, TapUplink, TapVoice};
 
 use crate::deliver::{self, Accepts, Piece, Sink};
-use crate::frame::{Batch, Fault};
+use crate::frame::{BATCH, Batch, Fault};
 use crate::outer::{self, OuterSink};
 use crate::port::{PortError, RingState, TransmitError};
 
@@ -75,16 +77,35 @@ impl TapPort {
     }
 
     pub(crate) fn receive(&mut self, batch: &mut Batch) -> Result<usize, PortError> {
+        self.receive_sifted(batch, |_, _| true)
+    }
+
+    /// As [`receive`](Self::receive), but for frames that `keep` says no to; it may write to the device.
+    fn receive_sifted(
+        &mut self,
+        batch: &mut Batch,
+        mut keep: impl FnMut(&OwnedFd, &[u8]) -> bool,
+    ) -> Result<usize, PortError> {
         self.report()?;
         let Some(fd) = &self.fd else { return Ok(0) };
         let mut failure = None;
-        let mut count = 0;
+        let (mut count, mut sifted) = (0, 0);
         let mut header = [0; HDR_LEN_MRG];
         while batch.room() > 0 {
             let mut fault = false;
             let pushed = batch.push_with(|buffer| {
-                let mut parts = [IoSliceMut::new(&mut header), IoSliceMut::new(buffer)];
-                let len = rustix::io::readv(fd, &mut parts)?.saturating_sub(HDR_LEN_MRG);
+                let len = loop {
+                    let mut parts = [IoSliceMut::new(&mut header), IoSliceMut::new(buffer)];
+                    let len = rustix::io::readv(fd, &mut parts)?.saturating_sub(HDR_LEN_MRG);
+                    if len == 0 || keep(fd, &buffer[..len]) {
+                        break len;
+                    }
+                    sifted += 1;
+                    // Others wait for this worker, too: the rest with the next turn.
+                    if sifted == BATCH {
+                        break 0;
+                    }
+                };
                 let offload = virtio_net::decode(&header);
                 fault = offload.is_err();
                 Ok::<_, Errno>((len > 0).then(|| (len, offload.unwrap_or_default())))

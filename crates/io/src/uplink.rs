@@ -10,6 +10,7 @@ use wire::vxlan::Outer;
 use crate::frame::Batch;
 use crate::packet_socket::PacketPort;
 use crate::port::{PortError, RingState, TransmitError};
+use crate::tap::TapUplink;
 use crate::vhost::notifier;
 use crate::xsk::XskPort;
 
@@ -22,6 +23,8 @@ pub enum UplinkPort {
     Xsk(XskPort),
     /// A packet socket: the whole interface.
     Packet(PacketPort),
+    /// A TAP device: the kernel behind it is the wire.
+    Tap(TapUplink),
 }
 
 impl UplinkPort {
@@ -29,13 +32,14 @@ impl UplinkPort {
         match self {
             UplinkPort::Xsk(port) => port.receive(batch),
             UplinkPort::Packet(port) => port.receive(batch),
+            UplinkPort::Tap(port) => port.receive(batch),
         }
     }
 
     pub(crate) fn complete(&mut self, buffers: usize) {
         match self {
             UplinkPort::Xsk(port) => port.complete(buffers),
-            UplinkPort::Packet(_) => {}
+            UplinkPort::Packet(_) | UplinkPort::Tap(_) => {}
         }
     }
 
@@ -48,6 +52,7 @@ impl UplinkPort {
         match self {
             UplinkPort::Xsk(port) => port.transmit(batch, index, outer),
             UplinkPort::Packet(port) => port.transmit(batch, index, outer),
+            UplinkPort::Tap(port) => port.transmit(batch, index, outer),
         }
     }
 
@@ -55,6 +60,7 @@ impl UplinkPort {
         match self {
             UplinkPort::Xsk(port) => port.flush(),
             UplinkPort::Packet(port) => port.flush(),
+            UplinkPort::Tap(port) => port.flush(),
         }
     }
 
@@ -62,14 +68,14 @@ impl UplinkPort {
         match self {
             UplinkPort::Xsk(port) => port.arm(),
             // Its descriptor is readable whenever there is a frame.
-            UplinkPort::Packet(_) => false,
+            UplinkPort::Packet(_) | UplinkPort::Tap(_) => false,
         }
     }
 
     pub(crate) fn disarm(&mut self) {
         match self {
             UplinkPort::Xsk(port) => port.disarm(),
-            UplinkPort::Packet(_) => {}
+            UplinkPort::Packet(_) | UplinkPort::Tap(_) => {}
         }
     }
 
@@ -77,6 +83,7 @@ impl UplinkPort {
         match self {
             UplinkPort::Xsk(port) => port.kick_fd(),
             UplinkPort::Packet(port) => port.kick_fd(),
+            UplinkPort::Tap(port) => port.kick_fd(),
         }
     }
 
@@ -90,7 +97,7 @@ impl UplinkPort {
                     notifier::drain(kick);
                 }
             }
-            UplinkPort::Packet(_) => {}
+            UplinkPort::Packet(_) | UplinkPort::Tap(_) => {}
         }
     }
 
@@ -98,6 +105,7 @@ impl UplinkPort {
         match self {
             UplinkPort::Xsk(port) => port.is_up(),
             UplinkPort::Packet(port) => port.is_up(),
+            UplinkPort::Tap(port) => port.is_up(),
         }
     }
 
@@ -105,6 +113,7 @@ impl UplinkPort {
         match self {
             UplinkPort::Xsk(port) => port.mtu(),
             UplinkPort::Packet(port) => port.mtu(),
+            UplinkPort::Tap(port) => port.mtu(),
         }
     }
 
@@ -112,6 +121,7 @@ impl UplinkPort {
         match self {
             UplinkPort::Xsk(port) => port.ring_state(),
             UplinkPort::Packet(port) => port.ring_state(),
+            UplinkPort::Tap(port) => port.ring_state(),
         }
     }
 }
@@ -125,5 +135,11 @@ impl From<XskPort> for UplinkPort {
 impl From<PacketPort> for UplinkPort {
     fn from(port: PacketPort) -> Self {
         UplinkPort::Packet(port)
+    }
+}
+
+impl From<TapUplink> for UplinkPort {
+    fn from(port: TapUplink) -> Self {
+        UplinkPort::Tap(port)
     }
 }

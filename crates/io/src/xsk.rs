@@ -142,6 +142,11 @@ impl XskPort {
         self.mode
     }
 
+    /// The kernel does its part within our calls while the port is polled.
+    pub fn busy_polls(&self) -> bool {
+        self.busy_poll
+    }
+
     /// The UMEM lies in reserved huge pages.
     pub fn in_huge_pages(&self) -> bool {
         self.queue.umem.is_huge()

@@ -6,6 +6,7 @@
 
 mod joining;
 mod reserved;
+mod tap;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -22,6 +23,7 @@ use crate::interface::Mode;
 use crate::layout::{Counters, QUEUES, UPLINKS};
 use crate::plan::{Settings, Wanted, plan};
 use crate::program::{Groups, Program};
+use crate::station::Station;
 use joining::Active;
 use reserved::Reserved;
 
@@ -64,6 +66,10 @@ pub struct Engine {
     active: BTreeMap<u32, Active>,
     endpoints: Vec<(IpAddr, u16)>,
     reserved: Reserved,
+    /// We, on a TAP device.
+    station: Arc<Station>,
+    /// An interface has had one of our addresses, or has been named: from then on we wait for it to return.
+    found: bool,
     facts: Vec<Fact>,
     homeless: Vec<IpAddr>,
     looks: u32,
@@ -79,6 +85,7 @@ impl Engine {
         ports: Box<dyn Ports>,
     ) -> Engine {
         Engine {
+            station: Arc::new(Station::new(&settings.addresses, options.port)),
             settings,
             options,
             interfaces,
@@ -89,6 +96,7 @@ impl Engine {
             endpoints: Vec::new(),
             reserved: Reserved::new(options.port),
             facts: Vec::new(),
+            found: false,
             homeless: Vec::new(),
             looks: 0,
             stopped: false,
@@ -111,21 +119,23 @@ impl Engine {
             .iter()
             .filter_map(|wanted| Some((self.number(&wanted.name)?, wanted)))
             .collect();
-        let gone: Vec<u32> = self
-            .active
-            .keys()
-            .copied()
-            .filter(|number| !wanted.contains_key(number))
-            .collect();
+        self.found |= !plan.uplinks.is_empty();
+        let tap = self.settings.tap.clone().filter(|_| plan.nowhere && !self.found);
+        let tap = tap.and_then(|name| Some((self.number(&name)?, name)));
+        let is_gone =
+            |number: &u32| !wanted.contains_key(number) && tap.as_ref().is_none_or(|(tap, _)| tap != number);
+        let gone: Vec<u32> = self.active.keys().copied().filter(is_gone).collect();
         for number in gone {
             self.leave(number, "it has none of our addresses any more");
         }
-        let facts = wanted
+        let mut facts: Vec<Fact> = wanted
             .into_iter()
             .map(|(number, wanted)| self.follow(number, wanted))
             .collect();
+        facts.extend(tap.map(|(number, name)| self.follow_tap(number, &name, kernel)));
         if plan.homeless != self.homeless {
-            for ip in &plan.homeless {
+            let on_tap = facts.iter().any(|fact| fact.tap && fact.joined);
+            for ip in plan.homeless.iter().filter(|_| !on_tap) {
                 tracing::warn!(
                     "no interface has our address {ip}: hosts reach us there as soon as one has it"
                 );
@@ -163,11 +173,16 @@ impl Engine {
                     active.retry = true;
                     stale = true;
                 }
-                Mode::Packet { .. } => {}
+                Mode::Packet { .. } | Mode::Tap { .. } => {}
             }
         }
         let unjoined = self.facts.iter().any(|fact| !fact.joined && fact.ifindex != 0);
         stale || unjoined || !self.reserved.has_all()
+    }
+
+    /// We, on the TAP device: whoever looks for ways asks there for neighbours.
+    pub fn station(&self) -> Arc<Station> {
+        self.station.clone()
     }
 
     /// All uplinks as they were after the last [`reconcile`](Self::reconcile).

@@ -46,12 +46,19 @@ pub enum Mode {
         xdp: xdp::Mode,
         /// What was agreed with the driver about the sockets.
         sockets: XskMode,
+        /// The kernel does its part within our calls while a port is polled.
+        busy_polls: bool,
         /// What the driver said to native mode, where it is generic by necessity.
         why_generic: Option<String>,
     },
     /// By a packet socket: slower.
     Packet {
         /// What spoke against XDP.
+        why: String,
+    },
+    /// By a TAP device: there is no interface.
+    Tap {
+        /// What spoke against interfaces.
         why: String,
     },
 }
@@ -61,21 +68,30 @@ impl Mode {
     pub fn why(&self) -> &str {
         match self {
             Mode::Xdp { why_generic, .. } => why_generic.as_deref().unwrap_or(""),
-            Mode::Packet { why } => why,
+            Mode::Packet { why } | Mode::Tap { why } => why,
         }
     }
 }
 
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (xdp, sockets) = match self {
+        let (xdp, sockets, busy_polls) = match self {
             Mode::Packet { .. } => return f.write_str("packet socket"),
-            Mode::Xdp { xdp, sockets, .. } => (xdp, sockets),
+            Mode::Tap { .. } => return f.write_str("TAP"),
+            Mode::Xdp {
+                xdp,
+                sockets,
+                busy_polls,
+                ..
+            } => (xdp, sockets, busy_polls),
         };
         let copy = if sockets.zero_copy { "zero-copy" } else { "copy" };
         write!(f, "AF_XDP, {xdp} XDP, {copy}")?;
         if !sockets.multi_buffer {
             f.write_str(", single buffers")?;
+        }
+        if *busy_polls {
+            f.write_str(", busy polling")?;
         }
         Ok(())
     }
@@ -189,6 +205,7 @@ pub fn join_xdp(program: &Program, interfaces: &mut Interfaces, wish: &Wish) -> 
                 zero_copy: ports.iter().all(|port| port.mode().zero_copy),
                 multi_buffer: ports.iter().all(|port| port.mode().multi_buffer),
             },
+            busy_polls: ports.iter().all(XskPort::busy_polls),
             why_generic,
         },
         mtu_max: ports.iter().map(XskPort::mtu_max).min().unwrap_or(0),

@@ -5,7 +5,7 @@
 //! One XDP program ([`program`], `bpf/uplink.bpf.c`) runs on every uplink and sends VXLAN for our addresses to an AF_XDP socket on
 //! each receive queue; ssh, storage and the API's own connections go on as before. Each socket is an
 //! [`io::uplink::UplinkPort`] in the hands of one worker. Where an interface takes no program or no socket, a packet socket does the
-//! same more slowly.
+//! same more slowly. Where no interface has our address, a TAP device is made that does, with a [`Station`] on it.
 //!
 //! [`Engine`] keeps what is in line with what is wanted: `plan` says from the kernel's tables which interfaces are uplinks and where
 //! our addresses are, [`join`] and [`leave`] do it, and whatever changes (an interface goes and returns, an address moves, the
@@ -17,9 +17,11 @@ mod interface;
 pub mod layout;
 mod plan;
 mod program;
+mod station;
 
 pub use engine::{Engine, Options, Ports};
 pub use facts::Fact;
 pub use interface::{JoinError, Joined, Mode, Wish, join, join_packet, join_xdp, leave};
 pub use plan::Settings;
 pub use program::{Groups, Program, ProgramError};
+pub use station::Station;

@@ -14,6 +14,8 @@ pub struct Settings {
     pub addresses: Vec<IpAddr>,
     /// The interfaces (`--uplink`). None: those that have the addresses.
     pub interfaces: Vec<String>,
+    /// The TAP device to make while no interface is named and none has had an address. `None`: to wait for one.
+    pub tap: Option<String>,
 }
 
 /// One interface that is to be an uplink.
@@ -37,6 +39,8 @@ pub(crate) struct Plan {
     pub endpoints: Vec<(IpAddr, u16)>,
     /// Addresses that no interface has.
     pub homeless: Vec<IpAddr>,
+    /// No interface is named, and none has any of our addresses.
+    pub nowhere: bool,
 }
 
 /// Makes the plan.
@@ -49,7 +53,7 @@ pub(crate) fn plan(settings: &Settings, kernel: &Snapshot) -> Plan {
         }
     }
     for &ip in &settings.addresses {
-        match owner(kernel, ip) {
+        match owner(settings, kernel, ip) {
             None => plan.homeless.push(ip),
             Some(owner) => {
                 if settings.interfaces.is_empty() {
@@ -64,6 +68,7 @@ pub(crate) fn plan(settings: &Settings, kernel: &Snapshot) -> Plan {
             plan.add_endpoint(kernel, owner, ip);
         }
     }
+    plan.nowhere = settings.interfaces.is_empty() && plan.uplinks.is_empty() && !plan.homeless.is_empty();
     plan
 }
 
@@ -145,10 +150,11 @@ fn only_generic(kind: &str) -> Option<&'static str> {
     }
 }
 
-/// The interface that has an address.
-fn owner(kernel: &Snapshot, ip: IpAddr) -> Option<&Arc<Link>> {
-    let mut having = kernel.addresses.keys().filter(|(_, had)| *had == ip);
-    having.find_map(|(ifindex, _)| kernel.links.get(ifindex))
+/// The interface that has an address. What is on our own TAP device is at its other end, and no way out.
+fn owner<'a>(settings: &Settings, kernel: &'a Snapshot, ip: IpAddr) -> Option<&'a Arc<Link>> {
+    let having = kernel.addresses.keys().filter(|(_, had)| *had == ip);
+    let mut owners = having.filter_map(|(ifindex, _)| kernel.links.get(ifindex));
+    owners.find(|link| settings.tap.as_ref() != Some(&link.name))
 }
 
 /// What an interface's packets come in by, and in which VLAN: itself and none, or of a VLAN subinterface the one below it.

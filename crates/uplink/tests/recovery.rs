@@ -5,6 +5,7 @@ use std::net::{IpAddr, UdpSocket};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use testkit::PATIENCE;
 
 use butterfly_uplink::{Engine, Fact, Options, Ports, Settings};
 use io::frame::Batch;
@@ -39,8 +40,6 @@ struct World<'a> {
     held: Held,
 }
 
-const TIMEOUT: Duration = Duration::from_secs(10);
-
 impl World<'_> {
     fn new<'a>(ours: &'a Namespace, theirs: &'a Namespace, settings: Settings) -> World<'a> {
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -69,7 +68,7 @@ impl World<'_> {
 
     /// Lets the engine follow until the facts are as wished.
     fn until(&mut self, what: &str, wish: impl Fn(&[Fact]) -> bool) -> Vec<Fact> {
-        let deadline = Instant::now() + TIMEOUT;
+        let deadline = Instant::now() + PATIENCE;
         loop {
             self.poll_ports();
             self.engine.look();
@@ -98,7 +97,7 @@ impl World<'_> {
 
     /// Whether a datagram to the VXLAN port of `to`, sent over and over, reaches a port of ours.
     fn hears(&mut self, to: &str, len: usize) -> bool {
-        let deadline = Instant::now() + TIMEOUT;
+        let deadline = Instant::now() + PATIENCE;
         let mut batch = Batch::new();
         while Instant::now() < deadline {
             let to: IpAddr = to.parse().unwrap();
@@ -132,7 +131,7 @@ impl World<'_> {
     /// runs.
     fn shows_no_xdp(&self, device: &str) {
         let shown = || self.ours.ok(&format!("ip link show {device}"));
-        testkit::wait_for("the program to go", TIMEOUT, || {
+        testkit::wait_for("the program to go", PATIENCE, || {
             Ok((!shown()?.contains("xdp")).then_some(()))
         })
         .unwrap();
@@ -160,11 +159,16 @@ fn joined(facts: &[Fact]) -> bool {
 
 /// Runs a story in the namespace of a host of ours that has `settings`.
 fn story(addresses: &[&str], interfaces: &[&str], tell: impl FnOnce(&mut World<'_>) + Send) {
-    let (ours, theirs) = (Namespace::new().unwrap(), Namespace::new().unwrap());
     let settings = Settings {
         addresses: addresses.iter().map(|ip| ip.parse().unwrap()).collect(),
         interfaces: interfaces.iter().map(|name| (*name).to_owned()).collect(),
+        tap: None,
     };
+    with_settings(settings, tell);
+}
+
+fn with_settings(settings: Settings, tell: impl FnOnce(&mut World<'_>) + Send) {
+    let (ours, theirs) = (Namespace::new().unwrap(), Namespace::new().unwrap());
     ours.inside(|| {
         let mut world = World::new(&ours, &theirs, settings);
         tell(&mut world);
@@ -268,6 +272,65 @@ fn an_address_goes_to_another_interface() {
         );
         world.engine.stop();
         world.shows_no_xdp("eth1");
+    });
+}
+
+#[test]
+fn a_tap_device_until_an_interface_has_the_address() {
+    let settings = Settings {
+        addresses: vec!["192.0.2.1".parse().unwrap()],
+        interfaces: Vec::new(),
+        tap: Some("butterfly0".to_owned()),
+    };
+    with_settings(settings, |world| {
+        let facts = world.until("TAP device", |facts| joined(facts) && facts[0].ifindex != 0);
+        let fact = &facts[0];
+        assert_eq!(
+            (fact.interface.as_str(), fact.mode.as_str(), fact.why.as_str()),
+            (
+                "butterfly0",
+                "TAP",
+                "no interface is named, and none has 192.0.2.1"
+            )
+        );
+        assert_eq!((facts.len(), world.ports(), fact.tap), (1, 1, true));
+        // Joined to a network as a virtual machine's would be; who asks for our address there is answered.
+        let join = "ip link set butterfly0 master br0";
+        lay_wire(world.ours, world.theirs, "eth0", 1);
+        world
+            .ours
+            .ok(&format!(
+                "ip link add br0 type bridge && ip link set br0 up && ip link set eth0 master br0 && {join}"
+            ))
+            .unwrap();
+        assert!(world.hears("192.0.2.1", 1400));
+        // Its MTU is followed, and so is its state; when it is removed there is another.
+        world.ours.ok("ip link set butterfly0 mtu 1300").unwrap();
+        world.until("another MTU", |facts| facts[0].mtu == 1300);
+        world.ours.ok("ip link set butterfly0 down").unwrap();
+        world.until("link down", |facts| facts[0].joined && !facts[0].up);
+        let first = world.ours.ifindex("butterfly0").unwrap();
+        world.ours.ok("ip link del butterfly0").unwrap();
+        world.until("the next", |facts| {
+            joined(facts) && ![0, first].contains(&facts[0].ifindex)
+        });
+        world.ours.ok(join).unwrap();
+        assert!(world.hears("192.0.2.1", 1400));
+
+        world.ours.ok("ip addr add 192.0.2.1/24 dev br0").unwrap();
+        let facts = world.until("interface", |facts| joined(facts) && facts[0].interface == "br0");
+        assert_eq!((facts.len(), facts[0].tap), (1, false));
+        testkit::wait_for("the TAP device to go", PATIENCE, || {
+            Ok((!world.ours.succeeds("ip link show butterfly0")?).then_some(()))
+        })
+        .unwrap();
+        // Who knew it there would find out by itself, some seconds later.
+        world.theirs.ok("ip neigh flush dev far").unwrap();
+        assert!(world.hears("192.0.2.1", 1400));
+        // It has had one: that is waited for.
+        world.ours.ok("ip addr del 192.0.2.1/24 dev br0").unwrap();
+        world.until("end of it", <[Fact]>::is_empty);
+        assert!(!world.ours.succeeds("ip link show butterfly0").unwrap());
     });
 }
 

@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use testkit::PATIENCE;
 
 use butterfly_uplink::{JoinError, Joined, Mode, Program, Wish, join, join_packet, join_xdp, leave};
 use io::frame::Batch;
@@ -320,12 +321,7 @@ fn a_large_frame_arrives_as_the_datagrams_it_stands_for() {
     }
     leave(&guest.program, &mut guest.interfaces, guest.ifindex);
     let is_gone = || Ok((!hosts.ours.ok("ip link show eth0")?.contains("xdp")).then_some(()));
-    testkit::wait_for(
-        "the interface to be the kernel's again",
-        Duration::from_secs(5),
-        is_gone,
-    )
-    .unwrap();
+    testkit::wait_for("the interface to be the kernel's again", PATIENCE, is_gone).unwrap();
 }
 
 #[test]
@@ -381,7 +377,7 @@ fn the_kernel_s_traffic_is_untouched_while_the_tunnel_is_full() {
     let hosts = Hosts::new(1500, 1);
     let server = hosts.ours.start("iperf3", "iperf3 -s").unwrap();
     let listens = || Ok(hosts.ours.ok("ss -ltn")?.contains(":5201").then_some(()));
-    testkit::wait_for("iperf3 to listen", Duration::from_secs(10), listens).unwrap();
+    testkit::wait_for("iperf3 to listen", PATIENCE, listens).unwrap();
     let guest = while_serving(&hosts, None, join_xdp, || {
         let flood = hosts
             .theirs
@@ -394,13 +390,13 @@ fn the_kernel_s_traffic_is_untouched_while_the_tunnel_is_full() {
             count.trim().parse::<u64>().map_err(|e| format!("{count}: {e}"))
         };
         let more_than = |count| move || Ok((echoes()? > count).then_some(()));
-        testkit::wait_for("a flood", Duration::from_secs(20), more_than(100)).unwrap();
+        testkit::wait_for("a flood", PATIENCE, more_than(100)).unwrap();
         hosts
             .theirs
             .ok("iperf3 -c 192.0.2.1 -n 50M --connect-timeout 5000")
             .unwrap();
         let so_far = echoes().unwrap();
-        testkit::wait_for("the flood to go on", Duration::from_secs(20), more_than(so_far)).unwrap();
+        testkit::wait_for("the flood to go on", PATIENCE, more_than(so_far)).unwrap();
         drop(flood);
     });
     drop(server);
@@ -414,10 +410,10 @@ fn a_process_that_is_killed_leaves_nothing_behind() {
     let words = format!("{} --exact --ignored --nocapture hold_for_ever", exe.display());
     let mut holder = hosts.ours.start("holder", &words).unwrap();
     let has_program = || Ok(hosts.ours.ok("ip link show eth0")?.contains("xdp").then_some(()));
-    testkit::wait_for("the program", Duration::from_secs(20), has_program).unwrap();
+    testkit::wait_for("the program", PATIENCE, has_program).unwrap();
     holder.kill();
     let is_gone = || Ok(has_program()?.is_none().then_some(()));
-    testkit::wait_for("the program to go", Duration::from_secs(5), is_gone).unwrap();
+    testkit::wait_for("the program to go", PATIENCE, is_gone).unwrap();
     // And the queue is free for the next one.
     let guest = while_serving(&hosts, None, join_xdp, || ping_all(&hosts));
     assert!(guest.taken[0] > 0);

@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::json;
 
 use super::nic_state::read_file;
-use super::service_options::key_words;
+use super::service_words::key_words;
 use crate::error::Error;
 use crate::json;
 use crate::session::Session;

@@ -1,4 +1,4 @@
-//! A stream of the daemon's events, one a line: what `watch` and `service watch` share.
+//! A stream of the daemon's events, one a line: what `watch`, `service watch` and `router watch` share.
 
 use clap::Args;
 use prost::Message;
@@ -17,28 +17,31 @@ pub struct EventArgs {
     pub snapshot: bool,
     /// End after so many events
     #[arg(short = 'n', long, value_name = "EVENTS")]
-    count: Option<u64>,
+    pub count: Option<u64>,
 }
 
 impl EventArgs {
     /// Prints events as they come, each as `line` says it or as the message `name` in JSON, until the stream ends or there
-    /// were enough.
+    /// were enough. Those without a line are left out.
     pub async fn print<E: Message + Default>(
         &self,
         v1: &V1,
         out: &mut Output,
         mut events: Streaming<E>,
         name: &str,
-        line: impl Fn(&E) -> String,
+        line: impl Fn(&E) -> Option<String>,
     ) -> Result<(), Error> {
         let mut left = self.count;
         while left != Some(0) {
             let Some(event) = v1.next(&mut events).await? else {
                 break;
             };
+            let Some(line) = line(&event) else {
+                continue;
+            };
             match out.json {
                 true => out.value_line(&json::full(name, &event))?,
-                false => out.text(&line(&event))?,
+                false => out.text(&line)?,
             }
             out.flush()?;
             left = left.map(|left| left - 1);

@@ -15,7 +15,7 @@ pub enum NetworkCommand {
     /// List the networks that a NIC, an endpoint or a binding is in, or of which something is said
     #[command(after_help = "Example:\n  butterfly network list")]
     List,
-    /// Show how networks work, and who is in them
+    /// Show how networks work, who is in them, and which MACs were learnt
     #[command(after_help = "Example:\n  butterfly network show 42")]
     Show(Vnis),
     /// Say how networks work; what is not said follows from who is known of them
@@ -180,7 +180,19 @@ fn lines(network: &v1::NetworkStatus) -> Vec<(&'static str, String)> {
     ];
     let endpoints = network.endpoint_addresses.iter();
     lines.extend(endpoints.map(|address| ("endpoint", address.clone())));
+    lines.extend(network.learned.iter().map(|mac| ("learnt", learned(mac))));
     lines
+}
+
+/// `52:54:00:00:00:02 at 192.0.2.2, 12 s ago`.
+fn learned(learned: &v1::LearnedMac) -> String {
+    use v1::learned_mac::Place;
+    let place = match &learned.place {
+        Some(Place::Endpoint(address)) => format!("at {address}"),
+        Some(Place::Nic(nic)) => format!("behind NIC {nic}"),
+        None => "behind a NIC that is gone".to_owned(),
+    };
+    format!("{} {place}, {} s ago", learned.mac, learned.age_secs)
 }
 
 fn learning(network: &v1::NetworkStatus) -> &'static str {
@@ -222,6 +234,18 @@ mod tests {
             from_anybody: true,
             nics: 2,
             endpoint_addresses: vec!["10.0.0.2".into()],
+            learned: vec![
+                v1::LearnedMac {
+                    mac: "52:54:00:00:00:02".into(),
+                    place: Some(v1::learned_mac::Place::Endpoint("10.0.0.2".into())),
+                    age_secs: 12,
+                },
+                v1::LearnedMac {
+                    mac: "52:54:00:00:00:03".into(),
+                    place: Some(v1::learned_mac::Place::Nic("vm-1".into())),
+                    age_secs: 0,
+                },
+            ],
             ..Default::default()
         };
         let lines: Vec<String> = lines(&network)
@@ -238,6 +262,8 @@ mod tests {
                 "nics: 2",
                 "bindings: 0",
                 "endpoint: 10.0.0.2",
+                "learnt: 52:54:00:00:00:02 at 10.0.0.2, 12 s ago",
+                "learnt: 52:54:00:00:00:03 behind NIC vm-1, 0 s ago",
             ]
         );
     }

@@ -56,7 +56,7 @@ pub struct NicAdd {
     #[arg(long)]
     mac: String,
     /// The virtual network; NICs hear each other in the same network only
-    #[arg(long, value_parser = clap::value_parser!(u32).range(..1 << 24))]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(..=0xff_ffff))]
     vni: u32,
     /// What the NIC attaches to
     #[arg(long = "type", ignore_case = true, default_value = "vhost-user-server")]

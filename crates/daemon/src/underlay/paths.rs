@@ -112,6 +112,22 @@ pub fn to_group(group: IpAddr, homes: &[Home], facts: &[Fact], kernel: &Snapshot
     })
 }
 
+/// The way to an endpoint or a group over the TAP device, where it has this MAC. None without an address of ours of its family.
+pub fn over_tap(target: IpAddr, mac: Mac, tap: &Fact) -> Option<Hop> {
+    let mut ours = tap.addresses.iter().copied();
+    let source = ours.find(|ip| ip.is_ipv4() == target.is_ipv4())?;
+    let hop = Hop {
+        uplink: PortSlot::uplink(tap.number),
+        src_mac: tap.mac?,
+        dst_mac: mac,
+        vlan: None,
+        source,
+        mtu: tap.mtu.min(u16::MAX.into()) as u16,
+        weight: 1,
+    };
+    carries(hop).filter(|_| tap.up)
+}
+
 /// The uplink that an interface is, or is a VLAN of: with its MAC, VLAN and MTU.
 fn outgoing<'a>(
     ifindex: u32,
@@ -139,7 +155,7 @@ fn overhead(ipv4: bool) -> u32 {
 }
 
 /// Where packets to a group go on Ethernet (RFC 1112 section 6.4, RFC 2464 section 7).
-fn group_mac(group: IpAddr) -> Mac {
+pub fn group_mac(group: IpAddr) -> Mac {
     match group {
         IpAddr::V4(ip) => {
             let [_, b, c, d] = ip.octets();

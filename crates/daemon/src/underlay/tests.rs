@@ -77,6 +77,7 @@ fn fact() -> Fact {
         queues: 1,
         mtu: 1500,
         up: true,
+        tap: false,
         mac: Some(mac(1)),
         addresses: vec![OURS],
     }

@@ -14,6 +14,7 @@ fn a_line_says_what_is_in_force_and_why() {
         queues: 1,
         mtu: 1500,
         up,
+        tap: false,
         mac: None,
         addresses: Vec::new(),
     };
@@ -29,6 +30,10 @@ fn a_line_says_what_is_in_force_and_why() {
         (
             fact(true, false, "AF_XDP, native XDP, copy", ""),
             "eth1: link down",
+        ),
+        (
+            fact(true, true, "TAP", "no interface has 192.0.2.1"),
+            "eth1: TAP (no interface has 192.0.2.1)",
         ),
         (
             fact(false, false, "", "there is no interface 'eth1'"),

@@ -8,6 +8,8 @@ use wire::Vni;
 
 use super::convert::overlay as convert;
 use super::render;
+use super::service::refused;
+use crate::app::App;
 
 /// A stream of which every item is there already.
 pub type Items<T> = tokio_stream::Iter<std::vec::IntoIter<Result<T, Status>>>;
@@ -59,9 +61,16 @@ pub fn networks(control: &Controller) -> Items<v1::NetworkStatus> {
     )
 }
 
-/// One network, with the addresses of its endpoints.
-pub fn network(control: &Controller, vni: u32) -> Result<v1::NetworkStatus, Error> {
-    Ok(shown(control, convert::vni(vni)?))
+/// One network, with the addresses of its endpoints and what was learnt in it.
+pub fn network(app: &App, control: &Controller, vni: u32) -> Result<v1::NetworkStatus, Status> {
+    let vni = convert::vni(vni).map_err(refused)?;
+    let learned = app.workers.switch().learned(vni);
+    let learned = learned.map_err(|gone| Status::unavailable(gone.to_string()))?;
+    let names = control.nics_by_uid();
+    Ok(v1::NetworkStatus {
+        learned: learned.iter().map(|mac| render::learned(mac, &names)).collect(),
+        ..shown(control, vni)
+    })
 }
 
 pub fn put_network(control: &mut Controller, network: v1::Network) -> Result<v1::NetworkStatus, Error> {

@@ -2,7 +2,9 @@
 
 mod overlay;
 
-pub use overlay::{binding, binding_key, bindings_response, endpoint_status, network, network_status};
+pub use overlay::{
+    binding, binding_key, bindings_response, endpoint_status, learned, network, network_status,
+};
 
 use std::net::IpAddr;
 

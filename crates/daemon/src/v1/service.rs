@@ -293,7 +293,7 @@ impl Butterfly for Service {
     }
 
     async fn get_network(&self, request: Request<v1::GetNetworkRequest>) -> Answer<v1::NetworkStatus> {
-        self.control(move |control| overlay::network(control, request.get_ref().vni))
+        self.operate(move |app, control| overlay::network(app, control, request.get_ref().vni))
             .await
     }
 

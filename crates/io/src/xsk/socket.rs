@@ -120,6 +120,8 @@ fn attempt(ifindex: u32, queue: u32, umem: &Arc<Umem>, mode: XskMode) -> Result<
     sockopt::set_xdp_umem_completion_ring_size(&socket, size)?;
     sockopt::set_xdp_rx_ring_size(&socket, size)?;
     sockopt::set_xdp_tx_ring_size(&socket, size)?;
+    // Else copy mode sends 32 frames a call. Kernels before 6.17 do not know it.
+    let _ = set_int(socket.as_fd(), libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET, size as i32);
     let offsets = sockopt::xdp_mmap_offsets(&socket)?;
     let fd = socket.as_fd();
     let rings = Rings {
@@ -161,17 +163,23 @@ pub(super) fn prefer_busy_poll(socket: BorrowedFd<'_>, on: bool) -> bool {
     const SO_PREFER_BUSY_POLL: i32 = 69;
     const SO_BUSY_POLL_BUDGET: i32 = 70;
     let micros = if on { 20 } else { 0 };
-    let set = |option: i32, value: i32| {
-        // SAFETY: the value is an int that lives as long as the call, as these options take it.
-        unsafe {
-            libc::setsockopt(
-                socket.as_raw_fd(),
-                libc::SOL_SOCKET,
-                option,
-                (&raw const value).cast(),
-                size_of::<i32>() as libc::socklen_t,
-            ) == 0
-        }
-    };
+    let set = |option: i32, value: i32| set_int(socket, libc::SOL_SOCKET, option, value);
     set(SO_PREFER_BUSY_POLL, i32::from(on)) && set(SO_BUSY_POLL, micros) && set(SO_BUSY_POLL_BUDGET, 64)
+}
+
+/// linux/if_xdp.h, since 6.17: frames that one call sends in copy mode, up to the ring's size.
+const XDP_MAX_TX_SKB_BUDGET: i32 = 9;
+
+/// Sets an option that is an int. Says whether the kernel took it.
+fn set_int(socket: BorrowedFd<'_>, level: i32, option: i32, value: i32) -> bool {
+    // SAFETY: the value is an int that lives as long as the call, as these options take it.
+    unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            option,
+            (&raw const value).cast(),
+            size_of::<i32>() as libc::socklen_t,
+        ) == 0
+    }
 }

@@ -87,7 +87,7 @@ fn books(port: &Port) -> (usize, usize) {
     match port {
         Port::Uplink(uplink) => match &**uplink {
             UplinkPort::Xsk(xsk) => xsk.queue.books(),
-            UplinkPort::Packet(_) => unreachable!("made here"),
+            UplinkPort::Packet(_) | UplinkPort::Tap(_) => unreachable!("made here"),
         },
         _ => unreachable!("made here"),
     }

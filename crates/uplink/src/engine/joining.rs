@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use io::ethtool;
 use io::port::Port;
 use io::xsk::{Link, XskHandle};
 
@@ -13,7 +14,7 @@ use crate::plan::Wanted;
 /// An interface that is joined.
 pub(super) struct Active {
     ifindex: u32,
-    link: Arc<Link>,
+    pub link: Arc<Link>,
     pub mode: Mode,
     pub queues: u16,
     mtu_max: u32,
@@ -37,6 +38,7 @@ impl Engine {
             queues: 0,
             mtu: 0,
             up: false,
+            tap: false,
             mac: None,
             addresses: wanted.addresses.clone(),
         };
@@ -78,9 +80,32 @@ impl Engine {
             fact.joined = true;
             fact.mode = active.mode.to_string();
             fact.why = active.mode.why().to_owned();
+            if let Some(remark) = self.hidden_tags(wanted, &active.mode) {
+                let known = |known: &Fact| known.number == number && known.why.contains(&remark);
+                if !self.facts.iter().any(known) {
+                    tracing::warn!("uplink '{}': {remark}", wanted.name);
+                }
+                fact.why = match fact.why.as_str() {
+                    "" => remark,
+                    why => format!("{why}; {remark}"),
+                };
+            }
             fact.queues = u32::from(active.queues);
         }
         fact
+    }
+
+    /// What is to be said of a NIC that takes VLAN tags out before XDP sees them, when an address of ours is in a VLAN. A packet
+    /// socket gets them back.
+    fn hidden_tags(&self, wanted: &Wanted, mode: &Mode) -> Option<String> {
+        let mut here = self.endpoints.iter();
+        let (_, vlan) = here.find(|(ip, vlan)| *vlan != 0 && wanted.addresses.contains(ip))?;
+        let strips = || ethtool::strips_vlan_tags(&wanted.name) == Some(true);
+        let hidden = matches!(mode, Mode::Xdp { .. }) && strips();
+        hidden.then(|| {
+            let name = &wanted.name;
+            format!("it hides the tags of VLAN {vlan} from XDP: ethtool -K {name} rxvlan off")
+        })
     }
 
     /// Joins in the best way there is.
@@ -94,7 +119,7 @@ impl Engine {
                 interface::join(program, &mut interfaces, &wish, self.options.port).map_err(|e| e.to_string())
             }
         };
-        self.install(number, wanted, &wish, joined?)
+        self.install(number, wanted.only_generic, &wish, joined?)
     }
 
     /// Tries XDP in the place of a packet socket; what is stays when it is refused again.
@@ -106,7 +131,7 @@ impl Engine {
         let joined = interface::join_xdp(program, &mut lock(&self.interfaces), &wish);
         let Ok(joined) = joined else { return Ok(()) };
         self.leave(number, "XDP is possible now");
-        self.install(number, wanted, &wish, joined)
+        self.install(number, wanted.only_generic, &wish, joined)
     }
 
     fn wish(&self, wanted: &Wanted, number: u32, link: &netlink::Link) -> Wish {
@@ -122,14 +147,21 @@ impl Engine {
         }
     }
 
-    fn install(&mut self, number: u32, wanted: &Wanted, wish: &Wish, joined: Joined) -> Result<(), String> {
+    /// Gives the ports to the workers. `only_generic`: why native mode was not asked for.
+    pub(super) fn install(
+        &mut self,
+        number: u32,
+        only_generic: Option<&str>,
+        wish: &Wish,
+        joined: Joined,
+    ) -> Result<(), String> {
         let Joined {
             ports,
             sockets,
             mut mode,
             mtu_max,
         } = joined;
-        if let (Mode::Xdp { why_generic, .. }, Some(why)) = (&mut mode, wanted.only_generic) {
+        if let (Mode::Xdp { why_generic, .. }, Some(why)) = (&mut mode, only_generic) {
             *why_generic = Some(why.to_owned());
         }
         let queues = ports.len() as u16;
@@ -140,7 +172,7 @@ impl Engine {
         let mtu = wish.link.mtu();
         tracing::info!(
             "uplink '{}' is joined: {mode}, {queues} queue(s), MTU {mtu}{remark}",
-            wanted.name
+            wish.name
         );
         let active = Active {
             ifindex: wish.ifindex,
@@ -174,6 +206,9 @@ impl Engine {
         }
         for queue in 0..active.queues {
             self.ports.detach(number, queue);
+        }
+        if let Mode::Tap { .. } = active.mode {
+            self.station.close();
         }
     }
 }

@@ -69,6 +69,7 @@ fn planned(interfaces: &[&str], addresses: &[&str]) -> (Vec<String>, String) {
     let settings = Settings {
         addresses: addresses.iter().map(|ip| ip.parse().unwrap()).collect(),
         interfaces: interfaces.iter().map(|name| (*name).to_owned()).collect(),
+        tap: None,
     };
     let plan = plan(&settings, &kernel());
     let show = |wanted: &Wanted| match &wanted.link {
@@ -149,6 +150,7 @@ fn a_bond_is_for_generic_mode() {
     let settings = Settings {
         addresses: Vec::new(),
         interfaces: vec!["bond0".to_owned(), "eth0".to_owned()],
+        tap: None,
     };
     let generic: Vec<bool> = plan(&settings, &kernel())
         .uplinks
@@ -156,4 +158,26 @@ fn a_bond_is_for_generic_mode() {
         .map(|wanted| wanted.only_generic.is_some())
         .collect();
     assert_eq!(generic, [true, false]);
+}
+
+#[test]
+fn what_is_on_our_own_tap_device_is_nowhere() {
+    let nowhere = |interfaces: &[&str], address: &str, tap: &str| {
+        let settings = Settings {
+            addresses: vec![address.parse().unwrap()],
+            interfaces: interfaces.iter().map(|name| (*name).to_owned()).collect(),
+            tap: Some(tap.to_owned()),
+        };
+        plan(&settings, &kernel()).nowhere
+    };
+    assert!(!nowhere(&[], "192.0.2.1", "butterfly0"));
+    assert!(nowhere(&[], "192.0.2.99", "butterfly0"));
+    assert!(
+        nowhere(&[], "192.0.2.1", "eth0"),
+        "the device's own, as somebody else set it up"
+    );
+    assert!(
+        !nowhere(&["gone0"], "192.0.2.99", "butterfly0"),
+        "it was said which"
+    );
 }

@@ -1,11 +1,15 @@
 //! Endpoints, networks and bindings of the model to v1's, and what changes about them.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use api::v1;
 use api::v1::change::{Action, Subject};
-use control::model::{Binding, BindingKey, Endpoint, Flood, Membership, NetworkOptions, multicast_group};
+use control::model::{
+    Binding, BindingKey, Endpoint, Flood, Membership, NetworkOptions, NicId, multicast_group,
+};
 use control::{Diff, EndpointStatus, NetworkStatus};
+use dataplane::{LearnedMac, Place, PortUid};
 
 use super::field;
 
@@ -61,6 +65,20 @@ pub fn network_status(status: &NetworkStatus, ipv6: bool) -> v1::NetworkStatus {
         endpoints: status.endpoints as u32,
         bindings: status.bindings as u32,
         endpoint_addresses: vec![],
+        learned: vec![],
+    }
+}
+
+/// A MAC that was learnt. One behind a NIC that is gone by now is nowhere.
+pub fn learned(learned: &LearnedMac, names: &BTreeMap<PortUid, NicId>) -> v1::LearnedMac {
+    use v1::learned_mac::Place as Shown;
+    v1::LearnedMac {
+        mac: learned.mac.to_string(),
+        place: match learned.place {
+            Place::Endpoint(address) => Some(Shown::Endpoint(address.to_string())),
+            Place::Nic(_, uid) => names.get(&uid).map(|nic| Shown::Nic(nic.to_string())),
+        },
+        age_secs: learned.age_secs,
     }
 }
 

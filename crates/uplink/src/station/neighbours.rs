@@ -1,0 +1,170 @@
+//! Whose MAC is whose on a wire where we are a station of our own: ARP (RFC 826) and neighbour discovery (RFC 4861), as far as
+//! somebody needs them who only ever speaks with those that it was told of. Pure: no socket, no clock.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use wire::parse::{L4, Net, Packet};
+use wire::{Mac, build, nd};
+
+/// Neighbours that are looked for at most; more are not found.
+const MOST: usize = 1 << 15;
+/// The same question is asked so often.
+const ASK_EVERY: Duration = Duration::from_secs(1);
+/// Who was not heard of for so long is asked for again, and after so long not believed to be there.
+const FRESH: Duration = Duration::from_secs(20);
+const FORGET: Duration = Duration::from_secs(60);
+
+/// The table.
+#[derive(Debug)]
+pub(super) struct Neighbours {
+    mac: Mac,
+    /// Our own.
+    pub addresses: Vec<IpAddr>,
+    /// Those who were looked for.
+    known: BTreeMap<IpAddr, Known>,
+}
+
+#[derive(Debug)]
+struct Known {
+    /// When somebody last wanted to know.
+    wanted: Instant,
+    asked: Option<Instant>,
+    /// Where it is, and when it said so last.
+    heard: Option<(Mac, Instant)>,
+}
+
+/// Whole UDP packets to the tunnels' port.
+pub(super) fn is_tunnel(packet: &Packet, port: u16) -> bool {
+    packet.ip().is_some_and(|ip| {
+        ip.fragment.is_none() && matches!(ip.l4_info, L4::Udp { dport, .. } if dport == port)
+    })
+}
+
+impl Neighbours {
+    pub fn new(mac: Mac, addresses: &[IpAddr]) -> Neighbours {
+        Neighbours {
+            mac,
+            addresses: addresses.to_vec(),
+            known: BTreeMap::new(),
+        }
+    }
+
+    /// Nobody is known any more.
+    pub fn forget(&mut self) {
+        self.known.clear();
+    }
+
+    /// What switches and neighbours are told when we come: who has our addresses.
+    pub fn announcements(&self) -> Vec<Vec<u8>> {
+        let of = |ip: &IpAddr| match *ip {
+            IpAddr::V4(ip) => build::arp_request(self.mac, ip, ip),
+            IpAddr::V6(ip) => build::neighbour_advertisement(self.mac, ip, nd::ALL_NODES_MAC, nd::ALL_NODES),
+        };
+        self.addresses.iter().map(of).collect()
+    }
+
+    /// Where somebody is, and the question to ask if that is to be found out, or found out again.
+    pub fn find(&mut self, neighbour: IpAddr, now: Instant) -> (Option<Mac>, Option<Vec<u8>>) {
+        if self.known.len() >= MOST && !self.known.contains_key(&neighbour) {
+            self.known
+                .retain(|_, known| now.duration_since(known.wanted) < FORGET);
+            if self.known.len() >= MOST {
+                return (None, None);
+            }
+        }
+        let known = self.known.entry(neighbour).or_insert(Known {
+            wanted: now,
+            asked: None,
+            heard: None,
+        });
+        known.wanted = now;
+        known.heard = known
+            .heard
+            .filter(|(_, heard)| now.duration_since(*heard) < FORGET);
+        let is_fresh = known
+            .heard
+            .is_some_and(|(_, heard)| now.duration_since(heard) < FRESH);
+        let lately = known
+            .asked
+            .is_some_and(|asked| now.duration_since(asked) < ASK_EVERY);
+        let mac = known.heard.map(|(mac, _)| mac);
+        if is_fresh || lately {
+            return (mac, None);
+        }
+        known.asked = Some(now);
+        (mac, self.question(neighbour))
+    }
+
+    /// Asked by our address of the same family; without one there is nobody to answer to.
+    fn question(&self, neighbour: IpAddr) -> Option<Vec<u8>> {
+        self.addresses.iter().find_map(|ours| match (*ours, neighbour) {
+            (IpAddr::V4(ours), IpAddr::V4(target)) => Some(build::arp_request(self.mac, ours, target)),
+            (IpAddr::V6(ours), IpAddr::V6(target)) => {
+                Some(build::neighbour_solicitation(self.mac, ours, target))
+            }
+            _ => None,
+        })
+    }
+
+    /// A frame to us or to everybody: the answer to it, if it asks for an address of ours; true when it says that somebody who was
+    /// looked for is where he was not before.
+    pub fn hear(&mut self, frame: &[u8], packet: &Packet, now: Instant) -> (Option<Vec<u8>>, bool) {
+        match packet.net {
+            Net::Arp(arp) => {
+                let moved = self.note(arp.sender_ip.into(), arp.sender_mac, now);
+                let asked =
+                    arp.op == 1 && arp.sender_ip != arp.target_ip && self.is_ours(arp.target_ip.into());
+                let answer =
+                    asked.then(|| build::arp_reply(self.mac, arp.target_ip, arp.sender_mac, arp.sender_ip));
+                (answer, moved)
+            }
+            Net::Ip(ip) => match nd::parse(frame, &ip) {
+                Ok(Some(message)) => self.hear_nd(&message, ip.src(), packet.src, now),
+                _ => (None, false),
+            },
+            Net::Other => (None, false),
+        }
+    }
+
+    fn hear_nd(&mut self, message: &nd::Nd, src: IpAddr, from: Mac, now: Instant) -> (Option<Vec<u8>>, bool) {
+        match message.kind {
+            nd::NdKind::NeighbourAdvertisement { target, .. } => {
+                let mac = message.target_link.unwrap_or(from);
+                (None, self.note(target.into(), mac, now))
+            }
+            nd::NdKind::NeighbourSolicitation { target } => {
+                let moved = message.source_link.is_some_and(|mac| self.note(src, mac, now));
+                let IpAddr::V6(asker) = src else {
+                    return (None, moved);
+                };
+                let answer = self.is_ours(target.into()).then(|| match asker.is_unspecified() {
+                    // Somebody wants to have our address (RFC 4862): it is taken.
+                    true => {
+                        build::neighbour_advertisement(self.mac, target, nd::ALL_NODES_MAC, nd::ALL_NODES)
+                    }
+                    false => build::neighbour_advertisement(self.mac, target, from, asker),
+                });
+                (answer, moved)
+            }
+            _ => (None, false),
+        }
+    }
+
+    fn is_ours(&self, ip: IpAddr) -> bool {
+        self.addresses.contains(&ip)
+    }
+
+    /// Notes where somebody is, if he was looked for. True when that was not known.
+    fn note(&mut self, ip: IpAddr, mac: Mac, now: Instant) -> bool {
+        let Some(known) = self.known.get_mut(&ip).filter(|_| !mac.is_multicast()) else {
+            return false;
+        };
+        let before = known.heard.replace((mac, now));
+        before.map(|(mac, _)| mac) != Some(mac)
+    }
+}
+
+#[cfg(test)]
+mod tests;
