@@ -169,6 +169,91 @@ func TestAWholeConfigurationComesBackAsItWas(t *testing.T) {
 	}
 }
 
+func TestInterfacesAreTakenAndGivenBack(t *testing.T) {
+	client := dial(t)
+	name := os.Getenv("BUTTERFLY_INTERFACE")
+	if name == "" {
+		t.Skip("BUTTERFLY_INTERFACE names no interface of the daemon's host that may be balanced on")
+	}
+	want(t, client.ReattachBPF(name), codes.NotFound, name)
+	want(t, client.RemoveInterface(name), codes.NotFound, name)
+	_, err := client.CreateInterface(Interface{Name: "nosuch0"})
+	want(t, err, codes.FailedPrecondition, "nosuch0")
+
+	got, err := client.CreateInterface(Interface{Name: name, Mode: Generic})
+	ok(t, err)
+	expected := Interface{Name: name, Mode: Generic}
+	if got != expected {
+		t.Fatalf("the interface is %+v", got)
+	}
+	ok(t, client.ReattachBPF(name))
+	all, err := client.Interfaces()
+	ok(t, err)
+	if !reflect.DeepEqual(all, []Interface{expected}) {
+		t.Fatalf("interfaces are %+v", all)
+	}
+	info, err := client.Info()
+	ok(t, err)
+	if !reflect.DeepEqual(info.Interfaces, []string{name}) {
+		t.Fatalf("info is %+v", info)
+	}
+	ok(t, client.RemoveInterface(name))
+	all, err = client.Interfaces()
+	ok(t, err)
+	if len(all) != 0 {
+		t.Fatalf("interfaces are left: %+v", all)
+	}
+}
+
+func TestVIPsAreThoseOfTheServices(t *testing.T) {
+	client := dial(t)
+	required := uint32(1)
+	web := Service{Address: addr("192.168.101.1"), Protocol: TCP, Port: 80, Required: &required}
+	other := Service{Address: addr("192.168.101.2"), Protocol: UDP, Port: 53, Required: &required}
+	ok(t, client.SetService(web, Destination{Address: addr("10.1.2.10"), Weight: 1}))
+	ok(t, client.SetService(other))
+	vips, err := client.VIPs()
+	ok(t, err)
+	if !reflect.DeepEqual(vips, []VIP{{Address: web.Address, Announced: true}, {Address: other.Address}}) {
+		t.Fatalf("VIPs are %+v", vips)
+	}
+	vip, err := client.VIP(other.Address)
+	ok(t, err)
+	if vip != vips[1] {
+		t.Fatalf("the VIP is %+v", vip)
+	}
+	_, err = client.VIP(addr("192.168.101.3"))
+	want(t, err, codes.NotFound, "192.168.101.3")
+}
+
+func TestServicesAreListedAsTheyStand(t *testing.T) {
+	client := dial(t)
+	web := Service{Address: addr("192.168.101.1"), Protocol: TCP, Port: 80}
+	ok(t, client.SetService(web, Destination{Address: addr("10.1.2.10"), Weight: 2}))
+	// Set again, with others: they are the ones that are left.
+	ok(t, client.SetService(web, Destination{Address: addr("10.1.2.11"), Weight: 1}))
+	services, err := client.Services()
+	ok(t, err)
+	if len(services) != 1 || services[0].Service.Address != web.Address || services[0].Healthy != 1 {
+		t.Fatalf("services are %+v", services)
+	}
+	destinations, err := client.Destinations(web)
+	ok(t, err)
+	if len(destinations) != 1 || destinations[0].Destination.Address != addr("10.1.2.11") ||
+		destinations[0].Health != Healthy || destinations[0].Stats != (Stats{}) {
+		t.Fatalf("destinations are %+v", destinations)
+	}
+	_, err = client.Destinations(Service{Address: addr("192.168.101.9"), Protocol: TCP, Port: 80})
+	want(t, err, codes.NotFound, "192.168.101.9")
+	want(t, client.UpdateDestination(web, Destination{Address: addr("10.1.2.12"), Weight: 1}), codes.NotFound, "10.1.2.12")
+	ok(t, client.UpdateDestination(web, Destination{Address: addr("10.1.2.11"), Weight: 9, State: Down}))
+	destinations, err = client.Destinations(web)
+	ok(t, err)
+	if destinations[0].Destination != (Destination{Address: addr("10.1.2.11"), Weight: 9, State: Down}) {
+		t.Fatalf("the destination is %+v", destinations[0])
+	}
+}
+
 func TestWeightZeroDrainsAsInIPVS(t *testing.T) {
 	client := dial(t)
 	web := Service{Address: addr("192.168.101.1"), Protocol: TCP, Port: 80}

@@ -139,6 +139,32 @@ type DestinationExtended struct {
 	Stats     Stats
 }
 
+// Mode is how the program is attached to an interface.
+type Mode uint8
+
+const (
+	// AnyMode is native where the driver can, else generic. In answers: the interface is not there at the moment.
+	AnyMode Mode = iota
+	// Native is in the driver.
+	Native
+	// Generic is in the kernel's stack: every driver can, and it is slower.
+	Generic
+)
+
+// Interface is one that is balanced on.
+type Interface struct {
+	Name string
+	Mode Mode
+}
+
+// VIP is an address that clients know, with what all its services received.
+type VIP struct {
+	Address netip.Addr
+	// Announced: some service of it is available.
+	Announced bool
+	Stats     Stats
+}
+
 // Info is what the balancer does as a whole.
 type Info struct {
 	Stats

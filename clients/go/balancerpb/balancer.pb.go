@@ -30,13 +30,13 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// How packets reach the servers. The address families of the service and of its servers mix freely, but for L2.
+// How packets reach the servers. The address families of the service and of its servers mix freely.
 type Encapsulation int32
 
 const (
 	// Taken as L2.
 	Encapsulation_ENCAPSULATION_UNSPECIFIED Encapsulation = 0
-	// Layer-2 direct server return: the packet as it is, to the server's MAC address. Servers are on a network of the
+	// Layer-2 direct server return: the packet as it is, to the MAC address of the server. Servers are on a network of the
 	// balancer's host, have the service's address (on lo, not answering ARP for it), and no router between.
 	Encapsulation_ENCAPSULATION_L2 Encapsulation = 1
 	// IP in IP: 4in4 (RFC 2003), 6in4 (RFC 4213), 4in6 and 6in6 (RFC 2473).
@@ -502,7 +502,7 @@ type Server struct {
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// Where it is reached, IPv4 or IPv6, unicast, not the service's own address. L2: of the service's family. Answers: canonical.
+	// Where it is reached, IPv4 or IPv6, unicast, not the service's own address. Answers: canonical.
 	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
 	// Its share of the new flows beside the others': 1..65535. Default: 1.
 	Weight *uint32 `protobuf:"varint,2,opt,name=weight,proto3,oneof" json:"weight,omitempty"`

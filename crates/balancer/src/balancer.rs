@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytemuck::Zeroable;
 use wire::Mac;
-use xdp::{Feature, Interfaces, Mode, Program, Table, objects};
+use xdp::{Interfaces, Program, Table, objects};
 
 use crate::compile::{self, Register};
 use crate::counters::Meters;
@@ -15,10 +15,12 @@ use crate::error::Error;
 use crate::flows::{Memory, now_ns};
 use crate::halves::Halves;
 use crate::hop::Hop;
+use crate::key::ServiceKey;
 use crate::layout::{self, LINKS};
-use crate::model::{Server, Service, ServiceKey, Services};
+use crate::model::{Server, Service, Services};
 use crate::numbers::Numbers;
 use crate::options::{self, Options};
+use crate::place::Place;
 
 /// An interface as the program needs to know it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,8 +48,9 @@ impl Interface {
 #[derive(Debug)]
 pub struct Balancer {
     // The first to be dropped: packets stop coming before the program goes.
-    interfaces: Interfaces,
-    program: Program,
+    pub(crate) attached: Interfaces,
+    pub(crate) places: Vec<Place>,
+    pub(crate) program: Program,
     links: Table<u32, layout::Link>,
     pub(crate) halves: Halves,
     pub(crate) meters: Meters,
@@ -57,7 +60,7 @@ pub struct Balancer {
     pub(crate) register: Register,
     pub(crate) services: Services,
     hops: BTreeMap<IpAddr, Hop>,
-    known: BTreeMap<u32, Interface>,
+    pub(crate) known: BTreeMap<u32, Interface>,
 }
 
 impl Balancer {
@@ -71,7 +74,8 @@ impl Balancer {
             options::configure(object, &settings)
         })?;
         Ok(Balancer {
-            interfaces: Interfaces::new(),
+            attached: Interfaces::new(),
+            places: Vec::new(),
             links: program.table("links")?,
             halves: Halves::new(&program, settings)?,
             meters: Meters::new(&program)?,
@@ -87,40 +91,6 @@ impl Balancer {
             known: BTreeMap::new(),
             program,
         })
-    }
-
-    /// Runs on an interface, in native mode or, where that is refused, in generic mode; gives which.
-    ///
-    /// # Errors
-    /// There is a program already, ours or another's; no such interface; its index clashes.
-    pub fn attach(&mut self, interface: Interface, mode: Option<Mode>) -> Result<Mode, Error> {
-        self.set_interface(interface)?;
-        match self
-            .interfaces
-            .add(interface.ifindex, Feature::Balancer, &self.program, mode)
-        {
-            Ok((mode, _)) => Ok(mode),
-            Err(error) => {
-                if self.interfaces.features(interface.ifindex).is_empty() {
-                    self.forget_interface(interface.ifindex)?;
-                }
-                Err(error.into())
-            }
-        }
-    }
-
-    /// Gives an interface back, with a bond its ports.
-    ///
-    /// # Errors
-    /// The kernel refuses to write the map.
-    pub fn detach(&mut self, ifindex: u32) -> Result<(), Error> {
-        self.interfaces.remove(ifindex, Feature::Balancer);
-        let its = self
-            .known
-            .values()
-            .filter(|known| known.ifindex == ifindex || known.out == ifindex);
-        let its: Vec<u32> = its.map(|known| known.ifindex).collect();
-        its.into_iter().try_for_each(|known| self.forget_interface(known))
     }
 
     /// The program, for somebody whose [`Interfaces`] several features share: attach it there, and tell the interface by

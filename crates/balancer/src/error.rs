@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::model::ServiceKey;
+use crate::key::ServiceKey;
 
 /// Each message names the thing and the value.
 #[derive(Debug, thiserror::Error)]

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use netlink::{Kinds, Mirror, Query, Requests};
+use netlink::{Kinds, Mirror, Query, Requests, Snapshot};
 use tokio::sync::watch;
 
 use crate::balancer::{Balancer, Interface};
@@ -59,21 +59,9 @@ impl Follower {
         })
     }
 
-    /// What a balancer has to know of an interface: itself first, to be attached; then a bond's ports, which packets name
-    /// when they come in, for [`Balancer::set_interface`].
-    ///
-    /// # Errors
-    /// There is none of that name, or it is not Ethernet.
-    pub fn interfaces(&self, name: &str) -> Result<Vec<Interface>, Error> {
-        let snapshot = self.mirror.snapshot();
-        let none = || Error::NoInterface {
-            name: name.to_owned(),
-        };
-        let link = snapshot
-            .link_named(name)
-            .filter(|link| link.ethernet)
-            .ok_or_else(none)?;
-        interfaces_of(&snapshot, link.index).ok_or_else(none)
+    /// What the kernel says now: for whoever runs a balancer's program in [`Place`](crate::Place)s of his own.
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        self.mirror.snapshot()
     }
 
     /// The kernel's tables as they change: for whoever attaches a balancer's program himself.
@@ -102,22 +90,17 @@ impl Follower {
         best.map(|address| address.ip)
     }
 
-    /// Attaches a balancer to an interface, a bond with its ports.
+    /// Runs a balancer on an interface: a bond with its ports, a NIC with the VLANs on it. Without a mode, native where it can be had.
     ///
     /// # Errors
-    /// As [`interfaces`](Self::interfaces) and [`Balancer::attach`].
+    /// As [`Place::take`](crate::Place::take).
     pub fn attach(
         &self,
         balancer: &mut Balancer,
         name: &str,
         mode: Option<xdp::Mode>,
     ) -> Result<xdp::Mode, Error> {
-        let all = self.interfaces(name)?;
-        let mode = balancer.attach(all[0], mode)?;
-        for port in &all[1..] {
-            balancer.set_interface(*port)?;
-        }
-        Ok(mode)
+        balancer.take(&self.mirror.snapshot(), name, mode)
     }
 
     /// The ways to these addresses that are known now. Those whose next hop does not answer are asked for, and left out.
@@ -215,6 +198,7 @@ impl Follower {
 
     fn update(&self, balancer: &mut Balancer, ways: BTreeMap<IpAddr, Hop>) -> Result<(), Error> {
         let snapshot = self.mirror.snapshot();
+        balancer.follow(&snapshot)?;
         let known: Vec<Interface> = balancer.interfaces().copied().collect();
         let outs: BTreeSet<u32> = known.iter().map(|interface| interface.out).collect();
         let now: Vec<Interface> = outs
@@ -222,19 +206,11 @@ impl Follower {
             .filter_map(|out| interfaces_of(&snapshot, *out))
             .flatten()
             .collect();
-        // Ports that have left their bond, first: one that comes may have their place.
-        for gone in known
-            .iter()
-            .filter(|known| now.iter().all(|now| now.ifindex != known.ifindex))
-        {
-            // An interface itself is told by whoever attached it that it is gone.
-            if gone.ifindex != gone.out {
-                balancer.forget_interface(gone.ifindex)?;
-            }
-        }
-        for interface in now.iter().filter(|interface| !known.contains(interface)) {
-            balancer.set_interface(*interface)?;
-        }
+        // Ports that have left their bond; an interface itself is told by whoever attached it that it is gone.
+        let gone = known.iter().filter(|known| known.ifindex != known.out);
+        let gone = gone.filter(|known| now.iter().all(|now| now.ifindex != known.ifindex));
+        let gone: Vec<u32> = gone.map(|known| known.ifindex).collect();
+        balancer.tell(&gone, &now)?;
         balancer.set_hops(ways)
     }
 }

@@ -4,7 +4,7 @@
 //!
 //! The forwarding is one XDP program (`bpf/balancer.bpf.c`); this crate is everything else, and needs no daemon. A program
 //! makes a [`Balancer`], tells it a set of [`Services`], how servers are reached ([`Hop`]s, by hand or as a [`Follower`] finds
-//! them in the kernel's tables), and attaches it to interfaces.
+//! them in the kernel's tables), and attaches it to interfaces. `examples/balance.rs` is all of that in 60 lines.
 //!
 //! **Choosing.** Each service has a Maglev table ([`maglev`]): 16,384 slots, each with a server, computed from the servers'
 //! addresses and weights alone, so that balancers with one configuration and one [`Options::seed`] choose alike. A new flow takes the
@@ -41,6 +41,7 @@
 //! is written to the half that is not in force, one word switches, and the call returns when no CPU is using the old half any more. No
 //! packet sees half a change. Servers keep their numbers for as long as they are in the set, so the flow table is never swept.
 
+mod attach;
 mod balancer;
 pub mod compile;
 mod counters;
@@ -50,12 +51,14 @@ mod follow;
 mod halves;
 mod hash;
 mod hop;
+mod key;
 pub mod layout;
 pub mod maglev;
 mod model;
 mod numbers;
 mod observe;
 mod options;
+mod place;
 mod settle;
 mod ways;
 
@@ -66,5 +69,7 @@ pub use flows::{Flow, FlowState};
 pub use follow::Follower;
 pub use hash::Tuple;
 pub use hop::Hop;
-pub use model::{Protocol, Server, Service, ServiceKey, Services, State, Tunnel, Weight};
+pub use key::{Protocol, ServiceKey};
+pub use model::{Server, Service, Services, State, Tunnel, Weight};
 pub use options::Options;
+pub use place::Place;

@@ -9,7 +9,8 @@ use crate::counters::Counters;
 use crate::error::Error;
 use crate::flows::{Flow, FlowState};
 use crate::hash::{self, Tuple};
-use crate::model::{Protocol, Service, ServiceKey};
+use crate::key::{Protocol, ServiceKey};
+use crate::model::Service;
 
 impl Balancer {
     /// All counters.

@@ -97,7 +97,7 @@ async fn carrier<'a>(
             }
             vlans.insert(0, vlan.id);
             snapshot.links.get(&vlan.parent)?
-        } else if is(link, "bridge") {
+        } else if link.is("bridge") {
             let port = requests.bridge_port(link.index, mac).await;
             let port = port.inspect_err(|error| tracing::debug!("cannot ask bridge {}: {error}", link.name));
             snapshot.links.get(&port.ok()??)?
@@ -107,32 +107,22 @@ async fn carrier<'a>(
     }
 }
 
-/// An interface, and the ports of a bond. `None`: it is gone or has no MAC.
+/// An interface, and the ports of a bond that it takes packets from: what a backup port sees, the active one sees too. `None`: it is
+/// gone or has no MAC.
 pub(crate) fn interfaces_of(snapshot: &Snapshot, ifindex: u32) -> Option<Vec<Interface>> {
     let link = snapshot.links.get(&ifindex)?;
-    let bridge = link
-        .master
-        .and_then(|master| snapshot.links.get(&master))
-        .filter(|master| is(master, "bridge"));
-    // What is for a bridge's host comes by its ports, to the bridge's own MAC.
-    let mac = bridge.map_or(link.mac, |bridge| bridge.mac)?;
+    let master = link.master.and_then(|master| snapshot.links.get(&master));
+    // What is for a bridge's or a bond's host comes by its ports, to the bridge's or bond's own MAC.
+    let above = master.filter(|master| master.is("bridge") || master.is("bond"));
+    let mac = above.map_or(link.mac, |above| above.mac)?;
     let own = Interface::new(ifindex, mac);
     let mut all = vec![own];
-    if is(link, "bond") {
-        let ports = snapshot
-            .links
-            .values()
-            .filter(|port| port.master == Some(ifindex));
-        all.extend(ports.map(|port| Interface {
-            ifindex: port.index,
-            ..own
-        }));
-    }
+    let taking = snapshot.ports_of(ifindex).filter(|port| !port.held_back);
+    all.extend(taking.map(|port| Interface {
+        ifindex: port.index,
+        ..own
+    }));
     Some(all)
-}
-
-fn is(link: &Link, kind: &str) -> bool {
-    link.kind.as_deref() == Some(kind)
 }
 
 #[cfg(test)]

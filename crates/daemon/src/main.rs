@@ -19,6 +19,7 @@ mod dpdk_args;
 mod events;
 mod idle_states;
 mod ini;
+mod kept;
 mod kernel;
 mod lock;
 mod logging;

@@ -1,19 +1,23 @@
 //! Frames a second for real: a sender's veth, the balancer's two, a server's, and frames of many flows from
 //! BPF_F_TEST_XDP_LIVE_FRAMES. All of it runs on one core: what sends a frame also takes it in, balances it and takes it in again.
 //!
-//! Beside it the same frames dropped where they come in (what sending costs), and sent back by a program that does nothing else.
+//! In turn: the same frames dropped where they come in (what sending costs), sent back by a program that does nothing else,
+//! balanced by us, by the peer of the usual design, and by the kernel itself: nftables at the interface's ingress, which
+//! chooses a server by hash, writes its MAC and sends the packet on. That one keeps no flows, counts, and looks at no TTL.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use butterfly_balancer::{Balancer, Interface, Options, Tunnel};
+use butterfly_balancer::Tunnel;
 use testkit::netns::Namespace;
+use testkit::results::Results;
 use wire::Mac;
 use wire::parse::TcpFlags;
 use xdp::{Attachment, Mode, Program, objects};
 
 use crate::again::Again;
-use crate::rows::{OURS, configure, spread, tcp};
+use crate::classic::Classic;
+use crate::stage::{self, OURS};
 
 const FLOWS: u32 = 1 << 16;
 const FRAMES: u32 = 1 << 18;
@@ -25,57 +29,64 @@ struct Net {
     server: Namespace,
 }
 
-pub fn measure(rounds: usize) -> Vec<(String, f64)> {
+/// All who take turns.
+pub fn measure(results: &mut Results, rounds: usize) {
     let net = network();
     let load = |name, object| Program::load(name, object, |_| Ok(())).expect("the program loads");
     let (drop, transmit) = (load("drop", objects::DROP), load("transmit", objects::TRANSMIT));
-    let (in_, out) = (ifindex(&net.balancer, "in0"), ifindex(&net.balancer, "out0"));
-    let mut balancer = Balancer::new(&Options::default()).expect("the program loads");
-    balancer
-        .set_interface(Interface::new(in_, OURS))
-        .expect("the only one");
-    configure(&mut balancer, Tunnel::None, false, out, &[SERVER]);
+    let pass = load("pass", objects::PASS);
+    let (from, to) = (ifindex(&net.balancer, "in0"), ifindex(&net.balancer, "out0"));
+    let balancer = stage::balancer(from, to, &[SERVER], Tunnel::None, false, false);
+    let classic = Classic::new(to, &[SERVER], false);
     // The ends take what they get and drop it.
     let _server = attach(&net.server, "eth0", &drop);
     let _sender = attach(&net.sender, "eth0", &drop);
     let again = Again::new();
-    let frame = tcp(false, TcpFlags::ACK);
+    let frame = stage::tcp(false, TcpFlags::ACK);
     again.tell(&frame, FLOWS);
     again.hand_to(&transmit);
-    let mut nanoseconds = [Vec::new(), Vec::new(), Vec::new()];
+    println!(
+        "frames over veth, sender and receivers on one core, of {FLOWS} flows; medians of {rounds} rounds"
+    );
+    let turns: [(&'static str, &Program); 5] = [
+        ("dropped", &drop),
+        ("sent back", &transmit),
+        ("balancer", balancer.program()),
+        ("classic", &classic.program),
+        ("nftables", &pass),
+    ];
+    let mut rates = turns.map(|_| Vec::new());
     for _ in 0..rounds {
-        for (program, times) in [&drop, &transmit, balancer.program()]
-            .into_iter()
-            .zip(&mut nanoseconds)
-        {
+        for ((who, program), rates) in turns.iter().zip(&mut rates) {
             let _here = attach(&net.balancer, "in0", program);
-            times.push(send(&net, &again, &frame).as_nanos() as f64 / f64::from(FRAMES));
+            let _rules = (*who == "nftables").then(|| Rules::new(&net.balancer));
+            let before = received(&net);
+            let took = send(&net, &again, &frame).as_secs_f64();
+            let there = match *who {
+                "dropped" | "sent back" => u64::from(FRAMES),
+                _ => received(&net) - before,
+            };
+            rates.push(there as f64 / took / 1e6);
         }
     }
-    let counted: u64 = balancer
-        .counters()
-        .expect("maps can be read")
-        .servers
-        .values()
-        .map(|its| its.packets)
-        .sum();
+    let medians: Vec<f64> = turns
+        .iter()
+        .zip(rates)
+        .map(|((who, _), rates)| results.add("frames over veth", who, "Mframes/s", rates))
+        .collect();
+    let [_, back, ours, classic, nftables] = medians.as_slice() else {
+        unreachable!("as many as there are turns");
+    };
+    results.ratio("veth_to_back", ours / back);
+    results.ratio("veth_to_classic", ours / classic);
+    results.ratio("veth_to_nftables", ours / nftables);
+    let counters = balancer.counters().expect("maps can be read");
+    let counted: u64 = counters.servers.values().map(|its| its.packets).sum();
     assert_eq!(
         counted,
         rounds as u64 * u64::from(FRAMES),
         "every frame was balanced"
     );
-    println!(
-        "frames over veth, sender and receivers on one core, of {FLOWS} flows; medians of {rounds} rounds"
-    );
-    let rate = |times: &mut Vec<f64>| 1000.0 / spread(times).0;
-    let [sent, back, balanced] = nanoseconds.each_mut().map(rate);
-    println!(
-        "  dropped where they come in {sent:.2}, sent back {back:.2}, balanced to a server {balanced:.2} million a second"
-    );
-    vec![
-        ("veth_mpps".to_owned(), balanced),
-        ("veth_to_back".to_owned(), balanced / back),
-    ]
 }
 
 fn network() -> Net {
@@ -87,12 +98,52 @@ fn network() -> Net {
     };
     for (name, other) in [("in0", &net.sender), ("out0", &net.server)] {
         let pid = other.pid();
-        let pair =
-            format!("ip link add {name} type veth peer name eth0 netns {pid} && ip link set {name} up");
+        let pair = format!(
+            "ip link add {name} address {} type veth peer name eth0 netns {pid} && ip link set {name} up",
+            if name == "in0" {
+                OURS
+            } else {
+                Mac([2, 0, 0, 0, 0, 8])
+            }
+        );
         net.balancer.ok(&pair).expect("a veth pair");
         other.ok("ip link set eth0 up").expect("the other end");
     }
     net
+}
+
+/// The kernel's own balancer, while it is there.
+struct Rules<'a>(&'a Namespace);
+
+impl<'a> Rules<'a> {
+    fn new(space: &'a Namespace) -> Self {
+        let servers: Vec<String> = (0..16).map(|slot| format!("{slot} : {SERVER}")).collect();
+        let rule = format!(
+            "ip daddr {} tcp dport 80 counter ether saddr set {OURS} \
+             ether daddr set jhash ip saddr . tcp sport mod 16 map {{ {} }} fwd to \"out0\"",
+            stage::vip(false),
+            servers.join(", ")
+        );
+        let chain = "type filter hook ingress device \"in0\" priority 0; policy accept;";
+        space
+            .ok(&format!(
+                "nft 'table netdev peer {{ chain in {{ {chain} {rule}; }}; }}'"
+            ))
+            .expect("nftables balances at the ingress of an interface");
+        Rules(space)
+    }
+}
+
+impl Drop for Rules<'_> {
+    fn drop(&mut self) {
+        // The namespace goes with the benchmark: it would end there too.
+        let _ = self.0.ok("nft delete table netdev peer");
+    }
+}
+
+/// Frames that came to the server.
+fn received(net: &Net) -> u64 {
+    net.server.counter("rx_packets").expect("it is there")
 }
 
 fn ifindex(space: &Namespace, device: &str) -> u32 {

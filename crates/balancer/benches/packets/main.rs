@@ -1,27 +1,39 @@
-//! `make bench-balancer`: what the load balancer's program costs, packet by packet, beside a program that only sends back.
+//! `make bench-balancer`: what the load balancer's program costs, packet by packet, beside its peers.
 //!
-//! Each row is nanoseconds by BPF_PROG_TEST_RUN over frames of many flows (`bpf/again.bpf.c`), less the same with the empty program in
-//! its place, the two measured in turn, medians of all rounds. Then frames a second over veth
-//! for real, and what a flow costs in memory. The last line is the ratios as `name=value` pairs. `--quick`: fewer rounds.
+//! Nanoseconds by BPF_PROG_TEST_RUN over frames of many flows (`bpf/again.bpf.c`), less the same with an empty program that
+//! sends back (XDP_TX) in its place; beside it a program of the usual design (`classic.rs`). Then frames a second over veth for
+//! real, beside that program and the kernel's own balancer, nftables (`live.rs`), and what a flow costs in memory. All who
+//! are compared take turns; medians of all rounds. The last line is the ratios as `name=value` pairs. `--quick`: fewer
+//! rounds; `--out DIR`: where the table and the data go; `rows` or `live`: that part alone.
 
 mod again;
+mod classic;
 mod live;
+mod measure;
+mod memory;
 mod rows;
+mod stage;
+
+use testkit::results::Results;
 
 fn main() {
     // `cargo bench` passes flags of its own.
-    let quick = std::env::args().any(|argument| argument == "--quick");
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let quick = words.iter().any(|word| word == "--quick");
+    let out = words.iter().position(|word| word == "--out");
+    let named = words.iter().any(|word| ["rows", "live"].contains(&word.as_str()));
+    let wanted = |part: &str| !named || words.iter().any(|word| word == part);
     let rounds = if quick { 7 } else { 31 };
-    println!(
-        "nanoseconds a packet, net of an empty program that sends back (XDP_TX); medians of {rounds} rounds"
-    );
-    let mut ratios = rows::measure(rounds);
-    ratios.extend(live::measure(rounds));
-    ratios.push(("bytes_per_flow".to_owned(), rows::bytes_per_flow()));
-    println!("peers: neither xvs nor Katran is on this machine");
-    let pairs: Vec<_> = ratios
-        .iter()
-        .map(|(name, value)| format!("{name}={value:.1}"))
-        .collect();
-    println!("{}", pairs.join(" "));
+    let mut results = Results::new("balancer");
+    if wanted("rows") {
+        measure::all(&mut results, rounds);
+    }
+    if wanted("live") {
+        live::measure(&mut results, rounds);
+    }
+    memory::measure(&mut results);
+    if let Some(folder) = out.and_then(|at| words.get(at + 1)) {
+        results.write(folder.as_ref()).expect("the files can be written");
+    }
+    println!("{}", results.pairs());
 }

@@ -8,7 +8,12 @@ use wire::build::{self, Builder};
 use wire::parse::TcpFlags;
 use xdp::Verdict;
 
-use crate::stage::*;
+use super::stage::*;
+
+trials! {
+    every_way_for_every_packet,
+    a_flow_looks_the_same_from_outside,
+}
 
 const UDP_PORT: NonZeroU16 = NonZeroU16::new(5555).expect("not zero");
 
@@ -62,7 +67,6 @@ fn tunnels() -> [(&'static str, Tunnel); 5] {
     ]
 }
 
-#[test]
 fn every_way_for_every_packet() {
     let mut balancer = stage();
     let mut rows = 0;
@@ -153,7 +157,6 @@ fn split_padding(frame: &[u8]) -> (&[u8], &[u8]) {
 }
 
 /// The source port of UDP tunnels and the flow label are the flow's: the same for all its packets, others for other flows.
-#[test]
 fn a_flow_looks_the_same_from_outside() {
     let mut balancer = stage();
     configure(&mut balancer, Tunnel::Fou { port: UDP_PORT }, true, IN, &[]);

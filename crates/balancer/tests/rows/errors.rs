@@ -5,7 +5,14 @@ use wire::build;
 use wire::parse::TcpFlags;
 use xdp::Verdict;
 
-use crate::stage::*;
+use super::stage::*;
+
+trials! {
+    an_error_reaches_the_server_of_its_flow,
+    an_error_about_no_flow_goes_by_maglev_and_leaves_nothing,
+    errors_that_make_no_sense_are_the_kernels,
+    an_error_that_runs_out_of_hops_gets_no_error,
+}
 
 /// What a server sent to a client, from its IP header on, as a router on the way quotes it.
 fn sent(v6: bool, protocol: Protocol, client_port: u16) -> Vec<u8> {
@@ -30,7 +37,6 @@ fn complaint(v6: bool, kind: u8, code: u8, rest: u32, quote: &[u8]) -> Vec<u8> {
         .build()
 }
 
-#[test]
 fn an_error_reaches_the_server_of_its_flow() {
     for v6 in [false, true] {
         for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Sctp] {
@@ -73,7 +79,6 @@ fn an_error_reaches_the_server_of_its_flow() {
 }
 
 /// An error does not make a flow, nor keep one.
-#[test]
 fn an_error_about_no_flow_goes_by_maglev_and_leaves_nothing() {
     let mut balancer = stage();
     apply(&mut balancer, [service(key(false, Protocol::Tcp, PORT), 4)]);
@@ -95,7 +100,6 @@ fn an_error_about_no_flow_goes_by_maglev_and_leaves_nothing() {
     );
 }
 
-#[test]
 fn errors_that_make_no_sense_are_the_kernels() {
     let mut balancer = stage();
     apply(
@@ -157,7 +161,6 @@ fn errors_that_make_no_sense_are_the_kernels() {
     );
 }
 
-#[test]
 fn an_error_that_runs_out_of_hops_gets_no_error() {
     let mut balancer = stage();
     apply(&mut balancer, [service(key(false, Protocol::Tcp, PORT), 4)]);

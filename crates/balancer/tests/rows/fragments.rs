@@ -4,9 +4,15 @@ use butterfly_balancer::{Protocol, Reason};
 use wire::build;
 use xdp::Verdict;
 
-use crate::stage::*;
+use super::stage::*;
 
-#[test]
+trials! {
+    first_and_later_fragments_go_to_the_same_server,
+    a_later_fragment_alone_is_dropped_by_name,
+    an_atomic_fragment_is_a_packet,
+    many_datagrams_at_once,
+}
+
 fn first_and_later_fragments_go_to_the_same_server() {
     for v6 in [false, true] {
         let mut balancer = stage();
@@ -30,7 +36,6 @@ fn first_and_later_fragments_go_to_the_same_server() {
     }
 }
 
-#[test]
 fn a_later_fragment_alone_is_dropped_by_name() {
     for v6 in [false, true] {
         let mut balancer = stage();
@@ -53,7 +58,6 @@ fn a_later_fragment_alone_is_dropped_by_name() {
 }
 
 /// A fragment header with neither offset nor more to come (RFC 6946) is a whole packet.
-#[test]
 fn an_atomic_fragment_is_a_packet() {
     let mut balancer = stage();
     apply(&mut balancer, [service(key(true, Protocol::Udp, PORT), 1)]);
@@ -71,7 +75,6 @@ fn an_atomic_fragment_is_a_packet() {
 }
 
 /// A datagram that everybody could be forging the parts of keeps its own slot: ids of others do not meet it.
-#[test]
 fn many_datagrams_at_once() {
     let mut balancer = stage();
     apply(&mut balancer, [service(key(false, Protocol::Udp, PORT), 8)]);

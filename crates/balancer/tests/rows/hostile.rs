@@ -5,11 +5,17 @@ use wire::parse::TcpFlags;
 use wire::{Mac, build};
 use xdp::Verdict;
 
-use crate::stage::*;
+use super::stage::*;
+
+trials! {
+    what_is_not_ours_is_the_kernels,
+    frames_cut_anywhere,
+    frames_with_one_bit_wrong,
+    headers_that_contradict_themselves_are_the_kernels,
+}
 
 const STRANGER: Mac = Mac([2, 0, 0, 0, 0, 9]);
 
-#[test]
 fn what_is_not_ours_is_the_kernels() {
     let mut balancer = stage();
     apply(
@@ -94,7 +100,6 @@ fn what_is_not_ours_is_the_kernels() {
 }
 
 /// Any number of bytes of a good frame: either all headers are there and it goes on, or it is left alone. Never anything between.
-#[test]
 fn frames_cut_anywhere() {
     let mut balancer = stage();
     let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
@@ -139,7 +144,6 @@ fn frames_cut_anywhere() {
 }
 
 /// Every bit of the headers wrong, one at a time: nothing is sent that is not the frame itself with its new front, nothing stumbles.
-#[test]
 fn frames_with_one_bit_wrong() {
     let mut balancer = stage();
     apply(
@@ -175,7 +179,6 @@ fn frames_with_one_bit_wrong() {
     }
 }
 
-#[test]
 fn headers_that_contradict_themselves_are_the_kernels() {
     let mut balancer = stage();
     apply(

@@ -5,7 +5,12 @@ use std::collections::BTreeMap;
 use butterfly_balancer::{Balancer, Protocol, Reason, ServiceKey};
 use wire::parse::TcpFlags;
 
-use crate::stage::*;
+use super::stage::*;
+
+trials! {
+    servers_that_have_yet_to_answer_are_no_change_when_they_do,
+    a_server_that_is_lost_gets_no_new_flows_and_keeps_its_own,
+}
 
 const ACK: TcpFlags = TcpFlags::ACK;
 const SYN: TcpFlags = TcpFlags::SYN;
@@ -36,7 +41,6 @@ fn no_way(balancer: &Balancer) -> u64 {
 }
 
 /// Nobody can have a flow of servers that nobody could reach: that they answer is no change.
-#[test]
 fn servers_that_have_yet_to_answer_are_no_change_when_they_do() {
     let mut balancer = stage();
     reach(&mut balancer, &[]);
@@ -49,7 +53,6 @@ fn servers_that_have_yet_to_answer_are_no_change_when_they_do() {
 }
 
 /// One that does not answer any more: new flows go elsewhere, its own wait for it, and are its own when it answers again.
-#[test]
 fn a_server_that_is_lost_gets_no_new_flows_and_keeps_its_own() {
     let mut balancer = stage();
     apply(&mut balancer, [service(https(), 4)]);

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::num::NonZeroU16;
+use std::sync::OnceLock;
 
 use butterfly_balancer::{
     Balancer, Hop, Interface, Options, Protocol, Server, Service, ServiceKey, Services, Tunnel, Tuple,
@@ -122,9 +123,16 @@ pub fn apply(balancer: &mut Balancer, services: impl IntoIterator<Item = Service
         .expect("there is room");
 }
 
-/// Sends a frame to interface 1.
+/// Who sees every frame and what became of it: the benchmark. In the tests nobody does.
+pub static WATCHER: OnceLock<fn(&[u8], &Run)> = OnceLock::new();
+
+/// Sends a frame to interface 1. All frames of all rows pass here.
 pub fn run(balancer: &Balancer, frame: &[u8]) -> Run {
-    xdp::run(balancer.program(), frame, 0, 1).expect("the kernel tries it")
+    let run = xdp::run(balancer.program(), frame, 0, 1).expect("the kernel tries it");
+    if let Some(watch) = WATCHER.get() {
+        watch(frame, &run);
+    }
+    run
 }
 
 /// Whose it became: which of the stage's servers, by the MAC it was sent to.

@@ -6,7 +6,16 @@ use std::time::Duration;
 use butterfly_balancer::{Balancer, Options, Protocol, Reason, Server, State};
 use wire::parse::TcpFlags;
 
-use crate::stage::*;
+use super::stage::*;
+
+trials! {
+    in_calm_nothing_is_remembered,
+    before_and_after_a_change,
+    changes_upon_changes,
+    everybody_down_for_a_moment,
+    after_a_while_all_is_calm_again,
+    more_new_flows_than_there_is_room_for,
+}
 
 const ACK: TcpFlags = TcpFlags::ACK;
 const SYN: TcpFlags = TcpFlags::SYN;
@@ -21,7 +30,6 @@ fn sent(balancer: &Balancer, flags: TcpFlags) -> Vec<u8> {
 }
 
 /// Nothing of a flow is remembered while all is calm.
-#[test]
 fn in_calm_nothing_is_remembered() {
     let mut balancer = stage();
     apply(&mut balancer, [service(https(), 4)]);
@@ -37,7 +45,6 @@ fn in_calm_nothing_is_remembered() {
 }
 
 /// A handshake that a change comes in the middle of, a flow from before, one from after it: told apart without a timer.
-#[test]
 fn before_and_after_a_change() {
     let mut balancer = stage();
     apply(&mut balancer, [service(https(), 4)]);
@@ -64,7 +71,6 @@ fn before_and_after_a_change() {
 }
 
 /// Flows that were silent all the while two changes happened, and flows from between the two.
-#[test]
 fn changes_upon_changes() {
     let mut balancer = stage();
     apply(&mut balancer, [service(https(), 4)]);
@@ -87,7 +93,6 @@ fn changes_upon_changes() {
 }
 
 /// All servers go down and come back, as when the checks' own way was broken for a moment.
-#[test]
 fn everybody_down_for_a_moment() {
     let mut balancer = stage();
     apply(&mut balancer, [service(https(), 4)]);
@@ -101,7 +106,6 @@ fn everybody_down_for_a_moment() {
 }
 
 /// Changes are forgotten when they are old enough and no open flow is elsewhere than where new ones would go.
-#[test]
 fn after_a_while_all_is_calm_again() {
     let mut balancer = stage_with(&Options {
         settle: Duration::ZERO,
@@ -124,7 +128,6 @@ fn after_a_while_all_is_calm_again() {
 }
 
 /// A flow for which there is no room goes where a flow that is not known would: its packets all go one way.
-#[test]
 fn more_new_flows_than_there_is_room_for() {
     let mut balancer = stage();
     apply(&mut balancer, [service(https(), 4)]);

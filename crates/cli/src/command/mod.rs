@@ -1,7 +1,10 @@
 //! The commands, one file per noun. Each reads its options, calls the client's operations and prints the answer.
 
 mod balance;
+mod balance_services;
+mod balance_table;
 mod binding;
+mod check_options;
 mod completion;
 mod config;
 mod daemon;
@@ -31,7 +34,9 @@ mod service_interface;
 mod service_options;
 mod service_server;
 mod service_show;
+mod service_stats;
 mod service_watch;
+mod service_words;
 mod sg;
 mod sg_member;
 mod sg_rule;
@@ -72,7 +77,7 @@ pub enum Command {
     /// Services that the load balancer spreads over servers (API v1)
     #[command(subcommand)]
     Service(service::ServiceCommand),
-    /// Balance one service in the foreground, without a daemon
+    /// Balance services of one set of servers in the foreground, without a daemon
     Balance(balance::BalanceArgs),
     /// Interfaces between which the daemon forwards transit packets (API v1)
     #[command(subcommand)]

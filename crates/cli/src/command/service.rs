@@ -5,10 +5,12 @@ use api::v1;
 use clap::{Args, Subcommand};
 
 use super::service_interface::InterfaceCommand;
-use super::service_options::{ServiceOptions, key_words, server, service_key};
+use super::service_options::ServiceOptions;
 use super::service_server::ServerCommand;
-use super::service_show::{ShowArgs, StatsArgs};
+use super::service_show::ShowArgs;
+use super::service_stats::StatsArgs;
 use super::service_watch::WatchArgs;
+use super::service_words::{key_words, server, service_key};
 use crate::client::V1;
 use crate::error::Error;
 use crate::session::Session;

@@ -19,6 +19,9 @@ pub enum InterfaceCommand {
     /// Give interfaces back; one that is not balanced on is given back already
     #[command(after_help = "Example:\n  butterfly service interface del ens192")]
     Del(Names),
+    /// Take the program off interfaces and put it on again, for NICs that lose it when their link is negotiated anew
+    #[command(after_help = "Example:\n  butterfly service interface reattach ens192")]
+    Reattach(Names),
     /// List the interfaces that are balanced on
     #[command(after_help = "Example:\n  butterfly service interface list")]
     List,
@@ -53,6 +56,20 @@ impl InterfaceCommand {
             InterfaceCommand::Del(args) => {
                 for name in args.names {
                     client(session).await?.delete_balancer_interface(name).await?;
+                }
+                Ok(())
+            }
+            InterfaceCommand::Reattach(args) => {
+                let client = client(session).await?;
+                let interfaces = client.balancer_interfaces().await?;
+                for name in args.names {
+                    let its = interfaces.iter().find(|interface| interface.name == name);
+                    let mode = its
+                        .ok_or_else(|| Error::Refused(format!("nothing is balanced on interface '{name}'")))?
+                        .mode;
+                    client.delete_balancer_interface(name.clone()).await?;
+                    let request = v1::AddBalancerInterfaceRequest { name, mode };
+                    client.add_balancer_interface(request).await?;
                 }
                 Ok(())
             }

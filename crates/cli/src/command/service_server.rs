@@ -5,8 +5,8 @@ use clap::{Args, Subcommand, ValueEnum};
 
 use super::nic_options::address;
 use super::service::client;
-use super::service_options::{server, service_key};
 use super::service_show;
+use super::service_words::{server, service_key};
 use crate::error::Error;
 use crate::session::Session;
 

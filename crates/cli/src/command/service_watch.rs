@@ -5,8 +5,8 @@ use api::v1::balancer_event::Kind;
 use clap::Args;
 
 use super::events::{EventArgs, time};
-use super::service_options::key_words;
 use super::service_show::health_name;
+use super::service_words::key_words;
 use crate::error::Error;
 use crate::session::Session;
 
@@ -29,7 +29,9 @@ impl WatchArgs {
         let (client, out) = session.client_and_output().await?;
         let v1 = client.only_v1("service watch")?;
         let events = v1.watch_balancer(self.events.snapshot).await?;
-        self.events.print(v1, out, events, "BalancerEvent", line).await
+        self.events
+            .print(v1, out, events, "BalancerEvent", |event| Some(line(event)))
+            .await
     }
 }
 
@@ -84,7 +86,7 @@ fn line(event: &v1::BalancerEvent) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::command::service_options::service_key;
+    use crate::command::service_words::service_key;
 
     #[test]
     fn an_event_is_a_line() {

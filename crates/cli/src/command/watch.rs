@@ -28,7 +28,9 @@ impl WatchArgs {
         let (client, out) = session.client_and_output().await?;
         let v1 = client.only_v1("watch")?;
         let events = v1.watch(self.events.snapshot).await?;
-        self.events.print(v1, out, events, "Event", line).await
+        self.events
+            .print(v1, out, events, "Event", |event| Some(line(event)))
+            .await
     }
 }
 

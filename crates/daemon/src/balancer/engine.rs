@@ -135,7 +135,7 @@ impl Plane for Engine {
         let Some(running) = self.running() else {
             return Ok(false);
         };
-        lock(&running.interfaces).give_back(name, &running)
+        Ok(lock(&running.interfaces).give_back(name, &running))
     }
 
     fn stats(&self) -> Result<Stats, String> {

@@ -149,11 +149,6 @@ impl Service {
             if *address == self.key.vip {
                 return Err(refuse("is the service's own address"));
             }
-            if self.encapsulation == Encapsulation::L2 && address.is_ipv4() != self.key.vip.is_ipv4() {
-                return Err(refuse(
-                    "is not of the service's address family: l2 sends packets as they are",
-                ));
-            }
             if self.check.is_some() && self.check_port(server).is_none() {
                 return Err(refuse(
                     "has no port to be checked at: the service has all ports, and neither the check nor the server names one",

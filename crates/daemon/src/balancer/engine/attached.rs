@@ -1,37 +1,24 @@
-//! The interfaces that are balanced on: by name, since an interface that is removed and made again is another one to the kernel
-//! and the same one to whoever asked for it.
+//! The interfaces that are balanced on: which are wanted and which are there (`kept.rs`), and what is done to one of them.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use xdp::{Feature, Interfaces};
+use balancer::{Balancer, Place};
+use tokio::runtime::Handle;
+use xdp::{Feature, Interfaces, Program};
 
 use super::{Running, lock};
 use crate::balancer::plane::{Interface, Mode};
 use crate::balancer::probe::Door;
+use crate::kept::{Hands, Kept, Member};
 
 /// Which are wanted, and where the programs run.
 pub(super) struct Attached {
     /// All features', whose programs are chained.
     programs: Arc<Mutex<Interfaces>>,
-    by_name: BTreeMap<String, Wanted>,
-}
-
-/// An interface that was asked for.
-struct Wanted {
-    /// How it is to be attached; `None`: native where the driver can.
-    mode: Option<Mode>,
-    /// `None`: it is not there at the moment.
-    there: Option<There>,
-    /// Why it could not be taken when it was there last; said once.
-    refused: Option<String>,
-}
-
-/// One that the programs run on.
-struct There {
-    /// Itself, and a bond's ports behind it.
-    ports: Vec<u32>,
-    mode: Mode,
+    kept: Kept,
+    /// By name, of those that are attached.
+    places: BTreeMap<String, Place>,
 }
 
 impl Attached {
@@ -39,30 +26,29 @@ impl Attached {
     pub(super) fn new(programs: Arc<Mutex<Interfaces>>) -> Self {
         Attached {
             programs,
-            by_name: BTreeMap::new(),
+            kept: Kept::default(),
+            places: BTreeMap::new(),
         }
     }
 
-    /// All that are wanted.
+    /// All that are wanted, by name.
     pub(super) fn list(&self) -> Vec<Interface> {
-        let interface = |(name, wanted): (&String, &Wanted)| Interface {
-            name: name.clone(),
-            mode: wanted.there.as_ref().map(|there| there.mode),
-        };
-        self.by_name.iter().map(interface).collect()
+        let mut all: Vec<Interface> = self.kept.members().iter().map(interface).collect();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        all
     }
 
     /// Health checks are made from now on: their program runs wherever the balancer's does.
     pub(super) fn open(&self, door: &Door) -> Result<(), String> {
-        for there in self.by_name.values().filter_map(|wanted| wanted.there.as_ref()) {
-            let mut programs = lock(&self.programs);
-            let added = programs.add(there.ports[0], Feature::Probe, &door.program, None);
+        for place in self.places.values() {
+            let added = place.add(&mut lock(&self.programs), Feature::Probe, &door.program);
             added.map_err(|e| format!("the program of health checks: {e}"))?;
         }
         Ok(())
     }
 
-    /// Takes an interface that is there, and again whenever it comes back; or attaches it in another mode.
+    /// Takes an interface that is there, and again whenever it comes back; or attaches it in another mode, and where that is refused
+    /// leaves it in the one it has.
     pub(super) fn want(
         &mut self,
         name: &str,
@@ -70,135 +56,128 @@ impl Attached {
         running: &Running,
         door: Option<&Door>,
     ) -> Result<Interface, String> {
-        let found = running.follower.interfaces(name);
-        let found = found.map_err(|e| format!("interface {name}: {e}"))?;
-        let is_it =
-            |there: &There| there.ports[0] == found[0].ifindex && mode.is_none_or(|mode| mode == there.mode);
-        let known = self.by_name.get(name).and_then(|wanted| wanted.there.as_ref());
-        let mode_now = match known.filter(|there| is_it(there)) {
-            Some(there) => there.mode,
-            None => {
-                self.give_back(name, running)?;
-                let there = self
-                    .take(&found, mode, running, door)
-                    .map_err(|why| format!("interface {name}: {why}"))?;
-                tracing::info!("balancing on {name}, {:?}", there.mode);
-                let now = there.mode;
-                let wanted = Wanted {
-                    mode,
-                    there: Some(there),
-                    refused: None,
-                };
-                self.by_name.insert(name.to_owned(), wanted);
-                now
-            }
-        };
-        Ok(Interface {
-            name: name.to_owned(),
-            mode: Some(mode_now),
-        })
+        let (kept, mut hands) = self.hands(running, door);
+        let (member, new) = Handle::current().block_on(kept.want(name, mode, &mut hands))?;
+        if let Some(mode) = member.mode.filter(|_| new) {
+            tracing::info!("balancing on {name}, {mode:?}");
+        }
+        Ok(interface(&member))
     }
 
     /// Leaves an interface to the kernel; whether it was wanted.
-    pub(super) fn give_back(&mut self, name: &str, running: &Running) -> Result<bool, String> {
-        let Some(wanted) = self.by_name.remove(name) else {
-            return Ok(false);
-        };
-        if let Some(there) = wanted.there {
-            self.leave(&there, running)
-                .map_err(|e| format!("interface {name}: {e}"))?;
+    pub(super) fn give_back(&mut self, name: &str, running: &Running) -> bool {
+        let (kept, mut hands) = self.hands(running, None);
+        let wanted = kept.give_back(name, &mut hands);
+        if wanted {
+            tracing::info!("{name} is given back");
         }
-        tracing::info!("{name} is given back");
-        Ok(true)
+        wanted
     }
 
-    /// Interfaces have come or gone: those that are wanted are taken, those that are another now are let go.
+    /// Interfaces have come, gone or changed: those that are wanted are taken, those that are another now are let go, and bonds
+    /// have the ports that they have.
     pub(super) fn follow(&mut self, running: &Running, door: Option<&Door>) {
-        let names: Vec<String> = self.by_name.keys().cloned().collect();
-        for name in names {
-            let found = running.follower.interfaces(&name).ok();
-            let Some(mut wanted) = self.by_name.remove(&name) else {
-                continue;
-            };
-            self.follow_one(&name, &mut wanted, found.as_deref(), running, door);
-            self.by_name.insert(name, wanted);
-        }
-    }
-
-    fn follow_one(
-        &self,
-        name: &str,
-        wanted: &mut Wanted,
-        found: Option<&[balancer::Interface]>,
-        running: &Running,
-        door: Option<&Door>,
-    ) {
-        let index = found.map(|found| found[0].ifindex);
-        if let Some(gone) = wanted.there.take_if(|there| Some(there.ports[0]) != index) {
-            tracing::info!("{name}, which is balanced on, is gone");
-            if let Err(e) = self.leave(&gone, running) {
-                tracing::error!("interface {name}: {e}");
+        let (kept, mut hands) = self.hands(running, door);
+        for Member { name, mode, why, .. } in Handle::current().block_on(kept.follow(&mut hands)) {
+            match mode {
+                Some(mode) if why.is_empty() => tracing::info!("balancing on {name} again, {mode:?}"),
+                _ => tracing::error!("{name} cannot be balanced on as it is now: {why}"),
             }
         }
-        let (None, Some(found)) = (&wanted.there, found) else {
+    }
+
+    fn hands<'a>(
+        &'a mut self,
+        running: &'a Running,
+        door: Option<&'a Door>,
+    ) -> (&'a mut Kept, Balancing<'a>) {
+        let hands = Balancing {
+            programs: &self.programs,
+            places: &mut self.places,
+            running,
+            door,
+        };
+        (&mut self.kept, hands)
+    }
+}
+
+fn interface(member: &Member) -> Interface {
+    Interface {
+        name: member.name.clone(),
+        mode: member.mode,
+    }
+}
+
+/// What is needed to balance on an interface. The balancer is locked before the programs, everywhere.
+struct Balancing<'a> {
+    programs: &'a Mutex<Interfaces>,
+    places: &'a mut BTreeMap<String, Place>,
+    running: &'a Running,
+    door: Option<&'a Door>,
+}
+
+impl Hands for Balancing<'_> {
+    fn find(&self, name: &str) -> Option<u32> {
+        let snapshot = self.running.follower.snapshot();
+        snapshot.link_named(name).map(|link| link.index)
+    }
+
+    /// Runs the programs on it, and makes it and its ports known.
+    async fn take(&mut self, name: &str, mode: Option<Mode>) -> Result<Mode, String> {
+        let said = |e: &dyn std::fmt::Display| format!("interface {name}: {e}");
+        let snapshot = self.running.follower.snapshot();
+        let mut balancer = lock(&self.running.balancer);
+        let taken = {
+            let members = members(&balancer, self.door);
+            Place::take(&snapshot, name, &mut lock(self.programs), &members, mode)
+        };
+        let place = taken.map_err(|e| said(&e))?;
+        let told = balancer.tell(&[], place.interfaces());
+        drop(balancer);
+        let mode = place.mode();
+        self.places.insert(name.to_owned(), place);
+        if let Err(e) = told {
+            self.leave(name);
+            return Err(said(&e));
+        }
+        Ok(mode)
+    }
+
+    /// A bond has other ports, perhaps.
+    fn keep(&mut self, name: &str) -> Result<(), String> {
+        let Some(place) = self.places.get_mut(name) else {
+            return Ok(());
+        };
+        let snapshot = self.running.follower.snapshot();
+        let before: Vec<u32> = place.interfaces().iter().map(|known| known.ifindex).collect();
+        let mut balancer = lock(&self.running.balancer);
+        let followed = {
+            let members = members(&balancer, self.door);
+            place.follow(&snapshot, &mut lock(self.programs), &members)
+        };
+        let now = place.interfaces();
+        let is_gone = |ifindex: &u32| now.iter().all(|known| known.ifindex != *ifindex);
+        let gone: Vec<u32> = before.into_iter().filter(is_gone).collect();
+        balancer.tell(&gone, now).map_err(|e| e.to_string())?;
+        followed.map_err(|e| e.to_string())
+    }
+
+    fn leave(&mut self, name: &str) {
+        let Some(place) = self.places.remove(name) else {
             return;
         };
-        match self.take(found, wanted.mode, running, door) {
-            Ok(there) => {
-                tracing::info!("{name} is there again, balancing on it, {:?}", there.mode);
-                *wanted = Wanted {
-                    mode: wanted.mode,
-                    there: Some(there),
-                    refused: None,
-                };
-            }
-            Err(why) if wanted.refused.as_ref() != Some(&why) => {
-                tracing::error!("{name} is there again and cannot be balanced on: {why}");
-                wanted.refused = Some(why);
-            }
-            Err(_) => (),
+        let mut balancer = lock(&self.running.balancer);
+        if let Err(e) = balancer.forget(&place) {
+            tracing::error!("interface {name}: {e}");
         }
+        // Of a feature that does not run there nothing is ended.
+        place.leave(&mut lock(self.programs), &[Feature::Balancer, Feature::Probe]);
     }
+}
 
-    /// Runs the programs on an interface; a bond's ports are made known. All of it or nothing.
-    fn take(
-        &self,
-        found: &[balancer::Interface],
-        mode: Option<Mode>,
-        running: &Running,
-        door: Option<&Door>,
-    ) -> Result<There, String> {
-        let said = |e: &dyn std::fmt::Display| e.to_string();
-        let mut balancer = lock(&running.balancer);
-        let first = found.first().ok_or("there is no such interface")?.ifindex;
-        let mut programs = lock(&self.programs);
-        let added = programs.add(first, Feature::Balancer, balancer.program(), mode);
-        let there = There {
-            ports: found.iter().map(|interface| interface.ifindex).collect(),
-            mode: added.map_err(|e| said(&e))?.0,
-        };
-        let probed = match door {
-            Some(door) => programs.add(first, Feature::Probe, &door.program, None).map(drop),
-            None => Ok(()),
-        };
-        let mut known = found.iter().map(|interface| balancer.set_interface(*interface));
-        let done = probed
-            .map_err(|e| said(&e))
-            .and_then(|()| known.try_for_each(|known| known.map_err(|e| said(&e))));
-        drop((programs, balancer));
-        if let Err(why) = done {
-            self.leave(&there, running)?;
-            return Err(why);
-        }
-        Ok(there)
-    }
-
-    fn leave(&self, there: &There, running: &Running) -> Result<(), String> {
-        let mut balancer = lock(&running.balancer);
-        let mut programs = lock(&self.programs);
-        programs.remove(there.ports[0], Feature::Probe);
-        programs.remove(there.ports[0], Feature::Balancer);
-        let mut forgotten = there.ports.iter().map(|port| balancer.forget_interface(*port));
-        forgotten.try_for_each(|forgotten| forgotten.map_err(|e| e.to_string()))
-    }
+/// The programs that run wherever is balanced.
+fn members<'a>(balancer: &'a Balancer, door: Option<&'a Door>) -> Vec<(Feature, &'a Program)> {
+    let mut members = vec![(Feature::Balancer, balancer.program())];
+    members.extend(door.map(|door| (Feature::Probe, &door.program)));
+    members
 }

@@ -1,0 +1,119 @@
+//! A balancer that runs its program on interfaces itself. One that shares its interfaces with other features leaves that to whoever
+//! holds their [`xdp::Interfaces`], with [`Place`]s of his own.
+
+use netlink::Snapshot;
+use xdp::{Feature, Mode};
+
+use crate::balancer::{Balancer, Interface};
+use crate::error::Error;
+use crate::place::Place;
+
+impl Balancer {
+    /// Runs on an interface that is no bond and carries no VLANs, in native mode or, where that is refused, in generic mode; gives
+    /// which. [`Follower::attach`](crate::Follower::attach) knows what all others need.
+    ///
+    /// # Errors
+    /// There is a program already, ours or another's; no such interface; its index clashes.
+    pub fn attach(&mut self, interface: Interface, mode: Option<Mode>) -> Result<Mode, Error> {
+        self.set_interface(interface)?;
+        match self
+            .attached
+            .add(interface.ifindex, Feature::Balancer, &self.program, mode)
+        {
+            Ok((mode, _)) => Ok(mode),
+            Err(error) => {
+                if self.attached.features(interface.ifindex).is_empty() {
+                    self.forget_interface(interface.ifindex)?;
+                }
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Runs on an interface as a [`Place`] says.
+    pub(crate) fn take(
+        &mut self,
+        snapshot: &Snapshot,
+        name: &str,
+        mode: Option<Mode>,
+    ) -> Result<Mode, Error> {
+        let members = [(Feature::Balancer, &self.program)];
+        let place = Place::take(snapshot, name, &mut self.attached, &members, mode)?;
+        let (mode, ifindex) = (place.mode(), place.ifindex());
+        let known = place.interfaces().to_vec();
+        self.places.push(place);
+        for interface in known {
+            if let Err(error) = self.set_interface(interface) {
+                self.detach(ifindex)?;
+                return Err(error);
+            }
+        }
+        Ok(mode)
+    }
+
+    /// Keeps its places as the kernel has their interfaces.
+    pub(crate) fn follow(&mut self, snapshot: &Snapshot) -> Result<(), Error> {
+        let members = [(Feature::Balancer, &self.program)];
+        let mut gone = Vec::new();
+        let mut known = Vec::new();
+        for place in &mut self.places {
+            gone.extend(place.interfaces().iter().map(|old| old.ifindex));
+            if let Err(error) = place.follow(snapshot, &mut self.attached, &members) {
+                tracing::warn!("interface {}: {error}", place.ifindex());
+            }
+            known.extend(place.interfaces().iter().copied());
+        }
+        gone.retain(|old| known.iter().all(|now| now.ifindex != *old));
+        self.tell(&gone, &known)
+    }
+
+    /// Learns what its interfaces are now; those that are gone first: others may have their numbers.
+    ///
+    /// # Errors
+    /// As [`set_interface`](Self::set_interface).
+    pub fn tell(&mut self, gone: &[u32], now: &[Interface]) -> Result<(), Error> {
+        for ifindex in gone {
+            self.forget_interface(*ifindex)?;
+        }
+        for interface in now {
+            if !self.known.values().any(|known| known == interface) {
+                self.set_interface(*interface)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Leaves a place's packets alone.
+    ///
+    /// # Errors
+    /// The kernel refuses to write the map.
+    pub fn forget(&mut self, place: &Place) -> Result<(), Error> {
+        let told: Vec<u32> = place.interfaces().iter().map(|known| known.ifindex).collect();
+        self.tell(&told, &[])?;
+        self.forget_below(place.ifindex())
+    }
+
+    /// An interface, and of a bond its ports.
+    fn forget_below(&mut self, ifindex: u32) -> Result<(), Error> {
+        let its = self
+            .known
+            .values()
+            .filter(|known| known.ifindex == ifindex || known.out == ifindex);
+        let its: Vec<u32> = its.map(|known| known.ifindex).collect();
+        self.tell(&its, &[])
+    }
+
+    /// Gives an interface back, with a bond its ports.
+    ///
+    /// # Errors
+    /// The kernel refuses to write the map.
+    pub fn detach(&mut self, ifindex: u32) -> Result<(), Error> {
+        self.attached.remove(ifindex, Feature::Balancer);
+        if let Some(at) = self.places.iter().position(|place| place.ifindex() == ifindex) {
+            let place = self.places.remove(at);
+            self.forget(&place)?;
+            place.leave(&mut self.attached, &[Feature::Balancer]);
+        }
+        self.forget_below(ifindex)
+    }
+}
