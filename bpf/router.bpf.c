@@ -19,14 +19,32 @@
 #define AF_INET 2
 #define AF_INET6 10
 
+#define ARP_REQUEST 1
+#define ARP_REPLY 2
+#define ND_SOLICITATION 135
+#define ND_ADVERTISEMENT 136
+
+#define FRAME_SMALL 1024  // no driver splits a frame up to here into several buffers
+
+// The ARP header's start, with the EtherType in front of it.
+struct arp_start {
+	__be16 ethertype;
+	__be16 hardware;
+	__be16 protocol;
+	__u8 hardware_length;
+	__u8 protocol_length;
+	__be16 operation;
+};
+
 // What is known of a packet on its way through the steps below.
 struct transit {
 	struct packet packet;
-	struct interface *in;
+	const struct interface *in;
 	struct counters *counters;
-	struct path *path;
-	struct hop hop;       // the table's or the kernel's choice, a copy
-	__u32 size;           // of the IP packet
+	const struct path *path;
+	const struct hop *hop;  // the table's, or `asked`
+	struct hop asked;       // the kernel's choice
+	__u32 size;             // of the IP packet
 	__u8 v6;
 };
 
@@ -38,35 +56,82 @@ static __always_inline void count(struct counters *counters, __u8 v6, __u32 coun
 		counters->value[index] += more;
 }
 
+// Neighbour discovery (RFC 4861) is counted as what it is, whatever else a packet is the kernel's for.
+static __noinline __u32 discovery(struct xdp_md *ctx, __u32 l3, __u32 reason)
+{
+	struct ipv6hdr *ip = at(ctx, l3, sizeof(*ip) + 1);
+	__u8 type;
+
+	if (!ip || ip->nexthdr != IPPROTO_ICMPV6 || ip->hop_limit != 255)
+		return reason;
+	type = *(__u8 *)(ip + 1);
+	return type == ND_SOLICITATION ? COUNT_ASKED : type == ND_ADVERTISEMENT ? COUNT_TOLD : reason;
+}
+
 // Why a packet is the kernel's: counted, and handed on.
 static __always_inline int leave(struct xdp_md *ctx, struct transit *t, __u32 reason)
 {
-	count(t->counters, t->v6, reason, 1);
+	count(t->counters, t->v6, t->v6 ? discovery(ctx, t->packet.l3, reason) : reason, 1);
 	return chain_next(ctx);
 }
 
-// The interface by device and tag. Less than zero: not one of ours.
+// A tag's VLAN. Zero is a priority tag, which is no VLAN (802.1Q, 9.6).
+static __always_inline __u16 vlan_of(const struct vlan_tag *tag)
+{
+	return bpf_ntohs(tag->tci) & 0xfff;
+}
+
+// The tags of a frame as the key of an interface has them. Less than zero: the kernel knows what to do with them.
+static __always_inline int read_tags(struct xdp_md *ctx, const struct packet *packet, struct interface_key *key)
+{
+	struct ethhdr *link = at(ctx, 0, sizeof(*link) + PACKET_MAX_TAGS * sizeof(struct vlan_tag));
+	struct vlan_tag *tag = (void *)(link + 1);
+
+	if (!link)
+		return -1;
+	key->vlan = vlan_of(tag);
+	key->protocol = link->h_proto;
+	if (packet->tags < 2)
+		return key->vlan ? 0 : -1;
+	key->inner_vlan = vlan_of(tag + 1);
+	key->inner_protocol = tag->next;
+	return key->vlan && key->inner_vlan ? 0 : -1;
+}
+
+static __always_inline bool same_key(const struct interface_key *a, const struct interface_key *b)
+{
+	return a->ifindex == b->ifindex && a->vlan == b->vlan && a->protocol == b->protocol &&
+	       a->inner_vlan == b->inner_vlan && a->inner_protocol == b->inner_protocol;
+}
+
+// The interface by device and tags. Less than zero: not one of ours.
 static __always_inline int find_interface(struct xdp_md *ctx, struct transit *t)
 {
 	struct interface_key key = {.ifindex = ctx->ingress_ifindex};
-	struct ethhdr *link = at(ctx, 0, sizeof(*link) + sizeof(struct vlan_tag));
+	const struct near *close;
+	__u32 place;
 
-	if (!link || t->packet.tags > 1)
+	if (t->packet.tags && read_tags(ctx, &t->packet, &key) < 0)
 		return -1;
-	if (t->packet.tags) {
-		struct vlan_tag *tag = (void *)(link + 1);
-
-		key.vlan = bpf_ntohs(tag->tci) & 0xfff;
-		// A priority tag is no VLAN (802.1Q, 9.6): the kernel knows what to do.
-		if (!key.vlan)
-			return -1;
-		key.protocol = link->h_proto;
-	}
-	t->in = bpf_map_lookup_elem(&interfaces, &key);
+	place = near_place(&key);
+	close = bpf_map_lookup_elem(&near, &place);
+	t->in = close && same_key(&close->key, &key) ? &close->interface : bpf_map_lookup_elem(&interfaces, &key);
 	if (!t->in)
 		return -1;
 	t->counters = bpf_map_lookup_elem(&counters, &t->in->slot);
 	return 0;
+}
+
+// Neither IPv4 nor IPv6: the kernel's. ARP is counted (RFC 826).
+static __always_inline int leave_other(struct xdp_md *ctx, struct transit *t)
+{
+	struct arp_start *arp = at(ctx, t->packet.l3 - sizeof(__be16), sizeof(*arp));
+	__u16 operation;
+
+	if (!arp || arp->ethertype != bpf_htons(ETH_P_ARP) || find_interface(ctx, t) < 0)
+		return chain_next(ctx);
+	operation = bpf_ntohs(arp->operation);
+	return leave(ctx, t, operation == ARP_REQUEST ? COUNT_ASKED : operation == ARP_REPLY ? COUNT_TOLD : COUNT_MALFORMED);
 }
 
 static __always_inline bool same_mac(const __u8 *a, const __u8 *b)
@@ -99,9 +164,9 @@ static __always_inline int check4(struct xdp_md *ctx, struct transit *t, struct 
 }
 
 // RFC 3704 with the kernel's two ways, and never an address of our own.
-static __always_inline int check_source4(struct transit *t, struct iphdr *ip, bool by_kernel)
+static __always_inline int check_source4(struct transit *t, __u32 number, bool by_kernel)
 {
-	struct path *back = table4(bpf_ntohl(ip->saddr));
+	const struct path *back = path_of(number);
 
 	if (!back || (back->kind == PATH_PASS && back->reason == COUNT_LOCAL))
 		return COUNT_SOURCE;
@@ -154,89 +219,140 @@ static __always_inline __u32 flow6(struct xdp_md *ctx, struct transit *t, struct
 	return config->flags & CONFIG_PORTS6 ? hash6_ports(ctx, &t->packet, ip, config->seed) : hash6(ip, config->seed);
 }
 
+// One of a path's next hops. Zero, or why the packet is the kernel's.
+static __always_inline int choose(struct transit *t, __u32 hash)
+{
+	if (t->path->kind == PATH_DROP)
+		return COUNT_BLACKHOLE;
+	if (t->path->kind != PATH_FORWARD)
+		return t->path->reason;
+	t->hop = hop_of(t->path->count < 2 ? t->path->member[0].hop : member_of(t->path, hash));
+	return t->hop ? 0 : COUNT_NEIGHBOUR;
+}
+
 // The way to the destination: a path of the table, or with the kernel's own lookup a hop. Zero, or why not.
 static __always_inline int route4(struct xdp_md *ctx, struct transit *t, struct router_config *config)
 {
 	struct iphdr *ip = at(ctx, t->packet.l3, sizeof(*ip));
-	struct bpf_fib_lookup fib = {};
+	struct bpf_fib_lookup fib;
+	__u32 source, destination, to, back;
 	int refused;
 
 	if (!ip)
 		return COUNT_MALFORMED;
+	// Both reads may miss the caches: together, and while the packet is looked at.
+	source = bpf_ntohl(ip->saddr);
+	destination = bpf_ntohl(ip->daddr);
+	to = root4(destination);
+	back = root4(source);
+	to = find4(to, destination);
+	back = find4(back, source);
 	refused = check4(ctx, t, ip);
 	if (refused)
 		return refused;
-	refused = check_source4(t, ip, config->flags & CONFIG_ASK4);
+	refused = check_source4(t, back, config->flags & CONFIG_ASK4);
 	if (refused)
 		return refused;
-	t->path = table4(bpf_ntohl(ip->daddr));
+	t->path = path_of(to);
 	if (!t->path)
 		return COUNT_NO_ROUTE;
 	if (!(config->flags & CONFIG_ASK4) && t->path->kind != PATH_ASK)
-		return choose(t->path, flow4(ctx, t, ip, config), &t->hop);
+		return choose(t, flow4(ctx, t, ip, config));
 	if ((config->flags & CONFIG_ASK4) && t->in->rp_filter && ask_back4(ctx, t->in, ip) < 0)
 		return COUNT_SOURCE;
+	__builtin_memset(&fib, 0, sizeof(fib));
 	fib.family = AF_INET;
 	fib.l4_protocol = ip->protocol;
 	fib.tos = ip->tos;
 	fib.ipv4_src = ip->saddr;
 	fib.ipv4_dst = ip->daddr;
-	return ask(ctx, &t->packet, t->in, t->size, &fib, &t->hop, config->ask_mtu4);
+	t->hop = &t->asked;
+	return ask(ctx, &t->packet, t->in, t->size, &fib, &t->asked, config->ask_mtu4);
 }
 
 static __always_inline int route6(struct xdp_md *ctx, struct transit *t, struct router_config *config)
 {
 	struct ipv6hdr *ip = at(ctx, t->packet.l3, sizeof(*ip));
-	struct bpf_fib_lookup fib = {};
+	struct bpf_fib_lookup fib;
+	__u32 number;
 	int refused;
 
 	if (!ip)
 		return COUNT_MALFORMED;
+	// First, as with IPv4.
+	number = find6(bpf_be64_to_cpu(*(const __be64 *)&ip->daddr));
 	refused = check6(ctx, t, ip);
 	if (refused)
 		return refused;
-	t->path = table6(&ip->daddr);
+	t->path = table6(number, &ip->daddr);
 	if (!t->path)
 		return COUNT_NO_ROUTE;
 	if (!(config->flags & CONFIG_ASK6) && t->path->kind != PATH_ASK)
-		return choose(t->path, flow6(ctx, t, ip, config), &t->hop);
+		return choose(t, flow6(ctx, t, ip, config));
+	__builtin_memset(&fib, 0, sizeof(fib));
 	fib.family = AF_INET6;
 	fib.l4_protocol = ip->nexthdr;
 	fib.flowinfo = *(__be32 *)ip & bpf_htonl(0x0fffffff);
 	__builtin_memcpy(fib.ipv6_src, &ip->saddr, sizeof(ip->saddr));
 	__builtin_memcpy(fib.ipv6_dst, &ip->daddr, sizeof(ip->daddr));
-	return ask(ctx, &t->packet, t->in, t->size, &fib, &t->hop, config->ask_mtu6);
+	t->hop = &t->asked;
+	return ask(ctx, &t->packet, t->in, t->size, &fib, &t->asked, config->ask_mtu6);
 }
 
-// Cuts what follows the packet, makes room for or removes the tag, writes the new Ethernet header and takes one hop off.
-// Less than zero: there was no room, and nothing has changed that the kernel would mind.
-static __always_inline int rewrite(struct xdp_md *ctx, struct transit *t)
+// Tags that a packet to this neighbour has.
+static __always_inline __u32 tags_of(const struct hop *hop)
 {
-	struct hop *hop = &t->hop;
-	__u32 tags = hop->protocol ? 1 : 0;
-	int surplus = frame_length(ctx) - t->packet.l3 - t->size;
-	int shift = (int)(t->packet.tags - tags) * (int)sizeof(struct vlan_tag);
-	__u32 l3 = sizeof(struct ethhdr) + (tags ? sizeof(struct vlan_tag) : 0);
-	struct ethhdr *link;
+	return hop->inner_protocol ? 2 : hop->protocol ? 1 : 0;
+}
 
-	// The kernel does not send on what filled up a short frame.
+// Cuts what follows the packet, and makes room for tags or removes them. Less than zero: there was no room, and nothing has
+// changed that the kernel would mind.
+static __always_inline int fit(struct xdp_md *ctx, struct transit *t)
+{
+	__u32 end = t->packet.l3 + t->size, linear = frame_linear(ctx);
+	int shift = ((int)t->packet.tags - (int)tags_of(t->hop)) * (int)sizeof(struct vlan_tag);
+	int surplus = 0;
+
+	// What filled up a short frame the kernel does not send on. A small frame that ends with its packet, as most do, is not
+	// asked for its length.
+	if (end != linear || linear > FRAME_SMALL)
+		surplus = frame_length(ctx) - end;
 	if (surplus > 0 && bpf_xdp_adjust_tail(ctx, -surplus) < 0)
 		return -1;
-	if (shift && bpf_xdp_adjust_head(ctx, shift) < 0)
-		return -1;
-	link = at(ctx, 0, sizeof(*link) + sizeof(struct vlan_tag));
+	return shift ? bpf_xdp_adjust_head(ctx, shift) : 0;
+}
+
+// The EtherType of what is behind the addresses, and a neighbour's tags in front of it.
+static __always_inline void rewrite_tags(struct ethhdr *link, const struct hop *hop, __be16 network)
+{
+	struct vlan_tag *tag = (void *)(link + 1);
+
+	link->h_proto = hop->protocol ? hop->protocol : network;
+	if (!hop->protocol)
+		return;
+	tag->tci = hop->vlan;
+	tag->next = hop->inner_protocol ? hop->inner_protocol : network;
+	if (!hop->inner_protocol)
+		return;
+	tag++;
+	tag->tci = hop->inner_vlan;
+	tag->next = network;
+}
+
+// Writes the new Ethernet header and takes one hop off.
+static __always_inline int rewrite(struct xdp_md *ctx, struct transit *t)
+{
+	const struct hop *hop = t->hop;
+	__u32 tags = tags_of(hop), l3 = sizeof(struct ethhdr) + tags * sizeof(struct vlan_tag);
+	struct ethhdr *link = at(ctx, 0, sizeof(*link) + PACKET_MAX_TAGS * sizeof(struct vlan_tag));
+
 	if (!link)
 		return -1;
-	__builtin_memcpy(link->h_dest, hop->destination, ETH_ALEN);
-	__builtin_memcpy(link->h_source, hop->source, ETH_ALEN);
-	link->h_proto = t->v6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP);
-	if (tags) {
-		struct vlan_tag *tag = (void *)(link + 1);
-
-		tag->next = link->h_proto;
-		tag->tci = hop->vlan;
-		link->h_proto = hop->protocol;
-	}
+	// Both addresses, as they lie one behind the other.
+	*(__u64 *)link = *(const __u64 *)hop;
+	((__u32 *)link)[2] = ((const __u32 *)hop)[2];
+	if (t->packet.tags || tags)
+		rewrite_tags(link, hop, t->v6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP));
 	if (t->v6) {
 		struct ipv6hdr *ip = at(ctx, l3, sizeof(*ip));
 
@@ -254,12 +370,12 @@ static __always_inline int rewrite(struct xdp_md *ctx, struct transit *t)
 // Rewrites and redirects. What cannot be sent for want of room is the kernel's.
 static __always_inline int send(struct xdp_md *ctx, struct transit *t)
 {
-	struct counters *out = bpf_map_lookup_elem(&counters, &t->hop.slot);
+	struct counters *out = bpf_map_lookup_elem(&counters, &t->hop->slot);
 	int verdict;
 
-	if (rewrite(ctx, t) < 0)
+	if (fit(ctx, t) < 0 || rewrite(ctx, t) < 0)
 		return leave(ctx, t, COUNT_BEYOND);
-	verdict = bpf_redirect_map(&ports, t->hop.port, XDP_ABORTED);
+	verdict = bpf_redirect_map(&ports, t->hop->port, XDP_ABORTED);
 	if (verdict != XDP_REDIRECT)
 		return verdict;
 	count(t->counters, t->v6, COUNT_FORWARDED, 1);
@@ -278,7 +394,9 @@ int router(struct xdp_md *ctx)
 	int refused;
 
 	// 1. Ethernet and tags: IPv4 or IPv6, and one of our interfaces.
-	if (packet_link(ctx, &t.packet) < 0 || find_interface(ctx, &t) < 0)
+	if (packet_link(ctx, &t.packet) < 0)
+		return leave_other(ctx, &t);
+	if (find_interface(ctx, &t) < 0)
 		return chain_next(ctx);
 	config = bpf_map_lookup_elem(&config_map, &zero);
 	link = at(ctx, 0, sizeof(*link));
@@ -300,13 +418,13 @@ int router(struct xdp_md *ctx)
 		count(t.counters, t.v6, COUNT_BLACKHOLE, 1);
 		return XDP_DROP;
 	}
-	if (refused)
+	if (refused || !t.hop)
 		return leave(ctx, &t, refused);
 
 	// 4. Nothing that wants an ICMP message: redirect, packet too big.
-	if (t.hop.ifindex == t.in->ifindex)
+	if (t.hop->ifindex == t.in->ifindex)
 		return leave(ctx, &t, COUNT_SAME_INTERFACE);
-	if (t.size > t.hop.mtu)
+	if (t.size > t.hop->mtu)
 		return leave(ctx, &t, COUNT_TOO_BIG);
 
 	// 5. Off it goes.

@@ -8,11 +8,15 @@
  * bits, IPv6 four times 16 down to /64. An entry of the root is a path's number, or with ENTRY_CHILD leads to a node: the
  * first line of its block, and how many of the node's first bits choose where in it to look. A node, in words:
  *
- *   with ENTRY_LINES a line for each value of those bits:
- *     head   the path of what nothing here says anything of, 0: what is known from above; in bits 27 to 30 how many runs
+ *   with ENTRY_LINES a line for each value of those bits, SHORT_RUNS at the most with ENTRY_SHORT:
+ *     head   the path of what nothing here says anything of, 0: what is known from above; in bits 26 to 30 how many runs
  *            follow the first one; NODE_WIDE: runs are two words
  *     runs   sorted: the first address's bits in the upper half; then the entry, in the lower half or in the next
  *            word; 0: the head's
+ *   or with ENTRY_SHORT
+ *     head   the same
+ *     firsts of all runs, 16 bits each
+ *     values of all runs, 8 bits each
  *   and else
  *     head   the same, without a number
  *     index  for each value of those bits: the run it begins in, and in the upper half how many more there are
@@ -21,18 +25,23 @@
  * The root is the first lines of the map. No block lies in two elements. */
 #define ENTRY_CHILD 0x80000000u
 #define ENTRY_LINES 0x40000000u
+#define ENTRY_SHORT 0x20000000u   /* with ENTRY_LINES only */
 #define ENTRY_BITS_SHIFT 26
 #define ENTRY_BITS_MASK 0xf
+#define ENTRY_LINES_MASK 0x7      /* of lines there are 64 at the most */
 #define ENTRY_LINE_MASK 0x03ffffff
 #define NODE_WIDE 0x80000000u
-#define NODE_MORE_SHIFT 27
-#define NODE_MORE_MASK 0xf
-#define NODE_VALUE_MASK 0x07ffffff
+#define NODE_MORE_SHIFT 26
+#define NODE_MORE_MASK 0x1f
+#define NODE_VALUE_MASK 0x03ffffff
+#define SHORT_RUNS 20
+#define SHORT_FIRSTS 2            /* where they begin in the line, in units of 16 bits */
+#define SHORT_VALUES 44           /* the same, in bytes */
 
 #define LINE_WORDS 16
 #define ELEMENT_WORDS 262144  /* 1 MiB */
 
-#define TRIE4_WIDTH 8
+#define TRIE4_WIDTH 16
 #define TRIE6_WIDTH 16
 #define TRIE6_LEVELS 3
 
@@ -71,20 +80,23 @@ struct hop {
 	__u8 destination[6];
 	__u8 source[6];
 	__u32 port;      /* slot of the map ports: the device that sends */
-	__u32 ifindex;   /* the interface as routes name it: the device, or a VLAN on it */
+	__u32 ifindex;   /* the interface as routes name it: the device, a VLAN on it, or a VLAN within one */
 	__u32 mtu;       /* of a packet without its Ethernet header: the smaller of the interface's and the route's */
 	__u16 protocol;  /* network order: the EtherType of the tag to put in front, 0 for none */
 	__u16 vlan;      /* network order: the tag */
 	__u32 slot;      /* of the counters of the interface it leaves by */
 	__u32 used;      /* set by the program, cleared by who looks */
-	__u32 pad;
+	__u16 inner_protocol;  /* of a second tag behind that one; 0 for none */
+	__u16 inner_vlan;
 };
 
-/* An interface whose packets are forwarded: a device, or a VLAN on it. */
+/* An interface whose packets are forwarded: a device, a VLAN on it, or a VLAN within one (IEEE 802.1ad). */
 struct interface_key {
 	__u32 ifindex;   /* the device */
 	__u16 vlan;      /* host order, 0 for none */
 	__u16 protocol;  /* network order, 0 for none */
+	__u16 inner_vlan;      /* the same of a second tag */
+	__u16 inner_protocol;
 };
 
 #define ROUTER_INTERFACES 1024
@@ -108,12 +120,28 @@ struct interface {
 	__u32 slot;      /* of its counters */
 };
 
+/* Most interfaces are found without a search: at the place that near_place() says, if it is their own. */
+#define NEAR_PLACES 1024
+
+struct near {
+	struct interface_key key;  /* without an ifindex: nobody's */
+	struct interface interface;
+	__u32 pad;
+};
+
+static inline __u32 near_place(const struct interface_key *key)
+{
+	return (key->ifindex + key->vlan * 67u + key->inner_vlan * 71u) % NEAR_PLACES;
+}
+
 /* A hop by the kernel's own lookup: what the map egress says of an interface. */
 struct egress {
 	__u32 port;
 	__u32 slot;
 	__u16 protocol;
 	__u16 vlan;
+	__u16 inner_protocol;
+	__u16 inner_vlan;
 };
 
 #define CONFIG_OFF4 1      /* the firewall sees IPv4's transit packets: all are the kernel's */
@@ -154,6 +182,8 @@ enum router_counter {
 	COUNT_FIREWALL,
 	COUNT_OFF,            /* forwarding is off here */
 	COUNT_BEYOND,         /* the route needs what the fast path does not do */
+	COUNT_ASKED,          /* ARP requests, neighbour solicitations */
+	COUNT_TOLD,           /* ARP replies, neighbour advertisements */
 	ROUTER_COUNTERS,
 };
 
@@ -162,10 +192,14 @@ struct counters {
 };
 
 _Static_assert(sizeof(struct element) == 1 << 20, "a power of two");
+_Static_assert(SHORT_VALUES == 2 * (SHORT_FIRSTS + SHORT_RUNS), "values behind the firsts");
+_Static_assert(SHORT_VALUES + SHORT_RUNS == 4 * LINE_WORDS, "a line is full");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the lower half of a word is first");
 _Static_assert(sizeof(struct path) == 16 + 8 * PATH_MEMBERS, "no holes");
 _Static_assert(sizeof(struct hop) == 40, "no holes");
-_Static_assert(sizeof(struct interface_key) == 8, "no holes");
+_Static_assert(sizeof(struct interface_key) == 12, "no holes");
 _Static_assert(sizeof(struct interface) == 16, "no holes");
-_Static_assert(sizeof(struct egress) == 12, "no holes");
+_Static_assert(sizeof(struct near) == 32, "no holes");
+_Static_assert(sizeof(struct egress) == 16, "no holes");
 _Static_assert(sizeof(struct router_config) == 16, "no holes");
-_Static_assert(ROUTER_COUNTERS == 21, "layout.rs has as many");
+_Static_assert(ROUTER_COUNTERS == 23, "layout.rs has as many");

@@ -37,19 +37,19 @@ int scatter(struct xdp_md *ctx)
 	struct scatter *told = bpf_map_lookup_elem(&scatter_frame, &zero);
 	__u64 *count = bpf_map_lookup_elem(&scatter_count, &zero);
 	struct in6_addr *to;
-	__u32 *words;
+	__u64 *words;
 	int i;
 
 	if (!told || !count)
 		return XDP_ABORTED;
 	number = (__u32)(*count)++ & told->mask;
 	to = bpf_map_lookup_elem(&scatter_to, &number);
-	words = at(ctx, 0, SCATTER_BYTES);
+	words = at(ctx, 0, SCATTER_WORDS * sizeof(*words));
 	if (!to || !words)
 		return XDP_ABORTED;
 #pragma unroll
-	for (i = 0; i < SCATTER_BYTES / 4; i++)
-		words[i] = ((__u32 *)told->frame)[i];
+	for (i = 0; i < SCATTER_WORDS; i++)
+		words[i] = told->frame[i];
 	if (told->v6) {
 		struct ipv6hdr *ip = at(ctx, sizeof(struct ethhdr), sizeof(*ip));
 

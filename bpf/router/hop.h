@@ -63,31 +63,30 @@ static __always_inline __u32 hash6_ports(struct xdp_md *ctx, const struct packet
 	return mix(addresses6(ip), ports_of(ctx, packet), seed);
 }
 
-// The member of a path whose share a hash falls into, copied. Zero, or why the packet is the kernel's.
-static __always_inline int choose(struct path *path, __u32 hash, struct hop *chosen)
+// The member of a path whose share a hash falls into: a hop's number.
+static __always_inline __u32 member_of(const struct path *path, __u32 hash)
 {
 	__u32 number = path->member[0].hop;
-	struct hop *hop;
 	int i;
 
-	if (path->kind == PATH_DROP)
-		return COUNT_BLACKHOLE;
-	if (path->kind != PATH_FORWARD)
-		return path->reason;
 	for (i = 0; i < PATH_MEMBERS - 1; i++) {
 		if (i + 1 >= path->count || hash <= path->member[i].upper)
 			break;
 		number = path->member[i + 1].hop;
 	}
-	if (!number)
-		return COUNT_NEIGHBOUR;
-	hop = bpf_map_lookup_elem(&hops, &number);
-	if (!hop)
-		return COUNT_NEIGHBOUR;
+	return number;
+}
+
+// The hop of that number, marked as used. NULL: the neighbour is not known.
+static __always_inline const struct hop *hop_of(__u32 number)
+{
+	struct hop *hop = bpf_map_lookup_elem(&hops, &number);
+
+	if (!hop || !number)
+		return NULL;
 	if (!hop->used)
 		hop->used = 1;
-	*chosen = *hop;
-	return 0;
+	return hop;
 }
 
 #define LOOPBACK 1                 // its index in every namespace
@@ -139,6 +138,8 @@ static __always_inline int ask(struct xdp_md *ctx, const struct packet *packet, 
 	chosen->slot = egress->slot;
 	chosen->protocol = egress->protocol;
 	chosen->vlan = egress->vlan;
+	chosen->inner_protocol = egress->inner_protocol;
+	chosen->inner_vlan = egress->inner_vlan;
 	chosen->ifindex = fib->ifindex;
 	chosen->mtu = mtu;  // the interface's is compared by the lookup
 	return 0;

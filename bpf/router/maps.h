@@ -58,6 +58,15 @@ struct {
 	__type(value, struct interface);
 } interfaces SEC(".maps");
 
+// The same once more, but for those whose place another one has.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, NEAR_PLACES);
+	__type(key, __u32);
+	__type(value, struct near);
+} near SEC(".maps");
+
 // The same by the index that routes name, for what the kernel's lookup answers.
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use testkit::process::Process;
-use testkit::road::{PATIENCE, Road, WEST};
-use testkit::wait_for;
+use testkit::road::{Road, WEST};
+use testkit::{PATIENCE, wait_for};
 
 fn forward(road: &Road, options: &str) -> Process {
     begin(road, options, "are followed.")

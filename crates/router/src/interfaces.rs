@@ -10,7 +10,10 @@ use crate::error::Error;
 use crate::layout::{self, Counter, Egress, Hop, InterfaceKey};
 use crate::paths::Reach;
 
-/// An interface as routes name it: a device, or a VLAN on one.
+/// Tags at the most: 802.1ad's two.
+const TAGS: usize = 2;
+
+/// An interface as routes name it: a device, a VLAN on one, or a VLAN within such a VLAN.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
     /// Its name when it was added.
@@ -23,10 +26,8 @@ pub struct Interface {
     pub port: u32,
     /// Slot of its counters.
     pub slot: u32,
-    /// VLAN id and EtherType.
-    pub vlan: Option<(u16, u16)>,
-    /// The program runs in the device's driver.
-    pub native: bool,
+    /// VLAN id and EtherType of its tags, as they lie in a frame: the outer one first.
+    pub tags: Vec<(u16, u16)>,
     /// The device takes frames that are redirected to it.
     pub sends: bool,
 }
@@ -53,17 +54,16 @@ impl Interface {
             );
             return Err(refuse(&why));
         }
-        let device = match &link.vlan {
-            None => link,
-            Some(vlan) => snapshot
-                .links
-                .get(&vlan.parent)
-                .ok_or_else(|| refuse("its parent is not here"))?,
-        };
-        if device.vlan.is_some() {
-            return Err(refuse(
-                "it is a VLAN within a VLAN: one tag is what is forwarded here",
-            ));
+        let (mut device, mut tags) = (link, Vec::new());
+        while let Some(vlan) = &device.vlan {
+            if tags.len() == TAGS {
+                return Err(refuse(
+                    "it is a VLAN within two others: two tags are what is forwarded here",
+                ));
+            }
+            tags.insert(0, (vlan.id, vlan.protocol));
+            let parent = snapshot.links.get(&vlan.parent);
+            device = parent.ok_or_else(|| refuse("its parent is not here"))?;
         }
         Ok(Interface {
             name: name.to_owned(),
@@ -71,28 +71,24 @@ impl Interface {
             device: device.index,
             port: 0,
             slot: 0,
-            vlan: link.vlan.map(|vlan| (vlan.id, vlan.protocol)),
+            tags,
             // Until the driver has been asked.
-            native: false,
             sends: false,
         })
     }
 
-    /// How the program finds it: by its device, and where that is a bond by each of its ports too. In native mode the
-    /// program runs in a port's driver and is told of the port; what a port holds back is not the bond's.
+    /// How the program finds it: by its device, and where that is a bond by each of its ports too. The program runs for a port,
+    /// in its driver or behind it, and is told of the port; what a port holds back is not the bond's.
     pub fn keys(&self, snapshot: &Snapshot) -> Vec<InterfaceKey> {
-        let (vlan, protocol) = self.vlan.unwrap_or((0, 0));
+        let [(vlan, protocol), (inner_vlan, inner_protocol)] = self.both_tags();
         let key = |ifindex| InterfaceKey {
             ifindex,
             vlan,
             protocol: protocol.to_be(),
+            inner_vlan,
+            inner_protocol: inner_protocol.to_be(),
         };
-        let is_bond = snapshot
-            .links
-            .get(&self.device)
-            .is_some_and(|link| link.kind.as_deref() == Some("bond"));
-        let is_port = |link: &&std::sync::Arc<Link>| link.master == Some(self.device) && !link.held_back;
-        let ports = snapshot.links.values().filter(|_| is_bond).filter(is_port);
+        let ports = snapshot.ports_of(self.device).filter(|port| !port.held_back);
         std::iter::once(self.device)
             .chain(ports.map(|port| port.index))
             .map(key)
@@ -101,13 +97,22 @@ impl Interface {
 
     /// How it is sent by.
     pub fn egress(&self) -> Egress {
-        let (vlan, protocol) = self.vlan.unwrap_or((0, 0));
+        let [(vlan, protocol), (inner_vlan, inner_protocol)] = self.both_tags();
         Egress {
             port: self.port,
             slot: self.slot,
             protocol: protocol.to_be(),
             vlan: vlan.to_be(),
+            inner_protocol: inner_protocol.to_be(),
+            inner_vlan: inner_vlan.to_be(),
         }
+    }
+
+    /// Zeros for tags that it does not have.
+    fn both_tags(&self) -> [(u16, u16); TAGS] {
+        let mut both = [(0, 0); TAGS];
+        both[..self.tags.len()].copy_from_slice(&self.tags);
+        both
     }
 
     /// What holds for packets that come in by it. Without a MAC address none is sent to it.
@@ -123,11 +128,14 @@ impl Interface {
         let all = settings(Family::V4, Settings::ALL);
         // ip6_forward() asks the whole host's.
         let six = settings(Family::V6, Settings::ALL);
+        let link = self.link(snapshot);
+        // What comes by a VLAN that is down the kernel drops.
+        let up = link.is_some_and(|link| link.up);
         let mut flags = 0;
-        if own.forwarding {
+        if own.forwarding && up {
             flags |= layout::INTERFACE_FORWARD4;
         }
-        if six.forwarding {
+        if six.forwarding && up {
             flags |= layout::INTERFACE_FORWARD6;
         }
         let rp_filter = match own.rp_filter.max(all.rp_filter) {
@@ -137,11 +145,7 @@ impl Interface {
             _ => 2,
         };
         layout::Interface {
-            mac: self
-                .link(snapshot)
-                .and_then(|link| link.mac)
-                .unwrap_or_default()
-                .0,
+            mac: link.and_then(|link| link.mac).unwrap_or_default().0,
             flags,
             rp_filter,
             ifindex: self.ifindex,
@@ -190,6 +194,8 @@ impl Reach for View<'_> {
             mtu: mtu.map_or(link.mtu, |mtu| mtu.min(link.mtu)),
             protocol: egress.protocol,
             vlan: egress.vlan,
+            inner_protocol: egress.inner_protocol,
+            inner_vlan: egress.inner_vlan,
             slot: egress.slot,
             ..Hop::default()
         })

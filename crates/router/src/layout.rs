@@ -81,8 +81,10 @@ pub struct Hop {
     pub slot: u32,
     /// Set by the program.
     pub used: u32,
-    /// Filling.
-    pub pad: u32,
+    /// Of a second tag behind that one; 0 for none.
+    pub inner_protocol: u16,
+    /// The second tag, network order.
+    pub inner_vlan: u16,
 }
 
 /// `struct interface_key`.
@@ -95,6 +97,33 @@ pub struct InterfaceKey {
     pub vlan: u16,
     /// EtherType of the tag in network order; 0 for none.
     pub protocol: u16,
+    /// The same of a second tag behind that one.
+    pub inner_vlan: u16,
+    /// As `protocol`.
+    pub inner_protocol: u16,
+}
+
+impl InterfaceKey {
+    /// Where the program looks for it first: `near_place()`.
+    pub fn near_place(&self) -> usize {
+        let place = u64::from(self.ifindex) + u64::from(self.vlan) * 67 + u64::from(self.inner_vlan) * 71;
+        place as u32 as usize % NEAR_PLACES
+    }
+}
+
+/// Places of the map `near`.
+pub const NEAR_PLACES: usize = 1024;
+
+/// `struct near`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Near {
+    /// Whose place it is; nobody's without an ifindex.
+    pub key: InterfaceKey,
+    /// What holds there.
+    pub interface: Interface,
+    /// Filling.
+    pub pad: u32,
 }
 
 /// `struct interface`.
@@ -130,6 +159,10 @@ pub struct Egress {
     pub protocol: u16,
     /// The tag, network order.
     pub vlan: u16,
+    /// Of a second tag behind that one.
+    pub inner_protocol: u16,
+    /// The second tag.
+    pub inner_vlan: u16,
 }
 
 /// `struct router_config`.
@@ -206,11 +239,15 @@ pub enum Counter {
     Off,
     /// Left to the kernel: the route needs what the fast path does not do.
     Beyond,
+    /// Left to the kernel: asks for an address on the link.
+    Asked,
+    /// Left to the kernel: tells an address on the link.
+    Told,
 }
 
 impl Counter {
     /// All, in the order of the program's.
-    pub const ALL: [Counter; 21] = [
+    pub const ALL: [Counter; 23] = [
         Counter::Forwarded,
         Counter::ForwardedBytes,
         Counter::Sent,
@@ -232,6 +269,8 @@ impl Counter {
         Counter::Firewall,
         Counter::Off,
         Counter::Beyond,
+        Counter::Asked,
+        Counter::Told,
     ];
 
     /// Its name, as it is printed and as docs/router.md lists it.
@@ -258,6 +297,8 @@ impl Counter {
             Counter::Firewall => "firewall",
             Counter::Off => "off",
             Counter::Beyond => "beyond",
+            Counter::Asked => "asked",
+            Counter::Told => "told",
         }
     }
 }
@@ -309,6 +350,8 @@ impl Counter {
             Counter::Firewall => "a hook of nftables or iptables sees forwarded packets",
             Counter::Off => "forwarding is off here",
             Counter::Beyond => "the route needs what the fast path does not do",
+            Counter::Asked => "asks for an address on the link: ARP request, neighbour solicitation",
+            Counter::Told => "tells an address on the link: ARP reply, neighbour advertisement",
         }
     }
 }
@@ -323,11 +366,12 @@ pub struct Counters {
 
 const _: () = assert!(size_of::<Path>() == 16 + 8 * PATH_MEMBERS);
 const _: () = assert!(size_of::<Hop>() == 40);
-const _: () = assert!(size_of::<InterfaceKey>() == 8);
+const _: () = assert!(size_of::<InterfaceKey>() == 12);
 const _: () = assert!(size_of::<Interface>() == 16);
-const _: () = assert!(size_of::<Egress>() == 12);
+const _: () = assert!(size_of::<Near>() == 32);
+const _: () = assert!(size_of::<Egress>() == 16);
 const _: () = assert!(size_of::<Config>() == 16);
-const _: () = assert!(Counter::Beyond as usize + 1 == Counter::ALL.len());
+const _: () = assert!(Counter::Told as usize + 1 == Counter::ALL.len());
 
 #[cfg(test)]
 mod tests {

@@ -14,10 +14,11 @@
 //!   ports, …) cannot be put into a table of destinations: the program then calls `bpf_fib_lookup`, the kernel's own.
 //! - [`fib`] merges those tables, one family each, into prefixes with a [`spec::Spec`]: what to do. Neighbours on connected
 //!   networks are prefixes of one address.
-//! - [`trie`] holds what each prefix leads to: IPv4 in 24 and 8 bits, IPv6 in four times 16 down to /64 (addresses of their own
+//! - [`trie`] holds what each prefix leads to: IPv4 in twice 16 bits, IPv6 in four times 16 down to /64 (addresses of their own
 //!   are in a hash behind the /64 they are in). Under the root are sorted runs of addresses, 64 bytes where they are few. Tried
-//!   and left: IPv4 with a root of 18 bits takes 15 MiB and not 70 for a million routes, but misses the caches twice a packet and not
-//!   once; IPv6 in nibbles misses four to six times, as does binary search over prefix lengths.
+//!   and left: IPv4 in 24 and 8 bits is one read, but of 64 MiB, each in a page of its own, which costs more than a search in
+//!   a small table; a root of 18 bits is read from far caches too; IPv6 in nibbles misses four to six times, as does binary search over
+//!   prefix lengths.
 //! - [`paths`] holds what an entry leads to. Equal specs are one path, so a million routes over a hundred neighbours are
 //!   a hundred paths, and a neighbour that changes is one hop that changes, not ten thousand entries.
 //!
@@ -30,8 +31,10 @@
 //! **The firewall.** When a hook of nftables or iptables sees forwarded packets of a family, all of that family are left
 //! to the kernel, and [`Report`] says which hook it is.
 
+mod attach;
 pub mod blocks;
 pub mod difference;
+mod entries;
 mod error;
 pub mod fib;
 pub mod firewall;
@@ -42,6 +45,7 @@ pub mod paths;
 pub mod plan;
 mod report;
 mod router;
+pub mod runs;
 mod service;
 pub mod spec;
 pub mod text;

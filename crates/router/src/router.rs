@@ -1,21 +1,21 @@
 //! The router itself: program, tables and interfaces, brought in step with a snapshot of the kernel's. No clock and no
 //! netlink of its own: both are handed in by [`Service`](crate::Service).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use io::bpf_array::BpfArray;
 use netlink::{Family, Kinds, Snapshot};
-use xdp::{Feature, Interfaces, Mode, PerCpuTable, Program, Table, objects};
+use xdp::{Mode, PerCpuTable, Program, Table, objects};
 
+use crate::attach::Device;
+use crate::entries::{Entries, NEAR_WORDS};
 use crate::error::Error;
 use crate::fib::{Fib, Prefix, Source};
 use crate::firewall::Firewall;
 use crate::interfaces::{Interface, View};
-use crate::layout::{
-    self, Config, Counter, Counters, ELEMENT_LINES, Hop, INTERFACES, InterfaceKey, Path, config,
-};
+use crate::layout::{self, Config, Counter, Counters, ELEMENT_LINES, Hop, Path, config};
 use crate::node::LINE;
 use crate::paths::Paths;
 use crate::plan::Plan;
@@ -26,8 +26,8 @@ use crate::trie::{Shape, Trie, Words};
 /// How large the tables are. They cost their memory whether they are full or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Lines of IPv4's trie beside the root's 64 MiB, of 64 bytes, rounded up to a MiB in all: one for each /24 with longer
-    /// prefixes or neighbours, more where these are many.
+    /// Lines of IPv4's trie, of 64 bytes, rounded up to a MiB in all: one for each /16 with longer prefixes or neighbours, and
+    /// one more for each ten of these.
     pub nodes4: u32,
     /// Lines of IPv6's trie, as IPv4's: one for each one to three prefixes.
     pub nodes6: u32,
@@ -38,30 +38,31 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Options {
-            nodes4: 262_144,
+            nodes4: 520_192,
             nodes6: 520_192,
             paths: 65_536,
         }
     }
 }
 
-/// The router. Dropped, its interfaces are the kernel's again.
+/// The router. Its interfaces are the kernel's again when the [`xdp::Interfaces`] are dropped that they were added to, before it or
+/// with it, and their NICs are set as they were when it is dropped itself.
 #[derive(Debug)]
 pub struct Router {
-    program: Program,
+    pub(crate) program: Program,
     config: Table<u32, Config>,
-    entries: Table<InterfaceKey, layout::Interface>,
-    /// The keys of `entries`.
-    written: BTreeSet<InterfaceKey>,
-    egresses: Table<u32, layout::Egress>,
-    ports: Table<u32, u32>,
-    counters: PerCpuTable<u32, Counters>,
+    entries: Entries,
+    pub(crate) egresses: Table<u32, layout::Egress>,
+    pub(crate) ports: Table<u32, u32>,
+    pub(crate) counters: PerCpuTable<u32, Counters>,
     pub(crate) paths: Paths,
     pub(crate) fibs: [Fib; 2],
     pub(crate) plans: [Plan; 2],
     pub(crate) interfaces: BTreeMap<u32, Interface>,
+    /// What runs the program, by index: see `attach`.
+    pub(crate) devices: BTreeMap<u32, Device>,
     /// Indices in the order they were added.
-    order: Vec<u32>,
+    pub(crate) order: Vec<u32>,
     pub(crate) snapshot: Arc<Snapshot>,
     pub(crate) firewall: Firewall,
     /// Whether multipath is by ports (IPv4, IPv6); `None` is a policy that only the kernel has.
@@ -112,8 +113,7 @@ impl Router {
         let hosts = program.table("hosts6")?;
         Ok(Router {
             config: program.table("config_map")?,
-            entries: program.table("interfaces")?,
-            written: BTreeSet::new(),
+            entries: Entries::new(program.table("interfaces")?, mapped("near", NEAR_WORDS)?),
             egresses: program.table("egresses")?,
             ports: program.table("ports")?,
             counters: program.per_cpu_table("counters")?,
@@ -124,6 +124,7 @@ impl Router {
             ],
             plans: Default::default(),
             interfaces: BTreeMap::new(),
+            devices: BTreeMap::new(),
             order: Vec::new(),
             snapshot: Arc::default(),
             firewall: Firewall::default(),
@@ -131,67 +132,6 @@ impl Router {
             seed: rand::random(),
             program,
         })
-    }
-
-    /// Takes over an interface's forwarding. The tables are in step with the last snapshot before the first packet.
-    ///
-    /// # Errors
-    /// There is no such interface, it is no Ethernet, belongs to a bridge, bond or VRF, or has another's XDP program.
-    pub fn add(
-        &mut self,
-        name: &str,
-        attached: &mut Interfaces,
-        mode: Option<xdp::Mode>,
-    ) -> Result<(), Error> {
-        let refuse = |why: &str| Error::Interface {
-            name: name.to_owned(),
-            why: why.to_owned(),
-        };
-        let mut interface = Interface::new(name, &self.snapshot)?;
-        if self.interfaces.contains_key(&interface.ifindex) {
-            return Err(refuse("it is the router's already"));
-        }
-        let taken: Vec<u32> = self.interfaces.values().map(|other| other.slot).collect();
-        let free = (0..INTERFACES as u32).find(|slot| !taken.contains(slot));
-        interface.slot = free.ok_or_else(|| refuse("there is room for 1024 interfaces only"))?;
-        let sharing = self
-            .interfaces
-            .values()
-            .find(|other| other.device == interface.device);
-        interface.port = sharing.map_or(interface.slot, |other| other.port);
-        let first = sharing.is_none();
-        self.forget_counters(interface.slot)?;
-        if first {
-            self.ports.set(&interface.port, &interface.device)?;
-            let added = attached.add(interface.device, Feature::Router, &self.program, mode);
-            added.map_err(|error| Error::of_interface(name, error))?;
-        }
-        interface.native = attached.mode(interface.device) == Some(Mode::Native);
-        let ifindex = interface.ifindex;
-        self.interfaces.insert(ifindex, interface);
-        self.order.push(ifindex);
-        // Rules may name it; hops may leave by it.
-        self.update_all()
-    }
-
-    /// Gives an interface back to the kernel. False if it was not the router's.
-    pub fn remove(&mut self, name: &str, attached: &mut Interfaces) -> Result<bool, Error> {
-        let Some(interface) = self.interface_named(name).cloned() else {
-            return Ok(false);
-        };
-        self.interfaces.remove(&interface.ifindex);
-        self.order.retain(|ifindex| *ifindex != interface.ifindex);
-        self.update_all()?;
-        self.egresses.remove(&interface.ifindex)?;
-        if !self
-            .interfaces
-            .values()
-            .any(|other| other.device == interface.device)
-        {
-            attached.remove(interface.device, Feature::Router);
-            self.ports.remove(&interface.port)?;
-        }
-        Ok(true)
     }
 
     /// Brings the tables in step with what the kernel says now.
@@ -244,7 +184,7 @@ impl Router {
     }
 
     /// As [`update`](Self::update), when an interface of ours came or went: everything may have changed.
-    fn update_all(&mut self) -> Result<(), Error> {
+    pub(crate) fn update_all(&mut self) -> Result<(), Error> {
         let snapshot = self.snapshot.clone();
         self.update(snapshot, Kinds::LINKS)
     }
@@ -269,11 +209,7 @@ impl Router {
     /// Says of a device whether it takes redirected frames; those for one that does not are left to the kernel. `None` is of
     /// a kernel that cannot say (before Linux 6.3): a driver that runs the program takes frames, all others do not.
     pub fn set_sends(&mut self, device: u32, sends: Option<bool>) -> Result<(), Error> {
-        let native = self
-            .interfaces
-            .values()
-            .any(|interface| interface.device == device && interface.native);
-        let sends = sends.unwrap_or(native);
+        let sends = sends.unwrap_or(self.mode_of(device) == Some(Mode::Native));
         let of_device = |interface: &&mut Interface| interface.device == device && interface.sends != sends;
         let mut changed = false;
         for interface in self.interfaces.values_mut().filter(of_device) {
@@ -325,8 +261,13 @@ impl Router {
         &self.program
     }
 
+    /// How the program runs for a device of its interfaces.
+    pub fn mode_of(&self, device: u32) -> Option<Mode> {
+        Some(self.devices.get(&device)?.place.mode())
+    }
+
     /// What there is to see.
-    pub fn report(&self, attached: &Interfaces) -> Result<Report, Error> {
+    pub fn report(&self) -> Result<Report, Error> {
         let mut interfaces = Vec::new();
         for interface in self.interfaces() {
             let per_cpu = self.counters.get(&interface.slot)?.unwrap_or_default();
@@ -335,8 +276,8 @@ impl Router {
             interfaces.push(InterfaceReport {
                 name: interface.name.clone(),
                 ifindex: interface.ifindex,
-                mode: attached
-                    .mode(interface.device)
+                mode: self
+                    .mode_of(interface.device)
                     .map(|mode| mode.to_string())
                     .unwrap_or_default(),
                 counters: [
@@ -383,6 +324,22 @@ impl Router {
             ));
         }
         for interface in self.interfaces() {
+            if interface.link(&self.snapshot).is_none_or(|link| !link.up) {
+                notes.push(format!(
+                    "nothing is forwarded from {}: it is down",
+                    interface.name
+                ));
+                continue;
+            }
+            if self.may_hide_tags(interface) {
+                notes.push(format!(
+                    "packets without a VLAN tag from {} are left to the kernel: whoever sends to a veth can hide tags",
+                    interface.name
+                ));
+            }
+            if let Some(why) = self.trouble_of(&interface.name) {
+                notes.push(format!("{}: {why}", interface.name));
+            }
             let entry = interface.entry(&self.snapshot, self.plans[0].custom);
             for (flag, family) in [
                 (layout::INTERFACE_FORWARD4, "IPv4"),
@@ -420,7 +377,7 @@ impl Router {
     }
 
     /// Writes what is not in the tables: the interfaces and what holds for all packets.
-    fn settle(&mut self) -> Result<(), Error> {
+    pub(crate) fn settle(&mut self) -> Result<(), Error> {
         let mut flags = 0;
         let mut set = |on: bool, flag| flags |= if on { flag } else { 0 };
         set(self.firewall.sees_v4(), config::OFF4);
@@ -438,23 +395,17 @@ impl Router {
                 ask_mtu,
             },
         )?;
-        let mut written = BTreeSet::new();
-        for interface in self.interfaces.values() {
+        let mut entries = BTreeMap::new();
+        // Without its tags nobody can tell whose packet it is: left out, it is the kernel's.
+        for interface in self.interfaces.values().filter(|one| !self.is_blind(one)) {
             let entry = interface.entry(&self.snapshot, self.plans[0].custom);
-            for key in interface.keys(&self.snapshot) {
-                self.entries.set(&key, &entry)?;
-                written.insert(key);
-            }
+            let keys = interface.keys(&self.snapshot).into_iter();
+            entries.extend(keys.map(|key| (key, entry)));
         }
-        // Interfaces that went, and ports of bonds.
-        for key in self.written.difference(&written) {
-            self.entries.remove(key)?;
-        }
-        self.written = written;
-        Ok(())
+        self.entries.write(entries)
     }
 
-    fn forget_counters(&self, slot: u32) -> Result<(), Error> {
+    pub(crate) fn forget_counters(&self, slot: u32) -> Result<(), Error> {
         Ok(self.counters.set(&slot, &bytemuck::Zeroable::zeroed())?)
     }
 }

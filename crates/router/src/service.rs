@@ -42,6 +42,13 @@ pub enum Change {
     Second,
 }
 
+impl Change {
+    /// Interfaces came, went or changed: programs may have to run elsewhere ([`Router::follow`]).
+    pub fn is_of_links(&self) -> bool {
+        matches!(self, Change::Kernel(_, kinds) if kinds.any(Kinds::LINKS))
+    }
+}
+
 impl Service {
     /// Loads the program and reads all there is. Forwards for no interface yet.
     pub async fn start(options: &Options) -> Result<Service, Error> {
@@ -67,6 +74,11 @@ impl Service {
         Ok(service)
     }
 
+    /// What the kernel says now; the router may still be behind.
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        self.mirror.snapshot()
+    }
+
     /// Takes over an interface's forwarding, by what the kernel says now.
     pub async fn add(
         &mut self,
@@ -90,11 +102,16 @@ impl Service {
         self.router.add(name, attached, mode)
     }
 
-    /// Waits for the next thing that changes, and does what it asks for: [`next`](Self::next) and [`take`](Self::take), for who
-    /// has nothing else to wait for.
-    pub async fn step(&mut self) -> Result<bool, Error> {
+    /// Waits for the next thing that changes, and does what it asks for: [`next`](Self::next), [`take`](Self::take) and
+    /// [`Router::follow`], for who has nothing else to wait for.
+    pub async fn step(&mut self, attached: &mut Interfaces) -> Result<bool, Error> {
         let change = self.next().await?;
-        self.take(change).await
+        let links = change.is_of_links();
+        let changed = self.take(change).await?;
+        if links {
+            self.router.follow(attached)?;
+        }
+        Ok(changed)
     }
 
     /// Waits for the next thing that changes. May be given up at any time: nothing is lost.

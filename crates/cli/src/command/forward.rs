@@ -39,7 +39,7 @@ pub struct ForwardArgs {
     /// How the program runs: in the driver, or behind it [default: native, generic where refused]
     #[arg(long, value_name = "MODE", ignore_case = true)]
     mode: Option<Mode>,
-    /// Lines of 64 bytes for /24 networks with longer prefixes or neighbours
+    /// Lines of 64 bytes for IPv4's table, one for one to four prefixes
     #[arg(long, value_name = "COUNT", default_value_t = Options::default().nodes4)]
     nodes4: u32,
     /// Lines of 64 bytes for IPv6's table, one for one to three prefixes
@@ -65,7 +65,7 @@ impl ForwardArgs {
             let mode = self.mode.map(Mode::xdp);
             service.add(name, &mut attached, mode).await.map_err(refused)?;
         }
-        let mut shown = service.router.report(&attached).map_err(refused)?;
+        let mut shown = service.router.report().map_err(refused)?;
         begin(session, &service, &shown, self.routes)?;
         let mut second = tokio::time::interval(Duration::from_secs(self.watch.unwrap_or(1)));
         second.tick().await;
@@ -73,21 +73,25 @@ impl ForwardArgs {
             tokio::select! {
                 change = service.next() => {
                     let change = change.map_err(refused)?;
+                    let links = change.is_of_links();
                     if !service.take(change).await.map_err(refused)? {
                         continue;
                     }
-                    let now = service.router.report(&attached).map_err(refused)?;
+                    if links {
+                        service.router.follow(&mut attached).map_err(refused)?;
+                    }
+                    let now = service.router.report().map_err(refused)?;
                     say_what_changed(session, &shown, &now)?;
                     shown = now;
                 }
                 _ = second.tick(), if self.watch.is_some() => {
-                    show(session, &service.router.report(&attached).map_err(refused)?)?;
+                    show(session, &service.router.report().map_err(refused)?)?;
                 }
                 _ = interrupt.recv() => break,
                 _ = terminate.recv() => break,
             }
         }
-        show(session, &service.router.report(&attached).map_err(refused)?)
+        show(session, &service.router.report().map_err(refused)?)
     }
 }
 

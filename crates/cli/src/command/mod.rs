@@ -27,6 +27,7 @@ mod repeat;
 mod request;
 mod route;
 mod router;
+mod router_changes;
 mod router_status;
 mod router_watch;
 mod service;

@@ -1,9 +1,11 @@
 //! `butterfly neigh` and `arp`: the kernel's neighbours, and whether the router sends to them.
 
 use api::v1;
+use api::v1::router_event::Kind;
 use clap::Args;
 
 use super::router::client;
+use super::router_changes::Changes;
 use crate::error::Error;
 use crate::json;
 use crate::output::Table;
@@ -17,7 +19,7 @@ confirm those that it sends to.
 
 Examples:
   butterfly neigh
-  butterfly neigh --interface eth1 -6")]
+  butterfly neigh --interface eth1 -6 --watch")]
 pub struct NeighArgs {
     /// Of one interface
     #[arg(short, long, value_name = "INTERFACE")]
@@ -28,6 +30,8 @@ pub struct NeighArgs {
     /// IPv6's alone
     #[arg(short = '6', long, conflicts_with = "ipv4")]
     ipv6: bool,
+    #[command(flatten)]
+    changes: Changes,
 }
 
 /// `arp`.
@@ -49,13 +53,36 @@ impl NeighArgs {
         let request = v1::ListNeighboursRequest {
             ipv4: self.ipv4,
             ipv6: self.ipv6,
-            interface: self.interface.unwrap_or_default(),
+            interface: self.interface.clone().unwrap_or_default(),
         };
+        // Listened to first, so that no change falls between the list and them.
+        let changes = self.changes.begin(client(session).await?).await?;
         let neighbours = client(session).await?.neighbours(request).await?;
-        if session.out.json {
-            return print_json(&neighbours, session);
+        match session.out.json {
+            true => print_json(&neighbours, session)?,
+            false => session.out.table(&table(&neighbours))?,
         }
-        session.out.table(&table(&neighbours))
+        let Some(changes) = changes else {
+            return Ok(());
+        };
+        session.out.flush()?;
+        let asked_for = |kind: &Kind| match kind {
+            Kind::Neighbour(change) => change.neighbour.as_ref().is_some_and(|one| self.asks_for(one)),
+            Kind::ManyRoutes(many) => many.neighbours > 0,
+            _ => false,
+        };
+        let (client, out) = session.client_and_output().await?;
+        self.changes
+            .print(client.only_v1("router")?, out, changes, asked_for)
+            .await
+    }
+
+    /// As the daemon understands the request.
+    fn asks_for(&self, neighbour: &v1::Neighbour) -> bool {
+        let six = neighbour.address.contains(':');
+        let of_family = if six { !self.ipv4 } else { !self.ipv6 };
+        let mut interface = self.interface.iter();
+        of_family && interface.all(|name| *name == neighbour.interface)
     }
 }
 

@@ -1,10 +1,14 @@
 //! `butterfly route`: the kernel's routes, and what the router makes of each.
 
+use std::net::IpAddr;
+
 use api::v1;
 use api::v1::RouteTreatment as Treatment;
+use api::v1::router_event::Kind;
 use clap::{Args, Subcommand};
+use ipnet::IpNet;
 
-use super::router::client;
+use super::router_changes::Changes;
 use crate::error::Error;
 use crate::json;
 use crate::session::Session;
@@ -25,7 +29,7 @@ With --json a line a route.
 
 Examples:
   butterfly route show
-  butterfly route show 10.0.0.0/8
+  butterfly route show 10.0.0.0/8 --watch
   butterfly route show 2001:db8::7")]
 pub struct ShowArgs {
     /// Routes of this prefix and of longer ones in it, or the one that packets to this address take [default: all but
@@ -35,12 +39,14 @@ pub struct ShowArgs {
     /// Routes of one table: its number, main, local or default
     #[arg(long, value_name = "TABLE", value_parser = table)]
     table: Option<u32>,
+    #[command(flatten)]
+    changes: Changes,
 }
 
 fn table(text: &str) -> Result<u32, String> {
     match text {
         "main" => Ok(254),
-        "local" => Ok(255),
+        "local" => Ok(LOCAL),
         "default" => Ok(253),
         number => number
             .parse()
@@ -61,13 +67,15 @@ impl ShowArgs {
     /// As the pieces come: there may be a million.
     async fn run(self, session: &mut Session) -> Result<(), Error> {
         let request = v1::ListRoutesRequest {
-            to: self.to.unwrap_or_default(),
+            to: self.to.clone().unwrap_or_default(),
             table: self.table,
         };
-        let mut pieces = client(session).await?.routes(request).await?;
-        let mut family = None;
         let (client, out) = session.client_and_output().await?;
         let v1 = client.only_v1("route")?;
+        // Listened to first, so that no change falls between the list and them.
+        let changes = self.changes.begin(v1).await?;
+        let mut pieces = v1.routes(request).await?;
+        let mut family = None;
         while let Some(piece) = v1.next_in_time(&mut pieces).await? {
             for route in &piece.routes {
                 if out.json {
@@ -81,9 +89,37 @@ impl ShowArgs {
                 out.text(&lines(route))?;
             }
         }
-        Ok(())
+        let Some(changes) = changes else {
+            return Ok(());
+        };
+        out.flush()?;
+        let asked_for = |kind: &Kind| match kind {
+            Kind::Route(change) => change.route.as_ref().is_some_and(|route| self.asks_for(route)),
+            Kind::ManyRoutes(many) => many.routes > 0,
+            _ => false,
+        };
+        self.changes.print(v1, out, changes, asked_for).await
+    }
+
+    /// As the daemon understands the request.
+    fn asks_for(&self, route: &v1::Route) -> bool {
+        let of_table = match self.table {
+            Some(table) => route.table == table,
+            None => self.to.is_some() || route.table != LOCAL,
+        };
+        let Some(to) = &self.to else {
+            return of_table;
+        };
+        let Ok(net) = route.prefix.parse::<IpNet>() else {
+            return false;
+        };
+        let within = |all: IpNet| all.contains(&net);
+        let takes = |address: IpAddr| net.contains(&address);
+        of_table && (to.parse().is_ok_and(within) || to.parse().is_ok_and(takes))
     }
 }
+
+const LOCAL: u32 = 255;
 
 /// Columns of a fixed width, as netmap-fwd's: lines go out before the last one is known.
 fn columns(cells: [&str; 7]) -> String {
@@ -157,7 +193,7 @@ fn table_name(table: u32) -> String {
     match table {
         253 => "default".into(),
         254 => "main".into(),
-        255 => "local".into(),
+        LOCAL => "local".into(),
         number => number.to_string(),
     }
 }
@@ -207,6 +243,30 @@ Destination          Gateway            Flags  Netif        By      Table  Why
             lines(&hole),
             "2001:db8::1/128                         UHSB                -       7      no rule leads to table 7\n"
         );
+    }
+
+    #[test]
+    fn changes_are_those_of_what_was_asked_for() {
+        let asks = |to: Option<&str>, table: Option<u32>| {
+            let args = ShowArgs {
+                to: to.map(str::to_owned),
+                table,
+                changes: Changes::default(),
+            };
+            let route = |prefix: &str, table| v1::Route {
+                prefix: prefix.into(),
+                table,
+                ..Default::default()
+            };
+            [("10.9.0.0/16", 254), ("10.9.1.1/32", 255), ("2001:db8::/32", 7)]
+                .map(|(prefix, table)| args.asks_for(&route(prefix, table)))
+        };
+        assert_eq!(asks(None, None), [true, false, true]);
+        assert_eq!(asks(None, Some(255)), [false, true, false]);
+        assert_eq!(asks(Some("10.0.0.0/8"), None), [true, true, false]);
+        assert_eq!(asks(Some("10.9.1.0/24"), None), [false, true, false]);
+        assert_eq!(asks(Some("10.9.2.1"), None), [true, false, false]);
+        assert_eq!(asks(Some("2001:db8::1"), Some(254)), [false, false, false]);
     }
 
     #[test]

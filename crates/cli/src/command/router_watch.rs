@@ -38,12 +38,14 @@ impl WatchArgs {
             counters_ms: self.counters.map_or(0, |every| every.as_millis() as u32),
         };
         let events = v1.watch_router(request).await?;
-        self.events.print(v1, out, events, "RouterEvent", line).await
+        self.events
+            .print(v1, out, events, "RouterEvent", |event| Some(line(event)))
+            .await
     }
 }
 
 /// Time, and what happened.
-fn line(event: &v1::RouterEvent) -> String {
+pub fn line(event: &v1::RouterEvent) -> String {
     let at = time(event.time_unix_nanos);
     let what = match &event.kind {
         Some(Kind::Interface(interface)) => match mode_name(interface.mode()) {

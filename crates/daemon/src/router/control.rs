@@ -8,8 +8,9 @@ use router::Options;
 use tokio::sync::{mpsc, oneshot};
 use xdp::{Interfaces, Mode};
 
-use super::keeper::{Command, Keeper, Member, NAME};
+use super::keeper::{Command, Keeper, NAME};
 use super::refusal::Refusal;
+use crate::kept::Member;
 use crate::kernel::Kernel;
 
 /// Commands that wait; who has more waits with them.

@@ -4,8 +4,8 @@ use netlink::{Neighbour, Snapshot};
 use router::difference::Difference;
 use router::view::RouteView;
 
-use super::keeper::Member;
 use crate::events;
+use crate::kept::Member;
 
 pub type Event = events::Event<EventKind>;
 pub type Events = events::Events<EventKind>;

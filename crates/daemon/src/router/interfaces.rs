@@ -27,7 +27,7 @@ pub fn list(
 
 fn interface(link: &Link, snapshot: &Snapshot, attached: &Interfaces) -> v1::Interface {
     // A VLAN's packets meet the programs of the device below.
-    let device = link.vlan.map_or(link.index, |vlan| vlan.parent);
+    let device = snapshot.device_of(link);
     let (vlan, vlan_protocol, parent) = match link.vlan {
         None => (0, 0, String::new()),
         Some(vlan) => (

@@ -3,30 +3,19 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use netlink::{Kinds, Mirror, Snapshot};
+use netlink::{Mirror, Snapshot};
 use router::{Change, Options, Report, Router, Service};
 use tokio::sync::{mpsc, oneshot};
 use xdp::{Interfaces, Mode};
 
 use super::event::{EventKind, Events};
 use super::refusal::Refusal;
+use crate::kept::{Hands, Kept, Member};
 
 /// The thread's name.
 pub const NAME: &str = "router";
 /// Changes of the kernel's that are told one by one; of more at once the numbers are.
 const TOLD: usize = 64;
-
-/// An interface that was given to the router.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Member {
-    pub name: String,
-    /// How it is attached; `None`: it is not, at the moment.
-    pub mode: Option<Mode>,
-    /// Why it is not attached.
-    pub why: String,
-    /// As it was asked for.
-    pub asked: Option<Mode>,
-}
 
 /// What can be asked of the thread.
 pub enum Command {
@@ -47,7 +36,7 @@ pub enum Command {
 pub struct Keeper {
     options: Options,
     attached: Arc<Mutex<Interfaces>>,
-    members: Vec<Member>,
+    kept: Kept,
     /// While there are members.
     running: Option<Service>,
     notes: Vec<String>,
@@ -60,7 +49,7 @@ impl Keeper {
         Keeper {
             options,
             attached,
-            members: Vec::new(),
+            kept: Kept::default(),
             running: None,
             notes: Vec::new(),
             events: Events::default(),
@@ -83,7 +72,7 @@ impl Keeper {
 
     /// Its interfaces, in the order they were given.
     pub fn members(&self) -> Vec<Member> {
-        self.members.clone()
+        self.kept.members().to_vec()
     }
 
     /// The router, if it has an interface.
@@ -95,7 +84,7 @@ impl Keeper {
     pub fn report(&self) -> Result<Report, Refusal> {
         match &self.running {
             None => Ok(Report::default()),
-            Some(service) => service.router.report(&self.lock()).map_err(unavailable),
+            Some(service) => service.router.report().map_err(unavailable),
         }
     }
 
@@ -129,84 +118,45 @@ impl Keeper {
         mode: Option<Mode>,
         mirror: Arc<Mirror>,
     ) -> Result<Member, Refusal> {
-        let known = self.members.iter().position(|member| member.name == name);
-        if let Some(member) = known.map(|at| &self.members[at])
-            && member.mode.is_some()
-            && mode.is_none_or(|mode| Some(mode) == member.mode)
-        {
-            return Ok(member.clone());
-        }
-        let mut service = match self.running.take() {
+        let service = match self.running.take() {
             Some(service) => service,
             None => Service::over(mirror, &self.options).await.map_err(unavailable)?,
         };
-        // The program is attached anew to change its mode; refused, it is put back as it was.
-        let old = known.and_then(|at| self.members[at].mode);
-        if known.is_some() {
-            self.release(&mut service, &name);
+        let mut hands = self.hands(service);
+        let wanted = self.kept.want(&name, mode, &mut hands).await;
+        if !self.kept.members().is_empty() {
+            self.running = Some(hands.service);
         }
-        let mut added = self.take_over(&mut service, &name, mode).await;
-        if let (Err(why), Some(old)) = (&added, old) {
-            let why = why.clone();
-            if self.take_over(&mut service, &name, Some(old)).await.is_ok() {
-                added = Err(why);
-            }
+        let (member, new) = wanted.map_err(Refusal::Unavailable)?;
+        if new {
+            self.events.send(EventKind::Interface(member.clone()));
+            self.tell_notes();
         }
-        if added.is_ok() || !self.members.is_empty() {
-            self.running = Some(service);
-        }
-        let member = Member {
-            mode: Some(added?),
-            why: String::new(),
-            asked: mode,
-            name,
-        };
-        match known {
-            Some(at) => self.members[at] = member.clone(),
-            None => self.members.push(member.clone()),
-        }
-        self.events.send(EventKind::Interface(member.clone()));
-        self.tell_notes();
         Ok(member)
     }
 
     fn delete(&mut self, name: &str) -> bool {
-        let Some(at) = self.members.iter().position(|member| member.name == name) else {
-            return false;
+        let given_back = match self.running.take() {
+            Some(service) => {
+                let mut hands = self.hands(service);
+                let given_back = self.kept.give_back(name, &mut hands);
+                self.running = (!self.kept.members().is_empty()).then_some(hands.service);
+                given_back
+            }
+            // The router has ended: nothing is attached.
+            None => self.kept.give_back(name, &mut Nobody),
         };
-        if let Some(mut service) = self.running.take() {
-            self.release(&mut service, name);
-            self.running = (self.members.len() > 1).then_some(service);
+        if given_back {
+            self.events.send(EventKind::Deleted(name.to_owned()));
+            self.tell_notes();
         }
-        self.members.remove(at);
-        self.events.send(EventKind::Deleted(name.to_owned()));
-        self.tell_notes();
-        true
+        given_back
     }
 
-    /// Lets the router have an interface; the mode in force.
-    async fn take_over(
-        &self,
-        service: &mut Service,
-        name: &str,
-        mode: Option<Mode>,
-    ) -> Result<Mode, Refusal> {
-        service
-            .take_over(name, &mut self.lock(), mode)
-            .map_err(unavailable)?;
-        if let Err(error) = service.read_devices().await {
-            self.release(service, name);
-            return Err(unavailable(error));
-        }
-        let device = service.router.interface_named(name).map(|own| own.device);
-        let attached = device.and_then(|device| self.lock().mode(device));
-        attached.ok_or_else(|| Refusal::Unavailable(format!("interface {name}: it has just gone")))
-    }
-
-    /// Gives an interface back that the router may have.
-    fn release(&self, service: &mut Service, name: &str) {
-        if let Err(error) = service.router.remove(name, &mut self.lock()) {
-            tracing::warn!("interface {name}: {error}");
+    fn hands(&self, service: Service) -> RouterHands {
+        RouterHands {
+            service,
+            attached: self.attached.clone(),
         }
     }
 
@@ -222,51 +172,27 @@ impl Keeper {
             return Ok(());
         };
         let before = service.router.snapshot().clone();
-        let links = matches!(&change, Ok(Change::Kernel(_, kinds)) if kinds.any(Kinds::LINKS));
-        let changed = match change {
+        let links = change.as_ref().is_ok_and(Change::is_of_links);
+        let mut changed = match change {
             Ok(change) => service.take(change).await,
             Err(error) => Err(error),
         };
-        if links {
-            self.follow_links(&mut service).await;
+        if links && changed.is_ok() {
+            let followed = service.router.follow(&mut lock(&self.attached));
+            changed = followed.and(changed);
         }
-        self.running = Some(service);
+        let mut hands = self.hands(service);
+        if links {
+            let members = self.kept.follow(&mut hands).await;
+            let kinds = members.into_iter().map(EventKind::Interface);
+            kinds.for_each(|kind| self.events.send(kind));
+        }
+        self.running = Some(hands.service);
         if changed? {
             self.tell_changes(&before);
             self.tell_notes();
         }
         Ok(())
-    }
-
-    /// Interfaces go and come back under their names.
-    async fn follow_links(&mut self, service: &mut Service) {
-        for at in 0..self.members.len() {
-            let Member {
-                name, asked, mode, ..
-            } = self.members[at].clone();
-            let link = service.router.snapshot().link_named(&name).map(|link| link.index);
-            let own = service.router.interface_named(&name).map(|own| own.ifindex);
-            if own.is_some() && own == link {
-                continue;
-            }
-            if own.is_some() {
-                self.release(service, &name);
-            }
-            let taken = match link {
-                Some(_) => self.take_over(service, &name, asked).await,
-                None => Err(Refusal::Unavailable("it has gone".into())),
-            };
-            let member = Member {
-                name,
-                asked,
-                mode: taken.as_ref().ok().copied(),
-                why: taken.err().map_or_else(String::new, |why| why.to_string()),
-            };
-            if mode.is_some() || member != self.members[at] {
-                self.members[at] = member.clone();
-                self.events.send(EventKind::Interface(member));
-            }
-        }
     }
 
     /// What the kernel's tables have now that they had not before.
@@ -295,21 +221,71 @@ impl Keeper {
 
     /// The kernel has its interfaces back; who asks is told so.
     fn give_up(&mut self) {
-        if let Some(mut service) = self.running.take() {
-            for member in &self.members {
-                self.release(&mut service, &member.name);
-            }
-        }
-        for member in &mut self.members {
-            member.mode = None;
-            member.why = "the router has ended, see the daemon's log".into();
-        }
+        let mut hands = self.running.take().map(|service| self.hands(service));
+        let leave = |name: &str| hands.as_mut().map_or((), |hands| hands.leave(name));
+        self.kept
+            .give_up("the router has ended, see the daemon's log", leave);
+    }
+}
+
+/// The router, and the programs that it shares interfaces with.
+struct RouterHands {
+    service: Service,
+    attached: Arc<Mutex<Interfaces>>,
+}
+
+impl Hands for RouterHands {
+    fn find(&self, name: &str) -> Option<u32> {
+        let snapshot = self.service.snapshot();
+        snapshot.link_named(name).map(|link| link.index)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Interfaces> {
-        // Each operation on it is a whole: what a panicking thread left is usable.
-        self.attached.lock().unwrap_or_else(PoisonError::into_inner)
+    async fn take(&mut self, name: &str, mode: Option<Mode>) -> Result<Mode, String> {
+        let taken = self.service.take_over(name, &mut lock(&self.attached), mode);
+        taken.map_err(|error| error.to_string())?;
+        if let Err(error) = self.service.read_devices().await {
+            self.leave(name);
+            return Err(error.to_string());
+        }
+        let router = &self.service.router;
+        let device = router.interface_named(name).map(|own| own.device);
+        let attached = device.and_then(|device| router.mode_of(device));
+        attached.ok_or_else(|| format!("interface {name}: it has just gone"))
     }
+
+    /// The router has followed before.
+    fn keep(&mut self, name: &str) -> Result<(), String> {
+        self.service
+            .router
+            .trouble_of(name)
+            .map_or(Ok(()), |why| Err(why.to_owned()))
+    }
+
+    fn leave(&mut self, name: &str) {
+        if let Err(error) = self.service.router.remove(name, &mut lock(&self.attached)) {
+            tracing::warn!("interface {name}: {error}");
+        }
+    }
+}
+
+/// Where no router runs, there is nothing to do.
+struct Nobody;
+
+impl Hands for Nobody {
+    fn find(&self, _: &str) -> Option<u32> {
+        None
+    }
+
+    async fn take(&mut self, name: &str, _: Option<Mode>) -> Result<Mode, String> {
+        Err(format!("interface {name}: the router does not run"))
+    }
+
+    fn leave(&mut self, _: &str) {}
+}
+
+fn lock(attached: &Mutex<Interfaces>) -> MutexGuard<'_, Interfaces> {
+    // Each operation on it is a whole: what a panicking thread left is usable.
+    attached.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The next change of what runs; for ever if nothing does.

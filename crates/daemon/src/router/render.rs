@@ -6,8 +6,8 @@ use router::layout::{Counter, Fate};
 use router::view::{HopView, RouteView, Treatment};
 use router::{InterfaceReport, Report, TableReport};
 
-use super::keeper::Member;
 use super::kernel_counters;
+use crate::kept::Member;
 use crate::v1::interface::mode_of;
 
 /// An interface of the router's.
@@ -162,6 +162,7 @@ mod tests {
             mode: None,
             why: "it has gone".into(),
             asked: None,
+            index: 0,
         };
         let status = status(Report::default(), vec![away], 9);
         let expected = v1::RouterInterfaceStatus {

@@ -1,15 +1,16 @@
-//! The namespace: `sender` – `east`, the router's interfaces, `west` – `sink`, all here; and routes in great numbers.
+//! The namespace: `sender` – `east`, the router's interfaces, `west` – `sink`, all here, and two without traffic; and routes in
+//! great numbers.
 
 use std::fmt::Write;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use butterfly_router::{Options, Service};
+use crate::ours::Ours;
+use butterfly_router::Options;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use testkit::netns::Namespace;
 use wire::{Mac, build};
-use xdp::Interfaces;
 
 pub const EAST: Mac = Mac([2, 0, 0, 0, 0, 0xe]);
 const HOST: Mac = Mac([2, 0, 0, 0, 1, 2]);
@@ -40,6 +41,7 @@ pub fn namespace() -> Namespace {
         ip link add east address 02:00:00:00:00:0e type veth peer name sender
         ip link add west type veth peer name sink
         for name in east west sender sink; do sysctl -qw net.ipv4.conf.$name.rp_filter=0; ip link set $name up; done
+        for name in spare0 spare1; do ip link add $name type veth peer name $name-end; ip link set $name up; done
         for name in sender sink east west; do ethtool -K $name gro on; done
         ip addr add 10.1.0.1/24 dev east; ip addr add 10.2.0.1/24 dev west
         ip addr add 2001:db8:1::1/64 dev east nodad; ip addr add 2001:db8:2::1/64 dev west nodad
@@ -108,12 +110,6 @@ pub fn load(namespace: &Namespace, prefixes: &[(IpAddr, u8)]) -> Duration {
     start.elapsed()
 }
 
-/// The router over both interfaces.
-pub struct Ours {
-    pub service: Service,
-    pub attached: Interfaces,
-}
-
 /// Tables large enough for a million routes.
 pub fn large() -> Options {
     Options {
@@ -124,36 +120,9 @@ pub fn large() -> Options {
 }
 
 impl Ours {
-    pub async fn start(options: &Options) -> Ours {
-        let mut ours = Ours {
-            service: Service::start(options).await.expect("the router"),
-            attached: Interfaces::new(),
-        };
-        for name in ["east", "west"] {
-            ours.service
-                .add(name, &mut ours.attached, None)
-                .await
-                .expect("an interface");
-        }
-        ours
-    }
-
-    /// Prefixes that the program knows.
+    /// Prefixes of IPv4 or of IPv6 that the program knows.
     pub fn prefixes(&self, v6: bool) -> usize {
-        let report = self.service.router.report(&self.attached).expect("a report");
-        report.tables[usize::from(v6)].prefixes
-    }
-
-    /// Follows until the tables have at least so many prefixes.
-    pub async fn follow(&mut self, v6: bool, prefixes: usize) {
-        loop {
-            let report = self.service.router.report(&self.attached).expect("a report");
-            if report.tables[usize::from(v6)].prefixes >= prefixes {
-                assert_eq!(report.notes, Vec::<String>::new());
-                return;
-            }
-            self.service.step().await.expect("the router goes on");
-        }
+        self.report().tables[usize::from(v6)].prefixes
     }
 }
 

@@ -1,22 +1,26 @@
 //! Live frames, as if `east`'s driver had received them: what leaves by `west` goes over a veth to `sink` and is dropped there by a
 //! program. All on one CPU, the same for all: the kernel (its frames are passed), the router, the least that forwards by the
 //! kernel's lookup, and a program that sends on all frames without a look.
+//!
+//! The programs that make the frames are attached to interfaces without traffic meanwhile: the first use of a program that is attached
+//! nowhere costs a grace period of the kernel's, some 15 ms of each run.
 
 use std::os::fd::AsFd;
 
 use butterfly_router::Options;
 use xdp::{Program, attach, objects};
 
-use crate::lab::{Ours, destinations, frame, inside, load, namespace, prefixes};
-use crate::results::Results;
+use crate::lab::{destinations, frame, inside, load, namespace, prefixes};
+use crate::ours::Ours;
 use crate::scatter::Scatter;
+use testkit::results::Results;
 
 /// Bytes with FCS, as a wire has them.
 const SIZES: [usize; 5] = [64, 128, 512, 1024, 1518];
 const FCS: usize = 4;
 const ROUTES: usize = 10_000;
 const DESTINATIONS: usize = 8192;
-const FRAMES: u32 = 1 << 17;
+const FRAMES: u32 = 1 << 18;
 
 /// All four by frame size, of each family.
 pub fn measure(results: &mut Results, rounds: usize) {
@@ -37,6 +41,9 @@ fn family(results: &mut Results, v6: bool, rounds: usize) {
         let fib = program("fib", objects::FIB);
         let _sink = attach(drops.as_fd(), index("sink"), None).expect("a veth takes a program");
         let (scatter, redirect) = (Scatter::new(), Scatter::new());
+        let _known = [("spare0", &scatter), ("spare1", &redirect)].map(|(name, scatter)| {
+            attach(scatter.program.as_fd(), index(name), None).expect("a veth takes a program")
+        });
         let to = destinations(&prefixes, DESTINATIONS);
         for size in SIZES {
             let frame = frame(v6, size - FCS);
@@ -62,7 +69,7 @@ fn family(results: &mut Results, v6: bool, rounds: usize) {
             let names = ["kernel", "router", "fib_lookup", "redirect"].into_iter();
             let medians: Vec<f64> = names
                 .zip(taken)
-                .map(|(who, samples)| results.add(&what, who, samples))
+                .map(|(who, samples)| results.add(&what, who, "ns", samples))
                 .collect();
             results.ratio(&format!("live_{family}_{size}"), medians[0] / medians[1]);
         }

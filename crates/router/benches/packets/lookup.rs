@@ -5,11 +5,14 @@ use std::time::Instant;
 
 use xdp::{Program, Verdict, objects};
 
-use crate::lab::{Ours, destinations, frame, inside, large, load, namespace, prefixes};
-use crate::results::Results;
+use crate::lab::{destinations, frame, inside, large, load, namespace, prefixes};
+use crate::ours::Ours;
 use crate::scatter::Scatter;
+use testkit::results::Results;
 
 const ROUTES: [(&str, usize); 4] = [("10", 10), ("1k", 1_000), ("100k", 100_000), ("1M", 1_000_000)];
+/// Seconds for a table to be followed.
+const PATIENCE: u64 = 60;
 const DESTINATIONS: [(&str, usize); 3] = [("1", 1), ("8k", 8_192), ("1M", 1 << 20)];
 
 /// Ours and the kernel's lookup by routes and destinations, of each family; what a million routes cost in terms of ten.
@@ -43,11 +46,12 @@ fn row(results: &mut Results, family: &str, (name, routes): (&str, usize), round
         let had = ours.prefixes(v6);
         let took = load(&namespace, &prefixes).as_secs_f64();
         let start = Instant::now();
-        ours.follow(v6, had + routes).await;
+        ours.until_within(PATIENCE, "million", |ours| ours.prefixes(v6) >= had + routes)
+            .await;
+        assert_eq!(ours.notes(), Vec::<String>::new());
         let behind = start.elapsed().as_secs_f64();
         let memory = (resident_kib() - before) / 1024;
-        let report = ours.service.router.report(&ours.attached).expect("a report");
-        let lines = report.tables[usize::from(v6)].nodes;
+        let lines = ours.report().tables[usize::from(v6)].nodes;
         println!(
             "{family}, {name} routes: added in {took:.2} s, followed {behind:.2} s later; the table takes {} KiB, this process {memory} MiB more",
             lines / 16
@@ -76,8 +80,8 @@ fn row(results: &mut Results, family: &str, (name, routes): (&str, usize), round
                 }
             }
             let what = format!("{family} {name} routes {to} dst");
-            costs.push(results.add(&what, "router", mine));
-            results.add(&what, "fib_lookup", kernels);
+            costs.push(results.add(&what, "router", "ns", mine));
+            results.add(&what, "fib_lookup", "ns", kernels);
         }
     });
     costs

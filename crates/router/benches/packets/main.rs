@@ -8,11 +8,12 @@
 mod lab;
 mod live;
 mod lookup;
-mod results;
+#[path = "../../tests/router/ours.rs"]
+mod ours;
 mod roundtrip;
 mod scatter;
 
-use results::Results;
+use testkit::results::Results;
 
 fn main() {
     // `cargo bench` passes flags of its own.
@@ -22,7 +23,7 @@ fn main() {
     let parts = ["lookup", "live", "roundtrip"];
     let named = words.iter().any(|word| parts.contains(&word.as_str()));
     let wanted = |part: &str| !named || words.iter().any(|word| word == part);
-    let mut results = Results::default();
+    let mut results = Results::new("router");
     if wanted("live") {
         live::measure(&mut results, if quick { 5 } else { 15 });
     }
@@ -33,7 +34,7 @@ fn main() {
         lookup::measure(&mut results, if quick { 5 } else { 21 });
     }
     if let Some(folder) = out.and_then(|at| words.get(at + 1)) {
-        results.write(folder.as_ref());
+        results.write(folder.as_ref()).expect("the files can be written");
     }
     println!("{}", results.pairs());
 }

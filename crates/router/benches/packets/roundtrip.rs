@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use butterfly_router::Options;
 use testkit::netns::Namespace;
 
-use crate::lab::{Ours, inside, namespace};
-use crate::results::Results;
+use crate::lab::{inside, namespace};
+use crate::ours::Ours;
+use testkit::results::Results;
 
 const SERVER: &str = "10.2.0.2:7";
 const TIMES: usize = 4000;
@@ -44,8 +45,8 @@ pub fn measure(results: &mut Results, rounds: usize) {
         });
         client.send(&[]).expect("the end of it");
     });
-    let theirs = results.add("udp round trip", "kernel", kernel);
-    let fast = results.add("udp round trip", "router", ours);
+    let theirs = results.add("udp round trip", "kernel", "ns", kernel);
+    let fast = results.add("udp round trip", "router", "ns", ours);
     results.ratio("round_trip_to_kernel", fast / theirs);
 }
 

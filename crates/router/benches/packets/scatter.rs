@@ -7,7 +7,7 @@ use bytemuck::{Pod, Zeroable};
 use libbpf_rs::{MapCore, MapFlags};
 use xdp::{Program, Table, objects};
 
-const BYTES: usize = 60;
+const BYTES: usize = 56;
 
 /// `struct scatter` of `bpf/scatter.h`.
 #[repr(C)]
@@ -17,6 +17,7 @@ struct Told {
     v6: u32,
     mask: u32,
     ifindex: u32,
+    pad: u32,
 }
 
 /// The loaded program.
@@ -46,6 +47,7 @@ impl Scatter {
             v6: v6.into(),
             mask: to.len() as u32 - 1,
             ifindex,
+            pad: 0,
         };
         told.frame.copy_from_slice(&frame[..BYTES]);
         self.told.set(&0, &told).expect("maps can be written");

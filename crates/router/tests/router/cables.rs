@@ -1,6 +1,7 @@
 //! What the router's two interfaces are made of: TAP devices as they are, or VLANs and bonds on them.
 
 use testkit::netns::Namespace;
+use xdp::Mode;
 
 /// How `east` and `west` come to be.
 pub struct Cables {
@@ -14,6 +15,8 @@ pub struct Cables {
     pub west_tag: &'static [u8],
     /// Makes `east` and `west` of them.
     pub setup: &'static str,
+    /// How the program runs in the east; `None`: in the driver.
+    pub east_mode: Option<Mode>,
 }
 
 /// The devices themselves.
@@ -23,6 +26,7 @@ pub const PLAIN: Cables = Cables {
     east_tag: &[],
     west_tag: &[],
     setup: "",
+    east_mode: None,
 };
 
 /// Whether this kernel makes a device of such a type, and if not a line that says so: a guest's kernel does

@@ -1,6 +1,7 @@
 //! The kernel's tables change, and so does what is done to the next packet.
 
-use crate::lab::{Lab, Ours, host, story};
+use crate::lab::{Lab, SMALL, host, story};
+use crate::ours::Ours;
 use crate::packets::{from, to};
 use butterfly_router::layout::Counter;
 use std::collections::HashMap;
@@ -24,7 +25,7 @@ fn way(lab: &mut Lab, ours: &Ours, dst: &str) -> (Option<[u8; 6]>, bool) {
 #[test]
 fn routes_and_neighbours_are_followed() {
     story("", async |namespace, mut lab| {
-        let mut ours = Ours::start().await;
+        let mut ours = Ours::start(&SMALL).await;
         let fast = |n| (Some(host(2, n).0), true);
         for (dst, family) in [("203.0.113.7", "-4"), ("2001:db8:f::7", "-6")] {
             let (net, gateway) = if family == "-4" {
@@ -110,7 +111,7 @@ fn flows_spread_by_weight_and_stay() {
     let setup = "ip route add 192.0.2.0/24 nexthop via 10.2.0.2 weight 1 nexthop via 10.2.0.3 weight 3
         ip -6 route add 2001:db8:aa::/48 nexthop via 2001:db8:2::2 weight 1 nexthop via 2001:db8:2::3 weight 3";
     story(setup, async |namespace, mut lab| {
-        let mut ours = Ours::start().await;
+        let mut ours = Ours::start(&SMALL).await;
         for (src, net) in [("10.1.0.", "192.0.2."), ("2001:db8:1::", "2001:db8:aa::")] {
             let spread = |lab: &mut Lab, ports: bool| {
                 let mut ways: HashMap<[u8; 6], u32> = HashMap::new();
@@ -158,7 +159,7 @@ fn flows_spread_by_weight_and_stay() {
 #[test]
 fn a_firewall_that_looks_on_is_seen_and_obeyed() {
     story("", async |namespace, mut lab| {
-        let mut ours = Ours::start().await;
+        let mut ours = Ours::start(&SMALL).await;
         assert!(way(&mut lab, &ours, "203.0.113.7").1);
         namespace.ok("nft 'add table ip filter; add chain ip filter forward { type filter hook forward priority 0; }'").expect("nft");
         assert!(
@@ -188,7 +189,7 @@ fn a_firewall_that_looks_on_is_seen_and_obeyed() {
 #[test]
 fn a_rule_or_a_setting_takes_effect() {
     story("", async |namespace, mut lab| {
-        let mut ours = Ours::start().await;
+        let mut ours = Ours::start(&SMALL).await;
         let fast = |n| (Some(host(2, n).0), true);
         ip(namespace, "route add 203.0.113.0/24 via 10.2.0.4 table 9");
         ip(namespace, "rule add pref 50 from 10.1.0.0/16 table 9");
@@ -218,7 +219,7 @@ fn a_rule_or_a_setting_takes_effect() {
 #[test]
 fn a_stale_neighbour_in_use_is_confirmed() {
     story("", async |namespace, mut lab| {
-        let mut ours = Ours::start().await;
+        let mut ours = Ours::start(&SMALL).await;
         ip(
             namespace,
             "neigh change 10.2.0.2 lladdr 02:00:00:00:02:02 nud stale dev west",

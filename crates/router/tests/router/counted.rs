@@ -1,6 +1,7 @@
 //! What the counters say is what somebody counts who holds the wires.
 
-use crate::lab::{Ours, story};
+use crate::lab::{SMALL, story};
+use crate::ours::Ours;
 use crate::packets::to;
 use butterfly_router::layout::Counter;
 
@@ -15,7 +16,7 @@ fn observed(frames: &[Vec<u8>], version: u8) -> (u64, u64) {
 #[test]
 fn counters_agree_with_an_outside_observer() {
     story("", async |namespace, mut lab| {
-        let ours = Ours::start().await;
+        let ours = Ours::start(&SMALL).await;
         let by_kernel = || -> u64 {
             let text = namespace
                 .ok("nstat -asz IpForwDatagrams Ip6OutForwDatagrams")
@@ -39,7 +40,7 @@ fn counters_agree_with_an_outside_observer() {
             out.extend(lab.west.receive());
         }
         assert_eq!((out.len(), by_kernel() - before), (600, options));
-        let report = ours.service.router.report(&ours.attached).expect("a report");
+        let report = ours.report();
         let (east, west) = (&report.interfaces[0].counters, &report.interfaces[1].counters);
         let (with_options, fast): (Vec<_>, Vec<_>) = out
             .into_iter()

@@ -2,11 +2,13 @@
 //! `another_kernel.rs`.
 
 use crate::cables::{Cables, can_make};
-use crate::lab::{Ours, story_over};
+use crate::lab::{SMALL, story_over};
 use crate::oracle::compare_over;
+use crate::ours::Ours;
 use crate::packets::to;
 use butterfly_router::layout::Counter;
 use testkit::netns::Namespace;
+use xdp::Mode;
 
 /// A guest without KVM needs milliseconds for each.
 const PACKETS: usize = 400;
@@ -19,6 +21,7 @@ const VLANS: Cables = Cables {
     west_tag: &[0x88, 0xa8, 0, 6],
     setup: "ip link add link cable-e name east type vlan id 5 && ip link set east up
         ip link add link cable-w name west type vlan id 6 protocol 802.1ad && ip link set west up",
+    east_mode: None,
 };
 
 const BONDS: Cables = Cables {
@@ -34,6 +37,7 @@ const BONDS: Cables = Cables {
         ip link set east type bond active_slave cable-e0
         ip link set east up; ip link set west up
         until ip link show east | grep -q LOWER_UP && ip link show west | grep -q LOWER_UP; do sleep 0.05; done",
+    east_mode: None,
 };
 
 #[test]
@@ -70,26 +74,168 @@ fn a_tag_is_taken_off() {
     }
 }
 
+/// A VLAN within a VLAN in the east (802.1ad), one tag in the west and then none.
+#[test]
+fn a_vlan_within_a_vlan() {
+    let inner = |outer: &'static str, west: &'static str| Cables {
+        east_tag: &[0x88, 0xa8, 0, 10, 0x81, 0, 0, 20],
+        west_tag: if west.is_empty() { &[] } else { VLANS.west_tag },
+        west: if west.is_empty() { &["west"] } else { VLANS.west },
+        setup: outer,
+        ..VLANS
+    };
+    if !can_make("vlan") {
+        return;
+    }
+    let one = inner(
+        "ip link add link cable-e name service type vlan id 10 protocol 802.1ad && ip link set service up
+        ip link add link service name east type vlan id 20 && ip link set east up
+        ip link add link cable-w name west type vlan id 6 protocol 802.1ad && ip link set west up",
+        "west",
+    );
+    compare_over(&one, "", 16, PACKETS, LEAST);
+    let none = inner(
+        "ip link add link cable-e name service type vlan id 10 protocol 802.1ad && ip link set service up
+        ip link add link service name east type vlan id 20 && ip link set east up",
+        "",
+    );
+    compare_over(&none, "", 17, PACKETS, LEAST);
+}
+
+/// Two tags are put on where a packet had none.
+#[test]
+fn two_tags_are_put_on() {
+    let cables = Cables {
+        east: &["east"],
+        east_tag: &[],
+        west_tag: &[0x81, 0, 0, 10, 0x81, 0, 0, 20],
+        setup: "ip link add link cable-w name service type vlan id 10 && ip link set service up
+        ip link add link service name west type vlan id 20 && ip link set west up",
+        ..VLANS
+    };
+    if can_make("vlan") {
+        compare_over(&cables, "", 18, PACKETS, LEAST);
+    }
+}
+
+/// What comes by a VLAN that is down the kernel drops.
+#[test]
+fn a_vlan_that_is_down() {
+    if !can_make("vlan") {
+        return;
+    }
+    story_over(&VLANS, "", async |namespace: &Namespace, mut lab| {
+        let frame = to("203.0.113.7").udp(1, 2).payload(b"hello").build();
+        let mut arrive = || {
+            lab.east.send(&frame);
+            lab.west.receive().len()
+        };
+        let mut ours = Ours::start(&SMALL).await;
+        assert_eq!((arrive(), ours.count(Counter::Forwarded)), (1, 1));
+        namespace.ok("ip link set east down").expect("down");
+        ours.until("note", |ours| {
+            ours.notes()
+                .contains(&"nothing is forwarded from east: it is down".to_owned())
+        })
+        .await;
+        assert_eq!((arrive(), ours.count(Counter::Forwarded)), (0, 1));
+        drop(ours);
+        assert_eq!(arrive(), 0, "as the kernel");
+    });
+}
+
+/// VLAN 5 on a bond with a backup, and VLAN 6 (802.1ad) on one without.
+const VLANS_ON_BONDS: Cables = Cables {
+    east_tag: VLANS.east_tag,
+    west_tag: VLANS.west_tag,
+    setup: "ip link add bond-e type bond mode active-backup
+        ip link add bond-w type bond mode balance-xor
+        for port in e0 e1 w0 w1; do ip link set cable-$port down; done
+        for port in e0 e1; do ip link set cable-$port master bond-e; done
+        for port in w0 w1; do ip link set cable-$port master bond-w; done
+        ip link set bond-e type bond active_slave cable-e0
+        ip link set bond-e up; ip link set bond-w up
+        ip link add link bond-e name east type vlan id 5 && ip link set east up
+        ip link add link bond-w name west type vlan id 6 protocol 802.1ad && ip link set west up
+        until ip link show east | grep -q LOWER_UP && ip link show west | grep -q LOWER_UP; do sleep 0.05; done",
+    ..BONDS
+};
+
 #[test]
 fn vlans_on_bonds() {
+    if can_make("bond") && can_make("vlan") {
+        compare_over(&VLANS_ON_BONDS, "", 15, PACKETS, LEAST);
+    }
+}
+
+/// The bond in the east has the program behind its ports' drivers: on each port, since the bond itself would see no tag.
+#[test]
+fn vlans_on_bonds_in_generic_mode() {
     let cables = Cables {
-        east_tag: VLANS.east_tag,
-        west_tag: VLANS.west_tag,
-        setup: "ip link add bond-e type bond mode active-backup
-            ip link add bond-w type bond mode balance-xor
-            for port in e0 e1 w0 w1; do ip link set cable-$port down; done
-            for port in e0 e1; do ip link set cable-$port master bond-e; done
-            for port in w0 w1; do ip link set cable-$port master bond-w; done
-            ip link set bond-e type bond active_slave cable-e0
-            ip link set bond-e up; ip link set bond-w up
-            ip link add link bond-e name east type vlan id 5 && ip link set east up
-            ip link add link bond-w name west type vlan id 6 protocol 802.1ad && ip link set west up
-            until ip link show east | grep -q LOWER_UP && ip link show west | grep -q LOWER_UP; do sleep 0.05; done",
-        ..BONDS
+        east_mode: Some(Mode::Generic),
+        ..VLANS_ON_BONDS
     };
     if can_make("bond") && can_make("vlan") {
-        compare_over(&cables, "", 15, PACKETS, LEAST);
+        compare_over(&cables, "", 19, PACKETS, LEAST);
     }
+}
+
+/// A bond in generic mode: a VLAN's packets are never taken for the bond's own, and ports come and go.
+#[test]
+fn a_bond_in_generic_mode() {
+    if !(can_make("bond") && can_make("vlan")) {
+        return;
+    }
+    let cables = Cables {
+        east_mode: Some(Mode::Generic),
+        ..BONDS
+    };
+    let setup = "ip link add link east name inner type vlan id 7 && ip link set inner up
+        sysctl -qw net.ipv4.conf.inner.forwarding=0";
+    story_over(&cables, setup, async |namespace: &Namespace, mut lab| {
+        let frame = to("203.0.113.7").udp(1, 2).payload(b"hello").build();
+        let tagged = [&frame[..12], &[0x81, 0, 0, 7], &frame[12..]].concat();
+        let mut arrive = |port| {
+            [&frame, &tagged].map(|frame| {
+                lab.east.send_by(port, frame);
+                lab.west.receive().len()
+            })
+        };
+        assert_eq!([arrive(0), arrive(1)], [[1, 0], [0, 0]], "the kernel's own");
+        let mut ours = Ours::start_over(&cables, &SMALL).await;
+        let report = ours.report();
+        let modes = report.interfaces.iter().map(|one| one.mode.as_str());
+        assert_eq!(modes.collect::<Vec<_>>(), ["generic", "native"]);
+        assert_eq!([arrive(0), arrive(1)], [[1, 0], [0, 0]], "ours");
+        assert_eq!(ours.count(Counter::Forwarded), 1, "and not the tagged one");
+
+        namespace
+            .ok("ip link set cable-e0 nomaster")
+            .expect("a port leaves");
+        let program = |port: &str| {
+            let link = namespace.ok(&format!("ip link show {port}")).expect("ip");
+            link.contains("xdp")
+        };
+        ours.until("port less", |_| !program("cable-e0")).await;
+        assert_eq!(arrive(1), [1, 0], "by the other one");
+        namespace
+            .ok(
+                "ip link set cable-e0 down; ip link set cable-e0 master east; ip link set cable-e0 up
+                until ip -d link show cable-e0 | grep -q 'mii_status UP'; do sleep 0.05; done
+                ip link set east type bond active_slave cable-e0",
+            )
+            .expect("it comes back");
+        let index = namespace.ifindex("cable-e0").expect("its index");
+        ours.until("port", |ours| {
+            program("cable-e0") && !ours.service.router.snapshot().links[&index].held_back
+        })
+        .await;
+        assert_eq!([arrive(0), arrive(1)], [[1, 0], [0, 0]], "by the first again");
+        assert_eq!(ours.count(Counter::Forwarded), 3);
+        drop(ours);
+        assert!(!program("cable-e0") && !program("cable-e1"), "given back");
+        assert_eq!([arrive(0), arrive(1)], [[1, 0], [0, 0]]);
+    });
 }
 
 /// What a port brings that the bond holds back, the kernel drops: so does the router, also when it is another port's turn. A
@@ -99,7 +245,9 @@ fn a_bond_s_ports() {
     if !(can_make("bond") && can_make("vlan")) {
         return;
     }
-    let setup = "ip link add link east name inner type vlan id 7; ip link add link inner name innermost type vlan id 8";
+    let setup = "ip link add link east name inner type vlan id 7
+         ip link add link inner name innermost type vlan id 8
+        ip link add link innermost name fourth type vlan id 9";
     story_over(&BONDS, setup, async |namespace: &Namespace, mut lab| {
         let frame = to("203.0.113.7").udp(1, 2).payload(b"hello").build();
         let mut arrive = |port| {
@@ -107,7 +255,7 @@ fn a_bond_s_ports() {
             lab.west.receive().len()
         };
         assert_eq!([arrive(0), arrive(1)], [1, 0], "the kernel's own");
-        let mut ours = Ours::start().await;
+        let mut ours = Ours::start(&SMALL).await;
         assert_eq!([arrive(0), arrive(1)], [1, 0], "ours");
         assert_eq!(ours.count(Counter::Forwarded), 1);
         namespace
@@ -129,8 +277,8 @@ fn a_bond_s_ports() {
             "interface cable-e0: it belongs to the bond east, which has its packets: name the bond"
         );
         assert_eq!(
-            refusal("innermost").await,
-            "interface innermost: it is a VLAN within a VLAN: one tag is what is forwarded here"
+            refusal("fourth").await,
+            "interface fourth: it is a VLAN within two others: two tags are what is forwarded here"
         );
         drop(ours);
         assert_eq!([arrive(0), arrive(1)], [0, 1], "given back");

@@ -4,15 +4,15 @@
 //! comes of it can be read at once, and nothing has to be waited for.
 
 use crate::cables::{Cables, PLAIN};
+use crate::ours::Ours;
+use butterfly_router::Options;
 use butterfly_router::layout::Counter;
-use butterfly_router::{Options, Service};
 use io::frame::Batch;
 use io::port::Port;
 use io::tap::{TapOptions, TapPort};
 use testkit::netns::Namespace;
 use wire::Mac;
 use wire::offload::Offload;
-use xdp::Interfaces;
 
 pub const EAST: Mac = Mac([2, 0, 0, 0, 0, 0xe]);
 pub const WEST: Mac = Mac([2, 0, 0, 0, 0, 0xf]);
@@ -90,9 +90,13 @@ impl Wire {
     }
 }
 
-/// ARP, and of ICMPv6 neighbour and router discovery and multicast listeners: the kernel's timers send them.
+/// ARP, and of ICMPv6 neighbour and router discovery and multicast listeners: the kernel's timers send them, with any
+/// number of tags (a VLAN that carries another has an address of its own).
 fn is_chatter(frame: &[u8]) -> bool {
     let ethertype = u16::from_be_bytes([frame[12], frame[13]]);
+    if matches!(ethertype, 0x8100 | 0x88a8) && frame.len() >= 18 {
+        return is_chatter(&frame[4..]);
+    }
     if ethertype == 0x0806 {
         return true;
     }
@@ -150,29 +154,10 @@ const NETWORK: &str = "set -e
     ip route add 203.0.113.0/24 via 10.2.0.2; ip route add 198.51.100.0/25 via 10.2.0.3 mtu 1300
     ip -6 route add 2001:db8:f::/48 via 2001:db8:2::2; ip -6 route add 2001:db8:e::/64 via 2001:db8:2::3";
 
-/// The router over both wires.
-pub struct Ours {
-    pub service: Service,
-    pub attached: Interfaces,
-}
-
 impl Ours {
-    pub async fn start() -> Ours {
-        Ours::start_with(&SMALL).await
-    }
-
-    pub async fn start_with(options: &Options) -> Ours {
-        let mut ours = Ours {
-            service: Service::start(options).await.expect("the router"),
-            attached: Interfaces::new(),
-        };
-        for name in ["east", "west"] {
-            ours.service
-                .add(name, &mut ours.attached, None)
-                .await
-                .expect("an interface");
-        }
-        ours
+    /// In the modes of these cables.
+    pub async fn start_over(cables: &Cables, options: &Options) -> Ours {
+        Ours::start_in(cables.east_mode, options).await
     }
 
     /// Follows what has changed until the report says what is looked for.
@@ -180,42 +165,16 @@ impl Ours {
         self.until_within(10, what, seen).await;
     }
 
-    /// The same, with another patience.
-    pub async fn until_within(&mut self, secs: u64, what: &str, mut seen: impl FnMut(&mut Ours) -> bool) {
-        let look = async {
-            while !seen(self) {
-                self.service.step().await.expect("the router goes on");
-            }
-        };
-        let done = tokio::time::timeout(std::time::Duration::from_secs(secs), look).await;
-        assert!(
-            done.is_ok(),
-            "no {what}: {:#?}",
-            self.service.router.report(&self.attached)
-        );
-    }
-
     /// A counter of both interfaces and families together.
     pub fn count(&self, counter: Counter) -> u64 {
-        let report = self.service.router.report(&self.attached).expect("a report");
-        report
-            .interfaces
-            .iter()
-            .map(|interface| interface.total(counter))
-            .sum()
-    }
-
-    pub fn notes(&self) -> Vec<String> {
-        self.service
-            .router
-            .report(&self.attached)
-            .expect("a report")
-            .notes
+        let report = self.report();
+        let each = report.interfaces.iter().map(|interface| interface.total(counter));
+        each.sum()
     }
 }
 
 /// Tables for a few routes.
-const SMALL: Options = Options {
+pub const SMALL: Options = Options {
     nodes4: 4096,
     nodes6: 65_536,
     paths: 1024,

@@ -10,5 +10,6 @@ mod full;
 mod lab;
 mod odd;
 mod oracle;
+mod ours;
 mod packets;
 mod scale;

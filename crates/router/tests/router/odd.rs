@@ -1,6 +1,7 @@
 //! Why a packet is the kernel's: each reason has a packet that gives it, and counts nothing else.
 
-use crate::lab::{EAST, Ours, host, story};
+use crate::lab::{EAST, SMALL, host, story};
+use crate::ours::Ours;
 use crate::packets::{from, to};
 use butterfly_router::layout::Counter;
 use wire::Mac;
@@ -12,7 +13,7 @@ fn each_reason_is_counted_by_its_name() {
         ip addr add 10.3.0.1/24 dev other; ip neigh add 10.3.0.2 lladdr 02:00:00:00:03:02 dev other
         ip route add 192.0.4.0/24 via 10.3.0.2";
     story(setup, async |_, mut lab| {
-        let ours = Ours::start().await;
+        let ours = Ours::start(&SMALL).await;
         let four = || to("203.0.113.7").udp(1, 2).payload(b"hello");
         let six = || to("2001:db8:f::7").udp(1, 2).payload(b"hello");
         let spoilt = |at: usize, by: u8| {
@@ -82,6 +83,11 @@ fn each_reason_is_counted_by_its_name() {
             (Counter::Neighbour, to("10.2.0.77").udp(1, 2).build()),
             (Counter::SameInterface, to("10.1.0.3").udp(1, 2).build()),
             (Counter::Elsewhere, to("192.0.4.1").udp(1, 2).build()),
+            (Counter::Asked, arp(1)),
+            (Counter::Told, arp(2)),
+            (Counter::Malformed, arp(9)),
+            (Counter::Asked, discovery(135, "ff02::1:ff00:1")),
+            (Counter::Told, discovery(136, "2001:db8:1::1")),
         ];
         for (expected, frame) in rows {
             let before: Vec<u64> = Counter::ALL.iter().map(|counter| ours.count(*counter)).collect();
@@ -105,6 +111,24 @@ fn each_reason_is_counted_by_its_name() {
         }
         assert_ne!(EAST, host(1, 2));
     });
+}
+
+/// ARP of this operation from a host in the east, to all.
+fn arp(operation: u8) -> Vec<u8> {
+    let from = host(1, 2).0;
+    let header = [0, 1, 8, 0, 6, 4, 0, operation];
+    let addresses = [&from[..], &[10, 1, 0, 2], &[0; 6], &[10, 1, 0, 1]].concat();
+    [&[0xff; 6], &from[..], &[8, 6], &header, &addresses].concat()
+}
+
+/// Neighbour discovery of this ICMPv6 type (RFC 4861) from a host in the east; its checksum is the kernel's to look at.
+fn discovery(kind: u8, to: &str) -> Vec<u8> {
+    let to: std::net::IpAddr = to.parse().expect("an address");
+    from("2001:db8:1::2", to)
+        .ttl(255)
+        .protocol(58)
+        .payload(&[kind, 0, 0, 0, 0, 0, 0, 0])
+        .build()
 }
 
 fn v4(a: u8, b: u8, c: u8, d: u8) -> std::net::IpAddr {

@@ -1,7 +1,8 @@
 //! The same packets through the kernel and through us: the same frames come out, byte for byte.
 
 use crate::cables::{Cables, PLAIN};
-use crate::lab::{Lab, Ours, story_over};
+use crate::lab::{Lab, SMALL, story_over};
+use crate::ours::Ours;
 use crate::packets::generate;
 use butterfly_router::layout::Counter;
 
@@ -66,7 +67,7 @@ pub fn compare_over(cables: &Cables, setup: &'static str, seed: u64, packets: us
         let frames = generate(seed, packets);
         pass(&mut lab, &frames[..64]);
         let kernel = pass(&mut lab, &frames);
-        let ours = Ours::start().await;
+        let ours = Ours::start_over(cables, &SMALL).await;
         let fast = pass(&mut lab, &frames);
         for (number, frame) in frames.iter().enumerate() {
             let (ours, theirs) = (&fast[number], &kernel[number]);

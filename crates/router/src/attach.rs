@@ -1,0 +1,146 @@
+//! Interfaces taken over and given back: which devices the program runs on for them, and what hinders it there.
+
+use netlink::Snapshot;
+use xdp::{Feature, Ground, Interfaces, Mode, Place};
+
+use crate::error::Error;
+use crate::interfaces::Interface;
+use crate::layout::INTERFACES;
+use crate::router::Router;
+
+/// A device that the program runs on: of one of our interfaces, or of several VLANs.
+#[derive(Debug)]
+pub(crate) struct Device {
+    pub(crate) place: Place,
+    trouble: Option<Trouble>,
+    /// A frame of its that comes without a VLAN tag may have one.
+    may_hide_tags: bool,
+}
+
+/// What has become of a device since it was taken.
+#[derive(Debug)]
+struct Trouble {
+    why: String,
+    /// Its frames come without their VLAN tags.
+    blind: bool,
+}
+
+impl Router {
+    /// Takes over an interface's forwarding. The tables are in step with the last snapshot before the first packet.
+    ///
+    /// # Errors
+    /// There is no such interface, it is no Ethernet, belongs to a bridge, bond or VRF, has another's XDP program, or hides VLAN tags.
+    pub fn add(&mut self, name: &str, attached: &mut Interfaces, mode: Option<Mode>) -> Result<(), Error> {
+        let refuse = |why: &str| Error::Interface {
+            name: name.to_owned(),
+            why: why.to_owned(),
+        };
+        let mut interface = Interface::new(name, &self.snapshot)?;
+        if self.interfaces.contains_key(&interface.ifindex) {
+            return Err(refuse("it is the router's already"));
+        }
+        let taken: Vec<u32> = self.interfaces.values().map(|other| other.slot).collect();
+        let free = (0..INTERFACES as u32).find(|slot| !taken.contains(slot));
+        interface.slot = free.ok_or_else(|| refuse("there is room for 1024 interfaces only"))?;
+        let sharing = self
+            .interfaces
+            .values()
+            .find(|other| other.device == interface.device);
+        interface.port = sharing.map_or(interface.slot, |other| other.port);
+        let first = sharing.is_none();
+        self.forget_counters(interface.slot)?;
+        if first {
+            self.ports.set(&interface.port, &interface.device)?;
+            let ground = ground(&self.snapshot, interface.device);
+            let members = [(Feature::Router, &self.program)];
+            let place = Place::take(&ground, attached, &members, mode);
+            let place = place.map_err(|error| Error::of_interface(name, error))?;
+            let device = Device {
+                place,
+                trouble: None,
+                may_hide_tags: may_hide_tags(&self.snapshot, &ground),
+            };
+            self.devices.insert(interface.device, device);
+        }
+        let ifindex = interface.ifindex;
+        self.interfaces.insert(ifindex, interface);
+        self.order.push(ifindex);
+        // Rules may name it; hops may leave by it.
+        self.update_all()
+    }
+
+    /// Gives an interface back to the kernel. False if it was not the router's.
+    pub fn remove(&mut self, name: &str, attached: &mut Interfaces) -> Result<bool, Error> {
+        let Some(interface) = self.interface_named(name).cloned() else {
+            return Ok(false);
+        };
+        self.interfaces.remove(&interface.ifindex);
+        self.order.retain(|ifindex| *ifindex != interface.ifindex);
+        self.update_all()?;
+        self.egresses.remove(&interface.ifindex)?;
+        let mut others = self.interfaces.values();
+        if !others.any(|other| other.device == interface.device) {
+            if let Some(device) = self.devices.remove(&interface.device) {
+                device.place.leave(attached, &[Feature::Router]);
+            }
+            self.ports.remove(&interface.port)?;
+        }
+        Ok(true)
+    }
+
+    /// Interfaces came, went or changed, and the router is in step with that: bonds have other ports perhaps, and NICs VLANs. What
+    /// cannot be had is in the report; packets that nobody can tell whose they are stay the kernel's.
+    pub fn follow(&mut self, attached: &mut Interfaces) -> Result<(), Error> {
+        let members = [(Feature::Router, &self.program)];
+        for (index, device) in &mut self.devices {
+            // One that is gone is given back by whoever took it.
+            if !self.snapshot.links.contains_key(index) {
+                continue;
+            }
+            let ground = ground(&self.snapshot, *index);
+            device.may_hide_tags = may_hide_tags(&self.snapshot, &ground);
+            let followed = device.place.follow(&ground, attached, &members);
+            device.trouble = followed.err().map(|error| Trouble {
+                why: error.to_string(),
+                blind: matches!(error, xdp::Error::Tags { .. }),
+            });
+        }
+        self.settle()
+    }
+
+    /// What hinders the router on the device of the interface that was added under this name.
+    pub fn trouble_of(&self, name: &str) -> Option<&str> {
+        let device = self.devices.get(&self.interface_named(name)?.device)?;
+        device.trouble.as_ref().map(|trouble| trouble.why.as_str())
+    }
+
+    /// Nobody can tell which packets are this interface's: frames of its device come without their VLAN tags, or may do so and the
+    /// interface is the one without.
+    pub(crate) fn is_blind(&self, interface: &Interface) -> bool {
+        let device = self.devices.get(&interface.device);
+        let trouble = device.and_then(|device| device.trouble.as_ref());
+        self.may_hide_tags(interface) || trouble.is_some_and(|trouble| trouble.blind)
+    }
+
+    /// It is the interface without a tag of a device whose frames may have one that is not seen.
+    pub(crate) fn may_hide_tags(&self, interface: &Interface) -> bool {
+        let device = self.devices.get(&interface.device);
+        interface.tags.is_empty() && device.is_some_and(|device| device.may_hide_tags)
+    }
+}
+
+/// Whoever sends to a veth may hand VLAN tags over beside the frame (`txvlan`), and nobody at this end can forbid it.
+fn may_hide_tags(snapshot: &Snapshot, ground: &Ground) -> bool {
+    let links = ground.trunks.iter().filter_map(|nic| snapshot.links.get(nic));
+    links.into_iter().any(|link| link.is("veth"))
+}
+
+/// What a device lies on.
+fn ground(snapshot: &Snapshot, device: u32) -> Ground {
+    let ports = || snapshot.ports_of(device).map(|port| port.index).collect();
+    Ground {
+        ifindex: device,
+        ports: snapshot.is_bond(device).then(ports),
+        trunks: snapshot.nics_with_vlans(device),
+    }
+}

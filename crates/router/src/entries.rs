@@ -1,0 +1,99 @@
+//! The interfaces as the program finds them: all in a hash table, and most in a place of their own before it, which is read
+//! without a search. Owned by the router; no interface of its own, and no kernel.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use bytemuck::Zeroable;
+use io::bpf_array::BpfArray;
+use xdp::Table;
+
+use crate::error::Error;
+use crate::layout::{Interface, InterfaceKey, NEAR_PLACES, Near};
+
+/// Words of a place.
+const WORDS: usize = size_of::<Near>() / 4;
+/// Words of all places.
+pub const NEAR_WORDS: usize = NEAR_PLACES * WORDS;
+
+/// Both maps.
+#[derive(Debug)]
+pub struct Entries {
+    all: Table<InterfaceKey, Interface>,
+    near: BpfArray,
+    /// What is in `all`.
+    written: BTreeMap<InterfaceKey, Interface>,
+    /// Whose each place is.
+    owners: Vec<Option<InterfaceKey>>,
+}
+
+impl Entries {
+    /// Over the maps `interfaces` and `near`, empty.
+    pub fn new(all: Table<InterfaceKey, Interface>, near: BpfArray) -> Entries {
+        Entries {
+            all,
+            near,
+            written: BTreeMap::new(),
+            owners: vec![None; NEAR_PLACES],
+        }
+    }
+
+    /// Makes these the interfaces, and no others.
+    pub fn write(&mut self, wanted: BTreeMap<InterfaceKey, Interface>) -> Result<(), Error> {
+        for (key, entry) in &wanted {
+            if self.written.get(key) != Some(entry) {
+                self.all.set(key, entry)?;
+            }
+        }
+        self.write_near(&wanted);
+        // Interfaces that went, and ports of bonds.
+        for key in self.written.keys().filter(|key| !wanted.contains_key(key)) {
+            self.all.remove(key)?;
+        }
+        self.written = wanted;
+        Ok(())
+    }
+
+    /// The first to come has a place. It stays empty once after its owner has gone: a program that has read the old key
+    /// must not go on with another's entry.
+    fn write_near(&mut self, wanted: &BTreeMap<InterfaceKey, Interface>) {
+        let mut left = Vec::new();
+        for (place, owner) in self.owners.iter_mut().enumerate() {
+            if owner.is_some_and(|key| !wanted.contains_key(&key)) {
+                *owner = None;
+                left.push(place);
+            }
+        }
+        for (key, interface) in wanted {
+            let place = key.near_place();
+            if self.owners[place].is_some_and(|owner| owner != *key) || left.contains(&place) {
+                continue;
+            }
+            self.owners[place] = Some(*key);
+            let near = Near {
+                key: *key,
+                interface: *interface,
+                ..Near::zeroed()
+            };
+            put(self.place(place), &near);
+        }
+        for place in left {
+            put(self.place(place), &Near::zeroed());
+        }
+    }
+
+    fn place(&self, place: usize) -> &[AtomicU32] {
+        &self.near.words()[place * WORDS..(place + 1) * WORDS]
+    }
+}
+
+/// Word by word, the one that says whose it is last when it comes and first when it goes.
+fn put(place: &[AtomicU32], near: &Near) {
+    let words: [u32; WORDS] = bytemuck::cast(*near);
+    if near.key.ifindex == 0 {
+        place[0].store(0, Ordering::Release);
+    }
+    for (at, word) in words.iter().enumerate().rev() {
+        place[at].store(*word, Ordering::Release);
+    }
+}
