@@ -2,15 +2,14 @@
 //! stays the same where it was not QEMU that went, and its network is there again without anybody's help.
 
 use butterfly_tests::Daemon;
-use butterfly_tests::lab::{SOON, check, pings, soon};
+use butterfly_tests::lab::{check, pings, soon};
 use butterfly_tests::trials::{Stage, run_trials};
 use std::path::PathBuf;
-use std::time::Duration;
 use testkit::image::{Image, repository};
 use testkit::netns::Namespace;
 use testkit::process::Process;
 use testkit::qemu::{Guest, Machine, Nic, Wire};
-use testkit::{Result, wait_for};
+use testkit::{PATIENCE, Result, wait_for};
 
 const GUEST_MAC: &str = "52:54:00:00:00:0a";
 const HOST_MAC: &str = "52:54:00:00:00:40";
@@ -46,7 +45,7 @@ impl Stage for Lab {
         let machine = Machine::named("listens").with(Nic::new(wire, GUEST_MAC));
         let guest = std::thread::scope(|scope| {
             let guest = scope.spawn(|| Guest::start(&image, &machine));
-            let listening = wait_for("QEMU to listen", Duration::from_secs(20), || {
+            let listening = wait_for("QEMU to listen", PATIENCE, || {
                 Ok((path(&daemon).exists() || guest.is_finished()).then_some(()))
             });
             let added = listening.and_then(|()| add(&daemon));
@@ -60,7 +59,7 @@ impl Stage for Lab {
         host.adopt("bf-client", HOST_MAC, &["10.0.0.40/24", "fd00::40/64"])?;
         let tool = repository().join("target/guest/root/bin/guest");
         let server = host.start("server", &format!("{} tcp-serve 80", tool.display()))?;
-        wait_for("a server to listen", Duration::from_secs(5), || {
+        wait_for("a server to listen", PATIENCE, || {
             Ok(server.log().contains("listening").then_some(()))
         })?;
         Ok(Self {
@@ -138,7 +137,7 @@ fn the_nic_goes_and_returns(lab: &mut Lab) -> Result<()> {
 /// QEMU 7.2 does not ask what state the link is in: the daemon hangs up, which QEMU shows its guest as a link that is down.
 fn the_link_goes_down_and_up(lab: &mut Lab) -> Result<()> {
     let link = |is: &str| {
-        wait_for(&format!("a carrier of {is}"), SOON, || {
+        wait_for(&format!("a carrier of {is}"), PATIENCE, || {
             let carrier = lab.guest.ok("cat /sys/class/net/eth0/carrier")?;
             Ok((carrier.trim() == is).then_some(()))
         })

@@ -1,11 +1,10 @@
 //! The security contract with real kernels: every row of it that a guest can show. The numbers are those of the
 //! contract's rules. What no guest does (malformed headers, full tables, time-outs) is tested in the crates.
 
-use butterfly_tests::lab::{Download, Lab, SOON, check, pings, soon};
+use butterfly_tests::lab::{Download, Lab, check, pings, soon};
 use butterfly_tests::trials::run_trials;
-use std::time::Duration;
 use testkit::netns::Namespace;
-use testkit::{Result, wait_for};
+use testkit::{PATIENCE, Result, wait_for};
 
 fn main() {
     run_trials::<Lab>(
@@ -492,7 +491,7 @@ fn broken_fragments_are_dropped(lab: &mut Lab) -> Result<()> {
         if kind == "whole" {
             check(!dropped()?, "no drop is counted for a good datagram")?;
         } else {
-            wait_for(&format!("a drop of {kind} to be counted"), SOON, || {
+            wait_for(&format!("a drop of {kind} to be counted"), PATIENCE, || {
                 Ok(dropped()?.then_some(()))
             })?;
         }
@@ -596,11 +595,11 @@ fn a_sniffer_hears_all_and_says_nothing(lab: &mut Lab) -> Result<()> {
     let namespace = Namespace::new()?;
     namespace.adopt("bf-ear", "52:54:00:00:00:ee", &["10.0.0.200/24"])?;
     let tcpdump = namespace.start("tcpdump", "tcpdump -l -n -i eth0 icmp")?;
-    wait_for("tcpdump to listen", Duration::from_secs(5), || {
+    wait_for("tcpdump to listen", PATIENCE, || {
         Ok(tcpdump.log().contains("listening").then_some(()))
     })?;
     a.ok(&format!("ping -c 3 -i 0.2 -W 1 {B4}"))?;
-    wait_for("tcpdump to show the ping", Duration::from_secs(5), || {
+    wait_for("tcpdump to show the ping", PATIENCE, || {
         let log = tcpdump.log();
         let count = |what: &str| log.matches(what).count();
         Ok((count("10.0.0.1 > 10.0.0.2: ICMP echo request") == 3

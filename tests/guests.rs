@@ -4,12 +4,11 @@ use butterfly_tests::daemon::number;
 use butterfly_tests::lab::{Download, Lab, VNI, address_command, check, mac, pings, soon};
 use butterfly_tests::trials::{Stage, run_trials};
 use serde_json::Value;
-use std::time::Duration;
 use testkit::image::Image;
 use testkit::netns::Namespace;
 use testkit::process;
 use testkit::qemu::{Guest, Machine, Nic, Wire};
-use testkit::{Result, wait_for};
+use testkit::{PATIENCE, Result, wait_for};
 
 fn main() {
     run_trials::<Lab>(
@@ -250,7 +249,7 @@ fn a_namespace_is_a_guest(lab: &mut Lab) -> Result<()> {
     let sink = namespace.start("guest", &format!("{} tcp-sink 81", tool.display()))?;
     let source = namespace.start("source", &format!("{} tcp-serve 80", tool.display()))?;
     for program in [&sink, &source] {
-        wait_for("a server to listen", Duration::from_secs(5), || {
+        wait_for("a server to listen", PATIENCE, || {
             Ok(program.log().contains("listening").then_some(()))
         })?;
     }
@@ -290,7 +289,7 @@ fn statistics_agree_with_the_guest(lab: &mut Lab) -> Result<()> {
     };
     // Both at a moment when nothing moves.
     let both = || {
-        wait_for("a quiet moment", Duration::from_secs(5), || {
+        wait_for("a quiet moment", PATIENCE, || {
             let before = daemon()?;
             let guest = guest()?;
             Ok((daemon()? == before).then_some((before, guest)))
@@ -325,7 +324,7 @@ fn a_packet_trace_can_be_read(lab: &mut Lab) -> Result<()> {
         "TCP is dropped",
     )?;
     lab.cli("nic update b --packet-trace false")?;
-    let text = wait_for("the trace", Duration::from_secs(5), || {
+    let text = wait_for("the trace", PATIENCE, || {
         let text = process::run(&["tcpdump", "-n", "-r", &path.to_string()])?;
         Ok((text.contains("Flags [S]") && text.matches("ICMP echo reply").count() >= 3).then_some(text))
     })?;
@@ -369,11 +368,9 @@ fn bench_nics_send_and_answer(lab: &mut Lab) -> Result<()> {
     ))?;
     let grows = |nic: &str, name: &str| {
         let before = lab.daemon.stat(nic, name)?;
-        wait_for(
-            &format!("{name} of {nic} to grow"),
-            Duration::from_secs(5),
-            || Ok((lab.daemon.stat(nic, name)? > before + 100).then_some(())),
-        )
+        wait_for(&format!("{name} of {nic} to grow"), PATIENCE, || {
+            Ok((lab.daemon.stat(nic, name)? > before + 100).then_some(()))
+        })
     };
     for (nic, name) in [
         ("asks", "egress_frames"),

@@ -1,17 +1,16 @@
 //! Two hosts: guests of one network reach each other across a cable that the kernel goes on using, as the original's
 //! scenarios have it. Guests are containers; two hosts with real guests are the demo's second act.
 
-use butterfly_tests::hosts::{Family, Host, Hosts, SOON, UPLINK, address, answers, cable, mac};
+use butterfly_tests::hosts::{Family, Host, Hosts, UPLINK, address, answers, cable, mac, serve, tool};
 use butterfly_tests::lab::check;
 use libtest_mimic::{Arguments, Failed, Trial};
 use testkit::netns::Namespace;
-use testkit::process::Process;
-use testkit::{Result, wait_for};
+use testkit::{PATIENCE, Result, wait_for};
 
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Body); 8] = [
+    let trials: [(&str, Body); 10] = [
         ("as_the_original_over_ipv4", || as_the_original(Family::V4)),
         ("as_the_original_over_ipv6", || as_the_original(Family::V6)),
         (
@@ -20,6 +19,8 @@ fn main() {
         ),
         ("networks_do_not_hear_each_other", networks_do_not_hear_each_other),
         ("the_kernel_s_own_vxlan", the_kernel_s_own_vxlan),
+        ("a_host_without_an_interface", a_host_without_an_interface),
+        ("large_frames_with_and_without", large_frames_with_and_without),
         ("the_kernel_keeps_its_interface", the_kernel_keeps_its_interface),
         (
             "links_addresses_and_nics_come_and_go",
@@ -39,20 +40,6 @@ type Body = fn() -> Result<()>;
 /// Runs a trial on two hosts, and explains its failure.
 fn on(hosts: &Hosts, trial: impl FnOnce() -> Result<()>) -> Result<()> {
     trial().map_err(|e| format!("{e}\n{}", hosts.dump()))
-}
-
-/// The program of our own that speaks protocols for which there is no other.
-fn tool(words: &str) -> String {
-    let tool = testkit::image::repository().join("target/guest/root/bin/guest");
-    format!("{} {words}", tool.display())
-}
-
-fn serve(guest: &Namespace, words: &str) -> Result<Process> {
-    let server = guest.start(words.split(' ').next().unwrap_or("server"), &tool(words))?;
-    wait_for("a server to listen", SOON, || {
-        Ok(server.log().contains("listening").then_some(()))
-    })?;
-    Ok(server)
 }
 
 /// Everything that two guests say to each other: ICMP, TCP both ways, UDP in fragments too; SCTP where this machine's kernel
@@ -95,6 +82,14 @@ fn as_the_original(family: Family) -> Result<()> {
             answers(from, &format!("10.1.0.{to}"))?;
             answers(from, &format!("fd01::{to}"))?;
         }
+        let learnt = hosts.left.daemon.cli("network show 42")?;
+        for last in [2, 4] {
+            let line = format!("learnt:    {} at {}, ", mac(last), family.address(2));
+            check(
+                learnt.contains(&line),
+                &format!("it is shown that '{line}':\n{learnt}"),
+            )?;
+        }
         // What a rule does not allow does not come from another host either.
         hosts.right.daemon.cli("sg rule del open --ip-proto all")?;
         check(
@@ -117,7 +112,7 @@ fn hosts_that_are_told_of_each_other() -> Result<()> {
         hosts.left.daemon.cli(&binding(2, 2))?;
         hosts.right.daemon.cli(&binding(1, 1))?;
         let heard = b.start("tcpdump", "tcpdump -i eth0 -n -l arp or icmp6")?;
-        wait_for("tcpdump", SOON, || {
+        wait_for("tcpdump", PATIENCE, || {
             Ok(heard.log().contains("listening").then_some(()))
         })?;
         answers(&a, "10.1.0.2")?;
@@ -184,13 +179,7 @@ fn the_kernel_s_own_vxlan() -> Result<()> {
         let (local, remote) = (family.address(2), family.address(1));
         // Between veths checksums are left to a NIC that never comes: its frames would be `outer_checksum`.
         right.ok(&format!("ethtool -K {UPLINK} tx off"))?;
-        right.ok(&format!(
-            "ip link add vx type vxlan id 42 dstport 4789 local {local} remote {remote} dev {UPLINK}; \
-             ip link add br0 type bridge; ip link set vx master br0; ip link set vx up; \
-             sysctl -q -w net.ipv6.conf.br0.accept_dad=0; ip link set br0 address {} mtu 1430 up; \
-             ip addr add 10.1.0.2/24 dev br0; ip addr add fd01::2/64 dev br0 nodad",
-            mac(2)
-        ))?;
+        kernel_vxlan(&right, UPLINK, &local, &remote)?;
         // It hears no group: it is told to us as a host.
         left.daemon.cli(&format!("endpoint add {local} --vni 42"))?;
         a.ok("ip link set eth0 mtu 1430")?;
@@ -198,6 +187,108 @@ fn the_kernel_s_own_vxlan() -> Result<()> {
         exchange(&right, &a, 1).map_err(told)?;
     }
     Ok(())
+}
+
+/// A vxlan device of the kernel's over `device`, for VNI 42, and 10.1.0.2 behind it.
+fn kernel_vxlan(host: &Namespace, device: &str, local: &str, remote: &str) -> Result<()> {
+    host.ok(&format!(
+        "ip link add vx type vxlan id 42 dstport 4789 local {local} remote {remote} dev {device}; \
+         ip link add br0 type bridge; ip link set vx master br0; ip link set vx up; \
+         sysctl -q -w net.ipv6.conf.br0.accept_dad=0; ip link set br0 address {} mtu 1430 up; \
+         ip addr add 10.1.0.2/24 dev br0; ip addr add fd01::2/64 dev br0 nodad",
+        mac(2)
+    ))
+    .map(drop)
+}
+
+/// No interface has our address: the daemon makes one, as the original did, and the kernel at its other end is the other host.
+fn a_host_without_an_interface() -> Result<()> {
+    const TAP: &str = "butterfly0";
+    for family in [Family::V4, Family::V6] {
+        let host = Host::start(Namespace::new()?, 1, family, &[])?;
+        let told = |e| format!("{family:?}: {e}\n{}", host.daemon.dump());
+        let line = host.daemon.cli("status")?;
+        let why = format!(
+            "{TAP}: TAP (no interface is named, and none has {})",
+            family.address(1)
+        );
+        check(line.contains(&why), &format!("the status says so:\n{line}"))?;
+        let (local, remote) = (family.address(2), family.address(1));
+        let network = if family == Family::V4 { "24" } else { "64 nodad" };
+        host.namespace
+            .ok(&format!("ip addr add dev {TAP} {local}/{network}"))?;
+        kernel_vxlan(&host.namespace, TAP, &local, &remote)?;
+        host.daemon.cli(&format!("endpoint add {local} --vni 42"))?;
+        let a = host.guest("a", 42, 1)?;
+        a.ok("ip link set eth0 mtu 1430")?;
+        exchange(&a, &host.namespace, 2).map_err(told)?;
+        exchange(&host.namespace, &a, 1).map_err(told)?;
+    }
+    Ok(())
+}
+
+/// What a guest sends in large frames is cut for the wire, and reaches a guest there in large frames again; with
+/// `--no-offload` neither is so. The guests are the kernel's own stack, which finds wrong checksums and lost pieces.
+fn large_frames_with_and_without() -> Result<()> {
+    const BYTES: u64 = 5_000_000;
+    for options in [&[][..], &["--no-offload"]] {
+        let hosts = Hosts::start(Family::V4, options)?;
+        on(&hosts, || {
+            let a = hosts.left.guest("a", 42, 1)?;
+            let b = hosts.right.guest("b", 42, 2)?;
+            answers(&a, "10.1.0.2")?;
+            let whole = options.is_empty();
+            let sink = serve(&b, "tcp-sink 81")?;
+            let segments = BYTES / 1448;
+            let before = b.counter("rx_packets")?;
+            a.ok(&tool(&format!("tcp-put 10.1.0.2 81 {BYTES} 20")))?;
+            let taken = b.counter("rx_packets")? - before;
+            drop(sink);
+            check(
+                (taken < segments) == whole,
+                &format!("{taken} frames of at least {segments} segments with {options:?}"),
+            )?;
+            for to in ["10.1.0.2", "fd01::2"] {
+                datagrams(&a, &b, to, whole)?;
+            }
+            exchange(&a, &b, 2)
+        })?;
+    }
+    Ok(())
+}
+
+/// Twenty datagrams of 1,000 bytes in one frame of the sender's (UDP_SEGMENT) arrive as such; in fewer frames, if that is
+/// to be, by the fifth time at the latest: on the way they may be looked at one by one.
+fn datagrams(from: &Namespace, at: &Namespace, to: &str, merged: bool) -> Result<()> {
+    let socket = "import socket as s; u = s.socket(s.AF_INET6 if ':' in to else s.AF_INET, s.SOCK_DGRAM)";
+    let mut taken = 0;
+    for _ in 0..5 {
+        let receive = format!(
+            "to = '{to}'; {socket}; u.bind((to, 5000)); u.settimeout(10); print('bound', flush=True); \
+             print([len(u.recv(9000)) for n in range(20)] == [1000] * 20, flush=True)"
+        );
+        let receiver = at.start("receiver", &format!("python3 -c \"{receive}\""))?;
+        let said = |word: &str| {
+            let log = receiver.log();
+            wait_for(&format!("'{word}': {log}"), PATIENCE, || {
+                Ok(receiver.log().contains(word).then_some(()))
+            })
+        };
+        said("bound")?;
+        let before = at.counter("rx_packets")?;
+        from.ok(&format!(
+            "python3 -c \"to = '{to}'; {socket}; u.setsockopt(s.IPPROTO_UDP, 103, 1000); u.sendto(bytes(20000), (to, 5000))\""
+        ))?;
+        said("True")?;
+        taken = at.counter("rx_packets")? - before;
+        if merged == (taken < 20) {
+            return Ok(());
+        }
+    }
+    check(
+        !merged && taken >= 20,
+        &format!("{taken} frames of 20 datagrams to {to}"),
+    )
 }
 
 /// While guests talk across it, the kernel's own services answer on the same address.
@@ -223,7 +314,7 @@ fn the_kernel_keeps_its_interface() -> Result<()> {
             "a program takes VXLAN",
         )?;
         right.ok(&format!("kill -9 {}", hosts.right.daemon.pid()))?;
-        wait_for("the program to go", SOON, || {
+        wait_for("the program to go", PATIENCE, || {
             Ok((!right.ok(&format!("ip link show {UPLINK}"))?.contains("xdp")).then_some(()))
         })?;
         hosts
@@ -307,10 +398,16 @@ fn links_addresses_and_nics_come_and_go() -> Result<()> {
 fn larger_frames_on_a_larger_uplink() -> Result<()> {
     let (left, right) = cable(9000)?;
     let hosts = Hosts {
-        left: Host::start(left, 1, Family::V4, &[])?,
+        left: Host::start(left, 1, Family::V4, &["--busy-poll"])?,
         right: Host::start(right, 2, Family::V4, &[])?,
     };
     on(&hosts, || {
+        let said = hosts.left.daemon.cli("status")?;
+        let mode = format!("{UPLINK}: AF_XDP, native XDP, copy, busy polling");
+        check(
+            said.contains(&mode),
+            &format!("the status says '{mode}':\n{said}"),
+        )?;
         let a = hosts.left.guest("a", 42, 1)?;
         let b = hosts.right.guest("b", 42, 2)?;
         let link = || a.ok("ip -o link show eth0");
@@ -325,7 +422,7 @@ fn larger_frames_on_a_larger_uplink() -> Result<()> {
         for host in [&hosts.left, &hosts.right] {
             host.namespace.ok(&format!("ip link set {UPLINK} mtu 1500"))?;
         }
-        wait_for("the NICs to follow", SOON, || {
+        wait_for("the NICs to follow", PATIENCE, || {
             Ok(link()?.contains("mtu 1450 ").then_some(()))
         })?;
         exchange(&a, &b, 2)

@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::time::Duration;
 use testkit::netns::Namespace;
 use testkit::process::{self, Process};
-use testkit::{Result, wait_for};
+use testkit::{PATIENCE, Result, wait_for};
 
 fn main() {
     let mut arguments = Arguments::from_args();
@@ -74,7 +74,7 @@ impl Pair {
 
     fn serve(&self) -> Result<Process> {
         let server = self.right.start("iperf3", "iperf3 -s --forceflush")?;
-        wait_for("iperf3 to listen", Duration::from_secs(5), || {
+        wait_for("iperf3 to listen", PATIENCE, || {
             Ok(server.log().contains("listening").then_some(()))
         })?;
         Ok(server)
@@ -153,18 +153,14 @@ fn a_connection_is_cut_and_does_not_return(pair: &Pair) -> Result<()> {
     const RULE: &str = "right --ip-proto tcp --port 5201";
     pair.daemon.cli(&format!("sg rule add {RULE}"))?;
     let _server = pair.serve()?;
-    let client = pair.left.start("client", "iperf3 -c 10.1.0.2 -t 30 -b 50M")?;
+    let client = pair.left.start("client", "iperf3 -c 10.1.0.2 -t 120 -b 50M")?;
     let moves = |moving: bool| {
-        wait_for(
-            &format!("traffic to move: {moving}"),
-            Duration::from_secs(8),
-            || {
-                let before = pair.right.counter("rx_bytes")?;
-                std::thread::sleep(Duration::from_millis(300)); // the interval that a rate is taken over
-                let came = pair.right.counter("rx_bytes")? - before;
-                Ok(((came > 100_000) == moving).then_some(()))
-            },
-        )
+        wait_for(&format!("traffic to move: {moving}"), PATIENCE, || {
+            let before = pair.right.counter("rx_bytes")?;
+            std::thread::sleep(Duration::from_millis(300)); // the interval that a rate is taken over
+            let came = pair.right.counter("rx_bytes")? - before;
+            Ok(((came > 100_000) == moving).then_some(()))
+        })
     };
     moves(true)?;
     pair.daemon.cli(&format!("sg rule del {RULE}"))?;

@@ -3,9 +3,8 @@
 
 use butterfly_tests::Daemon;
 use libtest_mimic::{Arguments, Failed, Trial};
-use std::time::Duration;
 use testkit::image::repository;
-use testkit::{Result, process, wait_for};
+use testkit::{PATIENCE, Result, process, wait_for};
 
 /// 32 bytes of key in base64, as `openssl rand -base64 32` writes them.
 const KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n";
@@ -34,9 +33,7 @@ fn run(encrypted: bool) -> Result<()> {
         words.push(&key);
     }
     process::run(&words).map_err(|e| format!("{e}\n{}", daemon.log()))?;
-    wait_for(
-        "the daemon to stop as it was told",
-        Duration::from_secs(10),
-        || Ok((!daemon.is_running()).then_some(())),
-    )
+    wait_for("the daemon to stop as it was told", PATIENCE, || {
+        Ok((!daemon.is_running()).then_some(()))
+    })
 }

@@ -1,15 +1,13 @@
-//! Announcing: packaging/balance-hook puts a service's address into the kernel's routes, from where a routing daemon, here
-//! BIRD, tells a router about it; and takes it out again.
+//! Announcing: packaging/balance-hook puts a service's address into the kernel's routes, from where a routing daemon, BIRD or
+//! FRR, tells a router about it; and takes it out again.
 
-use std::path::Path;
-
+use butterfly_tests::bird::{self, Bird};
 use butterfly_tests::lab::check;
+use testkit::frr::{self, Speaker};
 use testkit::image::repository;
-use testkit::netns::Namespace;
-use testkit::process::Process;
-use testkit::{Result, wait_for};
+use testkit::{PATIENCE, Result, wait_for};
 
-use crate::stage::{PATIENCE, SERVICE, Stage, VIP};
+use crate::stage::{SERVICE, Stage, VIP};
 
 /// What the balancer's host tells: routes of the hook, and nothing else.
 const TELLER: &str = r#"
@@ -24,35 +22,53 @@ protocol bgp { local 10.1.2.1 as 65002; neighbor 10.1.2.3 as 65001; connect retr
                ipv4 { import all; export none; }; }
 "#;
 
-/// An address comes into the routers' tables with its service, and leaves them when too few servers are left.
-pub fn by_a_routing_daemon(stage: &mut Stage) -> Result<()> {
-    if testkit::process::run(&["bird", "--version"]).is_err() {
-        eprintln!("skipped: there is no BIRD here (tools/setup.sh installs Debian's)");
+/// By two BIRDs.
+pub fn by_bird(stage: &mut Stage) -> Result<()> {
+    if !bird::is_here() {
         return Ok(());
     }
+    let _teller = Bird::start(&stage.balancer, "10.1.2.3", TELLER)?;
+    let _hearer = Bird::start(&stage.client, "10.1.2.1", HEARER)?;
+    announces(stage)
+}
+
+/// By two FRRs, the balancer's as packaging/balance-hook says it is to be set up.
+pub fn by_frr(stage: &mut Stage) -> Result<()> {
+    if !frr::is_here() {
+        eprintln!("skipped: there is no FRR here (tools/setup.sh soak installs Debian's)");
+        return Ok(());
+    }
+    let (us, them) = ((65001, "10.1.2.3"), (65002, "10.1.2.1"));
+    let tells = " address-family ipv4 unicast\n  redistribute kernel route-map services\n exit-address-family\n\
+                 ip prefix-list services permit 0.0.0.0/0 ge 32\n\
+                 route-map services permit 10\n match ip address prefix-list services\n";
+    let _teller = Speaker::start(&stage.balancer, us, them, tells)?;
+    let _hearer = Speaker::start(&stage.client, them, us, "")?;
+    announces(stage)
+}
+
+/// An address comes into the routers' tables with its service, and leaves them when too few servers are left.
+fn announces(stage: &mut Stage) -> Result<()> {
     let hook = repository().join("packaging/balance-hook");
     stage.restart(&["--balance-hook", &hook.display().to_string()])?;
     // Nobody told the client by hand.
     stage.client.ok(&format!("ip route del {VIP}"))?;
-    let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
-    let _teller = bird(&stage.balancer, dir.path(), "teller", TELLER)?;
-    let _hearer = bird(&stage.client, dir.path(), "hearer", HEARER)?;
-    let heard = |stage: &Stage, expected: &str| {
-        wait_for(
-            &format!("the client's route to be '{expected}'"),
-            PATIENCE,
-            || {
-                let route = stage.client.ok(&format!("ip route show {VIP}"))?;
-                let via = route.split(" dev ").next().unwrap_or_default().trim();
-                Ok((via == expected).then_some(()))
-            },
-        )
+    let heard = |stage: &Stage, expected: bool| {
+        let what = format!("the client's route by the balancer to be there: {expected}");
+        wait_for(&what, PATIENCE, || {
+            let route = stage.client.ok(&format!("ip route show {VIP}"))?;
+            let is_it = if expected {
+                route.contains(" via 10.1.2.3 ")
+            } else {
+                route.is_empty()
+            };
+            Ok(is_it.then_some(()))
+        })
     };
-    let by_way = format!("{VIP} via 10.1.2.3");
     stage.tell(&format!(
         "service add {SERVICE} --server 10.1.2.10 10.1.2.11 --min-healthy 2"
     ))?;
-    heard(stage, &by_way)?;
+    heard(stage, true)?;
     check(
         stage.open(20)?.len() == 20,
         "clients reach the service by the route they heard of",
@@ -60,27 +76,16 @@ pub fn by_a_routing_daemon(stage: &mut Stage) -> Result<()> {
     stage
         .daemon
         .cli(&format!("service server drain {SERVICE} 10.1.2.10"))?;
-    heard(stage, "")?;
+    heard(stage, false)?;
     stage
         .daemon
         .cli(&format!("service server set {SERVICE} 10.1.2.10 --state up"))?;
-    heard(stage, &by_way)?;
+    heard(stage, true)?;
     // A daemon that stops takes its addresses along.
     stage.daemon.stop()?;
-    heard(stage, "")?;
+    heard(stage, false)?;
     check(
         stage.balancer.ok("ip route show proto 66")?.is_empty(),
         "and leaves no route behind",
-    )
-}
-
-fn bird(host: &Namespace, dir: &Path, name: &str, protocols: &str) -> Result<Process> {
-    let (config, socket) = (dir.join(format!("{name}.conf")), dir.join(format!("{name}.ctl")));
-    let id = if name == "teller" { "10.1.2.3" } else { "10.1.2.1" };
-    let text = format!("router id {id};\nprotocol device {{ scan time 1; }}\n{protocols}");
-    std::fs::write(&config, text).map_err(|e| format!("{}: {e}", config.display()))?;
-    host.start(
-        name,
-        &format!("bird -f -c {} -s {}", config.display(), socket.display()),
     )
 }

@@ -1,11 +1,17 @@
 //! `butterfly balance`.
 
+use std::net::SocketAddr;
+
 use butterfly_tests::daemon::program;
 use butterfly_tests::lab::check;
-use testkit::{Result, wait_for};
+use butterfly_tests::lan::take_vip;
+use butterfly_tests::web::{Connections, Web};
+use testkit::netns::Namespace;
+use testkit::process::Process;
+use testkit::{PATIENCE, Result, wait_for};
 
 use crate::interfaces::taken;
-use crate::stage::{PATIENCE, Stage, VIP};
+use crate::stage::{Stage, VIP};
 
 /// In the foreground, with a table; the interface is given back however it ends.
 pub fn balances_without_a_daemon(stage: &mut Stage) -> Result<()> {
@@ -30,7 +36,7 @@ pub fn balances_without_a_daemon(stage: &mut Stage) -> Result<()> {
     wait_for("the table to show the flows", PATIENCE, || {
         let log = balance.log();
         let all = log.lines().rev().find(|line| line.starts_with("all "));
-        let packets = all.and_then(|line| line.split_whitespace().nth(5)?.parse::<u64>().ok());
+        let packets = all.and_then(|line| line.split_whitespace().nth(6)?.parse::<u64>().ok());
         Ok(packets.filter(|packets| *packets >= 300))
     })?;
     let ended = balance.terminate(PATIENCE)?;
@@ -42,4 +48,94 @@ pub fn balances_without_a_daemon(stage: &mut Stage) -> Result<()> {
     })?;
     balance.kill();
     check(!taken(stage)?, "also when it is killed")
+}
+
+/// Two VIPs with two ports each, on two interfaces, for a time: as much as a sample command can be asked for.
+pub fn balances_several(stage: &mut Stage) -> Result<()> {
+    const OTHER: &str = "192.168.101.2";
+    stage.daemon.cli("service interface del eth0")?;
+    let mut more = Vec::new();
+    for server in &stage.servers[..2] {
+        take_vip(&server.host, OTHER)?;
+        more.push(Web::serve(&server.host, 443, &server.name)?);
+    }
+    // Another client, by another interface of the balancer.
+    let second = Namespace::new()?;
+    stage.balancer.ok(&format!(
+        "ip link add eth1 type veth peer name eth0 netns {} && ip addr add 10.1.3.3/24 dev eth1 && ip link set eth1 up",
+        second.pid()
+    ))?;
+    second
+        .ok("ethtool -K eth0 tx off >/dev/null && ip addr add 10.1.3.1/24 dev eth0 && ip link set eth0 up")?;
+    second.ok("ip route add default via 10.1.3.3")?;
+    // The servers answer it by the balancer's kernel.
+    stage.balancer.ok("sysctl -q -w net.ipv4.ip_forward=1")?;
+    for server in &stage.servers[..2] {
+        server.host.ok("ip route add 10.1.3.0/24 via 10.1.2.3")?;
+    }
+    stage.client.ok(&format!("ip route add {OTHER} via 10.1.2.3"))?;
+    let balance = start(
+        stage,
+        &format!("eth0 10.1.2.3 {VIP} 10.1.2.10 10.1.2.11 --vip {OTHER} -p 80 -p 443 -i eth1 --mode generic"),
+    )?;
+    for vip in [VIP, OTHER] {
+        for port in [80, 443] {
+            let to: SocketAddr = format!("{vip}:{port}").parse().map_err(|e| format!("{e}"))?;
+            for client in [&stage.client, &second] {
+                let connections = Connections::open(client, to, 20)?;
+                check(
+                    connections.to("s0") > 0 && connections.to("s1") > 0,
+                    &format!("both servers have flows of {to}"),
+                )?;
+            }
+        }
+    }
+    let said = balance.log();
+    for service in ["192.168.101.1:443/tcp", "192.168.101.2:80/tcp"] {
+        check(said.contains(service), &format!("{service} is named:\n{said}"))?;
+    }
+    drop(balance);
+    // For a time, and for programs.
+    let command = |words: &str| {
+        format!(
+            "{} balance eth0 10.1.2.3 {VIP} 10.1.2.10 {words}",
+            program("butterfly")
+        )
+    };
+    let mut timed = stage
+        .balancer
+        .start("timed", &command("--mode generic --for 1 --json"))?;
+    check(timed.wait(PATIENCE)?.success(), "it ends when its time is over")?;
+    check(!taken(stage)?, "and gives the interface back")?;
+    let said = timed.log();
+    let line = said.lines().next().unwrap_or_default();
+    let value: serde_json::Value = serde_json::from_str(line).map_err(|e| format!("{said}: {e}"))?;
+    check(
+        value["servers"][0]["server"] == "10.1.2.10",
+        &format!("a line of JSON a print: {said}"),
+    )?;
+    // One interface that cannot be had: none is kept.
+    let mut refused = stage
+        .balancer
+        .start("refused", &command("--mode generic -i nosuch0"))?;
+    let code = refused.wait(PATIENCE)?.code();
+    let why = refused.log();
+    check(
+        code == Some(1) && why.contains("nosuch0"),
+        &format!("it is refused by name: {code:?} {why}"),
+    )?;
+    check(!taken(stage)?, "and nothing is balanced")
+}
+
+/// `butterfly balance` with these words, once a program is attached.
+fn start(stage: &Stage, words: &str) -> Result<Process> {
+    let command = format!("{} balance {words}", program("butterfly"));
+    let mut process = stage.balancer.start("balance", &command)?;
+    wait_for("butterfly balance to begin", PATIENCE, || {
+        if let Some(ended) = process.ended() {
+            return Err(format!("it ended with {ended}: {}", process.log()));
+        }
+        Ok(taken(stage)?.then_some(()))
+    })?;
+    Ok(process)
 }

@@ -1,10 +1,16 @@
 //! Health: found out through the service's own address.
 
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use butterfly_tests::daemon::program;
 use butterfly_tests::lab::check;
 use butterfly_tests::lan::take_vip;
-use testkit::Result;
+use testkit::image::repository;
+use testkit::process::Process;
+use testkit::{PATIENCE, Result, wait_for};
 
-use crate::stage::{SERVICE, Stage, VIP};
+use crate::stage::{SERVICE, Server, Stage, VIP};
 
 /// As a client asks: a server without the address fails, and a service without servers is withdrawn.
 pub fn is_asked_through_the_vip(stage: &mut Stage) -> Result<()> {
@@ -12,6 +18,8 @@ pub fn is_asked_through_the_vip(stage: &mut Stage) -> Result<()> {
     stage.servers[2]
         .host
         .ok(&format!("ip addr del {VIP}/32 dev lo"))?;
+    let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
+    let watch = watch(stage, dir.path())?;
     stage.daemon.cli(&format!(
         "service add {SERVICE} --server 10.1.2.10 10.1.2.11 10.1.2.12 --min-healthy 2 \
          --check http --check-path / --check-interval 500 --check-timeout 500 --rise 2 --fall 2"
@@ -25,6 +33,15 @@ pub fn is_asked_through_the_vip(stage: &mut Stage) -> Result<()> {
     take_vip(&stage.servers[2].host, VIP)?;
     stage.healths_become(&["HEALTHY", "HEALTHY", "HEALTHY"])?;
     check(stage.open(200)?.to("s2") > 20, "it gets its share")?;
+    // Checks go through the tunnel, which none of them takes off.
+    stage
+        .daemon
+        .cli(&format!("service set {SERVICE} --encapsulation ipip"))?;
+    stage.healths_become(&["UNHEALTHY"; 3])?;
+    stage
+        .daemon
+        .cli(&format!("service set {SERVICE} --encapsulation l2"))?;
+    stage.healths_become(&["HEALTHY"; 3])?;
     // Two servers stop: below its minimum the service is withdrawn.
     stage.servers[0].web = None;
     stage.servers[1].web = None;
@@ -38,6 +55,28 @@ pub fn is_asked_through_the_vip(stage: &mut Stage) -> Result<()> {
         show.contains("connection refused"),
         &format!("the reason is said:\n{show}"),
     )?;
+    // All of it was told to whoever watches, and is in the log.
+    for told in [
+        "server 10.1.2.12 is unhealthy no answer within 500 ms",
+        "server 10.1.2.12 is healthy",
+        "service 192.168.101.1:80/tcp is in service: 2 healthy, at least 2",
+        "address 192.168.101.1 is announced",
+        "server 10.1.2.10 is unhealthy no TCP connection: connection refused",
+        "service 192.168.101.1:80/tcp is withdrawn: 1 healthy, at least 2",
+        "address 192.168.101.1 is withdrawn",
+    ] {
+        wait_for(&format!("an event '{told}'"), PATIENCE, || {
+            Ok(watch.log().contains(told).then_some(()))
+        })
+        .map_err(|e| format!("{e}\n{}", watch.log()))?;
+    }
+    let log = stage.daemon.log();
+    for logged in [
+        "server 10.1.2.10 is not healthy: ",
+        "address 192.168.101.1 is withdrawn",
+    ] {
+        check(log.contains(logged), &format!("the log says '{logged}'"))?;
+    }
     // Other checks, against what is there.
     for kind in ["tcp", "command --check-command /bin/true"] {
         stage
@@ -47,4 +86,113 @@ pub fn is_asked_through_the_vip(stage: &mut Stage) -> Result<()> {
         stage.healths_become(&[expected, expected, "HEALTHY"])?;
     }
     Ok(())
+}
+
+/// `butterfly service watch`, once it has told what is there.
+fn watch(stage: &Stage, dir: &Path) -> Result<Process> {
+    let (butterfly, endpoint) = (program("butterfly"), stage.daemon.endpoint());
+    let words = [&butterfly, "-e", &endpoint, "service", "watch", "--snapshot"];
+    let process = Process::start("watch", &words, &dir.join("watch.log"))?;
+    wait_for("service watch to begin", PATIENCE, || {
+        Ok(process.log().contains("that is all there is now").then_some(()))
+    })?;
+    Ok(process)
+}
+
+/// HTTP, HTTPS, DNS by both transports and a program, each against a server that is well, one that listens and is ill, and one
+/// that is well and has not got the service's address.
+pub fn by_every_kind_of_check(stage: &mut Stage) -> Result<()> {
+    let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
+    let [well, ill, without, _] = stage.servers.as_slice() else {
+        return Err("the stage has four servers".into());
+    };
+    let _servers = [
+        serve(well, dir.path(), "well", VIP)?,
+        serve(ill, dir.path(), "wrong", VIP)?,
+        serve(without, dir.path(), "well", "0.0.0.0")?,
+    ];
+    without.host.ok(&format!("ip addr del {VIP}/32 dev lo"))?;
+    let greeted = command(dir.path())?;
+    let http = "--check-host shop.example.org --check-path /healthz --check-status 204";
+    let name = "--check-name up.example.org --check-type AAAA";
+    // What is asked, what the ill one is told to be, and whether it is found out.
+    let kinds = [
+        ("8080", format!("--check http {http}"), "HTTP status 500"),
+        ("443", format!("--check https {http}"), "HTTP status 500"),
+        ("53/udp", format!("--check dns {name}"), "DNS answer 2: "),
+        ("53/tcp", format!("--check dns-tcp {name}"), "DNS answer 2: "),
+        (
+            "7",
+            format!("--check command --check-command {greeted}"),
+            "ended with exit status: 1",
+        ),
+        // It takes connections.
+        ("all", "--check tcp --check-port 8080".to_owned(), ""),
+    ];
+    for (port, asked, _) in &kinds {
+        stage.daemon.cli(&format!(
+            "service add {VIP}:{port} --server 10.1.2.10 10.1.2.11 10.1.2.12 --check-interval 1000 --fall 1 {asked}"
+        ))?;
+    }
+    for (port, asked, why) in &kinds {
+        let service = format!("{VIP}:{port}");
+        let ill = if why.is_empty() { "HEALTHY" } else { "UNHEALTHY" };
+        stage
+            .healths_of_become(&service, &["HEALTHY", ill, "UNHEALTHY"])
+            .map_err(|e| format!("{asked}: {e}"))?;
+        let shown = stage.daemon.cli(&format!("service show {service}"))?;
+        check(shown.contains(why), &format!("{asked} says '{why}':\n{shown}"))?;
+    }
+    // Another question than the server has an answer to: the host, the path, the status and the name are asked for.
+    for (port, option) in [
+        ("8080", "--check-host www.example.org"),
+        ("443", "--check-path /"),
+        ("53/udp", "--check-name down.example.org"),
+        ("53/tcp", "--check-name down.example.org"),
+    ] {
+        let service = format!("{VIP}:{port}");
+        stage.daemon.cli(&format!("service set {service} {option}"))?;
+        stage
+            .healths_of_become(&service, &["UNHEALTHY"; 3])
+            .map_err(|e| format!("{option}: {e}"))?;
+    }
+    Ok(())
+}
+
+/// All that is asked for, on a server.
+fn serve(server: &Server, dir: &Path, mood: &str, address: &str) -> Result<Process> {
+    let (certificate, key) = (dir.join("certificate.pem"), dir.join("key.pem"));
+    let (certificate, key) = (certificate.display(), key.display());
+    if !dir.join("key.pem").exists() {
+        server.host.ok(&format!(
+            "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=anybody -keyout {key} -out {certificate}"
+        ))?;
+    }
+    let script = repository().join("tests/health_servers.py");
+    let process = server.host.start(
+        "health-servers",
+        &format!(
+            "python3 {} {certificate} {key} {mood} {address}",
+            script.display()
+        ),
+    )?;
+    wait_for("the servers of health checks", PATIENCE, || {
+        Ok(process.log().contains("listening").then_some(()))
+    })
+    .map_err(|e| format!("{e}\n{}", process.log()))?;
+    Ok(process)
+}
+
+/// A program that speaks to what it is told to check, by bash's own means.
+fn command(dir: &Path) -> Result<String> {
+    let path = dir.join("greeted");
+    let script = "#!/bin/bash\n\
+                  [ \"$BUTTERFLY_VIP $BUTTERFLY_PORT $BUTTERFLY_PROTOCOL\" = '192.168.101.1 7 tcp' ] || exit 2\n\
+                  exec 3<>\"/dev/tcp/${BUTTERFLY_CHECK_ADDRESS/://}\" || exit 3\n\
+                  read -r said <&3\n\
+                  [ \"$said\" = hello ]\n";
+    let failed = |e: std::io::Error| format!("{}: {e}", path.display());
+    std::fs::write(&path, script).map_err(failed)?;
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).map_err(failed)?;
+    Ok(path.display().to_string())
 }

@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 
 use butterfly_tests::lab::check;
 use butterfly_tests::web::{Connections, Web};
-use testkit::{Result, wait_for};
+use testkit::{PATIENCE, Result, wait_for};
 
-use crate::stage::{PATIENCE, SERVICE, Stage};
+use crate::stage::{SERVICE, Stage};
 
 /// Whether a program runs on the balancer's interface.
 pub fn taken(stage: &Stage) -> Result<bool> {
@@ -27,11 +27,60 @@ pub fn stay_the_kernel_s(stage: &mut Stage) -> Result<()> {
     )?;
     drop(web);
     check(taken(stage)?, "a program is attached")?;
+    let program = |stage: &Stage| {
+        stage
+            .balancer
+            .ok("ip link show eth0 | grep -o 'prog/xdp id [0-9]*'")
+    };
+    let before = program(stage)?;
+    stage.daemon.cli("service interface reattach eth0")?;
+    check(
+        program(stage)? == before && stage.open(10)?.len() == 10,
+        "the same program, attached anew, balances",
+    )?;
     stage.daemon.cli("service interface del eth0")?;
     check(!taken(stage)?, "the interface is given back when it is asked for")?;
-    stage.daemon.cli("service interface add eth0 --mode generic")?;
+    let said = stage
+        .daemon
+        .cli("service interface reattach eth0")
+        .err()
+        .unwrap_or_default();
+    check(
+        said.contains("nothing is balanced on interface 'eth0'"),
+        &format!("what is not attached is not attached again: {said}"),
+    )?;
+    stage
+        .daemon
+        .cli(&format!("service interface add eth0 --mode {}", stage.mode))?;
     stage.daemon.kill_and_restart()?;
     check(!taken(stage)?, "and when the daemon is killed")
+}
+
+/// A mode that the driver refuses changes nothing: a bridge has no native XDP.
+pub fn keep_their_mode(stage: &mut Stage) -> Result<()> {
+    stage
+        .balancer
+        .ok("ip link add br0 type bridge && ip link set br0 up")?;
+    stage.daemon.cli("service interface add br0 --mode generic")?;
+    let refused = stage.daemon.cli("service interface add br0 --mode native");
+    let said = refused.err().unwrap_or_default();
+    check(
+        said.contains("interface br0") && said.contains("native"),
+        &format!("it is said what is refused: {said}"),
+    )?;
+    let all = stage.daemon.json("service interface list")?;
+    let bridge = all
+        .as_array()
+        .and_then(|all| all.iter().find(|one| one["name"] == "br0"));
+    check(
+        bridge.is_some_and(|one| one["mode"] == "XDP_MODE_GENERIC"),
+        &format!("it is balanced on as before: {all}"),
+    )?;
+    check(
+        stage.balancer.ok("ip link show br0")?.contains("xdpgeneric"),
+        "and has its program",
+    )?;
+    stage.daemon.cli("service interface del br0").map(drop)
 }
 
 /// Removed, and made anew under the same name: it is another one to the kernel.

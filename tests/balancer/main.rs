@@ -3,10 +3,13 @@
 
 mod announce;
 mod command;
+mod cpus;
 mod declared;
+mod flood;
 mod flows;
 mod health;
 mod interfaces;
+mod library;
 mod paths;
 mod stage;
 
@@ -18,44 +21,99 @@ use testkit::Result;
 /// One trial.
 type Session = fn(&mut Stage) -> Result<()>;
 
-/// In the order in which they run.
-const TRIALS: [(&str, Session); 12] = [
-    ("flows_are_spread_and_counted", flows::are_spread_and_counted),
-    ("ten_thousand_connections_survive", flows::ten_thousand_survive),
+/// In the order in which they run, with the mode of the balancer's interface.
+const TRIALS: [(&str, &str, Session); 19] = [
+    (
+        "flows_are_spread_and_counted",
+        "native",
+        flows::are_spread_and_counted,
+    ),
+    (
+        "ten_thousand_connections_survive",
+        "native",
+        flows::ten_thousand_survive,
+    ),
+    (
+        "a_flood_displaces_no_connection",
+        "native",
+        flows::are_not_displaced,
+    ),
     (
         "health_is_asked_through_the_vip",
+        "native",
         health::is_asked_through_the_vip,
     ),
-    ("the_interface_stays_the_kernel_s", interfaces::stay_the_kernel_s),
+    (
+        "every_kind_of_check_tells",
+        "generic",
+        health::by_every_kind_of_check,
+    ),
+    (
+        "the_interface_stays_the_kernel_s",
+        "generic",
+        interfaces::stay_the_kernel_s,
+    ),
+    (
+        "the_interface_stays_the_kernel_s_in_native_mode",
+        "native",
+        interfaces::stay_the_kernel_s,
+    ),
+    (
+        "a_refused_mode_changes_nothing",
+        "generic",
+        interfaces::keep_their_mode,
+    ),
     (
         "an_interface_that_comes_back_is_taken_again",
+        "generic",
         interfaces::come_back,
     ),
-    ("the_configuration_is_declared", declared::with_the_rest),
-    ("services_of_ipv6", paths::of_ipv6),
-    ("a_balancer_behind_a_bridge", paths::behind_a_bridge),
-    ("datagrams_in_fragments", paths::of_fragments),
-    ("errors_reach_the_server_of_their_flow", paths::of_errors),
     (
-        "addresses_are_announced_by_a_routing_daemon",
-        announce::by_a_routing_daemon,
+        "the_configuration_is_declared",
+        "generic",
+        declared::with_the_rest,
     ),
+    ("services_of_ipv6", "native", paths::of_ipv6),
+    ("a_balancer_behind_a_bridge", "generic", paths::behind_a_bridge),
+    ("datagrams_in_fragments", "native", paths::of_fragments),
+    (
+        "errors_reach_the_server_of_their_flow",
+        "generic",
+        paths::of_errors,
+    ),
+    ("addresses_are_announced_by_bird", "generic", announce::by_bird),
+    ("addresses_are_announced_by_frr", "generic", announce::by_frr),
     (
         "one_command_balances_without_a_daemon",
+        "generic",
         command::balances_without_a_daemon,
+    ),
+    (
+        "one_command_balances_several_services",
+        "generic",
+        command::balances_several,
+    ),
+    (
+        "the_library_balances_without_daemon_and_compiler",
+        "generic",
+        library::balances_without_daemon_and_compiler,
     ),
 ];
 
 fn main() {
-    if let Err(why) = serve_if_asked() {
-        eprintln!("{why}");
-        std::process::exit(1);
+    match serve_if_asked().and_then(|()| library::run_if_asked()) {
+        Ok(false) => {}
+        Ok(true) => return,
+        Err(why) => {
+            eprintln!("{why}");
+            std::process::exit(1);
+        }
     }
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials = TRIALS.map(|(name, body)| {
+    let trials = TRIALS.map(|(name, mode, body)| {
         Trial::test(name, move || {
-            let mut stage = Stage::start()?;
+            let mut stage = Stage::start(mode)?;
             body(&mut stage).map_err(|e| Failed::from(format!("{e}\n{}", stage.dump())))
         })
     });

@@ -6,9 +6,9 @@ use butterfly_tests::lab::check;
 use butterfly_tests::lan::take_vip;
 use butterfly_tests::web::Connections;
 use testkit::netns::Namespace;
-use testkit::{Result, wait_for};
+use testkit::{PATIENCE, Result, wait_for};
 
-use crate::stage::{PATIENCE, SERVICE, Stage, VIP};
+use crate::stage::{SERVICE, Stage, VIP};
 
 /// The same service for clients of IPv6.
 pub fn of_ipv6(stage: &mut Stage) -> Result<()> {
@@ -41,7 +41,17 @@ pub fn of_ipv6(stage: &mut Stage) -> Result<()> {
     check(
         stage.client.succeeds(&format!("ping -q -c 1 -W 5 {VIP6}"))?,
         "echo is answered",
-    )
+    )?;
+    // Where a packet goes is told by a server's MAC address, whichever family it was found by.
+    stage.tell(&format!("service server del [{VIP6}]:80 fd01::12"))?;
+    connections.give_up("s2");
+    stage.tell(&format!("service server add [{VIP6}]:80 10.1.2.12"))?;
+    stage.healths_of_become(&format!("[{VIP6}]:80"), &["HEALTHY"; 4])?;
+    connections
+        .ask_all()
+        .map_err(|e| format!("after a server took the other family: {e}"))?;
+    let connections = Connections::open(&stage.client, to, 300)?;
+    check(connections.to("s2") > 30, "it has its share")
 }
 
 /// The balancer's host has its address on a bridge, and the interface is a port of that.

@@ -1,21 +1,18 @@
 //! What the trials play on: a client, the balancer's host and servers, each a namespace on one Ethernet.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use butterfly_tests::Daemon;
 use butterfly_tests::daemon::number;
 use butterfly_tests::lan::{Lan, take_vip};
 use butterfly_tests::web::{Connections, Web, many_descriptors};
 use testkit::netns::Namespace;
-use testkit::{Result, wait_for};
+use testkit::{PATIENCE, Result, wait_for};
 
 /// What clients know.
 pub const VIP: &str = "192.168.101.1";
 /// The same as a service.
 pub const SERVICE: &str = "192.168.101.1:80";
-/// For what takes milliseconds on a machine that is not busy.
-pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A client 10.1.2.1, the balancer 10.1.2.3 with its daemon, servers 10.1.2.10 and up. All servers have the VIP.
 pub struct Stage {
@@ -24,6 +21,9 @@ pub struct Stage {
     pub servers: Vec<Server>,
     pub daemon: Daemon,
     pub lan: Lan,
+    /// Of the balancer's interface: `native` or `generic`.
+    pub mode: &'static str,
+    _takes: Option<(xdp::Program, xdp::Attachment)>,
 }
 
 /// A host that serves.
@@ -35,8 +35,8 @@ pub struct Server {
 }
 
 impl Stage {
-    /// All of it, with the balancer's `eth0` balanced on.
-    pub fn start() -> Result<Self> {
+    /// All of it, with the balancer's `eth0` balanced on in this mode.
+    pub fn start(mode: &'static str) -> Result<Self> {
         many_descriptors()?;
         let lan = Lan::new()?;
         let client = lan.host("client", &["10.1.2.1/24"])?;
@@ -55,27 +55,35 @@ impl Stage {
             })
         };
         let servers = (0..4).map(server).collect::<Result<Vec<_>>>()?;
-        let daemon = balancing(&balancer, &[])?;
+        let native = mode == "native";
+        let takes = native.then(|| lan.take_from_xdp("balancer")).transpose()?;
+        let daemon = balancing(&balancer, &[], mode)?;
         Ok(Self {
             client,
             balancer,
             servers,
             daemon,
             lan,
+            mode,
+            _takes: takes,
         })
     }
 
     /// The daemon anew, with these options.
     pub fn restart(&mut self, options: &[&str]) -> Result<()> {
         self.daemon.stop()?;
-        self.daemon = balancing(&self.balancer, options)?;
+        self.daemon = balancing(&self.balancer, options, self.mode)?;
         Ok(())
     }
 
     /// Connections of the client to the service.
     pub fn open(&self, count: usize) -> Result<Connections> {
-        let to: SocketAddr = (VIP.parse::<std::net::Ipv4Addr>().map_err(|e| e.to_string())?, 80).into();
-        Connections::open(&self.client, to, count)
+        Connections::open(&self.client, service()?, count)
+    }
+
+    /// More of them.
+    pub fn open_more(&self, connections: &mut Connections, count: usize) -> Result<()> {
+        connections.open_more(&self.client, service()?, count)
     }
 
     /// Tells the daemon something of services, and waits until it knows the way to all their servers: those that are not
@@ -144,9 +152,14 @@ impl Stage {
     }
 }
 
+/// Where clients connect to.
+fn service() -> Result<SocketAddr> {
+    SERVICE.parse().map_err(|e| format!("{SERVICE}: {e}"))
+}
+
 /// A daemon on a host, which balances on its `eth0`.
-fn balancing(host: &Namespace, options: &[&str]) -> Result<Daemon> {
+fn balancing(host: &Namespace, options: &[&str], mode: &str) -> Result<Daemon> {
     let daemon = Daemon::start_on(Some(host.pid()), options)?;
-    daemon.cli("service interface add eth0 --mode generic")?;
+    daemon.cli(&format!("service interface add eth0 --mode {mode}"))?;
     Ok(daemon)
 }

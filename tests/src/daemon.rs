@@ -2,12 +2,8 @@
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 use testkit::process::{self, Process};
-use testkit::{Result, wait_for};
-
-/// How long the daemon may take to be ready, or to stop.
-const PATIENCE: Duration = Duration::from_secs(10);
+use testkit::{PATIENCE, Result, wait_for};
 
 /// A running daemon, killed when dropped.
 #[derive(Debug)]
@@ -156,10 +152,12 @@ impl Daemon {
 
     /// All that explains a failure.
     pub fn dump(&self) -> String {
+        let nics = self.cli("nic list").unwrap_or_default().replace('\n', " ");
         let mut text = String::new();
         for line in [
             "status",
             "nic list --long",
+            &format!("nic show {nics}"),
             "network list",
             "endpoint list",
             "sg details",

@@ -4,16 +4,12 @@
 //! whose id is its name, in the group `open`, which lets everything in.
 
 use crate::Daemon;
-use std::time::Duration;
 use testkit::netns::Namespace;
-use testkit::process;
-use testkit::{Result, wait_for};
+use testkit::process::{self, Process};
+use testkit::{PATIENCE, Result, wait_for};
 
 /// The interface that joins the hosts, on both.
 pub const UPLINK: &str = "uplink0";
-
-/// How soon hosts have to find each other again after a change.
-pub const SOON: Duration = Duration::from_secs(8);
 
 /// Over which addresses the hosts speak.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -155,7 +151,22 @@ pub fn mac(last: u8) -> String {
 
 /// Waits until a ping is answered.
 pub fn answers(from: &Namespace, to: &str) -> Result<()> {
-    wait_for(&format!("{to} to answer"), SOON, || {
+    wait_for(&format!("{to} to answer"), PATIENCE, || {
         Ok(from.succeeds(&format!("ping -q -c 1 -W 1 {to}"))?.then_some(()))
     })
+}
+
+/// The command line of the program of our own that speaks protocols for which there is no other.
+pub fn tool(words: &str) -> String {
+    let tool = testkit::image::repository().join("target/guest/root/bin/guest");
+    format!("{} {words}", tool.display())
+}
+
+/// Starts a server of that program in a namespace, and waits until it listens. Its name is its log's: one of a kind in each.
+pub fn serve(guest: &Namespace, words: &str) -> Result<Process> {
+    let server = guest.start(words.split(' ').next().unwrap_or("server"), &tool(words))?;
+    wait_for("a server to listen", PATIENCE, || {
+        Ok(server.log().contains("listening").then_some(()))
+    })?;
+    Ok(server)
 }

@@ -7,17 +7,13 @@ use crate::trials::Stage;
 use std::time::{Duration, Instant};
 use testkit::image::Image;
 use testkit::qemu::{Guest, Machine, Nic, Wire};
-use testkit::{Result, wait_for};
+use testkit::{PATIENCE, Result, wait_for};
 
 /// The network of the three guests.
 pub const VNI: u32 = 42;
 
 /// The names of the guests and of their NICs.
 pub const NAMES: [&str; 3] = ["a", "b", "c"];
-
-/// How soon a change has to show in a guest. The switch needs milliseconds; a guest without KVM on a busy machine has been
-/// seen to need seconds.
-pub const SOON: Duration = Duration::from_secs(30);
 
 /// How long a download has to stand still until it counts as stopped.
 const STILL: Duration = Duration::from_millis(1500);
@@ -148,7 +144,7 @@ pub fn pings(from: &Guest, to: &str) -> Result<bool> {
 /// Waits until a command in a guest succeeds, for what needs a moment to be so.
 pub fn soon(guest: &Guest, command: &str) -> Result<()> {
     let what = format!("`{command}` to succeed in {}", guest.name());
-    wait_for(&what, SOON, || Ok(guest.succeeds(command)?.then_some(())))
+    wait_for(&what, PATIENCE, || Ok(guest.succeeds(command)?.then_some(())))
 }
 
 /// Waits until a program in a guest has written a text to its log, which is there already, and gives the log. One that loads XDP programs takes its
@@ -180,7 +176,7 @@ impl<'a> Download<'a> {
             "rm -f {0}; guest tcp-get {addr} {port} 0 60 {0} >/dev/null 2>&1 </dev/null &",
             download.progress
         ))?;
-        wait_for("a download to begin", SOON, || {
+        wait_for("a download to begin", PATIENCE, || {
             Ok((download.bytes()? > 0).then_some(()))
         })?;
         Ok(download)
@@ -199,7 +195,7 @@ impl<'a> Download<'a> {
     /// Waits until more has come than has now.
     pub fn goes_on(&self) -> Result<()> {
         let before = self.bytes()?;
-        wait_for("a download to go on", SOON, || {
+        wait_for("a download to go on", PATIENCE, || {
             Ok((self.bytes()? > before).then_some(()))
         })
     }
@@ -207,7 +203,7 @@ impl<'a> Download<'a> {
     /// Waits until nothing has come for a while.
     pub fn stops(&self) -> Result<()> {
         let (mut last, mut since) = (self.bytes()?, Instant::now());
-        wait_for("a download to stop", SOON + STILL, || {
+        wait_for("a download to stop", PATIENCE + STILL, || {
             let now = self.bytes()?;
             if now != last {
                 (last, since) = (now, Instant::now());

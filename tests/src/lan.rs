@@ -1,8 +1,11 @@
 //! Hosts on one Ethernet: namespaces, each with an `eth0` on a bridge in a namespace of its own.
 
+use std::os::fd::AsFd;
+
 use testkit::Result;
 use testkit::netns::Namespace;
 use testkit::qemu::Wire;
+use xdp::{Attachment, Mode, Program, objects};
 
 /// A bridge that hosts are plugged into.
 #[derive(Debug)]
@@ -51,6 +54,17 @@ impl Lan {
             host.ok(&format!("ip addr add {address} dev eth0"))?;
         }
         Ok(())
+    }
+
+    /// Makes the bridge take what an XDP program in native mode sends from a host's `eth0`, until the answer is dropped: veth
+    /// wakes the end that such frames come to only if that runs a program itself.
+    pub fn take_from_xdp(&self, name: &str) -> Result<(Program, Attachment)> {
+        let failed = |e: xdp::Error| format!("the bridge's end of {name}'s cable: {e}");
+        let program = Program::load("pass", objects::PASS, |_| Ok(())).map_err(failed)?;
+        let ifindex = self.bridge.ifindex(&format!("to-{name}"))?;
+        let attach = || xdp::attach(program.as_fd(), ifindex, Some(Mode::Native));
+        let attachment = self.bridge.inside(attach)?.map_err(failed)?;
+        Ok((program, attachment))
     }
 }
 

@@ -4,6 +4,7 @@
 //! The programs tested are the ones beside the test binary (`target/debug`, `target/release`), as `make test` builds
 //! them; nothing of the daemon is linked in here.
 
+pub mod bird;
 pub mod daemon;
 pub mod hosts;
 pub mod lab;
@@ -11,6 +12,7 @@ pub mod lan;
 pub mod peer;
 pub mod testpmd;
 pub mod trials;
+pub mod tunnels;
 pub mod web;
 
 pub use daemon::Daemon;

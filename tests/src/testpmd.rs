@@ -4,12 +4,8 @@
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
-use std::time::Duration;
 use testkit::process::{Process, tail};
-use testkit::{Result, wait_for};
-
-/// How long it may take to start, or to answer.
-const PATIENCE: Duration = Duration::from_secs(30);
+use testkit::{PATIENCE, Result, wait_for};
 
 const PROMPT: &str = "testpmd> ";
 

@@ -1,11 +1,10 @@
 //! HTTP as small as it can be: servers that say their name, and clients that keep many connections and ask again on each.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use testkit::netns::Namespace;
 use testkit::process::Process;
-use testkit::{Result, wait_for};
+use testkit::{PATIENCE, Result, wait_for};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
@@ -86,9 +85,6 @@ pub struct Connections {
     open: Vec<(TcpStream, String)>,
 }
 
-/// How long one answer may take: a SYN that was lost is sent again after a second.
-const PATIENCE: Duration = Duration::from_secs(10);
-
 impl Connections {
     /// Opens `count` from a namespace, a hundred at a time, and asks once on each.
     pub fn open(host: &Namespace, to: SocketAddr, count: usize) -> Result<Self> {
@@ -96,13 +92,23 @@ impl Connections {
             .enable_all()
             .build()
             .map_err(|e| format!("a client: {e}"))?;
+        let mut connections = Self {
+            runtime,
+            open: Vec::with_capacity(count),
+        };
+        connections.open_more(host, to, count)?;
+        Ok(connections)
+    }
+
+    /// Opens `count` more.
+    pub fn open_more(&mut self, host: &Namespace, to: SocketAddr, count: usize) -> Result<()> {
         let family = match to {
             SocketAddr::V4(_) => rustix::net::AddressFamily::INET,
             SocketAddr::V6(_) => rustix::net::AddressFamily::INET6,
         };
-        let mut open = Vec::with_capacity(count);
-        while open.len() < count {
-            let some = (count - open.len()).min(100);
+        let goal = self.open.len() + count;
+        while self.open.len() < goal {
+            let some = (goal - self.open.len()).min(100);
             // Sockets belong to the namespace that they are made in.
             let sockets = host.inside(|| {
                 let socket = || {
@@ -117,7 +123,7 @@ impl Connections {
                 (0..some).map(|_| socket()).collect::<std::io::Result<Vec<_>>>()
             })?;
             let sockets = sockets.map_err(|e| format!("sockets of a client: {e}"))?;
-            let connected = runtime.block_on(async {
+            let connected = self.runtime.block_on(async {
                 let tasks = sockets.into_iter().map(|socket| async move {
                     let connect = tokio::net::TcpSocket::from_std_stream(socket).connect(to);
                     let mut stream = timely("connect", connect).await?;
@@ -131,9 +137,9 @@ impl Connections {
                 }
                 Ok::<_, String>(done)
             })?;
-            open.extend(connected);
+            self.open.extend(connected);
         }
-        Ok(Self { runtime, open })
+        Ok(())
     }
 
     /// How many are open.

@@ -9,7 +9,7 @@ use testkit::image::{self, Image};
 use testkit::netns::Namespace;
 use testkit::process::Process;
 use testkit::qemu::{Guest, Machine, Nic, Wire};
-use testkit::{Result, wait_for};
+use testkit::{PATIENCE, Result, wait_for};
 
 const MACS: [&str; 2] = ["52:54:00:12:34:01", "52:54:00:12:34:02"];
 const NAMES: [&str; 2] = ["alice", "bob"];
@@ -101,7 +101,7 @@ impl TwoHosts {
         let download = "guest tcp-get 10.0.0.2 80 0 60 /tmp/bytes";
         println!("alice# {download} &");
         self.guests[0].ok(&format!("{download} >/dev/null 2>&1 &"))?;
-        let before = wait_for("the download to begin", Duration::from_secs(5), || {
+        let before = wait_for("the download to begin", PATIENCE, || {
             Ok(Some(self.bytes()?).filter(|bytes| *bytes > 0))
         })?;
         go_on()?;
@@ -126,7 +126,7 @@ impl TwoHosts {
 
     fn service(&self, command: &str) -> Result<Process> {
         let service = self.hosts[1].start("service", command)?;
-        wait_for("the service to listen", Duration::from_secs(5), || {
+        wait_for("the service to listen", PATIENCE, || {
             Ok(service.log().contains("listening").then_some(()))
         })?;
         Ok(service)

@@ -1,6 +1,8 @@
 //! The router among real kernels: a host in the east, the daemon's host, a host in the west, each a namespace. What the daemon
 //! counts is compared with what the hosts' own nftables count.
 
+mod feeds;
+
 use std::time::Duration;
 
 use butterfly_tests::Daemon;
@@ -9,8 +11,8 @@ use butterfly_tests::lab::check;
 use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::Value;
 use testkit::process::Process;
-use testkit::road::{PATIENCE, Road, WEST};
-use testkit::{Result, wait_for};
+use testkit::road::{Road, WEST};
+use testkit::{PATIENCE, Result, wait_for};
 
 /// One trial.
 type Session = fn(&mut Stage) -> Result<()>;
@@ -18,7 +20,7 @@ type Session = fn(&mut Stage) -> Result<()>;
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Session); 8] = [
+    let trials: [(&str, Session); 10] = [
         (
             "interfaces_are_taken_and_given_back",
             interfaces_are_taken_and_given_back,
@@ -48,6 +50,8 @@ fn main() {
             "killed_under_load_the_kernel_goes_on",
             killed_under_load_the_kernel_goes_on,
         ),
+        ("bird_feeds_it", feeds::bird_feeds_it),
+        ("addresses_come_by_dhcp", feeds::addresses_come_by_dhcp),
     ];
     let trials = trials.map(|(name, body)| {
         Trial::test(name, move || {
@@ -109,12 +113,13 @@ impl Stage {
     }
 
     fn watching(&self, options: &str) -> Result<Process> {
-        let command = format!(
-            "{} -e {} router watch {options}",
-            program("butterfly"),
-            self.daemon.endpoint()
-        );
-        self.road.router.start("watch", &command)
+        self.cli("watch", &format!("router watch {options}"))
+    }
+
+    /// `butterfly` that goes on.
+    fn cli(&self, name: &str, line: &str) -> Result<Process> {
+        let command = format!("{} -e {} {line}", program("butterfly"), self.daemon.endpoint());
+        self.road.router.start(name, &command)
     }
 
     fn dump(&self) -> String {
@@ -348,12 +353,28 @@ fn what_happens_is_told(stage: &mut Stage) -> Result<()> {
     said(&watch, "routing on east0, native XDP")?;
     said(&watch, "packets forwarded")?;
     let router = &stage.road.router;
-    router.ok("ip route add 203.0.113.0/24 via 10.2.0.2 && ip route del 203.0.113.0/24 via 10.2.0.2")?;
+    let all_routes = stage.cli("all-routes", "route show --watch")?;
+    let neighbours = stage.cli("neighbours", "neigh -i west0 -4 --watch")?;
+    said(&all_routes, "10.2.0.0/24")?;
+    said(&neighbours, "10.2.0.2")?;
+    // One after the other: changes that come together are told as what is left of them.
+    router.ok("ip route add 203.0.113.0/24 via 10.2.0.2")?;
+    said(&watch, "route 203.0.113.0/24 via 10.2.0.2 dev west0")?;
+    said(&all_routes, "route 203.0.113.0/24 via 10.2.0.2 dev west0")?;
+    router.ok("ip route del 203.0.113.0/24 via 10.2.0.2")?;
     said(&watch, "deleted route 203.0.113.0/24 via 10.2.0.2 dev west0")?;
     router.ok("ip neigh replace 10.2.0.9 lladdr 02:00:00:00:00:09 dev west0 nud permanent")?;
     said(
         &watch,
         "neighbour 10.2.0.9 at 02:00:00:00:00:09 on west0 permanent",
+    )?;
+    said(
+        &neighbours,
+        "neighbour 10.2.0.9 at 02:00:00:00:00:09 on west0 permanent",
+    )?;
+    check(
+        !neighbours.log().contains("203.0.113.0"),
+        "routes are no neighbours",
     )?;
     router.ok("for n in $(seq 1 200); do echo route add 192.0.2.$n/32 via 10.2.0.2; done | ip -batch -")?;
     wait_for("the routes in the table", PATIENCE, || {
@@ -370,7 +391,8 @@ fn what_happens_is_told(stage: &mut Stage) -> Result<()> {
     stage.treated("192.0.2.200", "fast")?;
     stage.daemon.cli("router del west0")?;
     said(&watch, "west0 is given back")?;
-    // Numbered without gaps.
+    // Both would write to one log.
+    drop(watch);
     let json = stage.watching("--json --snapshot --count 2")?;
     wait_for("two events", PATIENCE, || {
         Ok((json.log().lines().count() == 2).then_some(()))
