@@ -9,7 +9,7 @@ UNITDIR ?= /lib/systemd/system
 HOLD ?=
 
 .DEFAULT_GOAL := build
-.PHONY: build demo test test-devices setup guest-image bench-switch bench-overlay bench-workers bench-control bench-balancer bench-router soak-router fuzz miri install uninstall clean help
+.PHONY: build demo test test-devices setup guest-image bench-switch bench-overlay bench-workers bench-control bench-balancer bench-router soak-router soak-balancer fuzz miri install uninstall clean help
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F '|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -35,9 +35,9 @@ test: guest-image ## format, lints, all tests with real guests
 	cargo test --workspace --doc
 	cargo test --workspace --lib --bins --tests --no-fail-fast
 
-test-devices: guest-image ## router and overlay over VLANs and bonds, in guests with Debian's kernel (two minutes)
+test-devices: guest-image ## router, overlay and load balancer over VLANs and bonds, and a road that loses frames, in guests with Debian's kernel (six minutes)
 	cargo build --workspace --bins
-	cargo test --workspace --test devices
+	cargo test --workspace --test devices --test trunks --test lossy
 
 # QUICK=1 keeps each of them under five minutes.
 QUICK_FLAG = $(if $(QUICK),--quick)
@@ -63,11 +63,13 @@ bench-control: setup ## microseconds a request takes at 1,000 NICs; QUICK=1 for 
 	cargo build --quiet --release -p butterfly-daemon -p butterfly-bench
 	target/release/butterfly-bench control $(QUICK_FLAG)
 
-bench-balancer: setup ## ns a packet of the load balancer's program beside an empty one; QUICK=1 for a short one
-	cargo bench --quiet -p butterfly-balancer --bench packets -- $(QUICK_FLAG)
-
 # Real-time priority, where it is allowed, keeps what else runs out of the numbers.
 REAL_TIME = $(shell chrt -r 1 true 2>/dev/null && echo chrt -r 1)
+
+bench-balancer: setup ## the load balancer's ns a packet: all rows of its tests; beside an empty program, the usual design and nftables, live frames (15 minutes); QUICK=1 for a short one
+	cargo bench --quiet -p butterfly-balancer --bench rows --bench packets --no-run
+	$(REAL_TIME) cargo bench --quiet -p butterfly-balancer --bench rows -- $(QUICK_FLAG) --out $(abspath $(BENCH_OUT))
+	$(REAL_TIME) cargo bench --quiet -p butterfly-balancer --bench packets -- $(QUICK_FLAG) --out $(abspath $(BENCH_OUT))
 
 bench-router: setup ## the router beside the kernel: ns a packet by routes and destinations, live frames; QUICK=1 for a short one
 	cargo bench --quiet -p butterfly-router --bench packets --no-run
@@ -76,6 +78,11 @@ bench-router: setup ## the router beside the kernel: ns a packet by routes and d
 soak-router: ## a million routes by ip -batch, and routes by BGP from FRR, followed by the router; installs frr
 	@tools/setup.sh soak
 	cargo test -p butterfly-router --test router -- --ignored --nocapture --test-threads 1
+
+soak-balancer: guest-image ## addresses of services announced by FRR; installs frr
+	@tools/setup.sh soak
+	cargo build --workspace --bins
+	cargo test --workspace --test balancer announced
 
 fuzz: ## hostile inputs, FUZZ_SECONDS (60) for each target; needs a nightly compiler, installs cargo-fuzz
 	@FUZZ_SECONDS=$(or $(FUZZ_SECONDS),60) fuzz/run.sh

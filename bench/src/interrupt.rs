@@ -35,6 +35,19 @@ pub fn check() -> Result<(), PeerError> {
     }
 }
 
+/// How long [`rest`] is awake at its end.
+const AWAKE: Duration = Duration::from_millis(1);
+
+/// Lets a quiet time pass, at the end of which this thread's own core is awake: what is timed then is how fast others are.
+pub fn rest(quiet: Duration) -> Result<(), PeerError> {
+    let end = Instant::now() + quiet;
+    sleep(quiet.saturating_sub(AWAKE))?;
+    while Instant::now() < end {
+        std::hint::spin_loop();
+    }
+    Ok(())
+}
+
 /// Sleeps, but not past a signal.
 pub fn sleep(time: Duration) -> Result<(), PeerError> {
     let end = Instant::now() + time;

@@ -93,7 +93,7 @@ pub fn after_quiet(guests: &mut [Guest; 2], count: usize, quiet: Duration) -> Re
     prepare(guests)?;
     let mut times = Vec::new();
     for _ in 0..count {
-        interrupt::sleep(quiet)?;
+        interrupt::rest(quiet)?;
         let start = Instant::now();
         guests[0].send(1, |_| ());
         arrival(&mut guests[1], start)?;

@@ -5,6 +5,7 @@
 //! medians, their spread and the ratio to the peer in the same run. `switch` measures frames from guest to guest,
 //! `path` where the cycles of a frame go, `control` the time a request takes. The last line of each is its ratios as `name=value` pairs.
 
+mod beside;
 mod ceiling;
 mod connections;
 mod control;
@@ -62,6 +63,18 @@ enum Command {
         #[arg(long)]
         only: Vec<String>,
     },
+    /// Frames a second and round trips of the switch alone, a worker in this process, the guests' driver on the other core.
+    Beside {
+        /// The core of the worker.
+        #[arg(long, default_value_t = 0)]
+        core: usize,
+        /// How often each is measured.
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+        /// Measure only the rows whose names begin with one of these.
+        #[arg(long)]
+        only: Vec<String>,
+    },
     /// Nanoseconds a frame to and from another host, of the engine alone: guest's rings, rules, VXLAN, rings of AF_XDP in memory.
     Tunnel {
         /// A tenth of the windows.
@@ -91,6 +104,7 @@ fn main() -> std::process::ExitCode {
         Command::Switch(options) => switch::run(&options),
         Command::Workers(options) => workers::run(&options),
         Command::Path { quick, only } => path::run(quick, &only),
+        Command::Beside { core, rounds, only } => beside::run(core, rounds, &only),
         Command::Tunnel { quick, only } => tunnel::run(quick, &only),
         Command::Overlay(options) => overlay::run(&options),
         Command::Control { quick } => control::run(if quick { 200 } else { 2000 }),

@@ -190,6 +190,7 @@ fn color(peer: Peer) -> RGBColor {
     match peer {
         Peer::ButterflyRules => RGBColor(0, 70, 170),
         Peer::ButterflyOpen => RGBColor(90, 165, 240),
+        Peer::ButterflyAwake => RGBColor(170, 210, 250),
         Peer::Testpmd => RGBColor(60, 60, 60),
         Peer::TestpmdLarge => RGBColor(150, 150, 150),
         Peer::OvsNormal => RGBColor(230, 150, 0),

@@ -208,15 +208,17 @@ fn aims(table: &Table) -> Vec<(String, f64, bool)> {
 }
 
 /// Those that compare this switch with itself or with a fixed number.
-fn own_aims(table: &Table) -> [(&'static str, f64, bool); 3] {
+fn own_aims(table: &Table) -> [(&'static str, f64, bool); 4] {
+    let first_frame = |peer| median(table, peer, Row::FirstFrame { longest: false }) * 1e6;
     let own = |row| median(table, Peer::ButterflyRules, row);
     let many = own(udp(64, 1_000_000)) / own(udp(64, 1));
     let idle = own(Row::IdleCpu);
-    let first = own(Row::FirstFrame { longest: false }) * 1e6;
+    let [first, awake] = [Peer::ButterflyRules, Peer::ButterflyAwake].map(first_frame);
     [
         ("million_flows_vs_one", many, many >= 0.5),
         ("idle_percent", idle, idle < 0.5),
         ("first_frame_us", first, first < 50.0),
+        ("first_frame_awake_us", awake, awake < 50.0),
     ]
 }
 

@@ -45,7 +45,7 @@ pub fn measure(core: usize, count: usize, quiet: Duration) -> Result<Vec<f64>, P
             }
         });
         let times = (0..count).map(|_| {
-            interrupt::sleep(quiet)?;
+            interrupt::rest(quiet)?;
             woken_ns.store(0, Ordering::Release);
             let rung = start.elapsed();
             rustix::io::write(&bell, &1u64.to_ne_bytes()).map_err(failed)?;

@@ -36,9 +36,10 @@ fn daemon_in(
     Ok(daemon)
 }
 
-/// A daemon with one worker and one pair of NICs.
-pub fn start(dir: &Path, core: usize, rules: bool) -> Result<Running, PeerError> {
-    let mut running = start_pairs(dir, &core.to_string(), rules, 1)?;
+/// A daemon with one worker, these options, and one pair of NICs.
+pub fn start(dir: &Path, core: usize, rules: bool, options: &[&str]) -> Result<Running, PeerError> {
+    let daemon = daemon_in(None, dir, Some(&core.to_string()), options)?;
+    let mut running = add_pairs(daemon, dir, rules, 1)?;
     running
         .pop()
         .ok_or_else(|| PeerError("no pair of NICs".to_owned()))
@@ -47,7 +48,10 @@ pub fn start(dir: &Path, core: usize, rules: bool) -> Result<Running, PeerError>
 /// A daemon with so many pairs of NICs, each in a network of its own with the same addresses. The last of them
 /// holds the daemon: it is to be dropped last.
 pub fn start_pairs(dir: &Path, cores: &str, rules: bool, pairs: usize) -> Result<Vec<Running>, PeerError> {
-    let daemon = daemon(dir, Some(cores))?;
+    add_pairs(daemon(dir, Some(cores))?, dir, rules, pairs)
+}
+
+fn add_pairs(daemon: Process, dir: &Path, rules: bool, pairs: usize) -> Result<Vec<Running>, PeerError> {
     for nic in 0..2 * pairs {
         let filter = if rules { "--sg bench" } else { "--bypass-filtering" };
         let (mac, ip) = (GUEST_MACS[nic % 2], super::guest_ip(nic % 2));

@@ -30,6 +30,8 @@ pub enum Peer {
     ButterflyRules,
     /// This project with `bypass_filtering` NICs.
     ButterflyOpen,
+    /// As [`Peer::ButterflyRules`], its core kept from halting (`--wake-us 0`): what the first frame waits for otherwise.
+    ButterflyAwake,
     /// DPDK's bare two-copy loop: testpmd, two `net_vhost` devices, io forwarding.
     Testpmd,
     /// The same with packet buffers that hold 64 KiB: its best configuration for such frames, and measured with them
@@ -47,9 +49,10 @@ pub enum Peer {
 
 impl Peer {
     /// All of them, ours first.
-    pub const ALL: [Peer; 7] = [
+    pub const ALL: [Peer; 8] = [
         Peer::ButterflyRules,
         Peer::ButterflyOpen,
+        Peer::ButterflyAwake,
         Peer::Testpmd,
         Peer::TestpmdLarge,
         Peer::OvsNormal,
@@ -62,6 +65,7 @@ impl Peer {
         match self {
             Peer::ButterflyRules => "butterfly-rules",
             Peer::ButterflyOpen => "butterfly-open",
+            Peer::ButterflyAwake => "butterfly-awake",
             Peer::Testpmd => "testpmd-io",
             Peer::TestpmdLarge => "testpmd-large",
             Peer::OvsNormal => "ovs-normal",
@@ -72,19 +76,27 @@ impl Peer {
 
     /// Does it sleep when there is nothing to do?
     pub fn sleeps(self) -> bool {
-        matches!(self, Peer::ButterflyRules | Peer::ButterflyOpen)
+        matches!(
+            self,
+            Peer::ButterflyRules | Peer::ButterflyOpen | Peer::ButterflyAwake
+        )
     }
 
     /// Is it measured by this test?
     pub fn takes(self, test: Test) -> bool {
-        self != Peer::TestpmdLarge || test.is_large()
+        match self {
+            Peer::TestpmdLarge => test.is_large(),
+            Peer::ButterflyAwake => test == Test::Idle,
+            _ => true,
+        }
     }
 
     /// Starts the switch on `core`, everything it writes below `dir`; `large`: for frames of 64 KiB.
     pub fn start(self, dir: &Path, core: usize, large: bool) -> Result<Running, PeerError> {
         match self {
-            Peer::ButterflyRules => butterfly::start(dir, core, true),
-            Peer::ButterflyOpen => butterfly::start(dir, core, false),
+            Peer::ButterflyRules => butterfly::start(dir, core, true, &[]),
+            Peer::ButterflyOpen => butterfly::start(dir, core, false, &[]),
+            Peer::ButterflyAwake => butterfly::start(dir, core, true, &["--wake-us", "0"]),
             Peer::Testpmd => testpmd::start(dir, core, large, false),
             Peer::TestpmdLarge => testpmd::start(dir, core, large, true),
             Peer::OvsNormal => ovs::start(dir, core, large, ovs::Pipeline::Normal),
