@@ -9,8 +9,7 @@ use butterfly_tests::testpmd::{HugePages, Testpmd};
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
-use std::time::Duration;
-use testkit::{Result, wait_for};
+use testkit::{PATIENCE, Result, wait_for};
 use wire::{Mac, build};
 
 /// A port of testpmd: what its driver is told, and the features (virtio 1.2, section 6) that it must have taken and
@@ -89,8 +88,6 @@ const BURSTS: usize = 40;
 /// Frames that testpmd sends by itself, at least.
 const MANY: u64 = 20_000;
 
-const PATIENCE: Duration = Duration::from_secs(10);
-
 const PEER_MAC: Mac = Mac([0x52, 0x54, 0, 0, 0, 0xfe]);
 const PEER_IP: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 254);
 
@@ -167,8 +164,8 @@ impl Lab {
 
     fn run(&mut self) -> Result<()> {
         self.testpmd.wait_ready()?;
-        self.features_are_taken()?;
         self.frames_come_back()?;
+        self.features_are_taken()?;
         self.counters_agree()?;
         // The VMM dies, and another one comes at the same paths.
         self.testpmd.kill();
@@ -185,13 +182,22 @@ impl Lab {
         Ok(())
     }
 
+    /// Every port has all its pairs of queues: a NIC is up with the first, and the others follow.
+    fn wait_up(&self) -> Result<()> {
+        for port in 0..self.ports.kinds.len() {
+            wait_for(&format!("all queues of p{port}"), PATIENCE, || {
+                let all = self.daemon.json(&format!("nic show p{port}"))?;
+                let pairs = all[0]["queues"]["pairs"].as_array().map_or(0, Vec::len);
+                Ok((pairs == usize::from(self.ports.pairs)).then_some(()))
+            })?;
+        }
+        Ok(())
+    }
+
     /// What each driver has taken.
     fn features_are_taken(&self) -> Result<()> {
         for (port, kind) in self.ports.kinds.iter().enumerate() {
-            let nic = format!("p{port}");
-            let taken = wait_for(&format!("{nic} to be up"), PATIENCE, || {
-                Ok(self.daemon.features(&nic).ok())
-            })?;
+            let taken = self.daemon.features(&format!("p{port}"))?;
             check(
                 taken & kind.has == kind.has && taken & kind.lacks == 0,
                 &format!(
@@ -199,24 +205,13 @@ impl Lab {
                     kind.options, kind.has, kind.lacks
                 ),
             )?;
-            let all = self.daemon.json(&format!("nic show {nic}"))?;
-            let pairs = all[0]["queues"]["pairs"].as_array().map_or(0, Vec::len);
-            check(
-                pairs == usize::from(self.ports.pairs),
-                &format!("{nic} has {pairs} pairs of queues: {all}"),
-            )?;
         }
         Ok(())
     }
 
     /// testpmd swaps MACs, addresses and ports of what it gets, and sends it back.
     fn frames_come_back(&mut self) -> Result<()> {
-        for port in 0..self.ports.kinds.len() {
-            let up = format!("up nic=\"p{port}\"");
-            wait_for(&up, PATIENCE, || {
-                Ok(self.daemon.log().contains(&up).then_some(()))
-            })?;
-        }
+        self.wait_up()?;
         self.testpmd.ask("set fwd 5tswap")?;
         self.testpmd.ask("start")?;
         for (port, kind) in self.ports.kinds.iter().enumerate() {
