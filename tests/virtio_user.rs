@@ -272,18 +272,17 @@ impl Lab {
             Ok((counted == said).then_some(counted))
         })
         .map_err(|e| format!("{e}: testpmd says it sent {said:?}"))?;
-        // What was taken from the ports is with the peer, or was dropped on the way to it.
+        // What was taken from the ports is with the peer, or was dropped on the way to it; a worker may be in between.
         let total: u64 = counted.iter().sum();
-        let taken = self.daemon.stat("peer", "ingress_frames")? - taken_before;
-        let lost = self.daemon.drops("peer", "INGRESS", &[])? - lost_before;
-        wait_for("the peer to have what was taken", PATIENCE, || {
+        let mut seen = String::new();
+        wait_for("every frame to be with the peer or lost", PATIENCE, || {
             received += self.peer.arrived().len() as u64;
-            Ok((received >= taken).then_some(()))
-        })?;
-        check(
-            taken + lost == total && received == taken,
-            &format!("{total} sent are {taken} taken ({received} received) and {lost} lost"),
-        )
+            let taken = self.daemon.stat("peer", "ingress_frames")? - taken_before;
+            let lost = self.daemon.drops("peer", "INGRESS", &[])? - lost_before;
+            seen = format!("{total} sent are {taken} taken ({received} received) and {lost} lost");
+            Ok((taken + lost == total && received == taken).then_some(()))
+        })
+        .map_err(|e| format!("{e}: {seen}"))
     }
 
     /// Frames that the daemon has had from each port.
