@@ -143,11 +143,11 @@ pub struct Options {
     /// Forward transit packets between interfaces, which the kernel keeps, VLANs among them; may be repeated
     #[arg(long, value_name = "INTERFACE")]
     pub router: Vec<String>,
-    /// Lines of 64 bytes in the router's table for IPv4, one for one to four prefixes
-    #[arg(long, value_name = "N", default_value_t = router::Options::default().nodes4, value_parser = clap::value_parser!(u32).range(256..=1 << 24))]
+    /// Lines of 64 bytes in the router's table for IPv4, one for one to ten prefixes
+    #[arg(long, value_name = "N", default_value_t = router::Options::default().nodes4, value_parser = clap::value_parser!(u32).range(router::Options::NODES))]
     pub router_nodes4: u32,
     /// Lines of 64 bytes in the router's table for IPv6, one for one to three prefixes
-    #[arg(long, value_name = "N", default_value_t = router::Options::default().nodes6, value_parser = clap::value_parser!(u32).range(1024..=1 << 27))]
+    #[arg(long, value_name = "N", default_value_t = router::Options::default().nodes6, value_parser = clap::value_parser!(u32).range(router::Options::NODES))]
     pub router_nodes6: u32,
     /// Print this help
     #[arg(short = 'h', long, action = clap::ArgAction::Help)]
@@ -559,6 +559,8 @@ mod tests {
             "--vxlan-ttl 0",
             "--vxlan-dscp 64",
             "--vxlan-checksum maybe",
+            "--router-nodes4 1023",
+            "--router-nodes6 67108864",
             "--nonsense",
             "-s",
             "extra",

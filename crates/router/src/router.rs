@@ -2,6 +2,7 @@
 //! netlink of its own: both are handed in by [`Service`](crate::Service).
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
@@ -27,12 +28,17 @@ use crate::trie::{Shape, Trie, Words};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Lines of IPv4's trie, of 64 bytes, rounded up to a MiB in all: one for each /16 with longer prefixes or neighbours, and
-    /// one more for each ten of these.
+    /// one more for each ten of these. [`NODES`](Self::NODES) says how many there may be.
     pub nodes4: u32,
     /// Lines of IPv6's trie, as IPv4's: one for each one to three prefixes.
     pub nodes6: u32,
     /// Paths, of 144 bytes: one for each different set of next hops.
     pub paths: u32,
+}
+
+impl Options {
+    /// How many lines a trie may have: their numbers have 26 bits, and the root's are among them.
+    pub const NODES: RangeInclusive<i64> = 1024..=(1 << 26) - 2 * ELEMENT_LINES as i64;
 }
 
 impl Default for Options {

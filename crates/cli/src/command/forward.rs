@@ -39,11 +39,13 @@ pub struct ForwardArgs {
     /// How the program runs: in the driver, or behind it [default: native, generic where refused]
     #[arg(long, value_name = "MODE", ignore_case = true)]
     mode: Option<Mode>,
-    /// Lines of 64 bytes for IPv4's table, one for one to four prefixes
-    #[arg(long, value_name = "COUNT", default_value_t = Options::default().nodes4)]
+    /// Lines of 64 bytes for IPv4's table, one for one to ten prefixes
+    #[arg(long, value_name = "COUNT", default_value_t = Options::default().nodes4,
+        value_parser = clap::value_parser!(u32).range(Options::NODES))]
     nodes4: u32,
     /// Lines of 64 bytes for IPv6's table, one for one to three prefixes
-    #[arg(long, value_name = "COUNT", default_value_t = Options::default().nodes6)]
+    #[arg(long, value_name = "COUNT", default_value_t = Options::default().nodes6,
+        value_parser = clap::value_parser!(u32).range(Options::NODES))]
     nodes6: u32,
 }
 
