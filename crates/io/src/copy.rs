@@ -167,6 +167,18 @@ pub(crate) fn prefetch(at: *const u8) {
     let _ = at;
 }
 
+/// The same for one that will be read later, when much else has been: it comes as near as the second cache.
+#[inline(always)]
+pub(crate) fn prefetch_for_later(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    prefetch(at);
+}
+
 /// The same for one that will be written.
 #[inline(always)]
 pub(crate) fn prefetch_to_write(at: *const u8) {

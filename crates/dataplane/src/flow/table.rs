@@ -89,8 +89,8 @@ impl FlowTable {
     pub(crate) fn fetch_entry(&self, hash: u64, side: usize) -> Option<FlowId> {
         let id = self.index.likely(hash)?;
         let entry = self.entries.get(id as usize)?;
-        io::fetch::soon(entry);
-        io::fetch::soon(&entry.sides[side & 1]);
+        io::fetch::later(entry);
+        io::fetch::later(&entry.sides[side & 1]);
         Some(id)
     }
 
