@@ -17,8 +17,16 @@
 
 const volatile struct settings settings SEC(".rodata.settings");
 
-// Where an interface's sockets begin in `sockets`, by its index: packets of other interfaces, which the chain brings here too, are
-// not ours.
+// One more than where an interface's sockets begin in `sockets`, by its index, 0: nowhere. Packets of other interfaces, which the
+// chain brings here too, are not ours.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, NEAR_INTERFACES);
+	__type(key, __u32);
+	__type(value, __u32);
+} near_interfaces SEC(".maps");
+
+// The same of interfaces with larger indices.
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, UPLINKS);
@@ -33,6 +41,15 @@ struct {
 	__type(key, struct endpoint);
 	__type(value, __u32);
 } endpoints SEC(".maps");
+
+// The same once more, but for those whose place another one has.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, NEAR_ENDPOINTS);
+	__type(key, __u32);
+	__type(value, struct near_endpoint);
+} near_endpoints SEC(".maps");
 
 // An interface's sockets by queue.
 struct {
@@ -123,6 +140,33 @@ static __always_inline int read_destination(struct xdp_md *ctx, struct packet *p
 	return 0;
 }
 
+static __always_inline bool same_endpoint(const struct endpoint *a, const struct endpoint *b)
+{
+	const __u32 *one = (const __u32 *)a->address, *other = (const __u32 *)b->address;
+
+	return one[0] == other[0] && one[1] == other[1] && one[2] == other[2] && one[3] == other[3] && a->vlan == b->vlan;
+}
+
+static __always_inline bool is_endpoint(const struct endpoint *to)
+{
+	__u32 place = near_place(to);
+	const struct near_endpoint *near = bpf_map_lookup_elem(&near_endpoints, &place);
+
+	if (near && near->used && same_endpoint(&near->endpoint, to))
+		return true;
+	return bpf_map_lookup_elem(&endpoints, to);
+}
+
+// Where the sockets of the packet's interface begin. Less than zero: it is not ours.
+static __always_inline int first_socket(struct xdp_md *ctx)
+{
+	__u32 ifindex = ctx->ingress_ifindex, *first;
+
+	first = ifindex < NEAR_INTERFACES ? bpf_map_lookup_elem(&near_interfaces, &ifindex) :
+					    bpf_map_lookup_elem(&interfaces, &ifindex);
+	return first ? (int)*first - 1 : -1;
+}
+
 // To the socket of the packet's queue. Less than zero: there is none.
 static __always_inline int take(struct xdp_md *ctx, __u32 first)
 {
@@ -136,26 +180,26 @@ static __always_inline int take(struct xdp_md *ctx, __u32 first)
 SEC("xdp.frags")
 int uplink(struct xdp_md *ctx)
 {
-	__u32 zero = 0, ifindex = ctx->ingress_ifindex, *first;
+	__u32 zero = 0;
 	struct endpoint to = {};
 	struct packet packet = {};
 	struct counters *count;
 	bool fragment = false;
-	int l4;
+	int l4, first;
 
 	l4 = find_udp(ctx, &packet, &to.vlan, &fragment);
 	if ((l4 < 0 || !is_vxlan(ctx, l4)) && !fragment)
 		return chain_next(ctx);
-	first = bpf_map_lookup_elem(&interfaces, &ifindex);
+	first = first_socket(ctx);
 	count = bpf_map_lookup_elem(&counters, &zero);
-	if (!first || !count)
+	if (first < 0 || !count)
 		return chain_next(ctx);
 
 	if (fragment)
 		count->fragments++;
-	else if (read_destination(ctx, &packet, to.address) < 0 || !bpf_map_lookup_elem(&endpoints, &to))
+	else if (read_destination(ctx, &packet, to.address) < 0 || !is_endpoint(&to))
 		count->elsewhere++;
-	else if (take(ctx, *first) < 0)
+	else if (take(ctx, first) < 0)
 		count->no_socket++;
 	else {
 		count->taken++;

@@ -11,6 +11,10 @@
 #define UPLINK_QUEUES 64     // queues of each at most
 #define UPLINK_ENDPOINTS 256 // addresses at most
 
+// Interfaces with smaller indices than this, and most endpoints, are found without a search.
+#define NEAR_INTERFACES 1024
+#define NEAR_ENDPOINTS 64
+
 // .rodata.settings: fixed when the program is loaded.
 struct settings {
 	__u8 group[16];       // multicast groups that carry flooded frames: all addresses that
@@ -24,7 +28,23 @@ struct endpoint {
 	__u8 address[16];
 	__u16 vlan;  // the ID of the one tag in front of it; 0: none, or a priority tag
 	__u16 reserved;
+} __attribute__((aligned(4)));
+
+// A place in near_endpoints.
+struct near_endpoint {
+	struct endpoint endpoint;
+	__u32 used;
 };
+
+// The place of an endpoint in near_endpoints, if it is its own.
+static inline __u32 near_place(const struct endpoint *endpoint)
+{
+	const __u32 *words = (const __u32 *)endpoint->address;
+	__u32 mixed = words[0] ^ words[1] ^ words[2] ^ words[3];
+
+	mixed ^= mixed >> 16;
+	return ((mixed ^ mixed >> 8) + endpoint->vlan * 7u) % NEAR_ENDPOINTS;
+}
 
 // What became of packets to our port, by CPU.
 struct counters {
@@ -36,4 +56,5 @@ struct counters {
 
 _Static_assert(sizeof(struct settings) == 36, "settings");
 _Static_assert(sizeof(struct endpoint) == 20, "endpoint");
+_Static_assert(sizeof(struct near_endpoint) == 24, "near_endpoint");
 _Static_assert(sizeof(struct counters) == 32, "counters");

@@ -11,6 +11,11 @@ pub const QUEUES: u32 = 64;
 /// Addresses at most.
 pub const ENDPOINTS: usize = 256;
 
+/// Interfaces with smaller indices are found without a search.
+pub const NEAR_INTERFACES: u32 = 1024;
+/// Places of endpoints that are found without a search.
+pub const NEAR_ENDPOINTS: usize = 64;
+
 /// `struct settings`: fixed when the program is loaded.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
@@ -26,7 +31,7 @@ pub struct Settings {
 }
 
 /// `struct endpoint`: an address that VXLAN comes to, and in which VLAN.
-#[repr(C)]
+#[repr(C, align(4))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct Endpoint {
     /// See [`mapped`].
@@ -35,6 +40,27 @@ pub struct Endpoint {
     pub vlan: u16,
     /// Zero.
     pub reserved: u16,
+}
+
+/// `struct near_endpoint`: a place of an endpoint that is found without a search.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct NearEndpoint {
+    /// Whose it is.
+    pub endpoint: Endpoint,
+    /// 1: it is somebody's.
+    pub used: u32,
+}
+
+impl Endpoint {
+    /// `near_place()`: its place in `near_endpoints`, if it is its own.
+    pub fn near_place(&self) -> usize {
+        let words: [u32; 4] = bytemuck::cast(self.address);
+        let mixed = words.iter().fold(0, |mixed, word| mixed ^ word);
+        let mixed = mixed ^ mixed >> 16;
+        let place = (mixed ^ mixed >> 8).wrapping_add(u32::from(self.vlan) * 7);
+        place as usize % NEAR_ENDPOINTS
+    }
 }
 
 /// `struct counters`: what became of packets to our port, by CPU.
@@ -53,6 +79,7 @@ pub struct Counters {
 
 const _: () = assert!(size_of::<Settings>() == 36);
 const _: () = assert!(size_of::<Endpoint>() == 20);
+const _: () = assert!(size_of::<NearEndpoint>() == 24);
 const _: () = assert!(size_of::<Counters>() == 32);
 
 /// An address as the program has it: IPv4 as an IPv4-mapped one (RFC 4291, section 2.5.5.2).

@@ -2,12 +2,18 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
 
+use bytemuck::Zeroable;
+use io::bpf_array::BpfArray;
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use xdp::{PerCpuTable, Table};
 
-use crate::layout::{self, Counters, ENDPOINTS, Endpoint, QUEUES, Settings, UPLINKS};
+use crate::layout::{
+    self, Counters, ENDPOINTS, Endpoint, NEAR_ENDPOINTS, NEAR_INTERFACES, NearEndpoint, QUEUES, Settings,
+    UPLINKS,
+};
 
 /// Why the program cannot be had or told something.
 #[derive(Debug, thiserror::Error)]
@@ -15,6 +21,9 @@ pub enum ProgramError {
     /// The kernel refused to load it, or an entry of a map.
     #[error(transparent)]
     Xdp(#[from] xdp::Error),
+    /// The endpoints' map cannot be shared with it.
+    #[error("the endpoints cannot be shared with the program: {0}")]
+    Memory(#[from] std::io::Error),
     /// The socket map refused.
     #[error("the socket of queue {queue} cannot be given to the program: {source}")]
     Socket {
@@ -65,8 +74,10 @@ impl Groups {
 #[derive(Debug)]
 pub struct Program {
     program: xdp::Program,
+    near_interfaces: Table<u32, u32>,
     interfaces: Table<u32, u32>,
     endpoints: Table<Endpoint, u32>,
+    near_endpoints: BpfArray,
     sockets: MapHandle,
     counters: PerCpuTable<u32, Counters>,
     groups: Option<Groups>,
@@ -88,8 +99,10 @@ impl Program {
             Ok(())
         })?;
         Ok(Program {
+            near_interfaces: program.table("near_interfaces")?,
             interfaces: program.table("interfaces")?,
             endpoints: program.table("endpoints")?,
+            near_endpoints: BpfArray::new(program.map("near_endpoints")?.as_fd(), NEAR_ENDPOINTS * WORDS)?,
             sockets: program.map("sockets")?,
             counters: program.per_cpu_table("counters")?,
             program,
@@ -137,7 +150,23 @@ impl Program {
         for entry in &wanted {
             self.endpoints.set(entry, &1)?;
         }
+        self.set_near(&wanted);
         Ok(())
+    }
+
+    /// The first of them to come has a place. It stays empty once after its owner has gone: the program must not find one half of
+    /// an endpoint and the other half of another.
+    fn set_near(&self, wanted: &BTreeSet<Endpoint>) {
+        for (place, words) in self.near_endpoints.words().chunks_exact(WORDS).enumerate() {
+            let is = get(words);
+            if is.used != 0 {
+                if !wanted.contains(&is.endpoint) {
+                    put(words, &NearEndpoint::zeroed());
+                }
+            } else if let Some(&endpoint) = wanted.iter().find(|endpoint| endpoint.near_place() == place) {
+                put(words, &NearEndpoint { endpoint, used: 1 });
+            }
+        }
     }
 
     /// From now on VXLAN of this interface goes to the sockets of uplink `number`.
@@ -146,7 +175,7 @@ impl Program {
     /// There is no such number, or the kernel refuses.
     pub fn add_interface(&self, ifindex: u32, number: u32) -> Result<(), ProgramError> {
         let first = place(number, 0)?;
-        Ok(self.interfaces.set(&ifindex, &first)?)
+        Ok(self.interfaces(ifindex).set(&ifindex, &(first + 1))?)
     }
 
     /// VXLAN of this interface is the kernel's again. One that is not known is no error.
@@ -154,8 +183,19 @@ impl Program {
     /// # Errors
     /// The kernel refuses.
     pub fn remove_interface(&self, ifindex: u32) -> Result<(), ProgramError> {
+        if ifindex < NEAR_INTERFACES {
+            return Ok(self.near_interfaces.set(&ifindex, &0)?);
+        }
         self.interfaces.remove(&ifindex)?;
         Ok(())
+    }
+
+    /// The map that an interface is in.
+    fn interfaces(&self, ifindex: u32) -> &Table<u32, u32> {
+        match ifindex < NEAR_INTERFACES {
+            true => &self.near_interfaces,
+            false => &self.interfaces,
+        }
     }
 
     /// The socket of an uplink's queue. It leaves the map by itself when it is closed.
@@ -181,6 +221,25 @@ impl Program {
             elsewhere: sum.elsewhere + cpu.elsewhere,
             fragments: sum.fragments + cpu.fragments,
         }))
+    }
+}
+
+/// Words of a place; the last one says that it is somebody's.
+const WORDS: usize = size_of::<NearEndpoint>() / 4;
+
+fn get(words: &[AtomicU32]) -> NearEndpoint {
+    let words: [u32; WORDS] = std::array::from_fn(|at| words[at].load(Ordering::Relaxed));
+    bytemuck::cast(words)
+}
+
+/// Word by word, the one that says that it is somebody's last when it comes, and first when it goes.
+fn put(words: &[AtomicU32], near: &NearEndpoint) {
+    let new: [u32; WORDS] = bytemuck::cast(*near);
+    if near.used == 0 {
+        words[WORDS - 1].store(0, Ordering::Release);
+    }
+    for (word, new) in words.iter().zip(new) {
+        word.store(new, Ordering::Release);
     }
 }
 

@@ -125,12 +125,58 @@ fn table() -> Vec<(&'static str, Vec<u8>, Verdict)> {
 
 #[test]
 fn vxlan_for_us_is_taken_and_all_else_is_the_kernel_s() {
+    on_wire("", verdicts);
+}
+
+/// Of which the program finds no place without a search.
+#[test]
+fn an_interface_may_have_a_large_index() {
+    on_wire("index 50000", verdicts);
+}
+
+fn on_wire(index: &str, body: fn(u32)) {
     let namespace = Namespace::new().unwrap();
+    let add = format!("ip link add name wire0 {index} type veth peer name wire1");
     namespace
-        .ok("ip link add wire0 type veth peer name wire1 && ip link set wire0 up && ip link set wire1 up")
+        .ok(&format!("{add} && ip link set wire0 up && ip link set wire1 up"))
         .unwrap();
     let ifindex = namespace.ifindex("wire0").unwrap();
-    namespace.inside(|| verdicts(ifindex)).unwrap();
+    namespace.inside(|| body(ifindex)).unwrap();
+}
+
+/// More than there are places to find them at without a search, so that many have to be searched for, and others in their
+/// stead later.
+#[test]
+fn every_endpoint_of_many_is_found_and_none_that_has_gone() {
+    on_wire("", |ifindex| {
+        let program = Program::load(PORT, None).unwrap();
+        program.add_interface(ifindex, 0).unwrap();
+        let endpoint =
+            |n: u16| -> (IpAddr, u16) { ([192, 0, (n / 250) as u8, (n % 250) as u8].into(), n % 5) };
+        // Of the packets to these, how many are to an endpoint of ours.
+        let ours = |numbers: std::ops::Range<u16>| {
+            let before = program.counters().unwrap();
+            for (ip, vlan) in numbers.map(endpoint) {
+                let frame = packet(&ip.to_string(), (vlan != 0).then_some(vlan));
+                assert_eq!(
+                    xdp::run(program.xdp(), &frame, ifindex, 1).unwrap().verdict,
+                    Verdict::Pass
+                );
+            }
+            let now = program.counters().unwrap();
+            (now.no_socket - before.no_socket, now.elsewhere - before.elsewhere)
+        };
+        for numbers in [0..200, 100..300, 50..60, 0..256] {
+            let list: Vec<_> = numbers.clone().map(endpoint).collect();
+            // The second time places are taken that were somebody else's before.
+            for _ in 0..2 {
+                program.set_endpoints(&list).unwrap();
+                let count = numbers.len() as u64;
+                assert_eq!(ours(0..600), (count, 600 - count), "{numbers:?}");
+                assert_eq!(ours(numbers.clone()), (count, 0), "{numbers:?}");
+            }
+        }
+    });
 }
 
 fn verdicts(ifindex: u32) {
