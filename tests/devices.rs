@@ -54,9 +54,10 @@ const DEVICES: &str = "set -e; modprobe tun
     ip addr add 198.51.100.$me/24 dev bond1; ip addr add fd07::$me/64 dev bond1
     ip addr add 203.0.113.$me/32 dev lo";
 
-/// What a trial left, on both.
+/// What a trial left, on both. A namespace lives on as long as a connection that was cut off in it, with its VLAN, if that is not
+/// deleted first.
 const RESET: &str = "killall -9 butterfly butterflyd guest 2>/dev/null; rm -rf /tmp/* /run/bf
-    for name in a east plain; do ip netns del $name 2>/dev/null; done
+    for name in a east plain; do ip -n $name link del vlan5 2>/dev/null; ip netns del $name 2>/dev/null; done
     for link in vx vlan5 bond5 nic5 near0; do ip link del $link 2>/dev/null; done
     until [ -e /sys/class/net/eth3 ]; do sleep 0.1; done
     ip addr flush dev eth3; ip link set eth3 up; ethtool -K eth3 rxvlan on 2>/dev/null
