@@ -2,12 +2,11 @@
 //! Its NICs are as hypervisors have them (virtio-net, XDP in the driver; one is VMware's, which takes VLAN tags out of frames);
 //! at the far end of its four cables is another guest, whose kernel is the peer: router, LACP, vxlan.
 
-use butterfly_tests::daemon::program;
+use butterfly_tests::cables;
 use butterfly_tests::lab::{Download, check, says, soon};
 use butterfly_tests::trials::{Stage, run_trials};
 use std::time::Duration;
-use testkit::image::Image;
-use testkit::qemu::{Guest, Machine, Nic, Wire};
+use testkit::qemu::Guest;
 use testkit::{Result, wait_for};
 
 fn main() {
@@ -65,22 +64,7 @@ const RESET: &str = "killall -9 butterfly butterflyd guest 2>/dev/null; rm -rf /
 
 impl Stage for Pair {
     fn start(_: &[&str]) -> Result<Self> {
-        let cables = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
-        let programs = [program("butterfly"), program("butterflyd")];
-        let mut host = Machine::named("host")
-            .with_tools()
-            .with_programs(&programs.each_ref().map(String::as_str));
-        let mut peer = Machine::named("peer").with_tools();
-        for n in 0..4 {
-            let cable = cables.path().join(format!("cable{n}"));
-            let nic = Nic::new(Wire::Listen(cable.clone()), &format!("52:54:00:00:01:0{n}"));
-            host = host.with(if n == 3 { nic.of_vmware() } else { nic });
-            peer = peer.with(Nic::new(Wire::Connect(cable), &format!("52:54:00:00:02:0{n}")));
-        }
-        let mut guests = Guest::start_all(&Image::ready()?, &[host, peer])?;
-        let (Some(peer), Some(host)) = (guests.pop(), guests.pop()) else {
-            return Err("two guests were started".to_owned());
-        };
+        let (host, peer, cables) = cables::start("peer")?;
         host.ok(&format!("modprobe vmxnet3; me=1; {DEVICES}"))?;
         peer.ok(&format!("me=2; {DEVICES}"))?;
         for way in ["192.0.2.2", "198.51.100.2", "fd06::2", "fd07::2"] {

@@ -5,6 +5,7 @@
 //! them; nothing of the daemon is linked in here.
 
 pub mod bird;
+pub mod cables;
 pub mod daemon;
 pub mod hosts;
 pub mod lab;

@@ -1,12 +1,12 @@
 //! Two guests on four cables, and what is asked of any trunk between them.
 
-use butterfly_tests::daemon::{number, program};
+use butterfly_tests::cables;
+use butterfly_tests::daemon::number;
 use butterfly_tests::lab::{check, says, soon};
 use butterfly_tests::trials::Stage;
 use serde_json::json;
 use testkit::Result;
-use testkit::image::Image;
-use testkit::qemu::{Guest, Machine, Nic, Wire};
+use testkit::qemu::Guest;
 
 use crate::world;
 
@@ -289,22 +289,7 @@ impl Pair {
 
 impl Stage for Pair {
     fn start(_: &[&str]) -> Result<Self> {
-        let cables = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
-        let programs = [program("butterfly"), program("butterflyd")];
-        let mut host = Machine::named("host")
-            .with_tools()
-            .with_programs(&programs.each_ref().map(String::as_str));
-        let mut world = Machine::named("world").with_tools();
-        for n in 0..4 {
-            let cable = cables.path().join(format!("cable{n}"));
-            let nic = Nic::new(Wire::Listen(cable.clone()), &format!("52:54:00:00:01:0{n}"));
-            host = host.with(if n == 3 { nic.of_vmware() } else { nic });
-            world = world.with(Nic::new(Wire::Connect(cable), &format!("52:54:00:00:02:0{n}")));
-        }
-        let mut guests = Guest::start_all(&Image::ready()?, &[host, world])?;
-        let (Some(world), Some(host)) = (guests.pop(), guests.pop()) else {
-            return Err("two guests were started".to_owned());
-        };
+        let (host, world, cables) = cables::start("world")?;
         host.ok("modprobe vmxnet3 && sysctl -qw net.ipv6.conf.default.accept_dad=0 && ip link set eth3 up")?;
         world.ok("modprobe veth; mkdir -p /run /www")?;
         Ok(Self {
