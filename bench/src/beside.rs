@@ -15,6 +15,7 @@ use crate::path::{self, MAX_FLOWS, Switch};
 use crate::peers::PeerError;
 use crate::plan::{PER_MILLE, Row};
 use crate::report::{Ratios, Samples};
+use crate::results::Row as _;
 use crate::{latency, rate, regime};
 
 /// One measurement.
@@ -112,6 +113,7 @@ fn measure(
     let loads = switch.loads().map_err(|error| PeerError(error.to_string()))?;
     rows.load = loads.into_iter().next().unwrap_or_default();
     if round_trips {
+        latency::begin(guests)?;
         let alone = Samples::from(latency::alone(guests, WINDOW)?);
         let loaded = Samples::from(latency::loaded(guests, 0.8 * rates.median(), WINDOW)?);
         for (index, per_mille) in PER_MILLE.into_iter().enumerate() {

@@ -65,77 +65,72 @@ struct Direction {
     arrived: u16,
 }
 
-/// Connections a second in each of [`rate::WINDOWS`] windows of `duration` together.
-pub fn measure(guests: &mut [Guest; 2], duration: Duration) -> Result<Vec<f64>, PeerError> {
-    let announce = load::datagram(1, 60)?;
-    rate::say(guests, 1, &announce)?;
-    let frames = Frames::new()?;
-    for guest in guests.iter_mut() {
-        guest.prepare(&frames.0[0], &Offload::default());
-    }
-    let mut number = 0;
-    let window = duration / rate::WINDOWS;
-    // The first is the warm-up.
-    let mut rates = Vec::new();
-    for _ in 0..=rate::WINDOWS {
-        rates.push(run(guests, &frames, &mut number, window)?);
-    }
-    rates.remove(0);
-    Ok(rates)
+/// Connections that are begun and ended while the guests' other traffic rests.
+pub struct Course {
+    frames: Frames,
+    /// Connections begun so far: each is another.
+    number: u32,
 }
 
-/// Begins connections for a while, ends them all; gives connections a second.
-fn run(
-    guests: &mut [Guest; 2],
-    frames: &Frames,
-    number: &mut u32,
-    window: Duration,
-) -> Result<f64, PeerError> {
-    let mut directions = [Direction::default(), Direction::default()];
-    let (mut open, mut done, begun) = (0, 0u32, *number);
-    let start = Instant::now();
-    let mut last = start;
-    loop {
-        let now = Instant::now();
-        let begin = now - start < window && *number - begun < MOST;
-        while begin && open < OPEN {
-            directions[0].waiting.push_back(Words {
-                step: 0,
-                first: *number,
-            });
-            *number += u32::from(BLOCK);
-            open += 1;
+impl Course {
+    /// Lets the switch know where guest 1 is.
+    pub fn begin(guests: &mut [Guest; 2]) -> Result<Course, PeerError> {
+        rate::say(guests, 1, &load::datagram(1, 60)?)?;
+        let frames = Frames::new()?;
+        for guest in guests.iter_mut() {
+            guest.prepare(&frames.0[0], &Offload::default());
         }
-        if open == 0 {
-            return Ok(f64::from(done) / start.elapsed().as_secs_f64());
-        }
-        let mut moved = false;
-        for from in 0..2 {
-            moved |= directions[from].send(&mut guests[from], frames);
-            let arrived = guests[1 - from].receive();
-            moved |= arrived > 0;
-            let mut arrived = u32::from(arrived);
-            while let Some(words) = directions[from].next_arrived(&mut arrived) {
-                if words.step + 1 == STEPS.len() {
-                    done += u32::from(BLOCK);
-                    open -= 1;
-                }
-                for &step in NEXT[words.step] {
-                    let waiting = &mut directions[STEPS[step].0].waiting;
-                    waiting.push_back(Words { step, ..words });
+        Ok(Course { frames, number: 0 })
+    }
+
+    /// Begins connections for a while, ends them all; gives connections a second.
+    pub fn window(&mut self, guests: &mut [Guest; 2], window: Duration) -> Result<f64, PeerError> {
+        let mut directions = [Direction::default(), Direction::default()];
+        let (mut open, mut done, begun) = (0, 0u32, self.number);
+        let start = Instant::now();
+        let mut last = start;
+        loop {
+            let now = Instant::now();
+            let begin = now - start < window && self.number - begun < MOST;
+            while begin && open < OPEN {
+                directions[0].waiting.push_back(Words {
+                    step: 0,
+                    first: self.number,
+                });
+                self.number += u32::from(BLOCK);
+                open += 1;
+            }
+            if open == 0 {
+                return Ok(f64::from(done) / start.elapsed().as_secs_f64());
+            }
+            let mut moved = false;
+            for from in 0..2 {
+                moved |= directions[from].send(&mut guests[from], &self.frames);
+                let arrived = guests[1 - from].receive();
+                moved |= arrived > 0;
+                let mut arrived = u32::from(arrived);
+                while let Some(words) = directions[from].next_arrived(&mut arrived) {
+                    if words.step + 1 == STEPS.len() {
+                        done += u32::from(BLOCK);
+                        open -= 1;
+                    }
+                    for &step in NEXT[words.step] {
+                        let waiting = &mut directions[STEPS[step].0].waiting;
+                        waiting.push_back(Words { step, ..words });
+                    }
                 }
             }
-        }
-        if moved {
-            last = now;
-        } else {
-            interrupt::check()?;
-            if now - last > Duration::from_secs(1) {
-                return Err(PeerError(format!(
-                    "frames of {open} blocks of connections did not arrive"
-                )));
+            if moved {
+                last = now;
+            } else {
+                interrupt::check()?;
+                if now - last > Duration::from_secs(1) {
+                    return Err(PeerError(format!(
+                        "frames of {open} blocks of connections did not arrive"
+                    )));
+                }
+                pause(4);
             }
-            pause(4);
         }
     }
 }

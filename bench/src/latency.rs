@@ -23,7 +23,6 @@ const FRAME: usize = 60;
 
 /// Seconds of the round trips within `duration`, one frame in flight.
 pub fn alone(guests: &mut [Guest; 2], duration: Duration) -> Result<Vec<f64>, PeerError> {
-    prepare(guests)?;
     let mut times = Vec::new();
     let end = Instant::now() + duration;
     while Instant::now() < end {
@@ -40,7 +39,6 @@ pub fn alone(guests: &mut [Guest; 2], duration: Duration) -> Result<Vec<f64>, Pe
 /// The same while guest 0 sends `rate` frames a second to guest 1: each is timed that is sent when the answer to the
 /// one before has come. Frames arrive in order, so their number tells which have.
 pub fn loaded(guests: &mut [Guest; 2], rate: f64, duration: Duration) -> Result<Vec<f64>, PeerError> {
-    prepare(guests)?;
     let mut times = Vec::new();
     let mut start = Instant::now();
     let end = start + duration;
@@ -90,7 +88,6 @@ pub fn loaded(guests: &mut [Guest; 2], rate: f64, duration: Duration) -> Result<
 
 /// Seconds from guest 0 to guest 1 of `count` frames, each after a quiet time: a switch that sleeps is woken.
 pub fn after_quiet(guests: &mut [Guest; 2], count: usize, quiet: Duration) -> Result<Vec<f64>, PeerError> {
-    prepare(guests)?;
     let mut times = Vec::new();
     for _ in 0..count {
         interrupt::rest(quiet)?;
@@ -102,8 +99,8 @@ pub fn after_quiet(guests: &mut [Guest; 2], count: usize, quiet: Duration) -> Re
     Ok(times)
 }
 
-/// Both guests' buffers hold their side of one conversation, which the switch knows.
-fn prepare(guests: &mut [Guest; 2]) -> Result<(), PeerError> {
+/// What comes before the others: both guests' buffers hold their side of one conversation, which the switch knows.
+pub fn begin(guests: &mut [Guest; 2]) -> Result<(), PeerError> {
     for from in [1, 0, 1, 0] {
         rate::say(guests, from, &load::datagram(from, FRAME)?)?;
     }

@@ -1,14 +1,16 @@
 //! The project's benchmarks: itself and its peers, side by side in one run, as ratios.
 //!
 //! Speed on a shared machine means nothing by itself, so nothing here is compared with a number from another
-//! day: every switch is started, measured and stopped in turn, several rounds over, and what is reported are
-//! medians, their spread and the ratio to the peer in the same run. `switch` measures frames from guest to guest,
+//! day, nor from another minute: all switches are up at once, have short windows in turn ([`passes`]), and what is reported
+//! are medians, their spread and the ratio to the peer of windows that follow each other. `switch` measures frames from guest to guest,
 //! `path` where the cycles of a frame go, `control` the time a request takes. The last line of each is its ratios as `name=value` pairs.
 
+mod aims;
 mod beside;
 mod ceiling;
 mod connections;
 mod control;
+mod entrant;
 mod guest;
 mod hugepages;
 mod idle;
@@ -16,6 +18,7 @@ mod interrupt;
 mod latency;
 mod load;
 mod overlay;
+mod passes;
 mod path;
 mod peers;
 mod plan;

@@ -1,42 +1,51 @@
 //! Frames to another host and from there, over a veth: this switch and its peers as hosts of an overlay, in alternating rounds.
 //!
-//! A round starts each host anew in a namespace of its own, connects guest 0 to it, sends frames in each direction and stops it;
-//! for 64 KiB frames once more with a guest made for them. The far end of the cable only counts ([`cable`]), and sends
-//! what guest 1 would. The engine alone, without veth and driver, is measured behind it ([`crate::tunnel`]).
+//! A round starts all hosts anew, each in a namespace of its own with its end of a cable, connects guest 0 to each, halts them
+//! and sends frames in each direction in [`passes`]; for 64 KiB frames once more with guests made for them. The far
+//! end of a cable only counts ([`cable`]), and sends what guest 1 would. The engine alone, without veth and driver, is
+//! measured behind it ([`crate::tunnel`]).
 
 mod cable;
 mod guest;
+mod host;
 mod kernel;
-mod table;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use wire::offload::Offload;
-
-use crate::guest::Guest;
 use crate::hugepages::HugePages;
-use crate::load::{self, Load, Turns};
-use crate::peers::ovs::host::{self as ovs, Wire};
-use crate::peers::{PeerError, Running, butterfly};
+use crate::load::Load;
+use crate::passes::{self, Cores};
+use crate::peers::PeerError;
 use crate::report::Ratios;
-use crate::{interrupt, regime, tunnel};
-use cable::{ADDRESSES, CHUNK, Cable, MACS, UPLINK};
-use guest::Side;
-use table::{Row, Table};
-
-/// Ring entries of a guest, and of one with 64 KiB buffers.
-const RING: u16 = 1024;
-const RING_LARGE: u16 = 256;
+use crate::results::{self, Column, MIXED, Results, Row as _};
+use crate::{interrupt, table, tunnel};
+use host::Host;
 
 /// For one switch (512 MiB) and one guest.
-const HUGE_PAGES: u64 = 640;
+const HUGE_PAGES: u64 = 300;
 
-/// Until guest 0 is reached and reaches the far end.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// A direction and a load.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Row {
+    /// From the guest to the uplink.
+    ToWire(Load),
+    /// From the uplink to the guest.
+    FromWire(Load),
+}
 
-/// Samples that one measurement gives.
-const WINDOWS: u32 = 3;
+impl results::Row for Row {
+    fn name(self) -> String {
+        match self {
+            Row::ToWire(load) => format!("to_wire_{}", load.name()),
+            Row::FromWire(load) => format!("from_wire_{}", load.name()),
+        }
+    }
+
+    fn unit(self) -> (&'static str, f64) {
+        ("kframes/s", 1e-3)
+    }
+}
 
 /// A host of the overlay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,25 +58,45 @@ pub enum Peer {
     OvsAfXdp,
     /// vxlan, bridge and nftables with the same rules.
     Kernel,
+    /// Nobody: what the far end could send to a host that does nothing with it.
+    Sender,
 }
 
 impl Peer {
     /// All of them, ours first.
-    pub const ALL: [Peer; 4] = [Peer::Butterfly, Peer::OvsAfXdp, Peer::OvsAfPacket, Peer::Kernel];
+    pub const ALL: [Peer; 5] = [
+        Peer::Butterfly,
+        Peer::OvsAfXdp,
+        Peer::OvsAfPacket,
+        Peer::Kernel,
+        Peer::Sender,
+    ];
 
-    /// The name in tables and in the ratios.
-    pub fn name(self) -> &'static str {
+    /// OVS 3.1 drops what a tunnel would have to segment.
+    fn takes(self, row: Row) -> bool {
+        match (self, row) {
+            (Peer::Sender, Row::ToWire(_)) => false,
+            (_, Row::ToWire(Load::Tso)) => matches!(self, Peer::Butterfly | Peer::Kernel),
+            _ => true,
+        }
+    }
+}
+
+impl Column for Peer {
+    const OURS: Peer = Peer::Butterfly;
+
+    fn name(self) -> &'static str {
         match self {
             Peer::Butterfly => "butterfly",
             Peer::OvsAfPacket => "ovs-afpacket",
             Peer::OvsAfXdp => "ovs-afxdp",
             Peer::Kernel => "kernel",
+            Peer::Sender => "sender alone",
         }
     }
 
-    /// OVS 3.1 drops what a tunnel would have to segment.
-    fn takes(self, load: Load) -> bool {
-        load != Load::Tso || matches!(self, Peer::Butterfly | Peer::Kernel)
+    fn is_limit(self) -> bool {
+        self == Peer::Sender
     }
 }
 
@@ -83,271 +112,133 @@ pub struct Options {
     /// Measure only the hosts whose names contain one of these.
     #[arg(long)]
     only: Vec<String>,
+    /// Measure only the rows whose names begin with one of these.
+    #[arg(long)]
+    row: Vec<String>,
     /// Rounds, for fewer or more than usual.
     #[arg(long)]
     rounds: Option<usize>,
-    /// Where the table and the data are written: overlay.md and overlay.tsv.
+    /// Where the table and the data are written: overlay-near.md, .tsv, and of far cores.
     #[arg(long)]
     out: Option<PathBuf>,
 }
 
-/// Runs it and prints the table.
+/// How long and how often.
+struct Plan {
+    /// In this order; those with large frames have guests of their own.
+    rows: Vec<Row>,
+    rounds: usize,
+    /// Windows that each host has with a row in a round.
+    passes: usize,
+    window: Duration,
+    /// No round is begun that would not end within it.
+    budget: Duration,
+}
+
+impl Plan {
+    /// `only`: the rows whose names begin with one of these.
+    fn new(quick: bool, only: &[String]) -> Plan {
+        let sizes: &[usize] = if quick {
+            &[64, 512, 1518]
+        } else {
+            &[64, 128, 256, 512, 1024, 1518]
+        };
+        let loads = sizes.iter().map(|&frame_len| Load::Udp { frame_len, flows: 1 });
+        let there = loads.clone().chain([Load::Tso]).map(Row::ToWire);
+        let chosen =
+            |row: &Row| only.is_empty() || only.iter().any(|start| row.name().starts_with(start.as_str()));
+        Plan {
+            rows: there.chain(loads.map(Row::FromWire)).filter(chosen).collect(),
+            rounds: if quick { 3 } else { 7 },
+            passes: if quick { 10 } else { 15 },
+            window: Duration::from_millis(80),
+            budget: Duration::from_secs(if quick { 210 } else { 1200 }),
+        }
+    }
+}
+
+/// Runs it and prints the tables.
 pub fn run(options: &Options) -> Result<Ratios, PeerError> {
-    let sizes: &[usize] = if options.quick {
-        &[64, 512, 1518]
-    } else {
-        &[64, 128, 256, 512, 1024, 1518]
-    };
-    let mut loads: Vec<Load> = sizes
-        .iter()
-        .map(|frame_len| Load::Udp {
-            frame_len: *frame_len,
-            flows: 1,
-        })
-        .collect();
-    loads.push(Load::Tso);
+    let mut plan = Plan::new(options.quick, &options.row);
+    plan.rounds = options.rounds.unwrap_or(plan.rounds);
     let chosen = |peer: &Peer| {
         let named = |part: &String| peer.name().contains(part.as_str());
         options.only.is_empty() || options.only.iter().any(named)
     };
     let peers: Vec<Peer> = Peer::ALL.into_iter().filter(chosen).collect();
-    let time = Duration::from_millis(if options.quick { 300 } else { 900 });
-    let budget = Duration::from_secs(if options.quick { 210 } else { 1200 });
-    let rounds = options.rounds.unwrap_or(if options.quick { 3 } else { 7 });
-    let _pages = HugePages::reserve(HUGE_PAGES)?;
-    let driver_core = usize::from(options.core == 0);
-    let mut table = Table::new(&loads, &peers);
+    let _pages = HugePages::reserve(HUGE_PAGES * peers.len() as u64)?;
+    let cores = Cores::new(options.core);
+    let mut results = Results::new(plan.rows.clone(), peers.clone());
     let start = Instant::now();
     let mut longest = Duration::ZERO;
-    for round in 1..=rounds {
-        if start.elapsed() + longest > budget {
-            println!("the time is over after {} rounds", round - 1);
+    for number in 1..=plan.rounds {
+        if start.elapsed() + longest > plan.budget {
+            println!("the time is over after {} rounds", number - 1);
             break;
         }
         let begun = Instant::now();
-        let cores = regime::measure(driver_core, options.core);
-        table.round_trips.push(cores.round_trip_ns);
-        measure_sender(&loads, time, &mut table)?;
-        for peer in &peers {
-            for large in [false, true] {
-                let its = |load: &&Load| peer.takes(**load) && (**load == Load::Tso) == large;
-                let loads: Vec<Load> = loads.iter().filter(its).copied().collect();
-                if let Err(error) = session(*peer, options.core, &loads, time, &mut table) {
-                    interrupt::check()?;
-                    eprintln!("round {round}: {} is not measured: {error}", peer.name());
-                }
-            }
-        }
-        eprintln!(
-            "round {round} of {rounds}: cores {} ({:.0} ns), {:.0} s",
-            cores.name(),
-            cores.round_trip_ns,
-            begun.elapsed().as_secs_f64()
-        );
+        round(cores, &plan, &peers, &mut results)?;
+        let seconds = begun.elapsed().as_secs_f64();
+        eprintln!("round {number} of {}: {seconds:.0} s", plan.rounds);
         longest = longest.max(begun.elapsed());
     }
-    print!("{}", table.text());
-    if let Some(out) = &options.out {
-        table.write(out)?;
+    let mut ratios = Ratios::default();
+    for (regime, table) in results.tables() {
+        print!("{}", table::text(regime, table));
+        if let Some(out) = options
+            .out
+            .as_ref()
+            .filter(|_| regime != MIXED && table.is_whole())
+        {
+            table::write(out, "overlay", regime, table, "", "")?;
+        }
+        let mut of_regime = table.ratios();
+        of_regime.extend_missing(ratios);
+        ratios = of_regime;
     }
-    let mut ratios = table.ratios();
-    ratios.extend(tunnel::run(options.quick, &[])?);
+    if options.row.is_empty() {
+        ratios.extend(tunnel::run(options.quick, &[])?);
+    }
     Ok(ratios)
 }
 
-/// What the far end could send to a host that does nothing with it.
-fn measure_sender(loads: &[Load], time: Duration, table: &mut Table) -> Result<(), PeerError> {
-    let cable = Cable::lay(true)?;
-    let _sink = cable::sink(&cable.host, UPLINK)?;
-    for load in loads.iter().filter(|load| **load != Load::Tso) {
-        let frame = tunnel::wrapped(&load::request_from_afar(load.frame_bytes())?)?;
-        for _ in 0..WINDOWS {
-            let (before, start) = (cable::received(&cable.host, UPLINK)?, Instant::now());
-            cable.at_far_end(|far| {
-                while start.elapsed() < time / WINDOWS {
-                    interrupt::check()?;
-                    far.send(&frame, CHUNK)?;
-                }
-                Ok(())
+/// All hosts, all rows.
+fn round(
+    cores: Cores,
+    plan: &Plan,
+    peers: &[Peer],
+    results: &mut Results<Row, Peer>,
+) -> Result<(), PeerError> {
+    for large in [false, true] {
+        let rows: Vec<Row> = plan
+            .rows
+            .iter()
+            .copied()
+            .filter(|row| (*row == Row::ToWire(Load::Tso)) == large)
+            .collect();
+        let mut hosts = Vec::new();
+        for peer in peers
+            .iter()
+            .filter(|peer| rows.iter().any(|row| peer.takes(*row)))
+        {
+            match Host::start(*peer, cores.switch, large) {
+                Ok(host) => hosts.push(host),
+                Err(error) => eprintln!("{} is not measured: {error}", peer.name()),
+            }
+            interrupt::check()?;
+        }
+        for row in rows {
+            let mut hosts: Vec<&mut Host> = hosts.iter_mut().filter(|host| host.peer.takes(row)).collect();
+            for host in &mut hosts {
+                host.begin(row);
+            }
+            passes::run(cores, plan.passes, &mut hosts, results, |host| {
+                host.window(row, plan.window)
             })?;
-            let count = cable::received(&cable.host, UPLINK)? - before;
-            table.sender(*load, count as f64 / start.elapsed().as_secs_f64());
+            for host in &mut hosts {
+                host.end();
+            }
         }
     }
     Ok(())
-}
-
-/// Starts a host, connects its guest, and measures some loads in both directions.
-fn session(
-    peer: Peer,
-    core: usize,
-    loads: &[Load],
-    time: Duration,
-    table: &mut Table,
-) -> Result<(), PeerError> {
-    if loads.is_empty() {
-        return Ok(());
-    }
-    let dir = tempfile::tempdir().map_err(|error| PeerError(format!("temporary directory: {error}")))?;
-    let cable = Cable::lay(matches!(peer, Peer::Butterfly | Peer::Kernel))?;
-    let (mut side, _running) = match start(peer, &cable, dir.path(), core)? {
-        Started::Switch(running) => {
-            let (ring, frame_max) = match loads.contains(&Load::Tso) {
-                true => (RING_LARGE, 65_536),
-                false => (RING, 2_036),
-            };
-            let guest = Guest::new(ring, frame_max)?;
-            let _sessions = running.connect(std::slice::from_ref(&guest))?;
-            let guest = Box::new(guest);
-            (Side::Rings { guest, _sessions }, Some(running))
-        }
-        Started::Kernel(ports) => (Side::Ports(ports), None),
-    };
-    meet(&cable, &mut side)?;
-    for load in loads {
-        let mut out = |rate| table.push(peer, Row::ToWire(*load), rate);
-        if let Err(error) = to_wire(*load, &cable, &mut side, time, &mut out) {
-            interrupt::check()?;
-            eprintln!("{}: {} to the wire: {error}", peer.name(), load.name());
-        }
-        if *load == Load::Tso {
-            continue;
-        }
-        let mut arrived = |rate| table.push(peer, Row::FromWire(*load), rate);
-        if let Err(error) = from_wire(*load, &cable, &mut side, time, &mut arrived) {
-            interrupt::check()?;
-            eprintln!("{}: {} from the wire: {error}", peer.name(), load.name());
-        }
-    }
-    Ok(())
-}
-
-/// A host that waits for its guest, or has it.
-enum Started {
-    Switch(Running),
-    Kernel(Box<kernel::Ports>),
-}
-
-fn start(peer: Peer, cable: &Cable, dir: &std::path::Path, core: usize) -> Result<Started, PeerError> {
-    let holder = cable.host.pid();
-    let ends = ovs::Ends {
-        holder,
-        uplink: UPLINK,
-        addresses: ADDRESSES,
-        macs: MACS.map(|mac| mac.to_string()),
-    };
-    Ok(match peer {
-        Peer::Butterfly => Started::Switch(butterfly::start_host(dir, core, holder, UPLINK, ADDRESSES)?),
-        Peer::OvsAfPacket => Started::Switch(ovs::start(dir, core, Wire::AfPacket, &ends)?),
-        Peer::OvsAfXdp => Started::Switch(ovs::start(dir, core, Wire::AfXdp, &ends)?),
-        Peer::Kernel => Started::Kernel(kernel::start(cable, core)?.into()),
-    })
-}
-
-/// Waits until the guests hear each other: guest 0 begins, as rules allow, and is answered.
-fn meet(cable: &Cable, side: &mut Side) -> Result<(), PeerError> {
-    let answer = tunnel::wrapped(&load::datagram(1, 60)?)?;
-    let (start, sent, got) = (Instant::now(), cable.arrived()?, side.arrived()?);
-    loop {
-        side.say(&load::datagram(0, 60)?)?;
-        interrupt::sleep(Duration::from_millis(10))?;
-        cable.at_far_end(|far| far.send(&answer, 1))?;
-        interrupt::sleep(Duration::from_millis(10))?;
-        let heard = side.take() > 0 || side.arrived()? > got;
-        if heard && cable.arrived()? > sent {
-            return Ok(());
-        }
-        if start.elapsed() > PATIENCE {
-            let what = if heard {
-                "the far end does not hear the guest"
-            } else {
-                "the guest hears nothing"
-            };
-            return Err(PeerError(what.to_owned()));
-        }
-    }
-}
-
-/// From guest 0 to the wire: frames a second, in windows, counted at the far end.
-fn to_wire(
-    load: Load,
-    cable: &Cable,
-    side: &mut Side,
-    time: Duration,
-    mut seen: impl FnMut(f64),
-) -> Result<(), PeerError> {
-    let script = load::script(load)?;
-    for (from, frame) in &script.first {
-        match from {
-            0 => side.say(frame)?,
-            _ => {
-                let frame = tunnel::wrapped(frame)?;
-                cable.at_far_end(|far| far.send(&frame, 1))?;
-            }
-        }
-        interrupt::sleep(Duration::from_millis(10))?;
-    }
-    side.take();
-    side.prepare(&script.frame, &script.offload);
-    let mut turns = Turns::of(load);
-    let pieces = tunnel::pieces(load) as f64;
-    for window in 0..=WINDOWS {
-        let (before, start) = (cable.arrived()?, Instant::now());
-        side.flood(&script.frame, &script.offload, &mut turns, time / WINDOWS)?;
-        let rate = (cable.arrived()? - before) as f64 / pieces / start.elapsed().as_secs_f64();
-        if rate == 0.0 {
-            return Err(PeerError("nothing arrives".to_owned()));
-        }
-        // The first is for warming up.
-        if window > 0 {
-            seen(rate);
-        }
-    }
-    settle(side)
-}
-
-/// From the wire to guest 0: frames a second, in windows, counted where they arrive.
-fn from_wire(
-    load: Load,
-    cable: &Cable,
-    side: &mut Side,
-    time: Duration,
-    mut seen: impl FnMut(f64),
-) -> Result<(), PeerError> {
-    let frame = tunnel::wrapped(&load::request_from_afar(load.frame_bytes())?)?;
-    side.prepare(&load::datagram(0, 60)?, &Offload::default());
-    for window in 0..=WINDOWS {
-        let before = side.arrived()?;
-        let start = Instant::now();
-        let taken = cable.at_far_end(|far| {
-            let mut taken = 0;
-            while start.elapsed() < time / WINDOWS {
-                interrupt::check()?;
-                far.send(&frame, CHUNK)?;
-                taken += side.take();
-            }
-            Ok(taken)
-        })?;
-        let count = taken + side.arrived()? - before;
-        if count == 0 {
-            return Err(PeerError("nothing arrives".to_owned()));
-        }
-        if window > 0 {
-            seen(count as f64 / start.elapsed().as_secs_f64());
-        }
-    }
-    settle(side)
-}
-
-/// Waits until nothing arrives any more.
-fn settle(side: &mut Side) -> Result<(), PeerError> {
-    let mut before = side.arrived()?;
-    loop {
-        interrupt::sleep(Duration::from_millis(30))?;
-        let now = side.arrived()?;
-        if side.take() == 0 && now == before {
-            return Ok(());
-        }
-        before = now;
-    }
 }

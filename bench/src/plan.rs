@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::load::Load;
+use crate::results::{self, Row as _};
 
 /// One line of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,9 +23,8 @@ pub enum Row {
 /// Which shares of the round trips are reported.
 pub const PER_MILLE: [u16; 3] = [500, 990, 999];
 
-impl Row {
-    /// The name in tables, data and ratios.
-    pub fn name(self) -> String {
+impl results::Row for Row {
+    fn name(self) -> String {
         let quantile = |per_mille| match per_mille {
             500 => "p50",
             990 => "p99",
@@ -43,8 +43,7 @@ impl Row {
         }
     }
 
-    /// The unit it is shown in, and how many of them the measured one is.
-    pub fn unit(self) -> (&'static str, f64) {
+    fn unit(self) -> (&'static str, f64) {
         match self {
             Row::Rate(_) => ("Mframes/s", 1e-6),
             Row::Connections => ("M/s", 1e-6),
@@ -94,15 +93,19 @@ impl Test {
 
 /// A run.
 pub struct Plan {
-    /// In this order, for every switch.
+    /// In this order, for all switches.
     pub tests: Vec<Test>,
-    /// Each switch once a round.
+    /// Each switch is started once a round.
     pub rounds: usize,
-    /// One measurement of a rate.
-    pub duration: Duration,
+    /// Windows that each switch has in a test of a round.
+    passes: usize,
+    /// The same for [`Test::Idle`], whose windows are long.
+    idle_passes: usize,
+    /// One window.
+    pub window: Duration,
     /// What is watched idly.
     pub idle: Duration,
-    /// Frames after a quiet time.
+    /// Frames after a quiet time, in a window.
     pub first_frames: usize,
     /// No round is begun that would not end within it.
     pub budget: Duration,
@@ -137,14 +140,25 @@ impl Plan {
         tests.push(Test::Rate(Load::Tso));
         let chosen = |row: Row| only.iter().any(|start| row.name().starts_with(start.as_str()));
         tests.retain(|test| only.is_empty() || test.rows().into_iter().any(chosen));
-        let seconds = |quickly, fully| Duration::from_millis(if quick { quickly } else { fully });
+        let milliseconds = |quickly, fully| Duration::from_millis(if quick { quickly } else { fully });
         Plan {
             tests,
             rounds: if quick { 2 } else { 7 },
-            duration: seconds(300, 900),
-            idle: seconds(1000, 2000),
+            passes: if quick { 8 } else { 15 },
+            idle_passes: if quick { 1 } else { 2 },
+            window: milliseconds(60, 80),
+            idle: milliseconds(500, 1000),
             first_frames: if quick { 10 } else { 30 },
-            budget: seconds(240_000, 1_500_000),
+            budget: milliseconds(240_000, 1_500_000),
+        }
+    }
+
+    /// Windows that each switch has in this test.
+    pub fn passes(&self, test: Test) -> usize {
+        if test == Test::Idle {
+            self.idle_passes
+        } else {
+            self.passes
         }
     }
 

@@ -9,7 +9,7 @@ use crate::load::Load;
 use crate::peers::{Peer, PeerError};
 use crate::plan::Row;
 use crate::report::Samples;
-use crate::results::Table;
+use crate::results::{Column as _, Table};
 
 type Panel<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn = Result<(), Box<dyn std::error::Error>>;
@@ -18,17 +18,17 @@ type Drawn = Result<(), Box<dyn std::error::Error>>;
 type Points = Vec<(f64, Samples)>;
 
 /// Writes `switch-REGIME.svg`.
-pub fn write(dir: &Path, regime: &str, table: &Table) -> Result<(), PeerError> {
+pub fn write(dir: &Path, regime: &str, table: &Table<Row, Peer>) -> Result<(), PeerError> {
     let path = dir.join(format!("switch-{regime}.svg"));
     let fail = |error: &dyn std::fmt::Display| PeerError(format!("{}: {error}", path.display()));
     std::fs::create_dir_all(dir).map_err(|error| fail(&error))?;
     draw(&path, regime, table).map_err(|error| fail(&error))
 }
 
-fn draw(path: &Path, regime: &str, table: &Table) -> Drawn {
+fn draw(path: &Path, regime: &str, table: &Table<Row, Peer>) -> Drawn {
     let root = SVGBackend::new(path, (1500, 900)).into_drawing_area();
     root.fill(&WHITE)?;
-    let title = format!("One core, cores {regime}: medians, and from the least to the most");
+    let title = format!("One core, cores {regime}: medians, and from the least tenth to the greatest");
     let root = root.titled(&title, ("sans-serif", 20))?;
     let panels = root.split_evenly((2, 3));
     let sizes = lines(table, |load| match load {
@@ -69,7 +69,7 @@ fn draw(path: &Path, regime: &str, table: &Table) -> Drawn {
 }
 
 /// For each switch the rows that `place` gives an x and a scale.
-fn lines(table: &Table, place: impl Fn(Load) -> Option<(f64, f64)>) -> Vec<(Peer, Points)> {
+fn lines(table: &Table<Row, Peer>, place: impl Fn(Load) -> Option<(f64, f64)>) -> Vec<(Peer, Points)> {
     let points = |peer: &Peer| {
         let placed = table.rows.iter().filter_map(|row| match row {
             Row::Rate(load) => place(*load).map(|(x, scale)| (x, table.get(*peer, *row).scaled(scale))),
@@ -88,7 +88,7 @@ fn line_panel(area: &Panel<'_>, title: &str, lines: &[(Peer, Points)], legend: b
     let all = || lines.iter().flat_map(|(_, points)| points);
     let most_x = all().map(|(x, _)| *x).fold(1.0, f64::max);
     let most_y = all()
-        .map(|(_, samples)| samples.quantile(1.0))
+        .map(|(_, samples)| samples.quantile(0.9))
         .fold(0.0, f64::max);
     if most_y == 0.0 {
         return Ok(());
@@ -109,7 +109,7 @@ fn line_panel(area: &Panel<'_>, title: &str, lines: &[(Peer, Points)], legend: b
             .label(peer.name())
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], color.stroke_width(2)));
         let spread = points.iter().map(|(x, samples)| {
-            let ends = [0.0, 1.0].map(|share| (*x, samples.quantile(share)));
+            let ends = [0.1, 0.9].map(|share| (*x, samples.quantile(share)));
             PathElement::new(ends.to_vec(), color.stroke_width(1))
         });
         chart.draw_series(spread)?;
@@ -131,7 +131,13 @@ fn line_panel(area: &Panel<'_>, title: &str, lines: &[(Peer, Points)], legend: b
 }
 
 /// Groups of bars, one a switch.
-fn bar_panel(area: &Panel<'_>, title: &str, table: &Table, groups: &[(Row, f64)], legend: bool) -> Drawn {
+fn bar_panel(
+    area: &Panel<'_>,
+    title: &str,
+    table: &Table<Row, Peer>,
+    groups: &[(Row, f64)],
+    legend: bool,
+) -> Drawn {
     let samples = |row: Row, scale: f64, peer: Peer| {
         let samples = table.get(peer, row).scaled(scale);
         (samples.count() > 1).then_some(samples)
@@ -169,7 +175,7 @@ fn bar_panel(area: &Panel<'_>, title: &str, table: &Table, groups: &[(Row, f64)]
                     .label(peer.name())
                     .legend(move |(x, y)| Rectangle::new([(x, y - 4), (x + 12, y + 4)], color.filled()));
             }
-            let ends = [0.0, 1.0].map(|share| (left + 0.4, samples.quantile(share).min(most)));
+            let ends = [0.1, 0.9].map(|share| (left + 0.4, samples.quantile(share).min(most)));
             chart.draw_series([PathElement::new(ends.to_vec(), BLACK)])?;
         }
     }

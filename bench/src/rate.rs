@@ -23,20 +23,30 @@ const PATIENCE: Duration = Duration::from_secs(45);
 /// Windows that one measurement is cut into, each a sample of its own.
 pub const WINDOWS: u32 = 3;
 
-/// Measures a load: frames a second in each of [`WINDOWS`] windows that last `duration` together, after a warm-up
-/// in which every flow is seen twice (or four seconds, for a switch that is slow).
+/// Measures a load: frames a second in each of [`WINDOWS`] windows that last `duration` together.
 pub fn measure(guests: &mut [Guest; 2], load: Load, duration: Duration) -> Result<Vec<f64>, PeerError> {
+    let mut turns = begin(guests, load)?;
+    let window = duration / WINDOWS;
+    let rates = (0..WINDOWS).map(|_| flood(guests, &mut turns, 0, window, window));
+    let rates: Vec<f64> = rates.collect::<Result<_, _>>()?;
+    end(guests)?;
+    Ok(rates)
+}
+
+/// What comes before the first window: every flow is seen twice (or four seconds pass, for a switch that is slow).
+pub fn begin(guests: &mut [Guest; 2], load: Load) -> Result<Turns, PeerError> {
     prepare(guests, load)?;
     let mut turns = Turns::of(load);
     let flows = u64::from(load.flows());
     let (settled, patience) = (Duration::from_millis(100), Duration::from_secs(4));
     flood(guests, &mut turns, 2 * flows, settled, patience)?;
-    let window = duration / WINDOWS;
-    let rates = (0..WINDOWS).map(|_| flood(guests, &mut turns, 0, window, window));
-    let rates: Vec<f64> = rates.collect::<Result<_, _>>()?;
+    Ok(turns)
+}
+
+/// What comes behind the last one.
+pub fn end(guests: &mut [Guest; 2]) -> Result<(), PeerError> {
     guests[1].check_order()?;
-    drain(guests)?;
-    Ok(rates)
+    drain(guests)
 }
 
 /// Sends for at least `least_time` and until `least` frames have arrived, for `most_time` at the most; gives the

@@ -10,8 +10,8 @@ use std::time::Instant;
 use crate::report::Samples;
 
 /// Round trips timed, in groups, of which the median counts: one in which a thread had to wait for its core does
-/// not. About 100 ms in the far regime.
-const GROUPS: u64 = 100;
+/// not. About 10 ms in the far regime: it is measured between passes.
+const GROUPS: u64 = 20;
 const GROUP: u64 = 1000;
 
 /// Above this round trip the cores are far from each other.

@@ -28,12 +28,14 @@ impl Samples {
         self.quantile(0.5)
     }
 
-    /// From the least to the most, as a share of the median; 0 when they are all the same.
+    /// From the tenth part that is least to the tenth that is most, as a share of the median; 0 when they are the same. Of up to
+    /// five samples these are the least and the most.
     pub fn spread(&self) -> f64 {
-        if self.quantile(1.0) == self.quantile(0.0) {
+        let [low, high] = [0.1, 0.9].map(|share| self.quantile(share));
+        if low == high {
             return 0.0;
         }
-        (self.quantile(1.0) - self.quantile(0.0)) / self.median()
+        (high - low) / self.median()
     }
 }
 
@@ -95,6 +97,15 @@ impl Ratios {
     /// Adds those of another run.
     pub fn extend(&mut self, other: Ratios) {
         self.0.extend(other.0);
+    }
+
+    /// Adds those whose names are not there yet.
+    pub fn extend_missing(&mut self, other: Ratios) {
+        for (name, value) in other.0 {
+            if self.0.iter().all(|(own, _)| *own != name) {
+                self.0.push((name, value));
+            }
+        }
     }
 }
 

@@ -1,115 +1,191 @@
-//! What a run has measured: samples by regime, row and switch.
+//! What a run has measured: samples by regime, row and peer, each with the pass in which it was taken.
+//!
+//! In a pass every peer has one window, one after the other, a fraction of a second apart ([`crate::passes`]). So two
+//! peers are compared pass by pass: what the machine does to both is in both.
 
 use std::collections::BTreeMap;
 
-use crate::peers::Peer;
-use crate::plan::Row;
 use crate::regime::Regime;
-use crate::report::Samples;
+use crate::report::{Ratios, Samples};
 
 /// The name of what began in one regime and ended in the other.
 pub const MIXED: &str = "mixed";
 
-/// What was measured while the cores were near, or far, or became one from the other.
-#[derive(Clone)]
-pub struct Table {
-    /// In the order of the plan.
-    pub rows: Vec<Row>,
-    /// Those chosen.
-    pub peers: Vec<Peer>,
-    /// By row, then by switch.
-    samples: Vec<Vec<Samples>>,
-    /// Nanoseconds of a cache line there and back, twice a round.
-    pub round_trips: Samples,
-    /// The driver's own limit in frames a second: as it is, and when it rewrites each frame.
-    pub ceilings: [Samples; 2],
-    /// Seconds until a thread that does nothing else is woken.
-    pub wakes: Samples,
-    /// Rounds in it.
-    pub rounds: usize,
+/// One line of a table.
+pub trait Row: Copy + PartialEq {
+    /// The name in tables, data and ratios.
+    fn name(self) -> String;
+
+    /// The unit it is shown in, and how many of them the measured one is.
+    fn unit(self) -> (&'static str, f64);
 }
 
-impl Table {
-    /// Nothing measured yet.
-    pub fn new(rows: &[Row], peers: &[Peer]) -> Table {
+/// Who is measured.
+pub trait Column: Copy + PartialEq {
+    /// This project as it is compared with the others.
+    const OURS: Self;
+
+    /// The name in tables and ratios.
+    fn name(self) -> &'static str;
+
+    /// Does it stand beside the others only to show a limit?
+    fn is_limit(self) -> bool {
+        false
+    }
+}
+
+/// One sample, in the unit of the row's kind (seconds, frames a second).
+#[derive(Clone, Copy)]
+pub struct Seen<R, P> {
+    pub row: R,
+    pub peer: P,
+    pub value: f64,
+}
+
+/// What was measured while the cores were near, or far, or became one from the other.
+pub struct Table<R, P> {
+    /// In the order of the plan.
+    pub rows: Vec<R>,
+    /// Those chosen.
+    pub peers: Vec<P>,
+    /// By row, then by peer: the number of the pass, and the value.
+    samples: Vec<Vec<Vec<(u32, f64)>>>,
+    /// Nanoseconds of a cache line there and back, before and after each pass.
+    pub round_trips: Samples,
+    /// What belongs to no peer: what it is with its unit.
+    pub notes: BTreeMap<&'static str, Samples>,
+    /// Passes in it.
+    pub passes: u32,
+}
+
+impl<R: Row, P: Column> Table<R, P> {
+    fn new(rows: &[R], peers: &[P]) -> Table<R, P> {
         Table {
             rows: rows.to_vec(),
             peers: peers.to_vec(),
-            samples: vec![vec![Samples::default(); peers.len()]; rows.len()],
+            samples: vec![vec![Vec::new(); peers.len()]; rows.len()],
             round_trips: Samples::default(),
-            ceilings: Default::default(),
-            wakes: Samples::default(),
-            rounds: 0,
+            notes: BTreeMap::new(),
+            passes: 0,
         }
     }
 
-    /// Adds a sample, in the unit of the row's kind (seconds, frames a second).
-    pub fn push(&mut self, peer: Peer, row: Row, value: f64) {
-        if let (Some(row), Some(peer)) = (self.row(row), self.peer(peer)) {
-            self.samples[row][peer].push(value);
+    fn push(&mut self, pass: u32, seen: Seen<R, P>) {
+        let row = self.rows.iter().position(|row| *row == seen.row);
+        let peer = self.peers.iter().position(|peer| *peer == seen.peer);
+        if let (Some(row), Some(peer)) = (row, peer) {
+            self.samples[row][peer].push((pass, seen.value));
         }
     }
 
-    /// The samples of a row and a switch; empty when there are none.
-    pub fn get(&self, peer: Peer, row: Row) -> Samples {
-        let found = self.row(row).zip(self.peer(peer));
-        found.map_or_else(Samples::default, |(row, peer)| self.samples[row][peer].clone())
+    /// By pass; empty when nothing was measured.
+    fn cell(&self, row: R, peer: P) -> &[(u32, f64)] {
+        let row = self.rows.iter().position(|other| *other == row);
+        let peer = self.peers.iter().position(|other| *other == peer);
+        row.zip(peer).map_or(&[], |(row, peer)| &self.samples[row][peer])
     }
 
-    /// Adds another round's.
-    fn extend(&mut self, other: &Table) {
-        for (own, other) in self
-            .samples
-            .iter_mut()
-            .flatten()
-            .zip(other.samples.iter().flatten())
-        {
-            own.extend(other);
+    /// The samples of a row and a peer; empty when there are none.
+    pub fn get(&self, peer: P, row: R) -> Samples {
+        Samples::from(
+            self.cell(row, peer)
+                .iter()
+                .map(|(_, value)| *value)
+                .collect::<Vec<_>>(),
+        )
+    }
+
+    /// Ours over another's, one sample for each pass in which both were measured.
+    pub fn ratio(&self, row: R, other: P) -> Samples {
+        let theirs: BTreeMap<u32, f64> = self.cell(row, other).iter().copied().collect();
+        let ours = self.cell(row, P::OURS).iter();
+        let quotients = ours.filter_map(|(pass, value)| Some(value / theirs.get(pass)?));
+        Samples::from(quotients.collect::<Vec<_>>())
+    }
+
+    /// Whom ours is compared with.
+    pub fn others(&self) -> Vec<P> {
+        let others = self.peers.iter().copied();
+        others
+            .filter(|peer| *peer != P::OURS && !peer.is_limit())
+            .collect()
+    }
+
+    /// All ratios of what was measured more than once: their medians.
+    pub fn ratios(&self) -> Ratios {
+        let mut ratios = Ratios::default();
+        for row in &self.rows {
+            for peer in self.others() {
+                let ratio = self.ratio(*row, peer);
+                if ratio.count() > 1 {
+                    ratios.push(format!("{}_vs_{}", row.name(), peer.name()), ratio.median());
+                }
+            }
         }
-        self.round_trips.extend(&other.round_trips);
-        for (own, other) in self.ceilings.iter_mut().zip(&other.ceilings) {
-            own.extend(other);
-        }
-        self.wakes.extend(&other.wakes);
-        self.rounds += other.rounds;
+        ratios
     }
 
-    fn row(&self, row: Row) -> Option<usize> {
-        self.rows.iter().position(|other| *other == row)
-    }
-
-    fn peer(&self, peer: Peer) -> Option<usize> {
-        self.peers.iter().position(|other| *other == peer)
+    /// Has ours been measured in every row, more than once?
+    pub fn is_whole(&self) -> bool {
+        self.rows.iter().all(|row| self.cell(*row, P::OURS).len() > 1)
     }
 }
 
 /// Tables by the name of their regime.
-#[derive(Default)]
-pub struct Results(BTreeMap<&'static str, Table>);
+pub struct Results<R, P> {
+    rows: Vec<R>,
+    peers: Vec<P>,
+    tables: BTreeMap<&'static str, Table<R, P>>,
+    passes: u32,
+}
 
-impl Results {
-    /// Adds a round that began in one regime and ended in another, or the same.
-    pub fn add(&mut self, before: Regime, after: Regime, mut round: Table) {
-        round.round_trips.push(before.round_trip_ns);
-        round.round_trips.push(after.round_trip_ns);
-        round.rounds = 1;
+impl<R: Row, P: Column> Results<R, P> {
+    /// Nothing measured yet.
+    pub fn new(rows: Vec<R>, peers: Vec<P>) -> Results<R, P> {
+        Results {
+            rows,
+            peers,
+            tables: BTreeMap::new(),
+            passes: 0,
+        }
+    }
+
+    /// Adds a pass that began in one regime and ended in another, or the same. What is not in the plan is left out.
+    pub fn add(&mut self, before: Regime, after: Regime, seen: &[Seen<R, P>]) {
+        self.passes += 1;
+        let pass = self.passes;
+        let table = self.table(before, after);
+        table.passes += 1;
+        table.round_trips.push(before.round_trip_ns);
+        table.round_trips.push(after.round_trip_ns);
+        for seen in seen {
+            table.push(pass, *seen);
+        }
+    }
+
+    /// Adds samples of what belongs to no peer.
+    pub fn note(&mut self, before: Regime, after: Regime, what: &'static str, samples: &Samples) {
+        self.table(before, after)
+            .notes
+            .entry(what)
+            .or_default()
+            .extend(samples);
+    }
+
+    fn table(&mut self, before: Regime, after: Regime) -> &mut Table<R, P> {
         let name = if before.name() == after.name() {
             before.name()
         } else {
             MIXED
         };
-        match self.0.get_mut(name) {
-            Some(table) => table.extend(&round),
-            None => {
-                self.0.insert(name, round);
-            }
-        }
+        let new = || Table::new(&self.rows, &self.peers);
+        self.tables.entry(name).or_insert_with(new)
     }
 
-    /// All tables: the one with the most rounds is the last.
-    pub fn tables(&self) -> Vec<(&'static str, &Table)> {
-        let mut tables: Vec<_> = self.0.iter().map(|(name, table)| (*name, table)).collect();
-        tables.sort_by_key(|(_, table)| table.rounds);
+    /// All tables: the one with the most passes is the last.
+    pub fn tables(&self) -> Vec<(&'static str, &Table<R, P>)> {
+        let mut tables: Vec<_> = self.tables.iter().map(|(name, table)| (*name, table)).collect();
+        tables.sort_by_key(|(_, table)| table.passes);
         tables
     }
 }
@@ -117,34 +193,71 @@ impl Results {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::peers::Peer;
+    use crate::plan::Row;
+
+    const NEAR: Regime = Regime { round_trip_ns: 70.0 };
+    const FAR: Regime = Regime { round_trip_ns: 500.0 };
+
+    fn seen(peer: Peer, value: f64) -> Seen<Row, Peer> {
+        Seen {
+            row: Row::Connections,
+            peer,
+            value,
+        }
+    }
 
     #[test]
-    fn rounds_of_two_regimes_do_not_meet_in_one_table() {
-        let (near, far) = (Regime { round_trip_ns: 70.0 }, Regime { round_trip_ns: 500.0 });
-        let mut results = Results::default();
+    fn passes_of_two_regimes_do_not_meet_in_one_table() {
+        let mut results = Results::new(vec![Row::Connections], vec![Peer::Testpmd]);
         for (before, after, rate) in [
-            (near, near, 10.0),
-            (near, near, 12.0),
-            (far, far, 4.0),
-            (near, far, 6.0),
+            (NEAR, NEAR, 10.0),
+            (NEAR, NEAR, 12.0),
+            (FAR, FAR, 4.0),
+            (NEAR, FAR, 6.0),
         ] {
-            let mut round = Table::new(&[Row::Connections], &[Peer::Testpmd]);
-            round.push(Peer::Testpmd, Row::Connections, rate);
-            // Not in the plan: left out.
-            round.push(Peer::OvsCt, Row::Connections, rate);
-            results.add(before, after, round);
+            // The second is not in the plan: left out.
+            results.add(
+                before,
+                after,
+                &[seen(Peer::Testpmd, rate), seen(Peer::OvsCt, rate)],
+            );
         }
-        let seen: Vec<_> = results
-            .tables()
+        let tables = results.tables();
+        let medians: Vec<_> = tables
             .iter()
             .map(|(name, table)| {
                 (
                     *name,
-                    table.rounds,
+                    table.passes,
                     table.get(Peer::Testpmd, Row::Connections).median(),
                 )
             })
             .collect();
-        assert_eq!(seen, [("far", 1, 4.0), ("mixed", 1, 6.0), ("near", 2, 12.0)]);
+        assert_eq!(medians, [("far", 1, 4.0), ("mixed", 1, 6.0), ("near", 2, 12.0)]);
+    }
+
+    #[test]
+    fn peers_are_compared_pass_by_pass() {
+        let (ours, other) = (Peer::ButterflyRules, Peer::Testpmd);
+        let mut results = Results::new(vec![Row::Connections], vec![ours, other]);
+        // The machine becomes twice as slow, and in one pass ours fails.
+        for (mine, theirs) in [
+            (Some(30.0), 20.0),
+            (None, 20.0),
+            (Some(15.0), 10.0),
+            (Some(16.0), 10.0),
+        ] {
+            let mut pass = vec![seen(other, theirs)];
+            pass.extend(mine.map(|rate| seen(ours, rate)));
+            results.add(NEAR, NEAR, &pass);
+        }
+        let tables = results.tables();
+        let ratio = tables[0].1.ratio(Row::Connections, other);
+        assert_eq!(
+            (ratio.count(), ratio.median(), ratio.quantile(1.0)),
+            (3, 1.5, 1.6)
+        );
+        assert_eq!(tables[0].1.ratios().to_string(), "connections_vs_testpmd-io=1.50");
     }
 }

@@ -1,30 +1,27 @@
-//! This switch and its peers on one core, in alternating rounds.
+//! This switch and its peers on one core, compared window by window.
 //!
-//! A round starts each switch anew, connects two guests to it, runs all tests and stops it; for 64 KiB frames once
-//! more with guests and a configuration made for them. Before and after a round the distance of the two cores is
-//! measured, and a round counts for the regime that held all through it.
+//! A round starts all switches anew, connects two guests to each, halts them, and runs test after test in [`passes`]; for
+//! 64 KiB frames once more with guests and configurations made for them. Between passes the distance of the two cores is
+//! measured, and a pass counts for the regime that held at both its ends.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use crate::guest::Guest;
+use crate::entrant::{Entrant, QUIET};
 use crate::hugepages::HugePages;
 use crate::load::Load;
-use crate::peers::{Peer, PeerError, Running};
-use crate::plan::{BASE, PER_MILLE, Plan, Row, Test};
+use crate::passes::{self, Cores};
+use crate::peers::{Peer, PeerError};
+use crate::plan::{BASE, Plan, Row, Test};
 use crate::report::{Ratios, Samples};
-use crate::results::{MIXED, Results, Table};
-use crate::{ceiling, connections, idle, interrupt, latency, plot, rate, regime, table, wake};
-
-/// Ring entries of a guest, and of one with 64 KiB buffers.
-const RING: u16 = 1024;
-const RING_LARGE: u16 = 256;
+use crate::results::{Column, MIXED, Results};
+use crate::{aims, ceiling, interrupt, plot, table, wake};
 
 /// For one switch (512 MiB) and two guests.
-const HUGE_PAGES: u64 = 640;
+const HUGE_PAGES: u64 = 300;
 
-/// Before the first frame after a quiet time. A worker sleeps much sooner.
-const QUIET: Duration = Duration::from_millis(20);
+/// One measurement of the driver's own limits.
+const CEILING: Duration = Duration::from_millis(300);
 
 /// What the command line says.
 #[derive(clap::Args)]
@@ -54,185 +51,150 @@ pub fn run(options: &Options) -> Result<Ratios, PeerError> {
     let mut plan = Plan::new(options.quick, &options.row);
     plan.rounds = options.rounds.unwrap_or(plan.rounds);
     let chosen = |peer: &Peer| {
-        options.only.is_empty()
-            || options
-                .only
-                .iter()
-                .any(|part| peer.name().contains(part.as_str()))
+        let named = |part: &String| peer.name().contains(part.as_str());
+        options.only.is_empty() || options.only.iter().any(named)
     };
     let peers: Vec<Peer> = Peer::ALL.into_iter().filter(chosen).collect();
-    let _pages = HugePages::reserve(HUGE_PAGES)?;
-    let driver_core = usize::from(options.core == 0);
+    let _pages = HugePages::reserve(HUGE_PAGES * peers.len() as u64)?;
+    let cores = Cores::new(options.core);
     println!(
         "{} rounds of {} switches, at most {} minutes",
         plan.rounds,
         peers.len(),
         plan.budget.as_secs() / 60
     );
-    let mut results = Results::default();
+    let mut results = Results::new(plan.rows(), peers.clone());
     let start = Instant::now();
     let mut longest = Duration::ZERO;
-    for round in 1..=plan.rounds {
+    for number in 1..=plan.rounds {
         if start.elapsed() + longest > plan.budget {
-            println!("the time is over after {} rounds", round - 1);
+            println!("the time is over after {} rounds", number - 1);
             break;
         }
         let begun = Instant::now();
-        let before = regime::measure(driver_core, options.core);
-        let mut table = Table::new(&plan.rows(), &peers);
-        measure_driver(options.core, &plan, &mut table)?;
-        if plan.tests.contains(&Test::Idle) {
-            let times = Samples::from(wake::measure(options.core, plan.first_frames, QUIET)?);
-            table.wakes.push(times.median());
-        }
-        for peer in &peers {
-            eprint!("round {round}: {} ...", peer.name());
-            let begun = Instant::now();
-            measure(*peer, options.core, &plan, &mut table)?;
-            eprintln!(" {:.1} s", begun.elapsed().as_secs_f64());
-        }
-        let after = regime::measure(driver_core, options.core);
-        eprintln!(
-            "round {round} of {}: cores {} before ({:.0} ns), {} after ({:.0} ns); {:.0} s",
-            plan.rounds,
-            before.name(),
-            before.round_trip_ns,
-            after.name(),
-            after.round_trip_ns,
-            begun.elapsed().as_secs_f64()
-        );
-        results.add(before, after, table);
+        round(cores, &plan, &peers, &mut results)?;
+        let seconds = begun.elapsed().as_secs_f64();
+        eprintln!("round {number} of {}: {seconds:.0} s", plan.rounds);
         longest = longest.max(begun.elapsed());
     }
     let mut ratios = Ratios::default();
     for (regime, table) in results.tables() {
-        print!("{}", table::text(regime, table));
-        // A table of rounds that were neither near nor far is shown, and is nothing to keep.
-        if let Some(out) = options.out.as_ref().filter(|_| regime != MIXED) {
-            table::write(out, regime, table)?;
-            table::write_markdown(out, regime, table)?;
+        print!("{}{}", table::text(regime, table), aims::text(table));
+        // What was measured in a part, or while the cores moved, is shown, and is nothing to keep.
+        if let Some(out) = options
+            .out
+            .as_ref()
+            .filter(|_| regime != MIXED && table.is_whole())
+        {
+            table::write(
+                out,
+                "switch",
+                regime,
+                table,
+                &format!("\n![](switch-{regime}.svg)\n"),
+                &aims::page(table),
+            )?;
             plot::write(out, regime, table)?;
         }
-        ratios = table::ratios(table);
+        // The regime that held longest is the last: what was not measured in it is told of the others.
+        let mut of_regime = aims::ratios(table);
+        of_regime.extend_missing(ratios);
+        ratios = of_regime;
     }
     Ok(ratios)
 }
 
-/// The driver's own limits.
-fn measure_driver(core: usize, plan: &Plan, table: &mut Table) -> Result<(), PeerError> {
-    let many = Load::Udp {
-        frame_len: 64,
-        flows: 1000,
-    };
-    for (load, samples) in [BASE, many].into_iter().zip(&mut table.ceilings) {
-        for rate in ceiling::measure(core, load, plan.duration)? {
-            samples.push(rate);
-        }
-    }
-    Ok(())
-}
-
-/// One round of one switch: all tests. What fails is said and left out; only an interruption ends the run.
-fn measure(peer: Peer, core: usize, plan: &Plan, table: &mut Table) -> Result<(), PeerError> {
-    for large in [false, true] {
+/// All switches, all tests.
+fn round(
+    cores: Cores,
+    plan: &Plan,
+    peers: &[Peer],
+    results: &mut Results<Row, Peer>,
+) -> Result<(), PeerError> {
+    measure_machine(cores, plan, results)?;
+    // With their guests for small frames, with those for large ones, and what keeps its core awake by itself.
+    for (large, apart) in [(false, false), (true, false), (false, true)] {
         let tests: Vec<Test> = plan
             .tests
             .iter()
             .copied()
-            .filter(|test| test.is_large() == large && peer.takes(*test))
+            .filter(|test| test.is_large() == large)
             .collect();
-        if tests.is_empty() {
-            continue;
-        }
-        if let Err(error) = session(peer, core, plan, large, &tests, table) {
-            interrupt::check()?;
-            eprint!(" not measured: {error};");
-        }
-    }
-    Ok(())
-}
-
-/// Starts a switch, connects guests and runs tests.
-fn session(
-    peer: Peer,
-    core: usize,
-    plan: &Plan,
-    large: bool,
-    tests: &[Test],
-    table: &mut Table,
-) -> Result<(), PeerError> {
-    let dir = tempfile::tempdir().map_err(|error| PeerError(format!("temporary directory: {error}")))?;
-    let running = peer.start(dir.path(), core, large)?;
-    let (ring, frame_max) = if large {
-        (RING_LARGE, 65_536)
-    } else {
-        (RING, 2_036)
-    };
-    let mut guests = [Guest::new(ring, frame_max)?, Guest::new(ring, frame_max)?];
-    let _sessions = running.connect(&guests)?;
-    rate::meet(&mut guests)?;
-    for test in tests {
-        running.forget_connections()?;
-        if let Err(error) = one(*test, peer, plan, &running, &mut guests, table) {
-            interrupt::check()?;
-            eprint!(" {}: {error};", test.rows()[0].name());
-            rate::drain(&mut guests)?;
+        let takes = |peer: &Peer| tests.iter().any(|test| peer.takes(*test));
+        let own = peers.iter().copied().filter(|peer| peer.keeps_awake() == apart);
+        let mut entrants = start(own.filter(takes), cores, large)?;
+        for test in tests {
+            measure(test, cores, plan, &mut entrants, results)?;
         }
     }
     Ok(())
 }
 
-fn one(
+/// Starts switches one after the other. What fails is said and left out; only an interruption ends the run.
+fn start(peers: impl Iterator<Item = Peer>, cores: Cores, large: bool) -> Result<Vec<Entrant>, PeerError> {
+    let mut entrants = Vec::new();
+    for peer in peers {
+        match Entrant::start(peer, cores.switch, large) {
+            Ok(entrant) => entrants.push(entrant),
+            Err(error) => eprintln!("{} is not measured: {error}", peer.name()),
+        }
+        interrupt::check()?;
+    }
+    Ok(entrants)
+}
+
+/// One test of all switches that take it.
+fn measure(
     test: Test,
-    peer: Peer,
+    cores: Cores,
     plan: &Plan,
-    running: &Running,
-    guests: &mut [Guest; 2],
-    table: &mut Table,
+    entrants: &mut [Entrant],
+    results: &mut Results<Row, Peer>,
 ) -> Result<(), PeerError> {
-    match test {
-        Test::Rate(load) => {
-            for rate in rate::measure(guests, load, plan.duration)? {
-                table.push(peer, Row::Rate(load), rate);
-            }
-        }
-        Test::Connections => {
-            for rate in connections::measure(guests, plan.duration)? {
-                table.push(peer, Row::Connections, rate);
-            }
-        }
-        Test::Alone | Test::Loaded => {
-            let loaded = test == Test::Loaded;
-            let most = table.get(peer, Row::Rate(BASE)).median();
-            if loaded && !most.is_finite() {
-                return Err(PeerError("the rate that 80 % are of is not known".to_owned()));
-            }
-            for _ in 0..rate::WINDOWS {
-                let duration = plan.duration / rate::WINDOWS;
-                let times = if loaded {
-                    latency::loaded(guests, 0.8 * most, duration)?
-                } else {
-                    latency::alone(guests, duration)?
-                };
-                let times = Samples::from(times);
-                for per_mille in PER_MILLE {
-                    let time = times.quantile(f64::from(per_mille) / 1000.0);
-                    table.push(peer, Row::RoundTrip { loaded, per_mille }, time);
-                }
-            }
-        }
-        Test::Idle => {
-            for _ in 0..2 {
-                let used = idle::measure(&running.pids(), plan.idle / 2)?;
-                table.push(peer, Row::IdleCpu, used.percent);
-                if peer.sleeps() && used.percent > 1.0 {
-                    eprint!(" not idle: {used};");
-                }
-                let times = Samples::from(latency::after_quiet(guests, plan.first_frames, QUIET)?);
-                table.push(peer, Row::FirstFrame { longest: false }, times.median());
-                table.push(peer, Row::FirstFrame { longest: true }, times.quantile(1.0));
-            }
-        }
+    let mut entrants: Vec<&mut Entrant> = entrants
+        .iter_mut()
+        .filter(|entrant| entrant.peer.takes(test))
+        .collect();
+    if entrants.is_empty() {
+        return Ok(());
+    }
+    for entrant in &mut entrants {
+        entrant.begin(test);
+        interrupt::check()?;
+    }
+    passes::run(cores, plan.passes(test), &mut entrants, results, |entrant| {
+        entrant.window(plan)
+    })?;
+    for entrant in &mut entrants {
+        entrant.end();
+    }
+    interrupt::check()
+}
+
+/// What limits all of them: the driver alone, and how fast a sleeping thread is woken.
+fn measure_machine(cores: Cores, plan: &Plan, results: &mut Results<Row, Peer>) -> Result<(), PeerError> {
+    let before = cores.regime();
+    let many = Load::Udp {
+        frame_len: 64,
+        flows: 1000,
+    };
+    let mut notes = Vec::new();
+    for (what, load) in [
+        ("driver, Mframes/s", BASE),
+        ("driver that writes to each frame, Mframes/s", many),
+    ] {
+        notes.push((
+            what,
+            Samples::from(ceiling::measure(cores.switch, load, CEILING)?).scaled(1e-6),
+        ));
+    }
+    if plan.tests.contains(&Test::Idle) {
+        let times = wake::measure(cores.switch, plan.first_frames, QUIET)?;
+        notes.push((aims::WAKE, Samples::from(times).scaled(1e6)));
+    }
+    let after = cores.regime();
+    for (what, samples) in notes {
+        results.note(before, after, what, &samples);
     }
     Ok(())
 }

@@ -1,122 +1,130 @@
-//! A table as text, as data, and as ratios.
+//! A table as text, as a page, and as data.
 //!
-//! No number is given without its spread: each is the median of its samples with half the way from the least to
-//! the most behind it, and what was measured once is not shown.
+//! No number is given without its spread: each is the median of its samples with half the way from the least tenth to
+//! the greatest behind it, and what was measured once is not shown. Ratios are of windows of the same pass.
 
 use std::fmt::Write as _;
 use std::path::Path;
 
-use crate::load::Load;
-use crate::peers::{Peer, PeerError};
-use crate::plan::Row;
-use crate::report::{Ratios, Samples};
-use crate::results::Table;
+use crate::peers::PeerError;
+use crate::report::Samples;
+use crate::results::{Column, Row, Table};
 
 /// The table as it is printed.
-pub fn text(regime: &str, table: &Table) -> String {
+pub fn text<R: Row, P: Column>(regime: &str, table: &Table<R, P>) -> String {
     let mut out = format!(
-        "\ncores {regime}, {} rounds; a cache line there and back: {} ns\n{:<26}",
-        table.rounds,
+        "\ncores {regime}, {} passes; a cache line there and back: {} ns\n",
+        table.passes,
         table.round_trips.summary(),
-        "",
     );
-    for peer in &table.peers {
-        let _ = write!(out, "{:>18}", peer.name());
-    }
-    out.push('\n');
-    for row in &table.rows {
-        let (unit, scale) = row.unit();
-        let _ = write!(out, "{:<26}", format!("{} {unit}", row.name()));
-        for peer in &table.peers {
-            let samples = table.get(*peer, *row).scaled(scale);
-            let _ = write!(out, "{:>18}", samples.summary());
+    let mut line = |first: &str, cells: &[String]| {
+        let _ = write!(out, "{first:<26}");
+        for cell in cells {
+            let _ = write!(out, "{cell:>18}");
         }
         out.push('\n');
+    };
+    let [values, ratios] = [values(table), ratios(table)];
+    for part in [values, ratios] {
+        line("", &part.columns);
+        for (name, cells) in &part.lines {
+            line(name, cells);
+        }
     }
-    let [plain, rewriting] = table
-        .ceilings
-        .each_ref()
-        .map(|samples| samples.scaled(1e-6).summary());
-    let _ = writeln!(
-        out,
-        "the guests' driver alone: {plain} Mframes/s, {rewriting} when it writes to every frame"
-    );
-    let _ = writeln!(
-        out,
-        "a sleeping thread woken: {} us",
-        table.wakes.scaled(1e6).summary()
-    );
-    for (aim, value, reached) in aims(table) {
-        let _ = writeln!(
-            out,
-            "{} {aim}: {value:.2}",
-            if reached { "reached" } else { "MISSED " }
-        );
+    for (what, samples) in &table.notes {
+        let _ = writeln!(out, "{what}: {}", samples.summary());
     }
     out
 }
 
-/// The same as a table for the documentation, `switch-REGIME.md`.
-pub fn write_markdown(dir: &Path, regime: &str, table: &Table) -> Result<(), PeerError> {
-    let path = dir.join(format!("switch-{regime}.md"));
-    let mut out = format!(
-        "# bench-switch, cores {regime}\n\n{}; {}; {} rounds. A cache line there and back: {} ns. The guests' driver \
-         alone: {} \
-         million frames a second, {} when it writes to every frame; a sleeping thread is woken in {} us. Medians, half the spread behind. As data: \
-         [switch-{regime}.tsv](switch-{regime}.tsv).\n\n![](switch-{regime}.svg)\n\n| |",
-        machine(),
-        date(),
-        table.rounds,
-        table.round_trips.summary(),
-        table.ceilings[0].scaled(1e-6).summary(),
-        table.ceilings[1].scaled(1e-6).summary(),
-        table.wakes.scaled(1e6).summary(),
-    );
-    for peer in &table.peers {
-        let _ = write!(out, " {} |", peer.name());
-    }
-    let _ = write!(out, "\n|---|{}\n", "---|".repeat(table.peers.len()));
-    for row in &table.rows {
-        let (unit, scale) = row.unit();
-        let _ = write!(out, "| {}, {unit} |", row.name());
-        for peer in &table.peers {
-            let _ = write!(out, " {} |", table.get(*peer, *row).scaled(scale).summary());
-        }
-        out.push('\n');
-    }
-    out.push_str("\n| aim | value | |\n|---|---|---|\n");
-    for (aim, value, reached) in aims(table) {
-        let _ = writeln!(
-            out,
-            "| {aim} | {value:.2} | {} |",
-            if reached { "reached" } else { "missed" }
-        );
-    }
-    std::fs::write(&path, out).map_err(|error| PeerError(format!("{}: {error}", path.display())))
+/// Medians and spreads, or ratios, as words.
+struct Part {
+    columns: Vec<String>,
+    lines: Vec<(String, Vec<String>)>,
 }
 
-/// The same as data, one line a row and switch, with the machine above.
-pub fn write(dir: &Path, regime: &str, table: &Table) -> Result<(), PeerError> {
-    let path = dir.join(format!("switch-{regime}.tsv"));
-    let fail = |error: std::io::Error| PeerError(format!("{}: {error}", path.display()));
-    let trip = &table.round_trips;
-    let mut out = format!(
-        "# {}\n# cores {regime}: a cache line there and back {:.0} ns ({:.0}..{:.0}); {} rounds; {}\n",
+fn values<R: Row, P: Column>(table: &Table<R, P>) -> Part {
+    let cells = |row: R| {
+        let cell = |peer: &P| table.get(*peer, row).scaled(row.unit().1).summary();
+        table.peers.iter().map(cell).collect()
+    };
+    let line = |row: &R| (format!("{} {}", row.name(), row.unit().0), cells(*row));
+    Part {
+        columns: table.peers.iter().map(|peer| peer.name().to_owned()).collect(),
+        lines: table.rows.iter().map(line).collect(),
+    }
+}
+
+fn ratios<R: Row, P: Column>(table: &Table<R, P>) -> Part {
+    let others = table.others();
+    let cells = |row: R| {
+        others
+            .iter()
+            .map(|peer| table.ratio(row, *peer).summary())
+            .collect()
+    };
+    Part {
+        columns: others.iter().map(|peer| format!("/ {}", peer.name())).collect(),
+        lines: table.rows.iter().map(|row| (row.name(), cells(*row))).collect(),
+    }
+}
+
+/// The same as a page and as data, `NAME-REGIME.md` and `.tsv`; `below` the page's head and `behind` its tables comes what
+/// else the page says.
+pub fn write<R: Row, P: Column>(
+    dir: &Path,
+    name: &str,
+    regime: &str,
+    table: &Table<R, P>,
+    below: &str,
+    behind: &str,
+) -> Result<(), PeerError> {
+    let put = |ending: &str, text: String| {
+        let path = dir.join(format!("{name}-{regime}.{ending}"));
+        let written = std::fs::create_dir_all(dir).and_then(|()| std::fs::write(&path, text));
+        written.map_err(|error| PeerError(format!("{}: {error}", path.display())))
+    };
+    let head = format!(
+        "{}; {}; {} passes; a cache line there and back: {} ns",
         machine(),
-        trip.median(),
-        trip.quantile(0.0),
-        trip.quantile(1.0),
-        table.rounds,
         date(),
+        table.passes,
+        table.round_trips.summary()
     );
-    out += "row\tswitch\tunit\tmedian\tleast\tmost\tsamples\n";
+    let mut page = format!(
+        "# bench-{name}, cores {regime}\n\n{head}. Medians, half the spread behind. As data: \
+         [{name}-{regime}.tsv]({name}-{regime}.tsv).\n{below}"
+    );
+    for part in [values(table), ratios(table)] {
+        let _ = write!(
+            page,
+            "\n| | {} |\n|---|{}\n",
+            part.columns.join(" | "),
+            "---|".repeat(part.columns.len())
+        );
+        for (name, cells) in &part.lines {
+            let _ = writeln!(page, "| {name} | {} |", cells.join(" | "));
+        }
+    }
+    page.push('\n');
+    for (what, samples) in &table.notes {
+        let _ = writeln!(page, "- {what}: {}", samples.summary());
+    }
+    page.push_str(behind);
+    put("md", page)?;
+    put("tsv", data(&head, table))
+}
+
+/// One line a row and peer, ratios included.
+fn data<R: Row, P: Column>(head: &str, table: &Table<R, P>) -> String {
+    let mut out = format!("# {head}\nrow\tpeer\tunit\tmedian\tleast tenth\tgreatest tenth\tsamples\n");
     let mut line = |row: &str, peer: &str, unit: &str, samples: &Samples| {
         if samples.count() > 1 {
-            let [median, least, most] = [0.5, 0.0, 1.0].map(|share| samples.quantile(share));
+            let [median, low, high] = [0.5, 0.1, 0.9].map(|share| samples.quantile(share));
             let count = samples.count();
             let _ = writeln!(
                 out,
-                "{row}\t{peer}\t{unit}\t{median:.4}\t{least:.4}\t{most:.4}\t{count}"
+                "{row}\t{peer}\t{unit}\t{median:.4}\t{low:.4}\t{high:.4}\t{count}"
             );
         }
     };
@@ -131,95 +139,15 @@ pub fn write(dir: &Path, regime: &str, table: &Table) -> Result<(), PeerError> {
             );
         }
     }
-    for (name, samples) in ["driver", "driver_rewriting"].iter().zip(&table.ceilings) {
-        line(name, "none", "Mframes/s", &samples.scaled(1e-6));
-    }
-    line("wake", "none", "us", &table.wakes.scaled(1e6));
-    std::fs::create_dir_all(dir).map_err(fail)?;
-    std::fs::write(&path, out).map_err(fail)
-}
-
-/// This switch's rules over every other, row by row, and what the project aims at.
-pub fn ratios(table: &Table) -> Ratios {
-    let mut ratios = Ratios::default();
-    let ours = Peer::ButterflyRules;
     for row in &table.rows {
-        for peer in table.peers.iter().filter(|peer| **peer != ours) {
-            let ratio = median(table, ours, *row) / median(table, *peer, *row);
-            ratios.push(format!("{}_vs_{}", row.name(), peer.name()), ratio);
+        for peer in table.others() {
+            line(&row.name(), peer.name(), "ours over it", &table.ratio(*row, peer));
         }
     }
-    let first_frame = median(table, ours, Row::FirstFrame { longest: false });
-    ratios.push("first_frame_p50_vs_wake", first_frame / table.wakes.median());
-    for (name, value, _) in own_aims(table) {
-        ratios.push(name, value);
+    for (what, samples) in &table.notes {
+        line(what, "none", "", samples);
     }
-    ratios
-}
-
-fn median(table: &Table, peer: Peer, row: Row) -> f64 {
-    let samples = table.get(peer, row);
-    if samples.count() > 1 {
-        samples.median()
-    } else {
-        f64::NAN
-    }
-}
-
-/// 64 bytes over so many flows, and others of one flow.
-fn udp(frame_len: usize, flows: u32) -> Row {
-    Row::Rate(Load::Udp { frame_len, flows })
-}
-
-/// What is aimed at, the value, and whether it is there; nothing about what was not measured.
-fn aims(table: &Table) -> Vec<(String, f64, bool)> {
-    let alone = Row::RoundTrip {
-        loaded: false,
-        per_mille: 500,
-    };
-    let at_least = [
-        (udp(64, 1), Peer::Testpmd, 1.5),
-        (udp(64, 1), Peer::OvsNormal, 2.5),
-        (udp(64, 1_000), Peer::OvsCt, 10.0),
-        (udp(1518, 1), Peer::Testpmd, 1.5),
-        (Row::Rate(Load::Tso), Peer::TestpmdLarge, 1.4),
-        (Row::Connections, Peer::OvsCt, 3.0),
-    ];
-    let ratio = |row, peer| median(table, Peer::ButterflyRules, row) / median(table, peer, row);
-    let mut aims: Vec<(String, f64, bool)> = at_least
-        .into_iter()
-        .map(|(row, peer, least)| {
-            let value = ratio(row, peer);
-            let name = format!("{} at least {least} times {}", row.name(), peer.name());
-            (name, value, value >= least)
-        })
-        .collect();
-    for peer in [Peer::OvsNormal, Peer::OvsCt] {
-        let value = ratio(alone, peer);
-        aims.push((
-            format!("{} below {}", alone.name(), peer.name()),
-            value,
-            value < 1.0,
-        ));
-    }
-    aims.extend(own_aims(table).map(|(name, value, reached)| (name.to_owned(), value, reached)));
-    aims.retain(|(_, value, _)| value.is_finite());
-    aims
-}
-
-/// Those that compare this switch with itself or with a fixed number.
-fn own_aims(table: &Table) -> [(&'static str, f64, bool); 4] {
-    let first_frame = |peer| median(table, peer, Row::FirstFrame { longest: false }) * 1e6;
-    let own = |row| median(table, Peer::ButterflyRules, row);
-    let many = own(udp(64, 1_000_000)) / own(udp(64, 1));
-    let idle = own(Row::IdleCpu);
-    let [first, awake] = [Peer::ButterflyRules, Peer::ButterflyAwake].map(first_frame);
-    [
-        ("million_flows_vs_one", many, many >= 0.5),
-        ("idle_percent", idle, idle < 0.5),
-        ("first_frame_us", first, first < 50.0),
-        ("first_frame_awake_us", awake, awake < 50.0),
-    ]
+    out
 }
 
 /// The processor, how many of them, and the kernel without its builder's suffix.
@@ -283,23 +211,5 @@ mod tests {
         ] {
             assert_eq!(civil(days), date);
         }
-    }
-
-    #[test]
-    fn ratios_and_aims_speak_of_what_was_measured_more_than_once() {
-        let rows = [udp(64, 1), udp(1518, 1), Row::IdleCpu];
-        let mut table = Table::new(&rows, &[Peer::ButterflyRules, Peer::Testpmd]);
-        for sample in [1.0, 1.1, 1.2] {
-            table.push(Peer::ButterflyRules, udp(64, 1), 33e6 * sample);
-            table.push(Peer::Testpmd, udp(64, 1), 20e6 * sample);
-        }
-        table.push(Peer::ButterflyRules, udp(1518, 1), 9e6);
-        table.push(Peer::Testpmd, udp(1518, 1), 5e6);
-        assert_eq!(ratios(&table).to_string(), "64_vs_testpmd-io=1.65");
-        let aims = aims(&table);
-        assert_eq!(aims.len(), 1);
-        assert!(aims[0].2, "{aims:?}");
-        let text = text("near", &table);
-        assert!(text.contains("36.3 ±9%") && text.contains("one sample"), "{text}");
     }
 }

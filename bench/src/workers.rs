@@ -14,6 +14,7 @@ use crate::plan::{BASE, Row};
 use crate::rate;
 use crate::regime;
 use crate::report::{Ratios, Samples};
+use crate::results::Row as _;
 
 /// Guest memory only.
 const HUGE_PAGES: u64 = 64;

@@ -14,6 +14,7 @@ use testkit::vhost_frontend::Frontend;
 
 use crate::guest::Guest;
 use crate::plan::Test;
+use crate::results::Column;
 
 /// The two guests' addresses; every peer that filters is configured for them.
 pub const GUEST_MACS: [&str; 2] = ["52:54:00:00:00:0a", "52:54:00:00:00:0b"];
@@ -47,6 +48,23 @@ pub enum Peer {
     OvsCt,
 }
 
+impl Column for Peer {
+    const OURS: Peer = Peer::ButterflyRules;
+
+    fn name(self) -> &'static str {
+        match self {
+            Peer::ButterflyRules => "butterfly-rules",
+            Peer::ButterflyOpen => "butterfly-open",
+            Peer::ButterflyAwake => "butterfly-awake",
+            Peer::Testpmd => "testpmd-io",
+            Peer::TestpmdLarge => "testpmd-large",
+            Peer::OvsNormal => "ovs-normal",
+            Peer::OvsCtOne => "ovs-ct-1zone",
+            Peer::OvsCt => "ovs-ct",
+        }
+    }
+}
+
 impl Peer {
     /// All of them, ours first.
     pub const ALL: [Peer; 8] = [
@@ -60,26 +78,17 @@ impl Peer {
         Peer::OvsCt,
     ];
 
-    /// The name in tables and in the ratios.
-    pub fn name(self) -> &'static str {
-        match self {
-            Peer::ButterflyRules => "butterfly-rules",
-            Peer::ButterflyOpen => "butterfly-open",
-            Peer::ButterflyAwake => "butterfly-awake",
-            Peer::Testpmd => "testpmd-io",
-            Peer::TestpmdLarge => "testpmd-large",
-            Peer::OvsNormal => "ovs-normal",
-            Peer::OvsCtOne => "ovs-ct-1zone",
-            Peer::OvsCt => "ovs-ct",
-        }
-    }
-
     /// Does it sleep when there is nothing to do?
     pub fn sleeps(self) -> bool {
         matches!(
             self,
             Peer::ButterflyRules | Peer::ButterflyOpen | Peer::ButterflyAwake
         )
+    }
+
+    /// Does it keep its core from halting as long as it is up, halted or not? It is up when no other is.
+    pub fn keeps_awake(self) -> bool {
+        self == Peer::ButterflyAwake
     }
 
     /// Is it measured by this test?
@@ -151,6 +160,16 @@ impl Running {
     /// Makes the switch forget the connections it has seen, if it needs that.
     pub fn forget_connections(&self) -> Result<(), PeerError> {
         self.forget.as_ref().map_or(Ok(()), |forget| forget())
+    }
+
+    /// Halts the switch: it takes no part of its core, and keeps what it knows.
+    pub fn halt(&self) -> Result<(), PeerError> {
+        self.processes.iter().try_for_each(process::Process::halt)
+    }
+
+    /// Lets it go on.
+    pub fn resume(&self) -> Result<(), PeerError> {
+        self.processes.iter().try_for_each(process::Process::resume)
     }
 
     /// The switch's processes.

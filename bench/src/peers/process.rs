@@ -7,6 +7,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+
 /// Why a peer is not measured; the run says so and goes on without it.
 #[derive(Debug)]
 pub struct PeerError(pub String);
@@ -49,6 +51,25 @@ impl Process {
         self.0.id()
     }
 
+    /// Halts all of its threads, and waits until they are.
+    pub fn halt(&self) -> Result<(), PeerError> {
+        self.signal(Signal::STOP)?;
+        // SIGSTOP takes effect a moment later: the parent is told.
+        waitpid(Some(Pid::from_child(&self.0)), WaitOptions::UNTRACED)
+            .map(drop)
+            .map_err(|errno| PeerError(format!("process {}: {errno}", self.pid())))
+    }
+
+    /// Lets it go on.
+    pub fn resume(&self) -> Result<(), PeerError> {
+        self.signal(Signal::CONT)
+    }
+
+    fn signal(&self, signal: Signal) -> Result<(), PeerError> {
+        kill_process(Pid::from_child(&self.0), signal)
+            .map_err(|errno| PeerError(format!("process {}: {errno}", self.pid())))
+    }
+
     /// Starts `command` with its output in `log`.
     pub fn start(command: &mut Command, log: &Path) -> Result<Process, PeerError> {
         let name = command.get_program().to_string_lossy().into_owned();
@@ -67,8 +88,9 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        let asked = rustix::process::Pid::from_child(&self.0);
-        let _ = rustix::process::kill_process(asked, rustix::process::Signal::TERM);
+        let _ = self.signal(Signal::TERM);
+        // One that is halted would not see it.
+        let _ = self.resume();
         let deadline = Instant::now() + Duration::from_secs(5);
         while Instant::now() < deadline {
             if matches!(self.0.try_wait(), Ok(Some(_)) | Err(_)) {

@@ -1,0 +1,192 @@
+//! A switch that takes part in a round: started once, with its guests connected, and halted while others are measured.
+
+use std::time::Duration;
+
+use tempfile::TempDir;
+use testkit::vhost_frontend::Frontend;
+
+use crate::guest::Guest;
+use crate::load::{Load, Turns};
+use crate::peers::{Peer, PeerError, Running};
+use crate::plan::{BASE, PER_MILLE, Plan, Row, Test};
+use crate::report::Samples;
+use crate::results::{Column, Seen};
+use crate::{connections, idle, interrupt, latency, rate};
+
+/// Ring entries of a guest, and of one with 64 KiB buffers.
+const RING: u16 = 1024;
+const RING_LARGE: u16 = 256;
+
+/// Before the first frame after a quiet time. A worker sleeps much sooner.
+pub const QUIET: Duration = Duration::from_millis(20);
+
+/// How long a switch that was halted runs before its window begins.
+const WARM: Duration = Duration::from_millis(15);
+
+/// One switch and its two guests.
+pub struct Entrant {
+    /// Which it is.
+    pub peer: Peer,
+    /// The test under way; none after an error.
+    course: Option<Course>,
+    /// Frames a second with [`BASE`] in this round.
+    base: Samples,
+    // In the order in which they go.
+    _sessions: Vec<Frontend>,
+    guests: [Guest; 2],
+    running: Running,
+    _dir: TempDir,
+}
+
+/// What a test keeps from one window to the next.
+enum Course {
+    Rate(Load, Turns),
+    Connections(connections::Course),
+    Alone,
+    /// At so many frames a second.
+    Loaded(f64),
+    Idle,
+}
+
+impl Entrant {
+    /// Starts the switch, connects guests that hear each other, and halts it.
+    pub fn start(peer: Peer, core: usize, large: bool) -> Result<Entrant, PeerError> {
+        let dir = tempfile::tempdir().map_err(|error| PeerError(format!("temporary directory: {error}")))?;
+        let running = peer.start(dir.path(), core, large)?;
+        let (ring, frame_max) = if large {
+            (RING_LARGE, 65_536)
+        } else {
+            (RING, 2_036)
+        };
+        let mut guests = [Guest::new(ring, frame_max)?, Guest::new(ring, frame_max)?];
+        let sessions = running.connect(&guests)?;
+        rate::meet(&mut guests)?;
+        running.halt()?;
+        Ok(Entrant {
+            peer,
+            course: None,
+            base: Samples::default(),
+            _sessions: sessions,
+            guests,
+            running,
+            _dir: dir,
+        })
+    }
+
+    /// What comes before the first window of a test. If it fails, that is said and the switch left out of the test.
+    pub fn begin(&mut self, test: Test) {
+        let begun = self.awake(|own| own.begun(test));
+        self.course = self.said(begun);
+    }
+
+    /// One window of the test under way.
+    pub fn window(&mut self, plan: &Plan) -> Vec<Seen<Row, Peer>> {
+        let Some(mut course) = self.course.take() else {
+            return Vec::new();
+        };
+        let measured = self.awake(|own| own.measured(&mut course, plan));
+        let Some(rows) = self.said(measured) else {
+            return Vec::new();
+        };
+        self.course = Some(course);
+        let peer = self.peer;
+        rows.into_iter()
+            .map(|(row, value)| Seen { row, peer, value })
+            .collect()
+    }
+
+    /// What comes behind the last window.
+    pub fn end(&mut self) {
+        if let Some(Course::Rate(..)) = self.course.take() {
+            let ended = self.awake(|own| rate::end(&mut own.guests));
+            self.said(ended);
+        }
+    }
+
+    /// Does something while the switch runs.
+    fn awake<T>(&mut self, what: impl FnOnce(&mut Entrant) -> Result<T, PeerError>) -> Result<T, PeerError> {
+        self.running.resume()?;
+        let done = what(self);
+        self.running.halt()?;
+        done
+    }
+
+    fn said<T>(&self, done: Result<T, PeerError>) -> Option<T> {
+        let said = |error: &PeerError| eprintln!("{}: {error}", self.peer.name());
+        done.inspect_err(|error| {
+            if !interrupt::asked() {
+                said(error)
+            }
+        })
+        .ok()
+    }
+
+    fn begun(&mut self, test: Test) -> Result<Course, PeerError> {
+        self.running.forget_connections()?;
+        let guests = &mut self.guests;
+        // What an error has left in the rings.
+        rate::drain(guests)?;
+        Ok(match test {
+            Test::Rate(load) => Course::Rate(load, rate::begin(guests, load)?),
+            Test::Connections => Course::Connections(connections::Course::begin(guests)?),
+            Test::Alone | Test::Loaded | Test::Idle => {
+                latency::begin(guests)?;
+                match test {
+                    Test::Alone => Course::Alone,
+                    Test::Loaded if self.base.count() > 0 => Course::Loaded(0.8 * self.base.median()),
+                    Test::Loaded => {
+                        return Err(PeerError("the rate that 80 % are of is not known".to_owned()));
+                    }
+                    _ => Course::Idle,
+                }
+            }
+        })
+    }
+
+    fn measured(&mut self, course: &mut Course, plan: &Plan) -> Result<Vec<(Row, f64)>, PeerError> {
+        let guests = &mut self.guests;
+        match course {
+            Course::Rate(load, turns) => {
+                rate::flood(guests, turns, 0, WARM, WARM)?;
+                let rate = rate::flood(guests, turns, 0, plan.window, plan.window)?;
+                if *load == BASE {
+                    self.base.push(rate);
+                }
+                Ok(vec![(Row::Rate(*load), rate)])
+            }
+            Course::Connections(connections) => {
+                connections.window(guests, WARM)?;
+                Ok(vec![(Row::Connections, connections.window(guests, plan.window)?)])
+            }
+            Course::Alone => {
+                latency::alone(guests, WARM)?;
+                Ok(round_trips(false, latency::alone(guests, plan.window)?))
+            }
+            Course::Loaded(rate) => {
+                latency::loaded(guests, *rate, WARM)?;
+                Ok(round_trips(true, latency::loaded(guests, *rate, plan.window)?))
+            }
+            Course::Idle => {
+                let used = idle::measure(&self.running.pids(), plan.idle)?;
+                if self.peer.sleeps() && used.percent > 1.0 {
+                    eprintln!("{} is not idle: {used}", self.peer.name());
+                }
+                let times = Samples::from(latency::after_quiet(guests, plan.first_frames, QUIET)?);
+                Ok(vec![
+                    (Row::IdleCpu, used.percent),
+                    (Row::FirstFrame { longest: false }, times.median()),
+                    (Row::FirstFrame { longest: true }, times.quantile(1.0)),
+                ])
+            }
+        }
+    }
+}
+
+fn round_trips(loaded: bool, times: Vec<f64>) -> Vec<(Row, f64)> {
+    let times = Samples::from(times);
+    let row = |per_mille| {
+        let time = times.quantile(f64::from(per_mille) / 1000.0);
+        (Row::RoundTrip { loaded, per_mille }, time)
+    };
+    PER_MILLE.map(row).to_vec()
+}
