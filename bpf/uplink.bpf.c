@@ -67,6 +67,34 @@ struct {
 	__type(value, struct counters);
 } counters SEC(".maps");
 
+struct udp {
+	__be16 source, dest, len, check;
+};
+
+// The front of what nearly all packets for us are: IPv4, no tag, no options.
+struct plain {
+	struct ethhdr link;
+	struct iphdr ip;
+	struct udp udp;
+} __attribute__((packed));
+
+// Reads the destination of such a packet, if it is VXLAN and no multicast: with one look at where the frame ends. False: it has to
+// be looked at in full.
+static __always_inline bool read_plain(struct xdp_md *ctx, struct endpoint *to)
+{
+	struct plain *plain = (void *)(long)ctx->data;
+
+	if ((void *)(plain + 1) > (void *)(long)ctx->data_end)
+		return false;
+	if (plain->link.h_proto != bpf_htons(ETH_P_IP) || plain->ip.version != 4 || plain->ip.ihl != 5 ||
+	    plain->ip.protocol != IPPROTO_UDP || plain->ip.frag_off & bpf_htons(IP_MF | IP_OFFSET) ||
+	    plain->udp.dest != settings.port || (plain->ip.daddr & bpf_htonl(0xf0000000)) == bpf_htonl(0xe0000000))
+		return false;
+	to->address[10] = to->address[11] = 0xff;
+	__builtin_memcpy(to->address + 12, &plain->ip.daddr, 4);
+	return true;
+}
+
 // Where the UDP header of a plain packet is, and in which VLAN; -1: none. `*fragment` becomes true where it was a fragment.
 static __always_inline int find_udp(struct xdp_md *ctx, struct packet *packet, __u16 *vlan, bool *fragment)
 {
@@ -98,9 +126,7 @@ static __always_inline int find_udp(struct xdp_md *ctx, struct packet *packet, _
 
 static __always_inline bool is_vxlan(struct xdp_md *ctx, int l4)
 {
-	struct udp {
-		__be16 source, dest, len, check;
-	} *udp = at(ctx, l4, sizeof(*udp));
+	struct udp *udp = at(ctx, l4, sizeof(*udp));
 
 	return udp && udp->dest == settings.port;
 }
@@ -138,6 +164,20 @@ static __always_inline int read_destination(struct xdp_md *ctx, struct packet *p
 		for (i = 0; i < 16; i++)
 			address[i] = settings.group[i];
 	return 0;
+}
+
+// Reads where a packet to our port goes, whatever it has in front. Less than zero: it is none. A fragment may be one, and has no
+// port to tell.
+static __always_inline int read_any(struct xdp_md *ctx, struct endpoint *to, bool *fragment)
+{
+	struct packet packet = {};
+	int l4 = find_udp(ctx, &packet, &to->vlan, fragment);
+
+	if (*fragment)
+		return 0;
+	if (l4 < 0 || !is_vxlan(ctx, l4))
+		return -1;
+	return read_destination(ctx, &packet, to->address);
 }
 
 static __always_inline bool same_endpoint(const struct endpoint *a, const struct endpoint *b)
@@ -182,13 +222,11 @@ int uplink(struct xdp_md *ctx)
 {
 	__u32 zero = 0;
 	struct endpoint to = {};
-	struct packet packet = {};
 	struct counters *count;
 	bool fragment = false;
-	int l4, first;
+	int first;
 
-	l4 = find_udp(ctx, &packet, &to.vlan, &fragment);
-	if ((l4 < 0 || !is_vxlan(ctx, l4)) && !fragment)
+	if (!read_plain(ctx, &to) && read_any(ctx, &to, &fragment) < 0)
 		return chain_next(ctx);
 	first = first_socket(ctx);
 	count = bpf_map_lookup_elem(&counters, &zero);
@@ -197,7 +235,7 @@ int uplink(struct xdp_md *ctx)
 
 	if (fragment)
 		count->fragments++;
-	else if (read_destination(ctx, &packet, to.address) < 0 || !is_endpoint(&to))
+	else if (!is_endpoint(&to))
 		count->elsewhere++;
 	else if (take(ctx, first) < 0)
 		count->no_socket++;
