@@ -45,12 +45,12 @@ QUICK_FLAG = $(if $(QUICK),--quick)
 # The whole run writes its data and plot to docs/performance, for the regime that held; a short one to target/performance.
 BENCH_OUT = $(if $(QUICK),target/performance,docs/performance)
 
-bench-switch: ## rates, connections, round trips beside testpmd and OVS-DPDK, in one run (25 minutes); QUICK=1 for a short one
+bench-switch: ## rates, connections, round trips beside testpmd and OVS-DPDK, in one run (25 minutes at the most); QUICK=1 for a short one
 	@tools/setup.sh bench
 	cargo build --quiet --release -p butterfly-daemon -p butterfly-cli -p butterfly-bench
 	target/release/butterfly-bench switch $(QUICK_FLAG) --out $(BENCH_OUT)
 
-bench-overlay: ## rates to another host and from there beside OVS-DPDK and the kernel, over veth (15 minutes); QUICK=1 for a short one
+bench-overlay: ## rates to another host and from there beside OVS-DPDK and the kernel, over veth (10 minutes); QUICK=1 for a short one
 	@tools/setup.sh bench
 	cargo build --quiet --release -p butterfly-daemon -p butterfly-cli -p butterfly-bench
 	target/release/butterfly-bench overlay $(QUICK_FLAG) --out $(BENCH_OUT)
