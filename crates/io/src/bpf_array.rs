@@ -1,12 +1,13 @@
 //! A memory-mapped BPF array (BPF_F_MMAPABLE) as 32-bit words: tables that a program reads and we write without a system
-//! call. Used by the router's tries, paths and hops.
+//! call. Used by the router's tries, paths and hops, and for what programs find without a search.
 //!
-//! A word changes as a whole, for the program too; what is longer than a word is written before a word points to it.
+//! A word changes as a whole, for the program too; what is longer than a word is written before a word points to it,
+//! or has a word that says whether it is there ([`put`]).
 
 use std::io::{Error, ErrorKind};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
@@ -62,6 +63,20 @@ impl Drop for BpfArray {
         let done = unsafe { munmap(self.base.as_ptr().cast(), self.words * size_of::<AtomicU32>()) };
         debug_assert!(done.is_ok(), "a mapping of ours can be unmapped: {done:?}");
     }
+}
+
+/// Writes an entry that is longer than a word, of which the word at `mark` says that it is somebody's unless it is 0: that one
+/// last when the entry comes, and first when it goes.
+pub fn put(place: &[AtomicU32], words: &[u32], mark: usize) {
+    if words[mark] == 0 {
+        place[mark].store(0, Ordering::Release);
+    }
+    for (at, (word, new)) in place.iter().zip(words).enumerate() {
+        if at != mark {
+            word.store(*new, Ordering::Release);
+        }
+    }
+    place[mark].store(words[mark], Ordering::Release);
 }
 
 /// A file in its place could be cut short, and reading beyond its end would end the process.

@@ -2,7 +2,7 @@
 //! without a search. Owned by the router; no interface of its own, and no kernel.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::AtomicU32;
 
 use bytemuck::Zeroable;
 use io::bpf_array::BpfArray;
@@ -87,13 +87,8 @@ impl Entries {
     }
 }
 
-/// Word by word, the one that says whose it is last when it comes and first when it goes.
+/// The first word says whose it is.
 fn put(place: &[AtomicU32], near: &Near) {
     let words: [u32; WORDS] = bytemuck::cast(*near);
-    if near.key.ifindex == 0 {
-        place[0].store(0, Ordering::Release);
-    }
-    for (at, word) in words.iter().enumerate().rev() {
-        place[at].store(*word, Ordering::Release);
-    }
+    io::bpf_array::put(place, &words, 0);
 }

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use bytemuck::Zeroable;
-use io::bpf_array::BpfArray;
+use io::bpf_array::{self, BpfArray};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use xdp::{PerCpuTable, Table};
 
@@ -232,15 +232,9 @@ fn get(words: &[AtomicU32]) -> NearEndpoint {
     bytemuck::cast(words)
 }
 
-/// Word by word, the one that says that it is somebody's last when it comes, and first when it goes.
 fn put(words: &[AtomicU32], near: &NearEndpoint) {
     let new: [u32; WORDS] = bytemuck::cast(*near);
-    if near.used == 0 {
-        words[WORDS - 1].store(0, Ordering::Release);
-    }
-    for (word, new) in words.iter().zip(new) {
-        word.store(new, Ordering::Release);
-    }
+    bpf_array::put(words, &new, WORDS - 1);
 }
 
 fn place(number: u32, queue: u32) -> Result<u32, ProgramError> {
