@@ -65,6 +65,17 @@ impl Results {
         self.ratios.push((name.to_owned(), value));
     }
 
+    /// How many times `under` goes into `over`, for the last line: the median of the quotients of samples that were taken one after the
+    /// other, so that what the machine did to one it did to the other.
+    pub fn ratio_by_round(&mut self, name: &str, over: &[f64], under: &[f64]) {
+        let quotients = over.iter().zip(under).map(|(over, under)| over / under);
+        let row = Row::new(name, "", "times", quotients.collect(), |row| {
+            format!("±{:.0}%", row.half_spread())
+        });
+        println!("{name:<41} {:>9.2} times {}", row.median(), row.behind);
+        self.ratio(name, row.median());
+    }
+
     /// The last line.
     pub fn pairs(&self) -> String {
         let pair = |(name, value): &(String, f64)| format!("{name}={value:.2}");

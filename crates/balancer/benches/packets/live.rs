@@ -69,17 +69,16 @@ pub fn measure(results: &mut Results, rounds: usize) {
             rates.push(there as f64 / took / 1e6);
         }
     }
-    let medians: Vec<f64> = turns
-        .iter()
-        .zip(rates)
-        .map(|((who, _), rates)| results.add("frames over veth", who, "Mframes/s", rates))
-        .collect();
-    let [_, back, ours, classic, nftables] = medians.as_slice() else {
-        unreachable!("as many as there are turns");
-    };
-    results.ratio("veth_to_back", ours / back);
-    results.ratio("veth_to_classic", ours / classic);
-    results.ratio("veth_to_nftables", ours / nftables);
+    for (name, other) in [
+        ("veth_to_back", 1),
+        ("veth_to_classic", 3),
+        ("veth_to_nftables", 4),
+    ] {
+        results.ratio_by_round(name, &rates[2], &rates[other]);
+    }
+    for ((who, _), rates) in turns.iter().zip(rates) {
+        results.add("frames over veth", who, "Mframes/s", rates);
+    }
     let counters = balancer.counters().expect("maps can be read");
     let counted: u64 = counters.servers.values().map(|its| its.packets).sum();
     assert_eq!(

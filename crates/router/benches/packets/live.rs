@@ -66,12 +66,11 @@ fn family(results: &mut Results, v6: bool, rounds: usize) {
             }
             let family = if v6 { "v6" } else { "v4" };
             let what = format!("live {family} {size} bytes");
-            let names = ["kernel", "router", "fib_lookup", "redirect"].into_iter();
-            let medians: Vec<f64> = names
-                .zip(taken)
-                .map(|(who, samples)| results.add(&what, who, "ns", samples))
-                .collect();
-            results.ratio(&format!("live_{family}_{size}"), medians[0] / medians[1]);
+            results.ratio_by_round(&format!("live_{family}_{size}"), &taken[0], &taken[1]);
+            let names = ["kernel", "router", "fib_lookup", "redirect"];
+            for (who, samples) in names.into_iter().zip(taken) {
+                results.add(&what, who, "ns", samples);
+            }
         }
     });
 }
