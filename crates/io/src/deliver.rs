@@ -104,16 +104,42 @@ impl<'a> Body<'a> {
     }
 }
 
+/// The first bytes of a frame as the receiver is to get it; what they are made of is in private memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Head<'a> {
+    /// These.
+    Whole(&'a [u8]),
+    /// The headers of a segment, made where they are written, and what of its payload came with the large frame's head.
+    Segment {
+        segments: &'a Segments,
+        index: usize,
+        payload: &'a [u8],
+    },
+}
+
+impl Head<'_> {
+    /// How many bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        match self {
+            Head::Whole(head) => head.len(),
+            Head::Segment {
+                segments, payload, ..
+            } => segments.header_len() + payload.len(),
+        }
+    }
+}
+
 /// One frame as the receiver is to get it.
 #[derive(Debug)]
 pub(crate) struct Piece<'a> {
     /// What the receiver is told; it accepts all of it.
     pub offload: Offload,
-    /// The first bytes, in private memory.
-    pub head: &'a [u8],
+    /// The first bytes: no more than [`HEAD_MAX`].
+    pub head: Head<'a>,
     /// The bytes behind them, in the sender's.
     pub body: Body<'a>,
-    /// The checksum to complete over what is copied; its field lies inside `head`.
+    /// The checksum to complete over what is copied; its field lies inside the head.
     pub checksum: Option<PartialChecksum>,
 }
 
@@ -144,31 +170,78 @@ impl Piece<'_> {
         sum
     }
 
-    /// Completes the checksum, where there is one to complete: in `head`, a copy of the piece's. `body` is the sum of the body.
+    /// Writes the head, complete, to `to`, which is as long. `body` is the sum of the body, if there is a checksum to complete.
     #[inline]
-    pub fn complete(&self, head: &mut [u8], body: Sum) {
+    pub fn write_head(&self, to: &mut [u8], body: Sum) {
+        match self.head {
+            Head::Whole(head) => {
+                assert_eq!(to.len(), head.len());
+                // SAFETY: both are as long. Not `copy_from_slice`, which calls `memcpy` for what is short.
+                unsafe { copy::bytes(head.as_ptr(), to.as_mut_ptr(), head.len()) };
+                self.complete(to, body);
+            }
+            Head::Segment {
+                segments,
+                index,
+                payload,
+            } => {
+                let (header, behind) = to.split_at_mut(segments.header_len());
+                let checksum = match self.checksum {
+                    None => Checksum::Partial,
+                    Some(_) => Checksum::Full {
+                        payload_sum: self.sum_behind(payload, body),
+                    },
+                };
+                segments.write(index, checksum, header);
+                if !payload.is_empty() {
+                    behind.copy_from_slice(payload);
+                }
+            }
+        }
+    }
+
+    /// The head, complete: where it is already, or in `room`.
+    #[inline]
+    pub fn head_in<'b>(&'b self, room: &'b mut [u8; HEAD_MAX], body: Sum) -> &'b [u8] {
+        match (self.head, self.checksum) {
+            (Head::Whole(head), None) => head,
+            (head, _) => {
+                let room = &mut room[..head.len()];
+                self.write_head(room, body);
+                room
+            }
+        }
+    }
+
+    /// Completes the checksum, where there is one to complete: in `head`, a copy of the piece's.
+    #[inline]
+    fn complete(&self, head: &mut [u8], body: Sum) {
         let Some(partial) = self.checksum else { return };
         let start = usize::from(partial.start);
         let field = start + usize::from(partial.offset);
+        let sum = self.sum_behind(&head[start..], body);
+        head[field..field + 2].copy_from_slice(&finish(sum).to_be_bytes());
+    }
+
+    /// The sum of `front` with the body behind it.
+    #[inline]
+    fn sum_behind(&self, front: &[u8], body: Sum) -> u32 {
+        if front.is_empty() {
+            return body.folded().into();
+        }
         let mut sum = Sum::new();
-        sum.add(&head[start..]);
+        sum.add(front);
         sum.append(body.folded().into(), self.body.len());
-        head[field..field + 2].copy_from_slice(&finish(sum.folded().into()).to_be_bytes());
+        sum.folded().into()
     }
 
     /// The whole frame in private memory, its checksum completed. `out` is replaced.
     pub fn linearize(&self, out: &mut Vec<u8>) {
-        out.clear();
-        out.reserve(self.len());
-        out.extend_from_slice(self.head);
-        // SAFETY: `reserve` made room for `len()` bytes, of which `out.len()` are used, and the length is raised over bytes
-        // just written.
-        let body = unsafe {
-            let body = self.copy_body(out.as_mut_ptr().add(out.len()), self.checksum.is_some());
-            out.set_len(self.len());
-            body
-        };
-        self.complete(&mut out[..self.head.len()], body);
+        out.resize(self.len(), 0);
+        let (head, body) = out.split_at_mut(self.head.len());
+        // SAFETY: `body` is what is left behind the head: as long as the piece's.
+        let body = unsafe { self.copy_body(body.as_mut_ptr(), self.checksum.is_some()) };
+        self.write_head(head, body);
     }
 }
 
@@ -231,7 +304,7 @@ pub(crate) fn deliver(
     let mut one = [copy::NOTHING];
     sink.put(&Piece {
         offload: frame.offload,
-        head: frame.head(),
+        head: Head::Whole(frame.head()),
         body: Body {
             segments: batch.body(index, &mut one),
             skip: 0,
@@ -270,7 +343,7 @@ fn complete(
     };
     sink.put(&Piece {
         offload,
-        head: frame.head(),
+        head: Head::Whole(frame.head()),
         body,
         checksum: frame.offload.checksum,
     })
@@ -286,7 +359,7 @@ fn cut(
     sink: &mut impl Sink,
 ) -> Result<(), TransmitError> {
     let whole = frame.head();
-    let mut segments =
+    let segments =
         Segments::new(whole, frame.len(), &frame.offload).map_err(|_| TransmitError::BadOffload)?;
     let partial = segments.partial_checksum();
     let offload = Offload {
@@ -294,21 +367,19 @@ fn cut(
         ..Offload::default()
     };
     let checksum = (!accepts.checksum).then_some(partial);
-    let mut head = [0u8; HEAD_MAX];
     for index in 0..segments.count() {
         let payload = segments.payload(index);
-        let header = segments.header(index, Checksum::Partial);
         // The payload's beginning may have come with the large frame's head. Headers and that part together are
         // no longer than that head.
         let private = &whole[payload.start.min(whole.len())..payload.end.min(whole.len())];
-        let (first, second) = head.split_at_mut(header.len());
-        first.copy_from_slice(header);
-        second[..private.len()].copy_from_slice(private);
-        let head_len = header.len() + private.len();
         let body = rest.take(payload.len() - private.len());
         sink.put(&Piece {
             offload,
-            head: &head[..head_len],
+            head: Head::Segment {
+                segments: &segments,
+                index,
+                payload: private,
+            },
             body,
             checksum,
         })?;

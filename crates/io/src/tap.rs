@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use wire::Mac;
+use wire::checksum::Sum;
 use wire::offload::{Gso, Offload};
 use wire::virtio_net::{self, HDR_LEN_MRG};
 use wire::vxlan::Outer;
@@ -21,7 +22,7 @@ pub use device::{TapError, TapOptions};
 pub use station::{Hear, Heard, TapUplink, TapVoice};
 
 use crate::deliver::{self, Accepts, Piece, Sink};
-use crate::frame::{BATCH, Batch, Fault};
+use crate::frame::{BATCH, Batch, Fault, HEAD_MAX};
 use crate::outer::{self, OuterSink};
 use crate::port::{PortError, RingState, TransmitError};
 
@@ -218,12 +219,12 @@ impl TapPort {
     }
 
     /// Writes header, head and body as they are, wherever they are.
-    fn write_parts(fd: &OwnedFd, header: &[u8], piece: &Piece<'_>) -> rustix::io::Result<()> {
+    fn write_parts(fd: &OwnedFd, header: &[u8], head: &[u8], piece: &Piece<'_>) -> rustix::io::Result<()> {
         let mut parts = [libc::iovec {
             iov_base: std::ptr::null_mut(),
             iov_len: 0,
         }; SEGMENTS_MAX + 2];
-        let own = [header, piece.head].map(|bytes| (bytes.as_ptr(), bytes.len()));
+        let own = [header, head].map(|bytes| (bytes.as_ptr(), bytes.len()));
         let body = piece.body.segments().map(|segment| (segment.ptr, segment.len));
         let mut count = 0;
         for (part, (ptr, len)) in parts.iter_mut().zip(own.into_iter().chain(body)) {
@@ -246,14 +247,18 @@ impl Sink for TapPort {
         let Some(fd) = &self.fd else {
             return Err(TransmitError::Down);
         };
-        let header = virtio_net::encode(&piece.offload, headers_len(&piece.offload, piece.head), 0);
         let in_place =
             piece.checksum.is_none() && piece.body.segments().take(SEGMENTS_MAX + 1).count() <= SEGMENTS_MAX;
         let written = if in_place {
-            Self::write_parts(fd, &header, piece)
+            let mut room = [0; HEAD_MAX];
+            let head = piece.head_in(&mut room, Sum::new());
+            let header = virtio_net::encode(&piece.offload, headers_len(&piece.offload, head), 0);
+            Self::write_parts(fd, &header, head, piece)
         } else {
             let mut scratch = std::mem::take(&mut self.scratch);
             piece.linearize(&mut scratch);
+            let head = &scratch[..piece.head.len()];
+            let header = virtio_net::encode(&piece.offload, headers_len(&piece.offload, head), 0);
             let parts = [IoSlice::new(&header), IoSlice::new(&scratch)];
             let written = rustix::io::writev(fd, &parts);
             self.scratch = scratch;

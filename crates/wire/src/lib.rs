@@ -11,6 +11,7 @@
 
 mod addr;
 pub mod build;
+mod bytes;
 pub mod checksum;
 pub mod dhcp;
 pub mod merge;

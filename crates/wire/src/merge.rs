@@ -238,13 +238,12 @@ mod tests {
             large = connection(v6).tcp(1, 2, flags).ack(9).seq(u32::MAX - 100);
         }
         let (large, offload) = large.payload(&payload).gso(size).build_with_offload();
-        let mut segments = Segments::new(&large, large.len(), &offload).unwrap();
+        let segments = Segments::new(&large, large.len(), &offload).unwrap();
         let pieces = (0..segments.count()).map(|index| {
             let range = segments.payload(index);
             let sum = checksum::sum(&large[range.clone()]);
-            let mut piece = segments
-                .header(index, Checksum::Full { payload_sum: sum })
-                .to_vec();
+            let mut piece = vec![0xa5; segments.header_len()];
+            segments.write(index, Checksum::Full { payload_sum: sum }, &mut piece);
             piece.extend_from_slice(&large[range]);
             piece
         });

@@ -1,15 +1,19 @@
 //! Cuts a large frame (TSO, USO) into packets: the header of each, and which payload bytes go with it.
 //!
-//! Pure arithmetic over a private copy of the frame's headers: the caller copies each header and its
-//! payload where they go, one segment at a time, and so segments during the one copy:
+//! Pure arithmetic over a private copy of the frame's headers: the caller copies each payload where it goes, has the header
+//! written before it, one segment at a time, and so segments during the one copy:
 //!
 //! ```text
-//! let mut segments = Segments::new(head, frame_len, &offload)?;
+//! let segments = Segments::new(head, frame_len, &offload)?;
 //! for index in 0..segments.count() {
 //!     copy frame[segments.payload(index)] behind segments.header_len() bytes, summing it if need be
-//!     copy segments.header(index, Checksum::Full { payload_sum }) before it
+//!     segments.write(index, Checksum::Full { payload_sum }, the bytes before it)
 //! }
 //! ```
+//!
+//! A header is a copy of what is the same in all of them, with the rest stored over it as numbers that nobody reads back: a load
+//! of bytes that were just stored in other portions waits until all that was stored before has reached the cache, and before a
+//! header that is a payload.
 //!
 //! What changes from segment to segment is what Linux's software segmentation changes: the IP lengths, the IPv4
 //! identification (plus one each) and header checksum; TCP's sequence number, PSH and FIN (the last segment's), CWR
@@ -20,6 +24,7 @@
 use std::net::IpAddr;
 use std::ops::Range;
 
+use crate::bytes::{copy_header, put16, put32};
 use crate::checksum;
 use crate::offload::{Gso, Offload, PartialChecksum};
 use crate::parse::{self, L4, Packet, ParseError, TcpFlags, protocol};
@@ -42,7 +47,7 @@ pub enum Checksum {
 /// A large frame on its way to being cut.
 #[derive(Clone, Debug)]
 pub struct Segments {
-    /// The headers; the fields that change are those of the segment made last.
+    /// The headers; the fields that change are zero.
     header: [u8; HEADER_MAX],
     header_len: usize,
     l3: usize,
@@ -134,11 +139,13 @@ impl Segments {
     }
 
     /// Bytes of headers before each payload.
+    #[inline]
     pub fn header_len(&self) -> usize {
         self.header_len
     }
 
     /// Which bytes of the large frame are the payload of segment `index`; none at or beyond [`Segments::count`].
+    #[inline]
     pub fn payload(&self, index: usize) -> Range<usize> {
         let start = self
             .header_len
@@ -156,31 +163,36 @@ impl Segments {
         }
     }
 
-    /// The headers of segment `index`, Ethernet to layer 4: [`Segments::header_len`] bytes.
-    pub fn header(&mut self, index: usize, checksum: Checksum) -> &[u8] {
-        let (l3, l4) = (self.l3, self.l4);
-        let payload = self.payload(index);
-        let l4_len = self.header_len - l4 + payload.len();
+    /// Writes the headers of segment `index`, Ethernet to layer 4, to `out`: [`Segments::header_len`] bytes.
+    #[inline]
+    pub fn write(&self, index: usize, checksum: Checksum, out: &mut [u8]) {
+        copy_header(&self.header[..self.header_len], out);
+        let (front, l4) = out.split_at_mut(self.l4);
+        let l3 = &mut front[self.l3..];
+        let l4_len = self.header_len - self.l4 + self.payload(index).len();
         let mut l4_sum = self.l4_sum;
         if let Some((first_seq, flags)) = self.tcp {
             let seq = first_seq.wrapping_add(index.wrapping_mul(self.size) as u32);
-            self.put32(l4 + 4, seq);
             let flags = self.flags(index, flags);
-            self.header[l4 + 13] = flags.0;
+            put32(l4, 4, seq);
+            l4[13] = flags.0;
             l4_sum += (seq >> 16) + (seq & 0xffff) + u32::from(flags.0);
         } else {
-            self.put16(l4 + 4, l4_len as u16);
+            put16(l4, 4, l4_len as u16);
             l4_sum += l4_len as u32;
         }
 
         if self.v6 {
-            self.put16(l3 + 4, (l4 - l3 - 40 + l4_len) as u16);
+            put16(l3, 4, (l3.len() - 40 + l4_len) as u16);
         } else {
-            let (total_len, id) = ((l4 - l3 + l4_len) as u16, self.id.wrapping_add(index as u16));
-            self.put16(l3 + 2, total_len);
-            self.put16(l3 + 4, id);
-            let checksum = !checksum::fold(self.ip_sum + u32::from(total_len) + u32::from(id));
-            self.put16(l3 + 10, checksum);
+            let (total_len, id) = ((l3.len() + l4_len) as u16, self.id.wrapping_add(index as u16));
+            put16(l3, 2, total_len);
+            put16(l3, 4, id);
+            put16(
+                l3,
+                10,
+                !checksum::fold(self.ip_sum + u32::from(total_len) + u32::from(id)),
+            );
         }
 
         let pseudo_sum = self.pseudo_sum + l4_len as u32;
@@ -190,28 +202,32 @@ impl Segments {
                 checksum::finish(checksum::add(checksum::add(pseudo_sum, l4_sum), payload_sum))
             }
         };
-        self.put16(l4 + self.checksum_offset(), field);
-        &self.header[..self.header_len]
+        put16(l4, self.checksum_offset(), field);
     }
 
     /// Clears the fields that change, and sums the rest.
     fn sum_what_stays(&mut self) {
-        let (l3, l4) = (self.l3, self.l4);
-        if !self.v6 {
-            self.put32(l3 + 2, 0); // total length, identification
-            self.put16(l3 + 10, 0);
-            self.ip_sum = checksum::sum(&self.header[l3..l4]);
+        let checksum_offset = self.checksum_offset();
+        let (front, l4) = self.header[..self.header_len].split_at_mut(self.l4);
+        let l3 = &mut front[self.l3..];
+        if self.v6 {
+            put16(l3, 4, 0);
+        } else {
+            put32(l3, 2, 0); // total length, identification
+            put16(l3, 10, 0);
+            self.ip_sum = checksum::sum(l3);
         }
         if self.tcp.is_some() {
-            self.put32(l4 + 4, 0);
-            self.header[l4 + 13] = 0;
+            put32(l4, 4, 0);
+            l4[13] = 0;
         } else {
-            self.put16(l4 + 4, 0);
+            put16(l4, 4, 0);
         }
-        self.put16(l4 + self.checksum_offset(), 0);
-        self.l4_sum = checksum::sum(&self.header[l4..self.header_len]);
+        put16(l4, checksum_offset, 0);
+        self.l4_sum = checksum::sum(l4);
     }
 
+    #[inline]
     fn flags(&self, index: usize, mut flags: TcpFlags) -> TcpFlags {
         if index + 1 < self.count {
             flags.0 &= !(TcpFlags::PSH | TcpFlags::FIN).0;
@@ -222,16 +238,9 @@ impl Segments {
         flags
     }
 
+    #[inline]
     fn checksum_offset(&self) -> usize {
         if self.tcp.is_some() { 16 } else { 6 }
-    }
-
-    fn put16(&mut self, at: usize, value: u16) {
-        self.header[at..at + 2].copy_from_slice(&value.to_be_bytes());
-    }
-
-    fn put32(&mut self, at: usize, value: u32) {
-        self.header[at..at + 4].copy_from_slice(&value.to_be_bytes());
     }
 }
 

@@ -153,15 +153,17 @@ fn collect<R: Ring>(
 
 /// Writes a frame into buffers that have room for it.
 fn write(buffers: &[Segment], chains: u16, piece: &Piece<'_>, framing: Framing) {
-    let hint = deliver::header_hint(&piece.offload, piece.head);
-    let header = virtio_net::encode(&piece.offload, hint, chains);
-    let header = &header[..framing.header_len];
+    let header = |hint| virtio_net::encode(&piece.offload, hint, chains);
     if piece.checksum.is_some() {
-        return put_summed(buffers, header, piece);
+        // What has a checksum completed is not large.
+        return put_summed(buffers, &header(0)[..framing.header_len], piece);
     }
+    let mut room = [0; HEAD_MAX];
+    let head = piece.head_in(&mut room, Sum::new());
+    let header = header(deliver::header_hint(&piece.offload, head));
     let mut scatter = Scatter::new(buffers);
-    scatter.write(header);
-    scatter.write(piece.head);
+    scatter.write(&header[..framing.header_len]);
+    scatter.write(head);
     for segment in piece.body.segments() {
         scatter.write_segment(segment);
     }
@@ -201,11 +203,8 @@ unsafe fn write_header(to: *mut u8, header: u128, header_len: usize) {
 /// in it.
 #[cold]
 fn put_summed(buffers: &[Segment], header: &[u8], piece: &Piece<'_>) {
-    let mut head = [0u8; HEAD_MAX];
-    let head = &mut head[..piece.head.len()];
-    head.copy_from_slice(piece.head);
     let (mut front, mut behind) = (Scatter::new(buffers), Scatter::new(buffers));
-    behind.skip(header.len() + head.len());
+    behind.skip(header.len() + piece.head.len());
     let mut sum = Sum::new();
     for segment in piece.body.segments() {
         let mut at = 0;
@@ -215,9 +214,9 @@ fn put_summed(buffers: &[Segment], header: &[u8], piece: &Piece<'_>) {
             at += len;
         });
     }
-    piece.complete(head, sum);
+    let mut room = [0; HEAD_MAX];
     front.write(header);
-    front.write(head);
+    front.write(piece.head_in(&mut room, sum));
 }
 
 /// Writes one after the other into a list of buffers. What does not fit is not written; `collect` has made

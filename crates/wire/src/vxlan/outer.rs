@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{FLAG_VNI, VXLAN_LEN};
+use crate::bytes::{copy_header, put16};
 use crate::checksum;
 use crate::parse::{ETHERNET_LEN, ethertype, protocol};
 use crate::{Mac, Vni};
@@ -54,6 +55,8 @@ pub struct Outer {
     l3: u8,
     v6: bool,
     checksum: UdpChecksum,
+    /// Sum of the IPv4 header without the TOS and the length.
+    ip_sum: u32,
     /// Sum of the pseudo-header without the length.
     pseudo_sum: u32,
 }
@@ -77,6 +80,7 @@ impl Outer {
             l3: 0,
             v6: matches!(ends, Ends::V6(..)),
             checksum,
+            ip_sum: 0,
             pseudo_sum: 0,
         };
         outer.push(&macs.1.0);
@@ -92,6 +96,7 @@ impl Outer {
                 outer.push(&[0x45, 0, 0, 0, 0, 0, 0x40, 0, ttl, protocol::UDP, 0, 0]);
                 outer.push(&src.octets());
                 outer.push(&dst.octets());
+                outer.ip_sum = checksum::sum(&outer.bytes[usize::from(outer.l3)..outer.len()]);
                 outer.pseudo_sum = checksum::pseudo_v4(src, dst, protocol::UDP, 0);
             }
             Ends::V6(src, dst) => {
@@ -114,7 +119,7 @@ impl Outer {
     #[inline]
     pub fn set_flow(&mut self, vni: Vni, sport: u16, tos: u8) {
         let (udp, l3) = (self.udp(), usize::from(self.l3));
-        self.put16(udp, sport);
+        put16(&mut self.bytes, udp, sport);
         let [_, a, b, c] = vni.id().to_be_bytes();
         self.bytes[udp + 12] = a;
         self.bytes[udp + 13] = b;
@@ -152,24 +157,31 @@ impl Outer {
     /// held the frame against the MTU.
     #[inline]
     pub fn write(&self, out: &mut [u8], inner_len: usize, inner_sum: u32) {
-        let mut whole = *self;
-        let (l3, udp) = (usize::from(self.l3), self.udp());
+        let out = &mut out[..self.len()];
+        copy_header(&self.bytes[..self.len()], out);
+        // Nothing of `out` is read: see `segment`.
+        let (front, udp) = out.split_at_mut(self.udp());
+        let l3 = usize::from(self.l3);
+        let ip = &mut front[l3..];
         let udp_len = (UDP_LEN + VXLAN_LEN + inner_len).min(0xffff) as u16;
         if self.v6 {
-            whole.put16(l3 + 4, udp_len);
+            put16(ip, 4, udp_len);
         } else {
-            whole.put16(l3 + 2, udp_len.saturating_add((udp - l3) as u16));
-            let header = whole.bytes[l3..].first_chunk::<20>();
-            let sum = header.map_or(0, header_sum);
-            whole.put16(l3 + 10, !checksum::fold(sum));
+            let total_len = udp_len.saturating_add(ip.len() as u16);
+            put16(ip, 2, total_len);
+            let tos = self.bytes[l3 + 1];
+            put16(
+                ip,
+                10,
+                !checksum::fold(self.ip_sum + u32::from(tos) + u32::from(total_len)),
+            );
         }
-        whole.put16(udp + 4, udp_len);
+        put16(udp, 4, udp_len);
         if self.needs_sum() {
-            let headers = checksum::sum(&whole.bytes[udp..self.len()]);
-            let sum = checksum::add(self.pseudo_sum + u32::from(udp_len), headers);
-            whole.put16(udp + 6, checksum::finish(checksum::add(sum, inner_sum)));
+            let headers = checksum::sum(&self.bytes[self.udp()..self.len()]);
+            let sum = checksum::add(self.pseudo_sum + 2 * u32::from(udp_len), headers);
+            put16(udp, 6, checksum::finish(checksum::add(sum, inner_sum)));
         }
-        out[..self.len()].copy_from_slice(&whole.bytes[..self.len()]);
     }
 
     /// Where the UDP header begins.
@@ -183,21 +195,6 @@ impl Outer {
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
         self.len += bytes.len() as u8;
     }
-
-    #[inline]
-    fn put16(&mut self, at: usize, value: u16) {
-        self.bytes[at..at + 2].copy_from_slice(&value.to_be_bytes());
-    }
-}
-
-/// The sum of an IPv4 header without options.
-#[inline]
-fn header_sum(header: &[u8; 20]) -> u32 {
-    let (words, _) = header.as_chunks::<2>();
-    words
-        .iter()
-        .map(|word| u32::from(u16::from_be_bytes(*word)))
-        .sum()
 }
 
 impl std::fmt::Debug for Outer {

@@ -41,8 +41,8 @@ fn check_promises(head: &[u8], frame_len: usize) {
         gso_size: 7,
         ..Default::default()
     };
-    if let Ok(mut segments) = Segments::new(head, frame_len, &offload) {
-        segments.header(usize::MAX, Checksum::Partial);
+    if let Ok(segments) = Segments::new(head, frame_len, &offload) {
+        segments.write(usize::MAX, Checksum::Partial, &mut vec![0; segments.header_len()]);
     }
 }
 
