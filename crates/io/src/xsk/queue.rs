@@ -14,6 +14,7 @@ use rustix::net::xdp::{XdpDesc, XdpDescOptions};
 
 use super::ring::{Consumer, Producer};
 use super::umem::Umem;
+use crate::copy;
 
 /// Buffers of one packet at most: Linux has a fixed 18 (MAX_SKB_FRAGS and the linear part) unless built otherwise.
 pub(super) const PARTS_MAX: u32 = 64;
@@ -180,6 +181,18 @@ impl Queue {
         }
         let at = self.umem.addr(self.first_chunk(slot)) as usize;
         Ok(NonNull::new(self.umem.start().wrapping_add(at)))
+    }
+
+    /// Asks for the first `len` bytes of the slot that will be [`writable`](Self::writable) when this one is sent. The segments of
+    /// a large frame are alike, and lines that are on their way while one is written cost the next one nothing.
+    #[inline]
+    pub fn prefetch_next(&self, len: usize) {
+        if let [.., next, _] = self.free[..] {
+            let at = self.umem.addr(self.first_chunk(next)) as usize;
+            for line in (at..at + len).step_by(64) {
+                copy::prefetch_to_write(self.umem.start().wrapping_add(line));
+            }
+        }
     }
 
     /// Puts the first `len` bytes of the slot that is [`writable`](Self::writable) into the transmit ring, to be seen by the kernel

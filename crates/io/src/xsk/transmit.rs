@@ -45,6 +45,7 @@ impl OuterSink for XskPort {
         // SAFETY: the slot holds `slot_len` bytes, which `longest` does not exceed, and is ours alone until it is sent: nobody
         // else refers to it, and the kernel reads it only after that.
         let out = unsafe { std::slice::from_raw_parts_mut(slot.as_ptr(), len) };
+        self.queue.prefetch_next(len);
         outer::write(out, outer, piece);
         self.queue.send(len);
         self.transmitted += 1;
