@@ -56,6 +56,17 @@ impl Samples {
         Samples(self.0.iter().map(|value| value * scale).collect())
     }
 
+    /// How many times each of `other` goes into each of these, which were taken beside them.
+    pub fn quotients(&self, other: &Samples) -> Samples {
+        Samples(
+            self.0
+                .iter()
+                .zip(&other.0)
+                .map(|(own, other)| own / other)
+                .collect(),
+        )
+    }
+
     /// How many there are.
     pub fn count(&self) -> usize {
         self.0.len()
