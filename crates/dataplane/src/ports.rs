@@ -43,8 +43,10 @@ pub(crate) struct Attached {
     touched: bool,
     /// It broke its protocol: it is left alone until it is detached.
     pub broken: bool,
-    /// Its descriptor is in the worker's poller.
+    /// Its descriptor is in the worker's poller, or will be when the worker sleeps.
     pub wakes: bool,
+    /// It is one of the worker's sockets, and in its poller now.
+    pub in_poller: bool,
     /// Armed, and not polled until the poller reports it.
     pub parked: bool,
     /// It is to be detached once its batches are back: nothing is received from it any more.
@@ -128,6 +130,7 @@ impl Ports {
             touched: false,
             broken: false,
             wakes,
+            in_poller: false,
             parked: false,
             leaving: false,
             heard_ns: now_ns,

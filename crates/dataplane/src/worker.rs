@@ -8,6 +8,9 @@
 //! Only *active* ports are polled. A port that has been quiet for [`PARK_AFTER_NS`] is *parked*: armed, so that
 //! its peer wakes us, and left alone until the poller reports it. So a thousand quiet guests cost a busy one
 //! nothing but the look at the poller every [`LOOK_EVERY_NS`], and going to sleep costs what was active before.
+//!
+//! The *sockets* of uplinks are in the poller only while the worker sleeps, and for [`PARK_AFTER_NS`] after: each buffer that
+//! the kernel frees behind a frame that was sent would run through it. An awake worker looks at their rings itself.
 
 mod commands;
 mod parcels;
@@ -16,7 +19,6 @@ mod sleep;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
-use std::time::Duration;
 
 use io::cycles;
 use io::frame::{BATCH, Batch};
@@ -81,9 +83,12 @@ pub struct Worker {
     /// The ports that are polled; all others are parked.
     active: Vec<QueueId>,
     parked: usize,
+    /// The ports that are looked at in memory when they are parked: see [`Port::look`](io::port::Port::look).
+    sockets: Vec<QueueId>,
     /// Ports that were parked without being served: see [`Worker::is_served`].
     unserved: Vec<QueueId>,
     looked_at_ns: u64,
+    woke_at_ns: u64,
     batch: Batch,
     commands: Receiver<Command>,
     /// All workers, by number.
@@ -150,8 +155,10 @@ impl Worker {
             ports: Ports::new(parts.number, parts.routes, parts.outbox),
             active: Vec::new(),
             parked: 0,
+            sockets: Vec::new(),
             unserved: Vec::new(),
             looked_at_ns: 0,
+            woke_at_ns: 0,
             batch: Batch::new(),
             commands: parts.commands,
             handles: parts.handles,
@@ -179,14 +186,16 @@ impl Worker {
             self.load.asleep_ns += now.mono_ns.saturating_sub(slept_at);
             // The poller has just spoken.
             self.looked_at_ns = now.mono_ns;
+            self.woke_at_ns = now.mono_ns;
         }
         if let Some(since) = self.busy_since.take() {
             self.load.busy_ns += now.mono_ns.saturating_sub(since);
         }
         turn.commands = self.commands_only(now);
         turn.messages = self.take_messages(MESSAGES, now).taken;
-        if self.parked > 0 && now.mono_ns.wrapping_sub(self.looked_at_ns) >= LOOK_EVERY_NS {
-            self.wait(Duration::ZERO, now);
+        let watches = self.parked > 0 || !self.sockets.is_empty();
+        if watches && now.mono_ns.wrapping_sub(self.looked_at_ns) >= LOOK_EVERY_NS {
+            self.look(now);
         }
         let mut index = 0;
         while let Some(&queue) = self.active.get(index) {

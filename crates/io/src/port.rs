@@ -212,6 +212,15 @@ impl Port {
         }
     }
 
+    /// Whether an armed port has work by now, as memory shows it; only who sleeps has to wait for its descriptor, which need
+    /// not be in a poller before. `None`: the descriptor alone says.
+    pub fn look(&mut self) -> Option<bool> {
+        match self {
+            Port::Uplink(port) => port.look(),
+            Port::Vhost(_) | Port::Memory(_) | Port::Tap(_) | Port::Bench(_) => None,
+        }
+    }
+
     /// We poll again: the peer need not wake us.
     pub fn disarm(&mut self) {
         match self {

@@ -72,6 +72,13 @@ impl UplinkPort {
         }
     }
 
+    pub(crate) fn look(&mut self) -> Option<bool> {
+        match self {
+            UplinkPort::Xsk(port) => Some(port.look()),
+            UplinkPort::Packet(_) | UplinkPort::Tap(_) => None,
+        }
+    }
+
     pub(crate) fn disarm(&mut self) {
         match self {
             UplinkPort::Xsk(port) => port.disarm(),

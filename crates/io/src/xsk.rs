@@ -52,7 +52,7 @@ const HEADROOM: u32 = 256;
 const CHUNKS_MAX: usize = 17;
 /// Ethernet header and one VLAN tag: what a frame may have beyond the link's MTU.
 const LINK_HEADER: usize = 14 + 4;
-/// A polled port asks the socket for its errors every so many turns that found nothing.
+/// The socket is asked for its errors every so many turns or looks that found nothing.
 const LOOK_EVERY: u32 = 4096;
 
 /// The port of one queue.
@@ -70,7 +70,7 @@ pub struct XskPort {
     unsent: bool,
     /// The longest frame that can be sent, whatever the link's MTU is now.
     capacity: usize,
-    /// Turns without a frame since the socket was last asked for errors.
+    /// Turns and looks without a frame since the socket was last asked for errors.
     quiet: u32,
     received: u64,
     transmitted: u64,
@@ -212,6 +212,16 @@ impl XskPort {
             // Asleep, the queue's interrupts have to wake us.
             socket::prefer_busy_poll(socket.as_fd(), false);
         }
+        self.has_work()
+    }
+
+    /// The same without the socket, whose errors are asked for now and then.
+    pub(crate) fn look(&mut self) -> bool {
+        self.look_for_errors_sometimes();
+        self.has_work()
+    }
+
+    fn has_work(&mut self) -> bool {
         self.broken.is_none() && (self.queue.filled(1) > 0 || (self.unsent && self.link.is_up()))
             || (self.broken.is_some() && !self.reported)
     }
@@ -255,12 +265,17 @@ impl XskPort {
         (self.link.mtu() as usize + LINK_HEADER).min(self.capacity)
     }
 
-    /// A turn without a frame: now and then the socket is asked for what it would say to poll.
+    /// A turn without a frame.
     fn nothing_came(&mut self) {
         if self.busy_poll {
             // The kernel's own turn at the queue, here and now.
             self.call_to_receive();
         }
+        self.look_for_errors_sometimes();
+    }
+
+    /// Now and then the socket is asked for what it would say to poll.
+    fn look_for_errors_sometimes(&mut self) {
         self.quiet += 1;
         if self.quiet >= LOOK_EVERY {
             self.quiet = 0;

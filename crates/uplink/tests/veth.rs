@@ -442,6 +442,20 @@ fn hold_for_ever() {
 }
 
 #[test]
+fn a_port_that_is_only_looked_at_says_that_its_interface_is_gone() {
+    let hosts = Hosts::new(1500, 1);
+    let mut guest = hosts.ours.inside(|| Guest::join(&hosts.wish(None))).unwrap();
+    let port = &mut guest.ports[0];
+    assert_eq!((port.arm(), port.look()), (false, Some(false)));
+    hosts.ours.ok("ip link del eth0").unwrap();
+    let told = || Ok((0..4096).any(|_| port.look() == Some(true)).then_some(()));
+    testkit::wait_for("the port to notice", PATIENCE, told).unwrap();
+    let error = port.receive(&mut Batch::new()).unwrap_err();
+    assert!(error.to_string().ends_with("the interface is gone"), "{error}");
+    assert_eq!(port.look(), Some(false), "it is said once");
+}
+
+#[test]
 fn busy_polling_moves_frames_as_well() {
     let hosts = Hosts::new(1500, 1);
     let join = |program: &Program, interfaces: &mut Interfaces, wish: &Wish| {

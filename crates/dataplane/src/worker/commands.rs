@@ -228,16 +228,25 @@ impl Worker {
         }
     }
 
-    fn arrive(&mut self, arrival: Arrival, now: Now) {
-        let Arrival { queue, port, load } = arrival;
-        let wakes = match port.kick_fd().map(|fd| self.poller.add(fd, queue.token())) {
-            Some(Ok(())) => true,
-            Some(Err(error)) => {
-                tracing::warn!(slot = queue.slot.0, %error, "a port cannot wake its worker, which will poll it");
-                false
-            }
-            None => false,
-        };
+    pub(super) fn arrive(&mut self, arrival: Arrival, now: Now) {
+        let Arrival {
+            queue,
+            mut port,
+            load,
+        } = arrival;
+        let is_socket = port.look().is_some();
+        if is_socket {
+            self.sockets.push(queue);
+        }
+        let wakes = is_socket
+            || match port.kick_fd().map(|fd| self.poller.add(fd, queue.token())) {
+                Some(Ok(())) => true,
+                Some(Err(error)) => {
+                    tracing::warn!(slot = queue.slot.0, %error, "a port cannot wake its worker, which will poll it");
+                    false
+                }
+                None => false,
+            };
         self.ports.attach(queue, port, load, wakes, now.mono_ns);
         self.active.push(queue);
     }
@@ -246,12 +255,17 @@ impl Worker {
         self.take_out(queue, true).map(|(port, _)| port)
     }
 
-    fn take_out(&mut self, queue: QueueId, off_the_map: bool) -> Option<(Box<Port>, Arc<QueueLoad>)> {
+    pub(super) fn take_out(
+        &mut self,
+        queue: QueueId,
+        off_the_map: bool,
+    ) -> Option<(Box<Port>, Arc<QueueLoad>)> {
         let mut attached = match off_the_map {
             true => self.ports.detach(queue)?,
             false => self.ports.take(queue)?,
         };
         self.unserved.retain(|other| *other != queue);
+        self.sockets.retain(|other| *other != queue);
         if attached.parked {
             self.parked -= 1;
         } else {

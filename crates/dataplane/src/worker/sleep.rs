@@ -24,7 +24,7 @@ impl Worker {
                 index += 1;
             }
         }
-        if !work {
+        if !work && self.wait_for_sockets(now) {
             self.wake.nap.begin();
             if self.inbox.is_empty() {
                 self.path.tables.flows.sleep();
@@ -40,6 +40,63 @@ impl Worker {
             if let Some(attached) = self.ports.find(*queue) {
                 attached.port.disarm();
             }
+        }
+    }
+
+    /// Puts the sockets into the poller. False when one has work, or cannot be waited for: do not sleep.
+    fn wait_for_sockets(&mut self, now: Now) -> bool {
+        for index in 0..self.sockets.len() {
+            let queue = self.sockets[index];
+            let Some(attached) = self.ports.find(queue) else {
+                continue;
+            };
+            if attached.has_come() {
+                self.poll_again(queue, now);
+                return false;
+            }
+            if let Some(fd) = attached.port.kick_fd()
+                && !attached.in_poller
+            {
+                // What came since the look is reported at once: the poller is level-triggered.
+                match self.poller.add(fd, queue.token()) {
+                    Ok(()) => attached.in_poller = true,
+                    Err(error) => {
+                        tracing::warn!(%error, "the worker cannot sleep");
+                        return false;
+                    }
+                }
+            }
+        }
+        true
+    }
+
+    /// An awake worker's look at what is parked.
+    pub(super) fn look(&mut self, now: Now) {
+        self.looked_at_ns = now.mono_ns;
+        // Not at once: who is woken for a moment has two system calls a socket less, and the first frame does not wait for them.
+        let is_up_for_long = now.mono_ns.saturating_sub(self.woke_at_ns) >= PARK_AFTER_NS;
+        let mut seen = 0;
+        for index in 0..self.sockets.len() {
+            let queue = self.sockets[index];
+            let Some(attached) = self.ports.find(queue) else {
+                continue;
+            };
+            if is_up_for_long
+                && std::mem::take(&mut attached.in_poller)
+                && let Some(fd) = attached.port.kick_fd()
+            {
+                // Fails only for a descriptor that epoll does not know.
+                let _ = self.poller.remove(fd);
+            }
+            if attached.has_come() {
+                self.poll_again(queue, now);
+            } else {
+                seen += usize::from(attached.parked);
+            }
+        }
+        // Of all others the poller knows.
+        if self.parked > seen {
+            self.wait(Duration::ZERO, now);
         }
     }
 
@@ -72,16 +129,19 @@ impl Worker {
     /// A snapshot is in force: the NICs of some ports may have come, and what they sent before is waiting.
     pub(super) fn unpark_served(&mut self, now: Now) {
         for queue in std::mem::take(&mut self.unserved) {
-            if !self.is_served(queue.slot) {
+            if self.is_served(queue.slot) {
+                self.poll_again(queue, now);
+            } else {
                 self.unserved.push(queue);
-            } else if self
-                .ports
-                .find(queue)
-                .is_some_and(|attached| attached.unpark(now))
-            {
-                self.parked -= 1;
-                self.active.push(queue);
             }
+        }
+    }
+
+    fn poll_again(&mut self, queue: QueueId, now: Now) {
+        let attached = self.ports.find(queue);
+        if attached.is_some_and(|attached| attached.unpark(now)) {
+            self.parked -= 1;
+            self.active.push(queue);
         }
     }
 
@@ -124,6 +184,11 @@ impl Worker {
 }
 
 impl Attached {
+    /// A parked socket has work.
+    fn has_come(&mut self) -> bool {
+        self.parked && self.port.look() == Some(true)
+    }
+
     /// The port is polled again; false if it was already.
     fn unpark(&mut self, now: Now) -> bool {
         let was_parked = std::mem::take(&mut self.parked);
@@ -141,13 +206,16 @@ mod tests {
     use std::io::Write;
     use std::os::fd::AsFd;
 
+    use io::port::Port;
+    use io::uplink::UplinkPort;
+    use io::xsk::{XskPeer, XskPort};
+
     use super::*;
+    use crate::handle::Arrival;
+    use crate::snapshot::PortSlot;
     use crate::{Switch, WorkerConfig};
 
-    /// Who rings does so in two steps and may be held up between them: the second may come when the bell was answered long
-    /// ago. A worker that left it at that would be woken by it for ever.
-    #[test]
-    fn a_bell_that_is_heard_after_it_was_answered_wakes_once() {
+    fn one() -> (Switch, Worker) {
         let config = |_| WorkerConfig {
             max_flows: 16,
             max_fragments: 16,
@@ -155,8 +223,15 @@ mod tests {
             seed: 1,
             on_broken: Box::new(|_, _| ()),
         };
-        let (_switch, mut workers) = Switch::new(1, config).unwrap();
-        let worker = &mut workers[0];
+        let (switch, mut workers) = Switch::new(1, config).unwrap();
+        (switch, workers.remove(0))
+    }
+
+    /// Who rings does so in two steps and may be held up between them: the second may come when the bell was answered long
+    /// ago. A worker that left it at that would be woken by it for ever.
+    #[test]
+    fn a_bell_that_is_heard_after_it_was_answered_wakes_once() {
+        let (_switch, mut worker) = one();
         let mut late = File::from(worker.wake.bell.as_fd().try_clone_to_owned().unwrap());
         late.write_all(&1u64.to_ne_bytes()).unwrap();
         assert!(!worker.wake.bell.is_rung());
@@ -165,5 +240,79 @@ mod tests {
         worker.turn(Now::default());
         let still = worker.poller.wait(Some(Duration::ZERO)).unwrap().count();
         assert_eq!(still, 0, "it would wake the worker again");
+    }
+
+    fn at(micros: u64) -> Now {
+        Now {
+            mono_ns: micros * 1000,
+            unix_ns: 0,
+        }
+    }
+
+    /// A worker with one socket, parked, that has been awake for two milliseconds.
+    fn with_socket() -> (Switch, Worker, XskPeer) {
+        let (switch, mut worker) = one();
+        let (port, peer) = XskPort::in_memory(64, 1500).unwrap();
+        let arrival = Arrival {
+            queue: PortSlot::uplink(0).into(),
+            port: Box::new(Port::from(UplinkPort::from(port))),
+            load: Default::default(),
+        };
+        worker.arrive(arrival, at(0));
+        worker.turn(at(2000));
+        assert!(worker.active.is_empty(), "it is parked");
+        (switch, worker, peer)
+    }
+
+    fn reported(worker: &mut Worker) -> usize {
+        worker.poller.wait(Some(Duration::ZERO)).unwrap().count()
+    }
+
+    #[test]
+    fn an_awake_worker_looks_at_its_sockets_without_the_poller() {
+        let (_switch, mut worker, mut peer) = with_socket();
+        assert!(peer.inject(&[0; 60], 0));
+        assert_eq!(reported(&mut worker), 0, "it is not in the poller");
+        assert_eq!(worker.turn(at(2049)).frames, 0, "a look every 50 microseconds");
+        assert_eq!(worker.turn(at(2050)).frames, 1);
+    }
+
+    #[test]
+    fn what_comes_on_the_way_to_sleep_keeps_the_worker_awake() {
+        let (_switch, mut worker, mut peer) = with_socket();
+        assert!(peer.inject(&[0; 60], 0));
+        worker.sleep(at(2001), Duration::from_secs(100));
+        assert_eq!((worker.load.sleeps, worker.turn(at(2002)).frames), (0, 1));
+    }
+
+    #[test]
+    fn a_frame_wakes_a_worker_that_then_takes_the_socket_out_of_the_poller() {
+        let (_switch, mut worker, mut peer) = with_socket();
+        std::thread::scope(|scope| {
+            // While it sleeps, or before.
+            scope.spawn(|| assert!(peer.inject(&[0; 60], 0)));
+            worker.sleep(at(2001), Duration::from_secs(100));
+        });
+        assert_eq!(worker.turn(at(3000)).frames, 1);
+        // Asleep and awake again for a moment: it stays where it is.
+        worker.sleep(at(3050), Duration::ZERO);
+        worker.turn(at(4000));
+        worker.turn(at(4999));
+        assert!(peer.inject(&[0; 60], 0));
+        assert_eq!(reported(&mut worker), 1);
+        // For long: it is out.
+        assert_eq!(worker.turn(at(5049)).frames, 1);
+        assert!(peer.inject(&[0; 60], 0));
+        assert_eq!(reported(&mut worker), 0);
+    }
+
+    #[test]
+    fn a_socket_that_leaves_is_forgotten() {
+        let (_switch, mut worker, mut peer) = with_socket();
+        worker.sleep(at(2001), Duration::ZERO);
+        let (_port, _) = worker.take_out(PortSlot::uplink(0).into(), true).unwrap();
+        assert_eq!((worker.parked, worker.sockets.len()), (0, 0));
+        assert!(peer.inject(&[0; 60], 0));
+        assert_eq!(reported(&mut worker), 0);
     }
 }
