@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use testkit::vhost_frontend::Frontend;
+use wire::offload::Offload;
 
 use crate::guest::Guest;
-use crate::load::{Load, Turns};
+use crate::load::{self, Load, Turns};
 use crate::peers::{Peer, PeerError, Running};
-use crate::plan::{BASE, PER_MILLE, Plan, Row, Test};
+use crate::plan::{BASE, MANY, PER_MILLE, Plan, Row, Test};
 use crate::report::Samples;
 use crate::results::{Column, Seen};
 use crate::{connections, idle, interrupt, latency, rate};
@@ -149,10 +150,18 @@ impl Entrant {
             Course::Rate(load, turns) => {
                 rate::flood(guests, turns, 0, WARM, WARM)?;
                 let rate = rate::flood(guests, turns, 0, plan.window, plan.window)?;
+                let mut rows = vec![(Row::Rate(*load), rate)];
                 if *load == BASE {
                     self.base.push(rate);
                 }
-                Ok(vec![(Row::Rate(*load), rate)])
+                if *load == MANY {
+                    let mut one = Turns::of(BASE);
+                    guests[0].prepare(&load::datagram(0, BASE.frame_bytes())?, &Offload::default());
+                    rate::flood(guests, &mut one, 0, WARM, WARM)?;
+                    let one = rate::flood(guests, &mut one, 0, plan.window, plan.window)?;
+                    rows.push((Row::OfOne, rate / one));
+                }
+                Ok(rows)
             }
             Course::Connections(connections) => {
                 connections.window(guests, WARM)?;

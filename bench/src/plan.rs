@@ -10,6 +10,8 @@ use crate::results::{self, Row as _};
 pub enum Row {
     /// Frames a second.
     Rate(Load),
+    /// That of [`MANY`] flows, of what one flow has in the same pass.
+    OfOne,
     /// Connections a second, begun and ended.
     Connections,
     /// Seconds of a round trip of which `per_mille` are shorter: alone, or beside 80 % of the switch's own rate.
@@ -32,6 +34,7 @@ impl results::Row for Row {
         };
         match self {
             Row::Rate(load) => load.name(),
+            Row::OfOne => format!("{}_of_one", MANY.name()),
             Row::Connections => "connections".to_owned(),
             Row::RoundTrip { loaded, per_mille } => {
                 let load = if loaded { "load80" } else { "alone" };
@@ -46,6 +49,7 @@ impl results::Row for Row {
     fn unit(self) -> (&'static str, f64) {
         match self {
             Row::Rate(_) => ("Mframes/s", 1e-6),
+            Row::OfOne => ("of one flow's rate", 1.0),
             Row::Connections => ("M/s", 1e-6),
             Row::RoundTrip { .. } | Row::FirstFrame { .. } => ("us", 1e6),
             Row::IdleCpu => ("% of a core", 1.0),
@@ -73,6 +77,7 @@ impl Test {
     pub fn rows(self) -> Vec<Row> {
         let round_trips = |loaded| PER_MILLE.map(|per_mille| Row::RoundTrip { loaded, per_mille });
         match self {
+            Test::Rate(MANY) => vec![Row::Rate(MANY), Row::OfOne],
             Test::Rate(load) => vec![Row::Rate(load)],
             Test::Connections => vec![Row::Connections],
             Test::Alone => round_trips(false).to_vec(),
@@ -117,27 +122,28 @@ pub const BASE: Load = Load::Udp {
     flows: 1,
 };
 
+/// As many flows as are held against one.
+pub const MANY: Load = Load::Udp {
+    frame_len: 64,
+    flows: 1_000_000,
+};
+
 impl Plan {
     /// The whole plan, or a short one; `only`: the tests whose rows have a name that begins with one of these.
     pub fn new(quick: bool, only: &[String]) -> Plan {
-        let sized = |frame_len| Test::Rate(Load::Udp { frame_len, flows: 1 });
-        let flows = |flows| Test::Rate(Load::Udp { frame_len: 64, flows });
-        let rest = [
-            Test::Connections,
-            Test::Alone,
-            Test::Loaded,
-            Test::Idle,
-            flows(1_000),
-        ];
-        let (sizes, many): (&[usize], &[u32]) = if quick {
-            (&[64, 1518], &[1_000_000])
+        let (sizes, flows): (&[usize], &[u32]) = if quick {
+            (&[64, 1518], &[1_000])
         } else {
-            (&[64, 256, 512, 1024, 1518], &[10_000, 1_000_000])
+            (&[64, 256, 512, 1024, 1518], &[1_000, 10_000])
         };
-        let mut tests: Vec<Test> = sizes.iter().copied().map(sized).collect();
-        tests.extend(rest);
-        tests.extend(many.iter().copied().map(flows));
-        tests.push(Test::Rate(Load::Tso));
+        let sized = |&frame_len| Test::Rate(Load::Udp { frame_len, flows: 1 });
+        let many = |&flows| Test::Rate(Load::Udp { frame_len: 64, flows });
+        // Idle first: connections that have ended are forgotten later, which is some work.
+        let mut tests = vec![Test::Idle];
+        tests.extend(sizes.iter().map(sized));
+        tests.extend([Test::Connections, Test::Alone, Test::Loaded]);
+        tests.extend(flows.iter().map(many));
+        tests.extend([Test::Rate(MANY), Test::Rate(Load::Tso)]);
         let chosen = |row: Row| only.iter().any(|start| row.name().starts_with(start.as_str()));
         tests.retain(|test| only.is_empty() || test.rows().into_iter().any(chosen));
         let milliseconds = |quickly, fully| Duration::from_millis(if quick { quickly } else { fully });
