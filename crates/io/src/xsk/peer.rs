@@ -120,8 +120,14 @@ impl XskPeer {
                 return None;
             }
             let XdpDesc { addr, len, options } = self.transmit.peek(behind);
+            // As the kernel does.
+            let chunk_len = u64::from(self.umem.chunk_len());
+            let inside = addr % chunk_len + u64::from(len) <= chunk_len;
             let end = addr + u64::from(len);
-            assert!(end <= self.umem.len() as u64, "{len} bytes at {addr:#x} are sent");
+            assert!(
+                inside && end <= self.umem.len() as u64,
+                "{len} bytes at {addr:#x} are sent"
+            );
             let from = frame.len();
             frame.resize(from + len as usize, 0);
             // SAFETY: inside the UMEM by the line above, and not written while it is in the ring; `frame` has the room.

@@ -19,6 +19,9 @@ use crate::copy;
 /// Buffers of one packet at most: Linux has a fixed 18 (MAX_SKB_FRAGS and the linear part) unless built otherwise.
 pub(super) const PARTS_MAX: u32 = 64;
 
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
 /// What the kernel did that it never does. The queue is not to be used any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum QueueFault {
@@ -183,33 +186,45 @@ impl Queue {
         Ok(NonNull::new(self.umem.start().wrapping_add(at)))
     }
 
-    /// Asks for the first `len` bytes of the slot that will be [`writable`](Self::writable) when this one is sent. The segments of
+    /// How far into the slot a frame of `len` bytes begins so that its body, `head` bytes behind, begins a cache line: vectors of the copy
+    /// then do not straddle two. 0 where the frame takes more than one chunk.
+    #[inline]
+    pub fn indent(&self, head: usize, len: usize) -> usize {
+        let indent = head.wrapping_neg() % LINE;
+        if indent + len <= self.umem.chunk_len() as usize {
+            indent
+        } else {
+            0
+        }
+    }
+
+    /// Asks for `len` bytes from `indent` on of the slot that will be [`writable`](Self::writable) when this one is sent. The segments of
     /// a large frame are alike, and lines that are on their way while one is written cost the next one nothing.
     #[inline]
-    pub fn prefetch_next(&self, len: usize) {
+    pub fn prefetch_next(&self, indent: usize, len: usize) {
         if let [.., next, _] = self.free[..] {
             let at = self.umem.addr(self.first_chunk(next)) as usize;
-            for line in (at..at + len).step_by(64) {
+            for line in (at..at + indent + len).step_by(LINE) {
                 copy::prefetch_to_write(self.umem.start().wrapping_add(line));
             }
         }
     }
 
-    /// Puts the first `len` bytes of the slot that is [`writable`](Self::writable) into the transmit ring, to be seen by the kernel
-    /// when that is published.
+    /// Puts `len` bytes from [`indent`](Self::indent) on of the slot that is [`writable`](Self::writable) into the transmit ring, to be
+    /// seen by the kernel when that is published.
     #[inline]
-    pub fn send(&mut self, len: usize) {
-        debug_assert!((1..=self.slot_len()).contains(&len));
+    pub fn send(&mut self, indent: usize, len: usize) {
+        debug_assert!((1..=self.slot_len()).contains(&(indent + len)));
         let Some(slot) = self.free.pop() else {
             debug_assert!(false, "nothing is writable");
             return;
         };
-        let (mut chunk, mut left) = (self.first_chunk(slot), len as u32);
+        let (mut chunk, mut left, mut indent) = (self.first_chunk(slot), len as u32, indent as u64);
         while left > 0 {
             let part = left.min(self.umem.chunk_len());
             left -= part;
             self.rings.transmit.push(XdpDesc {
-                addr: self.umem.addr(chunk),
+                addr: self.umem.addr(chunk) + std::mem::take(&mut indent),
                 len: part,
                 options: match left {
                     0 => XdpDescOptions::empty(),

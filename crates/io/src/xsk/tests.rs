@@ -248,6 +248,17 @@ fn a_jumbo_frame_goes_out_in_several_buffers() {
 }
 
 #[test]
+fn a_long_body_begins_a_cache_line_as_long_as_the_frame_stays_in_its_chunk() {
+    let (port, _peer) = XskPort::in_memory(FRAMES, 1500).unwrap();
+    for head in 0..300 {
+        let indent = port.queue.indent(head, 1600);
+        assert!((indent + head) % 64 == 0 && indent < 64, "{indent} before {head}");
+    }
+    assert_eq!(port.queue.indent(65, 2048 - 63), 63);
+    assert_eq!(port.queue.indent(65, 2048 - 62), 0);
+}
+
+#[test]
 fn a_packet_whose_end_is_missing_waits_for_it() {
     let (mut port, mut peer) = port(1500);
     let mut batch = Batch::new();

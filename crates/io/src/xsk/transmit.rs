@@ -8,6 +8,9 @@ use crate::frame::Batch;
 use crate::outer::{self, OuterSink};
 use crate::port::TransmitError;
 
+/// A body that is copied in so many vectors that it is worth beginning it at a cache line.
+const LONG_BODY: usize = 512;
+
 impl XskPort {
     /// Writes a frame, cut and complete, behind `outer` if that is given.
     #[inline]
@@ -42,12 +45,18 @@ impl OuterSink for XskPort {
                 return Err(TransmitError::Broken);
             }
         };
-        // SAFETY: the slot holds `slot_len` bytes, which `longest` does not exceed, and is ours alone until it is sent: nobody
-        // else refers to it, and the kernel reads it only after that.
-        let out = unsafe { std::slice::from_raw_parts_mut(slot.as_ptr(), len) };
-        self.queue.prefetch_next(len);
+        // Of a short frame the fewest lines count.
+        let indent = if piece.body.len() < LONG_BODY {
+            0
+        } else {
+            self.queue.indent(len - piece.body.len(), len)
+        };
+        // SAFETY: the slot holds `slot_len` bytes, which neither `longest` nor the frame behind its indent exceeds, and is ours alone
+        // until it is sent: nobody else refers to it, and the kernel reads it only after that.
+        let out = unsafe { std::slice::from_raw_parts_mut(slot.as_ptr().add(indent), len) };
+        self.queue.prefetch_next(indent, len);
         outer::write(out, outer, piece);
-        self.queue.send(len);
+        self.queue.send(indent, len);
         self.transmitted += 1;
         Ok(())
     }
