@@ -8,11 +8,12 @@ use wire::offload::Offload;
 
 use crate::guest::Guest;
 use crate::load::{self, Load, Turns};
+use crate::passes::said;
 use crate::peers::{Peer, PeerError, Running};
 use crate::plan::{BASE, MANY, PER_MILLE, Plan, Row, Test};
 use crate::report::Samples;
 use crate::results::{Column, Seen};
-use crate::{connections, idle, interrupt, latency, rate};
+use crate::{connections, idle, latency, rate};
 
 /// Ring entries of a guest, and of one with 64 KiB buffers.
 const RING: u16 = 1024;
@@ -77,7 +78,7 @@ impl Entrant {
     /// What comes before the first window of a test. If it fails, that is said and the switch left out of the test.
     pub fn begin(&mut self, test: Test) {
         let begun = self.awake(|own| own.begun(test));
-        self.course = self.said(begun);
+        self.course = said(self.peer.name(), begun);
     }
 
     /// One window of the test under way.
@@ -86,7 +87,7 @@ impl Entrant {
             return Vec::new();
         };
         let measured = self.awake(|own| own.measured(&mut course, plan));
-        let Some(rows) = self.said(measured) else {
+        let Some(rows) = said(self.peer.name(), measured) else {
             return Vec::new();
         };
         self.course = Some(course);
@@ -100,7 +101,7 @@ impl Entrant {
     pub fn end(&mut self) {
         if let Some(Course::Rate(..)) = self.course.take() {
             let ended = self.awake(|own| rate::end(&mut own.guests));
-            self.said(ended);
+            said(self.peer.name(), ended);
         }
     }
 
@@ -110,16 +111,6 @@ impl Entrant {
         let done = what(self);
         self.running.halt()?;
         done
-    }
-
-    fn said<T>(&self, done: Result<T, PeerError>) -> Option<T> {
-        let said = |error: &PeerError| eprintln!("{}: {error}", self.peer.name());
-        done.inspect_err(|error| {
-            if !interrupt::asked() {
-                said(error)
-            }
-        })
-        .ok()
     }
 
     fn begun(&mut self, test: Test) -> Result<Course, PeerError> {

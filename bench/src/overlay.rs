@@ -11,7 +11,7 @@ mod host;
 mod kernel;
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::hugepages::HugePages;
 use crate::load::Load;
@@ -169,19 +169,9 @@ pub fn run(options: &Options) -> Result<Ratios, PeerError> {
     let _pages = HugePages::reserve(HUGE_PAGES * peers.len() as u64)?;
     let cores = Cores::new(options.core);
     let mut results = Results::new(plan.rows.clone(), peers.clone());
-    let start = Instant::now();
-    let mut longest = Duration::ZERO;
-    for number in 1..=plan.rounds {
-        if start.elapsed() + longest > plan.budget {
-            println!("the time is over after {} rounds", number - 1);
-            break;
-        }
-        let begun = Instant::now();
-        round(cores, &plan, &peers, &mut results)?;
-        let seconds = begun.elapsed().as_secs_f64();
-        eprintln!("round {number} of {}: {seconds:.0} s", plan.rounds);
-        longest = longest.max(begun.elapsed());
-    }
+    passes::rounds(plan.rounds, plan.budget, || {
+        round(cores, &plan, &peers, &mut results)
+    })?;
     let mut ratios = Ratios::default();
     for (regime, table) in results.tables() {
         print!("{}", table::text(regime, table));
@@ -221,10 +211,7 @@ fn round(
             .iter()
             .filter(|peer| rows.iter().any(|row| peer.takes(*row)))
         {
-            match Host::start(*peer, cores.switch, large) {
-                Ok(host) => hosts.push(host),
-                Err(error) => eprintln!("{} is not measured: {error}", peer.name()),
-            }
+            hosts.extend(passes::said(peer.name(), Host::start(*peer, cores.switch, large)));
             interrupt::check()?;
         }
         for row in rows {

@@ -4,6 +4,8 @@
 //! minute apart compare two states of the machine; here their windows are a fraction of a second apart, forth in one pass and
 //! back in the next, and a state that lasts longer than a pass is in all of them. Those that do not have their turn are halted.
 
+use std::time::{Duration, Instant};
+
 use crate::interrupt;
 use crate::peers::PeerError;
 use crate::regime;
@@ -53,4 +55,36 @@ pub fn run<E, R: Row, P: Column>(
         before = after;
     }
     Ok(())
+}
+
+/// Runs `round` so often, but begins none that would not end within `budget`.
+pub fn rounds(
+    count: usize,
+    budget: Duration,
+    mut round: impl FnMut() -> Result<(), PeerError>,
+) -> Result<(), PeerError> {
+    let start = Instant::now();
+    let mut longest = Duration::ZERO;
+    for number in 1..=count {
+        if start.elapsed() + longest > budget {
+            println!("the time is over after {} rounds", number - 1);
+            break;
+        }
+        let begun = Instant::now();
+        round()?;
+        let seconds = begun.elapsed().as_secs_f64();
+        eprintln!("round {number} of {count}: {seconds:.0} s");
+        longest = longest.max(begun.elapsed());
+    }
+    Ok(())
+}
+
+/// What fails of a peer is said and left out; nothing is said of what an interruption has ended.
+pub fn said<T>(who: &str, done: Result<T, PeerError>) -> Option<T> {
+    if let Err(error) = &done
+        && !interrupt::asked()
+    {
+        eprintln!("{who}: {error}");
+    }
+    done.ok()
 }

@@ -5,7 +5,7 @@
 //! measured, and a pass counts for the regime that held at both its ends.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::entrant::{Entrant, QUIET};
 use crate::hugepages::HugePages;
@@ -64,19 +64,9 @@ pub fn run(options: &Options) -> Result<Ratios, PeerError> {
         plan.budget.as_secs() / 60
     );
     let mut results = Results::new(plan.rows(), peers.clone());
-    let start = Instant::now();
-    let mut longest = Duration::ZERO;
-    for number in 1..=plan.rounds {
-        if start.elapsed() + longest > plan.budget {
-            println!("the time is over after {} rounds", number - 1);
-            break;
-        }
-        let begun = Instant::now();
-        round(cores, &plan, &peers, &mut results)?;
-        let seconds = begun.elapsed().as_secs_f64();
-        eprintln!("round {number} of {}: {seconds:.0} s", plan.rounds);
-        longest = longest.max(begun.elapsed());
-    }
+    passes::rounds(plan.rounds, plan.budget, || {
+        round(cores, &plan, &peers, &mut results)
+    })?;
     let mut ratios = Ratios::default();
     for (regime, table) in results.tables() {
         print!("{}{}", table::text(regime, table), aims::text(table));
@@ -134,10 +124,10 @@ fn round(
 fn start(peers: impl Iterator<Item = Peer>, cores: Cores, large: bool) -> Result<Vec<Entrant>, PeerError> {
     let mut entrants = Vec::new();
     for peer in peers {
-        match Entrant::start(peer, cores.switch, large) {
-            Ok(entrant) => entrants.push(entrant),
-            Err(error) => eprintln!("{} is not measured: {error}", peer.name()),
-        }
+        entrants.extend(passes::said(
+            peer.name(),
+            Entrant::start(peer, cores.switch, large),
+        ));
         interrupt::check()?;
     }
     Ok(entrants)

@@ -11,6 +11,7 @@ use super::guest::Side;
 use super::{Peer, Row, kernel};
 use crate::guest::Guest;
 use crate::load::{self, Load, Script, Turns};
+use crate::passes::said;
 use crate::peers::ovs::host::{self as ovs, Wire};
 use crate::peers::{PeerError, Running, butterfly};
 use crate::results::{Column, Seen};
@@ -87,7 +88,7 @@ impl Host {
     /// What comes before the first window of a row. If it fails, that is said and the host left out of the row.
     pub fn begin(&mut self, row: Row) {
         let begun = self.awake(|own| own.begun(row));
-        self.course = self.said(begun);
+        self.course = said(self.peer.name(), begun);
     }
 
     /// One window.
@@ -100,7 +101,7 @@ impl Host {
             own.frames(&mut course, window)
         });
         let peer = self.peer;
-        let Some(value) = self.said(measured) else {
+        let Some(value) = said(self.peer.name(), measured) else {
             return Vec::new();
         };
         self.course = Some(course);
@@ -110,7 +111,7 @@ impl Host {
     /// What comes behind the last window.
     pub fn end(&mut self) {
         let settled = self.awake(Host::settle);
-        self.said(settled);
+        said(self.peer.name(), settled);
         self.course = None;
     }
 
@@ -124,16 +125,6 @@ impl Host {
 
     fn halt(&self) -> Result<(), PeerError> {
         self.running.as_ref().map_or(Ok(()), Running::halt)
-    }
-
-    fn said<T>(&self, done: Result<T, PeerError>) -> Option<T> {
-        let said = |error: &PeerError| eprintln!("{}: {error}", self.peer.name());
-        done.inspect_err(|error| {
-            if !interrupt::asked() {
-                said(error)
-            }
-        })
-        .ok()
     }
 
     /// Waits until the guests hear each other: guest 0 begins, as rules allow, and is answered.
