@@ -18,7 +18,7 @@ use crate::load::Load;
 use crate::passes::{self, Cores};
 use crate::peers::PeerError;
 use crate::report::Ratios;
-use crate::results::{self, Column, MIXED, Results, Row as _};
+use crate::results::{self, Column, Results, Row as _, Table};
 use crate::{interrupt, table, tunnel};
 use host::Host;
 
@@ -172,20 +172,15 @@ pub fn run(options: &Options) -> Result<Ratios, PeerError> {
     passes::rounds(plan.rounds, plan.budget, || {
         round(cores, &plan, &peers, &mut results)
     })?;
-    let mut ratios = Ratios::default();
     for (regime, table) in results.tables() {
         print!("{}", table::text(regime, table));
-        if let Some(out) = options
-            .out
-            .as_ref()
-            .filter(|_| regime != MIXED && table.is_whole())
-        {
+    }
+    if let Some(out) = &options.out {
+        for (regime, table) in results.kept() {
             table::write(out, "overlay", regime, table, "", "")?;
         }
-        let mut of_regime = table.ratios();
-        of_regime.extend_missing(ratios);
-        ratios = of_regime;
     }
+    let mut ratios = results.ratios(Table::ratios);
     if options.row.is_empty() {
         ratios.extend(tunnel::run(options.quick, &[])?);
     }

@@ -9,7 +9,7 @@ use crate::regime::Regime;
 use crate::report::{Ratios, Samples};
 
 /// The name of what began in one regime and ended in the other.
-pub const MIXED: &str = "mixed";
+const MIXED: &str = "mixed";
 
 /// One line of a table.
 pub trait Row: Copy + PartialEq {
@@ -180,6 +180,21 @@ impl<R: Row, P: Column> Results<R, P> {
         };
         let new = || Table::new(&self.rows, &self.peers);
         self.tables.entry(name).or_insert_with(new)
+    }
+
+    /// The tables that are worth keeping: not of what was measured in a part, or while the cores moved.
+    pub fn kept(&self) -> impl Iterator<Item = (&'static str, &Table<R, P>)> {
+        let tables = self.tables().into_iter();
+        tables.filter(|(regime, table)| *regime != MIXED && table.is_whole())
+    }
+
+    /// What `of` says of the regime that held longest, and of the others what was not measured in it.
+    pub fn ratios(&self, of: impl Fn(&Table<R, P>) -> Ratios) -> Ratios {
+        let mut ratios = Ratios::default();
+        for (_, table) in self.tables().into_iter().rev() {
+            ratios.extend_missing(of(table));
+        }
+        ratios
     }
 
     /// All tables: the one with the most passes is the last.

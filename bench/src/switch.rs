@@ -14,7 +14,7 @@ use crate::passes::{self, Cores};
 use crate::peers::{Peer, PeerError};
 use crate::plan::{BASE, Plan, Row, Test};
 use crate::report::{Ratios, Samples};
-use crate::results::{Column, MIXED, Results};
+use crate::results::{Column, Results};
 use crate::{aims, ceiling, interrupt, plot, table, wake};
 
 /// For one switch (512 MiB) and two guests.
@@ -67,31 +67,17 @@ pub fn run(options: &Options) -> Result<Ratios, PeerError> {
     passes::rounds(plan.rounds, plan.budget, || {
         round(cores, &plan, &peers, &mut results)
     })?;
-    let mut ratios = Ratios::default();
     for (regime, table) in results.tables() {
         print!("{}{}", table::text(regime, table), aims::text(table));
-        // What was measured in a part, or while the cores moved, is shown, and is nothing to keep.
-        if let Some(out) = options
-            .out
-            .as_ref()
-            .filter(|_| regime != MIXED && table.is_whole())
-        {
-            table::write(
-                out,
-                "switch",
-                regime,
-                table,
-                &format!("\n![](switch-{regime}.svg)\n"),
-                &aims::page(table),
-            )?;
+    }
+    if let Some(out) = &options.out {
+        for (regime, table) in results.kept() {
+            let picture = format!("\n![](switch-{regime}.svg)\n");
+            table::write(out, "switch", regime, table, &picture, &aims::page(table))?;
             plot::write(out, regime, table)?;
         }
-        // The regime that held longest is the last: what was not measured in it is told of the others.
-        let mut of_regime = aims::ratios(table);
-        of_regime.extend_missing(ratios);
-        ratios = of_regime;
     }
-    Ok(ratios)
+    Ok(results.ratios(aims::ratios))
 }
 
 /// All switches, all tests.
