@@ -221,6 +221,30 @@ every_ring! {
 }
 
 every_ring! {
+    fn indirect_tables_that_cross_two_regions() {
+        // Tables of a page: some of these second regions begin inside of one.
+        let shape = Shape {
+            parts: [vec![12], vec![1; 255]].concat(),
+            indirect_from: Some(0),
+        };
+        for page in 0x44..0x4c {
+            let to = GuestOptions {
+                receive_shape: shape.clone(),
+                second_region: Some(page << 12),
+                ..small(PLAIN)
+            };
+            let mut pair = Pair::new(small(PLAIN), to);
+            for round in 0..16 {
+                assert!(pair.from.send(&pattern(200), Offload::default(), &Shape::whole()));
+                assert_eq!(pair.turn(), Turn::ok(1), "round {round} of page {page:#x}");
+                assert!(pair.to.receive()[0].frame == pattern(200));
+                pair.from.reclaim();
+            }
+        }
+    }
+}
+
+every_ring! {
     fn indices_wrap_around() {
         let near_the_end = |features| GuestOptions {
             start_index: 65_500,

@@ -9,11 +9,14 @@
 use std::sync::Arc;
 
 use super::fault::RingFault;
-use crate::frame::Segment;
+use crate::frame::{Segment, gather};
 use crate::guest_memory::{GuestMemory, Region};
 
 /// Descriptors in a chain at most, whatever the queue's size: what QEMU allows too. Linux uses up to 19.
 pub const CHAIN_MAX: u32 = 1024;
+
+/// Bytes of a descriptor.
+const DESCRIPTOR: usize = size_of::<RawDescriptor>();
 
 pub(super) const NEXT: u16 = 1;
 pub(super) const WRITE: u16 = 2;
@@ -104,6 +107,8 @@ pub(super) struct Buffers {
     /// The region that the last descriptor was in: nearly always that of the next.
     last: Region,
     indirect: bool,
+    /// The last indirect table that several regions held, in one piece.
+    joined: Vec<[u8; DESCRIPTOR]>,
 }
 
 // SAFETY: `last` points into mappings that belong to no thread and that `memory` keeps.
@@ -116,6 +121,7 @@ impl Buffers {
             memory,
             last: Region::NONE,
             indirect,
+            joined: Vec::new(),
         }
     }
 
@@ -165,10 +171,11 @@ impl Buffers {
         Ok(matches!(walk, Walk::Writable { want } if *total >= want))
     }
 
-    /// The table that an indirect descriptor names, and how many descriptors it has.
+    /// The table that an indirect descriptor names, and how many descriptors it has. It is there until the next is asked
+    /// for.
     #[inline]
     pub fn indirect(
-        &self,
+        &mut self,
         head: u16,
         descriptor: &Descriptor,
     ) -> Result<(*const RawDescriptor, u32), RingFault> {
@@ -179,17 +186,30 @@ impl Buffers {
         if flags & NEXT != 0 {
             return Err(RingFault::IndirectNext { head });
         }
-        if len == 0 || !len.is_multiple_of(16) || len / 16 > CHAIN_MAX {
+        if len == 0 || !len.is_multiple_of(DESCRIPTOR as u32) || len / DESCRIPTOR as u32 > CHAIN_MAX {
             return Err(RingFault::IndirectLength { head, len });
         }
         let region = match self.last.guest(addr) {
             Some(_) => &self.last,
             None => self.memory.region(addr).unwrap_or(&Region::NONE),
         };
-        match region.guest(addr) {
-            Some((host, left)) if u64::from(len) <= left => Ok((host.cast_const().cast(), len / 16)),
-            _ => Err(RingFault::Address { head, addr, len }),
-        }
+        let table = match region.guest(addr) {
+            Some((host, left)) if u64::from(len) <= left => host.cast_const(),
+            _ => self.join(head, descriptor)?,
+        };
+        Ok((table.cast(), len / DESCRIPTOR as u32))
+    }
+
+    /// A copy of a table that goes on from one region into the next.
+    #[cold]
+    fn join(&mut self, head: u16, table: &Descriptor) -> Result<*const u8, RingFault> {
+        let mut parts = Vec::new();
+        self.translate(head, table, &mut parts)?;
+        self.joined.clear();
+        self.joined
+            .resize(table.len as usize / DESCRIPTOR, [0; DESCRIPTOR]);
+        gather(&mut parts, self.joined.as_flattened_mut());
+        Ok(self.joined.as_ptr().cast())
     }
 
     /// The way of a buffer that is not in the last region: in another, across several, empty, or nowhere.
