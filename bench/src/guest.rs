@@ -108,6 +108,7 @@ impl Guest {
             transmitq: Some(queue(&self.transmit)?),
             memory: Arc::clone(&memory),
             features: FEATURES,
+            transmitq_off: false,
             mtu: None,
         };
         Ok(VhostPort::new(parts).into())

@@ -38,6 +38,8 @@ drop_reasons! {
     FragmentTiny = "fragment_tiny",
     /// The offload fields that came with the frame do not fit it.
     BadOffload = "bad_offload",
+    /// The frame was left in a ring that the guest's VMM has turned off.
+    RingOff = "ring_off",
     /// The NIC is a sniffer: it receives copies and can send nothing.
     SnifferSends = "sniffer_sends",
     /// The NIC's link is down: nothing comes from it and nothing goes to it.

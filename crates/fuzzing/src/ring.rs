@@ -82,6 +82,7 @@ pub fn rings(data: &[u8]) {
         features,
         receiveq: queue(&hostile.receiveq),
         transmitq: queue(&hostile.transmitq),
+        transmitq_off: false,
         mtu: None,
         memory: memory.clone(),
     });
@@ -288,6 +289,7 @@ impl Bench {
             features: self.features,
             receiveq,
             transmitq,
+            transmitq_off: false,
             mtu: None,
             memory,
         })

@@ -40,12 +40,14 @@ pub const HEAD_MAX: usize = 256;
 /// The largest frame, Ethernet header included: a 64 KiB TSO frame with its headers.
 pub const FRAME_MAX: usize = 65536 + 64;
 
-/// What is wrong with the offload fields that came with a frame. The frame is in the batch, so that it is
-/// dropped and counted where every other drop is; its `offload` is the default.
+/// Why a frame that came cannot be delivered. It is in the batch all the same, so that it is dropped and counted where
+/// every other drop is; its `offload` is the default.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
     /// The virtio header asks for what does not exist, was not negotiated or lies outside the frame.
     BadOffload,
+    /// It was sent on a ring that its VMM has turned off.
+    RingOff,
 }
 
 /// Where the bytes behind a frame's head are.

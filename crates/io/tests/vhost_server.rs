@@ -130,17 +130,17 @@ fn a_guest_of_several_queues_uses_those_that_are_on() {
         }
         assert_eq!(b.reclaim(), 1);
     }
-    // What waits in a queue that is off is sent when it is on again, and nothing is lost or sent twice.
+    // What a guest leaves in a queue that is off is given back to it and goes nowhere; on again it works as before.
     let third = &mut pairs[2];
     assert!(third.send(&lab::frame(7), Offload::default(), &Shape::whole()));
     third.transmitq.publish();
     lab.switch.turn();
-    assert_eq!((b.receive().len(), third.reclaim()), (0, 0));
+    assert_eq!((b.receive().len(), third.reclaim()), (0, 1));
     for ring in [4, 5] {
         vmm.ring(SET_VRING_ENABLE, ring, 1).unwrap();
     }
     lab.switch.turn();
-    assert_eq!((b.receive().len(), third.reclaim()), (1, 1));
+    assert_eq!(b.receive().len(), 0);
     lab.one_frame(third, &mut b, 8);
 }
 

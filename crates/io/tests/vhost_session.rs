@@ -331,8 +331,15 @@ fn a_ring_runs_when_it_is_described_started_and_enabled() {
     );
     vmm.tell(SET_VRING_ENABLE, &pair(0, 1), vec![]);
     assert_eq!(vmm.rings(), [true, true]);
+    // Turned off, the ring that the guest transmits on is emptied, and the other left alone.
     vmm.tell(SET_VRING_ENABLE, &pair(1, 0), vec![]);
-    assert_eq!(vmm.rings(), [true, false]);
+    assert_eq!((vmm.rings(), vmm.state()), ([true, true], PortState::Up));
+    vmm.tell(SET_VRING_ENABLE, &pair(0, 0), vec![]);
+    assert_eq!((vmm.rings(), vmm.state()), ([false, true], PortState::Connected));
+    // Started anew it is left alone until it is enabled: what the guest has sent meanwhile goes out then.
+    vmm.tell(SET_VRING_KICK, &1u64.to_ne_bytes(), vec![event()]);
+    assert_eq!((vmm.rings(), vmm.state()), ([false, false], PortState::Connected));
+    vmm.tell(SET_VRING_ENABLE, &pair(0, 1), vec![]);
     vmm.tell(SET_VRING_ENABLE, &pair(1, 1), vec![]);
     let outcome = vmm.say(GET_VRING_BASE, VERSION, &pair(0, 0), vec![]);
     assert_eq!(outcome.reply, Some(message(GET_VRING_BASE, 5, &pair(0, 0))));
@@ -397,8 +404,15 @@ fn each_pair_comes_and_goes_alone_and_memory_takes_them_all() {
     for ring in [4, 5] {
         vmm.tell(SET_VRING_ENABLE, &pair(ring, 0), vec![]);
     }
-    assert_eq!(pairs(&vmm), [0, 1], "a queue that is off has no port");
-    assert_eq!(handed_over(&vmm), [2], "for as long as one of its rings was on");
+    assert_eq!(
+        pairs(&vmm),
+        [0, 1, 2],
+        "what was left in a queue that is off is taken out of it"
+    );
+    assert_eq!(handed_over(&vmm), [2, 2]);
+    let outcome = vmm.say(GET_VRING_BASE, VERSION, &pair(5, 0), vec![]);
+    assert_eq!(outcome.reply, Some(message(GET_VRING_BASE, 5, &pair(5, 0))));
+    assert_eq!(pairs(&vmm), [0, 1], "until it is stopped");
     let outcome = vmm.say(GET_VRING_BASE, VERSION, &pair(2, 0), vec![]);
     assert_eq!(outcome.reply, Some(message(GET_VRING_BASE, 5, &pair(2, 0))));
     assert_eq!((pairs(&vmm), vmm.state()), (vec![0], PortState::Up));

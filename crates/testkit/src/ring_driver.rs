@@ -173,15 +173,21 @@ impl Guest {
 
     /// The same guest as the device sees it: its port, with rings as they are now.
     pub fn port(&self) -> VhostPort {
+        VhostPort::new(self.port_parts())
+    }
+
+    /// What [`port`](Guest::port) is made of, to change some of it.
+    pub fn port_parts(&self) -> PortParts {
         let memory = Arc::new(GuestMemory::new(self.regions()).expect("the guest's memory"));
         let queue = |queue: &Queue| DeviceQueue::new(self.setup(queue, &memory)).expect("the guest's ring");
-        VhostPort::new(PortParts {
+        PortParts {
             features: self.options.features,
             receiveq: Some(queue(&self.receiveq)),
             transmitq: Some(queue(&self.transmitq)),
+            transmitq_off: false,
             mtu: None,
             memory,
-        })
+        }
     }
 
     /// What a VMM would say about a ring.

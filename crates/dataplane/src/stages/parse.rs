@@ -1,6 +1,6 @@
 //! Step 2: says what each frame is. All lengths are checked here; later steps trust the result.
 
-use io::frame::{Bits, Frame};
+use io::frame::{Bits, Fault, Frame};
 use wire::nd;
 use wire::offload::Offload;
 use wire::parse::{self, ParseError};
@@ -16,8 +16,8 @@ pub(crate) fn run(round: &mut Round, mut frames: Bits) {
         let frame = &round.batch.frames()[index];
         if round.nic.is_sniffer {
             refuse(round, index, DropReason::SnifferSends);
-        } else if frame.fault().is_some() {
-            refuse(round, index, DropReason::BadOffload);
+        } else if let Some(fault) = frame.fault() {
+            refuse(round, index, reason_of(fault));
         } else {
             read(round, index, frame);
         }
@@ -75,6 +75,13 @@ fn refuse(round: &mut Round, frame: usize, reason: DropReason) {
         first_of: None,
     });
     round.drop_item(round.items.len() - 1, reason);
+}
+
+fn reason_of(fault: Fault) -> DropReason {
+    match fault {
+        Fault::BadOffload => DropReason::BadOffload,
+        Fault::RingOff => DropReason::RingOff,
+    }
 }
 
 fn reason(error: ParseError) -> DropReason {

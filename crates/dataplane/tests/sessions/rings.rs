@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use dataplane::DropReason::*;
+use io::port::Port;
 use io::vhost::features;
+use io::vhost::port::{PortParts, VhostPort};
 use testkit::ring_driver::{Guest, GuestOptions, Shape};
 use wire::offload::Offload;
 
@@ -36,6 +38,44 @@ fn frames_cross_between_rings_under_the_rules() {
         guest_b.transmitq.publish();
         lab.sim.run();
         assert_eq!(guest_a.receive()[0].frame, answer);
+    }
+}
+
+#[test]
+fn a_ring_that_is_turned_off_gives_back_what_is_in_it_and_sends_none_of_it() {
+    for packed in [0, features::RING_PACKED] {
+        let (mut lab, a, b) = Lab::pair(vec![allow_in(UDP, 53)]);
+        let mut guest = Guest::new(GuestOptions {
+            features: GuestOptions::default().features | packed,
+            ..GuestOptions::default()
+        });
+        lab.sim.attach_port(a.slot, guest.port().into());
+        let mut say = |lab: &mut Lab, count| {
+            for _ in 0..count {
+                guest.send(&udp(a, b, Family::V4, 1, 53), Offload::default(), &Shape::whole());
+            }
+            guest.transmitq.publish();
+            lab.sim.run();
+            guest.reclaim()
+        };
+        assert_eq!(say(&mut lab, 1), 1);
+        assert_eq!(lab.received(b).len(), 1);
+        // As a session does it: the port is taken back, and another is made of its parts.
+        let Some(Port::Vhost(port)) = lab.sim.take(a.slot) else {
+            panic!("another port")
+        };
+        let off = VhostPort::new(PortParts {
+            receiveq: None,
+            transmitq_off: true,
+            ..port.into_parts()
+        });
+        let off = Port::from(off);
+        assert!(!off.is_up());
+        lab.sim.attach_port(a.slot, off);
+        let before = lab.drops();
+        assert_eq!(say(&mut lab, 3), 3);
+        assert_eq!(difference(&before, &lab.drops()), [(RingOff, 3)]);
+        lab.silent();
     }
 }
 

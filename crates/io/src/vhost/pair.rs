@@ -42,11 +42,14 @@ pub(super) struct Pair {
     pub rings: [Ring; RINGS],
     /// The port is with a worker, and with it the rings' descriptors.
     attached: bool,
+    /// The port passes frames: it is not there for a ring alone that was turned off.
+    up: bool,
 }
 
 impl Pair {
-    pub fn is_attached(&self) -> bool {
-        self.attached
+    /// Frames can pass, one way at least.
+    pub fn is_up(&self) -> bool {
+        self.up
     }
 
     /// Takes the port back from its worker, and its parts apart.
@@ -54,6 +57,7 @@ impl Pair {
         if !std::mem::take(&mut self.attached) {
             return;
         }
+        self.up = false;
         let Some(Port::Vhost(port)) = owner.sink.detach(owner.key, owner.pair) else {
             // The worker is stopping: nothing will run again before the VMM starts over.
             self.rings.iter_mut().for_each(Ring::stop);
@@ -70,7 +74,8 @@ impl Pair {
         }
     }
 
-    /// Hands a port to a worker if it has none and a ring can run. With one of the two rings the pair works one way.
+    /// Hands a port to a worker if it has none and a ring can run. With one of the two rings the pair works one way, and
+    /// a transmit ring that was turned off is only emptied.
     pub fn plug(&mut self, owner: Owner<'_>, common: Common<'_>) -> Result<(), Breach> {
         if self.attached {
             return Ok(());
@@ -84,23 +89,24 @@ impl Pair {
         }
         if queues.iter().any(Option::is_some) {
             let [receiveq, transmitq] = queues;
-            let parts = PortParts {
+            let port = VhostPort::new(PortParts {
                 memory: Arc::clone(common.memory),
                 features: common.features,
                 receiveq,
                 transmitq,
+                transmitq_off: self.rings[TRANSMITQ].turned_off,
                 mtu: common.mtu,
-            };
-            owner
-                .sink
-                .attach(owner.key, owner.pair, VhostPort::new(parts).into());
+            });
+            self.up = port.is_up();
+            owner.sink.attach(owner.key, owner.pair, port.into());
             self.attached = true;
         }
         result
     }
 
     fn run_ring(&mut self, at: usize, owner: Owner<'_>, common: Common<'_>) -> Result<Option<Queue>, Breach> {
-        if !is_enabled(&self.rings[at], Some(common.features)) {
+        let emptied = at == TRANSMITQ && self.rings[at].turned_off;
+        if !emptied && !is_enabled(&self.rings[at], Some(common.features)) {
             return Ok(None);
         }
         let index = usize::from(owner.pair) * RINGS + at;

@@ -12,11 +12,11 @@ use super::queue::Queue;
 use super::transmit::{Framing, PutError};
 use crate::deliver::{self, Accepts, Piece, Sink};
 use crate::fault_guard;
-use crate::frame::Batch;
+use crate::frame::{Batch, Fault};
 use crate::guest_memory::GuestMemory;
 use crate::port::{PortError, RingState, TransmitError};
 
-/// What a port is made of. A ring that is not enabled is `None`: nothing is taken from it or put into it.
+/// What a port is made of. A ring that is `None` is not running: nothing is taken from it or put into it.
 #[derive(Debug)]
 pub struct PortParts {
     /// The guest's memory.
@@ -27,6 +27,8 @@ pub struct PortParts {
     pub receiveq: Option<Queue>,
     /// Where the guest transmits.
     pub transmitq: Option<Queue>,
+    /// What the guest transmits is taken, and is to be dropped ([`Fault::RingOff`]): its VMM has turned the ring off.
+    pub transmitq_off: bool,
     /// The MTU that the guest was told.
     pub mtu: Option<u16>,
 }
@@ -113,6 +115,12 @@ impl VhostPort {
         match queue.receive(batch, self.framing.header_len, self.sends) {
             Ok(count) => {
                 self.frames_received += count as u64;
+                if self.parts.transmitq_off {
+                    let before = batch.len() - count;
+                    for frame in &mut batch.frames_mut()[before..] {
+                        frame.set_fault(Fault::RingOff);
+                    }
+                }
                 Ok(count)
             }
             Err(fault) => {
@@ -210,7 +218,9 @@ impl VhostPort {
     /// One ring is enough: a guest may enable one before the other, or one alone.
     #[inline]
     pub(crate) fn is_up(&self) -> bool {
-        self.broken.is_none() && (self.parts.receiveq.is_some() || self.parts.transmitq.is_some())
+        let parts = &self.parts;
+        self.broken.is_none()
+            && (parts.receiveq.is_some() || (parts.transmitq.is_some() && !parts.transmitq_off))
     }
 
     pub(crate) fn takes_frames(&self) -> bool {

@@ -56,6 +56,8 @@ pub(super) struct Ring {
     pub started: bool,
     /// As SET_VRING_ENABLE says.
     pub enabled: bool,
+    /// It was enabled and is no more: what a guest has put into it meanwhile is to be taken out.
+    pub turned_off: bool,
     /// Why the ring, though started, does not run. It stays stopped until it is started anew.
     pub fault: Option<String>,
     /// The fault is of how the ring lies in memory: other memory may mend it.
@@ -85,6 +87,7 @@ impl Default for Ring {
             call: None,
             started: false,
             enabled: false,
+            turned_off: false,
             fault: None,
             misplaced: false,
         }
@@ -137,9 +140,25 @@ impl Ring {
         self.fault = broken;
     }
 
+    /// SET_VRING_KICK. A ring that has yet to be enabled is left alone: a VMM that has come back starts it first, and
+    /// what the guest has sent meanwhile is not to be lost.
+    pub fn start(&mut self, kick: Option<OwnedFd>) {
+        self.kick = kick;
+        self.started = true;
+        self.turned_off = false;
+        self.fault = None;
+    }
+
+    /// SET_VRING_ENABLE.
+    pub fn enable(&mut self, enabled: bool) {
+        self.turned_off = self.enabled && !enabled;
+        self.enabled = enabled;
+    }
+
     /// GET_VRING_BASE: the ring is left alone until it is started again.
     pub fn stop(&mut self) {
         self.started = false;
+        self.turned_off = false;
         self.fault = None;
         self.kick = None;
     }

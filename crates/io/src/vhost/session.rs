@@ -12,8 +12,10 @@
 //! nothing it says can be relied on; what a guest can cause through an honest VMM (ring sizes, ring addresses)
 //! leaves the ring stopped and the connection open, so that a reset of the guest mends it.
 //!
-//! Chosen: a ring that is disabled is left alone, where the specification wants a disabled transmit ring's frames
-//! to be discarded. No known guest transmits on one. Error eventfds (SET_VRING_ERR) are taken and closed.
+//! What a guest has left in a transmit ring that its VMM turns off is taken and dropped, as the specification wants it:
+//! a guest which goes on with fewer pairs would wait for it for good. Chosen: a ring that was not enabled yet is left
+//! alone, since a VMM that comes back starts rings before it enables them. Error eventfds (SET_VRING_ERR) are taken and
+//! closed.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -542,10 +544,7 @@ impl Session {
     }
 
     fn start_ring(&mut self, kick: RingFd) -> Result<(), Breach> {
-        let ring = self.ring(request::SET_VRING_KICK, kick.index)?;
-        ring.kick = kick.fd;
-        ring.started = true;
-        ring.fault = None;
+        self.ring(request::SET_VRING_KICK, kick.index)?.start(kick.fd);
         Ok(())
     }
 
@@ -565,14 +564,17 @@ impl Session {
         let enabled = value == 1;
         if self.pairs[pair].rings[ring].enabled != enabled {
             self.unplug(pair);
-            self.pairs[pair].rings[ring].enabled = enabled;
+            self.pairs[pair].rings[ring].enable(enabled);
         }
         Ok(())
     }
 
     fn disable_all(&mut self) {
         self.unplug_all();
-        self.rings().for_each(|ring| ring.enabled = false);
+        self.rings().for_each(|ring| {
+            ring.enabled = false;
+            ring.turned_off = false;
+        });
     }
 
     /// The rings are packed ones: their bases have two halves.
@@ -612,7 +614,7 @@ impl Session {
         });
         self.set_state(match fault {
             Some(fault) => PortState::Broken(fault),
-            None if self.pairs.iter().any(Pair::is_attached) => PortState::Up,
+            None if self.pairs.iter().any(Pair::is_up) => PortState::Up,
             None => PortState::Connected,
         });
         result

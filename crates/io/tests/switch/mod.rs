@@ -60,7 +60,7 @@ impl Switch {
         self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Every port's frames go to every other port, once. Gives what ports said when they broke.
+    /// Every port's frames, but for those with a fault, go to every other port, once. Gives what ports said when they broke.
     pub fn turn(&self) -> Vec<(PortKey, PortError)> {
         let mut broken = Vec::new();
         let mut batch = Batch::new();
@@ -72,8 +72,10 @@ impl Switch {
                 broken.push((from.0, error));
             }
             for (to, target) in inner.ports.iter_mut().filter(|(to, _)| to.0 != from.0) {
-                for index in 0..batch.len() {
-                    let _ = target.transmit(&batch, index);
+                for (index, frame) in batch.frames().iter().enumerate() {
+                    if frame.fault().is_none() {
+                        let _ = target.transmit(&batch, index);
+                    }
                 }
                 if let Err(error) = target.flush() {
                     broken.push((to.0, error));
