@@ -20,6 +20,7 @@ use wire::offload::{Gso, Offload};
 use wire::parse::{self, Plain, ethertype, mac_bits, mac_of};
 use wire::vxlan::plain_hash;
 
+use crate::counters::Counters;
 use crate::flow::{Ends, Entry, FlowId, Key, Side};
 use crate::round::{Job, NO_CASE, Round, Verdict, count_rules};
 use crate::snapshot::{PortConfig, PortSlot};
@@ -33,13 +34,14 @@ const ROUTES: usize = 256;
 
 /// What the lane remembers from batch to batch.
 pub(crate) struct Lane {
-    routes: Box<[Route]>,
+    routes: Box<[Route; ROUTES]>,
     runs: Runs,
     arriving: arriving::Routes,
 }
 
 /// Whom a NIC reaches at a MAC address, under the snapshot in force.
 #[derive(Clone, Copy, Default)]
+#[repr(align(128))] // a power of two: found by a shift
 struct Route {
     mac: u64,
     /// The sender's slot; nobody's is the default.
@@ -94,7 +96,7 @@ struct Tally {
 impl Lane {
     pub(crate) fn new() -> Lane {
         Lane {
-            routes: vec![Route::default(); ROUTES].into(),
+            routes: Box::new([Route::default(); ROUTES]),
             runs: Runs::new(),
             arriving: arriving::Routes::new(),
         }
@@ -129,14 +131,15 @@ impl Lane {
             mut tally,
         } = choice;
         let in_order = v6 == 0 && round.jobs.is_empty();
-        let route = |run: &Run| &self.routes[usize::from(run.route)];
-        left |= self
-            .runs
-            .follow(round, &mut tally, |round, run, steer| match &route(run).far {
-                None => pass(run.first, route(run).target, steer),
-                Some(far) => far.pass(round.underlay, run.first, run.outer_hash),
-            });
-        tally.settle(round);
+        let (routes, underlay) = (&self.routes, round.underlay);
+        left |= self.runs.follow(round, &mut tally, |run, steer| {
+            let route = &routes[usize::from(run.route)];
+            match &route.far {
+                None => pass(run.first, route.target, steer),
+                Some(far) => far.pass(underlay, run.first, run.outer_hash),
+            }
+        });
+        tally.settle(round.counters);
         if !in_order {
             round.jobs.sort_unstable_by_key(|job| job.frame);
         }
@@ -178,7 +181,7 @@ impl Lane {
             let outer_hash = || to.far.as_ref().map_or(0, |_| plain_hash::<V6>(&plain));
             if let Some(free) = &to.free[usize::from(V6)] {
                 if free.lets_pass::<V6>(&plain) {
-                    choice.tally.add(round, free.rules, 1, len as u64);
+                    choice.tally.add(round.counters, free.rules, 1, len as u64);
                     let steer = plain.ports ^ plain.ports >> 16;
                     round.jobs.push(match &to.far {
                         None => pass(index as u8, to.target, steer),
@@ -311,9 +314,9 @@ impl Free {
 
 impl Tally {
     #[inline]
-    fn add(&mut self, round: &Round, rules: [u32; 2], frames: u64, bytes: u64) {
+    fn add(&mut self, counters: &Counters, rules: [u32; 2], frames: u64, bytes: u64) {
         if self.rules != rules {
-            self.settle(round);
+            self.settle(counters);
             *self = Tally {
                 rules,
                 ..Tally::default()
@@ -324,9 +327,9 @@ impl Tally {
     }
 
     #[inline]
-    fn settle(&self, round: &Round) {
+    fn settle(&self, counters: &Counters) {
         if self.frames > 0 {
-            count_rules(round.counters, self.rules, self.frames, self.bytes);
+            count_rules(counters, self.rules, self.frames, self.bytes);
         }
     }
 }

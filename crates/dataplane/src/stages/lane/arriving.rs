@@ -8,7 +8,7 @@ use crate::stages::spoof;
 
 /// Which machines on other hosts send to which NICs.
 pub(super) struct Routes {
-    routes: Box<[Option<Route>]>,
+    routes: Box<[Option<Route>; ROUTES]>,
 }
 
 /// That one machine at one endpoint may send, and to whom, under the snapshot in force.
@@ -27,7 +27,7 @@ struct Route {
 impl Routes {
     pub(super) fn new() -> Routes {
         Routes {
-            routes: vec![None; ROUTES].into(),
+            routes: Box::new([None; ROUTES]),
         }
     }
 
@@ -126,10 +126,10 @@ impl Lane {
             let route = &self.arriving.routes[usize::from(run.route)];
             route.as_ref().map_or(PortSlot::default(), |route| route.target)
         };
-        left |= self.runs.follow(round, &mut tally, |_, run, steer| {
+        left |= self.runs.follow(round, &mut tally, |run, steer| {
             pass(run.first, target(run), steer)
         });
-        tally.settle(round);
+        tally.settle(round.counters);
         if !in_order {
             round.jobs.sort_unstable_by_key(|job| job.frame);
         }
@@ -158,7 +158,7 @@ impl Lane {
         };
         if let Some(free) = &to.free[usize::from(V6)] {
             if free.lets_pass::<V6>(&plain) && !round.view.is_owned(from.network, source::<V6>(&plain)) {
-                choice.tally.add(round, free.rules, 1, len as u64);
+                choice.tally.add(round.counters, free.rules, 1, len as u64);
                 let steer = plain.ports ^ plain.ports >> 16;
                 round.jobs.push(pass(index as u8, to.target, steer));
                 choice.left &= !(1 << index);

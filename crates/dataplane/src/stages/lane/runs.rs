@@ -7,10 +7,11 @@
 
 use std::ops::Range;
 
-use io::frame::{BATCH, Bits, first_bits};
+use io::frame::{BATCH, Bits, Frame, first_bits};
 use wire::parse::Transport;
 
-use super::{ROUTES, Tally, steer};
+use super::{Tally, steer};
+use crate::counters::Counters;
 use crate::flow::{Entry, FlowId, FlowState, FlowTable, Half, Key, NONE, Side, follow_plain, is_amid};
 use crate::round::{Job, Round};
 
@@ -19,12 +20,22 @@ const AHEAD: usize = 16;
 
 /// The runs of a batch.
 pub(super) struct Runs {
-    list: Box<[Run]>,
+    list: Box<[Run; BATCH]>,
     count: usize,
     /// By frame, of those in runs.
-    transports: Box<[Transport]>,
-    /// The routes of all runs, a bit each.
-    routes: [u64; ROUTES / 64],
+    transports: Box<[Transport; BATCH]>,
+}
+
+/// What is the same for all runs of a batch.
+struct Terms<'a> {
+    flows: &'a FlowTable,
+    frames: &'a [Frame],
+    transports: &'a [Transport; BATCH],
+    counters: &'a Counters,
+    epoch: u32,
+    now_ms: u32,
+    /// The queue pair that the batch is from; none on the wire.
+    pair: Option<u16>,
 }
 
 /// Packets of one flow, each right behind the one before.
@@ -75,22 +86,22 @@ impl Runs {
             tcp: false,
         };
         Runs {
-            list: vec![none; BATCH].into(),
+            list: Box::new([none; BATCH]),
             count: 0,
-            transports: vec![Transport::default(); BATCH].into(),
-            routes: [0; ROUTES / 64],
+            transports: Box::new([Transport::default(); BATCH]),
         }
     }
 
     /// Another batch begins.
     pub fn clear(&mut self) {
         self.count = 0;
-        self.routes = [0; ROUTES / 64];
     }
 
     /// A run goes by this route, which is therefore not to become another before it has been followed.
+    #[cold]
     pub fn uses(&self, route: usize) -> bool {
-        self.routes[route / 64 % self.routes.len()] >> (route % 64) & 1 == 1
+        let runs = &self.list[..self.count.min(BATCH)];
+        runs.iter().any(|run| usize::from(run.route) == route)
     }
 
     /// Adds a packet, to the last run if it goes on there; frames come in their order. `outer_hash` says what its flow is
@@ -126,26 +137,29 @@ impl Runs {
             self.list[earlier % BATCH].fetch(flows);
         }
         self.count += 1;
-        self.routes[chosen.route / 64 % self.routes.len()] |= 1 << (chosen.route % 64);
     }
 
     /// Adds a job for each packet that is amid its flow; gives the frames of the others, as bits. `job` says what is to be
     /// done with a run's first frame, by the queue pair that its target wants it in.
     #[inline(always)]
-    pub fn follow(
-        &mut self,
-        round: &mut Round,
-        tally: &mut Tally,
-        job: impl Fn(&Round, &Run, u32) -> Job,
-    ) -> Bits {
+    pub fn follow(&mut self, round: &mut Round, tally: &mut Tally, job: impl Fn(&Run, u32) -> Job) -> Bits {
         let runs = &mut self.list[..self.count.min(BATCH)];
+        let terms = Terms {
+            flows: &round.tables.flows,
+            frames: round.batch.frames(),
+            transports: &self.transports,
+            counters: round.counters,
+            epoch: round.view.epoch_mark(),
+            now_ms: round.now.millis(),
+            pair: (!round.is_from_wire()).then_some(round.from.pair),
+        };
         let mut left = 0;
         let fetched = runs.len().saturating_sub(AHEAD);
         for run in &mut runs[fetched..] {
-            run.fetch(&round.tables.flows);
+            run.fetch(terms.flows);
         }
         for run in runs.iter() {
-            left |= run.follow(round, &self.transports, tally, &job);
+            left |= run.follow(&terms, round.jobs, tally, &job);
         }
         left
     }
@@ -170,46 +184,43 @@ impl Run {
     #[inline(always)]
     fn follow(
         &self,
-        round: &mut Round,
-        transports: &[Transport],
+        terms: &Terms,
+        jobs: &mut Vec<Job>,
         tally: &mut Tally,
-        job: impl Fn(&Round, &Run, u32) -> Job,
+        job: impl Fn(&Run, u32) -> Job,
     ) -> Bits {
-        let (flows, side) = (&round.tables.flows, Side::from(self.side));
+        let (flows, side) = (terms.flows, Side::from(self.side & 1));
         let Some(id) = flows.find_likely(self.likely, &self.key, self.hash) else {
             return self.bits();
         };
         let entry = flows.entry(id);
-        if !self.is_open(round, entry, side) {
+        if !self.is_open(terms, entry, side) {
             return self.bits();
         }
-        let (mine, job) = (
-            &entry.sides[side],
-            job(round, self, steer(entry, side, self.hash)),
-        );
+        let (mine, job) = (&entry.sides[side], job(self, steer(entry, side, self.hash)));
         let (mut left, mut frames, mut bytes) = (0, self.end - self.first, self.bytes);
         if self.tcp {
             for frame in self.frames() {
-                if is_followed(round, transports, mine, frame.into()) {
-                    round.jobs.push(Job { frame, ..job });
+                if terms.is_followed(mine, frame.into()) {
+                    jobs.push(Job { frame, ..job });
                 } else {
                     left |= 1 << frame;
                     frames -= 1;
-                    bytes -= round.batch.frames()[usize::from(frame)].len() as u32;
+                    bytes -= terms.frames[usize::from(frame)].len() as u32;
                 }
             }
         } else {
             for frame in self.frames() {
-                round.jobs.push(Job { frame, ..job });
+                jobs.push(Job { frame, ..job });
             }
         }
         if frames > 0 {
-            mine.touch(round.now.millis());
+            mine.touch(terms.now_ms);
             mine.count(frames.into(), bytes.into());
-            if !round.is_from_wire() {
-                entry.note_pair(side, round.from.pair);
+            if let Some(pair) = terms.pair {
+                entry.note_pair(side, pair);
             }
-            tally.add(round, mine.rules(), frames.into(), bytes.into());
+            tally.add(terms.counters, mine.rules(), frames.into(), bytes.into());
         }
         left
     }
@@ -217,9 +228,9 @@ impl Run {
     /// The whole path has let packets of this side pass under the snapshot in force, and the flow is where packets like
     /// them change nothing.
     #[inline(always)]
-    fn is_open(&self, round: &Round, entry: &Entry, side: Side) -> bool {
-        let (epoch, state) = (round.view.epoch_mark(), entry.state.get());
-        let decided = entry.epoch.get() == epoch && entry.sides[side].lane.get() == epoch;
+    fn is_open(&self, terms: &Terms, entry: &Entry, side: Side) -> bool {
+        let state = entry.state.get();
+        let decided = entry.epoch.get() == terms.epoch && entry.sides[side].lane.get() == terms.epoch;
         let settled = match self.tcp {
             true => state == FlowState::Established as u8,
             false => {
@@ -227,14 +238,16 @@ impl Run {
                     || (state == FlowState::OneWay as u8 && side == entry.initiator())
             }
         };
-        decided && settled && entry.is_fresh(side, round.now.millis())
+        decided && settled && entry.is_fresh(side, terms.now_ms)
     }
 }
 
-/// A TCP packet is amid its connection, and that is as far now. Changes nothing otherwise.
-#[inline(always)]
-fn is_followed(round: &Round, transports: &[Transport], mine: &Half, frame: usize) -> bool {
-    let head = round.batch.frames()[frame].head();
-    let tcp = transports[frame % BATCH].tcp(head);
-    tcp.is_some_and(|tcp| is_amid(tcp.flags) && follow_plain(mine, &tcp))
+impl Terms<'_> {
+    /// A TCP packet is amid its connection, and that is as far now. Changes nothing otherwise.
+    #[inline(always)]
+    fn is_followed(&self, mine: &Half, frame: usize) -> bool {
+        let head = self.frames[frame].head();
+        let tcp = self.transports[frame % BATCH].tcp(head);
+        tcp.is_some_and(|tcp| is_amid(tcp.flags) && follow_plain(mine, &tcp))
+    }
 }
