@@ -10,6 +10,7 @@ use bytemuck::Zeroable;
 use super::cell::{U8, U16, U32, U64};
 use super::info::{FlowState, TcpWindows};
 use super::key::{Key, Side};
+use super::timeouts::SHORTEST_SECS;
 use crate::snapshot::{PortSlot, RuleSlot};
 
 /// Index of a flow in the table.
@@ -32,6 +33,8 @@ pub(crate) const ACKED: u8 = 2;
 
 /// How long a side has been idle at the most, as far as is told: 24 days. A flow with a longer timeout does not expire.
 const LONG_MS: u32 = u32::MAX / 2;
+/// What is idle for less has not expired, whatever it is.
+const SHORTEST_MS: u32 = SHORTEST_SECS * 1000;
 /// How far the clocks of two workers may be apart.
 const AHEAD_MS: u32 = 60_000;
 
@@ -159,7 +162,8 @@ impl Entry {
     /// It has not expired. Looks at the line of `side` alone if that says so.
     #[inline(always)]
     pub(crate) fn is_fresh(&self, side: Side, now_ms: u32) -> bool {
-        self.sides[side].idle_ms(now_ms) < self.timeout_ms() || !self.expired(now_ms)
+        let idle = now_ms.wrapping_sub(self.sides[side].last_ms.get());
+        idle < SHORTEST_MS || !self.expired(now_ms)
     }
 
     #[inline(always)]

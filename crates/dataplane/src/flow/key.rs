@@ -9,7 +9,7 @@
 use std::hash::{BuildHasher, Hasher};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use foldhash::quality::SeedableRandomState;
+use foldhash::fast::SeedableRandomState;
 use wire::parse::protocol::{ICMP, ICMPV6, TCP, UDP};
 use wire::parse::{IpPacket, L4, Plain, Quoted, QuotedL4};
 

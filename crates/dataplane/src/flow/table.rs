@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use foldhash::SharedSeed;
-use foldhash::quality::SeedableRandomState;
+use foldhash::fast::SeedableRandomState;
 use io::huge::Zeroed;
 
 use super::entry::{Entry, FlowId};

@@ -5,20 +5,24 @@ use wire::parse::protocol::{ICMP, ICMPV6, SCTP, TCP, UDP};
 use super::info::FlowState;
 use crate::snapshot::Timeouts;
 
+/// No flow has a shorter one.
+pub(super) const SHORTEST_SECS: u32 = 10;
+
 /// Seconds that a flow of `protocol` may be idle in `state`.
 pub(crate) fn timeout_secs(protocol: u8, state: FlowState, settable: &Timeouts) -> u32 {
-    match (protocol, state) {
+    let secs = match (protocol, state) {
         (TCP, FlowState::Established) => settable.tcp_established_secs,
         (TCP, FlowState::SynSent | FlowState::SynSent2 | FlowState::FinWait | FlowState::TimeWait) => 120,
         (TCP, FlowState::SynRecv | FlowState::CloseWait) => 60,
         (TCP, FlowState::LastAck) => 30,
-        (_, FlowState::Close) => 10,
+        (_, FlowState::Close) => SHORTEST_SECS,
         (UDP, FlowState::OneWay) => settable.udp_secs,
         (UDP, _) => settable.udp_stream_secs,
         (ICMP | ICMPV6, _) => 30,
         (SCTP, FlowState::Opening) => 30,
         _ => 600,
-    }
+    };
+    secs.max(SHORTEST_SECS)
 }
 
 /// What holds for a flow between two NICs: the shorter of what each of them wants.
