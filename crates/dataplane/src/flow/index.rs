@@ -99,9 +99,10 @@ impl Index {
         // Where insertion has begun to look too: nearly always the first.
         for step in 0..SLOTS {
             let slot = slots[(begin(hash) + step) % SLOTS].load(Ordering::Acquire);
-            let id = slot & ids;
-            if slot ^ id == tag && id != 0 && is(id - 1) {
-                return Some(id - 1);
+            // One comparison for the part of the hash and for a free slot: which slots are free nobody can foretell.
+            let id = (slot ^ tag).wrapping_sub(1);
+            if id < ids && is(id) {
+                return Some(id);
             }
         }
         None
