@@ -73,6 +73,15 @@ pub(super) struct Sizes {
     pub slot_chunks: u32,
 }
 
+impl Sizes {
+    /// Entries of a fill ring for so many chunks. A kernel shows a frame before it says that the entry of its buffer is free, so that
+    /// for a moment all chunks may be in the ring once more than the kernel has said it took: each twice at most, since it says
+    /// what it took before it looks for more.
+    pub fn fill_ring(frames: u32) -> u32 {
+        2 * frames
+    }
+}
+
 impl XskOptions {
     pub(super) fn sizes(&self) -> Sizes {
         let longest = self.link.mtu().min(u32::from(u16::MAX)) + LINK_HEADER as u32;

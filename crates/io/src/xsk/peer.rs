@@ -11,6 +11,7 @@ use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 use rustix::net::xdp::{XdpDesc, XdpDescOptions};
 
+use super::options::Sizes;
 use super::queue::Rings;
 use super::ring::{self, Consumer, Producer};
 use super::umem::Umem;
@@ -28,6 +29,9 @@ pub struct XskPeer {
     kick: Arc<OwnedFd>,
     /// Chunks of the frame that [`take`](Self::take) is in the middle of, and those taken and not completed.
     held: Vec<u64>,
+    /// Entries of the fill ring that were used and not released.
+    #[cfg(test)]
+    ahead: u32,
 }
 
 impl XskPort {
@@ -47,7 +51,7 @@ impl XskPort {
         };
         let sizes = options.sizes();
         let umem = Arc::new(Umem::new(sizes.frames, sizes.chunk_len)?);
-        let (fill, peer_fill) = ring::in_memory(sizes.frames, 0)?;
+        let (fill, peer_fill) = ring::in_memory(Sizes::fill_ring(sizes.frames), 0)?;
         let (peer_receive, receive) = ring::in_memory(sizes.frames, 0)?;
         let (transmit, peer_transmit) = ring::in_memory(sizes.frames, 0)?;
         let (peer_completion, completion) = ring::in_memory(sizes.frames, 0)?;
@@ -61,6 +65,8 @@ impl XskPort {
             completion: peer_completion,
             kick: kick.clone(),
             held: Vec::new(),
+            #[cfg(test)]
+            ahead: 0,
         };
         let rings = Rings {
             fill,
@@ -100,6 +106,22 @@ impl XskPeer {
         }
         self.show();
         true
+    }
+
+    /// One frame for each buffer that there is, shown before any of these is said to be taken: as a kernel that is held up
+    /// between the two. Gives how many; the next call says it.
+    #[cfg(test)]
+    pub(super) fn inject_ahead(&mut self, len: u32) -> u32 {
+        let before = std::mem::take(&mut self.ahead);
+        self.fill.release(before);
+        let count = self.fill.available(u32::MAX).min(self.receive.room(u32::MAX));
+        for behind in 0..count {
+            let addr = self.fill.peek(behind);
+            self.push_received(addr, len, false);
+        }
+        self.ahead = count;
+        self.show();
+        count
     }
 
     /// Puts any entry into the receive ring, as no kernel would. False when it is full.

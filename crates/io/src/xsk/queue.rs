@@ -81,7 +81,7 @@ pub(super) struct Queue {
 
 impl Queue {
     /// Gives all chunks for receiving to the kernel, and makes slots of `slot_chunks` (1 to 64, a power of two). The rings are as
-    /// large as the UMEM has chunks of each kind.
+    /// large as the UMEM has chunks of each kind, the fill ring [larger](super::options::Sizes::fill_ring).
     pub fn new(umem: Arc<Umem>, rings: Rings, slot_chunks: u32) -> Queue {
         debug_assert!(slot_chunks.is_power_of_two() && slot_chunks <= 64);
         let count = umem.count();
@@ -156,7 +156,7 @@ impl Queue {
 
     #[inline]
     fn give(&mut self, chunk: u32) {
-        // There is room: the ring has a place for every chunk. `room` also reads the kernel's index, which `push` does not.
+        // There is room (`Sizes::fill_ring`). `room` also reads the kernel's index, which `push` does not.
         if self.rings.fill.room(1) > 0 {
             self.rings.fill.push(self.umem.addr(chunk));
         } else {

@@ -11,6 +11,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, soc
 
 use super::XskOptions;
 use super::mapping::Mapping;
+use super::options::Sizes;
 use super::queue::Rings;
 use super::ring::{Consumer, Entry, Producer, Ring};
 use super::umem::Umem;
@@ -116,7 +117,8 @@ fn attempt(ifindex: u32, queue: u32, umem: &Arc<Umem>, mode: XskMode) -> Result<
     };
     sockopt::set_xdp_umem_reg(&socket, registration)?;
     let size = umem.count();
-    sockopt::set_xdp_umem_fill_ring_size(&socket, size)?;
+    let fill_size = Sizes::fill_ring(size);
+    sockopt::set_xdp_umem_fill_ring_size(&socket, fill_size)?;
     sockopt::set_xdp_umem_completion_ring_size(&socket, size)?;
     sockopt::set_xdp_rx_ring_size(&socket, size)?;
     sockopt::set_xdp_tx_ring_size(&socket, size)?;
@@ -125,7 +127,7 @@ fn attempt(ifindex: u32, queue: u32, umem: &Arc<Umem>, mode: XskMode) -> Result<
     let offsets = sockopt::xdp_mmap_offsets(&socket)?;
     let fd = socket.as_fd();
     let rings = Rings {
-        fill: Producer::new(ring(fd, FILL, &offsets.fr, size)?),
+        fill: Producer::new(ring(fd, FILL, &offsets.fr, fill_size)?),
         receive: Consumer::new(ring(fd, RECEIVE, &offsets.rx, size)?),
         transmit: Producer::new(ring(fd, TRANSMIT, &offsets.tx, size)?),
         completion: Consumer::new(ring(fd, COMPLETION, &offsets.cr, size)?),

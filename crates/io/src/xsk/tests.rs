@@ -187,6 +187,24 @@ fn what_is_sent_is_what_any_uplink_sends() {
     }
 }
 
+/// A kernel shows a frame before it says that it has taken its buffer, and may be held up between the two.
+#[test]
+fn buffers_come_back_before_the_kernel_says_that_it_took_them() {
+    let (mut port, mut peer) = port(1500);
+    let mut batch = Batch::new();
+    for _ in 0..5 {
+        assert_eq!(peer.inject_ahead(100), FRAMES, "no buffer is lost");
+        let mut came = 0;
+        while came < FRAMES as usize {
+            let frames = port.receive(&mut batch).unwrap();
+            assert_ne!(frames, 0, "after {came}");
+            came += frames;
+            port.complete(&mut batch);
+        }
+    }
+    assert_eq!(books(&port), (0, FRAMES as usize));
+}
+
 #[test]
 fn a_frame_without_outer_headers_goes_as_it_is() {
     let (mut port, mut peer) = port(1500);
