@@ -124,18 +124,6 @@ impl PacketPort {
         Ok(count)
     }
 
-    pub(crate) fn transmit(
-        &mut self,
-        batch: &Batch,
-        index: usize,
-        outer: Option<&Outer>,
-    ) -> Result<(), TransmitError> {
-        if !self.is_up() {
-            return Err(TransmitError::Down);
-        }
-        outer::deliver(batch, index, outer, self)
-    }
-
     pub(crate) fn flush(&mut self) -> Result<(), PortError> {
         self.report()
     }

@@ -8,6 +8,7 @@ use std::os::fd::BorrowedFd;
 use wire::vxlan::Outer;
 
 use crate::frame::Batch;
+use crate::outer;
 use crate::packet_socket::PacketPort;
 use crate::port::{PortError, RingState, TransmitError};
 use crate::tap::TapUplink;
@@ -43,16 +44,21 @@ impl UplinkPort {
         }
     }
 
+    /// Writes a frame, cut and complete, behind `outer` if that is given.
+    #[inline]
     pub(crate) fn transmit(
         &mut self,
         batch: &Batch,
         index: usize,
         outer: Option<&Outer>,
     ) -> Result<(), TransmitError> {
+        if !self.is_up() {
+            return Err(TransmitError::Down);
+        }
         match self {
-            UplinkPort::Xsk(port) => port.transmit(batch, index, outer),
-            UplinkPort::Packet(port) => port.transmit(batch, index, outer),
-            UplinkPort::Tap(port) => port.transmit(batch, index, outer),
+            UplinkPort::Xsk(port) => outer::deliver(batch, index, outer, port),
+            UplinkPort::Packet(port) => outer::deliver(batch, index, outer, port),
+            UplinkPort::Tap(port) => outer::deliver(batch, index, outer, port),
         }
     }
 

@@ -85,18 +85,6 @@ impl TapUplink {
         })
     }
 
-    pub(crate) fn transmit(
-        &mut self,
-        batch: &Batch,
-        index: usize,
-        outer: Option<&Outer>,
-    ) -> Result<(), TransmitError> {
-        if !self.is_up() {
-            return Err(TransmitError::Down);
-        }
-        outer::deliver(batch, index, outer, self)
-    }
-
     pub(crate) fn flush(&mut self) -> Result<(), PortError> {
         self.tap.flush()
     }

@@ -4,28 +4,11 @@ use wire::vxlan::Outer;
 
 use super::XskPort;
 use crate::deliver::Piece;
-use crate::frame::Batch;
 use crate::outer::{self, OuterSink};
 use crate::port::TransmitError;
 
 /// A body that is copied in so many vectors that it is worth beginning it at a cache line.
 const LONG_BODY: usize = 512;
-
-impl XskPort {
-    /// Writes a frame, cut and complete, behind `outer` if that is given.
-    #[inline]
-    pub(crate) fn transmit(
-        &mut self,
-        batch: &Batch,
-        index: usize,
-        outer: Option<&Outer>,
-    ) -> Result<(), TransmitError> {
-        if !self.is_up() {
-            return Err(TransmitError::Down);
-        }
-        outer::deliver(batch, index, outer, self)
-    }
-}
 
 impl OuterSink for XskPort {
     #[inline]
