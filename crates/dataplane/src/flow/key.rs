@@ -114,11 +114,14 @@ impl Key {
         }
     }
 
-    /// The same key: as `==`, word by word, so that one that was made just now is compared in registers.
+    /// The same key: as `==`, word by word, so that one that was made just now is compared in registers. The last word first,
+    /// where flows of the same two NICs differ.
     #[inline(always)]
     pub(crate) fn is(&self, other: &Key) -> bool {
-        let pairs = self.words.iter().zip(&other.words);
-        pairs.fold(0, |differ, (mine, theirs)| differ | (mine ^ theirs)) == 0
+        let [mine @ .., my_rest] = &self.words;
+        let [theirs @ .., their_rest] = &other.words;
+        let pairs = mine.iter().zip(theirs);
+        my_rest == their_rest && pairs.fold(0, |differ, (mine, theirs)| differ | (mine ^ theirs)) == 0
     }
 
     /// The key of a packet that an ICMP error quotes, which `from` sent to `to`.

@@ -22,7 +22,7 @@ const AHEAD: usize = 16;
 pub(super) struct Runs {
     list: Box<[Run; BATCH]>,
     count: usize,
-    /// By frame, of those in runs.
+    /// By frame, of those of TCP in runs.
     transports: Box<[Transport; BATCH]>,
 }
 
@@ -109,7 +109,9 @@ impl Runs {
     #[inline(always)]
     pub fn add(&mut self, flows: &FlowTable, chosen: Chosen, outer_hash: impl FnOnce() -> u32) {
         let (frame, route) = (chosen.frame as u8, chosen.route as u8);
-        self.transports[chosen.frame % BATCH] = chosen.transport;
+        if chosen.transport.tcp {
+            self.transports[chosen.frame % BATCH] = chosen.transport;
+        }
         if let Some(last) = self.list[..self.count.min(BATCH)].last_mut()
             && last.end == frame
             && last.route == route
