@@ -146,7 +146,7 @@ impl Entrant {
                     self.base.push(rate);
                 }
                 if *load == MANY {
-                    let mut one = Turns::of(BASE);
+                    let mut one = Turns::of(BASE).written();
                     guests[0].prepare(&load::datagram(0, BASE.frame_bytes())?, &Offload::default());
                     rate::flood(guests, &mut one, 0, WARM, WARM)?;
                     let one = rate::flood(guests, &mut one, 0, plan.window, plan.window)?;

@@ -49,6 +49,8 @@ impl Load {
 pub struct Turns {
     flows: u32,
     next: u32,
+    /// Each frame is written to, be it the same as before.
+    writes: bool,
 }
 
 impl Turns {
@@ -57,13 +59,20 @@ impl Turns {
         Turns {
             flows: load.flows(),
             next: 0,
+            writes: load.flows() > 1,
         }
+    }
+
+    /// Of one flow too each frame is written to, as guests write theirs: what a sender of many flows has to do besides.
+    pub fn written(mut self) -> Turns {
+        self.writes = true;
+        self
     }
 
     /// Makes a frame one of the next flow.
     #[inline]
     pub fn next(&mut self, write: &mut dyn FnMut(usize, &[u8])) {
-        if self.flows > 1 {
+        if self.writes {
             let [[a, b], [c, d]] = ports(self.next).map(u16::to_be_bytes);
             write(PORTS, &[a, b, c, d]);
             self.next = if self.next + 1 == self.flows {

@@ -10,7 +10,7 @@ use crate::results::{self, Row as _};
 pub enum Row {
     /// Frames a second.
     Rate(Load),
-    /// That of [`MANY`] flows, of what one flow has in the same pass.
+    /// That of [`MANY`] flows, of what one flow has in the same pass from a sender that does the same for each frame.
     OfOne,
     /// Connections a second, begun and ended.
     Connections,
