@@ -13,6 +13,7 @@ use xdp::{Program, attach, objects};
 use crate::lab::{destinations, frame, inside, load, namespace, prefixes};
 use crate::ours::Ours;
 use crate::scatter::Scatter;
+use testkit::netns::Namespace;
 use testkit::results::Results;
 
 /// Bytes with FCS, as a wire has them.
@@ -51,7 +52,7 @@ fn family(results: &mut Results, v6: bool, rounds: usize) {
             redirect.tell(&frame, &to[..1], index("west"));
             let once = |program: &Program| {
                 scatter.hand_on_to(program);
-                once(&scatter, &frame, index("east"))
+                once(&scatter, &frame, index("east"), FRAMES)
             };
             let mut taken = [const { Vec::new() }; 4];
             for round in 0..=rounds {
@@ -75,16 +76,28 @@ fn family(results: &mut Results, v6: bool, rounds: usize) {
     });
 }
 
-/// Nanoseconds for each frame that arrived at the sink.
-fn once(scatter: &Scatter, frame: &[u8], from: u32) -> f64 {
+/// What live frames take through one program alone, by round: to as many destinations as `scatter` was told, in the
+/// namespace that this thread is in.
+pub fn through(scatter: &Scatter, namespace: &Namespace, frame: &[u8], rounds: usize) -> Vec<f64> {
+    let index = |name: &str| namespace.ifindex(name).expect("an interface");
+    let drops = Program::load("drop", objects::DROP, |_| Ok(())).expect("the program loads");
+    let _sink = attach(drops.as_fd(), index("sink"), None).expect("a veth takes a program");
+    let _known = attach(scatter.program.as_fd(), index("spare0"), None).expect("a veth takes a program");
+    let frames = 1 << 20; // as many as there are destinations at most
+    // The first one fills the caches.
+    (0..=rounds)
+        .map(|_| once(scatter, frame, index("east"), frames))
+        .skip(1)
+        .collect()
+}
+
+/// Nanoseconds for each frame that arrived at the sink, of `frames`.
+fn once(scatter: &Scatter, frame: &[u8], from: u32, frames: u32) -> f64 {
     let before = arrived();
-    let took = xdp::send(&scatter.program, frame, from, FRAMES).expect("live frames");
-    let frames = arrived() - before;
-    assert!(
-        frames > u64::from(FRAMES) / 20,
-        "only {frames} of {FRAMES} arrived"
-    );
-    took.as_nanos() as f64 / frames as f64
+    let took = xdp::send(&scatter.program, frame, from, frames).expect("live frames");
+    let came = arrived() - before;
+    assert!(came > u64::from(frames) / 20, "only {came} of {frames} arrived");
+    took.as_nanos() as f64 / came as f64
 }
 
 /// Frames that the sink has had, of the namespace that this thread is in.

@@ -1,11 +1,13 @@
 //! Nanoseconds a packet by BPF_PROG_TEST_RUN: all of the program, from the Ethernet header to the redirect; beside it the
-//! least that forwards by `bpf_fib_lookup` (`bpf/fib.bpf.c`).
+//! least that forwards by `bpf_fib_lookup` (`bpf/fib.bpf.c`). And what a live frame takes with the smallest table and the
+//! largest, to the most destinations.
 
 use std::time::Instant;
 
 use xdp::{Program, Verdict, objects};
 
 use crate::lab::{destinations, frame, inside, large, load, namespace, prefixes};
+use crate::live;
 use crate::ours::Ours;
 use crate::scatter::Scatter;
 use testkit::results::Results;
@@ -15,6 +17,13 @@ const ROUTES: [(&str, usize); 4] = [("10", 10), ("1k", 1_000), ("100k", 100_000)
 const PATIENCE: u64 = 60;
 const DESTINATIONS: [(&str, usize); 3] = [("1", 1), ("8k", 8_192), ("1M", 1 << 20)];
 
+/// What a table of some size costs, nanoseconds.
+struct Costs {
+    /// By destinations.
+    lookup: Vec<f64>,
+    live: f64,
+}
+
 /// Ours and the kernel's lookup by routes and destinations, of each family; what a million routes cost in terms of ten.
 pub fn measure(results: &mut Results, rounds: usize) {
     for family in ["v4", "v6"] {
@@ -22,18 +31,23 @@ pub fn measure(results: &mut Results, rounds: usize) {
         for (name, routes) in ROUTES {
             ours.push(row(results, family, (name, routes), rounds));
         }
+        let (least, most) = (&ours[0], &ours[ROUTES.len() - 1]);
         for (at, (name, _)) in DESTINATIONS.iter().enumerate() {
-            let ratio = ours[ROUTES.len() - 1][at] / ours[0][at];
+            let ratio = most.lookup[at] / least.lookup[at];
             results.ratio(&format!("{family}_1M_to_10_routes_{name}_dst"), ratio);
         }
+        results.ratio(&format!("live_{family}_1M_to_10_routes"), most.live / least.live);
     }
 }
 
-fn row(results: &mut Results, family: &str, (name, routes): (&str, usize), rounds: usize) -> Vec<f64> {
+fn row(results: &mut Results, family: &str, (name, routes): (&str, usize), rounds: usize) -> Costs {
     let v6 = family == "v6";
     let namespace = namespace();
     let prefixes = prefixes(v6, routes);
-    let mut costs = Vec::new();
+    let mut costs = Costs {
+        lookup: Vec::new(),
+        live: 0.0,
+    };
     inside(&namespace, async || {
         let before = resident_kib();
         let mut ours = Ours::start(&large()).await;
@@ -80,9 +94,17 @@ fn row(results: &mut Results, family: &str, (name, routes): (&str, usize), round
                 }
             }
             let what = format!("{family} {name} routes {to} dst");
-            costs.push(results.add(&what, "router", "ns", mine));
+            costs.lookup.push(results.add(&what, "router", "ns", mine));
             results.add(&what, "fib_lookup", "ns", kernels);
         }
+        scatter.hand_on_to(ours.service.router.program());
+        let live = live::through(&scatter, &namespace, &frame, rounds);
+        costs.live = results.add(
+            &format!("live {family} {name} routes 1M dst"),
+            "router",
+            "ns",
+            live,
+        );
     });
     costs
 }
