@@ -10,7 +10,7 @@ use testkit::{PATIENCE, Result, wait_for};
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Body); 10] = [
+    let trials: [(&str, Body); 11] = [
         ("as_the_original_over_ipv4", || as_the_original(Family::V4)),
         ("as_the_original_over_ipv6", || as_the_original(Family::V6)),
         (
@@ -20,6 +20,7 @@ fn main() {
         ("networks_do_not_hear_each_other", networks_do_not_hear_each_other),
         ("the_kernel_s_own_vxlan", the_kernel_s_own_vxlan),
         ("a_host_without_an_interface", a_host_without_an_interface),
+        ("a_bridge_that_looks_at_groups", a_bridge_that_looks_at_groups),
         ("large_frames_with_and_without", large_frames_with_and_without),
         ("the_kernel_keeps_its_interface", the_kernel_keeps_its_interface),
         (
@@ -223,6 +224,59 @@ fn a_host_without_an_interface() -> Result<()> {
         a.ok("ip link set eth0 mtu 1430")?;
         exchange(&a, &host.namespace, 2).map_err(told)?;
         exchange(&host.namespace, &a, 1).map_err(told)?;
+    }
+    Ok(())
+}
+
+/// A host without an interface, on a bridge that hands a group's packets to those alone who have asked for them (IGMP and MLD
+/// snooping); the other host's kernel asks for itself.
+fn a_bridge_that_looks_at_groups() -> Result<()> {
+    for family in [Family::V4, Family::V6] {
+        let (left, right) = cable(1500)?;
+        left.ok(&format!(
+            "ip addr flush dev {UPLINK}; sysctl -q -w net.ipv6.conf.{UPLINK}.disable_ipv6=1; \
+             ip link add br0 type bridge mcast_snooping 1 mcast_querier 1 mcast_query_interval 200 \
+             mcast_query_response_interval 100; sysctl -q -w net.ipv6.conf.br0.accept_dad=0; \
+             ip link set {UPLINK} master br0; ip link set br0 up"
+        ))?;
+        let left = Host::start(left, 1, family, &[])?;
+        // What nobody has asked for does not get there.
+        let join = "ip link set butterfly0 master br0; bridge link set dev butterfly0 mcast_flood off";
+        left.namespace.ok(join)?;
+        let hosts = Hosts {
+            left,
+            right: Host::start(right, 2, family, &[])?,
+        };
+        on(&hosts, || {
+            if family == Family::V6 {
+                // That of the VNI has no scope, and switches hear nothing of it.
+                for host in [&hosts.left, &hosts.right] {
+                    let set = "network set 42 --learning on --flood multicast --group ff0e::42";
+                    host.daemon.cli(set)?;
+                }
+            }
+            let members = |wanted: bool| {
+                let what = format!("{family:?}: a member of the network's group: {wanted}");
+                wait_for(&what, PATIENCE, || {
+                    let members = hosts.left.namespace.ok("bridge mdb show dev br0")?;
+                    let groups = match family {
+                        Family::V4 => "grp 230.",
+                        Family::V6 => "grp ff0e::42",
+                    };
+                    let is_there = members
+                        .lines()
+                        .any(|line| line.contains("port butterfly0") && line.contains(groups));
+                    Ok((is_there == wanted).then_some(()))
+                })
+            };
+            let a = hosts.left.guest("a", 42, 1)?;
+            members(true)?;
+            let b = hosts.right.guest("b", 42, 2)?;
+            exchange(&b, &a, 1)?;
+            exchange(&a, &b, 2)?;
+            hosts.left.daemon.cli("nic del a")?;
+            members(false)
+        })?;
     }
     Ok(())
 }

@@ -32,6 +32,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
 use tokio::task::block_in_place;
 use uplink::{Fact, Station};
+use wire::Mac;
 
 use crate::app::App;
 use crate::uplinks::Uplinks;
@@ -199,6 +200,7 @@ impl Ways {
 
     /// On a TAP device neighbours are ours to look after, and not the kernel's: true when there is something to do.
     fn on_tap_moved(&self) -> bool {
+        self.station.report();
         let due = self.renewed.elapsed() >= PROBE_EVERY;
         self.station.take_moved() || (due && tap(&self.facts.borrow()).is_some())
     }
@@ -221,7 +223,7 @@ impl Ways {
                 found.insert(target, hop.into_iter().collect());
             }
             for group in &self.reach.groups {
-                let hop = paths::over_tap(*group, paths::group_mac(*group), tap);
+                let hop = paths::over_tap(*group, Mac::of_group(*group), tap);
                 found.insert(*group, hop.into_iter().collect());
             }
             addresses.extend(&tap.addresses);
@@ -236,6 +238,7 @@ impl Ways {
             }
         }
         self.groups.join(&self.reach.groups, &homes);
+        self.station.join(&self.reach.groups);
         let now = Some(Known {
             addresses,
             paths: found,

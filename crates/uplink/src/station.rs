@@ -2,11 +2,13 @@
 //!
 //! The kernel keeps neighbours for every interface that has an address of ours; here it has none, and whoever uses the
 //! interface is at the other end of a cable. So the station answers for our addresses itself, and asks for those of other hosts
-//! ([`neighbours`]). Three threads meet here: the worker that has the port lets it [hear](Station::hear), whoever looks for
+//! ([`neighbours`]), and tells switches which groups it hears ([`memberships`]). Three threads meet here: the worker that has the port lets it [hear](Station::hear), whoever looks for
 //! ways [finds](Station::find) with it, the engine opens and closes the device.
 
+mod memberships;
 mod neighbours;
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,8 +16,9 @@ use std::time::Instant;
 
 use io::tap::{Heard, TapError, TapOptions, TapUplink, TapVoice};
 use io::xsk::Link;
-use wire::{Mac, parse};
+use wire::{Mac, membership, parse};
 
+use memberships::Memberships;
 use neighbours::{Neighbours, is_tunnel};
 
 /// In the first octet: an address of somebody's own making (IEEE 802), and the two ends of the cable apart.
@@ -29,6 +32,7 @@ pub struct Station {
     /// VXLAN's UDP port.
     port: u16,
     neighbours: Mutex<Neighbours>,
+    memberships: Mutex<Memberships>,
     /// `None`: there is no device.
     voice: Mutex<Option<TapVoice>>,
     /// A neighbour was found, or has another MAC.
@@ -44,6 +48,7 @@ impl Station {
             mac,
             port,
             neighbours: Mutex::new(Neighbours::new(mac, addresses)),
+            memberships: Mutex::new(Memberships::new(mac, addresses)),
             voice: Mutex::new(None),
             moved: AtomicBool::new(false),
         }
@@ -69,6 +74,28 @@ impl Station {
         self.moved.swap(false, Ordering::Relaxed)
     }
 
+    /// Makes the multicast groups that we hear exactly these, and tells switches and routers so (IGMP, MLD).
+    pub fn join(&self, groups: &BTreeSet<IpAddr>) {
+        let said = self.memberships().join(groups, Instant::now());
+        self.say_all(&said);
+    }
+
+    /// Tells switches and routers of groups where it is time to, or where they have asked. To be called every now and then,
+    /// more often than once a second.
+    pub fn report(&self) {
+        let said = self.memberships().take_due(Instant::now());
+        self.say_all(&said);
+    }
+
+    /// Where there is no room for a frame, or no device, it is lost; whoever wants to know asks again.
+    fn say_all(&self, frames: &[Vec<u8>]) {
+        if let Some(voice) = self.voice().as_ref() {
+            for frame in frames {
+                voice.say(frame);
+            }
+        }
+    }
+
     /// Makes the device, its port, and tells the others on the wire that we are there.
     pub(crate) fn open(self: &Arc<Self>, name: &str, link: Arc<Link>) -> Result<TapUplink, TapError> {
         let options = TapOptions {
@@ -79,11 +106,11 @@ impl Station {
         };
         let station = self.clone();
         let (port, voice) = TapUplink::open(&options, link, Arc::new(move |frame| station.hear(frame)))?;
-        let announcements = self.neighbours().announcements();
-        for announcement in &announcements {
-            voice.say(announcement);
-        }
         *self.voice() = Some(voice);
+        let announcements = self.neighbours().announcements();
+        self.say_all(&announcements);
+        let groups = self.memberships().all();
+        self.say_all(&groups);
         Ok(port)
     }
 
@@ -105,6 +132,11 @@ impl Station {
         if is_tunnel(&packet, self.port) {
             return Heard::Ours;
         }
+        if let Some(group) = packet.ip().and_then(|ip| membership::query(frame, ip)) {
+            let answer = self.memberships.try_lock().ok();
+            let answer = answer.and_then(|mut memberships| memberships.hear(group, Instant::now()));
+            return answer.map_or(Heard::Else, Heard::Question);
+        }
         let Ok(mut neighbours) = self.neighbours.try_lock() else {
             return Heard::Else;
         };
@@ -118,6 +150,11 @@ impl Station {
     fn neighbours(&self) -> MutexGuard<'_, Neighbours> {
         // Each call leaves the table whole.
         self.neighbours.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn memberships(&self) -> MutexGuard<'_, Memberships> {
+        // As above.
+        self.memberships.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn voice(&self) -> MutexGuard<'_, Option<TapVoice>> {

@@ -16,6 +16,20 @@ impl Mac {
         self.0[0] & 1 == 1
     }
 
+    /// Where packets to a multicast group go on Ethernet (RFC 1112 section 6.4, RFC 2464 section 7).
+    pub fn of_group(group: std::net::IpAddr) -> Mac {
+        match group {
+            std::net::IpAddr::V4(ip) => {
+                let [_, b, c, d] = ip.octets();
+                Mac([0x01, 0x00, 0x5e, b & 0x7f, c, d])
+            }
+            std::net::IpAddr::V6(ip) => {
+                let [.., a, b, c, d] = ip.octets();
+                Mac([0x33, 0x33, a, b, c, d])
+            }
+        }
+    }
+
     /// The IPv6 link-local address that SLAAC derives from this MAC (RFC 4291 appendix A, modified EUI-64).
     pub fn link_local(self) -> std::net::Ipv6Addr {
         let m = self.0;

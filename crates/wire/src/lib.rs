@@ -6,7 +6,7 @@
 //!
 //! - judging: [`parse`], [`nd`], [`dhcp`]
 //! - completing what a sender left undone: [`offload`], [`virtio_net`], [`checksum`], [`segment`], and its opposite [`merge`]
-//! - between hosts: [`vxlan`]
+//! - between hosts: [`vxlan`], [`membership`]
 //! - making: [`build`] (frames), [`pcapng`] (capture files)
 
 mod addr;
@@ -14,6 +14,7 @@ pub mod build;
 mod bytes;
 pub mod checksum;
 pub mod dhcp;
+pub mod membership;
 pub mod merge;
 pub mod nd;
 pub mod offload;

@@ -257,7 +257,7 @@ impl NetworkOptions {
 
 /// The group that the original Butterfly sends a VNI's broadcasts to: 230.x.y.z with the VNI in network order, and in
 /// IPv6 `ff00::<vni>`. The latter has the reserved scope 0, which kernels take for nothing (RFC 4291, section 2.7):
-/// where another implementation is to hear it, name a group of a wider scope.
+/// where another implementation or a switch is to hear of it, name a group of a wider scope.
 pub fn multicast_group(vni: Vni, ipv6: bool) -> IpAddr {
     let [_, a, b, c] = vni.id().to_be_bytes();
     match ipv6 {

@@ -103,7 +103,7 @@ pub fn to_group(group: IpAddr, homes: &[Home], facts: &[Fact], kernel: &Snapshot
         carries(Hop {
             uplink: PortSlot::uplink(fact.number),
             src_mac,
-            dst_mac: group_mac(group),
+            dst_mac: Mac::of_group(group),
             vlan,
             source: home.address,
             mtu: mtu.min(u16::MAX.into()) as u16,
@@ -152,20 +152,6 @@ fn carries(hop: Hop) -> Option<Hop> {
 
 fn overhead(ipv4: bool) -> u32 {
     if ipv4 { OVERHEAD_V4 } else { OVERHEAD_V6 }
-}
-
-/// Where packets to a group go on Ethernet (RFC 1112 section 6.4, RFC 2464 section 7).
-pub fn group_mac(group: IpAddr) -> Mac {
-    match group {
-        IpAddr::V4(ip) => {
-            let [_, b, c, d] = ip.octets();
-            Mac([0x01, 0x00, 0x5e, b & 0x7f, c, d])
-        }
-        IpAddr::V6(ip) => {
-            let [.., a, b, c, d] = ip.octets();
-            Mac([0x33, 0x33, a, b, c, d])
-        }
-    }
 }
 
 /// The largest inner packet that every uplink carries; `None` while there is none. What an uplink's addresses are says how
