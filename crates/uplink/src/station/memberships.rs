@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use wire::{Mac, build, membership, nd};
 
-/// What was said of our own accord is said again after so long: it may have been lost.
+/// What was said of our own accord is said again after so long: it may have been lost. And no group is told more often than
+/// that to whoever asks for all: answers have ten seconds' time.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Our groups.
@@ -22,6 +23,8 @@ pub(super) struct Memberships {
     groups: BTreeSet<IpAddr>,
     /// When all of them are to be told, by families: that of IPv4 first.
     due: [Option<Instant>; 2],
+    /// When they were told last.
+    told: [Option<Instant>; 2],
 }
 
 impl Memberships {
@@ -42,6 +45,7 @@ impl Memberships {
             groups: always.clone(),
             always,
             due: [None; 2],
+            told: [None; 2],
         }
     }
 
@@ -68,7 +72,9 @@ impl Memberships {
     /// Somebody asks for a group, or (unspecified) for all of its family: the answer, or the answers are due now.
     pub fn hear(&mut self, group: IpAddr, now: Instant) -> Option<Vec<u8>> {
         if group.is_unspecified() {
-            self.due[usize::from(group.is_ipv6())] = Some(now);
+            let family = usize::from(group.is_ipv6());
+            let at = self.told[family].map_or(now, |told| now.max(told + AGAIN));
+            self.due[family] = Some(self.due[family].map_or(at, |due| due.min(at)));
             return None;
         }
         let ours = self.groups.contains(&group);
@@ -78,8 +84,8 @@ impl Memberships {
     /// What is due.
     pub fn take_due(&mut self, now: Instant) -> Vec<Vec<u8>> {
         let due = self.due.map(|at| at.is_some_and(|at| at <= now));
-        for (at, _) in self.due.iter_mut().zip(due).filter(|(_, due)| *due) {
-            *at = None;
+        for family in (0..2).filter(|family| due[*family]) {
+            (self.due[family], self.told[family]) = (None, Some(now));
         }
         match due {
             [false, false] => Vec::new(),
@@ -147,10 +153,11 @@ mod tests {
 
     #[test]
     fn who_asks_for_all_is_told_all_and_who_asks_for_one_that_one() {
-        let now = Instant::now();
+        let start = Instant::now();
         let mut ours = Memberships::new(MAC, &["2001:db8::1".parse().unwrap(), OURS.into()]);
-        ours.join(&groups("230.0.0.1 230.0.0.2 ff0e::1"), now);
-        ours.take_due(now + AGAIN);
+        ours.join(&groups("230.0.0.1 230.0.0.2 ff0e::1"), start);
+        ours.take_due(start + AGAIN);
+        let now = start + 2 * AGAIN;
         let mut asks = |group: &str| ours.hear(group.parse().unwrap(), now);
         assert_eq!(asks("230.0.0.2"), reports("230.0.0.2").pop());
         assert_eq!(asks("230.0.0.3"), None);
@@ -162,5 +169,11 @@ mod tests {
         assert_eq!(ours.hear("::".parse().unwrap(), now), None);
         assert_eq!(ours.take_due(now), reports("ff02::1:ff00:1 ff0e::1"));
         assert_eq!(ours.take_due(now), [[0u8; 0]; 0]);
+        // Who asks all the time is told every second.
+        for _ in 0..3 {
+            assert_eq!(ours.hear("0.0.0.0".parse().unwrap(), now), None);
+            assert_eq!(ours.take_due(now + AGAIN / 2), [[0u8; 0]; 0]);
+        }
+        assert_eq!(ours.take_due(now + AGAIN), reports("230.0.0.1 230.0.0.2"));
     }
 }
