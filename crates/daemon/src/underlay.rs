@@ -227,6 +227,7 @@ impl Ways {
                 found.insert(*group, hop.into_iter().collect());
             }
             addresses.extend(&tap.addresses);
+            self.station.join(&self.reach.groups);
         } else {
             for target in targets {
                 let hops = self.hops(target, &kernel, &facts).await;
@@ -238,7 +239,6 @@ impl Ways {
             }
         }
         self.groups.join(&self.reach.groups, &homes);
-        self.station.join(&self.reach.groups);
         let now = Some(Known {
             addresses,
             paths: found,
