@@ -18,13 +18,6 @@
 #include "balancer/forward.h"
 #include "balancer/answer.h"
 
-static __always_inline bool same_mac(const __u8 *a, const __u8 *b)
-{
-	const __u16 *x = (const __u16 *)a, *y = (const __u16 *)b;
-
-	return !((x[0] ^ y[0]) | (x[1] ^ y[1]) | (x[2] ^ y[2]));
-}
-
 #define NOT_UNDERSTOOD (CHOSEN_NO_SERVICE - 1)
 
 // The interface that the frame came by, if services are balanced on it and it is for this machine. NULL: it is not ours.

@@ -15,6 +15,8 @@
 #include "router/maps.h"
 #include "router/table.h"
 #include "router/hop.h"
+#include "router/lane.h"
+#include "router/send.h"
 
 #define AF_INET 2
 #define AF_INET6 10
@@ -23,8 +25,6 @@
 #define ARP_REPLY 2
 #define ND_SOLICITATION 135
 #define ND_ADVERTISEMENT 136
-
-#define FRAME_SMALL 1024  // no driver splits a frame up to here into several buffers
 
 // The ARP header's start, with the EtherType in front of it.
 struct arp_start {
@@ -45,16 +45,10 @@ struct transit {
 	const struct hop *hop;  // the table's, or `asked`
 	struct hop asked;       // the kernel's choice
 	__u32 size;             // of the IP packet
+	__u32 number;           // the hop's in its table; 0: chosen by more than addresses
+	__u32 epoch;            // as it was before anything else was read
 	__u8 v6;
 };
-
-static __always_inline void count(struct counters *counters, __u8 v6, __u32 counter, __u64 more)
-{
-	__u32 index = counter + (v6 ? ROUTER_COUNTERS : 0);
-
-	if (counters && index < 2 * ROUTER_COUNTERS)
-		counters->value[index] += more;
-}
 
 // Neighbour discovery (RFC 4861) is counted as what it is, whatever else a packet is the kernel's for.
 static __noinline __u32 discovery(struct xdp_md *ctx, __u32 l3, __u32 reason)
@@ -98,12 +92,6 @@ static __always_inline int read_tags(struct xdp_md *ctx, const struct packet *pa
 	return key->vlan && key->inner_vlan ? 0 : -1;
 }
 
-static __always_inline bool same_key(const struct interface_key *a, const struct interface_key *b)
-{
-	return a->ifindex == b->ifindex && a->vlan == b->vlan && a->protocol == b->protocol &&
-	       a->inner_vlan == b->inner_vlan && a->inner_protocol == b->inner_protocol;
-}
-
 // The interface by device and tags. Less than zero: not one of ours.
 static __always_inline int find_interface(struct xdp_md *ctx, struct transit *t)
 {
@@ -132,11 +120,6 @@ static __always_inline int leave_other(struct xdp_md *ctx, struct transit *t)
 		return chain_next(ctx);
 	operation = bpf_ntohs(arp->operation);
 	return leave(ctx, t, operation == ARP_REQUEST ? COUNT_ASKED : operation == ARP_REPLY ? COUNT_TOLD : COUNT_MALFORMED);
-}
-
-static __always_inline bool same_mac(const __u8 *a, const __u8 *b)
-{
-	return *(__u32 *)a == *(__u32 *)b && *(__u16 *)(a + 4) == *(__u16 *)(b + 4);
 }
 
 // What the kernel's ip_rcv() and ip_route_input_slow() look at before they look up a route. Zero, or why not.
@@ -205,14 +188,14 @@ static __always_inline int check6(struct xdp_md *ctx, struct transit *t, struct 
 }
 
 // The flow's hash, where there is something to choose.
-static __always_inline __u32 flow4(struct xdp_md *ctx, struct transit *t, struct iphdr *ip, struct router_config *config)
+static __always_inline __u32 flow4(struct xdp_md *ctx, struct transit *t, struct iphdr *ip, const struct router_config *config)
 {
 	if (t->path->count < 2)
 		return 0;
 	return config->flags & CONFIG_PORTS4 ? hash4_ports(ctx, &t->packet, ip, config->seed) : hash4(ip, config->seed);
 }
 
-static __always_inline __u32 flow6(struct xdp_md *ctx, struct transit *t, struct ipv6hdr *ip, struct router_config *config)
+static __always_inline __u32 flow6(struct xdp_md *ctx, struct transit *t, struct ipv6hdr *ip, const struct router_config *config)
 {
 	if (t->path->count < 2)
 		return 0;
@@ -226,12 +209,23 @@ static __always_inline int choose(struct transit *t, __u32 hash)
 		return COUNT_BLACKHOLE;
 	if (t->path->kind != PATH_FORWARD)
 		return t->path->reason;
-	t->hop = hop_of(t->path->count < 2 ? t->path->member[0].hop : member_of(t->path, hash));
+	t->number = t->path->count < 2 ? t->path->member[0].hop : member_of(t->path, hash);
+	t->hop = hop_of(t->number);
 	return t->hop ? 0 : COUNT_NEIGHBOUR;
 }
 
+// The same by what IPv4's multipath goes by. What its ports have chosen is nothing for the lane.
+static __always_inline int choose4(struct xdp_md *ctx, struct transit *t, struct iphdr *ip, const struct router_config *config)
+{
+	int refused = choose(t, flow4(ctx, t, ip, config));
+
+	if (t->path->count > 1 && config->flags & CONFIG_PORTS4)
+		t->number = 0;
+	return refused;
+}
+
 // The way to the destination: a path of the table, or with the kernel's own lookup a hop. Zero, or why not.
-static __always_inline int route4(struct xdp_md *ctx, struct transit *t, struct router_config *config)
+static __always_inline int route4(struct xdp_md *ctx, struct transit *t, const struct router_config *config)
 {
 	struct iphdr *ip = at(ctx, t->packet.l3, sizeof(*ip));
 	struct bpf_fib_lookup fib;
@@ -257,7 +251,7 @@ static __always_inline int route4(struct xdp_md *ctx, struct transit *t, struct 
 	if (!t->path)
 		return COUNT_NO_ROUTE;
 	if (!(config->flags & CONFIG_ASK4) && t->path->kind != PATH_ASK)
-		return choose(t, flow4(ctx, t, ip, config));
+		return choose4(ctx, t, ip, config);
 	if ((config->flags & CONFIG_ASK4) && t->in->rp_filter && ask_back4(ctx, t->in, ip) < 0)
 		return COUNT_SOURCE;
 	__builtin_memset(&fib, 0, sizeof(fib));
@@ -270,7 +264,7 @@ static __always_inline int route4(struct xdp_md *ctx, struct transit *t, struct 
 	return ask(ctx, &t->packet, t->in, t->size, &fib, &t->asked, config->ask_mtu4);
 }
 
-static __always_inline int route6(struct xdp_md *ctx, struct transit *t, struct router_config *config)
+static __always_inline int route6(struct xdp_md *ctx, struct transit *t, const struct router_config *config)
 {
 	struct ipv6hdr *ip = at(ctx, t->packet.l3, sizeof(*ip));
 	struct bpf_fib_lookup fib;
@@ -309,14 +303,10 @@ static __always_inline __u32 tags_of(const struct hop *hop)
 // changed that the kernel would mind.
 static __always_inline int fit(struct xdp_md *ctx, struct transit *t)
 {
-	__u32 end = t->packet.l3 + t->size, linear = frame_linear(ctx);
 	int shift = ((int)t->packet.tags - (int)tags_of(t->hop)) * (int)sizeof(struct vlan_tag);
-	int surplus = 0;
+	int surplus = frame_surplus(ctx, t->packet.l3 + t->size);
 
-	// What filled up a short frame the kernel does not send on. A small frame that ends with its packet, as most do, is not
-	// asked for its length.
-	if (end != linear || linear > FRAME_SMALL)
-		surplus = frame_length(ctx) - end;
+	// What filled up a short frame the kernel does not send on.
 	if (surplus > 0 && bpf_xdp_adjust_tail(ctx, -surplus) < 0)
 		return -1;
 	return shift ? bpf_xdp_adjust_head(ctx, shift) : 0;
@@ -348,9 +338,7 @@ static __always_inline int rewrite(struct xdp_md *ctx, struct transit *t)
 
 	if (!link)
 		return -1;
-	// Both addresses, as they lie one behind the other.
-	*(__u64 *)link = *(const __u64 *)hop;
-	((__u32 *)link)[2] = ((const __u32 *)hop)[2];
+	rewrite_addresses(link, hop);
 	if (t->packet.tags || tags)
 		rewrite_tags(link, hop, t->v6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP));
 	if (t->v6) {
@@ -367,30 +355,29 @@ static __always_inline int rewrite(struct xdp_md *ctx, struct transit *t)
 	return 0;
 }
 
+// The lane takes the next packet of this flow, if there are no tags on either side and nothing but its addresses chose the hop.
+static __always_inline void remember(struct xdp_md *ctx, struct transit *t)
+{
+	struct iphdr *ip = at(ctx, sizeof(struct ethhdr), sizeof(*ip));
+
+	if (ip && !t->v6 && t->number && !t->packet.tags && !tags_of(t->hop))
+		lane_remember(ip, t->in, t->number, t->epoch);
+}
+
 // Rewrites and redirects. What cannot be sent for want of room is the kernel's.
 static __always_inline int send(struct xdp_md *ctx, struct transit *t)
 {
-	struct counters *out = bpf_map_lookup_elem(&counters, &t->hop->slot);
-	int verdict;
-
 	if (fit(ctx, t) < 0 || rewrite(ctx, t) < 0)
 		return leave(ctx, t, COUNT_BEYOND);
-	verdict = bpf_redirect_map(&ports, t->hop->port, XDP_ABORTED);
-	if (verdict != XDP_REDIRECT)
-		return verdict;
-	count(t->counters, t->v6, COUNT_FORWARDED, 1);
-	count(t->counters, t->v6, COUNT_FORWARDED_BYTES, t->size);
-	count(out, t->v6, COUNT_SENT, 1);
-	return verdict;
+	remember(ctx, t);
+	return hand_over(t->hop, t->counters, t->v6, t->size);
 }
 
-SEC("xdp.frags")
-int router(struct xdp_md *ctx)
+// A packet that the lane does not take.
+static __always_inline int long_way(struct xdp_md *ctx, const struct router_config *config, __u32 epoch)
 {
-	struct transit t = {};
-	struct router_config *config;
+	struct transit t = {.epoch = epoch};
 	struct ethhdr *link;
-	__u32 zero = 0;
 	int refused;
 
 	// 1. Ethernet and tags: IPv4 or IPv6, and one of our interfaces.
@@ -398,9 +385,8 @@ int router(struct xdp_md *ctx)
 		return leave_other(ctx, &t);
 	if (find_interface(ctx, &t) < 0)
 		return chain_next(ctx);
-	config = bpf_map_lookup_elem(&config_map, &zero);
 	link = at(ctx, 0, sizeof(*link));
-	if (!config || !link)
+	if (!link)
 		return chain_next(ctx);
 	t.v6 = t.packet.family == 6;
 
@@ -429,6 +415,21 @@ int router(struct xdp_md *ctx)
 
 	// 5. Off it goes.
 	return send(ctx, &t);
+}
+
+SEC("xdp.frags")
+int router(struct xdp_md *ctx)
+{
+	struct router_config *config;
+	__u32 zero = 0, epoch;
+	int verdict;
+
+	config = bpf_map_lookup_elem(&config_map, &zero);
+	if (!config)
+		return chain_next(ctx);
+	epoch = *(const volatile __u32 *)&config->epoch;
+	verdict = lane_forward(ctx, epoch);
+	return verdict < 0 ? long_way(ctx, config, epoch) : verdict;
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

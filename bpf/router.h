@@ -156,14 +156,45 @@ struct router_config {
 	__u32 seed;
 	__u32 ask_mtu4;  /* the smallest MTU of any route: bpf_fib_lookup() looks at the interface's only */
 	__u32 ask_mtu6;
+	__u32 epoch;     /* a new number when any of the maps has changed; 0 while they change */
 };
 
-/* Counters of an interface, each once for IPv4 and once for IPv6. All but the first three and BLACKHOLE say why a packet
+/* The lane (router/lane.h): what was decided of a plain IPv4 flow, and holds as long as the epoch is the same. */
+struct lane_flow {
+	__u64 addresses;  /* both, as they lie in the packet */
+	__u64 decided;    /* from the highest bits on: epoch, slot of the interface it came in by, hop */
+};
+
+#define LANE_EPOCH_SHIFT 34
+#define LANE_EPOCHS (1 << 30)  /* when they are used up, all flows are to be forgotten */
+#define LANE_SLOT_SHIFT 24
+#define LANE_HOP_MASK 0xffffff
+
+#define LANE_BITS 14  /* of a hash, which choose a pair */
+
+struct lane_pair {
+	struct lane_flow flow[2];
+};
+
+/* Of one CPU. */
+struct lane_flows {
+	__u32 hits;    /* since they were last looked at: after LANE_LOOK misses */
+	__u32 misses;
+	__u32 rest;    /* so many packets go the long way: there were too few hits */
+	__u32 pad[LINE_WORDS - 3];
+	struct lane_pair pair[1 << LANE_BITS];
+};
+
+#define LANE_LOOK 512
+#define LANE_REST 4096
+
+/* Counters of an interface, each once for IPv4 and once for IPv6. All but the first four and BLACKHOLE say why a packet
  * was left to the kernel. docs/router.md lists them. */
 enum router_counter {
 	COUNT_FORWARDED = 0,
 	COUNT_FORWARDED_BYTES,
 	COUNT_SENT,           /* of the interface it leaves by */
+	COUNT_KNOWN,          /* of those forwarded: by the lane */
 	COUNT_BLACKHOLE,
 	COUNT_NOT_TO_US,
 	COUNT_MALFORMED,
@@ -201,5 +232,7 @@ _Static_assert(sizeof(struct interface_key) == 12, "no holes");
 _Static_assert(sizeof(struct interface) == 16, "no holes");
 _Static_assert(sizeof(struct near) == 32, "no holes");
 _Static_assert(sizeof(struct egress) == 16, "no holes");
-_Static_assert(sizeof(struct router_config) == 16, "no holes");
-_Static_assert(ROUTER_COUNTERS == 23, "layout.rs has as many");
+_Static_assert(sizeof(struct router_config) == 20, "no holes");
+_Static_assert(sizeof(struct lane_flows) == (4 * LINE_WORDS) + (32 << LANE_BITS), "no holes");
+_Static_assert(ROUTER_INTERFACES <= 1 << (LANE_EPOCH_SHIFT - LANE_SLOT_SHIFT), "a slot has its bits");
+_Static_assert(ROUTER_COUNTERS == 24, "layout.rs has as many");

@@ -22,6 +22,8 @@
 #define PACKET_MAX_EXTENSIONS 6  // RFC 8200, section 4.1 lists seven, one of them twice; senders use two at the most
 #define PACKET_MAX_OFFSET 1023   // headers behind this are not looked for
 
+#define FRAME_SMALL 1024         // no driver splits a frame up to here into several buffers
+
 #define IP_RF 0x8000
 #define IP_DF 0x4000
 #define IP_MF 0x2000
@@ -76,6 +78,11 @@ static __always_inline void *at(struct xdp_md *ctx, __u32 offset, __u32 size)
 	return data + size > end ? NULL : data;
 }
 
+static __always_inline bool same_mac(const __u8 *a, const __u8 *b)
+{
+	return *(__u32 *)a == *(__u32 *)b && *(__u16 *)(a + 4) == *(__u16 *)(b + 4);
+}
+
 // Bytes of the whole frame. A long one may have its end in other buffers than its start, which at() does not see.
 static __always_inline __u32 frame_length(struct xdp_md *ctx)
 {
@@ -86,6 +93,15 @@ static __always_inline __u32 frame_length(struct xdp_md *ctx)
 static __always_inline __u32 frame_linear(struct xdp_md *ctx)
 {
 	return (void *)(long)ctx->data_end - (void *)(long)ctx->data;
+}
+
+// Bytes behind a packet that ends at `end`; less than zero: they are missing. A small frame that ends with its packet, as most
+// do, is not asked for its length.
+static __always_inline int frame_surplus(struct xdp_md *ctx, __u32 end)
+{
+	__u32 linear = frame_linear(ctx);
+
+	return end == linear && linear <= FRAME_SMALL ? 0 : (int)(frame_length(ctx) - end);
 }
 
 // Whether IP tells of no more bytes than came.

@@ -91,10 +91,26 @@ struct {
 	__type(value, struct counters);
 } counters SEC(".maps");
 
+// The flows that are known, of each CPU.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct lane_flows);
+} lanes SEC(".maps");
+
 // What holds for all packets.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct router_config);
 } config_map SEC(".maps");
+
+static __always_inline bool same_key(const struct interface_key *a, const struct interface_key *b)
+{
+	return a->ifindex == b->ifindex && a->vlan == b->vlan && a->protocol == b->protocol &&
+	       a->inner_vlan == b->inner_vlan && a->inner_protocol == b->inner_protocol;
+}

@@ -175,7 +175,14 @@ pub struct Config {
     pub seed: u32,
     /// The smallest MTU of any route of IPv4 and of IPv6.
     pub ask_mtu: [u32; 2],
+    /// A new number when any of the maps has changed; 0 while they change.
+    pub epoch: u32,
 }
+
+/// How many numbers an epoch may have; 0 is none.
+pub const LANE_EPOCHS: u32 = 1 << 30;
+/// Words of a CPU's flows in the map `lanes`: a line, and twice as many flows of 16 bytes as there are pairs.
+pub const LANE_WORDS: usize = 16 + 2 * 4 * (1 << 14);
 
 /// Flags of [`Config`].
 pub mod config {
@@ -203,6 +210,8 @@ pub enum Counter {
     ForwardedBytes,
     /// Packets that left here.
     Sent,
+    /// Packets that came in here and were forwarded without a lookup, since their flow was known.
+    Known,
     /// Dropped by a blackhole route, as the kernel would.
     Blackhole,
     /// Left to the kernel: not to this interface's MAC address (broadcast, multicast, others').
@@ -247,10 +256,11 @@ pub enum Counter {
 
 impl Counter {
     /// All, in the order of the program's.
-    pub const ALL: [Counter; 23] = [
+    pub const ALL: [Counter; 24] = [
         Counter::Forwarded,
         Counter::ForwardedBytes,
         Counter::Sent,
+        Counter::Known,
         Counter::Blackhole,
         Counter::NotToUs,
         Counter::Malformed,
@@ -279,6 +289,7 @@ impl Counter {
             Counter::Forwarded => "forwarded",
             Counter::ForwardedBytes => "forwarded_bytes",
             Counter::Sent => "sent",
+            Counter::Known => "known",
             Counter::Blackhole => "blackhole",
             Counter::NotToUs => "not_to_us",
             Counter::Malformed => "malformed",
@@ -318,7 +329,7 @@ impl Counter {
     /// What became of what it counts.
     pub fn fate(self) -> Fate {
         match self {
-            Counter::Forwarded | Counter::ForwardedBytes | Counter::Sent => Fate::Forwarded,
+            Counter::Forwarded | Counter::ForwardedBytes | Counter::Sent | Counter::Known => Fate::Forwarded,
             Counter::Blackhole => Fate::Dropped,
             _ => Fate::Kernel,
         }
@@ -330,6 +341,7 @@ impl Counter {
             Counter::Forwarded => "packets that came in here and were forwarded",
             Counter::ForwardedBytes => "their bytes, without Ethernet headers",
             Counter::Sent => "packets that left here",
+            Counter::Known => "packets of `forwarded` whose flow was known: no lookup",
             Counter::Blackhole => "dropped by a blackhole route, as the kernel would",
             Counter::NotToUs => "not to this interface's MAC address",
             Counter::Malformed => "version or lengths do not agree",
@@ -370,7 +382,7 @@ const _: () = assert!(size_of::<InterfaceKey>() == 12);
 const _: () = assert!(size_of::<Interface>() == 16);
 const _: () = assert!(size_of::<Near>() == 32);
 const _: () = assert!(size_of::<Egress>() == 16);
-const _: () = assert!(size_of::<Config>() == 16);
+const _: () = assert!(size_of::<Config>() == 20);
 const _: () = assert!(Counter::Told as usize + 1 == Counter::ALL.len());
 
 #[cfg(test)]

@@ -22,6 +22,9 @@
 //! - [`paths`] holds what an entry leads to. Equal specs are one path, so a million routes over a hundred neighbours are
 //!   a hundred paths, and a neighbour that changes is one hop that changes, not ten thousand entries.
 //!
+//! - The lane (`bpf/router/lane.h`) takes packets of IPv4 flows that were forwarded before, without a lookup. What it remembers holds
+//!   for one epoch (`epoch.rs`): the time between two changes of any map.
+//!
 //! The arrays are memory-mapped (`io::bpf_array`): a route is a few stores, not a system call. Every store leaves the table
 //! right for somebody, old or new; nothing is read that was never true.
 //!
@@ -35,6 +38,7 @@ mod attach;
 pub mod blocks;
 pub mod difference;
 mod entries;
+mod epoch;
 mod error;
 pub mod fib;
 pub mod firewall;

@@ -12,11 +12,12 @@ use xdp::{Mode, PerCpuTable, Program, Table, objects};
 
 use crate::attach::Device;
 use crate::entries::{Entries, NEAR_WORDS};
+use crate::epoch::{CONFIG_WORDS, Epochs};
 use crate::error::Error;
 use crate::fib::{Fib, Prefix, Source};
 use crate::firewall::Firewall;
 use crate::interfaces::{Interface, View};
-use crate::layout::{self, Config, Counter, Counters, ELEMENT_LINES, Hop, Path, config};
+use crate::layout::{self, Config, Counter, Counters, ELEMENT_LINES, Hop, LANE_WORDS, Path, config};
 use crate::node::LINE;
 use crate::paths::Paths;
 use crate::plan::Plan;
@@ -56,7 +57,7 @@ impl Default for Options {
 #[derive(Debug)]
 pub struct Router {
     pub(crate) program: Program,
-    config: Table<u32, Config>,
+    epochs: Epochs,
     entries: Entries,
     pub(crate) egresses: Table<u32, layout::Egress>,
     pub(crate) ports: Table<u32, u32>,
@@ -86,13 +87,16 @@ impl Router {
             elements(Shape::V4, options.nodes4),
             elements(Shape::V6, options.nodes6),
         );
-        let sizes = [
-            ("trie4", four as u32),
-            ("trie6", six as u32),
-            ("paths", options.paths),
-            ("hops", options.paths),
-        ];
+        let mut cpus = 0;
         let program = Program::load("router", objects::ROUTER, |open| {
+            cpus = libbpf_rs::num_possible_cpus()?;
+            let sizes = [
+                ("trie4", four as u32),
+                ("trie6", six as u32),
+                ("paths", options.paths),
+                ("hops", options.paths),
+                ("lanes", cpus as u32),
+            ];
             for mut map in open.maps_mut() {
                 let name = map.name().to_string_lossy().into_owned();
                 if let Some((_, size)) = sizes.iter().find(|(sized, _)| *sized == name) {
@@ -118,7 +122,10 @@ impl Router {
         );
         let hosts = program.table("hosts6")?;
         Ok(Router {
-            config: program.table("config_map")?,
+            epochs: Epochs::new(
+                mapped("config_map", CONFIG_WORDS)?,
+                mapped("lanes", cpus * LANE_WORDS)?,
+            ),
             entries: Entries::new(program.table("interfaces")?, mapped("near", NEAR_WORDS)?),
             egresses: program.table("egresses")?,
             ports: program.table("ports")?,
@@ -142,6 +149,7 @@ impl Router {
 
     /// Brings the tables in step with what the kernel says now.
     pub fn update(&mut self, snapshot: Arc<Snapshot>, kinds: Kinds) -> Result<(), Error> {
+        self.epochs.end();
         let old = std::mem::replace(&mut self.snapshot, snapshot);
         let plans = self.make_plans();
         let replanned = plans != self.plans;
@@ -393,14 +401,12 @@ impl Router {
         set(self.by_ports[0] == Some(true), config::PORTS4);
         set(self.by_ports[1] == Some(true), config::PORTS6);
         let ask_mtu = [self.fibs[0].smallest_mtu(), self.fibs[1].smallest_mtu()];
-        self.config.set(
-            &0,
-            &Config {
-                flags,
-                seed: self.seed,
-                ask_mtu,
-            },
-        )?;
+        self.epochs.write(&Config {
+            flags,
+            seed: self.seed,
+            ask_mtu,
+            epoch: 0,
+        });
         let mut entries = BTreeMap::new();
         // Without its tags nobody can tell whose packet it is: left out, it is the kernel's.
         for interface in self.interfaces.values().filter(|one| !self.is_blind(one)) {
@@ -408,7 +414,9 @@ impl Router {
             let keys = interface.keys(&self.snapshot).into_iter();
             entries.extend(keys.map(|key| (key, entry)));
         }
-        self.entries.write(entries)
+        self.entries.write(entries)?;
+        self.epochs.begin();
+        Ok(())
     }
 
     pub(crate) fn forget_counters(&self, slot: u32) -> Result<(), Error> {

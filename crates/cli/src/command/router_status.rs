@@ -73,6 +73,7 @@ fn interface_rows(status: &v1::RouterInterfaceStatus) -> Vec<Row> {
         row("forwarded", |of| of.forwarded, "came in here"),
         row("forwarded_bytes", |of| of.forwarded_bytes, "their bytes"),
         row("sent", |of| of.sent, "left here"),
+        row("known", |of| of.known, "came in here, their flow was known"),
     ];
     for reason in families.iter().flat_map(|family| &family.reasons) {
         if rows.iter().any(|row| row.counter == reason.reason) {
@@ -175,6 +176,7 @@ mod tests {
                     forwarded: packets,
                     forwarded_bytes: packets * 1000,
                     sent: 7,
+                    known: packets / 2,
                     reasons: vec![reason("no_route", "no route", Fate::Kernel, packets / 10)],
                 }),
                 ipv6: Some(v1::RouterCounters {
@@ -211,6 +213,7 @@ INTERFACE  COUNTER            IPV4  IPV6  WHAT
 eth1       forwarded           200     0  came in here
 eth1       forwarded_bytes  200000     0  their bytes
 eth1       sent                  7     0  left here
+eth1       known               100     0  came in here, their flow was known
 eth1       no_route             20     0  to the kernel: no route
 eth1       blackhole             0     3  dropped by a blackhole route
 IPv4: 5 prefixes, 1 of 16 nodes
@@ -232,6 +235,7 @@ INTERFACE  COUNTER    IPV4/s  IPV6/s
 eth1       forwarded    1000       0
 eth1       Mbit          8.0     0.0
 eth1       sent            0       0
+eth1       known         500       0
 eth1       no_route      100       0
 "
         );

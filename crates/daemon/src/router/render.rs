@@ -60,6 +60,7 @@ fn counters(values: &[u64]) -> v1::RouterCounters {
         forwarded: value(Counter::Forwarded),
         forwarded_bytes: value(Counter::ForwardedBytes),
         sent: value(Counter::Sent),
+        known: value(Counter::Known),
         reasons: Counter::ALL.into_iter().filter_map(reason).collect(),
     }
 }
@@ -131,6 +132,7 @@ mod tests {
             (Counter::Forwarded, 7),
             (Counter::ForwardedBytes, 700),
             (Counter::Sent, 5),
+            (Counter::Known, 4),
             (Counter::Blackhole, 3),
             (Counter::NoRoute, 2),
         ] {
@@ -146,6 +148,7 @@ mod tests {
             forwarded: 7,
             forwarded_bytes: 700,
             sent: 5,
+            known: 4,
             reasons: vec![
                 reason(Counter::Blackhole, v1::router_reason::Fate::Dropped, 3),
                 reason(Counter::NoRoute, v1::router_reason::Fate::Kernel, 2),

@@ -8,6 +8,7 @@ mod counted;
 mod devices;
 mod full;
 mod lab;
+mod lane;
 mod odd;
 mod oracle;
 mod ours;

@@ -94,12 +94,13 @@ fn each_reason_is_counted_by_its_name() {
             lab.east.send(&frame);
             let after: Vec<u64> = Counter::ALL.iter().map(|counter| ours.count(*counter)).collect();
             let risen = Counter::ALL.iter().zip(before.iter().zip(after));
-            let risen: Vec<_> = risen
+            let mut risen: Vec<_> = risen
                 .filter(|(_, (before, after))| *before < after)
                 .map(|(c, _)| *c)
                 .collect();
             match expected {
                 Counter::Forwarded => {
+                    risen.retain(|counter| *counter != Counter::Known);
                     assert_eq!(
                         risen,
                         [Counter::Forwarded, Counter::ForwardedBytes, Counter::Sent],

@@ -1,0 +1,89 @@
+//! What holds for all packets, and how long what the program remembers of flows holds (`bpf/router/lane.h`): as long as the epoch
+//! is the same. Owned by the router, which ends it before it changes any map and begins the next one behind the last change, so
+//! that nothing is remembered that was decided in between.
+
+use std::sync::atomic::Ordering;
+
+use io::bpf_array::BpfArray;
+
+use crate::layout::{Config, LANE_EPOCHS};
+
+/// Words of the configuration.
+pub const CONFIG_WORDS: usize = size_of::<Config>() / 4;
+/// Where the epoch is in it.
+const EPOCH: usize = std::mem::offset_of!(Config, epoch) / 4;
+
+/// The configuration's map and the flows'.
+#[derive(Debug)]
+pub struct Epochs {
+    config: BpfArray,
+    lanes: BpfArray,
+    last: u32,
+}
+
+impl Epochs {
+    /// Over the maps `config_map` and `lanes`; none has begun.
+    pub fn new(config: BpfArray, lanes: BpfArray) -> Epochs {
+        Epochs {
+            config,
+            lanes,
+            last: 0,
+        }
+    }
+
+    /// Nothing that is remembered holds from now on.
+    pub fn end(&self) {
+        self.config.words()[EPOCH].store(0, Ordering::Release);
+    }
+
+    /// Writes what holds for all packets. Its epoch is to be 0.
+    pub fn write(&self, config: &Config) {
+        let words: [u32; CONFIG_WORDS] = bytemuck::cast(*config);
+        io::bpf_array::put(self.config.words(), &words, EPOCH);
+    }
+
+    /// What is decided from now on may be remembered. When the numbers are used up all flows are forgotten: one that nobody has
+    /// asked for since the last time would hold again.
+    pub fn begin(&mut self) {
+        self.last += 1;
+        if self.last == LANE_EPOCHS {
+            self.last = 1;
+            for word in self.lanes.words() {
+                word.store(0, Ordering::Relaxed);
+            }
+        }
+        self.config.words()[EPOCH].store(self.last, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use libbpf_rs::{MapHandle, MapType, libbpf_sys};
+    use std::os::fd::AsFd;
+
+    fn array(words: usize) -> BpfArray {
+        let options = libbpf_sys::bpf_map_create_opts {
+            sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
+            map_flags: libbpf_sys::BPF_F_MMAPABLE,
+            ..Default::default()
+        };
+        let map = MapHandle::create(MapType::Array, Some("words"), 4, words as u32 * 4, 1, &options);
+        BpfArray::new(map.expect("a map").as_fd(), words).expect("it is mapped")
+    }
+
+    #[test]
+    fn flows_are_forgotten_when_the_numbers_are_used_up() {
+        let mut epochs = Epochs::new(array(CONFIG_WORDS), array(64));
+        let now = |epochs: &Epochs| epochs.config.words()[EPOCH].load(Ordering::Relaxed);
+        let remembered = |epochs: &Epochs| epochs.lanes.words()[63].load(Ordering::Relaxed);
+        epochs.last = LANE_EPOCHS - 2;
+        epochs.lanes.words()[63].store(7, Ordering::Relaxed);
+        epochs.begin();
+        assert_eq!((now(&epochs), remembered(&epochs)), (LANE_EPOCHS - 1, 7));
+        epochs.end();
+        assert_eq!(now(&epochs), 0);
+        epochs.begin();
+        assert_eq!((now(&epochs), remembered(&epochs)), (1, 0));
+    }
+}
