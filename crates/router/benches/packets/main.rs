@@ -25,7 +25,7 @@ fn main() {
     let wanted = |part: &str| !named || words.iter().any(|word| word == part);
     let mut results = Results::new("router");
     if wanted("live") {
-        live::measure(&mut results, if quick { 5 } else { 15 });
+        live::measure(&mut results, if quick { 25 } else { 75 });
     }
     if wanted("roundtrip") {
         roundtrip::measure(&mut results, if quick { 5 } else { 15 });
