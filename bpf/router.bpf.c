@@ -134,7 +134,7 @@ static __always_inline int check4(struct xdp_md *ctx, struct transit *t, struct 
 	t->size = bpf_ntohs(ip->tot_len);
 	if (t->size < sizeof(*ip) || !frame_holds(ctx, t->packet.l3, t->size))
 		return COUNT_MALFORMED;
-	if (checksum_fold(checksum_ipv4(ip)) != 0xffff)
+	if (!checksum_holds(checksum_ipv4(ip)))
 		return COUNT_CHECKSUM;
 	if (ip->ttl <= 1)
 		return COUNT_HOP_LIMIT;

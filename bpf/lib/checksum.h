@@ -7,6 +7,7 @@
 
 #include <linux/bpf.h>
 #include <linux/ip.h>
+#include <stdbool.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
@@ -17,6 +18,15 @@ static __always_inline __u16 checksum_fold(__u64 sum)
 	sum = (sum & 0xffff) + (sum >> 16);
 	sum = (sum & 0xffff) + (sum >> 16);
 	return (sum & 0xffff) + (sum >> 16);
+}
+
+// Whether what sums up to this has the right checksum in it: the sum is a multiple of 0xffff, and not zero. Good for sums of up
+// to 2^16 words.
+static __always_inline bool checksum_holds(__u64 sum)
+{
+	sum = (__u32)sum + (sum >> 32);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return sum == 0xffff || sum == 2 * 0xffff;
 }
 
 // The checksum field of what sums up to this.

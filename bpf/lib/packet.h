@@ -80,7 +80,7 @@ static __always_inline void *at(struct xdp_md *ctx, __u32 offset, __u32 size)
 
 static __always_inline bool same_mac(const __u8 *a, const __u8 *b)
 {
-	return *(__u32 *)a == *(__u32 *)b && *(__u16 *)(a + 4) == *(__u16 *)(b + 4);
+	return !((*(const __u32 *)a ^ *(const __u32 *)b) | (__u32)(*(const __u16 *)(a + 4) ^ *(const __u16 *)(b + 4)));
 }
 
 // Bytes of the whole frame. A long one may have its end in other buffers than its start, which at() does not see.

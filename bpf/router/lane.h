@@ -22,8 +22,14 @@ static __always_inline const struct interface *plain_interface(__u32 ifindex)
 	struct interface_key key = {.ifindex = ifindex};
 	__u32 place = near_place(&key);
 	const struct near *close = bpf_map_lookup_elem(&near, &place);
+	__u32 outer, inner;
 
-	return close && same_key(&close->key, &key) ? &close->interface : NULL;
+	if (!close || close->key.ifindex != ifindex)
+		return NULL;
+	// A tag as one number.
+	__builtin_memcpy(&outer, &close->key.vlan, sizeof(outer));
+	__builtin_memcpy(&inner, &close->key.inner_vlan, sizeof(inner));
+	return outer | inner ? NULL : &close->interface;
 }
 
 static __always_inline struct lane_flows *lane_flows(void)
@@ -93,7 +99,7 @@ static __always_inline int lane_forward(struct xdp_md *ctx, __u32 epoch)
 	size = bpf_ntohs(ip->tot_len);
 	if (!same_mac(link->h_dest, in->mac) || size < sizeof(*ip) || frame_surplus(ctx, sizeof(*link) + size) != 0)
 		return -1;
-	if (ip->ttl <= 1 || checksum_fold(checksum_ipv4(ip)) != 0xffff)
+	if (ip->ttl <= 1 || !checksum_holds(checksum_ipv4(ip)))
 		return -1;
 	hop = hop_of(decided);
 	if (!hop || size > hop->mtu)
