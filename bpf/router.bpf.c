@@ -3,7 +3,8 @@
 //
 // It forwards what the kernel would forward and nothing more, and gives everything else to the kernel unchanged: whatever
 // needs an answer, a decision or a change beyond one hop less and a new Ethernet header. The tables are kept by
-// crates/router from what the kernel knows; the theory is at the top of its lib.rs. Read router() at the bottom first.
+// crates/router from what the kernel knows; the theory is at the top of its lib.rs. Flows that are known take the lane
+// (router/lane.h), all others the long way. Read router() at the bottom first, and long_way() above it.
 #include <linux/bpf.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>

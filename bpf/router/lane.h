@@ -113,7 +113,7 @@ static __always_inline int lane_forward(struct xdp_md *ctx, __u32 epoch)
 	return hand_over(hop, counted, 0, size);
 }
 
-// A packet of a flow that was not known. Where most are, as when each goes somewhere else, the look at the lane costs more than it
+// A packet of a flow that was not known before. Where most are, as when each goes somewhere else, the look at the lane costs more than it
 // saves, and pauses.
 static __always_inline void lane_missed(struct lane_flows *flows)
 {
@@ -122,6 +122,16 @@ static __always_inline void lane_missed(struct lane_flows *flows)
 	flows->rest = flows->hits < LANE_LOOK ? LANE_REST : 0;
 	flows->hits = 0;
 	flows->misses = 0;
+}
+
+// Where a flow is to be that has no place: in that of one that holds no more, or of either.
+static __always_inline struct lane_flow *lane_place(struct lane_pair *pair, __u64 addresses, __u64 decided)
+{
+	if ((pair->flow[0].decided ^ decided) >> LANE_EPOCH_SHIFT)
+		return &pair->flow[0];
+	if ((pair->flow[1].decided ^ decided) >> LANE_EPOCH_SHIFT)
+		return &pair->flow[1];
+	return &pair->flow[addresses >> 32 & 1];
 }
 
 // The long way forwards a packet without tags to that hop, decided by its addresses in this epoch, and would forward the others of
@@ -135,14 +145,11 @@ static __always_inline void lane_remember(const struct iphdr *ip, const struct i
 
 	if (!flows || flows->rest || !epoch || hop > LANE_HOP_MASK)
 		return;
-	lane_missed(flows);
 	pair = lane_pair(flows, addresses);
 	flow = lane_flow(pair, addresses);
-	// Instead of one that holds no more, or of either.
-	if (flow->addresses != addresses && (flow->decided ^ decided) >> LANE_EPOCH_SHIFT == 0) {
-		bool first = (pair->flow[0].decided ^ decided) >> LANE_EPOCH_SHIFT;
-
-		flow = &pair->flow[first ? 0 : addresses >> 32 & 1];
+	if (flow->addresses != addresses) {
+		lane_missed(flows);
+		flow = lane_place(pair, addresses, decided);
 	}
 	flow->addresses = addresses;
 	flow->decided = decided | hop;
