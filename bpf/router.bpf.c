@@ -93,6 +93,12 @@ static __always_inline int read_tags(struct xdp_md *ctx, const struct packet *pa
 	return key->vlan && key->inner_vlan ? 0 : -1;
 }
 
+static __always_inline bool same_key(const struct interface_key *a, const struct interface_key *b)
+{
+	return a->ifindex == b->ifindex && a->vlan == b->vlan && a->protocol == b->protocol &&
+	       a->inner_vlan == b->inner_vlan && a->inner_protocol == b->inner_protocol;
+}
+
 // The interface by device and tags. Less than zero: not one of ours.
 static __always_inline int find_interface(struct xdp_md *ctx, struct transit *t)
 {

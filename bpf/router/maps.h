@@ -108,9 +108,3 @@ struct {
 	__type(key, __u32);
 	__type(value, struct router_config);
 } config_map SEC(".maps");
-
-static __always_inline bool same_key(const struct interface_key *a, const struct interface_key *b)
-{
-	return a->ifindex == b->ifindex && a->vlan == b->vlan && a->protocol == b->protocol &&
-	       a->inner_vlan == b->inner_vlan && a->inner_protocol == b->inner_protocol;
-}

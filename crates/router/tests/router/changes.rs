@@ -1,6 +1,6 @@
 //! The kernel's tables change, and so does what is done to the next packet.
 
-use crate::lab::{Lab, SMALL, host, story};
+use crate::lab::{Lab, SMALL, adds, host, story};
 use crate::ours::Ours;
 use crate::packets::{from, to};
 use butterfly_router::layout::Counter;
@@ -13,13 +13,9 @@ fn ip(namespace: &Namespace, command: &str) {
 
 /// Where a packet to an address goes, as the neighbour's MAC address on the west's wire; with whether we forwarded it.
 fn way(lab: &mut Lab, ours: &Ours, dst: &str) -> (Option<[u8; 6]>, bool) {
-    let before = ours.count(Counter::Forwarded);
-    lab.east
-        .send(&to(dst).udp(1000, 2000).payload(b"which way").build());
-    lab.east.receive();
-    let out = lab.west.receive();
-    let mac = out.first().map(|frame| frame[..6].try_into().expect("six bytes"));
-    (mac, ours.count(Counter::Forwarded) > before)
+    let frame = to(dst).udp(1000, 2000).payload(b"which way").build();
+    let (forwarded, mac) = adds(lab, ours, Counter::Forwarded, &frame);
+    (mac, forwarded > 0)
 }
 
 #[test]

@@ -173,6 +173,16 @@ impl Ours {
     }
 }
 
+/// What one frame from the east adds to a counter, and the neighbour's MAC address that it went to on the west's wire.
+pub fn adds(lab: &mut Lab, ours: &Ours, counter: Counter, frame: &[u8]) -> (u64, Option<[u8; 6]>) {
+    let before = ours.count(counter);
+    lab.east.send(frame);
+    lab.east.receive();
+    let out = lab.west.receive();
+    let mac = out.first().map(|frame| frame[..6].try_into().expect("six bytes"));
+    (ours.count(counter) - before, mac)
+}
+
 /// Tables for a few routes.
 pub const SMALL: Options = Options {
     nodes4: 4096,

@@ -1,6 +1,6 @@
 //! Flows that are known: each packet is judged all the same, and nothing is known for longer than it is true.
 
-use crate::lab::{Lab, SMALL, host, story};
+use crate::lab::{Lab, SMALL, adds, host, story};
 use crate::ours::Ours;
 use crate::packets::{from, to};
 use butterfly_router::layout::Counter;
@@ -10,16 +10,6 @@ use wire::build::Builder;
 /// A packet of the flow that is known here.
 fn packet() -> Builder {
     to("203.0.113.7").udp(1000, 2000).payload(b"again")
-}
-
-/// What one frame adds to a counter, and where it went.
-fn adds(lab: &mut Lab, ours: &Ours, counter: Counter, frame: &[u8]) -> (u64, Option<[u8; 6]>) {
-    let before = ours.count(counter);
-    lab.east.send(frame);
-    lab.east.receive();
-    let out = lab.west.receive();
-    let mac = out.first().map(|frame| frame[..6].try_into().expect("six bytes"));
-    (ours.count(counter) - before, mac)
 }
 
 /// Each CPU knows flows of its own: this thread, which sends, is to stay where it is.
