@@ -119,10 +119,15 @@ fn a_rule_lets_its_protocol_pass_and_no_other(lab: &mut Lab) -> Result<()> {
                 ("icmp", format!("ping -c 2 -i 0.2 -W {wait} {to}")),
             ]
         };
-        for (chosen, (rule, _)) in kinds(1).iter().enumerate() {
+        let [quick, patient] = [1, 5].map(kinds);
+        for (chosen, (rule, _)) in quick.iter().enumerate() {
             lab.cli(&format!("sg rule add web --ip-proto {rule} --cidr {cidr}"))?;
-            for index in 0..kinds(1).len() {
-                let (other, command) = &kinds(if index == chosen { 5 } else { 1 })[index];
+            for index in 0..quick.len() {
+                let (other, command) = if index == chosen {
+                    &patient[index]
+                } else {
+                    &quick[index]
+                };
                 let passes = a.succeeds(command)?;
                 check(
                     passes == (index == chosen),
