@@ -348,6 +348,21 @@ fn a_vmm_that_does_not_read_its_replies_fills_its_own_queue() {
 }
 
 #[test]
+fn a_question_behind_any_number_of_statements_is_answered() {
+    let lab = Lab::new();
+    lab.listen(A);
+    let mut vmm = lab.connect(A);
+    for statements in 0..200 {
+        let mut bytes = message(SET_OWNER, 1, &[]).repeat(statements);
+        bytes.extend(message(GET_FEATURES, 1, &[]));
+        // In one piece: the server finds them all there, and its turn ends with any of them.
+        vmm.send_bytes(&bytes, &[]).unwrap();
+        vmm.reply(GET_FEATURES)
+            .unwrap_or_else(|error| panic!("behind {statements} statements: {error}"));
+    }
+}
+
+#[test]
 fn closing_a_nic_ends_its_session_and_frees_its_key() {
     let lab = Lab::new();
     lab.listen(A);

@@ -16,7 +16,7 @@ use super::session::Session;
 use super::sink::NicOptions;
 use crate::poll::{Interest, Poller};
 
-/// Messages taken from one VMM before the others have their turn.
+/// Reads from one VMM, of a message each at most, before the others have their turn.
 const TURN: usize = 64;
 
 pub(super) struct Connection {
@@ -64,13 +64,19 @@ impl Connection {
     /// Does what can be done without waiting, within limits. A channel to the VMM that comes is to be reported by the
     /// poller as `channel`.
     pub fn serve(&mut self, poller: &Poller, channel: u64) -> Progress {
-        for _ in 0..TURN {
+        let mut read = 0;
+        loop {
             match self.send() {
                 Ok(true) if self.closing => return Progress::Broken,
                 Ok(true) => {}
                 Ok(false) => return Progress::Writing,
                 Err(_) => return Progress::Gone,
             }
+            // Only here, when the reply to what was read last has gone: a VMM may wait for it and say nothing before.
+            if read == TURN {
+                return Progress::Reading;
+            }
+            read += 1;
             match self.receive() {
                 Ok(true) => {}
                 Ok(false) => return Progress::Reading,
@@ -80,7 +86,6 @@ impl Connection {
                 self.open_channel(socket, poller, channel);
             }
         }
-        Progress::Reading
     }
 
     /// True when the VMM's end is closed, whatever it left to be read.
