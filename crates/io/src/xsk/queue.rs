@@ -1,10 +1,11 @@
 //! The four rings of one queue and the chunks that go round in them, without the socket: what a test can drive with a
 //! kernel of its own making.
 //!
-//! Receiving goes by chunks: fill ring → kernel → receive ring → *taken* (a batch refers to it) → fill ring. Transmitting goes by
-//! *slots*, neighbouring chunks that the longest frame fits in, so that a frame is written in one go whatever its length: free →
-//! transmit ring → kernel → completion ring, chunk by chunk → free when all its chunks are back. Nothing else happens to
-//! either, so that at any time those with the kernel, those taken and those free are what the UMEM has.
+//! Receiving goes by chunks: fill ring → kernel → receive ring → *taken* (a batch refers to it) → fill ring, or aside while
+//! enough others go round ([`Window`]). Transmitting goes by *slots*, neighbouring chunks that the longest frame fits in, so that
+//! a frame is written in one go whatever its length: free → transmit ring → kernel → completion ring, chunk by chunk → free when
+//! all its chunks are back. Nothing else happens to either, so that at any time those with the kernel, those taken, those aside
+//! and those free are what the UMEM has.
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
@@ -14,6 +15,7 @@ use rustix::net::xdp::{XdpDesc, XdpDescOptions};
 
 use super::ring::{Consumer, Producer};
 use super::umem::Umem;
+use super::window::Window;
 use crate::copy;
 
 /// Buffers of one packet at most: Linux has a fixed 18 (MAX_SKB_FRAGS and the linear part) unless built otherwise.
@@ -71,6 +73,11 @@ pub(super) struct Queue {
     pub rings: Rings,
     /// Chunks for receiving that batches refer to, oldest first.
     taken: VecDeque<u32>,
+    /// Chunks for receiving that the kernel has not got, and need not have.
+    aside: Vec<u32>,
+    /// How many it has, filled ones among them, and how many it should have.
+    given: u32,
+    window: Window,
     /// Slots that nobody uses; the last is the one used last, and likely still in the cache.
     free: Vec<u32>,
     /// By slot: its chunks that are with the kernel.
@@ -88,6 +95,9 @@ impl Queue {
         let slots = count / slot_chunks;
         let mut queue = Queue {
             taken: VecDeque::with_capacity(count as usize),
+            aside: Vec::with_capacity(count as usize),
+            given: 0,
+            window: Window::new(count),
             free: (0..slots).rev().collect(),
             sent: vec![0; slots as usize],
             slot_chunks,
@@ -123,10 +133,17 @@ impl Queue {
         })
     }
 
+    /// So many were filled when a batch began to take them.
+    #[inline]
+    pub fn saw(&mut self, filled: u32) {
+        self.window.saw(filled);
+    }
+
     /// Takes the next buffer off the ring's list for a batch that will [put it back](Self::put_back). To be
     /// [released](Self::release) with the others.
     #[inline]
     pub fn take(&mut self, filled: &Filled) {
+        self.given = self.given.saturating_sub(1);
         self.taken.push_back(filled.chunk);
     }
 
@@ -138,10 +155,12 @@ impl Queue {
 
     /// Gives a buffer that was not taken back to the kernel.
     pub fn refuse(&mut self, filled: &Filled) {
+        self.given = self.given.saturating_sub(1);
         self.give(filled.chunk);
     }
 
-    /// Gives the `count` buffers that were taken first back to the kernel. True when it wants to be told.
+    /// Gives the `count` buffers that were taken first back to the kernel, as far as it should have them. True when it wants to be
+    /// told.
     #[inline]
     pub fn put_back(&mut self, count: usize) -> bool {
         for _ in 0..count {
@@ -149,6 +168,26 @@ impl Queue {
                 debug_assert!(false, "more put back than was taken");
                 break;
             };
+            if self.given < self.window.size() {
+                self.give(chunk);
+            } else {
+                self.aside.push(chunk);
+            }
+        }
+        self.give_up_to(self.window.size())
+    }
+
+    /// Gives the kernel all that nobody else has: there will be no one to look for a while. True when it wants to be told.
+    pub fn give_all(&mut self) -> bool {
+        self.give_up_to(u32::MAX)
+    }
+
+    /// Gives the kernel of what is aside until it has so many.
+    #[inline]
+    fn give_up_to(&mut self, count: u32) -> bool {
+        while self.given < count
+            && let Some(chunk) = self.aside.pop()
+        {
             self.give(chunk);
         }
         self.rings.fill.publish() && self.rings.fill.wants_wakeup()
@@ -156,6 +195,7 @@ impl Queue {
 
     #[inline]
     fn give(&mut self, chunk: u32) {
+        self.given += 1;
         // There is room (`Sizes::fill_ring`). `room` also reads the kernel's index, which `push` does not.
         if self.rings.fill.room(1) > 0 {
             self.rings.fill.push(self.umem.addr(chunk));

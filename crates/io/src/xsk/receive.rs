@@ -21,7 +21,9 @@ pub(super) struct Taken {
 pub(super) fn take(queue: &mut Queue, batch: &mut Batch) -> Result<Taken, QueueFault> {
     let mut taken = Taken::default();
     let room = batch.room() as u32;
-    let count = queue.filled(room).min(room);
+    let filled = queue.filled(room);
+    queue.saw(filled);
+    let count = filled.min(room);
     if count == 0 {
         return Ok(taken);
     }

@@ -206,6 +206,38 @@ fn buffers_come_back_before_the_kernel_says_that_it_took_them() {
 }
 
 #[test]
+fn few_buffers_go_round_while_few_are_needed_and_all_while_the_worker_sleeps() {
+    const MANY: u32 = 2048;
+    let (port, mut peer) = XskPort::in_memory(MANY, 1500).unwrap();
+    let mut port = Port::from(UplinkPort::from(port));
+    let mut batch = Batch::new();
+    let mut rounds = |port: &mut Port, peer: &mut XskPeer, count: u32, burst: usize| {
+        for _ in 0..count {
+            for _ in 0..burst {
+                assert!(peer.inject(&pattern(100), 256));
+            }
+            let mut came = 0;
+            while came < burst {
+                came += port.receive(&mut batch).unwrap();
+                port.complete(&mut batch);
+            }
+        }
+        peer.buffers()
+    };
+    assert_eq!(rounds(&mut port, &mut peer, 10, 32), MANY);
+    assert_eq!(rounds(&mut port, &mut peer, 500, 32), 512);
+    // A burst that takes nearly all: as many more for the next one, up to all.
+    assert_eq!(rounds(&mut port, &mut peer, 1, 500), 1024);
+    assert_eq!(rounds(&mut port, &mut peer, 1, 1000), MANY);
+    assert_eq!(rounds(&mut port, &mut peer, 500, 32), 512);
+    assert!(!port.arm());
+    assert_eq!(peer.buffers(), MANY);
+    port.disarm();
+    assert_eq!(rounds(&mut port, &mut peer, 100, 32), 512);
+    assert_eq!(books(&port).0, 0);
+}
+
+#[test]
 fn a_frame_without_outer_headers_goes_as_it_is() {
     let (mut port, mut peer) = port(1500);
     let mut batch = Batch::new();
