@@ -8,7 +8,7 @@
 use std::os::fd::AsFd;
 
 use butterfly_router::Options;
-use xdp::{Program, attach, objects};
+use xdp::{Attachment, Program, attach, objects};
 
 use crate::lab::{destinations, frame, inside, load, namespace, prefixes};
 use crate::ours::Ours;
@@ -37,24 +37,20 @@ fn family(results: &mut Results, v6: bool, rounds: usize) {
     let prefixes = prefixes(v6, ROUTES);
     load(&namespace, &prefixes);
     inside(&namespace, async || {
-        let index = |name: &str| namespace.ifindex(name).expect("an interface");
+        let west = namespace.ifindex("west").expect("an interface");
         let program = |name, object| Program::load(name, object, |_| Ok(())).expect("the program loads");
-        let (drops, pass) = (program("drop", objects::DROP), program("pass", objects::PASS));
-        let fib = program("fib", objects::FIB);
-        let _sink = attach(drops.as_fd(), index("sink"), None).expect("a veth takes a program");
+        let (pass, fib) = (program("pass", objects::PASS), program("fib", objects::FIB));
         let (scatter, redirect) = (Scatter::new(), Scatter::new());
-        let _known = [("spare0", &scatter), ("spare1", &redirect)].map(|(name, scatter)| {
-            attach(scatter.program.as_fd(), index(name), None).expect("a veth takes a program")
-        });
+        let cable = Cable::new(&namespace, &[&scatter, &redirect]);
         let to = destinations(&prefixes, DESTINATIONS);
         for size in SIZES {
             let frame = frame(v6, size - FCS);
             scatter.tell(&frame, &to, 0);
-            redirect.tell(&frame, &to, index("west"));
+            redirect.tell(&frame, &to, west);
             let router = Ours::start(&Options::default()).await;
             let once = |program: &Program| {
                 scatter.hand_on_to(program);
-                once(&scatter, &frame, index("east"), FRAMES)
+                cable.once(&scatter, &frame, FRAMES)
             };
             // Attached or not, our program is nothing to the frames that are handed to the kernel here.
             let mut taken = [const { Vec::new() }; 4];
@@ -77,28 +73,38 @@ fn family(results: &mut Results, v6: bool, rounds: usize) {
     });
 }
 
-/// What live frames take through one program alone, by round: to as many destinations as `scatter` was told, in the
-/// namespace that this thread is in.
-pub fn through(scatter: &Scatter, namespace: &Namespace, frame: &[u8], rounds: usize) -> Vec<f64> {
-    let index = |name: &str| namespace.ifindex(name).expect("an interface");
-    let drops = Program::load("drop", objects::DROP, |_| Ok(())).expect("the program loads");
-    let _sink = attach(drops.as_fd(), index("sink"), None).expect("a veth takes a program");
-    let _known = attach(scatter.program.as_fd(), index("spare0"), None).expect("a veth takes a program");
-    let frames = 1 << 20; // as many as there are destinations at most
-    // The first one fills the caches.
-    (0..=rounds)
-        .map(|_| once(scatter, frame, index("east"), frames))
-        .skip(1)
-        .collect()
+/// The interfaces as live frames need them, in the namespace that this thread is in.
+pub struct Cable {
+    pub east: u32,
+    /// What drops at the sink, and what makes the kernel know those that make frames.
+    _attached: Vec<Attachment>,
 }
 
-/// Nanoseconds for each frame that arrived at the sink, of `frames`.
-fn once(scatter: &Scatter, frame: &[u8], from: u32, frames: u32) -> f64 {
-    let before = arrived();
-    let took = xdp::send(&scatter.program, frame, from, frames).expect("live frames");
-    let came = arrived() - before;
-    assert!(came > u64::from(frames) / 20, "only {came} of {frames} arrived");
-    took.as_nanos() as f64 / came as f64
+impl Cable {
+    /// For frames that these make, two at most.
+    pub fn new(namespace: &Namespace, makers: &[&Scatter]) -> Self {
+        let index = |name: &str| namespace.ifindex(name).expect("an interface");
+        let drops = Program::load("drop", objects::DROP, |_| Ok(())).expect("the program loads");
+        let spare = ["spare0", "spare1"].into_iter();
+        let makers = spare.zip(makers.iter().map(|maker| &maker.program));
+        let attached = [("sink", &drops)].into_iter().chain(makers);
+        Cable {
+            east: index("east"),
+            _attached: attached
+                .map(|(name, program)| attach(program.as_fd(), index(name), None))
+                .collect::<Result<_, _>>()
+                .expect("a veth takes a program"),
+        }
+    }
+
+    /// Nanoseconds for each frame that arrived at the sink, of `frames`.
+    pub fn once(&self, scatter: &Scatter, frame: &[u8], frames: u32) -> f64 {
+        let before = arrived();
+        let took = xdp::send(&scatter.program, frame, self.east, frames).expect("live frames");
+        let came = arrived() - before;
+        assert!(came > u64::from(frames) / 20, "only {came} of {frames} arrived");
+        took.as_nanos() as f64 / came as f64
+    }
 }
 
 /// Frames that the sink has had, of the namespace that this thread is in.

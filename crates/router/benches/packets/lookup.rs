@@ -2,88 +2,108 @@
 //! least that forwards by `bpf_fib_lookup` (`bpf/fib.bpf.c`). And what a live frame takes with the smallest table and the
 //! largest, to the most destinations.
 
+use std::net::IpAddr;
 use std::time::Instant;
 
 use xdp::{Program, Verdict, objects};
 
 use crate::lab::{destinations, frame, inside, large, load, namespace, prefixes};
-use crate::live;
+use crate::live::Cable;
 use crate::ours::Ours;
 use crate::scatter::Scatter;
+use crate::turns::Turns;
+use testkit::netns::Namespace;
 use testkit::results::Results;
 
 const ROUTES: [(&str, usize); 4] = [("10", 10), ("1k", 1_000), ("100k", 100_000), ("1M", 1_000_000)];
 /// Seconds for a table to be followed.
 const PATIENCE: u64 = 60;
 const DESTINATIONS: [(&str, usize); 3] = [("1", 1), ("8k", 8_192), ("1M", 1 << 20)];
+/// Live frames of a window: as many as there are destinations at most.
+const FRAMES: u32 = 1 << 20;
 
-/// What a table of some size costs, nanoseconds.
+/// Packets before a window.
+const WARM_UP: u32 = 1 << 16;
+
+/// What a table of some size costs, nanoseconds by round.
+#[derive(Default)]
 struct Costs {
-    /// By destinations.
-    lookup: Vec<f64>,
-    live: f64,
+    /// The router's and the kernel's lookup, by destinations.
+    lookup: [[Vec<f64>; 2]; DESTINATIONS.len()],
+    live: Vec<f64>,
 }
 
-/// Ours and the kernel's lookup by routes and destinations, of each family; what a million routes cost in terms of ten.
+/// Ours and the kernel's lookup by routes and destinations, of each family; what a million routes cost in terms of ten. Tables of
+/// all sizes are there at once, each in a namespace of its own, and have windows in turn.
 pub fn measure(results: &mut Results, rounds: usize) {
-    for family in ["v4", "v6"] {
-        let mut ours = Vec::new();
-        for (name, routes) in ROUTES {
-            ours.push(row(results, family, (name, routes), rounds));
-        }
-        let (least, most) = (&ours[0], &ours[ROUTES.len() - 1]);
-        for (at, (name, _)) in DESTINATIONS.iter().enumerate() {
-            let ratio = most.lookup[at] / least.lookup[at];
-            results.ratio(&format!("{family}_1M_to_10_routes_{name}_dst"), ratio);
-        }
-        results.ratio(&format!("live_{family}_1M_to_10_routes"), most.live / least.live);
+    for v6 in [false, true] {
+        let turns = Turns::new(ROUTES.len());
+        let all: Vec<Costs> = std::thread::scope(|scope| {
+            let turns = &turns;
+            let begin = |number| scope.spawn(move || table(v6, number, turns, rounds));
+            let threads: Vec<_> = (0..ROUTES.len()).map(begin).collect();
+            let costs = threads.into_iter().map(|thread| thread.join());
+            costs.map(|costs| costs.expect("a table was measured")).collect()
+        });
+        report(results, if v6 { "v6" } else { "v4" }, all);
     }
 }
 
-fn row(results: &mut Results, family: &str, (name, routes): (&str, usize), rounds: usize) -> Costs {
-    let v6 = family == "v6";
+fn report(results: &mut Results, family: &str, all: Vec<Costs>) {
+    let (least, most) = (&all[0], &all[ROUTES.len() - 1]);
+    for (at, (to, _)) in DESTINATIONS.iter().enumerate() {
+        let name = format!("{family}_1M_to_10_routes_{to}_dst");
+        results.ratio_by_round(&name, &most.lookup[at][0], &least.lookup[at][0]);
+    }
+    let name = format!("live_{family}_1M_to_10_routes");
+    results.ratio_by_round(&name, &most.live, &least.live);
+    for ((routes, _), costs) in ROUTES.into_iter().zip(all) {
+        for ((to, _), [mine, kernels]) in DESTINATIONS.into_iter().zip(costs.lookup) {
+            let what = format!("{family} {routes} routes {to} dst");
+            results.add(&what, "router", "ns", mine);
+            results.add(&what, "fib_lookup", "ns", kernels);
+        }
+        let what = format!("live {family} {routes} routes 1M dst");
+        results.add(&what, "router", "ns", costs.live);
+    }
+}
+
+/// Measures the table of `ROUTES[number]` when it is its turn.
+fn table(v6: bool, number: usize, turns: &Turns, rounds: usize) -> Costs {
     let namespace = namespace();
-    let prefixes = prefixes(v6, routes);
-    let mut costs = Costs {
-        lookup: Vec::new(),
-        live: 0.0,
-    };
+    let mut costs = Costs::default();
     inside(&namespace, async || {
-        let before = resident_kib();
-        let mut ours = Ours::start(&large()).await;
+        turns.join();
+        let turn = turns.take(number);
+        let (ours, prefixes) = follow(&namespace, v6, ROUTES[number]).await;
         let program = |name, object| Program::load(name, object, |_| Ok(())).expect("the program loads");
         let (empty, fib) = (
             program("transmit", objects::TRANSMIT),
             program("fib", objects::FIB),
         );
-        // The router follows while `ip -batch` adds: what it takes longer is its own.
-        let had = ours.prefixes(v6);
-        let took = load(&namespace, &prefixes).as_secs_f64();
-        let start = Instant::now();
-        ours.until_within(PATIENCE, "million", |ours| ours.prefixes(v6) >= had + routes)
-            .await;
-        assert_eq!(ours.notes(), Vec::<String>::new());
-        let behind = start.elapsed().as_secs_f64();
-        let memory = (resident_kib() - before) / 1024;
-        let lines = ours.report().tables[usize::from(v6)].nodes;
-        println!(
-            "{family}, {name} routes: added in {took:.2} s, followed {behind:.2} s later; the table takes {} KiB, this process {memory} MiB more",
-            lines / 16
-        );
         let scatter = Scatter::new();
-        let east = namespace.ifindex("east").expect("an interface");
+        let cable = Cable::new(&namespace, &[&scatter]);
         let frame = frame(v6, 64);
-        for (to, count) in DESTINATIONS {
+        drop(turn);
+        for ((_, count), [mine, kernels]) in DESTINATIONS.into_iter().zip(&mut costs.lookup) {
+            let turn = turns.take(number);
             scatter.tell(&frame, &destinations(&prefixes, count), 0);
+            drop(turn);
             let times = (count as u32).max(1 << 18);
             let once = |program: &Program, verdict| {
                 scatter.hand_on_to(program);
-                let run = xdp::run(&scatter.program, &frame, east, times).expect("the kernel tries it");
-                assert_eq!(run.verdict, verdict);
-                run.took.as_nanos() as f64
+                let run = |times| {
+                    let run =
+                        xdp::run(&scatter.program, &frame, cable.east, times).expect("the kernel tries it");
+                    assert_eq!(run.verdict, verdict);
+                    run.took.as_nanos() as f64
+                };
+                // What the others have pushed out of the caches comes back first.
+                run(WARM_UP);
+                run(times)
             };
-            let (mut mine, mut kernels) = (Vec::new(), Vec::new());
             for round in 0..=rounds {
+                let _turn = turns.take(number);
                 let nothing = once(&empty, Verdict::Transmit);
                 let net = once(ours.service.router.program(), Verdict::Redirect) - nothing;
                 let theirs = once(&fib, Verdict::Redirect) - nothing;
@@ -93,20 +113,40 @@ fn row(results: &mut Results, family: &str, (name, routes): (&str, usize), round
                     kernels.push(theirs);
                 }
             }
-            let what = format!("{family} {name} routes {to} dst");
-            costs.lookup.push(results.add(&what, "router", "ns", mine));
-            results.add(&what, "fib_lookup", "ns", kernels);
         }
         scatter.hand_on_to(ours.service.router.program());
-        let live = live::through(&scatter, &namespace, &frame, rounds);
-        costs.live = results.add(
-            &format!("live {family} {name} routes 1M dst"),
-            "router",
-            "ns",
-            live,
-        );
+        for round in 0..=rounds {
+            let _turn = turns.take(number);
+            let took = cable.once(&scatter, &frame, FRAMES);
+            if round > 0 {
+                costs.live.push(took);
+            }
+        }
     });
     costs
+}
+
+/// A router with so many routes, which it has followed, and their prefixes.
+async fn follow(namespace: &Namespace, v6: bool, (name, routes): (&str, usize)) -> (Ours, Vec<(IpAddr, u8)>) {
+    let prefixes = prefixes(v6, routes);
+    let before = resident_kib();
+    let mut ours = Ours::start(&large()).await;
+    // The router follows while `ip -batch` adds: what it takes longer is its own.
+    let had = ours.prefixes(v6);
+    let took = load(namespace, &prefixes).as_secs_f64();
+    let start = Instant::now();
+    ours.until_within(PATIENCE, "million", |ours| ours.prefixes(v6) >= had + routes)
+        .await;
+    assert_eq!(ours.notes(), Vec::<String>::new());
+    let behind = start.elapsed().as_secs_f64();
+    let memory = (resident_kib() - before) / 1024;
+    let lines = ours.report().tables[usize::from(v6)].nodes;
+    println!(
+        "{}, {name} routes: added in {took:.2} s, followed {behind:.2} s later; the table takes {} KiB, this process {memory} MiB more",
+        if v6 { "v6" } else { "v4" },
+        lines / 16
+    );
+    (ours, prefixes)
 }
 
 /// Of this process.

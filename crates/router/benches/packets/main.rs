@@ -12,6 +12,7 @@ mod lookup;
 mod ours;
 mod roundtrip;
 mod scatter;
+mod turns;
 
 use testkit::results::Results;
 
