@@ -183,8 +183,9 @@ fn the_daemon_routes_between_vlans_and_a_bond(pair: &mut Pair) -> Result<()> {
     soon(peer, "ping -q -c 1 -W 1 10.5.0.2")?;
     daemon(host)?;
     let add = |mode: &str| -> Result<()> {
+        // The first of them waits for the kernel's verifier, on a processor that is emulated.
         let said = host.ok(&format!(
-            "{BUTTERFLY} router add bond5 bond1 --mode {mode} && {BUTTERFLY} router add vlan5"
+            "{BUTTERFLY} --timeout 60000 router add bond5 bond1 --mode {mode} && {BUTTERFLY} router add vlan5"
         ))?;
         for line in [
             &format!("taking over bond5: {mode} XDP"),
