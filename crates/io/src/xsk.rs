@@ -7,7 +7,8 @@
 //! own, and all belong to the one worker that has the port: nothing is shared, nothing is locked.
 //!
 //! - `receive` takes filled buffers into a batch: heads are copied, bodies stay in the UMEM. `complete` gives the buffers
-//!   back, in the order in which they were taken; only as many go round as are needed (`window`). A frame's body so goes from the UMEM into the guest in one copy.
+//!   back, in the order in which they were taken; only as many go round as are needed (`window`). A frame's body so goes from
+//!   the UMEM into the guest in one copy.
 //! - `transmit_outer` writes the outer headers, the judged head and the body straight into the UMEM, and completes there what the
 //!   sender left undone: again one copy. `flush` shows it to the kernel and calls it where it wants to be called.
 //!

@@ -75,8 +75,7 @@ pub(super) struct Queue {
     taken: VecDeque<u32>,
     /// Chunks for receiving that the kernel has not got, and need not have.
     aside: Vec<u32>,
-    /// How many it has, filled ones among them, and how many it should have.
-    given: u32,
+    /// How many it should have.
     window: Window,
     /// Slots that nobody uses; the last is the one used last, and likely still in the cache.
     free: Vec<u32>,
@@ -96,7 +95,6 @@ impl Queue {
         let mut queue = Queue {
             taken: VecDeque::with_capacity(count as usize),
             aside: Vec::with_capacity(count as usize),
-            given: 0,
             window: Window::new(count),
             free: (0..slots).rev().collect(),
             sent: vec![0; slots as usize],
@@ -143,7 +141,6 @@ impl Queue {
     /// [released](Self::release) with the others.
     #[inline]
     pub fn take(&mut self, filled: &Filled) {
-        self.given = self.given.saturating_sub(1);
         self.taken.push_back(filled.chunk);
     }
 
@@ -155,7 +152,6 @@ impl Queue {
 
     /// Gives a buffer that was not taken back to the kernel.
     pub fn refuse(&mut self, filled: &Filled) {
-        self.given = self.given.saturating_sub(1);
         self.give(filled.chunk);
     }
 
@@ -168,7 +164,8 @@ impl Queue {
                 debug_assert!(false, "more put back than was taken");
                 break;
             };
-            if self.given < self.window.size() {
+            // Counted as the kernel's already.
+            if self.given() <= self.window.size() {
                 self.give(chunk);
             } else {
                 self.aside.push(chunk);
@@ -182,10 +179,17 @@ impl Queue {
         self.give_up_to(u32::MAX)
     }
 
+    /// Chunks that the kernel has, filled ones that were not taken yet among them.
+    #[inline]
+    fn given(&self) -> u32 {
+        let others = self.taken.len() + self.aside.len();
+        self.umem.count().saturating_sub(others as u32)
+    }
+
     /// Gives the kernel of what is aside until it has so many.
     #[inline]
     fn give_up_to(&mut self, count: u32) -> bool {
-        while self.given < count
+        while self.given() < count
             && let Some(chunk) = self.aside.pop()
         {
             self.give(chunk);
@@ -195,7 +199,6 @@ impl Queue {
 
     #[inline]
     fn give(&mut self, chunk: u32) {
-        self.given += 1;
         // There is room (`Sizes::fill_ring`). `room` also reads the kernel's index, which `push` does not.
         if self.rings.fill.room(1) > 0 {
             self.rings.fill.push(self.umem.addr(chunk));
