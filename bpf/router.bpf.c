@@ -14,6 +14,7 @@
 #include "lib/packet.h"
 #include "router.h"
 #include "router/maps.h"
+#include "router/address.h"
 #include "router/table.h"
 #include "router/hop.h"
 #include "router/lane.h"
@@ -46,7 +47,7 @@ struct transit {
 	const struct hop *hop;  // the table's, or `asked`
 	struct hop asked;       // the kernel's choice
 	__u32 size;             // of the IP packet
-	__u32 number;           // the hop's in its table; 0: chosen by more than addresses
+	__u32 number;           // the hop's in its table; 0: chosen by more than the lane knows
 	__u32 epoch;            // as it was before anything else was read
 	__u8 v6;
 };
@@ -132,8 +133,6 @@ static __always_inline int leave_other(struct xdp_md *ctx, struct transit *t)
 // What the kernel's ip_rcv() and ip_route_input_slow() look at before they look up a route. Zero, or why not.
 static __always_inline int check4(struct xdp_md *ctx, struct transit *t, struct iphdr *ip)
 {
-	__u32 source = bpf_ntohl(ip->saddr), destination = bpf_ntohl(ip->daddr);
-
 	if (ip->version != 4 || ip->ihl < 5)
 		return COUNT_MALFORMED;
 	if (ip->ihl > 5)
@@ -145,12 +144,9 @@ static __always_inline int check4(struct xdp_md *ctx, struct transit *t, struct 
 		return COUNT_CHECKSUM;
 	if (ip->ttl <= 1)
 		return COUNT_HOP_LIMIT;
-	// RFC 1812, section 5.3.7: this network, loopback, multicast, broadcast.
-	if (source >> 24 == 0 || source >> 24 == 127 || source >> 28 == 14 || source == ~0u)
+	if (is_special4(ip->saddr))
 		return COUNT_SOURCE;
-	if (destination >> 24 == 0 || destination >> 24 == 127 || destination >> 28 == 14 || destination == ~0u)
-		return COUNT_DESTINATION;
-	return 0;
+	return is_special4(ip->daddr) ? COUNT_DESTINATION : 0;
 }
 
 // RFC 3704 with the kernel's two ways, and never an address of our own.
@@ -175,8 +171,6 @@ static __always_inline int check_source4(struct transit *t, __u32 number, bool b
 // What ipv6_rcv() and ip6_forward() look at. Only a hop-by-hop header concerns routers (RFC 8200, section 4.3).
 static __always_inline int check6(struct xdp_md *ctx, struct transit *t, struct ipv6hdr *ip)
 {
-	__u32 first = bpf_ntohl(ip->saddr.s6_addr32[0]), to = bpf_ntohl(ip->daddr.s6_addr32[0]);
-
 	if (ip->version != 6)
 		return COUNT_MALFORMED;
 	t->size = sizeof(*ip) + bpf_ntohs(ip->payload_len);
@@ -186,12 +180,9 @@ static __always_inline int check6(struct xdp_md *ctx, struct transit *t, struct 
 		return COUNT_OPTIONS;
 	if (ip->hop_limit <= 1)
 		return COUNT_HOP_LIMIT;
-	// Multicast, link-local, and all that begins with 32 zero bits: unspecified, loopback, addresses of IPv4.
-	if (first >> 24 == 0xff || first >> 22 == 0xfe80 >> 6 || first == 0)
+	if (is_special6(&ip->saddr))
 		return COUNT_SOURCE;
-	if (to >> 24 == 0xff || to >> 22 == 0xfe80 >> 6 || to == 0)
-		return COUNT_DESTINATION;
-	return 0;
+	return is_special6(&ip->daddr) ? COUNT_DESTINATION : 0;
 }
 
 // The flow's hash, where there is something to choose.
@@ -221,12 +212,21 @@ static __always_inline int choose(struct transit *t, __u32 hash)
 	return t->hop ? 0 : COUNT_NEIGHBOUR;
 }
 
-// The same by what IPv4's multipath goes by. What its ports have chosen is nothing for the lane.
+// The same by what multipath goes by. What has chosen by more than the lane knows a flow by is nothing for the lane.
 static __always_inline int choose4(struct xdp_md *ctx, struct transit *t, struct iphdr *ip, const struct router_config *config)
 {
 	int refused = choose(t, flow4(ctx, t, ip, config));
 
 	if (t->path->count > 1 && config->flags & CONFIG_PORTS4)
+		t->number = 0;
+	return refused;
+}
+
+static __always_inline int choose6(struct xdp_md *ctx, struct transit *t, struct ipv6hdr *ip, const struct router_config *config)
+{
+	int refused = choose(t, flow6(ctx, t, ip, config));
+
+	if (t->path->count > 1)
 		t->number = 0;
 	return refused;
 }
@@ -289,7 +289,7 @@ static __always_inline int route6(struct xdp_md *ctx, struct transit *t, const s
 	if (!t->path)
 		return COUNT_NO_ROUTE;
 	if (!(config->flags & CONFIG_ASK6) && t->path->kind != PATH_ASK)
-		return choose(t, flow6(ctx, t, ip, config));
+		return choose6(ctx, t, ip, config);
 	__builtin_memset(&fib, 0, sizeof(fib));
 	fib.family = AF_INET6;
 	fib.l4_protocol = ip->nexthdr;
@@ -362,13 +362,19 @@ static __always_inline int rewrite(struct xdp_md *ctx, struct transit *t)
 	return 0;
 }
 
-// The lane takes the next packet of this flow, if there are no tags on either side and nothing but its addresses chose the hop.
+// The lane takes the next packet of this flow, if there are no tags on either side and the hop was chosen by what tells its flows.
 static __always_inline void remember(struct xdp_md *ctx, struct transit *t)
 {
-	struct iphdr *ip = at(ctx, sizeof(struct ethhdr), sizeof(*ip));
+	__u64 decided = lane_decided(t->in, t->epoch) | t->number;
+	struct iphdr *ip4 = at(ctx, sizeof(struct ethhdr), sizeof(*ip4));
+	struct ipv6hdr *ip6 = at(ctx, sizeof(struct ethhdr), sizeof(*ip6));
 
-	if (ip && !t->v6 && t->number && !t->packet.tags && !tags_of(t->hop))
-		lane_remember(ip, t->in, t->number, t->epoch);
+	if (!t->epoch || !t->number || t->number > LANE_HOP_MASK || t->packet.tags || tags_of(t->hop))
+		return;
+	if (!t->v6 && ip4)
+		lane_remember4(ip4, decided);
+	if (t->v6 && ip6)
+		lane_remember6(ip6, decided);
 }
 
 // Rewrites and redirects. What cannot be sent for want of room is the kernel's.

@@ -159,10 +159,17 @@ struct router_config {
 	__u32 epoch;     /* a new number when any of the maps has changed; 0 while they change */
 };
 
-/* The lane (router/lane.h): what was decided of a plain IPv4 flow, and holds as long as the epoch is the same. */
-struct lane_flow {
+/* The lane (router/lane.h): what was decided of a plain flow, and holds as long as the epoch is the same. Of IPv4 that goes by
+ * both addresses, since sources are looked up too; of IPv6 by the destination. */
+struct lane_flow4 {
 	__u64 addresses;  /* both, as they lie in the packet */
 	__u64 decided;    /* from the highest bits on: epoch, slot of the interface it came in by, hop */
+};
+
+struct lane_flow6 {
+	__u64 destination[2];  /* as it lies in the packet */
+	__u64 decided;
+	__u64 pad;
 };
 
 #define LANE_EPOCH_SHIFT 34
@@ -172,17 +179,31 @@ struct lane_flow {
 
 #define LANE_BITS 14  /* of a hash, which choose a pair */
 
-struct lane_pair {
-	struct lane_flow flow[2];
+struct lane_pair4 {
+	struct lane_flow4 flow[2];
 };
 
-/* Of one CPU. */
-struct lane_flows {
+struct lane_pair6 {
+	struct lane_flow6 flow[2];
+};
+
+/* What the lane is good for. */
+struct lane_use {
 	__u32 hits;    /* since they were last looked at: after LANE_LOOK misses */
 	__u32 misses;
 	__u32 rest;    /* so many packets go the long way: there were too few hits */
 	__u32 pad[LINE_WORDS - 3];
-	struct lane_pair pair[1 << LANE_BITS];
+};
+
+/* Of one CPU. */
+struct lane_flows4 {
+	struct lane_use use;
+	struct lane_pair4 pair[1 << LANE_BITS];
+};
+
+struct lane_flows6 {
+	struct lane_use use;
+	struct lane_pair6 pair[1 << LANE_BITS];
 };
 
 #define LANE_LOOK 512
@@ -233,6 +254,7 @@ _Static_assert(sizeof(struct interface) == 16, "no holes");
 _Static_assert(sizeof(struct near) == 32, "no holes");
 _Static_assert(sizeof(struct egress) == 16, "no holes");
 _Static_assert(sizeof(struct router_config) == 20, "no holes");
-_Static_assert(sizeof(struct lane_flows) == (4 * LINE_WORDS) + (32 << LANE_BITS), "no holes");
+_Static_assert(sizeof(struct lane_flows4) == (4 * LINE_WORDS) + (32 << LANE_BITS), "no holes");
+_Static_assert(sizeof(struct lane_flows6) == (4 * LINE_WORDS) + (64 << LANE_BITS), "no holes");
 _Static_assert(ROUTER_INTERFACES <= 1 << (LANE_EPOCH_SHIFT - LANE_SLOT_SHIFT), "a slot has its bits");
 _Static_assert(ROUTER_COUNTERS == 24, "layout.rs has as many");

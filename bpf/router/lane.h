@@ -1,20 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// The lane: plain IPv4 packets of a flow that was forwarded before go the same way without a lookup.
+// The lane: plain packets of a flow that was forwarded before go the same way without a lookup.
 //
 // What the long way decides by addresses and interfaces alone (source, way to the destination, next hop) holds until a map
-// changes, which a new epoch tells; what depends on the packet (length, checksum, TTL, MTU) is looked at here again. A packet
-// that does not fit goes the long way, which knows the reasons. Each CPU has flows of its own, found by a hash of their
+// changes, which a new epoch tells; what depends on the packet (length, checksum, hop limit, MTU) is looked at here again. A packet
+// that does not fit goes the long way, which knows the reasons. With IPv4 both addresses decide; with IPv6, whose sources are
+// not looked up, a flow is all that goes to one destination. Each CPU has flows of its own, found by a hash of their
 // addresses, in pairs; one that is new takes the place of one that holds no more, or of either.
 #pragma once
 
 #include "../lib/checksum.h"
+#include "address.h"
 #include "hop.h"
 #include "maps.h"
 #include "send.h"
 
-// EtherType of IPv4, version 4 and a header of five words, as they lie from the twelfth byte on.
-#define PLAIN_START bpf_htonl(0x08004500)
-#define PLAIN_MASK bpf_htonl(0xffffff00)
+// EtherType and version, and of IPv4 a header of five words, as they lie from the twelfth byte on.
+#define PLAIN4_START bpf_htonl(0x08004500)
+#define PLAIN4_MASK bpf_htonl(0xffffff00)
+#define PLAIN6_START bpf_htonl(0x86dd6000)
+#define PLAIN6_MASK bpf_htonl(0xfffff000)
 
 // The interface without tags of a device.
 static __always_inline const struct interface *plain_interface(__u32 ifindex)
@@ -32,27 +36,66 @@ static __always_inline const struct interface *plain_interface(__u32 ifindex)
 	return outer | inner ? NULL : &close->interface;
 }
 
-static __always_inline struct lane_flows *lane_flows(void)
+static __always_inline struct lane_flows4 *lane_flows4(void)
 {
 	__u32 cpu = bpf_get_smp_processor_id();
 
-	return bpf_map_lookup_elem(&lanes, &cpu);
+	return bpf_map_lookup_elem(&lanes4, &cpu);
+}
+
+static __always_inline struct lane_flows6 *lane_flows6(void)
+{
+	__u32 cpu = bpf_get_smp_processor_id();
+
+	return bpf_map_lookup_elem(&lanes6, &cpu);
+}
+
+// The lane pauses, for one packet less than before.
+static __always_inline bool lane_rests(struct lane_use *use)
+{
+	if (!use->rest)
+		return false;
+	use->rest--;
+	return true;
 }
 
 // Where a flow is, if it is known.
-static __always_inline struct lane_pair *lane_pair(struct lane_flows *flows, __u64 addresses)
+static __always_inline struct lane_pair4 *lane_pair4(struct lane_flows4 *flows, __u64 addresses)
 {
 	return &flows->pair[addresses * 0x9e3779b97f4a7c15ull >> (64 - LANE_BITS)];
 }
 
-// One of the two, if it is the flow; which one nobody can foresee, so it is no branch.
-static __always_inline struct lane_flow *lane_flow(struct lane_pair *pair, __u64 addresses)
+static __always_inline struct lane_pair6 *lane_pair6(struct lane_flows6 *flows, const __u64 *destination)
 {
-	__u64 difference = pair->flow[0].addresses ^ addresses, minus = -difference;
+	__u64 mixed = (destination[0] * 0x9e3779b97f4a7c15ull ^ destination[1]) * 0xbf58476d1ce4e5b9ull;
+
+	return &flows->pair[mixed >> (64 - LANE_BITS)];
+}
+
+// Which of a pair a flow is that differs by that from the first one, if it is either; nobody can foresee it, so it is no branch.
+static __always_inline __u64 lane_which(__u64 difference)
+{
+	__u64 minus = -difference;
 
 	// The compiler must not see that this asks whether there is one.
 	asm volatile("" : "+r"(minus));
-	return &pair->flow[(difference | minus) >> 63];
+	return (difference | minus) >> 63;
+}
+
+static __always_inline struct lane_flow4 *lane_flow4(struct lane_pair4 *pair, __u64 addresses)
+{
+	return &pair->flow[lane_which(pair->flow[0].addresses ^ addresses)];
+}
+
+// In how far a flow is not the one to a destination.
+static __always_inline __u64 lane_differs6(const struct lane_flow6 *flow, const __u64 *destination)
+{
+	return (flow->destination[0] ^ destination[0]) | (flow->destination[1] ^ destination[1]);
+}
+
+static __always_inline struct lane_flow6 *lane_flow6(struct lane_pair6 *pair, const __u64 *destination)
+{
+	return &pair->flow[lane_which(lane_differs6(&pair->flow[0], destination))];
 }
 
 // What is decided of a flow that comes in here in this epoch, without its hop.
@@ -61,36 +104,38 @@ static __always_inline __u64 lane_decided(const struct interface *in, __u32 epoc
 	return (__u64)epoch << LANE_EPOCH_SHIFT | (__u64)in->slot << LANE_SLOT_SHIFT;
 }
 
-// Forwards a packet whose flow is known and which the long way would forward. Less than zero: that one's.
-static __always_inline int lane_forward(struct xdp_md *ctx, __u32 epoch)
+// Sends a packet of a known flow on that has one hop less already.
+static __always_inline int lane_send(struct lane_use *use, struct ethhdr *link, const struct interface *in, const struct hop *hop,
+				     __u8 v6, __u32 size)
 {
-	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-	struct ethhdr *link = data;
-	struct iphdr *ip = data + sizeof(*link);
+	struct counters *counted = bpf_map_lookup_elem(&counters, &in->slot);
+
+	use->hits++;
+	rewrite_addresses(link, hop);
+	count(counted, v6, COUNT_KNOWN, 1);
+	return hand_over(hop, counted, v6, size);
+}
+
+// Forwards a packet whose flow is known and which the long way would forward. Less than zero: that one's.
+static __always_inline int lane_forward4(struct xdp_md *ctx, struct ethhdr *link, void *end, __u32 epoch)
+{
+	struct lane_flows4 *flows = lane_flows4();
+	struct iphdr *ip = (void *)(link + 1);
 	const struct interface *in;
-	struct counters *counted;
-	struct lane_flows *flows;
-	struct lane_flow *flow;
+	struct lane_flow4 *flow;
 	const struct hop *hop;
 	__u64 addresses, decided;
 	__u32 size;
 
-	if ((void *)(ip + 1) > end || (((__u32 *)data)[3] & PLAIN_MASK) != PLAIN_START || !epoch)
+	if ((void *)(ip + 1) > end || !flows || lane_rests(&flows->use))
 		return -1;
-	flows = lane_flows();
-	if (!flows)
-		return -1;
-	if (flows->rest) {
-		flows->rest--;
-		return -1;
-	}
 	in = plain_interface(ctx->ingress_ifindex);
 	if (!in)
 		return -1;
 
 	// Its flow.
-	addresses = *(__u64 *)(data + sizeof(*link) + offsetof(struct iphdr, saddr));
-	flow = lane_flow(lane_pair(flows, addresses), addresses);
+	addresses = *(__u64 *)&ip->saddr;
+	flow = lane_flow4(lane_pair4(flows, addresses), addresses);
 	decided = flow->decided ^ lane_decided(in, epoch);
 	if (flow->addresses != addresses || decided > LANE_HOP_MASK)
 		return -1;
@@ -105,52 +150,119 @@ static __always_inline int lane_forward(struct xdp_md *ctx, __u32 epoch)
 	if (!hop || size > hop->mtu)
 		return -1;
 
-	flows->hits++;
-	rewrite_addresses(link, hop);
 	ipv4_decrement_ttl(ip);
-	counted = bpf_map_lookup_elem(&counters, &in->slot);
-	count(counted, 0, COUNT_KNOWN, 1);
-	return hand_over(hop, counted, 0, size);
+	return lane_send(&flows->use, link, in, hop, 0, size);
+}
+
+static __always_inline int lane_forward6(struct xdp_md *ctx, struct ethhdr *link, void *end, __u32 epoch)
+{
+	struct lane_flows6 *flows = lane_flows6();
+	struct ipv6hdr *ip = (void *)(link + 1);
+	const struct interface *in;
+	struct lane_flow6 *flow;
+	const struct hop *hop;
+	__u64 *destination, decided;
+	__u32 size;
+
+	if ((void *)(ip + 1) > end || !flows || lane_rests(&flows->use))
+		return -1;
+	in = plain_interface(ctx->ingress_ifindex);
+	if (!in)
+		return -1;
+
+	// Its flow.
+	destination = (__u64 *)&ip->daddr;
+	flow = lane_flow6(lane_pair6(flows, destination), destination);
+	decided = flow->decided ^ lane_decided(in, epoch);
+	if (lane_differs6(flow, destination) || decided > LANE_HOP_MASK)
+		return -1;
+
+	// What depends on the packet.
+	size = sizeof(*ip) + bpf_ntohs(ip->payload_len);
+	if (!same_mac(link->h_dest, in->mac) || frame_surplus(ctx, sizeof(*link) + size) != 0)
+		return -1;
+	if (ip->hop_limit <= 1 || ip->nexthdr == IPPROTO_HOPOPTS || is_special6(&ip->saddr))
+		return -1;
+	hop = hop_of(decided);
+	if (!hop || size > hop->mtu)
+		return -1;
+
+	ip->hop_limit--;
+	return lane_send(&flows->use, link, in, hop, 1, size);
+}
+
+static __always_inline int lane_forward(struct xdp_md *ctx, __u32 epoch)
+{
+	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	__u32 *start = data;
+
+	if ((void *)(start + 4) > end || !epoch)
+		return -1;
+	if ((start[3] & PLAIN4_MASK) == PLAIN4_START)
+		return lane_forward4(ctx, data, end, epoch);
+	if ((start[3] & PLAIN6_MASK) == PLAIN6_START)
+		return lane_forward6(ctx, data, end, epoch);
+	return -1;
 }
 
 // A packet of a flow that was not known before. Where most are, as when each goes somewhere else, the look at the lane costs more than it
 // saves, and pauses.
-static __always_inline void lane_missed(struct lane_flows *flows)
+static __always_inline void lane_missed(struct lane_use *use)
 {
-	if (++flows->misses < LANE_LOOK)
+	if (++use->misses < LANE_LOOK)
 		return;
-	flows->rest = flows->hits < LANE_LOOK ? LANE_REST : 0;
-	flows->hits = 0;
-	flows->misses = 0;
+	use->rest = use->hits < LANE_LOOK ? LANE_REST : 0;
+	use->hits = 0;
+	use->misses = 0;
 }
 
-// Where a flow is to be that has no place: in that of one that holds no more, or of either.
-static __always_inline struct lane_flow *lane_place(struct lane_pair *pair, __u64 addresses, __u64 decided)
+// Which place of two a flow takes that has none: that of one that holds no more, or by `chance` of either.
+static __always_inline __u32 lane_place(__u64 first, __u64 second, __u64 decided, __u32 chance)
 {
-	if ((pair->flow[0].decided ^ decided) >> LANE_EPOCH_SHIFT)
-		return &pair->flow[0];
-	if ((pair->flow[1].decided ^ decided) >> LANE_EPOCH_SHIFT)
-		return &pair->flow[1];
-	return &pair->flow[addresses >> 32 & 1];
+	if ((first ^ decided) >> LANE_EPOCH_SHIFT)
+		return 0;
+	if ((second ^ decided) >> LANE_EPOCH_SHIFT)
+		return 1;
+	return chance & 1;
 }
 
-// The long way forwards a packet without tags to that hop, decided by its addresses in this epoch, and would forward the others of
-// its flow as well.
-static __always_inline void lane_remember(const struct iphdr *ip, const struct interface *in, __u32 hop, __u32 epoch)
+// The long way forwards a packet without tags, decided by its addresses in this epoch, and would forward the others of its flow as
+// well. `decided` has its hop.
+static __always_inline void lane_remember4(const struct iphdr *ip, __u64 decided)
 {
-	__u64 addresses = *(const __u64 *)&ip->saddr, decided = lane_decided(in, epoch);
-	struct lane_flows *flows = lane_flows();
-	struct lane_pair *pair;
-	struct lane_flow *flow;
+	__u64 addresses = *(const __u64 *)&ip->saddr;
+	struct lane_flows4 *flows = lane_flows4();
+	struct lane_pair4 *pair;
+	struct lane_flow4 *flow;
 
-	if (!flows || flows->rest || !epoch || hop > LANE_HOP_MASK)
+	if (!flows || flows->use.rest)
 		return;
-	pair = lane_pair(flows, addresses);
-	flow = lane_flow(pair, addresses);
+	pair = lane_pair4(flows, addresses);
+	flow = lane_flow4(pair, addresses);
 	if (flow->addresses != addresses) {
-		lane_missed(flows);
-		flow = lane_place(pair, addresses, decided);
+		lane_missed(&flows->use);
+		flow = &pair->flow[lane_place(pair->flow[0].decided, pair->flow[1].decided, decided, addresses >> 32)];
 	}
 	flow->addresses = addresses;
-	flow->decided = decided | hop;
+	flow->decided = decided;
+}
+
+static __always_inline void lane_remember6(const struct ipv6hdr *ip, __u64 decided)
+{
+	const __u64 *destination = (const __u64 *)&ip->daddr;
+	struct lane_flows6 *flows = lane_flows6();
+	struct lane_pair6 *pair;
+	struct lane_flow6 *flow;
+
+	if (!flows || flows->use.rest)
+		return;
+	pair = lane_pair6(flows, destination);
+	flow = lane_flow6(pair, destination);
+	if (lane_differs6(flow, destination)) {
+		lane_missed(&flows->use);
+		flow = &pair->flow[lane_place(pair->flow[0].decided, pair->flow[1].decided, decided, destination[1] >> 56)];
+	}
+	flow->destination[0] = destination[0];
+	flow->destination[1] = destination[1];
+	flow->decided = decided;
 }

@@ -91,14 +91,23 @@ struct {
 	__type(value, struct counters);
 } counters SEC(".maps");
 
-// The flows that are known, of each CPU.
+// The flows of IPv4 that are known, of each CPU.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct lane_flows);
-} lanes SEC(".maps");
+	__type(value, struct lane_flows4);
+} lanes4 SEC(".maps");
+
+// The same of IPv6.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct lane_flows6);
+} lanes6 SEC(".maps");
 
 // What holds for all packets.
 struct {

@@ -13,17 +13,17 @@ pub const CONFIG_WORDS: usize = size_of::<Config>() / 4;
 /// Where the epoch is in it.
 const EPOCH: usize = std::mem::offset_of!(Config, epoch) / 4;
 
-/// The configuration's map and the flows'.
+/// The configuration's map and those of the flows.
 #[derive(Debug)]
 pub struct Epochs {
     config: BpfArray,
-    lanes: BpfArray,
+    lanes: [BpfArray; 2],
     last: u32,
 }
 
 impl Epochs {
-    /// Over the maps `config_map` and `lanes`; none has begun.
-    pub fn new(config: BpfArray, lanes: BpfArray) -> Epochs {
+    /// Over the maps `config_map`, and `lanes4` and `lanes6`; none has begun.
+    pub fn new(config: BpfArray, lanes: [BpfArray; 2]) -> Epochs {
         Epochs {
             config,
             lanes,
@@ -48,7 +48,7 @@ impl Epochs {
         self.last += 1;
         if self.last == LANE_EPOCHS {
             self.last = 1;
-            for word in self.lanes.words() {
+            for word in self.lanes.iter().flat_map(BpfArray::words) {
                 word.store(0, Ordering::Relaxed);
             }
         }
@@ -74,16 +74,21 @@ mod tests {
 
     #[test]
     fn flows_are_forgotten_when_the_numbers_are_used_up() {
-        let mut epochs = Epochs::new(array(CONFIG_WORDS), array(64));
+        let mut epochs = Epochs::new(array(CONFIG_WORDS), [array(64), array(64)]);
         let now = |epochs: &Epochs| epochs.config.words()[EPOCH].load(Ordering::Relaxed);
-        let remembered = |epochs: &Epochs| epochs.lanes.words()[63].load(Ordering::Relaxed);
+        let remembered = |epochs: &Epochs| {
+            let last = |lanes: &BpfArray| lanes.words()[63].load(Ordering::Relaxed);
+            epochs.lanes.each_ref().map(last)
+        };
         epochs.last = LANE_EPOCHS - 2;
-        epochs.lanes.words()[63].store(7, Ordering::Relaxed);
+        for lanes in &epochs.lanes {
+            lanes.words()[63].store(7, Ordering::Relaxed);
+        }
         epochs.begin();
-        assert_eq!((now(&epochs), remembered(&epochs)), (LANE_EPOCHS - 1, 7));
+        assert_eq!((now(&epochs), remembered(&epochs)), (LANE_EPOCHS - 1, [7; 2]));
         epochs.end();
         assert_eq!(now(&epochs), 0);
         epochs.begin();
-        assert_eq!((now(&epochs), remembered(&epochs)), (1, 0));
+        assert_eq!((now(&epochs), remembered(&epochs)), (1, [0; 2]));
     }
 }

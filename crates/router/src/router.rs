@@ -17,7 +17,9 @@ use crate::error::Error;
 use crate::fib::{Fib, Prefix, Source};
 use crate::firewall::Firewall;
 use crate::interfaces::{Interface, View};
-use crate::layout::{self, Config, Counter, Counters, ELEMENT_LINES, Hop, LANE_WORDS, Path, config};
+use crate::layout::{
+    self, Config, Counter, Counters, ELEMENT_LINES, Hop, LANE4_WORDS, LANE6_WORDS, Path, config,
+};
 use crate::node::LINE;
 use crate::paths::Paths;
 use crate::plan::Plan;
@@ -95,7 +97,8 @@ impl Router {
                 ("trie6", six as u32),
                 ("paths", options.paths),
                 ("hops", options.paths),
-                ("lanes", cpus as u32),
+                ("lanes4", cpus as u32),
+                ("lanes6", cpus as u32),
             ];
             for mut map in open.maps_mut() {
                 let name = map.name().to_string_lossy().into_owned();
@@ -124,7 +127,10 @@ impl Router {
         Ok(Router {
             epochs: Epochs::new(
                 mapped("config_map", CONFIG_WORDS)?,
-                mapped("lanes", cpus * LANE_WORDS)?,
+                [
+                    mapped("lanes4", cpus * LANE4_WORDS)?,
+                    mapped("lanes6", cpus * LANE6_WORDS)?,
+                ],
             ),
             entries: Entries::new(program.table("interfaces")?, mapped("near", NEAR_WORDS)?),
             egresses: program.table("egresses")?,
