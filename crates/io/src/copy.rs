@@ -12,6 +12,9 @@
 
 use crate::frame::Segment;
 
+/// Bytes of a cache line.
+pub(crate) const LINE: usize = 64;
+
 /// How wide the registers are that copies go through. A function that copies for a whole batch is compiled once for each
 /// and picked by [`width`]: what is inlined into it (`bytes`, `blocks`) is then as wide.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

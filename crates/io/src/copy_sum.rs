@@ -6,20 +6,33 @@
 
 use wire::checksum;
 
-use crate::copy::{Width, width};
+use crate::copy::{self, Width, width};
+
+/// How far behind what is being copied that lies which will be copied next, bytes. A line of it is asked for with each line that is
+/// copied: asked for all at once, they would keep what is copied now waiting. Only a hint; nothing need be there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Ahead {
+    pub read: usize,
+    pub write: usize,
+}
 
 /// Copies `len` bytes and gives their ones'-complement sum as [`checksum::sum`] would.
 ///
 /// # Safety
 /// `from` is valid for reads and `to` for writes of `len` bytes.
 #[inline]
-pub(crate) unsafe fn copy_and_sum(from: *const u8, to: *mut u8, len: usize) -> u32 {
+pub(crate) unsafe fn copy_and_sum(from: *const u8, to: *mut u8, len: usize, ahead: Option<Ahead>) -> u32 {
     // SAFETY: the caller's promise; the processor has AVX2 where `width` says so.
     let total = unsafe {
-        match width() {
-            Width::Base => base(from, to, len),
+        match (width(), ahead) {
+            (Width::Base, _) => base(from, to, len),
             #[cfg(target_arch = "x86_64")]
-            Width::Avx2 | Width::Avx512 => avx2(from, to, len),
+            (Width::Avx2 | Width::Avx512, None) => avx2(from, to, len, |_| {}),
+            #[cfg(target_arch = "x86_64")]
+            (Width::Avx2 | Width::Avx512, Some(Ahead { read, write })) => avx2(from, to, len, move |at| {
+                copy::prefetch(from.wrapping_add(at).wrapping_add(read));
+                copy::prefetch_to_write(to.wrapping_add(at).wrapping_add(write));
+            }),
         }
     };
     checksum::of_native(total)
@@ -61,18 +74,20 @@ unsafe fn base(from: *const u8, to: *mut u8, len: usize) -> u64 {
     lanes.iter().fold(last, |total, lane| total + lane)
 }
 
-/// The same through registers of 32 bytes, two at a time: each is split into its odd and its even words.
+/// The same through registers of 32 bytes, two at a time: each is split into its odd and its even words. `ask` is called for each
+/// line.
 ///
 /// # Safety
 /// As [`copy_and_sum`].
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-unsafe fn avx2(from: *const u8, to: *mut u8, len: usize) -> u64 {
+unsafe fn avx2(from: *const u8, to: *mut u8, len: usize, ask: impl Fn(usize)) -> u64 {
     use std::arch::x86_64::*;
     let even = _mm256_set1_epi64x(0xffff_ffff);
     let mut lanes = [_mm256_setzero_si256(); 4];
     let mut at = 0;
     while len - at >= 2 * STEP {
+        ask(at);
         // SAFETY: 64 bytes from `at` are inside `len`; the loads and stores are for any alignment.
         let (first, second) = unsafe {
             let first = _mm256_loadu_si256(from.add(at).cast());
@@ -111,7 +126,8 @@ mod tests {
         let mut ways: Vec<unsafe fn(*const u8, *mut u8, usize) -> u64> = vec![base];
         #[cfg(target_arch = "x86_64")]
         if width() != Width::Base {
-            ways.push(avx2);
+            // SAFETY: the processor has AVX2 where `width` says so, and the caller keeps the rest.
+            ways.push(|from, to, len| unsafe { avx2(from, to, len, |_| {}) });
         }
         ways
     }
@@ -129,6 +145,19 @@ mod tests {
                 outside.copied().all(|byte| byte == 0xa5),
                 "wrote outside of {len}"
             );
+        }
+    }
+
+    #[test]
+    fn nothing_need_be_there_ahead() {
+        let bytes: Vec<u8> = (0..1448).map(|at| (at * 7 + at / 251) as u8).collect();
+        let far = [(0, 0), (1448, 2048), (usize::MAX, 1 << 46), (1 << 46, usize::MAX)];
+        for (read, write) in far {
+            let mut to = vec![0xa5; bytes.len()];
+            let ahead = Some(Ahead { read, write });
+            // SAFETY: both are as long.
+            let sum = unsafe { copy_and_sum(bytes.as_ptr(), to.as_mut_ptr(), bytes.len(), ahead) };
+            assert_eq!((sum, &to), (checksum::sum(&bytes), &bytes), "{ahead:?}");
         }
     }
 

@@ -9,7 +9,7 @@ use wire::offload::{Gso, Offload, PartialChecksum};
 use wire::segment::{Checksum, Segments};
 
 use crate::copy;
-use crate::copy_sum::copy_and_sum;
+use crate::copy_sum::{Ahead, copy_and_sum};
 use crate::frame::{Batch, Frame, HEAD_MAX, Segment};
 use crate::port::TransmitError;
 
@@ -150,18 +150,31 @@ impl Piece<'_> {
         self.head.len() + self.body.len()
     }
 
-    /// Copies the body, and gives its sum if that is asked for.
+    /// How far behind this body the next one begins, if this is a segment of a large frame: right behind, as long as the sender's pieces
+    /// of memory are.
+    #[inline]
+    pub fn next_body(&self) -> Option<usize> {
+        match self.head {
+            Head::Segment { segments, index, .. } if index + 1 < segments.count() => Some(self.body.len()),
+            _ => None,
+        }
+    }
+
+    /// Copies the body, and gives its sum if that is asked for: then what lies `ahead` is asked for on the way.
     ///
     /// # Safety
     /// `to` is valid for writes of as many bytes as the body has.
     #[inline]
-    pub unsafe fn copy_body(&self, to: *mut u8, summed: bool) -> Sum {
+    pub unsafe fn copy_body(&self, to: *mut u8, summed: bool, ahead: Option<Ahead>) -> Sum {
         let (mut at, mut sum) = (0, Sum::new());
         for segment in self.body.segments() {
             // SAFETY: the segment is valid for reads (`Segment`), and all of them together are as long as the body.
             unsafe {
                 match summed {
-                    true => sum.append(copy_and_sum(segment.ptr, to.add(at), segment.len), segment.len),
+                    true => {
+                        let part = copy_and_sum(segment.ptr, to.add(at), segment.len, ahead);
+                        sum.append(part, segment.len);
+                    }
                     false => copy::bytes(segment.ptr, to.add(at), segment.len),
                 }
             }
@@ -240,7 +253,7 @@ impl Piece<'_> {
         out.resize(self.len(), 0);
         let (head, body) = out.split_at_mut(self.head.len());
         // SAFETY: `body` is what is left behind the head: as long as the piece's.
-        let body = unsafe { self.copy_body(body.as_mut_ptr(), self.checksum.is_some()) };
+        let body = unsafe { self.copy_body(body.as_mut_ptr(), self.checksum.is_some(), None) };
         self.write_head(head, body);
     }
 }

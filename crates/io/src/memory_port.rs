@@ -192,7 +192,7 @@ impl OuterSink for MemoryPort {
         self.refusal().map_or(Ok(()), Err)?;
         // Forgotten bytes show.
         let mut bytes = vec![0xa5; outer::len(outer, piece)];
-        outer::write(&mut bytes, outer, piece);
+        outer::write(&mut bytes, outer, piece, None);
         self.staged.push((bytes, Offload::default()));
         self.transmitted += 1;
         Ok(())

@@ -7,6 +7,8 @@
 use wire::checksum::Sum;
 use wire::vxlan::Outer;
 
+use crate::copy;
+use crate::copy_sum::Ahead;
 use crate::deliver::{self, Accepts, Piece, Sink};
 use crate::frame::Batch;
 use crate::port::TransmitError;
@@ -48,15 +50,32 @@ pub(crate) fn len(outer: Option<&Outer>, piece: &Piece<'_>) -> usize {
     outer.map_or(0, Outer::len) + piece.len()
 }
 
-/// Writes a piece behind its headers. `out` is private memory of [`len`] bytes.
+/// Writes a piece behind its headers. `out` is private memory of [`len`] bytes. `next` is how far behind `out` the piece that comes next
+/// will be written, if that is known: most are alike, and lines that are on their way while one is written cost the next one nothing.
 #[inline]
-pub(crate) fn write(out: &mut [u8], outer: Option<&Outer>, piece: &Piece<'_>) {
+pub(crate) fn write(out: &mut [u8], outer: Option<&Outer>, piece: &Piece<'_>, next: Option<usize>) {
     debug_assert_eq!(out.len(), len(outer, piece));
+    let outer_sum = outer.is_some_and(Outer::needs_sum);
+    let summed = outer_sum || piece.checksum.is_some();
+    let ahead = next.map(|write| Ahead {
+        read: piece.next_body().unwrap_or(0),
+        write,
+    });
+    if let Some(next) = next {
+        // What is summed asks for the rest on the way.
+        let asked = if summed {
+            out.len() - piece.body.len()
+        } else {
+            out.len()
+        };
+        for line in (0..asked).step_by(copy::LINE) {
+            copy::prefetch_to_write(out.as_ptr().wrapping_add(line).wrapping_add(next));
+        }
+    }
     let (headers, inner) = out.split_at_mut(outer.map_or(0, Outer::len));
     let (head, body) = inner.split_at_mut(piece.head.len());
-    let outer_sum = outer.is_some_and(Outer::needs_sum);
     // SAFETY: `body` is what is left behind the head: as long as the piece's.
-    let body_sum = unsafe { piece.copy_body(body.as_mut_ptr(), outer_sum || piece.checksum.is_some()) };
+    let body_sum = unsafe { piece.copy_body(body.as_mut_ptr(), summed, ahead) };
     piece.write_head(head, body_sum);
     if let Some(outer) = outer {
         let mut sum = Sum::new();
@@ -90,7 +109,7 @@ mod tests {
     impl OuterSink for Written {
         fn put_outer(&mut self, outer: Option<&Outer>, piece: &Piece<'_>) -> Result<(), TransmitError> {
             let mut out = vec![0xa5; len(outer, piece)];
-            write(&mut out, outer, piece);
+            write(&mut out, outer, piece, None);
             self.0.push(out);
             Ok(())
         }

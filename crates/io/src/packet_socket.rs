@@ -198,7 +198,7 @@ impl OuterSink for PacketPort {
             return Err(TransmitError::TooSmall);
         }
         self.scratch.resize(len, 0);
-        outer::write(&mut self.scratch, outer, piece);
+        outer::write(&mut self.scratch, outer, piece, None);
         // Nothing is left to do.
         let header = [0; HDR_LEN];
         let sent = rustix::io::writev(socket, &[IoSlice::new(&header), IoSlice::new(&self.scratch)]);

@@ -277,7 +277,7 @@ impl OuterSink for TapPort {
         };
         let header = virtio_net::encode(&Offload::default(), 0, 0);
         self.scratch.resize(outer::len(outer, piece), 0);
-        outer::write(&mut self.scratch, outer, piece);
+        outer::write(&mut self.scratch, outer, piece, None);
         let written = rustix::io::writev(fd, &[IoSlice::new(&header), IoSlice::new(&self.scratch)]);
         written.map_err(|errno| self.failed(errno))?;
         self.transmitted += 1;

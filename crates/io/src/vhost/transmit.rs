@@ -210,7 +210,7 @@ fn put_summed(buffers: &[Segment], header: &[u8], piece: &Piece<'_>) {
         let mut at = 0;
         behind.each(segment.len, |to, len| {
             // SAFETY: as in `Scatter::write_segment`.
-            sum.append(unsafe { copy_and_sum(segment.ptr.add(at), to, len) }, len);
+            sum.append(unsafe { copy_and_sum(segment.ptr.add(at), to, len, None) }, len);
             at += len;
         });
     }

@@ -16,13 +16,10 @@ use rustix::net::xdp::{XdpDesc, XdpDescOptions};
 use super::ring::{Consumer, Producer};
 use super::umem::Umem;
 use super::window::Window;
-use crate::copy;
+use crate::copy::LINE;
 
 /// Buffers of one packet at most: Linux has a fixed 18 (MAX_SKB_FRAGS and the linear part) unless built otherwise.
 pub(super) const PARTS_MAX: u32 = 64;
-
-/// Bytes of a cache line.
-const LINE: usize = 64;
 
 /// What the kernel did that it never does. The queue is not to be used any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -241,16 +238,14 @@ impl Queue {
         }
     }
 
-    /// Asks for `len` bytes from `indent` on of the slot that will be [`writable`](Self::writable) when this one is sent. The segments of
-    /// a large frame are alike, and lines that are on their way while one is written cost the next one nothing.
+    /// How far behind the slot that is [`writable`](Self::writable) that one lies which will be when this one is sent; wraps around.
     #[inline]
-    pub fn prefetch_next(&self, indent: usize, len: usize) {
-        if let [.., next, _] = self.free[..] {
-            let at = self.umem.addr(self.first_chunk(next)) as usize;
-            for line in (at..at + indent + len).step_by(LINE) {
-                copy::prefetch_to_write(self.umem.start().wrapping_add(line));
-            }
-        }
+    pub fn next(&self) -> Option<usize> {
+        let [.., next, slot] = self.free[..] else {
+            return None;
+        };
+        let [next, this] = [next, slot].map(|slot| self.umem.addr(self.first_chunk(slot)) as usize);
+        Some(next.wrapping_sub(this))
     }
 
     /// Puts `len` bytes from [`indent`](Self::indent) on of the slot that is [`writable`](Self::writable) into the transmit ring, to be

@@ -37,8 +37,7 @@ impl OuterSink for XskPort {
         // SAFETY: the slot holds `slot_len` bytes, which neither `longest` nor the frame behind its indent exceeds, and is ours alone
         // until it is sent: nobody else refers to it, and the kernel reads it only after that.
         let out = unsafe { std::slice::from_raw_parts_mut(slot.as_ptr().add(indent), len) };
-        self.queue.prefetch_next(indent, len);
-        outer::write(out, outer, piece);
+        outer::write(out, outer, piece, self.queue.next());
         self.queue.send(indent, len);
         self.transmitted += 1;
         Ok(())
