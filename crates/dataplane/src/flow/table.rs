@@ -102,10 +102,10 @@ impl FlowTable {
 
     /// The same, looking at entry `likely` first.
     #[inline(always)]
-    pub(crate) fn find_likely(&self, likely: FlowId, key: &Key, hash: u64) -> Option<FlowId> {
+    pub(crate) fn find_likely(&self, likely: FlowId, key: &Key, hash: u64) -> Option<&Entry> {
         match self.entries.get(likely as usize) {
-            Some(entry) if entry.is(key) => Some(likely),
-            _ => self.find(key, hash),
+            Some(entry) if entry.is(key) => Some(entry),
+            _ => self.find(key, hash).map(|id| self.entry(id)),
         }
     }
 

@@ -100,7 +100,7 @@ fn follow(round: &mut Round, job: usize, case: usize, (id, hash, side): (FlowId,
             let entry = flows.entry(id);
             let rules = entry.sides[side].rules();
             count_rules(round.counters, rules, 1, frame.len() as u64);
-            round.jobs[job].steer = lane::steer(entry, side, hash);
+            round.jobs[job].steer = lane::steer(&entry.sides[side], hash);
             lane::open(round, id, side, case);
             Verdict::Pass
         }

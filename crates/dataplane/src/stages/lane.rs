@@ -16,12 +16,12 @@ use std::net::IpAddr;
 
 use io::frame::{BATCH, Bits, Frame, first_bits};
 use wire::dhcp;
-use wire::offload::{Gso, Offload};
+use wire::offload::Gso;
 use wire::parse::{self, Plain, ethertype, mac_bits, mac_of};
 use wire::vxlan::plain_hash;
 
 use crate::counters::Counters;
-use crate::flow::{Ends, Entry, FlowId, Key, Side};
+use crate::flow::{Ends, FlowId, Half, Key, Side};
 use crate::round::{Job, NO_CASE, Round, Verdict, count_rules};
 use crate::snapshot::{PortConfig, PortSlot};
 use crate::stages::destination;
@@ -163,9 +163,7 @@ impl Lane {
             let Some(plain) = parse::plain::<V6>(head, len) else {
                 continue;
             };
-            let sound = frame.fault().is_none()
-                && (frame.offload == Offload::default() || plain.suits(&frame.offload));
-            if plain.src != own_mac || !sound {
+            if plain.src != own_mac || frame.fault().is_some() || !plain.suits(&frame.offload) {
                 continue;
             }
             if plain.dst != mac {
@@ -347,8 +345,8 @@ fn pass(frame: u8, target: PortSlot, steer: u32) -> Job {
 
 /// The queue pair that the target of a flow's packet has last sent from, or else one that the flow chooses.
 #[inline(always)]
-pub(crate) fn steer(entry: &Entry, side: Side, hash: u64) -> u32 {
-    match entry.sides[side].wish.get() {
+pub(crate) fn steer(sender: &Half, hash: u64) -> u32 {
+    match sender.wish.get() {
         0 => hash as u32,
         pair => u32::from(pair - 1),
     }

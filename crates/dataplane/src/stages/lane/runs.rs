@@ -113,9 +113,9 @@ impl Runs {
             self.transports[chosen.frame % BATCH] = chosen.transport;
         }
         if let Some(last) = self.list[..self.count.min(BATCH)].last_mut()
+            && last.key.is(&chosen.key)
             && last.end == frame
             && last.route == route
-            && last.key.is(&chosen.key)
         {
             last.end += 1;
             last.bytes += chosen.len as u32;
@@ -192,14 +192,14 @@ impl Run {
         job: impl Fn(&Run, u32) -> Job,
     ) -> Bits {
         let (flows, side) = (terms.flows, Side::from(self.side & 1));
-        let Some(id) = flows.find_likely(self.likely, &self.key, self.hash) else {
+        let Some(entry) = flows.find_likely(self.likely, &self.key, self.hash) else {
             return self.bits();
         };
-        let entry = flows.entry(id);
         if !self.is_open(terms, entry, side) {
             return self.bits();
         }
-        let (mine, job) = (&entry.sides[side], job(self, steer(entry, side, self.hash)));
+        let mine = &entry.sides[side];
+        let job = job(self, steer(mine, self.hash));
         let (mut left, mut frames, mut bytes) = (0, self.end - self.first, self.bytes);
         if self.tcp {
             for frame in self.frames() {
