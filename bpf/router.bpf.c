@@ -366,15 +366,20 @@ static __always_inline int rewrite(struct xdp_md *ctx, struct transit *t)
 static __always_inline void remember(struct xdp_md *ctx, struct transit *t)
 {
 	__u64 decided = lane_decided(t->in, t->epoch) | t->number;
-	struct iphdr *ip4 = at(ctx, sizeof(struct ethhdr), sizeof(*ip4));
-	struct ipv6hdr *ip6 = at(ctx, sizeof(struct ethhdr), sizeof(*ip6));
 
 	if (!t->epoch || !t->number || t->number > LANE_HOP_MASK || t->packet.tags || tags_of(t->hop))
 		return;
-	if (!t->v6 && ip4)
-		lane_remember4(ip4, decided);
-	if (t->v6 && ip6)
-		lane_remember6(ip6, decided);
+	if (t->v6) {
+		struct ipv6hdr *ip = at(ctx, sizeof(struct ethhdr), sizeof(*ip));
+
+		if (ip)
+			lane_remember6(ip, decided);
+	} else {
+		struct iphdr *ip = at(ctx, sizeof(struct ethhdr), sizeof(*ip));
+
+		if (ip)
+			lane_remember4(ip, decided);
+	}
 }
 
 // Rewrites and redirects. What cannot be sent for want of room is the kernel's.

@@ -104,14 +104,22 @@ static __always_inline __u64 lane_decided(const struct interface *in, __u32 epoc
 	return (__u64)epoch << LANE_EPOCH_SHIFT | (__u64)in->slot << LANE_SLOT_SHIFT;
 }
 
-// Sends a packet of a known flow on that has one hop less already.
-static __always_inline int lane_send(struct lane_use *use, struct ethhdr *link, const struct interface *in, const struct hop *hop,
+// Sends a packet on to the hop that was decided, if it fits there. Less than zero: nothing was changed.
+static __always_inline int lane_send(struct lane_use *use, struct ethhdr *link, const struct interface *in, __u32 number,
 				     __u8 v6, __u32 size)
 {
-	struct counters *counted = bpf_map_lookup_elem(&counters, &in->slot);
+	const struct hop *hop = hop_of(number);
+	struct counters *counted;
 
+	if (!hop || size > hop->mtu)
+		return -1;
 	use->hits++;
 	rewrite_addresses(link, hop);
+	if (v6)
+		((struct ipv6hdr *)(link + 1))->hop_limit--;
+	else
+		ipv4_decrement_ttl((struct iphdr *)(link + 1));
+	counted = bpf_map_lookup_elem(&counters, &in->slot);
 	count(counted, v6, COUNT_KNOWN, 1);
 	return hand_over(hop, counted, v6, size);
 }
@@ -123,7 +131,6 @@ static __always_inline int lane_forward4(struct xdp_md *ctx, struct ethhdr *link
 	struct iphdr *ip = (void *)(link + 1);
 	const struct interface *in;
 	struct lane_flow4 *flow;
-	const struct hop *hop;
 	__u64 addresses, decided;
 	__u32 size;
 
@@ -146,12 +153,7 @@ static __always_inline int lane_forward4(struct xdp_md *ctx, struct ethhdr *link
 		return -1;
 	if (ip->ttl <= 1 || !checksum_holds(checksum_ipv4(ip)))
 		return -1;
-	hop = hop_of(decided);
-	if (!hop || size > hop->mtu)
-		return -1;
-
-	ipv4_decrement_ttl(ip);
-	return lane_send(&flows->use, link, in, hop, 0, size);
+	return lane_send(&flows->use, link, in, decided, 0, size);
 }
 
 static __always_inline int lane_forward6(struct xdp_md *ctx, struct ethhdr *link, void *end, __u32 epoch)
@@ -160,7 +162,6 @@ static __always_inline int lane_forward6(struct xdp_md *ctx, struct ethhdr *link
 	struct ipv6hdr *ip = (void *)(link + 1);
 	const struct interface *in;
 	struct lane_flow6 *flow;
-	const struct hop *hop;
 	__u64 *destination, decided;
 	__u32 size;
 
@@ -183,12 +184,7 @@ static __always_inline int lane_forward6(struct xdp_md *ctx, struct ethhdr *link
 		return -1;
 	if (ip->hop_limit <= 1 || ip->nexthdr == IPPROTO_HOPOPTS || is_special6(&ip->saddr))
 		return -1;
-	hop = hop_of(decided);
-	if (!hop || size > hop->mtu)
-		return -1;
-
-	ip->hop_limit--;
-	return lane_send(&flows->use, link, in, hop, 1, size);
+	return lane_send(&flows->use, link, in, decided, 1, size);
 }
 
 static __always_inline int lane_forward(struct xdp_md *ctx, __u32 epoch)
@@ -216,9 +212,10 @@ static __always_inline void lane_missed(struct lane_use *use)
 	use->misses = 0;
 }
 
-// Which place of two a flow takes that has none: that of one that holds no more, or by `chance` of either.
-static __always_inline __u32 lane_place(__u64 first, __u64 second, __u64 decided, __u32 chance)
+// Which place of two a flow takes that was not known: that of one that holds no more, or by `chance` of either.
+static __always_inline __u32 lane_place(struct lane_use *use, __u64 first, __u64 second, __u64 decided, __u32 chance)
 {
+	lane_missed(use);
 	if ((first ^ decided) >> LANE_EPOCH_SHIFT)
 		return 0;
 	if ((second ^ decided) >> LANE_EPOCH_SHIFT)
@@ -239,10 +236,8 @@ static __always_inline void lane_remember4(const struct iphdr *ip, __u64 decided
 		return;
 	pair = lane_pair4(flows, addresses);
 	flow = lane_flow4(pair, addresses);
-	if (flow->addresses != addresses) {
-		lane_missed(&flows->use);
-		flow = &pair->flow[lane_place(pair->flow[0].decided, pair->flow[1].decided, decided, addresses >> 32)];
-	}
+	if (flow->addresses != addresses)
+		flow = &pair->flow[lane_place(&flows->use, pair->flow[0].decided, pair->flow[1].decided, decided, addresses >> 32)];
 	flow->addresses = addresses;
 	flow->decided = decided;
 }
@@ -258,10 +253,8 @@ static __always_inline void lane_remember6(const struct ipv6hdr *ip, __u64 decid
 		return;
 	pair = lane_pair6(flows, destination);
 	flow = lane_flow6(pair, destination);
-	if (lane_differs6(flow, destination)) {
-		lane_missed(&flows->use);
-		flow = &pair->flow[lane_place(pair->flow[0].decided, pair->flow[1].decided, decided, destination[1] >> 56)];
-	}
+	if (lane_differs6(flow, destination))
+		flow = &pair->flow[lane_place(&flows->use, pair->flow[0].decided, pair->flow[1].decided, decided, destination[1] >> 56)];
 	flow->destination[0] = destination[0];
 	flow->destination[1] = destination[1];
 	flow->decided = decided;
