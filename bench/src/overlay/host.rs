@@ -14,7 +14,7 @@ use crate::load::{self, Load, Script, Turns};
 use crate::passes::said;
 use crate::peers::ovs::host::{self as ovs, Wire};
 use crate::peers::{PeerError, Running, butterfly};
-use crate::results::{Column, Seen};
+use crate::results::{Column, Row as _, Seen};
 use crate::{interrupt, tunnel};
 
 /// Ring entries of a guest, and of one with 64 KiB buffers.
@@ -88,7 +88,7 @@ impl Host {
     /// What comes before the first window of a row. If it fails, that is said and the host left out of the row.
     pub fn begin(&mut self, row: Row) {
         let begun = self.awake(|own| own.begun(row));
-        self.course = said(self.peer.name(), begun);
+        self.course = said(&self.in_row(row), begun);
     }
 
     /// One window.
@@ -97,11 +97,15 @@ impl Host {
             return Vec::new();
         };
         let measured = self.awake(|own| {
+            // A neighbour's turn on our core can last longer than this one: nothing need arrive in it.
             own.frames(&mut course, WARM)?;
-            own.frames(&mut course, window)
+            match own.frames(&mut course, window)? {
+                0.0 => Err(PeerError(format!("nothing arrives within {window:.0?}"))),
+                rate => Ok(rate),
+            }
         });
         let peer = self.peer;
-        let Some(value) = said(self.peer.name(), measured) else {
+        let Some(value) = said(&self.in_row(row), measured) else {
             return Vec::new();
         };
         self.course = Some(course);
@@ -113,6 +117,11 @@ impl Host {
         let settled = self.awake(Host::settle);
         said(self.peer.name(), settled);
         self.course = None;
+    }
+
+    /// Who has failed, and in which row.
+    fn in_row(&self, row: Row) -> String {
+        format!("{}, {}", self.peer.name(), row.name())
     }
 
     /// Does something while the host runs.
@@ -204,9 +213,6 @@ impl Host {
                 (taken + self.arrived()? - before) as f64
             }
         };
-        if count == 0.0 {
-            return Err(PeerError("nothing arrives".to_owned()));
-        }
         Ok(count / start.elapsed().as_secs_f64())
     }
 
