@@ -1,14 +1,14 @@
 //! The switch alone with the guests' driver on the other core: a worker in this process, on a thread of its own.
 //!
 //! `path` has everything on one core, where no cache line goes to and fro; `switch` has processes, sessions and peers, and takes
-//! minutes. This is what lies between, to compare two builds by in turn: frames a second with one flow and many, and round trips
-//! alone and beside 80 % of the rate. The worker's thread does what the daemon's does, but does not sleep.
+//! minutes. This is what lies between, to compare two builds by in turn: frames a second with one flow, with many, and of the largest
+//! size, the cycles of each step, and round trips alone and beside 80 % of the rate. The worker's thread does what the daemon's does, but does not sleep.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dataplane::PortSlot;
-use dataplane::load::WorkerLoad;
+use dataplane::load::{STEPS, WorkerLoad};
 
 use crate::load::Load;
 use crate::path::{self, MAX_FLOWS, Switch};
@@ -30,9 +30,9 @@ pub fn run(core: usize, rounds: usize, only: &[String]) -> Result<Ratios, PeerEr
     let measured = std::thread::scope(|scope| scope.spawn(|| regime::measure(driver, core)).join());
     let near = measured.map_err(|_| PeerError("the echo of a cache line panicked".to_owned()))?;
     println!("a cache line there and back: {:.0} ns", near.round_trip_ns);
-    for flows in [1, 1_000, 1_000_000] {
-        let load = Load::Udp { frame_len: 64, flows };
-        let round_trips = flows == 1 && chosen("rtt");
+    for (frame_len, flows) in [(64, 1), (64, 1_000), (64, 1_000_000), (1518, 1)] {
+        let load = Load::Udp { frame_len, flows };
+        let round_trips = (frame_len, flows) == (64, 1) && chosen("rtt");
         if !chosen(&load.name()) && !round_trips {
             continue;
         }
@@ -48,6 +48,11 @@ pub fn run(core: usize, rounds: usize, only: &[String]) -> Result<Ratios, PeerEr
             rows.rates.scaled(1e-6).summary(),
             best * 1e-6,
         );
+        let steps = rows.load.steps.iter().zip(STEPS);
+        let steps = steps.filter(|(step, _)| step.frames > 0);
+        let steps =
+            steps.map(|(step, name)| format!("{name} {:.1}", step.cycles as f64 / step.frames as f64));
+        println!("  TSC cycles a frame: {}", steps.collect::<Vec<_>>().join(", "));
         ratios.push(format!("{}_mfps", load.name()), best * 1e-6);
         for (loaded, times) in [(false, &rows.alone), (true, &rows.loaded)] {
             for (per_mille, times) in PER_MILLE.into_iter().zip(times) {
