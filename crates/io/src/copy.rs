@@ -90,11 +90,43 @@ macro_rules! by_width {
 }
 pub(crate) use by_width;
 
+/// How far behind what is being copied that lies which will be copied next, bytes. A line of it is asked for with each line that is
+/// copied: asked for all at once, they would keep what is copied now waiting. Only a hint; nothing need be there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Ahead {
+    pub read: usize,
+    pub write: usize,
+}
+
+impl Ahead {
+    /// From one copy to the next one.
+    #[inline(always)]
+    pub fn between(from: *const u8, to: *const u8, next_from: *const u8, next_to: *const u8) -> Ahead {
+        Ahead {
+            read: next_from.addr().wrapping_sub(from.addr()),
+            write: next_to.addr().wrapping_sub(to.addr()),
+        }
+    }
+
+    /// Asks for the lines that lie so far behind these two.
+    #[inline(always)]
+    pub fn ask(self, from: *const u8, to: *const u8) {
+        prefetch(from.wrapping_add(self.read));
+        prefetch_to_write(to.wrapping_add(self.write));
+    }
+}
+
 /// A segment of no bytes, to initialise arrays with.
 pub(crate) const NOTHING: Segment = Segment {
     ptr: std::ptr::null(),
     len: 0,
 };
+
+/// What is no longer is copied without a call to `memcpy`.
+const SHORT: usize = 256;
+
+/// How long a piece is that [`lines`] copies sooner than [`bytes`]: within a page, at whose end the processor's own foresight ends.
+pub(crate) const LINED: std::ops::RangeInclusive<usize> = SHORT + 1..=4096;
 
 /// Copies `len` bytes; short copies, which heads and small frames are, without a call to `memcpy`.
 ///
@@ -105,7 +137,7 @@ pub(crate) unsafe fn bytes(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: each branch copies whole blocks inside `len`, the last one overlapping the one before it; the
     // caller vouches for the `len` bytes on both sides.
     unsafe {
-        if len > 256 {
+        if len > SHORT {
             std::ptr::copy(from, to, len);
         } else if len >= 64 {
             let mut at = 0;
@@ -128,6 +160,29 @@ pub(crate) unsafe fn bytes(from: *const u8, to: *mut u8, len: usize) {
                 *to.add(at) = *from.add(at);
             }
         }
+    }
+}
+
+/// Copies `len` bytes, [`LINE`] at least, a line at a time, and asks for what lies `ahead` on the way: while one frame's body waits
+/// for the second cache, the next one's comes nearer.
+///
+/// # Safety
+/// `from` is valid for reads and `to` for writes of `len` bytes.
+#[inline(always)]
+pub(crate) unsafe fn lines(from: *const u8, to: *mut u8, len: usize, ahead: Ahead) {
+    let last = len - LINE;
+    // SAFETY: each block is inside `len`, the first and the last one overlap others; the caller vouches for the `len` bytes on
+    // both sides.
+    unsafe {
+        block::<LINE>(from, to);
+        // From here on no store is across two lines.
+        let mut at = LINE - to.addr() % LINE;
+        while at < last {
+            ahead.ask(from.add(at), to.add(at));
+            block::<LINE>(from.add(at), to.add(at));
+            at += LINE;
+        }
+        block::<LINE>(from.add(last), to.add(last));
     }
 }
 
@@ -208,6 +263,26 @@ mod tests {
                 "wrote outside at {len}"
             );
             assert_eq!(to[50..50 + len], from[3..3 + len]);
+        }
+    }
+
+    #[test]
+    fn lines_copy_exactly_and_need_nothing_ahead() {
+        let from: Vec<u8> = (0..=255).cycle().take(700).collect();
+        let ahead = super::Ahead {
+            read: usize::MAX / 2,
+            write: usize::MAX / 3,
+        };
+        for (len, start) in (super::LINE..600).flat_map(|len| [(len, 40), (len, 63), (len, 64)]) {
+            let mut to = [0xa5u8; 700];
+            // SAFETY: both hold 700 bytes, offset and length stay below.
+            unsafe { super::lines(from.as_ptr().add(3), to.as_mut_ptr().add(start), len, ahead) };
+            assert_eq!(to[start..start + len], from[3..3 + len]);
+            let outside = to[..start].iter().chain(&to[start + len..]);
+            assert!(
+                outside.copied().all(|byte| byte == 0xa5),
+                "wrote outside at {len}"
+            );
         }
     }
 

@@ -6,15 +6,7 @@
 
 use wire::checksum;
 
-use crate::copy::{self, Width, width};
-
-/// How far behind what is being copied that lies which will be copied next, bytes. A line of it is asked for with each line that is
-/// copied: asked for all at once, they would keep what is copied now waiting. Only a hint; nothing need be there.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Ahead {
-    pub read: usize,
-    pub write: usize,
-}
+use crate::copy::{Ahead, Width, width};
 
 /// Copies `len` bytes and gives their ones'-complement sum as [`checksum::sum`] would.
 ///
@@ -29,9 +21,8 @@ pub(crate) unsafe fn copy_and_sum(from: *const u8, to: *mut u8, len: usize, ahea
             #[cfg(target_arch = "x86_64")]
             (Width::Avx2 | Width::Avx512, None) => avx2(from, to, len, |_| {}),
             #[cfg(target_arch = "x86_64")]
-            (Width::Avx2 | Width::Avx512, Some(Ahead { read, write })) => avx2(from, to, len, move |at| {
-                copy::prefetch(from.wrapping_add(at).wrapping_add(read));
-                copy::prefetch_to_write(to.wrapping_add(at).wrapping_add(write));
+            (Width::Avx2 | Width::Avx512, Some(ahead)) => avx2(from, to, len, move |at| {
+                ahead.ask(from.wrapping_add(at), to.wrapping_add(at));
             }),
         }
     };

@@ -8,8 +8,8 @@ use wire::checksum::{Sum, finish};
 use wire::offload::{Gso, Offload, PartialChecksum};
 use wire::segment::{Checksum, Segments};
 
-use crate::copy;
-use crate::copy_sum::{Ahead, copy_and_sum};
+use crate::copy::{self, Ahead};
+use crate::copy_sum::copy_and_sum;
 use crate::frame::{Batch, Frame, HEAD_MAX, Segment};
 use crate::port::TransmitError;
 

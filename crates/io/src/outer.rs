@@ -7,8 +7,7 @@
 use wire::checksum::Sum;
 use wire::vxlan::Outer;
 
-use crate::copy;
-use crate::copy_sum::Ahead;
+use crate::copy::{self, Ahead};
 use crate::deliver::{self, Accepts, Piece, Sink};
 use crate::frame::Batch;
 use crate::port::TransmitError;

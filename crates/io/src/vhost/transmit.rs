@@ -9,7 +9,7 @@ use wire::virtio_net;
 
 use super::fault::RingFault;
 use super::queue::{Ring, Room};
-use crate::copy::{self, by_width};
+use crate::copy::{self, Ahead, by_width};
 use crate::copy_sum::copy_and_sum;
 use crate::deliver::{self, Accepts, Piece};
 use crate::frame::{BATCH, Batch, Frame, HEAD_MAX, Segment};
@@ -59,20 +59,28 @@ fn put_whole_any<R: Ring>(
 ) -> usize {
     let mut rooms = [Room::NONE; BATCH];
     let count = ring.rooms(&mut rooms[..frames.len().min(BATCH)]);
+    let (frames, rooms) = (&frames[..count], &mut rooms[..count]);
     let mut done = 0;
-    for (&frame, room) in frames.iter().zip(&mut rooms[..count]) {
-        if !put_one_whole(batch, usize::from(frame), room, framing.header_len, accepts) {
-            break;
-        }
+    // Not `find`, which becomes a function of its own, with registers of the base width.
+    while done < count && put_one_whole(batch, frames, rooms, done, framing.header_len, accepts) {
         done += 1;
     }
     ring.fill(&rooms[..done]);
     done
 }
 
-/// True when the frame was written, and `room` says how long it is; else nothing was done.
+/// True when frame `at` of these was written, and its room says how long it is; else nothing was done.
 #[inline(always)]
-fn put_one_whole(batch: &Batch, index: usize, room: &mut Room, header_len: usize, accepts: Accepts) -> bool {
+fn put_one_whole(
+    batch: &Batch,
+    frames: &[u8],
+    rooms: &mut [Room],
+    at: usize,
+    header_len: usize,
+    accepts: Accepts,
+) -> bool {
+    let index = usize::from(frames[at]);
+    let room = &rooms[at];
     let frame = &batch.frames()[index];
     let header = if deliver::is_complete(&frame.offload) {
         ONE_CHAIN
@@ -86,26 +94,52 @@ fn put_one_whole(batch: &Batch, index: usize, room: &mut Room, header_len: usize
         return false;
     }
     let head = frame.head();
-    let mut left = frame.len() - head.len();
+    let (front, body_len) = (header_len + head.len(), frame.len() - head.len());
     // SAFETY: `room` is a writable buffer of `need` bytes at least (`Ring::rooms`): `header_len`, which is 10 or
-    // 12, the head's, and `left`, of which the body's segments, valid for reads (`Segment`), take no more.
+    // 12, the head's, and the body's.
     unsafe {
         write_header(room.ptr, header, header_len);
-        let mut to = room.ptr.add(header_len);
-        copy::bytes(head.as_ptr(), to, head.len());
-        if left > 0 {
-            to = to.add(head.len());
-            let mut one = [copy::NOTHING];
-            for segment in batch.body(index, &mut one) {
-                let len = segment.len.min(left);
-                copy::bytes(segment.ptr, to, len);
-                to = to.add(len);
-                left -= len;
-            }
+        copy::bytes(head.as_ptr(), room.ptr.add(header_len), head.len());
+        if body_len > 0 {
+            put_body(batch, frames, rooms, at, front, body_len);
         }
     }
-    room.len = need as u32;
+    rooms[at].len = need as u32;
     true
+}
+
+/// Writes the body of frame `at` of these behind the `front` bytes of its room, and asks on the way for what is copied next.
+///
+/// # Safety
+/// The room is valid for writes of `front + left` bytes.
+#[inline(always)]
+unsafe fn put_body(batch: &Batch, frames: &[u8], rooms: &[Room], at: usize, front: usize, mut left: usize) {
+    let (mut one, mut next_one) = ([copy::NOTHING], [copy::NOTHING]);
+    let body = batch.body(usize::from(frames[at]), &mut one);
+    let mut to = rooms[at].ptr.wrapping_add(front);
+    for (place, segment) in body.iter().enumerate() {
+        let (from, len) = (segment.ptr, segment.len.min(left));
+        // SAFETY: the segment is valid for reads (`Segment`), and `left` bytes from `to` on for writes.
+        unsafe {
+            if copy::LINED.contains(&len) {
+                let (next_from, next_to) = match (body.get(place + 1), frames.get(at + 1)) {
+                    (Some(next), _) => (Some(next), to.add(len)),
+                    // The next frame's front is as long as this one's, as most are.
+                    (None, Some(&next)) => (
+                        batch.body(usize::from(next), &mut next_one).first(),
+                        rooms[at + 1].ptr.wrapping_add(front),
+                    ),
+                    (None, None) => (None, to),
+                };
+                let next_from = next_from.map_or(from, |next| next.ptr);
+                copy::lines(from, to, len, Ahead::between(from, to, next_from, next_to));
+            } else {
+                copy::bytes(from, to, len);
+            }
+            to = to.add(len);
+        }
+        left -= len;
+    }
 }
 
 /// Writes one frame into the guest's buffers. After [`PutError::Ring`] the queue must not be used any more.
