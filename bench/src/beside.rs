@@ -2,7 +2,8 @@
 //!
 //! `path` has everything on one core, where no cache line goes to and fro; `switch` has processes, sessions and peers, and takes
 //! minutes. This is what lies between, to compare two builds by in turn: frames a second with one flow, with many, and of the largest
-//! size, the cycles of each step, and round trips alone and beside 80 % of the rate. The worker's thread does what the daemon's does, but does not sleep.
+//! size, the cycles of each step, and round trips alone and beside 80 % of the rate. The worker's thread does what the daemon's
+//! does, but does not sleep.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

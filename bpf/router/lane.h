@@ -212,7 +212,7 @@ static __always_inline void lane_missed(struct lane_use *use)
 	use->misses = 0;
 }
 
-// Which place of two a flow takes that was not known: that of one that holds no more, or by `chance` of either.
+// Counts that a flow was not known, and says which place of two it takes: that of one that holds no more, or by `chance` of either.
 static __always_inline __u32 lane_place(struct lane_use *use, __u64 first, __u64 second, __u64 decided, __u32 chance)
 {
 	lane_missed(use);

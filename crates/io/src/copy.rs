@@ -4,7 +4,8 @@
 //! all access is through raw pointers and plain copies. In the letter of the
 //! memory model a racing plain copy is undefined; in practice (and in every VMM written in Rust) it is a
 //! sequence of loads and stores whose result is some mixture of old and new bytes. What we rely on is only
-//! that: no decision is made on bytes still in guest memory, and each body byte is read once.
+//! that: no decision is made on bytes still in guest memory, and what is summed is read once (`copy_sum`). A plain copy may
+//! read bytes twice, where its last block overlaps the one before.
 //!
 //! Source and target may overlap: a guest may name one page in both of its rings, or two NICs of a guest may
 //! share its memory. Which bytes come out is then that guest's problem, but it must not be undefined: hence
