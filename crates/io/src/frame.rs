@@ -40,6 +40,9 @@ pub const HEAD_MAX: usize = 256;
 /// The largest frame, Ethernet header included: a 64 KiB TSO frame with its headers.
 pub const FRAME_MAX: usize = 65536 + 64;
 
+/// So many lines of a body come while the lane judges a head: with more, it would wait for them.
+const BODY_FETCH: usize = 6;
+
 /// Why a frame that came cannot be delivered. It is in the batch all the same, so that it is dropped and counted where
 /// every other drop is; its `offload` is the default.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -457,6 +460,18 @@ impl Batch {
                     len: bytes.len(),
                 };
                 &one[..]
+            }
+        }
+    }
+
+    /// Asks for the first lines of a frame's body, for who judges its head meanwhile: that waits for nothing, and to deliver a body
+    /// is to wait for its lines. Of a frame in the sender's memory only.
+    #[inline(always)]
+    pub fn fetch_body(&self, index: usize) {
+        if let Body::Segments { start, count: 1.. } = self.frames[index].body {
+            let Segment { ptr, len } = self.segments[start as usize];
+            for line in 0..BODY_FETCH.min(len / copy::LINE) {
+                copy::prefetch(ptr.wrapping_add(line * copy::LINE));
             }
         }
     }

@@ -124,10 +124,10 @@ unsafe fn put_body(batch: &Batch, frames: &[u8], rooms: &[Room], at: usize, fron
             if copy::LINED.contains(&len) {
                 let (next_from, next_to) = match (body.get(place + 1), frames.get(at + 1)) {
                     (Some(next), _) => (Some(next), to.add(len)),
-                    // The next frame's front is as long as this one's, as most are.
+                    // The ring has asked for the first line of the next room. Its last lines, as many as its front has, follow of themselves.
                     (None, Some(&next)) => (
                         batch.body(usize::from(next), &mut next_one).first(),
-                        rooms[at + 1].ptr.wrapping_add(front),
+                        rooms[at + 1].ptr.wrapping_add(copy::LINE),
                     ),
                     (None, None) => (None, to),
                 };
