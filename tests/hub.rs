@@ -195,7 +195,10 @@ fn forward(slots: &Slots) {
             let _ = poller.wait(Some(Duration::from_millis(5))).map(Iterator::count);
         }
         for port in slots.lock().iter_mut().flatten() {
-            port.drain_kick();
+            // The poller is a new one each time, and would report it for ever.
+            if let Some(kick) = port.kick_fd() {
+                let _ = rustix::io::read(kick, &mut [0; 8]);
+            }
             port.disarm();
         }
     }

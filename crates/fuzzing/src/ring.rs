@@ -188,7 +188,7 @@ fn step(mut bench: Bench, input: &mut Input) -> Bench {
         12 => hostile.refill_some(usize::from(input.u8())),
         13 => {
             bench.port.arm();
-            bench.port.drain_kick();
+            bench.port.kicked();
             bench.port.disarm();
         }
         14 => return bench.again(input),

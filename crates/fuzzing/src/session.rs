@@ -71,7 +71,7 @@ impl Switch {
             let source = ports.get_mut(from).expect("a port that was there");
             source.complete(&mut batch);
             source.arm();
-            source.drain_kick();
+            source.kicked();
             source.disarm();
             let _ = source.ring_state();
         }

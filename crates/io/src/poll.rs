@@ -2,8 +2,8 @@
 //!
 //! A worker that has found nothing to do for a while arms its ports, and waits here for a kick of a guest, a
 //! TAP device that became readable, its own [`Doorbell`] or a timer. The vhost-user server's thread waits the
-//! same way for its sockets. Everything is level-triggered: a descriptor that is still readable is reported
-//! again by the next wait, so nothing is lost when a caller leaves work undone.
+//! same way for its sockets. All but kicks is level-triggered: a descriptor that is still readable is reported
+//! again by the next wait, so nothing is lost when a caller leaves work undone. Kicks are edges: see [`Poller::add_edges`].
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -66,6 +66,18 @@ impl Poller {
             fd,
             epoll::EventData::new_u64(token),
             Interest::Read.flags(),
+        )?)
+    }
+
+    /// The same for an eventfd whose counter nobody reads: it is reported once for all that was written to it since the last
+    /// wait, and when it is added with something in it. So to answer it takes no system call, and whoever waits has to
+    /// look for work itself before it waits again.
+    pub fn add_edges(&self, eventfd: BorrowedFd<'_>, token: u64) -> io::Result<()> {
+        Ok(epoll::add(
+            &self.epoll,
+            eventfd,
+            epoll::EventData::new_u64(token),
+            epoll::EventFlags::IN | epoll::EventFlags::ET,
         )?)
     }
 
@@ -196,6 +208,31 @@ mod tests {
         assert_eq!(ready(&mut poller), [7], "a cleared bell rings again");
         poller.remove(bell.as_fd()).unwrap();
         poller.remove(bell.as_fd()).unwrap();
+        assert_eq!(ready(&mut poller), []);
+    }
+
+    /// What is not reported any more is forgotten, and what comes after a report is not.
+    #[test]
+    fn an_edge_is_reported_once_and_each_anew() {
+        let mut poller = Poller::new().unwrap();
+        let raise = |fd: &OwnedFd| rustix::io::write(fd, &1u64.to_ne_bytes()).unwrap();
+        let fd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        poller.add_edges(fd.as_fd(), 7).unwrap();
+        assert_eq!(ready(&mut poller), []);
+        for _ in 0..3 {
+            raise(&fd);
+            raise(&fd);
+            assert_eq!(ready(&mut poller), [7]);
+            assert_eq!(ready(&mut poller), [], "its counter is never read");
+        }
+        // As another worker takes it over.
+        poller.remove(fd.as_fd()).unwrap();
+        poller.add_edges(fd.as_fd(), 8).unwrap();
+        assert_eq!(
+            ready(&mut poller),
+            [8],
+            "what was raised before it was added counts"
+        );
         assert_eq!(ready(&mut poller), []);
     }
 

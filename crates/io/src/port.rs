@@ -13,9 +13,9 @@ use wire::vxlan::Outer;
 use crate::bench::BenchPort;
 use crate::frame::Batch;
 use crate::memory_port::MemoryPort;
+use crate::poll::Poller;
 use crate::tap::TapPort;
 use crate::uplink::UplinkPort;
-use crate::vhost::notifier;
 use crate::vhost::port::VhostPort;
 
 pub use crate::deliver::Accepts;
@@ -258,18 +258,24 @@ impl Port {
         }
     }
 
-    /// Makes [`kick_fd`](Self::kick_fd) unreadable until the next kick.
-    pub fn drain_kick(&mut self) {
+    /// Has a poller report [`kick_fd`](Self::kick_fd) as `token`. `None` where there is none. After a report,
+    /// [`kicked`](Self::kicked) is to be called.
+    pub fn add_to(&self, poller: &Poller, token: u64) -> Option<std::io::Result<()>> {
+        let fd = self.kick_fd()?;
+        Some(match self {
+            // Counters, of which nobody asks how far they are.
+            Port::Vhost(_) | Port::Memory(_) => poller.add_edges(fd, token),
+            // Readable as long as frames wait.
+            Port::Tap(_) | Port::Uplink(_) | Port::Bench(_) => poller.add(fd, token),
+        })
+    }
+
+    /// The poller has reported the port.
+    pub fn kicked(&mut self) {
         match self {
-            Port::Vhost(port) => {
-                port.count_kick();
-                if let Some(kick) = port.kick_fd() {
-                    notifier::drain(kick);
-                }
-            }
-            Port::Memory(port) => notifier::drain(port.kick_fd()),
-            Port::Uplink(port) => port.drain_kick(),
-            Port::Tap(_) | Port::Bench(_) => {}
+            Port::Vhost(port) => port.count_kick(),
+            Port::Uplink(port) => port.kicked(),
+            Port::Memory(_) | Port::Tap(_) | Port::Bench(_) => {}
         }
     }
 

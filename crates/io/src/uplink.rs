@@ -12,7 +12,6 @@ use crate::outer;
 use crate::packet_socket::PacketPort;
 use crate::port::{PortError, RingState, TransmitError};
 use crate::tap::TapUplink;
-use crate::vhost::notifier;
 use crate::xsk::XskPort;
 
 /// How the queue is reached.
@@ -100,14 +99,14 @@ impl UplinkPort {
         }
     }
 
-    pub(crate) fn drain_kick(&mut self) {
+    pub(crate) fn kicked(&mut self) {
         match self {
             // A socket is readable as long as there are frames; what stands for it in memory is not.
             UplinkPort::Xsk(port) => {
                 if port.is_in_memory()
                     && let Some(kick) = port.kick_fd()
                 {
-                    notifier::drain(kick);
+                    let _ = rustix::io::read(kick, &mut [0; 8]);
                 }
             }
             UplinkPort::Packet(_) | UplinkPort::Tap(_) => {}

@@ -2,7 +2,10 @@
 
 mod common;
 
+use std::time::Duration;
+
 use butterfly_io::frame::Batch;
+use butterfly_io::poll::Poller;
 use butterfly_io::vhost::features::EVENT_IDX;
 use butterfly_io::vhost::queue::QueueSetup;
 use common::*;
@@ -69,7 +72,6 @@ every_ring! {
             // More comes while we are armed and looking: at most one kick, and the work is seen.
             send(&mut pair, 1);
             pair.from_port.disarm();
-            pair.from_port.drain_kick();
             assert_eq!(pair.poll(), Turn::ok(2));
             assert!(!pair.from_port.arm());
         }
@@ -161,26 +163,22 @@ every_ring! {
             const FRAMES: usize = 20_000;
             let switch = std::thread::spawn(move || {
                 let mut batch = Batch::new();
+                let mut poller = Poller::new().unwrap();
+                port.add_to(&poller, 7).expect("a kick descriptor").unwrap();
                 let (mut seen, mut slept) = (0, 0);
                 while seen < FRAMES {
                     if port.arm() {
                         port.disarm();
                     } else {
-                        let fd = port.kick_fd().expect("a kick descriptor");
-                        let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
-                        let timeout = rustix::event::Timespec {
-                            tv_sec: 20,
-                            tv_nsec: 0,
-                        };
-                        let ready = rustix::event::poll(&mut fds, Some(&timeout)).expect("poll");
+                        let ready = poller.wait(Some(Duration::from_secs(20))).expect("epoll");
                         assert_eq!(
-                            ready,
-                            1,
+                            ready.collect::<Vec<_>>(),
+                            [7],
                             "slept for 20 s after {seen} frames: {:?}",
                             port.ring_state()
                         );
                         slept += 1;
-                        port.drain_kick();
+                        port.kicked();
                         port.disarm();
                     }
                     seen += port.receive(&mut batch).unwrap();
@@ -202,8 +200,8 @@ every_ring! {
 }
 
 every_ring! {
-    /// A VMM keeps descriptors of the same eventfds: it makes them block again, fills those that we raise and empties those
-    /// that we read. Nobody waits for it, and its guest's neighbours are served.
+    /// A VMM keeps descriptors of the same eventfds: it makes them block again, and fills those that we raise. Nobody waits for
+    /// it, and its guest's neighbours are served.
     fn descriptors_that_block_are_not_waited_for() {
         use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
         let mut bad = Pair::with_features(PLAIN & !EVENT_IDX, PLAIN & !EVENT_IDX);
@@ -223,10 +221,6 @@ every_ring! {
         std::thread::spawn(move || {
             with_kind(kind, || {
                 for _ in 0..200 {
-                    // Armed, kicked by nobody, and drained all the same: the counter is at zero.
-                    bad.from_port.arm();
-                    bad.from_port.drain_kick();
-                    bad.from_port.disarm();
                     send(&mut bad, 4);
                     bad.poll();
                     bad.from.reclaim();

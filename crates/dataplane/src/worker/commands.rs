@@ -239,7 +239,7 @@ impl Worker {
             self.sockets.push(queue);
         }
         let wakes = is_socket
-            || match port.kick_fd().map(|fd| self.poller.add(fd, queue.token())) {
+            || match port.add_to(&self.poller, queue.token()) {
                 Some(Ok(())) => true,
                 Some(Err(error)) => {
                     tracing::warn!(slot = queue.slot.0, %error, "a port cannot wake its worker, which will poll it");

@@ -54,17 +54,17 @@ impl Worker {
                 self.poll_again(queue, now);
                 return false;
             }
-            if let Some(fd) = attached.port.kick_fd()
-                && !attached.in_poller
-            {
-                // What came since the look is reported at once: the poller is level-triggered.
-                match self.poller.add(fd, queue.token()) {
-                    Ok(()) => attached.in_poller = true,
-                    Err(error) => {
-                        tracing::warn!(%error, "the worker cannot sleep");
-                        return false;
-                    }
+            if attached.in_poller {
+                continue;
+            }
+            // What came since the look is reported at once.
+            match attached.port.add_to(&self.poller, queue.token()) {
+                Some(Ok(())) => attached.in_poller = true,
+                Some(Err(error)) => {
+                    tracing::warn!(%error, "the worker cannot sleep");
+                    return false;
                 }
+                None => {}
             }
         }
         true
@@ -114,7 +114,7 @@ impl Worker {
                     let Some(attached) = self.ports.find(queue) else {
                         continue;
                     };
-                    attached.port.drain_kick();
+                    attached.port.kicked();
                     if attached.unpark(now) {
                         self.parked -= 1;
                         self.active.push(queue);

@@ -11,7 +11,7 @@ pub mod features;
 mod index;
 mod listener;
 pub mod message;
-pub(crate) mod notifier;
+mod notifier;
 mod packed;
 mod pair;
 pub mod port;

@@ -1,10 +1,11 @@
 //! The two eventfds of a ring: the guest kicks us, we call the guest. Neither can make the worker wait.
 //!
 //! They come from the VMM, which keeps descriptors of the same open files: whatever flags are set on them here,
-//! it can take O_NONBLOCK away again at any time, fill the counter that is to be raised and empty the one that is to be
-//! read. So neither `write` nor `read` is used:
-//! - The counter is read with RWF_NOWAIT, which belongs to the call and not to the file.
-//! - It is raised by the kernel as what happens when an asynchronous operation ends (IOCB_FLAG_RESFD): a read of no
+//! it can take O_NONBLOCK away again at any time, fill the counter that is to be raised and empty the one that a kick has
+//! raised. So neither `read` nor `write` is used:
+//! - A kick's counter is never read: the poller reports that it was raised
+//!   ([`Poller::add_edges`](crate::poll::Poller::add_edges)).
+//! - A call's is raised by the kernel as what happens when an asynchronous operation ends (IOCB_FLAG_RESFD): a read of no
 //!   bytes from the eventfd itself, which fails at once and so has ended when it is submitted. The kernel adds to a counter
 //!   without waiting for room; one that is full stays full, which is a notification that is still to be read. It
 //!   costs 350 ns more than `write`.
@@ -13,11 +14,9 @@
 //! of a descriptor that was made not to block; a word in the log says so once.
 
 use std::cell::RefCell;
-use std::io::IoSliceMut;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::OFlags;
-use rustix::io::{Errno, ReadWriteFlags};
 
 /// True for what can be notified with. One that blocks is made not to, for the sake of the fallback.
 pub(super) fn is_eventfd(fd: &OwnedFd) -> bool {
@@ -25,18 +24,6 @@ pub(super) fn is_eventfd(fd: &OwnedFd) -> bool {
     let is_eventfd = link.is_ok_and(|link| link.as_bytes() == b"anon_inode:[eventfd]");
     let flags = rustix::fs::fcntl_getfl(fd).map(|flags| flags | OFlags::NONBLOCK);
     is_eventfd && flags.and_then(|flags| rustix::fs::fcntl_setfl(fd, flags)).is_ok()
-}
-
-/// Resets an eventfd's counter. Does not wait, whatever its flags are by now.
-pub(crate) fn drain(fd: BorrowedFd<'_>) {
-    let mut count = [0; 8];
-    // The offset says: as `read` does. An error means that it was at zero already, but for one.
-    let mut into = [IoSliceMut::new(&mut count)];
-    let read = rustix::io::preadv2(fd, &mut into, u64::MAX, ReadWriteFlags::NOWAIT);
-    if read == Err(Errno::OPNOTSUPP) {
-        // Linux before 5.8. It would be reported as readable for ever.
-        let _ = rustix::io::read(fd, &mut count);
-    }
 }
 
 /// Raises an eventfd's counter by one. Does not wait, whatever its flags are by now.
@@ -183,22 +170,18 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_goes_up_by_one_each_time_and_down_to_zero() {
+    fn a_counter_goes_up_by_one_each_time() {
         let fd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
         for _ in 0..5 * ROUND {
             raise(fd.as_fd());
         }
         assert_eq!(read(&fd), 5 * ROUND as u64);
-        raise(fd.as_fd());
-        drain(fd.as_fd());
-        assert!(rustix::io::read(&fd, &mut [0; 8]).is_err());
     }
 
-    /// A `write` or `read` would wait here for ever.
+    /// A `write` would wait here for ever.
     #[test]
-    fn a_blocking_descriptor_that_is_full_or_empty_is_not_waited_for() {
+    fn a_blocking_descriptor_that_is_full_is_not_waited_for() {
         let fd = eventfd(0, EventfdFlags::empty()).unwrap();
-        drain(fd.as_fd());
         rustix::io::write(&fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         for _ in 0..3 * ROUND {
             raise(fd.as_fd());
