@@ -61,23 +61,22 @@ impl Poller {
 
     /// Adds a descriptor that is to be reported as `token` when it is readable.
     pub fn add(&self, fd: BorrowedFd<'_>, token: u64) -> io::Result<()> {
-        Ok(epoll::add(
-            &self.epoll,
-            fd,
-            epoll::EventData::new_u64(token),
-            Interest::Read.flags(),
-        )?)
+        self.add_for(fd, token, Interest::Read.flags())
     }
 
     /// The same for an eventfd whose counter nobody reads: it is reported once for all that was written to it since the last
     /// wait, and when it is added with something in it. So to answer it takes no system call, and whoever waits has to
     /// look for work itself before it waits again.
     pub fn add_edges(&self, eventfd: BorrowedFd<'_>, token: u64) -> io::Result<()> {
+        self.add_for(eventfd, token, epoll::EventFlags::IN | epoll::EventFlags::ET)
+    }
+
+    fn add_for(&self, fd: BorrowedFd<'_>, token: u64, flags: epoll::EventFlags) -> io::Result<()> {
         Ok(epoll::add(
             &self.epoll,
-            eventfd,
+            fd,
             epoll::EventData::new_u64(token),
-            epoll::EventFlags::IN | epoll::EventFlags::ET,
+            flags,
         )?)
     }
 

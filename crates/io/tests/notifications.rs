@@ -221,6 +221,10 @@ every_ring! {
         std::thread::spawn(move || {
             with_kind(kind, || {
                 for _ in 0..200 {
+                    // Armed, kicked by nobody, and reported all the same.
+                    bad.from_port.arm();
+                    bad.from_port.kicked();
+                    bad.from_port.disarm();
                     send(&mut bad, 4);
                     bad.poll();
                     bad.from.reclaim();

@@ -155,12 +155,12 @@ impl Lane {
         let (mut mac, mut route) = (u64::MAX, 0);
         for (index, frame) in round.batch.frames().iter().enumerate() {
             let (head, len) = (frame.head(), frame.len());
-            round.batch.fetch_body(index);
             let ethertype = parse::ethertype_of(head);
             if ethertype != if V6 { ethertype::IPV6 } else { ethertype::IPV4 } {
                 v6 |= Bits::from(ethertype == ethertype::IPV6) << index;
                 continue;
             }
+            round.batch.fetch_body(index);
             let Some(plain) = parse::plain::<V6>(head, len) else {
                 continue;
             };
