@@ -23,9 +23,10 @@ build: ## build butterflyd and butterfly, optimised, into target/release
 guest-image: setup
 	@tools/guest-image.sh
 
-demo: guest-image build ## two guests, a security group, a download that stops; HOLD=1 leaves it up to play with
-	@cargo build --quiet --release -p butterfly-tests --bin demo
-	@HOLD=$(HOLD) target/release/demo
+# One command, so that what the three have in common has the same features and is built once.
+demo: guest-image ## two guests, a security group, a download that stops; HOLD=1 leaves it up to play with
+	cargo build --profile demo -p butterfly-daemon -p butterfly-cli -p butterfly-tests --bins
+	@HOLD=$(HOLD) target/demo/demo
 
 test: guest-image ## format, lints, all tests with real guests
 	cargo fmt --all --check
