@@ -3,6 +3,7 @@
 
 use butterfly_tests::Daemon;
 use butterfly_tests::lab::{check, pings, soon};
+use butterfly_tests::trials;
 use butterfly_tests::trials::{Stage, run_trials};
 use std::path::PathBuf;
 use testkit::image::{Image, repository};
@@ -19,11 +20,11 @@ const HOST6: &str = "fd00::40";
 fn main() {
     run_trials::<Lab>(
         &[],
-        &[
-            ("the_daemon_goes_and_returns", the_daemon_goes_and_returns),
-            ("the_nic_goes_and_returns", the_nic_goes_and_returns),
-            ("the_link_goes_down_and_up", the_link_goes_down_and_up),
-            ("qemu_goes_and_returns", qemu_goes_and_returns),
+        &trials![
+            the_daemon_goes_and_returns,
+            the_nic_goes_and_returns,
+            the_link_goes_down_and_up,
+            qemu_goes_and_returns,
         ],
     );
 }

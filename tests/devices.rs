@@ -4,6 +4,7 @@
 
 use butterfly_tests::cables;
 use butterfly_tests::lab::{Download, check, says, soon};
+use butterfly_tests::trials;
 use butterfly_tests::trials::{Stage, run_trials};
 use std::time::Duration;
 use testkit::qemu::Guest;
@@ -12,20 +13,14 @@ use testkit::{Result, wait_for};
 fn main() {
     run_trials::<Pair>(
         &[],
-        &[
-            ("forwards_from_a_bond_to_a_vlan", forwards_from_a_bond_to_a_vlan),
-            (
-                "the_daemon_routes_between_vlans_and_a_bond",
-                the_daemon_routes_between_vlans_and_a_bond,
-            ),
-            (
-                "routes_from_a_nic_that_takes_tags_out",
-                routes_from_a_nic_that_takes_tags_out,
-            ),
-            ("a_veth_may_hide_tags", a_veth_may_hide_tags),
-            ("vxlan_over_a_vlan", vxlan_over_a_vlan),
-            ("vxlan_over_a_bond", vxlan_over_a_bond),
-            ("vxlan_by_two_ways_at_once", vxlan_by_two_ways_at_once),
+        &trials![
+            forwards_from_a_bond_to_a_vlan,
+            the_daemon_routes_between_vlans_and_a_bond,
+            routes_from_a_nic_that_takes_tags_out,
+            a_veth_may_hide_tags,
+            vxlan_over_a_vlan,
+            vxlan_over_a_bond,
+            vxlan_by_two_ways_at_once,
         ],
     );
 }

@@ -2,7 +2,7 @@
 //! oldest one that the module says it needs.
 
 use butterfly_tests::Daemon;
-use libtest_mimic::{Arguments, Failed, Trial};
+use butterfly_tests::trials::run_each;
 use testkit::image::repository;
 use testkit::netns::Namespace;
 use testkit::{Result, process};
@@ -13,17 +13,10 @@ const OLDEST: &str = "go1.19.13";
 const INSTALLED: &str = "local";
 
 fn main() {
-    let mut arguments = Arguments::from_args();
-    arguments.test_threads = Some(1);
-    let trials = vec![
-        Trial::test("the_go_module_drives_a_daemon", || {
-            run(INSTALLED).map_err(Failed::from)
-        }),
-        Trial::test("so_it_does_with_the_oldest_go", || {
-            run(OLDEST).map_err(Failed::from)
-        }),
-    ];
-    libtest_mimic::run(&arguments, trials).exit();
+    run_each([
+        ("the_go_module_drives_a_daemon", || run(INSTALLED)),
+        ("so_it_does_with_the_oldest_go", || run(OLDEST)),
+    ])
 }
 
 fn run(toolchain: &str) -> Result<()> {

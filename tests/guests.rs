@@ -2,6 +2,7 @@
 
 use butterfly_tests::daemon::number;
 use butterfly_tests::lab::{Download, Lab, VNI, address_command, check, mac, pings, soon};
+use butterfly_tests::trials;
 use butterfly_tests::trials::{Stage, run_trials};
 use serde_json::Value;
 use testkit::image::Image;
@@ -14,30 +15,21 @@ fn main() {
     run_trials::<Lab>(
         // More than the machine has cores, as small as ours are; the guests' NICs are spread over them.
         &["--workers", "3"],
-        &[
-            ("workers_hand_frames_over", workers_hand_frames_over),
-            ("another_network_hears_nothing", another_network_hears_nothing),
-            ("a_nic_has_several_addresses", a_nic_has_several_addresses),
-            ("segments_of_64_kib_cross_whole", segments_of_64_kib_cross_whole),
-            ("a_guest_without_offloads", a_guest_without_offloads),
-            (
-                "each_feature_alone_can_be_missing",
-                each_feature_alone_can_be_missing,
-            ),
-            ("a_namespace_is_a_guest", a_namespace_is_a_guest),
-            ("statistics_agree_with_the_guest", statistics_agree_with_the_guest),
-            ("a_packet_trace_can_be_read", a_packet_trace_can_be_read),
-            ("bench_nics_send_and_answer", bench_nics_send_and_answer),
-            (
-                "a_nic_goes_and_returns_under_its_guest",
-                a_nic_goes_and_returns_under_its_guest,
-            ),
-            (
-                "the_daemon_is_killed_and_returns",
-                the_daemon_is_killed_and_returns,
-            ),
-            ("a_guest_reboots", a_guest_reboots),
-            ("a_guest_is_killed_and_returns", a_guest_is_killed_and_returns),
+        &trials![
+            workers_hand_frames_over,
+            another_network_hears_nothing,
+            a_nic_has_several_addresses,
+            segments_of_64_kib_cross_whole,
+            a_guest_without_offloads,
+            each_feature_alone_can_be_missing,
+            a_namespace_is_a_guest,
+            statistics_agree_with_the_guest,
+            a_packet_trace_can_be_read,
+            bench_nics_send_and_answer,
+            a_nic_goes_and_returns_under_its_guest,
+            the_daemon_is_killed_and_returns,
+            a_guest_reboots,
+            a_guest_is_killed_and_returns,
         ],
     );
 }

@@ -3,40 +3,26 @@
 
 use butterfly_tests::hosts::{Family, Host, Hosts, UPLINK, address, answers, cable, mac, serve, tool};
 use butterfly_tests::lab::check;
-use libtest_mimic::{Arguments, Failed, Trial};
+use butterfly_tests::trials;
+use butterfly_tests::trials::run_each;
 use testkit::netns::Namespace;
 use testkit::{PATIENCE, Result, wait_for};
 
 fn main() {
-    let mut arguments = Arguments::from_args();
-    arguments.test_threads = Some(1);
-    let trials: [(&str, Body); 11] = [
-        ("as_the_original_over_ipv4", || as_the_original(Family::V4)),
-        ("as_the_original_over_ipv6", || as_the_original(Family::V6)),
-        (
-            "hosts_that_are_told_of_each_other",
-            hosts_that_are_told_of_each_other,
-        ),
-        ("networks_do_not_hear_each_other", networks_do_not_hear_each_other),
-        ("the_kernel_s_own_vxlan", the_kernel_s_own_vxlan),
-        ("a_host_without_an_interface", a_host_without_an_interface),
-        ("a_bridge_that_looks_at_groups", a_bridge_that_looks_at_groups),
-        ("large_frames_with_and_without", large_frames_with_and_without),
-        ("the_kernel_keeps_its_interface", the_kernel_keeps_its_interface),
-        (
-            "links_addresses_and_nics_come_and_go",
-            links_addresses_and_nics_come_and_go,
-        ),
-        (
-            "larger_frames_on_a_larger_uplink",
-            larger_frames_on_a_larger_uplink,
-        ),
-    ];
-    let trials = trials.map(|(name, body)| Trial::test(name, move || body().map_err(Failed::from)));
-    libtest_mimic::run(&arguments, trials.into()).exit();
+    run_each(trials![
+        as_the_original_over_ipv4,
+        as_the_original_over_ipv6,
+        hosts_that_are_told_of_each_other,
+        networks_do_not_hear_each_other,
+        the_kernel_s_own_vxlan,
+        a_host_without_an_interface,
+        a_bridge_that_looks_at_groups,
+        large_frames_with_and_without,
+        the_kernel_keeps_its_interface,
+        links_addresses_and_nics_come_and_go,
+        larger_frames_on_a_larger_uplink,
+    ])
 }
-
-type Body = fn() -> Result<()>;
 
 /// Runs a trial on two hosts, and explains its failure.
 fn on(hosts: &Hosts, trial: impl FnOnce() -> Result<()>) -> Result<()> {
@@ -66,6 +52,14 @@ fn exchange(from: &Namespace, at: &Namespace, last: u8) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn as_the_original_over_ipv4() -> Result<()> {
+    as_the_original(Family::V4)
+}
+
+fn as_the_original_over_ipv6() -> Result<()> {
+    as_the_original(Family::V6)
 }
 
 /// Nobody has told either host of the other: multicast and learning.

@@ -2,11 +2,11 @@
 //! and not through the daemon is the data plane's; what fails here is the rings' or the sessions'.
 
 use butterfly_tests::lab::{address_command, check, mac, soon};
+use butterfly_tests::trials::run_each;
 use io::frame::Batch;
 use io::poll::Poller;
 use io::port::Port;
 use io::vhost::{NicOptions, PortKey, PortSink, PortState, Server};
-use libtest_mimic::{Arguments, Failed, Trial};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,28 +17,23 @@ use testkit::image::Image;
 use testkit::qemu::{Guest, Machine, Nic, Wire};
 
 fn main() {
-    let mut arguments = Arguments::from_args();
-    arguments.test_threads = Some(1);
-    let trials = vec![
-        Trial::test("all_features", || run(Nic::new, Nic::new)),
-        Trial::test("none_of_the_features_at_one_end", || run(Nic::new, Nic::plain)),
-        Trial::test("none_of_the_features_at_both_ends", || {
+    run_each([
+        ("all_features", || run(Nic::new, Nic::new)),
+        ("none_of_the_features_at_one_end", || run(Nic::new, Nic::plain)),
+        ("none_of_the_features_at_both_ends", || {
             run(Nic::plain, Nic::plain)
         }),
-        Trial::test("reboots_and_crashes", || {
-            reboots_and_crashes().map_err(Failed::from)
-        }),
-    ];
-    libtest_mimic::run(&arguments, trials).exit();
+        ("reboots_and_crashes", reboots_and_crashes),
+    ])
 }
 
 type Kind = fn(Wire, &str) -> Nic;
 
-fn run(first: Kind, second: Kind) -> std::result::Result<(), Failed> {
+fn run(first: Kind, second: Kind) -> Result<()> {
     let hub = Hub::start()?;
     let guests = hub.boot([first, second])?;
     let exchange = exchange(&guests[0], &guests[1]).and_then(|()| exchange(&guests[1], &guests[0]));
-    exchange.map_err(|e| format!("{e}\n{:#?}", hub.server.nics()).into())
+    exchange.map_err(|e| format!("{e}\n{:#?}", hub.server.nics()))
 }
 
 fn reboots_and_crashes() -> Result<()> {

@@ -3,24 +3,16 @@
 
 use butterfly_tests::daemon::program;
 use butterfly_tests::lab::{check, says};
-use libtest_mimic::{Arguments, Failed, Trial};
+use butterfly_tests::trials;
+use butterfly_tests::trials::run_each;
 use testkit::Result;
 use testkit::image::Image;
 use testkit::netns::Namespace;
 use testkit::qemu::{Guest, Machine, Nic, Wire};
 
 fn main() {
-    let mut arguments = Arguments::from_args();
-    arguments.test_threads = Some(1);
-    let trials: [(&str, Body); 2] = [
-        ("a_peer_with_its_own_kernel", a_peer_with_its_own_kernel),
-        ("our_programs_on_its_kernel", our_programs_on_its_kernel),
-    ];
-    let trials = trials.map(|(name, body)| Trial::test(name, move || body().map_err(Failed::from)));
-    libtest_mimic::run(&arguments, trials.into()).exit();
+    run_each(trials![a_peer_with_its_own_kernel, our_programs_on_its_kernel,])
 }
-
-type Body = fn() -> Result<()>;
 
 /// On a cable with a namespace of this machine; its modules come when somebody asks for them.
 fn a_peer_with_its_own_kernel() -> Result<()> {

@@ -1,31 +1,24 @@
 //! The lab itself, without any switch: two guests joined by QEMU's own wire. When this fails, what fails elsewhere
 //! says nothing about us.
 
-use libtest_mimic::{Arguments, Failed, Trial};
+use butterfly_tests::trials;
+use butterfly_tests::trials::run_each;
 use std::time::Duration;
+use testkit::Result;
 use testkit::image::Image;
 use testkit::netns::Namespace;
 use testkit::qemu::{Guest, Machine, Nic, Wire};
 
 fn main() {
-    let mut arguments = Arguments::from_args();
-    arguments.test_threads = Some(1);
-    let trials = vec![
-        Trial::test("two_guests_on_one_wire", two_guests_on_one_wire),
-        Trial::test(
-            "a_command_that_takes_too_long_is_ended",
-            a_command_that_takes_too_long_is_ended,
-        ),
-        Trial::test(
-            "a_namespace_is_gone_with_its_guard",
-            a_namespace_is_gone_with_its_guard,
-        ),
-    ];
-    libtest_mimic::run(&arguments, trials).exit();
+    run_each(trials![
+        two_guests_on_one_wire,
+        a_command_that_takes_too_long_is_ended,
+        a_namespace_is_gone_with_its_guard,
+    ])
 }
 
-fn two_guests_on_one_wire() -> Result<(), Failed> {
-    let dir = tempfile::tempdir()?;
+fn two_guests_on_one_wire() -> Result<()> {
+    let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
     let wire = dir.path().join("wire");
     let image = Image::ready()?;
     let a = Machine::named("a").with(Nic::new(Wire::Listen(wire.clone()), "52:54:00:00:00:0a"));
@@ -50,19 +43,22 @@ fn two_guests_on_one_wire() -> Result<(), Failed> {
     )?;
     for (kind, datagrams) in [("whole", 1), ("later-only", 0), ("overlap", 0), ("tiny", 0)] {
         let udp_in = "awk '/^Udp: [0-9]/ { print $2 + $3 }' /proc/net/snmp";
-        let before: u64 = b.ok(udp_in)?.trim().parse()?;
+        let before: u64 = b.ok(udp_in)?.trim().parse().map_err(|e| format!("{e}"))?;
         a.ok(&format!(
             "guest fragments 10.0.0.1 10.0.0.2 53 {kind}; ping -c 1 -W 2 10.0.0.2"
         ))?;
-        let after: u64 = b.ok(udp_in)?.trim().parse()?;
+        let after: u64 = b.ok(udp_in)?.trim().parse().map_err(|e| format!("{e}"))?;
         if after - before != datagrams {
-            return Err(format!("{kind}: {} datagrams arrived and not {datagrams}", after - before).into());
+            return Err(format!(
+                "{kind}: {} datagrams arrived and not {datagrams}",
+                after - before
+            ));
         }
     }
     Ok(())
 }
 
-fn a_command_that_takes_too_long_is_ended() -> Result<(), Failed> {
+fn a_command_that_takes_too_long_is_ended() -> Result<()> {
     let guest = Guest::start(&Image::ready()?, &Machine::named("slow"))?;
     let slow = guest.begin("echo before; sleep 20", Duration::from_millis(300))?;
     let quick = guest.run("echo quick", Duration::from_secs(5))?;
@@ -72,7 +68,7 @@ fn a_command_that_takes_too_long_is_ended() -> Result<(), Failed> {
     Ok(())
 }
 
-fn a_namespace_is_gone_with_its_guard() -> Result<(), Failed> {
+fn a_namespace_is_gone_with_its_guard() -> Result<()> {
     let namespace = Namespace::new()?;
     namespace.ok("ip tuntap add eth0 mode tap && ip link set eth0 up")?;
     assert_eq!(namespace.counter("rx_packets")?, 0);

@@ -4,6 +4,7 @@
 
 use butterfly_tests::hosts::{Family, Host, Hosts, UPLINK, address, answers, serve, tool};
 use butterfly_tests::lab::check;
+use butterfly_tests::trials;
 use butterfly_tests::trials::{Stage, run_trials};
 use std::time::Duration;
 use testkit::image::Image;
@@ -14,12 +15,12 @@ use testkit::{PATIENCE, Result, wait_for};
 fn main() {
     run_trials::<Road>(
         &[],
-        &[
-            ("frames_are_lost", frames_are_lost),
-            ("frames_come_in_another_order", frames_come_in_another_order),
-            ("frames_come_twice_and_corrupt", frames_come_twice_and_corrupt),
-            ("the_road_comes_and_goes", the_road_comes_and_goes),
-            ("the_road_is_narrow", the_road_is_narrow),
+        &trials![
+            frames_are_lost,
+            frames_come_in_another_order,
+            frames_come_twice_and_corrupt,
+            the_road_comes_and_goes,
+            the_road_is_narrow,
         ],
     );
 }

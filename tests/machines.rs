@@ -3,6 +3,7 @@
 
 use butterfly_tests::hosts::{Family, Host, Hosts, mac};
 use butterfly_tests::lab::{Download, check, soon};
+use butterfly_tests::trials;
 use butterfly_tests::trials::{Stage, run_trials};
 use std::time::Duration;
 use testkit::Result;
@@ -12,13 +13,13 @@ use testkit::qemu::{Guest, Machine, Nic, Wire};
 fn main() {
     run_trials::<Cloud>(
         &["--workers", "2"],
-        &[
-            ("two_machines_of_one_network", two_machines_of_one_network),
-            ("four_machines_of_one_network", four_machines_of_one_network),
-            ("four_machines_of_two_networks", four_machines_of_two_networks),
-            ("dhcp_from_another_host", dhcp_from_another_host),
-            ("several_queues", several_queues),
-            ("nics_come_and_go_under_traffic", nics_come_and_go_under_traffic),
+        &trials![
+            two_machines_of_one_network,
+            four_machines_of_one_network,
+            four_machines_of_two_networks,
+            dhcp_from_another_host,
+            several_queues,
+            nics_come_and_go_under_traffic,
         ],
     );
 }

@@ -2,6 +2,7 @@
 
 use butterfly_tests::Daemon;
 use butterfly_tests::lab::check;
+use butterfly_tests::trials;
 use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::Value;
 use std::time::Duration;
@@ -12,23 +13,14 @@ use testkit::{PATIENCE, Result, wait_for};
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Body); 7] = [
-        ("ping_by_rule", ping_by_rule),
-        ("iperf3_tcp_passes_unsegmented", iperf3_tcp_passes_unsegmented),
-        (
-            "iperf3_udp_loses_nothing_at_a_low_rate",
-            iperf3_udp_loses_nothing_at_a_low_rate,
-        ),
-        (
-            "a_connection_is_cut_and_does_not_return",
-            a_connection_is_cut_and_does_not_return,
-        ),
-        ("offloads_off_in_the_kernel", offloads_off_in_the_kernel),
-        ("larger_frames_with_a_larger_mtu", larger_frames_with_a_larger_mtu),
-        (
-            "a_deleted_nic_takes_its_device_with_it",
-            a_deleted_nic_takes_its_device_with_it,
-        ),
+    let trials: [(&str, Body); 7] = trials![
+        ping_by_rule,
+        iperf3_tcp_passes_unsegmented,
+        iperf3_udp_loses_nothing_at_a_low_rate,
+        a_connection_is_cut_and_does_not_return,
+        offloads_off_in_the_kernel,
+        larger_frames_with_a_larger_mtu,
+        a_deleted_nic_takes_its_device_with_it,
     ];
     let trials = trials.map(|(name, body)| Trial::test(name, move || run(body)));
     libtest_mimic::run(&arguments, trials.into()).exit();

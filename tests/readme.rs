@@ -2,7 +2,7 @@
 
 use butterfly_tests::daemon::program;
 use butterfly_tests::lab::check;
-use libtest_mimic::{Arguments, Failed, Trial};
+use butterfly_tests::trials::run_each;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
@@ -10,22 +10,13 @@ use testkit::image::repository;
 use testkit::{Result, process};
 
 fn main() {
-    let trials = vec![
-        Trial::test("the_switch_drops_a_ping_then_lets_it_pass", || {
-            switch().map_err(Failed::from)
-        }),
-        Trial::test("the_router_forwards_and_the_kernel_after_it", || {
-            router().map_err(Failed::from)
-        }),
-        Trial::test("the_balancer_has_two_servers", || {
-            balancer().map_err(Failed::from)
-        }),
-        Trial::test("every_folder_has_a_line", || folders().map_err(Failed::from)),
-    ];
-    // The quickstarts share names of namespaces.
-    let mut arguments = Arguments::from_args();
-    arguments.test_threads = Some(1);
-    libtest_mimic::run(&arguments, trials).exit();
+    // The quickstarts share names of namespaces: one after the other.
+    run_each([
+        ("the_switch_drops_a_ping_then_lets_it_pass", switch),
+        ("the_router_forwards_and_the_kernel_after_it", router),
+        ("the_balancer_has_two_servers", balancer),
+        ("every_folder_has_a_line", folders),
+    ])
 }
 
 fn switch() -> Result<()> {

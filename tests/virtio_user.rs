@@ -6,7 +6,7 @@ use butterfly_tests::Daemon;
 use butterfly_tests::lab::check;
 use butterfly_tests::peer::Peer;
 use butterfly_tests::testpmd::{HugePages, Testpmd};
-use libtest_mimic::{Arguments, Failed, Trial};
+use butterfly_tests::trials::run_each;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use testkit::{PATIENCE, Result, wait_for};
@@ -94,12 +94,8 @@ const PEER_IP: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 254);
 /// The source of what testpmd sends by itself.
 const TESTPMD_SENDS_FROM: &str = "198.18.0.1/32";
 
-type Body = fn() -> Result<()>;
-
 fn main() {
-    let mut arguments = Arguments::from_args();
-    arguments.test_threads = Some(1);
-    let trials: [(&str, Body); 7] = [
+    run_each([
         ("the_switch_listens", || session(ONE_PAIR, false, SMALL_PAGES)),
         ("testpmd_listens", || session(ONE_PAIR, true, SMALL_PAGES)),
         ("two_pairs", || several(2, false)),
@@ -107,11 +103,7 @@ fn main() {
         ("four_pairs", || several(4, false)),
         ("the_switch_listens_huge_pages", || with_huge_pages(false)),
         ("testpmd_listens_huge_pages", || with_huge_pages(true)),
-    ];
-    let trials = trials
-        .into_iter()
-        .map(|(name, body)| Trial::test(name, move || body().map_err(Failed::from)));
-    libtest_mimic::run(&arguments, trials.collect()).exit();
+    ])
 }
 
 fn several(pairs: u16, testpmd_listens: bool) -> Result<()> {

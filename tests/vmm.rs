@@ -5,6 +5,7 @@
 
 use butterfly_tests::Daemon;
 use butterfly_tests::lab::{Download, check, soon};
+use butterfly_tests::trials;
 use butterfly_tests::trials::{Stage, run_trials};
 use testkit::image::{Image, repository};
 use testkit::netns::Namespace;
@@ -28,23 +29,17 @@ fn main() {
         } else {
             &["--workers", "2"]
         },
-        &[
-            ("the_guest_knows_its_mtu", the_guest_knows_its_mtu),
-            ("each_ring_is_of_its_kind", each_ring_is_of_its_kind),
-            ("queues_are_turned_on_and_off", queues_are_turned_on_and_off),
-            ("who_was_moved_is_announced", who_was_moved_is_announced),
-            ("segments_of_a_flow_with_ecn", segments_of_a_flow_with_ecn),
-            (
-                "the_guest_reboots_and_qemu_returns",
-                the_guest_reboots_and_qemu_returns,
-            ),
-            (
-                "the_daemon_is_killed_and_returns",
-                the_daemon_is_killed_and_returns,
-            ),
-            ("nics_go_and_return_at_once", nics_go_and_return_at_once),
-            ("memory_is_plugged_in", memory_is_plugged_in),
-            ("memory_is_taken_out", memory_is_taken_out),
+        &trials![
+            the_guest_knows_its_mtu,
+            each_ring_is_of_its_kind,
+            queues_are_turned_on_and_off,
+            who_was_moved_is_announced,
+            segments_of_a_flow_with_ecn,
+            the_guest_reboots_and_qemu_returns,
+            the_daemon_is_killed_and_returns,
+            nics_go_and_return_at_once,
+            memory_is_plugged_in,
+            memory_is_taken_out,
         ],
     );
 }

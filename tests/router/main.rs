@@ -8,6 +8,7 @@ use std::time::Duration;
 use butterfly_tests::Daemon;
 use butterfly_tests::daemon::{number, program};
 use butterfly_tests::lab::check;
+use butterfly_tests::trials;
 use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::Value;
 use testkit::process::Process;
@@ -20,38 +21,17 @@ type Session = fn(&mut Stage) -> Result<()>;
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Session); 10] = [
-        (
-            "interfaces_are_taken_and_given_back",
-            interfaces_are_taken_and_given_back,
-        ),
-        (
-            "counters_are_those_of_an_outside_observer",
-            counters_are_those_of_an_outside_observer,
-        ),
-        (
-            "routes_and_neighbours_show_as_they_change",
-            routes_and_neighbours_show_as_they_change,
-        ),
-        ("what_happens_is_told", what_happens_is_told),
-        (
-            "refusals_name_the_interface_and_what_holds_it",
-            refusals_name_the_interface_and_what_holds_it,
-        ),
-        (
-            "interfaces_come_back_under_their_names",
-            interfaces_come_back_under_their_names,
-        ),
-        (
-            "interfaces_are_part_of_the_declared_configuration",
-            interfaces_are_part_of_the_declared_configuration,
-        ),
-        (
-            "killed_under_load_the_kernel_goes_on",
-            killed_under_load_the_kernel_goes_on,
-        ),
-        ("bird_feeds_it", feeds::bird_feeds_it),
-        ("addresses_come_by_dhcp", feeds::addresses_come_by_dhcp),
+    let trials: [(&str, Session); 10] = trials![
+        interfaces_are_taken_and_given_back,
+        counters_are_those_of_an_outside_observer,
+        routes_and_neighbours_show_as_they_change,
+        what_happens_is_told,
+        refusals_name_the_interface_and_what_holds_it,
+        interfaces_come_back_under_their_names,
+        interfaces_are_part_of_the_declared_configuration,
+        killed_under_load_the_kernel_goes_on,
+        feeds::bird_feeds_it,
+        feeds::addresses_come_by_dhcp,
     ];
     let trials = trials.map(|(name, body)| {
         Trial::test(name, move || {

@@ -23,6 +23,30 @@ pub trait Stage: Sized + Send + 'static {
 /// What a trial does.
 pub type Body<S> = fn(&mut S) -> Result<()>;
 
+/// The trials of a binary, each under the name of its function: `trials![one, folder::other]`.
+#[macro_export]
+macro_rules! trials {
+    ($($body:path),+ $(,)?) => {
+        [$(($crate::trials::last_segment(stringify!($body)), $body)),+]
+    };
+}
+
+/// `other` of `folder::other`, which `stringify!` may write with blanks.
+pub fn last_segment(path: &'static str) -> &'static str {
+    path.rsplit("::").next().unwrap_or(path).trim()
+}
+
+/// What a trial does that has no stage.
+pub type Alone = fn() -> Result<()>;
+
+/// Runs trials that share nothing, one after the other: `run_each(trials![one, other])`.
+pub fn run_each<const N: usize>(trials: [(&'static str, Alone); N]) -> ! {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads = Some(1);
+    let trials = trials.map(|(name, body)| Trial::test(name, move || body().map_err(Failed::from)));
+    libtest_mimic::run(&arguments, trials.into()).exit()
+}
+
 /// Runs the named trials one after the other, each on the freshly reset stage. A failure carries its dump. The
 /// stage starts with the first trial that runs, so that `--list` starts nothing.
 pub fn run_trials<S: Stage>(options: &'static [&str], trials: &[(&'static str, Body<S>)]) -> ! {
