@@ -12,6 +12,7 @@
 //! function has no clock, no randomness and no memory of the input before ([`round`] keeps its switch and empties it): an
 //! input means the same everywhere.
 
+mod fixture;
 mod frames;
 mod input;
 mod netlink;

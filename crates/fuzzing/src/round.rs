@@ -23,12 +23,10 @@ use wire::offload::Offload;
 use wire::parse::{self, L4, Net, QuotedL4, TcpFlags, protocol};
 use wire::{Mac, Vni, dhcp, nd};
 
+use crate::fixture::{self, FORGOTTEN, Reused};
 use crate::input::Input;
 
-const STEPS_MAX: usize = 64;
 const WAITS_MAX: usize = 4;
-/// Inputs for one lab, which become sixteen years.
-const INPUTS_MAX: usize = 1000;
 
 const A: usize = 0;
 const B: usize = 1;
@@ -49,15 +47,15 @@ fn host(nic: usize) -> u8 {
 }
 
 fn mac(nic: usize) -> Mac {
-    Mac([2, 0, 0, 0, 0, host(nic)])
+    fixture::mac(host(nic))
 }
 
 fn v4(nic: usize) -> Ipv4Addr {
-    Ipv4Addr::new(10, 0, 0, host(nic))
+    fixture::v4(host(nic))
 }
 
 fn v6(nic: usize) -> Ipv6Addr {
-    Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, host(nic).into())
+    fixture::v6(host(nic))
 }
 
 struct Lab {
@@ -68,42 +66,22 @@ struct Lab {
     open: bool,
     /// Times that time may still pass for this input: the worker turns often meanwhile.
     waits: usize,
-    inputs: usize,
 }
 
 thread_local! {
-    /// The lab of the input before: setting one up takes a dance with another thread. Its tables are emptied by time.
-    static LAB: RefCell<Option<Lab>> = const { RefCell::new(None) };
+    static LAB: Reused<Lab> = const { RefCell::new(None) };
 }
 
 /// Sends frames.
 pub fn round(data: &[u8]) {
-    let mut input = Input::new(data);
-    // A lab in which something went wrong does not come back.
-    let mut lab = LAB.take().unwrap_or_else(Lab::new);
-    lab.begin(input.u8());
-    for _ in 0..STEPS_MAX {
-        if input.is_empty() {
-            break;
-        }
-        lab.step(&mut input);
-    }
-    // Longer than anything is remembered.
-    lab.sim.advance(Duration::from_secs(6 * 86_400));
-    lab.receive(None);
-    lab.inputs += 1;
-    LAB.set(Some(lab).filter(|lab| lab.inputs < INPUTS_MAX));
+    fixture::play(&LAB, data);
 }
 
-impl Lab {
+impl fixture::Lab for Lab {
+    const STEPS_MAX: usize = 64;
+
     fn new() -> Lab {
-        let mut sim = Simulation::new(WorkerConfig {
-            max_flows: 64,
-            max_fragments: 16,
-            max_learned_macs: 4,
-            seed: 1,
-            on_broken: Box::new(|slot, error| panic!("{slot:?}: {error}")),
-        });
+        let mut sim = fixture::simulation();
         let peers = (0..NICS).map(|slot| sim.attach(PortSlot(slot as u32))).collect();
         sim.publish(snapshot(1, true));
         Lab {
@@ -112,12 +90,12 @@ impl Lab {
             epoch: 1,
             open: true,
             waits: 0,
-            inputs: 0,
         }
     }
 
-    /// As new, with receivers that take what the bits of `takes` say.
-    fn begin(&mut self, takes: u8) {
+    /// With receivers that take what the bits of the first byte say.
+    fn begin(&mut self, input: &mut Input<'_>) {
+        let takes = input.u8();
         let accepts = Accepts {
             checksum: takes & 1 != 0,
             tso4: takes & 2 != 0,
@@ -132,20 +110,7 @@ impl Lab {
         }
     }
 
-    fn publish(&mut self, open: bool) {
-        self.epoch += 1;
-        self.open = open;
-        self.sim.publish(snapshot(self.epoch, open));
-    }
-
-    fn wait(&mut self, time: Duration) {
-        if self.waits > 0 {
-            self.waits -= 1;
-            self.sim.advance(time);
-        }
-    }
-
-    fn step(&mut self, input: &mut Input) {
+    fn step(&mut self, input: &mut Input<'_>) {
         let op = input.u8();
         let from = [A, L, X, Y][usize::from(op >> 6)];
         match op & 0x0f {
@@ -183,6 +148,26 @@ impl Lab {
             13 => self.wait(Duration::from_secs(input.u8().into())),
             14 => self.publish(input.u8() & 1 == 0),
             _ => self.wait(Duration::from_millis(input.u8().into())),
+        }
+    }
+
+    fn end(&mut self) {
+        self.sim.advance(FORGOTTEN);
+        self.receive(None);
+    }
+}
+
+impl Lab {
+    fn publish(&mut self, open: bool) {
+        self.epoch += 1;
+        self.open = open;
+        self.sim.publish(snapshot(self.epoch, open));
+    }
+
+    fn wait(&mut self, time: Duration) {
+        if self.waits > 0 {
+            self.waits -= 1;
+            self.sim.advance(time);
         }
     }
 
@@ -367,35 +352,20 @@ fn bend(frame: &mut [u8], input: &mut Input) {
 }
 
 fn snapshot(epoch: u64, open: bool) -> Snapshot {
-    let port = |nic: usize| PortConfig {
-        slot: PortSlot(nic as u32),
-        uid: PortUid(100 + nic as u32),
-        vni: Vni::new(network(nic) + 1).expect("a VNI"),
-        network: NetworkIdx(network(nic)),
-        mac: mac(nic),
-        addresses: vec![v4(nic).into(), v6(nic).into()],
-        anti_spoof: nic != L,
-        pairs: Vec::new(),
-        groups: if nic == B {
-            vec![GroupIdx(0)]
-        } else {
-            vec![GroupIdx(1)]
-        },
-        bypass: false,
-        sniffers: if nic == A {
-            vec![PortSlot(S as u32)]
-        } else {
-            Vec::new()
-        },
-        is_sniffer: nic == S,
-        allow_dhcp_server: false,
-        allow_router_advertisements: false,
-        learn_macs: nic == L,
-        link_down: false,
-        timeouts: Timeouts::default(),
-        flow_share: 32,
-        mtu: 1500,
-        trace: None,
+    let port = |nic: usize| {
+        let vni = Vni::new(network(nic) + 1).expect("a VNI");
+        let group = GroupIdx(u32::from(nic != B));
+        PortConfig {
+            anti_spoof: nic != L,
+            sniffers: if nic == A {
+                vec![PortSlot(S as u32)]
+            } else {
+                Vec::new()
+            },
+            is_sniffer: nic == S,
+            learn_macs: nic == L,
+            ..fixture::port(nic as u32, host(nic), vni, NetworkIdx(network(nic)), group)
+        }
     };
     let of_network = |number: u32| {
         let mine = || (0..NICS).filter(move |&nic| network(nic) == number && nic != S);

@@ -10,7 +10,7 @@
 //! Input: steps ([`Lab::step`]).
 
 use std::cell::RefCell;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,11 +25,8 @@ use wire::parse::{self, L4, Net, TcpFlags, protocol};
 use wire::vxlan::{self, Ends, Outer, UdpChecksum};
 use wire::{Mac, Vni, checksum};
 
+use crate::fixture::{self, FORGOTTEN, Reused, mac, v4, v6};
 use crate::input::Input;
-
-const STEPS_MAX: usize = 32;
-/// Inputs for one lab.
-const INPUTS_MAX: usize = 1000;
 
 const A: u8 = 1;
 const B: u8 = 2;
@@ -43,69 +40,37 @@ const VNI: u32 = 7;
 /// The largest outer packet.
 const MTU: u16 = 1400;
 
-fn mac(host: u8) -> Mac {
-    Mac([2, 0, 0, 0, 0, host])
-}
-
-fn v4(host: u8) -> Ipv4Addr {
-    Ipv4Addr::new(10, 0, 0, host)
-}
-
-fn v6(host: u8) -> Ipv6Addr {
-    Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, host.into())
-}
-
 struct Lab {
     sim: Simulation,
     /// The guests of A and B.
     peers: [MemoryPeer; 2],
     wire: MemoryPeer,
-    inputs: usize,
 }
 
 thread_local! {
-    /// The lab of the input before, as in [`crate::round`].
-    static LAB: RefCell<Option<Lab>> = const { RefCell::new(None) };
+    static LAB: Reused<Lab> = const { RefCell::new(None) };
 }
 
 /// Sends frames.
 pub fn tunnel(data: &[u8]) {
-    let mut input = Input::new(data);
-    let mut lab = LAB.take().unwrap_or_else(Lab::new);
-    for _ in 0..STEPS_MAX {
-        if input.is_empty() {
-            break;
-        }
-        lab.step(&mut input);
-    }
-    // Longer than anything is remembered.
-    lab.sim.advance(Duration::from_secs(6 * 86_400));
-    lab.inputs += 1;
-    LAB.set(Some(lab).filter(|lab| lab.inputs < INPUTS_MAX));
+    fixture::play(&LAB, data);
 }
 
-impl Lab {
+impl fixture::Lab for Lab {
+    const STEPS_MAX: usize = 32;
+
     fn new() -> Lab {
-        let mut sim = Simulation::new(WorkerConfig {
-            max_flows: 64,
-            max_fragments: 16,
-            max_learned_macs: 4,
-            seed: 1,
-            on_broken: Box::new(|slot, error| panic!("{slot:?}: {error}")),
-        });
+        let mut sim = fixture::simulation();
         let peers = [0, 1].map(|slot| sim.attach(PortSlot(slot)));
         let wire = sim.attach(PortSlot::uplink(0));
         sim.publish(snapshot());
         sim.set_underlay(underlay());
-        Lab {
-            sim,
-            peers,
-            wire,
-            inputs: 0,
-        }
+        Lab { sim, peers, wire }
     }
 
-    fn step(&mut self, input: &mut Input) {
+    fn begin(&mut self, _: &mut Input<'_>) {}
+
+    fn step(&mut self, input: &mut Input<'_>) {
         match input.u8() % 8 {
             0 => self.arrive(input.piece().to_vec()),
             1..=4 => {
@@ -123,6 +88,12 @@ impl Lab {
         }
     }
 
+    fn end(&mut self) {
+        self.sim.advance(FORGOTTEN);
+    }
+}
+
+impl Lab {
     /// A frame comes from the wire.
     fn arrive(&mut self, frame: Vec<u8>) {
         // The memory port takes no frame of no bytes for one.
@@ -308,27 +279,9 @@ fn underlay() -> Underlay {
 
 fn snapshot() -> Snapshot {
     let vni = Vni::new(VNI).expect("a VNI");
-    let port = |host: u8| PortConfig {
-        slot: PortSlot(u32::from(host) - 1),
-        uid: PortUid(100 + u32::from(host)),
-        vni,
-        network: NetworkIdx(0),
-        mac: mac(host),
-        addresses: vec![v4(host).into(), v6(host).into()],
-        anti_spoof: true,
-        pairs: Vec::new(),
-        groups: vec![GroupIdx(u32::from(host) - 1)],
-        bypass: false,
-        sniffers: Vec::new(),
-        is_sniffer: false,
-        allow_dhcp_server: false,
-        allow_router_advertisements: false,
-        learn_macs: false,
-        link_down: false,
-        timeouts: Timeouts::default(),
-        flow_share: 32,
-        mtu: 1500,
-        trace: None,
+    let port = |host: u8| {
+        let slot = u32::from(host) - 1;
+        fixture::port(slot, host, vni, NetworkIdx(0), GroupIdx(slot))
     };
     let mut overlay = Overlay::new(PortUid(50));
     overlay.bindings.insert(mac(F), EndpointIdx(0));

@@ -1,0 +1,106 @@
+//! What the targets with a whole data plane share ([`crate::round`], [`crate::tunnel`]): a lab that is used for many
+//! inputs, the addresses of its guests, and their ports.
+
+use std::cell::RefCell;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::thread::LocalKey;
+use std::time::Duration;
+
+use dataplane::*;
+use wire::{Mac, Vni};
+
+use crate::input::Input;
+
+/// Inputs for one lab, which become sixteen years.
+const INPUTS_MAX: usize = 1000;
+
+/// A data plane in virtual time, and what is attached to it.
+pub trait Lab: Sized + 'static {
+    /// The most steps of an input.
+    const STEPS_MAX: usize;
+
+    fn new() -> Self;
+
+    /// As new, for an input that begins.
+    fn begin(&mut self, input: &mut Input<'_>);
+
+    fn step(&mut self, input: &mut Input<'_>);
+
+    /// After an input: lets longer pass than anything is remembered, and looks at what comes of it.
+    fn end(&mut self);
+}
+
+/// The lab of the input before, and how many it has had: setting one up takes a dance with another thread. Its tables
+/// are emptied by time.
+pub type Reused<L> = RefCell<Option<(L, usize)>>;
+
+/// Longer than anything is remembered.
+pub const FORGOTTEN: Duration = Duration::from_secs(6 * 86_400);
+
+/// Plays an input in a lab.
+pub fn play<L: Lab>(reused: &'static LocalKey<Reused<L>>, data: &[u8]) {
+    let mut input = Input::new(data);
+    // A lab in which something went wrong does not come back.
+    let (mut lab, inputs) = reused.take().unwrap_or_else(|| (L::new(), 0));
+    lab.begin(&mut input);
+    for _ in 0..L::STEPS_MAX {
+        if input.is_empty() {
+            break;
+        }
+        lab.step(&mut input);
+    }
+    lab.end();
+    reused.set(Some((lab, inputs + 1)).filter(|(_, inputs)| *inputs < INPUTS_MAX));
+}
+
+/// Small tables, and a port that breaks its protocol is our fault.
+pub fn simulation() -> Simulation {
+    Simulation::new(WorkerConfig {
+        max_flows: 64,
+        max_fragments: 16,
+        max_learned_macs: 4,
+        seed: 1,
+        on_broken: Box::new(|slot, error| panic!("{slot:?}: {error}")),
+    })
+}
+
+/// The MAC of guest number `host` of a network.
+pub fn mac(host: u8) -> Mac {
+    Mac([2, 0, 0, 0, 0, host])
+}
+
+/// Its IPv4 address.
+pub fn v4(host: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, 0, 0, host)
+}
+
+/// Its IPv6 address.
+pub fn v6(host: u8) -> Ipv6Addr {
+    Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, host.into())
+}
+
+/// A NIC with these addresses that may send in its own name alone.
+pub fn port(slot: u32, host: u8, vni: Vni, network: NetworkIdx, group: GroupIdx) -> PortConfig {
+    PortConfig {
+        slot: PortSlot(slot),
+        uid: PortUid(100 + slot),
+        vni,
+        network,
+        mac: mac(host),
+        addresses: vec![v4(host).into(), v6(host).into()],
+        anti_spoof: true,
+        pairs: Vec::new(),
+        groups: vec![group],
+        bypass: false,
+        sniffers: Vec::new(),
+        is_sniffer: false,
+        allow_dhcp_server: false,
+        allow_router_advertisements: false,
+        learn_macs: false,
+        link_down: false,
+        timeouts: Timeouts::default(),
+        flow_share: 32,
+        mtu: 1500,
+        trace: None,
+    }
+}
