@@ -31,7 +31,7 @@ pub struct Lab {
 }
 
 /// Tests here count the descriptors of the whole process: one at a time.
-fn alone() -> MutexGuard<'static, ()> {
+pub fn alone() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
