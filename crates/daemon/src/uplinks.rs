@@ -79,13 +79,11 @@ impl Uplinks {
     }
 
     /// To be told when one comes, goes or changes.
-    #[allow(dead_code, reason = "for whoever looks for ways to other hosts")]
     pub fn watch(&self) -> watch::Receiver<Arc<[Fact]>> {
         self.facts.clone()
     }
 
     /// What the kernel knows.
-    #[allow(dead_code, reason = "for whoever looks for ways to other hosts")]
     pub fn kernel(&self) -> &Mirror {
         &self.kernel
     }
