@@ -1,4 +1,4 @@
-# make demo: the first minute. make test: everything that is checked. `make help` lists the rest.
+# make demo: the first minute. make check: what needs no guest. make test: that, and real guests. `make help` lists the rest.
 
 SHELL := /bin/bash
 export PATH := $(HOME)/.cargo/bin:$(PATH)
@@ -9,7 +9,7 @@ UNITDIR ?= /lib/systemd/system
 HOLD ?=
 
 .DEFAULT_GOAL := build
-.PHONY: build demo test test-devices setup guest-image bench-switch bench-overlay bench-workers bench-control bench-balancer bench-router soak-router soak-balancer fuzz miri install uninstall clean help
+.PHONY: build demo check test lint test-devices setup guest-image bench-switch bench-overlay bench-workers bench-control bench-balancer bench-router soak-router soak-balancer fuzz miri install uninstall clean help
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F '|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -28,17 +28,18 @@ demo: guest-image ## two guests, a security group, a download that stops; HOLD=1
 	cargo build --profile demo -p butterfly-daemon -p butterfly-cli -p butterfly-tests --bins
 	@HOLD=$(HOLD) target/demo/demo
 
-test: guest-image ## format, lints, all tests with real guests
+lint:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
-	cargo build --workspace --bins
-	@# The examples in comments first: where none has any, the output would end in "0 passed".
-	cargo test --workspace --doc
-	cargo test --workspace --lib --bins --tests --no-fail-fast
+
+check: setup lint ## what needs no guest: format, lints, units, sessions, namespaces
+	tools/run-tests.py check
+
+test: guest-image lint ## all of check, and the tests with real guests
+	tools/run-tests.py all
 
 test-devices: guest-image ## router, overlay and load balancer over VLANs and bonds, and a road that loses frames, in guests with Debian's kernel (six minutes)
-	cargo build --workspace --bins
-	cargo test --workspace --test devices --test trunks --test lossy
+	tools/run-tests.py devices
 
 # QUICK=1 keeps each of them under five minutes.
 QUICK_FLAG = $(if $(QUICK),--quick)

@@ -158,8 +158,7 @@ pub fn answers(from: &Namespace, to: &str) -> Result<()> {
 
 /// The command line of the program of our own that speaks protocols for which there is no other.
 pub fn tool(words: &str) -> String {
-    let tool = testkit::image::repository().join("target/guest/root/bin/guest");
-    format!("{} {words}", tool.display())
+    format!("{} {words}", crate::daemon::program("guest"))
 }
 
 /// Starts a server of that program in a namespace, and waits until it listens. Its name is its log's: one of a kind in each.

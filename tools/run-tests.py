@@ -1,0 +1,260 @@
+#!/usr/bin/python3
+"""Builds the workspace's programs and tests once and runs the tests, several test programs side by side.
+
+usage: run-tests.py check|all|devices [--jobs N] [NAME...]
+
+`check` runs what needs no guest, `all` the guests as well, `devices` what takes too long for either; names choose test
+programs (as in `guests` or `cli::daemon`). tests/Cargo.toml says which programs boot guests, and which take too long.
+Each test program runs in a network and mount namespace of its own, so that no two of them meet: interfaces, addresses,
+named namespaces, abstract sockets, pinned maps. Within a program the tests share what takes long to start, which is why
+a program is what runs here, and not a test (cargo-nextest would boot the guests for each).
+
+Prints one line a program, all that a failed one said, the slowest twenty tests, and the count of tests.
+"""
+
+import argparse
+import json
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import tomllib
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# Seconds after which a test program is ended: three times what the slowest takes alone.
+LIMIT = 1200
+SLOWEST = 20
+# The last run's seconds, to begin with the longest: the order alone, and a file that may be missing or old.
+MEMORY = os.path.join(ROOT, "target", "test-seconds.json")
+
+# A namespace as a fresh host has it. sysfs shows the interfaces of the namespace that it was mounted in; named network
+# namespaces and pinned maps are files.
+ENTER = """
+ip link set lo up
+mount -t sysfs sysfs /sys
+mount -t bpf bpf /sys/fs/bpf
+mkdir -p /run/netns
+mount -t tmpfs tmpfs /run/netns
+exec "$@"
+"""
+
+
+class Program:
+    """A test program: its name, words to start it, and where."""
+
+    def __init__(self, name, words, folder, boots):
+        self.name = name
+        self.words = words
+        self.folder = folder
+        # Whether it boots guests.
+        self.boots = boots
+        self.passed = self.failed = self.ignored = 0
+        self.tests = []
+        self.text = ""
+        self.status = None
+        self.wall = self.cpu = 0.0
+
+
+def main():
+    options = arguments()
+    with open(f"{ROOT}/tests/Cargo.toml", "rb") as file:
+        metadata = tomllib.load(file)["package"]["metadata"]
+    devices = metadata["devices"] if options.tier == "devices" else []
+    programs = build(metadata["guests"] + devices, devices)
+    unknown = set(metadata["guests"]) - {p.name for p in programs}
+    if unknown:
+        sys.exit(f"run-tests: tests/Cargo.toml names {', '.join(sorted(unknown))} under guests, which no test is")
+    programs.append(Program("doc", ["cargo", "test", "--workspace", "--doc"], ROOT, False))
+    if options.tier == "check":
+        programs = [p for p in programs if not p.boots]
+        for program in programs:
+            # Some boot one for a single test.
+            for test in metadata["guest-tests"].get(program.name, []):
+                program.words += ["--skip", test]
+    elif options.tier == "devices":
+        programs = [p for p in programs if p.name in devices]
+    if options.names:
+        unknown = set(options.names) - {p.name for p in programs}
+        if unknown:
+            sys.exit(f"run-tests: no test program is called {', '.join(sorted(unknown))}")
+        programs = [p for p in programs if p.name in options.names]
+    begin = time.monotonic()
+    run_all(programs, options)
+    return report(programs, time.monotonic() - begin)
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description="Builds the workspace once and runs its tests.")
+    parser.add_argument("tier", choices=["check", "all", "devices"])
+    parser.add_argument("--jobs", type=int, default=jobs(), help="test programs at a time (%(default)s)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="test programs; all of the tier if none")
+    return parser.parse_intermixed_args()
+
+
+def jobs():
+    """One more than there are cores: most of what a test program does is waiting."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
+def build(guests, more):
+    """Builds libraries, programs and tests in one go (and `more`, which `--tests` leaves out), and lists the test
+    programs. One command: a build of the programs alone has other features of tokio and others, and all that uses
+    them is built again."""
+    command = ["cargo", "build", "--workspace", "--lib", "--bins", "--tests"]
+    command += [word for name in more for word in ("--test", name)]
+    command += ["--message-format", "json-render-diagnostics"]
+    built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    if built.returncode != 0:
+        sys.exit(built.returncode)
+    programs = []
+    for line in built.stdout.splitlines():
+        message = json.loads(line)
+        if message["reason"] != "compiler-artifact" or not message["profile"]["test"]:
+            continue
+        folder = os.path.dirname(message["manifest_path"])
+        package, target = os.path.basename(folder), message["target"]
+        kind = "" if "test" in target["kind"] else " (units)"
+        # The sessions' names are unique; others say whose they are.
+        whole = package == "tests" and not kind
+        name = target["name"] if whole else f"{package}::{target['name']}{kind}"
+        programs.append(Program(name, [message["executable"]], folder, whole and name in guests))
+    return programs
+
+
+def run_all(programs, options):
+    remembered = {}
+    try:
+        remembered = json.load(open(MEMORY))
+    except (OSError, ValueError):
+        pass
+    # What is not known is taken for long if it boots guests.
+    programs.sort(key=lambda p: -remembered.get(p.name, 100 if p.boots else 1))
+    waiting = queue.SimpleQueue()
+    for program in programs:
+        waiting.put(program)
+    printing = threading.Lock()
+
+    def work():
+        while True:
+            try:
+                program = waiting.get_nowait()
+            except queue.Empty:
+                return
+            run(program, options)
+            with printing:
+                say(program)
+
+    threads = [threading.Thread(target=work) for _ in range(options.jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    remembered.update({p.name: round(p.wall, 1) for p in programs if p.status == 0})
+    json.dump(remembered, open(MEMORY, "w"), indent=1, sort_keys=True)
+
+
+def run(program, options):
+    words = list(program.words)
+    environment = dict(os.environ)
+    if program.name != "doc":
+        words = ["unshare", "--net", "--mount", "sh", "-c", ENTER, "sh"] + words
+        # libtest tells how long each test took only when it is asked as a nightly one; libtest-mimic does not know
+        # the option, and its lines come when a test has ended.
+        if is_libtest(program):
+            environment["RUSTC_BOOTSTRAP"] = "1"
+            words += ["-Z", "unstable-options", "--report-time"]
+    if options.tier == "check":
+        # A test that boots one all the same belongs to `guests` in tests/Cargo.toml.
+        environment["BUTTERFLY_NO_GUESTS"] = "1"
+    begin = time.monotonic()
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            words,
+            cwd=program.folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+        )
+        end = threading.Timer(LIMIT, lambda: os.killpg(process.pid, signal.SIGKILL))
+        end.start()
+        lines = []
+        last = begin
+        for raw in process.stdout:
+            line = raw.decode(errors="replace")
+            lines.append(line)
+            now = time.monotonic()
+            read_line(program, line, now - last)
+            last = now
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = program.status = os.waitstatus_to_exitcode(status)
+        end.cancel()
+        errors.seek(0)
+        program.text = "".join(lines) + errors.read().decode(errors="replace")
+    program.wall = time.monotonic() - begin
+    program.cpu = usage.ru_utime + usage.ru_stime
+
+
+def is_libtest(program):
+    """Sessions are libtest-mimic's; what each file says is `harness = false`."""
+    with open(f"{program.folder}/Cargo.toml", "rb") as file:
+        manifest = tomllib.load(file)
+    target = program.name.rsplit("::", 1)[-1]
+    return not any(t["name"] == target and t.get("harness") is False for t in manifest.get("test", []))
+
+
+TEST = re.compile(r"^test (\S.*?)\s+\.\.\. (ok|FAILED|ignored)(?:.*<([0-9.]+)s>)?")
+RESULT = re.compile(r"^test result: .*?(\d+) passed; (\d+) failed; (\d+) ignored")
+
+
+def read_line(program, line, elapsed):
+    line = re.sub(r"\x1b\[[0-9;]*m", "", line)
+    if found := TEST.match(line):
+        name, _, seconds = found.groups()
+        program.tests.append((float(seconds) if seconds else elapsed, name))
+    elif found := RESULT.match(line):
+        # The examples in comments have a line for each crate.
+        program.passed += int(found[1])
+        program.failed += int(found[2])
+        program.ignored += int(found[3])
+
+
+def say(program):
+    counts = f"{program.passed} passed"
+    if program.failed:
+        counts += f", {program.failed} FAILED"
+    if program.ignored:
+        counts += f", {program.ignored} ignored"
+    for line in program.text.splitlines():
+        if line.startswith("skipped"):
+            print(f"{program.name}: {line}")
+    print(f"{program.name}: {counts} in {program.wall:.1f} s ({program.cpu:.1f} s of processor time)", flush=True)
+    if program.status != 0:
+        print(f"---- {program.name} ended with {program.status}:\n{program.text}\n----", flush=True)
+        # One that died has not counted what failed.
+        program.failed = max(program.failed, 1)
+
+
+def report(programs, wall):
+    slowest = sorted(((s, p.name, t) for p in programs for s, t in p.tests), reverse=True)[:SLOWEST]
+    print(f"\nThe slowest {len(slowest)} tests:")
+    for seconds, name, test in slowest:
+        print(f"{seconds:8.1f} s  {name}  {test}")
+    cpu = sum(p.cpu for p in programs)
+    print(f"\n{len(programs)} test programs in {wall:.0f} s, {cpu:.0f} s of processor time")
+    bad = [p.name for p in programs if p.status != 0]
+    if bad:
+        print(f"failed: {', '.join(bad)}")
+    passed, failed = sum(p.passed for p in programs), sum(p.failed for p in programs)
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed or bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
