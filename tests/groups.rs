@@ -1,7 +1,8 @@
-//! The security contract with real kernels: every row of it that a guest can show. The numbers are those of the
-//! contract's rules. What no guest does (malformed headers, full tables, time-outs) is tested in the crates.
+//! docs/security-groups.md with real kernels: every item of it that a guest can show. What no guest
+//! does (malformed headers, full tables, time-outs) is tested in the crates.
 
 use butterfly_tests::lab::{Download, Lab, check, pings, soon};
+use butterfly_tests::trials;
 use butterfly_tests::trials::run_trials;
 use testkit::netns::Namespace;
 use testkit::{PATIENCE, Result, wait_for};
@@ -9,48 +10,27 @@ use testkit::{PATIENCE, Result, wait_for};
 fn main() {
     run_trials::<Lab>(
         &[],
-        &[
-            ("by_default_nothing_comes_in", by_default_nothing_comes_in),
-            (
-                "a_rule_lets_its_protocol_pass_and_no_other",
-                a_rule_lets_its_protocol_pass_and_no_other,
-            ),
-            ("a_port_range_has_two_ends", a_port_range_has_two_ends),
-            ("icmp_rules_know_type_and_code", icmp_rules_know_type_and_code),
-            ("three_nics_in_two_groups", three_nics_in_two_groups),
-            ("egress_rules_narrow_what_leaves", egress_rules_narrow_what_leaves),
-            ("an_answer_needs_no_rule", an_answer_needs_no_rule),
-            (
-                "a_group_is_overwritten_deleted_and_returns",
-                a_group_is_overwritten_deleted_and_returns,
-            ),
-            (
-                "members_change_while_traffic_runs",
-                members_change_while_traffic_runs,
-            ),
-            (
-                "nics_join_and_leave_while_traffic_runs",
-                nics_join_and_leave_while_traffic_runs,
-            ),
-            (
-                "an_address_moves_to_another_machine",
-                an_address_moves_to_another_machine,
-            ),
-            ("a_rule_taken_away_cuts", a_rule_taken_away_cuts),
-            ("a_rule_taken_away_drains", a_rule_taken_away_drains),
-            ("icmp_errors_follow_their_flow", icmp_errors_follow_their_flow),
-            ("fragments_follow_their_first", fragments_follow_their_first),
-            ("broken_fragments_are_dropped", broken_fragments_are_dropped),
-            ("dhcp_passes_but_from_a_guest", dhcp_passes_but_from_a_guest),
-            ("a_guest_cannot_borrow_addresses", a_guest_cannot_borrow_addresses),
-            (
-                "bypass_filtering_filters_nothing",
-                bypass_filtering_filters_nothing,
-            ),
-            (
-                "a_sniffer_hears_all_and_says_nothing",
-                a_sniffer_hears_all_and_says_nothing,
-            ),
+        &trials![
+            by_default_nothing_comes_in,
+            a_rule_lets_its_protocol_pass_and_no_other,
+            a_port_range_has_two_ends,
+            icmp_rules_know_type_and_code,
+            three_nics_in_two_groups,
+            egress_rules_narrow_what_leaves,
+            an_answer_needs_no_rule,
+            a_group_is_overwritten_deleted_and_returns,
+            members_change_while_traffic_runs,
+            nics_join_and_leave_while_traffic_runs,
+            an_address_moves_to_another_machine,
+            a_rule_taken_away_cuts,
+            a_rule_taken_away_drains,
+            icmp_errors_follow_their_flow,
+            fragments_follow_their_first,
+            broken_fragments_are_dropped,
+            dhcp_passes_but_from_a_guest,
+            a_guest_cannot_borrow_addresses,
+            bypass_filtering_filters_nothing,
+            a_sniffer_hears_all_and_says_nothing,
         ],
     );
 }
@@ -59,7 +39,7 @@ const B4: &str = "10.0.0.2";
 const B6: &str = "fd00::2";
 const C4: &str = "10.0.0.3";
 
-/// Rule 4, and the first line of rule 13: ARP and neighbour discovery pass.
+/// security-groups.md 4 and 13: ARP and neighbour discovery pass.
 fn by_default_nothing_comes_in(lab: &mut Lab) -> Result<()> {
     let (a, b) = (lab.a(), lab.b());
     b.serve("guest tcp-serve 80")?;
@@ -99,7 +79,7 @@ fn by_default_nothing_comes_in(lab: &mut Lab) -> Result<()> {
     Ok(())
 }
 
-/// Rules 1 and 2.
+/// security-groups.md 1 and 2.
 fn a_rule_lets_its_protocol_pass_and_no_other(lab: &mut Lab) -> Result<()> {
     let (a, b) = (lab.a(), lab.b());
     for server in ["tcp-serve 80", "udp-serve 80", "sctp-serve 80", "tcp-serve 81"] {
@@ -144,7 +124,7 @@ fn a_rule_lets_its_protocol_pass_and_no_other(lab: &mut Lab) -> Result<()> {
     Ok(())
 }
 
-/// Rule 2.
+/// security-groups.md 2.
 fn a_port_range_has_two_ends(lab: &mut Lab) -> Result<()> {
     for port in [999, 1000, 1500, 2000, 2001] {
         lab.b().serve(&format!("guest tcp-serve {port}"))?;
@@ -166,7 +146,7 @@ fn a_port_range_has_two_ends(lab: &mut Lab) -> Result<()> {
     )
 }
 
-/// Rule 2.
+/// security-groups.md 2.
 fn icmp_rules_know_type_and_code(lab: &mut Lab) -> Result<()> {
     let echo = format!("guest icmp-ask {B4} 8 0 1");
     let timestamp = format!("guest icmp-ask {B4} 13 0 1");
@@ -182,7 +162,7 @@ fn icmp_rules_know_type_and_code(lab: &mut Lab) -> Result<()> {
     )
 }
 
-/// Rules 1, 3 and 4: `web` is a and b, `db` is b and c; `db` lets `web` in on one port.
+/// security-groups.md 1, 3 and 4: `web` is a and b, `db` is b and c; `db` lets `web` in on one port.
 fn three_nics_in_two_groups(lab: &mut Lab) -> Result<()> {
     lab.cli("nic sg set a web + nic sg set b web db + nic sg set c db")?;
     lab.cli("sg rule add db --ip-proto tcp --port 5432 --sg-members web")?;
@@ -219,7 +199,7 @@ fn three_nics_in_two_groups(lab: &mut Lab) -> Result<()> {
     check(!pings(lab.c(), B4)?, "c of another group cannot")
 }
 
-/// Rule 4.
+/// security-groups.md 4.
 fn egress_rules_narrow_what_leaves(lab: &mut Lab) -> Result<()> {
     let a = lab.a();
     lab.cli("sg rule add open --ip-proto all + nic sg set b open + nic sg set c open + nic sg set a narrow")?;
@@ -238,7 +218,7 @@ fn egress_rules_narrow_what_leaves(lab: &mut Lab) -> Result<()> {
     )
 }
 
-/// Rule 6.
+/// security-groups.md 6.
 fn an_answer_needs_no_rule(lab: &mut Lab) -> Result<()> {
     let (a, b) = (lab.a(), lab.b());
     b.serve("guest udp-serve 53")?;
@@ -256,7 +236,7 @@ fn an_answer_needs_no_rule(lab: &mut Lab) -> Result<()> {
     check(!pings(b, "10.0.0.1")?, "b cannot begin")
 }
 
-/// Rules 3 and 5.
+/// security-groups.md 3 and 5.
 fn a_group_is_overwritten_deleted_and_returns(lab: &mut Lab) -> Result<()> {
     let (a, b) = (lab.a(), lab.b());
     b.serve("guest tcp-serve 80")?;
@@ -296,7 +276,7 @@ fn a_group_is_overwritten_deleted_and_returns(lab: &mut Lab) -> Result<()> {
     check(!pings(a, B4)?, "deleted, it matches nobody again")
 }
 
-/// Rules 3, 5 and 9.
+/// security-groups.md 3, 5 and 9.
 fn members_change_while_traffic_runs(lab: &mut Lab) -> Result<()> {
     let (a, b, c) = (lab.a(), lab.b(), lab.c());
     b.serve("guest tcp-serve 80 2000000")?;
@@ -321,7 +301,7 @@ fn members_change_while_traffic_runs(lab: &mut Lab) -> Result<()> {
     other.goes_on()
 }
 
-/// Rules 3 and 5: a NIC's addresses belong to the group it is in.
+/// security-groups.md 3 and 5: a NIC's addresses belong to the group it is in.
 fn nics_join_and_leave_while_traffic_runs(lab: &mut Lab) -> Result<()> {
     let (a, b, c) = (lab.a(), lab.b(), lab.c());
     b.serve("guest tcp-serve 80 2000000")?;
@@ -339,7 +319,7 @@ fn nics_join_and_leave_while_traffic_runs(lab: &mut Lab) -> Result<()> {
     other.stops()
 }
 
-/// Rules 3 and 5, and ARP: an address goes from b to c, and the rules that name its groups go with it.
+/// security-groups.md 3 and 5, and ARP: an address goes from b to c, and the rules that name its groups go with it.
 fn an_address_moves_to_another_machine(lab: &mut Lab) -> Result<()> {
     let (a, b, c) = (lab.a(), lab.b(), lab.c());
     const SHARED: &str = "10.0.0.99";
@@ -377,7 +357,7 @@ fn an_address_moves_to_another_machine(lab: &mut Lab) -> Result<()> {
     )
 }
 
-/// Rule 9, the default.
+/// security-groups.md 9, the default.
 fn a_rule_taken_away_cuts(lab: &mut Lab) -> Result<()> {
     let (a, b) = (lab.a(), lab.b());
     b.serve("guest tcp-serve 80")?;
@@ -395,7 +375,7 @@ fn a_rule_taken_away_cuts(lab: &mut Lab) -> Result<()> {
     Ok(())
 }
 
-/// Rule 9, as EC2.
+/// security-groups.md 9, as EC2.
 fn a_rule_taken_away_drains(lab: &mut Lab) -> Result<()> {
     let (a, b) = (lab.a(), lab.b());
     b.serve("guest tcp-serve 80 2000000")?;
@@ -413,7 +393,7 @@ fn a_rule_taken_away_drains(lab: &mut Lab) -> Result<()> {
     a.quiet()
 }
 
-/// Rule 7, path-MTU discovery: a sends to c through b, whose route on has a smaller MTU. The answer that says so comes
+/// security-groups.md 7, path-MTU discovery: a sends to c through b, whose route on has a smaller MTU. The answer that says so comes
 /// from b, which no rule of a's lets in; it quotes a's own connection.
 fn icmp_errors_follow_their_flow(lab: &mut Lab) -> Result<()> {
     let (a, b, c) = (lab.a(), lab.b(), lab.c());
@@ -450,7 +430,7 @@ fn icmp_errors_follow_their_flow(lab: &mut Lab) -> Result<()> {
     b.ok("echo 0 > /proc/sys/net/ipv6/conf/all/forwarding").map(drop)
 }
 
-/// Rule 8.
+/// security-groups.md 8.
 fn fragments_follow_their_first(lab: &mut Lab) -> Result<()> {
     let (a, b) = (lab.a(), lab.b());
     b.serve("guest udp-serve 53")?;
@@ -467,7 +447,7 @@ fn fragments_follow_their_first(lab: &mut Lab) -> Result<()> {
     a.ok(&format!("guest fragments 10.0.0.1 {B4} 53 whole")).map(drop)
 }
 
-/// Rule 8: what arrives is what b's kernel counts as received UDP, known port or not, and fragments waiting.
+/// security-groups.md 8: what arrives is what b's kernel counts as received UDP, known port or not, and fragments waiting.
 fn broken_fragments_are_dropped(lab: &mut Lab) -> Result<()> {
     let (a, b) = (lab.a(), lab.b());
     lab.cli("sg rule add web --ip-proto all + nic sg set b web")?;
@@ -514,7 +494,7 @@ fn broken_fragments_are_dropped(lab: &mut Lab) -> Result<()> {
     Ok(())
 }
 
-/// Rule 13: no group at all.
+/// security-groups.md 13: no group at all.
 fn dhcp_passes_but_from_a_guest(lab: &mut Lab) -> Result<()> {
     let (a, b) = (lab.a(), lab.b());
     let server = "printf 'start 10.0.0.50\\nend 10.0.0.60\\ninterface eth0\\nlease_file /tmp/leases\\n\
@@ -540,7 +520,7 @@ fn dhcp_passes_but_from_a_guest(lab: &mut Lab) -> Result<()> {
     )
 }
 
-/// Rule 14.
+/// security-groups.md 14.
 fn a_guest_cannot_borrow_addresses(lab: &mut Lab) -> Result<()> {
     let (a, c) = (lab.a(), lab.c());
     lab.cli("sg rule add open --ip-proto all")?;
@@ -585,7 +565,7 @@ fn a_guest_cannot_borrow_addresses(lab: &mut Lab) -> Result<()> {
     check(lab.daemon.drops("a", "EGRESS", &[])? > before, "and counted")
 }
 
-/// Rule 15.
+/// security-groups.md 15.
 fn bypass_filtering_filters_nothing(lab: &mut Lab) -> Result<()> {
     let (a, b) = (lab.a(), lab.b());
     b.serve("guest tcp-serve 80")?;
@@ -602,7 +582,7 @@ fn bypass_filtering_filters_nothing(lab: &mut Lab) -> Result<()> {
     check(!pings(a, B4)?, "filtered again")
 }
 
-/// Rule 15.
+/// security-groups.md 15.
 fn a_sniffer_hears_all_and_says_nothing(lab: &mut Lab) -> Result<()> {
     let (a, b) = (lab.a(), lab.b());
     lab.cli("sg rule add web --ip-proto icmp + nic sg set b web")?;

@@ -47,12 +47,13 @@ pub fn run_each<const N: usize>(trials: [(&'static str, Alone); N]) -> ! {
     libtest_mimic::run(&arguments, trials.into()).exit()
 }
 
-/// Runs the named trials one after the other, each on the freshly reset stage. A failure carries its dump. The
-/// stage starts with the first trial that runs, so that `--list` starts nothing.
+/// Runs the named trials one after the other, each on the freshly reset stage. A failure carries
+/// its dump. The stage starts with the first trial that runs, so that `--list` starts nothing.
 pub fn run_trials<S: Stage>(options: &'static [&str], trials: &[(&'static str, Body<S>)]) -> ! {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    // Leaked on purpose: trials want 'static, and the stage is taken out again below to end it before we exit.
+    // Leaked on purpose: trials want 'static, and the stage is taken out again below to end it
+    // before we exit.
     let stage: &'static Mutex<Option<S>> = Box::leak(Box::new(Mutex::new(None)));
     let trials = trials
         .iter()

@@ -1,5 +1,5 @@
 //! The stated maxima. Every one is refused by name, with the limit and the value, before anything changes
-//! (contract of the security groups, 17: refuse, don't degrade).
+//! (security-groups.md 17: refuse, don't degrade).
 
 /// NICs of one daemon: the data plane has as many port slots.
 pub const NICS: usize = 16_384;

@@ -188,13 +188,13 @@ pub struct Group {
     pub rules: RuleSet,
     /// The addresses it stands for in other rules.
     pub members: AddressSet,
-    /// Flows admitted by a rule of this group live on when the rule is taken away (contract, item 9).
+    /// Flows admitted by a rule of this group live on when the rule is taken away (security-groups.md 9).
     pub drain: bool,
     /// A TCP flow admitted by this group may start in the middle.
     pub allow_midstream: bool,
 }
 
-/// Idle timeouts that are settable per NIC; the others are fixed (contract, item 10).
+/// Idle timeouts that are settable per NIC; the others are fixed (security-groups.md 10).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Timeouts {
     /// TCP in state established, seconds: 60..=432000.

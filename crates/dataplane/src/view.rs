@@ -2,7 +2,7 @@
 //!
 //! The snapshot's vectors are trees that share structure, which suits control; a worker copies their
 //! references into flat arrays when it takes a snapshot up, and remembers per NIC what every packet asks:
-//! whether it is open (contract, item 12) and has egress rules.
+//! whether it is open (security-groups.md 12) and has egress rules.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -231,7 +231,7 @@ impl View {
         }
     }
 
-    /// Contract, item 12: both NICs allow everything in both directions. Gives by what a packet leaves the first and enters
+    /// security-groups.md 12: both NICs allow everything in both directions. Gives by what a packet leaves the first and enters
     /// the second.
     pub(crate) fn stateless(&self, from: PortSlot, to: PortSlot, v6: bool) -> Option<[Opening; 2]> {
         let family = usize::from(v6);

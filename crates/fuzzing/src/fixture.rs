@@ -1,5 +1,5 @@
-//! What the targets with a whole data plane share ([`crate::round`], [`crate::tunnel`]): a lab that is used for many
-//! inputs, the addresses of its guests, and their ports.
+//! What the targets with a whole data plane share ([`crate::round`], [`crate::tunnel`]): a lab that
+//! is used for many inputs, the addresses of its guests, and their ports.
 
 use std::cell::RefCell;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -30,8 +30,8 @@ pub trait Lab: Sized + 'static {
     fn end(&mut self);
 }
 
-/// The lab of the input before, and how many it has had: setting one up takes a dance with another thread. Its tables
-/// are emptied by time.
+/// The lab of the input before, and how many it has had: setting one up takes a dance with another
+/// thread. Its tables are emptied by time.
 pub type Reused<L> = RefCell<Option<(L, usize)>>;
 
 /// Longer than anything is remembered.

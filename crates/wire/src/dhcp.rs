@@ -1,6 +1,6 @@
 //! Which packets are DHCP (RFC 2131) and DHCPv6 (RFC 8415), told by their ports and addresses.
 //!
-//! The security-group contract passes a client's requests and their answers whatever the rules say, and
+//! docs/security-groups.md (13) passes a client's requests and their answers whatever the rules say, and
 //! refuses a guest that acts as a server unless it is allowed to. The ports decide, as they do in the
 //! firewalls of other clouds; addresses narrow it where the protocol does.
 

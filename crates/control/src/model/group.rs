@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
 use wire::Vni;
 
-/// What happens to running flows when the rule that allowed them goes away (contract, 9).
+/// What happens to running flows when the rule that allowed them goes away (security-groups.md 9).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Removal {
     /// They stop at once, unless another rule allows them: as the original and Neutron.

@@ -171,7 +171,7 @@ impl Nic {
         nic
     }
 
-    /// The bounds of the contract (10): TCP established 60..=432000 s, UDP one-way 30..=60, UDP stream 60..=180.
+    /// The bounds of security-groups.md 10: TCP established 60..=432000 s, UDP one-way 30..=60, UDP stream 60..=180.
     pub fn timeouts_in_bounds(&self) -> Result<(), Error> {
         let Timeouts {
             tcp_established_secs,

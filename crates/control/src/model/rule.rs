@@ -1,4 +1,4 @@
-//! A rule: direction x protocol x ports or ICMP type x peer (contract, 2 and 3). Rules only allow. Two rules are the
+//! A rule: direction x protocol x ports or ICMP type x peer (security-groups.md 2 and 3). Rules only allow. Two rules are the
 //! same when all of this is; there is no id. The fields are private: a `Rule` that exists is a rule that can match.
 
 use super::{GroupId, parse_masked};

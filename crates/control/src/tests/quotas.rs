@@ -22,6 +22,7 @@ fn rules(salt: u16, count: usize) -> Vec<Rule> {
     (0..count).map(rule).collect()
 }
 
+/// security-groups.md 17.
 #[test]
 fn lists_of_a_nic_are_bounded() {
     let (mut controller, shared) = controller();
@@ -41,6 +42,7 @@ fn lists_of_a_nic_are_bounded() {
     assert_eq!(error, "NIC 'a' would have 65 security groups, the limit is 64");
 }
 
+/// security-groups.md 17.
 #[test]
 fn lists_of_a_group_are_bounded() {
     let (mut controller, shared) = controller();
@@ -62,6 +64,7 @@ fn lists_of_a_group_are_bounded() {
     assert!(controller.add_rule(&group_id("web"), again).unwrap().is_empty());
 }
 
+/// security-groups.md 17.
 #[test]
 fn rules_times_groups_of_a_nic_are_bounded_from_both_sides() {
     let (mut controller, shared) = controller();

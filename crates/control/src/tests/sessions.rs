@@ -8,6 +8,7 @@ use crate::{NicState, Work};
 use dataplane::counters::RuleCounters;
 use tokio::sync::broadcast::error::TryRecvError;
 
+/// security-groups.md 3.
 #[test]
 fn a_group_is_named_before_it_exists_and_after() {
     let (mut controller, shared) = controller();
@@ -42,6 +43,7 @@ fn a_group_is_named_before_it_exists_and_after() {
     assert_eq!(controller.group_nics(&group_id("web")), [nic_id("a")]);
 }
 
+/// security-groups.md 3.
 #[test]
 fn members_are_those_listed_and_those_of_nics() {
     let (mut controller, shared) = controller();

@@ -1,4 +1,4 @@
-//! How long a flow may be idle (contract, item 10). The fixed ones are Linux nf_conntrack's defaults.
+//! How long a flow may be idle (security-groups.md 10). The fixed ones are Linux nf_conntrack's defaults.
 
 use wire::parse::protocol::{ICMP, ICMPV6, SCTP, TCP, UDP};
 

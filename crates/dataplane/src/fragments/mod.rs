@@ -1,4 +1,4 @@
-//! Virtual reassembly: fragments follow the judgement of their first one (contract, item 8).
+//! Virtual reassembly: fragments follow the judgement of their first one (security-groups.md 8).
 //!
 //! Nothing is put together. What the first fragment says of layer 4 is remembered for 30 s and lent to the
 //! later ones, which are then judged like it: same ports, same flow, same rules. Fragments that come before

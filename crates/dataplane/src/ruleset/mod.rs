@@ -146,7 +146,7 @@ impl RuleSet {
         }
     }
 
-    /// A rule that allows every protocol, port and address of a family (contract, item 12).
+    /// A rule that allows every protocol, port and address of a family (security-groups.md 12).
     pub fn open(&self, direction: Direction, v6: bool) -> Option<RuleSlot> {
         match direction {
             Direction::Ingress => self.compiled.ingress.everything.everybody(v6),

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::address_set::AddressSet;
 
-/// The contract, word for word: one rule after the other.
+/// security-groups.md 1 to 3, word for word: one rule after the other.
 fn matches(rule: &RuleSpec, asked: &Asked, groups: &[Option<Arc<Group>>]) -> bool {
     let v6 = asked.peer.is_ipv6();
     let protocol = match rule.protocol {

@@ -1,5 +1,5 @@
 //! Step 5: what passes whatever the rules say (ARP, neighbour discovery, DHCP), and what never does (a guest
-//! as DHCP server or router, unless it may). Contract, item 13.
+//! as DHCP server or router, unless it may). security-groups.md 13.
 
 use wire::dhcp;
 use wire::nd::NdKind;

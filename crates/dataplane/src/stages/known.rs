@@ -32,7 +32,7 @@ pub(crate) fn run(round: &mut Round) {
     });
 }
 
-/// Contract, item 12: both ends allow everything in both directions, so there is nothing to remember.
+/// security-groups.md 12: both ends allow everything in both directions, so there is nothing to remember.
 fn passes_without_state(round: &Round, item: usize, target: PortSlot) -> bool {
     let Some(packet) = &round.items[item].packet else {
         return false;

@@ -280,7 +280,7 @@ impl Far {
 }
 
 impl Free {
-    /// Between two NICs that allow everything (contract, item 12).
+    /// Between two NICs that allow everything (security-groups.md 12).
     fn between(view: &View, nic: &PortConfig, target: &PortConfig, v6: bool) -> Option<Free> {
         let openings = view.stateless(nic.slot, target.slot, v6)?;
         let only_own = !nic.bypass && (nic.anti_spoof || openings[0] == Opening::Free);

@@ -1,5 +1,5 @@
 //! ICMP errors about a packet of a tracked flow belong to that flow, whether the other end or a router sends
-//! them (contract, item 7).
+//! them (security-groups.md 7).
 
 use wire::parse::{self, IpPacket, L4};
 

@@ -1,5 +1,5 @@
 //! Step 3: nobody sends over a link that is down, or in another one's name. The source MAC always; the source address, the ARP sender and
-//! the ND target when the NIC asks for it (contract, item 14).
+//! the ND target when the NIC asks for it (security-groups.md 14).
 
 use std::net::IpAddr;
 

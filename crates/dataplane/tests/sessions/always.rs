@@ -1,4 +1,4 @@
-//! Contract, items 13, 15 and 16: what passes always, never, and unfiltered; what is malformed.
+//! security-groups.md 13, 15 and 16: what passes always, never, and unfiltered; what is malformed.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -9,6 +9,7 @@ use wire::offload::{Gso, Offload, PartialChecksum};
 
 use crate::lab::*;
 
+/// security-groups.md 13.
 #[test]
 fn arp_and_neighbour_discovery_pass_without_a_rule() {
     let mut lab = Lab::new();
@@ -30,6 +31,7 @@ fn arp_and_neighbour_discovery_pass_without_a_rule() {
     assert_eq!(lab.flows(), 0);
 }
 
+/// security-groups.md 13.
 #[test]
 fn router_advertisements_and_redirects_need_permission() {
     let mut lab = Lab::new();
@@ -48,6 +50,7 @@ fn router_advertisements_and_redirects_need_permission() {
     lab.passes(a, b, redirect);
 }
 
+/// security-groups.md 13.
 #[test]
 fn dhcp_clients_ask_and_only_servers_answer() {
     let mut lab = Lab::new();
@@ -67,6 +70,7 @@ fn dhcp_clients_ask_and_only_servers_answer() {
     assert_eq!(lab.flows(), 0);
 }
 
+/// security-groups.md 15.
 #[test]
 fn a_nic_that_bypasses_filtering_is_not_filtered() {
     for family in FAMILIES {
@@ -136,6 +140,7 @@ fn other_ethertypes_are_dropped() {
     lab.refuses(a, tagged.build(), Ethertype);
 }
 
+/// security-groups.md 16.
 #[test]
 fn malformed_headers_are_dropped_with_a_reason() {
     let (mut lab, a, b) = Lab::pair(vec![allow_all_in(None)]);

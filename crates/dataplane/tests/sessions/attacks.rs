@@ -572,7 +572,7 @@ fn redirects_and_advertisements_of_ipv4_need_permission_too() {
         lab.refuses(a, told.clone(), RouterAdvertisement);
         lab.configure(a, |config| config.allow_router_advertisements = true);
         lab.passes(a, b, told.clone());
-        // They are no part of the contract's item 13: the rules hold.
+        // They are no part of security-groups.md 13: the rules hold.
         let c = lab.nic();
         let mut to_c = told;
         to_c[..6].copy_from_slice(&c.mac.0);

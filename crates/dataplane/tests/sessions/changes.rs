@@ -1,4 +1,4 @@
-//! Contract, items 5 and 9: a change is in force at once, and what it does to flows that are there.
+//! security-groups.md 5 and 9: a change is in force at once, and what it does to flows that are there.
 
 use dataplane::DropReason::*;
 use dataplane::flow::FlowState;
@@ -7,6 +7,7 @@ use dataplane::{AddressSet, RuleSlot};
 
 use crate::lab::*;
 
+/// security-groups.md 9.
 #[test]
 fn a_rule_taken_away_cuts_its_flows_at_once() {
     for family in FAMILIES {
@@ -60,6 +61,7 @@ fn a_flow_that_another_rule_allows_goes_on_and_counts_there() {
     }
 }
 
+/// security-groups.md 9.
 #[test]
 fn a_draining_groups_flows_live_until_they_close_or_time_out() {
     for family in FAMILIES {
@@ -160,6 +162,7 @@ fn a_nic_that_is_gone_takes_its_flows_with_it() {
     }
 }
 
+/// security-groups.md 5.
 #[test]
 fn no_packet_sees_half_of_a_change() {
     // Two groups swap their rules in one snapshot: what both allow before and after never stops, and what

@@ -1,4 +1,4 @@
-//! Contract, item 7: ICMP errors belong to the flow that they quote.
+//! security-groups.md 7: ICMP errors belong to the flow that they quote.
 
 use std::net::IpAddr;
 
@@ -19,6 +19,7 @@ fn error(reporter: Nic, from: IpAddr, to: Nic, family: Family, about: &[u8], len
     frame.icmp(kind, code, 1400).payload(quote).build()
 }
 
+/// security-groups.md 7.
 #[test]
 fn an_error_about_a_tracked_flow_passes_without_a_rule() {
     for family in FAMILIES {
@@ -91,6 +92,7 @@ fn an_error_about_a_flow_that_was_cut_is_cut_too() {
     }
 }
 
+/// security-groups.md 7.
 #[test]
 fn errors_about_echos_are_matched_and_others_need_a_rule() {
     for (family, unreachable) in [(Family::V4, 3u16 << 8 | 4), (Family::V6, 2 << 8)] {

@@ -1,4 +1,4 @@
-//! Contract, item 8: fragments follow their first one.
+//! security-groups.md 8: fragments follow their first one.
 
 use dataplane::DropReason::*;
 use wire::build;
@@ -12,6 +12,7 @@ fn datagram(a: Nic, b: Nic, family: Family, dport: u16, id: u32) -> Vec<Vec<u8>>
     build::fragments(&whole, 1400, id)
 }
 
+/// security-groups.md 8.
 #[test]
 fn later_fragments_get_what_the_first_one_got() {
     for family in FAMILIES {
@@ -112,6 +113,7 @@ fn the_first_one_is_remembered_for_thirty_seconds() {
     }
 }
 
+/// security-groups.md 8.
 #[test]
 fn overlapping_fragments_lose_the_rest_of_the_datagram() {
     for family in FAMILIES {
@@ -130,6 +132,7 @@ fn overlapping_fragments_lose_the_rest_of_the_datagram() {
     }
 }
 
+/// security-groups.md 8.
 #[test]
 fn a_first_fragment_holds_its_headers() {
     for family in FAMILIES {

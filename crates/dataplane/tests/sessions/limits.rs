@@ -1,4 +1,4 @@
-//! Contract, item 11: the table is bounded, and a NIC that fills its share loses its own.
+//! security-groups.md 11: the table is bounded, and a NIC that fills its share loses its own.
 
 use dataplane::DropReason::*;
 use dataplane::{Simulation, WorkerConfig};
@@ -15,6 +15,7 @@ fn small(max_flows: u32) -> Simulation {
     })
 }
 
+/// security-groups.md 11.
 #[test]
 fn a_nics_oldest_half_open_flow_goes_first() {
     for family in FAMILIES {
@@ -57,6 +58,7 @@ fn settled_flows_in_use_are_kept_and_idle_ones_are_not() {
     }
 }
 
+/// security-groups.md 11.
 #[test]
 fn a_full_table_costs_nobody_a_flow_but_who_asks() {
     for family in FAMILIES {

@@ -1,4 +1,4 @@
-//! Contract, items 1 to 6 and 12: rules, peers, defaults, state.
+//! security-groups.md 1 to 6 and 12: rules, peers, defaults, state.
 
 use dataplane::DropReason::*;
 use dataplane::flow::FlowState;
@@ -8,6 +8,7 @@ use dataplane::{AddressSet, GroupIdx, RuleSlot};
 use crate::lab::*;
 use wire::build;
 
+/// security-groups.md 4.
 #[test]
 fn nothing_comes_in_and_own_addresses_go_out_by_default() {
     for family in FAMILIES {
@@ -55,6 +56,7 @@ fn a_nic_without_addresses_sends_no_ip_but_from_its_link_local_address() {
     }
 }
 
+/// security-groups.md 6.
 #[test]
 fn an_answer_passes_whatever_the_other_directions_rules_say() {
     for family in FAMILIES {
@@ -83,6 +85,7 @@ fn an_answer_passes_whatever_the_other_directions_rules_say() {
     }
 }
 
+/// security-groups.md 4.
 #[test]
 fn an_egress_rule_of_any_group_ends_the_default() {
     for family in FAMILIES {
@@ -96,6 +99,7 @@ fn an_egress_rule_of_any_group_ends_the_default() {
     }
 }
 
+/// security-groups.md 1 and 3.
 #[test]
 fn rules_of_all_groups_add_up_and_a_missing_group_allows_nothing() {
     for family in FAMILIES {
@@ -116,6 +120,7 @@ fn rules_of_all_groups_add_up_and_a_missing_group_allows_nothing() {
     }
 }
 
+/// security-groups.md 3.
 #[test]
 fn a_group_stands_for_its_members() {
     for family in FAMILIES {
@@ -137,6 +142,7 @@ fn a_group_stands_for_its_members() {
     }
 }
 
+/// security-groups.md 3.
 #[test]
 fn a_network_is_one_family_and_its_prefix() {
     let net = |text: &str| Peer::Net(text.parse().unwrap());
@@ -156,6 +162,7 @@ fn a_network_is_one_family_and_its_prefix() {
     }
 }
 
+/// security-groups.md 2.
 #[test]
 fn icmp_rules_mean_icmpv6_too_and_name_types_and_codes() {
     for (family, echo) in [(Family::V4, 8u16), (Family::V6, 128)] {
@@ -173,6 +180,7 @@ fn icmp_rules_mean_icmpv6_too_and_name_types_and_codes() {
     }
 }
 
+/// security-groups.md 6.
 #[test]
 fn any_other_protocol_is_known_by_addresses_and_number() {
     for family in FAMILIES {
@@ -217,6 +225,7 @@ fn sctp_associations_begin_with_init() {
     }
 }
 
+/// security-groups.md 12.
 #[test]
 fn what_both_sides_allow_altogether_takes_no_state() {
     for family in FAMILIES {
@@ -260,6 +269,7 @@ fn rules_count_flows_frames_and_bytes_of_both_directions() {
     assert_eq!((counted.tx_frames, counted.tx_bytes), (1, len));
 }
 
+/// security-groups.md 10.
 #[test]
 fn udp_of_one_way_and_of_both_has_its_timeouts() {
     for family in FAMILIES {

@@ -1,4 +1,4 @@
-//! Contract, item 14: nobody sends in another one's name.
+//! security-groups.md 14: nobody sends in another one's name.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -9,6 +9,7 @@ use wire::{Mac, build};
 
 use crate::lab::*;
 
+/// security-groups.md 14.
 #[test]
 fn the_source_mac_is_always_ones_own() {
     for family in FAMILIES {
@@ -21,6 +22,7 @@ fn the_source_mac_is_always_ones_own() {
     }
 }
 
+/// security-groups.md 14.
 #[test]
 fn the_source_address_is_ones_own_when_the_nic_asks_for_it() {
     for (family, foreign) in [(Family::V4, "10.0.0.9"), (Family::V6, "2001:db8::9")] {
@@ -47,6 +49,7 @@ fn the_source_address_is_ones_own_when_the_nic_asks_for_it() {
     lab.passes(a, b, link_local.build());
 }
 
+/// security-groups.md 14.
 #[test]
 fn allowed_pairs_are_addresses_with_their_mac() {
     for (family, net, inside, outside) in [
@@ -74,6 +77,7 @@ fn allowed_pairs_are_addresses_with_their_mac() {
     }
 }
 
+/// security-groups.md 14.
 #[test]
 fn arp_senders_are_who_they_say() {
     let (mut lab, a, b) = Lab::pair(vec![]);
@@ -95,6 +99,7 @@ fn arp_senders_are_who_they_say() {
     lab.passes(a, b, say(a.mac, b.v4));
 }
 
+/// security-groups.md 14.
 #[test]
 fn neighbour_discovery_speaks_of_ones_own_addresses() {
     let (mut lab, a, b) = Lab::pair(vec![]);

@@ -108,6 +108,7 @@ fn unknown_macs_are_learnt_behind_nics_that_may_have_them() {
     lab.refuses(bridge, stolen, MacSpoofed);
 }
 
+/// security-groups.md 15.
 #[test]
 fn a_sniffer_gets_copies_and_sends_nothing() {
     let (mut lab, a, b) = Lab::pair(vec![allow_in(UDP, 53)]);

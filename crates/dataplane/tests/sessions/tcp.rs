@@ -10,6 +10,7 @@ fn state(lab: &mut Lab) -> FlowState {
     lab.sim.flows(None)[0].state
 }
 
+/// security-groups.md 6.
 #[test]
 fn a_connection_opens_with_a_syn_and_both_directions_pass() {
     for family in FAMILIES {
@@ -63,6 +64,7 @@ fn what_cannot_be_in_a_state_is_dropped() {
     }
 }
 
+/// security-groups.md 10.
 #[test]
 fn half_open_and_closing_connections_are_short() {
     for family in FAMILIES {
@@ -223,6 +225,7 @@ fn both_ends_may_open_at_once() {
     }
 }
 
+/// security-groups.md 6.
 #[test]
 fn a_group_may_let_connections_begin_in_the_middle() {
     for family in FAMILIES {

@@ -1,0 +1,290 @@
+//! What the repository says of itself: the contracts in docs/ against the tests that name their
+//! items, comments against the tree, ARCHITECTURE.md against Cargo.
+
+use butterfly_tests::lab::check;
+use butterfly_tests::trials;
+use butterfly_tests::trials::run_each;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use testkit::image::repository;
+use testkit::{Result, process};
+
+fn main() {
+    run_each(trials![
+        every_item_of_a_contract_is_named_by_a_test,
+        comments_point_into_the_repository,
+        crates_depend_on_what_the_architecture_says,
+    ])
+}
+
+/// A contract is a page of docs/ whose title says so; its items are its lines that begin with a
+/// number. A test names one by the page and the number in the comment above it: `security-groups.md
+/// 7`, `security-groups.md 3, 5 and 9`.
+fn every_item_of_a_contract_is_named_by_a_test() -> Result<()> {
+    let mut contracts = BTreeMap::new();
+    for page in files(&repository().join("docs"), "md")? {
+        let text = read(&page)?;
+        if text
+            .lines()
+            .next()
+            .is_some_and(|title| title.contains("contract"))
+        {
+            contracts.insert(name(&page), items(&text));
+        }
+    }
+    check(
+        contracts.contains_key("security-groups.md"),
+        "security-groups.md is a contract",
+    )?;
+    for (page, items) in &contracts {
+        let whole: BTreeSet<u32> = (1..=items.len() as u32).collect();
+        check(
+            *items == whole,
+            &format!("the items of {page} are numbered from 1 without a gap: {items:?}"),
+        )?;
+    }
+    let (mut tested, mut wrong) = (BTreeMap::new(), Vec::new());
+    for path in sources()? {
+        for mention in mentions(&read(&path)?) {
+            let Some(items) = contracts.get(&mention.page) else {
+                continue;
+            };
+            for item in mention.items {
+                if !items.contains(&item) {
+                    wrong.push(format!("{}: {} has no item {item}", path.display(), mention.page));
+                } else if mention.by_test {
+                    tested
+                        .entry(mention.page.clone())
+                        .or_insert_with(BTreeSet::new)
+                        .insert(item);
+                }
+            }
+        }
+    }
+    for (page, items) in &contracts {
+        let named = tested.remove(page).unwrap_or_default();
+        for item in items.difference(&named) {
+            wrong.push(format!("no test names {page} {item}"));
+        }
+    }
+    check(
+        wrong.is_empty(),
+        &format!("the lists agree:\n{}", wrong.join("\n")),
+    )
+}
+
+/// The numbers that lines begin with: `7. ICMP and ...`.
+fn items(text: &str) -> BTreeSet<u32> {
+    text.lines()
+        .filter_map(|line| line.split_once(". ")?.0.parse().ok())
+        .collect()
+}
+
+/// A place where a page is named with items of it.
+#[derive(Debug, PartialEq)]
+struct Mention {
+    page: String,
+    items: Vec<u32>,
+    /// It stands above a test.
+    by_test: bool,
+}
+
+fn mentions(text: &str) -> Vec<Mention> {
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    let mut found = Vec::new();
+    for (index, line) in lines.iter().enumerate() {
+        for (at, _) in line.match_indices(".md ") {
+            let begin = line[..at].rfind(|c: char| !(c.is_ascii_alphanumeric() || c == '-'));
+            let items = numbers(&line[at + 4..]);
+            if !items.is_empty() {
+                found.push(Mention {
+                    page: line[begin.map_or(0, |begin| begin + 1)..at + 3].to_owned(),
+                    items,
+                    by_test: is_above_test(&lines[index..]),
+                });
+            }
+        }
+    }
+    found
+}
+
+/// `3, 5 and 9: ...`
+fn numbers(text: &str) -> Vec<u32> {
+    let mut numbers = Vec::new();
+    for word in text
+        .split([' ', ',', ':', '.', ')', ';'])
+        .filter(|word| !word.is_empty())
+    {
+        match word.parse() {
+            Ok(number) => numbers.push(number),
+            Err(_) if word == "and" && !numbers.is_empty() => {}
+            Err(_) => break,
+        }
+    }
+    numbers
+}
+
+/// A comment, attributes, and then a function that is a test of libtest's or takes what a trial
+/// gets: with `#[test]`, or in a file of trials. In Python and Go a function or method called
+/// `test...`, in any case.
+fn is_above_test(lines: &[&str]) -> bool {
+    let mut attribute = false;
+    for line in lines {
+        if line.starts_with("//") || (line.starts_with('#') && !line.starts_with("#[")) {
+            continue;
+        }
+        if line.starts_with("#[") {
+            attribute |= line.contains("test]");
+            continue;
+        }
+        let trial =
+            line.starts_with("fn ") && (line.contains("-> Result<()>") || line.contains("(lab: &mut"));
+        let foreign = line.starts_with("def ") || line.starts_with("func Test");
+        return (attribute && line.contains("fn ")) || trial || foreign;
+    }
+    false
+}
+
+/// Whoever has the repository has all that it speaks of.
+fn comments_point_into_the_repository() -> Result<()> {
+    // In two pieces, so that they are not found here.
+    let outside = [
+        concat!("..", "/shared"),
+        concat!("contract", ", item"),
+        concat!("Contract", ", item"),
+        concat!("contract", "'s item"),
+        concat!("DESIGN", ".md"),
+    ];
+    let mut wrong = Vec::new();
+    for path in sources()? {
+        for (index, line) in read(&path)?.lines().enumerate() {
+            if outside.iter().any(|what| line.contains(what)) {
+                wrong.push(format!("{}:{}: {line}", path.display(), index + 1));
+            }
+        }
+    }
+    check(
+        wrong.is_empty(),
+        &format!("no comment points outside:\n{}", wrong.join("\n")),
+    )
+}
+
+/// The table "Who owns what" against what Cargo knows: each crate of ours, and those of ours that
+/// it is built on.
+fn crates_depend_on_what_the_architecture_says() -> Result<()> {
+    let manifest = repository().join("Cargo.toml").display().to_string();
+    let words = [
+        "cargo",
+        "metadata",
+        "--offline",
+        "--no-deps",
+        "--format-version",
+        "1",
+        "--manifest-path",
+        &manifest,
+    ];
+    let metadata: Value =
+        serde_json::from_str(&process::run(&words)?).map_err(|e| format!("cargo metadata: {e}"))?;
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let ours = |name: &Value| Some(name.as_str()?.strip_prefix("butterfly-")?.to_owned());
+    let mut known = BTreeMap::new();
+    for package in list(&metadata["packages"]) {
+        let folder = package["manifest_path"].as_str().unwrap_or_default();
+        if !folder.contains("/crates/") {
+            continue;
+        }
+        let dependencies = list(&package["dependencies"])
+            .iter()
+            .filter(|dependency| dependency["kind"].is_null())
+            .filter_map(|dependency| ours(&dependency["name"]))
+            .collect();
+        known.insert(ours(&package["name"]).unwrap_or_default(), dependencies);
+    }
+    let said = table(&read(&repository().join("ARCHITECTURE.md"))?)?;
+    let show = |all: &BTreeMap<String, BTreeSet<String>>| {
+        all.iter()
+            .map(|(name, of)| format!("{name}: {}\n", of.iter().cloned().collect::<Vec<_>>().join(", ")))
+            .collect::<String>()
+    };
+    check(
+        known == said,
+        &format!(
+            "ARCHITECTURE.md's table is Cargo's:\nCargo has\n{}\nthe table has\n{}",
+            show(&known),
+            show(&said)
+        ),
+    )
+}
+
+/// Name and dependencies of each row `| `name` | owns | a, b |`; none is a dash.
+fn table(text: &str) -> Result<BTreeMap<String, BTreeSet<String>>> {
+    let rows = text
+        .lines()
+        .skip_while(|line| !line.starts_with("| crate |"))
+        .skip(2)
+        .take_while(|line| line.starts_with('|'));
+    let mut table = BTreeMap::new();
+    for row in rows {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        let [name, _, dependencies] = cells[..] else {
+            return Err(format!("this row has not three cells: {row}"));
+        };
+        let dependencies = dependencies
+            .split(", ")
+            .filter(|&name| name != "–")
+            .map(str::to_owned);
+        table.insert(name.trim_matches('`').to_owned(), dependencies.collect());
+    }
+    Ok(table)
+}
+
+/// All that is written by hand and compiled or run.
+fn sources() -> Result<Vec<PathBuf>> {
+    let mut all = Vec::new();
+    for folder in [
+        "crates",
+        "tests",
+        "bench",
+        "bpf",
+        "clients",
+        "fuzz",
+        "proto",
+        "tools",
+        "packaging",
+    ] {
+        for extension in ["rs", "h", "c", "go", "py", "sh", "proto", "toml"] {
+            all.extend(files(&repository().join(folder), extension)?);
+        }
+    }
+    check(all.len() > 300, &format!("there are sources: {}", all.len()))?;
+    Ok(all)
+}
+
+fn files(folder: &Path, extension: &str) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    let entries = std::fs::read_dir(folder).map_err(|e| format!("cannot list {}: {e}", folder.display()))?;
+    for entry in entries {
+        let path = entry.map_err(|e| format!("{}: {e}", folder.display()))?.path();
+        if path.is_dir() {
+            // What fuzzing makes is not ours.
+            if name(&path) != "target" {
+                found.extend(files(&path, extension)?);
+            }
+        } else if path.extension().is_some_and(|has| has == extension) {
+            found.push(path);
+        }
+    }
+    Ok(found)
+}
+
+fn name(path: &Path) -> String {
+    path.file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned()
+}
+
+fn read(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path).map_err(|e| format!("cannot read {}: {e}", path.display()))
+}
