@@ -9,7 +9,7 @@ UNITDIR ?= /lib/systemd/system
 HOLD ?=
 
 .DEFAULT_GOAL := build
-.PHONY: build demo check test lint test-devices setup guest-image bench-switch bench-overlay bench-workers bench-control bench-balancer bench-router soak-router soak-balancer fuzz miri install uninstall clean help
+.PHONY: build demo check test lint test-devices docs setup guest-image bench-switch bench-overlay bench-workers bench-control bench-balancer bench-router soak-router soak-balancer fuzz miri install uninstall clean help
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F '|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -46,16 +46,22 @@ QUICK_FLAG = $(if $(QUICK),--quick)
 
 # The whole run writes its data and plot to docs/performance, for the regime that held; a short one to target/performance.
 BENCH_OUT = $(if $(QUICK),target/performance,docs/performance)
+PAGE = $(if $(QUICK),,$(MAKE) --no-print-directory docs)
 
 bench-switch: ## rates, connections, round trips beside testpmd and OVS-DPDK, in one run (25 minutes at the most); QUICK=1 for a short one
 	@tools/setup.sh bench
 	cargo build --quiet --release -p butterfly-daemon -p butterfly-cli -p butterfly-bench
 	target/release/butterfly-bench switch $(QUICK_FLAG) --out $(BENCH_OUT)
+	$(PAGE)
 
 bench-overlay: ## rates to another host and from there beside OVS-DPDK and the kernel, over veth (10 minutes); QUICK=1 for a short one
 	@tools/setup.sh bench
 	cargo build --quiet --release -p butterfly-daemon -p butterfly-cli -p butterfly-bench
 	target/release/butterfly-bench overlay $(QUICK_FLAG) --out $(BENCH_OUT)
+	$(PAGE)
+
+docs: ## docs/performance.md from the data that the benchmarks have left
+	cargo run --quiet -p butterfly-bench -- page
 
 bench-workers: setup ## one worker against two, where there are three processors; QUICK=1 for a short one
 	cargo build --quiet --release -p butterfly-daemon -p butterfly-cli -p butterfly-bench
@@ -72,10 +78,12 @@ bench-balancer: setup ## the load balancer's ns a packet: all rows of its tests;
 	cargo bench --quiet -p butterfly-balancer --bench rows --bench packets --no-run
 	$(REAL_TIME) cargo bench --quiet -p butterfly-balancer --bench rows -- $(QUICK_FLAG) --out $(abspath $(BENCH_OUT))
 	$(REAL_TIME) cargo bench --quiet -p butterfly-balancer --bench packets -- $(QUICK_FLAG) --out $(abspath $(BENCH_OUT))
+	$(PAGE)
 
 bench-router: setup ## the router beside the kernel: ns a packet by routes and destinations, live frames; QUICK=1 for a short one
 	cargo bench --quiet -p butterfly-router --bench packets --no-run
 	$(REAL_TIME) cargo bench --quiet -p butterfly-router --bench packets -- $(QUICK_FLAG) --out $(abspath $(BENCH_OUT))
+	$(PAGE)
 
 soak-router: ## a million routes by ip -batch, and routes by BGP from FRR, followed by the router; installs frr
 	@tools/setup.sh soak

@@ -18,6 +18,7 @@ mod interrupt;
 mod latency;
 mod load;
 mod overlay;
+mod page;
 mod passes;
 mod path;
 mod peers;
@@ -95,6 +96,8 @@ enum Command {
         #[arg(long)]
         quick: bool,
     },
+    /// Writes docs/performance.md from the data in docs/performance.
+    Page,
 }
 
 fn main() -> std::process::ExitCode {
@@ -111,6 +114,7 @@ fn main() -> std::process::ExitCode {
         Command::Tunnel { quick, only } => tunnel::run(quick, &only),
         Command::Overlay(options) => overlay::run(&options),
         Command::Control { quick } => control::run(if quick { 200 } else { 2000 }),
+        Command::Page => page::run().map_err(peers::PeerError),
     };
     match ratios {
         Ok(ratios) => {
