@@ -13,6 +13,13 @@ impl Cores {
     }
 }
 
+impl std::fmt::Display for Cores {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names: Vec<String> = self.0.iter().map(usize::to_string).collect();
+        f.write_str(&names.join(","))
+    }
+}
+
 impl std::str::FromStr for Cores {
     type Err = String;
 

@@ -20,18 +20,21 @@ pub struct Ini {
     pub ip: Option<IpAddr>,
     pub endpoint: Option<String>,
     pub socket_dir: Option<PathBuf>,
+    /// The original's sample says `graph-cpu-core`, its code reads `graph-core-id`.
     pub graph_cpu_core: Option<Cores>,
+    pub graph_core_id: Option<Cores>,
     pub workers: Option<usize>,
     pub dpdk_args: Option<String>,
     pub nic_mtu: Option<u16>,
     pub dpdk_port: Option<u32>,
     /// Separated by commas.
-    pub uplink: Option<String>,
+    pub uplink: Option<Vec<String>>,
     pub vxlan_port: Option<u16>,
     pub vxlan_ttl: Option<u8>,
     pub vxlan_dscp: Option<u8>,
     pub vxlan_checksum: Option<OuterChecksum>,
     pub encryption_key_path: Option<PathBuf>,
+    pub insecure_api: Option<bool>,
     /// Separated by commas.
     pub balance_interfaces: Vec<String>,
     pub balance_hook: Option<PathBuf>,
@@ -80,11 +83,12 @@ fn set(ini: &mut Ini, section: &str, key: &str, value: &str) -> Result<(), Strin
         ("general", "endpoint") => ini.endpoint = Some(value.to_owned()),
         ("general", "socket-dir") => ini.socket_dir = Some(value.into()),
         ("general", "graph-cpu-core") => ini.graph_cpu_core = Some(parsed(&name, value)?),
+        ("general", "graph-core-id") => ini.graph_core_id = Some(parsed(&name, value)?),
         ("general", "workers") => ini.workers = Some(count(value).map_err(|e| format!("{name}: {e}"))?),
         ("general", "dpdk-args") => ini.dpdk_args = Some(value.to_owned()),
         ("general", "nic-mtu") => ini.nic_mtu = Some(mtu(value).map_err(|e| format!("{name}: {e}"))?),
         ("general", "dpdk-port") => ini.dpdk_port = Some(parsed(&name, value)?),
-        ("general", "uplink") => ini.uplink = Some(value.to_owned()),
+        ("general", "uplink") => ini.uplink = Some(list(value)),
         ("general", "vxlan-port") => ini.vxlan_port = Some(parsed::<NonZeroU16>(&name, value)?.get()),
         ("general", "vxlan-ttl") => ini.vxlan_ttl = Some(parsed::<NonZeroU8>(&name, value)?.get()),
         ("general", "vxlan-dscp") => ini.vxlan_dscp = Some(within(&name, value, DSCP_MAX)?),
@@ -96,6 +100,7 @@ fn set(ini: &mut Ini, section: &str, key: &str, value: &str) -> Result<(), Strin
         ("general", "router-interfaces") => ini.router_interfaces = list(value),
         ("general", "balance-hook") => ini.balance_hook = Some(value.into()),
         ("security", "encryption_key_path") => ini.encryption_key_path = Some(value.into()),
+        ("security", "insecure-api") => ini.insecure_api = Some(yes(&name, value)?),
         ("general" | "security", _) => return Err(format!("there is no key {name}")),
         ("", _) => return Err(format!("the key {key} stands before the first section")),
         _ => {
@@ -105,6 +110,14 @@ fn set(ini: &mut Ini, section: &str, key: &str, value: &str) -> Result<(), Strin
         }
     }
     Ok(())
+}
+
+fn yes(name: &str, value: &str) -> Result<bool, String> {
+    match value {
+        "true" | "yes" | "on" | "1" => Ok(true),
+        "false" | "no" | "off" | "0" => Ok(false),
+        _ => Err(format!("{name} = '{value}': it is true or false")),
+    }
 }
 
 /// Names that commas separate.
@@ -121,6 +134,7 @@ fn known(section: &str, key: &str) -> bool {
                 | "endpoint"
                 | "socket-dir"
                 | "graph-cpu-core"
+                | "graph-core-id"
                 | "workers"
                 | "dpdk-args"
                 | "nic-mtu"
@@ -134,7 +148,7 @@ fn known(section: &str, key: &str) -> bool {
                 | "balance-hook"
                 | "router-interfaces"
         ),
-        _ => key == "encryption_key_path",
+        _ => matches!(key, "encryption_key_path" | "insecure-api"),
     }
 }
 
@@ -166,6 +180,7 @@ ip=10.0.0.1
 endpoint = ipc:///run/v0.sock
 socket-dir = /run/b
 graph-cpu-core = 2,4-5
+graph-core-id = 6
 workers = 3
 dpdk-args = -c1 -n1 --vdev=eth_pcap0,iface=eth0
 nic-mtu = 9000
@@ -180,6 +195,7 @@ balance-hook = /etc/butterfly/hook
 router-interfaces = eth2,eth3.100
 [security]
 encryption_key_path = /etc/butterfly/key
+insecure-api = yes
 ";
         let expected = Ini {
             log_level: Some(Level::Debug),
@@ -187,16 +203,18 @@ encryption_key_path = /etc/butterfly/key
             endpoint: Some("ipc:///run/v0.sock".into()),
             socket_dir: Some("/run/b".into()),
             graph_cpu_core: Some("2,4-5".parse().unwrap()),
+            graph_core_id: Some("6".parse().unwrap()),
             workers: Some(3),
             dpdk_args: Some("-c1 -n1 --vdev=eth_pcap0,iface=eth0".into()),
             nic_mtu: Some(9000),
             dpdk_port: Some(0),
-            uplink: Some("eth1,eth2".into()),
+            uplink: Some(vec!["eth1".into(), "eth2".into()]),
             vxlan_port: Some(8472),
             vxlan_ttl: Some(9),
             vxlan_dscp: Some(46),
             vxlan_checksum: Some(OuterChecksum::On),
             encryption_key_path: Some("/etc/butterfly/key".into()),
+            insecure_api: Some(true),
             balance_interfaces: vec!["eth0".into(), "eth1".into()],
             balance_hook: Some("/etc/butterfly/hook".into()),
             router_interfaces: vec!["eth2".into(), "eth3.100".into()],
@@ -243,6 +261,10 @@ encryption_key_path = /etc/butterfly/key
                 "[general]\nvxlan-dscp = 64",
                 "[general] vxlan-dscp = '64': it is within 0 and 63",
             ),
+            (
+                "[security]\ninsecure-api = maybe",
+                "[security] insecure-api = 'maybe': it is true or false",
+            ),
             ("[general]\nvxlan-checksum = maybe", "[general] vxlan-checksum: "),
         ] {
             let error = parse(text).unwrap_err();
@@ -269,6 +291,7 @@ encryption_key_path = /etc/butterfly/key
             endpoint: Some(_),
             socket_dir: Some(_),
             graph_cpu_core: Some(_),
+            graph_core_id: Some(_),
             workers: Some(_),
             dpdk_args: Some(_),
             nic_mtu: Some(_),
@@ -279,6 +302,7 @@ encryption_key_path = /etc/butterfly/key
             vxlan_dscp: Some(_),
             vxlan_checksum: Some(_),
             encryption_key_path: Some(_),
+            insecure_api: Some(_),
             balance_interfaces,
             balance_hook: Some(_),
             router_interfaces,

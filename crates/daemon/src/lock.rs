@@ -1,72 +1,148 @@
-//! One daemon a socket directory: a lock on `<socket-dir>/butterflyd.lock`, which holds the pid.
+//! One start at a time in a folder, and one daemon an uplink.
+//!
+//! Daemons may share a folder of sockets, as those of the original could; each has API sockets and NICs of its own. What
+//! must not be done at once is removing what a crash left there and binding beside it: whoever starts locks the folders
+//! meanwhile. The lock is on the folder itself, so that there is no file that a link could lead elsewhere, and nothing that
+//! stays behind. An uplink is held by a socket in the namespace of abstract names, which belongs to a network namespace as
+//! interfaces do, and goes with its process.
 
-use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::geteuid;
 
-/// The lock; the file goes when this is dropped, and the lock with the process in any case.
+/// For a daemon that was killed a moment ago to be gone, and for others that start.
+pub const PATIENCE: Duration = Duration::from_secs(2);
+const AGAIN: Duration = Duration::from_millis(20);
+/// Those that ask who has an uplink are never accepted: so many may ask.
+const BACKLOG: i32 = 4096;
+
+/// The right to remove and bind sockets in folders, until this is dropped.
 #[derive(Debug)]
-pub struct Lock {
-    path: PathBuf,
-    _file: File,
+pub struct Turn {
+    _folders: Vec<File>,
 }
 
-impl Lock {
-    /// Makes the directory when missing and takes its lock. The error names the process that has it.
-    pub fn take(dir: &Path) -> Result<Lock, String> {
-        std::fs::create_dir_all(dir).map_err(|e| format!("the socket directory {}: {e}", dir.display()))?;
-        let path = dir.join("butterflyd.lock");
-        let failed = |e: std::io::Error| format!("the lock {}: {e}", path.display());
-        // The daemon before removes the file it has locked: what was opened may be that one, and then not count.
-        for _ in 0..100 {
-            let mut file = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .mode(0o644)
-                .open(&path)
-                .map_err(failed)?;
-            if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-                return Err(taken(dir, &mut file));
-            }
-            let ours = file.metadata().map_err(failed)?;
-            if std::fs::metadata(&path)
-                .is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino()))
-            {
-                let written = file
-                    .set_len(0)
-                    .and_then(|()| writeln!(file, "{}", std::process::id()));
-                written.map_err(failed)?;
-                return Ok(Lock { path, _file: file });
-            }
+impl Turn {
+    /// Makes the folders when missing and locks them, one after the other in an order that all keep to.
+    pub fn take(folders: &[PathBuf]) -> Result<Turn, String> {
+        let mut opened = Vec::new();
+        for folder in folders {
+            let failed =
+                |e: &dyn std::fmt::Display| format!("the socket directory {}: {e}", folder.display());
+            std::fs::create_dir_all(folder).map_err(|e| failed(&e))?;
+            opened.push(folder.canonicalize().map_err(|e| failed(&e))?);
         }
-        Err(format!(
-            "the lock {} is taken and given back all the time",
-            path.display()
-        ))
+        opened.sort();
+        opened.dedup();
+        let mut locked = Vec::new();
+        for folder in &opened {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let file = rustix::fs::open(folder, flags, Mode::empty())
+                .map_err(|e| format!("the socket directory {}: {e}", folder.display()))?;
+            // In a folder like /tmp anybody can hold the lock; nobody is to keep daemons from starting by that.
+            if !within(PATIENCE, || {
+                flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
+            }) {
+                tracing::warn!(
+                    "the folder {} has been locked for {} s by another process, and is not waited for",
+                    folder.display(),
+                    PATIENCE.as_secs()
+                );
+            }
+            locked.push(File::from(file));
+        }
+        Ok(Turn { _folders: locked })
     }
 }
 
-fn taken(dir: &Path, file: &mut File) -> String {
-    let mut pid = String::new();
-    let read = file.rewind().and_then(|()| file.read_to_string(&mut pid));
-    let owner = match pid.trim() {
-        pid if read.is_ok() && !pid.is_empty() => format!("process {pid}"),
-        _ => "another process".to_owned(),
-    };
-    format!(
-        "{owner} runs on the socket directory {} already; stop it first, or give this daemon another with -s",
-        dir.display()
-    )
+/// Tries until it works or the time is over; at least once.
+pub fn within(time: Duration, mut works: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    loop {
+        if works() {
+            return true;
+        }
+        if start.elapsed() >= time {
+            return false;
+        }
+        std::thread::sleep(AGAIN);
+    }
 }
 
-impl Drop for Lock {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
+/// An uplink of this daemon, until this is dropped.
+#[derive(Debug)]
+pub struct Uplink {
+    _socket: OwnedFd,
+}
+
+impl Uplink {
+    /// Takes an interface of this network namespace; the error names the process that has it. `None`: somebody who is
+    /// neither root nor our user pretends to have it.
+    pub fn take(interface: &str) -> Result<Option<Uplink>, String> {
+        let name = format!("butterflyd/uplink/{interface}");
+        let failed = |e: rustix::io::Errno| format!("the uplink {interface} cannot be taken: {e}");
+        let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(failed)?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(failed)?;
+        if !within(PATIENCE, || rustix::net::bind(&socket, &address).is_ok()) {
+            let owner = listener(&address);
+            if let Some(peer) = owner.filter(|peer| !peer.is_trusted()) {
+                tracing::warn!(
+                    "process {} of uid {} pretends to have the uplink {interface}",
+                    peer.pid,
+                    peer.uid
+                );
+                return Ok(None);
+            }
+            let owner = owner.map_or_else(
+                || "another process".to_owned(),
+                |peer| format!("process {}", peer.pid),
+            );
+            return Err(format!(
+                "the uplink {interface} is that of {owner} already: stop it first, or name another interface with --uplink"
+            ));
+        }
+        rustix::net::listen(&socket, BACKLOG).map_err(failed)?;
+        Ok(Some(Uplink { _socket: socket }))
+    }
+}
+
+/// Who listens on a unix socket.
+#[derive(Debug, Clone, Copy)]
+pub struct Peer {
+    pub pid: i32,
+    pub uid: u32,
+}
+
+impl Peer {
+    fn is_trusted(self) -> bool {
+        self.uid == 0 || self.uid == geteuid().as_raw()
+    }
+}
+
+/// Who listens at this address; `None` where nobody does, or too many wait to be asked. Does not wait.
+pub fn listener(address: &SocketAddrUnix) -> Option<Peer> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()?;
+    rustix::net::connect(&probe, address).ok()?;
+    let peer = rustix::net::sockopt::socket_peercred(&probe).ok()?;
+    Some(Peer {
+        pid: peer.pid.as_raw_nonzero().get(),
+        uid: peer.uid.as_raw(),
+    })
+}
+
+/// The folder of a socket.
+pub fn folder(socket: &Path) -> PathBuf {
+    match socket.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => ".".into(),
     }
 }
 
@@ -75,26 +151,49 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_second_is_refused_by_name_and_the_third_may_follow_the_first() {
+    fn the_second_waits_for_the_first_and_nothing_stays() {
         let dir = tempfile::tempdir().unwrap();
-        let dir = dir.path().join("made/on/the/way");
-        let first = Lock::take(&dir).unwrap();
-        let error = Lock::take(&dir).unwrap_err();
-        assert!(
-            error.starts_with(&format!("process {} runs on", std::process::id())),
-            "{error}"
-        );
+        let folder = dir.path().join("made/on/the/way");
+        let first = Turn::take(std::slice::from_ref(&folder)).unwrap();
+        let other = folder.clone();
+        let second = std::thread::spawn(move || {
+            let start = Instant::now();
+            let twice = [other.clone(), other.join("../way")];
+            Turn::take(&twice).unwrap();
+            start.elapsed()
+        });
+        std::thread::sleep(Duration::from_millis(100));
         drop(first);
-        assert!(!dir.join("butterflyd.lock").exists());
-        Lock::take(&dir).unwrap();
+        let waited = second.join().unwrap();
+        assert!(waited >= Duration::from_millis(60), "{waited:?}");
+        assert!(waited < PATIENCE, "{waited:?}");
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
     }
 
     #[test]
-    fn a_file_left_by_a_crash_is_no_lock() {
+    fn a_link_in_the_folder_is_not_followed_and_a_folder_s_link_is() {
         let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("butterflyd.lock"), "4711\n").unwrap();
-        let _lock = Lock::take(dir.path()).unwrap();
-        let pid = std::fs::read_to_string(dir.path().join("butterflyd.lock")).unwrap();
-        assert_eq!(pid, format!("{}\n", std::process::id()));
+        let (folder, precious) = (dir.path().join("run"), dir.path().join("precious"));
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::write(&precious, "precious").unwrap();
+        std::os::unix::fs::symlink(&precious, folder.join("butterflyd.lock")).unwrap();
+        std::os::unix::fs::symlink(&folder, dir.path().join("var-run")).unwrap();
+        drop(Turn::take(&[dir.path().join("var-run")]).unwrap());
+        assert_eq!(std::fs::read_to_string(&precious).unwrap(), "precious");
+        assert!(Turn::take(&[precious]).unwrap_err().contains("precious"));
+    }
+
+    #[test]
+    fn an_uplink_is_one_daemon_s() {
+        let name = format!("test{}", std::process::id());
+        let first = Uplink::take(&name).unwrap();
+        assert!(first.is_some());
+        let error = Uplink::take(&name).unwrap_err();
+        assert!(
+            error.contains(&format!("{name} is that of process {}", std::process::id())),
+            "{error}"
+        );
+        drop(first);
+        assert!(Uplink::take(&name).unwrap().is_some());
     }
 }

@@ -44,7 +44,12 @@ use crate::options::{Options, Settings};
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
-    let settings = match Settings::resolve(Options::parse()) {
+    let options = Options::parse();
+    if options.dpdk_help {
+        print!("{}", dpdk_args::help());
+        return ExitCode::SUCCESS;
+    }
+    let settings = match Settings::resolve(options) {
         Ok(settings) => settings,
         Err(why) => {
             eprintln!("butterflyd: {why}");

@@ -4,19 +4,17 @@
 //! wins over the INI file's, which wins over the default.
 
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Parser;
 use dataplane::underlay::Encapsulation;
 use wire::vxlan::UdpChecksum;
 
 use crate::cores::{self, Cores};
-use crate::dpdk_args::{self, DpdkArgs};
+use crate::dpdk_args::{self, DpdkArgs, Join};
 use crate::ini::Ini;
 use crate::logging::Level;
 
-/// Where the v0 API listens unless told otherwise.
-pub const V0_ENDPOINT: &str = "tcp://127.0.0.1:9999";
 /// Where the v1 API listens unless told otherwise.
 pub const V1_ENDPOINT: &str = "unix:/run/butterfly/api.sock";
 
@@ -41,7 +39,7 @@ pub struct Options {
     /// An INI file with sections [general] and [security]; the command line wins over it
     #[arg(short = 'c', long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Where the v0 API listens (ZeroMQ): tcp://ADDRESS:PORT, ipc://PATH or none [default: tcp://127.0.0.1:9999]
+    /// Where the v0 API listens (ZeroMQ): ipc://PATH, tcp://ADDRESS:PORT with -k or --insecure-api, or none [default: none]
     #[arg(short = 'e', long, value_name = "ENDPOINT")]
     pub endpoint: Option<String>,
     /// none, error, warning, info or debug [default: info]
@@ -71,12 +69,15 @@ pub struct Options {
     /// Offer guests neither checksum nor segmentation offload
     #[arg(long)]
     pub no_offload: bool,
-    /// Options of DPDK, taken for what they mean here
+    /// Options of DPDK, taken for what they mean here: --vdev=eth_pcap0,iface=eth0 names an uplink
     #[arg(long, value_name = "ARGS", allow_hyphen_values = true)]
     pub dpdk_args: Option<String>,
-    /// Accepted and not used: the kernel keeps the NICs
+    /// Which device of --dpdk-args is used, counted from 0 [default: the first that is no member of a bond]
     #[arg(long, value_name = "N")]
     pub dpdk_port: Option<u32>,
+    /// Print what becomes of each option of --dpdk-args
+    #[arg(long)]
+    pub dpdk_help: bool,
 
     /// Where the v1 API listens (gRPC): unix:PATH, tcp:ADDRESS:PORT (mutual TLS) or none; may be repeated
     /// [default: unix:/run/butterfly/api.sock]
@@ -94,7 +95,7 @@ pub struct Options {
     /// Who signs the certificates of clients, PEM
     #[arg(long, value_name = "FILE")]
     pub tls_ca: Option<PathBuf>,
-    /// Allow the v0 API in clear text on addresses other hosts can reach
+    /// Allow the v0 API in clear text over TCP: whoever can connect, local users among them, then owns this host
     #[arg(long)]
     pub insecure_api: bool,
     /// Run so many workers without keeping them on cores of their own; -u says which cores instead
@@ -195,6 +196,8 @@ pub struct Settings {
     pub wake: Option<(u32, Vec<usize>)>,
     /// The interfaces that are to join this host to others; empty: the one that has `ip`.
     pub uplinks: Vec<String>,
+    /// No interface is joined, whatever has `ip`: a device that leads nowhere was asked for.
+    pub alone: bool,
     pub busy_poll: bool,
     pub vxlan_port: u16,
     /// What outer headers have in common; its port is `vxlan_port`.
@@ -206,8 +209,10 @@ pub struct Settings {
     /// Interfaces that are routed between from the start, and the sizes of the router's tables.
     pub router_interfaces: Vec<String>,
     pub router: router::Options,
-    /// What was accepted and has no effect, to be logged once logging runs.
+    /// What was accepted and has no effect, or not the one that may be expected: to be logged once logging runs.
     pub remarks: Vec<String>,
+    /// The same, where somebody ought to do something.
+    pub warnings: Vec<String>,
 }
 
 /// The three files of mutual TLS.
@@ -225,39 +230,142 @@ impl Settings {
             Some(path) => Ini::load(path)?,
             None => Ini::default(),
         };
-        let dpdk = match options.dpdk_args.or(ini.dpdk_args) {
+        let file = options.config.as_deref().unwrap_or(Path::new("the INI file"));
+        let mut said = Said {
+            file,
+            remarks: Vec::new(),
+        };
+        let text: fn(&String) -> String = String::clone;
+        let path: fn(&PathBuf) -> String = |path| path.display().to_string();
+        let dpdk_args = said.one("--dpdk-args", "dpdk-args", options.dpdk_args, ini.dpdk_args, text);
+        let dpdk_port = said.one(
+            "--dpdk-port",
+            "dpdk-port",
+            options.dpdk_port,
+            ini.dpdk_port,
+            u32::to_string,
+        );
+        let mut dpdk = match dpdk_args {
             Some(text) => dpdk_args::parse(&text)?,
             None => DpdkArgs::default(),
         };
-        let mut remarks = dpdk.remarks;
-        if let Some(port) = options.dpdk_port.or(ini.dpdk_port) {
-            remarks.push(format!(
-                "--dpdk-port {port} has no effect: the kernel keeps the NICs; see --uplink"
-            ));
-        }
-        let outer_checksum = options.vxlan_checksum.or(ini.vxlan_checksum).unwrap_or_default();
-        let vxlan_port = options.vxlan_port.or(ini.vxlan_port).unwrap_or(wire::vxlan::PORT);
-        let socket_dir = options
-            .socket_dir
-            .or(ini.socket_dir)
+        let interface_of = |address: &str| dpdk_args::pci_interface(Path::new(PCI_DEVICES), address);
+        let join = dpdk.join(dpdk_port, interface_of)?;
+        said.remarks.append(&mut dpdk.remarks);
+        let named = (!options.uplink.is_empty()).then_some(options.uplink);
+        let named = said.one("--uplink", "uplink", named, ini.uplink, |names| names.join(","));
+        let (uplinks, alone) = uplinks(named, join, &mut said.remarks);
+        let outer_checksum = said.one(
+            "--vxlan-checksum",
+            "vxlan-checksum",
+            options.vxlan_checksum,
+            ini.vxlan_checksum,
+            |checksum| format!("{checksum:?}").to_lowercase(),
+        );
+        let outer_checksum = outer_checksum.unwrap_or_default();
+        let vxlan_port = said.one(
+            "--vxlan-port",
+            "vxlan-port",
+            options.vxlan_port,
+            ini.vxlan_port,
+            u16::to_string,
+        );
+        let vxlan_port = vxlan_port.unwrap_or(wire::vxlan::PORT);
+        let socket_dir = said
+            .one("-s", "socket-dir", options.socket_dir, ini.socket_dir, path)
             .unwrap_or_else(|| "/run/butterfly".into());
+        let cores_of_file = said.core_id(ini.graph_core_id, ini.graph_cpu_core);
         let workers = match (options.graph_cpu_core, options.workers) {
             // What the line says of either takes the place of what the file says of both.
-            (None, None) => cores::workers(ini.graph_cpu_core.or(dpdk_cores(dpdk.core)), ini.workers)?,
-            (list, count) => cores::workers(list, count)?,
+            (None, None) => cores::workers(cores_of_file.or(dpdk.core.map(Cores::one)), ini.workers)?,
+            (list, count) => {
+                said.differs(
+                    "-u",
+                    "graph-cpu-core",
+                    list.as_ref(),
+                    cores_of_file.as_ref(),
+                    Cores::to_string,
+                );
+                said.differs(
+                    "--workers",
+                    "workers",
+                    count.as_ref(),
+                    ini.workers.as_ref(),
+                    usize::to_string,
+                );
+                cores::workers(list, count)?
+            }
         };
+        let v0_endpoint = said.one("-e", "endpoint", options.endpoint, ini.endpoint, text);
+        let v0_endpoint = v0_endpoint.and_then(unless_none);
+        let v0_key = said.one(
+            "-k",
+            "encryption_key_path",
+            options.key,
+            ini.encryption_key_path,
+            path,
+        );
+        let insecure_api = options.insecure_api || ini.insecure_api.unwrap_or(false);
+        let mut warnings = Vec::new();
+        if v0_endpoint.is_none() && (v0_key.is_some() || insecure_api) {
+            warnings.push(format!(
+                "the v0 API is off, though there is {}: say where it is to listen, as -e tcp://0.0.0.0:9999, or endpoint = \
+                 tcp://0.0.0.0:9999 in the INI file (the original's default)",
+                if v0_key.is_some() { "a key for it" } else { "--insecure-api" }
+            ));
+        }
+        let ip = said.one("-i", "ip", options.ip, ini.ip, IpAddr::to_string);
+        let log_level = said.one(
+            "-l",
+            "log-level",
+            options.log_level,
+            ini.log_level,
+            Level::to_string,
+        );
+        let mtu = said.one("-m", "nic-mtu", options.nic_mtu, ini.nic_mtu, u16::to_string);
+        let ttl = said.one(
+            "--vxlan-ttl",
+            "vxlan-ttl",
+            options.vxlan_ttl,
+            ini.vxlan_ttl,
+            u8::to_string,
+        );
+        let dscp = said.one(
+            "--vxlan-dscp",
+            "vxlan-dscp",
+            options.vxlan_dscp,
+            ini.vxlan_dscp,
+            u8::to_string,
+        );
+        let names = |names: &Vec<String>| names.join(",");
+        let balance_interfaces = said.one(
+            "--balance-interface",
+            "balance-interfaces",
+            some(options.balance_interface),
+            some(ini.balance_interfaces),
+            names,
+        );
+        let balance_hook = said.one(
+            "--balance-hook",
+            "balance-hook",
+            options.balance_hook,
+            ini.balance_hook,
+            path,
+        );
+        let router_interfaces = said.one(
+            "--router",
+            "router-interfaces",
+            some(options.router),
+            some(ini.router_interfaces),
+            names,
+        );
         Ok(Settings {
-            ip: options.ip.or(ini.ip),
+            ip,
             socket_dir: std::path::absolute(&socket_dir)
                 .map_err(|e| format!("the socket directory {}: {e}", socket_dir.display()))?,
-            v0_endpoint: unless_none(
-                options
-                    .endpoint
-                    .or(ini.endpoint)
-                    .unwrap_or_else(|| V0_ENDPOINT.into()),
-            ),
-            v0_key: options.key.or(ini.encryption_key_path),
-            insecure_api: options.insecure_api,
+            v0_endpoint,
+            v0_key,
+            insecure_api,
             v1_endpoints: match options.api.is_empty() {
                 true => vec![V1_ENDPOINT.into()],
                 false => options.api.into_iter().filter_map(unless_none).collect(),
@@ -268,11 +376,11 @@ impl Settings {
                 ca: options.tls_ca,
             },
             api_group: options.api_group,
-            log_level: options.log_level.or(ini.log_level).unwrap_or(Level::Info),
+            log_level: log_level.unwrap_or(Level::Info),
             no_syslog: options.no_syslog,
             wake: options.wake_us.map(|us| wake(us, &workers)).transpose()?,
             workers,
-            mtu: options.nic_mtu.or(ini.nic_mtu),
+            mtu,
             packet_trace: options.packet_trace,
             offloads: !options.no_offload,
             max_flows: options.max_flows,
@@ -282,48 +390,119 @@ impl Settings {
                 None => (options.max_flows / 4).clamp(1, 65_536),
             },
             poll_us: options.poll_us,
-            // The original named it among DPDK's options.
-            uplinks: match (options.uplink.is_empty(), ini.uplink) {
-                (false, _) => options.uplink,
-                (true, Some(names)) => names.split(',').map(|name| name.trim().to_owned()).collect(),
-                (true, None) => dpdk.uplink.into_iter().collect(),
-            },
+            uplinks,
+            alone,
             busy_poll: options.busy_poll,
             vxlan_port,
             encapsulation: Encapsulation {
                 port: vxlan_port,
-                ttl: options.vxlan_ttl.or(ini.vxlan_ttl).unwrap_or(TTL),
-                dscp: options.vxlan_dscp.or(ini.vxlan_dscp),
+                ttl: ttl.unwrap_or(TTL),
+                dscp,
                 checksum_v4: checksum(outer_checksum == OuterChecksum::On),
                 checksum_v6: checksum(outer_checksum != OuterChecksum::Off),
             },
-            balance_interfaces: match options.balance_interface.is_empty() {
-                true => ini.balance_interfaces,
-                false => options.balance_interface,
-            },
+            balance_interfaces: balance_interfaces.unwrap_or_default(),
             balance_max_flows: options.balance_max_flows,
-            balance_hook: options.balance_hook.or(ini.balance_hook),
-            router_interfaces: match options.router.is_empty() {
-                true => ini.router_interfaces,
-                false => options.router,
-            },
+            balance_hook,
+            router_interfaces: router_interfaces.unwrap_or_default(),
             router: router::Options {
                 nodes4: options.router_nodes4,
                 nodes6: options.router_nodes6,
                 ..router::Options::default()
             },
-            remarks,
+            remarks: said.remarks,
+            warnings,
         })
     }
 }
 
-fn checksum(on: bool) -> UdpChecksum {
-    if on { UdpChecksum::Full } else { UdpChecksum::Zero }
+/// What the command line and the file say of one thing: the line counts, and a file that says otherwise is told of.
+struct Said<'a> {
+    file: &'a Path,
+    remarks: Vec<String>,
 }
 
-/// The core that DPDK's options name.
-fn dpdk_cores(core: Option<usize>) -> Option<Cores> {
-    core.map(Cores::one)
+impl Said<'_> {
+    fn one<T: PartialEq>(
+        &mut self,
+        option: &str,
+        key: &str,
+        line: Option<T>,
+        file: Option<T>,
+        show: impl Fn(&T) -> String,
+    ) -> Option<T> {
+        self.differs(option, key, line.as_ref(), file.as_ref(), show);
+        line.or(file)
+    }
+
+    fn differs<T: PartialEq>(
+        &mut self,
+        option: &str,
+        key: &str,
+        line: Option<&T>,
+        file: Option<&T>,
+        show: impl Fn(&T) -> String,
+    ) {
+        if let (Some(line), Some(file)) = (line, file)
+            && line != file
+        {
+            self.remarks.push(format!(
+                "{option} {} of the command line counts, not {key} = {} of {}",
+                show(line),
+                show(file),
+                self.file.display()
+            ));
+        }
+    }
+
+    /// Of the two names of one key that which the original has obeyed.
+    fn core_id(&mut self, id: Option<Cores>, core: Option<Cores>) -> Option<Cores> {
+        if let (Some(id), Some(core)) = (&id, &core)
+            && id != core
+        {
+            self.remarks.push(format!(
+                "graph-core-id = {id} counts, not graph-cpu-core = {core}, both of {}",
+                self.file.display()
+            ));
+        }
+        id.or(core)
+    }
+}
+
+/// Where Linux lists PCI devices.
+const PCI_DEVICES: &str = "/sys/bus/pci/devices";
+
+/// What is named counts, then what the original's options for DPDK lead to.
+fn uplinks(named: Option<Vec<String>>, dpdk: Join, remarks: &mut Vec<String>) -> (Vec<String>, bool) {
+    match (named, dpdk) {
+        (Some(names), Join::Interfaces(others)) if names != others => {
+            remarks.push(format!(
+                "the uplinks {} count, not {} of --dpdk-args",
+                names.join(","),
+                others.join(",")
+            ));
+            (names, false)
+        }
+        (Some(names), Join::Nobody) => {
+            remarks.push(format!(
+                "the uplinks {} count, not the device of --dpdk-args that leads nowhere",
+                names.join(",")
+            ));
+            (names, false)
+        }
+        (Some(names), _) | (None, Join::Interfaces(names)) => (names, false),
+        (None, Join::Address) => (Vec::new(), false),
+        (None, Join::Nobody) => (Vec::new(), true),
+    }
+}
+
+/// A list that was given.
+fn some(names: Vec<String>) -> Option<Vec<String>> {
+    (!names.is_empty()).then_some(names)
+}
+
+fn checksum(on: bool) -> UdpChecksum {
+    if on { UdpChecksum::Full } else { UdpChecksum::Zero }
 }
 
 /// What is to be asked of the workers' cores.
@@ -386,7 +565,7 @@ mod tests {
         let expected = Settings {
             ip: None,
             socket_dir: "/run/butterfly".into(),
-            v0_endpoint: Some("tcp://127.0.0.1:9999".into()),
+            v0_endpoint: None,
             v0_key: None,
             insecure_api: false,
             v1_endpoints: vec!["unix:/run/butterfly/api.sock".into()],
@@ -403,6 +582,7 @@ mod tests {
             poll_us: 50,
             wake: None,
             uplinks: vec![],
+            alone: false,
             busy_poll: false,
             vxlan_port: 4789,
             encapsulation: Encapsulation {
@@ -415,6 +595,7 @@ mod tests {
             router_interfaces: vec![],
             router: router::Options::default(),
             remarks: vec![],
+            warnings: vec![],
         };
         assert_eq!(defaults(), expected);
     }
@@ -457,7 +638,12 @@ mod tests {
             (&["-m max"], &|s| s.mtu = Some(65535)),
             (&["-t", "--packet-trace"], &|s| s.packet_trace = true),
             (&["-k /k", "--key /k", "--k /k", "--encryption-key /k"], &|s| {
-                s.v0_key = Some("/k".into())
+                s.v0_key = Some("/k".into());
+                s.warnings = vec![
+                    "the v0 API is off, though there is a key for it: say where it is to listen, as -e tcp://0.0.0.0:9999, \
+                     or endpoint = tcp://0.0.0.0:9999 in the INI file (the original's default)"
+                        .into(),
+                ];
             }),
             (&["--no-syslog"], &|s| s.no_syslog = true),
             (&["--no-offload"], &|s| s.offloads = false),
@@ -472,7 +658,9 @@ mod tests {
                     ca: Some("/a".into()),
                 };
             }),
-            (&["--insecure-api"], &|s| s.insecure_api = true),
+            (&["--insecure-api -e tcp://*:1"], &|s| {
+                (s.insecure_api, s.v0_endpoint) = (true, Some("tcp://*:1".into()));
+            }),
             (&["--api-group kvm"], &|s| s.api_group = Some("kvm".into())),
             (&["--max-flows 4096"], &|s| {
                 (s.max_flows, s.max_flows_per_nic) = (4096, 1024)
@@ -540,6 +728,92 @@ mod tests {
         );
     }
 
+    /// Each line: what the original is started with, and the uplinks, whether it is alone and the lines of the log.
+    #[test]
+    fn the_command_lines_of_the_original_s_samples_and_tests() {
+        let default = "-c1 -n1 --socket-mem 64 --no-shconf --huge-unlink";
+        let ring = format!("{default} --vdev=eth_ring0");
+        let test = "-c1 -n1 --no-huge -m 1024 --no-pci --file-prefix=host --vdev=eth_ring0";
+        let two = "--no-huge --vdev=eth_ring0 --vdev=eth_pcap0,iface=eth0 --vdev=net_af_packet0,iface=eth1";
+        let bond = "--no-pci --vdev=net_pcap0,iface=eth0 --vdev=net_pcap1,iface=eth1 \
+                    --vdev net_bonding0,mode=1,slave=net_pcap0,slave=net_pcap1";
+        let base = ["-i", "192.168.0.1", "-s", "/tmp"];
+        for (more, uplinks, alone, remarks) in [
+            (vec!["--dpdk-args", default], vec![], false, 4),
+            (vec!["-u", "2", "--dpdk-args", &ring], vec![], true, 4),
+            (vec!["--dpdk-args", test], vec![], true, 5),
+            (vec!["--dpdk-args", test, "--dpdk-port=3"], vec![], false, 6),
+            (vec!["--dpdk-port=3"], vec![], false, 1),
+            (
+                vec!["--dpdk-args", two, "--dpdk-port", "2"],
+                vec!["eth1"],
+                false,
+                3,
+            ),
+            (
+                vec!["--dpdk-args", two, "--dpdk-port=1", "-t", "--no-offload"],
+                vec!["eth0"],
+                false,
+                3,
+            ),
+            (vec!["--dpdk-args", bond], vec!["eth0", "eth1"], false, 2),
+            (
+                vec!["--dpdk-args", two, "--uplink", "eth9"],
+                vec!["eth9"],
+                false,
+                4,
+            ),
+        ] {
+            let settings = settings(&[&base[..], &more].concat()).unwrap();
+            assert_eq!(settings.uplinks, uplinks, "{more:?}");
+            assert_eq!(settings.alone, alone, "{more:?}");
+            assert_eq!(
+                settings.remarks.len(),
+                remarks,
+                "{more:?}: {:?}",
+                settings.remarks
+            );
+            assert_eq!(settings.v0_endpoint, None, "v0 is to be asked for");
+        }
+    }
+
+    #[test]
+    fn the_original_s_ini_with_one_word_more() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("butterflyd.ini");
+        let text = "[general]\nlog-level = info\nip = 192.168.0.1\nendpoint = tcp://0.0.0.0:9999\nsocket-dir = /tmp\n\
+                    graph-cpu-core = 1\ngraph-core-id = 2\nnic-mtu = max\ndpdk-port = 0\n\
+                    dpdk-args = -c1 -n1 --socket-mem 64 --no-shconf --huge-unlink --vdev=eth_pcap0,iface=eth0\n\
+                    [security]\nencryption_key_path =\ninsecure-api = true\n";
+        std::fs::write(&path, text).unwrap();
+        let settings = settings(&["-c", path.to_str().unwrap()]).unwrap();
+        assert_eq!(settings.v0_endpoint.as_deref(), Some("tcp://0.0.0.0:9999"));
+        assert!(settings.insecure_api && settings.warnings.is_empty());
+        assert_eq!(settings.uplinks, ["eth0"]);
+        assert_eq!(settings.workers, [Some(2)]);
+        assert!(
+            settings
+                .remarks
+                .last()
+                .unwrap()
+                .starts_with("graph-core-id = 2 counts"),
+            "{:?}",
+            settings.remarks
+        );
+    }
+
+    #[test]
+    fn a_key_or_the_word_without_an_endpoint_is_told_of() {
+        for line in [&["-k", "/k"], &["--insecure-api", "-t"]] {
+            let settings = settings(line).unwrap();
+            assert!(settings.warnings[0].contains("-e tcp://0.0.0.0:9999"), "{line:?}");
+        }
+        assert_eq!(
+            settings(&["-k", "/k", "-e", "ipc:///v0"]).unwrap().warnings.len(),
+            0
+        );
+    }
+
     #[test]
     fn what_is_no_value_is_refused() {
         for line in [
@@ -582,5 +856,12 @@ mod tests {
             (Some(65535), vec![Some(3), Some(5)], Level::Warning)
         );
         assert!(settings.remarks[0].starts_with("--dpdk-port 1 has no effect"));
+        assert_eq!(
+            settings.remarks[1],
+            format!(
+                "-l warning of the command line counts, not log-level = error of {}",
+                path.display()
+            )
+        );
     }
 }

@@ -19,13 +19,13 @@ use crate::attachments::HostAttachments;
 use crate::balancer;
 use crate::idle_states;
 use crate::kernel::Kernel;
-use crate::lock::Lock;
+use crate::lock::{self, Turn, Uplink};
 use crate::logging::LogControl;
 use crate::options::Settings;
 use crate::port_states::PortStates;
 use crate::router;
 use crate::underlay::{self, Ways};
-use crate::unix_socket::Access;
+use crate::unix_socket::{self, Access};
 use crate::uplinks::{self, Breaks, Broken, Uplinks};
 use crate::worker_thread::{WorkerOptions, WorkerThreads};
 use crate::{v0, v1};
@@ -59,7 +59,9 @@ pub fn run(settings: Settings, log: LogControl) -> Result<(), String> {
     for remark in &settings.remarks {
         tracing::info!("{remark}");
     }
-    let _lock = Lock::take(&settings.socket_dir)?;
+    for warning in &settings.warnings {
+        tracing::warn!("{warning}");
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(API_THREADS)
         .thread_name("api")
@@ -72,6 +74,7 @@ pub fn run(settings: Settings, log: LogControl) -> Result<(), String> {
 }
 
 async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
+    let turn = Turn::take(&folders(settings))?;
     // What can be refused is refused before anything is made.
     let access = Access::new(settings.api_group.as_deref())?;
     let key = settings
@@ -92,6 +95,14 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
         Some(endpoint) => Some(v0::server::Listener::bind(endpoint, key, policy).await?),
         None => None,
     };
+    match unix_socket::remove_nic_sockets(&settings.socket_dir) {
+        0 => {}
+        count => tracing::info!(
+            "removed {count} sockets of NICs that nobody listens on from {}",
+            settings.socket_dir.display()
+        ),
+    }
+    drop(turn);
     // Signals that come from here on are not lost.
     let mut signals = Signals::new()?;
 
@@ -112,6 +123,7 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
         kernel.clone(),
     ));
     let uplinks = start_uplinks(settings, interfaces.clone(), &kernel, switch.clone(), broken).await?;
+    let _held = hold(uplinks.as_ref())?;
     let attachments = HostAttachments::start(switch.clone(), states.clone())?;
     let vhost = attachments.vhost();
     let settings_of_control = control_settings(settings, uplinks.as_ref())?;
@@ -174,7 +186,8 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     Ok(())
 }
 
-/// Follows the kernel and joins what is named, or what has our address; nothing when neither is given.
+/// Follows the kernel and joins what is named, or what has our address; nothing when neither is given, or a device that
+/// leads nowhere.
 async fn start_uplinks(
     settings: &Settings,
     interfaces: Arc<Mutex<Interfaces>>,
@@ -187,7 +200,7 @@ async fn start_uplinks(
         interfaces: settings.uplinks.clone(),
         tap: Some(UPLINK_TAP.to_owned()),
     };
-    if wanted.addresses.is_empty() && wanted.interfaces.is_empty() {
+    if settings.alone || wanted.addresses.is_empty() && wanted.interfaces.is_empty() {
         return Ok(None);
     }
     let kernel = kernel.mirror().await?;
@@ -205,6 +218,38 @@ async fn start_uplinks(
     // In vain where none is there yet: then they are joined when they come.
     let _ = tokio::time::timeout(JOINED_WITHIN, facts.wait_for(|facts| !facts.is_empty())).await;
     Ok(Some(uplinks))
+}
+
+/// Two daemons on one uplink would take each other's frames. Interfaces that are not there yet are anybody's.
+fn hold(uplinks: Option<&Uplinks>) -> Result<Vec<Uplink>, String> {
+    let Some(uplinks) = uplinks else {
+        return Ok(Vec::new());
+    };
+    let facts = uplinks.facts();
+    let there = facts.iter().filter(|fact| fact.ifindex != 0 && !fact.tap);
+    let held: Result<Vec<_>, _> = there.map(|fact| Uplink::take(&fact.interface)).collect();
+    if held.is_err() {
+        uplinks.stop();
+    }
+    Ok(held?.into_iter().flatten().collect())
+}
+
+/// Where sockets of ours are made.
+fn folders(settings: &Settings) -> Vec<std::path::PathBuf> {
+    let v0 = settings
+        .v0_endpoint
+        .iter()
+        .filter_map(|v0| v0.strip_prefix("ipc://"));
+    let v1 = settings
+        .v1_endpoints
+        .iter()
+        .filter_map(|v1| v1.strip_prefix("unix:"));
+    let sockets = v0.chain(v1.map(|path| path.strip_prefix("//").unwrap_or(path)));
+    let sockets = sockets.filter(|path| !path.is_empty() && !path.starts_with('@'));
+    sockets
+        .map(|path| lock::folder(path.as_ref()))
+        .chain([settings.socket_dir.clone()])
+        .collect()
 }
 
 /// Our address towards other hosts. A loopback's leads to none.

@@ -1,12 +1,21 @@
 //! A unix socket that an API listens on: made with its mode, taken over from a daemon that crashed, removed at
 //! the end; and who may connect.
 
-use std::io::ErrorKind;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::net::{UnixListener, UnixStream, unix::UCred};
+
+use crate::lock;
+
+/// What the sockets of NICs are called.
+const NIC_SOCKETS: &str = "qemu-vhost-";
+/// Between a socket's bind and its listen; it refuses connections meanwhile.
+const NOT_YET: Duration = Duration::from_millis(50);
 
 /// Who may connect beside root and the daemon's own user.
 #[derive(Debug, Clone, Copy)]
@@ -99,7 +108,8 @@ impl Drop for ApiSocket {
     }
 }
 
-/// A socket that nobody listens on is what a crash left. Anything else is somebody's, and stays.
+/// A socket that nobody listens on is what a crash left. Anything else is somebody's, and stays; a daemon that was killed a
+/// moment ago is waited for.
 fn remove_stale(path: &Path) -> Result<(), String> {
     let Ok(file) = std::fs::symlink_metadata(path) else {
         return Ok(());
@@ -110,14 +120,65 @@ fn remove_stale(path: &Path) -> Result<(), String> {
             path.display()
         ));
     }
-    match std::os::unix::net::UnixStream::connect(path) {
-        Err(e) if e.kind() == ErrorKind::ConnectionRefused => std::fs::remove_file(path)
-            .map_err(|e| format!("cannot remove the stale socket {}: {e}", path.display())),
-        _ => Err(format!(
-            "cannot listen on {}: another process does",
-            path.display()
-        )),
+    if !lock::within(lock::PATIENCE, || nobody_listens(path)) {
+        let owner = SocketAddrUnix::new(path)
+            .ok()
+            .and_then(|address| lock::listener(&address));
+        return Err(format!(
+            "cannot listen on {}: {} does already; stop it first, or give this daemon another path",
+            path.display(),
+            owner.map_or_else(
+                || "another process".to_owned(),
+                |peer| format!("process {}", peer.pid)
+            )
+        ));
     }
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(format!("cannot remove the stale socket {}: {e}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether a socket's file is all that is left of it. Does not wait.
+fn nobody_listens(path: &Path) -> bool {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+    let (Ok(probe), Ok(address)) = (probe, SocketAddrUnix::new(path)) else {
+        return false;
+    };
+    matches!(
+        rustix::net::connect(&probe, &address),
+        Err(Errno::CONNREFUSED | Errno::NOENT)
+    )
+}
+
+/// Removes the sockets of NICs that a killed daemon of our user has left in this folder; how many. Those of other daemons are
+/// listened on. To be called in the folder's [turn](lock::Turn).
+pub fn remove_nic_sockets(folder: &Path) -> usize {
+    let ours = |path: &PathBuf| {
+        let file = std::fs::symlink_metadata(path);
+        file.is_ok_and(|file| file.file_type().is_socket() && file.uid() == Uid::effective().as_raw())
+    };
+    let Ok(entries) = std::fs::read_dir(folder) else {
+        return 0;
+    };
+    let mut stale: Vec<PathBuf> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| {
+            let name = path.file_name().and_then(|name| name.to_str());
+            name.is_some_and(|name| name.starts_with(NIC_SOCKETS))
+        })
+        .filter(ours)
+        .filter(|path| nobody_listens(path))
+        .collect();
+    if !stale.is_empty() {
+        // Another daemon may have been about to listen.
+        std::thread::sleep(NOT_YET);
+        stale.retain(|path| ours(path) && nobody_listens(path) && std::fs::remove_file(path).is_ok());
+    }
+    stale.len()
 }
 
 #[cfg(test)]
@@ -137,11 +198,9 @@ mod tests {
         let client = UnixStream::connect(&path).await.unwrap();
         assert!(access.allows(&client.peer_cred().unwrap()));
         socket.accept(access).await.unwrap();
-        assert!(
-            ApiSocket::bind(&path, access)
-                .unwrap_err()
-                .contains("another process does")
-        );
+        let error = ApiSocket::bind(&path, access).unwrap_err();
+        let owner = format!("process {} does already", std::process::id());
+        assert!(error.contains(&owner), "{error}");
         drop(socket);
         assert!(!path.exists());
     }
@@ -156,6 +215,48 @@ mod tests {
         let error = ApiSocket::bind(&path, Access::new(None).unwrap()).unwrap_err();
         assert!(error.contains("no socket"), "{error}");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+    }
+
+    #[test]
+    fn sockets_of_nics_that_nobody_listens_on_go() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let _alive = std::os::unix::net::UnixListener::bind(at("qemu-vhost-alive")).unwrap();
+        for stale in ["qemu-vhost-stale", "another"] {
+            drop(std::os::unix::net::UnixListener::bind(at(stale)).unwrap());
+        }
+        std::fs::write(at("qemu-vhost-file"), "precious").unwrap();
+        std::os::unix::fs::symlink(at("another"), at("qemu-vhost-link")).unwrap();
+        assert_eq!(remove_nic_sockets(dir.path()), 1);
+        let mut left: Vec<_> = std::fs::read_dir(dir.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        left.sort();
+        assert_eq!(
+            left,
+            [
+                "another",
+                "qemu-vhost-alive",
+                "qemu-vhost-file",
+                "qemu-vhost-link"
+            ]
+        );
+        assert_eq!(remove_nic_sockets(&at("missing")), 0);
+    }
+
+    #[test]
+    fn a_socket_that_is_given_up_within_moments_is_taken_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("api.sock");
+        let dying = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let killed = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            drop(dying);
+        });
+        remove_stale(&path).unwrap();
+        assert!(!path.exists());
+        killed.join().unwrap();
     }
 
     #[test]

@@ -1,16 +1,18 @@
-//! Who may use the v1 API: credentials on the unix socket, certificates on TCP.
+//! Who may use the APIs: credentials on the unix sockets, certificates on v1's TCP.
 
 mod common;
 
+use std::io::ErrorKind;
+use std::net::TcpStream;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
 use std::process::Command;
 
 use api::v1;
 use api::v1::butterfly_client::ButterflyClient;
 use common::{Daemon, within};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use testkit::netns::Namespace;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
 /// The user that owns nothing.
@@ -19,44 +21,69 @@ const NOBODY: u32 = 65534;
 #[tokio::test]
 async fn other_users_are_turned_away_from_the_unix_socket() {
     let daemon = Daemon::start(&[]);
-    let socket = daemon.path("v1.sock");
-    let meta = std::fs::metadata(&socket).unwrap();
-    assert_eq!(meta.permissions().mode() & 0o777, 0o600);
-    if meta.uid() != 0 {
-        eprintln!("skipped: another user's client takes root to be started");
-        return;
-    }
-    // Even where the file system lets everybody in, the daemon does not.
-    std::fs::set_permissions(daemon.dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
-    std::fs::set_permissions(&socket, PermissionsExt::from_mode(0o666)).unwrap();
-    let script = "
+    // v0 speaks first; whoever connects to v1 does.
+    let http = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    for (name, hello) in [("v1.sock", &http[..]), ("v0.sock", b"")] {
+        let socket = daemon.path(name);
+        let meta = std::fs::metadata(&socket).unwrap();
+        assert_eq!(meta.permissions().mode() & 0o777, 0o600, "{name}");
+        if meta.uid() != 0 {
+            eprintln!("skipped: another user's client takes root to be started");
+            return;
+        }
+        // Even where the file system lets everybody in, the daemon does not.
+        std::fs::set_permissions(daemon.dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        std::fs::set_permissions(&socket, PermissionsExt::from_mode(0o666)).unwrap();
+        let script = "
 import socket, sys
 s = socket.socket(socket.AF_UNIX)
 s.settimeout(10)
 s.connect(sys.argv[1])
 try:
-    s.sendall(b'PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n' + bytes.fromhex('000000040000000000'))
+    s.sendall(bytes.fromhex(sys.argv[2]))
     print(len(s.recv(100)))
 except (ConnectionResetError, BrokenPipeError):
     print(0)
 ";
-    let hear = |uid| {
-        let mut python = Command::new("/usr/bin/python3");
-        python
-            .args(["-c", script])
-            .arg(&socket)
-            .current_dir("/")
-            .uid(uid)
-            .gid(uid);
-        python.output()
-    };
-    let Ok(root) = hear(0) else {
-        eprintln!("skipped: there is no /usr/bin/python3");
-        return;
-    };
-    assert_ne!(root.stdout, b"0\n", "root is heard: {root:?}");
-    assert_eq!(hear(NOBODY).unwrap().stdout, b"0\n");
-    assert!(daemon.log().contains("turned away uid 65534"), "{}", daemon.log());
+        let hello: String = hello.iter().map(|byte| format!("{byte:02x}")).collect();
+        let hear = |uid| {
+            let mut python = Command::new("/usr/bin/python3");
+            python
+                .args(["-c", script])
+                .arg(&socket)
+                .arg(&hello)
+                .current_dir("/")
+                .uid(uid)
+                .gid(uid);
+            python.output()
+        };
+        let Ok(root) = hear(0) else {
+            eprintln!("skipped: there is no /usr/bin/python3");
+            return;
+        };
+        assert_ne!(root.stdout, b"0\n", "{name}: root is heard: {root:?}");
+        assert_eq!(hear(NOBODY).unwrap().stdout, b"0\n", "{name}");
+        let said = format!("turned away uid 65534 on {}", socket.display());
+        assert!(daemon.log().contains(&said), "{}", daemon.log());
+    }
+}
+
+/// What a local user could take the host with: nothing listens on TCP unless it is asked for.
+#[test]
+fn nothing_listens_on_tcp_by_default() {
+    let namespace = Namespace::new().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = namespace
+        .inside(|| Daemon::start_in(dir, "none".into(), &[]))
+        .unwrap();
+    let table = |name: &str| std::fs::read_to_string(format!("/proc/{}/net/{name}", daemon.pid())).unwrap();
+    for name in ["tcp", "tcp6"] {
+        assert_eq!(table(name).lines().count(), 1, "{}", table(name));
+    }
+    let refused = namespace
+        .inside(|| TcpStream::connect("127.0.0.1:9999").map(drop).unwrap_err())
+        .unwrap();
+    assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
 }
 
 #[tokio::test]
@@ -188,5 +215,5 @@ async fn tcp_is_for_clients_with_a_certificate_by_our_authority() {
     let output = common::run(&[&args[..], &["--tls-ca", &ca, "-s", socket_dir.to_str().unwrap()]].concat());
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8(output.stderr).unwrap().contains("broken.pem"));
-    assert!(!Path::new(&socket_dir).join("butterflyd.lock").exists());
+    assert_eq!(common::files(&socket_dir), Vec::<String>::new());
 }

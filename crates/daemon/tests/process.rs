@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use api::v1;
-use common::{Daemon, files, run};
+use common::{Daemon, boot, files, run};
 use rustix::process::Signal;
 use testkit::netns::Namespace;
 
@@ -31,10 +31,16 @@ fn help_and_version() {
         "--no-syslog",
         "--no-offload",
         "--dpdk-args",
+        "--dpdk-port",
+        "--dpdk-help",
         "-V",
     ] {
         assert!(text.contains(option), "{option} in:\n{text}");
     }
+    let dpdk = run(&["--dpdk-help"]);
+    let text = String::from_utf8(dpdk.stdout).unwrap();
+    assert!(dpdk.status.success());
+    assert!(text.contains("eth_pcapN,iface=IF"), "{text}");
     let version = String::from_utf8(run(&["-V"]).stdout).unwrap();
     assert_eq!(version, format!("butterflyd {}\n", env!("CARGO_PKG_VERSION")));
 }
@@ -52,8 +58,8 @@ fn settings_that_are_wrong_end_with_2_and_a_sentence() {
         ),
         (vec!["-c", "/nonexistent"], "/nonexistent cannot be read".into()),
         (
-            vec!["--dpdk-args", "-a 0000:01:00.0"],
-            "--vdev=eth_af_packet0,iface=NAME".into(),
+            vec!["--dpdk-args", "--vdev=net_memif0"],
+            "--vdev=net_memif0: only a device over an interface".into(),
         ),
         (vec!["-l", "loud"], "log level 'loud' is not".into()),
         (vec!["--frobnicate"], "--frobnicate".into()),
@@ -80,11 +86,12 @@ fn what_cannot_be_served_ends_with_1_and_leaves_nothing() {
     let api = format!("unix:{dir}/v1.sock");
     refused(
         &["--api", &api, "-e", "tcp://0.0.0.0:0"],
-        "give a key with -k, or say --insecure-api",
+        "or say --insecure-api (insecure-api = true under [security]",
     );
+    refused(&["--api", &api, "-e", "tcp://*:0"], "or say --insecure-api");
     refused(
-        &["--api", &api, "-e", "tcp://*:0"],
-        "give a key with -k, or say --insecure-api",
+        &["--api", &api, "-e", "tcp://127.0.0.1:0"],
+        "the users of this host among them: give a key with -k",
     );
     refused(
         &["--api", &api, "-e", "udp://127.0.0.1:1"],
@@ -105,33 +112,97 @@ fn what_cannot_be_served_ends_with_1_and_leaves_nothing() {
 #[test]
 fn a_second_instance_names_the_first() {
     let first = Daemon::start(&[]);
-    let dir = first.dir.path().to_str().unwrap();
-    let second = run(&["--no-syslog", "-s", dir, "-e", "none", "--api", "none"]);
-    assert_eq!(second.status.code(), Some(1));
-    let errors = String::from_utf8(second.stderr).unwrap();
-    let sentence = format!(
-        "process {} runs on the socket directory {dir} already",
-        first.pid()
-    );
-    assert!(errors.contains(&sentence), "{errors}");
-
-    // Another directory, the same API socket.
     let other = tempfile::tempdir().unwrap();
     let api = format!("unix:{}", first.path("v1.sock").display());
-    let third = run(&[
+    // Whether its NICs' sockets are to be in the same folder or in another one.
+    for dir in [first.dir.path(), other.path()] {
+        let second = run(&["--no-syslog", "-s", dir.to_str().unwrap(), "--api", &api]);
+        assert_eq!(second.status.code(), Some(1));
+        let errors = String::from_utf8(second.stderr).unwrap();
+        let sentence = format!(
+            "cannot listen on {}: process {} does already",
+            first.path("v1.sock").display(),
+            first.pid()
+        );
+        assert!(errors.contains(&sentence), "{errors}");
+    }
+    let output = run(&[
         "--no-syslog",
         "-s",
         other.path().to_str().unwrap(),
-        "-e",
-        "none",
         "--api",
-        &api,
+        "none",
+        "-e",
+        &first.v0,
     ]);
+    let errors = String::from_utf8(output.stderr).unwrap();
     assert!(
-        String::from_utf8(third.stderr)
-            .unwrap()
-            .contains("another process does")
+        errors.contains(&format!("process {} does already", first.pid())),
+        "{errors}"
     );
+}
+
+#[tokio::test]
+async fn two_daemons_share_a_folder_of_sockets() {
+    let first = Daemon::start(&[]);
+    let put = |id: &str| v1::PutNicRequest {
+        nic: Some(v1::Nic {
+            id: id.into(),
+            mac: format!("52:54:00:00:00:0{id}"),
+            vni: 1,
+            ..Default::default()
+        }),
+    };
+    first.v1().await.put_nic(put("a")).await.unwrap();
+    let folder = first.dir.path().to_str().unwrap();
+    let second = Daemon::start(&["-s", folder]);
+    let mut client = second.v1().await;
+    let path = client.put_nic(put("b")).await.unwrap().into_inner().path;
+    assert_eq!(path, format!("{folder}/qemu-vhost-b"));
+    // The first one's socket is still its own.
+    let refused = client.put_nic(put("a")).await.unwrap_err();
+    assert!(refused.message().contains("qemu-vhost-a"), "{refused}");
+    boot(&first, "a");
+    drop(second);
+    assert_eq!(
+        first.files(),
+        ["qemu-vhost-a", "qemu-vhost-b", "v0.sock", "v1.sock"]
+    );
+    // What the second one left, killed, goes with the next start; what the first one has stays.
+    let third = Daemon::start(&["-s", folder]);
+    assert!(
+        third.log().contains("removed 1 sockets of NICs"),
+        "{}",
+        third.log()
+    );
+    assert_eq!(first.files(), ["qemu-vhost-a", "v0.sock", "v1.sock"]);
+    boot(&first, "a");
+}
+
+#[test]
+fn a_second_daemon_on_an_uplink_names_the_first() {
+    let namespace = Namespace::new().unwrap();
+    namespace
+        .ok("ip link add eth0 type veth peer name far0 && ip link set eth0 up && ip link set far0 up")
+        .unwrap();
+    namespace.ok("ip addr add 192.168.0.1/24 dev eth0").unwrap();
+    let first = namespace
+        .inside(|| Daemon::start(&["-i", "192.168.0.1"]))
+        .unwrap();
+    let sentence = format!("the uplink eth0 is that of process {} already", first.pid());
+    for uplink in [&["-i", "192.168.0.1"], &["--uplink", "eth0"]] {
+        let dir = tempfile::tempdir().unwrap();
+        let api = format!("unix:{}", dir.path().join("v1.sock").display());
+        let line = [
+            &["--no-syslog", "-s", dir.path().to_str().unwrap(), "--api", &api],
+            &uplink[..],
+        ]
+        .concat();
+        let second = namespace.inside(|| run(&line)).unwrap();
+        let errors = String::from_utf8(second.stderr).unwrap();
+        assert_eq!(second.status.code(), Some(1), "{errors}");
+        assert!(errors.contains(&sentence), "{errors}");
+    }
 }
 
 #[tokio::test]
@@ -161,13 +232,7 @@ async fn sigterm_and_sigint_leave_nothing() {
         events.message().await.unwrap().unwrap();
         assert_eq!(
             daemon.files(),
-            [
-                "butterflyd.lock",
-                "qemu-vhost-a",
-                "qemu-vhost-b",
-                "v0.sock",
-                "v1.sock"
-            ]
+            ["qemu-vhost-a", "qemu-vhost-b", "v0.sock", "v1.sock"]
         );
         daemon.signal(signal);
         daemon.wait_for("STOPPING=1");
@@ -201,20 +266,27 @@ async fn v1_shutdown_answers_and_stops() {
     assert!(status.success() && took < STOP_MAX, "{status} {took:?}");
 }
 
-#[test]
-fn a_crash_leaves_nothing_in_the_way() {
+#[tokio::test]
+async fn a_crash_leaves_nothing_in_the_way() {
     let mut first = Daemon::start(&[]);
+    let nic = "messages { revision: 0 message_0 { request { nic_add { id: 'a' mac: '52:54:00:00:00:01' vni: 1 } } } }";
+    first.v0().await.ask_text(nic).await;
+    // The next one over what is left, at once: the first may still be dying.
     first.signal(Signal::KILL);
-    first.wait();
-    assert_eq!(first.files(), ["butterflyd.lock", "v0.sock", "v1.sock"]);
-    // The next one over what is left.
+    assert_eq!(first.files(), ["qemu-vhost-a", "v0.sock", "v1.sock"]);
     let (dir, v0) = (
         std::mem::replace(&mut first.dir, tempfile::tempdir().unwrap()),
         first.v0.clone(),
     );
     std::fs::remove_file(dir.path().join("notify")).unwrap();
     let second = Daemon::start_in(dir, v0, &[]);
-    assert_eq!(second.files(), ["butterflyd.lock", "v0.sock", "v1.sock"]);
+    assert_eq!(second.files(), ["v0.sock", "v1.sock"]);
+    assert!(
+        second.log().contains("removed 1 sockets of NICs"),
+        "{}",
+        second.log()
+    );
+    first.wait();
 }
 
 #[tokio::test]
@@ -256,6 +328,103 @@ async fn the_original_s_command_line_starts() {
         "{log}"
     );
     assert!(log.contains("uplink 'eth0' is joined"), "{log}");
+}
+
+/// The same with what its samples and tests say, each in a namespace with two interfaces: what is joined, and lines of the log.
+#[tokio::test]
+async fn the_original_s_default_sample_and_tests_start() {
+    let default = "-c1 -n1 --socket-mem 64 --no-shconf --huge-unlink";
+    let ring = format!("{default} --vdev=eth_ring0");
+    let tests = "-c1 -n1 --no-huge -m 1024 --no-pci --file-prefix=host --vdev=eth_ring0";
+    let several = "--no-huge --vdev=eth_ring0 --vdev=eth_pcap0,iface=eth0 --vdev=net_af_packet0,iface=eth1";
+    let bond = "--vdev=net_pcap0,iface=eth0 --vdev=net_pcap1,iface=eth1 \
+                --vdev net_bonding0,mode=4,slave=net_pcap0,slave=net_pcap1";
+    for (args, port, joined, line) in [
+        (default, "0", "eth0", "--dpdk-port 0 has no effect"),
+        (&ring, "0", "", "--huge-unlink has no effect"),
+        (tests, "0", "", "--file-prefix host has no effect"),
+        (tests, "3", "eth0", "--dpdk-port 3 has no effect"),
+        (several, "2", "eth1", "eth_pcap0 is not used: one device is"),
+        (several, "1", "eth0", "--dpdk-port 2 takes this one"),
+        (bond, "2", "eth0 eth1", "no LACP is spoken"),
+    ] {
+        let namespace = Namespace::new().unwrap();
+        for name in ["0", "1"] {
+            let both = format!("ip link set eth{name} up && ip link set far{name} up");
+            let made = format!("ip link add eth{name} type veth peer name far{name} && {both}");
+            namespace.ok(&made).unwrap();
+        }
+        namespace.ok("ip addr add 192.168.0.1/24 dev eth0").unwrap();
+        let words = [
+            "-i",
+            "192.168.0.1",
+            "-t",
+            "-m",
+            "max",
+            "--dpdk-args",
+            args,
+            "--dpdk-port",
+            port,
+        ];
+        let daemon = namespace.inside(|| Daemon::start_tcp(&words)).unwrap();
+        let status = daemon.v1().await.get_status(v1::GetStatusRequest {}).await;
+        let uplink = status.unwrap().into_inner().uplink;
+        let names: Vec<&str> = uplink
+            .split("; ")
+            .filter_map(|uplink| Some(uplink.split_once(": AF_XDP")?.0))
+            .collect();
+        assert_eq!(names.join(" "), joined, "{args} {port}: {uplink}");
+        let log = daemon.log();
+        assert!(log.contains(line), "{args} {port}: {log}");
+        assert_eq!(
+            log.matches("is open in clear text on tcp://127.0.0.1").count(),
+            1,
+            "{log}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn the_original_s_ini_starts_with_one_word_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let sockets = dir.path().join("sockets");
+    std::fs::create_dir(&sockets).unwrap();
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let text = format!(
+        "[general]\nlog-level = info\nip = 127.0.0.1\nendpoint = tcp://0.0.0.0:{port}\nsocket-dir = {}\n\
+         graph-core-id = 0\ndpdk-args = -c1 -n1 --socket-mem 64 --no-shconf --huge-unlink\n\
+         nic-mtu = max\ndpdk-port = 0\n[security]\nencryption_key_path =\n",
+        sockets.display()
+    );
+    let ini = dir.path().join("butterflyd.ini");
+    let line = ["--no-syslog", "-c", ini.to_str().unwrap(), "--api", "none"];
+    std::fs::write(&ini, &text).unwrap();
+    let refused = run(&line);
+    let errors = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(1), "{errors}");
+    assert!(
+        errors.contains("insecure-api = true under [security]"),
+        "{errors}"
+    );
+
+    std::fs::write(&ini, text.clone() + "insecure-api = true\n").unwrap();
+    let v0 = format!("tcp://127.0.0.1:{port}");
+    let words = ["-c", ini.to_str().unwrap(), "-l", "debug"];
+    // The command line wins, and the log says over what.
+    let daemon = Daemon::start_in(dir, v0.clone(), &words);
+    let list = "messages { revision: 0 message_0 { request { nic_list: true } } }";
+    assert!(daemon.v0().await.ask_text(list).await.contains("status: true"));
+    let log = daemon.log();
+    let said = format!(
+        "-e {v0} of the command line counts, not endpoint = tcp://0.0.0.0:{port} of {}",
+        words[1]
+    );
+    assert!(log.contains(&said), "{log}");
+    assert!(log.contains("-l debug of the command line counts"), "{log}");
 }
 
 #[tokio::test]

@@ -583,13 +583,7 @@ async fn a_declared_configuration_is_applied_whole_or_not_at_all() {
     assert_eq!(config(client).await, declared);
     assert_eq!(
         daemon.files(),
-        [
-            "butterflyd.lock",
-            "qemu-vhost-comes",
-            "qemu-vhost-stays",
-            "v0.sock",
-            "v1.sock"
-        ]
+        ["qemu-vhost-comes", "qemu-vhost-stays", "v0.sock", "v1.sock"]
     );
     assert_eq!(
         within(client.apply(apply(&declared, false)))

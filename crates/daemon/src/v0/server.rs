@@ -29,7 +29,7 @@ enum Socket {
     Ipc(ApiSocket),
 }
 
-/// Clear text on an address that other hosts can reach takes a key or the user's word.
+/// TCP has no peer that could be asked who it is, not on loopback either: it takes a key, or the user's word for clear text.
 #[derive(Clone, Copy)]
 pub struct Policy {
     pub insecure: bool,
@@ -42,15 +42,22 @@ impl Listener {
         let socket = match parse(endpoint).await? {
             Endpoint::Ipc(path) => Socket::Ipc(ApiSocket::bind(&path, policy.access)?),
             Endpoint::Tcp(addresses) => {
-                let open = addresses.iter().find(|address| !address.ip().is_loopback());
-                if let Some(open) = open.filter(|_| key.is_none() && !policy.insecure) {
+                if key.is_none() && !policy.insecure {
                     return Err(format!(
-                        "the v0 API would be open to other hosts in clear text on {open} ({endpoint}): give a key with -k, \
-                         or say --insecure-api"
+                        "the v0 API would be open in clear text to whoever can connect to {endpoint}, the users of this host \
+                         among them: give a key with -k (encryption_key_path in the INI file), listen on ipc://PATH instead, \
+                         or say --insecure-api (insecure-api = true under [security] in the INI file)"
                     ));
                 }
                 let listener = TcpListener::bind(addresses.as_slice()).await;
-                Socket::Tcp(listener.map_err(|e| format!("cannot listen on {endpoint}: {e}"))?)
+                let listener = listener.map_err(|e| format!("cannot listen on {endpoint}: {e}"))?;
+                if key.is_none() {
+                    tracing::warn!(
+                        "the v0 API is open in clear text on {endpoint}: whoever can connect, the users of this host among \
+                         them, may do anything that this daemon can"
+                    );
+                }
+                Socket::Tcp(listener)
             }
         };
         Ok(Listener {
@@ -199,17 +206,22 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn clear_text_for_other_hosts_takes_a_key_or_the_users_word() {
+    async fn clear_text_over_tcp_takes_a_key_or_the_users_word() {
         let policy = |insecure| Policy {
             insecure,
             access: Access::new(None).unwrap(),
         };
-        for open in ["tcp://0.0.0.0:0", "tcp://*:0", "tcp://[::]:0"] {
+        for open in [
+            "tcp://0.0.0.0:0",
+            "tcp://*:0",
+            "tcp://[::]:0",
+            "tcp://127.0.0.1:0",
+            "tcp://[::1]:0",
+        ] {
             let error = Listener::bind(open, None, policy(false)).await.err().unwrap();
-            assert!(
-                error.contains("-k") && error.contains("--insecure-api"),
-                "{error}"
-            );
+            for word in ["-k", "--insecure-api", "insecure-api = true", "ipc://"] {
+                assert!(error.contains(word), "{error}");
+            }
             assert!(Listener::bind(open, None, policy(true)).await.is_ok());
             assert!(
                 Listener::bind(open, Some(Key::from([1; 32])), policy(false))
@@ -217,10 +229,5 @@ mod tests {
                     .is_ok()
             );
         }
-        assert!(
-            Listener::bind("tcp://127.0.0.1:0", None, policy(false))
-                .await
-                .is_ok()
-        );
     }
 }

@@ -78,7 +78,7 @@ impl Daemon {
         Daemon::start_in(dir, v0, args)
     }
 
-    /// The same with the v0 API on a free TCP port.
+    /// The same with the v0 API on a free TCP port, in clear text.
     pub fn start_tcp(args: &[&str]) -> Daemon {
         let port = std::net::TcpListener::bind("127.0.0.1:0")
             .unwrap()
@@ -88,7 +88,7 @@ impl Daemon {
         Daemon::start_in(
             tempfile::tempdir().unwrap(),
             format!("tcp://127.0.0.1:{port}"),
-            args,
+            &[&["--insecure-api"], args].concat(),
         )
     }
 
