@@ -24,6 +24,7 @@ mod kernel;
 mod lock;
 mod logging;
 mod options;
+mod places;
 mod port_states;
 mod router;
 mod run;

@@ -4,8 +4,10 @@ mod common;
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::os::unix::net::UnixStream;
 
-use common::{Daemon, PATIENCE};
+use api::v1;
+use common::{Daemon, PATIENCE, within};
 
 const LIST: &str = "messages { revision: 0 message_0 { request { nic_list: true } } }";
 const EMPTY: &str = "messages {\n  revision: 0\n  message_0 {\n    response {\n      status {\n        status: true\n      }\n    }\n  }\n}\n";
@@ -106,6 +108,130 @@ async fn a_thousand_clients_one_after_the_other_and_many_at_once() {
     for client in &mut clients {
         assert_eq!(client.ask_text(LIST).await, EMPTY);
     }
+}
+
+/// Memory of the daemon, bytes.
+fn resident(daemon: &Daemon) -> usize {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .unwrap();
+    line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
+}
+
+#[tokio::test]
+async fn silent_clients_keep_no_place_from_those_that_ask() {
+    let daemon = Daemon::start_tcp(&[]);
+    let mut bystander = daemon.v0().await;
+    assert_eq!(bystander.ask_text(LIST).await, EMPTY);
+    // More than there are places, half of them greeted.
+    let mut silent = Vec::new();
+    for _ in 0..150 {
+        silent.push(connect(&daemon));
+        silent.push(greeted(&daemon));
+    }
+    assert_eq!(daemon.v0().await.ask_text(LIST).await, EMPTY);
+    assert_eq!(
+        bystander.ask_text(LIST).await,
+        EMPTY,
+        "who was answered keeps its place"
+    );
+    assert!(closed(silent.swap_remove(0)), "the first of them made room");
+    let said = daemon
+        .log()
+        .matches("all 256 places of v0 clients are taken")
+        .count();
+    assert_eq!(said, 1, "{}", daemon.log());
+}
+
+#[tokio::test]
+async fn silent_v1_clients_keep_no_place_from_those_that_ask() {
+    let daemon = Daemon::start(&[]);
+    let mut bystander = daemon.v1().await;
+    let watched = bystander.watch(v1::WatchRequest { snapshot: true }).await;
+    let mut events = watched.unwrap().into_inner();
+    events.message().await.unwrap().unwrap();
+    let mut silent = Vec::new();
+    for _ in 0..300 {
+        silent.push(UnixStream::connect(daemon.path("v1.sock")).unwrap());
+    }
+    let status = daemon.v1().await.get_status(v1::GetStatusRequest {}).await;
+    assert_eq!(status.unwrap().into_inner().pid, daemon.pid());
+    // The stream goes on.
+    let group = v1::Group {
+        id: "web".into(),
+        ..Default::default()
+    };
+    let put = v1::PutGroupRequest { group: Some(group) };
+    daemon.v1().await.put_group(put).await.unwrap();
+    within(events.message()).await.unwrap().unwrap();
+    let said = daemon
+        .log()
+        .matches("all 256 places of v1 clients are taken")
+        .count();
+    assert_eq!(said, 1, "{}", daemon.log());
+}
+
+#[tokio::test]
+async fn large_messages_that_do_not_end_take_little_memory_and_keep_nobody_waiting() {
+    let daemon = Daemon::start_tcp(&[]);
+    let mut bystander = daemon.v0().await;
+    assert_eq!(bystander.ask_text(LIST).await, EMPTY);
+    let before = resident(&daemon);
+    // 100 clients that would have the daemon take 15 MiB each: four of them get so far.
+    let part = vec![7; 15 << 20];
+    let mut clients = Vec::new();
+    for _ in 0..100 {
+        let mut stream = greeted(&daemon);
+        stream.set_nonblocking(true).unwrap();
+        stream
+            .write_all(b"\x01\x00\x02\x00\x00\x00\x00\x00\xf0\x01\x00")
+            .unwrap();
+        clients.push((stream, 0));
+    }
+    for _ in 0..100 {
+        for (stream, sent) in &mut clients {
+            while let Ok(bytes) = stream.write(&part[*sent..]) {
+                *sent += bytes;
+                if bytes == 0 {
+                    break;
+                }
+            }
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    assert_eq!(bystander.ask_text(LIST).await, EMPTY);
+    assert_eq!(daemon.v0().await.ask_text(LIST).await, EMPTY);
+    assert!(
+        clients.iter().any(|(_, sent)| *sent == part.len()),
+        "none got far"
+    );
+    let taken = resident(&daemon).saturating_sub(before);
+    assert!(taken < 200 << 20, "{} MiB", taken >> 20);
+    println!("100 large messages that do not end take {} MiB", taken >> 20);
+}
+
+/// What a large request took is not kept: whether it was refused or carried out.
+#[tokio::test]
+async fn memory_goes_back_after_a_large_request() {
+    let daemon = Daemon::start_tcp(&[]);
+    let mut client = daemon.v0().await;
+    assert_eq!(client.ask_text(LIST).await, EMPTY);
+    let before = resident(&daemon);
+    // 200,000 messages in two bytes each.
+    client.ask([0x0a, 0].repeat(200_000)).await;
+    assert_eq!(client.ask_text(LIST).await, EMPTY);
+    let mut kept = usize::MAX;
+    for _ in 0..100 {
+        kept = resident(&daemon).saturating_sub(before);
+        if kept < 32 << 20 {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    assert!(kept < 32 << 20, "{} MiB stay", kept >> 20);
+    println!("{} MiB stay", kept >> 20);
 }
 
 /// ZeroMQ as most clients have it: libzmq. Needs Python's binding; BUTTERFLY_PYTHON names an interpreter that has it.

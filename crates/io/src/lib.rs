@@ -16,6 +16,7 @@
 //! be read only through a batch that keeps the sender's memory mapped; a guest can change body bytes
 //! while they are copied, and the worst that comes of it is that the receiver gets those bytes.
 
+mod allocator;
 pub mod bench;
 pub mod bpf;
 pub mod bpf_array;
@@ -40,3 +41,5 @@ pub mod trace;
 pub mod uplink;
 pub mod vhost;
 pub mod xsk;
+
+pub use allocator::trim_memory;

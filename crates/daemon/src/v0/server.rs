@@ -1,4 +1,8 @@
 //! Where v0 clients connect: tcp or ipc endpoints in ZeroMQ's spelling, a task for each client.
+//!
+//! What clients can take is bounded: the places, of which one that is needed is taken from whoever has been silent longest (see
+//! [`places`](crate::places)); large messages, received, answered or sent, by zmtp's [`Room`]; requests that are
+//! answered at one time. Libraries of ZeroMQ connect again by themselves.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -10,12 +14,16 @@ use tokio::net::{TcpListener, TcpStream, lookup_host};
 use tokio::sync::Semaphore;
 
 use super::handler::Handler;
-use super::zmtp::{Connection, ZmtpError};
+use super::zmtp::{Connection, Room, SMALL, ZmtpError};
 use crate::app::App;
+use crate::lock;
+use crate::places::{Place, Places};
 use crate::unix_socket::{Access, ApiSocket};
 
-/// Clients connected at one time; the next ones wait to be greeted.
+/// Clients connected at one time.
 const CLIENTS_MAX: usize = 256;
+/// Requests that are answered at one time: one has the controller, the others are decoded or encoded.
+const ANSWERED_AT_ONCE: usize = 4;
 
 /// Bound, and not yet serving.
 pub struct Listener {
@@ -49,7 +57,7 @@ impl Listener {
                          or say --insecure-api (insecure-api = true under [security] in the INI file)"
                     ));
                 }
-                let listener = TcpListener::bind(addresses.as_slice()).await;
+                let listener = listen(&addresses).await;
                 let listener = listener.map_err(|e| format!("cannot listen on {endpoint}: {e}"))?;
                 if key.is_none() {
                     tracing::warn!(
@@ -69,35 +77,52 @@ impl Listener {
 
     /// Serves until the daemon stops.
     pub async fn serve(self, app: Arc<App>) {
-        let handler = Handler::new(app.clone(), self.key);
-        let places = Arc::new(Semaphore::new(CLIENTS_MAX));
+        let desk = Desk {
+            handler: Handler::new(app.clone(), self.key),
+            app: app.clone(),
+            places: Places::new("v0", CLIENTS_MAX),
+            room: Room::default(),
+            turns: Arc::new(Semaphore::new(ANSWERED_AT_ONCE)),
+        };
         tokio::select! {
             () = app.stopping() => (),
-            () = accept(&self.socket, self.access, &handler, &app, &places) => (),
+            () = accept(&self.socket, self.access, &desk) => (),
         }
     }
 }
 
-async fn accept(socket: &Socket, access: Access, handler: &Handler, app: &Arc<App>, places: &Arc<Semaphore>) {
+/// Listens; the port of a daemon that was killed a moment ago is waited for.
+pub async fn listen(addresses: &[SocketAddr]) -> std::io::Result<TcpListener> {
+    let start = std::time::Instant::now();
     loop {
-        // The semaphore is never closed.
-        let Ok(place) = places.clone().acquire_owned().await else {
-            return;
-        };
-        let (handler, app) = (handler.clone(), app.clone());
+        match TcpListener::bind(addresses).await {
+            Err(e) if e.kind() == std::io::ErrorKind::AddrInUse && start.elapsed() < lock::PATIENCE => {
+                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            }
+            bound => return bound,
+        }
+    }
+}
+
+/// What all clients share. Cheap to clone.
+#[derive(Clone)]
+struct Desk {
+    handler: Handler,
+    app: Arc<App>,
+    places: Places,
+    room: Room,
+    turns: Arc<Semaphore>,
+}
+
+async fn accept(socket: &Socket, access: Access, desk: &Desk) {
+    loop {
         let accepted = match socket {
             Socket::Tcp(listener) => listener.accept().await.map(|(stream, peer)| {
                 keep_alive(&stream);
-                tokio::spawn(async move {
-                    client(stream, peer.to_string(), handler, app).await;
-                    drop(place);
-                });
+                admit(stream, peer.to_string(), desk);
             }),
             Socket::Ipc(listener) => listener.accept(access).await.map(|stream| {
-                tokio::spawn(async move {
-                    client(stream, "a local client".into(), handler, app).await;
-                    drop(place);
-                });
+                admit(stream, "a local client".into(), desk);
             }),
         };
         if let Err(e) = accepted {
@@ -108,39 +133,67 @@ async fn accept(socket: &Socket, access: Access, handler: &Handler, app: &Arc<Ap
     }
 }
 
+/// Gives the client a place; without one the connection is closed.
+fn admit<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(stream: S, peer: String, desk: &Desk) {
+    let Some(place) = desk.places.take() else {
+        return;
+    };
+    let desk = desk.clone();
+    tokio::spawn(async move {
+        let ended = tokio::select! {
+            ended = converse(stream, &desk, &place) => ended,
+            () = place.displaced() => Err(ZmtpError::Displaced),
+        };
+        if let Err(e) = ended {
+            tracing::debug!("v0: the connection of {peer} ends: {e}");
+        }
+    });
+}
+
 /// A client whose host vanished gives its place back after the kernel's keepalive time.
 fn keep_alive(stream: &TcpStream) {
     let _ = rustix::net::sockopt::set_socket_keepalive(stream, true);
     let _ = stream.set_nodelay(true);
 }
 
-async fn client<S: AsyncRead + AsyncWrite + Unpin>(stream: S, peer: String, handler: Handler, app: Arc<App>) {
-    if let Err(e) = converse(stream, handler, &app).await {
-        tracing::debug!("v0: the connection of {peer} ends: {e}");
-    }
-}
-
 async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
-    handler: Handler,
-    app: &App,
+    desk: &Desk,
+    place: &Place,
 ) -> Result<(), ZmtpError> {
-    let mut connection = Connection::greet(stream).await?;
+    let mut connection = Connection::greet(stream, desk.room.clone()).await?;
     while let Some(mut request) = connection.receive().await? {
+        if !place.begin() {
+            return Err(ZmtpError::Displaced);
+        }
         // One frame is a request; anything else is no `Messages`, and is answered so.
         let frames = std::mem::take(&mut request.body);
-        let answering = handler.clone();
+        let answering = desk.handler.clone();
+        // The semaphore is never closed.
+        let turn = desk.turns.clone().acquire_owned().await;
         let answered = tokio::task::spawn_blocking(move || match frames.as_slice() {
             [frame] => answering.answer(frame),
             _ => answering.answer(&[0xff]),
         });
         // A request that panicked is in the log already.
-        let answer = answered.await.unwrap_or_else(|_| handler.internal_error());
+        let answer = answered.await.unwrap_or_else(|_| desk.handler.internal_error());
+        // A large reply to a small request waits in its turn for room, so that there are few of them.
+        if answer.bytes.len() > SMALL && request.room.is_none() {
+            request.room = Some(desk.room.take().await?);
+        }
+        drop(turn);
         connection.reply(&request, &answer.bytes).await?;
         if answer.quit {
             tracing::info!("asked to stop through the v0 API");
-            app.stop();
+            desk.app.stop();
         }
+        let was_large = request.room.is_some();
+        drop((request, answer));
+        if was_large {
+            // What it took goes back to the system, and does not stay for the next large one.
+            let _ = tokio::task::spawn_blocking(io::trim_memory).await;
+        }
+        place.end();
     }
     Ok(())
 }

@@ -3,23 +3,33 @@
 //! The framing is ours because this port faces clients before any key was checked: the `zeromq` crate (0.7)
 //! reserves whatever length a frame claims: one claiming 2^48 bytes was tried, and aborted the process, every guest's
 //! network with it. Here a message has a stated maximum, takes memory as its bytes arrive, and must be complete
-//! in a stated time. Each client has its own connection and its own turn: one that is stuck waits alone.
+//! in a stated time. Each client has its own connection and its own turn: one that is stuck waits alone. Large messages
+//! share a [`Room`] that holds few of them; small ones need none, and are not kept waiting by large ones.
 //!
 //! The mechanism is NULL. A message is the envelope, which a reply repeats (nothing for REQ, routing frames for
 //! DEALER), an empty frame, and the request.
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
-use tokio::time::timeout;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout, timeout_at};
 
 /// The largest message, all frames together, in bytes: some 200,000 rules.
 pub const MESSAGE_MAX: usize = 16 << 20;
 /// What a frame costs of that beside its bytes, so that empty ones are bounded too.
 const FRAME_COST: usize = 64;
-/// For the greetings, for the rest of a message that has begun, and for a reply to be taken.
+/// What a message takes, requests and replies alike, without asking for room: a few hundred rules.
+pub const SMALL: usize = 64 << 10;
+/// For the greetings, for the rest of a message that has begun, for room, and for a reply to be taken.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// Messages larger than [`SMALL`] at one time, of all clients.
+const LARGE_AT_ONCE: usize = 4;
+
+/// The largest READY.
+const READY_MAX: usize = 4096;
 
 const MORE: u8 = 1;
 const LONG: u8 = 2;
@@ -40,20 +50,71 @@ pub enum ZmtpError {
     TooLarge,
     #[error("it took more than {} s", PATIENCE.as_secs())]
     Slow,
+    #[error("others' large messages have taken all room for {} s", PATIENCE.as_secs())]
+    NoRoom,
+    #[error("its place was needed for another client")]
+    Displaced,
+}
+
+/// Room for large messages, shared by all clients. Cheap to clone.
+#[derive(Clone)]
+pub struct Room(Arc<Semaphore>);
+
+impl Default for Room {
+    fn default() -> Room {
+        Room(Arc::new(Semaphore::new(LARGE_AT_ONCE)))
+    }
+}
+
+impl Room {
+    /// Room for one large message, given back when this is dropped. Who came first is served first.
+    pub async fn take(&self) -> Result<OwnedSemaphorePermit, ZmtpError> {
+        let taken = timeout(PATIENCE, self.0.clone().acquire_owned()).await;
+        // The semaphore is never closed.
+        taken.ok().and_then(Result::ok).ok_or(ZmtpError::NoRoom)
+    }
+}
+
+/// What a message may still take.
+struct Budget {
+    /// Bytes and frames' costs, of `most`.
+    left: usize,
+    most: usize,
+    deadline: Instant,
+    /// The room that it has, once it has turned out to be large.
+    room: Option<OwnedSemaphorePermit>,
+}
+
+impl Budget {
+    fn new(most: usize) -> Budget {
+        Budget {
+            left: most,
+            most,
+            deadline: Instant::now() + PATIENCE,
+            room: None,
+        }
+    }
+
+    fn large(&self) -> bool {
+        self.most - self.left > SMALL
+    }
 }
 
 /// A client behind its greeting.
 pub struct Connection<S> {
     stream: BufReader<S>,
+    room: Room,
 }
 
 /// One request.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Request {
     /// Routing frames and the empty one, for the reply.
     envelope: Vec<Vec<u8>>,
     /// The frames behind: one for a client that keeps to the protocol.
     pub body: Vec<Vec<u8>>,
+    /// What a large one takes, until it is dropped.
+    pub room: Option<OwnedSemaphorePermit>,
 }
 
 struct Frame {
@@ -63,9 +124,10 @@ struct Frame {
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     /// Greets a client that has just connected.
-    pub async fn greet(stream: S) -> Result<Connection<S>, ZmtpError> {
+    pub async fn greet(stream: S, room: Room) -> Result<Connection<S>, ZmtpError> {
         let mut connection = Connection {
             stream: BufReader::new(stream),
+            room,
         };
         timeout(PATIENCE, connection.handshake())
             .await
@@ -98,7 +160,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         let mut bytes = Vec::new();
         push_frame(&mut bytes, COMMAND, &ready);
         self.write(&bytes).await?;
-        let frame = self.frame(&mut MESSAGE_MAX.min(4096)).await?;
+        let mut budget = Budget::new(READY_MAX);
+        let frame = self.frame(&mut budget).await?;
         let properties = frame
             .body
             .strip_prefix(b"\x05READY")
@@ -115,14 +178,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             if self.stream.fill_buf().await?.is_empty() {
                 return Ok(None);
             }
-            let mut message = timeout(PATIENCE, self.message())
-                .await
-                .map_err(|_| ZmtpError::Slow)??;
+            let mut budget = Budget::new(MESSAGE_MAX);
+            let mut message = self.message(&mut budget).await?;
             if let Some(delimiter) = message.iter().position(Vec::is_empty) {
                 let body = message.split_off(delimiter + 1);
                 return Ok(Some(Request {
                     envelope: message,
                     body,
+                    room: budget.room,
                 }));
             }
             // Not a single frame: a command. Frames without the empty one: nobody to answer to, as REP does.
@@ -130,11 +193,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     }
 
     /// The frames of one message; none for a command, which is answered here.
-    async fn message(&mut self) -> Result<Vec<Vec<u8>>, ZmtpError> {
-        let mut budget = MESSAGE_MAX;
+    async fn message(&mut self, budget: &mut Budget) -> Result<Vec<Vec<u8>>, ZmtpError> {
         let mut frames = Vec::new();
         loop {
-            let frame = self.frame(&mut budget).await?;
+            let frame = self.frame(budget).await?;
             if frame.flags & COMMAND != 0 {
                 if frame.flags & MORE != 0 || !frames.is_empty() {
                     return Err(ZmtpError::Frame);
@@ -163,7 +225,32 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         Ok(())
     }
 
-    async fn frame(&mut self, budget: &mut usize) -> Result<Frame, ZmtpError> {
+    async fn frame(&mut self, budget: &mut Budget) -> Result<Frame, ZmtpError> {
+        let head = timeout_at(budget.deadline, self.head()).await;
+        let (flags, length) = head.map_err(|_| ZmtpError::Slow)??;
+        let cost = usize::try_from(length)
+            .ok()
+            .and_then(|length| length.checked_add(FRAME_COST));
+        budget.left = cost
+            .and_then(|cost| budget.left.checked_sub(cost))
+            .ok_or(ZmtpError::TooLarge)?;
+        if budget.room.is_none() && budget.large() {
+            budget.room = Some(self.room.take().await?);
+            budget.deadline = Instant::now() + PATIENCE;
+        }
+        // Grows as bytes come: a length alone reserves nothing.
+        let mut body = Vec::new();
+        let mut rest = (&mut self.stream).take(length);
+        let read = timeout_at(budget.deadline, rest.read_to_end(&mut body)).await;
+        read.map_err(|_| ZmtpError::Slow)??;
+        match body.len() as u64 == length {
+            true => Ok(Frame { flags, body }),
+            false => Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+        }
+    }
+
+    /// Flags and length of a frame.
+    async fn head(&mut self) -> Result<(u8, u64), ZmtpError> {
         let flags = self.stream.read_u8().await?;
         if flags & !(MORE | LONG | COMMAND) != 0 {
             return Err(ZmtpError::Frame);
@@ -172,19 +259,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             0 => u64::from(self.stream.read_u8().await?),
             _ => self.stream.read_u64().await?,
         };
-        let cost = usize::try_from(length)
-            .ok()
-            .and_then(|length| length.checked_add(FRAME_COST));
-        *budget = cost
-            .and_then(|cost| budget.checked_sub(cost))
-            .ok_or(ZmtpError::TooLarge)?;
-        // Grows as bytes come: a length alone reserves nothing.
-        let mut body = Vec::new();
-        (&mut self.stream).take(length).read_to_end(&mut body).await?;
-        match body.len() as u64 == length {
-            true => Ok(Frame { flags, body }),
-            false => Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
-        }
+        Ok((flags, length))
     }
 
     /// Answers a request.
@@ -256,7 +331,7 @@ mod tests {
     async fn after(bytes: &[u8]) -> (Result<Connection<DuplexStream>, ZmtpError>, DuplexStream) {
         let (mut client, server) = duplex(1 << 16);
         client.write_all(bytes).await.unwrap();
-        (Connection::greet(server).await, client)
+        (Connection::greet(server, Room::default()).await, client)
     }
 
     async fn connected() -> (Connection<DuplexStream>, DuplexStream) {
@@ -282,13 +357,9 @@ mod tests {
         let (mut server, mut client) = connected().await;
         client.write_all(b"\x01\x00\x00\x05hello").await.unwrap();
         let request = server.receive().await.unwrap().unwrap();
-        assert_eq!(
-            request,
-            Request {
-                envelope: vec![vec![]],
-                body: vec![b"hello".to_vec()]
-            }
-        );
+        assert_eq!(request.envelope, [b""]);
+        assert_eq!(request.body, [b"hello"]);
+        assert!(request.room.is_none(), "a small one needs none");
         server.reply(&request, &[7; 300]).await.unwrap();
         let mut reply = vec![0; 2 + 9 + 300];
         client.read_exact(&mut reply).await.unwrap();
@@ -297,7 +368,7 @@ mod tests {
             [&b"\x01\x00\x02\0\0\0\0\0\0\x01\x2c"[..], &[7; 300]].concat()
         );
         drop(client);
-        assert_eq!(server.receive().await.unwrap(), None);
+        assert!(server.receive().await.unwrap().is_none());
     }
 
     #[tokio::test]
@@ -365,6 +436,56 @@ mod tests {
         let flood =
             tokio::spawn(async move { while write.write_all(&[MORE, 0].repeat(512)).await.is_ok() {} });
         assert!(matches!(server.receive().await, Err(ZmtpError::TooLarge)));
+        drop(server);
+        flood.await.unwrap();
+    }
+
+    /// A request of so many bytes.
+    fn large(bytes: usize) -> Vec<u8> {
+        let mut message = vec![MORE, 0, LONG];
+        message.extend_from_slice(&(bytes as u64).to_be_bytes());
+        message.resize(message.len() + bytes, 7);
+        message
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn large_messages_wait_for_room_and_small_ones_do_not() {
+        let (mut first, mut client) = connected().await;
+        let room = first.room.clone();
+        let sending = tokio::spawn(async move {
+            client.write_all(&large(SMALL + 1)).await.unwrap();
+            client
+        });
+        let request = first.receive().await.unwrap().unwrap();
+        assert!(request.room.is_some());
+        let mut others = Vec::new();
+        for _ in 1..LARGE_AT_ONCE {
+            others.push(room.take().await.unwrap());
+        }
+        // All room is taken: a large one gives up after a while, a small one is received at once.
+        let mut client = sending.await.unwrap();
+        client.write_all(b"\x01\x00\x00\x05small").await.unwrap();
+        assert_eq!(first.receive().await.unwrap().unwrap().body, [b"small"]);
+        client.write_all(&large(SMALL)[..2000]).await.unwrap();
+        assert!(matches!(first.receive().await, Err(ZmtpError::NoRoom)));
+        drop(request);
+        assert!(room.take().await.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_frames_are_a_large_message_too() {
+        let (mut server, mut client) = connected().await;
+        let room = server.room.clone();
+        let mut permits = Vec::new();
+        for _ in 0..LARGE_AT_ONCE {
+            permits.push(room.take().await.unwrap());
+        }
+        let frames = [MORE, 200].iter().copied().chain([7; 200]).collect::<Vec<u8>>();
+        let flood = tokio::spawn(async move {
+            client.write_all(&[MORE, 0]).await.unwrap();
+            while client.write_all(&frames).await.is_ok() {}
+        });
+        assert!(matches!(server.receive().await, Err(ZmtpError::NoRoom)));
         drop(server);
         flood.await.unwrap();
     }

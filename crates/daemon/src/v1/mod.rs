@@ -6,6 +6,7 @@
 //! rings of their ports; [`interface`] is shared with the services of the load balancer and the router, which [`server`]
 //! serves too.
 
+mod bounds;
 mod convert;
 mod declare;
 pub mod interface;

@@ -3,24 +3,35 @@
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::v1::balancer_server::BalancerServer;
 use api::v1::butterfly_server::ButterflyServer;
 use api::v1::router_server::RouterServer;
-use tokio::net::{TcpListener, UnixStream, lookup_host};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, lookup_host};
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
 
+use super::bounds::{Bounded, Budget, Guarded};
 use super::service::Service;
 use crate::app::App;
 use crate::balancer;
 use crate::options::Tls;
+use crate::places::Places;
 use crate::router;
 use crate::unix_socket::{Access, ApiSocket};
+use crate::v0::server::listen;
 
 /// The largest request: a declared configuration of a million bindings with IPv6 addresses.
 const REQUEST_MAX: usize = 128 << 20;
+/// Connections at one time; see [`places`](crate::places) for who makes room.
+const CLIENTS_MAX: usize = 256;
+/// Requests at one time on one of them, streams that go on among them; the next ones wait.
+const STREAMS_MAX: u32 = 128;
+/// How long a peer on another host may be silent before it is asked whether it is there.
+const KEEPALIVE: Duration = Duration::from_secs(60);
 
 /// Bound, and not yet serving.
 pub enum Listener {
@@ -50,7 +61,7 @@ impl Listener {
                 let address = address.strip_prefix("//").unwrap_or(address);
                 let failed = |e: std::io::Error| format!("cannot listen on {endpoint}: {e}");
                 let addresses: Vec<SocketAddr> = lookup_host(address).await.map_err(failed)?.collect();
-                let listener = TcpListener::bind(addresses.as_slice()).await.map_err(failed)?;
+                let listener = listen(&addresses).await.map_err(failed)?;
                 Ok(Listener::Tcp { listener, tls })
             }
             _ => Err(format!(
@@ -70,30 +81,53 @@ impl Listener {
         let router = RouterServer::new(router::Service::new(app.clone()))
             .max_decoding_message_size(REQUEST_MAX)
             .max_encoding_message_size(usize::MAX);
+        let budget = Budget::default();
+        let service = Bounded::new(service, budget.clone());
+        let balancer = Bounded::new(balancer, budget.clone());
+        let router = Bounded::new(router, budget);
         let stopping = app.clone();
         let stopping = async move { stopping.stopping().await };
+        let places = Places::new("v1", CLIENTS_MAX);
+        let builder = Server::builder().max_concurrent_streams(STREAMS_MAX);
         let served = match self {
             Listener::Unix { socket, access } => {
-                let services = Server::builder()
+                let services = { builder }
                     .add_service(service)
                     .add_service(balancer)
                     .add_service(router);
+                let socket = Arc::new(socket);
+                let accept = move || {
+                    let socket = socket.clone();
+                    async move { socket.accept(access).await }
+                };
                 services
-                    .serve_with_incoming_shutdown(clients(socket, access, app), stopping)
+                    .serve_with_incoming_shutdown(clients(accept, places, app), stopping)
                     .await
             }
-            Listener::Tcp { listener, tls } => match Server::builder().tls_config(*tls) {
-                Ok(mut builder) => {
-                    let services = builder
-                        .add_service(service)
-                        .add_service(balancer)
-                        .add_service(router);
-                    services
-                        .serve_with_incoming_shutdown(TcpListenerStream::new(listener), stopping)
-                        .await
+            Listener::Tcp { listener, tls } => {
+                let builder = builder.http2_keepalive_interval(Some(KEEPALIVE));
+                match builder.tls_config(*tls) {
+                    Ok(mut builder) => {
+                        let services = builder
+                            .add_service(service)
+                            .add_service(balancer)
+                            .add_service(router);
+                        let listener = Arc::new(listener);
+                        let accept = move || {
+                            let listener = listener.clone();
+                            async move {
+                                let (stream, _) = listener.accept().await?;
+                                stream.set_nodelay(true)?;
+                                Ok(stream)
+                            }
+                        };
+                        services
+                            .serve_with_incoming_shutdown(clients(accept, places, app), stopping)
+                            .await
+                    }
+                    Err(e) => Err(e),
                 }
-                Err(e) => Err(e),
-            },
+            }
         };
         if let Err(e) = served {
             tracing::error!("the v1 API ends: {e}");
@@ -101,18 +135,32 @@ impl Listener {
     }
 }
 
-/// Clients that may connect, until the daemon stops; then the socket's file goes.
-fn clients(socket: ApiSocket, access: Access, app: Arc<App>) -> ReceiverStream<std::io::Result<UnixStream>> {
+/// Clients that may connect and have a place, until the daemon stops; then the socket's file goes.
+fn clients<S, A>(
+    accept: impl Fn() -> A + Send + Sync + 'static,
+    places: Places,
+    app: Arc<App>,
+) -> ReceiverStream<std::io::Result<Guarded<S>>>
+where
+    S: AsyncRead + AsyncWrite + Send + 'static,
+    A: Future<Output = std::io::Result<S>> + Send,
+{
     let (sender, receiver) = mpsc::channel(1);
     tokio::spawn(async move {
         let accept = async {
             loop {
-                let accepted = socket.accept(access).await;
-                if let Err(e) = &accepted {
-                    tracing::warn!("a v1 client could not be accepted: {e}");
-                    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-                } else if sender.send(accepted).await.is_err() {
-                    return;
+                match accept().await {
+                    Ok(stream) => {
+                        // Without a place the connection is closed.
+                        let Some(place) = places.take() else { continue };
+                        if sender.send(Ok(Guarded::new(stream, place))).await.is_err() {
+                            return;
+                        }
+                    }
+                    Err(e) => {
+                        tracing::warn!("a v1 client could not be accepted: {e}");
+                        tokio::time::sleep(Duration::from_millis(100)).await;
+                    }
                 }
             }
         };

@@ -1,0 +1,314 @@
+//! What v1 clients can take of the daemon: connections by [`Places`], and bytes of requests that are being received, of all
+//! clients together.
+//!
+//! tonic bounds one message; here is what many of them may add up to. A request may have a little of memory for nothing; what
+//! is above that comes out of a [`Budget`]. When it is spent, a request is refused (RESOURCE_EXHAUSTED), not kept waiting: two that wait
+//! for each other would wait for ever.
+
+use std::convert::Infallible;
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, BodyStream, StreamBody};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Sleep;
+use tokio_stream::Stream;
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codegen::{Service, http};
+use tonic::server::NamedService;
+use tonic::transport::server::{Connected, TlsConnectInfo};
+
+use crate::places::Place;
+
+/// What a request may take without asking.
+const SMALL: usize = 64 << 10;
+/// Of the budget at one time: a permit.
+const UNIT: usize = 64 << 10;
+/// Two of the largest.
+const BYTES_AT_ONCE: usize = 256 << 20;
+/// For a request to be there as a whole.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Bytes of requests in work, shared by all connections. Cheap to clone.
+#[derive(Clone)]
+pub struct Budget(Arc<Semaphore>);
+
+impl Default for Budget {
+    fn default() -> Budget {
+        Budget::of(BYTES_AT_ONCE)
+    }
+}
+
+impl Budget {
+    fn of(bytes: usize) -> Budget {
+        Budget(Arc::new(Semaphore::new(bytes / UNIT)))
+    }
+}
+
+/// What one request has of it, until it is answered.
+struct Held {
+    budget: Budget,
+    bytes: usize,
+    units: usize,
+    permits: Option<OwnedSemaphorePermit>,
+}
+
+impl Held {
+    fn new(budget: Budget) -> Held {
+        Held {
+            budget,
+            bytes: 0,
+            units: 0,
+            permits: None,
+        }
+    }
+
+    fn add(&mut self, bytes: usize) -> Result<(), Status> {
+        self.bytes += bytes;
+        let units = self.bytes.saturating_sub(SMALL).div_ceil(UNIT);
+        let more = units - self.units;
+        if more == 0 {
+            return Ok(());
+        }
+        let more = u32::try_from(more).unwrap_or(u32::MAX);
+        let Ok(permits) = self.budget.0.clone().try_acquire_many_owned(more) else {
+            tracing::warn!("a v1 request is refused: those in work hold all memory that there is for them");
+            return Err(Status::resource_exhausted(
+                "requests that are in work hold all memory that there is for them: try again",
+            ));
+        };
+        match &mut self.permits {
+            Some(held) => held.merge(permits),
+            None => self.permits = Some(permits),
+        }
+        self.units = units;
+        Ok(())
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // What a large one took goes back to the system, and does not stay for the next one.
+        if self.permits.take().is_some()
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            drop(runtime.spawn_blocking(::io::trim_memory));
+        }
+    }
+}
+
+/// A request's body that is counted as it comes.
+struct Metered {
+    body: BodyStream<Body>,
+    held: Arc<Mutex<Held>>,
+    deadline: Pin<Box<Sleep>>,
+}
+
+impl Stream for Metered {
+    type Item = <BodyStream<Body> as Stream>::Item;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        match Pin::new(&mut self.body).poll_next(cx) {
+            Poll::Ready(Some(Ok(frame))) => {
+                let bytes = frame.data_ref().map_or(0, |data| data.len());
+                let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+                Poll::Ready(Some(held.add(bytes).map(|()| frame)))
+            }
+            Poll::Pending if self.deadline.as_mut().poll(cx).is_ready() => {
+                let why = format!("the request was not there after {} s", PATIENCE.as_secs());
+                Poll::Ready(Some(Err(Status::deadline_exceeded(why))))
+            }
+            other => other,
+        }
+    }
+}
+
+/// A service whose requests are bounded.
+#[derive(Clone)]
+pub struct Bounded<S> {
+    service: S,
+    budget: Budget,
+}
+
+impl<S> Bounded<S> {
+    pub fn new(service: S, budget: Budget) -> Bounded<S> {
+        Bounded { service, budget }
+    }
+}
+
+impl<S: NamedService> NamedService for Bounded<S> {
+    const NAME: &'static str = S::NAME;
+}
+
+type Answered = Result<http::Response<Body>, Infallible>;
+
+impl<S> Service<http::Request<Body>> for Bounded<S>
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>,
+    S::Future: Send + 'static,
+{
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Answered> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.service.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let asking = Asking::begin(&request);
+        let held = Arc::new(Mutex::new(Held::new(self.budget.clone())));
+        let metered = Metered {
+            body: BodyStream::new(Body::empty()),
+            held: held.clone(),
+            deadline: Box::pin(tokio::time::sleep(PATIENCE)),
+        };
+        let request = request.map(|body| {
+            Body::new(StreamBody::new(Metered {
+                body: BodyStream::new(body),
+                ..metered
+            }))
+        });
+        let answer = self.service.call(request);
+        Box::pin(async move {
+            let answer = answer.await?;
+            drop(held);
+            // A stream goes on for as long as its body does.
+            Ok(answer.map(|body| {
+                Body::new(body.map_frame(move |frame| {
+                    let _ = &asking;
+                    frame
+                }))
+            }))
+        })
+    }
+}
+
+/// A client that is being answered.
+struct Asking(Option<Arc<Place>>);
+
+impl Asking {
+    fn begin<B>(request: &http::Request<B>) -> Asking {
+        let known = request.extensions();
+        let plain = known.get::<Guest>();
+        let place = plain.or_else(|| known.get::<TlsConnectInfo<Guest>>().map(TlsConnectInfo::get_ref));
+        let place = place.map(|guest| guest.0.clone());
+        if let Some(place) = &place {
+            place.begin();
+        }
+        Asking(place)
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        if let Some(place) = &self.0 {
+            place.end();
+        }
+    }
+}
+
+/// Whose request it is.
+#[derive(Clone)]
+pub struct Guest(Arc<Place>);
+
+/// A connection with its place; it breaks off when somebody else gets that.
+pub struct Guarded<S> {
+    stream: S,
+    place: Arc<Place>,
+    /// `None` when it has lost it.
+    displaced: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+}
+
+impl<S> Guarded<S> {
+    pub fn new(stream: S, place: Place) -> Guarded<S> {
+        Guarded {
+            stream,
+            displaced: Some(Box::pin(place.displaced())),
+            place: Arc::new(place),
+        }
+    }
+}
+
+impl<S> Connected for Guarded<S> {
+    type ConnectInfo = Guest;
+
+    fn connect_info(&self) -> Guest {
+        Guest(self.place.clone())
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        // hyper and TLS read whenever they have nothing else to do.
+        if self
+            .displaced
+            .as_mut()
+            .is_none_or(|displaced| displaced.as_mut().poll(cx).is_ready())
+        {
+            self.displaced = None;
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_is_shared_and_given_back() {
+        let budget = Budget::of(4 * UNIT);
+        let (mut one, mut other) = (Held::new(budget.clone()), Held::new(budget.clone()));
+        one.add(SMALL).unwrap();
+        assert_eq!(one.units, 0, "a little is for nothing");
+        one.add(1).unwrap();
+        one.add(2 * UNIT).unwrap();
+        assert_eq!(one.units, 3);
+        other.add(SMALL + UNIT).unwrap();
+        assert_eq!(other.add(1).unwrap_err().code(), tonic::Code::ResourceExhausted);
+        Held::new(budget.clone()).add(SMALL).unwrap();
+        drop(one);
+        other.add(1).unwrap();
+        drop(other);
+        assert_eq!(budget.0.available_permits(), 4);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_does_not_come_is_not_waited_for() {
+        let endless = tokio_stream::pending::<<BodyStream<Body> as Stream>::Item>();
+        let mut metered = Metered {
+            body: BodyStream::new(Body::new(StreamBody::new(endless))),
+            held: Arc::new(Mutex::new(Held::new(Budget::default()))),
+            deadline: Box::pin(tokio::time::sleep(PATIENCE)),
+        };
+        let start = tokio::time::Instant::now();
+        let error = std::future::poll_fn(|cx| Pin::new(&mut metered).poll_next(cx)).await;
+        assert_eq!(error.unwrap().unwrap_err().code(), tonic::Code::DeadlineExceeded);
+        assert!(start.elapsed() >= PATIENCE);
+    }
+}
