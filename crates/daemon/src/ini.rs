@@ -33,6 +33,7 @@ pub struct Ini {
     pub vxlan_ttl: Option<u8>,
     pub vxlan_dscp: Option<u8>,
     pub vxlan_checksum: Option<OuterChecksum>,
+    pub trace_dir: Option<PathBuf>,
     pub encryption_key_path: Option<PathBuf>,
     pub insecure_api: Option<bool>,
     /// Separated by commas.
@@ -84,6 +85,7 @@ fn set(ini: &mut Ini, section: &str, key: &str, value: &str) -> Result<(), Strin
         ("general", "socket-dir") => ini.socket_dir = Some(value.into()),
         ("general", "graph-cpu-core") => ini.graph_cpu_core = Some(parsed(&name, value)?),
         ("general", "graph-core-id") => ini.graph_core_id = Some(parsed(&name, value)?),
+        ("general", "trace-dir") => ini.trace_dir = Some(value.into()),
         ("general", "workers") => ini.workers = Some(count(value).map_err(|e| format!("{name}: {e}"))?),
         ("general", "dpdk-args") => ini.dpdk_args = Some(value.to_owned()),
         ("general", "nic-mtu") => ini.nic_mtu = Some(mtu(value).map_err(|e| format!("{name}: {e}"))?),
@@ -135,6 +137,7 @@ fn known(section: &str, key: &str) -> bool {
                 | "socket-dir"
                 | "graph-cpu-core"
                 | "graph-core-id"
+                | "trace-dir"
                 | "workers"
                 | "dpdk-args"
                 | "nic-mtu"
@@ -181,6 +184,7 @@ endpoint = ipc:///run/v0.sock
 socket-dir = /run/b
 graph-cpu-core = 2,4-5
 graph-core-id = 6
+trace-dir = /t
 workers = 3
 dpdk-args = -c1 -n1 --vdev=eth_pcap0,iface=eth0
 nic-mtu = 9000
@@ -213,6 +217,7 @@ insecure-api = yes
             vxlan_ttl: Some(9),
             vxlan_dscp: Some(46),
             vxlan_checksum: Some(OuterChecksum::On),
+            trace_dir: Some("/t".into()),
             encryption_key_path: Some("/etc/butterfly/key".into()),
             insecure_api: Some(true),
             balance_interfaces: vec!["eth0".into(), "eth1".into()],
@@ -301,6 +306,7 @@ insecure-api = yes
             vxlan_ttl: Some(_),
             vxlan_dscp: Some(_),
             vxlan_checksum: Some(_),
+            trace_dir: Some(_),
             encryption_key_path: Some(_),
             insecure_api: Some(_),
             balance_interfaces,

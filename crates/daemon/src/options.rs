@@ -54,6 +54,9 @@ pub struct Options {
     /// Write every NIC's packets to a file, unless the NIC says otherwise
     #[arg(short = 't', long)]
     pub packet_trace: bool,
+    /// Beneath which packet traces are written, and nowhere else [default: /tmp, where the original wrote them]
+    #[arg(long, value_name = "DIR")]
+    pub trace_dir: Option<PathBuf>,
     /// Encrypt the v0 API with the key in this file (base64 of 32 bytes), and refuse clear text
     #[arg(
         short = 'k',
@@ -155,6 +158,8 @@ pub struct Options {
     pub help: Option<bool>,
 }
 
+/// Where packet traces are written unless told otherwise.
+const TRACE_DIR: &str = "/tmp";
 /// Of outer packets, where nothing is said.
 const TTL: u8 = 64;
 /// Six bits (RFC 2474, section 3).
@@ -188,6 +193,9 @@ pub struct Settings {
     /// `None`: what the uplinks carry.
     pub mtu: Option<u16>,
     pub packet_trace: bool,
+    /// Beneath which packet traces are written, absolute.
+    #[allow(dead_code, reason = "for what opens the traces of NICs")]
+    pub trace_dir: PathBuf,
     pub offloads: bool,
     pub max_flows: u32,
     pub max_flows_per_nic: u32,
@@ -314,6 +322,9 @@ impl Settings {
                 if v0_key.is_some() { "a key for it" } else { "--insecure-api" }
             ));
         }
+        let trace_dir = said
+            .one("--trace-dir", "trace-dir", options.trace_dir, ini.trace_dir, path)
+            .unwrap_or_else(|| TRACE_DIR.into());
         let ip = said.one("-i", "ip", options.ip, ini.ip, IpAddr::to_string);
         let log_level = said.one(
             "-l",
@@ -382,6 +393,8 @@ impl Settings {
             workers,
             mtu,
             packet_trace: options.packet_trace,
+            trace_dir: std::path::absolute(&trace_dir)
+                .map_err(|e| format!("the folder of traces {}: {e}", trace_dir.display()))?,
             offloads: !options.no_offload,
             max_flows: options.max_flows,
             // A part of the table: one NIC cannot take what the others need, unless it was said so.
@@ -576,6 +589,7 @@ mod tests {
             workers: vec![None],
             mtu: None,
             packet_trace: false,
+            trace_dir: "/tmp".into(),
             offloads: true,
             max_flows: 1 << 20,
             max_flows_per_nic: 65_536,
@@ -637,6 +651,9 @@ mod tests {
             (&["-m 9000", "--nic-mtu 9000"], &|s| s.mtu = Some(9000)),
             (&["-m max"], &|s| s.mtu = Some(65535)),
             (&["-t", "--packet-trace"], &|s| s.packet_trace = true),
+            (&["--trace-dir /var/lib/butterfly/traces"], &|s| {
+                s.trace_dir = "/var/lib/butterfly/traces".into();
+            }),
             (&["-k /k", "--key /k", "--k /k", "--encryption-key /k"], &|s| {
                 s.v0_key = Some("/k".into());
                 s.warnings = vec![
