@@ -64,7 +64,7 @@ drop_reasons! {
     Hairpin = "hairpin",
     /// The source IP address is not one of the NIC's, and none of its groups has an egress rule that could allow it.
     ForeignSource = "foreign_source",
-    /// An egress rule would be needed and none of the sender's groups has one that allows the packet.
+    /// An egress rule is needed, since a group of the sender has one or is missing, and none allows the packet.
     NoEgressRule = "no_egress_rule",
     /// No ingress rule of the receiver's groups allows the packet.
     NoIngressRule = "no_ingress_rule",

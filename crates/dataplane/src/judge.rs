@@ -36,7 +36,7 @@ pub(crate) struct Question {
 
 /// May the packet leave `nic`? `owned` says whether its source address is the NIC's.
 pub(crate) fn egress(view: &View, nic: &PortConfig, question: &Question, owned: bool) -> Option<Grant> {
-    if nic.bypass || (!view.open(nic.slot).has_egress && owned) {
+    if nic.bypass || (!view.open(nic.slot).needs_egress && owned) {
         return Some(Grant::default());
     }
     let asked = Asked {

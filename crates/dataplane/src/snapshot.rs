@@ -103,7 +103,7 @@ pub struct Snapshot {
     /// Virtual networks by [`NetworkIdx`].
     pub networks: imbl::Vector<Option<Arc<Network>>>,
     /// Security groups by [`GroupIdx`]; `None` also where a name is referred to and no such group exists:
-    /// it matches nobody and allows nothing.
+    /// it matches nobody, allows nothing, and its NICs send only what egress rules allow.
     pub groups: imbl::Vector<Option<Arc<Group>>>,
     /// The addresses of other hosts' endpoints by [`EndpointIdx`](crate::overlay::EndpointIdx).
     pub endpoints: imbl::Vector<Option<IpAddr>>,

@@ -2,7 +2,7 @@
 //!
 //! The snapshot's vectors are trees that share structure, which suits control; a worker copies their
 //! references into flat arrays when it takes a snapshot up, and remembers per NIC what every packet asks:
-//! whether it is open (security-groups.md 12) and has egress rules.
+//! whether it is open (security-groups.md 12) and needs an egress rule.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -40,8 +40,8 @@ pub(crate) struct Open {
     pub ingress: [Opening; 2],
     /// Everything (from its own addresses, when no rule says so) may go out.
     pub egress: [Opening; 2],
-    /// A group of it has an egress rule.
-    pub has_egress: bool,
+    /// Only what an egress rule allows may go out: a group of it has one, or is missing and might.
+    pub needs_egress: bool,
 }
 
 /// Whether everything passes, and by which rule.
@@ -60,14 +60,14 @@ pub(crate) enum Opening {
 static CLOSED: Open = Open {
     ingress: [Opening::No; 2],
     egress: [Opening::No; 2],
-    has_egress: true,
+    needs_egress: true,
 };
 
 /// What a network allows on other hosts, whose rules are asked there.
 static UNFILTERED: Open = Open {
     ingress: [Opening::Free; 2],
     egress: [Opening::Free; 2],
-    has_egress: false,
+    needs_egress: false,
 };
 
 impl View {
@@ -308,12 +308,11 @@ impl Open {
         if config.bypass {
             return UNFILTERED;
         }
-        let mine = || {
-            config
-                .groups
-                .iter()
-                .filter_map(|group| groups.get(group.0 as usize)?.as_deref())
-        };
+        let all = config
+            .groups
+            .iter()
+            .map(|group| groups.get(group.0 as usize)?.as_deref());
+        let mine = || all.clone().flatten();
         // A group that drains keeps the state of its flows: they are to outlive its rules.
         let opening = |direction, v6| {
             let by = mine()
@@ -321,8 +320,11 @@ impl Open {
                 .find_map(|group| group.rules.open(direction, v6));
             by.map_or(Opening::No, Opening::Rule)
         };
-        let has_egress = mine().any(|group| group.rules.has_egress());
-        let egress = |v6| match has_egress {
+        // What a missing group would not have let out is not known: it is taken for one with egress rules.
+        let needs_egress = all
+            .clone()
+            .any(|group| group.is_none_or(|group| group.rules.has_egress()));
+        let egress = |v6| match needs_egress {
             true => opening(Direction::Egress, v6),
             false => Opening::Free,
         };
@@ -332,7 +334,7 @@ impl Open {
                 opening(Direction::Ingress, true),
             ],
             egress: [egress(false), egress(true)],
-            has_egress,
+            needs_egress,
         }
     }
 }

@@ -58,7 +58,8 @@ pub struct Nic {
     pub vni: Vni,
     /// Its addresses, each once. Two NICs of a VNI may share one: addresses move between VMs.
     pub ips: Vec<IpAddr>,
-    /// Its groups, each once; those that do not exist (yet) allow nothing.
+    /// Its groups, each once. One that does not exist (yet, or any more) allows nothing and counts as one with an egress
+    /// rule: what it would have refused is not known.
     pub security_groups: Vec<GroupId>,
     /// Source addresses are checked (MACs always are). Default no, as v0; v1's decoder asks for it.
     pub anti_spoof: bool,

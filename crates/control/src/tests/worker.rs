@@ -160,8 +160,13 @@ fn an_operation_changes_what_passes() -> Result<(), Error> {
 
     let stats = switch.controller.nic_stats(&nic_id("b"))?;
     assert_eq!((stats.bytes_in, stats.frames_in), (question.len() as u64, 1));
-    assert_eq!(stats.drops_in, [(DropReason::NoIngressRule, 2)]);
+    assert_eq!(stats.drops_in, [(DropReason::NoIngressRule, 1)]);
     let stats = switch.controller.nic_stats(&nic_id("a"))?;
+    assert_eq!(
+        stats.drops_out,
+        [(DropReason::NoEgressRule, 1)],
+        "without its group"
+    );
     assert_eq!(
         (stats.frames_out, stats.bytes_out),
         (3, (2 * question.len() + other.len()) as u64)

@@ -23,6 +23,8 @@ enum Step {
     Wait(u64),
     /// NIC `n` is in a group with these rules from now on, which drains or cuts.
     Rules(usize, Vec<RuleSpec>, bool),
+    /// The group of NIC `n` is deleted; the NIC goes on naming it.
+    Delete(usize),
     Addresses(usize, bool),
 }
 
@@ -71,6 +73,8 @@ struct Flow {
 struct Side {
     rules: Vec<RuleSpec>,
     drain: bool,
+    /// Its group does not exist.
+    missing: bool,
     without_address: bool,
 }
 
@@ -140,13 +144,12 @@ impl Side {
             let egress = rule.direction == dataplane::ruleset::Direction::Egress;
             egress == out && rule.protocol.is_none() && rule.selector == (0..=u16::MAX)
         };
-        (self.rules.iter().any(any) && !self.drain) || (out && !self.has_egress())
+        (self.rules.iter().any(any) && !self.drain) || (out && !self.needs_egress())
     }
 
-    fn has_egress(&self) -> bool {
-        self.rules
-            .iter()
-            .any(|rule| rule.direction == dataplane::ruleset::Direction::Egress)
+    fn needs_egress(&self) -> bool {
+        let egress = |rule: &RuleSpec| rule.direction == dataplane::ruleset::Direction::Egress;
+        self.missing || self.rules.iter().any(egress)
     }
 }
 
@@ -172,7 +175,7 @@ impl Model {
                 for (side, granted) in granted.into_iter().enumerate() {
                     if granted {
                         let group = &self.sides[groups[side]];
-                        let by_rule = side == 1 || group.has_egress();
+                        let by_rule = side == 1 || group.needs_egress();
                         flow.drain[side] = by_rule && group.drain;
                     }
                 }
@@ -210,7 +213,7 @@ impl Model {
             first: packet,
             state,
             last: self.now,
-            drain: [from.drain && from.has_egress(), to.drain],
+            drain: [from.drain && from.needs_egress(), to.drain],
         });
         None
     }
@@ -223,7 +226,7 @@ impl Model {
 
     fn egress(&self, packet: &Packet) -> bool {
         let side = &self.sides[packet.from];
-        (!side.has_egress() && !side.without_address) || side.allows(true, packet)
+        (!side.needs_egress() && !side.without_address) || side.allows(true, packet)
     }
 
     fn ingress(&self, packet: &Packet) -> bool {
@@ -362,6 +365,7 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(Step::Wait),
         2 => (0..NICS, rules(), any::<bool>()).prop_map(|(nic, rules, drain)| Step::Rules(nic, rules, drain)),
         1 => (0..NICS, any::<bool>()).prop_map(|(nic, gone)| Step::Addresses(nic, gone)),
+        1 => (0..NICS).prop_map(Step::Delete),
     ]
 }
 
@@ -399,9 +403,24 @@ proptest! {
                     lab.sim.advance(Duration::from_secs(secs));
                 }
                 Step::Rules(nic, rules, drain) => {
-                    (model.sides[nic].rules, model.sides[nic].drain) = (rules.clone(), drain);
+                    let without_address = model.sides[nic].without_address;
+                    model.sides[nic] = Side {
+                        rules: rules.clone(),
+                        drain,
+                        missing: false,
+                        without_address,
+                    };
                     lab.change_group(groups[nic], |group| group.drain = drain);
                     lab.set_rules(groups[nic], rules);
+                }
+                Step::Delete(nic) => {
+                    let without_address = model.sides[nic].without_address;
+                    model.sides[nic] = Side {
+                        missing: true,
+                        without_address,
+                        ..Side::default()
+                    };
+                    lab.delete_group(groups[nic]);
                 }
                 Step::Addresses(nic, gone) => {
                     model.sides[nic].without_address = gone;

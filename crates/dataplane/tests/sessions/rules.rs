@@ -122,6 +122,45 @@ fn rules_of_all_groups_add_up_and_a_missing_group_allows_nothing() {
 
 /// security-groups.md 3.
 #[test]
+fn a_nic_that_names_a_missing_group_sends_only_what_other_groups_allow() {
+    for family in FAMILIES {
+        let (mut lab, a, b) = Lab::pair(vec![allow_all_in(None)]);
+        let echo = || ip(a, b, family).echo_request(7, 1).build();
+        let group = lab.group_of(a, vec![]);
+        lab.passes(a, b, udp(a, b, family, 1, 53));
+        lab.passes(a, b, echo());
+        // Deleted: new flows and those that are there stop at once.
+        lab.delete_group(group);
+        lab.refuses(a, udp(a, b, family, 1, 53), NoEgressRule);
+        lab.refuses(a, echo(), NoEgressRule);
+        // It may still answer what may come in by another group, and use the network as it is told to.
+        lab.group_of(a, vec![allow_in(UDP, 7)]);
+        lab.passes(b, a, udp(b, a, family, 9, 7));
+        lab.passes(a, b, udp(a, b, family, 7, 9));
+        let who = match family {
+            Family::V4 => build::arp_request(a.mac, a.v4, b.v4),
+            Family::V6 => build::neighbour_solicitation(a.mac, a.v6, b.v6),
+        };
+        lab.passes(a, b, who);
+        // Another group's egress rule allows what it says, also between two NICs that would allow everything.
+        lab.group_of(b, vec![allow_all_out(None)]);
+        lab.refuses(a, udp(a, b, family, 2, 53), NoEgressRule);
+        lab.group_of(a, vec![allow_out(UDP, 53)]);
+        lab.passes(a, b, udp(a, b, family, 2, 53));
+        lab.refuses(a, udp(a, b, family, 2, 54), NoEgressRule);
+        // It is there again, and without egress rules; the other group's is still one.
+        lab.set_rules(group, vec![]);
+        lab.refuses(a, udp(a, b, family, 2, 54), NoEgressRule);
+        // A NIC that is added before its group, as after a restart.
+        let c = lab.nic();
+        lab.configure(c, |config| config.groups.push(GroupIdx(77)));
+        lab.refuses(c, udp(c, b, family, 2, 53), NoEgressRule);
+        lab.configure(c, |config| config.groups.clear());
+        lab.passes(c, b, udp(c, b, family, 2, 53));
+    }
+}
+
+#[test]
 fn a_group_stands_for_its_members() {
     for family in FAMILIES {
         let mut lab = Lab::new();
