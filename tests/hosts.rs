@@ -1,12 +1,16 @@
 //! Two hosts: guests of one network reach each other across a cable that the kernel goes on using, as the original's
 //! scenarios have it. Guests are containers; two hosts with real guests are the demo's second act.
 
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use butterfly_tests::daemon::number;
 use butterfly_tests::hosts::{Family, Host, Hosts, UPLINK, address, answers, cable, mac, serve, tool};
 use butterfly_tests::lab::check;
 use butterfly_tests::trials;
 use butterfly_tests::trials::run_each;
 use testkit::netns::Namespace;
 use testkit::{PATIENCE, Result, wait_for};
+use wire::{Mac, build};
 
 fn main() {
     run_each(trials![
@@ -14,6 +18,7 @@ fn main() {
         as_the_original_over_ipv6,
         hosts_that_are_told_of_each_other,
         networks_do_not_hear_each_other,
+        a_host_that_forges,
         the_kernel_s_own_vxlan,
         a_host_without_an_interface,
         a_bridge_that_looks_at_groups,
@@ -162,6 +167,132 @@ fn networks_do_not_hear_each_other() -> Result<()> {
         )?;
         answers(&other, "10.1.0.2")
     })
+}
+
+/// The other end of the cable sends what it likes, from its own address and from others': a host of the network that speaks in
+/// the name of another, one of other networks, and one that nobody knows. Guest `a` gets what is honest, and nothing else.
+fn a_host_that_forges() -> Result<()> {
+    let (left, right) = cable(1500)?;
+    let left = Host::start(left, 1, Family::V4, &[])?;
+    // Between veths checksums are left to a NIC that never comes: its frames would be `outer_checksum`.
+    right.ok(&format!("ethtool -K {UPLINK} tx off"))?;
+    for host in [3, 4, 9] {
+        right.ok(&format!("ip addr add 192.0.2.{host}/24 dev {UPLINK}"))?;
+    }
+    let told = |e| format!("{e}\n{}", left.daemon.dump());
+    let bind = |last: u8, host: u8| {
+        let mac = mac(last);
+        format!("binding add --vni 42 --mac {mac} --ip 10.1.0.{last} fd01::{last} --host 192.0.2.{host}")
+    };
+    // Machine 2 is on host 2, machine 3 on host 3; host 4 is of network 43 alone.
+    left.daemon.cli(&format!(
+        "{} + {} + endpoint add 192.0.2.4 --vni 43",
+        bind(2, 2),
+        bind(3, 3)
+    ))?;
+    let a = left.guest("a", 42, 1)?;
+    let _other = left.guest("other", 43, 1)?;
+    let heard = a.start("tcpdump", "tcpdump -i eth0 -n -l -Q in udp or arp or icmp6")?;
+    wait_for("tcpdump", PATIENCE, || {
+        Ok(heard.log().contains("listening").then_some(()))
+    })?;
+    let dropped = |reason: &str| -> Result<u64> {
+        let all = left.daemon.json("uplink list")?;
+        let drops = all["uplinks"][0]["drops"].as_array().cloned().unwrap_or_default();
+        let named = drops.iter().filter(|drop| drop["reason"] == reason);
+        Ok(named.filter_map(|drop| number(&drop["frames"])).sum())
+    };
+    let machine = |last: u8| Mac([0x52, 0x54, 0, 0, 7, last]);
+    let v4 = |last: u8| Ipv4Addr::new(10, 1, 0, last);
+    let v6 = |last: u8| -> Ipv6Addr { format!("fd01::{last}").parse().expect("an address") };
+    // From a machine's MAC, in a machine's name, to a port that tells which it was.
+    let udp = |by: u8, of: u8, port: u16| {
+        let frame = build::frame(machine(by), machine(1)).ip(v4(of), v4(1));
+        frame.udp(1000, port).payload(b"hello").build()
+    };
+    let send = |host: u8, vni: u8, inner: &[u8]| {
+        let vxlan = [&[8, 0, 0, 0, 0, 0, vni, 0], inner].concat();
+        let hex: String = vxlan.iter().map(|byte| format!("{byte:02x}")).collect();
+        right.ok(&format!(
+            "python3 -c \"import socket as s; u = s.socket(s.AF_INET, s.SOCK_DGRAM); u.bind(('192.0.2.{host}', 0)); \
+             u.sendto(bytes.fromhex('{hex}'), ('192.0.2.1', 4789))\""
+        ))
+    };
+    let arrives = |port: u16| {
+        wait_for(&format!("what was sent to port {port}"), PATIENCE, || {
+            Ok(heard.log().contains(&format!("10.1.0.1.{port}:")).then_some(()))
+        })
+    };
+    let trial = || -> Result<()> {
+        send(2, 42, &udp(2, 2, 5001))?;
+        send(3, 42, &udp(3, 3, 5002))?;
+        arrives(5001)?;
+        arrives(5002)?;
+        let before = heard.log();
+        let forgeries: [(u8, u8, Vec<u8>, &str); 11] = [
+            (9, 42, udp(2, 2, 6000), "unknown_endpoint"),
+            (4, 42, udp(2, 2, 6000), "endpoint_not_in_vni"),
+            (2, 43, udp(2, 2, 6000), "endpoint_not_in_vni"),
+            (3, 42, udp(2, 2, 6000), "remote_spoofed"),
+            (3, 42, udp(1, 3, 6000), "remote_spoofed"),
+            // The very packet of a flow that is there.
+            (3, 42, udp(3, 2, 5001), "remote_ip_spoofed"),
+            (3, 42, udp(77, 77, 6000), "remote_unbound"),
+            (
+                3,
+                42,
+                build::arp_reply(machine(3), v4(2), machine(1), v4(1)),
+                "remote_ip_spoofed",
+            ),
+            (
+                3,
+                42,
+                build::neighbour_advertisement(machine(3), v6(2), machine(1), v6(1)),
+                "remote_ip_spoofed",
+            ),
+            (
+                3,
+                42,
+                build::dhcp_answer(machine(3), v4(3), machine(1), v4(1), 5, 7),
+                "remote_dhcp_server",
+            ),
+            (3, 42, build::router_advertisement(machine(3)), "remote_router"),
+        ];
+        for (host, vni, inner, reason) in &forgeries {
+            let counted = dropped(reason)?;
+            send(*host, *vni, inner)?;
+            wait_for(
+                &format!("a frame of host {host} to be {reason}"),
+                PATIENCE,
+                || Ok((dropped(reason)? == counted + 1).then_some(())),
+            )?;
+        }
+        // Behind them comes an honest one, and nothing was between.
+        send(2, 42, &udp(2, 2, 5003))?;
+        arrives(5003)?;
+        let log = heard.log();
+        let since = log.strip_prefix(&before).unwrap_or(&log);
+        check(
+            since.lines().count() == 1 && since.contains("10.1.0.1.5003:"),
+            &format!("nothing but that arrived:\n{since}"),
+        )?;
+        // What is asked for by name passes.
+        left.daemon
+            .cli("network set 42 --from anybody --learning on --dhcp-server 192.0.2.3 --router 192.0.2.3")?;
+        send(9, 42, &udp(77, 77, 5004))?;
+        arrives(5004)?;
+        send(
+            3,
+            42,
+            &build::dhcp_answer(machine(3), v4(3), machine(1), v4(1), 5, 7),
+        )?;
+        arrives(68)?;
+        send(3, 42, &build::router_advertisement(machine(3)))?;
+        wait_for("the router advertisement", PATIENCE, || {
+            Ok(heard.log().contains("router advertisement").then_some(()))
+        })
+    };
+    trial().map_err(told)
 }
 
 /// The other host is the kernel's vxlan device, which learns and floods to us alone.

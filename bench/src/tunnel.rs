@@ -288,6 +288,7 @@ fn snapshot() -> Result<Snapshot, PeerError> {
         .map_err(|error| PeerError(format!("{error}")))?;
     let mut overlay = Overlay::new(PortUid(1000));
     overlay.bindings.insert(far, EndpointIdx(0));
+    overlay.members = [EndpointIdx(0)].into();
     if let Some(Some(network)) = snapshot.networks.get_mut(0) {
         let network = std::sync::Arc::make_mut(network);
         network.macs.remove(&far);

@@ -28,7 +28,9 @@ fn a_network_of_two_hosts_is_told_and_seen() {
         "vni:       42\n\
          learning:  off (by default)\n\
          flood:     head-end (by default)\n\
-         from:      endpoints\n\
+         from:      endpoints (by default)\n\
+         dhcp:      nobody\n\
+         routers:   nobody\n\
          nics:      1\n\
          bindings:  1\n\
          endpoint:  192.168.0.2\n\
@@ -38,12 +40,32 @@ fn a_network_of_two_hosts_is_told_and_seen() {
         "VNI  MAC                HOST         IP\n 42  52:54:00:12:34:02  192.168.0.2  42.0.0.2 fd00::2\n";
     assert_eq!(daemon.ok("binding list"), table);
     assert_eq!(daemon.ok("binding show --vni 42 52:54:00:12:34:02"), table);
-    daemon.ok("network set 42 --learning on --flood off");
+    daemon.ok(
+        "network set 42 --learning on --flood off --from anybody --dhcp-server 192.168.0.3 192.168.0.2 --router fd00::3",
+    );
     let shown = daemon.ok("network show 42");
     assert!(
-        shown.contains("learning:  on (as said)\nflood:     off (as said)"),
+        shown.contains(
+            "learning:  on (as said)\nflood:     off (as said)\nfrom:      anybody (as said)\n\
+             dhcp:      192.168.0.2 192.168.0.3\nrouters:   fd00::3\n"
+        ),
         "{shown}"
     );
+    let refused = butterfly(&daemon.v1, "network set 42 --router 230.0.0.1");
+    assert!(
+        refused
+            .stderr
+            .contains("VNI 42: address '230.0.0.1' is not the address of one host"),
+        "{refused:?}"
+    );
+    // Nobody is heard in a network of which nothing is known, as long as any host is.
+    daemon.ok("nic add --id b --mac 52:54:00:12:34:09 --vni 43");
+    assert!(
+        daemon
+            .ok("network show 43")
+            .contains("from:      endpoints (by default)\n")
+    );
+    daemon.ok("nic del b");
 
     let refused = butterfly(&daemon.v1, "endpoint del 192.168.0.2");
     assert_eq!(

@@ -43,6 +43,8 @@ pub const BINDING_IPS: usize = 2_000_000;
 pub const MEMBERSHIPS: usize = 1_000_000;
 /// Bytes of an endpoint's name.
 pub const ENDPOINT_NAME: usize = 255;
+/// Hosts whose DHCP servers, or routers, one VNI trusts.
+pub const TRUSTED_HOSTS: usize = 64;
 /// Events that a subscriber may be behind before it is told that it has missed some.
 pub const EVENTS: usize = 4_096;
 
@@ -75,6 +77,7 @@ mod tests {
             ("BINDING_IPS", BINDING_IPS),
             ("MEMBERSHIPS", MEMBERSHIPS),
             ("ENDPOINT_NAME", ENDPOINT_NAME),
+            ("TRUSTED_HOSTS", TRUSTED_HOSTS),
             ("EVENTS", EVENTS),
         ];
         for (name, value) in limits {

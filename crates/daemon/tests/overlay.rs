@@ -311,6 +311,8 @@ async fn a_network_works_as_was_said_or_as_follows() {
         flood: v1::Flood::Multicast.into(),
         multicast_group: "230.0.5.57".into(),
         from_anybody: true,
+        any_dhcp_server: true,
+        any_router: true,
         ..Default::default()
     };
     assert_eq!(network(client, 1337).await, as_the_original);
@@ -321,6 +323,8 @@ async fn a_network_works_as_was_said_or_as_follows() {
         flood: v1::Flood::HeadEnd.into(),
         multicast_group: String::new(),
         from_anybody: false,
+        any_dhcp_server: false,
+        any_router: false,
         endpoints: 1,
         bindings: 1,
         ..as_the_original.clone()
@@ -331,6 +335,9 @@ async fn a_network_works_as_was_said_or_as_follows() {
         learning: Some(true),
         flood: v1::Flood::Multicast.into(),
         multicast_group: "239.1.1.1".into(),
+        from_anybody: Some(false),
+        dhcp_servers: vec!["10.0.0.1".into(), "fd00::1".into()],
+        routers: vec!["fd00::1".into()],
     };
     let request = v1::PutNetworkRequest {
         network: Some(said.clone()),

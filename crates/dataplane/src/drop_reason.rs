@@ -98,10 +98,20 @@ drop_reasons! {
     NotOurs = "not_ours",
     /// The frame from the wire is from an endpoint that is not configured.
     UnknownEndpoint = "unknown_endpoint",
+    /// The frame from the wire is from an endpoint that takes no part in its network.
+    EndpointNotInVni = "endpoint_not_in_vni",
     /// The frame from the wire is for a network that has no NIC here.
     UnknownVni = "unknown_vni",
     /// The frame from the wire claims a MAC or IP address of a NIC of this host, or a MAC that is bound to another endpoint.
     RemoteSpoofed = "remote_spoofed",
+    /// The frame from the wire has or claims an IP address that is bound to another endpoint (source, ARP sender, ND target).
+    RemoteIpSpoofed = "remote_ip_spoofed",
+    /// The frame from the wire is from a MAC that is bound to no endpoint, in a network that does not learn.
+    RemoteUnbound = "remote_unbound",
+    /// The frame from the wire answers as a DHCP or DHCPv6 server, and its host is not trusted with that.
+    RemoteDhcpServer = "remote_dhcp_server",
+    /// The frame from the wire is a router advertisement or redirect, and its host is not trusted with that.
+    RemoteRouter = "remote_router",
     /// The outer packet was marked for congestion and the inner one's transport would not understand (RFC 6040).
     EcnNotCapable = "ecn_not_capable",
     /// There is no way to the endpoint that the frame is for, or none yet.

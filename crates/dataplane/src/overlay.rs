@@ -34,15 +34,43 @@ pub struct Overlay {
     /// The machines on other hosts by MAC address, and at which endpoint they are. A binding always wins over what was
     /// learnt, and a NIC of this host over a binding.
     pub bindings: SharedMap<Mac, EndpointIdx>,
-    /// Whose address is whose, as far as the bindings say: ARP and neighbour solicitations of NICs here are answered from it.
-    pub neighbours: SharedMap<IpAddr, Mac>,
+    /// Whose address is whose, as far as the bindings say: ARP and neighbour solicitations of NICs here are answered from
+    /// it, and no other host may send from such an address.
+    pub neighbours: SharedMap<IpAddr, Holder>,
     /// Where broadcasts, multicasts and frames for unknown MACs go, besides the NICs of this host.
     pub flood: Flood,
     /// Where a MAC without a binding is may be learnt from the frames that come from it. A frame for a MAC that is neither
-    /// bound nor learnt is flooded; where nothing is learnt it is dropped.
+    /// bound nor learnt is flooded; where nothing is learnt it is dropped, and so is one from such a MAC.
     pub learn: bool,
-    /// Frames are taken from endpoints that [`Snapshot::endpoints`](crate::Snapshot::endpoints) does not have.
+    /// The endpoints that take part in the network, sorted: frames are taken from them.
+    pub members: Arc<[EndpointIdx]>,
+    /// Frames are taken from everybody else too.
     pub any_endpoint: bool,
+    /// On which hosts machines may answer as DHCP or DHCPv6 servers.
+    pub dhcp_servers: Trust,
+    /// On which hosts machines may send router advertisements and redirects.
+    pub routers: Trust,
+}
+
+/// Who has an address, by the bindings.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Holder {
+    /// One machine.
+    One(Mac),
+    /// Several, which pass it on or compete for it: nobody answers for them.
+    Several(Arc<[Mac]>),
+}
+
+/// Hosts whose machines may do what others' may not.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum Trust {
+    /// Those at these endpoints.
+    Only(Arc<[IpAddr]>),
+    /// None.
+    #[default]
+    Nobody,
+    /// All.
+    Anybody,
 }
 
 /// How a frame reaches all of a network.
@@ -66,8 +94,17 @@ impl Overlay {
             neighbours: SharedMap::default(),
             flood: Flood::No,
             learn: false,
+            members: Arc::default(),
             any_endpoint: false,
+            dhcp_servers: Trust::Nobody,
+            routers: Trust::Nobody,
         }
+    }
+
+    /// The endpoint takes part in the network.
+    #[inline]
+    pub(crate) fn has(&self, endpoint: EndpointIdx) -> bool {
+        self.members.binary_search(&endpoint).is_ok()
     }
 
     /// The remote, as a partner of the NICs here.
@@ -95,6 +132,33 @@ impl Overlay {
             flow_share: 0,
             mtu: 0,
             trace: None,
+        }
+    }
+}
+
+impl Holder {
+    /// All that have it.
+    pub(crate) fn macs(&self) -> &[Mac] {
+        match self {
+            Holder::One(mac) => std::slice::from_ref(mac),
+            Holder::Several(macs) => macs,
+        }
+    }
+}
+
+impl From<Mac> for Holder {
+    fn from(mac: Mac) -> Holder {
+        Holder::One(mac)
+    }
+}
+
+impl Trust {
+    /// Machines at this endpoint may.
+    pub(crate) fn includes(&self, endpoint: IpAddr) -> bool {
+        match self {
+            Trust::Only(endpoints) => endpoints.contains(&endpoint),
+            Trust::Nobody => false,
+            Trust::Anybody => true,
         }
     }
 }

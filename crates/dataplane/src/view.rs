@@ -10,8 +10,9 @@ use std::sync::Arc;
 use wire::Vni;
 
 use crate::counters::MAX_PORTS;
+use crate::drop_reason::DropReason;
 use crate::flow::NONE;
-use crate::overlay::EndpointIdx;
+use crate::overlay::{EndpointIdx, Overlay};
 use crate::ruleset::Direction;
 use crate::snapshot::{Group, Network, NetworkIdx, PortConfig, PortSlot, PortUid, RuleSlot, Snapshot};
 
@@ -190,6 +191,17 @@ impl View {
     #[inline]
     pub(crate) fn endpoint_at(&self, address: IpAddr) -> Option<EndpointIdx> {
         self.by_address.get(&address).copied()
+    }
+
+    /// Frames of a network are taken from this endpoint, or why not.
+    #[inline]
+    pub(crate) fn takes_from(&self, overlay: &Overlay, endpoint: IpAddr) -> Result<(), DropReason> {
+        match self.endpoint_at(endpoint) {
+            _ if overlay.any_endpoint => Ok(()),
+            None => Err(DropReason::UnknownEndpoint),
+            Some(index) if overlay.has(index) => Ok(()),
+            Some(_) => Err(DropReason::EndpointNotInVni),
+        }
     }
 
     /// A NIC of this host has the address in this network.

@@ -359,6 +359,9 @@ fn configs() -> (v1::Config, v1::Config) {
             learning: Some(true),
             flood: v1::Flood::Multicast.into(),
             multicast_group: "239.1.1.1".into(),
+            from_anybody: Some(true),
+            dhcp_servers: vec!["192.0.2.2".into()],
+            routers: vec!["192.0.2.3".into()],
         }],
         bindings: vec![v1::Binding {
             vni: 42,

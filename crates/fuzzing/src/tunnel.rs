@@ -1,10 +1,11 @@
 //! Target `tunnel`: a host whose network goes on on another one, and whatever comes from the wire and from its guests.
 //!
-//! `A` lets in everything, `B` TCP to port 80 alone. `F` is bound to the only endpoint that is known; where others are
-//! is learnt. Frames come as any bytes, or as good outer headers around a good inner frame, some of either bent.
+//! `A` lets in everything, `B` TCP to port 80 alone. `F` is bound to one of the network's two endpoints; where others are
+//! is learnt. A third endpoint is of other networks alone, a fourth host is nobody's. Frames come as any bytes, or as good outer headers around a good inner frame, some of either bent.
 //!
 //! Promises: what goes to the wire is VXLAN of our network to that endpoint, no larger than the way takes, and carries what a
-//! NIC of ours has sent, never what has come from the wire; nobody on the wire is delivered in the name of one of ours;
+//! NIC of ours has sent, never what has come from the wire; nobody on the wire is delivered in the name of one of ours,
+//! of a machine on another host, as a DHCP server or as a router; nothing is delivered from who has no part in the network;
 //! `B` gets what its rules let in; a frame that goes nowhere is counted under a reason.
 //!
 //! Input: steps ([`Lab::step`]).
@@ -34,6 +35,11 @@ const F: u8 = 3;
 
 const HERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const THERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
+/// Of the network too, but not where F is.
+const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 3);
+/// Known, but of other networks.
+const OTHERS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 4);
+const STRANGER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 9);
 const HERE_MAC: Mac = Mac([2, 0xaa, 0, 0, 0, 1]);
 const ROUTER_MAC: Mac = Mac([2, 0xaa, 0, 0, 0, 2]);
 const VNI: u32 = 7;
@@ -101,7 +107,9 @@ impl Lab {
             return;
         }
         let before = self.drops();
-        let later = vxlan::parse(&frame, frame.len(), vxlan::PORT).is_ok_and(|received| {
+        let received = vxlan::parse(&frame, frame.len(), vxlan::PORT);
+        let from = received.as_ref().ok().map(|received| received.src);
+        let later = received.is_ok_and(|received| {
             let inner = &frame[usize::from(received.inner)..received.end as usize];
             parse::parse(inner, inner.len())
                 .is_ok_and(|packet| packet.ip().is_some_and(|ip| ip.fragment.is_some()))
@@ -112,7 +120,7 @@ impl Lab {
         let mut count = 0;
         for nic in 0..2 {
             while let Some((frame, _)) = self.peers[nic].receive() {
-                from_elsewhere(&frame);
+                from_elsewhere(&frame, from);
                 if nic == 1 {
                     let_in(&frame);
                 }
@@ -155,8 +163,8 @@ impl Lab {
     }
 }
 
-/// Nobody on the wire is one of ours.
-fn from_elsewhere(frame: &[u8]) {
+/// Nobody on the wire is one of ours, or of another host than the one that the frame has come from.
+fn from_elsewhere(frame: &[u8], from: Option<IpAddr>) {
     let packet = parse::parse(frame, frame.len()).expect("a frame that parses");
     assert!(packet.src != mac(A) && packet.src != mac(B), "{packet:?}");
     let ours = |address: IpAddr| {
@@ -170,6 +178,27 @@ fn from_elsewhere(frame: &[u8]) {
         Net::Other => panic!("a frame that nobody has looked into"),
     };
     assert!(!source.is_some_and(ours), "{packet:?}");
+    let of_f = |address: IpAddr| address == v4(F) || address == v6(F);
+    let ip = packet.ip();
+    // What is released with its first fragment may have come from another host than that.
+    if ip.is_some_and(|ip| ip.fragment.is_some()) {
+        return;
+    }
+    let from = from.expect("delivered without a sender");
+    assert!([THERE, ELSEWHERE].iter().any(|one| from == *one), "from {from}");
+    if from != THERE {
+        assert!(
+            packet.src != mac(F) && !source.is_some_and(of_f),
+            "{from}: {packet:?}"
+        );
+    }
+    let refused = ip.is_some_and(|ip| match ip.l4_info {
+        L4::Udp { dport, .. } => dport == if ip.v6 { 546 } else { 68 },
+        L4::Icmp { kind, .. } if ip.v6 => matches!(kind, 134 | 137),
+        L4::Icmp { kind, .. } => matches!(kind, 5 | 9),
+        _ => false,
+    });
+    assert!(!refused, "{from} may not say so: {packet:?}");
 }
 
 /// B's rules; what the protocol's own needs let in is told apart by the `round` target.
@@ -227,10 +256,11 @@ fn inner(input: &mut Input) -> Vec<u8> {
 /// Around it, good outer headers from one endpoint or another.
 fn outer(inner: &[u8], input: &mut Input) -> Vec<u8> {
     let choice = input.u8();
-    let from = if choice & 7 == 7 {
-        Ipv4Addr::new(192, 0, 2, 9)
-    } else {
-        THERE
+    let from = match choice & 7 {
+        7 => STRANGER,
+        6 => OTHERS,
+        4 | 5 => ELSEWHERE,
+        _ => THERE,
     };
     let udp = if choice & 8 == 0 {
         UdpChecksum::Zero
@@ -285,7 +315,9 @@ fn snapshot() -> Snapshot {
     };
     let mut overlay = Overlay::new(PortUid(50));
     overlay.bindings.insert(mac(F), EndpointIdx(0));
-    overlay.neighbours.insert(v4(F).into(), mac(F));
+    overlay.neighbours.insert(v4(F).into(), mac(F).into());
+    overlay.neighbours.insert(v6(F).into(), mac(F).into());
+    overlay.members = [EndpointIdx(0), EndpointIdx(1)].into();
     overlay.flood = Flood::Endpoints([EndpointIdx(0)].into());
     overlay.learn = true;
     let network = Network {
@@ -321,6 +353,9 @@ fn snapshot() -> Snapshot {
         groups: [group(None, 0..=u16::MAX), group(Some(protocol::TCP), 80..=80)]
             .into_iter()
             .collect(),
-        endpoints: [Some(THERE.into())].into_iter().collect(),
+        endpoints: [THERE, ELSEWHERE, OTHERS]
+            .map(|host| Some(host.into()))
+            .into_iter()
+            .collect(),
     }
 }

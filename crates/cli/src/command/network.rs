@@ -33,12 +33,13 @@ pub struct Vnis {
 /// `network set`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-What is not said: a network without endpoint and binding learns, and floods to its multicast group, as the original
-Butterfly; one with endpoints learns, and floods to each of them; one with bindings floods to its endpoints and does
-not learn.
+What is not said: a network without endpoint and binding learns, floods to its multicast group and hears anybody, as
+the original Butterfly, until any endpoint is known, and nobody from then on; one with endpoints learns, floods to each of
+them and hears them alone; one with bindings does the same and does not learn.
 
 Examples:
-  butterfly network set 42 --learning on --flood multicast --group 239.1.1.1
+  butterfly network set 42 --learning on --flood multicast --group 239.1.1.1 --from anybody
+  butterfly network set 42 --dhcp-server 192.168.0.2 --router 192.168.0.2 192.168.0.3
   butterfly network set 42      (nothing is said any more)")]
 pub struct SetArgs {
     /// VNIs of networks
@@ -53,6 +54,23 @@ pub struct SetArgs {
     /// --flood multicast: the group [default: 230.x.y.z, which the VNI makes]
     #[arg(long, value_parser = address)]
     group: Option<String>,
+    /// Whom VXLAN is taken from
+    #[arg(long)]
+    from: Option<From>,
+    /// Hosts on which a machine may answer as a DHCP server [default: none, once any endpoint is known]
+    #[arg(long, value_name = "HOST", num_args = 1.., value_parser = address)]
+    dhcp_server: Vec<String>,
+    /// Hosts on which a machine may send router advertisements and redirects [default: likewise]
+    #[arg(long, value_name = "HOST", num_args = 1.., value_parser = address)]
+    router: Vec<String>,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy)]
+enum From {
+    /// Whoever sends it, known or not
+    Anybody,
+    /// The network's endpoints alone
+    Endpoints,
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy)]
@@ -96,6 +114,9 @@ async fn set(args: SetArgs, session: &mut Session) -> Result<(), Error> {
             learning: args.learning.map(|learning| matches!(learning, Switch::On)),
             flood: flood.into(),
             multicast_group: args.group.clone().unwrap_or_default(),
+            from_anybody: args.from.map(|from| matches!(from, From::Anybody)),
+            dhcp_servers: args.dhcp_server.clone(),
+            routers: args.router.clone(),
         };
         v1.put_network(network).await?;
     }
@@ -174,7 +195,12 @@ fn lines(network: &v1::NetworkStatus) -> Vec<(&'static str, String)> {
                 origin(said.flood() != v1::Flood::Unspecified)
             ),
         ),
-        ("from", from(network).to_owned()),
+        (
+            "from",
+            format!("{} ({})", from(network), origin(said.from_anybody.is_some())),
+        ),
+        ("dhcp", trusted(&said.dhcp_servers, network.any_dhcp_server)),
+        ("routers", trusted(&said.routers, network.any_router)),
         ("nics", network.nics.to_string()),
         ("bindings", network.bindings.to_string()),
     ];
@@ -208,6 +234,15 @@ fn flood(network: &v1::NetworkStatus) -> String {
     }
 }
 
+/// Whose hosts are trusted.
+fn trusted(named: &[String], anybody: bool) -> String {
+    match (anybody, named) {
+        (true, _) => "anybody".into(),
+        (false, []) => "nobody".into(),
+        (false, hosts) => hosts.join(" "),
+    }
+}
+
 fn from(network: &v1::NetworkStatus) -> &'static str {
     if network.from_anybody {
         "anybody"
@@ -226,6 +261,7 @@ mod tests {
             network: Some(v1::Network {
                 vni: 42,
                 learning: Some(true),
+                dhcp_servers: vec!["10.0.0.2".into(), "10.0.0.3".into()],
                 ..Default::default()
             }),
             learning: true,
@@ -258,7 +294,9 @@ mod tests {
                 "vni: 42",
                 "learning: on (as said)",
                 "flood: multicast 230.0.0.42 (by default)",
-                "from: anybody",
+                "from: anybody (by default)",
+                "dhcp: 10.0.0.2 10.0.0.3",
+                "routers: nobody",
                 "nics: 2",
                 "bindings: 0",
                 "endpoint: 10.0.0.2",

@@ -5,7 +5,7 @@ use crate::attach::Settings;
 use crate::model::{Flood, multicast_group};
 use crate::stage::Staged;
 use crate::state::{Overlay, State};
-use dataplane::overlay::{self, EndpointIdx};
+use dataplane::overlay::{self, EndpointIdx, Trust};
 use dataplane::snapshot::{Network, PortUid};
 use imbl::Vector;
 use std::collections::{BTreeMap, BTreeSet};
@@ -85,8 +85,8 @@ impl Overlay {
             };
         };
         let name = |overlay: &mut overlay::Overlay, ip: IpAddr| {
-            match self.neighbour(vni, ip) {
-                Some(mac) => overlay.neighbours.insert(ip, mac),
+            match self.holder(vni, ip) {
+                Some(holder) => overlay.neighbours.insert(ip, holder),
                 None => overlay.neighbours.remove(&ip),
             };
         };
@@ -111,19 +111,28 @@ impl Overlay {
         let mode = self.mode(vni);
         compiled.learn = mode.learning;
         compiled.any_endpoint = mode.from_anybody;
+        compiled.members = self.compiled_members(vni);
+        let options = self.options.get(&vni);
+        let trust = |any: bool, named: Option<&Arc<[IpAddr]>>| match named.filter(|named| !named.is_empty()) {
+            _ if any => Trust::Anybody,
+            Some(named) => Trust::Only(named.clone()),
+            None => Trust::Nobody,
+        };
+        compiled.dhcp_servers = trust(mode.any_dhcp_server, options.map(|o| &o.dhcp_servers));
+        compiled.routers = trust(mode.any_router, options.map(|o| &o.routers));
         compiled.flood = match mode.flood {
             Flood::Off => overlay::Flood::No,
             Flood::Multicast(group) => {
                 overlay::Flood::Group(group.unwrap_or_else(|| multicast_group(vni, ipv6)))
             }
-            Flood::HeadEnd => overlay::Flood::Endpoints(self.flooded(vni)),
+            Flood::HeadEnd => overlay::Flood::Endpoints(compiled.members.clone()),
         };
         network.overlay = Some(Arc::new(compiled));
         bound
     }
 
-    /// Its endpoints, each once. Networks that have those of every VNI alone share one list.
-    fn flooded(&self, vni: Vni) -> Arc<[EndpointIdx]> {
+    /// Its endpoints, each once, sorted. Networks that have those of every VNI alone share one list.
+    fn compiled_members(&self, vni: Vni) -> Arc<[EndpointIdx]> {
         let own = self.members_of(vni).map(|(address, _)| address);
         let own: Vec<IpAddr> = own.filter(|address| !self.everywhere.contains(address)).collect();
         match own.is_empty() {
@@ -133,7 +142,9 @@ impl Overlay {
     }
 
     fn indices(&self, addresses: impl Iterator<Item = IpAddr>) -> Arc<[EndpointIdx]> {
-        addresses.filter_map(|address| self.index(address)).collect()
+        let mut indices: Vec<_> = addresses.filter_map(|address| self.index(address)).collect();
+        indices.sort_unstable();
+        indices.into()
     }
 }
 

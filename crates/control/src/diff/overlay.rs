@@ -75,6 +75,14 @@ impl NetworkChange {
             Some(Flood::Multicast(Some(group))) => format!("multicast {group}"),
             Some(Flood::Off) => "off".to_owned(),
         };
+        let source = |options: &NetworkOptions| match options.from_anybody {
+            None => "auto",
+            Some(true) => "anybody",
+            Some(false) => "endpoints",
+        };
+        let both = |of: fn(&NetworkOptions) -> String| (of(&self.from), of(&self.to));
+        let dhcp_servers = both(|options| joined(options.dhcp_servers.iter()));
+        let routers = both(|options| joined(options.routers.iter()));
         differing([
             (
                 "learning",
@@ -82,6 +90,9 @@ impl NetworkChange {
                 learning(&self.to).to_owned(),
             ),
             ("flood", flood(&self.from), flood(&self.to)),
+            ("from", source(&self.from).to_owned(), source(&self.to).to_owned()),
+            ("dhcp_servers", dhcp_servers.0, dhcp_servers.1),
+            ("routers", routers.0, routers.1),
         ])
     }
 }

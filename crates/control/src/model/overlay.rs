@@ -202,9 +202,13 @@ impl Binding {
 ///
 /// | the VNI has | `learning` | `flood` | VXLAN is taken from |
 /// |---|---|---|---|
-/// | neither endpoint nor binding | on | multicast to its group, as the original | anybody |
-/// | endpoints | on | head-end replication to them | known endpoints |
-/// | bindings | off | head-end replication to its endpoints | known endpoints |
+/// | neither endpoint nor binding, and no VNI has | on | multicast to its group, as the original | anybody |
+/// | neither, and others have | on | head-end replication: to nobody | nobody |
+/// | endpoints | on | head-end replication to them | its endpoints |
+/// | bindings | off | head-end replication to its endpoints | its endpoints |
+///
+/// Who takes VXLAN from anybody floods to its group if it has no endpoint. While this host knows no endpoint at all, DHCP
+/// servers and routers of all hosts are trusted where none are named.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NetworkOptions {
     /// The virtual network: its key.
@@ -214,6 +218,12 @@ pub struct NetworkOptions {
     pub learning: Option<bool>,
     /// Where frames go that are for all, or for nobody knows whom.
     pub flood: Option<Flood>,
+    /// Whether VXLAN is taken from whoever sends it, and not from the VNI's endpoints alone.
+    pub from_anybody: Option<bool>,
+    /// The hosts on which a machine may answer as a DHCP or DHCPv6 server, sorted, each once. They need not be endpoints.
+    pub dhcp_servers: Arc<[IpAddr]>,
+    /// The hosts on which a machine may send router advertisements and redirects, likewise.
+    pub routers: Arc<[IpAddr]>,
 }
 
 /// How frames reach all hosts of a virtual network.
@@ -234,19 +244,31 @@ impl NetworkOptions {
             vni,
             learning: None,
             flood: None,
+            from_anybody: None,
+            dhcp_servers: Arc::default(),
+            routers: Arc::default(),
         }
     }
 
     /// True when nothing is said: as if there were none.
     pub fn is_default(&self) -> bool {
-        self.learning.is_none() && self.flood.is_none()
+        *self == NetworkOptions::new(self.vni)
     }
 
-    /// Fails when the multicast group is none.
-    pub(crate) fn checked(self) -> Result<NetworkOptions, Error> {
+    /// Lists sorted, repeated hosts dropped; fails when the multicast group is none or a host cannot be one.
+    pub(crate) fn normalised(mut self) -> Result<NetworkOptions, Error> {
+        let owner = format!("VNI {}", self.vni);
+        for (what, hosts) in [
+            ("DHCP servers' hosts", &mut self.dhcp_servers),
+            ("routers' hosts", &mut self.routers),
+        ] {
+            let sorted: BTreeSet<IpAddr> = hosts.iter().copied().collect();
+            quota(owner.clone(), what, sorted.len(), limits::TRUSTED_HOSTS)?;
+            sorted.iter().try_for_each(|host| check_endpoint(&owner, *host))?;
+            *hosts = sorted.into_iter().collect();
+        }
         match self.flood {
             Some(Flood::Multicast(Some(group))) if !group.is_multicast() => {
-                let owner = format!("VNI {}", self.vni);
                 let why = "is not an IP multicast group (224.0.0.0/4, ff00::/8)";
                 Err(Error::value(&owner, "multicast group", &group.to_string(), why))
             }

@@ -28,8 +28,9 @@ pub(crate) struct OverlayChanges {
 /// What has to be compiled anew where a NIC of the VNI is.
 #[derive(Default)]
 pub(crate) struct OverlayTouch {
-    /// Endpoints came or went, or those of every VNI did.
+    /// Endpoints came or went.
     pub endpoints: bool,
+    /// Those of every VNI did, or the first or the last one.
     pub everywhere: bool,
     /// VNIs whose options, endpoints or bindings changed.
     pub networks: BTreeSet<Vni>,
@@ -70,7 +71,7 @@ impl Overlay {
             self.stage_endpoint(endpoint.checked()?, &local, (slots, epoch), staged)?;
         }
         for options in changes.networks.into_values() {
-            self.stage_network(options.checked()?, &local, staged);
+            self.stage_network(options.normalised()?, &local, staged);
         }
         for (key, new) in changes.bindings {
             self.stage_binding(key, new, &local, (slots, epoch), staged)?;
@@ -106,6 +107,8 @@ impl Overlay {
                 EndpointIdx(slots.take(epoch).ok_or_else(full)?.slot)
             }
         };
+        // The first host that is known changes how networks work of which nothing is.
+        staged.overlay.everywhere |= self.endpoints.is_empty();
         self.put_endpoint(new.clone(), idx);
         staged.diff.endpoints.push(EndpointChange {
             address: new.address,
@@ -131,6 +134,7 @@ impl Overlay {
         }
         touch_members(Some(&entry.endpoint), None, local, staged);
         self.remove_endpoint(address);
+        staged.overlay.everywhere |= self.endpoints.is_empty();
         slots.give(entry.idx.0, epoch);
         staged.diff.endpoints.push(EndpointChange {
             address,

@@ -2,7 +2,7 @@
 //! which a third of a million of them would pay for. The methods keep the maps in step; what may be is checked before.
 
 use crate::model::{Binding, BindingKey, Endpoint, Flood, Membership, NetworkOptions};
-use dataplane::overlay::EndpointIdx;
+use dataplane::overlay::{EndpointIdx, Holder};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use wire::{Mac, Vni};
@@ -59,8 +59,12 @@ pub struct NetworkMode {
     pub learning: bool,
     /// Where frames for all go.
     pub flood: Flood,
-    /// VXLAN is taken from whoever sends it, and not from known endpoints alone.
+    /// VXLAN is taken from whoever sends it, and not from the VNI's endpoints alone.
     pub from_anybody: bool,
+    /// DHCP servers on every host are trusted, and not those on named ones alone.
+    pub any_dhcp_server: bool,
+    /// The same of routers.
+    pub any_router: bool,
 }
 
 impl Place {
@@ -80,14 +84,19 @@ impl Overlay {
         let options = self.options.get(&vni);
         let bound = self.bindings_of(vni).next().is_some();
         let known = bound || !self.everywhere.is_empty() || self.members_of(vni).next().is_some();
-        let flood = match known {
-            true => Flood::HeadEnd,
-            false => Flood::Multicast(None),
+        // Once any host is known, those that are not are to be asked for by name.
+        let original = self.endpoints.is_empty();
+        let from_anybody = options.and_then(|o| o.from_anybody).unwrap_or(original);
+        let flood = match from_anybody && !known {
+            true => Flood::Multicast(None),
+            false => Flood::HeadEnd,
         };
         NetworkMode {
             learning: options.and_then(|o| o.learning).unwrap_or(!bound),
             flood: options.and_then(|o| o.flood).unwrap_or(flood),
-            from_anybody: !known,
+            from_anybody,
+            any_dhcp_server: original && options.is_none_or(|o| o.dhcp_servers.is_empty()),
+            any_router: original && options.is_none_or(|o| o.routers.is_empty()),
         }
     }
 
@@ -105,14 +114,15 @@ impl Overlay {
             .map(|((_, address), member)| (*address, member))
     }
 
-    /// The one MAC that bindings give an address of a VNI; `None` also when several have it.
-    pub fn neighbour(&self, vni: Vni, ip: IpAddr) -> Option<Mac> {
+    /// Who has an address of a VNI, by the bindings.
+    pub fn holder(&self, vni: Vni, ip: IpAddr) -> Option<Holder> {
         let range = (vni, ip, Mac([0; 6]))..=(vni, ip, Mac::BROADCAST);
         let mut macs = self.neighbours.range(range).map(|(_, _, mac)| *mac);
-        match (macs.next(), macs.next()) {
-            (Some(mac), None) => Some(mac),
-            _ => None,
-        }
+        let first = macs.next()?;
+        Some(match macs.next() {
+            None => Holder::One(first),
+            Some(second) => Holder::Several([first, second].into_iter().chain(macs).collect()),
+        })
     }
 
     /// The number that the data plane has for an endpoint.

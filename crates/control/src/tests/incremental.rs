@@ -133,8 +133,11 @@ fn overlay_line(network: &Network, endpoints: &imbl::Vector<Option<IpAddr>>) -> 
         other => format!("{other:?}"),
     };
     let flags = [overlay.learn, overlay.any_endpoint];
+    assert!(overlay.members.is_sorted());
+    let members: BTreeSet<IpAddr> = overlay.members.iter().map(host).collect();
+    let trusted = [&overlay.dhcp_servers, &overlay.routers];
     format!(
-        "{:?} bindings {bindings:?} neighbours {neighbours:?} flood {flood} {flags:?}",
+        "{:?} bindings {bindings:?} neighbours {neighbours:?} flood {flood} {flags:?} of {members:?} {trusted:?}",
         network.vni
     )
 }
@@ -295,11 +298,21 @@ fn an_option() -> impl Strategy<Value = NetworkOptions> {
         Just(Some(model::Flood::Multicast(Some(ip("239.1.1.1"))))),
         Just(Some(model::Flood::Off)),
     ];
-    (1..4u8, any::<Option<bool>>(), flood).prop_map(|(id, learning, flood)| NetworkOptions {
-        learning,
+    let trusted = prop_oneof![Just(vec![]), Just(vec![host(1)]), Just(vec![host(2), host(0)])];
+    (
+        1..4u8,
+        any::<Option<bool>>(),
         flood,
-        ..NetworkOptions::new(vni(id))
-    })
+        any::<Option<bool>>(),
+        trusted,
+    )
+        .prop_map(|(id, learning, flood, from_anybody, trusted)| NetworkOptions {
+            learning,
+            flood,
+            from_anybody,
+            dhcp_servers: trusted.into(),
+            ..NetworkOptions::new(vni(id))
+        })
 }
 
 fn an_operation() -> impl Strategy<Value = Operation> {

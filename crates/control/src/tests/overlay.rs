@@ -48,20 +48,41 @@ fn a_vni_works_by_who_is_known_of_it() {
         learning: true,
         flood: Flood::Multicast(None),
         from_anybody: true,
+        any_dhcp_server: true,
+        any_router: true,
     };
     let by_endpoints = NetworkMode {
         learning: true,
         flood: Flood::HeadEnd,
         from_anybody: false,
+        any_dhcp_server: false,
+        any_router: false,
     };
     let by_bindings = NetworkMode {
         learning: false,
         ..by_endpoints
     };
     assert_eq!(mode(&controller), as_the_original);
-    // One of another VNI, or of none, changes nothing.
+    // Once any host is known, even if of another VNI alone, nobody else is heard, unless that is asked for.
     controller.put_endpoint(endpoint("10.0.0.2", &[43])).unwrap();
-    assert_eq!(mode(&controller), as_the_original);
+    assert_eq!(mode(&controller), by_endpoints);
+    let open = NetworkOptions {
+        from_anybody: Some(true),
+        dhcp_servers: [ip("10.0.0.9"), ip("10.0.0.8"), ip("10.0.0.9")].into(),
+        ..NetworkOptions::new(vni(42))
+    };
+    controller.put_network(open).unwrap();
+    assert_eq!(
+        mode(&controller),
+        NetworkMode {
+            any_dhcp_server: false,
+            any_router: false,
+            ..as_the_original
+        }
+    );
+    let said = controller.network(vni(42)).options;
+    assert_eq!(*said.dhcp_servers, [ip("10.0.0.8"), ip("10.0.0.9")]);
+    controller.put_network(NetworkOptions::new(vni(42))).unwrap();
     let join = EndpointUpdate {
         join: vec![vni(42)],
         ..EndpointUpdate::default()
@@ -92,6 +113,9 @@ fn a_vni_works_by_who_is_known_of_it() {
     controller.delete_bindings(&[(vni(42), mac(7))]).unwrap();
     assert_eq!(mode(&controller), by_endpoints);
     controller.put_endpoint(endpoint("10.0.0.2", &[])).unwrap();
+    assert_eq!(mode(&controller), by_endpoints);
+    controller.delete_endpoint(ip("10.0.0.2"), false).unwrap();
+    controller.delete_endpoint(ip("10.0.0.3"), false).unwrap();
     assert_eq!(mode(&controller), as_the_original);
     // An endpoint of every VNI is one of each.
     let every = Endpoint {
@@ -263,6 +287,8 @@ fn only_whom_a_nic_here_can_speak_to_is_to_be_reached() {
     assert_eq!(controller.reach(), reach);
     controller.delete_endpoint(ip("10.0.0.9"), false).unwrap();
     controller.delete_endpoint(ip("10.0.0.2"), true).unwrap();
+    assert_eq!(controller.reach(), crate::Reach::default(), "others are known");
+    controller.delete_endpoint(ip("10.0.0.3"), true).unwrap();
     let reach = crate::Reach {
         groups: hosts(&["230.0.0.42"]),
         ..crate::Reach::default()

@@ -1,11 +1,15 @@
 //! Step 5: what passes whatever the rules say (ARP, neighbour discovery, DHCP), and what never does (a guest
-//! as DHCP server or router, unless it may). security-groups.md 13.
+//! as DHCP server or router, unless it may, or one on a host that is not trusted with it).
+//! security-groups.md 13.
+
+use std::net::IpAddr;
 
 use wire::dhcp;
 use wire::nd::NdKind;
 use wire::parse::{IpPacket, L4, Net};
 
 use crate::drop_reason::DropReason;
+use crate::overlay::{Overlay, Trust};
 use crate::round::{Item, Round};
 use crate::snapshot::PortConfig;
 
@@ -14,15 +18,57 @@ pub(crate) fn run(round: &mut Round) {
         if !round.items[index].is_going() {
             continue;
         }
-        match judge(round.nic, &round.items[index]) {
+        let item = &round.items[index];
+        let rights = match round.endpoint(item.frame) {
+            None => Rights::of_nic(round.nic),
+            Some(endpoint) => Rights::of_remote(round, endpoint),
+        };
+        match judge(&rights, item) {
             Ok(always) => round.items[index].always = always,
             Err(reason) => round.drop_item(index, reason),
         }
     }
 }
 
+/// What a sender may do that guests may not.
+struct Rights {
+    routes: Result<(), DropReason>,
+    serves_dhcp: Result<(), DropReason>,
+}
+
+impl Rights {
+    #[inline]
+    fn of_nic(nic: &PortConfig) -> Rights {
+        let may = |allowed: bool, reason| {
+            if allowed || nic.bypass {
+                Ok(())
+            } else {
+                Err(reason)
+            }
+        };
+        Rights {
+            routes: may(nic.allow_router_advertisements, DropReason::RouterAdvertisement),
+            serves_dhcp: may(nic.allow_dhcp_server, DropReason::DhcpServer),
+        }
+    }
+
+    /// Of machines on another host: which of them may was judged there, whether that host is to be trusted is judged here.
+    fn of_remote(round: &Round, endpoint: IpAddr) -> Rights {
+        let network = round.view.network(round.nic.network);
+        let overlay = network.and_then(|network| network.overlay.as_deref());
+        let may = |trust: fn(&Overlay) -> &Trust, reason| match overlay.map(trust) {
+            Some(trust) if trust.includes(endpoint) => Ok(()),
+            _ => Err(reason),
+        };
+        Rights {
+            routes: may(|overlay| &overlay.routers, DropReason::RemoteRouter),
+            serves_dhcp: may(|overlay| &overlay.dhcp_servers, DropReason::RemoteDhcpServer),
+        }
+    }
+}
+
 #[inline]
-fn judge(nic: &PortConfig, item: &Item) -> Result<bool, DropReason> {
+fn judge(rights: &Rights, item: &Item) -> Result<bool, DropReason> {
     let ip = match item.packet.as_ref().map(|packet| &packet.net) {
         Some(Net::Arp(_)) => return Ok(true),
         Some(Net::Ip(ip)) => ip,
@@ -30,17 +76,16 @@ fn judge(nic: &PortConfig, item: &Item) -> Result<bool, DropReason> {
     };
     if let Some(nd) = &item.nd {
         let routes = matches!(nd.kind, NdKind::RouterAdvertisement | NdKind::Redirect { .. });
-        return if routes && !nic.allow_router_advertisements && !nic.bypass {
-            Err(DropReason::RouterAdvertisement)
-        } else {
-            Ok(true)
-        };
+        if routes {
+            rights.routes?;
+        }
+        return Ok(true);
     }
-    if is_router_v4(ip) && !nic.allow_router_advertisements && !nic.bypass {
-        return Err(DropReason::RouterAdvertisement);
+    if is_router_v4(ip) {
+        rights.routes?;
     }
-    if dhcp::is_to_client(ip) && !nic.allow_dhcp_server && !nic.bypass {
-        return Err(DropReason::DhcpServer);
+    if dhcp::is_to_client(ip) {
+        rights.serves_dhcp?;
     }
     Ok(dhcp::is_server_answer(ip) || dhcp::is_client_request(ip))
 }

@@ -151,7 +151,7 @@ pub(crate) fn learned<'a>(round: &Round<'a>, mac: Mac) -> Option<Learnt<'a>> {
         }
         Place::Endpoint(address) => {
             let overlay = view.network(network)?.overlay.as_ref()?;
-            let may = overlay.learn && (overlay.any_endpoint || view.endpoint_at(address).is_some());
+            let may = overlay.learn && view.takes_from(overlay, address).is_ok();
             may.then_some(Learnt::Endpoint(address))
         }
     }

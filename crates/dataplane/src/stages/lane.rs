@@ -356,12 +356,17 @@ pub(crate) fn steer(sender: &Half, hash: u64) -> u32 {
 /// The whole path has let a packet of a flow pass: those like it may take the lane until the next snapshot.
 pub(crate) fn open(round: &Round, id: FlowId, side: Side, case: usize) {
     let entry = round.tables.flows.entry(id);
+    let packet = &round.items[round.cases[case].item].packet;
     if round.is_from_wire() {
-        // Whether its MAC may come from there the lane asks for itself.
-        return entry.sides[side].lane.set(round.view.epoch_mark());
+        // Whether its MAC and source address may come from there the lane asks for itself, but not whether its host may
+        // speak as a DHCP server.
+        let ip = packet.as_ref().and_then(|packet| packet.ip());
+        if !ip.is_some_and(dhcp::is_to_client) {
+            entry.sides[side].lane.set(round.view.epoch_mark());
+        }
+        return;
     }
     entry.note_pair(side, round.from.pair);
-    let packet = &round.items[round.cases[case].item].packet;
     // From another MAC of its own (a pair's, or one behind it) it would have to be asked again.
     if packet.as_ref().is_some_and(|packet| packet.src == round.nic.mac) {
         entry.sides[side].lane.set(round.view.epoch_mark());

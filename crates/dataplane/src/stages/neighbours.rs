@@ -8,7 +8,7 @@ use wire::nd::NdKind;
 use wire::parse::{ArpPacket, Net, Packet};
 use wire::{Mac, nd};
 
-use crate::overlay::Overlay;
+use crate::overlay::{Holder, Overlay};
 use crate::round::{Fate, Round};
 
 /// What becomes of a question.
@@ -74,7 +74,9 @@ fn ask(
 
 /// Who is bound to an address, if that is another machine than the one that asks.
 fn bound(overlay: &Overlay, address: std::net::IpAddr, asker: Mac) -> Option<Mac> {
-    let mac = *overlay.neighbours.get(&address)?;
+    let Holder::One(mac) = *overlay.neighbours.get(&address)? else {
+        return None;
+    };
     (mac != asker && overlay.bindings.contains_key(&mac)).then_some(mac)
 }
 

@@ -93,10 +93,10 @@ fn place(view: &View, underlay: &Underlay, received: &Received) -> Result<Networ
         return Err(DropReason::NotOurs);
     }
     // Our own frame, come back.
-    let known = overlay.any_endpoint || view.endpoint_at(received.src).is_some();
-    if !known || underlay.is_ours(received.src) {
+    if underlay.is_ours(received.src) {
         return Err(DropReason::UnknownEndpoint);
     }
+    view.takes_from(overlay, received.src)?;
     Ok(network)
 }
 

@@ -4,13 +4,12 @@
 use std::net::IpAddr;
 
 use wire::nd::{Nd, NdKind};
-use wire::parse::{IpPacket, L4, Net, Packet};
+use wire::parse::{ArpPacket, IpPacket, L4, Net, Packet};
 use wire::{Mac, dhcp};
 
 use crate::drop_reason::DropReason;
 use crate::judge::{is_unspecified, owns, owns_mac};
-use crate::round::{Round, owns_source};
-use crate::snapshot::NetworkIdx;
+use crate::round::{Arrival, Round, owns_source};
 use crate::stages::destination::{Learnt, learned};
 use crate::view::View;
 
@@ -36,36 +35,74 @@ pub(crate) fn run(round: &mut Round) {
     }
 }
 
-/// Who sends from another host is neither a NIC of this one nor bound elsewhere. Whether it may send from its address was
-/// judged there.
+/// Who sends from another host is neither a NIC of this one nor bound elsewhere, and uses no address of either. Whether it
+/// may send from an address that is bound to nobody was judged there.
 fn check_remote(round: &Round, endpoint: IpAddr, packet: &Packet, nd: Option<&Nd>) -> Result<(), DropReason> {
-    let index = round.nic.network;
-    let named = match (&packet.net, nd.map(|nd| nd.kind)) {
+    let from = Arrival {
+        network: round.nic.network,
+        endpoint,
+    };
+    check_remote_mac(round.view, from, packet.src)?;
+    let source = packet.ip().map(IpPacket::src);
+    let claimed = match (&packet.net, nd.map(|nd| nd.kind)) {
+        (Net::Arp(arp), _) => Some(claimed_by_arp(arp)),
         (_, Some(NdKind::NeighbourAdvertisement { target, .. })) => Some(target.into()),
-        (Net::Arp(arp), _) => Some(arp.sender_ip.into()),
+        // Duplicate address detection: who asks for an address from none wants to have it.
+        (_, Some(NdKind::NeighbourSolicitation { target })) if source.is_some_and(is_unspecified) => {
+            Some(target.into())
+        }
         _ => None,
     };
-    let source = packet.ip().map(IpPacket::src);
-    let owned = |address: Option<IpAddr>| address.is_some_and(|address| round.view.is_owned(index, address));
-    let honest = remote_has_mac(round.view, index, endpoint, packet.src) && !owned(source) && !owned(named);
-    if honest {
-        Ok(())
-    } else {
-        Err(DropReason::RemoteSpoofed)
+    [source, claimed]
+        .into_iter()
+        .flatten()
+        .try_for_each(|address| check_remote_ip(round.view, from, address))
+}
+
+/// Whether a frame from this MAC address may come from there.
+pub(crate) fn check_remote_mac(view: &View, from: Arrival, mac: Mac) -> Result<(), DropReason> {
+    let network = view.network(from.network).ok_or(DropReason::RemoteSpoofed)?;
+    if mac.is_multicast() || network.macs.contains_key(&mac) {
+        return Err(DropReason::RemoteSpoofed);
+    }
+    let overlay = network.overlay.as_ref();
+    match overlay.and_then(|overlay| overlay.bindings.get(&mac)) {
+        Some(index) if view.endpoint(*index) == Some(from.endpoint) => Ok(()),
+        Some(_) => Err(DropReason::RemoteSpoofed),
+        None if overlay.is_some_and(|overlay| overlay.learn) => Ok(()),
+        None => Err(DropReason::RemoteUnbound),
     }
 }
 
-/// A frame from this MAC address may come from this endpoint: see [`check_remote`].
-pub(crate) fn remote_has_mac(view: &View, network: NetworkIdx, endpoint: IpAddr, mac: Mac) -> bool {
-    let Some(network) = view.network(network) else {
-        return false;
+/// Whether a frame from there may have, or claim, this IP address.
+pub(crate) fn check_remote_ip(view: &View, from: Arrival, address: IpAddr) -> Result<(), DropReason> {
+    if view.is_owned(from.network, address) {
+        return Err(DropReason::RemoteSpoofed);
+    }
+    let network = view.network(from.network);
+    let Some(overlay) = network.and_then(|network| network.overlay.as_ref()) else {
+        return Err(DropReason::RemoteSpoofed);
     };
-    let bound = network
-        .overlay
-        .as_ref()
-        .and_then(|overlay| overlay.bindings.get(&mac));
-    let elsewhere = bound.is_some_and(|index| view.endpoint(*index) != Some(endpoint));
-    !mac.is_multicast() && !network.macs.contains_key(&mac) && !elsewhere
+    let Some(holder) = overlay.neighbours.get(&address) else {
+        return Ok(());
+    };
+    let is_there = |mac: &Mac| {
+        let index = overlay.bindings.get(mac);
+        index.is_some_and(|index| view.endpoint(*index) == Some(from.endpoint))
+    };
+    match holder.macs().iter().any(is_there) {
+        true => Ok(()),
+        false => Err(DropReason::RemoteIpSpoofed),
+    }
+}
+
+/// The address that an ARP message says is its sender's. A probe from nowhere claims the one that it asks for (RFC 5227),
+/// as in IPv6.
+fn claimed_by_arp(arp: &ArpPacket) -> IpAddr {
+    match (arp.op, arp.sender_ip.is_unspecified()) {
+        (1, true) => arp.target_ip.into(),
+        _ => arp.sender_ip.into(),
+    }
 }
 
 #[inline]
@@ -80,12 +117,8 @@ fn check(round: &Round, packet: &Packet, nd: Option<&Nd>) -> Result<(), DropReas
         Net::Ip(ip) => check_ip(round, packet, ip, nd),
         Net::Arp(arp) => {
             let mac = (!round.nic.learn_macs).then_some(packet.src);
-            // A probe from nowhere for an address claims it (RFC 5227), as in IPv6.
-            let named = match (arp.op, arp.sender_ip.is_unspecified()) {
-                (1, true) => arp.target_ip,
-                _ => arp.sender_ip,
-            };
-            let own = named.is_unspecified() || owns(round.nic, mac, named.into());
+            let claimed = claimed_by_arp(arp);
+            let own = is_unspecified(claimed) || owns(round.nic, mac, claimed);
             let honest = arp.sender_mac == packet.src && own;
             if honest {
                 Ok(())

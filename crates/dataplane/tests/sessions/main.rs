@@ -8,6 +8,7 @@ mod always;
 mod attacks;
 mod changes;
 mod errors;
+mod forged;
 mod fragments;
 mod handle;
 mod lab;

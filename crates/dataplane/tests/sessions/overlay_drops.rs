@@ -86,8 +86,13 @@ fn nobody_out_there_is_one_of_us_or_bound_elsewhere() {
         for mac in [local.mac, a.mac, bound.nic.mac, Mac([3; 6])] {
             host.refuses(inbound(b.at, &from(mac)), RemoteSpoofed);
         }
-        // Who is bound nowhere may be there.
+        // Who is bound nowhere may be there where the network learns, and is nobody where it does not.
+        let unbound = || inbound(b.at, &from(Mac([2, 0xcc, 0, 0, 0, 1])));
+        host.refuses(unbound(), RemoteUnbound);
+        host.configure(|overlay| overlay.learn = true);
         host.enters(b.at, a, from(Mac([2, 0xcc, 0, 0, 0, 1])));
+        host.configure(|overlay| overlay.learn = false);
+        host.refuses(unbound(), RemoteUnbound);
         let stolen = build::frame(b.nic.mac, a.mac).ip(local.ip(family), a.ip(family));
         host.refuses(inbound(b.at, &stolen.udp(1, 2).build()), RemoteSpoofed);
         let claim = match family {

@@ -120,7 +120,10 @@ fn a_binding_wins_and_where_nothing_is_learnt_unknown_machines_are_not_there() {
 
     host.configure(|overlay| overlay.learn = false);
     let unknown = machine(30, endpoint(3));
-    host.enters(unknown.at, a, udp(unknown.nic, a, Family::V4, 2, 1));
+    host.refuses(
+        inbound(unknown.at, &udp(unknown.nic, a, Family::V4, 2, 1)),
+        RemoteUnbound,
+    );
     host.lab
         .refuses(a, udp(a, unknown.nic, Family::V4, 1, 2), NoDestination);
 }

@@ -45,7 +45,10 @@ impl Host {
     pub fn on(mut sim: Simulation) -> Host {
         let wire = sim.attach(PortSlot::uplink(0));
         let mut lab = Lab::on(sim);
-        lab.overlays[0] = Some(Overlay::new(PortUid(50)));
+        lab.overlays[0] = Some(Overlay {
+            members: [EndpointIdx(0), EndpointIdx(1)].into(),
+            ..Overlay::new(PortUid(50))
+        });
         lab.endpoints = vec![endpoint(2), endpoint(3)];
         lab.publish();
         let mut host = Host { lab, wire };
@@ -69,8 +72,8 @@ impl Host {
         let index = self.lab.endpoints.iter().position(|e| *e == far.at).unwrap();
         self.configure(|overlay| {
             overlay.bindings.insert(far.nic.mac, EndpointIdx(index as u32));
-            overlay.neighbours.insert(far.nic.v4.into(), far.nic.mac);
-            overlay.neighbours.insert(far.nic.v6.into(), far.nic.mac);
+            overlay.neighbours.insert(far.nic.v4.into(), far.nic.mac.into());
+            overlay.neighbours.insert(far.nic.v6.into(), far.nic.mac.into());
         });
         far
     }

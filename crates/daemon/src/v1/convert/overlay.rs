@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use api::v1;
 use control::Error;
@@ -71,6 +72,12 @@ pub fn network(network: v1::Network) -> Result<NetworkOptions, Error> {
     let group = given(network.multicast_group)
         .map(|text| parse_address(&owner, "multicast group", &text))
         .transpose()?;
+    let hosts = |what: &'static str, texts: &[String]| {
+        let hosts = texts.iter().map(|text| parse_address(&owner, what, text));
+        hosts.collect::<Result<Arc<[IpAddr]>, Error>>()
+    };
+    let dhcp_servers = hosts("DHCP server's host", &network.dhcp_servers)?;
+    let routers = hosts("router's host", &network.routers)?;
     let flood = match v1::Flood::try_from(network.flood) {
         Ok(v1::Flood::Unspecified) => None,
         Ok(v1::Flood::HeadEnd) => Some(Flood::HeadEnd),
@@ -90,6 +97,9 @@ pub fn network(network: v1::Network) -> Result<NetworkOptions, Error> {
             vni,
             learning: network.learning,
             flood,
+            from_anybody: network.from_anybody,
+            dhcp_servers,
+            routers,
         }),
     }
 }

@@ -46,6 +46,9 @@ pub fn network(options: &NetworkOptions) -> v1::Network {
         learning: options.learning,
         flood: flood.into(),
         multicast_group: group.map(|group| group.to_string()).unwrap_or_default(),
+        from_anybody: options.from_anybody,
+        dhcp_servers: options.dhcp_servers.iter().map(IpAddr::to_string).collect(),
+        routers: options.routers.iter().map(IpAddr::to_string).collect(),
     }
 }
 
@@ -61,6 +64,8 @@ pub fn network_status(status: &NetworkStatus, ipv6: bool) -> v1::NetworkStatus {
         flood: in_force.into(),
         multicast_group: group.map(|group| group.to_string()).unwrap_or_default(),
         from_anybody: status.mode.from_anybody,
+        any_dhcp_server: status.mode.any_dhcp_server,
+        any_router: status.mode.any_router,
         nics: status.nics as u32,
         endpoints: status.endpoints as u32,
         bindings: status.bindings as u32,

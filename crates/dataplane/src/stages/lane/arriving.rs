@@ -20,6 +20,8 @@ struct Route {
     target: PortSlot,
     ends: Ends,
     free: [Option<Free>; 2],
+    /// By address family: the source address that was last seen to be one that may come from there.
+    checked: [Option<[u64; 2]>; 2],
     /// It was learnt: to be heard of again, by the whole path.
     until_secs: Option<u32>,
 }
@@ -67,9 +69,7 @@ impl Route {
     fn find(round: &Round, from: Arrival, src: u64, dst: u64) -> Option<Route> {
         let (view, network) = (round.view, round.view.network(from.network)?);
         let (src_mac, overlay) = (mac_of(src), network.overlay.as_ref()?);
-        if !spoof::remote_has_mac(view, from.network, from.endpoint, src_mac) {
-            return None;
-        }
+        spoof::check_remote_mac(view, from, src_mac).ok()?;
         let learns = overlay.learn && !overlay.bindings.contains_key(&src_mac);
         if learns && !is_there(&round.tables.learned, from, src_mac, round.now.secs()) {
             return None;
@@ -85,8 +85,31 @@ impl Route {
             target: slot,
             ends: Ends::new(remote.uid, target.uid),
             free: [false, true].map(|v6| Free::between(view, remote, target, v6)),
+            checked: [None; 2],
             until_secs: learns.then(|| round.now.secs() + RELY_SECS),
         })
+    }
+}
+
+impl Route {
+    /// Its machine's host may send from the packet's source address. Mostly that is the same as before.
+    #[inline]
+    fn may_send_from<const V6: bool>(&mut self, view: &View, plain: &Plain) -> bool {
+        let [a, b, ..] = plain.ip;
+        let source = if V6 { [a, b] } else { [a >> 32, 0] };
+        let checked = &mut self.checked[usize::from(V6)];
+        if *checked == Some(source) {
+            return true;
+        }
+        let address = match V6 {
+            false => IpAddr::V4((source[0] as u32).into()),
+            true => IpAddr::V6((u128::from(a) << 64 | u128::from(b)).into()),
+        };
+        let may = spoof::check_remote_ip(view, self.from, address).is_ok();
+        if may {
+            *checked = Some(source);
+        }
+        may
     }
 }
 
@@ -153,11 +176,15 @@ impl Lane {
         let Some(route) = self.arriving.find(round, &self.runs, from, plain.src, plain.dst) else {
             return;
         };
-        let Some(to) = &self.arriving.routes[route % ROUTES] else {
+        let Some(to) = &mut self.arriving.routes[route % ROUTES] else {
             return;
         };
+        // The flow's key would not tell whose address it is: another host may send the same.
+        if !to.may_send_from::<V6>(round.view, &plain) {
+            return;
+        }
         if let Some(free) = &to.free[usize::from(V6)] {
-            if free.lets_pass::<V6>(&plain) && !round.view.is_owned(from.network, source::<V6>(&plain)) {
+            if free.lets_pass::<V6>(&plain) {
                 choice.tally.add(round.counters, free.rules, 1, len as u64);
                 let steer = plain.ports ^ plain.ports >> 16;
                 round.jobs.push(pass(index as u8, to.target, steer));
@@ -175,15 +202,5 @@ impl Lane {
         };
         self.runs.add(&round.tables.flows, chosen, || 0);
         choice.left &= !(1 << index);
-    }
-}
-
-/// The source address.
-#[inline]
-fn source<const V6: bool>(plain: &Plain) -> IpAddr {
-    let [a, b, ..] = plain.ip;
-    match V6 {
-        false => IpAddr::V4(((a >> 32) as u32).into()),
-        true => IpAddr::V6((u128::from(a) << 64 | u128::from(b)).into()),
     }
 }
