@@ -46,7 +46,7 @@ impl Pair {
         let host = |name: &str, last: u8| -> Result<Namespace> {
             let mac = format!("52:54:00:00:01:0{last}");
             daemon.cli(&format!(
-                "nic add --id {name} --mac {mac} --vni 7 --ip 10.1.0.{last} fd01::{last} --sg {name} --type tap \
+                "sg add {name} + nic add --id {name} --mac {mac} --vni 7 --ip 10.1.0.{last} fd01::{last} --sg {name} --type tap \
                  --path bf-{name} --mtu {mtu}"
             ))?;
             let namespace = Namespace::new()?;
