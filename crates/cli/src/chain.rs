@@ -3,6 +3,7 @@
 
 use std::ffi::OsString;
 
+use clap::error::{ContextKind, ContextValue};
 use clap::{FromArgMatches, Parser};
 
 use crate::command::Command;
@@ -79,11 +80,28 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Chain, ParseErr
         let part = help::command()
             .try_get_matches_from(std::iter::once(&name).chain(*part))
             .and_then(|matches| Part::from_arg_matches(&matches))
-            .map_err(ParseError::Part)?;
+            .map_err(|error| ParseError::Part(without_shutdown(error)))?;
         global = global.merge(part.global).map_err(ParseError::Chain)?;
         commands.push(part.command);
     }
     Ok(Chain { global, commands })
+}
+
+/// What ends the daemon is not proposed to who has mistyped something else.
+fn without_shutdown(mut error: clap::Error) -> clap::Error {
+    const KIND: ContextKind = ContextKind::SuggestedSubcommand;
+    let kept = match error.remove(KIND) {
+        Some(ContextValue::String(word)) if word != "shutdown" => Some(ContextValue::String(word)),
+        Some(ContextValue::Strings(mut words)) => {
+            words.retain(|word| word != "shutdown");
+            (!words.is_empty()).then_some(ContextValue::Strings(words))
+        }
+        _ => None,
+    };
+    if let Some(kept) = kept {
+        error.insert(KIND, kept);
+    }
+    error
 }
 
 #[cfg(test)]
@@ -113,6 +131,23 @@ mod tests {
     #[test]
     fn the_definition_is_sound() {
         help::command().debug_assert();
+    }
+
+    #[test]
+    fn a_mistyped_word_is_told_its_likeness_but_never_shutdown() {
+        let said = |line: &str| match parse_line(line) {
+            Err(ParseError::Part(error)) => error.to_string(),
+            other => panic!("{other:?}"),
+        };
+        for word in ["show", "shut", "shutdow", "shutdwn"] {
+            let said = said(word);
+            assert!(
+                said.contains("unrecognized subcommand") && !said.contains("shutdown"),
+                "{said}"
+            );
+        }
+        let said = said("statu");
+        assert!(said.contains("'status'"), "{said}");
     }
 
     #[test]

@@ -2,12 +2,16 @@
 //! counters are numbers, not the strings of the standard mapping, so that `jq` adds them up. Reading takes the
 //! standard mapping too.
 
+use std::collections::HashSet;
 use std::sync::LazyLock;
 
 use api::v1;
 use prost::Message;
 use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, SerializeOptions};
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
+use serde_json::de::StrRead;
+use serde_path_to_error::Track;
 
 static POOL: LazyLock<DescriptorPool> =
     LazyLock::new(|| DescriptorPool::decode(v1::DESCRIPTORS).expect("the build wrote a descriptor set"));
@@ -35,15 +39,89 @@ pub fn line<M: Message + std::fmt::Debug>(message: &M) -> String {
 pub fn parse<M: Message + Default>(name: &str, text: &str) -> Result<M, String> {
     let dynamic = match text.trim_start().starts_with('{') {
         true => {
-            let mut reader = serde_json::Deserializer::from_str(text);
-            let message =
-                DynamicMessage::deserialize(descriptor(name), &mut reader).map_err(|e| e.to_string())?;
-            reader.end().map_err(|e| e.to_string())?;
-            message
+            read(text, |json| Unique::deserialize(json))?;
+            read(text, |json| DynamicMessage::deserialize(descriptor(name), json))?
         }
         false => api::text_format::parse_as(descriptor(name), text)?,
     };
     dynamic.transcode_to().map_err(|e| e.to_string())
+}
+
+/// Reads JSON as something; an error says where in the document it is: `nics[3].mac: …`.
+fn read<T>(
+    text: &str,
+    read: impl FnOnce(Tracked<'_, '_, '_>) -> Result<T, serde_json::Error>,
+) -> Result<T, String> {
+    let mut reader = serde_json::Deserializer::from_str(text);
+    let mut track = Track::new();
+    let done = read(Tracked::new(&mut reader, &mut track));
+    let value = done.map_err(|e| match track.path() {
+        path if path.iter().len() == 0 => e.to_string(),
+        path => format!("{path}: {e}"),
+    })?;
+    reader.end().map_err(|e| e.to_string())?;
+    Ok(value)
+}
+
+type Tracked<'a, 'b, 'text> =
+    serde_path_to_error::Deserializer<'a, 'b, &'a mut serde_json::Deserializer<StrRead<'text>>>;
+
+/// Any JSON in which no object has a key twice: of two the last would count, and the first be lost in silence (RFC 8259,
+/// section 4, leaves it open).
+struct Unique;
+
+impl<'de> Deserialize<'de> for Unique {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Unique, D::Error> {
+        deserializer.deserialize_any(Unique)
+    }
+}
+
+impl<'de> Visitor<'de> for Unique {
+    type Value = Unique;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Unique, A::Error> {
+        let mut keys = HashSet::new();
+        while let Some(key) = map.next_key::<String>()? {
+            map.next_value::<Unique>()?;
+            if let Some(twice) = keys.replace(key) {
+                return Err(A::Error::custom(format!("'{twice}' is given twice")));
+            }
+        }
+        Ok(self)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Unique, A::Error> {
+        while list.next_element::<Unique>()?.is_some() {}
+        Ok(self)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Unique, E> {
+        Ok(self)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Unique, E> {
+        Ok(self)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Unique, E> {
+        Ok(self)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Unique, E> {
+        Ok(self)
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<Unique, E> {
+        Ok(self)
+    }
+
+    fn visit_unit<E>(self) -> Result<Unique, E> {
+        Ok(self)
+    }
 }
 
 fn value(name: &str, message: &impl Message, skip_defaults: bool) -> Value {
@@ -104,6 +182,29 @@ mod tests {
     fn what_is_no_configuration_is_refused() {
         for text in [r#"{"nic": []}"#, r#"{"nics": []} x"#, "{", "nics { idd: 1 }"] {
             assert!(parse::<v1::Config>("Config", text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_mistake_in_json_says_where_it_is() {
+        for (text, why) in [
+            (
+                r#"{"nics": [{"id": "a"}, {"id": "b", "vni": "x"}]}"#,
+                "nics[1].vni: ",
+            ),
+            (r#"{"groups": [{"rules": [{"port": 1}]}]}"#, "groups[0].rules[0]"),
+            // Of two the last would have counted.
+            (
+                r#"{"nics": [], "nics": []}"#,
+                "'nics' is given twice at line 1 column",
+            ),
+            (
+                r#"{"nics": [{"id": "a", "vni": 1, "vni": 2}]}"#,
+                "nics[0]: 'vni' is given twice at line 1 column",
+            ),
+        ] {
+            let error = parse::<v1::Config>("Config", text).unwrap_err();
+            assert!(error.contains(why), "{text}: {error}");
         }
     }
 }

@@ -178,7 +178,7 @@ fn a_dump_restores_a_daemon_over_either_api() {
     let dump = old.ok("dump");
     let saved = old.dir().join("saved");
     std::fs::write(&saved, &dump).unwrap();
-    old.ok("shutdown");
+    old.ok("shutdown --yes");
     assert_eq!(old.ended(), Some(0));
 
     let (over_v0, over_v1) = (Daemon::start(), Daemon::start());
@@ -277,6 +277,44 @@ fn a_declared_configuration_is_compared_then_applied() {
     assert_eq!(ran.code, 1, "{ran:?}");
     assert!(ran.stderr.contains("nonsense"), "{ran:?}");
     assert_eq!(daemon.ok("sg list"), "new\nweb\n", "all or nothing");
+}
+
+#[test]
+fn a_wrong_document_deletes_nothing_much() {
+    let daemon = Daemon::start();
+    let add = |n: u8| format!("nic add --id nic-{n} --mac 52:54:00:12:34:{n:02x} --vni 42");
+    daemon.ok(&(1..=12).map(add).collect::<Vec<_>>().join(" + "));
+    let file = daemon.dir().join("host.json");
+    let apply = |text: &str, options: &str| {
+        std::fs::write(&file, text).unwrap();
+        butterfly(&daemon.v1, &format!("apply {} {options}", file.display()))
+    };
+    let refused = |text: &str, why: &str| {
+        let ran = apply(text, "");
+        let error = ran.stderr.replace(&file.display().to_string(), "FILE");
+        assert_eq!((ran.code, error.trim_end()), (2, why), "{text}");
+        assert_eq!(daemon.ok("nic list").lines().count(), 12, "{text}");
+    };
+    let hint = "--dry-run shows what, --prune does it";
+    let loss = |count: usize| format!("butterfly: FILE would delete {count} of 12 NICs: {hint}");
+    refused("", &loss(12));
+    refused("{}", &loss(12));
+    let one = r#"{"nics": [{"id": "nic-1", "mac": "52:54:00:12:34:01", "vni": 42}]}"#;
+    refused(one, &loss(11));
+    refused(
+        r#"{"groups": [], "groups": []}"#,
+        "butterfly: FILE is no configuration: 'groups' is given twice at line 1 column 28",
+    );
+    assert_eq!(apply("{}", "--dry-run").stdout.lines().count(), 12);
+    // Little is deleted as it always was, and much when it is asked for.
+    let mut config: serde_json::Value = serde_json::from_str(&daemon.ok("config")).unwrap();
+    config["nics"].as_array_mut().unwrap().remove(0);
+    assert_eq!(apply(&config.to_string(), "").stdout, "- nic nic-1\n");
+    assert_eq!(apply(one, "--prune").code, 0);
+    assert_eq!(daemon.ok("nic list"), "nic-1\n");
+    assert_eq!(apply("", "").code, 2);
+    assert_eq!(apply("", "--yes").stdout, "- nic nic-1\n");
+    assert_eq!(apply("", "").code, 0, "nothing is left to delete");
 }
 
 #[test]
@@ -416,7 +454,21 @@ fn shutdown_stops_it_over_either_api() {
     for over_v1 in [false, true] {
         let mut daemon = Daemon::start();
         let endpoint = if over_v1 { &daemon.v1 } else { &daemon.v0 };
-        assert_eq!(butterfly(endpoint, "shutdown").code, 0);
+        // Nobody who could be asked is at this terminal.
+        daemon.ok("nic add --id a --mac 52:54:00:12:34:01 --vni 42");
+        let refused = butterfly(endpoint, "shutdown");
+        assert_eq!(
+            (refused.code, refused.stderr.as_str()),
+            (
+                2,
+                "butterfly: a NIC loses its network: say --yes if that is meant\n"
+            )
+        );
+        let last = match over_v1 {
+            true => "shutdown --yes",
+            false => "nic del a + shutdown",
+        };
+        assert_eq!(butterfly(endpoint, last).code, 0);
         assert_eq!(daemon.ended(), Some(0));
         assert_eq!(butterfly(&daemon.v0, "nic list").code, 3);
         assert_eq!(butterfly(&daemon.v1, "nic list").code, 3);

@@ -26,6 +26,8 @@ Example:
 The file holds a butterfly.v1.Config of proto/butterfly/v1/butterfly.proto, in JSON or in protobuf text format.
 What is not in it is deleted, but for the part `balancer`: a file without it leaves the load balancer's services as they
 are, one with it, even if empty, makes them exactly these. What changes is printed: + is new, ~ is changed, - is deleted.
+A file that would delete more than ten things of a kind and a tenth of them, or an empty one that would delete anything, is
+refused without --prune: it is most likely not the file that was meant.
 
 Examples:
   butterfly config > host.json
@@ -36,6 +38,9 @@ pub struct ApplyArgs {
     /// Check and compare only
     #[arg(short = 'n', long)]
     dry_run: bool,
+    /// Delete as much as the file says
+    #[arg(long, visible_alias = "yes")]
+    prune: bool,
 }
 
 /// `config`. JSON is what there is to print, `--json` or not.
@@ -52,6 +57,18 @@ impl ApplyArgs {
         let text = text.map_err(|_| Error::Usage(format!("{file} is no text")))?;
         let config: v1::Config = json::parse("Config", &text)
             .map_err(|error| Error::Usage(format!("{file} is no configuration: {error}")))?;
+        let client = session.client().await?;
+        if !self.dry_run && !self.prune {
+            let planned = client.apply(config.clone(), true).await?;
+            if planned.iter().any(|change| change.action() == Action::Delete) {
+                let now = client.config().await?;
+                if let Some(loss) = too_much(&planned, &now, &config) {
+                    return Err(Error::Usage(format!(
+                        "{file} would delete {loss}: --dry-run shows what, --prune does it"
+                    )));
+                }
+            }
+        }
         let changes = session.client().await?.apply(config, self.dry_run).await?;
         if session.out.json {
             let changes: Vec<_> = changes
@@ -66,6 +83,60 @@ impl ApplyArgs {
             .iter()
             .try_for_each(|change| session.out.text(&lines(change)))
     }
+}
+
+/// Things of one kind that may be deleted without being asked for, however few there are.
+const FEW: usize = 10;
+
+/// What is more than a slip should delete, in words. `None`: it is not too much.
+fn too_much(planned: &[v1::Change], now: &v1::Config, new: &v1::Config) -> Option<String> {
+    let deleted = |of: fn(&Subject) -> bool| {
+        let deleted = planned.iter().filter(|change| change.action() == Action::Delete);
+        deleted
+            .filter(|change| change.subject.as_ref().is_some_and(of))
+            .count()
+    };
+    // Not all of them are listed.
+    let bindings = deleted(|subject| matches!(subject, Subject::Binding(_)))
+        .max(now.bindings.len().saturating_sub(new.bindings.len()));
+    let services = now
+        .balancer
+        .as_ref()
+        .map_or(0, |balancer| balancer.services.len());
+    let interfaces = now.router.as_ref().map_or(0, |router| router.interfaces.len());
+    let kinds = [
+        ("NICs", deleted(|s| matches!(s, Subject::Nic(_))), now.nics.len()),
+        (
+            "groups",
+            deleted(|s| matches!(s, Subject::Group(_))),
+            now.groups.len(),
+        ),
+        (
+            "endpoints",
+            deleted(|s| matches!(s, Subject::Endpoint(_))),
+            now.endpoints.len(),
+        ),
+        ("bindings", bindings, now.bindings.len()),
+        (
+            "services",
+            deleted(|s| matches!(s, Subject::Service(_))),
+            services,
+        ),
+        (
+            "router interfaces",
+            deleted(|s| matches!(s, Subject::RouterInterface(_))),
+            interfaces,
+        ),
+    ];
+    let empty = *new == v1::Config::default();
+    let much = |deleted: usize, of: usize| deleted > FEW && deleted * 10 >= of;
+    let losses = kinds
+        .into_iter()
+        .filter(|(_, deleted, of)| *deleted > 0 && (empty || much(*deleted, *of)));
+    let losses: Vec<String> = losses
+        .map(|(kind, deleted, of)| format!("{deleted} of {of} {kind}"))
+        .collect();
+    (!losses.is_empty()).then(|| losses.join(", "))
 }
 
 /// A change: a marked line, and its details below.
@@ -92,6 +163,56 @@ pub fn lines(change: &v1::Change) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_slip_does_not_delete_much() {
+        let nics = |count: usize| -> v1::Config {
+            let nic = |n: usize| v1::Nic {
+                id: n.to_string(),
+                ..Default::default()
+            };
+            v1::Config {
+                nics: (0..count).map(nic).collect(),
+                groups: vec![Default::default(); 500],
+                ..Default::default()
+            }
+        };
+        let says = |of: usize, left: usize| {
+            let delete = |n: usize| v1::Change {
+                action: Action::Delete.into(),
+                subject: Some(Subject::Nic(n.to_string())),
+                ..Default::default()
+            };
+            let planned: Vec<_> = (left..of).map(delete).collect();
+            too_much(&planned, &nics(of), &nics(left))
+        };
+        assert_eq!(says(10, 0), None, "ten");
+        assert_eq!(says(12, 1).as_deref(), Some("11 of 12 NICs"));
+        assert_eq!(says(200, 190), None);
+        assert_eq!(says(110, 99).as_deref(), Some("11 of 110 NICs"), "a tenth");
+        assert_eq!(says(111, 100), None);
+        // Of bindings not all are listed.
+        let bindings = |count: usize| v1::Config {
+            bindings: vec![Default::default(); count],
+            ..nics(0)
+        };
+        assert_eq!(
+            too_much(&[], &bindings(30_000), &bindings(10)).as_deref(),
+            Some("29990 of 30000 bindings")
+        );
+        // An empty document deletes nothing at all by itself.
+        let delete = v1::Change {
+            action: Action::Delete.into(),
+            subject: Some(Subject::Nic("a".into())),
+            ..Default::default()
+        };
+        let empty = v1::Config::default();
+        assert_eq!(
+            too_much(&[delete], &nics(1), &empty).as_deref(),
+            Some("1 of 1 NICs")
+        );
+        assert_eq!(too_much(&[], &empty, &empty), None);
+    }
 
     #[test]
     fn a_change_is_a_marked_line_and_its_details() {

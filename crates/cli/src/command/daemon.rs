@@ -1,11 +1,14 @@
 //! `butterfly status`, `shutdown` and `log-level`: the daemon itself.
 
+use std::io::IsTerminal;
+
 use api::v1;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
 use crate::error::Error;
 use crate::json;
+use crate::output;
 use crate::session::Session;
 
 /// Shown behind the help of `status`.
@@ -15,7 +18,19 @@ The last part is a graph in the DOT language, for Graphviz.
 Example:
   butterfly status";
 /// Shown behind the help of `shutdown`.
-pub const SHUTDOWN_EXAMPLE: &str = "Example:\n  butterfly shutdown";
+pub const SHUTDOWN_EXAMPLE: &str = "\
+On a terminal it asks first where NICs would lose their network; elsewhere it wants --yes then.
+
+Example:
+  butterfly shutdown --yes";
+
+/// `shutdown`.
+#[derive(Args, Debug)]
+pub struct ShutdownArgs {
+    /// Also if NICs lose their network
+    #[arg(short, long)]
+    yes: bool,
+}
 
 /// `log-level`.
 #[derive(Args, Debug)]
@@ -121,9 +136,35 @@ fn lines(status: &v1::Status) -> Vec<(String, String)> {
     lines
 }
 
-/// `shutdown`.
-pub async fn shutdown(session: &mut Session) -> Result<(), Error> {
-    session.client().await?.shutdown().await
+impl ShutdownArgs {
+    /// Does it.
+    pub async fn run(self, session: &mut Session) -> Result<(), Error> {
+        let client = session.client().await?;
+        if !self.yes {
+            let nics = client.nic_ids().await?.len();
+            let what = match nics {
+                0 => None,
+                1 => Some("a NIC loses its network".to_owned()),
+                nics => Some(format!("{nics} NICs lose their network")),
+            };
+            what.map_or(Ok(()), |what| confirm(&what))?;
+        }
+        client.shutdown().await
+    }
+}
+
+/// Asks whether that is meant. Who is no person at a terminal cannot be asked.
+fn confirm(what: &str) -> Result<(), Error> {
+    if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
+        return Err(Error::Usage(format!("{what}: say --yes if that is meant")));
+    }
+    output::say(&format!("{what}. Go on? [y/N] "));
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer)?;
+    match answer.trim().to_ascii_lowercase().as_str() {
+        "y" | "yes" => Ok(()),
+        _ => Err(Error::Usage(format!("{what}: not done"))),
+    }
 }
 
 /// Seconds as people say them: `3d 4h 5m 6s`.

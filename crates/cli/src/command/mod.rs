@@ -97,7 +97,7 @@ pub enum Command {
     Status,
     /// Stop the daemon, as SIGTERM does
     #[command(after_help = daemon::SHUTDOWN_EXAMPLE)]
-    Shutdown,
+    Shutdown(daemon::ShutdownArgs),
     /// Write the whole configuration as a text-format `Messages` of API v0 requests, for `request`
     #[command(after_help = dump::EXAMPLE)]
     Dump,
@@ -141,7 +141,7 @@ impl Command {
             Command::Arp(args) => args.run(session).await,
             Command::Interface(args) => args.run(session).await,
             Command::Status => daemon::status(session).await,
-            Command::Shutdown => daemon::shutdown(session).await,
+            Command::Shutdown(args) => args.run(session).await,
             Command::Dump => dump::run(session).await,
             Command::Request(args) => args.run(session).await,
             Command::Apply(args) => args.run(session).await,
