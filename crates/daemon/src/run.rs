@@ -134,7 +134,8 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
         .chain(&settings.v1_endpoints)
         .cloned()
         .collect();
-    let balancer = Arc::new(balancer::Control::new(engine.clone()));
+    let programs = health::Programs::default();
+    let balancer = Arc::new(balancer::Control::new(engine.clone(), programs));
     balance(settings, &balancer).await?;
     let router = Arc::new(router::Control::start(settings.router, interfaces, kernel)?);
     route(settings, &router).await?;

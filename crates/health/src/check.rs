@@ -4,6 +4,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::programs::Programs;
+
 /// When a server is asked, and how many answers in a row count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Policy {
@@ -116,6 +118,14 @@ pub struct CheckError {
 }
 
 impl Check {
+    /// Finds what this host does not run: [`validate`](Check::validate) finds the rest.
+    pub fn admit(&self, programs: &Programs) -> Result<(), CheckError> {
+        match &self.kind {
+            Kind::Command(command) => programs.program(command).map(drop),
+            Kind::Tcp | Kind::Http(_) | Kind::Dns(_) => Ok(()),
+        }
+    }
+
     /// Finds what is out of bounds.
     pub fn validate(&self) -> Result<(), CheckError> {
         let Policy {

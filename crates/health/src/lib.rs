@@ -13,8 +13,10 @@
 mod check;
 mod monitor;
 pub mod probe;
+mod programs;
 mod state;
 
 pub use check::{Check, CheckError, Command, Dns, Http, Kind, Policy};
 pub use monitor::{Change, Job, Monitor};
+pub use programs::Programs;
 pub use state::{Health, State};

@@ -14,6 +14,7 @@ use std::time::Duration;
 pub use path::{Direct, Path};
 
 use crate::check::Kind;
+use crate::programs::Programs;
 
 /// What a check is told of the server it asks.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -26,14 +27,20 @@ pub struct Subject {
     pub server: std::net::IpAddr,
 }
 
-/// Makes a check within `timeout`.
-pub async fn run(kind: &Kind, subject: &Subject, path: impl Path, timeout: Duration) -> Result<(), String> {
+/// Makes a check within `timeout`. Of programs it runs those of `programs` alone.
+pub async fn run(
+    kind: &Kind,
+    subject: &Subject,
+    path: impl Path,
+    timeout: Duration,
+    programs: &Programs,
+) -> Result<(), String> {
     let check = async {
         match kind {
             Kind::Tcp => tcp(path).await,
             Kind::Http(http) => http.probe(subject, path).await,
             Kind::Dns(dns) => dns.probe(path).await,
-            Kind::Command(command) => command.probe(subject, path).await,
+            Kind::Command(command) => command.probe(subject, path, programs).await,
         }
     };
     match tokio::time::timeout(timeout, check).await {

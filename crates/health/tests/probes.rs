@@ -1,12 +1,13 @@
 //! Each check against servers on loopback: well, wrong in every way, silent, not there.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use butterfly_health as health;
 use health::probe::{Direct, Subject, run};
-use health::{Command, Dns, Http, Kind};
+use health::{Command, Dns, Http, Kind, Programs};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, UdpSocket};
 
@@ -18,12 +19,22 @@ async fn check(kind: Kind, at: SocketAddr) -> Result<(), String> {
 }
 
 async fn within(timeout: Duration, kind: Kind, at: SocketAddr, protocol: &'static str) -> Result<(), String> {
-    let subject = Subject {
+    run(
+        &kind,
+        &subject(at, protocol),
+        Direct(at),
+        timeout,
+        &Programs::default(),
+    )
+    .await
+}
+
+fn subject(at: SocketAddr, protocol: &'static str) -> Subject {
+    Subject {
         service: at,
         protocol,
         server: IpAddr::V4(Ipv4Addr::new(10, 1, 2, 10)),
-    };
-    run(&kind, &subject, Direct(at), timeout).await
+    }
 }
 
 /// Answers every connection with `answer` once something has come, and gives what came.
@@ -228,35 +239,129 @@ async fn dns_over_tcp() {
     );
 }
 
-fn shell(script: &str) -> Kind {
-    Kind::Command(Command(["/bin/sh", "-c", script].map(str::to_owned).to_vec()))
+/// A folder with the shells in it, as an administrator would put programs there.
+struct Shells {
+    dir: tempfile::TempDir,
+}
+
+impl Shells {
+    fn new() -> Shells {
+        let dir = tempfile::tempdir().unwrap();
+        // For nobody to pass.
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        for shell in ["sh", "bash"] {
+            std::fs::copy(format!("/bin/{shell}"), dir.path().join(shell)).unwrap();
+        }
+        Shells { dir }
+    }
+
+    fn run(&self, shell: &str, script: &str) -> Kind {
+        let program = self.dir.path().join(shell).display().to_string();
+        Kind::Command(Command(vec![program, "-c".into(), script.into()]))
+    }
+
+    async fn within(
+        &self,
+        timeout: Duration,
+        kind: Kind,
+        at: SocketAddr,
+        protocol: &'static str,
+    ) -> Result<(), String> {
+        let programs = Programs::of(self.dir.path()).unwrap();
+        let outcome = run(&kind, &subject(at, protocol), Direct(at), timeout, &programs).await;
+        outcome.map_err(|said| said.replace(&format!("{}/", self.dir.path().display()), ""))
+    }
+
+    async fn sh(&self, script: &str, at: SocketAddr) -> Result<(), String> {
+        self.within(TIMEOUT, self.run("sh", script), at, "tcp").await
+    }
 }
 
 #[tokio::test]
 async fn a_command_s_code_and_words() {
-    let at = nobody().await;
-    assert_eq!(check(shell("exit 0"), at).await, Ok(()));
+    let (shells, at) = (Shells::new(), nobody().await);
+    assert_eq!(shells.sh("exit 0", at).await, Ok(()));
     assert_eq!(
-        check(shell("echo out; echo no license >&2; echo more >&2; exit 3"), at).await,
-        Err("/bin/sh ended with exit status: 3 no license".into())
+        shells
+            .sh("echo out; echo no license >&2; echo more >&2; exit 3", at)
+            .await,
+        Err("sh ended with exit status: 3 no license".into())
     );
-    let said = check(Kind::Command(Command(vec!["/no/such/program".into()])), at).await;
+    let none = Kind::Command(Command(vec!["/no/such/program".into()]));
     assert_eq!(
-        said,
-        Err("/no/such/program cannot be run: no such file or directory".into())
+        shells.within(TIMEOUT, none, at, "tcp").await,
+        Err("/no/such/program cannot be run: No such file or directory (os error 2)".into())
     );
-    let said = within(SHORT, shell("sleep 60"), at, "tcp").await;
+    let said = shells
+        .within(SHORT, shells.run("sh", "sleep 60"), at, "tcp")
+        .await;
     assert_eq!(said, Err("no answer within 100 ms".into()));
+}
+
+/// The attack: whoever may declare a service has a program of his choice run, as root.
+#[tokio::test]
+async fn a_command_is_one_of_the_administrator_s_and_runs_as_nobody() {
+    let (shells, at) = (Shells::new(), nobody().await);
+    let shell = |script: &str| Kind::Command(Command(["/bin/sh", "-c", script].map(str::to_owned).to_vec()));
+    let said = check(shell("exit 0"), at).await.unwrap_err();
+    assert!(
+        said.starts_with("/bin/sh is not run: this daemon runs no programs"),
+        "{said}"
+    );
+    let said = shells
+        .within(TIMEOUT, shell("exit 0"), at, "tcp")
+        .await
+        .unwrap_err();
+    assert!(said.starts_with("/bin/sh is not in "), "{said}");
+    // Nothing of the daemon's is to be had: its user, its privileges, its environment, a folder that it is in.
+    let own = rustix::process::geteuid().as_raw();
+    let user = if own == 0 { 65_534 } else { own };
+    let script = format!(
+        "[ \"$(id -u)\" = {user} ] || exit 2; grep -q '^NoNewPrivs:.1' /proc/self/status || exit 3; \
+         grep -q '^CapEff:.0*$' /proc/self/status || exit 4; [ -z \"$CARGO_MANIFEST_DIR\" ] || exit 5; \
+         [ \"$(pwd)\" = / ] || exit 6"
+    );
+    assert_eq!(shells.sh(&script, at).await, Ok(()));
+    if own == 0 {
+        let said = shells.sh("cat /etc/shadow > /dev/null", at).await.unwrap_err();
+        assert!(said.contains("Permission denied"), "{said}");
+    }
+}
+
+/// What a program has started ends with the check, whether it ran out of time or left it behind.
+#[tokio::test]
+async fn nothing_of_a_command_outlives_its_check() {
+    let (shells, at) = (Shells::new(), nobody().await);
+    // The whole process list is asked: a name that is one of a kind.
+    let seconds = format!("86{:05}", std::process::id() % 100_000);
+    let running = || {
+        let all = std::fs::read_dir("/proc").unwrap().flatten();
+        let lines = all.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
+        lines
+            .filter(|line| line.starts_with(format!("sleep\0{seconds}").as_bytes()))
+            .count()
+    };
+    let behind = format!("sleep {seconds} > /dev/null 2>&1 & exit 0");
+    assert_eq!(shells.sh(&behind, at).await, Ok(()));
+    let slow = shells.run("sh", &format!("sleep {seconds} & sleep {seconds}"));
+    assert!(shells.within(SHORT, slow, at, "tcp").await.is_err());
+    for _ in 0..200 {
+        if running() == 0 {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{} processes are left", running());
 }
 
 #[tokio::test]
 async fn a_command_knows_whom_it_checks() {
-    let at = nobody().await;
+    let (shells, at) = (Shells::new(), nobody().await);
     let script = format!(
         "[ \"$BUTTERFLY_VIP $BUTTERFLY_PORT $BUTTERFLY_PROTOCOL $BUTTERFLY_SERVER\" = '127.0.0.1 {} tcp 10.1.2.10' ]",
         at.port()
     );
-    assert_eq!(check(shell(&script), at).await, Ok(()));
+    assert_eq!(shells.sh(&script, at).await, Ok(()));
 }
 
 #[tokio::test]
@@ -265,10 +370,11 @@ async fn a_command_reaches_the_server_by_the_relay() {
     // bash's own way to make a TCP connection: nothing else has to be installed.
     let script = "exec 3<>/dev/tcp/${BUTTERFLY_CHECK_ADDRESS%:*}/${BUTTERFLY_CHECK_ADDRESS#*:}; \
                   echo hi >&3; read answer <&3; [ \"$answer\" = hello ]";
-    let bash = |script: &str| Kind::Command(Command(["/bin/bash", "-c", script].map(str::to_owned).to_vec()));
-    assert_eq!(check(bash(script), at).await, Ok(()));
+    let shells = Shells::new();
+    let bash = |script: &str| shells.run("bash", script);
+    assert_eq!(shells.within(TIMEOUT, bash(script), at, "tcp").await, Ok(()));
     assert_eq!(requests.recv().await.as_deref(), Some("hi\n"));
-    let said = check(bash(script), nobody().await).await;
+    let said = shells.within(TIMEOUT, bash(script), nobody().await, "tcp").await;
     assert!(said.is_err(), "the server is not there");
 
     let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
@@ -281,5 +387,5 @@ async fn a_command_reaches_the_server_by_the_relay() {
     // bash reads byte by byte, and a datagram is read whole or lost.
     let script = "exec 3<>/dev/udp/${BUTTERFLY_CHECK_ADDRESS%:*}/${BUTTERFLY_CHECK_ADDRESS#*:}; \
                   echo hello >&3; answer=$(dd bs=64 count=1 <&3 2>/dev/null); [ \"$answer\" = hello ]";
-    assert_eq!(within(TIMEOUT, bash(script), at, "udp").await, Ok(()));
+    assert_eq!(shells.within(TIMEOUT, bash(script), at, "udp").await, Ok(()));
 }

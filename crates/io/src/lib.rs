@@ -20,6 +20,7 @@ mod allocator;
 pub mod bench;
 pub mod bpf;
 pub mod bpf_array;
+pub mod confine;
 mod copy;
 mod copy_sum;
 pub mod cycles;

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use health::probe::Subject;
-use health::{Change as HealthChange, Health, Job, Kind, Monitor, State};
+use health::{Change as HealthChange, Health, Job, Kind, Monitor, Programs, State};
 use tokio::sync::broadcast;
 
 use super::diff::{Change, ChangeKind, diff};
@@ -41,6 +41,8 @@ pub struct Book {
     in_service: BTreeSet<Key>,
     events: Events,
     forwarding: Box<dyn Forwarding>,
+    /// What checks may run.
+    programs: Programs,
 }
 
 /// A service as it stands.
@@ -58,13 +60,14 @@ pub struct Probe {
 }
 
 impl Book {
-    pub fn new(forwarding: Box<dyn Forwarding>) -> Book {
+    pub fn new(forwarding: Box<dyn Forwarding>, programs: Programs) -> Book {
         Book {
             services: Services::new(),
             monitor: Monitor::default(),
             in_service: BTreeSet::new(),
             events: Events::default(),
             forwarding,
+            programs,
         }
     }
 
@@ -160,7 +163,10 @@ impl Book {
     /// Makes the services exactly these; what differs.
     pub fn apply(&mut self, now: Duration, services: Services, dry_run: bool) -> Result<Vec<Change>, Error> {
         match dry_run {
-            true => validate(&services).map(|()| diff(&self.services, &services)),
+            true => {
+                self.admit(&services)?;
+                Ok(diff(&self.services, &services))
+            }
             false => self.commit(now, services),
         }
     }
@@ -217,7 +223,7 @@ impl Book {
     // -------------------------------------------------------------------------------------------- changes
 
     fn commit(&mut self, now: Duration, services: Services) -> Result<Vec<Change>, Error> {
-        validate(&services)?;
+        self.admit(&services)?;
         let changes = diff(&self.services, &services);
         if changes.is_empty() {
             return Ok(changes);
@@ -234,6 +240,21 @@ impl Book {
         }
         self.settle();
         Ok(changes)
+    }
+
+    /// Refuses what is too much in all, and what checks may not run.
+    fn admit(&self, services: &Services) -> Result<(), Error> {
+        validate(services)?;
+        for (key, check) in services
+            .iter()
+            .filter_map(|(key, s)| Some((key, s.check.as_ref()?)))
+        {
+            check.admit(&self.programs).map_err(|e| {
+                let owner = format!("service {key}");
+                Error::value(owner, format!("check.{}", e.field), e.value, e.why)
+            })?;
+        }
+        Ok(())
     }
 
     /// A server that got flows before its service was checked gets them on until checks say otherwise; one that is new to

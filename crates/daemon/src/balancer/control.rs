@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use health::Job;
 use health::probe::{self, Subject};
+use health::{Job, Programs};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
@@ -26,16 +26,20 @@ pub struct Control {
     began: Instant,
     /// A check may be due earlier than was thought.
     changed: Notify,
+    /// What checks may run.
+    programs: Programs,
 }
 
 impl Control {
     /// Nothing is configured.
-    pub fn new(plane: Arc<dyn Plane>) -> Control {
+    pub fn new(plane: Arc<dyn Plane>, programs: Programs) -> Control {
+        let book = Book::new(Box::new(Teller(plane.clone())), programs.clone());
         Control {
-            book: Mutex::new(Book::new(Box::new(Teller(plane.clone())))),
+            book: Mutex::new(book),
             plane,
             began: Instant::now(),
             changed: Notify::new(),
+            programs,
         }
     }
 
@@ -71,8 +75,9 @@ impl Control {
             });
             for Probe { job, kind, subject } in probes {
                 let path = paths.path(&job.target, &subject);
+                let programs = self.programs.clone();
                 running.spawn(async move {
-                    let outcome = probe::run(&kind, &subject, path, job.timeout).await;
+                    let outcome = probe::run(&kind, &subject, path, job.timeout, &programs).await;
                     (job, outcome)
                 });
             }

@@ -1,16 +1,18 @@
 //! A program of the operator's. It is told the names of things by its environment, and given an address on loopback
-//! behind which the server is: a relay, since the program's own sockets know nothing of paths.
+//! behind which the server is: a relay, since the program's own sockets know nothing of paths. It runs as nobody, within
+//! limits, and all that it has started ends with the check.
 
-use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Stdio;
 use std::sync::Arc;
 
+use rustix::process::{Pid, Signal};
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, UdpSocket};
 
 use super::{Path, Subject, reason};
 use crate::check::Command;
+use crate::programs::{LIMITS, Programs};
 
 /// The largest UDP payload.
 const DATAGRAM_MAX: usize = 65_535;
@@ -18,8 +20,17 @@ const DATAGRAM_MAX: usize = 65_535;
 const SAID_MAX: u64 = 400;
 
 impl Command {
-    pub(super) async fn probe(&self, subject: &Subject, path: impl Path) -> Result<(), String> {
-        let relay = |e: io::Error| format!("no relay on loopback: {}", reason(&e));
+    pub(super) async fn probe(
+        &self,
+        subject: &Subject,
+        path: impl Path,
+        programs: &Programs,
+    ) -> Result<(), String> {
+        // Asked each time: the folder may have changed since the check was declared.
+        let file = programs
+            .program(self)
+            .map_err(|e| format!("{} {}", e.value, e.why))?;
+        let relay = |e: std::io::Error| format!("no relay on loopback: {}", reason(&e));
         let Some((program, arguments)) = self.0.split_first() else {
             return Err("there is no program to run".into());
         };
@@ -33,9 +44,14 @@ impl Command {
                 .map(|(address, task)| (address, Relay(task))),
         }
         .map_err(relay)?;
-        let mut command = tokio::process::Command::new(program);
+        let mut command = tokio::process::Command::new(file);
+        io::confine::confine(command.as_std_mut(), LIMITS);
         command
             .args(arguments)
+            .current_dir("/")
+            // What the daemon was started with is not for it.
+            .env_clear()
+            .env("PATH", "/usr/local/bin:/usr/bin:/bin")
             .env("BUTTERFLY_VIP", subject.service.ip().to_string())
             .env("BUTTERFLY_PORT", subject.service.port().to_string())
             .env("BUTTERFLY_PROTOCOL", subject.protocol)
@@ -49,13 +65,14 @@ impl Command {
         let mut child = command
             .spawn()
             .map_err(|e| format!("{program} cannot be run: {}", reason(&e)))?;
+        let group = Group(child.id());
         let mut said = Vec::new();
         if let Some(stderr) = child.stderr.take() {
             // What it says beyond that is not waited for: it would block on a full pipe, and run out of time.
             let _ = stderr.take(SAID_MAX).read_to_end(&mut said).await;
         }
         let status = child.wait().await;
-        drop(relaying);
+        drop((group, relaying));
         match status {
             Ok(status) if status.success() => Ok(()),
             Ok(status) => {
@@ -70,6 +87,19 @@ impl Command {
     }
 }
 
+/// The program and all that it has started, unless it has left its process group: ended with the check.
+struct Group(Option<u32>);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let leader = self.0.and_then(|pid| Pid::from_raw(pid.cast_signed()));
+        if let Some(leader) = leader {
+            // Fails where nobody is left.
+            let _ = rustix::process::kill_process_group(leader, Signal::KILL);
+        }
+    }
+}
+
 /// A task that ends with the check.
 struct Relay(tokio::task::JoinHandle<()>);
 
@@ -79,7 +109,7 @@ impl Drop for Relay {
     }
 }
 
-async fn relay_tcp(path: impl Path) -> io::Result<(SocketAddr, tokio::task::JoinHandle<()>)> {
+async fn relay_tcp(path: impl Path) -> std::io::Result<(SocketAddr, tokio::task::JoinHandle<()>)> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
     let address = listener.local_addr()?;
     let task = tokio::spawn(async move {
@@ -101,7 +131,7 @@ async fn relay_tcp(path: impl Path) -> io::Result<(SocketAddr, tokio::task::Join
 }
 
 /// For one client, which a check is: answers go to whoever spoke last.
-async fn relay_udp(path: impl Path) -> io::Result<(SocketAddr, tokio::task::JoinHandle<()>)> {
+async fn relay_udp(path: impl Path) -> std::io::Result<(SocketAddr, tokio::task::JoinHandle<()>)> {
     let near = Arc::new(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await?);
     let address = near.local_addr()?;
     let (far, hold) = path.udp().await?;

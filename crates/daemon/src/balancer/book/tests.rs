@@ -44,7 +44,7 @@ struct Session {
 impl Session {
     fn new() -> Session {
         let plane = Plane::default();
-        let book = Book::new(Box::new(plane.clone()));
+        let book = Book::new(Box::new(plane.clone()), Programs::default());
         let events = book.subscribe();
         Session {
             book,
