@@ -113,6 +113,23 @@ pub fn by_every_kind_of_check(stage: &mut Stage) -> Result<()> {
     ];
     without.host.ok(&format!("ip addr del {VIP}/32 dev lo"))?;
     let greeted = command(dir.path())?;
+    // No program is run unless the administrator says of which folder.
+    let asked = format!("service add {VIP}:7 --server 10.1.2.10 --check command --check-command {greeted}");
+    let refused = stage.daemon.cli(&asked).err().unwrap_or_default();
+    check(
+        refused.contains("this daemon runs no programs (--check-programs"),
+        &format!("a program is refused: {refused}"),
+    )?;
+    stage.restart(&[
+        "--check-programs",
+        &dir.path().join("programs").display().to_string(),
+    ])?;
+    let other = format!("service add {VIP}:7 --server 10.1.2.10 --check command --check-command /bin/sh");
+    let refused = stage.daemon.cli(&other).err().unwrap_or_default();
+    check(
+        refused.contains("'/bin/sh' is not in "),
+        &format!("another one is refused: {refused}"),
+    )?;
     let http = "--check-host shop.example.org --check-path /healthz --check-status 204";
     let name = "--check-name up.example.org --check-type AAAA";
     // What is asked, what the ill one is told to be, and whether it is found out.
@@ -185,14 +202,18 @@ fn serve(server: &Server, dir: &Path, mood: &str, address: &str) -> Result<Proce
 
 /// A program that speaks to what it is told to check, by bash's own means.
 fn command(dir: &Path) -> Result<String> {
-    let path = dir.join("greeted");
+    let path = dir.join("programs/greeted");
     let script = "#!/bin/bash\n\
                   [ \"$BUTTERFLY_VIP $BUTTERFLY_PORT $BUTTERFLY_PROTOCOL\" = '192.168.101.1 7 tcp' ] || exit 2\n\
                   exec 3<>\"/dev/tcp/${BUTTERFLY_CHECK_ADDRESS/://}\" || exit 3\n\
                   read -r said <&3\n\
                   [ \"$said\" = hello ]\n";
     let failed = |e: std::io::Error| format!("{}: {e}", path.display());
+    std::fs::create_dir(dir.join("programs")).map_err(failed)?;
     std::fs::write(&path, script).map_err(failed)?;
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).map_err(failed)?;
+    // It runs as nobody.
+    for file in [dir, &dir.join("programs"), &path] {
+        std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o755)).map_err(failed)?;
+    }
     Ok(path.display().to_string())
 }

@@ -144,6 +144,9 @@ pub struct Options {
     /// Run this program as `PROGRAM announce ADDRESS`, or withdraw, when a service's address comes or goes
     #[arg(long, value_name = "PROGRAM")]
     pub balance_hook: Option<PathBuf>,
+    /// Health checks may run programs of this folder, as nobody
+    #[arg(long, value_name = "DIR")]
+    pub check_programs: Option<PathBuf>,
     /// Forward transit packets between interfaces, which the kernel keeps, VLANs among them; may be repeated
     #[arg(long, value_name = "INTERFACE")]
     pub router: Vec<String>,
@@ -214,6 +217,8 @@ pub struct Settings {
     pub balance_interfaces: Vec<String>,
     pub balance_max_flows: u32,
     pub balance_hook: Option<PathBuf>,
+    /// Where the programs are that health checks may run.
+    pub check_programs: Option<PathBuf>,
     /// Interfaces that are routed between from the start, and the sizes of the router's tables.
     pub router_interfaces: Vec<String>,
     pub router: router::Options,
@@ -417,6 +422,7 @@ impl Settings {
             balance_interfaces: balance_interfaces.unwrap_or_default(),
             balance_max_flows: options.balance_max_flows,
             balance_hook,
+            check_programs: options.check_programs,
             router_interfaces: router_interfaces.unwrap_or_default(),
             router: router::Options {
                 nodes4: options.router_nodes4,
@@ -606,6 +612,7 @@ mod tests {
             balance_interfaces: vec![],
             balance_max_flows: 262_144,
             balance_hook: None,
+            check_programs: None,
             router_interfaces: vec![],
             router: router::Options::default(),
             remarks: vec![],
@@ -715,6 +722,9 @@ mod tests {
             }),
             (&["--balance-max-flows 4096"], &|s| s.balance_max_flows = 4096),
             (&["--balance-hook /h"], &|s| s.balance_hook = Some("/h".into())),
+            (&["--check-programs /p"], &|s| {
+                s.check_programs = Some("/p".into())
+            }),
             (&["--router eth0 --router eth1.7"], &|s| {
                 s.router_interfaces = vec!["eth0".into(), "eth1.7".into()];
             }),

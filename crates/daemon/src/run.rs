@@ -134,7 +134,10 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
         .chain(&settings.v1_endpoints)
         .cloned()
         .collect();
-    let programs = health::Programs::default();
+    let programs = match &settings.check_programs {
+        Some(folder) => health::Programs::of(folder)?,
+        None => health::Programs::default(),
+    };
     let balancer = Arc::new(balancer::Control::new(engine.clone(), programs));
     balance(settings, &balancer).await?;
     let router = Arc::new(router::Control::start(settings.router, interfaces, kernel)?);
