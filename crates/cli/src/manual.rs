@@ -63,6 +63,7 @@ fn commands_that_other_pages_name_exist() {
         ("docs/drops.md", include_str!("../../../docs/drops.md")),
         ("docs/limits.md", include_str!("../../../docs/limits.md")),
         ("docs/router.md", include_str!("../../../docs/router.md")),
+        ("docs/security.md", include_str!("../../../docs/security.md")),
         ("docs/uplink.md", include_str!("../../../docs/uplink.md")),
     ];
     let mut named = 0;
@@ -82,6 +83,31 @@ fn commands_that_other_pages_name_exist() {
         }
     }
     assert!(named > 20, "{named} commands are named in all");
+}
+
+/// What security.md promises names the test that is the attack: it is there.
+#[test]
+fn the_tests_that_promises_name_exist() {
+    let page = include_str!("../../../docs/security.md");
+    let repository = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut named = 0;
+    let rows = page
+        .lines()
+        .filter(|line| line.starts_with("| ") && line.contains('`'));
+    for row in rows {
+        let mut names = row.rsplit('`');
+        let (Some(test), Some(file)) = (names.nth(1), names.nth(1)) else {
+            panic!("no test in: {row}");
+        };
+        let source = std::fs::read_to_string(repository.join(file));
+        let source = source.unwrap_or_else(|e| panic!("docs/security.md: {file}: {e}"));
+        assert!(
+            source.contains(&format!("fn {test}(")),
+            "docs/security.md: {file} has no test {test}"
+        );
+        named += 1;
+    }
+    assert!(named > 20, "{named} tests are named");
 }
 
 #[test]
