@@ -7,7 +7,7 @@
 //! - judging: [`parse`], [`nd`], [`dhcp`]
 //! - completing what a sender left undone: [`offload`], [`virtio_net`], [`checksum`], [`segment`], and its opposite [`merge`]
 //! - between hosts: [`vxlan`], [`membership`]
-//! - making: [`build`] (frames), [`pcapng`] (capture files)
+//! - making: [`build`] (frames), [`pcap`] and [`pcapng`] (capture files)
 
 mod addr;
 pub mod build;
@@ -19,6 +19,7 @@ pub mod merge;
 pub mod nd;
 pub mod offload;
 pub mod parse;
+pub mod pcap;
 pub mod pcapng;
 pub mod segment;
 pub mod virtio_net;
