@@ -7,6 +7,8 @@
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
 use wire::nd::{self, NdKind};
 use wire::offload::Offload;
@@ -51,6 +53,35 @@ pub enum BenchError {
     NoAddress(IpAddr),
 }
 
+/// What a sender has seen of its requests; its port writes, whoever prints it reads.
+#[derive(Debug, Default)]
+pub struct BenchReport {
+    answers: AtomicU64,
+    lost: AtomicU64,
+    /// Sequence number and round trip of the last request that was timed.
+    sequence: AtomicU16,
+    round_trip_ns: AtomicU64,
+}
+
+impl BenchReport {
+    /// Answers that came.
+    pub fn answers(&self) -> u64 {
+        self.answers.load(Ordering::Relaxed)
+    }
+
+    /// Requests that were given up.
+    pub fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Sequence number of the last request that was timed, and the nanoseconds until its answer: as exact as the worker's
+    /// turns, and a moment's number beside another's.
+    pub fn last(&self) -> (u16, u64) {
+        let sequence = self.sequence.load(Ordering::Relaxed);
+        (sequence, self.round_trip_ns.load(Ordering::Relaxed))
+    }
+}
+
 /// The port of a bench NIC.
 #[derive(Debug)]
 pub struct BenchPort {
@@ -82,6 +113,11 @@ impl BenchPort {
             received: 0,
             transmitted: 0,
         })
+    }
+
+    /// What a sender sees; `None` of a receiver.
+    pub fn report(&self) -> Option<Arc<BenchReport>> {
+        self.sender.as_ref().map(|sender| sender.report.clone())
     }
 
     /// Time passes.
@@ -218,6 +254,9 @@ struct Sender {
     now_ns: u64,
     /// When the last answer came, or was given up.
     progress_ns: u64,
+    /// The request that is timed, and when it was sent.
+    timed: Option<(u16, u64)>,
+    report: Arc<BenchReport>,
 }
 
 impl Sender {
@@ -239,6 +278,8 @@ impl Sender {
             oldest: 0,
             now_ns: 0,
             progress_ns: 0,
+            timed: None,
+            report: Arc::default(),
         }
     }
 
@@ -263,21 +304,44 @@ impl Sender {
         let sum = checksum::update_u16(word(sum_at), word(sequence_at), self.next);
         self.frame[sum_at..sum_at + 2].copy_from_slice(&sum.to_be_bytes());
         self.frame[sequence_at..sequence_at + 2].copy_from_slice(&self.next.to_be_bytes());
+        self.timed.get_or_insert((self.next, self.now_ns));
         self.next = self.next.wrapping_add(1);
         Some(&self.frame)
     }
 
     /// Frames do not overtake each other: requests before the one that was answered are answered or lost.
     fn answered(&mut self, sequence: u16) {
-        if sequence.wrapping_sub(self.oldest) < self.in_flight() {
+        let skipped = sequence.wrapping_sub(self.oldest);
+        if skipped < self.in_flight() {
+            self.report.answers.fetch_add(1, Ordering::Relaxed);
+            self.report.lost.fetch_add(skipped.into(), Ordering::Relaxed);
+            self.time(sequence);
             self.oldest = sequence.wrapping_add(1);
             self.progress_ns = self.now_ns;
+        }
+    }
+
+    /// An answer to this request or a later one: the next request is timed anew.
+    fn time(&mut self, sequence: u16) {
+        let Some((timed, sent_ns)) = self
+            .timed
+            .filter(|(timed, _)| sequence.wrapping_sub(*timed) < WINDOW)
+        else {
+            return;
+        };
+        self.timed = None;
+        if timed == sequence {
+            let took = self.now_ns.saturating_sub(sent_ns);
+            self.report.round_trip_ns.store(took, Ordering::Relaxed);
+            self.report.sequence.store(sequence, Ordering::Relaxed);
         }
     }
 
     fn tick(&mut self, mono_ns: u64) {
         self.now_ns = self.now_ns.max(mono_ns);
         if self.deadline().is_some_and(|deadline| deadline <= self.now_ns) {
+            self.report.lost.fetch_add(1, Ordering::Relaxed);
+            self.timed = self.timed.filter(|(timed, _)| *timed != self.oldest);
             self.oldest = self.oldest.wrapping_add(1);
             self.progress_ns = self.now_ns;
         }
@@ -385,10 +449,35 @@ mod tests {
         give(&mut there, &requests[63..]);
         give(&mut here, &sent(&mut there));
         assert_eq!(sent(&mut here).len(), 63);
+        let report = here.report().unwrap();
+        assert_eq!(
+            (report.answers(), report.lost()),
+            (1, 63),
+            "62 skipped, one given up"
+        );
         // A late answer is nothing new.
         give(&mut there, &requests[..1]);
         give(&mut here, &sent(&mut there));
         assert!(sent(&mut here).is_empty());
+    }
+
+    #[test]
+    fn a_round_trip_is_timed() {
+        let (mut here, mut there) = (sender("10.0.0.1", "10.0.0.2"), receiver(&["10.0.0.2"]));
+        here.tick(5_000_000);
+        let requests = sent(&mut here);
+        here.tick(5_031_000);
+        give(&mut there, &requests[..1]);
+        give(&mut here, &sent(&mut there));
+        let report = here.report().unwrap();
+        assert_eq!((report.answers(), report.last()), (1, (0, 31_000)));
+        // The next that is sent is the next that is timed: number 64.
+        assert_eq!(sent(&mut here).len(), 1);
+        here.tick(5_050_000);
+        give(&mut there, &requests[1..]);
+        give(&mut here, &sent(&mut there));
+        assert_eq!((report.answers(), report.last()), (64, (0, 31_000)));
+        assert!(receiver(&["10.0.0.2"]).report().is_none());
     }
 
     #[test]
