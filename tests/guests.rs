@@ -307,7 +307,7 @@ fn a_packet_trace_can_be_read(lab: &mut Lab) -> Result<()> {
     let (a, b) = (lab.a(), lab.b());
     b.serve("guest tcp-serve 80")?;
     lab.cli("sg rule add web --ip-proto icmp + nic sg set b web")?;
-    let path = lab.daemon.dir().join("b.pcap");
+    let path = lab.daemon.dir().join("b.pcapng");
     let path = path.display();
     lab.cli(&format!("nic update b --packet-trace true --trace-path {path}"))?;
     a.ok(&format!("ping -c 3 -i 0.2 -W 1 {B4}"))?;

@@ -13,6 +13,8 @@ import zmq
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 TIMEOUT_MS = 5000
+# What the original's last release sends and answers.
+REVISION = 6
 REJECTED, PARSE_ERROR, VERSION_NOT_MANAGED = 4, 0, 2
 
 
@@ -99,7 +101,7 @@ class Client:
     def messages(self, *requests):
         """Sends requests in one frame, and gives the responses."""
         sent = b"".join(
-            field(1, fields((1, 0), (3, fields((1, request), (3, f"id-{i}"))))) for i, request in enumerate(requests)
+            field(1, fields((1, REVISION), (3, fields((1, request), (3, f"id-{i}"))))) for i, request in enumerate(requests)
         )
         answer = self.raw(encrypt(self.key, sent) if self.key else sent)
         if self.key:
@@ -108,7 +110,7 @@ class Client:
         assert len(answers) == len(requests), f"{len(answers)} answers to {len(requests)} requests"
         responses = []
         for i, message in enumerate(answers):
-            assert one(message, 1) == 0, "revision 0"
+            assert one(message, 1) == REVISION, "the revision of the last release"
             assert not all_of(message, 2), f"an error of the envelope: {message.hex()}"
             body = one(message, 3)
             assert one(body, 3) == f"id-{i}".encode(), "message_id comes back"
@@ -132,13 +134,14 @@ def encrypt(key, clear):
     clear = hashlib.sha512(clear).digest() + clear
     pad = 16 - len(clear) % 16
     iv = os.urandom(16)
-    aes = Cipher(algorithms.AES(key), modes.CBC(iv)).encryptor()
+    # The cipher runs backwards: who sends decrypts, who receives encrypts.
+    aes = Cipher(algorithms.AES(key), modes.CBC(iv)).decryptor()
     return field(2, field(2, iv + aes.update(clear + bytes([pad]) * pad) + aes.finalize()))
 
 
 def decrypt(key, data):
     data = one(one(data, 2), 2)
-    aes = Cipher(algorithms.AES(key), modes.CBC(data[:16])).decryptor()
+    aes = Cipher(algorithms.AES(key), modes.CBC(data[:16])).encryptor()
     clear = aes.update(data[16:]) + aes.finalize()
     clear = clear[: -clear[-1]]
     assert hashlib.sha512(clear[64:]).digest() == clear[:64], "the digest is right"
@@ -198,7 +201,9 @@ def groups(client):
     assert 3 not in second and 4 not in second, "ports are given back for TCP and UDP alone"
     client.refused(11, fields((1, "mysg"), (2, rule(9, mask=33))))
     client.refused(11, fields((1, "mysg"), (2, rule(9, end=8))))
-    client.refused(11, fields((1, "mysg"), (2, fields((1, 0), (2, 6)))))  # no ports
+    peer = field(5, fields((1, "42.0.3.0"), (2, 24)))
+    client.refused(11, fields((1, "mysg"), (2, fields((1, 0), (2, 6)) + peer)))  # no ports
+    client.refused(11, fields((1, "mysg"), (2, fields((1, 0), (2, -1)))))  # nobody at the other end
     client.refused(11, fields((1, "mysg"), (2, rule(9) + field(6, "others"))))  # two peers
     client.ok(14, fields((1, "mysg"), (2, "2001:DB8::7")))
     client.ok(14, fields((1, "mysg"), (2, "42.0.0.5")))
@@ -228,9 +233,46 @@ def status(client):
     client.refused(19, field(1, "loud"))
 
 
+def recorded(client):
+    """What the original's client really sent: each frame is taken and answered. (Not the TAP, and not the end.)"""
+    folder = os.path.join(os.path.dirname(__file__), "../crates/api/tests/v0_vectors")
+    kind = "aes" if client.key else "clear"
+    names = ["nic_add", "nic_list", "nic_details", "nic_stats", "nic_update", "sg_rule_add", "sg_rule_add_members"]
+    for name in [*names, "sg_list", "sg_member_add", "status", "nic_del"]:
+        with open(os.path.join(folder, f"{name}.{kind}.hex"), encoding="ascii") as file:
+            answer = client.raw(bytes.fromhex(file.read().strip()))
+        if client.key:
+            answer = decrypt(client.key, answer)
+        body = one(one(answer, 1), 3)
+        assert all_of(body, 3) == [], "no message_id, as it sent none"
+        assert one(one(one(body, 2), 1), 1) == 1, f"{name}: {body.hex()}"
+    for group in ("web", "users"):
+        client.ok(9, group)
+
+
+def as_written(client):
+    """What the original took and gave back; the whole list is in crates/daemon/tests/golden/original.txt."""
+    for nic in ("one", "two"):  # one MAC twice
+        client.ok(1, fields((1, nic), (2, "52:54:00:AB:cd:01"), (3, 7), (4, "0.0.0.0")))
+    details = one(client.ok(5, "two"), 4)
+    assert one(details, 2) == b"52:54:00:AB:cd:01" and all_of(details, 4) == [b"0.0.0.0"]
+    cidr = fields((1, "10.1.2.3"), (2, 8))
+    client.ok(8, fields((1, "g"), (2, "10.0.0.9"), (2, "10.0.0.1"), (3, fields((1, 0), (2, -1), (5, cidr)))))
+    group = one(client.ok(20, "g"), 11)
+    assert all_of(group, 2) == [b"10.0.0.9", b"10.0.0.1"] and one(one(group, 3), 5) == cidr
+    (first,) = client.messages(field(4, True) + field(9, "g"))  # the first of two counts
+    assert all_of(first, 3) == [b"one", b"two"]
+    assert one(client.ok(20, "g"), 11) == group
+    (nothing,) = client.messages(b"")
+    assert one(one(nothing, 1), 1) == 0, "a request for nothing"
+    for nic in ("one", "two"):
+        client.ok(3, nic)
+    client.ok(9, "g")
+
+
 def broken(client):
     bare = client.raw(b"\xff\xff\xff")
-    assert one(bare, 1) == 0 and one(one(bare, 2), 1) == PARSE_ERROR, "bytes that are nothing: a bare Message"
+    assert one(bare, 1) == REVISION and one(one(bare, 2), 1) == PARSE_ERROR, "bytes that are nothing: a bare Message"
     assert envelope_error(client.raw(b"")) == REJECTED
     assert envelope_error(client.raw(field(1, field(1, 0)))) == VERSION_NOT_MANAGED
 
@@ -249,6 +291,8 @@ def main():
         client = Client(endpoint)
         assert envelope_error(client.raw(encrypt(bytes(32), b""))) == REJECTED, "encrypted, and no key here"
         broken(client)
+    recorded(client)
+    as_written(client)
     nics(client, socket_dir)
     groups(client)
     several_at_once(client)

@@ -286,6 +286,7 @@ pub(crate) fn snapshot() -> Result<Snapshot, PeerError> {
         vni,
         macs: Default::default(),
         ports: Vec::new(),
+        shared: Default::default(),
         learners: Vec::new(),
         overlay: None,
     };

@@ -2,15 +2,19 @@
 //!
 //! A key is 32 bytes, kept base64 encoded in a file (`openssl rand -base64 -out FILE 32`) that daemon and
 //! client share. [`encrypt`] and [`decrypt`] work on the bytes of `Encrypted.aes256cbc_sha512`:
-//! 16 of random IV, then encrypted: 64 of digest, the content, PKCS#7 padding to 16.
+//! 16 of random IV, then as one run of blocks: 64 of digest, the content, PKCS#7 padding to 16.
+//!
+//! **The cipher runs backwards**: the sender applies AES-256-CBC *decryption* to these blocks, the receiver
+//! *encryption*. The original does so, and the frames of its client (`tests/v0_vectors/`) can be read in no other way
+//! (docs/v0-contract.md, "Encryption").
 //!
 //! The format is fixed by the clients that speak it. Its digest has no key, so whoever can tell bad padding
-//! from a bad digest could decrypt what they recorded: both are one error here, found after the same work.
+//! from a bad digest could learn of what they recorded: both are one error here, found after the same work.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use aes::cipher::block_padding::{NoPadding, Pkcs7};
+use aes::cipher::block_padding::NoPadding;
 use aes::cipher::{BlockModeDecrypt, BlockModeEncrypt, KeyIvInit};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -89,15 +93,17 @@ pub fn encrypt(key: &Key, clear: &[u8]) -> Vec<u8> {
 }
 
 fn encrypt_with(key: &Key, iv: [u8; BLOCK], clear: &[u8]) -> Vec<u8> {
-    let mut content = Vec::with_capacity(DIGEST + clear.len());
-    content.extend_from_slice(&Sha512::digest(clear));
-    content.extend_from_slice(clear);
-    let padded = (content.len() / BLOCK + 1) * BLOCK;
-    let mut bytes = vec![0; BLOCK + padded];
-    bytes[..BLOCK].copy_from_slice(&iv);
-    cbc::Encryptor::<aes::Aes256>::new(&key.0.into(), &iv.into())
-        .encrypt_padded_b2b::<Pkcs7>(&content, &mut bytes[BLOCK..])
-        .expect("the buffer has room for the content and its padding");
+    let content = DIGEST + clear.len();
+    let count = BLOCK - content % BLOCK;
+    let mut bytes = Vec::with_capacity(BLOCK + content + count);
+    bytes.extend_from_slice(&iv);
+    bytes.extend_from_slice(&Sha512::digest(clear));
+    bytes.extend_from_slice(clear);
+    bytes.resize(BLOCK + content + count, count as u8);
+    // Decryption, on purpose: see the module's comment. It takes whole blocks and leaves their number.
+    cbc::Decryptor::<aes::Aes256>::new(&key.0.into(), &iv.into())
+        .decrypt_padded::<NoPadding>(&mut bytes[BLOCK..])
+        .expect("whole blocks");
     bytes
 }
 
@@ -108,8 +114,9 @@ pub fn decrypt(key: &Key, bytes: &[u8]) -> Result<Vec<u8>, Undecipherable> {
         return Err(Undecipherable);
     }
     let mut content = body.to_vec();
-    cbc::Decryptor::<aes::Aes256>::new(&key.0.into(), &(*iv).into())
-        .decrypt_padded::<NoPadding>(&mut content)
+    let length = content.len();
+    cbc::Encryptor::<aes::Aes256>::new(&key.0.into(), &(*iv).into())
+        .encrypt_padded::<NoPadding>(&mut content, length)
         .map_err(|_| Undecipherable)?;
     // Bad padding is not told from a bad digest, not even by the time it takes: the digest is always computed.
     let padding = padding(&content);
@@ -155,7 +162,7 @@ mod tests {
         }
     }
 
-    /// The bytes that `openssl enc -aes-256-cbc` makes of the digest and the content with this key and IV.
+    /// The bytes that `openssl enc -d -nopad -aes-256-cbc` makes of digest, content and padding with this key and IV.
     #[test]
     fn golden_bytes_by_openssl() {
         let expected = STANDARD
@@ -165,6 +172,39 @@ mod tests {
         assert_eq!(decrypt(&key(0x42), &expected).as_deref(), Ok(&b"butterfly"[..]));
     }
 
+    /// Bytes of a file of `tests/v0_vectors`, what the original's client sent.
+    fn vector(name: &str) -> Vec<u8> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("tests/v0_vectors")
+            .join(name);
+        let text = std::fs::read_to_string(path).unwrap();
+        let digits = text.trim();
+        let byte = |at| u8::from_str_radix(&digits[at..at + 2], 16).unwrap();
+        (0..digits.len()).step_by(2).map(byte).collect()
+    }
+
+    #[test]
+    fn what_the_original_s_client_encrypts_is_read() {
+        let key = Key(std::array::from_fn(|at| at as u8));
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/v0_vectors");
+        let mut read = 0;
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            let Some(name) = name.strip_suffix(".aes.hex") else {
+                continue;
+            };
+            let frame = crate::strict::decode(&vector(&format!("{name}.aes.hex"))).unwrap();
+            let bytes = frame.encrypted.unwrap().aes256cbc_sha512.unwrap();
+            let clear = vector(&format!("{name}.clear.hex"));
+            assert_eq!(decrypt(&key, &bytes), Ok(clear.clone()), "{name}");
+            // Encrypting is deterministic but for the IV.
+            let iv = *bytes.first_chunk().unwrap();
+            assert_eq!(encrypt_with(&key, iv, &clear), bytes, "{name}");
+            read += 1;
+        }
+        assert_eq!(read, 13);
+    }
+
     #[test]
     fn another_key_and_every_flipped_byte_are_refused() {
         let bytes = encrypt(&key(1), b"content");
@@ -172,7 +212,7 @@ mod tests {
         for at in 0..bytes.len() {
             let mut broken = bytes.clone();
             broken[at] ^= 0x10;
-            // A change of the IV changes the digest's first block, any other a block and the one behind it.
+            // Encryption chains forward: a change anywhere changes all blocks from there on.
             assert_eq!(decrypt(&key(1), &broken), Err(Undecipherable), "byte {at}");
         }
     }

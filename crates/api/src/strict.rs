@@ -1,7 +1,9 @@
-//! Decoding v0 bytes as strictly as the original's clients expect.
+//! Decoding v0 bytes as strictly as the original's clients expect, and never into more memory than is wanted.
 //!
-//! proto2 knows required fields, and a message without one does not parse. prost fills them in instead, so
-//! the bytes are looked at once more, through the descriptors.
+//! proto2 knows required fields, and a message without one does not parse. prost fills them in instead. And two bytes
+//! of an empty message become hundreds in memory. So the bytes are walked once before anything is decoded, through the
+//! descriptors and without allocating: every required field must be there, and of a request there is a
+//! [maximum](decode_request) of messages and values.
 
 use std::sync::LazyLock;
 
@@ -10,11 +12,17 @@ use prost_reflect::{
     Cardinality, DescriptorPool, DynamicMessage, Kind, MessageDescriptor, ReflectMessage, Value,
 };
 
-use crate::v0::{DESCRIPTORS, Messages};
+use crate::v0::{DESCRIPTORS, Encrypted, Messages};
+
+/// Requests in one frame at most.
+pub const MESSAGES_MAX: usize = 16_384;
+/// Texts, byte strings and messages inside messages, all together, in one frame at most: some 150,000 rules.
+pub const VALUES_MAX: usize = 500_000;
 
 /// The v0 files' descriptors.
 static POOL: LazyLock<DescriptorPool> =
     LazyLock::new(|| DescriptorPool::decode(DESCRIPTORS).expect("the build wrote a descriptor set"));
+static MESSAGES: LazyLock<MessageDescriptor> = LazyLock::new(|| descriptor("proto.Messages"));
 
 /// Why bytes or text are no message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -28,6 +36,14 @@ pub enum MalformedMessage {
     /// A required field is missing, or holds an enum value that does not exist.
     #[error("the required field {0} is missing or has an unknown value")]
     Required(String),
+    /// More than one frame may ask for.
+    #[error("one frame has more than {limit} {what}: send several")]
+    TooMany {
+        /// What there is too much of.
+        what: &'static str,
+        /// The most.
+        limit: usize,
+    },
 }
 
 /// The descriptor of a v0 message, by its full name.
@@ -35,11 +51,135 @@ pub(crate) fn descriptor(name: &str) -> MessageDescriptor {
     POOL.get_message_by_name(name).expect("a message of the v0 files")
 }
 
-/// Parses a request or reply frame; refuses one that lacks a required field anywhere.
+/// Parses a reply frame; refuses one that lacks a required field anywhere.
 pub fn decode(bytes: &[u8]) -> Result<Messages, MalformedMessage> {
-    let wire = |e: prost::DecodeError| MalformedMessage::Wire(e.to_string());
-    check(&DynamicMessage::decode(descriptor("proto.Messages"), bytes).map_err(wire)?)?;
+    decode_within(bytes, usize::MAX, usize::MAX)
+}
+
+/// Parses a request frame: as [`decode`], and refuses what is above [`MESSAGES_MAX`] or [`VALUES_MAX`] before it takes
+/// memory.
+pub fn decode_request(bytes: &[u8]) -> Result<Messages, MalformedMessage> {
+    decode_within(bytes, MESSAGES_MAX, VALUES_MAX)
+}
+
+fn decode_within(bytes: &[u8], messages: usize, values: usize) -> Result<Messages, MalformedMessage> {
+    let mut walk = Walk { messages, values };
+    walk.message(&MESSAGES, bytes)?;
     Messages::decode(bytes).map_err(wire)
+}
+
+/// The `encrypted` field of a request frame, and nothing else of it: what else is there takes no memory.
+pub fn decode_encrypted(bytes: &[u8]) -> Result<Option<Encrypted>, MalformedMessage> {
+    #[derive(Clone, PartialEq, prost::Message)]
+    struct Outline {
+        #[prost(message, optional, tag = "2")]
+        encrypted: Option<Encrypted>,
+    }
+    Ok(Outline::decode(bytes).map_err(wire)?.encrypted)
+}
+
+fn wire(error: prost::DecodeError) -> MalformedMessage {
+    MalformedMessage::Wire(error.to_string())
+}
+
+/// What is still allowed on a walk over the wire format of a message (protobuf.dev, "Encoding").
+struct Walk {
+    messages: usize,
+    values: usize,
+}
+
+impl Walk {
+    /// A message that comes in two parts, which protobuf would merge, must have its required fields in both.
+    fn message(&mut self, kind: &MessageDescriptor, mut bytes: &[u8]) -> Result<(), MalformedMessage> {
+        // Field numbers of the v0 files are below 64.
+        let mut seen = 0u64;
+        while !bytes.is_empty() {
+            let key = varint(&mut bytes)?;
+            let number = u32::try_from(key >> 3).ok().filter(|number| *number > 0);
+            let number = number.ok_or_else(|| broken("a field without a number"))?;
+            let value = match key & 7 {
+                0 => Found::Number(varint(&mut bytes)?),
+                1 => Found::Bytes(take(&mut bytes, 8)?),
+                2 => {
+                    let length = usize::try_from(varint(&mut bytes)?).unwrap_or(usize::MAX);
+                    Found::Bytes(take(&mut bytes, length)?)
+                }
+                5 => Found::Bytes(take(&mut bytes, 4)?),
+                // Groups: the v0 files have none.
+                _ => return Err(broken("a wire type that the protocol does not have")),
+            };
+            let Some(field) = kind.get_field(number) else {
+                continue;
+            };
+            let known = match (field.kind(), &value) {
+                (Kind::Message(inner), Found::Bytes(inside)) => {
+                    match inner.full_name() {
+                        "proto.Message" => charge(&mut self.messages, "messages", MESSAGES_MAX)?,
+                        _ => charge(&mut self.values, "values", VALUES_MAX)?,
+                    }
+                    self.message(&inner, inside)?;
+                    true
+                }
+                (Kind::String | Kind::Bytes, Found::Bytes(_)) => {
+                    charge(&mut self.values, "values", VALUES_MAX)?;
+                    true
+                }
+                // A closed enum's unknown number counts as absent (protobuf language guide, "Enum Behavior").
+                (Kind::Enum(values), Found::Number(number)) => values.get_value(*number as i32).is_some(),
+                _ => true,
+            };
+            if known && number < 64 {
+                seen |= 1 << number;
+            }
+        }
+        let is_missing = |field: &prost_reflect::FieldDescriptor| {
+            field.cardinality() == Cardinality::Required && seen >> field.number() & 1 == 0
+        };
+        match kind.fields().find(is_missing) {
+            Some(field) => Err(MalformedMessage::Required(field.full_name().to_owned())),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A field's value, not decoded.
+enum Found<'a> {
+    Number(u64),
+    Bytes(&'a [u8]),
+}
+
+fn charge(left: &mut usize, what: &'static str, limit: usize) -> Result<(), MalformedMessage> {
+    *left = left
+        .checked_sub(1)
+        .ok_or(MalformedMessage::TooMany { what, limit })?;
+    Ok(())
+}
+
+fn varint(bytes: &mut &[u8]) -> Result<u64, MalformedMessage> {
+    let mut value = 0;
+    for shift in (0..64).step_by(7) {
+        let (first, rest) = bytes
+            .split_first()
+            .ok_or_else(|| broken("a number is cut short"))?;
+        *bytes = rest;
+        value |= u64::from(first & 0x7f) << shift;
+        if first & 0x80 == 0 {
+            return Ok(value);
+        }
+    }
+    Err(broken("a number is longer than 64 bits"))
+}
+
+fn take<'a>(bytes: &mut &'a [u8], length: usize) -> Result<&'a [u8], MalformedMessage> {
+    let (taken, rest) = bytes
+        .split_at_checked(length)
+        .ok_or_else(|| broken("a value is cut short"))?;
+    *bytes = rest;
+    Ok(taken)
+}
+
+fn broken(why: &str) -> MalformedMessage {
+    MalformedMessage::Wire(why.to_owned())
 }
 
 /// Every required field, at every depth, is there.
@@ -143,6 +283,71 @@ mod tests {
             error,
             Err(MalformedMessage::Required("MessageV0.Rule.direction".into()))
         );
+    }
+
+    /// 4 MB of empty messages, of empty rules in a group and of empty addresses of a NIC: each is refused, and quickly,
+    /// as nothing of it is decoded.
+    #[test]
+    fn what_would_take_much_memory_is_refused_before_it_is_decoded() {
+        let inside = |number: u8, bytes: &[u8]| {
+            let mut out = vec![number << 3 | 2];
+            prost::encoding::encode_varint(bytes.len() as u64, &mut out);
+            out.extend_from_slice(bytes);
+            out
+        };
+        let request = |bytes: &[u8]| {
+            let message_0 = inside(3, &inside(1, bytes));
+            inside(1, &[&[0x08, 6][..], &message_0].concat())
+        };
+        let started = std::time::Instant::now();
+        let messages = [0x0a, 2, 0x08, 6].repeat(1_000_000);
+        let refused = |what, limit| Err(MalformedMessage::TooMany { what, limit });
+        assert_eq!(decode_request(&messages), refused("messages", MESSAGES_MAX));
+        let rules = [0x1a, 4, 0x08, 0, 0x10, 6].repeat(700_000);
+        let sg = [&[0x0a, 1, b'a'][..], &rules].concat();
+        assert_eq!(
+            decode_request(&request(&inside(8, &sg))),
+            refused("values", VALUES_MAX)
+        );
+        let nic = [&[0x0a, 0, 0x12, 0, 0x18, 0][..], &[0x22, 0].repeat(2_000_000)].concat();
+        assert_eq!(
+            decode_request(&request(&inside(1, &nic))),
+            refused("values", VALUES_MAX)
+        );
+        // A reply may have as many as there are.
+        assert!(decode(&request(&inside(1, &nic))).is_ok());
+        // What is not the encrypted part is not looked at.
+        let sealed = [messages, inside(2, &inside(2, b"secret"))].concat();
+        let part = decode_encrypted(&sealed).unwrap().unwrap();
+        assert_eq!(part.aes256cbc_sha512(), b"secret");
+        let took = started.elapsed();
+        assert!(took < std::time::Duration::from_secs(5), "it took {took:?}");
+    }
+
+    #[test]
+    fn every_cut_and_every_flipped_bit_is_an_answer_and_no_panic() {
+        let frame = [
+            &[0x0a, 0x18, 0x08, 6, 0x1a, 0x14, 0x0a, 0x12, 0x5a, 0x10][..],
+            &[0x0a, 1, b'a', 0x12, 0x0b, 0x08, 0, 0x10, 1],
+            &[0x2a, 5, 0x0a, 1, b'b', 0x10, 1],
+        ]
+        .concat();
+        assert!(decode_request(&frame).is_ok());
+        for at in 0..frame.len() {
+            let _ = decode_request(&frame[..at]);
+            for bit in 0..8 {
+                let mut other = frame.clone();
+                other[at] ^= 1 << bit;
+                // What the walk lets pass is what prost and prost-reflect take, field for field.
+                if let Ok(messages) = decode_request(&other) {
+                    assert!(
+                        check(&DynamicMessage::decode(descriptor("proto.Messages"), &other[..]).unwrap())
+                            .is_ok()
+                    );
+                    let _ = messages;
+                }
+            }
+        }
     }
 
     #[test]

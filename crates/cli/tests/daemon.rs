@@ -27,10 +27,10 @@ const SEEDS: &[&str] = &[
 const SAME: &[&str] = &[
     "nic list",
     "sg list",
-    "nic add --id b --mac 52:54:00:12:34:0B --vni 42 --ip 42.0.0.2 FD00:0::2 42.0.0.2 --sg web --disable-antispoof",
-    "nic add --id a --mac 52:54:00:12:34:0a --vni 42 --ip 42.0.0.1 --sg web later --enable-antispoof",
-    "nic add --id spy --mac 52:54:00:12:34:0c --vni 42 --sniff-target a --enable-antispoof",
-    "nic add --id echo --mac 52:54:00:12:34:0d --vni 7 --ip 42.0.0.9 --type BENCH --btype ICMP_RCV_LIKE --enable-antispoof",
+    "nic add --id b --mac 52:54:00:12:34:0B --vni 42 --ip 42.0.0.2 FD00:0::2 42.0.0.2 --sg web --disable-antispoof --allow-dhcp-server --allow-router-advertisements",
+    "nic add --id a --mac 52:54:00:12:34:0a --vni 42 --ip 42.0.0.1 --sg web later --enable-antispoof --allow-dhcp-server --allow-router-advertisements",
+    "nic add --id spy --mac 52:54:00:12:34:0c --vni 42 --sniff-target a --enable-antispoof --allow-dhcp-server --allow-router-advertisements",
+    "nic add --id echo --mac 52:54:00:12:34:0d --vni 7 --ip 42.0.0.9 --type BENCH --btype ICMP_RCV_LIKE --enable-antispoof --allow-dhcp-server --allow-router-advertisements",
     "nic list",
     "nic details a",
     "nic details",
@@ -46,12 +46,12 @@ const SAME: &[&str] = &[
     "nic sg list b",
     "sg add web",
     "sg rule add web --ip-proto tcp --port 80 --cidr 0.0.0.0/0",
-    "sg rule add web --ip-proto tcp",
+    "sg rule add web --ip-proto tcp --cidr 10.1.2.3/8",
     "sg rule add web --ip-proto udp --port-start 1000 --port-end 2000 --cidr FD00:0::/8 --dir out",
     "sg rule add web --ip-proto icmp --sg-members users",
     "sg rule add web --ip-proto all --cidr 42.1.2.3",
     "sg rule list web",
-    "sg rule del web --ip-proto tcp --port 0-65535",
+    "sg rule del web --ip-proto tcp --port 0-65535 --cidr 10.1.2.3/8",
     "sg rule list web",
     "sg member add users 42.0.3.2 FD00:0::1 42.0.3.1",
     "sg member del users 42.0.3.2",
@@ -172,9 +172,9 @@ fn a_dump_restores_a_daemon_over_either_api() {
         "sg rule add web --ip-proto tcp --port 80 --sg-members users + sg member add users 42.0.3.1 fd00::1",
     );
     old.ok("sg rule add web --ip-proto sctp --port 80 --dir out");
-    old.ok("nic add --id spy --mac 52:54:00:12:34:03 --vni 42 --sniff-target vnic");
-    old.ok("nic add --id vnic --mac 52:54:00:12:34:01 --vni 42 --ip 42.0.0.1 --sg web later");
-    old.ok("nic add --id open --mac 52:54:00:12:34:02 --vni 42 --no-anti-spoof --bypass-filtering");
+    old.ok("nic add --id spy --mac 52:54:00:12:34:03 --vni 42 --sniff-target vnic --allow-dhcp-server --allow-router-advertisements");
+    old.ok("nic add --id vnic --mac 52:54:00:12:34:01 --vni 42 --ip 42.0.0.1 --sg web later --allow-dhcp-server --allow-router-advertisements");
+    old.ok("nic add --id open --mac 52:54:00:12:34:02 --vni 42 --no-anti-spoof --bypass-filtering --allow-dhcp-server --allow-router-advertisements");
     let dump = old.ok("dump");
     let saved = old.dir().join("saved");
     std::fs::write(&saved, &dump).unwrap();

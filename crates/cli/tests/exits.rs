@@ -209,7 +209,7 @@ fn verbose_shows_requests_and_answers() {
     let ran = butterfly(&v1.endpoint, "-v nic del a");
     assert_eq!(ran.stderr, "> DeleteNic {\"id\":\"a\"}\n< DeleteNic {}\n");
     let ran = butterfly(&v0.endpoint, "nic del a -v");
-    let request = "> messages {\n>   revision: 0\n>   message_0 {\n>     request {\n>       nic_del: \"a\"\n";
+    let request = "> messages {\n>   revision: 6\n>   message_0 {\n>     request {\n>       nic_del: \"a\"\n";
     assert!(ran.stderr.starts_with(request), "{}", ran.stderr);
     assert!(ran.stderr.contains("<         status: true\n"), "{}", ran.stderr);
 }

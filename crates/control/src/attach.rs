@@ -21,6 +21,8 @@ pub struct Settings {
     pub default_mtu: u16,
     /// Checksum and segmentation offloads are offered to guests.
     pub offloads: bool,
+    /// Beneath which packet traces are written, absolute (the daemon's `--trace-dir`).
+    pub trace_dir: String,
     /// `packet_trace` of v0 NICs that say nothing; read by the v0 decoder, not here.
     pub trace_default: bool,
     /// The daemon's process id: part of default trace paths.
@@ -36,12 +38,13 @@ pub struct Settings {
 }
 
 impl Default for Settings {
-    /// `/run/butterfly`, MTU 1500, offloads on, traces off, 65,536 flows a NIC.
+    /// `/run/butterfly`, MTU 1500, offloads on, traces off and in `/tmp`, 65,536 flows a NIC.
     fn default() -> Settings {
         Settings {
             socket_dir: "/run/butterfly".to_owned(),
             default_mtu: 1500,
             offloads: true,
+            trace_dir: "/tmp".to_owned(),
             trace_default: false,
             pid: 0,
             flow_share: 65_536,
@@ -63,12 +66,28 @@ impl Settings {
         }
     }
 
-    /// Where a NIC's packets are written when they are: its path, or the default.
+    /// Where a NIC's packets are written when they are, absolute: its path, or the default, beneath the folder of
+    /// traces.
     pub fn trace_path(&self, nic: &Nic) -> String {
+        let dir = self.trace_dir.trim_end_matches('/');
         match &nic.packet_trace_path {
-            Some(path) => path.clone(),
-            None => format!("/tmp/butterfly-{}-{}.pcap", self.pid, nic.id),
+            Some(path) if path.starts_with('/') => path.clone(),
+            Some(path) => format!("{dir}/{path}"),
+            None => format!("{dir}/butterfly-{}-{}.pcap", self.pid, nic.id),
         }
+    }
+
+    /// Fails when a NIC is traced to a file that is not beneath the folder of traces. Links are the opener's to refuse.
+    fn trace_beneath(&self, nic: &Nic) -> Result<(), Error> {
+        let path = self.trace_path(nic);
+        let dir = self.trace_dir.trim_end_matches('/');
+        let inside = path.strip_prefix(dir).and_then(|rest| rest.strip_prefix('/'));
+        let sound = |inside: &str| inside.split('/').all(|part| !matches!(part, "" | "." | ".."));
+        if !nic.packet_trace || inside.is_some_and(sound) {
+            return Ok(());
+        }
+        let why = format!("is not a file beneath {dir}, the folder of traces (--trace-dir)");
+        Err(Error::value(&nic.owner(), "packet trace path", &path, &why))
     }
 
     /// The largest packet of a NIC.
@@ -100,6 +119,7 @@ impl Settings {
         {
             nic.packet_trace_path = None;
         }
+        self.trace_beneath(&nic)?;
         let path = self.path(&nic);
         let why = match nic.kind {
             NicKind::VhostUser if path.len() > limits::SOCKET_PATH => {

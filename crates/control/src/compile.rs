@@ -8,11 +8,11 @@ use crate::model::{Direction, Icmp, NicId, Peer, Removal, Rule, RuleMatch};
 use crate::stage::Staged;
 use crate::state::{GroupEntry, NicEntry, State};
 use dataplane::ruleset::{self, RuleSet, RuleSpec};
-use dataplane::snapshot::{Group, MacMap, Network, PortConfig, RuleSlot};
+use dataplane::snapshot::{Group, MacMap, Network, NetworkIdx, PortConfig, PortSlot, RuleSlot, SharedMacs};
 use imbl::Vector;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use wire::Vni;
+use wire::{Mac, Vni};
 
 /// What an operation had to compile.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -103,6 +103,8 @@ impl State {
             set(networks, idx.0, None);
         }
         let (mut touched, mut fresh) = (BTreeSet::new(), BTreeSet::new());
+        // MACs that come or go, and where.
+        let mut macs: BTreeMap<(Vni, Mac), NetworkIdx> = BTreeMap::new();
         let place = |entry: &NicEntry| {
             let nic = &entry.nic;
             (
@@ -122,7 +124,7 @@ impl State {
             };
             let network = networks.get_mut(old.network.0 as usize).and_then(Option::as_mut);
             if let Some(network) = network.map(Arc::make_mut) {
-                network.macs.remove(&old.nic.mac);
+                macs.insert((old.nic.vni, old.nic.mac), old.network);
                 network.ports.retain(|slot| *slot != old.slot);
                 network.learners.retain(|slot| *slot != old.slot);
                 touched.insert(old.network);
@@ -135,6 +137,7 @@ impl State {
                 let empty = Network {
                     vni,
                     macs: MacMap::default(),
+                    shared: SharedMacs::default(),
                     ports: Vec::new(),
                     learners: Vec::new(),
                     overlay: None,
@@ -148,13 +151,29 @@ impl State {
             }
             let network = networks.get_mut(idx.0 as usize).and_then(Option::as_mut);
             if let Some(network) = network.map(Arc::make_mut) {
-                network.macs.insert(new.nic.mac, new.slot);
+                macs.insert((vni, new.nic.mac), idx);
                 network.ports.push(new.slot);
                 if new.nic.learn_macs {
                     network.learners.push(new.slot);
                 }
                 touched.insert(idx);
             }
+        }
+        for ((vni, mac), idx) in macs {
+            let Some(network) = networks.get_mut(idx.0 as usize).and_then(Option::as_mut) else {
+                continue;
+            };
+            let holders = self.macs.get(&(vni, mac)).into_iter().flat_map(|ids| ids.iter());
+            let slots: Vec<PortSlot> = holders.filter_map(|id| Some(self.nics.get(id)?.slot)).collect();
+            let network = Arc::make_mut(network);
+            match slots.first() {
+                Some(first) => network.macs.insert(mac, *first),
+                None => network.macs.remove(&mac),
+            };
+            match slots.len() {
+                0 | 1 => network.shared.remove(&mac),
+                _ => network.shared.insert(mac, slots),
+            };
         }
         work.networks += touched.len();
         fresh
@@ -198,7 +217,7 @@ impl State {
             vni: nic.vni,
             network: entry.network,
             mac: nic.mac,
-            addresses: nic.ips.clone(),
+            addresses: nic.host_addresses().collect(),
             anti_spoof: nic.anti_spoof,
             pairs: nic.allowed_address_pairs.clone(),
             // Every group of a NIC has an entry, be it for this reference alone.
@@ -259,7 +278,7 @@ fn rule_spec(
     };
     let peer = match rule.peer() {
         Peer::Any => ruleset::Peer::Any,
-        Peer::Net(net) => ruleset::Peer::Net(*net),
+        Peer::Net(net) => ruleset::Peer::Net(net.trunc()),
         Peer::Group(id) => ruleset::Peer::Group(groups.get(id)?.idx),
     };
     Some(RuleSpec {

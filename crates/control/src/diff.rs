@@ -89,6 +89,9 @@ pub struct GroupDiff {
     pub members_added: Vec<IpAddr>,
     /// Members that go.
     pub members_removed: Vec<IpAddr>,
+    /// Rules or members come to stand in another order than that of those that stay and, behind them, those that come.
+    /// Packets do not notice.
+    pub reordered: bool,
     /// Other values.
     pub fields: Vec<FieldChange>,
 }
@@ -132,7 +135,8 @@ fn described(nic: &Nic) -> Vec<(&'static str, String)> {
     // Taken apart so that a field that is added and not listed here does not compile.
     let Nic {
         id: _,
-        mac,
+        mac: _,
+        mac_case: _,
         vni,
         ips,
         security_groups,
@@ -151,6 +155,7 @@ fn described(nic: &Nic) -> Vec<(&'static str, String)> {
         learn_macs,
         mtu,
         link_down,
+        lenient,
     } = nic;
     let kind = match kind {
         NicKind::VhostUser if *vhost_mode == VhostMode::Client => "vhost-user client".to_owned(),
@@ -163,7 +168,7 @@ fn described(nic: &Nic) -> Vec<(&'static str, String)> {
         None => pair.net.to_string(),
     });
     vec![
-        ("mac", mac.to_string()),
+        ("mac", nic.mac_text()),
         ("vni", vni.to_string()),
         ("ip", joined(ips)),
         ("security_groups", joined(security_groups)),
@@ -185,6 +190,7 @@ fn described(nic: &Nic) -> Vec<(&'static str, String)> {
         ),
         ("learn_macs", learn_macs.to_string()),
         ("mtu", optional(mtu)),
+        ("lenient", lenient.to_string()),
         ("link", if *link_down { "down" } else { "up" }.to_owned()),
     ]
 }
@@ -224,13 +230,24 @@ pub(crate) fn group_diff(from: Option<&Group>, to: Option<&Group>) -> Option<Gro
         from.allow_midstream.to_string(),
         to.allow_midstream.to_string(),
     );
+    let members_added: Vec<IpAddr> = to.members.difference(&from.members).copied().collect();
+    let members_removed = from.members.difference(&to.members).copied().collect();
+    let staying = from.members.iter().filter(|ip| to.members.contains(*ip));
+    let members_in_order = staying.chain(&members_added).eq(&to.members);
+    let gone: HashSet<&Rule> = rules_removed.iter().collect();
+    let staying = from
+        .rules
+        .iter()
+        .filter(|rule| gone.is_empty() || !gone.contains(rule));
+    let rules_in_order = staying.chain(&rules_added).eq(&to.rules);
     let diff = GroupDiff {
         added,
         removed,
         rules_added,
         rules_removed,
-        members_added: to.members.difference(&from.members).copied().collect(),
-        members_removed: from.members.difference(&to.members).copied().collect(),
+        members_added,
+        members_removed,
+        reordered: !(rules_in_order && members_in_order),
         fields,
     };
     let same = GroupDiff::default();
@@ -265,7 +282,7 @@ impl Display for Diff {
         for NicChange { id, diff } in &self.nics {
             match diff {
                 NicDiff::Added(nic) => {
-                    write!(f, "+ nic {id}: mac {}, vni {}", nic.mac, nic.vni)?;
+                    write!(f, "+ nic {id}: mac {}, vni {}", nic.mac_text(), nic.vni)?;
                     if !nic.ips.is_empty() {
                         write!(f, ", ip {}", joined(&nic.ips))?;
                     }
@@ -300,6 +317,9 @@ impl Display for Diff {
             diff.members_removed
                 .iter()
                 .try_for_each(|ip| writeln!(f, "    - member {ip}"))?;
+            if diff.reordered {
+                writeln!(f, "    ~ order of rules or members")?;
+            }
             for FieldChange { field, from, to } in &diff.fields {
                 writeln!(f, "    ~ {field} {} -> {}", shown(from), shown(to))?;
             }

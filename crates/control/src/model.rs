@@ -3,6 +3,7 @@
 
 mod group;
 mod id;
+mod mac_case;
 mod nic;
 mod overlay;
 mod parse;
@@ -10,6 +11,7 @@ mod rule;
 
 pub use group::{Config, Group, Removal};
 pub use id::{GroupId, NicId};
+pub use mac_case::MacCase;
 pub use nic::{AddressPair, BenchKind, Nic, NicKind, NicUpdate, Timeouts, VhostMode};
 pub use overlay::{
     Binding, BindingKey, Endpoint, EndpointUpdate, Flood, Membership, NetworkOptions, multicast_group,

@@ -222,6 +222,16 @@ impl State {
             rules.push(rule.clone());
             counters.push(RuleCounter { slot, baseline });
         }
+        if diff.reordered
+            && let Some(new) = &new
+        {
+            // Each with its counters to where it is written now.
+            let mut counted: HashMap<Rule, RuleCounter> = rules.drain(..).zip(counters.drain(..)).collect();
+            for rule in &new.rules {
+                counters.extend(counted.remove(rule));
+                rules.push(rule.clone());
+            }
+        }
         let entry = self.group_entry(&id, epoch)?;
         entry.group = new.map(|group| Arc::new(Group { rules, ..group }));
         entry.counters = Arc::new(counters);

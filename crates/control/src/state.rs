@@ -37,8 +37,8 @@ pub(crate) struct State {
     pub rule_count: usize,
     /// The last one compiled; the one in force once the operation has succeeded.
     pub snapshot: Snapshot,
-    /// Sniffers are not in it: they send nothing.
-    pub macs: imbl::HashMap<(Vni, Mac), NicId>,
+    /// Who has a MAC: one NIC, or several that are lenient. Sniffers are not in it: they send nothing.
+    pub macs: imbl::HashMap<(Vni, Mac), Arc<[NicId]>>,
     /// Sockets, interfaces and trace files in use.
     pub paths: imbl::HashMap<Arc<str>, NicId>,
     pub next_uid: u32,

@@ -10,9 +10,9 @@ use dataplane::drop_reason::DropReason;
 pub struct NicStats {
     /// Which one.
     pub id: NicId,
-    /// Bytes of frames delivered to the guest, Ethernet headers included. v0 `in`.
+    /// Bytes of frames delivered to the guest, Ethernet headers included. v0 `out`.
     pub bytes_in: u64,
-    /// Bytes of frames that the guest sent, dropped ones included. v0 `out`.
+    /// Bytes of frames that the guest sent, dropped ones included. v0 `in`.
     pub bytes_out: u64,
     /// Frames delivered to the guest.
     pub frames_in: u64,

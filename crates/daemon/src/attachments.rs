@@ -1,7 +1,7 @@
 //! What NICs attach to: vhost-user sockets, TAP devices, bench ports and trace files, made for the controller and
 //! handed to the workers.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use control::model::{BenchKind, Nic, NicKind, VhostMode};
@@ -13,6 +13,7 @@ use io::tap::{TapOptions, TapPort};
 use io::trace::Trace;
 use io::vhost::{MAX_PAIRS, NicOptions, PortKey, PortSink, PortState, Server};
 
+use crate::bench_report;
 use crate::port_states::PortStates;
 
 /// The largest MTU the kernel gives a TAP device: 65535 with the Ethernet header (tun_net_initialize).
@@ -23,11 +24,16 @@ pub struct HostAttachments {
     vhost: Arc<Server>,
     switch: Arc<Switch>,
     states: PortStates,
+    trace_dir: PathBuf,
 }
 
 impl HostAttachments {
-    /// Starts the vhost-user server.
-    pub fn start(switch: Arc<Switch>, states: PortStates) -> Result<HostAttachments, String> {
+    /// Starts the vhost-user server. Packet traces are written beneath `trace_dir` alone.
+    pub fn start(
+        switch: Arc<Switch>,
+        states: PortStates,
+        trace_dir: PathBuf,
+    ) -> Result<HostAttachments, String> {
         let sink = Arc::new(Sink {
             switch: switch.clone(),
             states: states.clone(),
@@ -38,6 +44,7 @@ impl HostAttachments {
             vhost: Arc::new(vhost),
             switch,
             states,
+            trace_dir,
         })
     }
 
@@ -128,7 +135,7 @@ impl Attachments for HostAttachments {
     }
 
     fn trace(&mut self, nic: &Nic, path: &str) -> Result<Option<Trace>, AttachError> {
-        let trace = Trace::create(Path::new(path), nic.id.as_str());
+        let trace = Trace::open(&self.trace_dir, Path::new(path), nic.id.as_str());
         trace
             .map(Some)
             .map_err(|e| AttachError(format!("packet trace {path}: {e}")))
@@ -140,7 +147,11 @@ fn bench_port(nic: &Nic, kind: &BenchKind) -> Result<Port, AttachError> {
         BenchKind::Send { ip, mac } => BenchMode::Send { ip, mac },
         BenchKind::Receive => BenchMode::Receive,
     };
-    let port = BenchPort::new(nic.mac, &nic.ips, mode).map_err(|e| AttachError(e.to_string()))?;
+    let addresses: Vec<_> = nic.host_addresses().collect();
+    let port = BenchPort::new(nic.mac, &addresses, mode).map_err(|e| AttachError(e.to_string()))?;
+    if let (BenchMode::Send { ip, .. }, Some(report)) = (mode, port.report()) {
+        bench_report::print(ip, &report).map_err(|e| AttachError(e.to_string()))?;
+    }
     Ok(Port::Bench(Box::new(port)))
 }
 

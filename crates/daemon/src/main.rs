@@ -13,6 +13,7 @@
 mod app;
 mod attachments;
 mod balancer;
+mod bench_report;
 mod connections;
 mod cores;
 mod dpdk_args;

@@ -197,7 +197,6 @@ pub struct Settings {
     pub mtu: Option<u16>,
     pub packet_trace: bool,
     /// Beneath which packet traces are written, absolute.
-    #[allow(dead_code, reason = "for what opens the traces of NICs")]
     pub trace_dir: PathBuf,
     pub offloads: bool,
     pub max_flows: u32,

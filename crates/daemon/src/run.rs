@@ -1,6 +1,7 @@
 //! From settings to a running daemon, and down again.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -124,7 +125,8 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     ));
     let uplinks = start_uplinks(settings, interfaces.clone(), &kernel, switch.clone(), broken).await?;
     let _held = hold(uplinks.as_ref())?;
-    let attachments = HostAttachments::start(switch.clone(), states.clone())?;
+    let attachments =
+        HostAttachments::start(switch.clone(), states.clone(), settings.trace_dir.clone())?;
     let vhost = attachments.vhost();
     let settings_of_control = control_settings(settings, uplinks.as_ref())?;
     let controller = Controller::new(settings_of_control, Box::new(attachments), switch.clone());
@@ -320,11 +322,15 @@ fn worker_options(settings: &Settings, states: &PortStates, breaks: Breaks) -> W
 fn control_settings(settings: &Settings, uplinks: Option<&Uplinks>) -> Result<control::Settings, String> {
     let address = underlay_address(settings);
     let carried = uplinks.and_then(|uplinks| underlay::inner_mtu(address.as_slice(), &uplinks.facts()));
-    let dir = settings.socket_dir.to_str();
+    let utf8 = |what: &str, dir: &Path| {
+        let text = dir.to_str().map(str::to_owned);
+        text.ok_or_else(|| format!("{what}'s path is not UTF-8: {}", dir.display()))
+    };
     Ok(control::Settings {
-        socket_dir: dir.ok_or("the socket directory's path is not UTF-8")?.to_owned(),
+        socket_dir: utf8("the socket directory", &settings.socket_dir)?,
         default_mtu: settings.mtu.or(carried).unwrap_or(DEFAULT_MTU),
         offloads: settings.offloads,
+        trace_dir: utf8("the folder of traces", &settings.trace_dir)?,
         trace_default: settings.packet_trace,
         pid: std::process::id(),
         flow_share: settings.max_flows_per_nic,

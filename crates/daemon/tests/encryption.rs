@@ -47,7 +47,7 @@ async fn ask_sealed(client: &mut V0, content: &[u8]) -> Vec<u8> {
     decrypt(&Key::from(KEY), &encrypted.aes256cbc_sha512.unwrap()).unwrap()
 }
 
-const REJECTED: &str = "messages {\n  revision: 0\n  error {\n    code: REJECTED\n  }\n}\n";
+const REJECTED: &str = "messages {\n  revision: 6\n  error {\n    code: REJECTED\n  }\n}\n";
 const REFUSED: &str = "encrypted {\n  error {\n    code: REJECTED\n  }\n}\n";
 
 #[tokio::test]
@@ -58,7 +58,7 @@ async fn a_sealed_request_is_carried_out_and_its_answer_is_sealed() {
         text("messages { revision: 0 message_0 { request { sg_add { id: 'a' } } message_id: 'x' } }");
     let answer = Messages::decode(ask_sealed(&mut client, &request).await.as_slice()).unwrap();
     let expected =
-        "messages { revision: 0 message_0 { response { status { status: true } } message_id: 'x' } }";
+        "messages { revision: 6 message_0 { response { status { status: true } } message_id: 'x' } }";
     assert_eq!(answer, api::text_format::parse(expected).unwrap());
 }
 
@@ -92,13 +92,13 @@ async fn what_is_not_sealed_with_this_key_is_refused_and_changes_nothing() {
         REJECTED
     );
     // Bytes that are no message: clear ones are answered clear, sealed ones sealed.
-    let parse_error = [0x08, 0, 0x12, 2, 0x08, 0];
+    let parse_error = [0x08, 6, 0x12, 2, 0x08, 0];
     assert_eq!(client.ask(b"hello".to_vec()).await, parse_error);
     assert_eq!(ask_sealed(&mut client, b"hello").await, parse_error);
 
     let list = text("messages { revision: 0 message_0 { request { sg_list: true } } }");
     let answer = Messages::decode(ask_sealed(&mut client, &list).await.as_slice()).unwrap();
-    let none = "messages { revision: 0 message_0 { response { status { status: true } } } }";
+    let none = "messages { revision: 6 message_0 { response { status { status: true } } } }";
     assert_eq!(answer, api::text_format::parse(none).unwrap());
 }
 

@@ -10,7 +10,7 @@ use api::v1;
 use common::{Daemon, PATIENCE, within};
 
 const LIST: &str = "messages { revision: 0 message_0 { request { nic_list: true } } }";
-const EMPTY: &str = "messages {\n  revision: 0\n  message_0 {\n    response {\n      status {\n        status: true\n      }\n    }\n  }\n}\n";
+const EMPTY: &str = "messages {\n  revision: 6\n  message_0 {\n    response {\n      status {\n        status: true\n      }\n    }\n  }\n}\n";
 
 fn connect(daemon: &Daemon) -> TcpStream {
     let stream = TcpStream::connect(daemon.v0.strip_prefix("tcp://").unwrap()).unwrap();
@@ -92,7 +92,7 @@ async fn a_request_of_several_frames_is_answered_with_a_parse_error() {
     stream.write_all(b"\x01\x00\x01\x01a\x00\x01b").unwrap();
     let mut reply = [0; 10];
     stream.read_exact(&mut reply).unwrap();
-    assert_eq!(&reply, b"\x01\x00\x00\x06\x08\x00\x12\x02\x08\x00");
+    assert_eq!(&reply, b"\x01\x00\x00\x06\x08\x06\x12\x02\x08\x00");
 }
 
 #[tokio::test]

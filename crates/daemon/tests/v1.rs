@@ -315,12 +315,12 @@ async fn a_group_s_life() {
     assert_eq!(
         after,
         v1::Group {
-            rules: vec![http("10.0.0.0/8")],
+            rules: vec![http("10.1.2.3/8")],
             ..group("web")
         }
     );
     assert_eq!(
-        within(client.add_rule(request(http("10.0.0.0/8"))))
+        within(client.add_rule(request(http("10.1.2.3/8"))))
             .await
             .unwrap()
             .into_inner(),

@@ -166,13 +166,38 @@ pub struct AddressPair {
 /// NICs by MAC address. The keys come from the configuration, so a fast unkeyed hash will do.
 pub type MacMap = hashbrown::HashMap<Mac, PortSlot, foldhash::fast::RandomState>;
 
+/// NICs by a MAC address that several have.
+pub type SharedMacs = hashbrown::HashMap<Mac, Vec<PortSlot>, foldhash::fast::RandomState>;
+
+impl Network {
+    /// The NIC that alone was given a MAC address.
+    #[inline]
+    pub fn only_holder(&self, mac: &Mac) -> Option<PortSlot> {
+        match self.holders(mac) {
+            None => self.macs.get(mac).copied(),
+            Some(_) => None,
+        }
+    }
+
+    /// The NICs that have a MAC address together; `None` where at most one has it.
+    #[inline]
+    pub fn holders(&self, mac: &Mac) -> Option<&[PortSlot]> {
+        if self.shared.is_empty() {
+            return None;
+        }
+        self.shared.get(mac).map(Vec::as_slice)
+    }
+}
+
 /// One virtual network.
 #[derive(Clone)]
 pub struct Network {
     /// Its identifier.
     pub vni: Vni,
-    /// Its NICs by the MAC they were given.
+    /// Its NICs by the MAC they were given; one of them where several have it.
     pub macs: MacMap,
+    /// MACs that several NICs were given, and which: frames go to the one that was heard last, before that to all.
+    pub shared: SharedMacs,
     /// All its NICs: where broadcast and multicast go.
     pub ports: Vec<PortSlot>,
     /// Those with `learn_macs`: where frames for unknown MACs go.

@@ -372,6 +372,7 @@ fn snapshot(epoch: u64, open: bool) -> Snapshot {
         Network {
             vni: Vni::new(number + 1).expect("a VNI"),
             macs: mine().map(|nic| (mac(nic), PortSlot(nic as u32))).collect(),
+            shared: Default::default(),
             ports: mine().map(|nic| PortSlot(nic as u32)).collect(),
             learners: mine()
                 .filter(|&nic| nic == L)

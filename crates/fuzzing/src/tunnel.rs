@@ -327,6 +327,7 @@ fn snapshot() -> Snapshot {
             .into_iter()
             .collect(),
         ports: vec![PortSlot(0), PortSlot(1)],
+        shared: Default::default(),
         learners: Vec::new(),
         overlay: Some(Arc::new(overlay)),
     };

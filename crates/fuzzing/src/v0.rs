@@ -17,8 +17,9 @@ mod requests;
 use std::sync::Arc;
 
 use api::encrypted::{Key, decrypt, encrypt};
+use api::strict::{self, MalformedMessage};
+use api::text_format;
 use api::v0::{Encrypted, Message, Messages};
-use api::{strict, text_format};
 use prost::Message as _;
 
 use crate::app::App;
@@ -57,20 +58,27 @@ pub fn v0(data: &[u8]) {
 
 fn clear(handler: &Handler, request: &[u8]) {
     let answer = handler.answer(request).bytes;
-    if let Ok(asked) = strict::decode(request) {
-        let answered = Messages::decode(&*answer).expect("an answer that parses");
-        let expected = if asked.encrypted.is_some() {
-            1
-        } else {
-            asked.messages.len().max(1)
-        };
-        assert_eq!(answered.messages.len(), expected);
-        // What a client's own printer makes of both.
-        let text = text_format::print(&asked);
-        assert_eq!(text_format::parse(&text).as_ref(), Ok(&asked), "{text}");
+    let asked = match strict::decode_request(request) {
+        Ok(asked) => asked,
+        Err(MalformedMessage::TooMany { .. }) => {
+            Messages::decode(&*answer).expect("a refusal that parses");
+            return;
+        }
+        Err(_) => {
+            Message::decode(&*answer).expect("an error that parses");
+            return;
+        }
+    };
+    let answered = Messages::decode(&*answer).expect("an answer that parses");
+    let expected = if asked.encrypted.is_some() {
+        1
     } else {
-        Message::decode(&*answer).expect("an error that parses");
-    }
+        asked.messages.len().max(1)
+    };
+    assert_eq!(answered.messages.len(), expected);
+    // What a client's own printer makes of both.
+    let text = text_format::print(&asked);
+    assert_eq!(text_format::parse(&text).as_ref(), Ok(&asked), "{text}");
 }
 
 /// The bytes once as they are, where the envelope belongs, and once properly encrypted.

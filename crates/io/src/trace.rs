@@ -1,8 +1,8 @@
-//! Packet traces: frames of one NIC into a pcapng file, without ever holding up a worker.
+//! Packet traces: frames of one NIC into a pcap or pcapng file, without ever holding up a worker.
 //!
 //! A worker puts copies of frames into a bounded queue; a thread of the trace's own writes them. When the disk is slower
 //! than the traffic the queue is full and frames are lost to the trace, never to the guest: they are counted,
-//! and the count ends up in the file's interface statistics. The thread ends, and the file is complete, when the
+//! and the count ends up in a pcapng file's interface statistics. The thread ends, and the file is complete, when the
 //! last [`Trace`] is dropped. Directions are the guest's: what it sent is outbound.
 
 mod file;
@@ -14,7 +14,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 
+use file::Format;
 use tracing::warn;
+use wire::pcap;
 pub use wire::pcapng::Direction;
 use wire::pcapng::{self, PacketBlock};
 
@@ -56,25 +58,27 @@ struct Counts {
 }
 
 impl Trace {
-    /// Makes the file, readable by its owner alone, and starts its thread. A regular file of our own that is there
-    /// is overwritten; a link or anybody else's file is refused.
-    pub fn create(path: &Path, nic: &str) -> io::Result<Trace> {
-        let file = file::create(path)?;
+    /// Makes the file, readable by its owner alone, and starts its thread. `path` must be beneath the folder `dir`, by
+    /// no link. One that is there is gone on with when it is a trace of our own; anything else is refused and stays as it
+    /// is. A name that ends in `.pcap` makes a pcap file, any other a pcapng one.
+    pub fn open(dir: &Path, path: &Path, nic: &str) -> io::Result<Trace> {
+        let format = Format::of(path);
+        let (file, before) = file::open(dir, path, format)?;
         let mut head = Vec::new();
-        pcapng::section_header(&mut head, APPLICATION);
-        pcapng::interface(&mut head, nic, 0);
+        format.begin(&mut head, nic, before == 0);
         let mut out = BufWriter::with_capacity(1 << 16, file);
         out.write_all(&head)?;
         out.flush()?;
-        Self::start(out, path, head.len() as u64)
+        Self::start(out, path, before + head.len() as u64, format)
     }
 
-    fn start(out: BufWriter<File>, path: &Path, file_len: u64) -> io::Result<Trace> {
+    fn start(out: BufWriter<File>, path: &Path, file_len: u64, format: Format) -> io::Result<Trace> {
         let (queue, entries) = sync_channel(QUEUE_FRAMES);
         let counts = Arc::new(Counts::default());
         let writer = Writer {
             out,
             path: path.to_owned(),
+            format,
             counts: Arc::clone(&counts),
             file_len,
             seen: 0,
@@ -162,6 +166,7 @@ impl Trace {
 struct Writer {
     out: BufWriter<File>,
     path: PathBuf,
+    format: Format,
     counts: Arc<Counts>,
     file_len: u64,
     /// Frames taken out of the queue.
@@ -203,17 +208,8 @@ impl Writer {
     fn write(&mut self, entry: &Entry) {
         self.seen += 1;
         self.last_time_ns = self.last_time_ns.max(entry.time_ns);
-        let comment = entry.dropped.map(|reason| format!("dropped: {reason}"));
         self.block.clear();
-        let packet = PacketBlock {
-            interface: 0,
-            time_ns: entry.time_ns,
-            frame_len: entry.bytes.len() as u32,
-            data: &entry.bytes,
-            direction: Some(entry.direction),
-            comment: comment.as_deref(),
-        };
-        pcapng::packet(&mut self.block, &packet);
+        self.put_frame(entry);
         if !self.full && self.file_len + self.block.len() as u64 > FILE_MAX {
             self.full = true;
             warn!(
@@ -231,6 +227,22 @@ impl Writer {
                 self.fail(&error);
             }
         }
+    }
+
+    fn put_frame(&mut self, entry: &Entry) {
+        if self.format == Format::Pcap {
+            return pcap::packet(&mut self.block, entry.time_ns, &entry.bytes);
+        }
+        let comment = entry.dropped.map(|reason| format!("dropped: {reason}"));
+        let packet = PacketBlock {
+            interface: 0,
+            time_ns: entry.time_ns,
+            frame_len: entry.bytes.len() as u32,
+            data: &entry.bytes,
+            direction: Some(entry.direction),
+            comment: comment.as_deref(),
+        };
+        pcapng::packet(&mut self.block, &packet);
     }
 
     fn count_unwritten(&mut self) {
@@ -251,12 +263,16 @@ impl Writer {
         warn!("trace '{}' ends: {error}", self.path.display());
     }
 
-    /// How many frames there were, and how many of them are missing, is the last block.
+    /// Where frames are missing, how many there were and how many are missing is the last block. Else nothing is
+    /// written at the end.
     fn finish(mut self) {
         if self.failed {
             return;
         }
         let lost = self.counts.lost.load(Ordering::Relaxed);
+        if lost == 0 || self.format == Format::Pcap {
+            return self.flush();
+        }
         // Frames that found no room in the queue were never seen here.
         let offered = self.seen + (lost - self.unwritten);
         self.block.clear();

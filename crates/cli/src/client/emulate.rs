@@ -4,7 +4,7 @@
 use api::v0::message_v0 as v0;
 use api::v0::message_v0::{Request, Response};
 use api::v0::proto::error::ErrorCode;
-use api::v0::{Message, MessageV0, Messages};
+use api::v0::{Message, MessageV0, Messages, REVISION};
 
 use super::V1;
 use crate::error::Error;
@@ -21,17 +21,17 @@ pub async fn exchange(v1: &mut V1, requests: Messages) -> Result<Messages, Error
 
 async fn answer(v1: &mut V1, message: Message) -> Result<Message, Error> {
     let failed = |code: ErrorCode| Message {
-        revision: 0,
+        revision: REVISION,
         error: Some(api::v0::Error {
             code: Some(code.into()),
         }),
         message_0: None,
     };
     let content = match message.message_0 {
-        Some(content) if message.revision == 0 => content,
-        _ => return Ok(failed(ErrorCode::VersionNotManaged)),
+        Some(content) => content,
+        None => return Ok(failed(ErrorCode::VersionNotManaged)),
     };
-    let Some(request) = content.request.filter(|request| *request != Request::default()) else {
+    let Some(request) = content.request else {
         return Ok(failed(ErrorCode::EmptyRequest));
     };
     let response = match perform(v1, request).await {
@@ -45,7 +45,7 @@ async fn answer(v1: &mut V1, message: Message) -> Result<Message, Error> {
         message_id: content.message_id,
     };
     Ok(Message {
-        revision: 0,
+        revision: REVISION,
         error: None,
         message_0: Some(content),
     })
@@ -58,6 +58,7 @@ async fn perform(v1: &mut V1, request: Request) -> Result<Response, Error> {
             nic_add: Some(nic), ..
         } => {
             let path = v1.put_nic(nic::from_v0(nic)?).await?.path;
+            let path = nic::path_to_v0(path);
             response.nic_add = Some(v0::NicAddRes { path: Some(path) });
         }
         Request {
@@ -101,8 +102,8 @@ async fn perform(v1: &mut V1, request: Request) -> Result<Response, Error> {
         } => {
             let stats = v1.nic_stats(&id).await?;
             response.nic_stats = Some(v0::NicStats {
-                r#in: stats.ingress_bytes,
-                out: stats.egress_bytes,
+                r#in: stats.egress_bytes,
+                out: stats.ingress_bytes,
             });
         }
         Request {
@@ -135,7 +136,12 @@ async fn perform(v1: &mut V1, request: Request) -> Result<Response, Error> {
 async fn perform_on_groups(v1: &mut V1, request: Request) -> Result<Response, Error> {
     let mut response = done();
     match request {
-        Request { sg_add: Some(sg), .. } => v1.put_group(group::from_v0(sg)?).await?,
+        Request { sg_add: Some(sg), .. } => {
+            for rule in &sg.rule {
+                group::new_rule_from_v0(rule.clone())?;
+            }
+            v1.put_group(group::from_v0(sg)?).await?;
+        }
         Request { sg_del: Some(id), .. } => v1.delete_group(&id).await?,
         Request { sg_list: Some(_), .. } => {
             response.sg_list = v1.groups().await?.into_iter().map(|group| group.id).collect();
@@ -143,7 +149,10 @@ async fn perform_on_groups(v1: &mut V1, request: Request) -> Result<Response, Er
         Request {
             sg_rule_add: Some(add),
             ..
-        } => v1.add_rule(&add.sg_id, group::rule_from_v0(add.rule)?).await?,
+        } => {
+            v1.add_rule(&add.sg_id, group::new_rule_from_v0(add.rule)?)
+                .await?
+        }
         Request {
             sg_rule_del: Some(del),
             ..
@@ -175,10 +184,10 @@ async fn perform_on_groups(v1: &mut V1, request: Request) -> Result<Response, Er
             } else {
                 vec![v1.group(&id).await?]
             };
-            let sgs = groups.iter().map(|group| group::to_v0(group).map(|(sg, _)| sg));
+            let sgs = groups.iter().map(group::details_to_v0);
             response.sg_details = sgs.collect::<Result<_, _>>()?;
         }
-        _ => return Err(Error::Refused("a request with no field set".into())),
+        _ => return Err(Error::Refused("the request asks for nothing".into())),
     }
     Ok(response)
 }

@@ -84,6 +84,20 @@ pub fn refusal(response: &Response) -> Option<String> {
         })
 }
 
+/// What is wrong with the envelope of a message, if anything: in the daemon's words, where it has some.
+pub fn message_error(message: &api::v0::Message) -> Option<String> {
+    let error = message.error.as_ref()?;
+    let response = message
+        .message_0
+        .as_ref()
+        .and_then(|content| content.response.as_ref());
+    Some(
+        response
+            .and_then(refusal)
+            .unwrap_or_else(|| envelope_error(error)),
+    )
+}
+
 /// What is wrong with an envelope, in a sentence.
 pub fn envelope_error(error: &api::v0::Error) -> String {
     match error.code() {

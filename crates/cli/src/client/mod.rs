@@ -18,7 +18,7 @@ use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::options::Global;
 
-pub use envelope::{envelope_error, refusal};
+pub use envelope::{message_error, refusal};
 pub use grpc::V1;
 pub use zmq::V0;
 
@@ -297,7 +297,7 @@ impl Client {
     /// Sends v0 requests and gives back v0 answers, one for each, refusals among them.
     pub async fn request(&mut self, requests: Messages) -> Result<Messages, Error> {
         match self {
-            Client::V0(v0) => v0.exchange(requests).await,
+            Client::V0(v0) => v0.exchange_all(requests).await,
             Client::V1(v1) => emulate::exchange(v1, requests).await,
         }
     }

@@ -51,7 +51,7 @@ impl V0 {
                 ..Default::default()
             })
             .await?;
-        Ok(answer.nic_add.unwrap_or_default().path.unwrap_or_default())
+        Ok(nic::path_from_v0(answer.nic_add.and_then(|added| added.path)))
     }
 
     pub async fn update_nic(&mut self, mut update: v1::UpdateNicRequest) -> Result<(), Error> {
@@ -102,8 +102,9 @@ impl V0 {
             .ok_or_else(|| self.garbled("no statistics in the answer"))?;
         Ok(v1::NicStats {
             id: id.into(),
-            ingress_bytes: stats.r#in,
-            egress_bytes: stats.out,
+            // v0 counts from the switch's side: in is what it received from the guest.
+            ingress_bytes: stats.out,
+            egress_bytes: stats.r#in,
             ..Default::default()
         })
     }
@@ -231,31 +232,44 @@ impl V0 {
     }
 
     pub async fn add_rule(&mut self, group: &str, rule: &v1::Rule) -> Result<(), Error> {
-        let rule = group::rule_to_v0(rule).map_err(|what| self.untranslatable(what))?;
-        let add = SgRuleAddReq {
-            sg_id: group.into(),
-            rule,
-        };
-        self.call(Request {
-            sg_rule_add: Some(add),
-            ..Default::default()
-        })
-        .await
-        .map(drop)
+        for rule in group::rules_to_v0(rule).map_err(|what| self.untranslatable(what))? {
+            let add = SgRuleAddReq {
+                sg_id: group.into(),
+                rule,
+            };
+            self.call(Request {
+                sg_rule_add: Some(add),
+                ..Default::default()
+            })
+            .await?;
+        }
+        Ok(())
     }
 
+    /// One for anybody is deleted as it is listed: as one rule, which API v1 can make, or as v0's two.
     pub async fn delete_rule(&mut self, group: &str, rule: &v1::Rule) -> Result<(), Error> {
-        let rule = group::rule_to_v0(rule).map_err(|what| self.untranslatable(what))?;
-        let del = SgRuleDelReq {
-            sg_id: group.into(),
-            rule,
-        };
-        self.call(Request {
-            sg_rule_del: Some(del),
-            ..Default::default()
-        })
-        .await
-        .map(drop)
+        let mut rules = group::rules_to_v0(rule).map_err(|what| self.untranslatable(what))?;
+        if rules.len() > 1 && self.group_ids().await?.iter().any(|id| id == group) {
+            let listed = self.rules(group).await?;
+            if listed.contains(rule) {
+                rules.insert(
+                    0,
+                    group::rule_to_v0(rule).map_err(|what| self.untranslatable(what))?,
+                );
+            }
+        }
+        for rule in rules {
+            let del = SgRuleDelReq {
+                sg_id: group.into(),
+                rule,
+            };
+            self.call(Request {
+                sg_rule_del: Some(del),
+                ..Default::default()
+            })
+            .await?;
+        }
+        Ok(())
     }
 
     pub async fn add_member(&mut self, group: &str, member: &str) -> Result<(), Error> {

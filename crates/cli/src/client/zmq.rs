@@ -7,16 +7,21 @@ use api::encrypted::Key;
 use api::text_format;
 use api::v0::Messages;
 use api::v0::message_v0::{Request, Response};
+use prost::Message as _;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 use zeromq::{ReqSocket, Socket, SocketRecv, SocketSend};
 
-use super::envelope::{self, OpenError, envelope_error, refusal};
+use super::envelope::{self, OpenError, message_error, refusal};
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::options::Global;
 use crate::output::say;
 use crate::translate::{Untranslatable, requests};
+
+/// Requests in one frame, and their bytes, when there are many to send. A daemon takes more (docs/v0-contract.md).
+const FRAME_MESSAGES: usize = 1000;
+const FRAME_BYTES: usize = 4 << 20;
 
 /// A ZeroMQ connection.
 pub struct V0 {
@@ -63,7 +68,26 @@ impl V0 {
         Error::needs_v1(what, &self.endpoint.to_string())
     }
 
-    /// Sends messages, gives back the answers: one for each.
+    /// Sends messages in as many frames as their number and length ask for, gives back the answers: one for each.
+    pub async fn exchange_all(&mut self, requests: Messages) -> Result<Messages, Error> {
+        let (mut answers, mut frame, mut length) = (Messages::default(), Messages::default(), 0);
+        for message in requests.messages {
+            let own = message.encoded_len();
+            if !frame.messages.is_empty()
+                && (frame.messages.len() == FRAME_MESSAGES || length + own > FRAME_BYTES)
+            {
+                let full = std::mem::take(&mut frame);
+                answers.messages.extend(self.exchange(full).await?.messages);
+                length = 0;
+            }
+            length += own;
+            frame.messages.push(message);
+        }
+        answers.messages.extend(self.exchange(frame).await?.messages);
+        Ok(answers)
+    }
+
+    /// Sends messages in one frame, gives back the answers: one for each.
     pub async fn exchange(&mut self, request: Messages) -> Result<Messages, Error> {
         if self.verbose {
             say(&prefixed('>', &text_format::print(&request)));
@@ -87,11 +111,7 @@ impl V0 {
         }
         if answer.messages.len() != request.messages.len() {
             let (got, sent) = (answer.messages.len(), request.messages.len());
-            let refused = answer
-                .messages
-                .iter()
-                .find_map(|message| message.error.as_ref())
-                .map(envelope_error);
+            let refused = answer.messages.iter().find_map(message_error);
             return Err(refused
                 .map(Error::Refused)
                 .unwrap_or_else(|| self.garbled(&format!("{got} answers to {sent} requests"))));
@@ -114,8 +134,8 @@ impl V0 {
             .into_iter()
             .next()
             .ok_or_else(|| self.garbled("no answer"))?;
-        if let Some(error) = &answer.error {
-            return Err(Error::Refused(envelope_error(error)));
+        if let Some(error) = message_error(&answer) {
+            return Err(Error::Refused(error));
         }
         let response = answer.message_0.and_then(|message| message.response);
         let response = response.ok_or_else(|| self.garbled("an answer without a response"))?;

@@ -118,10 +118,11 @@ struct Settings {
     /// Do not filter the NIC at all; update: API v1
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
     bypass_filtering: Option<bool>,
-    /// Write the NIC's frames to --trace-path, as pcapng
+    /// Write the NIC's frames to --trace-path, behind what is there
     #[arg(long, value_name = "true|false", hide_possible_values = true)]
     packet_trace: Option<bool>,
-    /// The trace's file on the daemon's host [default: /tmp/butterfly-<pid>-<id>.pcap]
+    /// The trace's file in the daemon's folder of traces: .pcap, or .pcapng with drop reasons
+    /// [default: butterfly-<pid>-<id>.pcap]
     #[arg(long, value_name = "FILE")]
     trace_path: Option<String>,
     /// API v1: further sources that anti-spoofing lets pass, with their MAC when it is another; update: '' leaves none
@@ -211,6 +212,7 @@ impl NicAdd {
                 false => v1::VhostMode::Unspecified,
             }
             .into(),
+            lenient: false,
         })
     }
 }

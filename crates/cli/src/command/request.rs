@@ -9,7 +9,7 @@ use clap::Args;
 use serde_json::json;
 
 use super::nic_state::read_file;
-use crate::client::{envelope_error, refusal};
+use crate::client::{message_error, refusal};
 use crate::error::Error;
 use crate::session::Session;
 
@@ -20,7 +20,7 @@ All requests are sent; the exit code is 1 when one of them was refused.
 
 Examples:
   butterfly request saved
-  echo 'messages { revision: 0 message_0 { request { nic_list: true } } }' | butterfly request - --stdout")]
+  echo 'messages { revision: 6 message_0 { request { nic_list: true } } }' | butterfly request - --stdout")]
 pub struct RequestArgs {
     /// The requests, in protobuf text format; - is standard input
     file: PathBuf,
@@ -75,8 +75,8 @@ fn refusals(answers: &Messages) -> Vec<String> {
 }
 
 fn why_refused(message: &Message) -> Option<String> {
-    if let Some(error) = &message.error {
-        return Some(envelope_error(error));
+    if let Some(error) = message_error(message) {
+        return Some(error);
     }
     match message
         .message_0

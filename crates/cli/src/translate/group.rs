@@ -14,10 +14,14 @@ pub fn to_v0(group: &v1::Group) -> Result<(v0::Sg, Vec<&'static str>), Untransla
         ("removal", group.removal() == v1::Removal::Drain),
         ("allow_midstream", group.allow_midstream),
     ];
+    let mut rules = Vec::with_capacity(group.rules.len());
+    for rule in &group.rules {
+        rules.extend(rules_to_v0(rule)?);
+    }
     let sg = v0::Sg {
         id: group.id.clone(),
         member: group.members.clone(),
-        rule: group.rules.iter().map(rule_to_v0).collect::<Result<_, _>>()?,
+        rule: rules,
     };
     Ok((
         sg,
@@ -26,6 +30,15 @@ pub fn to_v0(group: &v1::Group) -> Result<(v0::Sg, Vec<&'static str>), Untransla
             .map(|(name, _)| name)
             .collect(),
     ))
+}
+
+/// A group as v0 gives it back, its rules one for one.
+pub fn details_to_v0(group: &v1::Group) -> Result<v0::Sg, Untranslatable> {
+    Ok(v0::Sg {
+        id: group.id.clone(),
+        member: group.members.clone(),
+        rule: group.rules.iter().map(rule_to_v0).collect::<Result<_, _>>()?,
+    })
 }
 
 /// A group in v1's words.
@@ -39,7 +52,23 @@ pub fn from_v0(sg: v0::Sg) -> Result<v1::Group, Untranslatable> {
     })
 }
 
-/// A rule in v0's words. TCP and UDP without ports get all ports, which v0 asks for.
+/// A rule as v0 takes it to add: one for anybody must be said as one for all of IPv4 and one for all of IPv6.
+pub fn rules_to_v0(rule: &v1::Rule) -> Result<Vec<v0::Rule>, Untranslatable> {
+    let rule = rule_to_v0(rule)?;
+    if rule.cidr.is_some() || rule.security_group.is_some() {
+        return Ok(vec![rule]);
+    }
+    let all = |address: &str| v0::Rule {
+        cidr: Some(v0::Cidr {
+            address: address.into(),
+            mask_size: 0,
+        }),
+        ..rule.clone()
+    };
+    Ok(vec![all("0.0.0.0"), all("::")])
+}
+
+/// A rule in v0's words, as it is given back: with neither a CIDR nor a group where it is for anybody. TCP and UDP without ports get all ports, which v0 asks for.
 pub fn rule_to_v0(rule: &v1::Rule) -> Result<v0::Rule, Untranslatable> {
     let cannot = || {
         Err(Untranslatable(format!(
@@ -86,7 +115,17 @@ pub fn rule_to_v0(rule: &v1::Rule) -> Result<v0::Rule, Untranslatable> {
     })
 }
 
-/// A rule in v1's words, refused as a v0 daemon refuses it.
+/// A rule to add in v1's words, refused as a v0 daemon refuses it.
+pub fn new_rule_from_v0(rule: v0::Rule) -> Result<v1::Rule, Untranslatable> {
+    if rule.cidr.is_none() && rule.security_group.is_none() {
+        return Err(Untranslatable(
+            "a rule has neither a cidr nor a security_group".into(),
+        ));
+    }
+    rule_from_v0(rule)
+}
+
+/// A rule in v1's words.
 pub fn rule_from_v0(rule: v0::Rule) -> Result<v1::Rule, Untranslatable> {
     let protocol = match rule.protocol {
         -1 => None,
@@ -158,6 +197,20 @@ mod tests {
         ] {
             assert_eq!(rule_from_v0(rule_to_v0(&rule).unwrap()).unwrap(), rule);
         }
+    }
+
+    #[test]
+    fn anybody_is_two_networks_over_v0() {
+        let anybody = rule(Some(1), None, None);
+        let networks: Vec<_> = rules_to_v0(&anybody)
+            .unwrap()
+            .into_iter()
+            .map(|rule| new_rule_from_v0(rule).unwrap().peer)
+            .collect();
+        let net = |text: &str| Some(Peer::Cidr(text.into()));
+        assert_eq!(networks, [net("0.0.0.0/0"), net("::/0")]);
+        let refused = new_rule_from_v0(rule_to_v0(&anybody).unwrap()).unwrap_err();
+        assert_eq!(refused.0, "a rule has neither a cidr nor a security_group");
     }
 
     #[test]

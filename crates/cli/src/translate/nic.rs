@@ -10,7 +10,11 @@ const SENDER: &str = "ICMP_SND_LIKE";
 /// `btype` of a NIC that answers them.
 const RECEIVER: &str = "ICMP_RCV_LIKE";
 
-/// A NIC in v0's words, and the values (by their v1 names) that v0 has no word for.
+/// The path of a bench NIC, which has none.
+const NO_PATH: &str = "(nil)";
+
+/// A NIC in v0's words, as the original's client writes them (booleans and the type always), and the values (by
+/// their v1 names) that v0 has no word for. Over v0 every NIC may answer DHCP and send router advertisements.
 pub fn to_v0(nic: &v1::Nic) -> (v0::Nic, Vec<&'static str>) {
     let kind = match nic.kind() {
         v1::NicKind::Unspecified | v1::NicKind::VhostUser => v0::nic::Type::VhostUserServer,
@@ -28,8 +32,6 @@ pub fn to_v0(nic: &v1::Nic) -> (v0::Nic, Vec<&'static str>) {
             "timeouts",
             nic.timeouts.is_some_and(|timeouts| !are_default(timeouts)),
         ),
-        ("allow_dhcp_server", nic.allow_dhcp_server),
-        ("allow_router_advertisements", nic.allow_router_advertisements),
         ("learn_macs", nic.learn_macs),
         ("mtu", nic.mtu != 0),
         ("vhost_mode", nic.vhost_mode() == v1::VhostMode::Client),
@@ -41,10 +43,10 @@ pub fn to_v0(nic: &v1::Nic) -> (v0::Nic, Vec<&'static str>) {
         vni: nic.vni,
         ip: nic.addresses.clone(),
         security_group: nic.security_groups.clone(),
-        ip_anti_spoof: nic.anti_spoof,
+        ip_anti_spoof: Some(nic.anti_spoof.unwrap_or_default()),
         sniff_target_nic_id: given(nic.sniff_target.clone()),
-        bypass_filtering: nic.bypass_filtering.then_some(true),
-        r#type: (kind != v0::nic::Type::VhostUserServer).then_some(kind.into()),
+        bypass_filtering: Some(nic.bypass_filtering),
+        r#type: Some(kind.into()),
         path: given(nic.path.clone()),
         packet_trace: nic.packet_trace,
         packet_trace_path: given(nic.packet_trace_path.clone()),
@@ -95,9 +97,12 @@ pub fn from_v0(nic: v0::Nic) -> Result<v1::Nic, Untranslatable> {
         sniff_target: nic.sniff_target_nic_id.unwrap_or_default(),
         kind: kind.into(),
         bench,
-        path: nic.path.unwrap_or_default(),
+        path: path_from_v0(nic.path),
         packet_trace: nic.packet_trace,
         packet_trace_path: nic.packet_trace_path.unwrap_or_default(),
+        allow_dhcp_server: true,
+        allow_router_advertisements: true,
+        lenient: true,
         ..Default::default()
     })
 }
@@ -110,7 +115,9 @@ pub fn status_from_v0(details: v0::Nic) -> Result<v1::NicStatus, Untranslatable>
     if path.ends_with(&format!("/qemu-vhost-{}", nic.id)) {
         nic.path.clear();
     }
-    let pid = packet_trace_path.strip_prefix("/tmp/butterfly-");
+    // In whichever folder the daemon has its traces.
+    let file = packet_trace_path.rsplit_once('/').map(|(_, file)| file);
+    let pid = file.and_then(|file| file.strip_prefix("butterfly-"));
     let pid = pid.and_then(|rest| rest.strip_suffix(&format!("-{}.pcap", nic.id)));
     if pid.is_some_and(|pid| !pid.is_empty() && pid.bytes().all(|byte| byte.is_ascii_digit())) {
         nic.packet_trace_path.clear();
@@ -126,16 +133,23 @@ pub fn status_from_v0(details: v0::Nic) -> Result<v1::NicStatus, Untranslatable>
 /// A NIC's state as the answer to `nic_details`, defaults said.
 pub fn status_to_v0(status: v1::NicStatus) -> v0::Nic {
     let nic = v1::Nic {
-        path: status.path,
+        path: path_to_v0(status.path),
         packet_trace_path: status.packet_trace_path,
         ..status.nic.unwrap_or_default()
     };
-    let (details, _) = to_v0(&nic);
-    v0::Nic {
-        ip_anti_spoof: Some(details.ip_anti_spoof()),
-        bypass_filtering: Some(details.bypass_filtering()),
-        r#type: Some(details.r#type().into()),
-        ..details
+    to_v0(&nic).0
+}
+
+/// A path that v0 told; empty where there is none.
+pub fn path_from_v0(path: Option<String>) -> String {
+    path.filter(|path| path != NO_PATH).unwrap_or_default()
+}
+
+/// The path in the answer to `nic_add`.
+pub fn path_to_v0(path: String) -> String {
+    match path.as_str() {
+        "" => NO_PATH.to_owned(),
+        _ => path,
     }
 }
 
@@ -230,6 +244,9 @@ mod tests {
             path: "tap0".into(),
             packet_trace: Some(false),
             packet_trace_path: "/tmp/t".into(),
+            allow_dhcp_server: true,
+            allow_router_advertisements: true,
+            lenient: true,
             ..Default::default()
         }
     }
@@ -316,6 +333,12 @@ mod tests {
             declared("/run/butterfly/qemu-vhost-a", "/tmp/butterfly-4711-a.pcap"),
             nothing
         );
+        assert_eq!(
+            declared("/srv/qemu-vhost-a", "/srv/traces/butterfly-1-a.pcap"),
+            nothing
+        );
+        let bench = status_from_v0(details("(nil)", "/tmp/t")).unwrap();
+        assert_eq!((bench.path.as_str(), bench.nic.unwrap().path.as_str()), ("", ""));
         let own = ("/srv/a".to_owned(), "/tmp/butterfly-x-a.pcap".to_owned());
         assert_eq!(declared(&own.0, &own.1), own);
     }

@@ -1,7 +1,7 @@
 //! A configuration as v0 requests that make it: what `dump` writes.
 
 use api::v0::message_v0 as v0;
-use api::v0::{Message, MessageV0, Messages};
+use api::v0::{Message, MessageV0, Messages, REVISION};
 use api::v1;
 
 use super::{Untranslatable, group, nic};
@@ -41,6 +41,14 @@ pub fn from_config(config: &v1::Config) -> Result<(Messages, Vec<String>), Untra
             ..Default::default()
         });
     }
+    let strict = |nic: &&v1::Nic| !(nic.allow_dhcp_server && nic.allow_router_advertisements);
+    let strict = config.nics.iter().filter(strict).count();
+    if strict > 0 {
+        warnings.push(format!(
+            "{strict} of {} NICs may not answer DHCP or send router advertisements, which over API v0 all may",
+            config.nics.len()
+        ));
+    }
     let overlay = [
         ("endpoints", config.endpoints.len()),
         ("words on networks", config.networks.len()),
@@ -54,7 +62,7 @@ pub fn from_config(config: &v1::Config) -> Result<(Messages, Vec<String>), Untra
 /// Requests in their envelopes.
 pub fn envelope(requests: Vec<v0::Request>) -> Messages {
     let message = |request| Message {
-        revision: 0,
+        revision: REVISION,
         error: None,
         message_0: Some(MessageV0 {
             request: Some(request),
@@ -103,6 +111,8 @@ mod tests {
             security_groups: vec!["sg-web".into()],
             anti_spoof: Some(false),
             packet_trace: Some(false),
+            allow_dhcp_server: true,
+            allow_router_advertisements: true,
             ..vnic("vnic_1")
         };
         let config = v1::Config {
@@ -166,6 +176,7 @@ mod tests {
             [
                 "group g: API v0 has no allow_midstream",
                 "NIC a: API v0 has no mtu",
+                "1 of 1 NICs may not answer DHCP or send router advertisements, which over API v0 all may",
                 "2 endpoints: API v0 has none"
             ]
         );

@@ -14,6 +14,7 @@ use zeromq::{RepSocket, Socket, SocketRecv, SocketSend};
 pub struct ZmqStub {
     pub endpoint: String,
     requests: Receiver<Request>,
+    frames: Receiver<Vec<u8>>,
 }
 
 impl ZmqStub {
@@ -28,6 +29,7 @@ impl ZmqStub {
         let bind = endpoint.clone();
         let (ready, bound) = channel();
         let (log, requests) = channel();
+        let (sent, frames) = channel();
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
@@ -38,7 +40,9 @@ impl ZmqStub {
                 socket.bind(&bind).await.unwrap();
                 ready.send(()).unwrap();
                 while let Ok(frame) = socket.recv().await {
-                    let reply = reply(&frame.into_vec().concat(), key.as_ref(), |request| {
+                    let frame = frame.into_vec().concat();
+                    let _ = sent.send(frame.clone());
+                    let reply = reply(&frame, key.as_ref(), |request| {
                         let _ = log.send(request.clone());
                         answer(request)
                     });
@@ -49,7 +53,16 @@ impl ZmqStub {
             });
         });
         bound.recv().expect("the stub listens");
-        ZmqStub { endpoint, requests }
+        ZmqStub {
+            endpoint,
+            requests,
+            frames,
+        }
+    }
+
+    /// The frames since the last call, as they came.
+    pub fn frames(&self) -> Vec<Vec<u8>> {
+        self.frames.try_iter().collect()
     }
 
     /// The requests since the last call, each on a line of text format.
@@ -83,7 +96,7 @@ fn reply(frame: &[u8], key: Option<&Key>, mut answer: impl FnMut(&Request) -> Re
             let error = Some(api::v0::Error { code: Some(4) });
             return Messages {
                 messages: vec![Message {
-                    revision: 0,
+                    revision: api::v0::REVISION,
                     error,
                     message_0: None,
                 }],
@@ -98,7 +111,7 @@ fn reply(frame: &[u8], key: Option<&Key>, mut answer: impl FnMut(&Request) -> Re
             ..Default::default()
         };
         Message {
-            revision: 0,
+            revision: api::v0::REVISION,
             error: None,
             message_0: Some(content),
         }

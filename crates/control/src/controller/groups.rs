@@ -61,7 +61,7 @@ impl Controller {
     pub fn delete_member(&mut self, id: &GroupId, member: IpAddr) -> Result<Diff, Error> {
         match self.state.group(id) {
             Some(_) => self.change_group(id, |group| {
-                group.members.remove(&member);
+                group.members.shift_remove(&member);
             }),
             None => Ok(Diff::default()),
         }

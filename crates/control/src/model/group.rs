@@ -3,7 +3,8 @@
 use super::{Binding, BindingKey, Endpoint, GroupId, NetworkOptions, Nic, NicId, Rule};
 use crate::error::{Error, quota};
 use crate::limits;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use indexmap::IndexSet;
+use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
 use wire::Vni;
 
@@ -18,14 +19,15 @@ pub enum Removal {
 }
 
 /// A security group: rules that allow, and members that rules of other groups stand for.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Eq, Debug)]
 pub struct Group {
     /// Its id.
     pub id: GroupId,
     /// Addresses listed by hand. Those of the group's NICs count besides; a group stands for its members in every
     /// VNI alike.
-    pub members: BTreeSet<IpAddr>,
-    /// No two the same; their order means nothing and is kept for reading.
+    pub members: IndexSet<IpAddr>,
+    /// No two the same. Their order, and that of members, means nothing to packets and is given back as written: a
+    /// configuration that differs in it alone is a change.
     pub rules: Vec<Rule>,
     /// What happens to flows when their rule goes away. Default: cut.
     pub removal: Removal,
@@ -33,12 +35,30 @@ pub struct Group {
     pub allow_midstream: bool,
 }
 
+/// The order of members and rules counts.
+impl PartialEq for Group {
+    fn eq(&self, other: &Group) -> bool {
+        let Group {
+            id,
+            members,
+            rules,
+            removal,
+            allow_midstream,
+        } = self;
+        *id == other.id
+            && members.iter().eq(&other.members)
+            && *rules == other.rules
+            && *removal == other.removal
+            && *allow_midstream == other.allow_midstream
+    }
+}
+
 impl Group {
     /// An empty group: allows nothing and stands for nobody.
     pub fn new(id: GroupId) -> Group {
         Group {
             id,
-            members: BTreeSet::new(),
+            members: IndexSet::new(),
             rules: Vec::new(),
             removal: Removal::Cut,
             allow_midstream: false,

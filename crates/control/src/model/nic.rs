@@ -1,6 +1,7 @@
 //! A NIC: one attachment of one guest to one virtual network.
 
-use super::{GroupId, NicId};
+use super::parse::unmapped;
+use super::{GroupId, MacCase, NicId};
 use crate::error::{Error, quota};
 use crate::limits;
 use ipnet::IpNet;
@@ -52,8 +53,10 @@ pub enum BenchKind {
 pub struct Nic {
     /// Its id.
     pub id: NicId,
-    /// Its MAC address, unique in its VNI (sniffers excepted: they send nothing).
+    /// Its MAC address, unique in its VNI (sniffers excepted: they send nothing), unless it is lenient.
     pub mac: Mac,
+    /// Which of the MAC's letters were written in upper case: it is given back as written.
+    pub mac_case: MacCase,
     /// Its virtual network.
     pub vni: Vni,
     /// Its addresses, each once. Two NICs of a VNI may share one: addresses move between VMs.
@@ -80,7 +83,8 @@ pub struct Nic {
     pub path: Option<String>,
     /// Its packets are written to a file. Default no (v0: as the daemon's option says).
     pub packet_trace: bool,
-    /// That file, absolute. Default `/tmp/butterfly-<pid>-<id>.pcap`.
+    /// That file, beneath the daemon's folder of traces; relative to it unless absolute. Default
+    /// `<trace-dir>/butterfly-<pid>-<id>.pcap`.
     pub packet_trace_path: Option<String>,
     /// How long its idle flows are remembered; see [`Nic::timeouts_in_bounds`].
     pub timeouts: Timeouts,
@@ -95,6 +99,10 @@ pub struct Nic {
     /// The link is down as the operator wants it: no frame comes from the NIC or goes to it, and the guest is told.
     /// Default no.
     pub link_down: bool,
+    /// It takes what the original took, for what API v0 makes: its MAC may be another lenient NIC's of the VNI (frames go
+    /// to the one that sent from it last), or that of nobody; its IPs may be such as are no host's, which are
+    /// given back and stand for nothing. Default no.
+    pub lenient: bool,
 }
 
 /// Replaces the given values of a NIC and keeps the others. A list replaces the whole list.
@@ -126,6 +134,7 @@ impl Nic {
         Nic {
             id,
             mac,
+            mac_case: MacCase::default(),
             vni,
             ips: Vec::new(),
             security_groups: Vec::new(),
@@ -144,7 +153,18 @@ impl Nic {
             learn_macs: false,
             mtu: None,
             link_down: false,
+            lenient: false,
         }
+    }
+
+    /// Its MAC address as it was written.
+    pub fn mac_text(&self) -> String {
+        self.mac_case.write(self.mac)
+    }
+
+    /// Those of its addresses that a host can have.
+    pub fn host_addresses(&self) -> impl Iterator<Item = IpAddr> + use<'_> {
+        self.ips.iter().copied().filter(is_host)
     }
 
     /// This NIC with the given values replaced.
@@ -223,16 +243,19 @@ impl Nic {
             self.allowed_address_pairs.len(),
             limits::PAIRS_PER_NIC,
         )?;
-        if self.mac.is_multicast() {
+        if self.mac.is_multicast() && !self.lenient {
             return refuse("MAC", &self.mac, "is a group address, a NIC cannot send from it");
         }
-        if self.mac == Mac([0; 6]) {
+        if self.mac == Mac([0; 6]) && !self.lenient {
             return refuse("MAC", &self.mac, "is nobody's address, no driver takes it");
         }
-        for ip in &self.ips {
-            if ip.is_unspecified() || ip.is_multicast() || *ip == IpAddr::V4(Ipv4Addr::BROADCAST) {
-                return refuse("IP", ip, "is not the address of one host");
-            }
+        if (self.mac.is_multicast() || self.mac == Mac([0; 6])) && self.kind == NicKind::Tap {
+            let why = "is not an address that a TAP interface can have";
+            return refuse("MAC", &self.mac, why);
+        }
+        if let Some(ip) = self.ips.iter().find(|ip| !self.lenient && !is_host(ip)) {
+            unmapped(&owner, "IP", &ip.to_string(), *ip)?;
+            return refuse("IP", ip, "is not the address of one host");
         }
         if self.sniff_target.as_ref() == Some(&self.id) {
             return Err(Error::SniffsItself(self.id));
@@ -243,18 +266,20 @@ impl Nic {
         if let Some(mtu) = self.mtu.filter(|mtu| *mtu < limits::MTU_MIN) {
             return refuse("MTU", &mtu, "is below the smallest, 68");
         }
-        let cannot_be =
-            |path: &&String| !path.starts_with('/') || path.contains('\0') || path.len() > limits::TRACE_PATH;
+        let cannot_be = |path: &&String| path.contains('\0') || path.len() > limits::TRACE_PATH;
         if let Some(path) = self.packet_trace_path.as_ref().filter(cannot_be) {
-            return refuse(
-                "packet trace path",
-                path,
-                "is not an absolute path of at most 4095 bytes",
-            );
+            return refuse("packet trace path", path, "is not a path of at most 4095 bytes");
         }
         self.timeouts_in_bounds()?;
         Ok(self)
     }
+}
+
+/// False for the addresses of nobody, of all and of groups (RFC 1122 section 3.2.1.3, RFC 4291 section 2.7), and for IPv4
+/// ones in the form of IPv6, which no packet has.
+fn is_host(ip: &IpAddr) -> bool {
+    let mapped = matches!(ip, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some());
+    !(ip.is_unspecified() || ip.is_multicast() || *ip == IpAddr::V4(Ipv4Addr::BROADCAST) || mapped)
 }
 
 fn replace<T>(value: &mut T, new: Option<T>) {

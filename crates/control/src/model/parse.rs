@@ -11,18 +11,17 @@ use wire::{Mac, Vni};
 /// IPv4-mapped IPv6 address (`::ffff:10.0.0.1`, RFC 4291 section 2.5.5.2): who writes one means the IPv4 address, and
 /// would get a rule or a member that never matches.
 pub fn parse_address(owner: &impl ToString, field: &'static str, text: &str) -> Result<IpAddr, Error> {
-    let ip = text
-        .parse()
-        .map_err(|_| Error::value(owner, field, text, "is not an IPv4 or IPv6 address"))?;
-    unmapped(owner, field, text, ip)
+    unmapped(owner, field, text, address(owner, field, text)?)
 }
 
-/// A NIC's addresses.
+fn address(owner: &impl ToString, field: &'static str, text: &str) -> Result<IpAddr, Error> {
+    text.parse()
+        .map_err(|_| Error::value(owner, field, text, "is not an IPv4 or IPv6 address"))
+}
+
+/// A NIC's addresses. Those that are no host's are the model's to refuse: see [`Nic::lenient`](crate::model::Nic).
 pub fn parse_addresses(owner: &impl ToString, texts: &[String]) -> Result<Vec<IpAddr>, Error> {
-    texts
-        .iter()
-        .map(|text| parse_address(owner, "IP", text))
-        .collect()
+    texts.iter().map(|text| address(owner, "IP", text)).collect()
 }
 
 /// Ids of groups.
@@ -30,7 +29,12 @@ pub fn parse_groups(ids: &[String]) -> Result<Vec<GroupId>, Error> {
     ids.iter().map(|id| GroupId::new(id)).collect()
 }
 
-fn unmapped(owner: &impl ToString, field: &'static str, text: &str, ip: IpAddr) -> Result<IpAddr, Error> {
+pub(super) fn unmapped(
+    owner: &impl ToString,
+    field: &'static str,
+    text: &str,
+    ip: IpAddr,
+) -> Result<IpAddr, Error> {
     match ip {
         IpAddr::V6(v6) if let Some(v4) = v6.to_ipv4_mapped() => {
             let why = format!("is an IPv4 address in the form of IPv6, write {v4}");
@@ -40,8 +44,7 @@ fn unmapped(owner: &impl ToString, field: &'static str, text: &str, ip: IpAddr) 
     }
 }
 
-/// `ADDRESS/LENGTH`, or an address alone, which stands for itself. Host bits are accepted, as the original did, and
-/// cleared: what is kept and given back is the network.
+/// `ADDRESS/LENGTH`, or an address alone, which stands for itself. Host bits stay, as for the original.
 pub fn parse_cidr(owner: &impl ToString, text: &str) -> Result<IpNet, Error> {
     let bad = || {
         Error::value(
@@ -74,7 +77,7 @@ pub fn parse_cidr(owner: &impl ToString, text: &str) -> Result<IpNet, Error> {
     }
 }
 
-/// An address and a prefix length that come apart, as in v0's `Cidr`. Host bits are cleared.
+/// An address and a prefix length that come apart, as in v0's `Cidr`. Host bits stay.
 pub fn parse_masked(owner: &impl ToString, address: &str, length: u32) -> Result<IpNet, Error> {
     let ip = parse_address(owner, "CIDR address", address)?;
     masked(ip, length).ok_or_else(|| {
@@ -89,9 +92,7 @@ pub fn parse_masked(owner: &impl ToString, address: &str, length: u32) -> Result
 }
 
 fn masked(address: IpAddr, length: u32) -> Option<IpNet> {
-    IpNet::new(address, u8::try_from(length).ok()?)
-        .ok()
-        .map(|net| net.trunc())
+    IpNet::new(address, u8::try_from(length).ok()?).ok()
 }
 
 /// Six hexadecimal pairs separated by colons, 17 characters.
@@ -119,17 +120,17 @@ mod tests {
     fn texts_become_canonical() {
         let owner = "group 'web'";
         for (text, canonical) in [
-            ("10.1.2.3/8", "10.0.0.0/8"),
+            ("10.1.2.3/8", "10.1.2.3/8"),
             ("10.1.2.3", "10.1.2.3/32"),
             ("0.0.0.0/0", "0.0.0.0/0"),
-            ("2001:DB8:0:0::1/32", "2001:db8::/32"),
+            ("2001:DB8:0:0::1/32", "2001:db8::1/32"),
             ("::1", "::1/128"),
         ] {
             assert_eq!(parse_cidr(&owner, text).unwrap().to_string(), canonical);
         }
         assert_eq!(
             parse_masked(&owner, "10.1.2.3", 24).unwrap().to_string(),
-            "10.1.2.0/24"
+            "10.1.2.3/24"
         );
         assert_eq!(
             parse_address(&owner, "member", "FE80:0::1").unwrap().to_string(),
@@ -159,8 +160,10 @@ mod tests {
         }
         for mapped in ["::ffff:10.0.0.1", "::FFFF:a00:1"] {
             assert_eq!(
-                parse_address(&"NIC 'a'", "IP", mapped).unwrap_err().to_string(),
-                format!("NIC 'a': IP '{mapped}' is an IPv4 address in the form of IPv6, write 10.0.0.1")
+                parse_address(&"NIC 'a'", "member", mapped)
+                    .unwrap_err()
+                    .to_string(),
+                format!("NIC 'a': member '{mapped}' is an IPv4 address in the form of IPv6, write 10.0.0.1")
             );
             assert!(parse_cidr(&"rule", mapped).is_err() && parse_masked(&"rule", mapped, 128).is_err());
         }

@@ -49,7 +49,8 @@ pub enum RuleMatch {
 pub enum Peer {
     /// Anybody, IPv4 and IPv6.
     Any,
-    /// A network, without host bits.
+    /// A network with the host bits that it was written with: it matches as if they were zero, and is another peer than
+    /// the network without them, so that what was written is given back and can be taken away.
     Net(IpNet),
     /// The members of a group, which may not exist (yet): then nobody.
     Group(GroupId),
@@ -73,7 +74,7 @@ const SCTP: u8 = 132;
 
 impl Rule {
     /// A rule; `protocol` `None` is all protocols. Ports that are all ports and ICMP that is any type become
-    /// [`RuleMatch::Any`] and a network loses its host bits, so that what means the same is the same.
+    /// [`RuleMatch::Any`].
     pub fn new(
         direction: Direction,
         protocol: Option<u8>,
@@ -106,10 +107,6 @@ impl Rule {
                 kind: None,
                 code: None,
             }) => RuleMatch::Any,
-            other => other,
-        };
-        let peer = match peer {
-            Peer::Net(net) => Peer::Net(net.trunc()),
             other => other,
         };
         Ok(Rule {
@@ -255,7 +252,7 @@ mod tests {
         let no = |text: &str| Err(text.to_owned());
         assert_eq!(
             rule(6, Some(22), Some(22), Some(("42.0.3.1", 16)), None),
-            ok("ingress tcp 22 from 42.0.0.0/16")
+            ok("ingress tcp 22 from 42.0.3.1/16")
         );
         assert_eq!(
             rule(17, Some(1), Some(9), None, Some("users")),
@@ -305,16 +302,16 @@ mod tests {
     }
 
     #[test]
-    fn what_means_the_same_is_the_same() {
+    fn all_ports_are_any_and_host_bits_stay() {
         let all = RuleMatch::Ports(Ports { start: 0, end: 65535 });
         let any = Rule::new(Egress, Some(6), RuleMatch::Any, Peer::Any).unwrap();
         assert_eq!(Rule::new(Egress, Some(6), all, Peer::Any).unwrap(), any);
         assert_eq!(any.ports(), Some(Ports { start: 0, end: 65535 }));
         let net = |text: &str| Peer::Net(text.parse().unwrap());
-        assert_eq!(
-            Rule::new(Egress, None, RuleMatch::Any, net("10.1.1.1/8")).unwrap(),
-            Rule::new(Egress, None, RuleMatch::Any, net("10.0.0.0/8")).unwrap()
-        );
+        let written = Rule::new(Egress, None, RuleMatch::Any, net("10.1.1.1/8")).unwrap();
+        assert_eq!(written.to_string(), "egress all to 10.1.1.1/8");
+        let other = Rule::new(Egress, None, RuleMatch::Any, net("10.0.0.0/8")).unwrap();
+        assert_ne!(written, other);
     }
 
     #[test]

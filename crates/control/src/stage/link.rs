@@ -4,6 +4,7 @@ use super::{Staged, full};
 use crate::attach::{DataPlane, Settings};
 use crate::error::{Error, quota};
 use crate::limits;
+use crate::model::NicId;
 use crate::state::{NetworkEntry, NicEntry, State};
 use dataplane::snapshot::{NetworkIdx, PortSlot, PortUid};
 use std::sync::Arc;
@@ -83,7 +84,13 @@ impl State {
         }
         match &nic.sniff_target {
             None => {
-                self.macs.remove(&(nic.vni, nic.mac));
+                let key = (nic.vni, nic.mac);
+                let holders = self.macs.get(&key).into_iter().flat_map(|ids| ids.iter());
+                let others: Arc<[NicId]> = holders.filter(|id| **id != nic.id).cloned().collect();
+                match others.is_empty() {
+                    true => self.macs.remove(&key),
+                    false => self.macs.insert(key, others),
+                };
             }
             Some(target) => {
                 staged.sniffed.insert(target.clone());
@@ -103,7 +110,7 @@ impl State {
                 continue;
             };
             let touch = staged.groups.entry(id.clone()).or_default();
-            for ip in &nic.ips {
+            for ip in &nic.host_addresses().collect::<Vec<_>>() {
                 touch.members.entry(*ip).or_insert_with(|| entry.stands_for(ip));
                 match entry.addresses.get_mut(ip) {
                     Some(count) if *count > 1 => *count -= 1,
@@ -140,14 +147,22 @@ impl State {
         }
         match &nic.sniff_target {
             None => {
-                if let Some(other) = self.macs.insert((nic.vni, nic.mac), nic.id.clone()) {
+                let key = (nic.vni, nic.mac);
+                let others = self.macs.get(&key).map_or(&[][..], |ids| ids);
+                let strict =
+                    |id: &&NicId| !(nic.lenient && self.nics.get(*id).is_some_and(|e| e.nic.lenient));
+                if let Some(other) = others.iter().find(strict) {
                     return Err(Error::MacTaken {
                         nic: nic.id.clone(),
                         mac: nic.mac,
-                        other,
+                        other: other.clone(),
                         vni: nic.vni,
                     });
                 }
+                // By id, whatever order they came in.
+                let mut holders: Vec<NicId> = others.iter().chain([&nic.id]).cloned().collect();
+                holders.sort();
+                self.macs.insert(key, holders.into());
             }
             Some(target) => {
                 staged.sniffed.insert(target.clone());
@@ -176,7 +191,7 @@ impl State {
         for id in &nic.security_groups {
             let entry = self.group_entry(id, epoch)?;
             let touch = staged.groups.entry(id.clone()).or_default();
-            for ip in &nic.ips {
+            for ip in &nic.host_addresses().collect::<Vec<_>>() {
                 touch.members.entry(*ip).or_insert_with(|| entry.stands_for(ip));
                 *entry.addresses.entry(*ip).or_insert(0) += 1;
             }

@@ -1,7 +1,7 @@
 //! A whole declared configuration: shown, tried, applied, all or nothing.
 
 use super::world::*;
-use crate::model::{Nic, Peer};
+use crate::model::{Direction, Group, Nic, Peer, Rule};
 
 #[test]
 fn a_diff_reads_as_what_will_happen() {
@@ -157,4 +157,41 @@ fn ten_thousand_rules_come_in_one_snapshot() {
         controller.group_stats(&group_id("web")).unwrap().rules.len(),
         10_000
     );
+}
+
+/// What a fuzzer found: `fuzz/regressions/v1/rule-order`.
+#[test]
+fn another_order_of_rules_or_members_is_a_change_of_nothing_else() {
+    let (mut controller, _) = controller();
+    let rule = |direction, net: &str| {
+        let (address, length) = net.split_once('/').unwrap();
+        let cidr = Some((address, length.parse().unwrap()));
+        Rule::from_v0(direction, -1, None, None, cidr, None).unwrap()
+    };
+    let rules = ["10.0.0.1/8", "10.0.0.0/8", "10.1.0.0/16"].map(|net| rule(Direction::Ingress, net));
+    let group = |order: [usize; 3], members: [&str; 2]| Group {
+        rules: order.map(|at| rules[at].clone()).to_vec(),
+        members: members.into_iter().map(ip).collect(),
+        ..Group::new("web".parse().unwrap())
+    };
+    let of = |controller: &crate::Controller| controller.group(&"web".parse().unwrap()).unwrap();
+    let first = group([0, 1, 2], ["10.0.0.9", "10.0.0.1"]);
+    controller.put_group(first.clone()).unwrap();
+    assert!(controller.put_group(first).unwrap().is_empty());
+    for (order, members) in [
+        ([2, 0, 1], ["10.0.0.9", "10.0.0.1"]),
+        ([2, 0, 1], ["10.0.0.1", "10.0.0.9"]),
+    ] {
+        let diff = controller.put_group(group(order, members)).unwrap();
+        assert_eq!(
+            diff.to_string(),
+            "~ group web:\n    ~ order of rules or members\n"
+        );
+        assert_eq!(*of(&controller), group(order, members));
+    }
+    // A rule that comes in the middle stands there.
+    let mut more = group([2, 0, 1], ["10.0.0.1", "10.0.0.9"]);
+    more.rules.insert(1, rule(Direction::Egress, "::/0"));
+    controller.put_group(more.clone()).unwrap();
+    assert_eq!(*of(&controller), more);
 }

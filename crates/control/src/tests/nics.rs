@@ -234,3 +234,69 @@ fn a_nic_counts_from_its_own_beginning() {
         (1000, 0, vec![])
     );
 }
+
+#[test]
+fn lenient_nics_may_share_a_mac_and_have_addresses_that_are_no_host_s() {
+    let (mut controller, shared) = controller();
+    let lenient = |id: &str, last| Nic {
+        lenient: true,
+        mac: wire::Mac([0x52, 0x54, 0, 0x12, 0x34, 1]),
+        ..nic(id, last, &["web"])
+    };
+    let network = |controller: &crate::Controller, shared: &Shared| {
+        let at = port(controller, shared, "a").network.0 as usize;
+        let networks = shared.world().snapshots.last().unwrap().networks.clone();
+        networks[at].clone().unwrap()
+    };
+    let slot = |controller: &crate::Controller, id: &str| controller.nic(&nic_id(id)).unwrap().slot;
+    controller.put_nic(lenient("b", 2)).unwrap();
+    controller.put_nic(lenient("a", 1)).unwrap();
+    let mac = lenient("a", 1).mac;
+    let both = [slot(&controller, "a"), slot(&controller, "b")];
+    assert_eq!(network(&controller, &shared).holders(&mac), Some(&both[..]));
+    assert_eq!(network(&controller, &shared).only_holder(&mac), None);
+    // One that is not lenient neither takes it nor lets it be taken.
+    let strict = Nic {
+        lenient: false,
+        ..lenient("c", 3)
+    };
+    let refused = controller.put_nic(strict.clone()).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "NIC 'c': MAC 52:54:00:12:34:01 is already that of NIC 'a' in VNI 42"
+    );
+    controller.delete_nic(&nic_id("b")).unwrap();
+    assert_eq!(network(&controller, &shared).only_holder(&mac), Some(both[0]));
+
+    let texts = [
+        "0.0.0.0",
+        "::",
+        "255.255.255.255",
+        "224.0.0.1",
+        "ff02::1",
+        "::ffff:10.0.0.1",
+        "42.0.0.1",
+    ];
+    let odd = Nic {
+        ips: texts.map(ip).to_vec(),
+        ..lenient("a", 1)
+    };
+    let status = controller.put_nic(odd.clone()).unwrap();
+    assert_eq!(status.nic.ips, odd.ips, "given back");
+    assert_eq!(
+        port(&controller, &shared, "a").addresses,
+        [ip("42.0.0.1")],
+        "and not used"
+    );
+    let strict = Nic {
+        lenient: false,
+        ..odd
+    };
+    assert!(
+        controller
+            .put_nic(strict)
+            .unwrap_err()
+            .to_string()
+            .contains("IP '0.0.0.0' is not")
+    );
+}

@@ -72,8 +72,20 @@ fn a_refusal_names_the_thing_and_the_value_and_changes_nothing() {
             "NIC 'a': vhost mode 'client' goes with a vhost-user NIC alone",
         ),
         (
-            |c| put(c, |nic| nic.packet_trace_path = Some("a.pcap".to_owned())),
-            "NIC 'a': packet trace path 'a.pcap' is not an absolute path of at most 4095 bytes",
+            |c| {
+                put(c, |nic| {
+                    (nic.packet_trace, nic.packet_trace_path) = (true, Some("/root/a.pcap".to_owned()))
+                })
+            },
+            "NIC 'a': packet trace path '/root/a.pcap' is not a file beneath /tmp, the folder of traces (--trace-dir)",
+        ),
+        (
+            |c| {
+                put(c, |nic| {
+                    (nic.packet_trace, nic.packet_trace_path) = (true, Some("../a.pcap".to_owned()))
+                })
+            },
+            "NIC 'a': packet trace path '/tmp/../a.pcap' is not a file beneath /tmp, the folder of traces (--trace-dir)",
         ),
         (
             |c| {
@@ -87,14 +99,14 @@ fn a_refusal_names_the_thing_and_the_value_and_changes_nothing() {
         (
             |c| {
                 put(c, |nic| {
-                    (nic.packet_trace, nic.packet_trace_path) = (true, Some("/forbidden".to_owned()))
+                    (nic.packet_trace, nic.packet_trace_path) = (true, Some("/tmp/forbidden".to_owned()))
                 })
             },
-            "NIC 'a': /forbidden: permission denied",
+            "NIC 'a': /tmp/forbidden: permission denied",
         ),
         (
-            |c| put(c, |nic| nic.path = Some("/forbidden".to_owned())),
-            "NIC 'a': /forbidden: permission denied",
+            |c| put(c, |nic| nic.path = Some("/tmp/forbidden".to_owned())),
+            "NIC 'a': /tmp/forbidden: permission denied",
         ),
         (
             |c| {
@@ -176,7 +188,7 @@ fn a_refusal_names_the_thing_and_the_value_and_changes_nothing() {
     controller
         .put_group(group("web", &["42.0.0.9"], &[tcp(80, Peer::Any)]))
         .unwrap();
-    shared.world().refused.insert("/forbidden".to_owned());
+    shared.world().refused.insert("/tmp/forbidden".to_owned());
     for (operation, sentence) in refusals {
         assert_eq!(refused(&mut controller, &shared, operation), *sentence);
     }

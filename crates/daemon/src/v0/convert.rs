@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use api::v0::message_v0 as v0;
 use control::model::{
-    BenchKind, Direction, Group, GroupId, Nic, NicId, NicKind, NicUpdate, Peer, Rule, parse_address,
+    BenchKind, Direction, Group, GroupId, MacCase, Nic, NicId, NicKind, NicUpdate, Peer, Rule, parse_address,
     parse_addresses, parse_groups, parse_mac, parse_vni,
 };
 use control::{Error, NicStatus, Settings};
@@ -14,7 +14,8 @@ use control::{Error, NicStatus, Settings};
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
-/// A NIC to create. What v0 does not know of keeps its default.
+/// A NIC to create, as lenient as the original was: its guest may answer DHCP and send router advertisements, too. What
+/// else v0 does not know of keeps its default.
 pub fn nic(nic: v0::Nic, settings: &Settings) -> Result<Nic, Error> {
     let owner = format!("NIC '{}'", nic.id.escape_debug());
     let kind = kind(&owner, &nic)?;
@@ -34,6 +35,8 @@ pub fn nic(nic: v0::Nic, settings: &Settings) -> Result<Nic, Error> {
     // The socket's path is the contract's, whatever a dump of another daemon says.
     new.path = nic.path.filter(|_| kind == NicKind::Tap);
     new.kind = kind;
+    (new.allow_dhcp_server, new.allow_router_advertisements) = (true, true);
+    (new.lenient, new.mac_case) = (true, MacCase::of(&nic.mac));
     new.packet_trace = nic.packet_trace.unwrap_or(settings.trace_default);
     new.packet_trace_path = nic.packet_trace_path;
     Ok(new)
@@ -107,7 +110,7 @@ pub fn nic_details(status: &NicStatus) -> v0::Nic {
     let (dip, dmac) = target.unzip();
     v0::Nic {
         id: nic.id.to_string(),
-        mac: nic.mac.to_string(),
+        mac: nic.mac_text(),
         vni: nic.vni.id(),
         ip: nic.ips.iter().map(IpAddr::to_string).collect(),
         security_group: nic.security_groups.iter().map(GroupId::to_string).collect(),
@@ -117,16 +120,25 @@ pub fn nic_details(status: &NicStatus) -> v0::Nic {
         r#type: Some(kind.into()),
         path: path(status),
         packet_trace: Some(nic.packet_trace),
-        packet_trace_path: Some(status.trace_path.clone()),
+        packet_trace_path: Some(
+            nic.packet_trace_path
+                .as_ref()
+                .unwrap_or(&status.trace_path)
+                .clone(),
+        ),
         btype: btype.map(str::to_owned),
         dip,
         dmac,
     }
 }
 
-/// Where a NIC is attached, as nic_add answers.
+/// Where a NIC is attached, as nic_add answers. A bench NIC is nowhere; the original printed its null pointer, and its
+/// client takes an answer without a path for a failure.
 pub fn path(status: &NicStatus) -> Option<String> {
-    (!status.path.is_empty()).then(|| status.path.clone())
+    match &status.nic.kind {
+        NicKind::Bench(_) => Some("(nil)".to_owned()),
+        _ => Some(status.path.clone()),
+    }
 }
 
 /// A group to create.
@@ -155,8 +167,18 @@ pub fn sg_details(group: &Group) -> v0::Sg {
     }
 }
 
-/// A rule, checked and normalised.
+/// A rule to add, checked: as the original, it must say who is at the other end.
 pub fn rule(rule: &v0::Rule) -> Result<Rule, Error> {
+    if rule.cidr.is_none() && rule.security_group.is_none() {
+        let why =
+            "has neither a CIDR nor a security group; for anybody, add one with 0.0.0.0/0 and one with ::/0";
+        return Err(Error::Rule(why.to_owned()));
+    }
+    rule_to_delete(rule)
+}
+
+/// A rule to take away: one for anybody, which API v1 can make, may be said with neither a CIDR nor a security group.
+pub fn rule_to_delete(rule: &v0::Rule) -> Result<Rule, Error> {
     let direction = match v0::rule::Direction::try_from(rule.direction) {
         Ok(v0::rule::Direction::Inbound) => Direction::Ingress,
         Ok(v0::rule::Direction::Outbound) => Direction::Egress,
@@ -181,7 +203,7 @@ pub fn rule(rule: &v0::Rule) -> Result<Rule, Error> {
     )
 }
 
-/// A rule as it is given back: ports for TCP and UDP only.
+/// A rule as it is given back: ports for TCP and UDP only, host bits as written.
 pub fn rule_details(rule: &Rule) -> v0::Rule {
     let ports = rule
         .ports()
@@ -190,7 +212,7 @@ pub fn rule_details(rule: &Rule) -> v0::Rule {
         Peer::Any => (None, None),
         Peer::Net(net) => (
             Some(v0::Cidr {
-                address: net.network().to_string(),
+                address: net.addr().to_string(),
                 mask_size: net.prefix_len().into(),
             }),
             None,

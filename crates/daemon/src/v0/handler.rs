@@ -4,14 +4,17 @@
 use std::sync::Arc;
 
 use api::encrypted::{Key, decrypt, encrypt};
-use api::strict;
+use api::strict::{self, MalformedMessage};
 use api::v0::encrypted::{Error as EncryptedError, error::Code};
 use api::v0::proto::error::ErrorCode;
-use api::v0::{Encrypted, Error, Message, MessageV0, Messages};
+use api::v0::{Encrypted, Error, Message, MessageV0, Messages, REVISION};
 use prost::Message as _;
 
 use super::requests;
 use crate::app::App;
+
+/// Bytes of a reply at most: as soon as the answers are longer, no further request of the frame is carried out.
+const REPLY_MAX: usize = 32 << 20;
 
 /// Answers requests. Cheap to clone.
 #[derive(Clone)]
@@ -35,19 +38,22 @@ impl Handler {
 
     /// The reply to a request frame. Waits for the workers.
     pub fn answer(&self, request: &[u8]) -> Answer {
-        let Ok(messages) = strict::decode(request) else {
-            return clear(parse_error());
+        let Some(key) = &self.key else {
+            let (messages, quit) = match strict::decode_request(request) {
+                Err(malformed) => return clear(unreadable(&malformed)),
+                Ok(messages) if messages.encrypted.is_some() => (rejected(), false),
+                Ok(messages) => self.answer_messages(messages.messages),
+            };
+            return Answer {
+                bytes: messages.encode_to_vec(),
+                quit,
+            };
         };
-        match (messages.encrypted, &self.key) {
-            (Some(encrypted), Some(key)) => self.answer_encrypted(key, encrypted),
-            (Some(_), None) | (None, Some(_)) => clear(rejected().encode_to_vec()),
-            (None, None) => {
-                let (messages, quit) = self.answer_messages(messages.messages);
-                Answer {
-                    bytes: messages.encode_to_vec(),
-                    quit,
-                }
-            }
+        // What comes in the clear is not even decoded.
+        match strict::decode_encrypted(request) {
+            Err(malformed) => clear(unreadable(&malformed)),
+            Ok(None) => clear(rejected().encode_to_vec()),
+            Ok(Some(encrypted)) => self.answer_encrypted(key, encrypted),
         }
     }
 
@@ -66,8 +72,8 @@ impl Handler {
         let Ok(request) = decrypt(key, &bytes) else {
             return refuse_encrypted(Code::Rejected);
         };
-        let (bytes, quit) = match strict::decode(&request) {
-            Err(_) => (parse_error(), false),
+        let (bytes, quit) = match strict::decode_request(&request) {
+            Err(malformed) => (unreadable(&malformed), false),
             Ok(messages) if messages.encrypted.is_some() => (rejected().encode_to_vec(), false),
             Ok(messages) => {
                 let (messages, quit) = self.answer_messages(messages.messages);
@@ -93,46 +99,37 @@ impl Handler {
         if requests.is_empty() {
             return (rejected(), false);
         }
-        let mut quit = false;
-        let answers = requests.into_iter().map(|request| {
-            let (answer, last) = self.answer_message(request);
+        let (mut quit, mut length) = (false, 0);
+        let mut messages = Vec::with_capacity(requests.len());
+        for request in requests {
+            let (mut answer, last) = match length {
+                0..REPLY_MAX => self.answer_message(request),
+                _ => (not_answered(request), false),
+            };
+            let own = answer.encoded_len();
+            if own > REPLY_MAX {
+                answer = too_long(answer, own);
+            }
+            length += answer.encoded_len();
             quit |= last;
-            answer
-        });
-        let messages = answers.collect();
-        (
-            Messages {
-                messages,
-                encrypted: None,
-            },
-            quit,
-        )
+            messages.push(answer);
+        }
+        let messages = Messages {
+            messages,
+            encrypted: None,
+        };
+        (messages, quit)
     }
 
     fn answer_message(&self, message: Message) -> (Message, bool) {
-        let message_0 = match message.message_0 {
-            Some(message_0) if message.revision == 0 => message_0,
-            _ => return (failure(ErrorCode::VersionNotManaged), false),
+        let Some(message_0) = message.message_0 else {
+            return (failure(ErrorCode::VersionNotManaged), false);
         };
         let message_id = message_0.message_id;
-        match message_0
-            .request
-            .and_then(|request| requests::carry_out(&self.app, request))
-        {
-            Some(outcome) => {
-                let message_0 = MessageV0 {
-                    request: None,
-                    response: Some(outcome.response),
-                    message_id,
-                };
-                (
-                    Message {
-                        revision: 0,
-                        error: None,
-                        message_0: Some(message_0),
-                    },
-                    outcome.quit,
-                )
+        match message_0.request {
+            Some(request) => {
+                let outcome = requests::carry_out(&self.app, request);
+                (respond(outcome.response, message_id), outcome.quit)
             }
             None => {
                 let echo = message_id.map(|id| MessageV0 {
@@ -151,13 +148,42 @@ impl Handler {
     }
 }
 
+/// A request that comes behind a reply that is full.
+fn not_answered(request: Message) -> Message {
+    let why = format!(
+        "not carried out: the answers before it are over {REPLY_MAX} bytes, send it in another frame"
+    );
+    let message_id = request.message_0.and_then(|message| message.message_id);
+    respond(requests::refused(why), message_id)
+}
+
+/// An answer alone is over the maximum.
+fn too_long(answer: Message, length: usize) -> Message {
+    let why = format!("the answer has {length} bytes, the most is {REPLY_MAX}: ask for one by its id");
+    let message_id = answer.message_0.and_then(|message| message.message_id);
+    respond(requests::refused(why), message_id)
+}
+
+fn respond(response: api::v0::message_v0::Response, message_id: Option<String>) -> Message {
+    let message_0 = MessageV0 {
+        request: None,
+        response: Some(response),
+        message_id,
+    };
+    Message {
+        revision: REVISION,
+        error: None,
+        message_0: Some(message_0),
+    }
+}
+
 fn clear(bytes: Vec<u8>) -> Answer {
     Answer { bytes, quit: false }
 }
 
 fn failure(code: ErrorCode) -> Message {
     Message {
-        revision: 0,
+        revision: REVISION,
         error: Some(Error {
             code: Some(code.into()),
         }),
@@ -165,9 +191,21 @@ fn failure(code: ErrorCode) -> Message {
     }
 }
 
-/// A bare `Message`, as the contract has it.
-fn parse_error() -> Vec<u8> {
-    failure(ErrorCode::ParseError).encode_to_vec()
+/// The answer to bytes that are no request: a bare `Message` (docs/v0-contract.md, "Envelope"). One that asks for too
+/// much is understood well enough to be told so.
+fn unreadable(malformed: &MalformedMessage) -> Vec<u8> {
+    let MalformedMessage::TooMany { .. } = malformed else {
+        return failure(ErrorCode::ParseError).encode_to_vec();
+    };
+    let answer = Message {
+        error: failure(ErrorCode::Rejected).error,
+        ..respond(requests::refused(malformed.to_string()), None)
+    };
+    Messages {
+        messages: vec![answer],
+        encrypted: None,
+    }
+    .encode_to_vec()
 }
 
 fn rejected() -> Messages {

@@ -15,21 +15,24 @@ pub struct Outcome {
     pub quit: bool,
 }
 
-/// Carries a request out. `None` when it asks for nothing.
-pub fn carry_out(app: &App, request: v0::Request) -> Option<Outcome> {
+/// Carries a request out. Of several fields the first counts, by field number, as it did for the original.
+pub fn carry_out(app: &App, request: v0::Request) -> Outcome {
     let mut control = app.control();
     control.count_request();
-    let quit = request.app_quit.is_some();
-    let answer = match fields_set(&request) {
-        0 => return None,
-        1 => one(app, &mut control, request),
-        several => Err(format!("a request does one thing, this one asks for {several}")),
+    let answer = one(app, &mut control, request);
+    let quit = matches!(answer, Ok(Done::Quit));
+    let response = match answer {
+        Ok(Done::Answer(response)) => *response,
+        Ok(Done::Quit) => success(),
+        Err(why) => refused(why),
     };
-    let quit = quit && answer.is_ok();
-    Some(Outcome {
-        response: answer.unwrap_or_else(refused),
-        quit,
-    })
+    Outcome { response, quit }
+}
+
+/// What a request that succeeded leads to.
+enum Done {
+    Answer(Box<v0::Response>),
+    Quit,
 }
 
 /// `status` true, and nothing else yet.
@@ -43,7 +46,7 @@ fn success() -> v0::Response {
     }
 }
 
-fn refused(why: String) -> v0::Response {
+pub fn refused(why: String) -> v0::Response {
     let error = v0::Error {
         description: Some(why),
         ..Default::default()
@@ -57,16 +60,17 @@ fn refused(why: String) -> v0::Response {
     }
 }
 
-/// Taken apart, so that a field that is added to the protocol and not listed here does not compile.
-fn fields_set(request: &v0::Request) -> usize {
+/// The first thing that the request asks for. Taken apart, so that a field that is added to the protocol and not listed
+/// here does not compile.
+fn one(app: &App, control: &mut Controller, request: v0::Request) -> Result<Done, String> {
     let v0::Request {
-        nic_add,
-        nic_update,
+        nic_add: add,
+        nic_update: update,
         nic_del,
         nic_list,
-        nic_details,
-        nic_export,
-        nic_stats,
+        nic_details: details,
+        nic_export: export,
+        nic_stats: stats,
         sg_add,
         sg_del,
         sg_list,
@@ -79,53 +83,82 @@ fn fields_set(request: &v0::Request) -> usize {
         app_status,
         app_quit,
         app_config,
-        sg_details,
+        sg_details: groups,
     } = request;
-    let texts = [
-        nic_del,
-        nic_details,
-        nic_export,
-        nic_stats,
-        sg_del,
-        sg_rule_list,
-        sg_member_list,
-        sg_details,
-    ];
-    let flags = [nic_list, sg_list, app_status, app_quit];
-    let others = [
-        nic_add.is_some(),
-        nic_update.is_some(),
-        sg_add.is_some(),
-        sg_rule_add.is_some(),
-        sg_rule_del.is_some(),
-        sg_member_add.is_some(),
-        sg_member_del.is_some(),
-        app_config.is_some(),
-    ];
-    texts.iter().filter(|field| field.is_some()).count()
-        + flags.iter().filter(|field| field.is_some()).count()
-        + others.iter().filter(|set| **set).count()
-}
-
-/// The one thing that the request asks for; the first that is set, when the caller has not counted.
-fn one(app: &App, control: &mut Controller, request: v0::Request) -> Result<v0::Response, String> {
-    let text = |e: Error| e.to_string();
-    if let Some(level) = request.app_config.as_ref().map(|config| &config.log_level) {
-        if let Some(level) = level {
+    let done = |changed: Result<control::Diff, Error>| changed.map(|_| success());
+    let answer = if let Some(nic) = add {
+        nic_add(control, nic)
+    } else if let Some(update) = update {
+        let updated = convert::nic_update(update).and_then(|(id, update)| control.update_nic(&id, update));
+        updated.map(|_| success())
+    } else if let Some(id) = nic_del {
+        done(NicId::new(&id).and_then(|id| control.delete_nic(&id)))
+    } else if nic_list.is_some() {
+        Ok(v0::Response {
+            nic_list: control.nic_ids().iter().map(NicId::to_string).collect(),
+            ..success()
+        })
+    } else if let Some(id) = details {
+        nic_details(control, &id)
+    } else if let Some(id) = export {
+        nic_export(control, &id)
+    } else if let Some(id) = stats {
+        nic_stats(control, &id)
+    } else if let Some(sg) = sg_add {
+        done(convert::group(sg).and_then(|group| control.put_group(group)))
+    } else if let Some(id) = sg_del {
+        done(GroupId::new(&id).and_then(|id| control.delete_group(&id)))
+    } else if sg_list.is_some() {
+        Ok(v0::Response {
+            sg_list: control.group_ids().iter().map(GroupId::to_string).collect(),
+            ..success()
+        })
+    } else if let Some(add) = sg_rule_add {
+        let rule = convert::rule(&add.rule).and_then(|rule| Ok((GroupId::new(&add.sg_id)?, rule)));
+        done(rule.and_then(|(id, rule)| control.add_rule(&id, rule)))
+    } else if let Some(del) = sg_rule_del {
+        let rule = convert::rule_to_delete(&del.rule).and_then(|rule| Ok((GroupId::new(&del.sg_id)?, rule)));
+        done(rule.and_then(|(id, rule)| control.delete_rule(&id, &rule)))
+    } else if let Some(id) = sg_rule_list {
+        group(control, &id).map(|group| v0::Response {
+            sg_rule_list: group.rule,
+            ..success()
+        })
+    } else if let Some(add) = sg_member_add {
+        let member = convert::member(&add.sg_id, &add.member);
+        let member = member.and_then(|ip| Ok((GroupId::new(&add.sg_id)?, ip)));
+        done(member.and_then(|(id, ip)| control.add_member(&id, ip)))
+    } else if let Some(del) = sg_member_del {
+        let member = convert::member(&del.sg_id, &del.member);
+        let member = member.and_then(|ip| Ok((GroupId::new(&del.sg_id)?, ip)));
+        done(member.and_then(|(id, ip)| control.delete_member(&id, ip)))
+    } else if let Some(id) = sg_member_list {
+        group(control, &id).map(|group| v0::Response {
+            sg_member_list: group.member,
+            ..success()
+        })
+    } else if app_status.is_some() {
+        Ok(status(control))
+    } else if app_quit.is_some() {
+        return Ok(Done::Quit);
+    } else if let Some(config) = app_config {
+        if let Some(level) = &config.log_level {
             app.log.set(level.parse::<Level>()?);
         }
-        return Ok(success());
-    }
-    if request.app_status.is_some() {
-        return Ok(status(control));
-    }
-    if request.app_quit.is_some() {
-        return Ok(success());
-    }
-    nics(control, &request)
-        .or_else(|| groups(control, request))
-        .unwrap_or_else(|| Ok(success()))
-        .map_err(text)
+        Ok(success())
+    } else if let Some(id) = groups {
+        sg_details(control, &id)
+    } else {
+        return Err("the request asks for nothing".to_owned());
+    };
+    answer
+        .map(|response| Done::Answer(Box::new(response)))
+        .map_err(|e| e.to_string())
+}
+
+/// One group as v0 tells it.
+fn group(control: &Controller, id: &str) -> Result<v0::Sg, Error> {
+    Ok(convert::sg_details(&*control.group(&GroupId::new(id)?)?))
 }
 
 fn status(control: &Controller) -> v0::Response {
@@ -140,39 +173,6 @@ fn status(control: &Controller) -> v0::Response {
         app_status: Some(answer),
         ..success()
     }
-}
-
-/// `None` when the request is not about NICs.
-fn nics(control: &mut Controller, request: &v0::Request) -> Option<Result<v0::Response, Error>> {
-    if let Some(nic) = &request.nic_add {
-        return Some(nic_add(control, nic.clone()));
-    }
-    if let Some(update) = &request.nic_update {
-        let done =
-            convert::nic_update(update.clone()).and_then(|(id, update)| control.update_nic(&id, update));
-        return Some(done.map(|_| success()));
-    }
-    if let Some(id) = &request.nic_del {
-        return Some(
-            NicId::new(id)
-                .and_then(|id| control.delete_nic(&id))
-                .map(|_| success()),
-        );
-    }
-    if request.nic_list.is_some() {
-        let ids = control.nic_ids().iter().map(NicId::to_string).collect();
-        return Some(Ok(v0::Response {
-            nic_list: ids,
-            ..success()
-        }));
-    }
-    if let Some(id) = &request.nic_details {
-        return Some(nic_details(control, id));
-    }
-    if let Some(id) = &request.nic_export {
-        return Some(nic_export(control, id));
-    }
-    request.nic_stats.as_ref().map(|id| nic_stats(control, id))
 }
 
 fn nic_add(control: &mut Controller, nic: v0::Nic) -> Result<v0::Response, Error> {
@@ -215,73 +215,15 @@ fn nic_export(control: &Controller, id: &str) -> Result<v0::Response, Error> {
 
 fn nic_stats(control: &Controller, id: &str) -> Result<v0::Response, Error> {
     let stats = control.nic_stats(&NicId::new(id)?)?;
+    // v0 counts from the switch's side: in is what it received from the guest.
     let answer = v0::NicStats {
-        r#in: stats.bytes_in,
-        out: stats.bytes_out,
+        r#in: stats.bytes_out,
+        out: stats.bytes_in,
     };
     Ok(v0::Response {
         nic_stats: Some(answer),
         ..success()
     })
-}
-
-/// `None` when the request is not about groups.
-fn groups(control: &mut Controller, request: v0::Request) -> Option<Result<v0::Response, Error>> {
-    let done = |changed: Result<control::Diff, Error>| Some(changed.map(|_| success()));
-    if let Some(sg) = request.sg_add {
-        return done(convert::group(sg).and_then(|group| control.put_group(group)));
-    }
-    if let Some(id) = request.sg_del {
-        return done(GroupId::new(&id).and_then(|id| control.delete_group(&id)));
-    }
-    if let Some(add) = request.sg_rule_add {
-        return done(rule_request(&add.sg_id, &add.rule).and_then(|(id, rule)| control.add_rule(&id, rule)));
-    }
-    if let Some(del) = request.sg_rule_del {
-        return done(
-            rule_request(&del.sg_id, &del.rule).and_then(|(id, rule)| control.delete_rule(&id, &rule)),
-        );
-    }
-    if let Some(add) = request.sg_member_add {
-        return done(
-            member_request(&add.sg_id, &add.member).and_then(|(id, ip)| control.add_member(&id, ip)),
-        );
-    }
-    if let Some(del) = request.sg_member_del {
-        return done(
-            member_request(&del.sg_id, &del.member).and_then(|(id, ip)| control.delete_member(&id, ip)),
-        );
-    }
-    if request.sg_list.is_some() {
-        let ids = control.group_ids().iter().map(GroupId::to_string).collect();
-        return Some(Ok(v0::Response {
-            sg_list: ids,
-            ..success()
-        }));
-    }
-    if let Some(id) = request.sg_rule_list {
-        let group = GroupId::new(&id).and_then(|id| control.group(&id));
-        return Some(group.map(|group| v0::Response {
-            sg_rule_list: convert::sg_details(&group).rule,
-            ..success()
-        }));
-    }
-    if let Some(id) = request.sg_member_list {
-        let group = GroupId::new(&id).and_then(|id| control.group(&id));
-        return Some(group.map(|group| v0::Response {
-            sg_member_list: convert::sg_details(&group).member,
-            ..success()
-        }));
-    }
-    request.sg_details.map(|id| sg_details(control, &id))
-}
-
-fn rule_request(id: &str, rule: &v0::Rule) -> Result<(GroupId, control::model::Rule), Error> {
-    Ok((GroupId::new(id)?, convert::rule(rule)?))
-}
-
-fn member_request(id: &str, member: &str) -> Result<(GroupId, std::net::IpAddr), Error> {
-    Ok((GroupId::new(id)?, convert::member(id, member)?))
 }
 
 fn sg_details(control: &Controller, id: &str) -> Result<v0::Response, Error> {
@@ -290,7 +232,7 @@ fn sg_details(control: &Controller, id: &str) -> Result<v0::Response, Error> {
             .groups()
             .map(|group| convert::sg_details(&group))
             .collect(),
-        id => vec![convert::sg_details(&*control.group(&GroupId::new(id)?)?)],
+        id => vec![group(control, id)?],
     };
     Ok(v0::Response {
         sg_details: groups,

@@ -8,8 +8,8 @@ use std::net::IpAddr;
 
 use api::v1;
 use control::model::{
-    AddressPair, BenchKind, Config, Direction, Group, GroupId, Icmp, Nic, NicId, NicKind, NicUpdate, Peer,
-    Ports, Removal, Rule, RuleMatch, Timeouts, VhostMode, parse_address, parse_addresses, parse_cidr,
+    AddressPair, BenchKind, Config, Direction, Group, GroupId, Icmp, MacCase, Nic, NicId, NicKind, NicUpdate,
+    Peer, Ports, Removal, Rule, RuleMatch, Timeouts, VhostMode, parse_address, parse_addresses, parse_cidr,
     parse_groups, parse_mac, parse_vni,
 };
 use control::{Error, Settings};
@@ -38,6 +38,8 @@ pub fn nic(nic: v1::Nic, settings: &Settings) -> Result<Nic, Error> {
     new.allow_router_advertisements = nic.allow_router_advertisements;
     new.learn_macs = nic.learn_macs;
     new.link_down = nic.link_down;
+    new.lenient = nic.lenient;
+    new.mac_case = MacCase::of(&nic.mac);
     new.mtu = mtu(&owner, nic.mtu)?;
     Ok(new)
 }

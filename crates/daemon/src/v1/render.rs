@@ -24,7 +24,7 @@ pub fn nic(nic: &Nic) -> v1::Nic {
     };
     v1::Nic {
         id: nic.id.to_string(),
-        mac: nic.mac.to_string(),
+        mac: nic.mac_text(),
         vni: nic.vni.id(),
         addresses: nic.ips.iter().map(IpAddr::to_string).collect(),
         security_groups: nic.security_groups.iter().map(GroupId::to_string).collect(),
@@ -57,6 +57,7 @@ pub fn nic(nic: &Nic) -> v1::Nic {
         allow_router_advertisements: nic.allow_router_advertisements,
         learn_macs: nic.learn_macs,
         link_down: nic.link_down,
+        lenient: nic.lenient,
         mtu: nic.mtu.unwrap_or_default().into(),
         vhost_mode: match nic.vhost_mode {
             VhostMode::Server => v1::VhostMode::Unspecified,
@@ -210,6 +211,7 @@ fn group_details(diff: &GroupDiff) -> Vec<String> {
             .iter()
             .map(|member| come(&format_args!("member {member}"))),
     );
+    lines.extend(diff.reordered.then(|| "~ order of rules or members".to_owned()));
     lines
 }
 

@@ -102,7 +102,7 @@ impl Daemon {
             .args(["--no-syslog", "-s", dir.path().to_str().unwrap(), "-e", &v0])
             .args(["--api", &format!("unix:{}", dir.path().join("v1.sock").display())])
             .args(args)
-            .stdout(Stdio::null())
+            .stdout(std::fs::File::create(dir.path().join("out")).unwrap())
             .stderr(log)
             .spawn()
             .unwrap();
@@ -188,7 +188,7 @@ pub fn files(dir: &Path) -> Vec<String> {
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
-    names.retain(|name| !["log", "notify", "key"].contains(&name.as_str()));
+    names.retain(|name| !["log", "out", "notify", "key"].contains(&name.as_str()));
     names.sort();
     names
 }

@@ -28,7 +28,7 @@ pub(crate) fn run(round: &mut Round) {
         };
         let (src, dst) = (packet.src, packet.dst);
         // A machine behind a learning NIC, or a MAC that NICs share and pass on (VRRP's), or one on another host.
-        if src != round.nic.mac
+        if (src != round.nic.mac || network.holders(&src).is_some())
             && let Some(place) = learnable(round, network, round.items[index].frame, src)
         {
             let now_secs = round.now.secs();
@@ -64,6 +64,7 @@ fn send(round: &mut Round, network: &Network, index: usize, dst: Mac) -> Result<
             let remote = PortSlot::remote(round.nic.network);
             add(round, index, remote, Towards::Endpoint(address)).ok_or(DropReason::NoDestination)?
         }
+        None if let Some(holders) = network.holders(&dst) => flood(round, holders, index, false),
         None => {
             let learns = network.overlay.as_ref().is_some_and(|overlay| overlay.learn);
             flood(round, &network.learners, index, learns)
@@ -80,8 +81,8 @@ pub(crate) enum Target {
 
 /// The NIC that was given a MAC address, the endpoint that it is bound to, or where it was heard: in this order.
 pub(crate) fn find(round: &Round, network: &Network, mac: Mac) -> Option<Target> {
-    if let Some(slot) = network.macs.get(&mac) {
-        return Some(Target::Nic(*slot));
+    if let Some(slot) = network.only_holder(&mac) {
+        return Some(Target::Nic(slot));
     }
     let bound = network
         .overlay
@@ -146,7 +147,7 @@ pub(crate) fn learned<'a>(round: &Round<'a>, mac: Mac) -> Option<Learnt<'a>> {
     match round.tables.learned.find(network, mac, round.now.secs())? {
         Place::Nic(slot, uid) => {
             let config = view.port_with_uid(slot, uid)?;
-            let may = config.learn_macs || owns_mac(config, mac);
+            let may = config.learn_macs || config.bypass || owns_mac(config, mac);
             (may && config.network == network).then_some(Learnt::Nic(config))
         }
         Place::Endpoint(address) => {

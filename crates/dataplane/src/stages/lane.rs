@@ -230,7 +230,7 @@ impl Route {
         let network = view.network(nic.network)?;
         let (slot, far) = match destination::find(round, network, mac_of(mac))? {
             // Learnt on this host: the whole path looks where that is.
-            destination::Target::Nic(slot) if network.macs.get(&mac_of(mac)) != Some(&slot) => return None,
+            destination::Target::Nic(slot) if network.only_holder(&mac_of(mac)) != Some(slot) => return None,
             destination::Target::Nic(slot) => (slot, None),
             destination::Target::Endpoint(endpoint) => {
                 let path = round.underlay.find(endpoint)?;

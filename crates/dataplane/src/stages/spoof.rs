@@ -107,10 +107,14 @@ fn claimed_by_arp(arp: &ArpPacket) -> IpAddr {
 
 #[inline]
 fn check(round: &Round, packet: &Packet, nd: Option<&Nd>) -> Result<(), DropReason> {
+    // Any MAC and any address.
+    if round.nic.bypass {
+        return Ok(());
+    }
     if packet.src != round.nic.mac && !may_use_mac(round, packet.src) {
         return Err(DropReason::MacSpoofed);
     }
-    if !round.nic.anti_spoof || round.nic.bypass {
+    if !round.nic.anti_spoof {
         return Ok(());
     }
     match &packet.net {

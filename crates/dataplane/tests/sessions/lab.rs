@@ -7,6 +7,7 @@ use std::time::Duration;
 use dataplane::drop_reason::DropReason;
 use dataplane::overlay::Overlay;
 use dataplane::ruleset::{Direction, Peer, RuleSet, RuleSpec};
+use dataplane::snapshot::SharedMacs;
 use dataplane::*;
 use io::memory_port::MemoryPeer;
 use wire::build::{self, Builder};
@@ -223,6 +224,7 @@ impl Lab {
                     .map(|p| (p.mac, p.slot))
                     .collect(),
                 ports: mine.iter().map(|p| p.slot).collect(),
+                shared: shared(&mine),
                 learners: mine.iter().filter(|p| p.learn_macs).map(|p| p.slot).collect(),
                 overlay: self.overlays[network as usize].clone().map(Arc::new),
             }
@@ -335,6 +337,16 @@ impl Lab {
         let ack = ip(a, b, family).tcp(sport, dport, ACK).seq(1001).ack(1001);
         self.passes(a, b, ack.build());
     }
+}
+
+/// MACs that several have.
+fn shared(ports: &[&PortConfig]) -> SharedMacs {
+    let mut shared = SharedMacs::default();
+    for port in ports.iter().filter(|port| !port.is_sniffer) {
+        shared.entry(port.mac).or_default().push(port.slot);
+    }
+    shared.retain(|_, slots| slots.len() > 1);
+    shared
 }
 
 pub fn difference(before: &[u64], after: &[u64]) -> Vec<(DropReason, u64)> {

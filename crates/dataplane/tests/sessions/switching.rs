@@ -195,3 +195,32 @@ fn large_frames_cross_whole_with_their_offloads() {
         assert_eq!(lab.flows(), 1);
     }
 }
+
+#[test]
+fn a_mac_that_nics_share_is_where_it_was_heard_last() {
+    for family in FAMILIES {
+        let mut lab = Lab::new();
+        let (a, b, c) = (lab.nic(), lab.nic(), lab.nic());
+        let d = lab.nic();
+        for nic in [a, b, c, d] {
+            lab.group_of(nic, vec![allow_all_in(None)]);
+        }
+        lab.configure(c, |config| config.mac = b.mac);
+        let to_it = |port| udp(a, b, family, port, 80);
+        let from = |nic: Nic, port| {
+            let frame = build::frame(b.mac, a.mac).ip(nic.ip(family), a.ip(family));
+            frame.udp(port, 90).build()
+        };
+        // Nobody has been heard: all that have it, and nobody else.
+        lab.passes_to(a, &[b, c], to_it(1));
+        lab.passes(b, a, from(b, 2));
+        lab.passes(a, b, to_it(3));
+        lab.passes(a, b, to_it(3));
+        lab.passes(c, a, from(c, 4));
+        lab.passes(a, c, to_it(5));
+        lab.passes(a, c, to_it(5));
+        // It is not the learners' to take.
+        lab.configure(d, |config| config.learn_macs = true);
+        lab.refuses(d, from(d, 6), MacSpoofed);
+    }
+}

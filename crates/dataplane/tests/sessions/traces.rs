@@ -13,8 +13,8 @@ fn a_trace_holds_what_passed_and_what_did_not() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     let (mut lab, a, b) = Lab::pair(vec![allow_in(UDP, 53)]);
-    let trace_a = Trace::create(&path("a"), "a").unwrap();
-    let trace_b = Trace::create(&path("b"), "b").unwrap();
+    let trace_a = Trace::open(folder.path(), &path("a"), "a").unwrap();
+    let trace_b = Trace::open(folder.path(), &path("b"), "b").unwrap();
     lab.configure(a, |config| config.trace = Some(trace_a.clone()));
     lab.configure(b, |config| config.trace = Some(trace_b.clone()));
     let asked = udp(a, b, Family::V4, 1, 53);

@@ -1,34 +1,118 @@
-//! The file of a trace: made safely where others may write, and its last block.
+//! The file of a trace: opened safely where others may write, gone on with where it ends, and its last block.
 
-use std::fs::{File, OpenOptions};
-use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Component, Path};
 
-/// An empty file of our own.
-///
-/// Traces go to `/tmp` by default, where anybody can put a link in our way: a file that exists is taken only if it is a
-/// regular file of this process's user with no other name.
-pub(super) fn create(path: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    // O_NONBLOCK: a FIFO in the file's place must not make anybody wait; regular files do not mind.
-    options
-        .write(true)
-        .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-    match options.clone().create_new(true).open(path) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        result => return result,
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
+use wire::{pcap, pcapng};
+
+/// How frames are written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Format {
+    /// As the original did, for names that end in `.pcap`.
+    Pcap,
+    /// With directions and the reasons of drops.
+    Pcapng,
+}
+
+impl Format {
+    pub fn of(path: &Path) -> Format {
+        match path.extension() {
+            Some(extension) if extension.eq_ignore_ascii_case("pcap") => Format::Pcap,
+            _ => Format::Pcapng,
+        }
     }
-    let file = options.open(path)?;
+
+    /// What a file or a part of it begins with. A pcapng file may have any number of sections; a pcap has one header.
+    pub fn begin(self, out: &mut Vec<u8>, nic: &str, is_new: bool) {
+        match self {
+            Format::Pcap if is_new => pcap::header(out),
+            Format::Pcap => {}
+            Format::Pcapng => {
+                pcapng::section_header(out, super::APPLICATION);
+                pcapng::interface(out, nic, 0);
+            }
+        }
+    }
+}
+
+/// A file that frames are appended to, and its length.
+///
+/// It is beneath `dir`, whatever links are there: none is followed, of a folder or of a file. Traces go to `/tmp` by
+/// default, where anybody can make files: one that exists is gone on with only if it is a regular file of this process's
+/// user with no other name, and a trace of this format.
+pub(super) fn open(dir: &Path, path: &Path, format: Format) -> io::Result<(File, u64)> {
+    let inside = path.strip_prefix(dir).ok().filter(|inside| {
+        let mut parts = inside.components();
+        parts.clone().next().is_some() && parts.all(|part| matches!(part, Component::Normal(_)))
+    });
+    let Some(inside) = inside else {
+        let what = format!("'{}' is not beneath {}", path.display(), dir.display());
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    };
+    let folder = openat(
+        CWD,
+        dir,
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
+    // O_NONBLOCK: a FIFO in the file's place must not make anybody wait; regular files do not mind.
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let mut file = File::from(openat2(&folder, inside, flags, Mode::RUSR | Mode::WUSR, beneath)?);
     let there = file.metadata()?;
     let own = there.uid() == rustix::process::geteuid().as_raw();
+    let refuse = |why: &str| {
+        let what = format!("'{}' exists and {why}", path.display());
+        Err(io::Error::new(io::ErrorKind::AlreadyExists, what))
+    };
     if !there.is_file() || !own || there.nlink() != 1 {
-        let what = format!("'{}' exists and is not a file of our own alone", path.display());
-        return Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
+        return refuse("is not a file of our own alone");
     }
-    file.set_len(0)?;
-    Ok(file)
+    if there.len() > 0 && !can_go_on(&file, there.len(), format)? {
+        return refuse(match format {
+            Format::Pcap => "is not a pcap file of Ethernet frames that could go on",
+            Format::Pcapng => "is not a pcapng file of ours that could go on",
+        });
+    }
+    file.seek(SeekFrom::End(0))?;
+    Ok((file, there.len()))
+}
+
+/// The file is of this format, and as far as that can be seen it ends with a whole block.
+fn can_go_on(file: &File, length: u64, format: Format) -> io::Result<bool> {
+    let mut head = [0; 64];
+    let head = &mut head[..length.min(64) as usize];
+    file.read_exact_at(head, 0)?;
+    match format {
+        Format::Pcap => Ok(pcap::can_go_on(head)),
+        Format::Pcapng => {
+            let mut ours = Vec::new();
+            pcapng::section_header(&mut ours, "butterfly");
+            // Byte order and version; then the name of the application, behind which ours has its version.
+            let name = 28..28 + "butterfly".len();
+            let alike = |range: std::ops::Range<usize>| head.get(range.clone()) == ours.get(range);
+            Ok(alike(0..4) && alike(8..16) && alike(name) && ends_whole(file, length)?)
+        }
+    }
+}
+
+/// A block of pcapng has its length at both ends.
+fn ends_whole(file: &File, length: u64) -> io::Result<bool> {
+    let mut last = [0; 4];
+    let Some(end) = length.checked_sub(4) else {
+        return Ok(false);
+    };
+    file.read_exact_at(&mut last, end)?;
+    let start = length.checked_sub(u64::from(u32::from_le_bytes(last)));
+    let Some(start) = start.filter(|start| start + 8 <= end) else {
+        return Ok(false);
+    };
+    let mut first = [0; 4];
+    file.read_exact_at(&mut first, start + 4)?;
+    Ok(first == last)
 }
 
 /// Appends an interface statistics block (pcapng, section 4.6): frames that were to be recorded, and how many of

@@ -5,7 +5,20 @@ use wire::offload::Offload;
 
 use super::*;
 
-/// The file once its thread has ended: the last block is the statistics'.
+/// The file once it has as many bytes.
+fn of_length(path: &Path, length: usize) -> Vec<u8> {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let bytes = std::fs::read(path).unwrap();
+        if bytes.len() >= length {
+            return bytes;
+        }
+        assert!(Instant::now() < deadline, "{} of {length} bytes", bytes.len());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// The file of a trace that has lost frames, once its thread has ended: the last block is the statistics'.
 fn complete(path: &Path) -> Vec<u8> {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
@@ -35,8 +48,8 @@ fn statistics(bytes: &[u8]) -> (u64, u64) {
 #[test]
 fn a_file_holds_the_frames_in_order_with_direction_and_reason() {
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("nic.pcap");
-    let trace = Trace::create(&path, "nic-1").unwrap();
+    let path = dir.path().join("nic.pcapng");
+    let trace = Trace::open(dir.path(), &path, "nic-1").unwrap();
     assert_eq!(
         std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
         0o600
@@ -82,8 +95,39 @@ fn a_file_holds_the_frames_in_order_with_direction_and_reason() {
         ..first
     };
     pcapng::packet(&mut expected, &second);
-    file::statistics(&mut expected, 1_700_000_000_000_000_002, 2, 0);
-    assert_eq!(complete(&path), expected);
+    assert_eq!(of_length(&path, expected.len()), expected);
+
+    // Switched on again it goes on behind: another section, and nothing was written at "off".
+    let again = Trace::open(dir.path(), &path, "nic-1").unwrap();
+    again.record_bytes(
+        Direction::Inbound,
+        &[7; 60],
+        Some("no_rule"),
+        1_700_000_000_000_000_002,
+    );
+    drop(again);
+    pcapng::section_header(&mut expected, APPLICATION);
+    pcapng::interface(&mut expected, "nic-1", 0);
+    pcapng::packet(&mut expected, &second);
+    assert_eq!(of_length(&path, expected.len()), expected);
+}
+
+#[test]
+fn a_pcap_goes_on_in_its_file_as_the_original_s() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("nic.pcap");
+    let mut expected = Vec::new();
+    pcap::header(&mut expected);
+    for frame in [[1; 60], [2; 60], [3; 60]] {
+        let trace = Trace::open(dir.path(), &path, "nic-1").unwrap();
+        trace.record_bytes(Direction::Outbound, &frame, Some("no_rule"), 5_000_001_000);
+        drop(trace);
+        pcap::packet(&mut expected, 5_000_001_000, &frame);
+        assert_eq!(of_length(&path, expected.len()), expected);
+    }
+    // On and off again: nothing is added.
+    drop(Trace::open(dir.path(), &path, "nic-1").unwrap());
+    assert_eq!(std::fs::read(&path).unwrap(), expected);
 }
 
 #[test]
@@ -103,8 +147,8 @@ fn statistics_golden_bytes() {
 #[test]
 fn frames_that_find_no_room_are_counted_in_the_file() {
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("busy.pcap");
-    let trace = Trace::create(&path, "busy").unwrap();
+    let path = dir.path().join("busy.pcapng");
+    let trace = Trace::open(dir.path(), &path, "busy").unwrap();
     let frame = vec![1; 60_000];
     // Faster than any disk, though not while others have the processor: 16 MiB wait at most.
     let mut count = 0;
@@ -125,36 +169,68 @@ fn frames_that_find_no_room_are_counted_in_the_file() {
 }
 
 #[test]
-fn a_file_of_our_own_is_overwritten_and_no_link_is_followed() {
+fn only_a_trace_of_our_own_in_the_folder_is_gone_on_with_and_no_link_is_followed() {
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("again.pcap");
-    std::fs::write(&path, [0xa5; 5000]).unwrap();
-    drop(Trace::create(&path, "again").unwrap());
-    assert_eq!(statistics(&complete(&path)), (0, 0));
-    assert!(complete(&path).len() < 300, "nothing of the old file is left");
+    let at = |name: &str| dir.path().join(name);
+    let open = |name: &str| Trace::open(dir.path(), &at(name), "nic");
+    let refused = |name: &str| open(name).unwrap_err().to_string();
+    // Anything that is no trace stays as it is: a text, the other format, a trace that was cut.
+    std::fs::write(at("text.pcap"), "keep me").unwrap();
+    let why = format!(
+        "'{}' exists and is not a pcap file of Ethernet frames that could go on",
+        at("text.pcap").display()
+    );
+    assert_eq!(refused("text.pcap"), why);
+    drop(open("ours.pcapng").unwrap());
+    let whole = std::fs::read(at("ours.pcapng")).unwrap();
+    std::fs::write(at("other.pcap"), &whole).unwrap();
+    std::fs::write(at("cut.pcapng"), &whole[..whole.len() - 4]).unwrap();
+    let mut foreign = Vec::new();
+    pcapng::section_header(&mut foreign, "another program");
+    std::fs::write(at("foreign.pcapng"), &foreign).unwrap();
+    for name in ["other.pcap", "cut.pcapng", "foreign.pcapng"] {
+        let before = std::fs::read(at(name)).unwrap();
+        assert!(refused(name).contains("could go on"), "{name}");
+        assert_eq!(std::fs::read(at(name)).unwrap(), before, "{name}");
+    }
 
-    let precious = dir.path().join("precious");
-    std::fs::write(&precious, "keep me").unwrap();
-    let link = dir.path().join("link.pcap");
-    symlink(&precious, &link).unwrap();
-    Trace::create(&link, "link").unwrap_err();
-    symlink(dir.path().join("nowhere"), dir.path().join("dangling.pcap")).unwrap();
-    Trace::create(&dir.path().join("dangling.pcap"), "dangling").unwrap_err();
-    let hard = dir.path().join("hard.pcap");
-    std::fs::hard_link(&precious, &hard).unwrap();
-    let error = Trace::create(&hard, "hard").unwrap_err();
-    assert!(error.to_string().contains("hard.pcap' exists"), "{error}");
-    assert_eq!(std::fs::read(&precious).unwrap(), b"keep me");
+    std::fs::write(at("precious"), "keep me").unwrap();
+    symlink(at("precious"), at("link.pcap")).unwrap();
+    symlink(at("nowhere"), at("dangling.pcap")).unwrap();
+    std::fs::create_dir(at("folder")).unwrap();
+    symlink(at("folder"), at("elsewhere")).unwrap();
+    for name in [
+        "link.pcap",
+        "dangling.pcap",
+        "elsewhere/x.pcap",
+        "none/x.pcap",
+        "folder",
+    ] {
+        open(name).unwrap_err();
+    }
+    std::fs::hard_link(at("precious"), at("hard.pcap")).unwrap();
+    assert!(refused("hard.pcap").contains("hard.pcap' exists"));
+    assert_eq!(std::fs::read(at("precious")).unwrap(), b"keep me");
+    assert!(!at("nowhere").exists() && !at("folder/x.pcap").exists());
+    drop(open("folder/x.pcap").unwrap());
 
-    Trace::create(dir.path(), "directory").unwrap_err();
-    Trace::create(&dir.path().join("none/x.pcap"), "nowhere").unwrap_err();
+    // Outside of the folder, by any spelling.
+    let outside = tempfile::tempdir().unwrap();
+    for path in [
+        outside.path().join("x.pcap"),
+        at("../x.pcap"),
+        at("folder/../../x.pcap"),
+    ] {
+        let error = Trace::open(dir.path(), &path, "nic").unwrap_err();
+        assert!(error.to_string().contains("is not beneath"), "{error}");
+    }
 }
 
 #[test]
 fn a_full_disk_ends_the_trace_and_nothing_else() {
     // Every write to it fails for want of space.
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-    let trace = Trace::start(BufWriter::new(full), Path::new("/dev/full"), 0).unwrap();
+    let trace = Trace::start(BufWriter::new(full), Path::new("/dev/full"), 0, Format::Pcapng).unwrap();
     for time in 0..100 {
         trace.record_bytes(Direction::Inbound, &[1; 1000], None, time);
     }

@@ -74,7 +74,7 @@ impl Route {
         if learns && !is_there(&round.tables.learned, from, src_mac, round.now.secs()) {
             return None;
         }
-        let (slot, remote) = (*network.macs.get(&mac_of(dst))?, view.remote(from.network)?);
+        let (slot, remote) = (network.only_holder(&mac_of(dst))?, view.remote(from.network)?);
         let target = view
             .port(slot)
             .filter(|target| !target.is_sniffer && !target.link_down)?;

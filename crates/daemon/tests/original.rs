@@ -1,0 +1,166 @@
+//! What users of the original see over API v0 beside requests and answers, which are in `golden/original.txt`: traces,
+//! ping times, counters, and that no frame takes memory that is not wanted. `docs/v0.md` has the rows.
+
+mod common;
+
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
+
+use api::v0::Messages;
+use common::{Daemon, PATIENCE, boot};
+use prost::Message;
+use testkit::ring_driver::Shape;
+use wire::offload::Offload;
+use wire::{Mac, build};
+
+fn request(text: &str) -> String {
+    format!("messages {{ revision: 6 message_0 {{ request {{ {text} }} }} }}")
+}
+
+async fn ok(daemon: &Daemon, text: &str) -> String {
+    let answer = daemon.v0().await.ask_text(&request(text)).await;
+    assert!(answer.contains("status: true"), "{text}: {answer}");
+    answer
+}
+
+async fn wait_for<T>(what: &str, mut seen: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(seen) = seen() {
+            return seen;
+        }
+        assert!(Instant::now() < deadline, "{what} does not come");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// D7: two bench NICs, one of which pings the other.
+#[tokio::test]
+async fn a_bench_nic_prints_ping_times() {
+    let daemon = Daemon::start(&[]);
+    let rule = r#"rule { direction: INBOUND protocol: 1 cidr { address: "0.0.0.0" mask_size: 0 } }"#;
+    ok(&daemon, &format!(r#"sg_add {{ id: "ping" {rule} }}"#)).await;
+    let nic = |id: &str, last: u8, more: &str| {
+        let who = format!(r#"id: "{id}" mac: "52:54:00:12:34:0{last}" vni: 7 ip: "42.0.0.{last}""#);
+        format!(r#"nic_add {{ {who} security_group: "ping" type: BENCH {more} }}"#)
+    };
+    ok(&daemon, &nic("b", 2, r#"btype: "ICMP_RCV_LIKE""#)).await;
+    let sender = r#"btype: "ICMP_SND_LIKE" dip: "42.0.0.2" dmac: "52:54:00:12:34:02""#;
+    let answer = ok(&daemon, &nic("a", 1, sender)).await;
+    assert!(answer.contains(r#"path: "(nil)""#), "{answer}");
+    let line = wait_for("a line on stdout", || {
+        let text = std::fs::read_to_string(daemon.path("out")).unwrap();
+        text.lines().find(|line| line.ends_with(" ms")).map(str::to_owned)
+    })
+    .await;
+    assert!(line.starts_with("64 bytes from 42.0.0.2: icmp_seq="), "{line}");
+    assert!(line.contains(" time="), "{line}");
+}
+
+/// D6 and D8: a guest sends a frame while it is traced, and another after it was switched off and on again.
+#[tokio::test]
+async fn a_trace_goes_on_in_its_file_and_bytes_are_counted_from_the_switch_s_side() {
+    let daemon = Daemon::start(&[]);
+    let dir = tempfile::tempdir_in("/tmp").unwrap();
+    let file = dir.path().join("a.pcap");
+    // Relative to the folder of traces.
+    let relative = file.strip_prefix("/tmp").unwrap().display().to_string();
+    for (id, last) in [("a", 1), ("b", 2)] {
+        let nic = format!(r#"id: "{id}" mac: "52:54:00:12:34:0{last}" vni: 7 bypass_filtering: true"#);
+        ok(&daemon, &format!("nic_add {{ {nic} }}")).await;
+    }
+    let ((_vmm, mut a), (_other, _b)) = (boot(&daemon, "a"), boot(&daemon, "b"));
+    let mac = |last| Mac([0x52, 0x54, 0, 0x12, 0x34, last]);
+    let frame = build::frame(mac(1), mac(2))
+        .ip(Ipv4Addr::new(42, 0, 0, 1), Ipv4Addr::new(42, 0, 0, 2))
+        .udp(1, 2)
+        .build();
+    let mut head = Vec::new();
+    wire::pcap::header(&mut head);
+    let mut length = head.len();
+    for round in 1..=2u16 {
+        let on = format!(r#"id: "a" packet_trace: true packet_trace_path: "{relative}""#);
+        ok(&daemon, &format!("nic_update {{ {on} }}")).await;
+        assert!(a.send(&frame, Offload::default(), &Shape::whole()));
+        a.transmitq.publish();
+        let taken = || (a.transmitq.used_index() == round).then_some(());
+        wait_for("the frame to be taken", taken).await;
+        ok(&daemon, r#"nic_update { id: "a" packet_trace: false }"#).await;
+        length += 16 + frame.len();
+        let long_enough = |bytes: &Vec<u8>| bytes.len() >= length;
+        let written = || std::fs::read(&file).ok().filter(long_enough);
+        let written = wait_for("the frame in the file", written).await;
+        assert_eq!(written.len(), length, "nothing is written at \"off\"");
+        assert!(written.starts_with(&head) && written.ends_with(&frame));
+    }
+    let answer = ok(&daemon, r#"nic_details: "a""#).await;
+    let path = format!("packet_trace_path: \"{relative}\"");
+    assert!(answer.contains(&path), "{answer}");
+    let stats = ok(&daemon, r#"nic_stats: "a""#).await;
+    let bytes = format!("in: {}\n", 2 * frame.len());
+    assert!(stats.contains(&bytes) && stats.contains("out: 0\n"), "{stats}");
+
+    let outside = r#"nic_update { id: "a" packet_trace: true packet_trace_path: "/root/a.pcap" }"#;
+    let refused = daemon.v0().await.ask_text(&request(outside)).await;
+    let why = "'/root/a.pcap' is not a file beneath /tmp, the folder of traces (--trace-dir)";
+    let refused = refused.replace("\\'", "'");
+    assert!(refused.contains(why), "{refused}");
+    assert!(refused.contains("status: false"), "{refused}");
+}
+
+/// The daemon's resident memory now and at its highest, in bytes.
+fn memory(daemon: &Daemon) -> (usize, usize) {
+    let text = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
+    let field = |name: &str| -> usize {
+        let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
+    };
+    (field("VmRSS:"), field("VmHWM:"))
+}
+
+/// 4 MB of empty messages took 1.9 GB and six seconds, with a key, too.
+#[tokio::test]
+async fn a_frame_of_two_million_messages_takes_no_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let key = dir.path().join("key");
+    std::fs::write(&key, "QkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkI=\n").unwrap();
+    let v0 = format!("ipc://{}", dir.path().join("v0.sock").display());
+    let with_key = Daemon::start_in(dir, v0, &["-k", key.to_str().unwrap()]);
+    for daemon in [Daemon::start(&[]), with_key] {
+        let (before, _) = memory(&daemon);
+        let started = Instant::now();
+        for bytes in [[0x0a, 0].repeat(2_000_000), [0x0a, 2, 0x08, 6].repeat(1_000_000)] {
+            let answer = daemon.v0().await.ask(bytes).await;
+            assert!(answer.len() < 200);
+        }
+        let took = started.elapsed();
+        let (_, most) = memory(&daemon);
+        let more = most.saturating_sub(before);
+        eprintln!("{} KiB more, {took:?}", more >> 10);
+        assert!(more < 64 << 20, "{} MiB more", more >> 20);
+        assert!(took < Duration::from_secs(5), "it took {took:?}");
+    }
+}
+
+/// A frame of as many as are allowed is answered whole; what is too many is said.
+#[tokio::test]
+async fn as_many_messages_as_a_frame_may_have() {
+    let daemon = Daemon::start(&[]);
+    let list = api::text_format::parse(&request("nic_list: true"))
+        .unwrap()
+        .messages;
+    let frame = |count| Messages {
+        messages: list.iter().cycle().take(count).cloned().collect(),
+        encrypted: None,
+    };
+    let most = api::strict::MESSAGES_MAX;
+    let mut client = daemon.v0().await;
+    let answer = client.ask(frame(most).encode_to_vec()).await;
+    let answer = Messages::decode(answer.as_slice()).unwrap();
+    assert_eq!(answer.messages.len(), most);
+    let answer = client.ask(frame(most + 1).encode_to_vec()).await;
+    let answer = api::text_format::print(&Messages::decode(answer.as_slice()).unwrap());
+    assert!(answer.contains("code: REJECTED"), "{answer}");
+    let why = "one frame has more than 16384 messages: send several";
+    assert!(answer.contains(why), "{answer}");
+}
