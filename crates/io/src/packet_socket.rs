@@ -4,8 +4,9 @@
 //! well before it throws it away (a UDP socket on the port has to be there, or it answers "port unreachable"). A filter in the kernel
 //! passes us VXLAN only. One queue an interface: the port of one worker.
 //!
-//! What the kernel left undone is completed here: the checksum of a frame that never was on a wire (from a veth). What it
-//! joined to more than a packet (tunnel offloads of a veth's peer) cannot be told apart in all kernels and is lost, counted as refused.
+//! What the kernel left undone in a frame that never was on a wire (from a veth, a bridge) it tells in a virtio-net header, and that
+//! goes on with the frame: a checksum that is only begun, the outer UDP header's or the inner packet's, and that an inner packet
+//! stands for several.
 
 mod filter;
 
@@ -16,7 +17,6 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
-use wire::checksum::{self, finish};
 use wire::offload::Offload;
 use wire::virtio_net::{self, HDR_LEN_MRG};
 use wire::vxlan::Outer;
@@ -99,8 +99,8 @@ impl PacketPort {
         let (mut count, mut failure) = (0, None);
         while batch.room() > 0 {
             let pushed = batch.push_with(|buffer| {
-                let len = read(socket.as_fd(), buffer)?;
-                Ok::<_, Errno>((len > 0).then_some((len, Offload::default())))
+                let (len, offload) = read(socket.as_fd(), buffer)?;
+                Ok::<_, Errno>((len > 0).then_some((len, offload)))
             });
             match pushed {
                 Ok(true) => count += 1,
@@ -260,8 +260,8 @@ fn bind(socket: BorrowedFd<'_>, ifindex: u32) -> Result<(), Errno> {
     if done == 0 { Ok(()) } else { Err(last_errno()) }
 }
 
-/// One frame as it was on the wire, into `buffer`; gives its length. 0: there is none.
-fn read(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<usize, Errno> {
+/// One frame as it would be on the wire, into `buffer`; gives its length and what is left to do. 0: there is none.
+fn read(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<(usize, Offload), Errno> {
     let mut header = [0u8; HDR_LEN_MRG];
     // Room for the one message that is asked for, aligned as its header.
     let mut control = [0u64; 16];
@@ -286,7 +286,7 @@ fn read(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<usize, Errno> {
     let len = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
     if len < 0 {
         return match last_errno() {
-            Errno::AGAIN | Errno::INTR => Ok(0),
+            Errno::AGAIN | Errno::INTR => Ok((0, Offload::default())),
             errno => Err(errno),
         };
     }
@@ -294,36 +294,20 @@ fn read(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<usize, Errno> {
     if message.msg_flags & libc::MSG_TRUNC != 0 || !(14..=FRAME_MAX - TAG_LEN).contains(&len) {
         return Err(Errno::INVAL);
     }
-    complete(&mut buffer[..len], &header)?;
+    let mut offload = virtio_net::decode(&header).map_err(|_| Errno::INVAL)?;
     // SAFETY: the kernel filled the message in.
     if let Some(tag) = unsafe { tag(&message) } {
         buffer.copy_within(12..len, 12 + TAG_LEN);
         buffer[12..16].copy_from_slice(&tag);
         len += TAG_LEN;
+        if let Some(partial) = &mut offload.checksum {
+            partial.start = partial.start.saturating_add(TAG_LEN as u16);
+        }
     }
-    Ok(len)
+    Ok((len, offload))
 }
 
 const TAG_LEN: usize = 4;
-
-/// Makes the checksum that the header says is left to be made. A large frame is one that we cannot cut here.
-fn complete(frame: &mut [u8], header: &[u8; HDR_LEN_MRG]) -> Result<(), Errno> {
-    let offload = virtio_net::decode(header).map_err(|_| Errno::INVAL)?;
-    if offload.gso != wire::offload::Gso::None {
-        return Err(Errno::INVAL);
-    }
-    let Some(partial) = offload.checksum else {
-        return Ok(());
-    };
-    let start = usize::from(partial.start);
-    let field = start + usize::from(partial.offset);
-    if field + 2 > frame.len() {
-        return Err(Errno::INVAL);
-    }
-    let sum = checksum::sum(&frame[start..]);
-    frame[field..field + 2].copy_from_slice(&finish(sum).to_be_bytes());
-    Ok(())
-}
 
 /// The VLAN tag that the kernel took out of the frame.
 ///

@@ -15,6 +15,10 @@
 //! The UMEM is private to us and the kernel, so that what is written there can be summed there. (See `umem` for who may touch
 //! which chunk when.) A batch keeps the UMEM mapped for as long as it refers to it, also when the port is gone.
 //!
+//! Of an interface whose packets may be the kernel's own buffers (a veth; all in generic mode) frames come with checksums that are
+//! only begun, and in generic mode several as one: what is left to do in them is found out by their bytes and noted
+//! ([`vxlan::left_undone`]).
+//!
 //! TX checksum metadata is not used: what needs a checksum is the *inner* packet, the outer UDP checksum being zero
 //! (RFC 7348, section 5; RFC 6935), and a driver may compute the outermost wherever it was told to begin, as mlx5's does. In
 //! copy mode the kernel would take it for any driver, but a veth passes unfinished checksums on to an XDP program at its other
@@ -37,8 +41,9 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, sockopt};
+use wire::vxlan;
 
-use crate::frame::Batch;
+use crate::frame::{Batch, Fault};
 use crate::port::{PortError, RingState};
 use queue::{Queue, QueueFault, Rings};
 use umem::Umem;
@@ -67,6 +72,8 @@ pub struct XskPort {
     mode: XskMode,
     link: Arc<Link>,
     busy_poll: bool,
+    /// See [`XskOptions::unfinished`].
+    unfinished: bool,
     in_memory: bool,
     /// Something was put into the transmit ring that the kernel may not know of.
     unsent: bool,
@@ -121,6 +128,7 @@ impl XskPort {
             mode,
             link: options.link.clone(),
             busy_poll: false,
+            unfinished: options.unfinished,
             in_memory: false,
             unsent: false,
             quiet: 0,
@@ -170,12 +178,26 @@ impl XskPort {
                 self.oversize += taken.oversize;
                 if taken.frames == 0 {
                     self.nothing_came();
+                } else if self.unfinished {
+                    self.look_at_what_is_undone(batch, taken.frames);
                 }
                 Ok(taken.frames)
             }
             Err(fault) => {
                 self.fail(fault);
                 self.report().map(|()| 0)
+            }
+        }
+    }
+
+    /// Notes what the kernel has left undone in the last `count` frames of a batch.
+    fn look_at_what_is_undone(&self, batch: &mut Batch, count: usize) {
+        let mtu = self.link.mtu();
+        let first = batch.len() - count;
+        for frame in &mut batch.frames_mut()[first..] {
+            match vxlan::left_undone(frame.head(), frame.len(), mtu) {
+                Some(offload) => frame.offload = offload,
+                None => frame.set_fault(Fault::BadOffload),
             }
         }
     }

@@ -35,6 +35,8 @@ pub struct Wish {
     pub mode: Option<xdp::Mode>,
     /// Ask the kernel to do its part within our calls while a port is polled.
     pub busy_poll: bool,
+    /// It is no hardware: its packets are buffers of kernels, and were on no wire (a veth, a bridge).
+    pub is_virtual: bool,
 }
 
 /// How frames come and go, and why not in a better way.
@@ -244,6 +246,8 @@ fn open_one(wish: &Wish, queue: u32, xdp: xdp::Mode) -> Result<XskPort, XskError
         // A packet that the kernel has made something of already is none that the NIC could put into the UMEM.
         zero_copy: xdp == xdp::Mode::Native,
         busy_poll: wish.busy_poll,
+        // In generic mode the kernel may have joined packets, whoever brought them.
+        unfinished: wish.is_virtual || xdp == xdp::Mode::Generic,
         link: wish.link.clone(),
     };
     let (tries, pause) = PATIENCE;

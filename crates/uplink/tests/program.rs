@@ -211,6 +211,7 @@ fn verdicts(ifindex: u32) {
         frames: 64,
         zero_copy: true,
         busy_poll: false,
+        unfinished: false,
         link: Arc::new(Link::new(1500, true)),
     })
     .unwrap();

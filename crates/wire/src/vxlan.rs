@@ -3,6 +3,7 @@
 //! - [`Outer`]: Ethernet, 802.1Q tag, IPv4 or IPv6, UDP and VXLAN headers as one template, made once for a next hop; what
 //!   changes from flow to flow is set in a copy, what changes from frame to frame is filled in by [`Outer::write`].
 //! - [`parse`]: the same headers of a frame from the wire; all their lengths are checked here, once.
+//! - [`left_undone`]: what the kernel has not done in a packet of its own that was on no wire.
 //! - [`ecn`]: what becomes of congestion marks at both ends of the tunnel (RFC 6040).
 //! - [`flow_hash`]: the flow of an inner frame as a number, for the outer UDP source port and the choice of a path.
 
@@ -12,10 +13,12 @@ mod outer;
 mod parse;
 #[cfg(test)]
 mod tests;
+mod undone;
 
 pub use hash::{flow_hash, plain_hash, source_port};
 pub use outer::{Ends, OUTER_MAX, Outer, UdpChecksum};
 pub use parse::{OuterError, Received, parse};
+pub use undone::{inner_undone, left_undone};
 
 /// The UDP port that IANA has given to VXLAN.
 pub const PORT: u16 = 4789;

@@ -43,6 +43,8 @@ pub(crate) fn run(batch: &mut Batch, jobs: &mut Vec<Job>, mut accepts: impl FnMu
         }
         let bytes = &batch.frames()[frame];
         let next = merge::piece(bytes.head(), bytes.len()).filter(|piece| match piece.gso() {
+            // It is several already.
+            _ if bytes.offload.gso != Gso::None => false,
             Gso::Tcp4 => takes.tso4,
             Gso::Tcp6 => takes.tso6,
             Gso::Udp => takes.uso,
@@ -116,7 +118,9 @@ fn close(trains: &mut [Train], target: PortSlot, which: impl Fn(&Train) -> bool)
 /// The piece's checksums are right.
 fn is_right(batch: &Batch, frame: usize, piece: &Piece) -> bool {
     let head = batch.frames()[frame].head();
-    piece
-        .header_sum(head)
-        .is_some_and(|sum| checksum::fold(checksum::add(sum, batch.sum_from(frame, piece.l4()))) == 0xffff)
+    // Only begun: it was on no wire.
+    let is_begun = batch.frames()[frame].offload.checksum.is_some();
+    piece.header_sum(head).is_some_and(|sum| {
+        is_begun || checksum::fold(checksum::add(sum, batch.sum_from(frame, piece.l4()))) == 0xffff
+    })
 }

@@ -1,8 +1,9 @@
 //! TCP segments and datagrams from the wire that reach a guest as one large frame, when it has negotiated that (GRO).
 
+use dataplane::DropReason::*;
 use dataplane::Simulation;
 use io::port::Accepts;
-use wire::offload::Offload;
+use wire::offload::{Gso, Offload, PartialChecksum};
 use wire::parse::TcpFlags;
 
 use crate::lab::*;
@@ -210,4 +211,81 @@ fn what_is_out_of_order_damaged_or_pushed_is_not_merged_with_what_follows() {
         assert_eq!(lens(&arrived).iter().sum::<usize>(), 200);
         assert_eq!(arrived.last().unwrap().0, ended[2]);
     }
+}
+
+/// The outer headers around an inner frame with something left to do, as a kernel hands it over a veth.
+fn unfinished(from: Far, (inner, offload): (Vec<u8>, Offload)) -> (Vec<u8>, Offload) {
+    let frame = inbound(from.at, &inner);
+    let front = (frame.len() - inner.len()) as u16;
+    let checksum = offload.checksum.map(|partial| PartialChecksum {
+        start: partial.start + front,
+        ..partial
+    });
+    (frame, Offload { checksum, ..offload })
+}
+
+#[test]
+fn what_was_on_no_wire_is_completed_for_who_needs_it_and_left_as_it_is_for_others() {
+    for family in FAMILIES {
+        let (mut host, a, b) = connected(family);
+        let segment = |seq, len: usize| {
+            let segment = ip(b.nic, a, family).dont_fragment().tcp(4000, 80, ACK);
+            segment.seq(seq).ack(1000).payload(&vec![seq as u8; len])
+        };
+        let arrive = |host: &mut Host, frames: &[(Vec<u8>, Offload)]| -> Vec<(Vec<u8>, Offload)> {
+            for frame in frames {
+                let (frame, offload) = unfinished(b, frame.clone());
+                assert!(host.wire.send(frame, offload));
+            }
+            let before = host.lab.drops();
+            host.lab.sim.run();
+            assert_eq!(difference(&before, &host.lab.drops()), []);
+            std::iter::from_fn(|| host.lab.peer(a).receive()).collect()
+        };
+        // Alone: as it came. A large one is not made larger.
+        let begun = segment(1000, 500).partial_checksum().build_with_offload();
+        assert_eq!(
+            arrive(&mut host, std::slice::from_ref(&begun)),
+            std::slice::from_ref(&begun)
+        );
+        let large = |seq| segment(seq, 20_000).gso(1000).build_with_offload();
+        let two = [large(1500), large(21_500)];
+        assert_eq!(arrive(&mut host, &two), two);
+        // In a row they become one without being summed.
+        let row: Vec<_> = [41_500, 42_500]
+            .map(|seq| segment(seq, 1000).partial_checksum().build_with_offload())
+            .into();
+        let merged = arrive(&mut host, &row);
+        assert_eq!(
+            (merged.len(), merged[0].1.gso_size, merged[0].1.checksum),
+            (1, 1000, large(0).1.checksum)
+        );
+        // A guest that leaves nothing to be done gets finished packets.
+        host.lab.peer(a).accept(Accepts::default());
+        let finished = segment(43_500, 500).build();
+        let frame = segment(43_500, 500).partial_checksum().build_with_offload();
+        assert_eq!(arrive(&mut host, &[frame]), [(finished, Offload::default())]);
+        let cut = arrive(&mut host, &[large(44_000)]);
+        assert!(cut.len() == 20 && cut.iter().all(|(_, offload)| *offload == Offload::default()));
+    }
+}
+
+#[test]
+fn what_is_left_undone_has_to_fit_what_it_is_left_in() {
+    let (mut host, a, b) = connected(Family::V4);
+    let inner = data(b.nic, a, Family::V4, ACK, 1000, 500);
+    let offload = |start, gso| Offload {
+        checksum: Some(PartialChecksum { start, offset: 16 }),
+        gso,
+        gso_size: if gso == Gso::None { 0 } else { 100 },
+        ..Offload::default()
+    };
+    // Another place than the transport's, or one in front of the inner frame and segments.
+    for offload in [offload(50 + 20, Gso::None), offload(34, Gso::Udp)] {
+        let before = host.lab.drops();
+        assert!(host.wire.send(inbound(b.at, &inner), offload));
+        host.lab.sim.run();
+        assert_eq!(difference(&before, &host.lab.drops()), [(BadOffload, 1)]);
+    }
+    host.lab.silent();
 }

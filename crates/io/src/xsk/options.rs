@@ -57,6 +57,8 @@ pub struct XskOptions {
     pub zero_copy: bool,
     /// Ask the kernel to do its part within our calls while the port is polled.
     pub busy_poll: bool,
+    /// Packets may be the kernel's own, which were on no wire: what it has left undone in them is looked for.
+    pub unfinished: bool,
     /// The interface's state.
     pub link: Arc<Link>,
 }

@@ -47,6 +47,7 @@ impl XskPort {
             frames,
             zero_copy: false,
             busy_poll: false,
+            unfinished: false,
             link: Arc::new(Link::new(mtu, true)),
         };
         let sizes = options.sizes();

@@ -144,6 +144,7 @@ impl Engine {
             frames: self.options.frames,
             mode: wanted.only_generic.map(|_| xdp::Mode::Generic),
             busy_poll: self.options.busy_poll,
+            is_virtual: link.kind.is_some(),
         }
     }
 

@@ -74,6 +74,7 @@ impl Engine {
             frames: self.options.frames,
             mode: None,
             busy_poll: false,
+            is_virtual: true,
         };
         let joined = Joined {
             ports: vec![port.into()],

@@ -173,6 +173,9 @@ impl Lane {
         let Some(plain) = parse::plain::<V6>(frame.head(), len) else {
             return;
         };
+        if frame.fault().is_some() || !plain.suits(&frame.offload) {
+            return;
+        }
         let Some(route) = self.arriving.find(round, &self.runs, from, plain.src, plain.dst) else {
             return;
         };
