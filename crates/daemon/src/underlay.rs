@@ -3,11 +3,15 @@
 //!
 //! # Theory of operation
 //!
-//! The task wakes when the kernel's tables change, when an uplink does, when the model does, and now and then for
-//! addresses that frames wanted to go to and that nobody has told of (learnt ones). It then looks at everything that it has to
+//! The task wakes when the kernel's tables change, when an uplink does, when the model does, and when a worker calls for
+//! addresses that frames wait for and that nobody has told of (learnt ones). It then looks at everything that it has to
 //! reach: routes are asked of the kernel and kept until a route, a rule, an address or a link changes; neighbours are read
-//! from the mirror, and the kernel is asked to look for those it does not know. What has come out differently from
-//! before is published, many changes at once: no flow is decided again for it.
+//! from the mirror, and the kernel is asked to look for those it does not know, and to confirm those that have become stale,
+//! so that the next hops of all hosts that are told of or were heard of are known before a frame is for them. What has come out
+//! differently from before is published, many changes at once: no flow is decided again for it.
+//!
+//! A host whose neighbour the kernel is looking for is not published: frames for it wait with the workers. One that no route
+//! leads to is, without a next hop: frames for it are dropped.
 //!
 //! Where the uplink is a TAP device, all hosts are sought on it, by the [`Station`] that we are there.
 //!
@@ -29,7 +33,7 @@ use dataplane::Switch;
 use dataplane::underlay::{Encapsulation, Hop, Underlay};
 use netlink::{Kinds, Query, Requests, Resolution, Snapshot};
 use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::block_in_place;
 use uplink::{Fact, Station};
 use wire::Mac;
@@ -40,10 +44,14 @@ use groups::Groups;
 pub use paths::inner_mtu;
 use paths::{Asked, Way};
 
-/// How often the workers are asked for addresses that they have no way to.
+/// How often the workers are asked for addresses that they have no way to, should none of them have called.
 const LOOK: Duration = Duration::from_millis(50);
 /// How often the kernel is asked to look for the same neighbour.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
+/// The same while somebody waits for it, and the kernel does not say that it is looking.
+const ASK_AGAIN: Duration = Duration::from_millis(100);
+/// So long the workers let frames wait for an address.
+const WAIT: Duration = Duration::from_secs(3);
 /// Changes that come within this time are looked at together.
 const TOGETHER: Duration = Duration::from_millis(5);
 
@@ -70,7 +78,12 @@ pub struct Ways {
     learnt: VecDeque<IpAddr>,
     /// What the kernel said of each, while no route may have changed.
     routes: BTreeMap<IpAddr, Resolution>,
+    /// Neighbours that the kernel was asked to look for lately.
     probed: BTreeMap<(u32, IpAddr), Instant>,
+    /// A worker has noted an address that it has no way to.
+    called: Arc<Notify>,
+    /// Addresses that frames wanted to go to lately, and when one did last.
+    looked: BTreeMap<IpAddr, Instant>,
     /// When all ways were found last.
     renewed: Instant,
     groups: Groups,
@@ -82,7 +95,7 @@ pub struct Ways {
 struct Known {
     /// Our own addresses.
     addresses: BTreeSet<IpAddr>,
-    /// The next hops to each endpoint and group; none to those that cannot be reached now.
+    /// The next hops to each endpoint and group; none to those that cannot be reached now. Those that are looked for are left out.
     paths: BTreeMap<IpAddr, Vec<Hop>>,
 }
 
@@ -95,6 +108,9 @@ impl Ways {
         uplinks: &Uplinks,
     ) -> Result<Ways, String> {
         let requests = Requests::new().map_err(|e| format!("routes cannot be asked for: {e}"))?;
+        let called = Arc::new(Notify::new());
+        let call = called.clone();
+        switch.on_wanted(move || call.notify_one());
         Ok(Ways {
             settings,
             app: Arc::downgrade(app),
@@ -107,6 +123,8 @@ impl Ways {
             learnt: VecDeque::new(),
             routes: BTreeMap::new(),
             probed: BTreeMap::new(),
+            called,
+            looked: BTreeMap::new(),
             renewed: Instant::now(),
             groups: Groups::default(),
             published: None,
@@ -153,6 +171,12 @@ impl Ways {
     /// Waits for the kernel, an uplink or a frame to ask for something. True: the model is to be asked again, too. `None`: the
     /// kernel is not followed any more.
     async fn something_moved(&mut self) -> Option<bool> {
+        // A guest that sends to who does not answer is no reason to look all the time.
+        let (called, earliest) = (self.called.clone(), self.renewed + TOGETHER);
+        let is_called = async || {
+            called.notified().await;
+            tokio::time::sleep_until(earliest.into()).await;
+        };
         loop {
             tokio::select! {
                 changed = self.kernel.changed() => match changed {
@@ -174,8 +198,13 @@ impl Ways {
                     self.routes.clear();
                     return changed.ok().map(|()| true);
                 }
+                () = is_called() => {
+                    if self.take_wanted() {
+                        return Some(false);
+                    }
+                }
                 () = tokio::time::sleep(LOOK) => {
-                    if self.take_wanted() | self.on_tap_moved() {
+                    if self.take_wanted() | self.on_tap_moved() | self.somebody_waits() {
                         return Some(false);
                     }
                 }
@@ -183,10 +212,16 @@ impl Ways {
         }
     }
 
-    /// Takes up what frames wanted to go to; true when any of it has to be looked at.
+    /// Takes up what frames wanted to go to; true when any of it has to be looked at: not what was, a moment ago.
     fn take_wanted(&mut self) -> bool {
         let wanted = self.switch.take_wanted();
+        if wanted.is_empty() {
+            return false;
+        }
+        let now = Instant::now();
+        let mut is_due = self.renewed.elapsed() >= ASK_AGAIN;
         for address in &wanted {
+            is_due |= self.looked.insert(*address, now).is_none();
             let told = self.reach.endpoints.contains(address) || self.reach.groups.contains(address);
             if !told && !self.learnt.contains(address) {
                 self.learnt.push_back(*address);
@@ -195,7 +230,17 @@ impl Ways {
         while self.learnt.len() > limits::ENDPOINTS {
             self.learnt.pop_front();
         }
-        !wanted.is_empty()
+        is_due
+    }
+
+    /// Frames wait for an address that was looked for a while ago: it is to be asked for again.
+    fn somebody_waits(&mut self) -> bool {
+        self.looked.retain(|_, noted| noted.elapsed() < WAIT);
+        let is_found = |address| {
+            let published = self.published.as_ref();
+            published.is_some_and(|known| known.paths.contains_key(address))
+        };
+        self.renewed.elapsed() >= ASK_AGAIN && !self.looked.keys().all(is_found)
     }
 
     /// On a TAP device neighbours are ours to look after, and not the kernel's: true when there is something to do.
@@ -218,9 +263,10 @@ impl Ways {
                 .into_iter()
                 .filter(|target| !tap.addresses.contains(target))
             {
-                let mac = self.station.find(target);
-                let hop = mac.and_then(|mac| paths::over_tap(target, mac, tap));
-                found.insert(target, hop.into_iter().collect());
+                if let Some(mac) = self.station.find(target) {
+                    let hop = paths::over_tap(target, mac, tap);
+                    found.insert(target, hop.into_iter().collect());
+                }
             }
             for group in &self.reach.groups {
                 let hop = paths::over_tap(*group, Mac::of_group(*group), tap);
@@ -230,12 +276,15 @@ impl Ways {
             self.station.join(&self.reach.groups);
         } else {
             for target in targets {
-                let hops = self.hops(target, &kernel, &facts).await;
-                found.insert(target, hops);
+                if let Some(hops) = self.hops(target, &kernel, &facts).await {
+                    found.insert(target, hops);
+                }
             }
             for group in &self.reach.groups {
                 let hop = paths::to_group(*group, &homes, &facts, &kernel);
-                found.insert(*group, hop.into_iter().collect());
+                if hop.is_some() || is_joined(&facts) {
+                    found.insert(*group, hop.into_iter().collect());
+                }
             }
         }
         self.groups.join(&self.reach.groups, &homes);
@@ -249,7 +298,9 @@ impl Ways {
         }
     }
 
-    async fn hops(&mut self, target: IpAddr, kernel: &Snapshot, facts: &[Fact]) -> Vec<Hop> {
+    /// The next hops to a host, none when there is no route. `None`: it may be reached any moment.
+    async fn hops(&mut self, target: IpAddr, kernel: &Snapshot, facts: &[Fact]) -> Option<Vec<Hop>> {
+        let unreachable = || is_joined(facts).then(Vec::new);
         if !self.routes.contains_key(&target) {
             let source = self
                 .settings
@@ -265,7 +316,7 @@ impl Ways {
                 // Unreachable, now: what changes that is told.
                 Err(error) => {
                     tracing::debug!("no route to host {target}: {error}");
-                    return Vec::new();
+                    return unreachable();
                 }
             }
         }
@@ -273,29 +324,38 @@ impl Ways {
             Some(resolution) => paths::ways(target, resolution, &self.settings.addresses, facts, kernel),
             None => Vec::new(),
         };
+        if ways.is_empty() {
+            return unreachable();
+        }
         let mut hops = Vec::new();
         for way in ways {
             match way {
                 Way::Known { hop, ask } => {
                     hops.push(hop);
                     if let Some(asked) = ask {
-                        self.probe(asked).await;
+                        self.probe(asked, PROBE_EVERY).await;
                     }
                 }
-                Way::Ask(asked) => self.probe(asked).await,
+                Way::Ask(asked) => {
+                    // Of an entry that is being looked for the kernel tells nothing: it may be there, or deleted again.
+                    let has_failed = kernel.neighbour(asked.ifindex, asked.neighbour).is_some();
+                    let every = if has_failed { PROBE_EVERY } else { ASK_AGAIN };
+                    self.probe(asked, every).await;
+                }
             }
         }
-        hops
+        (!hops.is_empty()).then_some(hops)
     }
 
     /// Asks the kernel to look for a neighbour, not too often. Its answer is a change of the table.
-    async fn probe(&mut self, Asked { ifindex, neighbour }: Asked) {
+    async fn probe(&mut self, Asked { ifindex, neighbour }: Asked, every: Duration) {
         let now = Instant::now();
-        let lately = |asked: &Instant| now.duration_since(*asked) < PROBE_EVERY;
-        if self.probed.get(&(ifindex, neighbour)).is_some_and(lately) {
+        let lately = |asked: &Instant, every| now.duration_since(*asked) < every;
+        let last = self.probed.get(&(ifindex, neighbour));
+        if last.is_some_and(|asked| lately(asked, every)) {
             return;
         }
-        self.probed.retain(|_, asked| lately(asked));
+        self.probed.retain(|_, asked| lately(asked, PROBE_EVERY));
         self.probed.insert((ifindex, neighbour), now);
         if let Err(error) = self.requests.probe(ifindex, neighbour).await {
             tracing::debug!("neighbour {neighbour} cannot be asked for: {error}");
@@ -327,6 +387,11 @@ impl Ways {
             tracing::warn!("NICs are not told of the MTU {mtu}: {error}");
         }
     }
+}
+
+/// An uplink is there. While none is, there is no telling who can be reached.
+fn is_joined(facts: &[Fact]) -> bool {
+    facts.iter().any(|fact| fact.joined)
 }
 
 /// The TAP device, if that is the uplink: then it is the only one.

@@ -114,8 +114,12 @@ drop_reasons! {
     RemoteRouter = "remote_router",
     /// The outer packet was marked for congestion and the inner one's transport would not understand (RFC 6040).
     EcnNotCapable = "ecn_not_capable",
-    /// There is no way to the endpoint that the frame is for, or none yet.
+    /// There is no route to the endpoint that the frame is for.
     NoNextHop = "no_next_hop",
+    /// The frame has waited for the next hop to its endpoint, which has not answered.
+    NextHopTimeout = "next_hop_timeout",
+    /// The next hop to the endpoint is being looked for, and too many frames wait for it or for others.
+    NextHopQueueFull = "next_hop_queue_full",
     /// The frame is too large for the way to the endpoint; its sender is told.
     MtuExceeded = "mtu_exceeded",
     /// The worker that has the receiver's queue is behind with what others hand over to it.

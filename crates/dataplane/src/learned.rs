@@ -84,6 +84,14 @@ struct Learned {
     told_secs: u32,
 }
 
+/// What was noted of a MAC.
+struct Noted {
+    /// When the others were told of it, long ago if it is news.
+    told_secs: u32,
+    /// It was unknown, or somewhere else.
+    is_new: bool,
+}
+
 impl LearnedMacs {
     pub(crate) fn new(max: u32, seed: u64) -> Self {
         let hasher = SeedableRandomState::with_seed(seed, SharedSeed::global_random());
@@ -108,12 +116,17 @@ impl LearnedMacs {
         self.tells = tells;
     }
 
-    /// Notes where `mac` was heard.
-    pub(crate) fn hear(&mut self, network: NetworkIdx, mac: Mac, place: Place, now_secs: u32) {
+    /// Notes where `mac` was heard. True when it is new there.
+    pub(crate) fn hear(&mut self, network: NetworkIdx, mac: Mac, place: Place, now_secs: u32) -> bool {
         let news = News { network, mac, place };
-        let Some(told_secs) = self.note(&news, now_secs) else {
-            return;
+        let Some(noted) = self.note(&news, now_secs) else {
+            return false;
         };
+        self.tell(news, noted.told_secs, now_secs);
+        noted.is_new
+    }
+
+    fn tell(&mut self, news: News, told_secs: u32, now_secs: u32) {
         let due = now_secs.wrapping_sub(told_secs) >= TELL_EVERY_SECS;
         if !self.tells || !due || self.news.len() >= NEWS_MAX {
             return;
@@ -158,8 +171,8 @@ impl LearnedMacs {
         }
     }
 
-    /// Gives when the others were told of it, long ago if it is news; `None` when there was no room for it.
-    fn note(&mut self, news: &News, now_secs: u32) -> Option<u32> {
+    /// `None` when there was no room for it.
+    fn note(&mut self, news: &News, now_secs: u32) -> Option<Noted> {
         let News { network, mac, place } = *news;
         let share = self.shares.get(&place).copied().unwrap_or(0);
         let share_full = share >= self.max.div_ceil(4);
@@ -168,6 +181,7 @@ impl LearnedMacs {
             heard_secs: now_secs,
             told_secs: now_secs.wrapping_sub(TELL_EVERY_SECS),
         };
+        let mut is_new = true;
         if let Some(known) = self.macs.get_mut(&(network, mac)) {
             if known.place != place {
                 // It is where it was: who has as many as it may does not take others' either.
@@ -179,9 +193,13 @@ impl LearnedMacs {
                 self.moved = true;
             } else {
                 learned.told_secs = known.told_secs;
+                is_new = false;
             }
             *known = learned;
-            return Some(learned.told_secs);
+            return Some(Noted {
+                told_secs: learned.told_secs,
+                is_new,
+            });
         }
         if self.macs.len() >= self.max || share_full {
             return None;
@@ -189,7 +207,10 @@ impl LearnedMacs {
         self.macs.insert((network, mac), learned);
         self.queue.push_back((network, mac, now_secs));
         *self.shares.entry(place).or_default() += 1;
-        Some(learned.told_secs)
+        Some(Noted {
+            told_secs: learned.told_secs,
+            is_new,
+        })
     }
 
     /// Where `mac` was heard.

@@ -88,6 +88,7 @@ mod stages;
 pub mod switch;
 pub mod underlay;
 mod view;
+mod waiting;
 mod wanted;
 mod watch;
 pub mod worker;

@@ -55,6 +55,10 @@ pub struct WorkerLoad {
     pub datagrams: u64,
     /// Fragments held back now until their first one arrives.
     pub held_fragments: u64,
+    /// Frames that wait now for the next hop to another host.
+    pub waiting_frames: u64,
+    /// Frames that have waited for one.
+    pub waited_frames: u64,
     /// MAC addresses learnt now.
     pub learned_macs: u64,
     /// The snapshot in force.

@@ -18,12 +18,14 @@ use crate::replies::Replies;
 use crate::round::{Arrival, Case, Item, Job, Round, Tables};
 use crate::snapshot::{NetworkIdx, PortSlot, Snapshot};
 use crate::stages::lane::Lane;
+use crate::stages::wait::Wait;
 use crate::stages::{
     always, deliver, destination, encapsulate, fragments, known, merge, neighbours, outer, parse, remember,
-    rules, spoof,
+    rules, spoof, wait,
 };
 use crate::underlay::Underlay;
 use crate::view::View;
+use crate::waiting::{Judged, Released, Waiting};
 use crate::wanted::Wanted;
 use crate::watch::{Step, Watch};
 use crate::worker::{Now, WorkerConfig};
@@ -65,6 +67,7 @@ pub(crate) struct Path {
     cases: Vec<Case>,
     /// Jobs of frames from the wire that took the lane, while those of others are judged.
     passed: Vec<Job>,
+    waits: Vec<Wait>,
     replies: Replies,
     /// Fragments whose first one has come, and a batch to send them in.
     released: Vec<Held>,
@@ -87,6 +90,7 @@ impl Path {
                 flows,
                 fragments: Fragments::new(config.max_fragments, config.seed),
                 learned: LearnedMacs::new(config.max_learned_macs, config.seed),
+                waiting: Waiting::default(),
                 wide_searches: WIDE_SEARCHES,
             },
             counters,
@@ -97,6 +101,7 @@ impl Path {
             items: Vec::new(),
             jobs: Vec::new(),
             cases: Vec::new(),
+            waits: Vec::new(),
             passed: Vec::new(),
             replies: Replies::default(),
             released: Vec::new(),
@@ -118,6 +123,77 @@ impl Path {
     pub(crate) fn take_up_underlay(&mut self, underlay: Arc<Underlay>) -> Arc<Underlay> {
         self.lane.forget();
         std::mem::replace(&mut self.underlay, underlay)
+    }
+
+    /// Sends what has waited for a next hop that the underlay in force has.
+    pub(crate) fn send_waiting(&mut self, ports: &mut Ports, now: Now) {
+        if !self.tables.waiting.is_empty() {
+            let released = self.tables.waiting.answered(&self.underlay);
+            self.send_released(&released, ports, now);
+        }
+    }
+
+    /// Gives up what has waited for too long.
+    #[inline]
+    pub(crate) fn give_up_waiting(&mut self, ports: &mut Ports, now: Now) {
+        if !self.tables.waiting.is_empty() {
+            self.look_after_waiting(ports, now);
+        }
+    }
+
+    #[cold]
+    fn look_after_waiting(&mut self, ports: &mut Ports, now: Now) {
+        let waiting = &mut self.tables.waiting;
+        if std::mem::take(&mut waiting.untold) {
+            let told = waiting.hosts().all(|host| self.wanted.note(host));
+            self.tables.waiting.untold = !told;
+        }
+        let late = self.tables.waiting.overdue(now.millis());
+        self.send_released(&late, ports, now);
+    }
+
+    /// Sends frames that have waited, in their order, or ends them.
+    fn send_released(&mut self, mut released: &[Released], ports: &mut Ports, now: Now) {
+        while let Some(first) = released.first() {
+            let alike = |frame: &&Released| {
+                let (one, other) = (&frame.judged, &first.judged);
+                let late = frame.towards.is_empty() == first.towards.is_empty();
+                late && (one.from, one.uid, one.epoch) == (other.from, other.uid, other.epoch)
+            };
+            let count = released.iter().take(BATCH).take_while(alike).count();
+            let (frames, rest) = released.split_at(count);
+            self.send_alike(&first.judged, frames, ports, now);
+            released = rest;
+        }
+    }
+
+    /// The same of frames of one queue that were judged under one epoch.
+    fn send_alike(&mut self, judged: &Judged, frames: &[Released], ports: &mut Ports, now: Now) {
+        self.clear();
+        let mut batch = std::mem::take(&mut self.spare);
+        batch.clear();
+        wait::fill(&mut batch, frames);
+        let is_late = frames[0].towards.is_empty();
+        // A NIC that is gone has no counters any more.
+        if let Some((_, _, mut round)) = self.open(Sender::Nic(judged.from), &batch, now)
+            && round.nic.uid == judged.uid
+        {
+            let all = io::frame::first_bits(batch.len());
+            if is_late || judged.epoch == round.view.epoch_mark() {
+                parse::run(&mut round, all);
+                wait::jobs(&mut round, frames);
+            } else {
+                decide(&mut round, all);
+                wait::forget_delivered(&mut round, frames);
+            }
+            wait::send(&mut round, frames);
+            round.jobs.sort_unstable_by_key(|job| job.frame);
+            deliver::run(&mut round, ports);
+            if !round.replies.batch.is_empty() {
+                deliver::replies(&mut round, ports);
+            }
+        }
+        self.spare = batch;
     }
 
     /// Judges and delivers what the NIC in `source` has sent. Gives how many targets that made.
@@ -295,6 +371,7 @@ impl Path {
         self.items.clear();
         self.jobs.clear();
         self.cases.clear();
+        self.waits.clear();
         self.replies.clear();
     }
 
@@ -322,6 +399,7 @@ impl Path {
             items: &mut self.items,
             jobs: &mut self.jobs,
             cases: &mut self.cases,
+            waits: &mut self.waits,
             replies: &mut self.replies,
             now,
         };
@@ -408,15 +486,21 @@ impl Path {
         let busy = tables.flows.len() > 0 || tables.fragments.len() > 0 || tables.learned.len() > 0;
         let sweep = busy.then_some(5 * HOUSEKEEPING_MS);
         let held = tables.fragments.next_overdue_ms(now.millis());
-        match (sweep, held) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (one, other) => one.or(other),
-        }
+        let waiting = tables.waiting.next_overdue_ms(now.millis());
+        // Somebody is to be told at once whom they wait for.
+        let untold = tables.waiting.untold.then_some(1);
+        [sweep, held, waiting, untold].into_iter().flatten().min()
     }
 }
 
 /// The whole path of those frames whose bits are set, as far as delivery.
 fn judge(round: &mut Round, frames: Bits) {
+    decide(round, frames);
+    encapsulate::run(round); //         12  what is for other hosts: by which next hop, and does it fit?
+}
+
+/// Its part that says what may go where.
+fn decide(round: &mut Round, frames: Bits) {
     parse::run(round, frames); //        2  what is it? all lengths are checked here
     spoof::run(round); //                3  does it come from whom it says?
     fragments::run(round); //            4  a later fragment is judged like its first one
@@ -427,5 +511,4 @@ fn judge(round: &mut Round, frames: Bits) {
     rules::egress(round); //             9  may it leave its sender?
     rules::ingress(round); //           10  may it enter its target?
     remember::run(round); //            11  remember both directions
-    encapsulate::run(round); //         12  what is for other hosts: by which next hop, and does it fit?
 }

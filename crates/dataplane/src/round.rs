@@ -15,8 +15,10 @@ use crate::learned::LearnedMacs;
 use crate::queue::QueueId;
 use crate::replies::Replies;
 use crate::snapshot::{NetworkIdx, PortConfig, PortSlot};
+use crate::stages::wait::Wait;
 use crate::underlay::Underlay;
 use crate::view::View;
+use crate::waiting::Waiting;
 use crate::wanted::Wanted;
 use crate::worker::Now;
 
@@ -25,6 +27,7 @@ pub(crate) struct Tables {
     pub flows: Flows,
     pub fragments: Fragments,
     pub learned: LearnedMacs,
+    pub waiting: Waiting,
     /// How many ICMP errors may still look for their flow in the whole network before the next housekeeping.
     pub wide_searches: u32,
 }
@@ -44,6 +47,8 @@ pub(crate) struct Item {
     pub fate: Fate,
     /// Set on a datagram's first fragment.
     pub first_of: Option<DatagramKey>,
+    /// Its sender's trace has it already.
+    pub traced: bool,
 }
 
 /// What became of a frame as a whole.
@@ -53,7 +58,7 @@ pub(crate) enum Fate {
     Going,
     /// Delivered to one target at least.
     Delivered,
-    /// Held back until its first fragment comes.
+    /// Held back until its first fragment comes, or the next hop is known that it is for.
     Held,
     Dropped(DropReason),
 }
@@ -118,6 +123,8 @@ pub(crate) enum Verdict {
     DropFrom(DropReason),
     /// Refused on the receiver's side.
     DropTo(DropReason),
+    /// Passed, and the next hop is not known yet: one of [`Round::waits`].
+    Wait,
 }
 
 /// A batch on its way.
@@ -137,6 +144,8 @@ pub(crate) struct Round<'a> {
     pub items: &'a mut Vec<Item>,
     pub jobs: &'a mut Vec<Job>,
     pub cases: &'a mut Vec<Case>,
+    /// Frames that are for hosts whose next hop is not known yet.
+    pub waits: &'a mut Vec<Wait>,
     /// What the switch answers to the sender itself.
     pub replies: &'a mut Replies,
     pub now: Now,

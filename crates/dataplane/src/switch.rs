@@ -159,6 +159,12 @@ impl Switch {
         self.wanted.take()
     }
 
+    /// `call` is called, on a worker's thread, when there is something to [take](Self::take_wanted) and was nothing before: it must
+    /// not wait. Once; false when somebody listens already.
+    pub fn on_wanted(&self, call: impl Fn() + Send + Sync + 'static) -> bool {
+        self.wanted.listen(Box::new(call))
+    }
+
     /// Gives a port to the worker that has least to do. A port that was there before is given back.
     pub fn attach(&self, queue: QueueId, port: Port) -> Result<Option<Port>, WorkerGone> {
         let mut queues = self.queues();

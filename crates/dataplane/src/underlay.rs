@@ -114,14 +114,17 @@ pub struct Underlay {
     encapsulation: Encapsulation,
     addresses: HashSet<IpAddr>,
     by_endpoint: HashMap<IpAddr, PathIdx, RandomState>,
+    /// Endpoints that no route leads to.
+    unreachable: HashSet<IpAddr>,
     paths: Vec<Path>,
     hops: Vec<ReadyHop>,
 }
 
 impl Underlay {
     /// `addresses` are our own: what outer packets have to be sent to, besides multicast groups. `paths` has the next hops
-    /// of each endpoint (or multicast group); an endpoint without any is one that cannot be reached now. Of two
-    /// paths to one endpoint the last one counts.
+    /// of each endpoint (or multicast group). For an endpoint with an empty list nothing is to be waited for: it cannot be
+    /// reached now. One that is not in the list may be any moment, and frames for it [wait](crate::waiting). Of two paths to
+    /// one endpoint the last one counts.
     pub fn new(
         encapsulation: Encapsulation,
         addresses: impl IntoIterator<Item = IpAddr>,
@@ -137,9 +140,15 @@ impl Underlay {
                 .path(endpoint, &hops)
                 .map_err(|what| UnderlayError { endpoint, what })?;
             match path {
-                Some(path) => underlay.by_endpoint.insert(endpoint, path),
-                None => underlay.by_endpoint.remove(&endpoint),
-            };
+                Some(path) => {
+                    underlay.unreachable.remove(&endpoint);
+                    underlay.by_endpoint.insert(endpoint, path);
+                }
+                None => {
+                    underlay.by_endpoint.remove(&endpoint);
+                    underlay.unreachable.insert(endpoint);
+                }
+            }
         }
         Ok(underlay)
     }
@@ -207,6 +216,11 @@ impl Underlay {
     /// There is a way to this endpoint or group.
     pub fn reaches(&self, endpoint: IpAddr) -> bool {
         self.by_endpoint.contains_key(&endpoint)
+    }
+
+    /// Whether there is a way to this endpoint or group is known; while it is not, frames wait for it.
+    pub(crate) fn knows(&self, endpoint: IpAddr) -> bool {
+        self.reaches(endpoint) || self.unreachable.contains(&endpoint)
     }
 
     /// The largest inner IP packet that every way to this endpoint carries, bytes; `None` without one.

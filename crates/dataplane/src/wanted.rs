@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError, TryLockError};
+use std::sync::{Mutex, OnceLock, PoisonError, TryLockError};
 
 /// Addresses that wait to be asked for at most: more are told again with their next frame.
 pub const WANTED_MAX: usize = 1024;
@@ -13,21 +13,38 @@ pub const WANTED_MAX: usize = 1024;
 pub(crate) struct Wanted {
     some: AtomicBool,
     addresses: Mutex<Vec<IpAddr>>,
+    listener: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl Wanted {
-    /// Notes an address. Does not wait: who finds the list in use tells it with the next frame.
+    /// Notes an address, and calls who listens for the first one. Does not wait: false when the list is full or in use, and
+    /// the address is to be told again.
     #[cold]
-    pub(crate) fn note(&self, address: IpAddr) {
+    pub(crate) fn note(&self, address: IpAddr) -> bool {
         let mut addresses = match self.addresses.try_lock() {
             Ok(addresses) => addresses,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return,
+            Err(TryLockError::WouldBlock) => return false,
         };
-        if addresses.len() < WANTED_MAX && !addresses.contains(&address) {
-            addresses.push(address);
-            self.some.store(true, Ordering::Release);
+        if addresses.contains(&address) {
+            return true;
         }
+        if addresses.len() >= WANTED_MAX {
+            return false;
+        }
+        addresses.push(address);
+        let is_first = addresses.len() == 1;
+        drop(addresses);
+        self.some.store(true, Ordering::Release);
+        if is_first && let Some(call) = self.listener.get() {
+            call();
+        }
+        true
+    }
+
+    /// Who is called when something was noted and nothing was before. False: somebody is already.
+    pub(crate) fn listen(&self, call: Box<dyn Fn() + Send + Sync>) -> bool {
+        self.listener.set(call).is_ok()
     }
 
     /// What was noted since the last call.
@@ -42,16 +59,25 @@ impl Wanted {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+
     use super::*;
 
     #[test]
     fn an_address_is_told_once_until_it_is_taken_and_not_too_many() {
         let wanted = Wanted::default();
         let address = |n: u32| IpAddr::V4(std::net::Ipv4Addr::from_bits(n));
-        wanted.note(address(1));
-        wanted.note(address(1));
+        let calls = Arc::new(AtomicUsize::new(0));
+        let count = calls.clone();
+        assert!(wanted.listen(Box::new(move || {
+            count.fetch_add(1, Ordering::Relaxed);
+        })));
+        assert!(wanted.note(address(1)) && wanted.note(address(1)));
+        assert_eq!(calls.load(Ordering::Relaxed), 1);
         assert_eq!((wanted.take(), wanted.take()), (vec![address(1)], vec![]));
-        (0..2000).for_each(|n| wanted.note(address(n)));
+        let noted = (0..2000).filter(|n| wanted.note(address(*n))).count();
+        assert_eq!((noted, calls.load(Ordering::Relaxed)), (WANTED_MAX, 2));
         assert_eq!(wanted.take().len(), WANTED_MAX);
     }
 }

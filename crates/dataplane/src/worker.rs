@@ -207,6 +207,7 @@ impl Worker {
         }
         self.tell_news();
         self.path.keep_house(now);
+        self.path.give_up_waiting(&mut self.ports, now);
         self.load.turns += 1;
         let moved = turn.frames > 0 || turn.messages > 0;
         self.load.busy_turns += u64::from(moved);

@@ -242,6 +242,13 @@ fn show(before: &v1::WorkerStatus, now: &v1::WorkerStatus) -> String {
             now.datagrams, now.held_fragments
         ),
     );
+    line(
+        "next hops",
+        format!(
+            "{} frames wait for one, {} have",
+            now.waiting_frames, now.waited_frames
+        ),
+    );
     line("learnt MACs", now.learned_macs.to_string());
     line("epoch", now.epoch.to_string());
     let table = queues(&moved);
@@ -381,6 +388,7 @@ cycles a frame:  42: parse 12, judge 30, other 0
 other workers:   3 frames/s handed over, 0 taken over
 flows:           12 of 1024, 0/s evicted
 fragments:       0 datagrams in reassembly, 0 fragments held
+next hops:       0 frames wait for one, 0 have
 learnt MACs:     0
 epoch:           5
 queues:          2

@@ -77,6 +77,8 @@ fn status(index: u32, report: &LoadReport) -> v1::WorkerStatus {
         flows_evicted: load.flows_evicted,
         datagrams: load.datagrams,
         held_fragments: load.held_fragments,
+        waiting_frames: load.waiting_frames,
+        waited_frames: load.waited_frames,
         learned_macs: load.learned_macs,
         epoch: load.epoch,
         queues: vec![],

@@ -9,6 +9,7 @@ use crate::drop_reason::DropReason;
 use crate::ports::{Handed, Ports, refusal};
 use crate::round::{Fate, NO_CASE, Round, Verdict, drop_frame};
 use crate::snapshot::{PortConfig, PortSlot};
+use crate::stages::wait;
 
 pub(crate) fn run(round: &mut Round, ports: &mut Ports) {
     let mut index = 0;
@@ -28,8 +29,13 @@ pub(crate) fn run(round: &mut Round, ports: &mut Ports) {
             Verdict::DropFrom(reason) => drop_sent(round, item, reason),
             // Not an IP packet and not decided: no step leaves such a job.
             Verdict::Open => drop_sent(round, item, DropReason::Ethertype),
+            // Looked after below.
+            Verdict::Wait => {}
         }
         index += 1;
+    }
+    if !round.waits.is_empty() {
+        wait::hold(round);
     }
     finish(round);
 }
@@ -238,7 +244,7 @@ fn refused_by(round: &Round, frame: usize, target: PortSlot, reason: DropReason)
 fn finish(round: &mut Round) {
     for index in 0..round.items.len() {
         let item = &round.items[index];
-        if item.fate != Fate::Delivered
+        if !matches!(item.fate, Fate::Delivered | Fate::Held)
             && let Some(key) = &item.first_of
         {
             round.tables.fragments.condemn(key);
@@ -248,7 +254,7 @@ fn finish(round: &mut Round) {
         return;
     }
     // A NIC that is traced does not take the lane: every frame is an item.
-    for item in round.items.iter() {
+    for item in round.items.iter().filter(|item| !item.traced) {
         let refusal = || {
             let job = round
                 .jobs
@@ -256,7 +262,7 @@ fn finish(round: &mut Round) {
                 .find(|job| usize::from(job.frame) == item.frame)?;
             match job.verdict {
                 Verdict::DropTo(reason) | Verdict::DropFrom(reason) => Some(reason.name()),
-                Verdict::Open | Verdict::Pass => None,
+                Verdict::Open | Verdict::Pass | Verdict::Wait => None,
             }
         };
         let dropped = match item.fate {

@@ -32,7 +32,14 @@ pub(crate) fn run(round: &mut Round) {
             && let Some(place) = learnable(round, network, round.items[index].frame, src)
         {
             let now_secs = round.now.secs();
-            round.tables.learned.hear(round.nic.network, src, place, now_secs);
+            let is_news = round.tables.learned.hear(round.nic.network, src, place, now_secs);
+            // Looked for before anybody here answers.
+            if let Place::Endpoint(host) = place
+                && is_news
+                && !round.underlay.knows(host)
+            {
+                round.wanted.note(host);
+            }
         }
         if let Err(reason) = send(round, network, index, dst) {
             round.drop_item(index, reason);

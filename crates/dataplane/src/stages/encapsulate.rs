@@ -1,5 +1,6 @@
 //! Step 12: what passed and is for other hosts gets its next hops, one for each host that it is for. What is too large for
 //! the way there goes back to its sender as an error that says how large it may be (path MTU discovery: RFC 1191, RFC 8201).
+//! What is for a host whose next hop is not known yet is left to [`wait`](crate::stages::wait).
 
 use std::net::IpAddr;
 
@@ -10,8 +11,9 @@ use wire::vxlan;
 
 use crate::drop_reason::DropReason;
 use crate::overlay::Flood;
-use crate::round::{Job, Round, Towards, Verdict};
+use crate::round::{Case, Job, Round, Towards, Verdict};
 use crate::snapshot::PortSlot;
+use crate::stages::wait::Wait;
 
 pub(crate) fn run(round: &mut Round) {
     for index in 0..round.jobs.len() {
@@ -33,6 +35,11 @@ pub(crate) fn run(round: &mut Round) {
 
 /// To all hosts of the network: one job becomes as many as there are.
 fn flood(round: &mut Round, index: usize, job: Job) {
+    flood_to(round, index, job, |_| true);
+}
+
+/// To those of them that `wanted` says.
+fn flood_to(round: &mut Round, index: usize, job: Job, wanted: impl Fn(IpAddr) -> bool) {
     let (view, network) = (round.view, round.view.network(round.nic.network));
     let overlay = network.and_then(|network| network.overlay.as_deref());
     let mut first = true;
@@ -45,16 +52,35 @@ fn flood(round: &mut Round, index: usize, job: Job) {
     };
     match overlay.map(|overlay| &overlay.flood) {
         Some(Flood::Endpoints(list)) => {
-            for endpoint in list.iter().filter_map(|endpoint| view.endpoint(*endpoint)) {
+            let hosts = list.iter().filter_map(|endpoint| view.endpoint(*endpoint));
+            for endpoint in hosts.filter(|host| wanted(*host)) {
                 add(round, endpoint);
             }
         }
-        Some(Flood::Group(group)) => add(round, *group),
-        Some(Flood::No) | None => {}
+        Some(Flood::Group(group)) if wanted(*group) => add(round, *group),
+        Some(Flood::Group(_) | Flood::No) | None => {}
     }
     if first {
         round.jobs[index].verdict = Verdict::DropFrom(DropReason::NoDestination);
     }
+}
+
+/// The next hops of a frame that has waited: to `towards` of those that it is for.
+pub(crate) fn again(round: &mut Round, index: usize, towards: &[IpAddr]) {
+    let job = round.jobs[index];
+    let Some(case) = round.cases.get(job.case as usize) else {
+        return;
+    };
+    round.jobs[index] = match case.towards {
+        Towards::Here => return,
+        Towards::Endpoint(endpoint) if round.underlay.knows(endpoint) => send(round, job, endpoint),
+        // It is somewhere else by now.
+        Towards::Endpoint(_) => Job {
+            verdict: Verdict::DropFrom(DropReason::NextHopTimeout),
+            ..job
+        },
+        Towards::All => return flood_to(round, index, job, |host| towards.contains(&host)),
+    };
 }
 
 /// The job for one endpoint.
@@ -63,11 +89,22 @@ fn send(round: &mut Round, job: Job, endpoint: IpAddr) -> Job {
         verdict: Verdict::DropFrom(reason),
         ..job
     };
+    let Case { item, towards, .. } = round.cases[job.case as usize];
     let Some(path) = round.underlay.find(endpoint) else {
-        round.wanted.note(endpoint);
-        return refused(DropReason::NoNextHop);
+        if round.underlay.knows(endpoint) {
+            round.wanted.note(endpoint);
+            return refused(DropReason::NoNextHop);
+        }
+        round.waits.push(Wait {
+            item,
+            host: endpoint,
+            flooded: towards == Towards::All,
+        });
+        return Job {
+            verdict: Verdict::Wait,
+            ..job
+        };
     };
-    let item = round.cases[job.case as usize].item;
     let Some(packet) = round.items[item].packet else {
         return refused(DropReason::NoDestination);
     };

@@ -16,3 +16,4 @@ mod related;
 pub(crate) mod remember;
 pub(crate) mod rules;
 pub(crate) mod spoof;
+pub(crate) mod wait;

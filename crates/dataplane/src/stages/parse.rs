@@ -40,6 +40,7 @@ fn read(round: &mut Round, frame_index: usize, frame: &Frame) {
         near: false,
         fate: Fate::Going,
         first_of: None,
+        traced: false,
     });
     let index = round.items.len() - 1;
     let item = &mut round.items[index];
@@ -73,6 +74,7 @@ fn refuse(round: &mut Round, frame: usize, reason: DropReason) {
         near: false,
         fate: Fate::Going,
         first_of: None,
+        traced: false,
     });
     round.drop_item(round.items.len() - 1, reason);
 }

@@ -95,7 +95,11 @@ impl Worker {
                     self.unpark_served(now);
                 }
                 Command::Underlay(underlay, answer) => {
-                    let _ = answer.send(self.path.take_up_underlay(underlay));
+                    let before = self.path.take_up_underlay(underlay);
+                    self.path.send_waiting(&mut self.ports, now);
+                    self.flush();
+                    self.ports.outbox.wake();
+                    let _ = answer.send(before);
                 }
                 Command::Settle(answer) => {
                     let _ = answer.send(self.take_messages(RING, now).sent_on);
@@ -290,6 +294,8 @@ impl Worker {
             steps: self.path.watch.steps(),
             datagrams: tables.fragments.len() as u64,
             held_fragments: tables.fragments.held() as u64,
+            waiting_frames: tables.waiting.len() as u64,
+            waited_frames: tables.waiting.waited,
             learned_macs: tables.learned.len() as u64,
             ..self.load
         }

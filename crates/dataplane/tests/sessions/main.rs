@@ -16,6 +16,7 @@ mod limits;
 mod links;
 mod model;
 mod overlay;
+mod overlay_contact;
 mod overlay_drops;
 mod overlay_flood;
 mod overlay_merge;

@@ -1,11 +1,25 @@
 //! packet_trace: what a NIC sends and is sent, with the reason beside what was dropped.
 
+use std::path::Path;
+
 use dataplane::Trace;
 
 use crate::lab::*;
 
-fn count(file: &[u8], what: &[u8]) -> usize {
+pub fn count(file: &[u8], what: &[u8]) -> usize {
     file.windows(what.len()).filter(|window| *window == what).count()
+}
+
+/// A trace that nobody records to any more, with `last` in it.
+pub fn finished(path: &Path, last: &[u8]) -> Vec<u8> {
+    for _ in 0..500 {
+        let file = std::fs::read(path).unwrap();
+        if count(&file, last) > 0 {
+            return file;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!("the trace {} is not complete after 5 s", path.display());
 }
 
 #[test]
@@ -30,18 +44,8 @@ fn a_trace_holds_what_passed_and_what_did_not() {
     assert_eq!((trace_a.lost(), trace_b.lost()), (0, 0));
     // The files are complete when the last one who records is gone; the writer's thread ends a little later.
     drop((trace_a, trace_b, lab));
-    let finished = |name: &str, last: &[u8]| {
-        for _ in 0..500 {
-            let file = std::fs::read(path(name)).unwrap();
-            if count(&file, last) > 0 {
-                return file;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
-        panic!("the trace of {name} is not complete after 5 s");
-    };
-    let file_a = finished("a", b"dropped: truncated");
-    let file_b = finished("b", b"dropped: no_ingress_rule");
+    let file_a = finished(&path("a"), b"dropped: truncated");
+    let file_b = finished(&path("b"), b"dropped: no_ingress_rule");
     for file in [&file_a, &file_b] {
         let frames = [&asked, &answer, &refused].map(|frame| count(file, frame));
         assert_eq!(frames, [1, 1, 1]);

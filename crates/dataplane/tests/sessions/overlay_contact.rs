@@ -1,0 +1,320 @@
+//! First contact: frames for a host whose next hop is not known yet wait for it, some and not for long, and are sent by it as if they
+//! had come then.
+
+use dataplane::DropReason::*;
+use dataplane::overlay::{EndpointIdx, Flood};
+use dataplane::underlay::Hop;
+use dataplane::{Simulation, Trace};
+use wire::parse::TcpFlags;
+use wire::{Mac, build};
+
+use crate::lab::*;
+use crate::traces::{count, finished};
+use crate::wire_lab::*;
+
+/// How long a frame waits, seconds.
+const WAIT: u64 = 3;
+/// Frames of one NIC that wait with one worker at most.
+const WAITING_MAX: usize = 128;
+
+/// A host that has not spoken to anybody, and a machine at endpoint 2.
+fn strangers() -> (Host, Nic, Far) {
+    strangers_on(Simulation::default())
+}
+
+fn strangers_on(sim: Simulation) -> (Host, Nic, Far) {
+    let mut host = Host::on(sim);
+    let a = host.lab.nic();
+    let b = host.far(20, 2);
+    host.set_paths(vec![]);
+    (host, a, b)
+}
+
+impl Host {
+    /// The NIC's frames reach nobody yet, and none is lost.
+    #[track_caller]
+    fn waits(&mut self, from: Nic, frames: &[Vec<u8>]) {
+        let before = self.lab.drops();
+        for frame in frames {
+            self.lab.queue(from, frame.clone(), Default::default());
+        }
+        self.lab.sim.run();
+        assert_eq!(difference(&before, &self.lab.drops()), []);
+        assert_eq!(self.sent(), [[0u8; 0]; 0]);
+    }
+
+    fn waiting(&mut self) -> u64 {
+        self.lab.sim.loads().iter().map(|load| load.waiting_frames).sum()
+    }
+}
+
+/// A connection's first segments.
+fn opening(a: Nic, b: Nic, family: Family, sport: u16) -> Vec<u8> {
+    ip(a, b, family).tcp(sport, 80, SYN).seq(1000).build()
+}
+
+#[test]
+fn the_first_frames_wait_and_are_sent_in_their_order() {
+    for workers in [1, 2] {
+        let (mut host, a, b) = strangers_on(Simulation::several(workers));
+        // With two workers, from one to the other's uplink.
+        host.lab.sim.move_queue(a.slot, workers - 1);
+        let frames: Vec<_> = FAMILIES
+            .into_iter()
+            .flat_map(|family| {
+                let large = ip(a, b.nic, family).udp(1, 2).payload(&[7; 1200]);
+                [opening(a, b.nic, family, 1), large.build()]
+            })
+            .collect();
+        host.waits(a, &frames);
+        assert_eq!(host.lab.sim.switch().take_wanted(), [b.at]);
+        assert_eq!(host.waiting(), 4);
+        // Whatever else becomes known says nothing of this one.
+        host.set_paths(vec![(endpoint(3), vec![hop()])]);
+        assert_eq!(host.sent(), [[0u8; 0]; 0]);
+        host.set_paths(vec![(b.at, vec![hop()])]);
+        host.lab.sim.run();
+        let expected: Vec<_> = frames.iter().map(|inner| outbound(b.at, inner)).collect();
+        assert_eq!(host.sent(), expected);
+        assert_eq!(host.waiting(), 0);
+        let waited: u64 = host.lab.sim.loads().iter().map(|load| load.waited_frames).sum();
+        assert_eq!(waited, 4);
+        // The answer is of a flow that is known.
+        let answer = ip(b.nic, a, Family::V4).tcp(80, 1, SYN_ACK).seq(9).ack(1001);
+        host.enters(b.at, a, answer.build());
+        host.lab.wait(2 * WAIT);
+        assert_eq!(host.sent(), [[0u8; 0]; 0], "once");
+    }
+}
+
+#[test]
+fn who_does_not_answer_is_waited_for_a_while_and_who_cannot_be_reached_is_not() {
+    let (mut host, a, b) = strangers();
+    host.waits(a, &[udp(a, b.nic, Family::V4, 1, 2)]);
+    let before = host.lab.drops();
+    host.lab.wait(WAIT - 1);
+    assert_eq!(
+        (difference(&before, &host.lab.drops()), host.waiting()),
+        (vec![], 1)
+    );
+    host.lab.wait(2);
+    assert_eq!(
+        difference(&before, &host.lab.drops()),
+        [(NextHopTimeout, 1)],
+        "counted for its sender"
+    );
+    assert_eq!(host.waiting(), 0);
+    // The next one waits anew, until it is known that there is no route.
+    host.waits(a, &[udp(a, b.nic, Family::V4, 1, 2)]);
+    let before = host.lab.drops();
+    host.set_paths(vec![(b.at, vec![])]);
+    assert_eq!(difference(&before, &host.lab.drops()), [(NoNextHop, 1)]);
+    host.lab.refuses(a, udp(a, b.nic, Family::V4, 1, 2), NoNextHop);
+    assert_eq!(host.waiting(), 0);
+}
+
+#[test]
+fn a_flood_goes_to_whom_it_can_and_to_each_of_the_others_later_once() {
+    let (mut host, a, _) = strangers();
+    let c = host.lab.nic();
+    host.lab.group_of(c, vec![allow_all_in(None)]);
+    host.learn();
+    let all = build::frame(a.mac, Mac::BROADCAST).ip(a.v4, [255, 255, 255, 255]);
+    let all = all.udp(1, 2).build();
+    let unknown = build::frame(a.mac, Mac([2, 0xcc, 0, 0, 0, 1])).ip(a.v4, [10, 0, 0, 99]);
+    let unknown = unknown.udp(1, 2).build();
+    host.set_paths(vec![(endpoint(2), vec![hop()])]);
+    host.lab.passes(a, c, all.clone());
+    host.lab.passes_to(a, &[], unknown.clone());
+    assert_eq!(
+        host.sent(),
+        [outbound(endpoint(2), &all), outbound(endpoint(2), &unknown)]
+    );
+    // It is not for the NIC here a second time, whatever has changed in the meantime.
+    host.configure(|overlay| overlay.any_endpoint = false);
+    host.set_paths([2, 3].map(|n| (endpoint(n), vec![hop()])).into());
+    assert_eq!(
+        host.sent(),
+        [outbound(endpoint(3), &all), outbound(endpoint(3), &unknown)]
+    );
+    host.lab.silent();
+    // One host that never answers: the others have had it.
+    host.set_paths(vec![(endpoint(2), vec![hop()])]);
+    host.lab.passes(a, c, all.clone());
+    assert_eq!(host.sent(), [outbound(endpoint(2), &all)]);
+    let before = host.lab.drops();
+    host.lab.wait(WAIT + 1);
+    assert_eq!(difference(&before, &host.lab.drops()), [(NextHopTimeout, 1)]);
+    // A group whose way is found later.
+    let group = [230, 0, 0, 0].into();
+    host.configure(|overlay| overlay.flood = Flood::Group(group));
+    host.lab.passes(a, c, all.clone());
+    assert_eq!(host.sent(), [[0u8; 0]; 0]);
+    host.set_paths(vec![(group, vec![hop()])]);
+    assert_eq!(host.sent(), [outbound(group, &all)]);
+}
+
+#[test]
+fn what_is_sent_late_is_judged_by_what_is_in_force_then() {
+    for family in FAMILIES {
+        let (mut host, a, b) = strangers();
+        let rules = host.lab.group_of(a, vec![allow_out(UDP, 2), allow_out(TCP, 80)]);
+        let reset = ip(a, b.nic, family).tcp(1, 80, RST).seq(1001).build();
+        host.waits(
+            a,
+            &[
+                udp(a, b.nic, family, 1, 2),
+                opening(a, b.nic, family, 1),
+                reset.clone(),
+            ],
+        );
+        host.lab.set_rules(rules, vec![allow_out(TCP, 80)]);
+        let before = host.lab.drops();
+        host.set_paths(vec![(b.at, vec![hop()])]);
+        assert_eq!(host.sent()[..1], [outbound(b.at, &opening(a, b.nic, family, 1))]);
+        let lost = difference(&before, &host.lab.drops());
+        assert!(lost.contains(&(NoEgressRule, 1)), "{lost:?}");
+
+        // Its machine moves to this host meanwhile, and then away to a third one.
+        host.set_paths(vec![]);
+        host.waits(a, &[opening(a, b.nic, family, 2)]);
+        host.configure(|overlay| {
+            overlay.bindings.insert(b.nic.mac, EndpointIdx(1));
+        });
+        host.set_paths([2, 3].map(|n| (endpoint(n), vec![hop()])).into());
+        assert_eq!(
+            host.sent(),
+            [outbound(endpoint(3), &opening(a, b.nic, family, 2))]
+        );
+
+        // Its sender goes, and another NIC has its place.
+        host.set_paths(vec![]);
+        host.waits(a, &[opening(a, b.nic, family, 3)]);
+        host.lab.replace(a);
+        let before = host.lab.drops();
+        host.set_paths([2, 3].map(|n| (endpoint(n), vec![hop()])).into());
+        assert_eq!(
+            (host.sent(), difference(&before, &host.lab.drops())),
+            (vec![], vec![])
+        );
+    }
+}
+
+/// The answer to a port that is closed may be all that a host ever sends to another one.
+#[test]
+fn a_reset_that_has_waited_is_sent() {
+    let (mut host, a, b) = strangers();
+    host.lab.group_of(a, vec![allow_all_in(None)]);
+    host.enters(b.at, a, opening(b.nic, a, Family::V4, 5));
+    let reset = ip(a, b.nic, Family::V4)
+        .tcp(80, 5, TcpFlags(0x14))
+        .seq(0)
+        .ack(1001)
+        .build();
+    host.waits(a, std::slice::from_ref(&reset));
+    host.set_paths(vec![(b.at, vec![hop()])]);
+    assert_eq!(host.sent(), [outbound(b.at, &reset)]);
+}
+
+#[test]
+fn what_waits_is_bounded_for_each_nic() {
+    let (mut host, a, b) = strangers();
+    let c = host.lab.nic();
+    let packet = |port| udp(a, b.nic, Family::V4, 1, 1000 + port);
+    let frames: Vec<_> = (0..WAITING_MAX as u16).map(packet).collect();
+    frames.chunks(32).for_each(|some| host.waits(a, some));
+    host.lab.refuses(a, packet(999), NextHopQueueFull);
+    // Another one has room, and large frames take more of it.
+    host.waits(c, &[udp(c, b.nic, Family::V4, 1, 2)]);
+    host.set_paths(vec![(b.at, vec![hop()])]);
+    assert_eq!(host.sent().len(), WAITING_MAX + 1);
+    host.set_paths(vec![]);
+    let large = ip(a, b.nic, Family::V4).udp(1, 80);
+    let (frame, offload) = large.payload(&[7; 60_000]).gso(1000).build_with_offload();
+    let before = host.lab.drops();
+    for _ in 0..20 {
+        host.lab.send_with(a, frame.clone(), offload);
+    }
+    let [(NextHopQueueFull, lost)] = difference(&before, &host.lab.drops())[..] else {
+        panic!("{:?}", difference(&before, &host.lab.drops()));
+    };
+    assert_eq!(20 - lost, (512 << 10) / 60_042, "half a mebibyte");
+}
+
+#[test]
+fn what_turns_out_too_large_goes_back_to_its_sender() {
+    let (mut host, a, b) = strangers();
+    let packet = ip(a, b.nic, Family::V4).udp(1, 2).payload(&[7; 1400]).build();
+    host.waits(a, std::slice::from_ref(&packet));
+    let before = host.lab.drops();
+    host.set_paths(vec![(b.at, vec![Hop { mtu: 1400, ..hop() }])]);
+    assert_eq!(difference(&before, &host.lab.drops()), [(MtuExceeded, 1)]);
+    let told = host.lab.received(a);
+    assert_eq!(told.len(), 1);
+    assert_eq!(told[0][34..36], [3, 4], "fragmentation needed");
+}
+
+#[test]
+fn fragments_wait_with_their_first_one() {
+    let (mut host, a, b) = strangers();
+    let whole = ip(a, b.nic, Family::V4).udp(1, 2).payload(&[7; 2000]).build();
+    let parts = build::fragments(&whole, 1000, 7);
+    host.waits(a, &parts);
+    host.set_paths(vec![(b.at, vec![hop()])]);
+    let expected: Vec<_> = parts.iter().map(|part| outbound(b.at, part)).collect();
+    assert_eq!(host.sent(), expected);
+}
+
+#[test]
+fn who_is_heard_of_is_looked_for_before_anybody_answers() {
+    let (mut host, a, _) = strangers();
+    host.lab.group_of(a, vec![allow_all_in(None)]);
+    host.learn();
+    let far = machine(30, endpoint(9));
+    let switch = host.lab.sim.switch();
+    for _ in 0..2 {
+        host.enters(far.at, a, udp(far.nic, a, Family::V4, 1, 2));
+    }
+    assert_eq!(
+        (switch.take_wanted(), switch.take_wanted()),
+        (vec![far.at], vec![])
+    );
+    // Who is bound is an endpoint, and told of anyway.
+    host.waits(a, &[udp(a, far.nic, Family::V4, 2, 1)]);
+    host.set_paths(vec![(far.at, vec![hop()])]);
+    assert_eq!(
+        host.sent(),
+        [outbound(far.at, &udp(a, far.nic, Family::V4, 2, 1))]
+    );
+}
+
+#[test]
+fn a_guest_that_has_moved_here_is_announced_to_hosts_that_are_found_later() {
+    let (mut host, a, _) = strangers();
+    host.learn();
+    host.lab.sim.announce(a.slot);
+    assert_eq!(host.sent(), [[0u8; 0]; 0]);
+    host.set_paths([2, 3].map(|n| (endpoint(n), vec![hop()])).into());
+    let expected = [2, 3].map(|n| outbound(endpoint(n), &build::rarp_announcement(a.mac)));
+    assert_eq!(host.sent(), expected);
+}
+
+#[test]
+fn a_trace_has_a_frame_that_has_waited_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut host, a, b) = strangers();
+    let path = folder.path().join("a.pcapng");
+    let trace = Trace::open(folder.path(), &path, "a").unwrap();
+    host.lab.configure(a, |config| config.trace = Some(trace.clone()));
+    host.waits(a, &[udp(a, b.nic, Family::V4, 1, 2)]);
+    host.set_paths(vec![(b.at, vec![hop()])]);
+    assert_eq!(host.sent().len(), 1);
+    host.set_paths(vec![]);
+    host.waits(a, &[udp(a, b.nic, Family::V4, 1, 3)]);
+    host.lab.wait(WAIT + 1);
+    host.lab.configure(a, |config| config.trace = None);
+    drop((trace, host));
+    let file = finished(&path, b"dropped: next_hop_timeout");
+    let frames = [2, 3].map(|port| count(&file, &udp(a, b.nic, Family::V4, 1, port)));
+    assert_eq!((frames, count(&file, b"dropped:")), ([1, 1], 1));
+}
