@@ -16,6 +16,8 @@ fn main() {
     run_each(trials![
         as_the_original_over_ipv4,
         as_the_original_over_ipv6,
+        first_contact_over_ipv4,
+        first_contact_over_ipv6,
         hosts_that_are_told_of_each_other,
         networks_do_not_hear_each_other,
         a_host_that_forges,
@@ -67,6 +69,14 @@ fn as_the_original_over_ipv6() -> Result<()> {
     as_the_original(Family::V6)
 }
 
+fn first_contact_over_ipv4() -> Result<()> {
+    first_contact(Family::V4)
+}
+
+fn first_contact_over_ipv6() -> Result<()> {
+    first_contact(Family::V6)
+}
+
 /// Nobody has told either host of the other: multicast and learning.
 fn as_the_original(family: Family) -> Result<()> {
     let hosts = Hosts::start(family, &[])?;
@@ -97,6 +107,73 @@ fn as_the_original(family: Family) -> Result<()> {
             "without its rule it is dropped",
         )
     })
+}
+
+/// What a guest says first to one on a host that is not in the kernel's table of neighbours arrives: a ping, a connection.
+/// In both directions, over multicast and learning, and then with bindings.
+fn first_contact(family: Family) -> Result<()> {
+    let hosts = Hosts::start(family, &[])?;
+    on(&hosts, || {
+        let a = hosts.left.guest("a", 42, 1)?;
+        let b = hosts.right.guest("b", 42, 2)?;
+        let _servers = [serve(&a, "tcp-serve 80")?, serve(&b, "tcp-serve 80")?];
+        let strangers = || -> Result<()> {
+            for namespace in [&hosts.left.namespace, &hosts.right.namespace] {
+                namespace.ok(&format!("ip neigh flush dev {UPLINK}"))?;
+            }
+            for guest in [&a, &b] {
+                guest.ok("ip neigh flush dev eth0")?;
+            }
+            Ok(())
+        };
+        let rounds = || -> Result<()> {
+            for round in 0..10 {
+                let (from, last) = if round % 2 == 0 { (&a, 2) } else { (&b, 1) };
+                for to in [format!("10.1.0.{last}"), format!("fd01::{last}")] {
+                    strangers()?;
+                    from.ok(&format!("ping -q -c 1 -W 2 {to}"))?;
+                    strangers()?;
+                    from.ok(&tool(&format!("tcp-get {to} 80 1000 20")))?;
+                }
+            }
+            Ok(())
+        };
+        rounds()?;
+        hosts.left.daemon.cli(&format!(
+            "binding add --vni 42 --mac {} --host {}",
+            mac(2),
+            family.address(2)
+        ))?;
+        hosts.right.daemon.cli(&format!(
+            "binding add --vni 42 --mac {} --host {}",
+            mac(1),
+            family.address(1)
+        ))?;
+        rounds()?;
+        for guest in [&a, &b] {
+            let counters = guest.ok("cat /proc/net/netstat")?;
+            check(
+                counter(&counters, "TCPSynRetrans") == Some(0),
+                &format!("no connection had to be asked for twice:\n{counters}"),
+            )?;
+        }
+        let waited = hosts.left.daemon.cli("worker show 0")?;
+        check(
+            waited.contains("0 frames wait for one") && !waited.contains("wait for one, 0 have"),
+            &format!("frames have waited:\n{waited}"),
+        )
+    })
+}
+
+/// A counter of /proc/net/netstat, where a line of names is followed by one of numbers.
+fn counter(text: &str, name: &str) -> Option<u64> {
+    let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split(' ').collect()).collect();
+    let found = lines.chunks(2).find_map(|pair| {
+        let [names, numbers] = pair else { return None };
+        let at = names.iter().position(|other| *other == name)?;
+        numbers.get(at).copied()
+    });
+    found?.parse().ok()
 }
 
 /// Endpoints and bindings on both sides: ARP is answered at home, and nothing is flooded.
@@ -174,8 +251,6 @@ fn networks_do_not_hear_each_other() -> Result<()> {
 fn a_host_that_forges() -> Result<()> {
     let (left, right) = cable(1500)?;
     let left = Host::start(left, 1, Family::V4, &[])?;
-    // Between veths checksums are left to a NIC that never comes: its frames would be `outer_checksum`.
-    right.ok(&format!("ethtool -K {UPLINK} tx off"))?;
     for host in [3, 4, 9] {
         right.ok(&format!("ip addr add 192.0.2.{host}/24 dev {UPLINK}"))?;
     }
@@ -295,16 +370,31 @@ fn a_host_that_forges() -> Result<()> {
     trial().map_err(told)
 }
 
-/// The other host is the kernel's vxlan device, which learns and floods to us alone.
+/// The other host is the kernel's vxlan device, which learns and floods to us alone. Between veths it leaves checksums and
+/// segments to a NIC that never comes: with native XDP on our side, and behind a bridge in generic mode, where they come whole.
 fn the_kernel_s_own_vxlan() -> Result<()> {
-    for family in [Family::V4, Family::V6] {
+    for (family, bridged) in [
+        (Family::V4, false),
+        (Family::V6, false),
+        (Family::V4, true),
+        (Family::V6, true),
+    ] {
         let (left, right) = cable(1500)?;
+        if bridged {
+            left.ok(&format!(
+                "ip addr flush dev {UPLINK}; ip link set {UPLINK} down; ip link set {UPLINK} name port0; ip link add {UPLINK} type bridge; \
+                 ip link set port0 master {UPLINK}; ip link set port0 up"
+            ))?;
+            address(&left, 1)?;
+        }
         let left = Host::start(left, 1, family, &[])?;
-        let told = |e| format!("{family:?}: {e}\n{}", left.daemon.dump());
+        let told = |e| format!("{family:?}, bridged {bridged}: {e}\n{}", left.daemon.dump());
+        let mode = if bridged { "generic XDP" } else { "native XDP" };
+        wait_for(mode, PATIENCE, || {
+            Ok(left.daemon.cli("status")?.contains(mode).then_some(()))
+        })?;
         let a = left.guest("a", 42, 1)?;
         let (local, remote) = (family.address(2), family.address(1));
-        // Between veths checksums are left to a NIC that never comes: its frames would be `outer_checksum`.
-        right.ok(&format!("ethtool -K {UPLINK} tx off"))?;
         kernel_vxlan(&right, UPLINK, &local, &remote)?;
         // It hears no group: it is told to us as a host.
         left.daemon.cli(&format!("endpoint add {local} --vni 42"))?;
