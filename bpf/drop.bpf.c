@@ -3,11 +3,11 @@
 // the kernel.
 #include "lib/chain.h"
 
-SEC("xdp.frags")
-int drop(struct xdp_md *ctx)
+PROGRAM
+int drop(context *ctx)
 {
 	// In the chain like any other; nothing comes behind it.
-	return chain_next(ctx) == XDP_PASS ? XDP_DROP : XDP_ABORTED;
+	return chain_next(ctx) == VERDICT_PASS ? VERDICT_DROP : VERDICT_ABORT;
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -3,8 +3,8 @@
 // smallest member of a chain.
 #include "lib/chain.h"
 
-SEC("xdp.frags")
-int pass(struct xdp_md *ctx)
+PROGRAM
+int pass(context *ctx)
 {
 	return chain_next(ctx);
 }

@@ -2,12 +2,11 @@
 // Several features on one interface: a program that finds a packet not to be its own hands it to the next one.
 //
 // Included once by each program. The slot is filled by crates/xdp (chain.rs) when another feature runs; while it is
-// empty the tail call fails and the kernel gets the packet. Every program of the chain is SEC("xdp.frags"): the kernel
-// lets no program without fragments call one with them.
+// empty the tail call fails and the kernel gets the packet. XDP and tc have a chain each. Every program of XDP's is
+// SEC("xdp.frags"): the kernel lets no program without fragments call one with them.
 #pragma once
 
-#include <linux/bpf.h>
-#include <bpf/bpf_helpers.h>
+#include "context.h"
 
 // The next feature's program: slot 0.
 struct {
@@ -18,8 +17,8 @@ struct {
 } chain SEC(".maps");
 
 // Not ours: the next feature's, or the kernel's.
-static __always_inline int chain_next(struct xdp_md *ctx)
+static __always_inline int chain_next(context *ctx)
 {
 	bpf_tail_call_static(ctx, &chain, 0);
-	return XDP_PASS;
+	return VERDICT_PASS;
 }

@@ -67,7 +67,7 @@ static __always_inline bool icmp_allowed(void)
 
 // RFC 1122, section 3.2.2; RFC 4443, section 2.4 (e): nothing is said about what was sent to many, by nobody in particular, or
 // about the later parts of a packet. That it is no error itself the caller knows.
-static __always_inline bool icmp_answerable(struct xdp_md *ctx, const struct packet *packet)
+static __always_inline bool icmp_answerable(context *ctx, const struct packet *packet)
 {
 	struct ethhdr *link = at(ctx, 0, sizeof(*link));
 
@@ -91,7 +91,7 @@ static __always_inline bool icmp_answerable(struct xdp_md *ctx, const struct pac
 }
 
 // The sum of the first `length` bytes from `offset`, an even number and ICMP_QUOTE at the most.
-static __always_inline __u64 icmp_sum_quote(struct xdp_md *ctx, __u32 offset, __u32 length)
+static __always_inline __u64 icmp_sum_quote(context *ctx, __u32 offset, __u32 length)
 {
 	void *end = (void *)(long)ctx->data_end;
 	__u16 *word = at(ctx, offset, 0);
@@ -107,7 +107,7 @@ static __always_inline __u64 icmp_sum_quote(struct xdp_md *ctx, __u32 offset, __
 }
 
 // Swaps the Ethernet addresses of the header that lies `by` bytes into the frame and writes it, tags included, to the front.
-static __always_inline int icmp_return_link(struct xdp_md *ctx, __u32 by, __u8 tags)
+static __always_inline int icmp_return_link(context *ctx, __u32 by, __u8 tags)
 {
 	struct ethhdr *to = at(ctx, 0, sizeof(*to) + PACKET_MAX_TAGS * sizeof(struct vlan_tag));
 	struct ethhdr *from = at(ctx, by, sizeof(*from) + PACKET_MAX_TAGS * sizeof(struct vlan_tag));
@@ -128,7 +128,7 @@ static __always_inline int icmp_return_link(struct xdp_md *ctx, __u32 by, __u8 t
 	return 0;
 }
 
-static __always_inline int icmp_error_v4(struct xdp_md *ctx, const struct packet *packet, const struct icmp_error *error,
+static __always_inline int icmp_error_v4(context *ctx, const struct packet *packet, const struct icmp_error *error,
 					 __u32 quote)
 {
 	struct icmp_header *icmp;
@@ -161,7 +161,7 @@ static __always_inline int icmp_error_v4(struct xdp_md *ctx, const struct packet
 	return 0;
 }
 
-static __always_inline int icmp_error_v6(struct xdp_md *ctx, const struct packet *packet, const struct icmp_error *error,
+static __always_inline int icmp_error_v6(context *ctx, const struct packet *packet, const struct icmp_error *error,
 					 __u32 quote)
 {
 	struct icmp_header *icmp;
@@ -196,7 +196,7 @@ static __always_inline int icmp_error_v6(struct xdp_md *ctx, const struct packet
 }
 
 // Sends the error about this packet. Less than zero: nothing may be said, and the frame, perhaps changed, is to be dropped.
-static __noinline int icmp_error(struct xdp_md *ctx, struct packet *packet, const struct icmp_error *error)
+static __noinline int icmp_error(context *ctx, struct packet *packet, const struct icmp_error *error)
 {
 	__u32 quote = packet->length < ICMP_QUOTE ? packet->length & ~1u : ICMP_QUOTE;
 	__u32 grow = packet->family == 4 ? sizeof(struct iphdr) + sizeof(struct icmp_header)
@@ -205,9 +205,9 @@ static __noinline int icmp_error(struct xdp_md *ctx, struct packet *packet, cons
 
 	if (!icmp_answerable(ctx, packet) || !icmp_allowed())
 		return -1;
-	if (bpf_xdp_adjust_head(ctx, -(int)grow) < 0)
+	if (frame_grow_front(ctx, grow) < 0)
 		return -1;
-	if (icmp_return_link(ctx, grow, packet->tags) < 0)
+	if (icmp_return_link(ctx, grow, packet_tags_within(packet)) < 0)
 		return -1;
 	if (packet->family == 4) {
 		if (icmp_error_v4(ctx, packet, error, quote) < 0)
@@ -217,7 +217,7 @@ static __noinline int icmp_error(struct xdp_md *ctx, struct packet *packet, cons
 			return -1;
 	}
 	surplus = frame_length(ctx) - (packet->l3 + grow + quote);
-	if (surplus > 0 && bpf_xdp_adjust_tail(ctx, -surplus) < 0)
+	if (surplus > 0 && frame_cut_end(ctx, surplus) < 0)
 		return -1;
-	return XDP_TX;
+	return frame_return(ctx);
 }

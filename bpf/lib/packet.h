@@ -18,6 +18,8 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "context.h"
+
 #define PACKET_MAX_TAGS 2        // 802.1ad: a service tag and a customer tag
 #define PACKET_MAX_EXTENSIONS 6  // RFC 8200, section 4.1 lists seven, one of them twice; senders use two at the most
 #define PACKET_MAX_OFFSET 1023   // headers behind this are not looked for
@@ -59,13 +61,13 @@ struct packet {
 	__u32 length;      // bytes from l3 to the packet's end as IP tells it; the frame has at least these
 	__u32 id;          // of a fragment; network order
 	__u8 family;       // 4 or 6
-	__u8 tags;         // VLAN tags in front of it
+	__u8 tags;         // VLAN tags in front of it, with one that lies beside the frame (frame_tag_beside())
 	__u8 protocol;     // what is at l4: IPPROTO_*
 	__u8 fragment;     // enum fragment
 };
 
 // The `size` bytes at `offset`, or NULL when the frame ends before.
-static __always_inline void *at(struct xdp_md *ctx, __u32 offset, __u32 size)
+static __always_inline void *at(context *ctx, __u32 offset, __u32 size)
 {
 	void *end = (void *)(long)ctx->data_end;
 	void *data = (void *)(long)ctx->data;
@@ -83,35 +85,37 @@ static __always_inline bool same_mac(const __u8 *a, const __u8 *b)
 	return !((*(const __u32 *)a ^ *(const __u32 *)b) | (__u32)(*(const __u16 *)(a + 4) ^ *(const __u16 *)(b + 4)));
 }
 
-// Bytes of the whole frame. A long one may have its end in other buffers than its start, which at() does not see.
-static __always_inline __u32 frame_length(struct xdp_md *ctx)
-{
-	return bpf_xdp_get_buff_len(ctx);
-}
-
-// Bytes of the frame that at() sees.
-static __always_inline __u32 frame_linear(struct xdp_md *ctx)
-{
-	return (void *)(long)ctx->data_end - (void *)(long)ctx->data;
-}
-
 // Bytes behind a packet that ends at `end`; less than zero: they are missing. A small frame that ends with its packet, as most
 // do, is not asked for its length.
-static __always_inline int frame_surplus(struct xdp_md *ctx, __u32 end)
+static __always_inline int frame_surplus(context *ctx, __u32 end)
 {
+#ifdef BUTTERFLY_TC
+	return ctx->len - end;
+#else
 	__u32 linear = frame_linear(ctx);
 
 	return end == linear && linear <= FRAME_SMALL ? 0 : (int)(frame_length(ctx) - end);
+#endif
 }
 
 // Whether IP tells of no more bytes than came.
-static __always_inline bool frame_holds(struct xdp_md *ctx, __u32 offset, __u32 length)
+static __always_inline bool frame_holds(context *ctx, __u32 offset, __u32 length)
 {
 	return offset + length <= frame_linear(ctx) || offset + length <= frame_length(ctx);
 }
 
+// VLAN tags in the frame itself, between Ethernet's addresses and the packet.
+static __always_inline __u32 packet_tags_within(const struct packet *packet)
+{
+#ifdef BUTTERFLY_TC
+	return (packet->l3 - sizeof(struct ethhdr)) / sizeof(struct vlan_tag);
+#else
+	return packet->tags;
+#endif
+}
+
 // Steps over Ethernet and VLAN tags: fills l3, tags and family. Less than zero: neither IPv4 nor IPv6.
-static __always_inline int packet_link(struct xdp_md *ctx, struct packet *packet)
+static __always_inline int packet_link(context *ctx, struct packet *packet)
 {
 	void *end = (void *)(long)ctx->data_end;
 	void *data = (void *)(long)ctx->data;
@@ -123,10 +127,12 @@ static __always_inline int packet_link(struct xdp_md *ctx, struct packet *packet
 	if (data + sizeof(*link) > end)
 		return -1;
 	ethertype = link->h_proto;
-	packet->tags = 0;
+	packet->tags = frame_tag_beside(ctx);
 	packet->l3 = sizeof(*link);
 #pragma unroll
 	for (i = 0; i < PACKET_MAX_TAGS; i++) {
+		if (packet->tags == PACKET_MAX_TAGS)
+			break;
 		if (ethertype != bpf_htons(ETH_P_8021Q) && ethertype != bpf_htons(ETH_P_8021AD))
 			break;
 		if ((void *)(tag + 1) > end)
@@ -141,7 +147,7 @@ static __always_inline int packet_link(struct xdp_md *ctx, struct packet *packet
 }
 
 // IPv4 (RFC 791): version, header length and total length agree with the frame. Less than zero: they do not.
-static __always_inline int packet_ipv4(struct xdp_md *ctx, struct packet *packet)
+static __always_inline int packet_ipv4(context *ctx, struct packet *packet)
 {
 	struct iphdr *ip = at(ctx, packet->l3, sizeof(*ip));
 	__u16 fragment;
@@ -162,7 +168,7 @@ static __always_inline int packet_ipv4(struct xdp_md *ctx, struct packet *packet
 }
 
 // IPv6 (RFC 8200): walks the extension headers. Less than zero: broken, encrypted, or more of them than anybody sends.
-static __always_inline int packet_ipv6(struct xdp_md *ctx, struct packet *packet)
+static __always_inline int packet_ipv6(context *ctx, struct packet *packet)
 {
 	struct ipv6hdr *ip = at(ctx, packet->l3, sizeof(*ip));
 	int i;
@@ -227,7 +233,7 @@ done:
 }
 
 // Steps over all of IP's headers after packet_link(): fills the rest. Less than zero: not understood.
-static __always_inline int packet_network(struct xdp_md *ctx, struct packet *packet)
+static __always_inline int packet_network(context *ctx, struct packet *packet)
 {
 	return packet->family == 4 ? packet_ipv4(ctx, packet) : packet_ipv6(ctx, packet);
 }

@@ -96,6 +96,9 @@ fn ground(snapshot: &Snapshot, all: &[Interface], ifindex: u32) -> Ground {
         ifindex,
         ports: snapshot.is_bond(ifindex).then(|| ports.collect()),
         trunks: snapshot.nics_with_vlans(ifindex),
+        buffers: snapshot
+            .nics_of(ifindex)
+            .find_map(|link| xdp::of_buffers(&link.name, link.kind.as_deref())),
     }
 }
 

@@ -1,7 +1,8 @@
-//! What of bpf(2) has no safe face in a library: an XDP program on an interface by a bpf_link, in a chosen mode.
+//! What of bpf(2) has no safe face in a library: a program on an interface by a bpf_link, in XDP in a chosen mode or at tc
+//! ingress.
 //!
-//! libbpf's own call for it chooses the mode itself, and its netlink way leaves the program there when the process dies.
-//! Used by the crate `xdp`, which loads the programs.
+//! libbpf's own call for XDP chooses the mode itself, and its netlink way leaves the program there when the process dies; the
+//! binding has no call for tc's. Used by the crate `xdp`, which loads the programs.
 
 use std::io::Error;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -15,29 +16,43 @@ pub enum XdpMode {
     Generic,
 }
 
-/// An XDP program on an interface; closing it takes the program away.
+/// A program on an interface; closing it takes the program away.
 #[derive(Debug)]
-pub struct XdpLink(OwnedFd);
+pub struct Link(OwnedFd);
 
-impl XdpLink {
-    /// Attaches a program to an interface of the caller's network namespace (BPF_LINK_CREATE, since Linux 5.9).
+impl Link {
+    /// Attaches an XDP program to an interface of the caller's network namespace (BPF_LINK_CREATE, since Linux 5.9).
     ///
     /// # Errors
     /// EBUSY or EEXIST: there is a program; ENODEV: no such interface; EOPNOTSUPP, EINVAL and others: the driver refuses.
-    pub fn new(program: BorrowedFd<'_>, ifindex: u32, mode: XdpMode) -> Result<Self, Error> {
+    pub fn xdp(program: BorrowedFd<'_>, ifindex: u32, mode: XdpMode) -> Result<Self, Error> {
+        let flags = match mode {
+            XdpMode::Native => FLAG_NATIVE,
+            XdpMode::Generic => FLAG_GENERIC,
+        };
+        Self::create(program, ifindex, ATTACH_XDP, flags)
+    }
+
+    /// Attaches a program to tc ingress of an interface of the caller's network namespace, behind those that are there (tcx, since
+    /// Linux 6.6).
+    ///
+    /// # Errors
+    /// EINVAL: an older kernel; ENODEV: no such interface; ERANGE: 64 programs are there.
+    pub fn tc_ingress(program: BorrowedFd<'_>, ifindex: u32) -> Result<Self, Error> {
+        Self::create(program, ifindex, ATTACH_TCX_INGRESS, 0)
+    }
+
+    fn create(program: BorrowedFd<'_>, ifindex: u32, attach_type: u32, flags: u32) -> Result<Self, Error> {
         let attributes = LinkCreate {
             program: program.as_raw_fd() as u32,
             target_ifindex: ifindex,
-            attach_type: ATTACH_XDP,
-            flags: match mode {
-                XdpMode::Native => FLAG_NATIVE,
-                XdpMode::Generic => FLAG_GENERIC,
-            },
+            attach_type,
+            flags,
             rest: [0; 6],
         };
         let fd = bpf(LINK_CREATE, &attributes)?;
         // SAFETY: the kernel has just made this descriptor for us.
-        Ok(XdpLink(unsafe { OwnedFd::from_raw_fd(fd) }))
+        Ok(Link(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
     /// Puts another program in the place of the one that is there (BPF_LINK_UPDATE).
@@ -66,7 +81,7 @@ pub fn wait_for_programs() {
     }
 }
 
-impl AsFd for XdpLink {
+impl AsFd for Link {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -76,6 +91,7 @@ impl AsFd for XdpLink {
 const LINK_CREATE: libc::c_long = 28;
 const LINK_UPDATE: libc::c_long = 29;
 const ATTACH_XDP: u32 = 37;
+const ATTACH_TCX_INGRESS: u32 = 46;
 const FLAG_GENERIC: u32 = 1 << 1;
 const FLAG_NATIVE: u32 = 1 << 2;
 

@@ -24,6 +24,16 @@ struct Value {
     data: u32,
 }
 
+/// `struct ethtool_drvinfo`.
+#[repr(C)]
+struct Driver {
+    cmd: u32,
+    name: [u8; 32],
+    rest: [u8; 160],
+}
+
+const GET_DRIVER: u32 = 0x3;
+const GET_RX_CHECKSUM: u32 = 0x14;
 const GET_CHANNELS: u32 = 0x3c;
 const GET_FLAGS: u32 = 0x25;
 const SET_FLAGS: u32 = 0x26;
@@ -41,6 +51,30 @@ pub fn receive_queues(interface: &str) -> Option<u32> {
     // SAFETY: `Channels` is what this command reads and writes.
     unsafe { ask(interface, (&raw mut channels).cast()) }?;
     Some(channels.rx + channels.combined).filter(|count| *count > 0)
+}
+
+/// The name of an interface's driver, in the network namespace of the calling thread. `None`: it does not say.
+pub fn driver(interface: &str) -> Option<String> {
+    let mut driver = Driver {
+        cmd: GET_DRIVER,
+        name: [0; 32],
+        rest: [0; 160],
+    };
+    // SAFETY: `Driver` is what this command reads and writes.
+    unsafe { ask(interface, (&raw mut driver).cast()) }?;
+    let name = driver.name.split(|byte| *byte == 0).next()?;
+    Some(String::from_utf8_lossy(name).into_owned())
+}
+
+/// The device vouches for checksums of what it receives. `None`: its driver does not say.
+pub fn vouches_for_checksums(interface: &str) -> Option<bool> {
+    let mut on = Value {
+        cmd: GET_RX_CHECKSUM,
+        data: 0,
+    };
+    // SAFETY: `Value` is what this command reads and writes.
+    unsafe { ask(interface, (&raw mut on).cast()) }?;
+    Some(on.data != 0)
 }
 
 /// The NIC takes VLAN tags out of what it receives, so that an XDP program does not see them. `None`: its driver does not say.
@@ -105,6 +139,10 @@ mod tests {
         for name in ["", "no-such-device", "a-name-that-is-far-too-long"] {
             assert_eq!(
                 (super::receive_queues(name), super::strips_vlan_tags(name)),
+                (None, None)
+            );
+            assert_eq!(
+                (super::driver(name), super::vouches_for_checksums(name)),
                 (None, None)
             );
             assert_eq!(super::strip_vlan_tags(name, false), None);

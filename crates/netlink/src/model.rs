@@ -95,6 +95,12 @@ impl Snapshot {
         all.filter(move |link| link.master == Some(ifindex))
     }
 
+    /// What an interface's packets come by: a bond's ports, or itself.
+    pub fn nics_of(&self, ifindex: u32) -> impl Iterator<Item = &Arc<Link>> {
+        let own = self.links.get(&ifindex).filter(|link| !link.is("bond"));
+        own.into_iter().chain(self.ports_of(ifindex))
+    }
+
     /// The NICs below an interface whose frames have VLAN tags that the kernel knows of: itself or a bond's ports, if there are VLANs
     /// on it or on what it is a port of.
     pub fn nics_with_vlans(&self, ifindex: u32) -> BTreeSet<u32> {

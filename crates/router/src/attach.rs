@@ -142,5 +142,8 @@ fn ground(snapshot: &Snapshot, device: u32) -> Ground {
         ifindex: device,
         ports: snapshot.is_bond(device).then(ports),
         trunks: snapshot.nics_with_vlans(device),
+        buffers: snapshot
+            .nics_of(device)
+            .find_map(|link| xdp::of_buffers(&link.name, link.kind.as_deref())),
     }
 }

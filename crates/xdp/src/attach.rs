@@ -1,13 +1,14 @@
-//! A program on an interface: native where the driver does it, generic where not.
+//! A program on an interface: in XDP, native where the driver does it, generic where not, or at tc ingress.
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
 
-use io::bpf::{XdpLink, XdpMode};
+use io::bpf::{Link, XdpMode};
 use libbpf_rs::{ProgramHandle, Xdp, XdpFlags};
 use rustix::net::{AddressFamily, SocketType, netdevice};
 
 use crate::error::Error;
+use crate::filter::Filter;
 
 /// How a program runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,6 +17,16 @@ pub enum Mode {
     Native,
     /// Behind the driver, for drivers that know nothing of XDP: slower, and every packet costs an skb.
     Generic,
+    /// At tc ingress, where a packet is a buffer of the kernel's: for interfaces whose packets never were anything else. Checksums
+    /// that are only begun and segments that are not cut yet stay whole.
+    Tc,
+}
+
+impl Mode {
+    /// At tc ingress, and not in XDP.
+    pub fn is_tc(self) -> bool {
+        self == Mode::Tc
+    }
 }
 
 impl fmt::Display for Mode {
@@ -23,6 +34,7 @@ impl fmt::Display for Mode {
         f.write_str(match self {
             Mode::Native => "native",
             Mode::Generic => "generic",
+            Mode::Tc => "tc",
         })
     }
 }
@@ -30,13 +42,30 @@ impl fmt::Display for Mode {
 /// A program that is attached. Dropped, or with the process, it is gone from the interface.
 #[derive(Debug)]
 pub struct Attachment {
-    link: XdpLink,
+    link: Held,
     ifindex: u32,
     mode: Mode,
     why_generic: Option<String>,
 }
 
-/// Attaches a program, in the given mode or, without one, in native mode and where that is refused in generic mode.
+/// What a program is attached by.
+#[derive(Debug)]
+enum Held {
+    Link(Link),
+    Filter(Box<Filter>),
+}
+
+/// Attaches a program at tc ingress by a filter, as on kernels before Linux 6.6; [`attach`] chooses that by itself where it must.
+///
+/// # Errors
+/// As [`attach`].
+pub fn attach_by_filter(program: BorrowedFd<'_>, ifindex: u32) -> Result<Attachment, Error> {
+    let held = Held::Filter(Box::new(Filter::new(program, ifindex)?));
+    Ok(Attachment::new(held, ifindex, Mode::Tc, None))
+}
+
+/// Attaches a program, an XDP one in the given mode or, without one, in native mode and where that is refused in generic mode.
+/// One for tc ingress is attached with [`Mode::Tc`].
 ///
 /// # Errors
 /// The interface has a program of somebody else, does not exist (in the caller's network namespace), or refuses.
@@ -58,7 +87,7 @@ pub fn attach(program: BorrowedFd<'_>, ifindex: u32, mode: Option<Mode>) -> Resu
 }
 
 impl Attachment {
-    fn new(link: XdpLink, ifindex: u32, mode: Mode, why_generic: Option<String>) -> Self {
+    fn new(link: Held, ifindex: u32, mode: Mode, why_generic: Option<String>) -> Self {
         Attachment {
             link,
             ifindex,
@@ -87,14 +116,18 @@ impl Attachment {
     /// # Errors
     /// The driver refuses, or the interface is gone.
     pub fn replace(&mut self, program: BorrowedFd<'_>) -> Result<(), Error> {
-        self.link.replace(program).map_err(|source| Error::Attach {
-            ifindex: self.ifindex,
-            mode: self.mode,
-            source,
-        })
+        match &self.link {
+            Held::Link(link) => link.replace(program).map_err(|source| Error::Attach {
+                ifindex: self.ifindex,
+                mode: self.mode,
+                source,
+            }),
+            Held::Filter(filter) => filter.replace(program),
+        }
     }
 }
 
+const EINVAL: i32 = 22;
 const EBUSY: i32 = 16;
 const EEXIST: i32 = 17;
 
@@ -106,22 +139,37 @@ fn exists(ifindex: u32) -> bool {
     netdevice::index_to_name_inlined(&socket, ifindex).is_ok()
 }
 
-fn link(program: BorrowedFd<'_>, ifindex: u32, mode: Mode) -> Result<XdpLink, Error> {
-    let asked = match mode {
-        Mode::Native => XdpMode::Native,
-        Mode::Generic => XdpMode::Generic,
+fn link(program: BorrowedFd<'_>, ifindex: u32, mode: Mode) -> Result<Held, Error> {
+    let made = match mode {
+        Mode::Native => Link::xdp(program, ifindex, XdpMode::Native),
+        Mode::Generic => Link::xdp(program, ifindex, XdpMode::Generic),
+        Mode::Tc => Link::tc_ingress(program, ifindex),
     };
-    XdpLink::new(program, ifindex, asked).map_err(|source| {
-        let taken = matches!(source.raw_os_error(), Some(EBUSY | EEXIST));
-        match taken.then(|| occupant(program, ifindex)).flatten() {
-            Some((id, name)) => Error::Occupied { ifindex, name, id },
-            None => Error::Attach {
-                ifindex,
-                mode,
-                source,
-            },
-        }
-    })
+    let source = match made {
+        Ok(link) => return Ok(Held::Link(link)),
+        Err(source) => source,
+    };
+    match (mode, source.raw_os_error()) {
+        // A kernel without tcx.
+        (Mode::Tc, Some(EINVAL)) => Ok(Held::Filter(Box::new(Filter::new(program, ifindex)?))),
+        (Mode::Native | Mode::Generic, Some(EBUSY | EEXIST)) => Err(occupied(program, ifindex, mode, source)),
+        _ => Err(refused(ifindex, mode, source)),
+    }
+}
+
+fn refused(ifindex: u32, mode: Mode, source: std::io::Error) -> Error {
+    Error::Attach {
+        ifindex,
+        mode,
+        source,
+    }
+}
+
+fn occupied(program: BorrowedFd<'_>, ifindex: u32, mode: Mode, source: std::io::Error) -> Error {
+    match occupant(program, ifindex) {
+        Some((id, name)) => Error::Occupied { ifindex, name, id },
+        None => refused(ifindex, mode, source),
+    }
 }
 
 /// Whose program is on the interface.

@@ -1,8 +1,9 @@
 //! Which features run on which interface, and the chain of their programs.
 //!
-//! There is one chain for all interfaces: each feature's program hands on to the next feature that runs anywhere. A
-//! program therefore meets packets of interfaces that are not its own, and asks its own map of interfaces. What is attached
-//! to an interface is the program of the first feature there.
+//! There is one chain for all interfaces, in XDP and at tc ingress one each: each feature's program hands on to the next feature that
+//! runs anywhere. A program therefore meets packets of interfaces that are not its own, and asks its own map of interfaces. What is
+//! attached to an interface is the program of the first feature there. An interface may have both: what its XDP programs pass
+//! comes to tc.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +14,7 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle};
 
 use crate::attach::{Attachment, Mode, attach};
 use crate::error::Error;
-use crate::program::Program;
+use crate::program::{CHAIN, Program};
 use crate::table::failed;
 use crate::tags::Tags;
 
@@ -41,11 +42,18 @@ impl fmt::Display for Feature {
     }
 }
 
+/// Where programs run on an interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Hook {
+    Xdp,
+    Tc,
+}
+
 /// The interfaces that this process runs programs on. Dropped: all of them are the kernel's again.
 #[derive(Debug, Default)]
 pub struct Interfaces {
-    programs: BTreeMap<Feature, Member>,
-    attached: BTreeMap<u32, Attached>,
+    programs: BTreeMap<(Hook, Feature), Member>,
+    attached: BTreeMap<(u32, Hook), Attached>,
     /// Held by those who need them: a NIC that several features share is set back when the last one leaves it.
     tags: BTreeMap<u32, Weak<Tags>>,
 }
@@ -70,11 +78,12 @@ impl Interfaces {
     }
 
     /// Runs a feature on an interface. All interfaces of a feature run one program: a second `program` of the feature
-    /// takes the place of the first everywhere. `mode` is for an interface that nothing of ours runs on yet; one that has a
-    /// program keeps its mode. Gives the mode in force, and why it is generic when native was tried.
+    /// takes the place of the first everywhere. [`Mode::Tc`] runs the program's part for tc ingress, besides what may run in
+    /// XDP there. Else `mode` is for an interface that nothing of ours runs on in XDP yet; one that has a program keeps its mode. Gives the
+    /// mode in force, and why it is generic when native was tried.
     ///
     /// # Errors
-    /// As [`attach`], and when the feature runs there already. Nothing has changed then.
+    /// As [`attach`], when the feature runs there already, or has no part for tc. Nothing has changed then.
     pub fn add(
         &mut self,
         ifindex: u32,
@@ -82,15 +91,25 @@ impl Interfaces {
         program: &Program,
         mode: Option<Mode>,
     ) -> Result<(Mode, Option<&str>), Error> {
-        if self.features(ifindex).contains(&feature) {
+        let hook = Hook::of(mode);
+        if self.features_at(ifindex, hook).contains(&feature) {
             return Err(Error::Twice { ifindex, feature });
         }
+        let program = match (hook, program.tc()) {
+            (Hook::Tc, None) if !program.is_tc() => {
+                let program = program.name().to_owned();
+                return Err(Error::NoTc { program });
+            }
+            (Hook::Tc, Some(tc)) => tc,
+            _ => program,
+        };
         let member = Member::new(program)?;
-        match self.attached.get_mut(&ifindex) {
+        match self.attached.get_mut(&(ifindex, hook)) {
             None => {
                 let attachment = attach(member.program.as_fd(), ifindex, mode)?;
                 let features = vec![feature];
-                self.attached.insert(ifindex, Attached { features, attachment });
+                let attached = Attached { features, attachment };
+                self.attached.insert((ifindex, hook), attached);
             }
             Some(attached) => {
                 if attached.features.first().is_some_and(|first| feature < *first) {
@@ -100,49 +119,75 @@ impl Interfaces {
                 attached.features.sort_unstable();
             }
         }
-        self.programs.insert(feature, member);
-        if let Err(error) = self.link_up() {
+        self.programs.insert((hook, feature), member);
+        if let Err(error) = self.link_up(hook) {
             // The chain is as it was but for the newcomer, which leaves.
-            self.remove(ifindex, feature);
+            self.remove_at(ifindex, feature, hook);
             return Err(error);
         }
-        let attachment = &self.attached[&ifindex].attachment;
+        let attachment = &self.attached[&(ifindex, hook)].attachment;
         Ok((attachment.mode(), attachment.why_generic()))
     }
 
-    /// Ends a feature on an interface; the last one gives the interface back.
+    /// Ends a feature on an interface, in XDP and at tc; the last one gives the interface back.
     pub fn remove(&mut self, ifindex: u32, feature: Feature) {
-        let Some(attached) = self.attached.get_mut(&ifindex) else {
+        self.remove_at(ifindex, feature, Hook::Xdp);
+        self.remove_at(ifindex, feature, Hook::Tc);
+    }
+
+    /// Ends a feature's part at tc ingress of an interface; what it does there in XDP goes on.
+    pub fn remove_from_tc(&mut self, ifindex: u32, feature: Feature) {
+        self.remove_at(ifindex, feature, Hook::Tc);
+    }
+
+    fn remove_at(&mut self, ifindex: u32, feature: Feature, hook: Hook) {
+        let Some(attached) = self.attached.get_mut(&(ifindex, hook)) else {
             return;
         };
         attached.features.retain(|had| *had != feature);
         match attached.features.first() {
             None => {
-                self.attached.remove(&ifindex);
+                self.attached.remove(&(ifindex, hook));
             }
             Some(first) => {
-                let program = self.programs[first].program.as_fd();
+                let program = self.programs[&(hook, *first)].program.as_fd();
                 // An interface that is gone refuses; it has no packets either.
                 let _ = attached.attachment.replace(program);
             }
         }
-        let used = |feature: &Feature| self.attached.values().any(|a| a.features.contains(feature));
-        self.programs.retain(|feature, _| used(feature));
-        let _ = self.link_up();
+        let used = |(hook, feature): &(Hook, Feature)| {
+            let mut there = self.attached.iter().filter(|((_, at), _)| at == hook);
+            there.any(|(_, attached)| attached.features.contains(feature))
+        };
+        self.programs.retain(|member, _| used(member));
+        let _ = self.link_up(hook);
     }
 
     /// What runs on an interface, in order.
-    pub fn features(&self, ifindex: u32) -> &[Feature] {
+    pub fn features(&self, ifindex: u32) -> Vec<Feature> {
+        let mut features = self.features_at(ifindex, Hook::Xdp).to_vec();
+        features.extend(self.features_at(ifindex, Hook::Tc));
+        features.sort_unstable();
+        features.dedup();
+        features
+    }
+
+    /// What runs in XDP there, in order.
+    pub(crate) fn features_in_xdp(&self, ifindex: u32) -> &[Feature] {
+        self.features_at(ifindex, Hook::Xdp)
+    }
+
+    fn features_at(&self, ifindex: u32, hook: Hook) -> &[Feature] {
         self.attached
-            .get(&ifindex)
+            .get(&(ifindex, hook))
             .map_or(&[], |attached| &attached.features)
     }
 
-    /// The mode of an interface that something runs on.
+    /// The mode of an interface that something runs on: XDP's, where something runs in XDP.
     pub fn mode(&self, ifindex: u32) -> Option<Mode> {
-        self.attached
-            .get(&ifindex)
-            .map(|attached| attached.attachment.mode())
+        let at = |hook| self.attached.get(&(ifindex, hook));
+        let attached = at(Hook::Xdp).or_else(|| at(Hook::Tc))?;
+        Some(attached.attachment.mode())
     }
 
     /// Has a NIC leave VLAN tags in frames for as long as somebody holds what this gives.
@@ -160,9 +205,10 @@ impl Interfaces {
     }
 
     /// Lets every program hand on to the one behind it: the last one first, so that no packet takes a way that ends early.
-    fn link_up(&self) -> Result<(), Error> {
+    fn link_up(&self, hook: Hook) -> Result<(), Error> {
         let mut next: Option<&Member> = None;
-        for member in self.programs.values().rev() {
+        let chain = self.programs.iter().rev().filter(|((at, _), _)| *at == hook);
+        for (_, member) in chain {
             member.hand_on_to(next)?;
             next = Some(member);
         }
@@ -170,9 +216,18 @@ impl Interfaces {
     }
 }
 
+impl Hook {
+    fn of(mode: Option<Mode>) -> Hook {
+        match mode {
+            Some(Mode::Tc) => Hook::Tc,
+            _ => Hook::Xdp,
+        }
+    }
+}
+
 impl Member {
     fn new(program: &Program) -> Result<Self, Error> {
-        let chain = program.map("chain")?;
+        let chain = program.map(CHAIN)?;
         let fd = program.as_fd().try_clone_to_owned();
         let program = fd.map_err(|source| failed(&chain, source.into()))?;
         Ok(Member { program, chain })

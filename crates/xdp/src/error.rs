@@ -61,8 +61,14 @@ pub enum Error {
         /// The program's id, as `bpftool prog show` lists it.
         id: u32,
     },
+    /// The program has no part for tc ingress.
+    #[error("program {program} does not run at tc")]
+    NoTc {
+        /// Name of the object.
+        program: String,
+    },
     /// The kernel or the driver refused to attach.
-    #[error("interface {ifindex} refuses XDP ({mode}): {source}")]
+    #[error("interface {ifindex} refuses a program ({mode}): {source}")]
     Attach {
         /// The interface's index.
         ifindex: u32,

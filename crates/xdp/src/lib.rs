@@ -14,8 +14,10 @@
 //! includes them, and what they give, names and sizes, is checked here when a table is opened.
 
 mod attach;
+mod buffers;
 mod chain;
 mod error;
+mod filter;
 pub mod objects;
 mod place;
 mod program;
@@ -23,10 +25,11 @@ mod run;
 mod table;
 mod tags;
 
-pub use attach::{Attachment, Mode, attach};
+pub use attach::{Attachment, Mode, attach, attach_by_filter};
+pub use buffers::of_buffers;
 pub use chain::{Feature, Interfaces};
 pub use error::Error;
 pub use place::{Ground, Members, Place};
 pub use program::Program;
-pub use run::{Run, Verdict, run, send};
+pub use run::{Run, Verdict, run, run_segments, send};
 pub use table::{PerCpuTable, Table};

@@ -1,15 +1,17 @@
-//! The compiled programs, one for each `bpf/NAME.bpf.c` (see `build.rs`): ELF objects for [`Program::load`](crate::Program::load).
+//! The compiled programs, one for each `bpf/NAME.bpf.c` (see `build.rs`), and those for tc ingress in [`tc`]: ELF objects for
+//! [`Program::load`](crate::Program::load) and [`Program::load_both`](crate::Program::load_both).
 
 macro_rules! objects {
-    ($($(#[$doc:meta])* $name:ident = $file:literal;)*) => {
+    ($suffix:literal: $($(#[$doc:meta])* $name:ident = $file:literal;)*) => {
         $(
             $(#[$doc])*
-            pub static $name: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/", $file, ".bpf.o"));
+            pub static $name: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/", $file, $suffix));
         )*
     };
 }
 
 objects! {
+    ".bpf.o":
     /// For benchmarks: restores the frame, of the next flow, and hands it to the program under test.
     AGAIN = "again";
     /// The load balancer.
@@ -32,4 +34,17 @@ objects! {
     TRANSMIT = "transmit";
     /// VXLAN for us to the sockets of the uplinks.
     UPLINK = "uplink";
+}
+
+/// The same sources, compiled for tc ingress.
+pub mod tc {
+    objects! {
+        ".tc.o":
+        /// For benchmarks: see [`AGAIN`](super::AGAIN).
+        AGAIN = "again";
+        /// Drops everything.
+        DROP = "drop";
+        /// Takes nothing.
+        PASS = "pass";
+    }
 }

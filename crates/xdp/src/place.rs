@@ -28,6 +28,8 @@ pub struct Ground {
     pub ports: Option<BTreeSet<u32>>,
     /// NICs whose frames have VLAN tags that the kernel knows of: the interface, or a bond's ports, or none.
     pub trunks: BTreeSet<u32>,
+    /// What makes its packets buffers of the kernel's ([`of_buffers`](crate::of_buffers)): its kind, or that of a bond's port.
+    pub buffers: Option<String>,
 }
 
 /// An interface that programs run on. Dropped without [`leave`](Self::leave), the programs stay.
@@ -37,12 +39,15 @@ pub struct Place {
     mode: Mode,
     /// Where a bond's programs run, if not on itself.
     ports: Option<BTreeSet<u32>>,
+    /// Programs that run at tc ingress too, for packets that their parts in XDP pass.
+    behind: BTreeSet<Feature>,
     /// NICs that leave VLAN tags in frames.
     tags: BTreeMap<u32, Arc<Tags>>,
 }
 
 impl Place {
-    /// Runs programs on an interface: all of them, or none. Without a mode, native where all of it can.
+    /// Runs programs on an interface: all of them, or none. Without a mode, at tc ingress if its packets are the kernel's buffers, and
+    /// else native where all of it can.
     ///
     /// # Errors
     /// It has somebody else's program; its driver refuses the mode; it takes VLAN tags out of frames and cannot be kept from it; it is
@@ -58,11 +63,18 @@ impl Place {
             ifindex,
             mode: Mode::Generic,
             ports: None,
+            behind: BTreeSet::new(),
             tags: BTreeMap::new(),
         };
+        let have_tc = members.iter().all(|(_, program)| program.tc().is_some());
+        if mode == Some(Mode::Tc) || mode.is_none() && have_tc && ground.buffers.is_some() {
+            run(programs, [ifindex], members, Some(Mode::Tc))?;
+            place.mode = Mode::Tc;
+            return Ok(place);
+        }
         place.keep_tags(ground, programs)?;
         // Who is on a bond already has it, in whatever mode.
-        let there = programs.features(ifindex).first().copied();
+        let there = programs.features_in_xdp(ifindex).first().copied();
         match (&ground.ports, there) {
             (Some(ports), None) => {
                 let native = match mode {
@@ -100,6 +112,9 @@ impl Place {
         programs: &mut Interfaces,
         members: &Members<'_>,
     ) -> Result<(), Error> {
+        if self.mode.is_tc() {
+            return Ok(());
+        }
         let kept = self.keep_tags(ground, programs);
         let (Some(had), Some(has)) = (&mut self.ports, &ground.ports) else {
             return kept;
@@ -123,12 +138,39 @@ impl Place {
     /// # Errors
     /// The chain cannot be changed; nothing has changed then.
     pub fn add(&self, programs: &mut Interfaces, feature: Feature, program: &Program) -> Result<(), Error> {
-        run(programs, self.devices(), &[(feature, program)], None).map(drop)
+        let mode = self.mode.is_tc().then_some(Mode::Tc);
+        run(programs, self.devices(), &[(feature, program)], mode).map(drop)
+    }
+
+    /// Whether a program also runs at tc ingress of an interface where it runs in XDP. Packets that its part in XDP passes, the other sees:
+    /// it can send them to interfaces that take no frames.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take); the program has no part for tc. Nothing has changed then.
+    pub fn set_behind(
+        &mut self,
+        programs: &mut Interfaces,
+        feature: Feature,
+        program: &Program,
+        behind: bool,
+    ) -> Result<(), Error> {
+        if self.mode.is_tc() || self.behind.contains(&feature) == behind {
+            return Ok(());
+        }
+        if behind {
+            programs.add(self.ifindex, feature, program, Some(Mode::Tc))?;
+            self.behind.insert(feature);
+        } else {
+            programs.remove_from_tc(self.ifindex, feature);
+            self.behind.remove(&feature);
+        }
+        Ok(())
     }
 
     /// Ends these features: without any others the interface is the kernel's again, and its NICs are set as they were.
     pub fn leave(self, programs: &mut Interfaces, features: &[Feature]) {
         stop(programs, &self.devices(), features);
+        stop(programs, &BTreeSet::from([self.ifindex]), features);
     }
 
     /// The interface that was asked for.
@@ -136,7 +178,7 @@ impl Place {
         self.ifindex
     }
 
-    /// How its programs run.
+    /// How its programs run; those that also run behind XDP ([`set_behind`](Self::set_behind)), in XDP.
     pub fn mode(&self) -> Mode {
         self.mode
     }

@@ -5,11 +5,15 @@ use std::sync::Once;
 
 use bytemuck::Pod;
 use libbpf_rs::{
-    MapCore, MapHandle, Object, ObjectBuilder, OpenObject, PrintLevel, ProgramHandle, ProgramMut, set_print,
+    MapCore, MapHandle, Object, ObjectBuilder, OpenObject, PrintLevel, ProgramHandle, ProgramMut,
+    ProgramType, set_print,
 };
 
 use crate::error::Error;
 use crate::table::{PerCpuTable, Table};
+
+/// The map of the next program, which is nobody else's.
+pub(crate) const CHAIN: &str = "chain";
 
 /// A program in the kernel, with its maps. Gone when dropped and attached nowhere.
 #[derive(Debug)]
@@ -17,6 +21,8 @@ pub struct Program {
     name: String,
     object: Object,
     handle: ProgramHandle,
+    /// The same source for tc ingress, over the same maps.
+    tc: Option<Box<Program>>,
 }
 
 impl Program {
@@ -26,6 +32,42 @@ impl Program {
     /// # Errors
     /// The kernel lacks what the program needs, the caller lacks CAP_BPF and CAP_NET_ADMIN, or memory for the maps.
     pub fn load(
+        name: &str,
+        object: &[u8],
+        configure: impl FnOnce(&mut OpenObject) -> libbpf_rs::Result<()>,
+    ) -> Result<Self, Error> {
+        Self::open(name, object, configure)
+    }
+
+    /// Loads a program for XDP and what its source is at tc ingress, over one set of maps: whatever is written to a map
+    /// is for both. `configure` sees both objects, one after the other. Only the chain and the constants are of each its own.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn load_both(
+        name: &str,
+        xdp: &[u8],
+        tc: &[u8],
+        mut configure: impl FnMut(&mut OpenObject) -> libbpf_rs::Result<()>,
+    ) -> Result<Self, Error> {
+        let mut first = Self::open(name, xdp, &mut configure)?;
+        let second = Self::open(name, tc, |open| {
+            configure(open)?;
+            for mut map in open.maps_mut() {
+                // A program array is of one kind of program; constants are an object's own (their maps' names have a dot).
+                let shared = map.name() != CHAIN && !map.name().to_string_lossy().contains('.');
+                let mut others = first.object.maps();
+                if let Some(other) = others.find(|other| shared && other.name() == map.name()) {
+                    map.reuse_fd(other.as_fd())?;
+                }
+            }
+            Ok(())
+        })?;
+        first.tc = Some(Box::new(second));
+        Ok(first)
+    }
+
+    fn open(
         name: &str,
         object: &[u8],
         configure: impl FnOnce(&mut OpenObject) -> libbpf_rs::Result<()>,
@@ -44,7 +86,19 @@ impl Program {
             name: name.to_owned(),
             object,
             handle,
+            tc: None,
         })
+    }
+
+    /// The same for tc ingress, if it was loaded with [`load_both`](Self::load_both).
+    pub fn tc(&self) -> Option<&Program> {
+        self.tc.as_deref()
+    }
+
+    /// It is one for tc ingress.
+    pub(crate) fn is_tc(&self) -> bool {
+        let program = only_program(&self.object);
+        program.is_ok_and(|program| program.prog_type() == ProgramType::SchedCls)
     }
 
     /// The name it was loaded by.

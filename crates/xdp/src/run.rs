@@ -7,7 +7,7 @@ use libbpf_rs::ProgramInput;
 use crate::error::Error;
 use crate::program::Program;
 
-/// What a program said of a packet (`enum xdp_action` of linux/bpf.h).
+/// What a program said of a packet (`enum xdp_action` of linux/bpf.h; at tc TC_ACT_* of linux/pkt_cls.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// It stumbled.
@@ -16,7 +16,7 @@ pub enum Verdict {
     Drop,
     /// To the kernel.
     Pass,
-    /// Back out of the interface it came by.
+    /// Back out of the interface it came by. At tc that is a redirect like any other.
     Transmit,
     /// To another interface, CPU or socket.
     Redirect,
@@ -33,6 +33,18 @@ impl From<u32> for Verdict {
             3 => Verdict::Transmit,
             4 => Verdict::Redirect,
             other => Verdict::Unknown(other),
+        }
+    }
+}
+
+impl Verdict {
+    /// What a program at tc ingress said.
+    fn at_tc(action: u32) -> Self {
+        match action as i32 {
+            -1 | 0 => Verdict::Pass,
+            2 => Verdict::Drop,
+            7 => Verdict::Redirect,
+            _ => Verdict::Unknown(action),
         }
     }
 }
@@ -63,12 +75,31 @@ struct Context {
     egress_ifindex: u32,
 }
 
+/// The same at tc ingress: `struct __sk_buff`, of which a trial may say little.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct Buffer {
+    before: [u32; 10],
+    ifindex: u32,
+    between: [u32; 30],
+    gso_segs: u32,
+    socket: u64,
+    gso_size: u32,
+    pad: u32,
+    hwtstamp: u64,
+}
+
+const _: () = assert!(size_of::<Buffer>() == 192);
+
 /// Runs a program over a packet, `repeat` times (at least once; each time over what the time before left). `ifindex` says by
 /// which interface, in the caller's network namespace, it came in, 0 for the loopback.
 ///
 /// # Errors
 /// The kernel refuses: a packet shorter than an Ethernet header, no such interface or queue.
 pub fn run(program: &Program, frame: &[u8], ifindex: u32, repeat: u32) -> Result<Run, Error> {
+    if program.is_tc() {
+        return run_segments(program, frame, ifindex, 0, repeat);
+    }
     let mut out = vec![0xa5; frame.len() + GROWTH];
     let mut context = Context {
         data: 0,
@@ -91,6 +122,42 @@ pub fn run(program: &Program, frame: &[u8], ifindex: u32, repeat: u32) -> Result
         .map_err(Error::Run)?;
     Ok(Run {
         verdict: output.return_value.into(),
+        frame: output.data.map(|data| data.to_vec()).unwrap_or_default(),
+        took: output.duration,
+    })
+}
+
+/// As [`run`] for a program at tc ingress, over a packet that is several segments of `segment` bytes of payload each (0: it is one). A
+/// VLAN tag in the frame stays there in a trial, and one that the program adds is beside the frame, where a trial does not show it.
+///
+/// # Errors
+/// As there.
+pub fn run_segments(
+    program: &Program,
+    frame: &[u8],
+    ifindex: u32,
+    segment: u32,
+    repeat: u32,
+) -> Result<Run, Error> {
+    let mut out = vec![0xa5; frame.len() + GROWTH];
+    let mut buffer = Buffer {
+        ifindex,
+        gso_size: segment,
+        ..bytemuck::Zeroable::zeroed()
+    };
+    let input = ProgramInput {
+        context_in: Some(bytemuck::bytes_of_mut(&mut buffer)),
+        data_in: Some(frame),
+        data_out: Some(&mut out),
+        repeat,
+        ..ProgramInput::default()
+    };
+    let output = program
+        .program()
+        .and_then(|program| program.test_run(input))
+        .map_err(Error::Run)?;
+    Ok(Run {
+        verdict: Verdict::at_tc(output.return_value),
         frame: output.data.map(|data| data.to_vec()).unwrap_or_default(),
         took: output.duration,
     })

@@ -50,6 +50,7 @@ fn a_program_is_attached_while_its_owner_lives() {
         .inside(|| {
             let program = pass();
             use std::os::fd::AsFd;
+
             let attachment = xdp::attach(program.as_fd(), a, None).unwrap();
             assert_eq!(
                 (attachment.mode(), attachment.why_generic()),

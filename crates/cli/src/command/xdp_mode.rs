@@ -18,6 +18,8 @@ pub enum Mode {
     Native,
     /// In the kernel's stack
     Generic,
+    /// At tc ingress, for interfaces whose packets are the kernel's own buffers
+    Tc,
 }
 
 impl Mode {
@@ -27,6 +29,7 @@ impl Mode {
             None => v1::XdpMode::Unspecified,
             Some(Mode::Native) => v1::XdpMode::Native,
             Some(Mode::Generic) => v1::XdpMode::Generic,
+            Some(Mode::Tc) => v1::XdpMode::Tc,
         }
     }
 
@@ -35,6 +38,7 @@ impl Mode {
         match self {
             Mode::Native => xdp::Mode::Native,
             Mode::Generic => xdp::Mode::Generic,
+            Mode::Tc => xdp::Mode::Tc,
         }
     }
 }
@@ -45,5 +49,6 @@ pub fn mode_name(mode: v1::XdpMode) -> &'static str {
         v1::XdpMode::Unspecified => "",
         v1::XdpMode::Native => "native",
         v1::XdpMode::Generic => "generic",
+        v1::XdpMode::Tc => "tc",
     }
 }

@@ -22,6 +22,7 @@ pub fn mode(name: &str, mode: i32) -> Result<Option<Mode>, String> {
         Ok(v1::XdpMode::Unspecified) => Ok(None),
         Ok(v1::XdpMode::Native) => Ok(Some(Mode::Native)),
         Ok(v1::XdpMode::Generic) => Ok(Some(Mode::Generic)),
+        Ok(v1::XdpMode::Tc) => Ok(Some(Mode::Tc)),
         Err(_) => Err(format!("interface {name}: mode '{mode}' is not known")),
     }
 }
@@ -32,5 +33,6 @@ pub fn mode_of(mode: Option<Mode>) -> v1::XdpMode {
         None => v1::XdpMode::Unspecified,
         Some(Mode::Native) => v1::XdpMode::Native,
         Some(Mode::Generic) => v1::XdpMode::Generic,
+        Some(Mode::Tc) => v1::XdpMode::Tc,
     }
 }

@@ -1,0 +1,72 @@
+//! tc ingress where the kernel has no bpf_link for it (before Linux 6.6): a filter of the qdisc `clsact`.
+//!
+//! A filter outlives its process. What is attached is therefore not the program but one that does nothing but hand on, whose chain
+//! holds the program: the kernel empties a chain that no process has open any more, whatever ended it, and every packet is the
+//! kernel's again. What is left then is a filter without effect, which the next process replaces, and the qdisc.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use libbpf_rs::{MapCore, MapFlags, TC_INGRESS, TcHook};
+
+use crate::error::Error;
+use crate::objects;
+use crate::program::{CHAIN, Program};
+use crate::table::failed;
+
+/// The filter's place among others': the first. Its number among those of one place is ours to choose.
+const PRIORITY: u32 = 1;
+const HANDLE: u32 = 0xbf;
+
+/// A filter that runs a program. Dropped, it is gone; the qdisc stays, which without filters does nothing.
+#[derive(Debug)]
+pub(crate) struct Filter {
+    ifindex: u32,
+    entry: Program,
+}
+
+impl Filter {
+    pub(crate) fn new(program: BorrowedFd<'_>, ifindex: u32) -> Result<Self, Error> {
+        let entry = Program::load("entry", objects::tc::PASS, |_| Ok(()))?;
+        hand_on(&entry, program)?;
+        let refused = |source: libbpf_rs::Error| Error::Attach {
+            ifindex,
+            mode: crate::Mode::Tc,
+            source: std::io::Error::other(source.to_string()),
+        };
+        let filter = Filter { ifindex, entry };
+        let mut hook = filter.hook();
+        // The qdisc may be there already.
+        hook.create().map_err(refused)?;
+        hook.attach().map_err(refused)?;
+        Ok(filter)
+    }
+
+    /// Where it is.
+    fn hook(&self) -> TcHook {
+        let mut hook = TcHook::new(self.entry.as_fd());
+        hook.ifindex(i32::try_from(self.ifindex).unwrap_or_default())
+            .attach_point(TC_INGRESS)
+            .replace(true)
+            .handle(HANDLE)
+            .priority(PRIORITY);
+        hook
+    }
+
+    pub(crate) fn replace(&self, program: BorrowedFd<'_>) -> Result<(), Error> {
+        hand_on(&self.entry, program)
+    }
+}
+
+impl Drop for Filter {
+    fn drop(&mut self) {
+        // An interface that is gone has no filters either.
+        let _ = self.hook().detach();
+    }
+}
+
+fn hand_on(entry: &Program, program: BorrowedFd<'_>) -> Result<(), Error> {
+    let chain = entry.map(CHAIN)?;
+    let fd = program.as_raw_fd().to_ne_bytes();
+    let done = chain.update(&0u32.to_ne_bytes(), &fd, MapFlags::ANY);
+    done.map_err(|source| failed(&chain, source))
+}

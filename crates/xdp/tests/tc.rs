@@ -1,0 +1,174 @@
+//! Programs at tc ingress of a veth: the trial, the chain, how they are attached, and what is left of them when their process is killed.
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use butterfly_xdp as xdp;
+use butterfly_xdp::{Feature, Interfaces, Mode, Program, Verdict, objects};
+use testkit::netns::Namespace;
+
+fn pass_both() -> Program {
+    Program::load_both("pass", objects::PASS, objects::tc::PASS, |_| Ok(())).unwrap()
+}
+
+fn drop_both() -> Program {
+    Program::load_both("drop", objects::DROP, objects::tc::DROP, |_| Ok(())).unwrap()
+}
+
+/// What a program's part at tc says of a frame.
+fn at_tc(program: &Program) -> Verdict {
+    let frame = [0x42; 64];
+    xdp::run(program.tc().unwrap(), &frame, 0, 1).unwrap().verdict
+}
+
+#[test]
+fn a_trial_at_tc_gives_the_verdict_and_the_whole_packet() {
+    let frame: Vec<u8> = (0..100).collect();
+    let (pass, drop) = (pass_both(), drop_both());
+    let run = xdp::run(pass.tc().unwrap(), &frame, 0, 1).unwrap();
+    assert_eq!((run.verdict, &run.frame), (Verdict::Pass, &frame));
+    let run = xdp::run_segments(drop.tc().unwrap(), &frame, 0, 10, 1).unwrap();
+    assert_eq!((run.verdict, &run.frame), (Verdict::Drop, &frame));
+}
+
+#[test]
+fn tc_has_a_chain_of_its_own() {
+    let namespace = Namespace::new().unwrap();
+    namespace
+        .ok("ip link add left type veth peer name right; ip link set left up")
+        .unwrap();
+    let a = namespace.ifindex("left").unwrap();
+    let frame = [0x42; 64];
+    namespace
+        .inside(|| {
+            let mut interfaces = Interfaces::new();
+            let pass = || Program::load("pass", objects::PASS, |_| Ok(())).unwrap();
+            let (uplink, balancer, router) = (pass(), pass_both(), drop_both());
+            interfaces.add(a, Feature::Uplink, &uplink, None).unwrap();
+            let (mode, _) = interfaces
+                .add(a, Feature::Balancer, &balancer, Some(Mode::Tc))
+                .unwrap();
+            assert_eq!(mode, Mode::Tc);
+            assert_eq!(at_tc(&balancer), Verdict::Pass, "nothing behind it");
+            interfaces
+                .add(a, Feature::Router, &router, Some(Mode::Tc))
+                .unwrap();
+            assert_eq!(at_tc(&balancer), Verdict::Drop);
+            let in_xdp = xdp::run(&uplink, &frame, 0, 1).unwrap().verdict;
+            assert_eq!(in_xdp, Verdict::Pass, "the router is behind it at tc only");
+            assert_eq!(
+                interfaces.features(a),
+                [Feature::Uplink, Feature::Balancer, Feature::Router]
+            );
+            assert_eq!(interfaces.mode(a), Some(Mode::Native));
+
+            let refused = interfaces.add(a, Feature::Probe, &pass(), Some(Mode::Tc));
+            assert_eq!(
+                refused.unwrap_err().to_string(),
+                "program pass does not run at tc"
+            );
+
+            // One feature in both places.
+            interfaces.add(a, Feature::Router, &router, None).unwrap();
+            let in_xdp = || xdp::run(&uplink, &frame, 0, 1).unwrap().verdict;
+            assert_eq!(in_xdp(), Verdict::Drop);
+            interfaces.remove_from_tc(a, Feature::Router);
+            assert_eq!((in_xdp(), at_tc(&balancer)), (Verdict::Drop, Verdict::Pass));
+            interfaces.remove(a, Feature::Router);
+            assert_eq!(in_xdp(), Verdict::Pass);
+        })
+        .unwrap();
+}
+
+/// `left` has 10.0.0.1; 10.0.0.2 is behind it, in a namespace of its own. What 10.0.0.1 answers to a ping is what `left` lets in.
+fn neighbours() -> (Namespace, Namespace, u32) {
+    let (here, there) = (Namespace::new().unwrap(), Namespace::new().unwrap());
+    here.ok("ip link add left type veth peer name right").unwrap();
+    here.ok(&format!("ip link set right netns {}", there.pid()))
+        .unwrap();
+    here.ok("ip addr add 10.0.0.1/24 dev left; ip link set left up")
+        .unwrap();
+    there
+        .ok("ip addr add 10.0.0.2/24 dev right; ip link set right up")
+        .unwrap();
+    let left = here.ifindex("left").unwrap();
+    (here, there, left)
+}
+
+fn answers(there: &Namespace) -> bool {
+    there.ok("ping -qc 1 -W 1 10.0.0.1").is_ok()
+}
+
+/// A program leaves when the last descriptor of it is closed; a test that starts a process at that moment still has it for a while.
+fn until(there: &Namespace, answering: bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while answers(there) != answering {
+        assert!(Instant::now() < deadline, "answering: {}", !answering);
+    }
+}
+
+#[test]
+fn a_program_at_tc_is_attached_while_its_owner_lives() {
+    let (here, there, left) = neighbours();
+    assert!(answers(&there));
+    here.inside(|| {
+        let drop_all = drop_both();
+        let program = drop_all.tc().unwrap();
+        let attachment = xdp::attach(program.as_fd(), left, Some(Mode::Tc)).unwrap();
+        assert_eq!(attachment.mode(), Mode::Tc);
+        until(&there, false);
+        drop(attachment);
+        until(&there, true);
+
+        // As on a kernel before 6.6.
+        let mut attachment = xdp::attach_by_filter(program.as_fd(), left).unwrap();
+        until(&there, false);
+        attachment.replace(pass_both().tc().unwrap().as_fd()).unwrap();
+        until(&there, true);
+        drop(attachment);
+        let filters = here.ok("tc filter show dev left ingress").unwrap();
+        assert_eq!(filters.trim(), "");
+    })
+    .unwrap();
+}
+
+/// Run by the test below in a process of its own, which is killed.
+#[test]
+#[ignore = "half of a test: the other half starts it"]
+fn somebody_who_is_killed() {
+    let Ok(left) = std::env::var("LEFT") else { return };
+    let drop_all = drop_both();
+    let _attachment = xdp::attach_by_filter(drop_all.tc().unwrap().as_fd(), left.parse().unwrap()).unwrap();
+    std::thread::sleep(Duration::from_secs(20));
+}
+
+#[test]
+fn a_filter_that_is_left_behind_does_nothing() {
+    let (here, there, left) = neighbours();
+    let mut process = here
+        .inside(|| {
+            std::process::Command::new(std::env::current_exe().unwrap())
+                .args(["--ignored", "--exact", "somebody_who_is_killed"])
+                .env("LEFT", left.to_string())
+                .stdout(std::process::Stdio::null())
+                .spawn()
+                .unwrap()
+        })
+        .unwrap();
+    until(&there, false);
+    process.kill().unwrap();
+    process.wait().unwrap();
+    until(&there, true);
+    let filters = || here.ok("tc filter show dev left ingress").unwrap();
+    assert!(filters().contains("bpf"), "{}", filters());
+
+    // The next one has its place.
+    here.inside(|| {
+        let next = drop_both();
+        let attachment = xdp::attach_by_filter(next.tc().unwrap().as_fd(), left).unwrap();
+        until(&there, false);
+        drop(attachment);
+        assert_eq!(filters().trim(), "");
+    })
+    .unwrap();
+}
