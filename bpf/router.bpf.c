@@ -2,7 +2,8 @@
 // The router's fast path: transit packets of IPv4 and IPv6 from one of our interfaces to another.
 //
 // It forwards what the kernel would forward and nothing more, and gives everything else to the kernel unchanged: whatever
-// needs an answer, a decision or a change beyond one hop less and a new Ethernet header. The tables are kept by
+// needs an answer, a decision or a change beyond one hop less and a new Ethernet header. In XDP and at tc ingress it is the same code
+// over the same tables (lib/context.h). The tables are kept by
 // crates/router from what the kernel knows; the theory is at the top of its lib.rs. Flows that are known take the lane
 // (router/lane.h), all others the long way. Read router() at the bottom first, and long_way() above it.
 #include <linux/bpf.h>
@@ -17,6 +18,7 @@
 #include "router/address.h"
 #include "router/table.h"
 #include "router/hop.h"
+#include "router/buffer.h"
 #include "router/lane.h"
 #include "router/send.h"
 
@@ -53,7 +55,7 @@ struct transit {
 };
 
 // Neighbour discovery (RFC 4861) is counted as what it is, whatever else a packet is the kernel's for.
-static __noinline __u32 discovery(struct xdp_md *ctx, __u32 l3, __u32 reason)
+static __noinline __u32 discovery(context *ctx, __u32 l3, __u32 reason)
 {
 	struct ipv6hdr *ip = at(ctx, l3, sizeof(*ip) + 1);
 	__u8 type;
@@ -64,27 +66,52 @@ static __noinline __u32 discovery(struct xdp_md *ctx, __u32 l3, __u32 reason)
 	return type == ND_SOLICITATION ? COUNT_ASKED : type == ND_ADVERTISEMENT ? COUNT_TOLD : reason;
 }
 
-// Why a packet is the kernel's: counted, and handed on.
-static __always_inline int leave(struct xdp_md *ctx, struct transit *t, __u32 reason)
+// Whether the program has counted the packet in XDP already: all but those that only tc can send on.
+static __always_inline bool counted_in_xdp(const struct transit *t)
 {
+#ifdef BUTTERFLY_TC
+	return t->in && t->in->flags & INTERFACE_XDP && !(t->hop && !t->hop->mtu);
+#else
+	return false;
+#endif
+}
+
+// Why a packet is the kernel's: counted, and handed on.
+static __always_inline int leave(context *ctx, struct transit *t, __u32 reason)
+{
+	if (counted_in_xdp(t))
+		return chain_next(ctx);
 	count(t->counters, t->v6, t->v6 ? discovery(ctx, t->packet.l3, reason) : reason, 1);
 	return chain_next(ctx);
 }
 
+#define VLAN_MASK 0xfff
+
 // A tag's VLAN. Zero is a priority tag, which is no VLAN (802.1Q, 9.6).
 static __always_inline __u16 vlan_of(const struct vlan_tag *tag)
 {
-	return bpf_ntohs(tag->tci) & 0xfff;
+	return bpf_ntohs(tag->tci) & VLAN_MASK;
 }
 
 // The tags of a frame as the key of an interface has them. Less than zero: the kernel knows what to do with them.
-static __always_inline int read_tags(struct xdp_md *ctx, const struct packet *packet, struct interface_key *key)
+static __always_inline int read_tags(context *ctx, const struct packet *packet, struct interface_key *key)
 {
 	struct ethhdr *link = at(ctx, 0, sizeof(*link) + PACKET_MAX_TAGS * sizeof(struct vlan_tag));
 	struct vlan_tag *tag = (void *)(link + 1);
 
 	if (!link)
 		return -1;
+#ifdef BUTTERFLY_TC
+	if (ctx->vlan_present) {
+		key->vlan = ctx->vlan_tci & VLAN_MASK;
+		key->protocol = ctx->vlan_proto;
+		if (packet->tags < 2)
+			return key->vlan ? 0 : -1;
+		key->inner_vlan = vlan_of(tag);
+		key->inner_protocol = link->h_proto;
+		return key->vlan && key->inner_vlan ? 0 : -1;
+	}
+#endif
 	key->vlan = vlan_of(tag);
 	key->protocol = link->h_proto;
 	if (packet->tags < 2)
@@ -101,9 +128,9 @@ static __always_inline bool same_key(const struct interface_key *a, const struct
 }
 
 // The interface by device and tags. Less than zero: not one of ours.
-static __always_inline int find_interface(struct xdp_md *ctx, struct transit *t)
+static __always_inline int find_interface(context *ctx, struct transit *t)
 {
-	struct interface_key key = {.ifindex = ctx->ingress_ifindex};
+	struct interface_key key = {.ifindex = context_device(ctx)};
 	const struct near *close;
 	__u32 place;
 
@@ -119,7 +146,7 @@ static __always_inline int find_interface(struct xdp_md *ctx, struct transit *t)
 }
 
 // Neither IPv4 nor IPv6: the kernel's. ARP is counted (RFC 826).
-static __always_inline int leave_other(struct xdp_md *ctx, struct transit *t)
+static __always_inline int leave_other(context *ctx, struct transit *t)
 {
 	struct arp_start *arp = at(ctx, t->packet.l3 - sizeof(__be16), sizeof(*arp));
 	__u16 operation;
@@ -131,7 +158,7 @@ static __always_inline int leave_other(struct xdp_md *ctx, struct transit *t)
 }
 
 // What the kernel's ip_rcv() and ip_route_input_slow() look at before they look up a route. Zero, or why not.
-static __always_inline int check4(struct xdp_md *ctx, struct transit *t, struct iphdr *ip)
+static __always_inline int check4(context *ctx, struct transit *t, struct iphdr *ip)
 {
 	if (ip->version != 4 || ip->ihl < 5)
 		return COUNT_MALFORMED;
@@ -169,7 +196,7 @@ static __always_inline int check_source4(struct transit *t, __u32 number, bool b
 }
 
 // What ipv6_rcv() and ip6_forward() look at. Only a hop-by-hop header concerns routers (RFC 8200, section 4.3).
-static __always_inline int check6(struct xdp_md *ctx, struct transit *t, struct ipv6hdr *ip)
+static __always_inline int check6(context *ctx, struct transit *t, struct ipv6hdr *ip)
 {
 	if (ip->version != 6)
 		return COUNT_MALFORMED;
@@ -186,14 +213,14 @@ static __always_inline int check6(struct xdp_md *ctx, struct transit *t, struct 
 }
 
 // The flow's hash, where there is something to choose.
-static __always_inline __u32 flow4(struct xdp_md *ctx, struct transit *t, struct iphdr *ip, const struct router_config *config)
+static __always_inline __u32 flow4(context *ctx, struct transit *t, struct iphdr *ip, const struct router_config *config)
 {
 	if (t->path->count < 2)
 		return 0;
 	return config->flags & CONFIG_PORTS4 ? hash4_ports(ctx, &t->packet, ip, config->seed) : hash4(ip, config->seed);
 }
 
-static __always_inline __u32 flow6(struct xdp_md *ctx, struct transit *t, struct ipv6hdr *ip, const struct router_config *config)
+static __always_inline __u32 flow6(context *ctx, struct transit *t, struct ipv6hdr *ip, const struct router_config *config)
 {
 	if (t->path->count < 2)
 		return 0;
@@ -213,7 +240,7 @@ static __always_inline int choose(struct transit *t, __u32 hash)
 }
 
 // The same by what multipath goes by. What has chosen by more than the lane knows a flow by is nothing for the lane.
-static __always_inline int choose4(struct xdp_md *ctx, struct transit *t, struct iphdr *ip, const struct router_config *config)
+static __always_inline int choose4(context *ctx, struct transit *t, struct iphdr *ip, const struct router_config *config)
 {
 	int refused = choose(t, flow4(ctx, t, ip, config));
 
@@ -222,7 +249,7 @@ static __always_inline int choose4(struct xdp_md *ctx, struct transit *t, struct
 	return refused;
 }
 
-static __always_inline int choose6(struct xdp_md *ctx, struct transit *t, struct ipv6hdr *ip, const struct router_config *config)
+static __always_inline int choose6(context *ctx, struct transit *t, struct ipv6hdr *ip, const struct router_config *config)
 {
 	int refused = choose(t, flow6(ctx, t, ip, config));
 
@@ -232,7 +259,7 @@ static __always_inline int choose6(struct xdp_md *ctx, struct transit *t, struct
 }
 
 // The way to the destination: a path of the table, or with the kernel's own lookup a hop. Zero, or why not.
-static __always_inline int route4(struct xdp_md *ctx, struct transit *t, const struct router_config *config)
+static __always_inline int route4(context *ctx, struct transit *t, const struct router_config *config)
 {
 	struct iphdr *ip = at(ctx, t->packet.l3, sizeof(*ip));
 	struct bpf_fib_lookup fib;
@@ -271,7 +298,7 @@ static __always_inline int route4(struct xdp_md *ctx, struct transit *t, const s
 	return ask(ctx, &t->packet, t->in, t->size, &fib, &t->asked, config->ask_mtu4);
 }
 
-static __always_inline int route6(struct xdp_md *ctx, struct transit *t, const struct router_config *config)
+static __always_inline int route6(context *ctx, struct transit *t, const struct router_config *config)
 {
 	struct ipv6hdr *ip = at(ctx, t->packet.l3, sizeof(*ip));
 	struct bpf_fib_lookup fib;
@@ -306,18 +333,43 @@ static __always_inline __u32 tags_of(const struct hop *hop)
 	return hop->inner_protocol ? 2 : hop->protocol ? 1 : 0;
 }
 
-// Cuts what follows the packet, and makes room for tags or removes them. Less than zero: there was no room, and nothing has
-// changed that the kernel would mind.
-static __always_inline int fit(struct xdp_md *ctx, struct transit *t)
+#ifdef BUTTERFLY_TC
+
+// Takes the packet's tags off and puts the neighbour's on, the inner one first. Less than zero: not all of it could be done.
+static __always_inline int fit_tags(context *ctx, struct transit *t)
 {
-	int shift = ((int)t->packet.tags - (int)tags_of(t->hop)) * (int)sizeof(struct vlan_tag);
+	const struct hop *hop = t->hop;
+
+	if (t->packet.tags > 0 && bpf_skb_vlan_pop(ctx) < 0)
+		return -1;
+	if (t->packet.tags > 1 && bpf_skb_vlan_pop(ctx) < 0)
+		return -1;
+	if (hop->inner_protocol && bpf_skb_vlan_push(ctx, hop->inner_protocol, bpf_ntohs(hop->inner_vlan)) < 0)
+		return -1;
+	return hop->protocol ? bpf_skb_vlan_push(ctx, hop->protocol, bpf_ntohs(hop->vlan)) : 0;
+}
+
+#endif
+
+// Cuts what follows the packet, and makes room for tags or removes them; at tc all of it is done. Less than zero: there was no room,
+// and nothing has changed that the kernel would mind.
+static __always_inline int fit(context *ctx, struct transit *t)
+{
 	int surplus = frame_surplus(ctx, t->packet.l3 + t->size);
 
 	// What filled up a short frame the kernel does not send on.
-	if (surplus > 0 && bpf_xdp_adjust_tail(ctx, -surplus) < 0)
+	if (surplus > 0 && frame_cut_end(ctx, surplus) < 0)
 		return -1;
+#ifdef BUTTERFLY_TC
+	return 0;
+#else
+	int shift = ((int)t->packet.tags - (int)tags_of(t->hop)) * (int)sizeof(struct vlan_tag);
+
 	return shift ? bpf_xdp_adjust_head(ctx, shift) : 0;
+#endif
 }
+
+#ifndef BUTTERFLY_TC
 
 // The EtherType of what is behind the addresses, and a neighbour's tags in front of it.
 static __always_inline void rewrite_tags(struct ethhdr *link, const struct hop *hop, __be16 network)
@@ -336,8 +388,10 @@ static __always_inline void rewrite_tags(struct ethhdr *link, const struct hop *
 	tag->next = network;
 }
 
+#endif
+
 // Writes the new Ethernet header and takes one hop off.
-static __always_inline int rewrite(struct xdp_md *ctx, struct transit *t)
+static __always_inline int rewrite(context *ctx, struct transit *t)
 {
 	const struct hop *hop = t->hop;
 	__u32 tags = tags_of(hop), l3 = sizeof(struct ethhdr) + tags * sizeof(struct vlan_tag);
@@ -346,24 +400,34 @@ static __always_inline int rewrite(struct xdp_md *ctx, struct transit *t)
 	if (!link)
 		return -1;
 	rewrite_addresses(link, hop);
+#ifdef BUTTERFLY_TC
+	// The tags are as they are to be, the outer one beside the frame.
+	if (tags)
+		l3 -= sizeof(struct vlan_tag);
+#else
 	if (t->packet.tags || tags)
 		rewrite_tags(link, hop, t->v6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP));
+#endif
 	if (t->v6) {
 		struct ipv6hdr *ip = at(ctx, l3, sizeof(*ip));
 
-		if (ip)
+		if (ip) {
 			ip->hop_limit--;
+			frame_sum_less(ctx, HOP_LIMIT_ONE);
+		}
 	} else {
 		struct iphdr *ip = at(ctx, l3, sizeof(*ip));
 
-		if (ip)
+		if (ip) {
 			ipv4_decrement_ttl(ip);
+			set_priority(ctx, ip->tos);
+		}
 	}
 	return 0;
 }
 
 // The lane takes the next packet of this flow, if there are no tags on either side and the hop was chosen by what tells its flows.
-static __always_inline void remember(struct xdp_md *ctx, struct transit *t)
+static __always_inline void remember(context *ctx, struct transit *t)
 {
 	__u64 decided = lane_decided(t->in, t->epoch) | t->number;
 
@@ -382,17 +446,55 @@ static __always_inline void remember(struct xdp_md *ctx, struct transit *t)
 	}
 }
 
-// Rewrites and redirects. What cannot be sent for want of room is the kernel's.
-static __always_inline int send(struct xdp_md *ctx, struct transit *t)
+// Whether a packet is for the program's other part: in XDP what only tc can send, and at tc what XDP could have sent.
+static __always_inline bool is_for_other_part(const struct transit *t)
 {
-	if (fit(ctx, t) < 0 || rewrite(ctx, t) < 0)
+#ifdef BUTTERFLY_TC
+	return t->in->flags & INTERFACE_XDP && t->hop->mtu;
+#else
+	return !t->hop->mtu;
+#endif
+}
+
+// Whether a packet that is too long is segments that are not: at tc.
+static __always_inline bool is_segments(context *ctx, struct transit *t)
+{
+#ifdef BUTTERFLY_TC
+	__u32 l3 = t->packet.l3;
+
+	// Without options in between, as most are; else the kernel says.
+	if (!t->v6) {
+		struct iphdr *ip = at(ctx, l3, sizeof(*ip));
+
+		return ip && segments_fit(ctx, l3, l3 + sizeof(*ip), ip->protocol, t->hop);
+	} else {
+		struct ipv6hdr *ip = at(ctx, l3, sizeof(*ip));
+
+		return ip && segments_fit(ctx, l3, l3 + sizeof(*ip), ip->nexthdr, t->hop);
+	}
+#else
+	return false;
+#endif
+}
+
+// Rewrites and redirects. What cannot be sent for want of room is the kernel's.
+static __always_inline int send(context *ctx, struct transit *t)
+{
+	if (fit(ctx, t) < 0)
+		return leave(ctx, t, COUNT_BEYOND);
+#ifdef BUTTERFLY_TC
+	// For want of memory, and the packet is no longer what it was.
+	if ((t->packet.tags || tags_of(t->hop)) && fit_tags(ctx, t) < 0)
+		return VERDICT_ABORT;
+#endif
+	if (rewrite(ctx, t) < 0)
 		return leave(ctx, t, COUNT_BEYOND);
 	remember(ctx, t);
 	return hand_over(t->hop, t->counters, t->v6, t->size);
 }
 
 // A packet that the lane does not take.
-static __always_inline int long_way(struct xdp_md *ctx, const struct router_config *config, __u32 epoch)
+static __always_inline int long_way(context *ctx, const struct router_config *config, __u32 epoch)
 {
 	struct transit t = {.epoch = epoch};
 	struct ethhdr *link;
@@ -420,7 +522,7 @@ static __always_inline int long_way(struct xdp_md *ctx, const struct router_conf
 	refused = t.v6 ? route6(ctx, &t, config) : route4(ctx, &t, config);
 	if (refused == COUNT_BLACKHOLE) {
 		count(t.counters, t.v6, COUNT_BLACKHOLE, 1);
-		return XDP_DROP;
+		return VERDICT_DROP;
 	}
 	if (refused || !t.hop)
 		return leave(ctx, &t, refused);
@@ -428,15 +530,25 @@ static __always_inline int long_way(struct xdp_md *ctx, const struct router_conf
 	// 4. Nothing that wants an ICMP message: redirect, packet too big.
 	if (t.hop->ifindex == t.in->ifindex)
 		return leave(ctx, &t, COUNT_SAME_INTERFACE);
-	if (t.size > t.hop->mtu)
+	if (is_for_other_part(&t))
+		return chain_next(ctx);
+	if (t.size > hop_mtu(t.hop) && !is_segments(ctx, &t))
 		return leave(ctx, &t, COUNT_TOO_BIG);
+#ifndef BUTTERFLY_TC
+	// Nor what the kernel has yet to finish.
+	if (t.in->flags & INTERFACE_BEGUN && checksum_begun(ctx, &t.packet))
+		return leave(ctx, &t, COUNT_BEGUN);
+#endif
 
 	// 5. Off it goes.
 	return send(ctx, &t);
 }
 
-SEC("xdp.frags")
-int router(struct xdp_md *ctx)
+// All headers that a lookup needs, of IPv6 and Ethernet, are in one piece then; a packet of several segments has its TCP header there too.
+#define ROUTER_HEADERS 54
+
+PROGRAM
+int router(context *ctx)
 {
 	struct router_config *config;
 	__u32 zero = 0, epoch;
@@ -446,6 +558,7 @@ int router(struct xdp_md *ctx)
 	if (!config)
 		return chain_next(ctx);
 	epoch = *(const volatile __u32 *)&config->epoch;
+	frame_pull(ctx, ROUTER_HEADERS);
 	verdict = lane_forward(ctx, epoch);
 	return verdict < 0 ? long_way(ctx, config, epoch) : verdict;
 }

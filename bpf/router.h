@@ -81,14 +81,22 @@ struct hop {
 	__u8 source[6];
 	__u32 port;      /* slot of the map ports: the device that sends */
 	__u32 ifindex;   /* the interface as routes name it: the device, a VLAN on it, or a VLAN within one */
-	__u32 mtu;       /* of a packet without its Ethernet header: the smaller of the interface's and the route's */
+	__u32 mtu;       /* of a packet without its Ethernet header: the smaller of the interface's and the route's; 0: XDP cannot send
+			    there, the program at tc does */
 	__u16 protocol;  /* network order: the EtherType of the tag to put in front, 0 for none */
 	__u16 vlan;      /* network order: the tag */
 	__u32 slot;      /* of the counters of the interface it leaves by */
 	__u32 used;      /* set by the program, cleared by who looks */
 	__u16 inner_protocol;  /* of a second tag behind that one; 0 for none */
 	__u16 inner_vlan;
+	/* At tc. */
+	__u32 tc_mtu;    /* as mtu; also of each segment of a packet that is several */
+	__u32 device;    /* ifindex of the device that sends */
+	__u32 flags;     /* HOP_* */
+	__u32 pad[3];
 };
+
+#define HOP_PEER 1   /* the device's other end, in another namespace, takes the packet at once (bpf_redirect_peer) */
 
 /* An interface whose packets are forwarded: a device, a VLAN on it, or a VLAN within one (IEEE 802.1ad). */
 struct interface_key {
@@ -103,6 +111,8 @@ struct interface_key {
 
 #define INTERFACE_FORWARD4 1
 #define INTERFACE_FORWARD6 2
+#define INTERFACE_XDP 4     /* the program runs in XDP there; at tc it sees what that one has passed */
+#define INTERFACE_BEGUN 8   /* runs in XDP, and checksums of packets may be begun only */
 
 /* How a source is judged (RFC 3704). */
 enum rp_filter {
@@ -142,6 +152,8 @@ struct egress {
 	__u16 vlan;
 	__u16 inner_protocol;
 	__u16 inner_vlan;
+	__u32 device;    /* ifindex of the device that sends */
+	__u32 only_tc;   /* XDP cannot send there */
 };
 
 #define CONFIG_OFF4 1      /* the firewall sees IPv4's transit packets: all are the kernel's */
@@ -236,6 +248,7 @@ enum router_counter {
 	COUNT_BEYOND,         /* the route needs what the fast path does not do */
 	COUNT_ASKED,          /* ARP requests, neighbour solicitations */
 	COUNT_TOLD,           /* ARP replies, neighbour advertisements */
+	COUNT_BEGUN,          /* a checksum that is only begun, where the program runs in XDP */
 	ROUTER_COUNTERS,
 };
 
@@ -248,13 +261,13 @@ _Static_assert(SHORT_VALUES == 2 * (SHORT_FIRSTS + SHORT_RUNS), "values behind t
 _Static_assert(SHORT_VALUES + SHORT_RUNS == 4 * LINE_WORDS, "a line is full");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the lower half of a word is first");
 _Static_assert(sizeof(struct path) == 16 + 8 * PATH_MEMBERS, "no holes");
-_Static_assert(sizeof(struct hop) == 40, "no holes");
+_Static_assert(sizeof(struct hop) == 64, "no holes");
 _Static_assert(sizeof(struct interface_key) == 12, "no holes");
 _Static_assert(sizeof(struct interface) == 16, "no holes");
 _Static_assert(sizeof(struct near) == 32, "no holes");
-_Static_assert(sizeof(struct egress) == 16, "no holes");
+_Static_assert(sizeof(struct egress) == 24, "no holes");
 _Static_assert(sizeof(struct router_config) == 20, "no holes");
 _Static_assert(sizeof(struct lane_flows4) == (4 * LINE_WORDS) + (32 << LANE_BITS), "no holes");
 _Static_assert(sizeof(struct lane_flows6) == (4 * LINE_WORDS) + (64 << LANE_BITS), "no holes");
 _Static_assert(ROUTER_INTERFACES <= 1 << (LANE_EPOCH_SHIFT - LANE_SLOT_SHIFT), "a slot has its bits");
-_Static_assert(ROUTER_COUNTERS == 24, "layout.rs has as many");
+_Static_assert(ROUTER_COUNTERS == 25, "layout.rs has as many");

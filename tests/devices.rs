@@ -180,7 +180,7 @@ fn the_daemon_routes_between_vlans_and_a_bond(pair: &mut Pair) -> Result<()> {
     let add = |mode: &str| -> Result<()> {
         // The first of them waits for the kernel's verifier, on a processor that is emulated.
         let said = host.ok(&format!(
-            "{BUTTERFLY} --timeout 60000 router add bond5 bond1 --mode {mode} && {BUTTERFLY} router add vlan5"
+            "{BUTTERFLY} --timeout 60000 router add bond5 bond1 --mode {mode} && {BUTTERFLY} router add vlan5 --mode native"
         ))?;
         for line in [
             &format!("taking over bond5: {mode} XDP"),
@@ -368,7 +368,7 @@ fn a_veth_may_hide_tags(pair: &mut Pair) -> Result<()> {
 
 /// Starts `butterfly forward`, and gives what it says until it forwards.
 fn forward(host: &Guest) -> Result<String> {
-    host.ok(": >/run/log; butterfly forward vlan5 bond1 >/run/log 2>&1 & echo $! >/run/pid")?;
+    host.ok(": >/run/log; butterfly forward vlan5 bond1 --mode native >/run/log 2>&1 & echo $! >/run/pid")?;
     says(host, "/run/log", "are followed.")
 }
 

@@ -63,7 +63,10 @@ fn our_programs_on_its_kernel() -> Result<()> {
          ip link set far0 up",
     )?;
     for (command, text) in [
-        ("forward near0 far0", "taking over far0: native XDP."),
+        (
+            "forward near0 far0 --mode native",
+            "taking over far0: native XDP.",
+        ),
         (
             "balance near0 10.1.2.3 192.168.101.1 10.1.2.10 10.1.2.11",
             "balancing 192.168.101.1:80/tcp on near0 (native)",

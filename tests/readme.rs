@@ -46,6 +46,8 @@ fn router() -> Result<()> {
     ] {
         check(said.contains(line), &format!("'{line}' is said:\n{said}"))?;
     }
+    let done = said.matches("iperf Done.").count();
+    check(done == 2, &format!("TCP and UDP pass:\n{said}"))?;
     // 20 echo requests and their answers, but for those that waited for a neighbour to be known.
     let forwarded = said.lines().find_map(|line| {
         line.trim()

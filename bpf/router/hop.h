@@ -18,7 +18,7 @@ static __always_inline __u32 mix(__u64 a, __u64 b, __u32 seed)
 }
 
 // Both ports as one number; 0 where there are none to see: a fragment's flow must not be torn.
-static __noinline __u64 ports_of(struct xdp_md *ctx, const struct packet *at_packet)
+static __noinline __u64 ports_of(context *ctx, const struct packet *at_packet)
 {
 	struct packet packet;
 	__u32 *both;
@@ -39,7 +39,7 @@ static __always_inline __u32 hash4(const struct iphdr *ip, __u32 seed)
 	return mix((__u64)ip->saddr << 32 | ip->daddr, 0, seed);
 }
 
-static __always_inline __u32 hash4_ports(struct xdp_md *ctx, const struct packet *packet, const struct iphdr *ip, __u32 seed)
+static __always_inline __u32 hash4_ports(context *ctx, const struct packet *packet, const struct iphdr *ip, __u32 seed)
 {
 	return mix((__u64)ip->saddr << 32 | ip->daddr, ports_of(ctx, packet), seed);
 }
@@ -58,7 +58,7 @@ static __always_inline __u32 hash6(const struct ipv6hdr *ip, __u32 seed)
 	return mix(addresses6(ip), label << 8 | ip->nexthdr, seed);
 }
 
-static __always_inline __u32 hash6_ports(struct xdp_md *ctx, const struct packet *packet, const struct ipv6hdr *ip, __u32 seed)
+static __always_inline __u32 hash6_ports(context *ctx, const struct packet *packet, const struct ipv6hdr *ip, __u32 seed)
 {
 	return mix(addresses6(ip), ports_of(ctx, packet), seed);
 }
@@ -94,7 +94,7 @@ static __always_inline const struct hop *hop_of(__u32 number)
 
 // The way back by the kernel's own lookup, as __fib_validate_source() asks: less than zero if there is none, or it may be
 // another one than reverse path filtering wants.
-static __always_inline int ask_back4(struct xdp_md *ctx, const struct interface *in, const struct iphdr *ip)
+static __always_inline int ask_back4(context *ctx, const struct interface *in, const struct iphdr *ip)
 {
 	struct bpf_fib_lookup fib = {.family = 2, .ifindex = LOOPBACK};
 
@@ -107,7 +107,7 @@ static __always_inline int ask_back4(struct xdp_md *ctx, const struct interface 
 }
 
 // The kernel's own lookup, by all its rules. It fills in the neighbour's address too.
-static __always_inline int ask(struct xdp_md *ctx, const struct packet *packet, const struct interface *in, __u32 size,
+static __always_inline int ask(context *ctx, const struct packet *packet, const struct interface *in, __u32 size,
 			       struct bpf_fib_lookup *fib, struct hop *chosen, __u32 mtu)
 {
 	struct egress *egress;
@@ -116,7 +116,8 @@ static __always_inline int ask(struct xdp_md *ctx, const struct packet *packet, 
 
 	fib->sport = ports;
 	fib->dport = ports >> 16;
-	fib->tot_len = size;
+	// Of segments the lookup would take the length of all for that of one.
+	fib->tot_len = frame_segment(ctx) ? 0 : size;
 	fib->ifindex = in->ifindex;
 	verdict = bpf_fib_lookup(ctx, fib, sizeof(*fib), 0);
 	if (verdict == BPF_FIB_LKUP_RET_BLACKHOLE)
@@ -141,6 +142,10 @@ static __always_inline int ask(struct xdp_md *ctx, const struct packet *packet, 
 	chosen->inner_protocol = egress->inner_protocol;
 	chosen->inner_vlan = egress->inner_vlan;
 	chosen->ifindex = fib->ifindex;
-	chosen->mtu = mtu;  // the interface's is compared by the lookup
+	// The interface's is compared by the lookup.
+	chosen->mtu = egress->only_tc ? 0 : mtu;
+	chosen->tc_mtu = mtu;
+	chosen->device = egress->device;
+	chosen->flags = 0;
 	return 0;
 }

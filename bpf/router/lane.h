@@ -10,6 +10,7 @@
 
 #include "../lib/checksum.h"
 #include "address.h"
+#include "buffer.h"
 #include "hop.h"
 #include "maps.h"
 #include "send.h"
@@ -105,13 +106,19 @@ static __always_inline __u64 lane_decided(const struct interface *in, __u32 epoc
 }
 
 // Sends a packet on to the hop that was decided, if it fits there. Less than zero: nothing was changed.
-static __always_inline int lane_send(struct lane_use *use, struct ethhdr *link, const struct interface *in, __u32 number,
-				     __u8 v6, __u32 size)
+static __always_inline int lane_send(context *ctx, struct lane_use *use, struct ethhdr *link, const struct interface *in,
+				     __u32 number, __u8 v6, __u8 protocol, __u32 size)
 {
 	const struct hop *hop = hop_of(number);
+	__u32 l4 = sizeof(*link) + (v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr));
 	struct counters *counted;
 
-	if (!hop || size > hop->mtu)
+#ifdef BUTTERFLY_TC
+	// What XDP could have sent it has passed for a reason.
+	if (!hop || (hop->mtu && in->flags & INTERFACE_XDP))
+		return -1;
+#endif
+	if (!hop || (size > hop_mtu(hop) && !segments_fit(ctx, sizeof(*link), l4, protocol, hop)))
 		return -1;
 	use->hits++;
 	rewrite_addresses(link, hop);
@@ -119,13 +126,33 @@ static __always_inline int lane_send(struct lane_use *use, struct ethhdr *link, 
 		((struct ipv6hdr *)(link + 1))->hop_limit--;
 	else
 		ipv4_decrement_ttl((struct iphdr *)(link + 1));
+	if (v6)
+		frame_sum_less(ctx, HOP_LIMIT_ONE);
+	else
+		set_priority(ctx, ((struct iphdr *)(link + 1))->tos);
 	counted = bpf_map_lookup_elem(&counters, &in->slot);
 	count(counted, v6, COUNT_KNOWN, 1);
 	return hand_over(hop, counted, v6, size);
 }
 
+// Sent to the interface's MAC address, and in XDP with a checksum that is finished.
+static __always_inline bool lane_takes(context *ctx, const struct ethhdr *link, const struct interface *in, __u8 family)
+{
+#ifdef BUTTERFLY_TC
+	return same_mac(link->h_dest, in->mac);
+#else
+	// The address and the flags are one word, and most interfaces have no such flag.
+	__u64 own = *(const __u64 *)in, differs = (own ^ *(const __u64 *)link) << 16;
+	struct packet packet = {.l3 = sizeof(*link), .family = family};
+
+	if (!(differs | (own & (__u64)INTERFACE_BEGUN << 48)))
+		return true;
+	return !differs && !checksum_begun(ctx, &packet);
+#endif
+}
+
 // Forwards a packet whose flow is known and which the long way would forward. Less than zero: that one's.
-static __always_inline int lane_forward4(struct xdp_md *ctx, struct ethhdr *link, void *end, __u32 epoch)
+static __always_inline int lane_forward4(context *ctx, struct ethhdr *link, void *end, __u32 epoch)
 {
 	struct lane_flows4 *flows = lane_flows4();
 	struct iphdr *ip = (void *)(link + 1);
@@ -136,7 +163,7 @@ static __always_inline int lane_forward4(struct xdp_md *ctx, struct ethhdr *link
 
 	if ((void *)(ip + 1) > end || !flows || lane_rests(&flows->use))
 		return -1;
-	in = plain_interface(ctx->ingress_ifindex);
+	in = plain_interface(context_device(ctx));
 	if (!in)
 		return -1;
 
@@ -149,14 +176,14 @@ static __always_inline int lane_forward4(struct xdp_md *ctx, struct ethhdr *link
 
 	// What depends on the packet.
 	size = bpf_ntohs(ip->tot_len);
-	if (!same_mac(link->h_dest, in->mac) || size < sizeof(*ip) || frame_surplus(ctx, sizeof(*link) + size) != 0)
+	if (!lane_takes(ctx, link, in, 4) || size < sizeof(*ip) || frame_surplus(ctx, sizeof(*link) + size) != 0)
 		return -1;
 	if (ip->ttl <= 1 || !checksum_holds(checksum_ipv4(ip)))
 		return -1;
-	return lane_send(&flows->use, link, in, decided, 0, size);
+	return lane_send(ctx, &flows->use, link, in, decided, 0, ip->protocol, size);
 }
 
-static __always_inline int lane_forward6(struct xdp_md *ctx, struct ethhdr *link, void *end, __u32 epoch)
+static __always_inline int lane_forward6(context *ctx, struct ethhdr *link, void *end, __u32 epoch)
 {
 	struct lane_flows6 *flows = lane_flows6();
 	struct ipv6hdr *ip = (void *)(link + 1);
@@ -167,7 +194,7 @@ static __always_inline int lane_forward6(struct xdp_md *ctx, struct ethhdr *link
 
 	if ((void *)(ip + 1) > end || !flows || lane_rests(&flows->use))
 		return -1;
-	in = plain_interface(ctx->ingress_ifindex);
+	in = plain_interface(context_device(ctx));
 	if (!in)
 		return -1;
 
@@ -180,19 +207,19 @@ static __always_inline int lane_forward6(struct xdp_md *ctx, struct ethhdr *link
 
 	// What depends on the packet.
 	size = sizeof(*ip) + bpf_ntohs(ip->payload_len);
-	if (!same_mac(link->h_dest, in->mac) || frame_surplus(ctx, sizeof(*link) + size) != 0)
+	if (!lane_takes(ctx, link, in, 6) || frame_surplus(ctx, sizeof(*link) + size) != 0)
 		return -1;
 	if (ip->hop_limit <= 1 || ip->nexthdr == IPPROTO_HOPOPTS || is_special6(&ip->saddr))
 		return -1;
-	return lane_send(&flows->use, link, in, decided, 1, size);
+	return lane_send(ctx, &flows->use, link, in, decided, 1, ip->nexthdr, size);
 }
 
-static __always_inline int lane_forward(struct xdp_md *ctx, __u32 epoch)
+static __always_inline int lane_forward(context *ctx, __u32 epoch)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 	__u32 *start = data;
 
-	if ((void *)(start + 4) > end || !epoch)
+	if ((void *)(start + 4) > end || !epoch || frame_tag_beside(ctx))
 		return -1;
 	if ((start[3] & PLAIN4_MASK) == PLAIN4_START)
 		return lane_forward4(ctx, data, end, epoch);

@@ -75,13 +75,15 @@ struct {
 	__type(value, struct egress);
 } egresses SEC(".maps");
 
-// The devices to send by: frames for one are handed over in bulk.
+#ifndef BUTTERFLY_TC
+// The devices to send by: frames for one are handed over in bulk. At tc a hop says which it is.
 struct {
 	__uint(type, BPF_MAP_TYPE_DEVMAP);
 	__uint(max_entries, ROUTER_INTERFACES);
 	__type(key, __u32);
 	__type(value, __u32);
 } ports SEC(".maps");
+#endif
 
 // Of each interface, by its slot.
 struct {

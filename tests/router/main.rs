@@ -57,7 +57,7 @@ impl Stage {
 
     fn take_both(&self) -> Result<()> {
         let said = self.daemon.cli("router add east0 west0")?;
-        let expected = "taking over east0: native XDP\ntaking over west0: native XDP\n";
+        let expected = "taking over east0: at tc ingress\ntaking over west0: at tc ingress\n";
         check(said == expected, &format!("both are taken: {said}"))
     }
 
@@ -128,7 +128,7 @@ fn interfaces_are_taken_and_given_back(stage: &mut Stage) -> Result<()> {
     check(stage.road.has_program("east0")?, "a program is attached")?;
     let status = stage.daemon.cli("status")?;
     check(
-        status.contains("router:        east0: native XDP; west0: native XDP"),
+        status.contains("router:        east0: at tc ingress; west0: at tc ingress"),
         &format!("the status says so:\n{status}"),
     )?;
     stage.road.pinging(|| Ok(()))?;
@@ -330,7 +330,7 @@ fn what_happens_is_told(stage: &mut Stage) -> Result<()> {
     let watch = stage.watching("--snapshot --counters=0.2")?;
     said(&watch, "that is all there is now")?;
     stage.take_both()?;
-    said(&watch, "routing on east0, native XDP")?;
+    said(&watch, "routing on east0, at tc ingress")?;
     said(&watch, "packets forwarded")?;
     let router = &stage.road.router;
     let all_routes = stage.cli("all-routes", "route show --watch")?;

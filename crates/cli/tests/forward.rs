@@ -42,8 +42,8 @@ fn it_takes_over_and_gives_back_under_load() {
         for line in [
             "east0: flags=<UP,RUNNING> mtu 1500",
             "       inet 10.1.0.1/24",
-            "taking over east0: native XDP.",
-            "taking over west0: native XDP.",
+            "taking over east0: at tc ingress (veth).",
+            "taking over west0: at tc ingress (veth).",
             "10.2.0.0/24                                           U        west0",
             "? (10.2.0.2) at ",
         ] {
@@ -101,7 +101,7 @@ fn what_it_cannot_do_it_says() {
         "butterfly: interface nothing0: there is no such interface"
     );
     hosts.west.ok("ethtool -K eth0 gro off").expect("ethtool");
-    let forward = forward(&hosts, "");
+    let forward = forward(&hosts, "--mode=native");
     assert!(
         forward
             .log()

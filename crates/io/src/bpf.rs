@@ -70,6 +70,48 @@ impl Link {
     }
 }
 
+/// A side of an interface's tc.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TcSide {
+    /// What comes in.
+    Ingress,
+    /// What goes out.
+    Egress,
+}
+
+/// How many programs are at tc of an interface of the caller's network namespace (BPF_PROG_QUERY); none on a kernel without tcx (before
+/// Linux 6.6). Filters of qdiscs are not among them.
+///
+/// # Errors
+/// ENODEV: no such interface; EPERM: the caller lacks CAP_NET_ADMIN.
+pub fn tc_programs(ifindex: u32, side: TcSide) -> Result<u32, Error> {
+    let mut attributes = Query {
+        target_ifindex: ifindex,
+        attach_type: match side {
+            TcSide::Ingress => ATTACH_TCX_INGRESS,
+            TcSide::Egress => ATTACH_TCX_EGRESS,
+        },
+        flags: [0; 2],
+        program_ids: 0,
+        count: 0,
+        rest: [0; 9],
+    };
+    // SAFETY: the kernel reads and writes `Query`, whose only pointer is none: it writes no list.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            PROG_QUERY,
+            std::ptr::from_mut(&mut attributes),
+            size_of::<Query>(),
+        )
+    };
+    match Error::last_os_error() {
+        _ if result == 0 => Ok(attributes.count),
+        error if error.raw_os_error() == Some(libc::EINVAL) => Ok(0),
+        error => Err(error),
+    }
+}
+
 /// Returns when no run of any XDP program that had begun before the call still goes on (MEMBARRIER_CMD_GLOBAL, which waits for
 /// an RCU grace period; programs run within one).
 pub fn wait_for_programs() {
@@ -92,6 +134,8 @@ const LINK_CREATE: libc::c_long = 28;
 const LINK_UPDATE: libc::c_long = 29;
 const ATTACH_XDP: u32 = 37;
 const ATTACH_TCX_INGRESS: u32 = 46;
+const ATTACH_TCX_EGRESS: u32 = 47;
+const PROG_QUERY: libc::c_long = 16;
 const FLAG_GENERIC: u32 = 1 << 1;
 const FLAG_NATIVE: u32 = 1 << 2;
 
@@ -112,6 +156,17 @@ struct LinkUpdate {
     program: u32,
     flags: u32,
     old_program: u32,
+}
+
+/// `union bpf_attr`, the part for BPF_PROG_QUERY.
+#[repr(C)]
+struct Query {
+    target_ifindex: u32,
+    attach_type: u32,
+    flags: [u32; 2],
+    program_ids: u64,
+    count: u32,
+    rest: [u32; 9],
 }
 
 /// A part of `union bpf_attr` without pointers: the kernel reads it, and nothing else of ours.

@@ -4,7 +4,7 @@ use netlink::Snapshot;
 use xdp::{Feature, Ground, Interfaces, Mode, Place};
 
 use crate::error::Error;
-use crate::interfaces::Interface;
+use crate::interfaces::{Interface, Run};
 use crate::layout::INTERFACES;
 use crate::router::Router;
 
@@ -15,6 +15,8 @@ pub(crate) struct Device {
     trouble: Option<Trouble>,
     /// A frame of its that comes without a VLAN tag may have one.
     may_hide_tags: bool,
+    /// What makes its packets the kernel's buffers.
+    buffers: Option<String>,
 }
 
 /// What has become of a device since it was taken.
@@ -56,15 +58,17 @@ impl Router {
             let place = Place::take(&ground, attached, &members, mode);
             let place = place.map_err(|error| Error::of_interface(name, error))?;
             let device = Device {
+                may_hide_tags: may_hide_tags(&self.snapshot, &ground, &place),
                 place,
                 trouble: None,
-                may_hide_tags: may_hide_tags(&self.snapshot, &ground),
+                buffers: ground.buffers,
             };
             self.devices.insert(interface.device, device);
         }
         let ifindex = interface.ifindex;
         self.interfaces.insert(ifindex, interface);
         self.order.push(ifindex);
+        self.stand_behind(attached)?;
         // Rules may name it; hops may leave by it.
         self.update_all()
     }
@@ -84,8 +88,44 @@ impl Router {
                 device.place.leave(attached, &[Feature::Router]);
             }
             self.ports.remove(&interface.port)?;
+            self.stand_behind(attached)?;
+            self.update_all()?;
         }
         Ok(true)
+    }
+
+    /// Where one device runs the program at tc, the others do so too, behind XDP: what leaves by that device can be sent from there alone.
+    fn stand_behind(&mut self, attached: &mut Interfaces) -> Result<(), Error> {
+        self.at_tc = self.devices.values().any(|device| device.place.mode().is_tc());
+        for device in self.devices.values_mut() {
+            let done = device
+                .place
+                .set_behind(attached, Feature::Router, &self.program, self.at_tc);
+            if let Err(error) = done {
+                device.trouble = Some(Trouble {
+                    why: error.to_string(),
+                    blind: false,
+                });
+            }
+        }
+        self.write_egresses()
+    }
+
+    /// What makes packets of an interface buffers of the kernel's: a kind of interface, or a driver.
+    pub fn buffers_of(&self, name: &str) -> Option<&str> {
+        self.devices
+            .get(&self.interface_named(name)?.device)?
+            .buffers
+            .as_deref()
+    }
+
+    /// How the program runs for an interface.
+    pub(crate) fn run_of(&self, interface: &Interface) -> Run {
+        let device = self.devices.get(&interface.device);
+        Run {
+            xdp: device.is_some_and(|device| !device.place.mode().is_tc()),
+            buffers: device.is_some_and(|device| device.buffers.is_some()),
+        }
     }
 
     /// Interfaces came, went or changed, and the router is in step with that: bonds have other ports perhaps, and NICs VLANs. What
@@ -98,13 +138,15 @@ impl Router {
                 continue;
             }
             let ground = ground(&self.snapshot, *index);
-            device.may_hide_tags = may_hide_tags(&self.snapshot, &ground);
+            device.may_hide_tags = may_hide_tags(&self.snapshot, &ground, &device.place);
+            device.buffers.clone_from(&ground.buffers);
             let followed = device.place.follow(&ground, attached, &members);
             device.trouble = followed.err().map(|error| Trouble {
                 why: error.to_string(),
                 blind: matches!(error, xdp::Error::Tags { .. }),
             });
         }
+        self.stand_behind(attached)?;
         self.settle()
     }
 
@@ -129,8 +171,12 @@ impl Router {
     }
 }
 
-/// Whoever sends to a veth may hand VLAN tags over beside the frame (`txvlan`), and nobody at this end can forbid it.
-fn may_hide_tags(snapshot: &Snapshot, ground: &Ground) -> bool {
+/// Whoever sends to a veth may hand VLAN tags over beside the frame (`txvlan`), and nobody at this end can forbid it; XDP does not see
+/// them.
+fn may_hide_tags(snapshot: &Snapshot, ground: &Ground, place: &Place) -> bool {
+    if place.mode().is_tc() {
+        return false;
+    }
     let links = ground.trunks.iter().filter_map(|nic| snapshot.links.get(nic));
     links.into_iter().any(|link| link.is("veth"))
 }

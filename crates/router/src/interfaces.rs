@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use netlink::{Family, Link, Settings, Snapshot};
+use wire::Mac;
 
 use crate::error::Error;
-use crate::layout::{self, Counter, Egress, Hop, InterfaceKey};
+use crate::layout::{self, Counter, Egress, HOP_PEER, Hop, InterfaceKey};
 use crate::paths::Reach;
 
 /// Tags at the most: 802.1ad's two.
@@ -30,6 +31,17 @@ pub struct Interface {
     pub tags: Vec<(u16, u16)>,
     /// The device takes frames that are redirected to it.
     pub sends: bool,
+    /// The MAC address of the device's other end, if packets can be handed to it at once.
+    pub peer: Option<Mac>,
+}
+
+/// How the program runs for the device of an interface.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Run {
+    /// In XDP.
+    pub xdp: bool,
+    /// Its packets are the kernel's buffers.
+    pub buffers: bool,
 }
 
 impl Interface {
@@ -74,6 +86,7 @@ impl Interface {
             tags,
             // Until the driver has been asked.
             sends: false,
+            peer: None,
         })
     }
 
@@ -105,6 +118,8 @@ impl Interface {
             vlan: vlan.to_be(),
             inner_protocol: inner_protocol.to_be(),
             inner_vlan: inner_vlan.to_be(),
+            device: self.device,
+            only_tc: u32::from(!self.sends),
         }
     }
 
@@ -116,7 +131,7 @@ impl Interface {
     }
 
     /// What holds for packets that come in by it. Without a MAC address none is sent to it.
-    pub fn entry(&self, snapshot: &Snapshot, custom_rules: bool) -> layout::Interface {
+    pub fn entry(&self, snapshot: &Snapshot, custom_rules: bool, run: Run) -> layout::Interface {
         let settings = |family, index| {
             snapshot
                 .settings
@@ -137,6 +152,12 @@ impl Interface {
         }
         if six.forwarding && up {
             flags |= layout::INTERFACE_FORWARD6;
+        }
+        if run.xdp {
+            flags |= layout::INTERFACE_XDP;
+        }
+        if run.xdp && run.buffers {
+            flags |= layout::INTERFACE_BEGUN;
         }
         let rp_filter = match own.rp_filter.max(all.rp_filter) {
             0 if custom_rules => RP_ROUTES,
@@ -168,11 +189,16 @@ pub struct View<'a> {
     pub snapshot: &'a Snapshot,
     /// Ours, by the index that routes name.
     pub interfaces: &'a BTreeMap<u32, Interface>,
+    /// The program runs at tc on all of them, alone or behind XDP: any device can be sent by.
+    pub at_tc: bool,
 }
 
 impl Reach for View<'_> {
     fn hop(&self, ifindex: u32, neighbour: IpAddr, mtu: Option<u32>) -> Result<Hop, Counter> {
-        let interface = self.interfaces.get(&ifindex).filter(|interface| interface.sends);
+        let interface = self
+            .interfaces
+            .get(&ifindex)
+            .filter(|interface| interface.sends || self.at_tc);
         let interface = interface.ok_or(Counter::Elsewhere)?;
         let link = interface
             .link(self.snapshot)
@@ -186,12 +212,16 @@ impl Reach for View<'_> {
             return Err(Counter::Neighbour);
         };
         let egress = interface.egress();
+        let mtu = mtu.map_or(link.mtu, |mtu| mtu.min(link.mtu));
         Ok(Hop {
             destination: to.0,
             source: from.0,
             port: egress.port,
             ifindex,
-            mtu: mtu.map_or(link.mtu, |mtu| mtu.min(link.mtu)),
+            mtu: if interface.sends { mtu } else { 0 },
+            tc_mtu: mtu,
+            device: egress.device,
+            flags: if interface.peer == Some(to) { HOP_PEER } else { 0 },
             protocol: egress.protocol,
             vlan: egress.vlan,
             inner_protocol: egress.inner_protocol,

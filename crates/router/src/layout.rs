@@ -71,7 +71,7 @@ pub struct Hop {
     pub port: u32,
     /// The interface as routes name it.
     pub ifindex: u32,
-    /// Of a packet, in bytes.
+    /// Of a packet, in bytes; 0: XDP cannot send there.
     pub mtu: u32,
     /// EtherType of the tag, network order; 0 for none.
     pub protocol: u16,
@@ -85,7 +85,18 @@ pub struct Hop {
     pub inner_protocol: u16,
     /// The second tag, network order.
     pub inner_vlan: u16,
+    /// Of a packet at tc, or of each of its segments, in bytes.
+    pub tc_mtu: u32,
+    /// The device that sends, for tc.
+    pub device: u32,
+    /// [`HOP_PEER`].
+    pub flags: u32,
+    /// Filling.
+    pub pad: [u32; 3],
 }
+
+/// At tc the device's other end takes the packet at once.
+pub const HOP_PEER: u32 = 1;
 
 /// `struct interface_key`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
@@ -146,6 +157,10 @@ pub struct Interface {
 pub const INTERFACE_FORWARD4: u8 = 1;
 /// Forwarding of IPv6 is on.
 pub const INTERFACE_FORWARD6: u8 = 2;
+/// The program runs in XDP there.
+pub const INTERFACE_XDP: u8 = 4;
+/// The program runs in XDP there, and checksums of packets may be begun only.
+pub const INTERFACE_BEGUN: u8 = 8;
 
 /// `struct egress`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -163,6 +178,10 @@ pub struct Egress {
     pub inner_protocol: u16,
     /// The second tag.
     pub inner_vlan: u16,
+    /// The device that sends.
+    pub device: u32,
+    /// XDP cannot send there: 0 or 1.
+    pub only_tc: u32,
 }
 
 /// `struct router_config`.
@@ -254,11 +273,13 @@ pub enum Counter {
     Asked,
     /// Left to the kernel: tells an address on the link.
     Told,
+    /// Left to the kernel: a checksum that is only begun, where the program runs in XDP.
+    Begun,
 }
 
 impl Counter {
     /// All, in the order of the program's.
-    pub const ALL: [Counter; 24] = [
+    pub const ALL: [Counter; 25] = [
         Counter::Forwarded,
         Counter::ForwardedBytes,
         Counter::Sent,
@@ -283,6 +304,7 @@ impl Counter {
         Counter::Beyond,
         Counter::Asked,
         Counter::Told,
+        Counter::Begun,
     ];
 
     /// Its name, as it is printed and as docs/router.md lists it.
@@ -312,6 +334,7 @@ impl Counter {
             Counter::Beyond => "beyond",
             Counter::Asked => "asked",
             Counter::Told => "told",
+            Counter::Begun => "begun",
         }
     }
 }
@@ -366,6 +389,7 @@ impl Counter {
             Counter::Beyond => "the route needs what the fast path does not do",
             Counter::Asked => "asks for an address on the link: ARP request, neighbour solicitation",
             Counter::Told => "tells an address on the link: ARP reply, neighbour advertisement",
+            Counter::Begun => "a checksum that the sender has only begun, where the program runs in XDP",
         }
     }
 }
@@ -379,13 +403,13 @@ pub struct Counters {
 }
 
 const _: () = assert!(size_of::<Path>() == 16 + 8 * PATH_MEMBERS);
-const _: () = assert!(size_of::<Hop>() == 40);
+const _: () = assert!(size_of::<Hop>() == 64);
 const _: () = assert!(size_of::<InterfaceKey>() == 12);
 const _: () = assert!(size_of::<Interface>() == 16);
 const _: () = assert!(size_of::<Near>() == 32);
-const _: () = assert!(size_of::<Egress>() == 16);
+const _: () = assert!(size_of::<Egress>() == 24);
 const _: () = assert!(size_of::<Config>() == 20);
-const _: () = assert!(Counter::Told as usize + 1 == Counter::ALL.len());
+const _: () = assert!(Counter::Begun as usize + 1 == Counter::ALL.len());
 
 #[cfg(test)]
 mod tests {

@@ -1,4 +1,4 @@
-//! The router: transit packets between interfaces that the kernel keeps, forwarded in XDP by what the kernel knows.
+//! The router: transit packets between interfaces that the kernel keeps, forwarded in XDP or at tc by what the kernel knows.
 //!
 //! # Theory of operation
 //!
@@ -7,6 +7,11 @@
 //! forwarded exactly that frame, and leaves every other packet to the kernel untouched: what wants an answer (TTL used up, too big,
 //! unreachable, redirect), what is for this host or for many, what is odd, what waits for a neighbour. So ICMP is the
 //! kernel's own, and when this process ends, in whatever way, its bpf_link goes with it and the kernel forwards on.
+//!
+//! **Two places.** The program runs in XDP where packets are frames, and at tc ingress where they are the kernel's own buffers
+//! (`bpf/lib/context.h`): one source, one set of maps. As soon as one device has it at tc, all others have it there behind XDP, for what
+//! leaves by devices that take no frames: such a hop has no MTU for XDP, which passes its packets uncounted. At tc what XDP
+//! could have sent is passed on: XDP has had a reason to leave it, and has counted it.
 //!
 //! **One lookup.** [`netlink::Mirror`] tells of changes; [`Router::update`] brings the program's tables in step:
 //!

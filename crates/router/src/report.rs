@@ -21,8 +21,10 @@ pub struct InterfaceReport {
     pub name: String,
     /// Its index.
     pub ifindex: u32,
-    /// The XDP mode of its device: native or generic.
+    /// How the program runs for its device: native, generic or tc.
     pub mode: String,
+    /// The same for sentences, with the kind of device that made it so: `native XDP`, `at tc ingress (veth)`.
+    pub place: String,
     /// For IPv4 and IPv6: a value for each of [`Counter::ALL`].
     pub counters: [Vec<u64>; 2],
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use io::bpf_array::BpfArray;
 use netlink::{Family, Kinds, Snapshot};
+use wire::Mac;
 use xdp::{Mode, PerCpuTable, Program, Table, objects};
 
 use crate::attach::Device;
@@ -16,7 +17,7 @@ use crate::epoch::{CONFIG_WORDS, Epochs};
 use crate::error::Error;
 use crate::fib::{Fib, Prefix, Source};
 use crate::firewall::Firewall;
-use crate::interfaces::{Interface, View};
+use crate::interfaces::{Interface, Run, View};
 use crate::layout::{
     self, Config, Counter, Counters, ELEMENT_LINES, Hop, LANE4_WORDS, LANE6_WORDS, Path, config,
 };
@@ -70,6 +71,8 @@ pub struct Router {
     pub(crate) interfaces: BTreeMap<u32, Interface>,
     /// What runs the program, by index: see `attach`.
     pub(crate) devices: BTreeMap<u32, Device>,
+    /// A device runs the program at tc, and all others do so behind XDP.
+    pub(crate) at_tc: bool,
     /// Indices in the order they were added.
     pub(crate) order: Vec<u32>,
     pub(crate) snapshot: Arc<Snapshot>,
@@ -90,7 +93,7 @@ impl Router {
             elements(Shape::V6, options.nodes6),
         );
         let mut cpus = 0;
-        let program = Program::load("router", objects::ROUTER, |open| {
+        let program = Program::load_both("router", objects::ROUTER, objects::tc::ROUTER, |open| {
             cpus = libbpf_rs::num_possible_cpus()?;
             let sizes = [
                 ("trie4", four as u32),
@@ -144,6 +147,7 @@ impl Router {
             plans: Default::default(),
             interfaces: BTreeMap::new(),
             devices: BTreeMap::new(),
+            at_tc: false,
             order: Vec::new(),
             snapshot: Arc::default(),
             firewall: Firewall::default(),
@@ -164,6 +168,7 @@ impl Router {
         let view = View {
             snapshot: &snapshot,
             interfaces: &self.interfaces,
+            at_tc: self.at_tc,
         };
         // A neighbour that is gone, and a link that is down, first: they are what the routes below lead to.
         if kinds.any(Kinds::LINKS) {
@@ -226,23 +231,47 @@ impl Router {
         self.settle()
     }
 
-    /// Says of a device whether it takes redirected frames; those for one that does not are left to the kernel. `None` is of
-    /// a kernel that cannot say (before Linux 6.3): a driver that runs the program takes frames, all others do not.
+    /// Says of a device whether it takes redirected frames; those for one that does not are sent at tc, or left to the kernel where the
+    /// program runs in XDP only. `None` is of a kernel that cannot say (before Linux 6.3): a driver that runs the program takes
+    /// frames, all others do not.
     pub fn set_sends(&mut self, device: u32, sends: Option<bool>) -> Result<(), Error> {
         let sends = sends.unwrap_or(self.mode_of(device) == Some(Mode::Native));
-        let of_device = |interface: &&mut Interface| interface.device == device && interface.sends != sends;
+        self.change(device, |interface| {
+            std::mem::replace(&mut interface.sends, sends) != sends
+        })
+    }
+
+    /// Says of a device whether packets can be handed to its other end at once, and that one's MAC address.
+    pub fn set_peer(&mut self, device: u32, peer: Option<Mac>) -> Result<(), Error> {
+        self.change(device, |interface| {
+            std::mem::replace(&mut interface.peer, peer) != peer
+        })
+    }
+
+    /// Changes how the interfaces of a device are sent by.
+    fn change(&mut self, device: u32, change: impl Fn(&mut Interface) -> bool) -> Result<(), Error> {
         let mut changed = false;
-        for interface in self.interfaces.values_mut().filter(of_device) {
-            interface.sends = sends;
-            changed = true;
-            if sends {
+        for interface in self.interfaces.values_mut() {
+            changed |= interface.device == device && change(interface);
+        }
+        if !changed {
+            return Ok(());
+        }
+        self.write_egresses()?;
+        // Hops by it come or go.
+        self.update_all()
+    }
+
+    /// What the kernel's lookup may lead to.
+    pub(crate) fn write_egresses(&self) -> Result<(), Error> {
+        for interface in self.interfaces.values() {
+            if interface.sends || self.at_tc {
                 self.egresses.set(&interface.ifindex, &interface.egress())?;
             } else {
                 self.egresses.remove(&interface.ifindex)?;
             }
         }
-        // Hops by it come or go.
-        if changed { self.update_all() } else { Ok(()) }
+        Ok(())
     }
 
     /// Once a second: places that were given up are used again, and the neighbours are told that were used but that the
@@ -300,6 +329,7 @@ impl Router {
                     .mode_of(interface.device)
                     .map(|mode| mode.to_string())
                     .unwrap_or_default(),
+                place: self.place_of(interface),
                 counters: [
                     (0..count).map(sum).collect(),
                     (count..2 * count).map(sum).collect(),
@@ -321,6 +351,14 @@ impl Router {
         })
     }
 
+    fn place_of(&self, interface: &Interface) -> String {
+        let mode = self.mode_of(interface.device);
+        match (mode, self.buffers_of(&interface.name)) {
+            (Some(Mode::Tc), Some(kind)) => format!("{} ({kind})", Mode::Tc.place()),
+            (mode, _) => mode.map(Mode::place).unwrap_or_default().to_owned(),
+        }
+    }
+
     /// Why packets or lookups are the kernel's, as sentences.
     fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
@@ -337,7 +375,8 @@ impl Router {
                 notes.push(format!("{family} routes are looked up by the kernel: {why}"));
             }
         }
-        for interface in self.interfaces().filter(|interface| !interface.sends) {
+        let cannot_send = |interface: &&Interface| !interface.sends && !self.at_tc;
+        for interface in self.interfaces().filter(cannot_send) {
             notes.push(format!(
                 "packets to {} are left to the kernel: its driver takes no redirected frames (a veth does when its other end has GRO)",
                 interface.name
@@ -357,10 +396,18 @@ impl Router {
                     interface.name
                 ));
             }
+            if let (Run { xdp: true, .. }, Some(kind)) =
+                (self.run_of(interface), self.buffers_of(&interface.name))
+            {
+                notes.push(format!(
+                    "packets from {} whose checksums are only begun are left to the kernel: it is a {kind}, and the program runs in XDP",
+                    interface.name
+                ));
+            }
             if let Some(why) = self.trouble_of(&interface.name) {
                 notes.push(format!("{}: {why}", interface.name));
             }
-            let entry = interface.entry(&self.snapshot, self.plans[0].custom);
+            let entry = interface.entry(&self.snapshot, self.plans[0].custom, self.run_of(interface));
             for (flag, family) in [
                 (layout::INTERFACE_FORWARD4, "IPv4"),
                 (layout::INTERFACE_FORWARD6, "IPv6"),
@@ -416,7 +463,7 @@ impl Router {
         let mut entries = BTreeMap::new();
         // Without its tags nobody can tell whose packet it is: left out, it is the kernel's.
         for interface in self.interfaces.values().filter(|one| !self.is_blind(one)) {
-            let entry = interface.entry(&self.snapshot, self.plans[0].custom);
+            let entry = interface.entry(&self.snapshot, self.plans[0].custom, self.run_of(interface));
             let keys = interface.keys(&self.snapshot).into_iter();
             entries.extend(keys.map(|key| (key, entry)));
         }

@@ -170,6 +170,7 @@ impl Router {
         let view = View {
             snapshot: &self.snapshot,
             interfaces: &self.interfaces,
+            at_tc: self.at_tc,
         };
         view.hop(ifindex, ip, None).map(|hop| Mac(hop.destination))
     }
@@ -248,7 +249,7 @@ impl Router {
     fn leaves_by(&self, ifindex: u32) -> bool {
         self.interfaces
             .get(&ifindex)
-            .is_some_and(|interface| interface.sends)
+            .is_some_and(|interface| interface.sends || self.at_tc)
     }
 }
 

@@ -1,6 +1,8 @@
 //! A host in the east, a router, a host in the west: three namespaces with the kernel's stack, and veths between them.
 //! The kernel forwards; whoever is tested takes that over.
 
+use io::bpf::{TcSide, tc_programs};
+
 use crate::netns::Namespace;
 use crate::process::Process;
 use crate::{PATIENCE, Result, wait_for};
@@ -103,11 +105,11 @@ impl Road {
         Ok((value("packets")?, value("bytes")?))
     }
 
-    /// Whether an interface of the router's has an XDP program.
+    /// Whether an interface of the router's has a program, in XDP or at tc.
     pub fn has_program(&self, interface: &str) -> Result<bool> {
-        Ok(self
-            .router
-            .ok(&format!("ip link show {interface}"))?
-            .contains("xdp"))
+        let in_xdp = self.router.ok(&format!("ip link show {interface}"))?;
+        let ifindex = self.router.ifindex(interface)?;
+        let at_tc = self.router.inside(|| tc_programs(ifindex, TcSide::Ingress))?;
+        Ok(in_xdp.contains("xdp") || at_tc.map_err(|error| error.to_string())? > 0)
     }
 }

@@ -27,6 +27,15 @@ impl Mode {
     pub fn is_tc(self) -> bool {
         self == Mode::Tc
     }
+
+    /// As sentences name it.
+    pub fn place(self) -> &'static str {
+        match self {
+            Mode::Native => "native XDP",
+            Mode::Generic => "generic XDP",
+            Mode::Tc => "at tc ingress",
+        }
+    }
 }
 
 impl fmt::Display for Mode {

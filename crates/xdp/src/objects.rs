@@ -46,5 +46,7 @@ pub mod tc {
         DROP = "drop";
         /// Takes nothing.
         PASS = "pass";
+        /// The router.
+        ROUTER = "router";
     }
 }

@@ -68,9 +68,15 @@ impl Place {
         };
         let have_tc = members.iter().all(|(_, program)| program.tc().is_some());
         if mode == Some(Mode::Tc) || mode.is_none() && have_tc && ground.buffers.is_some() {
-            run(programs, [ifindex], members, Some(Mode::Tc))?;
-            place.mode = Mode::Tc;
-            return Ok(place);
+            match run(programs, [ifindex], members, Some(Mode::Tc)) {
+                Ok(_) => {
+                    place.mode = Mode::Tc;
+                    return Ok(place);
+                }
+                Err(error) if mode.is_some() => return Err(error),
+                // A kernel without tcx, and without what filters need: XDP, as far as that goes.
+                Err(error) => tracing::info!("interface {ifindex} has no tc for programs: {error}"),
+            }
         }
         place.keep_tags(ground, programs)?;
         // Who is on a bond already has it, in whatever mode.

@@ -36,7 +36,8 @@ pub struct ForwardArgs {
     #[arg(long, value_name = "SECS", num_args = 0..=1, default_missing_value = "1", require_equals = true,
         value_parser = clap::value_parser!(u64).range(1..))]
     watch: Option<u64>,
-    /// How the program runs: in the driver, or behind it [default: native, generic where refused]
+    /// How the program runs: in the driver, behind it, or at tc [default: tc where packets are the kernel's own buffers (veth, TAP,
+    /// bridge, virtio), else native, generic where refused]
     #[arg(long, value_name = "MODE", ignore_case = true)]
     mode: Option<Mode>,
     /// Lines of 64 bytes for IPv4's table, one for one to ten prefixes
@@ -105,7 +106,7 @@ fn begin(session: &mut Session, service: &Service, report: &Report, routes: bool
         if let Some(link) = interface.link(snapshot) {
             out += &text::interface(link, snapshot);
         }
-        out += &format!("taking over {}: {} XDP.\n", shown.name, shown.mode);
+        out += &format!("taking over {}: {}.\n", shown.name, shown.place);
     }
     let [four, six] = report.tables;
     out += &format!(

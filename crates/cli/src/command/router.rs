@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 
 use super::router_status::StatusArgs;
 use super::router_watch::WatchArgs;
-use super::xdp_mode::{Mode, Names, mode_name};
+use super::xdp_mode::{Mode, Names, mode_name, place};
 use crate::client::V1;
 use crate::error::Error;
 use crate::json;
@@ -93,10 +93,10 @@ impl AddArgs {
             session.out.value(&values.collect())?;
         } else {
             for interface in &added {
-                let mode = mode_name(interface.mode());
+                let place = place(interface.mode());
                 session
                     .out
-                    .text(&format!("taking over {}: {mode} XDP", interface.name))?;
+                    .text(&format!("taking over {}: {place}", interface.name))?;
             }
         }
         refused.map_or(Ok(()), Err)

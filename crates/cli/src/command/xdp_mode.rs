@@ -43,6 +43,16 @@ impl Mode {
     }
 }
 
+/// As sentences name it.
+pub fn place(mode: v1::XdpMode) -> &'static str {
+    match mode {
+        v1::XdpMode::Unspecified => "",
+        v1::XdpMode::Native => xdp::Mode::Native.place(),
+        v1::XdpMode::Generic => xdp::Mode::Generic.place(),
+        v1::XdpMode::Tc => xdp::Mode::Tc.place(),
+    }
+}
+
 /// Empty for an interface that is not there at the moment.
 pub fn mode_name(mode: v1::XdpMode) -> &'static str {
     match mode {

@@ -85,7 +85,7 @@ impl Control {
     pub async fn summary(&self) -> String {
         let members = self.look(|keeper| keeper.members()).await;
         let describe = |member: Member| match member.mode {
-            Some(mode) => format!("{}: {mode} XDP", member.name),
+            Some(mode) => format!("{}: {}", member.name, mode.place()),
             None => format!("{}: not attached ({})", member.name, member.why),
         };
         let lines: Vec<String> = members.unwrap_or_default().into_iter().map(describe).collect();

@@ -15,9 +15,14 @@ pub struct Cables {
     pub west_tag: &'static [u8],
     /// Makes `east` and `west` of them.
     pub setup: &'static str,
-    /// How the program runs in the east; `None`: in the driver.
-    pub east_mode: Option<Mode>,
+    /// How the program runs in the east and in the west.
+    pub modes: [Mode; 2],
 }
+
+/// In the drivers.
+pub const NATIVE: [Mode; 2] = [Mode::Native, Mode::Native];
+/// Where packets are the kernel's buffers.
+pub const TC: [Mode; 2] = [Mode::Tc, Mode::Tc];
 
 /// The devices themselves.
 pub const PLAIN: Cables = Cables {
@@ -26,7 +31,7 @@ pub const PLAIN: Cables = Cables {
     east_tag: &[],
     west_tag: &[],
     setup: "",
-    east_mode: None,
+    modes: NATIVE,
 };
 
 /// Whether this kernel makes a device of such a type, and if not a line that says so: a guest's kernel does

@@ -157,7 +157,7 @@ const NETWORK: &str = "set -e
 impl Ours {
     /// In the modes of these cables.
     pub async fn start_over(cables: &Cables, options: &Options) -> Ours {
-        Ours::start_in(cables.east_mode, options).await
+        Ours::start_in(cables.modes, options).await
     }
 
     /// Follows what has changed until the report says what is looked for.

@@ -14,3 +14,4 @@ mod oracle;
 mod ours;
 mod packets;
 mod scale;
+mod sockets;

@@ -1,10 +1,11 @@
 //! The same packets through the kernel and through us: the same frames come out, byte for byte.
 
-use crate::cables::{Cables, PLAIN};
+use crate::cables::{Cables, NATIVE, PLAIN, TC};
 use crate::lab::{Lab, SMALL, story_over};
 use crate::ours::Ours;
 use crate::packets::generate;
 use butterfly_router::layout::Counter;
+use xdp::Mode;
 
 const PACKETS: usize = 6000;
 
@@ -57,8 +58,12 @@ fn alike(ours: &Out, kernels: &Out) -> bool {
     errors && our_rest == their_rest && ours.1 == kernels.1
 }
 
+/// In the drivers and where packets are the kernel's buffers.
 fn compare(setup: &'static str, seed: u64, least: u64) {
-    compare_over(&PLAIN, setup, seed, PACKETS, least);
+    for modes in [NATIVE, TC] {
+        let cables = Cables { modes, ..PLAIN };
+        compare_over(&cables, setup, seed, PACKETS / 2, least / 2);
+    }
 }
 
 /// `least` is how many of `packets` go the fast way at the least.
@@ -95,6 +100,19 @@ pub fn compare_over(cables: &Cables, setup: &'static str, seed: u64, packets: us
 #[test]
 fn whole_frames_are_the_kernels() {
     compare("", 1, 1500);
+}
+
+/// From an interface of one kind to one of the other.
+#[test]
+fn from_xdp_to_tc_and_back() {
+    for modes in [
+        [Mode::Native, Mode::Tc],
+        [Mode::Tc, Mode::Native],
+        [Mode::Generic, Mode::Tc],
+    ] {
+        let cables = Cables { modes, ..PLAIN };
+        compare_over(&cables, "", 8, PACKETS / 4, 350);
+    }
 }
 
 #[test]
