@@ -89,6 +89,31 @@ pub fn is_asked_through_the_vip(stage: &mut Stage) -> Result<()> {
 }
 
 /// `butterfly service watch`, once it has told what is there.
+/// A daemon that is started again knows no connection, and its servers answer their first checks one after the other: nobody's
+/// packets go elsewhere meanwhile.
+pub fn keeps_connections_over_a_restart(stage: &mut Stage) -> Result<()> {
+    let add = format!(
+        "service add {SERVICE} --server 10.1.2.10 10.1.2.11 10.1.2.12 --check tcp --check-interval 500"
+    );
+    stage.daemon.cli(&add)?;
+    stage.healths_become(&["HEALTHY"; 3])?;
+    let mut connections = stage.open(300)?;
+    check(
+        (0..3).all(|n| connections.to(&format!("s{n}")) > 50),
+        "all servers have their share",
+    )?;
+    for round in 0..3 {
+        stage.restart(&[])?;
+        stage.daemon.cli(&add)?;
+        // Their clients speak while the servers are being asked.
+        connections
+            .ask_all()
+            .map_err(|e| format!("after restart {round}: {e}"))?;
+    }
+    stage.healths_become(&["HEALTHY"; 3])?;
+    connections.ask_all()
+}
+
 fn watch(stage: &Stage, dir: &Path) -> Result<Process> {
     let (butterfly, endpoint) = (program("butterfly"), stage.daemon.endpoint());
     let words = [&butterfly, "-e", &endpoint, "service", "watch", "--snapshot"];

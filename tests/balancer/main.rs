@@ -22,7 +22,7 @@ use testkit::Result;
 type Session = fn(&mut Stage) -> Result<()>;
 
 /// In the order in which they run, with the mode of the balancer's interface.
-const TRIALS: [(&str, &str, Session); 19] = [
+const TRIALS: [(&str, &str, Session); 20] = [
     (
         "flows_are_spread_and_counted",
         "native",
@@ -42,6 +42,11 @@ const TRIALS: [(&str, &str, Session); 19] = [
         "health_is_asked_through_the_vip",
         "native",
         health::is_asked_through_the_vip,
+    ),
+    (
+        "checks_keep_connections_over_a_restart",
+        "native",
+        health::keeps_connections_over_a_restart,
     ),
     (
         "every_kind_of_check_tells",

@@ -37,6 +37,9 @@ pub type Target = (Key, IpAddr);
 pub struct Book {
     services: Services,
     monitor: Monitor<Target>,
+    /// Services whose first round of checks is over. Until then nobody gets a packet: servers answer their first checks one after the
+    /// other, and connections from before this daemon, of which it knows nothing, would all go to the first that did.
+    open: BTreeSet<Key>,
     /// Services that have their minimum of healthy servers.
     in_service: BTreeSet<Key>,
     events: Events,
@@ -64,6 +67,7 @@ impl Book {
         Book {
             services: Services::new(),
             monitor: Monitor::default(),
+            open: BTreeSet::new(),
             in_service: BTreeSet::new(),
             events: Events::default(),
             forwarding,
@@ -214,10 +218,52 @@ impl Book {
             health,
             detail: detail.unwrap_or_default(),
         });
-        let compiled = compile(&self.services, |service, address| self.health(service, address));
-        let applied = self.forwarding.apply(&compiled);
+        let opened = self.newly_open(&self.services, |service, address| self.health(service, address));
+        self.open.extend(&opened);
+        let now = self.compile(&self.services, |service, address| self.health(service, address));
+        let applied = self.begin_with_all(&opened, &now);
+        let applied = applied.and_then(|()| self.forwarding.apply(&now));
         self.settle();
         applied.map_err(Error::Unavailable)
+    }
+
+    /// Services that open are whole for a moment: a packet amid a connection that nobody here knows belongs to the server that the
+    /// whole set would have chosen, also where some of it do not work now.
+    fn begin_with_all(&mut self, opened: &BTreeSet<Key>, now: &[Compiled]) -> Result<(), String> {
+        let whole = self.compile(&self.services, |service, address| {
+            match opened.contains(&service.key) {
+                true => Health::Healthy,
+                false => self.health(service, address),
+            }
+        });
+        match whole == now {
+            true => Ok(()),
+            false => self.forwarding.apply(&whole),
+        }
+    }
+
+    /// Those of the services that are not open yet, and of whose servers something is known, all of them.
+    fn newly_open(&self, services: &Services, health: impl Fn(&Service, IpAddr) -> Health) -> BTreeSet<Key> {
+        let is_known = |service: &Service| {
+            let mut asked = asked(service).peekable();
+            asked.peek().is_some() && asked.all(|address| health(service, *address) != Health::Unknown)
+        };
+        let closed = services
+            .values()
+            .filter(|service| !self.open.contains(&service.key));
+        closed
+            .filter(|service| is_known(service))
+            .map(|service| service.key)
+            .collect()
+    }
+
+    fn compile(&self, services: &Services, health: impl Fn(&Service, IpAddr) -> Health) -> Vec<Compiled> {
+        compile(services, |service, address| {
+            match self.open.contains(&service.key) {
+                true => health(service, address),
+                false => Health::Unknown,
+            }
+        })
     }
 
     // -------------------------------------------------------------------------------------------- changes
@@ -228,8 +274,15 @@ impl Book {
         if changes.is_empty() {
             return Ok(changes);
         }
-        let compiled = compile(&services, |service, address| self.first_health(service, address));
-        self.forwarding.apply(&compiled).map_err(Error::Unavailable)?;
+        let opened = self.newly_open(&services, |service, address| self.first_health(service, address));
+        let before = self.open.clone();
+        self.open.extend(opened);
+        self.open.retain(|key| services.contains_key(key));
+        let compiled = self.compile(&services, |service, address| self.first_health(service, address));
+        if let Err(why) = self.forwarding.apply(&compiled) {
+            self.open = before;
+            return Err(Error::Unavailable(why));
+        }
         self.watch(now, &services);
         self.services = services;
         for change in &changes {
@@ -304,7 +357,8 @@ impl Book {
         let before = self.addresses();
         let has_minimum = |service: &&Service| {
             let healthy = healthy(service, |address| self.health(service, address));
-            healthy >= service.min_healthy as usize
+            let open = self.open.contains(&service.key) || asked(service).next().is_none();
+            open && healthy >= service.min_healthy as usize
         };
         let now: BTreeSet<Key> = self
             .services
@@ -334,6 +388,15 @@ impl Book {
             self.events.send(EventKind::Address { vip: *vip, announced });
         }
     }
+}
+
+/// The servers that are not down by what was asked for.
+fn asked(service: &Service) -> impl Iterator<Item = &IpAddr> {
+    let up = service
+        .servers
+        .iter()
+        .filter(|(_, server)| server.state != ServerState::Down);
+    up.map(|(address, _)| address)
 }
 
 fn healthy(service: &Service, health: impl Fn(IpAddr) -> Health) -> usize {

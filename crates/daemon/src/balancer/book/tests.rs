@@ -14,6 +14,8 @@ const SECOND: Duration = Duration::from_secs(1);
 #[derive(Clone, Default)]
 struct Plane {
     told: Arc<Mutex<String>>,
+    /// All configurations.
+    history: Arc<Mutex<Vec<String>>>,
     refuse: Arc<Mutex<bool>>,
 }
 
@@ -29,7 +31,9 @@ impl Forwarding for Plane {
                 .map(|(address, weight, state)| format!(" {address}*{weight} {state}"));
             format!("{}{}", service.key, servers.collect::<String>())
         };
-        *self.told.lock().unwrap() = services.iter().map(words).collect::<Vec<_>>().join("; ");
+        let told = services.iter().map(words).collect::<Vec<_>>().join("; ");
+        self.history.lock().unwrap().push(told.clone());
+        *self.told.lock().unwrap() = told;
         Ok(())
     }
 }
@@ -180,9 +184,9 @@ fn a_service_comes_and_goes_with_its_servers() {
         [
             "10.0.0.1 Healthy",
             "10.0.0.2 Healthy",
+            "10.0.0.3 Unhealthy connection refused",
             "in service: true, 2 of 2",
             "192.0.2.1 announced: true",
-            "10.0.0.3 Unhealthy connection refused",
         ]
     );
     // The second dies: after three checks it is out, and with it the service.
@@ -209,6 +213,41 @@ fn a_service_comes_and_goes_with_its_servers() {
             "in service: true, 2 of 2",
             "192.0.2.1 announced: true"
         ]
+    );
+}
+
+#[test]
+fn a_service_opens_whole_after_its_first_round_of_checks() {
+    let mut session = Session::new();
+    session.put(checked(80, &[1, 2, 3])).unwrap();
+    let jobs = session.book.checks(session.now);
+    let down = "192.0.2.1:80/tcp 10.0.0.1*1 down 10.0.0.2*1 down 10.0.0.3*1 down";
+    let mut answer = |nth: usize, outcome: Result<(), String>| {
+        let job = jobs[nth].job.clone();
+        session.book.checked(session.now, job, outcome).unwrap();
+    };
+    answer(0, Ok(()));
+    answer(2, Ok(()));
+    assert_eq!(
+        session.plane.told.lock().unwrap().as_str(),
+        down,
+        "one has not answered yet"
+    );
+    answer(1, Err("timed out".into()));
+    // Whole first: a connection from before knows its server by it, whether or not another one works.
+    let history = session.plane.history.lock().unwrap().clone();
+    assert_eq!(
+        history[history.len() - 2..],
+        [
+            "192.0.2.1:80/tcp 10.0.0.1*1 up 10.0.0.2*1 up 10.0.0.3*1 up",
+            "192.0.2.1:80/tcp 10.0.0.1*1 up 10.0.0.2*1 down 10.0.0.3*1 up"
+        ]
+    );
+    // A server that comes later waits alone.
+    session.put(checked(80, &[1, 2, 3, 4])).unwrap();
+    assert_eq!(
+        session.told(),
+        "192.0.2.1:80/tcp 10.0.0.1*1 up 10.0.0.2*1 down 10.0.0.3*1 up 10.0.0.4*1 down"
     );
 }
 
