@@ -6,6 +6,8 @@
 //! in the kernel ([`process`]). Nothing is waited for by sleeping a guessed time: [`wait_for`] looks for an event until
 //! a deadline and then fails with what it was waiting for; whoever calls it adds the dump that explains.
 
+pub mod beside;
+pub mod cable;
 pub mod frr;
 pub mod image;
 pub mod netns;
@@ -14,6 +16,7 @@ pub mod qemu;
 pub mod results;
 pub mod ring_driver;
 pub mod road;
+pub mod traffic;
 pub mod vhost_frontend;
 
 use std::time::{Duration, Instant};

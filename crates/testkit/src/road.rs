@@ -25,6 +25,24 @@ pub struct Road {
 impl Road {
     /// All of it, up, and a packet of each family has passed.
     pub fn new() -> Result<Road> {
+        let road = Road::unwired()?;
+        road.wire("east0", &road.east, 1)?;
+        road.wire("west0", &road.west, 2)?;
+        road.first_answers()?;
+        Ok(road)
+    }
+
+    /// The same with the router's interfaces named so, and all offloads as the kernel sets them: what the hosts' sockets send comes with
+    /// checksums that are begun, in segments that are not cut.
+    pub fn with_default_offloads(east: &str, west: &str) -> Result<Road> {
+        let road = Road::unwired()?;
+        road.cable(east, &road.east, 1)?;
+        road.cable(west, &road.west, 2)?;
+        road.first_answers()?;
+        Ok(road)
+    }
+
+    fn unwired() -> Result<Road> {
         let road = Road {
             east: Namespace::new()?,
             router: Namespace::new()?,
@@ -32,9 +50,6 @@ impl Road {
         };
         road.router
             .ok("sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1")?;
-        road.wire("east0", &road.east, 1)?;
-        road.wire("west0", &road.west, 2)?;
-        road.first_answers()?;
         Ok(road)
     }
 
@@ -48,17 +63,23 @@ impl Road {
         })
     }
 
-    /// Makes an interface of the router's, and the host's `eth0` at its other end.
+    /// Makes an interface of the router's, and the host's `eth0` at its other end, which takes frames that XDP sends.
     pub fn wire(&self, name: &str, host: &Namespace, n: u8) -> Result<()> {
+        self.cable(name, host, n)?;
+        // GRO: a veth without it, or a program, takes no frames that are redirected to its other end.
+        host.ok("ethtool -K eth0 gro on").map(drop)
+    }
+
+    /// The same as the kernel makes it.
+    fn cable(&self, name: &str, host: &Namespace, n: u8) -> Result<()> {
         self.router.ok(&format!(
             "ip link add {name} type veth peer name far && ip link set far netns {} name eth0 &&
              ip addr add 10.{n}.0.1/24 dev {name} && ip addr add 2001:db8:{n}::1/64 dev {name} nodad && ip link set {name} up",
             host.pid()
         ))?;
-        // GRO: a veth without it, or a program, takes no frames that are redirected to its other end.
         host.ok(&format!(
             "ip addr add 10.{n}.0.2/24 dev eth0 && ip addr add 2001:db8:{n}::2/64 dev eth0 nodad &&
-             ip link set eth0 up && ethtool -K eth0 gro on && ip route add default via 10.{n}.0.1 && ip -6 route add default via 2001:db8:{n}::1"
+             ip link set eth0 up && ip route add default via 10.{n}.0.1 && ip -6 route add default via 2001:db8:{n}::1"
         ))
         .map(drop)
     }

@@ -1,9 +1,9 @@
 //! `make bench-router`: what the router costs beside the kernel, in namespaces of its own.
 //!
 //! Nanoseconds a packet by BPF_PROG_TEST_RUN, net of an empty program in the same place, by routes and destinations
-//! (`lookup.rs`); live frames over veths (`live.rs`); UDP round trips (`roundtrip.rs`). Peers alternate in one run; medians
-//! of all rounds. The last line is the ratios as `name=value` pairs. `--quick`: fewer rounds; `--out DIR`: where the table
-//! and the data go; `lookup`, `live` or `roundtrip`: that part alone.
+//! (`lookup.rs`); live frames over veths (`live.rs`); UDP round trips (`roundtrip.rs`); real sockets over veths as the kernel sets
+//! them (`sockets.rs`). Peers alternate in one run; medians of all rounds. The last line is the ratios as `name=value` pairs.
+//! `--quick`: fewer rounds; `--out DIR`: where the table and the data go; `lookup`, `live`, `roundtrip` or `sockets`: that part alone.
 
 mod lab;
 mod live;
@@ -12,6 +12,7 @@ mod lookup;
 mod ours;
 mod roundtrip;
 mod scatter;
+mod sockets;
 mod turns;
 
 use testkit::results::Results;
@@ -21,7 +22,7 @@ fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let quick = words.iter().any(|word| word == "--quick");
     let out = words.iter().position(|word| word == "--out");
-    let parts = ["lookup", "live", "roundtrip"];
+    let parts = ["lookup", "live", "roundtrip", "sockets"];
     let named = words.iter().any(|word| parts.contains(&word.as_str()));
     let wanted = |part: &str| !named || words.iter().any(|word| word == part);
     let mut results = Results::new("router");
@@ -30,6 +31,9 @@ fn main() {
     }
     if wanted("roundtrip") {
         roundtrip::measure(&mut results, if quick { 5 } else { 15 });
+    }
+    if wanted("sockets") {
+        sockets::measure(&mut results, if quick { 5 } else { 15 });
     }
     if wanted("lookup") {
         lookup::measure(&mut results, if quick { 5 } else { 21 });

@@ -1,0 +1,37 @@
+//! What programs on two hosts see of the router between them, beside the kernel's own forwarding: sockets over veths with the
+//! offloads that the kernel gives them, so that a stream comes in packets of up to 64 KiB with checksums that are only begun.
+
+use butterfly_router::Options;
+use testkit::beside::{self, Way};
+use testkit::results::Results;
+use testkit::road::{Road, WEST};
+use testkit::traffic::Station;
+
+use crate::lab::inside;
+use crate::ours::Ours;
+
+/// By the kernel and by us in turn.
+pub fn measure(results: &mut Results, rounds: usize) {
+    let road = Road::with_default_offloads("east", "west").expect("the kernel forwards");
+    let station = Station::new(&road.west).expect("a station");
+    let way = Way {
+        from: &road.east,
+        station: &station,
+        to: WEST.map(|address| address.parse().expect("an address")),
+    };
+    let mut kernel = |round: &mut (dyn FnMut() + Send)| round();
+    let mut ours = |round: &mut (dyn FnMut() + Send)| {
+        inside(&road.router, async || {
+            let router = Ours::start(&Options::default()).await;
+            round();
+            drop(router);
+        });
+    };
+    let measured = beside::measure(
+        results,
+        rounds,
+        &way,
+        &mut [("kernel", &mut kernel), ("router", &mut ours)],
+    );
+    measured.expect("sockets reach each other");
+}
