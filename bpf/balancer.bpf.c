@@ -21,9 +21,9 @@
 #define NOT_UNDERSTOOD (CHOSEN_NO_SERVICE - 1)
 
 // The interface that the frame came by, if services are balanced on it and it is for this machine. NULL: it is not ours.
-static __always_inline struct link *find_link(struct xdp_md *ctx)
+static __always_inline struct link *find_link(context *ctx)
 {
-	__u32 ifindex = ctx->ingress_ifindex;
+	__u32 ifindex = context_device(ctx);
 	__u32 key = ifindex & (LINKS - 1);
 	struct link *link = bpf_map_lookup_elem(&links, &key);
 	struct ethhdr *ethernet = at(ctx, 0, sizeof(*ethernet));
@@ -41,13 +41,13 @@ static __always_inline __u32 half_in_force(void)
 	return word ? *(volatile __u32 *)word & 1 : 0;
 }
 
-static __always_inline int not_ours(struct xdp_md *ctx, enum reason reason)
+static __always_inline int not_ours(context *ctx, enum reason reason)
 {
 	count(reason);
 	return chain_next(ctx);
 }
 
-static __always_inline bool expired(struct xdp_md *ctx, const struct packet *packet)
+static __always_inline bool expired(context *ctx, const struct packet *packet)
 {
 	if (packet->family == 4) {
 		struct iphdr *ip = at(ctx, packet->l3, sizeof(*ip));
@@ -61,7 +61,7 @@ static __always_inline bool expired(struct xdp_md *ctx, const struct packet *pac
 }
 
 // The server's number for a packet that has ports, or one of enum chosen; less than those: the packet is not understood.
-static __always_inline int find_choice(struct xdp_md *ctx, const struct packet *packet, struct tuple *tuple, struct choice *choice)
+static __always_inline int find_choice(context *ctx, const struct packet *packet, struct tuple *tuple, struct choice *choice)
 {
 	if (is_icmp(packet)) {
 		choice->part = PART_ERROR;
@@ -73,8 +73,8 @@ static __always_inline int find_choice(struct xdp_md *ctx, const struct packet *
 	return choose(tuple, choice);
 }
 
-SEC("xdp.frags")
-int balancer(struct xdp_md *ctx)
+PROGRAM
+int balancer(context *ctx)
 {
 	struct choice choice = {};
 	struct packet packet = {};
@@ -85,6 +85,7 @@ int balancer(struct xdp_md *ctx)
 	__u32 room;
 
 	// 1. To a service address?
+	frame_pull(ctx, HEADERS_MIN);
 	if (packet_link(ctx, &packet) < 0 || read_addresses(ctx, &packet, &tuple) < 0)
 		return chain_next(ctx);
 	choice.half = half_in_force();
@@ -97,6 +98,7 @@ int balancer(struct xdp_md *ctx)
 		return chain_next(ctx);
 
 	// 2. All headers, checked.
+	pull_headers(ctx, &packet);
 	if (read_network(ctx, &packet) < 0)
 		return not_ours(ctx, REASON_NOT_UNDERSTOOD);
 
@@ -135,7 +137,7 @@ int balancer(struct xdp_md *ctx)
 	if (expired(ctx, &packet))
 		return refuse_expired(ctx, &packet, &tuple);
 	room = server->mtu - outer_length(server);
-	if (packet.length > room)
+	if (longest_packet(ctx, &packet) > room)
 		return refuse_too_big(ctx, &packet, &tuple, room);
 
 	// 6. It goes.

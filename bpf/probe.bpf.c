@@ -37,7 +37,7 @@ static __always_inline bool is_address(const __be32 *a, const __be32 *b)
 }
 
 // A check's packet, to its server.
-static __always_inline int leave(struct xdp_md *ctx, struct packet *packet, struct tuple *tuple)
+static __always_inline int leave(context *ctx, struct packet *packet, struct tuple *tuple)
 {
 	struct probe_target *target = find_probe(tuple->client_port, tuple->protocol);
 	__u32 zero = 0, *word = bpf_map_lookup_elem(&half, &zero);
@@ -45,32 +45,44 @@ static __always_inline int leave(struct xdp_md *ctx, struct packet *packet, stru
 	__u32 in_force, ifindex;
 
 	if (!target || !word || !is_address(target->vip, tuple->vip))
-		return XDP_DROP;
+		return VERDICT_DROP;
 	in_force = *(volatile __u32 *)word & 1;
 	server = find_server(in_force, target->server);
 	if (!server || !server->ifindex || packet->length + outer_length(server) > server->mtu)
-		return XDP_DROP;
+		return VERDICT_DROP;
 	ifindex = server->ifindex;
 	if (encapsulate(ctx, packet, in_force, target->server, bpf_ntohs(tuple->client_port)) < 0)
-		return XDP_DROP;
+		return VERDICT_DROP;
 	return bpf_redirect(ifindex, 0);
 }
 
+static __always_inline int take_tags_off(context *ctx, const struct packet *packet)
+{
+#ifdef BUTTERFLY_TC
+	if (packet->tags > 0 && bpf_skb_vlan_pop(ctx) < 0)
+		return -1;
+	return packet->tags > 1 ? bpf_skb_vlan_pop(ctx) : 0;
+#else
+	__u32 tags = packet->l3 - sizeof(struct ethhdr);
+
+	return tags ? bpf_xdp_adjust_head(ctx, tags) : 0;
+#endif
+}
+
 // A server's answer, to the check: without VLAN tags, which the namespace knows nothing of.
-static __always_inline int arrive(struct xdp_md *ctx, struct packet *packet, struct tuple *tuple)
+static __always_inline int arrive(context *ctx, struct packet *packet, struct tuple *tuple)
 {
 	struct probe_target *target = find_probe(tuple->port, tuple->protocol);
-	__u32 tags = packet->l3 - sizeof(struct ethhdr);
 	struct ethhdr *ethernet;
 	int i;
 
 	if (!target || !is_address(target->vip, tuple->client))
 		return chain_next(ctx);
-	if (tags && bpf_xdp_adjust_head(ctx, tags) < 0)
+	if (take_tags_off(ctx, packet) < 0)
 		return chain_next(ctx);
 	ethernet = at(ctx, 0, sizeof(*ethernet));
 	if (!ethernet)
-		return XDP_DROP;
+		return VERDICT_DROP;
 	// One by one: a copy of the whole would lose "volatile", and with it what was set after compilation.
 #pragma unroll
 	for (i = 0; i < ETH_ALEN; i++)
@@ -80,20 +92,22 @@ static __always_inline int arrive(struct xdp_md *ctx, struct packet *packet, str
 	return bpf_redirect(place.ifindex, 0);
 }
 
-SEC("xdp.frags")
-int probe(struct xdp_md *ctx)
+PROGRAM
+int probe(context *ctx)
 {
 	struct packet packet;
 	struct tuple tuple = {};
 	__u8 part;
 
+	frame_pull(ctx, HEADERS_MIN);
 	if (packet_link(ctx, &packet) < 0 || read_addresses(ctx, &packet, &tuple) < 0)
 		return chain_next(ctx);
+	pull_headers(ctx, &packet);
 	if (packet_network(ctx, &packet) < 0 || packet.fragment != FRAGMENT_NONE)
 		return chain_next(ctx);
 	if (read_transport(ctx, &packet, &tuple, &part) < 0)
 		return chain_next(ctx);
-	return ctx->ingress_ifindex == place.ifindex ? leave(ctx, &packet, &tuple) : arrive(ctx, &packet, &tuple);
+	return context_device(ctx) == place.ifindex ? leave(ctx, &packet, &tuple) : arrive(ctx, &packet, &tuple);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

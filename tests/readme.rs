@@ -70,6 +70,12 @@ fn balancer() -> Result<()> {
         .filter(|line| line.starts_with("this is server"))
         .count();
     check(answers == 8, &format!("all eight are answered:\n{said}"))?;
+    for line in [
+        "balancing 192.168.101.1:80/tcp on eth0: at tc ingress (veth)",
+        "2000000 bytes",
+    ] {
+        check(said.contains(line), &format!("'{line}' is said:\n{said}"))?;
+    }
     check(!Path::new("/tmp/bf-server1").exists(), "nothing is left of it")
 }
 

@@ -21,7 +21,7 @@ static __always_inline void swap_link(struct ethhdr *link)
 }
 
 // Makes an echo request into its reply. Less than zero: it is no whole echo request to one receiver.
-__noinline int answer_echo(struct xdp_md *ctx, const struct packet *packet)
+__noinline int answer_echo(context *ctx, const struct packet *packet)
 {
 	struct ethhdr *link = at(ctx, 0, sizeof(*link));
 	__u8 *icmp;
@@ -63,10 +63,10 @@ __noinline int answer_echo(struct xdp_md *ctx, const struct packet *packet)
 		ip->hop_limit = ICMP_TTL;
 	}
 	count(REASON_ECHO);
-	return XDP_TX;
+	return frame_return(ctx);
 }
 
-static __always_inline int refuse(struct xdp_md *ctx, struct packet *packet, const struct tuple *tuple, __u8 type, __u8 code,
+static __always_inline int refuse(context *ctx, struct packet *packet, const struct tuple *tuple, __u8 type, __u8 code,
 				  __be32 rest, enum reason reason)
 {
 	struct icmp_error error = { .type = type, .code = code, .rest = rest };
@@ -90,19 +90,19 @@ static __always_inline int refuse(struct xdp_md *ctx, struct packet *packet, con
 }
 
 // The packet's last hop was this one.
-__noinline int refuse_expired(struct xdp_md *ctx, struct packet *packet, const struct tuple *tuple)
+__noinline int refuse_expired(context *ctx, struct packet *packet, const struct tuple *tuple)
 {
 	if (!packet || !tuple)
-		return XDP_ABORTED;
+		return VERDICT_ABORT;
 	return refuse(ctx, packet, tuple, packet->family == 4 ? ICMP_TIME_EXCEEDED : ICMPV6_TIME_EXCEEDED, 0, 0, REASON_TTL);
 }
 
 // The packet does not fit the way to its server; `mtu` would. Also said of IPv4 packets that may be fragmented: nobody
 // on the way does that here, and their sender can (RFC 1191 allows for no answer to them; a silent loss helps nobody).
-__noinline int refuse_too_big(struct xdp_md *ctx, struct packet *packet, const struct tuple *tuple, __u32 mtu)
+__noinline int refuse_too_big(context *ctx, struct packet *packet, const struct tuple *tuple, __u32 mtu)
 {
 	if (!packet || !tuple)
-		return XDP_ABORTED;
+		return VERDICT_ABORT;
 	if (packet->family == 4)
 		return refuse(ctx, packet, tuple, ICMP_UNREACHABLE, ICMP_FRAGMENTATION_NEEDED, bpf_htonl(mtu), REASON_TOO_BIG);
 	return refuse(ctx, packet, tuple, ICMPV6_TOO_BIG, 0, bpf_htonl(mtu), REASON_TOO_BIG);

@@ -4,6 +4,7 @@
 
 #include <bpf/bpf_helpers.h>
 #include "../balancer.h"
+#include "../lib/context.h"
 
 const volatile struct settings settings SEC(".rodata.settings");
 
@@ -107,5 +108,5 @@ static __always_inline void count(enum reason reason)
 static __always_inline int drop(enum reason reason)
 {
 	count(reason);
-	return XDP_DROP;
+	return VERDICT_DROP;
 }

@@ -10,6 +10,9 @@
 #define IPPROTO_SCTP 132
 #endif
 
+#define HEADERS_MIN (sizeof(struct ethhdr) + sizeof(struct ipv6hdr))  // what says whether a packet is ours
+#define HEADERS_MAX 256  // extension headers, and what an ICMP error quotes
+
 #define TCP_FLAGS_OFFSET 13
 #define TCP_FIN 0x01
 #define TCP_SYN 0x02
@@ -30,7 +33,7 @@ enum part {
 };
 
 // The addresses: all that is needed to see that a packet is not ours. Less than zero: there is no whole IP header.
-static __always_inline int read_addresses(struct xdp_md *ctx, const struct packet *packet, struct tuple *tuple)
+static __always_inline int read_addresses(context *ctx, const struct packet *packet, struct tuple *tuple)
 {
 	tuple->family = packet->family;
 	if (packet->family == 4) {
@@ -53,19 +56,47 @@ static __always_inline int read_addresses(struct xdp_md *ctx, const struct packe
 	return 0;
 }
 
-__noinline int read_ipv6(struct xdp_md *ctx, struct packet *packet)
+__noinline int read_ipv6(context *ctx, struct packet *packet)
 {
 	return packet ? packet_ipv6(ctx, packet) : -1;
 }
 
+// Has all headers in one piece, where the kernel may have them in several. No more than that: pulling a stream's bytes to its headers
+// copies them.
+static __always_inline void pull_headers(context *ctx, const struct packet *packet)
+{
+#ifdef BUTTERFLY_TC
+	__u32 end = packet->l3, protocol;
+
+	if (packet->family == 4) {
+		struct iphdr *ip = at(ctx, packet->l3, sizeof(*ip));
+
+		if (!ip)
+			return;
+		end += ip->ihl * 4;
+		protocol = ip->protocol;
+	} else {
+		struct ipv6hdr *ip = at(ctx, packet->l3, sizeof(*ip));
+
+		if (!ip)
+			return;
+		end += sizeof(*ip);
+		protocol = ip->nexthdr;
+	}
+	frame_pull(ctx, protocol == IPPROTO_TCP   ? end + sizeof(struct tcphdr)
+			: protocol == IPPROTO_UDP ? end + 8
+						  : HEADERS_MAX);
+#endif
+}
+
 // All headers up to the transport. Less than zero: not understood.
-static __always_inline int read_network(struct xdp_md *ctx, struct packet *packet)
+static __always_inline int read_network(context *ctx, struct packet *packet)
 {
 	return packet->family == 4 ? packet_ipv4(ctx, packet) : read_ipv6(ctx, packet);
 }
 
 // Ports and part. Less than zero: no protocol that is balanced, or its header is cut off.
-static __always_inline int read_transport(struct xdp_md *ctx, const struct packet *packet, struct tuple *tuple, __u8 *part)
+static __always_inline int read_transport(context *ctx, const struct packet *packet, struct tuple *tuple, __u8 *part)
 {
 	__u32 room = packet->l3 + packet->length - packet->l4;
 	__be16 *port = at(ctx, packet->l4, 8);
@@ -109,7 +140,7 @@ static __always_inline bool is_vip(const struct in6_addr *address, const struct 
 
 // The flow that an ICMP error is about: the quoted packet went from the VIP to the client. Less than zero: it is no error, or
 // quotes too little, or something else.
-__noinline int read_error(struct xdp_md *ctx, const struct packet *packet, struct tuple *tuple)
+__noinline int read_error(context *ctx, const struct packet *packet, struct tuple *tuple)
 {
 	__u32 quote, end;
 	__u8 *type;

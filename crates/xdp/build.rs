@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Sources that are good for both places.
-const AT_TC: [&str; 4] = ["again", "drop", "pass", "router"];
+const AT_TC: [&str; 6] = ["again", "balancer", "drop", "pass", "probe", "router"];
 
 fn main() {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bpf");

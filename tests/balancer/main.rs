@@ -22,7 +22,7 @@ use testkit::Result;
 type Session = fn(&mut Stage) -> Result<()>;
 
 /// In the order in which they run, with the mode of the balancer's interface.
-const TRIALS: [(&str, &str, Session); 20] = [
+const TRIALS: [(&str, &str, Session); 27] = [
     (
         "flows_are_spread_and_counted",
         "native",
@@ -79,6 +79,29 @@ const TRIALS: [(&str, &str, Session); 20] = [
         declared::with_the_rest,
     ),
     ("services_of_ipv6", "native", paths::of_ipv6),
+    ("sockets_on_interfaces_as_they_are", "tc", paths::of_sockets),
+    (
+        "flows_are_spread_and_counted_at_tc",
+        "tc",
+        flows::are_spread_and_counted,
+    ),
+    (
+        "ten_thousand_connections_survive_at_tc",
+        "tc",
+        flows::ten_thousand_survive,
+    ),
+    (
+        "health_is_asked_through_the_vip_at_tc",
+        "tc",
+        health::is_asked_through_the_vip,
+    ),
+    ("services_of_ipv6_at_tc", "tc", paths::of_ipv6),
+    ("datagrams_in_fragments_at_tc", "tc", paths::of_fragments),
+    (
+        "errors_reach_the_server_of_their_flow_at_tc",
+        "tc",
+        paths::of_errors,
+    ),
     ("a_balancer_behind_a_bridge", "generic", paths::behind_a_bridge),
     ("datagrams_in_fragments", "native", paths::of_fragments),
     (

@@ -1,11 +1,12 @@
 //! Ways that packets come and go by: IPv6, a bridge, fragments, and what routers on the way say.
 
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use butterfly_tests::lab::check;
 use butterfly_tests::lan::take_vip;
 use butterfly_tests::web::Connections;
 use testkit::netns::Namespace;
+use testkit::traffic::{self, Station};
 use testkit::{PATIENCE, Result, wait_for};
 
 use crate::stage::{SERVICE, Stage, VIP};
@@ -52,6 +53,60 @@ pub fn of_ipv6(stage: &mut Stage) -> Result<()> {
         .map_err(|e| format!("after a server took the other family: {e}"))?;
     let connections = Connections::open(&stage.client, to, 300)?;
     check(connections.to("s2") > 30, "it has its share")
+}
+
+/// What programs send on interfaces as the kernel makes them: streams in packets of up to 64 KiB, datagrams, in both families and
+/// through the balancer in one direction, each byte compared by the server.
+pub fn of_sockets(stage: &mut Stage) -> Result<()> {
+    const VIP6: &str = "fd99::1";
+    const BYTES: u64 = 20_000_000;
+    let give = |host: &Namespace, address: &str| {
+        host.ok(&format!("ip addr add {address}/64 dev eth0 nodad"))
+            .map(drop)
+    };
+    give(&stage.client, "fd01::1")?;
+    give(&stage.balancer, "fd01::3")?;
+    stage.client.ok(&format!("ip route add {VIP6} via fd01::3"))?;
+    let mut stations = Vec::new();
+    for (index, server) in stage.servers.iter().enumerate() {
+        give(&server.host, &format!("fd01::1{index}"))?;
+        take_vip(&server.host, VIP6)?;
+        let vips = [VIP, VIP6].map(|vip| vip.parse().map_err(|e| format!("{vip}: {e}")));
+        let vips = vips.into_iter().collect::<Result<Vec<IpAddr>>>()?;
+        stations.push(Station::on(&server.host, &vips)?);
+    }
+    for (vip, servers) in [(VIP, "10.1.2.10 10.1.2.11"), (VIP6, "fd01::10 fd01::11")] {
+        let address: IpAddr = vip.parse().map_err(|e| format!("{vip}: {e}"))?;
+        let service = |port: u16, protocol: &str| format!("{}/{protocol}", SocketAddr::from((address, port)));
+        for port in [traffic::UPLOAD, traffic::DOWNLOAD] {
+            stage.tell(&format!(
+                "service add {} --server {servers}",
+                service(port, "tcp")
+            ))?;
+        }
+        stage.tell(&format!(
+            "service add {} --server {servers}",
+            service(traffic::ECHO, "udp")
+        ))?;
+        for _ in 0..4 {
+            traffic::upload(&stage.client, address, BYTES)?;
+            traffic::download(&stage.client, address, BYTES)?;
+            traffic::echoes(&stage.client, address, &[0, 1, 64, 1400, 9000])?;
+        }
+        let both = ["10.1.2.10", "10.1.2.11"].map(|server| {
+            let server = match address {
+                IpAddr::V4(_) => server.to_owned(),
+                IpAddr::V6(_) => server.replace("10.1.2.", "fd01::"),
+            };
+            stage.counter_of(&service(traffic::UPLOAD, "tcp"), &server, "bytes")
+        });
+        let bytes: u64 = both.into_iter().sum::<Result<u64>>()?;
+        check(
+            bytes > 4 * BYTES,
+            &format!("all of it came by the balancer: {bytes} bytes"),
+        )?;
+    }
+    Ok(())
 }
 
 /// The balancer's host has its address on a bridge, and the interface is a port of that.

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use butterfly_tests::Daemon;
 use butterfly_tests::daemon::number;
+use butterfly_tests::lab::check;
 use butterfly_tests::lan::{Lan, take_vip};
 use butterfly_tests::web::{Connections, Web, many_descriptors};
 use testkit::netns::Namespace;
@@ -21,7 +22,7 @@ pub struct Stage {
     pub servers: Vec<Server>,
     pub daemon: Daemon,
     pub lan: Lan,
-    /// Of the balancer's interface: `native` or `generic`.
+    /// Of the balancer's interface: `native`, `generic`, or `tc`, which is what it chooses itself.
     pub mode: &'static str,
     _takes: Option<(xdp::Program, xdp::Attachment)>,
 }
@@ -38,7 +39,10 @@ impl Stage {
     /// All of it, with the balancer's `eth0` balanced on in this mode.
     pub fn start(mode: &'static str) -> Result<Self> {
         many_descriptors()?;
-        let lan = Lan::new()?;
+        let lan = match mode {
+            "tc" => Lan::with_default_offloads()?,
+            _ => Lan::new()?,
+        };
         let client = lan.host("client", &["10.1.2.1/24"])?;
         client.ok(&format!("ip route add {VIP} via 10.1.2.3"))?;
         let balancer = lan.host("balancer", &["10.1.2.3/24"])?;
@@ -160,6 +164,11 @@ fn service() -> Result<SocketAddr> {
 /// A daemon on a host, which balances on its `eth0`.
 fn balancing(host: &Namespace, options: &[&str], mode: &str) -> Result<Daemon> {
     let daemon = Daemon::start_on(Some(host.pid()), options)?;
-    daemon.cli(&format!("service interface add eth0 --mode {mode}"))?;
+    let chosen = match mode {
+        "tc" => String::new(),
+        mode => format!("--mode {mode}"),
+    };
+    let said = daemon.cli(&format!("service interface add eth0 {chosen}"))?;
+    check(said.contains(mode), &format!("it is said how: {said}"))?;
     Ok(daemon)
 }

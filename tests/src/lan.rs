@@ -11,6 +11,8 @@ use xdp::{Attachment, Mode, Program, objects};
 #[derive(Debug)]
 pub struct Lan {
     bridge: Namespace,
+    /// Hosts leave checksums and segments to whoever needs them.
+    offloads: bool,
 }
 
 impl Lan {
@@ -18,7 +20,18 @@ impl Lan {
     pub fn new() -> Result<Self> {
         let bridge = Namespace::new()?;
         bridge.ok("ip link add br0 type bridge && ip link set br0 up")?;
-        Ok(Self { bridge })
+        Ok(Self {
+            bridge,
+            offloads: false,
+        })
+    }
+
+    /// The same whose hosts' interfaces are as the kernel makes them: checksums only begun, segments not cut.
+    pub fn with_default_offloads() -> Result<Self> {
+        Ok(Self {
+            offloads: true,
+            ..Self::new()?
+        })
     }
 
     /// A cable to it for a guest, to be [plugged in](Self::join) when that has started.
@@ -33,8 +46,8 @@ impl Lan {
             .map(drop)
     }
 
-    /// A host with these addresses (with their prefix lengths) on its `eth0`. It computes its checksums itself: what
-    /// XDP takes from a veth is a frame as it is on a wire.
+    /// A host with these addresses (with their prefix lengths) on its `eth0`. It computes its checksums itself, as what
+    /// XDP takes from a veth has to be a frame as it is on a wire, unless the network is one with default offloads.
     pub fn host(&self, name: &str, addresses: &[&str]) -> Result<Namespace> {
         let host = Namespace::new()?;
         self.plug(&host, name, addresses)?;
@@ -49,7 +62,9 @@ impl Lan {
              ip link set to-{name} master br0 && ip link set to-{name} up"
         ))?;
         host.ok("sysctl -q -w net.ipv6.conf.all.accept_dad=0 net.ipv6.conf.eth0.accept_dad=0 && ip link set eth0 up")?;
-        host.ok("ethtool -K eth0 tx off >/dev/null")?;
+        if !self.offloads {
+            host.ok("ethtool -K eth0 tx off >/dev/null")?;
+        }
         for address in addresses {
             host.ok(&format!("ip addr add {address} dev eth0"))?;
         }

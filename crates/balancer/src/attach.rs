@@ -9,8 +9,9 @@ use crate::error::Error;
 use crate::place::Place;
 
 impl Balancer {
-    /// Runs on an interface that is no bond and carries no VLANs, in native mode or, where that is refused, in generic mode; gives
-    /// which. [`Follower::attach`](crate::Follower::attach) knows what all others need.
+    /// Runs on an interface that is no bond and carries no VLANs, in this mode, or without one in native mode and where that is refused
+    /// in generic mode; gives which. [`Follower::attach`](crate::Follower::attach) knows what all others need, and which of them are
+    /// for tc ingress.
     ///
     /// # Errors
     /// There is a program already, ours or another's; no such interface; its index clashes.

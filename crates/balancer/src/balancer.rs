@@ -64,13 +64,13 @@ pub struct Balancer {
 }
 
 impl Balancer {
-    /// Loads the program, attached nowhere, without services.
+    /// Loads the program, for XDP and for tc ingress, attached nowhere, without services.
     ///
     /// # Errors
     /// An option is out of its range; the kernel refuses (older than 5.18, no CAP_BPF and CAP_NET_ADMIN, no memory).
     pub fn new(options: &Options) -> Result<Self, Error> {
         let settings = options::settings(options)?;
-        let program = Program::load("balancer", objects::BALANCER, |object| {
+        let program = Program::load_both("balancer", objects::BALANCER, objects::tc::BALANCER, |object| {
             options::configure(object, &settings)
         })?;
         Ok(Balancer {

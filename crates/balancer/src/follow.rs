@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use netlink::devices::Devices;
 use netlink::{Kinds, Mirror, Query, Requests, Snapshot};
 use tokio::sync::watch;
 
@@ -101,6 +102,31 @@ impl Follower {
         mode: Option<xdp::Mode>,
     ) -> Result<xdp::Mode, Error> {
         balancer.take(&self.mirror.snapshot(), name, mode)
+    }
+
+    /// What the kernel calls an interface of this name (IFLA_INFO_KIND): `veth`, `bridge`; none for hardware.
+    pub fn kind(&self, name: &str) -> Option<String> {
+        let snapshot = self.mirror.snapshot();
+        snapshot.link_named(name)?.kind.clone()
+    }
+
+    /// Those of these interfaces, by name, whose drivers take no frames that are sent from XDP: such frames are lost. Kernels before
+    /// 6.3 do not say.
+    ///
+    /// # Errors
+    /// The kernel refuses a netlink socket.
+    pub async fn lose_frames(&self, interfaces: impl IntoIterator<Item = u32>) -> Result<Vec<String>, Error> {
+        let mut devices = Devices::new().await?;
+        let snapshot = self.mirror.snapshot();
+        let mut lost = Vec::new();
+        for ifindex in interfaces {
+            if devices.takes_redirects(ifindex).await? == Some(false)
+                && let Some(link) = snapshot.links.get(&ifindex)
+            {
+                lost.push(link.name.to_string());
+            }
+        }
+        Ok(lost)
     }
 
     /// The ways to these addresses that are known now. Those whose next hop does not answer are asked for, and left out.

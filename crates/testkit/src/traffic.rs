@@ -42,7 +42,7 @@ pub fn body(len: usize) -> Vec<u8> {
     body
 }
 
-/// All services, on all addresses of both families of a namespace.
+/// All services, on addresses of a namespace.
 #[derive(Debug)]
 pub struct Station {
     end: Arc<AtomicBool>,
@@ -51,32 +51,43 @@ pub struct Station {
 }
 
 impl Station {
-    /// Listens. Its threads end with it.
+    /// Listens on all addresses of both families. Datagrams are answered from the address that the kernel chooses, which on a host
+    /// with several need not be the one that was asked: see [`on`](Self::on). Its threads end with it.
     pub fn new(host: &Namespace) -> Result<Station> {
+        Self::on(host, &[IpAddr::from([0; 16])])
+    }
+
+    /// Listens on these addresses alone, and answers from them.
+    pub fn on(host: &Namespace, addresses: &[IpAddr]) -> Result<Station> {
         let mut station = Station {
             end: Arc::default(),
             datagrams: Arc::default(),
             threads: Vec::new(),
         };
+        for address in addresses {
+            station.listen(host, *address)?;
+        }
+        Ok(station)
+    }
+
+    fn listen(&mut self, host: &Namespace, address: IpAddr) -> Result<()> {
         for port in [UPLOAD, DOWNLOAD, ECHO] {
-            let listener = host.inside(|| TcpListener::bind(("::", port)))?;
+            let listener = host.inside(|| TcpListener::bind((address, port)))?;
             let listener = listener.map_err(|e| format!("a station's port {port}: {e}"))?;
             listener.set_nonblocking(true).map_err(|e| e.to_string())?;
-            let end = station.end.clone();
-            station
-                .threads
+            let end = self.end.clone();
+            self.threads
                 .push(std::thread::spawn(move || accept(&listener, port, &end)));
         }
         for port in [ECHO, DISCARD] {
-            let socket = host.inside(|| UdpSocket::bind(("::", port)))?;
+            let socket = host.inside(|| UdpSocket::bind((address, port)))?;
             let socket = socket.map_err(|e| format!("a station's port {port}: {e}"))?;
             socket.set_read_timeout(Some(LOOK)).map_err(|e| e.to_string())?;
-            let (end, count) = (station.end.clone(), station.datagrams.clone());
-            station
-                .threads
+            let (end, count) = (self.end.clone(), self.datagrams.clone());
+            self.threads
                 .push(std::thread::spawn(move || datagrams(&socket, port, &end, &count)));
         }
-        Ok(station)
+        Ok(())
     }
 
     /// Datagrams that came to [`DISCARD`] so far.

@@ -42,10 +42,14 @@ pub mod tc {
         ".tc.o":
         /// For benchmarks: see [`AGAIN`](super::AGAIN).
         AGAIN = "again";
+        /// The load balancer.
+        BALANCER = "balancer";
         /// Drops everything.
         DROP = "drop";
         /// Takes nothing.
         PASS = "pass";
+        /// Health checks: see [`PROBE`](super::PROBE).
+        PROBE = "probe";
         /// The router.
         ROUTER = "router";
     }

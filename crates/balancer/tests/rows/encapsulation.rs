@@ -120,12 +120,13 @@ fn one(
         .iter()
         .fold(build::frame(ROUTER, OURS), |builder, tag| builder.tag(*tag));
     let frame = make(start.ip(client(inner_v6, 1), vip(inner_v6))).build();
-    let out = run(balancer, &frame);
+    let mut out = run(balancer, &frame);
     let way = &balancer.hops()[&server(outer_v6, 1)];
+    out.frame = with_its_tags(out.frame, &way.vlans);
     let verdict = if way.ifindex == IN {
         Verdict::Transmit
     } else {
-        Verdict::Redirect
+        elsewhere()
     };
     let expected = match tunnel {
         Tunnel::None => forwarded(&frame, way.mac, &way.vlans),

@@ -126,7 +126,7 @@ fn frames_cut_anywhere() {
             arrives(v6, 1).echo_request(1, 1).build(),
         ];
         for frame in frames {
-            for length in 14..frame.len() {
+            for length in shortest(&frame)..frame.len() {
                 passes(
                     &balancer,
                     &frame[..length],
@@ -140,7 +140,7 @@ fn frames_cut_anywhere() {
             assert_eq!(out.frame[out.frame.len() - 30..], [0xee; 30]);
         }
     }
-    assert!(rows > 400, "{rows}");
+    assert!(rows > 300, "{rows}");
 }
 
 /// Every bit of the headers wrong, one at a time: nothing is sent that is not the frame itself with its new front, nothing stumbles.

@@ -1,6 +1,7 @@
 //! `butterfly balance`: services of one set of servers, balanced in the foreground without a daemon, with a live table. What is
 //! asked for becomes services in [`super::balance_services`], what is printed is [`super::balance_table`]'s.
 
+use std::collections::BTreeSet;
 use std::io::IsTerminal;
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -44,7 +45,8 @@ pub struct BalanceArgs {
     /// Flows that are remembered, 80 bytes of the kernel's memory each
     #[arg(long, value_name = "N", default_value_t = 262_144, value_parser = clap::value_parser!(u32).range(1024..=1 << 26))]
     max_flows: u32,
-    /// In the driver, or in the kernel's stack [default: in the driver if it can]
+    /// In the driver, in the kernel's stack, or at tc [default: tc where packets are the kernel's own buffers (veth, TAP, bridge,
+    /// virtio), else in the driver if it can]
     #[arg(long, value_name = "MODE", ignore_case = true)]
     mode: Option<Mode>,
     /// Seconds between two prints
@@ -70,6 +72,7 @@ impl BalanceArgs {
         follower.learn(&balancer, &services).await.map_err(failed)?;
         lock(&balancer).apply(services).map_err(failed)?;
         self.begin(&follower, &balancer, &mut session.out)?;
+        self.warn(&follower, &balancer).await.map_err(failed)?;
         let shown = self.show(&balancer, &mut session.out);
         tokio::select! {
             ended = follower.run(&balancer) => ended.map_err(failed),
@@ -107,7 +110,7 @@ impl BalanceArgs {
         for name in std::iter::once(&self.interface).chain(&self.other_interfaces) {
             let attached = follower.attach(&mut lock(balancer), name, mode);
             let mode = attached.map_err(|e| Error::Refused(format!("{name}: {e}")))?;
-            taken.push(format!("{name} ({mode})"));
+            taken.push(format!("{name}: {}", place(mode, follower.kind(name).as_deref())));
         }
         let keys: Vec<String> = lock(balancer)
             .services()
@@ -119,6 +122,24 @@ impl BalanceArgs {
             out.text(&format!("balancing {keys} on {taken}; Ctrl-C ends it"))?;
         }
         out.flush()
+    }
+
+    /// Says which interfaces lose what is sent from XDP: servers behind them look well to whoever asks them otherwise.
+    async fn warn(&self, follower: &Follower, balancer: &Mutex<Balancer>) -> Result<(), balancer::Error> {
+        let outs: BTreeSet<u32> = {
+            let balancer = lock(balancer);
+            let ways = balancer.hops().values().map(|way| way.ifindex);
+            ways.chain(balancer.interfaces().map(|interface| interface.out))
+                .collect()
+        };
+        let native = self.mode.map(Mode::xdp) == Some(xdp::Mode::Native);
+        for name in follower.lose_frames(outs.into_iter().filter(|_| native)).await? {
+            eprintln!(
+                "butterfly: {name} loses what is sent from XDP: its driver takes no redirected frames (a veth does when its other end \
+                 has GRO or a program); --mode tc sends everywhere"
+            );
+        }
+        Ok(())
     }
 
     /// The own address tells a mixed-up command line, where the VIP and it have changed places, from a right one.
@@ -178,6 +199,17 @@ impl BalanceArgs {
             out.flush()?;
             before = now;
         }
+    }
+}
+
+/// How a program runs on an interface of this kind, as a sentence says it.
+fn place(mode: xdp::Mode, kind: Option<&str>) -> String {
+    match mode {
+        xdp::Mode::Native | xdp::Mode::Generic => format!("{mode} XDP"),
+        xdp::Mode::Tc => match kind {
+            Some(kind) => format!("at tc ingress ({kind})"),
+            None => "at tc ingress".to_owned(),
+        },
     }
 }
 

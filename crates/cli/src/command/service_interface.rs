@@ -33,7 +33,8 @@ pub struct AddArgs {
     /// The interface's name
     #[arg(value_name = "INTERFACE")]
     name: String,
-    /// In the driver, or in the kernel's stack [default: in the driver if it can]
+    /// In the driver, in the kernel's stack, or at tc [default: tc where packets are the kernel's own buffers (veth, TAP, bridge,
+    /// virtio), else in the driver if it can]
     #[arg(long, value_name = "MODE", ignore_case = true)]
     mode: Option<Mode>,
 }

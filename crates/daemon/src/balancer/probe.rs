@@ -87,7 +87,7 @@ impl Door {
             balancer.program().map("half").map_err(failed)?,
             balancer.program().map("servers").map_err(failed)?,
         );
-        let program = Program::load("probe", objects::PROBE, |object| {
+        let program = Program::load_both("probe", objects::PROBE, objects::tc::PROBE, |object| {
             for mut map in object.maps_mut() {
                 match map.name().to_str().unwrap_or_default() {
                     "half" => map.reuse_fd(half.as_fd())?,
