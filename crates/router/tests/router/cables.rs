@@ -50,3 +50,22 @@ pub fn can_make(kind: &str) -> bool {
     }
     can
 }
+
+/// Whether this kernel runs programs at tc, and if not a line that says so: before Linux 6.6 it needs modules for that, which not
+/// every guest has.
+pub fn has_tc() -> bool {
+    let namespace = Namespace::new().expect("a namespace");
+    let (xdp, tc) = (xdp::objects::PASS, xdp::objects::tc::PASS);
+    let program = xdp::Program::load_both("pass", xdp, tc, |_| Ok(())).expect("a program");
+    let mut attached = xdp::Interfaces::new();
+    let had = namespace.inside(|| {
+        attached
+            .add(1, xdp::Feature::Router, &program, Some(Mode::Tc))
+            .is_ok()
+    });
+    let had = had.expect("the namespace");
+    if !had {
+        println!("skipped at tc: this kernel has neither tcx nor filters with programs");
+    }
+    had
+}
