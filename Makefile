@@ -38,7 +38,7 @@ check: setup lint ## what needs no guest: format, lints, units, sessions, namesp
 test: guest-image lint ## all of check, and the tests with real guests
 	tools/run-tests.py all
 
-test-devices: guest-image ## router, overlay and load balancer over VLANs and bonds, and a road that loses frames, in guests with Debian's kernel (six minutes)
+test-devices: guest-image ## router, overlay and load balancer over VLANs and bonds, and a link that loses frames, in guests with Debian's kernel (six minutes)
 	tools/run-tests.py devices
 
 # QUICK=1 keeps each of them under five minutes.

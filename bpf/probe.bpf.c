@@ -14,7 +14,7 @@
 #include "balancer/forward.h"
 #include "probe.h"
 
-const volatile struct probe_place place SEC(".rodata.place");
+const volatile struct probe_source source SEC(".rodata.source");
 
 // Checks that are out.
 struct {
@@ -86,10 +86,10 @@ static __always_inline int arrive(context *ctx, struct packet *packet, struct tu
 	// One by one: a copy of the whole would lose "volatile", and with it what was set after compilation.
 #pragma unroll
 	for (i = 0; i < ETH_ALEN; i++)
-		ethernet->h_dest[i] = place.mac[i];
+		ethernet->h_dest[i] = source.mac[i];
 	__builtin_memset(ethernet->h_source, 0, sizeof(ethernet->h_source));
 	ethernet->h_proto = packet->family == 4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
-	return bpf_redirect(place.ifindex, 0);
+	return bpf_redirect(source.ifindex, 0);
 }
 
 PROGRAM
@@ -107,7 +107,7 @@ int probe(context *ctx)
 		return chain_next(ctx);
 	if (read_transport(ctx, &packet, &tuple, &part) < 0)
 		return chain_next(ctx);
-	return context_device(ctx) == place.ifindex ? leave(ctx, &packet, &tuple) : arrive(ctx, &packet, &tuple);
+	return context_device(ctx) == source.ifindex ? leave(ctx, &packet, &tuple) : arrive(ctx, &packet, &tuple);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

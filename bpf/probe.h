@@ -4,8 +4,8 @@
 
 #include <linux/types.h>
 
-// .rodata.place: where checks come from; fixed when the program is loaded.
-struct probe_place {
+// .rodata.source: where checks come from; fixed when the program is loaded.
+struct probe_source {
 	__u32 ifindex;  // of the host's end of the pair of interfaces, whose other end the checks' sockets are behind
 	__u8 mac[6];    // of that other end
 	__u8 reserved[2];
@@ -24,6 +24,6 @@ struct probe_target {
 	__u32 server;   // its number, as in the balancer's map
 };
 
-_Static_assert(sizeof(struct probe_place) == 12, "probe_place");
+_Static_assert(sizeof(struct probe_source) == 12, "probe_source");
 _Static_assert(sizeof(struct probe_key) == 4, "probe_key");
 _Static_assert(sizeof(struct probe_target) == 20, "probe_target");

@@ -4,8 +4,8 @@
 // It forwards what the kernel would forward and nothing more, and gives everything else to the kernel unchanged: whatever
 // needs an answer, a decision or a change beyond one hop less and a new Ethernet header. In XDP and at tc ingress it is the same code
 // over the same tables (lib/context.h). The tables are kept by
-// crates/router from what the kernel knows; the theory is at the top of its lib.rs. Flows that are known take the lane
-// (router/lane.h), all others the long way. Read router() at the bottom first, and long_way() above it.
+// crates/router from what the kernel knows; the theory is at the top of its lib.rs. Flows that are known take the flow cache
+// (router/flow_cache.h), all others the long way. Read router() at the bottom first, and long_way() above it.
 #include <linux/bpf.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
@@ -19,7 +19,7 @@
 #include "router/table.h"
 #include "router/hop.h"
 #include "router/buffer.h"
-#include "router/lane.h"
+#include "router/flow_cache.h"
 #include "router/send.h"
 
 #define AF_INET 2
@@ -49,7 +49,7 @@ struct transit {
 	const struct hop *hop;  // the table's, or `asked`
 	struct hop asked;       // the kernel's choice
 	__u32 size;             // of the IP packet
-	__u32 number;           // the hop's in its table; 0: chosen by more than the lane knows
+	__u32 number;           // the hop's in its table; 0: chosen by more than the flow cache knows
 	__u32 epoch;            // as it was before anything else was read
 	__u8 v6;
 };
@@ -239,7 +239,7 @@ static __always_inline int choose(struct transit *t, __u32 hash)
 	return t->hop ? 0 : COUNT_NEIGHBOUR;
 }
 
-// The same by what multipath goes by. What has chosen by more than the lane knows a flow by is nothing for the lane.
+// The same by what multipath goes by. What has chosen by more than the flow cache knows a flow by is nothing for the flow cache.
 static __always_inline int choose4(context *ctx, struct transit *t, struct iphdr *ip, const struct router_config *config)
 {
 	int refused = choose(t, flow4(ctx, t, ip, config));
@@ -426,23 +426,23 @@ static __always_inline int rewrite(context *ctx, struct transit *t)
 	return 0;
 }
 
-// The lane takes the next packet of this flow, if there are no tags on either side and the hop was chosen by what tells its flows.
+// The flow cache takes the next packet of this flow, if there are no tags on either side and the hop was chosen by what tells its flows.
 static __always_inline void remember(context *ctx, struct transit *t)
 {
-	__u64 decided = lane_decided(t->in, t->epoch) | t->number;
+	__u64 decided = cache_decided(t->in, t->epoch) | t->number;
 
-	if (!t->epoch || !t->number || t->number > LANE_HOP_MASK || t->packet.tags || tags_of(t->hop))
+	if (!t->epoch || !t->number || t->number > CACHE_HOP_MASK || t->packet.tags || tags_of(t->hop))
 		return;
 	if (t->v6) {
 		struct ipv6hdr *ip = at(ctx, sizeof(struct ethhdr), sizeof(*ip));
 
 		if (ip)
-			lane_remember6(ip, decided);
+			cache_remember6(ip, decided);
 	} else {
 		struct iphdr *ip = at(ctx, sizeof(struct ethhdr), sizeof(*ip));
 
 		if (ip)
-			lane_remember4(ip, decided);
+			cache_remember4(ip, decided);
 	}
 }
 
@@ -493,7 +493,7 @@ static __always_inline int send(context *ctx, struct transit *t)
 	return hand_over(t->hop, t->counters, t->v6, t->size);
 }
 
-// A packet that the lane does not take.
+// A packet that the flow cache does not take.
 static __always_inline int long_way(context *ctx, const struct router_config *config, __u32 epoch)
 {
 	struct transit t = {.epoch = epoch};
@@ -559,7 +559,7 @@ int router(context *ctx)
 		return chain_next(ctx);
 	epoch = *(const volatile __u32 *)&config->epoch;
 	frame_pull(ctx, ROUTER_HEADERS);
-	verdict = lane_forward(ctx, epoch);
+	verdict = cache_forward(ctx, epoch);
 	return verdict < 0 ? long_way(ctx, config, epoch) : verdict;
 }
 

@@ -171,55 +171,55 @@ struct router_config {
 	__u32 epoch;     /* a new number when any of the maps has changed; 0 while they change */
 };
 
-/* The lane (router/lane.h): what was decided of a plain flow, and holds as long as the epoch is the same. Of IPv4 that goes by
+/* The flow cache (router/flow_cache.h): what was decided of a plain flow, and holds as long as the epoch is the same. Of IPv4 that goes by
  * both addresses, since sources are looked up too; of IPv6 by the destination. */
-struct lane_flow4 {
+struct cache_flow4 {
 	__u64 addresses;  /* both, as they lie in the packet */
 	__u64 decided;    /* from the highest bits on: epoch, slot of the interface it came in by, hop */
 };
 
-struct lane_flow6 {
+struct cache_flow6 {
 	__u64 destination[2];  /* as it lies in the packet */
 	__u64 decided;
 	__u64 pad;
 };
 
-#define LANE_EPOCH_SHIFT 34
-#define LANE_EPOCHS (1 << 30)  /* when they are used up, all flows are to be forgotten */
-#define LANE_SLOT_SHIFT 24
-#define LANE_HOP_MASK 0xffffff
+#define CACHE_EPOCH_SHIFT 34
+#define CACHE_EPOCHS (1 << 30)  /* when they are used up, all flows are to be forgotten */
+#define CACHE_SLOT_SHIFT 24
+#define CACHE_HOP_MASK 0xffffff
 
-#define LANE_BITS 14  /* of a hash, which choose a pair */
+#define CACHE_BITS 14  /* of a hash, which choose a pair */
 
-struct lane_pair4 {
-	struct lane_flow4 flow[2];
+struct cache_pair4 {
+	struct cache_flow4 flow[2];
 };
 
-struct lane_pair6 {
-	struct lane_flow6 flow[2];
+struct cache_pair6 {
+	struct cache_flow6 flow[2];
 };
 
-/* What the lane is good for. */
-struct lane_use {
-	__u32 hits;    /* since they were last looked at: after LANE_LOOK misses */
+/* What the flow cache is good for. */
+struct cache_use {
+	__u32 hits;    /* since they were last looked at: after CACHE_LOOK misses */
 	__u32 misses;
 	__u32 rest;    /* so many packets go the long way: there were too few hits */
 	__u32 pad[LINE_WORDS - 3];
 };
 
 /* Of one CPU. */
-struct lane_flows4 {
-	struct lane_use use;
-	struct lane_pair4 pair[1 << LANE_BITS];
+struct cache_flows4 {
+	struct cache_use use;
+	struct cache_pair4 pair[1 << CACHE_BITS];
 };
 
-struct lane_flows6 {
-	struct lane_use use;
-	struct lane_pair6 pair[1 << LANE_BITS];
+struct cache_flows6 {
+	struct cache_use use;
+	struct cache_pair6 pair[1 << CACHE_BITS];
 };
 
-#define LANE_LOOK 512
-#define LANE_REST 4096
+#define CACHE_LOOK 512
+#define CACHE_REST 4096
 
 /* Counters of an interface, each once for IPv4 and once for IPv6. All but the first four and BLACKHOLE say why a packet
  * was left to the kernel. docs/router.md lists them. */
@@ -227,7 +227,7 @@ enum router_counter {
 	COUNT_FORWARDED = 0,
 	COUNT_FORWARDED_BYTES,
 	COUNT_SENT,           /* of the interface it leaves by */
-	COUNT_KNOWN,          /* of those forwarded: by the lane */
+	COUNT_KNOWN,          /* of those forwarded: by the flow cache */
 	COUNT_BLACKHOLE,
 	COUNT_NOT_TO_US,
 	COUNT_MALFORMED,
@@ -267,7 +267,7 @@ _Static_assert(sizeof(struct interface) == 16, "no holes");
 _Static_assert(sizeof(struct near) == 32, "no holes");
 _Static_assert(sizeof(struct egress) == 24, "no holes");
 _Static_assert(sizeof(struct router_config) == 20, "no holes");
-_Static_assert(sizeof(struct lane_flows4) == (4 * LINE_WORDS) + (32 << LANE_BITS), "no holes");
-_Static_assert(sizeof(struct lane_flows6) == (4 * LINE_WORDS) + (64 << LANE_BITS), "no holes");
-_Static_assert(ROUTER_INTERFACES <= 1 << (LANE_EPOCH_SHIFT - LANE_SLOT_SHIFT), "a slot has its bits");
+_Static_assert(sizeof(struct cache_flows4) == (4 * LINE_WORDS) + (32 << CACHE_BITS), "no holes");
+_Static_assert(sizeof(struct cache_flows6) == (4 * LINE_WORDS) + (64 << CACHE_BITS), "no holes");
+_Static_assert(ROUTER_INTERFACES <= 1 << (CACHE_EPOCH_SHIFT - CACHE_SLOT_SHIFT), "a slot has its bits");
 _Static_assert(ROUTER_COUNTERS == 25, "layout.rs has as many");

@@ -4,7 +4,6 @@
 use butterfly_tests::lab::{address_command, check, mac, soon};
 use butterfly_tests::trials::run_each;
 use io::frame::Batch;
-use io::poll::Poller;
 use io::port::Port;
 use io::vhost::{NicOptions, PortKey, PortSink, PortState, Server};
 use std::path::PathBuf;
@@ -12,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
+use sys::poll::Poller;
 use testkit::Result;
 use testkit::image::Image;
 use testkit::qemu::{Guest, Machine, Nic, Wire};

@@ -1,4 +1,4 @@
-//! Two hosts whose road loses, delays, reorders, doubles and corrupts frames, and goes away: a guest with Debian's kernel bridges
+//! Two hosts whose link loses, delays, reorders, doubles and corrupts frames, and goes away: a guest with Debian's kernel bridges
 //! their uplinks, and its netem does that (this machine's kernel may have none). Hosts and their guests are namespaces, as in
 //! `hosts.rs`; every byte that a TCP stream brings is compared with what was sent.
 
@@ -13,20 +13,20 @@ use testkit::qemu::{Guest, Machine, Nic, Wire};
 use testkit::{PATIENCE, Result, wait_for};
 
 fn main() {
-    run_trials::<Road>(
+    run_trials::<LossyLink>(
         &[],
         &trials![
             frames_are_lost,
             frames_come_in_another_order,
             frames_come_twice_and_corrupt,
-            the_road_comes_and_goes,
-            the_road_is_narrow,
+            the_link_comes_and_goes,
+            the_link_is_narrow,
         ],
     );
 }
 
 /// The guests are `a` on the left, 10.1.0.1, and `b` on the right, 10.1.0.2. They go first, then the hosts, then what joins them.
-struct Road {
+struct LossyLink {
     a: Namespace,
     b: Namespace,
     hosts: Hosts,
@@ -39,7 +39,7 @@ const BYTES: u32 = 2_000_000;
 /// Both addresses of `b`.
 const B: [&str; 2] = ["10.1.0.2", "fd01::2"];
 
-impl Stage for Road {
+impl Stage for LossyLink {
     fn start(options: &[&str]) -> Result<Self> {
         let ends = [Namespace::new()?, Namespace::new()?];
         let mut machine = Machine::named("bridge").with_tools();
@@ -79,8 +79,8 @@ impl Stage for Road {
     }
 }
 
-impl Road {
-    /// What the road does to frames from now on, in both directions.
+impl LossyLink {
+    /// What the link does to frames from now on, in both directions.
     fn netem(&self, what: &str) -> Result<()> {
         let command = format!(
             "for port in eth0 eth1; do tc qdisc replace dev $port root netem limit 10000 {what}; done"
@@ -99,10 +99,10 @@ impl Road {
     }
 }
 
-fn frames_are_lost(road: &mut Road) -> Result<()> {
-    road.netem("delay 1ms loss 2%")?;
-    road.streams_are_whole()?;
-    let said = road
+fn frames_are_lost(link: &mut LossyLink) -> Result<()> {
+    link.netem("delay 1ms loss 2%")?;
+    link.streams_are_whole()?;
+    let said = link
         .bridge
         .ok("tc -s qdisc show dev eth0; tc -s qdisc show dev eth1")?;
     check(
@@ -112,52 +112,52 @@ fn frames_are_lost(road: &mut Road) -> Result<()> {
 }
 
 /// Neither TCP segments nor datagrams are merged across one that is not there yet.
-fn frames_come_in_another_order(road: &mut Road) -> Result<()> {
-    road.netem("delay 3ms reorder 40%")?;
-    road.streams_are_whole()?;
-    for receiver in [&road.a, &road.b] {
+fn frames_come_in_another_order(link: &mut LossyLink) -> Result<()> {
+    link.netem("delay 3ms reorder 40%")?;
+    link.streams_are_whole()?;
+    for receiver in [&link.a, &link.b] {
         let early = tcp_counter(receiver, "TCPOFOQueue")?;
         check(early > 0, "segments came before those in front of them")?;
     }
     wait_for("datagrams in another order", PATIENCE, || {
-        Ok(datagrams(road)?.then_some(()))
+        Ok(datagrams(link)?.then_some(()))
     })
 }
 
 /// Checksums that are wrong stay wrong: nothing is merged under a right one, and nobody is told that it is right.
-fn frames_come_twice_and_corrupt(road: &mut Road) -> Result<()> {
-    road.netem("delay 1ms corrupt 1% duplicate 5%")?;
-    road.streams_are_whole()?;
-    for receiver in [&road.a, &road.b] {
+fn frames_come_twice_and_corrupt(link: &mut LossyLink) -> Result<()> {
+    link.netem("delay 1ms corrupt 1% duplicate 5%")?;
+    link.streams_are_whole()?;
+    for receiver in [&link.a, &link.b] {
         let twice = tcp_counter(receiver, "TCPDSACKOfoRecv")? + tcp_counter(receiver, "TCPDSACKOldSent")?;
         check(twice > 0, "segments came twice")?;
     }
     wait_for("corrupt datagrams", PATIENCE, || {
-        datagrams(road)?;
-        let wrong = udp_counter(&road.b, "InCsumErrors")?;
+        datagrams(link)?;
+        let wrong = udp_counter(&link.b, "InCsumErrors")?;
         Ok((wrong > 0).then_some(()))
     })
 }
 
-/// A download outlives a road that is away for longer than a retransmission takes, and our own end of it going down and up.
-fn the_road_comes_and_goes(road: &mut Road) -> Result<()> {
-    let _server = serve(&road.b, "tcp-serve 80 1000000")?;
-    let mut download = road
+/// A download outlives a link that is away for longer than a retransmission takes, and our own end of it going down and up.
+fn the_link_comes_and_goes(link: &mut LossyLink) -> Result<()> {
+    let _server = serve(&link.b, "tcp-serve 80 1000000")?;
+    let mut download = link
         .a
         .start("download", &tool("tcp-get 10.1.0.2 80 3000000 60"))?;
-    let away = road.bridge.begin(
+    let away = link.bridge.begin(
         "for n in 1 2 3 4; do ip link set eth1 down; sleep 0.4; ip link set eth1 up; sleep 0.4; done",
         PATIENCE,
     )?;
     for _ in 0..4 {
-        road.hosts
+        link.hosts
             .left
             .namespace
             .ok(&format!("ip link set {UPLINK} down; ip link set {UPLINK} up"))?;
-        answers(&road.a, "10.1.0.2")?;
+        answers(&link.a, "10.1.0.2")?;
     }
     let said = away.wait()?;
-    check(said.code == 0, &format!("the road goes away:\n{}", said.text))?;
+    check(said.code == 0, &format!("the link goes away:\n{}", said.text))?;
     let ended = download.wait(Duration::from_secs(60))?;
     check(
         ended.success(),
@@ -167,42 +167,42 @@ fn the_road_comes_and_goes(road: &mut Road) -> Result<()> {
 
 /// The way to the other host carries less than the link, which the kernel knows, and the guests take no notice of the MTU
 /// that they are told: they hear of it packet by packet, although packets are lost.
-fn the_road_is_narrow(road: &mut Road) -> Result<()> {
-    road.netem("delay 1ms loss 1%")?;
+fn the_link_is_narrow(link: &mut LossyLink) -> Result<()> {
+    link.netem("delay 1ms loss 1%")?;
     let narrow = |host: &Host, other: u8, verb: &str| {
         let route = format!("ip route {verb} 192.0.2.{other}/32 dev {UPLINK} mtu 1400");
         host.namespace.ok(&route)
     };
     let set_mtu = |mtu: u16| -> Result<()> {
-        for guest in [&road.a, &road.b] {
+        for guest in [&link.a, &link.b] {
             guest.ok(&format!("ip link set eth0 mtu {mtu}"))?;
         }
         Ok(())
     };
-    narrow(&road.hosts.left, 2, "add")?;
-    narrow(&road.hosts.right, 1, "add")?;
+    narrow(&link.hosts.left, 2, "add")?;
+    narrow(&link.hosts.right, 1, "add")?;
     set_mtu(1500)?;
     for to in B {
         // 1400 less the outer headers.
         wait_for("the guest to hear of the MTU", PATIENCE, || {
-            road.a
+            link.a
                 .succeeds(&format!("ping -q -c 1 -W 1 -s 1400 -M do {to}"))?;
-            Ok(road
+            Ok(link
                 .a
                 .ok(&format!("ip route get {to}"))?
                 .contains("mtu 1350")
                 .then_some(()))
         })?;
     }
-    road.streams_are_whole()?;
-    narrow(&road.hosts.left, 2, "del")?;
-    narrow(&road.hosts.right, 1, "del")?;
+    link.streams_are_whole()?;
+    narrow(&link.hosts.left, 2, "del")?;
+    narrow(&link.hosts.right, 1, "del")?;
     set_mtu(1450)
 }
 
 /// 200 numbered datagrams of one size go from `a` to `b`, in frames of ten (UDP_SEGMENT). What arrives is whole, and came from
 /// there; gives whether any came before one that was sent earlier. Some may be lost.
-fn datagrams(road: &Road) -> Result<bool> {
+fn datagrams(link: &LossyLink) -> Result<bool> {
     let receive = "import socket as s; u = s.socket(s.AF_INET, s.SOCK_DGRAM); u.bind(('10.1.0.2', 5000)); u.settimeout(1)
 print('bound', flush=True)
 came = []
@@ -212,7 +212,7 @@ try:
 except TimeoutError: pass
 whole = all(len(one) == 800 and one == one[:4] * 200 and int(one[:4]) < 200 for one in came)
 print('whole' if whole and came else 'broken', 'sorted' if came == sorted(came) else 'mixed', len(came), flush=True)";
-    let receiver = road.b.start("receiver", &format!("python3 -c \"{receive}\""))?;
+    let receiver = link.b.start("receiver", &format!("python3 -c \"{receive}\""))?;
     let said = |words: &[&str]| {
         wait_for(&format!("{words:?}: {}", receiver.log()), PATIENCE, || {
             let log = receiver.log();
@@ -220,7 +220,7 @@ print('whole' if whole and came else 'broken', 'sorted' if came == sorted(came) 
         })
     };
     said(&["bound"])?;
-    road.a.ok("python3 -c \"import socket as s; u = s.socket(s.AF_INET, s.SOCK_DGRAM); u.setsockopt(s.IPPROTO_UDP, 103, 800)
+    link.a.ok("python3 -c \"import socket as s; u = s.socket(s.AF_INET, s.SOCK_DGRAM); u.setsockopt(s.IPPROTO_UDP, 103, 800)
 for first in range(0, 200, 10): u.sendto(b''.join(b'%04d' % n * 200 for n in range(first, first + 10)), ('10.1.0.2', 5000))\"")?;
     let log = said(&["whole", "broken"])?;
     check(

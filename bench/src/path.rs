@@ -16,10 +16,10 @@ use dataplane::{
     Epoch, Group, GroupIdx, Network, NetworkIdx, Now, PortConfig, PortSlot, PortUid, QueueId, RuleSlot,
     Snapshot, Timeouts, Underlay, Worker, WorkerConfig, WorkerGone,
 };
-use io::cycles;
 use io::frame::{BATCH, Batch};
 use io::port::Port;
 use ipnet::{IpNet, Ipv4Net};
+use sys::cycles;
 use wire::Vni;
 use wire::offload::Offload;
 
@@ -239,7 +239,7 @@ impl Switch {
         Ok(switch)
     }
 
-    /// Puts the ways through the physical network in force.
+    /// Puts the next hops of the underlay in force.
     pub(crate) fn set_underlay(&mut self, underlay: Underlay) -> Result<(), PeerError> {
         let handle = self.handle.clone();
         self.answer(|| handle.set_underlay(Arc::new(underlay)))

@@ -99,8 +99,8 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct lane_flows4);
-} lanes4 SEC(".maps");
+	__type(value, struct cache_flows4);
+} flow_caches4 SEC(".maps");
 
 // The same of IPv6.
 struct {
@@ -108,8 +108,8 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct lane_flows6);
-} lanes6 SEC(".maps");
+	__type(value, struct cache_flows6);
+} flow_caches6 SEC(".maps");
 
 // What holds for all packets.
 struct {

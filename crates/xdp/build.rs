@@ -27,8 +27,8 @@ fn main() {
         };
         compile(&clang, &sources, &path, &[], &out.join(format!("{stem}.bpf.o")));
         if AT_TC.contains(&stem) {
-            let place = ["-DBUTTERFLY_TC"];
-            compile(&clang, &sources, &path, &place, &out.join(format!("{stem}.tc.o")));
+            let point = ["-DBUTTERFLY_TC"];
+            compile(&clang, &sources, &path, &point, &out.join(format!("{stem}.tc.o")));
         }
     }
 }

@@ -33,12 +33,12 @@ pub fn bird_feeds_it(stage: &mut Stage) -> Result<()> {
         return Ok(());
     }
     stage.take_both()?;
-    let road = &stage.road;
-    road.west.ok(
+    let hosts = &stage.hosts;
+    hosts.west.ok(
         "ip addr add 198.51.100.1/32 dev lo && ip addr add 2001:db8:f::1/128 dev lo && ip link set lo up",
     )?;
-    let _hears = Bird::start(&road.router, "10.2.0.1", HEARS)?;
-    let mut tells = Bird::start(&road.west, "10.2.0.2", TELLS)?;
+    let _hears = Bird::start(&hosts.router, "10.2.0.1", HEARS)?;
+    let mut tells = Bird::start(&hosts.west, "10.2.0.2", TELLS)?;
     let gone = |to: &str| {
         wait_for(&format!("no route to {to}"), PATIENCE, || {
             Ok(stage.route(to).is_err().then_some(()))
@@ -52,14 +52,14 @@ pub fn bird_feeds_it(stage: &mut Stage) -> Result<()> {
             &format!("the route is BIRD's: {route}"),
         )?;
         let before = stage.counter("east0", family, "forwarded")?;
-        road.east.ok(&format!("ping -q -i 0.002 -c 100 {to}"))?;
+        hosts.east.ok(&format!("ping -q -i 0.002 -c 100 {to}"))?;
         let grown = stage.counter("east0", family, "forwarded")? - before;
         check(grown == 100, &format!("{grown} of 100 packets go the fast way"))
     };
     is_fast(TOLD[0], "ipv4")?;
     is_fast(TOLD[1], "ipv6")?;
     // One is taken back under traffic, and the other does not mind.
-    road.pinging(|| {
+    hosts.pinging(|| {
         tells.tell("disable four")?;
         gone(TOLD[0])
     })?;
@@ -77,33 +77,36 @@ const BEYOND: &str = "203.0.113.1";
 /// to another address.
 pub fn addresses_come_by_dhcp(stage: &mut Stage) -> Result<()> {
     stage.take_both()?;
-    let road = &stage.road;
-    road.router.ok("ip -4 addr flush dev east0")?;
-    road.east
+    let hosts = &stage.hosts;
+    hosts.router.ok("ip -4 addr flush dev east0")?;
+    hosts
+        .east
         .ok(&format!("ip addr add {BEYOND}/32 dev lo && ip link set lo up"))?;
     check(stage.route(BEYOND).is_err(), "there is no way beyond yet")?;
     let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
     let server = serve(stage, dir.path(), "10.1.0.100")?;
     let mut client = ask(stage, dir.path())?;
     let reached = |own: &str| -> Result<()> {
-        let local = stage.road.router.ok("ip -4 addr show east0")?;
+        let local = stage.hosts.router.ok("ip -4 addr show east0")?;
         check(local.contains(own), &format!("the address is {own}: {local}"))?;
         // The provider's way back, which no server of addresses makes.
-        road.east.ok(&format!("ip route replace 10.2.0.0/24 via {own}"))?;
+        hosts
+            .east
+            .ok(&format!("ip route replace 10.2.0.0/24 via {own}"))?;
         wait_for("an answer from beyond", PATIENCE, || {
             let ping = format!("ping -q -c 1 -W 1 {BEYOND}");
-            Ok(road.west.succeeds(&ping)?.then_some(()))
+            Ok(hosts.west.succeeds(&ping)?.then_some(()))
         })?;
         // Its neighbour is known by now.
         stage.treated(BEYOND, "fast")?;
         let before = stage.counter("west0", "ipv4", "forwarded")?;
-        road.west.ok(&format!("ping -q -i 0.002 -c 100 {BEYOND}"))?;
+        hosts.west.ok(&format!("ping -q -i 0.002 -c 100 {BEYOND}"))?;
         let grown = stage.counter("west0", "ipv4", "forwarded")? - before;
         check(grown == 100, &format!("{grown} of 100 packets go the fast way"))
     };
     events(&client, "bound", 1)?;
     reached("10.1.0.100")?;
-    road.pinging(|| {
+    hosts.pinging(|| {
         client.signal("USR1")?;
         events(&client, "renew", 1)
     })?;
@@ -119,7 +122,7 @@ pub fn addresses_come_by_dhcp(stage: &mut Stage) -> Result<()> {
     client.signal("USR1")?;
     events(&client, "bound", 2)?;
     reached("10.1.0.150")?;
-    road.pinging(|| Ok(()))
+    hosts.pinging(|| Ok(()))
 }
 
 /// BusyBox's server, in the east, with one address to give.
@@ -135,7 +138,7 @@ fn serve(stage: &Stage, dir: &Path, address: &str) -> Result<Process> {
     std::fs::write(&leases, "").map_err(|e| format!("{}: {e}", leases.display()))?;
     // It asks whether somebody has the address, for so many milliseconds.
     let command = format!("busybox udhcpd -f -a 100 {}", config.display());
-    stage.road.east.start("udhcpd", &command)
+    stage.hosts.east.start("udhcpd", &command)
 }
 
 /// BusyBox's client, on the router's `east0`. It says what its script is called with.
@@ -151,7 +154,7 @@ esac
     std::fs::write(&script, text).map_err(|e| format!("{}: {e}", script.display()))?;
     testkit::process::run(&["chmod", "755", &script.display().to_string()])?;
     let command = format!("busybox udhcpc -f -i east0 -t 100 -T 1 -s {}", script.display());
-    stage.road.router.start("udhcpc", &command)
+    stage.hosts.router.start("udhcpc", &command)
 }
 
 /// Waits until the script was called so often with this.

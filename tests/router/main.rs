@@ -12,7 +12,7 @@ use butterfly_tests::trials;
 use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::Value;
 use testkit::process::Process;
-use testkit::road::{Road, WEST};
+use testkit::routed_hosts::{RoutedHosts, WEST};
 use testkit::{PATIENCE, Result, wait_for};
 
 /// One trial.
@@ -42,17 +42,17 @@ fn main() {
     libtest_mimic::run(&arguments, trials.into()).exit();
 }
 
-/// The road, with a daemon on the router that has not been given an interface yet.
+/// The hosts, with a daemon on the router that has not been given an interface yet.
 struct Stage {
-    road: Road,
+    hosts: RoutedHosts,
     daemon: Daemon,
 }
 
 impl Stage {
     fn start() -> Result<Stage> {
-        let road = Road::new()?;
-        let daemon = Daemon::start_on(Some(road.router.pid()), &[])?;
-        Ok(Stage { road, daemon })
+        let hosts = RoutedHosts::new()?;
+        let daemon = Daemon::start_on(Some(hosts.router.pid()), &[])?;
+        Ok(Stage { hosts, daemon })
     }
 
     fn take_both(&self) -> Result<()> {
@@ -99,7 +99,7 @@ impl Stage {
     /// `butterfly` that goes on.
     fn cli(&self, name: &str, line: &str) -> Result<Process> {
         let command = format!("{} -e {} {line}", program("butterfly"), self.daemon.endpoint());
-        self.road.router.start(name, &command)
+        self.hosts.router.start(name, &command)
     }
 
     fn dump(&self) -> String {
@@ -125,13 +125,13 @@ fn interfaces_are_taken_and_given_back(stage: &mut Stage) -> Result<()> {
     let none = stage.daemon.cli("router list")?;
     check(none.is_empty(), &format!("there is no interface yet: {none}"))?;
     stage.take_both()?;
-    check(stage.road.has_program("east0")?, "a program is attached")?;
+    check(stage.hosts.has_program("east0")?, "a program is attached")?;
     let status = stage.daemon.cli("status")?;
     check(
         status.contains("router:        east0: at tc ingress; west0: at tc ingress"),
         &format!("the status says so:\n{status}"),
     )?;
-    stage.road.pinging(|| Ok(()))?;
+    stage.hosts.pinging(|| Ok(()))?;
     check(
         stage.counter("east0", "ipv4", "forwarded")? >= 400,
         "the program forwards",
@@ -155,28 +155,31 @@ fn interfaces_are_taken_and_given_back(stage: &mut Stage) -> Result<()> {
         &format!("it is generic now: {generic}"),
     )?;
     stage.daemon.cli("router del east0 west0 nothing0")?;
-    check(!stage.road.has_program("east0")?, "the interface is the kernel's")?;
+    check(
+        !stage.hosts.has_program("east0")?,
+        "the interface is the kernel's",
+    )?;
     check(stage.daemon.cli("router list")?.is_empty(), "none is left")?;
-    stage.road.pinging(|| Ok(()))?;
+    stage.hosts.pinging(|| Ok(()))?;
     // From the start, by an option.
     stage.daemon.stop()?;
     let options = ["--router", "east0", "--router", "west0"];
-    stage.daemon = Daemon::start_on(Some(stage.road.router.pid()), &options)?;
-    check(stage.road.has_program("west0")?, "the option takes it")?;
-    stage.road.pinging(|| Ok(()))?;
+    stage.daemon = Daemon::start_on(Some(stage.hosts.router.pid()), &options)?;
+    check(stage.hosts.has_program("west0")?, "the option takes it")?;
+    stage.hosts.pinging(|| Ok(()))?;
     stage.daemon.stop()?;
     check(
-        !stage.road.has_program("west0")?,
+        !stage.hosts.has_program("west0")?,
         "stopped, the daemon gives it back",
     )?;
-    stage.road.pinging(|| Ok(()))
+    stage.hosts.pinging(|| Ok(()))
 }
 
 fn counters_are_those_of_an_outside_observer(stage: &mut Stage) -> Result<()> {
     stage.take_both()?;
-    stage.road.count_requests()?;
+    stage.hosts.count_requests()?;
     // Neighbours are known, and everything that follows is fast.
-    stage.road.pinging(|| Ok(()))?;
+    stage.hosts.pinging(|| Ok(()))?;
     for (family, address) in [("ipv4", WEST[0]), ("ipv6", WEST[1])] {
         let names = [
             ("east0", "forwarded"),
@@ -188,20 +191,20 @@ fn counters_are_those_of_an_outside_observer(stage: &mut Stage) -> Result<()> {
             let read = |(interface, name): &(&str, &str)| stage.counter(interface, family, name);
             names.iter().map(read).collect()
         };
-        let (ours, theirs) = (read(stage)?, stage.road.seen(address)?);
+        let (ours, theirs) = (read(stage)?, stage.hosts.seen(address)?);
         for size in [1, 500, 1400] {
             stage
-                .road
+                .hosts
                 .east
                 .ok(&format!("ping -q -i 0.002 -c 100 -s {size} {address}"))?;
         }
         // Used up on the way: the kernel's to answer.
         let expired = stage
-            .road
+            .hosts
             .east
             .succeeds(&format!("ping -q -c 3 -i 0.01 -W 1 -t 1 {address}"))?;
         check(!expired, "a TTL of one does not reach the west")?;
-        let (now, seen) = (read(stage)?, stage.road.seen(address)?);
+        let (now, seen) = (read(stage)?, stage.hosts.seen(address)?);
         let more: Vec<u64> = now.iter().zip(&ours).map(|(now, before)| now - before).collect();
         let (packets, bytes) = (seen.0 - theirs.0, seen.1 - theirs.1);
         check(packets == 300, &format!("300 requests arrive, {packets}"))?;
@@ -236,7 +239,7 @@ fn routes_and_neighbours_show_as_they_change(stage: &mut Stage) -> Result<()> {
         &format!("without an interface there is nothing to show: {refused}"),
     )?;
     stage.take_both()?;
-    let router = &stage.road.router;
+    let router = &stage.hosts.router;
     router.ok("ip route add 203.0.113.0/24 via 10.2.0.2 && ip route add blackhole 198.51.100.0/25 &&
                ip route add unreachable 198.51.100.128/25 && ip -6 route add 2001:db8:f::/48 via 2001:db8:2::2 &&
                ip route add 192.0.2.0/24 via 10.2.0.99 && ip route add 203.0.113.0/24 via 10.1.0.2 table 7")?;
@@ -273,8 +276,8 @@ fn routes_and_neighbours_show_as_they_change(stage: &mut Stage) -> Result<()> {
         check(all.contains(line), &format!("'{line}' is shown:\n{all}"))?;
     }
     // It changes under traffic, and shows.
-    stage.road.pinging(|| {
-        let router = &stage.road.router;
+    stage.hosts.pinging(|| {
+        let router = &stage.hosts.router;
         router.ok("ip route replace 203.0.113.0/24 via 10.1.0.2 && ip route del 198.51.100.0/25")?;
         wait_for("the other gateway", PATIENCE, || {
             Ok((stage.route("203.0.113.9")?["hops"][0]["gateway"] == "10.1.0.2").then_some(()))
@@ -287,7 +290,7 @@ fn routes_and_neighbours_show_as_they_change(stage: &mut Stage) -> Result<()> {
 }
 
 fn neighbours_show(stage: &Stage) -> Result<()> {
-    let router = &stage.road.router;
+    let router = &stage.hosts.router;
     let arp = stage.daemon.cli("arp")?;
     for line in ["? (10.2.0.2) at ", "on east0 permanent"] {
         check(arp.contains(line), &format!("'{line}' is in arp's:\n{arp}"))?;
@@ -312,9 +315,9 @@ fn neighbours_show(stage: &Stage) -> Result<()> {
     )?;
     // Stale at once, and asked for by the router as soon as it is used: it has a time then.
     router.ok("ip neigh del 10.2.0.2 dev west0")?;
-    stage.road.pinging(|| Ok(()))?;
+    stage.hosts.pinging(|| Ok(()))?;
     wait_for("a confirmed neighbour that expires", PATIENCE, || {
-        stage.road.east.ok("ping -q -c 1 -W 1 10.2.0.2")?;
+        stage.hosts.east.ok("ping -q -c 1 -W 1 10.2.0.2")?;
         let neighbour = of("10.2.0.2")?;
         let expires = number(&neighbour["expires_ms"]);
         Ok((neighbour["fast"] == true && expires.is_some()).then_some(()))
@@ -332,7 +335,7 @@ fn what_happens_is_told(stage: &mut Stage) -> Result<()> {
     stage.take_both()?;
     said(&watch, "routing on east0, at tc ingress")?;
     said(&watch, "packets forwarded")?;
-    let router = &stage.road.router;
+    let router = &stage.hosts.router;
     let all_routes = stage.cli("all-routes", "route show --watch")?;
     let neighbours = stage.cli("neighbours", "neigh -i west0 -4 --watch")?;
     said(&all_routes, "10.2.0.0/24")?;
@@ -385,7 +388,7 @@ fn what_happens_is_told(stage: &mut Stage) -> Result<()> {
 
 fn refusals_name_the_interface_and_what_holds_it(stage: &mut Stage) -> Result<()> {
     let refused = |stage: &Stage, line: &str| stage.daemon.cli(line).err().unwrap_or_default();
-    let router = &stage.road.router;
+    let router = &stage.hosts.router;
     router.ok(
         "ip link add bridge0 type bridge && ip link add spare type veth peer name other && ip link set spare master bridge0",
     )?;
@@ -407,7 +410,7 @@ fn refusals_name_the_interface_and_what_holds_it(stage: &mut Stage) -> Result<()
     let command = format!("{} forward west0", program("butterfly"));
     let mut other = router.start("forward", &command)?;
     wait_for("the other router", PATIENCE, || {
-        Ok(stage.road.has_program("west0")?.then_some(()))
+        Ok(stage.hosts.has_program("west0")?.then_some(()))
     })?;
     let said = refused(stage, "router add east0 west0");
     check(
@@ -418,12 +421,12 @@ fn refusals_name_the_interface_and_what_holds_it(stage: &mut Stage) -> Result<()
     check(list.contains("east0") && !list.contains("west0"), &list)?;
     other.terminate(Duration::from_secs(10))?;
     stage.daemon.cli("router add west0")?;
-    stage.road.pinging(|| Ok(()))
+    stage.hosts.pinging(|| Ok(()))
 }
 
 fn interfaces_come_back_under_their_names(stage: &mut Stage) -> Result<()> {
     stage.take_both()?;
-    stage.road.router.ok("ip link del west0")?;
+    stage.hosts.router.ok("ip link del west0")?;
     wait_for("the interface to be missed", PATIENCE, || {
         Ok(stage
             .daemon
@@ -431,13 +434,13 @@ fn interfaces_come_back_under_their_names(stage: &mut Stage) -> Result<()> {
             .contains("it has gone")
             .then_some(()))
     })?;
-    stage.road.wire("west0", &stage.road.west, 2)?;
-    stage.road.first_answers()?;
+    stage.hosts.wire("west0", &stage.hosts.west, 2)?;
+    stage.hosts.first_answers()?;
     wait_for("the interface to be taken again", PATIENCE, || {
         let list = stage.daemon.json("router list")?;
         Ok((list[1]["mode"] == "XDP_MODE_NATIVE").then_some(()))
     })?;
-    stage.road.pinging(|| Ok(()))?;
+    stage.hosts.pinging(|| Ok(()))?;
     stage.treated(WEST[0], "fast")
 }
 
@@ -485,13 +488,13 @@ fn interfaces_are_part_of_the_declared_configuration(stage: &mut Stage) -> Resul
     )?;
     let told = apply(stage, r#"{ "router": {} }"#, "")?;
     check(told == "- router east0\n- router west0\n", &told)?;
-    check(!stage.road.has_program("east0")?, "it is the kernel's again")
+    check(!stage.hosts.has_program("east0")?, "it is the kernel's again")
 }
 
 fn killed_under_load_the_kernel_goes_on(stage: &mut Stage) -> Result<()> {
     stage.take_both()?;
-    let Stage { road, daemon } = stage;
-    road.pinging(|| {
+    let Stage { hosts, daemon } = stage;
+    hosts.pinging(|| {
         let forwarded = || -> Result<bool> {
             let status = daemon.json("router status")?;
             Ok(number(&status["interfaces"][0]["ipv4"]["forwarded"]).unwrap_or(0) > 20)
@@ -501,6 +504,6 @@ fn killed_under_load_the_kernel_goes_on(stage: &mut Stage) -> Result<()> {
         })?;
         daemon.kill_and_restart()
     })?;
-    check(!road.has_program("east0")?, "its programs went with it")?;
-    road.pinging(|| Ok(()))
+    check(!hosts.has_program("east0")?, "its programs went with it")?;
+    hosts.pinging(|| Ok(()))
 }

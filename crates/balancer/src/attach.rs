@@ -1,12 +1,12 @@
 //! A balancer that runs its program on interfaces itself. One that shares its interfaces with other features leaves that to whoever
-//! holds their [`xdp::Interfaces`], with [`Place`]s of his own.
+//! holds their [`xdp::Interfaces`], with [`AttachedInterface`]s of his own.
 
 use netlink::Snapshot;
 use xdp::{Feature, Mode};
 
+use crate::attached_interface::AttachedInterface;
 use crate::balancer::{Balancer, Interface};
 use crate::error::Error;
-use crate::place::Place;
 
 impl Balancer {
     /// Runs on an interface that is no bond and carries no VLANs, in this mode, or without one in native mode and where that is refused
@@ -31,7 +31,7 @@ impl Balancer {
         }
     }
 
-    /// Runs on an interface as a [`Place`] says.
+    /// Runs on an interface as a [`AttachedInterface`] says.
     pub(crate) fn take(
         &mut self,
         snapshot: &Snapshot,
@@ -39,10 +39,10 @@ impl Balancer {
         mode: Option<Mode>,
     ) -> Result<Mode, Error> {
         let members = [(Feature::Balancer, &self.program)];
-        let place = Place::take(snapshot, name, &mut self.attached, &members, mode)?;
-        let (mode, ifindex) = (place.mode(), place.ifindex());
-        let known = place.interfaces().to_vec();
-        self.places.push(place);
+        let attached = AttachedInterface::take(snapshot, name, &mut self.attached, &members, mode)?;
+        let (mode, ifindex) = (attached.mode(), attached.ifindex());
+        let known = attached.interfaces().to_vec();
+        self.interfaces.push(attached);
         for interface in known {
             if let Err(error) = self.set_interface(interface) {
                 self.detach(ifindex)?;
@@ -52,17 +52,17 @@ impl Balancer {
         Ok(mode)
     }
 
-    /// Keeps its places as the kernel has their interfaces.
+    /// Keeps its interfaces as the kernel has their interfaces.
     pub(crate) fn follow(&mut self, snapshot: &Snapshot) -> Result<(), Error> {
         let members = [(Feature::Balancer, &self.program)];
         let mut gone = Vec::new();
         let mut known = Vec::new();
-        for place in &mut self.places {
-            gone.extend(place.interfaces().iter().map(|old| old.ifindex));
-            if let Err(error) = place.follow(snapshot, &mut self.attached, &members) {
-                tracing::warn!("interface {}: {error}", place.ifindex());
+        for attached in &mut self.interfaces {
+            gone.extend(attached.interfaces().iter().map(|old| old.ifindex));
+            if let Err(error) = attached.follow(snapshot, &mut self.attached, &members) {
+                tracing::warn!("interface {}: {error}", attached.ifindex());
             }
-            known.extend(place.interfaces().iter().copied());
+            known.extend(attached.interfaces().iter().copied());
         }
         gone.retain(|old| known.iter().all(|now| now.ifindex != *old));
         self.tell(&gone, &known)
@@ -84,14 +84,14 @@ impl Balancer {
         Ok(())
     }
 
-    /// Leaves a place's packets alone.
+    /// Leaves an interface's packets alone.
     ///
     /// # Errors
     /// The kernel refuses to write the map.
-    pub fn forget(&mut self, place: &Place) -> Result<(), Error> {
-        let told: Vec<u32> = place.interfaces().iter().map(|known| known.ifindex).collect();
+    pub fn forget(&mut self, attached: &AttachedInterface) -> Result<(), Error> {
+        let told: Vec<u32> = attached.interfaces().iter().map(|known| known.ifindex).collect();
         self.tell(&told, &[])?;
-        self.forget_below(place.ifindex())
+        self.forget_below(attached.ifindex())
     }
 
     /// An interface, and of a bond its ports.
@@ -110,10 +110,14 @@ impl Balancer {
     /// The kernel refuses to write the map.
     pub fn detach(&mut self, ifindex: u32) -> Result<(), Error> {
         self.attached.remove(ifindex, Feature::Balancer);
-        if let Some(at) = self.places.iter().position(|place| place.ifindex() == ifindex) {
-            let place = self.places.remove(at);
-            self.forget(&place)?;
-            place.leave(&mut self.attached, &[Feature::Balancer]);
+        if let Some(at) = self
+            .interfaces
+            .iter()
+            .position(|attached| attached.ifindex() == ifindex)
+        {
+            let attached = self.interfaces.remove(at);
+            self.forget(&attached)?;
+            attached.leave(&mut self.attached, &[Feature::Balancer]);
         }
         self.forget_below(ifindex)
     }

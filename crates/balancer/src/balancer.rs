@@ -9,6 +9,7 @@ use bytemuck::Zeroable;
 use wire::Mac;
 use xdp::{Interfaces, Program, Table, objects};
 
+use crate::attached_interface::AttachedInterface;
 use crate::compile::{self, Register};
 use crate::counters::Meters;
 use crate::error::Error;
@@ -20,7 +21,6 @@ use crate::layout::{self, LINKS};
 use crate::model::{Server, Service, Services};
 use crate::numbers::Numbers;
 use crate::options::{self, Options};
-use crate::place::Place;
 
 /// An interface as the program needs to know it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,13 +49,13 @@ impl Interface {
 pub struct Balancer {
     // The first to be dropped: packets stop coming before the program goes.
     pub(crate) attached: Interfaces,
-    pub(crate) places: Vec<Place>,
+    pub(crate) interfaces: Vec<AttachedInterface>,
     pub(crate) program: Program,
     links: Table<u32, layout::Link>,
     pub(crate) halves: Halves,
     pub(crate) meters: Meters,
     pub(crate) memory: Memory,
-    pub(crate) settings: layout::Settings,
+    pub(crate) settings: layout::ProgramSettings,
     pub(crate) settle: Duration,
     pub(crate) register: Register,
     pub(crate) services: Services,
@@ -75,7 +75,7 @@ impl Balancer {
         })?;
         Ok(Balancer {
             attached: Interfaces::new(),
-            places: Vec::new(),
+            interfaces: Vec::new(),
             links: program.table("links")?,
             halves: Halves::new(&program, settings)?,
             meters: Meters::new(&program)?,
@@ -140,7 +140,7 @@ impl Balancer {
     }
 
     /// What the program was loaded with.
-    pub fn settings(&self) -> &layout::Settings {
+    pub fn settings(&self) -> &layout::ProgramSettings {
         &self.settings
     }
 
@@ -269,7 +269,7 @@ impl Balancer {
         })
     }
 
-    /// Says how servers are reached: all ways that are known, by server address. A server without one gets nothing, and no new flow
+    /// Says how servers are reached: all next hops that are known, by server address. A server without one gets nothing, and no new flow
     /// of a service that has others.
     ///
     /// # Errors
@@ -291,7 +291,7 @@ impl Balancer {
         Ok(())
     }
 
-    /// The ways that are known.
+    /// The next hops that are known.
     pub fn hops(&self) -> &BTreeMap<IpAddr, Hop> {
         &self.hops
     }

@@ -122,7 +122,7 @@ pub(crate) struct Register {
 
 /// Compiles. Everybody in `services` has a number in `register`; `before` lends tables that are still right.
 pub(crate) fn compile(
-    settings: &layout::Settings,
+    settings: &layout::ProgramSettings,
     services: &Services,
     hops: &BTreeMap<IpAddr, Hop>,
     register: &Register,
@@ -174,7 +174,12 @@ pub(crate) fn compile(
     Ok(image)
 }
 
-fn place_vip(image: &mut Image, settings: &layout::Settings, vip: IpAddr, id: u16) -> Result<(), Error> {
+fn place_vip(
+    image: &mut Image,
+    settings: &layout::ProgramSettings,
+    vip: IpAddr,
+    id: u16,
+) -> Result<(), Error> {
     let hash = hash::of_address(settings.seed, vip) as u32;
     let place = free_place(hash, settings.vips, |at| image.vips.contains_key(&at));
     let entry = layout::Vip {
@@ -192,7 +197,7 @@ fn place_vip(image: &mut Image, settings: &layout::Settings, vip: IpAddr, id: u1
 
 fn place_port(
     image: &mut Image,
-    settings: &layout::Settings,
+    settings: &layout::ProgramSettings,
     service: &Service,
     vip: u16,
     number: u16,

@@ -46,14 +46,14 @@ pub struct Flow {
 pub(crate) struct Memory {
     buckets: Table<u32, Bucket>,
     names: Table<u32, FlowName>,
-    settings: layout::Settings,
+    settings: layout::ProgramSettings,
 }
 
 /// Entries read with one system call.
 const BATCH: u32 = 4096;
 
 impl Memory {
-    pub(crate) fn new(program: &Program, settings: layout::Settings) -> Result<Self, Error> {
+    pub(crate) fn new(program: &Program, settings: layout::ProgramSettings) -> Result<Self, Error> {
         Ok(Memory {
             buckets: program.table("flows")?,
             names: program.table("flow_names")?,

@@ -2,7 +2,7 @@
 //!
 //! The program sends past the kernel, which therefore sees no traffic that would keep its neighbours' entries fresh. So the follower
 //! asks the kernel to confirm what is stale, every [`PERIOD`]: a server that moved to another MAC without a word is found again.
-//! What the kernel's answers mean for one server is [`ways`]'s.
+//! What the kernel's answers mean for one server is [`next_hop`]'s.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ use crate::balancer::{Balancer, Interface};
 use crate::error::Error;
 use crate::hop::Hop;
 use crate::model::Services;
-use crate::ways::{self, interfaces_of};
+use crate::next_hop::{self, interfaces_of};
 
 /// How often stale neighbours are asked for.
 const PERIOD: Duration = Duration::from_secs(2);
@@ -33,7 +33,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub struct Follower {
     mirror: Arc<Mirror>,
     requests: Requests,
-    /// Told when ways have been looked up anew.
+    /// Told when next hops have been looked up anew.
     looked: watch::Sender<()>,
 }
 
@@ -60,7 +60,7 @@ impl Follower {
         })
     }
 
-    /// What the kernel says now: for whoever runs a balancer's program in [`Place`](crate::Place)s of his own.
+    /// What the kernel says now: for whoever runs a balancer's program in [`AttachedInterface`](crate::AttachedInterface)s of his own.
     pub fn snapshot(&self) -> Arc<Snapshot> {
         self.mirror.snapshot()
     }
@@ -70,7 +70,7 @@ impl Follower {
         self.mirror.watch()
     }
 
-    /// Wakes when [`run`](Self::run) has looked the ways up anew.
+    /// Wakes when [`run`](Self::run) has looked the next hops up anew.
     pub fn looked(&self) -> watch::Receiver<()> {
         self.looked.subscribe()
     }
@@ -94,7 +94,7 @@ impl Follower {
     /// Runs a balancer on an interface: a bond with its ports, a NIC with the VLANs on it. Without a mode, native where it can be had.
     ///
     /// # Errors
-    /// As [`Place::take`](crate::Place::take).
+    /// As [`AttachedInterface::take`](crate::AttachedInterface::take).
     pub fn attach(
         &self,
         balancer: &mut Balancer,
@@ -129,35 +129,36 @@ impl Follower {
         Ok(lost)
     }
 
-    /// The ways to these addresses that are known now. Those whose next hop does not answer are asked for, and left out.
-    pub async fn ways(&self, targets: &BTreeSet<IpAddr>) -> BTreeMap<IpAddr, Hop> {
-        let mut ways = BTreeMap::new();
+    /// The next hops to these addresses that are known now. Those whose next hop does not answer are asked for, and left out.
+    pub async fn next_hops(&self, targets: &BTreeSet<IpAddr>) -> BTreeMap<IpAddr, Hop> {
+        let mut next_hops = BTreeMap::new();
         for target in targets {
             match self.requests.resolve(&Query::to(*target)).await {
                 Ok(resolution) => {
-                    if let Some(way) =
-                        ways::way(&self.requests, &self.mirror.snapshot(), *target, &resolution).await
+                    if let Some(hop) =
+                        next_hop::next_hop(&self.requests, &self.mirror.snapshot(), *target, &resolution)
+                            .await
                     {
-                        ways.insert(*target, way);
+                        next_hops.insert(*target, hop);
                     }
                 }
                 Err(error) => tracing::debug!("no way to server {target}: {error}"),
             }
         }
-        ways
+        next_hops
     }
 
-    /// Puts services in force with the ways that are known by now. A server whose next hop has yet to answer is asked for, and gets
+    /// Puts services in force with the next hops that are known by now. A server whose next hop has yet to answer is asked for, and gets
     /// its share as soon as [`run`](Self::run) hears of it; nothing is waited for.
     ///
     /// # Errors
     /// As [`Balancer::apply`].
     pub async fn apply(&self, balancer: &Mutex<Balancer>, services: Services) -> Result<(), Error> {
-        let ways = self.ways(&services.targets()).await;
-        lock(balancer).apply_with(services, ways)
+        let next_hops = self.next_hops(&services.targets()).await;
+        lock(balancer).apply_with(services, next_hops)
     }
 
-    /// Tells a balancer the ways to the servers it has and to those it is about to get: before [`Balancer::apply`] and
+    /// Tells a balancer the next hops to the servers it has and to those it is about to get: before [`Balancer::apply`] and
     /// [`run`](Self::run), for a program that wants new servers to have their share from the first packet on. Waits up to a
     /// second for those who do not answer.
     ///
@@ -169,9 +170,9 @@ impl Follower {
         targets.extend(lock(balancer).services().targets());
         let deadline = tokio::time::Instant::now() + PATIENCE;
         loop {
-            let ways = self.ways(&targets).await;
-            let complete = ways.len() == targets.len();
-            lock(balancer).set_hops(ways)?;
+            let next_hops = self.next_hops(&targets).await;
+            let complete = next_hops.len() == targets.len();
+            lock(balancer).set_hops(next_hops)?;
             let late = tokio::time::timeout_at(deadline, watch.changed());
             if complete || !matches!(late.await, Ok(Ok(_))) {
                 return Ok(());
@@ -179,7 +180,7 @@ impl Follower {
         }
     }
 
-    /// Keeps a balancer's ways and interfaces as the kernel has them, until dropped.
+    /// Keeps a balancer's next hops and interfaces as the kernel has them, until dropped.
     ///
     /// # Errors
     /// The kernel can no longer be followed, or the balancer's maps not be written.
@@ -187,14 +188,14 @@ impl Follower {
         let mut watch = self.mirror.watch();
         loop {
             let targets = lock(balancer).services().targets();
-            let ways = self.ways(&targets).await;
+            let next_hops = self.next_hops(&targets).await;
             {
                 let mut balancer = lock(balancer);
                 if balancer.services().targets() != targets {
-                    // An operation was faster, and knows ways to servers that were not asked for here.
+                    // An operation was faster, and knows next hops to servers that were not asked for here.
                     continue;
                 }
-                self.update(&mut balancer, ways)?;
+                self.update(&mut balancer, next_hops)?;
                 balancer.settle()?;
             }
             self.looked.send_replace(());
@@ -222,7 +223,7 @@ impl Follower {
         }
     }
 
-    fn update(&self, balancer: &mut Balancer, ways: BTreeMap<IpAddr, Hop>) -> Result<(), Error> {
+    fn update(&self, balancer: &mut Balancer, next_hops: BTreeMap<IpAddr, Hop>) -> Result<(), Error> {
         let snapshot = self.mirror.snapshot();
         balancer.follow(&snapshot)?;
         let known: Vec<Interface> = balancer.interfaces().copied().collect();
@@ -237,7 +238,7 @@ impl Follower {
         let gone = gone.filter(|known| now.iter().all(|now| now.ifindex != known.ifindex));
         let gone: Vec<u32> = gone.map(|known| known.ifindex).collect();
         balancer.tell(&gone, &now)?;
-        balancer.set_hops(ways)
+        balancer.set_hops(next_hops)
     }
 }
 

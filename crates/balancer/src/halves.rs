@@ -19,7 +19,7 @@ pub(crate) struct Halves {
     ports: Table<u32, layout::Port>,
     maglevs: Table<u32, Maglev>,
     servers: Table<u32, layout::Server>,
-    settings: layout::Settings,
+    settings: layout::ProgramSettings,
     in_force: u32,
     written: [Image; 2],
     /// A write to the half that is not in force failed: `written` has its keys, not its values.
@@ -28,7 +28,7 @@ pub(crate) struct Halves {
 
 impl Halves {
     /// Of a program just loaded: half 0 is in force and empty.
-    pub(crate) fn new(program: &Program, settings: layout::Settings) -> Result<Self, Error> {
+    pub(crate) fn new(program: &Program, settings: layout::ProgramSettings) -> Result<Self, Error> {
         Ok(Halves {
             half: program.table("half")?,
             vips: program.table("vips")?,
@@ -61,7 +61,7 @@ impl Halves {
         self.torn = false;
         self.half.set(&0, &other)?;
         self.in_force = other;
-        io::bpf::wait_for_programs();
+        sys::bpf::wait_for_programs();
         Ok(())
     }
 

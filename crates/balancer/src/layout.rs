@@ -27,7 +27,7 @@ pub const SERVER_DOWN: u8 = 3;
 /// `struct settings`: fixed when the program is loaded.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub struct Settings {
+pub struct ProgramSettings {
     /// Of all hashes.
     pub seed: u64,
     /// Of the flow table.
@@ -192,7 +192,7 @@ pub struct Counters {
 }
 
 const _: () = {
-    assert!(size_of::<Settings>() == 56);
+    assert!(size_of::<ProgramSettings>() == 56);
     assert!(size_of::<Link>() == 16);
     assert!(size_of::<Vip>() == 20);
     assert!(size_of::<Port>() == 12);

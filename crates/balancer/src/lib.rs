@@ -42,6 +42,7 @@
 //! packet sees half a change. Servers keep their numbers for as long as they are in the set, so the flow table is never swept.
 
 mod attach;
+mod attached_interface;
 mod balancer;
 pub mod compile;
 mod counters;
@@ -55,13 +56,13 @@ mod key;
 pub mod layout;
 pub mod maglev;
 mod model;
+mod next_hop;
 mod numbers;
 mod observe;
 mod options;
-mod place;
 mod settle;
-mod ways;
 
+pub use attached_interface::AttachedInterface;
 pub use balancer::{Balancer, Interface};
 pub use counters::{Counters, Reason, ServerCounters};
 pub use error::Error;
@@ -72,4 +73,3 @@ pub use hop::Hop;
 pub use key::{Protocol, ServiceKey};
 pub use model::{Server, Service, Services, State, Tunnel, Weight};
 pub use options::Options;
-pub use place::Place;

@@ -52,7 +52,7 @@ impl Default for Options {
 /// Addresses and services have eight times the room that they need in their tables.
 const SPARSE: u32 = 8;
 
-pub(crate) fn settings(options: &Options) -> Result<layout::Settings, Error> {
+pub(crate) fn settings(options: &Options) -> Result<layout::ProgramSettings, Error> {
     let within = |option, value: u64, least: u64, most: u64| {
         let good = (least..=most).contains(&value);
         good.then_some(value).ok_or(Error::Option {
@@ -68,7 +68,7 @@ pub(crate) fn settings(options: &Options) -> Result<layout::Settings, Error> {
     let idle = within("idle (seconds)", options.idle.as_secs(), 5, 17 * 3600)?;
     within("settle (seconds)", options.settle.as_secs(), 0, 16 * 3600)?;
     let places = (services as u32 * SPARSE).next_power_of_two();
-    Ok(layout::Settings {
+    Ok(layout::ProgramSettings {
         seed: options.seed,
         buckets: (2 * flows).div_ceil(BUCKET_SLOTS as u64) as u32,
         vips: places,
@@ -85,7 +85,7 @@ pub(crate) fn settings(options: &Options) -> Result<layout::Settings, Error> {
 
 pub(crate) fn configure(
     object: &mut libbpf_rs::OpenObject,
-    settings: &layout::Settings,
+    settings: &layout::ProgramSettings,
 ) -> libbpf_rs::Result<()> {
     for mut map in object.maps_mut() {
         match map.name().to_str().unwrap_or_default() {

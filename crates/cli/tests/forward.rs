@@ -4,20 +4,20 @@
 use std::time::Duration;
 
 use testkit::process::Process;
-use testkit::road::{Road, WEST};
+use testkit::routed_hosts::{RoutedHosts, WEST};
 use testkit::{PATIENCE, wait_for};
 
-fn forward(road: &Road, options: &str) -> Process {
-    begin(road, options, "are followed.")
+fn forward(hosts: &RoutedHosts, options: &str) -> Process {
+    begin(hosts, options, "are followed.")
 }
 
 /// Until it has said something.
-fn begin(road: &Road, options: &str, said: &str) -> Process {
+fn begin(hosts: &RoutedHosts, options: &str, said: &str) -> Process {
     let command = format!(
         "{} forward east0 west0 {options}",
         env!("CARGO_BIN_EXE_butterfly")
     );
-    let process = road.router.start("forward", &command).expect("butterfly");
+    let process = hosts.router.start("forward", &command).expect("butterfly");
     wait_for("the interfaces", PATIENCE, || {
         Ok(process.log().contains(said).then_some(()))
     })
@@ -25,8 +25,8 @@ fn begin(road: &Road, options: &str, said: &str) -> Process {
     process
 }
 
-fn pinging(road: &Road, meanwhile: impl FnOnce()) {
-    let passed = road.pinging(|| {
+fn pinging(hosts: &RoutedHosts, meanwhile: impl FnOnce()) {
+    let passed = hosts.pinging(|| {
         meanwhile();
         Ok(())
     });
@@ -35,7 +35,7 @@ fn pinging(road: &Road, meanwhile: impl FnOnce()) {
 
 #[test]
 fn it_takes_over_and_gives_back_under_load() {
-    let hosts = Road::new().expect("the kernel forwards");
+    let hosts = RoutedHosts::new().expect("the kernel forwards");
     pinging(&hosts, || {
         let mut first = forward(&hosts, "--routes");
         let log = first.log();
@@ -66,7 +66,7 @@ fn it_takes_over_and_gives_back_under_load() {
 
 #[test]
 fn it_counts_what_the_far_host_counts() {
-    let hosts = Road::new().expect("the kernel forwards");
+    let hosts = RoutedHosts::new().expect("the kernel forwards");
     hosts.count_requests().expect("nftables");
     let mut forward = begin(&hosts, "--json", "\"notes\"");
     pinging(&hosts, || {});
@@ -87,7 +87,7 @@ fn it_counts_what_the_far_host_counts() {
 
 #[test]
 fn what_it_cannot_do_it_says() {
-    let hosts = Road::new().expect("the kernel forwards");
+    let hosts = RoutedHosts::new().expect("the kernel forwards");
     let butterfly = env!("CARGO_BIN_EXE_butterfly");
     let said = |command: &str| {
         let text = hosts

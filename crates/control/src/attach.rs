@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// What the daemon was started with.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct HostSettings {
     /// Where vhost-user sockets are, absolute.
     pub socket_dir: String,
     /// The MTU of NICs that say none.
@@ -37,10 +37,10 @@ pub struct Settings {
     pub started_unix_secs: u64,
 }
 
-impl Default for Settings {
+impl Default for HostSettings {
     /// `/run/butterfly`, MTU 1500, offloads on, traces off and in `/tmp`, 65,536 flows a NIC.
-    fn default() -> Settings {
-        Settings {
+    fn default() -> HostSettings {
+        HostSettings {
             socket_dir: "/run/butterfly".to_owned(),
             default_mtu: 1500,
             offloads: true,
@@ -55,7 +55,7 @@ impl Default for Settings {
     }
 }
 
-impl Settings {
+impl HostSettings {
     /// Where a NIC is attached: its path, or the default of its kind. Empty for a bench NIC.
     pub fn path(&self, nic: &Nic) -> String {
         match (&nic.path, &nic.kind) {
@@ -166,7 +166,7 @@ pub struct OpenRequest<'a> {
     pub nic: &'a Nic,
     /// Its port's slot: what the worker knows it by, and the key of its vhost-user listener.
     pub slot: PortSlot,
-    /// Where ([`Settings::path`]).
+    /// Where ([`HostSettings::path`]).
     pub path: &'a str,
     /// The MTU to offer.
     pub mtu: u16,
@@ -261,9 +261,9 @@ mod tests {
 
     #[test]
     fn default_paths_are_the_contracts() {
-        let settings = Settings {
+        let settings = HostSettings {
             pid: 42,
-            ..Settings::default()
+            ..HostSettings::default()
         };
         let vhost = nic("vnic_1", NicKind::VhostUser);
         assert_eq!(settings.path(&vhost), "/run/butterfly/qemu-vhost-vnic_1");
@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn paths_that_cannot_be_are_refused() {
-        let settings = Settings::default();
+        let settings = HostSettings::default();
         let long = nic(&"x".repeat(128), NicKind::VhostUser);
         assert!(
             settings
@@ -304,7 +304,7 @@ mod tests {
 
     #[test]
     fn a_tap_is_named_after_its_id_where_that_is_a_name() {
-        let settings = Settings::default();
+        let settings = HostSettings::default();
         assert_eq!(settings.path(&nic("vnic_1", NicKind::Tap)), "vnic_1");
         let long = settings.path(&nic("a-much-longer-nic-id", NicKind::Tap));
         assert!(long.starts_with("bf-") && is_interface_name(&long), "{long}");

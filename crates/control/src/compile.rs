@@ -3,7 +3,7 @@
 
 mod overlay;
 
-use crate::attach::Settings;
+use crate::attach::HostSettings;
 use crate::model::{Direction, Icmp, NicId, Peer, Removal, Rule, RuleMatch};
 use crate::stage::Staged;
 use crate::state::{GroupEntry, NicEntry, State};
@@ -31,7 +31,7 @@ pub struct Work {
 
 impl State {
     /// Makes [`State::snapshot`] what the indices say, and its epoch one larger.
-    pub fn compile(&mut self, staged: &Staged, settings: &Settings) -> Work {
+    pub fn compile(&mut self, staged: &Staged, settings: &HostSettings) -> Work {
         let mut work = Work::default();
         self.snapshot.epoch.0 += 1;
         self.compile_groups(staged, &mut work);
@@ -179,7 +179,7 @@ impl State {
         fresh
     }
 
-    fn compile_ports(&mut self, staged: &Staged, settings: &Settings, work: &mut Work) {
+    fn compile_ports(&mut self, staged: &Staged, settings: &HostSettings, work: &mut Work) {
         for old in staged.nics.values().filter_map(|(old, _)| old.as_ref()) {
             set(&mut self.snapshot.ports, old.slot.0, None);
         }
@@ -193,7 +193,7 @@ impl State {
     }
 
     /// Builds the NICs again that have the daemon's MTU; false when there is none.
-    pub fn recompile_mtu(&mut self, settings: &Settings) -> bool {
+    pub fn recompile_mtu(&mut self, settings: &HostSettings) -> bool {
         let entries: Vec<NicEntry> = self
             .nics
             .values()
@@ -208,7 +208,7 @@ impl State {
         !entries.is_empty()
     }
 
-    fn port(&self, entry: &NicEntry, settings: &Settings) -> PortConfig {
+    fn port(&self, entry: &NicEntry, settings: &HostSettings) -> PortConfig {
         let nic = &entry.nic;
         let sniffers = self.sniffers.get(&nic.id).into_iter().flatten();
         PortConfig {

@@ -10,7 +10,7 @@ mod underlay;
 pub use overlay::{EndpointStatus, NetworkStatus};
 pub use underlay::Reach;
 
-use crate::attach::{AttachError, Attachments, DataPlane, DataPlaneError, OpenRequest, Settings};
+use crate::attach::{AttachError, Attachments, DataPlane, DataPlaneError, HostSettings, OpenRequest};
 use crate::compile::Work;
 use crate::diff::Diff;
 use crate::error::Error;
@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 /// The model, and the way to change it. See the crate's page for how an operation goes.
 pub struct Controller {
-    settings: Settings,
+    settings: HostSettings,
     attachments: Box<dyn Attachments>,
     dataplane: Arc<dyn DataPlane>,
     state: State,
@@ -82,7 +82,7 @@ pub struct Status {
 impl Controller {
     /// Nothing declared; nothing is published before the first operation.
     pub fn new(
-        settings: Settings,
+        settings: HostSettings,
         attachments: Box<dyn Attachments>,
         dataplane: Arc<dyn DataPlane>,
     ) -> Controller {
@@ -242,7 +242,7 @@ impl Controller {
     }
 }
 
-fn request<'a>(settings: &Settings, entry: &'a NicEntry) -> OpenRequest<'a> {
+fn request<'a>(settings: &HostSettings, entry: &'a NicEntry) -> OpenRequest<'a> {
     OpenRequest {
         nic: &entry.nic,
         slot: entry.slot,

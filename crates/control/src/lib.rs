@@ -32,7 +32,7 @@ mod stats;
 #[cfg(test)]
 mod tests;
 
-pub use attach::{AttachError, Attachments, DataPlane, DataPlaneError, OpenRequest, Settings};
+pub use attach::{AttachError, Attachments, DataPlane, DataPlaneError, HostSettings, OpenRequest};
 pub use compile::Work;
 pub use controller::{Controller, EndpointStatus, NetworkStatus, NicStatus, Reach, Status};
 pub use diff::{

@@ -7,7 +7,7 @@ mod overlay;
 
 pub(crate) use overlay::{OverlayChanges, OverlayTouch};
 
-use crate::attach::{DataPlane, Settings};
+use crate::attach::{DataPlane, HostSettings};
 use crate::diff::{self, Diff, GroupChange, NicChange, NicDiff};
 use crate::error::{Error, quota};
 use crate::event::NicState;
@@ -68,7 +68,7 @@ impl State {
     pub fn stage(
         &mut self,
         changes: Vec<Change>,
-        settings: &Settings,
+        settings: &HostSettings,
         dataplane: &dyn DataPlane,
     ) -> Result<Staged, Error> {
         let mut staged = Staged::default();

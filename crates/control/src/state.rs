@@ -16,7 +16,7 @@ use std::sync::Arc;
 use wire::{Mac, Vni};
 
 pub use overlay::NetworkMode;
-pub(crate) use overlay::{Overlay, Place};
+pub(crate) use overlay::{BindingValue, Overlay};
 
 /// The model and what it compiles to.
 #[derive(Clone)]

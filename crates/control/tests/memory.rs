@@ -3,7 +3,7 @@
 mod common;
 
 use butterfly_control::model::{Binding, Config, Endpoint, Membership};
-use butterfly_control::{Controller, Settings, limits};
+use butterfly_control::{Controller, HostSettings, limits};
 use common::{Nowhere, resident};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const BINDINGS: usize = limits::BINDINGS / 5;
 #[test]
 fn an_endpoint_a_vni_and_a_binding_take_what_the_documentation_says() {
     let mut controller = Controller::new(
-        Settings::default(),
+        HostSettings::default(),
         Box::new(Nowhere::default()),
         Arc::new(Nowhere::default()),
     );

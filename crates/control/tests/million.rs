@@ -4,7 +4,7 @@
 mod common;
 
 use butterfly_control::model::{Binding, Config};
-use butterfly_control::{Controller, Settings, limits};
+use butterfly_control::{Controller, HostSettings, limits};
 use common::{Nowhere, resident};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ fn a_million_bindings_take_what_the_documentation_says() {
     );
     let snapshots = Arc::new(Nowhere::default());
     let mut controller = Controller::new(
-        Settings::default(),
+        HostSettings::default(),
         Box::new(Nowhere::default()),
         snapshots.clone(),
     );

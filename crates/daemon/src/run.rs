@@ -25,7 +25,7 @@ use crate::logging::LogControl;
 use crate::options::Settings;
 use crate::port_states::PortStates;
 use crate::router;
-use crate::underlay::{self, Ways};
+use crate::underlay::{self, NextHopTask};
 use crate::unix_socket::{self, Access};
 use crate::uplinks::{self, Breaks, Broken, Uplinks};
 use crate::worker_thread::{WorkerOptions, WorkerThreads};
@@ -125,8 +125,7 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     ));
     let uplinks = start_uplinks(settings, interfaces.clone(), &kernel, switch.clone(), broken).await?;
     let _held = hold(uplinks.as_ref())?;
-    let attachments =
-        HostAttachments::start(switch.clone(), states.clone(), settings.trace_dir.clone())?;
+    let attachments = HostAttachments::start(switch.clone(), states.clone(), settings.trace_dir.clone())?;
     let vhost = attachments.vhost();
     let settings_of_control = control_settings(settings, uplinks.as_ref())?;
     let controller = Controller::new(settings_of_control, Box::new(attachments), switch.clone());
@@ -159,8 +158,8 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
 
     let mut tasks = JoinSet::new();
     tasks.spawn(states.deliver(app.clone()));
-    if let Some(ways) = ways(settings, &app, switch)? {
-        tasks.spawn(ways.follow());
+    if let Some(next_hops) = next_hops(settings, &app, switch)? {
+        tasks.spawn(next_hops.follow());
     }
     tasks.spawn(app.balancer.clone().check(balancer::Prober(engine)));
     if let Some(hook) = settings.balance_hook.clone() {
@@ -201,7 +200,7 @@ async fn start_uplinks(
     switch: Arc<Switch>,
     broken: Broken,
 ) -> Result<Option<Uplinks>, String> {
-    let wanted = uplink::Settings {
+    let wanted = uplink::UplinkSettings {
         addresses: underlay_address(settings).into_iter().collect(),
         interfaces: settings.uplinks.clone(),
         tap: Some(UPLINK_TAP.to_owned()),
@@ -263,17 +262,21 @@ fn underlay_address(settings: &Settings) -> Option<IpAddr> {
     settings.ip.filter(|ip| !ip.is_loopback())
 }
 
-/// What finds the ways to other hosts, if any are to be reached.
-fn ways(settings: &Settings, app: &Arc<App>, switch: Arc<Switch>) -> Result<Option<Ways>, String> {
+/// What finds the next hops to other hosts, if any are to be reached.
+fn next_hops(
+    settings: &Settings,
+    app: &Arc<App>,
+    switch: Arc<Switch>,
+) -> Result<Option<NextHopTask>, String> {
     let Some(uplinks) = &app.uplinks else {
         return Ok(None);
     };
-    let follow = underlay::Settings {
+    let follow = underlay::UnderlayOptions {
         addresses: underlay_address(settings).into_iter().collect(),
         encapsulation: settings.encapsulation.clone(),
         follow_mtu: settings.mtu.is_none(),
     };
-    Ways::new(follow, app, switch, uplinks).map(Some)
+    NextHopTask::new(follow, app, switch, uplinks).map(Some)
 }
 
 /// Takes the interfaces that services are balanced on. One that cannot be had is no reason to go on without it.
@@ -319,14 +322,14 @@ fn worker_options(settings: &Settings, states: &PortStates, breaks: Breaks) -> W
 }
 
 /// What is to be known when the first NIC comes: also how much the uplinks carry that are there already.
-fn control_settings(settings: &Settings, uplinks: Option<&Uplinks>) -> Result<control::Settings, String> {
+fn control_settings(settings: &Settings, uplinks: Option<&Uplinks>) -> Result<control::HostSettings, String> {
     let address = underlay_address(settings);
     let carried = uplinks.and_then(|uplinks| underlay::inner_mtu(address.as_slice(), &uplinks.facts()));
     let utf8 = |what: &str, dir: &Path| {
         let text = dir.to_str().map(str::to_owned);
         text.ok_or_else(|| format!("{what}'s path is not UTF-8: {}", dir.display()))
     };
-    Ok(control::Settings {
+    Ok(control::HostSettings {
         socket_dir: utf8("the socket directory", &settings.socket_dir)?,
         default_mtu: settings.mtu.or(carried).unwrap_or(DEFAULT_MTU),
         offloads: settings.offloads,

@@ -1,4 +1,4 @@
-//! The ways to other hosts, kept by a task: whom the model wants reached, by which next hops the kernel reaches them, and
+//! The next hops to other hosts, kept by a task: whom the model wants reached, by which next hops the kernel reaches them, and
 //! that the workers know ([`Switch::set_underlay`]).
 //!
 //! # Theory of operation
@@ -42,7 +42,7 @@ use crate::app::App;
 use crate::uplinks::Uplinks;
 use groups::Groups;
 pub use paths::inner_mtu;
-use paths::{Asked, Way};
+use paths::{Asked, NextHop};
 
 /// How often the workers are asked for addresses that they have no way to, should none of them have called.
 const LOOK: Duration = Duration::from_millis(50);
@@ -55,8 +55,8 @@ const WAIT: Duration = Duration::from_secs(3);
 /// Changes that come within this time are looked at together.
 const TOGETHER: Duration = Duration::from_millis(5);
 
-/// What the ways are found by, and what they have in common.
-pub struct Settings {
+/// What the next hops are found by, and what they have in common.
+pub struct UnderlayOptions {
     /// Our addresses (`-i`): the source of what is sent. None: what the kernel would take.
     pub addresses: Vec<IpAddr>,
     pub encapsulation: Encapsulation,
@@ -65,8 +65,8 @@ pub struct Settings {
 }
 
 /// The task's own.
-pub struct Ways {
-    settings: Settings,
+pub struct NextHopTask {
+    settings: UnderlayOptions,
     app: Weak<App>,
     switch: Arc<Switch>,
     kernel: netlink::Watch,
@@ -84,7 +84,7 @@ pub struct Ways {
     called: Arc<Notify>,
     /// Addresses that frames wanted to go to lately, and when one did last.
     looked: BTreeMap<IpAddr, Instant>,
-    /// When all ways were found last.
+    /// When all next hops were found last.
     renewed: Instant,
     groups: Groups,
     published: Option<Known>,
@@ -99,19 +99,19 @@ struct Known {
     paths: BTreeMap<IpAddr, Vec<Hop>>,
 }
 
-impl Ways {
+impl NextHopTask {
     /// Nothing is known yet. To be made in the network namespace of the uplinks.
     pub fn new(
-        settings: Settings,
+        settings: UnderlayOptions,
         app: &Arc<App>,
         switch: Arc<Switch>,
         uplinks: &Uplinks,
-    ) -> Result<Ways, String> {
+    ) -> Result<NextHopTask, String> {
         let requests = Requests::new().map_err(|e| format!("routes cannot be asked for: {e}"))?;
         let called = Arc::new(Notify::new());
         let call = called.clone();
         switch.on_wanted(move || call.notify_one());
-        Ok(Ways {
+        Ok(NextHopTask {
             settings,
             app: Arc::downgrade(app),
             switch,
@@ -190,7 +190,7 @@ impl Ways {
                         }
                     }
                     Err(error) => {
-                        tracing::error!("ways to other hosts do not follow the kernel any more: {error}");
+                        tracing::error!("next hops to other hosts do not follow the kernel any more: {error}");
                         return None;
                     }
                 },
@@ -250,7 +250,7 @@ impl Ways {
         self.station.take_moved() || (due && tap(&self.facts.borrow()).is_some())
     }
 
-    /// Finds all ways anew, and publishes them where they differ from before.
+    /// Finds all next hops anew, and publishes them where they differ from before.
     async fn renew(&mut self) {
         let (kernel, facts) = (self.kernel.snapshot(), self.facts.borrow().clone());
         self.renewed = Instant::now();
@@ -320,23 +320,23 @@ impl Ways {
                 }
             }
         }
-        let ways = match self.routes.get(&target) {
-            Some(resolution) => paths::ways(target, resolution, &self.settings.addresses, facts, kernel),
+        let next_hops = match self.routes.get(&target) {
+            Some(resolution) => paths::next_hops(target, resolution, &self.settings.addresses, facts, kernel),
             None => Vec::new(),
         };
-        if ways.is_empty() {
+        if next_hops.is_empty() {
             return unreachable();
         }
         let mut hops = Vec::new();
-        for way in ways {
-            match way {
-                Way::Known { hop, ask } => {
+        for next_hop in next_hops {
+            match next_hop {
+                NextHop::Known { hop, ask } => {
                     hops.push(hop);
                     if let Some(asked) = ask {
                         self.probe(asked, PROBE_EVERY).await;
                     }
                 }
-                Way::Ask(asked) => {
+                NextHop::Ask(asked) => {
                     // Of an entry that is being looked for the kernel tells nothing: it may be there, or deleted again.
                     let has_failed = kernel.neighbour(asked.ifindex, asked.neighbour).is_some();
                     let every = if has_failed { PROBE_EVERY } else { ASK_AGAIN };
@@ -371,7 +371,7 @@ impl Ways {
         match Underlay::new(encapsulation, addresses.iter().copied(), hops) {
             // A worker that is gone needs no ways: the daemon is stopping.
             Ok(underlay) => drop(block_in_place(|| self.switch.set_underlay(Arc::new(underlay)))),
-            Err(error) => tracing::error!("ways to other hosts stay as they were: {error}"),
+            Err(error) => tracing::error!("next hops to other hosts stay as they were: {error}"),
         }
     }
 

@@ -11,7 +11,7 @@ use netlink::{Kinds, Mirror};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
 use uplink::layout::Counters;
-use uplink::{Engine, Fact, Options, Ports, Settings, Station};
+use uplink::{Engine, Fact, Options, Ports, Station, UplinkSettings};
 use xdp::Interfaces;
 
 /// How often the engine looks at what nobody tells.
@@ -52,7 +52,7 @@ pub struct Uplinks {
 impl Uplinks {
     /// Starts to follow the kernel; the interfaces that are there are joined in a moment.
     pub fn start(
-        settings: Settings,
+        settings: UplinkSettings,
         options: Options,
         interfaces: Arc<Mutex<Interfaces>>,
         switch: Arc<Switch>,

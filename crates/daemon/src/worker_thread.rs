@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use dataplane::balance::Balancer;
+use dataplane::balance::QueueBalancer;
 use dataplane::load::WorkerLoad;
 use dataplane::report::PortReport;
 use dataplane::{Now, PortSlot, Switch, Worker, WorkerConfig, WorkerGone};
@@ -167,7 +167,7 @@ fn start(
 fn start_balancer(switch: &Arc<Switch>) -> Result<JoinHandle<()>, String> {
     let switch = switch.clone();
     let run = move || {
-        let mut balancer = Balancer::default();
+        let mut balancer = QueueBalancer::default();
         while !switch.wait_stopping(BALANCE_EVERY) {
             match switch.balance(&mut balancer) {
                 Ok(Some(moved)) => tracing::info!(

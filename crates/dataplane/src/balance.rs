@@ -78,7 +78,7 @@ pub(crate) fn busy(workers: usize, shares: &[Share]) -> Vec<u64> {
 
 /// What is remembered from look to look.
 #[derive(Default)]
-pub struct Balancer {
+pub struct QueueBalancer {
     /// When the last look was, in cycles; `None`: there was none.
     looked_at: Option<u64>,
     /// What each queue had cost by then.
@@ -89,7 +89,7 @@ pub struct Balancer {
     wanted: Option<Move>,
 }
 
-impl Balancer {
+impl QueueBalancer {
     /// What each queue has cost since the last look.
     pub(crate) fn look(&mut self, uses: &[QueueUse], cycles_now: u64) -> Vec<Share> {
         let passed = self.looked_at.map_or(0, |at| cycles_now.wrapping_sub(at));
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn a_queue_is_moved_at_the_second_look_and_then_rests() {
-        let mut balancer = Balancer::default();
+        let mut balancer = QueueBalancer::default();
         let uses = |seconds: u64, worker| {
             let one = |slot, worker, percent: u64| QueueUse {
                 queue: PortSlot(slot).into(),

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use io::poll::Doorbell;
 use io::port::Port;
+use sys::poll::Doorbell;
 use thiserror::Error;
 use wire::Vni;
 
@@ -28,7 +28,7 @@ pub(crate) enum Command {
     Publish(Arc<Snapshot>, Sender<Arc<Snapshot>>),
     /// Put an underlay in force; the answer: the one before.
     Underlay(Arc<Underlay>, Sender<Arc<Underlay>>),
-    /// Deliver what other workers have handed over so far; the answer: how many parcels had to be sent on.
+    /// Deliver what other workers have handed over so far; the answer: how many transfers had to be sent on.
     Settle(Sender<usize>),
     Attach(Arrival, Sender<Option<Box<Port>>>),
     Detach(QueueId, Sender<Option<Box<Port>>>),

@@ -3,7 +3,7 @@
 //! # Theory
 //!
 //! A frame is judged by the worker whose queue it came from, and written by the worker that has its target's
-//! queue. Between the two goes a [`Parcel`]: a reference to the batch and which of its frames are for which
+//! queue. Between the two goes a [`Transfer`]: a reference to the batch and which of its frames are for which
 //! queue. The frames' bodies stay in their sender's memory until the one copy is made.
 //!
 //! - Each ordered pair of workers has a ring of its own, with one producer and one consumer: `rtrb`, which is
@@ -12,21 +12,21 @@
 //! - A batch comes back by the last reference to it being dropped. The sending worker looks at the count of the
 //!   oldest batch that is out, and gives the guest its buffers back in the order in which it took them. No second ring
 //!   is needed for the way back, and a worker that stops returns what it has by dropping it.
-//! - What can be out is bounded: [`OUT_MAX`] batches of a queue, [`SHELLS`] of a worker. A queue at its bound is
+//! - What can be out is bounded: [`OUT_MAX`] batches of a queue, [`LENT_MAX`] of a worker. A queue at its bound is
 //!   not received from; its frames wait with their guest.
 //! - A worker that polls looks at its rings every turn. Only one that sleeps is woken by its bell: see
-//!   [`nap`](crate::nap).
+//!   [`sleep_flag`](crate::sleep_flag).
 
 use std::sync::Arc;
 
 use io::frame::{Batch, Bits, Wrap};
-use io::poll::Doorbell;
 use rtrb::{Consumer, Producer, RingBuffer};
+use sys::poll::Doorbell;
 use wire::vxlan::Outer;
 
 use crate::learned::News;
-use crate::nap::{Nap, settle};
 use crate::queue::QueueId;
+use crate::sleep_flag::{SleepFlag, settle};
 
 /// Messages that wait in a ring at most.
 pub(crate) const RING: usize = 1024;
@@ -35,7 +35,7 @@ pub(crate) const RING: usize = 1024;
 pub(crate) const OUT_MAX: usize = 8;
 
 /// Batches of one worker that may be out at once.
-pub(crate) const SHELLS: usize = 32;
+pub(crate) const LENT_MAX: usize = 32;
 
 /// Frames of one batch, copies counted each, that others send over uplinks at most: a flood to many endpoints by a worker
 /// without a queue of the uplink ends there.
@@ -43,13 +43,13 @@ const WRAPS_MAX: usize = 1024;
 
 /// What one worker tells another.
 pub(crate) enum Message {
-    Frames(Parcel),
+    Frames(Transfer),
     Learned(News),
 }
 
 /// Frames of one batch for one queue.
 #[derive(Clone)]
-pub(crate) struct Parcel {
+pub(crate) struct Transfer {
     pub batch: Arc<Batch>,
     pub frames: Bits,
     pub target: QueueId,
@@ -59,7 +59,7 @@ pub(crate) struct Parcel {
     pub wraps: u32,
 }
 
-impl Parcel {
+impl Transfer {
     /// How many frames it has.
     pub(crate) fn count(&self) -> u32 {
         match self.wraps {
@@ -77,17 +77,17 @@ impl Parcel {
 }
 
 /// The way to one other worker.
-struct Lane {
+struct Peer {
     ring: Producer<Message>,
     bell: Doorbell,
-    nap: Arc<Nap>,
-    /// Parcels of the batch in hand that will go here: there is room for them.
+    sleeps: Arc<SleepFlag>,
+    /// Transfers of the batch in hand that will go here: there is room for them.
     reserved: usize,
     /// Something was put in since it was last woken.
     news: bool,
 }
 
-/// A parcel to be, of the batch in hand.
+/// A transfer to be, of the batch in hand.
 struct Planned {
     worker: usize,
     target: QueueId,
@@ -118,7 +118,7 @@ pub(crate) enum Put {
 #[derive(Default)]
 pub(crate) struct Outbox {
     /// By worker; `None`: this worker itself, or one that has ended.
-    lanes: Vec<Option<Lane>>,
+    peers: Vec<Option<Peer>>,
     plans: Vec<Planned>,
     /// How frames of the batch in hand are sent by others.
     wraps: Vec<Wrap>,
@@ -127,7 +127,7 @@ pub(crate) struct Outbox {
     /// Where the batch in hand is.
     in_hand: usize,
     /// Batches to be lent out; nobody else has a reference.
-    shells: Vec<Arc<Batch>>,
+    free_batches: Vec<Arc<Batch>>,
     /// Batches of our own copies that are out.
     lent: Vec<Arc<Batch>>,
 }
@@ -142,28 +142,28 @@ pub(crate) struct Inbox {
 #[derive(Clone)]
 pub(crate) struct Wake {
     pub bell: Doorbell,
-    pub nap: Arc<Nap>,
+    pub sleeps: Arc<SleepFlag>,
 }
 
 /// The rings between all workers: an outbox and an inbox for each.
 pub(crate) fn connect(workers: &[Wake]) -> Vec<(Outbox, Inbox)> {
     let count = workers.len();
-    let shells = if count > 1 { SHELLS } else { 0 };
+    let free_batches = if count > 1 { LENT_MAX } else { 0 };
     let mut ends: Vec<_> = (0..count)
         .map(|_| {
             let mut outbox = Outbox::default();
-            outbox.lanes.resize_with(count, || None);
-            outbox.shells.resize_with(shells, Arc::default);
+            outbox.peers.resize_with(count, || None);
+            outbox.free_batches.resize_with(free_batches, Arc::default);
             (outbox, Inbox::default())
         })
         .collect();
     for from in 0..count {
         for to in (0..count).filter(|to| *to != from) {
             let (producer, consumer) = RingBuffer::new(RING);
-            ends[from].0.lanes[to] = Some(Lane {
+            ends[from].0.peers[to] = Some(Peer {
                 ring: producer,
                 bell: workers[to].bell.clone(),
-                nap: workers[to].nap.clone(),
+                sleeps: workers[to].sleeps.clone(),
                 reserved: 0,
                 news: false,
             });
@@ -177,13 +177,13 @@ impl Outbox {
     /// There are no other workers.
     #[inline]
     pub(crate) fn is_alone(&self) -> bool {
-        self.lanes.len() < 2
+        self.peers.len() < 2
     }
 
     /// A batch could be handed over, should it have to be.
     #[inline]
-    pub(crate) fn has_shell(&self) -> bool {
-        self.is_alone() || !self.shells.is_empty()
+    pub(crate) fn has_free_batch(&self) -> bool {
+        self.is_alone() || !self.free_batches.is_empty()
     }
 
     /// From here on `batch` is the one that is handed over by reference.
@@ -215,14 +215,14 @@ impl Outbox {
             plan.frames |= 1 << frame;
             return Put::Handed;
         }
-        let lane = self.lanes.get_mut(worker).and_then(Option::as_mut);
-        let Some(lane) = lane.filter(|lane| !lane.ring.is_abandoned()) else {
+        let peer = self.peers.get_mut(worker).and_then(Option::as_mut);
+        let Some(peer) = peer.filter(|peer| !peer.ring.is_abandoned()) else {
             return Put::Gone;
         };
-        if lane.ring.slots() <= lane.reserved {
+        if peer.ring.slots() <= peer.reserved {
             return Put::Full;
         }
-        lane.reserved += 1;
+        peer.reserved += 1;
         *mark = Mark {
             batch: self.batch,
             plan: self.plans.len(),
@@ -269,14 +269,14 @@ impl Outbox {
             plan.wraps = Some((first, index));
             return Put::Handed;
         }
-        let lane = self.lanes.get_mut(worker).and_then(Option::as_mut);
-        let Some(lane) = lane.filter(|lane| !lane.ring.is_abandoned()) else {
+        let peer = self.peers.get_mut(worker).and_then(Option::as_mut);
+        let Some(peer) = peer.filter(|peer| !peer.ring.is_abandoned()) else {
             return Put::Gone;
         };
-        if lane.ring.slots() <= lane.reserved {
+        if peer.ring.slots() <= peer.reserved {
             return Put::Full;
         }
-        lane.reserved += 1;
+        peer.reserved += 1;
         self.wraps.push(wrap);
         self.plans.push(Planned {
             worker,
@@ -299,13 +299,13 @@ impl Outbox {
         wrap: Option<Wrap>,
     ) -> Put {
         // The last one is for the batch in hand.
-        if self.shells.len() < 2 {
+        if self.free_batches.len() < 2 {
             return Put::Full;
         }
-        let Some(mut shell) = self.shells.pop() else {
+        let Some(mut free) = self.free_batches.pop() else {
             return Put::Full;
         };
-        let Some(own) = Arc::get_mut(&mut shell) else {
+        let Some(own) = Arc::get_mut(&mut free) else {
             return Put::Full;
         };
         let frame = own.push_bytes(&batch.to_bytes(frame), batch.frames()[frame].offload);
@@ -316,15 +316,15 @@ impl Outbox {
             }
             None => Wrap::LAST,
         };
-        let parcel = Parcel {
-            batch: shell.clone(),
+        let transfer = Transfer {
+            batch: free.clone(),
             frames: frame.map_or(0, |frame| 1 << frame),
             target,
             copy,
             wraps,
         };
-        self.lent.push(shell);
-        self.pass_on(worker, parcel)
+        self.lent.push(free);
+        self.pass_on(worker, transfer)
     }
 
     /// Something is to be handed over of the batch in hand.
@@ -335,13 +335,13 @@ impl Outbox {
 
     /// Moves the batch in hand into one that can be lent out, and leaves an empty one in its place.
     pub(crate) fn lend(&mut self, batch: &mut Batch) -> Arc<Batch> {
-        // There is a shell, see `has_shell` and `put_copy`; if there were none, a new one would do.
-        let mut shell = self.shells.pop().unwrap_or_default();
-        match Arc::get_mut(&mut shell) {
+        // There is a free batch, see `has_free_batch` and `put_copy`; if there were none, a new one would do.
+        let mut free = self.free_batches.pop().unwrap_or_default();
+        match Arc::get_mut(&mut free) {
             Some(empty) => {
                 std::mem::swap(empty, batch);
                 std::mem::swap(&mut empty.wraps, &mut self.wraps);
-                shell
+                free
             }
             None => {
                 let mut lent = std::mem::take(batch);
@@ -354,13 +354,13 @@ impl Outbox {
     /// Hands over what was planned of the batch in hand, which is this one now.
     pub(crate) fn send(&mut self, batch: &Arc<Batch>) {
         for plan in self.plans.drain(..) {
-            let Some(Some(lane)) = self.lanes.get_mut(plan.worker) else {
+            let Some(Some(peer)) = self.peers.get_mut(plan.worker) else {
                 continue;
             };
-            lane.reserved -= 1;
-            lane.news = true;
+            peer.reserved -= 1;
+            peer.news = true;
             // There is room: it was reserved, and nobody else puts anything in.
-            let _ = lane.ring.push(Message::Frames(Parcel {
+            let _ = peer.ring.push(Message::Frames(Transfer {
                 batch: batch.clone(),
                 frames: plan.frames,
                 target: plan.target,
@@ -370,70 +370,70 @@ impl Outbox {
         }
     }
 
-    /// Hands a parcel on, of whatever batch.
-    pub(crate) fn pass_on(&mut self, worker: usize, parcel: Parcel) -> Put {
-        self.push(worker, Message::Frames(parcel))
+    /// Hands a transfer on, of whatever batch.
+    pub(crate) fn pass_on(&mut self, worker: usize, transfer: Transfer) -> Put {
+        self.push(worker, Message::Frames(transfer))
     }
 
     /// Tells a MAC to all other workers. False when one of them has no room for it.
-    pub(crate) fn tell(&mut self, news: News) -> bool {
+    pub(crate) fn share_learned(&mut self, news: News) -> bool {
         let mut all = true;
-        for worker in 0..self.lanes.len() {
+        for worker in 0..self.peers.len() {
             all &= self.push(worker, Message::Learned(news)) != Put::Full;
         }
         all
     }
 
     fn push(&mut self, worker: usize, message: Message) -> Put {
-        let Some(lane) = self.lanes.get_mut(worker).and_then(Option::as_mut) else {
+        let Some(peer) = self.peers.get_mut(worker).and_then(Option::as_mut) else {
             return Put::Gone;
         };
-        if lane.ring.slots() <= lane.reserved {
+        if peer.ring.slots() <= peer.reserved {
             return Put::Full;
         }
-        lane.news = true;
+        peer.news = true;
         // There is room.
-        let _ = lane.ring.push(message);
+        let _ = peer.ring.push(message);
         Put::Handed
     }
 
     /// Wakes the workers that something was put in for, when they sleep: once a batch.
     #[inline]
     pub(crate) fn wake(&mut self) {
-        if !self.lanes.iter().flatten().any(|lane| lane.news) {
+        if !self.peers.iter().flatten().any(|peer| peer.news) {
             return;
         }
         settle();
-        for lane in self.lanes.iter_mut().flatten() {
-            if std::mem::take(&mut lane.news) && lane.nap.is_on() {
-                lane.bell.ring();
+        for peer in self.peers.iter_mut().flatten() {
+            if std::mem::take(&mut peer.news) && peer.sleeps.is_on() {
+                peer.bell.ring();
             }
         }
     }
 
     /// Lets go of the rings to workers that have ended, and so of the batches in them; wakes the others.
-    pub(crate) fn chase(&mut self) {
-        for lane in &mut self.lanes {
-            lane.take_if(|lane| lane.ring.is_abandoned());
+    pub(crate) fn drop_ended(&mut self) {
+        for peer in &mut self.peers {
+            peer.take_if(|peer| peer.ring.is_abandoned());
         }
-        for lane in self.lanes.iter().flatten() {
-            lane.bell.ring();
+        for peer in self.peers.iter().flatten() {
+            peer.bell.ring();
         }
     }
 
     /// Takes a batch that has come back.
-    pub(crate) fn give_back(&mut self, shell: Arc<Batch>) {
-        self.shells.push(shell);
+    pub(crate) fn give_back(&mut self, free: Arc<Batch>) {
+        self.free_batches.push(free);
     }
 
     /// Takes back the copies that have been delivered.
     pub(crate) fn collect(&mut self) {
         let mut index = 0;
-        while let Some(shell) = self.lent.get_mut(index) {
-            match Arc::get_mut(shell) {
+        while let Some(free) = self.lent.get_mut(index) {
+            match Arc::get_mut(free) {
                 Some(batch) => {
                     batch.clear();
-                    self.shells.push(self.lent.swap_remove(index));
+                    self.free_batches.push(self.lent.swap_remove(index));
                 }
                 None => index += 1,
             }

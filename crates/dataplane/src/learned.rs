@@ -37,7 +37,7 @@ const NEWS_MAX: usize = 64;
 pub(crate) struct News {
     pub network: NetworkIdx,
     pub mac: Mac,
-    pub place: Place,
+    pub location: Location,
 }
 
 /// A MAC that was learnt, for whoever looks.
@@ -46,14 +46,14 @@ pub struct LearnedMac {
     /// The address.
     pub mac: Mac,
     /// Where it was heard last.
-    pub place: Place,
+    pub location: Location,
     /// Seconds since then.
     pub age_secs: u32,
 }
 
 /// Behind what a MAC was heard.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Place {
+pub enum Location {
     /// A NIC of this host.
     Nic(PortSlot, PortUid),
     /// An endpoint on another host.
@@ -70,15 +70,15 @@ pub(crate) struct LearnedMacs {
     macs: HashMap<(NetworkIdx, Mac), Learned, SeedableRandomState>,
     /// In the order in which they are to be looked at for their age.
     queue: VecDeque<(NetworkIdx, Mac, u32)>,
-    /// How many are at each place.
-    shares: HashMap<Place, usize, SeedableRandomState>,
+    /// How many are at each location.
+    shares: HashMap<Location, usize, SeedableRandomState>,
     /// One is somewhere else than it was: what was concluded from it is void.
     moved: bool,
 }
 
 #[derive(Clone, Copy)]
 struct Learned {
-    place: Place,
+    location: Location,
     heard_secs: u32,
     /// When the other workers were told, or told us.
     told_secs: u32,
@@ -112,21 +112,25 @@ impl LearnedMacs {
     }
 
     /// Whether there are other workers to be told.
-    pub(crate) fn tell_others(&mut self, tells: bool) {
+    pub(crate) fn share_with_others(&mut self, tells: bool) {
         self.tells = tells;
     }
 
     /// Notes where `mac` was heard. True when it is new there.
-    pub(crate) fn hear(&mut self, network: NetworkIdx, mac: Mac, place: Place, now_secs: u32) -> bool {
-        let news = News { network, mac, place };
+    pub(crate) fn learn(&mut self, network: NetworkIdx, mac: Mac, location: Location, now_secs: u32) -> bool {
+        let news = News {
+            network,
+            mac,
+            location,
+        };
         let Some(noted) = self.note(&news, now_secs) else {
             return false;
         };
-        self.tell(news, noted.told_secs, now_secs);
+        self.queue_news(news, noted.told_secs, now_secs);
         noted.is_new
     }
 
-    fn tell(&mut self, news: News, told_secs: u32, now_secs: u32) {
+    fn queue_news(&mut self, news: News, told_secs: u32, now_secs: u32) {
         let due = now_secs.wrapping_sub(told_secs) >= TELL_EVERY_SECS;
         if !self.tells || !due || self.news.len() >= NEWS_MAX {
             return;
@@ -173,23 +177,27 @@ impl LearnedMacs {
 
     /// `None` when there was no room for it.
     fn note(&mut self, news: &News, now_secs: u32) -> Option<Noted> {
-        let News { network, mac, place } = *news;
-        let share = self.shares.get(&place).copied().unwrap_or(0);
+        let News {
+            network,
+            mac,
+            location,
+        } = *news;
+        let share = self.shares.get(&location).copied().unwrap_or(0);
         let share_full = share >= self.max.div_ceil(4);
         let mut learned = Learned {
-            place,
+            location,
             heard_secs: now_secs,
             told_secs: now_secs.wrapping_sub(TELL_EVERY_SECS),
         };
         let mut is_new = true;
         if let Some(known) = self.macs.get_mut(&(network, mac)) {
-            if known.place != place {
+            if known.location != location {
                 // It is where it was: who has as many as it may does not take others' either.
                 if share_full {
                     return None;
                 }
-                leave(&mut self.shares, known.place);
-                *self.shares.entry(place).or_default() += 1;
+                leave(&mut self.shares, known.location);
+                *self.shares.entry(location).or_default() += 1;
                 self.moved = true;
             } else {
                 learned.told_secs = known.told_secs;
@@ -206,7 +214,7 @@ impl LearnedMacs {
         }
         self.macs.insert((network, mac), learned);
         self.queue.push_back((network, mac, now_secs));
-        *self.shares.entry(place).or_default() += 1;
+        *self.shares.entry(location).or_default() += 1;
         Some(Noted {
             told_secs: learned.told_secs,
             is_new,
@@ -215,17 +223,17 @@ impl LearnedMacs {
 
     /// Where `mac` was heard.
     #[inline]
-    pub(crate) fn find(&self, network: NetworkIdx, mac: Mac, now_secs: u32) -> Option<Place> {
+    pub(crate) fn find(&self, network: NetworkIdx, mac: Mac, now_secs: u32) -> Option<Location> {
         let learned = self.macs.get(&(network, mac))?;
         let fresh = now_secs.wrapping_sub(learned.heard_secs) < AGING_SECS;
-        fresh.then_some(learned.place)
+        fresh.then_some(learned.location)
     }
 
     /// All of one network that are relied on. Looks at the whole table: some hundred microseconds at the most.
     pub(crate) fn of(&self, network: NetworkIdx, now_secs: u32) -> Vec<LearnedMac> {
         let shown = |((_, mac), learned): (&(NetworkIdx, Mac), &Learned)| LearnedMac {
             mac: *mac,
-            place: learned.place,
+            location: learned.location,
             age_secs: now_secs.wrapping_sub(learned.heard_secs),
         };
         let here = self
@@ -261,17 +269,17 @@ impl LearnedMacs {
                 self.queue.push_back((network, mac, learned.heard_secs));
             } else {
                 self.macs.remove(&(network, mac));
-                leave(&mut self.shares, learned.place);
+                leave(&mut self.shares, learned.location);
             }
         }
     }
 }
 
-fn leave(shares: &mut HashMap<Place, usize, SeedableRandomState>, place: Place) {
-    if let Some(share) = shares.get_mut(&place) {
+fn leave(shares: &mut HashMap<Location, usize, SeedableRandomState>, location: Location) {
+    if let Some(share) = shares.get_mut(&location) {
         *share -= 1;
         if *share == 0 {
-            shares.remove(&place);
+            shares.remove(&location);
         }
     }
 }
@@ -282,8 +290,8 @@ mod tests {
 
     const NET: NetworkIdx = NetworkIdx(0);
 
-    fn nic(n: u32) -> Place {
-        Place::Nic(PortSlot(n), PortUid(n))
+    fn nic(n: u32) -> Location {
+        Location::Nic(PortSlot(n), PortUid(n))
     }
 
     fn mac(n: u8) -> Mac {
@@ -293,14 +301,14 @@ mod tests {
     #[test]
     fn macs_are_forgotten_300_seconds_after_they_were_last_heard() {
         let mut macs = LearnedMacs::new(8, 1);
-        macs.hear(NET, mac(1), nic(1), 0);
-        macs.hear(NET, mac(1), nic(2), 200);
+        macs.learn(NET, mac(1), nic(1), 0);
+        macs.learn(NET, mac(1), nic(2), 200);
         macs.age(10, 300);
         assert_eq!(macs.find(NET, mac(1), 499), Some(nic(2)));
         assert_eq!(macs.find(NetworkIdx(1), mac(1), 499), None);
         let shown = LearnedMac {
             mac: mac(1),
-            place: nic(2),
+            location: nic(2),
             age_secs: 299,
         };
         assert_eq!(
@@ -316,17 +324,17 @@ mod tests {
     #[test]
     fn what_is_new_or_moved_is_told_at_once_and_the_rest_every_ten_seconds() {
         let (mut macs, mut other) = (LearnedMacs::new(8, 1), LearnedMacs::new(8, 1));
-        macs.tell_others(true);
-        other.tell_others(true);
+        macs.share_with_others(true);
+        other.share_with_others(true);
         let mut hear = |uid: u32, now| {
-            macs.hear(NET, mac(1), nic(uid), now);
+            macs.learn(NET, mac(1), nic(uid), now);
             let news = macs.next_news();
             if let Some(news) = news.filter(|_| now == 25) {
                 macs.was_not_told(&news);
             }
-            news.map(|news| match news.place {
-                Place::Nic(_, uid) => uid.0,
-                Place::Endpoint(_) => 0,
+            news.map(|news| match news.location {
+                Location::Nic(_, uid) => uid.0,
+                Location::Endpoint(_) => 0,
             })
         };
         assert_eq!((hear(1, 5), hear(1, 6), hear(1, 14)), (Some(1), None, None));
@@ -337,7 +345,7 @@ mod tests {
         let news = News {
             network: NET,
             mac: mac(1),
-            place: nic(1),
+            location: nic(1),
         };
         other.hear_from_others(&news, 5);
         assert_eq!(other.find(NET, mac(1), 6), Some(nic(1)));
@@ -348,13 +356,13 @@ mod tests {
     fn one_nic_learns_a_quarter_at_most() {
         let mut macs = LearnedMacs::new(8, 1);
         for n in 0..8 {
-            macs.hear(NET, mac(n), nic(1), 0);
+            macs.learn(NET, mac(n), nic(1), 0);
         }
         assert_eq!(macs.len(), 2);
-        macs.hear(NET, mac(9), nic(2), 0);
+        macs.learn(NET, mac(9), nic(2), 0);
         assert_eq!(macs.find(NET, mac(9), 1), Some(nic(2)));
         // Nor by taking what another one has.
-        macs.hear(NET, mac(9), nic(1), 1);
+        macs.learn(NET, mac(9), nic(1), 1);
         assert_eq!(macs.find(NET, mac(9), 1), Some(nic(2)));
     }
 }

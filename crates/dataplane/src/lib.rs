@@ -16,7 +16,7 @@
 //! was decided; a packet under a newer one has the rules asked again, for the first packet's direction. So a
 //! change costs nothing when it comes, and is in force for every packet after it. A flow that no rule allows
 //! any more is cut, unless the group whose rule admitted it drains. Nearly all packets are plain ones amid such flows;
-//! they take the *lane* (`stages/lane.rs`), which follows the flow and skips what the whole path would only find again.
+//! they take the *fast path* (`stages/fast_path.rs`), which follows the flow and skips what the whole path would only find again.
 //!
 //! **Who is who.** A flow's key names the two NICs and not only their addresses; a NIC's
 //! [`PortUid`] is never used again. No guest can therefore ride on, reset or fill in
@@ -73,7 +73,6 @@ mod handoff;
 mod judge;
 mod learned;
 pub mod load;
-mod nap;
 pub mod overlay;
 mod path;
 mod ports;
@@ -83,6 +82,7 @@ pub mod report;
 mod round;
 pub mod ruleset;
 pub mod simulation;
+mod sleep_flag;
 pub mod snapshot;
 mod stages;
 pub mod switch;
@@ -98,7 +98,7 @@ pub use counters::Counters;
 pub use drop_reason::DropReason;
 pub use handle::WorkerGone;
 pub use io::trace::Trace;
-pub use learned::{LearnedMac, Place};
+pub use learned::{LearnedMac, Location};
 pub use queue::QueueId;
 pub use simulation::Simulation;
 pub use snapshot::*;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub const BATCH_CLASSES: usize = 7;
 
 /// The steps of a batch that are timed, in their order.
-pub const STEPS: [&str; 6] = ["receive", "lane", "judge", "deliver", "flush", "complete"];
+pub const STEPS: [&str; 6] = ["receive", "fast_path", "judge", "deliver", "flush", "complete"];
 
 /// What a step has cost in the batches that were timed, one of many: cycles a frame are `cycles / frames`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

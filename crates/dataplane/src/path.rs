@@ -17,7 +17,7 @@ use crate::queue::QueueId;
 use crate::replies::Replies;
 use crate::round::{Arrival, Case, Item, Job, Round, Tables};
 use crate::snapshot::{NetworkIdx, PortSlot, Snapshot};
-use crate::stages::lane::Lane;
+use crate::stages::fast_path::FastPath;
 use crate::stages::wait::Wait;
 use crate::stages::{
     always, deliver, destination, encapsulate, fragments, known, merge, neighbours, outer, parse, remember,
@@ -61,11 +61,11 @@ pub(crate) struct Path {
     pub watch: Watch,
     underlay: Arc<Underlay>,
     wanted: Arc<Wanted>,
-    lane: Lane,
+    fast_path: FastPath,
     items: Vec<Item>,
     jobs: Vec<Job>,
     cases: Vec<Case>,
-    /// Jobs of frames from the wire that took the lane, while those of others are judged.
+    /// Jobs of frames from the wire that took the fast path, while those of others are judged.
     passed: Vec<Job>,
     waits: Vec<Wait>,
     replies: Replies,
@@ -97,7 +97,7 @@ impl Path {
             watch: Watch::default(),
             underlay: Arc::default(),
             wanted,
-            lane: Lane::new(),
+            fast_path: FastPath::new(),
             items: Vec::new(),
             jobs: Vec::new(),
             cases: Vec::new(),
@@ -114,14 +114,14 @@ impl Path {
     /// Puts a snapshot in force and gives the one before. Flows that a NIC had begun which is gone now go at
     /// once; all others are decided again with their next packet.
     pub(crate) fn take_up(&mut self, snapshot: Arc<Snapshot>) -> Arc<Snapshot> {
-        self.lane.forget();
+        self.fast_path.forget();
         let flows = &mut self.tables.flows;
         self.view.take_up(snapshot, |slot| flows.remove_owned(slot))
     }
 
-    /// Puts the ways through the physical network in force, and gives those before.
+    /// Puts the next hops of the underlay in force, and gives those before.
     pub(crate) fn take_up_underlay(&mut self, underlay: Arc<Underlay>) -> Arc<Underlay> {
-        self.lane.forget();
+        self.fast_path.forget();
         std::mem::replace(&mut self.underlay, underlay)
     }
 
@@ -242,10 +242,10 @@ impl Path {
         self.forget_moved();
         let network_of = |frames: Bits| arrivals[frames.trailing_zeros() as usize % BATCH].network;
         let all = Sender::Remote(from, network_of(left), &arrivals);
-        if let Some((lane, _, mut round)) = self.open(all, batch, now) {
-            left = lane.run_arriving(&mut round, left);
+        if let Some((fast_path, _, mut round)) = self.open(all, batch, now) {
+            left = fast_path.run_arriving(&mut round, left);
         }
-        self.watch.mark(Step::Lane);
+        self.watch.mark(Step::FastPath);
         let mut targets = self.jobs.len();
         std::mem::swap(&mut self.jobs, &mut self.passed);
         // The frames of each network keep their order; those of different ones have none.
@@ -375,13 +375,13 @@ impl Path {
         self.replies.clear();
     }
 
-    /// What a round works on, and the lane beside it. `None`: the sender is not there.
+    /// What a round works on, and the fast path beside it. `None`: the sender is not there.
     fn open<'a>(
         &'a mut self,
         from: Sender<'a>,
         batch: &'a Batch,
         now: Now,
-    ) -> Option<(&'a mut Lane, &'a mut Watch, Round<'a>)> {
+    ) -> Option<(&'a mut FastPath, &'a mut Watch, Round<'a>)> {
         let (nic, from, arrivals) = match from {
             Sender::Nic(queue) => (self.view.port(queue.slot)?, queue, None),
             Sender::Remote(queue, network, arrivals) => (self.view.remote(network)?, queue, Some(arrivals)),
@@ -403,13 +403,13 @@ impl Path {
             replies: &mut self.replies,
             now,
         };
-        Some((&mut self.lane, &mut self.watch, round))
+        Some((&mut self.fast_path, &mut self.watch, round))
     }
 
     fn round(&mut self, from: QueueId, batch: &Batch, ports: &mut Ports, now: Now, fresh: bool) {
         self.clear();
         self.forget_moved();
-        let Some((lane, watch, mut round)) = self.open(Sender::Nic(from), batch, now) else {
+        let Some((fast_path, watch, mut round)) = self.open(Sender::Nic(from), batch, now) else {
             return;
         };
         let round = &mut round;
@@ -417,8 +417,8 @@ impl Path {
             deliver::to_sniffers(round, ports);
         }
 
-        let left = lane.run(round); //          1  of a flow that is known in all: straight to delivery
-        watch.mark(Step::Lane);
+        let left = fast_path.run(round); //          1  of a flow that is known in all: straight to delivery
+        watch.mark(Step::FastPath);
         if left != 0 {
             judge(round, left); //         2 to 12  below
             round.jobs.sort_unstable_by_key(|job| job.frame);
@@ -432,11 +432,11 @@ impl Path {
         self.note_released();
     }
 
-    /// What the lane knows of machines that have moved is void.
+    /// What the fast path knows of machines that have moved is void.
     #[inline]
     fn forget_moved(&mut self) {
         if self.tables.learned.take_moved() {
-            self.lane.forget();
+            self.fast_path.forget();
         }
     }
 

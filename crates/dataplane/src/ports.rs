@@ -94,8 +94,8 @@ impl Attached {
                 return false;
             };
             self.port.complete(batch);
-            if let Some(shell) = self.out.pop_front() {
-                outbox.give_back(shell);
+            if let Some(batch) = self.out.pop_front() {
+                outbox.give_back(batch);
             }
         }
         true

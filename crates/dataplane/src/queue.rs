@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_wished_pair_if_it_is_on_and_else_by_its_number() {
+    fn the_requested_pair_if_it_is_on_and_else_by_its_number() {
         for (on, wish, pair) in [
             (0b1, 0, 0),
             (0b1, 7, 0),

@@ -33,7 +33,7 @@ impl Replies {
     }
 
     /// True when the NIC may be told of one more error in this second.
-    pub(crate) fn may_tell(&mut self, slot: PortSlot, now_secs: u32) -> bool {
+    pub(crate) fn may_send_error(&mut self, slot: PortSlot, now_secs: u32) -> bool {
         let index = slot.0 as usize % MAX_PORTS;
         if index >= self.told.len() {
             self.told.resize(index + 1, (0, 0));

@@ -32,7 +32,7 @@ pub(crate) struct Tables {
     pub wide_searches: u32,
 }
 
-/// A frame that the whole path is for: all but those that took the [lane](crate::stages::lane).
+/// A frame that the whole path is for: all but those that took the [fast path](crate::stages::fast_path).
 pub(crate) struct Item {
     /// Its index in the batch.
     pub frame: usize,
@@ -72,11 +72,11 @@ pub(crate) struct Job {
     pub target: PortSlot,
     /// Which of the target's queue pairs it had best go to, taken modulo those that are on.
     pub steer: u32,
-    /// What is asked about it, in [`Round::cases`]; [`NO_CASE`] for a frame that took the lane.
+    /// What is asked about it, in [`Round::cases`]; [`NO_CASE`] for a frame that took the fast path.
     pub case: u32,
 }
 
-/// A job's frame took the lane.
+/// A job's frame took the fast path.
 pub(crate) const NO_CASE: u32 = u32::MAX;
 
 /// Where on other hosts a job's frame goes.

@@ -81,7 +81,7 @@ impl Simulation {
         self.ask(move |switch| switch.publish(Arc::new(snapshot)).is_ok());
     }
 
-    /// Puts the ways through the physical network in force.
+    /// Puts the next hops of the underlay in force.
     pub fn set_underlay(&mut self, underlay: Underlay) {
         self.ask(move |switch| switch.set_underlay(Arc::new(underlay)).is_ok());
     }

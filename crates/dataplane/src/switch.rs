@@ -10,27 +10,27 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use io::cycles;
-use io::poll::Doorbell;
 use io::port::Port;
+use sys::cycles;
+use sys::poll::Doorbell;
 use wire::Vni;
 
-use crate::balance::{self, Balancer, Move};
+use crate::balance::{self, Move, QueueBalancer};
 use crate::counters::{Counters, PortCounters, RuleCounters};
 use crate::flow::{FlowInfo, FlowTable};
 use crate::handle::{Answer, Arrival, Command, WorkerGone, WorkerHandle};
 use crate::handoff::{self, Wake};
 use crate::learned::LearnedMac;
 use crate::load::{QueueLoad, WorkerLoad};
-use crate::nap::Nap;
 use crate::queue::{MAX_WORKERS, QueueId, Routes};
 use crate::report::PortReport;
+use crate::sleep_flag::SleepFlag;
 use crate::snapshot::{PortSlot, PortUid, RuleSlot, Snapshot};
 use crate::underlay::Underlay;
 use crate::wanted::Wanted;
 use crate::worker::{Parts, Worker, WorkerConfig};
 
-/// Parcels are sent on so many times at most before a snapshot counts as in force: once for each move of a queue
+/// Transfers are sent on so many times at most before a snapshot counts as in force: once for each move of a queue
 /// that they meet, and queues are not moved more than that while one is published.
 const SETTLE_MAX: usize = 4;
 
@@ -75,7 +75,7 @@ impl Switch {
             .map(|_| {
                 Ok(Wake {
                     bell: Doorbell::new()?,
-                    nap: Arc::new(Nap::new()),
+                    sleeps: Arc::new(SleepFlag::new()),
                 })
             })
             .collect::<std::io::Result<Vec<_>>>()?;
@@ -145,7 +145,7 @@ impl Switch {
         Ok(())
     }
 
-    /// Puts the ways through the physical network in force: no flow is decided again. Returns when every worker uses them;
+    /// Puts the next hops of the underlay in force: no flow is decided again. Returns when every worker uses them;
     /// frames that were handed to another worker before still go the old ones.
     pub fn set_underlay(&self, underlay: Arc<Underlay>) -> Result<(), WorkerGone> {
         // The answers are the underlays before: they are dropped here and not on the path.
@@ -229,7 +229,7 @@ impl Switch {
 
     /// Looks at what the queues have cost since the last look, and moves one if that is worth it: to be called once a
     /// second or so. Gives what was moved.
-    pub fn balance(&self, balancer: &mut Balancer) -> Result<Option<Move>, WorkerGone> {
+    pub fn balance(&self, balancer: &mut QueueBalancer) -> Result<Option<Move>, WorkerGone> {
         let shares = balancer.look(&self.queue_uses(), cycles::now());
         for (noted, busy) in self.busy.iter().zip(balance::busy(self.workers(), &shares)) {
             noted.store(busy, Ordering::Relaxed);

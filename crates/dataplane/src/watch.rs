@@ -1,7 +1,7 @@
 //! What each step of a batch costs, by the cycle counter, for one batch of many: reading it twice a batch and step would
 //! cost as much as the shorter steps.
 
-use io::cycles;
+use sys::cycles;
 
 use crate::load::{STEPS, StepLoad};
 
@@ -12,7 +12,7 @@ const EVERY: u32 = 61;
 #[derive(Clone, Copy)]
 pub(crate) enum Step {
     Receive,
-    Lane,
+    FastPath,
     Judge,
     Deliver,
     Flush,

@@ -13,16 +13,16 @@
 //! the kernel frees behind a frame that was sent would run through it. An awake worker looks at their rings itself.
 
 mod commands;
-mod parcels;
 mod sleep;
+mod transfers;
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
-use io::cycles;
 use io::frame::{BATCH, Batch};
-use io::poll::Poller;
+use sys::cycles;
+use sys::poll::Poller;
 
 use crate::dump::Dump;
 use crate::flow::{FlowTable, Flows};
@@ -149,7 +149,7 @@ impl Worker {
             Flows::new(parts.flows, parts.number),
             parts.wanted,
         );
-        path.tables.learned.tell_others(parts.handles.len() > 1);
+        path.tables.learned.share_with_others(parts.handles.len() > 1);
         Ok(Worker {
             path,
             ports: Ports::new(parts.number, parts.routes, parts.outbox),
@@ -253,7 +253,7 @@ impl Worker {
             self.owing = true;
             return 0;
         }
-        if !outbox.has_shell() {
+        if !outbox.has_free_batch() {
             self.owing = true;
             return 0;
         }

@@ -2,8 +2,8 @@
 //! story again and again and lets every load read every value that it may. The sources are those of the crate, with
 //! loom's atomics in place of the machine's. Not among them is what goes through `rtrb`, which is tested so itself.
 
-#[path = "../src/nap.rs"]
-mod nap;
+#[path = "../src/sleep_flag.rs"]
+mod sleep_flag;
 #[path = "../src/flow/spare.rs"]
 mod spare;
 #[path = "../src/flow/turns.rs"]
@@ -18,7 +18,7 @@ mod atomic {
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use loom::thread;
-use nap::{Nap, settle};
+use sleep_flag::{SleepFlag, settle};
 use spare::Spare;
 use turns::Turns;
 
@@ -155,27 +155,27 @@ fn a_spare_entry_has_one_taker() {
 #[test]
 fn nobody_sleeps_while_something_waits_for_it() {
     every_order(|| {
-        let shared = Arc::new((Nap::new(), AtomicBool::new(false), AtomicBool::new(false)));
+        let shared = Arc::new((SleepFlag::new(), AtomicBool::new(false), AtomicBool::new(false)));
         let sender = thread::spawn({
             let shared = shared.clone();
             move || {
-                let (nap, ring, bell) = &*shared;
+                let (flag, ring, bell) = &*shared;
                 ring.store(true, Ordering::Release);
                 settle();
-                if nap.is_on() {
+                if flag.is_on() {
                     bell.store(true, Ordering::Release);
                 }
             }
         });
-        let (nap, ring, bell) = &*shared;
-        nap.begin();
+        let (flag, ring, bell) = &*shared;
+        flag.begin();
         let sleeps = !ring.load(Ordering::Acquire);
         sender.join().unwrap();
         assert!(
             !sleeps || bell.load(Ordering::Acquire),
             "it sleeps, and nobody wakes it"
         );
-        nap.end();
-        assert!(!nap.is_on());
+        flag.end();
+        assert!(!flag.is_on());
     });
 }

@@ -21,7 +21,7 @@ pub fn netlink(data: &[u8]) {
 fn tell(data: &[u8]) -> Offline {
     let mut tables = Offline::default();
     if let [RAW, datagram @ ..] = data {
-        tables.hear(datagram);
+        tables.apply(datagram);
         return tables;
     }
     let mut input = Input::new(data);
@@ -31,9 +31,13 @@ fn tell(data: &[u8]) -> Offline {
         let kind = KINDS[(choice & 7) % KINDS.len()] + u16::from(gone);
         let len = usize::from(input.u8());
         let datagram = message(kind, FLAGS[choice >> 4 & 3], input.take(len));
-        tables.hear(&datagram);
+        tables.apply(&datagram);
         if !gone {
-            assert_eq!(tables.hear(&datagram), Kinds::NONE, "told twice: {datagram:02x?}");
+            assert_eq!(
+                tables.apply(&datagram),
+                Kinds::NONE,
+                "told twice: {datagram:02x?}"
+            );
         }
     }
     tables

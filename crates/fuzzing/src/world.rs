@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use control::model::Nic;
-use control::{AttachError, Attachments, Controller, DataPlane, DataPlaneError, OpenRequest, Settings};
+use control::{AttachError, Attachments, Controller, DataPlane, DataPlaneError, HostSettings, OpenRequest};
 use dataplane::counters::{PortCounters, RuleCounters};
 use dataplane::flow::FlowInfo;
 use dataplane::{PortSlot, PortUid, RuleSlot, Snapshot};
@@ -23,7 +23,7 @@ struct World(Arc<Mutex<Inner>>);
 /// A controller with nothing declared.
 pub fn controller() -> Controller {
     let world = World::default();
-    Controller::new(Settings::default(), Box::new(world.clone()), Arc::new(world))
+    Controller::new(HostSettings::default(), Box::new(world.clone()), Arc::new(world))
 }
 
 /// What is declared, declared again, is nothing new: what the model lets in, it also gives out.

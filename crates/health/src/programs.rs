@@ -4,7 +4,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use io::confine::Limits;
+use sys::confine::Limits;
 
 use crate::check::{CheckError, Command, error};
 

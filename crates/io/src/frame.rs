@@ -40,7 +40,7 @@ pub const HEAD_MAX: usize = 256;
 /// The largest frame, Ethernet header included: a 64 KiB TSO frame with its headers.
 pub const FRAME_MAX: usize = 65536 + 64;
 
-/// So many lines of a body come while the lane judges a head: with more, it would wait for them.
+/// So many lines of a body come while the fast path judges a head: with more, it would wait for them.
 const BODY_FETCH: usize = 6;
 
 /// Why a frame that came cannot be delivered. It is in the batch all the same, so that it is dropped and counted where

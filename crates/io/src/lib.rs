@@ -12,35 +12,25 @@
 //!    sender left undone (checksum, segmentation) and the receiver does not take is completed here.
 //!    `target.flush()` publishes what was written, `port.complete(&mut batch)` gives the buffers back.
 //!
-//! All `unsafe` of the project is in this crate. What is safe about its face: a [`frame::Frame`]'s body can
+//! With `sys`, all `unsafe` of the project is in this crate. What is safe about its face: a [`frame::Frame`]'s body can
 //! be read only through a batch that keeps the sender's memory mapped; a guest can change body bytes
 //! while they are copied, and the worst that comes of it is that the receiver gets those bytes.
 
-mod allocator;
 pub mod bench;
-pub mod bpf;
-pub mod bpf_array;
-pub mod confine;
 mod copy;
 mod copy_sum;
-pub mod cycles;
 mod deliver;
-pub mod ethtool;
 mod fault_guard;
 pub mod fetch;
 pub mod frame;
 pub mod guest_memory;
 pub mod guest_view;
-pub mod huge;
 pub mod memory_port;
 mod outer;
 pub mod packet_socket;
-pub mod poll;
 pub mod port;
 pub mod tap;
 pub mod trace;
 pub mod uplink;
 pub mod vhost;
 pub mod xsk;
-
-pub use allocator::trim_memory;

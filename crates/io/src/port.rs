@@ -13,10 +13,10 @@ use wire::vxlan::Outer;
 use crate::bench::BenchPort;
 use crate::frame::Batch;
 use crate::memory_port::MemoryPort;
-use crate::poll::Poller;
 use crate::tap::TapPort;
 use crate::uplink::UplinkPort;
 use crate::vhost::port::VhostPort;
+use sys::poll::Poller;
 
 pub use crate::deliver::Accepts;
 

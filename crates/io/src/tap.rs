@@ -19,7 +19,7 @@ use wire::virtio_net::{self, HDR_LEN_MRG};
 use wire::vxlan::Outer;
 
 pub use device::{TapError, TapOptions};
-pub use station::{Hear, Heard, TapUplink, TapVoice};
+pub use station::{Received, Receiver, TapUplink, TapVoice};
 
 use crate::deliver::{self, Accepts, Piece, Sink};
 use crate::frame::{BATCH, Batch, Fault, HEAD_MAX};

@@ -5,10 +5,10 @@ mod common;
 use std::time::Duration;
 
 use butterfly_io::frame::Batch;
-use butterfly_io::poll::Poller;
 use butterfly_io::vhost::features::EVENT_IDX;
 use butterfly_io::vhost::queue::QueueSetup;
 use common::*;
+use sys::poll::Poller;
 use testkit::ring_driver::Shape;
 use wire::offload::Offload;
 

@@ -365,8 +365,8 @@ pub fn neighbour(message: &Message) -> Option<Neighbour> {
 /// struct netconfmsg: family. The index, and what the message says; what it does not say is left out.
 pub fn settings(
     message: &Message,
-    before: impl Fn(&(Family, i32)) -> Settings,
-) -> Option<((Family, i32), Settings)> {
+    before: impl Fn(&(Family, i32)) -> ForwardingSettings,
+) -> Option<((Family, i32), ForwardingSettings)> {
     const FIXED: usize = 4;
     let family = Family::from_code(*message.body.first()?)?;
     let index = message

@@ -48,8 +48,8 @@ mod uapi;
 pub use error::Error;
 pub use mirror::{Kinds, Mirror, Watch};
 pub use model::{
-    Address, Family, Hop, Link, Neighbour, NextHop, Route, RouteKey, RouteKind, RouteSet, Rule, RuleAction,
-    Settings, Snapshot, Vlan,
+    Address, Family, ForwardingSettings, Hop, Link, Neighbour, NextHop, Route, RouteKey, RouteKind, RouteSet,
+    Rule, RuleAction, Snapshot, Vlan,
 };
 pub use offline::Offline;
 pub use request::{Query, Requests, Resolution};

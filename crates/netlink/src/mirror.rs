@@ -265,14 +265,14 @@ impl Follower {
         let mut kinds = Kinds::NONE;
         if let Some(done) = self.resync.take() {
             self.sequence = done.sequence();
-            if done.drowned {
+            if done.overflowed {
                 self.tables.doubt.extend(done.wanted);
                 return Ok(kinds);
             }
             for what in &done.wanted {
                 kinds |= self.tables.replace(*what, &done.fresh);
             }
-            for datagram in done.heard() {
+            for datagram in done.buffered() {
                 kinds |= take(&mut self.tables, &mut None, datagram);
             }
         }
@@ -302,7 +302,7 @@ impl Follower {
 /// Applies a datagram of the groups, and keeps it for the end of a dump that is under way.
 fn take(tables: &mut Tables, resync: &mut Option<Resync>, datagram: &[u8]) -> Kinds {
     if let Some(resync) = resync {
-        resync.hear(datagram);
+        resync.buffer(datagram);
     }
     let mut kinds = Kinds::NONE;
     for message in messages(datagram) {

@@ -55,8 +55,8 @@ pub struct Snapshot {
     pub rules: Arc<Vec<Rule>>,
     /// By interface index and address; those of a proxy are left out.
     pub neighbours: OrdMap<(u32, IpAddr), Neighbour>,
-    /// By family and interface index; see [`Settings::ALL`].
-    pub settings: OrdMap<(Family, i32), Settings>,
+    /// By family and interface index; see [`ForwardingSettings::ALL`].
+    pub settings: OrdMap<(Family, i32), ForwardingSettings>,
     /// How often each kind has changed; what a [`Watch`](crate::Watch) compares.
     pub(crate) versions: crate::mirror::Versions,
 }
@@ -492,16 +492,16 @@ impl Neighbour {
 
 /// What `net.ipv4.conf.IF` and `net.ipv6.conf.IF` say of forwarding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Settings {
+pub struct ForwardingSettings {
     /// Packets that come in here are forwarded.
     pub forwarding: bool,
-    /// 0 off, 1 strict, 2 loose (RFC 3704). The kernel uses the larger of the interface's and [`Settings::ALL`]'s. IPv4 only.
+    /// 0 off, 1 strict, 2 loose (RFC 3704). The kernel uses the larger of the interface's and [`ForwardingSettings::ALL`]'s. IPv4 only.
     pub rp_filter: u32,
     /// Routes over an interface without carrier are not used.
     pub ignore_routes_with_linkdown: bool,
 }
 
-impl Settings {
+impl ForwardingSettings {
     /// The index that stands for `conf.all`.
     pub const ALL: i32 = -1;
     /// The index that stands for `conf.default`.

@@ -11,7 +11,7 @@ pub struct Offline(Tables);
 
 impl Offline {
     /// Takes in a datagram of the groups, as far as its messages fit. Says what changed.
-    pub fn hear(&mut self, datagram: &[u8]) -> Kinds {
+    pub fn apply(&mut self, datagram: &[u8]) -> Kinds {
         let mut kinds = Kinds::NONE;
         for message in messages(datagram) {
             kinds |= self.0.apply(&message);

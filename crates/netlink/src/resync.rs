@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::io;
 
 /// How many changes are kept while a dump is read: 60 MB or so.
-const HEARD: usize = 250_000;
+const BUFFERED_MAX: usize = 250_000;
 
 /// A table that can be dumped by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -73,9 +73,9 @@ pub struct Resync {
     pub wanted: BTreeSet<What>,
     pub fresh: Tables,
     /// What the groups said since it began.
-    heard: Vec<Vec<u8>>,
+    buffered: Vec<Vec<u8>>,
     /// More was said than is kept: what the dump found is not to be used.
-    pub drowned: bool,
+    pub overflowed: bool,
     left: Vec<What>,
     sequence: u32,
     interrupted: bool,
@@ -88,8 +88,8 @@ impl Resync {
         let resync = Self {
             wanted,
             fresh,
-            heard: Vec::new(),
-            drowned: false,
+            buffered: Vec::new(),
+            overflowed: false,
             left,
             sequence,
             interrupted: false,
@@ -99,18 +99,18 @@ impl Resync {
     }
 
     /// Keeps a datagram of the groups for the end.
-    pub fn hear(&mut self, datagram: &[u8]) {
-        self.drowned |= self.heard.len() == HEARD;
-        if self.drowned {
-            self.heard.clear();
+    pub fn buffer(&mut self, datagram: &[u8]) {
+        self.overflowed |= self.buffered.len() == BUFFERED_MAX;
+        if self.overflowed {
+            self.buffered.clear();
         } else {
-            self.heard.push(datagram.to_vec());
+            self.buffered.push(datagram.to_vec());
         }
     }
 
     /// What the groups said meanwhile, in its order.
-    pub fn heard(&self) -> impl Iterator<Item = &[u8]> {
-        self.heard.iter().map(Vec::as_slice)
+    pub fn buffered(&self) -> impl Iterator<Item = &[u8]> {
+        self.buffered.iter().map(Vec::as_slice)
     }
 
     /// Takes in a datagram of the answer. True when all is there.
@@ -136,7 +136,7 @@ impl Resync {
             return Err(io::Error::from_raw_os_error(error));
         }
         self.sequence = self.sequence.wrapping_add(1);
-        // Entries of a torn dump that are gone by now are caught by the groups: their deletion is in `heard`.
+        // Entries of a torn dump that are gone by now are caught by the groups: their deletion is in `buffered`.
         if !std::mem::take(&mut self.interrupted) {
             self.left.pop();
         }

@@ -113,7 +113,7 @@ impl Tables {
                 put(&mut now.settings, key, settings).then_some(Kinds::SETTINGS)
             }
             RTM_DELNETCONF => {
-                let (key, _) = decode::settings(message, |_| Settings::default())?;
+                let (key, _) = decode::settings(message, |_| ForwardingSettings::default())?;
                 now.settings.remove(&key)?;
                 Some(Kinds::SETTINGS)
             }

@@ -1,7 +1,7 @@
 //! Interfaces taken over and given back: which devices the program runs on for them, and what hinders it there.
 
 use netlink::Snapshot;
-use xdp::{Feature, Ground, Interfaces, Mode, Place};
+use xdp::{AttachPoint, Feature, Interfaces, LinkLayers, Mode};
 
 use crate::error::Error;
 use crate::interfaces::{Interface, Run};
@@ -11,7 +11,7 @@ use crate::router::Router;
 /// A device that the program runs on: of one of our interfaces, or of several VLANs.
 #[derive(Debug)]
 pub(crate) struct Device {
-    pub(crate) place: Place,
+    pub(crate) point: AttachPoint,
     trouble: Option<Trouble>,
     /// A frame of its that comes without a VLAN tag may have one.
     may_hide_tags: bool,
@@ -53,15 +53,15 @@ impl Router {
         self.forget_counters(interface.slot)?;
         if first {
             self.ports.set(&interface.port, &interface.device)?;
-            let ground = ground(&self.snapshot, interface.device);
+            let layers = layers(&self.snapshot, interface.device);
             let members = [(Feature::Router, &self.program)];
-            let place = Place::take(&ground, attached, &members, mode);
-            let place = place.map_err(|error| Error::of_interface(name, error))?;
+            let point = AttachPoint::take(&layers, attached, &members, mode);
+            let point = point.map_err(|error| Error::of_interface(name, error))?;
             let device = Device {
-                may_hide_tags: may_hide_tags(&self.snapshot, &ground, &place),
-                place,
+                may_hide_tags: may_hide_tags(&self.snapshot, &layers, &point),
+                point,
                 trouble: None,
-                buffers: ground.buffers,
+                buffers: layers.buffers,
             };
             self.devices.insert(interface.device, device);
         }
@@ -85,7 +85,7 @@ impl Router {
         let mut others = self.interfaces.values();
         if !others.any(|other| other.device == interface.device) {
             if let Some(device) = self.devices.remove(&interface.device) {
-                device.place.leave(attached, &[Feature::Router]);
+                device.point.leave(attached, &[Feature::Router]);
             }
             self.ports.remove(&interface.port)?;
             self.stand_behind(attached)?;
@@ -96,10 +96,10 @@ impl Router {
 
     /// Where one device runs the program at tc, the others do so too, behind XDP: what leaves by that device can be sent from there alone.
     fn stand_behind(&mut self, attached: &mut Interfaces) -> Result<(), Error> {
-        self.at_tc = self.devices.values().any(|device| device.place.mode().is_tc());
+        self.at_tc = self.devices.values().any(|device| device.point.mode().is_tc());
         for device in self.devices.values_mut() {
             let done = device
-                .place
+                .point
                 .set_behind(attached, Feature::Router, &self.program, self.at_tc);
             if let Err(error) = done {
                 device.trouble = Some(Trouble {
@@ -123,7 +123,7 @@ impl Router {
     pub(crate) fn run_of(&self, interface: &Interface) -> Run {
         let device = self.devices.get(&interface.device);
         Run {
-            xdp: device.is_some_and(|device| !device.place.mode().is_tc()),
+            xdp: device.is_some_and(|device| !device.point.mode().is_tc()),
             buffers: device.is_some_and(|device| device.buffers.is_some()),
         }
     }
@@ -137,10 +137,10 @@ impl Router {
             if !self.snapshot.links.contains_key(index) {
                 continue;
             }
-            let ground = ground(&self.snapshot, *index);
-            device.may_hide_tags = may_hide_tags(&self.snapshot, &ground, &device.place);
-            device.buffers.clone_from(&ground.buffers);
-            let followed = device.place.follow(&ground, attached, &members);
+            let layers = layers(&self.snapshot, *index);
+            device.may_hide_tags = may_hide_tags(&self.snapshot, &layers, &device.point);
+            device.buffers.clone_from(&layers.buffers);
+            let followed = device.point.follow(&layers, attached, &members);
             device.trouble = followed.err().map(|error| Trouble {
                 why: error.to_string(),
                 blind: matches!(error, xdp::Error::Tags { .. }),
@@ -173,18 +173,18 @@ impl Router {
 
 /// Whoever sends to a veth may hand VLAN tags over beside the frame (`txvlan`), and nobody at this end can forbid it; XDP does not see
 /// them.
-fn may_hide_tags(snapshot: &Snapshot, ground: &Ground, place: &Place) -> bool {
-    if place.mode().is_tc() {
+fn may_hide_tags(snapshot: &Snapshot, layers: &LinkLayers, point: &AttachPoint) -> bool {
+    if point.mode().is_tc() {
         return false;
     }
-    let links = ground.trunks.iter().filter_map(|nic| snapshot.links.get(nic));
+    let links = layers.trunks.iter().filter_map(|nic| snapshot.links.get(nic));
     links.into_iter().any(|link| link.is("veth"))
 }
 
 /// What a device lies on.
-fn ground(snapshot: &Snapshot, device: u32) -> Ground {
+fn layers(snapshot: &Snapshot, device: u32) -> LinkLayers {
     let ports = || snapshot.ports_of(device).map(|port| port.index).collect();
-    Ground {
+    LinkLayers {
         ifindex: device,
         ports: snapshot.is_bond(device).then(ports),
         trunks: snapshot.nics_with_vlans(device),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU32;
 
 use bytemuck::Zeroable;
-use io::bpf_array::BpfArray;
+use sys::bpf_array::BpfArray;
 use xdp::Table;
 
 use crate::error::Error;
@@ -90,5 +90,5 @@ impl Entries {
 /// The first word says whose it is.
 fn put(place: &[AtomicU32], near: &Near) {
     let words: [u32; WORDS] = bytemuck::cast(*near);
-    io::bpf_array::put(place, &words, 0);
+    sys::bpf_array::put(place, &words, 0);
 }

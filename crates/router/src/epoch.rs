@@ -1,12 +1,12 @@
-//! What holds for all packets, and how long what the program remembers of flows holds (`bpf/router/lane.h`): as long as the epoch
+//! What holds for all packets, and how long what the program remembers of flows holds (`bpf/router/flow_cache.h`): as long as the epoch
 //! is the same. Owned by the router, which ends it before it changes any map and begins the next one behind the last change, so
 //! that nothing is remembered that was decided in between.
 
 use std::sync::atomic::Ordering;
 
-use io::bpf_array::BpfArray;
+use sys::bpf_array::BpfArray;
 
-use crate::layout::{Config, LANE_EPOCHS};
+use crate::layout::{CACHE_EPOCHS, Config};
 
 /// Words of the configuration.
 pub const CONFIG_WORDS: usize = size_of::<Config>() / 4;
@@ -17,16 +17,16 @@ const EPOCH: usize = std::mem::offset_of!(Config, epoch) / 4;
 #[derive(Debug)]
 pub struct Epochs {
     config: BpfArray,
-    lanes: [BpfArray; 2],
+    caches: [BpfArray; 2],
     last: u32,
 }
 
 impl Epochs {
     /// Over the maps `config_map`, and `lanes4` and `lanes6`; none has begun.
-    pub fn new(config: BpfArray, lanes: [BpfArray; 2]) -> Epochs {
+    pub fn new(config: BpfArray, caches: [BpfArray; 2]) -> Epochs {
         Epochs {
             config,
-            lanes,
+            caches,
             last: 0,
         }
     }
@@ -39,16 +39,16 @@ impl Epochs {
     /// Writes what holds for all packets. Its epoch is to be 0.
     pub fn write(&self, config: &Config) {
         let words: [u32; CONFIG_WORDS] = bytemuck::cast(*config);
-        io::bpf_array::put(self.config.words(), &words, EPOCH);
+        sys::bpf_array::put(self.config.words(), &words, EPOCH);
     }
 
     /// What is decided from now on may be remembered. When the numbers are used up all flows are forgotten: one that nobody has
     /// asked for since the last time would hold again.
     pub fn begin(&mut self) {
         self.last += 1;
-        if self.last == LANE_EPOCHS {
+        if self.last == CACHE_EPOCHS {
             self.last = 1;
-            for word in self.lanes.iter().flat_map(BpfArray::words) {
+            for word in self.caches.iter().flat_map(BpfArray::words) {
                 word.store(0, Ordering::Relaxed);
             }
         }
@@ -77,15 +77,15 @@ mod tests {
         let mut epochs = Epochs::new(array(CONFIG_WORDS), [array(64), array(64)]);
         let now = |epochs: &Epochs| epochs.config.words()[EPOCH].load(Ordering::Relaxed);
         let remembered = |epochs: &Epochs| {
-            let last = |lanes: &BpfArray| lanes.words()[63].load(Ordering::Relaxed);
-            epochs.lanes.each_ref().map(last)
+            let last = |caches: &BpfArray| caches.words()[63].load(Ordering::Relaxed);
+            epochs.caches.each_ref().map(last)
         };
-        epochs.last = LANE_EPOCHS - 2;
-        for lanes in &epochs.lanes {
-            lanes.words()[63].store(7, Ordering::Relaxed);
+        epochs.last = CACHE_EPOCHS - 2;
+        for caches in &epochs.caches {
+            caches.words()[63].store(7, Ordering::Relaxed);
         }
         epochs.begin();
-        assert_eq!((now(&epochs), remembered(&epochs)), (LANE_EPOCHS - 1, [7; 2]));
+        assert_eq!((now(&epochs), remembered(&epochs)), (CACHE_EPOCHS - 1, [7; 2]));
         epochs.end();
         assert_eq!(now(&epochs), 0);
         epochs.begin();

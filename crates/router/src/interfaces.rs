@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use netlink::{Family, Link, Settings, Snapshot};
+use netlink::{Family, ForwardingSettings, Link, Snapshot};
 use wire::Mac;
 
 use crate::error::Error;
@@ -140,9 +140,9 @@ impl Interface {
                 .unwrap_or_default()
         };
         let own = settings(Family::V4, self.ifindex as i32);
-        let all = settings(Family::V4, Settings::ALL);
+        let all = settings(Family::V4, ForwardingSettings::ALL);
         // ip6_forward() asks the whole host's.
-        let six = settings(Family::V6, Settings::ALL);
+        let six = settings(Family::V6, ForwardingSettings::ALL);
         let link = self.link(snapshot);
         // What comes by a VLAN that is down the kernel drops.
         let up = link.is_some_and(|link| link.up);

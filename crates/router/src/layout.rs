@@ -199,11 +199,11 @@ pub struct Config {
 }
 
 /// How many numbers an epoch may have; 0 is none.
-pub const LANE_EPOCHS: u32 = 1 << 30;
+pub const CACHE_EPOCHS: u32 = 1 << 30;
 /// Words of a CPU's flows in the map `lanes4`: a line, and twice as many flows of 16 bytes as there are pairs.
-pub const LANE4_WORDS: usize = 16 + 2 * 4 * (1 << 14);
+pub const CACHE4_WORDS: usize = 16 + 2 * 4 * (1 << 14);
 /// The same in the map `lanes6`, whose flows are of 32 bytes.
-pub const LANE6_WORDS: usize = 16 + 2 * 8 * (1 << 14);
+pub const CACHE6_WORDS: usize = 16 + 2 * 8 * (1 << 14);
 
 /// Flags of [`Config`].
 pub mod config {

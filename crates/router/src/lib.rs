@@ -27,10 +27,10 @@
 //! - [`paths`] holds what an entry leads to. Equal specs are one path, so a million routes over a hundred neighbours are
 //!   a hundred paths, and a neighbour that changes is one hop that changes, not ten thousand entries.
 //!
-//! - The lane (`bpf/router/lane.h`) takes packets of flows that were forwarded before, without a lookup. What it remembers holds
+//! - The flow cache (`bpf/router/flow_cache.h`) takes packets of flows that were forwarded before, without a lookup. What it remembers holds
 //!   for one epoch (`epoch.rs`): the time between two changes of any map.
 //!
-//! The arrays are memory-mapped (`io::bpf_array`): a route is a few stores, not a system call. Every store leaves the table
+//! The arrays are memory-mapped (`sys::bpf_array`): a route is a few stores, not a system call. Every store leaves the table
 //! right for somebody, old or new; nothing is read that was never true.
 //!
 //! **What only use tells.** The kernel does not see what the program forwards, so its neighbours would go stale for good.

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use bytemuck::Pod;
-use io::bpf_array::BpfArray;
+use sys::bpf_array::BpfArray;
 
 use crate::layout::{Counter, Hop, Member, PATH_MEMBERS, Path, kind};
 use crate::spec::{Spec, Via};

@@ -6,8 +6,8 @@ use std::ops::RangeInclusive;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use io::bpf_array::BpfArray;
 use netlink::{Family, Kinds, Snapshot};
+use sys::bpf_array::BpfArray;
 use wire::Mac;
 use xdp::{Mode, PerCpuTable, Program, Table, objects};
 
@@ -19,7 +19,7 @@ use crate::fib::{Fib, Prefix, Source};
 use crate::firewall::Firewall;
 use crate::interfaces::{Interface, Run, View};
 use crate::layout::{
-    self, Config, Counter, Counters, ELEMENT_LINES, Hop, LANE4_WORDS, LANE6_WORDS, Path, config,
+    self, CACHE4_WORDS, CACHE6_WORDS, Config, Counter, Counters, ELEMENT_LINES, Hop, Path, config,
 };
 use crate::node::LINE;
 use crate::paths::Paths;
@@ -100,8 +100,8 @@ impl Router {
                 ("trie6", six as u32),
                 ("paths", options.paths),
                 ("hops", options.paths),
-                ("lanes4", cpus as u32),
-                ("lanes6", cpus as u32),
+                ("flow_caches4", cpus as u32),
+                ("flow_caches6", cpus as u32),
             ];
             for mut map in open.maps_mut() {
                 let name = map.name().to_string_lossy().into_owned();
@@ -131,8 +131,8 @@ impl Router {
             epochs: Epochs::new(
                 mapped("config_map", CONFIG_WORDS)?,
                 [
-                    mapped("lanes4", cpus * LANE4_WORDS)?,
-                    mapped("lanes6", cpus * LANE6_WORDS)?,
+                    mapped("flow_caches4", cpus * CACHE4_WORDS)?,
+                    mapped("flow_caches6", cpus * CACHE6_WORDS)?,
                 ],
             ),
             entries: Entries::new(program.table("interfaces")?, mapped("near", NEAR_WORDS)?),
@@ -312,7 +312,7 @@ impl Router {
 
     /// How the program runs for a device of its interfaces.
     pub fn mode_of(&self, device: u32) -> Option<Mode> {
-        Some(self.devices.get(&device)?.place.mode())
+        Some(self.devices.get(&device)?.point.mode())
     }
 
     /// What there is to see.

@@ -15,7 +15,7 @@ pub mod process;
 pub mod qemu;
 pub mod results;
 pub mod ring_driver;
-pub mod road;
+pub mod routed_hosts;
 pub mod traffic;
 pub mod vhost_frontend;
 

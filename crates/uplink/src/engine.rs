@@ -12,16 +12,16 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use io::ethtool;
 use io::port::Port;
 use io::xsk::{XskHandle, XskStatistics};
 use netlink::Snapshot;
+use sys::ethtool;
 use xdp::Interfaces;
 
 use crate::facts::Fact;
 use crate::interface::Mode;
 use crate::layout::{Counters, QUEUES, UPLINKS};
-use crate::plan::{Settings, Wanted, plan};
+use crate::plan::{UplinkSettings, Wanted, plan};
 use crate::program::{Groups, Program};
 use crate::station::Station;
 use joining::Active;
@@ -54,7 +54,7 @@ pub struct Options {
 
 /// The uplinks of a host.
 pub struct Engine {
-    settings: Settings,
+    settings: UplinkSettings,
     options: Options,
     /// Shared with the other features that run programs on interfaces.
     interfaces: Arc<Mutex<Interfaces>>,
@@ -79,7 +79,7 @@ pub struct Engine {
 impl Engine {
     /// No uplink yet.
     pub fn new(
-        settings: Settings,
+        settings: UplinkSettings,
         options: Options,
         interfaces: Arc<Mutex<Interfaces>>,
         ports: Box<dyn Ports>,

@@ -18,7 +18,7 @@ const PATIENCE: (u32, Duration) = (50, Duration::from_millis(20));
 
 /// Which interface, and what is known of it.
 #[derive(Clone, Debug)]
-pub struct Wish {
+pub struct JoinRequest {
     /// Its name.
     pub name: String,
     /// Its index, in the network namespace of the calling thread.
@@ -141,14 +141,14 @@ pub struct Joined {
 pub fn join(
     program: &Program,
     interfaces: &mut Interfaces,
-    wish: &Wish,
+    request: &JoinRequest,
     port: u16,
 ) -> Result<Joined, JoinError> {
-    let refused = match join_xdp(program, interfaces, wish) {
+    let refused = match join_xdp(program, interfaces, request) {
         Ok(joined) => return Ok(joined),
         Err(refused) => refused.to_string(),
     };
-    match join_packet(wish, port, refused.clone()) {
+    match join_packet(request, port, refused.clone()) {
         Ok(joined) => Ok(joined),
         Err(packet) => Err(JoinError::Packet { packet, xdp: refused }),
     }
@@ -158,12 +158,12 @@ pub fn join(
 ///
 /// # Errors
 /// The kernel refuses.
-pub fn join_packet(wish: &Wish, port: u16, why: String) -> Result<Joined, PacketError> {
+pub fn join_packet(request: &JoinRequest, port: u16, why: String) -> Result<Joined, PacketError> {
     let socket = PacketPort::open(&PacketOptions {
-        interface: wish.name.clone(),
-        ifindex: wish.ifindex,
+        interface: request.name.clone(),
+        ifindex: request.ifindex,
         port,
-        link: wish.link.clone(),
+        link: request.link.clone(),
     })?;
     Ok(Joined {
         ports: vec![socket.into()],
@@ -178,24 +178,28 @@ pub fn join_packet(wish: &Wish, port: u16, why: String) -> Result<Joined, Packet
 ///
 /// # Errors
 /// See [`JoinError`].
-pub fn join_xdp(program: &Program, interfaces: &mut Interfaces, wish: &Wish) -> Result<Joined, JoinError> {
-    let attached = interfaces.add(wish.ifindex, Feature::Uplink, program.xdp(), wish.mode)?;
+pub fn join_xdp(
+    program: &Program,
+    interfaces: &mut Interfaces,
+    request: &JoinRequest,
+) -> Result<Joined, JoinError> {
+    let attached = interfaces.add(request.ifindex, Feature::Uplink, program.xdp(), request.mode)?;
     let (xdp, why_generic) = (attached.0, attached.1.map(str::to_owned));
-    let opened = open_all(wish, xdp).and_then(|ports| {
+    let opened = open_all(request, xdp).and_then(|ports| {
         for (queue, port) in (0..).zip(&ports) {
             let given = port
                 .handle()
-                .with(|socket| program.set_socket(wish.number, queue, socket));
+                .with(|socket| program.set_socket(request.number, queue, socket));
             // The port is there: so is its socket.
             given.unwrap_or(Ok(()))?;
         }
-        program.add_interface(wish.ifindex, wish.number)?;
+        program.add_interface(request.ifindex, request.number)?;
         Ok(ports)
     });
     let ports = match opened {
         Ok(ports) => ports,
         Err(error) => {
-            interfaces.remove(wish.ifindex, Feature::Uplink);
+            interfaces.remove(request.ifindex, Feature::Uplink);
             return Err(error);
         }
     };
@@ -225,10 +229,10 @@ pub fn leave(program: &Program, interfaces: &mut Interfaces, ifindex: u32) {
 }
 
 /// A port for each queue that the interface has: the kernel says how many only by refusing the one behind the last.
-fn open_all(wish: &Wish, xdp: xdp::Mode) -> Result<Vec<XskPort>, JoinError> {
+fn open_all(request: &JoinRequest, xdp: xdp::Mode) -> Result<Vec<XskPort>, JoinError> {
     let mut ports = Vec::new();
-    for queue in 0..wish.queues.clamp(1, QUEUES) {
-        match open_one(wish, queue, xdp) {
+    for queue in 0..request.queues.clamp(1, QUEUES) {
+        match open_one(request, queue, xdp) {
             Ok(port) => ports.push(port),
             Err(XskError::Bind { error, .. }) if queue > 0 && error.raw_os_error() == Some(EINVAL) => break,
             Err(error) => return Err(error.into()),
@@ -237,18 +241,18 @@ fn open_all(wish: &Wish, xdp: xdp::Mode) -> Result<Vec<XskPort>, JoinError> {
     Ok(ports)
 }
 
-fn open_one(wish: &Wish, queue: u32, xdp: xdp::Mode) -> Result<XskPort, XskError> {
+fn open_one(request: &JoinRequest, queue: u32, xdp: xdp::Mode) -> Result<XskPort, XskError> {
     let options = XskOptions {
-        interface: wish.name.clone(),
-        ifindex: wish.ifindex,
+        interface: request.name.clone(),
+        ifindex: request.ifindex,
         queue,
-        frames: wish.frames,
+        frames: request.frames,
         // A packet that the kernel has made something of already is none that the NIC could put into the UMEM.
         zero_copy: xdp == xdp::Mode::Native,
-        busy_poll: wish.busy_poll,
+        busy_poll: request.busy_poll,
         // In generic mode the kernel may have joined packets, whoever brought them.
-        unfinished: wish.is_virtual || xdp == xdp::Mode::Generic,
-        link: wish.link.clone(),
+        unfinished: request.is_virtual || xdp == xdp::Mode::Generic,
+        link: request.link.clone(),
     };
     let (tries, pause) = PATIENCE;
     for _ in 1..tries {

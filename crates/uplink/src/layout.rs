@@ -19,7 +19,7 @@ pub const NEAR_ENDPOINTS: usize = 64;
 /// `struct settings`: fixed when the program is loaded.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub struct Settings {
+pub struct ProgramSettings {
     /// Multicast groups that carry flooded frames: all that are this under the mask count as this.
     pub group: [u8; 16],
     /// The mask; all zero: none.
@@ -77,7 +77,7 @@ pub struct Counters {
     pub fragments: u64,
 }
 
-const _: () = assert!(size_of::<Settings>() == 36);
+const _: () = assert!(size_of::<ProgramSettings>() == 36);
 const _: () = assert!(size_of::<Endpoint>() == 20);
 const _: () = assert!(size_of::<NearEndpoint>() == 24);
 const _: () = assert!(size_of::<Counters>() == 32);

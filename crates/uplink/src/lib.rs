@@ -21,7 +21,7 @@ mod station;
 
 pub use engine::{Engine, Options, Ports};
 pub use facts::Fact;
-pub use interface::{JoinError, Joined, Mode, Wish, join, join_packet, join_xdp, leave};
-pub use plan::Settings;
+pub use interface::{JoinError, JoinRequest, Joined, Mode, join, join_packet, join_xdp, leave};
+pub use plan::UplinkSettings;
 pub use program::{Groups, Program, ProgramError};
 pub use station::Station;

@@ -9,7 +9,7 @@ use crate::layout::UPLINKS;
 
 /// What the operator asked for.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Settings {
+pub struct UplinkSettings {
     /// The addresses of this host towards others (`-i`). None: all those of the named interfaces.
     pub addresses: Vec<IpAddr>,
     /// The interfaces (`--uplink`). None: those that have the addresses.
@@ -44,7 +44,7 @@ pub(crate) struct Plan {
 }
 
 /// Makes the plan.
-pub(crate) fn plan(settings: &Settings, kernel: &Snapshot) -> Plan {
+pub(crate) fn plan(settings: &UplinkSettings, kernel: &Snapshot) -> Plan {
     let mut plan = Plan::default();
     for name in &settings.interfaces {
         match kernel.link_named(name) {
@@ -151,7 +151,7 @@ fn only_generic(kind: &str) -> Option<&'static str> {
 }
 
 /// The interface that has an address. What is on our own TAP device is at its other end, and no way out.
-fn owner<'a>(settings: &Settings, kernel: &'a Snapshot, ip: IpAddr) -> Option<&'a Arc<Link>> {
+fn owner<'a>(settings: &UplinkSettings, kernel: &'a Snapshot, ip: IpAddr) -> Option<&'a Arc<Link>> {
     let having = kernel.addresses.keys().filter(|(_, had)| *had == ip);
     let mut owners = having.filter_map(|(ifindex, _)| kernel.links.get(ifindex));
     owners.find(|link| settings.tap.as_ref() != Some(&link.name))
@@ -167,7 +167,7 @@ fn below<'a>(kernel: &'a Snapshot, link: &'a Arc<Link>) -> (Option<&'a Arc<Link>
 
 /// The addresses of the named interfaces but for those of their link alone.
 fn addresses_of<'a>(
-    settings: &'a Settings,
+    settings: &'a UplinkSettings,
     kernel: &'a Snapshot,
 ) -> impl Iterator<Item = (&'a Arc<Link>, IpAddr)> {
     const UNIVERSE: u8 = 0;

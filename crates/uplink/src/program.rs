@@ -6,13 +6,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use bytemuck::Zeroable;
-use io::bpf_array::{self, BpfArray};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
+use sys::bpf_array::{self, BpfArray};
 use xdp::{PerCpuTable, Table};
 
 use crate::layout::{
-    self, Counters, ENDPOINTS, Endpoint, NEAR_ENDPOINTS, NEAR_INTERFACES, NearEndpoint, QUEUES, Settings,
-    UPLINKS,
+    self, Counters, ENDPOINTS, Endpoint, NEAR_ENDPOINTS, NEAR_INTERFACES, NearEndpoint, ProgramSettings,
+    QUEUES, UPLINKS,
 };
 
 /// Why the program cannot be had or told something.
@@ -245,8 +245,8 @@ fn place(number: u32, queue: u32) -> Result<u32, ProgramError> {
     }
 }
 
-fn settings(port: u16, groups: Option<Groups>) -> Settings {
-    let mut settings = Settings {
+fn settings(port: u16, groups: Option<Groups>) -> ProgramSettings {
+    let mut settings = ProgramSettings {
         // What no address is under a mask of nothing.
         group: [0xff; 16],
         group_mask: [0; 16],

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use io::tap::{Heard, TapError, TapOptions, TapUplink, TapVoice};
+use io::tap::{Received, TapError, TapOptions, TapUplink, TapVoice};
 use io::xsk::Link;
 use wire::{Mac, membership, parse};
 
@@ -105,7 +105,7 @@ impl Station {
             offloads: false,
         };
         let station = self.clone();
-        let (port, voice) = TapUplink::open(&options, link, Arc::new(move |frame| station.hear(frame)))?;
+        let (port, voice) = TapUplink::open(&options, link, Arc::new(move |frame| station.receive(frame)))?;
         *self.voice() = Some(voice);
         let announcements = self.neighbours().announcements();
         self.say_all(&announcements);
@@ -122,29 +122,29 @@ impl Station {
 
     /// What a frame is. On a worker's thread: tunnelled packets ask for no lock, and a question or an answer that would have
     /// to wait for it is not heard, and comes again.
-    fn hear(&self, frame: &[u8]) -> Heard {
+    fn receive(&self, frame: &[u8]) -> Received {
         let Ok(packet) = parse::parse(frame, frame.len()) else {
-            return Heard::Else;
+            return Received::Else;
         };
         if packet.dst != self.mac && !packet.dst.is_multicast() {
-            return Heard::Else;
+            return Received::Else;
         }
         if is_tunnel(&packet, self.port) {
-            return Heard::Ours;
+            return Received::Ours;
         }
         if let Some(group) = packet.ip().and_then(|ip| membership::query(frame, ip)) {
             let answer = self.memberships.try_lock().ok();
-            let answer = answer.and_then(|mut memberships| memberships.hear(group, Instant::now()));
-            return answer.map_or(Heard::Else, Heard::Question);
+            let answer = answer.and_then(|mut memberships| memberships.receive(group, Instant::now()));
+            return answer.map_or(Received::Else, Received::Question);
         }
         let Ok(mut neighbours) = self.neighbours.try_lock() else {
-            return Heard::Else;
+            return Received::Else;
         };
-        let (answer, moved) = neighbours.hear(frame, &packet, Instant::now());
+        let (answer, moved) = neighbours.receive(frame, &packet, Instant::now());
         if moved {
             self.moved.store(true, Ordering::Relaxed);
         }
-        answer.map_or(Heard::Else, Heard::Question)
+        answer.map_or(Received::Else, Received::Question)
     }
 
     fn neighbours(&self) -> MutexGuard<'_, Neighbours> {

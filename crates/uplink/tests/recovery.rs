@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use testkit::PATIENCE;
 
-use butterfly_uplink::{Engine, Fact, Options, Ports, Settings};
+use butterfly_uplink::{Engine, Fact, Options, Ports, UplinkSettings};
 use io::frame::Batch;
 use io::port::Port;
 use netlink::Mirror;
@@ -41,7 +41,7 @@ struct World<'a> {
 }
 
 impl World<'_> {
-    fn new<'a>(ours: &'a Namespace, theirs: &'a Namespace, settings: Settings) -> World<'a> {
+    fn new<'a>(ours: &'a Namespace, theirs: &'a Namespace, settings: UplinkSettings) -> World<'a> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -67,13 +67,13 @@ impl World<'_> {
     }
 
     /// Lets the engine follow until the facts are as wished.
-    fn until(&mut self, what: &str, wish: impl Fn(&[Fact]) -> bool) -> Vec<Fact> {
+    fn until(&mut self, what: &str, request: impl Fn(&[Fact]) -> bool) -> Vec<Fact> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             self.poll_ports();
             self.engine.look();
             let facts = self.engine.reconcile(&self.mirror.snapshot());
-            if wish(facts) {
+            if request(facts) {
                 return facts.to_vec();
             }
             assert!(Instant::now() < deadline, "no {what}: {facts:#?}");
@@ -159,7 +159,7 @@ fn joined(facts: &[Fact]) -> bool {
 
 /// Runs a story in the namespace of a host of ours that has `settings`.
 fn story(addresses: &[&str], interfaces: &[&str], tell: impl FnOnce(&mut World<'_>) + Send) {
-    let settings = Settings {
+    let settings = UplinkSettings {
         addresses: addresses.iter().map(|ip| ip.parse().unwrap()).collect(),
         interfaces: interfaces.iter().map(|name| (*name).to_owned()).collect(),
         tap: None,
@@ -167,7 +167,7 @@ fn story(addresses: &[&str], interfaces: &[&str], tell: impl FnOnce(&mut World<'
     with_settings(settings, tell);
 }
 
-fn with_settings(settings: Settings, tell: impl FnOnce(&mut World<'_>) + Send) {
+fn with_settings(settings: UplinkSettings, tell: impl FnOnce(&mut World<'_>) + Send) {
     let (ours, theirs) = (Namespace::new().unwrap(), Namespace::new().unwrap());
     ours.inside(|| {
         let mut world = World::new(&ours, &theirs, settings);
@@ -277,7 +277,7 @@ fn an_address_goes_to_another_interface() {
 
 #[test]
 fn a_tap_device_until_an_interface_has_the_address() {
-    let settings = Settings {
+    let settings = UplinkSettings {
         addresses: vec!["192.0.2.1".parse().unwrap()],
         interfaces: Vec::new(),
         tap: Some("butterfly0".to_owned()),

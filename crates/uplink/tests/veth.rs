@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use testkit::PATIENCE;
 
-use butterfly_uplink::{JoinError, Joined, Mode, Program, Wish, join, join_packet, join_xdp, leave};
+use butterfly_uplink::{JoinError, JoinRequest, Joined, Mode, Program, join, join_packet, join_xdp, leave};
 use io::frame::Batch;
 use io::port::Port;
 use io::xsk::Link;
@@ -63,8 +63,8 @@ impl Hosts {
         }
     }
 
-    fn wish(&self, mode: Option<xdp::Mode>) -> Wish {
-        Wish {
+    fn request(&self, mode: Option<xdp::Mode>) -> JoinRequest {
+        JoinRequest {
             name: "eth0".to_owned(),
             ifindex: self.ours.ifindex("eth0").unwrap(),
             number: 0,
@@ -90,20 +90,20 @@ struct Guest {
 }
 
 impl Guest {
-    fn join(wish: &Wish) -> Guest {
-        Guest::new(wish, join_xdp)
+    fn join(request: &JoinRequest) -> Guest {
+        Guest::new(request, join_xdp)
     }
 
     fn new(
-        wish: &Wish,
-        join: impl FnOnce(&Program, &mut Interfaces, &Wish) -> Result<Joined, JoinError>,
+        request: &JoinRequest,
+        join: impl FnOnce(&Program, &mut Interfaces, &JoinRequest) -> Result<Joined, JoinError>,
     ) -> Guest {
         let program = Program::load(PORT, None).unwrap();
         program
             .set_endpoints(&[(IpAddr::from([192, 0, 2, 1]), 0)])
             .unwrap();
         let mut interfaces = Interfaces::new();
-        let mut joined = join(&program, &mut interfaces, wish).unwrap();
+        let mut joined = join(&program, &mut interfaces, request).unwrap();
         let ports: Vec<Port> = joined.ports.drain(..).map(Port::from).collect();
         Guest {
             taken: vec![0; ports.len()],
@@ -111,7 +111,7 @@ impl Guest {
             ports,
             interfaces,
             program,
-            ifindex: wish.ifindex,
+            ifindex: request.ifindex,
         }
     }
 
@@ -179,15 +179,15 @@ fn answer(frame: &[u8]) -> Option<Vec<u8>> {
 fn while_serving(
     hosts: &Hosts,
     mode: Option<xdp::Mode>,
-    join: impl FnOnce(&Program, &mut Interfaces, &Wish) -> Result<Joined, JoinError> + Send,
+    join: impl FnOnce(&Program, &mut Interfaces, &JoinRequest) -> Result<Joined, JoinError> + Send,
     story: impl FnOnce() + Send,
 ) -> Guest {
-    let wish = hosts.wish(mode);
+    let request = hosts.request(mode);
     let (ready, done) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
         let server = scope.spawn(|| {
             let serve = || {
-                let mut guest = Guest::new(&wish, join);
+                let mut guest = Guest::new(&request, join);
                 ready.store(true, Ordering::Relaxed);
                 guest.serve(&done);
                 guest
@@ -281,7 +281,7 @@ fn every_queue_has_its_socket() {
 #[test]
 fn a_large_frame_arrives_as_the_datagrams_it_stands_for() {
     let hosts = Hosts::new(1500, 1);
-    let wish = hosts.wish(None);
+    let request = hosts.request(None);
     let receiver = hosts
         .theirs
         .inside(|| UdpSocket::bind("10.9.0.2:9000").unwrap())
@@ -295,7 +295,7 @@ fn a_large_frame_arrives_as_the_datagrams_it_stands_for() {
         .partial_checksum()
         .build();
     let send = || {
-        let mut guest = Guest::join(&wish);
+        let mut guest = Guest::join(&request);
         let mut batch = Batch::new();
         let offload = Offload {
             gso: Gso::Udp,
@@ -327,8 +327,8 @@ fn a_large_frame_arrives_as_the_datagrams_it_stands_for() {
 fn a_packet_socket_does_the_same() {
     for mtu in [1500, 9000] {
         let hosts = Hosts::new(mtu, 1);
-        let join = |_: &Program, _: &mut Interfaces, wish: &Wish| {
-            Ok(join_packet(wish, PORT, "it was asked for".to_owned()).unwrap())
+        let join = |_: &Program, _: &mut Interfaces, request: &JoinRequest| {
+            Ok(join_packet(request, PORT, "it was asked for".to_owned()).unwrap())
         };
         // Or the kernel says that nobody listens.
         let reserved = hosts
@@ -351,13 +351,13 @@ fn a_packet_socket_does_the_same() {
 #[test]
 fn where_xdp_is_refused_a_packet_socket_takes_over_and_says_why() {
     let hosts = Hosts::new(1500, 1);
-    let wish = hosts.wish(None);
+    let request = hosts.request(None);
     let told = hosts.ours.inside(|| {
         // Somebody else's program is there already.
         let theirs = xdp::Program::load("pass", xdp::objects::PASS, |_| Ok(())).unwrap();
-        let _attached = xdp::attach(std::os::fd::AsFd::as_fd(&theirs), wish.ifindex, None).unwrap();
-        let guest = Guest::new(&wish, |program, interfaces, wish| {
-            join(program, interfaces, wish, PORT)
+        let _attached = xdp::attach(std::os::fd::AsFd::as_fd(&theirs), request.ifindex, None).unwrap();
+        let guest = Guest::new(&request, |program, interfaces, request| {
+            join(program, interfaces, request, PORT)
         });
         (guest.joined.mode.to_string(), guest.joined.mode.why().to_owned())
     });
@@ -416,7 +416,7 @@ fn a_process_that_is_killed_leaves_nothing_behind() {
 #[test]
 #[ignore = "the process that another test kills"]
 fn hold_for_ever() {
-    let wish = Wish {
+    let request = JoinRequest {
         name: "eth0".to_owned(),
         ifindex: testkit::process::run(&["ip", "-o", "link", "show", "eth0"])
             .unwrap()
@@ -432,14 +432,14 @@ fn hold_for_ever() {
         busy_poll: false,
         is_virtual: true,
     };
-    let _guest = Guest::join(&wish);
+    let _guest = Guest::join(&request);
     std::thread::park_timeout(Duration::from_secs(60));
 }
 
 #[test]
 fn a_port_that_is_only_looked_at_says_that_its_interface_is_gone() {
     let hosts = Hosts::new(1500, 1);
-    let mut guest = hosts.ours.inside(|| Guest::join(&hosts.wish(None))).unwrap();
+    let mut guest = hosts.ours.inside(|| Guest::join(&hosts.request(None))).unwrap();
     let port = &mut guest.ports[0];
     let mut batch = Batch::new();
     // The other host's kernel may have something to say of its own at any time, by IPv6.
@@ -468,13 +468,13 @@ fn a_port_that_is_only_looked_at_says_that_its_interface_is_gone() {
 #[test]
 fn busy_polling_moves_frames_as_well() {
     let hosts = Hosts::new(1500, 1);
-    let join = |program: &Program, interfaces: &mut Interfaces, wish: &Wish| {
+    let join = |program: &Program, interfaces: &mut Interfaces, request: &JoinRequest| {
         join_xdp(
             program,
             interfaces,
-            &Wish {
+            &JoinRequest {
                 busy_poll: true,
-                ..wish.clone()
+                ..request.clone()
             },
         )
     };

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::os::fd::BorrowedFd;
 
-use io::bpf::{Link, XdpMode};
 use libbpf_rs::{ProgramHandle, Xdp, XdpFlags};
 use rustix::net::{AddressFamily, SocketType, netdevice};
+use sys::bpf::{Link, XdpMode};
 
 use crate::error::Error;
 use crate::filter::Filter;
@@ -120,7 +120,7 @@ impl Attachment {
         self.why_generic.as_deref()
     }
 
-    /// Puts another program in this one's place; no packet passes between them without one.
+    /// Puts another program in this one's point; no packet passes between them without one.
     ///
     /// # Errors
     /// The driver refuses, or the interface is gone.

@@ -1,6 +1,6 @@
 //! Which interfaces have packets that are buffers of the kernel's from the start, and not frames of a wire.
 
-use io::ethtool;
+use sys::ethtool;
 
 /// What makes an interface one whose packets are the kernel's own buffers: with checksums that are only begun, segments not cut yet, VLAN
 /// tags beside the frame. `kind` is the kernel's word for what it is (IFLA_INFO_KIND), none for hardware; `name` is that in the

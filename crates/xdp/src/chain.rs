@@ -78,7 +78,7 @@ impl Interfaces {
     }
 
     /// Runs a feature on an interface. All interfaces of a feature run one program: a second `program` of the feature
-    /// takes the place of the first everywhere. [`Mode::Tc`] runs the program's part for tc ingress, besides what may run in
+    /// takes the point of the first everywhere. [`Mode::Tc`] runs the program's part for tc ingress, besides what may run in
     /// XDP there. Else `mode` is for an interface that nothing of ours runs on in XDP yet; one that has a program keeps its mode. Gives the
     /// mode in force, and why it is generic when native was tried.
     ///

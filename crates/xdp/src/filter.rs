@@ -13,7 +13,7 @@ use crate::objects;
 use crate::program::{CHAIN, Program};
 use crate::table::failed;
 
-/// The filter's place among others': the first. Its number among those of one place is ours to choose.
+/// The filter's point among others': the first. Its number among those of one point is ours to choose.
 const PRIORITY: u32 = 1;
 const HANDLE: u32 = 0xbf;
 

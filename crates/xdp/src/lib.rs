@@ -6,7 +6,7 @@
 //! program once ([`Program::load`]; map sizes and constants are set before), fills the program's maps through typed
 //! [`Table`]s, and asks [`Interfaces`] to run it on an interface. Several features share an interface: their programs
 //! are chained, in the order of [`Feature`], each handing on what is not its own; the first feature there is the program that
-//! is attached. A [`Place`] knows which devices that takes, where the interface is a bond or carries VLANs. Everything hangs on a bpf_link, so that the interface is the kernel's again when the process ends, however
+//! is attached. A [`AttachPoint`] knows which devices that takes, where the interface is a bond or carries VLANs. Everything hangs on a bpf_link, so that the interface is the kernel's again when the process ends, however
 //! it ends. [`run`] feeds a program with a packet of a test's making and gives back what it made of it.
 //!
 //! A source that is good for both places is compiled twice and loaded over one set of maps ([`Program::load_both`]); [`Mode::Tc`] runs
@@ -17,22 +17,22 @@
 //! includes them, and what they give, names and sizes, is checked here when a table is opened.
 
 mod attach;
+mod attach_point;
 mod buffers;
 mod chain;
 mod error;
 mod filter;
 pub mod objects;
-mod place;
 mod program;
 mod run;
 mod table;
 mod tags;
 
 pub use attach::{Attachment, Mode, attach, attach_by_filter};
+pub use attach_point::{AttachPoint, LinkLayers, Members};
 pub use buffers::of_buffers;
 pub use chain::{Feature, Interfaces};
 pub use error::Error;
-pub use place::{Ground, Members, Place};
 pub use program::Program;
 pub use run::{Run, Verdict, run, run_segments, send};
 pub use table::{PerCpuTable, Table};

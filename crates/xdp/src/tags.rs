@@ -1,7 +1,7 @@
 //! VLAN tags that a NIC takes out of frames and hands over beside them, where no XDP program sees them: it is asked not to.
 
-use io::ethtool;
 use rustix::net::{AddressFamily, SocketType, netdevice, socket};
+use sys::ethtool;
 
 use crate::error::Error;
 

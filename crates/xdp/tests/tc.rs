@@ -162,7 +162,7 @@ fn a_filter_that_is_left_behind_does_nothing() {
     let filters = || here.ok("tc filter show dev left ingress").unwrap();
     assert!(filters().contains("bpf"), "{}", filters());
 
-    // The next one has its place.
+    // The next one has its point.
     here.inside(|| {
         let next = drop_both();
         let attachment = xdp::attach_by_filter(next.tc().unwrap().as_fd(), left).unwrap();

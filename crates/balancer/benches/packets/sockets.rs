@@ -12,7 +12,7 @@ use butterfly_balancer::{Balancer, Follower, Options, Protocol, Server, Service,
 use testkit::beside::{self, Way};
 use testkit::netns::Namespace;
 use testkit::results::Results;
-use testkit::road::{Road, WEST};
+use testkit::routed_hosts::{RoutedHosts, WEST};
 use testkit::traffic::{DISCARD, ECHO, Station, UPLOAD};
 
 /// Who is balanced, of IPv4 and of IPv6.
@@ -20,30 +20,33 @@ const VIPS: [&str; 2] = ["192.168.101.1", "2001:db8:99::1"];
 
 /// By the kernel alone, by nftables and by us in turn.
 pub fn measure(results: &mut Results, rounds: usize) {
-    let road = Road::with_default_offloads("east0", "west0").expect("the kernel forwards");
-    let station = Station::new(&road.west).expect("a station");
+    let hosts = RoutedHosts::with_default_offloads("east0", "west0").expect("the kernel forwards");
+    let station = Station::new(&hosts.west).expect("a station");
     let take = VIPS.map(|vip| format!("ip addr add {vip} dev lo"));
-    road.west.ok(&take.join(" && ")).expect("the server has the VIPs");
+    hosts
+        .west
+        .ok(&take.join(" && "))
+        .expect("the server has the VIPs");
     let way = Way {
-        from: &road.east,
+        from: &hosts.east,
         station: &station,
         to: VIPS.map(|vip| vip.parse().expect("an address")),
     };
     let mut kernel = |round: &mut (dyn FnMut() + Send)| {
         let routes = |verb: &str| {
             let line = [0, 1].map(|n| format!("ip route {verb} {} via {}", VIPS[n], WEST[n]));
-            road.router.ok(&line.join(" && ")).expect("routes")
+            hosts.router.ok(&line.join(" && ")).expect("routes")
         };
         routes("add");
         round();
         routes("del");
     };
     let mut nftables = |round: &mut (dyn FnMut() + Send)| {
-        let rules = Rules::new(&road.router);
+        let rules = Rules::new(&hosts.router);
         round();
         drop(rules);
     };
-    let mut ours = |round: &mut (dyn FnMut() + Send)| balanced(&road.router, round);
+    let mut ours = |round: &mut (dyn FnMut() + Send)| balanced(&hosts.router, round);
     let measured = beside::measure(
         results,
         rounds,
@@ -90,7 +93,7 @@ fn balanced(host: &Namespace, round: &mut (dyn FnMut() + Send)) {
             let follower = Follower::start().await.expect("netlink");
             let balancer = Mutex::new(Balancer::new(&Options::default()).expect("the program loads"));
             let services = services();
-            follower.learn(&balancer, &services).await.expect("ways");
+            follower.learn(&balancer, &services).await.expect("next_hops");
             follower.apply(&balancer, services).await.expect("there is room");
             let mut here = balancer.lock().expect("nobody panicked");
             follower.attach(&mut here, "east0", None).expect("the interface");
@@ -107,8 +110,8 @@ fn services() -> Services {
         (Protocol::Tcp, ECHO),
         (Protocol::Udp, DISCARD),
     ];
-    let ways = VIPS.into_iter().zip(WEST);
-    let all = ways.flat_map(|(vip, server)| {
+    let next_hops = VIPS.into_iter().zip(WEST);
+    let all = next_hops.flat_map(|(vip, server)| {
         protocols.map(|(protocol, port)| {
             let vip: IpAddr = vip.parse().expect("an address");
             let port = NonZeroU16::new(port).expect("not zero");

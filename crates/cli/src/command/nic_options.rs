@@ -1,5 +1,5 @@
 //! The options that describe a NIC, and the API v1 messages they make. `nic add` and `nic update` share
-//! [`Settings`]; what only a new NIC has is in [`NicAdd`].
+//! [`NicArgs`]; what only a new NIC has is in [`NicAdd`].
 
 use std::net::IpAddr;
 
@@ -80,7 +80,7 @@ pub struct NicAdd {
     #[arg(long, value_name = "MAC")]
     dmac: Option<String>,
     #[command(flatten)]
-    settings: Settings,
+    settings: NicArgs,
 }
 
 /// `nic update`: what is given replaces the NIC's value, what is not stays.
@@ -97,12 +97,12 @@ pub struct NicUpdate {
     #[arg(long, conflicts_with = "nic", value_name = "NIC")]
     id: Option<String>,
     #[command(flatten)]
-    settings: Settings,
+    settings: NicArgs,
 }
 
 /// What can be said of a new NIC and changed later.
 #[derive(Args, Debug)]
-struct Settings {
+struct NicArgs {
     /// IPv4 and IPv6 addresses of the guest, several after one --ip or with several; update: '' leaves none
     #[arg(long, num_args = 1.., value_name = "ADDRESS", value_parser = address)]
     ip: Vec<String>,
@@ -244,7 +244,7 @@ impl NicUpdate {
     }
 }
 
-impl Settings {
+impl NicArgs {
     fn anti_spoof(&self) -> Option<bool> {
         (self.enable_antispoof || self.disable_antispoof).then_some(self.enable_antispoof)
     }

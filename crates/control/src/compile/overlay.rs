@@ -1,7 +1,7 @@
 //! Who is where, for the networks that this host is in: of all others the workers need to know nothing.
 
 use super::{Work, set};
-use crate::attach::Settings;
+use crate::attach::HostSettings;
 use crate::model::{Flood, multicast_group};
 use crate::stage::Staged;
 use crate::state::{Overlay, State};
@@ -19,7 +19,7 @@ impl State {
         &mut self,
         staged: &Staged,
         fresh: &BTreeSet<Vni>,
-        settings: &Settings,
+        settings: &HostSettings,
         work: &mut Work,
     ) {
         if !settings.overlay {

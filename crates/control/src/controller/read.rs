@@ -1,7 +1,7 @@
 //! What can be asked of a controller; nothing here changes anything.
 
 use super::{Controller, NicStatus, Status};
-use crate::attach::Settings;
+use crate::attach::HostSettings;
 use crate::compile::Work;
 use crate::dot;
 use crate::error::Error;
@@ -187,7 +187,7 @@ impl Controller {
     }
 
     /// What the daemon was started with.
-    pub fn settings(&self) -> &Settings {
+    pub fn settings(&self) -> &HostSettings {
         &self.settings
     }
 

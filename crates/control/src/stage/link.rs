@@ -1,7 +1,7 @@
 //! NICs in the indices: their MACs, paths, slots, networks, groups and sniffers.
 
 use super::{Staged, full};
-use crate::attach::{DataPlane, Settings};
+use crate::attach::{DataPlane, HostSettings};
 use crate::error::{Error, quota};
 use crate::limits;
 use crate::model::NicId;
@@ -15,7 +15,7 @@ impl State {
     pub(super) fn stage_nics(
         &mut self,
         epoch: u64,
-        settings: &Settings,
+        settings: &HostSettings,
         dataplane: &dyn DataPlane,
         staged: &mut Staged,
     ) -> Result<(), Error> {
@@ -75,7 +75,7 @@ impl State {
         uid
     }
 
-    fn unlink(&mut self, entry: &NicEntry, settings: &Settings, staged: &mut Staged) {
+    fn unlink(&mut self, entry: &NicEntry, settings: &HostSettings, staged: &mut Staged) {
         let nic = &entry.nic;
         self.nics.remove(&nic.id);
         self.paths.remove(&entry.path);
@@ -126,7 +126,7 @@ impl State {
     fn link(
         &mut self,
         entry: &mut NicEntry,
-        settings: &Settings,
+        settings: &HostSettings,
         epoch: u64,
         staged: &mut Staged,
     ) -> Result<(), Error> {

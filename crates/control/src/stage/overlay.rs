@@ -7,7 +7,7 @@ use crate::error::{Error, quota};
 use crate::limits;
 use crate::model::{Binding, BindingKey, Endpoint, NetworkOptions};
 use crate::slots::Slots;
-use crate::state::{Overlay, Place};
+use crate::state::{BindingValue, Overlay};
 use dataplane::overlay::EndpointIdx;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -165,7 +165,7 @@ impl Overlay {
         staged: &mut Staged,
     ) -> Result<(), Error> {
         let new = new.map(Binding::normalised).transpose()?;
-        let place = new.as_ref().map(|new| Place {
+        let place = new.as_ref().map(|new| BindingValue {
             ips: new.ips.clone(),
             endpoint: new.endpoint,
         });

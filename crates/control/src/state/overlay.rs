@@ -12,7 +12,7 @@ use wire::{Mac, Vni};
 pub(crate) struct Overlay {
     pub endpoints: imbl::OrdMap<IpAddr, EndpointEntry>,
     pub options: imbl::OrdMap<Vni, NetworkOptions>,
-    pub bindings: imbl::OrdMap<BindingKey, Place>,
+    pub bindings: imbl::OrdMap<BindingKey, BindingValue>,
     /// Who has an address of a VNI.
     pub neighbours: imbl::OrdSet<(Vni, IpAddr, Mac)>,
     /// The endpoints of a VNI but for those of every VNI.
@@ -40,7 +40,7 @@ pub(crate) struct EndpointEntry {
 
 /// A binding's value: the rest is its key.
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct BindingValue {
     pub ips: Arc<[IpAddr]>,
     pub endpoint: IpAddr,
 }
@@ -67,7 +67,7 @@ pub struct NetworkMode {
     pub any_router: bool,
 }
 
-impl Place {
+impl BindingValue {
     pub fn binding(&self, (vni, mac): BindingKey) -> Binding {
         Binding {
             vni,
@@ -101,7 +101,7 @@ impl Overlay {
     }
 
     /// The bindings of a VNI, by MAC.
-    pub fn bindings_of(&self, vni: Vni) -> impl Iterator<Item = (&BindingKey, &Place)> {
+    pub fn bindings_of(&self, vni: Vni) -> impl Iterator<Item = (&BindingKey, &BindingValue)> {
         self.bindings.range((vni, Mac([0; 6]))..=(vni, Mac::BROADCAST))
     }
 
@@ -198,7 +198,7 @@ impl Overlay {
     }
 
     /// Adds a binding that there is none of, to an endpoint that there is.
-    pub fn link(&mut self, (vni, mac): BindingKey, place: Place) {
+    pub fn link(&mut self, (vni, mac): BindingKey, place: BindingValue) {
         for ip in place.ips.iter() {
             self.neighbours.insert((vni, *ip, mac));
         }
@@ -212,7 +212,7 @@ impl Overlay {
     }
 
     /// Takes a binding away.
-    pub fn unlink(&mut self, key: BindingKey) -> Option<Place> {
+    pub fn unlink(&mut self, key: BindingKey) -> Option<BindingValue> {
         let place = self.bindings.remove(&key)?;
         let (vni, mac) = key;
         for ip in place.ips.iter() {

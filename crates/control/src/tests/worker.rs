@@ -1,7 +1,7 @@
 //! Operations over a real worker with guests in memory: what an operation changes is what passes.
 
 use super::world::{group_id, ip, nic, nic_id};
-use crate::attach::{AttachError, Attachments, OpenRequest, Settings};
+use crate::attach::{AttachError, Attachments, HostSettings, OpenRequest};
 use crate::model::{Direction, Nic, Peer, Ports, Rule, RuleMatch};
 use crate::{Controller, Error};
 use dataplane::drop_reason::DropReason;
@@ -80,7 +80,7 @@ impl Switch {
             switch: switch.clone(),
             peers: peers.clone(),
         };
-        let controller = Controller::new(Settings::default(), Box::new(host), switch.clone());
+        let controller = Controller::new(HostSettings::default(), Box::new(host), switch.clone());
         Switch {
             controller,
             switch,

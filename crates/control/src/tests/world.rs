@@ -1,7 +1,7 @@
 //! A world in memory: attachments that remember what is open and insist on their contract, and a data plane that keeps
 //! every snapshot. Either refuses when told to.
 
-use crate::attach::{AttachError, Attachments, DataPlane, DataPlaneError, OpenRequest, Settings};
+use crate::attach::{AttachError, Attachments, DataPlane, DataPlaneError, HostSettings, OpenRequest};
 use crate::model::{Config, Direction, Group, GroupId, Nic, NicId, Peer, Ports, Rule, RuleMatch};
 use crate::{Controller, Error};
 use dataplane::counters::{PortCounters, RuleCounters};
@@ -131,11 +131,11 @@ impl DataPlane for Shared {
 
 pub fn controller() -> (Controller, Shared) {
     let shared = Shared::default();
-    let settings = Settings {
+    let settings = HostSettings {
         pid: 42,
         started_unix_secs: 7,
         overlay: true,
-        ..Settings::default()
+        ..HostSettings::default()
     };
     (
         Controller::new(settings, Box::new(shared.clone()), Arc::new(shared.clone())),

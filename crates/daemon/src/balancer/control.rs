@@ -1,4 +1,4 @@
-//! The book behind its lock, with a clock, and the task that makes the checks.
+//! The registry behind its lock, with a clock, and the task that makes the checks.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,8 +8,8 @@ use health::{Job, Programs};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
-use super::book::{Book, Probe, Target};
-use super::plane::{Plane, Teller};
+use super::plane::{Plane, PlaneForwarding};
+use super::registry::{Probe, Registry, Target};
 
 /// Makes the sockets of a check, on the way to one server.
 pub trait Paths: Send + Sync + 'static {
@@ -21,7 +21,7 @@ pub trait Paths: Send + Sync + 'static {
 
 /// One for the process.
 pub struct Control {
-    book: Mutex<Book>,
+    registry: Mutex<Registry>,
     plane: Arc<dyn Plane>,
     began: Instant,
     /// A check may be due earlier than was thought.
@@ -33,9 +33,9 @@ pub struct Control {
 impl Control {
     /// Nothing is configured.
     pub fn new(plane: Arc<dyn Plane>, programs: Programs) -> Control {
-        let book = Book::new(Box::new(Teller(plane.clone())), programs.clone());
+        let registry = Registry::new(Box::new(PlaneForwarding(plane.clone())), programs.clone());
         Control {
-            book: Mutex::new(book),
+            registry: Mutex::new(registry),
             plane,
             began: Instant::now(),
             changed: Notify::new(),
@@ -43,12 +43,12 @@ impl Control {
         }
     }
 
-    /// The book, for one operation, and the time. It may wait for the kernel: not to be called on a runtime's thread
+    /// The registry, for one operation, and the time. It may wait for the kernel: not to be called on a runtime's thread
     /// without `spawn_blocking`.
-    pub fn book(&self) -> (MutexGuard<'_, Book>, Duration) {
-        // An operation stages its changes on a copy, so one that panicked left the book as it was.
-        let book = self.book.lock().unwrap_or_else(PoisonError::into_inner);
-        (book, self.began.elapsed())
+    pub fn registry(&self) -> (MutexGuard<'_, Registry>, Duration) {
+        // An operation stages its changes on a copy, so one that panicked left the registry as it was.
+        let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        (registry, self.began.elapsed())
     }
 
     /// The checks are looked at again, after an operation that may have changed them.
@@ -70,8 +70,8 @@ impl Control {
         let mut running: JoinSet<(Job<Target>, Result<(), String>)> = JoinSet::new();
         loop {
             let (probes, next) = tokio::task::block_in_place(|| {
-                let (mut book, now) = self.book();
-                (book.checks(now), book.next_check())
+                let (mut registry, now) = self.registry();
+                (registry.checks(now), registry.next_check())
             });
             for Probe { job, kind, subject } in probes {
                 let path = paths.path(&job.target, &subject);
@@ -96,8 +96,8 @@ impl Control {
 
     fn take(&self, job: Job<Target>, outcome: Result<(), String>) {
         let taken = tokio::task::block_in_place(|| {
-            let (mut book, now) = self.book();
-            book.checked(now, job, outcome)
+            let (mut registry, now) = self.registry();
+            registry.checked(now, job, outcome)
         });
         if let Err(e) = taken {
             tracing::error!("a change of health is not in force: {e}");

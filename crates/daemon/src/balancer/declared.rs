@@ -18,7 +18,7 @@ pub struct Before(Services);
 
 /// What there is.
 pub fn config(control: &Control) -> v1::BalancerConfig {
-    render::config(control.book().0.services())
+    render::config(control.registry().0.services())
 }
 
 impl Declared {
@@ -35,8 +35,8 @@ impl Declared {
     /// # Errors
     /// As [`read`](Self::read).
     pub fn compare(&self, control: &Control) -> Result<Vec<v1::Change>, Status> {
-        let (mut book, now) = control.book();
-        let changes = book.apply(now, self.0.clone(), true)?;
+        let (mut registry, now) = control.registry();
+        let changes = registry.apply(now, self.0.clone(), true)?;
         Ok(changes.iter().map(change).collect())
     }
 
@@ -46,9 +46,9 @@ impl Declared {
     /// The data plane refuses them; nothing has changed then.
     pub fn apply(self, control: &Control) -> Result<Before, Status> {
         let before = {
-            let (mut book, now) = control.book();
-            let before = Before(book.services().clone());
-            book.apply(now, self.0, false)?;
+            let (mut registry, now) = control.registry();
+            let before = Before(registry.services().clone());
+            registry.apply(now, self.0, false)?;
             before
         };
         control.wake();
@@ -60,8 +60,8 @@ impl Before {
     /// Makes the services again what they were. Nothing is to be said to whoever asked: its own refusal is what counts.
     pub fn give_back(&self, control: &Control) {
         let given = {
-            let (mut book, now) = control.book();
-            book.apply(now, self.0.clone(), false)
+            let (mut registry, now) = control.registry();
+            registry.apply(now, self.0.clone(), false)
         };
         if let Err(e) = given {
             tracing::error!("the services are not again what they were before a refused apply: {e}");

@@ -1,4 +1,4 @@
-//! The data plane in the kernel: crates/balancer, loaded when it is needed first, and a follower that tells it the ways to
+//! The data plane in the kernel: crates/balancer, loaded when it is needed first, and a follower that tells it the next hops of
 //! the servers.
 
 mod attached;
@@ -17,9 +17,9 @@ use xdp::Interfaces;
 use self::attached::Attached;
 pub use self::translate::library_key;
 use self::translate::{model_key, service};
-use super::book::{Compiled, Target};
-use super::plane::{Counters, Interface, Mode, Plane, Stats, Way};
+use super::plane::{Counters, Interface, Mode, Plane, ServerHop, Stats};
 use super::probe::Door;
+use super::registry::{Compiled, Target};
 use crate::kernel::Kernel;
 
 /// The balancer, once somebody has asked for it.
@@ -158,7 +158,7 @@ impl Plane for Engine {
         })
     }
 
-    fn ways(&self) -> BTreeMap<Target, Way> {
+    fn next_hops(&self) -> BTreeMap<Target, ServerHop> {
         let Some(running) = self.running() else {
             return BTreeMap::new();
         };
@@ -173,11 +173,11 @@ impl Plane for Engine {
             );
         }
         let way = |address| match hops.get(&address) {
-            Some(hop) => Way::Known {
+            Some(hop) => ServerHop::Known {
                 interface: interface_name(hop.ifindex),
                 mac: hop.mac.to_string(),
             },
-            None => Way::Unknown("no route to it, or its next hop does not answer".into()),
+            None => ServerHop::Unknown("no route to it, or its next hop does not answer".into()),
         };
         targets
             .into_iter()

@@ -19,8 +19,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Keeps what is announced the same as what is in service, for ever.
 pub async fn announce(control: Arc<Control>, program: &Path) {
     let (mut events, mut wanted) = {
-        let (book, _) = control.book();
-        (book.subscribe(), book.addresses())
+        let (registry, _) = control.registry();
+        (registry.subscribe(), registry.addresses())
     };
     let mut announced = BTreeSet::new();
     loop {
@@ -35,13 +35,13 @@ pub async fn announce(control: Arc<Control>, program: &Path) {
         if let Err(RecvError::Closed) = events.recv().await {
             return;
         }
-        wanted = tokio::task::block_in_place(|| control.book().0.addresses());
+        wanted = tokio::task::block_in_place(|| control.registry().0.addresses());
     }
 }
 
 /// Withdraws all that is announced: nobody will balance it any more.
 pub async fn withdraw(control: &Control, program: &Path) {
-    let announced = tokio::task::block_in_place(|| control.book().0.addresses());
+    let announced = tokio::task::block_in_place(|| control.registry().0.addresses());
     for vip in announced {
         run(program, "withdraw", vip).await;
     }

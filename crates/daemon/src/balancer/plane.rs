@@ -1,10 +1,10 @@
-//! What the daemon asks of the data plane beside its configuration: interfaces, counters, the ways to the servers.
+//! What the daemon asks of the data plane beside its configuration: interfaces, counters, the next hops of the servers.
 
 use std::collections::BTreeMap;
 
 pub use xdp::Mode;
 
-use super::book::{Compiled, Forwarding, Target};
+use super::registry::{Compiled, Forwarding, Target};
 
 /// The data plane.
 pub trait Plane: Send + Sync {
@@ -19,7 +19,7 @@ pub trait Plane: Send + Sync {
     /// Counters, at one moment.
     fn stats(&self) -> Result<Stats, String>;
     /// Where the servers' packets go.
-    fn ways(&self) -> BTreeMap<Target, Way>;
+    fn next_hops(&self) -> BTreeMap<Target, ServerHop>;
 }
 
 /// An interface that is balanced on.
@@ -64,17 +64,17 @@ impl Stats {
 
 /// Where a server's packets go.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Way {
+pub enum ServerHop {
     /// Out of this interface, to this MAC address: the server's or a router's.
     Known { interface: String, mac: String },
     /// Why it is not known.
     Unknown(String),
 }
 
-/// The book's way to the data plane.
-pub struct Teller(pub std::sync::Arc<dyn Plane>);
+/// The registry's way to the data plane.
+pub struct PlaneForwarding(pub std::sync::Arc<dyn Plane>);
 
-impl Forwarding for Teller {
+impl Forwarding for PlaneForwarding {
     fn apply(&mut self, services: &[Compiled]) -> Result<(), String> {
         self.0.apply(services)
     }

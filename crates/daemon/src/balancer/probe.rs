@@ -24,9 +24,9 @@ use health::probe::{Path, Subject};
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use xdp::{Attachment, Mode, Program, Table, objects};
 
-use super::book::Target;
 use super::control::Paths;
 use super::engine::{Engine, Running, library_key};
+use super::registry::Target;
 use room::Room;
 
 /// Ports that checks are sent from: behind those that Linux gives to others by itself (ip_local_port_range).
@@ -34,10 +34,10 @@ const PORTS: std::ops::RangeInclusive<u16> = 64_512..=65_534;
 /// How long a port's way stays open behind its last socket: what the socket said last is still on its way.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// `struct probe_place`.
+/// `struct probe_source`.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct Place {
+struct ProbeSource {
     ifindex: u32,
     mac: [u8; 6],
     reserved: [u8; 2],
@@ -61,7 +61,7 @@ struct ProbeTarget {
 }
 
 const _: () =
-    assert!(size_of::<Place>() == 12 && size_of::<ProbeKey>() == 4 && size_of::<ProbeTarget>() == 20);
+    assert!(size_of::<ProbeSource>() == 12 && size_of::<ProbeKey>() == 4 && size_of::<ProbeTarget>() == 20);
 
 /// The room, and the program that is its door.
 pub struct Door {
@@ -77,7 +77,7 @@ impl Door {
     /// Makes the room and loads the program beside the balancer's. The error is a sentence.
     pub fn open(balancer: &balancer::Balancer) -> Result<Door, String> {
         let room = Room::open()?;
-        let place = Place {
+        let source = ProbeSource {
             ifindex: room.ifindex,
             mac: room::MAC,
             reserved: [0; 2],
@@ -95,8 +95,8 @@ impl Door {
                     name if name.ends_with(".rodata.settings") => {
                         map.set_initial_value(bytemuck::bytes_of(balancer.settings()))?;
                     }
-                    name if name.ends_with(".rodata.place") => {
-                        map.set_initial_value(bytemuck::bytes_of(&place))?
+                    name if name.ends_with(".rodata.source") => {
+                        map.set_initial_value(bytemuck::bytes_of(&source))?
                     }
                     _ => (),
                 }
@@ -186,10 +186,10 @@ impl Drop for Hold {
 pub struct Prober(pub Arc<Engine>);
 
 impl Paths for Prober {
-    type Path = Way;
+    type Path = ProbePath;
 
-    fn path(&self, target: &Target, subject: &Subject) -> Way {
-        Way {
+    fn path(&self, target: &Target, subject: &Subject) -> ProbePath {
+        ProbePath {
             engine: self.0.clone(),
             target: *target,
             subject: subject.clone(),
@@ -199,7 +199,7 @@ impl Paths for Prober {
 
 /// Through a service to one of its servers.
 #[derive(Clone)]
-pub struct Way {
+pub struct ProbePath {
     engine: Arc<Engine>,
     target: Target,
     subject: Subject,
@@ -208,7 +208,7 @@ pub struct Way {
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
-impl Way {
+impl ProbePath {
     /// The way for one socket, and the address that it speaks from. Waits, for as long as the check may take, until a server that is
     /// new has said where it is.
     async fn open(&self, protocol: u8) -> io::Result<(Hold, SocketAddr)> {
@@ -232,7 +232,7 @@ impl Way {
     }
 }
 
-impl Path for Way {
+impl Path for ProbePath {
     type Hold = Hold;
 
     async fn tcp(&self) -> io::Result<(TcpStream, Hold)> {

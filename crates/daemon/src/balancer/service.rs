@@ -1,4 +1,4 @@
-//! The methods of the `Balancer` service, one by one: each is an operation of the book or of the data plane.
+//! The methods of the `Balancer` service, one by one: each is an operation of the registry or of the data plane.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -54,8 +54,8 @@ impl Service {
 /// A service after an operation on it.
 fn service_after(control: &Control, key: &Key) -> Result<v1::ServiceStatus, Error> {
     let facts = status::Facts::of(control)?;
-    let (book, now) = control.book();
-    Ok(status::service(&book, book.service(key)?, &facts, now))
+    let (registry, now) = control.registry();
+    Ok(status::service(&registry, registry.service(key)?, &facts, now))
 }
 
 fn server_after(control: &Control, key: &Key, address: IpAddr) -> Result<v1::ServerStatus, Error> {
@@ -79,10 +79,10 @@ impl Balancer for Service {
     async fn list_services(&self, _: Request<v1::ListServicesRequest>) -> Answer<v1::ListServicesResponse> {
         self.operate(|control| {
             let facts = status::Facts::of(control)?;
-            let (book, now) = control.book();
-            let services = book.services().values();
+            let (registry, now) = control.registry();
+            let services = registry.services().values();
             let services = services
-                .map(|service| status::service(&book, service, &facts, now))
+                .map(|service| status::service(&registry, service, &facts, now))
                 .collect();
             Ok(v1::ListServicesResponse { services })
         })
@@ -110,9 +110,9 @@ impl Balancer for Service {
         let key = convert::key(&convert::required(update.key.take(), "key")?)?;
         self.operate(move |control| {
             {
-                let (mut book, now) = control.book();
-                let service = convert::updated(book.service(&key)?, update)?;
-                book.put_service(now, service, false)?;
+                let (mut registry, now) = control.registry();
+                let service = convert::updated(registry.service(&key)?, update)?;
+                registry.put_service(now, service, false)?;
             }
             service_after(control, &key)
         })
@@ -125,8 +125,8 @@ impl Balancer for Service {
     ) -> Answer<v1::DeleteServiceResponse> {
         let key = convert::key(&convert::required(request.into_inner().key, "key")?)?;
         self.operate(move |control| {
-            let (mut book, now) = control.book();
-            let existed = book.delete_service(now, &key)?;
+            let (mut registry, now) = control.registry();
+            let existed = registry.delete_service(now, &key)?;
             Ok(v1::DeleteServiceResponse { existed })
         })
         .await
@@ -138,8 +138,8 @@ impl Balancer for Service {
         let server = convert::server(&key, &convert::required(request.server, "server")?)?;
         self.operate(move |control| {
             {
-                let (mut book, now) = control.book();
-                book.put_server(now, &key, server, request.create_only)?;
+                let (mut registry, now) = control.registry();
+                registry.put_server(now, &key, server, request.create_only)?;
             }
             server_after(control, &key, server.0)
         })
@@ -152,11 +152,11 @@ impl Balancer for Service {
         let address = convert::server_address(&key, &update.address)?;
         self.operate(move |control| {
             {
-                let (mut book, now) = control.book();
-                let old = book.service(&key)?.servers.get(&address).copied();
+                let (mut registry, now) = control.registry();
+                let old = registry.service(&key)?.servers.get(&address).copied();
                 let old = old.ok_or(Error::NoServer(key, address))?;
                 let server = convert::updated_server(&key, address, old, &update)?;
-                book.put_server(now, &key, (address, server), false)?;
+                registry.put_server(now, &key, (address, server), false)?;
             }
             server_after(control, &key, address)
         })
@@ -171,8 +171,8 @@ impl Balancer for Service {
         let key = convert::key(&convert::required(request.key, "key")?)?;
         let address = convert::server_address(&key, &request.address)?;
         self.operate(move |control| {
-            let (mut book, now) = control.book();
-            let existed = book.delete_server(now, &key, address)?;
+            let (mut registry, now) = control.registry();
+            let existed = registry.delete_server(now, &key, address)?;
             Ok(v1::DeleteServerResponse { existed })
         })
         .await
@@ -182,7 +182,7 @@ impl Balancer for Service {
         &self,
         _: Request<v1::GetBalancerConfigRequest>,
     ) -> Answer<v1::BalancerConfig> {
-        self.operate(|control| Ok(render::config(control.book().0.services())))
+        self.operate(|control| Ok(render::config(control.registry().0.services())))
             .await
     }
 
@@ -193,8 +193,8 @@ impl Balancer for Service {
         let request = request.into_inner();
         let services = convert::config(convert::required(request.config, "config")?)?;
         self.operate(move |control| {
-            let (mut book, now) = control.book();
-            let changes = book.apply(now, services, request.dry_run)?;
+            let (mut registry, now) = control.registry();
+            let changes = registry.apply(now, services, request.dry_run)?;
             let changes = changes.iter().map(|change| change.render()).collect();
             Ok(v1::ApplyBalancerResponse { changes })
         })
@@ -245,10 +245,10 @@ impl Balancer for Service {
     async fn get_balancer_stats(&self, _: Request<v1::GetBalancerStatsRequest>) -> Answer<v1::BalancerStats> {
         self.operate(|control| {
             let stats = control.plane().stats().map_err(Error::Unavailable)?;
-            let (book, now) = control.book();
+            let (registry, now) = control.registry();
             Ok(v1::BalancerStats {
                 time_ns: now.as_nanos() as u64,
-                services: book
+                services: registry
                     .services()
                     .values()
                     .map(|service| service_stats(service, &stats))
@@ -276,8 +276,8 @@ impl Balancer for Service {
 }
 
 fn put(control: &Control, service: Model, create_only: bool) -> Result<(), Error> {
-    let (mut book, now) = control.book();
-    book.put_service(now, service, create_only)
+    let (mut registry, now) = control.registry();
+    registry.put_service(now, service, create_only)
 }
 
 fn service_stats(service: &Model, stats: &Stats) -> v1::ServiceStats {

@@ -6,31 +6,31 @@ use std::time::Duration;
 
 use api::v1;
 
-use super::book::{Book, Target};
 use super::control::Control;
 use super::error::Error;
 use super::model::{Server, Service};
-use super::plane::{Counters, Interface, Stats, Way};
+use super::plane::{Counters, Interface, ServerHop, Stats};
+use super::registry::{Registry, Target};
 use super::render;
 use crate::v1::interface::mode_of;
 
-/// What the data plane knows, read before the book is locked.
+/// What the data plane knows, read before the registry is locked.
 pub struct Facts {
     stats: Stats,
-    ways: BTreeMap<Target, Way>,
+    next_hops: BTreeMap<Target, ServerHop>,
 }
 
 impl Facts {
     pub fn of(control: &Control) -> Result<Facts, Error> {
         Ok(Facts {
             stats: control.plane().stats().map_err(Error::Unavailable)?,
-            ways: control.plane().ways(),
+            next_hops: control.plane().next_hops(),
         })
     }
 }
 
-pub fn service(book: &Book, service: &Service, facts: &Facts, now: Duration) -> v1::ServiceStatus {
-    let standing = book.standing(service);
+pub fn service(registry: &Registry, service: &Service, facts: &Facts, now: Duration) -> v1::ServiceStatus {
+    let standing = registry.standing(service);
     let mut total = Counters::default();
     for address in service.servers.keys() {
         total += facts.stats.server(&(service.key, *address));
@@ -42,29 +42,29 @@ pub fn service(book: &Book, service: &Service, facts: &Facts, now: Duration) -> 
         announced: standing.announced,
         healthy: standing.healthy as u32,
         servers: servers
-            .map(|(address, server)| self::server(book, service, (*address, server), facts, now))
+            .map(|(address, server)| self::server(registry, service, (*address, server), facts, now))
             .collect(),
         counters: Some(counters(total)),
     }
 }
 
 fn server(
-    book: &Book,
+    registry: &Registry,
     service: &Service,
     (address, server): (IpAddr, &Server),
     facts: &Facts,
     now: Duration,
 ) -> v1::ServerStatus {
     let target = (service.key, address);
-    let state = book.state(&service.key, address);
-    let (interface, mac, unreachable) = match facts.ways.get(&target) {
-        Some(Way::Known { interface, mac }) => (interface.clone(), mac.clone(), String::new()),
-        Some(Way::Unknown(why)) => (String::new(), String::new(), why.clone()),
+    let state = registry.state(&service.key, address);
+    let (interface, mac, unreachable) = match facts.next_hops.get(&target) {
+        Some(ServerHop::Known { interface, mac }) => (interface.clone(), mac.clone(), String::new()),
+        Some(ServerHop::Unknown(why)) => (String::new(), String::new(), why.clone()),
         None => Default::default(),
     };
     v1::ServerStatus {
         server: Some(render::server(address, server)),
-        health: render::health(book.health(service, address)).into(),
+        health: render::health(registry.health(service, address)).into(),
         detail: state.map_or(String::new(), |state| state.detail.clone()),
         since_ms: state.map_or(0, |state| now.saturating_sub(state.since).as_millis() as u64),
         check_us: state.map_or(0, |state| state.took.as_micros() as u64),

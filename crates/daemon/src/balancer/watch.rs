@@ -46,18 +46,18 @@ async fn forward(
 /// One lock for both, so that no change falls between the snapshot and the events behind it.
 fn begin(control: &Control, snapshot: bool) -> (Vec<Kind>, Subscription<Event>) {
     let facts = status::Facts::of(control).ok();
-    let (book, now) = control.book();
+    let (registry, now) = control.registry();
     let mut kinds = Vec::new();
     if let Some(facts) = facts.filter(|_| snapshot) {
-        let services = book.services().values();
+        let services = registry.services().values();
         kinds.extend(
-            services.map(|service| Kind::ServiceChanged(status::service(&book, service, &facts, now))),
+            services.map(|service| Kind::ServiceChanged(status::service(&registry, service, &facts, now))),
         );
     }
     if snapshot {
         kinds.push(Kind::SnapshotEnd(true));
     }
-    (kinds, book.subscribe())
+    (kinds, registry.subscribe())
 }
 
 /// The next event; `Some(None)` for one whose subject is gone again: its own event follows.
@@ -105,9 +105,9 @@ fn kind(control: &Control, kind: EventKind) -> Option<Kind> {
 fn changed(control: &Control, key: &Key) -> Option<v1::ServiceStatus> {
     block_in_place(|| {
         let facts = status::Facts::of(control).ok()?;
-        let (book, now) = control.book();
-        let service = book.service(key).ok()?;
-        Some(status::service(&book, service, &facts, now))
+        let (registry, now) = control.registry();
+        let service = registry.service(key).ok()?;
+        Some(status::service(&registry, service, &facts, now))
     })
 }
 

@@ -10,8 +10,8 @@ use xdp::{Interfaces, Mode};
 
 use super::keeper::{Command, Keeper, NAME};
 use super::refusal::Refusal;
-use crate::kept::Member;
 use crate::kernel::Kernel;
+use crate::tracked_interfaces::Member;
 
 /// Commands that wait; who has more waits with them.
 const QUEUE: usize = 16;

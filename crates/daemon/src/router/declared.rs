@@ -8,7 +8,7 @@ use xdp::Mode;
 
 use super::control::Control;
 use super::refusal::Refusal;
-use crate::kept::Member;
+use crate::tracked_interfaces::Member;
 use crate::v1::interface;
 
 /// The interfaces that are declared, in their order, and how each is to be attached; `None`: however it can be.

@@ -5,7 +5,7 @@ use router::difference::Difference;
 use router::view::RouteView;
 
 use crate::events;
-use crate::kept::Member;
+use crate::tracked_interfaces::Member;
 
 pub type Event = events::Event<EventKind>;
 pub type Events = events::Events<EventKind>;

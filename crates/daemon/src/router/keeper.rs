@@ -10,7 +10,7 @@ use xdp::{Interfaces, Mode};
 
 use super::event::{EventKind, Events};
 use super::refusal::Refusal;
-use crate::kept::{Hands, Kept, Member};
+use crate::tracked_interfaces::{Driver, Member, TrackedInterfaces};
 
 /// The thread's name.
 pub const NAME: &str = "router";
@@ -36,7 +36,7 @@ pub enum Command {
 pub struct Keeper {
     options: Options,
     attached: Arc<Mutex<Interfaces>>,
-    kept: Kept,
+    tracked: TrackedInterfaces,
     /// While there are members.
     running: Option<Service>,
     notes: Vec<String>,
@@ -49,7 +49,7 @@ impl Keeper {
         Keeper {
             options,
             attached,
-            kept: Kept::default(),
+            tracked: TrackedInterfaces::default(),
             running: None,
             notes: Vec::new(),
             events: Events::default(),
@@ -62,7 +62,7 @@ impl Keeper {
             tokio::select! {
                 command = commands.recv() => match command {
                     None | Some(Command::Stop) => break,
-                    Some(command) => self.obey(command).await,
+                    Some(command) => self.execute(command).await,
                 },
                 change = next(&mut self.running) => self.take(change).await,
             }
@@ -72,7 +72,7 @@ impl Keeper {
 
     /// Its interfaces, in the order they were given.
     pub fn members(&self) -> Vec<Member> {
-        self.kept.members().to_vec()
+        self.tracked.members().to_vec()
     }
 
     /// The router, if it has an interface.
@@ -93,7 +93,7 @@ impl Keeper {
         &self.notes
     }
 
-    async fn obey(&mut self, command: Command) {
+    async fn execute(&mut self, command: Command) {
         // Whoever asked may have gone: what is done is done.
         match command {
             Command::Add {
@@ -122,10 +122,10 @@ impl Keeper {
             Some(service) => service,
             None => Service::over(mirror, &self.options).await.map_err(unavailable)?,
         };
-        let mut hands = self.hands(service);
-        let wanted = self.kept.want(&name, mode, &mut hands).await;
-        if !self.kept.members().is_empty() {
-            self.running = Some(hands.service);
+        let mut driver = self.driver(service);
+        let wanted = self.tracked.want(&name, mode, &mut driver).await;
+        if !self.tracked.members().is_empty() {
+            self.running = Some(driver.service);
         }
         let (member, new) = wanted.map_err(Refusal::Unavailable)?;
         if new {
@@ -138,13 +138,13 @@ impl Keeper {
     fn delete(&mut self, name: &str) -> bool {
         let given_back = match self.running.take() {
             Some(service) => {
-                let mut hands = self.hands(service);
-                let given_back = self.kept.give_back(name, &mut hands);
-                self.running = (!self.kept.members().is_empty()).then_some(hands.service);
+                let mut driver = self.driver(service);
+                let given_back = self.tracked.give_back(name, &mut driver);
+                self.running = (!self.tracked.members().is_empty()).then_some(driver.service);
                 given_back
             }
             // The router has ended: nothing is attached.
-            None => self.kept.give_back(name, &mut Nobody),
+            None => self.tracked.give_back(name, &mut NoRouter),
         };
         if given_back {
             self.events.send(EventKind::Deleted(name.to_owned()));
@@ -153,8 +153,8 @@ impl Keeper {
         given_back
     }
 
-    fn hands(&self, service: Service) -> RouterHands {
-        RouterHands {
+    fn driver(&self, service: Service) -> RouterDriver {
+        RouterDriver {
             service,
             attached: self.attached.clone(),
         }
@@ -181,13 +181,13 @@ impl Keeper {
             let followed = service.router.follow(&mut lock(&self.attached));
             changed = followed.and(changed);
         }
-        let mut hands = self.hands(service);
+        let mut driver = self.driver(service);
         if links {
-            let members = self.kept.follow(&mut hands).await;
+            let members = self.tracked.follow(&mut driver).await;
             let kinds = members.into_iter().map(EventKind::Interface);
             kinds.for_each(|kind| self.events.send(kind));
         }
-        self.running = Some(hands.service);
+        self.running = Some(driver.service);
         if changed? {
             self.tell_changes(&before);
             self.tell_notes();
@@ -221,20 +221,20 @@ impl Keeper {
 
     /// The kernel has its interfaces back; who asks is told so.
     fn give_up(&mut self) {
-        let mut hands = self.running.take().map(|service| self.hands(service));
-        let leave = |name: &str| hands.as_mut().map_or((), |hands| hands.leave(name));
-        self.kept
+        let mut driver = self.running.take().map(|service| self.driver(service));
+        let leave = |name: &str| driver.as_mut().map_or((), |driver| driver.leave(name));
+        self.tracked
             .give_up("the router has ended, see the daemon's log", leave);
     }
 }
 
 /// The router, and the programs that it shares interfaces with.
-struct RouterHands {
+struct RouterDriver {
     service: Service,
     attached: Arc<Mutex<Interfaces>>,
 }
 
-impl Hands for RouterHands {
+impl Driver for RouterDriver {
     fn find(&self, name: &str) -> Option<u32> {
         let snapshot = self.service.snapshot();
         snapshot.link_named(name).map(|link| link.index)
@@ -269,9 +269,9 @@ impl Hands for RouterHands {
 }
 
 /// Where no router runs, there is nothing to do.
-struct Nobody;
+struct NoRouter;
 
-impl Hands for Nobody {
+impl Driver for NoRouter {
     fn find(&self, _: &str) -> Option<u32> {
         None
     }

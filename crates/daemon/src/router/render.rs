@@ -7,7 +7,7 @@ use router::view::{HopView, RouteView, Treatment};
 use router::{InterfaceReport, Report, TableReport};
 
 use super::kernel_counters;
-use crate::kept::Member;
+use crate::tracked_interfaces::Member;
 use crate::v1::interface::mode_of;
 
 /// An interface of the router's.

@@ -15,7 +15,7 @@ const OVERHEAD_V6: u32 = 40 + 8 + 8 + ETHERNET_LEN as u32;
 
 /// One of the kernel's next hops.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Way {
+pub enum NextHop {
     /// It can be sent to; whether its hardware address is still right is to be asked now and then, as the kernel does.
     Known { hop: Hop, ask: Option<Asked> },
     /// Its hardware address is to be found out.
@@ -50,14 +50,14 @@ pub fn homes(named: &[IpAddr], facts: &[Fact], kernel: &Snapshot) -> Vec<Home> {
     .collect()
 }
 
-/// The ways to an endpoint. Those over interfaces that are no uplink are left out, and there is none to ourselves.
-pub fn ways(
+/// The next hops to an endpoint. Those over interfaces that are no uplink are left out, and there is none to ourselves.
+pub fn next_hops(
     target: IpAddr,
     resolution: &Resolution,
     named: &[IpAddr],
     facts: &[Fact],
     kernel: &Snapshot,
-) -> Vec<Way> {
+) -> Vec<NextHop> {
     if resolution.kind != RouteKind::Unicast {
         return Vec::new();
     }
@@ -65,7 +65,7 @@ pub fn ways(
     let Some(source) = said.or(resolution.source) else {
         return Vec::new();
     };
-    let way = |hop: &netlink::Hop| {
+    let next_hop = |hop: &netlink::Hop| {
         let (fact, src_mac, vlan, mtu) = outgoing(hop.ifindex, facts, kernel)?;
         let neighbour = hop.gateway.unwrap_or(target);
         let known = kernel
@@ -76,7 +76,7 @@ pub fn ways(
             neighbour,
         };
         let Some(dst_mac) = known.and_then(|known| known.mac) else {
-            return Some(Way::Ask(asked));
+            return Some(NextHop::Ask(asked));
         };
         let ask = known.is_none_or(|known| !known.is_confirmed()).then_some(asked);
         carries(Hop {
@@ -88,9 +88,9 @@ pub fn ways(
             mtu: resolution.mtu.unwrap_or(mtu).min(mtu).min(u16::MAX.into()) as u16,
             weight: hop.weight.clamp(1, u16::MAX.into()) as u16,
         })
-        .map(|hop| Way::Known { hop, ask })
+        .map(|hop| NextHop::Known { hop, ask })
     };
-    resolution.hops.iter().filter_map(way).collect()
+    resolution.hops.iter().filter_map(next_hop).collect()
 }
 
 /// The way to a multicast group: by the interface that has our address of its family.

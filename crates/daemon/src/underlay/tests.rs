@@ -1,4 +1,4 @@
-//! Ways by what the kernel says: straight, by gateways, in a VLAN, with and without neighbours.
+//! NextHopTask by what the kernel says: straight, by gateways, in a VLAN, with and without neighbours.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use dataplane::PortSlot;
 use netlink::{Hop as KernelHop, Link, Neighbour, Resolution, RouteKind, Snapshot, Vlan};
 use wire::Mac;
 
-use super::paths::{Asked, homes, to_group, ways};
+use super::paths::{Asked, homes, next_hops, to_group};
 use super::*;
 
 const OURS: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
@@ -113,21 +113,21 @@ fn hop(last: u8) -> Hop {
     }
 }
 
-fn found(target: &str, resolution: &Resolution) -> Vec<Way> {
-    ways(ip(target), resolution, &[], &[fact()], &kernel())
+fn found(target: &str, resolution: &Resolution) -> Vec<NextHop> {
+    next_hops(ip(target), resolution, &[], &[fact()], &kernel())
 }
 
 #[test]
 fn a_neighbour_is_reached_straight_and_who_is_stale_is_asked_for() {
     let straight = route(&[(1, None, 1)]);
-    let known = |last, ask| vec![Way::Known { hop: hop(last), ask }];
+    let known = |last, ask| vec![NextHop::Known { hop: hop(last), ask }];
     assert_eq!(found("192.0.2.2", &straight), known(2, None));
     let asked = |last| Asked {
         ifindex: 1,
         neighbour: IpAddr::from([192, 0, 2, last]),
     };
     assert_eq!(found("192.0.2.3", &straight), known(3, Some(asked(3))));
-    assert_eq!(found("192.0.2.4", &straight), [Way::Ask(asked(4))]);
+    assert_eq!(found("192.0.2.4", &straight), [NextHop::Ask(asked(4))]);
 }
 
 #[test]
@@ -139,9 +139,9 @@ fn gateways_share_by_weight_and_a_way_by_no_uplink_is_none() {
     ]);
     let hops: Vec<Hop> = found("198.51.100.7", &shared)
         .into_iter()
-        .map(|way| match way {
-            Way::Known { hop, .. } => hop,
-            Way::Ask(asked) => panic!("{asked:?}"),
+        .map(|next_hop| match next_hop {
+            NextHop::Known { hop, .. } => hop,
+            NextHop::Ask(asked) => panic!("{asked:?}"),
         })
         .collect();
     assert_eq!(hops, [hop(2), Hop { weight: 3, ..hop(3) }]);
@@ -161,7 +161,7 @@ fn a_vlan_s_frames_are_tagged_and_a_route_s_mtu_counts() {
     };
     assert_eq!(
         found("192.0.2.2", &tagged),
-        [Way::Known {
+        [NextHop::Known {
             hop: expected,
             ask: None
         }]
@@ -182,7 +182,7 @@ fn there_is_no_way_to_ourselves_or_by_a_link_that_is_down() {
     assert_eq!(found("192.0.2.1", &ourselves), []);
     let down = Fact { up: false, ..fact() };
     assert_eq!(
-        ways(ip("192.0.2.2"), &route(&[(1, None, 1)]), &[], &[down], &kernel()),
+        next_hops(ip("192.0.2.2"), &route(&[(1, None, 1)]), &[], &[down], &kernel()),
         []
     );
 }

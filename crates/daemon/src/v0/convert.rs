@@ -9,14 +9,14 @@ use control::model::{
     BenchKind, Direction, Group, GroupId, MacCase, Nic, NicId, NicKind, NicUpdate, Peer, Rule, parse_address,
     parse_addresses, parse_groups, parse_mac, parse_vni,
 };
-use control::{Error, NicStatus, Settings};
+use control::{Error, HostSettings, NicStatus};
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
 /// A NIC to create, as lenient as the original was: its guest may answer DHCP and send router advertisements, too. What
 /// else v0 does not know of keeps its default.
-pub fn nic(nic: v0::Nic, settings: &Settings) -> Result<Nic, Error> {
+pub fn nic(nic: v0::Nic, settings: &HostSettings) -> Result<Nic, Error> {
     let owner = format!("NIC '{}'", nic.id.escape_debug());
     let kind = kind(&owner, &nic)?;
     let mut new = Nic::new(

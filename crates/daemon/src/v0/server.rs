@@ -191,7 +191,7 @@ async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
         drop((request, answer));
         if was_large {
             // What it took goes back to the system, and does not stay for the next large one.
-            let _ = tokio::task::spawn_blocking(io::trim_memory).await;
+            let _ = tokio::task::spawn_blocking(sys::trim_memory).await;
         }
         place.end();
     }

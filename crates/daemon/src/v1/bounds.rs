@@ -97,7 +97,7 @@ impl Drop for Held {
         if self.permits.take().is_some()
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
-            drop(runtime.spawn_blocking(::io::trim_memory));
+            drop(runtime.spawn_blocking(sys::trim_memory));
         }
     }
 }

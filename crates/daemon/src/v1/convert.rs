@@ -12,10 +12,10 @@ use control::model::{
     Peer, Ports, Removal, Rule, RuleMatch, Timeouts, VhostMode, parse_address, parse_addresses, parse_cidr,
     parse_groups, parse_mac, parse_vni,
 };
-use control::{Error, Settings};
+use control::{Error, HostSettings};
 
 /// A NIC to put; what is not given takes v1's default.
-pub fn nic(nic: v1::Nic, settings: &Settings) -> Result<Nic, Error> {
+pub fn nic(nic: v1::Nic, settings: &HostSettings) -> Result<Nic, Error> {
     let owner = owner(&nic.id);
     let mut new = Nic::new(
         NicId::new(&nic.id)?,
@@ -235,7 +235,7 @@ fn port(number: u32) -> Result<u16, Error> {
 }
 
 /// A whole configuration. Two of one id would lose one of them: refused.
-pub fn config(config: v1::Config, settings: &Settings) -> Result<Config, Error> {
+pub fn config(config: v1::Config, settings: &HostSettings) -> Result<Config, Error> {
     let mut new = Config::default();
     for given in config.nics {
         let nic = nic(given, settings)?;

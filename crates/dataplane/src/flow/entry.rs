@@ -68,8 +68,8 @@ pub(crate) struct Half {
     pub ack: U32,
     /// TCP: the right edge of the window offered.
     pub edge: U32,
-    /// Under which snapshot the whole path has let a plain packet of this side pass: those that follow take the lane.
-    pub lane: U32,
+    /// Under which snapshot the whole path has let a plain packet of this side pass: those that follow take the fast path.
+    pub fast_path: U32,
     /// The flow's egress and ingress rule, the same for both sides.
     pub rules: [U32; 2],
     /// Slot of this side's NIC.

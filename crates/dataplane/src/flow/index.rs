@@ -14,7 +14,7 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
-use io::huge::Zeroed;
+use sys::huge::Zeroed;
 
 use super::entry::FlowId;
 

@@ -192,7 +192,7 @@ impl Flows {
             for number in [&half.end, &half.ack, &half.edge] {
                 number.set(0);
             }
-            half.lane.set(new.epoch.wrapping_sub(1));
+            half.fast_path.set(new.epoch.wrapping_sub(1));
             half.rules[0].set(NONE);
             half.rules[1].set(NONE);
             let nic = if side == new.initiator {

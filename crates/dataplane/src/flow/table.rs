@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use foldhash::SharedSeed;
 use foldhash::fast::SeedableRandomState;
-use io::huge::Zeroed;
+use sys::huge::Zeroed;
 
 use super::entry::{Entry, FlowId};
 use super::index::{self, Index};

@@ -48,7 +48,7 @@ pub(crate) struct DatagramKey {
 
 /// What is to be done with a fragment.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) enum Place {
+pub(crate) enum Disposition {
     /// The first one: judge it.
     First,
     /// A later one: judge it with what the first one said.
@@ -108,35 +108,35 @@ impl Fragments {
         piece: Piece,
         first: Option<Lent>,
         now_ms: u32,
-    ) -> Place {
+    ) -> Disposition {
         self.forget_old(now_ms);
         let Some(datagram) = self.datagrams.get_mut(key) else {
             return match first {
-                None => Place::Early,
+                None => Disposition::Early,
                 Some(lent) => self.begin(key, piece, lent, now_ms),
             };
         };
         if let Some(reason) = datagram.fate {
-            return Place::Drop(reason);
+            return Disposition::Drop(reason);
         }
         if let Err(reason) = datagram.add(piece) {
             datagram.fate = Some(reason);
-            return Place::Drop(reason);
+            return Disposition::Drop(reason);
         }
         let lent = datagram.first;
         if datagram.is_whole() {
             self.end(key);
         }
         // A second first fragment overlaps the one before, and did not get here.
-        Place::Later(lent)
+        Disposition::Later(lent)
     }
 
-    fn begin(&mut self, key: &DatagramKey, piece: Piece, lent: Lent, now_ms: u32) -> Place {
+    fn begin(&mut self, key: &DatagramKey, piece: Piece, lent: Lent, now_ms: u32) -> Disposition {
         let share = self.shares.get(&key.sender).copied().unwrap_or(0);
         // An eighth, and a quarter of what is free: several NICs together leave room for others.
         let free = self.max.saturating_sub(self.datagrams.len());
         if share >= self.max.div_ceil(8).min(free.div_ceil(4)) {
-            return Place::Drop(DropReason::FragmentTableFull);
+            return Disposition::Drop(DropReason::FragmentTableFull);
         }
         self.begun = self.begun.wrapping_add(1);
         let begun = Begun {
@@ -146,7 +146,7 @@ impl Fragments {
         self.datagrams.insert(*key, Datagram::new(begun, lent, piece));
         self.queue.push_back((*key, begun));
         *self.shares.entry(key.sender).or_default() += 1;
-        Place::First
+        Disposition::First
     }
 
     /// The first fragment was dropped for everybody: so are the others.
@@ -294,10 +294,10 @@ mod tests {
             for _ in 0..1000 {
                 assert_eq!(
                     fragments.place(&key, piece(0, 8, true), Some(lent), 5),
-                    Place::First
+                    Disposition::First
                 );
                 let last = fragments.place(&key, piece(8, 16, false), None, 5);
-                assert_eq!(last, Place::Later(lent));
+                assert_eq!(last, Disposition::Later(lent));
             }
             fragments.place(&key, piece(0, 8, true), Some(lent), 5);
         }

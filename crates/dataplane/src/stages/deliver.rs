@@ -253,7 +253,7 @@ fn finish(round: &mut Round) {
     if round.nic.trace.is_none() {
         return;
     }
-    // A NIC that is traced does not take the lane: every frame is an item.
+    // A NIC that is traced does not take the fast path: every frame is an item.
     for item in round.items.iter().filter(|item| !item.traced) {
         let refusal = || {
             let job = round

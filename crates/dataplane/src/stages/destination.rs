@@ -9,7 +9,7 @@ use wire::{Mac, dhcp};
 use crate::drop_reason::DropReason;
 use crate::flow::Key;
 use crate::judge::{Grant, owns_mac};
-use crate::learned::Place;
+use crate::learned::Location;
 use crate::overlay::Flood;
 use crate::round::{Case, Job, NO_CASE, Round, Towards, Track, Verdict};
 use crate::snapshot::{Network, PortConfig, PortSlot};
@@ -29,12 +29,15 @@ pub(crate) fn run(round: &mut Round) {
         let (src, dst) = (packet.src, packet.dst);
         // A machine behind a learning NIC, or a MAC that NICs share and pass on (VRRP's), or one on another host.
         if (src != round.nic.mac || network.holders(&src).is_some())
-            && let Some(place) = learnable(round, network, round.items[index].frame, src)
+            && let Some(location) = learnable(round, network, round.items[index].frame, src)
         {
             let now_secs = round.now.secs();
-            let is_news = round.tables.learned.hear(round.nic.network, src, place, now_secs);
+            let is_news = round
+                .tables
+                .learned
+                .learn(round.nic.network, src, location, now_secs);
             // Looked for before anybody here answers.
-            if let Place::Endpoint(host) = place
+            if let Location::Endpoint(host) = location
                 && is_news
                 && !round.underlay.knows(host)
             {
@@ -48,12 +51,12 @@ pub(crate) fn run(round: &mut Round) {
 }
 
 /// What is noted of the place that a frame from this MAC came from, if anything is.
-fn learnable(round: &Round, network: &Network, frame: usize, mac: Mac) -> Option<Place> {
+fn learnable(round: &Round, network: &Network, frame: usize, mac: Mac) -> Option<Location> {
     let Some(endpoint) = round.endpoint(frame) else {
-        return Some(Place::Nic(round.nic.slot, round.nic.uid));
+        return Some(Location::Nic(round.nic.slot, round.nic.uid));
     };
     let overlay = network.overlay.as_ref()?;
-    (overlay.learn && !overlay.bindings.contains_key(&mac)).then_some(Place::Endpoint(endpoint))
+    (overlay.learn && !overlay.bindings.contains_key(&mac)).then_some(Location::Endpoint(endpoint))
 }
 
 #[inline]
@@ -152,12 +155,12 @@ pub(crate) enum Learnt<'a> {
 pub(crate) fn learned<'a>(round: &Round<'a>, mac: Mac) -> Option<Learnt<'a>> {
     let (view, network) = (round.view, round.nic.network);
     match round.tables.learned.find(network, mac, round.now.secs())? {
-        Place::Nic(slot, uid) => {
+        Location::Nic(slot, uid) => {
             let config = view.port_with_uid(slot, uid)?;
             let may = config.learn_macs || config.bypass || owns_mac(config, mac);
             (may && config.network == network).then_some(Learnt::Nic(config))
         }
-        Place::Endpoint(address) => {
+        Location::Endpoint(address) => {
             let overlay = view.network(network)?.overlay.as_ref()?;
             let may = overlay.learn && view.takes_from(overlay, address).is_ok();
             may.then_some(Learnt::Endpoint(address))

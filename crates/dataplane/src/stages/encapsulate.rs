@@ -140,7 +140,7 @@ fn report(round: &mut Round, item: usize, packet: &Packet, mtu: usize) {
     let Some(ip) = packet.ip().filter(|ip| may_be_reported(packet, ip)) else {
         return;
     };
-    if round.is_from_wire() || !round.replies.may_tell(round.nic.slot, round.now.secs()) {
+    if round.is_from_wire() || !round.replies.may_send_error(round.nic.slot, round.now.secs()) {
         return;
     }
     let head = round.frame(item).head();

@@ -3,7 +3,7 @@
 use wire::parse::{Fragment, IpPacket, Net, Packet};
 
 use crate::drop_reason::DropReason;
-use crate::fragments::{DatagramKey, Held, Lent, Piece, Place};
+use crate::fragments::{DatagramKey, Disposition, Held, Lent, Piece};
 use crate::round::{Fate, Round};
 
 pub(crate) fn run(round: &mut Round) {
@@ -56,20 +56,20 @@ fn place(round: &mut Round, index: usize, fragment: Fragment) {
     let (fragments, counters) = (&mut round.tables.fragments, round.counters);
     let given_up = |held: Held| counters.dropped_from(held.source, DropReason::FragmentWithoutFirst);
     match fragments.place(&key, piece, first, millis) {
-        Place::First => item.first_of = Some(key),
-        Place::Later(lent) => {
+        Disposition::First => item.first_of = Some(key),
+        Disposition::Later(lent) => {
             ip.protocol = lent.protocol;
             ip.l4_info = lent.l4;
         }
         // Not filtered: it goes as it is, where its receiver is not filtered either.
-        Place::Early | Place::Drop(_) if unfiltered => {}
-        Place::Early if fragments.make_room(round.from.slot, frame.len(), given_up) => {
+        Disposition::Early | Disposition::Drop(_) if unfiltered => {}
+        Disposition::Early if fragments.make_room(round.from.slot, frame.len(), given_up) => {
             let bytes = round.batch.to_bytes(item.frame);
             fragments.hold(key, round.from.slot, bytes, frame.offload, millis);
             item.fate = Fate::Held;
         }
-        Place::Early => round.drop_item(index, DropReason::FragmentWithoutFirst),
-        Place::Drop(reason) => round.drop_item(index, reason),
+        Disposition::Early => round.drop_item(index, DropReason::FragmentWithoutFirst),
+        Disposition::Drop(reason) => round.drop_item(index, reason),
     }
 }
 

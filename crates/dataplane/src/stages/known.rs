@@ -4,7 +4,7 @@
 use crate::flow::{FlowId, Key, Seen, Side, Tracked, shorter};
 use crate::round::{Round, Track, Verdict, count_rules, owns_source};
 use crate::snapshot::{PortConfig, PortSlot, Timeouts};
-use crate::stages::{lane, redecide, related};
+use crate::stages::{fast_path, redecide, related};
 use crate::view::Opening;
 
 pub(crate) fn run(round: &mut Round) {
@@ -100,8 +100,8 @@ fn follow(round: &mut Round, job: usize, case: usize, (id, hash, side): (FlowId,
             let entry = flows.entry(id);
             let rules = entry.sides[side].rules();
             count_rules(round.counters, rules, 1, frame.len() as u64);
-            round.jobs[job].steer = lane::steer(&entry.sides[side], hash);
-            lane::open(round, id, side, case);
+            round.jobs[job].steer = fast_path::steer(&entry.sides[side], hash);
+            fast_path::open(round, id, side, case);
             Verdict::Pass
         }
         Tracked::Drop(reason) => Verdict::DropFrom(reason),

@@ -3,8 +3,8 @@
 use crate::flow::{Key, NONE, NewFlow, Seen, Side, first_state, timeout_secs};
 use crate::judge::Grant;
 use crate::round::{Round, Track, Verdict, count_rules};
+use crate::stages::fast_path;
 use crate::stages::known::{between, same_again, share};
-use crate::stages::lane;
 use crate::stages::redecide::admit;
 
 pub(crate) fn run(round: &mut Round) {
@@ -83,6 +83,6 @@ fn begin(round: &mut Round, job: usize, case: usize, (key, hash, side): (Key, u6
     flows.note_first(id, &seen);
     let rules = [egress.rule, ingress.rule].map(|rule| rule.map_or(NONE, |rule| rule.0));
     count_rules(round.counters, rules, 1, frame.len() as u64);
-    lane::open(round, id, side, case);
+    fast_path::open(round, id, side, case);
     Verdict::Pass
 }

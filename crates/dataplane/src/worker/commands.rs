@@ -57,7 +57,7 @@ impl Worker {
             commands = self.carry_out(now);
         }
         if !self.leaving.is_empty() {
-            self.see_off(now);
+            self.finish_leaving(now);
         }
         if self.ports.outbox.has_lent() {
             self.ports.outbox.collect();
@@ -155,11 +155,11 @@ impl Worker {
             until_ns: now.mono_ns.saturating_add(LEAVE_MAX_NS),
             then,
         });
-        self.see_off(now);
+        self.finish_leaving(now);
     }
 
     /// Looks at the queues that are to go.
-    fn see_off(&mut self, now: Now) {
+    fn finish_leaving(&mut self, now: Now) {
         let mut index = 0;
         while let Some(leaving) = self.leaving.get(index) {
             let (queue, until_ns) = (leaving.queue, leaving.until_ns);
@@ -179,7 +179,7 @@ impl Worker {
                 let leaving = self.leaving.swap_remove(index);
                 self.go(queue, leaving.then, now);
             } else {
-                self.ports.outbox.chase();
+                self.ports.outbox.drop_ended();
                 index += 1;
             }
         }

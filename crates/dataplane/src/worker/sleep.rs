@@ -25,7 +25,7 @@ impl Worker {
             }
         }
         if !work && self.wait_for_sockets(now) {
-            self.wake.nap.begin();
+            self.wake.sleeps.begin();
             if self.inbox.is_empty() {
                 self.path.tables.flows.sleep();
                 self.wait(longest, now);
@@ -34,7 +34,7 @@ impl Worker {
                 self.slept_at = Some(now.mono_ns);
                 self.busy_since = None;
             }
-            self.wake.nap.end();
+            self.wake.sleeps.end();
         }
         for queue in &self.active {
             if let Some(attached) = self.ports.find(*queue) {

@@ -25,7 +25,7 @@ fn connected_on(sim: Simulation, family: Family) -> (Host, Nic, Far) {
     let answer = ip(a, b.nic, family).tcp(80, 4000, SYN_ACK).seq(999).ack(1000);
     host.leaves(a, b.at, answer.build());
     host.enters(b.at, a, data(b.nic, a, family, ACK, 1000, 0));
-    // The whole path has seen data too: from here on the lane is open.
+    // The whole path has seen data too: from here on the fast path is open.
     host.enters(b.at, a, data(b.nic, a, family, ACK, 1000, 0));
     host.lab.peer(a).accept(Accepts::ALL);
     (host, a, b)
@@ -111,7 +111,7 @@ fn datagrams_in_a_row_arrive_as_one_where_that_was_negotiated() {
             .payload(&payload)
             .gso(1000)
             .build_with_offload();
-        // The first of a flow by the whole path, later ones by the lane.
+        // The first of a flow by the whole path, later ones by the fast path.
         for _ in 0..3 {
             assert_eq!(together(&mut host, b, a, &frames), std::slice::from_ref(&large));
         }
@@ -140,7 +140,7 @@ fn datagrams_in_a_row_arrive_as_one_where_that_was_negotiated() {
 fn what_takes_the_whole_path_is_merged_as_well() {
     for family in FAMILIES {
         let (mut host, a, b) = connected(family);
-        // Another snapshot: the lane knows nobody until the whole path has seen him again.
+        // Another snapshot: the fast path knows nobody until the whole path has seen him again.
         host.lab.publish();
         let frames = [1000, 1100, 1200].map(|seq| data(b.nic, a, family, ACK, seq, 100));
         let arrived = together(&mut host, b, a, &frames);

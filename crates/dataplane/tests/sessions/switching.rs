@@ -54,7 +54,7 @@ fn frames_of_one_batch_go_each_to_its_own_nic() {
         for nic in &others {
             lab.configure(*nic, |config| config.groups.push(group));
         }
-        // The first time by the whole path, which opens the lane to those behind.
+        // The first time by the whole path, which opens the fast path to those behind.
         for _ in 0..3 {
             for nic in &others {
                 lab.queue(sender, udp(sender, *nic, family, 1, 53), Offload::default());

@@ -164,7 +164,7 @@ fn a_queue_with_too_many_batches_out_waits_for_them() {
 #[test]
 fn a_worker_that_is_behind_loses_frames_and_holds_nobody_up() {
     let (mut lab, nics) = lab(2, 80);
-    // Broadcasts of the NICs of worker 0: 40 parcels each for worker 1.
+    // Broadcasts of the NICs of worker 0: 40 transfers each for worker 1.
     for nic in nics.iter().step_by(2) {
         let frame = build::frame(nic.mac, Mac::BROADCAST)
             .ip(nic.v4, nics[1].v4)

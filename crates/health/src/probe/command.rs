@@ -45,7 +45,7 @@ impl Command {
         }
         .map_err(relay)?;
         let mut command = tokio::process::Command::new(file);
-        io::confine::confine(command.as_std_mut(), LIMITS);
+        sys::confine::confine(command.as_std_mut(), LIMITS);
         command
             .args(arguments)
             .current_dir("/")

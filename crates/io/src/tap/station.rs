@@ -2,7 +2,7 @@
 //!
 //! Other than a TAP NIC, whose guest is whoever uses the interface, we are a station of our own here, with a MAC and an
 //! address that the kernel does not have: as a virtual machine would be that the interface was made for. What comes is sifted
-//! by whoever opened the port ([`Hear`]): packets for us, questions that are answered at once, and the rest, which is
+//! by whoever opened the port ([`Receiver`]): packets for us, questions that are answered at once, and the rest, which is
 //! nobody's. The kernel completes what it sends by such a device, and takes what is complete.
 
 use std::fmt;
@@ -22,7 +22,7 @@ use crate::xsk::Link;
 
 /// What a frame from the interface is.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Heard {
+pub enum Received {
     /// A packet for us.
     Ours,
     /// A question; this frame is the answer.
@@ -32,12 +32,12 @@ pub enum Heard {
 }
 
 /// Says what a frame is. Called by the worker that has the port: it must not wait.
-pub type Hear = Arc<dyn Fn(&[u8]) -> Heard + Send + Sync>;
+pub type Receiver = Arc<dyn Fn(&[u8]) -> Received + Send + Sync>;
 
 /// The port.
 pub struct TapUplink {
     tap: TapPort,
-    hear: Hear,
+    receiver: Receiver,
     link: Arc<Link>,
 }
 
@@ -56,7 +56,7 @@ impl TapUplink {
     pub fn open(
         options: &TapOptions,
         link: Arc<Link>,
-        hear: Hear,
+        receiver: Receiver,
     ) -> Result<(TapUplink, TapVoice), TapError> {
         let tap = TapPort::open(options)?;
         let step = |error| TapError::Step {
@@ -69,19 +69,19 @@ impl TapUplink {
             // It has just been opened.
             None => return Err(step(std::io::ErrorKind::NotFound.into())),
         };
-        Ok((TapUplink { tap, hear, link }, TapVoice(voice)))
+        Ok((TapUplink { tap, receiver, link }, TapVoice(voice)))
     }
 
     pub(crate) fn receive(&mut self, batch: &mut Batch) -> Result<usize, PortError> {
-        let hear = &self.hear;
-        self.tap.receive_sifted(batch, |fd, frame| match hear(frame) {
-            Heard::Ours => true,
-            Heard::Question(answer) => {
+        let receiver = &self.receiver;
+        self.tap.receive_sifted(batch, |fd, frame| match receiver(frame) {
+            Received::Ours => true,
+            Received::Question(answer) => {
                 // Where there is no room for it now it is asked again.
                 let _ = say(fd.as_fd(), &answer);
                 false
             }
-            Heard::Else => false,
+            Received::Else => false,
         })
     }
 

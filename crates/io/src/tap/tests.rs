@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use wire::Mac;
 
 use super::*;
-use crate::poll::Poller;
 use crate::port::Port;
+use sys::poll::Poller;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 

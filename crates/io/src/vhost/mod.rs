@@ -1,32 +1,15 @@
 //! vhost-user: guests of QEMU, DPDK's virtio-user and others, by shared memory.
+//!
+//! Two halves: [`protocol`] speaks to the VMM and hands ready queue pairs to the workers,
+//! [`virtqueue`] moves frames through their rings. [`features`] lists what both negotiate.
 
-mod allowance;
-pub mod breach;
-mod chain;
-pub mod channel;
-mod client;
-mod connection;
-mod fault;
 pub mod features;
-mod index;
-mod listener;
-pub mod message;
-mod notifier;
-mod packed;
-mod pair;
-pub mod port;
-pub mod queue;
-mod receive;
-pub mod request;
-mod resume;
-mod ring;
-pub mod server;
-pub mod session;
-pub mod sink;
-mod split;
-mod transmit;
+mod protocol;
+mod virtqueue;
 
-pub use ring::RingInfo;
-pub use server::{NicInfo, Server, ServerError};
-pub use session::{MAX_PAIRS, SessionInfo};
-pub use sink::{NicOptions, PortKey, PortSink, PortState};
+pub use protocol::ring_state::RingInfo;
+pub use protocol::server::{NicInfo, Server, ServerError};
+pub use protocol::session::{MAX_PAIRS, SessionInfo};
+pub use protocol::sink::{NicOptions, PortKey, PortSink, PortState};
+pub use protocol::{breach, channel, message, request, server, session, sink};
+pub use virtqueue::{port, queue};

@@ -303,7 +303,7 @@ impl Queue {
 
     /// Chunks that batches refer to, and slots that nobody uses: for tests of what is lost.
     #[cfg(test)]
-    pub fn books(&self) -> (usize, usize) {
+    pub fn accounting(&self) -> (usize, usize) {
         (self.taken.len(), self.free.len())
     }
 }

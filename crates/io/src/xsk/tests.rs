@@ -83,10 +83,10 @@ fn port(mtu: u32) -> (Port, XskPeer) {
     (Port::from(UplinkPort::from(port)), peer)
 }
 
-fn books(port: &Port) -> (usize, usize) {
+fn accounting(port: &Port) -> (usize, usize) {
     match port {
         Port::Uplink(uplink) => match &**uplink {
-            UplinkPort::Xsk(xsk) => xsk.queue.books(),
+            UplinkPort::Xsk(xsk) => xsk.queue.accounting(),
             UplinkPort::Packet(_) | UplinkPort::Tap(_) => unreachable!("made here"),
         },
         _ => unreachable!("made here"),
@@ -111,7 +111,7 @@ fn frames_of_any_length_arrive_as_they_were_and_their_buffers_go_back() {
         }
         assert!(peer.buffers() < FRAMES);
         port.complete(&mut batch);
-        assert_eq!((peer.buffers(), books(&port).0), (FRAMES, 0));
+        assert_eq!((peer.buffers(), accounting(&port).0), (FRAMES, 0));
         assert_eq!(port.receive(&mut batch), Ok(0));
     }
 }
@@ -182,7 +182,7 @@ fn what_is_sent_is_what_any_uplink_sends() {
             );
             peer.complete(usize::MAX);
             xsk.flush().unwrap();
-            assert_eq!(books(&xsk), (0, FRAMES as usize));
+            assert_eq!(accounting(&xsk), (0, FRAMES as usize));
         }
     }
 }
@@ -202,7 +202,7 @@ fn buffers_come_back_before_the_kernel_says_that_it_took_them() {
             port.complete(&mut batch);
         }
     }
-    assert_eq!(books(&port), (0, FRAMES as usize));
+    assert_eq!(accounting(&port), (0, FRAMES as usize));
 }
 
 #[test]
@@ -234,7 +234,7 @@ fn few_buffers_go_round_while_few_are_needed_and_all_while_the_worker_sleeps() {
     assert_eq!(peer.buffers(), MANY);
     port.disarm();
     assert_eq!(rounds(&mut port, &mut peer, 100, 32), 512);
-    assert_eq!(books(&port).0, 0);
+    assert_eq!(accounting(&port).0, 0);
 }
 
 #[test]
@@ -294,7 +294,7 @@ fn a_jumbo_frame_goes_out_in_several_buffers() {
     assert_eq!(port.transmit(&batch, 0), Ok(()));
     assert_eq!(peer.complete(usize::MAX), 3 * slots - 3);
     port.flush().unwrap();
-    assert_eq!(books(&port), (0, slots - 1));
+    assert_eq!(accounting(&port), (0, slots - 1));
 }
 
 #[test]
@@ -409,7 +409,7 @@ proptest! {
         headroom in 0u32..=256,
     ) {
         let (mut port, mut peer) = port(mtu);
-        let slots = books(&port).1;
+        let slots = accounting(&port).1;
         let (mut arriving, mut leaving) = (VecDeque::new(), VecDeque::new());
         let mut out: VecDeque<Batch> = VecDeque::new();
         let mut written: VecDeque<usize> = VecDeque::new();
@@ -468,6 +468,6 @@ proptest! {
         peer.swallow();
         peer.complete(usize::MAX);
         port.flush().unwrap();
-        prop_assert_eq!((peer.buffers(), books(&port)), (FRAMES, (0, slots)));
+        prop_assert_eq!((peer.buffers(), accounting(&port)), (FRAMES, (0, slots)));
     }
 }

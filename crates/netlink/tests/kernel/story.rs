@@ -1,7 +1,9 @@
 //! One thing after the other changes, and the mirror says so: links, addresses, routes, rules, neighbours, settings.
 
 use crate::follow::{index, inside, ip, two_networks, wait};
-use butterfly_netlink::{Family, Kinds, Mirror, RouteKey, RouteKind, RuleAction, Settings, Snapshot};
+use butterfly_netlink::{
+    Family, ForwardingSettings, Kinds, Mirror, RouteKey, RouteKind, RuleAction, Snapshot,
+};
 
 fn route<'a>(snapshot: &'a Snapshot, table: u32, dst: &str) -> Option<&'a butterfly_netlink::Route> {
     let key = |metric| RouteKey {
@@ -71,7 +73,7 @@ fn what_was_there_before_is_read_at_once() {
             "{:?}",
             now.rules
         );
-        assert!(now.settings.contains_key(&(Family::V4, Settings::ALL)));
+        assert!(now.settings.contains_key(&(Family::V4, ForwardingSettings::ALL)));
     });
 }
 

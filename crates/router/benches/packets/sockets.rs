@@ -4,7 +4,7 @@
 use butterfly_router::Options;
 use testkit::beside::{self, Way};
 use testkit::results::Results;
-use testkit::road::{Road, WEST};
+use testkit::routed_hosts::{RoutedHosts, WEST};
 use testkit::traffic::Station;
 
 use crate::lab::inside;
@@ -12,16 +12,16 @@ use crate::ours::Ours;
 
 /// By the kernel and by us in turn.
 pub fn measure(results: &mut Results, rounds: usize) {
-    let road = Road::with_default_offloads("east", "west").expect("the kernel forwards");
-    let station = Station::new(&road.west).expect("a station");
+    let hosts = RoutedHosts::with_default_offloads("east", "west").expect("the kernel forwards");
+    let station = Station::new(&hosts.west).expect("a station");
     let way = Way {
-        from: &road.east,
+        from: &hosts.east,
         station: &station,
         to: WEST.map(|address| address.parse().expect("an address")),
     };
     let mut kernel = |round: &mut (dyn FnMut() + Send)| round();
     let mut ours = |round: &mut (dyn FnMut() + Send)| {
-        inside(&road.router, async || {
+        inside(&hosts.router, async || {
             let router = Ours::start(&Options::default()).await;
             round();
             drop(router);

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use io::bpf_array::BpfArray;
+use sys::bpf_array::BpfArray;
 
 /// Where the words are.
 #[derive(Debug)]

@@ -6,12 +6,12 @@ use crate::lab::SMALL;
 use crate::ours::Ours;
 use butterfly_router::Report;
 use butterfly_router::layout::Counter;
-use testkit::road::{Road, WEST};
+use testkit::routed_hosts::{RoutedHosts, WEST};
 use tokio::sync::oneshot;
 use xdp::Mode;
 
 /// Runs the router on `east0` and `west0` while something happens, and gives its report at the end.
-fn routed(road: &Road, modes: [Option<Mode>; 2], meanwhile: impl FnOnce()) -> Report {
+fn routed(hosts: &RoutedHosts, modes: [Option<Mode>; 2], meanwhile: impl FnOnce()) -> Report {
     let (ready, is_ready) = mpsc::channel();
     let (stop, mut stopped) = oneshot::channel::<()>();
     let run = move || {
@@ -31,7 +31,7 @@ fn routed(road: &Road, modes: [Option<Mode>; 2], meanwhile: impl FnOnce()) -> Re
         })
     };
     std::thread::scope(|scope| {
-        let router = scope.spawn(|| road.router.inside(run).expect("the router's namespace"));
+        let router = scope.spawn(|| hosts.router.inside(run).expect("the router's namespace"));
         is_ready.recv().expect("it starts");
         meanwhile();
         stop.send(()).expect("it runs");
@@ -40,23 +40,23 @@ fn routed(road: &Road, modes: [Option<Mode>; 2], meanwhile: impl FnOnce()) -> Re
 }
 
 /// With veths as they come: without GRO they take no frames from XDP.
-fn road() -> Road {
-    let road = Road::new().expect("the kernel forwards");
-    for host in [&road.east, &road.west] {
+fn hosts() -> RoutedHosts {
+    let hosts = RoutedHosts::new().expect("the kernel forwards");
+    for host in [&hosts.east, &hosts.west] {
         host.ok("ethtool -K eth0 gro off").expect("ethtool");
     }
-    road
+    hosts
 }
 
 /// TCP both ways and UDP of both families: each has to have passed some.
-fn talk(road: &Road) {
-    let _server = road.west.start("iperf3", "iperf3 -s").expect("iperf3");
+fn talk(hosts: &RoutedHosts) {
+    let _server = hosts.west.start("iperf3", "iperf3 -s").expect("iperf3");
     let listens = "for i in $(seq 100); do ss -ltn | grep -q :5201 && exit 0; sleep 0.05; done; exit 1";
-    road.west.ok(listens).expect("it listens");
+    hosts.west.ok(listens).expect("it listens");
     for address in WEST {
         for options in ["", "-R", "-u -b 20M -l 64", "-u -b 20M -l 1400 -R"] {
             let command = format!("iperf3 -c {address} -t 1 -J --connect-timeout 3000 {options}");
-            let said = road.east.ok(&format!("timeout 20 {command}")).expect(&command);
+            let said = hosts.east.ok(&format!("timeout 20 {command}")).expect(&command);
             let said: serde_json::Value = serde_json::from_str(&said).expect("JSON");
             let sums = &said["end"];
             let sum = if options.contains("-u") {
@@ -78,8 +78,8 @@ fn all(report: &Report, counter: Counter) -> u64 {
 
 #[test]
 fn whole_segments_and_begun_checksums_are_forwarded_at_tc() {
-    let road = road();
-    let report = routed(&road, [None, None], || talk(&road));
+    let hosts = hosts();
+    let report = routed(&hosts, [None, None], || talk(&hosts));
     let places = report.interfaces.iter().map(|one| one.place.as_str());
     assert_eq!(places.collect::<Vec<_>>(), ["at tc ingress (veth)"; 2]);
     let forwarded = all(&report, Counter::Forwarded);
@@ -108,9 +108,9 @@ fn nothing_is_sent_broken_where_xdp_meets_tc() {
         [Mode::Native, Mode::Native],
         [Mode::Generic, Mode::Generic],
     ] {
-        let road = road();
+        let hosts = hosts();
         println!("{modes:?}");
-        let report = routed(&road, modes.map(Some), || talk(&road));
+        let report = routed(&hosts, modes.map(Some), || talk(&hosts));
         if modes.contains(&Mode::Tc) {
             assert!(all(&report, Counter::Forwarded) > 1000, "{report:?}");
         }
@@ -121,8 +121,8 @@ fn nothing_is_sent_broken_where_xdp_meets_tc() {
 #[test]
 fn a_begun_checksum_is_left_to_the_kernel_in_xdp() {
     for mode in [Mode::Native, Mode::Generic] {
-        let road = Road::new().expect("the kernel forwards");
-        let report = routed(&road, [Some(mode); 2], || talk(&road));
+        let hosts = RoutedHosts::new().expect("the kernel forwards");
+        let report = routed(&hosts, [Some(mode); 2], || talk(&hosts));
         assert!(all(&report, Counter::Begun) > 100, "{report:?}");
         let note = "packets from east0 whose checksums are only begun are left to the kernel: it is a veth, and the program runs in XDP";
         assert!(report.notes.contains(&note.to_owned()), "{:?}", report.notes);

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{Ordering, fence};
 
-use super::queue::{Chain, NEXT, Place, packed_descriptor};
+use super::queue::{Chain, NEXT, RingMemory, packed_descriptor};
 
 /// Flag of a slot: equal to the driver's wrap counter in what it offers, and in what comes back.
 pub(super) const AVAIL: u16 = 1 << 7;
@@ -54,7 +54,7 @@ impl Packed {
     }
 
     /// Writes a chain of `(address, length, flags)`; gives its id and the slots it takes.
-    pub fn offer(&mut self, place: &Place, chain: &[(u64, u32, u16)]) -> Option<(u16, Vec<u16>)> {
+    pub fn offer(&mut self, place: &RingMemory, chain: &[(u64, u32, u16)]) -> Option<(u16, Vec<u16>)> {
         let left = u64::from(place.size) - (self.avail - self.last_used);
         if left < chain.len() as u64 {
             return None;
@@ -82,7 +82,7 @@ impl Packed {
     }
 
     /// True when the device wants to be notified.
-    pub fn publish(&mut self, place: &Place) -> bool {
+    pub fn publish(&mut self, place: &RingMemory) -> bool {
         let (old, new) = (self.published, self.avail);
         let Some((at, flags)) = self.withheld.take() else {
             return false;
@@ -105,7 +105,7 @@ impl Packed {
         }
     }
 
-    pub fn want_interrupts(&self, place: &Place, wanted: bool) {
+    pub fn want_interrupts(&self, place: &RingMemory, wanted: bool) {
         match (wanted, place.event_idx) {
             (true, true) => self.want_interrupt_after(place, 0),
             (true, false) => place.store(place.avail_at + 2, EVENT_ENABLE),
@@ -113,7 +113,7 @@ impl Packed {
         }
     }
 
-    pub fn want_interrupt_after(&self, place: &Place, ahead: u16) {
+    pub fn want_interrupt_after(&self, place: &RingMemory, ahead: u16) {
         place.store(
             place.avail_at,
             bits(self.last_used + u64::from(ahead), place.size),
@@ -122,11 +122,11 @@ impl Packed {
     }
 
     /// Id and length of the next used descriptor.
-    pub fn next_used(&self, place: &Place) -> Option<(u16, usize)> {
+    pub fn next_used(&self, place: &RingMemory) -> Option<(u16, usize)> {
         self.used_at(place, self.last_used)
     }
 
-    fn used_at(&self, place: &Place, count: u64) -> Option<(u16, usize)> {
+    fn used_at(&self, place: &RingMemory, count: u64) -> Option<(u16, usize)> {
         let at = place.desc_at + 16 * usize::from(slot(count, place.size));
         let used = if wrap(count, place.size) { AVAIL | USED } else { 0 };
         // A ring of zeroes has nothing used before the first lap has ended.
@@ -150,7 +150,7 @@ impl Packed {
     }
 
     /// Slots given back, and seen, and one more when there is more.
-    pub fn used_count(&self, place: &Place) -> u16 {
+    pub fn used_count(&self, place: &RingMemory) -> u16 {
         (self.last_used + u64::from(self.next_used(place).is_some())) as u16
     }
 

@@ -38,7 +38,7 @@ pub struct Chain {
 }
 
 /// The memory of a ring, and where it is.
-pub(super) struct Place {
+pub(super) struct RingMemory {
     pub view: GuestView,
     /// The address that offset 0 of the view has for the guest.
     pub base: u64,
@@ -49,7 +49,7 @@ pub(super) struct Place {
     pub event_idx: bool,
 }
 
-impl Place {
+impl RingMemory {
     pub fn load(&self, at: usize) -> u16 {
         self.view.word(at).load(Ordering::Acquire)
     }
@@ -66,7 +66,7 @@ enum Kind {
 
 /// One ring, driven.
 pub struct Queue {
-    place: Place,
+    place: RingMemory,
     kind: Kind,
     /// Entries.
     pub size: u16,
@@ -113,7 +113,7 @@ impl Queue {
         view.fill(at, Self::bytes(size), 0);
         let entries = usize::from(size);
         let avail_at = at + 16 * entries;
-        let place = Place {
+        let place = RingMemory {
             view: view.clone(),
             base,
             size,

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{Ordering, fence};
 
-use super::queue::{Chain, NEXT, Place, descriptor};
+use super::queue::{Chain, NEXT, RingMemory, descriptor};
 
 pub(super) struct Split {
     free: VecDeque<u16>,
@@ -14,7 +14,7 @@ pub(super) struct Split {
 }
 
 impl Split {
-    pub fn new(place: &Place, start: u16) -> Self {
+    pub fn new(place: &RingMemory, start: u16) -> Self {
         place.store(place.avail_at + 2, start);
         place.store(place.used_at + 2, start);
         Split {
@@ -26,7 +26,7 @@ impl Split {
     }
 
     /// Writes a chain of `(address, length, flags)`; gives its head and the descriptors it takes.
-    pub fn offer(&mut self, place: &Place, chain: &[(u64, u32, u16)]) -> Option<(u16, Vec<u16>)> {
+    pub fn offer(&mut self, place: &RingMemory, chain: &[(u64, u32, u16)]) -> Option<(u16, Vec<u16>)> {
         if self.free.len() < chain.len() {
             return None;
         }
@@ -42,14 +42,14 @@ impl Split {
         Some((descriptors[0], descriptors))
     }
 
-    pub fn push_available(&mut self, place: &Place, head: u16) {
+    pub fn push_available(&mut self, place: &RingMemory, head: u16) {
         let slot = usize::from(self.avail & (place.size - 1));
         place.store(place.avail_at + 4 + 2 * slot, head);
         self.avail = self.avail.wrapping_add(1);
     }
 
     /// True when the device wants to be notified.
-    pub fn publish(&mut self, place: &Place) -> bool {
+    pub fn publish(&mut self, place: &RingMemory) -> bool {
         let (old, new) = (self.published, self.avail);
         if old == new {
             return false;
@@ -65,7 +65,7 @@ impl Split {
         }
     }
 
-    pub fn want_interrupts(&self, place: &Place, wanted: bool) {
+    pub fn want_interrupts(&self, place: &RingMemory, wanted: bool) {
         if place.event_idx {
             self.want_interrupt_after(place, if wanted { 0 } else { u16::MAX });
         } else {
@@ -73,13 +73,13 @@ impl Split {
         }
     }
 
-    pub fn want_interrupt_after(&self, place: &Place, ahead: u16) {
+    pub fn want_interrupt_after(&self, place: &RingMemory, ahead: u16) {
         let at = place.avail_at + 4 + 2 * usize::from(place.size);
         place.store(at, self.last_used.wrapping_add(ahead));
     }
 
     /// Id and length of the next used entry.
-    pub fn next_used(&self, place: &Place) -> Option<(u16, usize)> {
+    pub fn next_used(&self, place: &RingMemory) -> Option<(u16, usize)> {
         if place.load(place.used_at + 2) == self.last_used {
             return None;
         }

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use io::ethtool;
 use io::port::Port;
 use io::xsk::{Link, XskHandle};
+use sys::ethtool;
 
 use super::{Engine, lock};
 use crate::facts::Fact;
-use crate::interface::{self, Joined, Mode, Wish};
+use crate::interface::{self, JoinRequest, Joined, Mode};
 use crate::plan::Wanted;
 
 /// An interface that is joined.
@@ -111,31 +111,32 @@ impl Engine {
     /// Joins in the best way there is.
     fn join(&mut self, number: u32, wanted: &Wanted, link: &netlink::Link) -> Result<(), String> {
         self.load();
-        let wish = self.wish(wanted, number, link);
+        let request = self.request(wanted, number, link);
         let joined = match self.program() {
-            Err(why) => interface::join_packet(&wish, self.options.port, why).map_err(|e| e.to_string()),
+            Err(why) => interface::join_packet(&request, self.options.port, why).map_err(|e| e.to_string()),
             Ok(program) => {
                 let mut interfaces = lock(&self.interfaces);
-                interface::join(program, &mut interfaces, &wish, self.options.port).map_err(|e| e.to_string())
+                interface::join(program, &mut interfaces, &request, self.options.port)
+                    .map_err(|e| e.to_string())
             }
         };
-        self.install(number, wanted.only_generic, &wish, joined?)
+        self.install(number, wanted.only_generic, &request, joined?)
     }
 
     /// Tries XDP in the place of a packet socket; what is stays when it is refused again.
     fn improve(&mut self, number: u32, wanted: &Wanted, link: &netlink::Link) -> Result<(), String> {
-        let wish = self.wish(wanted, number, link);
+        let request = self.request(wanted, number, link);
         let Ok(program) = self.program() else {
             return Ok(());
         };
-        let joined = interface::join_xdp(program, &mut lock(&self.interfaces), &wish);
+        let joined = interface::join_xdp(program, &mut lock(&self.interfaces), &request);
         let Ok(joined) = joined else { return Ok(()) };
         self.leave(number, "XDP is possible now");
-        self.install(number, wanted.only_generic, &wish, joined)
+        self.install(number, wanted.only_generic, &request, joined)
     }
 
-    fn wish(&self, wanted: &Wanted, number: u32, link: &netlink::Link) -> Wish {
-        Wish {
+    fn request(&self, wanted: &Wanted, number: u32, link: &netlink::Link) -> JoinRequest {
+        JoinRequest {
             name: wanted.name.clone(),
             ifindex: link.index,
             number,
@@ -153,7 +154,7 @@ impl Engine {
         &mut self,
         number: u32,
         only_generic: Option<&str>,
-        wish: &Wish,
+        request: &JoinRequest,
         joined: Joined,
     ) -> Result<(), String> {
         let Joined {
@@ -170,14 +171,14 @@ impl Engine {
             "" => String::new(),
             why => format!("; {why}"),
         };
-        let mtu = wish.link.mtu();
+        let mtu = request.link.mtu();
         tracing::info!(
             "uplink '{}' is joined: {mode}, {queues} queue(s), MTU {mtu}{remark}",
-            wish.name
+            request.name
         );
         let active = Active {
-            ifindex: wish.ifindex,
-            link: wish.link.clone(),
+            ifindex: request.ifindex,
+            link: request.link.clone(),
             queues,
             mtu_max,
             sockets,

@@ -7,7 +7,7 @@ use netlink::Snapshot;
 
 use super::Engine;
 use crate::facts::Fact;
-use crate::interface::{Joined, Mode, Wish};
+use crate::interface::{JoinRequest, Joined, Mode};
 
 /// What the kernel gives a TAP device.
 const MTU: u32 = 1500;
@@ -65,7 +65,7 @@ impl Engine {
         let addresses: Vec<String> = self.settings.addresses.iter().map(ToString::to_string).collect();
         let link = Arc::new(Link::new(MTU, true));
         let port = self.station.open(name, link.clone()).map_err(|e| e.to_string())?;
-        let wish = Wish {
+        let request = JoinRequest {
             name: name.to_owned(),
             ifindex: 0,
             number,
@@ -84,6 +84,6 @@ impl Engine {
             },
             mtu_max: u32::from(u16::MAX),
         };
-        self.install(number, None, &wish, joined)
+        self.install(number, None, &request, joined)
     }
 }

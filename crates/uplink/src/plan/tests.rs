@@ -66,7 +66,7 @@ fn kernel() -> Snapshot {
 
 /// The uplinks (`name: addresses`, or `name! why`), and the endpoints.
 fn planned(interfaces: &[&str], addresses: &[&str]) -> (Vec<String>, String) {
-    let settings = Settings {
+    let settings = UplinkSettings {
         addresses: addresses.iter().map(|ip| ip.parse().unwrap()).collect(),
         interfaces: interfaces.iter().map(|name| (*name).to_owned()).collect(),
         tap: None,
@@ -147,7 +147,7 @@ fn the_interfaces_that_are_named() {
 
 #[test]
 fn a_bond_is_for_generic_mode() {
-    let settings = Settings {
+    let settings = UplinkSettings {
         addresses: Vec::new(),
         interfaces: vec!["bond0".to_owned(), "eth0".to_owned()],
         tap: None,
@@ -163,7 +163,7 @@ fn a_bond_is_for_generic_mode() {
 #[test]
 fn what_is_on_our_own_tap_device_is_nowhere() {
     let nowhere = |interfaces: &[&str], address: &str, tap: &str| {
-        let settings = Settings {
+        let settings = UplinkSettings {
             addresses: vec![address.parse().unwrap()],
             interfaces: interfaces.iter().map(|name| (*name).to_owned()).collect(),
             tap: Some(tap.to_owned()),

@@ -70,7 +70,7 @@ impl Memberships {
     }
 
     /// Somebody asks for a group, or (unspecified) for all of its family: the answer, or the answers are due now.
-    pub fn hear(&mut self, group: IpAddr, now: Instant) -> Option<Vec<u8>> {
+    pub fn receive(&mut self, group: IpAddr, now: Instant) -> Option<Vec<u8>> {
         if group.is_unspecified() {
             let family = usize::from(group.is_ipv6());
             let at = self.told[family].map_or(now, |told| now.max(told + AGAIN));
@@ -158,7 +158,7 @@ mod tests {
         ours.join(&groups("230.0.0.1 230.0.0.2 ff0e::1"), start);
         ours.take_due(start + AGAIN);
         let now = start + 2 * AGAIN;
-        let mut asks = |group: &str| ours.hear(group.parse().unwrap(), now);
+        let mut asks = |group: &str| ours.receive(group.parse().unwrap(), now);
         assert_eq!(asks("230.0.0.2"), reports("230.0.0.2").pop());
         assert_eq!(asks("230.0.0.3"), None);
         assert_eq!(asks("ff0e::1"), reports("ff0e::1").pop());
@@ -166,12 +166,12 @@ mod tests {
         assert_eq!(asks("ff02::1:ff00:1"), reports("ff02::1:ff00:1").pop());
         assert_eq!(asks("0.0.0.0"), None);
         assert_eq!(ours.take_due(now), reports("230.0.0.1 230.0.0.2"));
-        assert_eq!(ours.hear("::".parse().unwrap(), now), None);
+        assert_eq!(ours.receive("::".parse().unwrap(), now), None);
         assert_eq!(ours.take_due(now), reports("ff02::1:ff00:1 ff0e::1"));
         assert_eq!(ours.take_due(now), [[0u8; 0]; 0]);
         // Who asks all the time is told every second.
         for _ in 0..3 {
-            assert_eq!(ours.hear("0.0.0.0".parse().unwrap(), now), None);
+            assert_eq!(ours.receive("0.0.0.0".parse().unwrap(), now), None);
             assert_eq!(ours.take_due(now + AGAIN / 2), [[0u8; 0]; 0]);
         }
         assert_eq!(ours.take_due(now + AGAIN), reports("230.0.0.1 230.0.0.2"));

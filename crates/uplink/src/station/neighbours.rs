@@ -110,7 +110,7 @@ impl Neighbours {
 
     /// A frame to us or to everybody: the answer to it, if it asks for an address of ours; true when it says that somebody who was
     /// looked for is where he was not before.
-    pub fn hear(&mut self, frame: &[u8], packet: &Packet, now: Instant) -> (Option<Vec<u8>>, bool) {
+    pub fn receive(&mut self, frame: &[u8], packet: &Packet, now: Instant) -> (Option<Vec<u8>>, bool) {
         match packet.net {
             Net::Arp(arp) => {
                 let moved = self.note(arp.sender_ip.into(), arp.sender_mac, now);

@@ -1,24 +1,24 @@
-//! The interfaces that are balanced on: which are wanted and which are there (`kept.rs`), and what is done to one of them.
+//! The interfaces that are balanced on: which are wanted and which are there (`tracked.rs`), and what is done to one of them.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use balancer::{Balancer, Place};
+use balancer::{AttachedInterface, Balancer};
 use tokio::runtime::Handle;
 use xdp::{Feature, Interfaces, Program};
 
 use super::{Running, lock};
 use crate::balancer::plane::{Interface, Mode};
 use crate::balancer::probe::Door;
-use crate::kept::{Hands, Kept, Member};
+use crate::tracked_interfaces::{Driver, Member, TrackedInterfaces};
 
 /// Which are wanted, and where the programs run.
 pub(super) struct Attached {
     /// All features', whose programs are chained.
     programs: Arc<Mutex<Interfaces>>,
-    kept: Kept,
+    tracked: TrackedInterfaces,
     /// By name, of those that are attached.
-    places: BTreeMap<String, Place>,
+    interfaces: BTreeMap<String, AttachedInterface>,
 }
 
 impl Attached {
@@ -26,22 +26,22 @@ impl Attached {
     pub(super) fn new(programs: Arc<Mutex<Interfaces>>) -> Self {
         Attached {
             programs,
-            kept: Kept::default(),
-            places: BTreeMap::new(),
+            tracked: TrackedInterfaces::default(),
+            interfaces: BTreeMap::new(),
         }
     }
 
     /// All that are wanted, by name.
     pub(super) fn list(&self) -> Vec<Interface> {
-        let mut all: Vec<Interface> = self.kept.members().iter().map(interface).collect();
+        let mut all: Vec<Interface> = self.tracked.members().iter().map(interface).collect();
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all
     }
 
     /// Health checks are made from now on: their program runs wherever the balancer's does.
     pub(super) fn open(&self, door: &Door) -> Result<(), String> {
-        for place in self.places.values() {
-            let added = place.add(&mut lock(&self.programs), Feature::Probe, &door.program);
+        for attached in self.interfaces.values() {
+            let added = attached.add(&mut lock(&self.programs), Feature::Probe, &door.program);
             added.map_err(|e| format!("the program of health checks: {e}"))?;
         }
         Ok(())
@@ -56,8 +56,8 @@ impl Attached {
         running: &Running,
         door: Option<&Door>,
     ) -> Result<Interface, String> {
-        let (kept, mut hands) = self.hands(running, door);
-        let (member, new) = Handle::current().block_on(kept.want(name, mode, &mut hands))?;
+        let (tracked, mut driver) = self.driver(running, door);
+        let (member, new) = Handle::current().block_on(tracked.want(name, mode, &mut driver))?;
         if let Some(mode) = member.mode.filter(|_| new) {
             tracing::info!("balancing on {name}, {mode:?}");
         }
@@ -66,8 +66,8 @@ impl Attached {
 
     /// Leaves an interface to the kernel; whether it was wanted.
     pub(super) fn give_back(&mut self, name: &str, running: &Running) -> bool {
-        let (kept, mut hands) = self.hands(running, None);
-        let wanted = kept.give_back(name, &mut hands);
+        let (tracked, mut driver) = self.driver(running, None);
+        let wanted = tracked.give_back(name, &mut driver);
         if wanted {
             tracing::info!("{name} is given back");
         }
@@ -77,8 +77,8 @@ impl Attached {
     /// Interfaces have come, gone or changed: those that are wanted are taken, those that are another now are let go, and bonds
     /// have the ports that they have.
     pub(super) fn follow(&mut self, running: &Running, door: Option<&Door>) {
-        let (kept, mut hands) = self.hands(running, door);
-        for Member { name, mode, why, .. } in Handle::current().block_on(kept.follow(&mut hands)) {
+        let (tracked, mut driver) = self.driver(running, door);
+        for Member { name, mode, why, .. } in Handle::current().block_on(tracked.follow(&mut driver)) {
             match mode {
                 Some(mode) if why.is_empty() => tracing::info!("balancing on {name} again, {mode:?}"),
                 _ => tracing::error!("{name} cannot be balanced on as it is now: {why}"),
@@ -86,18 +86,18 @@ impl Attached {
         }
     }
 
-    fn hands<'a>(
+    fn driver<'a>(
         &'a mut self,
         running: &'a Running,
         door: Option<&'a Door>,
-    ) -> (&'a mut Kept, Balancing<'a>) {
-        let hands = Balancing {
+    ) -> (&'a mut TrackedInterfaces, Balancing<'a>) {
+        let driver = Balancing {
             programs: &self.programs,
-            places: &mut self.places,
+            interfaces: &mut self.interfaces,
             running,
             door,
         };
-        (&mut self.kept, hands)
+        (&mut self.tracked, driver)
     }
 }
 
@@ -111,12 +111,12 @@ fn interface(member: &Member) -> Interface {
 /// What is needed to balance on an interface. The balancer is locked before the programs, everywhere.
 struct Balancing<'a> {
     programs: &'a Mutex<Interfaces>,
-    places: &'a mut BTreeMap<String, Place>,
+    interfaces: &'a mut BTreeMap<String, AttachedInterface>,
     running: &'a Running,
     door: Option<&'a Door>,
 }
 
-impl Hands for Balancing<'_> {
+impl Driver for Balancing<'_> {
     fn find(&self, name: &str) -> Option<u32> {
         let snapshot = self.running.follower.snapshot();
         snapshot.link_named(name).map(|link| link.index)
@@ -129,13 +129,13 @@ impl Hands for Balancing<'_> {
         let mut balancer = lock(&self.running.balancer);
         let taken = {
             let members = members(&balancer, self.door);
-            Place::take(&snapshot, name, &mut lock(self.programs), &members, mode)
+            AttachedInterface::take(&snapshot, name, &mut lock(self.programs), &members, mode)
         };
-        let place = taken.map_err(|e| said(&e))?;
-        let told = balancer.tell(&[], place.interfaces());
+        let attached = taken.map_err(|e| said(&e))?;
+        let told = balancer.tell(&[], attached.interfaces());
         drop(balancer);
-        let mode = place.mode();
-        self.places.insert(name.to_owned(), place);
+        let mode = attached.mode();
+        self.interfaces.insert(name.to_owned(), attached);
         if let Err(e) = told {
             self.leave(name);
             return Err(said(&e));
@@ -145,17 +145,17 @@ impl Hands for Balancing<'_> {
 
     /// A bond has other ports, perhaps.
     fn keep(&mut self, name: &str) -> Result<(), String> {
-        let Some(place) = self.places.get_mut(name) else {
+        let Some(attached) = self.interfaces.get_mut(name) else {
             return Ok(());
         };
         let snapshot = self.running.follower.snapshot();
-        let before: Vec<u32> = place.interfaces().iter().map(|known| known.ifindex).collect();
+        let before: Vec<u32> = attached.interfaces().iter().map(|known| known.ifindex).collect();
         let mut balancer = lock(&self.running.balancer);
         let followed = {
             let members = members(&balancer, self.door);
-            place.follow(&snapshot, &mut lock(self.programs), &members)
+            attached.follow(&snapshot, &mut lock(self.programs), &members)
         };
-        let now = place.interfaces();
+        let now = attached.interfaces();
         let is_gone = |ifindex: &u32| now.iter().all(|known| known.ifindex != *ifindex);
         let gone: Vec<u32> = before.into_iter().filter(is_gone).collect();
         balancer.tell(&gone, now).map_err(|e| e.to_string())?;
@@ -163,15 +163,15 @@ impl Hands for Balancing<'_> {
     }
 
     fn leave(&mut self, name: &str) {
-        let Some(place) = self.places.remove(name) else {
+        let Some(attached) = self.interfaces.remove(name) else {
             return;
         };
         let mut balancer = lock(&self.running.balancer);
-        if let Err(e) = balancer.forget(&place) {
+        if let Err(e) = balancer.forget(&attached) {
             tracing::error!("interface {name}: {e}");
         }
         // Of a feature that does not run there nothing is ended.
-        place.leave(&mut lock(self.programs), &[Feature::Balancer, Feature::Probe]);
+        attached.leave(&mut lock(self.programs), &[Feature::Balancer, Feature::Probe]);
     }
 }
 

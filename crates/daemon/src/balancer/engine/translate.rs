@@ -4,8 +4,8 @@ use std::num::NonZeroU16;
 
 use balancer::{ServiceKey, State, Tunnel, Weight};
 
-use crate::balancer::book::Compiled;
 use crate::balancer::model::{Encapsulation, Key, Protocol, ServerState};
+use crate::balancer::registry::Compiled;
 
 pub(super) fn service(compiled: &Compiled) -> Result<balancer::Service, balancer::Error> {
     let mut service = balancer::Service::new(library_key(&compiled.key)?).sticky(compiled.sticky);

@@ -111,7 +111,7 @@ fn live(said: &Sender<Result<i32, String>>, paired: &Receiver<()>, orders: &Rece
 /// Everything goes out of the one interface. Frames that a native program puts in need a native program here.
 fn furnish() -> Result<(Program, Attachment), String> {
     let failed = |e: xdp::Error| format!("the interface of health checks: {e}");
-    ::io::ethtool::compute_checksums(INSIDE)
+    sys::ethtool::compute_checksums(INSIDE)
         .ok_or_else(|| format!("the interface {INSIDE} does not leave checksums to the kernel"))?;
     ip(&format!("link set {INSIDE} arp off up"))?;
     let pass = Program::load("pass", objects::PASS, |_| Ok(())).map_err(failed)?;

@@ -9,7 +9,7 @@ use control::model::{
     Binding, BindingKey, Endpoint, Flood, Membership, NetworkOptions, NicId, multicast_group,
 };
 use control::{Diff, EndpointStatus, NetworkStatus};
-use dataplane::{LearnedMac, Place, PortUid};
+use dataplane::{LearnedMac, Location, PortUid};
 
 use super::field;
 
@@ -79,9 +79,9 @@ pub fn learned(learned: &LearnedMac, names: &BTreeMap<PortUid, NicId>) -> v1::Le
     use v1::learned_mac::Place as Shown;
     v1::LearnedMac {
         mac: learned.mac.to_string(),
-        place: match learned.place {
-            Place::Endpoint(address) => Some(Shown::Endpoint(address.to_string())),
-            Place::Nic(_, uid) => names.get(&uid).map(|nic| Shown::Nic(nic.to_string())),
+        place: match learned.location {
+            Location::Endpoint(address) => Some(Shown::Endpoint(address.to_string())),
+            Location::Nic(_, uid) => names.get(&uid).map(|nic| Shown::Nic(nic.to_string())),
         },
         age_secs: learned.age_secs,
     }

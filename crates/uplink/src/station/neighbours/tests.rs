@@ -37,7 +37,7 @@ fn answer(mac: Mac, sender: &str, to: Mac, target: &str) -> Vec<u8> {
 
 fn hears(table: &mut Neighbours, frame: &[u8], now: Instant) -> (Option<Vec<u8>>, bool) {
     let packet = parse::parse(frame, frame.len()).unwrap();
-    table.hear(frame, &packet, now)
+    table.receive(frame, &packet, now)
 }
 
 #[test]

@@ -1,0 +1,374 @@
+//! The fast path: plain packets of which everything is known already take it, past all steps but delivery.
+//!
+//! A plain packet (untagged, whole, no options, TCP or UDP) from the NIC's own MAC to one that a NIC was given belongs
+//! to a flow that its addresses, ports and both NICs tell. If the whole path has let a packet of this side of the flow
+//! pass under the snapshot in force ([`open`]), every check it made would say the same of this one: the key holds all
+//! that they look at. What is left is to follow the flow: amid a TCP connection that is a few numbers. Between two
+//! NICs that allow everything there is no flow; for those the fast path remembers who they are.
+//!
+//! Everything else, faulty packets included, is left to the whole path: the fast path never drops. Bits of what is left are
+//! given back. What may take the fast path is chosen first, and its flows followed then (`runs.rs`).
+
+mod arriving;
+mod runs;
+
+use std::net::IpAddr;
+
+use io::frame::{BATCH, Bits, Frame, first_bits};
+use wire::dhcp;
+use wire::offload::Gso;
+use wire::parse::{self, Plain, ethertype, mac_bits, mac_of};
+use wire::vxlan::plain_hash;
+
+use crate::counters::Counters;
+use crate::flow::{Ends, FlowId, Half, Key, Side};
+use crate::round::{Job, NO_CASE, Round, Verdict, count_rules};
+use crate::snapshot::{PortConfig, PortSlot};
+use crate::stages::destination;
+use crate::underlay::{PathIdx, Underlay};
+use crate::view::{Opening, View};
+use runs::{Chosen, Run, Runs};
+
+/// Pairs of a sender and a MAC address that are remembered, and as many of machines on other hosts.
+const ROUTES: usize = 256;
+
+/// What the fast path remembers from batch to batch.
+pub(crate) struct FastPath {
+    routes: Box<[Route; ROUTES]>,
+    runs: Runs,
+    arriving: arriving::Routes,
+}
+
+/// Whom a NIC reaches at a MAC address, under the snapshot in force.
+#[derive(Clone, Copy, Default)]
+#[repr(align(128))] // a power of two: found by a shift
+struct Route {
+    mac: u64,
+    /// The sender's slot; nobody's is the default.
+    source: Option<PortSlot>,
+    target: PortSlot,
+    ends: Ends,
+    /// Everything passes, by address family.
+    free: [Option<Free>; 2],
+    /// It is on another host.
+    far: Option<Far>,
+}
+
+/// Where on other hosts.
+#[derive(Clone, Copy)]
+struct Far {
+    path: PathIdx,
+    /// The longest frame that gets there.
+    max_frame: u32,
+    /// It was learnt, and is not to be relied on for longer.
+    until_secs: Option<u32>,
+}
+
+/// How long what was learnt is relied on, seconds: less than [aging](crate::learned::AGING_SECS) by far.
+pub(crate) const RELY_SECS: u32 = 10;
+
+/// The terms on which everything passes.
+#[derive(Clone, Copy)]
+struct Free {
+    /// From this address alone, as [`Plain::ip`] has it.
+    from: Option<[u64; 2]>,
+    /// By these rules.
+    rules: [u32; 2],
+}
+
+/// What became of a batch's frames so far.
+struct Choice {
+    /// Those that do not take the fast path, as bits.
+    left: Bits,
+    /// Those of IPv6.
+    v6: Bits,
+    tally: Tally,
+}
+
+/// Packets that pass by the same two rules, of one flow or several, which are counted together.
+#[derive(Default)]
+struct Tally {
+    rules: [u32; 2],
+    frames: u64,
+    bytes: u64,
+}
+
+impl FastPath {
+    pub(crate) fn new() -> FastPath {
+        FastPath {
+            routes: Box::new([Route::default(); ROUTES]),
+            runs: Runs::new(),
+            arriving: arriving::Routes::new(),
+        }
+    }
+
+    /// Another snapshot is in force.
+    pub(crate) fn forget(&mut self) {
+        self.routes.fill(Route::default());
+        self.arriving.forget();
+    }
+
+    /// Adds a job for each packet that needs no more, in the order of the frames. Gives the frames that are left, as bits.
+    pub(crate) fn run(&mut self, round: &mut Round) -> Bits {
+        let all = first_bits(round.batch.len());
+        let nic = round.nic;
+        if nic.is_sniffer || nic.link_down || nic.trace.is_some() || !nic.sniffers.is_empty() {
+            return all;
+        }
+        let mut choice = Choice {
+            left: all,
+            v6: 0,
+            tally: Tally::default(),
+        };
+        self.runs.clear();
+        self.choose::<false>(round, &mut choice);
+        if choice.v6 != 0 {
+            self.choose::<true>(round, &mut choice);
+        }
+        let Choice {
+            mut left,
+            v6,
+            mut tally,
+        } = choice;
+        let in_order = v6 == 0 && round.jobs.is_empty();
+        let (routes, underlay) = (&self.routes, round.underlay);
+        left |= self.runs.follow(round, &mut tally, |run, steer| {
+            let route = &routes[usize::from(run.route)];
+            match &route.far {
+                None => pass(run.first, route.target, steer),
+                Some(far) => far.pass(underlay, run.first, run.outer_hash),
+            }
+        });
+        tally.settle(round.counters);
+        if !in_order {
+            round.jobs.sort_unstable_by_key(|job| job.frame);
+        }
+        left
+    }
+
+    /// Passes the packets of one family that are free to pass, and notes those that have to have a flow.
+    #[inline(always)]
+    fn choose<const V6: bool>(&mut self, round: &mut Round, choice: &mut Choice) {
+        let own_mac = mac_bits(round.nic.mac);
+        let Choice { mut left, mut v6, .. } = *choice;
+        // The route of the packet before.
+        let (mut mac, mut route) = (u64::MAX, 0);
+        for (index, frame) in round.batch.frames().iter().enumerate() {
+            let (head, len) = (frame.head(), frame.len());
+            let ethertype = parse::ethertype_of(head);
+            if ethertype != if V6 { ethertype::IPV6 } else { ethertype::IPV4 } {
+                v6 |= Bits::from(ethertype == ethertype::IPV6) << index;
+                continue;
+            }
+            round.batch.fetch_body(index);
+            let Some(plain) = parse::plain::<V6>(head, len) else {
+                continue;
+            };
+            if plain.src != own_mac || frame.fault().is_some() || !plain.suits(&frame.offload) {
+                continue;
+            }
+            if plain.dst != mac {
+                let Some(found) = self.route(round, plain.dst) else {
+                    continue;
+                };
+                (mac, route) = (plain.dst, found);
+            }
+            let to = &self.routes[route % ROUTES];
+            if to.far.as_ref().is_some_and(|far| !far.takes(frame, &plain)) {
+                continue;
+            }
+            let outer_hash = || to.far.as_ref().map_or(0, |_| plain_hash::<V6>(&plain));
+            if let Some(free) = &to.free[usize::from(V6)] {
+                if free.lets_pass::<V6>(&plain) {
+                    choice.tally.add(round.counters, free.rules, 1, len as u64);
+                    let steer = plain.ports ^ plain.ports >> 16;
+                    round.jobs.push(match &to.far {
+                        None => pass(index as u8, to.target, steer),
+                        Some(far) => far.pass(round.underlay, index as u8, outer_hash()),
+                    });
+                    left &= !(1 << index);
+                }
+                continue;
+            }
+            let chosen = Chosen {
+                frame: index,
+                len,
+                route,
+                key: Key::of_plain::<V6>(&plain, &to.ends),
+                side: to.ends.sender,
+                transport: plain.transport,
+            };
+            self.runs.add(&round.tables.flows, chosen, outer_hash);
+            left &= !(1 << index);
+        }
+        (choice.left, choice.v6) = (left, v6);
+    }
+
+    /// The route to a MAC address, as an index. `None` when that is not the address of another NIC, or when the route has
+    /// no place: a packet before it in the batch goes by another one.
+    #[inline]
+    fn route(&mut self, round: &Round, mac: u64) -> Option<usize> {
+        let nic = round.nic;
+        let mixed = (mac ^ u64::from(nic.slot.0) << 48).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let index = (mixed >> 56) as usize % ROUTES;
+        let known = &self.routes[index];
+        let stale = known.far.is_some_and(|far| far.is_stale(round.now.secs()));
+        if known.mac != mac || known.source != Some(nic.slot) || stale {
+            if self.runs.uses(index) {
+                return None;
+            }
+            self.routes[index] = Route::find(round, mac)?;
+        }
+        Some(index)
+    }
+}
+
+impl Route {
+    #[cold]
+    fn find(round: &Round, mac: u64) -> Option<Route> {
+        let (view, nic) = (round.view, round.nic);
+        let network = view.network(nic.network)?;
+        let (slot, far) = match destination::find(round, network, mac_of(mac))? {
+            // Learnt on this host: the whole path looks where that is.
+            destination::Target::Nic(slot) if network.only_holder(&mac_of(mac)) != Some(slot) => return None,
+            destination::Target::Nic(slot) => (slot, None),
+            destination::Target::Endpoint(endpoint) => {
+                let path = round.underlay.find(endpoint)?;
+                let overlay = network.overlay.as_ref()?;
+                let given = overlay.bindings.contains_key(&mac_of(mac));
+                let far = Far {
+                    path,
+                    max_frame: round.underlay.max_frame(path),
+                    until_secs: (!given).then(|| round.now.secs() + RELY_SECS),
+                };
+                (PortSlot::remote(nic.network), Some(far))
+            }
+        };
+        let target = view
+            .port(slot)
+            .filter(|target| !target.is_sniffer && !target.link_down && slot != nic.slot)?;
+        Some(Route {
+            mac,
+            source: Some(nic.slot),
+            target: slot,
+            ends: Ends::new(nic.uid, target.uid),
+            free: [false, true].map(|v6| Free::between(view, nic, target, v6)),
+            far,
+        })
+    }
+}
+
+impl Far {
+    /// The frame gets there in one piece, or in the segments that it is to be cut into.
+    #[inline]
+    fn takes(&self, frame: &Frame, plain: &Plain) -> bool {
+        let max = self.max_frame as usize;
+        frame.len() <= max
+            || (frame.offload.gso != Gso::None
+                && plain.transport.header_end(frame.head()) + usize::from(frame.offload.gso_size) <= max)
+    }
+
+    fn is_stale(&self, now_secs: u32) -> bool {
+        self.until_secs.is_some_and(|until| now_secs >= until)
+    }
+
+    /// The job of a frame of a flow with this hash.
+    #[inline]
+    fn pass(&self, underlay: &Underlay, frame: u8, hash: u32) -> Job {
+        pass(frame, PortSlot::hop(underlay.choose(self.path, hash)), hash)
+    }
+}
+
+impl Free {
+    /// Between two NICs that allow everything (security-groups.md 12).
+    fn between(view: &View, nic: &PortConfig, target: &PortConfig, v6: bool) -> Option<Free> {
+        let openings = view.stateless(nic.slot, target.slot, v6)?;
+        let only_own = !nic.bypass && (nic.anti_spoof || openings[0] == Opening::Free);
+        let from = match only_own {
+            true => Some(nic.addresses.iter().find(|address| address.is_ipv6() == v6)?),
+            false => None,
+        };
+        Some(Free {
+            from: from.map(|address| match address {
+                IpAddr::V4(v4) => [v4.to_bits().into(), 0],
+                IpAddr::V6(v6) => [(v6.to_bits() >> 64) as u64, v6.to_bits() as u64],
+            }),
+            rules: openings.map(Opening::rule_slot),
+        })
+    }
+
+    #[inline]
+    fn lets_pass<const V6: bool>(&self, plain: &Plain) -> bool {
+        let dhcp = |port: u32| {
+            matches!(
+                port as u16,
+                dhcp::CLIENT_PORT | dhcp::SERVER_PORT | dhcp::CLIENT_PORT_V6 | dhcp::SERVER_PORT_V6
+            )
+        };
+        let [first, second, ..] = plain.ip;
+        let from = if V6 { [first, second] } else { [first >> 32, 0] };
+        self.from.is_none_or(|own| own == from) && !dhcp(plain.ports) && !dhcp(plain.ports >> 16)
+    }
+}
+
+impl Tally {
+    #[inline]
+    fn add(&mut self, counters: &Counters, rules: [u32; 2], frames: u64, bytes: u64) {
+        if self.rules != rules {
+            self.settle(counters);
+            *self = Tally {
+                rules,
+                ..Tally::default()
+            };
+        }
+        self.frames += frames;
+        self.bytes += bytes;
+    }
+
+    #[inline]
+    fn settle(&self, counters: &Counters) {
+        if self.frames > 0 {
+            count_rules(counters, self.rules, self.frames, self.bytes);
+        }
+    }
+}
+
+#[inline(always)]
+fn pass(frame: u8, target: PortSlot, steer: u32) -> Job {
+    Job {
+        frame,
+        verdict: Verdict::Pass,
+        target,
+        steer,
+        case: NO_CASE,
+    }
+}
+
+/// The queue pair that the target of a flow's packet has last sent from, or else one that the flow chooses.
+#[inline(always)]
+pub(crate) fn steer(sender: &Half, hash: u64) -> u32 {
+    match sender.wish.get() {
+        0 => hash as u32,
+        pair => u32::from(pair - 1),
+    }
+}
+
+/// The whole path has let a packet of a flow pass: those like it may take the fast path until the next snapshot.
+pub(crate) fn open(round: &Round, id: FlowId, side: Side, case: usize) {
+    let entry = round.tables.flows.entry(id);
+    let packet = &round.items[round.cases[case].item].packet;
+    if round.is_from_wire() {
+        // Whether its MAC and source address may come from there the fast path asks for itself, but not whether its host may
+        // speak as a DHCP server.
+        let ip = packet.as_ref().and_then(|packet| packet.ip());
+        if !ip.is_some_and(dhcp::is_to_client) {
+            entry.sides[side].fast_path.set(round.view.epoch_mark());
+        }
+        return;
+    }
+    entry.note_pair(side, round.from.pair);
+    // From another MAC of its own (a pair's, or one behind it) it would have to be asked again.
+    if packet.as_ref().is_some_and(|packet| packet.src == round.nic.mac) {
+        entry.sides[side].fast_path.set(round.view.epoch_mark());
+    }
+}

@@ -1,0 +1,204 @@
+//! What comes from other workers: frames for queues that are here, and MAC addresses that were learnt there.
+
+use io::frame::{BATCH, Wrap};
+use io::trace::Direction;
+use sys::cycles;
+
+use super::{Now, Worker};
+use crate::drop_reason::DropReason;
+use crate::handoff::{Message, Put, Transfer};
+use crate::ports::refusal;
+
+/// What was taken from the rings.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Taken {
+    /// Messages.
+    pub taken: usize,
+    /// Transfers among them whose queue is not here any more.
+    pub sent_on: usize,
+}
+
+impl Worker {
+    /// Takes up to `most` messages from each of the other workers.
+    pub(super) fn take_messages(&mut self, most: usize, now: Now) -> Taken {
+        let mut all = Taken::default();
+        for ring in 0..self.inbox.rings() {
+            for count in 1..=most {
+                let Some(message) = self.inbox.next(ring) else {
+                    break;
+                };
+                all.taken += 1;
+                match message {
+                    Message::Learned(news) => self.path.tables.learned.hear_from_others(&news, now.secs()),
+                    Message::Frames(transfer) => {
+                        all.sent_on += usize::from(!self.deliver(&transfer, now));
+                        self.delivered.push(transfer.batch);
+                    }
+                }
+                // More may be there.
+                self.owing |= count == most;
+            }
+        }
+        if all.taken > 0 {
+            self.flush();
+            // With the last reference a batch goes back to its sender.
+            self.delivered.clear();
+            self.ports.outbox.wake();
+            self.ports.forget_gone();
+        }
+        all
+    }
+
+    /// Writes a transfer's frames and counts them. False when the queue is another worker's by now.
+    fn deliver(&mut self, transfer: &Transfer, now: Now) -> bool {
+        if self.ports.peek(transfer.target).is_none() {
+            // A queue that is moved comes as a command, which was there before the frames that follow it. Other queues
+            // may go by one: with all that was written to them.
+            self.flush();
+            self.carry_out(now);
+        }
+        if self.ports.peek(transfer.target).is_none() && self.send_on(transfer) {
+            return false;
+        }
+        if transfer.wraps != Wrap::LAST {
+            self.deliver_outer(transfer);
+            return true;
+        }
+        let began = cycles::now();
+        let (mut frames, mut count) = ([0u8; BATCH], 0);
+        for frame in 0..transfer.batch.len().min(BATCH) {
+            if transfer.frames >> frame & 1 == 1 {
+                frames[count] = frame as u8;
+                count += 1;
+            }
+        }
+        let frames = &frames[..count];
+        self.load.taken_over += count as u64;
+        let mut results = [Ok(()); BATCH];
+        let results = &mut results[..count];
+        self.ports.outbox.take_in_hand(&transfer.batch);
+        let here = self.ports.peek(transfer.target).is_some();
+        if here {
+            self.ports
+                .transmit_to(transfer.target, &transfer.batch, frames, results);
+        }
+        for (&frame, result) in frames.iter().zip(&*results) {
+            let refused = match result {
+                Ok(()) if here => None,
+                Ok(()) => Some(DropReason::TargetDown),
+                Err(error) => Some(refusal(*error)),
+            };
+            self.account(transfer, frame.into(), refused, now);
+        }
+        if self.ports.outbox.has_plans() {
+            self.ports.outbox.send(&transfer.batch);
+        }
+        if let Some(attached) = self.ports.peek(transfer.target) {
+            attached.load.add(cycles::now().wrapping_sub(began));
+        }
+        true
+    }
+
+    /// The same of a transfer for an uplink.
+    fn deliver_outer(&mut self, transfer: &Transfer) {
+        let began = cycles::now();
+        let uplink = transfer.target.slot;
+        for wrap in transfer.wraps() {
+            self.load.taken_over += 1;
+            let frame = usize::from(wrap.frame);
+            match self
+                .ports
+                .transmit_wrapped(transfer.target, &transfer.batch, frame, &wrap.outer)
+            {
+                Ok(()) => {
+                    let len = transfer.batch.frames()[frame].len() + wrap.outer.len();
+                    self.path.counters.delivered(uplink, len as u64);
+                }
+                Err(reason) => self.path.counters.dropped_to(uplink, reason),
+            }
+        }
+        if let Some(attached) = self.ports.peek(transfer.target) {
+            attached.load.add(cycles::now().wrapping_sub(began));
+        }
+    }
+
+    /// Counts a frame for its target, and shows it to who watches that.
+    fn account(&mut self, transfer: &Transfer, frame: usize, refused: Option<DropReason>, now: Now) {
+        let (slot, counters) = (transfer.target.slot, &self.path.counters);
+        let len = transfer.batch.frames()[frame].len() as u64;
+        match refused {
+            None => counters.delivered(slot, len),
+            Some(reason) => counters.dropped_to(slot, reason),
+        }
+        let Some(config) = self.path.view.port(slot).filter(|_| !transfer.copy) else {
+            return;
+        };
+        let watched = refused.is_none() && !config.sniffers.is_empty();
+        for &sniffer in config.sniffers.iter().filter(|_| watched) {
+            let is_sniffer = |config: &crate::snapshot::PortConfig| config.is_sniffer;
+            if !self.path.view.port(sniffer).is_some_and(is_sniffer) {
+                continue;
+            }
+            match self.ports.transmit(sniffer, &transfer.batch, frame) {
+                Ok(true) => counters.delivered(sniffer, len),
+                Ok(false) => {}
+                Err(reason) => counters.dropped_to(sniffer, reason),
+            }
+        }
+        if let Some(trace) = &config.trace {
+            let name = refused.map(DropReason::name);
+            trace.record(Direction::Inbound, &transfer.batch, frame, name, now.unix_ns);
+        }
+    }
+
+    /// Sends a transfer after its queue. False when nobody has that.
+    fn send_on(&mut self, transfer: &Transfer) -> bool {
+        let Some(worker) = self.ports.whereabouts(transfer.target) else {
+            return false;
+        };
+        match self.ports.outbox.pass_on(worker, transfer.clone()) {
+            Put::Handed => true,
+            Put::Gone => false,
+            Put::Full => {
+                let counters = &self.path.counters;
+                for _ in 0..transfer.count() {
+                    counters.dropped_to(transfer.target.slot, DropReason::HandoffFull);
+                }
+                true
+            }
+        }
+    }
+
+    /// Tells the other workers which MACs were learnt here.
+    #[inline]
+    pub(super) fn tell_news(&mut self) {
+        let learned = &mut self.path.tables.learned;
+        if !learned.has_news() {
+            return;
+        }
+        while let Some(news) = learned.next_news() {
+            if !self.ports.outbox.share_learned(news) {
+                // It is told again when it is heard of again.
+                learned.was_not_told(&news);
+            }
+        }
+        self.ports.outbox.wake();
+    }
+}
+
+impl Drop for Worker {
+    /// What was handed over and not delivered is lost. Nobody waits for this worker to let go of a flow.
+    fn drop(&mut self) {
+        self.path.tables.flows.sleep();
+        for ring in 0..self.inbox.rings() {
+            while let Some(message) = self.inbox.next(ring) {
+                if let Message::Frames(transfer) = message {
+                    for _ in 0..transfer.count() {
+                        let counters = &self.path.counters;
+                        counters.dropped_to(transfer.target.slot, DropReason::TargetDown);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! One VMM's socket: bytes in, messages to the session, replies out. Never waits.
+
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags};
+use tracing::warn;
+
+use crate::vhost::protocol::channel::{Channel, ChannelError};
+use crate::vhost::protocol::message::{FDS_MAX, MessageError, Problem, Reader};
+use crate::vhost::protocol::session::Session;
+use crate::vhost::protocol::sink::NicOptions;
+use sys::poll::{Interest, Poller};
+
+/// Reads from one VMM, of a message each at most, before the others have their turn.
+const TURN: usize = 64;
+
+pub(in crate::vhost) struct Connection {
+    socket: OwnedFd,
+    reader: Reader,
+    /// What is still to be sent. Nothing more is read before it is empty: a VMM that does not take its replies
+    /// fills its own queue and nothing of ours.
+    out: Vec<u8>,
+    /// To be closed when `out` has been sent.
+    closing: bool,
+    /// What its socket is waited for.
+    interest: Interest,
+    /// Where the VMM is told of changes, if it has given a way. In the poller.
+    channel: Option<Channel>,
+    session: Session,
+}
+
+/// What a connection waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::vhost) enum Progress {
+    /// More to read, now or later.
+    Reading,
+    /// Room to write.
+    Writing,
+    /// Nothing: the VMM has gone.
+    Gone,
+    /// Nothing: the VMM has broken the protocol, which has been logged.
+    Broken,
+}
+
+impl Connection {
+    pub fn new(socket: OwnedFd, session: Session) -> Self {
+        let (reader, interest) = (Reader::new(), Interest::Read);
+        Connection {
+            socket,
+            reader,
+            out: Vec::new(),
+            closing: false,
+            interest,
+            channel: None,
+            session,
+        }
+    }
+
+    /// Does what can be done without waiting, within limits. A channel to the VMM that comes is to be reported by the
+    /// poller as `channel`.
+    pub fn serve(&mut self, poller: &Poller, channel: u64) -> Progress {
+        let mut read = 0;
+        loop {
+            match self.send() {
+                Ok(true) if self.closing => return Progress::Broken,
+                Ok(true) => {}
+                Ok(false) => return Progress::Writing,
+                Err(_) => return Progress::Gone,
+            }
+            // Only here, when the reply to what was read last has gone: a VMM may wait for it and say nothing before.
+            if read == TURN {
+                return Progress::Reading;
+            }
+            read += 1;
+            match self.receive() {
+                Ok(true) => {}
+                Ok(false) => return Progress::Reading,
+                Err(progress) => return progress,
+            }
+            if let Some(socket) = self.session.take_channel() {
+                self.open_channel(socket, poller, channel);
+            }
+        }
+    }
+
+    /// True when the VMM's end is closed, whatever it left to be read.
+    pub fn is_peer_gone(&self) -> bool {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let _ = rustix::event::poll(&mut fds, Some(&now));
+        fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
+    }
+
+    /// Notes what the socket is waited for; false if it is that already.
+    pub fn change_interest(&mut self, interest: Interest) -> bool {
+        std::mem::replace(&mut self.interest, interest) != interest
+    }
+
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// The NIC's options are others: tells the VMM what it is to know at once. False when there is something and it
+    /// cannot be told.
+    pub fn change(&mut self, nic: &NicOptions, poller: &Poller) -> bool {
+        if !self.session.change(nic) {
+            return true;
+        }
+        if !self.session.reads_config() {
+            return false;
+        }
+        let acks = self.session.has_acks();
+        self.with_channel(poller, |channel| channel.config_changed(acks));
+        self.channel.is_some()
+    }
+
+    /// Something has come on the channel to the VMM.
+    pub fn serve_channel(&mut self, poller: &Poller) {
+        self.with_channel(poller, Channel::read);
+    }
+
+    fn with_channel(&mut self, poller: &Poller, what: impl FnOnce(&mut Channel) -> Result<(), ChannelError>) {
+        if let Some(channel) = &mut self.channel
+            && let Err(error) = what(channel)
+        {
+            self.session.lost_channel(error);
+            self.close_channel(poller);
+        }
+    }
+
+    fn open_channel(&mut self, socket: OwnedFd, poller: &Poller, token: u64) {
+        self.close_channel(poller);
+        match poller.add(socket.as_fd(), token) {
+            Ok(()) => self.channel = Some(Channel::new(socket)),
+            Err(error) => warn!("vhost-user: the channel to a VMM cannot be waited for: {error}"),
+        }
+    }
+
+    fn close_channel(&mut self, poller: &Poller) {
+        if let Some(channel) = self.channel.take() {
+            let _ = poller.remove(channel.as_fd());
+        }
+    }
+
+    /// Closes the sockets and ends the session.
+    pub fn end(mut self, poller: &Poller) {
+        self.close_channel(poller);
+        let _ = poller.remove(self.socket.as_fd());
+        drop(self.socket);
+        self.session.end();
+    }
+
+    /// True when everything was sent.
+    fn send(&mut self) -> Result<bool, Errno> {
+        while !self.out.is_empty() {
+            match rustix::net::send(&self.socket, &self.out, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+                Ok(sent) => drop(self.out.drain(..sent)),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Reads once, and handles the message if that completed one. False when there is nothing to read.
+    fn receive(&mut self) -> Result<bool, Progress> {
+        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+        let mut control = RecvAncillaryBuffer::new(&mut room);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let space = self.reader.space();
+        let received =
+            match rustix::net::recvmsg(&self.socket, &mut [IoSliceMut::new(space)], &mut control, flags) {
+                Ok(received) => received,
+                Err(Errno::INTR) => return Ok(true),
+                Err(Errno::AGAIN) => return Ok(false),
+                Err(_) => return Err(Progress::Gone),
+            };
+        // Every descriptor has an owner from here on: what is not used is closed.
+        let mut fds = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                fds.extend(rights);
+            }
+        }
+        if received.flags.contains(ReturnFlags::CTRUNC) {
+            let request = self.reader.request();
+            return Err(self.broken(MessageError {
+                request,
+                problem: Problem::DescriptorsLost,
+            }));
+        }
+        if received.bytes == 0 {
+            return Err(Progress::Gone);
+        }
+        match self.reader.filled(received.bytes, fds) {
+            Ok(None) => {}
+            Ok(Some(message)) => {
+                let outcome = self.session.handle(message, Instant::now());
+                self.out = outcome.reply.unwrap_or_default();
+                self.closing = outcome.close;
+            }
+            Err(error) => return Err(self.broken(error)),
+        }
+        Ok(true)
+    }
+
+    fn broken(&mut self, error: MessageError) -> Progress {
+        self.session.unreadable(error);
+        Progress::Broken
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}

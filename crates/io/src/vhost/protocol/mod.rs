@@ -1,0 +1,19 @@
+//! The vhost-user protocol: a VMM connects, negotiates, and describes its memory and rings.
+//!
+//! Bytes of a socket become messages (`message`, `request`), which a session (`session`) turns into
+//! replies and ports; `server` serves all sockets on one thread. What runs in the rings is
+//! [`virtqueue`](super::virtqueue)'s.
+
+pub(in crate::vhost) mod allowance;
+pub mod breach;
+pub mod channel;
+pub(in crate::vhost) mod client;
+pub(in crate::vhost) mod connection;
+pub(in crate::vhost) mod listener;
+pub mod message;
+pub(in crate::vhost) mod pair;
+pub mod request;
+pub(in crate::vhost) mod ring_state;
+pub mod server;
+pub mod session;
+pub mod sink;

@@ -1,0 +1,174 @@
+//! One ring as its VMM has described it, and the queue made of that.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use crate::guest_memory::GuestMemory;
+use crate::vhost::protocol::request::RingAddresses;
+use crate::vhost::virtqueue::queue::{Begin, Queue, QueueError, QueueSetup};
+
+/// Where in the available ring to begin.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::vhost) enum Base {
+    /// As the VMM says. The ring itself is what is asked first, since the VMM may have lost count (virtio-user says 0
+    /// after every reconnection, QEMU where a packed ring was when its device was last started).
+    Given(u32),
+    /// As the queue itself was left; the VMM has not spoken since.
+    Kept(u16),
+    /// Nobody has said anything: where a new ring begins.
+    New,
+}
+
+impl Base {
+    /// What the VMM is told (GET_VRING_BASE). Of a packed ring both places, which are the same since all that is taken is
+    /// given back: the next slot to take in the lower half, the next to be used in the upper.
+    pub fn value(self, packed: bool) -> u32 {
+        match self {
+            Base::Given(value) => value,
+            Base::Kept(next) if packed => u32::from(next) << 16 | u32::from(next),
+            Base::Kept(next) => next.into(),
+            Base::New if packed => 0x8000_8000,
+            Base::New => 0,
+        }
+    }
+
+    /// For [`QueueSetup`]. Of a packed ring only the lower half of what the VMM says counts, as in DPDK: virtio-user leaves
+    /// the upper one zero.
+    fn begin(self) -> Begin {
+        match self {
+            Base::Given(value) => Begin::AsItWas { told: value as u16 },
+            Base::Kept(next) => Begin::At(next),
+            Base::New => Begin::AS_IT_WAS,
+        }
+    }
+}
+
+/// What is known of a ring. While a worker has the queue, its descriptors are with the queue.
+#[derive(Debug)]
+pub(in crate::vhost) struct RingState {
+    /// Entries; 0 before SET_VRING_NUM.
+    pub size: u16,
+    pub addresses: Option<RingAddresses>,
+    pub base: Base,
+    pub kick: Option<OwnedFd>,
+    pub call: Option<OwnedFd>,
+    /// Between SET_VRING_KICK and GET_VRING_BASE.
+    pub started: bool,
+    /// As SET_VRING_ENABLE says.
+    pub enabled: bool,
+    /// It was enabled and is no more: what a guest has put into it meanwhile is to be taken out.
+    pub turned_off: bool,
+    /// Why the ring, though started, does not run. It stays stopped until it is started anew.
+    pub fault: Option<String>,
+    /// The fault is of how the ring lies in memory: other memory may mend it.
+    misplaced: bool,
+}
+
+/// A ring at one moment, for dumps.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RingInfo {
+    /// Entries; 0 before the VMM has said it.
+    pub size: u16,
+    /// The VMM has started it.
+    pub started: bool,
+    /// The VMM lets it run.
+    pub enabled: bool,
+    /// Why it does not run although it could.
+    pub fault: Option<String>,
+}
+
+impl Default for RingState {
+    fn default() -> Self {
+        RingState {
+            size: 0,
+            addresses: None,
+            base: Base::New,
+            kick: None,
+            call: None,
+            started: false,
+            enabled: false,
+            turned_off: false,
+            fault: None,
+            misplaced: false,
+        }
+    }
+}
+
+impl RingState {
+    /// The guest's memory is another: what failed for the old one is tried again.
+    pub fn memory_changed(&mut self) {
+        if std::mem::take(&mut self.misplaced) {
+            self.fault = None;
+        }
+    }
+
+    /// The queue, if everything is known that it takes. An error is kept as the ring's fault.
+    pub fn run(&mut self, memory: &Arc<GuestMemory>, negotiated: u64) -> Result<Option<Queue>, QueueError> {
+        let (true, Some(addresses)) = (
+            self.started && self.size > 0 && self.fault.is_none(),
+            self.addresses,
+        ) else {
+            return Ok(None);
+        };
+        let setup = QueueSetup {
+            memory: Arc::clone(memory),
+            size: self.size,
+            desc: addresses.descriptors,
+            avail: addresses.available,
+            used: addresses.used,
+            features: negotiated,
+            begin: self.base.begin(),
+            kick: self.kick.take(),
+            call: self.call.take(),
+        };
+        match Queue::new(setup) {
+            Ok(queue) => Ok(Some(queue)),
+            Err(error) => {
+                self.misplaced = matches!(error, QueueError::Outside { .. } | QueueError::Misaligned { .. });
+                self.fault = Some(error.to_string());
+                Err(error)
+            }
+        }
+    }
+
+    /// The queue comes back from a worker; `broken` if the worker has stopped it.
+    pub fn take_back(&mut self, queue: Queue, broken: Option<String>) {
+        let parts = queue.into_parts();
+        self.base = Base::Kept(parts.last_avail);
+        self.kick = parts.kick;
+        self.call = parts.call;
+        self.fault = broken;
+    }
+
+    /// SET_VRING_KICK. A ring that has yet to be enabled is left alone: a VMM that has come back starts it first, and
+    /// what the guest has sent meanwhile is not to be lost.
+    pub fn start(&mut self, kick: Option<OwnedFd>) {
+        self.kick = kick;
+        self.started = true;
+        self.turned_off = false;
+        self.fault = None;
+    }
+
+    /// SET_VRING_ENABLE.
+    pub fn enable(&mut self, enabled: bool) {
+        self.turned_off = self.enabled && !enabled;
+        self.enabled = enabled;
+    }
+
+    /// GET_VRING_BASE: the ring is left alone until it is started again.
+    pub fn stop(&mut self) {
+        self.started = false;
+        self.turned_off = false;
+        self.fault = None;
+        self.kick = None;
+    }
+
+    pub fn info(&self, enabled: bool) -> RingInfo {
+        RingInfo {
+            size: self.size,
+            started: self.started,
+            enabled,
+            fault: self.fault.clone(),
+        }
+    }
+}

@@ -1,0 +1,560 @@
+//! The vhost-user server: one thread, one epoll, and for each NIC a socket that it listens on or connects to
+//! ([`super::client`]), with at most one VMM.
+//!
+//! The thread owns everything; [`Server`] sends it commands and waits for the answer. Nothing in it waits for a
+//! VMM: a message that came in part stays in its connection, a reply that finds no room stops the reading of that
+//! connection. What it does wait for is [`PortSink`], a worker's turn long.
+//!
+//! A second VMM is refused while one is connected, since two would write the same NIC's state; when the first one has
+//! died and its end was not yet noticed, the second takes over. When the process is out of descriptors, or a
+//! VMM has broken the protocol or gone without a word, its listener is left alone for a moment, so that neither makes the thread spin.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use tracing::{info, warn};
+
+use crate::vhost::protocol::client::{Client, Watches};
+use crate::vhost::protocol::connection::{Connection, Progress};
+use crate::vhost::protocol::listener::{Listener, PATH_MAX};
+use crate::vhost::protocol::session::{Session, SessionInfo};
+use crate::vhost::protocol::sink::{NicOptions, PortKey, PortSink};
+use sys::poll::{Doorbell, Interest, Poller};
+
+/// How long a listener is left alone when the process is out of descriptors or memory.
+const PAUSE_EXHAUSTED: Duration = Duration::from_secs(1);
+
+/// How long a listener is left alone after its VMM has broken the protocol, or has gone before a ring ran: one that
+/// wants what there is not (more queues than there are) comes again as fast as it can.
+const PAUSE_BROKEN: Duration = Duration::from_millis(100);
+
+/// Why a NIC's socket is not there. Each message names the path.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The path cannot be a unix socket's.
+    #[error("socket path '{}' is longer than {PATH_MAX} bytes or contains a zero byte", path.display())]
+    Path {
+        /// Where the socket was to be.
+        path: PathBuf,
+    },
+    /// The directory does not exist.
+    #[error("socket '{}': its directory does not exist", path.display())]
+    Directory {
+        /// Where the socket was to be.
+        path: PathBuf,
+    },
+    /// Somebody listens there.
+    #[error("socket '{}': another process listens on it", path.display())]
+    InUse {
+        /// Where the socket was to be.
+        path: PathBuf,
+    },
+    /// Something else is there, and is left alone.
+    #[error("socket '{}': a file that is not a socket is in its place", path.display())]
+    NotASocket {
+        /// Where the socket was to be.
+        path: PathBuf,
+    },
+    /// The system refused.
+    #[error("socket '{}': {error}", path.display())]
+    Socket {
+        /// Where the socket was to be.
+        path: PathBuf,
+        /// What it said.
+        error: io::Error,
+    },
+    /// The key is in use: a mistake of the caller's.
+    #[error("socket '{}': port {} is open already", path.display(), key.0)]
+    KeyInUse {
+        /// Where the socket was to be.
+        path: PathBuf,
+        /// The key.
+        key: PortKey,
+    },
+    /// The server's thread has ended.
+    #[error("the vhost-user server has stopped")]
+    Stopped,
+}
+
+/// One NIC of the server, for dumps.
+#[derive(Clone, Debug)]
+pub struct NicInfo {
+    /// As in [`Server::listen`] and [`Server::connect`].
+    pub key: PortKey,
+    /// What log lines call it.
+    pub name: String,
+    /// Where its socket is.
+    pub path: PathBuf,
+    /// The connected VMM's session.
+    pub session: Option<SessionInfo>,
+}
+
+/// The handle of the server. Dropping it closes all sockets and ends all sessions.
+pub struct Server {
+    commands: mpsc::Sender<Command>,
+    bell: Doorbell,
+    thread: Option<JoinHandle<()>>,
+}
+
+enum Command {
+    Open(
+        PortKey,
+        NicOptions,
+        Box<End>,
+        mpsc::Sender<Result<(), ServerError>>,
+    ),
+    Change(PortKey, NicOptions, mpsc::Sender<bool>),
+    Close(PortKey, mpsc::Sender<bool>),
+    Nics(mpsc::Sender<Vec<NicInfo>>),
+    Nic(PortKey, mpsc::Sender<Option<NicInfo>>),
+    Stop,
+}
+
+impl Server {
+    /// Starts the thread.
+    pub fn start(sink: Arc<dyn PortSink>) -> io::Result<Server> {
+        let poller = Poller::new()?;
+        let bell = Doorbell::new()?;
+        poller.add(bell.as_fd(), BELL)?;
+        let watches = Watches::new();
+        if let Some(inotify) = watches.fd() {
+            poller.add(inotify, WATCHES)?;
+        }
+        let (commands, queue) = mpsc::channel();
+        let state = Thread {
+            sink,
+            poller,
+            bell: bell.clone(),
+            nics: HashMap::new(),
+            pauses: Vec::new(),
+            watches,
+        };
+        let thread = std::thread::Builder::new()
+            .name("vhost-user".to_owned())
+            .spawn(|| state.run(queue))?;
+        Ok(Server {
+            commands,
+            bell,
+            thread: Some(thread),
+        })
+    }
+
+    /// Makes a NIC's socket and waits there for its VMM. The socket file's mode follows the umask.
+    pub fn listen(&self, key: PortKey, path: &Path, nic: NicOptions) -> Result<(), ServerError> {
+        let end = Box::new(End::Listener(Listener::bind(path)?));
+        self.ask(|answer| Command::Open(key, nic, end, answer))
+            .ok_or(ServerError::Stopped)?
+    }
+
+    /// Connects to a NIC's VMM, which listens at `path`: now, or as soon as it does, and again whenever it has gone
+    /// and returned. Nothing needs to be there yet; the file is the VMM's to make and to remove.
+    pub fn connect(&self, key: PortKey, path: &Path, nic: NicOptions) -> Result<(), ServerError> {
+        let end = Box::new(End::Client(Client::new(path)?));
+        self.ask(|answer| Command::Open(key, nic, end, answer))
+            .ok_or(ServerError::Stopped)?
+    }
+
+    /// Gives a NIC other options, from its next session on: a connected guest has been offered the old ones. Its link
+    /// goes up or down at once. Its VMM is told if it has given a way; if not, a VMM that listens is hung up on until the
+    /// link is up again. False when there is none of that key.
+    pub fn change(&self, key: PortKey, nic: NicOptions) -> bool {
+        self.ask(|answer| Command::Change(key, nic, answer))
+            .unwrap_or(false)
+    }
+
+    /// Ends what [`listen`](Server::listen) or [`connect`](Server::connect) has begun, the socket and the session;
+    /// the port has been taken back when this returns. False when there is none of that key.
+    pub fn close(&self, key: PortKey) -> bool {
+        self.ask(|answer| Command::Close(key, answer)).unwrap_or(false)
+    }
+
+    /// All NICs and their sessions, by key.
+    pub fn nics(&self) -> Vec<NicInfo> {
+        self.ask(Command::Nics).unwrap_or_default()
+    }
+
+    /// One of them.
+    pub fn nic(&self, key: PortKey) -> Option<NicInfo> {
+        self.ask(|answer| Command::Nic(key, answer)).flatten()
+    }
+
+    fn ask<T>(&self, command: impl FnOnce(mpsc::Sender<T>) -> Command) -> Option<T> {
+        let (answer, result) = mpsc::channel();
+        self.commands.send(command(answer)).ok()?;
+        self.bell.ring();
+        result.recv().ok()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.commands.send(Command::Stop);
+        self.bell.ring();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Which side makes the connection, and with what.
+enum End {
+    Listener(Listener),
+    Client(Client),
+}
+
+impl End {
+    fn path(&self) -> &Path {
+        match self {
+            End::Listener(listener) => listener.path(),
+            End::Client(client) => client.path(),
+        }
+    }
+}
+
+struct Nic {
+    options: Arc<NicOptions>,
+    end: End,
+    connection: Option<Connection>,
+}
+
+impl Nic {
+    fn info(&self, key: PortKey) -> NicInfo {
+        NicInfo {
+            key,
+            name: self.options.name.clone(),
+            path: self.end.path().to_owned(),
+            session: self
+                .connection
+                .as_ref()
+                .map(|connection| connection.session().info()),
+        }
+    }
+}
+
+/// What the server's thread owns.
+struct Thread {
+    sink: Arc<dyn PortSink>,
+    poller: Poller,
+    bell: Doorbell,
+    nics: HashMap<PortKey, Nic>,
+    /// Listeners that are left alone, and until when.
+    pauses: Vec<(Instant, PortKey)>,
+    watches: Watches,
+}
+
+/// Tokens of the poller: the bell, the watched directories, and three for each NIC, which begin at its key times
+/// `TOKENS`.
+const BELL: u64 = u64::MAX;
+const WATCHES: u64 = u64::MAX - 1;
+
+const TOKENS: u64 = 3;
+
+fn listener_token(key: PortKey) -> u64 {
+    u64::from(key.0) * TOKENS
+}
+
+fn connection_token(key: PortKey) -> u64 {
+    listener_token(key) + 1
+}
+
+fn channel_token(key: PortKey) -> u64 {
+    listener_token(key) + 2
+}
+
+impl Thread {
+    fn run(mut self, commands: mpsc::Receiver<Command>) {
+        let mut ready = Vec::new();
+        loop {
+            let attempts = self.clients().filter_map(|(_, client)| client.due());
+            let timeout = self.pauses.iter().map(|(until, _)| *until).chain(attempts).min();
+            let timeout = timeout.map(|until| until.saturating_duration_since(Instant::now()));
+            ready.clear();
+            match self.poller.wait(timeout) {
+                Ok(tokens) => ready.extend(tokens),
+                Err(error) => {
+                    warn!("vhost-user: waiting for sockets: {error}");
+                    std::thread::sleep(PAUSE_BROKEN); // cannot happen with a valid epoll; must not spin
+                }
+            }
+            for &token in &ready {
+                let key = PortKey((token / TOKENS) as u32);
+                match token {
+                    BELL => {
+                        self.bell.clear();
+                    }
+                    WATCHES => self.notice(),
+                    token if token == connection_token(key) => self.serve(key),
+                    token if token == channel_token(key) => self.serve_channel(key),
+                    _ => self.accept(key),
+                }
+            }
+            self.resume();
+            self.dial();
+            // After the bell was cleared: a command that comes now rings again.
+            for command in commands.try_iter() {
+                match command {
+                    Command::Open(key, nic, end, answer) => drop(answer.send(self.open(key, nic, *end))),
+                    Command::Change(key, options, answer) => drop(answer.send(self.change(key, options))),
+                    Command::Close(key, answer) => drop(answer.send(self.close(key))),
+                    Command::Nics(answer) => drop(answer.send(self.info())),
+                    Command::Nic(key, answer) => {
+                        drop(answer.send(self.nics.get(&key).map(|nic| nic.info(key))));
+                    }
+                    Command::Stop => {
+                        let keys: Vec<PortKey> = self.nics.keys().copied().collect();
+                        for key in keys {
+                            self.close(key);
+                        }
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    fn open(&mut self, key: PortKey, options: NicOptions, end: End) -> Result<(), ServerError> {
+        let path = end.path().to_owned();
+        if self.nics.contains_key(&key) {
+            return Err(ServerError::KeyInUse { path, key });
+        }
+        if let End::Listener(listener) = &end {
+            if let Err(error) = self.poller.add(listener.as_fd(), listener_token(key)) {
+                return Err(ServerError::Socket { path, error });
+            }
+            info!(nic = options.name, "waiting for a VMM at {}", path.display());
+        }
+        self.nics.insert(
+            key,
+            Nic {
+                options: Arc::new(options),
+                end,
+                connection: None,
+            },
+        );
+        self.dial();
+        Ok(())
+    }
+
+    fn change(&mut self, key: PortKey, options: NicOptions) -> bool {
+        let Some(nic) = self.nics.get_mut(&key) else {
+            return false;
+        };
+        nic.options = Arc::new(options);
+        let up = nic.options.link_up;
+        let connection = nic.connection.as_mut();
+        let told = connection.is_none_or(|connection| connection.change(&nic.options, &self.poller));
+        match &mut nic.end {
+            End::Client(client) if up => client.resume(),
+            End::Client(_) if !told => self.hold(key),
+            End::Client(_) | End::Listener(_) => {}
+        }
+        true
+    }
+
+    /// Hangs up on a VMM that cannot be told otherwise that the link is down: it takes the end of the connection for
+    /// that (QEMU does). Only where we connect. A VMM that connects may do so once in its life.
+    fn hold(&mut self, key: PortKey) {
+        self.hang_up(key, Duration::ZERO);
+        if let Some(End::Client(client)) = self.nics.get_mut(&key).map(|nic| &mut nic.end) {
+            client.hold();
+        }
+    }
+
+    fn close(&mut self, key: PortKey) -> bool {
+        self.hang_up(key, Duration::ZERO);
+        self.pauses.retain(|(_, paused)| *paused != key);
+        let Some(nic) = self.nics.remove(&key) else {
+            return false;
+        };
+        match nic.end {
+            End::Listener(listener) => drop(self.poller.remove(listener.as_fd())),
+            End::Client(client) => {
+                if let Some(watch) = client.watch()
+                    && self.clients().all(|(_, other)| other.watch() != Some(watch))
+                {
+                    self.watches.remove(watch);
+                }
+            }
+        }
+        true
+    }
+
+    fn clients(&self) -> impl Iterator<Item = (PortKey, &Client)> {
+        self.nics.iter().filter_map(|(&key, nic)| match &nic.end {
+            End::Client(client) => Some((key, client)),
+            End::Listener(_) => None,
+        })
+    }
+
+    /// Tells those who wait for a VMM what has happened in their directories.
+    fn notice(&mut self) {
+        let events = self.watches.events();
+        for nic in self.nics.values_mut() {
+            if let End::Client(client) = &mut nic.end {
+                events.iter().for_each(|event| client.notice(event));
+            }
+        }
+    }
+
+    /// Tries to reach the VMMs that are to be tried now.
+    fn dial(&mut self) {
+        let now = Instant::now();
+        let due = self
+            .clients()
+            .filter(|(_, client)| client.due().is_some_and(|due| due <= now));
+        let due: Vec<PortKey> = due.map(|(key, _)| key).collect();
+        for key in due {
+            let Some(nic) = self.nics.get_mut(&key) else {
+                continue;
+            };
+            let End::Client(client) = &mut nic.end else {
+                continue;
+            };
+            if let Some(socket) = client.connect(&nic.options.name, &mut self.watches) {
+                self.begin(key, socket);
+            }
+        }
+    }
+
+    fn info(&self) -> Vec<NicInfo> {
+        let mut nics: Vec<NicInfo> = self.nics.iter().map(|(&key, nic)| nic.info(key)).collect();
+        nics.sort_by_key(|nic| nic.key);
+        nics
+    }
+
+    /// Takes one connection; the next is reported again.
+    fn accept(&mut self, key: PortKey) {
+        let connection = self.nics.get(&key).and_then(|nic| nic.connection.as_ref());
+        if connection.is_some_and(Connection::is_peer_gone) {
+            self.gone(key);
+        }
+        if self.is_paused(key) {
+            return; // since this event: it waits in the listener's queue
+        }
+        let Some(nic) = self.nics.get(&key) else { return };
+        let End::Listener(listener) = &nic.end else { return };
+        let name = &nic.options.name;
+        let socket = match listener.accept() {
+            Ok(Some(socket)) => socket,
+            Ok(None) => return,
+            Err(error) => {
+                warn!(nic = name, "a VMM cannot connect for now: {error}");
+                return self.pause(key, PAUSE_EXHAUSTED);
+            }
+        };
+        match &nic.connection {
+            Some(connection) if !connection.is_peer_gone() => {
+                info!(nic = name, "a second VMM was refused: one is connected");
+                return;
+            }
+            Some(_) => self.gone(key), // after the look above: its successor is here already
+            None => {}
+        }
+        self.begin(key, socket);
+    }
+
+    /// A VMM is connected.
+    fn begin(&mut self, key: PortKey, socket: OwnedFd) {
+        let Some(nic) = self.nics.get_mut(&key) else {
+            return;
+        };
+        if let Err(error) = self.poller.add(socket.as_fd(), connection_token(key)) {
+            warn!(nic = nic.options.name, "a VMM cannot connect for now: {error}");
+            return self.pause(key, PAUSE_EXHAUSTED);
+        }
+        let session = Session::new(key, Arc::clone(&nic.options), Arc::clone(&self.sink));
+        nic.connection = Some(Connection::new(socket, session));
+    }
+
+    fn serve(&mut self, key: PortKey) {
+        let Some(connection) = self.nics.get_mut(&key).and_then(|nic| nic.connection.as_mut()) else {
+            return;
+        };
+        let interest = match connection.serve(&self.poller, channel_token(key)) {
+            Progress::Reading => Interest::Read,
+            Progress::Writing => Interest::Write,
+            Progress::Gone => return self.gone(key),
+            Progress::Broken => return self.hang_up(key, PAUSE_BROKEN),
+        };
+        if connection.change_interest(interest)
+            && let Err(error) = self
+                .poller
+                .set_interest(connection.as_fd(), connection_token(key), interest)
+        {
+            warn!("vhost-user: waiting for a VMM: {error}");
+            self.hang_up(key, PAUSE_EXHAUSTED);
+        }
+    }
+
+    fn serve_channel(&mut self, key: PortKey) {
+        if let Some(connection) = self.nics.get_mut(&key).and_then(|nic| nic.connection.as_mut()) {
+            connection.serve_channel(&self.poller);
+        }
+    }
+
+    /// The VMM has gone.
+    fn gone(&mut self, key: PortKey) {
+        let connection = self.nics.get(&key).and_then(|nic| nic.connection.as_ref());
+        let served = connection.is_some_and(|connection| connection.session().has_served());
+        self.hang_up(key, if served { Duration::ZERO } else { PAUSE_BROKEN });
+    }
+
+    /// Ends a connection; the next is not taken or made before `pause` has passed.
+    fn hang_up(&mut self, key: PortKey, pause: Duration) {
+        let Some(connection) = self.nics.get_mut(&key).and_then(|nic| nic.connection.take()) else {
+            return;
+        };
+        connection.end(&self.poller);
+        self.pause(key, pause);
+    }
+
+    fn pause(&mut self, key: PortKey, length: Duration) {
+        let Some(nic) = self.nics.get_mut(&key) else {
+            return;
+        };
+        let listener = match &mut nic.end {
+            End::Client(client) => return client.postpone(length),
+            End::Listener(listener) => &*listener,
+        };
+        if !length.is_zero()
+            && self
+                .poller
+                .set_interest(listener.as_fd(), listener_token(key), Interest::Neither)
+                .is_ok()
+        {
+            self.pauses.push((Instant::now() + length, key));
+        }
+    }
+
+    fn is_paused(&self, key: PortKey) -> bool {
+        self.pauses.iter().any(|(_, paused)| *paused == key)
+    }
+
+    /// Listens again where a pause is over.
+    fn resume(&mut self) {
+        if self.pauses.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        let over: Vec<PortKey> = self
+            .pauses
+            .extract_if(.., |(until, _)| *until <= now)
+            .map(|(_, key)| key)
+            .collect();
+        for key in over {
+            if self.is_paused(key) {
+                continue;
+            }
+            if let Some(End::Listener(listener)) = self.nics.get(&key).map(|nic| &nic.end) {
+                let _ = self
+                    .poller
+                    .set_interest(listener.as_fd(), listener_token(key), Interest::Read);
+            }
+        }
+    }
+}

@@ -1,0 +1,674 @@
+//! One VMM's vhost-user session as a state machine: a message comes in, a reply and a port go out.
+//!
+//! The session owns what the VMM has set up (features, memory, rings) whenever the port is not with a worker.
+//! A NIC has one queue pair or several, each of them a port of its own ([`super::pair`]). A request that changes any
+//! of it takes the ports back first that it is about, one or all ([`PortSink::detach`] waits for the worker),
+//! changes their parts, and hands over new ports where a ring can run: the packet path knows no lock. A ring runs
+//! when its size and addresses are known, SET_VRING_KICK has started it, and it is enabled. How many pairs a guest
+//! uses is between it and its VMM, which enables and disables them at any time. Reading, writing and waiting are
+//! [`super::server`]'s.
+//!
+//! A breach of the protocol is one log line. If only the VMM can have caused it, the connection is closed, since
+//! nothing it says can be relied on; what a guest can cause through an honest VMM (ring sizes, ring addresses)
+//! leaves the ring stopped and the connection open, so that a reset of the guest mends it.
+//!
+//! What a guest has left in a transmit ring that its VMM turns off is taken and dropped, as the specification wants it:
+//! a guest which goes on with fewer pairs would wait for it for good. Chosen: a ring that was not enabled yet is left
+//! alone, since a VMM that comes back starts rings before it enables them. Error eventfds (SET_VRING_ERR) are taken and
+//! closed.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tracing::{info, warn};
+use wire::Mac;
+
+use crate::guest_memory::{GuestMemory, RegionSpec};
+use crate::vhost::features::{self, protocol};
+use crate::vhost::protocol::allowance::Allowance;
+use crate::vhost::protocol::breach::Breach;
+use crate::vhost::protocol::channel::{self, ChannelError};
+use crate::vhost::protocol::message::{ConfigSpan, Message, MessageError, Reply, RingValue};
+use crate::vhost::protocol::pair::{self, Common, Owner, Pair};
+use crate::vhost::protocol::request::{self, RegionId, Request, RingAddresses, RingFd};
+use crate::vhost::protocol::ring_state::{Base, RingInfo, RingState};
+use crate::vhost::protocol::sink::{NicOptions, PortKey, PortSink, PortState};
+
+/// Queue pairs that a NIC can have: more than virtual machines that are in use have processors for one NIC.
+pub const MAX_PAIRS: u16 = 64;
+
+/// Memory regions that a VMM may add one by one: what hot-plugging a guest's memory takes.
+pub const SLOTS_MAX: usize = 64;
+
+/// The most entries of a ring of either kind (virtio 1.2, sections 2.7 and 2.8.10.1).
+const SIZE_MAX: u16 = 32768;
+
+/// The longest configuration space that vhost-user knows. Behind what virtio-net defines are zeroes.
+const CONFIG_MAX: usize = 256;
+
+/// How often a guest is announced: QEMU asks five times in some seconds after a migration, or as it was told.
+const ANNOUNCEMENTS: u32 = 16;
+const ANNOUNCE_EVERY: Duration = Duration::from_millis(100);
+
+/// Lines that the log has for one session of a VMM that does what it should not. The one with which it ends comes in any
+/// case.
+const COMPLAINTS: u32 = 64;
+
+/// The smallest MTU that IPv4 works with (RFC 791), which virtio asks for too.
+const MTU_MIN: u64 = 68;
+
+/// What is to be done after a message.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Bytes to be sent.
+    pub reply: Option<Vec<u8>>,
+    /// The connection is to be closed, after the reply.
+    pub close: bool,
+}
+
+/// A session at one moment, for dumps.
+#[derive(Clone, Debug)]
+pub struct SessionInfo {
+    /// How the NIC is.
+    pub state: PortState,
+    /// What the guest's driver has taken of [`features::offered`]; `None` before SET_FEATURES.
+    pub features: Option<u64>,
+    /// What the VMM has taken of [`protocol::OFFERED`].
+    pub protocol_features: u64,
+    /// The MTU in force, if any was offered or asked for.
+    pub mtu: Option<u16>,
+    /// The rings of all queue pairs up to the last that the VMM has described, and of the first in any case: of each
+    /// pair the one that the guest receives from, then the one that it transmits on.
+    pub rings: Vec<RingInfo>,
+}
+
+/// One connection of a VMM.
+pub struct Session {
+    key: PortKey,
+    nic: Arc<NicOptions>,
+    sink: Arc<dyn PortSink>,
+    features: Option<u64>,
+    protocol_features: u64,
+    memory: Option<Arc<GuestMemory>>,
+    /// What `memory` was made of, for the next that is added or removed.
+    regions: Vec<RegionSpec>,
+    /// Device status as the VMM has set it last (virtio 1.2, section 2.1).
+    status: u8,
+    /// As many as the guest may have.
+    pairs: Vec<Pair>,
+    /// What NET_SET_MTU asked for.
+    mtu: Option<u16>,
+    /// What the guest was told last of [`NicOptions::link_up`].
+    link_up: bool,
+    /// What SET_BACKEND_REQ_FD has brought, until somebody takes it.
+    channel: Option<OwnedFd>,
+    state: PortState,
+    /// Some ring has run.
+    served: bool,
+    unknown_logged: bool,
+    announcements: Allowance,
+    /// Lines left of [`COMPLAINTS`].
+    complaints: u32,
+}
+
+impl Session {
+    /// A VMM has connected.
+    pub fn new(key: PortKey, nic: Arc<NicOptions>, sink: Arc<dyn PortSink>) -> Self {
+        let pairs = std::iter::repeat_with(Pair::default);
+        let pairs = pairs.take(nic.pairs().into()).collect();
+        let mut session = Session {
+            link_up: nic.link_up,
+            channel: None,
+            key,
+            nic,
+            sink,
+            features: None,
+            protocol_features: 0,
+            memory: None,
+            regions: Vec::new(),
+            status: 0,
+            pairs,
+            mtu: None,
+            state: PortState::Disconnected,
+            served: false,
+            unknown_logged: false,
+            announcements: Allowance::new(ANNOUNCEMENTS, ANNOUNCE_EVERY),
+            complaints: COMPLAINTS,
+        };
+        session.set_state(PortState::Connected);
+        session
+    }
+
+    /// Takes one message, which came at `now`.
+    pub fn handle(&mut self, message: Message, now: Instant) -> Outcome {
+        let number = message.request;
+        let wants_ack = message.needs_reply()
+            && self.protocol_features & protocol::REPLY_ACK != 0
+            && !request::has_reply(number);
+        let done = Request::parse(message)
+            .map_err(Breach::from)
+            .and_then(|request| self.apply(request, now));
+        let done = match done {
+            Err(breach) if breach.closes() => Err(breach),
+            // Whatever was changed or refused: what can run, runs on.
+            done => match self.plug() {
+                // One of several steps: a ring's memory may come with the next.
+                Err(_) if matches!(number, request::ADD_MEM_REG | request::REM_MEM_REG) => done,
+                plugged => plugged.and(done),
+            },
+        };
+        match done {
+            Ok(Some(reply)) => Outcome {
+                reply: Some(reply.encode(number)),
+                close: false,
+            },
+            Ok(None) => Outcome {
+                reply: wants_ack.then(|| Reply::ack(true).encode(number)),
+                close: false,
+            },
+            Err(breach) => {
+                self.log(&breach);
+                let reply = wants_ack.then(|| Reply::ack(false).encode(number));
+                Outcome {
+                    reply,
+                    close: breach.closes(),
+                }
+            }
+        }
+    }
+
+    /// The stream of messages has lost its meaning; the connection is to be closed.
+    pub fn unreadable(&mut self, error: MessageError) {
+        self.log(&Breach::Message(error));
+    }
+
+    /// Takes what is to be the channel to the VMM, if a message since the last call has brought one: then it takes the
+    /// place of the one before.
+    pub fn take_channel(&mut self) -> Option<OwnedFd> {
+        self.channel.take()
+    }
+
+    /// The NIC's options are others. What a guest was offered stays as it is until the next session (its MTU must not
+    /// change at all: virtio 1.2, section 5.1.4.1), but its link goes up or down at once: true when it does.
+    pub fn change(&mut self, nic: &NicOptions) -> bool {
+        std::mem::replace(&mut self.link_up, nic.link_up) != nic.link_up
+    }
+
+    /// The VMM reads the configuration space here, and can be told to do so again.
+    pub fn reads_config(&self) -> bool {
+        self.protocol_features & protocol::CONFIG != 0
+    }
+
+    /// The channel to the VMM is closed, and the VMM is told nothing any more.
+    pub fn lost_channel(&self, error: ChannelError) {
+        info!(nic = self.nic.name, "the channel to the VMM is closed: {error}");
+    }
+
+    /// True when some ring has run: the VMM came for more than to go again.
+    pub fn has_served(&self) -> bool {
+        self.served
+    }
+
+    /// Messages of this side can ask for an acknowledgement.
+    pub fn has_acks(&self) -> bool {
+        self.protocol_features & protocol::REPLY_ACK != 0
+    }
+
+    /// The VMM has gone, or is to go: takes the port back and forgets everything.
+    pub fn end(mut self) {
+        self.unplug_all();
+        self.memory = None;
+        self.set_state(PortState::Disconnected);
+    }
+
+    /// For dumps.
+    pub fn info(&self) -> SessionInfo {
+        let known = self.pairs.iter().rposition(Pair::is_known);
+        let known = known.map_or(0, |last| last + 1);
+        SessionInfo {
+            state: self.state.clone(),
+            features: self.features,
+            protocol_features: self.protocol_features,
+            mtu: self.mtu(),
+            rings: self.pairs[..known.max(1)]
+                .iter()
+                .flat_map(|pair| pair.info(self.features))
+                .collect(),
+        }
+    }
+
+    fn apply(&mut self, request: Request, now: Instant) -> Result<Option<Reply>, Breach> {
+        match request {
+            Request::GetFeatures => return Ok(Some(Reply::Number(self.offered()))),
+            Request::GetProtocolFeatures => return Ok(Some(Reply::Number(protocol::OFFERED))),
+            Request::GetQueueNum => return Ok(Some(Reply::Number(self.pairs.len() as u64))),
+            Request::GetMaxMemSlots => {
+                self.negotiated(protocol::CONFIGURE_MEM_SLOTS, request::GET_MAX_MEM_SLOTS)?;
+                return Ok(Some(Reply::Number(SLOTS_MAX as u64)));
+            }
+            Request::GetConfig(span) => {
+                self.negotiated(protocol::CONFIG, request::GET_CONFIG)?;
+                return Ok(Some(Reply::Config(self.config(span))));
+            }
+            Request::GetStatus => {
+                self.negotiated(protocol::STATUS, request::GET_STATUS)?;
+                return Ok(Some(Reply::Number(self.status.into())));
+            }
+            Request::GetVringBase(ring) => return self.stop_ring(ring).map(Some),
+            Request::SetFeatures(features) => self.set_features(features)?,
+            Request::SetProtocolFeatures(features) => self.set_protocol_features(features)?,
+            Request::SetOwner => {}
+            Request::ResetOwner => self.disable_all(),
+            Request::SetMemTable(regions) => self.set_memory(regions)?,
+            Request::SetVringNum(ring) => self.set_size(ring)?,
+            Request::SetVringAddr(addresses) => self.set_addresses(addresses)?,
+            Request::SetVringBase(ring) => self.set_base(ring)?,
+            Request::SetVringKick(kick) => self.start_ring(kick)?,
+            Request::SetVringCall(call) => self.ring(request::SET_VRING_CALL, call.index)?.call = call.fd,
+            Request::SetVringErr(error) => {
+                self.ring_at(request::SET_VRING_ERR, error.index)?;
+            }
+            Request::SetVringEnable(ring) => self.set_enabled(ring)?,
+            Request::SendRarp(mac) => self.announce(mac, now)?,
+            Request::SetBackendReqFd(socket) => self.set_channel(socket)?,
+            Request::NetSetMtu(mtu) => self.set_mtu(mtu)?,
+            Request::SetConfig(ConfigSpan { offset, bytes, .. }) => {
+                self.negotiated(protocol::CONFIG, request::SET_CONFIG)?;
+                let len = bytes.len();
+                return Err(Breach::Config { offset, len });
+            }
+            Request::SetStatus(status) => self.set_status(status)?,
+            Request::ResetDevice => {
+                self.negotiated(protocol::RESET_DEVICE, request::RESET_DEVICE)?;
+                self.reset();
+            }
+            Request::AddMemReg(region) => self.add_region(region)?,
+            Request::RemMemReg(region) => self.remove_region(region)?,
+            Request::Other(number) if request::has_reply(number) => {
+                return Err(Breach::Unanswerable { request: number });
+            }
+            Request::Other(number) => return Err(Breach::Unknown { request: number }),
+        }
+        Ok(None)
+    }
+
+    fn offered(&self) -> u64 {
+        features::offered(&self.nic)
+    }
+
+    fn set_features(&mut self, features: u64) -> Result<(), Breach> {
+        let surplus = features & !self.offered();
+        if surplus != 0 {
+            return Err(Breach::Features {
+                request: request::SET_FEATURES,
+                surplus,
+            });
+        }
+        if self.features != Some(features) {
+            self.unplug_all();
+            self.features = Some(features);
+        }
+        Ok(())
+    }
+
+    fn set_protocol_features(&mut self, features: u64) -> Result<(), Breach> {
+        let surplus = features & !protocol::OFFERED;
+        if surplus != 0 {
+            return Err(Breach::Features {
+                request: request::SET_PROTOCOL_FEATURES,
+                surplus,
+            });
+        }
+        self.protocol_features = features;
+        Ok(())
+    }
+
+    fn set_memory(&mut self, regions: Vec<RegionSpec>) -> Result<(), Breach> {
+        self.regions = regions;
+        self.map()
+    }
+
+    fn add_region(&mut self, region: RegionSpec) -> Result<(), Breach> {
+        self.negotiated(protocol::CONFIGURE_MEM_SLOTS, request::ADD_MEM_REG)?;
+        // QEMU (7.2) tells each region once for every pair of queues.
+        let numbers = |region: &RegionSpec| {
+            (
+                region.guest_addr,
+                region.size,
+                region.user_addr,
+                region.mmap_offset,
+            )
+        };
+        if self
+            .regions
+            .iter()
+            .any(|known| numbers(known) == numbers(&region))
+        {
+            return Ok(());
+        }
+        if self.regions.len() >= SLOTS_MAX {
+            return Err(Breach::Slots);
+        }
+        self.regions.push(region);
+        self.map()
+    }
+
+    fn remove_region(&mut self, id: RegionId) -> Result<(), Breach> {
+        self.negotiated(protocol::CONFIGURE_MEM_SLOTS, request::REM_MEM_REG)?;
+        let is = |region: &RegionSpec| (region.guest_addr, region.size, region.user_addr);
+        let wanted = (id.guest_addr, id.size, id.user_addr);
+        let at = self.regions.iter().position(|region| is(region) == wanted);
+        // It was the same request of another pair that has removed it.
+        let Some(at) = at else { return Ok(()) };
+        self.regions.remove(at);
+        self.map()
+    }
+
+    /// Maps all regions anew. A ring that the memory between two changes does not hold waits for the next change.
+    fn map(&mut self) -> Result<(), Breach> {
+        self.unplug_all();
+        self.rings().for_each(RingState::memory_changed);
+        // The old mapping goes first: both at once could be more than there is.
+        self.memory = None;
+        if self.regions.is_empty() {
+            return Ok(());
+        }
+        // Only a VMM that adds and removes single regions needs the files again.
+        let specs = if self.protocol_features & protocol::CONFIGURE_MEM_SLOTS != 0 {
+            let again = self.regions.iter().map(RegionSpec::try_clone);
+            again.collect::<Result<_, _>>()?
+        } else {
+            std::mem::take(&mut self.regions)
+        };
+        self.memory = Some(Arc::new(GuestMemory::new(specs)?));
+        Ok(())
+    }
+
+    fn set_status(&mut self, status: u64) -> Result<(), Breach> {
+        self.negotiated(protocol::STATUS, request::SET_STATUS)?;
+        self.status = u8::try_from(status).map_err(|_| Breach::Status(status))?;
+        if status == 0 {
+            self.reset();
+        }
+        Ok(())
+    }
+
+    /// The device is as after the connection was made, but for what is the VMM's and not the guest's: the memory, of
+    /// which a VMM tells only what changes, and the features of the protocol.
+    fn reset(&mut self) {
+        self.disable_all();
+        // Notification descriptors stay: a VMM sends them anew only when they change.
+        self.rings().for_each(RingState::stop);
+        self.features = None;
+        self.status = 0;
+    }
+
+    fn announce(&mut self, mac: Mac, now: Instant) -> Result<(), Breach> {
+        self.negotiated(protocol::RARP, request::SEND_RARP)?;
+        let own = self.nic.mac;
+        if mac != own {
+            return Err(Breach::Rarp { mac, own });
+        }
+        if !self.announcements.take(now) {
+            return Err(Breach::Announcements {
+                burst: ANNOUNCEMENTS,
+                every: ANNOUNCE_EVERY,
+            });
+        }
+        self.sink.announce(self.key);
+        Ok(())
+    }
+
+    fn set_channel(&mut self, socket: OwnedFd) -> Result<(), Breach> {
+        self.negotiated(protocol::BACKEND_REQ, request::SET_BACKEND_REQ_FD)?;
+        if !channel::is_channel(socket.as_fd()) {
+            return Err(Breach::Channel);
+        }
+        self.channel = Some(socket);
+        Ok(())
+    }
+
+    /// A part of the configuration space (virtio 1.2, section 5.1.4); nothing if it reaches behind its end. A guest is
+    /// never asked to announce itself there: it would acknowledge that on the control queue, which is the VMM's.
+    fn config(&self, asked: ConfigSpan) -> ConfigSpan {
+        const LINK_UP: u16 = 1;
+        let pairs = self.pairs.len() as u16;
+        let mut space = [0; CONFIG_MAX];
+        space[..6].copy_from_slice(&self.nic.mac.0);
+        for (at, field) in [
+            (6, u16::from(self.link_up) * LINK_UP),
+            (8, pairs),
+            (10, self.mtu().unwrap_or(0)),
+        ] {
+            space[at..at + 2].copy_from_slice(&field.to_le_bytes());
+        }
+        let start = asked.offset as usize;
+        let part = space.get(start..start.saturating_add(asked.bytes.len()));
+        ConfigSpan {
+            bytes: part.unwrap_or_default().to_vec(),
+            ..asked
+        }
+    }
+
+    /// A request is one only with the feature that brings it.
+    fn negotiated(&self, feature: u64, request: u32) -> Result<(), Breach> {
+        if self.protocol_features & feature != 0 {
+            return Ok(());
+        }
+        Err(match request::has_reply(request) {
+            true => Breach::Unanswerable { request },
+            false => Breach::Unknown { request },
+        })
+    }
+
+    fn set_mtu(&mut self, mtu: u64) -> Result<(), Breach> {
+        let max = self.nic.mtu.unwrap_or(u16::MAX);
+        let fits = u16::try_from(mtu)
+            .ok()
+            .filter(|&mtu| mtu <= max && u64::from(mtu) >= MTU_MIN);
+        let Some(mtu) = fits else {
+            return Err(Breach::Mtu { mtu, max });
+        };
+        if self.mtu != Some(mtu) {
+            self.unplug_all();
+            self.mtu = Some(mtu);
+        }
+        Ok(())
+    }
+
+    fn mtu(&self) -> Option<u16> {
+        self.mtu.or(self.nic.mtu)
+    }
+
+    /// Which pair a ring belongs to, and which of the two it is.
+    fn ring_at(&self, request: u32, index: u32) -> Result<(usize, usize), Breach> {
+        let (at, rings) = (index as usize, self.pairs.len() * pair::RINGS);
+        if at < rings {
+            return Ok((at / pair::RINGS, at % pair::RINGS));
+        }
+        Err(Breach::Index {
+            request,
+            ring: index,
+            rings,
+        })
+    }
+
+    /// A ring that is about to be changed: its pair's port is taken back.
+    fn ring(&mut self, request: u32, index: u32) -> Result<&mut RingState, Breach> {
+        let (pair, ring) = self.ring_at(request, index)?;
+        self.unplug(pair);
+        Ok(&mut self.pairs[pair].rings[ring])
+    }
+
+    fn rings(&mut self) -> impl Iterator<Item = &mut RingState> {
+        self.pairs.iter_mut().flat_map(|pair| &mut pair.rings)
+    }
+
+    fn set_size(&mut self, RingValue { index, value }: RingValue) -> Result<(), Breach> {
+        // The kind of ring may not be known yet: a split one of another size cannot run (`Queue::new`).
+        let split = self.features.is_some() && !self.is_packed();
+        let ring = self.ring(request::SET_VRING_NUM, index)?;
+        let fits = |size: &u16| (1..=SIZE_MAX).contains(size) && (!split || size.is_power_of_two());
+        let size = u16::try_from(value).ok().filter(fits);
+        ring.size = size.unwrap_or(0);
+        size.map(|_| ()).ok_or(Breach::Size {
+            ring: index,
+            size: value,
+        })
+    }
+
+    fn set_addresses(&mut self, addresses: RingAddresses) -> Result<(), Breach> {
+        const LOG: u32 = 1;
+        let ring = self.ring(request::SET_VRING_ADDR, addresses.index)?;
+        if addresses.flags & LOG != 0 {
+            return Err(Breach::Logging {
+                ring: addresses.index,
+            });
+        }
+        ring.addresses = Some(addresses);
+        Ok(())
+    }
+
+    fn set_base(&mut self, RingValue { index, value }: RingValue) -> Result<(), Breach> {
+        let packed = self.is_packed();
+        let ring = self.ring(request::SET_VRING_BASE, index)?;
+        if !packed && value > u16::MAX.into() {
+            return Err(Breach::Base {
+                ring: index,
+                base: value,
+            });
+        }
+        ring.base = Base::Given(value);
+        Ok(())
+    }
+
+    fn start_ring(&mut self, kick: RingFd) -> Result<(), Breach> {
+        self.ring(request::SET_VRING_KICK, kick.index)?.start(kick.fd);
+        Ok(())
+    }
+
+    fn stop_ring(&mut self, RingValue { index, .. }: RingValue) -> Result<Reply, Breach> {
+        let packed = self.is_packed();
+        let ring = self.ring(request::GET_VRING_BASE, index)?;
+        ring.stop();
+        let value = ring.base.value(packed);
+        Ok(Reply::Ring(RingValue { index, value }))
+    }
+
+    fn set_enabled(&mut self, RingValue { index, value }: RingValue) -> Result<(), Breach> {
+        let (pair, ring) = self.ring_at(request::SET_VRING_ENABLE, index)?;
+        if value > 1 {
+            return Err(Breach::Enable { ring: index, value });
+        }
+        let enabled = value == 1;
+        if self.pairs[pair].rings[ring].enabled != enabled {
+            self.unplug(pair);
+            self.pairs[pair].rings[ring].enable(enabled);
+        }
+        Ok(())
+    }
+
+    fn disable_all(&mut self) {
+        self.unplug_all();
+        self.rings().for_each(|ring| {
+            ring.enabled = false;
+            ring.turned_off = false;
+        });
+    }
+
+    /// The rings are packed ones: their bases have two halves.
+    fn is_packed(&self) -> bool {
+        self.features
+            .is_some_and(|features| features & features::RING_PACKED != 0)
+    }
+
+    /// Takes one pair's port back from its worker.
+    fn unplug(&mut self, pair: usize) {
+        let owner = owner(self.key, &self.nic, &*self.sink, pair);
+        self.pairs[pair].unplug(owner);
+    }
+
+    fn unplug_all(&mut self) {
+        (0..self.pairs.len()).for_each(|pair| self.unplug(pair));
+    }
+
+    /// Hands ports to workers where there is none and a ring can run, and says how the NIC is now.
+    fn plug(&mut self) -> Result<(), Breach> {
+        let mut result = Ok(());
+        if let (Some(memory), Some(features)) = (&self.memory, self.features) {
+            let common = Common {
+                memory,
+                features,
+                mtu: self.mtu(),
+            };
+            for (number, pair) in self.pairs.iter_mut().enumerate() {
+                let plugged = pair.plug(owner(self.key, &self.nic, &*self.sink, number), common);
+                result = result.and(plugged);
+            }
+        }
+        let mut faults = self.pairs.iter().enumerate();
+        let fault = faults.find_map(|(number, pair)| match (number, pair.fault()?) {
+            (0, fault) => Some(fault.clone()),
+            (number, fault) => Some(format!("queue pair {number}: {fault}")),
+        });
+        self.set_state(match fault {
+            Some(fault) => PortState::Broken(fault),
+            None if self.pairs.iter().any(Pair::is_up) => PortState::Up,
+            None => PortState::Connected,
+        });
+        result
+    }
+
+    fn set_state(&mut self, state: PortState) {
+        if self.state == state {
+            return;
+        }
+        let nic = &self.nic.name;
+        match &state {
+            PortState::Disconnected => info!(nic, "the VMM has disconnected"),
+            PortState::Connected if self.state == PortState::Disconnected => {
+                info!(nic, "a VMM has connected")
+            }
+            PortState::Connected => info!(nic, "down: no ring runs"),
+            PortState::Up => {
+                let features = format_args!("{:#x}", self.features.unwrap_or(0));
+                info!(nic, %features, mtu = self.mtu(), "up");
+                self.served = true;
+            }
+            // Its cause has been or is being logged as a breach.
+            PortState::Broken(_) => {}
+        }
+        self.state = state.clone();
+        self.sink.state(self.key, state);
+    }
+
+    fn log(&mut self, breach: &Breach) {
+        if matches!(breach, Breach::Unknown { .. }) && std::mem::replace(&mut self.unknown_logged, true) {
+            return;
+        }
+        let consequence = if breach.closes() {
+            "; closing the connection"
+        } else {
+            let Some(left) = self.complaints.checked_sub(1) else {
+                return;
+            };
+            self.complaints = left;
+            if left > 0 {
+                ""
+            } else {
+                "; no more is said of this VMM's mistakes"
+            }
+        };
+        warn!(nic = self.nic.name, "vhost-user: {breach}{consequence}");
+    }
+}
+
+fn owner<'a>(key: PortKey, nic: &'a NicOptions, sink: &'a dyn PortSink, pair: usize) -> Owner<'a> {
+    Owner {
+        key,
+        nic: &nic.name,
+        sink,
+        pair: pair as u16, // below MAX_PAIRS
+    }
+}

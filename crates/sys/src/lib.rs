@@ -1,0 +1,24 @@
+//! System calls and mappings that no library gives a safe face, and that are no frames.
+//!
+//! # Theory of operation
+//!
+//! Each module wraps one thing of the kernel or the processor, and nothing here knows of frames,
+//! guests or the switch:
+//!
+//! - [`bpf`]: an XDP program on an interface by a bpf_link; [`bpf_array`]: an array map, mapped.
+//! - [`poll`]: epoll and eventfd, as a worker sleeps on them.
+//! - [`confine`]: a child process without rights; [`trim_memory`]: freed memory back to the system.
+//! - [`ethtool`]: a NIC's offloads. [`huge`]: zeroed memory in huge pages. [`cycles`]: the cycle counter.
+//!
+//! With `io`, which holds what touches guest memory and frames, this is all `unsafe` of the project.
+
+mod allocator;
+pub mod bpf;
+pub mod bpf_array;
+pub mod confine;
+pub mod cycles;
+pub mod ethtool;
+pub mod huge;
+pub mod poll;
+
+pub use allocator::trim_memory;
