@@ -1,9 +1,10 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// For benchmarks: makes the frame what it was before the last run, of the next flow, and hands it to the program under test.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause For benchmarks: makes the frame what it was
+// before the last run, of the next flow, and hands it to the program under test.
 //
-// BPF_PROG_TEST_RUN repeats a run over what the run before has left, one and the same packet. With this in front, a run of
-// the program under test costs what it would for a stream of frames of many flows, which come in an order that no
-// prefetcher foresees; the same with a program that does nothing tells what this one costs.
+// BPF_PROG_TEST_RUN repeats a run over what the run before has left, one and the same packet. With
+// this in front, a run of the program under test costs what it would for a stream of frames of many
+// flows, which come in an order that no prefetcher foresees; the same with a program that does
+// nothing tells what this one costs.
 #include "lib/chain.h"
 #include "lib/packet.h"
 #include "again.h"

@@ -1,13 +1,14 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// The load balancer: packets to service addresses go to servers, which answer the clients themselves (direct server return).
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause The load balancer: packets to service
+// addresses go to servers, which answer the clients themselves (direct server return).
 //
-// crates/balancer says how it works, fills the maps and attaches it. The packet's path is balancer() at the end of this file.
-// Functions that are neither static nor inline are verified on their own: the verifier would otherwise follow each of their ends
-// through the rest of the program. That is why they are given structures, and ask for NULL. Each call costs some
+// crates/balancer says how it works, fills the maps and attaches it. The packet's path is
+// balancer() at the end of this file. Functions that are neither static nor inline are verified on
+// their own: the verifier would otherwise follow each of their ends through the rest of the
+// program. That is why they are given structures, and ask for NULL. Each call costs some
 // nanoseconds, so what every packet needs is inline as far as the verifier lets it.
 //
-// Needs Linux 5.18: programs for frames in several buffers (xdp.frags) are as young as that; the youngest of the rest is
-// compare-and-exchange (5.12).
+// Needs Linux 5.18: programs for frames in several buffers (xdp.frags) are as young as that; the
+// youngest of the rest is compare-and-exchange (5.12).
 #include "lib/chain.h"
 #include "lib/packet.h"
 #include "balancer/maps.h"
@@ -20,7 +21,8 @@
 
 #define NOT_UNDERSTOOD (CHOSEN_NO_SERVICE - 1)
 
-// The interface that the frame came by, if services are balanced on it and it is for this machine. NULL: it is not ours.
+// The interface that the frame came by, if services are balanced on it and it is for this machine.
+// NULL: it is not ours.
 static __always_inline struct link *find_link(context *ctx)
 {
 	__u32 ifindex = context_device(ctx);
@@ -60,7 +62,8 @@ static __always_inline bool expired(context *ctx, const struct packet *packet)
 	}
 }
 
-// The server's number for a packet that has ports, or one of enum chosen; less than those: the packet is not understood.
+// The server's number for a packet that has ports, or one of enum chosen; less than those: the
+// packet is not understood.
 static __always_inline int find_choice(context *ctx, const struct packet *packet, struct tuple *tuple, struct choice *choice)
 {
 	if (is_icmp(packet)) {
@@ -110,8 +113,8 @@ int balancer(context *ctx)
 			return verdict;
 	}
 
-	// 4. The server: of the flow by its ports, or of those in the packet that an error is about; the rest of a
-	//    datagram follows its beginning.
+	// 4. The server: of the flow by its ports, or of those in the packet that an error is
+	//    about; the rest of a datagram follows its beginning.
 	if (packet.fragment == FRAGMENT_LATER) {
 		id = recall_fragment(&packet, &tuple);
 		if (!id)

@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// What the load balancer's program and crates/balancer (src/layout.rs) both read and write. Sizes are asserted on both sides.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause What the load balancer's program and
+// crates/balancer (src/layout.rs) both read and write. Sizes are asserted on both sides.
 //
 // Addresses and ports are in network order, everything else in the machine's.
 #pragma once
@@ -88,8 +88,8 @@ struct server {
 	__u8 padding[36];
 };
 
-// A slot: its server in the low half, 0 for none; in the high half the one that it had before servers changed, 0 for
-// none: the slot is calm.
+// A slot: its server in the low half, 0 for none; in the high half the one that it had before
+// servers changed, 0 for none: the slot is calm.
 struct maglev {
 	__u32 slot[MAGLEV_SIZE];
 };
@@ -109,7 +109,8 @@ enum flow_state {
 	FLOW_CLIENT = 3,       // not a flow: a client of a sticky service
 };
 
-// Who a flow's parties are: for people, the program itself compares fingerprints. One for each slot.
+// Who a flow's parties are: for people, the program itself compares fingerprints. One for each
+// slot.
 struct flow_name {
 	__be32 client[4];
 	__be16 client_port;
@@ -120,7 +121,8 @@ struct flow_name {
 	__u64 since;  // CLOCK_MONOTONIC, ns
 };
 
-// Datagrams in fragments are words too: fingerprint 32 bits, server 16, second (2^30 ns) when last seen 16.
+// Datagrams in fragments are words too: fingerprint 32 bits, server 16, second (2^30 ns) when last
+// seen 16.
 struct fragment_bucket {
 	__u64 slot[FRAGMENT_SLOTS];
 };

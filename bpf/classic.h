@@ -22,7 +22,8 @@ struct classic_flow {
 	__u16 reserved;
 };
 
-// Where packets go. Ethernet's header, and the outer IPv4 header of a tunnel (IPIP) without length and checksum.
+// Where packets go. Ethernet's header, and the outer IPv4 header of a tunnel (IPIP) without length
+// and checksum.
 struct classic_server {
 	__u8 link[14];
 	__u16 tunnel;   // not zero: there is an outer header

@@ -1,11 +1,13 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// Health checks: packets to a service address that go to one server each, by the balancer's own way and tunnel.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause Health checks: packets to a service address
+// that go to one server each, by the balancer's own way and tunnel.
 //
-// The sockets of the checks are in a network namespace of their own, behind a pair of interfaces. What they send comes in
-// at the host's end of the pair; the port that it is sent from says for which server it is (map `probes`). From there on it is
-// treated as the balancer treats a client's packet: the same entry of `servers`, the same code. No flow is remembered,
-// nothing is counted for it. The server's answers come by the interfaces that are balanced on, to the host's own
-// address and that port, and are put into the namespace before the kernel, which knows no such socket, sees them.
+// The sockets of the checks are in a network namespace of their own, behind a pair of interfaces.
+// What they send comes in at the host's end of the pair; the port that it is sent from says for
+// which server it is (map `probes`). From there on it is treated as the balancer treats a client's
+// packet: the same entry of `servers`, the same code. No flow is remembered, nothing is counted for
+// it. The server's answers come by the interfaces that are balanced on, to the host's own address
+// and that port, and are put into the namespace before the kernel, which knows no such socket, sees
+// them.
 #include "lib/chain.h"
 #include "lib/packet.h"
 #include "balancer/maps.h"
@@ -83,7 +85,8 @@ static __always_inline int arrive(context *ctx, struct packet *packet, struct tu
 	ethernet = at(ctx, 0, sizeof(*ethernet));
 	if (!ethernet)
 		return VERDICT_DROP;
-	// One by one: a copy of the whole would lose "volatile", and with it what was set after compilation.
+	// One by one: a copy of the whole would lose "volatile", and with it what was set after
+	// compilation.
 #pragma unroll
 	for (i = 0; i < ETH_ALEN; i++)
 		ethernet->h_dest[i] = source.mac[i];

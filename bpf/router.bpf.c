@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 // The router's fast path: transit packets of IPv4 and IPv6 from one of our interfaces to another.
 //
-// It forwards what the kernel would forward and nothing more, and gives everything else to the kernel unchanged: whatever
-// needs an answer, a decision or a change beyond one hop less and a new Ethernet header. In XDP and at tc ingress it is the same code
-// over the same tables (lib/context.h). The tables are kept by
-// crates/router from what the kernel knows; the theory is at the top of its lib.rs. Flows that are known take the flow cache
-// (router/flow_cache.h), all others the long way. Read router() at the bottom first, and long_way() above it.
+// It forwards what the kernel would forward and nothing more, and gives everything else to the
+// kernel unchanged: whatever needs an answer, a decision or a change beyond one hop less and a new
+// Ethernet header. In XDP and at tc ingress it is the same code over the same tables
+// (lib/context.h). The tables are kept by crates/router from what the kernel knows; the theory is
+// at the top of its lib.rs. Flows that are known take the flow cache (router/flow_cache.h), all
+// others the long way. Read router() at the bottom first, and long_way() above it.
 #include <linux/bpf.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
@@ -54,7 +55,8 @@ struct transit {
 	__u8 v6;
 };
 
-// Neighbour discovery (RFC 4861) is counted as what it is, whatever else a packet is the kernel's for.
+// Neighbour discovery (RFC 4861) is counted as what it is, whatever else a packet is the kernel's
+// for.
 static __noinline __u32 discovery(context *ctx, __u32 l3, __u32 reason)
 {
 	struct ipv6hdr *ip = at(ctx, l3, sizeof(*ip) + 1);
@@ -66,7 +68,8 @@ static __noinline __u32 discovery(context *ctx, __u32 l3, __u32 reason)
 	return type == ND_SOLICITATION ? COUNT_ASKED : type == ND_ADVERTISEMENT ? COUNT_TOLD : reason;
 }
 
-// Whether the program has counted the packet in XDP already: all but those that only tc can send on.
+// Whether the program has counted the packet in XDP already: all but those that only tc can send
+// on.
 static __always_inline bool counted_in_xdp(const struct transit *t)
 {
 #ifdef BUTTERFLY_TC
@@ -93,7 +96,8 @@ static __always_inline __u16 vlan_of(const struct vlan_tag *tag)
 	return bpf_ntohs(tag->tci) & VLAN_MASK;
 }
 
-// The tags of a frame as the key of an interface has them. Less than zero: the kernel knows what to do with them.
+// The tags of a frame as the key of an interface has them. Less than zero: the kernel knows what to
+// do with them.
 static __always_inline int read_tags(context *ctx, const struct packet *packet, struct interface_key *key)
 {
 	struct ethhdr *link = at(ctx, 0, sizeof(*link) + PACKET_MAX_TAGS * sizeof(struct vlan_tag));
@@ -157,7 +161,8 @@ static __always_inline int leave_other(context *ctx, struct transit *t)
 	return leave(ctx, t, operation == ARP_REQUEST ? COUNT_ASKED : operation == ARP_REPLY ? COUNT_TOLD : COUNT_MALFORMED);
 }
 
-// What the kernel's ip_rcv() and ip_route_input_slow() look at before they look up a route. Zero, or why not.
+// What the kernel's ip_rcv() and ip_route_input_slow() look at before they look up a route. Zero,
+// or why not.
 static __always_inline int check4(context *ctx, struct transit *t, struct iphdr *ip)
 {
 	if (ip->version != 4 || ip->ihl < 5)
@@ -195,7 +200,8 @@ static __always_inline int check_source4(struct transit *t, __u32 number, bool b
 	return t->in->rp_filter == RP_STRICT && back->ifindex != t->in->ifindex ? COUNT_SOURCE : 0;
 }
 
-// What ipv6_rcv() and ip6_forward() look at. Only a hop-by-hop header concerns routers (RFC 8200, section 4.3).
+// What ipv6_rcv() and ip6_forward() look at. Only a hop-by-hop header concerns routers (RFC 8200,
+// section 4.3).
 static __always_inline int check6(context *ctx, struct transit *t, struct ipv6hdr *ip)
 {
 	if (ip->version != 6)
@@ -239,7 +245,8 @@ static __always_inline int choose(struct transit *t, __u32 hash)
 	return t->hop ? 0 : COUNT_NEIGHBOUR;
 }
 
-// The same by what multipath goes by. What has chosen by more than the flow cache knows a flow by is nothing for the flow cache.
+// The same by what multipath goes by. What has chosen by more than the flow cache knows a flow by
+// is nothing for the flow cache.
 static __always_inline int choose4(context *ctx, struct transit *t, struct iphdr *ip, const struct router_config *config)
 {
 	int refused = choose(t, flow4(ctx, t, ip, config));
@@ -258,7 +265,8 @@ static __always_inline int choose6(context *ctx, struct transit *t, struct ipv6h
 	return refused;
 }
 
-// The way to the destination: a path of the table, or with the kernel's own lookup a hop. Zero, or why not.
+// The way to the destination: a path of the table, or with the kernel's own lookup a hop. Zero, or
+// why not.
 static __always_inline int route4(context *ctx, struct transit *t, const struct router_config *config)
 {
 	struct iphdr *ip = at(ctx, t->packet.l3, sizeof(*ip));
@@ -335,7 +343,8 @@ static __always_inline __u32 tags_of(const struct hop *hop)
 
 #ifdef BUTTERFLY_TC
 
-// Takes the packet's tags off and puts the neighbour's on, the inner one first. Less than zero: not all of it could be done.
+// Takes the packet's tags off and puts the neighbour's on, the inner one first. Less than zero: not
+// all of it could be done.
 static __always_inline int fit_tags(context *ctx, struct transit *t)
 {
 	const struct hop *hop = t->hop;
@@ -351,8 +360,8 @@ static __always_inline int fit_tags(context *ctx, struct transit *t)
 
 #endif
 
-// Cuts what follows the packet, and makes room for tags or removes them; at tc all of it is done. Less than zero: there was no room,
-// and nothing has changed that the kernel would mind.
+// Cuts what follows the packet, and makes room for tags or removes them; at tc all of it is done.
+// Less than zero: there was no room, and nothing has changed that the kernel would mind.
 static __always_inline int fit(context *ctx, struct transit *t)
 {
 	int surplus = frame_surplus(ctx, t->packet.l3 + t->size);
@@ -426,7 +435,8 @@ static __always_inline int rewrite(context *ctx, struct transit *t)
 	return 0;
 }
 
-// The flow cache takes the next packet of this flow, if there are no tags on either side and the hop was chosen by what tells its flows.
+// The flow cache takes the next packet of this flow, if there are no tags on either side and the
+// hop was chosen by what tells its flows.
 static __always_inline void remember(context *ctx, struct transit *t)
 {
 	__u64 decided = cache_decided(t->in, t->epoch) | t->number;
@@ -446,7 +456,8 @@ static __always_inline void remember(context *ctx, struct transit *t)
 	}
 }
 
-// Whether a packet is for the program's other part: in XDP what only tc can send, and at tc what XDP could have sent.
+// Whether a packet is for the program's other part: in XDP what only tc can send, and at tc what
+// XDP could have sent.
 static __always_inline bool is_for_other_part(const struct transit *t)
 {
 #ifdef BUTTERFLY_TC
@@ -510,7 +521,8 @@ static __always_inline int long_way(context *ctx, const struct router_config *co
 		return chain_next(ctx);
 	t.v6 = t.packet.family == 6;
 
-	// 2. To be forwarded at all: sent to our MAC address, with forwarding on, and no firewall looking on.
+	// 2. To be forwarded at all: sent to our MAC address, with forwarding on, and no firewall
+	//    looking on.
 	if (!same_mac(link->h_dest, t.in->mac))
 		return leave(ctx, &t, COUNT_NOT_TO_US);
 	if (!(t.in->flags & (t.v6 ? INTERFACE_FORWARD6 : INTERFACE_FORWARD4)))
@@ -544,7 +556,8 @@ static __always_inline int long_way(context *ctx, const struct router_config *co
 	return send(ctx, &t);
 }
 
-// All headers that a lookup needs, of IPv6 and Ethernet, are in one piece then; a packet of several segments has its TCP header there too.
+// All headers that a lookup needs, of IPv6 and Ethernet, are in one piece then; a packet of several
+// segments has its TCP header there too.
 #define ROUTER_HEADERS 54
 
 PROGRAM

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What router.bpf.c and crates/router/src/layout.rs share: the entries of the router's maps and its counters. */
+/* What router.bpf.c and crates/router/src/layout.rs share: the entries of the router's maps and
+ * its counters. */
 #pragma once
 
 #include <linux/types.h>
 
-/* Tries. A root is an array over the first bits of an address; below it are nodes, each over some bits more: IPv4 24 and 8
- * bits, IPv6 four times 16 down to /64. An entry of the root is a path's number, or with ENTRY_CHILD leads to a node: the
- * first line of its block, and how many of the node's first bits choose where in it to look. A node, in words:
+/* Tries. A root is an array over the first bits of an address; below it are nodes, each over
+ * some bits more: IPv4 24 and 8 bits, IPv6 four times 16 down to /64. An entry of the root is a
+ * path's number, or with ENTRY_CHILD leads to a node: the first line of its block, and how many
+ * of the node's first bits choose where in it to look. A node, in words:
  *
  *   with ENTRY_LINES a line for each value of those bits, SHORT_RUNS at the most with ENTRY_SHORT:
  *     head   the path of what nothing here says anything of, 0: what is known from above; in bits 26 to 30 how many runs
@@ -59,7 +61,8 @@ enum path_kind {
 
 #define PATH_MEMBERS 16
 
-/* `ifindex` also answers for addresses that packets come *from*: where packets to them would leave; 0: several, or nowhere. */
+/* `ifindex` also answers for addresses that packets come *from*: where packets to them would
+ * leave; 0: several, or nowhere. */
 struct path {
 	__u8 kind;
 	__u8 reason;     /* enum router_counter, for PATH_PASS */
@@ -98,7 +101,8 @@ struct hop {
 
 #define HOP_PEER 1   /* the device's other end, in another namespace, takes the packet at once (bpf_redirect_peer) */
 
-/* An interface whose packets are forwarded: a device, a VLAN on it, or a VLAN within one (IEEE 802.1ad). */
+/* An interface whose packets are forwarded: a device, a VLAN on it, or a VLAN within one (IEEE
+ * 802.1ad). */
 struct interface_key {
 	__u32 ifindex;   /* the device */
 	__u16 vlan;      /* host order, 0 for none */
@@ -130,7 +134,8 @@ struct interface {
 	__u32 slot;      /* of its counters */
 };
 
-/* Most interfaces are found without a search: at the place that near_place() says, if it is their own. */
+/* Most interfaces are found without a search: at the place that near_place() says, if it is
+ * their own. */
 #define NEAR_PLACES 1024
 
 struct near {
@@ -171,8 +176,9 @@ struct router_config {
 	__u32 epoch;     /* a new number when any of the maps has changed; 0 while they change */
 };
 
-/* The flow cache (router/flow_cache.h): what was decided of a plain flow, and holds as long as the epoch is the same. Of IPv4 that goes by
- * both addresses, since sources are looked up too; of IPv6 by the destination. */
+/* The flow cache (router/flow_cache.h): what was decided of a plain flow, and holds as long as
+ * the epoch is the same. Of IPv4 that goes by both addresses, since sources are looked up too;
+ * of IPv6 by the destination. */
 struct cache_flow4 {
 	__u64 addresses;  /* both, as they lie in the packet */
 	__u64 decided;    /* from the highest bits on: epoch, slot of the interface it came in by, hop */
@@ -221,8 +227,8 @@ struct cache_flows6 {
 #define CACHE_LOOK 512
 #define CACHE_REST 4096
 
-/* Counters of an interface, each once for IPv4 and once for IPv6. All but the first four and BLACKHOLE say why a packet
- * was left to the kernel. docs/router.md lists them. */
+/* Counters of an interface, each once for IPv4 and once for IPv6. All but the first four and
+ * BLACKHOLE say why a packet was left to the kernel. docs/router.md lists them. */
 enum router_counter {
 	COUNT_FORWARDED = 0,
 	COUNT_FORWARDED_BYTES,

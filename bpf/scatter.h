@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What scatter.bpf.c is told by the router's benchmark (crates/router/benches/packets/scatter.rs). */
+/* What scatter.bpf.c is told by the router's benchmark
+ * (crates/router/benches/packets/scatter.rs). */
 #pragma once
 
 #include <linux/types.h>

@@ -1,24 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 // VXLAN for us goes to the AF_XDP socket of its queue. All else stays the kernel's, untouched.
 //
-// Ours is: at most one VLAN tag, IPv4 without options or IPv6 without extension headers, whole, UDP to the configured port, to one
-// of our addresses (or one of our multicast groups) in its VLAN. What looks like ours and is not that plain is the
-// kernel's, which knows best what to do with it:
+// Ours is: at most one VLAN tag, IPv4 without options or IPv6 without extension headers, whole, UDP
+// to the configured port, to one of our addresses (or one of our multicast groups) in its VLAN.
+// What looks like ours and is not that plain is the kernel's, which knows best what to do with it:
 //
-// - fragments: a tunnel endpoint does not fragment (RFC 7348, section 4.3), so a fragment is somebody's mistake or attack. The kernel
-//   puts it together and finds a port that the daemon has reserved and reads nothing from.
-// - IPv4 options and IPv6 extension headers: no endpoint sends them; source routes and the like are a matter of the host's policy.
+// - fragments: a tunnel endpoint does not fragment (RFC 7348, section 4.3), so a fragment is
+//   somebody's mistake or attack. The kernel puts it together and finds a port that the daemon has
+//   reserved and reads nothing from.
+// - IPv4 options and IPv6 extension headers: no endpoint sends them; source routes and the like are
+//   a matter of the host's policy.
 // - two tags: the kernel has no VLAN interface of ours there.
 //
-// Neither checksums nor lengths behind the UDP header are looked at: the data plane does that, and counts what it drops.
+// Neither checksums nor lengths behind the UDP header are looked at: the data plane does that, and
+// counts what it drops.
 #include "lib/chain.h"
 #include "lib/packet.h"
 #include "uplink.h"
 
 const volatile struct settings settings SEC(".rodata.settings");
 
-// One more than where an interface's sockets begin in `sockets`, by its index, 0: nowhere. Packets of other interfaces, which the
-// chain brings here too, are not ours.
+// One more than where an interface's sockets begin in `sockets`, by its index, 0: nowhere. Packets
+// of other interfaces, which the chain brings here too, are not ours.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, NEAR_INTERFACES);
@@ -78,8 +81,8 @@ struct plain {
 	struct udp udp;
 } __attribute__((packed));
 
-// Reads the destination of such a packet, if it is VXLAN and no multicast: with one look at where the frame ends. False: it has to
-// be looked at in full.
+// Reads the destination of such a packet, if it is VXLAN and no multicast: with one look at where
+// the frame ends. False: it has to be looked at in full.
 static __always_inline bool read_plain(struct xdp_md *ctx, struct endpoint *to)
 {
 	struct plain *plain = (void *)(long)ctx->data;
@@ -95,7 +98,8 @@ static __always_inline bool read_plain(struct xdp_md *ctx, struct endpoint *to)
 	return true;
 }
 
-// Where the UDP header of a plain packet is, and in which VLAN; -1: none. `*fragment` becomes true where it was a fragment.
+// Where the UDP header of a plain packet is, and in which VLAN; -1: none. `*fragment` becomes true
+// where it was a fragment.
 static __always_inline int find_udp(struct xdp_md *ctx, struct packet *packet, __u16 *vlan, bool *fragment)
 {
 	if (packet_link(ctx, packet) < 0 || packet->tags > 1)
@@ -166,8 +170,8 @@ static __always_inline int read_destination(struct xdp_md *ctx, struct packet *p
 	return 0;
 }
 
-// Reads where a packet to our port goes, whatever it has in front. Less than zero: it is none. A fragment may be one, and has no
-// port to tell.
+// Reads where a packet to our port goes, whatever it has in front. Less than zero: it is none. A
+// fragment may be one, and has no port to tell.
 static __always_inline int read_any(struct xdp_md *ctx, struct endpoint *to, bool *fragment)
 {
 	struct packet packet = {};

@@ -1,5 +1,6 @@
-//! Client mode: QEMU listens, the daemon connects, and connects again at once whoever of the two was away. The guest
-//! stays the same where it was not QEMU that went, and its network is there again without anybody's help.
+//! Client mode: QEMU listens, the daemon connects, and connects again at once whoever of the two
+//! was away. The guest stays the same where it was not QEMU that went, and its network is there
+//! again without anybody's help.
 
 use butterfly_tests::Daemon;
 use butterfly_tests::lab::{check, pings, soon};
@@ -99,13 +100,15 @@ impl Lab {
         for to in [HOST, HOST6] {
             soon(&self.guest, &format!("ping -c 1 -W 1 {to} >/dev/null"))?;
             check(pings(&self.guest, to)?, &format!("{to} answers"))?;
-            self.guest.ok(&format!("guest tcp-get {to} 80 5000000 20"))?;
+            self.guest
+                .ok(&format!("guest tcp-get {to} 80 5000000 20"))?;
         }
         self.host.ok("ping -c 2 -i 0.2 -W 2 10.0.0.1").map(drop)
     }
 }
 
-/// Killed in the middle of a download; another one listens at the same path. Then its guest reboots.
+/// Killed in the middle of a download; another one listens at the same path. Then its guest
+/// reboots.
 fn qemu_goes_and_returns(lab: &mut Lab) -> Result<()> {
     lab.guest.ok(&format!(
         "guest tcp-get {HOST} 80 0 60 >/dev/null 2>&1 </dev/null &"
@@ -130,12 +133,16 @@ fn the_daemon_goes_and_returns(lab: &mut Lab) -> Result<()> {
 
 fn the_nic_goes_and_returns(lab: &mut Lab) -> Result<()> {
     lab.daemon.cli("nic del guest")?;
-    check(!pings(&lab.guest, HOST)?, "there is no network without a NIC")?;
+    check(
+        !pings(&lab.guest, HOST)?,
+        "there is no network without a NIC",
+    )?;
     add(&lab.daemon)?;
     lab.talks()
 }
 
-/// QEMU 7.2 does not ask what state the link is in: the daemon hangs up, which QEMU shows its guest as a link that is down.
+/// QEMU 7.2 does not ask what state the link is in: the daemon hangs up, which QEMU shows its guest
+/// as a link that is down.
 fn the_link_goes_down_and_up(lab: &mut Lab) -> Result<()> {
     let link = |is: &str| {
         wait_for(&format!("a carrier of {is}"), PATIENCE, || {

@@ -52,7 +52,11 @@ fn every_item_of_a_contract_is_named_by_a_test() -> Result<()> {
             };
             for item in mention.items {
                 if !items.contains(&item) {
-                    wrong.push(format!("{}: {} has no item {item}", path.display(), mention.page));
+                    wrong.push(format!(
+                        "{}: {} has no item {item}",
+                        path.display(),
+                        mention.page
+                    ));
                 } else if mention.by_test {
                     tested
                         .entry(mention.page.clone())
@@ -138,8 +142,8 @@ fn is_above_test(lines: &[&str]) -> bool {
             attribute |= line.contains("test]");
             continue;
         }
-        let trial =
-            line.starts_with("fn ") && (line.contains("-> Result<()>") || line.contains("(lab: &mut"));
+        let trial = line.starts_with("fn ")
+            && (line.contains("-> Result<()>") || line.contains("(lab: &mut"));
         let foreign = line.starts_with("def ") || line.starts_with("func Test");
         return (attribute && line.contains("fn ")) || trial || foreign;
     }
@@ -204,7 +208,12 @@ fn crates_depend_on_what_the_architecture_says() -> Result<()> {
     let said = table(&read(&repository().join("ARCHITECTURE.md"))?)?;
     let show = |all: &BTreeMap<String, BTreeSet<String>>| {
         all.iter()
-            .map(|(name, of)| format!("{name}: {}\n", of.iter().cloned().collect::<Vec<_>>().join(", ")))
+            .map(|(name, of)| {
+                format!(
+                    "{name}: {}\n",
+                    of.iter().cloned().collect::<Vec<_>>().join(", ")
+                )
+            })
             .collect::<String>()
     };
     check(
@@ -257,15 +266,21 @@ fn sources() -> Result<Vec<PathBuf>> {
             all.extend(files(&repository().join(folder), extension)?);
         }
     }
-    check(all.len() > 300, &format!("there are sources: {}", all.len()))?;
+    check(
+        all.len() > 300,
+        &format!("there are sources: {}", all.len()),
+    )?;
     Ok(all)
 }
 
 fn files(folder: &Path, extension: &str) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
-    let entries = std::fs::read_dir(folder).map_err(|e| format!("cannot list {}: {e}", folder.display()))?;
+    let entries =
+        std::fs::read_dir(folder).map_err(|e| format!("cannot list {}: {e}", folder.display()))?;
     for entry in entries {
-        let path = entry.map_err(|e| format!("{}: {e}", folder.display()))?.path();
+        let path = entry
+            .map_err(|e| format!("{}: {e}", folder.display()))?
+            .path();
         if path.is_dir() {
             // What fuzzing makes is not ours.
             if name(&path) != "target" {

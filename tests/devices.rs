@@ -1,6 +1,7 @@
-//! Our programs on a host with VLAN and bond devices, which this machine's kernel may not have: a guest with Debian's kernel.
-//! Its NICs are as hypervisors have them (virtio-net, XDP in the driver; one is VMware's, which takes VLAN tags out of frames);
-//! at the far end of its four cables is another guest, whose kernel is the peer: router, LACP, vxlan.
+//! Our programs on a host with VLAN and bond devices, which this machine's kernel may not have: a
+//! guest with Debian's kernel. Its NICs are as hypervisors have them (virtio-net, XDP in the
+//! driver; one is VMware's, which takes VLAN tags out of frames); at the far end of its four cables
+//! is another guest, whose kernel is the peer: router, LACP, vxlan.
 
 use butterfly_tests::cables;
 use butterfly_tests::lab::{Download, check, says, soon};
@@ -25,7 +26,8 @@ fn main() {
     );
 }
 
-/// Two guests on four cables: VLANs 5 and 6 on the first, an LACP bond of the next two, VMware's NIC on the host's end of the last.
+/// Two guests on four cables: VLANs 5 and 6 on the first, an LACP bond of the next two, VMware's
+/// NIC on the host's end of the last.
 struct Pair {
     host: Guest,
     peer: Guest,
@@ -48,8 +50,8 @@ const DEVICES: &str = "set -e; modprobe tun
     ip addr add 198.51.100.$me/24 dev bond1; ip addr add fd07::$me/64 dev bond1
     ip addr add 203.0.113.$me/32 dev lo";
 
-/// What a trial left, on both. A namespace lives on as long as a connection that was cut off in it, with its VLAN, if that is not
-/// deleted first.
+/// What a trial left, on both. A namespace lives on as long as a connection that was cut off in it,
+/// with its VLAN, if that is not deleted first.
 const RESET: &str = "killall -9 butterfly butterflyd guest 2>/dev/null; rm -rf /tmp/* /run/bf
     for name in a east plain; do ip -n $name link del vlan5 2>/dev/null; ip netns del $name 2>/dev/null; done
     for link in vx vlan5 bond5 nic5 near0; do ip link del $link 2>/dev/null; done
@@ -120,7 +122,10 @@ fn forwards_from_a_bond_to_a_vlan(pair: &mut Pair) -> Result<()> {
     let goes_on = || downloads.iter().try_for_each(Download::goes_on);
 
     let said = forward(host)?;
-    for line in ["taking over vlan5: native XDP.", "taking over bond1: native XDP."] {
+    for line in [
+        "taking over vlan5: native XDP.",
+        "taking over bond1: native XDP.",
+    ] {
         check(said.contains(line), &format!("it says '{line}':\n{said}"))?;
     }
     goes_on()?;
@@ -132,7 +137,10 @@ fn forwards_from_a_bond_to_a_vlan(pair: &mut Pair) -> Result<()> {
         .filter_map(|word| word.parse().ok())
         .max()
         .unwrap_or_default();
-    check(most > 100, &format!("the downloads went the fast way: {counted}"))?;
+    check(
+        most > 100,
+        &format!("the downloads went the fast way: {counted}"),
+    )?;
     goes_on()?;
 
     forward(host)?;
@@ -160,8 +168,9 @@ fn counted(host: &Guest, interface: &str, counter: &str) -> Result<u64> {
     number.map_err(|_| format!("{interface} has no number of {counter}: {text:?}"))
 }
 
-/// A VLAN on the bond and one on a NIC, through the daemon: in native mode; then in generic mode, in which the bond's ports run the program,
-/// and one leaves and comes back; then the daemon is killed.
+/// A VLAN on the bond and one on a NIC, through the daemon: in native mode; then in generic mode,
+/// in which the bond's ports run the program, and one leaves and comes back; then the daemon is
+/// killed.
 fn the_daemon_routes_between_vlans_and_a_bond(pair: &mut Pair) -> Result<()> {
     let (host, peer) = (&pair.host, &pair.peer);
     host.ok(
@@ -229,8 +238,8 @@ fn the_daemon_routes_between_vlans_and_a_bond(pair: &mut Pair) -> Result<()> {
     download.goes_on()
 }
 
-/// VMware's NIC hands VLAN tags over beside the frames, so that a packet of a VLAN would look like one without: it is asked not to, from
-/// the first VLAN on it until it is given back.
+/// VMware's NIC hands VLAN tags over beside the frames, so that a packet of a VLAN would look like
+/// one without: it is asked not to, from the first VLAN on it until it is given back.
 fn routes_from_a_nic_that_takes_tags_out(pair: &mut Pair) -> Result<()> {
     let (host, peer) = (&pair.host, &pair.peer);
     let takes_out = |expected: bool| {
@@ -245,7 +254,8 @@ fn routes_from_a_nic_that_takes_tags_out(pair: &mut Pair) -> Result<()> {
     host.ok(&format!(
         "set -e; sysctl -qw net.ipv4.ip_forward=1; ip addr add 10.8.0.1/24 dev eth3; {vlan}"
     ))?;
-    // Hosts with a tag and without, both behind the same NIC; both want to 192.0.2.2, which is the peer itself.
+    // Hosts with a tag and without, both behind the same NIC; both want to 192.0.2.2, which is the
+    // peer itself.
     peer.ok("set -e; ip link add link eth3 name nic5 type vlan id 5
          ip netns add east; ip link set nic5 netns east
          ip netns add plain; ip link set eth3 netns plain; ip -n plain link set eth3 up; ip -n east link set nic5 up
@@ -274,14 +284,18 @@ fn routes_from_a_nic_that_takes_tags_out(pair: &mut Pair) -> Result<()> {
     let before = counted(host, "eth3", "forwarded")?;
     check(before > 0, "packets without a tag go the fast way")?;
     check(!peer.succeeds(tagged)?, "nor do we from the VLAN")?;
-    let after = [counted(host, "eth3", "forwarded")?, counted(host, "nic5", "off")?];
+    let after = [
+        counted(host, "eth3", "forwarded")?,
+        counted(host, "nic5", "off")?,
+    ];
     check(
         after[0] == before && after[1] >= 3,
         &format!("its packets are known to be the VLAN's: {before}, then {after:?}"),
     )?;
     host.ok("sysctl -qw net.ipv4.conf.nic5.forwarding=1")?;
     soon(peer, tagged)?;
-    let fast = || Ok((counted(host, "nic5", "forwarded")? > 0 || !peer.succeeds(tagged)?).then_some(()));
+    let fast =
+        || Ok((counted(host, "nic5", "forwarded")? > 0 || !peer.succeeds(tagged)?).then_some(()));
     wait_for("the VLAN's packets to go the fast way", PATIENCE, fast)?;
 
     // As it was: given back, and as soon as there is no VLAN; one that comes is seen.
@@ -315,7 +329,8 @@ fn routes_from_a_nic_that_takes_tags_out(pair: &mut Pair) -> Result<()> {
     Ok(())
 }
 
-/// A VLAN on a veth, whose far end hands tags over beside the frames unless told not to: never taken for packets without a tag.
+/// A VLAN on a veth, whose far end hands tags over beside the frames unless told not to: never
+/// taken for packets without a tag.
 fn a_veth_may_hide_tags(pair: &mut Pair) -> Result<()> {
     let (host, peer) = (&pair.host, &pair.peer);
     host.ok("set -e; modprobe veth; sysctl -qw net.ipv4.ip_forward=1; ip netns add a
@@ -357,7 +372,10 @@ fn a_veth_may_hide_tags(pair: &mut Pair) -> Result<()> {
     host.ok("sysctl -qw net.ipv4.conf.near5.forwarding=1")?;
     // The kernel's, and when the tag is seen the fast way's.
     wait_for("answers", PATIENCE, || Ok(pinging("on")?.then_some(())))?;
-    check(forwarded()? == [0, 0], "the kernel forwards what hides its tag")?;
+    check(
+        forwarded()? == [0, 0],
+        "the kernel forwards what hides its tag",
+    )?;
     wait_for("the VLAN's packets to go the fast way", PATIENCE, || {
         check(pinging("off")?, "they are forwarded, by whomever")?;
         let now = forwarded()?;
@@ -395,7 +413,10 @@ fn vxlan_over_a_vlan(pair: &mut Pair) -> Result<()> {
 
 fn vxlan_over_a_bond(pair: &mut Pair) -> Result<()> {
     let said = overlay(pair, "-i fd07::1", "fd07::1", "fd07::2")?;
-    check(said.contains("bond1: "), &format!("bond1 is joined:\n{said}"))?;
+    check(
+        said.contains("bond1: "),
+        &format!("bond1 is joined:\n{said}"),
+    )?;
     talk(pair)?;
     // One of its ports goes, and comes back.
     for state in ["down", "up"] {
@@ -405,7 +426,8 @@ fn vxlan_over_a_bond(pair: &mut Pair) -> Result<()> {
     talk(pair)
 }
 
-/// Both hosts have their address on `lo`, and two ways to the other's: flows spread over both, and survive one.
+/// Both hosts have their address on `lo`, and two ways to the other's: flows spread over both, and
+/// survive one.
 fn vxlan_by_two_ways_at_once(pair: &mut Pair) -> Result<()> {
     let ways = |me: u8, other: u8| {
         format!(
@@ -442,8 +464,8 @@ fn vxlan_by_two_ways_at_once(pair: &mut Pair) -> Result<()> {
         .map(drop)
 }
 
-/// A daemon on the host with a container in network 42 (10.7.0.1, fd17::1) and the peer's kernel in the same network
-/// (10.7.0.2, fd17::2). Gives what the daemon says of its uplinks.
+/// A daemon on the host with a container in network 42 (10.7.0.1, fd17::1) and the peer's kernel in
+/// the same network (10.7.0.2, fd17::2). Gives what the daemon says of its uplinks.
 fn overlay(pair: &Pair, options: &str, local: &str, remote: &str) -> Result<String> {
     pair.peer.ok(&format!(
         "set -e; ip link add vx type vxlan id 42 dstport 4789 local {remote} remote {local}
@@ -473,7 +495,10 @@ fn talk(pair: &Pair) -> Result<()> {
         pair.peer.serve(&format!("guest {server}"))?;
     }
     for to in ["10.7.0.2", "fd17::2"] {
-        soon(&pair.host, &format!("ip netns exec a ping -q -c 1 -W 1 {to}"))?;
+        soon(
+            &pair.host,
+            &format!("ip netns exec a ping -q -c 1 -W 1 {to}"),
+        )?;
         let said = pair.host.run(
             &format!(
                 "in='ip netns exec a guest'; $in udp-ping {to} 53 3 3000 && \
@@ -481,7 +506,10 @@ fn talk(pair: &Pair) -> Result<()> {
             ),
             PATIENCE,
         )?;
-        check(said.code == 0, &format!("{to} is talked to:\n{}", said.text))?;
+        check(
+            said.code == 0,
+            &format!("{to} is talked to:\n{}", said.text),
+        )?;
     }
     pair.peer.quiet()
 }

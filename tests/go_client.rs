@@ -1,5 +1,5 @@
-//! The Go module against a running daemon: its own tests, as `go test` runs them, with the Go that is installed and with the
-//! oldest one that the module says it needs.
+//! The Go module against a running daemon: its own tests, as `go test` runs them, with the Go that
+//! is installed and with the oldest one that the module says it needs.
 
 use butterfly_tests::Daemon;
 use butterfly_tests::trials::run_each;
@@ -21,13 +21,17 @@ fn main() {
 
 fn run(toolchain: &str) -> Result<()> {
     let Some(root) = root_of(toolchain) else {
-        eprintln!("skipped: Go has no toolchain {toolchain} here (tools/setup.sh installs Debian's Go)");
+        eprintln!(
+            "skipped: Go has no toolchain {toolchain} here (tools/setup.sh installs Debian's Go)"
+        );
         return Ok(());
     };
     let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
-    // Where it was fetched to is the module cache, and 1.19 takes what is there for modules, its own library too.
+    // Where it was fetched to is the module cache, and 1.19 takes what is there for modules, its
+    // own library too.
     let link = dir.path().join("go");
-    std::os::unix::fs::symlink(root.trim(), &link).map_err(|e| format!("{}: {e}", link.display()))?;
+    std::os::unix::fs::symlink(root.trim(), &link)
+        .map_err(|e| format!("{}: {e}", link.display()))?;
     // A host of its own, with an interface that may be balanced on.
     let host = Namespace::new()?;
     host.ok(
@@ -64,6 +68,7 @@ fn run(toolchain: &str) -> Result<()> {
 fn root_of(toolchain: &str) -> Option<String> {
     let toolchain = format!("GOTOOLCHAIN={toolchain}");
     let places = ["go", "/usr/local/go/bin/go", "/usr/lib/go/bin/go"];
-    let root = |go: &str| process::run(&["env", "GOPROXY=off", &toolchain, go, "env", "GOROOT"]).ok();
+    let root =
+        |go: &str| process::run(&["env", "GOPROXY=off", &toolchain, go, "env", "GOROOT"]).ok();
     places.into_iter().find_map(root)
 }

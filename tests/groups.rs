@@ -82,7 +82,12 @@ fn by_default_nothing_comes_in(lab: &mut Lab) -> Result<()> {
 /// security-groups.md 1 and 2.
 fn a_rule_lets_its_protocol_pass_and_no_other(lab: &mut Lab) -> Result<()> {
     let (a, b) = (lab.a(), lab.b());
-    for server in ["tcp-serve 80", "udp-serve 80", "sctp-serve 80", "tcp-serve 81"] {
+    for server in [
+        "tcp-serve 80",
+        "udp-serve 80",
+        "sctp-serve 80",
+        "tcp-serve 81",
+    ] {
         b.serve(&format!("guest {server}"))?;
     }
     lab.cli("nic sg set b web")?;
@@ -90,12 +95,18 @@ fn a_rule_lets_its_protocol_pass_and_no_other(lab: &mut Lab) -> Result<()> {
         // Seconds: an answer that is to come may take its time on a machine that is busy.
         let kinds = |wait: u32| {
             [
-                ("tcp --port 80", format!("guest tcp-get {to} 80 1000 {wait}")),
+                (
+                    "tcp --port 80",
+                    format!("guest tcp-get {to} 80 1000 {wait}"),
+                ),
                 (
                     "udp --port 80",
                     format!("guest udp-ping {to} 80 2 {}", wait * 300),
                 ),
-                ("sctp --port 80", format!("guest sctp-ping {to} 80 2 {wait}")),
+                (
+                    "sctp --port 80",
+                    format!("guest sctp-ping {to} 80 2 {wait}"),
+                ),
                 ("icmp", format!("ping -c 2 -i 0.2 -W {wait} {to}")),
             ]
         };
@@ -137,7 +148,9 @@ fn a_port_range_has_two_ends(lab: &mut Lab) -> Result<()> {
         (2000, true),
         (2001, false),
     ] {
-        let passed = lab.a().succeeds(&format!("guest tcp-get {B4} {port} 1000 1"))?;
+        let passed = lab
+            .a()
+            .succeeds(&format!("guest tcp-get {B4} {port} 1000 1"))?;
         check(passed == passes, &format!("port {port}: {passed}"))?;
     }
     check(
@@ -162,7 +175,8 @@ fn icmp_rules_know_type_and_code(lab: &mut Lab) -> Result<()> {
     )
 }
 
-/// security-groups.md 1, 3 and 4: `web` is a and b, `db` is b and c; `db` lets `web` in on one port.
+/// security-groups.md 1, 3 and 4: `web` is a and b, `db` is b and c; `db` lets `web` in on one
+/// port.
 fn three_nics_in_two_groups(lab: &mut Lab) -> Result<()> {
     lab.cli("nic sg set a web + nic sg set b web db + nic sg set c db")?;
     lab.cli("sg rule add db --ip-proto tcp --port 5432 --sg-members web")?;
@@ -188,10 +202,14 @@ fn three_nics_in_two_groups(lab: &mut Lab) -> Result<()> {
     for family in ["10.0.0.", "fd00::"] {
         for (from, to, port, passes) in table {
             let address = format!("{family}{}", to + 1);
-            let passed = lab.guests[from].succeeds(&format!("guest tcp-get {address} {port} 1000 1"))?;
+            let passed =
+                lab.guests[from].succeeds(&format!("guest tcp-get {address} {port} 1000 1"))?;
             check(
                 passed == passes,
-                &format!("{} to {address} port {port}: {passed}", lab.guests[from].name()),
+                &format!(
+                    "{} to {address} port {port}: {passed}",
+                    lab.guests[from].name()
+                ),
             )?;
         }
     }
@@ -244,7 +262,10 @@ fn a_group_is_overwritten_deleted_and_returns(lab: &mut Lab) -> Result<()> {
     lab.cli("nic sg set b web")?;
     check(!pings(a, B4)?, "a group that does not exist allows nothing")?;
     lab.cli("sg rule add web --ip-proto icmp + sg rule add web --ip-proto tcp --port 80")?;
-    check(pings(a, B4)? && a.succeeds(&tcp)?, "it works once it exists")?;
+    check(
+        pings(a, B4)? && a.succeeds(&tcp)?,
+        "it works once it exists",
+    )?;
     lab.cli("sg add --replace web + sg rule add web --ip-proto tcp --port 80")?;
     check(
         !pings(a, B4)? && a.succeeds(&tcp)?,
@@ -264,7 +285,10 @@ fn a_group_is_overwritten_deleted_and_returns(lab: &mut Lab) -> Result<()> {
 
     // A rule may name a group that is not there, too.
     lab.cli("sg add --replace web + sg rule add web --ip-proto icmp --sg-members friends")?;
-    check(!pings(a, B4)?, "a peer group that does not exist matches nobody")?;
+    check(
+        !pings(a, B4)?,
+        "a peer group that does not exist matches nobody",
+    )?;
     lab.cli("nic sg set a friends")?;
     check(
         !pings(a, B4)?,
@@ -319,7 +343,8 @@ fn nics_join_and_leave_while_traffic_runs(lab: &mut Lab) -> Result<()> {
     other.stops()
 }
 
-/// security-groups.md 3 and 5, and ARP: an address goes from b to c, and the rules that name its groups go with it.
+/// security-groups.md 3 and 5, and ARP: an address goes from b to c, and the rules that name its
+/// groups go with it.
 fn an_address_moves_to_another_machine(lab: &mut Lab) -> Result<()> {
     let (a, b, c) = (lab.a(), lab.b(), lab.c());
     const SHARED: &str = "10.0.0.99";
@@ -327,7 +352,8 @@ fn an_address_moves_to_another_machine(lab: &mut Lab) -> Result<()> {
     lab.cli("nic update b --ip 10.0.0.2 fd00::2 10.0.0.99")?;
     b.ok(&format!("ip addr add {SHARED}/24 dev eth0"))?;
     check(pings(a, SHARED)?, "the address is at b")?;
-    // It may hear something else meanwhile: who was its neighbour in the trials before asks whether it still is.
+    // It may hear something else meanwhile: who was its neighbour in the trials before asks whether
+    // it still is.
     const MANY: u64 = 40;
     let before = c.counter("eth0", "rx_packets")?;
     a.ok(&format!("ping -c {MANY} -i 0.05 -W 1 {SHARED}"))?;
@@ -379,7 +405,9 @@ fn a_rule_taken_away_cuts(lab: &mut Lab) -> Result<()> {
 fn a_rule_taken_away_drains(lab: &mut Lab) -> Result<()> {
     let (a, b) = (lab.a(), lab.b());
     b.serve("guest tcp-serve 80 2000000")?;
-    lab.cli("sg add --removal drain web + sg rule add web --ip-proto tcp --port 80 + nic sg set b web")?;
+    lab.cli(
+        "sg add --removal drain web + sg rule add web --ip-proto tcp --port 80 + nic sg set b web",
+    )?;
     let download = Download::start(a, B4, 80)?;
     lab.cli("sg rule del web --ip-proto tcp --port 80")?;
     for _ in 0..3 {
@@ -393,12 +421,14 @@ fn a_rule_taken_away_drains(lab: &mut Lab) -> Result<()> {
     a.quiet()
 }
 
-/// security-groups.md 7, path-MTU discovery: a sends to c through b, whose route on has a smaller MTU. The answer that says so comes
-/// from b, which no rule of a's lets in; it quotes a's own connection.
+/// security-groups.md 7, path-MTU discovery: a sends to c through b, whose route on has a smaller
+/// MTU. The answer that says so comes from b, which no rule of a's lets in; it quotes a's own
+/// connection.
 fn icmp_errors_follow_their_flow(lab: &mut Lab) -> Result<()> {
     let (a, b, c) = (lab.a(), lab.b(), lab.c());
     let far = |last: &str| [format!("10.9.0.{last}"), format!("fd09::{last}")];
-    // What b forwards is not from its own addresses: anti-spoofing has to be off, and an egress rule has to allow it.
+    // What b forwards is not from its own addresses: anti-spoofing has to be off, and an egress
+    // rule has to allow it.
     lab.cli("sg rule add transit --ip-proto all + sg rule add transit --dir out --ip-proto all")?;
     lab.cli("nic sg set b transit + nic update b --disable-antispoof")?;
     lab.cli("sg rule add web --ip-proto tcp --port 81 + nic sg set c web")?;
@@ -427,7 +457,8 @@ fn icmp_errors_follow_their_flow(lab: &mut Lab) -> Result<()> {
             &format!("a was told of the smaller MTU on the way to {to}"),
         )?;
     }
-    b.ok("echo 0 > /proc/sys/net/ipv6/conf/all/forwarding").map(drop)
+    b.ok("echo 0 > /proc/sys/net/ipv6/conf/all/forwarding")
+        .map(drop)
 }
 
 /// security-groups.md 8.
@@ -444,14 +475,17 @@ fn fragments_follow_their_first(lab: &mut Lab) -> Result<()> {
             "fragments of what is refused are refused",
         )?;
     }
-    a.ok(&format!("guest fragments 10.0.0.1 {B4} 53 whole")).map(drop)
+    a.ok(&format!("guest fragments 10.0.0.1 {B4} 53 whole"))
+        .map(drop)
 }
 
-/// security-groups.md 8: what arrives is what b's kernel counts as received UDP, known port or not, and fragments waiting.
+/// security-groups.md 8: what arrives is what b's kernel counts as received UDP, known port or not,
+/// and fragments waiting.
 fn broken_fragments_are_dropped(lab: &mut Lab) -> Result<()> {
     let (a, b) = (lab.a(), lab.b());
     lab.cli("sg rule add web --ip-proto all + nic sg set b web")?;
-    let seen = || -> Result<u64> { parse(&b.ok("awk '/^Ip: [0-9]/ { print $15 }' /proc/net/snmp")?) }; // ReasmReqds
+    let seen =
+        || -> Result<u64> { parse(&b.ok("awk '/^Ip: [0-9]/ { print $15 }' /proc/net/snmp")?) }; // ReasmReqds
     // Not every drop: a connection that was cut before may send again at any moment.
     let reasons = [
         "fragment_tiny",
@@ -463,12 +497,14 @@ fn broken_fragments_are_dropped(lab: &mut Lab) -> Result<()> {
         "truncated",
     ];
     let counted = || -> Result<u64> {
-        Ok(lab.daemon.drops("b", "INGRESS", &reasons)? + lab.daemon.drops("a", "EGRESS", &reasons)?)
+        Ok(lab.daemon.drops("b", "INGRESS", &reasons)?
+            + lab.daemon.drops("a", "EGRESS", &reasons)?)
     };
     a.ok(&format!("ping -c 1 -W 2 {B4}"))?;
     for (kind, fragments) in [("whole", 2), ("later-only", 0), ("tiny", 0), ("overlap", 1)] {
         let (before, drops) = (seen()?, counted()?);
-        // The ping comes behind the fragments: when it was answered, they have arrived or were dropped.
+        // The ping comes behind the fragments: when it was answered, they have arrived or were
+        // dropped.
         a.ok(&format!(
             "guest fragments 10.0.0.1 {B4} 53 {kind}; ping -c 1 -W 2 {B4}"
         ))?;
@@ -533,7 +569,8 @@ fn a_guest_cannot_borrow_addresses(lab: &mut Lab) -> Result<()> {
         "ping -c 2 -i 0.2 -W 1 -I fd00::66 fd00::2",
     );
     // The kernel would choose the newest address.
-    let own = "ping -c 2 -i 0.2 -W 1 -I 10.0.0.1 10.0.0.2 && ping -c 2 -i 0.2 -W 1 -I fd00::1 fd00::2";
+    let own =
+        "ping -c 2 -i 0.2 -W 1 -I 10.0.0.1 10.0.0.2 && ping -c 2 -i 0.2 -W 1 -I fd00::1 fd00::2";
     check(a.succeeds(own)?, "its own addresses pass")?;
     check(
         !a.succeeds(borrowed4)? && !a.succeeds(borrowed6)?,
@@ -562,7 +599,10 @@ fn a_guest_cannot_borrow_addresses(lab: &mut Lab) -> Result<()> {
     let before = lab.daemon.drops("a", "EGRESS", &[])?;
     a.ok("ip link set eth0 down; ip link set eth0 address 52:54:00:00:00:66 up; ip neigh flush dev eth0")?;
     check(!pings(a, B4)?, "another MAC is refused all the same")?;
-    check(lab.daemon.drops("a", "EGRESS", &[])? > before, "and counted")
+    check(
+        lab.daemon.drops("a", "EGRESS", &[])? > before,
+        "and counted",
+    )
 }
 
 /// security-groups.md 15.

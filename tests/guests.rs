@@ -1,4 +1,5 @@
-//! Guests as guests are: they offload, or do not; they reboot, crash and return; they share a host with namespaces.
+//! Guests as guests are: they offload, or do not; they reboot, crash and return; they share a host
+//! with namespaces.
 
 use butterfly_tests::daemon::number;
 use butterfly_tests::lab::{Download, Lab, VNI, address_command, check, mac, pings, soon};
@@ -13,7 +14,8 @@ use testkit::{PATIENCE, Result, wait_for};
 
 fn main() {
     run_trials::<Lab>(
-        // More than the machine has cores, as small as ours are; the guests' NICs are spread over them.
+        // More than the machine has cores, as small as ours are; the guests' NICs are spread over
+        // them.
         &["--workers", "3"],
         &trials![
             workers_hand_frames_over,
@@ -47,8 +49,13 @@ fn open(lab: &Lab) -> Result<()> {
 fn workers_hand_frames_over(lab: &mut Lab) -> Result<()> {
     let handed_over = || -> Result<u64> {
         let all = lab.daemon.json("worker list")?;
-        let workers = all["workers"].as_array().ok_or(format!("no workers in {all}"))?;
-        check(workers.len() == 3, &format!("there are three workers: {all}"))?;
+        let workers = all["workers"]
+            .as_array()
+            .ok_or(format!("no workers in {all}"))?;
+        check(
+            workers.len() == 3,
+            &format!("there are three workers: {all}"),
+        )?;
         let frames = |worker: &Value| number(&worker["handed_over"]);
         workers
             .iter()
@@ -70,7 +77,10 @@ fn workers_hand_frames_over(lab: &mut Lab) -> Result<()> {
         check(pings(from, to)?, &format!("{to} answers {}", from.name()))?;
         from.ok(&format!("guest tcp-get {to} 80 5000000 20"))?;
     }
-    check(handed_over()? > before, "frames are handed over between workers")?;
+    check(
+        handed_over()? > before,
+        "frames are handed over between workers",
+    )?;
     // A rule that goes stops what runs between two workers, too.
     let downloads = [
         Download::start(lab.a(), B4, 80)?,
@@ -103,8 +113,9 @@ fn another_network_hears_nothing(lab: &mut Lab) -> Result<()> {
 
     // A kernel says something of its own now and then, but not this much.
     const MANY: u64 = 40;
-    let heard =
-        || -> Result<u64> { Ok(a.counter("eth0", "rx_packets")? + lab.c().counter("eth0", "rx_packets")?) };
+    let heard = || -> Result<u64> {
+        Ok(a.counter("eth0", "rx_packets")? + lab.c().counter("eth0", "rx_packets")?)
+    };
     let before = heard()?;
     for ping in ["-b 10.0.0.255", "ff02::1%eth0", "10.0.0.1", "fd00::3"] {
         let answered = namespace.succeeds(&format!("ping -q -c {MANY} -i 0.02 -W 1 {ping}"))?;
@@ -130,7 +141,14 @@ fn a_nic_has_several_addresses(lab: &mut Lab) -> Result<()> {
     lab.cli("nic update a --ip 10.0.0.1 fd00::1 192.168.7.1 2001:db8::1")?;
     lab.a()
         .ok("ip addr add 192.168.7.1/24 dev eth0; ip addr add 2001:db8::1/64 dev eth0")?;
-    for to in [B4, B6, "10.0.0.22", "192.168.7.2", "fd00::22", "2001:db8::2"] {
+    for to in [
+        B4,
+        B6,
+        "10.0.0.22",
+        "192.168.7.2",
+        "fd00::22",
+        "2001:db8::2",
+    ] {
         check(pings(lab.a(), to)?, &format!("{to} answers"))?;
     }
     // All of them are members of a group the NIC is in.
@@ -162,7 +180,8 @@ fn segments_of_64_kib_cross_whole(lab: &mut Lab) -> Result<()> {
     Ok(())
 }
 
-/// A guest that negotiates nothing, towards one that negotiates all: segmented and completed on the way to it.
+/// A guest that negotiates nothing, towards one that negotiates all: segmented and completed on the
+/// way to it.
 fn a_guest_without_offloads(lab: &mut Lab) -> Result<()> {
     open(lab)?;
     let guest = fourth_guest(lab, Nic::plain)?;
@@ -210,7 +229,12 @@ fn fourth_guest(lab: &Lab, nic: impl FnOnce(Wire, &str) -> Nic) -> Result<Guest>
 fn exchange(lab: &Lab, guest: &Guest) -> Result<()> {
     let b = lab.b();
     b.quiet()?;
-    for server in ["tcp-serve 80", "tcp-sink 81", "udp-serve 53", "sctp-serve 9"] {
+    for server in [
+        "tcp-serve 80",
+        "tcp-sink 81",
+        "udp-serve 53",
+        "sctp-serve 9",
+    ] {
         b.serve(&format!("guest {server}"))?;
     }
     for to in [B4, B6] {
@@ -250,14 +274,16 @@ fn a_namespace_is_a_guest(lab: &mut Lab) -> Result<()> {
             "guest tcp-put {to} 81 20000000 20 && guest tcp-get {to} 80 20000000 20"
         ))?;
     }
-    let mean = lab.daemon.stat("tap", "ingress_bytes")? / lab.daemon.stat("tap", "ingress_frames")?;
+    let mean =
+        lab.daemon.stat("tap", "ingress_bytes")? / lab.daemon.stat("tap", "ingress_frames")?;
     check(
         mean > 3000,
         &format!("the namespace gets frames of {mean} bytes on average: not segmented either"),
     )
 }
 
-/// What the daemon counts is what the guest's kernel counts: its counters leave out nothing but frames still in flight.
+/// What the daemon counts is what the guest's kernel counts: its counters leave out nothing but
+/// frames still in flight.
 fn statistics_agree_with_the_guest(lab: &mut Lab) -> Result<()> {
     open(lab)?;
     let (a, b) = (lab.a(), lab.b());
@@ -291,8 +317,12 @@ fn statistics_agree_with_the_guest(lab: &mut Lab) -> Result<()> {
     let (daemon_before, guest_before) = both()?;
     a.ok(&format!("ping -c 20 -i 0.05 -W 1 -s 1000 {B4}"))?;
     let (daemon, guest) = both()?;
-    let difference = |now: [u64; 4], then: [u64; 4]| std::array::from_fn::<u64, 4, _>(|i| now[i] - then[i]);
-    let (daemon, guest) = (difference(daemon, daemon_before), difference(guest, guest_before));
+    let difference =
+        |now: [u64; 4], then: [u64; 4]| std::array::from_fn::<u64, 4, _>(|i| now[i] - then[i]);
+    let (daemon, guest) = (
+        difference(daemon, daemon_before),
+        difference(guest, guest_before),
+    );
     check(
         daemon == guest,
         &format!("the daemon counted {daemon:?} and the guest {guest:?}"),
@@ -309,7 +339,9 @@ fn a_packet_trace_can_be_read(lab: &mut Lab) -> Result<()> {
     lab.cli("sg rule add web --ip-proto icmp + nic sg set b web")?;
     let path = lab.daemon.dir().join("b.pcapng");
     let path = path.display();
-    lab.cli(&format!("nic update b --packet-trace true --trace-path {path}"))?;
+    lab.cli(&format!(
+        "nic update b --packet-trace true --trace-path {path}"
+    ))?;
     a.ok(&format!("ping -c 3 -i 0.2 -W 1 {B4}"))?;
     check(
         !a.succeeds(&format!("guest tcp-get {B4} 80 1 1"))?,
@@ -318,19 +350,27 @@ fn a_packet_trace_can_be_read(lab: &mut Lab) -> Result<()> {
     lab.cli("nic update b --packet-trace false")?;
     let text = wait_for("the trace", PATIENCE, || {
         let text = process::run(&["tcpdump", "-n", "-r", &path.to_string()])?;
-        Ok((text.contains("Flags [S]") && text.matches("ICMP echo reply").count() >= 3).then_some(text))
+        Ok(
+            (text.contains("Flags [S]") && text.matches("ICMP echo reply").count() >= 3)
+                .then_some(text),
+        )
     })?;
     check(
-        text.matches("10.0.0.1 > 10.0.0.2: ICMP echo request").count() == 3,
+        text.matches("10.0.0.1 > 10.0.0.2: ICMP echo request")
+            .count()
+            == 3,
         &format!("it has the ping:\n{text}"),
     )?;
     // A dropped frame carries its reason as a comment.
-    let bytes = std::fs::read(path.to_string()).map_err(|e| format!("cannot read the trace: {e}"))?;
+    let bytes =
+        std::fs::read(path.to_string()).map_err(|e| format!("cannot read the trace: {e}"))?;
     let drops = lab.daemon.json("drops b")?.to_string();
     let named = drops.split('"').any(|word| {
         word.len() > 6
             && word.contains('_')
-            && bytes.windows(word.len()).any(|window| window == word.as_bytes())
+            && bytes
+                .windows(word.len())
+                .any(|window| window == word.as_bytes())
     });
     check(
         named,
@@ -386,7 +426,10 @@ fn bench_nics_send_and_answer(lab: &mut Lab) -> Result<()> {
 fn a_nic_goes_and_returns_under_its_guest(lab: &mut Lab) -> Result<()> {
     open(lab)?;
     for round in 0..5 {
-        check(pings(lab.a(), B4)?, &format!("b answers before round {round}"))?;
+        check(
+            pings(lab.a(), B4)?,
+            &format!("b answers before round {round}"),
+        )?;
         lab.cli("nic del b")?;
         check(!pings(lab.a(), B4)?, "b is gone")?;
         check(!lab.daemon.socket("b").exists(), "and so is its socket")?;
@@ -399,7 +442,8 @@ fn a_nic_goes_and_returns_under_its_guest(lab: &mut Lab) -> Result<()> {
     Ok(())
 }
 
-/// Its sockets are left behind; the guests find the new ones. (What was configured is not kept yet.)
+/// Its sockets are left behind; the guests find the new ones. (What was configured is not kept
+/// yet.)
 fn the_daemon_is_killed_and_returns(lab: &mut Lab) -> Result<()> {
     open(lab)?;
     check(pings(lab.a(), B4)?, "b answers")?;

@@ -1,10 +1,13 @@
-//! Two hosts: guests of one network reach each other across a cable that the kernel goes on using, as the original's
-//! scenarios have it. Guests are containers; two hosts with real guests are the demo's second act.
+//! Two hosts: guests of one network reach each other across a cable that the kernel goes on using,
+//! as the original's scenarios have it. Guests are containers; two hosts with real guests are the
+//! demo's second act.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use butterfly_tests::daemon::number;
-use butterfly_tests::hosts::{Family, Host, Hosts, UPLINK, address, answers, cable, mac, serve, tool};
+use butterfly_tests::hosts::{
+    Family, Host, Hosts, UPLINK, address, answers, cable, mac, serve, tool,
+};
 use butterfly_tests::lab::check;
 use butterfly_tests::trials;
 use butterfly_tests::trials::run_each;
@@ -36,8 +39,8 @@ fn on(hosts: &Hosts, trial: impl FnOnce() -> Result<()>) -> Result<()> {
     trial().map_err(|e| format!("{e}\n{}", hosts.dump()))
 }
 
-/// Everything that two guests say to each other: ICMP, TCP both ways, UDP in fragments too; SCTP where this machine's kernel
-/// has it (real guests have it always).
+/// Everything that two guests say to each other: ICMP, TCP both ways, UDP in fragments too; SCTP
+/// where this machine's kernel has it (real guests have it always).
 fn exchange(from: &Namespace, at: &Namespace, last: u8) -> Result<()> {
     let _servers = [
         serve(at, "tcp-serve 80")?,
@@ -109,8 +112,9 @@ fn as_the_original(family: Family) -> Result<()> {
     })
 }
 
-/// What a guest says first to one on a host that is not in the kernel's table of neighbours arrives: a ping, a connection.
-/// In both directions, over multicast and learning, and then with bindings.
+/// What a guest says first to one on a host that is not in the kernel's table of neighbours
+/// arrives: a ping, a connection. In both directions, over multicast and learning, and then with
+/// bindings.
 fn first_contact(family: Family) -> Result<()> {
     let hosts = Hosts::start(family, &[])?;
     on(&hosts, || {
@@ -184,7 +188,9 @@ fn hosts_that_are_told_of_each_other() -> Result<()> {
         let b = hosts.right.guest("b", 42, 2)?;
         let binding = |last: u8, host: u8| {
             let mac = mac(last);
-            format!("binding add --vni 42 --mac {mac} --ip 10.1.0.{last} fd01::{last} --host 192.0.2.{host}")
+            format!(
+                "binding add --vni 42 --mac {mac} --ip 10.1.0.{last} fd01::{last} --host 192.0.2.{host}"
+            )
         };
         hosts.left.daemon.cli(&binding(2, 2))?;
         hosts.right.daemon.cli(&binding(1, 1))?;
@@ -201,10 +207,10 @@ fn hosts_that_are_told_of_each_other() -> Result<()> {
         )?;
         exchange(&a, &b, 2)?;
         // The binding goes, and with it the way; nothing is learnt in such a network.
-        hosts
-            .left
-            .daemon
-            .cli(&format!("binding add --vni 42 --mac {} --host 192.0.2.9", mac(2)))?;
+        hosts.left.daemon.cli(&format!(
+            "binding add --vni 42 --mac {} --host 192.0.2.9",
+            mac(2)
+        ))?;
         check(
             !a.succeeds("ping -q -c 2 -i 0.2 -W 1 10.1.0.2")?,
             "it is sought at another host",
@@ -246,8 +252,9 @@ fn networks_do_not_hear_each_other() -> Result<()> {
     })
 }
 
-/// The other end of the cable sends what it likes, from its own address and from others': a host of the network that speaks in
-/// the name of another, one of other networks, and one that nobody knows. Guest `a` gets what is honest, and nothing else.
+/// The other end of the cable sends what it likes, from its own address and from others': a host of
+/// the network that speaks in the name of another, one of other networks, and one that nobody
+/// knows. Guest `a` gets what is honest, and nothing else.
 fn a_host_that_forges() -> Result<()> {
     let (left, right) = cable(1500)?;
     let left = Host::start(left, 1, Family::V4, &[])?;
@@ -257,7 +264,9 @@ fn a_host_that_forges() -> Result<()> {
     let told = |e| format!("{e}\n{}", left.daemon.dump());
     let bind = |last: u8, host: u8| {
         let mac = mac(last);
-        format!("binding add --vni 42 --mac {mac} --ip 10.1.0.{last} fd01::{last} --host 192.0.2.{host}")
+        format!(
+            "binding add --vni 42 --mac {mac} --ip 10.1.0.{last} fd01::{last} --host 192.0.2.{host}"
+        )
     };
     // Machine 2 is on host 2, machine 3 on host 3; host 4 is of network 43 alone.
     left.daemon.cli(&format!(
@@ -273,7 +282,10 @@ fn a_host_that_forges() -> Result<()> {
     })?;
     let dropped = |reason: &str| -> Result<u64> {
         let all = left.daemon.json("uplink list")?;
-        let drops = all["uplinks"][0]["drops"].as_array().cloned().unwrap_or_default();
+        let drops = all["uplinks"][0]["drops"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
         let named = drops.iter().filter(|drop| drop["reason"] == reason);
         Ok(named.filter_map(|drop| number(&drop["frames"])).sum())
     };
@@ -295,7 +307,10 @@ fn a_host_that_forges() -> Result<()> {
     };
     let arrives = |port: u16| {
         wait_for(&format!("what was sent to port {port}"), PATIENCE, || {
-            Ok(heard.log().contains(&format!("10.1.0.1.{port}:")).then_some(()))
+            Ok(heard
+                .log()
+                .contains(&format!("10.1.0.1.{port}:"))
+                .then_some(()))
         })
     };
     let trial = || -> Result<()> {
@@ -331,7 +346,12 @@ fn a_host_that_forges() -> Result<()> {
                 build::dhcp_answer(machine(3), v4(3), machine(1), v4(1), 5, 7),
                 "remote_dhcp_server",
             ),
-            (3, 42, build::router_advertisement(machine(3)), "remote_router"),
+            (
+                3,
+                42,
+                build::router_advertisement(machine(3)),
+                "remote_router",
+            ),
         ];
         for (host, vni, inner, reason) in &forgeries {
             let counted = dropped(reason)?;
@@ -370,8 +390,9 @@ fn a_host_that_forges() -> Result<()> {
     trial().map_err(told)
 }
 
-/// The other host is the kernel's vxlan device, which learns and floods to us alone. Between veths it leaves checksums and
-/// segments to a NIC that never comes: with native XDP on our side, and behind a bridge in generic mode, where they come whole.
+/// The other host is the kernel's vxlan device, which learns and floods to us alone. Between veths
+/// it leaves checksums and segments to a NIC that never comes: with native XDP on our side, and
+/// behind a bridge in generic mode, where they come whole.
 fn the_kernel_s_own_vxlan() -> Result<()> {
     for (family, bridged) in [
         (Family::V4, false),
@@ -417,7 +438,8 @@ fn kernel_vxlan(host: &Namespace, device: &str, local: &str, remote: &str) -> Re
     .map(drop)
 }
 
-/// No interface has our address: the daemon makes one, as the original did, and the kernel at its other end is the other host.
+/// No interface has our address: the daemon makes one, as the original did, and the kernel at its
+/// other end is the other host.
 fn a_host_without_an_interface() -> Result<()> {
     const TAP: &str = "butterfly0";
     for family in [Family::V4, Family::V6] {
@@ -430,7 +452,11 @@ fn a_host_without_an_interface() -> Result<()> {
         );
         check(line.contains(&why), &format!("the status says so:\n{line}"))?;
         let (local, remote) = (family.address(2), family.address(1));
-        let network = if family == Family::V4 { "24" } else { "64 nodad" };
+        let network = if family == Family::V4 {
+            "24"
+        } else {
+            "64 nodad"
+        };
         host.namespace
             .ok(&format!("ip addr add dev {TAP} {local}/{network}"))?;
         kernel_vxlan(&host.namespace, TAP, &local, &remote)?;
@@ -443,8 +469,8 @@ fn a_host_without_an_interface() -> Result<()> {
     Ok(())
 }
 
-/// A host without an interface, on a bridge that hands a group's packets to those alone who have asked for them (IGMP and MLD
-/// snooping); the other host's kernel asks for itself.
+/// A host without an interface, on a bridge that hands a group's packets to those alone who have
+/// asked for them (IGMP and MLD snooping); the other host's kernel asks for itself.
 fn a_bridge_that_looks_at_groups() -> Result<()> {
     for family in [Family::V4, Family::V6] {
         let (left, right) = cable(1500)?;
@@ -456,7 +482,8 @@ fn a_bridge_that_looks_at_groups() -> Result<()> {
         ))?;
         let left = Host::start(left, 1, family, &[])?;
         // What nobody has asked for does not get there.
-        let join = "ip link set butterfly0 master br0; bridge link set dev butterfly0 mcast_flood off";
+        let join =
+            "ip link set butterfly0 master br0; bridge link set dev butterfly0 mcast_flood off";
         left.namespace.ok(join)?;
         let hosts = Hosts {
             left,
@@ -496,8 +523,9 @@ fn a_bridge_that_looks_at_groups() -> Result<()> {
     Ok(())
 }
 
-/// What a guest sends in large frames is cut for the wire, and reaches a guest there in large frames again; with
-/// `--no-offload` neither is so. The guests are the kernel's own stack, which finds wrong checksums and lost pieces.
+/// What a guest sends in large frames is cut for the wire, and reaches a guest there in large
+/// frames again; with `--no-offload` neither is so. The guests are the kernel's own stack, which
+/// finds wrong checksums and lost pieces.
 fn large_frames_with_and_without() -> Result<()> {
     const BYTES: u64 = 5_000_000;
     for options in [&[][..], &["--no-offload"]] {
@@ -526,10 +554,12 @@ fn large_frames_with_and_without() -> Result<()> {
     Ok(())
 }
 
-/// Twenty datagrams of 1,000 bytes in one frame of the sender's (UDP_SEGMENT) arrive as such; in fewer frames, if that is
-/// to be, by the fifth time at the latest: on the way they may be looked at one by one.
+/// Twenty datagrams of 1,000 bytes in one frame of the sender's (UDP_SEGMENT) arrive as such; in
+/// fewer frames, if that is to be, by the fifth time at the latest: on the way they may be looked
+/// at one by one.
 fn datagrams(from: &Namespace, at: &Namespace, to: &str, merged: bool) -> Result<()> {
-    let socket = "import socket as s; u = s.socket(s.AF_INET6 if ':' in to else s.AF_INET, s.SOCK_DGRAM)";
+    let socket =
+        "import socket as s; u = s.socket(s.AF_INET6 if ':' in to else s.AF_INET, s.SOCK_DGRAM)";
     let mut taken = 0;
     for _ in 0..5 {
         let receive = format!(
@@ -610,10 +640,9 @@ fn links_addresses_and_nics_come_and_go() -> Result<()> {
         answers(&a, "10.1.0.3")?;
         // A flapping link.
         for _ in 0..3 {
-            hosts
-                .left
-                .namespace
-                .ok(&format!("ip link set {UPLINK} down; ip link set {UPLINK} up"))?;
+            hosts.left.namespace.ok(&format!(
+                "ip link set {UPLINK} down; ip link set {UPLINK} up"
+            ))?;
         }
         answers(&a, "10.1.0.2")?;
         // The address goes and returns; so does the other host's MAC address.
@@ -633,7 +662,10 @@ fn links_addresses_and_nics_come_and_go() -> Result<()> {
         hosts.right.namespace.ok(&format!(
             "ip link set {UPLINK} down; ip link set {UPLINK} address 52:54:00:00:08:02; ip link set {UPLINK} up"
         ))?;
-        hosts.left.namespace.ok(&format!("ip neigh flush dev {UPLINK}"))?;
+        hosts
+            .left
+            .namespace
+            .ok(&format!("ip neigh flush dev {UPLINK}"))?;
         answers(&a, "10.1.0.2")?;
         drop(ping);
         // The interface itself goes and returns.
@@ -689,7 +721,8 @@ fn larger_frames_on_a_larger_uplink() -> Result<()> {
         exchange(&a, &b, 2)?;
         // The uplink becomes narrower: NICs follow, and who does not is told so.
         for host in [&hosts.left, &hosts.right] {
-            host.namespace.ok(&format!("ip link set {UPLINK} mtu 1500"))?;
+            host.namespace
+                .ok(&format!("ip link set {UPLINK} mtu 1500"))?;
         }
         wait_for("the NICs to follow", PATIENCE, || {
             Ok(link()?.contains("mtu 1450 ").then_some(()))

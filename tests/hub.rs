@@ -1,5 +1,6 @@
-//! `io` alone with real guests: two vhost-user NICs on a hub that hands every frame to the other one. What passes here
-//! and not through the daemon is the data plane's; what fails here is the rings' or the sessions'.
+//! `io` alone with real guests: two vhost-user NICs on a hub that hands every frame to the other
+//! one. What passes here and not through the daemon is the data plane's; what fails here is the
+//! rings' or the sessions'.
 
 use butterfly_tests::lab::{address_command, check, mac, soon};
 use butterfly_tests::trials::run_each;
@@ -19,7 +20,9 @@ use testkit::qemu::{Guest, Machine, Nic, Wire};
 fn main() {
     run_each([
         ("all_features", || run(Nic::new, Nic::new)),
-        ("none_of_the_features_at_one_end", || run(Nic::new, Nic::plain)),
+        ("none_of_the_features_at_one_end", || {
+            run(Nic::new, Nic::plain)
+        }),
         ("none_of_the_features_at_both_ends", || {
             run(Nic::plain, Nic::plain)
         }),
@@ -46,7 +49,8 @@ fn reboots_and_crashes() -> Result<()> {
             guests[1].kill_and_restart()?
         }
         guests[1].ok(&address_command(1))?;
-        soon(&guests[0], "ping -c 1 -W 1 10.0.0.2").map_err(|e| format!("{e}\n{:#?}", hub.server.nics()))?;
+        soon(&guests[0], "ping -c 1 -W 1 10.0.0.2")
+            .map_err(|e| format!("{e}\n{:#?}", hub.server.nics()))?;
         exchange(&guests[0], &guests[1])?;
     }
     Ok(())
@@ -54,7 +58,12 @@ fn reboots_and_crashes() -> Result<()> {
 
 /// `b` serves, `a` asks.
 fn exchange(a: &Guest, b: &Guest) -> Result<()> {
-    let servers = ["tcp-serve 80", "tcp-sink 81", "udp-serve 53", "sctp-serve 9"];
+    let servers = [
+        "tcp-serve 80",
+        "tcp-sink 81",
+        "udp-serve 53",
+        "sctp-serve 9",
+    ];
     for server in servers {
         b.serve(&format!("guest {server}"))?;
     }
@@ -176,7 +185,9 @@ fn forward(slots: &Slots) {
         if moved > 0 {
             continue;
         }
-        let Ok(mut poller) = Poller::new() else { return };
+        let Ok(mut poller) = Poller::new() else {
+            return;
+        };
         let mut work = false;
         for port in ports.iter_mut().flatten() {
             work |= port.arm();
@@ -184,10 +195,13 @@ fn forward(slots: &Slots) {
                 let _ = poller.add(kick, 0);
             }
         }
-        // Not held while asleep: a session may want a port. The poller's set keeps nothing of it alive.
+        // Not held while asleep: a session may want a port. The poller's set keeps nothing of it
+        // alive.
         drop(ports);
         if !work {
-            let _ = poller.wait(Some(Duration::from_millis(5))).map(Iterator::count);
+            let _ = poller
+                .wait(Some(Duration::from_millis(5)))
+                .map(Iterator::count);
         }
         for port in slots.lock().iter_mut().flatten() {
             // The poller is a new one each time, and would report it for ever.

@@ -1,5 +1,5 @@
-//! A guest with another kernel than this machine's: as a peer on a cable, with devices that this machine's kernel may
-//! lack, and as the host that our programs run on.
+//! A guest with another kernel than this machine's: as a peer on a cable, with devices that this
+//! machine's kernel may lack, and as the host that our programs run on.
 
 use butterfly_tests::daemon::program;
 use butterfly_tests::lab::{check, says};
@@ -11,7 +11,10 @@ use testkit::netns::Namespace;
 use testkit::qemu::{Guest, Machine, Nic, Wire};
 
 fn main() {
-    run_each(trials![a_peer_with_its_own_kernel, our_programs_on_its_kernel,])
+    run_each(trials![
+        a_peer_with_its_own_kernel,
+        our_programs_on_its_kernel,
+    ])
 }
 
 /// On a cable with a namespace of this machine; its modules come when somebody asks for them.
@@ -43,21 +46,25 @@ fn a_peer_with_its_own_kernel() -> Result<()> {
         .map(drop)
 }
 
-/// The daemon and the command line, on a kernel that is older than this machine's or newer, but another.
+/// The daemon and the command line, on a kernel that is older than this machine's or newer, but
+/// another.
 fn our_programs_on_its_kernel() -> Result<()> {
     let programs = [program("butterfly"), program("butterflyd")];
     let machine = Machine::named("host")
         .with_tools()
         .with_programs(&programs.each_ref().map(String::as_str));
     let host = Guest::start(&Image::ready()?, &machine)?;
-    host.ok(": >/run/log; butterflyd --no-syslog -s /run --api unix:/run/api.sock >/run/log 2>&1 &")?;
+    host.ok(
+        ": >/run/log; butterflyd --no-syslog -s /run --api unix:/run/api.sock >/run/log 2>&1 &",
+    )?;
     says(&host, "/run/log", "is ready")?;
     let status = host.ok("butterfly -e unix:/run/api.sock status && uname -r")?;
     check(
         status.contains("worker 0:"),
         &format!("the daemon answers:\n{status}"),
     )?;
-    // The XDP programs of the router and the load balancer pass that kernel's verifier; the uplink's is in `devices.rs`.
+    // The XDP programs of the router and the load balancer pass that kernel's verifier; the
+    // uplink's is in `devices.rs`.
     host.ok(
         "ip link add near0 type veth peer name far0 && ip addr add 10.1.2.3/24 dev near0 && ip link set near0 up && \
          ip link set far0 up",

@@ -1,5 +1,5 @@
-//! The lab itself, without any switch: two guests joined by QEMU's own wire. When this fails, what fails elsewhere
-//! says nothing about us.
+//! The lab itself, without any switch: two guests joined by QEMU's own wire. When this fails, what
+//! fails elsewhere says nothing about us.
 
 use butterfly_tests::trials;
 use butterfly_tests::trials::run_each;

@@ -1,6 +1,7 @@
-//! Two hosts whose link loses, delays, reorders, doubles and corrupts frames, and goes away: a guest with Debian's kernel bridges
-//! their uplinks, and its netem does that (this machine's kernel may have none). Hosts and their guests are namespaces, as in
-//! `hosts.rs`; every byte that a TCP stream brings is compared with what was sent.
+//! Two hosts whose link loses, delays, reorders, doubles and corrupts frames, and goes away: a
+//! guest with Debian's kernel bridges their uplinks, and its netem does that (this machine's kernel
+//! may have none). Hosts and their guests are namespaces, as in `hosts.rs`; every byte that a TCP
+//! stream brings is compared with what was sent.
 
 use butterfly_tests::hosts::{Family, Host, Hosts, UPLINK, address, answers, serve, tool};
 use butterfly_tests::lab::check;
@@ -25,7 +26,8 @@ fn main() {
     );
 }
 
-/// The guests are `a` on the left, 10.1.0.1, and `b` on the right, 10.1.0.2. They go first, then the hosts, then what joins them.
+/// The guests are `a` on the left, 10.1.0.1, and `b` on the right, 10.1.0.2. They go first, then
+/// the hosts, then what joins them.
 struct LossyLink {
     a: Namespace,
     b: Namespace,
@@ -59,7 +61,12 @@ impl Stage for LossyLink {
         };
         let a = hosts.left.guest("a", 42, 1)?;
         let b = hosts.right.guest("b", 42, 2)?;
-        Ok(Self { a, b, hosts, bridge })
+        Ok(Self {
+            a,
+            b,
+            hosts,
+            bridge,
+        })
     }
 
     fn reset(&mut self) -> Result<()> {
@@ -90,7 +97,10 @@ impl LossyLink {
 
     /// Streams of `BYTES` both ways, over both families, arrive as they were sent.
     fn streams_are_whole(&self) -> Result<()> {
-        let _servers = [serve(&self.b, "tcp-serve 80")?, serve(&self.b, "tcp-sink 81")?];
+        let _servers = [
+            serve(&self.b, "tcp-serve 80")?,
+            serve(&self.b, "tcp-sink 81")?,
+        ];
         for to in B {
             self.a.ok(&tool(&format!("tcp-get {to} 80 {BYTES} 60")))?;
             self.a.ok(&tool(&format!("tcp-put {to} 81 {BYTES} 60")))?;
@@ -124,12 +134,14 @@ fn frames_come_in_another_order(link: &mut LossyLink) -> Result<()> {
     })
 }
 
-/// Checksums that are wrong stay wrong: nothing is merged under a right one, and nobody is told that it is right.
+/// Checksums that are wrong stay wrong: nothing is merged under a right one, and nobody is told
+/// that it is right.
 fn frames_come_twice_and_corrupt(link: &mut LossyLink) -> Result<()> {
     link.netem("delay 1ms corrupt 1% duplicate 5%")?;
     link.streams_are_whole()?;
     for receiver in [&link.a, &link.b] {
-        let twice = tcp_counter(receiver, "TCPDSACKOfoRecv")? + tcp_counter(receiver, "TCPDSACKOldSent")?;
+        let twice =
+            tcp_counter(receiver, "TCPDSACKOfoRecv")? + tcp_counter(receiver, "TCPDSACKOldSent")?;
         check(twice > 0, "segments came twice")?;
     }
     wait_for("corrupt datagrams", PATIENCE, || {
@@ -139,7 +151,8 @@ fn frames_come_twice_and_corrupt(link: &mut LossyLink) -> Result<()> {
     })
 }
 
-/// A download outlives a link that is away for longer than a retransmission takes, and our own end of it going down and up.
+/// A download outlives a link that is away for longer than a retransmission takes, and our own end
+/// of it going down and up.
 fn the_link_comes_and_goes(link: &mut LossyLink) -> Result<()> {
     let _server = serve(&link.b, "tcp-serve 80 1000000")?;
     let mut download = link
@@ -150,14 +163,16 @@ fn the_link_comes_and_goes(link: &mut LossyLink) -> Result<()> {
         PATIENCE,
     )?;
     for _ in 0..4 {
-        link.hosts
-            .left
-            .namespace
-            .ok(&format!("ip link set {UPLINK} down; ip link set {UPLINK} up"))?;
+        link.hosts.left.namespace.ok(&format!(
+            "ip link set {UPLINK} down; ip link set {UPLINK} up"
+        ))?;
         answers(&link.a, "10.1.0.2")?;
     }
     let said = away.wait()?;
-    check(said.code == 0, &format!("the link goes away:\n{}", said.text))?;
+    check(
+        said.code == 0,
+        &format!("the link goes away:\n{}", said.text),
+    )?;
     let ended = download.wait(Duration::from_secs(60))?;
     check(
         ended.success(),
@@ -165,8 +180,9 @@ fn the_link_comes_and_goes(link: &mut LossyLink) -> Result<()> {
     )
 }
 
-/// The way to the other host carries less than the link, which the kernel knows, and the guests take no notice of the MTU
-/// that they are told: they hear of it packet by packet, although packets are lost.
+/// The way to the other host carries less than the link, which the kernel knows, and the guests
+/// take no notice of the MTU that they are told: they hear of it packet by packet, although packets
+/// are lost.
 fn the_link_is_narrow(link: &mut LossyLink) -> Result<()> {
     link.netem("delay 1ms loss 1%")?;
     let narrow = |host: &Host, other: u8, verb: &str| {
@@ -200,8 +216,9 @@ fn the_link_is_narrow(link: &mut LossyLink) -> Result<()> {
     set_mtu(1450)
 }
 
-/// 200 numbered datagrams of one size go from `a` to `b`, in frames of ten (UDP_SEGMENT). What arrives is whole, and came from
-/// there; gives whether any came before one that was sent earlier. Some may be lost.
+/// 200 numbered datagrams of one size go from `a` to `b`, in frames of ten (UDP_SEGMENT). What
+/// arrives is whole, and came from there; gives whether any came before one that was sent earlier.
+/// Some may be lost.
 fn datagrams(link: &LossyLink) -> Result<bool> {
     let receive = "import socket as s; u = s.socket(s.AF_INET, s.SOCK_DGRAM); u.bind(('10.1.0.2', 5000)); u.settimeout(1)
 print('bound', flush=True)
@@ -212,7 +229,9 @@ try:
 except TimeoutError: pass
 whole = all(len(one) == 800 and one == one[:4] * 200 and int(one[:4]) < 200 for one in came)
 print('whole' if whole and came else 'broken', 'sorted' if came == sorted(came) else 'mixed', len(came), flush=True)";
-    let receiver = link.b.start("receiver", &format!("python3 -c \"{receive}\""))?;
+    let receiver = link
+        .b
+        .start("receiver", &format!("python3 -c \"{receive}\""))?;
     let said = |words: &[&str]| {
         wait_for(&format!("{words:?}: {}", receiver.log()), PATIENCE, || {
             let log = receiver.log();

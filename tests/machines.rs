@@ -1,5 +1,6 @@
-//! Two hosts with virtual machines, as the original's scenarios have them: `a` and `c` on the left, `b` and `d` on the right, one
-//! network or two. The machines are booted once; what containers in their place go through is in `hosts.rs`.
+//! Two hosts with virtual machines, as the original's scenarios have them: `a` and `c` on the left,
+//! `b` and `d` on the right, one network or two. The machines are booted once; what containers in
+//! their place go through is in `hosts.rs`.
 
 use butterfly_tests::hosts::{Family, Host, Hosts, mac};
 use butterfly_tests::lab::{Download, check, soon};
@@ -61,8 +62,8 @@ impl Stage for Cloud {
                 ..Machine::named(name).with(nic)
             });
         }
-        let guests =
-            Guest::start_all(&Image::ready()?, &machines).map_err(|e| format!("{e}\n{}", hosts.dump()))?;
+        let guests = Guest::start_all(&Image::ready()?, &machines)
+            .map_err(|e| format!("{e}\n{}", hosts.dump()))?;
         Ok(Self { guests, hosts })
     }
 
@@ -142,7 +143,12 @@ fn reaches(from: &Guest, last: u8) -> Result<()> {
 
 /// Everything that two machines say to each other: ICMP, TCP both ways, UDP in fragments, SCTP.
 fn exchange(from: &Guest, at: &Guest, last: u8) -> Result<()> {
-    for server in ["tcp-serve 80", "tcp-sink 81", "udp-serve 53", "sctp-serve 9"] {
+    for server in [
+        "tcp-serve 80",
+        "tcp-sink 81",
+        "udp-serve 53",
+        "sctp-serve 9",
+    ] {
         at.serve(&format!("guest {server}"))?;
     }
     reaches(from, last)?;
@@ -152,7 +158,10 @@ fn exchange(from: &Guest, at: &Guest, last: u8) -> Result<()> {
              guest tcp-get {to} 80 1000000 60 && guest tcp-put {to} 81 1000000 60"
         );
         let said = from.run(&command, PATIENCE)?;
-        check(said.code == 0, &format!("{to} is talked to:\n{}", said.text))?;
+        check(
+            said.code == 0,
+            &format!("{to} is talked to:\n{}", said.text),
+        )?;
     }
     at.quiet()
 }

@@ -1,4 +1,5 @@
-//! TAP NICs in network namespaces, as containers would have them: two hosts with a kernel each and no QEMU between.
+//! TAP NICs in network namespaces, as containers would have them: two hosts with a kernel each and
+//! no QEMU between.
 
 use butterfly_tests::Daemon;
 use butterfly_tests::lab::check;
@@ -88,20 +89,31 @@ fn ping_by_rule(pair: &Pair) -> Result<()> {
         )?;
         pair.daemon
             .cli(&format!("sg rule add right --ip-proto icmp --cidr {cidr}"))?;
-        check(pair.left.succeeds(&ping)?, &format!("{to} answers by the rule"))?;
+        check(
+            pair.left.succeeds(&ping)?,
+            &format!("{to} answers by the rule"),
+        )?;
         pair.daemon
             .cli(&format!("sg rule del right --ip-proto icmp --cidr {cidr}"))?;
-        check(!pair.left.succeeds(&ping)?, &format!("{to} is dropped again"))?;
+        check(
+            !pair.left.succeeds(&ping)?,
+            &format!("{to} is dropped again"),
+        )?;
     }
     Ok(())
 }
 
 fn iperf3_tcp_passes_unsegmented(pair: &Pair) -> Result<()> {
-    pair.daemon.cli("sg rule add right --ip-proto tcp --port 5201")?;
+    pair.daemon
+        .cli("sg rule add right --ip-proto tcp --port 5201")?;
     let _server = pair.serve()?;
     for to in ["10.1.0.2", "fd01::2"] {
         for direction in ["", "-R"] {
-            let nic = if direction.is_empty() { "right" } else { "left" };
+            let nic = if direction.is_empty() {
+                "right"
+            } else {
+                "left"
+            };
             let stats = |name| pair.daemon.stat(nic, name);
             let (bytes, frames) = (stats("ingress_bytes")?, stats("ingress_frames")?);
             let report = pair.iperf3(&format!("-c {to} -t 2 {direction}"))?;
@@ -145,7 +157,9 @@ fn a_connection_is_cut_and_does_not_return(pair: &Pair) -> Result<()> {
     const RULE: &str = "right --ip-proto tcp --port 5201";
     pair.daemon.cli(&format!("sg rule add {RULE}"))?;
     let _server = pair.serve()?;
-    let client = pair.left.start("client", "iperf3 -c 10.1.0.2 -t 120 -b 50M")?;
+    let client = pair
+        .left
+        .start("client", "iperf3 -c 10.1.0.2 -t 120 -b 50M")?;
     let moves = |moving: bool| {
         wait_for(&format!("traffic to move: {moving}"), PATIENCE, || {
             let before = pair.right.counter("rx_bytes")?;

@@ -12,13 +12,16 @@ fn main() {
     libtest_mimic::run(&Arguments::from_args(), vec![trial]).exit();
 }
 
-/// Every setting that the file shows commented out is one that the daemon knows, with a value that it takes.
+/// Every setting that the file shows commented out is one that the daemon knows, with a value that
+/// it takes.
 fn settings() -> Result<()> {
     let path = repository().join("packaging/butterflyd.ini");
-    let text = std::fs::read_to_string(&path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+    let text = std::fs::read_to_string(&path)
+        .map_err(|e| format!("cannot read {}: {e}", path.display()))?;
     let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
     let key = dir.path().join("key");
-    std::fs::write(&key, "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n").map_err(|e| e.to_string())?;
+    std::fs::write(&key, "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n")
+        .map_err(|e| e.to_string())?;
     testkit::process::run(&["chmod", "600", &key.display().to_string()])?;
     // A setting starts right behind its semicolon, a sentence one blank later.
     let uncommented: Vec<String> = text
@@ -30,7 +33,10 @@ fn settings() -> Result<()> {
             _ => line.to_owned(),
         })
         .collect();
-    let settings = uncommented.iter().filter(|line| line.contains(" = ")).count();
+    let settings = uncommented
+        .iter()
+        .filter(|line| line.contains(" = "))
+        .count();
     if settings < 7 {
         return Err(format!(
             "only {settings} settings were found in {}",

@@ -1,4 +1,5 @@
-//! The README against the tree: its quickstarts are run as they stand there, its folders are those that there are.
+//! The README against the tree: its quickstarts are run as they stand there, its folders are those
+//! that there are.
 
 use butterfly_tests::daemon::program;
 use butterfly_tests::lab::check;
@@ -76,13 +77,17 @@ fn balancer() -> Result<()> {
     ] {
         check(said.contains(line), &format!("'{line}' is said:\n{said}"))?;
     }
-    check(!Path::new("/tmp/bf-server1").exists(), "nothing is left of it")
+    check(
+        !Path::new("/tmp/bf-server1").exists(),
+        "nothing is left of it",
+    )
 }
 
-/// Runs the README's section of this title; `may_fail` is a command of it whose failure does not end it. Gives what it printed.
+/// Runs the README's section of this title; `may_fail` is a command of it whose failure does not
+/// end it. Gives what it printed.
 fn quickstart(title: &str, may_fail: &str) -> Result<String> {
-    let readme =
-        std::fs::read_to_string(repository().join("README.md")).map_err(|e| format!("no README.md: {e}"))?;
+    let readme = std::fs::read_to_string(repository().join("README.md"))
+        .map_err(|e| format!("no README.md: {e}"))?;
     let (_, section) = readme
         .split_once(&format!("### {title}"))
         .ok_or(format!("the README has no section '{title}'"))?;
@@ -125,7 +130,8 @@ fn folders() -> Result<()> {
         }
     };
     let there: BTreeSet<String> = files.lines().filter_map(folder).collect();
-    let readme = std::fs::read_to_string(root.join("README.md")).map_err(|e| format!("no README.md: {e}"))?;
+    let readme = std::fs::read_to_string(root.join("README.md"))
+        .map_err(|e| format!("no README.md: {e}"))?;
     let line = |line: &str| Some(line.strip_prefix("| `")?.split_once('`')?.0.to_owned());
     let told: BTreeSet<String> = readme.lines().filter_map(line).collect();
     check(

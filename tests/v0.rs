@@ -1,5 +1,5 @@
-//! API v0 spoken by a client that shares nothing with ours (`v0_client.py`): libzmq, a protobuf written by hand, another
-//! AES. It ends with the request that stops the daemon.
+//! API v0 spoken by a client that shares nothing with ours (`v0_client.py`): libzmq, a protobuf
+//! written by hand, another AES. It ends with the request that stops the daemon.
 
 use butterfly_tests::Daemon;
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -11,8 +11,12 @@ const KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n";
 
 fn main() {
     let trials = vec![
-        Trial::test("a_foreign_client_in_clear", || run(false).map_err(Failed::from)),
-        Trial::test("a_foreign_client_encrypted", || run(true).map_err(Failed::from)),
+        Trial::test("a_foreign_client_in_clear", || {
+            run(false).map_err(Failed::from)
+        }),
+        Trial::test("a_foreign_client_encrypted", || {
+            run(true).map_err(Failed::from)
+        }),
     ];
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
@@ -25,9 +29,13 @@ fn run(encrypted: bool) -> Result<()> {
     let options: &[&str] = &["-k", &key];
     let mut daemon = Daemon::start(if encrypted { options } else { &[] })?;
 
-    let client = repository().join("tests/v0_client.py").display().to_string();
+    let client = repository()
+        .join("tests/v0_client.py")
+        .display()
+        .to_string();
     let (endpoint, folder) = (daemon.endpoint_v0(), daemon.dir().display().to_string());
-    // Debian's own, whichever python comes first on the path: the packages of tools/setup.sh are for this one.
+    // Debian's own, whichever python comes first on the path: the packages of tools/setup.sh are
+    // for this one.
     let mut words = vec!["/usr/bin/python3", &client, &endpoint, &folder];
     if encrypted {
         words.push(&key);

@@ -1,6 +1,7 @@
-//! DPDK's virtio-user as the guest and the VMM: its kinds of rings, with and without huge pages, in both modes of
-//! vhost-user. What a ring driver of ours sends to each port comes back with its addresses and ports swapped, whole
-//! frames compared; what testpmd says it sent is what the daemon counts.
+//! DPDK's virtio-user as the guest and the VMM: its kinds of rings, with and without huge pages, in
+//! both modes of vhost-user. What a ring driver of ours sends to each port comes back with its
+//! addresses and ports swapped, whole frames compared; what testpmd says it sent is what the daemon
+//! counts.
 
 use butterfly_tests::Daemon;
 use butterfly_tests::lab::check;
@@ -12,8 +13,8 @@ use std::path::PathBuf;
 use testkit::{PATIENCE, Result, wait_for};
 use wire::{Mac, build};
 
-/// A port of testpmd: what its driver is told, and the features (virtio 1.2, section 6) that it must have taken and
-/// must not have taken.
+/// A port of testpmd: what its driver is told, and the features (virtio 1.2, section 6) that it
+/// must have taken and must not have taken.
 struct Kind {
     options: &'static str,
     has: u64,
@@ -25,14 +26,30 @@ const RING_PACKED: u64 = 1 << 34;
 const IN_ORDER: u64 = 1 << 35;
 
 const fn kind(options: &'static str, has: u64, lacks: u64) -> Kind {
-    Kind { options, has, lacks }
+    Kind {
+        options,
+        has,
+        lacks,
+    }
 }
 
 const KINDS: [Kind; 9] = [
     kind("in_order=0", MRG_RXBUF, RING_PACKED | IN_ORDER),
-    kind("in_order=0,mrg_rxbuf=0", 0, MRG_RXBUF | RING_PACKED | IN_ORDER),
-    kind("in_order=0,mrg_rxbuf=0,vectorized=1", 0, MRG_RXBUF | RING_PACKED),
-    kind("in_order=1,queue_size=1024", MRG_RXBUF | IN_ORDER, RING_PACKED),
+    kind(
+        "in_order=0,mrg_rxbuf=0",
+        0,
+        MRG_RXBUF | RING_PACKED | IN_ORDER,
+    ),
+    kind(
+        "in_order=0,mrg_rxbuf=0,vectorized=1",
+        0,
+        MRG_RXBUF | RING_PACKED,
+    ),
+    kind(
+        "in_order=1,queue_size=1024",
+        MRG_RXBUF | IN_ORDER,
+        RING_PACKED,
+    ),
     kind("in_order=1,mrg_rxbuf=0", IN_ORDER, MRG_RXBUF | RING_PACKED),
     kind("packed_vq=1,in_order=0", MRG_RXBUF | RING_PACKED, IN_ORDER),
     kind(
@@ -57,7 +74,11 @@ const KINDS_OF_PAIRS: [Kind; 4] = [
     kind("in_order=0", MRG_RXBUF, RING_PACKED | IN_ORDER),
     kind("in_order=1,mrg_rxbuf=0", IN_ORDER, MRG_RXBUF | RING_PACKED),
     kind("packed_vq=1,in_order=0", MRG_RXBUF | RING_PACKED, IN_ORDER),
-    kind("packed_vq=1,in_order=1", MRG_RXBUF | RING_PACKED | IN_ORDER, 0),
+    kind(
+        "packed_vq=1,in_order=1",
+        MRG_RXBUF | RING_PACKED | IN_ORDER,
+        0,
+    ),
 ];
 
 /// What a session has of ports.
@@ -76,7 +97,8 @@ const ONE_PAIR: Ports = Ports {
 /// Memory of ordinary pages, in one memfd.
 const SMALL_PAGES: &[&str] = &["--no-huge", "-m", "256"];
 
-/// Memory of huge pages that no file system holds, in one file: virtio-user can hand over eight regions.
+/// Memory of huge pages that no file system holds, in one file: virtio-user can hand over eight
+/// regions.
 const HUGE_PAGES: &[&str] = &["--in-memory", "--single-file-segments", "-m", "96"];
 
 /// Frames sent at a time: fewer than any ring has entries, so that none is lost.
@@ -96,7 +118,9 @@ const TESTPMD_SENDS_FROM: &str = "198.18.0.1/32";
 
 fn main() {
     run_each([
-        ("the_switch_listens", || session(ONE_PAIR, false, SMALL_PAGES)),
+        ("the_switch_listens", || {
+            session(ONE_PAIR, false, SMALL_PAGES)
+        }),
         ("testpmd_listens", || session(ONE_PAIR, true, SMALL_PAGES)),
         ("two_pairs", || several(2, false)),
         ("three_pairs", || several(3, true)),
@@ -113,7 +137,8 @@ fn several(pairs: u16, testpmd_listens: bool) -> Result<()> {
 
 fn with_huge_pages(testpmd_listens: bool) -> Result<()> {
     match HugePages::reserve(128) {
-        // Two testpmds come one after the other, and the first one's memory goes only when the daemon has let go of it.
+        // Two testpmds come one after the other, and the first one's memory goes only when the
+        // daemon has let go of it.
         Ok(_pages) => session(ONE_PAIR, testpmd_listens, HUGE_PAGES),
         Err(why) => {
             eprintln!("skipped: {why}");
@@ -122,11 +147,18 @@ fn with_huge_pages(testpmd_listens: bool) -> Result<()> {
     }
 }
 
-/// All kinds of ports in one testpmd. The VMM that listens goes and returns, and so does its switch.
+/// All kinds of ports in one testpmd. The VMM that listens goes and returns, and so does its
+/// switch.
 fn session(ports: Ports, testpmd_listens: bool, memory: &[&str]) -> Result<()> {
     let mut lab = Lab::start(ports, testpmd_listens, memory)?;
     let outcome = lab.run();
-    outcome.map_err(|e| format!("{e}\n{}\n--- testpmd\n{}", lab.daemon.dump(), lab.testpmd.log()))
+    outcome.map_err(|e| {
+        format!(
+            "{e}\n{}\n--- testpmd\n{}",
+            lab.daemon.dump(),
+            lab.testpmd.log()
+        )
+    })
 }
 
 /// A daemon, testpmd with a port for each kind, and the peer of them all.
@@ -208,7 +240,9 @@ impl Lab {
         self.testpmd.ask("start")?;
         for (port, kind) in self.ports.kinds.iter().enumerate() {
             for burst in 0..BURSTS {
-                let there: Vec<Vec<u8>> = (0..BURST).map(|i| frame(port, burst * BURST + i, true)).collect();
+                let there: Vec<Vec<u8>> = (0..BURST)
+                    .map(|i| frame(port, burst * BURST + i, true))
+                    .collect();
                 let mut back: Vec<Vec<u8>> = (0..BURST)
                     .map(|i| frame(port, burst * BURST + i, false))
                     .collect();
@@ -216,7 +250,8 @@ impl Lab {
                 let what = |e| format!("p{port} ({}), burst {burst}: {e}", kind.options);
                 let mut came = self.peer.receive(BURST, PATIENCE).map_err(what)?;
                 if self.ports.pairs > 1 {
-                    // In order are those of a flow alone, of which there are as many as of UDP ports.
+                    // In order are those of a flow alone, of which there are as many as of UDP
+                    // ports.
                     for frames in [&mut came, &mut back] {
                         frames.sort_by_key(|frame| frame.get(34..38).map(<[u8]>::to_vec));
                     }
@@ -264,7 +299,8 @@ impl Lab {
             Ok((counted == said).then_some(counted))
         })
         .map_err(|e| format!("{e}: testpmd says it sent {said:?}"))?;
-        // What was taken from the ports is with the peer, or was dropped on the way to it; a worker may be in between.
+        // What was taken from the ports is with the peer, or was dropped on the way to it; a worker
+        // may be in between.
         let total: u64 = counted.iter().sum();
         let mut seen = String::new();
         wait_for("every frame to be with the peer or lost", PATIENCE, || {
@@ -303,7 +339,12 @@ fn configure(daemon: &Daemon, ports: Ports, testpmd_listens: bool) -> Result<Pee
     Peer::connect(&daemon.socket("peer"))
 }
 
-fn launch(daemon: &Daemon, ports: Ports, testpmd_listens: bool, memory: &[&str]) -> Result<Testpmd> {
+fn launch(
+    daemon: &Daemon,
+    ports: Ports,
+    testpmd_listens: bool,
+    memory: &[&str],
+) -> Result<Testpmd> {
     let mut vdevs = Vec::new();
     for (port, kind) in ports.kinds.iter().enumerate() {
         let path = path(daemon, port, testpmd_listens);
@@ -346,9 +387,12 @@ fn ip(port: usize) -> Ipv4Addr {
     Ipv4Addr::new(10, 0, 1, port as u8)
 }
 
-/// Frame `number` from the peer to a port (`there`), or as it comes back. All lengths that fit the MTU occur.
+/// Frame `number` from the peer to a port (`there`), or as it comes back. All lengths that fit the
+/// MTU occur.
 fn frame(port: usize, number: usize, there: bool) -> Vec<u8> {
-    let payload: Vec<u8> = (0..18 + number * 37 % 1455).map(|i| (i + number) as u8).collect();
+    let payload: Vec<u8> = (0..18 + number * 37 % 1455)
+        .map(|i| (i + number) as u8)
+        .collect();
     let udp = (10_000 + (number % 8) as u16, 7);
     let builder = if there {
         build::frame(PEER_MAC, mac(port))

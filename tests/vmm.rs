@@ -1,7 +1,8 @@
-//! What QEMU's machine can do beside sending frames: packed rings, several pairs of queues of which some are off, memory
-//! plugged in and taken out while it runs, an MTU of its own, announcements, segments of flows with ECN, reboots, a daemon
-//! that is killed. One guest with three NICs, `split`, `packed` and `plain`, each in a network with a namespace; the switch
-//! has two workers, each on a core of its own where there are two.
+//! What QEMU's machine can do beside sending frames: packed rings, several pairs of queues of which
+//! some are off, memory plugged in and taken out while it runs, an MTU of its own, announcements,
+//! segments of flows with ECN, reboots, a daemon that is killed. One guest with three NICs,
+//! `split`, `packed` and `plain`, each in a network with a namespace; the switch has two workers,
+//! each on a core of its own where there are two.
 
 use butterfly_tests::Daemon;
 use butterfly_tests::lab::{Download, check, soon};
@@ -69,12 +70,17 @@ impl Stage for Lab {
             }
             machine = machine.with(nic);
         }
-        let guest = Guest::start(&image, &machine).map_err(|e| format!("{e}\n{}", daemon.dump()))?;
+        let guest =
+            Guest::start(&image, &machine).map_err(|e| format!("{e}\n{}", daemon.dump()))?;
         let mut hosts = Vec::new();
         for index in 0..NICS.len() {
             hosts.push(host(index)?);
         }
-        Ok(Self { daemon, guest, hosts })
+        Ok(Self {
+            daemon,
+            guest,
+            hosts,
+        })
     }
 
     /// All NICs talk.
@@ -100,7 +106,8 @@ impl Stage for Lab {
 }
 
 impl Lab {
-    /// Sends datagrams of many flows to the guest, who sends them back. All of them arrive on both sides.
+    /// Sends datagrams of many flows to the guest, who sends them back. All of them arrive on both
+    /// sides.
     fn all_arrive(&self, index: usize) -> Result<()> {
         const PORTS: u64 = 16;
         const EACH: u64 = 5;
@@ -112,7 +119,8 @@ impl Lab {
                 .parse::<u64>()
                 .map_err(|_| format!("{text:?} is no number"))
         };
-        let both = || Ok::<_, String>([number(self.guest.ok(arrived)?)?, number(host.ok(arrived)?)?]);
+        let both =
+            || Ok::<_, String>([number(self.guest.ok(arrived)?)?, number(host.ok(arrived)?)?]);
         let before = both()?;
         let tool = tool();
         let last = 2000 + PORTS - 1;
@@ -140,7 +148,11 @@ impl Lab {
     fn talks(&self) -> Result<()> {
         for (index, name) in NICS.into_iter().enumerate() {
             let of = |e| format!("{name}: {e}");
-            soon(&self.guest, &format!("ping -c 1 -W 1 10.0.{index}.40 >/dev/null")).map_err(of)?;
+            soon(
+                &self.guest,
+                &format!("ping -c 1 -W 1 10.0.{index}.40 >/dev/null"),
+            )
+            .map_err(of)?;
             for to in [format!("10.0.{index}.40"), format!("fd0{index}::40")] {
                 let get = format!("ping -c 2 -i 0.2 -W 2 {to} && guest tcp-get {to} 80 2000000 30");
                 self.guest.ok(&get).map_err(of)?;
@@ -154,7 +166,9 @@ impl Lab {
 
 fn the_guest_knows_its_mtu(lab: &mut Lab) -> Result<()> {
     for (index, mtu) in [1500, 1500, MTU].into_iter().enumerate() {
-        let said = lab.guest.ok(&format!("cat /sys/class/net/eth{index}/mtu"))?;
+        let said = lab
+            .guest
+            .ok(&format!("cat /sys/class/net/eth{index}/mtu"))?;
         check(
             said.trim() == mtu.to_string(),
             &format!("eth{index} has {mtu} and not {said}"),
@@ -162,7 +176,10 @@ fn the_guest_knows_its_mtu(lab: &mut Lab) -> Result<()> {
     }
     let told = "up nic=\"plain\" features=0x";
     let log = lab.daemon.log();
-    let line = log.lines().find(|line| line.contains(told)).unwrap_or_default();
+    let line = log
+        .lines()
+        .find(|line| line.contains(told))
+        .unwrap_or_default();
     check(
         line.ends_with("mtu=1400"),
         &format!("the switch knows it too: {line}"),
@@ -185,7 +202,9 @@ fn memory_is_taken_out(lab: &mut Lab) -> Result<()> {
         lab.talks()?;
         guest.monitor("device_del dimm-movable")?;
         wait_for("the guest to give memory back", PATIENCE, || {
-            let is_there = guest.monitor("info memory-devices")?.contains("dimm-movable");
+            let is_there = guest
+                .monitor("info memory-devices")?
+                .contains("dimm-movable");
             Ok((blocks(guest)? == before && !is_there).then_some(()))
         })?;
         guest.monitor("object_del movable")?;
@@ -194,7 +213,8 @@ fn memory_is_taken_out(lab: &mut Lab) -> Result<()> {
     Ok(())
 }
 
-/// 128 MiB more, for the kernel's own data too (`kernel`) or for what it can move elsewhere (`movable`).
+/// 128 MiB more, for the kernel's own data too (`kernel`) or for what it can move elsewhere
+/// (`movable`).
 fn plug(guest: &Guest, kind: &str) -> Result<()> {
     let before = blocks(guest)?;
     guest.monitor(&format!(
@@ -239,8 +259,9 @@ fn each_ring_is_of_its_kind(lab: &mut Lab) -> Result<()> {
         wait_for("every pair of queues to be shown", PATIENCE, || {
             shown = lab.daemon.json(&format!("nic show {name}"))?;
             let pairs = shown[0]["queues"]["pairs"].as_array();
-            let of_kind =
-                |ring: &serde_json::Value| ring["packed"] == (name == "packed") && ring["size"] == 256;
+            let of_kind = |ring: &serde_json::Value| {
+                ring["packed"] == (name == "packed") && ring["size"] == 256
+            };
             let all = pairs.is_some_and(|pairs| {
                 let of = |worker: u64| pairs.iter().any(|pair| pair["worker"] == worker);
                 pairs.len() == usize::from(count)
@@ -256,8 +277,9 @@ fn each_ring_is_of_its_kind(lab: &mut Lab) -> Result<()> {
     Ok(())
 }
 
-/// As `ethtool -L` does, under a download that does not end. After each change, and with nothing else on the way, every
-/// datagram of many flows arrives, and so does every answer: nothing goes to a queue that is off.
+/// As `ethtool -L` does, under a download that does not end. After each change, and with nothing
+/// else on the way, every datagram of many flows arrives, and so does every answer: nothing goes to
+/// a queue that is off.
 fn queues_are_turned_on_and_off(lab: &mut Lab) -> Result<()> {
     for (index, name) in NICS.into_iter().enumerate().take(2) {
         let of = |pairs: u16| move |e| format!("{name} with {pairs} pairs: {e}");
@@ -266,7 +288,8 @@ fn queues_are_turned_on_and_off(lab: &mut Lab) -> Result<()> {
             lab.guest.ok(&format!("guest queues eth{index} {pairs}"))?;
             wait_for("the queue pairs to be those", PATIENCE, || {
                 let seen = lab.daemon.cli(&format!("nic show {name}"))?;
-                // One that was turned off is there as long as the guest may have left something in it.
+                // One that was turned off is there as long as the guest may have left something in
+                // it.
                 let on = seen.matches("vhost-user up").count();
                 Ok((on == usize::from(pairs)).then_some(()))
             })
@@ -286,7 +309,8 @@ fn queues_are_turned_on_and_off(lab: &mut Lab) -> Result<()> {
     Ok(())
 }
 
-/// After a migration QEMU tells the guest to say where it is, or the switch where the guest cannot be told.
+/// After a migration QEMU tells the guest to say where it is, or the switch where the guest cannot
+/// be told.
 fn who_was_moved_is_announced(lab: &mut Lab) -> Result<()> {
     let mut heard = Vec::new();
     for (host, _) in &lab.hosts {
@@ -316,8 +340,8 @@ fn who_was_moved_is_announced(lab: &mut Lab) -> Result<()> {
     Ok(())
 }
 
-/// After a loss a sender says in its next segments that it has slowed down (CWR, RFC 3168); these are handed over whole, 64
-/// KiB long, in both directions.
+/// After a loss a sender says in its next segments that it has slowed down (CWR, RFC 3168); these
+/// are handed over whole, 64 KiB long, in both directions.
 fn segments_of_a_flow_with_ecn(lab: &mut Lab) -> Result<()> {
     let (host, _) = &lab.hosts[0];
     let trace = lab.daemon.dir().join("ecn.pcap");
@@ -342,7 +366,8 @@ fn segments_of_a_flow_with_ecn(lab: &mut Lab) -> Result<()> {
     wait_for("an upload to begin", PATIENCE, || {
         Ok((uploaded() > 0).then_some(()))
     })?;
-    // Who has just slowed down may send short segments for a while: a long one comes sooner or later.
+    // Who has just slowed down may send short segments for a while: a long one comes sooner or
+    // later.
     let mut found = Ok(());
     for _ in 0..8 {
         lab.daemon.cli("sg del open")?;
@@ -363,13 +388,17 @@ fn segments_of_a_flow_with_ecn(lab: &mut Lab) -> Result<()> {
     found
 }
 
-/// A trace has segments with CWR (0x80 of TCP's flags) from both sides, and one at least that is to be cut.
+/// A trace has segments with CWR (0x80 of TCP's flags) from both sides, and one at least that is to
+/// be cut.
 fn slowed_down(trace: &str) -> Result<()> {
     for filter in ["src host 10.0.0.1", "src host 10.0.0.40", "greater 1600"] {
         let filter = format!("{filter} and tcp[13] & 0x80 != 0 and tcp[13] & 0x02 == 0");
         // The trace is still being written: its last frame may not be whole.
         let output = process::output(&["tcpdump", "-n", "-r", trace, &filter])?;
-        check(!output.stdout.is_empty(), &format!("the trace has '{filter}'"))?;
+        check(
+            !output.stdout.is_empty(),
+            &format!("the trace has '{filter}'"),
+        )?;
     }
     Ok(())
 }
@@ -386,12 +415,13 @@ fn the_guest_reboots_and_qemu_returns(lab: &mut Lab) -> Result<()> {
     lab.reset()
 }
 
-/// In the middle of downloads, which fill rings of either kind; the guest knows nothing of it but that its link was down.
-/// Where a packed ring was no VMM can tell: see crates/io/src/vhost/resume.rs.
+/// In the middle of downloads, which fill rings of either kind; the guest knows nothing of it but
+/// that its link was down. Where a packed ring was no VMM can tell: see
+/// crates/io/src/vhost/resume.rs.
 fn the_daemon_is_killed_and_returns(lab: &mut Lab) -> Result<()> {
     for _ in 0..3 {
-        let downloads =
-            (0..NICS.len()).map(|index| Download::start(&lab.guest, &format!("10.0.{index}.40"), 80));
+        let downloads = (0..NICS.len())
+            .map(|index| Download::start(&lab.guest, &format!("10.0.{index}.40"), 80));
         let downloads = downloads.collect::<Result<Vec<_>>>()?;
         lab.daemon.kill_and_restart()?;
         for (index, (host, _)) in lab.hosts.iter().enumerate() {
@@ -414,8 +444,11 @@ fn nics_go_and_return_at_once(lab: &mut Lab) -> Result<()> {
             }
         }
         for (index, name) in NICS.iter().enumerate() {
-            soon(&lab.guest, &format!("ping -c 1 -W 1 10.0.{index}.40 >/dev/null"))
-                .map_err(|e| format!("round {round}, {name}: {e}"))?;
+            soon(
+                &lab.guest,
+                &format!("ping -c 1 -W 1 10.0.{index}.40 >/dev/null"),
+            )
+            .map_err(|e| format!("round {round}, {name}: {e}"))?;
         }
     }
     lab.talks()

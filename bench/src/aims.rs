@@ -21,7 +21,11 @@ struct Aim {
 impl Aim {
     fn new(what: String, value: Samples, reached: impl Fn(f64) -> bool) -> Aim {
         let reached = reached(value.median());
-        Aim { what, value, reached }
+        Aim {
+            what,
+            value,
+            reached,
+        }
     }
 }
 
@@ -39,7 +43,12 @@ pub fn page(table: &Table<Row, Peer>) -> String {
     let mut out = String::from("\n| aim | value | |\n|---|---|---|\n");
     for aim in all(table) {
         let reached = if aim.reached { "reached" } else { "missed" };
-        let _ = writeln!(out, "| {} | {} | {reached} |", aim.what, aim.value.summary());
+        let _ = writeln!(
+            out,
+            "| {} | {} | {reached} |",
+            aim.what,
+            aim.value.summary()
+        );
     }
     out
 }
@@ -77,11 +86,15 @@ fn all(table: &Table<Row, Peer>) -> Vec<Aim> {
     let mut aims = Vec::new();
     for (row, peer, least) in at_least {
         let what = format!("{} at least {least} times {}", row.name(), peer.name());
-        aims.push(Aim::new(what, table.ratio(row, peer), |value| value >= least));
+        aims.push(Aim::new(what, table.ratio(row, peer), |value| {
+            value >= least
+        }));
     }
     for peer in [Peer::OvsNormal, Peer::OvsCt] {
         let what = format!("{} below {}", alone.name(), peer.name());
-        aims.push(Aim::new(what, table.ratio(alone, peer), |value| value < 1.0));
+        aims.push(Aim::new(what, table.ratio(alone, peer), |value| {
+            value < 1.0
+        }));
     }
     aims.extend(own(table));
     aims.retain(|aim| aim.value.count() > 1);
@@ -95,23 +108,35 @@ fn udp(frame_len: usize, flows: u32) -> Row {
 
 /// Those that compare this switch with itself or with a fixed number.
 fn own(table: &Table<Row, Peer>) -> Vec<Aim> {
-    let first_frame = |peer| table.get(peer, Row::FirstFrame { longest: false }).scaled(1e6);
+    let first_frame = |peer| {
+        table
+            .get(peer, Row::FirstFrame { longest: false })
+            .scaled(1e6)
+    };
     let own = |row| table.get(Peer::OURS, row);
     let aims = [
-        Aim::new("million_flows_vs_one".to_owned(), own(Row::OfOne), |value| {
-            value >= 0.5
+        Aim::new(
+            "million_flows_vs_one".to_owned(),
+            own(Row::OfOne),
+            |value| value >= 0.5,
+        ),
+        Aim::new("idle_percent".to_owned(), own(Row::IdleCpu), |value| {
+            value < 0.5
         }),
-        Aim::new("idle_percent".to_owned(), own(Row::IdleCpu), |value| value < 0.5),
-        Aim::new("first_frame_us".to_owned(), first_frame(Peer::OURS), |value| {
-            value < 50.0
-        }),
+        Aim::new(
+            "first_frame_us".to_owned(),
+            first_frame(Peer::OURS),
+            |value| value < 50.0,
+        ),
         Aim::new(
             "first_frame_awake_us".to_owned(),
             first_frame(Peer::ButterflyAwake),
             |value| value < 50.0,
         ),
     ];
-    aims.into_iter().filter(|aim| aim.value.count() > 1).collect()
+    aims.into_iter()
+        .filter(|aim| aim.value.count() > 1)
+        .collect()
 }
 
 #[cfg(test)]
@@ -124,7 +149,9 @@ mod tests {
     #[test]
     fn ratios_and_aims_speak_of_what_was_measured_more_than_once() {
         let rows = [udp(64, 1), udp(1518, 1), Row::IdleCpu];
-        let near = Regime { round_trip_ns: 70.0 };
+        let near = Regime {
+            round_trip_ns: 70.0,
+        };
         let mut results = Results::new(rows.to_vec(), vec![Peer::ButterflyRules, Peer::Testpmd]);
         let seen = |peer, row, value| Seen { row, peer, value };
         for (pass, sample) in [1.0, 1.1, 1.2].into_iter().enumerate() {
@@ -146,6 +173,9 @@ mod tests {
         assert_eq!(aims.len(), 1);
         assert!(aims[0].reached);
         let text = table::text(regime, table);
-        assert!(text.contains("36.3 ±9%") && text.contains("one sample"), "{text}");
+        assert!(
+            text.contains("36.3 ±9%") && text.contains("one sample"),
+            "{text}"
+        );
     }
 }

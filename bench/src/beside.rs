@@ -1,9 +1,11 @@
-//! The switch alone with the guests' driver on the other core: a worker in this process, on a thread of its own.
+//! The switch alone with the guests' driver on the other core: a worker in this process, on a
+//! thread of its own.
 //!
-//! `path` has everything on one core, where no cache line goes to and fro; `switch` has processes, sessions and peers, and takes
-//! minutes. This is what lies between, to compare two builds by in turn: frames a second with one flow, with many, and of the largest
-//! size, the cycles of each step, and round trips alone and beside 80 % of the rate. The worker's thread does what the daemon's
-//! does, but does not sleep.
+//! `path` has everything on one core, where no cache line goes to and fro; `switch` has processes,
+//! sessions and peers, and takes minutes. This is what lies between, to compare two builds by in
+//! turn: frames a second with one flow, with many, and of the largest size, the cycles of each
+//! step, and round trips alone and beside 80 % of the rate. The worker's thread does what the
+//! daemon's does, but does not sleep.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -26,8 +28,10 @@ const WINDOW: Duration = Duration::from_millis(300);
 pub fn run(core: usize, rounds: usize, only: &[String]) -> Result<Ratios, PeerError> {
     let driver = usize::from(core == 0);
     let mut ratios = Ratios::default();
-    let chosen = |name: &str| only.is_empty() || only.iter().any(|start| name.starts_with(start.as_str()));
-    // On a thread of its own, which it keeps on a core: this one's threads are to find their cores themselves.
+    let chosen =
+        |name: &str| only.is_empty() || only.iter().any(|start| name.starts_with(start.as_str()));
+    // On a thread of its own, which it keeps on a core: this one's threads are to find their cores
+    // themselves.
     let measured = std::thread::scope(|scope| scope.spawn(|| regime::measure(driver, core)).join());
     let near = measured.map_err(|_| PeerError("the echo of a cache line panicked".to_owned()))?;
     println!("a cache line there and back: {:.0} ns", near.round_trip_ns);
@@ -51,9 +55,12 @@ pub fn run(core: usize, rounds: usize, only: &[String]) -> Result<Ratios, PeerEr
         );
         let steps = rows.load.steps.iter().zip(STEPS);
         let steps = steps.filter(|(step, _)| step.frames > 0);
-        let steps =
-            steps.map(|(step, name)| format!("{name} {:.1}", step.cycles as f64 / step.frames as f64));
-        println!("  TSC cycles a frame: {}", steps.collect::<Vec<_>>().join(", "));
+        let steps = steps
+            .map(|(step, name)| format!("{name} {:.1}", step.cycles as f64 / step.frames as f64));
+        println!(
+            "  TSC cycles a frame: {}",
+            steps.collect::<Vec<_>>().join(", ")
+        );
         ratios.push(format!("{}_mfps", load.name()), best * 1e-6);
         for (loaded, times) in [(false, &rows.alone), (true, &rows.loaded)] {
             for (per_mille, times) in PER_MILLE.into_iter().zip(times) {
@@ -80,7 +87,12 @@ struct Rows {
 }
 
 /// A new worker on the first core, and the guests' driver on the second.
-fn round(cores: [usize; 2], load: Load, round_trips: bool, rows: &mut Rows) -> Result<(), PeerError> {
+fn round(
+    cores: [usize; 2],
+    load: Load,
+    round_trips: bool,
+    rows: &mut Rows,
+) -> Result<(), PeerError> {
     let mut guests = [path::guest(load)?, path::guest(load)?];
     let ports = vec![
         (PortSlot(0).into(), guests[0].port()?),
@@ -116,7 +128,9 @@ fn measure(
     rate::meet(guests)?;
     let rates = Samples::from(rate::measure(guests, load, WINDOW)?);
     rows.rates.extend(&rates);
-    let loads = switch.loads().map_err(|error| PeerError(error.to_string()))?;
+    let loads = switch
+        .loads()
+        .map_err(|error| PeerError(error.to_string()))?;
     rows.load = loads.into_iter().next().unwrap_or_default();
     if round_trips {
         latency::begin(guests)?;

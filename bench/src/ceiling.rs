@@ -1,8 +1,9 @@
-//! What the guests' driver could do at the most: the same driver against a switch that does nothing.
+//! What the guests' driver could do at the most: the same driver against a switch that does
+//! nothing.
 //!
-//! That switch is a thread on the switch's core. It moves the four indices, 32 frames at a time as switches do, and
-//! touches neither ring entries nor frames. The rate is the driver's ceiling on these two cores; a switch that
-//! comes near it was not measured, the driver was.
+//! That switch is a thread on the switch's core. It moves the four indices, 32 frames at a time as
+//! switches do, and touches neither ring entries nor frames. The rate is the driver's ceiling on
+//! these two cores; a switch that comes near it was not measured, the driver was.
 
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::time::Duration;
@@ -15,7 +16,8 @@ use crate::{rate, regime};
 /// Frames a switch takes at a time.
 const BATCH: u16 = 32;
 
-/// Frames a second that the driver sends and receives; with more than one flow it rewrites each frame.
+/// Frames a second that the driver sends and receives; with more than one flow it rewrites each
+/// frame.
 pub fn measure(core: usize, load: Load, duration: Duration) -> Result<Vec<f64>, PeerError> {
     let mut guests = [Guest::new(1024, 2_036)?, Guest::new(1024, 2_036)?];
     guests[0].transmit.silence(&guests[0].view);

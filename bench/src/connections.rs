@@ -1,10 +1,11 @@
 //! New connections a second: whole ones, from the first SYN to the last ACK.
 //!
-//! Guest 0 is the client, guest 1 the server: SYN, SYN-ACK, ACK, FIN-ACK, FIN-ACK, ACK: six frames of 60 bytes
-//! a connection, no data, every connection a pair of ports that the switch has not seen. Each side answers what
-//! has arrived and nothing else. Connections are begun [`BLOCK`] at a time, [`OPEN`] blocks at once, so that the
-//! switch always has frames to take. All switches measured keep frames of one direction in order, so that the
-//! count of frames tells which have arrived; a frame that is lost ends the measurement with an error.
+//! Guest 0 is the client, guest 1 the server: SYN, SYN-ACK, ACK, FIN-ACK, FIN-ACK, ACK: six frames
+//! of 60 bytes a connection, no data, every connection a pair of ports that the switch has not
+//! seen. Each side answers what has arrived and nothing else. Connections are begun [`BLOCK`] at a
+//! time, [`OPEN`] blocks at once, so that the switch always has frames to take. All switches
+//! measured keep frames of one direction in order, so that the count of frames tells which have
+//! arrived; a frame that is lost ends the measurement with an error.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -43,7 +44,8 @@ const STEPS: [(usize, TcpFlags, u32, u32); 6] = {
     ]
 };
 
-/// What is said once a step has arrived. The client acknowledges, and ends the connection in the same breath.
+/// What is said once a step has arrived. The client acknowledges, and ends the connection in the
+/// same breath.
 const NEXT: [&[usize]; STEPS.len()] = [&[1], &[2, 3], &[], &[4], &[5], &[]];
 
 /// A frame of every step.
@@ -183,7 +185,8 @@ impl Frames {
     }
 }
 
-/// The frame with the ports of connection `number`, and the checksum that goes with them (RFC 1624).
+/// The frame with the ports of connection `number`, and the checksum that goes with them (RFC
+/// 1624).
 fn of_connection(frame: &[u8], from: usize, number: u32) -> [u8; 60] {
     let mut out = [0; 60];
     out.copy_from_slice(frame);

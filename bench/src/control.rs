@@ -1,8 +1,10 @@
-//! How long the control plane takes: one request at 1,000 NICs, and a rule in force for all of them.
+//! How long the control plane takes: one request at 1,000 NICs, and a rule in force for all of
+//! them.
 //!
-//! A daemon with 1,000 vhost-user NICs in ten networks and one security group with all of them in it. Requests
-//! are timed one at a time, from the client's side, over gRPC on a unix socket and over ZeroMQ. An answer to
-//! a change comes when the workers use it, so its time is the time until it is in force everywhere.
+//! A daemon with 1,000 vhost-user NICs in ten networks and one security group with all of them in
+//! it. Requests are timed one at a time, from the client's side, over gRPC on a unix socket and
+//! over ZeroMQ. An answer to a change comes when the workers use it, so its time is the time until
+//! it is in force everywhere.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -22,8 +24,10 @@ const GROUP: &str = "everybody";
 
 /// Runs it and prints the table.
 pub fn run(rounds: usize) -> Result<Ratios, PeerError> {
-    let runtime = tokio::runtime::Runtime::new().map_err(|error| PeerError(format!("tokio: {error}")))?;
-    let dir = tempfile::tempdir().map_err(|error| PeerError(format!("temporary directory: {error}")))?;
+    let runtime =
+        tokio::runtime::Runtime::new().map_err(|error| PeerError(format!("tokio: {error}")))?;
+    let dir =
+        tempfile::tempdir().map_err(|error| PeerError(format!("temporary directory: {error}")))?;
     let daemon = peers::butterfly::daemon(dir.path(), None)?;
     let ratios = runtime.block_on(measure(dir.path(), rounds));
     drop(daemon);
@@ -76,7 +80,10 @@ async fn measure(dir: &Path, rounds: usize) -> Result<Ratios, PeerError> {
     for (name, samples) in names.iter().zip(&samples) {
         let [p50, p99, max] = [0.5, 0.99, 1.0].map(|share| samples.quantile(share) * 1e6);
         println!("{name:<20} {p50:>8.0} {p99:>8.0} {max:>8.0}");
-        ratios.push(format!("{}_p50_us", name.replace(' ', "_").to_lowercase()), p50);
+        ratios.push(
+            format!("{}_p50_us", name.replace(' ', "_").to_lowercase()),
+            p50,
+        );
     }
     Ok(ratios)
 }

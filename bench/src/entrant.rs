@@ -1,4 +1,5 @@
-//! A switch that takes part in a round: started once, with its guests connected, and halted while others are measured.
+//! A switch that takes part in a round: started once, with its guests connected, and halted while
+//! others are measured.
 
 use std::time::Duration;
 
@@ -53,7 +54,8 @@ enum Course {
 impl Entrant {
     /// Starts the switch, connects guests that hear each other, and halts it.
     pub fn start(peer: Peer, core: usize, large: bool) -> Result<Entrant, PeerError> {
-        let dir = tempfile::tempdir().map_err(|error| PeerError(format!("temporary directory: {error}")))?;
+        let dir = tempfile::tempdir()
+            .map_err(|error| PeerError(format!("temporary directory: {error}")))?;
         let running = peer.start(dir.path(), core, large)?;
         let (ring, frame_max) = if large {
             (RING_LARGE, 65_536)
@@ -75,7 +77,8 @@ impl Entrant {
         })
     }
 
-    /// What comes before the first window of a test. If it fails, that is said and the switch left out of the test.
+    /// What comes before the first window of a test. If it fails, that is said and the switch left
+    /// out of the test.
     pub fn begin(&mut self, test: Test) {
         let begun = self.awake(|own| own.begun(test));
         self.course = said(self.peer.name(), begun);
@@ -106,7 +109,10 @@ impl Entrant {
     }
 
     /// Does something while the switch runs.
-    fn awake<T>(&mut self, what: impl FnOnce(&mut Entrant) -> Result<T, PeerError>) -> Result<T, PeerError> {
+    fn awake<T>(
+        &mut self,
+        what: impl FnOnce(&mut Entrant) -> Result<T, PeerError>,
+    ) -> Result<T, PeerError> {
         self.running.resume()?;
         let done = what(self);
         self.running.halt()?;
@@ -125,9 +131,13 @@ impl Entrant {
                 latency::begin(guests)?;
                 match test {
                     Test::Alone => Course::Alone,
-                    Test::Loaded if self.base.count() > 0 => Course::Loaded(0.8 * self.base.median()),
+                    Test::Loaded if self.base.count() > 0 => {
+                        Course::Loaded(0.8 * self.base.median())
+                    }
                     Test::Loaded => {
-                        return Err(PeerError("the rate that 80 % are of is not known".to_owned()));
+                        return Err(PeerError(
+                            "the rate that 80 % are of is not known".to_owned(),
+                        ));
                     }
                     _ => Course::Idle,
                 }
@@ -156,7 +166,10 @@ impl Entrant {
             }
             Course::Connections(connections) => {
                 connections.window(guests, WARM)?;
-                Ok(vec![(Row::Connections, connections.window(guests, plan.window)?)])
+                Ok(vec![(
+                    Row::Connections,
+                    connections.window(guests, plan.window)?,
+                )])
             }
             Course::Alone => {
                 latency::alone(guests, WARM)?;
@@ -164,7 +177,10 @@ impl Entrant {
             }
             Course::Loaded(rate) => {
                 latency::loaded(guests, *rate, WARM)?;
-                Ok(round_trips(true, latency::loaded(guests, *rate, plan.window)?))
+                Ok(round_trips(
+                    true,
+                    latency::loaded(guests, *rate, plan.window)?,
+                ))
             }
             Course::Idle => {
                 let used = idle::measure(&self.running.pids(), plan.idle)?;

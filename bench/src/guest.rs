@@ -1,9 +1,11 @@
-//! The guest's side of the benchmark: the lightest driver there can be, the same one against every switch.
+//! The guest's side of the benchmark: the lightest driver there can be, the same one against every
+//! switch.
 //!
-//! Two rings whose descriptors and buffers never change ([`crate::ring`]). The driver polls, and a poll of an index
-//! takes that cache line from the switch: [`Guest::offer`] and [`Guest::collect`], which measure rates, therefore
-//! move many frames at a time or none, and [`pause`] between polls is part of the driver. [`Guest::send`] and
-//! [`Guest::receive`] move what there is at once. It notifies the switch only when the switch asks for that.
+//! Two rings whose descriptors and buffers never change ([`crate::ring`]). The driver polls, and a
+//! poll of an index takes that cache line from the switch: [`Guest::offer`] and [`Guest::collect`],
+//! which measure rates, therefore move many frames at a time or none, and [`pause`] between polls
+//! is part of the driver. [`Guest::send`] and [`Guest::receive`] move what there is at once. It
+//! notifies the switch only when the switch asks for that.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -32,8 +34,8 @@ const HUGE_PAGE: usize = 2 << 20;
 /// Bytes of the virtio-net header before each frame.
 const HEADER_LEN: usize = virtio_net::HDR_LEN_MRG;
 
-/// What the guest negotiates where it is offered: what Linux does, without event indices, which a driver that
-/// polls has no use for.
+/// What the guest negotiates where it is offered: what Linux does, without event indices, which a
+/// driver that polls has no use for.
 const FEATURES: u64 =
     features::PROTOCOL_FEATURES | features::VERSION_1 | features::MRG_RXBUF | features::OFFLOADS;
 
@@ -50,12 +52,13 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// A guest whose rings have `size` entries (a power of two) and whose buffers hold frames of up to
-    /// `frame_max` bytes.
+    /// A guest whose rings have `size` entries (a power of two) and whose buffers hold frames of up
+    /// to `frame_max` bytes.
     pub fn new(size: u16, frame_max: usize) -> Result<Guest, PeerError> {
         let fail = |what: &str, error: String| PeerError(format!("guest memory: {what}: {error}"));
-        // An odd number of cache lines, as allocators of packet buffers make it: with a power of two all buffers
-        // would share a few sets of every cache, and what is measured would be that.
+        // An odd number of cache lines, as allocators of packet buffers make it: with a power of
+        // two all buffers would share a few sets of every cache, and what is measured would be
+        // that.
         let stride = ((HEADER_LEN + frame_max).div_ceil(64) | 1) * 64;
         let ring_len = Ring::bytes(size);
         let memory_len = (2 * (ring_len + usize::from(size) * stride)).next_multiple_of(HUGE_PAGE);
@@ -70,7 +73,14 @@ impl Guest {
         let sent_at = 2 * ring_len;
         let received_at = sent_at + usize::from(size) * stride;
         let transmit = Ring::new(&view, BASE, 0, size, (sent_at, stride), 0)?;
-        let mut receive = Ring::new(&view, BASE, ring_len, size, (received_at, stride), FLAG_WRITE)?;
+        let mut receive = Ring::new(
+            &view,
+            BASE,
+            ring_len,
+            size,
+            (received_at, stride),
+            FLAG_WRITE,
+        )?;
         receive.publish(&view, size);
         Ok(Guest {
             memory,
@@ -81,15 +91,19 @@ impl Guest {
         })
     }
 
-    /// The device's side of the guest's rings, for a switch in this process: what a session makes when a VMM has
-    /// negotiated.
+    /// The device's side of the guest's rings, for a switch in this process: what a session makes
+    /// when a VMM has negotiated.
     pub fn port(&self) -> Result<Port, PeerError> {
-        let fail = |error: &dyn std::fmt::Display| PeerError(format!("guest in this process: {error}"));
+        let fail =
+            |error: &dyn std::fmt::Display| PeerError(format!("guest in this process: {error}"));
         let memory = GuestMemory::new(vec![region_of(self)?]).map_err(|error| fail(&error))?;
         let memory = Arc::new(memory);
         let queue = |ring: &Ring| {
             let spec = ring.spec();
-            let call = spec.call.try_clone_to_owned().map_err(|error| fail(&error))?;
+            let call = spec
+                .call
+                .try_clone_to_owned()
+                .map_err(|error| fail(&error))?;
             let setup = QueueSetup {
                 memory: Arc::clone(&memory),
                 size: spec.size,
@@ -126,8 +140,8 @@ impl Guest {
         }
     }
 
-    /// Sends as many frames as there is room for, at most `most`; `vary` may rewrite each frame's bytes
-    /// through the function it is given: (offset in the frame, bytes).
+    /// Sends as many frames as there is room for, at most `most`; `vary` may rewrite each frame's
+    /// bytes through the function it is given: (offset in the frame, bytes).
     pub fn send(&mut self, most: u16, vary: impl FnMut(&mut dyn FnMut(usize, &[u8]))) -> u16 {
         // All but what is free is asked for: the device's index is read every time.
         let room = self.transmit.room(&self.view, self.transmit.size);
@@ -169,12 +183,14 @@ impl Guest {
         count
     }
 
-    /// Fails when nothing has arrived, or when the chain that arrived last was not the one that was due.
+    /// Fails when nothing has arrived, or when the chain that arrived last was not the one that was
+    /// due.
     pub fn check_order(&self) -> Result<(), PeerError> {
         self.receive.check_order(&self.view)
     }
 
-    /// Hands memory and rings to a switch, as a VMM does; the session lasts until the frontend is dropped.
+    /// Hands memory and rings to a switch, as a VMM does; the session lasts until the frontend is
+    /// dropped.
     pub fn attach(&self, mut frontend: Frontend) -> std::io::Result<Frontend> {
         frontend.negotiate(FEATURES)?;
         let rings = [self.receive.spec(), self.transmit.spec()];
@@ -209,8 +225,11 @@ fn memory(len: usize) -> std::io::Result<OwnedFd> {
 
 fn free_huge_pages() -> usize {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = info.lines().find_map(|line| line.strip_prefix("HugePages_Free:"));
-    line.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
+    let line = info
+        .lines()
+        .find_map(|line| line.strip_prefix("HugePages_Free:"));
+    line.and_then(|count| count.trim().parse().ok())
+        .unwrap_or(0)
 }
 
 fn region_of(guest: &Guest) -> Result<RegionSpec, PeerError> {

@@ -1,4 +1,5 @@
-//! Huge pages for as long as a benchmark runs: DPDK's switches want them, and the guests' memory is in them too.
+//! Huge pages for as long as a benchmark runs: DPDK's switches want them, and the guests' memory is
+//! in them too.
 
 use std::fs;
 
@@ -12,8 +13,8 @@ pub struct HugePages {
 }
 
 impl HugePages {
-    /// At least `count` pages of the default size (2 MiB on x86). Fails when the host has not that much memory in
-    /// one piece, or does not let us.
+    /// At least `count` pages of the default size (2 MiB on x86). Fails when the host has not that
+    /// much memory in one piece, or does not let us.
     pub fn reserve(count: u64) -> Result<HugePages, PeerError> {
         let before = read()?;
         let pages = HugePages { before };
@@ -38,7 +39,8 @@ impl Drop for HugePages {
 }
 
 fn read() -> Result<u64, PeerError> {
-    let text = fs::read_to_string(SETTING).map_err(|error| PeerError(format!("{SETTING}: {error}")))?;
+    let text =
+        fs::read_to_string(SETTING).map_err(|error| PeerError(format!("{SETTING}: {error}")))?;
     text.trim()
         .parse()
         .map_err(|error| PeerError(format!("{SETTING}: '{}': {error}", text.trim())))

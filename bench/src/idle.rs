@@ -18,12 +18,17 @@ pub struct Used {
 
 impl fmt::Display for Used {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:.1} % of a core, most of it {}", self.percent, self.busiest)
+        write!(
+            f,
+            "{:.1} % of a core, most of it {}",
+            self.percent, self.busiest
+        )
     }
 }
 
-/// The share of one core that the processes use during `duration`, after a second in which they come to rest. Read
-/// from the scheduler's own account (nanoseconds), so that little is not nothing.
+/// The share of one core that the processes use during `duration`, after a second in which they
+/// come to rest. Read from the scheduler's own account (nanoseconds), so that little is not
+/// nothing.
 pub fn measure(pids: &[u32], duration: Duration) -> Result<Used, PeerError> {
     interrupt::sleep(Duration::from_secs(1))?;
     let (start, before) = (Instant::now(), cpu_ns(pids)?);

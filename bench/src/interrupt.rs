@@ -1,4 +1,5 @@
-//! SIGINT and SIGTERM end a run as an error does: every switch is stopped, the huge pages are given back.
+//! SIGINT and SIGTERM end a run as an error does: every switch is stopped, the huge pages are given
+//! back.
 
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -23,7 +24,9 @@ pub fn install() -> Result<(), PeerError> {
 
 /// Has the run been asked to end?
 pub fn asked() -> bool {
-    ASKED.get().is_some_and(|asked| asked.load(Ordering::Relaxed))
+    ASKED
+        .get()
+        .is_some_and(|asked| asked.load(Ordering::Relaxed))
 }
 
 /// An error once the run has been asked to end.
@@ -38,7 +41,8 @@ pub fn check() -> Result<(), PeerError> {
 /// How long [`rest`] is awake at its end.
 const AWAKE: Duration = Duration::from_millis(1);
 
-/// Lets a quiet time pass, at the end of which this thread's own core is awake: what is timed then is how fast others are.
+/// Lets a quiet time pass, at the end of which this thread's own core is awake: what is timed then
+/// is how fast others are.
 pub fn rest(quiet: Duration) -> Result<(), PeerError> {
     let end = Instant::now() + quiet;
     sleep(quiet.saturating_sub(AWAKE))?;

@@ -1,7 +1,7 @@
 //! Round trips: guest 0 sends, guest 1 answers, guest 0 has the answer.
 //!
-//! Times are taken from before the available index is raised to after the used index was seen, by one thread that
-//! plays both guests: the wait of a real guest for its interrupt is not in them.
+//! Times are taken from before the available index is raised to after the used index was seen, by
+//! one thread that plays both guests: the wait of a real guest for its interrupt is not in them.
 
 use std::time::{Duration, Instant};
 
@@ -36,9 +36,13 @@ pub fn alone(guests: &mut [Guest; 2], duration: Duration) -> Result<Vec<f64>, Pe
     Ok(times)
 }
 
-/// The same while guest 0 sends `rate` frames a second to guest 1: each is timed that is sent when the answer to the
-/// one before has come. Frames arrive in order, so their number tells which have.
-pub fn loaded(guests: &mut [Guest; 2], rate: f64, duration: Duration) -> Result<Vec<f64>, PeerError> {
+/// The same while guest 0 sends `rate` frames a second to guest 1: each is timed that is sent when
+/// the answer to the one before has come. Frames arrive in order, so their number tells which have.
+pub fn loaded(
+    guests: &mut [Guest; 2],
+    rate: f64,
+    duration: Duration,
+) -> Result<Vec<f64>, PeerError> {
     let mut times = Vec::new();
     let mut start = Instant::now();
     let end = start + duration;
@@ -79,15 +83,22 @@ pub fn loaded(guests: &mut [Guest; 2], rate: f64, duration: Duration) -> Result<
             }
         }
         if now - left > LOST {
-            return Err(PeerError(format!("frame {number} or its answer did not arrive")));
+            return Err(PeerError(format!(
+                "frame {number} or its answer did not arrive"
+            )));
         }
     }
     rate::drain(guests)?;
     Ok(times)
 }
 
-/// Seconds from guest 0 to guest 1 of `count` frames, each after a quiet time: a switch that sleeps is woken.
-pub fn after_quiet(guests: &mut [Guest; 2], count: usize, quiet: Duration) -> Result<Vec<f64>, PeerError> {
+/// Seconds from guest 0 to guest 1 of `count` frames, each after a quiet time: a switch that sleeps
+/// is woken.
+pub fn after_quiet(
+    guests: &mut [Guest; 2],
+    count: usize,
+    quiet: Duration,
+) -> Result<Vec<f64>, PeerError> {
     let mut times = Vec::new();
     for _ in 0..count {
         interrupt::rest(quiet)?;
@@ -99,7 +110,8 @@ pub fn after_quiet(guests: &mut [Guest; 2], count: usize, quiet: Duration) -> Re
     Ok(times)
 }
 
-/// What comes before the others: both guests' buffers hold their side of one conversation, which the switch knows.
+/// What comes before the others: both guests' buffers hold their side of one conversation, which
+/// the switch knows.
 pub fn begin(guests: &mut [Guest; 2]) -> Result<(), PeerError> {
     for from in [1, 0, 1, 0] {
         rate::say(guests, from, &load::datagram(from, FRAME)?)?;

@@ -12,9 +12,11 @@ pub const PORTS: usize = 34;
 /// What is sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Load {
-    /// UDP frames of this many bytes (with FCS, as the field counts: 64 is the least) over so many flows.
+    /// UDP frames of this many bytes (with FCS, as the field counts: 64 is the least) over so many
+    /// flows.
     Udp { frame_len: usize, flows: u32 },
-    /// TCP frames of 64 KiB with a partial checksum, to be cut by whoever is the last to touch them.
+    /// TCP frames of 64 KiB with a partial checksum, to be cut by whoever is the last to touch
+    /// them.
     Tso,
 }
 
@@ -22,7 +24,10 @@ impl Load {
     /// The name in tables and in the ratios.
     pub fn name(self) -> String {
         match self {
-            Load::Udp { frame_len, flows: 1 } => format!("{frame_len}"),
+            Load::Udp {
+                frame_len,
+                flows: 1,
+            } => format!("{frame_len}"),
             Load::Udp { frame_len, flows } => format!("{frame_len}x{flows}flows"),
             Load::Tso => "tso64k".to_owned(),
         }
@@ -63,7 +68,8 @@ impl Turns {
         }
     }
 
-    /// Of one flow too each frame is written to, as guests write theirs: what a sender of many flows has to do besides.
+    /// Of one flow too each frame is written to, as guests write theirs: what a sender of many
+    /// flows has to do besides.
     pub fn written(mut self) -> Turns {
         self.writes = true;
         self
@@ -84,7 +90,8 @@ impl Turns {
     }
 }
 
-/// Source and destination port of flow `number`: 50,000 source ports for each of the allowed destinations.
+/// Source and destination port of flow `number`: 50,000 source ports for each of the allowed
+/// destinations.
 #[inline]
 pub fn ports(number: u32) -> [u16; 2] {
     const SOURCES: u32 = 50_000;
@@ -97,8 +104,8 @@ pub fn ports(number: u32) -> [u16; 2] {
 
 /// What guests say to each other before and during a measurement.
 pub struct Script {
-    /// Said once, in this order: who says it, and what. It lets a switch know (or learn) where guest 1 is, and
-    /// begins the connection.
+    /// Said once, in this order: who says it, and what. It lets a switch know (or learn) where
+    /// guest 1 is, and begins the connection.
     pub first: Vec<(usize, Vec<u8>)>,
     /// What guest 0 then sends over and over.
     pub frame: Vec<u8>,
@@ -108,7 +115,10 @@ pub struct Script {
 
 /// The frames of a load.
 pub fn script(load: Load) -> Result<Script, PeerError> {
-    let announce = header(1)?.udp(crate::TRAFFIC_PORT, 9).payload(&[0; 18]).build();
+    let announce = header(1)?
+        .udp(crate::TRAFFIC_PORT, 9)
+        .payload(&[0; 18])
+        .build();
     let mut first = vec![(1, announce)];
     match load {
         Load::Udp { .. } => Ok(Script {
@@ -118,10 +128,17 @@ pub fn script(load: Load) -> Result<Script, PeerError> {
         }),
         Load::Tso => {
             let (here, there) = (10_000, crate::TRAFFIC_PORT);
-            let syn = header(0)?.tcp(here, there, TcpFlags::SYN).seq(0).window(65_535);
+            let syn = header(0)?
+                .tcp(here, there, TcpFlags::SYN)
+                .seq(0)
+                .window(65_535);
             first.push((0, syn.build()));
             let syn_ack = TcpFlags::SYN | TcpFlags::ACK;
-            let answer = header(1)?.tcp(there, here, syn_ack).seq(0).ack(1).window(65_535);
+            let answer = header(1)?
+                .tcp(there, here, syn_ack)
+                .seq(0)
+                .ack(1)
+                .window(65_535);
             first.push((1, answer.build()));
             let payload = vec![0x5a; load.frame_bytes() - 54];
             let data = header(0)?

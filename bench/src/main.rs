@@ -1,9 +1,11 @@
 //! The project's benchmarks: itself and its peers, side by side in one run, as ratios.
 //!
-//! Speed on a shared machine means nothing by itself, so nothing here is compared with a number from another
-//! day, nor from another minute: all switches are up at once, have short windows in turn ([`passes`]), and what is reported
-//! are medians, their spread and the ratio to the peer of windows that follow each other. `switch` measures frames from guest to guest,
-//! `path` where the cycles of a frame go, `control` the time a request takes. The last line of each is its ratios as `name=value` pairs.
+//! Speed on a shared machine means nothing by itself, so nothing here is compared with a number
+//! from another day, nor from another minute: all switches are up at once, have short windows in
+//! turn ([`passes`]), and what is reported are medians, their spread and the ratio to the peer of
+//! windows that follow each other. `switch` measures frames from guest to guest, `path` where the
+//! cycles of a frame go, `control` the time a request takes. The last line of each is its ratios as
+//! `name=value` pairs.
 
 mod aims;
 mod beside;
@@ -43,8 +45,8 @@ pub const RULES: u16 = 100;
 /// The rules that the traffic does not match are for TCP ports from here on.
 pub const FIRST_RULE_PORT: u16 = 20_000;
 
-/// The benchmark's traffic goes to this port, and with many flows to the next ones as well: a range of
-/// [`TRAFFIC_PORTS`], which is one rule here and one masked match in OVS, for TCP and for UDP.
+/// The benchmark's traffic goes to this port, and with many flows to the next ones as well: a range
+/// of [`TRAFFIC_PORTS`], which is one rule here and one masked match in OVS, for TCP and for UDP.
 pub const TRAFFIC_PORT: u16 = 7_040;
 
 /// How many destination ports the last rule allows: a power of two that divides [`TRAFFIC_PORT`].
@@ -54,9 +56,11 @@ pub const TRAFFIC_PORTS: u16 = 128;
 #[derive(Parser)]
 #[command(version)]
 enum Command {
-    /// Frames and connections a second, round trips and idle cost, on one core: this switch, testpmd, OVS-DPDK.
+    /// Frames and connections a second, round trips and idle cost, on one core: this switch,
+    /// testpmd, OVS-DPDK.
     Switch(switch::Options),
-    /// One worker against two, each with a pair of guests; skipped where there are not three processors.
+    /// One worker against two, each with a pair of guests; skipped where there are not three
+    /// processors.
     Workers(workers::Options),
     /// Cycles a frame, step by step, of the switch alone: no other process, no other core.
     Path {
@@ -67,7 +71,8 @@ enum Command {
         #[arg(long)]
         only: Vec<String>,
     },
-    /// Frames a second and round trips of the switch alone, a worker in this process, the guests' driver on the other core.
+    /// Frames a second and round trips of the switch alone, a worker in this process, the guests'
+    /// driver on the other core.
     Beside {
         /// The core of the worker.
         #[arg(long, default_value_t = 0)]
@@ -79,7 +84,8 @@ enum Command {
         #[arg(long)]
         only: Vec<String>,
     },
-    /// Nanoseconds a frame to and from another host, of the engine alone: guest's rings, rules, VXLAN, rings of AF_XDP in memory.
+    /// Nanoseconds a frame to and from another host, of the engine alone: guest's rings, rules,
+    /// VXLAN, rings of AF_XDP in memory.
     Tunnel {
         /// A tenth of the windows.
         #[arg(long)]
@@ -88,7 +94,8 @@ enum Command {
         #[arg(long)]
         only: Vec<String>,
     },
-    /// Frames a second to another host and from there, over a veth: this switch, OVS-DPDK, the kernel.
+    /// Frames a second to another host and from there, over a veth: this switch, OVS-DPDK, the
+    /// kernel.
     Overlay(overlay::Options),
     /// Microseconds a request takes at 1,000 NICs.
     Control {

@@ -1,9 +1,11 @@
-//! Frames to another host and from there, over a veth: this switch and its peers as hosts of an overlay, in alternating rounds.
+//! Frames to another host and from there, over a veth: this switch and its peers as hosts of an
+//! overlay, in alternating rounds.
 //!
-//! A round starts all hosts anew, each in a namespace of its own with its end of a cable, connects guest 0 to each, halts them
-//! and sends frames in each direction in [`passes`]; for 64 KiB frames once more with guests made for them. The far
-//! end of a cable only counts ([`cable`]), and sends what guest 1 would. The engine alone, without veth and driver, is
-//! measured behind it ([`crate::tunnel`]).
+//! A round starts all hosts anew, each in a namespace of its own with its end of a cable, connects
+//! guest 0 to each, halts them and sends frames in each direction in [`passes`]; for 64 KiB frames
+//! once more with guests made for them. The far end of a cable only counts ([`cable`]), and sends
+//! what guest 1 would. The engine alone, without veth and driver, is measured behind it
+//! ([`crate::tunnel`]).
 
 mod cable;
 mod guest;
@@ -143,12 +145,22 @@ impl Plan {
         } else {
             &[64, 128, 256, 512, 1024, 1518]
         };
-        let loads = sizes.iter().map(|&frame_len| Load::Udp { frame_len, flows: 1 });
+        let loads = sizes.iter().map(|&frame_len| Load::Udp {
+            frame_len,
+            flows: 1,
+        });
         let there = loads.clone().chain([Load::Tso]).map(Row::ToWire);
-        let chosen =
-            |row: &Row| only.is_empty() || only.iter().any(|start| row.name().starts_with(start.as_str()));
+        let chosen = |row: &Row| {
+            only.is_empty()
+                || only
+                    .iter()
+                    .any(|start| row.name().starts_with(start.as_str()))
+        };
         Plan {
-            rows: there.chain(loads.map(Row::FromWire)).filter(chosen).collect(),
+            rows: there
+                .chain(loads.map(Row::FromWire))
+                .filter(chosen)
+                .collect(),
             rounds: if quick { 3 } else { 7 },
             passes: if quick { 10 } else { 15 },
             window: Duration::from_millis(80),
@@ -206,11 +218,17 @@ fn round(
             .iter()
             .filter(|peer| rows.iter().any(|row| peer.takes(*row)))
         {
-            hosts.extend(passes::said(peer.name(), Host::start(*peer, cores.switch, large)));
+            hosts.extend(passes::said(
+                peer.name(),
+                Host::start(*peer, cores.switch, large),
+            ));
             interrupt::check()?;
         }
         for row in rows {
-            let mut hosts: Vec<&mut Host> = hosts.iter_mut().filter(|host| host.peer.takes(row)).collect();
+            let mut hosts: Vec<&mut Host> = hosts
+                .iter_mut()
+                .filter(|host| host.peer.takes(row))
+                .collect();
             for host in &mut hosts {
                 host.begin(row);
             }

@@ -120,7 +120,10 @@ const TABLES: &[Table] = &[
         title: "The load balancer, a packet",
         method: "BPF_PROG_TEST_RUN, net of an empty program; beside the usual design, an LRU entry for each flow.",
         data: "balancer",
-        columns: &[("balancer", "Butterfly"), ("classic", "an entry for each flow")],
+        columns: &[
+            ("balancer", "Butterfly"),
+            ("classic", "an entry for each flow"),
+        ],
         rows: &[
             ("hit_1", "one flow"),
             ("hit_1m", "1,048,576 flows"),
@@ -180,7 +183,8 @@ fn write(table: &Table, data: &Data, page: &mut String) -> Result<(), String> {
         Some(machine) => format!("On {machine}. "),
         None => String::new(),
     };
-    *page += &format!("\n## {title}\n\n{method} {on}All rows: [{file}.md](performance/{file}.md).\n\n|");
+    *page +=
+        &format!("\n## {title}\n\n{method} {on}All rows: [{file}.md](performance/{file}.md).\n\n|");
     for (_, column) in table.columns {
         *page += &format!(" | {column}");
     }
@@ -193,7 +197,9 @@ fn write(table: &Table, data: &Data, page: &mut String) -> Result<(), String> {
         *page += &format!("| {what}, {} ", own.unit);
         for (index, (peer, _)) in table.columns.iter().enumerate() {
             *page += &match data.cell(row, peer) {
-                Some(cell) if index == 0 => format!("| **{}** ±{} % ", short(cell.median), cell.spread()),
+                Some(cell) if index == 0 => {
+                    format!("| **{}** ±{} % ", short(cell.median), cell.spread())
+                }
                 Some(cell) => {
                     let ours_over_it = data.ratio(row, peer).unwrap_or(own.median / cell.median);
                     let times = if table.more_is_better {
@@ -251,15 +257,18 @@ struct Cell {
 impl Cell {
     /// Half the way from the least to the most, in percent of the median.
     fn spread(&self) -> String {
-        format!("{:.0}", (self.most - self.least) / self.median / 2.0 * 100.0)
+        format!(
+            "{:.0}",
+            (self.most - self.least) / self.median / 2.0 * 100.0
+        )
     }
 }
 
 impl Data {
     fn read(folder: &Path, name: &str) -> Result<Data, String> {
         let path = folder.join(format!("{name}.tsv"));
-        let text =
-            std::fs::read_to_string(&path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+        let text = std::fs::read_to_string(&path)
+            .map_err(|e| format!("cannot read {}: {e}", path.display()))?;
         let wrong = |line: &str| format!("{}: this is no row: {line:?}", path.display());
         let mut data = Data {
             machine: text
@@ -276,7 +285,10 @@ impl Data {
             let [row, peer, unit, numbers @ ..] = &columns[..] else {
                 return Err(wrong(line));
             };
-            let numbers: Vec<f64> = numbers.iter().filter_map(|number| number.parse().ok()).collect();
+            let numbers: Vec<f64> = numbers
+                .iter()
+                .filter_map(|number| number.parse().ok())
+                .collect();
             let [median, least, most, ..] = numbers[..] else {
                 return Err(wrong(line));
             };
@@ -359,7 +371,8 @@ mod tests {
             "{page}"
         );
         // The ratio that was measured is not that of the medians.
-        data.ratios.insert(("row".to_owned(), "them".to_owned()), 0.5);
+        data.ratios
+            .insert(("row".to_owned(), "them".to_owned()), 0.5);
         page.clear();
         write(&table(false), &data, &mut page).unwrap();
         assert!(page.ends_with("| 50.0 ±10 % (2.00) | – |\n"), "{page}");

@@ -1,8 +1,9 @@
 //! Passes: every switch is up, one runs, and each has a short window in turn.
 //!
-//! Other tenants of a shared machine make everything slower or faster for seconds to minutes. Switches that are measured a
-//! minute apart compare two states of the machine; here their windows are a fraction of a second apart, forth in one pass and
-//! back in the next, and a state that lasts longer than a pass is in all of them. Those that do not have their turn are halted.
+//! Other tenants of a shared machine make everything slower or faster for seconds to minutes.
+//! Switches that are measured a minute apart compare two states of the machine; here their windows
+//! are a fraction of a second apart, forth in one pass and back in the next, and a state that lasts
+//! longer than a pass is in all of them. Those that do not have their turn are halted.
 
 use std::time::{Duration, Instant};
 
@@ -33,7 +34,8 @@ impl Cores {
     }
 }
 
-/// Gives each entrant a window in turn, `count` times over. `window` says what was seen; what failed is its business.
+/// Gives each entrant a window in turn, `count` times over. `window` says what was seen; what
+/// failed is its business.
 pub fn run<E, R: Row, P: Column>(
     cores: Cores,
     count: usize,

@@ -1,20 +1,22 @@
-//! Where the cycles of a frame go: two guests and the switch between them in one process, without sockets.
+//! Where the cycles of a frame go: two guests and the switch between them in one process, without
+//! sockets.
 //!
-//! Guests and switch take turns on one core: nothing runs beside what is measured, and the numbers repeat. Cache
-//! lines that two cores share cost more than this shows; `switch` measures with them. Two switches are taken
-//! apart: `rings`, which takes what guest 0 sends and gives it to guest 1 without a look at it, and `switch`, the
-//! data plane with its rules; `new` is the latter where every frame begins a flow. Each step of the first, and a turn of the second, is timed by the cycle counter in
-//! windows of many batches. Reported are the lowest window, which other work on the machine has disturbed
-//! least, and the median one; and beside them a fixed loop of arithmetic, to tell a slow machine from a slow
-//! switch.
+//! Guests and switch take turns on one core: nothing runs beside what is measured, and the numbers
+//! repeat. Cache lines that two cores share cost more than this shows; `switch` measures with them.
+//! Two switches are taken apart: `rings`, which takes what guest 0 sends and gives it to guest 1
+//! without a look at it, and `switch`, the data plane with its rules; `new` is the latter where
+//! every frame begins a flow. Each step of the first, and a turn of the second, is timed by the
+//! cycle counter in windows of many batches. Reported are the lowest window, which other work on
+//! the machine has disturbed least, and the median one; and beside them a fixed loop of arithmetic,
+//! to tell a slow machine from a slow switch.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use dataplane::ruleset::{Direction, Peer, RuleSet, RuleSpec};
 use dataplane::{
-    Epoch, Group, GroupIdx, Network, NetworkIdx, Now, PortConfig, PortSlot, PortUid, QueueId, RuleSlot,
-    Snapshot, Timeouts, Underlay, Worker, WorkerConfig, WorkerGone,
+    Epoch, Group, GroupIdx, Network, NetworkIdx, Now, PortConfig, PortSlot, PortUid, QueueId,
+    RuleSlot, Snapshot, Timeouts, Underlay, Worker, WorkerConfig, WorkerGone,
 };
 use io::frame::{BATCH, Batch};
 use io::port::Port;
@@ -65,7 +67,8 @@ pub fn run(quick: bool, only: &[String]) -> Result<Ratios, PeerError> {
         let turn = switch(load, windows, MAX_FLOWS)?;
         report("switch", load, &["turn"], &[turn], reference, &mut ratios);
         if load.flows() == 65_536 {
-            // A table with room for a few of the flows: every frame begins one, and ends the oldest.
+            // A table with room for a few of the flows: every frame begins one, and ends the
+            // oldest.
             let turn = switch(load, windows, load.flows() / 16)?;
             report("new", load, &["turn"], &[turn], reference, &mut ratios);
         }
@@ -73,7 +76,8 @@ pub fn run(quick: bool, only: &[String]) -> Result<Ratios, PeerError> {
     Ok(ratios)
 }
 
-/// Cycles of a step of the arithmetic that is always the same: a multiplication that waits for the one before.
+/// Cycles of a step of the arithmetic that is always the same: a multiplication that waits for the
+/// one before.
 fn reference(windows: usize) -> f64 {
     let mut samples = Samples::default();
     for _ in 0..windows {
@@ -245,7 +249,8 @@ impl Switch {
         self.answer(|| handle.set_underlay(Arc::new(underlay)))
     }
 
-    /// Carries out what `ask` asks of the worker, on a thread of its own, as it waits for the answer.
+    /// Carries out what `ask` asks of the worker, on a thread of its own, as it waits for the
+    /// answer.
     fn answer<T: Send>(
         &mut self,
         ask: impl FnOnce() -> Result<T, WorkerGone> + Send,
@@ -342,7 +347,10 @@ pub(crate) fn snapshot() -> Result<Snapshot, PeerError> {
         });
     let group = Group {
         rules: RuleSet::new(rules.collect()),
-        members: [0, 1].map(|index| guest_ip(index).into()).into_iter().collect(),
+        members: [0, 1]
+            .map(|index| guest_ip(index).into())
+            .into_iter()
+            .collect(),
         ..Group::default()
     };
     snapshot.groups.push_back(Some(Arc::new(group)));
@@ -350,7 +358,14 @@ pub(crate) fn snapshot() -> Result<Snapshot, PeerError> {
 }
 
 /// One line of the table.
-fn report(switch: &str, load: Load, names: &[&str], steps: &[Samples], reference: f64, ratios: &mut Ratios) {
+fn report(
+    switch: &str,
+    load: Load,
+    names: &[&str],
+    steps: &[Samples],
+    reference: f64,
+    ratios: &mut Ratios,
+) {
     let sum = |share: f64| steps.iter().map(|step| step.quantile(share)).sum::<f64>();
     print!(
         "{switch:<7} {:<17} {:>6.1} [{:>6.1}]  ",

@@ -10,11 +10,13 @@ use crate::results::{self, Row as _};
 pub enum Row {
     /// Frames a second.
     Rate(Load),
-    /// That of [`MANY`] flows, of what one flow has in the same pass from a sender that does the same for each frame.
+    /// That of [`MANY`] flows, of what one flow has in the same pass from a sender that does the
+    /// same for each frame.
     OfOne,
     /// Connections a second, begun and ended.
     Connections,
-    /// Seconds of a round trip of which `per_mille` are shorter: alone, or beside 80 % of the switch's own rate.
+    /// Seconds of a round trip of which `per_mille` are shorter: alone, or beside 80 % of the
+    /// switch's own rate.
     RoundTrip { loaded: bool, per_mille: u16 },
     /// Percent of a core while nothing is sent.
     IdleCpu,
@@ -129,24 +131,39 @@ pub const MANY: Load = Load::Udp {
 };
 
 impl Plan {
-    /// The whole plan, or a short one; `only`: the tests whose rows have a name that begins with one of these.
+    /// The whole plan, or a short one; `only`: the tests whose rows have a name that begins with
+    /// one of these.
     pub fn new(quick: bool, only: &[String]) -> Plan {
         let (sizes, flows): (&[usize], &[u32]) = if quick {
             (&[64, 1518], &[1_000])
         } else {
             (&[64, 256, 512, 1024, 1518], &[1_000, 10_000])
         };
-        let sized = |&frame_len| Test::Rate(Load::Udp { frame_len, flows: 1 });
-        let many = |&flows| Test::Rate(Load::Udp { frame_len: 64, flows });
+        let sized = |&frame_len| {
+            Test::Rate(Load::Udp {
+                frame_len,
+                flows: 1,
+            })
+        };
+        let many = |&flows| {
+            Test::Rate(Load::Udp {
+                frame_len: 64,
+                flows,
+            })
+        };
         // Idle first: connections that have ended are forgotten later, which is some work.
         let mut tests = vec![Test::Idle];
         tests.extend(sizes.iter().map(sized));
         tests.extend([Test::Connections, Test::Alone, Test::Loaded]);
         tests.extend(flows.iter().map(many));
         tests.extend([Test::Rate(MANY), Test::Rate(Load::Tso)]);
-        let chosen = |row: Row| only.iter().any(|start| row.name().starts_with(start.as_str()));
+        let chosen = |row: Row| {
+            only.iter()
+                .any(|start| row.name().starts_with(start.as_str()))
+        };
         tests.retain(|test| only.is_empty() || test.rows().into_iter().any(chosen));
-        let milliseconds = |quickly, fully| Duration::from_millis(if quick { quickly } else { fully });
+        let milliseconds =
+            |quickly, fully| Duration::from_millis(if quick { quickly } else { fully });
         Plan {
             tests,
             rounds: if quick { 2 } else { 7 },

@@ -28,16 +28,23 @@ pub fn write(dir: &Path, regime: &str, table: &Table<Row, Peer>) -> Result<(), P
 fn draw(path: &Path, regime: &str, table: &Table<Row, Peer>) -> Drawn {
     let root = SVGBackend::new(path, (1500, 900)).into_drawing_area();
     root.fill(&WHITE)?;
-    let title = format!("One core, cores {regime}: medians, and from the least tenth to the greatest");
+    let title =
+        format!("One core, cores {regime}: medians, and from the least tenth to the greatest");
     let root = root.titled(&title, ("sans-serif", 20))?;
     let panels = root.split_evenly((2, 3));
     let sizes = lines(table, |load| match load {
-        Load::Udp { frame_len, flows: 1 } => Some((frame_len as f64, load.frame_bytes() as f64 * 8e-9)),
+        Load::Udp {
+            frame_len,
+            flows: 1,
+        } => Some((frame_len as f64, load.frame_bytes() as f64 * 8e-9)),
         _ => None,
     });
     line_panel(&panels[0], "Gbit/s over bytes a frame", &sizes, true)?;
     let flows = lines(table, |load| match load {
-        Load::Udp { frame_len: 64, flows } => Some((f64::from(flows).log10(), 1e-6)),
+        Load::Udp {
+            frame_len: 64,
+            flows,
+        } => Some((f64::from(flows).log10(), 1e-6)),
         _ => None,
     });
     line_panel(
@@ -69,10 +76,15 @@ fn draw(path: &Path, regime: &str, table: &Table<Row, Peer>) -> Drawn {
 }
 
 /// For each switch the rows that `place` gives an x and a scale.
-fn lines(table: &Table<Row, Peer>, place: impl Fn(Load) -> Option<(f64, f64)>) -> Vec<(Peer, Points)> {
+fn lines(
+    table: &Table<Row, Peer>,
+    place: impl Fn(Load) -> Option<(f64, f64)>,
+) -> Vec<(Peer, Points)> {
     let points = |peer: &Peer| {
         let placed = table.rows.iter().filter_map(|row| match row {
-            Row::Rate(load) => place(*load).map(|(x, scale)| (x, table.get(*peer, *row).scaled(scale))),
+            Row::Rate(load) => {
+                place(*load).map(|(x, scale)| (x, table.get(*peer, *row).scaled(scale)))
+            }
             _ => None,
         });
         let mut points: Points = placed.filter(|(_, samples)| samples.count() > 1).collect();
@@ -99,7 +111,11 @@ fn line_panel(area: &Panel<'_>, title: &str, lines: &[(Peer, Points)], legend: b
         .x_label_area_size(28)
         .y_label_area_size(44)
         .build_cartesian_2d(0.0..most_x * 1.05, 0.0..most_y * 1.05)?;
-    chart.configure_mesh().max_light_lines(0).x_labels(8).draw()?;
+    chart
+        .configure_mesh()
+        .max_light_lines(0)
+        .x_labels(8)
+        .draw()?;
     for (peer, points) in lines {
         let color = color(*peer);
         let middle = points.iter().map(|(x, samples)| (*x, samples.median()));
@@ -168,12 +184,15 @@ fn bar_panel(
                 continue;
             };
             let left = group as f64 * width + place as f64 + 0.5;
-            let bar = Rectangle::new([(left, 0.0), (left + 0.8, samples.median())], color.filled());
+            let bar = Rectangle::new(
+                [(left, 0.0), (left + 0.8, samples.median())],
+                color.filled(),
+            );
             let series = chart.draw_series([bar])?;
             if group == 0 {
-                series
-                    .label(peer.name())
-                    .legend(move |(x, y)| Rectangle::new([(x, y - 4), (x + 12, y + 4)], color.filled()));
+                series.label(peer.name()).legend(move |(x, y)| {
+                    Rectangle::new([(x, y - 4), (x + 12, y + 4)], color.filled())
+                });
             }
             let ends = [0.1, 0.9].map(|share| (left + 0.4, samples.quantile(share).min(most)));
             chart.draw_series([PathElement::new(ends.to_vec(), BLACK)])?;

@@ -9,22 +9,27 @@ use crate::interrupt;
 use crate::load::{self, Load, Turns};
 use crate::peers::PeerError;
 
-/// Frames that the driver moves at a time: a few batches of a switch, and a quarter of the ring at the most.
+/// Frames that the driver moves at a time: a few batches of a switch, and a quarter of the ring at
+/// the most.
 const CHUNK: u16 = 256;
 
-/// Pauses between polls that find nothing, some microseconds: a poll takes a cache line from the switch, and a chunk
-/// does not come sooner.
+/// Pauses between polls that find nothing, some microseconds: a poll takes a cache line from the
+/// switch, and a chunk does not come sooner.
 const GAP: u32 = 200;
 
-/// How long a switch may take until it forwards: OVS NORMAL waits for its main thread to see the links come up, which
-/// took more than 20 seconds on a machine that was busy otherwise.
+/// How long a switch may take until it forwards: OVS NORMAL waits for its main thread to see the
+/// links come up, which took more than 20 seconds on a machine that was busy otherwise.
 const PATIENCE: Duration = Duration::from_secs(45);
 
 /// Windows that one measurement is cut into, each a sample of its own.
 pub const WINDOWS: u32 = 3;
 
 /// Measures a load: frames a second in each of [`WINDOWS`] windows that last `duration` together.
-pub fn measure(guests: &mut [Guest; 2], load: Load, duration: Duration) -> Result<Vec<f64>, PeerError> {
+pub fn measure(
+    guests: &mut [Guest; 2],
+    load: Load,
+    duration: Duration,
+) -> Result<Vec<f64>, PeerError> {
     let mut turns = begin(guests, load)?;
     let window = duration / WINDOWS;
     let rates = (0..WINDOWS).map(|_| flood(guests, &mut turns, 0, window, window));
@@ -33,7 +38,8 @@ pub fn measure(guests: &mut [Guest; 2], load: Load, duration: Duration) -> Resul
     Ok(rates)
 }
 
-/// What comes before the first window: every flow is seen twice (or four seconds pass, for a switch that is slow).
+/// What comes before the first window: every flow is seen twice (or four seconds pass, for a switch
+/// that is slow).
 pub fn begin(guests: &mut [Guest; 2], load: Load) -> Result<Turns, PeerError> {
     prepare(guests, load)?;
     let mut turns = Turns::of(load);
@@ -49,8 +55,8 @@ pub fn end(guests: &mut [Guest; 2]) -> Result<(), PeerError> {
     drain(guests)
 }
 
-/// Sends for at least `least_time` and until `least` frames have arrived, for `most_time` at the most; gives the
-/// frames a second that arrived.
+/// Sends for at least `least_time` and until `least` frames have arrived, for `most_time` at the
+/// most; gives the frames a second that arrived.
 pub fn flood(
     guests: &mut [Guest; 2],
     turns: &mut Turns,
@@ -103,8 +109,8 @@ pub fn prepare(guests: &mut [Guest; 2], load: Load) -> Result<(), PeerError> {
     Ok(())
 }
 
-/// Lets the guests hear each other: a switch may need seconds from the negotiation until it forwards, and it learns
-/// where they are.
+/// Lets the guests hear each other: a switch may need seconds from the negotiation until it
+/// forwards, and it learns where they are.
 pub fn meet(guests: &mut [Guest; 2]) -> Result<(), PeerError> {
     let start = Instant::now();
     let mut heard = [false; 2];

@@ -1,7 +1,8 @@
 //! Which machine is this now? The time a cache line takes from one core to the other and back.
 //!
-//! On a shared host the two virtual cores are sometimes neighbours and sometimes far apart, and rings that
-//! two cores share live on exactly this number. Results of the two regimes must not be mixed.
+//! On a shared host the two virtual cores are sometimes neighbours and sometimes far apart, and
+//! rings that two cores share live on exactly this number. Results of the two regimes must not be
+//! mixed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,8 +10,8 @@ use std::time::Instant;
 
 use crate::report::Samples;
 
-/// Round trips timed, in groups, of which the median counts: one in which a thread had to wait for its core does
-/// not. About 10 ms in the far regime: it is measured between passes.
+/// Round trips timed, in groups, of which the median counts: one in which a thread had to wait for
+/// its core does not. About 10 ms in the far regime: it is measured between passes.
 const GROUPS: u64 = 20;
 const GROUP: u64 = 1000;
 
@@ -68,7 +69,8 @@ pub fn measure(here: usize, there: usize) -> Regime {
     }
 }
 
-/// Moves the calling thread to one core; a core that is not there leaves it where it is, with a word on stderr.
+/// Moves the calling thread to one core; a core that is not there leaves it where it is, with a
+/// word on stderr.
 pub fn pin(core: usize) {
     let mut set = rustix::thread::CpuSet::new();
     set.set(core);

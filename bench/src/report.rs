@@ -28,8 +28,8 @@ impl Samples {
         self.quantile(0.5)
     }
 
-    /// From the tenth part that is least to the tenth that is most, as a share of the median; 0 when they are the same. Of up to
-    /// five samples these are the least and the most.
+    /// From the tenth part that is least to the tenth that is most, as a share of the median; 0
+    /// when they are the same. Of up to five samples these are the least and the most.
     pub fn spread(&self) -> f64 {
         let [low, high] = [0.1, 0.9].map(|share| self.quantile(share));
         if low == high {
@@ -141,7 +141,11 @@ mod tests {
             samples.push(value);
         }
         assert_eq!(
-            (samples.median(), samples.quantile(0.0), samples.quantile(1.0)),
+            (
+                samples.median(),
+                samples.quantile(0.0),
+                samples.quantile(1.0)
+            ),
             (3.0, 1.0, 5.0)
         );
         assert!((samples.spread() - 4.0 / 3.0).abs() < 1e-9);

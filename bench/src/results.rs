@@ -1,7 +1,9 @@
-//! What a run has measured: samples by regime, row and peer, each with the pass in which it was taken.
+//! What a run has measured: samples by regime, row and peer, each with the pass in which it was
+//! taken.
 //!
-//! In a pass every peer has one window, one after the other, a fraction of a second apart ([`crate::passes`]). So two
-//! peers are compared pass by pass: what the machine does to both is in both.
+//! In a pass every peer has one window, one after the other, a fraction of a second apart
+//! ([`crate::passes`]). So two peers are compared pass by pass: what the machine does to both is in
+//! both.
 
 use std::collections::BTreeMap;
 
@@ -82,7 +84,8 @@ impl<R: Row, P: Column> Table<R, P> {
     fn cell(&self, row: R, peer: P) -> &[(u32, f64)] {
         let row = self.rows.iter().position(|other| *other == row);
         let peer = self.peers.iter().position(|other| *other == peer);
-        row.zip(peer).map_or(&[], |(row, peer)| &self.samples[row][peer])
+        row.zip(peer)
+            .map_or(&[], |(row, peer)| &self.samples[row][peer])
     }
 
     /// The samples of a row and a peer; empty when there are none.
@@ -127,7 +130,9 @@ impl<R: Row, P: Column> Table<R, P> {
 
     /// Has ours been measured in every row, more than once?
     pub fn is_whole(&self) -> bool {
-        self.rows.iter().all(|row| self.cell(*row, P::OURS).len() > 1)
+        self.rows
+            .iter()
+            .all(|row| self.cell(*row, P::OURS).len() > 1)
     }
 }
 
@@ -150,7 +155,8 @@ impl<R: Row, P: Column> Results<R, P> {
         }
     }
 
-    /// Adds a pass that began in one regime and ended in another, or the same. What is not in the plan is left out.
+    /// Adds a pass that began in one regime and ended in another, or the same. What is not in the
+    /// plan is left out.
     pub fn add(&mut self, before: Regime, after: Regime, seen: &[Seen<R, P>]) {
         self.passes += 1;
         let pass = self.passes;
@@ -182,13 +188,15 @@ impl<R: Row, P: Column> Results<R, P> {
         self.tables.entry(name).or_insert_with(new)
     }
 
-    /// The tables that are worth keeping: not of what was measured in a part, or while the cores moved.
+    /// The tables that are worth keeping: not of what was measured in a part, or while the cores
+    /// moved.
     pub fn kept(&self) -> impl Iterator<Item = (&'static str, &Table<R, P>)> {
         let tables = self.tables().into_iter();
         tables.filter(|(regime, table)| *regime != MIXED && table.is_whole())
     }
 
-    /// What `of` says of the regime that held longest, and of the others what was not measured in it.
+    /// What `of` says of the regime that held longest, and of the others what was not measured in
+    /// it.
     pub fn ratios(&self, of: impl Fn(&Table<R, P>) -> Ratios) -> Ratios {
         let mut ratios = Ratios::default();
         for (_, table) in self.tables().into_iter().rev() {
@@ -199,7 +207,11 @@ impl<R: Row, P: Column> Results<R, P> {
 
     /// All tables: the one with the most passes is the last.
     pub fn tables(&self) -> Vec<(&'static str, &Table<R, P>)> {
-        let mut tables: Vec<_> = self.tables.iter().map(|(name, table)| (*name, table)).collect();
+        let mut tables: Vec<_> = self
+            .tables
+            .iter()
+            .map(|(name, table)| (*name, table))
+            .collect();
         tables.sort_by_key(|(_, table)| table.passes);
         tables
     }
@@ -211,8 +223,12 @@ mod tests {
     use crate::peers::Peer;
     use crate::plan::Row;
 
-    const NEAR: Regime = Regime { round_trip_ns: 70.0 };
-    const FAR: Regime = Regime { round_trip_ns: 500.0 };
+    const NEAR: Regime = Regime {
+        round_trip_ns: 70.0,
+    };
+    const FAR: Regime = Regime {
+        round_trip_ns: 500.0,
+    };
 
     fn seen(peer: Peer, value: f64) -> Seen<Row, Peer> {
         Seen {
@@ -249,7 +265,10 @@ mod tests {
                 )
             })
             .collect();
-        assert_eq!(medians, [("far", 1, 4.0), ("mixed", 1, 6.0), ("near", 2, 12.0)]);
+        assert_eq!(
+            medians,
+            [("far", 1, 4.0), ("mixed", 1, 6.0), ("near", 2, 12.0)]
+        );
     }
 
     #[test]
@@ -273,6 +292,9 @@ mod tests {
             (ratio.count(), ratio.median(), ratio.quantile(1.0)),
             (3, 1.5, 1.6)
         );
-        assert_eq!(tables[0].1.ratios().to_string(), "connections_vs_testpmd-io=1.50");
+        assert_eq!(
+            tables[0].1.ratios().to_string(),
+            "connections_vs_testpmd-io=1.50"
+        );
     }
 }

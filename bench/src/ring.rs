@@ -1,9 +1,11 @@
-//! The driver's half of one split ring (virtio 1.2, section 2.7), made so that it shares as little as it can.
+//! The driver's half of one split ring (virtio 1.2, section 2.7), made so that it shares as little
+//! as it can.
 //!
-//! Every descriptor has its buffer for good and the available ring names descriptor i in entry i, so that to
-//! send is to raise one index, and to receive and refill is to read one index and raise another: two cache
-//! lines for any number of frames. That holds because all switches measured give chains back in order;
-//! [`Ring::check_order`] says so when one does not. Offsets are from the beginning of the guest's memory.
+//! Every descriptor has its buffer for good and the available ring names descriptor i in entry i,
+//! so that to send is to raise one index, and to receive and refill is to read one index and raise
+//! another: two cache lines for any number of frames. That holds because all switches measured give
+//! chains back in order; [`Ring::check_order`] says so when one does not. Offsets are from the
+//! beginning of the guest's memory.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU16, Ordering, fence};
@@ -58,7 +60,8 @@ impl Ring {
         [avail, used, used + (6 + 8 * entries).next_multiple_of(4096)]
     }
 
-    /// A ring at offset `at` whose buffers of `stride` bytes begin at `buffers_at`; `flags` are every descriptor's.
+    /// A ring at offset `at` whose buffers of `stride` bytes begin at `buffers_at`; `flags` are
+    /// every descriptor's.
     pub fn new(
         view: &GuestView,
         base: u64,
@@ -95,7 +98,8 @@ impl Ring {
             view.word(ring.avail_at + 4 + 2 * usize::from(index))
                 .store(index, Ordering::Relaxed);
         }
-        view.word(ring.avail_at).store(NO_INTERRUPT, Ordering::Relaxed);
+        view.word(ring.avail_at)
+            .store(NO_INTERRUPT, Ordering::Relaxed);
         Ok(ring)
     }
 
@@ -129,8 +133,8 @@ impl Ring {
         view.write(at, &(len as u32).to_le_bytes());
     }
 
-    /// Entries that are free when at least `wanted` are; else 0. The device's index is read only when what is
-    /// known of it does not say so already.
+    /// Entries that are free when at least `wanted` are; else 0. The device's index is read only
+    /// when what is known of it does not say so already.
     #[inline]
     pub fn room(&mut self, view: &GuestView, wanted: u16) -> u16 {
         let room = |ring: &Ring| ring.size - ring.avail.wrapping_sub(ring.used);
@@ -169,8 +173,8 @@ impl Ring {
         }
     }
 
-    /// Fails when nothing has come back, or when the chain that came last was not the one that was due, which the
-    /// driver relies on.
+    /// Fails when nothing has come back, or when the chain that came last was not the one that was
+    /// due, which the driver relies on.
     pub fn check_order(&self, view: &GuestView) -> Result<(), PeerError> {
         let used = self.used_index(view).load(Ordering::Acquire);
         if self.taken == 0 && used == 0 {
@@ -183,7 +187,9 @@ impl Ring {
         if id == last {
             Ok(())
         } else {
-            Err(PeerError(format!("chain {id} came back where {last} was due")))
+            Err(PeerError(format!(
+                "chain {id} came back where {last} was due"
+            )))
         }
     }
 

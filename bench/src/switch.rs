@@ -1,8 +1,9 @@
 //! This switch and its peers on one core, compared window by window.
 //!
-//! A round starts all switches anew, connects two guests to each, halts them, and runs test after test in [`passes`]; for
-//! 64 KiB frames once more with guests and configurations made for them. Between passes the distance of the two cores is
-//! measured, and a pass counts for the regime that held at both its ends.
+//! A round starts all switches anew, connects two guests to each, halts them, and runs test after
+//! test in [`passes`]; for 64 KiB frames once more with guests and configurations made for them.
+//! Between passes the distance of the two cores is measured, and a pass counts for the regime that
+//! held at both its ends.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -41,7 +42,8 @@ pub struct Options {
     /// Rounds, for fewer or more than usual.
     #[arg(long)]
     rounds: Option<usize>,
-    /// Where the data, the table and the plot of each regime are written: switch-near.tsv, .md and .svg.
+    /// Where the data, the table and the plot of each regime are written: switch-near.tsv, .md and
+    /// .svg.
     #[arg(long)]
     out: Option<PathBuf>,
 }
@@ -88,7 +90,8 @@ fn round(
     results: &mut Results<Row, Peer>,
 ) -> Result<(), PeerError> {
     measure_machine(cores, plan, results)?;
-    // With their guests for small frames, with those for large ones, and what keeps its core awake by itself.
+    // With their guests for small frames, with those for large ones, and what keeps its core awake
+    // by itself.
     for (large, apart) in [(false, false), (true, false), (false, true)] {
         let tests: Vec<Test> = plan
             .tests
@@ -97,7 +100,10 @@ fn round(
             .filter(|test| test.is_large() == large)
             .collect();
         let takes = |peer: &Peer| tests.iter().any(|test| peer.takes(*test));
-        let own = peers.iter().copied().filter(|peer| peer.keeps_awake() == apart);
+        let own = peers
+            .iter()
+            .copied()
+            .filter(|peer| peer.keeps_awake() == apart);
         let mut entrants = start(own.filter(takes), cores, large)?;
         for test in tests {
             measure(test, cores, plan, &mut entrants, results)?;
@@ -106,8 +112,13 @@ fn round(
     Ok(())
 }
 
-/// Starts switches one after the other. What fails is said and left out; only an interruption ends the run.
-fn start(peers: impl Iterator<Item = Peer>, cores: Cores, large: bool) -> Result<Vec<Entrant>, PeerError> {
+/// Starts switches one after the other. What fails is said and left out; only an interruption ends
+/// the run.
+fn start(
+    peers: impl Iterator<Item = Peer>,
+    cores: Cores,
+    large: bool,
+) -> Result<Vec<Entrant>, PeerError> {
     let mut entrants = Vec::new();
     for peer in peers {
         entrants.extend(passes::said(
@@ -138,9 +149,13 @@ fn measure(
         entrant.begin(test);
         interrupt::check()?;
     }
-    passes::run(cores, plan.passes(test), &mut entrants, results, |entrant| {
-        entrant.window(plan)
-    })?;
+    passes::run(
+        cores,
+        plan.passes(test),
+        &mut entrants,
+        results,
+        |entrant| entrant.window(plan),
+    )?;
     for entrant in &mut entrants {
         entrant.end();
     }
@@ -148,7 +163,11 @@ fn measure(
 }
 
 /// What limits all of them: the driver alone, and how fast a sleeping thread is woken.
-fn measure_machine(cores: Cores, plan: &Plan, results: &mut Results<Row, Peer>) -> Result<(), PeerError> {
+fn measure_machine(
+    cores: Cores,
+    plan: &Plan,
+    results: &mut Results<Row, Peer>,
+) -> Result<(), PeerError> {
     let before = cores.regime();
     let many = Load::Udp {
         frame_len: 64,

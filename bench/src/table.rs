@@ -1,7 +1,8 @@
 //! A table as text, as a page, and as data.
 //!
-//! No number is given without its spread: each is the median of its samples with half the way from the least tenth to
-//! the greatest behind it, and what was measured once is not shown. Ratios are of windows of the same pass.
+//! No number is given without its spread: each is the median of its samples with half the way from
+//! the least tenth to the greatest behind it, and what was measured once is not shown. Ratios are
+//! of windows of the same pass.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -50,7 +51,11 @@ fn values<R: Row, P: Column>(table: &Table<R, P>) -> Part {
     };
     let line = |row: &R| (format!("{} {}", row.name(), row.unit().0), cells(*row));
     Part {
-        columns: table.peers.iter().map(|peer| peer.name().to_owned()).collect(),
+        columns: table
+            .peers
+            .iter()
+            .map(|peer| peer.name().to_owned())
+            .collect(),
         lines: table.rows.iter().map(line).collect(),
     }
 }
@@ -64,13 +69,20 @@ fn ratios<R: Row, P: Column>(table: &Table<R, P>) -> Part {
             .collect()
     };
     Part {
-        columns: others.iter().map(|peer| format!("/ {}", peer.name())).collect(),
-        lines: table.rows.iter().map(|row| (row.name(), cells(*row))).collect(),
+        columns: others
+            .iter()
+            .map(|peer| format!("/ {}", peer.name()))
+            .collect(),
+        lines: table
+            .rows
+            .iter()
+            .map(|row| (row.name(), cells(*row)))
+            .collect(),
     }
 }
 
-/// The same as a page and as data, `NAME-REGIME.md` and `.tsv`; `below` the page's head and `behind` its tables comes what
-/// else the page says.
+/// The same as a page and as data, `NAME-REGIME.md` and `.tsv`; `below` the page's head and
+/// `behind` its tables comes what else the page says.
 pub fn write<R: Row, P: Column>(
     dir: &Path,
     name: &str,
@@ -117,7 +129,8 @@ pub fn write<R: Row, P: Column>(
 
 /// One line a row and peer, ratios included.
 fn data<R: Row, P: Column>(head: &str, table: &Table<R, P>) -> String {
-    let mut out = format!("# {head}\nrow\tpeer\tunit\tmedian\tleast tenth\tgreatest tenth\tsamples\n");
+    let mut out =
+        format!("# {head}\nrow\tpeer\tunit\tmedian\tleast tenth\tgreatest tenth\tsamples\n");
     let mut line = |row: &str, peer: &str, unit: &str, samples: &Samples| {
         if samples.count() > 1 {
             let [median, low, high] = [0.5, 0.1, 0.9].map(|share| samples.quantile(share));
@@ -141,7 +154,12 @@ fn data<R: Row, P: Column>(head: &str, table: &Table<R, P>) -> String {
     }
     for row in &table.rows {
         for peer in table.others() {
-            line(&row.name(), peer.name(), "ours over it", &table.ratio(*row, peer));
+            line(
+                &row.name(),
+                peer.name(),
+                "ours over it",
+                &table.ratio(*row, peer),
+            );
         }
     }
     for (what, samples) in &table.notes {
@@ -165,7 +183,9 @@ pub fn machine() -> String {
         field("cpu family"),
         field("model\t"),
         // Not those that this thread may use: it is pinned.
-        info.lines().filter(|line| line.starts_with("processor")).count(),
+        info.lines()
+            .filter(|line| line.starts_with("processor"))
+            .count(),
         kernel.trim().split('-').next().unwrap_or_default()
     )
 }

@@ -1,8 +1,9 @@
 //! What a frame costs on its way to another host and from there: encapsulate, decapsulate, segment.
 //!
-//! The engine alone: a guest on vhost-user rings, the data plane with its rules, and an uplink whose rings and UMEM are
-//! those of AF_XDP with both ends in memory, in one process and on one core as in [`crate::path`]. So neither a veth nor a
-//! driver is measured. A turn of the worker is timed, from receiving the batch to flushing what became of it.
+//! The engine alone: a guest on vhost-user rings, the data plane with its rules, and an uplink
+//! whose rings and UMEM are those of AF_XDP with both ends in memory, in one process and on one
+//! core as in [`crate::path`]. So neither a veth nor a driver is measured. A turn of the worker is
+//! timed, from receiving the batch to flushing what became of it.
 
 use std::hint::black_box;
 use std::net::IpAddr;
@@ -114,18 +115,27 @@ impl Host {
         let (uplink, wire) = made.map_err(|error| PeerError(format!("uplink: {error}")))?;
         let ports = vec![
             (PortSlot(0).into(), guest.port()?),
-            (PortSlot::uplink(0).into(), Port::from(UplinkPort::from(uplink))),
+            (
+                PortSlot::uplink(0).into(),
+                Port::from(UplinkPort::from(uplink)),
+            ),
         ];
         let mut switch = Switch::new(ports, path::MAX_FLOWS, snapshot()?)?;
         switch.set_underlay(underlay()?)?;
-        Ok(Host { guest, wire, switch })
+        Ok(Host {
+            guest,
+            wire,
+            switch,
+        })
     }
 }
 
-/// What the guest sends goes to the wire; of large frames also the bare copy, a window after each window, so that a machine that
-/// is faster now than then is so for both.
+/// What the guest sends goes to the wire; of large frames also the bare copy, a window after each
+/// window, so that a machine that is faster now than then is so for both.
 fn encapsulate(load: Load, windows: usize) -> Result<(Samples, Samples), PeerError> {
-    let mut bare = (load == Load::Tso).then(|| BareCopy::new(load)).transpose()?;
+    let mut bare = (load == Load::Tso)
+        .then(|| BareCopy::new(load))
+        .transpose()?;
     let mut host = Host::new(load)?;
     let script = load::script(load)?;
     host.introduce(&script.first)?;
@@ -157,8 +167,8 @@ fn encapsulate(load: Load, windows: usize) -> Result<(Samples, Samples), PeerErr
     Ok((samples, copies))
 }
 
-/// What nobody can do without: the same bytes of the same frames, in pieces of a packet's size to places as far apart as the
-/// uplink's.
+/// What nobody can do without: the same bytes of the same frames, in pieces of a packet's size to
+/// places as far apart as the uplink's.
 struct BareCopy {
     guest: Guest,
     frame_len: usize,
@@ -265,7 +275,8 @@ impl Host {
 /// A frame as the other host sends it.
 pub fn wrapped(inner: &[u8]) -> Result<Vec<u8>, PeerError> {
     let macs = (Mac([2, 0, 0, 0, 0xff, 2]), Mac([2, 0, 0, 0, 0xff, 1]));
-    let ends = Ends::new(THERE, HERE).ok_or_else(|| PeerError("endpoints of two families".to_owned()))?;
+    let ends =
+        Ends::new(THERE, HERE).ok_or_else(|| PeerError("endpoints of two families".to_owned()))?;
     let mut outer = Outer::new(macs, None, ends, 64, vxlan::PORT, UdpChecksum::Zero);
     outer.set_flow(vni()?, 50_000, 0);
     let mut frame = vec![0; outer.len()];
@@ -321,5 +332,8 @@ fn report(what: &str, load: Load, samples: &Samples, per_ns: f64, ratios: &mut R
         load.name(),
         1000.0 / median
     );
-    ratios.push(format!("{}_{}_ns", what.replace(' ', "_"), load.name()), low);
+    ratios.push(
+        format!("{}_{}_ns", what.replace(' ', "_"), load.name()),
+        low,
+    );
 }

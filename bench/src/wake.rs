@@ -1,7 +1,9 @@
-//! What a wake-up costs on this machine: a thread that sleeps in epoll on the switch's core, and an eventfd.
+//! What a wake-up costs on this machine: a thread that sleeps in epoll on the switch's core, and an
+//! eventfd.
 //!
-//! A switch that sleeps when idle is woken in no less time than this before its first frame; in a virtual machine most
-//! of it is the hypervisor's, which has to be asked to let the halted core go on.
+//! A switch that sleeps when idle is woken in no less time than this before its first frame; in a
+//! virtual machine most of it is the hypervisor's, which has to be asked to let the halted core go
+//! on.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,8 +18,8 @@ use crate::{interrupt, regime};
 /// Nothing sleeps longer than this without looking whether it is over.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Seconds from the write to an eventfd until a thread on `core` that slept on it runs, `count` times, each after a
-/// quiet time.
+/// Seconds from the write to an eventfd until a thread on `core` that slept on it runs, `count`
+/// times, each after a quiet time.
 pub fn measure(core: usize, count: usize, quiet: Duration) -> Result<Vec<f64>, PeerError> {
     let failed = |error: Errno| PeerError(format!("an eventfd to be woken by: {error}"));
     let bell = rustix::event::eventfd(0, EventfdFlags::NONBLOCK).map_err(failed)?;
@@ -73,6 +75,9 @@ mod tests {
     fn a_thread_that_sleeps_is_woken_each_time() {
         let times = measure(0, 3, Duration::from_millis(1)).unwrap();
         assert_eq!(times.len(), 3);
-        assert!(times.iter().all(|time| (0.0..1.0).contains(time)), "{times:?}");
+        assert!(
+            times.iter().all(|time| (0.0..1.0).contains(time)),
+            "{times:?}"
+        );
     }
 }

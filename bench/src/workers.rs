@@ -1,8 +1,10 @@
-//! One worker against two: two pairs of guests, each pair a network of its own, driven by one driver.
+//! One worker against two: two pairs of guests, each pair a network of its own, driven by one
+//! driver.
 //!
-//! The driver alone does many times what two workers do (`switch` prints its ceiling), so one core is enough for
-//! it; with the two workers that makes three. Where there are fewer the workers would share a core with each other
-//! or with the driver, and the number would mean nothing: it is not measured.
+//! The driver alone does many times what two workers do (`switch` prints its ceiling), so one core
+//! is enough for it; with the two workers that makes three. Where there are fewer the workers would
+//! share a core with each other or with the driver, and the number would mean nothing: it is not
+//! measured.
 
 use std::time::Duration;
 
@@ -40,7 +42,9 @@ pub fn run(options: &Options) -> Result<Ratios, PeerError> {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let mut ratios = Ratios::default();
     if processors < 3 && !options.anyway {
-        println!("skipped: two workers and the guests' driver need three processors, here are {processors}");
+        println!(
+            "skipped: two workers and the guests' driver need three processors, here are {processors}"
+        );
         ratios.push("skipped", 1.0);
         return Ok(ratios);
     }
@@ -66,7 +70,9 @@ pub fn run(options: &Options) -> Result<Ratios, PeerError> {
             }
         }
         let name = Row::Rate(load).name();
-        let [one, two] = samples.each_ref().map(|samples| samples.scaled(1e-6).summary());
+        let [one, two] = samples
+            .each_ref()
+            .map(|samples| samples.scaled(1e-6).summary());
         println!("{name:<14} one worker {one} Mframes/s, two {two}");
         ratios.push(
             format!("{name}_two_vs_one"),
@@ -78,7 +84,8 @@ pub fn run(options: &Options) -> Result<Ratios, PeerError> {
 
 /// Frames a second that reach their guests, in each of [`rate::WINDOWS`] windows.
 fn measure(cores: &str, load: Load) -> Result<Vec<f64>, PeerError> {
-    let dir = tempfile::tempdir().map_err(|error| PeerError(format!("temporary directory: {error}")))?;
+    let dir =
+        tempfile::tempdir().map_err(|error| PeerError(format!("temporary directory: {error}")))?;
     let running = butterfly::start_pairs(dir.path(), cores, true, PAIRS)?;
     let mut pairs = Vec::new();
     let mut sessions = Vec::new();

@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// What the balancer says itself: echo replies as the VIP, and errors about packets that cannot go on.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause What the balancer says itself: echo replies
+// as the VIP, and errors about packets that cannot go on.
 #pragma once
 
 #include "../lib/icmp.h"
@@ -20,7 +20,8 @@ static __always_inline void swap_link(struct ethhdr *link)
 	__builtin_memcpy(link->h_dest, source, ETH_ALEN);
 }
 
-// Makes an echo request into its reply. Less than zero: it is no whole echo request to one receiver.
+// Makes an echo request into its reply. Less than zero: it is no whole echo request to one
+// receiver.
 __noinline int answer_echo(context *ctx, const struct packet *packet)
 {
 	struct ethhdr *link = at(ctx, 0, sizeof(*link));
@@ -97,8 +98,9 @@ __noinline int refuse_expired(context *ctx, struct packet *packet, const struct 
 	return refuse(ctx, packet, tuple, packet->family == 4 ? ICMP_TIME_EXCEEDED : ICMPV6_TIME_EXCEEDED, 0, 0, REASON_TTL);
 }
 
-// The packet does not fit the way to its server; `mtu` would. Also said of IPv4 packets that may be fragmented: nobody
-// on the way does that here, and their sender can (RFC 1191 allows for no answer to them; a silent loss helps nobody).
+// The packet does not fit the way to its server; `mtu` would. Also said of IPv4 packets that may be
+// fragmented: nobody on the way does that here, and their sender can (RFC 1191 allows for no answer
+// to them; a silent loss helps nobody).
 __noinline int refuse_too_big(context *ctx, struct packet *packet, const struct tuple *tuple, __u32 mtu)
 {
 	if (!packet || !tuple)

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 // The server of a packet: the one its flow has, as long as it may have it, and Maglev's otherwise.
 //
-// Where a slot of the Maglev table is calm, its server is the server of all its flows that say when they begin (TCP, SCTP), and
-// nothing is looked up or written. A slot whose server has changed is watched: flows that begin are remembered, and one
-// that goes on without being known began before the change and belongs to the server from before. Datagram flows do not say when they
-// begin, and clients of sticky services have flows that begin at different times: they are always watched.
+// Where a slot of the Maglev table is calm, its server is the server of all its flows that say when
+// they begin (TCP, SCTP), and nothing is looked up or written. A slot whose server has changed is
+// watched: flows that begin are remembered, and one that goes on without being known began before
+// the change and belongs to the server from before. Datagram flows do not say when they begin, and
+// clients of sticky services have flows that begin at different times: they are always watched.
 #pragma once
 
 #include "flows.h"
@@ -46,7 +47,8 @@ static __always_inline __u8 next_state(__u8 state, __u8 part)
 	return part == PART_BEGIN ? state : FLOW_ESTABLISHED;
 }
 
-// Says in the table that the flow was seen. Writes once a tick and when its state changes: the line stays shared.
+// Says in the table that the flow was seen. Writes once a tick and when its state changes: the line
+// stays shared.
 static __always_inline void touch(struct place *place, const struct tuple *tuple, __u16 service, __u8 part, __u32 tick)
 {
 	__u64 entry = place->entry;
@@ -127,7 +129,8 @@ static __always_inline int choose_anew(const struct port *port, struct choice *c
 		return id;
 	if (!remember(place, id, FLOW_NEW, tick)) {
 		count(REASON_TABLE_FULL);
-		// Its next packet will be taken for one of a flow from before the change: so it is one from the beginning.
+		// Its next packet will be taken for one of a flow from before the change: so it is
+		// one from the beginning.
 		if (choice->part == PART_BEGIN && !(port->flags & PORT_STICKY) && may_stay(choice->half, before, port->service))
 			id = before;
 	}

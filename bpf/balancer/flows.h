@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 // What is remembered of flows: their server, in one word each.
 //
-// A bucket is two cache lines of eight words, one of which, chosen by the hash, is looked at first. Words change by compare
-// and exchange only, so that no CPU undoes what another has done. A newcomer takes a free word, or one of those that may go:
-// flows that have not shown that their sender exists, that are closed, or that were quiet for settings.idle; of these
-// the one that was quiet for longest. Where there is none, it is not remembered: established flows are never evicted
+// A bucket is two cache lines of eight words, one of which, chosen by the hash, is looked at first.
+// Words change by compare and exchange only, so that no CPU undoes what another has done. A
+// newcomer takes a free word, or one of those that may go: flows that have not shown that their
+// sender exists, that are closed, or that were quiet for settings.idle; of these the one that was
+// quiet for longest. Where there is none, it is not remembered: established flows are never evicted
 // for new ones, whatever the rate of new ones.
 #pragma once
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 // To the server: one hop less, the new headers in front, out of its interface.
 //
-// At tc ingress a packet may be many segments (GSO) whose checksums are begun. They stay so: the kernel is told what is put in front
-// of them (BPF_F_ADJ_ROOM_ENCAP_*) and cuts them behind the tunnel's header, or the device does, or nobody where the server's
-// kernel takes them whole. What is asked about a packet's length is asked of the longest segment.
+// At tc ingress a packet may be many segments (GSO) whose checksums are begun. They stay so: the
+// kernel is told what is put in front of them (BPF_F_ADJ_ROOM_ENCAP_*) and cuts them behind the
+// tunnel's header, or the device does, or nobody where the server's kernel takes them whole. What
+// is asked about a packet's length is asked of the longest segment.
 #pragma once
 
 #include "../lib/checksum.h"
@@ -17,7 +18,8 @@
 #define TCP_OFFSET_OFFSET 12          // the byte whose upper half is the header's length in words
 #define SEGMENTS_OWN_LENGTHS 0xffff   // linux/skbuff.h, GSO_BY_FRAGS: SCTP's
 
-// One hop less. IPv6 has no checksum that would make up for it, so a sum of the whole packet that a NIC has made changes.
+// One hop less. IPv6 has no checksum that would make up for it, so a sum of the whole packet that a
+// NIC has made changes.
 static __always_inline void ipv6_decrement_hop_limit(context *ctx, struct ipv6hdr *ip)
 {
 	ip->hop_limit--;
@@ -62,7 +64,8 @@ static __always_inline __u32 link_length(const struct server *server)
 
 #define SERVER_TAG 12  // where a server's tags begin in its Ethernet header
 
-// The Ethernet header in the frame has no tags; they lie beside it, the outer one, or are put back by write_tags().
+// The Ethernet header in the frame has no tags; they lie beside it, the outer one, or are put back
+// by write_tags().
 static __always_inline int write_link(context *ctx, const struct server *server)
 {
 	struct ethhdr *link = at(ctx, 0, sizeof(*link));
@@ -88,8 +91,8 @@ static __always_inline int write_tags(context *ctx, const struct server *server)
 	return server->tags > 0 ? bpf_skb_vlan_push(ctx, tag[0].tci, bpf_ntohs(tag[0].next)) : 0;
 }
 
-// What makes room for `added` bytes between Ethernet's header and the packet tells the kernel what they are, so that segments are cut
-// behind them.
+// What makes room for `added` bytes between Ethernet's header and the packet tells the kernel what
+// they are, so that segments are cut behind them.
 static __always_inline int make_room(context *ctx, const struct packet *packet, const struct server *server, __u32 added)
 {
 	__u64 flags = BPF_F_ADJ_ROOM_FIXED_GSO;
@@ -108,7 +111,8 @@ static __always_inline int make_room(context *ctx, const struct packet *packet, 
 		flags |= server->shim_len == GRE_LEN ? BPF_F_ADJ_ROOM_ENCAP_L4_GRE : BPF_F_ADJ_ROOM_ENCAP_L4_UDP;
 	if (bpf_skb_adjust_room(ctx, added, BPF_ADJ_ROOM_MAC, flags) == 0)
 		return 0;
-	// In a tunnel already, of which the kernel knows one only: a packet by itself needs nothing told.
+	// In a tunnel already, of which the kernel knows one only: a packet by itself needs nothing
+	// told.
 	return frame_segment(ctx) ? -1 : bpf_skb_adjust_room(ctx, added, BPF_ADJ_ROOM_MAC, 0);
 }
 
@@ -176,7 +180,8 @@ static __always_inline int write_outer(context *ctx, const struct server *server
 	return 0;
 }
 
-// GRE, or UDP whose source port is the flow's, so that the network and the server's NIC spread flows.
+// GRE, or UDP whose source port is the flow's, so that the network and the server's NIC spread
+// flows.
 static __always_inline int write_shim(context *ctx, const struct server *server, __u32 offset, __u32 length, __u32 entropy)
 {
 	__u8 *shim = at(ctx, offset, GRE_LEN);

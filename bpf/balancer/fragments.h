@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// Datagrams in fragments: the first one has ports and finds the server, the later ones follow it by the datagram's id.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause Datagrams in fragments: the first one has
+// ports and finds the server, the later ones follow it by the datagram's id.
 #pragma once
 
 #include "../lib/packet.h"
@@ -11,7 +11,8 @@
 
 static __always_inline __u64 fragment_hash(const struct packet *packet, const struct tuple *tuple)
 {
-	// IPv6 identifies a datagram without its protocol, and only the first fragment is sure to tell it.
+	// IPv6 identifies a datagram without its protocol, and only the first fragment is sure to
+	// tell it.
 	__u32 protocol = packet->family == 4 ? packet->protocol : 0;
 
 	return mix(mix(hash_client(settings.seed, tuple) ^ pair(packet->id, protocol)));
@@ -29,7 +30,8 @@ static __always_inline struct fragment_bucket *fragment_bucket(__u64 hash)
 	return bpf_map_lookup_elem(&fragments, &key);
 }
 
-// A first fragment went to this server. Takes the place of the same datagram, or of the one seen longest ago.
+// A first fragment went to this server. Takes the place of the same datagram, or of the one seen
+// longest ago.
 __noinline int remember_fragment(const struct packet *packet, const struct tuple *tuple, __u16 server)
 {
 	__u16 second = fragment_second(), best_age = 0;

@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// The load balancer's memory: what crates/balancer fills (two halves, one in force) and what packets leave behind.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause The load balancer's memory: what
+// crates/balancer fills (two halves, one in force) and what packets leave behind.
 #pragma once
 
 #include <bpf/bpf_helpers.h>
@@ -8,7 +8,8 @@
 
 const volatile struct settings settings SEC(".rodata.settings");
 
-// Which half of vips, ports, maglev and servers is in force: the whole configuration changes with this one word.
+// Which half of vips, ports, maglev and servers is in force: the whole configuration changes with
+// this one word.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);

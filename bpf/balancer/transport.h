@@ -32,7 +32,8 @@ enum part {
 	PART_ERROR,     // not the flow's own: an ICMP error about it
 };
 
-// The addresses: all that is needed to see that a packet is not ours. Less than zero: there is no whole IP header.
+// The addresses: all that is needed to see that a packet is not ours. Less than zero: there is no
+// whole IP header.
 static __always_inline int read_addresses(context *ctx, const struct packet *packet, struct tuple *tuple)
 {
 	tuple->family = packet->family;
@@ -61,8 +62,8 @@ __noinline int read_ipv6(context *ctx, struct packet *packet)
 	return packet ? packet_ipv6(ctx, packet) : -1;
 }
 
-// Has all headers in one piece, where the kernel may have them in several. No more than that: pulling a stream's bytes to its headers
-// copies them.
+// Has all headers in one piece, where the kernel may have them in several. No more than that:
+// pulling a stream's bytes to its headers copies them.
 static __always_inline void pull_headers(context *ctx, const struct packet *packet)
 {
 #ifdef BUTTERFLY_TC
@@ -138,8 +139,8 @@ static __always_inline bool is_vip(const struct in6_addr *address, const struct 
 	return !((word[0] ^ tuple->vip[0]) | (word[1] ^ tuple->vip[1]) | (word[2] ^ tuple->vip[2]) | (word[3] ^ tuple->vip[3]));
 }
 
-// The flow that an ICMP error is about: the quoted packet went from the VIP to the client. Less than zero: it is no error, or
-// quotes too little, or something else.
+// The flow that an ICMP error is about: the quoted packet went from the VIP to the client. Less
+// than zero: it is no error, or quotes too little, or something else.
 __noinline int read_error(context *ctx, const struct packet *packet, struct tuple *tuple)
 {
 	__u32 quote, end;

@@ -1,8 +1,9 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// The Internet checksum (RFC 1071) and its update by increment (RFC 1624), for all programs that change a header.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause The Internet checksum (RFC 1071) and its
+// update by increment (RFC 1624), for all programs that change a header.
 //
-// A sum is the one's complement sum of 16-bit words as they lie in memory, not yet folded: adding is all that is needed to
-// put pieces together, and byte order does not matter as long as nobody swaps.
+// A sum is the one's complement sum of 16-bit words as they lie in memory, not yet folded: adding
+// is all that is needed to put pieces together, and byte order does not matter as long as nobody
+// swaps.
 #pragma once
 
 #include <linux/bpf.h>
@@ -20,8 +21,8 @@ static __always_inline __u16 checksum_fold(__u64 sum)
 	return (sum & 0xffff) + (sum >> 16);
 }
 
-// Whether what sums up to this has the right checksum in it: the sum is a multiple of 0xffff, and not zero. Good for sums of up
-// to 2^16 words.
+// Whether what sums up to this has the right checksum in it: the sum is a multiple of 0xffff, and
+// not zero. Good for sums of up to 2^16 words.
 static __always_inline bool checksum_holds(__u64 sum)
 {
 	sum = (__u32)sum + (sum >> 32);
@@ -35,7 +36,8 @@ static __always_inline __u16 checksum_finish(__u64 sum)
 	return ~checksum_fold(sum);
 }
 
-// The checksum after a 16-bit word changed from `old` to `new` (RFC 1624, equation 3: it never gives the wrong zero).
+// The checksum after a 16-bit word changed from `old` to `new` (RFC 1624, equation 3: it never
+// gives the wrong zero).
 static __always_inline __u16 checksum_replace16(__u16 checksum, __u16 old, __u16 new)
 {
 	return ~checksum_fold((__u64)(__u16)~checksum + (__u16)~old + new);
@@ -47,8 +49,8 @@ static __always_inline __u16 checksum_replace32(__u16 checksum, __u32 old, __u32
 	return ~checksum_fold((__u64)(__u16)~checksum + (__u32)~old + new);
 }
 
-// One hop less. The caller has seen that the TTL is above one. The TTL is the high byte of its word: that is 0x100 less, and
-// the checksum 0x100 more (RFC 1141).
+// One hop less. The caller has seen that the TTL is above one. The TTL is the high byte of its
+// word: that is 0x100 less, and the checksum 0x100 more (RFC 1141).
 static __always_inline void ipv4_decrement_ttl(struct iphdr *ip)
 {
 	__u32 check = (__u32)ip->check + bpf_htons(0x0100);

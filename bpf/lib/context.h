@@ -1,10 +1,11 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// What a program is called with, and all that differs between the two places that one source is compiled for.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause What a program is called with, and all that
+// differs between the two places that one source is compiled for.
 //
-// In XDP a packet is a frame: all of it in order, VLAN tags and checksums too. At tc ingress (compiled with BUTTERFLY_TC) it is a
-// buffer of the kernel's: the outer VLAN tag lies beside it, its headers may be in several pieces, checksums may be begun
-// only, and it may be many segments of which each gets its own length, checksum and sequence number when it leaves (GSO). Everything else is
-// one code. At XDP nothing here costs an instruction.
+// In XDP a packet is a frame: all of it in order, VLAN tags and checksums too. At tc ingress
+// (compiled with BUTTERFLY_TC) it is a buffer of the kernel's: the outer VLAN tag lies beside it,
+// its headers may be in several pieces, checksums may be begun only, and it may be many segments of
+// which each gets its own length, checksum and sequence number when it leaves (GSO). Everything
+// else is one code. At XDP nothing here costs an instruction.
 #pragma once
 
 #include <linux/bpf.h>
@@ -50,7 +51,8 @@ static __always_inline __u32 context_device(context *ctx)
 #endif
 }
 
-// Bytes of the whole frame, without a tag that lies beside it. A long one may have its end in other buffers than its start.
+// Bytes of the whole frame, without a tag that lies beside it. A long one may have its end in other
+// buffers than its start.
 static __always_inline __u32 frame_length(context *ctx)
 {
 #ifdef BUTTERFLY_TC
@@ -66,7 +68,8 @@ static __always_inline __u32 frame_linear(context *ctx)
 	return (void *)(long)ctx->data_end - (void *)(long)ctx->data;
 }
 
-// Has the first `bytes` of the frame in one piece, or all of a shorter one. All pointers into it are void then.
+// Has the first `bytes` of the frame in one piece, or all of a shorter one. All pointers into it
+// are void then.
 static __always_inline void frame_pull(context *ctx, __u32 bytes)
 {
 #ifdef BUTTERFLY_TC
@@ -97,7 +100,8 @@ static __always_inline __u32 frame_segment(context *ctx)
 #endif
 }
 
-// Cuts the last `bytes`. Less than zero: nothing has changed. Not for packets of several segments, whose lengths are not the frame's.
+// Cuts the last `bytes`. Less than zero: nothing has changed. Not for packets of several segments,
+// whose lengths are not the frame's.
 static __always_inline int frame_cut_end(context *ctx, int bytes)
 {
 #ifdef BUTTERFLY_TC
@@ -127,8 +131,8 @@ static __always_inline int frame_return(context *ctx)
 #endif
 }
 
-// Tells the kernel's sum over the packet that a 16-bit word in it, as it lies in memory, has become less by `less`. Needed where no
-// checksum within the packet takes that up again: IPv6's hop limit.
+// Tells the kernel's sum over the packet that a 16-bit word in it, as it lies in memory, has become
+// less by `less`. Needed where no checksum within the packet takes that up again: IPv6's hop limit.
 static __always_inline void frame_sum_less(context *ctx, __u16 less)
 {
 #ifdef BUTTERFLY_TC

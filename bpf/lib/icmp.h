@@ -1,8 +1,9 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// Answers to a packet's sender: ICMP (RFC 792, RFC 1812) and ICMPv6 (RFC 4443) errors, for all programs that forward.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause Answers to a packet's sender: ICMP (RFC
+// 792, RFC 1812) and ICMPv6 (RFC 4443) errors, for all programs that forward.
 //
-// icmp_error() makes the frame in hand into the error about it and sends it back where it came from: Ethernet addresses
-// swapped, VLAN tags kept, the packet's start quoted. It is rate limited, and says no to packets that must not be answered.
+// icmp_error() makes the frame in hand into the error about it and sends it back where it came
+// from: Ethernet addresses swapped, VLAN tags kept, the packet's start quoted. It is rate limited,
+// and says no to packets that must not be answered.
 #pragma once
 
 #include "checksum.h"
@@ -65,8 +66,9 @@ static __always_inline bool icmp_allowed(void)
 	return window->sent++ < ICMP_WINDOW_LIMIT;
 }
 
-// RFC 1122, section 3.2.2; RFC 4443, section 2.4 (e): nothing is said about what was sent to many, by nobody in particular, or
-// about the later parts of a packet. That it is no error itself the caller knows.
+// RFC 1122, section 3.2.2; RFC 4443, section 2.4 (e): nothing is said about what was sent to many,
+// by nobody in particular, or about the later parts of a packet. That it is no error itself the
+// caller knows.
 static __always_inline bool icmp_answerable(context *ctx, const struct packet *packet)
 {
 	struct ethhdr *link = at(ctx, 0, sizeof(*link));
@@ -106,7 +108,8 @@ static __always_inline __u64 icmp_sum_quote(context *ctx, __u32 offset, __u32 le
 	return sum;
 }
 
-// Swaps the Ethernet addresses of the header that lies `by` bytes into the frame and writes it, tags included, to the front.
+// Swaps the Ethernet addresses of the header that lies `by` bytes into the frame and writes it,
+// tags included, to the front.
 static __always_inline int icmp_return_link(context *ctx, __u32 by, __u8 tags)
 {
 	struct ethhdr *to = at(ctx, 0, sizeof(*to) + PACKET_MAX_TAGS * sizeof(struct vlan_tag));
@@ -133,9 +136,10 @@ static __always_inline int icmp_return_link(context *ctx, __u32 by, __u8 tags)
 #define TCP_CHECKSUM 16
 #define UDP_CHECKSUM 6
 
-// Whether the packet's own checksum is only begun: its field has the pseudo-header's sum then, and whoever sends the buffer out, the
-// kernel or a device, finishes it, also where the packet is only a quote any more. Nothing tells a program so; one finished
-// packet in 65,536 looks the same, and its sender gets an error that it does not understand.
+// Whether the packet's own checksum is only begun: its field has the pseudo-header's sum then, and
+// whoever sends the buffer out, the kernel or a device, finishes it, also where the packet is only
+// a quote any more. Nothing tells a program so; one finished packet in 65,536 looks the same, and
+// its sender gets an error that it does not understand.
 static __always_inline bool icmp_quotes_begun(context *ctx, const struct packet *packet, __u32 *field)
 {
 	__u32 length = packet->length - (packet->l4 - packet->l3);
@@ -167,8 +171,8 @@ static __always_inline bool icmp_quotes_begun(context *ctx, const struct packet 
 	return *checksum == checksum_fold(sum);
 }
 
-// What an error's sum has to have added so that it is right when the checksum in its quote, which begins at `l4` and ends at `end`, has been
-// finished.
+// What an error's sum has to have added so that it is right when the checksum in its quote, which
+// begins at `l4` and ends at `end`, has been finished.
 static __always_inline __u64 icmp_sum_finished(context *ctx, __u32 l4, __u32 end, __u32 field)
 {
 	__u16 *checksum = at(ctx, l4 + field, sizeof(*checksum));
@@ -178,7 +182,8 @@ static __always_inline __u64 icmp_sum_finished(context *ctx, __u32 l4, __u32 end
 	return (__u64)(__u16)~*checksum + checksum_finish(icmp_sum_quote(ctx, l4, end - l4));
 }
 
-// Cuts the buffer behind the quote, before anything is put in front of it: what was many segments is one packet then.
+// Cuts the buffer behind the quote, before anything is put in front of it: what was many segments
+// is one packet then.
 static __always_inline int icmp_cut(context *ctx, __u32 end)
 {
 	if (ctx->len > end && bpf_skb_change_tail(ctx, end, 0) < 0)
@@ -256,7 +261,8 @@ static __always_inline int icmp_error_v6(context *ctx, const struct packet *pack
 	return 0;
 }
 
-// Sends the error about this packet. Less than zero: nothing may be said, and the frame, perhaps changed, is to be dropped.
+// Sends the error about this packet. Less than zero: nothing may be said, and the frame, perhaps
+// changed, is to be dropped.
 static __noinline int icmp_error(context *ctx, struct packet *packet, const struct icmp_error *error)
 {
 	__u32 quote = packet->length < ICMP_QUOTE ? packet->length & ~1u : ICMP_QUOTE;

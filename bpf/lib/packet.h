@@ -1,10 +1,11 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// What is at the front of a frame: Ethernet, VLAN tags, IPv4 with options, IPv6 with extension headers, fragments.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause What is at the front of a frame: Ethernet,
+// VLAN tags, IPv4 with options, IPv6 with extension headers, fragments.
 //
-// A program calls packet_link(), looks at the addresses, and when the packet may be its own packet_network(). Both answer
-// less than zero when they do not understand the frame: it is the kernel's then, never a guess. Positions are offsets from
-// the frame's start, and at() turns one into a pointer after checking the end: nothing here keeps a pointer, so a program
-// may move the frame's head and go on with at().
+// A program calls packet_link(), looks at the addresses, and when the packet may be its own
+// packet_network(). Both answer less than zero when they do not understand the frame: it is the
+// kernel's then, never a guess. Positions are offsets from the frame's start, and at() turns one
+// into a pointer after checking the end: nothing here keeps a pointer, so a program may move the
+// frame's head and go on with at().
 #pragma once
 
 #include <linux/bpf.h>
@@ -72,8 +73,8 @@ static __always_inline void *at(context *ctx, __u32 offset, __u32 size)
 	void *end = (void *)(long)ctx->data_end;
 	void *data = (void *)(long)ctx->data;
 
-	// The mask is for the verifier, which loses sight of an offset that was in memory; the barrier keeps the compiler
-	// from dropping it.
+	// The mask is for the verifier, which loses sight of an offset that was in memory; the
+	// barrier keeps the compiler from dropping it.
 	offset &= PACKET_MAX_OFFSET;
 	asm volatile("" : "+r"(offset));
 	data += offset;
@@ -85,8 +86,8 @@ static __always_inline bool same_mac(const __u8 *a, const __u8 *b)
 	return !((*(const __u32 *)a ^ *(const __u32 *)b) | (__u32)(*(const __u16 *)(a + 4) ^ *(const __u16 *)(b + 4)));
 }
 
-// Bytes behind a packet that ends at `end`; less than zero: they are missing. A small frame that ends with its packet, as most
-// do, is not asked for its length.
+// Bytes behind a packet that ends at `end`; less than zero: they are missing. A small frame that
+// ends with its packet, as most do, is not asked for its length.
 static __always_inline int frame_surplus(context *ctx, __u32 end)
 {
 #ifdef BUTTERFLY_TC
@@ -114,7 +115,8 @@ static __always_inline __u32 packet_tags_within(const struct packet *packet)
 #endif
 }
 
-// Steps over Ethernet and VLAN tags: fills l3, tags and family. Less than zero: neither IPv4 nor IPv6.
+// Steps over Ethernet and VLAN tags: fills l3, tags and family. Less than zero: neither IPv4 nor
+// IPv6.
 static __always_inline int packet_link(context *ctx, struct packet *packet)
 {
 	void *end = (void *)(long)ctx->data_end;
@@ -146,7 +148,8 @@ static __always_inline int packet_link(context *ctx, struct packet *packet)
 	return packet->family ? 0 : -1;
 }
 
-// IPv4 (RFC 791): version, header length and total length agree with the frame. Less than zero: they do not.
+// IPv4 (RFC 791): version, header length and total length agree with the frame. Less than zero:
+// they do not.
 static __always_inline int packet_ipv4(context *ctx, struct packet *packet)
 {
 	struct iphdr *ip = at(ctx, packet->l3, sizeof(*ip));
@@ -167,7 +170,8 @@ static __always_inline int packet_ipv4(context *ctx, struct packet *packet)
 	return 0;
 }
 
-// IPv6 (RFC 8200): walks the extension headers. Less than zero: broken, encrypted, or more of them than anybody sends.
+// IPv6 (RFC 8200): walks the extension headers. Less than zero: broken, encrypted, or more of them
+// than anybody sends.
 static __always_inline int packet_ipv6(context *ctx, struct packet *packet)
 {
 	struct ipv6hdr *ip = at(ctx, packet->l3, sizeof(*ip));
@@ -217,7 +221,8 @@ static __always_inline int packet_ipv6(context *ctx, struct packet *packet)
 				packet->fragment = FRAGMENT_LATER;
 				goto done;
 			}
-			// An atomic fragment (RFC 6946), neither offset nor more to come, is a whole packet.
+			// An atomic fragment (RFC 6946), neither offset nor more to come, is a
+			// whole packet.
 			packet->fragment = offset & 1 ? FRAGMENT_FIRST : FRAGMENT_NONE;
 			break;
 		}
@@ -232,7 +237,8 @@ done:
 	return packet->l4 > packet->l3 + packet->length ? -1 : 0;
 }
 
-// Steps over all of IP's headers after packet_link(): fills the rest. Less than zero: not understood.
+// Steps over all of IP's headers after packet_link(): fills the rest. Less than zero: not
+// understood.
 static __always_inline int packet_network(context *ctx, struct packet *packet)
 {
 	return packet->family == 4 ? packet_ipv4(ctx, packet) : packet_ipv6(ctx, packet);

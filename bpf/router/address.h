@@ -12,7 +12,8 @@ static __always_inline bool is_special4(__be32 address)
 	return bits >> 24 == 0 || bits >> 24 == 127 || bits >> 28 == 14 || bits == ~0u;
 }
 
-// Multicast, link-local, and all that begins with 32 zero bits: unspecified, loopback, addresses of IPv4.
+// Multicast, link-local, and all that begins with 32 zero bits: unspecified, loopback, addresses of
+// IPv4.
 static __always_inline bool is_special6(const struct in6_addr *address)
 {
 	__u32 first = bpf_ntohl(address->s6_addr32[0]);

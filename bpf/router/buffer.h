@@ -1,13 +1,14 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// What a packet may be besides a finished frame: one of several segments, or with a checksum that is only begun.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause What a packet may be besides a finished
+// frame: one of several segments, or with a checksum that is only begun.
 #pragma once
 
 #include "../lib/checksum.h"
 #include "../lib/packet.h"
 #include "../router.h"
 
-// Whether a packet longer than the next link takes is segments that each fit, as skb_gso_validate_network_len() says of the kernel's
-// own. `l4` is where its transport header is, 0: not known.
+// Whether a packet longer than the next link takes is segments that each fit, as
+// skb_gso_validate_network_len() says of the kernel's own. `l4` is where its transport header is,
+// 0: not known.
 static __always_inline bool segments_fit(context *ctx, __u32 l3, __u32 l4, __u8 protocol, const struct hop *hop)
 {
 #ifdef BUTTERFLY_TC
@@ -20,14 +21,16 @@ static __always_inline bool segments_fit(context *ctx, __u32 l3, __u32 l4, __u8 
 
 		return words && l4 - l3 + (*words >> 4) * 4 + payload <= hop->tc_mtu;
 	}
-	// Of tunnels only the kernel knows where the payload begins. It answers for the interface; a smaller MTU is the route's.
+	// Of tunnels only the kernel knows where the payload begins. It answers for the interface;
+	// a smaller MTU is the route's.
 	return bpf_check_mtu(ctx, hop->ifindex, &mtu, 0, BPF_MTU_CHK_SEGS) == 0 && mtu <= hop->tc_mtu;
 #else
 	return false;
 #endif
 }
 
-// What ip_forward() makes of the type of service (rt_tos2priority()), by which queueing disciplines tell packets; XDP has no queues.
+// What ip_forward() makes of the type of service (rt_tos2priority()), by which queueing disciplines
+// tell packets; XDP has no queues.
 static __always_inline void set_priority(context *ctx, __u8 tos)
 {
 #ifdef BUTTERFLY_TC
@@ -45,8 +48,9 @@ static __always_inline void set_priority(context *ctx, __u8 tos)
 #define BEGUN_TCP 16
 #define BEGUN_UDP 6
 
-// Whether a packet's checksum is only begun: it holds the sum of the addresses, protocol and length, and the device is to add the rest.
-// Only the kernel knows for certain; of finished packets one of 65536 looks so. SCTP's is nothing until it is finished.
+// Whether a packet's checksum is only begun: it holds the sum of the addresses, protocol and
+// length, and the device is to add the rest. Only the kernel knows for certain; of finished packets
+// one of 65536 looks so. SCTP's is nothing until it is finished.
 static __noinline bool checksum_begun(context *ctx, struct packet *packet)
 {
 	__u32 length;

@@ -1,11 +1,13 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// The flow cache: plain packets of a flow that was forwarded before go the same way without a lookup.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause The flow cache: plain packets of a flow
+// that was forwarded before go the same way without a lookup.
 //
-// What the long way decides by addresses and interfaces alone (source, way to the destination, next hop) holds until a map
-// changes, which a new epoch tells; what depends on the packet (length, checksum, hop limit, MTU) is looked at here again. A packet
-// that does not fit goes the long way, which knows the reasons. With IPv4 both addresses decide; with IPv6, whose sources are
-// not looked up, a flow is all that goes to one destination. Each CPU has flows of its own, found by a hash of their
-// addresses, in pairs; one that is new takes the place of one that holds no more, or of either.
+// What the long way decides by addresses and interfaces alone (source, way to the destination, next
+// hop) holds until a map changes, which a new epoch tells; what depends on the packet (length,
+// checksum, hop limit, MTU) is looked at here again. A packet that does not fit goes the long way,
+// which knows the reasons. With IPv4 both addresses decide; with IPv6, whose sources are not looked
+// up, a flow is all that goes to one destination. Each CPU has flows of its own, found by a hash of
+// their addresses, in pairs; one that is new takes the place of one that holds no more, or of
+// either.
 #pragma once
 
 #include "../lib/checksum.h"
@@ -73,7 +75,8 @@ static __always_inline struct cache_pair6 *cache_pair6(struct cache_flows6 *flow
 	return &flows->pair[mixed >> (64 - CACHE_BITS)];
 }
 
-// Which of a pair a flow is that differs by that from the first one, if it is either; nobody can foresee it, so it is no branch.
+// Which of a pair a flow is that differs by that from the first one, if it is either; nobody can
+// foresee it, so it is no branch.
 static __always_inline __u64 cache_which(__u64 difference)
 {
 	__u64 minus = -difference;
@@ -105,7 +108,8 @@ static __always_inline __u64 cache_decided(const struct interface *in, __u32 epo
 	return (__u64)epoch << CACHE_EPOCH_SHIFT | (__u64)in->slot << CACHE_SLOT_SHIFT;
 }
 
-// Sends a packet on to the hop that was decided, if it fits there. Less than zero: nothing was changed.
+// Sends a packet on to the hop that was decided, if it fits there. Less than zero: nothing was
+// changed.
 static __always_inline int cache_send(context *ctx, struct cache_use *use, struct ethhdr *link, const struct interface *in,
 				     __u32 number, __u8 v6, __u8 protocol, __u32 size)
 {
@@ -151,7 +155,8 @@ static __always_inline bool cache_takes(context *ctx, const struct ethhdr *link,
 #endif
 }
 
-// Forwards a packet whose flow is known and which the long way would forward. Less than zero: that one's.
+// Forwards a packet whose flow is known and which the long way would forward. Less than zero: that
+// one's.
 static __always_inline int cache_forward4(context *ctx, struct ethhdr *link, void *end, __u32 epoch)
 {
 	struct cache_flows4 *flows = cache_flows4();
@@ -228,8 +233,8 @@ static __always_inline int cache_forward(context *ctx, __u32 epoch)
 	return -1;
 }
 
-// A packet of a flow that was not known before. Where most are, as when each goes somewhere else, the look at the flow cache costs more than it
-// saves, and pauses.
+// A packet of a flow that was not known before. Where most are, as when each goes somewhere else,
+// the look at the flow cache costs more than it saves, and pauses.
 static __always_inline void cache_missed(struct cache_use *use)
 {
 	if (++use->misses < CACHE_LOOK)
@@ -239,7 +244,8 @@ static __always_inline void cache_missed(struct cache_use *use)
 	use->misses = 0;
 }
 
-// Counts that a flow was not known, and says which place of two it takes: that of one that holds no more, or by `chance` of either.
+// Counts that a flow was not known, and says which place of two it takes: that of one that holds no
+// more, or by `chance` of either.
 static __always_inline __u32 cache_place(struct cache_use *use, __u64 first, __u64 second, __u64 decided, __u32 chance)
 {
 	cache_missed(use);
@@ -250,8 +256,8 @@ static __always_inline __u32 cache_place(struct cache_use *use, __u64 first, __u
 	return chance & 1;
 }
 
-// The long way forwards a packet without tags, decided by its addresses in this epoch, and would forward the others of its flow as
-// well. `decided` has its hop.
+// The long way forwards a packet without tags, decided by its addresses in this epoch, and would
+// forward the others of its flow as well. `decided` has its hop.
 static __always_inline void cache_remember4(const struct iphdr *ip, __u64 decided)
 {
 	__u64 addresses = *(const __u64 *)&ip->saddr;

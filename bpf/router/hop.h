@@ -1,11 +1,12 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// From a path to one of its next hops: by a hash of the flow as the kernel's fib_multipath_hash_policy says, or by the
-// kernel's own lookup where the table cannot say.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause From a path to one of its next hops: by a
+// hash of the flow as the kernel's fib_multipath_hash_policy says, or by the kernel's own lookup
+// where the table cannot say.
 #pragma once
 
 #include "maps.h"
 
-// 31 bits of both numbers and the seed, which is drawn at each start: nobody outside can aim at one next hop.
+// 31 bits of both numbers and the seed, which is drawn at each start: nobody outside can aim at one
+// next hop.
 static __always_inline __u32 mix(__u64 a, __u64 b, __u32 seed)
 {
 	__u64 h = (a ^ seed) * 0x9e3779b97f4a7c15ull;
@@ -92,8 +93,8 @@ static __always_inline const struct hop *hop_of(__u32 number)
 #define LOOPBACK 1                 // its index in every namespace
 #define FIB_LOOKUP_SKIP_NEIGH 8    // BPF_FIB_LOOKUP_SKIP_NEIGH; kernels before 6.6 refuse it, and the packet is theirs
 
-// The way back by the kernel's own lookup, as __fib_validate_source() asks: less than zero if there is none, or it may be
-// another one than reverse path filtering wants.
+// The way back by the kernel's own lookup, as __fib_validate_source() asks: less than zero if there
+// is none, or it may be another one than reverse path filtering wants.
 static __always_inline int ask_back4(context *ctx, const struct interface *in, const struct iphdr *ip)
 {
 	struct bpf_fib_lookup fib = {.family = 2, .ifindex = LOOPBACK};

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// The router's maps. crates/router sets their sizes before it loads the program; those that are memory-mapped it writes
-// without a system call, a 32-bit word at a time.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause The router's maps. crates/router sets their
+// sizes before it loads the program; those that are memory-mapped it writes without a system call,
+// a 32-bit word at a time.
 #pragma once
 
 #include "../router.h"
@@ -50,7 +50,8 @@ struct {
 	__type(value, struct hop);
 } hops SEC(".maps");
 
-// The interfaces that are ours, by device and tag. A bond and the VLANs on it are there once more for each of its ports.
+// The interfaces that are ours, by device and tag. A bond and the VLANs on it are there once more
+// for each of its ports.
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 4 * ROUTER_INTERFACES);

@@ -30,7 +30,8 @@ static __always_inline __u32 hop_mtu(const struct hop *hop)
 #endif
 }
 
-// Hands a packet to the device: at tc to its queue, or to the other end of the pair that it is one of.
+// Hands a packet to the device: at tc to its queue, or to the other end of the pair that it is one
+// of.
 static __always_inline int redirect(const struct hop *hop)
 {
 #ifdef BUTTERFLY_TC

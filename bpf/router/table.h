@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 // Longest prefix match in the tries (router.h says what is where), and what is found.
 //
-// A node is one read that may miss the caches, or with an index two or three. The search among its runs takes no branch
-// that depends on the address: with random destinations half of them would be foreseen wrongly.
+// A node is one read that may miss the caches, or with an index two or three. The search among its
+// runs takes no branch that depends on the address: with random destinations half of them would be
+// foreseen wrongly.
 #pragma once
 
 #include "maps.h"
@@ -38,8 +39,9 @@ static __always_inline __u32 byte(const struct element *element, __u32 at)
 	return ((const __u8 *)element)[at % (4 * ELEMENT_WORDS)];
 }
 
-// One step of the search for the run that a slot is in, among `low` and `more` after it, of which `first` is where the one in the
-// middle begins, `half` of them after `low`. None of it is a branch.
+// One step of the search for the run that a slot is in, among `low` and `more` after it, of which
+// `first` is where the one in the middle begins, `half` of them after `low`. None of it is a
+// branch.
 static __always_inline void halve(__u32 first, __u32 slot, __u32 half, __u32 *low, __u32 *more)
 {
 	__u64 beyond = (__u64)slot - first;
@@ -75,7 +77,8 @@ static __always_inline __u32 look_short(const struct element *element, __u32 at,
 	return byte(element, 4 * at + SHORT_VALUES + low);
 }
 
-// What a node with lines says of a slot: a path's number or another node, or 0 for nothing, and then `*best` is what is known.
+// What a node with lines says of a slot: a path's number or another node, or 0 for nothing, and
+// then `*best` is what is known.
 static __always_inline __u32 look_lines(const struct element *element, __u32 at, __u32 entry, __u32 slot, __u32 width, __u32 *best)
 {
 	__u32 bits = entry >> ENTRY_BITS_SHIFT & ENTRY_LINES_MASK, head, more, wide, low = 0;

@@ -51,13 +51,15 @@ type Client interface {
 
 	// Interfaces lists those that are balanced on.
 	Interfaces() ([]Interface, error)
-	// CreateInterface begins to balance on an interface of the daemon's host, and gives it with the mode it got. In the
-	// other mode the program is attached anew. FailedPrecondition where there is no such interface.
+	// CreateInterface begins to balance on an interface of the daemon's host, and gives it with
+	// the mode it got. In the other mode the program is attached anew. FailedPrecondition where
+	// there is no such interface.
 	CreateInterface(Interface) (Interface, error)
 	// RemoveInterface gives one back to the kernel. NotFound.
 	RemoveInterface(name string) error
-	// ReattachBPF takes the program off an interface and puts it on again, in the mode it had: for NICs that lose it
-	// when their link is negotiated anew. Packets that come meanwhile are the kernel's. NotFound.
+	// ReattachBPF takes the program off an interface and puts it on again, in the mode it had:
+	// for NICs that lose it when their link is negotiated anew. Packets that come meanwhile are
+	// the kernel's. NotFound.
 	ReattachBPF(name string) error
 
 	// Close ends the connection.

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// What the README shows is the body of Example, which is compiled, and the Go version it names is the one of go.mod.
+// What the README shows is the body of Example, which is compiled, and the Go version it names is
+// the one of go.mod.
 func TestTheREADMEIsTrue(t *testing.T) {
 	read := func(name string) string {
 		text, err := os.ReadFile(name)

@@ -31,7 +31,8 @@ const (
 	GUE
 )
 
-// Service is an address that clients know. Address, Protocol and Port name it; the rest are its values.
+// Service is an address that clients know. Address, Protocol and Port name it; the rest are its
+// values.
 type Service struct {
 	Address  netip.Addr
 	Protocol Protocol
@@ -43,13 +44,15 @@ type Service struct {
 	TunnelPort uint16
 	// Sticky sends all flows of a client to one destination.
 	Sticky bool
-	// Required is the number of healthy destinations with fewer of which the service is withdrawn. Nil means 1.
+	// Required is the number of healthy destinations with fewer of which the service is
+	// withdrawn. Nil means 1.
 	Required *uint32
 	// Check is how the destinations' health is found out. Nil means not at all.
 	Check *Check
 }
 
-// Check is a health check, made through the service's address to each destination. Zero values mean the defaults.
+// Check is a health check, made through the service's address to each destination. Zero values mean
+// the defaults.
 type Check struct {
 	// Kind is "tcp", "http", "https", "dns", "dns-tcp" or "command".
 	Kind     string
@@ -143,7 +146,8 @@ type DestinationExtended struct {
 type Mode uint8
 
 const (
-	// AnyMode is native where the driver can, else generic. In answers: the interface is not there at the moment.
+	// AnyMode is native where the driver can, else generic. In answers: the interface is not
+	// there at the moment.
 	AnyMode Mode = iota
 	// Native is in the driver.
 	Native

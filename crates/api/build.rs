@@ -16,8 +16,8 @@ const V1: &[&str] = &[
 ];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // The variable of this run, not that of the build script's own compilation: two working trees may share a
-    // target directory, and would compile each other's proto/.
+    // The variable of this run, not that of the build script's own compilation: two working trees
+    // may share a target directory, and would compile each other's proto/.
     let protos = PathBuf::from(std::env::var("CARGO_MANIFEST_DIR")?).join("../../proto");
     println!("cargo:rerun-if-changed={}", protos.display());
     compile(&protos, V0, "v0")?;
@@ -25,11 +25,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// `<name>.rs`, a module tree that includes the generated files, and `<name>.desc`, the descriptor set.
+/// `<name>.rs`, a module tree that includes the generated files, and `<name>.desc`, the descriptor
+/// set.
 fn compile(protos: &Path, files: &[&str], name: &str) -> Result<(), Box<dyn std::error::Error>> {
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
     let descriptors = protox::compile(files, [protos])?;
-    std::fs::write(out.join(format!("{name}.desc")), descriptors.encode_to_vec())?;
+    std::fs::write(
+        out.join(format!("{name}.desc")),
+        descriptors.encode_to_vec(),
+    )?;
     tonic_prost_build::configure()
         .out_dir(&out)
         .include_file(format!("{name}.rs"))

@@ -1,6 +1,6 @@
-//! Compiles every `bpf/NAME.bpf.c` to `$OUT_DIR/NAME.bpf.o`, for XDP, and those of [`AT_TC`] a second time to `NAME.tc.o`, for
-//! tc ingress (`bpf/lib/context.h`). `src/objects.rs` embeds them, so that nobody needs clang who only runs what was built.
-//! `CLANG` names another compiler.
+//! Compiles every `bpf/NAME.bpf.c` to `$OUT_DIR/NAME.bpf.o`, for XDP, and those of [`AT_TC`] a
+//! second time to `NAME.tc.o`, for tc ingress (`bpf/lib/context.h`). `src/objects.rs` embeds them,
+//! so that nobody needs clang who only runs what was built. `CLANG` names another compiler.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -25,15 +25,28 @@ fn main() {
         let Some(stem) = name.strip_suffix(".bpf.c") else {
             continue;
         };
-        compile(&clang, &sources, &path, &[], &out.join(format!("{stem}.bpf.o")));
+        compile(
+            &clang,
+            &sources,
+            &path,
+            &[],
+            &out.join(format!("{stem}.bpf.o")),
+        );
         if AT_TC.contains(&stem) {
             let point = ["-DBUTTERFLY_TC"];
-            compile(&clang, &sources, &path, &point, &out.join(format!("{stem}.tc.o")));
+            compile(
+                &clang,
+                &sources,
+                &path,
+                &point,
+                &out.join(format!("{stem}.tc.o")),
+            );
         }
     }
 }
 
-/// `-g`: libbpf needs the BTF of the maps. `-mcpu=v3`: 32-bit operations and wide jumps, understood since Linux 5.1.
+/// `-g`: libbpf needs the BTF of the maps. `-mcpu=v3`: 32-bit operations and wide jumps, understood
+/// since Linux 5.1.
 fn compile(clang: &str, include: &Path, source: &Path, defines: &[&str], object: &Path) {
     let mut command = Command::new(clang);
     command

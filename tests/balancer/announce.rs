@@ -1,5 +1,5 @@
-//! Announcing: packaging/balance-hook puts a service's address into the kernel's routes, from where a routing daemon, BIRD or
-//! FRR, tells a router about it; and takes it out again.
+//! Announcing: packaging/balance-hook puts a service's address into the kernel's routes, from where
+//! a routing daemon, BIRD or FRR, tells a router about it; and takes it out again.
 
 use butterfly_tests::bird::{self, Bird};
 use butterfly_tests::lab::check;
@@ -47,7 +47,8 @@ pub fn by_frr(stage: &mut Stage) -> Result<()> {
     announces(stage)
 }
 
-/// An address comes into the routers' tables with its service, and leaves them when too few servers are left.
+/// An address comes into the routers' tables with its service, and leaves them when too few servers
+/// are left.
 fn announces(stage: &mut Stage) -> Result<()> {
     let hook = repository().join("packaging/balance-hook");
     stage.restart(&["--balance-hook", &hook.display().to_string()])?;
@@ -77,9 +78,9 @@ fn announces(stage: &mut Stage) -> Result<()> {
         .daemon
         .cli(&format!("service server drain {SERVICE} 10.1.2.10"))?;
     heard(stage, false)?;
-    stage
-        .daemon
-        .cli(&format!("service server set {SERVICE} 10.1.2.10 --state up"))?;
+    stage.daemon.cli(&format!(
+        "service server set {SERVICE} 10.1.2.10 --state up"
+    ))?;
     heard(stage, true)?;
     // A daemon that stops takes its addresses along.
     stage.daemon.stop()?;

@@ -50,7 +50,8 @@ pub fn balances_without_a_daemon(stage: &mut Stage) -> Result<()> {
     check(!taken(stage)?, "also when it is killed")
 }
 
-/// Two VIPs with two ports each, on two interfaces, for a time: as much as a sample command can be asked for.
+/// Two VIPs with two ports each, on two interfaces, for a time: as much as a sample command can be
+/// asked for.
 pub fn balances_several(stage: &mut Stage) -> Result<()> {
     const OTHER: &str = "192.168.101.2";
     stage.daemon.cli("service interface del eth0")?;
@@ -73,14 +74,20 @@ pub fn balances_several(stage: &mut Stage) -> Result<()> {
     for server in &stage.servers[..2] {
         server.host.ok("ip route add 10.1.3.0/24 via 10.1.2.3")?;
     }
-    stage.client.ok(&format!("ip route add {OTHER} via 10.1.2.3"))?;
+    stage
+        .client
+        .ok(&format!("ip route add {OTHER} via 10.1.2.3"))?;
     let balance = start(
         stage,
-        &format!("eth0 10.1.2.3 {VIP} 10.1.2.10 10.1.2.11 --vip {OTHER} -p 80 -p 443 -i eth1 --mode generic"),
+        &format!(
+            "eth0 10.1.2.3 {VIP} 10.1.2.10 10.1.2.11 --vip {OTHER} -p 80 -p 443 -i eth1 --mode generic"
+        ),
     )?;
     for vip in [VIP, OTHER] {
         for port in [80, 443] {
-            let to: SocketAddr = format!("{vip}:{port}").parse().map_err(|e| format!("{e}"))?;
+            let to: SocketAddr = format!("{vip}:{port}")
+                .parse()
+                .map_err(|e| format!("{e}"))?;
             for client in [&stage.client, &second] {
                 let connections = Connections::open(client, to, 20)?;
                 check(
@@ -92,7 +99,10 @@ pub fn balances_several(stage: &mut Stage) -> Result<()> {
     }
     let said = balance.log();
     for service in ["192.168.101.1:443/tcp", "192.168.101.2:80/tcp"] {
-        check(said.contains(service), &format!("{service} is named:\n{said}"))?;
+        check(
+            said.contains(service),
+            &format!("{service} is named:\n{said}"),
+        )?;
     }
     drop(balance);
     // For a time, and for programs.
@@ -105,11 +115,15 @@ pub fn balances_several(stage: &mut Stage) -> Result<()> {
     let mut timed = stage
         .balancer
         .start("timed", &command("--mode generic --for 1 --json"))?;
-    check(timed.wait(PATIENCE)?.success(), "it ends when its time is over")?;
+    check(
+        timed.wait(PATIENCE)?.success(),
+        "it ends when its time is over",
+    )?;
     check(!taken(stage)?, "and gives the interface back")?;
     let said = timed.log();
     let line = said.lines().next().unwrap_or_default();
-    let value: serde_json::Value = serde_json::from_str(line).map_err(|e| format!("{said}: {e}"))?;
+    let value: serde_json::Value =
+        serde_json::from_str(line).map_err(|e| format!("{said}: {e}"))?;
     check(
         value["servers"][0]["server"] == "10.1.2.10",
         &format!("a line of JSON a print: {said}"),

@@ -1,4 +1,5 @@
-//! On which CPUs the balancer's program worked: clients are pinned, since a veth's packets are handled where they are sent.
+//! On which CPUs the balancer's program worked: clients are pinned, since a veth's packets are
+//! handled where they are sent.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +7,8 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use testkit::Result;
 
-/// Runs the calling thread, and what it starts, on one CPU at a time; on all of them again when dropped.
+/// Runs the calling thread, and what it starts, on one CPU at a time; on all of them again when
+/// dropped.
 pub struct Pinned {
     all: CpuSet,
     cpus: Vec<usize>,
@@ -16,7 +18,9 @@ impl Pinned {
     /// On the first.
     pub fn new() -> Result<Self> {
         let all = sched_getaffinity(None).map_err(|e| format!("the CPUs of this thread: {e}"))?;
-        let cpus = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).collect();
+        let cpus = (0..CpuSet::MAX_CPU)
+            .filter(|cpu| all.is_set(*cpu))
+            .collect();
         let pinned = Self { all, cpus };
         pinned.to(0)?;
         Ok(pinned)
@@ -48,7 +52,9 @@ pub fn packets_by_cpu(daemon: u32) -> Result<BTreeMap<usize, u64>> {
             .lookup_percpu(&key, MapFlags::ANY)
             .map_err(|e| format!("server_counters: {e}"))?;
         for (cpu, value) in values.unwrap_or_default().iter().enumerate() {
-            let word = value.first_chunk().ok_or("server_counters has short values")?;
+            let word = value
+                .first_chunk()
+                .ok_or("server_counters has short values")?;
             *packets.entry(cpu).or_default() += u64::from_ne_bytes(*word);
         }
     }

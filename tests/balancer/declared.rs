@@ -16,7 +16,12 @@ pub fn with_the_rest(stage: &mut Stage) -> Result<()> {
                 .unwrap_or_default()
                 .to_owned()
         };
-        Ok(services.as_array().ok_or("no list")?.iter().map(vip).collect())
+        Ok(services
+            .as_array()
+            .ok_or("no list")?
+            .iter()
+            .map(vip)
+            .collect())
     };
     stage.daemon.cli(&format!(
         "service add {SERVICE} --server 10.1.2.10*3 10.1.2.11 --check http --rise 5"
@@ -57,8 +62,7 @@ pub fn with_the_rest(stage: &mut Stage) -> Result<()> {
     // A NIC that cannot be had: nothing of the file is in force, no service either.
     let mut bad = declared.clone();
     bad["balancer"]["services"] = json!([]);
-    bad["nics"] =
-        json!([{ "id": "n", "mac": "52:54:00:00:00:01", "vni": 7, "path": "/nonexistent/dir/socket" }]);
+    bad["nics"] = json!([{ "id": "n", "mac": "52:54:00:00:00:01", "vni": 7, "path": "/nonexistent/dir/socket" }]);
     check(apply(stage, &bad, "").is_err(), "the NIC is refused")?;
     check(keys(stage)?.len() == 2, "and the services stay")?;
     // A service that makes no sense: the same.
@@ -70,7 +74,8 @@ pub fn with_the_rest(stage: &mut Stage) -> Result<()> {
         &format!("the refusal names the value: {why}"),
     )?;
 
-    // A file from before there were services leaves them; one that says there are none deletes them.
+    // A file from before there were services leaves them; one that says there are none deletes
+    // them.
     check(apply(stage, &json!({}), "")?.is_empty(), "left out")?;
     check(keys(stage)?.len() == 2, "they stay as they are")?;
     let done = apply(stage, &json!({ "balancer": {} }), "")?;
@@ -85,5 +90,7 @@ pub fn with_the_rest(stage: &mut Stage) -> Result<()> {
 fn apply(stage: &Stage, document: &Value, option: &str) -> Result<String> {
     let file = stage.daemon.dir().join("declared.json");
     std::fs::write(&file, document.to_string()).map_err(|e| format!("{}: {e}", file.display()))?;
-    stage.daemon.cli(&format!("apply {} {option}", file.display()))
+    stage
+        .daemon
+        .cli(&format!("apply {} {option}", file.display()))
 }

@@ -9,7 +9,8 @@ use wire::Mac;
 use wire::build;
 use wire::parse::TcpFlags;
 
-/// Sends `count` SYNs to an address, each from another sender of 198.18.0.0/15 (RFC 2544), which nobody has a route to.
+/// Sends `count` SYNs to an address, each from another sender of 198.18.0.0/15 (RFC 2544), which
+/// nobody has a route to.
 pub fn syns(from: &Namespace, to: Ipv4Addr, port: u16, count: u32) -> Result<()> {
     from.inside(|| {
         // IPPROTO_RAW: the headers are ours.

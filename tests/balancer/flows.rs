@@ -10,7 +10,9 @@ use crate::stage::{SERVICE, Stage, VIP};
 
 /// By weight, exactly counted; a sticky client has one server.
 pub fn are_spread_and_counted(stage: &mut Stage) -> Result<()> {
-    stage.tell(&format!("service add {SERVICE} --server 10.1.2.10 10.1.2.11*3"))?;
+    stage.tell(&format!(
+        "service add {SERVICE} --server 10.1.2.10 10.1.2.11*3"
+    ))?;
     let connections = stage.open(400)?;
     let (light, heavy) = (connections.to("s0"), connections.to("s1"));
     check(light + heavy == 400, "both servers are all there is")?;
@@ -34,7 +36,9 @@ pub fn are_spread_and_counted(stage: &mut Stage) -> Result<()> {
     )?;
     drop(connections);
     // Sticky: one client, one server.
-    stage.daemon.cli(&format!("service set {SERVICE} --sticky"))?;
+    stage
+        .daemon
+        .cli(&format!("service set {SERVICE} --sticky"))?;
     let connections = stage.open(50)?;
     check(
         connections.to("s0") == 50 || connections.to("s1") == 50,
@@ -42,7 +46,8 @@ pub fn are_spread_and_counted(stage: &mut Stage) -> Result<()> {
     )
 }
 
-/// Servers join, drain, die and are taken out, and the client moves to another CPU each time: no flow whose server lives notices.
+/// Servers join, drain, die and are taken out, and the client moves to another CPU each time: no
+/// flow whose server lives notices.
 pub fn ten_thousand_survive(stage: &mut Stage) -> Result<()> {
     stage.tell(&format!(
         "service add {SERVICE} --server 10.1.2.10 10.1.2.11 10.1.2.12"
@@ -62,8 +67,12 @@ pub fn ten_thousand_survive(stage: &mut Stage) -> Result<()> {
     }
     // One joins.
     stage.tell(&format!("service server add {SERVICE} 10.1.2.13"))?;
-    asked_from(stage, &pinned, 1, &mut connections).map_err(|e| format!("after a server joined: {e}"))?;
-    check(stage.open(400)?.to("s3") > 50, "the newcomer gets its share")?;
+    asked_from(stage, &pinned, 1, &mut connections)
+        .map_err(|e| format!("after a server joined: {e}"))?;
+    check(
+        stage.open(400)?.to("s3") > 50,
+        "the newcomer gets its share",
+    )?;
     // One drains: it keeps its flows and gets no new ones.
     stage
         .daemon
@@ -77,12 +86,16 @@ pub fn ten_thousand_survive(stage: &mut Stage) -> Result<()> {
     // One dies: the flows of the others do not notice.
     stage.servers[1].host.ok("ip link set eth0 down")?;
     stage.servers[1].web = None;
-    stage
-        .daemon
-        .cli(&format!("service server set {SERVICE} 10.1.2.11 --state down"))?;
+    stage.daemon.cli(&format!(
+        "service server set {SERVICE} 10.1.2.11 --state down"
+    ))?;
     connections.give_up("s1");
-    asked_from(stage, &pinned, 1, &mut connections).map_err(|e| format!("after a server died: {e}"))?;
-    check(stage.open(400)?.to("s1") == 0, "a dead server gets no flows")?;
+    asked_from(stage, &pinned, 1, &mut connections)
+        .map_err(|e| format!("after a server died: {e}"))?;
+    check(
+        stage.open(400)?.to("s1") == 0,
+        "a dead server gets no flows",
+    )?;
     // It is taken out, with the one that drains; what is left goes on.
     stage
         .daemon
@@ -95,9 +108,15 @@ pub fn ten_thousand_survive(stage: &mut Stage) -> Result<()> {
     )
 }
 
-/// Asks again on all connections, from a CPU, until the balancer's program has run there for a tenth of them: packets are handled
-/// where they are sent, but for those that come while another CPU is still at the ones before.
-fn asked_from(stage: &Stage, pinned: &Pinned, cpu: usize, connections: &mut Connections) -> Result<()> {
+/// Asks again on all connections, from a CPU, until the balancer's program has run there for a
+/// tenth of them: packets are handled where they are sent, but for those that come while another
+/// CPU is still at the ones before.
+fn asked_from(
+    stage: &Stage,
+    pinned: &Pinned,
+    cpu: usize,
+    connections: &mut Connections,
+) -> Result<()> {
     const TIMES: usize = 10;
     let before = packets_by_cpu(stage.daemon.pid())?;
     let cpu = pinned.to(cpu)?;
@@ -106,7 +125,8 @@ fn asked_from(stage: &Stage, pinned: &Pinned, cpu: usize, connections: &mut Conn
     for _ in 0..TIMES {
         connections.ask_all()?;
         let now = packets_by_cpu(stage.daemon.pid())?;
-        grown = now.get(&cpu).copied().unwrap_or_default() - before.get(&cpu).copied().unwrap_or_default();
+        grown = now.get(&cpu).copied().unwrap_or_default()
+            - before.get(&cpu).copied().unwrap_or_default();
         if grown >= enough {
             return Ok(());
         }
@@ -116,13 +136,17 @@ fn asked_from(stage: &Stage, pinned: &Pinned, cpu: usize, connections: &mut Conn
     ))
 }
 
-/// A flood of SYNs while servers change and the table of flows is as small as it gets: connections go on, and new ones are made.
+/// A flood of SYNs while servers change and the table of flows is as small as it gets: connections
+/// go on, and new ones are made.
 pub fn are_not_displaced(stage: &mut Stage) -> Result<()> {
-    // For 2,048 words. Some may be lost where veth's queues are short; five times the table is enough.
+    // For 2,048 words. Some may be lost where veth's queues are short; five times the table is
+    // enough.
     const FLOOD: u32 = 30_000;
     const ENOUGH: u64 = 10_000;
     stage.restart(&["--balance-max-flows", "1024"])?;
-    stage.tell(&format!("service add {SERVICE} --server 10.1.2.10 10.1.2.11"))?;
+    stage.tell(&format!(
+        "service add {SERVICE} --server 10.1.2.10 10.1.2.11"
+    ))?;
     let mut connections = stage.open(400)?;
     // From now on flows are remembered where servers have changed.
     stage.tell(&format!("service server add {SERVICE} 10.1.2.12"))?;

@@ -12,7 +12,8 @@ use testkit::{PATIENCE, Result, wait_for};
 
 use crate::stage::{SERVICE, Server, Stage, VIP};
 
-/// As a client asks: a server without the address fails, and a service without servers is withdrawn.
+/// As a client asks: a server without the address fails, and a service without servers is
+/// withdrawn.
 pub fn is_asked_through_the_vip(stage: &mut Stage) -> Result<()> {
     // The third server works, but has not got the address.
     stage.servers[2]
@@ -82,15 +83,19 @@ pub fn is_asked_through_the_vip(stage: &mut Stage) -> Result<()> {
         stage
             .daemon
             .cli(&format!("service set {SERVICE} --check {kind}"))?;
-        let expected = if kind == "tcp" { "UNHEALTHY" } else { "HEALTHY" };
+        let expected = if kind == "tcp" {
+            "UNHEALTHY"
+        } else {
+            "HEALTHY"
+        };
         stage.healths_become(&[expected, expected, "HEALTHY"])?;
     }
     Ok(())
 }
 
-/// `butterfly service watch`, once it has told what is there.
-/// A daemon that is started again knows no connection, and its servers answer their first checks one after the other: nobody's
-/// packets go elsewhere meanwhile.
+/// `butterfly service watch`, once it has told what is there. A daemon that is started again knows
+/// no connection, and its servers answer their first checks one after the other: nobody's packets
+/// go elsewhere meanwhile.
 pub fn keeps_connections_over_a_restart(stage: &mut Stage) -> Result<()> {
     let add = format!(
         "service add {SERVICE} --server 10.1.2.10 10.1.2.11 10.1.2.12 --check tcp --check-interval 500"
@@ -116,16 +121,26 @@ pub fn keeps_connections_over_a_restart(stage: &mut Stage) -> Result<()> {
 
 fn watch(stage: &Stage, dir: &Path) -> Result<Process> {
     let (butterfly, endpoint) = (program("butterfly"), stage.daemon.endpoint());
-    let words = [&butterfly, "-e", &endpoint, "service", "watch", "--snapshot"];
+    let words = [
+        &butterfly,
+        "-e",
+        &endpoint,
+        "service",
+        "watch",
+        "--snapshot",
+    ];
     let process = Process::start("watch", &words, &dir.join("watch.log"))?;
     wait_for("service watch to begin", PATIENCE, || {
-        Ok(process.log().contains("that is all there is now").then_some(()))
+        Ok(process
+            .log()
+            .contains("that is all there is now")
+            .then_some(()))
     })?;
     Ok(process)
 }
 
-/// HTTP, HTTPS, DNS by both transports and a program, each against a server that is well, one that listens and is ill, and one
-/// that is well and has not got the service's address.
+/// HTTP, HTTPS, DNS by both transports and a program, each against a server that is well, one that
+/// listens and is ill, and one that is well and has not got the service's address.
 pub fn by_every_kind_of_check(stage: &mut Stage) -> Result<()> {
     let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
     let [well, ill, without, _] = stage.servers.as_slice() else {
@@ -139,7 +154,8 @@ pub fn by_every_kind_of_check(stage: &mut Stage) -> Result<()> {
     without.host.ok(&format!("ip addr del {VIP}/32 dev lo"))?;
     let greeted = command(dir.path())?;
     // No program is run unless the administrator says of which folder.
-    let asked = format!("service add {VIP}:7 --server 10.1.2.10 --check command --check-command {greeted}");
+    let asked =
+        format!("service add {VIP}:7 --server 10.1.2.10 --check command --check-command {greeted}");
     let refused = stage.daemon.cli(&asked).err().unwrap_or_default();
     check(
         refused.contains("this daemon runs no programs (--check-programs"),
@@ -149,7 +165,8 @@ pub fn by_every_kind_of_check(stage: &mut Stage) -> Result<()> {
         "--check-programs",
         &dir.path().join("programs").display().to_string(),
     ])?;
-    let other = format!("service add {VIP}:7 --server 10.1.2.10 --check command --check-command /bin/sh");
+    let other =
+        format!("service add {VIP}:7 --server 10.1.2.10 --check command --check-command /bin/sh");
     let refused = stage.daemon.cli(&other).err().unwrap_or_default();
     check(
         refused.contains("'/bin/sh' is not in "),
@@ -162,7 +179,11 @@ pub fn by_every_kind_of_check(stage: &mut Stage) -> Result<()> {
         ("8080", format!("--check http {http}"), "HTTP status 500"),
         ("443", format!("--check https {http}"), "HTTP status 500"),
         ("53/udp", format!("--check dns {name}"), "DNS answer 2: "),
-        ("53/tcp", format!("--check dns-tcp {name}"), "DNS answer 2: "),
+        (
+            "53/tcp",
+            format!("--check dns-tcp {name}"),
+            "DNS answer 2: ",
+        ),
         (
             "7",
             format!("--check command --check-command {greeted}"),
@@ -178,14 +199,22 @@ pub fn by_every_kind_of_check(stage: &mut Stage) -> Result<()> {
     }
     for (port, asked, why) in &kinds {
         let service = format!("{VIP}:{port}");
-        let ill = if why.is_empty() { "HEALTHY" } else { "UNHEALTHY" };
+        let ill = if why.is_empty() {
+            "HEALTHY"
+        } else {
+            "UNHEALTHY"
+        };
         stage
             .healths_of_become(&service, &["HEALTHY", ill, "UNHEALTHY"])
             .map_err(|e| format!("{asked}: {e}"))?;
         let shown = stage.daemon.cli(&format!("service show {service}"))?;
-        check(shown.contains(why), &format!("{asked} says '{why}':\n{shown}"))?;
+        check(
+            shown.contains(why),
+            &format!("{asked} says '{why}':\n{shown}"),
+        )?;
     }
-    // Another question than the server has an answer to: the host, the path, the status and the name are asked for.
+    // Another question than the server has an answer to: the host, the path, the status and the
+    // name are asked for.
     for (port, option) in [
         ("8080", "--check-host www.example.org"),
         ("443", "--check-path /"),
@@ -193,7 +222,9 @@ pub fn by_every_kind_of_check(stage: &mut Stage) -> Result<()> {
         ("53/tcp", "--check-name down.example.org"),
     ] {
         let service = format!("{VIP}:{port}");
-        stage.daemon.cli(&format!("service set {service} {option}"))?;
+        stage
+            .daemon
+            .cli(&format!("service set {service} {option}"))?;
         stage
             .healths_of_become(&service, &["UNHEALTHY"; 3])
             .map_err(|e| format!("{option}: {e}"))?;

@@ -20,7 +20,10 @@ pub fn stay_the_kernel_s(stage: &mut Stage) -> Result<()> {
     let _connections = stage.open(10)?;
     let own: SocketAddr = "10.1.2.3:8080".parse().map_err(|e| format!("{e}"))?;
     let kernel = Connections::open(&stage.client, own, 10)?;
-    check(kernel.to("kernel") == 10, "the kernel has the same interface")?;
+    check(
+        kernel.to("kernel") == 10,
+        "the kernel has the same interface",
+    )?;
     check(
         stage.client.succeeds("ping -q -c 1 -W 1 10.1.2.3")?,
         "and answers pings on it",
@@ -39,7 +42,10 @@ pub fn stay_the_kernel_s(stage: &mut Stage) -> Result<()> {
         "the same program, attached anew, balances",
     )?;
     stage.daemon.cli("service interface del eth0")?;
-    check(!taken(stage)?, "the interface is given back when it is asked for")?;
+    check(
+        !taken(stage)?,
+        "the interface is given back when it is asked for",
+    )?;
     let said = stage
         .daemon
         .cli("service interface reattach eth0")
@@ -61,7 +67,9 @@ pub fn keep_their_mode(stage: &mut Stage) -> Result<()> {
     stage
         .balancer
         .ok("ip link add br0 type bridge && ip link set br0 up")?;
-    stage.daemon.cli("service interface add br0 --mode generic")?;
+    stage
+        .daemon
+        .cli("service interface add br0 --mode generic")?;
     let refused = stage.daemon.cli("service interface add br0 --mode native");
     let said = refused.err().unwrap_or_default();
     check(
@@ -77,7 +85,10 @@ pub fn keep_their_mode(stage: &mut Stage) -> Result<()> {
         &format!("it is balanced on as before: {all}"),
     )?;
     check(
-        stage.balancer.ok("ip link show br0")?.contains("xdpgeneric"),
+        stage
+            .balancer
+            .ok("ip link show br0")?
+            .contains("xdpgeneric"),
         "and has its program",
     )?;
     stage.daemon.cli("service interface del br0").map(drop)
@@ -85,18 +96,26 @@ pub fn keep_their_mode(stage: &mut Stage) -> Result<()> {
 
 /// Removed, and made anew under the same name: it is another one to the kernel.
 pub fn come_back(stage: &mut Stage) -> Result<()> {
-    stage.tell(&format!("service add {SERVICE} --server 10.1.2.10 10.1.2.11"))?;
+    stage.tell(&format!(
+        "service add {SERVICE} --server 10.1.2.10 10.1.2.11"
+    ))?;
     drop(stage.open(10)?);
     let mode_becomes = |stage: &Stage, mode: &str| {
-        wait_for(&format!("the interface's mode to be {mode}"), PATIENCE, || {
-            let all = stage.daemon.json("service interface list")?;
-            Ok((all[0]["mode"] == mode).then_some(()))
-        })
+        wait_for(
+            &format!("the interface's mode to be {mode}"),
+            PATIENCE,
+            || {
+                let all = stage.daemon.json("service interface list")?;
+                Ok((all[0]["mode"] == mode).then_some(()))
+            },
+        )
     };
     mode_becomes(stage, "XDP_MODE_GENERIC")?;
     stage.balancer.ok("ip link del eth0")?;
     mode_becomes(stage, "XDP_MODE_UNSPECIFIED")?;
-    stage.lan.plug(&stage.balancer, "balancer", &["10.1.2.3/24"])?;
+    stage
+        .lan
+        .plug(&stage.balancer, "balancer", &["10.1.2.3/24"])?;
     mode_becomes(stage, "XDP_MODE_GENERIC")?;
     check(taken(stage)?, "the program runs on the new one")?;
     // It has another MAC, which the client would ask for some seconds later.

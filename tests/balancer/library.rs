@@ -29,14 +29,16 @@ pub fn balances_without_daemon_and_compiler(stage: &mut Stage) -> Result<()> {
     let _taken = stage.lan.take_from_xdp("balancer")?;
     let own = std::env::current_exe().map_err(|e| format!("this program's path: {e}"))?;
     let own = own.display();
-    let command =
-        format!("env -i PATH=/nonexistent {ROLE}=1 {own} eth0 192.168.101.1:80 10.1.2.10 10.1.2.11");
+    let command = format!(
+        "env -i PATH=/nonexistent {ROLE}=1 {own} eth0 192.168.101.1:80 10.1.2.10 10.1.2.11"
+    );
     let mut program = stage.balancer.start("example", &command)?;
     wait_for("the example to balance", PATIENCE, || {
         Ok(program.log().contains("balancing").then_some(()))
     })
     .map_err(|e| format!("{e}\n{}", program.log()))?;
-    // A server has its share as soon as it has answered: both do by the time that connections to each are made.
+    // A server has its share as soon as it has answered: both do by the time that connections to
+    // each are made.
     let mut connections = wait_for("both servers to have flows", PATIENCE, || {
         let connections = stage.open(40)?;
         Ok((connections.to("s0") > 0 && connections.to("s1") > 0).then_some(connections))

@@ -1,5 +1,6 @@
-//! The load balancer among real kernels: clients, the balancer's host and servers are namespaces on one Ethernet; the
-//! daemon runs in the balancer's, the servers speak HTTP and answer the clients themselves.
+//! The load balancer among real kernels: clients, the balancer's host and servers are namespaces on
+//! one Ethernet; the daemon runs in the balancer's, the servers speak HTTP and answer the clients
+//! themselves.
 
 mod announce;
 mod command;
@@ -102,15 +103,27 @@ const TRIALS: [(&str, &str, Session); 27] = [
         "tc",
         paths::of_errors,
     ),
-    ("a_balancer_behind_a_bridge", "generic", paths::behind_a_bridge),
+    (
+        "a_balancer_behind_a_bridge",
+        "generic",
+        paths::behind_a_bridge,
+    ),
     ("datagrams_in_fragments", "native", paths::of_fragments),
     (
         "errors_reach_the_server_of_their_flow",
         "generic",
         paths::of_errors,
     ),
-    ("addresses_are_announced_by_bird", "generic", announce::by_bird),
-    ("addresses_are_announced_by_frr", "generic", announce::by_frr),
+    (
+        "addresses_are_announced_by_bird",
+        "generic",
+        announce::by_bird,
+    ),
+    (
+        "addresses_are_announced_by_frr",
+        "generic",
+        announce::by_frr,
+    ),
     (
         "one_command_balances_without_a_daemon",
         "generic",

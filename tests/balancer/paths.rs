@@ -20,7 +20,9 @@ pub fn of_ipv6(stage: &mut Stage) -> Result<()> {
     };
     give(&stage.client, "fd01::1")?;
     give(&stage.balancer, "fd01::3")?;
-    stage.client.ok(&format!("ip route add {VIP6} via fd01::3"))?;
+    stage
+        .client
+        .ok(&format!("ip route add {VIP6} via fd01::3"))?;
     for (index, server) in stage.servers.iter().enumerate() {
         give(&server.host, &format!("fd01::1{index}"))?;
         take_vip(&server.host, VIP6)?;
@@ -40,7 +42,9 @@ pub fn of_ipv6(stage: &mut Stage) -> Result<()> {
         .ask_all()
         .map_err(|e| format!("after a server joined: {e}"))?;
     check(
-        stage.client.succeeds(&format!("ping -q -c 1 -W 5 {VIP6}"))?,
+        stage
+            .client
+            .succeeds(&format!("ping -q -c 1 -W 5 {VIP6}"))?,
         "echo is answered",
     )?;
     // Where a packet goes is told by a server's MAC address, whichever family it was found by.
@@ -55,8 +59,9 @@ pub fn of_ipv6(stage: &mut Stage) -> Result<()> {
     check(connections.to("s2") > 30, "it has its share")
 }
 
-/// What programs send on interfaces as the kernel makes them: streams in packets of up to 64 KiB, datagrams, in both families and
-/// through the balancer in one direction, each byte compared by the server.
+/// What programs send on interfaces as the kernel makes them: streams in packets of up to 64 KiB,
+/// datagrams, in both families and through the balancer in one direction, each byte compared by the
+/// server.
 pub fn of_sockets(stage: &mut Stage) -> Result<()> {
     const VIP6: &str = "fd99::1";
     const BYTES: u64 = 20_000_000;
@@ -66,7 +71,9 @@ pub fn of_sockets(stage: &mut Stage) -> Result<()> {
     };
     give(&stage.client, "fd01::1")?;
     give(&stage.balancer, "fd01::3")?;
-    stage.client.ok(&format!("ip route add {VIP6} via fd01::3"))?;
+    stage
+        .client
+        .ok(&format!("ip route add {VIP6} via fd01::3"))?;
     let mut stations = Vec::new();
     for (index, server) in stage.servers.iter().enumerate() {
         give(&server.host, &format!("fd01::1{index}"))?;
@@ -77,7 +84,8 @@ pub fn of_sockets(stage: &mut Stage) -> Result<()> {
     }
     for (vip, servers) in [(VIP, "10.1.2.10 10.1.2.11"), (VIP6, "fd01::10 fd01::11")] {
         let address: IpAddr = vip.parse().map_err(|e| format!("{vip}: {e}"))?;
-        let service = |port: u16, protocol: &str| format!("{}/{protocol}", SocketAddr::from((address, port)));
+        let service =
+            |port: u16, protocol: &str| format!("{}/{protocol}", SocketAddr::from((address, port)));
         for port in [traffic::UPLOAD, traffic::DOWNLOAD] {
             stage.tell(&format!(
                 "service add {} --server {servers}",
@@ -116,13 +124,17 @@ pub fn behind_a_bridge(stage: &mut Stage) -> Result<()> {
          ip link set eth0 master br0 && ip link set br0 up && ip addr add 10.1.2.3/24 dev br0",
     )?;
     stage.client.ok("ip neigh flush dev eth0")?;
-    stage.tell(&format!("service add {SERVICE} --server 10.1.2.10 10.1.2.11"))?;
+    stage.tell(&format!(
+        "service add {SERVICE} --server 10.1.2.10 10.1.2.11"
+    ))?;
     let connections = stage.open(100)?;
     check(
         connections.to("s0") > 20 && connections.to("s1") > 20,
         "both servers have their share",
     )?;
-    let way = stage.daemon.json(&format!("service server list {SERVICE}"))?;
+    let way = stage
+        .daemon
+        .json(&format!("service server list {SERVICE}"))?;
     check(
         way[0]["interface"] == "eth0",
         &format!("by the bridge's port: {way}"),
@@ -168,14 +180,22 @@ pub fn of_fragments(stage: &mut Stage) -> Result<()> {
             &format!("datagram {round} came whole"),
         )?;
     }
-    let counters =
-        (0..4).map(|n| stage.counter_of(&format!("{VIP}:5353/udp"), &format!("10.1.2.1{n}"), "packets"));
+    let counters = (0..4).map(|n| {
+        stage.counter_of(
+            &format!("{VIP}:5353/udp"),
+            &format!("10.1.2.1{n}"),
+            "packets",
+        )
+    });
     let packets = counters.sum::<Result<u64>>()?;
-    check(packets == 20 * 3, &format!("each in three fragments: {packets}"))
+    check(
+        packets == 20 * 3,
+        &format!("each in three fragments: {packets}"),
+    )
 }
 
-/// A link behind the client's router takes less than the servers send: the router tells the service's address, and the server of
-/// each flow has to hear it.
+/// A link behind the client's router takes less than the servers send: the router tells the
+/// service's address, and the server of each flow has to hear it.
 pub fn of_errors(stage: &mut Stage) -> Result<()> {
     let far = Namespace::new()?;
     let router = &stage.client;
@@ -216,7 +236,9 @@ pub fn of_errors(stage: &mut Stage) -> Result<()> {
     }
     for (index, server) in stage.servers.iter().enumerate() {
         if stage.counter_of(&format!("{VIP}:81"), &format!("10.1.2.1{index}"), "flows")? > 0 {
-            let route = server.host.ok(&format!("ip route get 10.9.0.2 from {VIP}"))?;
+            let route = server
+                .host
+                .ok(&format!("ip route get 10.9.0.2 from {VIP}"))?;
             check(
                 route.contains("mtu 1280"),
                 &format!("{} has heard of it: {route}", server.name),

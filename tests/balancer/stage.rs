@@ -1,4 +1,5 @@
-//! What the trials play on: a client, the balancer's host and servers, each a namespace on one Ethernet.
+//! What the trials play on: a client, the balancer's host and servers, each a namespace on one
+//! Ethernet.
 
 use std::net::SocketAddr;
 
@@ -15,7 +16,8 @@ pub const VIP: &str = "192.168.101.1";
 /// The same as a service.
 pub const SERVICE: &str = "192.168.101.1:80";
 
-/// A client 10.1.2.1, the balancer 10.1.2.3 with its daemon, servers 10.1.2.10 and up. All servers have the VIP.
+/// A client 10.1.2.1, the balancer 10.1.2.3 with its daemon, servers 10.1.2.10 and up. All servers
+/// have the VIP.
 pub struct Stage {
     pub client: Namespace,
     pub balancer: Namespace,
@@ -90,8 +92,8 @@ impl Stage {
         connections.open_more(&self.client, service()?, count)
     }
 
-    /// Tells the daemon something of services, and waits until it knows the way to all their servers: those that are not
-    /// reached yet get no flows.
+    /// Tells the daemon something of services, and waits until it knows the way to all their
+    /// servers: those that are not reached yet get no flows.
     pub fn tell(&self, line: &str) -> Result<()> {
         self.daemon.cli(line)?;
         self.ways_are_known()
@@ -105,7 +107,9 @@ impl Stage {
             let mut servers = services
                 .iter()
                 .flat_map(|service| service["servers"].as_array().into_iter().flatten());
-            Ok(servers.all(|server| server["interface"] != "").then_some(()))
+            Ok(servers
+                .all(|server| server["interface"] != "")
+                .then_some(()))
         })
     }
 
@@ -116,7 +120,9 @@ impl Stage {
 
     /// The same of another service.
     pub fn counter_of(&self, service: &str, address: &str, name: &str) -> Result<u64> {
-        let servers = self.daemon.json(&format!("service server list {service}"))?;
+        let servers = self
+            .daemon
+            .json(&format!("service server list {service}"))?;
         let all = servers.as_array().ok_or("no list of servers")?;
         let one = all.iter().find(|one| one["server"]["address"] == address);
         one.and_then(|one| number(&one["counters"][name]))
@@ -124,10 +130,21 @@ impl Stage {
     }
 
     fn healths(&self, service: &str) -> Result<Vec<String>> {
-        let servers = self.daemon.json(&format!("service server list {service}"))?;
-        let health =
-            |one: &serde_json::Value| one["health"].as_str().unwrap_or_default().replace("HEALTH_", "");
-        Ok(servers.as_array().ok_or("no list")?.iter().map(health).collect())
+        let servers = self
+            .daemon
+            .json(&format!("service server list {service}"))?;
+        let health = |one: &serde_json::Value| {
+            one["health"]
+                .as_str()
+                .unwrap_or_default()
+                .replace("HEALTH_", "")
+        };
+        Ok(servers
+            .as_array()
+            .ok_or("no list")?
+            .iter()
+            .map(health)
+            .collect())
     }
 
     /// Waits for what checks find.

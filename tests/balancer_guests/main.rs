@@ -1,5 +1,5 @@
-//! The load balancer with a kernel that is not this machine's, which has no tunnels: a server that takes packets out of each of them
-//! as Linux does.
+//! The load balancer with a kernel that is not this machine's, which has no tunnels: a server that
+//! takes packets out of each of them as Linux does.
 
 mod tunnels;
 

@@ -1,5 +1,5 @@
-//! Sixteen services, of each family by each way, and one server: a guest in which Linux itself takes the tunnels off. Clients and
-//! the daemon are in namespaces of this machine.
+//! Sixteen services, of each family by each way, and one server: a guest in which Linux itself
+//! takes the tunnels off. Clients and the daemon are in namespaces of this machine.
 
 use std::time::Duration;
 
@@ -13,14 +13,19 @@ use testkit::{Result, wait_for};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A client reaches the server by each, and the server's kernel counts it at the tunnel that was meant.
+/// A client reaches the server by each, and the server's kernel counts it at the tunnel that was
+/// meant.
 pub fn every_one() -> Result<()> {
     let lan = Lan::new()?;
     let client = lan.host("client", &["10.1.2.1/24", "fd01::1/64"])?;
-    client.ok("ip route add 192.168.101.0/24 via 10.1.2.3 && ip route add fd99::/64 via fd01::3")?;
+    client
+        .ok("ip route add 192.168.101.0/24 via 10.1.2.3 && ip route add fd99::/64 via fd01::3")?;
     let balancer = lan.host("balancer", &["10.1.2.3/24", "fd01::3/64"])?;
     let nic = Nic::new(lan.wire("server"), "52:54:00:00:00:10");
-    let server = Guest::start(&Image::ready()?, &Machine::named("server").with(nic).with_tools())?;
+    let server = Guest::start(
+        &Image::ready()?,
+        &Machine::named("server").with(nic).with_tools(),
+    )?;
     lan.join("server")?;
     server.ok(&format!("in=; {SERVER}"))?;
     let daemon = Daemon::start_on(Some(balancer.pid()), &[])?;

@@ -1,4 +1,5 @@
-//! Who else changes the kernel's tables: a routing daemon, and a client of DHCP. Nobody tells the router.
+//! Who else changes the kernel's tables: a routing daemon, and a client of DHCP. Nobody tells the
+//! router.
 
 use std::path::Path;
 
@@ -54,7 +55,10 @@ pub fn bird_feeds_it(stage: &mut Stage) -> Result<()> {
         let before = stage.counter("east0", family, "forwarded")?;
         hosts.east.ok(&format!("ping -q -i 0.002 -c 100 {to}"))?;
         let grown = stage.counter("east0", family, "forwarded")? - before;
-        check(grown == 100, &format!("{grown} of 100 packets go the fast way"))
+        check(
+            grown == 100,
+            &format!("{grown} of 100 packets go the fast way"),
+        )
     };
     is_fast(TOLD[0], "ipv4")?;
     is_fast(TOLD[1], "ipv6")?;
@@ -73,22 +77,25 @@ pub fn bird_feeds_it(stage: &mut Stage) -> Result<()> {
 /// Beyond whoever gives the router its address.
 const BEYOND: &str = "203.0.113.1";
 
-/// The east is the provider, who gives the router's `east0` its address and its default route: bound, renewed under traffic, bound
-/// to another address.
+/// The east is the provider, who gives the router's `east0` its address and its default route:
+/// bound, renewed under traffic, bound to another address.
 pub fn addresses_come_by_dhcp(stage: &mut Stage) -> Result<()> {
     stage.take_both()?;
     let hosts = &stage.hosts;
     hosts.router.ok("ip -4 addr flush dev east0")?;
-    hosts
-        .east
-        .ok(&format!("ip addr add {BEYOND}/32 dev lo && ip link set lo up"))?;
+    hosts.east.ok(&format!(
+        "ip addr add {BEYOND}/32 dev lo && ip link set lo up"
+    ))?;
     check(stage.route(BEYOND).is_err(), "there is no way beyond yet")?;
     let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
     let server = serve(stage, dir.path(), "10.1.0.100")?;
     let mut client = ask(stage, dir.path())?;
     let reached = |own: &str| -> Result<()> {
         let local = stage.hosts.router.ok("ip -4 addr show east0")?;
-        check(local.contains(own), &format!("the address is {own}: {local}"))?;
+        check(
+            local.contains(own),
+            &format!("the address is {own}: {local}"),
+        )?;
         // The provider's way back, which no server of addresses makes.
         hosts
             .east
@@ -100,9 +107,14 @@ pub fn addresses_come_by_dhcp(stage: &mut Stage) -> Result<()> {
         // Its neighbour is known by now.
         stage.treated(BEYOND, "fast")?;
         let before = stage.counter("west0", "ipv4", "forwarded")?;
-        hosts.west.ok(&format!("ping -q -i 0.002 -c 100 {BEYOND}"))?;
+        hosts
+            .west
+            .ok(&format!("ping -q -i 0.002 -c 100 {BEYOND}"))?;
         let grown = stage.counter("west0", "ipv4", "forwarded")? - before;
-        check(grown == 100, &format!("{grown} of 100 packets go the fast way"))
+        check(
+            grown == 100,
+            &format!("{grown} of 100 packets go the fast way"),
+        )
     };
     events(&client, "bound", 1)?;
     reached("10.1.0.100")?;
@@ -153,7 +165,10 @@ esac
 ";
     std::fs::write(&script, text).map_err(|e| format!("{}: {e}", script.display()))?;
     testkit::process::run(&["chmod", "755", &script.display().to_string()])?;
-    let command = format!("busybox udhcpc -f -i east0 -t 100 -T 1 -s {}", script.display());
+    let command = format!(
+        "busybox udhcpc -f -i east0 -t 100 -T 1 -s {}",
+        script.display()
+    );
     stage.hosts.router.start("udhcpc", &command)
 }
 

@@ -1,5 +1,5 @@
-//! The router among real kernels: a host in the east, the daemon's host, a host in the west, each a namespace. What the daemon
-//! counts is compared with what the hosts' own nftables count.
+//! The router among real kernels: a host in the east, the daemon's host, a host in the west, each a
+//! namespace. What the daemon counts is compared with what the hosts' own nftables count.
 
 mod feeds;
 
@@ -72,7 +72,9 @@ impl Stage {
         }
         let reasons = counters["reasons"].as_array().ok_or("no reasons")?;
         let reason = reasons.iter().find(|reason| reason["reason"] == name);
-        Ok(reason.and_then(|reason| number(&reason["packets"])).unwrap_or(0))
+        Ok(reason
+            .and_then(|reason| number(&reason["packets"]))
+            .unwrap_or(0))
     }
 
     /// The only route that is shown.
@@ -98,13 +100,23 @@ impl Stage {
 
     /// `butterfly` that goes on.
     fn cli(&self, name: &str, line: &str) -> Result<Process> {
-        let command = format!("{} -e {} {line}", program("butterfly"), self.daemon.endpoint());
+        let command = format!(
+            "{} -e {} {line}",
+            program("butterfly"),
+            self.daemon.endpoint()
+        );
         self.hosts.router.start(name, &command)
     }
 
     fn dump(&self) -> String {
         let mut text = String::new();
-        for line in ["router list", "router status", "route show", "neigh", "interface"] {
+        for line in [
+            "router list",
+            "router status",
+            "route show",
+            "neigh",
+            "interface",
+        ] {
             text += &format!(
                 "--- butterfly {line}\n{}\n",
                 self.daemon.cli(line).unwrap_or_else(|e| e)
@@ -123,7 +135,10 @@ fn said(watch: &Process, what: &str) -> Result<()> {
 
 fn interfaces_are_taken_and_given_back(stage: &mut Stage) -> Result<()> {
     let none = stage.daemon.cli("router list")?;
-    check(none.is_empty(), &format!("there is no interface yet: {none}"))?;
+    check(
+        none.is_empty(),
+        &format!("there is no interface yet: {none}"),
+    )?;
     stage.take_both()?;
     check(stage.hosts.has_program("east0")?, "a program is attached")?;
     let status = stage.daemon.cli("status")?;
@@ -205,7 +220,11 @@ fn counters_are_those_of_an_outside_observer(stage: &mut Stage) -> Result<()> {
             .succeeds(&format!("ping -q -c 3 -i 0.01 -W 1 -t 1 {address}"))?;
         check(!expired, "a TTL of one does not reach the west")?;
         let (now, seen) = (read(stage)?, stage.hosts.seen(address)?);
-        let more: Vec<u64> = now.iter().zip(&ours).map(|(now, before)| now - before).collect();
+        let more: Vec<u64> = now
+            .iter()
+            .zip(&ours)
+            .map(|(now, before)| now - before)
+            .collect();
         let (packets, bytes) = (seen.0 - theirs.0, seen.1 - theirs.1);
         check(packets == 300, &format!("300 requests arrive, {packets}"))?;
         check(
@@ -229,7 +248,10 @@ fn counters_are_those_of_an_outside_observer(stage: &mut Stage) -> Result<()> {
         &format!("a reason is a sentence:\n{text}"),
     )?;
     let rates = stage.daemon.cli("router status --watch=0.05 --count 2")?;
-    check(rates.contains("IPV4/s"), &format!("rates are printed:\n{rates}"))
+    check(
+        rates.contains("IPV4/s"),
+        &format!("rates are printed:\n{rates}"),
+    )
 }
 
 fn routes_and_neighbours_show_as_they_change(stage: &mut Stage) -> Result<()> {
@@ -258,7 +280,9 @@ fn routes_and_neighbours_show_as_they_change(stage: &mut Stage) -> Result<()> {
     let route = stage.route("203.0.113.9")?;
     let hop = &route["hops"][0];
     check(
-        route["prefix"] == "203.0.113.0/24" && hop["gateway"] == "10.2.0.2" && hop["interface"] == "west0",
+        route["prefix"] == "203.0.113.0/24"
+            && hop["gateway"] == "10.2.0.2"
+            && hop["interface"] == "west0",
         &format!("the route is the kernel's: {route}"),
     )?;
     let mac = router.ok("ip neigh show 10.2.0.2 dev west0")?;
@@ -272,18 +296,28 @@ fn routes_and_neighbours_show_as_they_change(stage: &mut Stage) -> Result<()> {
         &format!("a prefix shows the routes of all tables:\n{within}"),
     )?;
     let all = stage.daemon.cli("route show")?;
-    for line in ["Internet:", "Internet6:", "198.51.100.0/25", "2001:db8:f::/48"] {
+    for line in [
+        "Internet:",
+        "Internet6:",
+        "198.51.100.0/25",
+        "2001:db8:f::/48",
+    ] {
         check(all.contains(line), &format!("'{line}' is shown:\n{all}"))?;
     }
     // It changes under traffic, and shows.
     stage.hosts.pinging(|| {
         let router = &stage.hosts.router;
-        router.ok("ip route replace 203.0.113.0/24 via 10.1.0.2 && ip route del 198.51.100.0/25")?;
+        router
+            .ok("ip route replace 203.0.113.0/24 via 10.1.0.2 && ip route del 198.51.100.0/25")?;
         wait_for("the other gateway", PATIENCE, || {
             Ok((stage.route("203.0.113.9")?["hops"][0]["gateway"] == "10.1.0.2").then_some(()))
         })?;
         wait_for("the blackhole to go", PATIENCE, || {
-            Ok(stage.daemon.cli("route show 198.51.100.1").is_err().then_some(()))
+            Ok(stage
+                .daemon
+                .cli("route show 198.51.100.1")
+                .is_err()
+                .then_some(()))
         })
     })?;
     neighbours_show(stage)
@@ -345,7 +379,10 @@ fn what_happens_is_told(stage: &mut Stage) -> Result<()> {
     said(&watch, "route 203.0.113.0/24 via 10.2.0.2 dev west0")?;
     said(&all_routes, "route 203.0.113.0/24 via 10.2.0.2 dev west0")?;
     router.ok("ip route del 203.0.113.0/24 via 10.2.0.2")?;
-    said(&watch, "deleted route 203.0.113.0/24 via 10.2.0.2 dev west0")?;
+    said(
+        &watch,
+        "deleted route 203.0.113.0/24 via 10.2.0.2 dev west0",
+    )?;
     router.ok("ip neigh replace 10.2.0.9 lladdr 02:00:00:00:00:09 dev west0 nud permanent")?;
     said(
         &watch,
@@ -359,7 +396,9 @@ fn what_happens_is_told(stage: &mut Stage) -> Result<()> {
         !neighbours.log().contains("203.0.113.0"),
         "routes are no neighbours",
     )?;
-    router.ok("for n in $(seq 1 200); do echo route add 192.0.2.$n/32 via 10.2.0.2; done | ip -batch -")?;
+    router.ok(
+        "for n in $(seq 1 200); do echo route add 192.0.2.$n/32 via 10.2.0.2; done | ip -batch -",
+    )?;
     wait_for("the routes in the table", PATIENCE, || {
         Ok((stage.treatment("192.0.2.200").ok().as_deref() == Some("fast")).then_some(()))
     })?;
@@ -367,7 +406,10 @@ fn what_happens_is_told(stage: &mut Stage) -> Result<()> {
         "nft 'add table ip filter; add chain ip filter forward { type filter hook forward priority 0; };
          add rule ip filter forward tcp dport 9 drop'",
     )?;
-    said(&watch, "IPv4 is left to the kernel: nftables ip filter forward")?;
+    said(
+        &watch,
+        "IPv4 is left to the kernel: nftables ip filter forward",
+    )?;
     stage.treated("192.0.2.200", "kernel")?;
     router.ok("nft flush ruleset")?;
     said(&watch, "no longer: IPv4 is left to the kernel")?;
@@ -395,7 +437,10 @@ fn refusals_name_the_interface_and_what_holds_it(stage: &mut Stage) -> Result<()
     for (name, why) in [
         ("nothing0", "there is no such interface"),
         ("lo", "it is no Ethernet interface"),
-        ("spare", "it belongs to the bridge bridge0, which has its packets"),
+        (
+            "spare",
+            "it belongs to the bridge bridge0, which has its packets",
+        ),
     ] {
         let said = refused(stage, &format!("router add {name}"));
         check(
@@ -403,7 +448,10 @@ fn refusals_name_the_interface_and_what_holds_it(stage: &mut Stage) -> Result<()
             &format!("{name} is refused: {said}"),
         )?;
     }
-    check(stage.daemon.cli("router list")?.is_empty(), "nothing was taken")?;
+    check(
+        stage.daemon.cli("router list")?.is_empty(),
+        "nothing was taken",
+    )?;
     let said = refused(stage, "router add a/b");
     check(said.contains("'a/b' is no name of an interface"), &said)?;
     // Somebody else's program; those before it stay taken.
@@ -448,7 +496,9 @@ fn interfaces_are_part_of_the_declared_configuration(stage: &mut Stage) -> Resul
     let file = stage.daemon.dir().join("declared.json");
     let apply = |stage: &Stage, text: &str, options: &str| -> Result<String> {
         std::fs::write(&file, text).map_err(|e| format!("{}: {e}", file.display()))?;
-        stage.daemon.cli(&format!("apply {} {options}", file.display()))
+        stage
+            .daemon
+            .cli(&format!("apply {} {options}", file.display()))
     };
     let both = r#"{ "router": { "interfaces": [ { "name": "east0" }, { "name": "west0", "mode": "XDP_MODE_GENERIC" } ] } }"#;
     let told = apply(stage, both, "--dry-run")?;
@@ -465,13 +515,17 @@ fn interfaces_are_part_of_the_declared_configuration(stage: &mut Stage) -> Resul
     )?;
     check(apply(stage, both, "")?.is_empty(), "once more is no change")?;
     let config = stage.daemon.cli("config")?;
-    check(config.contains("\"west0\""), &format!("it is printed:\n{config}"))?;
+    check(
+        config.contains("\"west0\""),
+        &format!("it is printed:\n{config}"),
+    )?;
     check(
         apply(stage, &config, "")?.is_empty(),
         "what is printed is what there is",
     )?;
     // Refused, it changed nothing; not spoken of, it stays.
-    let wrong = r#"{ "router": { "interfaces": [ { "name": "east0" }, { "name": "nothing0" } ] } }"#;
+    let wrong =
+        r#"{ "router": { "interfaces": [ { "name": "east0" }, { "name": "nothing0" } ] } }"#;
     let refused = apply(stage, wrong, "").err().unwrap_or_default();
     check(
         refused.contains("interface nothing0: there is no such interface"),
@@ -488,7 +542,10 @@ fn interfaces_are_part_of_the_declared_configuration(stage: &mut Stage) -> Resul
     )?;
     let told = apply(stage, r#"{ "router": {} }"#, "")?;
     check(told == "- router east0\n- router west0\n", &told)?;
-    check(!stage.hosts.has_program("east0")?, "it is the kernel's again")
+    check(
+        !stage.hosts.has_program("east0")?,
+        "it is the kernel's again",
+    )
 }
 
 fn killed_under_load_the_kernel_goes_on(stage: &mut Stage) -> Result<()> {

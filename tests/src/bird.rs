@@ -24,8 +24,8 @@ pub struct Bird {
 }
 
 impl Bird {
-    /// Starts one in a namespace. `id` is its router id, of the form of an IPv4 address; `protocols` its configuration but for the
-    /// interfaces, which it always knows.
+    /// Starts one in a namespace. `id` is its router id, of the form of an IPv4 address;
+    /// `protocols` its configuration but for the interfaces, which it always knows.
     pub fn start(host: &Namespace, id: &str, protocols: &str) -> Result<Self> {
         let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
         let (config, control) = (dir.path().join("conf"), dir.path().join("control"));
@@ -43,7 +43,12 @@ impl Bird {
     pub fn tell(&self, command: &str) -> Result<String> {
         let control = self.control.display().to_string();
         let words = ["birdc", "-s", &control];
-        process::run(&words.into_iter().chain(command.split(' ')).collect::<Vec<_>>())
+        process::run(
+            &words
+                .into_iter()
+                .chain(command.split(' '))
+                .collect::<Vec<_>>(),
+        )
     }
 
     /// It is gone without a word.

@@ -37,8 +37,8 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Kills it, as a crash would, and starts another one with the same options in the same folder. It knows nothing of
-    /// what was configured.
+    /// Kills it, as a crash would, and starts another one with the same options in the same folder.
+    /// It knows nothing of what was configured.
     pub fn kill_and_restart(&mut self) -> Result<()> {
         self.process.kill();
         let options: Vec<&str> = self.options.iter().map(String::as_str).collect();
@@ -119,7 +119,8 @@ impl Daemon {
     /// Runs `butterfly --json`, and gives what it printed as JSON.
     pub fn json(&self, line: &str) -> Result<Value> {
         let text = self.cli(&format!("--json {line}"))?;
-        serde_json::from_str(&text).map_err(|e| format!("`butterfly --json {line}` printed {text}: {e}"))
+        serde_json::from_str(&text)
+            .map_err(|e| format!("`butterfly --json {line}` printed {text}: {e}"))
     }
 
     /// A number of `nic stats`, by its name in the API.
@@ -128,7 +129,8 @@ impl Daemon {
         number(&all[0][name]).ok_or_else(|| format!("no {name} in {all}"))
     }
 
-    /// Frames of a NIC that were dropped in one direction (`INGRESS`, `EGRESS`), by any of these reasons.
+    /// Frames of a NIC that were dropped in one direction (`INGRESS`, `EGRESS`), by any of these
+    /// reasons.
     pub fn drops(&self, nic: &str, direction: &str, reasons: &[&str]) -> Result<u64> {
         let all = self.json(&format!("drops {nic}"))?;
         let drops = all["drops"]

@@ -1,7 +1,8 @@
-//! Two hosts as network namespaces joined by a cable, a `butterflyd` on each, and containers as their guests.
+//! Two hosts as network namespaces joined by a cable, a `butterflyd` on each, and containers as
+//! their guests.
 //!
-//! The hosts have 192.0.2.1 and 192.0.2.2, fd0c::1 and fd0c::2 on `uplink0`. A guest is a namespace behind a TAP NIC
-//! whose id is its name, in the group `open`, which lets everything in.
+//! The hosts have 192.0.2.1 and 192.0.2.2, fd0c::1 and fd0c::2 on `uplink0`. A guest is a namespace
+//! behind a TAP NIC whose id is its name, in the group `open`, which lets everything in.
 
 use crate::Daemon;
 use testkit::netns::Namespace;
@@ -115,7 +116,8 @@ impl Host {
         )?;
         // As a guest is told: what the underlay carries.
         let shown = self.daemon.json(&format!("nic details {name}"))?;
-        let mtu = crate::daemon::number(&shown[0]["mtu"]).ok_or_else(|| format!("no MTU in {shown}"))?;
+        let mtu =
+            crate::daemon::number(&shown[0]["mtu"]).ok_or_else(|| format!("no MTU in {shown}"))?;
         guest.ok(&format!("ip link set eth0 mtu {mtu}"))?;
         Ok(guest)
     }
@@ -152,7 +154,9 @@ pub fn mac(last: u8) -> String {
 /// Waits until a ping is answered.
 pub fn answers(from: &Namespace, to: &str) -> Result<()> {
     wait_for(&format!("{to} to answer"), PATIENCE, || {
-        Ok(from.succeeds(&format!("ping -q -c 1 -W 1 {to}"))?.then_some(()))
+        Ok(from
+            .succeeds(&format!("ping -q -c 1 -W 1 {to}"))?
+            .then_some(()))
     })
 }
 
@@ -161,7 +165,8 @@ pub fn tool(words: &str) -> String {
     format!("{} {words}", crate::daemon::program("guest"))
 }
 
-/// Starts a server of that program in a namespace, and waits until it listens. Its name is its log's: one of a kind in each.
+/// Starts a server of that program in a namespace, and waits until it listens. Its name is its
+/// log's: one of a kind in each.
 pub fn serve(guest: &Namespace, words: &str) -> Result<Process> {
     let server = guest.start(words.split(' ').next().unwrap_or("server"), &tool(words))?;
     wait_for("a server to listen", PATIENCE, || {

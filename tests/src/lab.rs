@@ -1,6 +1,6 @@
-//! One daemon and three guests, booted once for a test binary: `a`, `b` and `c` in VNI 42, with the addresses
-//! 10.0.0.1 to 10.0.0.3 and fd00::1 to fd00::3. Each trial starts from [`Lab::reset`]: no groups, no other NICs, nothing
-//! running in the guests.
+//! One daemon and three guests, booted once for a test binary: `a`, `b` and `c` in VNI 42, with the
+//! addresses 10.0.0.1 to 10.0.0.3 and fd00::1 to fd00::3. Each trial starts from [`Lab::reset`]: no
+//! groups, no other NICs, nothing running in the guests.
 
 use crate::Daemon;
 use crate::trials::Stage;
@@ -37,7 +37,8 @@ impl Stage for Lab {
             let nic = Nic::new(Wire::VhostUser(daemon.socket(name)), &mac(index));
             machines.push(Machine::named(name).with(nic));
         }
-        let guests = Guest::start_all(&image, &machines).map_err(|e| format!("{e}\n{}", daemon.dump()))?;
+        let guests =
+            Guest::start_all(&image, &machines).map_err(|e| format!("{e}\n{}", daemon.dump()))?;
         Ok(Self { daemon, guests })
     }
 
@@ -144,11 +145,14 @@ pub fn pings(from: &Guest, to: &str) -> Result<bool> {
 /// Waits until a command in a guest succeeds, for what needs a moment to be so.
 pub fn soon(guest: &Guest, command: &str) -> Result<()> {
     let what = format!("`{command}` to succeed in {}", guest.name());
-    wait_for(&what, PATIENCE, || Ok(guest.succeeds(command)?.then_some(())))
+    wait_for(&what, PATIENCE, || {
+        Ok(guest.succeeds(command)?.then_some(()))
+    })
 }
 
-/// Waits until a program in a guest has written a text to its log, which is there already, and gives the log. One that loads XDP programs takes its
-/// time: without KVM the guest's kernel checks them slowly.
+/// Waits until a program in a guest has written a text to its log, which is there already, and
+/// gives the log. One that loads XDP programs takes its time: without KVM the guest's kernel checks
+/// them slowly.
 pub fn says(guest: &Guest, log: &str, text: &str) -> Result<String> {
     let what = format!("'{text}' in {log} of {}", guest.name());
     let read = || guest.ok(&format!("cat {log}"));

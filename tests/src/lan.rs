@@ -26,7 +26,8 @@ impl Lan {
         })
     }
 
-    /// The same whose hosts' interfaces are as the kernel makes them: checksums only begun, segments not cut.
+    /// The same whose hosts' interfaces are as the kernel makes them: checksums only begun,
+    /// segments not cut.
     pub fn with_default_offloads() -> Result<Self> {
         Ok(Self {
             offloads: true,
@@ -46,8 +47,9 @@ impl Lan {
             .map(drop)
     }
 
-    /// A host with these addresses (with their prefix lengths) on its `eth0`. It computes its checksums itself, as what
-    /// XDP takes from a veth has to be a frame as it is on a wire, unless the network is one with default offloads.
+    /// A host with these addresses (with their prefix lengths) on its `eth0`. It computes its
+    /// checksums itself, as what XDP takes from a veth has to be a frame as it is on a wire, unless
+    /// the network is one with default offloads.
     pub fn host(&self, name: &str, addresses: &[&str]) -> Result<Namespace> {
         let host = Namespace::new()?;
         self.plug(&host, name, addresses)?;
@@ -71,8 +73,9 @@ impl Lan {
         Ok(())
     }
 
-    /// Makes the bridge take what an XDP program in native mode sends from a host's `eth0`, until the answer is dropped: veth
-    /// wakes the end that such frames come to only if that runs a program itself.
+    /// Makes the bridge take what an XDP program in native mode sends from a host's `eth0`, until
+    /// the answer is dropped: veth wakes the end that such frames come to only if that runs a
+    /// program itself.
     pub fn take_from_xdp(&self, name: &str) -> Result<(Program, Attachment)> {
         let failed = |e: xdp::Error| format!("the bridge's end of {name}'s cable: {e}");
         let program = Program::load("pass", objects::PASS, |_| Ok(())).map_err(failed)?;
@@ -83,7 +86,8 @@ impl Lan {
     }
 }
 
-/// Gives a server a service's address, as direct server return wants it: on `lo`, and nobody is told by ARP.
+/// Gives a server a service's address, as direct server return wants it: on `lo`, and nobody is
+/// told by ARP.
 pub fn take_vip(server: &Namespace, vip: &str) -> Result<()> {
     server.ok("sysctl -q -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2")?;
     server.ok(&format!("ip addr add {vip} dev lo")).map(drop)

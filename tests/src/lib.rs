@@ -1,8 +1,8 @@
-//! What the sessions share: a daemon of one's own, the command line that drives it, and the machines around it: QEMU's,
-//! DPDK's, and a ring driver of our own.
+//! What the sessions share: a daemon of one's own, the command line that drives it, and the
+//! machines around it: QEMU's, DPDK's, and a ring driver of our own.
 //!
-//! The programs tested are the ones beside the test binary (`target/debug`, `target/release`), as `make test` builds
-//! them; nothing of the daemon is linked in here.
+//! The programs tested are the ones beside the test binary (`target/debug`, `target/release`), as
+//! `make test` builds them; nothing of the daemon is linked in here.
 
 pub mod bird;
 pub mod cables;

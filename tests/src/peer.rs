@@ -1,5 +1,5 @@
-//! A guest that is a ring driver in this process, connected to the daemon as a VMM is: it sends any frame, and gets whole
-//! frames back to compare.
+//! A guest that is a ring driver in this process, connected to the daemon as a VMM is: it sends any
+//! frame, and gets whole frames back to compare.
 
 use io::vhost::features;
 use std::path::Path;
@@ -51,7 +51,10 @@ impl Peer {
         let mut frames = Vec::new();
         while frames.len() < count {
             if Instant::now() >= deadline {
-                return Err(format!("{} of {count} frames came in {patience:?}", frames.len()));
+                return Err(format!(
+                    "{} of {count} frames came in {patience:?}",
+                    frames.len()
+                ));
             }
             // Far shorter than the steps of `wait_for`: a test waits here thousands of times.
             std::thread::sleep(Duration::from_micros(50));
@@ -63,6 +66,9 @@ impl Peer {
     /// What has come, without waiting.
     pub fn arrived(&mut self) -> Vec<Vec<u8>> {
         let received = self.guest.receive();
-        received.into_iter().map(|received| received.frame).collect()
+        received
+            .into_iter()
+            .map(|received| received.frame)
+            .collect()
     }
 }

@@ -1,5 +1,5 @@
-//! DPDK's testpmd with virtio-user ports: a driver, and a VMM, that share no code with ours nor with QEMU's. Driven by its
-//! prompt; standard input is a named pipe.
+//! DPDK's testpmd with virtio-user ports: a driver, and a VMM, that share no code with ours nor
+//! with QEMU's. Driven by its prompt; standard input is a named pipe.
 
 use std::fs::File;
 use std::io::Write;
@@ -17,8 +17,8 @@ pub struct Testpmd {
 }
 
 impl Testpmd {
-    /// Starts one: `memory` are EAL's options for it, `vdevs` the ports, `options` those of testpmd itself. One core of it
-    /// forwards. It waits for nothing: see [`Testpmd::wait_ready`].
+    /// Starts one: `memory` are EAL's options for it, `vdevs` the ports, `options` those of testpmd
+    /// itself. One core of it forwards. It waits for nothing: see [`Testpmd::wait_ready`].
     pub fn launch(dir: &Path, memory: &[&str], vdevs: &[String], options: &[&str]) -> Result<Self> {
         let pipe = dir.join("testpmd.in");
         let _ = std::fs::remove_file(&pipe);
@@ -109,8 +109,8 @@ pub struct HugePages {
 const HUGE_PAGES: &str = "/proc/sys/vm/nr_hugepages";
 
 impl HugePages {
-    /// `count` pages more of the default size (2 MiB on x86). Fails where the host has not so much memory in one piece,
-    /// or does not let us.
+    /// `count` pages more of the default size (2 MiB on x86). Fails where the host has not so much
+    /// memory in one piece, or does not let us.
     pub fn reserve(count: u64) -> Result<Self> {
         let before = Self::read()?;
         let pages = Self { count };

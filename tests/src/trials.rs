@@ -86,6 +86,8 @@ fn run_one<S: Stage>(
     if alive && outcome.is_ok() {
         return Ok(());
     }
-    let sentence = outcome.err().unwrap_or_else(|| "the daemon ended".to_owned());
+    let sentence = outcome
+        .err()
+        .unwrap_or_else(|| "the daemon ended".to_owned());
     Err(format!("after {:?}: {sentence}\n{}", begin.elapsed(), stage.dump()).into())
 }

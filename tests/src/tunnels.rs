@@ -1,5 +1,5 @@
-//! Every way to a server through a tunnel, and how Linux takes them off: modules that this machine's kernel lacks, so the server is
-//! a guest, or a namespace in one.
+//! Every way to a server through a tunnel, and how Linux takes them off: modules that this
+//! machine's kernel lacks, so the server is a guest, or a namespace in one.
 
 /// A way to the server.
 pub struct Way {
@@ -58,8 +58,8 @@ pub const WAYS: [Way; 8] = [
     },
 ];
 
-/// What the server sets up in a guest, its `eth0` being on the balancer's network: Linux's tunnels, and its addresses. `$in` enters the
-/// server's namespace, if it is in one.
+/// What the server sets up in a guest, its `eth0` being on the balancer's network: Linux's tunnels,
+/// and its addresses. `$in` enters the server's namespace, if it is in one.
 pub const SERVER: &str = "set -e
     for module in ipip sit ip_gre ip6_tunnel ip6_gre fou fou6; do modprobe $module; done
     $in ip addr add 10.1.2.10/24 dev eth0 && $in ip addr add fd01::10/64 dev eth0 nodad

@@ -1,4 +1,5 @@
-//! HTTP as small as it can be: servers that say their name, and clients that keep many connections and ask again on each.
+//! HTTP as small as it can be: servers that say their name, and clients that keep many connections
+//! and ask again on each.
 
 use std::net::SocketAddr;
 
@@ -9,8 +10,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
 
-/// A server in a process of its own, which has its own limit of open files; it and all its connections end when it is
-/// dropped.
+/// A server in a process of its own, which has its own limit of open files; it and all its
+/// connections end when it is dropped.
 #[derive(Debug)]
 pub struct Web {
     _process: Process,
@@ -20,8 +21,8 @@ pub struct Web {
 const ROLE: &str = "BUTTERFLY_TEST_WEB";
 
 impl Web {
-    /// Listens in a namespace, on all its addresses, and answers every request with `name`. The program's main has to
-    /// call [`serve_if_asked`] first.
+    /// Listens in a namespace, on all its addresses, and answers every request with `name`. The
+    /// program's main has to call [`serve_if_asked`] first.
     pub fn serve(host: &Namespace, port: u16, name: &str) -> Result<Self> {
         let own = std::env::current_exe().map_err(|e| format!("this program's path: {e}"))?;
         let command = format!("env {ROLE}={port}:{name} {}", own.display());
@@ -42,7 +43,10 @@ pub fn serve_if_asked() -> Result<()> {
     many_descriptors()?;
     let fail = |e: std::io::Error| format!("a web server: {e}");
     let (port, name) = role.split_once(':').ok_or("the role is PORT:NAME")?;
-    let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{name}", name.len());
+    let answer = format!(
+        "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{name}",
+        name.len()
+    );
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -120,7 +124,9 @@ impl Connections {
                     )?;
                     Ok(std::net::TcpStream::from(socket))
                 };
-                (0..some).map(|_| socket()).collect::<std::io::Result<Vec<_>>>()
+                (0..some)
+                    .map(|_| socket())
+                    .collect::<std::io::Result<Vec<_>>>()
             })?;
             let sockets = sockets.map_err(|e| format!("sockets of a client: {e}"))?;
             let connected = self.runtime.block_on(async {
@@ -154,7 +160,10 @@ impl Connections {
 
     /// How many are to this server.
     pub fn to(&self, name: &str) -> usize {
-        self.open.iter().filter(|(_, server)| server == name).count()
+        self.open
+            .iter()
+            .filter(|(_, server)| server == name)
+            .count()
     }
 
     /// Forgets those to a server, as a client does whose server has died.
@@ -171,7 +180,9 @@ impl Connections {
                     .await
                     .map_err(|e| format!("connection {index} to {server}: {e}"))?;
                 if name != *server {
-                    return Err(format!("connection {index} to {server} was answered by {name}"));
+                    return Err(format!(
+                        "connection {index} to {server} was answered by {name}"
+                    ));
                 }
             }
             Ok(())
@@ -180,7 +191,11 @@ impl Connections {
 }
 
 async fn ask(stream: &mut TcpStream) -> Result<String> {
-    timely("send", stream.write_all(b"GET / HTTP/1.1\r\nhost: vip\r\n\r\n")).await?;
+    timely(
+        "send",
+        stream.write_all(b"GET / HTTP/1.1\r\nhost: vip\r\n\r\n"),
+    )
+    .await?;
     let mut answer = Vec::new();
     loop {
         if timely("receive", stream.read_buf(&mut answer)).await? == 0 {

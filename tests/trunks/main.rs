@@ -1,6 +1,7 @@
-//! The load balancer on trunks: VLANs (one tag, two, none), several interfaces, bonds, a NIC that takes tags out of frames; in native mode
-//! and in generic. Debian's kernel in two guests, which this machine's kernel has no such devices for: one balances, the
-//! other is all the hosts, a namespace for each, which speak HTTP.
+//! The load balancer on trunks: VLANs (one tag, two, none), several interfaces, bonds, a NIC that
+//! takes tags out of frames; in native mode and in generic. Debian's kernel in two guests, which
+//! this machine's kernel has no such devices for: one balances, the other is all the hosts, a
+//! namespace for each, which speak HTTP.
 
 mod stage;
 mod tunnels;
@@ -26,8 +27,14 @@ fn main() {
                 "a_bond_with_a_backup_in_generic_mode",
                 a_bond_with_a_backup_in_generic_mode,
             ),
-            ("a_bond_by_lacp_in_native_mode", a_bond_by_lacp_in_native_mode),
-            ("a_bond_by_lacp_in_generic_mode", a_bond_by_lacp_in_generic_mode),
+            (
+                "a_bond_by_lacp_in_native_mode",
+                a_bond_by_lacp_in_native_mode,
+            ),
+            (
+                "a_bond_by_lacp_in_generic_mode",
+                a_bond_by_lacp_in_generic_mode,
+            ),
             ("several_interfaces_at_once", several_interfaces_at_once),
             ("every_tunnel_over_a_vlan", tunnels::over_a_vlan),
         ],
@@ -42,7 +49,8 @@ fn a_trunk_in_generic_mode(pair: &mut Pair) -> Result<()> {
     pair.play(&Trunk::nic("eth0"), "generic")
 }
 
-/// VMware's NIC has no native XDP and hands VLAN tags over beside the frames: it is asked not to, until it is given back.
+/// VMware's NIC has no native XDP and hands VLAN tags over beside the frames: it is asked not to,
+/// until it is given back.
 fn a_nic_that_takes_tags_out(pair: &mut Pair) -> Result<()> {
     let takes_out = |pair: &Pair, expected: bool| {
         let says = pair.host.ok("ethtool -k eth3 | grep rx-vlan-offload")?;
@@ -59,8 +67,12 @@ fn a_nic_that_takes_tags_out(pair: &mut Pair) -> Result<()> {
         .ok("for vlan in v10 v20 v31 v30; do ip link del $vlan; done")?;
     pair.butterfly("service interface add eth3")?;
     takes_out(pair, true)?;
-    pair.host.ok("ip link add link eth3 name v10 type vlan id 10")?;
-    soon(&pair.host, "ethtool -k eth3 | grep -q 'rx-vlan-offload: off'")?;
+    pair.host
+        .ok("ip link add link eth3 name v10 type vlan id 10")?;
+    soon(
+        &pair.host,
+        "ethtool -k eth3 | grep -q 'rx-vlan-offload: off'",
+    )?;
     pair.butterfly("service interface del eth3")?;
     takes_out(pair, true)
 }
@@ -81,7 +93,8 @@ fn a_bond_by_lacp_in_generic_mode(pair: &mut Pair) -> Result<()> {
     survives(pair, &Trunk::lacp(), "generic")
 }
 
-/// A bond of two ports that loses one, the other, and gets both back; one leaves it and comes again.
+/// A bond of two ports that loses one, the other, and gets both back; one leaves it and comes
+/// again.
 fn survives(pair: &mut Pair, trunk: &Trunk, mode: &str) -> Result<()> {
     pair.set_up(trunk, mode)?;
     pair.each_serves("with both ports")?;

@@ -10,7 +10,8 @@ use testkit::qemu::Guest;
 
 use crate::world;
 
-/// The balancer's host and the guest that is everybody else. eth0 to eth2 are virtio; the host's eth3 is VMware's vmxnet3.
+/// The balancer's host and the guest that is everybody else. eth0 to eth2 are virtio; the host's
+/// eth3 is VMware's vmxnet3.
 pub struct Pair {
     pub host: Guest,
     pub world: Guest,
@@ -38,7 +39,8 @@ impl Trunk {
         }
     }
 
-    /// One cable to VMware's NIC, with one tag at the most: of two QEMU's model of it makes nonsense.
+    /// One cable to VMware's NIC, with one tag at the most: of two QEMU's model of it makes
+    /// nonsense.
     pub fn vmware() -> Self {
         let nic = "eth3";
         Trunk {
@@ -102,9 +104,9 @@ fn bond(mode: &str) -> String {
     )
 }
 
-/// The services: layer 2 to three servers, layer 3 to one behind a router, layer 2 for the untagged host's own requests, uploads, IPv6, all
-/// ports of UDP and SCTP.
-/// One document, since a program takes its time to start in a guest without KVM.
+/// The services: layer 2 to three servers, layer 3 to one behind a router, layer 2 for the untagged
+/// host's own requests, uploads, IPv6, all ports of UDP and SCTP. One document, since a program
+/// takes its time to start in a guest without KVM.
 fn services() -> String {
     let service = |vip: &str, port: u16, tunnel: &str, servers: &[&str]| {
         let kind = if port == 80 { "http" } else { "tcp" };
@@ -160,7 +162,8 @@ impl Pair {
         self.give_back()
     }
 
-    /// Makes the trunk, the hosts and the services, and waits until all checks through the services' addresses succeed.
+    /// Makes the trunk, the hosts and the services, and waits until all checks through the
+    /// services' addresses succeed.
     pub fn set_up(&mut self, trunk: &Trunk, mode: &str) -> Result<()> {
         self.host.ok(&trunk.host)?;
         self.world.ok(&format!(
@@ -176,9 +179,16 @@ impl Pair {
         self.balance(&trunk.interfaces, mode, &services(), "3112111")
     }
 
-    /// Starts the daemon with this configuration on these interfaces, and waits until checks through the services' addresses have found so
-    /// many healthy servers of each service, in the order of addresses and ports.
-    pub fn balance(&mut self, interfaces: &[&str], mode: &str, document: &str, healthy: &str) -> Result<()> {
+    /// Starts the daemon with this configuration on these interfaces, and waits until checks
+    /// through the services' addresses have found so many healthy servers of each service, in the
+    /// order of addresses and ports.
+    pub fn balance(
+        &mut self,
+        interfaces: &[&str],
+        mode: &str,
+        document: &str,
+        healthy: &str,
+    ) -> Result<()> {
         self.interfaces = interfaces.iter().map(|name| (*name).to_owned()).collect();
         self.host.ok("mkdir -p /run/bf; : >/run/log
              butterflyd --no-syslog -s /run/bf --api unix:/run/bf/api.sock >/run/log 2>&1 &")?;
@@ -186,15 +196,16 @@ impl Pair {
         for interface in interfaces {
             self.butterfly(&format!("service interface add {interface} --mode {mode}"))?;
         }
-        self.host.ok(&format!("echo '{document}' >/run/services.json"))?;
+        self.host
+            .ok(&format!("echo '{document}' >/run/services.json"))?;
         self.butterfly("apply /run/services.json")?;
         let found = "butterfly -e unix:/run/bf/api.sock --json service show | grep -o '\"healthy\": *[0-9]*' | tr -dc '0-9'";
         soon(&self.host, &format!("test $({found}) = {healthy}"))
             .map_err(|e| format!("not all servers are healthy: {e}"))
     }
 
-    /// Clients with tags and without reach servers with one tag, two and none, on layer 2 and on layer 3, in both families; all counted
-    /// as flows of the balancer's.
+    /// Clients with tags and without reach servers with one tag, two and none, on layer 2 and on
+    /// layer 3, in both families; all counted as flows of the balancer's.
     pub fn each_serves(&self, when: &str) -> Result<()> {
         let before = self.flows()?;
         let client = "nsenter -t $(cat /run/client) -n";
@@ -211,7 +222,8 @@ impl Pair {
                 .iter()
                 .map(|name| format!("grep -q {name} /run/pages"))
                 .collect();
-            // Chance decides which server a connection gets; of this many none is left out but once in ten million times.
+            // Chance decides which server a connection gets; of this many none is left out but once
+            // in ten million times.
             let pages = self
                 .world
                 .ok(&format!(
@@ -219,7 +231,9 @@ impl Pair {
                     enough.join(" && ")
                 ))
                 .map_err(|e| format!("{when}, {vip}: {e}"))?;
-            let all = servers.iter().all(|name| pages.lines().any(|page| page == *name));
+            let all = servers
+                .iter()
+                .all(|name| pages.lines().any(|page| page == *name));
             check(
                 all && pages.lines().all(|page| servers.contains(&page)),
                 &format!("{when}, every server of {vip} serves: {pages}"),
@@ -228,7 +242,9 @@ impl Pair {
         }
         // Segments as long as they get, from the client to a server.
         self.world
-            .ok(&format!("{client} guest tcp-put 192.168.101.1 81 300000 25"))
+            .ok(&format!(
+                "{client} guest tcp-put 192.168.101.1 81 300000 25"
+            ))
             .map_err(|e| format!("{when}, an upload: {e}"))?;
         self.world
             .ok(&format!(
@@ -283,7 +299,10 @@ impl Pair {
         }
         // The pair of interfaces that checks are sent by keeps its own.
         let links = self.host.ok("ip -o link show | grep -v bfc")?;
-        check(!links.contains("xdp"), &format!("no program is left:\n{links}"))
+        check(
+            !links.contains("xdp"),
+            &format!("no program is left:\n{links}"),
+        )
     }
 }
 

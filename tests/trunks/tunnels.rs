@@ -22,15 +22,20 @@ const HOSTS: &str = "
     space server v20
     $in ip link set v20 down && $in ip link set v20 name eth0 && $in ip link set eth0 up";
 
-/// Four tunnels, over IPv4 and IPv6, with IPv4 and IPv6 inside: checks and downloads through each, and Linux counts them where they
-/// come out.
+/// Four tunnels, over IPv4 and IPv6, with IPv4 and IPv6 inside: checks and downloads through each,
+/// and Linux counts them where they come out.
 pub fn over_a_vlan(pair: &mut Pair) -> Result<()> {
     pair.host.ok(HOST)?;
     pair.world.ok(&format!(
         "{}; {HOSTS}; {SERVER}; $in ip route add default via 10.1.2.3; $in ip -6 route add default via fd01::3",
         world::FUNCTIONS
     ))?;
-    pair.balance(&["eth0"], "native", &services(), &"1".repeat(2 * WAYS.len()))?;
+    pair.balance(
+        &["eth0"],
+        "native",
+        &services(),
+        &"1".repeat(2 * WAYS.len()),
+    )?;
     let before = counted(pair)?;
     let vips = "for n in $(seq 8); do for vip in 192.168.101.$n [fd99::$n]; do";
     let pages = pair.world.ok(&format!(
@@ -42,7 +47,8 @@ pub fn over_a_vlan(pair: &mut Pair) -> Result<()> {
     )?;
     let now = counted(pair)?;
     for ((device, old), (_, new)) in before.iter().zip(&now) {
-        // By each of these come two services at least, and of each connection SYN, ACK, request, FIN.
+        // By each of these come two services at least, and of each connection SYN, ACK, request,
+        // FIN.
         check(
             new - old >= 8,
             &format!("{} packets came out of {device}", new - old),
@@ -55,7 +61,10 @@ fn services() -> String {
     let mut services = Vec::new();
     for (n, way) in (1..).zip(&WAYS) {
         let tunnel = way.options.split(' ').next().unwrap_or_default();
-        for (vip, port) in [(format!("192.168.101.{n}"), 5555), (format!("fd99::{n}"), 5556)] {
+        for (vip, port) in [
+            (format!("192.168.101.{n}"), 5555),
+            (format!("fd99::{n}"), 5556),
+        ] {
             let mut service = json!({
                 "key": { "vip": vip, "port": 80, "protocol": 6 },
                 "encapsulation": format!("ENCAPSULATION_{}", tunnel.to_uppercase()),

@@ -1,6 +1,7 @@
 //! What runs in the two guests, as shell.
 
-/// On the balancer's host, for a trunk in `$trunk` that is up: VLANs 10 and 20, and 31 in 30 (or in `$within`); the host's own addresses.
+/// On the balancer's host, for a trunk in `$trunk` that is up: VLANs 10 and 20, and 31 in 30 (or in
+/// `$within`); the host's own addresses.
 pub const HOST: &str = "set -e
     sysctl -q -w net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0
     ip addr add 10.0.0.3/24 dev $trunk
@@ -25,8 +26,10 @@ pub const HOST_OF_SEVERAL: &str = "set -e
     ip addr add 10.0.31.3/24 dev v31
     ip route add 10.0.50.0/24 via 10.0.20.10";
 
-/// In the other guest, functions: `space NAME DEVICE` makes a namespace with a device, whose holder's id is in /run/NAME, `host NAME DEVICE
-/// ADDRESS GATEWAY` one with an address; `serve NAME VIP…` has the last one serve its name, take large uploads and echo UDP and SCTP at these addresses.
+/// In the other guest, functions: `space NAME DEVICE` makes a namespace with a device, whose
+/// holder's id is in /run/NAME, `host NAME DEVICE ADDRESS GATEWAY` one with an address; `serve NAME
+/// VIP…` has the last one serve its name, take large uploads and echo UDP and SCTP at these
+/// addresses.
 pub const FUNCTIONS: &str = "set -e
     space() {
         unshare --net sleep 1000000 >/dev/null 2>&1 &
@@ -52,9 +55,9 @@ pub const FUNCTIONS: &str = "set -e
         $in ip addr add $1/64 dev $2 nodad && $in ip route add default via $3
     }";
 
-/// The hosts, on devices `$client` (of VLAN 10), `$once` (20) and `$twice` (30 and in it 31), and this guest's root itself, which has
-/// an address on `$bare`. A server of layer 3 is behind the one of VLAN 20,
-/// whose datagrams come from the service's address.
+/// The hosts, on devices `$client` (of VLAN 10), `$once` (20) and `$twice` (30 and in it 31), and
+/// this guest's root itself, which has an address on `$bare`. A server of layer 3 is behind the one
+/// of VLAN 20, whose datagrams come from the service's address.
 pub const HOSTS: &str = "
     host client $client 10.0.10.1 10.0.10.3
     two_families fd10::1 $client fd10::3

@@ -1,9 +1,11 @@
-//! The cable: a veth between the namespace of the host under test and the far one, where nobody is but two programs.
+//! The cable: a veth between the namespace of the host under test and the far one, where nobody is
+//! but two programs.
 //!
-//! What comes out at the far end is dropped by XDP and counted by the interface: so a frame costs its sender what the veth
-//! costs, and nobody answers. Frames to the host are made by the kernel itself (`BPF_F_TEST_XDP_LIVE_FRAMES`), the lightest sender
-//! there is. A program at the far end also takes segmentation from the near one: what is counted is whole and of a
-//! wire's size, whoever sent it.
+//! What comes out at the far end is dropped by XDP and counted by the interface: so a frame costs
+//! its sender what the veth costs, and nobody answers. Frames to the host are made by the kernel
+//! itself (`BPF_F_TEST_XDP_LIVE_FRAMES`), the lightest sender there is. A program at the far end
+//! also takes segmentation from the near one: what is counted is whole and of a wire's size,
+//! whoever sent it.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
@@ -100,8 +102,9 @@ pub struct Sender {
 impl Sender {
     /// Out of this one, which has to have a [sink].
     ///
-    /// A program that is attached nowhere is made known to the kernel with each call and forgotten behind it, which waits
-    /// for all processors: 20 ms. So it is attached to an interface that nothing comes to.
+    /// A program that is attached nowhere is made known to the kernel with each call and forgotten
+    /// behind it, which waits for all processors: 20 ms. So it is attached to an interface that
+    /// nothing comes to.
     pub fn new(space: &Namespace, device: &str) -> Result<Sender, PeerError> {
         let fail = |error: xdp::Error| PeerError(error.to_string());
         let program = Program::load("transmit", objects::TRANSMIT, |_| Ok(())).map_err(fail)?;
@@ -137,7 +140,8 @@ pub fn sink(space: &Namespace, device: &str) -> Result<Attachment, PeerError> {
 /// Frames that an interface has received.
 pub fn received(space: &Namespace, device: &str) -> Result<u64, PeerError> {
     let path = format!("/proc/{}/net/dev", space.pid());
-    let text = std::fs::read_to_string(&path).map_err(|error| PeerError(format!("{path}: {error}")))?;
+    let text =
+        std::fs::read_to_string(&path).map_err(|error| PeerError(format!("{path}: {error}")))?;
     packets(&text, device).ok_or_else(|| PeerError(format!("{path} says nothing of {device}")))
 }
 

@@ -1,5 +1,5 @@
-//! The guest of a host under test: rings of vhost-user, or for the kernel's bridge what it takes from a container and from a
-//! virtual machine; or nobody.
+//! The guest of a host under test: rings of vhost-user, or for the kernel's bridge what it takes
+//! from a container and from a virtual machine; or nobody.
 
 use std::time::{Duration, Instant};
 
@@ -81,7 +81,8 @@ impl Side {
         }
     }
 
-    /// Takes what has arrived. Gives how many frames, as far as they have to be taken to be counted.
+    /// Takes what has arrived. Gives how many frames, as far as they have to be taken to be
+    /// counted.
     pub fn take(&mut self) -> u64 {
         match self {
             Side::Rings { guest, .. } => guest.receive().into(),

@@ -1,4 +1,5 @@
-//! A host that takes part in a round: started once, with its guest and its cable, and halted while others are measured.
+//! A host that takes part in a round: started once, with its guest and its cable, and halted while
+//! others are measured.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -52,7 +53,8 @@ enum Course {
 impl Host {
     /// Starts it, waits until its guest and the far end hear each other, and halts it.
     pub fn start(peer: Peer, core: usize, large: bool) -> Result<Host, PeerError> {
-        let dir = tempfile::tempdir().map_err(|error| PeerError(format!("temporary directory: {error}")))?;
+        let dir = tempfile::tempdir()
+            .map_err(|error| PeerError(format!("temporary directory: {error}")))?;
         let cable = Cable::lay(matches!(peer, Peer::Butterfly | Peer::Kernel))?;
         let running = start(peer, &cable, dir.path(), core)?;
         let side = match &running {
@@ -85,7 +87,8 @@ impl Host {
         Ok(host)
     }
 
-    /// What comes before the first window of a row. If it fails, that is said and the host left out of the row.
+    /// What comes before the first window of a row. If it fails, that is said and the host left out
+    /// of the row.
     pub fn begin(&mut self, row: Row) {
         let begun = self.awake(|own| own.begun(row));
         self.course = said(&self.in_row(row), begun);
@@ -97,7 +100,8 @@ impl Host {
             return Vec::new();
         };
         let measured = self.awake(|own| {
-            // A neighbour's turn on our core can last longer than this one: nothing need arrive in it.
+            // A neighbour's turn on our core can last longer than this one: nothing need arrive in
+            // it.
             own.frames(&mut course, WARM)?;
             match own.frames(&mut course, window)? {
                 0.0 => Err(PeerError(format!("nothing arrives within {window:.0?}"))),
@@ -125,7 +129,10 @@ impl Host {
     }
 
     /// Does something while the host runs.
-    fn awake<T>(&mut self, what: impl FnOnce(&mut Host) -> Result<T, PeerError>) -> Result<T, PeerError> {
+    fn awake<T>(
+        &mut self,
+        what: impl FnOnce(&mut Host) -> Result<T, PeerError>,
+    ) -> Result<T, PeerError> {
         self.running.as_ref().map_or(Ok(()), Running::resume)?;
         let done = what(self);
         self.halt()?;
@@ -182,7 +189,8 @@ impl Host {
                 Ok(Course::ToWire(load, script.into(), Turns::of(load)))
             }
             Row::FromWire(load) => {
-                self.side.prepare(&load::datagram(0, 60)?, &Offload::default());
+                self.side
+                    .prepare(&load::datagram(0, 60)?, &Offload::default());
                 let frame = load::request_from_afar(load.frame_bytes())?;
                 Ok(Course::FromWire(tunnel::wrapped(&frame)?))
             }
@@ -195,7 +203,8 @@ impl Host {
         let count = match course {
             Course::ToWire(load, script, turns) => {
                 let before = self.cable.arrived()?;
-                self.side.flood(&script.frame, &script.offload, turns, time)?;
+                self.side
+                    .flood(&script.frame, &script.offload, turns, time)?;
                 (self.cable.arrived()? - before) as f64 / tunnel::pieces(*load) as f64
             }
             Course::FromWire(frame) => {

@@ -1,8 +1,9 @@
 //! The kernel's own overlay: a bridge, a vxlan device and nftables with the same rules.
 //!
-//! Its guest is on two ports: a veth, as a container's, for frames of up to 1518 bytes, sent by the kernel itself, and a TAP
-//! device for frames of 64 KiB. What they send and what the uplink receives is steered to the core that the other switches
-//! have (RPS): so it has two cores as they have, one of them busy with sending.
+//! Its guest is on two ports: a veth, as a container's, for frames of up to 1518 bytes, sent by the
+//! kernel itself, and a TAP device for frames of 64 KiB. What they send and what the uplink
+//! receives is steered to the core that the other switches have (RPS): so it has two cores as they
+//! have, one of them busy with sending.
 
 use std::time::{Duration, Instant};
 
@@ -32,7 +33,8 @@ pub struct Ports {
 /// Builds it on the host.
 pub fn start(cable: &Cable, core: usize) -> Result<Ports, PeerError> {
     let space = Namespace::new()?;
-    space.ok("sysctl -q -w net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1")?;
+    space
+        .ok("sysctl -q -w net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1")?;
     let [here, there] = ADDRESSES;
     let [mac, far] = GUEST_MACS;
     let host = &cable.host;
@@ -79,7 +81,12 @@ impl Ports {
     }
 
     /// The same for so long; a large frame from the TAP device.
-    pub fn flood(&mut self, frame: &[u8], offload: &Offload, time: Duration) -> Result<(), PeerError> {
+    pub fn flood(
+        &mut self,
+        frame: &[u8],
+        offload: &Offload,
+        time: Duration,
+    ) -> Result<(), PeerError> {
         let start = Instant::now();
         if offload.gso == Gso::None {
             let veth = &self.veth;
@@ -112,8 +119,8 @@ impl Ports {
     }
 }
 
-/// The same rules. The bridge hands its packets to the IP hooks (br_netfilter): tracking in the bridge's own hooks is a
-/// module that not every kernel has.
+/// The same rules. The bridge hands its packets to the IP hooks (br_netfilter): tracking in the
+/// bridge's own hooks is a module that not every kernel has.
 fn rules() -> String {
     let guest = guest_ip(0);
     let (first, last) = (
@@ -127,7 +134,9 @@ fn rules() -> String {
         })
         .collect();
     let allowed = ["tcp", "udp"].map(|protocol| {
-        format!("add rule ip bench forward ip daddr {guest} {protocol} dport {first}-{last} accept;")
+        format!(
+            "add rule ip bench forward ip daddr {guest} {protocol} dport {first}-{last} accept;"
+        )
     });
     format!(
         "add table ip bench; \
@@ -139,7 +148,8 @@ fn rules() -> String {
     )
 }
 
-/// A shell command that has another core do what the interfaces receive; sysfs shows the namespace it was mounted in.
+/// A shell command that has another core do what the interfaces receive; sysfs shows the namespace
+/// it was mounted in.
 fn steer(core: usize) -> String {
     let set = |device: &str| {
         format!(

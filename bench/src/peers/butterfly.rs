@@ -7,7 +7,8 @@ use std::process::Command;
 use super::process::{PeerError, Process, run, wait_for};
 use super::{GUEST_MACS, Listens, Running};
 
-/// A daemon, its workers on `cores` (`0`, or `0,1` for two), everything below `dir`: `api.sock` for gRPC, `v0.sock` for ZeroMQ, the NICs' sockets.
+/// A daemon, its workers on `cores` (`0`, or `0,1` for two), everything below `dir`: `api.sock` for
+/// gRPC, `v0.sock` for ZeroMQ, the NICs' sockets.
 pub fn daemon(dir: &Path, cores: Option<&str>) -> Result<Process, PeerError> {
     daemon_in(None, dir, cores, &[])
 }
@@ -45,15 +46,29 @@ pub fn start(dir: &Path, core: usize, rules: bool, options: &[&str]) -> Result<R
         .ok_or_else(|| PeerError("no pair of NICs".to_owned()))
 }
 
-/// A daemon with so many pairs of NICs, each in a network of its own with the same addresses. The last of them
-/// holds the daemon: it is to be dropped last.
-pub fn start_pairs(dir: &Path, cores: &str, rules: bool, pairs: usize) -> Result<Vec<Running>, PeerError> {
+/// A daemon with so many pairs of NICs, each in a network of its own with the same addresses. The
+/// last of them holds the daemon: it is to be dropped last.
+pub fn start_pairs(
+    dir: &Path,
+    cores: &str,
+    rules: bool,
+    pairs: usize,
+) -> Result<Vec<Running>, PeerError> {
     add_pairs(daemon(dir, Some(cores))?, dir, rules, pairs)
 }
 
-fn add_pairs(daemon: Process, dir: &Path, rules: bool, pairs: usize) -> Result<Vec<Running>, PeerError> {
+fn add_pairs(
+    daemon: Process,
+    dir: &Path,
+    rules: bool,
+    pairs: usize,
+) -> Result<Vec<Running>, PeerError> {
     for nic in 0..2 * pairs {
-        let filter = if rules { "--sg bench" } else { "--bypass-filtering" };
+        let filter = if rules {
+            "--sg bench"
+        } else {
+            "--bypass-filtering"
+        };
         let (mac, ip) = (GUEST_MACS[nic % 2], super::guest_ip(nic % 2));
         let vni = 1 + nic / 2;
         butterfly(
@@ -79,8 +94,8 @@ fn add_pairs(daemon: Process, dir: &Path, rules: bool, pairs: usize) -> Result<V
     Ok(running)
 }
 
-/// A daemon with one worker and guest 0, in the network namespace of process `holder`, whose `uplink` joins it to the host
-/// `there` of guest 1.
+/// A daemon with one worker and guest 0, in the network namespace of process `holder`, whose
+/// `uplink` joins it to the host `there` of guest 1.
 pub fn start_host(
     dir: &Path,
     core: usize,

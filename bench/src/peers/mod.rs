@@ -1,4 +1,5 @@
-//! The switches under test, each started as its own process on one core with two vhost-user sockets.
+//! The switches under test, each started as its own process on one core with two vhost-user
+//! sockets.
 
 pub mod butterfly;
 pub mod ovs;
@@ -31,20 +32,21 @@ pub enum Peer {
     ButterflyRules,
     /// This project with `bypass_filtering` NICs.
     ButterflyOpen,
-    /// As [`Peer::ButterflyRules`], its core kept from halting (`--wake-us 0`): what the first frame waits for otherwise.
+    /// As [`Peer::ButterflyRules`], its core kept from halting (`--wake-us 0`): what the first
+    /// frame waits for otherwise.
     ButterflyAwake,
     /// DPDK's bare two-copy loop: testpmd, two `net_vhost` devices, io forwarding.
     Testpmd,
-    /// The same with packet buffers that hold 64 KiB: its best configuration for such frames, and measured with them
-    /// alone.
+    /// The same with packet buffers that hold 64 KiB: its best configuration for such frames, and
+    /// measured with them alone.
     TestpmdLarge,
     /// OVS-DPDK as a learning switch.
     OvsNormal,
-    /// OVS-DPDK with the same rules and one connection-tracking zone for both guests: what it could do if tenants did
-    /// not have to be told apart.
+    /// OVS-DPDK with the same rules and one connection-tracking zone for both guests: what it could
+    /// do if tenants did not have to be told apart.
     OvsCtOne,
-    /// OVS-DPDK with the same rules and a zone per guest, which is what security groups mean: a connection is judged by
-    /// the sender's zone and by the receiver's.
+    /// OVS-DPDK with the same rules and a zone per guest, which is what security groups mean: a
+    /// connection is judged by the sender's zone and by the receiver's.
     OvsCt,
 }
 
@@ -86,7 +88,8 @@ impl Peer {
         )
     }
 
-    /// Does it keep its core from halting as long as it is up, halted or not? It is up when no other is.
+    /// Does it keep its core from halting as long as it is up, halted or not? It is up when no
+    /// other is.
     pub fn keeps_awake(self) -> bool {
         self == Peer::ButterflyAwake
     }
@@ -100,7 +103,8 @@ impl Peer {
         }
     }
 
-    /// Starts the switch on `core`, everything it writes below `dir`; `large`: for frames of 64 KiB.
+    /// Starts the switch on `core`, everything it writes below `dir`; `large`: for frames of 64
+    /// KiB.
     pub fn start(self, dir: &Path, core: usize, large: bool) -> Result<Running, PeerError> {
         match self {
             Peer::ButterflyRules => butterfly::start(dir, core, true, &[]),
@@ -127,7 +131,8 @@ pub struct Running {
     /// Where the guests are connected.
     sockets: Vec<PathBuf>,
     listens: Listens,
-    /// Makes the switch forget connections, where it has a limit that tests one after the other would reach.
+    /// Makes the switch forget connections, where it has a limit that tests one after the other
+    /// would reach.
     forget: Option<Box<dyn Fn() -> Result<(), PeerError>>>,
     /// The switch first, in the order they are to be ended.
     processes: Vec<process::Process>,
@@ -136,12 +141,15 @@ pub struct Running {
 impl Running {
     /// Connects a guest to each socket; the sessions last until they are dropped.
     pub fn connect(&self, guests: &[Guest]) -> Result<Vec<Frontend>, PeerError> {
-        let fail = |socket: &Path, error: std::io::Error| PeerError(format!("{}: {error}", socket.display()));
+        let fail = |socket: &Path, error: std::io::Error| {
+            PeerError(format!("{}: {error}", socket.display()))
+        };
         // A switch that connects looks for its sockets about once a second: they must all be there.
         let listeners: Option<Vec<UnixListener>> = match self.listens {
             Listens::Switch => None,
             Listens::Vmm => {
-                let bind = |path: &PathBuf| UnixListener::bind(path).map_err(|error| fail(path, error));
+                let bind =
+                    |path: &PathBuf| UnixListener::bind(path).map_err(|error| fail(path, error));
                 Some(self.sockets.iter().map(bind).collect::<Result<_, _>>()?)
             }
         };

@@ -1,8 +1,9 @@
-//! OVS-DPDK from the distribution, in a network namespace of its own so that its devices are seen by nobody, or in one that
-//! is a host with an uplink ([`host`]).
+//! OVS-DPDK from the distribution, in a network namespace of its own so that its devices are seen
+//! by nobody, or in one that is a host with an uplink ([`host`]).
 //!
-//! Its ports connect to the guests' sockets (`dpdkvhostuserclient`): ports that listen (`dpdkvhostuser`) never offer
-//! checksum or segmentation offload, whatever `userspace-tso-enable` says, so that a guest could not send 64 KiB.
+//! Its ports connect to the guests' sockets (`dpdkvhostuserclient`): ports that listen
+//! (`dpdkvhostuser`) never offer checksum or segmentation offload, whatever `userspace-tso-enable`
+//! says, so that a guest could not send 64 KiB.
 
 pub mod host;
 mod pipeline;
@@ -21,7 +22,12 @@ const MTU: u16 = 1600;
 const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
 
 /// Two guests. `large`: with segmentation offload, which OVS warns is slower for small frames.
-pub fn start(dir: &Path, core: usize, large: bool, pipeline: Pipeline) -> Result<Running, PeerError> {
+pub fn start(
+    dir: &Path,
+    core: usize,
+    large: bool,
+    pipeline: Pipeline,
+) -> Result<Running, PeerError> {
     let server = Server::launch(dir, core, large, None)?;
     server.add_bridge("br0", "")?;
     server.add_guest("br0", 0)?;
@@ -42,7 +48,12 @@ struct Server {
 
 impl Server {
     /// Starts both, in the network namespace of process `holder` or in a new one.
-    fn launch(dir: &Path, core: usize, large: bool, holder: Option<u32>) -> Result<Server, PeerError> {
+    fn launch(
+        dir: &Path,
+        core: usize,
+        large: bool,
+        holder: Option<u32>,
+    ) -> Result<Server, PeerError> {
         let mut server = Server {
             dir: dir.to_owned(),
             processes: Vec::new(),
@@ -110,7 +121,11 @@ impl Server {
     /// Changes the database; does not wait for the switch.
     fn vsctl(&self, args: &str) -> Result<(), PeerError> {
         let mut command = self.command("ovs-vsctl");
-        command.args([&format!("--db={}", self.database()), "--timeout=20", "--no-wait"]);
+        command.args([
+            &format!("--db={}", self.database()),
+            "--timeout=20",
+            "--no-wait",
+        ]);
         run(command.args(args.split_whitespace())).map(drop)
     }
 
@@ -138,7 +153,13 @@ impl Server {
         let mut command = self.command("ovs-vsctl");
         command.args([&format!("--db={}", self.database()), "--timeout=20"]);
         for (name, number) in ports {
-            command.args(["--", "wait-until", "Interface", name, &format!("ofport={number}")]);
+            command.args([
+                "--",
+                "wait-until",
+                "Interface",
+                name,
+                &format!("ofport={number}"),
+            ]);
         }
         run(&mut command).map(drop).map_err(|error| {
             let log = std::fs::read_to_string(self.dir.join("vswitchd.log")).unwrap_or_default();
@@ -152,7 +173,13 @@ impl Server {
             .map_err(|error| PeerError(format!("flows: {error}")))?;
         let management = format!("unix:{}", self.path(&format!("{bridge}.mgmt")));
         let mut command = self.command("ovs-ofctl");
-        command.args(["-O", "OpenFlow13", "add-flows", &management, &self.path("flows")]);
+        command.args([
+            "-O",
+            "OpenFlow13",
+            "add-flows",
+            &management,
+            &self.path("flows"),
+        ]);
         run(&mut command).map(drop)
     }
 
@@ -160,8 +187,8 @@ impl Server {
         appctl(&self.dir, args)
     }
 
-    /// Ready for its guests. `tracks`: it is to forget connections before each measurement, since its limit is 3,000,000 and a
-    /// zone per guest counts each twice.
+    /// Ready for its guests. `tracks`: it is to forget connections before each measurement, since
+    /// its limit is 3,000,000 and a zone per guest counts each twice.
     fn running(self, sockets: &[&str], tracks: bool) -> Running {
         let dir = self.dir;
         let sockets = sockets.iter().map(|name| dir.join(name)).collect();

@@ -36,13 +36,16 @@ impl Process {
         command
     }
 
-    /// The same for a program that runs in the network namespace of process `holder`, where one is given.
+    /// The same for a program that runs in the network namespace of process `holder`, where one is
+    /// given.
     pub fn command_in(holder: Option<u32>, program: impl AsRef<OsStr>) -> Command {
         let Some(holder) = holder else {
             return Process::command(program);
         };
         let mut command = Process::command("nsenter");
-        command.args(["-t", &holder.to_string(), "-n", "--"]).arg(program);
+        command
+            .args(["-t", &holder.to_string(), "-n", "--"])
+            .arg(program);
         command
     }
 
@@ -103,7 +106,8 @@ impl Drop for Process {
     }
 }
 
-/// Waits until every path exists; after ten seconds the peer has failed, and the end of its log says why.
+/// Waits until every path exists; after ten seconds the peer has failed, and the end of its log
+/// says why.
 pub fn wait_for(paths: &[&Path], log: &Path) -> Result<(), PeerError> {
     let deadline = Instant::now() + Duration::from_secs(10);
     while !paths.iter().all(|path| path.exists()) {

@@ -1,15 +1,17 @@
 //! The encryption of the v0 protocol: AES-256-CBC around a SHA-512 digest and the clear content.
 //!
-//! A key is 32 bytes, kept base64 encoded in a file (`openssl rand -base64 -out FILE 32`) that daemon and
-//! client share. [`encrypt`] and [`decrypt`] work on the bytes of `Encrypted.aes256cbc_sha512`:
-//! 16 of random IV, then as one run of blocks: 64 of digest, the content, PKCS#7 padding to 16.
+//! A key is 32 bytes, kept base64 encoded in a file (`openssl rand -base64 -out FILE 32`) that
+//! daemon and client share. [`encrypt`] and [`decrypt`] work on the bytes of
+//! `Encrypted.aes256cbc_sha512`: 16 of random IV, then as one run of blocks: 64 of digest, the
+//! content, PKCS#7 padding to 16.
 //!
-//! **The cipher runs backwards**: the sender applies AES-256-CBC *decryption* to these blocks, the receiver
-//! *encryption*. The original does so, and the frames of its client (`tests/v0_vectors/`) can be read in no other way
-//! (docs/v0-contract.md, "Encryption").
+//! **The cipher runs backwards**: the sender applies AES-256-CBC *decryption* to these blocks, the
+//! receiver *encryption*. The original does so, and the frames of its client (`tests/v0_vectors/`)
+//! can be read in no other way (docs/v0-contract.md, "Encryption").
 //!
-//! The format is fixed by the clients that speak it. Its digest has no key, so whoever can tell bad padding
-//! from a bad digest could learn of what they recorded: both are one error here, found after the same work.
+//! The format is fixed by the clients that speak it. Its digest has no key, so whoever can tell bad
+//! padding from a bad digest could learn of what they recorded: both are one error here, found
+//! after the same work.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -100,7 +102,8 @@ fn encrypt_with(key: &Key, iv: [u8; BLOCK], clear: &[u8]) -> Vec<u8> {
     bytes.extend_from_slice(&Sha512::digest(clear));
     bytes.extend_from_slice(clear);
     bytes.resize(BLOCK + content + count, count as u8);
-    // Decryption, on purpose: see the module's comment. It takes whole blocks and leaves their number.
+    // Decryption, on purpose: see the module's comment. It takes whole blocks and leaves their
+    // number.
     cbc::Decryptor::<aes::Aes256>::new(&key.0.into(), &iv.into())
         .decrypt_padded::<NoPadding>(&mut bytes[BLOCK..])
         .expect("whole blocks");
@@ -118,7 +121,8 @@ pub fn decrypt(key: &Key, bytes: &[u8]) -> Result<Vec<u8>, Undecipherable> {
     cbc::Encryptor::<aes::Aes256>::new(&key.0.into(), &(*iv).into())
         .encrypt_padded::<NoPadding>(&mut content, length)
         .map_err(|_| Undecipherable)?;
-    // Bad padding is not told from a bad digest, not even by the time it takes: the digest is always computed.
+    // Bad padding is not told from a bad digest, not even by the time it takes: the digest is
+    // always computed.
     let padding = padding(&content);
     let clear = content.split_off(DIGEST);
     let end = clear
@@ -162,14 +166,21 @@ mod tests {
         }
     }
 
-    /// The bytes that `openssl enc -d -nopad -aes-256-cbc` makes of digest, content and padding with this key and IV.
+    /// The bytes that `openssl enc -d -nopad -aes-256-cbc` makes of digest, content and padding
+    /// with this key and IV.
     #[test]
     fn golden_bytes_by_openssl() {
         let expected = STANDARD
             .decode(include_str!("../tests/encrypted.golden").trim())
             .unwrap();
-        assert_eq!(encrypt_with(&key(0x42), [0x24; BLOCK], b"butterfly"), expected);
-        assert_eq!(decrypt(&key(0x42), &expected).as_deref(), Ok(&b"butterfly"[..]));
+        assert_eq!(
+            encrypt_with(&key(0x42), [0x24; BLOCK], b"butterfly"),
+            expected
+        );
+        assert_eq!(
+            decrypt(&key(0x42), &expected).as_deref(),
+            Ok(&b"butterfly"[..])
+        );
     }
 
     /// Bytes of a file of `tests/v0_vectors`, what the original's client sent.
@@ -234,7 +245,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
         let base64 = STANDARD.encode([3u8; 32]);
-        std::fs::write(&path, format!("\n {}\r\n{}\n\n", &base64[..20], &base64[20..])).unwrap();
+        std::fs::write(
+            &path,
+            format!("\n {}\r\n{}\n\n", &base64[..20], &base64[20..]),
+        )
+        .unwrap();
         assert_eq!(Key::load(&path).unwrap().0, [3; 32]);
 
         let message = |content: &str| {

@@ -1,22 +1,24 @@
 //! The two protocols that Butterfly speaks, as Rust types.
 //!
-//! [`v1`] is gRPC, client and server; [`v0`] is protobuf over ZeroMQ as clients of the original speak it, with
-//! its [strict decoding](strict), its [encryption](encrypted) and its [text format](text_format), which the
-//! `dump` and `request` commands read and write. The types are generated from `proto/`, and the comments there are the reference manual.
-//! Called by the daemon and the command line; knows nothing of either.
+//! [`v1`] is gRPC, client and server; [`v0`] is protobuf over ZeroMQ as clients of the original
+//! speak it, with its [strict decoding](strict), its [encryption](encrypted) and its [text
+//! format](text_format), which the `dump` and `request` commands read and write. The types are
+//! generated from `proto/`, and the comments there are the reference manual. Called by the daemon
+//! and the command line; knows nothing of either.
 
 pub mod encrypted;
 pub mod strict;
 pub mod text_format;
 
 pub mod v0 {
-    //! The v0 protocol. The envelope ([`Messages`], [`Message`], [`Error`]) is in the package `proto`,
-    //! everything else ([`MessageV0`], [`Encrypted`]) in none.
+    //! The v0 protocol. The envelope ([`Messages`], [`Message`], [`Error`]) is in the package
+    //! `proto`, everything else ([`MessageV0`], [`Encrypted`]) in none.
     #![allow(missing_docs, clippy::doc_markdown, clippy::large_enum_variant)]
     include!(concat!(env!("OUT_DIR"), "/v0.rs"));
     pub use proto::{Error, Message, Messages};
 
-    /// The protocol's revision in all that we send, as the last release of the original has it. Nobody looks at it.
+    /// The protocol's revision in all that we send, as the last release of the original has it.
+    /// Nobody looks at it.
     pub const REVISION: u32 = 6;
 
     /// The descriptor set of the v0 files.

@@ -1,9 +1,11 @@
-//! Decoding v0 bytes as strictly as the original's clients expect, and never into more memory than is wanted.
+//! Decoding v0 bytes as strictly as the original's clients expect, and never into more memory than
+//! is wanted.
 //!
-//! proto2 knows required fields, and a message without one does not parse. prost fills them in instead. And two bytes
-//! of an empty message become hundreds in memory. So the bytes are walked once before anything is decoded, through the
-//! descriptors and without allocating: every required field must be there, and of a request there is a
-//! [maximum](decode_request) of messages and values.
+//! proto2 knows required fields, and a message without one does not parse. prost fills them in
+//! instead. And two bytes of an empty message become hundreds in memory. So the bytes are walked
+//! once before anything is decoded, through the descriptors and without allocating: every required
+//! field must be there, and of a request there is a [maximum](decode_request) of messages and
+//! values.
 
 use std::sync::LazyLock;
 
@@ -16,12 +18,14 @@ use crate::v0::{DESCRIPTORS, Encrypted, Messages};
 
 /// Requests in one frame at most.
 pub const MESSAGES_MAX: usize = 16_384;
-/// Texts, byte strings and messages inside messages, all together, in one frame at most: some 150,000 rules.
+/// Texts, byte strings and messages inside messages, all together, in one frame at most: some
+/// 150,000 rules.
 pub const VALUES_MAX: usize = 500_000;
 
 /// The v0 files' descriptors.
-static POOL: LazyLock<DescriptorPool> =
-    LazyLock::new(|| DescriptorPool::decode(DESCRIPTORS).expect("the build wrote a descriptor set"));
+static POOL: LazyLock<DescriptorPool> = LazyLock::new(|| {
+    DescriptorPool::decode(DESCRIPTORS).expect("the build wrote a descriptor set")
+});
 static MESSAGES: LazyLock<MessageDescriptor> = LazyLock::new(|| descriptor("proto.Messages"));
 
 /// Why bytes or text are no message.
@@ -48,7 +52,8 @@ pub enum MalformedMessage {
 
 /// The descriptor of a v0 message, by its full name.
 pub(crate) fn descriptor(name: &str) -> MessageDescriptor {
-    POOL.get_message_by_name(name).expect("a message of the v0 files")
+    POOL.get_message_by_name(name)
+        .expect("a message of the v0 files")
 }
 
 /// Parses a reply frame; refuses one that lacks a required field anywhere.
@@ -56,19 +61,24 @@ pub fn decode(bytes: &[u8]) -> Result<Messages, MalformedMessage> {
     decode_within(bytes, usize::MAX, usize::MAX)
 }
 
-/// Parses a request frame: as [`decode`], and refuses what is above [`MESSAGES_MAX`] or [`VALUES_MAX`] before it takes
-/// memory.
+/// Parses a request frame: as [`decode`], and refuses what is above [`MESSAGES_MAX`] or
+/// [`VALUES_MAX`] before it takes memory.
 pub fn decode_request(bytes: &[u8]) -> Result<Messages, MalformedMessage> {
     decode_within(bytes, MESSAGES_MAX, VALUES_MAX)
 }
 
-fn decode_within(bytes: &[u8], messages: usize, values: usize) -> Result<Messages, MalformedMessage> {
+fn decode_within(
+    bytes: &[u8],
+    messages: usize,
+    values: usize,
+) -> Result<Messages, MalformedMessage> {
     let mut walk = Walk { messages, values };
     walk.message(&MESSAGES, bytes)?;
     Messages::decode(bytes).map_err(wire)
 }
 
-/// The `encrypted` field of a request frame, and nothing else of it: what else is there takes no memory.
+/// The `encrypted` field of a request frame, and nothing else of it: what else is there takes no
+/// memory.
 pub fn decode_encrypted(bytes: &[u8]) -> Result<Option<Encrypted>, MalformedMessage> {
     #[derive(Clone, PartialEq, prost::Message)]
     struct Outline {
@@ -89,8 +99,13 @@ struct Walk {
 }
 
 impl Walk {
-    /// A message that comes in two parts, which protobuf would merge, must have its required fields in both.
-    fn message(&mut self, kind: &MessageDescriptor, mut bytes: &[u8]) -> Result<(), MalformedMessage> {
+    /// A message that comes in two parts, which protobuf would merge, must have its required fields
+    /// in both.
+    fn message(
+        &mut self,
+        kind: &MessageDescriptor,
+        mut bytes: &[u8],
+    ) -> Result<(), MalformedMessage> {
         // Field numbers of the v0 files are below 64.
         let mut seen = 0u64;
         while !bytes.is_empty() {
@@ -124,8 +139,11 @@ impl Walk {
                     charge(&mut self.values, "values", VALUES_MAX)?;
                     true
                 }
-                // A closed enum's unknown number counts as absent (protobuf language guide, "Enum Behavior").
-                (Kind::Enum(values), Found::Number(number)) => values.get_value(*number as i32).is_some(),
+                // A closed enum's unknown number counts as absent (protobuf language guide, "Enum
+                // Behavior").
+                (Kind::Enum(values), Found::Number(number)) => {
+                    values.get_value(*number as i32).is_some()
+                }
                 _ => true,
             };
             if known && number < 64 {
@@ -193,7 +211,10 @@ pub(crate) fn check(message: &DynamicMessage) -> Result<(), MalformedMessage> {
     for (_, value) in message.fields() {
         match value {
             Value::Message(inner) => check(inner)?,
-            Value::List(items) => items.iter().filter_map(Value::as_message).try_for_each(check)?,
+            Value::List(items) => items
+                .iter()
+                .filter_map(Value::as_message)
+                .try_for_each(check)?,
             _ => (),
         }
     }
@@ -281,12 +302,14 @@ mod tests {
         let error = decode(&messages.encode_to_vec());
         assert_eq!(
             error,
-            Err(MalformedMessage::Required("MessageV0.Rule.direction".into()))
+            Err(MalformedMessage::Required(
+                "MessageV0.Rule.direction".into()
+            ))
         );
     }
 
-    /// 4 MB of empty messages, of empty rules in a group and of empty addresses of a NIC: each is refused, and quickly,
-    /// as nothing of it is decoded.
+    /// 4 MB of empty messages, of empty rules in a group and of empty addresses of a NIC: each is
+    /// refused, and quickly, as nothing of it is decoded.
     #[test]
     fn what_would_take_much_memory_is_refused_before_it_is_decoded() {
         let inside = |number: u8, bytes: &[u8]| {
@@ -309,7 +332,11 @@ mod tests {
             decode_request(&request(&inside(8, &sg))),
             refused("values", VALUES_MAX)
         );
-        let nic = [&[0x0a, 0, 0x12, 0, 0x18, 0][..], &[0x22, 0].repeat(2_000_000)].concat();
+        let nic = [
+            &[0x0a, 0, 0x12, 0, 0x18, 0][..],
+            &[0x22, 0].repeat(2_000_000),
+        ]
+        .concat();
         assert_eq!(
             decode_request(&request(&inside(1, &nic))),
             refused("values", VALUES_MAX)
@@ -341,8 +368,11 @@ mod tests {
                 // What the walk lets pass is what prost and prost-reflect take, field for field.
                 if let Ok(messages) = decode_request(&other) {
                     assert!(
-                        check(&DynamicMessage::decode(descriptor("proto.Messages"), &other[..]).unwrap())
-                            .is_ok()
+                        check(
+                            &DynamicMessage::decode(descriptor("proto.Messages"), &other[..])
+                                .unwrap()
+                        )
+                        .is_ok()
                     );
                     let _ = messages;
                 }
@@ -352,7 +382,13 @@ mod tests {
 
     #[test]
     fn garbage_is_no_message() {
-        assert!(matches!(decode(b"hello there"), Err(MalformedMessage::Wire(_))));
-        assert!(matches!(decode(&[0x0a, 0xff]), Err(MalformedMessage::Wire(_))));
+        assert!(matches!(
+            decode(b"hello there"),
+            Err(MalformedMessage::Wire(_))
+        ));
+        assert!(matches!(
+            decode(&[0x0a, 0xff]),
+            Err(MalformedMessage::Wire(_))
+        ));
     }
 }

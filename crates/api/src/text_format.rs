@@ -8,8 +8,8 @@ use prost_reflect::{DynamicMessage, FieldDescriptor, Kind, MessageDescriptor, Va
 use crate::strict::{MalformedMessage, check, descriptor};
 use crate::v0::{Message, Messages};
 
-/// Parses a text-format `Messages`. Comments (`#`) are allowed; required fields are required. Errors name the line, or
-/// the message that lacks something.
+/// Parses a text-format `Messages`. Comments (`#`) are allowed; required fields are required.
+/// Errors name the line, or the message that lacks something.
 pub fn parse(text: &str) -> Result<Messages, MalformedMessage> {
     let message = parse_as(descriptor("proto.Messages"), text).map_err(MalformedMessage::Text)?;
     let messages = message.get_field_by_name("messages");
@@ -25,9 +25,9 @@ pub fn parse(text: &str) -> Result<Messages, MalformedMessage> {
         .map_err(|e| MalformedMessage::Wire(e.to_string()))
 }
 
-/// Parses a message of any kind; an error names the line. The parser keeps that to itself, and stops at the first
-/// mistake: it is in the last line of the shortest beginning that is refused for the same reason; or at the end, where
-/// something is missing.
+/// Parses a message of any kind; an error names the line. The parser keeps that to itself, and
+/// stops at the first mistake: it is in the last line of the shortest beginning that is refused for
+/// the same reason; or at the end, where something is missing.
 pub fn parse_as(kind: MessageDescriptor, text: &str) -> Result<DynamicMessage, String> {
     let refused = |text: &str| {
         let parsed = DynamicMessage::parse_text_format(kind.clone(), text);
@@ -65,8 +65,8 @@ fn format(name: &str, bytes: &[u8]) -> String {
     text
 }
 
-/// The layout of protobuf's own printer, which the original's dumps have and diffs are made against; the one
-/// of prost-reflect, read back alike, puts repeated messages into brackets.
+/// The layout of protobuf's own printer, which the original's dumps have and diffs are made
+/// against; the one of prost-reflect, read back alike, puts repeated messages into brackets.
 fn print_fields(message: &DynamicMessage, indent: usize, out: &mut String) {
     let mut fields: Vec<_> = message.fields().collect();
     fields.sort_by_key(|(field, _)| field.number());

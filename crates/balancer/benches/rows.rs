@@ -1,9 +1,10 @@
 //! `make bench-balancer`: every packet of the tests' own rows (`tests/rows`), timed.
 //!
-//! Each trial is played several times, its assertions included. The kernel says what each single run took, of a program
-//! that has just been called by a system call: as a first packet finds the caches, not as the thousandth in a row does
-//! (`benches/packets` times those). Right after it the same frame goes through an empty program, whose time is taken off.
-//! A packet has the median of its rounds, a trial the median of its packets, the least and the most. `--quick`: fewer rounds;
+//! Each trial is played several times, its assertions included. The kernel says what each single
+//! run took, of a program that has just been called by a system call: as a first packet finds the
+//! caches, not as the thousandth in a row does (`benches/packets` times those). Right after it the
+//! same frame goes through an empty program, whose time is taken off. A packet has the median of
+//! its rounds, a trial the median of its packets, the least and the most. `--quick`: fewer rounds;
 //! `--out DIR`: where the table and the data go.
 
 #[path = "../tests/rows/mod.rs"]
@@ -47,7 +48,9 @@ fn main() {
     }
     results.add_many("all", "balancer", "ns", all);
     if let Some(folder) = out.and_then(|at| words.get(at + 1)) {
-        results.write(folder.as_ref()).expect("the files can be written");
+        results
+            .write(folder.as_ref())
+            .expect("the files can be written");
     }
 }
 
@@ -57,7 +60,8 @@ fn note(frame: &[u8], run: &Run) {
     TIMES.with_borrow_mut(|times| times.push(net));
 }
 
-/// The medians of a trial's packets: of those that every round has sent, for a flood ends where the clock says.
+/// The medians of a trial's packets: of those that every round has sent, for a flood ends where the
+/// clock says.
 fn time(play: fn(), rounds: usize) -> Vec<f64> {
     let round = |_| {
         play();

@@ -1,5 +1,6 @@
-//! The library alone: one service, balanced until Ctrl-C, its counters every second. No daemon, and no compiler either:
-//! the BPF program is inside. Needs root, or CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON.
+//! The library alone: one service, balanced until Ctrl-C, its counters every second. No daemon, and
+//! no compiler either: the BPF program is inside. Needs root, or CAP_BPF, CAP_NET_ADMIN and
+//! CAP_PERFMON.
 //!
 //!     cargo run -p butterfly-balancer --example balance -- eth0 192.168.101.1:80 10.1.2.10 10.1.2.11
 //!
@@ -11,7 +12,9 @@ use std::num::NonZeroU16;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use butterfly_balancer::{Balancer, Follower, Options, Protocol, Server, Service, ServiceKey, Services};
+use butterfly_balancer::{
+    Balancer, Follower, Options, Protocol, Server, Service, ServiceKey, Services,
+};
 
 /// Balances until Ctrl-C.
 #[tokio::main(flavor = "current_thread")]
@@ -30,7 +33,8 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
     }
     let services: Services = [service].into_iter().collect();
 
-    // The program in the kernel, and who tells it how servers are reached. Every change of services is one `apply`.
+    // The program in the kernel, and who tells it how servers are reached. Every change of services
+    // is one `apply`.
     let balancer = Mutex::new(Balancer::new(&Options::default())?);
     let follower = Follower::start().await?;
     follower.apply(&balancer, services).await?;
@@ -42,7 +46,10 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
         loop {
             tokio::time::sleep(Duration::from_secs(1)).await;
             for ((_, server), counters) in lock().counters()?.servers {
-                println!("{server}: {} flows, {} packets", counters.flows, counters.packets);
+                println!(
+                    "{server}: {} flows, {} packets",
+                    counters.flows, counters.packets
+                );
             }
         }
     };

@@ -1,5 +1,6 @@
-//! A balancer that runs its program on interfaces itself. One that shares its interfaces with other features leaves that to whoever
-//! holds their [`xdp::Interfaces`], with [`AttachedInterface`]s of his own.
+//! A balancer that runs its program on interfaces itself. One that shares its interfaces with other
+//! features leaves that to whoever holds their [`xdp::Interfaces`], with [`AttachedInterface`]s of
+//! his own.
 
 use netlink::Snapshot;
 use xdp::{Feature, Mode};
@@ -9,9 +10,10 @@ use crate::balancer::{Balancer, Interface};
 use crate::error::Error;
 
 impl Balancer {
-    /// Runs on an interface that is no bond and carries no VLANs, in this mode, or without one in native mode and where that is refused
-    /// in generic mode; gives which. [`Follower::attach`](crate::Follower::attach) knows what all others need, and which of them are
-    /// for tc ingress.
+    /// Runs on an interface that is no bond and carries no VLANs, in this mode, or without one in
+    /// native mode and where that is refused in generic mode; gives which.
+    /// [`Follower::attach`](crate::Follower::attach) knows what all others need, and which of them
+    /// are for tc ingress.
     ///
     /// # Errors
     /// There is a program already, ours or another's; no such interface; its index clashes.
@@ -68,7 +70,8 @@ impl Balancer {
         self.tell(&gone, &known)
     }
 
-    /// Learns what its interfaces are now; those that are gone first: others may have their numbers.
+    /// Learns what its interfaces are now; those that are gone first: others may have their
+    /// numbers.
     ///
     /// # Errors
     /// As [`set_interface`](Self::set_interface).
@@ -89,7 +92,11 @@ impl Balancer {
     /// # Errors
     /// The kernel refuses to write the map.
     pub fn forget(&mut self, attached: &AttachedInterface) -> Result<(), Error> {
-        let told: Vec<u32> = attached.interfaces().iter().map(|known| known.ifindex).collect();
+        let told: Vec<u32> = attached
+            .interfaces()
+            .iter()
+            .map(|known| known.ifindex)
+            .collect();
         self.tell(&told, &[])?;
         self.forget_below(attached.ifindex())
     }

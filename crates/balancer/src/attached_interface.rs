@@ -1,4 +1,5 @@
-//! An interface that is balanced on: where the programs run for it ([`xdp::AttachPoint`]), and what the balancer is told of it.
+//! An interface that is balanced on: where the programs run for it ([`xdp::AttachPoint`]), and what
+//! the balancer is told of it.
 
 use netlink::Snapshot;
 use xdp::{Feature, Interfaces, LinkLayers, Members, Mode, Program};
@@ -16,7 +17,8 @@ pub struct AttachedInterface {
 }
 
 impl AttachedInterface {
-    /// Runs programs on the interface of that name: all of them, or none. Without a mode, native where all of it can.
+    /// Runs programs on the interface of that name: all of them, or none. Without a mode, native
+    /// where all of it can.
     ///
     /// # Errors
     /// There is no Ethernet interface of that name; else as [`xdp::AttachPoint::take`].
@@ -33,12 +35,14 @@ impl AttachedInterface {
         let link = snapshot.link_named(name).filter(|link| link.ethernet);
         let ifindex = link.ok_or_else(none)?.index;
         let all = interfaces_of(snapshot, ifindex).ok_or_else(none)?;
-        let point = xdp::AttachPoint::take(&layers(snapshot, &all, ifindex), programs, members, mode)?;
+        let point =
+            xdp::AttachPoint::take(&layers(snapshot, &all, ifindex), programs, members, mode)?;
         let known = known(&point, &all);
         Ok(AttachedInterface { point, known })
     }
 
-    /// Follows the kernel as [`xdp::AttachPoint::follow`] does. [`interfaces`](Self::interfaces) says others afterwards.
+    /// Follows the kernel as [`xdp::AttachPoint::follow`] does. [`interfaces`](Self::interfaces)
+    /// says others afterwards.
     ///
     /// # Errors
     /// As there. What can be done is done.
@@ -63,7 +67,12 @@ impl AttachedInterface {
     ///
     /// # Errors
     /// The chain cannot be changed; nothing has changed then.
-    pub fn add(&self, programs: &mut Interfaces, feature: Feature, program: &Program) -> Result<(), Error> {
+    pub fn add(
+        &self,
+        programs: &mut Interfaces,
+        feature: Feature,
+        program: &Program,
+    ) -> Result<(), Error> {
         Ok(self.point.add(programs, feature, program)?)
     }
 
@@ -82,8 +91,9 @@ impl AttachedInterface {
         self.point.mode()
     }
 
-    /// What the balancer has to be told ([`Balancer::set_interface`](crate::Balancer::set_interface)): the interface, and of a bond the
-    /// ports that packets name when they come in; those alone where programs run on them.
+    /// What the balancer has to be told
+    /// ([`Balancer::set_interface`](crate::Balancer::set_interface)): the interface, and of a bond
+    /// the ports that packets name when they come in; those alone where programs run on them.
     pub fn interfaces(&self) -> &[Interface] {
         &self.known
     }
@@ -91,7 +101,10 @@ impl AttachedInterface {
 
 /// What an interface lies on; of a bond's ports those that it takes packets from.
 fn layers(snapshot: &Snapshot, all: &[Interface], ifindex: u32) -> LinkLayers {
-    let ports = all.iter().map(|one| one.ifindex).filter(|one| *one != ifindex);
+    let ports = all
+        .iter()
+        .map(|one| one.ifindex)
+        .filter(|one| *one != ifindex);
     LinkLayers {
         ifindex,
         ports: snapshot.is_bond(ifindex).then(|| ports.collect()),
@@ -102,11 +115,14 @@ fn layers(snapshot: &Snapshot, all: &[Interface], ifindex: u32) -> LinkLayers {
     }
 }
 
-/// A bond's ports, where programs run on them, are interfaces of their own: what goes out of the bond is for the bond to point.
+/// A bond's ports, where programs run on them, are interfaces of their own: what goes out of the
+/// bond is for the bond to point.
 fn known(point: &xdp::AttachPoint, all: &[Interface]) -> Vec<Interface> {
     let Some(ports) = point.ports() else {
         return all.to_vec();
     };
     let ports = all.iter().filter(|one| ports.contains(&one.ifindex));
-    ports.map(|port| Interface::new(port.ifindex, port.mac)).collect()
+    ports
+        .map(|port| Interface::new(port.ifindex, port.mac))
+        .collect()
 }

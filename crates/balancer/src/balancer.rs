@@ -1,5 +1,5 @@
-//! The balancer: a loaded program, the configuration that is in force, and the operations on it. Every operation either is
-//! in force when it returns or has changed nothing.
+//! The balancer: a loaded program, the configuration that is in force, and the operations on it.
+//! Every operation either is in force when it returns or has changed nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -67,12 +67,16 @@ impl Balancer {
     /// Loads the program, for XDP and for tc ingress, attached nowhere, without services.
     ///
     /// # Errors
-    /// An option is out of its range; the kernel refuses (older than 5.18, no CAP_BPF and CAP_NET_ADMIN, no memory).
+    /// An option is out of its range; the kernel refuses (older than 5.18, no CAP_BPF and
+    /// CAP_NET_ADMIN, no memory).
     pub fn new(options: &Options) -> Result<Self, Error> {
         let settings = options::settings(options)?;
-        let program = Program::load_both("balancer", objects::BALANCER, objects::tc::BALANCER, |object| {
-            options::configure(object, &settings)
-        })?;
+        let program = Program::load_both(
+            "balancer",
+            objects::BALANCER,
+            objects::tc::BALANCER,
+            |object| options::configure(object, &settings),
+        )?;
         Ok(Balancer {
             attached: Interfaces::new(),
             interfaces: Vec::new(),
@@ -93,8 +97,8 @@ impl Balancer {
         })
     }
 
-    /// The program, for somebody whose [`Interfaces`] several features share: attach it there, and tell the interface by
-    /// [`set_interface`](Self::set_interface).
+    /// The program, for somebody whose [`Interfaces`] several features share: attach it there, and
+    /// tell the interface by [`set_interface`](Self::set_interface).
     pub fn program(&self) -> &Program {
         &self.program
     }
@@ -129,7 +133,8 @@ impl Balancer {
     /// The kernel refuses to write the map.
     pub fn forget_interface(&mut self, ifindex: u32) -> Result<(), Error> {
         if self.known.remove(&ifindex).is_some() {
-            self.links.set(&(ifindex % LINKS), &layout::Link::zeroed())?;
+            self.links
+                .set(&(ifindex % LINKS), &layout::Link::zeroed())?;
         }
         Ok(())
     }
@@ -162,16 +167,24 @@ impl Balancer {
         self.apply_with(services, self.hops.clone())
     }
 
-    /// The same together with how all servers are reached, as [`set_hops`](Self::set_hops) says it: a server that is new and whose way is
-    /// known has its share at once.
+    /// The same together with how all servers are reached, as [`set_hops`](Self::set_hops) says it:
+    /// a server that is new and whose way is known has its share at once.
     ///
     /// # Errors
     /// As [`apply`](Self::apply).
-    pub fn apply_with(&mut self, services: Services, hops: BTreeMap<IpAddr, Hop>) -> Result<(), Error> {
+    pub fn apply_with(
+        &mut self,
+        services: Services,
+        hops: BTreeMap<IpAddr, Hop>,
+    ) -> Result<(), Error> {
         let keys: BTreeSet<_> = services.iter().map(Service::key).collect();
         let servers: BTreeSet<_> = services
             .iter()
-            .flat_map(|service| service.servers().map(|server| (service.key(), server.address())))
+            .flat_map(|service| {
+                service
+                    .servers()
+                    .map(|server| (service.key(), server.address()))
+            })
             .collect();
         let mut register = self.register.clone();
         let full = |what, room: u32, asked| Error::Full {
@@ -223,7 +236,12 @@ impl Balancer {
     /// It is not there; there is no room.
     pub fn set_service(&mut self, service: Service) -> Result<(), Error> {
         let key = service.key();
-        self.change(|services| services.set(service).map(|_| ()).ok_or(Error::NoService(key)))
+        self.change(|services| {
+            services
+                .set(service)
+                .map(|_| ())
+                .ok_or(Error::NoService(key))
+        })
     }
 
     /// Takes a service out; its packets are the kernel's.
@@ -231,7 +249,12 @@ impl Balancer {
     /// # Errors
     /// It is not there.
     pub fn remove_service(&mut self, key: ServiceKey) -> Result<(), Error> {
-        self.change(|services| services.remove(&key).map(|_| ()).ok_or(Error::NoService(key)))
+        self.change(|services| {
+            services
+                .remove(&key)
+                .map(|_| ())
+                .ok_or(Error::NoService(key))
+        })
     }
 
     /// Adds a server to a service.
@@ -269,8 +292,8 @@ impl Balancer {
         })
     }
 
-    /// Says how servers are reached: all next hops that are known, by server address. A server without one gets nothing, and no new flow
-    /// of a service that has others.
+    /// Says how servers are reached: all next hops that are known, by server address. A server
+    /// without one gets nothing, and no new flow of a service that has others.
     ///
     /// # Errors
     /// The kernel refuses to write the maps.
@@ -296,7 +319,10 @@ impl Balancer {
         &self.hops
     }
 
-    fn change(&mut self, edit: impl FnOnce(&mut Services) -> Result<(), Error>) -> Result<(), Error> {
+    fn change(
+        &mut self,
+        edit: impl FnOnce(&mut Services) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let mut services = self.services.clone();
         edit(&mut services)?;
         self.apply(services)

@@ -1,5 +1,6 @@
-//! The model compiled to what one half of the maps holds: addresses and services in their places, Maglev tables, servers with
-//! the bytes that go in front of their packets. Pure: the same in, the same out.
+//! The model compiled to what one half of the maps holds: addresses and services in their places,
+//! Maglev tables, servers with the bytes that go in front of their packets. Pure: the same in, the
+//! same out.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -53,7 +54,8 @@ impl Image {
 pub(crate) struct Table {
     key: ServiceKey,
     members: Vec<Member>,
-    /// Packets may have gone by it, or by one before: some server could be reached. No flow can be other than by the next one else.
+    /// Packets may have gone by it, or by one before: some server could be reached. No flow can be
+    /// other than by the next one else.
     used: bool,
     /// As [`layout::Maglev::slot`].
     pub(crate) slots: Vec<u32>,
@@ -103,8 +105,9 @@ impl Table {
     }
 }
 
-/// The server from before of a slot that was `old` and whose server is `now`. While a slot is watched it is the one from before the
-/// first change: flows that began since are remembered, flows that began before may still be silent.
+/// The server from before of a slot that was `old` and whose server is `now`. While a slot is
+/// watched it is the one from before the first change: flows that began since are remembered, flows
+/// that began before may still be silent.
 fn watch(old: u32, now: u32) -> u32 {
     match (old >> 16, old & 0xffff) {
         (0, was) if was == now => 0,
@@ -120,7 +123,8 @@ pub(crate) struct Register {
     pub(crate) servers: Numbers<(ServiceKey, IpAddr)>,
 }
 
-/// Compiles. Everybody in `services` has a number in `register`; `before` lends tables that are still right.
+/// Compiles. Everybody in `services` has a number in `register`; `before` lends tables that are
+/// still right.
 pub(crate) fn compile(
     settings: &layout::ProgramSettings,
     services: &Services,
@@ -133,7 +137,10 @@ pub(crate) fn compile(
     let mut vips: BTreeMap<IpAddr, u16> = BTreeMap::new();
     for service in services.iter() {
         let key = service.key();
-        let number = register.services.of(&key).expect("the caller has registered all");
+        let number = register
+            .services
+            .of(&key)
+            .expect("the caller has registered all");
         let known = vips.len() as u16;
         let vip = *vips.entry(key.vip()).or_insert(known);
         if vip == known {
@@ -142,7 +149,12 @@ pub(crate) fn compile(
         let entries: Vec<(u32, layout::Server)> = service
             .servers()
             .map(|server| {
-                let entry = entry(server, number, hops.get(&server.address()), key.vip().is_ipv6());
+                let entry = entry(
+                    server,
+                    number,
+                    hops.get(&server.address()),
+                    key.vip().is_ipv6(),
+                );
                 let number = register.servers.of(&(key, server.address()));
                 (u32::from(number.expect("registered")), entry)
             })
@@ -212,7 +224,11 @@ fn place_port(
         vip,
         port: port.to_be(),
         protocol,
-        flags: if service.sticky { layout::PORT_STICKY } else { 0 },
+        flags: if service.sticky {
+            layout::PORT_STICKY
+        } else {
+            0
+        },
         service: number,
         since,
         reserved: 0,
@@ -224,8 +240,8 @@ fn place_port(
     Ok(())
 }
 
-/// The program looks at [`PROBES`] places from where the hash points. Tables have eight times the room they need, so
-/// that this fails about never.
+/// The program looks at [`PROBES`] places from where the hash points. Tables have eight times the
+/// room they need, so that this fails about never.
 fn free_place(hash: u32, room: u32, taken: impl Fn(u32) -> bool) -> Option<u32> {
     (0..PROBES)
         .map(|step| hash.wrapping_add(step) & (room - 1))
@@ -240,9 +256,14 @@ fn crowded(what: &'static str, room: u32, asked: usize) -> Error {
     }
 }
 
-/// Who takes part in a service's table, and whether any of them can be reached: the servers that are up and that a way is
-/// known to. When it is to none of them, all that are up: their packets are lost either way, and the reason is named.
-fn members(service: &Service, register: &Register, reached: impl Fn(u16) -> bool) -> (Vec<Member>, bool) {
+/// Who takes part in a service's table, and whether any of them can be reached: the servers that
+/// are up and that a way is known to. When it is to none of them, all that are up: their packets
+/// are lost either way, and the reason is named.
+fn members(
+    service: &Service,
+    register: &Register,
+    reached: impl Fn(u16) -> bool,
+) -> (Vec<Member>, bool) {
     let up = service.servers().filter(|server| server.state == State::Up);
     let member = |server: &Server| Member {
         address: server.address(),

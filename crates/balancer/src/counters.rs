@@ -11,7 +11,8 @@ use crate::error::Error;
 use crate::key::ServiceKey;
 use crate::layout;
 
-/// Why a packet to a service address did not just go to its server: `enum reason` of `bpf/balancer.h`, in its order.
+/// Why a packet to a service address did not just go to its server: `enum reason` of
+/// `bpf/balancer.h`, in its order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
     /// Dropped: the service has no server that is up.
@@ -30,7 +31,8 @@ pub enum Reason {
     Silent,
     /// Answered: an echo request.
     Echo,
-    /// Left to the kernel: headers that are broken, encrypted, or not those of a protocol that is balanced.
+    /// Left to the kernel: headers that are broken, encrypted, or not those of a protocol that is
+    /// balanced.
     NotUnderstood,
     /// Left to the kernel: no service has its protocol and port.
     NoService,
@@ -74,7 +76,9 @@ impl Reason {
                 "Left to the kernel: headers that are broken, encrypted or of no protocol that is balanced."
             }
             Reason::NoService => "Left to the kernel: no service has its protocol and port.",
-            Reason::TableFull => "Sent, but its flow is not remembered: no flow in its bucket may go.",
+            Reason::TableFull => {
+                "Sent, but its flow is not remembered: no flow in its bucket may go."
+            }
             Reason::Adopted => "Sent: of a flow whose beginning was not seen.",
         }
     }
@@ -111,10 +115,12 @@ pub struct ServerCounters {
     pub packets: u64,
     /// Bytes of these as they came, from the IP header on.
     pub bytes: u64,
-    /// Flows that began there: connections by their SYN or INIT, datagram flows by their first datagram. A SYN that is sent
-    /// again counts once where flows are remembered, and again where they are not ([`Options`](crate::Options)).
+    /// Flows that began there: connections by their SYN or INIT, datagram flows by their first
+    /// datagram. A SYN that is sent again counts once where flows are remembered, and again where
+    /// they are not ([`Options`](crate::Options)).
     pub flows: u64,
-    /// Flows that their clients ended. Where nothing is remembered, packets that do so: FIN, RST, ABORT.
+    /// Flows that their clients ended. Where nothing is remembered, packets that do so: FIN, RST,
+    /// ABORT.
     pub ended: u64,
 }
 
@@ -140,7 +146,10 @@ impl Counters {
     /// A service's: its servers' together.
     pub fn service(&self, key: &ServiceKey) -> ServerCounters {
         let mut sum = ServerCounters::default();
-        let its = self.servers.iter().filter(|((service, _), _)| service == key);
+        let its = self
+            .servers
+            .iter()
+            .filter(|((service, _), _)| service == key);
         its.for_each(|(_, counters)| sum += *counters);
         sum
     }

@@ -68,7 +68,8 @@ pub enum Error {
         /// The server.
         address: IpAddr,
     },
-    /// Two interfaces whose indices differ by a multiple of 256: the program tells interfaces apart by the low byte first.
+    /// Two interfaces whose indices differ by a multiple of 256: the program tells interfaces apart
+    /// by the low byte first.
     #[error(
         "interface {ifindex} cannot be balanced beside interface {other}: their indices end in the same byte"
     )]

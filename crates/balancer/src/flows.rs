@@ -27,7 +27,8 @@ pub enum FlowState {
 /// An established or closed flow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Flow {
-    /// Who speaks with whom; the client and its port are the parties' when the flow was established.
+    /// Who speaks with whom; the client and its port are the parties' when the flow was
+    /// established.
     pub tuple: Tuple,
     /// The service.
     pub service: ServiceKey,
@@ -62,7 +63,10 @@ impl Memory {
     }
 
     /// How many flows each server has that are not closed and were seen within the idle time.
-    pub(crate) fn live(&self, register: &Register) -> Result<BTreeMap<(ServiceKey, IpAddr), u64>, Error> {
+    pub(crate) fn live(
+        &self,
+        register: &Register,
+    ) -> Result<BTreeMap<(ServiceKey, IpAddr), u64>, Error> {
         let (owners, tick) = (owners(register), self.tick());
         let mut live = BTreeMap::new();
         self.for_each(|_, slot| {
@@ -80,7 +84,10 @@ impl Memory {
         let owners = owners(register);
         let mut slots = Vec::new();
         self.for_each(|index, slot| {
-            let named = matches!(slot.state(), Some(FlowState::Established | FlowState::Closed));
+            let named = matches!(
+                slot.state(),
+                Some(FlowState::Established | FlowState::Closed)
+            );
             if named && slots.len() < limit && owners.contains_key(&slot.server()) {
                 slots.push((index, slot));
             }
@@ -92,10 +99,12 @@ impl Memory {
             let Some((service, server)) = owners.get(&slot.server()).copied() else {
                 continue;
             };
-            let Some((name, tuple)) = name.and_then(|name| Some((name, tuple(&name, service)?))) else {
+            let Some((name, tuple)) = name.and_then(|name| Some((name, tuple(&name, service)?)))
+            else {
                 continue;
             };
-            // The slot may have had a new owner in between, or one that closed before it had a name.
+            // The slot may have had a new owner in between, or one that closed before it had a
+            // name.
             if hash::of_flow(self.settings.seed, &tuple) as u32 != slot.fingerprint() {
                 continue;
             }
@@ -111,9 +120,13 @@ impl Memory {
         Ok(flows)
     }
 
-    /// Which server a flow's word names, if it has one, and how far the flow has come. Of a service that is not always watched,
-    /// words from before `since` do not count.
-    pub(crate) fn find(&self, tuple: &Tuple, since: Option<u16>) -> Result<Option<(u16, FlowState)>, Error> {
+    /// Which server a flow's word names, if it has one, and how far the flow has come. Of a service
+    /// that is not always watched, words from before `since` do not count.
+    pub(crate) fn find(
+        &self,
+        tuple: &Tuple,
+        since: Option<u16>,
+    ) -> Result<Option<(u16, FlowState)>, Error> {
         let slot = self.slot(hash::of_flow(self.settings.seed, tuple))?;
         let counts = |slot: &Slot| since.is_none_or(|since| !slot.is_before(since));
         Ok(slot
@@ -121,7 +134,8 @@ impl Memory {
             .and_then(|slot| Some((slot.server(), slot.state()?))))
     }
 
-    /// Services that have open flows elsewhere than where their tables send new ones, seen within `silent` ticks.
+    /// Services that have open flows elsewhere than where their tables send new ones, seen within
+    /// `silent` ticks.
     pub(crate) fn unsettled(&self, image: &Image, silent: u32) -> Result<BTreeSet<u32>, Error> {
         let tick = self.tick();
         let mut services = BTreeSet::new();
@@ -137,7 +151,10 @@ impl Memory {
                 return;
             };
             let now = table.slots[hash::slot(slot.fingerprint())] as u16;
-            if open && now != slot.server() && !slot.is_before(table.since) && slot.idle_ticks(tick) <= silent
+            if open
+                && now != slot.server()
+                && !slot.is_before(table.since)
+                && slot.idle_ticks(tick) <= silent
             {
                 services.insert(service);
             }
@@ -184,7 +201,12 @@ impl Memory {
         for (key, value) in batches.map_err(failed)? {
             let number: u32 = bytemuck::pod_read_unaligned(&key);
             let bucket: Bucket = bytemuck::pod_read_unaligned(&value);
-            for (at, word) in bucket.slot.iter().enumerate().filter(|(_, word)| **word != 0) {
+            for (at, word) in bucket
+                .slot
+                .iter()
+                .enumerate()
+                .filter(|(_, word)| **word != 0)
+            {
                 visit(number * BUCKET_SLOTS as u32 + at as u32, Slot(*word));
             }
         }

@@ -1,8 +1,9 @@
 //! Servers as the kernel reaches them: routes, next hops and neighbours, followed as they change.
 //!
-//! The program sends past the kernel, which therefore sees no traffic that would keep its neighbours' entries fresh. So the follower
-//! asks the kernel to confirm what is stale, every [`PERIOD`]: a server that moved to another MAC without a word is found again.
-//! What the kernel's answers mean for one server is [`next_hop`]'s.
+//! The program sends past the kernel, which therefore sees no traffic that would keep its
+//! neighbours' entries fresh. So the follower asks the kernel to confirm what is stale, every
+//! [`PERIOD`]: a server that moved to another MAC without a word is found again. What the kernel's
+//! answers mean for one server is [`next_hop`]'s.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -21,7 +22,8 @@ use crate::next_hop::{self, interfaces_of};
 
 /// How often stale neighbours are asked for.
 const PERIOD: Duration = Duration::from_secs(2);
-/// After a change, others are waited for: a link that goes down takes routes and neighbours with it.
+/// After a change, others are waited for: a link that goes down takes routes and neighbours with
+/// it.
 const PAUSE: Duration = Duration::from_millis(20);
 /// RT_SCOPE_UNIVERSE, of addresses that mean the same everywhere.
 const UNIVERSE: u8 = 0;
@@ -60,7 +62,8 @@ impl Follower {
         })
     }
 
-    /// What the kernel says now: for whoever runs a balancer's program in [`AttachedInterface`](crate::AttachedInterface)s of his own.
+    /// What the kernel says now: for whoever runs a balancer's program in
+    /// [`AttachedInterface`](crate::AttachedInterface)s of his own.
     pub fn snapshot(&self) -> Arc<Snapshot> {
         self.mirror.snapshot()
     }
@@ -75,7 +78,8 @@ impl Follower {
         self.looked.subscribe()
     }
 
-    /// An address of this host that others can answer to, of IPv6 or IPv4: an interface's that is balanced on, if one has any.
+    /// An address of this host that others can answer to, of IPv6 or IPv4: an interface's that is
+    /// balanced on, if one has any.
     pub fn own_address(&self, balancer: &Balancer, v6: bool) -> Option<IpAddr> {
         let snapshot = self.mirror.snapshot();
         let is_balanced = |ifindex: u32| {
@@ -83,7 +87,12 @@ impl Follower {
                 .interfaces()
                 .any(|interface| interface.ifindex == ifindex)
         };
-        let outside = |ifindex: u32| snapshot.links.get(&ifindex).is_some_and(|link| !link.loopback);
+        let outside = |ifindex: u32| {
+            snapshot
+                .links
+                .get(&ifindex)
+                .is_some_and(|link| !link.loopback)
+        };
         let all = snapshot.addresses.values().filter(|address| {
             address.scope == UNIVERSE && address.ip.is_ipv6() == v6 && outside(address.ifindex)
         });
@@ -91,7 +100,8 @@ impl Follower {
         best.map(|address| address.ip)
     }
 
-    /// Runs a balancer on an interface: a bond with its ports, a NIC with the VLANs on it. Without a mode, native where it can be had.
+    /// Runs a balancer on an interface: a bond with its ports, a NIC with the VLANs on it. Without
+    /// a mode, native where it can be had.
     ///
     /// # Errors
     /// As [`AttachedInterface::take`](crate::AttachedInterface::take).
@@ -104,18 +114,22 @@ impl Follower {
         balancer.take(&self.mirror.snapshot(), name, mode)
     }
 
-    /// What the kernel calls an interface of this name (IFLA_INFO_KIND): `veth`, `bridge`; none for hardware.
+    /// What the kernel calls an interface of this name (IFLA_INFO_KIND): `veth`, `bridge`; none for
+    /// hardware.
     pub fn kind(&self, name: &str) -> Option<String> {
         let snapshot = self.mirror.snapshot();
         snapshot.link_named(name)?.kind.clone()
     }
 
-    /// Those of these interfaces, by name, whose drivers take no frames that are sent from XDP: such frames are lost. Kernels before
-    /// 6.3 do not say.
+    /// Those of these interfaces, by name, whose drivers take no frames that are sent from XDP:
+    /// such frames are lost. Kernels before 6.3 do not say.
     ///
     /// # Errors
     /// The kernel refuses a netlink socket.
-    pub async fn lose_frames(&self, interfaces: impl IntoIterator<Item = u32>) -> Result<Vec<String>, Error> {
+    pub async fn lose_frames(
+        &self,
+        interfaces: impl IntoIterator<Item = u32>,
+    ) -> Result<Vec<String>, Error> {
         let mut devices = Devices::new().await?;
         let snapshot = self.mirror.snapshot();
         let mut lost = Vec::new();
@@ -129,15 +143,20 @@ impl Follower {
         Ok(lost)
     }
 
-    /// The next hops to these addresses that are known now. Those whose next hop does not answer are asked for, and left out.
+    /// The next hops to these addresses that are known now. Those whose next hop does not answer
+    /// are asked for, and left out.
     pub async fn next_hops(&self, targets: &BTreeSet<IpAddr>) -> BTreeMap<IpAddr, Hop> {
         let mut next_hops = BTreeMap::new();
         for target in targets {
             match self.requests.resolve(&Query::to(*target)).await {
                 Ok(resolution) => {
-                    if let Some(hop) =
-                        next_hop::next_hop(&self.requests, &self.mirror.snapshot(), *target, &resolution)
-                            .await
+                    if let Some(hop) = next_hop::next_hop(
+                        &self.requests,
+                        &self.mirror.snapshot(),
+                        *target,
+                        &resolution,
+                    )
+                    .await
                     {
                         next_hops.insert(*target, hop);
                     }
@@ -148,8 +167,9 @@ impl Follower {
         next_hops
     }
 
-    /// Puts services in force with the next hops that are known by now. A server whose next hop has yet to answer is asked for, and gets
-    /// its share as soon as [`run`](Self::run) hears of it; nothing is waited for.
+    /// Puts services in force with the next hops that are known by now. A server whose next hop has
+    /// yet to answer is asked for, and gets its share as soon as [`run`](Self::run) hears of it;
+    /// nothing is waited for.
     ///
     /// # Errors
     /// As [`Balancer::apply`].
@@ -158,13 +178,17 @@ impl Follower {
         lock(balancer).apply_with(services, next_hops)
     }
 
-    /// Tells a balancer the next hops to the servers it has and to those it is about to get: before [`Balancer::apply`] and
-    /// [`run`](Self::run), for a program that wants new servers to have their share from the first packet on. Waits up to a
-    /// second for those who do not answer.
+    /// Tells a balancer the next hops to the servers it has and to those it is about to get: before
+    /// [`Balancer::apply`] and [`run`](Self::run), for a program that wants new servers to have
+    /// their share from the first packet on. Waits up to a second for those who do not answer.
     ///
     /// # Errors
     /// The balancer's maps cannot be written.
-    pub async fn learn(&self, balancer: &Mutex<Balancer>, services: &Services) -> Result<(), Error> {
+    pub async fn learn(
+        &self,
+        balancer: &Mutex<Balancer>,
+        services: &Services,
+    ) -> Result<(), Error> {
         let mut watch = self.mirror.watch();
         let mut targets = services.targets();
         targets.extend(lock(balancer).services().targets());
@@ -192,7 +216,8 @@ impl Follower {
             {
                 let mut balancer = lock(balancer);
                 if balancer.services().targets() != targets {
-                    // An operation was faster, and knows next hops to servers that were not asked for here.
+                    // An operation was faster, and knows next hops to servers that were not asked
+                    // for here.
                     continue;
                 }
                 self.update(&mut balancer, next_hops)?;
@@ -223,7 +248,11 @@ impl Follower {
         }
     }
 
-    fn update(&self, balancer: &mut Balancer, next_hops: BTreeMap<IpAddr, Hop>) -> Result<(), Error> {
+    fn update(
+        &self,
+        balancer: &mut Balancer,
+        next_hops: BTreeMap<IpAddr, Hop>,
+    ) -> Result<(), Error> {
         let snapshot = self.mirror.snapshot();
         balancer.follow(&snapshot)?;
         let known: Vec<Interface> = balancer.interfaces().copied().collect();
@@ -233,7 +262,8 @@ impl Follower {
             .filter_map(|out| interfaces_of(&snapshot, *out))
             .flatten()
             .collect();
-        // Ports that have left their bond; an interface itself is told by whoever attached it that it is gone.
+        // Ports that have left their bond; an interface itself is told by whoever attached it that
+        // it is gone.
         let gone = known.iter().filter(|known| known.ifindex != known.out);
         let gone = gone.filter(|known| now.iter().all(|now| now.ifindex != known.ifindex));
         let gone: Vec<u32> = gone.map(|known| known.ifindex).collect();
@@ -242,7 +272,8 @@ impl Follower {
     }
 }
 
-/// A balancer whose holder panicked is as its last operation left it: each either is in force or has changed nothing.
+/// A balancer whose holder panicked is as its last operation left it: each either is in force or
+/// has changed nothing.
 fn lock(balancer: &Mutex<Balancer>) -> MutexGuard<'_, Balancer> {
     balancer.lock().unwrap_or_else(PoisonError::into_inner)
 }

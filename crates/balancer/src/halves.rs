@@ -1,5 +1,5 @@
-//! The two halves of the configuration's maps: write what differs to the one that is not in force, switch, wait until nobody
-//! uses the other one.
+//! The two halves of the configuration's maps: write what differs to the one that is not in force,
+//! switch, wait until nobody uses the other one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -76,7 +76,13 @@ impl Halves {
             all,
         )?;
         write_tables(&self.maglevs, half * settings.max_services, was, now, all)?;
-        write_changes(&self.ports, half * settings.ports, &was.ports, &now.ports, all)?;
+        write_changes(
+            &self.ports,
+            half * settings.ports,
+            &was.ports,
+            &now.ports,
+            all,
+        )?;
         write_changes(&self.vips, half * settings.vips, &was.vips, &now.vips, all)
     }
 }
@@ -102,7 +108,8 @@ fn write_changes<V: Pod + PartialEq>(
     Ok(table.set_all(&keys, &values)?)
 }
 
-/// Tables are shared between images while they stay the same. One that is gone is left: no service has its number.
+/// Tables are shared between images while they stay the same. One that is gone is left: no service
+/// has its number.
 fn write_tables(
     table: &Table<u32, Maglev>,
     base: u32,
@@ -111,7 +118,12 @@ fn write_tables(
     all: bool,
 ) -> Result<(), Error> {
     for (number, new) in &now.maglevs {
-        if !all && was.maglevs.get(number).is_some_and(|old| Arc::ptr_eq(old, new)) {
+        if !all
+            && was
+                .maglevs
+                .get(number)
+                .is_some_and(|old| Arc::ptr_eq(old, new))
+        {
             continue;
         }
         let mut value: Box<Maglev> = bytemuck::zeroed_box();

@@ -38,7 +38,12 @@ pub(crate) fn words(address: IpAddr) -> [u32; 4] {
         IpAddr::V6(ip) => {
             let bytes = ip.octets();
             std::array::from_fn(|i| {
-                u32::from_ne_bytes([bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]])
+                u32::from_ne_bytes([
+                    bytes[4 * i],
+                    bytes[4 * i + 1],
+                    bytes[4 * i + 2],
+                    bytes[4 * i + 3],
+                ])
             })
         }
     }

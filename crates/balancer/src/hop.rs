@@ -1,4 +1,5 @@
-//! The way to a server: next hop, interface, VLAN tags; and with its tunnel, the bytes that go in front of a packet.
+//! The way to a server: next hop, interface, VLAN tags; and with its tunnel, the bytes that go in
+//! front of a packet.
 
 use std::net::IpAddr;
 
@@ -36,12 +37,21 @@ const GRE: u8 = 47;
 const UDP: u8 = 17;
 const DONT_FRAGMENT: u16 = 0x4000;
 
-/// Fills everything of a server's entry that says how packets get there. Without a hop, or without a source address that an outer
-/// header needs, `ifindex` stays zero: the way is not known.
-pub(crate) fn fill(entry: &mut layout::Server, server: &Server, hop: Option<&Hop>, vip_is_v6: bool) {
+/// Fills everything of a server's entry that says how packets get there. Without a hop, or without
+/// a source address that an outer header needs, `ifindex` stays zero: the way is not known.
+pub(crate) fn fill(
+    entry: &mut layout::Server,
+    server: &Server,
+    hop: Option<&Hop>,
+    vip_is_v6: bool,
+) {
     let Some(hop) = hop else { return };
     let inner = if vip_is_v6 { IPV6 } else { IPIP };
-    let inner_type = if vip_is_v6 { ETHERTYPE_IPV6 } else { ETHERTYPE_IPV4 };
+    let inner_type = if vip_is_v6 {
+        ETHERTYPE_IPV6
+    } else {
+        ETHERTYPE_IPV4
+    };
     let carried = match server.tunnel {
         Tunnel::None if !hop.direct => return,
         Tunnel::None => {

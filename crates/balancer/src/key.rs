@@ -63,7 +63,8 @@ impl std::str::FromStr for Protocol {
     }
 }
 
-/// What a service is known by: an address that clients speak to, a protocol, and a port or all ports.
+/// What a service is known by: an address that clients speak to, a protocol, and a port or all
+/// ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServiceKey {
     vip: IpAddr,
@@ -75,10 +76,15 @@ impl ServiceKey {
     /// `port` is `None` for all ports of the address that have no service of their own.
     ///
     /// # Errors
-    /// The address is no host's: unspecified, loopback, multicast, broadcast, or an IPv4 address in IPv6 clothes.
+    /// The address is no host's: unspecified, loopback, multicast, broadcast, or an IPv4 address in
+    /// IPv6 clothes.
     pub fn new(vip: IpAddr, protocol: Protocol, port: Option<NonZeroU16>) -> Result<Self, Error> {
         check_host("a service", vip)?;
-        Ok(ServiceKey { vip, protocol, port })
+        Ok(ServiceKey {
+            vip,
+            protocol,
+            port,
+        })
     }
 
     /// The address.
@@ -99,7 +105,11 @@ impl ServiceKey {
 
 impl fmt::Display for ServiceKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ServiceKey { vip, protocol, port } = self;
+        let ServiceKey {
+            vip,
+            protocol,
+            port,
+        } = self;
         match (vip, port) {
             (IpAddr::V4(vip), Some(port)) => write!(f, "{vip}:{port}/{protocol}"),
             (IpAddr::V6(vip), Some(port)) => write!(f, "[{vip}]:{port}/{protocol}"),
@@ -112,9 +122,14 @@ impl fmt::Display for ServiceKey {
 /// Whether a single machine can have an address that is to be that of `what`.
 pub(crate) fn check_host(what: &'static str, address: IpAddr) -> Result<(), Error> {
     let bad = match address {
-        IpAddr::V4(ip) => ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || ip.is_broadcast(),
+        IpAddr::V4(ip) => {
+            ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || ip.is_broadcast()
+        }
         IpAddr::V6(ip) => {
-            ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || ip.to_ipv4_mapped().is_some()
+            ip.is_unspecified()
+                || ip.is_loopback()
+                || ip.is_multicast()
+                || ip.to_ipv4_mapped().is_some()
         }
     };
     if bad {
@@ -143,7 +158,10 @@ mod tests {
             let address: IpAddr = bad.parse().expect("an address");
             let error = Server::new(address).expect_err(bad);
             assert!(error.to_string().contains(bad), "{error}");
-            assert!(ServiceKey::new(address, Protocol::Tcp, None).is_err(), "{bad}");
+            assert!(
+                ServiceKey::new(address, Protocol::Tcp, None).is_err(),
+                "{bad}"
+            );
         }
     }
 

@@ -1,4 +1,5 @@
-//! `bpf/balancer.h` in Rust: what the program and this crate both read and write. Addresses and ports in network order.
+//! `bpf/balancer.h` in Rust: what the program and this crate both read and write. Addresses and
+//! ports in network order.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -134,7 +135,8 @@ pub struct Server {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub struct Maglev {
-    /// A server's number in the low half, 0: none; in the high half that of the one from before, 0: the slot is calm.
+    /// A server's number in the low half, 0: none; in the high half that of the one from before, 0:
+    /// the slot is calm.
     pub slot: [u32; MAGLEV_SIZE],
 }
 

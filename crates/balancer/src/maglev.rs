@@ -1,13 +1,16 @@
-//! Maglev hashing (Eisenbud et al., NSDI 2016, section 3.4) with weights: which server has which slot.
+//! Maglev hashing (Eisenbud et al., NSDI 2016, section 3.4) with weights: which server has which
+//! slot.
 //!
-//! Every server has a sequence of slots that it prefers, made of its address alone. The servers take turns in taking the first
-//! free slot of their sequence; a server of half the largest weight takes every other turn. Nothing else goes in: no
-//! order of arrival, no random number, no history; whoever has the same servers has the same table.
+//! Every server has a sequence of slots that it prefers, made of its address alone. The servers
+//! take turns in taking the first free slot of their sequence; a server of half the largest weight
+//! takes every other turn. Nothing else goes in: no order of arrival, no random number, no history;
+//! whoever has the same servers has the same table.
 //!
-//! The paper's sequences are arithmetic (offset plus multiples of a skip). Two servers whose skips are related then meet again
-//! and again: when one of ten servers left, in 1 of 60 cases more than 1 % of all slots moved that need not have (up to
-//! 1.7 %; up to 3 % with four times the slots). Sequences drawn from a generator seeded by the address have no such
-//! relations: 0.57 % on average, 0.86 % at the most in 4,000 cases.
+//! The paper's sequences are arithmetic (offset plus multiples of a skip). Two servers whose skips
+//! are related then meet again and again: when one of ten servers left, in 1 of 60 cases more than
+//! 1 % of all slots moved that need not have (up to 1.7 %; up to 3 % with four times the slots).
+//! Sequences drawn from a generator seeded by the address have no such relations: 0.57 % on
+//! average, 0.86 % at the most in 4,000 cases.
 
 use std::net::IpAddr;
 
@@ -24,7 +27,8 @@ pub struct Member {
     pub number: u16,
 }
 
-/// The slots' numbers; all zero without members. `members` are in the order of their addresses, each once.
+/// The slots' numbers; all zero without members. `members` are in the order of their addresses,
+/// each once.
 pub fn table(members: &[Member]) -> Vec<u16> {
     let mut slots = vec![0; MAGLEV_SIZE];
     let Some(largest) = members.iter().map(|member| member.weight).max() else {
@@ -64,7 +68,8 @@ impl Turn {
         }
     }
 
-    /// Draws until a slot is free. All draws of all servers together are about size times ln(size): a fraction of a millisecond.
+    /// Draws until a slot is free. All draws of all servers together are about size times ln(size):
+    /// a fraction of a millisecond.
     fn next_free(&mut self, slots: &[u16]) -> usize {
         loop {
             let slot = self.draw() as usize % MAGLEV_SIZE;
@@ -83,7 +88,8 @@ impl Turn {
     }
 }
 
-/// FNV-1a over the address's bytes, then the finisher of MurmurHash3: the same everywhere and for ever.
+/// FNV-1a over the address's bytes, then the finisher of MurmurHash3: the same everywhere and for
+/// ever.
 fn identity(address: IpAddr) -> u64 {
     let bytes = match address {
         IpAddr::V4(ip) => ip.octets().to_vec(),

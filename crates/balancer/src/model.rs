@@ -1,4 +1,5 @@
-//! What a user says: services, their servers, and how packets get to them. Values that exist are valid.
+//! What a user says: services, their servers, and how packets get to them. Values that exist are
+//! valid.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,14 +12,16 @@ use crate::key::{ServiceKey, check_host};
 /// How a packet is put on its way to a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Tunnel {
-    /// Not at all: the frame is addressed to the server's MAC, which is on one of our links (layer-2 DSR).
+    /// Not at all: the frame is addressed to the server's MAC, which is on one of our links
+    /// (layer-2 DSR).
     #[default]
     None,
     /// IP in IP: RFC 2003 (4in4), RFC 4213 (6in4), RFC 2473 (4in6, 6in6).
     Ipip,
     /// GRE without key (RFC 2784).
     Gre,
-    /// UDP to this port with the packet as it is in it (Linux's "foo over UDP"): the server's port tells the family.
+    /// UDP to this port with the packet as it is in it (Linux's "foo over UDP"): the server's port
+    /// tells the family.
     Fou {
         /// Where the server listens.
         port: NonZeroU16,
@@ -91,7 +94,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// A server that is up, of weight one, reached on layer 2. Its address may be of the other family than the VIP.
+    /// A server that is up, of weight one, reached on layer 2. Its address may be of the other
+    /// family than the VIP.
     ///
     /// # Errors
     /// The address is no host's.

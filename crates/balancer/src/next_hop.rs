@@ -1,4 +1,5 @@
-//! What the kernel's tables mean for a balancer: the way to one server, and which packets an interface gets.
+//! What the kernel's tables mean for a balancer: the way to one server, and which packets an
+//! interface gets.
 
 use std::net::IpAddr;
 
@@ -12,8 +13,9 @@ use crate::hop::Hop;
 const VLAN: u16 = 0x8100;
 const MAX_VLANS: usize = 2;
 
-/// The way to a target by the route that the kernel has for it. Next hops that are not confirmed are asked for. Of a multipath route
-/// each target has one next hop of those that answer, by their weights. `None`: none answers, or frames cannot go there.
+/// The way to a target by the route that the kernel has for it. Next hops that are not confirmed
+/// are asked for. Of a multipath route each target has one next hop of those that answer, by their
+/// weights. `None`: none answers, or frames cannot go there.
 pub(crate) async fn next_hop(
     requests: &Requests,
     snapshot: &Snapshot,
@@ -53,7 +55,8 @@ pub(crate) async fn next_hop(
     })
 }
 
-/// Which of these a target has its share in: the same one for as long as they stay the same. `None`: there are none.
+/// Which of these a target has its share in: the same one for as long as they stay the same.
+/// `None`: there are none.
 fn share(target: IpAddr, weights: &[u32]) -> Option<usize> {
     let bytes = match target {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
@@ -76,9 +79,9 @@ fn share(target: IpAddr, weights: &[u32]) -> Option<usize> {
         })
 }
 
-/// The device that takes frames to a MAC: below VLAN interfaces, with their tags from the outermost on, and of a bridge the
-/// port behind which that MAC was seen. `None`: it is down, not Ethernet, tagged otherwise than the program does, or the bridge
-/// has not seen the MAC.
+/// The device that takes frames to a MAC: below VLAN interfaces, with their tags from the outermost
+/// on, and of a bridge the port behind which that MAC was seen. `None`: it is down, not Ethernet,
+/// tagged otherwise than the program does, or the bridge has not seen the MAC.
 async fn carrier<'a>(
     requests: &Requests,
     snapshot: &'a Snapshot,
@@ -99,7 +102,8 @@ async fn carrier<'a>(
             snapshot.links.get(&vlan.parent)?
         } else if link.is("bridge") {
             let port = requests.bridge_port(link.index, mac).await;
-            let port = port.inspect_err(|error| tracing::debug!("cannot ask bridge {}: {error}", link.name));
+            let port = port
+                .inspect_err(|error| tracing::debug!("cannot ask bridge {}: {error}", link.name));
             snapshot.links.get(&port.ok()??)?
         } else {
             return Some((link, vlans));
@@ -107,12 +111,13 @@ async fn carrier<'a>(
     }
 }
 
-/// An interface, and the ports of a bond that it takes packets from: what a backup port sees, the active one sees too. `None`: it is
-/// gone or has no MAC.
+/// An interface, and the ports of a bond that it takes packets from: what a backup port sees, the
+/// active one sees too. `None`: it is gone or has no MAC.
 pub(crate) fn interfaces_of(snapshot: &Snapshot, ifindex: u32) -> Option<Vec<Interface>> {
     let link = snapshot.links.get(&ifindex)?;
     let master = link.master.and_then(|master| snapshot.links.get(&master));
-    // What is for a bridge's or a bond's host comes by its ports, to the bridge's or bond's own MAC.
+    // What is for a bridge's or a bond's host comes by its ports, to the bridge's or bond's own
+    // MAC.
     let above = master.filter(|master| master.is("bridge") || master.is("bond"));
     let mac = above.map_or(link.mac, |above| above.mac)?;
     let own = Interface::new(ifindex, mac);

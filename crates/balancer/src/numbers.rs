@@ -1,7 +1,8 @@
 //! Numbers for services and servers that stay theirs: the flow table speaks of servers by number.
 //!
-//! A number that became free is given out again as late as possible. A flow whose word still has the number of a server
-//! that left goes to the newcomer of the same service, if there is one: its own server is gone either way.
+//! A number that became free is given out again as late as possible. A flow whose word still has
+//! the number of a server that left goes to the newcomer of the same service, if there is one: its
+//! own server is gone either way.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,8 +25,8 @@ impl<K: Ord + Copy> Numbers<K> {
         }
     }
 
-    /// Takes numbers from those who are not in `present`, gives numbers to those who have none. False, and nothing has changed:
-    /// there are more than numbers.
+    /// Takes numbers from those who are not in `present`, gives numbers to those who have none.
+    /// False, and nothing has changed: there are more than numbers.
     pub(crate) fn assign(&mut self, present: &BTreeSet<K>) -> bool {
         if present.len() >= usize::from(self.room) {
             return false;
@@ -56,7 +57,11 @@ impl<K: Ord + Copy> Numbers<K> {
     fn free(&mut self) -> u16 {
         loop {
             let number = self.next;
-            self.next = if number + 1 >= self.room { 1 } else { number + 1 };
+            self.next = if number + 1 >= self.room {
+                1
+            } else {
+                number + 1
+            };
             if !self.used.contains(&number) {
                 return number;
             }
@@ -81,7 +86,10 @@ mod tests {
         );
         assert!(numbers.assign(&BTreeSet::from([5, 20, 30])));
         assert_eq!(numbers.of(&5), Some(1), "the only one that is free");
-        assert!(!numbers.assign(&BTreeSet::from([5, 6, 20, 30])), "room for three");
+        assert!(
+            !numbers.assign(&BTreeSet::from([5, 6, 20, 30])),
+            "room for three"
+        );
         assert_eq!(numbers.of(&5), Some(1), "nothing has changed");
     }
 }

@@ -22,9 +22,10 @@ impl Balancer {
     }
 
     /// How many flows each server has. Of services whose flows are all remembered (see
-    /// [`Options::remember_all`](crate::Options::remember_all); datagram and sticky services always) those that are not closed and
-    /// were seen within [`Options::idle`](crate::Options::idle), by reading the whole flow table; of others those that began less
-    /// those that ended.
+    /// [`Options::remember_all`](crate::Options::remember_all); datagram and sticky services
+    /// always) those that are not closed and were seen within
+    /// [`Options::idle`](crate::Options::idle), by reading the whole flow table; of others those
+    /// that began less those that ended.
     ///
     /// # Errors
     /// The kernel refuses to read the maps.
@@ -48,9 +49,10 @@ impl Balancer {
         self.memory.flows(&self.register, limit)
     }
 
-    /// Where a flow's next packet goes, as far as its first one would: and what is remembered of it, `None` when nothing is and the answer is
-    /// its client's server (of a sticky service) or Maglev's. No answer at all: the flow's address and port have no service, or
-    /// none of its servers is up.
+    /// Where a flow's next packet goes, as far as its first one would: and what is remembered of
+    /// it, `None` when nothing is and the answer is its client's server (of a sticky service) or
+    /// Maglev's. No answer at all: the flow's address and port have no service, or none of its
+    /// servers is up.
     ///
     /// # Errors
     /// The kernel refuses to read the maps.
@@ -90,7 +92,9 @@ impl Balancer {
 
     /// Whether every flow of a service is remembered.
     fn always_watched(&self, service: &Service) -> bool {
-        self.settings.remember_all != 0 || service.sticky || service.key().protocol() == Protocol::Udp
+        self.settings.remember_all != 0
+            || service.sticky
+            || service.key().protocol() == Protocol::Udp
     }
 
     fn service_of(&self, tuple: &Tuple) -> Option<&Service> {

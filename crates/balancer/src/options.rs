@@ -9,25 +9,29 @@ use crate::layout::{self, BUCKET_SLOTS, TICK_MASK, TICK_SHIFT};
 /// What is fixed when a balancer is made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// Flows that can be remembered: 1,024 to 67,108,864. Each costs 80 bytes of kernel memory (two 8-byte words, for the table to be half
-    /// empty, and their parties' names, 32 bytes each).
+    /// Flows that can be remembered: 1,024 to 67,108,864. Each costs 80 bytes of kernel memory (two
+    /// 8-byte words, for the table to be half empty, and their parties' names, 32 bytes each).
     pub max_flows: u32,
     /// Services: 1 to 65,534. Each costs 128 KiB of kernel memory (two Maglev tables).
     pub max_services: u16,
     /// Servers of all services together: 1 to 65,534; a server of two services counts twice.
     pub max_servers: u16,
-    /// How long an established flow is kept for sure though it is silent: 5 seconds to 17 hours. Also how long a client of a sticky
-    /// service, or the port of a datagram's sender, keeps its server without a packet.
+    /// How long an established flow is kept for sure though it is silent: 5 seconds to 17 hours.
+    /// Also how long a client of a sticky service, or the port of a datagram's sender, keeps its
+    /// server without a packet.
     pub idle: Duration,
-    /// Remember every flow, not only those that have to be: flows can then be listed and counted to the last one, for one more cache
-    /// line a packet. Otherwise TCP's and SCTP's flows are remembered where a service's servers have changed, and nowhere else.
+    /// Remember every flow, not only those that have to be: flows can then be listed and counted to
+    /// the last one, for one more cache line a packet. Otherwise TCP's and SCTP's flows are
+    /// remembered where a service's servers have changed, and nowhere else.
     pub remember_all: bool,
-    /// How long after a change of servers a flow from before may be silent and still be known: up to 16 hours. The default is
-    /// longer than TCP keeps silent with keep-alive on (2 hours, RFC 9293, section 3.8.4).
+    /// How long after a change of servers a flow from before may be silent and still be known: up
+    /// to 16 hours. The default is longer than TCP keeps silent with keep-alive on (2 hours, RFC
+    /// 9293, section 3.8.4).
     pub settle: Duration,
     /// Of all hashes. Balancers that shall choose alike share it.
     pub seed: u64,
-    /// Who says that a packet's hops are used up or that it is too big. Without one the service's address does.
+    /// Who says that a packet's hops are used up or that it is too big. Without one the service's
+    /// address does.
     pub source_v4: Option<Ipv4Addr>,
     /// The same for IPv6.
     pub source_v6: Option<Ipv6Addr>,

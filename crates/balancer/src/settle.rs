@@ -1,5 +1,5 @@
-//! Forgetting changes of servers: after a while no flow needs to be told from those that began since, and its packets are
-//! the cheapest again.
+//! Forgetting changes of servers: after a while no flow needs to be told from those that began
+//! since, and its packets are the cheapest again.
 
 use std::collections::BTreeSet;
 
@@ -9,20 +9,26 @@ use crate::error::Error;
 use crate::flows::{now_ns, tick_of};
 use crate::layout::TICK_MASK;
 
-/// Words of flows that are older than this many ticks, 17 hours, do not count: half of their clock's round, and some room.
+/// Words of flows that are older than this many ticks, 17 hours, do not count: half of their
+/// clock's round, and some room.
 const OLDEST: u32 = TICK_MASK / 2 - TICK_MASK / 16;
 
 impl Balancer {
-    /// Forgets changes that were longer ago than [`Options::settle`](crate::Options::settle), of services all of whose open flows are
-    /// where new ones would go. To be called now and then, as [`Follower::run`](crate::Follower::run) does; reads the flow table only
-    /// when a change is due.
+    /// Forgets changes that were longer ago than [`Options::settle`](crate::Options::settle), of
+    /// services all of whose open flows are where new ones would go. To be called now and then, as
+    /// [`Follower::run`](crate::Follower::run) does; reads the flow table only when a change is
+    /// due.
     ///
     /// # Errors
     /// The kernel refuses to read or write the maps.
     pub fn settle(&mut self) -> Result<(), Error> {
         let now = now_ns();
         let settle = self.settle.as_nanos() as u64;
-        let overdue = |table: &Table| table.changed_ns.is_some_and(|changed| now - changed >= settle);
+        let overdue = |table: &Table| {
+            table
+                .changed_ns
+                .is_some_and(|changed| now - changed >= settle)
+        };
         let mut image = self.halves.image().clone();
         let unsettled = match image.maglevs.values().any(|table| overdue(table)) {
             true => self.memory.unsettled(&image, tick_of(settle))?,

@@ -25,8 +25,11 @@ fn drops_are_listed_as_they_are() {
 
 #[test]
 fn the_page_knows_every_reason_and_the_defaults() {
-    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/balancer.md"))
-        .expect("the page");
+    let page = std::fs::read_to_string(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../docs/balancer.md"
+    ))
+    .expect("the page");
     let told = |reason: &&Reason| page.contains(&format!("`{}`", reason.name()));
     let silent: Vec<_> = Reason::ALL.iter().filter(|reason| !told(reason)).collect();
     assert!(silent.is_empty(), "not told: {silent:?}");

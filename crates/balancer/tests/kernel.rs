@@ -1,7 +1,9 @@
-//! The balancer on interfaces of the running kernel: native and generic mode, real connections, servers followed by netlink.
+//! The balancer on interfaces of the running kernel: native and generic mode, real connections,
+//! servers followed by netlink.
 //!
-//! A client, the balancer and two servers, each a namespace; veth between the balancer and each of the others. The servers have the
-//! VIP on their loopbacks and answer the client themselves, by way of the balancer's kernel.
+//! A client, the balancer and two servers, each a namespace; veth between the balancer and each of
+//! the others. The servers have the VIP on their loopbacks and answer the client themselves, by way
+//! of the balancer's kernel.
 
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -26,7 +28,8 @@ struct Net {
     taps: Vec<(Program, Attachment)>,
 }
 
-/// 10.0.N.1 is the balancer's end and 10.0.N.2 the other's: the client's is N = 0, servers' are 1 and 2.
+/// 10.0.N.1 is the balancer's end and 10.0.N.2 the other's: the client's is N = 0, servers' are 1
+/// and 2.
 fn network() -> Net {
     let space = || Namespace::new().expect("a namespace");
     let mut net = Net {
@@ -76,8 +79,8 @@ fn take_frames() -> (Program, Attachment) {
         rustix::net::SocketType::DGRAM,
         None,
     );
-    let ifindex =
-        rustix::net::netdevice::name_to_index(socket.expect("a socket"), "eth0").expect("it is there");
+    let ifindex = rustix::net::netdevice::name_to_index(socket.expect("a socket"), "eth0")
+        .expect("it is there");
     let attachment =
         xdp::attach(program.as_fd(), ifindex, Some(Mode::Native)).expect("veth takes native mode");
     (program, attachment)
@@ -92,8 +95,9 @@ impl Net {
                 .expect("enter");
             std::thread::spawn(move || {
                 for connection in listener.incoming() {
-                    let _ = connection
-                        .and_then(|mut connection| std::io::Write::write_all(&mut connection, &[n]));
+                    let _ = connection.and_then(|mut connection| {
+                        std::io::Write::write_all(&mut connection, &[n])
+                    });
                 }
             });
         }
@@ -115,7 +119,10 @@ impl Net {
     }
 
     fn program_on_client_side(&self) -> bool {
-        self.balancer.ok("ip link show to0").expect("ip").contains("xdp")
+        self.balancer
+            .ok("ip link show to0")
+            .expect("ip")
+            .contains("xdp")
     }
 }
 
@@ -132,7 +139,8 @@ fn services() -> Services {
         .collect()
 }
 
-/// Runs a story in the balancer's namespace, with a balancer on the client's side that knows the two servers.
+/// Runs a story in the balancer's namespace, with a balancer on the client's side that knows the
+/// two servers.
 fn story(net: &Net, mode: Mode, then: impl AsyncFnOnce(&Arc<Mutex<Balancer>>, &Follower) + Send) {
     let work = || {
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -143,7 +151,11 @@ fn story(net: &Net, mode: Mode, then: impl AsyncFnOnce(&Arc<Mutex<Balancer>>, &F
             let follower = Follower::start().await.expect("netlink");
             let balancer = Balancer::new(&Options::default()).expect("the program loads");
             let balancer = Arc::new(Mutex::new(balancer));
-            let got = follower.attach(&mut balancer.lock().expect("nobody panicked"), "to0", Some(mode));
+            let got = follower.attach(
+                &mut balancer.lock().expect("nobody panicked"),
+                "to0",
+                Some(mode),
+            );
             assert_eq!(got.expect("veth takes both modes"), mode);
             follower
                 .learn(&balancer, &services())
@@ -166,7 +178,10 @@ fn both_modes_carry_connections(mode: Mode) {
     story(&net, mode, async |balancer, _| {
         assert!(net.program_on_client_side());
         let answered = net.connect(40).expect("connections");
-        assert!(answered.contains(&1) && answered.contains(&2), "{answered:?}");
+        assert!(
+            answered.contains(&1) && answered.contains(&2),
+            "{answered:?}"
+        );
         let counters = balancer
             .lock()
             .expect("nobody panicked")
@@ -175,7 +190,10 @@ fn both_modes_carry_connections(mode: Mode) {
         for n in [1u8, 2] {
             let its = answered.iter().filter(|server| **server == n).count() as u64;
             let key = services().iter().next().expect("one").key();
-            assert_eq!(counters.servers[&(key, IpAddr::from([10, 0, n, 2]))].flows, its);
+            assert_eq!(
+                counters.servers[&(key, IpAddr::from([10, 0, n, 2]))].flows,
+                its
+            );
         }
         // The kernel's own traffic on the same interface.
         net.client
@@ -229,7 +247,12 @@ fn a_server_that_moves_and_a_gateway_that_changes_are_followed() {
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
             };
-            let follow = async { follower.run(balancer).await.expect("the kernel can be followed") };
+            let follow = async {
+                follower
+                    .run(balancer)
+                    .await
+                    .expect("the kernel can be followed")
+            };
             tokio::select! {
                 () = follow => unreachable!("it runs until dropped"),
                 done = tokio::time::timeout(Duration::from_secs(20), wait) => {
@@ -259,7 +282,10 @@ fn a_server_that_moves_and_a_gateway_that_changes_are_followed() {
             net.balancer
                 .ok(&format!("ip route replace {far} via 10.0.{n}.2"))
                 .expect("ip");
-            let ifindex = net.balancer.ifindex(&format!("to{n}")).expect("it is there");
+            let ifindex = net
+                .balancer
+                .ifindex(&format!("to{n}"))
+                .expect("it is there");
             until("the gateway", &|| {
                 ways()
                     .get(&far)

@@ -1,5 +1,5 @@
-//! From the process's arguments to commands: parts joined by `+` are parsed one by one, all of them before
-//! the first one runs, so that a mistake in the last part leaves the daemon untouched.
+//! From the process's arguments to commands: parts joined by `+` are parsed one by one, all of them
+//! before the first one runs, so that a mistake in the last part leaves the daemon untouched.
 
 use std::ffi::OsString;
 
@@ -109,7 +109,8 @@ pub mod testing {
     //! Command lines in tests.
     use super::*;
 
-    /// Parses a command line without the program's name; quotes `'…'` keep blanks together and make empty words.
+    /// Parses a command line without the program's name; quotes `'…'` keep blanks together and make
+    /// empty words.
     pub fn parse_line(line: &str) -> Result<Chain, ParseError> {
         let mut words = vec![OsString::from("butterfly")];
         for (index, text) in line.split('\'').enumerate() {
@@ -152,7 +153,8 @@ mod tests {
 
     #[test]
     fn plus_joins_commands_and_options_hold_for_all() {
-        let chain = parse_line("-e ipc:///a nic list + sg add a b + sg list -v --timeout 5").unwrap();
+        let chain =
+            parse_line("-e ipc:///a nic list + sg add a b + sg list -v --timeout 5").unwrap();
         assert_eq!(chain.commands.len(), 3);
         assert_eq!(chain.global.endpoint.as_deref(), Some("ipc:///a"));
         assert!(chain.global.verbose && !chain.global.json);

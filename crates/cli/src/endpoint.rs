@@ -7,7 +7,8 @@ use crate::error::Error;
 
 /// Where API v1 listens unless told otherwise.
 pub const DEFAULT_V1: &str = "unix:/run/butterfly/api.sock";
-/// Where API v0 listens unless told otherwise; the default once a key (`-k`) is given, which only v0 has.
+/// Where API v0 listens unless told otherwise; the default once a key (`-k`) is given, which only
+/// v0 has.
 pub const DEFAULT_V0: &str = "tcp://127.0.0.1:9999";
 
 /// A parsed endpoint.
@@ -22,8 +23,8 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    /// Reads `unix:PATH` (or an absolute path), `https://HOST:PORT` (or `tcp:HOST:PORT`, as `butterflyd --api`
-    /// writes it), `tcp://HOST:PORT`, `ipc://PATH`.
+    /// Reads `unix:PATH` (or an absolute path), `https://HOST:PORT` (or `tcp:HOST:PORT`, as
+    /// `butterflyd --api` writes it), `tcp://HOST:PORT`, `ipc://PATH`.
     pub fn parse(text: &str) -> Result<Endpoint, Error> {
         let wrong = |why: &str| Err(Error::Usage(format!("endpoint {text:?}: {why}")));
         if let Some(authority) = text.strip_prefix("tcp://") {
@@ -59,7 +60,9 @@ impl Endpoint {
                 "API v1 over TCP is spoken under TLS only: use https://HOST:PORT with --tls-cert, --tls-key and --tls-ca",
             );
         }
-        wrong("expected unix:PATH or https://HOST:PORT (API v1), tcp://HOST:PORT or ipc://PATH (API v0)")
+        wrong(
+            "expected unix:PATH or https://HOST:PORT (API v1), tcp://HOST:PORT or ipc://PATH (API v0)",
+        )
     }
 }
 
@@ -92,7 +95,10 @@ mod tests {
         let zmq = |text: &str| Endpoint::ZeroMq(text.into());
         let tls = |text: &str| Endpoint::Tls(text.into());
         for (text, endpoint) in [
-            ("unix:/run/butterfly/api.sock", unix("/run/butterfly/api.sock")),
+            (
+                "unix:/run/butterfly/api.sock",
+                unix("/run/butterfly/api.sock"),
+            ),
             ("unix:///run/api.sock", unix("/run/api.sock")),
             ("unix:api.sock", unix("api.sock")),
             ("/run/api.sock", unix("/run/api.sock")),

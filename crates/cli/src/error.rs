@@ -33,7 +33,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// The code for `exit(2)`. A reader that closed the pipe (`butterfly nic list | head -1`) is no failure.
+    /// The code for `exit(2)`. A reader that closed the pipe (`butterfly nic list | head -1`) is no
+    /// failure.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Error::Refused(_) => 1,

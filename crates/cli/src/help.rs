@@ -1,6 +1,6 @@
-//! The commands as clap reads them, with help that flows: what a command says behind its options is written in lines of the
-//! source's width, and printed in those of the terminal's. Lines that are indented, and those before them that end in a
-//! colon, stay as they are.
+//! The commands as clap reads them, with help that flows: what a command says behind its options is
+//! written in lines of the source's width, and printed in those of the terminal's. Lines that are
+//! indented, and those before them that end in a colon, stay as they are.
 
 use clap::{Command, CommandFactory};
 

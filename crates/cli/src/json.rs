@@ -1,6 +1,6 @@
-//! API v1 messages as JSON and text format, through their descriptors. Fields are named as in the `.proto`; 64-bit
-//! counters are numbers, not the strings of the standard mapping, so that `jq` adds them up. Reading takes the
-//! standard mapping too.
+//! API v1 messages as JSON and text format, through their descriptors. Fields are named as in the
+//! `.proto`; 64-bit counters are numbers, not the strings of the standard mapping, so that `jq`
+//! adds them up. Reading takes the standard mapping too.
 
 use std::collections::HashSet;
 use std::sync::LazyLock;
@@ -13,8 +13,9 @@ use serde_json::Value;
 use serde_json::de::StrRead;
 use serde_path_to_error::Track;
 
-static POOL: LazyLock<DescriptorPool> =
-    LazyLock::new(|| DescriptorPool::decode(v1::DESCRIPTORS).expect("the build wrote a descriptor set"));
+static POOL: LazyLock<DescriptorPool> = LazyLock::new(|| {
+    DescriptorPool::decode(v1::DESCRIPTORS).expect("the build wrote a descriptor set")
+});
 
 /// A message of `butterfly.v1` with every field, defaults too: for programs.
 pub fn full(name: &str, message: &impl Message) -> Value {
@@ -28,19 +29,25 @@ pub fn sparse(name: &str, message: &impl Message) -> Value {
 
 /// A message on one line, for `-v`. Its name is taken from its type, which will do for people.
 pub fn line<M: Message + std::fmt::Debug>(message: &M) -> String {
-    let name = std::any::type_name::<M>().rsplit("::").next().unwrap_or_default();
+    let name = std::any::type_name::<M>()
+        .rsplit("::")
+        .next()
+        .unwrap_or_default();
     match POOL.get_message_by_name(&format!("butterfly.v1.{name}")) {
         Some(_) => sparse(name, message).to_string(),
         None => format!("{message:?}"),
     }
 }
 
-/// Reads a message from JSON, or from protobuf text format when the text does not begin as JSON does.
+/// Reads a message from JSON, or from protobuf text format when the text does not begin as JSON
+/// does.
 pub fn parse<M: Message + Default>(name: &str, text: &str) -> Result<M, String> {
     let dynamic = match text.trim_start().starts_with('{') {
         true => {
             read(text, |json| Unique::deserialize(json))?;
-            read(text, |json| DynamicMessage::deserialize(descriptor(name), json))?
+            read(text, |json| {
+                DynamicMessage::deserialize(descriptor(name), json)
+            })?
         }
         false => api::text_format::parse_as(descriptor(name), text)?,
     };
@@ -66,8 +73,8 @@ fn read<T>(
 type Tracked<'a, 'b, 'text> =
     serde_path_to_error::Deserializer<'a, 'b, &'a mut serde_json::Deserializer<StrRead<'text>>>;
 
-/// Any JSON in which no object has a key twice: of two the last would count, and the first be lost in silence (RFC 8259,
-/// section 4, leaves it open).
+/// Any JSON in which no object has a key twice: of two the last would count, and the first be lost
+/// in silence (RFC 8259, section 4, leaves it open).
 struct Unique;
 
 impl<'de> Deserialize<'de> for Unique {
@@ -168,8 +175,7 @@ mod tests {
 
     #[test]
     fn a_configuration_is_read_in_either_form() {
-        let json =
-            r#"{"nics": [{"id": "a", "mac": "52:54:00:12:34:01", "vni": 42, "security_groups": ["g"]}]}"#;
+        let json = r#"{"nics": [{"id": "a", "mac": "52:54:00:12:34:01", "vni": 42, "security_groups": ["g"]}]}"#;
         let standard = json.replace("security_groups", "securityGroups");
         let text = r#"nics { id: "a" mac: "52:54:00:12:34:01" vni: 42 security_groups: "g" }"#;
         let config: v1::Config = parse("Config", json).unwrap();
@@ -180,7 +186,12 @@ mod tests {
 
     #[test]
     fn what_is_no_configuration_is_refused() {
-        for text in [r#"{"nic": []}"#, r#"{"nics": []} x"#, "{", "nics { idd: 1 }"] {
+        for text in [
+            r#"{"nic": []}"#,
+            r#"{"nics": []} x"#,
+            "{",
+            "nics { idd: 1 }",
+        ] {
             assert!(parse::<v1::Config>("Config", text).is_err(), "{text}");
         }
     }
@@ -192,7 +203,10 @@ mod tests {
                 r#"{"nics": [{"id": "a"}, {"id": "b", "vni": "x"}]}"#,
                 "nics[1].vni: ",
             ),
-            (r#"{"groups": [{"rules": [{"port": 1}]}]}"#, "groups[0].rules[0]"),
+            (
+                r#"{"groups": [{"rules": [{"port": 1}]}]}"#,
+                "groups[0].rules[0]",
+            ),
             // Of two the last would have counted.
             (
                 r#"{"nics": [], "nics": []}"#,

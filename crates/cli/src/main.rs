@@ -1,10 +1,11 @@
 //! `butterfly`, the command line of the Butterfly data plane.
 //!
-//! Theory of operation. The arguments are a chain of commands joined by `+`; [`chain`] parses them all before the
-//! first runs. Each [`command`] is a thin face over the operations of a [`client::Client`], which speaks API v1 (gRPC)
-//! or API v0 (ZeroMQ) as the endpoint's scheme says. The commands think in API v1 messages alone;
-//! [`translate`] turns them into v0's and back, which is also what `dump` and `request` are made of. Answers are printed
-//! by [`output`]; errors are one sentence on stderr and the exit codes of [`error`].
+//! Theory of operation. The arguments are a chain of commands joined by `+`; [`chain`] parses them
+//! all before the first runs. Each [`command`] is a thin face over the operations of a
+//! [`client::Client`], which speaks API v1 (gRPC) or API v0 (ZeroMQ) as the endpoint's scheme says.
+//! The commands think in API v1 messages alone; [`translate`] turns them into v0's and back, which
+//! is also what `dump` and `request` are made of. Answers are printed by [`output`]; errors are one
+//! sentence on stderr and the exit codes of [`error`].
 
 mod chain;
 mod client;
@@ -30,14 +31,17 @@ use session::Session;
 fn main() -> ExitCode {
     let chain = match chain::parse(std::env::args_os()) {
         Ok(chain) => chain,
-        // Prints help and version to stdout, mistakes to stderr; a closed pipe is no failure here either.
+        // Prints help and version to stdout, mistakes to stderr; a closed pipe is no failure here
+        // either.
         Err(ParseError::Part(error)) => {
             let _ = error.print();
             return ExitCode::from(error.exit_code() as u8);
         }
         Err(ParseError::Chain(error)) => return fail(&error),
     };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
     let done = runtime
         .map_err(Error::Output)
         .and_then(|runtime| runtime.block_on(run(chain)));

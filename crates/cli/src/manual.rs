@@ -29,7 +29,10 @@ fn section(command: Command, name: String, page: &mut String) {
     // Groups of commands list their commands; those follow with their own sections.
     let help = shown.render_help().to_string();
     let help: Vec<&str> = help.lines().map(str::trim_end).collect();
-    *page += &format!("\n## `{name}`\n\n```text\n{}\n```\n", help.join("\n").trim_end());
+    *page += &format!(
+        "\n## `{name}`\n\n```text\n{}\n```\n",
+        help.join("\n").trim_end()
+    );
     for below in command.get_subcommands() {
         section(below.clone(), format!("{name} {}", below.get_name()), page);
     }
@@ -58,12 +61,18 @@ fn commands_that_other_pages_name_exist() {
     ];
     let pages = [
         ("README.md", include_str!("../../../README.md")),
-        ("docs/balancer.md", include_str!("../../../docs/balancer.md")),
+        (
+            "docs/balancer.md",
+            include_str!("../../../docs/balancer.md"),
+        ),
         ("docs/daemon.md", include_str!("../../../docs/daemon.md")),
         ("docs/drops.md", include_str!("../../../docs/drops.md")),
         ("docs/limits.md", include_str!("../../../docs/limits.md")),
         ("docs/router.md", include_str!("../../../docs/router.md")),
-        ("docs/security.md", include_str!("../../../docs/security.md")),
+        (
+            "docs/security.md",
+            include_str!("../../../docs/security.md"),
+        ),
         ("docs/uplink.md", include_str!("../../../docs/uplink.md")),
     ];
     let mut named = 0;

@@ -1,5 +1,5 @@
-//! The options that hold for a whole call, before or after any subcommand: where the daemon is, how to talk to
-//! it, how to print. [`Global::merge`] joins those of the parts of a chain.
+//! The options that hold for a whole call, before or after any subcommand: where the daemon is, how
+//! to talk to it, how to print. [`Global::merge`] joins those of the parts of a chain.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,8 +18,15 @@ const DEFAULT_TIMEOUT_MS: u64 = 10_000;
 #[command(next_help_heading = "Options of every command")]
 pub struct Global {
     /// The daemon: unix:PATH or https://HOST:PORT (API v1), tcp://HOST:PORT or ipc://PATH (API v0)
-    /// [env: BUTTERFLY_ENDPOINT] [default: unix:/run/butterfly/api.sock, with -k tcp://127.0.0.1:9999]
-    #[arg(short, long, global = true, value_name = "ENDPOINT", verbatim_doc_comment)]
+    /// [env: BUTTERFLY_ENDPOINT] [default: unix:/run/butterfly/api.sock, with -k
+    /// tcp://127.0.0.1:9999]
+    #[arg(
+        short,
+        long,
+        global = true,
+        value_name = "ENDPOINT",
+        verbatim_doc_comment
+    )]
     pub endpoint: Option<String>,
     /// Print every request and answer on stderr
     #[arg(short, long, global = true)]
@@ -45,8 +52,8 @@ pub struct Global {
 }
 
 impl Global {
-    /// Joins the options of the next part of a chain into these. They hold for the whole call, so that one option
-    /// with two values is refused.
+    /// Joins the options of the next part of a chain into these. They hold for the whole call, so
+    /// that one option with two values is refused.
     pub fn merge(self, next: Global) -> Result<Global, Error> {
         Ok(Global {
             endpoint: one("--endpoint", self.endpoint, next.endpoint)?,
@@ -60,7 +67,8 @@ impl Global {
         })
     }
 
-    /// The endpoint: `-e`, else `from_env` (the value of [`ENDPOINT_ENV`]), else the default of the API in use.
+    /// The endpoint: `-e`, else `from_env` (the value of [`ENDPOINT_ENV`]), else the default of the
+    /// API in use.
     pub fn endpoint(&self, from_env: Option<&str>) -> Result<Endpoint, Error> {
         let default = if self.key.is_some() {
             DEFAULT_V0
@@ -116,7 +124,10 @@ mod tests {
         assert_eq!(name(&with(None, None), None), DEFAULT_V1);
         assert_eq!(name(&with(None, None), Some("")), DEFAULT_V1);
         assert_eq!(name(&with(None, None), Some("ipc:///e")), "ipc:///e");
-        assert_eq!(name(&with(Some("unix:/o"), None), Some("ipc:///e")), "unix:/o");
+        assert_eq!(
+            name(&with(Some("unix:/o"), None), Some("ipc:///e")),
+            "unix:/o"
+        );
         assert_eq!(name(&with(None, Some("key")), None), DEFAULT_V0);
     }
 

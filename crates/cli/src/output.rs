@@ -1,5 +1,6 @@
 //! What a command prints: lines and aligned tables for people, JSON (`--json`) for programs.
-//! Everything goes through [`Output`], so that a closed pipe ends the command quietly and tests can read it.
+//! Everything goes through [`Output`], so that a closed pipe ends the command quietly and tests can
+//! read it.
 
 use std::io::{self, Write};
 
@@ -84,7 +85,13 @@ impl Table {
     /// Adds a row: as many cells as there are headings. An empty cell shows as `-`.
     pub fn row<const N: usize>(&mut self, cells: [String; N]) {
         debug_assert_eq!(N, self.headings.len());
-        let dash = |cell: String| if cell.is_empty() { "-".to_owned() } else { cell };
+        let dash = |cell: String| {
+            if cell.is_empty() {
+                "-".to_owned()
+            } else {
+                cell
+            }
+        };
         self.rows.push(cells.into_iter().map(dash).collect());
     }
 

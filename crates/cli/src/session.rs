@@ -1,5 +1,5 @@
-//! One call of the program: its options, its connection (made by the first command that needs one and kept for
-//! the rest of the chain) and its output.
+//! One call of the program: its options, its connection (made by the first command that needs one
+//! and kept for the rest of the chain) and its output.
 
 use crate::client::Client;
 use crate::error::Error;

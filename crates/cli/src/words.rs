@@ -21,7 +21,11 @@ pub fn rule_words(rule: &v1::Rule) -> [String; 4] {
         v1::Direction::Ingress | v1::Direction::Unspecified => "in",
     };
     let ports = match &rule.r#match {
-        Some(Match::Ports(v1::PortRange { start: 0, end: 65535 })) | None => "all".into(),
+        Some(Match::Ports(v1::PortRange {
+            start: 0,
+            end: 65535,
+        }))
+        | None => "all".into(),
         Some(Match::Ports(range)) if range.start == range.end => range.start.to_string(),
         Some(Match::Ports(range)) => format!("{}-{}", range.start, range.end),
         Some(Match::Icmp(icmp)) => match (icmp.r#type, icmp.code) {

@@ -119,8 +119,7 @@ fn the_originals_commands_work_word_for_word() {
             "vnic_1\nvnic_2\nvnic_3\nvnic_4\nvnic_5\nvnic_6\n"
         );
         assert_eq!(daemon.ok("nic sg list vnic_2"), "sg-web\n");
-        let expected =
-            "DIR  PROTO  PORTS  PEER\nin   tcp    22     42.0.3.1/32\nin   tcp    80     sg:users\n";
+        let expected = "DIR  PROTO  PORTS  PEER\nin   tcp    22     42.0.3.1/32\nin   tcp    80     sg:users\n";
         assert_eq!(daemon.ok("sg rule list mysg"), expected);
         let path = daemon.dir().join("qemu-vhost-vnic_1");
         assert_eq!(daemon.ok(SEEDS[3]), format!("{}\n", path.display()));
@@ -136,14 +135,20 @@ fn both_apis_do_and_print_the_same() {
         let mut over_v1 = without_place(butterfly(&second.v1, line), &second);
         if *line == "nic list --long" {
             // v0 does not know the state.
-            over_v1.stdout = over_v1.stdout.replace("down ", "-    ").replace("up   ", "-    ");
+            over_v1.stdout = over_v1
+                .stdout
+                .replace("down ", "-    ")
+                .replace("up   ", "-    ");
         }
         if *line == "config" {
             // Nor the timeouts, the removal, the mtu; both documents load all the same.
             let over_v0: serde_json::Value = serde_json::from_str(&over_v0.stdout).unwrap();
             let over_v1: serde_json::Value = serde_json::from_str(&over_v1.stdout).unwrap();
             assert_eq!(over_v0["nics"][0]["id"], over_v1["nics"][0]["id"]);
-            assert_eq!(over_v0["groups"][0]["rules"][0], over_v1["groups"][0]["rules"][0]);
+            assert_eq!(
+                over_v0["groups"][0]["rules"][0],
+                over_v1["groups"][0]["rules"][0]
+            );
             continue;
         }
         assert_eq!(over_v0, over_v1, "butterfly {line}");
@@ -233,7 +238,8 @@ fn requests_are_answered_alike_over_both_apis() {
             )
         };
         let (over_v0, over_v1) = (ask(&first, &first.v0), ask(&second, &second.v1));
-        // A malformed rule does not reach the daemon over v1: the reason is in the command's own words.
+        // A malformed rule does not reach the daemon over v1: the reason is in the command's own
+        // words.
         let but_the_reason = |ran: &Ran| {
             let lines = ran
                 .stdout
@@ -241,7 +247,11 @@ fn requests_are_answered_alike_over_both_apis() {
                 .filter(|line| !line.trim_start().starts_with("description:"));
             lines.map(str::to_owned).collect::<Vec<_>>()
         };
-        assert_eq!(but_the_reason(&over_v0), but_the_reason(&over_v1), "{request}");
+        assert_eq!(
+            but_the_reason(&over_v0),
+            but_the_reason(&over_v1),
+            "{request}"
+        );
         assert_eq!(over_v0.code, over_v1.code, "{request}");
     }
 }
@@ -321,7 +331,10 @@ fn a_wrong_document_deletes_nothing_much() {
 fn events_are_watched() {
     let daemon = Daemon::start();
     daemon.ok("sg add web");
-    let args = words(&format!("-e {} watch --snapshot --json --count 4", daemon.v1));
+    let args = words(&format!(
+        "-e {} watch --snapshot --json --count 4",
+        daemon.v1
+    ));
     let events = daemon.dir().join("events");
     let file = std::fs::File::create(&events).unwrap();
     let mut watch = command(&args).stdout(file).spawn().unwrap();
@@ -331,7 +344,9 @@ fn events_are_watched() {
     // An event says what its subject is when it is sent: nothing of one that is gone by then.
     until("the member", || read().contains("42.0.3.1"));
     daemon.ok("sg del web");
-    until("the end of the watch", || watch.try_wait().unwrap().is_some());
+    until("the end of the watch", || {
+        watch.try_wait().unwrap().is_some()
+    });
     let kinds: Vec<String> = read()
         .lines()
         .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
@@ -353,8 +368,7 @@ fn what_the_data_plane_counts_is_shown() {
     daemon.ok(
         "sg rule add web --ip-proto tcp --port 80 + nic add --id a --mac 52:54:00:12:34:01 --vni 42 --sg web",
     );
-    let counters =
-        "DIR  PROTO  PORTS  PEER  FLOWS  FRAMES  BYTES\nin   tcp    80     all       0       0      0\n";
+    let counters = "DIR  PROTO  PORTS  PEER  FLOWS  FRAMES  BYTES\nin   tcp    80     all       0       0      0\n";
     assert_eq!(daemon.ok("sg rule list web --counters"), counters);
     assert_eq!(daemon.ok("flows"), "");
     assert_eq!(daemon.ok("flows --json"), "[]\n");
@@ -362,7 +376,10 @@ fn what_the_data_plane_counts_is_shown() {
     let all = daemon.ok("drops a --all");
     assert!(all.lines().count() > 10, "{all}");
     let stats: serde_json::Value = serde_json::from_str(&daemon.ok("nic stats a --json")).unwrap();
-    assert_eq!((&stats[0]["id"], &stats[0]["flows"]), (&"a".into(), &0.into()));
+    assert_eq!(
+        (&stats[0]["id"], &stats[0]["flows"]),
+        (&"a".into(), &0.into())
+    );
     let shown = daemon.ok("nic show a");
     assert!(shown.starts_with(&daemon.ok("nic details a")), "{shown}");
     let counted = "\
@@ -386,7 +403,11 @@ fn what_moves_is_watched_while_it_moves() {
         "nic add --id ping --mac 52:54:00:12:34:01 --vni 42 --ip 42.0.0.1 --type bench --btype ICMP_SND_LIKE \
          --dip 42.0.0.2 --dmac 52:54:00:12:34:02 --bypass-filtering",
     );
-    let cells = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let cells = |line: &str| {
+        line.split_whitespace()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
     let moves = |text: &str, column: usize| {
         let rows = text.lines().skip(1).take_while(|line| !line.is_empty());
         let numbers = rows.map(|row| cells(row)[column].parse::<f64>().unwrap_or(0.0));
@@ -405,7 +426,8 @@ fn what_moves_is_watched_while_it_moves() {
     }
     let workers = daemon.ok("worker list");
     assert!(moves(&workers, 4), "{workers}");
-    let worker: serde_json::Value = serde_json::from_str(&daemon.ok("worker show 0 --json")).unwrap();
+    let worker: serde_json::Value =
+        serde_json::from_str(&daemon.ok("worker show 0 --json")).unwrap();
     assert_eq!(worker["index"], 0);
     let text = daemon.ok("worker show 0 --watch=0.1 -n 1");
     assert!(
@@ -419,7 +441,10 @@ fn what_moves_is_watched_while_it_moves() {
         .map(|sample| sample["nics"][0]["ingress_frames"].as_u64().unwrap())
         .collect();
     assert!(frames.len() == 3 && frames.is_sorted(), "{frames:?}");
-    assert_eq!(daemon.ok("drops --watch=0.01 -n 1"), "nothing was dropped\n");
+    assert_eq!(
+        daemon.ok("drops --watch=0.01 -n 1"),
+        "nothing was dropped\n"
+    );
     let refused = butterfly(&daemon.v1, "nic stats nobody --watch");
     assert_eq!(
         (refused.code, refused.stderr.as_str()),
@@ -438,9 +463,15 @@ fn connections_are_exported_and_imported() {
     daemon.ok("nic add --id a --mac 52:54:00:12:34:01 --vni 42");
     let state = daemon.dir().join("state");
     for endpoint in [&daemon.v0, &daemon.v1] {
-        let ran = butterfly(endpoint, &format!("nic export a --file {}", state.display()));
+        let ran = butterfly(
+            endpoint,
+            &format!("nic export a --file {}", state.display()),
+        );
         assert_eq!((ran.code, ran.stderr.as_str()), (0, ""));
-        assert_eq!(daemon.ok(&format!("nic import a {}", state.display())), "0\n");
+        assert_eq!(
+            daemon.ok(&format!("nic import a {}", state.display())),
+            "0\n"
+        );
     }
     std::fs::write(&state, "nonsense").unwrap();
     assert_eq!(
@@ -482,7 +513,10 @@ fn a_key_makes_api_v0_private() {
     std::fs::write(&key, "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\n").unwrap();
     let key = key.display().to_string();
     let daemon = Daemon::start_with(&["-k", &key]);
-    assert_eq!(daemon.ok_v0(&format!("sg add web + sg list --k {key}")), "web\n");
+    assert_eq!(
+        daemon.ok_v0(&format!("sg add web + sg list --k {key}")),
+        "web\n"
+    );
     let ran = butterfly(&daemon.v0, "sg list");
     assert_eq!((ran.code, ran.stdout.as_str()), (1, ""));
 }
@@ -517,7 +551,8 @@ fn mutual_tls_lets_in_who_has_a_certificate() {
     assert_eq!((ran.code, ran.stdout.as_str()), (3, ""), "{ran:?}");
 }
 
-/// An authority, certificates of it for `server` and `client`, one of its own for `stranger`; the options that name them.
+/// An authority, certificates of it for `server` and `client`, one of its own for `stranger`; the
+/// options that name them.
 fn certificates(dir: &std::path::Path) -> Option<impl Fn(&str) -> String + use<>> {
     let openssl = |line: &str| {
         let output = std::process::Command::new("openssl")

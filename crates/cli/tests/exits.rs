@@ -63,7 +63,10 @@ fn a_chain_prints_what_was_done_before_it_failed() {
 fn usage_is_2_and_nothing_is_sent() {
     let dir = tempfile::tempdir().unwrap();
     let stub = ZmqStub::start(dir.path());
-    assert_eq!(butterfly(&stub.endpoint, "nic del vnic_1 + nic del").code, 2);
+    assert_eq!(
+        butterfly(&stub.endpoint, "nic del vnic_1 + nic del").code,
+        2
+    );
     assert_eq!(run(&[]).code, 2);
     assert_eq!(stub.requests(), Vec::<String>::new());
     fails(
@@ -141,7 +144,12 @@ fn output_that_cannot_be_written_is_4() {
         .spawn()
         .unwrap();
     let mut message = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut message).unwrap();
+    child
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut message)
+        .unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(4));
     assert_eq!(
         message,
@@ -158,8 +166,16 @@ fn a_reader_that_goes_away_ends_it_quietly() {
         .unwrap();
     drop(child.stdout.take());
     let mut message = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut message).unwrap();
-    assert_eq!((child.wait().unwrap().code(), message.as_str()), (Some(0), ""));
+    child
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut message)
+        .unwrap();
+    assert_eq!(
+        (child.wait().unwrap().code(), message.as_str()),
+        (Some(0), "")
+    );
 }
 
 #[test]
@@ -209,9 +225,14 @@ fn verbose_shows_requests_and_answers() {
     let ran = butterfly(&v1.endpoint, "-v nic del a");
     assert_eq!(ran.stderr, "> DeleteNic {\"id\":\"a\"}\n< DeleteNic {}\n");
     let ran = butterfly(&v0.endpoint, "nic del a -v");
-    let request = "> messages {\n>   revision: 6\n>   message_0 {\n>     request {\n>       nic_del: \"a\"\n";
+    let request =
+        "> messages {\n>   revision: 6\n>   message_0 {\n>     request {\n>       nic_del: \"a\"\n";
     assert!(ran.stderr.starts_with(request), "{}", ran.stderr);
-    assert!(ran.stderr.contains("<         status: true\n"), "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains("<         status: true\n"),
+        "{}",
+        ran.stderr
+    );
 }
 
 #[test]
@@ -225,7 +246,11 @@ fn completion_scripts_are_read_by_their_shells() {
         let dir = tempfile::tempdir().unwrap();
         let script = dir.path().join("script");
         std::fs::write(&script, &ran.stdout).unwrap();
-        match std::process::Command::new(shell).arg("-n").arg(&script).status() {
+        match std::process::Command::new(shell)
+            .arg("-n")
+            .arg(&script)
+            .status()
+        {
             Ok(status) => assert!(status.success(), "{shell} does not read it"),
             Err(error) => eprintln!("{shell} did not read it: {error}"),
         }

@@ -1,5 +1,5 @@
-//! `butterfly forward` between two hosts, each a namespace of its own with the kernel's stack: what it prints, and that
-//! packets go on when it ends, however it ends.
+//! `butterfly forward` between two hosts, each a namespace of its own with the kernel's stack: what
+//! it prints, and that packets go on when it ends, however it ends.
 
 use std::time::Duration;
 
@@ -111,7 +111,10 @@ fn what_it_cannot_do_it_says() {
     );
     pinging(&hosts, || {});
     drop(forward);
-    assert_eq!(said("lo"), "butterfly: interface lo: it is no Ethernet interface");
+    assert_eq!(
+        said("lo"),
+        "butterfly: interface lo: it is no Ethernet interface"
+    );
     hosts
         .router
         .ok("ip link add bridge0 type bridge && ip link set east0 master bridge0")

@@ -1,4 +1,5 @@
-//! Who is where, against the real daemon: hosts, networks and bindings as a person sees and changes them.
+//! Who is where, against the real daemon: hosts, networks and bindings as a person sees and changes
+//! them.
 
 mod common;
 
@@ -15,8 +16,12 @@ fn a_network_of_two_hosts_is_told_and_seen() {
         "VNI  LEARNING  FLOOD                 FROM     NICS  ENDPOINTS  BINDINGS\n\
          \x2042  on        multicast 230.0.0.42  anybody     1          0         0\n"
     );
-    daemon.ok("endpoint add 192.168.0.2 --vni 42 --name rack-2 + endpoint add 192.168.0.3 --every-vni");
-    daemon.ok("binding add --vni 42 --mac 52:54:00:12:34:02 --ip 42.0.0.2 fd00::2 --host 192.168.0.2");
+    daemon.ok(
+        "endpoint add 192.168.0.2 --vni 42 --name rack-2 + endpoint add 192.168.0.3 --every-vni",
+    );
+    daemon.ok(
+        "binding add --vni 42 --mac 52:54:00:12:34:02 --ip 42.0.0.2 fd00::2 --host 192.168.0.2",
+    );
     assert_eq!(
         daemon.ok("endpoint list"),
         "ADDRESS      NAME    BINDINGS  VNIS\n\
@@ -36,8 +41,7 @@ fn a_network_of_two_hosts_is_told_and_seen() {
          endpoint:  192.168.0.2\n\
          endpoint:  192.168.0.3\n"
     );
-    let table =
-        "VNI  MAC                HOST         IP\n 42  52:54:00:12:34:02  192.168.0.2  42.0.0.2 fd00::2\n";
+    let table = "VNI  MAC                HOST         IP\n 42  52:54:00:12:34:02  192.168.0.2  42.0.0.2 fd00::2\n";
     assert_eq!(daemon.ok("binding list"), table);
     assert_eq!(daemon.ok("binding show --vni 42 52:54:00:12:34:02"), table);
     daemon.ok(

@@ -26,8 +26,16 @@ fn command_lines_make_these_requests() {
             continue;
         };
         let command = command.replace("STATE", &state.display().to_string());
-        let over_v0 = told(&v0.endpoint, &butterfly(&v0.endpoint, &command), v0.requests());
-        let over_v1 = told(&v1.endpoint, &butterfly(&v1.endpoint, &command), v1.requests());
+        let over_v0 = told(
+            &v0.endpoint,
+            &butterfly(&v0.endpoint, &command),
+            v0.requests(),
+        );
+        let over_v1 = told(
+            &v1.endpoint,
+            &butterfly(&v1.endpoint, &command),
+            v1.requests(),
+        );
         for (name, lines) in [("v0", over_v0), ("v1", over_v1)] {
             lines
                 .iter()
@@ -47,7 +55,8 @@ fn command_lines_make_these_requests() {
     );
 }
 
-/// The requests; of a failure the code and the first sentence, without what differs from run to run.
+/// The requests; of a failure the code and the first sentence, without what differs from run to
+/// run.
 fn told(endpoint: &str, ran: &Ran, requests: Vec<String>) -> Vec<String> {
     let mut lines: Vec<String> = requests
         .into_iter()

@@ -1,5 +1,5 @@
-//! What our client sends over API v0 is what the original's sends, byte for byte: the commands and frames are those of
-//! `crates/api/tests/v0_vectors`, recorded from the unmodified client.
+//! What our client sends over API v0 is what the original's sends, byte for byte: the commands and
+//! frames are those of `crates/api/tests/v0_vectors`, recorded from the unmodified client.
 
 mod common;
 
@@ -45,7 +45,11 @@ fn our_client_sends_what_the_original_s_sends() {
         let ran = butterfly(&stub.endpoint, &command);
         assert_eq!(ran.code, 0, "{command}: {}", ran.stderr);
         let sent: Vec<String> = stub.frames().iter().map(|frame| hex(frame)).collect();
-        assert_eq!(sent, [hex(&recorded(&format!("{name}.clear.hex")))], "{command}");
+        assert_eq!(
+            sent,
+            [hex(&recorded(&format!("{name}.clear.hex")))],
+            "{command}"
+        );
     }
 }
 
@@ -69,6 +73,10 @@ fn encrypted_it_holds_the_same() {
             hex(&decrypt(&Key::from(key), &bytes).unwrap())
         };
         let sent: Vec<String> = stub.frames().iter().map(open).collect();
-        assert_eq!(sent, [hex(&recorded(&format!("{name}.clear.hex")))], "{command}");
+        assert_eq!(
+            sent,
+            [hex(&recorded(&format!("{name}.clear.hex")))],
+            "{command}"
+        );
     }
 }

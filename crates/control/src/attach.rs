@@ -1,6 +1,6 @@
-//! What the controller is handed from outside: settings, and two traits for the world. The daemon implements
-//! [`Attachments`] over vhost-user sockets, TAP interfaces and trace files and [`DataPlane`] over its workers; tests
-//! implement both over memory.
+//! What the controller is handed from outside: settings, and two traits for the world. The daemon
+//! implements [`Attachments`] over vhost-user sockets, TAP interfaces and trace files and
+//! [`DataPlane`] over its workers; tests implement both over memory.
 
 use crate::error::Error;
 use crate::limits;
@@ -66,8 +66,8 @@ impl HostSettings {
         }
     }
 
-    /// Where a NIC's packets are written when they are, absolute: its path, or the default, beneath the folder of
-    /// traces.
+    /// Where a NIC's packets are written when they are, absolute: its path, or the default, beneath
+    /// the folder of traces.
     pub fn trace_path(&self, nic: &Nic) -> String {
         let dir = self.trace_dir.trim_end_matches('/');
         match &nic.packet_trace_path {
@@ -77,12 +77,19 @@ impl HostSettings {
         }
     }
 
-    /// Fails when a NIC is traced to a file that is not beneath the folder of traces. Links are the opener's to refuse.
+    /// Fails when a NIC is traced to a file that is not beneath the folder of traces. Links are the
+    /// opener's to refuse.
     fn trace_beneath(&self, nic: &Nic) -> Result<(), Error> {
         let path = self.trace_path(nic);
         let dir = self.trace_dir.trim_end_matches('/');
-        let inside = path.strip_prefix(dir).and_then(|rest| rest.strip_prefix('/'));
-        let sound = |inside: &str| inside.split('/').all(|part| !matches!(part, "" | "." | ".."));
+        let inside = path
+            .strip_prefix(dir)
+            .and_then(|rest| rest.strip_prefix('/'));
+        let sound = |inside: &str| {
+            inside
+                .split('/')
+                .all(|part| !matches!(part, "" | "." | ".."))
+        };
         if !nic.packet_trace || inside.is_some_and(sound) {
             return Ok(());
         }
@@ -95,7 +102,8 @@ impl HostSettings {
         nic.mtu.unwrap_or(self.default_mtu)
     }
 
-    /// Drops paths that say the default, so that a dump that is read back is the same; refuses impossible ones.
+    /// Drops paths that say the default, so that a dump that is read back is the same; refuses
+    /// impossible ones.
     pub(crate) fn normalised(&self, mut nic: Nic) -> Result<Nic, Error> {
         let default = self.path(&Nic {
             path: None,
@@ -128,7 +136,9 @@ impl HostSettings {
             NicKind::VhostUser if !path.starts_with('/') || path.contains('\0') => {
                 Some("is not an absolute path")
             }
-            NicKind::Tap if !is_interface_name(&path) => Some("is not the name of a network interface"),
+            NicKind::Tap if !is_interface_name(&path) => {
+                Some("is not the name of a network interface")
+            }
             _ => None,
         };
         match why {
@@ -138,7 +148,8 @@ impl HostSettings {
     }
 }
 
-/// Interface names as Linux takes them (`dev_valid_name`), and without `%`, which asks the kernel for a number.
+/// Interface names as Linux takes them (`dev_valid_name`), and without `%`, which asks the kernel
+/// for a number.
 fn is_interface_name(name: &str) -> bool {
     (1..=limits::INTERFACE_NAME).contains(&name.len())
         && name != "."
@@ -174,29 +185,33 @@ pub struct OpenRequest<'a> {
     pub offloads: bool,
 }
 
-/// Why a socket, interface or file could not be made: a sentence with the operating system's reason.
+/// Why a socket, interface or file could not be made: a sentence with the operating system's
+/// reason.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct AttachError(pub String);
 
 /// Where guests are attached.
 pub trait Attachments: Send {
-    /// Makes the socket, interface or bench and lets the worker have its port under `slot`. May be called before the
-    /// snapshot that knows the slot is in force; the port is then idle until it is.
+    /// Makes the socket, interface or bench and lets the worker have its port under `slot`. May be
+    /// called before the snapshot that knows the slot is in force; the port is then idle until it
+    /// is.
     fn open(&mut self, request: &OpenRequest<'_>) -> Result<(), AttachError>;
 
-    /// Ends what `open` made: the worker gives the port back, the socket goes. Called when no snapshot in force knows
-    /// the slot any more, or to undo `open` when a later step failed.
+    /// Ends what `open` made: the worker gives the port back, the socket goes. Called when no
+    /// snapshot in force knows the slot any more, or to undo `open` when a later step failed.
     fn close(&mut self, nic: &Nic, slot: PortSlot);
 
-    /// The NIC keeps its attachment, and its MAC, its MTU, its link or (bench only) its addresses changed. What a guest
-    /// that is connected learns of it is the implementation's matter; a guest that connects later sees the new values.
-    /// Called when the data plane obeys the change already. Does nothing by default.
+    /// The NIC keeps its attachment, and its MAC, its MTU, its link or (bench only) its addresses
+    /// changed. What a guest that is connected learns of it is the implementation's matter; a guest
+    /// that connects later sees the new values. Called when the data plane obeys the change
+    /// already. Does nothing by default.
     fn reconfigure(&mut self, request: &OpenRequest<'_>) {
         let _ = request;
     }
 
-    /// Starts a packet trace of the NIC in the file `path`. `None` when this implementation writes none.
+    /// Starts a packet trace of the NIC in the file `path`. `None` when this implementation writes
+    /// none.
     fn trace(&mut self, nic: &Nic, path: &str) -> Result<Option<Trace>, AttachError>;
 }
 
@@ -207,8 +222,8 @@ pub struct DataPlaneError(pub String);
 
 /// The workers, all of them as one.
 pub trait DataPlane: Send + Sync {
-    /// Hands a snapshot to every worker and returns when all use it. An error means that a worker has ended: others may
-    /// use the new snapshot by then, and none can be put in force any more.
+    /// Hands a snapshot to every worker and returns when all use it. An error means that a worker
+    /// has ended: others may use the new snapshot by then, and none can be put in force any more.
     fn publish(&self, snapshot: Arc<Snapshot>) -> Result<(), DataPlaneError>;
     /// What the port's slot has counted since the daemon started, all workers added up.
     fn port_counters(&self, slot: PortSlot) -> PortCounters;
@@ -307,6 +322,9 @@ mod tests {
         let settings = HostSettings::default();
         assert_eq!(settings.path(&nic("vnic_1", NicKind::Tap)), "vnic_1");
         let long = settings.path(&nic("a-much-longer-nic-id", NicKind::Tap));
-        assert!(long.starts_with("bf-") && is_interface_name(&long), "{long}");
+        assert!(
+            long.starts_with("bf-") && is_interface_name(&long),
+            "{long}"
+        );
     }
 }

@@ -1,5 +1,6 @@
-//! Builds what an operation touches into the next snapshot; everything else is shared with the one before. What it
-//! costs is counted in [`Work`], which tests compare: a rule added to a group of a thousand NICs compiles one group.
+//! Builds what an operation touches into the next snapshot; everything else is shared with the one
+//! before. What it costs is counted in [`Work`], which tests compare: a rule added to a group of a
+//! thousand NICs compiles one group.
 
 mod overlay;
 
@@ -8,7 +9,9 @@ use crate::model::{Direction, Icmp, NicId, Peer, Removal, Rule, RuleMatch};
 use crate::stage::Staged;
 use crate::state::{GroupEntry, NicEntry, State};
 use dataplane::ruleset::{self, RuleSet, RuleSpec};
-use dataplane::snapshot::{Group, MacMap, Network, NetworkIdx, PortConfig, PortSlot, RuleSlot, SharedMacs};
+use dataplane::snapshot::{
+    Group, MacMap, Network, NetworkIdx, PortConfig, PortSlot, RuleSlot, SharedMacs,
+};
 use imbl::Vector;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -42,12 +45,16 @@ impl State {
     }
 
     fn compile_groups(&mut self, staged: &Staged, work: &mut Work) {
-        let State { groups, snapshot, .. } = self;
+        let State {
+            groups, snapshot, ..
+        } = self;
         for idx in &staged.dropped_groups {
             set(&mut snapshot.groups, idx.0, None);
         }
         for (id, touch) in &staged.groups {
-            let Some(entry) = groups.get(id) else { continue };
+            let Some(entry) = groups.get(id) else {
+                continue;
+            };
             let Some(model) = &entry.group else {
                 set(&mut snapshot.groups, entry.idx.0, None);
                 continue;
@@ -95,8 +102,8 @@ impl State {
         }
     }
 
-    /// Sniffers are in no network's tables: nothing is sent to them, they get copies. Gives back the networks that were not
-    /// there before.
+    /// Sniffers are in no network's tables: nothing is sent to them, they get copies. Gives back
+    /// the networks that were not there before.
     fn compile_networks(&mut self, staged: &Staged, work: &mut Work) -> BTreeSet<Vni> {
         let networks = &mut self.snapshot.networks;
         for idx in &staged.dropped_networks {
@@ -122,7 +129,9 @@ impl State {
             let Some(old) = old.as_ref().filter(|old| old.nic.sniff_target.is_none()) else {
                 continue;
             };
-            let network = networks.get_mut(old.network.0 as usize).and_then(Option::as_mut);
+            let network = networks
+                .get_mut(old.network.0 as usize)
+                .and_then(Option::as_mut);
             if let Some(network) = network.map(Arc::make_mut) {
                 macs.insert((old.nic.vni, old.nic.mac), old.network);
                 network.ports.retain(|slot| *slot != old.slot);
@@ -163,8 +172,14 @@ impl State {
             let Some(network) = networks.get_mut(idx.0 as usize).and_then(Option::as_mut) else {
                 continue;
             };
-            let holders = self.macs.get(&(vni, mac)).into_iter().flat_map(|ids| ids.iter());
-            let slots: Vec<PortSlot> = holders.filter_map(|id| Some(self.nics.get(id)?.slot)).collect();
+            let holders = self
+                .macs
+                .get(&(vni, mac))
+                .into_iter()
+                .flat_map(|ids| ids.iter());
+            let slots: Vec<PortSlot> = holders
+                .filter_map(|id| Some(self.nics.get(id)?.slot))
+                .collect();
             let network = Arc::make_mut(network);
             match slots.first() {
                 Some(first) => network.macs.insert(mac, *first),
@@ -184,10 +199,15 @@ impl State {
             set(&mut self.snapshot.ports, old.slot.0, None);
         }
         let changed: BTreeSet<&NicId> = staged.nics.keys().chain(&staged.sniffed).collect();
-        // A sniffer's slot is part of its target's configuration: compiled after all slots are known.
+        // A sniffer's slot is part of its target's configuration: compiled after all slots are
+        // known.
         for entry in changed.into_iter().filter_map(|id| self.nics.get(id)) {
             let config = self.port(entry, settings);
-            set(&mut self.snapshot.ports, entry.slot.0, Some(Arc::new(config)));
+            set(
+                &mut self.snapshot.ports,
+                entry.slot.0,
+                Some(Arc::new(config)),
+            );
             work.ports += 1;
         }
     }
@@ -202,7 +222,11 @@ impl State {
             .collect();
         for entry in &entries {
             let config = self.port(entry, settings);
-            set(&mut self.snapshot.ports, entry.slot.0, Some(Arc::new(config)));
+            set(
+                &mut self.snapshot.ports,
+                entry.slot.0,
+                Some(Arc::new(config)),
+            );
         }
         self.snapshot.epoch.0 += u64::from(!entries.is_empty());
         !entries.is_empty()
@@ -227,7 +251,9 @@ impl State {
                 .filter_map(|id| Some(self.groups.get(id)?.idx))
                 .collect(),
             bypass: nic.bypass_filtering,
-            sniffers: sniffers.filter_map(|id| Some(self.nics.get(id)?.slot)).collect(),
+            sniffers: sniffers
+                .filter_map(|id| Some(self.nics.get(id)?.slot))
+                .collect(),
             is_sniffer: nic.sniff_target.is_some(),
             allow_dhcp_server: nic.allow_dhcp_server,
             allow_router_advertisements: nic.allow_router_advertisements,
@@ -255,7 +281,8 @@ fn rule_set(
     )
 }
 
-/// `None` only for a peer group without an entry, which every rule's reference makes: never, and then safe.
+/// `None` only for a peer group without an entry, which every rule's reference makes: never, and
+/// then safe.
 fn rule_spec(
     rule: &Rule,
     slot: RuleSlot,

@@ -1,5 +1,6 @@
-//! The controller, and the one way all operations go ([`Controller::commit`]). The operations on NICs and groups are
-//! in the modules below, thin: each says which content it wants and commits that. Reading is in `read.rs`.
+//! The controller, and the one way all operations go ([`Controller::commit`]). The operations on
+//! NICs and groups are in the modules below, thin: each says which content it wants and commits
+//! that. Reading is in `read.rs`.
 
 mod groups;
 mod nics;
@@ -10,7 +11,9 @@ mod underlay;
 pub use overlay::{EndpointStatus, NetworkStatus};
 pub use underlay::Reach;
 
-use crate::attach::{AttachError, Attachments, DataPlane, DataPlaneError, HostSettings, OpenRequest};
+use crate::attach::{
+    AttachError, Attachments, DataPlane, DataPlaneError, HostSettings, OpenRequest,
+};
 use crate::compile::Work;
 use crate::diff::Diff;
 use crate::error::Error;
@@ -97,20 +100,31 @@ impl Controller {
         }
     }
 
-    /// Makes the declared configuration the configuration, all or nothing, in one snapshot: what is not in it is
-    /// removed. With `dry_run` only says what would change; sockets are not tried then.
+    /// Makes the declared configuration the configuration, all or nothing, in one snapshot: what is
+    /// not in it is removed. With `dry_run` only says what would change; sockets are not tried
+    /// then.
     ///
-    /// What a NIC frees another may take at once; but not its socket, interface or trace file, which is refused
-    /// ([`Error::PathTaken`]): new ones are opened before old ones are closed, so that an error loses nothing.
+    /// What a NIC frees another may take at once; but not its socket, interface or trace file,
+    /// which is refused ([`Error::PathTaken`]): new ones are opened before old ones are closed, so
+    /// that an error loses nothing.
     pub fn apply(&mut self, config: Config, dry_run: bool) -> Result<Diff, Error> {
         if let Some((key, nic)) = config.nics.iter().find(|(key, nic)| **key != nic.id) {
-            return Err(Error::value(&nic.owner(), "key", key.as_str(), "is not its id"));
+            return Err(Error::value(
+                &nic.owner(),
+                "key",
+                key.as_str(),
+                "is not its id",
+            ));
         }
         if let Some((key, group)) = config.groups.iter().find(|(key, group)| **key != group.id) {
             let owner = format!("group '{}'", group.id);
             return Err(Error::value(&owner, "key", key.as_str(), "is not its id"));
         }
-        let gone = self.state.nics.keys().filter(|id| !config.nics.contains_key(*id));
+        let gone = self
+            .state
+            .nics
+            .keys()
+            .filter(|id| !config.nics.contains_key(*id));
         let mut changes: Vec<Change> = gone.map(|id| Change::RemoveNic(id.clone())).collect();
         let gone = self
             .group_ids()
@@ -124,7 +138,8 @@ impl Controller {
         self.commit(changes, dry_run)
     }
 
-    /// The one way of all operations: stage on a copy, open, compile, publish, then take the copy and close.
+    /// The one way of all operations: stage on a copy, open, compile, publish, then take the copy
+    /// and close.
     fn commit(&mut self, changes: Vec<Change>, dry_run: bool) -> Result<Diff, Error> {
         let mut next = self.state.clone();
         let staged = next.stage(changes, &self.settings, &*self.dataplane)?;
@@ -156,9 +171,12 @@ impl Controller {
             let Some(old) = old else { continue };
             match new {
                 Some(new) if new.same_port(old) => {
-                    // A bench answers ARP for its addresses itself; other guests learn of theirs elsewhere.
-                    let ips = |nic: &Nic| matches!(nic.kind, NicKind::Bench(_)).then(|| nic.ips.clone());
-                    let changed = |nic: &Nic| (nic.mac, self.settings.mtu(nic), ips(nic), nic.link_down);
+                    // A bench answers ARP for its addresses itself; other guests learn of theirs
+                    // elsewhere.
+                    let ips =
+                        |nic: &Nic| matches!(nic.kind, NicKind::Bench(_)).then(|| nic.ips.clone());
+                    let changed =
+                        |nic: &Nic| (nic.mac, self.settings.mtu(nic), ips(nic), nic.link_down);
                     if changed(&old.nic) != changed(&new.nic) {
                         self.attachments.reconfigure(&request(&self.settings, new));
                     }
@@ -166,15 +184,18 @@ impl Controller {
                 _ => self.attachments.close(&old.nic, old.slot),
             }
         }
-        self.events.send_diff(self.state.snapshot.epoch.0, &staged.diff);
+        self.events
+            .send_diff(self.state.snapshot.epoch.0, &staged.diff);
         Ok(staged.diff)
     }
 
-    /// What is opened must not be open still for another NIC: closing the old would then take the new one's file away.
+    /// What is opened must not be open still for another NIC: closing the old would then take the
+    /// new one's file away.
     fn check_paths(&self, staged: &Staged) -> Result<(), Error> {
         for (old, new) in staged.nics.values() {
             let Some(new) = new else { continue };
-            let path = (!old.as_ref().is_some_and(|old| old.same_port(new))).then(|| new.path.to_string());
+            let path =
+                (!old.as_ref().is_some_and(|old| old.same_port(new))).then(|| new.path.to_string());
             let trace = |nic: &Nic| nic.packet_trace.then(|| self.settings.trace_path(nic));
             let before = old.as_ref().and_then(|old| trace(&old.nic));
             let trace = trace(&new.nic).filter(|path| Some(path) != before.as_ref());
@@ -188,11 +209,20 @@ impl Controller {
         Ok(())
     }
 
-    /// Opens what new and changed NICs need and have not; `opened` gets what to close should a later step fail.
-    fn open(&mut self, next: &mut State, staged: &Staged, opened: &mut Vec<NicEntry>) -> Result<(), Error> {
+    /// Opens what new and changed NICs need and have not; `opened` gets what to close should a
+    /// later step fail.
+    fn open(
+        &mut self,
+        next: &mut State,
+        staged: &Staged,
+        opened: &mut Vec<NicEntry>,
+    ) -> Result<(), Error> {
         for (id, (old, new)) in &staged.nics {
             let Some(new) = new else { continue };
-            let refuse = |AttachError(why)| Error::Attach { nic: id.clone(), why };
+            let refuse = |AttachError(why)| Error::Attach {
+                nic: id.clone(),
+                why,
+            };
             if !old.as_ref().is_some_and(|old| old.same_port(new)) {
                 self.attachments
                     .open(&request(&self.settings, new))
@@ -215,8 +245,9 @@ impl Controller {
         Ok(())
     }
 
-    /// A guest came, went or broke the protocol: recorded, and an event if it is news. A slot that no NIC has (any
-    /// more) is ignored. Not to be called by a thread that [`Attachments::close`] waits for: it holds the controller.
+    /// A guest came, went or broke the protocol: recorded, and an event if it is news. A slot that
+    /// no NIC has (any more) is ignored. Not to be called by a thread that [`Attachments::close`]
+    /// waits for: it holds the controller.
     pub fn port_state(&mut self, slot: PortSlot, state: NicState) {
         let Some(id) = self.state.by_slot.get(&slot.0).cloned() else {
             return;

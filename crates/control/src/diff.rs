@@ -89,8 +89,8 @@ pub struct GroupDiff {
     pub members_added: Vec<IpAddr>,
     /// Members that go.
     pub members_removed: Vec<IpAddr>,
-    /// Rules or members come to stand in another order than that of those that stay and, behind them, those that come.
-    /// Packets do not notice.
+    /// Rules or members come to stand in another order than that of those that stay and, behind
+    /// them, those that come. Packets do not notice.
     pub reordered: bool,
     /// Other values.
     pub fields: Vec<FieldChange>,
@@ -180,7 +180,10 @@ fn described(nic: &Nic) -> Vec<(&'static str, String)> {
         ("path", optional(path)),
         ("packet_trace", packet_trace.to_string()),
         ("packet_trace_path", optional(packet_trace_path)),
-        ("tcp_established_secs", timeouts.tcp_established_secs.to_string()),
+        (
+            "tcp_established_secs",
+            timeouts.tcp_established_secs.to_string(),
+        ),
         ("udp_secs", timeouts.udp_secs.to_string()),
         ("udp_stream_secs", timeouts.udp_stream_secs.to_string()),
         ("allow_dhcp_server", allow_dhcp_server.to_string()),
@@ -254,8 +257,8 @@ pub(crate) fn group_diff(from: Option<&Group>, to: Option<&Group>) -> Option<Gro
     if diff == same { None } else { Some(diff) }
 }
 
-/// Rules that go and rules that come. What both lists begin and end with is skipped, so that one rule more or less
-/// among ten thousand costs a comparison and no hashing.
+/// Rules that go and rules that come. What both lists begin and end with is skipped, so that one
+/// rule more or less among ten thousand costs a comparison and no hashing.
 fn rules(from: &[Rule], to: &[Rule]) -> (Vec<Rule>, Vec<Rule>) {
     let head = from.iter().zip(to).take_while(|(a, b)| a == b).count();
     let (from, to) = (&from[head..], &to[head..]);

@@ -1,5 +1,6 @@
-//! The configuration as a graph in the DOT language: each VNI a box with its NICs in it, dashed lines to their groups
-//! (grey where the group does not exist), dotted ones from a sniffer to its target. What v0's `app_status` answers.
+//! The configuration as a graph in the DOT language: each VNI a box with its NICs in it, dashed
+//! lines to their groups (grey where the group does not exist), dotted ones from a sniffer to its
+//! target. What v0's `app_status` answers.
 
 use crate::state::State;
 use std::collections::BTreeMap;
@@ -8,7 +9,10 @@ use std::fmt::Write;
 pub(crate) fn graph(state: &State) -> String {
     let mut networks: BTreeMap<u32, Vec<_>> = BTreeMap::new();
     for entry in state.nics.values() {
-        networks.entry(entry.nic.vni.id()).or_default().push(&entry.nic);
+        networks
+            .entry(entry.nic.vni.id())
+            .or_default()
+            .push(&entry.nic);
     }
     let mut out = String::from("graph butterfly {\n    node [shape=box];\n");
     for (vni, nics) in networks {
@@ -28,11 +32,17 @@ pub(crate) fn graph(state: &State) -> String {
     }
     for (id, entry) in &state.groups {
         let id = quoted(id.as_str());
-        let colour = if entry.group.is_some() { "black" } else { "grey" };
+        let colour = if entry.group.is_some() {
+            "black"
+        } else {
+            "grey"
+        };
         let rules = entry.counters.len();
         line(
             &mut out,
-            format_args!("    \"sg {id}\" [shape=ellipse, color={colour}, label=\"{id}\\n{rules} rules\"];"),
+            format_args!(
+                "    \"sg {id}\" [shape=ellipse, color={colour}, label=\"{id}\\n{rules} rules\"];"
+            ),
         );
     }
     for entry in state.nics.values() {

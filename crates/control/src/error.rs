@@ -1,5 +1,6 @@
-//! Why an operation is refused. Each message is a sentence that names the thing and the value; [`Error::kind`] is
-//! what an API maps to its own codes. Whatever the error, the operation changed nothing.
+//! Why an operation is refused. Each message is a sentence that names the thing and the value;
+//! [`Error::kind`] is what an API maps to its own codes. Whatever the error, the operation changed
+//! nothing.
 
 use crate::model::{GroupId, NicId};
 
@@ -132,14 +133,20 @@ impl Error {
                 ErrorKind::Conflict
             }
             Error::Quota { .. } => ErrorKind::Quota,
-            Error::NoNic(_) | Error::NoGroup(_) | Error::NoEndpoint(_) | Error::NoBinding { .. } => {
-                ErrorKind::NotFound
-            }
+            Error::NoNic(_)
+            | Error::NoGroup(_)
+            | Error::NoEndpoint(_)
+            | Error::NoBinding { .. } => ErrorKind::NotFound,
             Error::Attach { .. } | Error::DataPlane(_) => ErrorKind::Unavailable,
         }
     }
 
-    pub(crate) fn value(owner: &impl ToString, field: &'static str, value: &str, why: &str) -> Error {
+    pub(crate) fn value(
+        owner: &impl ToString,
+        field: &'static str,
+        value: &str,
+        why: &str,
+    ) -> Error {
         Error::Value {
             owner: owner.to_string(),
             field,

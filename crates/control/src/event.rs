@@ -1,6 +1,6 @@
-//! What happened, for whoever watches. Events are numbered without gaps; a subscriber that is more than
-//! [`limits::EVENTS`](crate::limits::EVENTS) behind is told how many it missed (`RecvError::Lagged`) and reads the
-//! configuration anew.
+//! What happened, for whoever watches. Events are numbered without gaps; a subscriber that is more
+//! than [`limits::EVENTS`](crate::limits::EVENTS) behind is told how many it missed
+//! (`RecvError::Lagged`) and reads the configuration anew.
 
 use crate::diff::{Diff, FieldChange, GroupDiff, NicDiff};
 use crate::model::{BindingKey, GroupId, NicId};
@@ -8,7 +8,8 @@ use std::net::IpAddr;
 use tokio::sync::broadcast;
 use wire::Vni;
 
-/// Bindings that one operation changes and that are told one by one. More would push everything else out of the queues.
+/// Bindings that one operation changes and that are told one by one. More would push everything
+/// else out of the queues.
 const BINDINGS_TOLD: usize = 1_024;
 
 /// Whether a guest is there.

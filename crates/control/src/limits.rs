@@ -1,5 +1,5 @@
-//! The stated maxima. Every one is refused by name, with the limit and the value, before anything changes
-//! (security-groups.md 17: refuse, don't degrade).
+//! The stated maxima. Every one is refused by name, with the limit and the value, before anything
+//! changes (security-groups.md 17: refuse, don't degrade).
 
 /// NICs of one daemon: the data plane has as many port slots.
 pub const NICS: usize = 16_384;
@@ -9,7 +9,8 @@ pub const GROUPS: usize = 65_536;
 pub const RULES: usize = 1 << 20;
 /// Rules of one group. EC2 stops at 60.
 pub const RULES_PER_GROUP: usize = 10_000;
-/// Members of one group that are listed by hand. Those that come from NICs are bounded by [`NICS`] times [`IPS_PER_NIC`].
+/// Members of one group that are listed by hand. Those that come from NICs are bounded by [`NICS`]
+/// times [`IPS_PER_NIC`].
 pub const MEMBERS_PER_GROUP: usize = 16_384;
 /// Groups of one NIC. EC2 stops at 5.
 pub const GROUPS_PER_NIC: usize = 64;
@@ -82,7 +83,10 @@ mod tests {
         ];
         for (name, value) in limits {
             let row = format!("| `{name}` | {value} |");
-            assert!(document.contains(&row), "docs/limits.md does not say '{row}'");
+            assert!(
+                document.contains(&row),
+                "docs/limits.md does not say '{row}'"
+            );
         }
         assert_eq!(
             document.matches("\n| `").count(),

@@ -1,6 +1,6 @@
-//! Hands out the small numbers that the data plane indexes by. One that is given back is handed out again only by a
-//! later operation: until the snapshot of the operation that freed it is in force, workers still count and look up
-//! under its old meaning.
+//! Hands out the small numbers that the data plane indexes by. One that is given back is handed out
+//! again only by a later operation: until the snapshot of the operation that freed it is in force,
+//! workers still count and look up under its old meaning.
 
 /// A bounded set of numbers from 0. Copied in no time, as the rest of the state.
 #[derive(Clone)]

@@ -1,6 +1,7 @@
-//! The first half of an operation: makes its changes to the indices of a copy of the state, and checks them. The order
-//! is groups, then NICs (all that go before all that come), then quotas over both, then forgetting what nothing refers
-//! to any more. An error leaves a half changed copy, which the caller drops.
+//! The first half of an operation: makes its changes to the indices of a copy of the state, and
+//! checks them. The order is groups, then NICs (all that go before all that come), then quotas over
+//! both, then forgetting what nothing refers to any more. An error leaves a half changed copy,
+//! which the caller drops.
 
 mod link;
 mod overlay;
@@ -63,8 +64,9 @@ pub(crate) struct GroupTouch {
 }
 
 impl State {
-    /// Makes the changes to everything but the snapshot, and checks them. After an error the state is half
-    /// changed and to be dropped. `dataplane` is asked for nothing but the counters of slots that are used again.
+    /// Makes the changes to everything but the snapshot, and checks them. After an error the state
+    /// is half changed and to be dropped. `dataplane` is asked for nothing but the counters of
+    /// slots that are used again.
     pub fn stage(
         &mut self,
         changes: Vec<Change>,
@@ -98,7 +100,10 @@ impl State {
                         baseline: Arc::default(),
                         nic,
                     };
-                    staged.diff.nics.push(NicChange { id: id.clone(), diff });
+                    staged.diff.nics.push(NicChange {
+                        id: id.clone(),
+                        diff,
+                    });
                     staged.nics.insert(id, (old, Some(new)));
                 }
                 Change::RemoveNic(id) => {
@@ -110,7 +115,9 @@ impl State {
                         staged.nics.insert(id, (Some(old), None));
                     }
                 }
-                Change::PutGroup(group) => groups.push((group.id.clone(), Some(group.normalised()?))),
+                Change::PutGroup(group) => {
+                    groups.push((group.id.clone(), Some(group.normalised()?)))
+                }
                 Change::RemoveGroup(id) => groups.push((id, None)),
                 Change::Overlay(changes) => overlay = *changes,
             }
@@ -154,7 +161,9 @@ impl State {
             };
             self.groups.insert(id.clone(), entry);
         }
-        self.groups.get_mut(id).ok_or_else(|| Error::NoGroup(id.clone()))
+        self.groups
+            .get_mut(id)
+            .ok_or_else(|| Error::NoGroup(id.clone()))
     }
 
     /// Puts (`Some`) or removes (`None`) one group.
@@ -193,7 +202,10 @@ impl State {
             || !diff.rules_removed.is_empty()
             || !diff.fields.is_empty();
         for ip in diff.members_added.iter().chain(&diff.members_removed) {
-            touch.members.entry(*ip).or_insert_with(|| entry.stands_for(ip));
+            touch
+                .members
+                .entry(*ip)
+                .or_insert_with(|| entry.stands_for(ip));
         }
 
         // Rules that stay keep their place and their counters; those that come follow them.
@@ -226,7 +238,8 @@ impl State {
             && let Some(new) = &new
         {
             // Each with its counters to where it is written now.
-            let mut counted: HashMap<Rule, RuleCounter> = rules.drain(..).zip(counters.drain(..)).collect();
+            let mut counted: HashMap<Rule, RuleCounter> =
+                rules.drain(..).zip(counters.drain(..)).collect();
             for rule in &new.rules {
                 counters.extend(counted.remove(rule));
                 rules.push(rule.clone());
@@ -239,8 +252,9 @@ impl State {
         Ok(())
     }
 
-    /// The quota of rules times groups of a NIC, for NICs that changed or are in a group that grew. Two bounds make
-    /// the second rare: all rules together, and the most that a NIC's number of groups could hold.
+    /// The quota of rules times groups of a NIC, for NICs that changed or are in a group that grew.
+    /// Two bounds make the second rare: all rules together, and the most that a NIC's number of
+    /// groups could hold.
     fn check_rules_per_nic(&self, staged: &Staged) -> Result<(), Error> {
         if self.rule_count <= limits::RULES_PER_NIC {
             return Ok(());

@@ -1,6 +1,6 @@
-//! Everything a controller knows, in persistent maps: a copy costs nothing, so an operation works on one, which
-//! either becomes the state or is dropped. `stage.rs` makes the changes to the indices and checks them; `compile.rs`
-//! then builds what they touch.
+//! Everything a controller knows, in persistent maps: a copy costs nothing, so an operation works
+//! on one, which either becomes the state or is dropped. `stage.rs` makes the changes to the
+//! indices and checks them; `compile.rs` then builds what they touch.
 
 mod overlay;
 
@@ -37,7 +37,8 @@ pub(crate) struct State {
     pub rule_count: usize,
     /// The last one compiled; the one in force once the operation has succeeded.
     pub snapshot: Snapshot,
-    /// Who has a MAC: one NIC, or several that are lenient. Sniffers are not in it: they send nothing.
+    /// Who has a MAC: one NIC, or several that are lenient. Sniffers are not in it: they send
+    /// nothing.
     pub macs: imbl::HashMap<(Vni, Mac), Arc<[NicId]>>,
     /// Sockets, interfaces and trace files in use.
     pub paths: imbl::HashMap<Arc<str>, NicId>,
@@ -135,7 +136,8 @@ impl State {
             paths: imbl::HashMap::new(),
             next_uid: 1,
             port_slots: Slots::new(limits::NICS),
-            // A network or a name may end and another begin in one operation: twice what can be in use.
+            // A network or a name may end and another begin in one operation: twice what can be in
+            // use.
             network_slots: Slots::new(2 * limits::NICS),
             group_slots: Slots::new(usize::MAX),
             endpoint_slots: Slots::new(2 * limits::ENDPOINTS),

@@ -1,5 +1,6 @@
-//! Counters for people: since the NIC or the rule was created, directions from the guest's view. The data plane counts
-//! by slot and never resets; a slot that was used before starts from a baseline, which is subtracted here.
+//! Counters for people: since the NIC or the rule was created, directions from the guest's view.
+//! The data plane counts by slot and never resets; a slot that was used before starts from a
+//! baseline, which is subtracted here.
 
 use crate::model::{GroupId, NicId, Rule};
 use dataplane::counters::{PortCounters, RuleCounters};

@@ -1,4 +1,5 @@
-//! What one endpoint, one VNI and one binding take, alone in their process so that it can be read off.
+//! What one endpoint, one VNI and one binding take, alone in their process so that it can be read
+//! off.
 
 mod common;
 
@@ -55,7 +56,10 @@ fn an_endpoint_a_vni_and_a_binding_take_what_the_documentation_says() {
     for ((name, stated), taken) in STATED.into_iter().zip(taken) {
         println!("{name}: {taken} bytes");
         let row = format!("| {name} | {stated} |");
-        assert!(document.contains(&row), "docs/limits.md does not say '{row}'");
+        assert!(
+            document.contains(&row),
+            "docs/limits.md does not say '{row}'"
+        );
         // Nor is it far from the truth.
         assert!(
             (stated / 8..=stated).contains(&taken),

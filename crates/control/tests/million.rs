@@ -1,5 +1,6 @@
-//! The largest overlay, alone in its process so that what it takes can be read off: a million MACs of 350,000 VNIs on
-//! 10,667 hosts, one address each. It comes in one step, is asked for, one more is refused, and it goes in one step.
+//! The largest overlay, alone in its process so that what it takes can be read off: a million MACs
+//! of 350,000 VNIs on 10,667 hosts, one address each. It comes in one step, is asked for, one more
+//! is refused, and it goes in one step.
 
 mod common;
 
@@ -33,7 +34,8 @@ fn a_million_bindings_take_what_the_documentation_says() {
     controller.put_bindings(million().collect()).unwrap();
     let taken = resident() / MIB - before;
     println!("a million bindings take {taken} MiB");
-    // Memory that the operation itself needed and has not been given back by the allocator is counted, too.
+    // Memory that the operation itself needed and has not been given back by the allocator is
+    // counted, too.
     assert!(taken <= STATED_MIB, "{taken} MiB");
     let status = controller.status();
     assert_eq!(
@@ -45,7 +47,10 @@ fn a_million_bindings_take_what_the_documentation_says() {
     assert_eq!(controller.network(vni).bindings, 3);
     let known = controller.endpoints().next().unwrap().endpoint.address;
     let one_more = Binding::new(vni, Mac([2, 1, 0, 0, 0, 0]), known);
-    let error = controller.put_bindings(vec![one_more]).unwrap_err().to_string();
+    let error = controller
+        .put_bindings(vec![one_more])
+        .unwrap_err()
+        .to_string();
     assert_eq!(
         error,
         "the daemon would have 1000001 bindings, the limit is 1000000"

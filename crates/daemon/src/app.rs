@@ -1,4 +1,5 @@
-//! What the APIs work on: the controller behind its lock, the log's level, the workers, and the wish to stop.
+//! What the APIs work on: the controller behind its lock, the log's level, the workers, and the
+//! wish to stop.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -59,11 +60,13 @@ impl App {
         }
     }
 
-    /// The controller, for one operation. It waits for the workers: not to be called on a runtime's thread without
-    /// `spawn_blocking`, and never by a worker.
+    /// The controller, for one operation. It waits for the workers: not to be called on a runtime's
+    /// thread without `spawn_blocking`, and never by a worker.
     pub fn control(&self) -> MutexGuard<'_, Controller> {
         // An operation stages its changes on a copy, so one that panicked left the state as it was.
-        self.controller.lock().unwrap_or_else(PoisonError::into_inner)
+        self.controller
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Asks the daemon to stop, as SIGTERM does.

@@ -1,5 +1,5 @@
-//! What NICs attach to: vhost-user sockets, TAP devices, bench ports and trace files, made for the controller and
-//! handed to the workers.
+//! What NICs attach to: vhost-user sockets, TAP devices, bench ports and trace files, made for the
+//! controller and handed to the workers.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,10 +16,12 @@ use io::vhost::{MAX_PAIRS, NicOptions, PortKey, PortSink, PortState, Server};
 use crate::bench_report;
 use crate::port_states::PortStates;
 
-/// The largest MTU the kernel gives a TAP device: 65535 with the Ethernet header (tun_net_initialize).
+/// The largest MTU the kernel gives a TAP device: 65535 with the Ethernet header
+/// (tun_net_initialize).
 const TAP_MTU_MAX: u16 = u16::MAX - 14;
 
-/// The daemon's side of every attachment. Dropping it, and what [`vhost`](Self::vhost) gave, closes all sockets.
+/// The daemon's side of every attachment. Dropping it, and what [`vhost`](Self::vhost) gave, closes
+/// all sockets.
 pub struct HostAttachments {
     vhost: Arc<Server>,
     switch: Arc<Switch>,
@@ -38,8 +40,8 @@ impl HostAttachments {
             switch: switch.clone(),
             states: states.clone(),
         });
-        let vhost =
-            Server::start(sink).map_err(|e| format!("the vhost-user server cannot be started: {e}"))?;
+        let vhost = Server::start(sink)
+            .map_err(|e| format!("the vhost-user server cannot be started: {e}"))?;
         Ok(HostAttachments {
             vhost: Arc::new(vhost),
             switch,
@@ -62,10 +64,15 @@ impl HostAttachments {
         Ok(())
     }
 
-    /// Between two batches, as everything that is done to a port. Frames wait in the device meanwhile.
+    /// Between two batches, as everything that is done to a port. Frames wait in the device
+    /// meanwhile.
     fn reconfigure_tap(&self, request: &OpenRequest<'_>) -> Result<(), AttachError> {
         let refuse = |e: &dyn std::fmt::Display| AttachError(e.to_string());
-        let Some(mut port) = self.switch.detach(request.slot.into()).map_err(|e| refuse(&e))? else {
+        let Some(mut port) = self
+            .switch
+            .detach(request.slot.into())
+            .map_err(|e| refuse(&e))?
+        else {
             return Ok(());
         };
         let done = match &mut port {
@@ -119,7 +126,8 @@ impl Attachments for HostAttachments {
 
     fn reconfigure(&mut self, request: &OpenRequest<'_>) {
         let done = match &request.nic.kind {
-            // A guest's driver reads what it is offered once, when it starts: this is for the next session.
+            // A guest's driver reads what it is offered once, when it starts: this is for the next
+            // session.
             NicKind::VhostUser => {
                 self.vhost.change(PortKey(request.slot.0), options(request));
                 Ok(())
@@ -183,13 +191,15 @@ impl PortSink for Sink {
     }
 
     fn announce(&self, key: PortKey) {
-        // Waited for, as all that is asked of the worker: a VMM that asks for this all the time fills no queue.
+        // Waited for, as all that is asked of the worker: a VMM that asks for this all the time
+        // fills no queue.
         let _ = self.switch.announce(PortSlot(key.0));
     }
 
     fn state(&self, key: PortKey, state: PortState) {
         let state = match state {
-            // A VMM without a running driver moves no frame: for users that is a guest that is not there.
+            // A VMM without a running driver moves no frame: for users that is a guest that is not
+            // there.
             PortState::Disconnected | PortState::Connected => NicState::Down,
             PortState::Up => NicState::Up,
             PortState::Broken(why) => NicState::Broken(why),

@@ -1,5 +1,5 @@
-//! What bench NICs that send see, on stdout as the original printed it: once a second a line in the form of ping(8)'s. A
-//! thread for each, which ends with the NIC.
+//! What bench NICs that send see, on stdout as the original printed it: once a second a line in the
+//! form of ping(8)'s. A thread for each, which ends with the NIC.
 
 use std::io::Write;
 use std::net::IpAddr;
@@ -30,7 +30,10 @@ fn follow(target: IpAddr, report: &Weak<BenchReport>) {
         };
         let text = match report.answers() {
             now if now > answers => answered(target, report.last()),
-            _ => format!("no answer from {target}: {} requests lost", report.lost() - lost),
+            _ => format!(
+                "no answer from {target}: {} requests lost",
+                report.lost() - lost
+            ),
         };
         (answers, lost) = (report.answers(), report.lost());
         // Nobody need read it.

@@ -1,5 +1,5 @@
-//! A NIC's connections as bytes, for its migration: identities of this daemon become ids of NICs on the way out, and
-//! identities of the other daemon on the way in.
+//! A NIC's connections as bytes, for its migration: identities of this daemon become ids of NICs on
+//! the way out, and identities of the other daemon on the way in.
 
 use std::collections::BTreeMap;
 
@@ -60,8 +60,8 @@ pub fn import(control: &Controller, id: &NicId, state: &[u8]) -> Result<usize, E
         .collect();
     let mut flows = Vec::with_capacity(exported.connections.len());
     for connection in exported.connections {
-        let flow =
-            incoming(connection).ok_or_else(|| refuse("has a connection that makes no sense".into()))?;
+        let flow = incoming(connection)
+            .ok_or_else(|| refuse("has a connection that makes no sense".into()))?;
         // The other end may not be on this host: its connection cannot be tracked here.
         if let (Some(initiator), Some(responder)) =
             (uids.get(&flow.initiator_nic), uids.get(&flow.responder_nic))
@@ -74,7 +74,10 @@ pub fn import(control: &Controller, id: &NicId, state: &[u8]) -> Result<usize, E
 
 fn outgoing(flow: &FlowInfo, names: &BTreeMap<PortUid, NicId>) -> v1::ExportedConnection {
     let end = |end: &Endpoint| v1::ExportedEnd {
-        nic: names.get(&end.uid).map(NicId::to_string).unwrap_or_default(),
+        nic: names
+            .get(&end.uid)
+            .map(NicId::to_string)
+            .unwrap_or_default(),
         address: end.address.to_string(),
         port: end.port.into(),
     };
@@ -214,7 +217,8 @@ mod tests {
 
     #[test]
     fn every_state_has_a_name_of_its_own() {
-        let names: std::collections::BTreeSet<_> = FlowState::ALL.iter().map(|state| state.name()).collect();
+        let names: std::collections::BTreeSet<_> =
+            FlowState::ALL.iter().map(|state| state.name()).collect();
         assert_eq!(names.len(), FlowState::ALL.len());
     }
 

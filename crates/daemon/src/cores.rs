@@ -2,7 +2,8 @@
 
 use dataplane::queue::MAX_WORKERS;
 
-/// Cores as `-u` and `graph-cpu-core` take them: numbers and ranges, `0,2-3`. One worker runs on each, in this order.
+/// Cores as `-u` and `graph-cpu-core` take them: numbers and ranges, `0,2-3`. One worker runs on
+/// each, in this order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cores(Vec<usize>);
 
@@ -87,9 +88,15 @@ mod tests {
             ("0-31", Ok((0..32).collect())),
             ("", Err("'' is not a list of cores such as 1 or 0,2-3")),
             ("1,", Err("'1,' is not a list of cores such as 1 or 0,2-3")),
-            ("3-2", Err("'3-2' is not a list of cores such as 1 or 0,2-3")),
+            (
+                "3-2",
+                Err("'3-2' is not a list of cores such as 1 or 0,2-3"),
+            ),
             ("-1", Err("'-1' is not a list of cores such as 1 or 0,2-3")),
-            ("0x1", Err("'0x1' is not a list of cores such as 1 or 0,2-3")),
+            (
+                "0x1",
+                Err("'0x1' is not a list of cores such as 1 or 0,2-3"),
+            ),
             ("0-2,1", Err("'0-2,1' names core 1 twice")),
             ("0-32", Err("'0-32' is more than 32 cores")),
             (
@@ -111,7 +118,10 @@ mod tests {
         assert_eq!(workers(list(), Some(2)), Ok(vec![Some(4), Some(2)]));
         assert_eq!(
             workers(list(), Some(1)),
-            Err("--workers 1 does not fit the 2 cores that are named: one worker runs on each".into())
+            Err(
+                "--workers 1 does not fit the 2 cores that are named: one worker runs on each"
+                    .into()
+            )
         );
         assert_eq!(
             (count("32"), count("0").is_err(), count("33").is_err()),

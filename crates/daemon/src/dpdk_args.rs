@@ -1,8 +1,10 @@
-//! `--dpdk-args`: options for DPDK's environment layer, taken for what they mean to a daemon without DPDK.
+//! `--dpdk-args`: options for DPDK's environment layer, taken for what they mean to a daemon
+//! without DPDK.
 //!
-//! A core is where the worker runs; a device over an interface of the kernel names an uplink; a ring leads
-//! nowhere, and a bond to its members. What is about memory, files and drivers of DPDK has no effect, and says so
-//! in a line of the log. The names are those of DPDK's guide for Linux ("EAL parameters").
+//! A core is where the worker runs; a device over an interface of the kernel names an uplink; a
+//! ring leads nowhere, and a bond to its members. What is about memory, files and drivers of DPDK
+//! has no effect, and says so in a line of the log. The names are those of DPDK's guide for Linux
+//! ("EAL parameters").
 
 use std::path::Path;
 
@@ -116,7 +118,11 @@ const OPTIONS: &[(&[&str], Takes, Does)] = &[
         Does::Nothing(MEMORY),
     ),
     (
-        &["--legacy-mem", "--single-file-segments", "--match-allocations"],
+        &[
+            "--legacy-mem",
+            "--single-file-segments",
+            "--match-allocations",
+        ],
         Takes::Nothing,
         Does::Nothing(MEMORY),
     ),
@@ -200,7 +206,8 @@ pub fn parse(text: &str) -> Result<DpdkArgs, String> {
     let mut words = text.split_whitespace();
     while let Some(word) = words.next() {
         let (name, attached) = split(word);
-        let Some((_, takes, does)) = OPTIONS.iter().find(|(names, ..)| names.contains(&name)) else {
+        let Some((_, takes, does)) = OPTIONS.iter().find(|(names, ..)| names.contains(&name))
+        else {
             return Err(format!(
                 "--dpdk-args: '{word}' is no option of DPDK that is known here; --dpdk-help lists those that are"
             ));
@@ -210,7 +217,9 @@ pub fn parse(text: &str) -> Result<DpdkArgs, String> {
                 .or_else(|| words.next())
                 .ok_or_else(|| format!("--dpdk-args: {name} needs a value"))?,
             Takes::Nothing if attached.is_some() => {
-                return Err(format!("--dpdk-args: {name} takes no value, as in '{word}'"));
+                return Err(format!(
+                    "--dpdk-args: {name} takes no value, as in '{word}'"
+                ));
             }
             Takes::Maybe | Takes::Nothing => attached.unwrap_or_default(),
         };
@@ -242,7 +251,9 @@ fn split(word: &str) -> (&str, Option<&str>) {
         };
     }
     match word.char_indices().nth(2) {
-        Some((at, _)) if word.starts_with('-') => (&word[..at], Some(word[at..].trim_start_matches('='))),
+        Some((at, _)) if word.starts_with('-') => {
+            (&word[..at], Some(word[at..].trim_start_matches('=')))
+        }
         _ => (word, None),
     }
 }
@@ -284,7 +295,8 @@ fn domain(address: &str) -> String {
 }
 
 fn is_pci(name: &str) -> bool {
-    let hexadecimal = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let hexadecimal =
+        |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     let mut parts = name.rsplit([':', '.']);
     parts.by_ref().take(3).all(hexadecimal) && name.contains(':') && name.contains('.')
 }
@@ -307,7 +319,10 @@ fn vdev(text: &str, args: &mut DpdkArgs) -> Result<(), String> {
     let kind = driver.strip_prefix("net_").or(driver.strip_prefix("eth_"));
     let leads = match kind {
         Some("pcap" | "af_packet" | "af_xdp") => {
-            let (receive, send) = (of("iface").or(of("rx_iface")), of("iface").or(of("tx_iface")));
+            let (receive, send) = (
+                of("iface").or(of("rx_iface")),
+                of("iface").or(of("tx_iface")),
+            );
             match (receive, send) {
                 (Some(interface), Some(other)) if interface == other && !interface.is_empty() => {
                     Leads::To(interface.to_owned())
@@ -337,7 +352,9 @@ fn vdev(text: &str, args: &mut DpdkArgs) -> Result<(), String> {
                 })
                 .collect();
             if names.is_empty() {
-                return refused("it is to name its members, as --vdev=net_bonding0,mode=1,slave=eth_pcap0");
+                return refused(
+                    "it is to name its members, as --vdev=net_bonding0,mode=1,slave=eth_pcap0",
+                );
             }
             Leads::Members { mode, names }
         }
@@ -347,12 +364,20 @@ fn vdev(text: &str, args: &mut DpdkArgs) -> Result<(), String> {
             ));
             return Ok(());
         }
-        None if ["crypto_", "compress_", "event_", "dma_", "raw_", "baseband_"]
-            .iter()
-            .any(|class| driver.starts_with(class)) =>
+        None if [
+            "crypto_",
+            "compress_",
+            "event_",
+            "dma_",
+            "raw_",
+            "baseband_",
+        ]
+        .iter()
+        .any(|class| driver.starts_with(class)) =>
         {
-            args.remarks
-                .push(format!("--dpdk-args --vdev={text} has no effect: {HARDWARE}"));
+            args.remarks.push(format!(
+                "--dpdk-args --vdev={text} has no effect: {HARDWARE}"
+            ));
             return Ok(());
         }
         _ => {
@@ -373,8 +398,9 @@ fn vdev(text: &str, args: &mut DpdkArgs) -> Result<(), String> {
 }
 
 impl DpdkArgs {
-    /// Which interfaces the port with this number leads to; `None`: the first port that is no member of a bond. What is left
-    /// out, and what a bond cannot do here, is added to the remarks. `interface_of` is the interface of a PCI address.
+    /// Which interfaces the port with this number leads to; `None`: the first port that is no
+    /// member of a bond. What is left out, and what a bond cannot do here, is added to the remarks.
+    /// `interface_of` is the interface of a PCI address.
     pub fn join(
         &mut self,
         number: Option<u32>,
@@ -408,7 +434,11 @@ impl DpdkArgs {
             name == chosen.name
                 || matches!(&chosen.leads, Leads::Members { names, .. } if names.iter().any(|member| member == name))
         };
-        for (number, port) in ports.iter().enumerate().filter(|(_, port)| !used(&port.name)) {
+        for (number, port) in ports
+            .iter()
+            .enumerate()
+            .filter(|(_, port)| !used(&port.name))
+        {
             self.remarks.push(format!(
                 "--dpdk-args {} is not used: one device is, {}; --dpdk-port {number} takes this one instead",
                 port.name, chosen.name
@@ -538,8 +568,14 @@ mod tests {
                 "-c1 -n1 --no-huge -m 1024 --file-prefix=host --no-pci --vdev=eth_ring0",
                 5,
             ),
-            ("--huge-unlink=always --proc-type auto -d /x.so --iova-mode=va", 4),
-            ("--lcores 0@(0-5) --log-level eal:8 --syslog -b 0000:02:00.0", 4),
+            (
+                "--huge-unlink=always --proc-type auto -d /x.so --iova-mode=va",
+                4,
+            ),
+            (
+                "--lcores 0@(0-5) --log-level eal:8 --syslog -b 0000:02:00.0",
+                4,
+            ),
             ("--vdev=crypto_null0 --vdev=net_tap0,iface=foo", 2),
         ] {
             let args = parse(text).unwrap();
@@ -575,12 +611,27 @@ mod tests {
             ("--vdev=eth_pcap0,iface=eth0", None, by(&["eth0"]), 0),
             ("--vdev eth_pcap0,iface=eth0", Some(0), by(&["eth0"]), 0),
             ("--vdev=eth_pcap0,iface=eth0", Some(3), Join::Address, 1),
-            ("--vdev=net_pcap7,rx_iface=e,tx_iface=e", None, by(&["e"]), 0),
-            ("--vdev=net_af_xdp0,iface=e,queue_count=2", None, by(&["e"]), 0),
+            (
+                "--vdev=net_pcap7,rx_iface=e,tx_iface=e",
+                None,
+                by(&["e"]),
+                0,
+            ),
+            (
+                "--vdev=net_af_xdp0,iface=e,queue_count=2",
+                None,
+                by(&["e"]),
+                0,
+            ),
             (two, None, by(&["eth0"]), 1),
             (two, Some(1), by(&["eth1"]), 1),
             ("--vdev=eth_ring0", None, Join::Nobody, 0),
-            ("--vdev=eth_ring0 --vdev=net_null1", Some(1), Join::Nobody, 1),
+            (
+                "--vdev=eth_ring0 --vdev=net_null1",
+                Some(1),
+                Join::Nobody,
+                1,
+            ),
             (
                 "--vdev=eth_ring0 --vdev=eth_pcap0,iface=eth0",
                 Some(1),
@@ -643,7 +694,10 @@ mod tests {
             ("--vdev=eth_pcpa0,iface=eth0", "eth_af_packet0,iface=eth0"),
             ("--vdev=eth_pcap0", "--vdev=eth_af_packet0,iface=eth0"),
             ("--vdev=eth_pcap0,rx_iface=a,tx_iface=b", "one interface"),
-            ("--vdev=eth_pcap0,rx_pcap=/f", "--vdev=eth_af_packet0,iface=eth0"),
+            (
+                "--vdev=eth_pcap0,rx_pcap=/f",
+                "--vdev=eth_af_packet0,iface=eth0",
+            ),
             ("--vdev=net_bonding0,mode=7,slave=a", "no mode of a bond"),
             ("--vdev=net_bonding0,mode=1", "slave=eth_pcap0"),
             ("--vdev=eth_ring0 --vdev=eth_ring0", "two devices"),

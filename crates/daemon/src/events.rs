@@ -1,5 +1,5 @@
-//! Events of one feature, for whoever watches, and in the log. Numbered without gaps; a subscriber that is more than
-//! [`KEPT`] behind is told how many it missed.
+//! Events of one feature, for whoever watches, and in the log. Numbered without gaps; a subscriber
+//! that is more than [`KEPT`] behind is told how many it missed.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -12,7 +12,8 @@ use crate::app::App;
 
 /// Events kept for a slow watcher.
 const KEPT: usize = 4096;
-/// Events on their way to one client; what it is behind with beyond them waits in the channel of all.
+/// Events on their way to one client; what it is behind with beyond them waits in the channel of
+/// all.
 const AHEAD: usize = 64;
 
 /// What can happen.
@@ -62,7 +63,8 @@ impl<K: Kind> Events<K> {
     }
 }
 
-/// A stream for one client: what `forward` sends, until that ends, the client goes or the daemon stops.
+/// A stream for one client: what `forward` sends, until that ends, the client goes or the daemon
+/// stops.
 pub fn stream<E, F>(
     app: Arc<App>,
     forward: impl FnOnce(Sender<Result<E, Status>>) -> F,
@@ -86,6 +88,8 @@ where
 
 /// By the host's clock, since 1970.
 pub fn unix_nanos() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     since.as_nanos() as u64
 }

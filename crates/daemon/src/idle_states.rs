@@ -1,9 +1,10 @@
 //! How deeply the workers' cores may sleep: `--wake-us`.
 //!
-//! A core that has nothing to do halts, and the longer it may stay so the longer it takes to come back: tens to hundreds
-//! of microseconds, in a virtual machine most of all, which the first frame after a quiet time waits for. The kernel
-//! takes a bound for that, a core at a time (PM QoS, `power/pm_qos_resume_latency_us` of a CPU in sysfs). It is set while
-//! the daemon runs, and put back when it ends; after a kill it stays until the next daemon ends, which takes a bound like
+//! A core that has nothing to do halts, and the longer it may stay so the longer it takes to come
+//! back: tens to hundreds of microseconds, in a virtual machine most of all, which the first frame
+//! after a quiet time waits for. The kernel takes a bound for that, a core at a time (PM QoS,
+//! `power/pm_qos_resume_latency_us` of a CPU in sysfs). It is set while the daemon runs, and put
+//! back when it ends; after a kill it stays until the next daemon ends, which takes a bound like
 //! its own for what one that was killed has left.
 
 use std::fs;
@@ -20,8 +21,8 @@ const NO_BOUND: &str = "0";
 pub struct Bounds(Vec<(PathBuf, String)>);
 
 impl Bounds {
-    /// Of each of these cores, so many microseconds; 0 keeps them from halting at all. The error is a sentence, and then
-    /// nothing is changed.
+    /// Of each of these cores, so many microseconds; 0 keeps them from halting at all. The error is
+    /// a sentence, and then nothing is changed.
     pub fn set(cores: &[usize], wake_us: u32) -> Result<Bounds, String> {
         Self::set_below(Path::new(CPUS), cores, wake_us)
     }

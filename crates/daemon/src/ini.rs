@@ -1,5 +1,5 @@
-//! The INI file of the original daemon: `[general]` and `[security]`. What is not known is refused by name, so
-//! that a misspelt key is not a default silently kept.
+//! The INI file of the original daemon: `[general]` and `[security]`. What is not known is refused
+//! by name, so that a misspelt key is not a default silently kept.
 
 use std::fmt::Display;
 use std::net::IpAddr;
@@ -47,7 +47,8 @@ impl Ini {
     /// Reads a file. The error is a sentence with file, section and key.
     pub fn load(path: &Path) -> Result<Ini, String> {
         let file = path.display();
-        let text = std::fs::read_to_string(path).map_err(|e| format!("{file} cannot be read: {e}"))?;
+        let text =
+            std::fs::read_to_string(path).map_err(|e| format!("{file} cannot be read: {e}"))?;
         parse(&text).map_err(|why| format!("{file}: {why}"))
     }
 }
@@ -77,7 +78,8 @@ fn without_comment(value: &str) -> &str {
 fn set(ini: &mut Ini, section: &str, key: &str, value: &str) -> Result<(), String> {
     let name = format!("[{section}] {key}");
     match (section, key) {
-        // An empty value is no value: the original's packages ship the file with keys to be filled in.
+        // An empty value is no value: the original's packages ship the file with keys to be filled
+        // in.
         ("general" | "security", _) if value.is_empty() && known(section, key) => (),
         ("general", "log-level") => ini.log_level = Some(parsed(&name, value)?),
         ("general", "ip") => ini.ip = Some(parsed(&name, value)?),
@@ -86,12 +88,18 @@ fn set(ini: &mut Ini, section: &str, key: &str, value: &str) -> Result<(), Strin
         ("general", "graph-cpu-core") => ini.graph_cpu_core = Some(parsed(&name, value)?),
         ("general", "graph-core-id") => ini.graph_core_id = Some(parsed(&name, value)?),
         ("general", "trace-dir") => ini.trace_dir = Some(value.into()),
-        ("general", "workers") => ini.workers = Some(count(value).map_err(|e| format!("{name}: {e}"))?),
+        ("general", "workers") => {
+            ini.workers = Some(count(value).map_err(|e| format!("{name}: {e}"))?)
+        }
         ("general", "dpdk-args") => ini.dpdk_args = Some(value.to_owned()),
-        ("general", "nic-mtu") => ini.nic_mtu = Some(mtu(value).map_err(|e| format!("{name}: {e}"))?),
+        ("general", "nic-mtu") => {
+            ini.nic_mtu = Some(mtu(value).map_err(|e| format!("{name}: {e}"))?)
+        }
         ("general", "dpdk-port") => ini.dpdk_port = Some(parsed(&name, value)?),
         ("general", "uplink") => ini.uplink = Some(list(value)),
-        ("general", "vxlan-port") => ini.vxlan_port = Some(parsed::<NonZeroU16>(&name, value)?.get()),
+        ("general", "vxlan-port") => {
+            ini.vxlan_port = Some(parsed::<NonZeroU16>(&name, value)?.get())
+        }
         ("general", "vxlan-ttl") => ini.vxlan_ttl = Some(parsed::<NonZeroU8>(&name, value)?.get()),
         ("general", "vxlan-dscp") => ini.vxlan_dscp = Some(within(&name, value, DSCP_MAX)?),
         ("general", "vxlan-checksum") => {
@@ -124,7 +132,10 @@ fn yes(name: &str, value: &str) -> Result<bool, String> {
 
 /// Names that commas separate.
 fn list(value: &str) -> Vec<String> {
-    value.split(',').map(|name| name.trim().to_owned()).collect()
+    value
+        .split(',')
+        .map(|name| name.trim().to_owned())
+        .collect()
 }
 
 fn known(section: &str, key: &str) -> bool {
@@ -156,7 +167,9 @@ fn known(section: &str, key: &str) -> bool {
 }
 
 fn parsed<T: FromStr<Err: Display>>(name: &str, value: &str) -> Result<T, String> {
-    value.parse().map_err(|e| format!("{name} = '{value}': {e}"))
+    value
+        .parse()
+        .map_err(|e| format!("{name} = '{value}': {e}"))
 }
 
 /// A number of at most `most`.
@@ -259,8 +272,14 @@ insecure-api = yes
             ),
             ("ip = 1.2.3.4", "the key ip stands before the first section"),
             ("[general]\nip = host", "[general] ip = 'host': "),
-            ("[general]\nnic-mtu = 5", "[general] nic-mtu: '5' is neither max"),
-            ("[general]\nlog-level = loud", "[general] log-level = 'loud': "),
+            (
+                "[general]\nnic-mtu = 5",
+                "[general] nic-mtu: '5' is neither max",
+            ),
+            (
+                "[general]\nlog-level = loud",
+                "[general] log-level = 'loud': ",
+            ),
             ("[general]\nvxlan-ttl = 0", "[general] vxlan-ttl = '0': "),
             (
                 "[general]\nvxlan-dscp = 64",
@@ -270,7 +289,10 @@ insecure-api = yes
                 "[security]\ninsecure-api = maybe",
                 "[security] insecure-api = 'maybe': it is true or false",
             ),
-            ("[general]\nvxlan-checksum = maybe", "[general] vxlan-checksum: "),
+            (
+                "[general]\nvxlan-checksum = maybe",
+                "[general] vxlan-checksum: ",
+            ),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.starts_with(expected), "{error}");

@@ -1,4 +1,5 @@
-//! What the kernel knows of this host's network, followed once for all who ask: uplinks, load balancer and router.
+//! What the kernel knows of this host's network, followed once for all who ask: uplinks, load
+//! balancer and router.
 
 use std::sync::Arc;
 
@@ -10,8 +11,8 @@ use tokio::sync::OnceCell;
 pub struct Kernel(OnceCell<Arc<Mirror>>);
 
 impl Kernel {
-    /// The kernel's tables. The first call reads them, on the runtime that it is made on, which has to go on. The error is a
-    /// sentence.
+    /// The kernel's tables. The first call reads them, on the runtime that it is made on, which has
+    /// to go on. The error is a sentence.
     pub async fn mirror(&self) -> Result<Arc<Mirror>, String> {
         let started = self
             .0

@@ -1,9 +1,10 @@
 //! One start at a time in a folder, and one daemon an uplink.
 //!
-//! Daemons may share a folder of sockets, as those of the original could; each has API sockets and NICs of its own. What
-//! must not be done at once is removing what a crash left there and binding beside it: whoever starts locks the folders
-//! meanwhile. The lock is on the folder itself, so that there is no file that a link could lead elsewhere, and nothing that
-//! stays behind. An uplink is held by a socket in the namespace of abstract names, which belongs to a network namespace as
+//! Daemons may share a folder of sockets, as those of the original could; each has API sockets and
+//! NICs of its own. What must not be done at once is removing what a crash left there and binding
+//! beside it: whoever starts locks the folders meanwhile. The lock is on the folder itself, so that
+//! there is no file that a link could lead elsewhere, and nothing that stays behind. An uplink is
+//! held by a socket in the namespace of abstract names, which belongs to a network namespace as
 //! interfaces do, and goes with its process.
 
 use std::fs::File;
@@ -28,12 +29,14 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// Makes the folders when missing and locks them, one after the other in an order that all keep to.
+    /// Makes the folders when missing and locks them, one after the other in an order that all keep
+    /// to.
     pub fn take(folders: &[PathBuf]) -> Result<Turn, String> {
         let mut opened = Vec::new();
         for folder in folders {
-            let failed =
-                |e: &dyn std::fmt::Display| format!("the socket directory {}: {e}", folder.display());
+            let failed = |e: &dyn std::fmt::Display| {
+                format!("the socket directory {}: {e}", folder.display())
+            };
             std::fs::create_dir_all(folder).map_err(|e| failed(&e))?;
             opened.push(folder.canonicalize().map_err(|e| failed(&e))?);
         }
@@ -44,7 +47,8 @@ impl Turn {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
             let file = rustix::fs::open(folder, flags, Mode::empty())
                 .map_err(|e| format!("the socket directory {}: {e}", folder.display()))?;
-            // In a folder like /tmp anybody can hold the lock; nobody is to keep daemons from starting by that.
+            // In a folder like /tmp anybody can hold the lock; nobody is to keep daemons from
+            // starting by that.
             if !within(PATIENCE, || {
                 flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
             }) {
@@ -81,15 +85,15 @@ pub struct Uplink {
 }
 
 impl Uplink {
-    /// Takes an interface of this network namespace; the error names the process that has it. `None`: somebody who is
-    /// neither root nor our user pretends to have it.
+    /// Takes an interface of this network namespace; the error names the process that has it.
+    /// `None`: somebody who is neither root nor our user pretends to have it.
     pub fn take(interface: &str) -> Result<Option<Uplink>, String> {
         let name = format!("butterflyd/uplink/{interface}");
         let failed = |e: rustix::io::Errno| format!("the uplink {interface} cannot be taken: {e}");
         let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(failed)?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket =
-            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(failed)?;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+            .map_err(failed)?;
         if !within(PATIENCE, || rustix::net::bind(&socket, &address).is_ok()) {
             let owner = listener(&address);
             if let Some(peer) = owner.filter(|peer| !peer.is_trusted()) {
@@ -126,10 +130,12 @@ impl Peer {
     }
 }
 
-/// Who listens at this address; `None` where nobody does, or too many wait to be asked. Does not wait.
+/// Who listens at this address; `None` where nobody does, or too many wait to be asked. Does not
+/// wait.
 pub fn listener(address: &SocketAddrUnix) -> Option<Peer> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()?;
+    let probe =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()?;
     rustix::net::connect(&probe, address).ok()?;
     let peer = rustix::net::sockopt::socket_peercred(&probe).ok()?;
     Some(Peer {

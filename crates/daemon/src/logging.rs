@@ -1,5 +1,5 @@
-//! Where the log goes and how much of it: the journal, syslog or standard error, at a level that can be changed
-//! while the daemon runs.
+//! Where the log goes and how much of it: the journal, syslog or standard error, at a level that
+//! can be changed while the daemon runs.
 
 use std::fmt;
 use std::path::Path;
@@ -98,9 +98,21 @@ pub fn start(level: Level, no_syslog: bool) -> LogControl {
 struct OurCrates;
 
 impl<S> tracing_subscriber::layer::Filter<S> for OurCrates {
-    fn enabled(&self, meta: &tracing::Metadata<'_>, _: &tracing_subscriber::layer::Context<'_, S>) -> bool {
-        const OURS: [&str; 6] = ["butterflyd", "butterfly_", "control", "dataplane", "io", "wire"];
-        *meta.level() <= tracing::Level::WARN || OURS.iter().any(|name| meta.target().starts_with(name))
+    fn enabled(
+        &self,
+        meta: &tracing::Metadata<'_>,
+        _: &tracing_subscriber::layer::Context<'_, S>,
+    ) -> bool {
+        const OURS: [&str; 6] = [
+            "butterflyd",
+            "butterfly_",
+            "control",
+            "dataplane",
+            "io",
+            "wire",
+        ];
+        *meta.level() <= tracing::Level::WARN
+            || OURS.iter().any(|name| meta.target().starts_with(name))
     }
 }
 
@@ -113,7 +125,10 @@ fn journal() -> Option<Output> {
         return Some(journal.with_syslog_identifier("butterflyd".into()).boxed());
     }
     if Path::new("/dev/log").exists() {
-        let (options, facility) = (syslog_tracing::Options::LOG_PID, syslog_tracing::Facility::Daemon);
+        let (options, facility) = (
+            syslog_tracing::Options::LOG_PID,
+            syslog_tracing::Facility::Daemon,
+        );
         if let Some(syslog) = syslog_tracing::Syslog::new(c"butterflyd", options, facility) {
             let layer = tracing_subscriber::fmt::layer()
                 .with_writer(syslog)
@@ -143,7 +158,10 @@ mod tests {
     fn names_and_levels_fit() {
         for (index, (level, name, filter)) in NAMES.into_iter().enumerate() {
             assert_eq!(level as usize, index);
-            assert_eq!((name.parse(), level.to_string().as_str()), (Ok(level), name));
+            assert_eq!(
+                (name.parse(), level.to_string().as_str()),
+                (Ok(level), name)
+            );
             assert_eq!(LevelFilter::from(level), filter);
         }
         assert!("loud".parse::<Level>().unwrap_err().contains("'loud'"));

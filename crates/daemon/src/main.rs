@@ -2,13 +2,16 @@
 //!
 //! # Theory of operation
 //!
-//! Threads. The *worker* moves frames and nothing else; it is told what to do by commands that it answers between two
-//! batches. The *vhost-user* thread speaks to VMMs and hands finished ports to the worker. A small tokio runtime serves
-//! the APIs; an operation takes the [controller](control::Controller)'s lock on a thread that may wait. Trace files
-//! have a thread each. A task keeps the [uplinks](uplinks) in line with what the kernel knows, a thread of its own
-//! the [router]. Whoever panics outside of the runtime ends the process: half a switch is worse than a restart.
+//! Threads. The *worker* moves frames and nothing else; it is told what to do by commands that it
+//! answers between two batches. The *vhost-user* thread speaks to VMMs and hands finished ports to
+//! the worker. A small tokio runtime serves the APIs; an operation takes the
+//! [controller](control::Controller)'s lock on a thread that may wait. Trace files have a thread
+//! each. A task keeps the [uplinks](uplinks) in line with what the kernel knows, a thread of its
+//! own the [router]. Whoever panics outside of the runtime ends the process: half a switch is worse
+//! than a restart.
 //!
-//! Both APIs are decoders over the controller: [`v0`] for clients of the original daemon, [`v1`] for everybody else.
+//! Both APIs are decoders over the controller: [`v0`] for clients of the original daemon, [`v1`]
+//! for everybody else.
 
 mod app;
 mod attachments;

@@ -1,7 +1,7 @@
 //! The command line, and what it and the INI file add up to: [`Settings`].
 //!
-//! The options are those of the original daemon, and the new ones behind them. A value on the command line
-//! wins over the INI file's, which wins over the default.
+//! The options are those of the original daemon, and the new ones behind them. A value on the
+//! command line wins over the INI file's, which wins over the default.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -39,22 +39,26 @@ pub struct Options {
     /// An INI file with sections [general] and [security]; the command line wins over it
     #[arg(short = 'c', long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Where the v0 API listens (ZeroMQ): ipc://PATH, tcp://ADDRESS:PORT with -k or --insecure-api, or none [default: none]
+    /// Where the v0 API listens (ZeroMQ): ipc://PATH, tcp://ADDRESS:PORT with -k or --insecure-api,
+    /// or none [default: none]
     #[arg(short = 'e', long, value_name = "ENDPOINT")]
     pub endpoint: Option<String>,
     /// none, error, warning, info or debug [default: info]
     #[arg(short = 'l', long, value_name = "LEVEL")]
     pub log_level: Option<Level>,
-    /// Run one worker on each of these cores: 1, or 0,2-3 [default: one, wherever the scheduler likes]
+    /// Run one worker on each of these cores: 1, or 0,2-3 [default: one, wherever the scheduler
+    /// likes]
     #[arg(short = 'u', long, value_name = "CORES")]
     pub graph_cpu_core: Option<Cores>,
-    /// Largest IP packet of NICs that do not say, in bytes: 68..65535, or max [default: what the uplinks carry, else 1500]
+    /// Largest IP packet of NICs that do not say, in bytes: 68..65535, or max [default: what the
+    /// uplinks carry, else 1500]
     #[arg(short = 'm', long, value_name = "MTU", value_parser = mtu)]
     pub nic_mtu: Option<u16>,
     /// Write every NIC's packets to a file, unless the NIC says otherwise
     #[arg(short = 't', long)]
     pub packet_trace: bool,
-    /// Beneath which packet traces are written, and nowhere else [default: /tmp, where the original wrote them]
+    /// Beneath which packet traces are written, and nowhere else [default: /tmp, where the original
+    /// wrote them]
     #[arg(long, value_name = "DIR")]
     pub trace_dir: Option<PathBuf>,
     /// Encrypt the v0 API with the key in this file (base64 of 32 bytes), and refuse clear text
@@ -75,15 +79,16 @@ pub struct Options {
     /// Options of DPDK, taken for what they mean here: --vdev=eth_pcap0,iface=eth0 names an uplink
     #[arg(long, value_name = "ARGS", allow_hyphen_values = true)]
     pub dpdk_args: Option<String>,
-    /// Which device of --dpdk-args is used, counted from 0 [default: the first that is no member of a bond]
+    /// Which device of --dpdk-args is used, counted from 0 [default: the first that is no member of
+    /// a bond]
     #[arg(long, value_name = "N")]
     pub dpdk_port: Option<u32>,
     /// Print what becomes of each option of --dpdk-args
     #[arg(long)]
     pub dpdk_help: bool,
 
-    /// Where the v1 API listens (gRPC): unix:PATH, tcp:ADDRESS:PORT (mutual TLS) or none; may be repeated
-    /// [default: unix:/run/butterfly/api.sock]
+    /// Where the v1 API listens (gRPC): unix:PATH, tcp:ADDRESS:PORT (mutual TLS) or none; may be
+    /// repeated [default: unix:/run/butterfly/api.sock]
     #[arg(long, value_name = "URI")]
     pub api: Vec<String>,
     /// A group whose members may use the unix sockets of the APIs beside root
@@ -98,7 +103,8 @@ pub struct Options {
     /// Who signs the certificates of clients, PEM
     #[arg(long, value_name = "FILE")]
     pub tls_ca: Option<PathBuf>,
-    /// Allow the v0 API in clear text over TCP: whoever can connect, local users among them, then owns this host
+    /// Allow the v0 API in clear text over TCP: whoever can connect, local users among them, then
+    /// owns this host
     #[arg(long)]
     pub insecure_api: bool,
     /// Run so many workers without keeping them on cores of their own; -u says which cores instead
@@ -107,20 +113,23 @@ pub struct Options {
     /// Connections tracked at most
     #[arg(long, value_name = "N", default_value_t = 1 << 20, value_parser = clap::value_parser!(u32).range(1024..=1 << 26))]
     pub max_flows: u32,
-    /// Connections that one NIC may have started at most [default: a quarter of --max-flows, 65536 at the most]
+    /// Connections that one NIC may have started at most [default: a quarter of --max-flows, 65536
+    /// at the most]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 26))]
     pub max_flows_per_nic: Option<u32>,
     /// Microseconds that an idle worker polls before it sleeps
     #[arg(long, value_name = "US", default_value_t = 50, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     pub poll_us: u64,
-    /// Keep the cores of -u from idle states that take longer than this to wake from, in microseconds; 0: from halting
+    /// Keep the cores of -u from idle states that take longer than this to wake from, in
+    /// microseconds; 0: from halting
     #[arg(long, value_name = "US", value_parser = clap::value_parser!(u32).range(..=1_000_000))]
     pub wake_us: Option<u32>,
-    /// Join this host to others by this interface, which the kernel keeps; may be repeated [default: the one that has
-    /// the address of -i]
+    /// Join this host to others by this interface, which the kernel keeps; may be repeated
+    /// [default: the one that has the address of -i]
     #[arg(long, value_name = "INTERFACE")]
     pub uplink: Vec<String>,
-    /// Have the kernel do its part for uplinks within this daemon's calls, and not in interrupts, while there is traffic
+    /// Have the kernel do its part for uplinks within this daemon's calls, and not in interrupts,
+    /// while there is traffic
     #[arg(long)]
     pub busy_poll: bool,
     /// UDP port of VXLAN [default: 4789]
@@ -129,10 +138,12 @@ pub struct Options {
     /// TTL, or hop limit, of outer packets [default: 64]
     #[arg(long, value_name = "TTL", value_parser = clap::value_parser!(u8).range(1..))]
     pub vxlan_ttl: Option<u8>,
-    /// DSCP of outer packets, 0..63 [default: the inner packet's]; ECN is always the inner packet's (RFC 6040)
+    /// DSCP of outer packets, 0..63 [default: the inner packet's]; ECN is always the inner packet's
+    /// (RFC 6040)
     #[arg(long, value_name = "DSCP", value_parser = clap::value_parser!(u8).range(..=i64::from(DSCP_MAX)))]
     pub vxlan_dscp: Option<u8>,
-    /// UDP checksum of outer packets; auto is over IPv6 alone, where others drop those without (RFC 6935) [default: auto]
+    /// UDP checksum of outer packets; auto is over IPv6 alone, where others drop those without (RFC
+    /// 6935) [default: auto]
     #[arg(long, value_name = "WHERE")]
     pub vxlan_checksum: Option<OuterChecksum>,
     /// Balance the load of services on this interface, which the kernel keeps; may be repeated
@@ -141,13 +152,15 @@ pub struct Options {
     /// Flows that the load balancer remembers, 80 bytes of the kernel's memory each
     #[arg(long, value_name = "N", default_value_t = 262_144, value_parser = clap::value_parser!(u32).range(1024..=1 << 26))]
     pub balance_max_flows: u32,
-    /// Run this program as `PROGRAM announce ADDRESS`, or withdraw, when a service's address comes or goes
+    /// Run this program as `PROGRAM announce ADDRESS`, or withdraw, when a service's address comes
+    /// or goes
     #[arg(long, value_name = "PROGRAM")]
     pub balance_hook: Option<PathBuf>,
     /// Health checks may run programs of this folder, as nobody
     #[arg(long, value_name = "DIR")]
     pub check_programs: Option<PathBuf>,
-    /// Forward transit packets between interfaces, which the kernel keeps, VLANs among them; may be repeated
+    /// Forward transit packets between interfaces, which the kernel keeps, VLANs among them; may be
+    /// repeated
     #[arg(long, value_name = "INTERFACE")]
     pub router: Vec<String>,
     /// Lines of 64 bytes in the router's table for IPv4, one for one to ten prefixes
@@ -202,7 +215,8 @@ pub struct Settings {
     pub max_flows: u32,
     pub max_flows_per_nic: u32,
     pub poll_us: u64,
-    /// How long a worker's core may take to wake, microseconds, and which cores these are. `None`: as the kernel has it.
+    /// How long a worker's core may take to wake, microseconds, and which cores these are. `None`:
+    /// as the kernel has it.
     pub wake: Option<(u32, Vec<usize>)>,
     /// The interfaces that are to join this host to others; empty: the one that has `ip`.
     pub uplinks: Vec<String>,
@@ -221,7 +235,8 @@ pub struct Settings {
     /// Interfaces that are routed between from the start, and the sizes of the router's tables.
     pub router_interfaces: Vec<String>,
     pub router: router::Options,
-    /// What was accepted and has no effect, or not the one that may be expected: to be logged once logging runs.
+    /// What was accepted and has no effect, or not the one that may be expected: to be logged once
+    /// logging runs.
     pub remarks: Vec<String>,
     /// The same, where somebody ought to do something.
     pub warnings: Vec<String>,
@@ -242,14 +257,23 @@ impl Settings {
             Some(path) => Ini::load(path)?,
             None => Ini::default(),
         };
-        let file = options.config.as_deref().unwrap_or(Path::new("the INI file"));
+        let file = options
+            .config
+            .as_deref()
+            .unwrap_or(Path::new("the INI file"));
         let mut said = Said {
             file,
             remarks: Vec::new(),
         };
         let text: fn(&String) -> String = String::clone;
         let path: fn(&PathBuf) -> String = |path| path.display().to_string();
-        let dpdk_args = said.one("--dpdk-args", "dpdk-args", options.dpdk_args, ini.dpdk_args, text);
+        let dpdk_args = said.one(
+            "--dpdk-args",
+            "dpdk-args",
+            options.dpdk_args,
+            ini.dpdk_args,
+            text,
+        );
         let dpdk_port = said.one(
             "--dpdk-port",
             "dpdk-port",
@@ -261,11 +285,14 @@ impl Settings {
             Some(text) => dpdk_args::parse(&text)?,
             None => DpdkArgs::default(),
         };
-        let interface_of = |address: &str| dpdk_args::pci_interface(Path::new(PCI_DEVICES), address);
+        let interface_of =
+            |address: &str| dpdk_args::pci_interface(Path::new(PCI_DEVICES), address);
         let join = dpdk.join(dpdk_port, interface_of)?;
         said.remarks.append(&mut dpdk.remarks);
         let named = (!options.uplink.is_empty()).then_some(options.uplink);
-        let named = said.one("--uplink", "uplink", named, ini.uplink, |names| names.join(","));
+        let named = said.one("--uplink", "uplink", named, ini.uplink, |names| {
+            names.join(",")
+        });
         let (uplinks, alone) = uplinks(named, join, &mut said.remarks);
         let outer_checksum = said.one(
             "--vxlan-checksum",
@@ -289,7 +316,9 @@ impl Settings {
         let cores_of_file = said.core_id(ini.graph_core_id, ini.graph_cpu_core);
         let workers = match (options.graph_cpu_core, options.workers) {
             // What the line says of either takes the place of what the file says of both.
-            (None, None) => cores::workers(cores_of_file.or(dpdk.core.map(Cores::one)), ini.workers)?,
+            (None, None) => {
+                cores::workers(cores_of_file.or(dpdk.core.map(Cores::one)), ini.workers)?
+            }
             (list, count) => {
                 said.differs(
                     "-u",
@@ -327,7 +356,13 @@ impl Settings {
             ));
         }
         let trace_dir = said
-            .one("--trace-dir", "trace-dir", options.trace_dir, ini.trace_dir, path)
+            .one(
+                "--trace-dir",
+                "trace-dir",
+                options.trace_dir,
+                ini.trace_dir,
+                path,
+            )
             .unwrap_or_else(|| TRACE_DIR.into());
         let ip = said.one("-i", "ip", options.ip, ini.ip, IpAddr::to_string);
         let log_level = said.one(
@@ -337,7 +372,13 @@ impl Settings {
             ini.log_level,
             Level::to_string,
         );
-        let mtu = said.one("-m", "nic-mtu", options.nic_mtu, ini.nic_mtu, u16::to_string);
+        let mtu = said.one(
+            "-m",
+            "nic-mtu",
+            options.nic_mtu,
+            ini.nic_mtu,
+            u16::to_string,
+        );
         let ttl = said.one(
             "--vxlan-ttl",
             "vxlan-ttl",
@@ -434,7 +475,8 @@ impl Settings {
     }
 }
 
-/// What the command line and the file say of one thing: the line counts, and a file that says otherwise is told of.
+/// What the command line and the file say of one thing: the line counts, and a file that says
+/// otherwise is told of.
 struct Said<'a> {
     file: &'a Path,
     remarks: Vec<String>,
@@ -491,7 +533,11 @@ impl Said<'_> {
 const PCI_DEVICES: &str = "/sys/bus/pci/devices";
 
 /// What is named counts, then what the original's options for DPDK lead to.
-fn uplinks(named: Option<Vec<String>>, dpdk: Join, remarks: &mut Vec<String>) -> (Vec<String>, bool) {
+fn uplinks(
+    named: Option<Vec<String>>,
+    dpdk: Join,
+    remarks: &mut Vec<String>,
+) -> (Vec<String>, bool) {
     match (named, dpdk) {
         (Some(names), Join::Interfaces(others)) if names != others => {
             remarks.push(format!(
@@ -520,13 +566,18 @@ fn some(names: Vec<String>) -> Option<Vec<String>> {
 }
 
 fn checksum(on: bool) -> UdpChecksum {
-    if on { UdpChecksum::Full } else { UdpChecksum::Zero }
+    if on {
+        UdpChecksum::Full
+    } else {
+        UdpChecksum::Zero
+    }
 }
 
 /// What is to be asked of the workers' cores.
 fn wake(wake_us: u32, workers: &[Option<usize>]) -> Result<(u32, Vec<usize>), String> {
     let cores: Option<Vec<usize>> = workers.iter().copied().collect();
-    let cores = cores.ok_or_else(|| format!("--wake-us {wake_us} needs -u: of which cores it is asked"))?;
+    let cores =
+        cores.ok_or_else(|| format!("--wake-us {wake_us} needs -u: of which cores it is asked"))?;
     Ok((wake_us, cores))
 }
 
@@ -620,7 +671,8 @@ mod tests {
         assert_eq!(defaults(), expected);
     }
 
-    /// Each line: an option in every spelling, and the settings it makes, all others being the defaults.
+    /// Each line: an option in every spelling, and the settings it makes, all others being the
+    /// defaults.
     #[test]
     fn every_option_in_every_spelling() {
         let with = |change: &dyn Fn(&mut Settings)| {
@@ -639,9 +691,12 @@ mod tests {
             (&["-s /tmp", "--socket-dir /tmp"], &|s| {
                 s.socket_dir = "/tmp".into()
             }),
-            (&["-e tcp://127.0.0.1:1", "--endpoint tcp://127.0.0.1:1"], &|s| {
-                s.v0_endpoint = Some("tcp://127.0.0.1:1".into());
-            }),
+            (
+                &["-e tcp://127.0.0.1:1", "--endpoint tcp://127.0.0.1:1"],
+                &|s| {
+                    s.v0_endpoint = Some("tcp://127.0.0.1:1".into());
+                },
+            ),
             (&["-e none", "-e tcp://127.0.0.1:1 -e none"], &|s| {
                 s.v0_endpoint = None;
             }),
@@ -652,7 +707,9 @@ mod tests {
             (&["-u 1", "--graph-cpu-core 1", "-u 1 --workers 1"], &|s| {
                 s.workers = vec![Some(1)]
             }),
-            (&["-u 0,2-3"], &|s| s.workers = vec![Some(0), Some(2), Some(3)]),
+            (&["-u 0,2-3"], &|s| {
+                s.workers = vec![Some(0), Some(2), Some(3)]
+            }),
             (&["--workers 3"], &|s| s.workers = vec![None; 3]),
             (&["-m 9000", "--nic-mtu 9000"], &|s| s.mtu = Some(9000)),
             (&["-m max"], &|s| s.mtu = Some(65535)),
@@ -660,14 +717,17 @@ mod tests {
             (&["--trace-dir /var/lib/butterfly/traces"], &|s| {
                 s.trace_dir = "/var/lib/butterfly/traces".into();
             }),
-            (&["-k /k", "--key /k", "--k /k", "--encryption-key /k"], &|s| {
-                s.v0_key = Some("/k".into());
-                s.warnings = vec![
+            (
+                &["-k /k", "--key /k", "--k /k", "--encryption-key /k"],
+                &|s| {
+                    s.v0_key = Some("/k".into());
+                    s.warnings = vec![
                     "the v0 API is off, though there is a key for it: say where it is to listen, as -e tcp://0.0.0.0:9999, \
                      or endpoint = tcp://0.0.0.0:9999 in the INI file (the original's default)"
                         .into(),
                 ];
-            }),
+                },
+            ),
             (&["--no-syslog"], &|s| s.no_syslog = true),
             (&["--no-offload"], &|s| s.offloads = false),
             (&["--api none"], &|s| s.v1_endpoints = vec![]),
@@ -716,11 +776,18 @@ mod tests {
             (&["--vxlan-checksum off"], &|s| {
                 s.encapsulation.checksum_v6 = UdpChecksum::Zero
             }),
-            (&["--balance-interface eth0 --balance-interface eth1"], &|s| {
-                s.balance_interfaces = vec!["eth0".into(), "eth1".into()];
+            (
+                &["--balance-interface eth0 --balance-interface eth1"],
+                &|s| {
+                    s.balance_interfaces = vec!["eth0".into(), "eth1".into()];
+                },
+            ),
+            (&["--balance-max-flows 4096"], &|s| {
+                s.balance_max_flows = 4096
             }),
-            (&["--balance-max-flows 4096"], &|s| s.balance_max_flows = 4096),
-            (&["--balance-hook /h"], &|s| s.balance_hook = Some("/h".into())),
+            (&["--balance-hook /h"], &|s| {
+                s.balance_hook = Some("/h".into())
+            }),
             (&["--check-programs /p"], &|s| {
                 s.check_programs = Some("/p".into())
             }),
@@ -754,7 +821,8 @@ mod tests {
         );
     }
 
-    /// Each line: what the original is started with, and the uplinks, whether it is alone and the lines of the log.
+    /// Each line: what the original is started with, and the uplinks, whether it is alone and the
+    /// lines of the log.
     #[test]
     fn the_command_lines_of_the_original_s_samples_and_tests() {
         let default = "-c1 -n1 --socket-mem 64 --no-shconf --huge-unlink";
@@ -832,10 +900,16 @@ mod tests {
     fn a_key_or_the_word_without_an_endpoint_is_told_of() {
         for line in [&["-k", "/k"], &["--insecure-api", "-t"]] {
             let settings = settings(line).unwrap();
-            assert!(settings.warnings[0].contains("-e tcp://0.0.0.0:9999"), "{line:?}");
+            assert!(
+                settings.warnings[0].contains("-e tcp://0.0.0.0:9999"),
+                "{line:?}"
+            );
         }
         assert_eq!(
-            settings(&["-k", "/k", "-e", "ipc:///v0"]).unwrap().warnings.len(),
+            settings(&["-k", "/k", "-e", "ipc:///v0"])
+                .unwrap()
+                .warnings
+                .len(),
             0
         );
     }

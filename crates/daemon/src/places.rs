@@ -1,9 +1,9 @@
 //! The places of an API's clients: a stated number, and who makes room when all are taken.
 //!
-//! Connections may stay open as long as they like, as clients of ZeroMQ and of gRPC leave them; a deadline would only be a
-//! reason for them to connect again. But a client that is silent keeps no other one out: who comes when all places are taken gets that of the
-//! client that has been silent longest, first among those that have never been answered. Who is being answered keeps its
-//! place.
+//! Connections may stay open as long as they like, as clients of ZeroMQ and of gRPC leave them; a
+//! deadline would only be a reason for them to connect again. But a client that is silent keeps no
+//! other one out: who comes when all places are taken gets that of the client that has been silent
+//! longest, first among those that have never been answered. Who is being answered keeps its place.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -61,7 +61,10 @@ impl Places {
     pub fn take(&self) -> Option<Place> {
         let mut taken = self.lock();
         if taken.clients.len() >= taken.most {
-            let silent = taken.clients.iter().filter(|(_, client)| client.asking == 0);
+            let silent = taken
+                .clients
+                .iter()
+                .filter(|(_, client)| client.asking == 0);
             let longest = silent.min_by_key(|(_, client)| (client.was_answered, client.since));
             let longest = longest.map(|(number, _)| *number);
             taken.tell(longest.is_some());
@@ -110,7 +113,8 @@ impl Taken {
 }
 
 impl Place {
-    /// Its client asks, and keeps its place until as many [`Place::end`]s. False when it has lost it.
+    /// Its client asks, and keeps its place until as many [`Place::end`]s. False when it has lost
+    /// it.
     pub fn begin(&self) -> bool {
         match self.places.lock().clients.get_mut(&self.number) {
             Some(client) => {

@@ -1,6 +1,6 @@
-//! The way from the threads that see guests come and go to the controller, which they must not wait for: it may be
-//! waiting for them. The latest state of each port is kept until the controller has taken it, so that a guest that
-//! comes and goes all the time fills nothing.
+//! The way from the threads that see guests come and go to the controller, which they must not wait
+//! for: it may be waiting for them. The latest state of each port is kept until the controller has
+//! taken it, so that a guest that comes and goes all the time fills nothing.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -56,6 +56,9 @@ impl PortStates {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<u32, NicState>> {
-        self.shared.latest.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared
+            .latest
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -33,7 +33,8 @@ use crate::{v0, v1};
 
 /// Threads of the API's runtime.
 const API_THREADS: usize = 2;
-/// Frames that wait in each direction of each queue of an uplink: 4 MiB of UMEM for each at an ordinary MTU.
+/// Frames that wait in each direction of each queue of an uplink: 4 MiB of UMEM for each at an
+/// ordinary MTU.
 const UPLINK_FRAMES: u32 = 2048;
 /// The TAP device that is made where no interface is named and none has our address.
 const UPLINK_TAP: &str = "butterfly0";
@@ -113,7 +114,9 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     };
     let states = PortStates::default();
     let (breaks, broken) = uplinks::breaks();
-    let workers = Arc::new(WorkerThreads::start(worker_options(settings, &states, breaks))?);
+    let workers = Arc::new(WorkerThreads::start(worker_options(
+        settings, &states, breaks,
+    ))?);
     let switch = workers.switch().clone();
     // Those that programs of ours run on, of all features.
     let interfaces = Arc::new(Mutex::new(Interfaces::new()));
@@ -123,9 +126,17 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
         interfaces.clone(),
         kernel.clone(),
     ));
-    let uplinks = start_uplinks(settings, interfaces.clone(), &kernel, switch.clone(), broken).await?;
+    let uplinks = start_uplinks(
+        settings,
+        interfaces.clone(),
+        &kernel,
+        switch.clone(),
+        broken,
+    )
+    .await?;
     let _held = hold(uplinks.as_ref())?;
-    let attachments = HostAttachments::start(switch.clone(), states.clone(), settings.trace_dir.clone())?;
+    let attachments =
+        HostAttachments::start(switch.clone(), states.clone(), settings.trace_dir.clone())?;
     let vhost = attachments.vhost();
     let settings_of_control = control_settings(settings, uplinks.as_ref())?;
     let controller = Controller::new(settings_of_control, Box::new(attachments), switch.clone());
@@ -191,8 +202,8 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     Ok(())
 }
 
-/// Follows the kernel and joins what is named, or what has our address; nothing when neither is given, or a device that
-/// leads nowhere.
+/// Follows the kernel and joins what is named, or what has our address; nothing when neither is
+/// given, or a device that leads nowhere.
 async fn start_uplinks(
     settings: &Settings,
     interfaces: Arc<Mutex<Interfaces>>,
@@ -225,7 +236,8 @@ async fn start_uplinks(
     Ok(Some(uplinks))
 }
 
-/// Two daemons on one uplink would take each other's frames. Interfaces that are not there yet are anybody's.
+/// Two daemons on one uplink would take each other's frames. Interfaces that are not there yet are
+/// anybody's.
 fn hold(uplinks: Option<&Uplinks>) -> Result<Vec<Uplink>, String> {
     let Some(uplinks) = uplinks else {
         return Ok(Vec::new());
@@ -279,7 +291,8 @@ fn next_hops(
     NextHopTask::new(follow, app, switch, uplinks).map(Some)
 }
 
-/// Takes the interfaces that services are balanced on. One that cannot be had is no reason to go on without it.
+/// Takes the interfaces that services are balanced on. One that cannot be had is no reason to go on
+/// without it.
 async fn balance(settings: &Settings, balancer: &Arc<balancer::Control>) -> Result<(), String> {
     let (names, balancer) = (settings.balance_interfaces.clone(), balancer.clone());
     let taken = tokio::task::spawn_blocking(move || {
@@ -293,7 +306,8 @@ async fn balance(settings: &Settings, balancer: &Arc<balancer::Control>) -> Resu
     taken.map_err(|why| format!("--balance-interface: {why}"))
 }
 
-/// Takes the interfaces that transit packets are forwarded between; for those that cannot be had the same holds.
+/// Takes the interfaces that transit packets are forwarded between; for those that cannot be had
+/// the same holds.
 async fn route(settings: &Settings, router: &router::Control) -> Result<(), String> {
     for name in &settings.router_interfaces {
         let added = router.add(name.clone(), None).await;
@@ -321,10 +335,15 @@ fn worker_options(settings: &Settings, states: &PortStates, breaks: Breaks) -> W
     }
 }
 
-/// What is to be known when the first NIC comes: also how much the uplinks carry that are there already.
-fn control_settings(settings: &Settings, uplinks: Option<&Uplinks>) -> Result<control::HostSettings, String> {
+/// What is to be known when the first NIC comes: also how much the uplinks carry that are there
+/// already.
+fn control_settings(
+    settings: &Settings,
+    uplinks: Option<&Uplinks>,
+) -> Result<control::HostSettings, String> {
     let address = underlay_address(settings);
-    let carried = uplinks.and_then(|uplinks| underlay::inner_mtu(address.as_slice(), &uplinks.facts()));
+    let carried =
+        uplinks.and_then(|uplinks| underlay::inner_mtu(address.as_slice(), &uplinks.facts()));
     let utf8 = |what: &str, dir: &Path| {
         let text = dir.to_str().map(str::to_owned);
         text.ok_or_else(|| format!("{what}'s path is not UTF-8: {}", dir.display()))
@@ -378,8 +397,8 @@ async fn take_down(app: Arc<App>, workers: &Arc<WorkerThreads>) {
     }
 }
 
-/// A thread of ours that panics ends the process, with a line in the log; the runtime's threads belong to single
-/// requests, which fail alone.
+/// A thread of ours that panics ends the process, with a line in the log; the runtime's threads
+/// belong to single requests, which fail alone.
 fn abort_on_panic() {
     let default = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -403,7 +422,8 @@ fn raise_descriptor_limit() {
     }
 }
 
-/// SIGTERM and SIGINT stop; SIGHUP, which ends other daemons or makes them read their files, does nothing.
+/// SIGTERM and SIGINT stop; SIGHUP, which ends other daemons or makes them read their files, does
+/// nothing.
 struct Signals {
     terminate: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,

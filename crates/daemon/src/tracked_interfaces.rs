@@ -1,8 +1,10 @@
-//! Interfaces that a feature was given, by name: an interface that is removed and made again is another one to the kernel and
-//! the same one to whoever asked for it. So it is given back when it goes and taken again when it comes.
+//! Interfaces that a feature was given, by name: an interface that is removed and made again is
+//! another one to the kernel and the same one to whoever asked for it. So it is given back when it
+//! goes and taken again when it comes.
 //!
-//! Who has them, how they are attached, and why one is not; what is done to an interface its feature does ([`Driver`]). Owned by the
-//! router's thread (`router/keeper.rs`) and the balancer's engine (`balancer/engine/attached.rs`).
+//! Who has them, how they are attached, and why one is not; what is done to an interface its
+//! feature does ([`Driver`]). Owned by the router's thread (`router/keeper.rs`) and the balancer's
+//! engine (`balancer/engine/attached.rs`).
 
 use xdp::Mode;
 
@@ -28,7 +30,8 @@ pub trait Driver {
     /// Runs the feature's program on it, all or nothing: the mode in force, or a sentence.
     async fn take(&mut self, name: &str, mode: Option<Mode>) -> Result<Mode, String>;
 
-    /// One that was taken under this name stays, but something about it has changed. Why it is not wholly attached any more.
+    /// One that was taken under this name stays, but something about it has changed. Why it is not
+    /// wholly attached any more.
     fn keep(&mut self, _name: &str) -> Result<(), String> {
         Ok(())
     }
@@ -49,8 +52,8 @@ impl TrackedInterfaces {
         &self.members
     }
 
-    /// Takes an interface that is there, and from now on again whenever it comes back; or attaches it in another mode. The flag says
-    /// whether anything has changed.
+    /// Takes an interface that is there, and from now on again whenever it comes back; or attaches
+    /// it in another mode. The flag says whether anything has changed.
     ///
     /// # Errors
     /// As the driver says; an interface that was attached before is attached as it was.
@@ -112,8 +115,8 @@ impl TrackedInterfaces {
         true
     }
 
-    /// Interfaces have come, gone or changed: those that are wanted are taken, those that are another now are let go. Which
-    /// are other than before.
+    /// Interfaces have come, gone or changed: those that are wanted are taken, those that are
+    /// another now are let go. Which are other than before.
     pub async fn follow(&mut self, driver: &mut impl Driver) -> Vec<Member> {
         let mut changed = Vec::new();
         for member in &mut self.members {
@@ -184,7 +187,9 @@ mod tests {
         async fn take(&mut self, name: &str, mode: Option<Mode>) -> Result<Mode, String> {
             assert!(!self.attached.contains_key(name), "it is taken once");
             let mode = match mode {
-                Some(Mode::Native) if !self.native => return Err(format!("interface {name}: no native XDP")),
+                Some(Mode::Native) if !self.native => {
+                    return Err(format!("interface {name}: no native XDP"));
+                }
                 Some(mode) => mode,
                 None if self.native => Mode::Native,
                 None => Mode::Generic,
@@ -219,10 +224,17 @@ mod tests {
         assert_eq!((member.mode, new), (Some(Mode::Generic), true));
         let refused = tracked.want("eth0", Some(Mode::Native), &mut machine).await;
         assert_eq!(refused, Err("interface eth0: no native XDP".into()));
-        assert_eq!(machine.attached["eth0"], Mode::Generic, "attached as before");
+        assert_eq!(
+            machine.attached["eth0"],
+            Mode::Generic,
+            "attached as before"
+        );
         assert_eq!(tracked.members(), [member], "and listed as before");
         let refused = tracked.want("eth9", None, &mut machine).await;
-        assert_eq!(refused, Err("interface eth9: there is no such interface".into()));
+        assert_eq!(
+            refused,
+            Err("interface eth9: there is no such interface".into())
+        );
         assert_eq!(tracked.members().len(), 1);
         machine.native = true;
         let (member, new) = tracked
@@ -248,7 +260,11 @@ mod tests {
             .want("eth0", Some(Mode::Generic), &mut machine)
             .await
             .expect("it is there");
-        assert_eq!(tracked.follow(&mut machine).await, [], "nothing has happened");
+        assert_eq!(
+            tracked.follow(&mut machine).await,
+            [],
+            "nothing has happened"
+        );
         machine.broken = true;
         let changed = tracked.follow(&mut machine).await;
         assert_eq!(
@@ -264,7 +280,10 @@ mod tests {
         );
         machine.links.clear();
         let changed = tracked.follow(&mut machine).await;
-        assert_eq!((changed[0].mode, changed[0].why.as_str()), (None, "it has gone"));
+        assert_eq!(
+            (changed[0].mode, changed[0].why.as_str()),
+            (None, "it has gone")
+        );
         assert!(machine.attached.is_empty());
         assert_eq!(tracked.follow(&mut machine).await, [], "said once");
         machine.links.insert("eth0", 7);
@@ -275,7 +294,11 @@ mod tests {
         );
         // Removed and made again between two looks.
         machine.links.insert("eth0", 8);
-        assert_eq!(tracked.follow(&mut machine).await.len(), 1, "it is another one");
+        assert_eq!(
+            tracked.follow(&mut machine).await.len(),
+            1,
+            "it is another one"
+        );
         assert!(tracked.give_back("eth0", &mut machine));
         assert!(!tracked.give_back("eth0", &mut machine));
         assert!(machine.attached.is_empty() && tracked.members().is_empty());

@@ -1,22 +1,25 @@
-//! The next hops to other hosts, kept by a task: whom the model wants reached, by which next hops the kernel reaches them, and
-//! that the workers know ([`Switch::set_underlay`]).
+//! The next hops to other hosts, kept by a task: whom the model wants reached, by which next hops
+//! the kernel reaches them, and that the workers know ([`Switch::set_underlay`]).
 //!
 //! # Theory of operation
 //!
-//! The task wakes when the kernel's tables change, when an uplink does, when the model does, and when a worker calls for
-//! addresses that frames wait for and that nobody has told of (learnt ones). It then looks at everything that it has to
-//! reach: routes are asked of the kernel and kept until a route, a rule, an address or a link changes; neighbours are read
-//! from the mirror, and the kernel is asked to look for those it does not know, and to confirm those that have become stale,
-//! so that the next hops of all hosts that are told of or were heard of are known before a frame is for them. What has come out
-//! differently from before is published, many changes at once: no flow is decided again for it.
+//! The task wakes when the kernel's tables change, when an uplink does, when the model does, and
+//! when a worker calls for addresses that frames wait for and that nobody has told of (learnt
+//! ones). It then looks at everything that it has to reach: routes are asked of the kernel and kept
+//! until a route, a rule, an address or a link changes; neighbours are read from the mirror, and
+//! the kernel is asked to look for those it does not know, and to confirm those that have become
+//! stale, so that the next hops of all hosts that are told of or were heard of are known before a
+//! frame is for them. What has come out differently from before is published, many changes at once:
+//! no flow is decided again for it.
 //!
-//! A host whose neighbour the kernel is looking for is not published: frames for it wait with the workers. One that no route
-//! leads to is, without a next hop: frames for it are dropped.
+//! A host whose neighbour the kernel is looking for is not published: frames for it wait with the
+//! workers. One that no route leads to is, without a next hop: frames for it are dropped.
 //!
-//! Where the uplink is a TAP device, all hosts are sought on it, by the [`Station`] that we are there.
+//! Where the uplink is a TAP device, all hosts are sought on it, by the [`Station`] that we are
+//! there.
 //!
-//! Multicast groups are joined through the kernel ([`groups`]), and NICs without an MTU of their own are told what the
-//! uplinks carry.
+//! Multicast groups are joined through the kernel ([`groups`]), and NICs without an MTU of their
+//! own are told what the uplinks carry.
 
 mod groups;
 mod paths;
@@ -44,7 +47,8 @@ use groups::Groups;
 pub use paths::inner_mtu;
 use paths::{Asked, NextHop};
 
-/// How often the workers are asked for addresses that they have no way to, should none of them have called.
+/// How often the workers are asked for addresses that they have no way to, should none of them have
+/// called.
 const LOOK: Duration = Duration::from_millis(50);
 /// How often the kernel is asked to look for the same neighbour.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
@@ -95,7 +99,8 @@ pub struct NextHopTask {
 struct Known {
     /// Our own addresses.
     addresses: BTreeSet<IpAddr>,
-    /// The next hops to each endpoint and group; none to those that cannot be reached now. Those that are looked for are left out.
+    /// The next hops to each endpoint and group; none to those that cannot be reached now. Those
+    /// that are looked for are left out.
     paths: BTreeMap<IpAddr, Vec<Hop>>,
 }
 
@@ -141,7 +146,9 @@ impl NextHopTask {
             return;
         };
         loop {
-            let Some(app) = self.app.upgrade() else { return };
+            let Some(app) = self.app.upgrade() else {
+                return;
+            };
             self.reach = block_in_place(|| app.control().reach());
             self.follow_mtu(&app);
             drop(app);
@@ -168,8 +175,8 @@ impl NextHopTask {
         }
     }
 
-    /// Waits for the kernel, an uplink or a frame to ask for something. True: the model is to be asked again, too. `None`: the
-    /// kernel is not followed any more.
+    /// Waits for the kernel, an uplink or a frame to ask for something. True: the model is to be
+    /// asked again, too. `None`: the kernel is not followed any more.
     async fn something_moved(&mut self) -> Option<bool> {
         // A guest that sends to who does not answer is no reason to look all the time.
         let (called, earliest) = (self.called.clone(), self.renewed + TOGETHER);
@@ -212,7 +219,8 @@ impl NextHopTask {
         }
     }
 
-    /// Takes up what frames wanted to go to; true when any of it has to be looked at: not what was, a moment ago.
+    /// Takes up what frames wanted to go to; true when any of it has to be looked at: not what was,
+    /// a moment ago.
     fn take_wanted(&mut self) -> bool {
         let wanted = self.switch.take_wanted();
         if wanted.is_empty() {
@@ -222,7 +230,8 @@ impl NextHopTask {
         let mut is_due = self.renewed.elapsed() >= ASK_AGAIN;
         for address in &wanted {
             is_due |= self.looked.insert(*address, now).is_none();
-            let told = self.reach.endpoints.contains(address) || self.reach.groups.contains(address);
+            let told =
+                self.reach.endpoints.contains(address) || self.reach.groups.contains(address);
             if !told && !self.learnt.contains(address) {
                 self.learnt.push_back(*address);
             }
@@ -243,7 +252,8 @@ impl NextHopTask {
         self.renewed.elapsed() >= ASK_AGAIN && !self.looked.keys().all(is_found)
     }
 
-    /// On a TAP device neighbours are ours to look after, and not the kernel's: true when there is something to do.
+    /// On a TAP device neighbours are ours to look after, and not the kernel's: true when there is
+    /// something to do.
     fn on_tap_moved(&self) -> bool {
         self.station.report();
         let due = self.renewed.elapsed() >= PROBE_EVERY;
@@ -257,7 +267,13 @@ impl NextHopTask {
         let homes = paths::homes(&self.settings.addresses, &facts, &kernel);
         let mut addresses: BTreeSet<IpAddr> = homes.iter().map(|home| home.address).collect();
         let mut found = BTreeMap::new();
-        let targets: BTreeSet<IpAddr> = self.reach.endpoints.iter().chain(&self.learnt).copied().collect();
+        let targets: BTreeSet<IpAddr> = self
+            .reach
+            .endpoints
+            .iter()
+            .chain(&self.learnt)
+            .copied()
+            .collect();
         if let Some(tap) = tap(&facts) {
             for target in targets
                 .into_iter()
@@ -299,7 +315,12 @@ impl NextHopTask {
     }
 
     /// The next hops to a host, none when there is no route. `None`: it may be reached any moment.
-    async fn hops(&mut self, target: IpAddr, kernel: &Snapshot, facts: &[Fact]) -> Option<Vec<Hop>> {
+    async fn hops(
+        &mut self,
+        target: IpAddr,
+        kernel: &Snapshot,
+        facts: &[Fact],
+    ) -> Option<Vec<Hop>> {
         let unreachable = || is_joined(facts).then(Vec::new);
         if !self.routes.contains_key(&target) {
             let source = self
@@ -321,7 +342,9 @@ impl NextHopTask {
             }
         }
         let next_hops = match self.routes.get(&target) {
-            Some(resolution) => paths::next_hops(target, resolution, &self.settings.addresses, facts, kernel),
+            Some(resolution) => {
+                paths::next_hops(target, resolution, &self.settings.addresses, facts, kernel)
+            }
             None => Vec::new(),
         };
         if next_hops.is_empty() {
@@ -337,7 +360,8 @@ impl NextHopTask {
                     }
                 }
                 NextHop::Ask(asked) => {
-                    // Of an entry that is being looked for the kernel tells nothing: it may be there, or deleted again.
+                    // Of an entry that is being looked for the kernel tells nothing: it may be
+                    // there, or deleted again.
                     let has_failed = kernel.neighbour(asked.ifindex, asked.neighbour).is_some();
                     let every = if has_failed { PROBE_EVERY } else { ASK_AGAIN };
                     self.probe(asked, every).await;
@@ -370,7 +394,9 @@ impl NextHopTask {
         let hops = paths.iter().map(|(target, hops)| (*target, hops.clone()));
         match Underlay::new(encapsulation, addresses.iter().copied(), hops) {
             // A worker that is gone needs no ways: the daemon is stopping.
-            Ok(underlay) => drop(block_in_place(|| self.switch.set_underlay(Arc::new(underlay)))),
+            Ok(underlay) => drop(block_in_place(|| {
+                self.switch.set_underlay(Arc::new(underlay))
+            })),
             Err(error) => tracing::error!("next hops to other hosts stay as they were: {error}"),
         }
     }

@@ -1,5 +1,5 @@
-//! A unix socket that an API listens on: made with its mode, taken over from a daemon that crashed, removed at
-//! the end; and who may connect.
+//! A unix socket that an API listens on: made with its mode, taken over from a daemon that crashed,
+//! removed at the end; and who may connect.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -43,7 +43,9 @@ impl Access {
         let uid = Uid::from_raw(peer.uid());
         uid.is_root()
             || uid == Uid::effective()
-            || self.group.is_some_and(|group| is_member(uid, peer.gid(), group))
+            || self
+                .group
+                .is_some_and(|group| is_member(uid, peer.gid(), group))
     }
 }
 
@@ -69,7 +71,8 @@ pub struct ApiSocket {
 impl ApiSocket {
     /// Binds to `path`; makes the directory when missing. Needs a tokio runtime.
     pub fn bind(path: &Path, access: Access) -> Result<ApiSocket, String> {
-        let failed = |e: &dyn std::fmt::Display| format!("cannot listen on {}: {e}", path.display());
+        let failed =
+            |e: &dyn std::fmt::Display| format!("cannot listen on {}: {e}", path.display());
         if let Some(dir) = path.parent() {
             std::fs::create_dir_all(dir).map_err(|e| failed(&e))?;
         }
@@ -81,7 +84,8 @@ impl ApiSocket {
         };
         // Until here the umask keeps others out; a peer's credentials are checked in any case.
         let mode = if access.group.is_some() { 0o660 } else { 0o600 };
-        std::os::unix::fs::chown(path, None, access.group.map(Gid::as_raw)).map_err(|e| failed(&e))?;
+        std::os::unix::fs::chown(path, None, access.group.map(Gid::as_raw))
+            .map_err(|e| failed(&e))?;
         std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).map_err(|e| failed(&e))?;
         Ok(socket)
     }
@@ -92,7 +96,9 @@ impl ApiSocket {
             let (stream, _) = self.listener.accept().await?;
             match stream.peer_cred() {
                 Ok(peer) if access.allows(&peer) => return Ok(stream),
-                Ok(peer) => tracing::warn!("turned away uid {} on {}", peer.uid(), self.path.display()),
+                Ok(peer) => {
+                    tracing::warn!("turned away uid {} on {}", peer.uid(), self.path.display())
+                }
                 Err(e) => tracing::warn!(
                     "turned a client of unknown identity away on {}: {e}",
                     self.path.display()
@@ -108,8 +114,8 @@ impl Drop for ApiSocket {
     }
 }
 
-/// A socket that nobody listens on is what a crash left. Anything else is somebody's, and stays; a daemon that was killed a
-/// moment ago is waited for.
+/// A socket that nobody listens on is what a crash left. Anything else is somebody's, and stays; a
+/// daemon that was killed a moment ago is waited for.
 fn remove_stale(path: &Path) -> Result<(), String> {
     let Ok(file) = std::fs::symlink_metadata(path) else {
         return Ok(());
@@ -134,9 +140,10 @@ fn remove_stale(path: &Path) -> Result<(), String> {
         ));
     }
     match std::fs::remove_file(path) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-            Err(format!("cannot remove the stale socket {}: {e}", path.display()))
-        }
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(format!(
+            "cannot remove the stale socket {}: {e}",
+            path.display()
+        )),
         _ => Ok(()),
     }
 }
@@ -154,12 +161,14 @@ fn nobody_listens(path: &Path) -> bool {
     )
 }
 
-/// Removes the sockets of NICs that a killed daemon of our user has left in this folder; how many. Those of other daemons are
-/// listened on. To be called in the folder's [turn](lock::Turn).
+/// Removes the sockets of NICs that a killed daemon of our user has left in this folder; how many.
+/// Those of other daemons are listened on. To be called in the folder's [turn](lock::Turn).
 pub fn remove_nic_sockets(folder: &Path) -> usize {
     let ours = |path: &PathBuf| {
         let file = std::fs::symlink_metadata(path);
-        file.is_ok_and(|file| file.file_type().is_socket() && file.uid() == Uid::effective().as_raw())
+        file.is_ok_and(|file| {
+            file.file_type().is_socket() && file.uid() == Uid::effective().as_raw()
+        })
     };
     let Ok(entries) = std::fs::read_dir(folder) else {
         return 0;
@@ -176,7 +185,9 @@ pub fn remove_nic_sockets(folder: &Path) -> usize {
     if !stale.is_empty() {
         // Another daemon may have been about to listen.
         std::thread::sleep(NOT_YET);
-        stale.retain(|path| ours(path) && nobody_listens(path) && std::fs::remove_file(path).is_ok());
+        stale.retain(|path| {
+            ours(path) && nobody_listens(path) && std::fs::remove_file(path).is_ok()
+        });
     }
     stale.len()
 }
@@ -268,6 +279,10 @@ mod tests {
         );
         let root = Access::new(Some("root")).unwrap();
         assert!(is_member(Uid::from_raw(12345), 0, root.group.unwrap()));
-        assert!(!is_member(Uid::from_raw(4_000_000_000), 7, root.group.unwrap()));
+        assert!(!is_member(
+            Uid::from_raw(4_000_000_000),
+            7,
+            root.group.unwrap()
+        ));
     }
 }

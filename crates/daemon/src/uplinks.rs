@@ -1,5 +1,6 @@
-//! The uplinks of this host, kept by a task: it hears of changes of the kernel's tables and of ports that broke, and lets the
-//! [engine](uplink::Engine) do what they ask for, on a thread that may wait.
+//! The uplinks of this host, kept by a task: it hears of changes of the kernel's tables and of
+//! ports that broke, and lets the [engine](uplink::Engine) do what they ask for, on a thread that
+//! may wait.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -17,7 +18,8 @@ use xdp::Interfaces;
 /// How often the engine looks at what nobody tells.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// Where workers leave word of ports that broke. A port breaks once, so that this cannot grow beyond what is joined.
+/// Where workers leave word of ports that broke. A port breaks once, so that this cannot grow
+/// beyond what is joined.
 #[derive(Clone)]
 pub struct Breaks(mpsc::UnboundedSender<(u32, String)>);
 
@@ -103,9 +105,15 @@ impl Uplinks {
         lock(&self.engine).counters()
     }
 
-    /// All interfaces are the kernel's alone again. Waits for the workers: not for a runtime's thread.
+    /// All interfaces are the kernel's alone again. Waits for the workers: not for a runtime's
+    /// thread.
     pub fn stop(&self) {
-        if let Some(task) = self.task.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(task) = self
+            .task
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+        {
             task.abort();
         }
         lock(&self.engine).stop();

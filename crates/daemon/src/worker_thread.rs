@@ -1,5 +1,5 @@
-//! The threads that move frames, one a worker: each polls while there is something to do and sleeps when there is
-//! not. Pinned to a core if one is given.
+//! The threads that move frames, one a worker: each polls while there is something to do and sleeps
+//! when there is not. Pinned to a core if one is given.
 
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
@@ -73,7 +73,8 @@ impl WorkerThreads {
         };
         let (switch, workers) = Switch::new(options.cores.len(), configure)
             .map_err(|e| format!("the workers cannot be made: {e}"))?;
-        // From here on whoever returns early drops the switch, which ends the threads that run already.
+        // From here on whoever returns early drops the switch, which ends the threads that run
+        // already.
         let switch = Arc::new(switch);
         let mut threads = Vec::new();
         for (number, (worker, core)) in workers.into_iter().zip(&options.cores).enumerate() {
@@ -131,7 +132,8 @@ impl WorkerThreads {
     /// Ends the threads and waits for them.
     pub fn stop(&self) {
         self.switch.stop();
-        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        let threads =
+            std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
         for thread in threads {
             // A worker that panicked has ended the process already.
             let _ = thread.join();
@@ -162,8 +164,9 @@ fn start(
     Ok(thread)
 }
 
-/// Starts the thread that moves queues from workers that have much to do to those that have little. Once a second it
-/// looks at numbers that the workers have noted; it wakes none of them but to move a queue. Ends with the workers.
+/// Starts the thread that moves queues from workers that have much to do to those that have little.
+/// Once a second it looks at numbers that the workers have noted; it wakes none of them but to move
+/// a queue. Ends with the workers.
 fn start_balancer(switch: &Arc<Switch>) -> Result<JoinHandle<()>, String> {
     let switch = switch.clone();
     let run = move || {
@@ -182,7 +185,9 @@ fn start_balancer(switch: &Arc<Switch>) -> Result<JoinHandle<()>, String> {
             }
         }
     };
-    let thread = std::thread::Builder::new().name("balancer".into()).spawn(run);
+    let thread = std::thread::Builder::new()
+        .name("balancer".into())
+        .spawn(run);
     thread.map_err(|e| format!("the balancer's thread cannot be started: {e}"))
 }
 
@@ -192,7 +197,8 @@ fn pin(core: usize) -> Result<(), String> {
         return Err(format!("there is no core {core}"));
     }
     cores.set(core);
-    sched_setaffinity(None, &cores).map_err(|e| format!("the worker cannot run on core {core}: {e}"))
+    sched_setaffinity(None, &cores)
+        .map_err(|e| format!("the worker cannot run on core {core}: {e}"))
 }
 
 /// Until it is told to stop.

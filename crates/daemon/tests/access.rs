@@ -76,7 +76,8 @@ fn nothing_listens_on_tcp_by_default() {
     let daemon = namespace
         .inside(|| Daemon::start_in(dir, "none".into(), &[]))
         .unwrap();
-    let table = |name: &str| std::fs::read_to_string(format!("/proc/{}/net/{name}", daemon.pid())).unwrap();
+    let table =
+        |name: &str| std::fs::read_to_string(format!("/proc/{}/net/{name}", daemon.pid())).unwrap();
     for name in ["tcp", "tcp6"] {
         assert_eq!(table(name).lines().count(), 1, "{}", table(name));
     }
@@ -94,7 +95,10 @@ async fn a_group_can_be_let_in() {
     }
     let daemon = Daemon::start(&["--api-group", "nogroup"]);
     let meta = std::fs::metadata(daemon.path("v1.sock")).unwrap();
-    assert_eq!((meta.permissions().mode() & 0o777, meta.gid()), (0o660, 65534));
+    assert_eq!(
+        (meta.permissions().mode() & 0o777, meta.gid()),
+        (0o660, 65534)
+    );
 }
 
 /// A certificate authority, and certificates by it, as PEM files.
@@ -126,7 +130,11 @@ impl Authority {
     }
 }
 
-async fn status(port: u16, ca: &Authority, identity: Option<(String, String)>) -> Result<v1::Status, String> {
+async fn status(
+    port: u16,
+    ca: &Authority,
+    identity: Option<(String, String)>,
+) -> Result<v1::Status, String> {
     let mut tls = ClientTlsConfig::new()
         .ca_certificate(Certificate::from_pem(&ca.pem))
         .domain_name("butterfly.test");
@@ -137,7 +145,9 @@ async fn status(port: u16, ca: &Authority, identity: Option<(String, String)>) -
         .unwrap()
         .tls_config(tls)
         .unwrap();
-    let channel = within(endpoint.connect()).await.map_err(|e| e.to_string())?;
+    let channel = within(endpoint.connect())
+        .await
+        .map_err(|e| e.to_string())?;
     let answer = within(ButterflyClient::new(channel).get_status(v1::GetStatusRequest {})).await;
     answer
         .map(|answer| answer.into_inner())
@@ -212,8 +222,18 @@ async fn tcp_is_for_clients_with_a_certificate_by_our_authority() {
         "--tls-key",
         &key,
     ];
-    let output = common::run(&[&args[..], &["--tls-ca", &ca, "-s", socket_dir.to_str().unwrap()]].concat());
+    let output = common::run(
+        &[
+            &args[..],
+            &["--tls-ca", &ca, "-s", socket_dir.to_str().unwrap()],
+        ]
+        .concat(),
+    );
     assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8(output.stderr).unwrap().contains("broken.pem"));
+    assert!(
+        String::from_utf8(output.stderr)
+            .unwrap()
+            .contains("broken.pem")
+    );
     assert_eq!(common::files(&socket_dir), Vec::<String>::new());
 }

@@ -50,15 +50,16 @@ async fn ask_sealed(client: &mut V0, content: &[u8]) -> Vec<u8> {
 const REJECTED: &str = "messages {\n  revision: 6\n  error {\n    code: REJECTED\n  }\n}\n";
 const REFUSED: &str = "encrypted {\n  error {\n    code: REJECTED\n  }\n}\n";
 
+/// v0-contract.md 1 and 2.
 #[tokio::test]
 async fn a_sealed_request_is_carried_out_and_its_answer_is_sealed() {
     let daemon = start();
     let mut client = daemon.v0().await;
-    let request =
-        text("messages { revision: 0 message_0 { request { sg_add { id: 'a' } } message_id: 'x' } }");
+    let request = text(
+        "messages { revision: 0 message_0 { request { sg_add { id: 'a' } } message_id: 'x' } }",
+    );
     let answer = Messages::decode(ask_sealed(&mut client, &request).await.as_slice()).unwrap();
-    let expected =
-        "messages { revision: 6 message_0 { response { status { status: true } } message_id: 'x' } }";
+    let expected = "messages { revision: 6 message_0 { response { status { status: true } } message_id: 'x' } }";
     assert_eq!(answer, api::text_format::parse(expected).unwrap());
 }
 
@@ -71,7 +72,10 @@ async fn what_is_not_sealed_with_this_key_is_refused_and_changes_nothing() {
     assert_eq!(ask(&mut client, request.clone()).await, REJECTED);
     assert_eq!(ask(&mut client, vec![]).await, REJECTED);
     // Another key, a changed byte, too short to be anything, no ciphertext.
-    assert_eq!(ask(&mut client, sealed([0x43; 32], &request)).await, REFUSED);
+    assert_eq!(
+        ask(&mut client, sealed([0x43; 32], &request)).await,
+        REFUSED
+    );
     let mut broken = sealed(KEY, &request);
     *broken.last_mut().unwrap() ^= 1;
     assert_eq!(ask(&mut client, broken).await, REFUSED);

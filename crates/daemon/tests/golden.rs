@@ -1,8 +1,9 @@
-//! Golden requests and answers of the v0 API, through ZeroMQ, against the real daemon: each file in `golden/` is a
-//! session with a fresh daemon. What follows `>>>` is sent, and the whole answer must be what follows `<<<`.
+//! Golden requests and answers of the v0 API, through ZeroMQ, against the real daemon: each file in
+//! `golden/` is a session with a fresh daemon. What follows `>>>` is sent, and the whole answer
+//! must be what follows `<<<`.
 //!
-//! Text is a `Messages` in text format; `>>> hex` sends bytes as they are, and `<<< bare` expects a `Message` that is in
-//! no `Messages`. `$DIR` is the daemon's socket directory, `$PID` its process.
+//! Text is a `Messages` in text format; `>>> hex` sends bytes as they are, and `<<< bare` expects a
+//! `Message` that is in no `Messages`. `$DIR` is the daemon's socket directory, `$PID` its process.
 
 mod common;
 
@@ -57,9 +58,10 @@ impl Exchange<'_> {
         let (answer, expected) = match self.expect_kind {
             "" => {
                 let expected = api::text_format::parse(&self.expect);
-                let expected = expected.unwrap_or_else(|e| panic!("{name}:{}: the answer: {e}", self.line));
-                let answer =
-                    api::strict::decode(&reply).expect("an answer is a Messages with every required field");
+                let expected =
+                    expected.unwrap_or_else(|e| panic!("{name}:{}: the answer: {e}", self.line));
+                let answer = api::strict::decode(&reply)
+                    .expect("an answer is a Messages with every required field");
                 (
                     api::text_format::print(&answer),
                     api::text_format::print(&expected),
@@ -67,7 +69,10 @@ impl Exchange<'_> {
             }
             "bare" => {
                 let answer = api::v0::Message::decode(reply.as_slice()).unwrap();
-                (api::text_format::print_message(&answer), self.expect.clone())
+                (
+                    api::text_format::print_message(&answer),
+                    self.expect.clone(),
+                )
             }
             other => panic!("{name}:{}: what is {other}?", self.line),
         };
@@ -96,7 +101,10 @@ fn exchanges(text: &str) -> Vec<Exchange<'_>> {
         } else if let (Some(kind), Some(last)) = (line.strip_prefix("<<<"), exchanges.last_mut()) {
             last.expect_kind = kind.trim();
             answering = true;
-        } else if let (false, Some(last)) = (line.is_empty() || line.starts_with('#'), exchanges.last_mut()) {
+        } else if let (false, Some(last)) = (
+            line.is_empty() || line.starts_with('#'),
+            exchanges.last_mut(),
+        ) {
             let part = if answering {
                 &mut last.expect
             } else {

@@ -1,4 +1,5 @@
-//! Clients that do not keep to ZeroMQ's protocol: none of them may stop the daemon, or another client.
+//! Clients that do not keep to ZeroMQ's protocol: none of them may stop the daemon, or another
+//! client.
 
 mod common;
 
@@ -66,7 +67,8 @@ async fn whatever_a_client_sends_the_next_one_is_served() {
         stream.write_all(frame).unwrap();
         assert!(closed(stream), "{frame:?}");
     }
-    // One that stops in the middle, one that never reads, one that hangs up in between: they wait for themselves.
+    // One that stops in the middle, one that never reads, one that hangs up in between: they wait
+    // for themselves.
     let mut half = greeted(&daemon);
     half.write_all(b"\x01\x00\x00\x7fhalf").unwrap();
     let mut deaf = greeted(&daemon);
@@ -117,7 +119,11 @@ fn resident(daemon: &Daemon) -> usize {
         .lines()
         .find_map(|line| line.strip_prefix("VmRSS:"))
         .unwrap();
-    line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
+    line.trim()
+        .trim_end_matches(" kB")
+        .parse::<usize>()
+        .unwrap()
+        << 10
 }
 
 #[tokio::test]
@@ -209,7 +215,10 @@ async fn large_messages_that_do_not_end_take_little_memory_and_keep_nobody_waiti
     );
     let taken = resident(&daemon).saturating_sub(before);
     assert!(taken < 200 << 20, "{} MiB", taken >> 20);
-    println!("100 large messages that do not end take {} MiB", taken >> 20);
+    println!(
+        "100 large messages that do not end take {} MiB",
+        taken >> 20
+    );
 }
 
 /// What a large request took is not kept: whether it was refused or carried out.
@@ -234,7 +243,8 @@ async fn memory_goes_back_after_a_large_request() {
     println!("{} MiB stay", kept >> 20);
 }
 
-/// ZeroMQ as most clients have it: libzmq. Needs Python's binding; BUTTERFLY_PYTHON names an interpreter that has it.
+/// ZeroMQ as most clients have it: libzmq. Needs Python's binding; BUTTERFLY_PYTHON names an
+/// interpreter that has it.
 #[tokio::test]
 async fn libzmq_is_a_client() {
     let python = std::env::var("BUTTERFLY_PYTHON").unwrap_or_else(|_| "python3".into());

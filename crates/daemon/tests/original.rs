@@ -1,5 +1,6 @@
-//! What users of the original see over API v0 beside requests and answers, which are in `golden/original.txt`: traces,
-//! ping times, counters, and that no frame takes memory that is not wanted. `docs/v0.md` has the rows.
+//! What users of the original see over API v0 beside requests and answers, which are in
+//! `golden/original.txt`: traces, ping times, counters, and that no frame takes memory that is not
+//! wanted. `docs/v0.md` has the rows.
 
 mod common;
 
@@ -38,7 +39,8 @@ async fn wait_for<T>(what: &str, mut seen: impl FnMut() -> Option<T>) -> T {
 #[tokio::test]
 async fn a_bench_nic_prints_ping_times() {
     let daemon = Daemon::start(&[]);
-    let rule = r#"rule { direction: INBOUND protocol: 1 cidr { address: "0.0.0.0" mask_size: 0 } }"#;
+    let rule =
+        r#"rule { direction: INBOUND protocol: 1 cidr { address: "0.0.0.0" mask_size: 0 } }"#;
     ok(&daemon, &format!(r#"sg_add {{ id: "ping" {rule} }}"#)).await;
     let nic = |id: &str, last: u8, more: &str| {
         let who = format!(r#"id: "{id}" mac: "52:54:00:12:34:0{last}" vni: 7 ip: "42.0.0.{last}""#);
@@ -50,14 +52,20 @@ async fn a_bench_nic_prints_ping_times() {
     assert!(answer.contains(r#"path: "(nil)""#), "{answer}");
     let line = wait_for("a line on stdout", || {
         let text = std::fs::read_to_string(daemon.path("out")).unwrap();
-        text.lines().find(|line| line.ends_with(" ms")).map(str::to_owned)
+        text.lines()
+            .find(|line| line.ends_with(" ms"))
+            .map(str::to_owned)
     })
     .await;
-    assert!(line.starts_with("64 bytes from 42.0.0.2: icmp_seq="), "{line}");
+    assert!(
+        line.starts_with("64 bytes from 42.0.0.2: icmp_seq="),
+        "{line}"
+    );
     assert!(line.contains(" time="), "{line}");
 }
 
-/// D6 and D8: a guest sends a frame while it is traced, and another after it was switched off and on again.
+/// D6 and D8: a guest sends a frame while it is traced, and another after it was switched off and
+/// on again.
 #[tokio::test]
 async fn a_trace_goes_on_in_its_file_and_bytes_are_counted_from_the_switch_s_side() {
     let daemon = Daemon::start(&[]);
@@ -66,7 +74,8 @@ async fn a_trace_goes_on_in_its_file_and_bytes_are_counted_from_the_switch_s_sid
     // Relative to the folder of traces.
     let relative = file.strip_prefix("/tmp").unwrap().display().to_string();
     for (id, last) in [("a", 1), ("b", 2)] {
-        let nic = format!(r#"id: "{id}" mac: "52:54:00:12:34:0{last}" vni: 7 bypass_filtering: true"#);
+        let nic =
+            format!(r#"id: "{id}" mac: "52:54:00:12:34:0{last}" vni: 7 bypass_filtering: true"#);
         ok(&daemon, &format!("nic_add {{ {nic} }}")).await;
     }
     let ((_vmm, mut a), (_other, _b)) = (boot(&daemon, "a"), boot(&daemon, "b"));
@@ -98,7 +107,10 @@ async fn a_trace_goes_on_in_its_file_and_bytes_are_counted_from_the_switch_s_sid
     assert!(answer.contains(&path), "{answer}");
     let stats = ok(&daemon, r#"nic_stats: "a""#).await;
     let bytes = format!("in: {}\n", 2 * frame.len());
-    assert!(stats.contains(&bytes) && stats.contains("out: 0\n"), "{stats}");
+    assert!(
+        stats.contains(&bytes) && stats.contains("out: 0\n"),
+        "{stats}"
+    );
 
     let outside = r#"nic_update { id: "a" packet_trace: true packet_trace_path: "/root/a.pcap" }"#;
     let refused = daemon.v0().await.ask_text(&request(outside)).await;
@@ -113,7 +125,12 @@ fn memory(daemon: &Daemon) -> (usize, usize) {
     let text = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
     let field = |name: &str| -> usize {
         let line = text.lines().find(|line| line.starts_with(name)).unwrap();
-        line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
+        line.split_whitespace()
+            .nth(1)
+            .unwrap()
+            .parse::<usize>()
+            .unwrap()
+            << 10
     };
     (field("VmRSS:"), field("VmHWM:"))
 }
@@ -129,7 +146,10 @@ async fn a_frame_of_two_million_messages_takes_no_memory() {
     for daemon in [Daemon::start(&[]), with_key] {
         let (before, _) = memory(&daemon);
         let started = Instant::now();
-        for bytes in [[0x0a, 0].repeat(2_000_000), [0x0a, 2, 0x08, 6].repeat(1_000_000)] {
+        for bytes in [
+            [0x0a, 0].repeat(2_000_000),
+            [0x0a, 2, 0x08, 6].repeat(1_000_000),
+        ] {
             let answer = daemon.v0().await.ask(bytes).await;
             assert!(answer.len() < 200);
         }

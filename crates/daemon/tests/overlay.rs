@@ -1,4 +1,5 @@
-//! Sessions over API v1 about who is where: other hosts, what is behind them, and how networks reach them.
+//! Sessions over API v1 about who is where: other hosts, what is behind them, and how networks
+//! reach them.
 
 mod common;
 
@@ -29,21 +30,30 @@ fn key(vni: u32, last: u8) -> v1::BindingKey {
     }
 }
 
-async fn put(client: &mut Client, bindings: Vec<v1::Binding>) -> Result<v1::BindingsResponse, Status> {
+async fn put(
+    client: &mut Client,
+    bindings: Vec<v1::Binding>,
+) -> Result<v1::BindingsResponse, Status> {
     let request = v1::PutBindingsRequest { bindings };
     within(client.put_bindings(request))
         .await
         .map(|answer| answer.into_inner())
 }
 
-async fn set(client: &mut Client, request: v1::SetBindingsRequest) -> Result<v1::BindingsResponse, Status> {
+async fn set(
+    client: &mut Client,
+    request: v1::SetBindingsRequest,
+) -> Result<v1::BindingsResponse, Status> {
     within(client.set_bindings(request))
         .await
         .map(|answer| answer.into_inner())
 }
 
 async fn list(client: &mut Client, request: v1::ListBindingsRequest) -> Vec<v1::Binding> {
-    let mut stream = within(client.list_bindings(request)).await.unwrap().into_inner();
+    let mut stream = within(client.list_bindings(request))
+        .await
+        .unwrap()
+        .into_inner();
     let mut all = Vec::new();
     while let Some(one) = within(stream.message()).await.unwrap() {
         all.push(one);
@@ -53,7 +63,10 @@ async fn list(client: &mut Client, request: v1::ListBindingsRequest) -> Vec<v1::
 
 async fn networks(client: &mut Client) -> Vec<v1::NetworkStatus> {
     let request = v1::ListNetworksRequest {};
-    let mut stream = within(client.list_networks(request)).await.unwrap().into_inner();
+    let mut stream = within(client.list_networks(request))
+        .await
+        .unwrap()
+        .into_inner();
     let mut all = Vec::new();
     while let Some(one) = within(stream.message()).await.unwrap() {
         all.push(one);
@@ -63,7 +76,10 @@ async fn networks(client: &mut Client) -> Vec<v1::NetworkStatus> {
 
 async fn network(client: &mut Client, vni: u32) -> v1::NetworkStatus {
     let request = v1::GetNetworkRequest { vni };
-    within(client.get_network(request)).await.unwrap().into_inner()
+    within(client.get_network(request))
+        .await
+        .unwrap()
+        .into_inner()
 }
 
 async fn endpoints(client: &mut Client) -> Vec<v1::EndpointStatus> {
@@ -102,9 +118,12 @@ async fn an_endpoint_s_life() {
         bindings: 0,
     };
     assert_eq!(made, expected);
-    put(client, vec![binding(42, 1, "fd00::2"), binding(42, 2, HOST)])
-        .await
-        .unwrap();
+    put(
+        client,
+        vec![binding(42, 1, "fd00::2"), binding(42, 2, HOST)],
+    )
+    .await
+    .unwrap();
     let by_binding = v1::EndpointStatus {
         endpoint: Some(v1::Endpoint {
             address: HOST.into(),
@@ -123,7 +142,14 @@ async fn an_endpoint_s_life() {
         every_vni: Some(true),
         ..Default::default()
     };
-    assert!(update(client, every).await.unwrap().endpoint.unwrap().every_vni);
+    assert!(
+        update(client, every)
+            .await
+            .unwrap()
+            .endpoint
+            .unwrap()
+            .every_vni
+    );
     let leave = v1::UpdateEndpointRequest {
         address: HOST.into(),
         leave_vnis: vec![42],
@@ -157,7 +183,9 @@ async fn an_endpoint_s_life() {
         address: "fd00::2".into(),
         with_bindings,
     };
-    let refused = within(client.delete_endpoint(delete(false))).await.unwrap_err();
+    let refused = within(client.delete_endpoint(delete(false)))
+        .await
+        .unwrap_err();
     assert_eq!(
         (refused.code(), refused.message()),
         (
@@ -177,7 +205,8 @@ async fn an_endpoint_s_life() {
 async fn bindings_come_one_by_one_and_as_a_whole_set() {
     let daemon = Daemon::start(&[]);
     let client = &mut daemon.v1().await;
-    let counts = |response: &v1::BindingsResponse| (response.created, response.updated, response.deleted);
+    let counts =
+        |response: &v1::BindingsResponse| (response.created, response.updated, response.deleted);
     let all = vec![
         binding(42, 1, HOST),
         binding(42, 2, "fd00::2"),
@@ -192,7 +221,10 @@ async fn bindings_come_one_by_one_and_as_a_whole_set() {
     };
     assert_eq!(list(client, of_vni).await, all[..1]);
     assert_eq!(
-        within(client.get_binding(key(43, 1))).await.unwrap().into_inner(),
+        within(client.get_binding(key(43, 1)))
+            .await
+            .unwrap()
+            .into_inner(),
         all[2]
     );
     let absent = within(client.get_binding(key(43, 9))).await.unwrap_err();
@@ -342,7 +374,10 @@ async fn a_network_works_as_was_said_or_as_follows() {
     let request = v1::PutNetworkRequest {
         network: Some(said.clone()),
     };
-    let answer = within(client.put_network(request)).await.unwrap().into_inner();
+    let answer = within(client.put_network(request))
+        .await
+        .unwrap()
+        .into_inner();
     let expected = v1::NetworkStatus {
         network: Some(said.clone()),
         learning: true,
@@ -375,7 +410,10 @@ async fn a_network_works_as_was_said_or_as_follows() {
             "VNI 1337: flood '9' is no way to flood",
         ),
         (
-            v1::Network { vni: 1 << 24, ..said },
+            v1::Network {
+                vni: 1 << 24,
+                ..said
+            },
             "network: VNI '16777216' is above the largest, 16777215",
         ),
     ] {
@@ -383,11 +421,16 @@ async fn a_network_works_as_was_said_or_as_follows() {
         let refused = within(client.put_network(v1::PutNetworkRequest { network }))
             .await
             .unwrap_err();
-        assert_eq!((refused.code(), refused.message()), (Code::InvalidArgument, why));
+        assert_eq!(
+            (refused.code(), refused.message()),
+            (Code::InvalidArgument, why)
+        );
     }
     // Over IPv6 the VNI makes another group.
     let daemon = Daemon::start(&["-i", "fd00::1", "--uplink", "nowhere0"]);
-    let group = network(&mut daemon.v1().await, 0x0a0b0c).await.multicast_group;
+    let group = network(&mut daemon.v1().await, 0x0a0b0c)
+        .await
+        .multicast_group;
     assert_eq!(group, "ff00::a:b0c");
 }
 
@@ -423,7 +466,10 @@ async fn the_configuration_holds_it_and_events_tell_of_it() {
         .await
         .unwrap()
         .into_inner();
-    assert_eq!((shown == done, done.bindings, done.changes.len()), (true, 1, 3));
+    assert_eq!(
+        (shown == done, done.bindings, done.changes.len()),
+        (true, 1, 3)
+    );
     let held = within(client.get_config(v1::GetConfigRequest {}))
         .await
         .unwrap()
@@ -445,22 +491,40 @@ async fn the_configuration_holds_it_and_events_tell_of_it() {
             "VNI 42: VNI '42' is given twice",
         ),
     ] {
-        let refused = within(client.apply(apply(&twice, false))).await.unwrap_err();
-        assert_eq!((refused.code(), refused.message()), (Code::InvalidArgument, why));
+        let refused = within(client.apply(apply(&twice, false)))
+            .await
+            .unwrap_err();
+        assert_eq!(
+            (refused.code(), refused.message()),
+            (Code::InvalidArgument, why)
+        );
     }
 
     let mut events = within(client.watch(v1::WatchRequest { snapshot: true }))
         .await
         .unwrap()
         .into_inner();
-    let mut next = async || within(events.message()).await.unwrap().unwrap().kind.unwrap();
+    let mut next = async || {
+        within(events.message())
+            .await
+            .unwrap()
+            .unwrap()
+            .kind
+            .unwrap()
+    };
     let status = |bindings| v1::EndpointStatus {
         endpoint: Some(config.endpoints[0].clone()),
         bindings,
     };
     assert_eq!(next().await, Kind::EndpointChanged(status(1)));
-    assert_eq!(next().await, Kind::NetworkChanged(config.networks[0].clone()));
-    assert_eq!(next().await, Kind::BindingChanged(config.bindings[0].clone()));
+    assert_eq!(
+        next().await,
+        Kind::NetworkChanged(config.networks[0].clone())
+    );
+    assert_eq!(
+        next().await,
+        Kind::BindingChanged(config.bindings[0].clone())
+    );
     assert_eq!(next().await, Kind::SnapshotEnd(v1::SnapshotEnd {}));
     put(client, vec![binding(42, 2, HOST)]).await.unwrap();
     assert_eq!(next().await, Kind::BindingChanged(binding(42, 2, HOST)));

@@ -42,7 +42,10 @@ fn help_and_version() {
     assert!(dpdk.status.success());
     assert!(text.contains("eth_pcapN,iface=IF"), "{text}");
     let version = String::from_utf8(run(&["-V"]).stdout).unwrap();
-    assert_eq!(version, format!("butterflyd {}\n", env!("CARGO_PKG_VERSION")));
+    assert_eq!(
+        version,
+        format!("butterflyd {}\n", env!("CARGO_PKG_VERSION"))
+    );
 }
 
 #[test]
@@ -56,7 +59,10 @@ fn settings_that_are_wrong_end_with_2_and_a_sentence() {
             vec!["-c", ini],
             format!("{ini}: there is no key [general] socket-dri"),
         ),
-        (vec!["-c", "/nonexistent"], "/nonexistent cannot be read".into()),
+        (
+            vec!["-c", "/nonexistent"],
+            "/nonexistent cannot be read".into(),
+        ),
         (
             vec!["--dpdk-args", "--vdev=net_memif0"],
             "--vdev=net_memif0: only a device over an interface".into(),
@@ -101,7 +107,10 @@ fn what_cannot_be_served_ends_with_1_and_leaves_nothing() {
         &["-e", "none", "--api", "tcp:127.0.0.1:0"],
         "give --tls-cert, --tls-key and --tls-ca",
     );
-    refused(&["-e", "none", "--api", "http://localhost"], "not unix:PATH");
+    refused(
+        &["-e", "none", "--api", "http://localhost"],
+        "not unix:PATH",
+    );
     refused(&["-e", "none", "--api", &api, "-u", "1000"], "core 1000");
     refused(
         &["-e", "none", "--api", &api, "--api-group", "no-such-group"],
@@ -194,7 +203,13 @@ fn a_second_daemon_on_an_uplink_names_the_first() {
         let dir = tempfile::tempdir().unwrap();
         let api = format!("unix:{}", dir.path().join("v1.sock").display());
         let line = [
-            &["--no-syslog", "-s", dir.path().to_str().unwrap(), "--api", &api],
+            &[
+                "--no-syslog",
+                "-s",
+                dir.path().to_str().unwrap(),
+                "--api",
+                &api,
+            ],
             &uplink[..],
         ]
         .concat();
@@ -261,7 +276,12 @@ async fn sighup_is_ignored_and_app_quit_answers_and_stops() {
 #[tokio::test]
 async fn v1_shutdown_answers_and_stops() {
     let mut daemon = Daemon::start(&["-e", "none"]);
-    daemon.v1().await.shutdown(v1::ShutdownRequest {}).await.unwrap();
+    daemon
+        .v1()
+        .await
+        .shutdown(v1::ShutdownRequest {})
+        .await
+        .unwrap();
     let (status, took) = daemon.wait();
     assert!(status.success() && took < STOP_MAX, "{status} {took:?}");
 }
@@ -330,13 +350,15 @@ async fn the_original_s_command_line_starts() {
     assert!(log.contains("uplink 'eth0' is joined"), "{log}");
 }
 
-/// The same with what its samples and tests say, each in a namespace with two interfaces: what is joined, and lines of the log.
+/// The same with what its samples and tests say, each in a namespace with two interfaces: what is
+/// joined, and lines of the log.
 #[tokio::test]
 async fn the_original_s_default_sample_and_tests_start() {
     let default = "-c1 -n1 --socket-mem 64 --no-shconf --huge-unlink";
     let ring = format!("{default} --vdev=eth_ring0");
     let tests = "-c1 -n1 --no-huge -m 1024 --no-pci --file-prefix=host --vdev=eth_ring0";
-    let several = "--no-huge --vdev=eth_ring0 --vdev=eth_pcap0,iface=eth0 --vdev=net_af_packet0,iface=eth1";
+    let several =
+        "--no-huge --vdev=eth_ring0 --vdev=eth_pcap0,iface=eth0 --vdev=net_af_packet0,iface=eth1";
     let bond = "--vdev=net_pcap0,iface=eth0 --vdev=net_pcap1,iface=eth1 \
                 --vdev net_bonding0,mode=4,slave=net_pcap0,slave=net_pcap1";
     for (args, port, joined, line) in [
@@ -377,7 +399,8 @@ async fn the_original_s_default_sample_and_tests_start() {
         let log = daemon.log();
         assert!(log.contains(line), "{args} {port}: {log}");
         assert_eq!(
-            log.matches("is open in clear text on tcp://127.0.0.1").count(),
+            log.matches("is open in clear text on tcp://127.0.0.1")
+                .count(),
             1,
             "{log}"
         );
@@ -417,7 +440,14 @@ async fn the_original_s_ini_starts_with_one_word_more() {
     // The command line wins, and the log says over what.
     let daemon = Daemon::start_in(dir, v0.clone(), &words);
     let list = "messages { revision: 0 message_0 { request { nic_list: true } } }";
-    assert!(daemon.v0().await.ask_text(list).await.contains("status: true"));
+    assert!(
+        daemon
+            .v0()
+            .await
+            .ask_text(list)
+            .await
+            .contains("status: true")
+    );
     let log = daemon.log();
     let said = format!(
         "-e {v0} of the command line counts, not endpoint = tcp://0.0.0.0:{port} of {}",
@@ -452,7 +482,10 @@ async fn a_tap_comes_and_goes_with_its_nic_and_with_the_daemon() {
         ..Default::default()
     };
     let put = v1::PutNicRequest { nic: Some(nic) };
-    assert_eq!(client.put_nic(put.clone()).await.unwrap().into_inner().path, name);
+    assert_eq!(
+        client.put_nic(put.clone()).await.unwrap().into_inner().path,
+        name
+    );
     assert!(device.exists());
     // The device stays, and follows what is declared.
     let has = |file: &str| {

@@ -1,4 +1,5 @@
-//! What can be seen of a daemon while it works: rings with a guest's driver on the other side, workers, rates.
+//! What can be seen of a daemon while it works: rings with a guest's driver on the other side,
+//! workers, rates.
 
 mod common;
 
@@ -127,7 +128,10 @@ async fn a_guest_s_rings_are_shown_index_by_index() {
         let pair = &mut seen.pairs[0];
         // When who was woken is the scheduler's affair.
         (pair.polled, pair.quiet_ns, pair.kicks, pair.calls) = (false, 0, 0, 0);
-        for ring in [&mut pair.transmitq, &mut pair.receiveq].into_iter().flatten() {
+        for ring in [&mut pair.transmitq, &mut pair.receiveq]
+            .into_iter()
+            .flatten()
+        {
             (ring.interrupts_off, ring.calls) = (false, 0);
         }
         assert_eq!(
@@ -219,7 +223,10 @@ async fn workers_say_what_they_do_with_their_time() {
         let passed = now.time_ns - old.time_ns;
         assert!(now.busy_ns - old.busy_ns <= passed, "{now:?}\n{old:?}");
         assert_eq!(
-            now.batches.iter().map(|size| size.up_to).collect::<Vec<_>>(),
+            now.batches
+                .iter()
+                .map(|size| size.up_to)
+                .collect::<Vec<_>>(),
             [1, 2, 4, 8, 16, 32, 64]
         );
     }

@@ -111,7 +111,10 @@ async fn a_nic_s_life() {
         link_down: Some(true),
         ..Default::default()
     };
-    let updated = within(client.update_nic(update)).await.unwrap().into_inner();
+    let updated = within(client.update_nic(update))
+        .await
+        .unwrap()
+        .into_inner();
     let changed = v1::Nic {
         addresses: vec!["fe80::1".into()],
         security_groups: vec!["web".into()],
@@ -141,22 +144,29 @@ async fn a_nic_s_life() {
             mtu: Some(given),
             ..Default::default()
         };
-        let status = within(client.update_nic(update)).await.unwrap().into_inner();
+        let status = within(client.update_nic(update))
+            .await
+            .unwrap()
+            .into_inner();
         assert_eq!((status.nic.unwrap().mtu, status.mtu), (own, offered));
     }
-    let got = within(client.get_nic(v1::GetNicRequest { id: "vnic_1".into() }))
-        .await
-        .unwrap()
-        .into_inner();
+    let got = within(client.get_nic(v1::GetNicRequest {
+        id: "vnic_1".into(),
+    }))
+    .await
+    .unwrap()
+    .into_inner();
     assert_eq!(got, updated);
     let listed = within(client.list_nics(v1::ListNicsRequest {}))
         .await
         .unwrap()
         .into_inner();
     assert_eq!(listed.nics, [updated]);
-    let stats = within(client.get_nic_stats(v1::GetNicStatsRequest { id: "vnic_1".into() }))
-        .await
-        .unwrap();
+    let stats = within(client.get_nic_stats(v1::GetNicStatsRequest {
+        id: "vnic_1".into(),
+    }))
+    .await
+    .unwrap();
     assert_eq!(
         stats.into_inner(),
         v1::NicStats {
@@ -165,11 +175,13 @@ async fn a_nic_s_life() {
         }
     );
 
-    let state = within(client.export_nic(v1::ExportNicRequest { id: "vnic_1".into() }))
-        .await
-        .unwrap()
-        .into_inner()
-        .state;
+    let state = within(client.export_nic(v1::ExportNicRequest {
+        id: "vnic_1".into(),
+    }))
+    .await
+    .unwrap()
+    .into_inner()
+    .state;
     let import = |state| v1::ImportNicRequest {
         id: "vnic_1".into(),
         state,
@@ -188,15 +200,18 @@ async fn a_nic_s_life() {
     assert_eq!(refused.code(), Code::InvalidArgument);
 
     for _ in 0..2 {
-        within(client.delete_nic(v1::DeleteNicRequest { id: "vnic_1".into() }))
-            .await
-            .unwrap();
+        within(client.delete_nic(v1::DeleteNicRequest {
+            id: "vnic_1".into(),
+        }))
+        .await
+        .unwrap();
         assert_eq!(config(client).await, nothing());
         assert!(!daemon.path("qemu-vhost-vnic_1").exists());
     }
 }
 
-/// Two clients at once, fifty times each: a list that is read, changed and written back would lose some.
+/// Two clients at once, fifty times each: a list that is read, changed and written back would lose
+/// some.
 #[tokio::test]
 async fn groups_are_joined_and_left_without_losing_another_client_s_changes() {
     let daemon = Daemon::start(&[]);
@@ -349,7 +364,10 @@ async fn a_group_s_life() {
     let put = v1::PutGroupRequest {
         group: Some(whole.clone()),
     };
-    assert_eq!(within(client.put_group(put)).await.unwrap().into_inner(), whole);
+    assert_eq!(
+        within(client.put_group(put)).await.unwrap().into_inner(),
+        whole
+    );
     let counters = within(client.list_rule_counters(v1::ListRuleCountersRequest::default()))
         .await
         .unwrap()
@@ -365,7 +383,9 @@ async fn a_group_s_life() {
         .unwrap()
         .into_inner();
     assert_eq!(after.rules, [http("::/0")]);
-    within(client.delete_member(member("fe80::1"))).await.unwrap();
+    within(client.delete_member(member("fe80::1")))
+        .await
+        .unwrap();
     let got = within(client.get_group(v1::GetGroupRequest { id: "web".into() }))
         .await
         .unwrap()
@@ -449,7 +469,11 @@ async fn errors_have_codes_and_change_nothing() {
             "another kind",
         ),
         (change(|n| n.mtu = 67), Code::InvalidArgument, "MTU '67'"),
-        (change(|n| n.mtu = 65536), Code::InvalidArgument, "MTU '65536'"),
+        (
+            change(|n| n.mtu = 65536),
+            Code::InvalidArgument,
+            "MTU '65536'",
+        ),
         (
             change(|n| {
                 n.timeouts = Some(v1::Timeouts {
@@ -506,12 +530,17 @@ async fn errors_have_codes_and_change_nothing() {
         rule: Some(v1::Rule::default()),
     };
     assert_eq!(
-        within(client.add_rule(undirected)).await.unwrap_err().code(),
+        within(client.add_rule(undirected))
+            .await
+            .unwrap_err()
+            .code(),
         Code::InvalidArgument
     );
-    let loud = within(client.set_log_level(v1::SetLogLevelRequest { level: "loud".into() }))
-        .await
-        .unwrap_err();
+    let loud = within(client.set_log_level(v1::SetLogLevelRequest {
+        level: "loud".into(),
+    }))
+    .await
+    .unwrap_err();
     assert_eq!(loud.code(), Code::InvalidArgument);
     assert_eq!(config(client).await, before);
 }
@@ -574,10 +603,18 @@ async fn a_declared_configuration_is_applied_whole_or_not_at_all() {
         "security_groups: (none) -> web".to_owned(),
     ];
     let expected = [
-        (Action::Create, Subject::Group("web".into()), &web_details[..]),
+        (
+            Action::Create,
+            Subject::Group("web".into()),
+            &web_details[..],
+        ),
         (Action::Create, Subject::Nic("comes".into()), &[][..]),
         (Action::Delete, Subject::Nic("goes".into()), &[][..]),
-        (Action::Update, Subject::Nic("stays".into()), &stays_details[..]),
+        (
+            Action::Update,
+            Subject::Nic("stays".into()),
+            &stays_details[..],
+        ),
     ];
     assert_eq!(seen, expected);
     assert_eq!(config(client).await, declared);
@@ -594,7 +631,8 @@ async fn a_declared_configuration_is_applied_whole_or_not_at_all() {
         []
     );
 
-    // One NIC of three is impossible: nothing of it happens. Neither for two of one id, nor without a configuration.
+    // One NIC of three is impossible: nothing of it happens. Neither for two of one id, nor without
+    // a configuration.
     let mut bad = declared.clone();
     bad.nics.push(v1::Nic {
         path: "/nonexistent/dir/sock".into(),
@@ -602,14 +640,21 @@ async fn a_declared_configuration_is_applied_whole_or_not_at_all() {
     });
     bad.groups.clear();
     assert_eq!(
-        within(client.apply(apply(&bad, false))).await.unwrap_err().code(),
+        within(client.apply(apply(&bad, false)))
+            .await
+            .unwrap_err()
+            .code(),
         Code::FailedPrecondition
     );
     let mut twice = declared.clone();
     twice.nics.push(nic("comes", 5));
-    let error = within(client.apply(apply(&twice, false))).await.unwrap_err();
+    let error = within(client.apply(apply(&twice, false)))
+        .await
+        .unwrap_err();
     assert!(
-        error.message().contains("NIC 'comes': id 'comes' is given twice"),
+        error
+            .message()
+            .contains("NIC 'comes': id 'comes' is given twice"),
         "{error:?}"
     );
     let nothing = v1::ApplyRequest {
@@ -648,7 +693,10 @@ async fn a_watcher_sees_what_is_and_every_change() {
         panic!("the NIC comes second")
     };
     assert_eq!(status.nic, Some(shown("a", 1)));
-    assert_eq!(next().await.kind, Some(Kind::SnapshotEnd(v1::SnapshotEnd {})));
+    assert_eq!(
+        next().await.kind,
+        Some(Kind::SnapshotEnd(v1::SnapshotEnd {}))
+    );
 
     within(client.add_member(v1::MemberRequest {
         group: "g".into(),
@@ -662,7 +710,8 @@ async fn a_watcher_sees_what_is_and_every_change() {
     within(client.delete_nic(v1::DeleteNicRequest { id: "a".into() }))
         .await
         .unwrap();
-    // The first may have come when the group was gone already: its content then is not told any more.
+    // The first may have come when the group was gone already: its content then is not told any
+    // more.
     let mut event = next().await;
     if let Some(Kind::GroupChanged(changed)) = &event.kind {
         assert_eq!(changed.members, ["10.0.0.1"]);
@@ -676,11 +725,18 @@ async fn a_watcher_sees_what_is_and_every_change() {
     // The one that asked for no snapshot has seen changes alone, and both end with the daemon.
     let first = within(changes.message()).await.unwrap().unwrap();
     assert!(
-        matches!(first.kind, Some(Kind::GroupChanged(_) | Kind::GroupDeleted(_))),
+        matches!(
+            first.kind,
+            Some(Kind::GroupChanged(_) | Kind::GroupDeleted(_))
+        ),
         "{first:?}"
     );
     daemon.signal(rustix::process::Signal::TERM);
-    assert!(within(events.message()).await.is_ok_and(|event| event.is_none()));
+    assert!(
+        within(events.message())
+            .await
+            .is_ok_and(|event| event.is_none())
+    );
     assert!(daemon.wait().0.success());
 }
 
@@ -737,7 +793,10 @@ async fn what_can_be_seen_of_the_daemon() {
     );
     assert!(status.graph_dot.contains("1337"));
 
-    let ask = |nic: &str, all| v1::ListDropsRequest { nic: nic.into(), all };
+    let ask = |nic: &str, all| v1::ListDropsRequest {
+        nic: nic.into(),
+        all,
+    };
     let none = within(client.list_drops(ask("", false)))
         .await
         .unwrap()
@@ -753,7 +812,11 @@ async fn what_can_be_seen_of_the_daemon() {
             .iter()
             .any(|drop| drop.reason == "mac_spoofed" && !drop.description.is_empty())
     );
-    assert!(all.drops.iter().all(|drop| drop.nic == "a" && drop.frames == 0));
+    assert!(
+        all.drops
+            .iter()
+            .all(|drop| drop.nic == "a" && drop.frames == 0)
+    );
     assert_eq!(
         within(client.list_drops(ask("z", false)))
             .await
@@ -771,7 +834,8 @@ async fn what_can_be_seen_of_the_daemon() {
     assert_eq!(absent.unwrap_err().code(), Code::NotFound);
 }
 
-/// Two bench NICs talk through the whole path: what they send is counted, and tracked, and both APIs say so.
+/// Two bench NICs talk through the whole path: what they send is counted, and tracked, and both
+/// APIs say so.
 #[tokio::test]
 async fn bench_nics_talk_and_are_counted() {
     let daemon = Daemon::start(&[]);
@@ -810,7 +874,9 @@ async fn bench_nics_talk_and_are_counted() {
     let counted = async {
         loop {
             let stats = client
-                .get_nic_stats(v1::GetNicStatsRequest { id: "sender".into() })
+                .get_nic_stats(v1::GetNicStatsRequest {
+                    id: "sender".into(),
+                })
                 .await
                 .unwrap()
                 .into_inner();

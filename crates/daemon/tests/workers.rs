@@ -54,7 +54,13 @@ async fn frames_cross_from_worker_to_worker() {
     let workers = answer.unwrap().into_inner().workers;
     let queues: Vec<Vec<&str>> = workers
         .iter()
-        .map(|worker| worker.queues.iter().map(|queue| queue.nic.as_str()).collect())
+        .map(|worker| {
+            worker
+                .queues
+                .iter()
+                .map(|queue| queue.nic.as_str())
+                .collect()
+        })
         .collect();
     assert_eq!(queues, [["n1"], ["n2"], ["n3"]]);
     let frames: Vec<_> = workers

@@ -2,12 +2,15 @@
 
 use std::net::IpAddr;
 
-/// The addresses of a group's members. A clone shares what is not changed afterwards, so that adding one
-/// member to a group of thousands costs the same as to a group of ten.
+/// The addresses of a group's members. A clone shares what is not changed afterwards, so that
+/// adding one member to a group of thousands costs the same as to a group of ten.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct AddressSet {
-    addresses:
-        imbl::GenericHashSet<IpAddr, foldhash::quality::RandomState, imbl::shared_ptr::DefaultSharedPtr>,
+    addresses: imbl::GenericHashSet<
+        IpAddr,
+        foldhash::quality::RandomState,
+        imbl::shared_ptr::DefaultSharedPtr,
+    >,
 }
 
 impl AddressSet {
@@ -64,6 +67,9 @@ mod tests {
         assert!(set.insert(two) && !set.insert(two));
         assert!(set.remove(&one) && !set.remove(&one));
         assert_eq!((set.contains(&one), set.contains(&two)), (false, true));
-        assert_eq!((before.contains(&one), before.contains(&two)), (true, false));
+        assert_eq!(
+            (before.contains(&one), before.contains(&two)),
+            (true, false)
+        );
     }
 }

@@ -1,12 +1,13 @@
 //! Which queue should go to which worker when some have much to do and others little.
 //!
-//! Looked at once a second, over what each queue has cost since. One queue is moved at a time, and only when it is
-//! clearly worth it: the busiest worker has more to do than [`BUSY`], without the queue it and the one that gets it are
-//! both better off by [`GAIN`] than it is now, and that was so a second ago as well. A queue that was moved rests
-//! for [`REST`] seconds. So nothing goes to and fro: after a move the way back has no gain, and one busy queue alone
-//! stays where it is.
+//! Looked at once a second, over what each queue has cost since. One queue is moved at a time, and
+//! only when it is clearly worth it: the busiest worker has more to do than [`BUSY`], without the
+//! queue it and the one that gets it are both better off by [`GAIN`] than it is now, and that was
+//! so a second ago as well. A queue that was moved rests for [`REST`] seconds. So nothing goes to
+//! and fro: after a move the way back has no gain, and one busy queue alone stays where it is.
 //!
-//! What is not looked at: who sends to whom. Two NICs that talk to each other are cheaper on one worker.
+//! What is not looked at: who sends to whom. Two NICs that talk to each other are cheaper on one
+//! worker.
 
 use std::collections::BTreeMap;
 
@@ -49,13 +50,23 @@ pub struct Share {
 /// The best move, if any is worth it.
 pub fn plan(workers: usize, shares: &[Share]) -> Option<Move> {
     let busy = busy(workers, shares);
-    let (from, most) = busy.iter().copied().enumerate().max_by_key(|(_, busy)| *busy)?;
-    let (to, least) = busy.iter().copied().enumerate().min_by_key(|(_, busy)| *busy)?;
+    let (from, most) = busy
+        .iter()
+        .copied()
+        .enumerate()
+        .max_by_key(|(_, busy)| *busy)?;
+    let (to, least) = busy
+        .iter()
+        .copied()
+        .enumerate()
+        .min_by_key(|(_, busy)| *busy)?;
     if most < BUSY {
         return None;
     }
     let after = |share: &Share| (most - share.permille).max(least + share.permille);
-    let candidates = shares.iter().filter(|share| share.worker == from && !share.rests);
+    let candidates = shares
+        .iter()
+        .filter(|share| share.worker == from && !share.rests);
     // Of those that are as good, the one that is quieter.
     let best = candidates.min_by_key(|share| (after(share), share.permille))?;
     (after(best) + GAIN <= most).then_some(Move {
@@ -168,7 +179,11 @@ mod tests {
                 vec![(0, 500), (0, 500)],
                 to(0, 0, 1),
             ),
-            ("not so busy that it matters", vec![(0, 300), (0, 290)], None),
+            (
+                "not so busy that it matters",
+                vec![(0, 300), (0, 290)],
+                None,
+            ),
             ("even", vec![(0, 450), (0, 450), (1, 900)], None),
             (
                 "the small one, as the large one only changes sides",
@@ -181,7 +196,11 @@ mod tests {
                 vec![(0, 600), (0, 100), (0, 300), (1, 300)],
                 to(2, 0, 1),
             ),
-            ("what is idle is no help", vec![(1, 900), (1, 0), (1, 0)], None),
+            (
+                "what is idle is no help",
+                vec![(1, 900), (1, 0), (1, 0)],
+                None,
+            ),
         ] {
             assert_eq!(plan(2, &shares(&queues)), expected, "{what}");
         }

@@ -1,9 +1,9 @@
 //! What a worker counts: frames and bytes per port, drops per port and reason, hits per rule.
 //!
-//! One [`Counters`] belongs to one worker, the only writer; anybody reads. So a count is a relaxed load and a
-//! relaxed store, no locked instruction, and no cache line is written by two workers. Readers add the
-//! workers' numbers up. The arrays are as large as the stated maxima and zeroed lazily by the kernel: a page
-//! costs memory once a port or rule in it has counted something.
+//! One [`Counters`] belongs to one worker, the only writer; anybody reads. So a count is a relaxed
+//! load and a relaxed store, no locked instruction, and no cache line is written by two workers.
+//! Readers add the workers' numbers up. The arrays are as large as the stated maxima and zeroed
+//! lazily by the kernel: a page costs memory once a port or rule in it has counted something.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -19,7 +19,8 @@ pub const MAX_UPLINKS: usize = 16;
 /// Slots with counters and queues of their own.
 pub(crate) const MAX_SLOTS: usize = MAX_PORTS + MAX_UPLINKS;
 
-/// Largest number of rules with counters of their own; a rule whose slot is not below it is not counted.
+/// Largest number of rules with counters of their own; a rule whose slot is not below it is not
+/// counted.
 pub const MAX_RULES: usize = 1 << 20;
 
 /// u64 cells of one port: 4 of traffic, then the drops of frames from it, then of frames to it.
@@ -40,7 +41,8 @@ pub struct Counters {
     rules: Box<[AtomicU64]>,
 }
 
-/// What a port has counted, at one moment. Directions are the switch's: `rx` is what the guest sent.
+/// What a port has counted, at one moment. Directions are the switch's: `rx` is what the guest
+/// sent.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PortCounters {
     /// Frames received from the guest.
@@ -87,7 +89,10 @@ impl PortCounters {
 
     /// Frames from and to this port that were dropped for `reason`.
     pub fn drops(&self, reason: DropReason) -> (u64, u64) {
-        (self.drops_from[reason as usize], self.drops_to[reason as usize])
+        (
+            self.drops_from[reason as usize],
+            self.drops_to[reason as usize],
+        )
     }
 }
 
@@ -157,12 +162,15 @@ impl Counters {
         }
     }
 
-    /// Starts a port's counters again from zero: a new NIC has taken the slot. Control calls it when it gives
-    /// a slot away, before the snapshot with the new NIC is published, so the worker does not count there.
+    /// Starts a port's counters again from zero: a new NIC has taken the slot. Control calls it
+    /// when it gives a slot away, before the snapshot with the new NIC is published, so the worker
+    /// does not count there.
     pub fn reset_port(&self, slot: PortSlot) {
         let start = slot.0 as usize * PORT_CELLS;
         if let Some(cells) = self.ports.get(start..start + PORT_CELLS) {
-            cells.iter().for_each(|cell| cell.store(0, Ordering::Relaxed));
+            cells
+                .iter()
+                .for_each(|cell| cell.store(0, Ordering::Relaxed));
         }
     }
 
@@ -170,7 +178,9 @@ impl Counters {
     pub fn reset_rule(&self, slot: RuleSlot) {
         let start = slot.0 as usize * RULE_CELLS;
         if let Some(cells) = self.rules.get(start..start + RULE_CELLS) {
-            cells.iter().for_each(|cell| cell.store(0, Ordering::Relaxed));
+            cells
+                .iter()
+                .for_each(|cell| cell.store(0, Ordering::Relaxed));
         }
     }
 
@@ -228,7 +238,10 @@ impl Counters {
 #[inline]
 fn bump(cells: &[AtomicU64], index: usize, by: u64) {
     if let Some(cell) = cells.get(index) {
-        cell.store(cell.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
+        cell.store(
+            cell.load(Ordering::Relaxed).wrapping_add(by),
+            Ordering::Relaxed,
+        );
     }
 }
 

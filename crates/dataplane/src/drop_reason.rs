@@ -1,5 +1,5 @@
-//! Why a frame was dropped. Each reason is one counter per port, one line in `docs/drops.md` and at least
-//! one test that provokes it.
+//! Why a frame was dropped. Each reason is one counter per port, one line in `docs/drops.md` and at
+//! least one test that provokes it.
 
 macro_rules! drop_reasons {
     ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal,)+) => {
@@ -30,9 +30,11 @@ macro_rules! drop_reasons {
 drop_reasons! {
     /// The frame or packet ends inside its Ethernet, IP or layer-4 header.
     Truncated = "truncated",
-    /// A length or version in the headers contradicts the others (IHL, total length, data offset, options).
+    /// A length or version in the headers contradicts the others (IHL, total length, data offset,
+    /// options).
     Malformed = "malformed",
-    /// The headers are longer than the part of a frame that is judged, or IPv6 has too many extension headers.
+    /// The headers are longer than the part of a frame that is judged, or IPv6 has too many
+    /// extension headers.
     HeadersTooLong = "headers_too_long",
     /// A first fragment is too small to hold its transport header, or a later one could rewrite it.
     FragmentTiny = "fragment_tiny",
@@ -62,9 +64,11 @@ drop_reasons! {
     NoDestination = "no_destination",
     /// The destination is the NIC that sent the frame.
     Hairpin = "hairpin",
-    /// The source IP address is not one of the NIC's, and none of its groups has an egress rule that could allow it.
+    /// The source IP address is not one of the NIC's, and none of its groups has an egress rule
+    /// that could allow it.
     ForeignSource = "foreign_source",
-    /// An egress rule is needed, since a group of the sender has one or is missing, and none allows the packet.
+    /// An egress rule is needed, since a group of the sender has one or is missing, and none allows
+    /// the packet.
     NoEgressRule = "no_egress_rule",
     /// No ingress rule of the receiver's groups allows the packet.
     NoIngressRule = "no_ingress_rule",
@@ -78,9 +82,11 @@ drop_reasons! {
     SctpNotInit = "sctp_not_init",
     /// The NIC has as many tracked flows as it may have, and none of them can be given up.
     FlowShareFull = "flow_share_full",
-    /// The flow table is full, or nearly and the NIC has its part of it, and none of its flows can be given up.
+    /// The flow table is full, or nearly and the NIC has its part of it, and none of its flows can
+    /// be given up.
     FlowTableFull = "flow_table_full",
-    /// A later fragment whose first fragment did not arrive in time, or more of them than are held back.
+    /// A later fragment whose first fragment did not arrive in time, or more of them than are held
+    /// back.
     FragmentWithoutFirst = "fragment_without_first",
     /// Fragments of the datagram overlap: the rest of it is dropped (RFC 5722).
     FragmentOverlap = "fragment_overlap",
@@ -102,23 +108,30 @@ drop_reasons! {
     EndpointNotInVni = "endpoint_not_in_vni",
     /// The frame from the wire is for a network that has no NIC here.
     UnknownVni = "unknown_vni",
-    /// The frame from the wire claims a MAC or IP address of a NIC of this host, or a MAC that is bound to another endpoint.
+    /// The frame from the wire claims a MAC or IP address of a NIC of this host, or a MAC that is
+    /// bound to another endpoint.
     RemoteSpoofed = "remote_spoofed",
-    /// The frame from the wire has or claims an IP address that is bound to another endpoint (source, ARP sender, ND target).
+    /// The frame from the wire has or claims an IP address that is bound to another endpoint
+    /// (source, ARP sender, ND target).
     RemoteIpSpoofed = "remote_ip_spoofed",
-    /// The frame from the wire is from a MAC that is bound to no endpoint, in a network that does not learn.
+    /// The frame from the wire is from a MAC that is bound to no endpoint, in a network that does
+    /// not learn.
     RemoteUnbound = "remote_unbound",
-    /// The frame from the wire answers as a DHCP or DHCPv6 server, and its host is not trusted with that.
+    /// The frame from the wire answers as a DHCP or DHCPv6 server, and its host is not trusted with
+    /// that.
     RemoteDhcpServer = "remote_dhcp_server",
-    /// The frame from the wire is a router advertisement or redirect, and its host is not trusted with that.
+    /// The frame from the wire is a router advertisement or redirect, and its host is not trusted
+    /// with that.
     RemoteRouter = "remote_router",
-    /// The outer packet was marked for congestion and the inner one's transport would not understand (RFC 6040).
+    /// The outer packet was marked for congestion and the inner one's transport would not
+    /// understand (RFC 6040).
     EcnNotCapable = "ecn_not_capable",
     /// There is no route to the endpoint that the frame is for.
     NoNextHop = "no_next_hop",
     /// The frame has waited for the next hop to its endpoint, which has not answered.
     NextHopTimeout = "next_hop_timeout",
-    /// The next hop to the endpoint is being looked for, and too many frames wait for it or for others.
+    /// The next hop to the endpoint is being looked for, and too many frames wait for it or for
+    /// others.
     NextHopQueueFull = "next_hop_queue_full",
     /// The frame is too large for the way to the endpoint; its sender is told.
     MtuExceeded = "mtu_exceeded",
@@ -167,7 +180,12 @@ mod tests {
         let mut names: Vec<_> = DropReason::ALL.iter().map(|reason| reason.name()).collect();
         for (index, reason) in DropReason::ALL.iter().enumerate() {
             assert_eq!(*reason as usize, index);
-            assert!(reason.name().bytes().all(|b| b.is_ascii_lowercase() || b == b'_'));
+            assert!(
+                reason
+                    .name()
+                    .bytes()
+                    .all(|b| b.is_ascii_lowercase() || b == b'_')
+            );
             assert!(reason.description().ends_with('.'), "{reason:?}");
         }
         names.sort_unstable();

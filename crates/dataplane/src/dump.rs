@@ -1,12 +1,14 @@
-//! Flows out of and into the table, as plain data. A dump goes on bit by bit between the worker's batches, so
-//! that a million flows do not stop the traffic while they are written down.
+//! Flows out of and into the table, as plain data. A dump goes on bit by bit between the worker's
+//! batches, so that a million flows do not stop the traffic while they are written down.
 
 use std::collections::HashMap;
 use std::sync::mpsc::Sender;
 
 use wire::parse::protocol::TCP;
 
-use crate::flow::{ACKED, Endpoint, Entry, FlowId, FlowInfo, Flows, Key, NewFlow, SEEN, timeout_secs};
+use crate::flow::{
+    ACKED, Endpoint, Entry, FlowId, FlowInfo, Flows, Key, NewFlow, SEEN, timeout_secs,
+};
 use crate::snapshot::{PortConfig, PortUid};
 use crate::stages::known::{between, share};
 use crate::view::View;
@@ -33,7 +35,10 @@ impl Dump {
                 continue;
             }
             let key = entry.key();
-            if self.of.is_none_or(|uid| uid == key.uid(0) || uid == key.uid(1)) {
+            if self
+                .of
+                .is_none_or(|uid| uid == key.uid(0) || uid == key.uid(1))
+            {
                 self.found.push(info(entry, &key, now));
             }
         }
@@ -68,8 +73,8 @@ fn info(entry: &Entry, key: &Key, now: Now) -> FlowInfo {
     }
 }
 
-/// Adds flows that another worker, or this one before, has dumped. They are decided again with their next
-/// packet. Gives how many were taken.
+/// Adds flows that another worker, or this one before, has dumped. They are decided again with
+/// their next packet. Gives how many were taken.
 pub(crate) fn import(view: &View, flows: &mut Flows, infos: &[FlowInfo], now: Now) -> usize {
     let nics: HashMap<PortUid, &PortConfig> = view
         .ports()
@@ -89,7 +94,10 @@ fn import_one(
     info: &FlowInfo,
     now: Now,
 ) -> Option<()> {
-    let (from, to) = (nics.get(&info.initiator.uid)?, nics.get(&info.responder.uid)?);
+    let (from, to) = (
+        nics.get(&info.initiator.uid)?,
+        nics.get(&info.responder.uid)?,
+    );
     let v6 = info.initiator.address.is_ipv6();
     if from.uid == to.uid || from.network != to.network || info.responder.address.is_ipv6() != v6 {
         return None;
@@ -111,7 +119,9 @@ fn import_one(
         timeout_secs: timeout_secs(info.protocol, info.state, &between(Some(from), Some(to))),
         // An epoch that is not the one in force: the next packet asks the rules.
         epoch: view.epoch_mark().wrapping_sub(1),
-        now_ms: now.millis().wrapping_sub(info.idle_secs.saturating_mul(1000)),
+        now_ms: now
+            .millis()
+            .wrapping_sub(info.idle_secs.saturating_mul(1000)),
         now_secs: now.secs().wrapping_sub(info.age_secs),
     };
     let id = flows.insert(&new).ok()??;

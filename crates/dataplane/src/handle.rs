@@ -1,5 +1,5 @@
-//! How the rest of the process talks to one worker: commands that wait for its answer. [`Switch`](crate::Switch)
-//! is the face of all workers together.
+//! How the rest of the process talks to one worker: commands that wait for its answer.
+//! [`Switch`](crate::Switch) is the face of all workers together.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -28,7 +28,8 @@ pub(crate) enum Command {
     Publish(Arc<Snapshot>, Sender<Arc<Snapshot>>),
     /// Put an underlay in force; the answer: the one before.
     Underlay(Arc<Underlay>, Sender<Arc<Underlay>>),
-    /// Deliver what other workers have handed over so far; the answer: how many transfers had to be sent on.
+    /// Deliver what other workers have handed over so far; the answer: how many transfers had to be
+    /// sent on.
     Settle(Sender<usize>),
     Attach(Arrival, Sender<Option<Box<Port>>>),
     Detach(QueueId, Sender<Option<Box<Port>>>),
@@ -56,7 +57,8 @@ pub(crate) struct Arrival {
 pub(crate) struct Answer<T>(Receiver<T>);
 
 impl<T> Answer<T> {
-    /// Waits for it. A worker that ends drops its queue and with it the sender: the wait ends with an error.
+    /// Waits for it. A worker that ends drops its queue and with it the sender: the wait ends with
+    /// an error.
     pub(crate) fn wait(self) -> Result<T, WorkerGone> {
         self.0.recv().map_err(|_| WorkerGone)
     }
@@ -80,7 +82,8 @@ impl WorkerHandle {
         Answer(wait)
     }
 
-    /// Ends the worker's loop after the commands sent before. Not to be waited for here: join the thread.
+    /// Ends the worker's loop after the commands sent before. Not to be waited for here: join the
+    /// thread.
     pub(crate) fn stop(&self) {
         // A worker that is gone already has stopped.
         let _ = self.commands.send(Command::Stop);

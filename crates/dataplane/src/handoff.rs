@@ -1,21 +1,25 @@
-//! From worker to worker: frames for a queue that another one has, and MAC addresses that were learnt.
+//! From worker to worker: frames for a queue that another one has, and MAC addresses that were
+//! learnt.
 //!
 //! # Theory
 //!
-//! A frame is judged by the worker whose queue it came from, and written by the worker that has its target's
-//! queue. Between the two goes a [`Transfer`]: a reference to the batch and which of its frames are for which
-//! queue. The frames' bodies stay in their sender's memory until the one copy is made.
+//! A frame is judged by the worker whose queue it came from, and written by the worker that has its
+//! target's queue. Between the two goes a [`Transfer`]: a reference to the batch and which of its
+//! frames are for which queue. The frames' bodies stay in their sender's memory until the one copy
+//! is made.
 //!
-//! - Each ordered pair of workers has a ring of its own, with one producer and one consumer: `rtrb`, which is
-//!   small, kept, wait-free at both ends and lets each end find out that the other has gone. Nobody waits for room:
-//!   a frame for a full ring is dropped (`handoff_full`). Two workers can therefore not wait for each other.
-//! - A batch comes back by the last reference to it being dropped. The sending worker looks at the count of the
-//!   oldest batch that is out, and gives the guest its buffers back in the order in which it took them. No second ring
-//!   is needed for the way back, and a worker that stops returns what it has by dropping it.
-//! - What can be out is bounded: [`OUT_MAX`] batches of a queue, [`LENT_MAX`] of a worker. A queue at its bound is
-//!   not received from; its frames wait with their guest.
-//! - A worker that polls looks at its rings every turn. Only one that sleeps is woken by its bell: see
-//!   [`sleep_flag`](crate::sleep_flag).
+//! - Each ordered pair of workers has a ring of its own, with one producer and one consumer:
+//!   `rtrb`, which is small, kept, wait-free at both ends and lets each end find out that the other
+//!   has gone. Nobody waits for room: a frame for a full ring is dropped (`handoff_full`). Two
+//!   workers can therefore not wait for each other.
+//! - A batch comes back by the last reference to it being dropped. The sending worker looks at the
+//!   count of the oldest batch that is out, and gives the guest its buffers back in the order in
+//!   which it took them. No second ring is needed for the way back, and a worker that stops returns
+//!   what it has by dropping it.
+//! - What can be out is bounded: [`OUT_MAX`] batches of a queue, [`LENT_MAX`] of a worker. A queue
+//!   at its bound is not received from; its frames wait with their guest.
+//! - A worker that polls looks at its rings every turn. Only one that sleeps is woken by its bell:
+//!   see [`sleep_flag`](crate::sleep_flag).
 
 use std::sync::Arc;
 
@@ -37,8 +41,8 @@ pub(crate) const OUT_MAX: usize = 8;
 /// Batches of one worker that may be out at once.
 pub(crate) const LENT_MAX: usize = 32;
 
-/// Frames of one batch, copies counted each, that others send over uplinks at most: a flood to many endpoints by a worker
-/// without a queue of the uplink ends there.
+/// Frames of one batch, copies counted each, that others send over uplinks at most: a flood to many
+/// endpoints by a worker without a queue of the uplink ends there.
 const WRAPS_MAX: usize = 1024;
 
 /// What one worker tells another.
@@ -55,7 +59,8 @@ pub(crate) struct Transfer {
     pub target: QueueId,
     /// Copies for a sniffer.
     pub copy: bool,
-    /// For an uplink: the first of the batch's [`wraps`](Batch::wraps) that say how its frames are sent, or [`Wrap::LAST`].
+    /// For an uplink: the first of the batch's [`wraps`](Batch::wraps) that say how its frames are
+    /// sent, or [`Wrap::LAST`].
     pub wraps: u32,
 }
 
@@ -193,8 +198,8 @@ impl Outbox {
         self.batch += 1;
     }
 
-    /// Plans to hand a frame over. A frame that is not of the batch in hand (it was held back, and lies in a batch
-    /// that is used again at once) is copied.
+    /// Plans to hand a frame over. A frame that is not of the batch in hand (it was held back, and
+    /// lies in a batch that is used again at once) is copied.
     pub(crate) fn put(
         &mut self,
         worker: usize,
@@ -237,7 +242,8 @@ impl Outbox {
         Put::Handed
     }
 
-    /// Plans to have a frame sent over an uplink. A frame that is not of the batch in hand is copied.
+    /// Plans to have a frame sent over an uplink. A frame that is not of the batch in hand is
+    /// copied.
     pub(crate) fn put_outer(
         &mut self,
         worker: usize,
@@ -263,7 +269,9 @@ impl Outbox {
             .plans
             .iter_mut()
             .find(|plan| plan.target == target && plan.wraps.is_some());
-        if let Some((plan, (first, last))) = plan.and_then(|plan| plan.wraps.map(|wraps| (plan, wraps))) {
+        if let Some((plan, (first, last))) =
+            plan.and_then(|plan| plan.wraps.map(|wraps| (plan, wraps)))
+        {
             self.wraps[last as usize].next = index;
             self.wraps.push(wrap);
             plan.wraps = Some((first, index));
@@ -335,7 +343,8 @@ impl Outbox {
 
     /// Moves the batch in hand into one that can be lent out, and leaves an empty one in its place.
     pub(crate) fn lend(&mut self, batch: &mut Batch) -> Arc<Batch> {
-        // There is a free batch, see `has_free_batch` and `put_copy`; if there were none, a new one would do.
+        // There is a free batch, see `has_free_batch` and `put_copy`; if there were none, a new one
+        // would do.
         let mut free = self.free_batches.pop().unwrap_or_default();
         match Arc::get_mut(&mut free) {
             Some(empty) => {
@@ -411,7 +420,8 @@ impl Outbox {
         }
     }
 
-    /// Lets go of the rings to workers that have ended, and so of the batches in them; wakes the others.
+    /// Lets go of the rings to workers that have ended, and so of the batches in them; wakes the
+    /// others.
     pub(crate) fn drop_ended(&mut self) {
         for peer in &mut self.peers {
             peer.take_if(|peer| peer.ring.is_abandoned());

@@ -1,7 +1,7 @@
 //! The rules applied to one packet: may it leave this NIC, may it enter that one.
 //!
-//! Pure functions of the view: the path asks them for a flow's first packet and again when the configuration
-//! has changed, and whoever wants to explain a drop can ask them the same.
+//! Pure functions of the view: the path asks them for a flow's first packet and again when the
+//! configuration has changed, and whoever wants to explain a drop can ask them the same.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -35,7 +35,12 @@ pub(crate) struct Question {
 }
 
 /// May the packet leave `nic`? `owned` says whether its source address is the NIC's.
-pub(crate) fn egress(view: &View, nic: &PortConfig, question: &Question, owned: bool) -> Option<Grant> {
+pub(crate) fn egress(
+    view: &View,
+    nic: &PortConfig,
+    question: &Question,
+    owned: bool,
+) -> Option<Grant> {
     if nic.bypass || (!view.open(nic.slot).needs_egress && owned) {
         return Some(Grant::default());
     }
@@ -86,8 +91,9 @@ fn by_groups(view: &View, nic: &PortConfig, asked: &Asked, midstream: bool) -> O
     granted
 }
 
-/// True when the NIC may send from `source`: an address of its own, an allowed pair's, or the link-local one
-/// that its MAC gives. `mac` is what the packet was sent from; `None` when that is not known any more.
+/// True when the NIC may send from `source`: an address of its own, an allowed pair's, or the
+/// link-local one that its MAC gives. `mac` is what the packet was sent from; `None` when that is
+/// not known any more.
 pub(crate) fn owns(nic: &PortConfig, mac: Option<Mac>, source: IpAddr) -> bool {
     nic.addresses.contains(&source)
         || source == IpAddr::V6(nic.mac.link_local())

@@ -1,14 +1,17 @@
-//! MAC addresses learnt: behind NICs that may have machines of their own (`learn_macs`), and at endpoints on other hosts,
-//! where the network allows that.
+//! MAC addresses learnt: behind NICs that may have machines of their own (`learn_macs`), and at
+//! endpoints on other hosts, where the network allows that.
 //!
-//! Bounded, a quarter for one NIC or endpoint at most; what was not heard of for 300 s is forgotten. When there is no
-//! room nothing is learnt: frames for such a MAC go to all learners of the network, as for any unknown one.
+//! Bounded, a quarter for one NIC or endpoint at most; what was not heard of for 300 s is
+//! forgotten. When there is no room nothing is learnt: frames for such a MAC go to all learners of
+//! the network, as for any unknown one.
 //!
-//! Each worker has a table of its own and tells the others what it hears: new MACs and moves at once, the rest once in
-//! ten seconds while it is heard, and again at once what could not be told. Not more than [`NEWS_A_SECOND`].
+//! Each worker has a table of its own and tells the others what it hears: new MACs and moves at
+//! once, the rest once in ten seconds while it is heard, and again at once what could not be told.
+//! Not more than [`NEWS_A_SECOND`].
 //!
-//! A MAC that was given to a NIC is looked up first and cannot be taken over. One that several NICs share as an
-//! allowed pair's (VRRP) is where it was sent from last, and is not to be had by who only learns.
+//! A MAC that was given to a NIC is looked up first and cannot be taken over. One that several NICs
+//! share as an allowed pair's (VRRP) is where it was sent from last, and is not to be had by who
+//! only learns.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -117,7 +120,13 @@ impl LearnedMacs {
     }
 
     /// Notes where `mac` was heard. True when it is new there.
-    pub(crate) fn learn(&mut self, network: NetworkIdx, mac: Mac, location: Location, now_secs: u32) -> bool {
+    pub(crate) fn learn(
+        &mut self,
+        network: NetworkIdx,
+        mac: Mac,
+        location: Location,
+        now_secs: u32,
+    ) -> bool {
         let news = News {
             network,
             mac,
@@ -229,7 +238,8 @@ impl LearnedMacs {
         fresh.then_some(learned.location)
     }
 
-    /// All of one network that are relied on. Looks at the whole table: some hundred microseconds at the most.
+    /// All of one network that are relied on. Looks at the whole table: some hundred microseconds
+    /// at the most.
     pub(crate) fn of(&self, network: NetworkIdx, now_secs: u32) -> Vec<LearnedMac> {
         let shown = |((_, mac), learned): (&(NetworkIdx, Mac), &Learned)| LearnedMac {
             mac: *mac,
@@ -338,9 +348,15 @@ mod tests {
             })
         };
         assert_eq!((hear(1, 5), hear(1, 6), hear(1, 14)), (Some(1), None, None));
-        assert_eq!((hear(1, 15), hear(1, 16), hear(2, 16)), (Some(1), None, Some(2)));
+        assert_eq!(
+            (hear(1, 15), hear(1, 16), hear(2, 16)),
+            (Some(1), None, Some(2))
+        );
         assert_eq!((hear(2, 20), hear(2, 26)), (None, Some(2)));
-        assert_eq!((hear(2, 27), hear(1, 25), hear(1, 25)), (None, Some(1), Some(1)));
+        assert_eq!(
+            (hear(2, 27), hear(1, 25), hear(1, 25)),
+            (None, Some(1), Some(1))
+        );
 
         let news = News {
             network: NET,

@@ -2,30 +2,35 @@
 //!
 //! # Theory of operation
 //!
-//! Control compiles the configuration into one immutable [`Snapshot`] with an epoch; a
-//! [`Worker`] owns its ports and all state but the flows, and takes a snapshot up between two batches. A frame's way is in
-//! `path.rs`, thirteen steps that read from top to bottom, each of them done for a whole batch before the next.
-//! There is no I/O and no clock in here: frames come through [`io::port::Port`], the time with every turn.
+//! Control compiles the configuration into one immutable [`Snapshot`] with an epoch; a [`Worker`]
+//! owns its ports and all state but the flows, and takes a snapshot up between two batches. A
+//! frame's way is in `path.rs`, thirteen steps that read from top to bottom, each of them done for
+//! a whole batch before the next. There is no I/O and no clock in here: frames come through
+//! [`io::port::Port`], the time with every turn.
 //!
-//! **A job is a frame for one target.** Unicast makes one, broadcast one for each NIC of the network; rules,
-//! flows and drops are by job, so that every receiver is protected by its own groups.
+//! **A job is a frame for one target.** Unicast makes one, broadcast one for each NIC of the
+//! network; rules, flows and drops are by job, so that every receiver is protected by its own
+//! groups.
 //!
-//! **Flows.** The first packet of a flow is judged by the rules: may it leave its sender, may it enter its
-//! receiver. What was allowed becomes an entry of the flow table, found by both directions, and the packets
-//! that follow are let through by it while TCP's states are followed. The entry notes the epoch under which it
-//! was decided; a packet under a newer one has the rules asked again, for the first packet's direction. So a
-//! change costs nothing when it comes, and is in force for every packet after it. A flow that no rule allows
-//! any more is cut, unless the group whose rule admitted it drains. Nearly all packets are plain ones amid such flows;
-//! they take the *fast path* (`stages/fast_path.rs`), which follows the flow and skips what the whole path would only find again.
+//! **Flows.** The first packet of a flow is judged by the rules: may it leave its sender, may it
+//! enter its receiver. What was allowed becomes an entry of the flow table, found by both
+//! directions, and the packets that follow are let through by it while TCP's states are followed.
+//! The entry notes the epoch under which it was decided; a packet under a newer one has the rules
+//! asked again, for the first packet's direction. So a change costs nothing when it comes, and is
+//! in force for every packet after it. A flow that no rule allows any more is cut, unless the group
+//! whose rule admitted it drains. Nearly all packets are plain ones amid such flows; they take the
+//! *fast path* (`stages/fast_path.rs`), which follows the flow and skips what the whole path would
+//! only find again.
 //!
 //! **Who is who.** A flow's key names the two NICs and not only their addresses; a NIC's
 //! [`PortUid`] is never used again. No guest can therefore ride on, reset or fill in
 //! another guest's flow by borrowing its address.
 //!
-//! **Other hosts.** What a network is on other hosts is one partner of flows, its *remote* ([`overlay`]), which bypasses filtering:
-//! egress is judged on the sender's host, ingress on the receiver's. Frames from the wire lose their outer headers
-//! (`stages/outer.rs`) and go the same way as all; frames for other hosts get a next hop of the [`underlay`] as their
-//! target (`stages/encapsulate.rs`) and their outer headers when they are delivered.
+//! **Other hosts.** What a network is on other hosts is one partner of flows, its *remote*
+//! ([`overlay`]), which bypasses filtering: egress is judged on the sender's host, ingress on the
+//! receiver's. Frames from the wire lose their outer headers (`stages/outer.rs`) and go the same
+//! way as all; frames for other hosts get a next hop of the [`underlay`] as their target
+//! (`stages/encapsulate.rs`) and their outer headers when they are delivered.
 //!
 //! **Bounds.** Every table has a maximum and an answer when it is full:
 //!
@@ -44,19 +49,22 @@
 //!
 //! # Several workers
 //!
-//! A queue pair of a NIC belongs to one worker. A frame is judged by the worker whose queue it came from. When its
-//! target's queue is another worker's it is handed over by reference: the batch stays where it is, the other worker
-//! makes the one copy and counts it, and the sender's buffers are given back in their order when the last reference is
-//! gone (`handoff.rs`). Nobody waits for anybody: rings between workers are bounded, each with one end at either of
-//! two, and what finds one full is dropped (`handoff_full`). [`Switch`] is the face of all workers: it spreads queues
-//! over them, moves one when loads have shifted (`balance.rs`), publishes to all and adds up what each has counted.
+//! A queue pair of a NIC belongs to one worker. A frame is judged by the worker whose queue it came
+//! from. When its target's queue is another worker's it is handed over by reference: the batch
+//! stays where it is, the other worker makes the one copy and counts it, and the sender's buffers
+//! are given back in their order when the last reference is gone (`handoff.rs`). Nobody waits for
+//! anybody: rings between workers are bounded, each with one end at either of two, and what finds
+//! one full is dropped (`handoff_full`). [`Switch`] is the face of all workers: it spreads queues
+//! over them, moves one when loads have shifted (`balance.rs`), publishes to all and adds up what
+//! each has counted.
 //!
-//! Every worker finds every flow: the table is shared, without locks. Its entries are plain numbers of fixed size
-//! addressed by index, so that the slab could lie in a mapping that the next process shares. What the packets of one
-//! side write is on a line of its own, and a side's packets come from one queue of a NIC, that is by one worker. Who
-//! makes a flow keeps it in its lists and takes its entry back, once the others have let go of it (`flow/table.rs`).
-//! Counters are per worker, and so are fragments, which come by one queue. Learnt MACs are per worker as well, and
-//! told to the others through the same rings.
+//! Every worker finds every flow: the table is shared, without locks. Its entries are plain numbers
+//! of fixed size addressed by index, so that the slab could lie in a mapping that the next process
+//! shares. What the packets of one side write is on a line of its own, and a side's packets come
+//! from one queue of a NIC, that is by one worker. Who makes a flow keeps it in its lists and takes
+//! its entry back, once the others have let go of it (`flow/table.rs`). Counters are per worker,
+//! and so are fragments, which come by one queue. Learnt MACs are per worker as well, and told to
+//! the others through the same rings.
 
 #![forbid(unsafe_code)]
 

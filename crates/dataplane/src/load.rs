@@ -1,7 +1,8 @@
 //! What a worker has been doing: plain numbers for a dump.
 //!
-//! All of it is counted by the worker for itself, most of it once a turn or a batch. Numbers only grow, but for those
-//! that say "now"; whoever wants a rate asks twice and divides by the difference of `at_ns`.
+//! All of it is counted by the worker for itself, most of it once a turn or a batch. Numbers only
+//! grow, but for those that say "now"; whoever wants a rate asks twice and divides by the
+//! difference of `at_ns`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,9 +10,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub const BATCH_CLASSES: usize = 7;
 
 /// The steps of a batch that are timed, in their order.
-pub const STEPS: [&str; 6] = ["receive", "fast_path", "judge", "deliver", "flush", "complete"];
+pub const STEPS: [&str; 6] = [
+    "receive",
+    "fast_path",
+    "judge",
+    "deliver",
+    "flush",
+    "complete",
+];
 
-/// What a step has cost in the batches that were timed, one of many: cycles a frame are `cycles / frames`.
+/// What a step has cost in the batches that were timed, one of many: cycles a frame are `cycles /
+/// frames`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct StepLoad {
     /// Of the time-stamp counter, which runs at a constant rate and not at the core's clock.
@@ -37,7 +46,8 @@ pub struct WorkerLoad {
     pub asleep_ns: u64,
     /// Frames received from all ports.
     pub frames: u64,
-    /// Batches by size: class `n` holds those of up to `1 << n` frames (and more than class `n - 1`).
+    /// Batches by size: class `n` holds those of up to `1 << n` frames (and more than class `n -
+    /// 1`).
     pub batches: [u64; BATCH_CLASSES],
     /// What each of [`STEPS`] costs.
     pub steps: [StepLoad; STEPS.len()],
@@ -76,7 +86,8 @@ impl QueueLoad {
     #[inline]
     pub(crate) fn add(&self, cycles: u64) {
         let before = self.cycles.load(Ordering::Relaxed);
-        self.cycles.store(before.wrapping_add(cycles), Ordering::Relaxed);
+        self.cycles
+            .store(before.wrapping_add(cycles), Ordering::Relaxed);
     }
 
     pub(crate) fn cycles(&self) -> u64 {

@@ -1,13 +1,14 @@
 //! What a virtual network is beyond this host: who is where, as control has compiled it.
 //!
-//! A network that is on this host alone has none. Only networks with a NIC on this host are in a snapshot, so that what
-//! a worker has to look at does not grow with the networks of the fleet; the maps share their structure with the
-//! model's, so that a binding more costs what it touches.
+//! A network that is on this host alone has none. Only networks with a NIC on this host are in a
+//! snapshot, so that what a worker has to look at does not grow with the networks of the fleet; the
+//! maps share their structure with the model's, so that a binding more costs what it touches.
 //!
-//! To the rules, flows and counters of this host the rest of a network is one partner, the *remote*, with a
-//! [`PortUid`] of its own: a flow is between a NIC here and the remote. It survives that the machine over there
-//! moves to another host, and no frame from the wire can be of a flow between two NICs here. The remote bypasses
-//! filtering: egress was judged on the sender's host, ingress will be on the receiver's.
+//! To the rules, flows and counters of this host the rest of a network is one partner, the
+//! *remote*, with a [`PortUid`] of its own: a flow is between a NIC here and the remote. It
+//! survives that the machine over there moves to another host, and no frame from the wire can be of
+//! a flow between two NICs here. The remote bypasses filtering: egress was judged on the sender's
+//! host, ingress will be on the receiver's.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -28,19 +29,20 @@ pub type SharedMap<K, V> = imbl::GenericHashMap<K, V, RandomState, DefaultShared
 /// The part of a network that is on other hosts.
 #[derive(Clone)]
 pub struct Overlay {
-    /// Identity of the remote in flows: of the same never-ending sequence as the NICs', and another one when the network is
-    /// made anew.
+    /// Identity of the remote in flows: of the same never-ending sequence as the NICs', and another
+    /// one when the network is made anew.
     pub uid: PortUid,
-    /// The machines on other hosts by MAC address, and at which endpoint they are. A binding always wins over what was
-    /// learnt, and a NIC of this host over a binding.
+    /// The machines on other hosts by MAC address, and at which endpoint they are. A binding always
+    /// wins over what was learnt, and a NIC of this host over a binding.
     pub bindings: SharedMap<Mac, EndpointIdx>,
-    /// Whose address is whose, as far as the bindings say: ARP and neighbour solicitations of NICs here are answered from
-    /// it, and no other host may send from such an address.
+    /// Whose address is whose, as far as the bindings say: ARP and neighbour solicitations of NICs
+    /// here are answered from it, and no other host may send from such an address.
     pub neighbours: SharedMap<IpAddr, Holder>,
     /// Where broadcasts, multicasts and frames for unknown MACs go, besides the NICs of this host.
     pub flood: Flood,
-    /// Where a MAC without a binding is may be learnt from the frames that come from it. A frame for a MAC that is neither
-    /// bound nor learnt is flooded; where nothing is learnt it is dropped, and so is one from such a MAC.
+    /// Where a MAC without a binding is may be learnt from the frames that come from it. A frame
+    /// for a MAC that is neither bound nor learnt is flooded; where nothing is learnt it is
+    /// dropped, and so is one from such a MAC.
     pub learn: bool,
     /// The endpoints that take part in the network, sorted: frames are taken from them.
     pub members: Arc<[EndpointIdx]>,

@@ -1,5 +1,6 @@
-//! The path of a frame, from its sender to its targets: read `round` below from top to bottom, and `judge` at the end.
-//! What comes from the wire (`run_arriving`) is taken out of its outer headers first, and then goes the same way.
+//! The path of a frame, from its sender to its targets: read `round` below from top to bottom, and
+//! `judge` at the end. What comes from the wire (`run_arriving`) is taken out of its outer headers
+//! first, and then goes the same way.
 
 use std::sync::Arc;
 
@@ -20,8 +21,8 @@ use crate::snapshot::{NetworkIdx, PortSlot, Snapshot};
 use crate::stages::fast_path::FastPath;
 use crate::stages::wait::Wait;
 use crate::stages::{
-    always, deliver, destination, encapsulate, fragments, known, merge, neighbours, outer, parse, remember,
-    rules, spoof, wait,
+    always, deliver, destination, encapsulate, fragments, known, merge, neighbours, outer, parse,
+    remember, rules, spoof, wait,
 };
 use crate::underlay::Underlay;
 use crate::view::View;
@@ -33,8 +34,8 @@ use crate::worker::{Now, WorkerConfig};
 /// How often tables are looked after, milliseconds.
 const HOUSEKEEPING_MS: u32 = 100;
 
-/// The whole flow table is swept once in this many housekeepings, this many entries in one turn: what a frame
-/// may have to wait for it.
+/// The whole flow table is swept once in this many housekeepings, this many entries in one turn:
+/// what a frame may have to wait for it.
 const SWEEPS: u32 = 64;
 const SWEEP_STEP: u32 = 256;
 
@@ -49,7 +50,8 @@ const WIDE_SEARCHES: u32 = 64;
 enum Sender<'a> {
     /// The NIC of this queue.
     Nic(QueueId),
-    /// Machines of one network on other hosts, by this queue of an uplink; where each frame has come from.
+    /// Machines of one network on other hosts, by this queue of an uplink; where each frame has
+    /// come from.
     Remote(QueueId, NetworkIdx, &'a [Arrival; BATCH]),
 }
 
@@ -111,8 +113,8 @@ impl Path {
         }
     }
 
-    /// Puts a snapshot in force and gives the one before. Flows that a NIC had begun which is gone now go at
-    /// once; all others are decided again with their next packet.
+    /// Puts a snapshot in force and gives the one before. Flows that a NIC had begun which is gone
+    /// now go at once; all others are decided again with their next packet.
     pub(crate) fn take_up(&mut self, snapshot: Arc<Snapshot>) -> Arc<Snapshot> {
         self.fast_path.forget();
         let flows = &mut self.tables.flows;
@@ -206,7 +208,8 @@ impl Path {
         now: Now,
     ) -> usize {
         let bytes: usize = batch.frames().iter().map(|frame| frame.len()).sum();
-        self.counters.received(source, batch.len() as u64, bytes as u64);
+        self.counters
+            .received(source, batch.len() as u64, bytes as u64);
         let from = QueueId { slot: source, pair };
         self.round(from, batch, ports, now, true);
         let targets = self.jobs.len();
@@ -218,8 +221,8 @@ impl Path {
         targets
     }
 
-    /// Takes what an uplink's queue has received out of its outer headers, judges and delivers it. Gives how many targets
-    /// that made.
+    /// Takes what an uplink's queue has received out of its outer headers, judges and delivers it.
+    /// Gives how many targets that made.
     pub(crate) fn run_arriving(
         &mut self,
         from: QueueId,
@@ -255,11 +258,16 @@ impl Path {
             let mine = left & frames.fold(0, |bits, frame| bits | 1 << frame);
             left &= !mine;
             self.clear();
-            self.jobs.extend(
-                self.passed
-                    .extract_if(.., |job| arrivals[usize::from(job.frame)].network == network),
+            self.jobs.extend(self.passed.extract_if(.., |job| {
+                arrivals[usize::from(job.frame)].network == network
+            }));
+            self.judge_arriving(
+                Sender::Remote(from, network, &arrivals),
+                batch,
+                mine,
+                ports,
+                now,
             );
-            self.judge_arriving(Sender::Remote(from, network, &arrivals), batch, mine, ports, now);
             targets += self.jobs.len();
             self.give_back_room();
             while let Some(mut spare) = self.take_released() {
@@ -285,7 +293,14 @@ impl Path {
     }
 
     /// Judges those frames of one network whose bits are set, and delivers what passes.
-    fn judge_arriving(&mut self, from: Sender, batch: &mut Batch, frames: Bits, ports: &mut Ports, now: Now) {
+    fn judge_arriving(
+        &mut self,
+        from: Sender,
+        batch: &mut Batch,
+        frames: Bits,
+        ports: &mut Ports,
+        now: Now,
+    ) {
         if let Some((_, _, mut round)) = self.open(from, batch, now) {
             judge(&mut round, frames);
             round.jobs.sort_unstable_by_key(|job| job.frame);
@@ -337,10 +352,11 @@ impl Path {
         }
     }
 
-    /// Tells all NICs of a NIC's network where it is, for those behind which switches learn: a RARP request by its own
-    /// MAC, as other hypervisors' switches send it for a guest that has just moved. No rules are asked, since the guest
-    /// has not sent it, and nothing is counted as lost for those who cannot have it. Every worker does so for the NICs
-    /// whose queues it has, and who has the NIC's own tells the network's other hosts.
+    /// Tells all NICs of a NIC's network where it is, for those behind which switches learn: a RARP
+    /// request by its own MAC, as other hypervisors' switches send it for a guest that has just
+    /// moved. No rules are asked, since the guest has not sent it, and nothing is counted as lost
+    /// for those who cannot have it. Every worker does so for the NICs whose queues it has, and who
+    /// has the NIC's own tells the network's other hosts.
     pub(crate) fn announce(&mut self, slot: PortSlot, ports: &mut Ports, now: Now) {
         self.clear();
         let nic = self.view.port(slot);
@@ -384,7 +400,9 @@ impl Path {
     ) -> Option<(&'a mut FastPath, &'a mut Watch, Round<'a>)> {
         let (nic, from, arrivals) = match from {
             Sender::Nic(queue) => (self.view.port(queue.slot)?, queue, None),
-            Sender::Remote(queue, network, arrivals) => (self.view.remote(network)?, queue, Some(arrivals)),
+            Sender::Remote(queue, network, arrivals) => {
+                (self.view.remote(network)?, queue, Some(arrivals))
+            }
         };
         let round = Round {
             nic,
@@ -455,7 +473,8 @@ impl Path {
             let macs = self.tables.learned.len() / 8 + 8;
             self.tables.learned.age(macs, now.secs());
             let high = self.tables.flows.high();
-            let due = (u64::from(high) * u64::from(passed_ms / HOUSEKEEPING_MS)).div_ceil(SWEEPS.into());
+            let due =
+                (u64::from(high) * u64::from(passed_ms / HOUSEKEEPING_MS)).div_ceil(SWEEPS.into());
             self.sweep_due = (u64::from(self.sweep_due) + due).min(high.into()) as u32;
         }
         if self.sweep_due > 0 {

@@ -1,4 +1,5 @@
-//! The queues that a worker owns, which of them it has written to since the last flush, and the way to all others.
+//! The queues that a worker owns, which of them it has written to since the last flush, and the way
+//! to all others.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -87,7 +88,8 @@ impl Attached {
         work
     }
 
-    /// Gives the guest the buffers of those batches that have come back, in their order. True when none is out.
+    /// Gives the guest the buffers of those batches that have come back, in their order. True when
+    /// none is out.
     pub(crate) fn reclaim(&mut self, outbox: &mut Outbox) -> bool {
         while let Some(oldest) = self.out.front_mut() {
             let Some(batch) = Arc::get_mut(oldest) else {
@@ -184,7 +186,10 @@ impl Ports {
 
     /// The same, with the outbox beside it.
     #[inline]
-    pub(crate) fn find_with_outbox(&mut self, queue: QueueId) -> Option<(&mut Attached, &mut Outbox)> {
+    pub(crate) fn find_with_outbox(
+        &mut self,
+        queue: QueueId,
+    ) -> Option<(&mut Attached, &mut Outbox)> {
         Some((find(&mut self.slots, queue)?, &mut self.outbox))
     }
 
@@ -214,13 +219,15 @@ impl Ports {
         })
     }
 
-    /// Notes to which worker a queue is on its way, so that what still comes here for it is sent after it.
+    /// Notes to which worker a queue is on its way, so that what still comes here for it is sent
+    /// after it.
     pub(crate) fn note_gone(&mut self, queue: QueueId, to: usize) {
         self.gone.retain(|(other, _)| *other != queue);
         self.gone.push((queue, to));
     }
 
-    /// The worker that has a queue which is not here, or will have it in a moment; `None`: nobody has.
+    /// The worker that has a queue which is not here, or will have it in a moment; `None`: nobody
+    /// has.
     pub(crate) fn whereabouts(&mut self, queue: QueueId) -> Option<usize> {
         if self.routes.on(queue.slot) >> queue.pair & 1 == 0 {
             return None;
@@ -236,11 +243,12 @@ impl Ports {
     /// Forgets of the queues that have gone those that have arrived.
     pub(crate) fn forget_gone(&mut self) {
         let (routes, worker) = (&self.routes, self.worker);
-        self.gone.retain(|(queue, _)| routes.owner(*queue) == worker);
+        self.gone
+            .retain(|(queue, _)| routes.owner(*queue) == worker);
     }
 
-    /// Writes a frame to a NIC, a copy for a sniffer. It is seen after [`Ports::flush`]. True when it was written
-    /// here; false when it was handed to another worker, who counts it.
+    /// Writes a frame to a NIC, a copy for a sniffer. It is seen after [`Ports::flush`]. True when
+    /// it was written here; false when it was handed to another worker, who counts it.
     pub(crate) fn transmit(
         &mut self,
         target: PortSlot,
@@ -274,8 +282,8 @@ impl Ports {
         }
     }
 
-    /// Sends a frame over an uplink in its outer headers, by a queue of this worker if it has one. True when it was written
-    /// here; false when it was handed to another worker, who counts it.
+    /// Sends a frame over an uplink in its outer headers, by a queue of this worker if it has one.
+    /// True when it was written here; false when it was handed to another worker, who counts it.
     #[inline]
     pub(crate) fn transmit_outer(
         &mut self,
@@ -340,8 +348,8 @@ impl Ports {
         bits.fold(u64::from(slot.first.is_some()), |bits, bit| bits | bit)
     }
 
-    /// Writes several frames to a NIC and says of each in `results` what became of it; see [`Handed`] for those
-    /// whose queue another worker has. `steer` has the wished pair of each.
+    /// Writes several frames to a NIC and says of each in `results` what became of it; see
+    /// [`Handed`] for those whose queue another worker has. `steer` has the wished pair of each.
     #[inline]
     pub(crate) fn transmit_all(
         &mut self,
@@ -384,7 +392,11 @@ impl Ports {
             let pair = left.trailing_zeros() as u16;
             left &= left - 1;
             let (mut mine, mut at, mut count) = ([0u8; BATCH], [0usize; BATCH], 0);
-            for (index, _) in pairs.iter().enumerate().filter(|(_, other)| **other == pair) {
+            for (index, _) in pairs
+                .iter()
+                .enumerate()
+                .filter(|(_, other)| **other == pair)
+            {
                 (mine[count], at[count]) = (frames[index], index);
                 count += 1;
             }
@@ -482,8 +494,8 @@ impl Ports {
     }
 }
 
-/// Where a slot is in [`Ports::slots`]: the uplinks, whose slots are behind all others, come first, so that the list need
-/// not be longer for them.
+/// Where a slot is in [`Ports::slots`]: the uplinks, whose slots are behind all others, come first,
+/// so that the list need not be longer for them.
 #[inline(always)]
 fn place(slot: PortSlot) -> usize {
     let behind = slot.0 as usize + MAX_UPLINKS;

@@ -1,9 +1,10 @@
 //! Queues of NICs, and the table of which worker has which.
 //!
-//! A NIC has one queue pair or several, and each is one [`Port`](io::port::Port) in the hands of one worker. The
-//! table is read by every worker for every run of frames and written when a queue comes, goes or moves. Nothing
-//! else is published by it, so relaxed loads and stores will do: a reader that is a moment behind hands its frames to
-//! the worker that had the queue, which sends them after it.
+//! A NIC has one queue pair or several, and each is one [`Port`](io::port::Port) in the hands of
+//! one worker. The table is read by every worker for every run of frames and written when a queue
+//! comes, goes or moves. Nothing else is published by it, so relaxed loads and stores will do: a
+//! reader that is a moment behind hands its frames to the worker that had the queue, which sends
+//! them after it.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -98,11 +99,13 @@ impl Routes {
         }
     }
 
-    /// What a NIC takes undone that has a queue somewhere. One that has negotiated anew a moment ago may take less: its port
-    /// completes what it is given then.
+    /// What a NIC takes undone that has a queue somewhere. One that has negotiated anew a moment
+    /// ago may take less: its port completes what it is given then.
     pub(crate) fn accepts(&self, slot: PortSlot) -> Accepts {
         let bits = self.accepts.get(slot.0 as usize);
-        bits.map_or(Accepts::default(), |bits| decode(bits.load(Ordering::Relaxed)))
+        bits.map_or(Accepts::default(), |bits| {
+            decode(bits.load(Ordering::Relaxed))
+        })
     }
 
     /// By the worker that a queue of it comes to.
@@ -148,8 +151,8 @@ fn decode(bits: u8) -> Accepts {
     }
 }
 
-/// Which of the pairs that are on gets a frame: the wished one, or else the wish modulo how many there are. `on` has
-/// one bit at least.
+/// Which of the pairs that are on gets a frame: the wished one, or else the wish modulo how many
+/// there are. `on` has one bit at least.
 #[inline]
 pub(crate) fn pick(on: u64, wish: u32) -> u16 {
     if wish < MAX_PAIRS as u32 && on >> wish & 1 == 1 {
@@ -209,7 +212,10 @@ mod tests {
             routes.set_on(queue, true);
             assert_eq!(QueueId::from_token(queue.token()), queue);
         }
-        assert_eq!((routes.on(PortSlot(3)), routes.owner(last)), (0b10_0001, 31));
+        assert_eq!(
+            (routes.on(PortSlot(3)), routes.owner(last)),
+            (0b10_0001, 31)
+        );
         routes.set_on(queue(3, 0), false);
         assert_eq!(
             (routes.on(PortSlot(3)), routes.on(last.slot)),
@@ -217,6 +223,8 @@ mod tests {
         );
         assert_eq!(routes.on(PortSlot(u32::MAX)), 0);
         assert!(last.is_possible());
-        assert!(!queue(MAX_SLOTS as u32, 0).is_possible() && !queue(0, MAX_PAIRS as u16).is_possible());
+        assert!(
+            !queue(MAX_SLOTS as u32, 0).is_possible() && !queue(0, MAX_PAIRS as u16).is_possible()
+        );
     }
 }

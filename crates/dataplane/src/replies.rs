@@ -1,7 +1,9 @@
-//! What the switch answers to a NIC itself: neighbours that it knows, and frames that are too large for where they go.
+//! What the switch answers to a NIC itself: neighbours that it knows, and frames that are too large
+//! for where they go.
 //!
-//! Answers are made while a batch is judged and delivered behind it. One frame has one answer at the most, so a batch has
-//! room for all. Errors are limited for each NIC, answers to questions are not: they are no more than the questions.
+//! Answers are made while a batch is judged and delivered behind it. One frame has one answer at
+//! the most, so a batch has room for all. Errors are limited for each NIC, answers to questions are
+//! not: they are no more than the questions.
 
 use io::frame::Batch;
 use wire::offload::Offload;

@@ -1,8 +1,9 @@
 //! A worker's ports as they stand, for people who look while it runs.
 //!
-//! A report is made between two batches, by the worker itself: nothing on the path is locked, counted twice or
-//! stopped for it. Asked for one NIC it has the rings too, which costs a look at two lines of that guest's memory;
-//! asked for all it says only who is here, so that a worker with thousands of ports answers in microseconds.
+//! A report is made between two batches, by the worker itself: nothing on the path is locked,
+//! counted twice or stopped for it. Asked for one NIC it has the rings too, which costs a look at
+//! two lines of that guest's memory; asked for all it says only who is here, so that a worker with
+//! thousands of ports answers in microseconds.
 
 use io::port::RingState;
 

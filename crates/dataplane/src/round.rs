@@ -28,11 +28,13 @@ pub(crate) struct Tables {
     pub fragments: Fragments,
     pub learned: LearnedMacs,
     pub waiting: Waiting,
-    /// How many ICMP errors may still look for their flow in the whole network before the next housekeeping.
+    /// How many ICMP errors may still look for their flow in the whole network before the next
+    /// housekeeping.
     pub wide_searches: u32,
 }
 
-/// A frame that the whole path is for: all but those that took the [fast path](crate::stages::fast_path).
+/// A frame that the whole path is for: all but those that took the [fast
+/// path](crate::stages::fast_path).
 pub(crate) struct Item {
     /// Its index in the batch.
     pub frame: usize,
@@ -72,7 +74,8 @@ pub(crate) struct Job {
     pub target: PortSlot,
     /// Which of the target's queue pairs it had best go to, taken modulo those that are on.
     pub steer: u32,
-    /// What is asked about it, in [`Round::cases`]; [`NO_CASE`] for a frame that took the fast path.
+    /// What is asked about it, in [`Round::cases`]; [`NO_CASE`] for a frame that took the fast
+    /// path.
     pub case: u32,
 }
 
@@ -131,7 +134,8 @@ pub(crate) enum Verdict {
 pub(crate) struct Round<'a> {
     /// Who has sent it: a NIC, or what a network is on other hosts.
     pub nic: &'a PortConfig,
-    /// The queue that the batch came from: of that NIC, or of an uplink. Its slot counts what is dropped of the batch.
+    /// The queue that the batch came from: of that NIC, or of an uplink. Its slot counts what is
+    /// dropped of the batch.
     pub from: QueueId,
     /// By frame, of a batch from the wire: where it has come from.
     pub arrivals: Option<&'a [Arrival; BATCH]>,
@@ -180,7 +184,12 @@ impl Round<'_> {
     /// Drops a frame before it has targets.
     #[inline]
     pub(crate) fn drop_item(&mut self, index: usize, reason: DropReason) {
-        drop_frame(self.counters, self.from.slot, &mut self.items[index], reason);
+        drop_frame(
+            self.counters,
+            self.from.slot,
+            &mut self.items[index],
+            reason,
+        );
     }
 
     /// The batch is from the wire.

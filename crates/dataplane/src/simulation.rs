@@ -1,8 +1,8 @@
 //! A switch in virtual time, driven step by step: for tests of this crate and of those built on it.
 //!
-//! There is no thread of a worker and nothing sleeps: [`Simulation::run`] turns the workers one after the other until
-//! nothing moves any more, [`Simulation::turn_of`] turns one, [`Simulation::advance`] lets time pass. The guests are
-//! [`MemoryPeer`]s.
+//! There is no thread of a worker and nothing sleeps: [`Simulation::run`] turns the workers one
+//! after the other until nothing moves any more, [`Simulation::turn_of`] turns one,
+//! [`Simulation::advance`] lets time pass. The guests are [`MemoryPeer`]s.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -116,8 +116,8 @@ impl Simulation {
         self.ask(move |switch| switch.move_queue(queue, to) == Ok(true))
     }
 
-    /// Turns the workers, one after the other, until none moves anything, not even after a look at the ports that
-    /// sleep. Gives how many frames were received.
+    /// Turns the workers, one after the other, until none moves anything, not even after a look at
+    /// the ports that sleep. Gives how many frames were received.
     ///
     /// # Panics
     /// When they do not come to rest.
@@ -188,8 +188,13 @@ impl Simulation {
         let least = time.as_nanos() as u64 / 256;
         while self.now.mono_ns < end {
             let workers = self.workers.iter().flatten();
-            let timer = workers.filter_map(|worker| worker.next_timer(self.now)).min();
-            let at = timer.unwrap_or(end).max(self.now.mono_ns + least + 1).min(end);
+            let timer = workers
+                .filter_map(|worker| worker.next_timer(self.now))
+                .min();
+            let at = timer
+                .unwrap_or(end)
+                .max(self.now.mono_ns + least + 1)
+                .min(end);
             self.now.unix_ns += at - self.now.mono_ns;
             self.now.mono_ns = at;
             self.run();
@@ -231,7 +236,9 @@ impl Simulation {
     pub fn worker_of(&self, queue: impl Into<QueueId>) -> Option<usize> {
         let queue = queue.into();
         let uses = self.switch.queue_uses();
-        uses.iter().find(|one| one.queue == queue).map(|one| one.worker)
+        uses.iter()
+            .find(|one| one.queue == queue)
+            .map(|one| one.worker)
     }
 
     /// What a port has counted.
@@ -249,8 +256,8 @@ impl Simulation {
         self.switch.clone()
     }
 
-    /// Asks from another thread, as everybody else does, and lets the workers answer meanwhile. They receive nothing,
-    /// but deliver what they were handed.
+    /// Asks from another thread, as everybody else does, and lets the workers answer meanwhile.
+    /// They receive nothing, but deliver what they were handed.
     pub fn ask<T: Send>(&mut self, call: impl FnOnce(&Switch) -> T + Send) -> T {
         let switch = self.switch.clone();
         std::thread::scope(|scope| {

@@ -1,7 +1,8 @@
 //! How a worker that goes to sleep and another that has something for it do not miss each other.
 //!
-//! The one says that it sleeps and looks at its rings once more; the other puts something in and looks whether the first
-//! has said so. A SeqCst fence between the two steps of each side makes it impossible that both see nothing.
+//! The one says that it sleeps and looks at its rings once more; the other puts something in and
+//! looks whether the first has said so. A SeqCst fence between the two steps of each side makes it
+//! impossible that both see nothing.
 
 use crate::atomic::{AtomicBool, Ordering, fence};
 

@@ -1,10 +1,10 @@
 //! The configuration as the workers see it: one immutable [`Snapshot`], compiled by control.
 //!
-//! Control builds a snapshot out of the one before it (the vectors share their structure, so an operation
-//! costs what it touches) and publishes it; a worker takes it up between two batches, so no frame sees half
-//! of a change. Everything is addressed by small indices that control hands out: a slot may be used again
-//! after its NIC or rule is gone, a [`PortUid`] never is, which is how a flow of a deleted NIC is told from
-//! one of the NIC that took its slot.
+//! Control builds a snapshot out of the one before it (the vectors share their structure, so an
+//! operation costs what it touches) and publishes it; a worker takes it up between two batches, so
+//! no frame sees half of a change. Everything is addressed by small indices that control hands out:
+//! a slot may be used again after its NIC or rule is gone, a [`PortUid`] never is, which is how a
+//! flow of a deleted NIC is told from one of the NIC that took its slot.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -22,8 +22,8 @@ use crate::ruleset::RuleSet;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Epoch(pub u64);
 
-/// Index of a NIC in [`Snapshot::ports`] and of its counters, below [`crate::counters::MAX_PORTS`]; behind those, of an
-/// [uplink](PortSlot::uplink).
+/// Index of a NIC in [`Snapshot::ports`] and of its counters, below [`crate::counters::MAX_PORTS`];
+/// behind those, of an [uplink](PortSlot::uplink).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct PortSlot(pub u32);
 
@@ -34,13 +34,16 @@ const REMOTES: u32 = 1 << 30;
 const HOPS: u32 = 1 << 31;
 
 impl PortSlot {
-    /// The slot of an uplink, which is below [`MAX_UPLINKS`]: its queues are attached and its counters read as a NIC's
-    /// are. It is in no snapshot.
+    /// The slot of an uplink, which is below [`MAX_UPLINKS`]: its queues are attached and its
+    /// counters read as a NIC's are. It is in no snapshot.
     ///
     /// # Panics
     /// When there is no such uplink.
     pub const fn uplink(number: u32) -> PortSlot {
-        assert!((number as usize) < MAX_UPLINKS, "an uplink beyond MAX_UPLINKS");
+        assert!(
+            (number as usize) < MAX_UPLINKS,
+            "an uplink beyond MAX_UPLINKS"
+        );
         PortSlot(MAX_PORTS as u32 + number)
     }
 
@@ -102,8 +105,8 @@ pub struct Snapshot {
     pub ports: imbl::Vector<Option<Arc<PortConfig>>>,
     /// Virtual networks by [`NetworkIdx`].
     pub networks: imbl::Vector<Option<Arc<Network>>>,
-    /// Security groups by [`GroupIdx`]; `None` also where a name is referred to and no such group exists:
-    /// it matches nobody, allows nothing, and its NICs send only what egress rules allow.
+    /// Security groups by [`GroupIdx`]; `None` also where a name is referred to and no such group
+    /// exists: it matches nobody, allows nothing, and its NICs send only what egress rules allow.
     pub groups: imbl::Vector<Option<Arc<Group>>>,
     /// The addresses of other hosts' endpoints by [`EndpointIdx`](crate::overlay::EndpointIdx).
     pub endpoints: imbl::Vector<Option<IpAddr>>,
@@ -138,7 +141,8 @@ pub struct PortConfig {
     pub is_sniffer: bool,
     /// It may answer as a DHCP or DHCPv6 server.
     pub allow_dhcp_server: bool,
-    /// It may send router advertisements and redirects; those of IPv4 where rules allow them besides.
+    /// It may send router advertisements and redirects; those of IPv4 where rules allow them
+    /// besides.
     pub allow_router_advertisements: bool,
     /// Machines behind it (a nested bridge) may send from MACs of their own, which are learnt.
     pub learn_macs: bool,
@@ -196,7 +200,8 @@ pub struct Network {
     pub vni: Vni,
     /// Its NICs by the MAC they were given; one of them where several have it.
     pub macs: MacMap,
-    /// MACs that several NICs were given, and which: frames go to the one that was heard last, before that to all.
+    /// MACs that several NICs were given, and which: frames go to the one that was heard last,
+    /// before that to all.
     pub shared: SharedMacs,
     /// All its NICs: where broadcast and multicast go.
     pub ports: Vec<PortSlot>,
@@ -213,7 +218,8 @@ pub struct Group {
     pub rules: RuleSet,
     /// The addresses it stands for in other rules.
     pub members: AddressSet,
-    /// Flows admitted by a rule of this group live on when the rule is taken away (security-groups.md 9).
+    /// Flows admitted by a rule of this group live on when the rule is taken away
+    /// (security-groups.md 9).
     pub drain: bool,
     /// A TCP flow admitted by this group may start in the middle.
     pub allow_midstream: bool,

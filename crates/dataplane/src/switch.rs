@@ -1,7 +1,8 @@
-//! The face of all workers: what the rest of the process asks of them, and which worker has which queue.
+//! The face of all workers: what the rest of the process asks of them, and which worker has which
+//! queue.
 //!
-//! Every call here waits for the workers, which answer between two batches. The list of queues is behind a lock
-//! that no worker ever takes.
+//! Every call here waits for the workers, which answer between two batches. The list of queues is
+//! behind a lock that no worker ever takes.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -30,8 +31,8 @@ use crate::underlay::Underlay;
 use crate::wanted::Wanted;
 use crate::worker::{Parts, Worker, WorkerConfig};
 
-/// Transfers are sent on so many times at most before a snapshot counts as in force: once for each move of a queue
-/// that they meet, and queues are not moved more than that while one is published.
+/// Transfers are sent on so many times at most before a snapshot counts as in force: once for each
+/// move of a queue that they meet, and queues are not moved more than that while one is published.
 const SETTLE_MAX: usize = 4;
 
 /// All workers.
@@ -63,9 +64,10 @@ pub struct QueueUse {
 }
 
 impl Switch {
-    /// `count` workers (1 to [`MAX_WORKERS`], else the nearest number) under an empty snapshot, each to be driven by a
-    /// thread of its own. `configure` is asked once for each; the first answer's says how large the table of flows is
-    /// that all share. Fails when the process is out of descriptors.
+    /// `count` workers (1 to [`MAX_WORKERS`], else the nearest number) under an empty snapshot,
+    /// each to be driven by a thread of its own. `configure` is asked once for each; the first
+    /// answer's says how large the table of flows is that all share. Fails when the process is out
+    /// of descriptors.
     pub fn new(
         count: usize,
         mut configure: impl FnMut(usize) -> WorkerConfig,
@@ -94,10 +96,14 @@ impl Switch {
         }
         let mut workers = Vec::new();
         let mut flows = None;
-        let ends = handoff::connect(&wakes).into_iter().zip(commands).zip(wakes);
+        let ends = handoff::connect(&wakes)
+            .into_iter()
+            .zip(commands)
+            .zip(wakes);
         for (number, (((outbox, inbox), commands), wake)) in ends.enumerate() {
             let config = configure(number);
-            let flows = flows.get_or_insert_with(|| FlowTable::shared(config.max_flows, config.seed, count));
+            let flows = flows
+                .get_or_insert_with(|| FlowTable::shared(config.max_flows, config.seed, count));
             workers.push(Worker::new(
                 config,
                 Parts {
@@ -129,8 +135,8 @@ impl Switch {
         self.workers.len()
     }
 
-    /// Puts a snapshot in force; returns when every frame that is delivered from now on was judged by it. Snapshots
-    /// are to be published in the order of their epochs.
+    /// Puts a snapshot in force; returns when every frame that is delivered from now on was judged
+    /// by it. Snapshots are to be published in the order of their epochs.
     pub fn publish(&self, snapshot: Arc<Snapshot>) -> Result<(), WorkerGone> {
         // The answers are the snapshots before: they are dropped here and not on the path.
         self.ask_all(|answer| Command::Publish(snapshot.clone(), answer))?;
@@ -145,22 +151,22 @@ impl Switch {
         Ok(())
     }
 
-    /// Puts the next hops of the underlay in force: no flow is decided again. Returns when every worker uses them;
-    /// frames that were handed to another worker before still go the old ones.
+    /// Puts the next hops of the underlay in force: no flow is decided again. Returns when every
+    /// worker uses them; frames that were handed to another worker before still go the old ones.
     pub fn set_underlay(&self, underlay: Arc<Underlay>) -> Result<(), WorkerGone> {
         // The answers are the underlays before: they are dropped here and not on the path.
         self.ask_all(|answer| Command::Underlay(underlay.clone(), answer))
             .map(drop)
     }
 
-    /// The endpoints that frames wanted to go to since the last call and that the underlay had no way to, each once.
-    /// Asks no worker.
+    /// The endpoints that frames wanted to go to since the last call and that the underlay had no
+    /// way to, each once. Asks no worker.
     pub fn take_wanted(&self) -> Vec<IpAddr> {
         self.wanted.take()
     }
 
-    /// `call` is called, on a worker's thread, when there is something to [take](Self::take_wanted) and was nothing before: it must
-    /// not wait. Once; false when somebody listens already.
+    /// `call` is called, on a worker's thread, when there is something to [take](Self::take_wanted)
+    /// and was nothing before: it must not wait. Once; false when somebody listens already.
     pub fn on_wanted(&self, call: impl Fn() + Send + Sync + 'static) -> bool {
         self.wanted.listen(Box::new(call))
     }
@@ -186,7 +192,8 @@ impl Switch {
         Ok(before.map(|port| *port))
     }
 
-    /// Takes a port away from its worker. No worker touches it, or reads what it has sent, when this returns.
+    /// Takes a port away from its worker. No worker touches it, or reads what it has sent, when
+    /// this returns.
     pub fn detach(&self, queue: QueueId) -> Result<Option<Port>, WorkerGone> {
         let mut queues = self.queues();
         let Some(assigned) = queues.remove(&queue) else {
@@ -198,8 +205,8 @@ impl Switch {
         Ok(port.map(|port| *port))
     }
 
-    /// Gives a queue to another worker, between two batches. False when there is no such queue or worker; true also
-    /// when that worker has it.
+    /// Gives a queue to another worker, between two batches. False when there is no such queue or
+    /// worker; true also when that worker has it.
     pub fn move_queue(&self, queue: QueueId, to: usize) -> Result<bool, WorkerGone> {
         let mut queues = self.queues();
         let Some(assigned) = queues.get_mut(&queue).filter(|_| to < self.workers.len()) else {
@@ -209,7 +216,9 @@ impl Switch {
             return Ok(true);
         }
         let from = assigned.worker;
-        let moved = self.ask(from, |answer| Command::Move(queue, to, answer)).wait()?;
+        let moved = self
+            .ask(from, |answer| Command::Move(queue, to, answer))
+            .wait()?;
         if moved {
             assigned.worker = to;
         }
@@ -227,8 +236,8 @@ impl Switch {
         uses.collect()
     }
 
-    /// Looks at what the queues have cost since the last look, and moves one if that is worth it: to be called once a
-    /// second or so. Gives what was moved.
+    /// Looks at what the queues have cost since the last look, and moves one if that is worth it:
+    /// to be called once a second or so. Gives what was moved.
     pub fn balance(&self, balancer: &mut QueueBalancer) -> Result<Option<Move>, WorkerGone> {
         let shares = balancer.look(&self.queue_uses(), cycles::now());
         for (noted, busy) in self.busy.iter().zip(balance::busy(self.workers(), &shares)) {
@@ -240,10 +249,11 @@ impl Switch {
         Ok(self.move_queue(next.queue, next.to)?.then_some(next))
     }
 
-    /// Tells all other NICs of a NIC's network where it is, as a guest that has just come there would. Does nothing for
-    /// a NIC that no snapshot in force knows.
+    /// Tells all other NICs of a NIC's network where it is, as a guest that has just come there
+    /// would. Does nothing for a NIC that no snapshot in force knows.
     pub fn announce(&self, slot: PortSlot) -> Result<(), WorkerGone> {
-        self.ask_all(|answer| Command::Announce(slot, answer)).map(drop)
+        self.ask_all(|answer| Command::Announce(slot, answer))
+            .map(drop)
     }
 
     /// The tracked flows, all of them or those with an end at one NIC.
@@ -252,9 +262,9 @@ impl Switch {
         Ok(found.into_iter().flatten().collect())
     }
 
-    /// Adds flows (of a migrated NIC, or of the daemon before). They are judged by the rules in force with
-    /// their next packet. Gives how many were taken: not those that are there already, whose NICs are not,
-    /// or for which there is no room.
+    /// Adds flows (of a migrated NIC, or of the daemon before). They are judged by the rules in
+    /// force with their next packet. Gives how many were taken: not those that are there already,
+    /// whose NICs are not, or for which there is no room.
     pub fn import_flows(&self, flows: Vec<FlowInfo>) -> Result<usize, WorkerGone> {
         self.ask(0, |answer| Command::Import(flows, answer)).wait()
     }
@@ -264,7 +274,8 @@ impl Switch {
         self.ask_all(Command::Load)
     }
 
-    /// The ports and which worker has them: those of one NIC with their rings, or all of them without.
+    /// The ports and which worker has them: those of one NIC with their rings, or all of them
+    /// without.
     pub fn ports(&self, of: Option<PortSlot>) -> Result<Vec<(usize, PortReport)>, WorkerGone> {
         let found = self.ask_all(|answer| Command::Ports(of, answer))?;
         let each = |(worker, reports): (usize, Vec<PortReport>)| {
@@ -273,7 +284,8 @@ impl Switch {
         Ok(found.into_iter().enumerate().flat_map(each).collect())
     }
 
-    /// The MACs learnt in a network, sorted; of those that several workers know, what was heard last.
+    /// The MACs learnt in a network, sorted; of those that several workers know, what was heard
+    /// last.
     pub fn learned(&self, vni: Vni) -> Result<Vec<LearnedMac>, WorkerGone> {
         let found = self.ask_all(|answer| Command::Learned(vni, answer))?;
         let mut all: Vec<LearnedMac> = found.into_iter().flatten().collect();
@@ -300,7 +312,8 @@ impl Switch {
         sum
     }
 
-    /// Ends the loops of all workers after the commands sent before. Not to be waited for here: join the threads.
+    /// Ends the loops of all workers after the commands sent before. Not to be waited for here:
+    /// join the threads.
     pub fn stop(&self) {
         self.workers.iter().for_each(WorkerHandle::stop);
         *self.stopping.lock().unwrap_or_else(PoisonError::into_inner) = true;
@@ -323,8 +336,8 @@ impl Switch {
         }
     }
 
-    /// The one that had least to do at the last look, in quarters of its time; of those, the one with fewest queues:
-    /// what a queue will cost is not known before it has come.
+    /// The one that had least to do at the last look, in quarters of its time; of those, the one
+    /// with fewest queues: what a queue will cost is not known before it has come.
     fn least_loaded(&self, queues: &BTreeMap<QueueId, Assigned>) -> usize {
         let mut counts = vec![0usize; self.workers.len()];
         for assigned in queues.values() {
@@ -348,7 +361,11 @@ impl Switch {
         &self,
         command: impl Fn(std::sync::mpsc::Sender<T>) -> Command,
     ) -> Result<Vec<T>, WorkerGone> {
-        let asked: Vec<_> = self.workers.iter().map(|worker| worker.ask(&command)).collect();
+        let asked: Vec<_> = self
+            .workers
+            .iter()
+            .map(|worker| worker.ask(&command))
+            .collect();
         let answers: Vec<_> = asked.into_iter().map(Answer::wait).collect();
         answers.into_iter().collect()
     }

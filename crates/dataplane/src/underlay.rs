@@ -1,12 +1,14 @@
-//! The physical network under the overlay: by which next hops each endpoint is reached, and in which headers.
+//! The physical network under the overlay: by which next hops each endpoint is reached, and in
+//! which headers.
 //!
-//! An [`Underlay`] is immutable and published apart from the snapshot ([`Switch::set_underlay`](crate::Switch::set_underlay)):
-//! what changes in it changes no verdict, so no flow has to be decided again when a neighbour answers. It is keyed by
-//! addresses, not by the snapshot's indices: the two need not be of the same moment.
+//! An [`Underlay`] is immutable and published apart from the snapshot
+//! ([`Switch::set_underlay`](crate::Switch::set_underlay)): what changes in it changes no verdict,
+//! so no flow has to be decided again when a neighbour answers. It is keyed by addresses, not by
+//! the snapshot's indices: the two need not be of the same moment.
 //!
-//! For each next hop the headers are made here, once, so that a frame costs a copy of them and a few fields.
-//! Several next hops (ECMP) share the flows by their weights: a flow's hash picks one, and stays with it as long as
-//! the path is the same (hash-threshold, RFC 2992).
+//! For each next hop the headers are made here, once, so that a frame costs a copy of them and a
+//! few fields. Several next hops (ECMP) share the flows by their weights: a flow's hash picks one,
+//! and stays with it as long as the path is the same (hash-threshold, RFC 2992).
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -33,7 +35,8 @@ pub struct Encapsulation {
     pub port: u16,
     /// TTL or hop limit.
     pub ttl: u8,
-    /// The DSCP: 0..=63, or the inner packet's when `None`. ECN is always the inner packet's (RFC 6040).
+    /// The DSCP: 0..=63, or the inner packet's when `None`. ECN is always the inner packet's (RFC
+    /// 6040).
     pub dscp: Option<u8>,
     /// UDP checksum over IPv4.
     pub checksum_v4: UdpChecksum,
@@ -121,10 +124,11 @@ pub struct Underlay {
 }
 
 impl Underlay {
-    /// `addresses` are our own: what outer packets have to be sent to, besides multicast groups. `paths` has the next hops
-    /// of each endpoint (or multicast group). For an endpoint with an empty list nothing is to be waited for: it cannot be
-    /// reached now. One that is not in the list may be any moment, and frames for it [wait](crate::waiting). Of two paths to
-    /// one endpoint the last one counts.
+    /// `addresses` are our own: what outer packets have to be sent to, besides multicast groups.
+    /// `paths` has the next hops of each endpoint (or multicast group). For an endpoint with an
+    /// empty list nothing is to be waited for: it cannot be reached now. One that is not in the
+    /// list may be any moment, and frames for it [wait](crate::waiting). Of two paths to one
+    /// endpoint the last one counts.
     pub fn new(
         encapsulation: Encapsulation,
         addresses: impl IntoIterator<Item = IpAddr>,
@@ -177,7 +181,12 @@ impl Underlay {
         Ok(Some(PathIdx(self.paths.len() as u32 - 1)))
     }
 
-    fn ready(&self, endpoint: IpAddr, hop: &Hop, (passed, total): (u64, u64)) -> Result<ReadyHop, String> {
+    fn ready(
+        &self,
+        endpoint: IpAddr,
+        hop: &Hop,
+        (passed, total): (u64, u64),
+    ) -> Result<ReadyHop, String> {
         let ends = Ends::new(hop.source, endpoint)
             .ok_or_else(|| format!("source {} is of the other family", hop.source))?;
         if !hop.uplink.is_uplink() {
@@ -218,12 +227,14 @@ impl Underlay {
         self.by_endpoint.contains_key(&endpoint)
     }
 
-    /// Whether there is a way to this endpoint or group is known; while it is not, frames wait for it.
+    /// Whether there is a way to this endpoint or group is known; while it is not, frames wait for
+    /// it.
     pub(crate) fn knows(&self, endpoint: IpAddr) -> bool {
         self.reaches(endpoint) || self.unreachable.contains(&endpoint)
     }
 
-    /// The largest inner IP packet that every way to this endpoint carries, bytes; `None` without one.
+    /// The largest inner IP packet that every way to this endpoint carries, bytes; `None` without
+    /// one.
     pub fn inner_mtu(&self, endpoint: IpAddr) -> Option<u16> {
         let path = self.find(endpoint)?;
         Some((self.max_frame(path) - ETHERNET_LEN as u32).min(u16::MAX.into()) as u16)
@@ -387,7 +398,11 @@ mod tests {
             assert_eq!(error.endpoint, endpoint(2));
         }
         let many = underlay(vec![(endpoint(2), vec![hop(1, 1); HOPS_MAX + 1])]);
-        assert!(many.unwrap_err().what.contains("65 next hops are more than 64"));
+        assert!(
+            many.unwrap_err()
+                .what
+                .contains("65 next hops are more than 64")
+        );
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The snapshot in force, laid out for the path.
 //!
-//! The snapshot's vectors are trees that share structure, which suits control; a worker copies their
-//! references into flat arrays when it takes a snapshot up, and remembers per NIC what every packet asks:
-//! whether it is open (security-groups.md 12) and needs an egress rule.
+//! The snapshot's vectors are trees that share structure, which suits control; a worker copies
+//! their references into flat arrays when it takes a snapshot up, and remembers per NIC what every
+//! packet asks: whether it is open (security-groups.md 12) and needs an egress rule.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,7 +14,9 @@ use crate::drop_reason::DropReason;
 use crate::flow::NONE;
 use crate::overlay::{EndpointIdx, Overlay};
 use crate::ruleset::Direction;
-use crate::snapshot::{Group, Network, NetworkIdx, PortConfig, PortSlot, PortUid, RuleSlot, Snapshot};
+use crate::snapshot::{
+    Group, Network, NetworkIdx, PortConfig, PortSlot, PortUid, RuleSlot, Snapshot,
+};
 
 pub(crate) struct View {
     snapshot: Arc<Snapshot>,
@@ -88,8 +90,9 @@ impl View {
         }
     }
 
-    /// Puts a snapshot in force. Calls `changed` for each slot whose NIC is another one or none now. Gives
-    /// back the snapshot before, so that whoever asked for this drops it, and not the worker.
+    /// Puts a snapshot in force. Calls `changed` for each slot whose NIC is another one or none
+    /// now. Gives back the snapshot before, so that whoever asked for this drops it, and not the
+    /// worker.
     pub(crate) fn take_up(
         &mut self,
         snapshot: Arc<Snapshot>,
@@ -117,10 +120,13 @@ impl View {
             Arc::ptr_eq,
             |index, before, after| {
                 let index = NetworkIdx(index as u32);
-                if let Some(before) = before.filter(|before| vnis.get(&before.vni.id()) == Some(&index)) {
+                if let Some(before) =
+                    before.filter(|before| vnis.get(&before.vni.id()) == Some(&index))
+                {
                     vnis.remove(&before.vni.id());
                 }
-                let overlay = after.and_then(|network| Some((network.overlay.as_ref()?, network.vni)));
+                let overlay =
+                    after.and_then(|network| Some((network.overlay.as_ref()?, network.vni)));
                 if let Some((_, vni)) = overlay {
                     vnis.insert(vni.id(), index);
                 }
@@ -136,7 +142,9 @@ impl View {
             IpAddr::eq,
             |index, before, after| {
                 let index = EndpointIdx(index as u32);
-                if let Some(before) = before.filter(|before| by_address.get(*before) == Some(&index)) {
+                if let Some(before) =
+                    before.filter(|before| by_address.get(*before) == Some(&index))
+                {
                     by_address.remove(before);
                 }
                 if let Some(after) = after {
@@ -144,7 +152,12 @@ impl View {
                 }
             },
         );
-        refresh(&mut self.groups, &snapshot.groups, Arc::ptr_eq, |_, _, _| {});
+        refresh(
+            &mut self.groups,
+            &snapshot.groups,
+            Arc::ptr_eq,
+            |_, _, _| {},
+        );
         self.open.clear();
         let groups = &self.groups;
         let open = |port: &Option<Arc<PortConfig>>| {
@@ -243,8 +256,8 @@ impl View {
         }
     }
 
-    /// security-groups.md 12: both NICs allow everything in both directions. Gives by what a packet leaves the first and enters
-    /// the second.
+    /// security-groups.md 12: both NICs allow everything in both directions. Gives by what a packet
+    /// leaves the first and enters the second.
     pub(crate) fn stateless(&self, from: PortSlot, to: PortSlot, v6: bool) -> Option<[Opening; 2]> {
         let family = usize::from(v6);
         let (from, to) = (self.open(from), self.open(to));
@@ -266,8 +279,8 @@ impl Opening {
     }
 }
 
-/// Makes `flat` what `tree` is, and tells what has changed: the index, what was there and what is. Most of it is the same
-/// after a change: references that did not change are compared, not counted.
+/// Makes `flat` what `tree` is, and tells what has changed: the index, what was there and what is.
+/// Most of it is the same after a change: references that did not change are compared, not counted.
 fn refresh<T: Clone>(
     flat: &mut Vec<Option<T>>,
     tree: &imbl::Vector<Option<T>>,
@@ -299,7 +312,11 @@ fn own(
     after: Option<&Arc<PortConfig>>,
 ) {
     let all = |port: Option<&Arc<PortConfig>>| {
-        let keys = port.map(|port| port.addresses.iter().map(|address| (port.network, *address)));
+        let keys = port.map(|port| {
+            port.addresses
+                .iter()
+                .map(|address| (port.network, *address))
+        });
         keys.into_iter().flatten().collect::<Vec<_>>()
     };
     for key in all(after) {
@@ -332,7 +349,8 @@ impl Open {
                 .find_map(|group| group.rules.open(direction, v6));
             by.map_or(Opening::No, Opening::Rule)
         };
-        // What a missing group would not have let out is not known: it is taken for one with egress rules.
+        // What a missing group would not have let out is not known: it is taken for one with egress
+        // rules.
         let needs_egress = all
             .clone()
             .any(|group| group.is_none_or(|group| group.rules.has_egress()));

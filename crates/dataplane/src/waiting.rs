@@ -1,10 +1,11 @@
-//! Frames for other hosts whose next hop is not known yet: they wait for it, briefly, as the kernel's own do behind a neighbour
-//! that is being resolved, so that the first frames between two hosts are not lost.
+//! Frames for other hosts whose next hop is not known yet: they wait for it, briefly, as the
+//! kernel's own do behind a neighbour that is being resolved, so that the first frames between two
+//! hosts are not lost.
 //!
-//! A frame waits judged, as a private copy: guest memory is not pinned for it. When the underlay knows the next hop the
-//! frame is sent by it at once. Each worker has a table of its own. It is bounded in frames, bytes and hosts waited for, a
-//! quarter for one NIC at most; what comes when it is full is dropped, since the first frames are those that open
-//! connections.
+//! A frame waits judged, as a private copy: guest memory is not pinned for it. When the underlay
+//! knows the next hop the frame is sent by it at once. Each worker has a table of its own. It is
+//! bounded in frames, bytes and hosts waited for, a quarter for one NIC at most; what comes when it
+//! is full is dropped, since the first frames are those that open connections.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -65,7 +66,8 @@ struct Frame {
 pub(crate) struct Released {
     pub judged: Arc<Judged>,
     pub traced: bool,
-    /// By now it can be sent to these, or known that they cannot be reached. None: it has waited for too long.
+    /// By now it can be sent to these, or known that they cannot be reached. None: it has waited
+    /// for too long.
     pub towards: Vec<IpAddr>,
 }
 
@@ -98,7 +100,10 @@ impl Waiting {
             hosts,
         };
         let share = || {
-            let own = self.frames.iter().filter(|frame| frame.judged.from.slot == nic);
+            let own = self
+                .frames
+                .iter()
+                .filter(|frame| frame.judged.from.slot == nic);
             own.fold(Room::default(), |sum, frame| sum.plus(frame.room()))
         };
         self.taken.plus(more).fits(MOST) && share().plus(more).fits(MOST_PER_NIC)
@@ -119,10 +124,13 @@ impl Waiting {
 
     /// Whom frames wait for; a host may be named several times.
     pub(crate) fn hosts(&self) -> impl Iterator<Item = IpAddr> {
-        self.frames.iter().flat_map(|frame| frame.towards.iter().copied())
+        self.frames
+            .iter()
+            .flat_map(|frame| frame.towards.iter().copied())
     }
 
-    /// What the underlay has an answer for, in the order in which it came. A frame that waits for others as well stays for those.
+    /// What the underlay has an answer for, in the order in which it came. A frame that waits for
+    /// others as well stays for those.
     pub(crate) fn answered(&mut self, underlay: &Underlay) -> Vec<Released> {
         let mut released = Vec::new();
         for frame in &mut self.frames {
@@ -146,7 +154,11 @@ impl Waiting {
     /// What has waited for too long.
     pub(crate) fn overdue(&mut self, now_ms: u32) -> Vec<Released> {
         let is_late = |frame: &Frame| now_ms.wrapping_sub(frame.since_ms) >= WAIT_MS;
-        let late = self.frames.iter().take_while(|frame| is_late(frame)).count();
+        let late = self
+            .frames
+            .iter()
+            .take_while(|frame| is_late(frame))
+            .count();
         let released = self.frames.drain(..late).map(|frame| Released {
             judged: frame.judged,
             traced: frame.traced,

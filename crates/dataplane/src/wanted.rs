@@ -1,5 +1,5 @@
-//! Endpoints that frames wanted to go to and the underlay has no way to: what workers tell whoever follows the
-//! physical network, so that endpoints that were learnt from traffic become reachable.
+//! Endpoints that frames wanted to go to and the underlay has no way to: what workers tell whoever
+//! follows the physical network, so that endpoints that were learnt from traffic become reachable.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,8 +17,8 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    /// Notes an address, and calls who listens for the first one. Does not wait: false when the list is full or in use, and
-    /// the address is to be told again.
+    /// Notes an address, and calls who listens for the first one. Does not wait: false when the
+    /// list is full or in use, and the address is to be told again.
     #[cold]
     pub(crate) fn note(&self, address: IpAddr) -> bool {
         let mut addresses = match self.addresses.try_lock() {
@@ -52,7 +52,10 @@ impl Wanted {
         if !self.some.swap(false, Ordering::Acquire) {
             return Vec::new();
         }
-        let mut addresses = self.addresses.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut addresses = self
+            .addresses
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut *addresses)
     }
 }

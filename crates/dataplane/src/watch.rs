@@ -1,5 +1,5 @@
-//! What each step of a batch costs, by the cycle counter, for one batch of many: reading it twice a batch and step would
-//! cost as much as the shorter steps.
+//! What each step of a batch costs, by the cycle counter, for one batch of many: reading it twice a
+//! batch and step would cost as much as the shorter steps.
 
 use sys::cycles;
 
@@ -83,7 +83,9 @@ mod tests {
         }
         let steps = watch.steps();
         assert!(steps.iter().all(|step| step.frames == 64));
-        assert!(steps[Step::Receive as usize].cycles > 0 && steps[Step::Deliver as usize].cycles > 0);
+        assert!(
+            steps[Step::Receive as usize].cycles > 0 && steps[Step::Deliver as usize].cycles > 0
+        );
         assert_eq!(steps[Step::Judge as usize].cycles, 0);
     }
 }

@@ -1,16 +1,18 @@
 //! The worker: one thread's share of the switch, driven by whoever owns the thread and the clock.
 //!
-//! The owner calls [`Worker::turn`] over and over; after a spell of turns that found nothing it calls
-//! [`Worker::sleep`], which waits for a port, a command or a timer. Commands of other threads come through the
-//! [`Switch`](crate::Switch) and are carried out between batches; frames of other workers come through rings
-//! (`handoff.rs`).
+//! The owner calls [`Worker::turn`] over and over; after a spell of turns that found nothing it
+//! calls [`Worker::sleep`], which waits for a port, a command or a timer. Commands of other threads
+//! come through the [`Switch`](crate::Switch) and are carried out between batches; frames of other
+//! workers come through rings (`handoff.rs`).
 //!
-//! Only *active* ports are polled. A port that has been quiet for [`PARK_AFTER_NS`] is *parked*: armed, so that
-//! its peer wakes us, and left alone until the poller reports it. So a thousand quiet guests cost a busy one
-//! nothing but the look at the poller every [`LOOK_EVERY_NS`], and going to sleep costs what was active before.
+//! Only *active* ports are polled. A port that has been quiet for [`PARK_AFTER_NS`] is *parked*:
+//! armed, so that its peer wakes us, and left alone until the poller reports it. So a thousand
+//! quiet guests cost a busy one nothing but the look at the poller every [`LOOK_EVERY_NS`], and
+//! going to sleep costs what was active before.
 //!
-//! The *sockets* of uplinks are in the poller only while the worker sleeps, and for [`PARK_AFTER_NS`] after: each buffer that
-//! the kernel frees behind a frame that was sent would run through it. An awake worker looks at their rings itself.
+//! The *sockets* of uplinks are in the poller only while the worker sleeps, and for
+//! [`PARK_AFTER_NS`] after: each buffer that the kernel frees behind a frame that was sent would
+//! run through it. An awake worker looks at their rings itself.
 
 mod commands;
 mod sleep;
@@ -56,8 +58,8 @@ pub struct WorkerConfig {
     pub max_learned_macs: u32,
     /// Seed of the keyed hashes: guests choose what is hashed. Random but in tests.
     pub seed: u64,
-    /// Called when a port broke its protocol and was stopped: which one, and a sentence. On the worker's
-    /// thread: it must not wait.
+    /// Called when a port broke its protocol and was stopped: which one, and a sentence. On the
+    /// worker's thread: it must not wait.
     pub on_broken: Box<dyn Fn(PortSlot, String) + Send>,
 }
 
@@ -83,7 +85,8 @@ pub struct Worker {
     /// The ports that are polled; all others are parked.
     active: Vec<QueueId>,
     parked: usize,
-    /// The ports that are looked at in memory when they are parked: see [`Port::look`](io::port::Port::look).
+    /// The ports that are looked at in memory when they are parked: see
+    /// [`Port::look`](io::port::Port::look).
     sockets: Vec<QueueId>,
     /// Ports that were parked without being served: see [`Worker::is_served`].
     unserved: Vec<QueueId>,
@@ -103,7 +106,8 @@ pub struct Worker {
     load: WorkerLoad,
     dumps: Vec<Dump>,
     stopped: bool,
-    /// The poller has reported the doorbell: it is to be answered, whether or not it says that it was rung.
+    /// The poller has reported the doorbell: it is to be answered, whether or not it says that it
+    /// was rung.
     called: bool,
     /// When it last went to sleep; counted with the next turn, which knows the time.
     slept_at: Option<u64>,
@@ -117,7 +121,8 @@ pub struct Worker {
 /// The poller's token of the doorbell; ports have their slot.
 const BELL: u64 = u64::MAX;
 
-/// How long a port is polled after its last frame, and how often parked ports are looked at meanwhile.
+/// How long a port is polled after its last frame, and how often parked ports are looked at
+/// meanwhile.
 const PARK_AFTER_NS: u64 = 1_000_000;
 const LOOK_EVERY_NS: u64 = 50_000;
 
@@ -138,7 +143,8 @@ pub(crate) struct Parts {
 const MESSAGES: usize = 32;
 
 impl Worker {
-    /// A worker without ports under an empty snapshot. Fails when the process is out of descriptors.
+    /// A worker without ports under an empty snapshot. Fails when the process is out of
+    /// descriptors.
     pub(crate) fn new(config: WorkerConfig, parts: Parts) -> std::io::Result<Worker> {
         let poller = Poller::new()?;
         poller.add(parts.wake.bell.as_fd(), BELL)?;
@@ -149,7 +155,9 @@ impl Worker {
             Flows::new(parts.flows, parts.number),
             parts.wanted,
         );
-        path.tables.learned.share_with_others(parts.handles.len() > 1);
+        path.tables
+            .learned
+            .share_with_others(parts.handles.len() > 1);
         Ok(Worker {
             path,
             ports: Ports::new(parts.number, parts.routes, parts.outbox),
@@ -224,7 +232,8 @@ impl Worker {
         !self.dumps.is_empty() || self.path.has_work() || waits || self.stopped
     }
 
-    /// What comes from a slot is taken. What a port sends whose NIC is not configured (yet) waits in its ring.
+    /// What comes from a slot is taken. What a port sends whose NIC is not configured (yet) waits
+    /// in its ring.
     fn is_served(&self, slot: PortSlot) -> bool {
         slot.is_uplink() || self.path.view.port(slot).is_some()
     }
@@ -246,8 +255,9 @@ impl Worker {
         if !is_served || attached.broken || attached.leaving {
             return 0;
         }
-        // A broadcast costs as much as the frames that it becomes. Who sends many waits while the others have their
-        // turns, so that each sender gets the same part of the worker and not of the frames.
+        // A broadcast costs as much as the frames that it becomes. Who sends many waits while the
+        // others have their turns, so that each sender gets the same part of the worker and not of
+        // the frames.
         if attached.debt >= BATCH {
             attached.debt -= BATCH;
             self.owing = true;
@@ -306,7 +316,8 @@ impl Worker {
     #[inline]
     fn flush(&mut self) {
         let on_broken = &self.on_broken;
-        self.ports.flush(|slot, error| broke(on_broken, slot, &error));
+        self.ports
+            .flush(|slot, error| broke(on_broken, slot, &error));
     }
 }
 

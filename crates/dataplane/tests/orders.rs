@@ -1,6 +1,7 @@
-//! What several workers do at once without locks, in every order that the language's memory model allows: loom runs each
-//! story again and again and lets every load read every value that it may. The sources are those of the crate, with
-//! loom's atomics in place of the machine's. Not among them is what goes through `rtrb`, which is tested so itself.
+//! What several workers do at once without locks, in every order that the language's memory model
+//! allows: loom runs each story again and again and lets every load read every value that it may.
+//! The sources are those of the crate, with loom's atomics in place of the machine's. Not among
+//! them is what goes through `rtrb`, which is tested so itself.
 
 #[path = "../src/sleep_flag.rs"]
 mod sleep_flag;
@@ -22,7 +23,8 @@ use sleep_flag::{SleepFlag, settle};
 use spare::Spare;
 use turns::Turns;
 
-/// Tells the story in every order with at most three preemptions: all orders of the longer stories take hours.
+/// Tells the story in every order with at most three preemptions: all orders of the longer stories
+/// take hours.
 fn every_order(story: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
@@ -65,7 +67,8 @@ impl Table {
         }
     }
 
-    /// Takes the flow out, and makes its entry another's when that may be: now, or not in this story.
+    /// Takes the flow out, and makes its entry another's when that may be: now, or not in this
+    /// story.
     fn replace(&self) {
         self.found.store(false, Ordering::SeqCst);
         let since = self.turns.now();
@@ -118,8 +121,10 @@ fn a_spare_entry_has_one_taker() {
     const ENTRIES: u32 = 2;
     every_order(|| {
         let spare = Arc::new(Spare::new());
-        let links: Arc<Vec<AtomicU32>> = Arc::new((0..ENTRIES).map(|_| AtomicU32::new(0)).collect());
-        let taken: Arc<Vec<AtomicBool>> = Arc::new((0..ENTRIES).map(|_| AtomicBool::new(false)).collect());
+        let links: Arc<Vec<AtomicU32>> =
+            Arc::new((0..ENTRIES).map(|_| AtomicU32::new(0)).collect());
+        let taken: Arc<Vec<AtomicBool>> =
+            Arc::new((0..ENTRIES).map(|_| AtomicBool::new(false)).collect());
         for id in 0..ENTRIES {
             spare.push(id, |next| links[id as usize].store(next, Ordering::Relaxed));
         }
@@ -133,7 +138,8 @@ fn a_spare_entry_has_one_taker() {
                         !taken[id as usize].swap(true, Ordering::Relaxed),
                         "{id} has two takers"
                     );
-                    // It is used for a flow, and then given back: its link is another number for a while.
+                    // It is used for a flow, and then given back: its link is another number for a
+                    // while.
                     links[id as usize].store(77, Ordering::Relaxed);
                     taken[id as usize].store(false, Ordering::Relaxed);
                     spare.push(id, |next| links[id as usize].store(next, Ordering::Relaxed));
@@ -155,7 +161,11 @@ fn a_spare_entry_has_one_taker() {
 #[test]
 fn nobody_sleeps_while_something_waits_for_it() {
     every_order(|| {
-        let shared = Arc::new((SleepFlag::new(), AtomicBool::new(false), AtomicBool::new(false)));
+        let shared = Arc::new((
+            SleepFlag::new(),
+            AtomicBool::new(false),
+            AtomicBool::new(false),
+        ));
         let sender = thread::spawn({
             let shared = shared.clone();
             move || {

@@ -1,4 +1,5 @@
-//! Stands in for the daemon's module of this name: the controller behind its lock, in a world of its own.
+//! Stands in for the daemon's module of this name: the controller behind its lock, in a world of
+//! its own.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -21,7 +22,9 @@ impl App {
     }
 
     pub fn control(&self) -> MutexGuard<'_, Controller> {
-        self.controller.lock().unwrap_or_else(PoisonError::into_inner)
+        self.controller
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

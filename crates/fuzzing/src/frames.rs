@@ -1,10 +1,12 @@
 //! Target `frames`: the parser and everything that reads a frame's bytes.
 //!
-//! Promises: offsets lie within the bytes; the first 256 bytes are judged as the whole frame is, or refused; what a
-//! checksum's completion writes does not change what was judged; the segments of a large frame are its payload, no
-//! byte more or less, in packets that parse and whose checksums are right.
+//! Promises: offsets lie within the bytes; the first 256 bytes are judged as the whole frame is, or
+//! refused; what a checksum's completion writes does not change what was judged; the segments of a
+//! large frame are its payload, no byte more or less, in packets that parse and whose checksums are
+//! right.
 //!
-//! Input: 12 bytes of virtio-net header, a `u16` of bytes that the frame has beyond those given, the frame.
+//! Input: 12 bytes of virtio-net header, a `u16` of bytes that the frame has beyond those given,
+//! the frame.
 
 use wire::offload::{Gso, Offload};
 use wire::parse::{self, IpPacket, L4, Net, Packet};
@@ -33,7 +35,10 @@ pub fn frames(data: &[u8]) {
     };
     let head = &frame[..frame.len().min(HEAD_MAX)];
     if let Ok(from_head) = parse::parse(head, frame_len) {
-        assert_eq!(from_head, packet, "the head is judged otherwise than the frame");
+        assert_eq!(
+            from_head, packet,
+            "the head is judged otherwise than the frame"
+        );
     }
     if let Net::Ip(ip) = &packet.net {
         places(ip, frame, frame_len);
@@ -99,14 +104,19 @@ fn places(ip: &IpPacket, frame: &[u8], frame_len: usize) {
         L4::Sctp { .. } => 12,
         L4::Other | L4::LaterFragment => 0,
     };
-    assert!(l4 + header <= frame.len().min(end), "a header that was not seen");
+    assert!(
+        l4 + header <= frame.len().min(end),
+        "a header that was not seen"
+    );
     assert_eq!(ip.src().is_ipv6(), ip.v6);
     assert_eq!(ip.dst().is_ipv6(), ip.v6);
 }
 
 /// Completes the checksum as a port does for a receiver that does not, and judges again.
 fn completed(frame: &[u8], packet: &Packet, offload: &Offload) {
-    let Some(partial) = offload.checksum else { return };
+    let Some(partial) = offload.checksum else {
+        return;
+    };
     let start = usize::from(partial.start);
     let at = start + usize::from(partial.offset);
     let mut bytes = frame.to_vec();
@@ -142,7 +152,10 @@ fn cut(frame: &[u8], packet: &Packet, offload: &Offload) {
     };
     let ip = packet.ip().expect("only IP packets are cut");
     let (count, header_len) = (segments.count(), segments.header_len());
-    assert!((1..=parse::SEGMENTS_MAX).contains(&count), "{count} segments");
+    assert!(
+        (1..=parse::SEGMENTS_MAX).contains(&count),
+        "{count} segments"
+    );
     let mut next = header_len;
     for index in 0..count {
         let payload = segments.payload(index);

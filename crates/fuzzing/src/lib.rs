@@ -2,15 +2,15 @@
 //!
 //! # Theory of operation
 //!
-//! A function here takes any bytes, makes of them what a hostile guest, VMM or client could send, hands that to the
-//! code under test and panics when a promise is broken: not only by crashing, but by delivering where nothing may be
-//! delivered, by writing where nobody asked to, by answering what does not parse. The promises are in each module's
-//! first lines.
+//! A function here takes any bytes, makes of them what a hostile guest, VMM or client could send,
+//! hands that to the code under test and panics when a promise is broken: not only by crashing, but
+//! by delivering where nothing may be delivered, by writing where nobody asked to, by answering
+//! what does not parse. The promises are in each module's first lines.
 //!
-//! The same functions are called by `fuzz/` (cargo-fuzz, coverage-guided: `make fuzz`) and by this crate's ordinary
-//! test, which feeds them the [`seeds`], every file under `fuzz/regressions/` and some thousand random inputs. A
-//! function has no clock, no randomness and no memory of the input before ([`round`] keeps its switch and empties it): an
-//! input means the same everywhere.
+//! The same functions are called by `fuzz/` (cargo-fuzz, coverage-guided: `make fuzz`) and by this
+//! crate's ordinary test, which feeds them the [`seeds`], every file under `fuzz/regressions/` and
+//! some thousand random inputs. A function has no clock, no randomness and no memory of the input
+//! before ([`round`] keeps its switch and empties it): an input means the same everywhere.
 
 mod fixture;
 mod frames;
@@ -28,8 +28,8 @@ mod v1;
 mod witness;
 mod world;
 
-// The daemon is a program, not a library: its decoders are compiled in from where they are. The two modules that
-// they expect around them, `app` and `logging`, are stand-ins.
+// The daemon is a program, not a library: its decoders are compiled in from where they are. The two
+// modules that they expect around them, `app` and `logging`, are stand-ins.
 mod app;
 #[path = "../../daemon/src/connections.rs"]
 #[allow(dead_code)] // imports come in through v1's service, which is not here

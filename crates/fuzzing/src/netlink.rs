@@ -1,8 +1,10 @@
-//! Target `netlink`: what the kernel tells of links, addresses, routes, rules and neighbours, and what it never would.
+//! Target `netlink`: what the kernel tells of links, addresses, routes, rules and neighbours, and
+//! what it never would.
 //!
-//! Promises: what is new and is told twice changes nothing the second time, so that a change that a dump has seen already does
-//! no harm; whatever is in the tables can be looked up. Input: messages, each a kind, its flags, a length and so many bytes of body
-//! (fixed part and attributes); or, where the first byte says so, a datagram as it is.
+//! Promises: what is new and is told twice changes nothing the second time, so that a change that a
+//! dump has seen already does no harm; whatever is in the tables can be looked up. Input: messages,
+//! each a kind, its flags, a length and so many bytes of body (fixed part and attributes); or,
+//! where the first byte says so, a datagram as it is.
 
 use netlink::{Kinds, Offline};
 

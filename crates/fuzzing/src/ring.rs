@@ -1,10 +1,12 @@
-//! Target `rings`: split and packed rings in memory that a hostile guest writes as it likes, while frames go both ways.
+//! Target `rings`: split and packed rings in memory that a hostile guest writes as it likes, while
+//! frames go both ways.
 //!
-//! Promises: a ring that lies stops its own port and nothing else; no byte outside the guest's memory, and of its
-//! neighbour's none but the receive buffers, is written; what was judged is what is delivered, though the guest
-//! rewrites its memory in between; everything ends.
+//! Promises: a ring that lies stops its own port and nothing else; no byte outside the guest's
+//! memory, and of its neighbour's none but the receive buffers, is written; what was judged is what
+//! is delivered, though the guest rewrites its memory in between; everything ends.
 //!
-//! Input: a byte of features and one of ring size, the `u16` at which the indices begin, then steps ([`step`]).
+//! Input: a byte of features and one of ring size, the `u16` at which the indices begin, then steps
+//! ([`step`]).
 
 use std::sync::Arc;
 
@@ -149,7 +151,8 @@ fn step(mut bench: Bench, input: &mut Input) -> Bench {
             let len = length(input);
             // In a packed ring the upper bits are those that say whether the slot is available.
             let flags = input.u8();
-            let flags = u16::from(flags & 7) | u16::from(flags & 8) << 4 | u16::from(flags & 16) << 11;
+            let flags =
+                u16::from(flags & 7) | u16::from(flags & 8) << 4 | u16::from(flags & 16) << 11;
             let next = u16::from(input.u8());
             queue(hostile, receive).write_descriptor(index, addr, len, flags, next);
         }
@@ -162,7 +165,10 @@ fn step(mut bench: Bench, input: &mut Input) -> Bench {
         6 => queue(hostile, receive).write_available_index(input.u16()),
         7 => {
             // An indirect table, wherever.
-            let (at, count) = (usize::from(input.u16()) & 0xfff0, usize::from(input.u8() % 9));
+            let (at, count) = (
+                usize::from(input.u16()) & 0xfff0,
+                usize::from(input.u8() % 9),
+            );
             for entry in 0..count {
                 let (addr, len) = (address(input), length(input));
                 let (flags, next) = (u16::from(input.u8() & 7), u16::from(input.u8() % 16));
@@ -194,14 +200,18 @@ fn step(mut bench: Bench, input: &mut Input) -> Bench {
         14 => return bench.again(input),
         _ => {
             let _ = bench.port.ring_state();
-            bench.deliver(&vec![input.u8(); usize::from(input.u16())], Offload::default());
+            bench.deliver(
+                &vec![input.u8(); usize::from(input.u16())],
+                Offload::default(),
+            );
         }
     }
     bench
 }
 
 impl Bench {
-    /// Frames from the hostile guest to the witness; it may rewrite its memory after they were judged.
+    /// Frames from the hostile guest to the witness; it may rewrite its memory after they were
+    /// judged.
     fn turn(&mut self, input: &mut Input) {
         let _ = self.port.receive(&mut self.batch);
         let judged: Vec<_> = self
@@ -281,7 +291,9 @@ impl Bench {
                     *place = USER_BASE + u64::from(input.u16());
                 }
             }
-            DeviceQueue::new(setup).ok().filter(|_| choice & 0xc0 != 0xc0)
+            DeviceQueue::new(setup)
+                .ok()
+                .filter(|_| choice & 0xc0 != 0xc0)
         };
         let receiveq = queue(parts.receiveq, &self.hostile.receiveq);
         let transmitq = queue(parts.transmitq, &self.hostile.transmitq);
@@ -298,7 +310,8 @@ impl Bench {
     }
 }
 
-/// The driver that plays the guest insists on event structures that make sense, and the guest writes over them.
+/// The driver that plays the guest insists on event structures that make sense, and the guest
+/// writes over them.
 fn mend_events(guest: &Guest) {
     for queue in [&guest.transmitq, &guest.receiveq] {
         if queue.is_packed() {
@@ -339,8 +352,12 @@ fn shape(input: &mut Input) -> Shape {
     let parts = (0..choice % 5)
         .map(|_| usize::from(input.u8()))
         .collect::<Vec<_>>();
-    let indirect_from = (choice & 0x80 != 0).then_some(usize::from(choice >> 4 & 7).min(parts.len()));
-    Shape { parts, indirect_from }
+    let indirect_from =
+        (choice & 0x80 != 0).then_some(usize::from(choice >> 4 & 7).min(parts.len()));
+    Shape {
+        parts,
+        indirect_from,
+    }
 }
 
 /// Writes bytes anywhere in the memory.

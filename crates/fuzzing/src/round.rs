@@ -1,11 +1,14 @@
-//! Target `round`: a whole data plane in virtual time, and guests that send whatever frames with whatever offloads.
+//! Target `round`: a whole data plane in virtual time, and guests that send whatever frames with
+//! whatever offloads.
 //!
-//! Two networks with the same addresses. In the first `A` may send only in its own name, `L` has machines behind it,
-//! `S` watches `A`, and `B` says nothing and lets in TCP to port 80 and UDP to port 53. `X` and `Y` are in the second.
+//! Two networks with the same addresses. In the first `A` may send only in its own name, `L` has
+//! machines behind it, `S` watches `A`, and `B` says nothing and lets in TCP to port 80 and UDP to
+//! port 53. `X` and `Y` are in the second.
 //!
-//! Promises: nothing crosses from one network to the other; nobody gets its own frame back; `B` gets what its rules
-//! or the protocol's own needs let in and nothing else, also after a checksum was completed or a large frame cut;
-//! `A` cannot send in another's name; a frame that goes nowhere is counted under a reason.
+//! Promises: nothing crosses from one network to the other; nobody gets its own frame back; `B`
+//! gets what its rules or the protocol's own needs let in and nothing else, also after a checksum
+//! was completed or a large frame cut; `A` cannot send in another's name; a frame that goes nowhere
+//! is counted under a reason.
 //!
 //! Input: a byte of what the receivers take, then steps ([`Lab::step`]).
 
@@ -82,7 +85,9 @@ impl fixture::Lab for Lab {
 
     fn new() -> Lab {
         let mut sim = fixture::simulation();
-        let peers = (0..NICS).map(|slot| sim.attach(PortSlot(slot as u32))).collect();
+        let peers = (0..NICS)
+            .map(|slot| sim.attach(PortSlot(slot as u32)))
+            .collect();
         sim.publish(snapshot(1, true));
         Lab {
             sim,
@@ -275,7 +280,11 @@ impl Lab {
     fn drops(&self) -> u64 {
         let of = |slot| {
             let counters = self.sim.port(PortSlot(slot as u32));
-            counters.drops_from.iter().chain(&counters.drops_to).sum::<u64>()
+            counters
+                .drops_from
+                .iter()
+                .chain(&counters.drops_to)
+                .sum::<u64>()
         };
         (0..NICS).map(of).sum()
     }
@@ -285,8 +294,9 @@ impl Lab {
 fn in_own_name(frame: &[u8]) {
     let packet = parse::parse(frame, frame.len()).expect("a frame that parses");
     assert_eq!(packet.src, mac(A), "another MAC");
-    let mine =
-        |address: Ipv6Addr| address == v6(A) || address == mac(A).link_local() || address.is_unspecified();
+    let mine = |address: Ipv6Addr| {
+        address == v6(A) || address == mac(A).link_local() || address.is_unspecified()
+    };
     match &packet.net {
         Net::Arp(arp) => {
             assert_eq!(arp.sender_mac, mac(A));
@@ -316,7 +326,10 @@ fn in_own_name(frame: &[u8]) {
 fn let_in(frame: &[u8], offload: &Offload) {
     let packet = parse::parse(frame, frame.len()).expect("a frame that parses");
     parse::check_offload(&packet, frame.len(), offload).expect("an offload that suits the frame");
-    assert!(packet.dst == mac(B) || packet.dst.is_multicast(), "{packet:?}");
+    assert!(
+        packet.dst == mac(B) || packet.dst.is_multicast(),
+        "{packet:?}"
+    );
     let ip = match &packet.net {
         Net::Arp(_) => return,
         Net::Ip(ip) => ip,
@@ -401,7 +414,9 @@ fn snapshot(epoch: u64, open: bool) -> Snapshot {
     Snapshot {
         epoch: Epoch(epoch),
         ports: (0..NICS).map(|nic| Some(Arc::new(port(nic)))).collect(),
-        networks: (0..2).map(|number| Some(Arc::new(of_network(number)))).collect(),
+        networks: (0..2)
+            .map(|number| Some(Arc::new(of_network(number))))
+            .collect(),
         groups: [group(rules), group(vec![rule(None, None, 2)])]
             .into_iter()
             .collect(),

@@ -19,7 +19,10 @@ pub fn all() -> Vec<Seed> {
     let mut seeds = Vec::new();
     for (frame, offload) in frames() {
         seeds.push(("frames", [&header(&offload)[..], &[0, 0], &frame].concat()));
-        seeds.push(("round", [&[0, 0][..], &header(&offload), &piece(&frame)].concat()));
+        seeds.push((
+            "round",
+            [&[0, 0][..], &header(&offload), &piece(&frame)].concat(),
+        ));
         // Split, packed, and both in order.
         for kind in [0, 8, 16, 24] {
             // The op, then what a ring is given: a good chain that is published, and a turn.
@@ -47,10 +50,46 @@ pub fn all() -> Vec<Seed> {
             seeds.push(("rings", ring));
         }
     }
-    // Built by the target itself: TCP, UDP, SCTP, ICMP of both families, fragments, time, another snapshot.
+    // Built by the target itself: TCP, UDP, SCTP, ICMP of both families, fragments, time, another
+    // snapshot.
     for choice in (0..=0xff).step_by(8) {
-        let built = [0, 3, choice | 1, 50, 50, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 100, 0];
-        let more = [11, choice | 5, 120, 120, 0, 1, 3, 13, 31, 14, 1, 3, choice, 9, 9];
+        let built = [
+            0,
+            3,
+            choice | 1,
+            50,
+            50,
+            2,
+            0,
+            0,
+            0,
+            1,
+            0,
+            0,
+            0,
+            0,
+            0,
+            1,
+            100,
+            0,
+        ];
+        let more = [
+            11,
+            choice | 5,
+            120,
+            120,
+            0,
+            1,
+            3,
+            13,
+            31,
+            14,
+            1,
+            3,
+            choice,
+            9,
+            9,
+        ];
         seeds.push(("round", [&built[..], &more].concat()));
     }
     // From the wire and to it: kind, inner frame, what is bent, outer headers.
@@ -73,7 +112,10 @@ pub fn all() -> Vec<Seed> {
             seeds.push(("v0", [&[kind][..], &piece(&one), &piece(&one)].concat()));
         }
     }
-    let every: Vec<u8> = TEXTS.iter().flat_map(|text| piece(text.as_bytes())).collect();
+    let every: Vec<u8> = TEXTS
+        .iter()
+        .flat_map(|text| piece(text.as_bytes()))
+        .collect();
     seeds.push(("v0", [&[2][..], &every].concat()));
     let (small, large) = configs();
     for order in [[&small, &large], [&large, &small], [&large, &large]] {
@@ -88,8 +130,9 @@ pub fn all() -> Vec<Seed> {
     seeds
 }
 
-/// What a kernel tells when an interface comes, gets an address, a route by two gateways, a rule and a neighbour, each as a body
-/// of target `netlink`: the fixed part (rtnetlink(7)) and attributes.
+/// What a kernel tells when an interface comes, gets an address, a route by two gateways, a rule
+/// and a neighbour, each as a body of target `netlink`: the fixed part (rtnetlink(7)) and
+/// attributes.
 fn kernel() -> Vec<Vec<u8>> {
     let attribute = |kind: u16, value: &[u8]| {
         let mut bytes = [(value.len() as u16 + 4).to_ne_bytes(), kind.to_ne_bytes()].concat();
@@ -98,7 +141,14 @@ fn kernel() -> Vec<Vec<u8>> {
         bytes
     };
     let two = 2u32.to_ne_bytes();
-    let hop = |last: u8| [&[16u8, 0, 0, 0][..], &two, &attribute(5, &[192, 0, 2, last])].concat();
+    let hop = |last: u8| {
+        [
+            &[16u8, 0, 0, 0][..],
+            &two,
+            &attribute(5, &[192, 0, 2, last]),
+        ]
+        .concat()
+    };
     let link = [
         &[0, 0, 1, 0][..],
         &two,
@@ -145,7 +195,8 @@ fn kernel() -> Vec<Vec<u8>> {
         object.concat(),
         settings.concat(),
     ];
-    let told = |(choice, body): (usize, &Vec<u8>)| [&[choice as u8, body.len() as u8][..], body].concat();
+    let told =
+        |(choice, body): (usize, &Vec<u8>)| [&[choice as u8, body.len() as u8][..], body].concat();
     let mut seeds: Vec<Vec<u8>> = bodies.iter().enumerate().map(told).collect();
     let all = seeds.concat();
     // Then all of it goes: bit 3.
@@ -168,8 +219,9 @@ fn piece(bytes: &[u8]) -> Vec<u8> {
 
 fn frames() -> Vec<(Vec<u8>, Offload)> {
     let v4 = || build::frame(A, B).ip([10, 0, 0, 1], [10, 0, 0, 2]);
-    let v6_addresses =
-        || ["2001:db8::1", "2001:db8::2"].map(|text| text.parse::<std::net::Ipv6Addr>().expect("one"));
+    let v6_addresses = || {
+        ["2001:db8::1", "2001:db8::2"].map(|text| text.parse::<std::net::Ipv6Addr>().expect("one"))
+    };
     let v6 = || {
         let [a, b] = v6_addresses();
         build::frame(A, B).ip(a, b)
@@ -183,7 +235,11 @@ fn frames() -> Vec<(Vec<u8>, Offload)> {
             .tcp_options(&[2, 4, 5, 180]));
         add(ip.clone().udp(1000, 53).payload(b"hello"));
         add(ip.clone().sctp(1000, 80, 7, 1).payload(&[0; 20]));
-        add(ip.clone().udp(1000, 53).payload(&[7; 300]).partial_checksum());
+        add(ip
+            .clone()
+            .udp(1000, 53)
+            .payload(&[7; 300])
+            .partial_checksum());
         add(ip
             .clone()
             .tcp(1000, 80, TcpFlags::ACK)
@@ -232,7 +288,8 @@ fn sessions() -> Vec<Vec<u8>> {
         &[15, 0, 0, 15, 0, 1, 3, 0, 0xff, 2, 0][..],
         &[0xff; 8],
         &[
-            4, 0, 1, 0, 5, 0, 4, 5, 1, 4, 6, 0, 0, 0, 7, 0, 0, 0, 0, 0x10, 0, 8, 8, 0, 2, 9, 0, 2, 10, 0, 1,
+            4, 0, 1, 0, 5, 0, 4, 5, 1, 4, 6, 0, 0, 0, 7, 0, 0, 0, 0, 0x10, 0, 8, 8, 0, 2, 9, 0, 2,
+            10, 0, 1,
         ],
         &[
             11, 0, 1, 11, 1, 1, 0x1e, 12, 1, 12, 0, 13, 0, 220, 5, 14, 0, 2, 0, 0, 0, 0, 1, 0, 0,
@@ -248,14 +305,16 @@ fn sessions() -> Vec<Vec<u8>> {
         ],
         &[0x1e, 12, 5, 4, 0, 1, 0, 0x1e, 13, 0, 220, 5, 0x1e, 22, 0],
     ];
-    // A channel to the VMM: the link goes and comes, the VMM reads and acknowledges, says nonsense, hangs up; the
-    // guest is announced.
+    // A channel to the VMM: the link goes and comes, the VMM reads and acknowledges, says nonsense,
+    // hangs up; the guest is announced.
     let channel = [
         &set_up[..],
         &[
             25, 0, 0, 26, 0, 26, 0, 26, 0, 27, 0, 7, 27, 0, 7, 28, 0, 6, 0, 2, 25, 0, 0,
         ],
-        &[26, 0, 27, 0, 1, 3, 1, 2, 3, 25, 0, 0, 26, 0, 27, 0, 0x87, 26, 0],
+        &[
+            26, 0, 27, 0, 1, 3, 1, 2, 3, 25, 0, 0, 26, 0, 27, 0, 0x87, 26, 0,
+        ],
         &[14, 0, 2, 0, 0, 0, 0, 1, 0, 0, 25, 0, 0xe2, 0x1e],
     ];
     vec![
@@ -328,7 +387,11 @@ fn configs() -> (v1::Config, v1::Config) {
                 Some(ports),
                 Some(v1::rule::Peer::Cidr("10.0.0.0/8".into())),
             ),
-            rule(Some(1), Some(icmp), Some(v1::rule::Peer::Group("web".into()))),
+            rule(
+                Some(1),
+                Some(icmp),
+                Some(v1::rule::Peer::Group("web".into())),
+            ),
             rule(None, None, None),
         ],
         removal: v1::Removal::Drain.into(),

@@ -1,10 +1,13 @@
-//! Target `session`: messages of hostile VMMs, with descriptors of all kinds, and frames in between.
+//! Target `session`: messages of hostile VMMs, with descriptors of all kinds, and frames in
+//! between.
 //!
-//! Promises: no message or order of messages does more than end its own session; ports are handed over and taken back
-//! in turn; a reply is a message, and so is what comes on the channel to a VMM; the memory of the guest beside is untouched; after the last session has ended no port
-//! of it is left.
+//! Promises: no message or order of messages does more than end its own session; ports are handed
+//! over and taken back in turn; a reply is a message, and so is what comes on the channel to a VMM;
+//! the memory of the guest beside is untouched; after the last session has ended no port of it is
+//! left.
 //!
-//! Input: steps of two VMMs, each a byte (its top bit says which VMM) and what the step takes: see [`Vmm::step`].
+//! Input: steps of two VMMs, each a byte (its top bit says which VMM) and what the step takes: see
+//! [`Vmm::step`].
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -189,7 +192,11 @@ impl Vmm {
             8 => self.ring_fd(SET_VRING_KICK, ring, input),
             9 => self.ring_fd(SET_VRING_CALL, ring, input),
             10 => self.ring_fd(SET_VRING_ERR, ring, input),
-            11 => self.tell(SET_VRING_ENABLE, &pair(ring, u32::from(input.u8() & 3)), vec![]),
+            11 => self.tell(
+                SET_VRING_ENABLE,
+                &pair(ring, u32::from(input.u8() & 3)),
+                vec![],
+            ),
             12 => self.tell(GET_VRING_BASE, &pair(ring, 0), vec![]),
             13 => self.number(NET_SET_MTU, input.u16().into()),
             14 => self.number(SEND_RARP, input.u64()),
@@ -250,8 +257,16 @@ impl Vmm {
                 payload.extend(place.to_ne_bytes());
             }
             self.tell(SET_VRING_ADDR, &payload, vec![]);
-            self.tell(SET_VRING_KICK, &u64::from(ring).to_ne_bytes(), vec![event()]);
-            self.tell(SET_VRING_CALL, &u64::from(ring).to_ne_bytes(), vec![event()]);
+            self.tell(
+                SET_VRING_KICK,
+                &u64::from(ring).to_ne_bytes(),
+                vec![event()],
+            );
+            self.tell(
+                SET_VRING_CALL,
+                &u64::from(ring).to_ne_bytes(),
+                vec![event()],
+            );
             self.tell(SET_VRING_ENABLE, &pair(ring, 1), vec![]);
         }
     }
@@ -261,8 +276,12 @@ impl Vmm {
         let at = u64::from(ring % 2) * 0x4000;
         let (index, addr, len) = (input.u8() % 128, input.u16(), input.u16());
         let (flags, next) = (input.u8() & 7, input.u8() % 128);
-        let bytes =
-            testkit::ring_driver::queue::descriptor(addr.into(), len.into(), flags.into(), next.into());
+        let bytes = testkit::ring_driver::queue::descriptor(
+            addr.into(),
+            len.into(),
+            flags.into(),
+            next.into(),
+        );
         self.write_at(at + 16 * u64::from(index), &bytes);
         let avail = input.u8();
         self.write_at(
@@ -302,7 +321,8 @@ impl Vmm {
         }
     }
 
-    /// The VMM reads what it was told, says something, perhaps what is waited for, and perhaps hangs up.
+    /// The VMM reads what it was told, says something, perhaps what is waited for, and perhaps
+    /// hangs up.
     fn say_on_channel(&mut self, input: &mut Input) {
         let choice = input.u8();
         let Some(far) = &mut self.far else { return };
@@ -310,7 +330,11 @@ impl Vmm {
         if choice & 1 != 0 {
             let _ = far.read_to_end(&mut told);
             for message in told.chunks(HEADER_LEN) {
-                assert_eq!(message[..4], 2u32.to_ne_bytes(), "a message of another kind");
+                assert_eq!(
+                    message[..4],
+                    2u32.to_ne_bytes(),
+                    "a message of another kind"
+                );
                 assert_eq!(message[8..], [0; 4], "a part of a message");
             }
         }
@@ -335,7 +359,12 @@ impl Vmm {
         let mut fds = Vec::new();
         for index in 0..count {
             let choice = input.u8();
-            let mut words = [index as u64 * MEMORY, MEMORY, USER + index as u64 * MEMORY, 0];
+            let mut words = [
+                index as u64 * MEMORY,
+                MEMORY,
+                USER + index as u64 * MEMORY,
+                0,
+            ];
             for (bit, word) in words.iter_mut().enumerate() {
                 match choice >> (2 * bit) & 3 {
                     1 => *word = u64::from(input.u8()) << 9,

@@ -13,5 +13,9 @@ pub fn text(data: &[u8]) {
         return;
     };
     let printed = text_format::print(&messages);
-    assert_eq!(text_format::parse(&printed).as_ref(), Ok(&messages), "{printed}");
+    assert_eq!(
+        text_format::parse(&printed).as_ref(),
+        Ok(&messages),
+        "{printed}"
+    );
 }

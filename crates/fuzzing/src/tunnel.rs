@@ -1,12 +1,16 @@
-//! Target `tunnel`: a host whose network goes on on another one, and whatever comes from the wire and from its guests.
+//! Target `tunnel`: a host whose network goes on on another one, and whatever comes from the wire
+//! and from its guests.
 //!
-//! `A` lets in everything, `B` TCP to port 80 alone. `F` is bound to one of the network's two endpoints; where others are
-//! is learnt. A third endpoint is of other networks alone, a fourth host is nobody's. Frames come as any bytes, or as good outer headers around a good inner frame, some of either bent.
+//! `A` lets in everything, `B` TCP to port 80 alone. `F` is bound to one of the network's two
+//! endpoints; where others are is learnt. A third endpoint is of other networks alone, a fourth
+//! host is nobody's. Frames come as any bytes, or as good outer headers around a good inner frame,
+//! some of either bent.
 //!
-//! Promises: what goes to the wire is VXLAN of our network to that endpoint, no larger than the way takes, and carries what a
-//! NIC of ours has sent, never what has come from the wire; nobody on the wire is delivered in the name of one of ours,
-//! of a machine on another host, as a DHCP server or as a router; nothing is delivered from who has no part in the network;
-//! `B` gets what its rules let in; a frame that goes nowhere is counted under a reason.
+//! Promises: what goes to the wire is VXLAN of our network to that endpoint, no larger than the way
+//! takes, and carries what a NIC of ours has sent, never what has come from the wire; nobody on the
+//! wire is delivered in the name of one of ours, of a machine on another host, as a DHCP server or
+//! as a router; nothing is delivered from who has no part in the network; `B` gets what its rules
+//! let in; a frame that goes nowhere is counted under a reason.
 //!
 //! Input: steps ([`Lab::step`]).
 
@@ -141,7 +145,11 @@ impl Lab {
             let received = vxlan::parse(&frame, frame.len(), vxlan::PORT).expect("VXLAN");
             assert_eq!((received.src, received.dst), (HERE.into(), THERE.into()));
             assert_eq!(received.vni.id(), VNI);
-            assert!(frame.len() <= usize::from(MTU) + 14, "{} bytes", frame.len());
+            assert!(
+                frame.len() <= usize::from(MTU) + 14,
+                "{} bytes",
+                frame.len()
+            );
             let inner = &frame[usize::from(received.inner)..];
             let packet = parse::parse(inner, inner.len()).expect("an inner frame that parses");
             assert_eq!(packet.src, mac(from as u8 + 1), "somebody else's frame");
@@ -154,7 +162,11 @@ impl Lab {
     fn drops(&self) -> u64 {
         let of = |slot| {
             let counters = self.sim.port(slot);
-            counters.drops_from.iter().chain(&counters.drops_to).sum::<u64>()
+            counters
+                .drops_from
+                .iter()
+                .chain(&counters.drops_to)
+                .sum::<u64>()
         };
         [PortSlot(0), PortSlot(1), PortSlot::uplink(0)]
             .map(of)
@@ -185,7 +197,10 @@ fn from_elsewhere(frame: &[u8], from: Option<IpAddr>) {
         return;
     }
     let from = from.expect("delivered without a sender");
-    assert!([THERE, ELSEWHERE].iter().any(|one| from == *one), "from {from}");
+    assert!(
+        [THERE, ELSEWHERE].iter().any(|one| from == *one),
+        "from {from}"
+    );
     if from != THERE {
         assert!(
             packet.src != mac(F) && !source.is_some_and(of_f),
@@ -351,9 +366,12 @@ fn snapshot() -> Snapshot {
             .into_iter()
             .collect(),
         networks: [Some(Arc::new(network))].into_iter().collect(),
-        groups: [group(None, 0..=u16::MAX), group(Some(protocol::TCP), 80..=80)]
-            .into_iter()
-            .collect(),
+        groups: [
+            group(None, 0..=u16::MAX),
+            group(Some(protocol::TCP), 80..=80),
+        ]
+        .into_iter()
+        .collect(),
         endpoints: [THERE, ELSEWHERE, OTHERS]
             .map(|host| Some(host.into()))
             .into_iter()

@@ -1,10 +1,12 @@
-//! Target `v0`: requests of the v0 API, from bytes to the controller and back, with and without encryption.
+//! Target `v0`: requests of the v0 API, from bytes to the controller and back, with and without
+//! encryption.
 //!
-//! Promises: every request has an answer that parses, one message for one; the configuration in force can be
-//! declared again and is then nothing new; the attachments' and the data plane's contracts are kept ([`world`]).
+//! Promises: every request has an answer that parses, one message for one; the configuration in
+//! force can be declared again and is then nothing new; the attachments' and the data plane's
+//! contracts are kept ([`world`]).
 //!
-//! Input: a byte (odd: encrypted), then request frames with their lengths before them. When the byte is 2 or 3 modulo
-//! 4 the frames are text format, which a fuzzer finds easier to write.
+//! Input: a byte (odd: encrypted), then request frames with their lengths before them. When the
+//! byte is 2 or 3 modulo 4 the frames are text format, which a fuzzer finds easier to write.
 
 #[path = "../../daemon/src/v0/convert.rs"]
 mod convert;
@@ -46,7 +48,8 @@ pub fn v0(data: &[u8]) {
             piece.to_vec()
         } else {
             let text = std::str::from_utf8(piece).unwrap_or_default();
-            text_format::parse(text).map_or_else(|_| piece.to_vec(), |messages| messages.encode_to_vec())
+            text_format::parse(text)
+                .map_or_else(|_| piece.to_vec(), |messages| messages.encode_to_vec())
         };
         match &key {
             None => clear(&handler, &request),

@@ -1,4 +1,5 @@
-//! Target `v1`: whole configurations of the v1 API, through the daemon's converter and the model's checks.
+//! Target `v1`: whole configurations of the v1 API, through the daemon's converter and the model's
+//! checks.
 //!
 //! Promises: as of `v0`; and one configuration after another leads where the last one alone leads.
 //!

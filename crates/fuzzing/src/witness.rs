@@ -1,11 +1,13 @@
-//! A guest that does nothing but receive, beside the hostile ones: what is not its own business must not reach its memory.
+//! A guest that does nothing but receive, beside the hostile ones: what is not its own business
+//! must not reach its memory.
 
 use io::port::{Port, TransmitError};
 use io::vhost::features::*;
 use testkit::ring_driver::{Guest, GuestOptions, Received, Shape};
 
 /// What an ordinary Linux guest negotiates, and all offloads.
-pub const EVERYTHING: u64 = PLAIN | CSUM | GUEST_CSUM | OFFLOADS | HOST_USO | GUEST_USO4 | GUEST_USO6;
+pub const EVERYTHING: u64 =
+    PLAIN | CSUM | GUEST_CSUM | OFFLOADS | HOST_USO | GUEST_USO4 | GUEST_USO6;
 
 /// No offload at all: frames come with their checksums complete and cut to size.
 pub const PLAIN: u64 = VERSION_1 | MRG_RXBUF | INDIRECT_DESC | EVENT_IDX;
@@ -52,7 +54,8 @@ impl Witness {
         )
     }
 
-    /// Every byte that changed lies in a buffer that it offered or in the ring that the device writes.
+    /// Every byte that changed lies in a buffer that it offered or in the ring that the device
+    /// writes.
     pub fn check(mut self) {
         self.receive();
         assert!(self.port.is_up());
@@ -63,9 +66,15 @@ impl Witness {
         let buffers = self.buffers();
         // By pieces first: most of them are as they were.
         const PIECE: usize = 64;
-        let pieces = self.before.chunks(PIECE).zip(after.chunks(PIECE)).enumerate();
+        let pieces = self
+            .before
+            .chunks(PIECE)
+            .zip(after.chunks(PIECE))
+            .enumerate();
         for (piece, _) in pieces.filter(|(_, (before, after))| before != after) {
-            for at in (piece * PIECE..(piece + 1) * PIECE).filter(|&at| self.before[at] != after[at]) {
+            for at in
+                (piece * PIECE..(piece + 1) * PIECE).filter(|&at| self.before[at] != after[at])
+            {
                 let allowed = rings.iter().any(|ring| ring.contains(&at));
                 let buffer = buffers
                     .iter()
@@ -78,8 +87,9 @@ impl Witness {
     /// As the descriptors say, which it wrote before anything else happened.
     fn buffers(&self) -> Vec<(usize, usize)> {
         let table = &self.before[self.guest.receiveq.desc_at..][..16 * usize::from(RING)];
-        let word =
-            |entry: &[u8], at: usize| u64::from_le_bytes(entry[at..at + 8].try_into().expect("eight bytes"));
+        let word = |entry: &[u8], at: usize| {
+            u64::from_le_bytes(entry[at..at + 8].try_into().expect("eight bytes"))
+        };
         let one = |entry: &[u8]| {
             let addr = word(entry, 0).checked_sub(testkit::ring_driver::GUEST_BASE)?;
             Some((addr as usize, (word(entry, 8) & 0xffff_ffff) as usize))

@@ -1,10 +1,13 @@
-//! What a controller is given instead of sockets and workers: a world that insists on the contract of both.
+//! What a controller is given instead of sockets and workers: a world that insists on the contract
+//! of both.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use control::model::Nic;
-use control::{AttachError, Attachments, Controller, DataPlane, DataPlaneError, HostSettings, OpenRequest};
+use control::{
+    AttachError, Attachments, Controller, DataPlane, DataPlaneError, HostSettings, OpenRequest,
+};
 use dataplane::counters::{PortCounters, RuleCounters};
 use dataplane::flow::FlowInfo;
 use dataplane::{PortSlot, PortUid, RuleSlot, Snapshot};
@@ -23,7 +26,11 @@ struct World(Arc<Mutex<Inner>>);
 /// A controller with nothing declared.
 pub fn controller() -> Controller {
     let world = World::default();
-    Controller::new(HostSettings::default(), Box::new(world.clone()), Arc::new(world))
+    Controller::new(
+        HostSettings::default(),
+        Box::new(world.clone()),
+        Arc::new(world),
+    )
 }
 
 /// What is declared, declared again, is nothing new: what the model lets in, it also gives out.
@@ -88,7 +95,11 @@ impl DataPlane for World {
                 "{:?} is not open",
                 port.slot
             );
-            let network = snapshot.networks.get(port.network.0 as usize).cloned().flatten();
+            let network = snapshot
+                .networks
+                .get(port.network.0 as usize)
+                .cloned()
+                .flatten();
             let network = network.expect("the network of a port");
             assert_eq!(network.vni, port.vni);
             assert_eq!(network.ports.contains(&port.slot), !port.is_sniffer);

@@ -1,4 +1,5 @@
-//! The fuzz targets in the ordinary tests: the seeds, everything that once went wrong, and random inputs.
+//! The fuzz targets in the ordinary tests: the seeds, everything that once went wrong, and random
+//! inputs.
 
 use std::fs;
 use std::path::Path;
@@ -125,14 +126,19 @@ fn v1() {
 #[test]
 fn regressions() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/regressions");
-    let readme = fs::read_to_string(folder.join("README.md")).expect("a page that says what each file is");
+    let readme =
+        fs::read_to_string(folder.join("README.md")).expect("a page that says what each file is");
     for (name, _) in TARGETS {
         let Ok(files) = fs::read_dir(folder.join(name)) else {
             continue;
         };
         for file in files {
             let path = file.expect("a readable folder").path();
-            let file = path.file_name().expect("a file").to_string_lossy().into_owned();
+            let file = path
+                .file_name()
+                .expect("a file")
+                .to_string_lossy()
+                .into_owned();
             assert!(
                 readme.contains(&format!("{name}/{file}")),
                 "{name}/{file} is not in the README"

@@ -1,10 +1,11 @@
 //! Runs commands for the host, over the guest's second serial line.
 //!
-//! The protocol is lines of text. The host sends `run ID TIMEOUT_MS HEX`; the guest answers `done ID CODE HEX`
-//! when the command has ended, in any order: each command has a thread of its own. HEX is the command for
-//! `/bin/sh -c`, or what it printed (standard output and error together, the last 256 KiB). A command that
-//! outlives its time is killed with its process group and answered with code 124. `ready BOOT_ID` is sent once
-//! at the start; a line that does not parse is ignored, since a serial line may carry noise while it opens.
+//! The protocol is lines of text. The host sends `run ID TIMEOUT_MS HEX`; the guest answers `done
+//! ID CODE HEX` when the command has ended, in any order: each command has a thread of its own. HEX
+//! is the command for `/bin/sh -c`, or what it printed (standard output and error together, the
+//! last 256 KiB). A command that outlives its time is killed with its process group and answered
+//! with code 124. `ready BOOT_ID` is sent once at the start; a line that does not parse is ignored,
+//! since a serial line may carry noise while it opens.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
@@ -46,7 +47,8 @@ pub fn serve(device: &str) -> crate::Outcome {
     Ok("the serial line was closed".to_owned())
 }
 
-/// Output goes through a file and not a pipe: a program left in the background then holds nobody up.
+/// Output goes through a file and not a pipe: a program left in the background then holds nobody
+/// up.
 fn run(id: &str, command: &[u8], timeout: Duration) -> (i32, Vec<u8>) {
     let path = format!("/run/agent-{id}");
     match run_into(&path, &String::from_utf8_lossy(command), timeout) {
@@ -96,8 +98,11 @@ fn run_into(path: &str, command: &str, timeout: Duration) -> std::io::Result<(i3
 }
 
 fn say(answers: &Mutex<File>, line: &str) {
-    // A poisoned lock means that a thread panicked between two whole lines: the line itself is still good.
-    let mut answers = answers.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    // A poisoned lock means that a thread panicked between two whole lines: the line itself is
+    // still good.
+    let mut answers = answers
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
     let _ = answers.write_all(format!("{line}\n").as_bytes());
 }
 

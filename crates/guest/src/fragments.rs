@@ -1,6 +1,6 @@
-//! IPv4 fragments made by hand, the ones that no kernel sends: a later fragment alone, overlaps, tiny first ones.
-//! The datagram carries `hello, fragments` as often as fits. `tiny` says that it is TCP: the first fragment's eight bytes
-//! then hold the ports and not the flags.
+//! IPv4 fragments made by hand, the ones that no kernel sends: a later fragment alone, overlaps,
+//! tiny first ones. The datagram carries `hello, fragments` as often as fits. `tiny` says that it
+//! is TCP: the first fragment's eight bytes then hold the ports and not the flags.
 
 use crate::icmp::checksum;
 use crate::{Outcome, number};
@@ -26,7 +26,11 @@ pub fn send(src: &str, dst: &str, port: &str, kind: &str) -> Outcome {
         "later-only" => &[(64, 136)],
         "overlap" => &[(0, 64), (56, 136)],
         "tiny" => &[(0, 8), (8, 136)],
-        _ => return Err(format!("{kind:?} is none of whole, later-only, overlap, tiny")),
+        _ => {
+            return Err(format!(
+                "{kind:?} is none of whole, later-only, overlap, tiny"
+            ));
+        }
     };
     let socket = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(255))) // IPPROTO_RAW: we write the header
         .map_err(|e| format!("cannot open a raw socket: {e}"))?;

@@ -1,4 +1,5 @@
-//! One ICMP question that ping does not ask: any type and code with an identifier (echo, timestamp, …).
+//! One ICMP question that ping does not ask: any type and code with an identifier (echo, timestamp,
+//! …).
 
 use crate::{Outcome, number};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};

@@ -1,9 +1,10 @@
-//! What runs inside the test guests: an agent that runs commands for the host, and the small network
-//! programs that busybox lacks. `tools/guest-image.sh` links it statically and puts it into the initramfs
-//! twice: as `/bin/agent` (started by init) and as `/bin/guest` (the programs; `killall guest` ends them all
-//! and leaves the agent alone).
+//! What runs inside the test guests: an agent that runs commands for the host, and the small
+//! network programs that busybox lacks. `tools/guest-image.sh` links it statically and puts it into
+//! the initramfs twice: as `/bin/agent` (started by init) and as `/bin/guest` (the programs;
+//! `killall guest` ends them all and leaves the agent alone).
 //!
-//! Every program ends by itself: servers when they are killed, clients after their count or their seconds.
+//! Every program ends by itself: servers when they are killed, clients after their count or their
+//! seconds.
 
 mod agent;
 mod fragments;
@@ -46,7 +47,9 @@ fn main() -> ExitCode {
         ["tcp-sink", port] => stream::sink(port),
         ["tcp-put", addr, port, bytes, secs] => stream::put(addr, port, bytes, secs),
         ["sctp-serve", port] => stream::echo(stream::Kind::Sctp, port),
-        ["sctp-ping", addr, port, count, secs] => stream::ping(stream::Kind::Sctp, addr, port, count, secs),
+        ["sctp-ping", addr, port, count, secs] => {
+            stream::ping(stream::Kind::Sctp, addr, port, count, secs)
+        }
         ["udp-serve", port] => udp::echo(port),
         ["udp-ping", addr, port, count, size] => udp::ping(addr, port, count, size, "0"),
         ["udp-ping", addr, port, count, size, source] => udp::ping(addr, port, count, size, source),

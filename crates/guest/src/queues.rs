@@ -1,5 +1,6 @@
-//! How many pairs of queues a NIC uses, as `ethtool -L NIC combined N` sets it: ethtool's netlink family, of which this
-//! speaks the two messages that are needed (Linux: include/uapi/linux/ethtool_netlink.h, genetlink.h, netlink.h).
+//! How many pairs of queues a NIC uses, as `ethtool -L NIC combined N` sets it: ethtool's netlink
+//! family, of which this speaks the two messages that are needed (Linux:
+//! include/uapi/linux/ethtool_netlink.h, genetlink.h, netlink.h).
 
 use crate::{Outcome, number};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -39,7 +40,8 @@ pub fn set(nic: &str, pairs: &str) -> Outcome {
         GET_FAMILY,
         &attribute(FAMILY_NAME, b"ethtool\0"),
     )?;
-    let family = find(&reply, FAMILY_ID).and_then(|id| Some(u16::from_ne_bytes(id.try_into().ok()?)));
+    let family =
+        find(&reply, FAMILY_ID).and_then(|id| Some(u16::from_ne_bytes(id.try_into().ok()?)));
     let family = family.ok_or("this kernel has no netlink family for ethtool")?;
     let name = attribute(HEADER_DEV_NAME, format!("{nic}\0").as_bytes());
     let mut attributes = attribute(CHANNELS_HEADER | NESTED, &name);
@@ -49,7 +51,12 @@ pub fn set(nic: &str, pairs: &str) -> Outcome {
 }
 
 /// Sends a request; gives the attributes of the reply, if there is one besides the acknowledgement.
-fn ask(mut socket: &Socket, family: u16, command: u8, attributes: &[u8]) -> Result<Vec<u8>, String> {
+fn ask(
+    mut socket: &Socket,
+    family: u16,
+    command: u8,
+    attributes: &[u8],
+) -> Result<Vec<u8>, String> {
     let mut message = Vec::new();
     message.extend(((HEADERS + attributes.len()) as u32).to_ne_bytes());
     message.extend(family.to_ne_bytes());

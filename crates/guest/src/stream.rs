@@ -1,7 +1,9 @@
-//! Streams: TCP and SCTP servers and clients. SCTP is used in its one-to-one style, which has the calls of TCP.
+//! Streams: TCP and SCTP servers and clients. SCTP is used in its one-to-one style, which has the
+//! calls of TCP.
 //!
-//! What `tcp-serve` and `tcp-put` send says where in the stream it is ([`Pattern`]), and who reads it looks at every byte: a
-//! switch that merged, cut or mixed segments wrongly, under checksums that it vouched for, shows here and nowhere else.
+//! What `tcp-serve` and `tcp-put` send says where in the stream it is ([`Pattern`]), and who reads
+//! it looks at every byte: a switch that merged, cut or mixed segments wrongly, under checksums
+//! that it vouched for, shows here and nowhere else.
 
 use crate::{Outcome, endpoint, number};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -41,7 +43,10 @@ impl Pattern {
         let sent = self.stretch(at, bytes.len());
         match sent.iter().zip(bytes).position(|(sent, came)| sent != came) {
             None => Ok(()),
-            Some(first) => Err(format!("byte {} is not the one that was sent", at + first as u64)),
+            Some(first) => Err(format!(
+                "byte {} is not the one that was sent",
+                at + first as u64
+            )),
         }
     }
 }
@@ -79,8 +84,9 @@ pub fn serve(kind: Kind, port: &str, rate: &str) -> Outcome {
     })
 }
 
-/// Reads until `bytes` have come (0: no bound) or `secs` have passed, and says how many came and how fast. With
-/// `progress`, a file holds the count while it runs. Fewer bytes than asked for is a failure, and so are others than were sent.
+/// Reads until `bytes` have come (0: no bound) or `secs` have passed, and says how many came and
+/// how fast. With `progress`, a file holds the count while it runs. Fewer bytes than asked for is a
+/// failure, and so are others than were sent.
 pub fn fetch(addr: &str, port: &str, bytes: &str, secs: &str, progress: Option<&str>) -> Outcome {
     let (target, secs): (u64, f64) = (number(bytes, "bytes")?, number(secs, "seconds")?);
     let limit = Duration::from_secs_f64(secs);
@@ -136,7 +142,8 @@ fn note(path: &str, count: u64) {
     }
 }
 
-/// Reads from everybody who connects, until they stop sending; answers with the count, or with what is wrong.
+/// Reads from everybody who connects, until they stop sending; answers with the count, or with what
+/// is wrong.
 pub fn sink(port: &str) -> Outcome {
     each_connection(Kind::Tcp, port, |mut stream| {
         let (pattern, mut chunk) = (Pattern::new(), vec![0u8; CHUNK]);
@@ -231,7 +238,11 @@ pub fn ping(kind: Kind, addr: &str, port: &str, count: &str, secs: &str) -> Outc
     Ok(format!("answers={count}"))
 }
 
-fn each_connection(kind: Kind, port: &str, each: impl Fn(Socket) + Clone + Send + 'static) -> Outcome {
+fn each_connection(
+    kind: Kind,
+    port: &str,
+    each: impl Fn(Socket) + Clone + Send + 'static,
+) -> Outcome {
     let local = SocketAddr::from((Ipv6Addr::UNSPECIFIED, number(port, "port")?));
     let listener = socket(kind, local).and_then(|socket| {
         socket.set_only_v6(false)?;
@@ -243,7 +254,9 @@ fn each_connection(kind: Kind, port: &str, each: impl Fn(Socket) + Clone + Send 
     let listener = listener.map_err(|e| format!("cannot listen on port {port}: {e}"))?;
     println!("listening");
     loop {
-        let (stream, _) = listener.accept().map_err(|e| format!("cannot accept: {e}"))?;
+        let (stream, _) = listener
+            .accept()
+            .map_err(|e| format!("cannot accept: {e}"))?;
         let each = each.clone();
         std::thread::spawn(move || each(stream));
     }

@@ -22,8 +22,8 @@ pub fn echo(port: &str) -> Outcome {
     }
 }
 
-/// Sends `count` datagrams of `size` bytes, one at a time, and counts the answers that equal what was sent. No
-/// answer at all is a failure.
+/// Sends `count` datagrams of `size` bytes, one at a time, and counts the answers that equal what
+/// was sent. No answer at all is a failure.
 pub fn ping(addr: &str, port: &str, count: &str, size: &str, source: &str) -> Outcome {
     let to = endpoint(addr, port)?;
     let (count, size): (u32, usize) = (number(count, "count")?, number(size, "size")?);

@@ -1,5 +1,5 @@
-//! What a check is: how often, how many results count, and what is done. Valid by construction: every value here has
-//! been through [`Check::validate`] or is a default.
+//! What a check is: how often, how many results count, and what is done. Valid by construction:
+//! every value here has been through [`Check::validate`] or is a default.
 
 use std::fmt;
 use std::time::Duration;
@@ -198,10 +198,15 @@ impl Http {
             return Err(error("http.path", &self.path, "does not begin with /"));
         }
         if self.path.parse::<hyper::Uri>().is_err() {
-            return Err(error("http.path", &self.path, "is no path of a URL (RFC 3986)"));
+            return Err(error(
+                "http.path",
+                &self.path,
+                "is no path of a URL (RFC 3986)",
+            ));
         }
         let host = self.host.as_deref();
-        if let Some(host) = host.filter(|host| host.parse::<hyper::http::uri::Authority>().is_err()) {
+        if let Some(host) = host.filter(|host| host.parse::<hyper::http::uri::Authority>().is_err())
+        {
             return Err(error("http.host", host, "is no host name"));
         }
         self.statuses
@@ -228,13 +233,21 @@ impl Command {
         }
         within("command.words", self.0.len(), 1..=64)?;
         match self.0.iter().find(|word| word.contains('\0')) {
-            Some(word) => Err(error("command.words", word.escape_debug(), "has a NUL character")),
+            Some(word) => Err(error(
+                "command.words",
+                word.escape_debug(),
+                "has a NUL character",
+            )),
             None => Ok(()),
         }
     }
 }
 
-pub(crate) fn error(field: &'static str, value: impl ToString, why: impl Into<String>) -> CheckError {
+pub(crate) fn error(
+    field: &'static str,
+    value: impl ToString,
+    why: impl Into<String>,
+) -> CheckError {
     CheckError {
         field,
         value: value.to_string(),
@@ -270,7 +283,11 @@ mod tests {
 
     #[test]
     fn defaults_are_valid() {
-        for kind in [Kind::Tcp, Kind::Http(Http::default()), Kind::Dns(Dns::default())] {
+        for kind in [
+            Kind::Tcp,
+            Kind::Http(Http::default()),
+            Kind::Dns(Dns::default()),
+        ] {
             assert_eq!(check(kind).validate(), Ok(()));
         }
     }
@@ -312,7 +329,11 @@ mod tests {
         };
         let table = [
             (policy(&|p| p.interval = ms(99)), "interval_ms", "99"),
-            (policy(&|p| p.interval = ms(3_600_001)), "interval_ms", "3600001"),
+            (
+                policy(&|p| p.interval = ms(3_600_001)),
+                "interval_ms",
+                "3600001",
+            ),
             (policy(&|p| p.timeout = ms(9)), "timeout_ms", "9"),
             (policy(&|p| p.timeout = ms(2001)), "timeout_ms", "2001"),
             (policy(&|p| p.rise = 0), "rise", "0"),
@@ -357,7 +378,11 @@ mod tests {
         ];
         for (result, field, value) in table {
             let error = result.unwrap_err();
-            assert_eq!((error.field, error.value.as_str()), (field, value), "{error:?}");
+            assert_eq!(
+                (error.field, error.value.as_str()),
+                (field, value),
+                "{error:?}"
+            );
         }
     }
 }

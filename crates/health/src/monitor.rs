@@ -1,7 +1,8 @@
 //! Which checks are due, and what their results change. Time is handed in.
 //!
-//! A target that is added is checked at once. Later checks are spread over the interval by the order in which the targets
-//! came, so that a thousand servers are not asked in the same millisecond for ever. A target has one check out at a time.
+//! A target that is added is checked at once. Later checks are spread over the interval by the
+//! order in which the targets came, so that a thousand servers are not asked in the same
+//! millisecond for ever. A target has one check out at a time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -21,7 +22,8 @@ pub struct Monitor<T> {
 struct Target {
     policy: Policy,
     state: State,
-    /// Its place among all that ever came: tells its checks from those of an earlier one of the same name.
+    /// Its place among all that ever came: tells its checks from those of an earlier one of the
+    /// same name.
     number: u64,
     /// Its first check has begun.
     checked: bool,
@@ -60,8 +62,8 @@ impl<T: Ord + Clone> Default for Monitor<T> {
 }
 
 impl<T: Ord + Clone> Monitor<T> {
-    /// Begins to watch a target that is taken for `health` until checks say otherwise; or watches one by another policy,
-    /// from its next check on.
+    /// Begins to watch a target that is taken for `health` until checks say otherwise; or watches
+    /// one by another policy, from its next check on.
     pub fn add(&mut self, now: Duration, target: T, policy: Policy, health: Health) {
         if let Some(known) = self.targets.get_mut(&target) {
             known.policy = policy;
@@ -101,7 +103,8 @@ impl<T: Ord + Clone> Monitor<T> {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// The checks that are due, to be made now. Each has to come back by [`finish`](Monitor::finish).
+    /// The checks that are due, to be made now. Each has to come back by
+    /// [`finish`](Monitor::finish).
     pub fn start(&mut self, now: Duration) -> Vec<Job<T>> {
         let mut jobs = Vec::new();
         while self.next().is_some_and(|at| at <= now) {
@@ -123,8 +126,14 @@ impl<T: Ord + Clone> Monitor<T> {
         jobs
     }
 
-    /// What a check came to: nothing, or the sentence that says why it failed. The health if it has turned by it.
-    pub fn finish(&mut self, now: Duration, job: Job<T>, outcome: Result<(), String>) -> Option<Change<T>> {
+    /// What a check came to: nothing, or the sentence that says why it failed. The health if it has
+    /// turned by it.
+    pub fn finish(
+        &mut self,
+        now: Duration,
+        job: Job<T>,
+        outcome: Result<(), String>,
+    ) -> Option<Change<T>> {
         let target = self.targets.get_mut(&job.target)?;
         if target.number != job.number {
             return None;
@@ -141,8 +150,8 @@ impl<T: Ord + Clone> Monitor<T> {
     }
 }
 
-/// An interval later; after the first check, anywhere within one, by the golden ratio of its number: neighbours are far
-/// apart however many there are.
+/// An interval later; after the first check, anywhere within one, by the golden ratio of its
+/// number: neighbours are far apart however many there are.
 fn following(target: &Target, now: Duration) -> Duration {
     let interval = target.policy.interval;
     if target.checked {
@@ -197,13 +206,19 @@ mod tests {
         monitor.add(Duration::ZERO, "a", policy(), Health::Unknown);
         monitor.add(Duration::ZERO, "b", policy(), Health::Unknown);
         let first = run(&mut monitor, Duration::ZERO, SECOND, |name| name == "a");
-        assert_eq!(first, [(0, "a", Health::Healthy), (0, "b", Health::Unhealthy)]);
+        assert_eq!(
+            first,
+            [(0, "a", Health::Healthy), (0, "b", Health::Unhealthy)]
+        );
         // A day without news.
         let day = SECOND * 86_400;
         assert_eq!(run(&mut monitor, SECOND, day, |name| name == "a"), []);
         // Then both turn: `fall` times 2 s, `rise` times 2 s.
         let turned = run(&mut monitor, day, day + SECOND * 10, |name| name == "b");
-        let mut names: Vec<_> = turned.iter().map(|(_, name, health)| (*name, *health)).collect();
+        let mut names: Vec<_> = turned
+            .iter()
+            .map(|(_, name, health)| (*name, *health))
+            .collect();
         names.sort_by_key(|(name, _)| *name);
         assert_eq!(names, [("a", Health::Unhealthy), ("b", Health::Healthy)]);
         let at = |name| turned.iter().find(|(_, who, _)| *who == name).unwrap().0 - 86_400;
@@ -245,7 +260,10 @@ mod tests {
         let mut monitor = Monitor::default();
         monitor.add(Duration::ZERO, "a", policy(), Health::Unknown);
         run(&mut monitor, Duration::ZERO, SECOND, |_| true);
-        let eager = Policy { fall: 1, ..policy() };
+        let eager = Policy {
+            fall: 1,
+            ..policy()
+        };
         monitor.add(SECOND, "a", eager, Health::Unknown);
         assert_eq!(monitor.state(&"a").unwrap().health, Health::Healthy);
         let changes = run(&mut monitor, SECOND, SECOND * 4, |_| false);
@@ -270,7 +288,10 @@ mod tests {
         }
         assert_eq!(tenths.iter().sum::<usize>(), 1000);
         assert!(
-            tenths.iter().skip(1).all(|count| (80..=120).contains(count)),
+            tenths
+                .iter()
+                .skip(1)
+                .all(|count| (80..=120).contains(count)),
             "{tenths:?}"
         );
     }

@@ -1,7 +1,7 @@
 //! Making one check of one server: nothing, or the sentence that says why it failed.
 //!
-//! Libraries speak the protocols: hyper HTTP, rustls TLS, hickory DNS. A check that misreads an answer takes a server
-//! away from everybody, and theirs have met every server there is.
+//! Libraries speak the protocols: hyper HTTP, rustls TLS, hickory DNS. A check that misreads an
+//! answer takes a server away from everybody, and theirs have met every server there is.
 
 mod command;
 mod dns;
@@ -53,8 +53,8 @@ async fn tcp(path: impl Path) -> Result<(), String> {
     connect(&path).await.map(drop)
 }
 
-/// A TCP connection that is reset when it is dropped: a check leaves no TIME_WAIT behind, neither here, where its port
-/// is needed again, nor on the server.
+/// A TCP connection that is reset when it is dropped: a check leaves no TIME_WAIT behind, neither
+/// here, where its port is needed again, nor on the server.
 async fn connect<P: Path>(path: &P) -> Result<(tokio::net::TcpStream, P::Hold), String> {
     let (stream, hold) = path
         .tcp()

@@ -1,5 +1,6 @@
-//! Which programs checks may run. A client of the API names a program; what it may name is what the administrator has put
-//! into one folder, which nobody else can write to. So a client chooses among programs, and brings none.
+//! Which programs checks may run. A client of the API names a program; what it may name is what the
+//! administrator has put into one folder, which nobody else can write to. So a client chooses among
+//! programs, and brings none.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -50,8 +51,7 @@ impl Programs {
         let named = command.0.first().map_or("", String::as_str);
         let refused = |why: String| error("command.words", named, why);
         let Some(folder) = &self.folder else {
-            let why =
-                "is not run: this daemon runs no programs (--check-programs says of which folder it may)";
+            let why = "is not run: this daemon runs no programs (--check-programs says of which folder it may)";
             return Err(refused(why.into()));
         };
         let real = Path::new(named)
@@ -123,7 +123,12 @@ mod tests {
             Ok(at("checks/good"))
         );
         let elsewhere = format!("is not in {}", at("checks").display());
-        for name in ["outside", "checks/link", "checks/inner/deep", "checks/../outside"] {
+        for name in [
+            "outside",
+            "checks/link",
+            "checks/inner/deep",
+            "checks/../outside",
+        ] {
             assert_eq!(refused(name), elsewhere, "{name}");
         }
         assert_eq!(asked(&programs, "/bin/sh".into()), Err(elsewhere));

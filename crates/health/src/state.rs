@@ -117,9 +117,17 @@ mod tests {
     fn the_sentence_is_that_of_the_last_check() {
         let policy = Policy::default();
         let mut state = State::new(Duration::ZERO, Health::Unknown);
-        state.record(&policy, Duration::ZERO, Duration::ZERO, Err("no route".into()));
+        state.record(
+            &policy,
+            Duration::ZERO,
+            Duration::ZERO,
+            Err("no route".into()),
+        );
         assert_eq!(state.detail, "no route");
         state.record(&policy, Duration::ZERO, Duration::ZERO, Ok(()));
-        assert_eq!((state.detail.as_str(), state.health), ("", Health::Unhealthy));
+        assert_eq!(
+            (state.detail.as_str(), state.health),
+            ("", Health::Unhealthy)
+        );
     }
 }

@@ -18,7 +18,12 @@ async fn check(kind: Kind, at: SocketAddr) -> Result<(), String> {
     within(TIMEOUT, kind, at, "tcp").await
 }
 
-async fn within(timeout: Duration, kind: Kind, at: SocketAddr, protocol: &'static str) -> Result<(), String> {
+async fn within(
+    timeout: Duration,
+    kind: Kind,
+    at: SocketAddr,
+    protocol: &'static str,
+) -> Result<(), String> {
     run(
         &kind,
         &subject(at, protocol),
@@ -38,7 +43,9 @@ fn subject(at: SocketAddr, protocol: &'static str) -> Subject {
 }
 
 /// Answers every connection with `answer` once something has come, and gives what came.
-async fn serve(answer: &'static [u8]) -> (SocketAddr, tokio::sync::mpsc::UnboundedReceiver<String>) {
+async fn serve(
+    answer: &'static [u8],
+) -> (SocketAddr, tokio::sync::mpsc::UnboundedReceiver<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let at = listener.local_addr().unwrap();
     let (sender, receiver) = tokio::sync::mpsc::unbounded_channel();
@@ -205,7 +212,10 @@ async fn dns_over_udp() {
         assert!(said.starts_with(sentence), "{said}");
     }
     let said = within(SHORT, dns(), at, "udp").await.unwrap_err();
-    assert!(said.contains("100 ms") || said.contains("refused"), "{said}");
+    assert!(
+        said.contains("100 ms") || said.contains("refused"),
+        "{said}"
+    );
 }
 
 #[tokio::test]
@@ -268,12 +278,20 @@ impl Shells {
         protocol: &'static str,
     ) -> Result<(), String> {
         let programs = Programs::of(self.dir.path()).unwrap();
-        let outcome = run(&kind, &subject(at, protocol), Direct(at), timeout, &programs).await;
+        let outcome = run(
+            &kind,
+            &subject(at, protocol),
+            Direct(at),
+            timeout,
+            &programs,
+        )
+        .await;
         outcome.map_err(|said| said.replace(&format!("{}/", self.dir.path().display()), ""))
     }
 
     async fn sh(&self, script: &str, at: SocketAddr) -> Result<(), String> {
-        self.within(TIMEOUT, self.run("sh", script), at, "tcp").await
+        self.within(TIMEOUT, self.run("sh", script), at, "tcp")
+            .await
     }
 }
 
@@ -302,7 +320,11 @@ async fn a_command_s_code_and_words() {
 #[tokio::test]
 async fn a_command_is_one_of_the_administrator_s_and_runs_as_nobody() {
     let (shells, at) = (Shells::new(), nobody().await);
-    let shell = |script: &str| Kind::Command(Command(["/bin/sh", "-c", script].map(str::to_owned).to_vec()));
+    let shell = |script: &str| {
+        Kind::Command(Command(
+            ["/bin/sh", "-c", script].map(str::to_owned).to_vec(),
+        ))
+    };
     let said = check(shell("exit 0"), at).await.unwrap_err();
     assert!(
         said.starts_with("/bin/sh is not run: this daemon runs no programs"),
@@ -313,7 +335,8 @@ async fn a_command_is_one_of_the_administrator_s_and_runs_as_nobody() {
         .await
         .unwrap_err();
     assert!(said.starts_with("/bin/sh is not in "), "{said}");
-    // Nothing of the daemon's is to be had: its user, its privileges, its environment, a folder that it is in.
+    // Nothing of the daemon's is to be had: its user, its privileges, its environment, a folder
+    // that it is in.
     let own = rustix::process::geteuid().as_raw();
     let user = if own == 0 { 65_534 } else { own };
     let script = format!(
@@ -323,7 +346,10 @@ async fn a_command_is_one_of_the_administrator_s_and_runs_as_nobody() {
     );
     assert_eq!(shells.sh(&script, at).await, Ok(()));
     if own == 0 {
-        let said = shells.sh("cat /etc/shadow > /dev/null", at).await.unwrap_err();
+        let said = shells
+            .sh("cat /etc/shadow > /dev/null", at)
+            .await
+            .unwrap_err();
         assert!(said.contains("Permission denied"), "{said}");
     }
 }
@@ -372,9 +398,14 @@ async fn a_command_reaches_the_server_by_the_relay() {
                   echo hi >&3; read answer <&3; [ \"$answer\" = hello ]";
     let shells = Shells::new();
     let bash = |script: &str| shells.run("bash", script);
-    assert_eq!(shells.within(TIMEOUT, bash(script), at, "tcp").await, Ok(()));
+    assert_eq!(
+        shells.within(TIMEOUT, bash(script), at, "tcp").await,
+        Ok(())
+    );
     assert_eq!(requests.recv().await.as_deref(), Some("hi\n"));
-    let said = shells.within(TIMEOUT, bash(script), nobody().await, "tcp").await;
+    let said = shells
+        .within(TIMEOUT, bash(script), nobody().await, "tcp")
+        .await;
     assert!(said.is_err(), "the server is not there");
 
     let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
@@ -387,5 +418,8 @@ async fn a_command_reaches_the_server_by_the_relay() {
     // bash reads byte by byte, and a datagram is read whole or lost.
     let script = "exec 3<>/dev/udp/${BUTTERFLY_CHECK_ADDRESS%:*}/${BUTTERFLY_CHECK_ADDRESS#*:}; \
                   echo hello >&3; answer=$(dd bs=64 count=1 <&3 2>/dev/null); [ \"$answer\" = hello ]";
-    assert_eq!(shells.within(TIMEOUT, bash(script), at, "udp").await, Ok(()));
+    assert_eq!(
+        shells.within(TIMEOUT, bash(script), at, "udp").await,
+        Ok(())
+    );
 }

@@ -1,9 +1,10 @@
 //! A bench NIC: a host without a guest, which sends ICMP echo requests or answers them.
 //!
-//! It is a neighbour like any other (it answers ARP, neighbour solicitations and echo requests for its addresses) and its
-//! packets go through the whole path, rules included. The sender keeps up to [`WINDOW`] requests on their way:
-//! an answer makes room for the next, and after [`QUIET_NS`] without any answer one request counts as lost. It
-//! has no clock: [`Port::tick`](crate::port::Port::tick) says what time it is.
+//! It is a neighbour like any other (it answers ARP, neighbour solicitations and echo requests for
+//! its addresses) and its packets go through the whole path, rules included. The sender keeps up to
+//! [`WINDOW`] requests on their way: an answer makes room for the next, and after [`QUIET_NS`]
+//! without any answer one request counts as lost. It has no clock:
+//! [`Port::tick`](crate::port::Port::tick) says what time it is.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -74,8 +75,8 @@ impl BenchReport {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Sequence number of the last request that was timed, and the nanoseconds until its answer: as exact as the worker's
-    /// turns, and a moment's number beside another's.
+    /// Sequence number of the last request that was timed, and the nanoseconds until its answer: as
+    /// exact as the worker's turns, and a moment's number beside another's.
     pub fn last(&self) -> (u16, u64) {
         let sequence = self.sequence.load(Ordering::Relaxed);
         (sequence, self.round_trip_ns.load(Ordering::Relaxed))
@@ -101,7 +102,12 @@ impl BenchPort {
             BenchMode::Receive => None,
             BenchMode::Send { ip, mac: to } => {
                 let own = addresses.iter().find(|own| own.is_ipv4() == ip.is_ipv4());
-                Some(Sender::new(mac, *own.ok_or(BenchError::NoAddress(ip))?, to, ip))
+                Some(Sender::new(
+                    mac,
+                    *own.ok_or(BenchError::NoAddress(ip))?,
+                    to,
+                    ip,
+                ))
             }
         };
         let addresses = addresses.to_vec();
@@ -192,7 +198,13 @@ impl BenchPort {
         }
     }
 
-    fn answer_ip(&mut self, packet: &Packet, ip: &IpPacket, batch: &Batch, index: usize) -> Option<Vec<u8>> {
+    fn answer_ip(
+        &mut self,
+        packet: &Packet,
+        ip: &IpPacket,
+        batch: &Batch,
+        index: usize,
+    ) -> Option<Vec<u8>> {
         let head = batch.frames()[index].head();
         if let Ok(Some(message)) = nd::parse(head, ip) {
             return self.answer_nd(&message, ip);
@@ -201,7 +213,12 @@ impl BenchPort {
             return None;
         };
         let for_us = packet.dst == self.mac && self.addresses.contains(&ip.dst());
-        let icmp = ip.protocol == if ip.v6 { protocol::ICMPV6 } else { protocol::ICMP };
+        let icmp = ip.protocol
+            == if ip.v6 {
+                protocol::ICMPV6
+            } else {
+                protocol::ICMP
+            };
         if !for_us || !icmp {
             return None;
         }
@@ -309,12 +326,15 @@ impl Sender {
         Some(&self.frame)
     }
 
-    /// Frames do not overtake each other: requests before the one that was answered are answered or lost.
+    /// Frames do not overtake each other: requests before the one that was answered are answered or
+    /// lost.
     fn answered(&mut self, sequence: u16) {
         let skipped = sequence.wrapping_sub(self.oldest);
         if skipped < self.in_flight() {
             self.report.answers.fetch_add(1, Ordering::Relaxed);
-            self.report.lost.fetch_add(skipped.into(), Ordering::Relaxed);
+            self.report
+                .lost
+                .fetch_add(skipped.into(), Ordering::Relaxed);
             self.time(sequence);
             self.oldest = sequence.wrapping_add(1);
             self.progress_ns = self.now_ns;
@@ -339,7 +359,10 @@ impl Sender {
 
     fn tick(&mut self, mono_ns: u64) {
         self.now_ns = self.now_ns.max(mono_ns);
-        if self.deadline().is_some_and(|deadline| deadline <= self.now_ns) {
+        if self
+            .deadline()
+            .is_some_and(|deadline| deadline <= self.now_ns)
+        {
             self.report.lost.fetch_add(1, Ordering::Relaxed);
             self.timed = self.timed.filter(|(timed, _)| *timed != self.oldest);
             self.oldest = self.oldest.wrapping_add(1);
@@ -424,7 +447,9 @@ mod tests {
 
                 give(&mut there, &requests);
                 let answers = sent(&mut there);
-                let expected = build::frame(THERE, HERE).ip(ip(to), ip(own)).echo_reply(1, first);
+                let expected = build::frame(THERE, HERE)
+                    .ip(ip(to), ip(own))
+                    .echo_reply(1, first);
                 assert_eq!(answers[0], expected.payload(&payload()).build());
                 give(&mut here, &answers);
                 assert!(here.arm());
@@ -534,7 +559,11 @@ mod tests {
     #[test]
     fn answers_that_nobody_takes_fill_the_port_and_not_the_memory() {
         let mut port = receiver(&["10.0.0.2"]);
-        let request = build::arp_request(HERE, "10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
+        let request = build::arp_request(
+            HERE,
+            "10.0.0.1".parse().unwrap(),
+            "10.0.0.2".parse().unwrap(),
+        );
         let mut batch = Batch::new();
         let index = batch.push_bytes(&request, Offload::default()).unwrap();
         for _ in 0..ANSWERS_MAX {
@@ -547,7 +576,11 @@ mod tests {
     #[test]
     fn a_sender_needs_an_address_of_the_family_that_it_sends_to() {
         let to = ip("fd00::2");
-        let made = BenchPort::new(HERE, &[ip("10.0.0.1")], BenchMode::Send { ip: to, mac: THERE });
+        let made = BenchPort::new(
+            HERE,
+            &[ip("10.0.0.1")],
+            BenchMode::Send { ip: to, mac: THERE },
+        );
         assert_eq!(made.unwrap_err(), BenchError::NoAddress(to));
     }
 }

@@ -1,23 +1,25 @@
 //! Copies between guest memory and private memory, and from guest to guest: the one copy.
 //!
-//! Guest memory is shared with a party that may write it at any time. Rust has no references to such memory;
-//! all access is through raw pointers and plain copies. In the letter of the
-//! memory model a racing plain copy is undefined; in practice (and in every VMM written in Rust) it is a
-//! sequence of loads and stores whose result is some mixture of old and new bytes. What we rely on is only
-//! that: no decision is made on bytes still in guest memory, and what is summed is read once (`copy_sum`). A plain copy may
-//! read bytes twice, where its last block overlaps the one before.
+//! Guest memory is shared with a party that may write it at any time. Rust has no references to
+//! such memory; all access is through raw pointers and plain copies. In the letter of the memory
+//! model a racing plain copy is undefined; in practice (and in every VMM written in Rust) it is a
+//! sequence of loads and stores whose result is some mixture of old and new bytes. What we rely on
+//! is only that: no decision is made on bytes still in guest memory, and what is summed is read
+//! once (`copy_sum`). A plain copy may read bytes twice, where its last block overlaps the one
+//! before.
 //!
-//! Source and target may overlap: a guest may name one page in both of its rings, or two NICs of a guest may
-//! share its memory. Which bytes come out is then that guest's problem, but it must not be undefined: hence
-//! `ptr::copy`, which is the same code as `memcpy` on the machines we run on.
+//! Source and target may overlap: a guest may name one page in both of its rings, or two NICs of a
+//! guest may share its memory. Which bytes come out is then that guest's problem, but it must not
+//! be undefined: hence `ptr::copy`, which is the same code as `memcpy` on the machines we run on.
 
 use crate::frame::Segment;
 
 /// Bytes of a cache line.
 pub(crate) const LINE: usize = 64;
 
-/// How wide the registers are that copies go through. A function that copies for a whole batch is compiled once for each
-/// and picked by [`width`]: what is inlined into it (`bytes`, `blocks`) is then as wide.
+/// How wide the registers are that copies go through. A function that copies for a whole batch is
+/// compiled once for each and picked by [`width`]: what is inlined into it (`bytes`, `blocks`) is
+/// then as wide.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Width {
     /// What every processor has.
@@ -30,8 +32,8 @@ pub(crate) enum Width {
     Avx512,
 }
 
-/// The widest that this processor has and that is worth it: those before AVX-512 VBMI2 came (Ice Lake, Zen 4) slow down
-/// for 64 bytes.
+/// The widest that this processor has and that is worth it: those before AVX-512 VBMI2 came (Ice
+/// Lake, Zen 4) slow down for 64 bytes.
 #[inline]
 pub(crate) fn width() -> Width {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -57,8 +59,8 @@ pub(crate) fn width() -> Width {
     Width::Base
 }
 
-/// Makes a function of a ring that is another one, which has to be inlined always, compiled for each [`Width`] and picked
-/// by [`width`]. The features here are those that are looked for there.
+/// Makes a function of a ring that is another one, which has to be inlined always, compiled for
+/// each [`Width`] and picked by [`width`]. The features here are those that are looked for there.
 macro_rules! by_width {
     (
         $(#[$doc:meta])*
@@ -91,8 +93,9 @@ macro_rules! by_width {
 }
 pub(crate) use by_width;
 
-/// How far behind what is being copied that lies which will be copied next, bytes. A line of it is asked for with each line that is
-/// copied: asked for all at once, they would keep what is copied now waiting. Only a hint; nothing need be there.
+/// How far behind what is being copied that lies which will be copied next, bytes. A line of it is
+/// asked for with each line that is copied: asked for all at once, they would keep what is copied
+/// now waiting. Only a hint; nothing need be there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Ahead {
     pub read: usize,
@@ -102,7 +105,12 @@ pub(crate) struct Ahead {
 impl Ahead {
     /// From one copy to the next one.
     #[inline(always)]
-    pub fn between(from: *const u8, to: *const u8, next_from: *const u8, next_to: *const u8) -> Ahead {
+    pub fn between(
+        from: *const u8,
+        to: *const u8,
+        next_from: *const u8,
+        next_to: *const u8,
+    ) -> Ahead {
         Ahead {
             read: next_from.addr().wrapping_sub(from.addr()),
             write: next_to.addr().wrapping_sub(to.addr()),
@@ -126,7 +134,8 @@ pub(crate) const NOTHING: Segment = Segment {
 /// What is no longer is copied without a call to `memcpy`.
 const SHORT: usize = 256;
 
-/// How long a piece is that [`lines`] copies sooner than [`bytes`]: within a page, at whose end the processor's own foresight ends.
+/// How long a piece is that [`lines`] copies sooner than [`bytes`]: within a page, at whose end the
+/// processor's own foresight ends.
 pub(crate) const LINED: std::ops::RangeInclusive<usize> = SHORT + 1..=4096;
 
 /// Copies `len` bytes; short copies, which heads and small frames are, without a call to `memcpy`.
@@ -135,8 +144,8 @@ pub(crate) const LINED: std::ops::RangeInclusive<usize> = SHORT + 1..=4096;
 /// `from` is valid for reads and `to` for writes of `len` bytes.
 #[inline(always)]
 pub(crate) unsafe fn bytes(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: each branch copies whole blocks inside `len`, the last one overlapping the one before it; the
-    // caller vouches for the `len` bytes on both sides.
+    // SAFETY: each branch copies whole blocks inside `len`, the last one overlapping the one before
+    // it; the caller vouches for the `len` bytes on both sides.
     unsafe {
         if len > SHORT {
             std::ptr::copy(from, to, len);
@@ -164,16 +173,16 @@ pub(crate) unsafe fn bytes(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// Copies `len` bytes, [`LINE`] at least, a line at a time, and asks for what lies `ahead` on the way: while one frame's body waits
-/// for the second cache, the next one's comes nearer.
+/// Copies `len` bytes, [`LINE`] at least, a line at a time, and asks for what lies `ahead` on the
+/// way: while one frame's body waits for the second cache, the next one's comes nearer.
 ///
 /// # Safety
 /// `from` is valid for reads and `to` for writes of `len` bytes.
 #[inline(always)]
 pub(crate) unsafe fn lines(from: *const u8, to: *mut u8, len: usize, ahead: Ahead) {
     let last = len - LINE;
-    // SAFETY: each block is inside `len`, the first and the last one overlap others; the caller vouches for the `len` bytes on
-    // both sides.
+    // SAFETY: each block is inside `len`, the first and the last one overlap others; the caller
+    // vouches for the `len` bytes on both sides.
     unsafe {
         block::<LINE>(from, to);
         // From here on no store is across two lines.
@@ -187,7 +196,8 @@ pub(crate) unsafe fn lines(from: *const u8, to: *mut u8, len: usize, ahead: Ahea
     }
 }
 
-/// Copies `len` bytes and what follows up to a multiple of 64 (at least one block): no branch on the exact length.
+/// Copies `len` bytes and what follows up to a multiple of 64 (at least one block): no branch on
+/// the exact length.
 ///
 /// # Safety
 /// `from` is valid for reads and `to` for writes of `len` bytes, rounded up.
@@ -226,7 +236,8 @@ pub(crate) fn prefetch(at: *const u8) {
     let _ = at;
 }
 
-/// The same for one that will be read later, when much else has been: it comes as near as the second cache.
+/// The same for one that will be read later, when much else has been: it comes as near as the
+/// second cache.
 #[inline(always)]
 pub(crate) fn prefetch_for_later(at: *const u8) {
     #[cfg(target_arch = "x86_64")]

@@ -1,8 +1,10 @@
-//! The copy and the Internet checksum (RFC 1071) in one pass: each byte is read once, and what is summed is what is written.
+//! The copy and the Internet checksum (RFC 1071) in one pass: each byte is read once, and what is
+//! summed is what is written.
 //!
-//! Called where a checksum is completed over what is copied: towards the wire (`outer.rs`), and to a guest that takes no partial
-//! checksums. It costs little more than the copy, which waits for memory. As [`crate::copy`] it may be pointed at memory that
-//! somebody else writes: the sum is then that of the mixture that was written, since both are made of the same registers.
+//! Called where a checksum is completed over what is copied: towards the wire (`outer.rs`), and to
+//! a guest that takes no partial checksums. It costs little more than the copy, which waits for
+//! memory. As [`crate::copy`] it may be pointed at memory that somebody else writes: the sum is
+//! then that of the mixture that was written, since both are made of the same registers.
 
 use wire::checksum;
 
@@ -13,7 +15,12 @@ use crate::copy::{Ahead, Width, width};
 /// # Safety
 /// `from` is valid for reads and `to` for writes of `len` bytes.
 #[inline]
-pub(crate) unsafe fn copy_and_sum(from: *const u8, to: *mut u8, len: usize, ahead: Option<Ahead>) -> u32 {
+pub(crate) unsafe fn copy_and_sum(
+    from: *const u8,
+    to: *mut u8,
+    len: usize,
+    ahead: Option<Ahead>,
+) -> u32 {
     // SAFETY: the caller's promise; the processor has AVX2 where `width` says so.
     let total = unsafe {
         match (width(), ahead) {
@@ -32,7 +39,8 @@ pub(crate) unsafe fn copy_and_sum(from: *const u8, to: *mut u8, len: usize, ahea
 /// Bytes of a step.
 const STEP: usize = 32;
 
-/// What every processor can: the sum of native words of 32 bits. The lanes become vector additions of 16 bytes.
+/// What every processor can: the sum of native words of 32 bits. The lanes become vector additions
+/// of 16 bytes.
 ///
 /// # Safety
 /// As [`copy_and_sum`].
@@ -65,8 +73,8 @@ unsafe fn base(from: *const u8, to: *mut u8, len: usize) -> u64 {
     lanes.iter().fold(last, |total, lane| total + lane)
 }
 
-/// The same through registers of 32 bytes, two at a time: each is split into its odd and its even words. `ask` is called for each
-/// line.
+/// The same through registers of 32 bytes, two at a time: each is split into its odd and its even
+/// words. `ask` is called for each line.
 ///
 /// # Safety
 /// As [`copy_and_sum`].
@@ -127,7 +135,8 @@ mod tests {
         for way in ways() {
             let mut to = vec![0xa5; bytes.len() + 64];
             let len = bytes.len() - skip;
-            // SAFETY: `len` bytes are behind `skip` in the source, and in the target with as many before as behind.
+            // SAFETY: `len` bytes are behind `skip` in the source, and in the target with as many
+            // before as behind.
             let total = unsafe { way(bytes[skip..].as_ptr(), to[skip..].as_mut_ptr(), len) };
             assert_eq!(checksum::of_native(total), checksum::sum(&bytes[skip..]));
             assert_eq!(to[skip..skip + len], bytes[skip..]);
@@ -142,7 +151,12 @@ mod tests {
     #[test]
     fn nothing_need_be_there_ahead() {
         let bytes: Vec<u8> = (0..1448).map(|at| (at * 7 + at / 251) as u8).collect();
-        let far = [(0, 0), (1448, 2048), (usize::MAX, 1 << 46), (1 << 46, usize::MAX)];
+        let far = [
+            (0, 0),
+            (1448, 2048),
+            (usize::MAX, 1 << 46),
+            (1 << 46, usize::MAX),
+        ];
         for (read, write) in far {
             let mut to = vec![0xa5; bytes.len()];
             let ahead = Some(Ahead { read, write });

@@ -1,8 +1,10 @@
-//! What a frame becomes on its way out: as it is, with its checksum completed, or cut into segments.
+//! What a frame becomes on its way out: as it is, with its checksum completed, or cut into
+//! segments.
 //!
-//! A sender leaves work undone ([`Offload`]) that a receiver may or may not take over. [`deliver`] compares
-//! the two and hands the port one [`Piece`] per frame to write; a port is a [`Sink`] of pieces and does not
-//! know what it took to make them. Between guests that both negotiated offloads nothing is computed.
+//! A sender leaves work undone ([`Offload`]) that a receiver may or may not take over. [`deliver`]
+//! compares the two and hands the port one [`Piece`] per frame to write; a port is a [`Sink`] of
+//! pieces and does not know what it took to make them. Between guests that both negotiated offloads
+//! nothing is computed.
 
 use wire::checksum::{Sum, finish};
 use wire::offload::{Gso, Offload, PartialChecksum};
@@ -13,8 +15,8 @@ use crate::copy_sum::copy_and_sum;
 use crate::frame::{Batch, Frame, HEAD_MAX, Segment};
 use crate::port::TransmitError;
 
-/// What a receiver takes as the sender left it. `tso4`, `tso6` and `uso` mean nothing without `checksum`
-/// (virtio 1.2, section 5.1.3.1).
+/// What a receiver takes as the sender left it. `tso4`, `tso6` and `uso` mean nothing without
+/// `checksum` (virtio 1.2, section 5.1.3.1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Accepts {
     /// Frames with a partial checksum (GUEST_CSUM).
@@ -104,12 +106,14 @@ impl<'a> Body<'a> {
     }
 }
 
-/// The first bytes of a frame as the receiver is to get it; what they are made of is in private memory.
+/// The first bytes of a frame as the receiver is to get it; what they are made of is in private
+/// memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Head<'a> {
     /// These.
     Whole(&'a [u8]),
-    /// The headers of a segment, made where they are written, and what of its payload came with the large frame's head.
+    /// The headers of a segment, made where they are written, and what of its payload came with the
+    /// large frame's head.
     Segment {
         segments: &'a Segments,
         index: usize,
@@ -150,17 +154,20 @@ impl Piece<'_> {
         self.head.len() + self.body.len()
     }
 
-    /// How far behind this body the next one begins, if this is a segment of a large frame: right behind, as long as the sender's pieces
-    /// of memory are.
+    /// How far behind this body the next one begins, if this is a segment of a large frame: right
+    /// behind, as long as the sender's pieces of memory are.
     #[inline]
     pub fn next_body(&self) -> Option<usize> {
         match self.head {
-            Head::Segment { segments, index, .. } if index + 1 < segments.count() => Some(self.body.len()),
+            Head::Segment {
+                segments, index, ..
+            } if index + 1 < segments.count() => Some(self.body.len()),
             _ => None,
         }
     }
 
-    /// Copies the body, and gives its sum if that is asked for: then what lies `ahead` is asked for on the way.
+    /// Copies the body, and gives its sum if that is asked for: then what lies `ahead` is asked for
+    /// on the way.
     ///
     /// # Safety
     /// `to` is valid for writes of as many bytes as the body has.
@@ -168,7 +175,8 @@ impl Piece<'_> {
     pub unsafe fn copy_body(&self, to: *mut u8, summed: bool, ahead: Option<Ahead>) -> Sum {
         let (mut at, mut sum) = (0, Sum::new());
         for segment in self.body.segments() {
-            // SAFETY: the segment is valid for reads (`Segment`), and all of them together are as long as the body.
+            // SAFETY: the segment is valid for reads (`Segment`), and all of them together are as
+            // long as the body.
             unsafe {
                 match summed {
                     true => {
@@ -183,13 +191,15 @@ impl Piece<'_> {
         sum
     }
 
-    /// Writes the head, complete, to `to`, which is as long. `body` is the sum of the body, if there is a checksum to complete.
+    /// Writes the head, complete, to `to`, which is as long. `body` is the sum of the body, if
+    /// there is a checksum to complete.
     #[inline]
     pub fn write_head(&self, to: &mut [u8], body: Sum) {
         match self.head {
             Head::Whole(head) => {
                 assert_eq!(to.len(), head.len());
-                // SAFETY: both are as long. Not `copy_from_slice`, which calls `memcpy` for what is short.
+                // SAFETY: both are as long. Not `copy_from_slice`, which calls `memcpy` for what is
+                // short.
                 unsafe { copy::bytes(head.as_ptr(), to.as_mut_ptr(), head.len()) };
                 self.complete(to, body);
             }
@@ -258,8 +268,8 @@ impl Piece<'_> {
     }
 }
 
-/// For the header of a large frame: how long the headers are that each segment repeats. Only a hint, which
-/// the receiver has to check; what it is made of need not have been checked either.
+/// For the header of a large frame: how long the headers are that each segment repeats. Only a
+/// hint, which the receiver has to check; what it is made of need not have been checked either.
 #[inline]
 pub(crate) fn header_hint(offload: &Offload, head: &[u8]) -> u16 {
     let start = match offload.checksum {
@@ -281,8 +291,8 @@ pub(crate) trait Sink {
     fn put(&mut self, piece: &Piece<'_>) -> Result<(), TransmitError>;
 }
 
-/// True when the offload fields describe something inside a frame of `len` bytes. The checksum's field has to
-/// lie in the head, where it can be completed.
+/// True when the offload fields describe something inside a frame of `len` bytes. The checksum's
+/// field has to lie in the head, where it can be completed.
 #[inline]
 pub(crate) fn is_sound(offload: &Offload, len: usize) -> bool {
     let fits = |c: PartialChecksum| {
@@ -295,7 +305,8 @@ pub(crate) fn is_sound(offload: &Offload, len: usize) -> bool {
     }
 }
 
-/// True when nothing is left to do and nothing to tell the receiver: what every receiver takes as it is.
+/// True when nothing is left to do and nothing to tell the receiver: what every receiver takes as
+/// it is.
 #[inline(always)]
 pub(crate) fn is_complete(offload: &Offload) -> bool {
     offload.checksum.is_none() && !offload.data_valid && offload.gso == Gso::None
@@ -362,8 +373,8 @@ fn complete(
     })
 }
 
-/// Cuts a large frame into the packets it stands for and delivers each. When the receiver runs out of room
-/// the rest is lost, as it would be on a wire.
+/// Cuts a large frame into the packets it stands for and delivers each. When the receiver runs out
+/// of room the rest is lost, as it would be on a wire.
 #[cold]
 fn cut(
     frame: &Frame,
@@ -382,8 +393,8 @@ fn cut(
     let checksum = (!accepts.checksum).then_some(partial);
     for index in 0..segments.count() {
         let payload = segments.payload(index);
-        // The payload's beginning may have come with the large frame's head. Headers and that part together are
-        // no longer than that head.
+        // The payload's beginning may have come with the large frame's head. Headers and that part
+        // together are no longer than that head.
         let private = &whole[payload.start.min(whole.len())..payload.end.min(whole.len())];
         let body = rest.take(payload.len() - private.len());
         sink.put(&Piece {

@@ -1,14 +1,15 @@
 //! What happens when a file of guest memory is cut short under our mapping.
 //!
-//! A VMM hands over a file and keeps it. It can truncate it at any time (QEMU's memory is not sealed, so that
-//! seals cannot be asked for), and the next touch of a page that is gone is a SIGBUS: one hostile VMM would
-//! end the switch for all. So the handler here looks whether the address lies in a mapping of guest memory; if it
-//! does, it puts zeroed private memory in the whole mapping's place and marks it lost. The worker goes on with
-//! zeros until the end of its batch, then finds the mark ([`Guard::is_lost`]) and stops the port. Every other
-//! SIGBUS goes where it went before.
+//! A VMM hands over a file and keeps it. It can truncate it at any time (QEMU's memory is not
+//! sealed, so that seals cannot be asked for), and the next touch of a page that is gone is a
+//! SIGBUS: one hostile VMM would end the switch for all. So the handler here looks whether the
+//! address lies in a mapping of guest memory; if it does, it puts zeroed private memory in the
+//! whole mapping's place and marks it lost. The worker goes on with zeros until the end of its
+//! batch, then finds the mark ([`Guard::is_lost`]) and stops the port. Every other SIGBUS goes
+//! where it went before.
 //!
-//! The handler runs wherever the fault was, so that it takes no lock and allocates nothing: it reads atomics
-//! in a list that only grows, and calls `mmap`, `sigaction` and `raise`.
+//! The handler runs wherever the fault was, so that it takes no lock and allocates nothing: it
+//! reads atomics in a list that only grows, and calls `mmap`, `sigaction` and `raise`.
 
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -35,9 +36,10 @@ impl Slot {
     }
 }
 
-/// Where a mapping is. One writer at a time, who holds the slot; readers in a signal handler, who cannot wait. A slot that
-/// is used again while the handler reads it must not show one mapping's start with another's length: what is mapped over
-/// would be memory of somebody else. So the writer counts, and who sees two counts has seen nothing.
+/// Where a mapping is. One writer at a time, who holds the slot; readers in a signal handler, who
+/// cannot wait. A slot that is used again while the handler reads it must not show one mapping's
+/// start with another's length: what is mapped over would be memory of somebody else. So the writer
+/// counts, and who sees two counts has seen nothing.
 struct Range {
     /// Odd while the range is being changed.
     version: AtomicUsize,
@@ -56,15 +58,18 @@ impl Range {
 
     fn set(&self, start: usize, len: usize) {
         let version = self.version.load(Ordering::Relaxed);
-        self.version.store(version.wrapping_add(1), Ordering::Relaxed);
+        self.version
+            .store(version.wrapping_add(1), Ordering::Relaxed);
         // Who reads a value of below reads this odd count, or a later one, behind it.
         fence(Ordering::Release);
         self.start.store(start, Ordering::Relaxed);
         self.len.store(len, Ordering::Relaxed);
-        self.version.store(version.wrapping_add(2), Ordering::Release);
+        self.version
+            .store(version.wrapping_add(2), Ordering::Release);
     }
 
-    /// Start and length; `None` when they are being changed: the range is then not one that is in use.
+    /// Start and length; `None` when they are being changed: the range is then not one that is in
+    /// use.
     fn read(&self) -> Option<(usize, usize)> {
         let before = self.version.load(Ordering::Acquire);
         let (start, len) = (
@@ -128,8 +133,8 @@ impl Guard {
     /// Guards `len` bytes of memory at `start`, a mapping of guest memory.
     ///
     /// # Safety
-    /// The range is one whole mapping of the caller's, and nothing but guest memory is in it: after a fault its
-    /// contents are replaced by zeros.
+    /// The range is one whole mapping of the caller's, and nothing but guest memory is in it: after
+    /// a fault its contents are replaced by zeros.
     pub unsafe fn new(start: *mut u8, len: usize) -> Guard {
         install();
         let slot = claim();
@@ -166,9 +171,12 @@ fn claim() -> &'static Slot {
         }
         block = block.next().unwrap_or_else(|| {
             let new = Box::into_raw(Box::new(Block::new()));
-            let put = block
-                .next
-                .compare_exchange(ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire);
+            let put = block.next.compare_exchange(
+                ptr::null_mut(),
+                new,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            );
             let next = match put {
                 Ok(_) => new,
                 Err(others) => {
@@ -187,8 +195,9 @@ fn claim() -> &'static Slot {
 fn install() {
     BEFORE.get_or_init(|| {
         let mut before = MaybeUninit::<libc::sigaction>::zeroed();
-        // SAFETY: `action` is complete (all zeros are a valid `sigaction`, and the fields that count are set), the
-        // handler has the signature that SA_SIGINFO asks for, and `before` is filled by a call that succeeded.
+        // SAFETY: `action` is complete (all zeros are a valid `sigaction`, and the fields that
+        // count are set), the handler has the signature that SA_SIGINFO asks for, and `before` is
+        // filled by a call that succeeded.
         unsafe {
             let mut action = MaybeUninit::<libc::sigaction>::zeroed().assume_init();
             action.sa_sigaction = on_sigbus as *const () as usize;
@@ -201,9 +210,13 @@ fn install() {
     });
 }
 
-extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
-    // SAFETY: the kernel passes a valid siginfo with SA_SIGINFO, and `si_addr` is set for faults (codes above
-    // 0); errno belongs to this thread.
+extern "C" fn on_sigbus(
+    _signal: libc::c_int,
+    info: *mut libc::siginfo_t,
+    _context: *mut libc::c_void,
+) {
+    // SAFETY: the kernel passes a valid siginfo with SA_SIGINFO, and `si_addr` is set for faults
+    // (codes above 0); errno belongs to this thread.
     unsafe {
         let errno = libc::__errno_location();
         let saved = *errno;
@@ -215,7 +228,8 @@ extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _conte
     }
 }
 
-/// Puts zeroed memory in the place of the guarded mapping that holds `addr`. False when there is none.
+/// Puts zeroed memory in the place of the guarded mapping that holds `addr`. False when there is
+/// none.
 fn replace(addr: usize) -> bool {
     let mut block = Some(&LIST);
     while let Some(here) = block {
@@ -229,11 +243,12 @@ fn replace(addr: usize) -> bool {
             }
             slot.lost.store(true, Ordering::Release);
             LOST.fetch_add(1, Ordering::Release);
-            // SAFETY: the range is a mapping of guest memory (the promise of `Guard::new`) that is still there: it
-            // was touched just now through a pointer whose holder keeps it, and the guard goes before it. All
-            // access to it is by raw pointers that expect any bytes.
+            // SAFETY: the range is a mapping of guest memory (the promise of `Guard::new`) that is
+            // still there: it was touched just now through a pointer whose holder keeps it, and the
+            // guard goes before it. All access to it is by raw pointers that expect any bytes.
             let new = unsafe {
-                let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+                let flags =
+                    libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
                 libc::mmap(
                     ptr::with_exposed_provenance_mut(start),
                     len,
@@ -252,8 +267,8 @@ fn replace(addr: usize) -> bool {
 
 /// Not ours: what was installed before us takes it, from now on.
 fn pass_on(is_fault: bool) {
-    // SAFETY: plain system calls with a valid action. After a fault the instruction runs again when we return and
-    // faults again; a signal that was sent is sent again.
+    // SAFETY: plain system calls with a valid action. After a fault the instruction runs again when
+    // we return and faults again; a signal that was sent is sent again.
     unsafe {
         match BEFORE.get() {
             Some(before) => libc::sigaction(libc::SIGBUS, before, ptr::null_mut()),
@@ -273,8 +288,8 @@ fn pass_on(is_fault: bool) {
 mod tests {
     use super::*;
 
-    /// A place that is used again and again, as by VMMs that come and go, is never read as half of one mapping and half
-    /// of another.
+    /// A place that is used again and again, as by VMMs that come and go, is never read as half of
+    /// one mapping and half of another.
     #[test]
     fn a_range_is_read_whole_or_not_at_all() {
         // Under Miri, which tries the orders that it likes, fewer do.

@@ -1,6 +1,7 @@
 //! Asks the processor for what will be read soon, for code that is all safe.
 
-/// Begins to bring the cache line of `what` nearer. Does not wait and changes nothing that a program can see.
+/// Begins to bring the cache line of `what` nearer. Does not wait and changes nothing that a
+/// program can see.
 #[inline(always)]
 pub fn soon<T>(what: &T) {
     crate::copy::prefetch(std::ptr::from_ref(what).cast());

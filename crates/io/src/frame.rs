@@ -1,10 +1,10 @@
 //! A frame on its way through the switch, and a batch of them.
 //!
-//! A [`Frame`] is a private *head* (copied out of the sender's memory once; what is judged and what is
-//! delivered) and a *body* that stays where the sender put it. A [`Batch`] owns the frames, the list of body
-//! segments, the buffers of frames that have no sender's memory, and keeps that memory mapped until
-//! [`Batch::clear`]. A port fills it, the data plane judges and rewrites heads, other ports read it.
-//! Nothing here is allocated per frame: everything is reused from batch to batch.
+//! A [`Frame`] is a private *head* (copied out of the sender's memory once; what is judged and what
+//! is delivered) and a *body* that stays where the sender put it. A [`Batch`] owns the frames, the
+//! list of body segments, the buffers of frames that have no sender's memory, and keeps that memory
+//! mapped until [`Batch::clear`]. A port fills it, the data plane judges and rewrites heads, other
+//! ports read it. Nothing here is allocated per frame: everything is reused from batch to batch.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ use crate::xsk::umem::Umem;
 
 /// Frames handled together; a step is done for the whole batch before the next step begins.
 ///
-/// What is done once a batch (indices shared with a guest on another core, fences, notifications) is spread over this
-/// many frames.
+/// What is done once a batch (indices shared with a guest on another core, fences, notifications)
+/// is spread over this many frames.
 pub const BATCH: usize = 64;
 
 /// A bit for each frame of a batch.
@@ -33,21 +33,23 @@ pub fn first_bits(count: usize) -> Bits {
         .unwrap_or(0)
 }
 
-/// The most header bytes of a frame that are copied to private memory and can be judged. A frame whose
-/// headers do not fit is dropped (`headers_too_long`).
+/// The most header bytes of a frame that are copied to private memory and can be judged. A frame
+/// whose headers do not fit is dropped (`headers_too_long`).
 pub const HEAD_MAX: usize = 256;
 
 /// The largest frame, Ethernet header included: a 64 KiB TSO frame with its headers.
 pub const FRAME_MAX: usize = 65536 + 64;
 
-/// So many lines of a body come while the fast path judges a head: with more, it would wait for them.
+/// So many lines of a body come while the fast path judges a head: with more, it would wait for
+/// them.
 const BODY_FETCH: usize = 6;
 
-/// Why a frame that came cannot be delivered. It is in the batch all the same, so that it is dropped and counted where
-/// every other drop is; its `offload` is the default.
+/// Why a frame that came cannot be delivered. It is in the batch all the same, so that it is
+/// dropped and counted where every other drop is; its `offload` is the default.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// The virtio header asks for what does not exist, was not negotiated or lies outside the frame.
+    /// The virtio header asks for what does not exist, was not negotiated or lies outside the
+    /// frame.
     BadOffload,
     /// It was sent on a ring that its VMM has turned off.
     RingOff,
@@ -64,7 +66,8 @@ enum Body {
 
 /// One frame of a batch.
 ///
-/// `head` comes first and the struct is aligned to a cache line so that copies of the head are aligned.
+/// `head` comes first and the struct is aligned to a cache line so that copies of the head are
+/// aligned.
 #[repr(C, align(64))]
 pub struct Frame {
     head: [u8; HEAD_MAX],
@@ -111,9 +114,10 @@ impl Frame {
         &mut self.head[self.head_start as usize..self.head_end as usize]
     }
 
-    /// Takes the first `front` bytes off, and what is behind the next `len`: the headers around an inner frame, and the
-    /// padding behind it. Nothing is copied, so that the head becomes as much shorter. False, and nothing is changed, when
-    /// the head has not that many bytes or the frame not that many behind them.
+    /// Takes the first `front` bytes off, and what is behind the next `len`: the headers around an
+    /// inner frame, and the padding behind it. Nothing is copied, so that the head becomes as much
+    /// shorter. False, and nothing is changed, when the head has not that many bytes or the frame
+    /// not that many behind them.
     #[inline]
     pub fn strip(&mut self, front: usize, len: usize) -> bool {
         let head_len = self.head().len();
@@ -138,10 +142,16 @@ impl Frame {
         self.fault = Some(fault);
     }
 
-    /// Says what was received: `head_space` holds the first `min(len, HEAD_MAX)` bytes, these entries of the segment
-    /// list are the body, `len` bytes together with the head.
+    /// Says what was received: `head_space` holds the first `min(len, HEAD_MAX)` bytes, these
+    /// entries of the segment list are the body, `len` bytes together with the head.
     #[inline(always)]
-    pub(crate) fn fill(&mut self, len: usize, body: Range<usize>, offload: Offload, fault: Option<Fault>) {
+    pub(crate) fn fill(
+        &mut self,
+        len: usize,
+        body: Range<usize>,
+        offload: Offload,
+        fault: Option<Fault>,
+    ) {
         self.offload = offload;
         self.fault = fault;
         self.len = len as u32;
@@ -160,30 +170,34 @@ impl Frame {
     }
 }
 
-/// A piece of memory that a frame's body lies in. The pointer is valid for reads of `len` bytes as long as
-/// the batch that holds the segment is not cleared; another party may write the bytes at any time, so they
-/// are only ever copied through raw pointers.
+/// A piece of memory that a frame's body lies in. The pointer is valid for reads of `len` bytes as
+/// long as the batch that holds the segment is not cleared; another party may write the bytes at
+/// any time, so they are only ever copied through raw pointers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segment {
     pub ptr: *const u8,
     pub len: usize,
 }
 
-// SAFETY: a segment points into a mapping that the batch keeps (see `Batch::hold`), and mappings belong to no thread.
+// SAFETY: a segment points into a mapping that the batch keeps (see `Batch::hold`), and mappings
+// belong to no thread.
 unsafe impl Send for Segment {}
 
-// SAFETY: a segment is two numbers that nobody changes through a shared reference. What it points to is read by copies
-// through raw pointers alone, as many at once as there are workers that a batch was handed to.
+// SAFETY: a segment is two numbers that nobody changes through a shared reference. What it points
+// to is read by copies through raw pointers alone, as many at once as there are workers that a
+// batch was handed to.
 unsafe impl Sync for Segment {}
 
-/// The outer headers that a frame is to be sent in by another worker than the one that has judged it.
+/// The outer headers that a frame is to be sent in by another worker than the one that has judged
+/// it.
 #[derive(Clone, Copy, Debug)]
 pub struct Wrap {
     /// The frame's index in the batch.
     pub frame: u8,
     /// What goes in front of it.
     pub outer: Outer,
-    /// Index of the next one in [`Batch::wraps`] for the same queue; [`Wrap::LAST`] behind the last.
+    /// Index of the next one in [`Batch::wraps`] for the same queue; [`Wrap::LAST`] behind the
+    /// last.
     pub next: u32,
 }
 
@@ -198,13 +212,14 @@ pub struct Batch {
     len: usize,
     /// Body segments of all frames; each frame has a range of it.
     segments: Vec<Segment>,
-    /// Buffers of [`FRAME_MAX`] bytes for frames that own their bytes: allocated at first use, then kept.
+    /// Buffers of [`FRAME_MAX`] bytes for frames that own their bytes: allocated at first use, then
+    /// kept.
     buffers: Vec<Box<[u8]>>,
     buffers_used: usize,
     /// Keeps the memory mapped that `segments` points into.
     memory: Vec<Arc<GuestMemory>>,
-    /// What came with the heads of frames that were [joined](Batch::join) to others: room for all of it, which is not
-    /// allocated anew while segments point there.
+    /// What came with the heads of frames that were [joined](Batch::join) to others: room for all
+    /// of it, which is not allocated anew while segments point there.
     spill: Vec<u8>,
     /// How its frames are sent over an uplink by another worker.
     pub wraps: Vec<Wrap>,
@@ -280,8 +295,8 @@ impl Batch {
         self.owed = 0;
     }
 
-    /// Adds a frame that owns its bytes (generated here, held back, or of a test). Gives its index, or `None`
-    /// when the batch is full or `bytes` is longer than [`FRAME_MAX`].
+    /// Adds a frame that owns its bytes (generated here, held back, or of a test). Gives its index,
+    /// or `None` when the batch is full or `bytes` is longer than [`FRAME_MAX`].
     pub fn push_bytes(&mut self, bytes: &[u8], offload: Offload) -> Option<usize> {
         if bytes.len() > FRAME_MAX || self.room() == 0 {
             return None;
@@ -295,9 +310,10 @@ impl Batch {
         }
     }
 
-    /// Adds a frame that `fill` writes into a buffer of [`FRAME_MAX`] bytes that the batch owns: how a port
-    /// reads from a file descriptor without a buffer of its own. `fill` says how long the frame became, or
-    /// `None` for no frame. True when one was added; false also when the batch is full (`fill` is not called).
+    /// Adds a frame that `fill` writes into a buffer of [`FRAME_MAX`] bytes that the batch owns:
+    /// how a port reads from a file descriptor without a buffer of its own. `fill` says how long
+    /// the frame became, or `None` for no frame. True when one was added; false also when the batch
+    /// is full (`fill` is not called).
     pub fn push_with<E>(
         &mut self,
         fill: impl FnOnce(&mut [u8]) -> Result<Option<(usize, Offload)>, E>,
@@ -333,8 +349,8 @@ impl Batch {
         Ok(true)
     }
 
-    /// Copies the frame's first bytes (head as it is now, then body) to `out`; gives how many were copied.
-    /// For traces and for frames that have to be kept; delivery does not go through here.
+    /// Copies the frame's first bytes (head as it is now, then body) to `out`; gives how many were
+    /// copied. For traces and for frames that have to be kept; delivery does not go through here.
     pub fn copy_to(&self, index: usize, out: &mut [u8]) -> usize {
         let frame = &self.frames()[index];
         let head = frame.head();
@@ -343,17 +359,18 @@ impl Batch {
         let mut one = [copy::NOTHING];
         for segment in self.body(index, &mut one) {
             let len = segment.len.min(out.len() - done);
-            // SAFETY: the segment is valid for reads while the batch is not cleared (`Segment`), `out` has
-            // `len` bytes left by the line above.
+            // SAFETY: the segment is valid for reads while the batch is not cleared (`Segment`),
+            // `out` has `len` bytes left by the line above.
             unsafe { copy::bytes(segment.ptr, out[done..].as_mut_ptr(), len) };
             done += len;
         }
         done
     }
 
-    /// Puts the bytes of `others`, each without its first `skip`, behind those of frame `first`: its body is theirs then too.
-    /// The others stay as they are. False, and nothing is changed, when the whole would be longer than [`FRAME_MAX`], a
-    /// head has not that many bytes, or the first is joined already.
+    /// Puts the bytes of `others`, each without its first `skip`, behind those of frame `first`:
+    /// its body is theirs then too. The others stay as they are. False, and nothing is changed,
+    /// when the whole would be longer than [`FRAME_MAX`], a head has not that many bytes, or the
+    /// first is joined already.
     pub fn join(&mut self, first: usize, others: &[u8], skip: usize) -> bool {
         self.spill
             .reserve(BATCH * HEAD_MAX - self.spill.len().min(BATCH * HEAD_MAX));
@@ -429,7 +446,8 @@ impl Batch {
             let mut at = 0;
             while at < segment.len && left > 0 {
                 let part = &mut bounce[..(segment.len - at).min(left).min(2048)];
-                // SAFETY: `at + part.len() <= segment.len`, for which the segment is valid (`Segment`).
+                // SAFETY: `at + part.len() <= segment.len`, for which the segment is valid
+                // (`Segment`).
                 unsafe { copy::bytes(segment.ptr.add(at), part.as_mut_ptr(), part.len()) };
                 sum.add(part);
                 (at, left) = (at + part.len(), left - part.len());
@@ -445,16 +463,19 @@ impl Batch {
         bytes
     }
 
-    /// The body of a frame as segments; `one` is room for the single segment of a frame that owns its bytes.
+    /// The body of a frame as segments; `one` is room for the single segment of a frame that owns
+    /// its bytes.
     #[inline]
     pub(crate) fn body<'a>(&'a self, index: usize, one: &'a mut [Segment; 1]) -> &'a [Segment] {
         let frame = &self.frames()[index];
         match frame.body {
-            Body::Segments { start, count } => &self.segments[start as usize..(start + count) as usize],
+            Body::Segments { start, count } => {
+                &self.segments[start as usize..(start + count) as usize]
+            }
             Body::Owned { buffer, offset } => {
                 let start = usize::from(offset);
-                let bytes =
-                    &self.buffers[usize::from(buffer)][start..start + frame.len() - frame.head().len()];
+                let bytes = &self.buffers[usize::from(buffer)]
+                    [start..start + frame.len() - frame.head().len()];
                 one[0] = Segment {
                     ptr: bytes.as_ptr(),
                     len: bytes.len(),
@@ -464,8 +485,9 @@ impl Batch {
         }
     }
 
-    /// Asks for the first lines of a frame's body, for who judges its head meanwhile: that waits for nothing, and to deliver a body
-    /// is to wait for its lines. Of a frame in the sender's memory only.
+    /// Asks for the first lines of a frame's body, for who judges its head meanwhile: that waits
+    /// for nothing, and to deliver a body is to wait for its lines. Of a frame in the sender's
+    /// memory only.
     #[inline(always)]
     pub fn fetch_body(&self, index: usize) {
         if let Body::Segments { start, count: 1.. } = self.frames[index].body {
@@ -476,11 +498,14 @@ impl Batch {
         }
     }
 
-    /// The next `count` free frames and the segment list, for a port that [fills](Frame::fill) them all and then calls
-    /// [`commit`](Self::commit). `count` is at most [`room`](Self::room).
+    /// The next `count` free frames and the segment list, for a port that [fills](Frame::fill) them
+    /// all and then calls [`commit`](Self::commit). `count` is at most [`room`](Self::room).
     #[inline]
     pub(crate) fn slots(&mut self, count: usize) -> (&mut [Frame], &mut Vec<Segment>) {
-        (&mut self.frames[self.len..self.len + count], &mut self.segments)
+        (
+            &mut self.frames[self.len..self.len + count],
+            &mut self.segments,
+        )
     }
 
     /// Makes the first `count` slots frames of the batch.
@@ -502,7 +527,8 @@ impl Batch {
         self.owed
     }
 
-    /// Keeps `memory` mapped until [`clear`](Self::clear): to be called by whoever adds segments of it.
+    /// Keeps `memory` mapped until [`clear`](Self::clear): to be called by whoever adds segments of
+    /// it.
     #[inline]
     pub(crate) fn hold(&mut self, memory: &Arc<GuestMemory>) {
         self.memory.push(Arc::clone(memory));
@@ -511,13 +537,17 @@ impl Batch {
     /// The same of an uplink's memory. A batch is filled by one port.
     #[inline]
     pub(crate) fn hold_umem(&mut self, umem: &Arc<Umem>) {
-        debug_assert!(self.umem.as_ref().is_none_or(|held| Arc::ptr_eq(held, umem)));
+        debug_assert!(
+            self.umem
+                .as_ref()
+                .is_none_or(|held| Arc::ptr_eq(held, umem))
+        );
         self.umem = Some(Arc::clone(umem));
     }
 }
 
-/// Fills `out` from the segments' beginning and takes those bytes off them; gives how many segments are empty.
-/// The segments hold at least `out.len()` bytes together.
+/// Fills `out` from the segments' beginning and takes those bytes off them; gives how many segments
+/// are empty. The segments hold at least `out.len()` bytes together.
 #[cold]
 pub(crate) fn gather(segments: &mut [Segment], out: &mut [u8]) -> usize {
     let (mut done, mut empty) = (0, 0);
@@ -526,7 +556,8 @@ pub(crate) fn gather(segments: &mut [Segment], out: &mut [u8]) -> usize {
             break;
         }
         let len = segment.len.min(out.len() - done);
-        // SAFETY: `segment` is valid for reads of its length (`Segment`), and `out` has `len` bytes left.
+        // SAFETY: `segment` is valid for reads of its length (`Segment`), and `out` has `len` bytes
+        // left.
         unsafe { copy::bytes(segment.ptr, out[done..].as_mut_ptr(), len) };
         *segment = Segment {
             ptr: segment.ptr.wrapping_add(len),
@@ -550,7 +581,16 @@ mod tests {
     #[test]
     fn an_owned_frame_is_its_bytes_whatever_its_length() {
         let mut batch = Batch::new();
-        for len in [1, 14, 60, HEAD_MAX - 1, HEAD_MAX, HEAD_MAX + 1, 1514, FRAME_MAX] {
+        for len in [
+            1,
+            14,
+            60,
+            HEAD_MAX - 1,
+            HEAD_MAX,
+            HEAD_MAX + 1,
+            1514,
+            FRAME_MAX,
+        ] {
             let bytes = pattern(len);
             let index = batch.push_bytes(&bytes, Offload::default()).unwrap();
             assert_eq!(batch.frames()[index].len(), len);
@@ -632,7 +672,10 @@ mod tests {
                 .frames_mut()
                 .iter_mut()
                 .for_each(|frame| assert!(frame.strip(20, frame.len() - 20)));
-            assert!(!batch.join(0, &[1, 2], HEAD_MAX), "nothing has so long a head");
+            assert!(
+                !batch.join(0, &[1, 2], HEAD_MAX),
+                "nothing has so long a head"
+            );
             assert!(batch.join(0, &[1, 2], 34));
             let expected = [&frames[0][20..], &frames[1][54..], &frames[2][54..]].concat();
             assert_eq!(batch.to_bytes(0), expected, "{lens:?}");

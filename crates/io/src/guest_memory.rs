@@ -1,14 +1,14 @@
 //! The memory of one guest, mapped into the switch: regions, translation of addresses, unmapping.
 //!
-//! A session maps what the VMM hands over (SET_MEM_TABLE, ADD_MEM_REG) into one [`GuestMemory`]; its rings
-//! and the batches that hold its frames share it through an `Arc`, and the mappings go with the last of them.
-//! Two address spaces lead into a region: the guest's physical addresses (descriptors), and the VMM's own
-//! virtual ones (the rings, as vhost-user gives them).
+//! A session maps what the VMM hands over (SET_MEM_TABLE, ADD_MEM_REG) into one [`GuestMemory`];
+//! its rings and the batches that hold its frames share it through an `Arc`, and the mappings go
+//! with the last of them. Two address spaces lead into a region: the guest's physical addresses
+//! (descriptors), and the VMM's own virtual ones (the rings, as vhost-user gives them).
 //!
-//! What keeps an access inside the guest's memory is here and nowhere else: [`GuestMemory::new`] refuses
-//! regions that wrap, overlap or are longer than their file, and [`GuestMemory::translate`] gives pointers
-//! with the number of bytes that follow in the same region. A file that is cut short *after* it was mapped
-//! makes its pages fault: see `fault_guard`.
+//! What keeps an access inside the guest's memory is here and nowhere else: [`GuestMemory::new`]
+//! refuses regions that wrap, overlap or are longer than their file, and [`GuestMemory::translate`]
+//! gives pointers with the number of bytes that follow in the same region. A file that is cut short
+//! *after* it was mapped makes its pages fault: see `fault_guard`.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -54,7 +54,9 @@ pub enum MemoryError {
     #[error("memory table has {0} regions; 1 to {MAX_REGIONS} are possible")]
     Count(usize),
     /// A field of a region is zero or its end does not fit in 64 bits.
-    #[error("memory region at guest address {guest_addr:#x}: {what} {value:#x} is empty or wraps around")]
+    #[error(
+        "memory region at guest address {guest_addr:#x}: {what} {value:#x} is empty or wraps around"
+    )]
     Range {
         /// Where the region was to be.
         guest_addr: u64,
@@ -82,7 +84,9 @@ pub enum MemoryError {
         guest_addr: u64,
     },
     /// The file ends before the region.
-    #[error("memory region at guest address {guest_addr:#x} ends at {end:#x} of a file of {size:#x} bytes")]
+    #[error(
+        "memory region at guest address {guest_addr:#x} ends at {end:#x} of a file of {size:#x} bytes"
+    )]
     ShortFile {
         /// Where the region was to be.
         guest_addr: u64,
@@ -143,8 +147,8 @@ struct Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         self.guard = None;
-        // SAFETY: `addr` and `len` are those of the mmap in `map`, done once; everybody who holds pointers into
-        // it holds the `Arc<GuestMemory>` that owns this mapping.
+        // SAFETY: `addr` and `len` are those of the mmap in `map`, done once; everybody who holds
+        // pointers into it holds the `Arc<GuestMemory>` that owns this mapping.
         let unmapped = unsafe { rustix::mm::munmap(self.addr.cast(), self.len) };
         debug_assert!(
             unmapped.is_ok(),
@@ -163,8 +167,8 @@ pub struct GuestMemory {
     mappings: Vec<Mapping>,
 }
 
-// SAFETY: the pointers lead into shared mappings that belong to no thread and live until Drop; whoever copies
-// through them treats the bytes as changing under its hands anyway (see `copy`).
+// SAFETY: the pointers lead into shared mappings that belong to no thread and live until Drop;
+// whoever copies through them treats the bytes as changing under its hands anyway (see `copy`).
 unsafe impl Send for GuestMemory {}
 // SAFETY: as above; the struct itself is never changed after `new`.
 unsafe impl Sync for GuestMemory {}
@@ -197,8 +201,8 @@ impl GuestMemory {
         Ok(GuestMemory { regions, mappings })
     }
 
-    /// True when a file was cut short while it was mapped, and its memory is gone. Looks at every mapping: to be
-    /// asked when [`lost_count`](crate::fault_guard::lost_count) has changed.
+    /// True when a file was cut short while it was mapped, and its memory is gone. Looks at every
+    /// mapping: to be asked when [`lost_count`](crate::fault_guard::lost_count) has changed.
     pub(crate) fn is_lost(&self) -> bool {
         self.mappings
             .iter()
@@ -207,7 +211,9 @@ impl GuestMemory {
 
     /// The region that a guest address is in.
     pub(crate) fn region(&self, addr: u64) -> Option<&Region> {
-        let behind = self.regions.partition_point(|region| region.guest_addr <= addr);
+        let behind = self
+            .regions
+            .partition_point(|region| region.guest_addr <= addr);
         let region = &self.regions[behind.checked_sub(1)?];
         (addr - region.guest_addr < region.size).then_some(region)
     }
@@ -249,7 +255,11 @@ fn check_overlap(what: &'static str, mut ranges: Vec<(u64, u64)>) -> Result<(), 
         let [(first, size), (second, _)] = [pair[0], pair[1]];
         // Cannot overflow: `check_range` came first.
         if first + size > second {
-            return Err(MemoryError::Overlap { what, first, second });
+            return Err(MemoryError::Overlap {
+                what,
+                first,
+                second,
+            });
         }
     }
     Ok(())
@@ -263,7 +273,8 @@ fn map(spec: RegionSpec) -> Result<(Mapping, Region), MemoryError> {
     };
     let file = File::from(spec.fd);
     let stat = rustix::fs::fstat(&file).map_err(failed)?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || !is_in_memory(file.as_fd()) {
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || !is_in_memory(file.as_fd())
+    {
         return Err(MemoryError::File { guest_addr });
     }
     let end = spec.mmap_offset + spec.size;
@@ -274,7 +285,8 @@ fn map(spec: RegionSpec) -> Result<(Mapping, Region), MemoryError> {
             size: stat.st_size as u64,
         });
     }
-    // A hugetlbfs mapping starts, ends and is unmapped at huge-page boundaries; st_blksize is that page's size.
+    // A hugetlbfs mapping starts, ends and is unmapped at huge-page boundaries; st_blksize is that
+    // page's size.
     let page = (stat.st_blksize as u64)
         .max(4096)
         .next_power_of_two()
@@ -310,7 +322,8 @@ fn map(spec: RegionSpec) -> Result<(Mapping, Region), MemoryError> {
         len,
         guard: Some(guard),
     };
-    // SAFETY: advice about our own new mapping; a core dump of the switch must not hold a guest's memory.
+    // SAFETY: advice about our own new mapping; a core dump of the switch must not hold a guest's
+    // memory.
     let _ = unsafe { rustix::mm::madvise(addr.cast(), len, Advice::LinuxDontDump) };
     let host = addr.wrapping_add((spec.mmap_offset - from) as usize);
     let region = Region {
@@ -322,8 +335,8 @@ fn map(spec: RegionSpec) -> Result<(Mapping, Region), MemoryError> {
     Ok((mapping, region))
 }
 
-/// A page of a file on a disk or behind a network or FUSE comes when its server pleases, and until then the
-/// worker, and every guest on it, would stand still: only memory is taken.
+/// A page of a file on a disk or behind a network or FUSE comes when its server pleases, and until
+/// then the worker, and every guest on it, would stand still: only memory is taken.
 fn is_in_memory(file: impl AsFd) -> bool {
     const TMPFS: i64 = 0x0102_1994;
     const HUGETLBFS: i64 = 0x9584_58f6;

@@ -1,8 +1,9 @@
-//! The guest's own view of its memory, for those who play a guest: tests, benchmarks, the ring driver.
+//! The guest's own view of its memory, for those who play a guest: tests, benchmarks, the ring
+//! driver.
 //!
-//! Safe: every access is checked against the view, is a plain copy or an atomic, and the worst that an access
-//! at the wrong moment does is what a real guest would do. An access outside the view panics: whoever plays
-//! the guest has a bug then.
+//! Safe: every access is checked against the view, is a plain copy or an atomic, and the worst that
+//! an access at the wrong moment does is what a real guest would do. An access outside the view
+//! panics: whoever plays the guest has a bug then.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU16;

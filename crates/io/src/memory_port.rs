@@ -1,9 +1,9 @@
 //! A port that is a pair of queues in memory: the guest of unit tests and of the simulator.
 //!
-//! [`MemoryPort::pair`] gives the switch's end and the peer's. The peer sends frames with the offload fields
-//! of its choice and says what it accepts, so that everything a vhost-user port does to a frame on its way
-//! out (complete the checksum, cut the segments) can be seen without a ring. Queues are bounded, and a full
-//! one answers as a full ring does.
+//! [`MemoryPort::pair`] gives the switch's end and the peer's. The peer sends frames with the
+//! offload fields of its choice and says what it accepts, so that everything a vhost-user port does
+//! to a frame on its way out (complete the checksum, cut the segments) can be seen without a ring.
+//! Queues are bounded, and a full one answers as a full ring does.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -70,8 +70,10 @@ impl MemoryPort {
             kicks: 0,
         }));
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        // An eventfd fails only when the process is out of descriptors or memory: nothing a test goes on after.
-        let kick = Arc::new(rustix::event::eventfd(0, flags).expect("an eventfd for a memory port"));
+        // An eventfd fails only when the process is out of descriptors or memory: nothing a test
+        // goes on after.
+        let kick =
+            Arc::new(rustix::event::eventfd(0, flags).expect("an eventfd for a memory port"));
         let port = MemoryPort {
             shared: Arc::clone(&shared),
             kick: Arc::clone(&kick),
@@ -200,8 +202,8 @@ impl OuterSink for MemoryPort {
 }
 
 impl MemoryPeer {
-    /// Queues a frame for the switch, and wakes it when it sleeps. False when the queue is full or the frame
-    /// longer than [`FRAME_MAX`](crate::frame::FRAME_MAX).
+    /// Queues a frame for the switch, and wakes it when it sleeps. False when the queue is full or
+    /// the frame longer than [`FRAME_MAX`](crate::frame::FRAME_MAX).
     pub fn send(&self, bytes: Vec<u8>, offload: Offload) -> bool {
         let mut shared = lock(&self.shared);
         if shared.to_switch.len() >= shared.capacity || bytes.len() > crate::frame::FRAME_MAX {
@@ -259,9 +261,12 @@ impl Drop for MemoryPeer {
     }
 }
 
-/// The lock, also when another test thread panicked while holding it: the queues are whole at any time.
+/// The lock, also when another test thread panicked while holding it: the queues are whole at any
+/// time.
 fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
-    shared.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    shared
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -274,7 +279,9 @@ mod tests {
     fn forward(from: &mut Port, to: &mut Port) -> Vec<Result<(), TransmitError>> {
         let mut batch = Batch::new();
         from.receive(&mut batch).unwrap();
-        let results = (0..batch.len()).map(|index| to.transmit(&batch, index)).collect();
+        let results = (0..batch.len())
+            .map(|index| to.transmit(&batch, index))
+            .collect();
         to.flush().unwrap();
         from.complete(&mut batch);
         assert!(batch.is_empty());
@@ -305,7 +312,10 @@ mod tests {
         }
         assert_eq!((peer_b.receive(), peer_a.receive()), (None, None));
         assert_eq!(
-            (a.ring_state().frames_received, b.ring_state().frames_transmitted),
+            (
+                a.ring_state().frames_received,
+                b.ring_state().frames_transmitted
+            ),
             (4, 4)
         );
     }
@@ -316,7 +326,10 @@ mod tests {
         let (b, peer_b) = MemoryPort::pair();
         let (mut a, mut b) = (Port::from(a), Port::from(b));
         let offload = Offload {
-            checksum: Some(PartialChecksum { start: 34, offset: 6 }),
+            checksum: Some(PartialChecksum {
+                start: 34,
+                offset: 6,
+            }),
             ..Offload::default()
         };
         // RFC 1071 section 3: the words 0001 f203 f4f5 f6f7 sum to ddf2.
@@ -362,7 +375,8 @@ mod tests {
         let (b, peer_b) = MemoryPort::pair();
         let (mut a, mut b) = (Port::from(a), Port::from(b));
         peer_b.set_capacity(1);
-        let send = |n: usize| (0..n).for_each(|_| assert!(peer_a.send(vec![1; 60], Offload::default())));
+        let send =
+            |n: usize| (0..n).for_each(|_| assert!(peer_a.send(vec![1; 60], Offload::default())));
         send(2);
         assert_eq!(forward(&mut a, &mut b), [Ok(()), Err(TransmitError::Full)]);
         peer_b.set_up(false);

@@ -1,8 +1,10 @@
-//! Frames on their way to another host: what a frame becomes behind outer headers, in one piece of private memory.
+//! Frames on their way to another host: what a frame becomes behind outer headers, in one piece of
+//! private memory.
 //!
-//! [`deliver`] cuts and completes as for every receiver; here each piece gets the headers of its own in front. What
-//! is written is private until it is sent. Checksums are made while the body is copied, of the very bytes that are written
-//! ([`Piece::copy_body`]), and the inner and the outer one share that sum. Used by every port that can be an uplink.
+//! [`deliver`] cuts and completes as for every receiver; here each piece gets the headers of its
+//! own in front. What is written is private until it is sent. Checksums are made while the body is
+//! copied, of the very bytes that are written ([`Piece::copy_body`]), and the inner and the outer
+//! one share that sum. Used by every port that can be an uplink.
 
 use wire::checksum::Sum;
 use wire::vxlan::Outer;
@@ -31,8 +33,8 @@ impl<S: OuterSink> Sink for Behind<'_, S> {
     }
 }
 
-/// Hands frame `index` of the batch to `sink`, cut and complete, each part behind `outer`. No receiver out on the wire takes
-/// anything that is left to do.
+/// Hands frame `index` of the batch to `sink`, cut and complete, each part behind `outer`. No
+/// receiver out on the wire takes anything that is left to do.
 #[inline]
 pub(crate) fn deliver(
     batch: &Batch,
@@ -40,7 +42,12 @@ pub(crate) fn deliver(
     outer: Option<&Outer>,
     sink: &mut impl OuterSink,
 ) -> Result<(), TransmitError> {
-    deliver::deliver(batch, index, Accepts::default(), &mut Behind { outer, sink })
+    deliver::deliver(
+        batch,
+        index,
+        Accepts::default(),
+        &mut Behind { outer, sink },
+    )
 }
 
 /// How long a piece is behind these headers.
@@ -49,8 +56,9 @@ pub(crate) fn len(outer: Option<&Outer>, piece: &Piece<'_>) -> usize {
     outer.map_or(0, Outer::len) + piece.len()
 }
 
-/// Writes a piece behind its headers. `out` is private memory of [`len`] bytes. `next` is how far behind `out` the piece that comes next
-/// will be written, if that is known: most are alike, and lines that are on their way while one is written cost the next one nothing.
+/// Writes a piece behind its headers. `out` is private memory of [`len`] bytes. `next` is how far
+/// behind `out` the piece that comes next will be written, if that is known: most are alike, and
+/// lines that are on their way while one is written cost the next one nothing.
 #[inline]
 pub(crate) fn write(out: &mut [u8], outer: Option<&Outer>, piece: &Piece<'_>, next: Option<usize>) {
     debug_assert_eq!(out.len(), len(outer, piece));
@@ -106,7 +114,11 @@ mod tests {
     struct Written(Vec<Vec<u8>>);
 
     impl OuterSink for Written {
-        fn put_outer(&mut self, outer: Option<&Outer>, piece: &Piece<'_>) -> Result<(), TransmitError> {
+        fn put_outer(
+            &mut self,
+            outer: Option<&Outer>,
+            piece: &Piece<'_>,
+        ) -> Result<(), TransmitError> {
             let mut out = vec![0xa5; len(outer, piece)];
             write(&mut out, outer, piece, None);
             self.0.push(out);
@@ -138,10 +150,21 @@ mod tests {
 
     /// Takes the outer headers off, all their lengths and checksums being right.
     fn unwrap(frame: &[u8], v6: bool, checksum: UdpChecksum) -> &[u8] {
-        let (ip, addresses, udp) = if v6 { (14, 22..54, 54) } else { (14, 26..34, 34) };
+        let (ip, addresses, udp) = if v6 {
+            (14, 22..54, 54)
+        } else {
+            (14, 26..34, 34)
+        };
         let field = |at: usize| usize::from(u16::from_be_bytes([frame[at], frame[at + 1]]));
-        let ip_len = if v6 { field(ip + 4) + 40 } else { field(ip + 2) };
-        assert_eq!((ip_len, field(udp + 4)), (frame.len() - ip, frame.len() - udp));
+        let ip_len = if v6 {
+            field(ip + 4) + 40
+        } else {
+            field(ip + 2)
+        };
+        assert_eq!(
+            (ip_len, field(udp + 4)),
+            (frame.len() - ip, frame.len() - udp)
+        );
         assert!(v6 || is_ones(naive_sum(&frame[ip..udp])));
         match checksum {
             UdpChecksum::Zero => assert_eq!(field(udp + 6), 0),
@@ -183,7 +206,8 @@ mod tests {
                     let bytes = &payload[(index * size).min(len)..((index + 1) * size).min(len)];
                     let mut frame = part(index, flags).payload(bytes).build();
                     if !udp {
-                        // 0 and 0xffff are the same number, and segments have the latter (see `checksum::finish`).
+                        // 0 and 0xffff are the same number, and segments have the latter (see
+                        // `checksum::finish`).
                         let field = frame.len() - bytes.len() - options.len() - 4;
                         if frame[field..field + 2] == [0, 0] {
                             frame[field..field + 2].fill(0xff);

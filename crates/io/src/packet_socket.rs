@@ -1,12 +1,14 @@
-//! An uplink by packet sockets (packet(7)), for interfaces that take no XDP program or no AF_XDP socket.
+//! An uplink by packet sockets (packet(7)), for interfaces that take no XDP program or no AF_XDP
+//! socket.
 //!
-//! Slower: each frame is a system call in each direction, is copied twice on its way in, and the kernel handles what is ours as
-//! well before it throws it away (a UDP socket on the port has to be there, or it answers "port unreachable"). A filter in the kernel
-//! passes us VXLAN only. One queue an interface: the port of one worker.
+//! Slower: each frame is a system call in each direction, is copied twice on its way in, and the
+//! kernel handles what is ours as well before it throws it away (a UDP socket on the port has to be
+//! there, or it answers "port unreachable"). A filter in the kernel passes us VXLAN only. One queue
+//! an interface: the port of one worker.
 //!
-//! What the kernel left undone in a frame that never was on a wire (from a veth, a bridge) it tells in a virtio-net header, and that
-//! goes on with the frame: a checksum that is only begun, the outer UDP header's or the inner packet's, and that an inner packet
-//! stands for several.
+//! What the kernel left undone in a frame that never was on a wire (from a veth, a bridge) it tells
+//! in a virtio-net header, and that goes on with the frame: a checksum that is only begun, the
+//! outer UDP header's or the inner packet's, and that an inner packet stands for several.
 
 mod filter;
 
@@ -95,7 +97,9 @@ impl PacketPort {
 
     pub(crate) fn receive(&mut self, batch: &mut Batch) -> Result<usize, PortError> {
         self.report()?;
-        let Some(socket) = &self.socket else { return Ok(0) };
+        let Some(socket) = &self.socket else {
+            return Ok(0);
+        };
         let (mut count, mut failure) = (0, None);
         while batch.room() > 0 {
             let pushed = batch.push_with(|buffer| {
@@ -201,7 +205,10 @@ impl OuterSink for PacketPort {
         outer::write(&mut self.scratch, outer, piece, None);
         // Nothing is left to do.
         let header = [0; HDR_LEN];
-        let sent = rustix::io::writev(socket, &[IoSlice::new(&header), IoSlice::new(&self.scratch)]);
+        let sent = rustix::io::writev(
+            socket,
+            &[IoSlice::new(&header), IoSlice::new(&self.scratch)],
+        );
         sent.map_err(|errno| self.failed(errno))?;
         self.transmitted += 1;
         Ok(())
@@ -260,7 +267,8 @@ fn bind(socket: BorrowedFd<'_>, ifindex: u32) -> Result<(), Errno> {
     if done == 0 { Ok(()) } else { Err(last_errno()) }
 }
 
-/// One frame as it would be on the wire, into `buffer`; gives its length and what is left to do. 0: there is none.
+/// One frame as it would be on the wire, into `buffer`; gives its length and what is left to do. 0:
+/// there is none.
 fn read(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<(usize, Offload), Errno> {
     let mut header = [0u8; HDR_LEN_MRG];
     // Room for the one message that is asked for, aligned as its header.
@@ -282,7 +290,8 @@ fn read(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<(usize, Offload), E
     message.msg_iovlen = parts.len();
     message.msg_control = control.as_mut_ptr().cast();
     message.msg_controllen = size_of_val(&control);
-    // SAFETY: the message's pieces are slices of ours of these lengths, exclusively borrowed for the call.
+    // SAFETY: the message's pieces are slices of ours of these lengths, exclusively borrowed for
+    // the call.
     let len = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
     if len < 0 {
         return match last_errno() {
@@ -314,13 +323,16 @@ const TAG_LEN: usize = 4;
 /// # Safety
 /// The kernel has filled `message` in, and what it points to is still there.
 unsafe fn tag(message: &libc::msghdr) -> Option<[u8; 4]> {
-    // SAFETY: the macros walk inside the control buffer of a message that the kernel filled in; the data of this kind of
-    // message is a `tpacket_auxdata`, read unaligned.
+    // SAFETY: the macros walk inside the control buffer of a message that the kernel filled in; the
+    // data of this kind of message is a `tpacket_auxdata`, read unaligned.
     unsafe {
         let mut at = libc::CMSG_FIRSTHDR(message);
         while let Some(part) = at.as_ref() {
-            let is_ours = part.cmsg_level == libc::SOL_PACKET && part.cmsg_type == libc::PACKET_AUXDATA;
-            if is_ours && part.cmsg_len >= libc::CMSG_LEN(size_of::<libc::tpacket_auxdata>() as u32) as usize
+            let is_ours =
+                part.cmsg_level == libc::SOL_PACKET && part.cmsg_type == libc::PACKET_AUXDATA;
+            if is_ours
+                && part.cmsg_len
+                    >= libc::CMSG_LEN(size_of::<libc::tpacket_auxdata>() as u32) as usize
             {
                 let data = libc::CMSG_DATA(at)
                     .cast::<libc::tpacket_auxdata>()

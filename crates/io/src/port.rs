@@ -1,10 +1,10 @@
 //! One attachment of the switch, whatever is behind it.
 //!
 //! A worker owns its ports and calls, in this order, a batch at a time: [`Port::receive`], then
-//! [`Port::transmit`] on the targets, [`Port::flush`] on each target, [`Port::complete`] on the source.
-//! Before it sleeps it calls [`Port::arm`], and [`Port::disarm`] when it polls again. A port whose peer broke
-//! the protocol says so once, by [`PortError`], and is down from then on; the session that made it decides
-//! what becomes of it.
+//! [`Port::transmit`] on the targets, [`Port::flush`] on each target, [`Port::complete`] on the
+//! source. Before it sleeps it calls [`Port::arm`], and [`Port::disarm`] when it polls again. A
+//! port whose peer broke the protocol says so once, by [`PortError`], and is down from then on; the
+//! session that made it decides what becomes of it.
 
 use std::os::fd::BorrowedFd;
 
@@ -96,7 +96,8 @@ pub struct QueueState {
     pub size: u16,
     /// It is a packed ring: indices are slots, each with a wrap counter.
     pub packed: bool,
-    /// The available index as the guest last wrote it; of a packed ring, which has none, the same as `next_avail`.
+    /// The available index as the guest last wrote it; of a packed ring, which has none, the same
+    /// as `next_avail`.
     pub avail_index: u16,
     /// The next available entry that is taken.
     pub next_avail: u16,
@@ -129,9 +130,9 @@ impl Port {
         }
     }
 
-    /// Gives the buffers of what [`receive`](Self::receive) took into this batch back to the peer, tells it when it wants
-    /// to be told, and clears the batch. Several batches of one port may be under way; they come back in the order in
-    /// which they were received.
+    /// Gives the buffers of what [`receive`](Self::receive) took into this batch back to the peer,
+    /// tells it when it wants to be told, and clears the batch. Several batches of one port may be
+    /// under way; they come back in the order in which they were received.
     #[inline]
     pub fn complete(&mut self, batch: &mut Batch) {
         match self {
@@ -142,8 +143,9 @@ impl Port {
         batch.clear();
     }
 
-    /// Writes frame `index` of the batch to the peer. It becomes visible with [`flush`](Self::flush). On an
-    /// error the peer sees nothing of the frame, but for a frame that is cut into segments: those that fitted.
+    /// Writes frame `index` of the batch to the peer. It becomes visible with
+    /// [`flush`](Self::flush). On an error the peer sees nothing of the frame, but for a frame that
+    /// is cut into segments: those that fitted.
     #[inline]
     pub fn transmit(&mut self, batch: &Batch, index: usize) -> Result<(), TransmitError> {
         match self {
@@ -155,9 +157,10 @@ impl Port {
         }
     }
 
-    /// Writes frame `index` of the batch to the wire behind `outer`, as [`transmit`](Self::transmit) does without: a large frame
-    /// becomes its segments, each behind headers of its own, and no checksum is left undone. For uplinks; a vhost-user or bench
-    /// port is none and is [`Down`](TransmitError::Down).
+    /// Writes frame `index` of the batch to the wire behind `outer`, as
+    /// [`transmit`](Self::transmit) does without: a large frame becomes its segments, each behind
+    /// headers of its own, and no checksum is left undone. For uplinks; a vhost-user or bench port
+    /// is none and is [`Down`](TransmitError::Down).
     #[inline]
     pub fn transmit_outer(
         &mut self,
@@ -173,11 +176,17 @@ impl Port {
         }
     }
 
-    /// Writes several frames of the batch, in this order, and says of each what [`transmit`](Self::transmit) would
-    /// have said: `results` has an entry for each of `frames`. Cheaper than one by one: the port's state is
-    /// looked up once, and the room for all is fetched before the first is written.
+    /// Writes several frames of the batch, in this order, and says of each what
+    /// [`transmit`](Self::transmit) would have said: `results` has an entry for each of `frames`.
+    /// Cheaper than one by one: the port's state is looked up once, and the room for all is fetched
+    /// before the first is written.
     #[inline]
-    pub fn transmit_all(&mut self, batch: &Batch, frames: &[u8], results: &mut [Result<(), TransmitError>]) {
+    pub fn transmit_all(
+        &mut self,
+        batch: &Batch,
+        frames: &[u8],
+        results: &mut [Result<(), TransmitError>],
+    ) {
         debug_assert_eq!(frames.len(), results.len());
         if let Port::Vhost(port) = self {
             return port.transmit_all(batch, frames, results);
@@ -200,7 +209,8 @@ impl Port {
         Ok(())
     }
 
-    /// Asks the peer to wake us ([`kick_fd`](Self::kick_fd)). True when there is work already: do not sleep.
+    /// Asks the peer to wake us ([`kick_fd`](Self::kick_fd)). True when there is work already: do
+    /// not sleep.
     pub fn arm(&mut self) -> bool {
         match self {
             Port::Vhost(port) => port.arm(),
@@ -212,8 +222,8 @@ impl Port {
         }
     }
 
-    /// Whether an armed port has work by now, as memory shows it; only who sleeps has to wait for its descriptor, which need
-    /// not be in a poller before. `None`: the descriptor alone says.
+    /// Whether an armed port has work by now, as memory shows it; only who sleeps has to wait for
+    /// its descriptor, which need not be in a poller before. `None`: the descriptor alone says.
     pub fn look(&mut self) -> Option<bool> {
         match self {
             Port::Uplink(port) => port.look(),
@@ -258,8 +268,8 @@ impl Port {
         }
     }
 
-    /// Has a poller report [`kick_fd`](Self::kick_fd) as `token`. `None` where there is none. After a report,
-    /// [`kicked`](Self::kicked) is to be called.
+    /// Has a poller report [`kick_fd`](Self::kick_fd) as `token`. `None` where there is none. After
+    /// a report, [`kicked`](Self::kicked) is to be called.
     pub fn add_to(&self, poller: &Poller, token: u64) -> Option<std::io::Result<()>> {
         let fd = self.kick_fd()?;
         Some(match self {
@@ -291,7 +301,8 @@ impl Port {
         }
     }
 
-    /// True when there is something to deliver into: a pair whose receiving ring is off can still send.
+    /// True when there is something to deliver into: a pair whose receiving ring is off can still
+    /// send.
     pub fn takes_frames(&self) -> bool {
         match self {
             Port::Vhost(port) => port.takes_frames(),

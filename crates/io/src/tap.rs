@@ -1,9 +1,10 @@
 //! A TAP device as a port: a container, a namespace or the host itself is the guest.
 //!
-//! What the interface's user transmits is read here, what is delivered to it is written. The device speaks the
-//! virtio-net header, so checksums and segments stay undone between a TAP guest and a virtual machine. Each
-//! frame is one system call in each direction; a delivered frame is copied once, by the kernel, straight from
-//! the sender's memory. The port is driven by one worker, as all ports.
+//! What the interface's user transmits is read here, what is delivered to it is written. The device
+//! speaks the virtio-net header, so checksums and segments stay undone between a TAP guest and a
+//! virtual machine. Each frame is one system call in each direction; a delivered frame is copied
+//! once, by the kernel, straight from the sender's memory. The port is driven by one worker, as all
+//! ports.
 
 mod device;
 mod station;
@@ -26,8 +27,8 @@ use crate::frame::{BATCH, Batch, Fault, HEAD_MAX};
 use crate::outer::{self, OuterSink};
 use crate::port::{PortError, RingState, TransmitError};
 
-/// Pieces of a frame that one write takes: header, head and this many body segments. A frame in more pieces
-/// (none of a sane guest) is copied together first.
+/// Pieces of a frame that one write takes: header, head and this many body segments. A frame in
+/// more pieces (none of a sane guest) is copied together first.
 const SEGMENTS_MAX: usize = 62;
 
 /// The switch's end of a TAP device. The interface goes when this is dropped.
@@ -59,7 +60,11 @@ impl TapPort {
             name: options.name.clone(),
             fd: Some(device.fd),
             mtu: options.mtu,
-            accepts: if options.offloads { all } else { Accepts::default() },
+            accepts: if options.offloads {
+                all
+            } else {
+                Accepts::default()
+            },
             received: 0,
             transmitted: 0,
             scratch: Vec::new(),
@@ -68,8 +73,9 @@ impl TapPort {
         })
     }
 
-    /// Gives the interface another MAC address and MTU (`None`: it keeps its own), wherever it was moved and whatever
-    /// it was renamed to. For whoever owns the port, before it is a worker's: a call or two of the system.
+    /// Gives the interface another MAC address and MTU (`None`: it keeps its own), wherever it was
+    /// moved and whatever it was renamed to. For whoever owns the port, before it is a worker's: a
+    /// call or two of the system.
     pub fn reconfigure(&mut self, mac: Mac, mtu: Option<u16>) -> Result<(), TapError> {
         let Some(fd) = &self.fd else { return Ok(()) };
         device::reconfigure(fd, &self.name, mac, mtu)?;
@@ -81,7 +87,8 @@ impl TapPort {
         self.receive_sifted(batch, |_, _| true)
     }
 
-    /// As [`receive`](Self::receive), but for frames that `keep` says no to; it may write to the device.
+    /// As [`receive`](Self::receive), but for frames that `keep` says no to; it may write to the
+    /// device.
     fn receive_sifted(
         &mut self,
         batch: &mut Batch,
@@ -162,7 +169,8 @@ impl TapPort {
         self.fd.as_ref().map(AsFd::as_fd)
     }
 
-    /// True as long as the interface exists. Whether its user has set it up shows when frames are delivered.
+    /// True as long as the interface exists. Whether its user has set it up shows when frames are
+    /// delivered.
     pub(crate) fn is_up(&self) -> bool {
         self.broken.is_none()
     }
@@ -197,7 +205,8 @@ impl TapPort {
         }
     }
 
-    /// What an error of a read or write means for the frame; errors that mean the end of the device are kept.
+    /// What an error of a read or write means for the frame; errors that mean the end of the device
+    /// are kept.
     fn failed(&mut self, errno: Errno) -> TransmitError {
         match errno {
             Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM | Errno::INTR => TransmitError::Full,
@@ -210,7 +219,11 @@ impl TapPort {
                 self.broken = Some(if errno == Errno::BADFD {
                     format!("TAP interface '{}' was removed", self.name)
                 } else {
-                    format!("TAP interface '{}': {}", self.name, std::io::Error::from(errno))
+                    format!(
+                        "TAP interface '{}': {}",
+                        self.name,
+                        std::io::Error::from(errno)
+                    )
                 });
                 self.fd = None;
                 TransmitError::Broken
@@ -219,13 +232,21 @@ impl TapPort {
     }
 
     /// Writes header, head and body as they are, wherever they are.
-    fn write_parts(fd: &OwnedFd, header: &[u8], head: &[u8], piece: &Piece<'_>) -> rustix::io::Result<()> {
+    fn write_parts(
+        fd: &OwnedFd,
+        header: &[u8],
+        head: &[u8],
+        piece: &Piece<'_>,
+    ) -> rustix::io::Result<()> {
         let mut parts = [libc::iovec {
             iov_base: std::ptr::null_mut(),
             iov_len: 0,
         }; SEGMENTS_MAX + 2];
         let own = [header, head].map(|bytes| (bytes.as_ptr(), bytes.len()));
-        let body = piece.body.segments().map(|segment| (segment.ptr, segment.len));
+        let body = piece
+            .body
+            .segments()
+            .map(|segment| (segment.ptr, segment.len));
         let mut count = 0;
         for (part, (ptr, len)) in parts.iter_mut().zip(own.into_iter().chain(body)) {
             *part = libc::iovec {
@@ -234,11 +255,15 @@ impl TapPort {
             };
             count += 1;
         }
-        // SAFETY: `header` and `head` are slices, and a body segment is valid for reads while the batch is not
-        // cleared (`Segment`), which outlives this call; the kernel only reads. The guest may write its bytes
-        // meanwhile: the receiver gets what the kernel copied.
+        // SAFETY: `header` and `head` are slices, and a body segment is valid for reads while the
+        // batch is not cleared (`Segment`), which outlives this call; the kernel only reads. The
+        // guest may write its bytes meanwhile: the receiver gets what the kernel copied.
         let written = unsafe { libc::writev(fd.as_raw_fd(), parts.as_ptr(), count) };
-        if written < 0 { Err(last_errno()) } else { Ok(()) }
+        if written < 0 {
+            Err(last_errno())
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -247,8 +272,8 @@ impl Sink for TapPort {
         let Some(fd) = &self.fd else {
             return Err(TransmitError::Down);
         };
-        let in_place =
-            piece.checksum.is_none() && piece.body.segments().take(SEGMENTS_MAX + 1).count() <= SEGMENTS_MAX;
+        let in_place = piece.checksum.is_none()
+            && piece.body.segments().take(SEGMENTS_MAX + 1).count() <= SEGMENTS_MAX;
         let written = if in_place {
             let mut room = [0; HEAD_MAX];
             let head = piece.head_in(&mut room, Sum::new());
@@ -285,8 +310,8 @@ impl OuterSink for TapPort {
     }
 }
 
-/// How many bytes the headers of a frame have that is to be cut into segments: the hint by which the kernel
-/// decides what to keep together. 0 for other frames.
+/// How many bytes the headers of a frame have that is to be cut into segments: the hint by which
+/// the kernel decides what to keep together. 0 for other frames.
 fn headers_len(offload: &Offload, head: &[u8]) -> u16 {
     let Some(checksum) = offload.checksum else {
         return 0;

@@ -1,9 +1,10 @@
 //! Packet traces: frames of one NIC into a pcap or pcapng file, without ever holding up a worker.
 //!
-//! A worker puts copies of frames into a bounded queue; a thread of the trace's own writes them. When the disk is slower
-//! than the traffic the queue is full and frames are lost to the trace, never to the guest: they are counted,
-//! and the count ends up in a pcapng file's interface statistics. The thread ends, and the file is complete, when the
-//! last [`Trace`] is dropped. Directions are the guest's: what it sent is outbound.
+//! A worker puts copies of frames into a bounded queue; a thread of the trace's own writes them.
+//! When the disk is slower than the traffic the queue is full and frames are lost to the trace,
+//! never to the guest: they are counted, and the count ends up in a pcapng file's interface
+//! statistics. The thread ends, and the file is complete, when the last [`Trace`] is dropped.
+//! Directions are the guest's: what it sent is outbound.
 
 mod file;
 
@@ -58,9 +59,10 @@ struct Counts {
 }
 
 impl Trace {
-    /// Makes the file, readable by its owner alone, and starts its thread. `path` must be beneath the folder `dir`, by
-    /// no link. One that is there is gone on with when it is a trace of our own; anything else is refused and stays as it
-    /// is. A name that ends in `.pcap` makes a pcap file, any other a pcapng one.
+    /// Makes the file, readable by its owner alone, and starts its thread. `path` must be beneath
+    /// the folder `dir`, by no link. One that is there is gone on with when it is a trace of our
+    /// own; anything else is refused and stays as it is. A name that ends in `.pcap` makes a pcap
+    /// file, any other a pcapng one.
     pub fn open(dir: &Path, path: &Path, nic: &str) -> io::Result<Trace> {
         let format = Format::of(path);
         let (file, before) = file::open(dir, path, format)?;
@@ -72,7 +74,12 @@ impl Trace {
         Self::start(out, path, before + head.len() as u64, format)
     }
 
-    fn start(out: BufWriter<File>, path: &Path, file_len: u64, format: Format) -> io::Result<Trace> {
+    fn start(
+        out: BufWriter<File>,
+        path: &Path,
+        file_len: u64,
+        format: Format,
+    ) -> io::Result<Trace> {
         let (queue, entries) = sync_channel(QUEUE_FRAMES);
         let counts = Arc::new(Counts::default());
         let writer = Writer {
@@ -99,8 +106,8 @@ impl Trace {
         })
     }
 
-    /// Records frame `index` of a batch as it is now. `dropped` is the reason's name if it is not delivered. Never
-    /// waits.
+    /// Records frame `index` of a batch as it is now. `dropped` is the reason's name if it is not
+    /// delivered. Never waits.
     pub fn record(
         &self,
         direction: Direction,
@@ -110,7 +117,9 @@ impl Trace {
         time_ns: u64,
     ) {
         let len = batch.frames()[index].len();
-        self.put(len, direction, dropped, time_ns, || batch.to_bytes(index).into());
+        self.put(len, direction, dropped, time_ns, || {
+            batch.to_bytes(index).into()
+        });
     }
 
     /// Records a frame that is in no batch.
@@ -263,8 +272,8 @@ impl Writer {
         warn!("trace '{}' ends: {error}", self.path.display());
     }
 
-    /// Where frames are missing, how many there were and how many are missing is the last block. Else nothing is
-    /// written at the end.
+    /// Where frames are missing, how many there were and how many are missing is the last block.
+    /// Else nothing is written at the end.
     fn finish(mut self) {
         if self.failed {
             return;
@@ -277,7 +286,10 @@ impl Writer {
         let offered = self.seen + (lost - self.unwritten);
         self.block.clear();
         file::statistics(&mut self.block, self.last_time_ns, offered, lost);
-        let written = self.out.write_all(&self.block).and_then(|()| self.out.flush());
+        let written = self
+            .out
+            .write_all(&self.block)
+            .and_then(|()| self.out.flush());
         if let Err(error) = written {
             self.fail(&error);
         }

@@ -1,7 +1,9 @@
-//! A queue of an uplink: the ports that join this host to others, one for each queue of an interface.
+//! A queue of an uplink: the ports that join this host to others, one for each queue of an
+//! interface.
 //!
-//! What is received is a frame as it was on the wire, outer headers and all; what is transmitted gets its outer headers with
-//! [`transmit_outer`](crate::port::Port::transmit_outer). The kernel keeps the interface: only VXLAN for us comes here.
+//! What is received is a frame as it was on the wire, outer headers and all; what is transmitted
+//! gets its outer headers with [`transmit_outer`](crate::port::Port::transmit_outer). The kernel
+//! keeps the interface: only VXLAN for us comes here.
 
 use std::os::fd::BorrowedFd;
 
@@ -101,7 +103,8 @@ impl UplinkPort {
 
     pub(crate) fn kicked(&mut self) {
         match self {
-            // A socket is readable as long as there are frames; what stands for it in memory is not.
+            // A socket is readable as long as there are frames; what stands for it in memory is
+            // not.
             UplinkPort::Xsk(port) => {
                 if port.is_in_memory()
                     && let Some(kick) = port.kick_fd()

@@ -2,27 +2,32 @@
 //!
 //! # Theory of operation
 //!
-//! An XDP program (`bpf/uplink.bpf.c`) sends what is ours of a queue to that queue's socket; all else stays the kernel's. The
-//! socket shares four rings and a piece of memory, the UMEM, with the kernel. Each queue has a socket, rings and UMEM of its
-//! own, and all belong to the one worker that has the port: nothing is shared, nothing is locked.
+//! An XDP program (`bpf/uplink.bpf.c`) sends what is ours of a queue to that queue's socket; all
+//! else stays the kernel's. The socket shares four rings and a piece of memory, the UMEM, with the
+//! kernel. Each queue has a socket, rings and UMEM of its own, and all belong to the one worker
+//! that has the port: nothing is shared, nothing is locked.
 //!
-//! - `receive` takes filled buffers into a batch: heads are copied, bodies stay in the UMEM. `complete` gives the buffers
-//!   back, in the order in which they were taken; only as many go round as are needed (`window`). A frame's body so goes from
-//!   the UMEM into the guest in one copy.
-//! - `transmit_outer` writes the outer headers, the judged head and the body straight into the UMEM, and completes there what the
-//!   sender left undone: again one copy. `flush` shows it to the kernel and calls it where it wants to be called.
+//! - `receive` takes filled buffers into a batch: heads are copied, bodies stay in the UMEM.
+//!   `complete` gives the buffers back, in the order in which they were taken; only as many go
+//!   round as are needed (`window`). A frame's body so goes from the UMEM into the guest in one
+//!   copy.
+//! - `transmit_outer` writes the outer headers, the judged head and the body straight into the
+//!   UMEM, and completes there what the sender left undone: again one copy. `flush` shows it to the
+//!   kernel and calls it where it wants to be called.
 //!
-//! The UMEM is private to us and the kernel, so that what is written there can be summed there. (See `umem` for who may touch
-//! which chunk when.) A batch keeps the UMEM mapped for as long as it refers to it, also when the port is gone.
+//! The UMEM is private to us and the kernel, so that what is written there can be summed there.
+//! (See `umem` for who may touch which chunk when.) A batch keeps the UMEM mapped for as long as it
+//! refers to it, also when the port is gone.
 //!
-//! Of an interface whose packets may be the kernel's own buffers (a veth; all in generic mode) frames come with checksums that are
-//! only begun, and in generic mode several as one: what is left to do in them is found out by their bytes and noted
-//! ([`vxlan::left_undone`]).
+//! Of an interface whose packets may be the kernel's own buffers (a veth; all in generic mode)
+//! frames come with checksums that are only begun, and in generic mode several as one: what is left
+//! to do in them is found out by their bytes and noted ([`vxlan::left_undone`]).
 //!
-//! TX checksum metadata is not used: what needs a checksum is the *inner* packet, the outer UDP checksum being zero
-//! (RFC 7348, section 5; RFC 6935), and a driver may compute the outermost wherever it was told to begin, as mlx5's does. In
-//! copy mode the kernel would take it for any driver, but a veth passes unfinished checksums on to an XDP program at its other
-//! end, which cannot tell. Nor could it be tried in a NIC: there is none here that has it.
+//! TX checksum metadata is not used: what needs a checksum is the *inner* packet, the outer UDP
+//! checksum being zero (RFC 7348, section 5; RFC 6935), and a driver may compute the outermost
+//! wherever it was told to begin, as mlx5's does. In copy mode the kernel would take it for any
+//! driver, but a veth passes unfinished checksums on to an XDP program at its other end, which
+//! cannot tell. Nor could it be tried in a NIC: there is none here that has it.
 
 mod handle;
 mod mapping;
@@ -94,8 +99,9 @@ pub struct XskPort {
 }
 
 impl XskPort {
-    /// Binds a socket to the queue in the best mode that its driver offers: zero-copy before copy, several buffers a frame before
-    /// one. Needs CAP_NET_RAW (and CAP_IPC_LOCK or a limit of locked memory that the UMEM fits in).
+    /// Binds a socket to the queue in the best mode that its driver offers: zero-copy before copy,
+    /// several buffers a frame before one. Needs CAP_NET_RAW (and CAP_IPC_LOCK or a limit of locked
+    /// memory that the UMEM fits in).
     pub fn open(options: &XskOptions) -> Result<XskPort, XskError> {
         let sizes = options.sizes();
         let umem = Umem::new(sizes.frames, sizes.chunk_len).map_err(|error| XskError::Socket {
@@ -224,7 +230,8 @@ impl XskPort {
         self.report()
     }
 
-    /// Its descriptor is readable whenever there is a frame. True when there is one, or something is to be sent yet.
+    /// Its descriptor is readable whenever there is a frame. True when there is one, or something
+    /// is to be sent yet.
     pub(crate) fn arm(&mut self) -> bool {
         self.look_for_errors();
         if self.unsent {
@@ -286,7 +293,8 @@ impl XskPort {
         }
     }
 
-    /// The longest frame that the link takes, and that fits this port: larger only after it was opened anew.
+    /// The longest frame that the link takes, and that fits this port: larger only after it was
+    /// opened anew.
     #[inline]
     fn longest(&self) -> usize {
         (self.link.mtu() as usize + LINK_HEADER).min(self.capacity)
@@ -319,9 +327,11 @@ impl XskPort {
         }
     }
 
-    /// Calls the kernel to send what is in the ring. In copy mode that is when it is sent, some 32 frames a call.
+    /// Calls the kernel to send what is in the ring. In copy mode that is when it is sent, some 32
+    /// frames a call.
     fn call_to_send(&mut self) {
-        // A bound for a kernel that says "again" for ever; each call that makes no progress ends the loop.
+        // A bound for a kernel that says "again" for ever; each call that makes no progress ends
+        // the loop.
         let mut left = self.queue.rings.transmit.waiting();
         while left > 0 {
             if !self.queue.rings.transmit.wants_wakeup() {
@@ -336,7 +346,10 @@ impl XskPort {
             match said {
                 Ok(_) | Err(Errno::AGAIN) if now < left => left = now,
                 // It is at work on its own, or its own queue is full: again with the next turn.
-                Ok(_) | Err(Errno::AGAIN | Errno::BUSY | Errno::NOBUFS | Errno::NOMEM | Errno::INTR) => break,
+                Ok(_)
+                | Err(Errno::AGAIN | Errno::BUSY | Errno::NOBUFS | Errno::NOMEM | Errno::INTR) => {
+                    break;
+                }
                 // The link is down: what waits is sent when it is up.
                 Err(Errno::NETDOWN) => break,
                 // One frame the kernel did not like; it has taken it.

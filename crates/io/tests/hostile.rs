@@ -1,5 +1,6 @@
-//! Rings that lie. Each case breaks one rule and says what the port has to answer; afterwards the port is down,
-//! the neighbour has what it had, and no byte outside the offender's own used ring and buffers has changed.
+//! Rings that lie. Each case breaks one rule and says what the port has to answer; afterwards the
+//! port is down, the neighbour has what it had, and no byte outside the offender's own used ring
+//! and buffers has changed.
 
 mod common;
 
@@ -14,7 +15,8 @@ use wire::offload::Offload;
 const SIZE: u16 = 64;
 const MEMORY: usize = 256 << 10;
 const END: u64 = GUEST_BASE + MEMORY as u64;
-/// Where the cases put their own buffers and tables: behind the rings, in the area for buffers to transmit.
+/// Where the cases put their own buffers and tables: behind the rings, in the area for buffers to
+/// transmit.
 const SPARE: usize = 0x4000;
 const SPARE_ADDR: u64 = GUEST_BASE + SPARE as u64;
 
@@ -169,7 +171,13 @@ fn cases() -> Vec<Case> {
             "the VMM's address instead of the guest's",
             "the chain of descriptor 0 names 64 bytes at 0x7f1200004000, not all guest memory",
             |q, g| {
-                q.write_descriptor(0, testkit::ring_driver::USER_BASE + SPARE as u64, 64, g.flag, 0);
+                q.write_descriptor(
+                    0,
+                    testkit::ring_driver::USER_BASE + SPARE as u64,
+                    64,
+                    g.flag,
+                    0,
+                );
                 offer(q, 0);
             }
         ),
@@ -284,7 +292,8 @@ fn cases() -> Vec<Case> {
             "a buffer outside, from a table at an odd address",
             "the chain of descriptor 2 names 5 bytes at 0x99, not all guest memory",
             |q, g| {
-                g.memory.write(SPARE + 0x1003, &descriptor(0x99, 5, g.flag, 0));
+                g.memory
+                    .write(SPARE + 0x1003, &descriptor(0x99, 5, g.flag, 0));
                 q.write_descriptor(2, SPARE_ADDR + 0x1003, 16, INDIRECT, 0);
                 offer(q, 2);
             }
@@ -461,7 +470,8 @@ fn a_guest_that_lies_in_the_ring_it_transmits_on() {
                 .broken
                 .is_some_and(|what| what.contains(case.message))
         );
-        pair.to.send(&pattern(60), Offload::default(), &Shape::whole());
+        pair.to
+            .send(&pattern(60), Offload::default(), &Shape::whole());
         pair.to.transmitq.publish();
         pair.to_port.receive(&mut pair.batch).unwrap();
         assert_eq!(
@@ -490,7 +500,8 @@ fn a_guest_that_lies_in_the_ring_it_receives_from() {
         let before = memory.bytes(0, MEMORY);
         pair.from
             .send(&pattern(1000), Offload::default(), &Shape::whole());
-        pair.from.send(&pattern(60), Offload::default(), &Shape::whole());
+        pair.from
+            .send(&pattern(60), Offload::default(), &Shape::whole());
         let turn = pair.turn();
         assert_eq!(
             turn.sent,
@@ -513,7 +524,8 @@ fn a_guest_that_lies_in_the_ring_it_receives_from() {
         );
         // The sender is not concerned: its buffers came back, and it sends on.
         assert_eq!(pair.from.reclaim(), 2);
-        pair.from.send(&pattern(60), Offload::default(), &Shape::whole());
+        pair.from
+            .send(&pattern(60), Offload::default(), &Shape::whole());
         assert_eq!(
             pair.turn(),
             Turn {
@@ -534,7 +546,9 @@ fn one_descriptor_in_every_available_entry_is_no_reason_to_stop() {
     };
     let mut pair = Pair::new(options(PLAIN), ordinary);
     pair.from.memory().fill(SPARE, 12, 0);
-    pair.from.transmitq.write_descriptor(9, SPARE_ADDR, 72, 0, 0);
+    pair.from
+        .transmitq
+        .write_descriptor(9, SPARE_ADDR, 72, 0, 0);
     for _ in 0..32 {
         pair.from.transmitq.push_available(9);
     }
@@ -551,7 +565,10 @@ fn the_index_may_run_ahead_by_the_whole_ring() {
     };
     let mut pair = Pair::new(options(PLAIN), to);
     for _ in 0..SIZE {
-        assert!(pair.from.send(&pattern(60), Offload::default(), &Shape::whole()));
+        assert!(
+            pair.from
+                .send(&pattern(60), Offload::default(), &Shape::whole())
+        );
     }
     assert_eq!(
         (pair.turn(), pair.poll(), pair.poll()),
@@ -582,7 +599,8 @@ fn a_buffer_that_is_sent_and_received_in_at_once_harms_only_its_owner() {
     );
 }
 
-/// A frame is judged on a copy: what the guest writes afterwards is not delivered in the head's place.
+/// A frame is judged on a copy: what the guest writes afterwards is not delivered in the head's
+/// place.
 #[test]
 fn a_head_cannot_be_changed_after_it_was_copied() {
     let mut pair = Pair::new(
@@ -601,12 +619,20 @@ fn a_head_cannot_be_changed_after_it_was_copied() {
     pair.to_port.flush().unwrap();
     pair.from_port.complete(&mut pair.batch);
     let frame = pair.one().frame;
-    assert_eq!(frame[..256], pattern(1000)[..256], "the head is what was judged");
-    assert_eq!(frame[256..], [0xee; 744], "the body is the sender's own affair");
+    assert_eq!(
+        frame[..256],
+        pattern(1000)[..256],
+        "the head is what was judged"
+    );
+    assert_eq!(
+        frame[256..],
+        [0xee; 744],
+        "the body is the sender's own affair"
+    );
 }
 
-/// A guest that rewrites descriptors, entries and indices of both rings while they are read. Nothing is promised to
-/// it but that the switch neither panics, nor hangs, nor leaves its memory.
+/// A guest that rewrites descriptors, entries and indices of both rings while they are read.
+/// Nothing is promised to it but that the switch neither panics, nor hangs, nor leaves its memory.
 #[test]
 fn rings_that_change_while_they_are_read() {
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -632,7 +658,10 @@ fn rings_that_change_while_they_are_read() {
                         let index = memory.word(avail + 2);
                         let step = (random >> 10 & 7) as u16;
                         index.store(
-                            index.load(Ordering::Relaxed).wrapping_add(step).wrapping_sub(2),
+                            index
+                                .load(Ordering::Relaxed)
+                                .wrapping_add(step)
+                                .wrapping_sub(2),
                             Ordering::Release,
                         );
                     }
@@ -641,7 +670,8 @@ fn rings_that_change_while_they_are_read() {
                         .store((random >> 10 & 63) as u16, Ordering::Relaxed),
                     _ => {
                         let addr = SPARE_ADDR + (random >> 12 & 0xffff) as u64;
-                        let flags = (random >> 10 & 3) as u16 | if desc == rings[1].0 { WRITE } else { 0 };
+                        let flags =
+                            (random >> 10 & 3) as u16 | if desc == rings[1].0 { WRITE } else { 0 };
                         let len = (random >> 16 & 0x3ff) as u32;
                         memory.write(
                             desc + 16 * entry,
@@ -672,5 +702,8 @@ fn rings_that_change_while_they_are_read() {
         }
         stop.store(true, Ordering::Relaxed);
     });
-    assert!(broken >= 20, "{broken} of {turns} turns found something broken");
+    assert!(
+        broken >= 20,
+        "{broken} of {turns} turns found something broken"
+    );
 }

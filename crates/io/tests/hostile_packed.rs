@@ -1,5 +1,5 @@
-//! Packed rings that lie: as `hostile` does with split ones. Each case breaks one rule and says what the port has to
-//! answer; afterwards the port is down and the neighbour has what it had.
+//! Packed rings that lie: as `hostile` does with split ones. Each case breaks one rule and says
+//! what the port has to answer; afterwards the port is down and the neighbour has what it had.
 
 mod common;
 
@@ -15,7 +15,8 @@ use wire::offload::Offload;
 const SIZE: u16 = 64;
 const MEMORY: usize = 256 << 10;
 const END: u64 = GUEST_BASE + MEMORY as u64;
-/// Where the cases put their own buffers and tables: behind the rings, in the area for buffers to transmit.
+/// Where the cases put their own buffers and tables: behind the rings, in the area for buffers to
+/// transmit.
 const SPARE: usize = 0x4000;
 const BUFFER: u64 = GUEST_BASE + SPARE as u64;
 const TABLE: u64 = BUFFER + 0x1000;
@@ -35,7 +36,8 @@ fn options(receive_chains: usize) -> GuestOptions {
     }
 }
 
-/// Descriptors `(address, length, flags)` from slot 0 on, those of a table at [`TABLE`], and what is to be said.
+/// Descriptors `(address, length, flags)` from slot 0 on, those of a table at [`TABLE`], and what
+/// is to be said.
 struct Case {
     message: &'static str,
     slots: Vec<(u64, u32, u16)>,
@@ -57,7 +59,10 @@ fn with_table(message: &'static str, slots: &[(u64, u32, u16)], table: &[(u64, u
 impl Case {
     fn write(&self, queue: &Queue, memory: &GuestView) {
         for (at, &(addr, len, flags)) in self.table.iter().enumerate() {
-            memory.write(SPARE + 0x1000 + 16 * at, &packed_descriptor(addr, len, 7, flags));
+            memory.write(
+                SPARE + 0x1000 + 16 * at,
+                &packed_descriptor(addr, len, 7, flags),
+            );
         }
         for (slot, &(addr, len, flags)) in self.slots.iter().enumerate() {
             queue.write_descriptor(slot as u16, addr, len, flags | AVAIL, 7);
@@ -223,7 +228,8 @@ fn a_guest_that_lies_in_the_packed_ring_it_receives_from() {
         let before = memory.bytes(0, MEMORY);
         pair.from
             .send(&pattern(1000), Offload::default(), &Shape::whole());
-        pair.from.send(&pattern(60), Offload::default(), &Shape::whole());
+        pair.from
+            .send(&pattern(60), Offload::default(), &Shape::whole());
         let turn = pair.turn();
         let down = [Err(TransmitError::Broken), Err(TransmitError::Down)];
         assert_eq!(turn.sent, down, "{message}");
@@ -275,7 +281,8 @@ fn slots_are_not_taken_twice() {
             .transmitq
             .write_descriptor(slot, BUFFER, 72, AVAIL, slot);
     }
-    // All of the ring is out in two batches, none has come back; the guest offers slot 0 again, for the next lap.
+    // All of the ring is out in two batches, none has come back; the guest offers slot 0 again, for
+    // the next lap.
     let mut batches: [_; 3] = std::array::from_fn(|_| butterfly_io::frame::Batch::new());
     for _ in 0..BATCH / 2 {
         batches[0].push_bytes(&[0; 60], Offload::default());
@@ -310,7 +317,8 @@ fn a_batch_in_order_comes_back_with_one_entry() {
         from.features = PLAIN | IN_ORDER | packed;
         let mut pair = Pair::new(from, options(64));
         for _ in 0..20 {
-            pair.from.send(&pattern(60), Offload::default(), &Shape::whole());
+            pair.from
+                .send(&pattern(60), Offload::default(), &Shape::whole());
         }
         assert_eq!(pair.turn(), Turn::ok(20));
         let memory = pair.from.memory();
@@ -328,8 +336,15 @@ fn a_batch_in_order_comes_back_with_one_entry() {
         } else {
             let entries = memory.bytes(pair.from.transmitq.used_at, 4 + 8 * 20);
             assert_eq!(entries[2..4], 20u16.to_le_bytes());
-            assert_eq!(entries[4..12], [19, 0, 0, 0, 0, 0, 0, 0], "the last one's head");
-            assert!(entries[12..].iter().all(|&byte| byte == 0), "and nothing else");
+            assert_eq!(
+                entries[4..12],
+                [19, 0, 0, 0, 0, 0, 0, 0],
+                "the last one's head"
+            );
+            assert!(
+                entries[12..].iter().all(|&byte| byte == 0),
+                "and nothing else"
+            );
         }
         assert_eq!(pair.from.reclaim(), 20);
     }

@@ -25,7 +25,8 @@ fn truncate(guest: &Guest, len: u64) {
 fn memory_that_is_gone_before_the_switch_looks() {
     for keep in [0, 0x1000] {
         let mut pair = Pair::with_features(PLAIN, PLAIN);
-        pair.from.send(&pattern(60), Offload::default(), &Shape::whole());
+        pair.from
+            .send(&pattern(60), Offload::default(), &Shape::whole());
         pair.from.transmitq.publish();
         truncate(&pair.from, keep);
         let mut errors = Vec::new();
@@ -56,7 +57,9 @@ fn memory_that_goes_between_the_judgement_and_the_copy() {
     assert_eq!(pair.from_port.receive(&mut pair.batch), Err(lost()));
     assert_eq!(pair.from_port.receive(&mut pair.batch), Ok(0));
 
-    other.from.send(&pattern(60), Offload::default(), &Shape::whole());
+    other
+        .from
+        .send(&pattern(60), Offload::default(), &Shape::whole());
     assert_eq!(other.turn(), Turn::ok(1), "others are not concerned");
     assert_eq!(other.one().frame, pattern(60));
 }
@@ -65,7 +68,8 @@ fn memory_that_goes_between_the_judgement_and_the_copy() {
 fn a_receiver_whose_memory_goes() {
     let mut pair = Pair::with_features(PLAIN, PLAIN);
     truncate(&pair.to, 0);
-    pair.from.send(&pattern(60), Offload::default(), &Shape::whole());
+    pair.from
+        .send(&pattern(60), Offload::default(), &Shape::whole());
     assert_eq!(pair.turn().error, Some(lost()));
     assert!(pair.from_port.is_up() && !pair.to_port.is_up());
     assert_eq!(pair.from.reclaim(), 1);
@@ -75,7 +79,8 @@ fn a_receiver_whose_memory_goes() {
 fn a_new_session_after_the_loss_works() {
     for _ in 0..30 {
         let mut pair = Pair::with_features(PLAIN, PLAIN);
-        pair.from.send(&pattern(60), Offload::default(), &Shape::whole());
+        pair.from
+            .send(&pattern(60), Offload::default(), &Shape::whole());
         assert_eq!(pair.turn(), Turn::ok(1));
         truncate(&pair.from, 0);
         assert_eq!(pair.poll().error, Some(lost()));
@@ -124,7 +129,10 @@ fn a_region_that_is_no_memory_is_refused() {
     let spec = |change: fn(&mut RegionSpec)| {
         let mut spec = guest.regions().remove(0);
         change(&mut spec);
-        GuestMemory::new(vec![spec]).map(|_| ()).unwrap_err().to_string()
+        GuestMemory::new(vec![spec])
+            .map(|_| ())
+            .unwrap_err()
+            .to_string()
     };
     let at = "memory region at guest address 0x40000000";
     assert_eq!(
@@ -162,7 +170,10 @@ fn a_region_that_is_no_memory_is_refused() {
         );
     }
     let mut read_only = guest.regions().remove(0);
-    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&read_only.fd));
+    let path = format!(
+        "/proc/self/fd/{}",
+        std::os::fd::AsRawFd::as_raw_fd(&read_only.fd)
+    );
     read_only.fd = File::open(path).unwrap().into();
     assert!(matches!(
         GuestMemory::new(vec![read_only]),

@@ -1,4 +1,5 @@
-//! Who wakes whom, and how often: both sides stay silent while the other polls, and nobody sleeps through work.
+//! Who wakes whom, and how often: both sides stay silent while the other polls, and nobody sleeps
+//! through work.
 
 mod common;
 
@@ -14,7 +15,10 @@ use wire::offload::Offload;
 
 fn send(pair: &mut Pair, frames: usize) {
     for _ in 0..frames {
-        assert!(pair.from.send(&pattern(60), Offload::default(), &Shape::whole()));
+        assert!(
+            pair.from
+                .send(&pattern(60), Offload::default(), &Shape::whole())
+        );
         pair.from.transmitq.publish();
     }
 }
@@ -29,7 +33,8 @@ every_ring! {
     fn a_polling_switch_is_never_kicked_not_even_after_a_refill() {
         for features in [PLAIN, PLAIN & !EVENT_IDX] {
             let mut pair = Pair::with_features(features, features);
-            // The guest kicked when it first filled its ring, before the switch was there to say that it polls.
+            // The guest kicked when it first filled its ring, before the switch was there to say
+            // that it polls.
             assert_eq!(pair.to.receiveq.kicks(), 1);
             for _ in 0..300 {
                 send(&mut pair, 8);
@@ -101,7 +106,8 @@ every_ring! {
     fn a_guest_is_interrupted_once_a_flush_and_only_if_it_asks() {
         for features in [PLAIN, PLAIN & !EVENT_IDX] {
             let mut pair = Pair::with_features(features, features);
-            // The first time the guest's wishes are not trusted: a driver that slept before we came must wake.
+            // The first time the guest's wishes are not trusted: a driver that slept before we came
+            // must wake.
             send(&mut pair, 1);
             turn(&mut pair);
             let (sent, received) = (pair.from.transmitq.calls(), pair.to.receiveq.calls());
@@ -154,8 +160,8 @@ every_ring! {
 }
 
 every_ring! {
-    /// The race that `arm` exists for: a guest that publishes just before, during or after it. Whatever the moment,
-    /// either the switch sees the work or the guest sees the wish.
+    /// The race that `arm` exists for: a guest that publishes just before, during or after it.
+    /// Whatever the moment, either the switch sees the work or the guest sees the wish.
     fn no_wakeup_is_lost_between_two_threads() {
         for features in [PLAIN, PLAIN & !EVENT_IDX] {
             let mut pair = Pair::with_features(features, features);
@@ -200,8 +206,8 @@ every_ring! {
 }
 
 every_ring! {
-    /// A VMM keeps descriptors of the same eventfds: it makes them block again, and fills those that we raise. Nobody waits for
-    /// it, and its guest's neighbours are served.
+    /// A VMM keeps descriptors of the same eventfds: it makes them block again, and fills those
+    /// that we raise. Nobody waits for it, and its guest's neighbours are served.
     fn descriptors_that_block_are_not_waited_for() {
         use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
         let mut bad = Pair::with_features(PLAIN & !EVENT_IDX, PLAIN & !EVENT_IDX);

@@ -1,5 +1,6 @@
-//! What a sender leaves undone is passed on to a receiver that takes it, and done on the way to one that does
-//! not: checksums completed over the very bytes that arrive, large frames cut into packets.
+//! What a sender leaves undone is passed on to a receiver that takes it, and done on the way to one
+//! that does not: checksums completed over the very bytes that arrive, large frames cut into
+//! packets.
 
 mod common;
 
@@ -94,7 +95,8 @@ every_ring! {
                     for base in [v4(), v6()] {
                         for whole in [tcp(base.clone()), base.udp(53, 53)] {
                             let whole = whole.payload(&pattern(payload));
-                            // The builder computes the checksum itself when it is not told to leave it.
+                            // The builder computes the checksum itself when it is not told to leave
+                            // it.
                             let expected = Received {
                                 frame: whole.build(),
                                 offload: Offload::default(),
@@ -112,7 +114,8 @@ every_ring! {
 
 every_ring! {
     fn a_completed_checksum_is_never_zero() {
-        // The payload's last word makes the sum 0xffff, so that the checksum is 0 and has to be written as 0xffff.
+        // The payload's last word makes the sum 0xffff, so that the checksum is 0 and has to be
+        // written as 0xffff.
         let mut pair = pair(LINUX, PLAIN);
         let mut payload = pattern(600);
         payload[598..].fill(0);
@@ -137,13 +140,20 @@ fn pseudo(frame: &[u8]) -> Vec<u8> {
         let len = u16::from_be_bytes([frame[16], frame[17]]) - 20;
         [&frame[26..34], &[0, frame[23]], &len.to_be_bytes()].concat()
     } else {
-        [&frame[22..54], &[0, 0], &frame[18..20], &[0, 0, 0, frame[20]]].concat()
+        [
+            &frame[22..54],
+            &[0, 0],
+            &frame[18..20],
+            &[0, 0, 0, frame[20]],
+        ]
+        .concat()
     }
 }
 
 /// Checks a packet's own arithmetic, and gives its payload and TCP sequence number.
 fn check(frame: &[u8], partial: bool) -> (Vec<u8>, Option<u32>) {
-    let packet = parse::parse(&frame[..frame.len().min(256)], frame.len()).expect("a well-formed packet");
+    let packet =
+        parse::parse(&frame[..frame.len().min(256)], frame.len()).expect("a well-formed packet");
     let Net::Ip(ip) = packet.net else {
         panic!("not IP: {packet:?}")
     };
@@ -154,7 +164,9 @@ fn check(frame: &[u8], partial: bool) -> (Vec<u8>, Option<u32>) {
     }
     let pseudo = pseudo(frame);
     let (header_len, field, seq) = match ip.l4_info {
-        L4::Tcp { header_len, seq, .. } => (usize::from(header_len), 16, Some(seq)),
+        L4::Tcp {
+            header_len, seq, ..
+        } => (usize::from(header_len), 16, Some(seq)),
         L4::Udp { .. } => (8, 6, None),
         other => panic!("not TCP or UDP: {other:?}"),
     };

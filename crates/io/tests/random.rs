@@ -1,4 +1,5 @@
-//! Random chains carry whole frames; random garbage in the rings breaks nothing but the port it is in.
+//! Random chains carry whole frames; random garbage in the rings breaks nothing but the port it is
+//! in.
 
 mod common;
 
@@ -97,7 +98,10 @@ fn garbage(low: usize) -> impl Strategy<Value = Garbage> {
     let flags = prop_oneof![4 => 0u16..4, 2 => 0u16..8, 1 => any::<u16>()];
     let next = prop_oneof![6 => 0u16..SIZE, 1 => any::<u16>()];
     let descriptor = (addr, len, flags, next);
-    let heads = prop::collection::vec(prop_oneof![9 => 0u16..SIZE, 1 => any::<u16>()], SIZE as usize);
+    let heads = prop::collection::vec(
+        prop_oneof![9 => 0u16..SIZE, 1 => any::<u16>()],
+        SIZE as usize,
+    );
     (
         prop::collection::vec(descriptor.clone(), SIZE as usize),
         prop::collection::vec(descriptor, 16),
@@ -144,8 +148,8 @@ fn options() -> GuestOptions {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
 
-    /// Nothing panics or hangs, an error is a broken protocol, and the neighbour's memory outside its own receive
-    /// buffers is untouched.
+    /// Nothing panics or hangs, an error is a broken protocol, and the neighbour's memory outside
+    /// its own receive buffers is untouched.
     #[test]
     fn garbage_to_transmit_stays_with_its_guest(garbage in garbage(0), kind in kinds()) {
         with_kind(kind, || {
@@ -173,7 +177,8 @@ proptest! {
         })?;
     }
 
-    /// As above for the ring that is received from; the guest's own memory changes only where it said so.
+    /// As above for the ring that is received from; the guest's own memory changes only where it
+    /// said so.
     #[test]
     fn garbage_to_receive_in_stays_with_its_guest(garbage in garbage(0x4000), len in 14usize..4000, kind in kinds()) {
         with_kind(kind, || {
@@ -193,8 +198,9 @@ proptest! {
             prop_assert!(what.starts_with("receiveq: "), "{}", what);
         }
         prop_assert!(pair.from_port.is_up());
-        // Every byte that changed lies in a writable buffer that the guest named, or in its used ring. (No buffer
-        // lies over a table, so that what the tables named at first is all that they ever name.)
+        // Every byte that changed lies in a writable buffer that the guest named, or in its used
+        // ring. (No buffer lies over a table, so that what the tables named at first is all that
+        // they ever name.)
         let after = pair.to.memory().bytes(0, MEMORY);
         let ours = pair.to.receiveq.written_by_device();
         let named = |at: usize| {

@@ -1,7 +1,8 @@
-//! A process is killed, and the next one goes on where it was in each packed ring, which nothing but the ring says.
+//! A process is killed, and the next one goes on where it was in each packed ring, which nothing
+//! but the ring says.
 //!
-//! Two guests talk through two ports. After every step, and at every store at which a process could be killed while it
-//! gives chains back, another device looks at the very rings.
+//! Two guests talk through two ports. After every step, and at every store at which a process could
+//! be killed while it gives chains back, another device looks at the very rings.
 
 mod common;
 
@@ -29,7 +30,8 @@ fn sent() -> impl Strategy<Value = Sent> {
     (60usize..1500, shape)
 }
 
-/// How large both rings are, what is sent at each step, and how many chains to receive in are offered after it.
+/// How large both rings are, what is sent at each step, and how many chains to receive in are
+/// offered after it.
 #[derive(Clone, Debug)]
 struct Story {
     size: u16,
@@ -40,7 +42,11 @@ struct Story {
 
 fn story() -> impl Strategy<Value = Story> {
     let size = prop_oneof![Just(8u16), Just(16), Just(21), 5u16..70];
-    let parts = prop_oneof![Just(vec![2048]), Just(vec![256]), Just(vec![100, 300, 1200])];
+    let parts = prop_oneof![
+        Just(vec![2048]),
+        Just(vec![256]),
+        Just(vec![100, 300, 1200])
+    ];
     let steps = prop::collection::vec((prop::collection::vec(sent(), 0..12), 0usize..20), 1..40);
     (size, any::<bool>(), parts, steps).prop_map(|(size, in_order, parts, steps)| Story {
         size,
@@ -70,7 +76,9 @@ fn next(state: &QueueState) -> u16 {
 }
 
 fn ring(guest: &Guest, queue: &Queue) -> Vec<u8> {
-    guest.memory().bytes(queue.desc_at, 16 * usize::from(queue.size))
+    guest
+        .memory()
+        .bytes(queue.desc_at, 16 * usize::from(queue.size))
 }
 
 fn flags(ring: &[u8], slot: u16) -> u16 {
@@ -81,9 +89,9 @@ fn flags(ring: &[u8], slot: u16) -> u16 {
 /// Half a descriptor, by its offset in the ring: its address, or its length, id and flags.
 type Word = usize;
 
-/// The words that are written to give chains back, in the order in which they are written: of each chain its notes and
-/// then its used descriptor, of the first chain last. Beside each how many chains have been touched then, counted from the
-/// second on.
+/// The words that are written to give chains back, in the order in which they are written: of each
+/// chain its notes and then its used descriptor, of the first chain last. Beside each how many
+/// chains have been touched then, counted from the second on.
 fn words(size: u16, given_back: &[u16], end: u16) -> Vec<(Word, usize)> {
     let mut words = Vec::new();
     let first = (0..given_back.len()).take(1);
@@ -92,13 +100,18 @@ fn words(size: u16, given_back: &[u16], end: u16) -> Vec<(Word, usize)> {
         let behind = given_back.get(number + 1).copied().unwrap_or(end);
         let last = (behind + size - 1) % size;
         let at = |slot: u16| 16 * usize::from(slot);
-        let touched = if number == 0 { given_back.len() } else { number + 1 };
+        let touched = if number == 0 {
+            given_back.len()
+        } else {
+            number + 1
+        };
         words.extend([at(slot), at(last), at(slot) + 8].map(|word| (word, touched)));
     }
     words
 }
 
-/// Chains are given back by `publish`. Every state of the ring between before and after is shown to another process.
+/// Chains are given back by `publish`. Every state of the ring between before and after is shown to
+/// another process.
 fn killed_while_publishing(
     guest: &Guest,
     queue: &Queue,
@@ -146,7 +159,11 @@ fn killed_while_publishing(
             expected[at + 14..at + 16].copy_from_slice(&flags.to_le_bytes());
         }
         let finished = ring(guest, queue);
-        let meant = |ring: &[u8]| ring.chunks(16).map(|slot| slot[8..].to_vec()).collect::<Vec<_>>();
+        let meant = |ring: &[u8]| {
+            ring.chunks(16)
+                .map(|slot| slot[8..].to_vec())
+                .collect::<Vec<_>>()
+        };
         prop_assert_eq!(
             meant(&finished),
             meant(&expected),
@@ -195,9 +212,17 @@ fn run(story: &Story) -> Result<(), TestCaseError> {
 
         let state = |pair: &Pair| pair.from_port.ring_state().transmitq.unwrap();
         let (before, was) = (ring(&pair.from, &pair.from.transmitq), state(&pair));
-        let Pair { from_port, batch, .. } = &mut pair;
+        let Pair {
+            from_port, batch, ..
+        } = &mut pair;
         from_port.complete(batch);
-        killed_while_publishing(&pair.from, &pair.from.transmitq, &before, &was, &state(&pair))?;
+        killed_while_publishing(
+            &pair.from,
+            &pair.from.transmitq,
+            &before,
+            &was,
+            &state(&pair),
+        )?;
 
         pair.from.reclaim();
         pair.to.receive();
@@ -207,7 +232,11 @@ fn run(story: &Story) -> Result<(), TestCaseError> {
                 &pair.from.transmitq,
                 pair.from_port.ring_state().transmitq,
             ),
-            (&pair.to, &pair.to.receiveq, pair.to_port.ring_state().receiveq),
+            (
+                &pair.to,
+                &pair.to.receiveq,
+                pair.to_port.ring_state().receiveq,
+            ),
         ];
         for (guest, queue, state) in places {
             prop_assert_eq!(found(guest, queue), next(&state.unwrap()));

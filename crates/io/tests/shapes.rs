@@ -1,5 +1,5 @@
-//! Frames of every length through chains of every shape: what arrives is what was sent, and nothing else of
-//! either guest's memory changed.
+//! Frames of every length through chains of every shape: what arrives is what was sent, and nothing
+//! else of either guest's memory changed.
 
 mod common;
 
@@ -10,13 +10,17 @@ use testkit::ring_driver::{CANARY, GuestOptions, Shape};
 use wire::offload::{Offload, PartialChecksum};
 
 const LENGTHS: [usize; 22] = [
-    14, 15, 16, 42, 59, 60, 63, 64, 65, 115, 116, 117, 127, 128, 243, 244, 245, 255, 256, 257, 1514, 9014,
+    14, 15, 16, 42, 59, 60, 63, 64, 65, 115, 116, 117, 127, 128, 243, 244, 245, 255, 256, 257,
+    1514, 9014,
 ];
 
 /// Sends one frame, compares it, and compares all other memory of both guests with what it was.
 fn cross(pair: &mut Pair, frame: &[u8], shape: &Shape) {
     let context = format!("{} bytes in {shape:?}", frame.len());
-    assert!(pair.from.send(frame, Offload::default(), shape), "{context}");
+    assert!(
+        pair.from.send(frame, Offload::default(), shape),
+        "{context}"
+    );
     pair.from.transmitq.publish();
     let sender = pair.from.memory().bytes(0, pair.from.memory().len());
     let receiver = pair.to.memory().bytes(0, pair.to.memory().len());
@@ -46,10 +50,15 @@ fn cross(pair: &mut Pair, frame: &[u8], shape: &Shape) {
     );
 
     let got = pair.one();
-    assert!(got.frame == frame, "{} bytes arrived, {context}", got.frame.len());
+    assert!(
+        got.frame == frame,
+        "{} bytes arrived, {context}",
+        got.frame.len()
+    );
     assert_eq!(got.offload, Offload::default());
     assert_eq!(pair.from.reclaim(), 1, "{context}");
-    // `receive` has filled the buffers it read with the canary again: whatever is left was written elsewhere.
+    // `receive` has filled the buffers it read with the canary again: whatever is left was written
+    // elsewhere.
     let after = pair.to.memory().bytes(0, receiver.len());
     let (table, behind) = (
         pair.to.receiveq.used_at + 6 + 8 * usize::from(pair.to.receiveq.size),
@@ -99,7 +108,8 @@ every_ring! {
             shapes.push(shape.indirect(parts / 2));
         }
         for (number, shape) in shapes.iter().enumerate() {
-            // All lengths with the first few, a moving choice with the rest: each comparison is of whole memories.
+            // All lengths with the first few, a moving choice with the rest: each comparison is of
+            // whole memories.
             for (position, &len) in LENGTHS.iter().enumerate() {
                 if number < 6 || (number + position) % 5 == 0 {
                     cross(&mut pair, &pattern(len), shape);
@@ -297,7 +307,8 @@ every_ring! {
             receive_chains: chains,
             ..small(features)
         };
-        // Three buffers: 1000 bytes take three with their header; what does not fit leaves them for what does.
+        // Three buffers: 1000 bytes take three with their header; what does not fit leaves them for
+        // what does.
         let mut pair = Pair::new(small(PLAIN), to(PLAIN, 3));
         for len in [1400, 1500, 60, 900, 60] {
             pair.from.send(&pattern(len), Offload::default(), &Shape::whole());
@@ -397,7 +408,8 @@ every_ring! {
             ..Offload::default()
         };
         let mut batch = Batch::new();
-        // As they are; through several chains; with a checksum to complete; cut short by nothing; no room at the end.
+        // As they are; through several chains; with a checksum to complete; cut short by nothing;
+        // no room at the end.
         for (len, offload) in [
             (60, Offload::default()),
             (300, Offload::default()),

@@ -18,7 +18,8 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use switch::{PATIENCE, nic};
 use testkit::vhost_frontend::Frontend;
 
-/// "At once": far below the seconds between attempts that no watch has asked for, far above a loaded machine's delays.
+/// "At once": far below the seconds between attempts that no watch has asked for, far above a
+/// loaded machine's delays.
 const AT_ONCE: Duration = Duration::from_millis(500);
 
 /// A VMM that begins to listen, however its predecessor ended.
@@ -103,7 +104,8 @@ fn a_vmm_that_cannot_be_told_of_the_link_is_hung_up_on_while_it_is_down() {
     lab.server().change(A, link(true));
     let vmm = lab.start(A, at_once(&listener), &a);
 
-    // A VMM that begins anew may wait for us: it is served, link or no link, and not hung up on for old news.
+    // A VMM that begins anew may wait for us: it is served, link or no link, and not hung up on for
+    // old news.
     lab.server().change(A, link(false));
     drop((vmm, listener));
     let listener = listen(&path);
@@ -209,9 +211,15 @@ fn a_path_or_key_that_cannot_be_is_refused() {
     let refused = lab.server().connect(A, &long, nic("a")).unwrap_err();
     assert!(matches!(refused, ServerError::Path { .. }), "{refused}");
     lab.dial(A, &lab.path("vmm"));
-    let refused = lab.server().connect(A, &lab.path("other"), nic("a")).unwrap_err();
+    let refused = lab
+        .server()
+        .connect(A, &lab.path("other"), nic("a"))
+        .unwrap_err();
     assert!(matches!(refused, ServerError::KeyInUse { .. }), "{refused}");
-    let refused = lab.server().listen(A, &lab.path("other"), nic("a")).unwrap_err();
+    let refused = lab
+        .server()
+        .listen(A, &lab.path("other"), nic("a"))
+        .unwrap_err();
     assert!(matches!(refused, ServerError::KeyInUse { .. }), "{refused}");
 }
 
@@ -262,7 +270,8 @@ fn nobody_answers_and_a_full_backlog_does_not_stop_the_others() {
     let since = Instant::now();
     loop {
         let mut peer = listener.accept().unwrap().0;
-        peer.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        peer.set_read_timeout(Some(Duration::from_millis(50)))
+            .unwrap();
         // Ours waits to be spoken to, the others have gone.
         if peer
             .read(&mut [0])
@@ -278,7 +287,8 @@ fn nobody_answers_and_a_full_backlog_does_not_stop_the_others() {
     }
 }
 
-/// What is measured is a process, which the other tests of this file share: it is started again for this test alone.
+/// What is measured is a process, which the other tests of this file share: it is started again for
+/// this test alone.
 #[test]
 fn waiting_costs_nothing() {
     const ALONE: &str = "BUTTERFLY_WAITS_ALONE";
@@ -291,7 +301,10 @@ fn waiting_costs_nothing() {
             .output()
             .unwrap();
         let said = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && said.contains("1 passed"), "{said}");
+        assert!(
+            output.status.success() && said.contains("1 passed"),
+            "{said}"
+        );
         return;
     }
     let lab = Lab::new();

@@ -42,7 +42,11 @@ fn without_descriptors_a_vmm_waits_and_the_server_does_not_spin() {
     std::thread::sleep(std::time::Duration::from_millis(300));
     let now = clock_gettime(ClockId::ProcessCPUTime);
     let busy_ms = (now.tv_sec - busy.tv_sec) * 1000 + (now.tv_nsec - busy.tv_nsec) / 1_000_000;
-    assert!(busy_ms < 100, "{busy_ms} ms of CPU in {:?}", start.elapsed());
+    assert!(
+        busy_ms < 100,
+        "{busy_ms} ms of CPU in {:?}",
+        start.elapsed()
+    );
 
     setrlimit(Resource::Nofile, before).unwrap();
     drop(taken);

@@ -1,4 +1,5 @@
-//! The vhost-user server with real sockets; guests are rings in this process, behind a frontend of the testkit.
+//! The vhost-user server with real sockets; guests are rings in this process, behind a frontend of
+//! the testkit.
 
 mod lab;
 mod switch;
@@ -35,9 +36,15 @@ fn two_guests_talk_stop_and_talk_again() {
     }
     let nics = lab.server().nics();
     let session = nics[0].session.as_ref().unwrap();
-    assert_eq!((nics.len(), nics[0].key, nics[0].name.as_str()), (2, A, "nic-1"));
+    assert_eq!(
+        (nics.len(), nics[0].key, nics[0].name.as_str()),
+        (2, A, "nic-1")
+    );
     assert_eq!(session.features, Some(FEATURES | PROTOCOL_FEATURES));
-    assert_eq!((session.rings[0].size, session.rings[1].enabled), (256, true));
+    assert_eq!(
+        (session.rings[0].size, session.rings[1].enabled),
+        (256, true)
+    );
 
     // The guest of A stops its driver and starts it where it was.
     assert_eq!(vmm_a.stop().unwrap(), [100, 100]);
@@ -75,9 +82,14 @@ fn rings_of_every_kind_go_on_where_they_stopped() {
                 lab.one_frame(&mut a, &mut b, mark);
                 lab.one_frame(&mut b, &mut a, !mark);
             }
-            // The guest stops its driver and starts it where it was: both places, with their wrap counters.
+            // The guest stops its driver and starts it where it was: both places, with their wrap
+            // counters.
             let bases = [0, 1].map(|ring| vmm.packed_base(ring).unwrap());
-            assert_eq!(bases, [a.receiveq.base(), a.transmitq.base()], "round {round}");
+            assert_eq!(
+                bases,
+                [a.receiveq.base(), a.transmitq.base()],
+                "round {round}"
+            );
             vmm.start(&a, bases.map(|base| base as u16)).unwrap();
         }
         lab.one_frame(&mut a, &mut b, 1);
@@ -130,7 +142,8 @@ fn a_guest_of_several_queues_uses_those_that_are_on() {
         }
         assert_eq!(b.reclaim(), 1);
     }
-    // What a guest leaves in a queue that is off is given back to it and goes nowhere; on again it works as before.
+    // What a guest leaves in a queue that is off is given back to it and goes nowhere; on again it
+    // works as before.
     let third = &mut pairs[2];
     assert!(third.send(&lab::frame(7), Offload::default(), &Shape::whole()));
     third.transmitq.publish();
@@ -160,7 +173,11 @@ fn a_vmm_that_comes_back_a_hundred_times_works_each_time() {
         lab.switch.wait_for(A, &PortState::Disconnected);
         assert!(!lab.switch.lock().ports.contains_key(&(A, 0)));
     }
-    assert_eq!(lab.switch.states_of(A).len(), 300, "connected, up, disconnected");
+    assert_eq!(
+        lab.switch.states_of(A).len(),
+        300,
+        "connected, up, disconnected"
+    );
 }
 
 #[test]
@@ -388,7 +405,10 @@ fn sockets_are_made_where_they_can_be_and_say_why_not() {
     let long = lab.path(&"x".repeat(108));
     let error = listen(&long).unwrap_err();
     assert!(matches!(error, ServerError::Path { .. }), "{error}");
-    assert!(error.to_string().contains(long.to_str().unwrap()), "{error}");
+    assert!(
+        error.to_string().contains(long.to_str().unwrap()),
+        "{error}"
+    );
     let error = listen(&lab.path("none/socket")).unwrap_err();
     assert!(matches!(error, ServerError::Directory { .. }), "{error}");
 
@@ -430,7 +450,9 @@ fn other_options_are_for_the_next_session() {
         mtu,
         ..nic("nic-1")
     };
-    lab.server().listen(A, &lab.socket(A), options(None)).unwrap();
+    lab.server()
+        .listen(A, &lab.socket(A), options(None))
+        .unwrap();
     let offered = |vmm: &mut Frontend| {
         vmm.send(GET_FEATURES, &[], &[]).unwrap();
         u64::from_ne_bytes(vmm.reply(GET_FEATURES).unwrap())
@@ -438,7 +460,11 @@ fn other_options_are_for_the_next_session() {
     let mut vmm = lab.connect(A);
     let before = offered(&mut vmm);
     assert!(lab.server().change(A, options(Some(9000))));
-    assert_eq!(offered(&mut vmm), before, "a session keeps what it was told");
+    assert_eq!(
+        offered(&mut vmm),
+        before,
+        "a session keeps what it was told"
+    );
     drop(vmm);
     assert_eq!(offered(&mut lab.connect(A)), before | MTU);
     assert!(!lab.server().change(B, options(None)), "nobody of that key");
@@ -499,7 +525,8 @@ fn a_vmm_is_told_of_the_link_once_at_a_time() {
     assert!(lab.server().change(A, link(false)));
     assert_eq!(next(&mut channel), CHANGED);
     assert_eq!(vmm.config(6, 2).unwrap(), [0, 0]);
-    // More changes while it thinks: it is told once more, when it has acknowledged, in whatever pieces.
+    // More changes while it thinks: it is told once more, when it has acknowledged, in whatever
+    // pieces.
     for up in [true, false, true] {
         lab.server().change(A, link(up));
     }
@@ -526,11 +553,14 @@ fn a_channel_that_is_not_read_costs_nobody_anything() {
     let mut b = guest();
     let _vmm_b = lab.boot(B, &b);
     let mut vmm = lab.connect(A);
-    // Without acknowledgements, so that nothing but the socket's room ends it; and blocking, and small.
-    vmm.set(SET_PROTOCOL_FEATURES, CONFIG | BACKEND_REQ).unwrap();
+    // Without acknowledgements, so that nothing but the socket's room ends it; and blocking, and
+    // small.
+    vmm.set(SET_PROTOCOL_FEATURES, CONFIG | BACKEND_REQ)
+        .unwrap();
     let (ours, theirs) = UnixStream::pair().unwrap();
     rustix::net::sockopt::set_socket_send_buffer_size(&theirs, 1).unwrap();
-    vmm.send(SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]).unwrap();
+    vmm.send(SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()])
+        .unwrap();
     vmm.get(GET_FEATURES).unwrap();
     for round in 0..5000 {
         assert!(lab.server().change(A, link(round % 2 == 0)));
@@ -545,7 +575,10 @@ fn a_channel_that_is_not_read_costs_nobody_anything() {
     drop((vmm, theirs));
     lab.switch.wait_for(A, &PortState::Disconnected);
     (&ours).read_to_end(&mut told).unwrap();
-    let one: Vec<u8> = [2u32, 1, 0].iter().flat_map(|word| word.to_ne_bytes()).collect();
+    let one: Vec<u8> = [2u32, 1, 0]
+        .iter()
+        .flat_map(|word| word.to_ne_bytes())
+        .collect();
     assert!(!told.is_empty() && told.chunks(12).all(|bytes| bytes == one));
 }
 
@@ -588,7 +621,9 @@ fn nonsense_on_a_channel_closes_it_and_the_session_goes_on() {
     vmm.get(GET_FEATURES).unwrap();
     // The session's own end cannot be the channel.
     let own = vmm.socket().try_clone().unwrap();
-    let error = vmm.call(SET_BACKEND_REQ_FD, &[], &[own.as_fd()]).unwrap_err();
+    let error = vmm
+        .call(SET_BACKEND_REQ_FD, &[], &[own.as_fd()])
+        .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::PermissionDenied);
     drop(own);
     assert!(vmm.wait_closed().unwrap());

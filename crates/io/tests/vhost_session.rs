@@ -66,7 +66,9 @@ impl Vmm {
             rest = &rest[count..];
             match self.reader.filled(count, std::mem::take(&mut fds)) {
                 Ok(None) => {}
-                Ok(Some(message)) => return Some(self.session.as_mut().unwrap().handle(message, self.now)),
+                Ok(Some(message)) => {
+                    return Some(self.session.as_mut().unwrap().handle(message, self.now));
+                }
                 Err(error) => {
                     self.session.as_mut().unwrap().unreadable(error);
                     return None;
@@ -115,14 +117,21 @@ impl Vmm {
         let reply = Some(reply(request, 1));
         assert_eq!(
             outcome,
-            Outcome { reply, close: false },
+            Outcome {
+                reply,
+                close: false
+            },
             "{} {payload:02x?}",
             name(request)
         );
     }
 
     fn negotiate(&mut self, features: u64) {
-        self.tell(SET_PROTOCOL_FEATURES, &protocol::OFFERED.to_ne_bytes(), vec![]);
+        self.tell(
+            SET_PROTOCOL_FEATURES,
+            &protocol::OFFERED.to_ne_bytes(),
+            vec![],
+        );
         self.tell(
             SET_FEATURES,
             &(features | features::VERSION_1).to_ne_bytes(),
@@ -151,8 +160,16 @@ impl Vmm {
             &addresses(ring, USER + u64::from(ring) * 0x8000),
             vec![],
         );
-        self.tell(SET_VRING_KICK, &u64::from(ring).to_ne_bytes(), vec![event()]);
-        self.tell(SET_VRING_CALL, &u64::from(ring).to_ne_bytes(), vec![event()]);
+        self.tell(
+            SET_VRING_KICK,
+            &u64::from(ring).to_ne_bytes(),
+            vec![event()],
+        );
+        self.tell(
+            SET_VRING_CALL,
+            &u64::from(ring).to_ne_bytes(),
+            vec![event()],
+        );
     }
 
     fn state(&self) -> PortState {
@@ -224,8 +241,8 @@ fn hex(text: &str) -> Vec<u8> {
         .collect()
 }
 
-/// What QEMU 7.2 says for a guest whose firmware (iPXE) drives the card, is reset, and drives it again: taken down
-/// from QEMU itself. Request, flags, payload, descriptors ('e'vent or 'm'emory).
+/// What QEMU 7.2 says for a guest whose firmware (iPXE) drives the card, is reset, and drives it
+/// again: taken down from QEMU itself. Request, flags, payload, descriptors ('e'vent or 'm'emory).
 const QEMU_CONNECTS: &[(u32, u32, &str, &str)] = &[
     (1, 1, "", ""),
     (15, 1, "", ""),
@@ -272,14 +289,22 @@ const QEMU_STARTS: &[(u32, u32, &str, &str)] = &[
     (12, 1, "0100000000000000", "e"),
     (13, 1, "0100000000000000", "e"),
 ];
-const QEMU_STOPS: &[(u32, u32, &str, &str)] =
-    &[(11, 1, "0000000000000000", ""), (11, 1, "0100000000000000", "")];
+const QEMU_STOPS: &[(u32, u32, &str, &str)] = &[
+    (11, 1, "0000000000000000", ""),
+    (11, 1, "0100000000000000", ""),
+];
 
 /// Says them all; gives the numbers of the replies.
 fn play(vmm: &mut Vmm, messages: &[(u32, u32, &str, &str)]) -> Vec<(u32, u64)> {
     let mut replies = Vec::new();
     for &(request, flags, payload, fds) in messages {
-        let fd = |kind| if kind == 'e' { event() } else { memory(0x400_0000) };
+        let fd = |kind| {
+            if kind == 'e' {
+                event()
+            } else {
+                memory(0x400_0000)
+            }
+        };
         let outcome = vmm.say(request, flags, &hex(payload), fds.chars().map(fd).collect());
         assert!(!outcome.close, "{}", name(request));
         if let Some(bytes) = outcome.reply {
@@ -335,10 +360,17 @@ fn a_ring_runs_when_it_is_described_started_and_enabled() {
     vmm.tell(SET_VRING_ENABLE, &pair(1, 0), vec![]);
     assert_eq!((vmm.rings(), vmm.state()), ([true, true], PortState::Up));
     vmm.tell(SET_VRING_ENABLE, &pair(0, 0), vec![]);
-    assert_eq!((vmm.rings(), vmm.state()), ([false, true], PortState::Connected));
-    // Started anew it is left alone until it is enabled: what the guest has sent meanwhile goes out then.
+    assert_eq!(
+        (vmm.rings(), vmm.state()),
+        ([false, true], PortState::Connected)
+    );
+    // Started anew it is left alone until it is enabled: what the guest has sent meanwhile goes out
+    // then.
     vmm.tell(SET_VRING_KICK, &1u64.to_ne_bytes(), vec![event()]);
-    assert_eq!((vmm.rings(), vmm.state()), ([false, false], PortState::Connected));
+    assert_eq!(
+        (vmm.rings(), vmm.state()),
+        ([false, false], PortState::Connected)
+    );
     vmm.tell(SET_VRING_ENABLE, &pair(0, 1), vec![]);
     vmm.tell(SET_VRING_ENABLE, &pair(1, 1), vec![]);
     let outcome = vmm.say(GET_VRING_BASE, VERSION, &pair(0, 0), vec![]);
@@ -351,7 +383,10 @@ fn a_ring_runs_when_it_is_described_started_and_enabled() {
     vmm.tell(SET_VRING_KICK, &0x100u64.to_ne_bytes(), vec![]);
     assert_eq!(vmm.rings(), [true, true]);
     vmm.tell(RESET_OWNER, &[], vec![]);
-    assert_eq!((vmm.rings(), vmm.state()), ([false, false], PortState::Connected));
+    assert_eq!(
+        (vmm.rings(), vmm.state()),
+        ([false, false], PortState::Connected)
+    );
 
     let mut old = Vmm::new(nic("old"));
     old.set_up(0);
@@ -364,7 +399,12 @@ fn a_ring_runs_when_it_is_described_started_and_enabled() {
 
 /// The pairs that have a port.
 fn pairs(vmm: &Vmm) -> Vec<u16> {
-    vmm.switch.lock().ports.keys().map(|(_, pair)| *pair).collect()
+    vmm.switch
+        .lock()
+        .ports
+        .keys()
+        .map(|(_, pair)| *pair)
+        .collect()
 }
 
 /// The pairs whose port was handed over since this was last asked.
@@ -723,7 +763,11 @@ fn impossible_rings_do_not_run_and_a_new_start_mends_them() {
     ] {
         vmm.is_told_no(SET_VRING_ADDR, &wrong, vec![]);
         assert_eq!(vmm.rings(), [false, true]);
-        assert!(matches!(vmm.state(), PortState::Broken(_)), "{:?}", vmm.state());
+        assert!(
+            matches!(vmm.state(), PortState::Broken(_)),
+            "{:?}",
+            vmm.state()
+        );
         // What the VMM does when the guest resets its driver.
         vmm.say(GET_VRING_BASE, VERSION, &pair(0, 0), vec![]);
         vmm.set_up_ring(0);
@@ -761,7 +805,11 @@ fn what_only_a_vmm_can_do_wrong_ends_the_session() {
             0u64.to_ne_bytes().to_vec(),
             vec![event(), event()],
         ),
-        (SET_VRING_KICK, 0x100u64.to_ne_bytes().to_vec(), vec![event()]),
+        (
+            SET_VRING_KICK,
+            0x100u64.to_ne_bytes().to_vec(),
+            vec![event()],
+        ),
         (SET_VRING_ADDR, addresses(9, USER), vec![]),
         (SET_VRING_ADDR, [pair(0, 1), vec![0; 32]].concat(), vec![]),
         (SET_FEATURES, vec![0; 8], vec![event()]),
@@ -774,7 +822,11 @@ fn what_only_a_vmm_can_do_wrong_ends_the_session() {
             table(&[[0, u64::MAX, USER, 0]]),
             vec![memory(4096)],
         ),
-        (SET_MEM_TABLE, table(&[[0, 1 << 62, USER, 0]]), vec![memory(4096)]),
+        (
+            SET_MEM_TABLE,
+            table(&[[0, 1 << 62, USER, 0]]),
+            vec![memory(4096)],
+        ),
         (
             SET_MEM_TABLE,
             table(&[[u64::MAX - 4095, 8192, USER, 0]]),
@@ -785,7 +837,11 @@ fn what_only_a_vmm_can_do_wrong_ends_the_session() {
             table(&[[0, 8192, u64::MAX - 4095, 0]]),
             vec![memory(8192)],
         ),
-        (SET_MEM_TABLE, table(&[[0, 8192, USER, 4096]]), vec![memory(8192)]),
+        (
+            SET_MEM_TABLE,
+            table(&[[0, 8192, USER, 4096]]),
+            vec![memory(8192)],
+        ),
         (
             SET_MEM_TABLE,
             table(&[[0, 4096, USER, u64::MAX]]),
@@ -846,7 +902,11 @@ fn memory_that_is_replaced_takes_the_rings_along() {
         [0, 0x10_0000, USER, 0],
         [0x10_0000, 0x10_0000, USER + 0x10_0000, 0],
     ]);
-    vmm.tell(SET_MEM_TABLE, &two, vec![memory(0x10_0000), memory(0x10_0000)]);
+    vmm.tell(
+        SET_MEM_TABLE,
+        &two,
+        vec![memory(0x10_0000), memory(0x10_0000)],
+    );
     assert_eq!((vmm.rings(), vmm.state()), ([true, true], PortState::Up));
     // Memory that the rings are not in stops them.
     let elsewhere = table(&[[0, 0x1000, USER + 0x10_0000, 0]]);
@@ -857,7 +917,9 @@ fn memory_that_is_replaced_takes_the_rings_along() {
 
 /// A configuration access: offset, flags 0, and the bytes.
 fn span(offset: u32, bytes: &[u8]) -> Vec<u8> {
-    let mut payload = [offset, bytes.len() as u32, 0].map(u32::to_ne_bytes).concat();
+    let mut payload = [offset, bytes.len() as u32, 0]
+        .map(u32::to_ne_bytes)
+        .concat();
     payload.extend(bytes);
     payload
 }
@@ -879,7 +941,10 @@ fn the_configuration_space_says_what_the_nic_is_and_is_not_written() {
     assert_eq!(read(0, 256), message(GET_CONFIG, 5, &span(0, &space)));
     assert_eq!(read(6, 2), message(GET_CONFIG, 5, &span(6, &[1, 0])));
     for (offset, len) in [(0, 257), (1, 256), (256, 1), (u32::MAX, 4)] {
-        assert_eq!(read(offset, len), message(GET_CONFIG, 5, &span(offset, &[])));
+        assert_eq!(
+            read(offset, len),
+            message(GET_CONFIG, 5, &span(offset, &[]))
+        );
     }
     vmm.is_told_no(SET_CONFIG, &span(0, &[2, 0, 0, 0, 0, 9]), vec![]);
     vmm.is_refused(GET_CONFIG, &span(0, &[0; 4])[..15], vec![]);
@@ -897,7 +962,10 @@ fn a_device_is_reset_by_request_and_by_status() {
         assert_eq!((vmm.rings(), vmm.state()), ([true, true], PortState::Up));
         let payload: &[u8] = if request == SET_STATUS { &[0; 8] } else { &[] };
         vmm.tell(request, payload, vec![]);
-        assert_eq!((vmm.rings(), vmm.state()), ([false, false], PortState::Connected));
+        assert_eq!(
+            (vmm.rings(), vmm.state()),
+            ([false, false], PortState::Connected)
+        );
         assert_eq!(status(&mut vmm), reply(GET_STATUS, 0));
         assert_eq!(vmm.session().info().features, None);
         // The memory is still there: a VMM does not hand over again what has not changed.
@@ -922,7 +990,10 @@ fn memory_comes_and_goes_region_by_region() {
     let fds = open_fds();
     let mut vmm = Vmm::new(nic("slots"));
     vmm.negotiate(0);
-    let slots = vmm.say(GET_MAX_MEM_SLOTS, VERSION, &[], vec![]).reply.unwrap();
+    let slots = vmm
+        .say(GET_MAX_MEM_SLOTS, VERSION, &[], vec![])
+        .reply
+        .unwrap();
     assert_eq!(slots, reply(GET_MAX_MEM_SLOTS, 64));
     let low = region([0, 0x10_0000, USER, 0]);
     let high = region([0x100_0000, 0x1000, USER + 0x100_0000, 0]);
@@ -1037,14 +1108,19 @@ fn any_message() -> impl Strategy<Value = Words> {
         prop::collection::vec(any::<u8>(), 0..300),
     ];
     let flags = prop_oneof![8 => Just(VERSION), 8 => Just(NEED_REPLY), 1 => any::<u32>()];
-    (0u32..45, flags, payload, prop::collection::vec(0u8..3, 0..9))
+    (
+        0u32..45,
+        flags,
+        payload,
+        prop::collection::vec(0u8..3, 0..9),
+    )
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// Whatever is said in whatever order, on top of a session that runs or not: no panic, nothing leaked, and a
-    /// port only while a ring runs.
+    /// Whatever is said in whatever order, on top of a session that runs or not: no panic, nothing
+    /// leaked, and a port only while a ring runs.
     #[test]
     fn any_words_in_any_order(running in any::<bool>(), words in prop::collection::vec(any_message(), 1..40)) {
         let _alone = alone();

@@ -1,5 +1,5 @@
-//! How old the kernel's entries of neighbours are, and how long they last. Asked when somebody wants to see it: the kernel
-//! does not tell when an entry is merely confirmed once more or used.
+//! How old the kernel's entries of neighbours are, and how long they last. Asked when somebody
+//! wants to see it: the kernel does not tell when an entry is merely confirmed once more or used.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -12,7 +12,8 @@ use crate::model::{Family, Neighbour};
 use crate::request::Requests;
 use crate::uapi::*;
 
-/// USER_HZ: the unit of times in netlink messages, hundredths of a second on all that Linux runs on today.
+/// USER_HZ: the unit of times in netlink messages, hundredths of a second on all that Linux runs on
+/// today.
 const TICK: Duration = Duration::from_millis(10);
 
 /// Time since something happened to an entry (struct nda_cacheinfo).
@@ -29,7 +30,8 @@ pub struct Age {
 /// How long entries of an interface last (RTM_GETNEIGHTBL).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lifetime {
-    /// From its confirmation on an entry is reachable (RFC 4861, section 6.3.4: the value drawn at random).
+    /// From its confirmation on an entry is reachable (RFC 4861, section 6.3.4: the value drawn at
+    /// random).
     pub reachable: Duration,
     /// From its last use on a stale entry may be forgotten.
     pub stale: Duration,
@@ -48,8 +50,8 @@ impl Ages {
         self.ages.get(&(ifindex, ip)).copied()
     }
 
-    /// How long until an entry's time is up: a reachable one has to be confirmed then, a stale one may be forgotten.
-    /// `None` for one that has no such time.
+    /// How long until an entry's time is up: a reachable one has to be confirmed then, a stale one
+    /// may be forgotten. `None` for one that has no such time.
     pub fn left(&self, neighbour: &Neighbour) -> Option<Duration> {
         let age = self.of(neighbour.ifindex, neighbour.ip)?;
         let lifetime = self
@@ -73,9 +75,14 @@ impl Requests {
         })
         .await?;
         // struct ndtmsg.
-        self.dump("list neighbour tables", RTM_GETNEIGHTBL, &[0; 4], |message| {
-            all.lifetimes.extend(lifetime(message));
-        })
+        self.dump(
+            "list neighbour tables",
+            RTM_GETNEIGHTBL,
+            &[0; 4],
+            |message| {
+                all.lifetimes.extend(lifetime(message));
+            },
+        )
         .await?;
         Ok(all)
     }
@@ -83,7 +90,10 @@ impl Requests {
 
 fn age(message: &Message) -> Option<((u32, IpAddr), Age)> {
     let neighbour = decode::neighbour(message)?;
-    let times = message.attributes(12).find(|a| a.kind == NDA_CACHEINFO)?.value;
+    let times = message
+        .attributes(12)
+        .find(|a| a.kind == NDA_CACHEINFO)?
+        .value;
     let since = |at| u32_at(times, at).map(|ticks| TICK * ticks);
     let age = Age {
         confirmed: since(0)?,

@@ -1,5 +1,6 @@
-//! From a message's body to the model: one function a kind of thing. `None` is a message that is not for us, or
-//! that cannot be read; an attribute we do not know is passed over. Called by `tables` and `request`.
+//! From a message's body to the model: one function a kind of thing. `None` is a message that is
+//! not for us, or that cannot be read; an attribute we do not know is passed over. Called by
+//! `tables` and `request`.
 
 use crate::message::{Attribute, Message, attributes, u16_at, u32_at};
 use crate::model::*;
@@ -45,7 +46,9 @@ pub fn link(message: &Message) -> Option<Link> {
             IFLA_NUM_RX_QUEUES => link.rx_queues = attribute.u32()?,
             IFLA_NUM_TX_QUEUES => link.tx_queues = attribute.u32()?,
             IFLA_XDP => {
-                let id = attribute.nested().find(|inner| inner.kind == IFLA_XDP_PROG_ID);
+                let id = attribute
+                    .nested()
+                    .find(|inner| inner.kind == IFLA_XDP_PROG_ID);
                 link.xdp_program = id.and_then(|id| id.u32());
             }
             IFLA_LINKINFO => {
@@ -57,7 +60,11 @@ pub fn link(message: &Message) -> Option<Link> {
     }
     // A VLAN whose parent lives in another namespace has no parent that we could name.
     if let (Some((id, protocol)), Some(parent), false) = (tag, parent, elsewhere) {
-        link.vlan = Some(Vlan { parent, id, protocol });
+        link.vlan = Some(Vlan {
+            parent,
+            id,
+            protocol,
+        });
     }
     Some(link)
 }
@@ -86,7 +93,10 @@ fn is_held_back(info: &Attribute) -> bool {
     let inner = |kind| info.nested().find(move |inner| inner.kind == kind);
     let of_bond = inner(IFLA_INFO_SLAVE_KIND).is_some_and(|kind| kind.text() == "bond");
     let data = inner(IFLA_INFO_SLAVE_DATA).filter(|_| of_bond);
-    let state = data.and_then(|data| data.nested().find(|inner| inner.kind == IFLA_BOND_SLAVE_STATE));
+    let state = data.and_then(|data| {
+        data.nested()
+            .find(|inner| inner.kind == IFLA_BOND_SLAVE_STATE)
+    });
     state.is_some_and(|state| state.value.first() == Some(&1))
 }
 
@@ -130,7 +140,8 @@ pub fn address(message: &Message) -> Option<Address> {
 /// struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags.
 const RTMSG: usize = 12;
 
-/// A route and its key, for the tables: what its next-hop object says is left to the object, or it would go stale.
+/// A route and its key, for the tables: what its next-hop object says is left to the object, or it
+/// would go stale.
 pub fn route(message: &Message) -> Option<(RouteKey, Route)> {
     // The kernel's own cached clones are no routes.
     if u32_at(message.body, 8)? & RTM_F_CLONED != 0 {
@@ -145,7 +156,18 @@ pub fn route(message: &Message) -> Option<(RouteKey, Route)> {
 
 /// A route and its key, whole.
 pub fn route_as_told(message: &Message) -> Option<(RouteKey, Route)> {
-    let [family, dst_len, src_len, tos, table, protocol, scope, kind, ..] = *message.body else {
+    let [
+        family,
+        dst_len,
+        src_len,
+        tos,
+        table,
+        protocol,
+        scope,
+        kind,
+        ..,
+    ] = *message.body
+    else {
         return None;
     };
     let family = Family::from_code(family)?;
@@ -211,7 +233,8 @@ fn hop_attribute(hop: &mut Hop, attribute: &Attribute) -> Option<()> {
     Some(())
 }
 
-/// A run of struct rtnexthop: len, flags, hops (the weight less one), ifindex; each with its attributes.
+/// A run of struct rtnexthop: len, flags, hops (the weight less one), ifindex; each with its
+/// attributes.
 fn multipath(mut bytes: &[u8]) -> Option<Vec<Hop>> {
     let mut hops = Vec::new();
     while !bytes.is_empty() {
@@ -252,7 +275,13 @@ pub fn nexthop(message: &Message) -> Option<NextHop> {
     for attribute in message.attributes(FIXED) {
         match attribute.kind {
             NHA_ID => object.id = attribute.u32()?,
-            NHA_GROUP => object.group = attribute.value.chunks_exact(8).filter_map(group_member).collect(),
+            NHA_GROUP => {
+                object.group = attribute
+                    .value
+                    .chunks_exact(8)
+                    .filter_map(group_member)
+                    .collect()
+            }
             NHA_GROUP_TYPE => object.resilient = attribute.u16()? == 1,
             NHA_BLACKHOLE => object.blackhole = true,
             NHA_OIF => hop.ifindex = attribute.u32()?,
@@ -362,7 +391,8 @@ pub fn neighbour(message: &Message) -> Option<Neighbour> {
     })
 }
 
-/// struct netconfmsg: family. The index, and what the message says; what it does not say is left out.
+/// struct netconfmsg: family. The index, and what the message says; what it does not say is left
+/// out.
 pub fn settings(
     message: &Message,
     before: impl Fn(&(Family, i32)) -> ForwardingSettings,

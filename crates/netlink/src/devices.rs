@@ -1,7 +1,8 @@
-//! What a device's driver does with XDP: asked of the generic netlink family `netdev` (linux/netdev.h, since Linux 6.3).
+//! What a device's driver does with XDP: asked of the generic netlink family `netdev`
+//! (linux/netdev.h, since Linux 6.3).
 //!
-//! Frames redirected to a device that does not take them are lost without a word: a veth whose far end has neither a
-//! program nor GRO, a NIC that needs a program of its own first.
+//! Frames redirected to a device that does not take them are lost without a word: a veth whose far
+//! end has neither a program nor GRO, a NIC that needs a program of its own first.
 
 use crate::error::Error;
 use crate::message::{Message, Request, messages};
@@ -55,7 +56,8 @@ impl Devices {
         Ok(devices)
     }
 
-    /// Whether frames may be redirected to a device; `None` where the kernel cannot say. A device that is gone takes none.
+    /// Whether frames may be redirected to a device; `None` where the kernel cannot say. A device
+    /// that is gone takes none.
     pub async fn takes_redirects(&mut self, ifindex: u32) -> Result<Option<bool>, Error> {
         let Some(family) = self.family else {
             return Ok(None);
@@ -76,9 +78,9 @@ impl Devices {
             .next()
             .filter(|message| message.kind == family)
             .and_then(features);
-        Ok(Some(
-            told.is_some_and(|features| features & NETDEV_XDP_ACT_NDO_XMIT != 0),
-        ))
+        Ok(Some(told.is_some_and(|features| {
+            features & NETDEV_XDP_ACT_NDO_XMIT != 0
+        })))
     }
 
     async fn ask(&mut self, request: impl FnOnce(u32) -> Vec<u8>) -> Result<Vec<u8>, Error> {

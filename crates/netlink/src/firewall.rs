@@ -1,7 +1,9 @@
-//! Which hooks of the host's firewall see packets that are forwarded: base chains of nftables that can do something, and
-//! tables of the older iptables. Read whole, at the start and whenever the kernel says that nftables' rules changed.
+//! Which hooks of the host's firewall see packets that are forwarded: base chains of nftables that
+//! can do something, and tables of the older iptables. Read whole, at the start and whenever the
+//! kernel says that nftables' rules changed.
 //!
-//! By nfnetlink (linux/netfilter/nf_tables.h) and not by `nft -j`: no program has to be installed, and changes are told.
+//! By nfnetlink (linux/netfilter/nf_tables.h) and not by `nft -j`: no program has to be installed,
+//! and changes are told.
 
 use crate::error::Error;
 use crate::message::{Message, Request, messages};
@@ -72,7 +74,8 @@ impl Firewall {
         })
     }
 
-    /// The hooks that can do something to a forwarded packet. Chains without rules that accept cannot.
+    /// The hooks that can do something to a forwarded packet. Chains without rules that accept
+    /// cannot.
     pub async fn hooks(&mut self) -> Result<Vec<Hook>, Error> {
         let mut hooks = match &mut self.nftables {
             Some(nftables) => nftables.hooks().await.map_err(unreadable)?,
@@ -105,8 +108,10 @@ impl Nftables {
         self.dump(NFT_GETRULE, |message| rules.extend(rule_of(message)))
             .await?;
         let mut hooks = Vec::new();
-        self.dump(NFT_GETCHAIN, |message| hooks.extend(hook_of(message, &rules)))
-            .await?;
+        self.dump(NFT_GETCHAIN, |message| {
+            hooks.extend(hook_of(message, &rules))
+        })
+        .await?;
         Ok(hooks)
     }
 
@@ -114,7 +119,8 @@ impl Nftables {
         match self.changes.receive().await {
             Ok(_) => {}
             // More changes than could be kept are changes.
-            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOBUFS.raw_os_error()) => {}
+            Err(error)
+                if error.raw_os_error() == Some(rustix::io::Errno::NOBUFS.raw_os_error()) => {}
             Err(source) => return Err(source),
         }
         while let Ok(Some(_)) = self.changes.try_receive() {}
@@ -124,7 +130,12 @@ impl Nftables {
     async fn dump(&mut self, kind: u16, mut each: impl FnMut(&Message)) -> io::Result<()> {
         self.sequence += 1;
         // struct nfgenmsg: family (all), version, resource.
-        let request = Request::new(NFNL_SUBSYS_NFTABLES | kind, NLM_F_DUMP, self.sequence, &[0; 4]);
+        let request = Request::new(
+            NFNL_SUBSYS_NFTABLES | kind,
+            NLM_F_DUMP,
+            self.sequence,
+            &[0; 4],
+        );
         self.asking.send(&request.finish())?;
         loop {
             let datagram = self.asking.receive().await?;
@@ -180,7 +191,8 @@ fn hook_of(message: &Message, rules: &[(u8, String, String)]) -> Option<Hook> {
         // ARP and bridges are not routed.
         _ => return None,
     };
-    // enum nf_inet_hooks: prerouting, input, forward, output, postrouting, ingress. All of a netdev's matter.
+    // enum nf_inet_hooks: prerouting, input, forward, output, postrouting, ingress. All of a
+    // netdev's matter.
     let passes = family == 5 || matches!(hook?, 0 | 2 | 4 | 5);
     let own = |rule: &&(u8, String, String)| (rule.0, &rule.1, &rule.2) == (family, &table, &chain);
     let rules = rules.iter().filter(own).count();
@@ -191,7 +203,9 @@ fn hook_of(message: &Message, rules: &[(u8, String, String)]) -> Option<Hook> {
         rules,
         drops: !accepts,
     };
-    (hook.rules > 0 || hook.drops).then_some(hook).filter(|_| passes)
+    (hook.rules > 0 || hook.drops)
+        .then_some(hook)
+        .filter(|_| passes)
 }
 
 /// Tables of the older iptables: what is in them is not looked at.
@@ -202,8 +216,12 @@ fn iptables() -> Vec<Hook> {
         ("ip_tables_names", "iptables", true),
         ("ip6_tables_names", "ip6tables", false),
     ] {
-        let names = std::fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap_or_default();
-        for table in names.lines().filter(|table| seen.insert((v4, table.to_string()))) {
+        let names =
+            std::fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap_or_default();
+        for table in names
+            .lines()
+            .filter(|table| seen.insert((v4, table.to_string())))
+        {
             let name = format!("{name} (legacy) table {table}");
             hooks.push(Hook {
                 v4,

@@ -1,7 +1,8 @@
-//! Netlink messages as bytes: reading a datagram's messages and a message's attributes, writing a request.
+//! Netlink messages as bytes: reading a datagram's messages and a message's attributes, writing a
+//! request.
 //!
-//! All lengths are checked here; whoever gets a [`Message`] or an attribute may rely on them. Numbers are in the
-//! host's order unless said (netlink(7)).
+//! All lengths are checked here; whoever gets a [`Message`] or an attribute may rely on them.
+//! Numbers are in the host's order unless said (netlink(7)).
 
 use crate::uapi;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -195,7 +196,10 @@ mod tests {
             (all[0].kind, all[0].flags, all[0].sequence),
             (uapi::RTM_GETROUTE, 5, 7)
         );
-        let attributes: Vec<_> = all[0].attributes(3).map(|a| (a.kind, a.value.to_vec())).collect();
+        let attributes: Vec<_> = all[0]
+            .attributes(3)
+            .map(|a| (a.kind, a.value.to_vec()))
+            .collect();
         assert_eq!(
             attributes,
             [

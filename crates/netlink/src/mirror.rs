@@ -1,4 +1,5 @@
-//! The mirror: a task that keeps the tables in step with the kernel and publishes them. See the crate's theory.
+//! The mirror: a task that keeps the tables in step with the kernel and publishes them. See the
+//! crate's theory.
 
 use crate::error::Error;
 use crate::message::messages;
@@ -16,7 +17,8 @@ use tokio::time::Instant;
 
 /// How many datagrams are taken in before what they changed is published.
 const BATCH: usize = 1024;
-/// Between a change that leaves doubt and the question: the kernel tells of the cause before it has removed the routes.
+/// Between a change that leaves doubt and the question: the kernel tells of the cause before it has
+/// removed the routes.
 const DOUBT: Duration = Duration::from_millis(20);
 /// Between failures of the sockets.
 const RETRY: Duration = Duration::from_secs(1);
@@ -96,8 +98,8 @@ pub struct Mirror {
 }
 
 impl Mirror {
-    /// Starts to follow the namespace of the calling thread; returns when everything there is has been read. Must be
-    /// called within a tokio runtime that has time and I/O enabled.
+    /// Starts to follow the namespace of the calling thread; returns when everything there is has
+    /// been read. Must be called within a tokio runtime that has time and I/O enabled.
     pub async fn start() -> Result<Mirror, Error> {
         let failed = |source| Error::Socket {
             action: "read",
@@ -153,8 +155,8 @@ impl Watch {
         self.published.borrow().clone()
     }
 
-    /// Waits until something differs from what this reader saw last, however many changes that took.
-    /// Can be dropped and called again: nothing is lost. Fails when the mirror is gone.
+    /// Waits until something differs from what this reader saw last, however many changes that
+    /// took. Can be dropped and called again: nothing is lost. Fails when the mirror is gone.
     pub async fn changed(&mut self) -> Result<(Arc<Snapshot>, Kinds), Error> {
         loop {
             let now = self.published.borrow_and_update().clone();
@@ -250,7 +252,9 @@ impl Follower {
         if error.raw_os_error() != Some(rustix::io::Errno::NOBUFS.raw_os_error()) {
             return Err(error);
         }
-        tracing::info!("netlink: more changes than could be read; asking the kernel for everything again");
+        tracing::info!(
+            "netlink: more changes than could be read; asking the kernel for everything again"
+        );
         self.tables.doubt = What::all();
         Ok(Kinds::NONE)
     }
@@ -289,7 +293,8 @@ impl Follower {
         Ok(())
     }
 
-    /// New sockets would be of whatever namespace this thread is in; the old ones are kept, and everything is doubted.
+    /// New sockets would be of whatever namespace this thread is in; the old ones are kept, and
+    /// everything is doubted.
     fn recover(&mut self) -> Kinds {
         self.sequence = self.sequence.wrapping_add(1 << 16);
         self.resync = None;

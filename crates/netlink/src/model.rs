@@ -1,4 +1,5 @@
-//! What the kernel tells, in our words. Plain data: no socket, no clock. Made by `decode`, kept by `tables`.
+//! What the kernel tells, in our words. Plain data: no socket, no clock. Made by `decode`, kept by
+//! `tables`.
 
 use crate::uapi;
 use imbl::OrdMap;
@@ -70,7 +71,8 @@ impl Snapshot {
         self.links.values().find(|link| link.name == name)
     }
 
-    /// The device that an interface's frames come and go by: itself, or what the VLANs it is in lie on.
+    /// The device that an interface's frames come and go by: itself, or what the VLANs it is in lie
+    /// on.
     pub fn device_of(&self, link: &Link) -> u32 {
         let mut device = link;
         // The kernel makes no rings; a parent in another namespace could look like one.
@@ -101,8 +103,8 @@ impl Snapshot {
         own.into_iter().chain(self.ports_of(ifindex))
     }
 
-    /// The NICs below an interface whose frames have VLAN tags that the kernel knows of: itself or a bond's ports, if there are VLANs
-    /// on it or on what it is a port of.
+    /// The NICs below an interface whose frames have VLAN tags that the kernel knows of: itself or
+    /// a bond's ports, if there are VLANs on it or on what it is a port of.
     pub fn nics_with_vlans(&self, ifindex: u32) -> BTreeSet<u32> {
         let master = self.links.get(&ifindex).and_then(|link| link.master);
         let is_below = |parent: u32| parent == ifindex || Some(parent) == master;
@@ -128,8 +130,8 @@ impl Snapshot {
         self.addresses.range(low..=high).map(|(_, address)| address)
     }
 
-    /// Where a route leads: its own next hops or those of its object, with the weights of a group. Empty where it
-    /// leads nowhere, or its object is not known (any more).
+    /// Where a route leads: its own next hops or those of its object, with the weights of a group.
+    /// Empty where it leads nowhere, or its object is not known (any more).
     pub fn hops(&self, route: &Route) -> Vec<Hop> {
         let Some(id) = route.nexthop_id else {
             return route.hops.clone();
@@ -176,7 +178,8 @@ pub struct Link {
     pub vlan: Option<Vlan>,
     /// The bridge, bond or VRF it belongs to, an interface index.
     pub master: Option<u32>,
-    /// It is a bond's port, and the bond takes no packets from it for now: a backup, or outside the active aggregator.
+    /// It is a bond's port, and the bond takes no packets from it for now: a backup, or outside the
+    /// active aggregator.
     pub held_back: bool,
     /// Queues it receives from.
     pub rx_queues: u32,
@@ -238,7 +241,8 @@ pub struct RouteKey {
     pub metric: u32,
 }
 
-/// All routes of one key. IPv4 uses the first; for IPv6 with more than one the kernel chooses by its neighbours' states.
+/// All routes of one key. IPv4 uses the first; for IPv6 with more than one the kernel chooses by
+/// its neighbours' states.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RouteSet {
     /// Never empty.
@@ -327,7 +331,8 @@ impl RouteKind {
 }
 
 impl Route {
-    /// Who made it, as `ip route` calls it (linux/rtnetlink.h): `kernel`, `static`, `bgp`, …; a number where it has no name.
+    /// Who made it, as `ip route` calls it (linux/rtnetlink.h): `kernel`, `static`, `bgp`, …; a
+    /// number where it has no name.
     pub fn protocol_name(&self) -> String {
         let name = match self.protocol {
             1 => "redirect",
@@ -360,7 +365,8 @@ impl Route {
 /// One next hop.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Hop {
-    /// The neighbour to send to; none if the destination itself is the neighbour. IPv6 for an IPv4 route too (RFC 5549).
+    /// The neighbour to send to; none if the destination itself is the neighbour. IPv6 for an IPv4
+    /// route too (RFC 5549).
     pub gateway: Option<IpAddr>,
     /// The interface to send on; 0 where there is none.
     pub ifindex: u32,
@@ -495,7 +501,8 @@ impl Neighbour {
 pub struct ForwardingSettings {
     /// Packets that come in here are forwarded.
     pub forwarding: bool,
-    /// 0 off, 1 strict, 2 loose (RFC 3704). The kernel uses the larger of the interface's and [`ForwardingSettings::ALL`]'s. IPv4 only.
+    /// 0 off, 1 strict, 2 loose (RFC 3704). The kernel uses the larger of the interface's and
+    /// [`ForwardingSettings::ALL`]'s. IPv4 only.
     pub rp_filter: u32,
     /// Routes over an interface without carrier are not used.
     pub ignore_routes_with_linkdown: bool,

@@ -1,4 +1,5 @@
-//! The tables without a kernel: somebody else says what a kernel would. For whoever tries what messages do to them.
+//! The tables without a kernel: somebody else says what a kernel would. For whoever tries what
+//! messages do to them.
 
 use crate::message::messages;
 use crate::mirror::Kinds;

@@ -1,5 +1,6 @@
-//! Single questions to the kernel: where would a packet go, who is that neighbour. Answers are the kernel's own, by
-//! its rules and tables of this moment; for anything asked often there is the mirror.
+//! Single questions to the kernel: where would a packet go, who is that neighbour. Answers are the
+//! kernel's own, by its rules and tables of this moment; for anything asked often there is the
+//! mirror.
 
 use crate::decode;
 use crate::error::Error;
@@ -107,7 +108,8 @@ impl Requests {
             let message = messages(bytes).next()?;
             decode::route_as_told(&message)
         };
-        // The table's entry has all next hops; only the packet's own route has its source and its path MTU.
+        // The table's entry has all next hops; only the packet's own route has its source and its
+        // path MTU.
         let entry = ask(RTM_F_FIB_MATCH).await?;
         let packet = ask(0).await?;
         let malformed = Error::Malformed("look up a route");
@@ -145,13 +147,16 @@ impl Requests {
                     .and_then(|message| decode::neighbour(&message));
                 found.map(Some).ok_or(Error::Malformed(action))
             }
-            Err(Error::Refused { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(Error::Refused { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                Ok(None)
+            }
             Err(error) => Err(error),
         }
     }
 
-    /// Asks the kernel to find out a neighbour's address, as if there were a packet for it: an entry is made if there
-    /// is none, and a stale one is confirmed. The mirror tells when it is answered, or failed. Needs CAP_NET_ADMIN.
+    /// Asks the kernel to find out a neighbour's address, as if there were a packet for it: an
+    /// entry is made if there is none, and a stale one is confirmed. The mirror tells when it is
+    /// answered, or failed. Needs CAP_NET_ADMIN.
     pub async fn probe(&self, ifindex: u32, ip: IpAddr) -> Result<(), Error> {
         let request = |sequence| {
             Request::new(
@@ -175,7 +180,8 @@ impl Requests {
         mut each: impl FnMut(&Message),
     ) -> Result<(), Error> {
         let mut asking = self.asking.lock().await;
-        let sequence = asking.send(|sequence| Request::new(kind, NLM_F_DUMP, sequence, fixed).finish())?;
+        let sequence =
+            asking.send(|sequence| Request::new(kind, NLM_F_DUMP, sequence, fixed).finish())?;
         loop {
             let datagram = patiently(asking.socket.receive()).await?;
             for message in messages(datagram).filter(|message| message.sequence == sequence) {
@@ -193,8 +199,8 @@ impl Requests {
         }
     }
 
-    /// Behind which of its ports a bridge has seen a MAC, the bridge's index if it is its own; `None` if it has not. Of a bridge that
-    /// filters VLANs: in the untagged one.
+    /// Behind which of its ports a bridge has seen a MAC, the bridge's index if it is its own;
+    /// `None` if it has not. Of a bridge that filters VLANs: in the untagged one.
     pub async fn bridge_port(&self, bridge: u32, mac: Mac) -> Result<Option<u32>, Error> {
         let action = "ask a bridge";
         let request = |sequence| {
@@ -212,7 +218,9 @@ impl Requests {
                     .and_then(|message| u32_at(message.body, 4));
                 port.map(Some).ok_or(Error::Malformed(action))
             }
-            Err(Error::Refused { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(Error::Refused { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                Ok(None)
+            }
             Err(error) => Err(error),
         }
     }
@@ -285,7 +293,11 @@ impl Query {
         if let Some(src) = self.src {
             request = request.with_ip(RTA_SRC, src);
         }
-        for (kind, number) in [(RTA_OIF, self.oif), (RTA_IIF, self.iif), (RTA_MARK, self.mark)] {
+        for (kind, number) in [
+            (RTA_OIF, self.oif),
+            (RTA_IIF, self.iif),
+            (RTA_MARK, self.mark),
+        ] {
             if let Some(number) = number {
                 request = request.with(kind, &number.to_ne_bytes());
             }

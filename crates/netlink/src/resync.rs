@@ -1,4 +1,5 @@
-//! Dumps: what can be asked for, and one being read. Used by the mirror's task at its start and in doubt.
+//! Dumps: what can be asked for, and one being read. Used by the mirror's task at its start and in
+//! doubt.
 
 use crate::message::{Message, Request, messages};
 use crate::mirror::Kinds;
@@ -37,7 +38,10 @@ impl What {
             What::Routes,
         ];
         let both = of.into_iter().flat_map(|make| families.map(make));
-        [What::Links, What::NextHops].into_iter().chain(both).collect()
+        [What::Links, What::NextHops]
+            .into_iter()
+            .chain(both)
+            .collect()
     }
 
     pub fn kinds(self) -> Kinds {
@@ -66,8 +70,8 @@ impl What {
     }
 }
 
-/// A run of dumps, one after the other. What they found is complete only at the end: `fresh` is then for
-/// [`Tables::replace`], once for each of `wanted`.
+/// A run of dumps, one after the other. What they found is complete only at the end: `fresh` is
+/// then for [`Tables::replace`], once for each of `wanted`.
 #[derive(Debug)]
 pub struct Resync {
     pub wanted: BTreeSet<What>,
@@ -82,8 +86,14 @@ pub struct Resync {
 }
 
 impl Resync {
-    /// Begins to ask for all of `wanted`, which is not empty, to be put into `fresh`. The socket must not have an answer outstanding.
-    pub fn start(socket: &Socket, wanted: BTreeSet<What>, sequence: u32, fresh: Tables) -> io::Result<Self> {
+    /// Begins to ask for all of `wanted`, which is not empty, to be put into `fresh`. The socket
+    /// must not have an answer outstanding.
+    pub fn start(
+        socket: &Socket,
+        wanted: BTreeSet<What>,
+        sequence: u32,
+        fresh: Tables,
+    ) -> io::Result<Self> {
         let left = wanted.iter().rev().copied().collect();
         let resync = Self {
             wanted,
@@ -132,11 +142,15 @@ impl Resync {
     fn next(&mut self, socket: &Socket, end: &Message) -> io::Result<bool> {
         // A kernel without IPv6 has none of its tables; any other error is one.
         let none = [Errno::OPNOTSUPP, Errno::AFNOSUPPORT].map(Errno::raw_os_error);
-        if let Some(error) = end.error().filter(|error| *error != 0 && !none.contains(error)) {
+        if let Some(error) = end
+            .error()
+            .filter(|error| *error != 0 && !none.contains(error))
+        {
             return Err(io::Error::from_raw_os_error(error));
         }
         self.sequence = self.sequence.wrapping_add(1);
-        // Entries of a torn dump that are gone by now are caught by the groups: their deletion is in `buffered`.
+        // Entries of a torn dump that are gone by now are caught by the groups: their deletion is
+        // in `buffered`.
         if !std::mem::take(&mut self.interrupted) {
             self.left.pop();
         }

@@ -1,4 +1,5 @@
-//! Netlink sockets on tokio: one that hears groups, one that asks. Used by the mirror and by single requests.
+//! Netlink sockets on tokio: one that hears groups, one that asks. Used by the mirror and by single
+//! requests.
 
 use crate::error::Error;
 use crate::uapi;
@@ -9,7 +10,8 @@ use netlink_sys::{
 use rustix::net::sockopt;
 use std::{fmt, io};
 
-/// What the kernel may keep for us while we are busy: about 40,000 changes. More than that is a resync.
+/// What the kernel may keep for us while we are busy: about 40,000 changes. More than that is a
+/// resync.
 const RECEIVE_BYTES: usize = 32 << 20;
 /// The kernel fills dumps' datagrams up to 32 KiB.
 const DATAGRAM_BYTES: usize = 64 << 10;
@@ -58,13 +60,15 @@ impl Socket {
         let failed = |action| move |source| Error::Socket { action, source };
         let mut socket = TokioSocket::new(protocol).map_err(failed("open"))?;
         let raw = socket.socket_mut();
-        // Beyond the system's limit only with CAP_NET_ADMIN; without it a flood means a resync sooner.
+        // Beyond the system's limit only with CAP_NET_ADMIN; without it a flood means a resync
+        // sooner.
         if sockopt::set_socket_recv_buffer_size_force(&*raw, RECEIVE_BYTES).is_err() {
             sockopt::set_socket_recv_buffer_size(&*raw, RECEIVE_BYTES)
                 .map_err(|source| failed("size")(source.into()))?;
         }
         raw.bind_auto().map_err(failed("bind"))?;
-        raw.connect(&SocketAddr::new(0, 0)).map_err(failed("connect"))?;
+        raw.connect(&SocketAddr::new(0, 0))
+            .map_err(failed("connect"))?;
         for group in groups {
             raw.add_membership(*group).map_err(failed("subscribe"))?;
         }
@@ -74,7 +78,8 @@ impl Socket {
         })
     }
 
-    /// Sends one request. The kernel works on it before this returns; a full buffer is its word for "later".
+    /// Sends one request. The kernel works on it before this returns; a full buffer is its word for
+    /// "later".
     pub fn send(&self, request: &[u8]) -> io::Result<()> {
         self.socket.socket_ref().send(request, 0).map(drop)
     }

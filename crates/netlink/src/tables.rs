@@ -1,5 +1,5 @@
-//! The tables being kept: what a message changes in them, and what a finished dump replaces. No socket, no clock.
-//! Owned by the mirror's task.
+//! The tables being kept: what a message changes in them, and what a finished dump replaces. No
+//! socket, no clock. Owned by the mirror's task.
 
 use crate::decode;
 use crate::message::Message;
@@ -135,7 +135,8 @@ impl Tables {
             return None;
         }
         let mut routes = before.routes.clone();
-        // IPv6 joins routes of one key that have gateways to one multipath route, and tells of all of it.
+        // IPv6 joins routes of one key that have gateways to one multipath route, and tells of all
+        // of it.
         let joined = |other: &Route| {
             key.dst.addr().is_ipv6()
                 && !other.hops.is_empty()
@@ -200,8 +201,8 @@ impl Tables {
         }
     }
 
-    /// Puts what a whole dump found in place of what was here. Entries that are equal stay as they are, so that
-    /// snapshots from before and after have them in common.
+    /// Puts what a whole dump found in place of what was here. Entries that are equal stay as they
+    /// are, so that snapshots from before and after have them in common.
     pub fn replace(&mut self, what: What, fresh: &Tables) -> Kinds {
         let (old, new) = (&mut self.now, &fresh.now);
         let changed = match what {
@@ -226,7 +227,9 @@ impl Tables {
             What::Neighbours(family) => merge(&mut old.neighbours, &new.neighbours, |key| {
                 Family::of(key.1) == family
             }),
-            What::Settings(family) => merge(&mut old.settings, &new.settings, |key| key.0 == family),
+            What::Settings(family) => {
+                merge(&mut old.settings, &new.settings, |key| key.0 == family)
+            }
         };
         if changed { what.kinds() } else { Kinds::NONE }
     }

@@ -1,5 +1,6 @@
-//! The kernel's numbers, as its headers name them (linux/rtnetlink.h, if_link.h, if_addr.h, neighbour.h, fib_rules.h,
-//! nexthop.h, netconf.h). They are ABI: they never change. `libc` has some of them only.
+//! The kernel's numbers, as its headers name them (linux/rtnetlink.h, if_link.h, if_addr.h,
+//! neighbour.h, fib_rules.h, nexthop.h, netconf.h). They are ABI: they never change. `libc` has
+//! some of them only.
 
 #![allow(missing_docs)]
 
@@ -38,8 +39,8 @@ pub const RTM_NEWNEXTHOP: u16 = 104;
 pub const RTM_DELNEXTHOP: u16 = 105;
 pub const RTM_GETNEXTHOP: u16 = 106;
 
-/// Every group that tells something this crate keeps: links, neighbours, and for both families addresses, routes,
-/// rules and settings; next-hop objects.
+/// Every group that tells something this crate keeps: links, neighbours, and for both families
+/// addresses, routes, rules and settings; next-hop objects.
 pub const GROUPS: [u32; 11] = [1, 3, 5, 7, 8, 9, 11, 19, 24, 25, 32];
 
 // linux/if.h, if_link.h, if_arp.h.

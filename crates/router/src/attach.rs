@@ -1,4 +1,5 @@
-//! Interfaces taken over and given back: which devices the program runs on for them, and what hinders it there.
+//! Interfaces taken over and given back: which devices the program runs on for them, and what
+//! hinders it there.
 
 use netlink::Snapshot;
 use xdp::{AttachPoint, Feature, Interfaces, LinkLayers, Mode};
@@ -28,11 +29,18 @@ struct Trouble {
 }
 
 impl Router {
-    /// Takes over an interface's forwarding. The tables are in step with the last snapshot before the first packet.
+    /// Takes over an interface's forwarding. The tables are in step with the last snapshot before
+    /// the first packet.
     ///
     /// # Errors
-    /// There is no such interface, it is no Ethernet, belongs to a bridge, bond or VRF, has another's XDP program, or hides VLAN tags.
-    pub fn add(&mut self, name: &str, attached: &mut Interfaces, mode: Option<Mode>) -> Result<(), Error> {
+    /// There is no such interface, it is no Ethernet, belongs to a bridge, bond or VRF, has
+    /// another's XDP program, or hides VLAN tags.
+    pub fn add(
+        &mut self,
+        name: &str,
+        attached: &mut Interfaces,
+        mode: Option<Mode>,
+    ) -> Result<(), Error> {
         let refuse = |why: &str| Error::Interface {
             name: name.to_owned(),
             why: why.to_owned(),
@@ -94,13 +102,18 @@ impl Router {
         Ok(true)
     }
 
-    /// Where one device runs the program at tc, the others do so too, behind XDP: what leaves by that device can be sent from there alone.
+    /// Where one device runs the program at tc, the others do so too, behind XDP: what leaves by
+    /// that device can be sent from there alone.
     fn stand_behind(&mut self, attached: &mut Interfaces) -> Result<(), Error> {
-        self.at_tc = self.devices.values().any(|device| device.point.mode().is_tc());
+        self.at_tc = self
+            .devices
+            .values()
+            .any(|device| device.point.mode().is_tc());
         for device in self.devices.values_mut() {
-            let done = device
-                .point
-                .set_behind(attached, Feature::Router, &self.program, self.at_tc);
+            let done =
+                device
+                    .point
+                    .set_behind(attached, Feature::Router, &self.program, self.at_tc);
             if let Err(error) = done {
                 device.trouble = Some(Trouble {
                     why: error.to_string(),
@@ -111,7 +124,8 @@ impl Router {
         self.write_egresses()
     }
 
-    /// What makes packets of an interface buffers of the kernel's: a kind of interface, or a driver.
+    /// What makes packets of an interface buffers of the kernel's: a kind of interface, or a
+    /// driver.
     pub fn buffers_of(&self, name: &str) -> Option<&str> {
         self.devices
             .get(&self.interface_named(name)?.device)?
@@ -128,8 +142,9 @@ impl Router {
         }
     }
 
-    /// Interfaces came, went or changed, and the router is in step with that: bonds have other ports perhaps, and NICs VLANs. What
-    /// cannot be had is in the report; packets that nobody can tell whose they are stay the kernel's.
+    /// Interfaces came, went or changed, and the router is in step with that: bonds have other
+    /// ports perhaps, and NICs VLANs. What cannot be had is in the report; packets that nobody can
+    /// tell whose they are stay the kernel's.
     pub fn follow(&mut self, attached: &mut Interfaces) -> Result<(), Error> {
         let members = [(Feature::Router, &self.program)];
         for (index, device) in &mut self.devices {
@@ -156,8 +171,8 @@ impl Router {
         device.trouble.as_ref().map(|trouble| trouble.why.as_str())
     }
 
-    /// Nobody can tell which packets are this interface's: frames of its device come without their VLAN tags, or may do so and the
-    /// interface is the one without.
+    /// Nobody can tell which packets are this interface's: frames of its device come without their
+    /// VLAN tags, or may do so and the interface is the one without.
     pub(crate) fn is_blind(&self, interface: &Interface) -> bool {
         let device = self.devices.get(&interface.device);
         let trouble = device.and_then(|device| device.trouble.as_ref());
@@ -171,13 +186,16 @@ impl Router {
     }
 }
 
-/// Whoever sends to a veth may hand VLAN tags over beside the frame (`txvlan`), and nobody at this end can forbid it; XDP does not see
-/// them.
+/// Whoever sends to a veth may hand VLAN tags over beside the frame (`txvlan`), and nobody at this
+/// end can forbid it; XDP does not see them.
 fn may_hide_tags(snapshot: &Snapshot, layers: &LinkLayers, point: &AttachPoint) -> bool {
     if point.mode().is_tc() {
         return false;
     }
-    let links = layers.trunks.iter().filter_map(|nic| snapshot.links.get(nic));
+    let links = layers
+        .trunks
+        .iter()
+        .filter_map(|nic| snapshot.links.get(nic));
     links.into_iter().any(|link| link.is("veth"))
 }
 

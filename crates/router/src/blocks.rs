@@ -1,7 +1,9 @@
-//! Blocks of lines in a table's memory, by the buddy system (Knowlton, 1965): a block has a power of two of lines and lies at a
-//! multiple of its size; two free halves of one are one again. The lowest free block that fits is taken, so what is in use stays together.
+//! Blocks of lines in a table's memory, by the buddy system (Knowlton, 1965): a block has a power
+//! of two of lines and lies at a multiple of its size; two free halves of one are one again. The
+//! lowest free block that fits is taken, so what is in use stays together.
 //!
-//! A block that is given back rests until [`Blocks::rest`] has been called twice: a reader may be in it.
+//! A block that is given back rests until [`Blocks::rest`] has been called twice: a reader may be
+//! in it.
 
 use std::collections::BTreeSet;
 
@@ -81,7 +83,13 @@ impl Blocks {
         self.used
     }
 
-    fn free_block(&mut self, Block { mut line, mut order }: Block) {
+    fn free_block(
+        &mut self,
+        Block {
+            mut line,
+            mut order,
+        }: Block,
+    ) {
         while order < LARGEST && self.free[usize::from(order)].remove(&(line ^ 1 << order)) {
             line &= !(1 << order);
             order += 1;

@@ -1,5 +1,5 @@
-//! What the kernel's tables have now that they had not before, with what the program's tables make of it: for whoever tells
-//! others of changes.
+//! What the kernel's tables have now that they had not before, with what the program's tables make
+//! of it: for whoever tells others of changes.
 
 use imbl::ordmap::DiffItem;
 use netlink::{Neighbour, Snapshot};
@@ -41,8 +41,8 @@ pub struct ChangedNeighbour {
 }
 
 impl Router {
-    /// What differs between an older snapshot and the one that the tables are in step with; at most `most` of each kind
-    /// one by one.
+    /// What differs between an older snapshot and the one that the tables are in step with; at most
+    /// `most` of each kind one by one.
     pub fn difference(&self, before: &Snapshot, most: usize) -> Difference {
         let mut difference = Difference::default();
         for item in before.routes.diff(&self.snapshot.routes) {
@@ -52,7 +52,9 @@ impl Router {
             }
             let (key, set, deleted) = match item {
                 DiffItem::Add(key, set) => (key, set, false),
-                DiffItem::Update { new: (key, set), .. } => (key, set, false),
+                DiffItem::Update {
+                    new: (key, set), ..
+                } => (key, set, false),
                 DiffItem::Remove(key, set) => (key, set, true),
             };
             let routes = self.views(key, set);
@@ -62,7 +64,8 @@ impl Router {
             let (neighbour, deleted) = match item {
                 DiffItem::Add(_, neighbour) => (*neighbour, false),
                 DiffItem::Update {
-                    new: (_, neighbour), ..
+                    new: (_, neighbour),
+                    ..
                 } => (*neighbour, false),
                 DiffItem::Remove(_, neighbour) => (*neighbour, true),
             };

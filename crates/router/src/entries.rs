@@ -1,5 +1,6 @@
-//! The interfaces as the program finds them: all in a hash table, and most in a place of their own before it, which is read
-//! without a search. Owned by the router; no interface of its own, and no kernel.
+//! The interfaces as the program finds them: all in a hash table, and most in a place of their own
+//! before it, which is read without a search. Owned by the router; no interface of its own, and no
+//! kernel.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU32;
@@ -54,8 +55,8 @@ impl Entries {
         Ok(())
     }
 
-    /// The first to come has a place. It stays empty once after its owner has gone: a program that has read the old key
-    /// must not go on with another's entry.
+    /// The first to come has a place. It stays empty once after its owner has gone: a program that
+    /// has read the old key must not go on with another's entry.
     fn write_near(&mut self, wanted: &BTreeMap<InterfaceKey, Interface>) {
         let mut left = Vec::new();
         for (place, owner) in self.owners.iter_mut().enumerate() {

@@ -1,6 +1,7 @@
-//! What holds for all packets, and how long what the program remembers of flows holds (`bpf/router/flow_cache.h`): as long as the epoch
-//! is the same. Owned by the router, which ends it before it changes any map and begins the next one behind the last change, so
-//! that nothing is remembered that was decided in between.
+//! What holds for all packets, and how long what the program remembers of flows holds
+//! (`bpf/router/flow_cache.h`): as long as the epoch is the same. Owned by the router, which ends
+//! it before it changes any map and begins the next one behind the last change, so that nothing is
+//! remembered that was decided in between.
 
 use std::sync::atomic::Ordering;
 
@@ -42,8 +43,8 @@ impl Epochs {
         sys::bpf_array::put(self.config.words(), &words, EPOCH);
     }
 
-    /// What is decided from now on may be remembered. When the numbers are used up all flows are forgotten: one that nobody has
-    /// asked for since the last time would hold again.
+    /// What is decided from now on may be remembered. When the numbers are used up all flows are
+    /// forgotten: one that nobody has asked for since the last time would hold again.
     pub fn begin(&mut self) {
         self.last += 1;
         if self.last == CACHE_EPOCHS {
@@ -68,7 +69,14 @@ mod tests {
             map_flags: libbpf_sys::BPF_F_MMAPABLE,
             ..Default::default()
         };
-        let map = MapHandle::create(MapType::Array, Some("words"), 4, words as u32 * 4, 1, &options);
+        let map = MapHandle::create(
+            MapType::Array,
+            Some("words"),
+            4,
+            words as u32 * 4,
+            1,
+            &options,
+        );
         BpfArray::new(map.expect("a map").as_fd(), words).expect("it is mapped")
     }
 
@@ -85,7 +93,10 @@ mod tests {
             caches.words()[63].store(7, Ordering::Relaxed);
         }
         epochs.begin();
-        assert_eq!((now(&epochs), remembered(&epochs)), (CACHE_EPOCHS - 1, [7; 2]));
+        assert_eq!(
+            (now(&epochs), remembered(&epochs)),
+            (CACHE_EPOCHS - 1, [7; 2])
+        );
         epochs.end();
         assert_eq!(now(&epochs), 0);
         epochs.begin();

@@ -30,7 +30,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// What the kernel says of the device that is to run the program, in words that name the interface and what holds it.
+    /// What the kernel says of the device that is to run the program, in words that name the
+    /// interface and what holds it.
     pub(crate) fn of_interface(name: &str, error: xdp::Error) -> Error {
         let why = match error {
             xdp::Error::Occupied {

@@ -1,8 +1,10 @@
-//! One family's forwarding table: which spec each prefix has, and what of it is in the program's tries.
+//! One family's forwarding table: which spec each prefix has, and what of it is in the program's
+//! tries.
 //!
-//! The kernel tries its tables one after the other; a trie knows only prefixes. So a prefix of a table is shown if no table
-//! before it has anything for it, and a change of a table that others stand behind is a change of all that lies under
-//! the prefix ([`Fib::refresh_under`]). A neighbour on a connected network is shown as a prefix of its own, one address long.
+//! The kernel tries its tables one after the other; a trie knows only prefixes. So a prefix of a
+//! table is shown if no table before it has anything for it, and a change of a table that others
+//! stand behind is a change of all that lies under the prefix ([`Fib::refresh_under`]). A neighbour
+//! on a connected network is shown as a prefix of its own, one address long.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -174,7 +176,8 @@ impl Fib {
         self.overflown || self.behind
     }
 
-    /// The keys between two snapshots that differ, as prefixes of tables. Keeps count of the tables' lengths.
+    /// The keys between two snapshots that differ, as prefixes of tables. Keeps count of the
+    /// tables' lengths.
     pub fn changes(&mut self, old: &Snapshot, new: &Snapshot) -> Vec<(u32, Prefix)> {
         let mut changed = Vec::new();
         for change in old.routes.diff(&new.routes) {
@@ -220,7 +223,8 @@ impl Fib {
         self.mtus.keys().next().copied().unwrap_or(u32::MAX)
     }
 
-    /// Brings what is shown for a changed prefix of a table up to date, and what lies under it where that matters.
+    /// Brings what is shown for a changed prefix of a table up to date, and what lies under it
+    /// where that matters.
     pub fn refresh_changed(
         &mut self,
         changed: &[(u32, Prefix)],
@@ -276,7 +280,13 @@ impl Fib {
     }
 
     /// A prefix and all longer ones under it.
-    pub fn refresh_under(&mut self, prefix: Prefix, source: Source, paths: &mut Paths, reach: &impl Reach) {
+    pub fn refresh_under(
+        &mut self,
+        prefix: Prefix,
+        source: Source,
+        paths: &mut Paths,
+        reach: &impl Reach,
+    ) {
         let mut under: BTreeSet<Prefix> = BTreeSet::from([prefix]);
         let first = Prefix::address(prefix.bits, self.family);
         let rest = u128::MAX.checked_shr(u32::from(prefix.len)).unwrap_or(0);
@@ -335,7 +345,13 @@ impl Fib {
     }
 
     /// One prefix.
-    pub fn refresh(&mut self, prefix: Prefix, source: Source, paths: &mut Paths, reach: &impl Reach) {
+    pub fn refresh(
+        &mut self,
+        prefix: Prefix,
+        source: Source,
+        paths: &mut Paths,
+        reach: &impl Reach,
+    ) {
         let mut spec = self.effective(prefix, source);
         if spec.is_none() && prefix.len == self.bits {
             spec = self.neighbour(prefix, source, paths);
@@ -379,7 +395,8 @@ impl Fib {
         None
     }
 
-    /// The longest match of a prefix in one table: its length, and what it asks for (`None`: throw).
+    /// The longest match of a prefix in one table: its length, and what it asks for (`None`:
+    /// throw).
     pub(crate) fn match_in(
         &self,
         table: u32,
@@ -549,7 +566,8 @@ impl Fib {
         *count = count.saturating_add_signed(by);
     }
 
-    /// Shows a /64 that has single addresses: what covers it, with a note that the map of hosts comes first.
+    /// Shows a /64 that has single addresses: what covers it, with a note that the map of hosts
+    /// comes first.
     fn show_singles(&mut self, network: Prefix, paths: &mut Paths, reach: &impl Reach) {
         let Some(singles) = self.singles.get(&network.bits) else {
             return;
@@ -570,7 +588,8 @@ impl Fib {
         }
     }
 
-    /// Puts a prefix into the trie, changes or removes it. Takes over the caller's hold of the path.
+    /// Puts a prefix into the trie, changes or removes it. Takes over the caller's hold of the
+    /// path.
     fn show(&mut self, prefix: Prefix, path: Option<u32>, paths: &mut Paths) {
         let before = self.shown.get(&prefix).copied();
         match (before, path) {

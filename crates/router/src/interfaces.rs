@@ -1,5 +1,5 @@
-//! The router's own interfaces: which devices run the program, what is forwarded from them, and how a neighbour behind
-//! one is reached.
+//! The router's own interfaces: which devices run the program, what is forwarded from them, and how
+//! a neighbour behind one is reached.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -59,7 +59,11 @@ impl Interface {
         }
         if let Some(master) = link.master.and_then(|master| snapshot.links.get(&master)) {
             let kind = master.kind.as_deref().unwrap_or("device");
-            let remedy = if kind == "bond" { ": name the bond" } else { "" };
+            let remedy = if kind == "bond" {
+                ": name the bond"
+            } else {
+                ""
+            };
             let why = format!(
                 "it belongs to the {kind} {}, which has its packets{remedy}",
                 master.name
@@ -90,8 +94,9 @@ impl Interface {
         })
     }
 
-    /// How the program finds it: by its device, and where that is a bond by each of its ports too. The program runs for a port,
-    /// in its driver or behind it, and is told of the port; what a port holds back is not the bond's.
+    /// How the program finds it: by its device, and where that is a bond by each of its ports too.
+    /// The program runs for a port, in its driver or behind it, and is told of the port; what a
+    /// port holds back is not the bond's.
     pub fn keys(&self, snapshot: &Snapshot) -> Vec<InterfaceKey> {
         let [(vlan, protocol), (inner_vlan, inner_protocol)] = self.both_tags();
         let key = |ifindex| InterfaceKey {
@@ -101,7 +106,9 @@ impl Interface {
             inner_vlan,
             inner_protocol: inner_protocol.to_be(),
         };
-        let ports = snapshot.ports_of(self.device).filter(|port| !port.held_back);
+        let ports = snapshot
+            .ports_of(self.device)
+            .filter(|port| !port.held_back);
         std::iter::once(self.device)
             .chain(ports.map(|port| port.index))
             .map(key)
@@ -221,7 +228,11 @@ impl Reach for View<'_> {
             mtu: if interface.sends { mtu } else { 0 },
             tc_mtu: mtu,
             device: egress.device,
-            flags: if interface.peer == Some(to) { HOP_PEER } else { 0 },
+            flags: if interface.peer == Some(to) {
+                HOP_PEER
+            } else {
+                0
+            },
             protocol: egress.protocol,
             vlan: egress.vlan,
             inner_protocol: egress.inner_protocol,

@@ -117,7 +117,8 @@ pub struct InterfaceKey {
 impl InterfaceKey {
     /// Where the program looks for it first: `near_place()`.
     pub fn near_place(&self) -> usize {
-        let place = u64::from(self.ifindex) + u64::from(self.vlan) * 67 + u64::from(self.inner_vlan) * 71;
+        let place =
+            u64::from(self.ifindex) + u64::from(self.vlan) * 67 + u64::from(self.inner_vlan) * 71;
         place as u32 as usize % NEAR_PLACES
     }
 }
@@ -200,7 +201,8 @@ pub struct Config {
 
 /// How many numbers an epoch may have; 0 is none.
 pub const CACHE_EPOCHS: u32 = 1 << 30;
-/// Words of a CPU's flows in the map `lanes4`: a line, and twice as many flows of 16 bytes as there are pairs.
+/// Words of a CPU's flows in the map `lanes4`: a line, and twice as many flows of 16 bytes as there
+/// are pairs.
 pub const CACHE4_WORDS: usize = 16 + 2 * 4 * (1 << 14);
 /// The same in the map `lanes6`, whose flows are of 32 bytes.
 pub const CACHE6_WORDS: usize = 16 + 2 * 8 * (1 << 14);
@@ -247,7 +249,8 @@ pub enum Counter {
     HopLimit,
     /// Left to the kernel: larger than the next link takes.
     TooBig,
-    /// Left to the kernel: the source is none of a packet to forward, or reverse path filtering minds.
+    /// Left to the kernel: the source is none of a packet to forward, or reverse path filtering
+    /// minds.
     Source,
     /// Left to the kernel: multicast, broadcast, loopback, link-local.
     Destination,
@@ -354,7 +357,9 @@ impl Counter {
     /// What became of what it counts.
     pub fn fate(self) -> Fate {
         match self {
-            Counter::Forwarded | Counter::ForwardedBytes | Counter::Sent | Counter::Known => Fate::Forwarded,
+            Counter::Forwarded | Counter::ForwardedBytes | Counter::Sent | Counter::Known => {
+                Fate::Forwarded
+            }
             Counter::Blackhole => Fate::Dropped,
             _ => Fate::Kernel,
         }
@@ -374,7 +379,9 @@ impl Counter {
             Counter::Options => "IPv4 options, an IPv6 hop-by-hop header",
             Counter::HopLimit => "TTL or hop limit is used up",
             Counter::TooBig => "larger than the route or the next link takes",
-            Counter::Source => "a source that is not forwarded, or that reverse path filtering minds",
+            Counter::Source => {
+                "a source that is not forwarded, or that reverse path filtering minds"
+            }
             Counter::Destination => "multicast, broadcast, loopback, link-local",
             Counter::Local => "to an address of this host",
             Counter::NoRoute => "no route",
@@ -387,9 +394,13 @@ impl Counter {
             Counter::Firewall => "a hook of nftables or iptables sees forwarded packets",
             Counter::Off => "forwarding is off here",
             Counter::Beyond => "the route needs what the fast path does not do",
-            Counter::Asked => "asks for an address on the link: ARP request, neighbour solicitation",
+            Counter::Asked => {
+                "asks for an address on the link: ARP request, neighbour solicitation"
+            }
             Counter::Told => "tells an address on the link: ARP reply, neighbour advertisement",
-            Counter::Begun => "a checksum that the sender has only begun, where the program runs in XDP",
+            Counter::Begun => {
+                "a checksum that the sender has only begun, where the program runs in XDP"
+            }
         }
     }
 }

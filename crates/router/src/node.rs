@@ -1,9 +1,10 @@
-//! How a node lies in its block, as `bpf/router.h` says: its runs in lines of 64 bytes, or behind an index. What is far is read once
-//! where that can be: a line holds all that a lookup needs.
+//! How a node lies in its block, as `bpf/router.h` says: its runs in lines of 64 bytes, or behind
+//! an index. What is far is read once where that can be: a line holds all that a lookup needs.
 //!
-//! The more runs a line holds, the fewer lines a million routes take, and the more of them stay in the caches. So runs
-//! have three sizes: three bytes where all of a node's values fit into one, which are the paths of most routers;
-//! a word; and two words, where there are children or values beyond 16 bits.
+//! The more runs a line holds, the fewer lines a million routes take, and the more of them stay in
+//! the caches. So runs have three sizes: three bytes where all of a node's values fit into one,
+//! which are the paths of most routers; a word; and two words, where there are children or values
+//! beyond 16 bits.
 
 use crate::layout::CHILD;
 use crate::runs::{Run, buckets};
@@ -17,9 +18,11 @@ const MORE_SHIFT: u32 = 26;
 const MORE_MASK: u32 = 0x1f;
 /// The part of a head that is a value.
 const VALUE: u32 = (1 << MORE_SHIFT) - 1;
-/// Lines at the most, as a power of two: what is larger has an index, which takes less memory and one read more.
+/// Lines at the most, as a power of two: what is larger has an index, which takes less memory and
+/// one read more.
 const MOST_LINES: u8 = 6;
-/// Runs of three bytes in a line: behind its head so many firsts of 16 bits, and then as many values.
+/// Runs of three bytes in a line: behind its head so many firsts of 16 bits, and then as many
+/// values.
 const SHORT_RUNS: usize = 20;
 /// The first word of the values.
 const SHORT_VALUES: usize = 1 + SHORT_RUNS / 2;
@@ -27,7 +30,8 @@ const SHORT_VALUES: usize = 1 + SHORT_RUNS / 2;
 /// In which form a node lies in its block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// For each value of the node's first bits a line of its own: its head, and the runs in it. One read finds all.
+    /// For each value of the node's first bits a line of its own: its head, and the runs in it. One
+    /// read finds all.
     Lines,
     /// A head, an index by the first bits, and all runs one behind the other.
     Index,
@@ -78,11 +82,17 @@ impl Layout {
     /// The one that suits these runs.
     pub fn of(runs: &[Run], width: u8) -> Layout {
         let size = Size::of(runs);
-        let bits = (runs.len().ilog2().saturating_sub(1) as u8).min(width).min(15);
+        let bits = (runs.len().ilog2().saturating_sub(1) as u8)
+            .min(width)
+            .min(15);
         let index = Layout {
             form: Form::Index,
             bits,
-            size: if size == Size::Short { Size::Word } else { size },
+            size: if size == Size::Short {
+                Size::Word
+            } else {
+                size
+            },
         };
         let largest = 3 * index.words(runs).div_ceil(LINE);
         let lines = (0..=width.min(MOST_LINES))
@@ -109,7 +119,8 @@ impl Layout {
             }
             Form::Index => {
                 words.push(head);
-                let entry = |(first, in_it): (usize, &[Run])| first as u32 | (in_it.len() as u32 - 1) << 16;
+                let entry =
+                    |(first, in_it): (usize, &[Run])| first as u32 | (in_it.len() as u32 - 1) << 16;
                 words.extend(buckets(runs, width, self.bits).map(entry));
                 self.draw_runs(runs, &mut words, &mut places);
             }
@@ -188,7 +199,8 @@ pub fn line_of(entry: u32) -> u32 {
     entry & ((1 << BITS_SHIFT) - 1)
 }
 
-/// What the node to which an entry leads says of a slot: a value or a child, 0 for nothing; and what its head says.
+/// What the node to which an entry leads says of a slot: a value or a child, 0 for nothing; and
+/// what its head says.
 pub fn look(word: impl Fn(usize) -> u32, entry: u32, slot: u32, width: u8) -> (u32, u32) {
     let lines = entry & LINES != 0;
     let bits = entry >> BITS_SHIFT & if lines { 7 } else { 0xf };
@@ -201,7 +213,8 @@ pub fn look(word: impl Fn(usize) -> u32, entry: u32, slot: u32, width: u8) -> (u
         let index = word(1 + bucket);
         (1 + (1usize << bits), index & 0xffff, index >> 16)
     };
-    let search = |first: &dyn Fn(usize) -> u32| last_before(first, slot, low as usize, more as usize);
+    let search =
+        |first: &dyn Fn(usize) -> u32| last_before(first, slot, low as usize, more as usize);
     let entry = if lines && entry & SHORT != 0 {
         let found = search(&|run| word(base + run / 2) >> (run % 2 * 16) & 0xffff);
         word(at + SHORT_VALUES + found / 4) >> (found % 4 * 8) & 0xff
@@ -252,7 +265,11 @@ mod tests {
         for (count, most, form, bits) in cases {
             let runs = spread(count, most);
             let layout = Layout::of(&runs, 10);
-            assert_eq!((layout.form, layout.bits), (form, bits), "{count} runs to {most}");
+            assert_eq!(
+                (layout.form, layout.bits),
+                (form, bits),
+                "{count} runs to {most}"
+            );
             let (words, _) = layout.draw(7, &runs, 10);
             for slot in 0..1024 {
                 let run = runs.iter().rev().find(|run| run.first <= slot);

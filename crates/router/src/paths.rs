@@ -1,8 +1,9 @@
-//! Paths and hops in the program's memory: what a trie's entry leads to. Equal specs share a path, equal neighbours a hop.
+//! Paths and hops in the program's memory: what a trie's entry leads to. Equal specs share a path,
+//! equal neighbours a hop.
 //!
-//! A change of a neighbour or an interface rewrites the few paths that use it, never the entries of a million routes. A
-//! hop in use never changes: a path is pointed to another one, word by word. What is no longer used rests, as the tries'
-//! nodes do, before its place is used again.
+//! A change of a neighbour or an interface rewrites the few paths that use it, never the entries of
+//! a million routes. A hop in use never changes: a path is pointed to another one, word by word.
+//! What is no longer used rests, as the tries' nodes do, before its place is used again.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -91,7 +92,8 @@ impl Paths {
         self.paths.key(number)
     }
 
-    /// The neighbours that a path's members have now, in their order; `None` for one that is the kernel's.
+    /// The neighbours that a path's members have now, in their order; `None` for one that is the
+    /// kernel's.
     pub fn hops(&self, number: u32) -> impl Iterator<Item = Option<&Hop>> {
         let hops = self.members.get(&number).into_iter().flatten();
         hops.map(|hop| self.hops.key(*hop))
@@ -100,7 +102,9 @@ impl Paths {
     /// Makes again the paths for which something may have changed.
     pub fn redraw(&mut self, reach: &impl Reach, concerns: impl Fn(&Spec) -> bool) {
         let concerned = self.paths.all().filter(|(_, key)| concerns(&key.spec));
-        let concerned: Vec<(u32, Key)> = concerned.map(|(number, key)| (number, key.clone())).collect();
+        let concerned: Vec<(u32, Key)> = concerned
+            .map(|(number, key)| (number, key.clone()))
+            .collect();
         for (number, key) in concerned {
             self.draw(number, &key, reach);
         }

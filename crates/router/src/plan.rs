@@ -1,5 +1,5 @@
-//! Which tables a packet to be forwarded is looked up in: the policy rules as far as they ask for nothing but that it
-//! is there. No state.
+//! Which tables a packet to be forwarded is looked up in: the policy rules as far as they ask for
+//! nothing but that it is there. No state.
 
 use netlink::{Family, Rule, RuleAction};
 
@@ -10,7 +10,8 @@ pub struct Plan {
     pub tables: Vec<u32>,
     /// Why the kernel has to look up for us, as a sentence; empty if it has not.
     pub ask: Option<String>,
-    /// There are rules beside the three that every host has: the kernel judges sources more strictly then.
+    /// There are rules beside the three that every host has: the kernel judges sources more
+    /// strictly then.
     pub custom: bool,
 }
 
@@ -46,7 +47,9 @@ impl Plan {
 fn is_default(rule: &Rule) -> bool {
     let standard = matches!(
         (rule.priority, rule.action),
-        (0, RuleAction::Table(255)) | (32766, RuleAction::Table(254)) | (32767, RuleAction::Table(253))
+        (0, RuleAction::Table(255))
+            | (32766, RuleAction::Table(254))
+            | (32767, RuleAction::Table(253))
     );
     standard && asks_for(rule).is_none() && rule.iif.is_none() && rule.oif.is_none()
 }

@@ -1,5 +1,5 @@
-//! What there is to see of a router: which interfaces, what they counted, how full the tables are, what is left to the
-//! kernel and why. Plain data for whoever prints it.
+//! What there is to see of a router: which interfaces, what they counted, how full the tables are,
+//! what is left to the kernel and why. Plain data for whoever prints it.
 
 use crate::layout::Counter;
 
@@ -8,7 +8,8 @@ use crate::layout::Counter;
 pub struct Report {
     /// In the order they were added.
     pub interfaces: Vec<InterfaceReport>,
-    /// Sentences: why all packets of a family, or lookups, are the kernel's. Empty when nothing is in the way.
+    /// Sentences: why all packets of a family, or lookups, are the kernel's. Empty when nothing is
+    /// in the way.
     pub notes: Vec<String>,
     /// IPv4's and IPv6's.
     pub tables: [TableReport; 2],
@@ -23,7 +24,8 @@ pub struct InterfaceReport {
     pub ifindex: u32,
     /// How the program runs for its device: native, generic or tc.
     pub mode: String,
-    /// The same for sentences, with the kind of device that made it so: `native XDP`, `at tc ingress (veth)`.
+    /// The same for sentences, with the kind of device that made it so: `native XDP`, `at tc
+    /// ingress (veth)`.
     pub place: String,
     /// For IPv4 and IPv6: a value for each of [`Counter::ALL`].
     pub counters: [Vec<u64>; 2],
@@ -32,7 +34,10 @@ pub struct InterfaceReport {
 impl InterfaceReport {
     /// One counter of both families.
     pub fn total(&self, counter: Counter) -> u64 {
-        self.counters.iter().map(|family| family[counter as usize]).sum()
+        self.counters
+            .iter()
+            .map(|family| family[counter as usize])
+            .sum()
     }
 }
 

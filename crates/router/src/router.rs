@@ -1,5 +1,5 @@
-//! The router itself: program, tables and interfaces, brought in step with a snapshot of the kernel's. No clock and no
-//! netlink of its own: both are handed in by [`Service`](crate::Service).
+//! The router itself: program, tables and interfaces, brought in step with a snapshot of the
+//! kernel's. No clock and no netlink of its own: both are handed in by [`Service`](crate::Service).
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -31,8 +31,9 @@ use crate::trie::{Shape, Trie, Words};
 /// How large the tables are. They cost their memory whether they are full or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Lines of IPv4's trie, of 64 bytes, rounded up to a MiB in all: one for each /16 with longer prefixes or neighbours, and
-    /// one more for each ten of these. [`NODES`](Self::NODES) says how many there may be.
+    /// Lines of IPv4's trie, of 64 bytes, rounded up to a MiB in all: one for each /16 with longer
+    /// prefixes or neighbours, and one more for each ten of these. [`NODES`](Self::NODES) says how
+    /// many there may be.
     pub nodes4: u32,
     /// Lines of IPv6's trie, as IPv4's: one for each one to three prefixes.
     pub nodes6: u32,
@@ -55,8 +56,9 @@ impl Default for Options {
     }
 }
 
-/// The router. Its interfaces are the kernel's again when the [`xdp::Interfaces`] are dropped that they were added to, before it or
-/// with it, and their NICs are set as they were when it is dropped itself.
+/// The router. Its interfaces are the kernel's again when the [`xdp::Interfaces`] are dropped that
+/// they were added to, before it or with it, and their NICs are set as they were when it is dropped
+/// itself.
 #[derive(Debug)]
 pub struct Router {
     pub(crate) program: Program,
@@ -86,8 +88,9 @@ impl Router {
     /// Loads the program with empty tables. It forwards for no interface yet.
     pub fn new(options: &Options) -> Result<Router, Error> {
         // A trie's map has elements of many lines.
-        let elements =
-            |shape: Shape, lines: u32| (shape.root_lines() + lines as usize).div_ceil(ELEMENT_LINES);
+        let elements = |shape: Shape, lines: u32| {
+            (shape.root_lines() + lines as usize).div_ceil(ELEMENT_LINES)
+        };
         let (four, six) = (
             elements(Shape::V4, options.nodes4),
             elements(Shape::V6, options.nodes6),
@@ -113,14 +116,21 @@ impl Router {
         })?;
         let mapped = |table: &'static str, words: usize| -> Result<BpfArray, Error> {
             let map = program.map(table)?;
-            BpfArray::new(map.as_fd(), words).map_err(|source| Error::Memory { table, words, source })
+            BpfArray::new(map.as_fd(), words).map_err(|source| Error::Memory {
+                table,
+                words,
+                source,
+            })
         };
         let trie = |table, shape, elements: usize| -> Result<Trie, Error> {
             let lines = elements * ELEMENT_LINES;
             let words = Words::Kernel(mapped(table, lines * LINE)?);
             Ok(Trie::new(words, shape, lines))
         };
-        let (four, six) = (trie("trie4", Shape::V4, four)?, trie("trie6", Shape::V6, six)?);
+        let (four, six) = (
+            trie("trie4", Shape::V4, four)?,
+            trie("trie6", Shape::V6, six)?,
+        );
         let entries = |size: usize| options.paths as usize * size / 4;
         let paths = Paths::new(
             mapped("paths", entries(size_of::<Path>()))?,
@@ -170,7 +180,8 @@ impl Router {
             interfaces: &self.interfaces,
             at_tc: self.at_tc,
         };
-        // A neighbour that is gone, and a link that is down, first: they are what the routes below lead to.
+        // A neighbour that is gone, and a link that is down, first: they are what the routes below
+        // lead to.
         if kinds.any(Kinds::LINKS) {
             self.paths.redraw(&view, |_| true);
         } else if kinds.any(Kinds::NEIGHBOURS) {
@@ -208,7 +219,8 @@ impl Router {
         self.settle()
     }
 
-    /// As [`update`](Self::update), when an interface of ours came or went: everything may have changed.
+    /// As [`update`](Self::update), when an interface of ours came or went: everything may have
+    /// changed.
     pub(crate) fn update_all(&mut self) -> Result<(), Error> {
         let snapshot = self.snapshot.clone();
         self.update(snapshot, Kinds::LINKS)
@@ -220,7 +232,8 @@ impl Router {
         self.settle()
     }
 
-    /// How the kernel chooses among several next hops: `fib_multipath_hash_policy` of IPv4 and IPv6.
+    /// How the kernel chooses among several next hops: `fib_multipath_hash_policy` of IPv4 and
+    /// IPv6.
     pub fn set_hash_policies(&mut self, policies: [u8; 2]) -> Result<(), Error> {
         let by_ports = |policy| match policy {
             0 => Some(false),
@@ -231,9 +244,10 @@ impl Router {
         self.settle()
     }
 
-    /// Says of a device whether it takes redirected frames; those for one that does not are sent at tc, or left to the kernel where the
-    /// program runs in XDP only. `None` is of a kernel that cannot say (before Linux 6.3): a driver that runs the program takes
-    /// frames, all others do not.
+    /// Says of a device whether it takes redirected frames; those for one that does not are sent at
+    /// tc, or left to the kernel where the program runs in XDP only. `None` is of a kernel that
+    /// cannot say (before Linux 6.3): a driver that runs the program takes frames, all others do
+    /// not.
     pub fn set_sends(&mut self, device: u32, sends: Option<bool>) -> Result<(), Error> {
         let sends = sends.unwrap_or(self.mode_of(device) == Some(Mode::Native));
         self.change(device, |interface| {
@@ -241,7 +255,8 @@ impl Router {
         })
     }
 
-    /// Says of a device whether packets can be handed to its other end at once, and that one's MAC address.
+    /// Says of a device whether packets can be handed to its other end at once, and that one's MAC
+    /// address.
     pub fn set_peer(&mut self, device: u32, peer: Option<Mac>) -> Result<(), Error> {
         self.change(device, |interface| {
             std::mem::replace(&mut interface.peer, peer) != peer
@@ -249,7 +264,11 @@ impl Router {
     }
 
     /// Changes how the interfaces of a device are sent by.
-    fn change(&mut self, device: u32, change: impl Fn(&mut Interface) -> bool) -> Result<(), Error> {
+    fn change(
+        &mut self,
+        device: u32,
+        change: impl Fn(&mut Interface) -> bool,
+    ) -> Result<(), Error> {
         let mut changed = false;
         for interface in self.interfaces.values_mut() {
             changed |= interface.device == device && change(interface);
@@ -274,8 +293,8 @@ impl Router {
         Ok(())
     }
 
-    /// Once a second: places that were given up are used again, and the neighbours are told that were used but that the
-    /// kernel has not confirmed lately: it should.
+    /// Once a second: places that were given up are used again, and the neighbours are told that
+    /// were used but that the kernel has not confirmed lately: it should.
     pub fn housekeep(&mut self) -> Vec<(u32, std::net::IpAddr)> {
         self.paths.rest();
         self.fibs.iter_mut().for_each(Fib::rest);
@@ -368,11 +387,15 @@ impl Router {
                 (true, false) => "IPv4 is",
                 _ => "IPv6 is",
             };
-            notes.push(format!("{who} left to the kernel: {hook} sees forwarded packets"));
+            notes.push(format!(
+                "{who} left to the kernel: {hook} sees forwarded packets"
+            ));
         }
         for (family, at) in [("IPv4", 0), ("IPv6", 1)] {
             if let Some(why) = self.why_ask(at) {
-                notes.push(format!("{family} routes are looked up by the kernel: {why}"));
+                notes.push(format!(
+                    "{family} routes are looked up by the kernel: {why}"
+                ));
             }
         }
         let cannot_send = |interface: &&Interface| !interface.sends && !self.at_tc;
@@ -407,7 +430,8 @@ impl Router {
             if let Some(why) = self.trouble_of(&interface.name) {
                 notes.push(format!("{}: {why}", interface.name));
             }
-            let entry = interface.entry(&self.snapshot, self.plans[0].custom, self.run_of(interface));
+            let entry =
+                interface.entry(&self.snapshot, self.plans[0].custom, self.run_of(interface));
             for (flag, family) in [
                 (layout::INTERFACE_FORWARD4, "IPv4"),
                 (layout::INTERFACE_FORWARD6, "IPv6"),
@@ -463,7 +487,8 @@ impl Router {
         let mut entries = BTreeMap::new();
         // Without its tags nobody can tell whose packet it is: left out, it is the kernel's.
         for interface in self.interfaces.values().filter(|one| !self.is_blind(one)) {
-            let entry = interface.entry(&self.snapshot, self.plans[0].custom, self.run_of(interface));
+            let entry =
+                interface.entry(&self.snapshot, self.plans[0].custom, self.run_of(interface));
             let keys = interface.keys(&self.snapshot).into_iter();
             entries.extend(keys.map(|key| (key, entry)));
         }

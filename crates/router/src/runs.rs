@@ -1,7 +1,9 @@
-//! What a node of a trie says, before it is written: the runs of addresses that have one answer, in order. No memory of its own, and
-//! no tree: see [`Trie`](crate::trie::Trie); how runs are written is `node.rs`'s.
+//! What a node of a trie says, before it is written: the runs of addresses that have one answer, in
+//! order. No memory of its own, and no tree: see [`Trie`](crate::trie::Trie); how runs are written
+//! is `node.rs`'s.
 
-/// A prefix that ends within a node: the first of its slots, the bits beyond the node's own, and what it leads to.
+/// A prefix that ends within a node: the first of its slots, the bits beyond the node's own, and
+/// what it leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Own {
     /// Of the node's `1 << width` slots.
@@ -21,7 +23,8 @@ pub struct Run {
     pub entry: u32,
 }
 
-/// The runs of sorted prefixes and children (slot, entry), and for each child what its slot has without it.
+/// The runs of sorted prefixes and children (slot, entry), and for each child what its slot has
+/// without it.
 pub fn runs(prefixes: &[Own], children: &[(u16, u32)], width: u8) -> (Vec<Run>, Vec<u32>) {
     let mut runs = Vec::with_capacity(2 * (prefixes.len() + children.len()) + 1);
     let mut covers = Vec::with_capacity(children.len());
@@ -52,7 +55,8 @@ pub fn runs(prefixes: &[Own], children: &[(u16, u32)], width: u8) -> (Vec<Run>, 
     (runs, covers)
 }
 
-/// For each value of the first bits: the number of the run that it begins in, and that one with all that begin within.
+/// For each value of the first bits: the number of the run that it begins in, and that one with all
+/// that begin within.
 pub fn buckets(runs: &[Run], width: u8, bits: u8) -> impl Iterator<Item = (usize, &[Run])> {
     let slots = 1u32 << (width - bits);
     let mut end = 0;
@@ -98,7 +102,8 @@ mod tests {
         let prefixes = [own(0, 1, 1), own(4, 3, 2), own(4, 4, 1), own(8, 2, 3)];
         let (runs, covers) = runs(&prefixes, &[(5, CHILD), (15, CHILD | 1)], 4);
         let run = |first, entry| Run { first, entry };
-        // 0..8 has 1, within it 4..6 has 2, within that 4 has 1 and 5 a child; 8..12 has 3; the rest is the node's.
+        // 0..8 has 1, within it 4..6 has 2, within that 4 has 1 and 5 a child; 8..12 has 3; the
+        // rest is the node's.
         let expected = [
             run(0, 1),
             run(5, CHILD),

@@ -1,5 +1,5 @@
-//! A router that runs: follows the kernel's tables and firewall, and keeps house. Used by `butterfly forward` and by the
-//! daemon, both on tokio.
+//! A router that runs: follows the kernel's tables and firewall, and keeps house. Used by
+//! `butterfly forward` and by the daemon, both on tokio.
 
 use std::io;
 use std::sync::Arc;
@@ -68,7 +68,9 @@ impl Service {
             second,
             mirror,
         };
-        service.router.update(service.mirror.snapshot(), Kinds::ALL)?;
+        service
+            .router
+            .update(service.mirror.snapshot(), Kinds::ALL)?;
         service.read_settings()?;
         service.read_firewall().await?;
         Ok(service)
@@ -90,8 +92,8 @@ impl Service {
         self.read_devices().await
     }
 
-    /// The first half of [`add`](Self::add), which waits for nothing; packets that would leave by the interface are the
-    /// kernel's until the second, [`read_devices`](Self::read_devices).
+    /// The first half of [`add`](Self::add), which waits for nothing; packets that would leave by
+    /// the interface are the kernel's until the second, [`read_devices`](Self::read_devices).
     pub fn take_over(
         &mut self,
         name: &str,
@@ -102,8 +104,8 @@ impl Service {
         self.router.add(name, attached, mode)
     }
 
-    /// Waits for the next thing that changes, and does what it asks for: [`next`](Self::next), [`take`](Self::take) and
-    /// [`Router::follow`], for who has nothing else to wait for.
+    /// Waits for the next thing that changes, and does what it asks for: [`next`](Self::next),
+    /// [`take`](Self::take) and [`Router::follow`], for who has nothing else to wait for.
     pub async fn step(&mut self, attached: &mut Interfaces) -> Result<bool, Error> {
         let change = self.next().await?;
         let links = change.is_of_links();
@@ -129,8 +131,8 @@ impl Service {
         }
     }
 
-    /// Does what a change asks for; to be waited for to the end. True if the kernel's tables, the firewall or a setting
-    /// changed; false for housekeeping alone.
+    /// Does what a change asks for; to be waited for to the end. True if the kernel's tables, the
+    /// firewall or a setting changed; false for housekeeping alone.
     pub async fn take(&mut self, change: Change) -> Result<bool, Error> {
         match change {
             Change::Kernel(snapshot, kinds) => {
@@ -161,7 +163,8 @@ impl Service {
         self.router.set_firewall(Firewall { hooks })
     }
 
-    /// Which devices take redirected frames: that can change with what happens at the far end of a veth.
+    /// Which devices take redirected frames: that can change with what happens at the far end of a
+    /// veth.
     pub async fn read_devices(&mut self) -> Result<(), Error> {
         let devices: std::collections::BTreeSet<u32> =
             self.router.interfaces().map(|own| own.device).collect();
@@ -178,7 +181,9 @@ impl Service {
             let path = format!("/proc/sys/net/{family}/fib_multipath_hash_policy");
             // Not there: a kernel without multipath.
             let text: io::Result<String> = std::fs::read_to_string(path);
-            text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+            text.ok()
+                .and_then(|text| text.trim().parse().ok())
+                .unwrap_or(0)
         };
         self.router.set_hash_policies([read("ipv4"), read("ipv6")])
     }

@@ -1,4 +1,5 @@
-//! What a route asks for, in the router's terms: the bridge from the kernel's tables to paths. No state.
+//! What a route asks for, in the router's terms: the bridge from the kernel's tables to paths. No
+//! state.
 
 use std::net::IpAddr;
 
@@ -15,7 +16,8 @@ pub enum Spec {
     Drop,
     /// The kernel's lookup decides.
     Ask,
-    /// To the destination itself, a neighbour on this interface; each one that is known has a path of its own.
+    /// To the destination itself, a neighbour on this interface; each one that is known has a path
+    /// of its own.
     OnLink {
         /// The interface.
         ifindex: u32,
@@ -43,8 +45,9 @@ pub struct Via {
 }
 
 impl Spec {
-    /// What the routes of one destination and table ask for: the one of the lowest metric among `sets`, which are in the
-    /// order of type of service and metric. `None` is "throw": go on with the next table.
+    /// What the routes of one destination and table ask for: the one of the lowest metric among
+    /// `sets`, which are in the order of type of service and metric. `None` is "throw": go on with
+    /// the next table.
     pub fn of(sets: &[(u8, &RouteSet)], snapshot: &Snapshot) -> Option<Spec> {
         // A type of service selects among routes of one prefix: more than a destination says.
         if sets.iter().any(|(tos, _)| *tos != 0) {
@@ -105,7 +108,10 @@ impl Spec {
             Spec::OnLink { ifindex, .. } => Some(*ifindex),
             Spec::Via { members, .. } => {
                 let first = members.first()?.ifindex;
-                members.iter().all(|via| via.ifindex == first).then_some(first)
+                members
+                    .iter()
+                    .all(|via| via.ifindex == first)
+                    .then_some(first)
             }
             _ => None,
         }

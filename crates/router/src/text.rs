@@ -1,5 +1,5 @@
-//! What a person is shown: interfaces, routes and neighbours in the words of BSD's tools, as netmap-fwd printed them.
-//! Strings from a snapshot; whoever calls prints them.
+//! What a person is shown: interfaces, routes and neighbours in the words of BSD's tools, as
+//! netmap-fwd printed them. Strings from a snapshot; whoever calls prints them.
 
 use std::fmt::Write;
 
@@ -16,7 +16,12 @@ pub fn interface(link: &Link, snapshot: &Snapshot) -> String {
         .filter(|(on, _)| *on)
         .map(|(_, name)| *name)
         .collect();
-    let mut text = format!("{}: flags=<{}> mtu {}\n", link.name, flags.join(","), link.mtu);
+    let mut text = format!(
+        "{}: flags=<{}> mtu {}\n",
+        link.name,
+        flags.join(","),
+        link.mtu
+    );
     if let Some(mac) = link.mac {
         let _ = writeln!(text, "       ether {mac}");
     }
@@ -25,13 +30,18 @@ pub fn interface(link: &Link, snapshot: &Snapshot) -> String {
         let _ = writeln!(text, "       vlan {} parent {parent}", vlan.id);
     }
     for address in snapshot.addresses_of(link.index) {
-        let word = if address.ip.is_ipv4() { "inet" } else { "inet6" };
+        let word = if address.ip.is_ipv4() {
+            "inet"
+        } else {
+            "inet6"
+        };
         let _ = writeln!(text, "       {word} {}/{}", address.ip, address.prefix_len);
     }
     text
 }
 
-/// The routes of the main table and those of one's own that rules name: destination, gateway, flags, interface.
+/// The routes of the main table and those of one's own that rules name: destination, gateway,
+/// flags, interface.
 pub fn routes(snapshot: &Snapshot) -> String {
     let mut text = String::from("Routing tables\n");
     for (title, v4) in [("Internet", true), ("Internet6", false)] {
@@ -72,7 +82,10 @@ fn route_lines(text: &mut String, key: &RouteKey, route: &Route, snapshot: &Snap
         let gateway = hop.gateway.map(|ip| ip.to_string()).unwrap_or_default();
         let flags = flags(key, route, hop);
         let netif = name_of(hop.ifindex, snapshot);
-        let line = format!("{:<26} {gateway:<26} {flags:<8} {netif}", key.dst.to_string());
+        let line = format!(
+            "{:<26} {gateway:<26} {flags:<8} {netif}",
+            key.dst.to_string()
+        );
         let _ = writeln!(text, "{}", line.trim_end());
     }
 }
@@ -107,7 +120,11 @@ pub fn neighbours(snapshot: &Snapshot) -> String {
             .mac
             .map_or_else(|| "(incomplete)".to_owned(), |mac| mac.to_string());
         let netif = name_of(*ifindex, snapshot);
-        let _ = writeln!(text, "? ({ip}) at {mac} on {netif} {}", neighbour.state_name());
+        let _ = writeln!(
+            text,
+            "? ({ip}) at {mac} on {netif} {}",
+            neighbour.state_name()
+        );
     }
     text
 }

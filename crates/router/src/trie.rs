@@ -1,14 +1,17 @@
-//! A trie of 32-bit words that a program reads while we change it. Holds no routes: only which value each prefix has.
+//! A trie of 32-bit words that a program reads while we change it. Holds no routes: only which
+//! value each prefix has.
 //!
-//! The root is an array over the first `root_bits` bits. Below, a node covers `width` bits more, and is the sorted runs of
-//! addresses that have one answer, few of them in each line or under each entry of an index (`node.rs`; DXR does much the
-//! same for IPv4: Zec, Rizzo and Mikuc, 2012). What a lookup costs is reads that miss the caches, some 150 ns each where a million
-//! routes are used at random: IPv4 has one, IPv6 one in a node of a usual site; the roots, of 256 KiB, stay near.
+//! The root is an array over the first `root_bits` bits. Below, a node covers `width` bits more,
+//! and is the sorted runs of addresses that have one answer, few of them in each line or under each
+//! entry of an index (`node.rs`; DXR does much the same for IPv4: Zec, Rizzo and Mikuc, 2012). What
+//! a lookup costs is reads that miss the caches, some 150 ns each where a million routes are used
+//! at random: IPv4 has one, IPv6 one in a node of a usual site; the roots, of 256 KiB, stay near.
 //!
-//! A node says only what the prefixes that end in it say; its head has what its slot has without them. So a change of a
-//! short prefix changes a node's heads, a store each, and one of a prefix in a node writes that node anew, into another
-//! block, to which one store leads. Every word leads from one right answer to the next, and nothing wrong is ever
-//! to be read. Changes of nodes are collected until [`Trie::flush`]: a flood of routes writes each node once a flush.
+//! A node says only what the prefixes that end in it say; its head has what its slot has without
+//! them. So a change of a short prefix changes a node's heads, a store each, and one of a prefix in
+//! a node writes that node anew, into another block, to which one store leads. Every word leads
+//! from one right answer to the next, and nothing wrong is ever to be read. Changes of nodes are
+//! collected until [`Trie::flush`]: a flood of routes writes each node once a flush.
 
 mod tree;
 mod words;
@@ -61,7 +64,8 @@ pub struct Trie {
 }
 
 impl Trie {
-    /// An empty trie in `lines` lines of 64 bytes, the root's among them, over words that are all zero.
+    /// An empty trie in `lines` lines of 64 bytes, the root's among them, over words that are all
+    /// zero.
     pub fn new(words: Words, shape: Shape, lines: usize) -> Self {
         assert!(
             lines >= shape.root_lines() && lines * LINE == words.all().len(),
@@ -98,15 +102,16 @@ impl Trie {
         let id = self.tree.reach(bits, len);
         let own = self.tree.own(bits, len, value);
         let prefixes = &mut self.tree.node(id).prefixes;
-        if let Ok(at) = prefixes.binary_search_by_key(&(own.first, own.len), |other| (other.first, other.len))
+        if let Ok(at) =
+            prefixes.binary_search_by_key(&(own.first, own.len), |other| (other.first, other.len))
         {
             prefixes[at] = own;
         }
         self.tree.mark(id);
     }
 
-    /// Removes a prefix; its addresses get what the next shorter one has, which the caller knows: 0 and length 0 if
-    /// there is none.
+    /// Removes a prefix; its addresses get what the next shorter one has, which the caller knows: 0
+    /// and length 0 if there is none.
     pub fn remove(&mut self, bits: u128, len: u8, value: u32, owner: u8) {
         if len <= self.shape.root_bits {
             return self.paint(bits, len, |had| had == len, value, owner);
@@ -132,8 +137,8 @@ impl Trie {
         }
     }
 
-    /// Writes the nodes that have changed. If there is no room, those that are not written go on as they were, until it is
-    /// called again with better success.
+    /// Writes the nodes that have changed. If there is no room, those that are not written go on as
+    /// they were, until it is called again with better success.
     pub fn flush(&mut self) -> Result<(), Full> {
         let mut dirty = self.tree.take_dirty();
         while let Some(id) = dirty.pop() {
@@ -164,8 +169,8 @@ impl Trie {
         if entry == 0 { best } else { entry }
     }
 
-    /// To be called now and then, when every reader has left: blocks that were given up before the last call are used
-    /// again.
+    /// To be called now and then, when every reader has left: blocks that were given up before the
+    /// last call are used again.
     pub fn rest(&mut self) {
         self.blocks.rest();
     }
@@ -232,7 +237,8 @@ impl Trie {
         };
         for at in layout.heads() {
             let at = block.line as usize * LINE + at;
-            self.words.write(at, node::with_value(self.words.read(at), value));
+            self.words
+                .write(at, node::with_value(self.words.read(at), value));
         }
     }
 

@@ -1,5 +1,5 @@
-//! What there is to see of routes and neighbours: the kernel's, and what the program's tables make of each. Plain data for
-//! whoever prints it or sends it on.
+//! What there is to see of routes and neighbours: the kernel's, and what the program's tables make
+//! of each. Plain data for whoever prints it or sends it on.
 
 use std::net::IpAddr;
 use std::ops::Bound;
@@ -95,7 +95,11 @@ impl Router {
             routes: Vec::new(),
             next: None,
         };
-        let some = self.snapshot.routes.range((from, Bound::Unbounded)).take(PAGE);
+        let some = self
+            .snapshot
+            .routes
+            .range((from, Bound::Unbounded))
+            .take(PAGE);
         for (looked, (key, set)) in some.enumerate() {
             page.next = (looked + 1 == PAGE).then_some(*key);
             if selection.takes(key) {
@@ -130,7 +134,10 @@ impl Router {
 
     /// All routes of one key.
     pub fn views(&self, key: &RouteKey, set: &RouteSet) -> Vec<RouteView> {
-        set.routes.iter().map(|route| self.view(key, route)).collect()
+        set.routes
+            .iter()
+            .map(|route| self.view(key, route))
+            .collect()
     }
 
     /// A route, whether it is still there or not.
@@ -141,7 +148,8 @@ impl Router {
         let fast = treatment == Treatment::Fast;
         let macs: Vec<Option<Mac>> = path.map_or(Vec::new(), |path| {
             let hops = self.paths.hops(path);
-            hops.map(|hop| hop.map(|hop| Mac(hop.destination))).collect()
+            hops.map(|hop| hop.map(|hop| Mac(hop.destination)))
+                .collect()
         });
         let hop = |(index, hop): (usize, Hop)| {
             let mac = macs.get(index).copied().flatten().filter(|_| fast);
@@ -231,7 +239,8 @@ impl Router {
             Spec::Pass(reason) => kernel(*reason),
             Spec::Drop => Treatment::Drop,
             Spec::Ask => Treatment::Lookup(
-                "it asks for more than the destination, or has more next hops than the table takes".into(),
+                "it asks for more than the destination, or has more next hops than the table takes"
+                    .into(),
             ),
             Spec::OnLink { ifindex, .. } if self.leaves_by(*ifindex) => Treatment::Fast,
             Spec::OnLink { .. } => kernel(Counter::Elsewhere),

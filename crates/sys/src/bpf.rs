@@ -1,8 +1,9 @@
-//! What of bpf(2) has no safe face in a library: a program on an interface by a bpf_link, in XDP in a chosen mode or at tc
-//! ingress.
+//! What of bpf(2) has no safe face in a library: a program on an interface by a bpf_link, in XDP in
+//! a chosen mode or at tc ingress.
 //!
-//! libbpf's own call for XDP chooses the mode itself, and its netlink way leaves the program there when the process dies; the
-//! binding has no call for tc's. Used by the crate `xdp`, which loads the programs.
+//! libbpf's own call for XDP chooses the mode itself, and its netlink way leaves the program there
+//! when the process dies; the binding has no call for tc's. Used by the crate `xdp`, which loads
+//! the programs.
 
 use std::io::Error;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -21,10 +22,12 @@ pub enum XdpMode {
 pub struct Link(OwnedFd);
 
 impl Link {
-    /// Attaches an XDP program to an interface of the caller's network namespace (BPF_LINK_CREATE, since Linux 5.9).
+    /// Attaches an XDP program to an interface of the caller's network namespace (BPF_LINK_CREATE,
+    /// since Linux 5.9).
     ///
     /// # Errors
-    /// EBUSY or EEXIST: there is a program; ENODEV: no such interface; EOPNOTSUPP, EINVAL and others: the driver refuses.
+    /// EBUSY or EEXIST: there is a program; ENODEV: no such interface; EOPNOTSUPP, EINVAL and
+    /// others: the driver refuses.
     pub fn xdp(program: BorrowedFd<'_>, ifindex: u32, mode: XdpMode) -> Result<Self, Error> {
         let flags = match mode {
             XdpMode::Native => FLAG_NATIVE,
@@ -33,8 +36,8 @@ impl Link {
         Self::create(program, ifindex, ATTACH_XDP, flags)
     }
 
-    /// Attaches a program to tc ingress of an interface of the caller's network namespace, behind those that are there (tcx, since
-    /// Linux 6.6).
+    /// Attaches a program to tc ingress of an interface of the caller's network namespace, behind
+    /// those that are there (tcx, since Linux 6.6).
     ///
     /// # Errors
     /// EINVAL: an older kernel; ENODEV: no such interface; ERANGE: 64 programs are there.
@@ -42,7 +45,12 @@ impl Link {
         Self::create(program, ifindex, ATTACH_TCX_INGRESS, 0)
     }
 
-    fn create(program: BorrowedFd<'_>, ifindex: u32, attach_type: u32, flags: u32) -> Result<Self, Error> {
+    fn create(
+        program: BorrowedFd<'_>,
+        ifindex: u32,
+        attach_type: u32,
+        flags: u32,
+    ) -> Result<Self, Error> {
         let attributes = LinkCreate {
             program: program.as_raw_fd() as u32,
             target_ifindex: ifindex,
@@ -79,8 +87,8 @@ pub enum TcSide {
     Egress,
 }
 
-/// How many programs are at tc of an interface of the caller's network namespace (BPF_PROG_QUERY); none on a kernel without tcx (before
-/// Linux 6.6). Filters of qdiscs are not among them.
+/// How many programs are at tc of an interface of the caller's network namespace (BPF_PROG_QUERY);
+/// none on a kernel without tcx (before Linux 6.6). Filters of qdiscs are not among them.
 ///
 /// # Errors
 /// ENODEV: no such interface; EPERM: the caller lacks CAP_NET_ADMIN.
@@ -112,13 +120,14 @@ pub fn tc_programs(ifindex: u32, side: TcSide) -> Result<u32, Error> {
     }
 }
 
-/// Returns when no run of any XDP program that had begun before the call still goes on (MEMBARRIER_CMD_GLOBAL, which waits for
-/// an RCU grace period; programs run within one).
+/// Returns when no run of any XDP program that had begun before the call still goes on
+/// (MEMBARRIER_CMD_GLOBAL, which waits for an RCU grace period; programs run within one).
 pub fn wait_for_programs() {
     // SAFETY: a system call that takes three numbers and touches no memory of ours.
     let done = unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_GLOBAL, 0, 0) };
     if done != 0 {
-        // Refused by kernels that leave processors without ticks (nohz_full). A program runs for microseconds.
+        // Refused by kernels that leave processors without ticks (nohz_full). A program runs for
+        // microseconds.
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
 }
@@ -175,8 +184,8 @@ impl Attributes for LinkCreate {}
 impl Attributes for LinkUpdate {}
 
 fn bpf<A: Attributes>(command: libc::c_long, attributes: &A) -> Result<i32, Error> {
-    // SAFETY: the kernel reads `size_of::<A>()` bytes, which `attributes` has; they hold no pointer (`Attributes`), so
-    // that it touches no other memory of ours.
+    // SAFETY: the kernel reads `size_of::<A>()` bytes, which `attributes` has; they hold no pointer
+    // (`Attributes`), so that it touches no other memory of ours.
     let result = unsafe {
         libc::syscall(
             libc::SYS_bpf,

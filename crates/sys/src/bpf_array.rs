@@ -1,8 +1,9 @@
-//! A memory-mapped BPF array (BPF_F_MMAPABLE) as 32-bit words: tables that a program reads and we write without a system
-//! call. Used by the router's tries, paths and hops, and for what programs find without a search.
+//! A memory-mapped BPF array (BPF_F_MMAPABLE) as 32-bit words: tables that a program reads and we
+//! write without a system call. Used by the router's tries, paths and hops, and for what programs
+//! find without a search.
 //!
-//! A word changes as a whole, for the program too; what is longer than a word is written before a word points to it,
-//! or has a word that says whether it is there ([`put`]).
+//! A word changes as a whole, for the program too; what is longer than a word is written before a
+//! word points to it, or has a word that says whether it is there ([`put`]).
 
 use std::io::{Error, ErrorKind};
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -27,7 +28,8 @@ impl BpfArray {
     /// Maps the first `words` words of a BPF array, as its values lie one behind the other.
     ///
     /// # Errors
-    /// EINVAL: the descriptor is no BPF map, the map is shorter, or was made without BPF_F_MMAPABLE.
+    /// EINVAL: the descriptor is no BPF map, the map is shorter, or was made without
+    /// BPF_F_MMAPABLE.
     pub fn new(map: BorrowedFd<'_>, words: usize) -> Result<Self, Error> {
         if !is_bpf_map(map) || words == 0 {
             return Err(ErrorKind::InvalidInput.into());
@@ -50,9 +52,10 @@ impl BpfArray {
 
     /// All of it.
     pub fn words(&self) -> &[AtomicU32] {
-        // SAFETY: the kernel mapped that many words (it refuses what is longer than the map) at a page's start, so they
-        // are aligned; a BPF map never shrinks (`is_bpf_map`), so they stay; zeroed memory is a valid AtomicU32; and others
-        // who write, programs and processes, are what atomics are for. They live until drop, which `&self` outlasts.
+        // SAFETY: the kernel mapped that many words (it refuses what is longer than the map) at a
+        // page's start, so they are aligned; a BPF map never shrinks (`is_bpf_map`), so they stay;
+        // zeroed memory is a valid AtomicU32; and others who write, programs and processes, are
+        // what atomics are for. They live until drop, which `&self` outlasts.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.words) }
     }
 }
@@ -60,13 +63,18 @@ impl BpfArray {
 impl Drop for BpfArray {
     fn drop(&mut self) {
         // SAFETY: this mapping is ours alone, and no reference into it outlives `self`.
-        let done = unsafe { munmap(self.base.as_ptr().cast(), self.words * size_of::<AtomicU32>()) };
+        let done = unsafe {
+            munmap(
+                self.base.as_ptr().cast(),
+                self.words * size_of::<AtomicU32>(),
+            )
+        };
         debug_assert!(done.is_ok(), "a mapping of ours can be unmapped: {done:?}");
     }
 }
 
-/// Writes an entry that is longer than a word, of which the word at `mark` says that it is somebody's unless it is 0: that one
-/// last when the entry comes, and first when it goes.
+/// Writes an entry that is longer than a word, of which the word at `mark` says that it is
+/// somebody's unless it is 0: that one last when the entry comes, and first when it goes.
 pub fn put(place: &[AtomicU32], words: &[u32], mark: usize) {
     if words[mark] == 0 {
         place[mark].store(0, Ordering::Release);

@@ -1,7 +1,9 @@
-//! A program that others have named runs with as little as can be: as nobody where we are root, without capabilities, without
-//! the means to get any (`no_new_privs`, prctl(2)), and within limits of its own (setrlimit(2)).
+//! A program that others have named runs with as little as can be: as nobody where we are root,
+//! without capabilities, without the means to get any (`no_new_privs`, prctl(2)), and within limits
+//! of its own (setrlimit(2)).
 //!
-//! It is here because what a child does between fork and exec is unsafe: only calls that take no lock and no memory.
+//! It is here because what a child does between fork and exec is unsafe: only calls that take no
+//! lock and no memory.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -25,7 +27,8 @@ pub struct Limits {
     pub processes: u64,
 }
 
-/// Has `command` run confined, in a process group of its own. Where we are not root it runs as our own user.
+/// Has `command` run confined, in a process group of its own. Where we are not root it runs as our
+/// own user.
 pub fn confine(command: &mut Command, limits: Limits) {
     if rustix::process::geteuid().is_root() {
         // The standard library takes the other groups away too.
@@ -40,8 +43,9 @@ pub fn confine(command: &mut Command, limits: Limits) {
         (libc::RLIMIT_NPROC, limits.processes),
         (libc::RLIMIT_CORE, 0),
     ];
-    // SAFETY: the closure runs in the child between fork and exec; it makes system calls with valid arguments and
-    // allocates nothing. It comes after the change of user, so that it needs no privilege and leaves none.
+    // SAFETY: the closure runs in the child between fork and exec; it makes system calls with valid
+    // arguments and allocates nothing. It comes after the change of user, so that it needs no
+    // privilege and leaves none.
     unsafe {
         command.pre_exec(move || {
             for (resource, limit) in limits {
@@ -51,7 +55,8 @@ pub fn confine(command: &mut Command, limits: Limits) {
                 };
                 check(libc::setrlimit(resource, &limit))?;
             }
-            // What is ambient would outlive exec (capabilities(7)); the rest does not for who is not root.
+            // What is ambient would outlive exec (capabilities(7)); the rest does not for who is
+            // not root.
             check(libc::prctl(
                 libc::PR_CAP_AMBIENT,
                 libc::PR_CAP_AMBIENT_CLEAR_ALL as libc::c_ulong,

@@ -1,14 +1,16 @@
 //! The processor's cycle counter: how long a step of a batch takes, measured from inside.
 //!
-//! Reading it costs some 20 cycles and no system call, so a worker can afford it a few times a batch. The
-//! unit is the counter's (on x86-64 the TSC, which runs at one constant rate whatever the core's clock is);
-//! what reads it compares steps and divides by frames, and never takes it for the time of day.
+//! Reading it costs some 20 cycles and no system call, so a worker can afford it a few times a
+//! batch. The unit is the counter's (on x86-64 the TSC, which runs at one constant rate whatever
+//! the core's clock is); what reads it compares steps and divides by frames, and never takes it for
+//! the time of day.
 
 /// The counter now. Only differences on one core mean something.
 #[inline(always)]
 pub fn now() -> u64 {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: RDTSC reads a register; it is part of the baseline and no operating system that we run on forbids it.
+    // SAFETY: RDTSC reads a register; it is part of the baseline and no operating system that we
+    // run on forbids it.
     unsafe {
         std::arch::x86_64::_rdtsc()
     }

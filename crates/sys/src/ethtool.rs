@@ -41,8 +41,8 @@ const SET_TX_CHECKSUM: u32 = 0x17;
 /// ETH_FLAG_RXVLAN.
 const RX_VLAN: u32 = 1 << 8;
 
-/// How many queues the interface receives from now, in the network namespace of the calling thread. `None`: its driver does not
-/// say, or there is none of this name.
+/// How many queues the interface receives from now, in the network namespace of the calling thread.
+/// `None`: its driver does not say, or there is none of this name.
 pub fn receive_queues(interface: &str) -> Option<u32> {
     let mut channels = Channels {
         cmd: GET_CHANNELS,
@@ -53,7 +53,8 @@ pub fn receive_queues(interface: &str) -> Option<u32> {
     Some(channels.rx + channels.combined).filter(|count| *count > 0)
 }
 
-/// The name of an interface's driver, in the network namespace of the calling thread. `None`: it does not say.
+/// The name of an interface's driver, in the network namespace of the calling thread. `None`: it
+/// does not say.
 pub fn driver(interface: &str) -> Option<String> {
     let mut driver = Driver {
         cmd: GET_DRIVER,
@@ -77,12 +78,14 @@ pub fn vouches_for_checksums(interface: &str) -> Option<bool> {
     Some(on.data != 0)
 }
 
-/// The NIC takes VLAN tags out of what it receives, so that an XDP program does not see them. `None`: its driver does not say.
+/// The NIC takes VLAN tags out of what it receives, so that an XDP program does not see them.
+/// `None`: its driver does not say.
 pub fn strips_vlan_tags(interface: &str) -> Option<bool> {
     Some(flags(interface)? & RX_VLAN != 0)
 }
 
-/// Has the NIC take VLAN tags out of what it receives, or leave them in. `None`: its driver does not let us.
+/// Has the NIC take VLAN tags out of what it receives, or leave them in. `None`: its driver does
+/// not let us.
 pub fn strip_vlan_tags(interface: &str, strip: bool) -> Option<()> {
     let others = flags(interface)? & !RX_VLAN;
     let mut wanted = Value {
@@ -103,8 +106,9 @@ fn flags(interface: &str) -> Option<u32> {
     Some(flags.data)
 }
 
-/// Has the kernel compute the checksums of all that goes out of an interface, and segment it, instead of leaving both to the
-/// device: a program that takes frames from a veth sees them as they are. `None`: its driver does not let us.
+/// Has the kernel compute the checksums of all that goes out of an interface, and segment it,
+/// instead of leaving both to the device: a program that takes frames from a veth sees them as they
+/// are. `None`: its driver does not let us.
 pub fn compute_checksums(interface: &str) -> Option<()> {
     let mut off = Value {
         cmd: SET_TX_CHECKSUM,
@@ -117,7 +121,13 @@ pub fn compute_checksums(interface: &str) -> Option<()> {
 /// # Safety
 /// `what` is valid for reads and writes of the struct of its command.
 unsafe fn ask(interface: &str, what: *mut libc::c_char) -> Option<()> {
-    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None).ok()?;
+    let socket = socket_with(
+        AddressFamily::INET,
+        SocketType::DGRAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .ok()?;
     if interface.len() >= libc::IFNAMSIZ {
         return None;
     }
@@ -127,7 +137,8 @@ unsafe fn ask(interface: &str, what: *mut libc::c_char) -> Option<()> {
         *to = from as libc::c_char;
     }
     request.ifr_ifru.ifru_data = what;
-    // SAFETY: the request is complete, its name ends with a zero, and its data is what the caller vouches for.
+    // SAFETY: the request is complete, its name ends with a zero, and its data is what the caller
+    // vouches for.
     let done = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut request) };
     (done == 0).then_some(())
 }

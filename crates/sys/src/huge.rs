@@ -1,7 +1,8 @@
-//! Large tables, zeroed and in huge pages: a lookup at random then misses the cache alone and not the TLB besides.
+//! Large tables, zeroed and in huge pages: a lookup at random then misses the cache alone and not
+//! the TLB besides.
 //!
-//! Not a `Box`: for what is aligned to a cache line the allocator gives zeroes by writing them, and would commit all of a
-//! table that is meant to grow into its maximum.
+//! Not a `Box`: for what is aligned to a cache line the allocator gives zeroes by writing them, and
+//! would commit all of a table that is meant to grow into its maximum.
 
 use std::ops::Deref;
 
@@ -10,7 +11,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 const PAGE: usize = 2 << 20;
 
-/// A slice of zeroed memory that the kernel commits as it comes into use, in huge pages where it has them.
+/// A slice of zeroed memory that the kernel commits as it comes into use, in huge pages where it
+/// has them.
 pub struct Zeroed<T> {
     /// Valid for `len` of `T` while this lives.
     start: *const T,
@@ -54,7 +56,8 @@ impl<T: Zeroable> Zeroed<T> {
         };
         let start = mapping.wrapping_byte_add(skip);
         if spare > 0 {
-            // SAFETY: advice about our own new mapping. Where there are no huge pages nothing changes.
+            // SAFETY: advice about our own new mapping. Where there are no huge pages nothing
+            // changes.
             let _ = unsafe { rustix::mm::madvise(start, bytes, Advice::LinuxHugepage) };
         }
         Zeroed {
@@ -71,8 +74,9 @@ impl<T> Deref for Zeroed<T> {
 
     #[inline(always)]
     fn deref(&self) -> &[T] {
-        // SAFETY: `start` is aligned to a page and valid for `len` of `T`, which were zeroed, as `T` may be
-        // (`Zeroable` in `new`); the lifetime is that of the borrow, and nobody has a mutable one.
+        // SAFETY: `start` is aligned to a page and valid for `len` of `T`, which were zeroed, as
+        // `T` may be (`Zeroable` in `new`); the lifetime is that of the borrow, and nobody has a
+        // mutable one.
         unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 }
@@ -95,7 +99,11 @@ mod tests {
         for len in [0, 1, 1000, (PAGE / 8) + 1] {
             let table: Zeroed<AtomicU64> = Zeroed::new(len);
             assert_eq!(table.len(), len);
-            assert!(table.iter().all(|cell| cell.swap(7, Ordering::Relaxed) == 0));
+            assert!(
+                table
+                    .iter()
+                    .all(|cell| cell.swap(7, Ordering::Relaxed) == 0)
+            );
             assert!(len * 8 < PAGE || table.as_ptr().addr().is_multiple_of(PAGE));
         }
     }

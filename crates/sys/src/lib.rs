@@ -8,9 +8,11 @@
 //! - [`bpf`]: an XDP program on an interface by a bpf_link; [`bpf_array`]: an array map, mapped.
 //! - [`poll`]: epoll and eventfd, as a worker sleeps on them.
 //! - [`confine`]: a child process without rights; [`trim_memory`]: freed memory back to the system.
-//! - [`ethtool`]: a NIC's offloads. [`huge`]: zeroed memory in huge pages. [`cycles`]: the cycle counter.
+//! - [`ethtool`]: a NIC's offloads. [`huge`]: zeroed memory in huge pages. [`cycles`]: the cycle
+//!   counter.
 //!
-//! With `io`, which holds what touches guest memory and frames, this is all `unsafe` of the project.
+//! With `io`, which holds what touches guest memory and frames, this is all `unsafe` of the
+//! project.
 
 mod allocator;
 pub mod bpf;

@@ -1,9 +1,10 @@
 //! Sleeping until something happens: epoll, and a bell that other threads ring.
 //!
-//! A worker that has found nothing to do for a while arms its ports, and waits here for a kick of a guest, a
-//! TAP device that became readable, its own [`Doorbell`] or a timer. The vhost-user server's thread waits the
-//! same way for its sockets. All but kicks is level-triggered: a descriptor that is still readable is reported
-//! again by the next wait, so nothing is lost when a caller leaves work undone. Kicks are edges: see [`Poller::add_edges`].
+//! A worker that has found nothing to do for a while arms its ports, and waits here for a kick of a
+//! guest, a TAP device that became readable, its own [`Doorbell`] or a timer. The vhost-user
+//! server's thread waits the same way for its sockets. All but kicks is level-triggered: a
+//! descriptor that is still readable is reported again by the next wait, so nothing is lost when a
+//! caller leaves work undone. Kicks are edges: see [`Poller::add_edges`].
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -20,8 +21,9 @@ const EVENTS: usize = 64;
 
 /// A set of descriptors to wait on, each with a token that the caller chose.
 ///
-/// A descriptor that is closed leaves the set by itself only when no duplicate of it is open elsewhere (the
-/// eventfds of a guest are open in its VMM as well): call [`Poller::remove`] before it is closed.
+/// A descriptor that is closed leaves the set by itself only when no duplicate of it is open
+/// elsewhere (the eventfds of a guest are open in its VMM as well): call [`Poller::remove`] before
+/// it is closed.
 pub struct Poller {
     epoll: OwnedFd,
     /// What the last wait found.
@@ -64,11 +66,16 @@ impl Poller {
         self.add_for(fd, token, Interest::Read.flags())
     }
 
-    /// The same for an eventfd whose counter nobody reads: it is reported once for all that was written to it since the last
-    /// wait, and when it is added with something in it. So to answer it takes no system call, and whoever waits has to
-    /// look for work itself before it waits again.
+    /// The same for an eventfd whose counter nobody reads: it is reported once for all that was
+    /// written to it since the last wait, and when it is added with something in it. So to answer
+    /// it takes no system call, and whoever waits has to look for work itself before it waits
+    /// again.
     pub fn add_edges(&self, eventfd: BorrowedFd<'_>, token: u64) -> io::Result<()> {
-        self.add_for(eventfd, token, epoll::EventFlags::IN | epoll::EventFlags::ET)
+        self.add_for(
+            eventfd,
+            token,
+            epoll::EventFlags::IN | epoll::EventFlags::ET,
+        )
     }
 
     fn add_for(&self, fd: BorrowedFd<'_>, token: u64, flags: epoll::EventFlags) -> io::Result<()> {
@@ -81,7 +88,12 @@ impl Poller {
     }
 
     /// Changes what a descriptor of the set is waited for.
-    pub fn set_interest(&self, fd: BorrowedFd<'_>, token: u64, interest: Interest) -> io::Result<()> {
+    pub fn set_interest(
+        &self,
+        fd: BorrowedFd<'_>,
+        token: u64,
+        interest: Interest,
+    ) -> io::Result<()> {
         Ok(epoll::modify(
             &self.epoll,
             fd,
@@ -98,10 +110,13 @@ impl Poller {
         }
     }
 
-    /// Waits until a descriptor is ready or `timeout` has passed (`None`: for ever; zero: only looks), and
-    /// returns the tokens of what is ready. Empty after a timeout or a signal. The timeout's resolution is
-    /// one millisecond, rounded up.
-    pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<impl Iterator<Item = u64> + '_> {
+    /// Waits until a descriptor is ready or `timeout` has passed (`None`: for ever; zero: only
+    /// looks), and returns the tokens of what is ready. Empty after a timeout or a signal. The
+    /// timeout's resolution is one millisecond, rounded up.
+    pub fn wait(
+        &mut self,
+        timeout: Option<Duration>,
+    ) -> io::Result<impl Iterator<Item = u64> + '_> {
         let timeout = timeout.map(|t| Timespec {
             tv_sec: i64::try_from(t.as_secs())
                 .unwrap_or(i64::MAX)
@@ -111,7 +126,9 @@ impl Poller {
         let mut events = [MaybeUninit::uninit(); EVENTS];
         self.ready.clear();
         match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
-            Ok((events, _)) => self.ready.extend(events.iter().map(|event| event.data.u64())),
+            Ok((events, _)) => self
+                .ready
+                .extend(events.iter().map(|event| event.data.u64())),
             Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
@@ -121,8 +138,9 @@ impl Poller {
 
 /// Wakes a thread that waits on a [`Poller`]. Cloned for everybody who may ring it.
 ///
-/// Ringing a bell that nobody has answered yet costs one atomic operation and no system call. What a ringer
-/// wrote before [`ring`](Doorbell::ring) is visible to the owner after [`clear`](Doorbell::clear).
+/// Ringing a bell that nobody has answered yet costs one atomic operation and no system call. What
+/// a ringer wrote before [`ring`](Doorbell::ring) is visible to the owner after
+/// [`clear`](Doorbell::clear).
 #[derive(Clone)]
 pub struct Doorbell {
     bell: Arc<Bell>,
@@ -146,12 +164,15 @@ impl Doorbell {
         })
     }
 
-    /// Makes the bell's descriptor readable. To be called after the work that it announces is in its queue.
+    /// Makes the bell's descriptor readable. To be called after the work that it announces is in
+    /// its queue.
     pub fn ring(&self) {
-        // AcqRel on both swaps: whoever finds `rung` set leaves the waking to the ringer before it, and the
-        // owner's swap in `clear` reads this one, so the owner sees the work when it looks next.
+        // AcqRel on both swaps: whoever finds `rung` set leaves the waking to the ringer before it,
+        // and the owner's swap in `clear` reads this one, so the owner sees the work when it looks
+        // next.
         if !self.bell.rung.swap(true, Ordering::AcqRel) {
-            // A nonblocking eventfd refuses only when its counter is at the maximum: then it is readable.
+            // A nonblocking eventfd refuses only when its counter is at the maximum: then it is
+            // readable.
             let _ = rustix::io::write(&self.bell.eventfd, &1u64.to_ne_bytes());
         }
     }
@@ -161,12 +182,13 @@ impl Doorbell {
         self.bell.rung.load(Ordering::Relaxed)
     }
 
-    /// Silences the bell; true if it was rung. The owner calls it when [`is_rung`](Doorbell::is_rung) says so
-    /// and whenever a [`Poller`] reported the bell, in both cases *before* it looks into its queues, so that
-    /// what comes in after the look rings again.
+    /// Silences the bell; true if it was rung. The owner calls it when
+    /// [`is_rung`](Doorbell::is_rung) says so and whenever a [`Poller`] reported the bell, in both
+    /// cases *before* it looks into its queues, so that what comes in after the look rings again.
     pub fn clear(&self) -> bool {
-        // The descriptor is read even when `rung` is false: a ringer that was between its swap and its write
-        // during the clear before this one has made the descriptor readable since, for nothing.
+        // The descriptor is read even when `rung` is false: a ringer that was between its swap and
+        // its write during the clear before this one has made the descriptor readable since, for
+        // nothing.
         let mut count = [0u8; 8];
         let _ = rustix::io::read(&self.bell.eventfd, &mut count);
         self.bell.rung.swap(false, Ordering::AcqRel)
@@ -198,7 +220,11 @@ mod tests {
         bell.ring();
         bell.clone().ring();
         assert_eq!(ready(&mut poller), [7]);
-        assert_eq!(ready(&mut poller), [7], "level-triggered: reported until cleared");
+        assert_eq!(
+            ready(&mut poller),
+            [7],
+            "level-triggered: reported until cleared"
+        );
         assert!(bell.clear());
         assert_eq!(ready(&mut poller), []);
         assert!(!bell.clear());
@@ -241,9 +267,13 @@ mod tests {
         let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
         poller.add(near.as_fd(), 1).unwrap();
         assert_eq!(ready(&mut poller), []);
-        poller.set_interest(near.as_fd(), 1, Interest::Write).unwrap();
+        poller
+            .set_interest(near.as_fd(), 1, Interest::Write)
+            .unwrap();
         assert_eq!(ready(&mut poller), [1]);
-        poller.set_interest(near.as_fd(), 1, Interest::Neither).unwrap();
+        poller
+            .set_interest(near.as_fd(), 1, Interest::Neither)
+            .unwrap();
         assert_eq!(ready(&mut poller), []);
         drop(far);
         assert_eq!(

@@ -1,4 +1,5 @@
-//! Rows of benchmarks by sockets: streams, datagrams and round trips over one way, by several who take it over in turn, in one run.
+//! Rows of benchmarks by sockets: streams, datagrams and round trips over one way, by several who
+//! take it over in turn, in one run.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -48,8 +49,9 @@ const ROWS: [Row; 4] = [
 /// One who forwards: sets himself up, has a round measured, and takes himself away.
 pub type Turn<'a> = &'a mut (dyn FnMut(&mut (dyn FnMut() + Send)) + 'a);
 
-/// All rows by all of `turns`, each with his name; a round before the first finds nothing warm and does not count. The ratios are
-/// those of the last to each of the others, as `sockets_ROW_to_NAME`.
+/// All rows by all of `turns`, each with his name; a round before the first finds nothing warm and
+/// does not count. The ratios are those of the last to each of the others, as
+/// `sockets_ROW_to_NAME`.
 pub fn measure(
     results: &mut Results,
     rounds: usize,

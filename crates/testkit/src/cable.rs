@@ -1,8 +1,10 @@
-//! A cable of packets that are not frames yet: the far end of a TAP device that takes and gives checksums that are only begun and
-//! segments that are not cut (GSO), as the kernel's own sockets and guests send them.
+//! A cable of packets that are not frames yet: the far end of a TAP device that takes and gives
+//! checksums that are only begun and segments that are not cut (GSO), as the kernel's own sockets
+//! and guests send them.
 //!
-//! What is written has gone all its way when the write returns, so that what comes of it can be read at once. [`packets`] makes of
-//! what came the packets that it stands for, so that two ways are compared by what a wire would have had to carry.
+//! What is written has gone all its way when the write returns, so that what comes of it can be
+//! read at once. [`packets`] makes of what came the packets that it stands for, so that two ways
+//! are compared by what a wire would have had to carry.
 
 use io::frame::Batch;
 use io::port::Port;
@@ -24,7 +26,8 @@ pub struct Cable {
 }
 
 impl Cable {
-    /// Makes a TAP interface with this name and MAC in the caller's network namespace, and brings it up.
+    /// Makes a TAP interface with this name and MAC in the caller's network namespace, and brings
+    /// it up.
     pub fn new(name: &str, mac: Mac) -> Result<Cable> {
         let options = TapOptions {
             name: name.to_owned(),
@@ -49,10 +52,16 @@ impl Cable {
         sent.map_err(|e| format!("the interface takes no frame: {e:?}"))
     }
 
-    /// All that the interface has sent, but for what the kernel asks of neighbours on its own account.
+    /// All that the interface has sent, but for what the kernel asks of neighbours on its own
+    /// account.
     pub fn receive(&mut self) -> Result<Vec<Undone>> {
         let mut came = Vec::new();
-        while self.port.receive(&mut self.batch).map_err(|e| e.to_string())? > 0 {
+        while self
+            .port
+            .receive(&mut self.batch)
+            .map_err(|e| e.to_string())?
+            > 0
+        {
             for (index, frame) in self.batch.frames().iter().enumerate() {
                 came.push((self.batch.to_bytes(index), frame.offload));
             }
@@ -107,8 +116,8 @@ fn cut(tagged: &[u8], offload: &Offload) -> Result<Vec<Vec<u8>>> {
     }
     let offload = &offload;
     let head = &frame[..frame.len().min(HEADER_MAX)];
-    let segments =
-        Segments::new(head, frame.len(), offload).map_err(|e| format!("segments of {offload:?}: {e:?}"))?;
+    let segments = Segments::new(head, frame.len(), offload)
+        .map_err(|e| format!("segments of {offload:?}: {e:?}"))?;
     let one = |index| {
         let payload = &frame[segments.payload(index)];
         let mut packet = vec![0; segments.header_len()];
@@ -121,7 +130,8 @@ fn cut(tagged: &[u8], offload: &Offload) -> Result<Vec<Vec<u8>>> {
     Ok((0..segments.count()).map(one).collect())
 }
 
-/// ARP, and of ICMPv6 what neighbours, routers and multicast listeners say, with any number of VLAN tags in front.
+/// ARP, and of ICMPv6 what neighbours, routers and multicast listeners say, with any number of VLAN
+/// tags in front.
 pub fn is_chatter(frame: &[u8]) -> bool {
     let ethertype = |at: usize| {
         frame

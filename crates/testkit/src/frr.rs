@@ -1,4 +1,5 @@
-//! FRR, a routing daemon that others' networks run (`tools/setup.sh soak` installs Debian's): a speaker of BGP in a namespace.
+//! FRR, a routing daemon that others' networks run (`tools/setup.sh soak` installs Debian's): a
+//! speaker of BGP in a namespace.
 
 use std::path::Path;
 use std::time::Duration;
@@ -27,8 +28,14 @@ pub struct Speaker {
 }
 
 impl Speaker {
-    /// Starts one in a namespace. `more` is what it says beside the session, within `router bgp` and behind it.
-    pub fn start(namespace: &Namespace, own: Party<'_>, other: Party<'_>, more: &str) -> Result<Self> {
+    /// Starts one in a namespace. `more` is what it says beside the session, within `router bgp`
+    /// and behind it.
+    pub fn start(
+        namespace: &Namespace,
+        own: Party<'_>,
+        other: Party<'_>,
+        more: &str,
+    ) -> Result<Self> {
         let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
         let zebra = start(namespace, "zebra", dir.path(), "")?;
         let socket = dir.path().join("zserv.api");
@@ -59,7 +66,10 @@ impl Speaker {
 
 /// One of the daemons. They give up root's rights, so the folder is theirs.
 fn start(namespace: &Namespace, daemon: &str, dir: &Path, settings: &str) -> Result<Process> {
-    let (dir, config) = (dir.display().to_string(), dir.join(format!("{daemon}.conf")));
+    let (dir, config) = (
+        dir.display().to_string(),
+        dir.join(format!("{daemon}.conf")),
+    );
     std::fs::write(&config, settings).map_err(|e| format!("{}: {e}", config.display()))?;
     process::run(&["chown", "-R", "frr:frr", &dir])?;
     let command = format!(

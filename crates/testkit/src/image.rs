@@ -1,4 +1,5 @@
-//! What guests boot (`tools/guest-image.sh` makes it under `target/guest`), and with which accelerator.
+//! What guests boot (`tools/guest-image.sh` makes it under `target/guest`), and with which
+//! accelerator.
 
 use crate::qemu::{Guest, Machine};
 use crate::{Result, process};
@@ -33,7 +34,8 @@ impl Image {
         // `make check` promises that none boots.
         if std::env::var_os("BUTTERFLY_NO_GUESTS").is_some() {
             return Err(
-                "this test boots a guest: name its program under `guests` in tests/Cargo.toml".to_owned(),
+                "this test boots a guest: name its program under `guests` in tests/Cargo.toml"
+                    .to_owned(),
             );
         }
         let root = repository();
@@ -59,7 +61,8 @@ impl Image {
         Ok(image)
     }
 
-    /// On some machines `/dev/kvm` opens and a stock kernel hangs under it: only a guest that really boots is proof.
+    /// On some machines `/dev/kvm` opens and a stock kernel hangs under it: only a guest that
+    /// really boots is proof.
     fn boots_with_kvm(&self) -> bool {
         if std::fs::File::options()
             .read(true)

@@ -1,10 +1,11 @@
-//! What the tests are made with: QEMU guests, network namespaces, guarded programs, and the guest's side of a
-//! virtqueue for what no real guest does.
+//! What the tests are made with: QEMU guests, network namespaces, guarded programs, and the guest's
+//! side of a virtqueue for what no real guest does.
 //!
-//! Theory of operation. A test talks to real parts: the daemon, the command line, and guests that are real kernels.
-//! Everything started here has a guard that ends it when it is dropped, by process id, and a second line of defence
-//! in the kernel ([`process`]). Nothing is waited for by sleeping a guessed time: [`wait_for`] looks for an event until
-//! a deadline and then fails with what it was waiting for; whoever calls it adds the dump that explains.
+//! Theory of operation. A test talks to real parts: the daemon, the command line, and guests that
+//! are real kernels. Everything started here has a guard that ends it when it is dropped, by
+//! process id, and a second line of defence in the kernel ([`process`]). Nothing is waited for by
+//! sleeping a guessed time: [`wait_for`] looks for an event until a deadline and then fails with
+//! what it was waiting for; whoever calls it adds the dump that explains.
 
 pub mod beside;
 pub mod cable;
@@ -24,14 +25,20 @@ use std::time::{Duration, Instant};
 /// A failure is a sentence (and its dump) for the person who reads the test's output.
 pub type Result<T> = std::result::Result<T, String>;
 
-/// How long what comes at once on a quiet machine may take on a busy one: only who waits in vain waits for so long.
+/// How long what comes at once on a quiet machine may take on a busy one: only who waits in vain
+/// waits for so long.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How often [`wait_for`] looks.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Calls `look` until it gives something, at most for `timeout`. An error of `look` ends the wait at once.
-pub fn wait_for<T>(what: &str, timeout: Duration, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+/// Calls `look` until it gives something, at most for `timeout`. An error of `look` ends the wait
+/// at once.
+pub fn wait_for<T>(
+    what: &str,
+    timeout: Duration,
+    mut look: impl FnMut() -> Result<Option<T>>,
+) -> Result<T> {
     let deadline = Instant::now() + timeout;
     loop {
         if let Some(found) = look()? {

@@ -1,7 +1,7 @@
 //! Network namespaces, as containers would be: a TAP NIC is moved into one and speaks from there.
 //!
-//! A namespace is held by a sleeping process and has no name: when the process goes, the namespace goes, and the
-//! devices in it. Nothing can be left behind.
+//! A namespace is held by a sleeping process and has no name: when the process goes, the namespace
+//! goes, and the devices in it. Nothing can be left behind.
 
 use crate::process::{self, Process};
 use crate::{PATIENCE, Result, wait_for};
@@ -40,14 +40,21 @@ impl Namespace {
         self.holder.pid()
     }
 
-    /// Moves a device of ours into it, as `eth0`, with these addresses (with their prefix lengths), and up.
+    /// Moves a device of ours into it, as `eth0`, with these addresses (with their prefix lengths),
+    /// and up.
     pub fn adopt(&self, device: &str, mac: &str, addresses: &[&str]) -> Result<()> {
         process::run(&["sh", "-c", &self.take(device)])?;
         self.dress(mac, addresses)
     }
 
     /// The same with a device of another namespace.
-    pub fn adopt_from(&self, other: &Namespace, device: &str, mac: &str, addresses: &[&str]) -> Result<()> {
+    pub fn adopt_from(
+        &self,
+        other: &Namespace,
+        device: &str,
+        mac: &str,
+        addresses: &[&str],
+    ) -> Result<()> {
         other.ok(&self.take(device))?;
         self.dress(mac, addresses)
     }
@@ -89,7 +96,8 @@ impl Namespace {
         )
     }
 
-    /// Runs something of ours in it, on a thread that has moved there: sockets, programs attached to its interfaces.
+    /// Runs something of ours in it, on a thread that has moved there: sockets, programs attached
+    /// to its interfaces.
     pub fn inside<T: Send>(&self, what: impl FnOnce() -> T + Send) -> Result<T> {
         let path = format!("/proc/{}/ns/net", self.pid());
         let space = std::fs::File::open(&path).map_err(|e| format!("cannot open {path}: {e}"))?;
@@ -109,7 +117,10 @@ impl Namespace {
     /// The index of one of its interfaces.
     pub fn ifindex(&self, device: &str) -> Result<u32> {
         let line = self.ok(&format!("ip -o link show {device}"))?;
-        let index = line.split(':').next().and_then(|index| index.trim().parse().ok());
+        let index = line
+            .split(':')
+            .next()
+            .and_then(|index| index.trim().parse().ok());
         index.ok_or_else(|| format!("ip said {line}"))
     }
 

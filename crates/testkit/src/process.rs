@@ -1,9 +1,10 @@
-//! Programs that tests start: each is killed by its own process id when its guard goes, whatever happens.
+//! Programs that tests start: each is killed by its own process id when its guard goes, whatever
+//! happens.
 //!
-//! A guard that is never dropped (a test binary killed by a time limit) must not leave programs behind either, so
-//! each is started through `setpriv --pdeathsig KILL`. The kernel sends that signal when the *thread* that started
-//! the program ends, and trials run in threads that come and go; hence one thread that lives as long as we do
-//! starts them all.
+//! A guard that is never dropped (a test binary killed by a time limit) must not leave programs
+//! behind either, so each is started through `setpriv --pdeathsig KILL`. The kernel sends that
+//! signal when the *thread* that started the program ends, and trials run in threads that come and
+//! go; hence one thread that lives as long as we do starts them all.
 
 use crate::{Result, wait_for};
 use std::fs::File;

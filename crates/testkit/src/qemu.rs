@@ -1,8 +1,8 @@
 //! QEMU guests: real kernels with virtio-net, and an agent inside that runs commands for the test.
 //!
-//! A guest boots the image of [`crate::image`] in about two seconds without KVM. Its console goes to a log file (and to
-//! a socket to log in at); its second serial line carries the agent's protocol. One thread reads that line and wakes
-//! whoever waits.
+//! A guest boots the image of [`crate::image`] in about two seconds without KVM. Its console goes
+//! to a log file (and to a socket to log in at); its second serial line carries the agent's
+//! protocol. One thread reads that line and wakes whoever waits.
 
 mod agent;
 mod initramfs;
@@ -120,18 +120,23 @@ impl Guest {
 
     /// What it printed on its console.
     pub fn console(&self) -> String {
-        String::from_utf8_lossy(&std::fs::read(self.dir.path().join("console.log")).unwrap_or_default())
-            .into_owned()
+        String::from_utf8_lossy(
+            &std::fs::read(self.dir.path().join("console.log")).unwrap_or_default(),
+        )
+        .into_owned()
     }
 
-    /// Says a command to QEMU's monitor, and gives what it answered. An answer that begins with "Error" is a failure.
+    /// Says a command to QEMU's monitor, and gives what it answered. An answer that begins with
+    /// "Error" is a failure.
     pub fn monitor(&self, command: &str) -> Result<String> {
         const PROMPT: &str = "(qemu) ";
-        let fail = |e: std::io::Error| format!("{}: QEMU's monitor at `{command}`: {e}", self.name());
+        let fail =
+            |e: std::io::Error| format!("{}: QEMU's monitor at `{command}`: {e}", self.name());
         let mut line = UnixStream::connect(self.dir.path().join("monitor")).map_err(fail)?;
         line.set_read_timeout(Some(Duration::from_secs(20)))
             .map_err(fail)?;
-        line.write_all(format!("{command}\n").as_bytes()).map_err(fail)?;
+        line.write_all(format!("{command}\n").as_bytes())
+            .map_err(fail)?;
         // Greeting, prompt, the command as it is typed, the answer, prompt.
         let mut said = Vec::new();
         while String::from_utf8_lossy(&said).matches(PROMPT).count() < 2 {
@@ -144,7 +149,10 @@ impl Guest {
         }
         let said = String::from_utf8_lossy(&said);
         let answer = said.split(PROMPT).nth(1).unwrap_or_default();
-        let answer = answer.split_once('\n').map_or("", |(_, answer)| answer).trim();
+        let answer = answer
+            .split_once('\n')
+            .map_or("", |(_, answer)| answer)
+            .trim();
         if answer.starts_with("Error") {
             return Err(format!(
                 "{}: QEMU's monitor at `{command}`: {answer}",
@@ -188,7 +196,8 @@ impl Guest {
         Ok(job)
     }
 
-    /// Starts a server in the guest and waits until it says that it listens. It ends at [`Guest::quiet`].
+    /// Starts a server in the guest and waits until it says that it listens. It ends at
+    /// [`Guest::quiet`].
     pub fn serve(&self, program: &str) -> Result<()> {
         let log = format!("/tmp/serve-{}", self.agent.next_id());
         self.ok(&format!(

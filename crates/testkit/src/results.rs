@@ -36,16 +36,33 @@ impl Results {
     }
 
     /// Takes down the samples of a row, one at least, and gives their median.
-    pub fn add(&mut self, what: &str, who: &'static str, unit: &'static str, samples: Vec<f64>) -> f64 {
+    pub fn add(
+        &mut self,
+        what: &str,
+        who: &'static str,
+        unit: &'static str,
+        samples: Vec<f64>,
+    ) -> f64 {
         let row = Row::new(what, who, unit, samples, |row| {
             format!("±{:.0}%", row.half_spread())
         });
-        println!("{what:<28} {who:<12} {:>9.1} {unit} {}", row.median(), row.behind);
+        println!(
+            "{what:<28} {who:<12} {:>9.1} {unit} {}",
+            row.median(),
+            row.behind
+        );
         self.take(row)
     }
 
-    /// The same where the samples are of many things, one of each: how many they are, the least and the most, in place of a spread.
-    pub fn add_many(&mut self, what: &str, who: &'static str, unit: &'static str, samples: Vec<f64>) -> f64 {
+    /// The same where the samples are of many things, one of each: how many they are, the least and
+    /// the most, in place of a spread.
+    pub fn add_many(
+        &mut self,
+        what: &str,
+        who: &'static str,
+        unit: &'static str,
+        samples: Vec<f64>,
+    ) -> f64 {
         let row = Row::new(what, who, unit, samples, |row| {
             let (least, most) = row.range();
             format!("{least:.0} to {most:.0}, of {}", row.samples.len())
@@ -65,8 +82,9 @@ impl Results {
         self.ratios.push((name.to_owned(), value));
     }
 
-    /// How many times `under` goes into `over`, for the last line: the median of the quotients of samples that were taken one after the
-    /// other, so that what the machine did to one it did to the other.
+    /// How many times `under` goes into `over`, for the last line: the median of the quotients of
+    /// samples that were taken one after the other, so that what the machine did to one it did to
+    /// the other.
     pub fn ratio_by_round(&mut self, name: &str, over: &[f64], under: &[f64]) {
         let quotients = over.iter().zip(under).map(|(over, under)| over / under);
         let row = Row::new(name, "", "times", quotients.collect(), |row| {

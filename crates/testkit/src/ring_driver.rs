@@ -1,9 +1,10 @@
 //! A guest that is a few rings in a memfd: the driver's side of a virtio-net queue pair.
 //!
-//! Lighter than any real driver, and able to do what none does: chains of any shape, buffers that cross
-//! regions, rings that lie. [`Guest::port`] gives the device's side for a worker in this process; for a session
-//! over vhost-user, [`Guest::regions`] and the queues hold all that a VMM sends. All memory that nobody wrote
-//! holds [`CANARY`], so that a comparison of the whole shows a byte written where none belongs.
+//! Lighter than any real driver, and able to do what none does: chains of any shape, buffers that
+//! cross regions, rings that lie. [`Guest::port`] gives the device's side for a worker in this
+//! process; for a session over vhost-user, [`Guest::regions`] and the queues hold all that a VMM
+//! sends. All memory that nobody wrote holds [`CANARY`], so that a comparison of the whole shows a
+//! byte written where none belongs.
 
 mod packed;
 pub mod queue;
@@ -39,7 +40,8 @@ const GAP: usize = 64;
 /// How a chain is cut into descriptors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shape {
-    /// Lengths in bytes. When a frame is sent the last one takes what is left, and those beyond its end are left out.
+    /// Lengths in bytes. When a frame is sent the last one takes what is left, and those beyond its
+    /// end are left out.
     pub parts: Vec<usize>,
     /// The first part that is in an indirect table; none when all are descriptors of the ring.
     pub indirect_from: Option<usize>,
@@ -81,10 +83,11 @@ pub struct GuestOptions {
     pub receive_shape: Shape,
     /// Chains to receive in, at most; less when the ring or the memory is smaller.
     pub receive_chains: usize,
-    /// Where the indices of both rings begin; packed rings at that slot, counted in laps from the first on.
+    /// Where the indices of both rings begin; packed rings at that slot, counted in laps from the
+    /// first on.
     pub start_index: u16,
-    /// Where the memory begins, from [`GUEST_BASE`] and from [`USER_BASE`]: several queue pairs of one guest are
-    /// several of these, with memory in several places.
+    /// Where the memory begins, from [`GUEST_BASE`] and from [`USER_BASE`]: several queue pairs of
+    /// one guest are several of these, with memory in several places.
     pub place: u64,
 }
 
@@ -146,7 +149,8 @@ impl Guest {
         let base = GUEST_BASE + options.place;
         let own = GuestMemory::new(vec![region(&memfd, &options, 0, options.memory_len)])
             .expect("the guest's own view");
-        let view = GuestView::new(&Arc::new(own), base, options.memory_len).expect("all of the memory");
+        let view =
+            GuestView::new(&Arc::new(own), base, options.memory_len).expect("all of the memory");
         view.fill(0, options.memory_len, CANARY);
         let (size, start) = (options.queue_size, options.start_index);
         let negotiated = options.features;
@@ -179,7 +183,8 @@ impl Guest {
     /// What [`port`](Guest::port) is made of, to change some of it.
     pub fn port_parts(&self) -> PortParts {
         let memory = Arc::new(GuestMemory::new(self.regions()).expect("the guest's memory"));
-        let queue = |queue: &Queue| DeviceQueue::new(self.setup(queue, &memory)).expect("the guest's ring");
+        let queue =
+            |queue: &Queue| DeviceQueue::new(self.setup(queue, &memory)).expect("the guest's ring");
         PortParts {
             features: self.options.features,
             receiveq: Some(queue(&self.receiveq)),
@@ -234,7 +239,8 @@ impl Guest {
         }
     }
 
-    /// Queues a frame; [`Queue::publish`] of `transmitq` shows it to the device. False when there is no room.
+    /// Queues a frame; [`Queue::publish`] of `transmitq` shows it to the device. False when there
+    /// is no room.
     pub fn send(&mut self, frame: &[u8], offload: Offload, shape: &Shape) -> bool {
         let header = virtio_net::encode(&offload, 0, 0);
         let mut bytes = header[..self.header_len()].to_vec();
@@ -309,7 +315,10 @@ impl Guest {
             let chains = usize::from(u16::from_le_bytes([header[10], header[11]]));
             assert!(chains >= 1, "num_buffers is 0");
             for _ in 1..chains {
-                bytes.extend(self.take_chain().expect("the next buffer of a merged frame"));
+                bytes.extend(
+                    self.take_chain()
+                        .expect("the next buffer of a merged frame"),
+                );
             }
             let offload = virtio_net::decode(&header).expect("a virtio-net header");
             frames.push(Received {
@@ -333,7 +342,11 @@ impl Guest {
     pub fn refill_some(&mut self, count: usize) {
         for _ in 0..count.min(self.idle.len()) {
             let Some(parts) = self.idle.pop() else { break };
-            let direct = self.options.receive_shape.indirect_from.unwrap_or(parts.len());
+            let direct = self
+                .options
+                .receive_shape
+                .indirect_from
+                .unwrap_or(parts.len());
             let table = parts[0].0 - GAP - 16 * parts.len();
             if !self.receiveq.offer(&parts, WRITE, direct, table) {
                 self.idle.push(parts);
@@ -360,7 +373,9 @@ impl Guest {
         let lens = self.options.receive_shape.parts.clone();
         let stride = 16 + 16 * lens.len() + lens.iter().map(|len| len + GAP).sum::<usize>() + GAP;
         let mut at = self.transmit_end + GAP;
-        while self.idle.len() < self.options.receive_chains && at + stride <= self.options.memory_len {
+        while self.idle.len() < self.options.receive_chains
+            && at + stride <= self.options.memory_len
+        {
             let mut next = at.next_multiple_of(16) + 16 * lens.len() + GAP;
             let mut parts = Vec::new();
             for &len in &lens {

@@ -1,5 +1,5 @@
-//! A host in the east, a router, a host in the west: three namespaces with the kernel's stack, and veths between them.
-//! The kernel forwards; whoever is tested takes that over.
+//! A host in the east, a router, a host in the west: three namespaces with the kernel's stack, and
+//! veths between them. The kernel forwards; whoever is tested takes that over.
 
 use sys::bpf::{TcSide, tc_programs};
 
@@ -10,8 +10,8 @@ use crate::{PATIENCE, Result, wait_for};
 /// The west's addresses, which the east reaches by the router.
 pub const WEST: [&str; 2] = ["10.2.0.2", "2001:db8:2::2"];
 
-/// `east` has 10.1.0.2 and 2001:db8:1::2, `west` 10.2.0.2 and 2001:db8:2::2, each on its `eth0`; the router has .1 of
-/// both networks, on `east0` and `west0`.
+/// `east` has 10.1.0.2 and 2001:db8:1::2, `west` 10.2.0.2 and 2001:db8:2::2, each on its `eth0`;
+/// the router has .1 of both networks, on `east0` and `west0`.
 #[derive(Debug)]
 pub struct RoutedHosts {
     /// Who asks.
@@ -32,8 +32,9 @@ impl RoutedHosts {
         Ok(hosts)
     }
 
-    /// The same with the router's interfaces named so, and all offloads as the kernel sets them: what the hosts' sockets send comes with
-    /// checksums that are begun, in segments that are not cut.
+    /// The same with the router's interfaces named so, and all offloads as the kernel sets them:
+    /// what the hosts' sockets send comes with checksums that are begun, in segments that are not
+    /// cut.
     pub fn with_default_offloads(east: &str, west: &str) -> Result<RoutedHosts> {
         let hosts = RoutedHosts::unwired()?;
         hosts.cable(east, &hosts.east, 1)?;
@@ -54,20 +55,25 @@ impl RoutedHosts {
         Ok(hosts)
     }
 
-    /// Waits for an answer from the west in each family: until neighbours are known the kernel loses packets.
+    /// Waits for an answer from the west in each family: until neighbours are known the kernel
+    /// loses packets.
     pub fn first_answers(&self) -> Result<()> {
         WEST.iter().try_for_each(|address| {
             wait_for("a first answer", PATIENCE, || {
-                let answered = self.east.succeeds(&format!("ping -q -c 1 -W 1 {address}"))?;
+                let answered = self
+                    .east
+                    .succeeds(&format!("ping -q -c 1 -W 1 {address}"))?;
                 Ok(answered.then_some(()))
             })
         })
     }
 
-    /// Makes an interface of the router's, and the host's `eth0` at its other end, which takes frames that XDP sends.
+    /// Makes an interface of the router's, and the host's `eth0` at its other end, which takes
+    /// frames that XDP sends.
     pub fn wire(&self, name: &str, host: &Namespace, n: u8) -> Result<()> {
         self.cable(name, host, n)?;
-        // GRO: a veth without it, or a program, takes no frames that are redirected to its other end.
+        // GRO: a veth without it, or a program, takes no frames that are redirected to its other
+        // end.
         host.ok("ethtool -K eth0 gro on").map(drop)
     }
 
@@ -85,11 +91,13 @@ impl RoutedHosts {
         .map(drop)
     }
 
-    /// Echo requests at 2 ms, in both families, while `meanwhile` happens: all of them are answered.
+    /// Echo requests at 2 ms, in both families, while `meanwhile` happens: all of them are
+    /// answered.
     pub fn pinging(&self, meanwhile: impl FnOnce() -> Result<()>) -> Result<()> {
         let start = |address: &str| -> Result<Process> {
             let command = format!("ping -q -i 0.002 -c 500 {address}");
-            self.east.start(&format!("ping-{}", address.len()), &command)
+            self.east
+                .start(&format!("ping-{}", address.len()), &command)
         };
         let mut pings = [start(WEST[0])?, start(WEST[1])?];
         meanwhile()?;
@@ -104,17 +112,21 @@ impl RoutedHosts {
 
     /// Has the west count the echo requests that reach it: see [`seen`](Self::seen).
     pub fn count_requests(&self) -> Result<()> {
-        let rules = "nft 'add table inet seen; add counter inet seen four; add counter inet seen six;
+        let rules =
+            "nft 'add table inet seen; add counter inet seen four; add counter inet seen six;
             add chain inet seen in { type filter hook input priority 0; };
             add rule inet seen in icmp type echo-request counter name four;
             add rule inet seen in icmpv6 type echo-request counter name six'";
         self.west.ok(rules).map(drop)
     }
 
-    /// Packets and bytes of echo requests to one of [`WEST`]'s addresses that the west's nftables counted.
+    /// Packets and bytes of echo requests to one of [`WEST`]'s addresses that the west's nftables
+    /// counted.
     pub fn seen(&self, address: &str) -> Result<(u64, u64)> {
         let name = if address.contains(':') { "six" } else { "four" };
-        let json = self.west.ok(&format!("nft -j list counter inet seen {name}"))?;
+        let json = self
+            .west
+            .ok(&format!("nft -j list counter inet seen {name}"))?;
         let said: serde_json::Value =
             serde_json::from_str(&json).map_err(|e| format!("nft said {json}: {e}"))?;
         let last = said["nftables"].as_array().and_then(|all| all.last());
@@ -131,7 +143,9 @@ impl RoutedHosts {
     pub fn has_program(&self, interface: &str) -> Result<bool> {
         let in_xdp = self.router.ok(&format!("ip link show {interface}"))?;
         let ifindex = self.router.ifindex(interface)?;
-        let at_tc = self.router.inside(|| tc_programs(ifindex, TcSide::Ingress))?;
+        let at_tc = self
+            .router
+            .inside(|| tc_programs(ifindex, TcSide::Ingress))?;
         Ok(in_xdp.contains("xdp") || at_tc.map_err(|error| error.to_string())? > 0)
     }
 }

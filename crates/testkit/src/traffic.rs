@@ -1,8 +1,10 @@
-//! Traffic of real sockets between namespaces, as programs send it: streams that the kernel joins to large packets (GSO), datagrams,
-//! round trips. Checksums and segments are left to whoever needs them, as the interfaces are set.
+//! Traffic of real sockets between namespaces, as programs send it: streams that the kernel joins
+//! to large packets (GSO), datagrams, round trips. Checksums and segments are left to whoever needs
+//! them, as the interfaces are set.
 //!
-//! A [`Station`] answers in a namespace until it is dropped; the functions are its clients, of another namespace or the
-//! same. Bodies are compared byte for byte. For tests, and for benchmarks: every function says what it measured.
+//! A [`Station`] answers in a namespace until it is dropped; the functions are its clients, of
+//! another namespace or the same. Bodies are compared byte for byte. For tests, and for benchmarks:
+//! every function says what it measured.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -51,8 +53,9 @@ pub struct Station {
 }
 
 impl Station {
-    /// Listens on all addresses of both families. Datagrams are answered from the address that the kernel chooses, which on a host
-    /// with several need not be the one that was asked: see [`on`](Self::on). Its threads end with it.
+    /// Listens on all addresses of both families. Datagrams are answered from the address that the
+    /// kernel chooses, which on a host with several need not be the one that was asked: see
+    /// [`on`](Self::on). Its threads end with it.
     pub fn new(host: &Namespace) -> Result<Station> {
         Self::on(host, &[IpAddr::from([0; 16])])
     }
@@ -82,10 +85,13 @@ impl Station {
         for port in [ECHO, DISCARD] {
             let socket = host.inside(|| UdpSocket::bind((address, port)))?;
             let socket = socket.map_err(|e| format!("a station's port {port}: {e}"))?;
-            socket.set_read_timeout(Some(LOOK)).map_err(|e| e.to_string())?;
+            socket
+                .set_read_timeout(Some(LOOK))
+                .map_err(|e| e.to_string())?;
             let (end, count) = (self.end.clone(), self.datagrams.clone());
-            self.threads
-                .push(std::thread::spawn(move || datagrams(&socket, port, &end, &count)));
+            self.threads.push(std::thread::spawn(move || {
+                datagrams(&socket, port, &end, &count)
+            }));
         }
         Ok(())
     }
@@ -112,7 +118,9 @@ fn accept(listener: &TcpListener, port: u16, end: &AtomicBool) {
                 Ok((stream, _)) => {
                     scope.spawn(move || converse(stream, port, end));
                 }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::sleep(LOOK / 10),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    std::thread::sleep(LOOK / 10)
+                }
                 Err(_) => return,
             }
         }
@@ -234,7 +242,10 @@ fn verdict(mut stream: TcpStream, sent: u64) -> Result<()> {
         .map_err(|e| format!("the verdict of {sent} bytes: {e}"))?;
     let came = u64::from_be_bytes(verdict[..8].try_into().unwrap_or_default());
     if came != sent || verdict[8] != 0 {
-        return Err(format!("{came} of {sent} bytes came, wrong: {}", verdict[8] != 0));
+        return Err(format!(
+            "{came} of {sent} bytes came, wrong: {}",
+            verdict[8] != 0
+        ));
     }
     Ok(())
 }
@@ -272,7 +283,8 @@ pub fn download(from: &Namespace, to: IpAddr, bytes: u64) -> Result<()> {
 pub fn stream_rate(from: &Namespace, to: IpAddr, time: Duration) -> Result<f64> {
     let mut stream = connect(from, (to, UPLOAD).into())?;
     let start = Instant::now();
-    let sent = give(&mut stream, u64::MAX, Some(start + time)).map_err(|e| format!("send to {to}: {e}"))?;
+    let sent = give(&mut stream, u64::MAX, Some(start + time))
+        .map_err(|e| format!("send to {to}: {e}"))?;
     verdict(stream, sent)?;
     Ok(sent as f64 * 8.0 / start.elapsed().as_secs_f64())
 }
@@ -282,7 +294,8 @@ fn udp(from: &Namespace, to: SocketAddr) -> Result<UdpSocket> {
         SocketAddr::V4(_) => [0; 4].into(),
         SocketAddr::V6(_) => [0; 16].into(),
     };
-    let socket = from.inside(|| UdpSocket::bind((any, 0)).and_then(|one| one.connect(to).map(|()| one)))?;
+    let socket =
+        from.inside(|| UdpSocket::bind((any, 0)).and_then(|one| one.connect(to).map(|()| one)))?;
     let socket = socket.map_err(|e| format!("a datagram socket to {to}: {e}"))?;
     socket
         .set_read_timeout(Some(PATIENCE))
@@ -290,7 +303,8 @@ fn udp(from: &Namespace, to: SocketAddr) -> Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Datagrams a second that arrive at a station, of one socket that sends as fast as it can, each of `len` bytes.
+/// Datagrams a second that arrive at a station, of one socket that sends as fast as it can, each of
+/// `len` bytes.
 pub fn datagram_rate(
     from: &Namespace,
     station: &Station,
@@ -320,7 +334,9 @@ pub fn echoes(from: &Namespace, to: IpAddr, lengths: &[usize]) -> Result<()> {
         let mut back = vec![0; 65536];
         let came = socket.recv(&mut back).map_err(failed)?;
         if back[..came] != sent {
-            return Err(format!("of a datagram of {len} bytes to {to} {came} came back"));
+            return Err(format!(
+                "of a datagram of {len} bytes to {to} {came} came back"
+            ));
         }
     }
     Ok(())

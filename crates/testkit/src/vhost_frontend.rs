@@ -1,8 +1,9 @@
 //! A VMM without a machine: the frontend's side of vhost-user, over a real socket.
 //!
-//! With a [`Guest`] it makes a complete guest in the test's own process: the frontend negotiates and hands over memory and
-//! rings in QEMU's order, the guest drives the rings. Everything below [`Frontend::send`] can also be said by
-//! hand, in any order, with any length and any descriptors. Waits are bounded by [`PATIENCE`].
+//! With a [`Guest`] it makes a complete guest in the test's own process: the frontend negotiates
+//! and hands over memory and rings in QEMU's order, the guest drives the rings. Everything below
+//! [`Frontend::send`] can also be said by hand, in any order, with any length and any descriptors.
+//! Waits are bounded by [`PATIENCE`].
 
 use crate::PATIENCE;
 use std::io::{self, ErrorKind, IoSlice, Read};
@@ -77,8 +78,9 @@ impl Frontend {
         })
     }
 
-    /// Takes what the backend offers of `wanted` and of REPLY_ACK, MQ and NET_MTU, in QEMU's order; gives the virtio
-    /// features taken. Without [`features::PROTOCOL_FEATURES`] in `wanted` as an old VMM does.
+    /// Takes what the backend offers of `wanted` and of REPLY_ACK, MQ and NET_MTU, in QEMU's order;
+    /// gives the virtio features taken. Without [`features::PROTOCOL_FEATURES`] in `wanted` as an
+    /// old VMM does.
     pub fn negotiate(&mut self, wanted: u64) -> io::Result<u64> {
         let taken = self.get(GET_FEATURES)? & wanted;
         if taken & features::PROTOCOL_FEATURES != 0 {
@@ -95,8 +97,8 @@ impl Frontend {
         Ok(taken)
     }
 
-    /// Hands over the guest's memory and starts both rings, where the guest's driver is in them; `bases` is what
-    /// SET_VRING_BASE says of the ring to receive from and the one to transmit on.
+    /// Hands over the guest's memory and starts both rings, where the guest's driver is in them;
+    /// `bases` is what SET_VRING_BASE says of the ring to receive from and the one to transmit on.
     pub fn start(&mut self, guest: &Guest, bases: [u16; 2]) -> io::Result<()> {
         self.set_memory(guest)?;
         for (index, queue) in [&guest.receiveq, &guest.transmitq].into_iter().enumerate() {
@@ -105,8 +107,13 @@ impl Frontend {
         self.enable(2)
     }
 
-    /// The same for a guest of any other kind: its memory, the ring it receives from, the one it transmits on.
-    pub fn start_with(&mut self, memory: &[RegionSpec], rings: [RingSpec<'_>; 2]) -> io::Result<()> {
+    /// The same for a guest of any other kind: its memory, the ring it receives from, the one it
+    /// transmits on.
+    pub fn start_with(
+        &mut self,
+        memory: &[RegionSpec],
+        rings: [RingSpec<'_>; 2],
+    ) -> io::Result<()> {
         self.memory_table(memory)?;
         for (index, ring) in rings.into_iter().enumerate() {
             self.ring_table(index as u32, ring, 0)?;
@@ -114,12 +121,14 @@ impl Frontend {
         self.enable(2)
     }
 
-    /// As [`start`](Frontend::start) from the beginning of the rings, for a guest of several queue pairs, each of them
-    /// a [`Guest`] in a place of its own.
+    /// As [`start`](Frontend::start) from the beginning of the rings, for a guest of several queue
+    /// pairs, each of them a [`Guest`] in a place of its own.
     pub fn start_pairs(&mut self, pairs: &[Guest]) -> io::Result<()> {
         let memory: Vec<RegionSpec> = pairs.iter().flat_map(Guest::regions).collect();
         self.memory_table(&memory)?;
-        let rings = pairs.iter().flat_map(|pair| [&pair.receiveq, &pair.transmitq]);
+        let rings = pairs
+            .iter()
+            .flat_map(|pair| [&pair.receiveq, &pair.transmitq]);
         for (index, queue) in rings.enumerate() {
             self.start_ring(index as u32, queue, 0)?;
         }
@@ -157,7 +166,8 @@ impl Frontend {
         self.call(SET_MEM_TABLE, &payload, &fds)
     }
 
-    /// Describes a ring and starts it; it may still have to be enabled. Of a packed ring `base` is what the driver knows.
+    /// Describes a ring and starts it; it may still have to be enabled. Of a packed ring `base` is
+    /// what the driver knows.
     pub fn start_ring(&mut self, index: u32, queue: &Queue, base: u16) -> io::Result<()> {
         let base = match queue.is_packed() {
             true => queue.base(),
@@ -286,7 +296,8 @@ impl Frontend {
         Ok(payload)
     }
 
-    /// Takes all protocol features that are offered, which [`negotiate`](Frontend::negotiate) does not.
+    /// Takes all protocol features that are offered, which [`negotiate`](Frontend::negotiate) does
+    /// not.
     pub fn take_everything(&mut self) -> io::Result<()> {
         let offered = self.get(GET_PROTOCOL_FEATURES)?;
         self.set(SET_PROTOCOL_FEATURES, offered)?;
@@ -321,7 +332,8 @@ impl Frontend {
         Ok(ours)
     }
 
-    /// Waits until the backend has closed the connection; true if nothing was left to be read before that.
+    /// Waits until the backend has closed the connection; true if nothing was left to be read
+    /// before that.
     pub fn wait_closed(&mut self) -> io::Result<bool> {
         let mut byte = [0; 1];
         match self.socket.read(&mut byte) {

@@ -1,8 +1,10 @@
-//! Brings what is in line with the plan, again and again: joins, leaves, and joins anew what has changed under its ports.
+//! Brings what is in line with the plan, again and again: joins, leaves, and joins anew what has
+//! changed under its ports.
 //!
-//! The caller hands in the kernel's tables whenever they change ([`Engine::reconcile`]), tells of ports that broke
-//! ([`Engine::broke`]), and calls now and then for what nobody tells ([`Engine::look`]). What failed is tried again with each of
-//! these. Nothing here waits but for a queue that the kernel is letting go of.
+//! The caller hands in the kernel's tables whenever they change ([`Engine::reconcile`]), tells of
+//! ports that broke ([`Engine::broke`]), and calls now and then for what nobody tells
+//! ([`Engine::look`]). What failed is tried again with each of these. Nothing here waits but for a
+//! queue that the kernel is letting go of.
 
 mod joining;
 mod reserved;
@@ -68,7 +70,8 @@ pub struct Engine {
     reserved: Reserved,
     /// We, on a TAP device.
     station: Arc<Station>,
-    /// An interface has had one of our addresses, or has been named: from then on we wait for it to return.
+    /// An interface has had one of our addresses, or has been named: from then on we wait for it to
+    /// return.
     found: bool,
     facts: Vec<Fact>,
     homeless: Vec<IpAddr>,
@@ -109,7 +112,8 @@ impl Engine {
             return &self.facts;
         }
         let plan = plan(&self.settings, kernel);
-        self.reserved.follow(plan.endpoints.iter().map(|(ip, _)| *ip));
+        self.reserved
+            .follow(plan.endpoints.iter().map(|(ip, _)| *ip));
         if plan.endpoints != self.endpoints {
             self.endpoints.clone_from(&plan.endpoints);
             self.tell_endpoints();
@@ -120,10 +124,15 @@ impl Engine {
             .filter_map(|wanted| Some((self.number(&wanted.name)?, wanted)))
             .collect();
         self.found |= !plan.uplinks.is_empty();
-        let tap = self.settings.tap.clone().filter(|_| plan.nowhere && !self.found);
+        let tap = self
+            .settings
+            .tap
+            .clone()
+            .filter(|_| plan.nowhere && !self.found);
         let tap = tap.and_then(|name| Some((self.number(&name)?, name)));
-        let is_gone =
-            |number: &u32| !wanted.contains_key(number) && tap.as_ref().is_none_or(|(tap, _)| tap != number);
+        let is_gone = |number: &u32| {
+            !wanted.contains_key(number) && tap.as_ref().is_none_or(|(tap, _)| tap != number)
+        };
         let gone: Vec<u32> = self.active.keys().copied().filter(is_gone).collect();
         for number in gone {
             self.leave(number, "it has none of our addresses any more");
@@ -146,15 +155,17 @@ impl Engine {
         &self.facts
     }
 
-    /// A port has broken, and why: its uplink is joined anew with the next [`reconcile`](Self::reconcile).
+    /// A port has broken, and why: its uplink is joined anew with the next
+    /// [`reconcile`](Self::reconcile).
     pub fn broke(&mut self, number: u32, why: &str) {
         if let Some(active) = self.active.get_mut(&number) {
             active.broken.get_or_insert_with(|| why.to_owned());
         }
     }
 
-    /// Looks at what nobody tells: queues that were added or taken away, another program that is out of the way. True when
-    /// [`reconcile`](Self::reconcile) has something to do. To be called every second or so, on a thread of the network namespace.
+    /// Looks at what nobody tells: queues that were added or taken away, another program that is
+    /// out of the way. True when [`reconcile`](Self::reconcile) has something to do. To be called
+    /// every second or so, on a thread of the network namespace.
     pub fn look(&mut self) -> bool {
         self.looks += 1;
         let mut stale = false;
@@ -164,7 +175,8 @@ impl Engine {
                 Mode::Xdp { .. } => {
                     let has = ethtool::receive_queues(name).map(|count| count.min(QUEUES));
                     if let Some(count) = has.filter(|count| *count != u32::from(active.queues)) {
-                        let why = || format!("it has {count} queue(s) now and not {}", active.queues);
+                        let why =
+                            || format!("it has {count} queue(s) now and not {}", active.queues);
                         active.broken.get_or_insert_with(why);
                         stale = true;
                     }
@@ -176,7 +188,10 @@ impl Engine {
                 Mode::Packet { .. } | Mode::Tap { .. } => {}
             }
         }
-        let unjoined = self.facts.iter().any(|fact| !fact.joined && fact.ifindex != 0);
+        let unjoined = self
+            .facts
+            .iter()
+            .any(|fact| !fact.joined && fact.ifindex != 0);
         stale || unjoined || !self.reserved.has_all()
     }
 
@@ -200,7 +215,10 @@ impl Engine {
 
     /// What the kernel has counted for the sockets of an uplink, all queues together.
     pub fn statistics(&self, number: u32) -> XskStatistics {
-        let sockets = self.active.get(&number).map_or(&[][..], |active| &active.sockets);
+        let sockets = self
+            .active
+            .get(&number)
+            .map_or(&[][..], |active| &active.sockets);
         let each = sockets.iter().filter_map(XskHandle::statistics);
         each.fold(XskStatistics::default(), |sum, one| XskStatistics {
             dropped: sum.dropped + one.dropped,
@@ -234,7 +252,8 @@ impl Engine {
     /// Loads the program when it is first wanted; what the kernel said once it will say again.
     fn load(&mut self) {
         if self.program.is_none() {
-            let loaded = Program::load(self.options.port, self.options.groups).map_err(|e| e.to_string());
+            let loaded =
+                Program::load(self.options.port, self.options.groups).map_err(|e| e.to_string());
             self.program = Some(loaded);
             self.tell_endpoints();
         }

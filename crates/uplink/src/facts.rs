@@ -15,7 +15,8 @@ pub struct Fact {
     pub ifindex: u32,
     /// Frames can come and go, as far as it is up.
     pub joined: bool,
-    /// How: `AF_XDP, native XDP, zero-copy`, `packet socket`, `TAP`, … Empty while it is not joined.
+    /// How: `AF_XDP, native XDP, zero-copy`, `packet socket`, `TAP`, … Empty while it is not
+    /// joined.
     pub mode: String,
     /// Why it is not joined, or not in a better mode; empty when there is nothing to say.
     pub why: String,
@@ -25,7 +26,8 @@ pub struct Fact {
     pub mtu: u32,
     /// It is set up and has a carrier.
     pub up: bool,
-    /// It is the TAP device, behind which we are a [`Station`](crate::Station): the kernel has no way over it.
+    /// It is the TAP device, behind which we are a [`Station`](crate::Station): the kernel has no
+    /// way over it.
     pub tap: bool,
     /// Our hardware address on it.
     pub mac: Option<Mac>,

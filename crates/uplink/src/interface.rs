@@ -12,8 +12,8 @@ use xdp::{Feature, Interfaces};
 use crate::layout::QUEUES;
 use crate::program::{Program, ProgramError};
 
-/// How often, and how long between, a queue is asked for again that is still being let go of: the kernel takes a socket that was
-/// closed from its queue a moment later.
+/// How often, and how long between, a queue is asked for again that is still being let go of: the
+/// kernel takes a socket that was closed from its queue a moment later.
 const PATIENCE: (u32, Duration) = (50, Duration::from_millis(20));
 
 /// Which interface, and what is known of it.
@@ -35,7 +35,8 @@ pub struct JoinRequest {
     pub mode: Option<xdp::Mode>,
     /// Ask the kernel to do its part within our calls while a port is polled.
     pub busy_poll: bool,
-    /// It is no hardware: its packets are buffers of kernels, and were on no wire (a veth, a bridge).
+    /// It is no hardware: its packets are buffers of kernels, and were on no wire (a veth, a
+    /// bridge).
     pub is_virtual: bool,
 }
 
@@ -87,7 +88,11 @@ impl fmt::Display for Mode {
                 ..
             } => (xdp, sockets, busy_polls),
         };
-        let copy = if sockets.zero_copy { "zero-copy" } else { "copy" };
+        let copy = if sockets.zero_copy {
+            "zero-copy"
+        } else {
+            "copy"
+        };
         write!(f, "AF_XDP, {xdp} XDP, {copy}")?;
         if !sockets.multi_buffer {
             f.write_str(", single buffers")?;
@@ -121,7 +126,8 @@ pub enum JoinError {
     },
 }
 
-/// An interface that is joined. Its ports live as long as whoever has them; the rest is [left](leave).
+/// An interface that is joined. Its ports live as long as whoever has them; the rest is
+/// [left](leave).
 #[derive(Debug)]
 pub struct Joined {
     /// One for each queue, from queue 0 on; the only one of a packet socket.
@@ -134,7 +140,8 @@ pub struct Joined {
     pub mtu_max: u32,
 }
 
-/// Joins an interface in the best way that it takes: by XDP, and where that is refused by a packet socket.
+/// Joins an interface in the best way that it takes: by XDP, and where that is refused by a packet
+/// socket.
 ///
 /// # Errors
 /// It takes neither.
@@ -150,7 +157,10 @@ pub fn join(
     };
     match join_packet(request, port, refused.clone()) {
         Ok(joined) => Ok(joined),
-        Err(packet) => Err(JoinError::Packet { packet, xdp: refused }),
+        Err(packet) => Err(JoinError::Packet {
+            packet,
+            xdp: refused,
+        }),
     }
 }
 
@@ -173,8 +183,8 @@ pub fn join_packet(request: &JoinRequest, port: u16, why: String) -> Result<Join
     })
 }
 
-/// Attaches the program, binds a socket to each queue, and then tells the program to take packets: from the first one on there is
-/// somebody who reads. Where anything fails, all is as it was.
+/// Attaches the program, binds a socket to each queue, and then tells the program to take packets:
+/// from the first one on there is somebody who reads. Where anything fails, all is as it was.
 ///
 /// # Errors
 /// See [`JoinError`].
@@ -183,7 +193,12 @@ pub fn join_xdp(
     interfaces: &mut Interfaces,
     request: &JoinRequest,
 ) -> Result<Joined, JoinError> {
-    let attached = interfaces.add(request.ifindex, Feature::Uplink, program.xdp(), request.mode)?;
+    let attached = interfaces.add(
+        request.ifindex,
+        Feature::Uplink,
+        program.xdp(),
+        request.mode,
+    )?;
     let (xdp, why_generic) = (attached.0, attached.1.map(str::to_owned));
     let opened = open_all(request, xdp).and_then(|ports| {
         for (queue, port) in (0..).zip(&ports) {
@@ -220,7 +235,8 @@ pub fn join_xdp(
     })
 }
 
-/// The interface is the kernel's alone again. Ports that are still there receive nothing more. One that is gone is no error.
+/// The interface is the kernel's alone again. Ports that are still there receive nothing more. One
+/// that is gone is no error.
 pub fn leave(program: &Program, interfaces: &mut Interfaces, ifindex: u32) {
     interfaces.remove(ifindex, Feature::Uplink);
     if let Err(error) = program.remove_interface(ifindex) {
@@ -228,13 +244,18 @@ pub fn leave(program: &Program, interfaces: &mut Interfaces, ifindex: u32) {
     }
 }
 
-/// A port for each queue that the interface has: the kernel says how many only by refusing the one behind the last.
+/// A port for each queue that the interface has: the kernel says how many only by refusing the one
+/// behind the last.
 fn open_all(request: &JoinRequest, xdp: xdp::Mode) -> Result<Vec<XskPort>, JoinError> {
     let mut ports = Vec::new();
     for queue in 0..request.queues.clamp(1, QUEUES) {
         match open_one(request, queue, xdp) {
             Ok(port) => ports.push(port),
-            Err(XskError::Bind { error, .. }) if queue > 0 && error.raw_os_error() == Some(EINVAL) => break,
+            Err(XskError::Bind { error, .. })
+                if queue > 0 && error.raw_os_error() == Some(EINVAL) =>
+            {
+                break;
+            }
             Err(error) => return Err(error.into()),
         }
     }
@@ -247,7 +268,8 @@ fn open_one(request: &JoinRequest, queue: u32, xdp: xdp::Mode) -> Result<XskPort
         ifindex: request.ifindex,
         queue,
         frames: request.frames,
-        // A packet that the kernel has made something of already is none that the NIC could put into the UMEM.
+        // A packet that the kernel has made something of already is none that the NIC could put
+        // into the UMEM.
         zero_copy: xdp == xdp::Mode::Native,
         busy_poll: request.busy_poll,
         // In generic mode the kernel may have joined packets, whoever brought them.

@@ -1,4 +1,5 @@
-//! `bpf/uplink.h` in Rust: what the program and this crate both read and write. Addresses and ports in network order.
+//! `bpf/uplink.h` in Rust: what the program and this crate both read and write. Addresses and ports
+//! in network order.
 
 use std::net::IpAddr;
 

@@ -2,14 +2,16 @@
 //!
 //! # Theory of operation
 //!
-//! One XDP program ([`program`], `bpf/uplink.bpf.c`) runs on every uplink and sends VXLAN for our addresses to an AF_XDP socket on
-//! each receive queue; ssh, storage and the API's own connections go on as before. Each socket is an
-//! [`io::uplink::UplinkPort`] in the hands of one worker. Where an interface takes no program or no socket, a packet socket does the
-//! same more slowly. Where no interface has our address, a TAP device is made that does, with a [`Station`] on it.
+//! One XDP program ([`program`], `bpf/uplink.bpf.c`) runs on every uplink and sends VXLAN for our
+//! addresses to an AF_XDP socket on each receive queue; ssh, storage and the API's own connections
+//! go on as before. Each socket is an [`io::uplink::UplinkPort`] in the hands of one worker. Where
+//! an interface takes no program or no socket, a packet socket does the same more slowly. Where no
+//! interface has our address, a TAP device is made that does, with a [`Station`] on it.
 //!
-//! [`Engine`] keeps what is in line with what is wanted: `plan` says from the kernel's tables which interfaces are uplinks and where
-//! our addresses are, [`join`] and [`leave`] do it, and whatever changes (an interface goes and returns, an address moves, the
-//! MTU grows, a socket breaks) is one more comparison of the two. [`Fact`]s say what is in force and why.
+//! [`Engine`] keeps what is in line with what is wanted: `plan` says from the kernel's tables which
+//! interfaces are uplinks and where our addresses are, [`join`] and [`leave`] do it, and whatever
+//! changes (an interface goes and returns, an address moves, the MTU grows, a socket breaks) is one
+//! more comparison of the two. [`Fact`]s say what is in force and why.
 
 mod engine;
 mod facts;

@@ -1,4 +1,5 @@
-//! Which interfaces are to be uplinks, and which addresses VXLAN comes to, given what the kernel knows now. Pure: no socket, no clock.
+//! Which interfaces are to be uplinks, and which addresses VXLAN comes to, given what the kernel
+//! knows now. Pure: no socket, no clock.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,14 +15,16 @@ pub struct UplinkSettings {
     pub addresses: Vec<IpAddr>,
     /// The interfaces (`--uplink`). None: those that have the addresses.
     pub interfaces: Vec<String>,
-    /// The TAP device to make while no interface is named and none has had an address. `None`: to wait for one.
+    /// The TAP device to make while no interface is named and none has had an address. `None`: to
+    /// wait for one.
     pub tap: Option<String>,
 }
 
 /// One interface that is to be an uplink.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Wanted {
-    /// What it is called by: the named interface, or the one that has an address; of a VLAN subinterface the one below.
+    /// What it is called by: the named interface, or the one that has an address; of a VLAN
+    /// subinterface the one below.
     pub name: String,
     /// The interface, or a sentence on why there is none.
     pub link: Result<Arc<Link>, String>,
@@ -68,7 +71,8 @@ pub(crate) fn plan(settings: &UplinkSettings, kernel: &Snapshot) -> Plan {
             plan.add_endpoint(kernel, owner, ip);
         }
     }
-    plan.nowhere = settings.interfaces.is_empty() && plan.uplinks.is_empty() && !plan.homeless.is_empty();
+    plan.nowhere =
+        settings.interfaces.is_empty() && plan.uplinks.is_empty() && !plan.homeless.is_empty();
     plan
 }
 
@@ -85,7 +89,9 @@ impl Plan {
                 "'{}' is a loopback: name the interfaces that lead to other hosts with --uplink",
                 below.name
             )),
-            Some(below) if !below.ethernet => Err(format!("'{}' is not an Ethernet interface", below.name)),
+            Some(below) if !below.ethernet => {
+                Err(format!("'{}' is not an Ethernet interface", below.name))
+            }
             Some(below) => Ok(below.clone()),
         };
         let name = below.map_or(&link.name, |below| &below.name).clone();
@@ -93,7 +99,9 @@ impl Plan {
     }
 
     fn want(&mut self, name: &str, link: Result<Arc<Link>, String>) {
-        if self.uplinks.iter().any(|wanted| wanted.name == name) || self.uplinks.len() >= UPLINKS as usize {
+        if self.uplinks.iter().any(|wanted| wanted.name == name)
+            || self.uplinks.len() >= UPLINKS as usize
+        {
             return;
         }
         let kind = link.as_ref().ok().and_then(|link| link.kind.as_deref());
@@ -129,7 +137,10 @@ impl Plan {
     /// The VLANs that the kernel has on the uplinks.
     fn vlans_on_uplinks<'a>(&'a self, kernel: &'a Snapshot) -> impl Iterator<Item = u16> + 'a {
         let is_uplink = |index| {
-            let joined = self.uplinks.iter().filter_map(|wanted| wanted.link.as_ref().ok());
+            let joined = self
+                .uplinks
+                .iter()
+                .filter_map(|wanted| wanted.link.as_ref().ok());
             joined.into_iter().any(|link| link.index == index)
         };
         let vlans = kernel.links.values().filter_map(|link| link.vlan);
@@ -139,25 +150,28 @@ impl Plan {
     }
 }
 
-/// Sockets of these are reached in generic mode alone: in native mode packets belong to the queues of the interfaces below.
+/// Sockets of these are reached in generic mode alone: in native mode packets belong to the queues
+/// of the interfaces below.
 fn only_generic(kind: &str) -> Option<&'static str> {
     match kind {
-        "bond" | "team" => {
-            Some("packets of a bond in native mode belong to its members' queues: name the members for that")
-        }
+        "bond" | "team" => Some(
+            "packets of a bond in native mode belong to its members' queues: name the members for that",
+        ),
         "bridge" => Some("a bridge has no native XDP"),
         _ => None,
     }
 }
 
-/// The interface that has an address. What is on our own TAP device is at its other end, and no way out.
+/// The interface that has an address. What is on our own TAP device is at its other end, and no way
+/// out.
 fn owner<'a>(settings: &UplinkSettings, kernel: &'a Snapshot, ip: IpAddr) -> Option<&'a Arc<Link>> {
     let having = kernel.addresses.keys().filter(|(_, had)| *had == ip);
     let mut owners = having.filter_map(|(ifindex, _)| kernel.links.get(ifindex));
     owners.find(|link| settings.tap.as_ref() != Some(&link.name))
 }
 
-/// What an interface's packets come in by, and in which VLAN: itself and none, or of a VLAN subinterface the one below it.
+/// What an interface's packets come in by, and in which VLAN: itself and none, or of a VLAN
+/// subinterface the one below it.
 fn below<'a>(kernel: &'a Snapshot, link: &'a Arc<Link>) -> (Option<&'a Arc<Link>>, u16) {
     match &link.vlan {
         None => (Some(link), 0),

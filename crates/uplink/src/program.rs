@@ -11,8 +11,8 @@ use sys::bpf_array::{self, BpfArray};
 use xdp::{PerCpuTable, Table};
 
 use crate::layout::{
-    self, Counters, ENDPOINTS, Endpoint, NEAR_ENDPOINTS, NEAR_INTERFACES, NearEndpoint, ProgramSettings,
-    QUEUES, UPLINKS,
+    self, Counters, ENDPOINTS, Endpoint, NEAR_ENDPOINTS, NEAR_INTERFACES, NearEndpoint,
+    ProgramSettings, QUEUES, UPLINKS,
 };
 
 /// Why the program cannot be had or told something.
@@ -84,7 +84,8 @@ pub struct Program {
 }
 
 impl Program {
-    /// Loads it for VXLAN on this UDP port; it takes nothing until it is told of interfaces, addresses and sockets.
+    /// Loads it for VXLAN on this UDP port; it takes nothing until it is told of interfaces,
+    /// addresses and sockets.
     ///
     /// # Errors
     /// As [`xdp::Program::load`].
@@ -102,7 +103,10 @@ impl Program {
             near_interfaces: program.table("near_interfaces")?,
             interfaces: program.table("interfaces")?,
             endpoints: program.table("endpoints")?,
-            near_endpoints: BpfArray::new(program.map("near_endpoints")?.as_fd(), NEAR_ENDPOINTS * WORDS)?,
+            near_endpoints: BpfArray::new(
+                program.map("near_endpoints")?.as_fd(),
+                NEAR_ENDPOINTS * WORDS,
+            )?,
             sockets: program.map("sockets")?,
             counters: program.per_cpu_table("counters")?,
             program,
@@ -115,8 +119,9 @@ impl Program {
         &self.program
     }
 
-    /// The addresses that VXLAN comes to from now on, each with the VLAN it comes in (0: none); multicast groups come in the
-    /// VLANs of the addresses of their family. No packet to an address that stays is lost.
+    /// The addresses that VXLAN comes to from now on, each with the VLAN it comes in (0: none);
+    /// multicast groups come in the VLANs of the addresses of their family. No packet to an address
+    /// that stays is lost.
     ///
     /// # Errors
     /// There are too many, and then nothing has changed; the kernel refuses.
@@ -137,7 +142,9 @@ impl Program {
             }
         }
         if wanted.len() > ENDPOINTS {
-            return Err(ProgramError::Endpoints { count: wanted.len() });
+            return Err(ProgramError::Endpoints {
+                count: wanted.len(),
+            });
         }
         let gone: Vec<Endpoint> = self
             .endpoints
@@ -154,8 +161,8 @@ impl Program {
         Ok(())
     }
 
-    /// The first of them to come has a place. It stays empty once after its owner has gone: the program must not find one half of
-    /// an endpoint and the other half of another.
+    /// The first of them to come has a place. It stays empty once after its owner has gone: the
+    /// program must not find one half of an endpoint and the other half of another.
     fn set_near(&self, wanted: &BTreeSet<Endpoint>) {
         for (place, words) in self.near_endpoints.words().chunks_exact(WORDS).enumerate() {
             let is = get(words);
@@ -163,7 +170,10 @@ impl Program {
                 if !wanted.contains(&is.endpoint) {
                     put(words, &NearEndpoint::zeroed());
                 }
-            } else if let Some(&endpoint) = wanted.iter().find(|endpoint| endpoint.near_place() == place) {
+            } else if let Some(&endpoint) = wanted
+                .iter()
+                .find(|endpoint| endpoint.near_place() == place)
+            {
                 put(words, &NearEndpoint { endpoint, used: 1 });
             }
         }
@@ -202,7 +212,12 @@ impl Program {
     ///
     /// # Errors
     /// There is no such number, or the kernel refuses the socket.
-    pub fn set_socket(&self, number: u32, queue: u32, socket: BorrowedFd<'_>) -> Result<(), ProgramError> {
+    pub fn set_socket(
+        &self,
+        number: u32,
+        queue: u32,
+        socket: BorrowedFd<'_>,
+    ) -> Result<(), ProgramError> {
         let place = place(number, queue)?.to_ne_bytes();
         let value = socket.as_raw_fd().to_ne_bytes();
         let done = self.sockets.update(&place, &value, MapFlags::ANY);

@@ -1,9 +1,11 @@
 //! Where no interface has our address: a TAP device, and the station that we are on it.
 //!
-//! The kernel keeps neighbours for every interface that has an address of ours; here it has none, and whoever uses the
-//! interface is at the other end of a cable. So the station answers for our addresses itself, and asks for those of other hosts
-//! ([`neighbours`]), and tells switches which groups it hears ([`memberships`]). Three threads meet here: the worker that has the port lets it [hear](Station::hear), whoever looks for
-//! ways [finds](Station::find) with it, the engine opens and closes the device.
+//! The kernel keeps neighbours for every interface that has an address of ours; here it has none,
+//! and whoever uses the interface is at the other end of a cable. So the station answers for our
+//! addresses itself, and asks for those of other hosts ([`neighbours`]), and tells switches which
+//! groups it hears ([`memberships`]). Three threads meet here: the worker that has the port lets it
+//! [hear](Station::hear), whoever looks for ways [finds](Station::find) with it, the engine opens
+//! and closes the device.
 
 mod memberships;
 mod neighbours;
@@ -21,7 +23,8 @@ use wire::{Mac, membership, parse};
 use memberships::Memberships;
 use neighbours::{Neighbours, is_tunnel};
 
-/// In the first octet: an address of somebody's own making (IEEE 802), and the two ends of the cable apart.
+/// In the first octet: an address of somebody's own making (IEEE 802), and the two ends of the
+/// cable apart.
 const OURS: u8 = 0x02;
 const KERNELS: u8 = 0x06;
 
@@ -40,8 +43,8 @@ pub struct Station {
 }
 
 impl Station {
-    /// The station with these addresses, and VXLAN on this UDP port. Its MAC follows from the first address, so that others know it
-    /// again after a restart.
+    /// The station with these addresses, and VXLAN on this UDP port. Its MAC follows from the first
+    /// address, so that others know it again after a restart.
     pub(crate) fn new(addresses: &[IpAddr], port: u16) -> Station {
         let mac = mac(OURS, addresses);
         Station {
@@ -59,7 +62,8 @@ impl Station {
         self.mac
     }
 
-    /// The hardware address of a neighbour, if it is known. One that is not, or has not been heard of for a while, is asked for.
+    /// The hardware address of a neighbour, if it is known. One that is not, or has not been heard
+    /// of for a while, is asked for.
     pub fn find(&self, neighbour: IpAddr) -> Option<Mac> {
         let (known, question) = self.neighbours().find(neighbour, Instant::now());
         if let (Some(question), Some(voice)) = (question, self.voice().as_ref()) {
@@ -74,20 +78,22 @@ impl Station {
         self.moved.swap(false, Ordering::Relaxed)
     }
 
-    /// Makes the multicast groups that we hear exactly these, and tells switches and routers so (IGMP, MLD).
+    /// Makes the multicast groups that we hear exactly these, and tells switches and routers so
+    /// (IGMP, MLD).
     pub fn join(&self, groups: &BTreeSet<IpAddr>) {
         let said = self.memberships().join(groups, Instant::now());
         self.say_all(&said);
     }
 
-    /// Tells switches and routers of groups where it is time to, or where they have asked. To be called every now and then,
-    /// more often than once a second.
+    /// Tells switches and routers of groups where it is time to, or where they have asked. To be
+    /// called every now and then, more often than once a second.
     pub fn report(&self) {
         let said = self.memberships().take_due(Instant::now());
         self.say_all(&said);
     }
 
-    /// Where there is no room for a frame, or no device, it is lost; whoever wants to know asks again.
+    /// Where there is no room for a frame, or no device, it is lost; whoever wants to know asks
+    /// again.
     fn say_all(&self, frames: &[Vec<u8>]) {
         if let Some(voice) = self.voice().as_ref() {
             for frame in frames {
@@ -97,7 +103,11 @@ impl Station {
     }
 
     /// Makes the device, its port, and tells the others on the wire that we are there.
-    pub(crate) fn open(self: &Arc<Self>, name: &str, link: Arc<Link>) -> Result<TapUplink, TapError> {
+    pub(crate) fn open(
+        self: &Arc<Self>,
+        name: &str,
+        link: Arc<Link>,
+    ) -> Result<TapUplink, TapError> {
         let options = TapOptions {
             name: name.to_owned(),
             mac: mac(KERNELS, &self.neighbours().addresses),
@@ -105,7 +115,11 @@ impl Station {
             offloads: false,
         };
         let station = self.clone();
-        let (port, voice) = TapUplink::open(&options, link, Arc::new(move |frame| station.receive(frame)))?;
+        let (port, voice) = TapUplink::open(
+            &options,
+            link,
+            Arc::new(move |frame| station.receive(frame)),
+        )?;
         *self.voice() = Some(voice);
         let announcements = self.neighbours().announcements();
         self.say_all(&announcements);
@@ -120,8 +134,8 @@ impl Station {
         self.neighbours().forget();
     }
 
-    /// What a frame is. On a worker's thread: tunnelled packets ask for no lock, and a question or an answer that would have
-    /// to wait for it is not heard, and comes again.
+    /// What a frame is. On a worker's thread: tunnelled packets ask for no lock, and a question or
+    /// an answer that would have to wait for it is not heard, and comes again.
     fn receive(&self, frame: &[u8]) -> Received {
         let Ok(packet) = parse::parse(frame, frame.len()) else {
             return Received::Else;
@@ -134,7 +148,8 @@ impl Station {
         }
         if let Some(group) = packet.ip().and_then(|ip| membership::query(frame, ip)) {
             let answer = self.memberships.try_lock().ok();
-            let answer = answer.and_then(|mut memberships| memberships.receive(group, Instant::now()));
+            let answer =
+                answer.and_then(|mut memberships| memberships.receive(group, Instant::now()));
             return answer.map_or(Received::Else, Received::Question);
         }
         let Ok(mut neighbours) = self.neighbours.try_lock() else {
@@ -149,12 +164,16 @@ impl Station {
 
     fn neighbours(&self) -> MutexGuard<'_, Neighbours> {
         // Each call leaves the table whole.
-        self.neighbours.lock().unwrap_or_else(PoisonError::into_inner)
+        self.neighbours
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn memberships(&self) -> MutexGuard<'_, Memberships> {
         // As above.
-        self.memberships.lock().unwrap_or_else(PoisonError::into_inner)
+        self.memberships
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn voice(&self) -> MutexGuard<'_, Option<TapVoice>> {

@@ -1,4 +1,5 @@
-//! The program's verdicts, one packet at a time (BPF_PROG_TEST_RUN), with a socket that it may give packets to.
+//! The program's verdicts, one packet at a time (BPF_PROG_TEST_RUN), with a socket that it may give
+//! packets to.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -17,9 +18,13 @@ const US6: &str = "2001:db8::1";
 /// An outer packet to `dst` around 60 bytes, in a VLAN or in none.
 fn packet(dst: &str, vlan: Option<u16>) -> Vec<u8> {
     let dst: IpAddr = dst.parse().unwrap();
-    let src: IpAddr = if dst.is_ipv4() { "192.0.2.2" } else { "2001:db8::2" }
-        .parse()
-        .unwrap();
+    let src: IpAddr = if dst.is_ipv4() {
+        "192.0.2.2"
+    } else {
+        "2001:db8::2"
+    }
+    .parse()
+    .unwrap();
     let macs = (Mac([2, 0, 0, 0, 0, 2]), Mac([2, 0, 0, 0, 0, 1]));
     let mut outer = Outer::new(
         macs,
@@ -70,7 +75,11 @@ fn table() -> Vec<(&'static str, Vec<u8>, Verdict)> {
     vec![
         ("VXLAN to us", packet(US, None), Redirect),
         ("over IPv6", packet(US6, None), Redirect),
-        ("in the address's VLAN", packet("192.0.2.3", Some(7)), Redirect),
+        (
+            "in the address's VLAN",
+            packet("192.0.2.3", Some(7)),
+            Redirect,
+        ),
         (
             "in it with a priority",
             packet("192.0.2.3", Some(0xe007)),
@@ -83,9 +92,21 @@ fn table() -> Vec<(&'static str, Vec<u8>, Verdict)> {
             changed(US, None, &[(40, 1), (41, 2)]),
             Redirect,
         ),
-        ("without the VNI flag", changed(US, None, &[(42, 0)]), Redirect),
-        ("don't fragment or not", changed(US, None, &[(20, 0)]), Redirect),
-        ("cut short behind UDP", packet(US, None)[..42].to_vec(), Redirect),
+        (
+            "without the VNI flag",
+            changed(US, None, &[(42, 0)]),
+            Redirect,
+        ),
+        (
+            "don't fragment or not",
+            changed(US, None, &[(20, 0)]),
+            Redirect,
+        ),
+        (
+            "cut short behind UDP",
+            packet(US, None)[..42].to_vec(),
+            Redirect,
+        ),
         ("cut short in UDP", packet(US, None)[..41].to_vec(), Pass),
         ("cut short in IPv4", packet(US, None)[..33].to_vec(), Pass),
         ("cut short in IPv6", packet(US6, None)[..53].to_vec(), Pass),
@@ -96,7 +117,11 @@ fn table() -> Vec<(&'static str, Vec<u8>, Verdict)> {
         ),
         ("Ethernet alone", packet(US, None)[..14].to_vec(), Pass),
         ("to another host", packet("192.0.2.9", None), Pass),
-        ("over IPv6 to another host", packet("2001:db8::9", None), Pass),
+        (
+            "over IPv6 to another host",
+            packet("2001:db8::9", None),
+            Pass,
+        ),
         ("to another group", packet("231.9.8.7", None), Pass),
         ("to a group of IPv6", packet("ff05::1", None), Pass),
         ("in a VLAN the address is not in", packet(US, Some(7)), Pass),
@@ -138,21 +163,24 @@ fn on_wire(index: &str, body: fn(u32)) {
     let namespace = Namespace::new().unwrap();
     let add = format!("ip link add name wire0 {index} type veth peer name wire1");
     namespace
-        .ok(&format!("{add} && ip link set wire0 up && ip link set wire1 up"))
+        .ok(&format!(
+            "{add} && ip link set wire0 up && ip link set wire1 up"
+        ))
         .unwrap();
     let ifindex = namespace.ifindex("wire0").unwrap();
     namespace.inside(|| body(ifindex)).unwrap();
 }
 
-/// More than there are places to find them at without a search, so that many have to be searched for, and others in their
-/// stead later.
+/// More than there are places to find them at without a search, so that many have to be searched
+/// for, and others in their stead later.
 #[test]
 fn every_endpoint_of_many_is_found_and_none_that_has_gone() {
     on_wire("", |ifindex| {
         let program = Program::load(PORT, None).unwrap();
         program.add_interface(ifindex, 0).unwrap();
-        let endpoint =
-            |n: u16| -> (IpAddr, u16) { ([192, 0, (n / 250) as u8, (n % 250) as u8].into(), n % 5) };
+        let endpoint = |n: u16| -> (IpAddr, u16) {
+            ([192, 0, (n / 250) as u8, (n % 250) as u8].into(), n % 5)
+        };
         // Of the packets to these, how many are to an endpoint of ours.
         let ours = |numbers: std::ops::Range<u16>| {
             let before = program.counters().unwrap();
@@ -164,7 +192,10 @@ fn every_endpoint_of_many_is_found_and_none_that_has_gone() {
                 );
             }
             let now = program.counters().unwrap();
-            (now.no_socket - before.no_socket, now.elsewhere - before.elsewhere)
+            (
+                now.no_socket - before.no_socket,
+                now.elsewhere - before.elsewhere,
+            )
         };
         for numbers in [0..200, 100..300, 50..60, 0..256] {
             let list: Vec<_> = numbers.clone().map(endpoint).collect();
@@ -199,7 +230,11 @@ fn verdicts(ifindex: u32) {
         program.set_endpoints(&list)
     };
     endpoints(&[(US, 0), (US6, 0), ("192.0.2.3", 7)]).unwrap();
-    assert_eq!(ask(&ours), Verdict::Pass, "an interface that is none of ours");
+    assert_eq!(
+        ask(&ours),
+        Verdict::Pass,
+        "an interface that is none of ours"
+    );
     program.add_interface(ifindex, 3).unwrap();
     assert_eq!(ask(&ours), Verdict::Pass, "a queue without a socket");
     assert_eq!(program.counters().unwrap().no_socket, 1);
@@ -241,14 +276,29 @@ fn verdicts(ifindex: u32) {
         Verdict::Pass,
         "groups go with the addresses of their family"
     );
-    assert_eq!(ask(&packet(US6, None)), Verdict::Redirect, "one that stayed");
+    assert_eq!(
+        ask(&packet(US6, None)),
+        Verdict::Redirect,
+        "one that stayed"
+    );
     let many: Vec<(IpAddr, u16)> = (0..256).map(|n| ([10, 0, 0, n as u8].into(), 0)).collect();
     let error = program.set_endpoints(&many).unwrap_err();
-    assert_eq!(error.to_string(), "257 endpoint addresses are more than 256");
-    assert_eq!(ask(&packet(US6, None)), Verdict::Redirect, "nothing has changed");
+    assert_eq!(
+        error.to_string(),
+        "257 endpoint addresses are more than 256"
+    );
+    assert_eq!(
+        ask(&packet(US6, None)),
+        Verdict::Redirect,
+        "nothing has changed"
+    );
 
     drop(socket);
-    assert_eq!(ask(&packet(US6, None)), Verdict::Pass, "a socket that was closed");
+    assert_eq!(
+        ask(&packet(US6, None)),
+        Verdict::Pass,
+        "a socket that was closed"
+    );
     program.remove_interface(ifindex).unwrap();
     assert!(program.add_interface(ifindex, 64).is_err());
 }

@@ -1,4 +1,5 @@
-//! An uplink whose interface changes, goes and returns: the engine follows the kernel, and frames flow again by themselves.
+//! An uplink whose interface changes, goes and returns: the engine follows the kernel, and frames
+//! flow again by themselves.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, UdpSocket};
@@ -21,7 +22,13 @@ struct Keeper(Held);
 
 impl Ports for Keeper {
     fn attach(&mut self, number: u32, queue: u16, port: Port) -> Result<(), String> {
-        assert!(self.0.lock().unwrap().insert((number, queue), port).is_none());
+        assert!(
+            self.0
+                .lock()
+                .unwrap()
+                .insert((number, queue), port)
+                .is_none()
+        );
         Ok(())
     }
 
@@ -30,7 +37,8 @@ impl Ports for Keeper {
     }
 }
 
-/// A host with an engine, in the namespace of the thread that makes it, and the host at the other end of its wire.
+/// A host with an engine, in the namespace of the thread that makes it, and the host at the other
+/// end of its wire.
 struct World<'a> {
     ours: &'a Namespace,
     theirs: &'a Namespace,
@@ -55,7 +63,12 @@ impl World<'_> {
             busy_poll: false,
         };
         let interfaces = Arc::new(Mutex::new(Interfaces::new()));
-        let engine = Engine::new(settings, options, interfaces, Box::new(Keeper(held.clone())));
+        let engine = Engine::new(
+            settings,
+            options,
+            interfaces,
+            Box::new(Keeper(held.clone())),
+        );
         World {
             ours,
             theirs,
@@ -78,7 +91,8 @@ impl World<'_> {
             }
             assert!(Instant::now() < deadline, "no {what}: {facts:#?}");
             let mut watch = self.mirror.watch();
-            let next = async { tokio::time::timeout(Duration::from_millis(50), watch.changed()).await };
+            let next =
+                async { tokio::time::timeout(Duration::from_millis(50), watch.changed()).await };
             let _ = self.runtime.block_on(next);
         }
     }
@@ -127,8 +141,8 @@ impl World<'_> {
         self.held.lock().unwrap().len()
     }
 
-    /// The program is gone; a moment later when another test is starting a process, which has our descriptors until it
-    /// runs.
+    /// The program is gone; a moment later when another test is starting a process, which has our
+    /// descriptors until it runs.
     fn shows_no_xdp(&self, device: &str) {
         let shown = || self.ours.ok(&format!("ip link show {device}"));
         testkit::wait_for("the program to go", PATIENCE, || {
@@ -138,7 +152,8 @@ impl World<'_> {
     }
 }
 
-/// A wire between both: `near` here with 192.0.2.1, `far` there with 192.0.2.2, each end with so many queues.
+/// A wire between both: `near` here with 192.0.2.1, `far` there with 192.0.2.2, each end with so
+/// many queues.
 fn lay_wire(ours: &Namespace, theirs: &Namespace, near: &str, queues: u32) {
     let number = format!("numrxqueues {queues} numtxqueues {queues}");
     ours.ok(&format!(
@@ -234,7 +249,9 @@ fn an_interface_is_removed_and_returns() {
             assert!(world.hears("192.0.2.1", 100));
             world.ours.ok("ip link del eth0").unwrap();
             // Its ports may say so before the kernel's tables do.
-            world.until("end of it", |facts| !facts[0].joined && facts[0].ifindex == 0);
+            world.until("end of it", |facts| {
+                !facts[0].joined && facts[0].ifindex == 0
+            });
             assert_eq!(world.ports(), 0);
         }
     });
@@ -286,7 +303,11 @@ fn a_tap_device_until_an_interface_has_the_address() {
         let facts = world.until("TAP device", |facts| joined(facts) && facts[0].ifindex != 0);
         let fact = &facts[0];
         assert_eq!(
-            (fact.interface.as_str(), fact.mode.as_str(), fact.why.as_str()),
+            (
+                fact.interface.as_str(),
+                fact.mode.as_str(),
+                fact.why.as_str()
+            ),
             (
                 "butterfly0",
                 "TAP",
@@ -294,7 +315,8 @@ fn a_tap_device_until_an_interface_has_the_address() {
             )
         );
         assert_eq!((facts.len(), world.ports(), fact.tap), (1, 1, true));
-        // Joined to a network as a virtual machine's would be; who asks for our address there is answered.
+        // Joined to a network as a virtual machine's would be; who asks for our address there is
+        // answered.
         let join = "ip link set butterfly0 master br0";
         lay_wire(world.ours, world.theirs, "eth0", 1);
         world
@@ -318,7 +340,9 @@ fn a_tap_device_until_an_interface_has_the_address() {
         assert!(world.hears("192.0.2.1", 1400));
 
         world.ours.ok("ip addr add 192.0.2.1/24 dev br0").unwrap();
-        let facts = world.until("interface", |facts| joined(facts) && facts[0].interface == "br0");
+        let facts = world.until("interface", |facts| {
+            joined(facts) && facts[0].interface == "br0"
+        });
         assert_eq!((facts.len(), facts[0].tap), (1, false));
         testkit::wait_for("the TAP device to go", PATIENCE, || {
             Ok((!world.ours.succeeds("ip link show butterfly0")?).then_some(()))
@@ -347,7 +371,8 @@ fn another_program_is_in_the_way_and_then_is_not() {
             .ok("ip addr add 2001:db8::2/64 dev far nodad")
             .unwrap();
         let theirs = xdp::Program::load("pass", xdp::objects::PASS, |_| Ok(())).unwrap();
-        let attached = xdp::attach(theirs.as_fd(), world.ours.ifindex("eth0").unwrap(), None).unwrap();
+        let attached =
+            xdp::attach(theirs.as_fd(), world.ours.ifindex("eth0").unwrap(), None).unwrap();
         let facts = world.until("uplink", joined);
         assert_eq!(facts[0].mode, "packet socket");
         assert!(facts[0].why.contains("pass"), "{}", facts[0].why);
@@ -369,13 +394,17 @@ fn queues_that_are_added_get_their_sockets() {
             } else {
                 "far"
             };
-            namespace.ok(&format!("ethtool -L {device} rx 1 tx 1")).unwrap();
+            namespace
+                .ok(&format!("ethtool -L {device} rx 1 tx 1"))
+                .unwrap();
         }
         world.ours.ok("ip addr add 192.0.2.1/24 dev eth0").unwrap();
         assert_eq!(world.until("uplink", joined)[0].queues, 1);
         world.ours.ok("ethtool -L eth0 rx 2 tx 1").unwrap();
         world.theirs.ok("ethtool -L far rx 1 tx 2").unwrap();
-        let facts = world.until("second queue", |facts| joined(facts) && facts[0].queues == 2);
+        let facts = world.until("second queue", |facts| {
+            joined(facts) && facts[0].queues == 2
+        });
         assert_eq!((facts.len(), world.ports()), (1, 2));
         assert!(world.hears("192.0.2.1", 100));
     });

@@ -1,4 +1,5 @@
-//! Uplinks on veths: the peer behind the wire is the kernel of another namespace, with its own vxlan device.
+//! Uplinks on veths: the peer behind the wire is the kernel of another namespace, with its own
+//! vxlan device.
 
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::sync::Arc;
@@ -6,7 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use testkit::PATIENCE;
 
-use butterfly_uplink::{JoinError, JoinRequest, Joined, Mode, Program, join, join_packet, join_xdp, leave};
+use butterfly_uplink::{
+    JoinError, JoinRequest, Joined, Mode, Program, join, join_packet, join_xdp, leave,
+};
 use io::frame::Batch;
 use io::port::Port;
 use io::xsk::Link;
@@ -23,7 +26,8 @@ const THEIR_MAC: Mac = Mac([2, 0, 0, 0, 0, 2]);
 const GUEST_MAC: Mac = Mac([2, 0, 0, 0, 9, 1]);
 const PEER_MAC: Mac = Mac([2, 0, 0, 0, 9, 2]);
 
-/// Our namespace with `eth0`, and the kernel's at its other end with `eth0` and a vxlan device `vx0` at 10.9.0.2.
+/// Our namespace with `eth0`, and the kernel's at its other end with `eth0` and a vxlan device
+/// `vx0` at 10.9.0.2.
 struct Hosts {
     ours: Namespace,
     theirs: Namespace,
@@ -125,7 +129,10 @@ impl Guest {
                 for index in 0..batch.len() {
                     let frame = batch.to_bytes(index);
                     let outer = parse(&frame, frame.len(), PORT).unwrap();
-                    assert_eq!((outer.src, outer.vni.id()), (IpAddr::from([192, 0, 2, 2]), VNI));
+                    assert_eq!(
+                        (outer.src, outer.vni.id()),
+                        (IpAddr::from([192, 0, 2, 2]), VNI)
+                    );
                     if let Some(answer) = answer(&frame[usize::from(outer.inner)..]) {
                         answers.push_bytes(&answer, Offload::default()).unwrap();
                         port.transmit_outer(&answers, 0, &headers()).unwrap();
@@ -141,7 +148,14 @@ impl Guest {
 
 fn headers() -> Outer {
     let ends = Ends::V4(Ipv4Addr::new(192, 0, 2, 1), Ipv4Addr::new(192, 0, 2, 2));
-    let mut outer = Outer::new((OUR_MAC, THEIR_MAC), None, ends, 64, PORT, UdpChecksum::Full);
+    let mut outer = Outer::new(
+        (OUR_MAC, THEIR_MAC),
+        None,
+        ends,
+        64,
+        PORT,
+        UdpChecksum::Full,
+    );
     outer.set_flow(Vni::new(VNI).unwrap(), 55_555, 0);
     outer
 }
@@ -168,7 +182,8 @@ fn answer(frame: &[u8]) -> Option<Vec<u8>> {
             reply[30..34].copy_from_slice(&frame[26..30]);
             reply[34] = 0;
             let old = u16::from_be_bytes([frame[36], frame[37]]);
-            reply[36..38].copy_from_slice(&wire::checksum::update_u16(old, 0x0800, 0).to_be_bytes());
+            reply[36..38]
+                .copy_from_slice(&wire::checksum::update_u16(old, 0x0800, 0).to_be_bytes());
             Some(reply)
         }
         _ => None,
@@ -217,11 +232,16 @@ fn ping_all(hosts: &Hosts) {
     }
 }
 
-/// The kernel's vxlan and ours understand each other, and the kernel's own traffic on the same interface goes on.
+/// The kernel's vxlan and ours understand each other, and the kernel's own traffic on the same
+/// interface goes on.
 fn ping(mode: Option<xdp::Mode>, mtu: u32, queues: u32) -> Guest {
     let hosts = Hosts::new(mtu, queues);
     let guest = while_serving(&hosts, mode, join_xdp, || ping_all(&hosts));
-    assert!(guest.taken.iter().sum::<u64>() >= 3 * 7, "{:?}", guest.taken);
+    assert!(
+        guest.taken.iter().sum::<u64>() >= 3 * 7,
+        "{:?}",
+        guest.taken
+    );
     guest
 }
 
@@ -275,7 +295,11 @@ fn every_queue_has_its_socket() {
         hosts.theirs.ok("ping -c 1 -w 5 10.9.0.1").unwrap();
     });
     assert_eq!(guest.taken.len(), 2);
-    assert!(guest.taken.iter().all(|taken| *taken > 0), "{:?}", guest.taken);
+    assert!(
+        guest.taken.iter().all(|taken| *taken > 0),
+        "{:?}",
+        guest.taken
+    );
 }
 
 #[test]
@@ -286,7 +310,9 @@ fn a_large_frame_arrives_as_the_datagrams_it_stands_for() {
         .theirs
         .inside(|| UdpSocket::bind("10.9.0.2:9000").unwrap())
         .unwrap();
-    receiver.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    receiver
+        .set_read_timeout(Some(Duration::from_secs(5)))
+        .unwrap();
     let payload: Vec<u8> = (0..10_000u32).map(|i| (i * 7) as u8).collect();
     let frame = build::frame(GUEST_MAC, PEER_MAC)
         .ip([10, 9, 0, 1], [10, 9, 0, 2])
@@ -300,7 +326,10 @@ fn a_large_frame_arrives_as_the_datagrams_it_stands_for() {
         let offload = Offload {
             gso: Gso::Udp,
             gso_size: 1200,
-            checksum: Some(wire::offload::PartialChecksum { start: 34, offset: 6 }),
+            checksum: Some(wire::offload::PartialChecksum {
+                start: 34,
+                offset: 6,
+            }),
             ..Offload::default()
         };
         batch.push_bytes(&frame, offload).unwrap();
@@ -355,11 +384,15 @@ fn where_xdp_is_refused_a_packet_socket_takes_over_and_says_why() {
     let told = hosts.ours.inside(|| {
         // Somebody else's program is there already.
         let theirs = xdp::Program::load("pass", xdp::objects::PASS, |_| Ok(())).unwrap();
-        let _attached = xdp::attach(std::os::fd::AsFd::as_fd(&theirs), request.ifindex, None).unwrap();
+        let _attached =
+            xdp::attach(std::os::fd::AsFd::as_fd(&theirs), request.ifindex, None).unwrap();
         let guest = Guest::new(&request, |program, interfaces, request| {
             join(program, interfaces, request, PORT)
         });
-        (guest.joined.mode.to_string(), guest.joined.mode.why().to_owned())
+        (
+            guest.joined.mode.to_string(),
+            guest.joined.mode.why().to_owned(),
+        )
     });
     let (mode, why) = told.unwrap();
     assert_eq!(mode, "packet socket");
@@ -381,7 +414,10 @@ fn the_kernel_s_traffic_is_untouched_while_the_tunnel_is_full() {
             let count = hosts
                 .theirs
                 .ok("ip -s link show vx0 | awk '/RX:/ { getline; print $2 }'")?;
-            count.trim().parse::<u64>().map_err(|e| format!("{count}: {e}"))
+            count
+                .trim()
+                .parse::<u64>()
+                .map_err(|e| format!("{count}: {e}"))
         };
         let more_than = |count| move || Ok((echoes()? > count).then_some(()));
         testkit::wait_for("a flood", PATIENCE, more_than(100)).unwrap();
@@ -394,16 +430,29 @@ fn the_kernel_s_traffic_is_untouched_while_the_tunnel_is_full() {
         drop(flood);
     });
     drop(server);
-    assert!(guest.taken[0] > 100, "the tunnel was in use: {:?}", guest.taken);
+    assert!(
+        guest.taken[0] > 100,
+        "the tunnel was in use: {:?}",
+        guest.taken
+    );
 }
 
 #[test]
 fn a_process_that_is_killed_leaves_nothing_behind() {
     let hosts = Hosts::new(1500, 1);
     let exe = std::env::current_exe().unwrap();
-    let words = format!("{} --exact --ignored --nocapture hold_for_ever", exe.display());
+    let words = format!(
+        "{} --exact --ignored --nocapture hold_for_ever",
+        exe.display()
+    );
     let mut holder = hosts.ours.start("holder", &words).unwrap();
-    let has_program = || Ok(hosts.ours.ok("ip link show eth0")?.contains("xdp").then_some(()));
+    let has_program = || {
+        Ok(hosts
+            .ours
+            .ok("ip link show eth0")?
+            .contains("xdp")
+            .then_some(()))
+    };
     testkit::wait_for("the program", PATIENCE, has_program).unwrap();
     holder.kill();
     let is_gone = || Ok(has_program()?.is_none().then_some(()));
@@ -439,7 +488,10 @@ fn hold_for_ever() {
 #[test]
 fn a_port_that_is_only_looked_at_says_that_its_interface_is_gone() {
     let hosts = Hosts::new(1500, 1);
-    let mut guest = hosts.ours.inside(|| Guest::join(&hosts.request(None))).unwrap();
+    let mut guest = hosts
+        .ours
+        .inside(|| Guest::join(&hosts.request(None)))
+        .unwrap();
     let port = &mut guest.ports[0];
     let mut batch = Batch::new();
     // The other host's kernel may have something to say of its own at any time, by IPv6.
@@ -461,7 +513,10 @@ fn a_port_that_is_only_looked_at_says_that_its_interface_is_gone() {
         Ok(None)
     };
     let error = testkit::wait_for("the port to notice", PATIENCE, told).unwrap();
-    assert!(error.to_string().ends_with("the interface is gone"), "{error}");
+    assert!(
+        error.to_string().ends_with("the interface is gone"),
+        "{error}"
+    );
     assert_eq!(port.look(), Some(false), "it is said once");
 }
 

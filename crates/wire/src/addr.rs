@@ -16,7 +16,8 @@ impl Mac {
         self.0[0] & 1 == 1
     }
 
-    /// Where packets to a multicast group go on Ethernet (RFC 1112 section 6.4, RFC 2464 section 7).
+    /// Where packets to a multicast group go on Ethernet (RFC 1112 section 6.4, RFC 2464 section
+    /// 7).
     pub fn of_group(group: std::net::IpAddr) -> Mac {
         match group {
             std::net::IpAddr::V4(ip) => {
@@ -30,7 +31,8 @@ impl Mac {
         }
     }
 
-    /// The IPv6 link-local address that SLAAC derives from this MAC (RFC 4291 appendix A, modified EUI-64).
+    /// The IPv6 link-local address that SLAAC derives from this MAC (RFC 4291 appendix A, modified
+    /// EUI-64).
     pub fn link_local(self) -> std::net::Ipv6Addr {
         let m = self.0;
         std::net::Ipv6Addr::from([

@@ -1,8 +1,9 @@
 //! Makes frames: for tests, for the bench NIC and for what the switch answers itself.
 //!
-//! A [`Builder`] starts at the Ethernet header and is told upwards; lengths and checksums are filled in at the end.
-//! Fields that were not told have ordinary values. It never fails: what does not fit a length field is cut to the
-//! largest that does, and the tests that want a malformed frame build a good one and spoil it.
+//! A [`Builder`] starts at the Ethernet header and is told upwards; lengths and checksums are
+//! filled in at the end. Fields that were not told have ordinary values. It never fails: what does
+//! not fit a length field is cut to the largest that does, and the tests that want a malformed
+//! frame build a good one and spoil it.
 //!
 //! ```
 //! use butterfly_wire::{Mac, build, parse::TcpFlags};
@@ -96,7 +97,8 @@ impl Builder {
         self
     }
 
-    /// An IP header, of the family of the addresses; of two different ones, IPv6 with the IPv4 one mapped into it.
+    /// An IP header, of the family of the addresses; of two different ones, IPv6 with the IPv4 one
+    /// mapped into it.
     pub fn ip(mut self, src: impl Into<IpAddr>, dst: impl Into<IpAddr>) -> Self {
         let v6 = |address| match address {
             IpAddr::V4(v4) => v4.to_ipv6_mapped(),
@@ -139,9 +141,9 @@ impl Builder {
         self
     }
 
-    /// An IPv6 extension header of type `kind` whose bytes from the third on are `body`, padded with zeros to eight bytes
-    /// (Pad1 where options are); called again, the next one. The first two bytes are made here. For AH (51) the
-    /// length counts as that header wants it.
+    /// An IPv6 extension header of type `kind` whose bytes from the third on are `body`, padded
+    /// with zeros to eight bytes (Pad1 where options are); called again, the next one. The first
+    /// two bytes are made here. For AH (51) the length counts as that header wants it.
     pub fn extension(mut self, kind: u8, body: &[u8]) -> Self {
         let mut header = vec![0, 0];
         header.extend_from_slice(body);
@@ -218,8 +220,9 @@ impl Builder {
         self
     }
 
-    /// ICMP, or ICMPv6 over IPv6. `rest` is the second half of the 8-byte header: identifier and sequence number
-    /// of an echo, the MTU of a "packet too big"; an error's payload is the packet it quotes, from its IP header.
+    /// ICMP, or ICMPv6 over IPv6. `rest` is the second half of the 8-byte header: identifier and
+    /// sequence number of an echo, the MTU of a "packet too big"; an error's payload is the packet
+    /// it quotes, from its IP header.
     pub fn icmp(mut self, kind: u8, code: u8, rest: u32) -> Self {
         self.transport = Transport::Icmp { kind, code, rest };
         self
@@ -259,7 +262,8 @@ impl Builder {
         self
     }
 
-    /// Makes the frame one to be cut into segments of `size` payload bytes, with a partial checksum.
+    /// Makes the frame one to be cut into segments of `size` payload bytes, with a partial
+    /// checksum.
     pub fn gso(mut self, size: u16) -> Self {
         self.gso_size = size;
         self.partial_checksum()

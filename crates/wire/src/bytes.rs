@@ -1,7 +1,7 @@
 //! Stores of a header's bytes: a template, and numbers over it.
 
-/// Copies a header to memory of its length. All but the longest are two stretches of a fixed length, which overlap: `memcpy`
-/// takes as long to choose a way as it takes to copy them.
+/// Copies a header to memory of its length. All but the longest are two stretches of a fixed
+/// length, which overlap: `memcpy` takes as long to choose a way as it takes to copy them.
 #[inline]
 pub(crate) fn copy_header(from: &[u8], to: &mut [u8]) {
     match from.len() {

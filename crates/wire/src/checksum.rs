@@ -1,14 +1,14 @@
 //! The Internet checksum (RFC 1071): sums, their combination, and updates in place (RFC 1624).
 //!
-//! A *sum* here is a ones'-complement sum in host order that is not yet folded or inverted: sums add up,
-//! which is how a checksum is put together from a pseudo-header, a header and the pieces of a payload.
-//! [`Sum`] does so for pieces of any length, odd ones included. Called by the segmenter, by ports that
-//! complete checksums while they copy, and by the frame builder.
+//! A *sum* here is a ones'-complement sum in host order that is not yet folded or inverted: sums
+//! add up, which is how a checksum is put together from a pseudo-header, a header and the pieces of
+//! a payload. [`Sum`] does so for pieces of any length, odd ones included. Called by the segmenter,
+//! by ports that complete checksums while they copy, and by the frame builder.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// The ones'-complement sum of `bytes` as big-endian 16-bit words, at most 0xffff. An odd last byte counts
-/// as the high half of a word.
+/// The ones'-complement sum of `bytes` as big-endian 16-bit words, at most 0xffff. An odd last byte
+/// counts as the high half of a word.
 ///
 /// Goes 32 bytes a step, in four independent lanes that the compiler turns into vector additions.
 #[inline]
@@ -29,7 +29,8 @@ pub fn sum(bytes: &[u8]) -> u32 {
     for (to, from) in last.iter_mut().zip(tail) {
         *to = *from;
     }
-    // 2^32 additions of a 32-bit word fit in a lane; eight lanes of frames (64 KiB) are far below that.
+    // 2^32 additions of a 32-bit word fit in a lane; eight lanes of frames (64 KiB) are far below
+    // that.
     let total = lanes
         .iter()
         .fold(u64::from(u32::from_ne_bytes(last)), |total, lane| {
@@ -38,7 +39,8 @@ pub fn sum(bytes: &[u8]) -> u32 {
     of_native(total)
 }
 
-/// The sum for whoever has added up words in the processor's own order, of 16 or of 32 bits: at most 0xffff.
+/// The sum for whoever has added up words in the processor's own order, of 16 or of 32 bits: at
+/// most 0xffff.
 #[inline]
 pub fn of_native(total: u64) -> u32 {
     // The sum of byte-swapped words is the byte-swapped sum (RFC 1071, section 2 (B)).
@@ -65,14 +67,16 @@ pub fn add(a: u32, b: u32) -> u32 {
     u32::from(fold(a)) + u32::from(fold(b))
 }
 
-/// The checksum of `bytes`: their folded sum, inverted. Over data that holds its own checksum it is 0.
+/// The checksum of `bytes`: their folded sum, inverted. Over data that holds its own checksum it is
+/// 0.
 #[inline]
 pub fn checksum(bytes: &[u8]) -> u16 {
     !fold(sum(bytes))
 }
 
-/// The checksum field for a sum that covers the pseudo-header too: inverted, and 0xffff for 0. UDP needs the
-/// latter, for the others it is the same number; so a sender's checksum can be completed without knowing which it is.
+/// The checksum field for a sum that covers the pseudo-header too: inverted, and 0xffff for 0. UDP
+/// needs the latter, for the others it is the same number; so a sender's checksum can be completed
+/// without knowing which it is.
 #[inline]
 pub fn finish(sum: u32) -> u16 {
     match !fold(sum) {
@@ -85,7 +89,12 @@ pub fn finish(sum: u32) -> u16 {
 #[inline]
 pub fn pseudo_v4(src: Ipv4Addr, dst: Ipv4Addr, protocol: u8, len: u32) -> u32 {
     let (src, dst) = (src.to_bits(), dst.to_bits());
-    (src >> 16) + (src & 0xffff) + (dst >> 16) + (dst & 0xffff) + u32::from(protocol) + u32::from(fold(len))
+    (src >> 16)
+        + (src & 0xffff)
+        + (dst >> 16)
+        + (dst & 0xffff)
+        + u32::from(protocol)
+        + u32::from(fold(len))
 }
 
 /// The sum of an IPv6 pseudo-header (RFC 8200, section 8.1) for `len` bytes of `protocol`.
@@ -129,7 +138,8 @@ impl Sum {
         Self::default()
     }
 
-    /// Starts from a sum that is there already, such as a pseudo-header's; the next piece is at an even offset.
+    /// Starts from a sum that is there already, such as a pseudo-header's; the next piece is at an
+    /// even offset.
     pub fn from_partial(sum: u32) -> Self {
         Self {
             total: u32::from(fold(sum)),
@@ -148,7 +158,8 @@ impl Sum {
     pub fn append(&mut self, sum: u32, len: usize) {
         let mut sum = fold(sum);
         if self.odd {
-            // At an odd offset every byte is in the other half of its word (RFC 1071, section 2 (A)).
+            // At an odd offset every byte is in the other half of its word (RFC 1071, section 2
+            // (A)).
             sum = sum.swap_bytes();
         }
         self.total = add(self.total, u32::from(sum));
@@ -193,8 +204,8 @@ mod tests {
     #[test]
     fn a_header_with_its_checksum_sums_to_zero() {
         let header = [
-            0x45, 0x00, 0x00, 0x73, 0x00, 0x00, 0x40, 0x00, 0x40, 0x11, 0xb8, 0x61, 0xc0, 0xa8, 0x00, 0x01,
-            0xc0, 0xa8, 0x00, 0xc7,
+            0x45, 0x00, 0x00, 0x73, 0x00, 0x00, 0x40, 0x00, 0x40, 0x11, 0xb8, 0x61, 0xc0, 0xa8,
+            0x00, 0x01, 0xc0, 0xa8, 0x00, 0xc7,
         ];
         assert_eq!(checksum(&header), 0);
     }
@@ -233,7 +244,8 @@ mod tests {
                 from = cut;
             }
             sum.add(&bytes[from..]);
-            // 0 and 0xffff are both zero in ones' complement; sums of the same bytes agree on which.
+            // 0 and 0xffff are both zero in ones' complement; sums of the same bytes agree on
+            // which.
             prop_assert_eq!(sum.folded(), naive(&bytes));
         }
 

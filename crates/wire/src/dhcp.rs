@@ -1,8 +1,8 @@
 //! Which packets are DHCP (RFC 2131) and DHCPv6 (RFC 8415), told by their ports and addresses.
 //!
-//! docs/security-groups.md (13) passes a client's requests and their answers whatever the rules say, and
-//! refuses a guest that acts as a server unless it is allowed to. The ports decide, as they do in the
-//! firewalls of other clouds; addresses narrow it where the protocol does.
+//! docs/security-groups.md (13) passes a client's requests and their answers whatever the rules
+//! say, and refuses a guest that acts as a server unless it is allowed to. The ports decide, as
+//! they do in the firewalls of other clouds; addresses narrow it where the protocol does.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -19,7 +19,8 @@ pub const SERVER_PORT_V6: u16 = 547;
 /// All_DHCP_Relay_Agents_and_Servers.
 pub const ALL_RELAYS_AND_SERVERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2);
 
-/// A client's request: to a server's address (renewal), to everybody, or to the servers' group in IPv6.
+/// A client's request: to a server's address (renewal), to everybody, or to the servers' group in
+/// IPv6.
 #[inline]
 pub fn is_client_request(ip: &IpPacket) -> bool {
     let L4::Udp { sport, dport } = ip.l4_info else {
@@ -47,8 +48,9 @@ pub fn is_server_answer(ip: &IpPacket) -> bool {
     (sport, dport) == ports
 }
 
-/// What a client hears: answers, and whatever else is sent to its port. Clients that read frames as they come (to hear
-/// answers before they have an address) look at the destination port alone, so a false server can use any other.
+/// What a client hears: answers, and whatever else is sent to its port. Clients that read frames as
+/// they come (to hear answers before they have an address) look at the destination port alone, so a
+/// false server can use any other.
 #[inline]
 pub fn is_to_client(ip: &IpPacket) -> bool {
     let client = if ip.v6 { CLIENT_PORT_V6 } else { CLIENT_PORT };
@@ -82,11 +84,24 @@ mod tests {
     #[test]
     fn requests_and_answers_of_both_families() {
         assert_eq!(classes(&build::dhcp_request(CLIENT, 1, 7)), (true, false));
-        let answer = build::dhcp_answer(SERVER, [10, 0, 0, 1].into(), CLIENT, [10, 0, 0, 9].into(), 2, 7);
+        let answer = build::dhcp_answer(
+            SERVER,
+            [10, 0, 0, 1].into(),
+            CLIENT,
+            [10, 0, 0, 9].into(),
+            2,
+            7,
+        );
         assert_eq!(classes(&answer), (false, true));
         assert_eq!(classes(&build::dhcpv6_request(CLIENT, 1, 7)), (true, false));
         assert_eq!(
-            classes(&build::dhcpv6_answer(SERVER, CLIENT, CLIENT.link_local(), 2, 7)),
+            classes(&build::dhcpv6_answer(
+                SERVER,
+                CLIENT,
+                CLIENT.link_local(),
+                2,
+                7
+            )),
             (false, true)
         );
     }
@@ -97,9 +112,14 @@ mod tests {
         let v4 = build::frame(SERVER, CLIENT).ip([10, 0, 0, 2], [10, 0, 0, 1]);
         let v6 = build::frame(SERVER, CLIENT).ip(SERVER.link_local(), CLIENT.link_local());
         assert!(heard(&v4.clone().udp(9, 68).build()) && heard(&v6.clone().udp(9, 546).build()));
-        assert!(!heard(&v4.clone().udp(68, 67).build()) && !heard(&v6.clone().udp(546, 547).build()));
-        let all = |frame: &[u8]| is_to_all_servers(parse(frame, frame.len()).unwrap().ip().unwrap());
-        assert!(all(&build::dhcp_request(CLIENT, 1, 7)) && all(&build::dhcpv6_request(CLIENT, 1, 7)));
+        assert!(
+            !heard(&v4.clone().udp(68, 67).build()) && !heard(&v6.clone().udp(546, 547).build())
+        );
+        let all =
+            |frame: &[u8]| is_to_all_servers(parse(frame, frame.len()).unwrap().ip().unwrap());
+        assert!(
+            all(&build::dhcp_request(CLIENT, 1, 7)) && all(&build::dhcpv6_request(CLIENT, 1, 7))
+        );
         assert!(!all(&v4.udp(68, 67).build()) && !all(&v6.udp(546, 547).build()));
     }
 

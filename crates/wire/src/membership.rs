@@ -1,5 +1,6 @@
-//! Who wants to hear a multicast group, as a host tells it to routers and to switches that listen: IGMP version 2 (RFC 2236)
-//! and version 1 of MLD (RFC 2710), which all later versions understand too.
+//! Who wants to hear a multicast group, as a host tells it to routers and to switches that listen:
+//! IGMP version 2 (RFC 2236) and version 1 of MLD (RFC 2710), which all later versions understand
+//! too.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -21,7 +22,8 @@ const QUERY: Kind = Kind(0x11, 130);
 const REPORT: Kind = Kind(0x16, 131);
 const LEAVE: Kind = Kind(0x17, 132);
 
-/// `mac`, which has `ours`, hears `group`. An IPv6 group is reported from `mac`'s link-local address, as it has to be.
+/// `mac`, which has `ours`, hears `group`. An IPv6 group is reported from `mac`'s link-local
+/// address, as it has to be.
 pub fn report(mac: Mac, ours: Ipv4Addr, group: IpAddr) -> Vec<u8> {
     message(REPORT, mac, ours, group, group)
 }
@@ -48,14 +50,17 @@ fn message(kind: Kind, mac: Mac, ours: Ipv4Addr, group: IpAddr, to: IpAddr) -> V
         }
         IpAddr::V6(group) => {
             let (header, alert) = ALERT_V6;
-            let packet = frame.ip(mac.link_local(), to).ttl(1).extension(header, &alert);
+            let packet = frame
+                .ip(mac.link_local(), to)
+                .ttl(1)
+                .extension(header, &alert);
             packet.icmp(kind.1, 0, 0).payload(&group.octets()).build()
         }
     }
 }
 
-/// Which group a router or a switch asks for, if `ip`, which [`crate::parse::parse`] made of `head`, is such a question. The
-/// unspecified address: all groups of its family.
+/// Which group a router or a switch asks for, if `ip`, which [`crate::parse::parse`] made of
+/// `head`, is such a question. The unspecified address: all groups of its family.
 pub fn query(head: &[u8], ip: &IpPacket) -> Option<IpAddr> {
     if ip.fragment.is_some() {
         return None;
@@ -123,10 +128,15 @@ mod tests {
     fn questions_are_for_one_group_or_for_all() {
         for group in ["230.1.2.3", "0.0.0.0", "ff0e::1:2", "::"] {
             let group: IpAddr = group.parse().unwrap();
-            let all = if group.is_ipv4() { "224.0.0.1" } else { "ff02::1" };
+            let all = if group.is_ipv4() {
+                "224.0.0.1"
+            } else {
+                "ff02::1"
+            };
             let mut frame = message(QUERY, MAC, OURS, group, all.parse().unwrap());
             if group.is_ipv6() {
-                // Behind the longest delay come two bytes, and then the group: as the builder has it.
+                // Behind the longest delay come two bytes, and then the group: as the builder has
+                // it.
                 assert_eq!(frame[frame.len() - 24], QUERY.1);
             }
             assert_eq!(asked(&frame), Some(group));

@@ -1,10 +1,13 @@
-//! Merges TCP segments of one connection that follow each other, and likewise UDP datagrams of one flow, into the large frame that
-//! they could have been cut from: the opposite of [`segment`](crate::segment), done for a receiver that takes such frames (GRO).
+//! Merges TCP segments of one connection that follow each other, and likewise UDP datagrams of one
+//! flow, into the large frame that they could have been cut from: the opposite of
+//! [`segment`](crate::segment), done for a receiver that takes such frames (GRO).
 //!
-//! What [`segment`](crate::segment) would make of the merged frame are the very segments that came: only such are
-//! merged that differ in nothing but their sequence number, length, IPv4 identification and checksums, are all as long as
-//! the first (the last may be shorter), and carry no control bits but ACK and, the last one, PSH. Datagrams have no number: which
-//! of them follow each other the caller knows; those without a checksum stay alone. Checksums are the caller's to verify beforehand ([`Piece::header_sum`]): a merged frame has only a partial one.
+//! What [`segment`](crate::segment) would make of the merged frame are the very segments that came:
+//! only such are merged that differ in nothing but their sequence number, length, IPv4
+//! identification and checksums, are all as long as the first (the last may be shorter), and carry
+//! no control bits but ACK and, the last one, PSH. Datagrams have no number: which of them follow
+//! each other the caller knows; those without a checksum stay alone. Checksums are the caller's to
+//! verify beforehand ([`Piece::header_sum`]): a merged frame has only a partial one.
 
 use std::ops::Range;
 
@@ -36,8 +39,9 @@ pub struct Piece {
     psh: bool,
 }
 
-/// The piece in a frame of `frame_len` bytes that begins with `head`, if it is one to merge: plain TCP with a payload and no
-/// control bits but ACK and PSH, or plain UDP with a payload and a checksum, and nothing behind the packet.
+/// The piece in a frame of `frame_len` bytes that begins with `head`, if it is one to merge: plain
+/// TCP with a payload and no control bits but ACK and PSH, or plain UDP with a payload and a
+/// checksum, and nothing behind the packet.
 pub fn piece(head: &[u8], frame_len: usize) -> Option<Piece> {
     let v6 = match parse::ethertype_of(head) {
         ethertype::IPV4 => false,
@@ -88,7 +92,11 @@ pub fn piece(head: &[u8], frame_len: usize) -> Option<Piece> {
 
 impl Piece {
     fn protocol(&self) -> u8 {
-        if self.tcp { protocol::TCP } else { protocol::UDP }
+        if self.tcp {
+            protocol::TCP
+        } else {
+            protocol::UDP
+        }
     }
 
     /// Where the header of TCP or UDP begins.
@@ -101,8 +109,9 @@ impl Piece {
         usize::from(self.payload)..self.end as usize
     }
 
-    /// The sum of the pseudo-header, or `None` if the IPv4 header's own checksum is wrong. With that of the frame from
-    /// [`l4`](Self::l4) on it folds to 0xffff when the segment's checksum is right.
+    /// The sum of the pseudo-header, or `None` if the IPv4 header's own checksum is wrong. With
+    /// that of the frame from [`l4`](Self::l4) on it folds to 0xffff when the segment's checksum is
+    /// right.
     pub fn header_sum(&self, head: &[u8]) -> Option<u32> {
         let len = self.end - u32::from(self.l4);
         let addresses = match self.v6 {
@@ -119,13 +128,14 @@ impl Piece {
         Some(checksum::add(sum, len))
     }
 
-    /// `next`, which begins with `next_head`, may be merged behind `taken` bytes of payload that begin with this segment, which
-    /// begins with `head`.
+    /// `next`, which begins with `next_head`, may be merged behind `taken` bytes of payload that
+    /// begin with this segment, which begins with `head`.
     pub fn takes(&self, head: &[u8], taken: usize, next: &Piece, next_head: &[u8]) -> bool {
         let size = self.payload().len();
         let ip_len = usize::from(self.payload) - ETHERNET_LEN + taken + next.payload().len();
         let in_order = !self.tcp || next.seq == self.seq.wrapping_add(taken as u32);
-        // Those before were all as long as the first, or it would not be asked. Who cuts them again numbers them in a row.
+        // Those before were all as long as the first, or it would not be asked. Who cuts them again
+        // numbers them in a row.
         let count = taken / size;
         in_order
             && self.id.map(|id| id.wrapping_add(count as u16)) == next.id
@@ -177,8 +187,8 @@ impl Piece {
         self.psh || self.payload().len() < first.payload().len()
     }
 
-    /// Makes `head`, which is this segment's, that of a frame with `payload` bytes, the last of which came with `last`. Gives
-    /// what is left to do in it.
+    /// Makes `head`, which is this segment's, that of a frame with `payload` bytes, the last of
+    /// which came with `last`. Gives what is left to do in it.
     pub fn finish(&self, head: &mut [u8], payload: usize, last: &Piece) -> Offload {
         let l4 = self.l4();
         let l4_len = usize::from(self.payload) - l4 + payload;
@@ -198,7 +208,11 @@ impl Piece {
             head[l4 + 4..l4 + 6].copy_from_slice(&(l4_len as u16).to_be_bytes());
         }
         let field = if self.tcp { 16 } else { 6 };
-        let addresses = if self.v6 { &head[22..54] } else { &head[26..34] };
+        let addresses = if self.v6 {
+            &head[22..54]
+        } else {
+            &head[26..34]
+        };
         let pseudo = checksum::add(checksum::sum(addresses), u32::from(self.protocol()));
         let pseudo = checksum::fold(checksum::add(pseudo, l4_len as u32));
         head[l4 + field..l4 + field + 2].copy_from_slice(&pseudo.to_be_bytes());
@@ -292,12 +306,19 @@ mod tests {
             };
             let payload: Vec<u8> = (0..2500).map(|n| (n * 7) as u8).collect();
             let flow = flow.udp(1, 2);
-            let (large, offload) = flow.clone().payload(&payload).gso(1000).build_with_offload();
+            let (large, offload) = flow
+                .clone()
+                .payload(&payload)
+                .gso(1000)
+                .build_with_offload();
             let datagrams: Vec<Vec<u8>> = payload
                 .chunks(1000)
                 .map(|chunk| flow.clone().payload(chunk).build())
                 .collect();
-            let pieces: Vec<Piece> = datagrams.iter().map(|d| piece(d, d.len()).unwrap()).collect();
+            let pieces: Vec<Piece> = datagrams
+                .iter()
+                .map(|d| piece(d, d.len()).unwrap())
+                .collect();
             let mut merged = datagrams[0].clone();
             for (next, bytes) in pieces.iter().zip(&datagrams).skip(1) {
                 let taken = merged.len() - pieces[0].payload().start;
@@ -313,7 +334,8 @@ mod tests {
             assert_eq!(pieces[0].finish(&mut merged, 2500, &pieces[2]), offload);
             assert_eq!(merged, large);
 
-            // Without a checksum, longer than the first, behind a shorter one, of another flow, or TCP's.
+            // Without a checksum, longer than the first, behind a shorter one, of another flow, or
+            // TCP's.
             let first = &pieces[0];
             let takes = |taken: usize, bytes: &[u8]| {
                 let next = piece(bytes, bytes.len());

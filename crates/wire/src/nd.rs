@@ -1,8 +1,9 @@
-//! IPv6 neighbour discovery messages (RFC 4861): what anti-spoofing and the always-passed rules need to know.
+//! IPv6 neighbour discovery messages (RFC 4861): what anti-spoofing and the always-passed rules
+//! need to know.
 //!
-//! [`parse`] does the checks that a receiver has to do (sections 6.1, 7.1, 8.1), except for the checksum: hop
-//! limit 255, code 0, lengths, options. A message that fails them is ignored by any receiver, so it is
-//! dropped here rather than passed outside the rules.
+//! [`parse`] does the checks that a receiver has to do (sections 6.1, 7.1, 8.1), except for the
+//! checksum: hop limit 255, code 0, lengths, options. A message that fails them is ignored by any
+//! receiver, so it is dropped here rather than passed outside the rules.
 
 use std::net::Ipv6Addr;
 
@@ -79,10 +80,12 @@ pub fn is_nd(kind: u8) -> bool {
     matches!(kind, ROUTER_SOLICITATION..=REDIRECT)
 }
 
-/// Reads the message in `ip`, which [`crate::parse::parse`] made of `head`; `Ok(None)` for any other packet.
+/// Reads the message in `ip`, which [`crate::parse::parse`] made of `head`; `Ok(None)` for any
+/// other packet.
 ///
-/// All options have to lie in `head`, lest one that is not judged says something else; router advertisements and
-/// redirects alone can be longer, and the options that are not seen are not judged.
+/// All options have to lie in `head`, lest one that is not judged says something else; router
+/// advertisements and redirects alone can be longer, and the options that are not seen are not
+/// judged.
 pub fn parse(head: &[u8], ip: &IpPacket) -> Result<Option<Nd>, ParseError> {
     let L4::Icmp { kind, code, .. } = ip.l4_info else {
         return Ok(None);
@@ -162,7 +165,8 @@ fn read_options(nd: &mut Nd, mut options: &[u8], whole: bool) -> Result<(), Pars
             break;
         };
         if matches!(*kind, SOURCE_LINK | TARGET_LINK) {
-            // An Ethernet address fills its option (RFC 2464, section 6); two that disagree are nobody's honest message.
+            // An Ethernet address fills its option (RFC 2464, section 6); two that disagree are
+            // nobody's honest message.
             let &[_, _, a, b, c, d, e, f] = option else {
                 return malformed;
             };

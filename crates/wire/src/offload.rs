@@ -1,8 +1,8 @@
 //! What a sender left undone in a frame: the checksum to complete and the segments to cut.
 //!
-//! The semantics are those of `struct virtio_net_hdr` (virtio 1.2, section 5.1.6); vhost-user and TAP
-//! ports both speak it, and the switch carries it from port to port so that nothing is computed that
-//! the receiver takes as it is.
+//! The semantics are those of `struct virtio_net_hdr` (virtio 1.2, section 5.1.6); vhost-user and
+//! TAP ports both speak it, and the switch carries it from port to port so that nothing is computed
+//! that the receiver takes as it is.
 
 /// How a large frame is to be cut into packets (virtio 1.2, section 5.1.6: `gso_type`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -22,7 +22,8 @@ pub enum Gso {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Offload {
     /// Where the checksum is to be completed: sum from `start` to the end of the frame, stored at
-    /// `start + offset`, which holds the pseudo-header's sum. Offsets in bytes from the Ethernet header.
+    /// `start + offset`, which holds the pseudo-header's sum. Offsets in bytes from the Ethernet
+    /// header.
     pub checksum: Option<PartialChecksum>,
     /// The sender (or a device) has checked the checksum already (VIRTIO_NET_HDR_F_DATA_VALID).
     pub data_valid: bool,

@@ -1,12 +1,13 @@
 //! The one check of all header lengths of a frame.
 //!
-//! [`parse`] reads a private copy of a frame's first bytes and says what the frame is, in a [`Packet`] of plain
-//! numbers; whatever does not fit is a [`ParseError`], never a guess. Nothing after it checks a length again.
-//! It is on the path of every frame: no allocation, fixed-size reads through checked slices, and a short way
-//! for the common frame (no IP options, no extension headers, TCP or UDP).
+//! [`parse`] reads a private copy of a frame's first bytes and says what the frame is, in a
+//! [`Packet`] of plain numbers; whatever does not fit is a [`ParseError`], never a guess. Nothing
+//! after it checks a length again. It is on the path of every frame: no allocation, fixed-size
+//! reads through checked slices, and a short way for the common frame (no IP options, no extension
+//! headers, TCP or UDP).
 //!
-//! What it does not judge: addresses, checksums, TTL (policy and the receiver's business), and what is
-//! inside VLAN tags or tunnels: such frames are [`Net::Other`] and [`L4::Other`].
+//! What it does not judge: addresses, checksums, TTL (policy and the receiver's business), and what
+//! is inside VLAN tags or tunnels: such frames are [`Net::Other`] and [`L4::Other`].
 
 mod error;
 mod extensions;
@@ -118,10 +119,10 @@ pub struct ArpPacket {
 
 /// Says what the frame is, or what is wrong with it.
 ///
-/// `head` holds the first bytes of the frame: all of it, or enough for any headers that are to pass (a frame
-/// with longer ones is [`ParseError::HeadersTooLong`]). `frame_len` is the length of the whole frame; a `head`
-/// longer than that is cut. Offsets in the result count from the start of `head`, and every header that the
-/// result describes lies within `head`.
+/// `head` holds the first bytes of the frame: all of it, or enough for any headers that are to pass
+/// (a frame with longer ones is [`ParseError::HeadersTooLong`]). `frame_len` is the length of the
+/// whole frame; a `head` longer than that is cut. Offsets in the result count from the start of
+/// `head`, and every header that the result describes lies within `head`.
 #[inline]
 pub fn parse(head: &[u8], frame_len: usize) -> Result<Packet, ParseError> {
     let head = Head::new(head, frame_len);
@@ -135,9 +136,9 @@ pub fn parse(head: &[u8], frame_len: usize) -> Result<Packet, ParseError> {
     }
 }
 
-/// The frame with what was found in it. Every way through the parser ends in a call of its own, so that a result is
-/// written once, where it is wanted: put together layer by layer it took the whole twice as long (moves of half-written
-/// enums, which stall on store forwarding).
+/// The frame with what was found in it. Every way through the parser ends in a call of its own, so
+/// that a result is written once, where it is wanted: put together layer by layer it took the whole
+/// twice as long (moves of half-written enums, which stall on store forwarding).
 #[inline(always)]
 fn frame(ethernet: &[u8; ETHERNET_LEN], net: Net) -> Packet {
     let (dst, rest) = split_mac(ethernet);
@@ -150,7 +151,8 @@ fn frame(ethernet: &[u8; ETHERNET_LEN], net: Net) -> Packet {
     }
 }
 
-/// The MAC that `bytes` begin with, and the rest. Copied whole: octet by octet it is six loads and spills.
+/// The MAC that `bytes` begin with, and the rest. Copied whole: octet by octet it is six loads and
+/// spills.
 #[inline(always)]
 fn split_mac(bytes: &[u8]) -> (Mac, &[u8]) {
     match bytes.split_first_chunk::<6>() {

@@ -1,6 +1,7 @@
-//! Capture files of the old kind (libpcap's, pcap-savefile(5)), which the original wrote: a header, then any number of
-//! packets. Little-endian, times in microseconds, Ethernet frames without FCS. Which way a frame went and why it was
-//! dropped cannot be said in it: see [`pcapng`](crate::pcapng).
+//! Capture files of the old kind (libpcap's, pcap-savefile(5)), which the original wrote: a header,
+//! then any number of packets. Little-endian, times in microseconds, Ethernet frames without FCS.
+//! Which way a frame went and why it was dropped cannot be said in it: see
+//! [`pcapng`](crate::pcapng).
 
 /// Bytes of a file's header.
 pub const HEADER_LEN: usize = 24;
@@ -25,7 +26,9 @@ pub fn can_go_on(head: &[u8]) -> bool {
         head.get(at..at + 4)
             .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]))
     };
-    word(0) == Some(MAGIC) && head.get(4..8) == Some(&[2, 0, 4, 0]) && word(20) == Some(LINK_TYPE_ETHERNET)
+    word(0) == Some(MAGIC)
+        && head.get(4..8) == Some(&[2, 0, 4, 0])
+        && word(20) == Some(LINK_TYPE_ETHERNET)
 }
 
 /// Records a whole frame, `time_ns` nanoseconds after 1970.

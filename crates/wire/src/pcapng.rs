@@ -1,7 +1,9 @@
-//! Capture files: the blocks of pcapng (draft-ietf-opsawg-pcapng) that a trace of one interface needs.
+//! Capture files: the blocks of pcapng (draft-ietf-opsawg-pcapng) that a trace of one interface
+//! needs.
 //!
-//! A file is [`section_header`], one [`interface`] for each NIC, then any number of [`packet`]s. Little-endian, times in
-//! nanoseconds, Ethernet frames without FCS. Each function appends one whole block.
+//! A file is [`section_header`], one [`interface`] for each NIC, then any number of [`packet`]s.
+//! Little-endian, times in nanoseconds, Ethernet frames without FCS. Each function appends one
+//! whole block.
 
 const SECTION_HEADER: u32 = 0x0a0d_0d0a;
 const INTERFACE: u32 = 1;

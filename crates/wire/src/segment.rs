@@ -1,7 +1,9 @@
-//! Cuts a large frame (TSO, USO) into packets: the header of each, and which payload bytes go with it.
+//! Cuts a large frame (TSO, USO) into packets: the header of each, and which payload bytes go with
+//! it.
 //!
-//! Pure arithmetic over a private copy of the frame's headers: the caller copies each payload where it goes, has the header
-//! written before it, one segment at a time, and so segments during the one copy:
+//! Pure arithmetic over a private copy of the frame's headers: the caller copies each payload where
+//! it goes, has the header written before it, one segment at a time, and so segments during the one
+//! copy:
 //!
 //! ```text
 //! let segments = Segments::new(head, frame_len, &offload)?;
@@ -11,15 +13,16 @@
 //! }
 //! ```
 //!
-//! A header is a copy of what is the same in all of them, with the rest stored over it as numbers that nobody reads back: a load
-//! of bytes that were just stored in other portions waits until all that was stored before has reached the cache, and before a
-//! header that is a payload.
+//! A header is a copy of what is the same in all of them, with the rest stored over it as numbers
+//! that nobody reads back: a load of bytes that were just stored in other portions waits until all
+//! that was stored before has reached the cache, and before a header that is a payload.
 //!
-//! What changes from segment to segment is what Linux's software segmentation changes: the IP lengths, the IPv4
-//! identification (plus one each) and header checksum; TCP's sequence number, PSH and FIN (the last segment's), CWR
-//! (the first one's), the UDP length, and the layer-4 checksum. Options and extension headers are repeated.
-//! The checksum is made of the IPv6 header's destination: of packets with a routing header that is not done
-//! with yet no large frames are sent.
+//! What changes from segment to segment is what Linux's software segmentation changes: the IP
+//! lengths, the IPv4 identification (plus one each) and header checksum; TCP's sequence number, PSH
+//! and FIN (the last segment's), CWR (the first one's), the UDP length, and the layer-4 checksum.
+//! Options and extension headers are repeated. The checksum is made of the IPv6 header's
+//! destination: of packets with a routing header that is not done with yet no large frames are
+//! sent.
 
 use std::net::IpAddr;
 use std::ops::Range;
@@ -62,23 +65,26 @@ pub struct Segments {
     tcp: Option<(u32, TcpFlags)>,
     /// The large frame's IPv4 identification.
     id: u16,
-    /// Sums of what stays the same: the IPv4 header, the layer-4 header, the pseudo-header but for its length.
+    /// Sums of what stays the same: the IPv4 header, the layer-4 header, the pseudo-header but for
+    /// its length.
     ip_sum: u32,
     l4_sum: u32,
     pseudo_sum: u32,
 }
 
 impl Segments {
-    /// Looks at a frame of `frame_len` bytes that `offload` says is to be cut; `head` is as for [`parse::parse`].
-    /// Ethernet padding is not carried along. Fails as the parser does, with [`ParseError::Offload`] when the frame is
-    /// not one to cut (`gso` is none, or another than the headers' kind).
+    /// Looks at a frame of `frame_len` bytes that `offload` says is to be cut; `head` is as for
+    /// [`parse::parse`]. Ethernet padding is not carried along. Fails as the parser does, with
+    /// [`ParseError::Offload`] when the frame is not one to cut (`gso` is none, or another than the
+    /// headers' kind).
     pub fn new(head: &[u8], frame_len: usize, offload: &Offload) -> Result<Self, ParseError> {
         let packet = parse::parse(head, frame_len)?;
         parse::check_offload(&packet, frame_len, offload)?;
         Self::of_packet(head, &packet, offload)
     }
 
-    /// The same for a frame that has been parsed as `packet`, and whose offload has been checked against it.
+    /// The same for a frame that has been parsed as `packet`, and whose offload has been checked
+    /// against it.
     pub fn of_packet(head: &[u8], packet: &Packet, offload: &Offload) -> Result<Self, ParseError> {
         let ip = packet
             .ip()
@@ -144,7 +150,8 @@ impl Segments {
         self.header_len
     }
 
-    /// Which bytes of the large frame are the payload of segment `index`; none at or beyond [`Segments::count`].
+    /// Which bytes of the large frame are the payload of segment `index`; none at or beyond
+    /// [`Segments::count`].
     #[inline]
     pub fn payload(&self, index: usize) -> Range<usize> {
         let start = self
@@ -154,8 +161,8 @@ impl Segments {
         start..start.saturating_add(self.size).min(self.end)
     }
 
-    /// Where a segment's checksum is to be completed when its header was made with [`Checksum::Partial`]. The
-    /// same for every segment.
+    /// Where a segment's checksum is to be completed when its header was made with
+    /// [`Checksum::Partial`]. The same for every segment.
     pub fn partial_checksum(&self) -> PartialChecksum {
         PartialChecksum {
             start: self.l4 as u16,
@@ -163,7 +170,8 @@ impl Segments {
         }
     }
 
-    /// Writes the headers of segment `index`, Ethernet to layer 4, to `out`: [`Segments::header_len`] bytes.
+    /// Writes the headers of segment `index`, Ethernet to layer 4, to `out`:
+    /// [`Segments::header_len`] bytes.
     #[inline]
     pub fn write(&self, index: usize, checksum: Checksum, out: &mut [u8]) {
         copy_header(&self.header[..self.header_len], out);
@@ -185,7 +193,10 @@ impl Segments {
         if self.v6 {
             put16(l3, 4, (l3.len() - 40 + l4_len) as u16);
         } else {
-            let (total_len, id) = ((l3.len() + l4_len) as u16, self.id.wrapping_add(index as u16));
+            let (total_len, id) = (
+                (l3.len() + l4_len) as u16,
+                self.id.wrapping_add(index as u16),
+            );
             put16(l3, 2, total_len);
             put16(l3, 4, id);
             put16(
@@ -198,9 +209,10 @@ impl Segments {
         let pseudo_sum = self.pseudo_sum + l4_len as u32;
         let field = match checksum {
             Checksum::Partial => checksum::fold(pseudo_sum),
-            Checksum::Full { payload_sum } => {
-                checksum::finish(checksum::add(checksum::add(pseudo_sum, l4_sum), payload_sum))
-            }
+            Checksum::Full { payload_sum } => checksum::finish(checksum::add(
+                checksum::add(pseudo_sum, l4_sum),
+                payload_sum,
+            )),
         };
         put16(l4, self.checksum_offset(), field);
     }

@@ -1,8 +1,8 @@
-//! `struct virtio_net_hdr` (virtio 1.2, section 5.1.6): the twelve bytes before every frame in a virtqueue,
-//! and before every frame of a TAP device opened with a vnet header of that size.
+//! `struct virtio_net_hdr` (virtio 1.2, section 5.1.6): the twelve bytes before every frame in a
+//! virtqueue, and before every frame of a TAP device opened with a vnet header of that size.
 //!
-//! Little-endian throughout (VERSION_1): flags u8, gso_type u8, hdr_len u16, gso_size u16, csum_start u16,
-//! csum_offset u16, num_buffers u16.
+//! Little-endian throughout (VERSION_1): flags u8, gso_type u8, hdr_len u16, gso_size u16,
+//! csum_start u16, csum_offset u16, num_buffers u16.
 
 use std::fmt;
 
@@ -23,7 +23,8 @@ const GSO_UDP_L4: u8 = 5;
 const GSO_ECN: u8 = 0x80;
 
 /// Writes the header for a frame. `hdr_len` is a hint, the length of the headers that every segment
-/// repeats; `num_buffers` the descriptor chains that the frame takes (1 without MRG_RXBUF, 0 towards a device).
+/// repeats; `num_buffers` the descriptor chains that the frame takes (1 without MRG_RXBUF, 0
+/// towards a device).
 #[inline]
 pub fn encode(offload: &Offload, hdr_len: u16, num_buffers: u16) -> [u8; HDR_LEN_MRG] {
     let mut flags = 0;
@@ -64,8 +65,9 @@ pub fn encode(offload: &Offload, hdr_len: u16, num_buffers: u16) -> [u8; HDR_LEN
 
 /// Reads the header a sender put before a frame.
 ///
-/// `hdr_len` and `num_buffers` are not believed and not returned, unknown flag bits are ignored as the
-/// specification asks. Whether the checksum's place suits the frame is [`crate::parse::check_offload`]'s to say.
+/// `hdr_len` and `num_buffers` are not believed and not returned, unknown flag bits are ignored as
+/// the specification asks. Whether the checksum's place suits the frame is
+/// [`crate::parse::check_offload`]'s to say.
 #[inline]
 pub fn decode(header: &[u8; HDR_LEN_MRG]) -> Result<Offload, HeaderError> {
     let word = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
@@ -138,7 +140,10 @@ mod tests {
 
     #[test]
     fn golden_bytes() {
-        assert_eq!(encode(&TSO, 66, 3), [1, 0x81, 66, 0, 0xa8, 5, 34, 0, 16, 0, 3, 0]);
+        assert_eq!(
+            encode(&TSO, 66, 3),
+            [1, 0x81, 66, 0, 0xa8, 5, 34, 0, 16, 0, 3, 0]
+        );
         assert_eq!(
             encode(&Offload::default(), 66, 1),
             [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0]

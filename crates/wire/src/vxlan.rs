@@ -1,11 +1,14 @@
 //! VXLAN (RFC 7348): what is put in front of an inner frame on the wire, and what is found there.
 //!
-//! - [`Outer`]: Ethernet, 802.1Q tag, IPv4 or IPv6, UDP and VXLAN headers as one template, made once for a next hop; what
-//!   changes from flow to flow is set in a copy, what changes from frame to frame is filled in by [`Outer::write`].
-//! - [`parse`]: the same headers of a frame from the wire; all their lengths are checked here, once.
+//! - [`Outer`]: Ethernet, 802.1Q tag, IPv4 or IPv6, UDP and VXLAN headers as one template, made
+//!   once for a next hop; what changes from flow to flow is set in a copy, what changes from frame
+//!   to frame is filled in by [`Outer::write`].
+//! - [`parse`]: the same headers of a frame from the wire; all their lengths are checked here,
+//!   once.
 //! - [`left_undone`]: what the kernel has not done in a packet of its own that was on no wire.
 //! - [`ecn`]: what becomes of congestion marks at both ends of the tunnel (RFC 6040).
-//! - [`flow_hash`]: the flow of an inner frame as a number, for the outer UDP source port and the choice of a path.
+//! - [`flow_hash`]: the flow of an inner frame as a number, for the outer UDP source port and the
+//!   choice of a path.
 
 pub mod ecn;
 mod hash;

@@ -1,4 +1,5 @@
-//! A program on an interface: in XDP, native where the driver does it, generic where not, or at tc ingress.
+//! A program on an interface: in XDP, native where the driver does it, generic where not, or at tc
+//! ingress.
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
@@ -15,10 +16,12 @@ use crate::filter::Filter;
 pub enum Mode {
     /// In the driver, before the kernel has made anything of a packet.
     Native,
-    /// Behind the driver, for drivers that know nothing of XDP: slower, and every packet costs an skb.
+    /// Behind the driver, for drivers that know nothing of XDP: slower, and every packet costs an
+    /// skb.
     Generic,
-    /// At tc ingress, where a packet is a buffer of the kernel's: for interfaces whose packets never were anything else. Checksums
-    /// that are only begun and segments that are not cut yet stay whole.
+    /// At tc ingress, where a packet is a buffer of the kernel's: for interfaces whose packets
+    /// never were anything else. Checksums that are only begun and segments that are not cut yet
+    /// stay whole.
     Tc,
 }
 
@@ -64,7 +67,8 @@ enum Held {
     Filter(Box<Filter>),
 }
 
-/// Attaches a program at tc ingress by a filter, as on kernels before Linux 6.6; [`attach`] chooses that by itself where it must.
+/// Attaches a program at tc ingress by a filter, as on kernels before Linux 6.6; [`attach`] chooses
+/// that by itself where it must.
 ///
 /// # Errors
 /// As [`attach`].
@@ -73,12 +77,17 @@ pub fn attach_by_filter(program: BorrowedFd<'_>, ifindex: u32) -> Result<Attachm
     Ok(Attachment::new(held, ifindex, Mode::Tc, None))
 }
 
-/// Attaches a program, an XDP one in the given mode or, without one, in native mode and where that is refused in generic mode.
-/// One for tc ingress is attached with [`Mode::Tc`].
+/// Attaches a program, an XDP one in the given mode or, without one, in native mode and where that
+/// is refused in generic mode. One for tc ingress is attached with [`Mode::Tc`].
 ///
 /// # Errors
-/// The interface has a program of somebody else, does not exist (in the caller's network namespace), or refuses.
-pub fn attach(program: BorrowedFd<'_>, ifindex: u32, mode: Option<Mode>) -> Result<Attachment, Error> {
+/// The interface has a program of somebody else, does not exist (in the caller's network
+/// namespace), or refuses.
+pub fn attach(
+    program: BorrowedFd<'_>,
+    ifindex: u32,
+    mode: Option<Mode>,
+) -> Result<Attachment, Error> {
     if !exists(ifindex) {
         return Err(Error::NoInterface { ifindex });
     }
@@ -161,7 +170,9 @@ fn link(program: BorrowedFd<'_>, ifindex: u32, mode: Mode) -> Result<Held, Error
     match (mode, source.raw_os_error()) {
         // A kernel without tcx.
         (Mode::Tc, Some(EINVAL)) => Ok(Held::Filter(Box::new(Filter::new(program, ifindex)?))),
-        (Mode::Native | Mode::Generic, Some(EBUSY | EEXIST)) => Err(occupied(program, ifindex, mode, source)),
+        (Mode::Native | Mode::Generic, Some(EBUSY | EEXIST)) => {
+            Err(occupied(program, ifindex, mode, source))
+        }
         _ => Err(refused(ifindex, mode, source)),
     }
 }

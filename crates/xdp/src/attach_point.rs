@@ -1,11 +1,13 @@
 //! Where programs run for one interface, so that they see its frames as they came by the wire.
 //!
-//! That is the interface itself, but for a bond without native XDP: the kernel takes VLAN tags out of a frame on its way from the
-//! port to the bond, and merges packets (GRO) at a port that has no program, so that generic XDP on the bond would see packets
-//! that nobody sent. There the programs run on each port. In native mode the kernel runs a bond's program in the drivers of
-//! its ports itself. A NIC that takes tags out is asked to leave them in, as long as VLANs are on it.
+//! That is the interface itself, but for a bond without native XDP: the kernel takes VLAN tags out
+//! of a frame on its way from the port to the bond, and merges packets (GRO) at a port that has no
+//! program, so that generic XDP on the bond would see packets that nobody sent. There the programs
+//! run on each port. In native mode the kernel runs a bond's program in the drivers of its ports
+//! itself. A NIC that takes tags out is asked to leave them in, as long as VLANs are on it.
 //!
-//! Owned by who was given the interface: the load balancer and the router. What it lies on, they say ([`LinkLayers`]).
+//! Owned by who was given the interface: the load balancer and the router. What it lies on, they
+//! say ([`LinkLayers`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,9 +28,11 @@ pub struct LinkLayers {
     pub ifindex: u32,
     /// Of a bond the ports that matter; `None`: it is no bond.
     pub ports: Option<BTreeSet<u32>>,
-    /// NICs whose frames have VLAN tags that the kernel knows of: the interface, or a bond's ports, or none.
+    /// NICs whose frames have VLAN tags that the kernel knows of: the interface, or a bond's ports,
+    /// or none.
     pub trunks: BTreeSet<u32>,
-    /// What makes its packets buffers of the kernel's ([`of_buffers`](crate::of_buffers)): its kind, or that of a bond's port.
+    /// What makes its packets buffers of the kernel's ([`of_buffers`](crate::of_buffers)): its
+    /// kind, or that of a bond's port.
     pub buffers: Option<String>,
 }
 
@@ -46,12 +50,13 @@ pub struct AttachPoint {
 }
 
 impl AttachPoint {
-    /// Runs programs on an interface: all of them, or none. Without a mode, at tc ingress if its packets are the kernel's buffers, and
-    /// else native where all of it can.
+    /// Runs programs on an interface: all of them, or none. Without a mode, at tc ingress if its
+    /// packets are the kernel's buffers, and else native where all of it can.
     ///
     /// # Errors
-    /// It has somebody else's program; its driver refuses the mode; it takes VLAN tags out of frames and cannot be kept from it; it is
-    /// a bond with VLANs, on which another feature runs in generic mode.
+    /// It has somebody else's program; its driver refuses the mode; it takes VLAN tags out of
+    /// frames and cannot be kept from it; it is a bond with VLANs, on which another feature runs in
+    /// generic mode.
     pub fn take(
         layers: &LinkLayers,
         programs: &mut Interfaces,
@@ -91,7 +96,12 @@ impl AttachPoint {
                     Some(Ok(_)) => point.mode = Mode::Native,
                     Some(Err(error)) if mode == Some(Mode::Native) => return Err(error),
                     _ => {
-                        run(programs, ports.iter().copied(), members, Some(Mode::Generic))?;
+                        run(
+                            programs,
+                            ports.iter().copied(),
+                            members,
+                            Some(Mode::Generic),
+                        )?;
                         point.ports = Some(ports.clone());
                     }
                 }
@@ -106,12 +116,12 @@ impl AttachPoint {
         Ok(point)
     }
 
-    /// Takes ports that have come to a bond and lets go of those that have left it; asks NICs to leave VLAN tags in as soon as there are
-    /// VLANs on them.
+    /// Takes ports that have come to a bond and lets go of those that have left it; asks NICs to
+    /// leave VLAN tags in as soon as there are VLANs on them.
     ///
     /// # Errors
-    /// A NIC takes VLAN tags out and cannot be kept from it ([`Error::Tags`]), or a port has somebody else's program. What can be done is
-    /// done.
+    /// A NIC takes VLAN tags out and cannot be kept from it ([`Error::Tags`]), or a port has
+    /// somebody else's program. What can be done is done.
     pub fn follow(
         &mut self,
         layers: &LinkLayers,
@@ -143,13 +153,18 @@ impl AttachPoint {
     ///
     /// # Errors
     /// The chain cannot be changed; nothing has changed then.
-    pub fn add(&self, programs: &mut Interfaces, feature: Feature, program: &Program) -> Result<(), Error> {
+    pub fn add(
+        &self,
+        programs: &mut Interfaces,
+        feature: Feature,
+        program: &Program,
+    ) -> Result<(), Error> {
         let mode = self.mode.is_tc().then_some(Mode::Tc);
         run(programs, self.devices(), &[(feature, program)], mode).map(drop)
     }
 
-    /// Whether a program also runs at tc ingress of an interface where it runs in XDP. Packets that its part in XDP passes, the other sees:
-    /// it can send them to interfaces that take no frames.
+    /// Whether a program also runs at tc ingress of an interface where it runs in XDP. Packets that
+    /// its part in XDP passes, the other sees: it can send them to interfaces that take no frames.
     ///
     /// # Errors
     /// As [`take`](Self::take); the program has no part for tc. Nothing has changed then.
@@ -173,7 +188,8 @@ impl AttachPoint {
         Ok(())
     }
 
-    /// Ends these features: without any others the interface is the kernel's again, and its NICs are set as they were.
+    /// Ends these features: without any others the interface is the kernel's again, and its NICs
+    /// are set as they were.
     pub fn leave(self, programs: &mut Interfaces, features: &[Feature]) {
         stop(programs, &self.devices(), features);
         stop(programs, &BTreeSet::from([self.ifindex]), features);
@@ -184,7 +200,8 @@ impl AttachPoint {
         self.ifindex
     }
 
-    /// How its programs run; those that also run behind XDP ([`set_behind`](Self::set_behind)), in XDP.
+    /// How its programs run; those that also run behind XDP ([`set_behind`](Self::set_behind)), in
+    /// XDP.
     pub fn mode(&self) -> Mode {
         self.mode
     }

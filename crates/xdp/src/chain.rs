@@ -1,8 +1,9 @@
 //! Which features run on which interface, and the chain of their programs.
 //!
-//! There is one chain for all interfaces, in XDP and at tc ingress one each: each feature's program hands on to the next feature that
-//! runs anywhere. A program therefore meets packets of interfaces that are not its own, and asks its own map of interfaces. What is
-//! attached to an interface is the program of the first feature there. An interface may have both: what its XDP programs pass
+//! There is one chain for all interfaces, in XDP and at tc ingress one each: each feature's program
+//! hands on to the next feature that runs anywhere. A program therefore meets packets of interfaces
+//! that are not its own, and asks its own map of interfaces. What is attached to an interface is
+//! the program of the first feature there. An interface may have both: what its XDP programs pass
 //! comes to tc.
 
 use std::collections::BTreeMap;
@@ -54,7 +55,8 @@ enum Hook {
 pub struct Interfaces {
     programs: BTreeMap<(Hook, Feature), Member>,
     attached: BTreeMap<(u32, Hook), Attached>,
-    /// Held by those who need them: a NIC that several features share is set back when the last one leaves it.
+    /// Held by those who need them: a NIC that several features share is set back when the last one
+    /// leaves it.
     tags: BTreeMap<u32, Weak<Tags>>,
 }
 
@@ -77,13 +79,15 @@ impl Interfaces {
         Self::default()
     }
 
-    /// Runs a feature on an interface. All interfaces of a feature run one program: a second `program` of the feature
-    /// takes the point of the first everywhere. [`Mode::Tc`] runs the program's part for tc ingress, besides what may run in
-    /// XDP there. Else `mode` is for an interface that nothing of ours runs on in XDP yet; one that has a program keeps its mode. Gives the
-    /// mode in force, and why it is generic when native was tried.
+    /// Runs a feature on an interface. All interfaces of a feature run one program: a second
+    /// `program` of the feature takes the point of the first everywhere. [`Mode::Tc`] runs the
+    /// program's part for tc ingress, besides what may run in XDP there. Else `mode` is for an
+    /// interface that nothing of ours runs on in XDP yet; one that has a program keeps its mode.
+    /// Gives the mode in force, and why it is generic when native was tried.
     ///
     /// # Errors
-    /// As [`attach`], when the feature runs there already, or has no part for tc. Nothing has changed then.
+    /// As [`attach`], when the feature runs there already, or has no part for tc. Nothing has
+    /// changed then.
     pub fn add(
         &mut self,
         ifindex: u32,
@@ -108,11 +112,18 @@ impl Interfaces {
             None => {
                 let attachment = attach(member.program.as_fd(), ifindex, mode)?;
                 let features = vec![feature];
-                let attached = Attached { features, attachment };
+                let attached = Attached {
+                    features,
+                    attachment,
+                };
                 self.attached.insert((ifindex, hook), attached);
             }
             Some(attached) => {
-                if attached.features.first().is_some_and(|first| feature < *first) {
+                if attached
+                    .features
+                    .first()
+                    .is_some_and(|first| feature < *first)
+                {
                     attached.attachment.replace(member.program.as_fd())?;
                 }
                 attached.features.push(feature);
@@ -204,10 +215,15 @@ impl Interfaces {
         Ok(kept)
     }
 
-    /// Lets every program hand on to the one behind it: the last one first, so that no packet takes a way that ends early.
+    /// Lets every program hand on to the one behind it: the last one first, so that no packet takes
+    /// a way that ends early.
     fn link_up(&self, hook: Hook) -> Result<(), Error> {
         let mut next: Option<&Member> = None;
-        let chain = self.programs.iter().rev().filter(|((at, _), _)| *at == hook);
+        let chain = self
+            .programs
+            .iter()
+            .rev()
+            .filter(|((at, _), _)| *at == hook);
         for (_, member) in chain {
             member.hand_on_to(next)?;
             next = Some(member);

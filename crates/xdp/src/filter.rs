@@ -1,8 +1,10 @@
-//! tc ingress where the kernel has no bpf_link for it (before Linux 6.6): a filter of the qdisc `clsact`.
+//! tc ingress where the kernel has no bpf_link for it (before Linux 6.6): a filter of the qdisc
+//! `clsact`.
 //!
-//! A filter outlives its process. What is attached is therefore not the program but one that does nothing but hand on, whose chain
-//! holds the program: the kernel empties a chain that no process has open any more, whatever ended it, and every packet is the
-//! kernel's again. What is left then is a filter without effect, which the next process replaces, and the qdisc.
+//! A filter outlives its process. What is attached is therefore not the program but one that does
+//! nothing but hand on, whose chain holds the program: the kernel empties a chain that no process
+//! has open any more, whatever ended it, and every packet is the kernel's again. What is left then
+//! is a filter without effect, which the next process replaces, and the qdisc.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
@@ -13,11 +15,13 @@ use crate::objects;
 use crate::program::{CHAIN, Program};
 use crate::table::failed;
 
-/// The filter's point among others': the first. Its number among those of one point is ours to choose.
+/// The filter's point among others': the first. Its number among those of one point is ours to
+/// choose.
 const PRIORITY: u32 = 1;
 const HANDLE: u32 = 0xbf;
 
-/// A filter that runs a program. Dropped, it is gone; the qdisc stays, which without filters does nothing.
+/// A filter that runs a program. Dropped, it is gone; the qdisc stays, which without filters does
+/// nothing.
 #[derive(Debug)]
 pub(crate) struct Filter {
     ifindex: u32,

@@ -1,5 +1,6 @@
-//! The compiled programs, one for each `bpf/NAME.bpf.c` (see `build.rs`), and those for tc ingress in [`tc`]: ELF objects for
-//! [`Program::load`](crate::Program::load) and [`Program::load_both`](crate::Program::load_both).
+//! The compiled programs, one for each `bpf/NAME.bpf.c` (see `build.rs`), and those for tc ingress
+//! in [`tc`]: ELF objects for [`Program::load`](crate::Program::load) and
+//! [`Program::load_both`](crate::Program::load_both).
 
 macro_rules! objects {
     ($suffix:literal: $($(#[$doc:meta])* $name:ident = $file:literal;)*) => {
@@ -12,7 +13,8 @@ macro_rules! objects {
 
 objects! {
     ".bpf.o":
-    /// For benchmarks: restores the frame, of the next flow, and hands it to the program under test.
+    /// For benchmarks: restores the frame, of the next flow, and hands it to the program under
+    /// test.
     AGAIN = "again";
     /// The load balancer.
     BALANCER = "balancer";

@@ -26,11 +26,12 @@ pub struct Program {
 }
 
 impl Program {
-    /// Loads the one program of an object of [`objects`](crate::objects). `configure` sees the object before the kernel
-    /// does: it sets the sizes of maps and the constants.
+    /// Loads the one program of an object of [`objects`](crate::objects). `configure` sees the
+    /// object before the kernel does: it sets the sizes of maps and the constants.
     ///
     /// # Errors
-    /// The kernel lacks what the program needs, the caller lacks CAP_BPF and CAP_NET_ADMIN, or memory for the maps.
+    /// The kernel lacks what the program needs, the caller lacks CAP_BPF and CAP_NET_ADMIN, or
+    /// memory for the maps.
     pub fn load(
         name: &str,
         object: &[u8],
@@ -39,8 +40,9 @@ impl Program {
         Self::open(name, object, configure)
     }
 
-    /// Loads a program for XDP and what its source is at tc ingress, over one set of maps: whatever is written to a map
-    /// is for both. `configure` sees both objects, one after the other. Only the chain and the constants are of each its own.
+    /// Loads a program for XDP and what its source is at tc ingress, over one set of maps: whatever
+    /// is written to a map is for both. `configure` sees both objects, one after the other. Only
+    /// the chain and the constants are of each its own.
     ///
     /// # Errors
     /// As [`load`](Self::load).
@@ -54,7 +56,8 @@ impl Program {
         let second = Self::open(name, tc, |open| {
             configure(open)?;
             for mut map in open.maps_mut() {
-                // A program array is of one kind of program; constants are an object's own (their maps' names have a dot).
+                // A program array is of one kind of program; constants are an object's own (their
+                // maps' names have a dot).
                 let shared = map.name() != CHAIN && !map.name().to_string_lossy().contains('.');
                 let mut others = first.object.maps();
                 if let Some(other) = others.find(|other| shared && other.name() == map.name()) {
@@ -77,7 +80,9 @@ impl Program {
             source,
         };
         log_what_libbpf_says();
-        let mut open = ObjectBuilder::default().open_memory(object).map_err(failed)?;
+        let mut open = ObjectBuilder::default()
+            .open_memory(object)
+            .map_err(failed)?;
         configure(&mut open).map_err(failed)?;
         let object = open.load().map_err(failed)?;
         let only = only_program(&object).and_then(|program| ProgramHandle::try_from(&program));
@@ -106,7 +111,8 @@ impl Program {
         &self.name
     }
 
-    /// A map by name, for what [`table`](Self::table) does not do: sockets, devices, programs, maps in maps.
+    /// A map by name, for what [`table`](Self::table) does not do: sockets, devices, programs, maps
+    /// in maps.
     ///
     /// # Errors
     /// There is none of this name.
@@ -144,7 +150,8 @@ impl Program {
     }
 }
 
-/// libbpf writes to stderr of its own accord; the verifier's complaints among it are wanted in the log.
+/// libbpf writes to stderr of its own accord; the verifier's complaints among it are wanted in the
+/// log.
 fn log_what_libbpf_says() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

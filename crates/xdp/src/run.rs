@@ -1,4 +1,5 @@
-//! A trial: one packet into a loaded program, whole packet and verdict out (BPF_PROG_TEST_RUN), and what it costs.
+//! A trial: one packet into a loaded program, whole packet and verdict out (BPF_PROG_TEST_RUN), and
+//! what it costs.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +8,8 @@ use libbpf_rs::ProgramInput;
 use crate::error::Error;
 use crate::program::Program;
 
-/// What a program said of a packet (`enum xdp_action` of linux/bpf.h; at tc TC_ACT_* of linux/pkt_cls.h).
+/// What a program said of a packet (`enum xdp_action` of linux/bpf.h; at tc TC_ACT_* of
+/// linux/pkt_cls.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// It stumbled.
@@ -91,8 +93,9 @@ struct Buffer {
 
 const _: () = assert!(size_of::<Buffer>() == 192);
 
-/// Runs a program over a packet, `repeat` times (at least once; each time over what the time before left). `ifindex` says by
-/// which interface, in the caller's network namespace, it came in, 0 for the loopback.
+/// Runs a program over a packet, `repeat` times (at least once; each time over what the time before
+/// left). `ifindex` says by which interface, in the caller's network namespace, it came in, 0 for
+/// the loopback.
 ///
 /// # Errors
 /// The kernel refuses: a packet shorter than an Ethernet header, no such interface or queue.
@@ -127,8 +130,9 @@ pub fn run(program: &Program, frame: &[u8], ifindex: u32, repeat: u32) -> Result
     })
 }
 
-/// As [`run`] for a program at tc ingress, over a packet that is several segments of `segment` bytes of payload each (0: it is one). A
-/// VLAN tag in the frame stays there in a trial, and one that the program adds is beside the frame, where a trial does not show it.
+/// As [`run`] for a program at tc ingress, over a packet that is several segments of `segment`
+/// bytes of payload each (0: it is one). A VLAN tag in the frame stays there in a trial, and one
+/// that the program adds is beside the frame, where a trial does not show it.
 ///
 /// # Errors
 /// As there.
@@ -163,8 +167,9 @@ pub fn run_segments(
     })
 }
 
-/// Lets a program send a frame from an interface `repeat` times, for real: what it answers is done, XDP_TX leaves by that interface
-/// (BPF_F_TEST_XDP_LIVE_FRAMES, since Linux 5.18). Gives the time that all of it took.
+/// Lets a program send a frame from an interface `repeat` times, for real: what it answers is done,
+/// XDP_TX leaves by that interface (BPF_F_TEST_XDP_LIVE_FRAMES, since Linux 5.18). Gives the time
+/// that all of it took.
 ///
 /// # Errors
 /// The kernel refuses: no such interface in the caller's network namespace, no native XDP there.
@@ -186,7 +191,9 @@ pub fn send(program: &Program, frame: &[u8], ifindex: u32, repeat: u32) -> Resul
         ..ProgramInput::default()
     };
     let start = Instant::now();
-    let sent = program.program().and_then(|program| program.test_run(input));
+    let sent = program
+        .program()
+        .and_then(|program| program.test_run(input));
     sent.map_err(Error::Run)?;
     Ok(start.elapsed())
 }

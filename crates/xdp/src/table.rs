@@ -1,5 +1,5 @@
-//! A program's map as typed Rust: keys and values are plain data whose sizes are compared with the map's when it is
-//! opened, so that a struct that has changed on one side only is found at once.
+//! A program's map as typed Rust: keys and values are plain data whose sizes are compared with the
+//! map's when it is opened, so that a struct that has changed on one side only is found at once.
 
 use std::marker::PhantomData;
 
@@ -8,7 +8,8 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle};
 
 use crate::error::Error;
 
-/// A map of one value a key, of any kind: hash, array, LRU, LPM trie. Cheap to make; a handle, not the contents.
+/// A map of one value a key, of any kind: hash, array, LRU, LPM trie. Cheap to make; a handle, not
+/// the contents.
 #[derive(Debug)]
 pub struct Table<K, V> {
     map: MapHandle,
@@ -87,7 +88,9 @@ impl<K: Pod, V: Pod> Table<K, V> {
 
     /// All keys. Those that come and go meanwhile may be among them or not.
     pub fn keys(&self) -> impl Iterator<Item = K> + '_ {
-        self.map.keys().map(|key| bytemuck::pod_read_unaligned(&key))
+        self.map
+            .keys()
+            .map(|key| bytemuck::pod_read_unaligned(&key))
     }
 
     /// The map itself.
@@ -114,7 +117,9 @@ impl<K: Pod, V: Pod> PerCpuTable<K, V> {
     /// # Errors
     /// The kernel refuses to read.
     pub fn get(&self, key: &K) -> Result<Option<Vec<V>>, Error> {
-        let found = self.map.lookup_percpu(bytemuck::bytes_of(key), MapFlags::ANY);
+        let found = self
+            .map
+            .lookup_percpu(bytemuck::bytes_of(key), MapFlags::ANY);
         let found = found.map_err(|source| failed(&self.map, source))?;
         let read = |bytes: Vec<u8>| bytemuck::pod_read_unaligned(&bytes[..size_of::<V>()]);
         Ok(found.map(|values| values.into_iter().map(read).collect()))

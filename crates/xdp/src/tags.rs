@@ -1,12 +1,13 @@
-//! VLAN tags that a NIC takes out of frames and hands over beside them, where no XDP program sees them: it is asked not to.
+//! VLAN tags that a NIC takes out of frames and hands over beside them, where no XDP program sees
+//! them: it is asked not to.
 
 use rustix::net::{AddressFamily, SocketType, netdevice, socket};
 use sys::ethtool;
 
 use crate::error::Error;
 
-/// A NIC that leaves VLAN tags in the frames it receives. Dropped, it does as it did before; where the process was killed it
-/// leaves them in, and the kernel does that work.
+/// A NIC that leaves VLAN tags in the frames it receives. Dropped, it does as it did before; where
+/// the process was killed it leaves them in, and the kernel does that work.
 #[derive(Debug)]
 pub struct Tags {
     ifindex: u32,

@@ -1,4 +1,5 @@
-//! Programs at tc ingress of a veth: the trial, the chain, how they are attached, and what is left of them when their process is killed.
+//! Programs at tc ingress of a veth: the trial, the chain, how they are attached, and what is left
+//! of them when their process is killed.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -18,7 +19,9 @@ fn drop_both() -> Program {
 /// What a program's part at tc says of a frame.
 fn at_tc(program: &Program) -> Verdict {
     let frame = [0x42; 64];
-    xdp::run(program.tc().unwrap(), &frame, 0, 1).unwrap().verdict
+    xdp::run(program.tc().unwrap(), &frame, 0, 1)
+        .unwrap()
+        .verdict
 }
 
 #[test]
@@ -80,10 +83,12 @@ fn tc_has_a_chain_of_its_own() {
         .unwrap();
 }
 
-/// `left` has 10.0.0.1; 10.0.0.2 is behind it, in a namespace of its own. What 10.0.0.1 answers to a ping is what `left` lets in.
+/// `left` has 10.0.0.1; 10.0.0.2 is behind it, in a namespace of its own. What 10.0.0.1 answers to
+/// a ping is what `left` lets in.
 fn neighbours() -> (Namespace, Namespace, u32) {
     let (here, there) = (Namespace::new().unwrap(), Namespace::new().unwrap());
-    here.ok("ip link add left type veth peer name right").unwrap();
+    here.ok("ip link add left type veth peer name right")
+        .unwrap();
     here.ok(&format!("ip link set right netns {}", there.pid()))
         .unwrap();
     here.ok("ip addr add 10.0.0.1/24 dev left; ip link set left up")
@@ -99,7 +104,8 @@ fn answers(there: &Namespace) -> bool {
     there.ok("ping -qc 1 -W 1 10.0.0.1").is_ok()
 }
 
-/// A program leaves when the last descriptor of it is closed; a test that starts a process at that moment still has it for a while.
+/// A program leaves when the last descriptor of it is closed; a test that starts a process at that
+/// moment still has it for a while.
 fn until(there: &Namespace, answering: bool) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while answers(there) != answering {
@@ -123,7 +129,9 @@ fn a_program_at_tc_is_attached_while_its_owner_lives() {
         // As on a kernel before 6.6.
         let mut attachment = xdp::attach_by_filter(program.as_fd(), left).unwrap();
         until(&there, false);
-        attachment.replace(pass_both().tc().unwrap().as_fd()).unwrap();
+        attachment
+            .replace(pass_both().tc().unwrap().as_fd())
+            .unwrap();
         until(&there, true);
         drop(attachment);
         let filters = here.ok("tc filter show dev left ingress").unwrap();
@@ -136,9 +144,12 @@ fn a_program_at_tc_is_attached_while_its_owner_lives() {
 #[test]
 #[ignore = "half of a test: the other half starts it"]
 fn somebody_who_is_killed() {
-    let Ok(left) = std::env::var("LEFT") else { return };
+    let Ok(left) = std::env::var("LEFT") else {
+        return;
+    };
     let drop_all = drop_both();
-    let _attachment = xdp::attach_by_filter(drop_all.tc().unwrap().as_fd(), left.parse().unwrap()).unwrap();
+    let _attachment =
+        xdp::attach_by_filter(drop_all.tc().unwrap().as_fd(), left.parse().unwrap()).unwrap();
     std::thread::sleep(Duration::from_secs(20));
 }
 

@@ -1,4 +1,5 @@
-//! Programs on a veth of a namespace of their own: what is attached, in which mode, and what is handed on to whom.
+//! Programs on a veth of a namespace of their own: what is attached, in which mode, and what is
+//! handed on to whom.
 
 use butterfly_xdp as xdp;
 use butterfly_xdp::{Error, Feature, Interfaces, Mode, Program, Table, Verdict, objects};
@@ -58,7 +59,9 @@ fn a_program_is_attached_while_its_owner_lives() {
             );
             assert!(shown().contains(" xdp "), "{}", shown());
 
-            let Err(Error::Occupied { ifindex, name, id }) = xdp::attach(transmit().as_fd(), a, None) else {
+            let Err(Error::Occupied { ifindex, name, id }) =
+                xdp::attach(transmit().as_fd(), a, None)
+            else {
                 panic!("a second program has to be refused");
             };
             assert_eq!((ifindex, name.as_str()), (a, "pass"));
@@ -94,15 +97,22 @@ fn features_on_one_interface_hand_on_what_is_not_theirs() {
             interfaces.add(a, Feature::Uplink, &uplink, None).unwrap();
             assert_ne!(before, shown("left"), "another program is attached");
             assert_eq!(verdict(&uplink), Verdict::Drop);
-            interfaces.add(b, Feature::Balancer, &balancer, None).unwrap();
+            interfaces
+                .add(b, Feature::Balancer, &balancer, None)
+                .unwrap();
             assert_eq!(
                 (verdict(&uplink), verdict(&balancer)),
                 (Verdict::Drop, Verdict::Drop)
             );
             assert_eq!(interfaces.features(a), [Feature::Uplink, Feature::Router]);
 
-            let again = interfaces.add(a, Feature::Uplink, &uplink, None).unwrap_err();
-            assert_eq!(again.to_string(), format!("interface {a} has the uplink already"));
+            let again = interfaces
+                .add(a, Feature::Uplink, &uplink, None)
+                .unwrap_err();
+            assert_eq!(
+                again.to_string(),
+                format!("interface {a} has the uplink already")
+            );
 
             interfaces.remove(a, Feature::Router);
             assert_eq!(

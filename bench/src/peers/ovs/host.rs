@@ -1,5 +1,5 @@
-//! OVS-DPDK as a host of an overlay: a bridge with the guest and a VXLAN port, and below it a bridge with the uplink, which
-//! has the endpoint's address.
+//! OVS-DPDK as a host of an overlay: a bridge with the guest and a VXLAN port, and below it a
+//! bridge with the uplink, which has the endpoint's address.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -29,8 +29,8 @@ pub struct Ends<'a> {
     pub macs: [String; 2],
 }
 
-/// Guest 0, with the rules that let it be reached; guest 1 is behind the tunnel. Each frame is tracked in one zone, that of the
-/// guest that is here.
+/// Guest 0, with the rules that let it be reached; guest 1 is behind the tunnel. Each frame is
+/// tracked in one zone, that of the guest that is here.
 pub fn start(dir: &Path, core: usize, wire: Wire, ends: &Ends<'_>) -> Result<Running, PeerError> {
     let server = Server::launch(dir, core, false, Some(ends.holder))?;
     let [here, there] = ends.addresses;

@@ -13,10 +13,11 @@ pub enum Pipeline {
     ZonePerGuest,
 }
 
-/// Security groups as a pipeline: established connections pass, new ones when one of 100 ingress rules allows them, of
-/// which the last two allow the benchmark's traffic.
+/// Security groups as a pipeline: established connections pass, new ones when one of 100 ingress
+/// rules allows them, of which the last two allow the benchmark's traffic.
 pub fn flows(pipeline: Pipeline) -> String {
-    let mut flows = String::from("table=0,priority=0,actions=drop\ntable=0,priority=50,arp,actions=NORMAL\n");
+    let mut flows =
+        String::from("table=0,priority=0,actions=drop\ntable=0,priority=50,arp,actions=NORMAL\n");
     for (port, mac) in [(1, GUEST_MACS[0]), (2, GUEST_MACS[1])] {
         let out = 3 - port;
         // The zone of the ingress rules, and how a frame gets there.

@@ -1,4 +1,5 @@
-//! `bpf/again.bpf.c`: runs a program over a stream of frames that are each as they were, of one flow after the other.
+//! `bpf/again.bpf.c`: runs a program over a stream of frames that are each as they were, of one
+//! flow after the other.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -30,10 +31,13 @@ pub struct Again {
 
 impl Again {
     pub fn new() -> Self {
-        let program = Program::load("again", objects::AGAIN, |_| Ok(())).expect("the program loads");
+        let program =
+            Program::load("again", objects::AGAIN, |_| Ok(())).expect("the program loads");
         Again {
             told: program.table("again_frame").expect("it has the map"),
-            count: program.per_cpu_table("again_count").expect("it has the map"),
+            count: program
+                .per_cpu_table("again_count")
+                .expect("it has the map"),
             program,
         }
     }

@@ -39,8 +39,8 @@ pub struct Classic {
 }
 
 impl Classic {
-    /// With a server for each of these MACs behind an interface, 0 for the one that packets come by; in a tunnel (IPIP) or
-    /// without. Its table has room for twice the flows, as ours has.
+    /// With a server for each of these MACs behind an interface, 0 for the one that packets come
+    /// by; in a tunnel (IPIP) or without. Its table has room for twice the flows, as ours has.
     pub fn new(ifindex: u32, macs: &[Mac], tunnel: bool) -> Self {
         let program = Program::load("classic", objects::CLASSIC, |object| {
             let mut maps = object.maps_mut();
@@ -63,7 +63,8 @@ impl Classic {
         }
         let slots: Table<u32, u32> = program.table("classic_slots").expect("it has the map");
         let count = macs.len() as u32;
-        let (keys, values): (Vec<u32>, Vec<u32>) = (0..SLOTS).map(|slot| (slot, slot % count)).unzip();
+        let (keys, values): (Vec<u32>, Vec<u32>) =
+            (0..SLOTS).map(|slot| (slot, slot % count)).unzip();
         slots.set_all(&keys, &values).expect("maps can be written");
         Classic { program }
     }

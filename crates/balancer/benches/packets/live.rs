@@ -1,9 +1,11 @@
-//! Frames a second for real: a sender's veth, the balancer's two, a server's, and frames of many flows from
-//! BPF_F_TEST_XDP_LIVE_FRAMES. All of it runs on one core: what sends a frame also takes it in, balances it and takes it in again.
+//! Frames a second for real: a sender's veth, the balancer's two, a server's, and frames of many
+//! flows from BPF_F_TEST_XDP_LIVE_FRAMES. All of it runs on one core: what sends a frame also takes
+//! it in, balances it and takes it in again.
 //!
-//! In turn: the same frames dropped where they come in (what sending costs), sent back by a program that does nothing else,
-//! balanced by us, by the peer of the usual design, and by the kernel itself: nftables at the interface's ingress, which
-//! chooses a server by hash, writes its MAC and sends the packet on. That one keeps no flows, counts, and looks at no TTL.
+//! In turn: the same frames dropped where they come in (what sending costs), sent back by a program
+//! that does nothing else, balanced by us, by the peer of the usual design, and by the kernel
+//! itself: nftables at the interface's ingress, which chooses a server by hash, writes its MAC and
+//! sends the packet on. That one keeps no flows, counts, and looks at no TTL.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -33,9 +35,15 @@ struct Net {
 pub fn measure(results: &mut Results, rounds: usize) {
     let net = network();
     let load = |name, object| Program::load(name, object, |_| Ok(())).expect("the program loads");
-    let (drop, transmit) = (load("drop", objects::DROP), load("transmit", objects::TRANSMIT));
+    let (drop, transmit) = (
+        load("drop", objects::DROP),
+        load("transmit", objects::TRANSMIT),
+    );
     let pass = load("pass", objects::PASS);
-    let (from, to) = (ifindex(&net.balancer, "in0"), ifindex(&net.balancer, "out0"));
+    let (from, to) = (
+        ifindex(&net.balancer, "in0"),
+        ifindex(&net.balancer, "out0"),
+    );
     let balancer = stage::balancer(from, to, &[SERVER], Tunnel::None, false, false);
     let classic = Classic::new(to, &[SERVER], false);
     // The ends take what they get and drop it.

@@ -1,11 +1,13 @@
-//! `make bench-balancer`: what the load balancer's program costs, packet by packet, beside its peers.
+//! `make bench-balancer`: what the load balancer's program costs, packet by packet, beside its
+//! peers.
 //!
-//! Nanoseconds by BPF_PROG_TEST_RUN over frames of many flows (`bpf/again.bpf.c`), less the same with an empty program that
-//! sends back (XDP_TX) in its place; beside it a program of the usual design (`classic.rs`). Then frames a second over veth for
-//! real, beside that program and the kernel's own balancer, nftables (`live.rs`), real sockets over veths as the kernel sets them
-//! (`sockets.rs`), and what a flow costs in memory. All who are compared take turns; medians of all rounds. The last line is
-//! the ratios as `name=value` pairs. `--quick`: fewer rounds; `--out DIR`: where the table and the data go; `rows`, `live` or
-//! `sockets`: that part alone.
+//! Nanoseconds by BPF_PROG_TEST_RUN over frames of many flows (`bpf/again.bpf.c`), less the same
+//! with an empty program that sends back (XDP_TX) in its place; beside it a program of the usual
+//! design (`classic.rs`). Then frames a second over veth for real, beside that program and the
+//! kernel's own balancer, nftables (`live.rs`), real sockets over veths as the kernel sets them
+//! (`sockets.rs`), and what a flow costs in memory. All who are compared take turns; medians of all
+//! rounds. The last line is the ratios as `name=value` pairs. `--quick`: fewer rounds; `--out DIR`:
+//! where the table and the data go; `rows`, `live` or `sockets`: that part alone.
 
 mod again;
 mod classic;
@@ -40,7 +42,9 @@ fn main() {
     }
     memory::measure(&mut results);
     if let Some(folder) = out.and_then(|at| words.get(at + 1)) {
-        results.write(folder.as_ref()).expect("the files can be written");
+        results
+            .write(folder.as_ref())
+            .expect("the files can be written");
     }
     println!("{}", results.pairs());
 }

@@ -1,4 +1,5 @@
-//! Nanoseconds a packet of each row, ours and the peer's, each net of the empty program in the same round.
+//! Nanoseconds a packet of each row, ours and the peer's, each net of the empty program in the same
+//! round.
 
 use butterfly_balancer::{Balancer, Reason};
 use testkit::results::Results;
@@ -15,9 +16,12 @@ const RUNS: u32 = 1 << 18;
 
 /// All rows.
 pub fn all(results: &mut Results, rounds: usize) {
-    println!("nanoseconds a packet, net of an empty program that sends back; medians of {rounds} rounds");
+    println!(
+        "nanoseconds a packet, net of an empty program that sends back; medians of {rounds} rounds"
+    );
     let again = Again::new();
-    let transmit = Program::load("transmit", objects::TRANSMIT, |_| Ok(())).expect("the program loads");
+    let transmit =
+        Program::load("transmit", objects::TRANSMIT, |_| Ok(())).expect("the program loads");
     for row in rows::all() {
         one(&again, &transmit, &row, results, rounds);
     }

@@ -8,7 +8,14 @@ use crate::stage::{self, LOOPBACK, MAX_FLOWS};
 
 /// Bytes for each of `max_flows`.
 pub fn measure(results: &mut Results) {
-    let balancer = stage::balancer(LOOPBACK, LOOPBACK, &stage::macs(1), Tunnel::None, false, false);
+    let balancer = stage::balancer(
+        LOOPBACK,
+        LOOPBACK,
+        &stage::macs(1),
+        Tunnel::None,
+        false,
+        false,
+    );
     let bytes = |name| {
         let map = balancer.program().map(name).expect("it has the map");
         f64::from(map.value_size()) * f64::from(map.max_entries())

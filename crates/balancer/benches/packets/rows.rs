@@ -43,7 +43,11 @@ pub fn all() -> Vec<Row> {
         },
     ];
     for (suffix, v6) in [("", false), ("6", true)] {
-        for (count, flows, goal) in [("1", 1, 60.0), ("128k", 1 << 17, 150.0), ("1m", 1 << 20, 150.0)] {
+        for (count, flows, goal) in [
+            ("1", 1, 60.0),
+            ("128k", 1 << 17, 150.0),
+            ("1m", 1 << 20, 150.0),
+        ] {
             rows.push(Row {
                 goal: Some(goal),
                 ..hit(&format!("hit{suffix}_{count}"), v6, flows)

@@ -1,14 +1,18 @@
-//! What programs on two hosts see of a balancer between them, beside the kernel's own: sockets over veths with the offloads that
-//! the kernel gives them, so that a stream comes in packets of up to 64 KiB with checksums that are only begun.
+//! What programs on two hosts see of a balancer between them, beside the kernel's own: sockets over
+//! veths with the offloads that the kernel gives them, so that a stream comes in packets of up to
+//! 64 KiB with checksums that are only begun.
 //!
-//! The server's answers come back through the balancer's host. By us they pass the kernel as they are; nftables, which
-//! rewrites addresses (DNAT), has to see them again. The kernel's forwarding without any balancer is beside both.
+//! The server's answers come back through the balancer's host. By us they pass the kernel as they
+//! are; nftables, which rewrites addresses (DNAT), has to see them again. The kernel's forwarding
+//! without any balancer is beside both.
 
 use std::net::IpAddr;
 use std::num::NonZeroU16;
 use std::sync::Mutex;
 
-use butterfly_balancer::{Balancer, Follower, Options, Protocol, Server, Service, ServiceKey, Services};
+use butterfly_balancer::{
+    Balancer, Follower, Options, Protocol, Server, Service, ServiceKey, Services,
+};
 use testkit::beside::{self, Way};
 use testkit::netns::Namespace;
 use testkit::results::Results;
@@ -91,12 +95,21 @@ fn balanced(host: &Namespace, round: &mut (dyn FnMut() + Send)) {
             .expect("a runtime");
         runtime.block_on(async {
             let follower = Follower::start().await.expect("netlink");
-            let balancer = Mutex::new(Balancer::new(&Options::default()).expect("the program loads"));
+            let balancer =
+                Mutex::new(Balancer::new(&Options::default()).expect("the program loads"));
             let services = services();
-            follower.learn(&balancer, &services).await.expect("next_hops");
-            follower.apply(&balancer, services).await.expect("there is room");
+            follower
+                .learn(&balancer, &services)
+                .await
+                .expect("next_hops");
+            follower
+                .apply(&balancer, services)
+                .await
+                .expect("there is room");
             let mut here = balancer.lock().expect("nobody panicked");
-            follower.attach(&mut here, "east0", None).expect("the interface");
+            follower
+                .attach(&mut here, "east0", None)
+                .expect("the interface");
             round();
         });
     };
@@ -116,7 +129,8 @@ fn services() -> Services {
             let vip: IpAddr = vip.parse().expect("an address");
             let port = NonZeroU16::new(port).expect("not zero");
             let key = ServiceKey::new(vip, protocol, Some(port)).expect("a host");
-            Service::new(key).with(Server::new(server.parse().expect("an address")).expect("a host"))
+            Service::new(key)
+                .with(Server::new(server.parse().expect("an address")).expect("a host"))
         })
     });
     all.collect()

@@ -1,10 +1,13 @@
-//! What all parts of the benchmark balance: a service of each family, ten servers, clients behind a router.
+//! What all parts of the benchmark balance: a service of each family, ten servers, clients behind a
+//! router.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::num::NonZeroU16;
 
-use butterfly_balancer::{Balancer, Hop, Interface, Options, Protocol, Server, Service, ServiceKey, Tunnel};
+use butterfly_balancer::{
+    Balancer, Hop, Interface, Options, Protocol, Server, Service, ServiceKey, Tunnel,
+};
 use wire::parse::TcpFlags;
 use wire::{Mac, build};
 
@@ -89,10 +92,14 @@ pub fn balancer(
         direct: true,
         source: Some(address(100)),
     };
-    let hops: BTreeMap<_, _> = (1..).zip(macs).map(|(n, mac)| (address(n), hop(mac))).collect();
+    let hops: BTreeMap<_, _> = (1..)
+        .zip(macs)
+        .map(|(n, mac)| (address(n), hop(mac)))
+        .collect();
     let services = [false, true].map(|v6| {
         let key = ServiceKey::new(vip(v6), Protocol::Tcp, NonZeroU16::new(PORT)).expect("a host");
-        let servers = (1..=macs.len()).map(|n| Server::new(address(n)).expect("a host").tunnel(tunnel));
+        let servers =
+            (1..=macs.len()).map(|n| Server::new(address(n)).expect("a host").tunnel(tunnel));
         servers.fold(Service::new(key), Service::with)
     });
     balancer

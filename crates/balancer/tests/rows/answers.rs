@@ -28,7 +28,15 @@ fn tagged(from_us: bool, tags: &[u16]) -> Builder {
 }
 
 /// An error about a packet: its first 128 bytes, cut to an even number, come back.
-fn error(from: IpAddr, to: IpAddr, tags: &[u16], kind: u8, code: u8, rest: u32, about: &[u8]) -> Vec<u8> {
+fn error(
+    from: IpAddr,
+    to: IpAddr,
+    tags: &[u16],
+    kind: u8,
+    code: u8,
+    rest: u32,
+    about: &[u8],
+) -> Vec<u8> {
     let quote = &about[..about.len().min(128) & !1];
     let tos = if from.is_ipv4() { 0xc0 } else { 0 };
     tagged(true, tags)
@@ -147,7 +155,9 @@ fn who_is_too_big_for_the_tunnel_is_told_what_fits() {
     let mut balancer = stage();
     for (tunnel, shim) in tunnels {
         for outer_v6 in [false, true] {
-            let only = Server::new(server(outer_v6, 1)).expect("a host").tunnel(tunnel);
+            let only = Server::new(server(outer_v6, 1))
+                .expect("a host")
+                .tunnel(tunnel);
             apply(
                 &mut balancer,
                 [false, true].map(|v6| Service::new(key(v6, Protocol::Udp, PORT)).with(only)),
@@ -176,7 +186,15 @@ fn who_is_too_big_for_the_tunnel_is_told_what_fits() {
                 );
                 let large = frame(fits + 1);
                 let (kind, code) = if v6 { (2, 0) } else { (3, 4) };
-                let expected = error(vip(v6), client(v6, 1), &[], kind, code, fits as u32, &large[14..]);
+                let expected = error(
+                    vip(v6),
+                    client(v6, 1),
+                    &[],
+                    kind,
+                    code,
+                    fits as u32,
+                    &large[14..],
+                );
                 becomes(&balancer, &large, Verdict::Transmit, &expected, &row);
             }
         }
@@ -207,7 +225,10 @@ fn who_must_not_be_answered_is_not() {
     }
     let counters = balancer.counters().expect("maps can be read");
     assert_eq!(
-        (counters.reason(Reason::Expired), counters.reason(Reason::Silent)),
+        (
+            counters.reason(Reason::Expired),
+            counters.reason(Reason::Silent)
+        ),
         (6, 6)
     );
 }
@@ -215,7 +236,8 @@ fn who_must_not_be_answered_is_not() {
 fn answers_to_a_flood_are_few() {
     /// So many a CPU in a window of 134 ms (bpf/lib/icmp.h).
     const LIMIT: usize = 128;
-    /// Enough for one window to be full on any machine but one that needs a millisecond for each packet all the time.
+    /// Enough for one window to be full on any machine but one that needs a millisecond for each
+    /// packet all the time.
     const FLOOD: usize = 100_000;
     let mut balancer = stage();
     apply(&mut balancer, [service(key(false, Protocol::Tcp, PORT), 2)]);
@@ -228,7 +250,10 @@ fn answers_to_a_flood_are_few() {
     );
     let counters = balancer.counters().expect("maps can be read");
     assert_eq!(
-        (counters.reason(Reason::Expired), counters.reason(Reason::Silent)),
+        (
+            counters.reason(Reason::Expired),
+            counters.reason(Reason::Silent)
+        ),
         (answered as u64 + 1, 1)
     );
 }

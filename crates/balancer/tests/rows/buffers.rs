@@ -1,6 +1,6 @@
-//! Packets that are not frames yet, at tc ingress: begun checksums and segments that are not cut, from a TAP device through the
-//! program and out of another one, by every way to a server. What comes out, cut and finished, is what the rows expect of
-//! each of the packets that came in.
+//! Packets that are not frames yet, at tc ingress: begun checksums and segments that are not cut,
+//! from a TAP device through the program and out of another one, by every way to a server. What
+//! comes out, cut and finished, is what the rows expect of each of the packets that came in.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;
@@ -66,11 +66,16 @@ impl Hall {
         let mut way = hop(outer_v6, 1);
         way.ifindex = self.out;
         way.vlans = vlans.to_vec();
-        let only = Server::new(server(outer_v6, 1)).expect("a host").tunnel(tunnel);
+        let only = Server::new(server(outer_v6, 1))
+            .expect("a host")
+            .tunnel(tunnel);
         let keys = [false, true]
             .into_iter()
             .flat_map(|v6| [Protocol::Tcp, Protocol::Udp].map(|protocol| key(v6, protocol, PORT)));
-        apply(&mut self.balancer, keys.map(|key| Service::new(key).with(only)));
+        apply(
+            &mut self.balancer,
+            keys.map(|key| Service::new(key).with(only)),
+        );
         let ways = BTreeMap::from([(server(outer_v6, 1), way.clone())]);
         self.balancer.set_hops(ways).expect("maps can be written");
         way
@@ -78,7 +83,9 @@ impl Hall {
 
     /// What a packet becomes at the far end.
     fn becomes(&mut self, (frame, offload): &Undone) -> Vec<Vec<u8>> {
-        self.near.send(frame, *offload).expect("the interface is up");
+        self.near
+            .send(frame, *offload)
+            .expect("the interface is up");
         packets(&self.far.receive().expect("the interface is up")).expect("they can be finished")
     }
 }
@@ -104,7 +111,9 @@ const KINDS: [Kind; 6] = [
             .gso(1300)
     }),
     ("64 KiB of TCP", |b| {
-        b.tcp(40002, PORT, TcpFlags::ACK).payload(&[1; 64000]).gso(1200)
+        b.tcp(40002, PORT, TcpFlags::ACK)
+            .payload(&[1; 64000])
+            .gso(1200)
     }),
     ("datagrams of UDP", |b| {
         b.udp(40003, PORT).payload(&[2; 3500]).gso(1000)
@@ -132,8 +141,11 @@ fn segments_go_every_way() {
                                 );
                                 let start = tags
                                     .iter()
-                                    .fold(build::frame(ROUTER, OURS), |builder, tag| builder.tag(*tag));
-                                let sent = make(start.ip(client(v6, 1), vip(v6))).build_with_offload();
+                                    .fold(build::frame(ROUTER, OURS), |builder, tag| {
+                                        builder.tag(*tag)
+                                    });
+                                let sent =
+                                    make(start.ip(client(v6, 1), vip(v6))).build_with_offload();
                                 one(&mut hall, &way, tunnel, outer_v6, &sent, &row);
                             }
                         }
@@ -164,7 +176,8 @@ fn one(hall: &mut Hall, way: &Hop, tunnel: Tunnel, outer_v6: bool, sent: &Undone
     }
 }
 
-/// The kernel numbers the outer headers of segments; nobody fragments them, so no number means anything.
+/// The kernel numbers the outer headers of segments; nobody fragments them, so no number means
+/// anything.
 fn take_identification(expected: &mut [u8], came: &[u8]) {
     let at = l3(expected);
     expected[at + 4..at + 6].copy_from_slice(&came[at + 4..at + 6]);
@@ -240,7 +253,12 @@ fn refused(hall: &mut Hall, sent: &Undone, v6: bool, too_big: bool, row: &str) {
     // Its own checksum may have been finished there.
     let mut quote = icmp[8..].to_vec();
     let mut ours = frame[at..at + quoted].to_vec();
-    let field = headers + if ours[if v6 { 6 } else { 9 }] == 6 { 16 } else { 6 };
+    let field = headers
+        + if ours[if v6 { 6 } else { 9 }] == 6 {
+            16
+        } else {
+            6
+        };
     quote[field..field + 2].fill(0);
     ours[field..field + 2].fill(0);
     assert_eq!(hex(&quote), hex(&ours), "{row}");

@@ -1,4 +1,5 @@
-//! Every way to a server, for every kind of packet: tunnels, families, tags in and out, options and extension headers.
+//! Every way to a server, for every kind of packet: tunnels, families, tags in and out, options and
+//! extension headers.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;
@@ -24,12 +25,18 @@ type Packet = (&'static str, fn(Builder) -> Builder);
 fn packets(v6: bool) -> Vec<Packet> {
     let mut packets: Vec<Packet> = vec![
         ("SYN", |b| b.tcp(40000, PORT, TcpFlags::SYN)),
-        ("data", |b| b.tcp(40001, PORT, TcpFlags::ACK).payload(&[7; 999])),
+        ("data", |b| {
+            b.tcp(40001, PORT, TcpFlags::ACK).payload(&[7; 999])
+        }),
         ("FIN", |b| b.tcp(40001, PORT, TcpFlags::FIN | TcpFlags::ACK)),
         ("short datagram", |b| b.udp(40002, PORT)),
-        ("datagram", |b| b.udp(40002, PORT).tos(0xb9).payload(&[3; 333])),
+        ("datagram", |b| {
+            b.udp(40002, PORT).tos(0xb9).payload(&[3; 333])
+        }),
         ("INIT", |b| b.sctp(40003, PORT, 0, 1).payload(&[0; 16])),
-        ("DATA", |b| b.sctp(40003, PORT, 0x1234_5678, 0).payload(&[5; 77])),
+        ("DATA", |b| {
+            b.sctp(40003, PORT, 0x1234_5678, 0).payload(&[5; 77])
+        }),
         ("last hop but one", |b| b.udp(40004, PORT).ttl(2)),
     ];
     if v6 {
@@ -47,7 +54,8 @@ fn packets(v6: bool) -> Vec<Packet> {
         }));
     } else {
         packets.push(("options", |b| {
-            b.ip_options(&[148, 4, 0, 0]).tcp(40005, PORT, TcpFlags::SYN)
+            b.ip_options(&[148, 4, 0, 0])
+                .tcp(40005, PORT, TcpFlags::SYN)
         }));
         packets.push(("all the options that fit", |b| {
             b.ip_options(&[1; 40]).udp(40006, PORT)
@@ -96,7 +104,9 @@ fn configure(balancer: &mut Balancer, tunnel: Tunnel, outer_v6: bool, ifindex: u
     let mut way = hop(outer_v6, 1);
     way.ifindex = ifindex;
     way.vlans = vlans.to_vec();
-    let only = Server::new(server(outer_v6, 1)).expect("a host").tunnel(tunnel);
+    let only = Server::new(server(outer_v6, 1))
+        .expect("a host")
+        .tunnel(tunnel);
     let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
     let keys = [false, true]
         .into_iter()
@@ -157,7 +167,8 @@ fn split_padding(frame: &[u8]) -> (&[u8], &[u8]) {
     packet.split_at(length)
 }
 
-/// The source port of UDP tunnels and the flow label are the flow's: the same for all its packets, others for other flows.
+/// The source port of UDP tunnels and the flow label are the flow's: the same for all its packets,
+/// others for other flows.
 fn a_flow_looks_the_same_from_outside() {
     let mut balancer = stage();
     configure(&mut balancer, Tunnel::Fou { port: UDP_PORT }, true, IN, &[]);

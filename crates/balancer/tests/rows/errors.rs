@@ -23,7 +23,10 @@ fn sent(v6: bool, protocol: Protocol, client_port: u16) -> Vec<u8> {
             .payload(&[1; 100])
             .build(),
         Protocol::Udp => start.udp(PORT, client_port).payload(&[1; 100]).build(),
-        Protocol::Sctp => start.sctp(PORT, client_port, 1, 0).payload(&[1; 100]).build(),
+        Protocol::Sctp => start
+            .sctp(PORT, client_port, 1, 0)
+            .payload(&[1; 100])
+            .build(),
     };
     frame[14..].to_vec()
 }
@@ -121,7 +124,10 @@ fn errors_that_make_no_sense_are_the_kernels() {
                 "quotes half a header",
                 complaint(v6, kind, 0, 0, &good[..header - 4]),
             ),
-            ("quotes no ports", complaint(v6, kind, 0, 0, &good[..header + 2])),
+            (
+                "quotes no ports",
+                complaint(v6, kind, 0, 0, &good[..header + 2]),
+            ),
             (
                 "quotes another version",
                 complaint(v6, kind, 0, 0, &[&[0x55], &good[1..]].concat()),

@@ -1,8 +1,11 @@
-//! Flows keep their servers: while the set of servers changes, on other CPUs, under floods; and are counted exactly.
+//! Flows keep their servers: while the set of servers changes, on other CPUs, under floods; and are
+//! counted exactly.
 
 use std::collections::BTreeMap;
 
-use butterfly_balancer::{Balancer, FlowState, Options, Protocol, Reason, Server, Service, State, Weight};
+use butterfly_balancer::{
+    Balancer, FlowState, Options, Protocol, Reason, Server, Service, State, Weight,
+};
 use wire::parse::TcpFlags;
 
 use super::stage::*;
@@ -47,7 +50,9 @@ fn open(balancer: &Balancer, v6: bool, ports: std::ops::Range<u16>) -> BTreeMap<
 
 /// How many of these flows a packet of which no longer goes to its server.
 fn lost(balancer: &Balancer, v6: bool, flows: &BTreeMap<u16, u8>) -> usize {
-    let stray = |(port, server): &(&u16, &u8)| goes_to(balancer, &tcp(v6, 1, **port, ACK)) != Some(**server);
+    let stray = |(port, server): &(&u16, &u8)| {
+        goes_to(balancer, &tcp(v6, 1, **port, ACK)) != Some(**server)
+    };
     flows.iter().filter(stray).count()
 }
 
@@ -58,7 +63,10 @@ fn flows_are_spread_and_stay_without_any_change() {
         let flows = open(&balancer, v6, 1000..1400);
         for n in 1..=4 {
             let share = flows.values().filter(|server| **server == n).count();
-            assert!((60..140).contains(&share), "server {n} has {share} of 400 flows");
+            assert!(
+                (60..140).contains(&share),
+                "server {n} has {share} of 400 flows"
+            );
         }
         assert_eq!(lost(&balancer, v6, &flows), 0);
     }
@@ -76,8 +84,12 @@ fn flows_stay_when_servers_come_and_go_and_drain() {
         apply(&mut balancer, [service(https(v6), 9)]);
         assert_eq!(lost(&balancer, v6, &flows), 0, "five came");
         flows.extend(open(&balancer, v6, 2000..2200));
-        let draining = Server::new(server(v6, 1)).expect("a host").state(State::Draining);
-        balancer.set_server(https(v6), draining).expect("it is there");
+        let draining = Server::new(server(v6, 1))
+            .expect("a host")
+            .state(State::Draining);
+        balancer
+            .set_server(https(v6), draining)
+            .expect("it is there");
         assert_eq!(lost(&balancer, v6, &flows), 0, "one drains");
         let newer = open(&balancer, v6, 3000..3200);
         assert!(
@@ -88,7 +100,11 @@ fn flows_stay_when_servers_come_and_go_and_drain() {
             .remove_server(https(v6), server(v6, 2))
             .expect("it is there");
         flows.retain(|_, server| *server != 2);
-        assert_eq!(lost(&balancer, v6, &flows), 0, "one left: the others' flows stay");
+        assert_eq!(
+            lost(&balancer, v6, &flows),
+            0,
+            "one left: the others' flows stay"
+        );
         // By Maglev alone, many would have moved.
         balancer
             .remove_server(https(v6), server(v6, 1))
@@ -98,7 +114,8 @@ fn flows_stay_when_servers_come_and_go_and_drain() {
     }
 }
 
-/// The trap: a table for each CPU loses a flow that moved to another CPU when the set of servers changes too.
+/// The trap: a table for each CPU loses a flow that moved to another CPU when the set of servers
+/// changes too.
 fn a_flow_that_changes_cpu_while_servers_change_stays() {
     let cpus = online_cpus();
     if cpus.len() < 2 {
@@ -137,8 +154,12 @@ fn the_flows_of_a_server_that_is_down_go_elsewhere_and_stay_there() {
     for mut balancer in stages() {
         apply(&mut balancer, [service(https(false), 4)]);
         let flows = open(&balancer, false, 1000..1200);
-        let down = Server::new(server(false, 3)).expect("a host").state(State::Down);
-        balancer.set_server(https(false), down).expect("it is there");
+        let down = Server::new(server(false, 3))
+            .expect("a host")
+            .state(State::Down);
+        balancer
+            .set_server(https(false), down)
+            .expect("it is there");
         let mut moved = BTreeMap::new();
         for (port, was) in &flows {
             let now = goes_to(&balancer, &tcp(false, 1, *port, ACK)).expect("there are others");
@@ -241,7 +262,9 @@ fn a_client_of_a_sticky_service_stays_with_its_server() {
             goes_to(balancer, &tcp(false, client, port, SYN)).expect("a server")
         };
         let servers: Vec<u8> = (0..200).map(|client| of(&balancer, client, 1000)).collect();
-        (0..200).for_each(|client| assert!(goes_to(&balancer, &tcp(false, client, 1000, ACK)).is_some()));
+        (0..200).for_each(|client| {
+            assert!(goes_to(&balancer, &tcp(false, client, 1000, ACK)).is_some())
+        });
         for (client, server) in (0..200).zip(&servers) {
             assert!(
                 (2000..2005).all(|port| of(&balancer, client, port) == *server),
@@ -259,7 +282,9 @@ fn a_client_of_a_sticky_service_stays_with_its_server() {
         let draining = Server::new(server(false, 1))
             .expect("a host")
             .state(State::Draining);
-        balancer.set_server(https(false), draining).expect("it is there");
+        balancer
+            .set_server(https(false), draining)
+            .expect("it is there");
         for (client, _) in (0..200).zip(&servers).filter(|(_, server)| **server == 1) {
             assert_eq!(
                 goes_to(&balancer, &tcp(false, client, 1000, ACK)),
@@ -268,7 +293,11 @@ fn a_client_of_a_sticky_service_stays_with_its_server() {
             );
             let new = of(&balancer, client, 4000);
             assert_ne!(new, 1, "a new flow");
-            assert_eq!(of(&balancer, client, 4001), new, "and the client stays there");
+            assert_eq!(
+                of(&balancer, client, 4001),
+                new,
+                "and the client stays there"
+            );
         }
     }
 }
@@ -311,7 +340,10 @@ fn counters_are_exact() {
 
 fn flows_can_be_listed_and_explained() {
     let mut balancer = stage_that_remembers_all();
-    apply(&mut balancer, [service(https(false), 4), service(https(true), 4)]);
+    apply(
+        &mut balancer,
+        [service(https(false), 4), service(https(true), 4)],
+    );
     for v6 in [false, true] {
         let asked = tuple(v6, 1, 1234, Protocol::Tcp);
         let (foreseen, state) = balancer
@@ -367,7 +399,10 @@ fn a_fleet_with_one_configuration_chooses_alike() {
     apply(&mut one, [service(https(false), 9)]);
     apply(
         &mut two,
-        [service(https(true), 3), service(key(false, Protocol::Udp, 1), 2)],
+        [
+            service(https(true), 3),
+            service(key(false, Protocol::Udp, 1), 2),
+        ],
     );
     for balancer in [&mut one, &mut two] {
         let weighted = Server::new(server(false, 2))

@@ -21,7 +21,8 @@ fn first_and_later_fragments_go_to_the_same_server() {
             let whole = arrives(v6, 1).udp(port, PORT).payload(&[6; 3000]).build();
             let pieces = build::fragments(&whole, 1200, u32::from(port));
             assert!(pieces.len() > 2);
-            let server = goes_to(&balancer, &udp(v6, 1, port)).expect("a short datagram of the flow");
+            let server =
+                goes_to(&balancer, &udp(v6, 1, port)).expect("a short datagram of the flow");
             for piece in &pieces {
                 let to = hop(v6, server).mac;
                 becomes(
@@ -74,7 +75,8 @@ fn an_atomic_fragment_is_a_packet() {
     );
 }
 
-/// A datagram that everybody could be forging the parts of keeps its own slot: ids of others do not meet it.
+/// A datagram that everybody could be forging the parts of keeps its own slot: ids of others do not
+/// meet it.
 fn many_datagrams_at_once() {
     let mut balancer = stage();
     apply(&mut balancer, [service(key(false, Protocol::Udp, PORT), 8)]);

@@ -24,7 +24,11 @@ fn what_is_not_ours_is_the_kernels() {
     );
     let broadcast = Mac([0xff; 6]);
     for v6 in [false, true] {
-        let other = if v6 { ip("2001:db8::81") } else { ip("192.0.2.81") };
+        let other = if v6 {
+            ip("2001:db8::81")
+        } else {
+            ip("192.0.2.81")
+        };
         let rows = [
             (
                 "another address",
@@ -47,7 +51,10 @@ fn what_is_not_ours_is_the_kernels() {
                     .tcp(1, PORT, TcpFlags::SYN)
                     .build(),
             ),
-            ("another port", arrives(v6, 1).tcp(1, 80, TcpFlags::SYN).build()),
+            (
+                "another port",
+                arrives(v6, 1).tcp(1, 80, TcpFlags::SYN).build(),
+            ),
             ("another protocol", arrives(v6, 1).udp(1, PORT).build()),
             (
                 "a protocol without ports",
@@ -91,7 +98,10 @@ fn what_is_not_ours_is_the_kernels() {
     passes(&balancer, &arp, "ARP for a VIP: the kernel's to answer");
     let mut elsewhere = stage();
     elsewhere.forget_interface(IN).expect("it is known");
-    apply(&mut elsewhere, [service(key(false, Protocol::Tcp, PORT), 2)]);
+    apply(
+        &mut elsewhere,
+        [service(key(false, Protocol::Tcp, PORT), 2)],
+    );
     passes(
         &elsewhere,
         &tcp(false, 1, 1, TcpFlags::SYN),
@@ -99,7 +109,8 @@ fn what_is_not_ours_is_the_kernels() {
     );
 }
 
-/// Any number of bytes of a good frame: either all headers are there and it goes on, or it is left alone. Never anything between.
+/// Any number of bytes of a good frame: either all headers are there and it goes on, or it is left
+/// alone. Never anything between.
 fn frames_cut_anywhere() {
     let mut balancer = stage();
     let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
@@ -143,7 +154,8 @@ fn frames_cut_anywhere() {
     assert!(rows > 300, "{rows}");
 }
 
-/// Every bit of the headers wrong, one at a time: nothing is sent that is not the frame itself with its new front, nothing stumbles.
+/// Every bit of the headers wrong, one at a time: nothing is sent that is not the frame itself with
+/// its new front, nothing stumbles.
 fn frames_with_one_bit_wrong() {
     let mut balancer = stage();
     apply(
@@ -170,7 +182,13 @@ fn frames_with_one_bit_wrong() {
                 Verdict::Transmit if out.frame.len() == frame.len() => {
                     let (kept, sent) = (&frame[14..], &out.frame[14..]);
                     let changed = (0..kept.len()).filter(|at| kept[*at] != sent[*at]);
-                    let may = |at: &usize| if v6 { *at == 7 } else { matches!(*at, 8 | 10 | 11) };
+                    let may = |at: &usize| {
+                        if v6 {
+                            *at == 7
+                        } else {
+                            matches!(*at, 8 | 10 | 11)
+                        }
+                    };
                     assert_eq!(changed.filter(|at| !may(at)).count(), 0, "bit {bit}");
                 }
                 verdict => panic!("bit {bit}: {verdict:?}\n{}", hex(&out.frame)),
@@ -199,7 +217,10 @@ fn headers_that_contradict_themselves_are_the_kernels() {
         ("a header longer than the packet", changed(&v4, 14, &[0x4f])),
         ("a total length of 19", changed(&v4, 16, &[0, 19])),
         ("a total length without ports", changed(&v4, 16, &[0, 24])),
-        ("a total length beyond the frame", changed(&v4, 16, &[0xff, 0xff])),
+        (
+            "a total length beyond the frame",
+            changed(&v4, 16, &[0xff, 0xff]),
+        ),
         ("IPv4 that says version 6", changed(&v4, 14, &[0x65])),
         ("IPv6 that says version 4", changed(&v6, 14, &[0x45])),
         (

@@ -1,7 +1,9 @@
-//! Packet in, whole packet and verdict out: the load balancer's program under BPF_PROG_TEST_RUN, row by row.
+//! Packet in, whole packet and verdict out: the load balancer's program under BPF_PROG_TEST_RUN,
+//! row by row.
 //!
-//! What should come out is built by `wire::build`, which shares no code with the program. Needs no interface and no network.
-//! `tests/rows.rs` plays the trials, `benches/rows.rs` times every packet of them.
+//! What should come out is built by `wire::build`, which shares no code with the program. Needs no
+//! interface and no network. `tests/rows.rs` plays the trials, `benches/rows.rs` times every packet
+//! of them.
 
 /// A module's trials, by the names of their functions: one that is not among them is dead code.
 macro_rules! trials {

@@ -29,7 +29,11 @@ fn all_ports_but_those_with_a_service_of_their_own() {
                 let to = goes_to(&balancer, &packet(protocol, port));
                 assert_eq!(to, Some(1), "{row}, port {port}");
             }
-            assert_eq!(goes_to(&balancer, &packet(protocol, PORT)), Some(2), "{row}");
+            assert_eq!(
+                goes_to(&balancer, &packet(protocol, PORT)),
+                Some(2),
+                "{row}"
+            );
             let another = if protocol == Protocol::Tcp {
                 Protocol::Udp
             } else {
@@ -51,7 +55,11 @@ fn all_ports_but_those_with_a_service_of_their_own() {
             balancer
                 .remove_service(key(v6, protocol, PORT))
                 .expect("it is there");
-            assert_eq!(goes_to(&balancer, &packet(protocol, PORT)), Some(1), "{row}");
+            assert_eq!(
+                goes_to(&balancer, &packet(protocol, PORT)),
+                Some(1),
+                "{row}"
+            );
         }
     }
 }

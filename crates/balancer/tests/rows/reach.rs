@@ -1,4 +1,5 @@
-//! Servers whose next hop does not answer: they get no new flows while there are others, and keep the ones they have.
+//! Servers whose next hop does not answer: they get no new flows while there are others, and keep
+//! the ones they have.
 
 use std::collections::BTreeMap;
 
@@ -45,14 +46,19 @@ fn servers_that_have_yet_to_answer_are_no_change_when_they_do() {
     let mut balancer = stage();
     reach(&mut balancer, &[]);
     apply(&mut balancer, [service(https(), 4)]);
-    drops(&balancer, &tcp(false, 1, 1000, SYN), "nobody can be reached");
+    drops(
+        &balancer,
+        &tcp(false, 1, 1000, SYN),
+        "nobody can be reached",
+    );
     assert_eq!(no_way(&balancer), 1);
     reach(&mut balancer, &[1, 2, 3, 4]);
     assert!(balancer.is_settled(), "no flow is watched");
     assert!(sent(&balancer, SYN).iter().all(Option::is_some));
 }
 
-/// One that does not answer any more: new flows go elsewhere, its own wait for it, and are its own when it answers again.
+/// One that does not answer any more: new flows go elsewhere, its own wait for it, and are its own
+/// when it answers again.
 fn a_server_that_is_lost_gets_no_new_flows_and_keeps_its_own() {
     let mut balancer = stage();
     apply(&mut balancer, [service(https(), 4)]);
@@ -68,11 +74,18 @@ fn a_server_that_is_lost_gets_no_new_flows_and_keeps_its_own() {
         "{meanwhile:?}"
     );
     let its_own = flows.iter().filter(|server| **server == Some(4)).count() as u64;
-    let waiting: Vec<_> = flows.iter().map(|server| server.filter(|n| *n != 4)).collect();
+    let waiting: Vec<_> = flows
+        .iter()
+        .map(|server| server.filter(|n| *n != 4))
+        .collect();
     assert_eq!(sent(&balancer, ACK), waiting, "the others do not notice");
     assert_eq!(no_way(&balancer), its_own);
     reach(&mut balancer, &[1, 2, 3, 4]);
-    assert_eq!(sent(&balancer, ACK), flows, "and neither does it, in the end");
+    assert_eq!(
+        sent(&balancer, ACK),
+        flows,
+        "and neither does it, in the end"
+    );
     let stayed = (2000..2400).map(|port| goes_to(&balancer, &tcp(false, 1, port, ACK)));
     assert_eq!(stayed.collect::<Vec<_>>(), meanwhile);
 }

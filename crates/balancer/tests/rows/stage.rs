@@ -1,4 +1,5 @@
-//! What the rows play on: a balancer with the interface 1, some servers and the ways to them, and packets to send.
+//! What the rows play on: a balancer with the interface 1, some servers and the ways to them, and
+//! packets to send.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -7,7 +8,8 @@ use std::num::NonZeroU16;
 use std::sync::OnceLock;
 
 use butterfly_balancer::{
-    Balancer, Hop, Interface, Options, Protocol, Server, Service, ServiceKey, Services, Tunnel, Tuple,
+    Balancer, Hop, Interface, Options, Protocol, Server, Service, ServiceKey, Services, Tunnel,
+    Tuple,
 };
 use wire::build::{self, Builder};
 use wire::parse::TcpFlags;
@@ -27,7 +29,11 @@ pub fn ip(text: &str) -> IpAddr {
 }
 
 pub fn vip(v6: bool) -> IpAddr {
-    if v6 { ip("2001:db8::80") } else { ip("192.0.2.80") }
+    if v6 {
+        ip("2001:db8::80")
+    } else {
+        ip("192.0.2.80")
+    }
 }
 
 pub fn client(v6: bool, n: u16) -> IpAddr {
@@ -141,7 +147,8 @@ pub fn at_tc(play: fn()) {
     AT_TC.set(false);
 }
 
-/// What the program says of a frame that it sends from another interface than it came by. At tc that is no other word.
+/// What the program says of a frame that it sends from another interface than it came by. At tc
+/// that is no other word.
 pub fn elsewhere() -> Verdict {
     if AT_TC.get() {
         Verdict::Transmit
@@ -159,8 +166,8 @@ pub fn shortest(frame: &[u8]) -> usize {
     }
 }
 
-/// A frame as it leaves with these tags: at tc the outer one lies beside it, where a trial does not show it (but
-/// `tests/balancer/sockets.rs` does).
+/// A frame as it leaves with these tags: at tc the outer one lies beside it, where a trial does not
+/// show it (but `tests/balancer/sockets.rs` does).
 pub fn with_its_tags(mut frame: Vec<u8>, vlans: &[u16]) -> Vec<u8> {
     if let Some(outer) = vlans.first().filter(|_| AT_TC.get()) {
         let tag = [0x8100u16.to_be_bytes(), outer.to_be_bytes()].concat();
@@ -221,7 +228,10 @@ pub fn tcp(v6: bool, from: u16, port: u16, flags: TcpFlags) -> Vec<u8> {
 }
 
 pub fn udp(v6: bool, from: u16, port: u16) -> Vec<u8> {
-    arrives(v6, from).udp(port, PORT).payload(b"datagram").build()
+    arrives(v6, from)
+        .udp(port, PORT)
+        .payload(b"datagram")
+        .build()
 }
 
 pub fn tuple(v6: bool, from: u16, port: u16, protocol: Protocol) -> Tuple {
@@ -268,8 +278,8 @@ pub fn one_hop_less(packet: &[u8]) -> Vec<u8> {
     packet
 }
 
-/// The packet in a server's tunnel, in a frame. `entropy` is what came out where a flow's hash belongs: source port and flow
-/// label are taken from there, everything else is made here.
+/// The packet in a server's tunnel, in a frame. `entropy` is what came out where a flow's hash
+/// belongs: source port and flow label are taken from there, everything else is made here.
 pub fn tunnelled(packet: &[u8], way: &Hop, to: IpAddr, tunnel: Tunnel, entropy: &[u8]) -> Vec<u8> {
     let v6_in = packet[0] >> 4 == 6;
     let tos = if v6_in {
@@ -292,9 +302,16 @@ pub fn tunnelled(packet: &[u8], way: &Hop, to: IpAddr, tunnel: Tunnel, entropy: 
     };
     payload.extend(packet);
     let start = build::frame(way.source_mac, way.mac);
-    let builder = way.vlans.iter().fold(start, |builder, vlan| builder.tag(*vlan));
+    let builder = way
+        .vlans
+        .iter()
+        .fold(start, |builder, vlan| builder.tag(*vlan));
     let from = source(to.is_ipv6());
-    let builder = builder.ip(from, to).tos(tos).dont_fragment().protocol(protocol);
+    let builder = builder
+        .ip(from, to)
+        .tos(tos)
+        .dont_fragment()
+        .protocol(protocol);
     let mut frame = builder.payload(&payload).build();
     if to.is_ipv6() {
         let at = l3(&frame);
@@ -316,8 +333,10 @@ fn udp_header(port: NonZeroU16, carried: usize, entropy: &[u8], to: IpAddr) -> V
 
 /// For messages: sixteen bytes a line.
 pub fn hex(bytes: &[u8]) -> String {
-    let lines = bytes
-        .chunks(16)
-        .map(|line| line.iter().map(|byte| format!("{byte:02x} ")).collect::<String>());
+    let lines = bytes.chunks(16).map(|line| {
+        line.iter()
+            .map(|byte| format!("{byte:02x} "))
+            .collect::<String>()
+    });
     lines.collect::<Vec<_>>().join("\n")
 }

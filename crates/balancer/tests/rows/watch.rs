@@ -1,5 +1,5 @@
-//! Slots whose server has changed are watched: who began before the change stays, who began after it goes by the new table,
-//! and when nobody is left who needs it, all is calm again.
+//! Slots whose server has changed are watched: who began before the change stays, who began after
+//! it goes by the new table, and when nobody is left who needs it, all is calm again.
 
 use std::time::Duration;
 
@@ -37,14 +37,23 @@ fn in_calm_nothing_is_remembered() {
     assert_eq!(sent(&balancer, ACK), first);
     assert!(balancer.flows(1000).expect("maps can be read").is_empty());
     assert!(balancer.is_settled());
-    let live: u64 = balancer.live_flows().expect("maps can be read").values().sum();
+    let live: u64 = balancer
+        .live_flows()
+        .expect("maps can be read")
+        .values()
+        .sum();
     assert_eq!(live, 400, "those that began less those that ended");
     sent(&balancer, TcpFlags::FIN | ACK);
-    let live: u64 = balancer.live_flows().expect("maps can be read").values().sum();
+    let live: u64 = balancer
+        .live_flows()
+        .expect("maps can be read")
+        .values()
+        .sum();
     assert_eq!(live, 0);
 }
 
-/// A handshake that a change comes in the middle of, a flow from before, one from after it: told apart without a timer.
+/// A handshake that a change comes in the middle of, a flow from before, one from after it: told
+/// apart without a timer.
 fn before_and_after_a_change() {
     let mut balancer = stage();
     apply(&mut balancer, [service(https(), 4)]);
@@ -97,7 +106,11 @@ fn everybody_down_for_a_moment() {
     let mut balancer = stage();
     apply(&mut balancer, [service(https(), 4)]);
     let first = sent(&balancer, SYN);
-    let down = |n| Server::new(server(false, n)).expect("a host").state(State::Down);
+    let down = |n| {
+        Server::new(server(false, n))
+            .expect("a host")
+            .state(State::Down)
+    };
     let all_down = (1..=4).fold(service(https(), 0), |service, n| service.with(down(n)));
     apply(&mut balancer, [all_down]);
     drops(&balancer, &tcp(false, 1, 1000, ACK), "nobody is up");
@@ -105,7 +118,8 @@ fn everybody_down_for_a_moment() {
     assert_eq!(sent(&balancer, ACK), first);
 }
 
-/// Changes are forgotten when they are old enough and no open flow is elsewhere than where new ones would go.
+/// Changes are forgotten when they are old enough and no open flow is elsewhere than where new ones
+/// would go.
 fn after_a_while_all_is_calm_again() {
     let mut balancer = stage_with(&Options {
         settle: Duration::ZERO,
@@ -117,7 +131,10 @@ fn after_a_while_all_is_calm_again() {
     sent(&balancer, ACK);
     assert_eq!(sent(&balancer, ACK), first, "by now all of them are known");
     balancer.settle().expect("maps can be written");
-    assert!(!balancer.is_settled(), "some are not where new ones would go");
+    assert!(
+        !balancer.is_settled(),
+        "some are not where new ones would go"
+    );
     assert_eq!(sent(&balancer, TcpFlags::FIN | ACK), first);
     balancer.settle().expect("maps can be written");
     assert!(balancer.is_settled(), "they are over");
@@ -127,7 +144,8 @@ fn after_a_while_all_is_calm_again() {
     assert_eq!(sent(&balancer, ACK), second);
 }
 
-/// A flow for which there is no room goes where a flow that is not known would: its packets all go one way.
+/// A flow for which there is no room goes where a flow that is not known would: its packets all go
+/// one way.
 fn more_new_flows_than_there_is_room_for() {
     let mut balancer = stage();
     apply(&mut balancer, [service(https(), 4)]);

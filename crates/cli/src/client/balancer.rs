@@ -35,7 +35,10 @@ impl V1 {
         .map(drop)
     }
 
-    pub async fn update_service(&mut self, request: proto::UpdateServiceRequest) -> Result<(), Error> {
+    pub async fn update_service(
+        &mut self,
+        request: proto::UpdateServiceRequest,
+    ) -> Result<(), Error> {
         self.ask_balancer("UpdateService", request, async |grpc, request| {
             grpc.update_service(request).await
         })
@@ -52,7 +55,11 @@ impl V1 {
         .map(drop)
     }
 
-    pub async fn put_server(&mut self, key: proto::ServiceKey, server: proto::Server) -> Result<(), Error> {
+    pub async fn put_server(
+        &mut self,
+        key: proto::ServiceKey,
+        server: proto::Server,
+    ) -> Result<(), Error> {
         let request = proto::PutServerRequest {
             key: Some(key),
             server: Some(server),
@@ -65,7 +72,10 @@ impl V1 {
         .map(drop)
     }
 
-    pub async fn update_server(&mut self, request: proto::UpdateServerRequest) -> Result<(), Error> {
+    pub async fn update_server(
+        &mut self,
+        request: proto::UpdateServerRequest,
+    ) -> Result<(), Error> {
         self.ask_balancer("UpdateServer", request, async |grpc, request| {
             grpc.update_server(request).await
         })
@@ -73,7 +83,11 @@ impl V1 {
         .map(drop)
     }
 
-    pub async fn delete_server(&mut self, key: proto::ServiceKey, address: String) -> Result<(), Error> {
+    pub async fn delete_server(
+        &mut self,
+        key: proto::ServiceKey,
+        address: String,
+    ) -> Result<(), Error> {
         let request = proto::DeleteServerRequest {
             key: Some(key),
             address,
@@ -120,7 +134,10 @@ impl V1 {
         .await
     }
 
-    pub async fn watch_balancer(&mut self, snapshot: bool) -> Result<Streaming<proto::BalancerEvent>, Error> {
+    pub async fn watch_balancer(
+        &mut self,
+        snapshot: bool,
+    ) -> Result<Streaming<proto::BalancerEvent>, Error> {
         let request = proto::WatchBalancerRequest { snapshot };
         self.call_balancer("WatchBalancer", request, async |grpc, request| {
             grpc.watch_balancer(request).await

@@ -1,5 +1,5 @@
-//! v0 requests over API v1: each is done by the operation that does the same, and answered in v0's form.
-//! `butterfly request` uses it, so that a dump can be loaded over either API.
+//! v0 requests over API v1: each is done by the operation that does the same, and answered in v0's
+//! form. `butterfly request` uses it, so that a dump can be loaded over either API.
 
 use api::v0::message_v0 as v0;
 use api::v0::message_v0::{Request, Response};
@@ -10,7 +10,8 @@ use super::V1;
 use crate::error::Error;
 use crate::translate::{Untranslatable, group, nic};
 
-/// Does the requests in order. Fails only when the daemon is lost: what it refuses is told in the answers.
+/// Does the requests in order. Fails only when the daemon is lost: what it refuses is told in the
+/// answers.
 pub async fn exchange(v1: &mut V1, requests: Messages) -> Result<Messages, Error> {
     let mut answers = Messages::default();
     for message in requests.messages {
@@ -90,7 +91,8 @@ async fn perform(v1: &mut V1, request: Request) -> Result<Response, Error> {
             response.nic_details = nics.into_iter().map(nic::status_to_v0).collect();
         }
         Request {
-            nic_export: Some(id), ..
+            nic_export: Some(id),
+            ..
         } => {
             let data = Some(v1.export_nic(&id).await?);
             response.nic_export = Some(v0::NicExportRes {
@@ -98,7 +100,8 @@ async fn perform(v1: &mut V1, request: Request) -> Result<Response, Error> {
             });
         }
         Request {
-            nic_stats: Some(id), ..
+            nic_stats: Some(id),
+            ..
         } => {
             let stats = v1.nic_stats(&id).await?;
             response.nic_stats = Some(v0::NicStats {
@@ -107,7 +110,8 @@ async fn perform(v1: &mut V1, request: Request) -> Result<Response, Error> {
             });
         }
         Request {
-            app_status: Some(_), ..
+            app_status: Some(_),
+            ..
         } => {
             let status = v1.status().await?;
             response.app_status = Some(v0::AppStatusRes {
@@ -136,15 +140,26 @@ async fn perform(v1: &mut V1, request: Request) -> Result<Response, Error> {
 async fn perform_on_groups(v1: &mut V1, request: Request) -> Result<Response, Error> {
     let mut response = done();
     match request {
-        Request { sg_add: Some(sg), .. } => {
+        Request {
+            sg_add: Some(sg), ..
+        } => {
             for rule in &sg.rule {
                 group::new_rule_from_v0(rule.clone())?;
             }
             v1.put_group(group::from_v0(sg)?).await?;
         }
-        Request { sg_del: Some(id), .. } => v1.delete_group(&id).await?,
-        Request { sg_list: Some(_), .. } => {
-            response.sg_list = v1.groups().await?.into_iter().map(|group| group.id).collect();
+        Request {
+            sg_del: Some(id), ..
+        } => v1.delete_group(&id).await?,
+        Request {
+            sg_list: Some(_), ..
+        } => {
+            response.sg_list = v1
+                .groups()
+                .await?
+                .into_iter()
+                .map(|group| group.id)
+                .collect();
         }
         Request {
             sg_rule_add: Some(add),
@@ -156,13 +171,19 @@ async fn perform_on_groups(v1: &mut V1, request: Request) -> Result<Response, Er
         Request {
             sg_rule_del: Some(del),
             ..
-        } => v1.delete_rule(&del.sg_id, group::rule_from_v0(del.rule)?).await?,
+        } => {
+            v1.delete_rule(&del.sg_id, group::rule_from_v0(del.rule)?)
+                .await?
+        }
         Request {
             sg_rule_list: Some(id),
             ..
         } => {
             let rules = v1.group(&id).await?.rules;
-            response.sg_rule_list = rules.iter().map(group::rule_to_v0).collect::<Result<_, _>>()?;
+            response.sg_rule_list = rules
+                .iter()
+                .map(group::rule_to_v0)
+                .collect::<Result<_, _>>()?;
         }
         Request {
             sg_member_add: Some(add),
@@ -177,7 +198,8 @@ async fn perform_on_groups(v1: &mut V1, request: Request) -> Result<Response, Er
             ..
         } => response.sg_member_list = v1.group(&id).await?.members,
         Request {
-            sg_details: Some(id), ..
+            sg_details: Some(id),
+            ..
         } => {
             let groups = if id.is_empty() {
                 v1.groups().await?

@@ -56,8 +56,15 @@ pub fn open(bytes: &[u8], key: Option<&Key>) -> Result<Messages, OpenError> {
             Err(error) => refused(&format!("the answer: {error}")),
         },
         // With a key, clear text is nobody's answer but a refusal to look at what is encrypted.
-        (None, Some(_)) if answer.messages.iter().any(|message| message.error.is_none()) => {
-            Err(garbled("an answer in the clear to an encrypted request".into()))
+        (None, Some(_))
+            if answer
+                .messages
+                .iter()
+                .any(|message| message.error.is_none()) =>
+        {
+            Err(garbled(
+                "an answer in the clear to an encrypted request".into(),
+            ))
         }
         (None, _) => Ok(Messages {
             messages: answer.messages,
@@ -84,7 +91,8 @@ pub fn refusal(response: &Response) -> Option<String> {
         })
 }
 
-/// What is wrong with the envelope of a message, if anything: in the daemon's words, where it has some.
+/// What is wrong with the envelope of a message, if anything: in the daemon's words, where it has
+/// some.
 pub fn message_error(message: &api::v0::Message) -> Option<String> {
     let error = message.error.as_ref()?;
     let response = message

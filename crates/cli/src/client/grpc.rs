@@ -1,4 +1,5 @@
-//! API v1's connection: gRPC over a unix socket, or over TCP with mutual TLS. [`super::v1`] has the operations.
+//! API v1's connection: gRPC over a unix socket, or over TCP with mutual TLS. [`super::v1`] has the
+//! operations.
 
 use std::error::Error as _;
 use std::fmt::Debug;
@@ -39,8 +40,9 @@ impl V1 {
             other => address(&other.to_string())?,
         };
         let timeout = options.timeout();
-        let unreachable =
-            |why: String| Error::Unreachable(format!("cannot reach butterflyd at {endpoint}: {why}"));
+        let unreachable = |why: String| {
+            Error::Unreachable(format!("cannot reach butterflyd at {endpoint}: {why}"))
+        };
         let channel = match tokio::time::timeout(timeout, address.connect()).await {
             Ok(Ok(channel)) => channel,
             Ok(Err(error)) => return Err(unreachable(cause(&error))),
@@ -51,7 +53,8 @@ impl V1 {
                 )));
             }
         };
-        let balancer = BalancerClient::new(channel.clone()).max_decoding_message_size(ANSWER_MAX_BYTES);
+        let balancer =
+            BalancerClient::new(channel.clone()).max_decoding_message_size(ANSWER_MAX_BYTES);
         let router = RouterClient::new(channel.clone()).max_decoding_message_size(ANSWER_MAX_BYTES);
         let grpc = ButterflyClient::new(channel).max_decoding_message_size(ANSWER_MAX_BYTES);
         Ok(V1 {
@@ -167,7 +170,10 @@ impl V1 {
 
     /// The next message of a stream, however long it takes; none: the daemon ended it.
     pub async fn next<A>(&self, stream: &mut Streaming<A>) -> Result<Option<A>, Error> {
-        stream.message().await.map_err(|status| self.failure(status))
+        stream
+            .message()
+            .await
+            .map_err(|status| self.failure(status))
     }
 
     /// The same within the timeout.
@@ -190,7 +196,8 @@ impl V1 {
             status.code(),
             Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled
         );
-        // A connection that breaks during a call surfaces as one of these codes, with the reason as its source.
+        // A connection that breaks during a call surfaces as one of these codes, with the reason as
+        // its source.
         if gone || status.source().is_some() {
             let why = match status.source() {
                 Some(source) => cause(source),
@@ -199,7 +206,10 @@ impl V1 {
             return Error::Unreachable(format!("lost butterflyd at {}: {why}", self.endpoint));
         }
         match status.message() {
-            "" => Error::Refused(format!("butterflyd refused: {}", status.code().description())),
+            "" => Error::Refused(format!(
+                "butterflyd refused: {}",
+                status.code().description()
+            )),
             message => Error::Refused(message.into()),
         }
     }
@@ -216,8 +226,9 @@ fn tls_address(authority: &str, options: &Global) -> Result<Address, Error> {
         None => Err(Error::Usage(format!(
             "https://{authority} asks for certificates of both ends: {name} is missing"
         ))),
-        Some(path) => std::fs::read(path)
-            .map_err(|error| Error::Usage(format!("{name}: cannot read {}: {error}", path.display()))),
+        Some(path) => std::fs::read(path).map_err(|error| {
+            Error::Usage(format!("{name}: cannot read {}: {error}", path.display()))
+        }),
     };
     let certificate = read("--tls-cert", &options.tls_cert)?;
     let key = read("--tls-key", &options.tls_key)?;

@@ -1,5 +1,6 @@
-//! The connection to the daemon: the same operations over either API. Messages are API v1's; over API v0 what it
-//! does not say stays at its default, and what it cannot do is an error that says which API can.
+//! The connection to the daemon: the same operations over either API. Messages are API v1's; over
+//! API v0 what it does not say stays at its default, and what it cannot do is an error that says
+//! which API can.
 
 mod balancer;
 mod emulate;
@@ -118,14 +119,19 @@ impl Client {
     }
 
     /// The same of these NICs, or of all, at one moment and without their connections.
-    pub async fn nics_stats(&mut self, ids: &[String]) -> Result<proto::ListNicStatsResponse, Error> {
+    pub async fn nics_stats(
+        &mut self,
+        ids: &[String],
+    ) -> Result<proto::ListNicStatsResponse, Error> {
         match self {
             Client::V0(v0) => v0.nics_stats(ids).await,
             Client::V1(v1) => {
                 let mut stats = v1.nics_stats().await?;
                 let wanted = |nic: &proto::NicStats| ids.is_empty() || ids.contains(&nic.id);
                 stats.nics.retain(wanted);
-                let missing = ids.iter().find(|id| stats.nics.iter().all(|nic| nic.id != **id));
+                let missing = ids
+                    .iter()
+                    .find(|id| stats.nics.iter().all(|nic| nic.id != **id));
                 match missing {
                     Some(id) => Err(Error::Refused(format!("there is no NIC '{id}'"))),
                     None => Ok(stats),
@@ -161,7 +167,12 @@ impl Client {
     pub async fn group_ids(&mut self) -> Result<Vec<String>, Error> {
         match self {
             Client::V0(v0) => v0.group_ids().await,
-            Client::V1(v1) => Ok(v1.groups().await?.into_iter().map(|group| group.id).collect()),
+            Client::V1(v1) => Ok(v1
+                .groups()
+                .await?
+                .into_iter()
+                .map(|group| group.id)
+                .collect()),
         }
     }
 
@@ -253,7 +264,8 @@ impl Client {
         }
     }
 
-    /// All that is configured. Over API v0 two requests make it: a change between them may show in half.
+    /// All that is configured. Over API v0 two requests make it: a change between them may show in
+    /// half.
     pub async fn config(&mut self) -> Result<proto::Config, Error> {
         match self {
             Client::V0(v0) => v0.config().await,
@@ -262,7 +274,11 @@ impl Client {
     }
 
     /// Makes the configuration this one; what differed.
-    pub async fn apply(&mut self, config: proto::Config, dry_run: bool) -> Result<Vec<proto::Change>, Error> {
+    pub async fn apply(
+        &mut self,
+        config: proto::Config,
+        dry_run: bool,
+    ) -> Result<Vec<proto::Change>, Error> {
         self.only_v1("apply")?.apply(config, dry_run).await
     }
 

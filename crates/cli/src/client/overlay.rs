@@ -26,7 +26,10 @@ impl V1 {
         .map(drop)
     }
 
-    pub async fn update_endpoint(&mut self, request: proto::UpdateEndpointRequest) -> Result<(), Error> {
+    pub async fn update_endpoint(
+        &mut self,
+        request: proto::UpdateEndpointRequest,
+    ) -> Result<(), Error> {
         self.ask("UpdateEndpoint", request, async |grpc, request| {
             grpc.update_endpoint(request).await
         })
@@ -34,7 +37,10 @@ impl V1 {
         .map(drop)
     }
 
-    pub async fn delete_endpoint(&mut self, request: proto::DeleteEndpointRequest) -> Result<(), Error> {
+    pub async fn delete_endpoint(
+        &mut self,
+        request: proto::DeleteEndpointRequest,
+    ) -> Result<(), Error> {
         self.ask("DeleteEndpoint", request, async |grpc, request| {
             grpc.delete_endpoint(request).await
         })

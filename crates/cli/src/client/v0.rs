@@ -51,21 +51,27 @@ impl V0 {
                 ..Default::default()
             })
             .await?;
-        Ok(nic::path_from_v0(answer.nic_add.and_then(|added| added.path)))
+        Ok(nic::path_from_v0(
+            answer.nic_add.and_then(|added| added.path),
+        ))
     }
 
     pub async fn update_nic(&mut self, mut update: v1::UpdateNicRequest) -> Result<(), Error> {
         let leave = std::mem::take(&mut update.leave_groups);
         let join = std::mem::take(&mut update.join_groups);
         if !(leave.is_empty() && join.is_empty()) {
-            // v0 replaces the list whole: two calls for one NIC at the same moment may lose one of the changes.
+            // v0 replaces the list whole: two calls for one NIC at the same moment may lose one of
+            // the changes.
             let nic = self.nic(&update.id).await?.nic.unwrap_or_default();
             let old = update
                 .security_groups
                 .map_or(nic.security_groups, |list| list.groups);
             let mut groups = old.clone();
             groups.retain(|group| !leave.contains(group));
-            let new: Vec<String> = join.into_iter().filter(|group| !groups.contains(group)).collect();
+            let new: Vec<String> = join
+                .into_iter()
+                .filter(|group| !groups.contains(group))
+                .collect();
             groups.extend(new);
             if groups == old {
                 return Ok(());
@@ -206,11 +212,14 @@ impl V0 {
         .map(drop)
     }
 
-    /// v0 can only replace a group whole: one that is there keeps what it has as long as nothing else changes it
-    /// between the two requests.
+    /// v0 can only replace a group whole: one that is there keeps what it has as long as nothing
+    /// else changes it between the two requests.
     pub async fn update_group(&mut self, update: v1::UpdateGroupRequest) -> Result<(), Error> {
         if update.removal.is_some() || update.allow_midstream.is_some() {
-            return Err(self.needs_v1(&format!("removal and allow_midstream of group {}", update.id)));
+            return Err(self.needs_v1(&format!(
+                "removal and allow_midstream of group {}",
+                update.id
+            )));
         }
         if self.group_ids().await?.contains(&update.id) {
             return Ok(());
@@ -246,7 +255,8 @@ impl V0 {
         Ok(())
     }
 
-    /// One for anybody is deleted as it is listed: as one rule, which API v1 can make, or as v0's two.
+    /// One for anybody is deleted as it is listed: as one rule, which API v1 can make, or as v0's
+    /// two.
     pub async fn delete_rule(&mut self, group: &str, rule: &v1::Rule) -> Result<(), Error> {
         let mut rules = group::rules_to_v0(rule).map_err(|what| self.untranslatable(what))?;
         if rules.len() > 1 && self.group_ids().await?.iter().any(|id| id == group) {

@@ -93,7 +93,10 @@ impl V1 {
     }
 
     pub async fn import_nic(&mut self, id: &str, state: Vec<u8>) -> Result<u64, Error> {
-        let request = proto::ImportNicRequest { id: id.into(), state };
+        let request = proto::ImportNicRequest {
+            id: id.into(),
+            state,
+        };
         Ok(self
             .ask("ImportNic", request, async |grpc, request| {
                 grpc.import_nic(request).await
@@ -202,21 +205,29 @@ impl V1 {
         .await
     }
 
-    pub async fn apply(&mut self, config: proto::Config, dry_run: bool) -> Result<Vec<proto::Change>, Error> {
+    pub async fn apply(
+        &mut self,
+        config: proto::Config,
+        dry_run: bool,
+    ) -> Result<Vec<proto::Change>, Error> {
         let request = proto::ApplyRequest {
             config: Some(config),
             dry_run,
         };
         Ok(self
-            .ask("Apply", request, async |grpc, request| grpc.apply(request).await)
+            .ask("Apply", request, async |grpc, request| {
+                grpc.apply(request).await
+            })
             .await?
             .changes)
     }
 
     pub async fn watch(&mut self, snapshot: bool) -> Result<Streaming<proto::Event>, Error> {
         let request = proto::WatchRequest { snapshot };
-        self.call("Watch", request, async |grpc, request| grpc.watch(request).await)
-            .await
+        self.call("Watch", request, async |grpc, request| {
+            grpc.watch(request).await
+        })
+        .await
     }
 
     pub async fn status(&mut self) -> Result<proto::Status, Error> {
@@ -228,7 +239,10 @@ impl V1 {
     }
 
     pub async fn drops(&mut self, nic: &str, all: bool) -> Result<proto::ListDropsResponse, Error> {
-        let request = proto::ListDropsRequest { nic: nic.into(), all };
+        let request = proto::ListDropsRequest {
+            nic: nic.into(),
+            all,
+        };
         self.ask("ListDrops", request, async |grpc, request| {
             grpc.list_drops(request).await
         })
@@ -236,7 +250,9 @@ impl V1 {
     }
 
     pub async fn rule_counters(&mut self, group: &str) -> Result<Vec<proto::RuleCounter>, Error> {
-        let request = proto::ListRuleCountersRequest { group: group.into() };
+        let request = proto::ListRuleCountersRequest {
+            group: group.into(),
+        };
         let answer = self.ask("ListRuleCounters", request, async |grpc, request| {
             grpc.list_rule_counters(request).await
         });
@@ -252,7 +268,9 @@ impl V1 {
     }
 
     pub async fn set_log_level(&mut self, level: &str) -> Result<(), Error> {
-        let request = proto::SetLogLevelRequest { level: level.into() };
+        let request = proto::SetLogLevelRequest {
+            level: level.into(),
+        };
         self.ask("SetLogLevel", request, async |grpc, request| {
             grpc.set_log_level(request).await
         })

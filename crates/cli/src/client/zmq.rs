@@ -1,5 +1,5 @@
-//! API v0's connection: a ZeroMQ REQ socket, one frame out, one frame back. [`super::envelope`] says what is in a frame,
-//! [`super::v0`] has the operations.
+//! API v0's connection: a ZeroMQ REQ socket, one frame out, one frame back. [`super::envelope`]
+//! says what is in a frame, [`super::v0`] has the operations.
 
 use std::time::Duration;
 
@@ -19,7 +19,8 @@ use crate::options::Global;
 use crate::output::say;
 use crate::translate::{Untranslatable, requests};
 
-/// Requests in one frame, and their bytes, when there are many to send. A daemon takes more (docs/v0-contract.md).
+/// Requests in one frame, and their bytes, when there are many to send. A daemon takes more
+/// (docs/v0-contract.md).
 const FRAME_MESSAGES: usize = 1000;
 const FRAME_BYTES: usize = 4 << 20;
 
@@ -33,8 +34,8 @@ pub struct V0 {
 }
 
 impl V0 {
-    /// Connects within the timeout. ZeroMQ itself waits for a listener to appear; a plain connection tried first tells
-    /// that there is none.
+    /// Connects within the timeout. ZeroMQ itself waits for a listener to appear; a plain
+    /// connection tried first tells that there is none.
     pub async fn connect(endpoint: Endpoint, options: &Global) -> Result<V0, Error> {
         let key = options
             .key
@@ -52,7 +53,9 @@ impl V0 {
             .map_err(|_| late())?
             .map_err(|error| unreachable(error.to_string()))?;
         let mut socket = ReqSocket::new();
-        let connected = timeout(wait, socket.connect(&name)).await.map_err(|_| late())?;
+        let connected = timeout(wait, socket.connect(&name))
+            .await
+            .map_err(|_| late())?;
         connected.map_err(|error| unreachable(error.to_string()))?;
         Ok(V0 {
             socket,
@@ -68,7 +71,8 @@ impl V0 {
         Error::needs_v1(what, &self.endpoint.to_string())
     }
 
-    /// Sends messages in as many frames as their number and length ask for, gives back the answers: one for each.
+    /// Sends messages in as many frames as their number and length ask for, gives back the answers:
+    /// one for each.
     pub async fn exchange_all(&mut self, requests: Messages) -> Result<Messages, Error> {
         let (mut answers, mut frame, mut length) = (Messages::default(), Messages::default(), 0);
         for message in requests.messages {
@@ -83,7 +87,9 @@ impl V0 {
             length += own;
             frame.messages.push(message);
         }
-        answers.messages.extend(self.exchange(frame).await?.messages);
+        answers
+            .messages
+            .extend(self.exchange(frame).await?.messages);
         Ok(answers)
     }
 
@@ -120,7 +126,8 @@ impl V0 {
     }
 
     async fn round_trip(&mut self, frame: Vec<u8>) -> Result<Vec<u8>, Error> {
-        let lost = |error| Error::Unreachable(format!("lost butterflyd at {}: {error}", self.endpoint));
+        let lost =
+            |error| Error::Unreachable(format!("lost butterflyd at {}: {error}", self.endpoint));
         self.socket.send(frame.into()).await.map_err(lost)?;
         let answer = self.socket.recv().await.map_err(lost)?;
         Ok(answer.into_vec().concat())
@@ -161,7 +168,10 @@ impl V0 {
 
 /// Opens and closes a plain connection.
 async fn probe(endpoint: &str) -> std::io::Result<()> {
-    match (endpoint.strip_prefix("tcp://"), endpoint.strip_prefix("ipc://")) {
+    match (
+        endpoint.strip_prefix("tcp://"),
+        endpoint.strip_prefix("ipc://"),
+    ) {
         (Some(address), _) => TcpStream::connect(address).await.map(drop),
         // An abstract socket: no file to try.
         (_, Some(name)) if name.starts_with('@') => Ok(()),
@@ -171,5 +181,7 @@ async fn probe(endpoint: &str) -> std::io::Result<()> {
 }
 
 fn prefixed(mark: char, text: &str) -> String {
-    text.lines().map(|line| format!("{mark} {line}\n")).collect()
+    text.lines()
+        .map(|line| format!("{mark} {line}\n"))
+        .collect()
 }

@@ -1,5 +1,6 @@
-//! `butterfly balance`: services of one set of servers, balanced in the foreground without a daemon, with a live table. What is
-//! asked for becomes services in [`super::balance_services`], what is printed is [`super::balance_table`]'s.
+//! `butterfly balance`: services of one set of servers, balanced in the foreground without a
+//! daemon, with a live table. What is asked for becomes services in [`super::balance_services`],
+//! what is printed is [`super::balance_table`]'s.
 
 use std::collections::BTreeSet;
 use std::io::IsTerminal;
@@ -34,7 +35,8 @@ pub struct BalanceArgs {
     /// The interface that clients' packets come by
     #[arg(value_name = "INTERFACE")]
     interface: String,
-    /// This host's own address on it, which packets that do not fit or have no hops left are answered from
+    /// This host's own address on it, which packets that do not fit or have no hops left are
+    /// answered from
     #[arg(value_name = "OWN_ADDRESS")]
     own: IpAddr,
     #[command(flatten)]
@@ -45,8 +47,8 @@ pub struct BalanceArgs {
     /// Flows that are remembered, 80 bytes of the kernel's memory each
     #[arg(long, value_name = "N", default_value_t = 262_144, value_parser = clap::value_parser!(u32).range(1024..=1 << 26))]
     max_flows: u32,
-    /// In the driver, in the kernel's stack, or at tc [default: tc where packets are the kernel's own buffers (veth, TAP, bridge,
-    /// virtio), else in the driver if it can]
+    /// In the driver, in the kernel's stack, or at tc [default: tc where packets are the kernel's
+    /// own buffers (veth, TAP, bridge, virtio), else in the driver if it can]
     #[arg(long, value_name = "MODE", ignore_case = true)]
     mode: Option<Mode>,
     /// Seconds between two prints
@@ -64,8 +66,10 @@ impl BalanceArgs {
         let failed = |e: balancer::Error| Error::Refused(e.to_string());
         self.check_own_address()?;
         let catch = |kind| signal(kind).map_err(Error::Output);
-        let (mut interrupt, mut terminate) =
-            (catch(SignalKind::interrupt())?, catch(SignalKind::terminate())?);
+        let (mut interrupt, mut terminate) = (
+            catch(SignalKind::interrupt())?,
+            catch(SignalKind::terminate())?,
+        );
         let follower = Follower::start().await.map_err(failed)?;
         let balancer = Balancer::new(&self.options(&services)).map_err(failed)?;
         let balancer = Mutex::new(balancer);
@@ -94,7 +98,12 @@ impl BalanceArgs {
         Options {
             max_flows: self.max_flows,
             max_services: most(services.len()),
-            max_servers: most(services.iter().map(|service| service.servers().count()).sum()),
+            max_servers: most(
+                services
+                    .iter()
+                    .map(|service| service.servers().count())
+                    .sum(),
+            ),
             // The table shows every flow.
             remember_all: true,
             source_v4,
@@ -103,14 +112,23 @@ impl BalanceArgs {
         }
     }
 
-    /// Takes the interfaces, and says so. One that cannot be had gives the others back: the balancer goes with this command.
-    fn begin(&self, follower: &Follower, balancer: &Mutex<Balancer>, out: &mut Output) -> Result<(), Error> {
+    /// Takes the interfaces, and says so. One that cannot be had gives the others back: the
+    /// balancer goes with this command.
+    fn begin(
+        &self,
+        follower: &Follower,
+        balancer: &Mutex<Balancer>,
+        out: &mut Output,
+    ) -> Result<(), Error> {
         let mode = self.mode.map(Mode::xdp);
         let mut taken = Vec::new();
         for name in std::iter::once(&self.interface).chain(&self.other_interfaces) {
             let attached = follower.attach(&mut lock(balancer), name, mode);
             let mode = attached.map_err(|e| Error::Refused(format!("{name}: {e}")))?;
-            taken.push(format!("{name}: {}", place(mode, follower.kind(name).as_deref())));
+            taken.push(format!(
+                "{name}: {}",
+                place(mode, follower.kind(name).as_deref())
+            ));
         }
         let keys: Vec<String> = lock(balancer)
             .services()
@@ -124,8 +142,13 @@ impl BalanceArgs {
         out.flush()
     }
 
-    /// Says which interfaces lose what is sent from XDP: servers behind them look well to whoever asks them otherwise.
-    async fn warn(&self, follower: &Follower, balancer: &Mutex<Balancer>) -> Result<(), balancer::Error> {
+    /// Says which interfaces lose what is sent from XDP: servers behind them look well to whoever
+    /// asks them otherwise.
+    async fn warn(
+        &self,
+        follower: &Follower,
+        balancer: &Mutex<Balancer>,
+    ) -> Result<(), balancer::Error> {
         let outs: BTreeSet<u32> = {
             let balancer = lock(balancer);
             let ways = balancer.hops().values().map(|way| way.ifindex);
@@ -133,7 +156,10 @@ impl BalanceArgs {
                 .collect()
         };
         let native = self.mode.map(Mode::xdp) == Some(xdp::Mode::Native);
-        for name in follower.lose_frames(outs.into_iter().filter(|_| native)).await? {
+        for name in follower
+            .lose_frames(outs.into_iter().filter(|_| native))
+            .await?
+        {
             eprintln!(
                 "butterfly: {name} loses what is sent from XDP: its driver takes no redirected frames (a veth does when its other end \
                  has GRO or a program); --mode tc sends everywhere"
@@ -142,7 +168,8 @@ impl BalanceArgs {
         Ok(())
     }
 
-    /// The own address tells a mixed-up command line, where the VIP and it have changed places, from a right one.
+    /// The own address tells a mixed-up command line, where the VIP and it have changed places,
+    /// from a right one.
     fn check_own_address(&self) -> Result<(), Error> {
         match std::net::UdpSocket::bind((self.own, 0)) {
             Ok(_) => Ok(()),

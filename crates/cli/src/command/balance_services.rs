@@ -1,4 +1,5 @@
-//! What `butterfly balance` is asked to balance: every VIP, protocol and port, each a service of all the servers.
+//! What `butterfly balance` is asked to balance: every VIP, protocol and port, each a service of
+//! all the servers.
 
 use std::net::IpAddr;
 use std::num::NonZeroU16;
@@ -24,7 +25,12 @@ pub struct ServicesArgs {
     #[arg(long = "vip", value_name = "VIP")]
     other_vips: Vec<IpAddr>,
     /// The protocol; may be repeated
-    #[arg(long, value_name = "PROTOCOL", default_value = "tcp", ignore_case = true)]
+    #[arg(
+        long,
+        value_name = "PROTOCOL",
+        default_value = "tcp",
+        ignore_case = true
+    )]
     proto: Vec<Proto>,
     /// The port of each VIP, or all; may be repeated
     #[arg(short, long = "port", value_name = "PORT", default_value = "80", value_parser = port)]
@@ -35,7 +41,8 @@ pub struct ServicesArgs {
     /// fou, gue: the UDP port that the servers listen on [default: 5555, 6080]
     #[arg(long, value_name = "PORT")]
     tunnel_port: Option<NonZeroU16>,
-    /// fou: the same for IPv6 VIPs, whose packets Linux takes by a port of their own [default: --tunnel-port's]
+    /// fou: the same for IPv6 VIPs, whose packets Linux takes by a port of their own [default:
+    /// --tunnel-port's]
     #[arg(long, value_name = "PORT")]
     tunnel_port6: Option<NonZeroU16>,
     /// All flows of a client go to one server
@@ -82,8 +89,9 @@ impl ServicesArgs {
         for vip in std::iter::once(self.vip).chain(self.other_vips.iter().copied()) {
             let tunnel = self.tunnel(vip.is_ipv6())?;
             // Of layer 2 the servers of the VIP's family: the others' frames would be of the other.
-            let fits =
-                |server: &&Server| tunnel != Tunnel::None || server.address().is_ipv4() == vip.is_ipv4();
+            let fits = |server: &&Server| {
+                tunnel != Tunnel::None || server.address().is_ipv4() == vip.is_ipv4()
+            };
             let its: Vec<Server> = servers
                 .iter()
                 .filter(fits)
@@ -190,7 +198,9 @@ mod tests {
         let line = Line::try_parse_from(words).map_err(|e| e.to_string())?;
         let services = line.services.services().map_err(|e| e.to_string())?;
         let words = |service: &Service| {
-            let servers = service.servers().map(|server| format!(" {}", server.address()));
+            let servers = service
+                .servers()
+                .map(|server| format!(" {}", server.address()));
             format!("{}{}", service.key(), servers.collect::<String>())
         };
         Ok(services.iter().map(words).collect())
@@ -232,20 +242,27 @@ mod tests {
         ] {
             let said = services(line).unwrap_err();
             assert!(said.starts_with(why), "{said}");
-            assert!(services(&format!("{line} --encapsulation gre")).is_ok(), "{line}");
+            assert!(
+                services(&format!("{line} --encapsulation gre")).is_ok(),
+                "{line}"
+            );
         }
     }
 
     #[test]
     fn a_tunnel_s_port_goes_by_the_vip_s_family() {
-        let line =
-            "192.0.2.1 10.0.0.1 --vip 2001:db8::1 --encapsulation fou --tunnel-port 9999 --tunnel-port6 6666";
+        let line = "192.0.2.1 10.0.0.1 --vip 2001:db8::1 --encapsulation fou --tunnel-port 9999 --tunnel-port6 6666";
         let words = std::iter::once("balance").chain(line.split(' '));
         let services = Line::try_parse_from(words).unwrap().services.services();
         let services = services.unwrap();
         let ports: Vec<Tunnel> = services
             .iter()
-            .flat_map(|service| service.servers().map(|server| server.tunnel).collect::<Vec<_>>())
+            .flat_map(|service| {
+                service
+                    .servers()
+                    .map(|server| server.tunnel)
+                    .collect::<Vec<_>>()
+            })
             .collect();
         let fou = |port| Tunnel::Fou {
             port: NonZeroU16::new(port).unwrap(),

@@ -18,7 +18,8 @@ pub struct Sample {
     pub at: Instant,
 }
 
-/// A row a server of a service, one for all of them, and a line for each reason why packets were not just sent on.
+/// A row a server of a service, one for all of them, and a line for each reason why packets were
+/// not just sent on.
 pub fn text(before: &Sample, now: &Sample) -> String {
     let time = now.at - before.at;
     let mut table = Table::new(&[
@@ -31,21 +32,27 @@ pub fn text(before: &Sample, now: &Sample) -> String {
         ">PACKETS",
         ">BYTES",
     ]);
-    let mut row = |service: String, server: String, flows: u64, old: ServerCounters, new: ServerCounters| {
-        table.row([
-            service,
-            server,
-            flows.to_string(),
-            rate(grown(old.flows, new.flows), time),
-            rate(grown(old.packets, new.packets), time),
-            megabits(grown(old.bytes, new.bytes), time),
-            new.packets.to_string(),
-            new.bytes.to_string(),
-        ]);
-    };
+    let mut row =
+        |service: String, server: String, flows: u64, old: ServerCounters, new: ServerCounters| {
+            table.row([
+                service,
+                server,
+                flows.to_string(),
+                rate(grown(old.flows, new.flows), time),
+                rate(grown(old.packets, new.packets), time),
+                megabits(grown(old.bytes, new.bytes), time),
+                new.packets.to_string(),
+                new.bytes.to_string(),
+            ]);
+        };
     let (mut old_all, mut new_all) = (ServerCounters::default(), ServerCounters::default());
     for (owner, new) in &now.counters.servers {
-        let old = before.counters.servers.get(owner).copied().unwrap_or_default();
+        let old = before
+            .counters
+            .servers
+            .get(owner)
+            .copied()
+            .unwrap_or_default();
         let flows = now.live.get(owner).copied().unwrap_or_default();
         row(owner.0.to_string(), owner.1.to_string(), flows, old, *new);
         old_all += old;
@@ -62,7 +69,11 @@ pub fn text(before: &Sample, now: &Sample) -> String {
     for (reason, count) in &now.counters.reasons {
         let more = grown(before.counters.reason(*reason), *count);
         if more > 0 {
-            text += &format!("{reason}: {}/s ({})\n", rate(more, time), reason.description());
+            text += &format!(
+                "{reason}: {}/s ({})\n",
+                rate(more, time),
+                reason.description()
+            );
         }
     }
     text
@@ -97,8 +108,9 @@ mod tests {
     use std::time::Duration;
 
     fn sample(at: Instant, packets: u64) -> Sample {
-        let key =
-            |last: u8| ServiceKey::new([192, 0, 2, last].into(), Protocol::Tcp, 80.try_into().ok()).unwrap();
+        let key = |last: u8| {
+            ServiceKey::new([192, 0, 2, last].into(), Protocol::Tcp, 80.try_into().ok()).unwrap()
+        };
         let owner = |last: u8| (key(last), IpAddr::from([10, 0, 0, last]));
         let counters = ServerCounters {
             packets,
@@ -119,7 +131,10 @@ mod tests {
     #[test]
     fn flows_and_rates_of_each_server_and_of_all() {
         let begin = Instant::now();
-        let text = text(&sample(begin, 200), &sample(begin + Duration::from_secs(2), 2200));
+        let text = text(
+            &sample(begin, 200),
+            &sample(begin + Duration::from_secs(2), 2200),
+        );
         assert_eq!(
             text,
             "\

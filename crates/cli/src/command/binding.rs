@@ -17,7 +17,8 @@ use crate::session::Session;
 /// `binding …`.
 #[derive(Subcommand, Debug)]
 pub enum BindingCommand {
-    /// Say which host a machine is behind, in the place of what was said; a host that is not known becomes known
+    /// Say which host a machine is behind, in the place of what was said; a host that is not known
+    /// becomes known
     Add(AddArgs),
     /// Delete bindings; one that is not there is deleted already
     #[command(after_help = "Example:\n  butterfly binding del --vni 42 52:54:00:12:34:02")]
@@ -155,7 +156,9 @@ async fn show(args: Macs, session: &mut Session) -> Result<(), Error> {
         bindings.push(v1.binding(key).await?);
     }
     if session.out.json {
-        let all = bindings.iter().map(|binding| json::full("Binding", binding));
+        let all = bindings
+            .iter()
+            .map(|binding| json::full("Binding", binding));
         return session.out.value(&all.collect());
     }
     print(bindings, session)
@@ -165,7 +168,12 @@ fn print(bindings: Vec<v1::Binding>, session: &mut Session) -> Result<(), Error>
     let mut table = Table::new(&[">VNI", "MAC", "HOST", "IP"]);
     for binding in bindings {
         let addresses = binding.addresses.join(" ");
-        table.row([binding.vni.to_string(), binding.mac, binding.endpoint, addresses]);
+        table.row([
+            binding.vni.to_string(),
+            binding.mac,
+            binding.endpoint,
+            addresses,
+        ]);
     }
     session.out.table(&table)
 }
@@ -191,7 +199,11 @@ async fn set(args: SetArgs, session: &mut Session) -> Result<(), Error> {
         .iter()
         .try_for_each(|change| session.out.text(&lines(change)))?;
     let counted = done.created + done.updated + done.deleted;
-    let listed = done.changes.iter().filter(|change| is_binding(change)).count() as u64;
+    let listed = done
+        .changes
+        .iter()
+        .filter(|change| is_binding(change))
+        .count() as u64;
     match counted - listed.min(counted) {
         0 => Ok(()),
         more => session.out.text(&format!("and {more} bindings more")),

@@ -75,9 +75,14 @@ impl CheckOptions {
     pub fn is_given(&self) -> bool {
         self.check.is_some()
             || self.check_port.is_some()
-            || [self.check_interval, self.check_timeout, self.rise, self.fall]
-                .iter()
-                .any(Option::is_some)
+            || [
+                self.check_interval,
+                self.check_timeout,
+                self.rise,
+                self.fall,
+            ]
+            .iter()
+            .any(Option::is_some)
             || self.has_details()
     }
 
@@ -187,7 +192,9 @@ impl CheckOptions {
             (self.check_command.is_some(), "--check-command", command),
         ] {
             if given && !fits {
-                return Err(Error::Usage(format!("{option} goes with --check {goes_with}")));
+                return Err(Error::Usage(format!(
+                    "{option} goes with --check {goes_with}"
+                )));
             }
         }
         Ok(())

@@ -60,7 +60,10 @@ impl ApplyArgs {
         let client = session.client().await?;
         if !self.dry_run && !self.prune {
             let planned = client.apply(config.clone(), true).await?;
-            if planned.iter().any(|change| change.action() == Action::Delete) {
+            if planned
+                .iter()
+                .any(|change| change.action() == Action::Delete)
+            {
                 let now = client.config().await?;
                 if let Some(loss) = too_much(&planned, &now, &config) {
                     return Err(Error::Usage(format!(
@@ -91,7 +94,9 @@ const FEW: usize = 10;
 /// What is more than a slip should delete, in words. `None`: it is not too much.
 fn too_much(planned: &[v1::Change], now: &v1::Config, new: &v1::Config) -> Option<String> {
     let deleted = |of: fn(&Subject) -> bool| {
-        let deleted = planned.iter().filter(|change| change.action() == Action::Delete);
+        let deleted = planned
+            .iter()
+            .filter(|change| change.action() == Action::Delete);
         deleted
             .filter(|change| change.subject.as_ref().is_some_and(of))
             .count()
@@ -103,9 +108,16 @@ fn too_much(planned: &[v1::Change], now: &v1::Config, new: &v1::Config) -> Optio
         .balancer
         .as_ref()
         .map_or(0, |balancer| balancer.services.len());
-    let interfaces = now.router.as_ref().map_or(0, |router| router.interfaces.len());
+    let interfaces = now
+        .router
+        .as_ref()
+        .map_or(0, |router| router.interfaces.len());
     let kinds = [
-        ("NICs", deleted(|s| matches!(s, Subject::Nic(_))), now.nics.len()),
+        (
+            "NICs",
+            deleted(|s| matches!(s, Subject::Nic(_))),
+            now.nics.len(),
+        ),
         (
             "groups",
             deleted(|s| matches!(s, Subject::Group(_))),
@@ -156,7 +168,10 @@ pub fn lines(change: &v1::Change) -> String {
         Some(Subject::RouterInterface(name)) => format!("router {name}"),
         None => "-".into(),
     };
-    let details = change.details.iter().map(|detail| format!("\n    {detail}"));
+    let details = change
+        .details
+        .iter()
+        .map(|detail| format!("\n    {detail}"));
     format!("{mark} {subject}{}", details.collect::<String>())
 }
 

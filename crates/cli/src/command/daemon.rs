@@ -80,7 +80,9 @@ pub async fn status(session: &mut Session) -> Result<(), Error> {
         return session.out.value(&value);
     }
     for (name, value) in lines(&status) {
-        session.out.text(&format!("{:<14} {value}", format!("{name}:")))?;
+        session
+            .out
+            .text(&format!("{:<14} {value}", format!("{name}:")))?;
     }
     match status.graph_dot.is_empty() {
         true => Ok(()),
@@ -110,7 +112,8 @@ fn lines(status: &v1::Status) -> Vec<(String, String)> {
                 status.epoch
             ),
         );
-        let (hosts, networks, bindings) = (status.remote_endpoints, status.networks, status.bindings);
+        let (hosts, networks, bindings) =
+            (status.remote_endpoints, status.networks, status.bindings);
         line(
             "overlay",
             format!("{networks} networks, {hosts} other hosts, {bindings} bindings"),
@@ -129,7 +132,12 @@ fn lines(status: &v1::Status) -> Vec<(String, String)> {
         let core = worker
             .core
             .map_or(String::new(), |core| format!(" on core {core}"));
-        let (load, frames, flows, max) = (worker.load_percent, worker.frames, worker.flows, worker.max_flows);
+        let (load, frames, flows, max) = (
+            worker.load_percent,
+            worker.frames,
+            worker.flows,
+            worker.max_flows,
+        );
         let value = format!("{load} % busy{core}, {frames} frames, {flows} of {max} flows");
         line(&format!("worker {}", worker.index), value);
     }

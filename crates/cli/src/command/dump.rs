@@ -1,4 +1,5 @@
-//! `butterfly dump`: the configuration as requests of API v0, which `butterfly request` (and the original's) sends.
+//! `butterfly dump`: the configuration as requests of API v0, which `butterfly request` (and the
+//! original's) sends.
 
 use api::text_format;
 use serde_json::json;
@@ -26,7 +27,9 @@ pub async fn run(session: &mut Session) -> Result<(), Error> {
         ))
     })?;
     for warning in warnings {
-        say(&format!("butterfly: warning: {warning}: left out of the dump\n"));
+        say(&format!(
+            "butterfly: warning: {warning}: left out of the dump\n"
+        ));
     }
     let text = text_format::print(&messages);
     match session.out.json {

@@ -127,9 +127,16 @@ async fn del(args: DelArgs, session: &mut Session) -> Result<(), Error> {
 }
 
 async fn list(session: &mut Session) -> Result<(), Error> {
-    let all = session.client().await?.only_v1("endpoint")?.endpoints().await?;
+    let all = session
+        .client()
+        .await?
+        .only_v1("endpoint")?
+        .endpoints()
+        .await?;
     if session.out.json {
-        return session.out.value(&json::full("ListEndpointsResponse", &all));
+        return session
+            .out
+            .value(&json::full("ListEndpointsResponse", &all));
     }
     let mut table = Table::new(&["ADDRESS", "NAME", ">BINDINGS", "VNIS"]);
     for status in all.endpoints {
@@ -138,7 +145,12 @@ async fn list(session: &mut Session) -> Result<(), Error> {
             true => "every".to_owned(),
             false => shortened(&endpoint.vnis),
         };
-        table.row([endpoint.address, endpoint.name, status.bindings.to_string(), vnis]);
+        table.row([
+            endpoint.address,
+            endpoint.name,
+            status.bindings.to_string(),
+            vnis,
+        ]);
     }
     session.out.table(&table)
 }

@@ -1,4 +1,5 @@
-//! A stream of the daemon's events, one a line: what `watch`, `service watch` and `router watch` share.
+//! A stream of the daemon's events, one a line: what `watch`, `service watch` and `router watch`
+//! share.
 
 use clap::Args;
 use prost::Message;
@@ -21,8 +22,8 @@ pub struct EventArgs {
 }
 
 impl EventArgs {
-    /// Prints events as they come, each as `line` says it or as the message `name` in JSON, until the stream ends or there
-    /// were enough. Those without a line are left out.
+    /// Prints events as they come, each as `line` says it or as the message `name` in JSON, until
+    /// the stream ends or there were enough. Those without a line are left out.
     pub async fn print<E: Message + Default>(
         &self,
         v1: &V1,

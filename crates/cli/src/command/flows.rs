@@ -81,9 +81,18 @@ fn drop_row(drop: &v1::Drop, count: String) -> [String; 5] {
 }
 
 /// What is being dropped now. A NIC's counters are found by its name, since NICs come and go.
-fn moved(before: &v1::ListDropsResponse, now: &v1::ListDropsResponse, time: Duration, all: bool) -> String {
+fn moved(
+    before: &v1::ListDropsResponse,
+    now: &v1::ListDropsResponse,
+    time: Duration,
+    all: bool,
+) -> String {
     let key = |drop: &v1::Drop| (drop.nic.clone(), drop.direction, drop.reason.clone());
-    let old: HashMap<_, u64> = before.drops.iter().map(|drop| (key(drop), drop.frames)).collect();
+    let old: HashMap<_, u64> = before
+        .drops
+        .iter()
+        .map(|drop| (key(drop), drop.frames))
+        .collect();
     let mut sums: HashMap<_, u64> = HashMap::new();
     let mut rows = Vec::new();
     for drop in &now.drops {

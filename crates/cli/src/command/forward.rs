@@ -1,5 +1,5 @@
-//! `butterfly forward`: the router in the foreground, without a daemon. It ends with this process, and the kernel
-//! forwards on.
+//! `butterfly forward`: the router in the foreground, without a daemon. It ends with this process,
+//! and the kernel forwards on.
 
 use std::time::Duration;
 
@@ -36,8 +36,8 @@ pub struct ForwardArgs {
     #[arg(long, value_name = "SECS", num_args = 0..=1, default_missing_value = "1", require_equals = true,
         value_parser = clap::value_parser!(u64).range(1..))]
     watch: Option<u64>,
-    /// How the program runs: in the driver, behind it, or at tc [default: tc where packets are the kernel's own buffers (veth, TAP,
-    /// bridge, virtio), else native, generic where refused]
+    /// How the program runs: in the driver, behind it, or at tc [default: tc where packets are the
+    /// kernel's own buffers (veth, TAP, bridge, virtio), else native, generic where refused]
     #[arg(long, value_name = "MODE", ignore_case = true)]
     mode: Option<Mode>,
     /// Lines of 64 bytes for IPv4's table, one for one to ten prefixes
@@ -66,7 +66,10 @@ impl ForwardArgs {
         let mut attached = Interfaces::new();
         for name in &self.interfaces {
             let mode = self.mode.map(Mode::xdp);
-            service.add(name, &mut attached, mode).await.map_err(refused)?;
+            service
+                .add(name, &mut attached, mode)
+                .await
+                .map_err(refused)?;
         }
         let mut shown = service.router.report().map_err(refused)?;
         begin(session, &service, &shown, self.routes)?;
@@ -99,7 +102,12 @@ impl ForwardArgs {
 }
 
 /// What was taken over.
-fn begin(session: &mut Session, service: &Service, report: &Report, routes: bool) -> Result<(), Error> {
+fn begin(
+    session: &mut Session,
+    service: &Service,
+    report: &Report,
+    routes: bool,
+) -> Result<(), Error> {
     let snapshot = service.router.snapshot();
     let mut out = String::new();
     for (interface, shown) in service.router.interfaces().zip(&report.interfaces) {
@@ -117,7 +125,11 @@ fn begin(session: &mut Session, service: &Service, report: &Report, routes: bool
         out += &format!("{note}\n");
     }
     if routes {
-        out += &format!("\n{}\n{}", text::routes(snapshot), text::neighbours(snapshot));
+        out += &format!(
+            "\n{}\n{}",
+            text::routes(snapshot),
+            text::neighbours(snapshot)
+        );
     }
     if session.out.json {
         session.out.value_line(&json_of(report))?;

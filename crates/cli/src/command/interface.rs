@@ -1,4 +1,5 @@
-//! `butterfly interface`: the interfaces of the daemon's host, in the words of BSD's `ifconfig`, as netmap-fwd prints them.
+//! `butterfly interface`: the interfaces of the daemon's host, in the words of BSD's `ifconfig`, as
+//! netmap-fwd prints them.
 
 use api::v1;
 use clap::Args;
@@ -57,18 +58,28 @@ fn lines(interface: &v1::Interface) -> String {
     line("kind", &interface.kind);
     line("ether", &interface.mac);
     if interface.vlan != 0 {
-        line("vlan", &format!("{} parent {}", interface.vlan, interface.parent));
+        line(
+            "vlan",
+            &format!("{} parent {}", interface.vlan, interface.parent),
+        );
     }
     line("master", &interface.master);
     for address in &interface.addresses {
-        let word = if address.contains(':') { "inet6" } else { "inet" };
+        let word = if address.contains(':') {
+            "inet6"
+        } else {
+            "inet"
+        };
         line(word, address);
     }
     let features = interface.features.join(", ");
     match (features.is_empty(), interface.xdp_program) {
         (true, 0) => {}
         (true, id) => line("xdp", &format!("program {id}, somebody else's")),
-        (false, _) => line("xdp", &format!("{}: {features}", mode_name(interface.mode()))),
+        (false, _) => line(
+            "xdp",
+            &format!("{}: {features}", mode_name(interface.mode())),
+        ),
     }
     text
 }

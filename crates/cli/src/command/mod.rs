@@ -1,4 +1,5 @@
-//! The commands, one file per noun. Each reads its options, calls the client's operations and prints the answer.
+//! The commands, one file per noun. Each reads its options, calls the client's operations and
+//! prints the answer.
 
 mod balance;
 mod balance_services;

@@ -67,7 +67,10 @@ impl NeighArgs {
         };
         session.out.flush()?;
         let asked_for = |kind: &Kind| match kind {
-            Kind::Neighbour(change) => change.neighbour.as_ref().is_some_and(|one| self.asks_for(one)),
+            Kind::Neighbour(change) => change
+                .neighbour
+                .as_ref()
+                .is_some_and(|one| self.asks_for(one)),
             Kind::ManyRoutes(many) => many.neighbours > 0,
             _ => false,
         };
@@ -157,7 +160,10 @@ fn own_lines(interface: &v1::Interface) -> Vec<String> {
         .filter(|address| !address.contains(':'));
     let line = |address: &String| {
         let ip = address.split('/').next().unwrap_or_default();
-        format!("? ({ip}) at {} on {} permanent\n", interface.mac, interface.name)
+        format!(
+            "? ({ip}) at {} on {} permanent\n",
+            interface.mac, interface.name
+        )
     };
     match interface.loopback || interface.mac.is_empty() {
         true => Vec::new(),

@@ -57,7 +57,8 @@ pub struct SetArgs {
     /// Whom VXLAN is taken from
     #[arg(long)]
     from: Option<From>,
-    /// Hosts on which a machine may answer as a DHCP server [default: none, once any endpoint is known]
+    /// Hosts on which a machine may answer as a DHCP server [default: none, once any endpoint is
+    /// known]
     #[arg(long, value_name = "HOST", num_args = 1.., value_parser = address)]
     dhcp_server: Vec<String>,
     /// Hosts on which a machine may send router advertisements and redirects [default: likewise]
@@ -124,7 +125,12 @@ async fn set(args: SetArgs, session: &mut Session) -> Result<(), Error> {
 }
 
 async fn list(session: &mut Session) -> Result<(), Error> {
-    let networks = session.client().await?.only_v1("network")?.networks().await?;
+    let networks = session
+        .client()
+        .await?
+        .only_v1("network")?
+        .networks()
+        .await?;
     if session.out.json {
         let all = networks
             .iter()
@@ -142,7 +148,11 @@ async fn list(session: &mut Session) -> Result<(), Error> {
     ]);
     for network in networks {
         table.row([
-            network.network.as_ref().map_or(0, |said| said.vni).to_string(),
+            network
+                .network
+                .as_ref()
+                .map_or(0, |said| said.vni)
+                .to_string(),
             learning(&network).to_owned(),
             flood(&network),
             from(&network).to_owned(),
@@ -171,7 +181,9 @@ async fn show(args: Vnis, session: &mut Session) -> Result<(), Error> {
             session.out.text("\n")?;
         }
         for (name, value) in lines(network) {
-            session.out.text(&format!("{:<10} {value}", format!("{name}:")))?;
+            session
+                .out
+                .text(&format!("{:<10} {value}", format!("{name}:")))?;
         }
     }
     Ok(())
@@ -185,7 +197,11 @@ fn lines(network: &v1::NetworkStatus) -> Vec<(&'static str, String)> {
         ("vni", said.vni.to_string()),
         (
             "learning",
-            format!("{} ({})", learning(network), origin(said.learning.is_some())),
+            format!(
+                "{} ({})",
+                learning(network),
+                origin(said.learning.is_some())
+            ),
         ),
         (
             "flood",
@@ -197,7 +213,11 @@ fn lines(network: &v1::NetworkStatus) -> Vec<(&'static str, String)> {
         ),
         (
             "from",
-            format!("{} ({})", from(network), origin(said.from_anybody.is_some())),
+            format!(
+                "{} ({})",
+                from(network),
+                origin(said.from_anybody.is_some())
+            ),
         ),
         ("dhcp", trusted(&said.dhcp_servers, network.any_dhcp_server)),
         ("routers", trusted(&said.routers, network.any_router)),

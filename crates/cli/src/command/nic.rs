@@ -1,5 +1,5 @@
-//! `butterfly nic`: the NICs themselves. Their groups are in [`super::nic_sg`], their connections in
-//! [`super::nic_state`], what they do in [`super::nic_stats`] and [`super::nic_show`].
+//! `butterfly nic`: the NICs themselves. Their groups are in [`super::nic_sg`], their connections
+//! in [`super::nic_state`], what they do in [`super::nic_stats`] and [`super::nic_show`].
 
 use clap::{Args, Subcommand};
 use serde_json::json;

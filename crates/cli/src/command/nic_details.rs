@@ -1,5 +1,5 @@
-//! A NIC as people read it: `name: value` lines. What API v1 alone knows comes last and where it is not the default, so
-//! that both APIs show the same NIC alike.
+//! A NIC as people read it: `name: value` lines. What API v1 alone knows comes last and where it is
+//! not the default, so that both APIs show the same NIC alike.
 
 use api::v1;
 
@@ -11,7 +11,12 @@ use crate::words::{kind_name, state_name};
 /// Prints NICs, a blank line between two.
 pub fn print(nics: &[v1::NicStatus], out: &mut Output) -> Result<(), Error> {
     if out.json {
-        return out.value(&nics.iter().map(|nic| json::full("NicStatus", nic)).collect());
+        return out.value(
+            &nics
+                .iter()
+                .map(|nic| json::full("NicStatus", nic))
+                .collect(),
+        );
     }
     for (index, status) in nics.iter().enumerate() {
         if index > 0 {
@@ -33,7 +38,11 @@ fn detail_lines(status: &v1::NicStatus) -> Vec<(&'static str, String)> {
         ("vni", nic.vni.to_string()),
     ];
     lines.extend(nic.addresses.iter().map(|address| ("ip", address.clone())));
-    lines.extend(nic.security_groups.iter().map(|group| ("sg", group.clone())));
+    lines.extend(
+        nic.security_groups
+            .iter()
+            .map(|group| ("sg", group.clone())),
+    );
     lines.push(("type", kind_name(nic.kind()).into()));
     if nic.vhost_mode() == v1::VhostMode::Client {
         lines.push(("vhost-mode", "client".into()));

@@ -1,5 +1,5 @@
-//! The options that describe a NIC, and the API v1 messages they make. `nic add` and `nic update` share
-//! [`NicArgs`]; what only a new NIC has is in [`NicAdd`].
+//! The options that describe a NIC, and the API v1 messages they make. `nic add` and `nic update`
+//! share [`NicArgs`]; what only a new NIC has is in [`NicAdd`].
 
 use std::net::IpAddr;
 
@@ -11,7 +11,8 @@ use crate::error::Error;
 /// What a NIC attaches to, by the original's names.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Type {
-    /// A vhost-user socket that the daemon listens on (or connects to: --client), for a virtual machine
+    /// A vhost-user socket that the daemon listens on (or connects to: --client), for a virtual
+    /// machine
     #[value(alias = "vhost_user_server", alias = "vhost-user")]
     VhostUserServer,
     /// A TAP device of the host, for a container or a namespace
@@ -64,7 +65,8 @@ pub struct NicAdd {
     /// The socket's path, or the TAP device's name [default: made from the id]
     #[arg(long)]
     path: Option<String>,
-    /// API v1, type vhost-user-server: let the virtual machine monitor listen at the path, and connect to it
+    /// API v1, type vhost-user-server: let the virtual machine monitor listen at the path, and
+    /// connect to it
     #[arg(long)]
     client: bool,
     /// Receive a copy of all that this NIC sends and receives, and send nothing
@@ -103,14 +105,20 @@ pub struct NicUpdate {
 /// What can be said of a new NIC and changed later.
 #[derive(Args, Debug)]
 struct NicArgs {
-    /// IPv4 and IPv6 addresses of the guest, several after one --ip or with several; update: '' leaves none
+    /// IPv4 and IPv6 addresses of the guest, several after one --ip or with several; update: ''
+    /// leaves none
     #[arg(long, num_args = 1.., value_name = "ADDRESS", value_parser = address)]
     ip: Vec<String>,
     /// Security groups, which need not exist yet; update: '' leaves none
     #[arg(long, num_args = 1.., value_name = "SG")]
     sg: Vec<String>,
-    /// Drop what the guest sends from other addresses than its own [default of a new NIC: on in API v1, off in API v0]
-    #[arg(long, visible_alias = "anti-spoof", overrides_with = "disable_antispoof")]
+    /// Drop what the guest sends from other addresses than its own [default of a new NIC: on in API
+    /// v1, off in API v0]
+    #[arg(
+        long,
+        visible_alias = "anti-spoof",
+        overrides_with = "disable_antispoof"
+    )]
     enable_antispoof: bool,
     /// Let the guest send from any address; its MAC is checked all the same
     #[arg(long, visible_alias = "no-anti-spoof")]
@@ -125,7 +133,8 @@ struct NicArgs {
     /// [default: butterfly-<pid>-<id>.pcap]
     #[arg(long, value_name = "FILE")]
     trace_path: Option<String>,
-    /// API v1: further sources that anti-spoofing lets pass, with their MAC when it is another; update: '' leaves none
+    /// API v1: further sources that anti-spoofing lets pass, with their MAC when it is another;
+    /// update: '' leaves none
     #[arg(long, num_args = 1.., value_name = "NET[,MAC]")]
     allowed_address_pair: Vec<String>,
     /// API v1: forget an idle TCP connection after this long, 60..432000
@@ -146,7 +155,8 @@ struct NicArgs {
     /// API v1: frames to MACs that nobody has go to this NIC, and it may send from any MAC
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
     learn_macs: Option<bool>,
-    /// API v1: the largest IP packet in bytes, offered to the guest; update: 0 leaves it to the daemon's --nic-mtu
+    /// API v1: the largest IP packet in bytes, offered to the guest; update: 0 leaves it to the
+    /// daemon's --nic-mtu
     #[arg(long, value_name = "BYTES")]
     mtu: Option<u32>,
     /// API v1: take the link down, so that no frame passes, or up again
@@ -171,7 +181,8 @@ impl NicAdd {
                     Btype::Sender => v1::bench::Role::IcmpSender,
                     Btype::Receiver => v1::bench::Role::IcmpReceiver,
                 };
-                let (target_ip, target_mac) = (self.dip.unwrap_or_default(), self.dmac.unwrap_or_default());
+                let (target_ip, target_mac) =
+                    (self.dip.unwrap_or_default(), self.dmac.unwrap_or_default());
                 (
                     v1::NicKind::Bench,
                     Some(v1::Bench {
@@ -278,9 +289,15 @@ impl NicArgs {
     }
 }
 
-/// What a list option replaces: nothing when it is not given, everything when it is; `''` is no element.
+/// What a list option replaces: nothing when it is not given, everything when it is; `''` is no
+/// element.
 fn replacement(values: Vec<String>) -> Option<Vec<String>> {
-    (!values.is_empty()).then(|| values.into_iter().filter(|value| !value.is_empty()).collect())
+    (!values.is_empty()).then(|| {
+        values
+            .into_iter()
+            .filter(|value| !value.is_empty())
+            .collect()
+    })
 }
 
 /// An address in canonical form, or `''`.

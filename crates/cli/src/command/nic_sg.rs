@@ -1,5 +1,5 @@
-//! `butterfly nic sg`: the groups a NIC is in. `add` and `del` name the groups they change alone, so that over API v1
-//! two calls for one NIC at the same moment add up.
+//! `butterfly nic sg`: the groups a NIC is in. `add` and `del` name the groups they change alone,
+//! so that over API v1 two calls for one NIC at the same moment add up.
 
 use api::v1;
 use clap::{Args, Subcommand};

@@ -76,11 +76,16 @@ fn line(name: &str, value: &str) -> String {
 }
 
 fn counted(stats: &v1::NicStats, drops: &[v1::Drop]) -> String {
-    let way =
-        |frames: u64, bytes: u64, drops: u64| format!("{frames} frames, {bytes} bytes, {drops} dropped");
+    let way = |frames: u64, bytes: u64, drops: u64| {
+        format!("{frames} frames, {bytes} bytes, {drops} dropped")
+    };
     let mut text = line(
         "in",
-        &way(stats.ingress_frames, stats.ingress_bytes, stats.ingress_drops),
+        &way(
+            stats.ingress_frames,
+            stats.ingress_bytes,
+            stats.ingress_drops,
+        ),
     );
     text += &line(
         "out",
@@ -104,11 +109,22 @@ fn session(session: &v1::VhostSession) -> String {
         None => "no driver has come yet",
         Some(_) => "the driver has taken its features",
     };
-    let mut text = line("session", &format!("connected, {driver}, MTU {}", session.mtu));
+    let mut text = line(
+        "session",
+        &format!("connected, {driver}, MTU {}", session.mtu),
+    );
     text += &line("  protocol", &session.protocol_feature_names.join(" "));
     for ring in &session.rings {
-        let started = if ring.started { "started" } else { "not started" };
-        let enabled = if ring.enabled { "enabled" } else { "not enabled" };
+        let started = if ring.started {
+            "started"
+        } else {
+            "not started"
+        };
+        let enabled = if ring.enabled {
+            "enabled"
+        } else {
+            "not enabled"
+        };
         let words = match (ring.size, ring.fault.as_str()) {
             (0, _) => "not described yet".to_owned(),
             (size, "") => format!("{size} entries, {started}, {enabled}"),
@@ -147,7 +163,10 @@ fn pairs(queues: &v1::NicQueues) -> String {
             "  wake-ups",
             &format!("{} kicks, {} calls", pair.kicks, pair.calls),
         );
-        for (name, ring) in [("  transmitq", &pair.transmitq), ("  receiveq", &pair.receiveq)] {
+        for (name, ring) in [
+            ("  transmitq", &pair.transmitq),
+            ("  receiveq", &pair.receiveq),
+        ] {
             text += &ring
                 .as_ref()
                 .map(|ring| line(name, &ring_words(ring)))

@@ -1,5 +1,5 @@
-//! `butterfly nic export` and `nic import`: a NIC's connections, opaque bytes that follow a machine to its
-//! next host.
+//! `butterfly nic export` and `nic import`: a NIC's connections, opaque bytes that follow a machine
+//! to its next host.
 
 use std::io::{self, IsTerminal, Read, Write};
 use std::path::PathBuf;
@@ -47,8 +47,9 @@ impl ExportArgs {
             stdout.write_all(&state)?;
             return Ok(stdout.flush()?);
         }
-        std::fs::write(&self.file, &state)
-            .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", self.file.display())))?;
+        std::fs::write(&self.file, &state).map_err(|error| {
+            io::Error::new(error.kind(), format!("{}: {error}", self.file.display()))
+        })?;
         match session.out.json {
             true => session
                 .out
@@ -64,7 +65,9 @@ impl ImportArgs {
         let state = read_file(&self.file)?;
         let flows = session.client().await?.import_nic(&self.nic, state).await?;
         match session.out.json {
-            true => session.out.value(&json!({ "id": self.nic, "flows": flows })),
+            true => session
+                .out
+                .value(&json!({ "id": self.nic, "flows": flows })),
             false => session.out.text(&flows.to_string()),
         }
     }

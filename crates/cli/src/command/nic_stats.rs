@@ -73,7 +73,9 @@ fn value(stats: &v1::NicStats, all: bool) -> Value {
 fn counters(sample: &v1::ListNicStatsResponse, all: bool) -> Value {
     match all {
         true => json::full("ListNicStatsResponse", sample),
-        false => json!({ "nics": sample.nics.iter().map(|stats| value(stats, false)).collect::<Vec<_>>() }),
+        false => {
+            json!({ "nics": sample.nics.iter().map(|stats| value(stats, false)).collect::<Vec<_>>() })
+        }
     }
 }
 
@@ -88,7 +90,13 @@ fn totals(nics: Vec<v1::NicStats>, all: bool) -> String {
         ">OUT DROPS",
         ">FLOWS",
     ]);
-    let known = |count: u64| if all { count.to_string() } else { String::new() };
+    let known = |count: u64| {
+        if all {
+            count.to_string()
+        } else {
+            String::new()
+        }
+    };
     for stats in nics {
         table.row([
             stats.id,
@@ -182,7 +190,11 @@ NIC  IN Mbit/s  OUT Mbit/s  IN FRAMES/s  OUT FRAMES/s  IN DROPS/s  OUT DROPS/s
 a          1.6         0.0  -            -             -           -
 ";
         let printed = moved(&before, &now, Duration::from_secs(1), false);
-        let squeezed = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        let squeezed = |text: &str| {
+            text.split_whitespace()
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        };
         assert_eq!(squeezed(&printed), squeezed(expected));
     }
 }

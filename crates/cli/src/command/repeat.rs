@@ -1,5 +1,6 @@
-//! `--watch`: a command that prints what has moved since its last print, again and again. Counters are asked for and
-//! subtracted here; the daemon keeps nothing for those who watch, and any number of them may.
+//! `--watch`: a command that prints what has moved since its last print, again and again. Counters
+//! are asked for and subtracted here; the daemon keeps nothing for those who watch, and any number
+//! of them may.
 
 use std::time::{Duration, Instant};
 
@@ -16,8 +17,8 @@ const SECOND: Duration = Duration::from_secs(1);
 /// `--watch` and `--count`.
 #[derive(Args, Debug, Default, PartialEq, Eq)]
 pub struct Repeat {
-    /// Print rates a second, again every second or every SECS, until interrupted; with --json the counters, each
-    /// print a line
+    /// Print rates a second, again every second or every SECS, until interrupted; with --json the
+    /// counters, each print a line
     #[arg(
         short,
         long,
@@ -47,8 +48,9 @@ impl Repeat {
         self.watch.is_some()
     }
 
-    /// Prints samples. As text what `text` makes of two of them and the time between, a blank line between two prints;
-    /// as JSON each sample, the first at once. Without `--watch`: one print, of one second.
+    /// Prints samples. As text what `text` makes of two of them and the time between, a blank line
+    /// between two prints; as JSON each sample, the first at once. Without `--watch`: one print, of
+    /// one second.
     pub async fn run<S>(
         &self,
         session: &mut Session,

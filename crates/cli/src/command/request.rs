@@ -1,5 +1,5 @@
-//! `butterfly request`: sends the requests of a text-format `Messages`. Over API v0 as they are; over API v1 each by
-//! the operation that does the same, answered in v0's form.
+//! `butterfly request`: sends the requests of a text-format `Messages`. Over API v0 as they are;
+//! over API v1 each by the operation that does the same, answered in v0's form.
 
 use std::path::PathBuf;
 
@@ -35,7 +35,8 @@ impl RequestArgs {
         let file = self.file.display().to_string();
         let text = String::from_utf8(read_file(&self.file)?);
         let text = text.map_err(|_| Error::Usage(format!("{file} is no text")))?;
-        let requests = text_format::parse(&text).map_err(|error| Error::Usage(format!("{file}: {error}")))?;
+        let requests =
+            text_format::parse(&text).map_err(|error| Error::Usage(format!("{file}: {error}")))?;
         if requests.encrypted.is_some() {
             return Err(Error::Usage(format!(
                 "{file} is encrypted already: write it in the clear and give the key with -k"
@@ -71,7 +72,12 @@ fn refusals(answers: &Messages) -> Vec<String> {
             format!("request {}: {why}", index + 1)
         })
     };
-    answers.messages.iter().enumerate().filter_map(numbered).collect()
+    answers
+        .messages
+        .iter()
+        .enumerate()
+        .filter_map(numbered)
+        .collect()
 }
 
 fn why_refused(message: &Message) -> Option<String> {

@@ -32,8 +32,8 @@ Examples:
   butterfly route show 10.0.0.0/8 --watch
   butterfly route show 2001:db8::7")]
 pub struct ShowArgs {
-    /// Routes of this prefix and of longer ones in it, or the one that packets to this address take [default: all but
-    /// those of the table local]
+    /// Routes of this prefix and of longer ones in it, or the one that packets to this address take
+    /// [default: all but those of the table local]
     #[arg(value_name = "PREFIX|ADDRESS")]
     to: Option<String>,
     /// Routes of one table: its number, main, local or default
@@ -94,7 +94,10 @@ impl ShowArgs {
         };
         out.flush()?;
         let asked_for = |kind: &Kind| match kind {
-            Kind::Route(change) => change.route.as_ref().is_some_and(|route| self.asks_for(route)),
+            Kind::Route(change) => change
+                .route
+                .as_ref()
+                .is_some_and(|route| self.asks_for(route)),
             Kind::ManyRoutes(many) => many.routes > 0,
             _ => false,
         };
@@ -124,13 +127,22 @@ const LOCAL: u32 = 255;
 /// Columns of a fixed width, as netmap-fwd's: lines go out before the last one is known.
 fn columns(cells: [&str; 7]) -> String {
     let [to, gateway, flags, interface, by, table, why] = cells;
-    let line = format!("{to:<20} {gateway:<18} {flags:<6} {interface:<12} {by:<7} {table:<6} {why}");
+    let line =
+        format!("{to:<20} {gateway:<18} {flags:<6} {interface:<12} {by:<7} {table:<6} {why}");
     line.trim_end().to_owned() + "\n"
 }
 
 fn heading(six: bool) -> String {
     let title = if six { "Internet6:\n" } else { "Internet:\n" };
-    let names = ["Destination", "Gateway", "Flags", "Netif", "By", "Table", "Why"];
+    let names = [
+        "Destination",
+        "Gateway",
+        "Flags",
+        "Netif",
+        "By",
+        "Table",
+        "Why",
+    ];
     title.to_owned() + &columns(names)
 }
 
@@ -148,7 +160,9 @@ fn lines(route: &v1::Route) -> String {
             _ => format!("weight {} ", hop.weight),
         };
         let why = match (route.treatment(), hop.fast) {
-            (Treatment::Fast, false) => "this next hop's address is not known yet, or it is not the router's",
+            (Treatment::Fast, false) => {
+                "this next hop's address is not known yet, or it is not the router's"
+            }
             _ => &route.why,
         };
         columns([
@@ -175,7 +189,8 @@ fn by(route: &v1::Route, hop: &v1::RouteHop) -> &'static str {
 }
 
 fn flags(route: &v1::Route, hop: &v1::RouteHop) -> String {
-    let host = route.prefix.ends_with("/32") && !route.prefix.contains(':') || route.prefix.ends_with("/128");
+    let host = route.prefix.ends_with("/32") && !route.prefix.contains(':')
+        || route.prefix.ends_with("/128");
     let kind = route.kind.as_str();
     let flags = [
         (true, 'U'),
@@ -258,8 +273,12 @@ Destination          Gateway            Flags  Netif        By      Table  Why
                 table,
                 ..Default::default()
             };
-            [("10.9.0.0/16", 254), ("10.9.1.1/32", 255), ("2001:db8::/32", 7)]
-                .map(|(prefix, table)| args.asks_for(&route(prefix, table)))
+            [
+                ("10.9.0.0/16", 254),
+                ("10.9.1.1/32", 255),
+                ("2001:db8::/32", 7),
+            ]
+            .map(|(prefix, table)| args.asks_for(&route(prefix, table)))
         };
         assert_eq!(asks(None, None), [true, false, true]);
         assert_eq!(asks(None, Some(255)), [false, true, false]);

@@ -1,5 +1,5 @@
-//! `butterfly router`: the interfaces whose forwarding the daemon has taken over. What it counts is in
-//! [`super::router_status`], its events in [`super::router_watch`].
+//! `butterfly router`: the interfaces whose forwarding the daemon has taken over. What it counts is
+//! in [`super::router_status`], its events in [`super::router_watch`].
 
 use api::v1;
 use clap::{Args, Subcommand};
@@ -16,7 +16,8 @@ use crate::session::Session;
 /// `router …`.
 #[derive(Subcommand, Debug)]
 pub enum RouterCommand {
-    /// Take over the forwarding of interfaces of the daemon's host, which the kernel keeps, VLANs among them
+    /// Take over the forwarding of interfaces of the daemon's host, which the kernel keeps, VLANs
+    /// among them
     Add(AddArgs),
     /// Give interfaces back to the kernel; one that is not the router's is given back already
     #[command(after_help = "Example:\n  butterfly router del eth1 eth2.100")]
@@ -24,7 +25,8 @@ pub enum RouterCommand {
     /// List the interfaces that are routed between
     #[command(after_help = "Example:\n  butterfly router list")]
     List,
-    /// Show what was forwarded, dropped and left to the kernel, in all or a second, and what is in the way
+    /// Show what was forwarded, dropped and left to the kernel, in all or a second, and what is in
+    /// the way
     Status(StatusArgs),
     /// Print changes of interfaces, routes and neighbours as they happen, until interrupted
     Watch(WatchArgs),
@@ -105,7 +107,9 @@ impl AddArgs {
 
 fn list(interfaces: &[v1::RouterInterface], out: &mut Output) -> Result<(), Error> {
     if out.json {
-        let values = interfaces.iter().map(|one| json::full("RouterInterface", one));
+        let values = interfaces
+            .iter()
+            .map(|one| json::full("RouterInterface", one));
         return out.value(&values.collect());
     }
     let mut table = Table::new(&["INTERFACE", "MODE", "WHY"]);

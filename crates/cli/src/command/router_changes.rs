@@ -14,7 +14,8 @@ use crate::output::Output;
 /// `--watch` and `--count`.
 #[derive(Args, Debug, Default)]
 pub struct Changes {
-    /// Go on with changes of these as they happen, until interrupted; with --json each is a line with a RouterEvent
+    /// Go on with changes of these as they happen, until interrupted; with --json each is a line
+    /// with a RouterEvent
     #[arg(short, long)]
     watch: bool,
     /// With --watch: end after so many changes

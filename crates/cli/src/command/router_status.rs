@@ -34,7 +34,8 @@ impl StatusArgs {
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         let json = |sample: &v1::RouterStatus| -> Value { json::full("RouterStatus", sample) };
         if self.repeat.is_on() {
-            let sample = async |client: &mut Client| client.only_v1("router")?.router_status().await;
+            let sample =
+                async |client: &mut Client| client.only_v1("router")?.router_status().await;
             return self.repeat.run(session, sample, json, moved).await;
         }
         let status = client(session).await?.router_status().await?;
@@ -60,7 +61,10 @@ fn rows(status: &v1::RouterStatus) -> Vec<Row> {
 }
 
 fn interface_rows(status: &v1::RouterInterfaceStatus) -> Vec<Row> {
-    let name = status.interface.as_ref().map(|interface| interface.name.clone());
+    let name = status
+        .interface
+        .as_ref()
+        .map(|interface| interface.name.clone());
     let name = name.unwrap_or_default();
     let families = [&status.ipv4, &status.ipv6].map(|family| family.clone().unwrap_or_default());
     let row = |counter: &str, of: fn(&v1::RouterCounters) -> u64, meaning: &str| Row {
@@ -120,7 +124,8 @@ fn totals(status: &v1::RouterStatus) -> String {
     }
     let mut kernel = Table::new(&["KERNEL", ">IPV4", ">IPV6"]);
     for counter in &status.kernel {
-        let [four, six] = [counter.ipv4, counter.ipv6].map(|value| value.map(|value| value.to_string()));
+        let [four, six] =
+            [counter.ipv4, counter.ipv6].map(|value| value.map(|value| value.to_string()));
         kernel.row([
             counter.name.clone(),
             four.unwrap_or_default(),

@@ -84,7 +84,9 @@ pub fn line(event: &v1::RouterEvent) -> String {
         }
         Some(Kind::Counters(status)) => counters(status),
         Some(Kind::SnapshotEnd(_)) => "that is all there is now".into(),
-        Some(Kind::Lagged(missed)) => format!("{missed} events were missed: watch again with --snapshot"),
+        Some(Kind::Lagged(missed)) => {
+            format!("{missed} events were missed: watch again with --snapshot")
+        }
         None => "an event this version does not know".into(),
     };
     format!("{at} {what}").trim_end().to_owned()
@@ -115,11 +117,18 @@ fn route_words(route: &v1::Route) -> String {
 
 /// Of all interfaces and both families together.
 fn counters(status: &v1::RouterStatus) -> String {
-    let families = status.interfaces.iter().flat_map(|one| [&one.ipv4, &one.ipv6]);
+    let families = status
+        .interfaces
+        .iter()
+        .flat_map(|one| [&one.ipv4, &one.ipv6]);
     let (mut forwarded, mut rest) = (0, 0);
     for family in families.flatten() {
         forwarded += family.forwarded;
-        rest += family.reasons.iter().map(|reason| reason.packets).sum::<u64>();
+        rest += family
+            .reasons
+            .iter()
+            .map(|reason| reason.packets)
+            .sum::<u64>();
     }
     format!("{forwarded} packets forwarded, {rest} not")
 }

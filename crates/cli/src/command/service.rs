@@ -1,5 +1,5 @@
-//! `butterfly service`: the load balancer's services. Their servers are in [`super::service_server`], what is printed of
-//! them in [`super::service_show`].
+//! `butterfly service`: the load balancer's services. Their servers are in
+//! [`super::service_server`], what is printed of them in [`super::service_show`].
 
 use api::v1;
 use clap::{Args, Subcommand};
@@ -18,7 +18,8 @@ use crate::session::Session;
 /// `service …`.
 #[derive(Subcommand, Debug)]
 pub enum ServiceCommand {
-    /// Create a service, or replace the one that is there; that keeps its servers unless some are given
+    /// Create a service, or replace the one that is there; that keeps its servers unless some are
+    /// given
     Add(AddArgs),
     /// Delete services and their flows; one that is not there is deleted already
     #[command(after_help = "Example:\n  butterfly service del 192.168.101.1:80")]
@@ -121,13 +122,16 @@ pub async fn client(session: &mut Session) -> Result<&mut V1, Error> {
     session.client().await?.only_v1("service")
 }
 
-/// A service that is there keeps its servers unless told otherwise: a script that runs twice must not end the flows of
-/// the servers that its own later lines add.
+/// A service that is there keeps its servers unless told otherwise: a script that runs twice must
+/// not end the flows of the servers that its own later lines add.
 async fn add(args: AddArgs, client: &mut V1) -> Result<(), Error> {
     let mut servers = args.server;
     if servers.is_empty() {
         let is_it = |status: &v1::ServiceStatus| {
-            let key = status.service.as_ref().and_then(|service| service.key.as_ref());
+            let key = status
+                .service
+                .as_ref()
+                .and_then(|service| service.key.as_ref());
             key.is_some_and(|key| key_words(key) == key_words(&args.key))
         };
         let old = client.services().await?.into_iter().find(is_it);
@@ -150,5 +154,7 @@ async fn set(args: SetArgs, client: &mut V1) -> Result<(), Error> {
             .and_then(|service| service.check),
         false => None,
     };
-    client.update_service(args.options.update(&args.key, old)?).await
+    client
+        .update_service(args.options.update(&args.key, old)?)
+        .await
 }

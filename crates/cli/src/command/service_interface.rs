@@ -13,13 +13,15 @@ use crate::session::Session;
 /// `service interface …`.
 #[derive(Subcommand, Debug)]
 pub enum InterfaceCommand {
-    /// Balance on an interface of the daemon's host, which the kernel keeps; prints how the program is attached
+    /// Balance on an interface of the daemon's host, which the kernel keeps; prints how the program
+    /// is attached
     #[command(after_help = "Example:\n  butterfly service interface add ens192")]
     Add(AddArgs),
     /// Give interfaces back; one that is not balanced on is given back already
     #[command(after_help = "Example:\n  butterfly service interface del ens192")]
     Del(Names),
-    /// Take the program off interfaces and put it on again, for NICs that lose it when their link is negotiated anew
+    /// Take the program off interfaces and put it on again, for NICs that lose it when their link
+    /// is negotiated anew
     #[command(after_help = "Example:\n  butterfly service interface reattach ens192")]
     Reattach(Names),
     /// List the interfaces that are balanced on
@@ -33,8 +35,8 @@ pub struct AddArgs {
     /// The interface's name
     #[arg(value_name = "INTERFACE")]
     name: String,
-    /// In the driver, in the kernel's stack, or at tc [default: tc where packets are the kernel's own buffers (veth, TAP, bridge,
-    /// virtio), else in the driver if it can]
+    /// In the driver, in the kernel's stack, or at tc [default: tc where packets are the kernel's
+    /// own buffers (veth, TAP, bridge, virtio), else in the driver if it can]
     #[arg(long, value_name = "MODE", ignore_case = true)]
     mode: Option<Mode>,
 }
@@ -48,7 +50,10 @@ impl InterfaceCommand {
                     name: args.name,
                     mode: Mode::of(args.mode).into(),
                 };
-                let added = client(session).await?.add_balancer_interface(request).await?;
+                let added = client(session)
+                    .await?
+                    .add_balancer_interface(request)
+                    .await?;
                 match session.out.json {
                     true => session.out.value(&json::full("BalancerInterface", &added)),
                     false => session.out.text(mode_name(added.mode())),
@@ -56,7 +61,10 @@ impl InterfaceCommand {
             }
             InterfaceCommand::Del(args) => {
                 for name in args.names {
-                    client(session).await?.delete_balancer_interface(name).await?;
+                    client(session)
+                        .await?
+                        .delete_balancer_interface(name)
+                        .await?;
                 }
                 Ok(())
             }
@@ -66,7 +74,9 @@ impl InterfaceCommand {
                 for name in args.names {
                     let its = interfaces.iter().find(|interface| interface.name == name);
                     let mode = its
-                        .ok_or_else(|| Error::Refused(format!("nothing is balanced on interface '{name}'")))?
+                        .ok_or_else(|| {
+                            Error::Refused(format!("nothing is balanced on interface '{name}'"))
+                        })?
                         .mode;
                     client.delete_balancer_interface(name.clone()).await?;
                     let request = v1::AddBalancerInterfaceRequest { name, mode };
@@ -77,7 +87,9 @@ impl InterfaceCommand {
             InterfaceCommand::List => {
                 let interfaces = client(session).await?.balancer_interfaces().await?;
                 if session.out.json {
-                    let values = interfaces.iter().map(|one| json::full("BalancerInterface", one));
+                    let values = interfaces
+                        .iter()
+                        .map(|one| json::full("BalancerInterface", one));
                     return session.out.value(&values.collect());
                 }
                 let mut table = Table::new(&["INTERFACE", "MODE"]);

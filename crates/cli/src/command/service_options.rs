@@ -1,4 +1,5 @@
-//! The options that describe a service beside its health check, which is [`super::check_options`]'s.
+//! The options that describe a service beside its health check, which is
+//! [`super::check_options`]'s.
 
 use api::v1;
 use clap::{Args, ValueEnum};
@@ -55,7 +56,11 @@ pub struct ServiceOptions {
 
 impl ServiceOptions {
     /// A new service of these options.
-    pub fn service(&self, key: &v1::ServiceKey, servers: Vec<v1::Server>) -> Result<v1::Service, Error> {
+    pub fn service(
+        &self,
+        key: &v1::ServiceKey,
+        servers: Vec<v1::Server>,
+    ) -> Result<v1::Service, Error> {
         Ok(v1::Service {
             key: Some(key.clone()),
             encapsulation: self

@@ -37,7 +37,9 @@ impl ShowArgs {
             }
         };
         if session.out.json {
-            let values = services.iter().map(|status| json::full("ServiceStatus", status));
+            let values = services
+                .iter()
+                .map(|status| json::full("ServiceStatus", status));
             return session.out.value(&values.collect());
         }
         for (index, status) in services.iter().enumerate() {
@@ -59,7 +61,10 @@ fn print(status: &v1::ServiceStatus, out: &mut Output) -> Result<(), Error> {
         (false, false) => "withdrawn",
     };
     let mut lines = vec![
-        ("service", key_words(&service.key.clone().unwrap_or_default())),
+        (
+            "service",
+            key_words(&service.key.clone().unwrap_or_default()),
+        ),
         ("state", up.into()),
         (
             "healthy",
@@ -109,7 +114,8 @@ pub fn print_servers(servers: &[v1::ServerStatus], out: &mut Output) -> Result<(
         );
     }
     let mut table = Table::new(&[
-        "SERVER", ">WEIGHT", "STATE", "HEALTH", ">SINCE", ">FLOWS", ">PACKETS", ">BYTES", "BY", "WHY",
+        "SERVER", ">WEIGHT", "STATE", "HEALTH", ">SINCE", ">FLOWS", ">PACKETS", ">BYTES", "BY",
+        "WHY",
     ]);
     for status in servers {
         let server = status.server.clone().unwrap_or_default();
@@ -194,7 +200,10 @@ mod tests {
             }),
             in_service: true,
             healthy: 1,
-            servers: vec![server(1, v1::Health::Healthy), server(2, v1::Health::Unhealthy)],
+            servers: vec![
+                server(1, v1::Health::Healthy),
+                server(2, v1::Health::Unhealthy),
+            ],
             ..Default::default()
         };
         print(&status, &mut screen.output(false)).unwrap();

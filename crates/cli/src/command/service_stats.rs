@@ -1,4 +1,5 @@
-//! What services and servers received, in all or a second, and what was not sent on (`service stats`).
+//! What services and servers received, in all or a second, and what was not sent on (`service
+//! stats`).
 
 use std::time::Duration;
 
@@ -33,7 +34,8 @@ impl StatsArgs {
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         let json = |sample: &v1::BalancerStats| -> Value { json::full("BalancerStats", sample) };
         if self.repeat.is_on() {
-            let sample = async |client: &mut Client| client.only_v1("service")?.balancer_stats().await;
+            let sample =
+                async |client: &mut Client| client.only_v1("service")?.balancer_stats().await;
             return self.repeat.run(session, sample, json, moved).await;
         }
         let stats = client(session).await?.balancer_stats().await?;
@@ -49,7 +51,11 @@ fn rows(stats: &v1::BalancerStats) -> Vec<(String, String, v1::Counters)> {
     let mut rows = Vec::new();
     for service in &stats.services {
         let key = key_words(&service.key.clone().unwrap_or_default());
-        rows.push((key.clone(), String::new(), service.counters.unwrap_or_default()));
+        rows.push((
+            key.clone(),
+            String::new(),
+            service.counters.unwrap_or_default(),
+        ));
         for server in &service.servers {
             rows.push((
                 key.clone(),
@@ -72,8 +78,9 @@ fn totals(stats: &v1::BalancerStats) -> String {
             counters.bytes.to_string(),
         ]);
     }
-    let drop =
-        |drop: &v1::BalancerDrop| format!("{}: {} ({})\n", drop.reason, drop.packets, drop.description);
+    let drop = |drop: &v1::BalancerDrop| {
+        format!("{}: {} ({})\n", drop.reason, drop.packets, drop.description)
+    };
     table.render() + &stats.drops.iter().map(drop).collect::<String>()
 }
 
@@ -84,7 +91,10 @@ fn moved(before: &v1::BalancerStats, now: &v1::BalancerStats, _: Duration) -> St
     let mut table = Table::new(&["SERVICE", "SERVER", ">FLOWS/s", ">PACKETS/s", ">Mbit/s"]);
     for (key, server, counters) in rows(now) {
         let same = |row: &&(String, String, v1::Counters)| (&row.0, &row.1) == (&key, &server);
-        let old = old.iter().find(same).map_or_else(Default::default, |row| row.2);
+        let old = old
+            .iter()
+            .find(same)
+            .map_or_else(Default::default, |row| row.2);
         table.row([
             key,
             server,

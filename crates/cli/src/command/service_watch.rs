@@ -77,7 +77,9 @@ fn line(event: &v1::BalancerEvent) -> String {
             format!("address {} is {state}", change.vip)
         }
         Some(Kind::SnapshotEnd(_)) => "that is all there is now".into(),
-        Some(Kind::Lagged(missed)) => format!("{missed} events were missed: watch again with --snapshot"),
+        Some(Kind::Lagged(missed)) => {
+            format!("{missed} events were missed: watch again with --snapshot")
+        }
         None => "an event this version does not know".into(),
     };
     format!("{at} {what}").trim_end().to_owned()

@@ -21,9 +21,15 @@ pub fn service_key(text: &str) -> Result<v1::ServiceKey, String> {
         Some(_) => return Err(bad()),
     };
     let (address, port) = place.rsplit_once(':').ok_or_else(bad)?;
-    let vip: IpAddr = match address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+    let vip: IpAddr = match address
+        .strip_prefix('[')
+        .and_then(|rest| rest.strip_suffix(']'))
+    {
         Some(v6) => v6.parse::<Ipv6Addr>().map_err(|_| bad())?.into(),
-        None => address.parse::<std::net::Ipv4Addr>().map_err(|_| bad())?.into(),
+        None => address
+            .parse::<std::net::Ipv4Addr>()
+            .map_err(|_| bad())?
+            .into(),
     };
     let all_ports = matches!(port, "all" | "*");
     let port = match all_ports {
@@ -122,7 +128,13 @@ mod tests {
         let weight = |text: &str| server(text).map(|server| (server.address, server.weight));
         assert_eq!(weight("10.0.0.1"), Ok(("10.0.0.1".into(), None)));
         assert_eq!(weight("2001:DB8::1*7"), Ok(("2001:db8::1".into(), Some(7))));
-        for text in ["10.0.0.1*0", "10.0.0.1*65536", "10.0.0.1*", "x", "10.0.0.1:80"] {
+        for text in [
+            "10.0.0.1*0",
+            "10.0.0.1*65536",
+            "10.0.0.1*",
+            "x",
+            "10.0.0.1:80",
+        ] {
             assert!(weight(text).is_err(), "{text}");
         }
     }

@@ -17,7 +17,8 @@ use crate::words::rule_words;
 pub enum SgCommand {
     /// Create groups; one that is there already keeps its rules and members
     Add(AddArgs),
-    /// Delete groups; one that is not there is deleted already. NICs and rules may go on naming them
+    /// Delete groups; one that is not there is deleted already. NICs and rules may go on naming
+    /// them
     #[command(after_help = "Example:\n  butterfly sg del sg-web")]
     Del(Groups),
     /// List the groups' ids
@@ -36,7 +37,9 @@ pub enum SgCommand {
 
 /// `sg add`.
 #[derive(Args, Debug)]
-#[command(after_help = "Examples:\n  butterfly sg add sg-web\n  butterfly sg add sg-web --removal drain")]
+#[command(
+    after_help = "Examples:\n  butterfly sg add sg-web\n  butterfly sg add sg-web --removal drain"
+)]
 pub struct AddArgs {
     /// Ids of groups
     #[arg(required = true, value_name = "SG")]
@@ -99,8 +102,8 @@ impl SgCommand {
     }
 }
 
-/// A group that is there keeps what it has, unless told otherwise: a script that runs twice must not cut the
-/// connections that its own rules allowed.
+/// A group that is there keeps what it has, unless told otherwise: a script that runs twice must
+/// not cut the connections that its own rules allowed.
 async fn add(args: AddArgs, session: &mut Session) -> Result<(), Error> {
     let client = session.client().await?;
     let removal = args.removal.map(|removal| match removal {
@@ -141,9 +144,12 @@ async fn details(args: MaybeGroups, session: &mut Session) -> Result<(), Error> 
         }
     };
     if session.out.json {
-        return session
-            .out
-            .value(&groups.iter().map(|group| json::full("Group", group)).collect());
+        return session.out.value(
+            &groups
+                .iter()
+                .map(|group| json::full("Group", group))
+                .collect(),
+        );
     }
     for (index, group) in groups.iter().enumerate() {
         if index > 0 {
@@ -157,7 +163,12 @@ async fn details(args: MaybeGroups, session: &mut Session) -> Result<(), Error> 
 /// `name: value` lines; what has its default and is of API v1 alone is left out.
 fn print(group: &v1::Group, out: &mut Output) -> Result<(), Error> {
     let mut lines = vec![("id", group.id.clone())];
-    lines.extend(group.members.iter().map(|member| ("member", member.clone())));
+    lines.extend(
+        group
+            .members
+            .iter()
+            .map(|member| ("member", member.clone())),
+    );
     lines.extend(
         group
             .rules

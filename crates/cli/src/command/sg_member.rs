@@ -45,13 +45,21 @@ impl MemberCommand {
         match self {
             MemberCommand::Add(args) => {
                 for member in &args.members {
-                    session.client().await?.add_member(&args.group, member).await?;
+                    session
+                        .client()
+                        .await?
+                        .add_member(&args.group, member)
+                        .await?;
                 }
                 Ok(())
             }
             MemberCommand::Del(args) => {
                 for member in &args.members {
-                    session.client().await?.delete_member(&args.group, member).await?;
+                    session
+                        .client()
+                        .await?
+                        .delete_member(&args.group, member)
+                        .await?;
                 }
                 Ok(())
             }

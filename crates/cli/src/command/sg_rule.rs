@@ -1,4 +1,5 @@
-//! `butterfly sg rule`: what a group allows. A rule has no name: `del` takes the same options as `add`.
+//! `butterfly sg rule`: what a group allows. A rule has no name: `del` takes the same options as
+//! `add`.
 
 use api::v1;
 use api::v1::rule::{Match, Peer};
@@ -119,7 +120,9 @@ impl RuleArgs {
             )));
         }
         if let Some((start, end)) = range.filter(|(start, end)| start > end) {
-            return Err(Error::Usage(format!("the port range {start}-{end} is empty")));
+            return Err(Error::Usage(format!(
+                "the port range {start}-{end} is empty"
+            )));
         }
         if self.icmp_type.is_some() && !matches!(protocol, Some(ICMP | ICMPV6)) {
             let name = protocol_name(protocol);
@@ -177,7 +180,9 @@ async fn list_counters(args: ListArgs, session: &mut Session) -> Result<(), Erro
             .collect::<Value>();
         return session.out.value(&json!(value));
     }
-    let mut table = Table::new(&["DIR", "PROTO", "PORTS", "PEER", ">FLOWS", ">FRAMES", ">BYTES"]);
+    let mut table = Table::new(&[
+        "DIR", "PROTO", "PORTS", "PEER", ">FLOWS", ">FRAMES", ">BYTES",
+    ]);
     for counter in counters {
         let [dir, proto, ports, peer] = words(&counter.rule.unwrap_or_default());
         let [flows, frames, bytes] =

@@ -35,7 +35,8 @@ impl UplinkCommand {
         match self {
             UplinkCommand::List => list(&all, session),
             UplinkCommand::Show(args) => {
-                let missing = |name: &&String| all.uplinks.iter().all(|uplink| uplink.interface != **name);
+                let missing =
+                    |name: &&String| all.uplinks.iter().all(|uplink| uplink.interface != **name);
                 if let Some(name) = args.interfaces.iter().find(missing) {
                     return Err(Error::Refused(format!("there is no uplink '{name}'")));
                 }
@@ -84,7 +85,9 @@ fn show(all: &v1::ListUplinksResponse, session: &mut Session) -> Result<(), Erro
             session.out.text("\n")?;
         }
         for (name, value) in lines(uplink) {
-            session.out.text(&format!("{:<10} {value}", format!("{name}:")))?;
+            session
+                .out
+                .text(&format!("{:<10} {value}", format!("{name}:")))?;
         }
     }
     Ok(())
@@ -110,7 +113,10 @@ fn lines(uplink: &v1::Uplink) -> Vec<(&'static str, String)> {
     lines.push(("mtu", uplink.mtu.to_string()));
     lines.push(("queues", uplink.queues.to_string()));
     let frames = |frames, bytes| format!("{frames} frames, {bytes} bytes");
-    lines.push(("received", frames(uplink.received_frames, uplink.received_bytes)));
+    lines.push((
+        "received",
+        frames(uplink.received_frames, uplink.received_bytes),
+    ));
     lines.push(("sent", frames(uplink.sent_frames, uplink.sent_bytes)));
     lines.push((
         "lost",

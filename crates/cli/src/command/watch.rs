@@ -56,11 +56,14 @@ fn line(event: &v1::Event) -> String {
             )
         }
         Some(Kind::GroupDeleted(id)) => format!("sg {id} is deleted"),
-        Some(Kind::PortChanged(port)) => {
-            format!("nic {} is {} {}", port.nic, state_name(port.state()), port.detail)
-                .trim_end()
-                .to_owned()
-        }
+        Some(Kind::PortChanged(port)) => format!(
+            "nic {} is {} {}",
+            port.nic,
+            state_name(port.state()),
+            port.detail
+        )
+        .trim_end()
+        .to_owned(),
         Some(Kind::EndpointChanged(status)) => {
             let endpoint = status.endpoint.clone().unwrap_or_default();
             let vnis = match endpoint.every_vni {
@@ -70,7 +73,9 @@ fn line(event: &v1::Event) -> String {
             format!("endpoint {} is in {vnis}", endpoint.address)
         }
         Some(Kind::EndpointDeleted(address)) => format!("endpoint {address} is deleted"),
-        Some(Kind::NetworkChanged(network)) => format!("network {} is to work another way", network.vni),
+        Some(Kind::NetworkChanged(network)) => {
+            format!("network {} is to work another way", network.vni)
+        }
         Some(Kind::BindingChanged(binding)) => format!(
             "binding {} {} is endpoint={} ip={}",
             binding.vni,

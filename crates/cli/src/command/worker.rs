@@ -124,9 +124,16 @@ impl Moved<'_> {
         let cost = |now: &v1::StepCost| {
             let old = self.before.steps.iter().find(|old| old.name == now.name);
             let (cycles, frames) = old.map_or((0, 0), |old| (old.cycles, old.frames));
-            (grown(cycles, now.cycles) as f64, grown(frames, now.frames) as f64)
+            (
+                grown(cycles, now.cycles) as f64,
+                grown(frames, now.frames) as f64,
+            )
         };
-        let steps = self.now.steps.iter().map(|step| (step.name.as_str(), cost(step)));
+        let steps = self
+            .now
+            .steps
+            .iter()
+            .map(|step| (step.name.as_str(), cost(step)));
         steps
             .filter(|(_, (_, frames))| *frames > 0.0)
             .map(|(name, (cycles, frames))| (name, cycles / frames))
@@ -173,7 +180,11 @@ fn list(before: &v1::ListWorkersResponse, now: &v1::ListWorkersResponse) -> Stri
             moved.rate(|worker| worker.handed_over),
             now.flows.to_string(),
             now.queues.len().to_string(),
-            now.queues.iter().filter(|queue| queue.polled).count().to_string(),
+            now.queues
+                .iter()
+                .filter(|queue| queue.polled)
+                .count()
+                .to_string(),
         ]);
     }
     table.render()
@@ -182,8 +193,11 @@ fn list(before: &v1::ListWorkersResponse, now: &v1::ListWorkersResponse) -> Stri
 fn show(before: &v1::WorkerStatus, now: &v1::WorkerStatus) -> String {
     let moved = Moved { before, now };
     let mut text = String::new();
-    let mut line = |name: &str, value: String| text += &format!("{:<16} {value}\n", format!("{name}:"));
-    let core = now.core.map_or(String::new(), |core| format!(" on core {core}"));
+    let mut line =
+        |name: &str, value: String| text += &format!("{:<16} {value}\n", format!("{name}:"));
+    let core = now
+        .core
+        .map_or(String::new(), |core| format!(" on core {core}"));
     line("worker", format!("{}{core}", now.index));
     line(
         "time",

@@ -1,4 +1,5 @@
-//! What commands that have a program attached to interfaces share: the names to give back, `--mode`, and how answers call it.
+//! What commands that have a program attached to interfaces share: the names to give back,
+//! `--mode`, and how answers call it.
 
 use api::v1;
 use clap::{Args, ValueEnum};

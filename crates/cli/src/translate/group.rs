@@ -7,8 +7,8 @@ use api::v1::rule::{Match, Peer};
 use super::Untranslatable;
 use crate::words::{SCTP, TCP, UDP, rule_words};
 
-/// A group in v0's words, and the values (by their v1 names) that v0 has no word for. A rule that v0 cannot say is
-/// an error: without it, or with a wider one, the group would be another.
+/// A group in v0's words, and the values (by their v1 names) that v0 has no word for. A rule that
+/// v0 cannot say is an error: without it, or with a wider one, the group would be another.
 pub fn to_v0(group: &v1::Group) -> Result<(v0::Sg, Vec<&'static str>), Untranslatable> {
     let lost = [
         ("removal", group.removal() == v1::Removal::Drain),
@@ -37,13 +37,21 @@ pub fn details_to_v0(group: &v1::Group) -> Result<v0::Sg, Untranslatable> {
     Ok(v0::Sg {
         id: group.id.clone(),
         member: group.members.clone(),
-        rule: group.rules.iter().map(rule_to_v0).collect::<Result<_, _>>()?,
+        rule: group
+            .rules
+            .iter()
+            .map(rule_to_v0)
+            .collect::<Result<_, _>>()?,
     })
 }
 
 /// A group in v1's words.
 pub fn from_v0(sg: v0::Sg) -> Result<v1::Group, Untranslatable> {
-    let rules = sg.rule.into_iter().map(rule_from_v0).collect::<Result<_, _>>()?;
+    let rules = sg
+        .rule
+        .into_iter()
+        .map(rule_from_v0)
+        .collect::<Result<_, _>>()?;
     Ok(v1::Group {
         id: sg.id,
         members: sg.member,
@@ -52,7 +60,8 @@ pub fn from_v0(sg: v0::Sg) -> Result<v1::Group, Untranslatable> {
     })
 }
 
-/// A rule as v0 takes it to add: one for anybody must be said as one for all of IPv4 and one for all of IPv6.
+/// A rule as v0 takes it to add: one for anybody must be said as one for all of IPv4 and one for
+/// all of IPv6.
 pub fn rules_to_v0(rule: &v1::Rule) -> Result<Vec<v0::Rule>, Untranslatable> {
     let rule = rule_to_v0(rule)?;
     if rule.cidr.is_some() || rule.security_group.is_some() {
@@ -68,7 +77,8 @@ pub fn rules_to_v0(rule: &v1::Rule) -> Result<Vec<v0::Rule>, Untranslatable> {
     Ok(vec![all("0.0.0.0"), all("::")])
 }
 
-/// A rule in v0's words, as it is given back: with neither a CIDR nor a group where it is for anybody. TCP and UDP without ports get all ports, which v0 asks for.
+/// A rule in v0's words, as it is given back: with neither a CIDR nor a group where it is for
+/// anybody. TCP and UDP without ports get all ports, which v0 asks for.
 pub fn rule_to_v0(rule: &v1::Rule) -> Result<v0::Rule, Untranslatable> {
     let cannot = || {
         Err(Untranslatable(format!(
@@ -137,7 +147,9 @@ pub fn rule_from_v0(rule: v0::Rule) -> Result<v1::Rule, Untranslatable> {
         }
     };
     let ports = match (protocol, rule.port_start, rule.port_end) {
-        (Some(TCP | UDP | SCTP), Some(start), Some(end)) => Some(Match::Ports(v1::PortRange { start, end })),
+        (Some(TCP | UDP | SCTP), Some(start), Some(end)) => {
+            Some(Match::Ports(v1::PortRange { start, end }))
+        }
         (Some(SCTP), None, None) => None,
         (Some(TCP | UDP | SCTP), ..) => {
             return Err(Untranslatable(format!(
@@ -188,8 +200,16 @@ mod tests {
     #[test]
     fn rules_survive_the_round_trip() {
         for rule in [
-            rule(Some(6), ports(22, 22), Some(Peer::Cidr("42.0.3.1/32".into()))),
-            rule(Some(17), ports(0, 65535), Some(Peer::Cidr("fd00::/8".into()))),
+            rule(
+                Some(6),
+                ports(22, 22),
+                Some(Peer::Cidr("42.0.3.1/32".into())),
+            ),
+            rule(
+                Some(17),
+                ports(0, 65535),
+                Some(Peer::Cidr("fd00::/8".into())),
+            ),
             rule(Some(1), None, Some(Peer::Group("users".into()))),
             rule(Some(132), ports(80, 80), None),
             rule(Some(132), None, None),

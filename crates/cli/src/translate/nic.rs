@@ -13,8 +13,9 @@ const RECEIVER: &str = "ICMP_RCV_LIKE";
 /// The path of a bench NIC, which has none.
 const NO_PATH: &str = "(nil)";
 
-/// A NIC in v0's words, as the original's client writes them (booleans and the type always), and the values (by
-/// their v1 names) that v0 has no word for. Over v0 every NIC may answer DHCP and send router advertisements.
+/// A NIC in v0's words, as the original's client writes them (booleans and the type always), and
+/// the values (by their v1 names) that v0 has no word for. Over v0 every NIC may answer DHCP and
+/// send router advertisements.
 pub fn to_v0(nic: &v1::Nic) -> (v0::Nic, Vec<&'static str>) {
     let kind = match nic.kind() {
         v1::NicKind::Unspecified | v1::NicKind::VhostUser => v0::nic::Type::VhostUserServer,
@@ -27,7 +28,10 @@ pub fn to_v0(nic: &v1::Nic) -> (v0::Nic, Vec<&'static str>) {
     });
     let bench = nic.bench.clone().unwrap_or_default();
     let lost = [
-        ("allowed_address_pairs", !nic.allowed_address_pairs.is_empty()),
+        (
+            "allowed_address_pairs",
+            !nic.allowed_address_pairs.is_empty(),
+        ),
         (
             "timeouts",
             nic.timeouts.is_some_and(|timeouts| !are_default(timeouts)),
@@ -107,8 +111,8 @@ pub fn from_v0(nic: v0::Nic) -> Result<v1::Nic, Untranslatable> {
     })
 }
 
-/// The answer to `nic_details` in v1's words: what the daemon made up from the id, its process and its directories
-/// is told beside the NIC, whose own values are the declared ones.
+/// The answer to `nic_details` in v1's words: what the daemon made up from the id, its process and
+/// its directories is told beside the NIC, whose own values are the declared ones.
 pub fn status_from_v0(details: v0::Nic) -> Result<v1::NicStatus, Untranslatable> {
     let mut nic = from_v0(details)?;
     let (path, packet_trace_path) = (nic.path.clone(), nic.packet_trace_path.clone());
@@ -156,7 +160,10 @@ pub fn path_to_v0(path: String) -> String {
 /// An update in v0's words; what v0 cannot update is an error that names it.
 pub fn update_to_v0(update: v1::UpdateNicRequest) -> Result<v0::NicUpdateReq, Untranslatable> {
     for (name, is) in [
-        ("allowed_address_pairs", update.allowed_address_pairs.is_some()),
+        (
+            "allowed_address_pairs",
+            update.allowed_address_pairs.is_some(),
+        ),
         ("bypass_filtering", update.bypass_filtering.is_some()),
         ("timeouts", update.timeouts.is_some()),
         ("allow_dhcp_server", update.allow_dhcp_server.is_some()),
@@ -169,7 +176,10 @@ pub fn update_to_v0(update: v1::UpdateNicRequest) -> Result<v0::NicUpdateReq, Un
         ("link_down", update.link_down.is_some()),
     ] {
         if is {
-            return Err(Untranslatable(format!("changing {name} of NIC {}", update.id)));
+            return Err(Untranslatable(format!(
+                "changing {name} of NIC {}",
+                update.id
+            )));
         }
     }
     Ok(v0::NicUpdateReq {
@@ -338,7 +348,10 @@ mod tests {
             nothing
         );
         let bench = status_from_v0(details("(nil)", "/tmp/t")).unwrap();
-        assert_eq!((bench.path.as_str(), bench.nic.unwrap().path.as_str()), ("", ""));
+        assert_eq!(
+            (bench.path.as_str(), bench.nic.unwrap().path.as_str()),
+            ("", "")
+        );
         let own = ("/srv/a".to_owned(), "/tmp/butterfly-x-a.pcap".to_owned());
         assert_eq!(declared(&own.0, &own.1), own);
     }

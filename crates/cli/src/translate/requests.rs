@@ -6,12 +6,14 @@ use api::v1;
 
 use super::{Untranslatable, group, nic};
 
-/// The requests, groups first, a sniffer behind its target; and a sentence for each value that v0 cannot say.
+/// The requests, groups first, a sniffer behind its target; and a sentence for each value that v0
+/// cannot say.
 pub fn from_config(config: &v1::Config) -> Result<(Messages, Vec<String>), Untranslatable> {
     let (mut requests, mut warnings) = (Vec::new(), Vec::new());
     for group in &config.groups {
-        let (sg, lost) = group::to_v0(group)
-            .map_err(|Untranslatable(what)| Untranslatable(format!("{what} of group {}", group.id)))?;
+        let (sg, lost) = group::to_v0(group).map_err(|Untranslatable(what)| {
+            Untranslatable(format!("{what} of group {}", group.id))
+        })?;
         warnings.extend(
             lost.iter()
                 .map(|name| format!("group {}: API v0 has no {name}", group.id)),
@@ -21,8 +23,10 @@ pub fn from_config(config: &v1::Config) -> Result<(Messages, Vec<String>), Untra
             ..Default::default()
         });
     }
-    let (targets, sniffers): (Vec<_>, Vec<_>) =
-        config.nics.iter().partition(|nic| nic.sniff_target.is_empty());
+    let (targets, sniffers): (Vec<_>, Vec<_>) = config
+        .nics
+        .iter()
+        .partition(|nic| nic.sniff_target.is_empty());
     for nic in targets.into_iter().chain(sniffers) {
         let (nic_add, mut lost) = nic::to_v0(&v1::Nic {
             // Said, because the APIs' defaults differ.
@@ -150,7 +154,10 @@ mod tests {
                 .unwrap()
                 .id
         };
-        assert_eq!(messages.messages.iter().map(id).collect::<Vec<_>>(), ["b", "a"]);
+        assert_eq!(
+            messages.messages.iter().map(id).collect::<Vec<_>>(),
+            ["b", "a"]
+        );
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! A v1 daemon that writes down what it is asked and answers from a table: any method of any service, by the descriptors.
+//! A v1 daemon that writes down what it is asked and answers from a table: any method of any
+//! service, by the descriptors.
 
 use std::convert::Infallible;
 use std::path::Path;
@@ -117,7 +118,10 @@ fn answer(method: &str, request: &str) -> Result<Vec<u8>, Status> {
         "GetNic" | "PutNic" | "UpdateNic" => status.encode_to_vec(),
         "ListNics" => v1::ListNicsResponse { nics: vec![status] }.encode_to_vec(),
         "GetGroup" => group.encode_to_vec(),
-        "ListGroups" => v1::ListGroupsResponse { groups: vec![group] }.encode_to_vec(),
+        "ListGroups" => v1::ListGroupsResponse {
+            groups: vec![group],
+        }
+        .encode_to_vec(),
         "ImportNic" => v1::ImportNicResponse { flows: 7 }.encode_to_vec(),
         "ExportNic" => v1::ExportNicResponse {
             state: b"connections".to_vec(),
@@ -198,7 +202,10 @@ impl UnaryService<Vec<u8>> for Method {
         let mut methods = pool
             .services()
             .flat_map(|service| service.methods().collect::<Vec<_>>());
-        let input = methods.find(|method| method.name() == self.name).unwrap().input();
+        let input = methods
+            .find(|method| method.name() == self.name)
+            .unwrap()
+            .input();
         let message = DynamicMessage::decode(input, request.get_ref().as_slice()).unwrap();
         let text = message.to_text_format();
         let _ = self

@@ -1,4 +1,5 @@
-//! What the tests of the program share: running it, and daemons that only write down what they are asked.
+//! What the tests of the program share: running it, and daemons that only write down what they are
+//! asked.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub mod daemon;

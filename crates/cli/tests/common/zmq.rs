@@ -74,7 +74,11 @@ impl ZmqStub {
     }
 }
 
-fn reply(frame: &[u8], key: Option<&Key>, mut answer: impl FnMut(&Request) -> Response) -> Messages {
+fn reply(
+    frame: &[u8],
+    key: Option<&Key>,
+    mut answer: impl FnMut(&Request) -> Response,
+) -> Messages {
     let mut messages = Messages::decode(frame).unwrap();
     match (key, messages.encrypted.take()) {
         (None, None) => {}
@@ -105,7 +109,11 @@ fn reply(frame: &[u8], key: Option<&Key>, mut answer: impl FnMut(&Request) -> Re
         }
     }
     let message = |message: Message| {
-        let request = message.message_0.unwrap_or_default().request.unwrap_or_default();
+        let request = message
+            .message_0
+            .unwrap_or_default()
+            .request
+            .unwrap_or_default();
         let content = MessageV0 {
             response: Some(answer(&request)),
             ..Default::default()
@@ -136,7 +144,8 @@ fn reply(frame: &[u8], key: Option<&Key>, mut answer: impl FnMut(&Request) -> Re
     }
 }
 
-/// Everything succeeds but what is called `refused`; there is a NIC `vnic_1` in the group `old`, and a group `old` without rules.
+/// Everything succeeds but what is called `refused`; there is a NIC `vnic_1` in the group `old`,
+/// and a group `old` without rules.
 pub fn answer(request: &Request) -> Response {
     let mut response = Response {
         status: Status {
@@ -151,7 +160,10 @@ pub fn answer(request: &Request) -> Response {
             description,
             ..Default::default()
         });
-        response.status = Status { status: false, error };
+        response.status = Status {
+            status: false,
+            error,
+        };
         return response;
     }
     if let Some(nic) = &request.nic_add {
@@ -183,7 +195,10 @@ pub fn answer(request: &Request) -> Response {
         });
     }
     if request.nic_stats.is_some() {
-        response.nic_stats = Some(NicStats { r#in: 1500, out: 64 });
+        response.nic_stats = Some(NicStats {
+            r#in: 1500,
+            out: 64,
+        });
     }
     if request.sg_list.is_some() {
         response.sg_list = vec!["old".into()];

@@ -1,4 +1,5 @@
-//! Who is where, for the networks that this host is in: of all others the workers need to know nothing.
+//! Who is where, for the networks that this host is in: of all others the workers need to know
+//! nothing.
 
 use super::{Work, set};
 use crate::attach::HostSettings;
@@ -27,13 +28,17 @@ impl State {
         }
         for change in &staged.diff.endpoints {
             match (&change.to, self.overlay.index(change.address)) {
-                (Some(_), Some(idx)) => set(&mut self.snapshot.endpoints, idx.0, Some(change.address)),
+                (Some(_), Some(idx)) => {
+                    set(&mut self.snapshot.endpoints, idx.0, Some(change.address))
+                }
                 _ => forget(&mut self.snapshot.endpoints, change.address),
             }
         }
         let touch = &staged.overlay;
         if touch.everywhere {
-            self.overlay.everywhere_list = self.overlay.indices(self.overlay.everywhere.iter().copied());
+            self.overlay.everywhere_list = self
+                .overlay
+                .indices(self.overlay.everywhere.iter().copied());
         }
         // What is touched, by VNI; a network whose everything is new needs no list.
         let mut todo: BTreeMap<Vni, (Vec<Mac>, Vec<IpAddr>)> = BTreeMap::new();
@@ -57,7 +62,9 @@ impl State {
                 continue;
             };
             let networks = &mut self.snapshot.networks;
-            let network = networks.get_mut(entry.idx.0 as usize).and_then(Option::as_mut);
+            let network = networks
+                .get_mut(entry.idx.0 as usize)
+                .and_then(Option::as_mut);
             if let Some(network) = network.map(Arc::make_mut) {
                 work.bindings +=
                     self.overlay
@@ -113,7 +120,9 @@ impl Overlay {
         compiled.any_endpoint = mode.from_anybody;
         compiled.members = self.compiled_members(vni);
         let options = self.options.get(&vni);
-        let trust = |any: bool, named: Option<&Arc<[IpAddr]>>| match named.filter(|named| !named.is_empty()) {
+        let trust = |any: bool, named: Option<&Arc<[IpAddr]>>| match named
+            .filter(|named| !named.is_empty())
+        {
             _ if any => Trust::Anybody,
             Some(named) => Trust::Only(named.clone()),
             None => Trust::Nobody,
@@ -131,10 +140,13 @@ impl Overlay {
         bound
     }
 
-    /// Its endpoints, each once, sorted. Networks that have those of every VNI alone share one list.
+    /// Its endpoints, each once, sorted. Networks that have those of every VNI alone share one
+    /// list.
     fn compiled_members(&self, vni: Vni) -> Arc<[EndpointIdx]> {
         let own = self.members_of(vni).map(|(address, _)| address);
-        let own: Vec<IpAddr> = own.filter(|address| !self.everywhere.contains(address)).collect();
+        let own: Vec<IpAddr> = own
+            .filter(|address| !self.everywhere.contains(address))
+            .collect();
         match own.is_empty() {
             true => self.everywhere_list.clone(),
             false => self.indices(self.everywhere.iter().copied().chain(own)),
@@ -142,7 +154,9 @@ impl Overlay {
     }
 
     fn indices(&self, addresses: impl Iterator<Item = IpAddr>) -> Arc<[EndpointIdx]> {
-        let mut indices: Vec<_> = addresses.filter_map(|address| self.index(address)).collect();
+        let mut indices: Vec<_> = addresses
+            .filter_map(|address| self.index(address))
+            .collect();
         indices.sort_unstable();
         indices.into()
     }

@@ -1,4 +1,5 @@
-//! Operations on groups. Each gives back what it changed: an empty [`Diff`] when all was so already.
+//! Operations on groups. Each gives back what it changed: an empty [`Diff`] when all was so
+//! already.
 
 use super::Controller;
 use crate::diff::Diff;
@@ -13,7 +14,8 @@ impl Controller {
         self.commit(vec![Change::PutGroup(group)], false)
     }
 
-    /// Changes a group's settings and leaves its rules and members; makes the group if there is none.
+    /// Changes a group's settings and leaves its rules and members; makes the group if there is
+    /// none.
     pub fn update_group(
         &mut self,
         id: &GroupId,
@@ -26,7 +28,8 @@ impl Controller {
         })
     }
 
-    /// Removes a group; NICs and rules that name it keep the name. One that is not there is removed already.
+    /// Removes a group; NICs and rules that name it keep the name. One that is not there is removed
+    /// already.
     pub fn delete_group(&mut self, id: &GroupId) -> Result<Diff, Error> {
         self.commit(vec![Change::RemoveGroup(id.clone())], false)
     }
@@ -40,8 +43,8 @@ impl Controller {
         })
     }
 
-    /// Removes a rule. One that is not there, or whose group is not, is removed already: what was asked for is so.
-    /// No group is made.
+    /// Removes a rule. One that is not there, or whose group is not, is removed already: what was
+    /// asked for is so. No group is made.
     pub fn delete_rule(&mut self, id: &GroupId, rule: &Rule) -> Result<Diff, Error> {
         match self.state.group(id) {
             Some(_) => self.change_group(id, |group| group.rules.retain(|other| other != rule)),
@@ -49,15 +52,16 @@ impl Controller {
         }
     }
 
-    /// Adds a member by hand; makes the group if there is none. A member that is there is added already.
+    /// Adds a member by hand; makes the group if there is none. A member that is there is added
+    /// already.
     pub fn add_member(&mut self, id: &GroupId, member: IpAddr) -> Result<Diff, Error> {
         self.change_group(id, |group| {
             group.members.insert(member);
         })
     }
 
-    /// Removes a member that was added by hand; the addresses of the group's NICs stay members. One that is not
-    /// there, or whose group is not, is removed already. No group is made.
+    /// Removes a member that was added by hand; the addresses of the group's NICs stay members. One
+    /// that is not there, or whose group is not, is removed already. No group is made.
     pub fn delete_member(&mut self, id: &GroupId, member: IpAddr) -> Result<Diff, Error> {
         match self.state.group(id) {
             Some(_) => self.change_group(id, |group| {
@@ -67,7 +71,11 @@ impl Controller {
         }
     }
 
-    fn change_group(&mut self, id: &GroupId, change: impl FnOnce(&mut Group)) -> Result<Diff, Error> {
+    fn change_group(
+        &mut self,
+        id: &GroupId,
+        change: impl FnOnce(&mut Group),
+    ) -> Result<Diff, Error> {
         let mut group = match self.state.group(id) {
             Some(group) => (**group).clone(),
             None => Group::new(id.clone()),

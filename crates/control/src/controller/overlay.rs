@@ -1,5 +1,5 @@
-//! Operations on endpoints, bindings and what is said of VNIs, and reading them. Each operation gives back what it
-//! changed: an empty [`Diff`] when all was so already.
+//! Operations on endpoints, bindings and what is said of VNIs, and reading them. Each operation
+//! gives back what it changed: an empty [`Diff`] when all was so already.
 
 use super::Controller;
 use crate::diff::Diff;
@@ -48,7 +48,11 @@ impl Controller {
     }
 
     /// Replaces the given values of an endpoint; makes it if there is none.
-    pub fn update_endpoint(&mut self, address: IpAddr, update: EndpointUpdate) -> Result<Diff, Error> {
+    pub fn update_endpoint(
+        &mut self,
+        address: IpAddr,
+        update: EndpointUpdate,
+    ) -> Result<Diff, Error> {
         let endpoint = match self.state.overlay.endpoints.get(&address) {
             Some(entry) => entry.endpoint.updated(update)?,
             None => Endpoint::new(address).updated(update)?,
@@ -56,8 +60,8 @@ impl Controller {
         self.put_endpoint(endpoint)
     }
 
-    /// Removes an endpoint. One that is not there is removed already. One that bindings name is refused, unless they
-    /// are to go with it.
+    /// Removes an endpoint. One that is not there is removed already. One that bindings name is
+    /// refused, unless they are to go with it.
     pub fn delete_endpoint(&mut self, address: IpAddr, with_bindings: bool) -> Result<Diff, Error> {
         let overlay = &self.state.overlay;
         let named = overlay
@@ -80,7 +84,8 @@ impl Controller {
         })
     }
 
-    /// Says something of a VNI in the place of what was said. Nothing said makes it work by its default again.
+    /// Says something of a VNI in the place of what was said. Nothing said makes it work by its
+    /// default again.
     pub fn put_network(&mut self, options: NetworkOptions) -> Result<Diff, Error> {
         self.change_overlay(OverlayChanges {
             networks: [(options.vni, options)].into(),
@@ -88,9 +93,12 @@ impl Controller {
         })
     }
 
-    /// Makes bindings be as given, all or nothing, and leaves all others. Endpoints that they name are made.
+    /// Makes bindings be as given, all or nothing, and leaves all others. Endpoints that they name
+    /// are made.
     pub fn put_bindings(&mut self, bindings: Vec<Binding>) -> Result<Diff, Error> {
-        let bindings = bindings.into_iter().map(|binding| (binding.key(), Some(binding)));
+        let bindings = bindings
+            .into_iter()
+            .map(|binding| (binding.key(), Some(binding)));
         self.change_overlay(OverlayChanges {
             bindings: bindings.collect(),
             ..OverlayChanges::default()
@@ -105,8 +113,8 @@ impl Controller {
         })
     }
 
-    /// Makes the bindings, all or those of one VNI, exactly these, in one step. With `dry_run` only says what would
-    /// change. Endpoints stay, and those that are named are made.
+    /// Makes the bindings, all or those of one VNI, exactly these, in one step. With `dry_run` only
+    /// says what would change. Endpoints stay, and those that are named are made.
     pub fn set_bindings(
         &mut self,
         vni: Option<Vni>,
@@ -139,7 +147,10 @@ impl Controller {
         networks: BTreeMap<Vni, NetworkOptions>,
         bindings: BTreeMap<BindingKey, Binding>,
     ) -> Result<OverlayChanges, Error> {
-        if let Some((key, endpoint)) = endpoints.iter().find(|(key, endpoint)| **key != endpoint.address) {
+        if let Some((key, endpoint)) = endpoints
+            .iter()
+            .find(|(key, endpoint)| **key != endpoint.address)
+        {
             return Err(Error::value(
                 &endpoint.owner(),
                 "key",
@@ -149,24 +160,40 @@ impl Controller {
         }
         if let Some((key, options)) = networks.iter().find(|(key, options)| **key != options.vni) {
             let owner = format!("VNI {}", options.vni);
-            return Err(Error::value(&owner, "key", &key.to_string(), "is not its VNI"));
+            return Err(Error::value(
+                &owner,
+                "key",
+                &key.to_string(),
+                "is not its VNI",
+            ));
         }
         let overlay = &self.state.overlay;
-        // An endpoint that is not listed and that a binding names stays, or comes, as one that only bindings speak of.
+        // An endpoint that is not listed and that a binding names stays, or comes, as one that only
+        // bindings speak of.
         let named: BTreeSet<IpAddr> = bindings.values().map(|binding| binding.endpoint).collect();
         let gone = overlay
             .endpoints
             .keys()
             .filter(|address| !endpoints.contains_key(*address));
-        let gone = gone.map(|address| (*address, named.contains(address).then(|| Endpoint::new(*address))));
+        let gone = gone.map(|address| {
+            (
+                *address,
+                named.contains(address).then(|| Endpoint::new(*address)),
+            )
+        });
         let mut all: BTreeMap<_, _> = gone.collect();
         all.extend(
             endpoints
                 .into_iter()
                 .map(|(address, endpoint)| (address, Some(endpoint))),
         );
-        let unsaid = overlay.options.keys().filter(|vni| !networks.contains_key(*vni));
-        let mut said: BTreeMap<_, _> = unsaid.map(|vni| (*vni, NetworkOptions::new(*vni))).collect();
+        let unsaid = overlay
+            .options
+            .keys()
+            .filter(|vni| !networks.contains_key(*vni));
+        let mut said: BTreeMap<_, _> = unsaid
+            .map(|vni| (*vni, NetworkOptions::new(*vni)))
+            .collect();
         said.extend(networks);
         Ok(OverlayChanges {
             endpoints: all,
@@ -180,7 +207,10 @@ impl Controller {
         vni: Option<Vni>,
         bindings: BTreeMap<BindingKey, Binding>,
     ) -> Result<BTreeMap<BindingKey, Option<Binding>>, Error> {
-        if let Some((_, binding)) = bindings.iter().find(|(key, binding)| **key != binding.key()) {
+        if let Some((_, binding)) = bindings
+            .iter()
+            .find(|(key, binding)| **key != binding.key())
+        {
             let owner = format!("binding of {}", binding.mac);
             return Err(Error::value(
                 &owner,
@@ -204,7 +234,11 @@ impl Controller {
                 .map(|(key, _)| (*key, None))
                 .collect(),
         };
-        all.extend(bindings.into_iter().map(|(key, binding)| (key, Some(binding))));
+        all.extend(
+            bindings
+                .into_iter()
+                .map(|(key, binding)| (key, Some(binding))),
+        );
         Ok(all)
     }
 
@@ -244,7 +278,11 @@ impl Controller {
         NetworkStatus {
             options: options.unwrap_or_else(|| NetworkOptions::new(vni)),
             mode: overlay.mode(vni),
-            nics: self.state.networks.get(&vni).map_or(0, |network| network.nics),
+            nics: self
+                .state
+                .networks
+                .get(&vni)
+                .map_or(0, |network| network.nics),
             endpoints: overlay.members_of(vni).count(),
             bindings: overlay.bindings_of(vni).count(),
         }
@@ -257,8 +295,13 @@ impl Controller {
         members.chain(overlay.everywhere.iter().copied()).collect()
     }
 
-    /// Bindings, sorted by VNI and MAC: all, or those of one VNI, and of them those behind one endpoint.
-    pub fn bindings(&self, vni: Option<Vni>, endpoint: Option<IpAddr>) -> impl Iterator<Item = Binding> + '_ {
+    /// Bindings, sorted by VNI and MAC: all, or those of one VNI, and of them those behind one
+    /// endpoint.
+    pub fn bindings(
+        &self,
+        vni: Option<Vni>,
+        endpoint: Option<IpAddr>,
+    ) -> impl Iterator<Item = Binding> + '_ {
         let bounds = match vni {
             Some(vni) => (
                 Bound::Included((vni, Mac([0; 6]))),

@@ -67,7 +67,10 @@ impl Controller {
     }
 
     pub(super) fn entry(&self, id: &NicId) -> Result<&NicEntry, Error> {
-        self.state.nics.get(id).ok_or_else(|| Error::NoNic(id.clone()))
+        self.state
+            .nics
+            .get(id)
+            .ok_or_else(|| Error::NoNic(id.clone()))
     }
 
     fn nic_status(&self, entry: &NicEntry) -> NicStatus {
@@ -94,7 +97,10 @@ impl Controller {
 
     /// All groups that exist, sorted by id.
     pub fn groups(&self) -> impl Iterator<Item = Arc<Group>> + '_ {
-        self.state.groups.values().filter_map(|entry| entry.group.clone())
+        self.state
+            .groups
+            .values()
+            .filter_map(|entry| entry.group.clone())
     }
 
     /// The ids of all groups that exist, sorted.
@@ -128,10 +134,14 @@ impl Controller {
             .get(id)
             .map(|entry| entry.counters.clone())
             .unwrap_or_default();
-        let rules = group.rules.iter().zip(counters.iter()).map(|(rule, counter)| {
-            let now = self.dataplane.rule_counters(counter.slot);
-            stats::rule_stats(rule.clone(), &now, &counter.baseline)
-        });
+        let rules = group
+            .rules
+            .iter()
+            .zip(counters.iter())
+            .map(|(rule, counter)| {
+                let now = self.dataplane.rule_counters(counter.slot);
+                stats::rule_stats(rule.clone(), &now, &counter.baseline)
+            });
         Ok(GroupStats {
             id: id.clone(),
             rules: rules.collect(),
@@ -140,7 +150,10 @@ impl Controller {
 
     /// The tracked connections of a NIC, or of all.
     pub fn export_flows(&self, id: Option<&NicId>) -> Result<Vec<FlowInfo>, Error> {
-        let uid = id.map(|id| self.entry(id)).transpose()?.map(|entry| entry.uid);
+        let uid = id
+            .map(|id| self.entry(id))
+            .transpose()?
+            .map(|entry| entry.uid);
         Ok(self.dataplane.flows(uid)?)
     }
 
@@ -153,13 +166,14 @@ impl Controller {
             .collect()
     }
 
-    /// Adds connections, each end's [`PortUid`] being one of this daemon ([`NicStatus::uid`]); gives back how many
-    /// were taken. They are judged by today's rules with their next packet.
+    /// Adds connections, each end's [`PortUid`] being one of this daemon ([`NicStatus::uid`]);
+    /// gives back how many were taken. They are judged by today's rules with their next packet.
     pub fn import_flows(&self, flows: Vec<FlowInfo>) -> Result<usize, Error> {
         Ok(self.dataplane.import_flows(flows)?)
     }
 
-    /// Events from now on. A receiver that falls [`EVENTS`](crate::limits::EVENTS) behind gets `Lagged` with how many it missed.
+    /// Events from now on. A receiver that falls [`EVENTS`](crate::limits::EVENTS) behind gets
+    /// `Lagged` with how many it missed.
     pub fn subscribe(&self) -> broadcast::Receiver<Event> {
         self.events.subscribe()
     }

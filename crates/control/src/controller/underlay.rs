@@ -1,4 +1,5 @@
-//! What the physical network under the overlay has to do with the model: whom it has to reach, and how much it carries.
+//! What the physical network under the overlay has to do with the model: whom it has to reach, and
+//! how much it carries.
 
 use super::{Controller, request};
 use crate::error::Error;
@@ -35,8 +36,8 @@ impl Controller {
         reach
     }
 
-    /// Another largest packet of NICs that say none: they are told, as far as they can be while they run, and those that
-    /// come later get it at once.
+    /// Another largest packet of NICs that say none: they are told, as far as they can be while
+    /// they run, and those that come later get it at once.
     pub fn set_default_mtu(&mut self, mtu: u16) -> Result<(), Error> {
         if self.settings.default_mtu == mtu {
             return Ok(());
@@ -49,8 +50,14 @@ impl Controller {
             self.state = next;
         }
         self.settings = settings;
-        for entry in self.state.nics.values().filter(|entry| entry.nic.mtu.is_none()) {
-            self.attachments.reconfigure(&request(&self.settings, entry));
+        for entry in self
+            .state
+            .nics
+            .values()
+            .filter(|entry| entry.nic.mtu.is_none())
+        {
+            self.attachments
+                .reconfigure(&request(&self.settings, entry));
         }
         Ok(())
     }

@@ -90,7 +90,11 @@ impl NetworkChange {
                 learning(&self.to).to_owned(),
             ),
             ("flood", flood(&self.from), flood(&self.to)),
-            ("from", source(&self.from).to_owned(), source(&self.to).to_owned()),
+            (
+                "from",
+                source(&self.from).to_owned(),
+                source(&self.to).to_owned(),
+            ),
             ("dhcp_servers", dhcp_servers.0, dhcp_servers.1),
             ("routers", routers.0, routers.1),
         ])
@@ -104,7 +108,11 @@ impl BindingChange {
             return Vec::new();
         };
         differing([
-            ("endpoint", from.endpoint.to_string(), to.endpoint.to_string()),
+            (
+                "endpoint",
+                from.endpoint.to_string(),
+                to.endpoint.to_string(),
+            ),
             ("ip", joined(from.ips.iter()), joined(to.ips.iter())),
         ])
     }
@@ -133,7 +141,13 @@ impl fmt::Display for EndpointChange {
 
 impl fmt::Display for NetworkChange {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        lines(f, &format!("network {}", self.vni()), true, true, &self.fields())
+        lines(
+            f,
+            &format!("network {}", self.vni()),
+            true,
+            true,
+            &self.fields(),
+        )
     }
 }
 
@@ -157,12 +171,20 @@ impl fmt::Display for BindingChange {
     }
 }
 
-fn lines(f: &mut Formatter<'_>, subject: &str, was: bool, is: bool, fields: &[FieldChange]) -> fmt::Result {
+fn lines(
+    f: &mut Formatter<'_>,
+    subject: &str,
+    was: bool,
+    is: bool,
+    fields: &[FieldChange],
+) -> fmt::Result {
     match (was, is) {
         (false, _) => writeln!(f, "+ {subject}"),
         (_, false) => writeln!(f, "- {subject}"),
-        _ => fields.iter().try_for_each(|FieldChange { field, from, to }| {
-            writeln!(f, "~ {subject}: {field} {} -> {}", shown(from), shown(to))
-        }),
+        _ => fields
+            .iter()
+            .try_for_each(|FieldChange { field, from, to }| {
+                writeln!(f, "~ {subject}: {field} {} -> {}", shown(from), shown(to))
+            }),
     }
 }

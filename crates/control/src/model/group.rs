@@ -23,11 +23,11 @@ pub enum Removal {
 pub struct Group {
     /// Its id.
     pub id: GroupId,
-    /// Addresses listed by hand. Those of the group's NICs count besides; a group stands for its members in every
-    /// VNI alike.
+    /// Addresses listed by hand. Those of the group's NICs count besides; a group stands for its
+    /// members in every VNI alike.
     pub members: IndexSet<IpAddr>,
-    /// No two the same. Their order, and that of members, means nothing to packets and is given back as written: a
-    /// configuration that differs in it alone is a change.
+    /// No two the same. Their order, and that of members, means nothing to packets and is given
+    /// back as written: a configuration that differs in it alone is a change.
     pub rules: Vec<Rule>,
     /// What happens to flows when their rule goes away. Default: cut.
     pub removal: Removal,
@@ -68,7 +68,12 @@ impl Group {
     /// Drops repeated rules; fails above the maxima of rules and members.
     pub(crate) fn normalised(mut self) -> Result<Group, Error> {
         let owner = || format!("group '{}'", self.id);
-        quota(owner(), "members", self.members.len(), limits::MEMBERS_PER_GROUP)?;
+        quota(
+            owner(),
+            "members",
+            self.members.len(),
+            limits::MEMBERS_PER_GROUP,
+        )?;
         let mut seen = HashSet::with_capacity(self.rules.len());
         let kept: Vec<bool> = self.rules.iter().map(|rule| seen.insert(rule)).collect();
         quota(owner(), "rules", seen.len(), limits::RULES_PER_GROUP)?;

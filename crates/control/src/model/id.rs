@@ -1,5 +1,6 @@
-//! Ids of NICs and groups. v0 ids are any text, and a NIC's becomes part of file names (socket, packet trace), so
-//! what is refused is what a file name or a line of a log cannot hold. Cheap to clone.
+//! Ids of NICs and groups. v0 ids are any text, and a NIC's becomes part of file names (socket,
+//! packet trace), so what is refused is what a file name or a line of a log cannot hold. Cheap to
+//! clone.
 
 use crate::error::Error;
 use crate::limits;
@@ -93,7 +94,14 @@ mod tests {
 
     #[test]
     fn ids_are_what_a_file_name_can_hold() {
-        for good in ["vnic_1", "a b", "été", "a..b", "eni-1234:5", &"x".repeat(128)] {
+        for good in [
+            "vnic_1",
+            "a b",
+            "été",
+            "a..b",
+            "eni-1234:5",
+            &"x".repeat(128),
+        ] {
             assert_eq!(NicId::new(good).unwrap().as_str(), good);
         }
         for bad in [
@@ -108,7 +116,11 @@ mod tests {
         ] {
             assert!(NicId::new(bad).is_err(), "{bad:?}");
         }
-        assert!(GroupId::new("a/b").is_ok() && GroupId::new("").is_err() && GroupId::new("a\0").is_err());
+        assert!(
+            GroupId::new("a/b").is_ok()
+                && GroupId::new("").is_err()
+                && GroupId::new("a\0").is_err()
+        );
         assert_eq!(
             NicId::new("a\0b").unwrap_err().to_string(),
             "NIC id 'a\\0b' has the control character '\\0'"

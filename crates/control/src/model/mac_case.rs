@@ -1,8 +1,10 @@
-//! How the letters of a MAC address were written. v0's clients compare what they get back with what they gave.
+//! How the letters of a MAC address were written. v0's clients compare what they get back with what
+//! they gave.
 
 use wire::Mac;
 
-/// A bit for each of the 12 digits, the first the highest: set where a letter was in upper case. Default: all in lower.
+/// A bit for each of the 12 digits, the first the highest: set where a letter was in upper case.
+/// Default: all in lower.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct MacCase(u16);
 
@@ -29,7 +31,11 @@ impl MacCase {
                 }
                 let upper = bits & 0x8000 != 0;
                 bits <<= 1;
-                if upper { digit.to_ascii_uppercase() } else { digit }
+                if upper {
+                    digit.to_ascii_uppercase()
+                } else {
+                    digit
+                }
             })
             .collect();
         text

@@ -53,7 +53,8 @@ pub enum BenchKind {
 pub struct Nic {
     /// Its id.
     pub id: NicId,
-    /// Its MAC address, unique in its VNI (sniffers excepted: they send nothing), unless it is lenient.
+    /// Its MAC address, unique in its VNI (sniffers excepted: they send nothing), unless it is
+    /// lenient.
     pub mac: Mac,
     /// Which of the MAC's letters were written in upper case: it is given back as written.
     pub mac_case: MacCase,
@@ -61,25 +62,25 @@ pub struct Nic {
     pub vni: Vni,
     /// Its addresses, each once. Two NICs of a VNI may share one: addresses move between VMs.
     pub ips: Vec<IpAddr>,
-    /// Its groups, each once. One that does not exist (yet, or any more) allows nothing and counts as one with an egress
-    /// rule: what it would have refused is not known.
+    /// Its groups, each once. One that does not exist (yet, or any more) allows nothing and counts
+    /// as one with an egress rule: what it would have refused is not known.
     pub security_groups: Vec<GroupId>,
     /// Source addresses are checked (MACs always are). Default no, as v0; v1's decoder asks for it.
     pub anti_spoof: bool,
     /// Addresses besides its own that it may send from.
     pub allowed_address_pairs: Vec<AddressPair>,
-    /// This NIC gets a copy of what that one sends and receives, and can send nothing. A target that does not exist
-    /// (yet) gives no copies until it does.
+    /// This NIC gets a copy of what that one sends and receives, and can send nothing. A target
+    /// that does not exist (yet) gives no copies until it does.
     pub sniff_target: Option<NicId>,
     /// Its packets are not filtered. Default no.
     pub bypass_filtering: bool,
     /// How the guest is attached. Default vhost-user.
     pub kind: NicKind,
-    /// Kind vhost-user only: who listens. Default we. Another mode of the same NIC is another attachment, for which
-    /// the path must be free.
+    /// Kind vhost-user only: who listens. Default we. Another mode of the same NIC is another
+    /// attachment, for which the path must be free.
     pub vhost_mode: VhostMode,
-    /// vhost-user: the socket's absolute path, default `<socket-dir>/qemu-vhost-<id>`. TAP: the interface's name,
-    /// default made of the id. A path that says the default is kept as `None`.
+    /// vhost-user: the socket's absolute path, default `<socket-dir>/qemu-vhost-<id>`. TAP: the
+    /// interface's name, default made of the id. A path that says the default is kept as `None`.
     pub path: Option<String>,
     /// Its packets are written to a file. Default no (v0: as the daemon's option says).
     pub packet_trace: bool,
@@ -90,18 +91,19 @@ pub struct Nic {
     pub timeouts: Timeouts,
     /// It may answer DHCP. Default no.
     pub allow_dhcp_server: bool,
-    /// It may send router advertisements and redirects, of IPv6 (RFC 4861) and IPv4 (RFC 1256, RFC 792). Default no.
+    /// It may send router advertisements and redirects, of IPv6 (RFC 4861) and IPv4 (RFC 1256, RFC
+    /// 792). Default no.
     pub allow_router_advertisements: bool,
     /// Frames to MACs that nobody has go to it, and it may send from any MAC. Default no.
     pub learn_macs: bool,
     /// Largest packet, bytes behind the Ethernet header. Default: the daemon's.
     pub mtu: Option<u16>,
-    /// The link is down as the operator wants it: no frame comes from the NIC or goes to it, and the guest is told.
-    /// Default no.
+    /// The link is down as the operator wants it: no frame comes from the NIC or goes to it, and
+    /// the guest is told. Default no.
     pub link_down: bool,
-    /// It takes what the original took, for what API v0 makes: its MAC may be another lenient NIC's of the VNI (frames go
-    /// to the one that sent from it last), or that of nobody; its IPs may be such as are no host's, which are
-    /// given back and stand for nothing. Default no.
+    /// It takes what the original took, for what API v0 makes: its MAC may be another lenient NIC's
+    /// of the VNI (frames go to the one that sent from it last), or that of nobody; its IPs may be
+    /// such as are no host's, which are given back and stand for nothing. Default no.
     pub lenient: bool,
 }
 
@@ -111,7 +113,8 @@ pub struct Nic {
 pub struct NicUpdate {
     pub ips: Option<Vec<IpAddr>>,
     pub security_groups: Option<Vec<GroupId>>,
-    /// Groups to be in no more, and to be in beside the others: what two callers change at one time adds up.
+    /// Groups to be in no more, and to be in beside the others: what two callers change at one time
+    /// adds up.
     pub leave_groups: Vec<GroupId>,
     pub join_groups: Vec<GroupId>,
     pub anti_spoof: Option<bool>,
@@ -172,14 +175,18 @@ impl Nic {
         let mut nic = self.clone();
         replace(&mut nic.ips, update.ips);
         replace(&mut nic.security_groups, update.security_groups);
-        nic.security_groups.retain(|id| !update.leave_groups.contains(id));
+        nic.security_groups
+            .retain(|id| !update.leave_groups.contains(id));
         // One that it is in already is kept once, as in every list of groups.
         nic.security_groups.extend(update.join_groups);
         replace(&mut nic.anti_spoof, update.anti_spoof);
         replace(&mut nic.allowed_address_pairs, update.allowed_address_pairs);
         replace(&mut nic.bypass_filtering, update.bypass_filtering);
         replace(&mut nic.packet_trace, update.packet_trace);
-        replace(&mut nic.packet_trace_path, update.packet_trace_path.map(Some));
+        replace(
+            &mut nic.packet_trace_path,
+            update.packet_trace_path.map(Some),
+        );
         replace(&mut nic.timeouts, update.timeouts);
         replace(&mut nic.allow_dhcp_server, update.allow_dhcp_server);
         replace(
@@ -192,7 +199,8 @@ impl Nic {
         nic
     }
 
-    /// The bounds of security-groups.md 10: TCP established 60..=432000 s, UDP one-way 30..=60, UDP stream 60..=180.
+    /// The bounds of security-groups.md 10: TCP established 60..=432000 s, UDP one-way 30..=60, UDP
+    /// stream 60..=180.
     pub fn timeouts_in_bounds(&self) -> Result<(), Error> {
         let Timeouts {
             tcp_established_secs,
@@ -206,7 +214,11 @@ impl Nic {
             ("UDP stream timeout", udp_stream_secs, 60..=180),
         ] {
             if !bounds.contains(&value) {
-                let why = format!("is not within {} and {} seconds", bounds.start(), bounds.end());
+                let why = format!(
+                    "is not within {} and {} seconds",
+                    bounds.start(),
+                    bounds.end()
+                );
                 return Err(Error::value(&self.owner(), field, &value.to_string(), &why));
             }
         }
@@ -218,12 +230,13 @@ impl Nic {
         format!("NIC '{}'", self.id)
     }
 
-    /// Repeated values dropped, networks without host bits; fails with what can be seen to be wrong without looking
-    /// at other NICs.
+    /// Repeated values dropped, networks without host bits; fails with what can be seen to be wrong
+    /// without looking at other NICs.
     pub(crate) fn normalised(mut self) -> Result<Nic, Error> {
         let owner = self.owner();
-        let refuse =
-            |field, value: &dyn ToString, why| Err(Error::value(&owner, field, &value.to_string(), why));
+        let refuse = |field, value: &dyn ToString, why| {
+            Err(Error::value(&owner, field, &value.to_string(), why))
+        };
         for pair in &mut self.allowed_address_pairs {
             pair.net = IpNet::trunc(&pair.net);
         }
@@ -244,7 +257,11 @@ impl Nic {
             limits::PAIRS_PER_NIC,
         )?;
         if self.mac.is_multicast() && !self.lenient {
-            return refuse("MAC", &self.mac, "is a group address, a NIC cannot send from it");
+            return refuse(
+                "MAC",
+                &self.mac,
+                "is a group address, a NIC cannot send from it",
+            );
         }
         if self.mac == Mac([0; 6]) && !self.lenient {
             return refuse("MAC", &self.mac, "is nobody's address, no driver takes it");
@@ -268,15 +285,19 @@ impl Nic {
         }
         let cannot_be = |path: &&String| path.contains('\0') || path.len() > limits::TRACE_PATH;
         if let Some(path) = self.packet_trace_path.as_ref().filter(cannot_be) {
-            return refuse("packet trace path", path, "is not a path of at most 4095 bytes");
+            return refuse(
+                "packet trace path",
+                path,
+                "is not a path of at most 4095 bytes",
+            );
         }
         self.timeouts_in_bounds()?;
         Ok(self)
     }
 }
 
-/// False for the addresses of nobody, of all and of groups (RFC 1122 section 3.2.1.3, RFC 4291 section 2.7), and for IPv4
-/// ones in the form of IPv6, which no packet has.
+/// False for the addresses of nobody, of all and of groups (RFC 1122 section 3.2.1.3, RFC 4291
+/// section 2.7), and for IPv4 ones in the form of IPv6, which no packet has.
 fn is_host(ip: &IpAddr) -> bool {
     let mapped = matches!(ip, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some());
     !(ip.is_unspecified() || ip.is_multicast() || *ip == IpAddr::V4(Ipv4Addr::BROADCAST) || mapped)

@@ -1,8 +1,9 @@
 //! Who is where: the other hosts, what is behind them, and how a virtual network reaches them.
 //!
-//! An *endpoint* is the underlay address of another host. A *binding* says that a MAC of a VNI, with its addresses, is
-//! behind an endpoint. A VNI's endpoints are those declared for it, those declared for every VNI, and those its bindings
-//! name. What is not said of a VNI has a default that depends on them, see [`NetworkOptions`].
+//! An *endpoint* is the underlay address of another host. A *binding* says that a MAC of a VNI,
+//! with its addresses, is behind an endpoint. A VNI's endpoints are those declared for it, those
+//! declared for every VNI, and those its bindings name. What is not said of a VNI has a default
+//! that depends on them, see [`NetworkOptions`].
 
 use crate::error::{Error, quota};
 use crate::limits;
@@ -127,15 +128,16 @@ impl Endpoint {
 /// Refuses what cannot be the address of another host that a packet is routed to.
 fn check_endpoint(owner: &str, address: IpAddr) -> Result<(), Error> {
     let link_local = matches!(address, IpAddr::V6(ip) if ip.is_unicast_link_local());
-    let why = if address.is_unspecified() || address.is_multicast() || address == Ipv4Addr::BROADCAST {
-        "is not the address of one host"
-    } else if address.is_loopback() {
-        "is this host itself"
-    } else if link_local {
-        "is link-local: it says nothing without an interface, use a routed address"
-    } else {
-        return Ok(());
-    };
+    let why =
+        if address.is_unspecified() || address.is_multicast() || address == Ipv4Addr::BROADCAST {
+            "is not the address of one host"
+        } else if address.is_loopback() {
+            "is this host itself"
+        } else if link_local {
+            "is link-local: it says nothing without an interface, use a routed address"
+        } else {
+            return Ok(());
+        };
     Err(Error::value(&owner, "address", &address.to_string(), why))
 }
 
@@ -144,10 +146,11 @@ fn check_endpoint(owner: &str, address: IpAddr) -> Result<(), Error> {
 pub struct Binding {
     /// The virtual network.
     pub vni: Vni,
-    /// The machine's MAC. Together with the VNI its key. A NIC of this host with that MAC wins over the binding.
+    /// The machine's MAC. Together with the VNI its key. A NIC of this host with that MAC wins over
+    /// the binding.
     pub mac: Mac,
-    /// The machine's addresses, sorted, each once: ARP and ND for them are answered here. One that several bindings of a
-    /// VNI have is not answered for.
+    /// The machine's addresses, sorted, each once: ARP and ND for them are answered here. One that
+    /// several bindings of a VNI have is not answered for.
     pub ips: Arc<[IpAddr]>,
     /// The host it is on. Made as an endpoint when there is none.
     pub endpoint: IpAddr,
@@ -176,7 +179,8 @@ impl Binding {
         format!("binding of {} in VNI {}", self.mac, self.vni)
     }
 
-    /// Addresses sorted, repeated ones dropped; fails with what can be seen to be wrong without looking at others.
+    /// Addresses sorted, repeated ones dropped; fails with what can be seen to be wrong without
+    /// looking at others.
     pub(crate) fn normalised(mut self) -> Result<Binding, Error> {
         if !self.ips.is_sorted_by(|a, b| a < b) {
             let sorted: BTreeSet<IpAddr> = self.ips.iter().copied().collect();
@@ -185,7 +189,12 @@ impl Binding {
         quota(self.owner(), "IPs", self.ips.len(), limits::IPS_PER_NIC)?;
         if self.mac.is_multicast() || self.mac == Mac([0; 6]) {
             let why = "is not the address of one machine";
-            return Err(Error::value(&self.owner(), "MAC", &self.mac.to_string(), why));
+            return Err(Error::value(
+                &self.owner(),
+                "MAC",
+                &self.mac.to_string(),
+                why,
+            ));
         }
         for ip in self.ips.iter() {
             if ip.is_unspecified() || ip.is_multicast() || *ip == Ipv4Addr::BROADCAST {
@@ -207,20 +216,21 @@ impl Binding {
 /// | endpoints | on | head-end replication to them | its endpoints |
 /// | bindings | off | head-end replication to its endpoints | its endpoints |
 ///
-/// Who takes VXLAN from anybody floods to its group if it has no endpoint. While this host knows no endpoint at all, DHCP
-/// servers and routers of all hosts are trusted where none are named.
+/// Who takes VXLAN from anybody floods to its group if it has no endpoint. While this host knows no
+/// endpoint at all, DHCP servers and routers of all hosts are trusted where none are named.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NetworkOptions {
     /// The virtual network: its key.
     pub vni: Vni,
-    /// Whether MACs are learnt from where their frames come from. Off, frames to a MAC that neither a NIC here nor a
-    /// binding has are dropped; on, they are flooded.
+    /// Whether MACs are learnt from where their frames come from. Off, frames to a MAC that neither
+    /// a NIC here nor a binding has are dropped; on, they are flooded.
     pub learning: Option<bool>,
     /// Where frames go that are for all, or for nobody knows whom.
     pub flood: Option<Flood>,
     /// Whether VXLAN is taken from whoever sends it, and not from the VNI's endpoints alone.
     pub from_anybody: Option<bool>,
-    /// The hosts on which a machine may answer as a DHCP or DHCPv6 server, sorted, each once. They need not be endpoints.
+    /// The hosts on which a machine may answer as a DHCP or DHCPv6 server, sorted, each once. They
+    /// need not be endpoints.
     pub dhcp_servers: Arc<[IpAddr]>,
     /// The hosts on which a machine may send router advertisements and redirects, likewise.
     pub routers: Arc<[IpAddr]>,
@@ -255,7 +265,8 @@ impl NetworkOptions {
         *self == NetworkOptions::new(self.vni)
     }
 
-    /// Lists sorted, repeated hosts dropped; fails when the multicast group is none or a host cannot be one.
+    /// Lists sorted, repeated hosts dropped; fails when the multicast group is none or a host
+    /// cannot be one.
     pub(crate) fn normalised(mut self) -> Result<NetworkOptions, Error> {
         let owner = format!("VNI {}", self.vni);
         for (what, hosts) in [
@@ -264,22 +275,30 @@ impl NetworkOptions {
         ] {
             let sorted: BTreeSet<IpAddr> = hosts.iter().copied().collect();
             quota(owner.clone(), what, sorted.len(), limits::TRUSTED_HOSTS)?;
-            sorted.iter().try_for_each(|host| check_endpoint(&owner, *host))?;
+            sorted
+                .iter()
+                .try_for_each(|host| check_endpoint(&owner, *host))?;
             *hosts = sorted.into_iter().collect();
         }
         match self.flood {
             Some(Flood::Multicast(Some(group))) if !group.is_multicast() => {
                 let why = "is not an IP multicast group (224.0.0.0/4, ff00::/8)";
-                Err(Error::value(&owner, "multicast group", &group.to_string(), why))
+                Err(Error::value(
+                    &owner,
+                    "multicast group",
+                    &group.to_string(),
+                    why,
+                ))
             }
             _ => Ok(self),
         }
     }
 }
 
-/// The group that the original Butterfly sends a VNI's broadcasts to: 230.x.y.z with the VNI in network order, and in
-/// IPv6 `ff00::<vni>`. The latter has the reserved scope 0, which kernels take for nothing (RFC 4291, section 2.7):
-/// where another implementation or a switch is to hear of it, name a group of a wider scope.
+/// The group that the original Butterfly sends a VNI's broadcasts to: 230.x.y.z with the VNI in
+/// network order, and in IPv6 `ff00::<vni>`. The latter has the reserved scope 0, which kernels
+/// take for nothing (RFC 4291, section 2.7): where another implementation or a switch is to hear of
+/// it, name a group of a wider scope.
 pub fn multicast_group(vni: Vni, ipv6: bool) -> IpAddr {
     let [_, a, b, c] = vni.id().to_be_bytes();
     match ipv6 {
@@ -347,7 +366,10 @@ mod tests {
         };
         endpoint = endpoint.updated(every).unwrap();
         assert!(endpoint.is_in(vni(1)) && endpoint.listed() == 0);
-        let error = endpoint.updated(update(&[], &[42])).unwrap_err().to_string();
+        let error = endpoint
+            .updated(update(&[], &[42]))
+            .unwrap_err()
+            .to_string();
         assert_eq!(
             error,
             "endpoint '10.0.0.2': VNI '42' cannot be left by an endpoint that is in every VNI"
@@ -357,7 +379,11 @@ mod tests {
     #[test]
     fn a_binding_s_addresses_are_sorted() {
         let mut binding = Binding::new(vni(1), Mac([2, 0, 0, 0, 0, 1]), [10, 0, 0, 2].into());
-        let ips: [IpAddr; 3] = [[42, 0, 0, 9].into(), [42, 0, 0, 1].into(), [42, 0, 0, 9].into()];
+        let ips: [IpAddr; 3] = [
+            [42, 0, 0, 9].into(),
+            [42, 0, 0, 1].into(),
+            [42, 0, 0, 9].into(),
+        ];
         binding.ips = ips.into();
         assert_eq!(*binding.clone().normalised().unwrap().ips, [ips[1], ips[0]]);
         binding.mac = Mac::BROADCAST;

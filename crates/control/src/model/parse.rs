@@ -1,5 +1,5 @@
-//! Texts and numbers of a request into typed values. Each takes the `owner` the value belongs to, for the message:
-//! `NIC 'vnic_1': IP '42.0.0.300' is not an IPv4 or IPv6 address`.
+//! Texts and numbers of a request into typed values. Each takes the `owner` the value belongs to,
+//! for the message: `NIC 'vnic_1': IP '42.0.0.300' is not an IPv4 or IPv6 address`.
 
 use crate::error::Error;
 use crate::model::GroupId;
@@ -7,10 +7,14 @@ use ipnet::IpNet;
 use std::net::IpAddr;
 use wire::{Mac, Vni};
 
-/// An IPv4 or IPv6 address in any text form; it is given back in the canonical one (RFC 5952). No packet has an
-/// IPv4-mapped IPv6 address (`::ffff:10.0.0.1`, RFC 4291 section 2.5.5.2): who writes one means the IPv4 address, and
-/// would get a rule or a member that never matches.
-pub fn parse_address(owner: &impl ToString, field: &'static str, text: &str) -> Result<IpAddr, Error> {
+/// An IPv4 or IPv6 address in any text form; it is given back in the canonical one (RFC 5952). No
+/// packet has an IPv4-mapped IPv6 address (`::ffff:10.0.0.1`, RFC 4291 section 2.5.5.2): who writes
+/// one means the IPv4 address, and would get a rule or a member that never matches.
+pub fn parse_address(
+    owner: &impl ToString,
+    field: &'static str,
+    text: &str,
+) -> Result<IpAddr, Error> {
     unmapped(owner, field, text, address(owner, field, text)?)
 }
 
@@ -19,9 +23,13 @@ fn address(owner: &impl ToString, field: &'static str, text: &str) -> Result<IpA
         .map_err(|_| Error::value(owner, field, text, "is not an IPv4 or IPv6 address"))
 }
 
-/// A NIC's addresses. Those that are no host's are the model's to refuse: see [`Nic::lenient`](crate::model::Nic).
+/// A NIC's addresses. Those that are no host's are the model's to refuse: see
+/// [`Nic::lenient`](crate::model::Nic).
 pub fn parse_addresses(owner: &impl ToString, texts: &[String]) -> Result<Vec<IpAddr>, Error> {
-    texts.iter().map(|text| address(owner, "IP", text)).collect()
+    texts
+        .iter()
+        .map(|text| address(owner, "IP", text))
+        .collect()
 }
 
 /// Ids of groups.
@@ -44,7 +52,8 @@ pub(super) fn unmapped(
     }
 }
 
-/// `ADDRESS/LENGTH`, or an address alone, which stands for itself. Host bits stay, as for the original.
+/// `ADDRESS/LENGTH`, or an address alone, which stands for itself. Host bits stay, as for the
+/// original.
 pub fn parse_cidr(owner: &impl ToString, text: &str) -> Result<IpNet, Error> {
     let bad = || {
         Error::value(
@@ -109,7 +118,14 @@ pub fn parse_mac(owner: &impl ToString, text: &str) -> Result<Mac, Error> {
 
 /// A VNI of 24 bits.
 pub fn parse_vni(owner: &impl ToString, id: u32) -> Result<Vni, Error> {
-    Vni::new(id).map_err(|_| Error::value(owner, "VNI", &id.to_string(), "is above the largest, 16777215"))
+    Vni::new(id).map_err(|_| {
+        Error::value(
+            owner,
+            "VNI",
+            &id.to_string(),
+            "is above the largest, 16777215",
+        )
+    })
 }
 
 #[cfg(test)]
@@ -133,7 +149,9 @@ mod tests {
             "10.1.2.3/24"
         );
         assert_eq!(
-            parse_address(&owner, "member", "FE80:0::1").unwrap().to_string(),
+            parse_address(&owner, "member", "FE80:0::1")
+                .unwrap()
+                .to_string(),
             "fe80::1"
         );
     }
@@ -163,12 +181,21 @@ mod tests {
                 parse_address(&"NIC 'a'", "member", mapped)
                     .unwrap_err()
                     .to_string(),
-                format!("NIC 'a': member '{mapped}' is an IPv4 address in the form of IPv6, write 10.0.0.1")
+                format!(
+                    "NIC 'a': member '{mapped}' is an IPv4 address in the form of IPv6, write 10.0.0.1"
+                )
             );
-            assert!(parse_cidr(&"rule", mapped).is_err() && parse_masked(&"rule", mapped, 128).is_err());
+            assert!(
+                parse_cidr(&"rule", mapped).is_err() && parse_masked(&"rule", mapped, 128).is_err()
+            );
         }
-        assert!(parse_cidr(&"rule", "::ffff:0:0/96").is_err() && parse_cidr(&"rule", "::/0").is_ok());
-        assert!(parse_masked(&"rule", "10.0.0.0", 33).is_err() && parse_masked(&"rule", "::", 256).is_err());
+        assert!(
+            parse_cidr(&"rule", "::ffff:0:0/96").is_err() && parse_cidr(&"rule", "::/0").is_ok()
+        );
+        assert!(
+            parse_masked(&"rule", "10.0.0.0", 33).is_err()
+                && parse_masked(&"rule", "::", 256).is_err()
+        );
         assert!(parse_vni(&"NIC 'a'", 1 << 24).is_err() && parse_mac(&"NIC 'a'", "52:54").is_err());
     }
 }

@@ -1,5 +1,6 @@
-//! A rule: direction x protocol x ports or ICMP type x peer (security-groups.md 2 and 3). Rules only allow. Two rules are the
-//! same when all of this is; there is no id. The fields are private: a `Rule` that exists is a rule that can match.
+//! A rule: direction x protocol x ports or ICMP type x peer (security-groups.md 2 and 3). Rules
+//! only allow. Two rules are the same when all of this is; there is no id. The fields are private:
+//! a `Rule` that exists is a rule that can match.
 
 use super::{GroupId, parse_masked};
 use crate::error::Error;
@@ -49,8 +50,9 @@ pub enum RuleMatch {
 pub enum Peer {
     /// Anybody, IPv4 and IPv6.
     Any,
-    /// A network with the host bits that it was written with: it matches as if they were zero, and is another peer than
-    /// the network without them, so that what was written is given back and can be taken away.
+    /// A network with the host bits that it was written with: it matches as if they were zero, and
+    /// is another peer than the network without them, so that what was written is given back and
+    /// can be taken away.
     Net(IpNet),
     /// The members of a group, which may not exist (yet): then nobody.
     Group(GroupId),
@@ -73,8 +75,8 @@ const ICMPV6: u8 = 58;
 const SCTP: u8 = 132;
 
 impl Rule {
-    /// A rule; `protocol` `None` is all protocols. Ports that are all ports and ICMP that is any type become
-    /// [`RuleMatch::Any`].
+    /// A rule; `protocol` `None` is all protocols. Ports that are all ports and ICMP that is any
+    /// type become [`RuleMatch::Any`].
     pub fn new(
         direction: Direction,
         protocol: Option<u8>,
@@ -117,8 +119,9 @@ impl Rule {
         })
     }
 
-    /// A rule as v0 states it: protocol -1 is all, TCP and UDP must have both ports, no CIDR and no group is anybody.
-    /// SCTP may have ports. Ports of any other protocol are ignored, as the original did.
+    /// A rule as v0 states it: protocol -1 is all, TCP and UDP must have both ports, no CIDR and no
+    /// group is anybody. SCTP may have ports. Ports of any other protocol are ignored, as the
+    /// original did.
     pub fn from_v0(
         direction: Direction,
         protocol: i32,
@@ -138,7 +141,8 @@ impl Rule {
         let matching = match (protocol, port_start, port_end) {
             (Some(TCP | UDP | SCTP), Some(start), Some(end)) => {
                 let port = |number: u32| {
-                    u16::try_from(number).map_err(|_| Error::Rule(format!("port {number} is above 65535")))
+                    u16::try_from(number)
+                        .map_err(|_| Error::Rule(format!("port {number} is above 65535")))
                 };
                 RuleMatch::Ports(Ports {
                     start: port(start)?,
@@ -182,8 +186,8 @@ impl Rule {
         &self.peer
     }
 
-    /// The destination ports as a range: 0..65535 when the rule names none and the protocol has ports; `None` for
-    /// protocols without ports. What v0 gives back for TCP and UDP.
+    /// The destination ports as a range: 0..65535 when the rule names none and the protocol has
+    /// ports; `None` for protocols without ports. What v0 gives back for TCP and UDP.
     pub fn ports(&self) -> Option<Ports> {
         match (self.matching, self.protocol) {
             (RuleMatch::Ports(ports), _) => Some(ports),
@@ -197,7 +201,8 @@ impl Rule {
 }
 
 impl fmt::Display for Rule {
-    /// `ingress tcp 22-23 from 10.0.0.0/8`, `egress all to anybody`, `ingress icmp type 8 code 0 from group users`.
+    /// `ingress tcp 22-23 from 10.0.0.0/8`, `egress all to anybody`, `ingress icmp type 8 code 0
+    /// from group users`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (direction, towards) = match self.direction {
             Direction::Ingress => ("ingress", "from"),
@@ -270,7 +275,10 @@ mod tests {
             rule(132, Some(80), Some(80), None, None),
             ok("ingress sctp 80 from anybody")
         );
-        assert_eq!(rule(132, None, None, None, None), ok("ingress sctp from anybody"));
+        assert_eq!(
+            rule(132, None, None, None, None),
+            ok("ingress sctp from anybody")
+        );
         assert_eq!(
             rule(6, Some(22), None, None, None),
             no("rule: TCP and UDP need both a first and a last port")
@@ -303,10 +311,19 @@ mod tests {
 
     #[test]
     fn all_ports_are_any_and_host_bits_stay() {
-        let all = RuleMatch::Ports(Ports { start: 0, end: 65535 });
+        let all = RuleMatch::Ports(Ports {
+            start: 0,
+            end: 65535,
+        });
         let any = Rule::new(Egress, Some(6), RuleMatch::Any, Peer::Any).unwrap();
         assert_eq!(Rule::new(Egress, Some(6), all, Peer::Any).unwrap(), any);
-        assert_eq!(any.ports(), Some(Ports { start: 0, end: 65535 }));
+        assert_eq!(
+            any.ports(),
+            Some(Ports {
+                start: 0,
+                end: 65535
+            })
+        );
         let net = |text: &str| Peer::Net(text.parse().unwrap());
         let written = Rule::new(Egress, None, RuleMatch::Any, net("10.1.1.1/8")).unwrap();
         assert_eq!(written.to_string(), "egress all to 10.1.1.1/8");

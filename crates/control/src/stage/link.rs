@@ -10,8 +10,8 @@ use dataplane::snapshot::{NetworkIdx, PortSlot, PortUid};
 use std::sync::Arc;
 
 impl State {
-    /// Unlinks all NICs that go or change before it links those that come or have changed: two NICs may exchange
-    /// their MACs in one operation.
+    /// Unlinks all NICs that go or change before it links those that come or have changed: two NICs
+    /// may exchange their MACs in one operation.
     pub(super) fn stage_nics(
         &mut self,
         epoch: u64,
@@ -22,7 +22,12 @@ impl State {
         let mut nics = std::mem::take(&mut staged.nics);
         let gone = nics.values().filter(|(old, _)| old.is_some()).count();
         let come = nics.values().filter(|(_, new)| new.is_some()).count();
-        quota("the daemon", "NICs", self.nics.len() + come - gone, limits::NICS)?;
+        quota(
+            "the daemon",
+            "NICs",
+            self.nics.len() + come - gone,
+            limits::NICS,
+        )?;
         for (old, _) in nics.values() {
             if let Some(old) = old {
                 self.unlink(old, settings, staged);
@@ -54,7 +59,8 @@ impl State {
                         self.port_slots.give(old.slot.0, epoch);
                     }
                     let taken = self.port_slots.take(epoch);
-                    let taken = taken.ok_or_else(|| full("ports, counting those replaced", limits::NICS))?;
+                    let taken = taken
+                        .ok_or_else(|| full("ports, counting those replaced", limits::NICS))?;
                     new.slot = PortSlot(taken.slot);
                     new.uid = self.uid();
                     if taken.reused {
@@ -111,7 +117,10 @@ impl State {
             };
             let touch = staged.groups.entry(id.clone()).or_default();
             for ip in &nic.host_addresses().collect::<Vec<_>>() {
-                touch.members.entry(*ip).or_insert_with(|| entry.stands_for(ip));
+                touch
+                    .members
+                    .entry(*ip)
+                    .or_insert_with(|| entry.stands_for(ip));
                 match entry.addresses.get_mut(ip) {
                     Some(count) if *count > 1 => *count -= 1,
                     _ => {
@@ -149,8 +158,9 @@ impl State {
             None => {
                 let key = (nic.vni, nic.mac);
                 let others = self.macs.get(&key).map_or(&[][..], |ids| ids);
-                let strict =
-                    |id: &&NicId| !(nic.lenient && self.nics.get(*id).is_some_and(|e| e.nic.lenient));
+                let strict = |id: &&NicId| {
+                    !(nic.lenient && self.nics.get(*id).is_some_and(|e| e.nic.lenient))
+                };
                 if let Some(other) = others.iter().find(strict) {
                     return Err(Error::MacTaken {
                         nic: nic.id.clone(),
@@ -183,7 +193,8 @@ impl State {
                     .take(epoch)
                     .ok_or_else(|| full("networks", 2 * limits::NICS))?;
                 let (idx, uid) = (NetworkIdx(taken.slot), self.uid());
-                self.networks.insert(nic.vni, NetworkEntry { idx, nics: 1, uid });
+                self.networks
+                    .insert(nic.vni, NetworkEntry { idx, nics: 1, uid });
                 self.overlay.hold(nic.vni);
                 idx
             }
@@ -192,7 +203,10 @@ impl State {
             let entry = self.group_entry(id, epoch)?;
             let touch = staged.groups.entry(id.clone()).or_default();
             for ip in &nic.host_addresses().collect::<Vec<_>>() {
-                touch.members.entry(*ip).or_insert_with(|| entry.stands_for(ip));
+                touch
+                    .members
+                    .entry(*ip)
+                    .or_insert_with(|| entry.stands_for(ip));
                 *entry.addresses.entry(*ip).or_insert(0) += 1;
             }
             entry.nics.insert(nic.id.clone());

@@ -1,5 +1,5 @@
-//! Endpoints, bindings and what is said of VNIs in the indices. Endpoints come before bindings, which name them, and go
-//! after them.
+//! Endpoints, bindings and what is said of VNIs in the indices. Endpoints come before bindings,
+//! which name them, and go after them.
 
 use super::{Staged, full};
 use crate::diff::{BindingChange, EndpointChange, NetworkChange};
@@ -14,7 +14,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use wire::Vni;
 
-/// What of the overlay an operation changes. Each list is a map already: the last that is said of a thing holds.
+/// What of the overlay an operation changes. Each list is a map already: the last that is said of a
+/// thing holds.
 #[derive(Default)]
 pub(crate) struct OverlayChanges {
     /// `None` removes.
@@ -53,8 +54,8 @@ impl OverlayChanges {
 }
 
 impl Overlay {
-    /// Makes the changes and checks them. After an error it is half changed and to be dropped. `local` says of which
-    /// VNIs this host has NICs: only those are compiled.
+    /// Makes the changes and checks them. After an error it is half changed and to be dropped.
+    /// `local` says of which VNIs this host has NICs: only those are compiled.
     pub fn stage(
         &mut self,
         changes: OverlayChanges,
@@ -65,8 +66,10 @@ impl Overlay {
         if changes.is_empty() {
             return Ok(());
         }
-        let (gone, come): (Vec<_>, Vec<_>) =
-            changes.endpoints.into_iter().partition(|(_, new)| new.is_none());
+        let (gone, come): (Vec<_>, Vec<_>) = changes
+            .endpoints
+            .into_iter()
+            .partition(|(_, new)| new.is_none());
         for endpoint in come.into_iter().filter_map(|(_, new)| new) {
             self.stage_endpoint(endpoint.checked()?, &local, (slots, epoch), staged)?;
         }
@@ -144,7 +147,12 @@ impl Overlay {
         Ok(())
     }
 
-    fn stage_network(&mut self, to: NetworkOptions, local: &impl Fn(Vni) -> bool, staged: &mut Staged) {
+    fn stage_network(
+        &mut self,
+        to: NetworkOptions,
+        local: &impl Fn(Vni) -> bool,
+        staged: &mut Staged,
+    ) {
         let from = self.options.get(&to.vni).cloned();
         let from = from.unwrap_or_else(|| NetworkOptions::new(to.vni));
         if from != to {
@@ -190,7 +198,10 @@ impl Overlay {
                 .flat_map(|binding| binding.ips.iter());
             touch.neighbours.extend(ips.map(|ip| (key.0, *ip)));
         }
-        staged.diff.bindings.push(BindingChange { key, from, to: new });
+        staged
+            .diff
+            .bindings
+            .push(BindingChange { key, from, to: new });
         Ok(())
     }
 
@@ -200,7 +211,12 @@ impl Overlay {
         quota(daemon, "bindings", self.bindings.len(), limits::BINDINGS)?;
         let (addresses, memberships) = (self.addresses, self.memberships);
         quota(daemon, "IPs of bindings", addresses, limits::BINDING_IPS)?;
-        quota(daemon, "VNIs of endpoints", memberships, limits::MEMBERSHIPS)
+        quota(
+            daemon,
+            "VNIs of endpoints",
+            memberships,
+            limits::MEMBERSHIPS,
+        )
     }
 }
 
@@ -214,7 +230,8 @@ fn touch_members(
     use crate::model::Membership::{Every, Listed};
     let touch = &mut staged.overlay;
     touch.endpoints |= old.is_none() || new.is_none();
-    let every = |endpoint: Option<&Endpoint>| endpoint.is_some_and(|endpoint| endpoint.vnis == Every);
+    let every =
+        |endpoint: Option<&Endpoint>| endpoint.is_some_and(|endpoint| endpoint.vnis == Every);
     touch.everywhere |= every(old) != every(new);
     for endpoint in [old, new].into_iter().flatten() {
         if let Listed(vnis) = &endpoint.vnis {

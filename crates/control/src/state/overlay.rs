@@ -1,5 +1,6 @@
-//! Who is where, in persistent maps that one key orders: all of a VNI lies together, so that there is no map a VNI,
-//! which a third of a million of them would pay for. The methods keep the maps in step; what may be is checked before.
+//! Who is where, in persistent maps that one key orders: all of a VNI lies together, so that there
+//! is no map a VNI, which a third of a million of them would pay for. The methods keep the maps in
+//! step; what may be is checked before.
 
 use crate::model::{Binding, BindingKey, Endpoint, Flood, Membership, NetworkOptions};
 use dataplane::overlay::{EndpointIdx, Holder};
@@ -17,7 +18,8 @@ pub(crate) struct Overlay {
     pub neighbours: imbl::OrdSet<(Vni, IpAddr, Mac)>,
     /// The endpoints of a VNI but for those of every VNI.
     pub members: imbl::OrdMap<(Vni, IpAddr), Member>,
-    /// How many things speak of a VNI: NICs (one for all of them), options, declared endpoints and bindings.
+    /// How many things speak of a VNI: NICs (one for all of them), options, declared endpoints and
+    /// bindings.
     pub vnis: imbl::OrdMap<Vni, u32>,
     /// Endpoints of every VNI.
     pub everywhere: imbl::OrdSet<IpAddr>,
@@ -102,7 +104,8 @@ impl Overlay {
 
     /// The bindings of a VNI, by MAC.
     pub fn bindings_of(&self, vni: Vni) -> impl Iterator<Item = (&BindingKey, &BindingValue)> {
-        self.bindings.range((vni, Mac([0; 6]))..=(vni, Mac::BROADCAST))
+        self.bindings
+            .range((vni, Mac([0; 6]))..=(vni, Mac::BROADCAST))
     }
 
     /// The endpoints of a VNI but for those of every VNI, IPv4 first.
@@ -203,7 +206,10 @@ impl Overlay {
             self.neighbours.insert((vni, *ip, mac));
         }
         self.addresses += place.ips.len();
-        self.members.entry((vni, place.endpoint)).or_default().bindings += 1;
+        self.members
+            .entry((vni, place.endpoint))
+            .or_default()
+            .bindings += 1;
         if let Some(entry) = self.endpoints.get_mut(&place.endpoint) {
             entry.bindings += 1;
         }

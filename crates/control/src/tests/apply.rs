@@ -46,7 +46,12 @@ fn a_diff_reads_as_what_will_happen() {
     assert_eq!(controller.apply(after.clone(), false).unwrap(), shown);
     assert!(controller.config() == after);
     assert_eq!(shared.world().snapshots.len(), 2);
-    assert!(controller.apply(controller.config(), false).unwrap().is_empty());
+    assert!(
+        controller
+            .apply(controller.config(), false)
+            .unwrap()
+            .is_empty()
+    );
     assert_eq!(shared.world().snapshots.len(), 2);
 }
 
@@ -54,7 +59,10 @@ fn a_diff_reads_as_what_will_happen() {
 fn one_socket_that_cannot_be_made_undoes_all() {
     let (mut controller, shared) = controller();
     controller
-        .apply(config(vec![nic("a", 1, &[]), nic("z", 4, &[])], vec![]), false)
+        .apply(
+            config(vec![nic("a", 1, &[]), nic("z", 4, &[])], vec![]),
+            false,
+        )
         .unwrap();
     shared
         .world()
@@ -66,8 +74,14 @@ fn one_socket_that_cannot_be_made_undoes_all() {
     );
     shared.log();
     let error = refused(&mut controller, &shared, |c| c.apply(wanted.clone(), false));
-    assert_eq!(error, "NIC 'c': /run/butterfly/qemu-vhost-c: permission denied");
-    assert_eq!(shared.log(), ["open b /run/butterfly/qemu-vhost-b", "close b"]);
+    assert_eq!(
+        error,
+        "NIC 'c': /run/butterfly/qemu-vhost-c: permission denied"
+    );
+    assert_eq!(
+        shared.log(),
+        ["open b /run/butterfly/qemu-vhost-b", "close b"]
+    );
 
     shared.world().refused.clear();
     shared.world().refuse_publish = true;
@@ -85,7 +99,10 @@ fn one_socket_that_cannot_be_made_undoes_all() {
 fn nics_exchange_their_macs_in_one_step_only() {
     let (mut controller, shared) = controller();
     controller
-        .apply(config(vec![nic("a", 1, &[]), nic("b", 2, &[])], vec![]), false)
+        .apply(
+            config(vec![nic("a", 1, &[]), nic("b", 2, &[])], vec![]),
+            false,
+        )
         .unwrap();
     let (a, b) = (nic("a", 1, &[]), nic("b", 2, &[]));
     let crossed = |of: &Nic, with: &Nic| Nic {
@@ -95,14 +112,23 @@ fn nics_exchange_their_macs_in_one_step_only() {
     };
     refused(&mut controller, &shared, |c| c.put_nic(crossed(&a, &b)));
     controller
-        .apply(config(vec![crossed(&a, &b), crossed(&b, &a)], vec![]), false)
+        .apply(
+            config(vec![crossed(&a, &b), crossed(&b, &a)], vec![]),
+            false,
+        )
         .unwrap();
     let network = port(&controller, &shared, "a").network;
     let network = shared.world().snapshots.last().unwrap().networks[network.0 as usize]
         .clone()
         .unwrap();
-    assert_eq!(network.macs[&b.mac], controller.nic(&nic_id("a")).unwrap().slot);
-    assert_eq!(network.macs[&a.mac], controller.nic(&nic_id("b")).unwrap().slot);
+    assert_eq!(
+        network.macs[&b.mac],
+        controller.nic(&nic_id("a")).unwrap().slot
+    );
+    assert_eq!(
+        network.macs[&a.mac],
+        controller.nic(&nic_id("b")).unwrap().slot
+    );
     assert_eq!((network.macs.len(), network.ports.len()), (2, 2));
 }
 
@@ -150,11 +176,18 @@ fn ten_thousand_rules_come_in_one_snapshot() {
         .unwrap();
     assert_eq!(diff.groups[0].diff.rules_added.len(), 10_000);
     assert_eq!(
-        (shared.world().snapshots.len(), controller.last_work().rule_sets),
+        (
+            shared.world().snapshots.len(),
+            controller.last_work().rule_sets
+        ),
         (1, 1)
     );
     assert_eq!(
-        controller.group_stats(&group_id("web")).unwrap().rules.len(),
+        controller
+            .group_stats(&group_id("web"))
+            .unwrap()
+            .rules
+            .len(),
         10_000
     );
 }
@@ -168,7 +201,8 @@ fn another_order_of_rules_or_members_is_a_change_of_nothing_else() {
         let cidr = Some((address, length.parse().unwrap()));
         Rule::from_v0(direction, -1, None, None, cidr, None).unwrap()
     };
-    let rules = ["10.0.0.1/8", "10.0.0.0/8", "10.1.0.0/16"].map(|net| rule(Direction::Ingress, net));
+    let rules =
+        ["10.0.0.1/8", "10.0.0.0/8", "10.1.0.0/16"].map(|net| rule(Direction::Ingress, net));
     let group = |order: [usize; 3], members: [&str; 2]| Group {
         rules: order.map(|at| rules[at].clone()).to_vec(),
         members: members.into_iter().map(ip).collect(),

@@ -1,11 +1,12 @@
-//! Whatever the operations and their order, what is compiled step by step is what the configuration compiles to from
-//! nothing. Compared by names, as slots and indices may differ; rule sets by what they answer to probes.
+//! Whatever the operations and their order, what is compiled step by step is what the configuration
+//! compiles to from nothing. Compared by names, as slots and indices may differ; rule sets by what
+//! they answer to probes.
 
 use super::world::*;
 use crate::Controller;
 use crate::model::{
-    self, Binding, Config, Endpoint, Group, Membership, NetworkOptions, Nic, NicKind, NicUpdate, Peer,
-    Removal, Rule, RuleMatch,
+    self, Binding, Config, Endpoint, Group, Membership, NetworkOptions, Nic, NicKind, NicUpdate,
+    Peer, Removal, Rule, RuleMatch,
 };
 use dataplane::overlay::{EndpointIdx, Flood};
 use dataplane::ruleset::{Asked, Direction};
@@ -19,12 +20,23 @@ use std::sync::Arc;
 pub fn canonical(controller: &Controller) -> Vec<String> {
     let state = controller.state();
     let snapshot = &state.snapshot;
-    let nics: HashMap<PortSlot, &str> = state.nics.values().map(|n| (n.slot, n.nic.id.as_str())).collect();
-    let groups: HashMap<GroupIdx, &str> = state.groups.iter().map(|(id, g)| (g.idx, id.as_str())).collect();
+    let nics: HashMap<PortSlot, &str> = state
+        .nics
+        .values()
+        .map(|n| (n.slot, n.nic.id.as_str()))
+        .collect();
+    let groups: HashMap<GroupIdx, &str> = state
+        .groups
+        .iter()
+        .map(|(id, g)| (g.idx, id.as_str()))
+        .collect();
     assert_eq!(nics.len(), state.nics.len(), "two NICs have a slot");
     assert_eq!(groups.len(), state.groups.len(), "two names have an index");
     assert_eq!(snapshot.ports.iter().flatten().count(), nics.len());
-    assert_eq!(snapshot.networks.iter().flatten().count(), state.networks.len());
+    assert_eq!(
+        snapshot.networks.iter().flatten().count(),
+        state.networks.len()
+    );
     assert_eq!(snapshot.groups.iter().flatten().count(), state.group_count);
     let named = |slots: &[PortSlot]| {
         let mut names: Vec<&str> = slots.iter().map(|slot| nics[slot]).collect();
@@ -54,7 +66,12 @@ pub fn canonical(controller: &Controller) -> Vec<String> {
             port.addresses,
             port.pairs,
             named(&port.sniffers),
-            [port.anti_spoof, port.bypass, port.is_sniffer, port.learn_macs],
+            [
+                port.anti_spoof,
+                port.bypass,
+                port.is_sniffer,
+                port.learn_macs
+            ],
             port.timeouts,
             port.flow_share,
             port.mtu,
@@ -110,14 +127,18 @@ pub fn canonical(controller: &Controller) -> Vec<String> {
 
 /// The part of a network that is on other hosts, by addresses.
 fn overlay_line(network: &Network, endpoints: &imbl::Vector<Option<IpAddr>>) -> String {
-    let overlay = network.overlay.as_ref().expect("a network without its overlay");
+    let overlay = network
+        .overlay
+        .as_ref()
+        .expect("a network without its overlay");
     let known: HashSet<IpAddr> = endpoints.iter().flatten().copied().collect();
     assert_eq!(
         known.len(),
         endpoints.iter().flatten().count(),
         "two endpoints are one"
     );
-    let host = |idx: &EndpointIdx| endpoints[idx.0 as usize].expect("an endpoint is not in the snapshot");
+    let host =
+        |idx: &EndpointIdx| endpoints[idx.0 as usize].expect("an endpoint is not in the snapshot");
     let bindings: BTreeMap<_, _> = overlay
         .bindings
         .iter()
@@ -194,8 +215,14 @@ fn a_rule() -> impl Strategy<Value = Rule> {
     let matching = prop_oneof![
         Just((None, RuleMatch::Any)),
         Just((Some(1), RuleMatch::Any)),
-        Just((Some(6), RuleMatch::Ports(model::Ports { start: 22, end: 22 }))),
-        Just((Some(6), RuleMatch::Ports(model::Ports { start: 80, end: 90 }))),
+        Just((
+            Some(6),
+            RuleMatch::Ports(model::Ports { start: 22, end: 22 })
+        )),
+        Just((
+            Some(6),
+            RuleMatch::Ports(model::Ports { start: 80, end: 90 })
+        )),
     ];
     let peer = prop_oneof![
         Just(Peer::Any),
@@ -225,20 +252,26 @@ fn a_nic() -> impl Strategy<Value = Nic> {
         any::<[bool; 4]>(),
     )
         .prop_map(
-            |(id, mac, vni, ips, groups, target, [learn_macs, anti_spoof, tap, packet_trace])| Nic {
-                vni: wire::Vni::new(vni).unwrap(),
-                mac: wire::Mac([2, 0, 0, 0, 0, mac]),
-                ips: ips
-                    .into_iter()
-                    .map(|last| ip(&format!("42.0.0.{}", last + 1)))
-                    .collect(),
-                security_groups: groups.into_iter().map(|n| group_id(&name(n))).collect(),
-                sniff_target: target.map(|n| nic_id(&format!("n{n}"))),
-                kind: if tap { NicKind::Tap } else { NicKind::VhostUser },
-                learn_macs,
-                anti_spoof,
-                packet_trace,
-                ..nic(&format!("n{id}"), 0, &[])
+            |(id, mac, vni, ips, groups, target, [learn_macs, anti_spoof, tap, packet_trace])| {
+                Nic {
+                    vni: wire::Vni::new(vni).unwrap(),
+                    mac: wire::Mac([2, 0, 0, 0, 0, mac]),
+                    ips: ips
+                        .into_iter()
+                        .map(|last| ip(&format!("42.0.0.{}", last + 1)))
+                        .collect(),
+                    security_groups: groups.into_iter().map(|n| group_id(&name(n))).collect(),
+                    sniff_target: target.map(|n| nic_id(&format!("n{n}"))),
+                    kind: if tap {
+                        NicKind::Tap
+                    } else {
+                        NicKind::VhostUser
+                    },
+                    learn_macs,
+                    anti_spoof,
+                    packet_trace,
+                    ..nic(&format!("n{id}"), 0, &[])
+                }
             },
         )
 }
@@ -283,7 +316,8 @@ fn a_binding() -> impl Strategy<Value = Binding> {
 }
 
 fn an_endpoint() -> impl Strategy<Value = Endpoint> {
-    let listed = prop::collection::btree_set((1..4u8).prop_map(vni), 0..3).prop_map(Membership::Listed);
+    let listed =
+        prop::collection::btree_set((1..4u8).prop_map(vni), 0..3).prop_map(Membership::Listed);
     let vnis = prop_oneof![3 => listed, 1 => Just(Membership::Every)];
     (0..3u8, vnis).prop_map(|(n, vnis)| Endpoint {
         vnis,
@@ -298,7 +332,11 @@ fn an_option() -> impl Strategy<Value = NetworkOptions> {
         Just(Some(model::Flood::Multicast(Some(ip("239.1.1.1"))))),
         Just(Some(model::Flood::Off)),
     ];
-    let trusted = prop_oneof![Just(vec![]), Just(vec![host(1)]), Just(vec![host(2), host(0)])];
+    let trusted = prop_oneof![
+        Just(vec![]),
+        Just(vec![host(1)]),
+        Just(vec![host(2), host(0)])
+    ];
     (
         1..4u8,
         any::<Option<bool>>(),
@@ -306,13 +344,15 @@ fn an_option() -> impl Strategy<Value = NetworkOptions> {
         any::<Option<bool>>(),
         trusted,
     )
-        .prop_map(|(id, learning, flood, from_anybody, trusted)| NetworkOptions {
-            learning,
-            flood,
-            from_anybody,
-            dhcp_servers: trusted.into(),
-            ..NetworkOptions::new(vni(id))
-        })
+        .prop_map(
+            |(id, learning, flood, from_anybody, trusted)| NetworkOptions {
+                learning,
+                flood,
+                from_anybody,
+                dhcp_servers: trusted.into(),
+                ..NetworkOptions::new(vni(id))
+            },
+        )
 }
 
 fn an_operation() -> impl Strategy<Value = Operation> {
@@ -373,7 +413,9 @@ fn run(controller: &mut Controller, shared: &Shared, operation: Operation) -> bo
         Operation::AddRule(n, rule) => controller.add_rule(&group(n), rule).map(drop),
         Operation::DeleteRule(n, rule) => controller.delete_rule(&group(n), &rule).map(drop),
         Operation::AddMember(n, last) => controller.add_member(&group(n), address(last)).map(drop),
-        Operation::DeleteMember(n, last) => controller.delete_member(&group(n), address(last)).map(drop),
+        Operation::DeleteMember(n, last) => {
+            controller.delete_member(&group(n), address(last)).map(drop)
+        }
         Operation::Apply(nics, groups, bindings) => {
             let bindings = bindings.into_iter().map(|binding| (binding.key(), binding));
             let config = Config {

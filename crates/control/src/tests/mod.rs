@@ -1,4 +1,5 @@
-//! Sessions at the level of operations, over a world in memory (`world.rs`) and over a real worker (`worker.rs`).
+//! Sessions at the level of operations, over a world in memory (`world.rs`) and over a real worker
+//! (`worker.rs`).
 
 mod apply;
 mod incremental;

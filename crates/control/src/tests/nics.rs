@@ -73,7 +73,10 @@ fn a_replaced_nic_keeps_its_connection_and_a_new_address_its_flows() {
             ..(*second.nic).clone()
         })
         .unwrap();
-    assert_eq!((third.slot, third.state.clone()), (first.slot, NicState::Up));
+    assert_eq!(
+        (third.slot, third.state.clone()),
+        (first.slot, NicState::Up)
+    );
     assert_ne!(
         third.uid, first.uid,
         "flows of the old MAC are not those of the new one"
@@ -107,7 +110,10 @@ fn a_bench_is_told_its_new_addresses() {
         ..NicUpdate::default()
     };
     controller.update_nic(&nic_id("a"), other_ip).unwrap();
-    assert_eq!(shared.log(), ["open a ", "reconfigure 52:54:00:12:34:01 1500"]);
+    assert_eq!(
+        shared.log(),
+        ["open a ", "reconfigure 52:54:00:12:34:01 1500"]
+    );
 }
 
 #[test]
@@ -140,14 +146,19 @@ fn a_deleted_nic_leaves_nothing_and_is_deleted_once() {
     let world = shared.world();
     let snapshot = world.snapshots.last().unwrap();
     assert_eq!(world.snapshots.len(), 2);
-    assert!(snapshot.ports.iter().all(Option::is_none) && snapshot.networks.iter().all(Option::is_none));
+    assert!(
+        snapshot.ports.iter().all(Option::is_none) && snapshot.networks.iter().all(Option::is_none)
+    );
     assert!(world.open.is_empty());
     drop(world);
     assert!(
         controller.state().groups.is_empty(),
         "nothing names the group any more"
     );
-    assert_ne!(controller.put_nic(nic("a", 1, &[])).unwrap().uid, status.uid);
+    assert_ne!(
+        controller.put_nic(nic("a", 1, &[])).unwrap().uid,
+        status.uid
+    );
 }
 
 #[test]
@@ -215,7 +226,12 @@ fn a_nic_counts_from_its_own_beginning() {
     shared.world().ports.insert(slot.0, counted.clone());
     let stats = controller.nic_stats(&nic_id("a")).unwrap();
     assert_eq!(
-        (stats.bytes_in, stats.frames_in, stats.bytes_out, stats.frames_out),
+        (
+            stats.bytes_in,
+            stats.frames_in,
+            stats.bytes_out,
+            stats.frames_out
+        ),
         (60, 1, 300, 3)
     );
     assert_eq!(
@@ -266,7 +282,10 @@ fn lenient_nics_may_share_a_mac_and_have_addresses_that_are_no_host_s() {
         "NIC 'c': MAC 52:54:00:12:34:01 is already that of NIC 'a' in VNI 42"
     );
     controller.delete_nic(&nic_id("b")).unwrap();
-    assert_eq!(network(&controller, &shared).only_holder(&mac), Some(both[0]));
+    assert_eq!(
+        network(&controller, &shared).only_holder(&mac),
+        Some(both[0])
+    );
 
     let texts = [
         "0.0.0.0",

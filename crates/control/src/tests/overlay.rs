@@ -1,4 +1,5 @@
-//! Sessions about who is where: endpoints, bindings, what is said of VNIs, alone and as a whole set.
+//! Sessions about who is where: endpoints, bindings, what is said of VNIs, alone and as a whole
+//! set.
 
 use super::world::*;
 use crate::event::EventKind;
@@ -31,7 +32,11 @@ fn endpoint(address: &str, vnis: &[u32]) -> Endpoint {
 }
 
 /// A configuration of the overlay alone.
-fn overlay(endpoints: Vec<Endpoint>, networks: Vec<NetworkOptions>, bindings: Vec<Binding>) -> Config {
+fn overlay(
+    endpoints: Vec<Endpoint>,
+    networks: Vec<NetworkOptions>,
+    bindings: Vec<Binding>,
+) -> Config {
     Config {
         endpoints: endpoints.into_iter().map(|e| (e.address, e)).collect(),
         networks: networks.into_iter().map(|n| (n.vni, n)).collect(),
@@ -63,8 +68,11 @@ fn a_vni_works_by_who_is_known_of_it() {
         ..by_endpoints
     };
     assert_eq!(mode(&controller), as_the_original);
-    // Once any host is known, even if of another VNI alone, nobody else is heard, unless that is asked for.
-    controller.put_endpoint(endpoint("10.0.0.2", &[43])).unwrap();
+    // Once any host is known, even if of another VNI alone, nobody else is heard, unless that is
+    // asked for.
+    controller
+        .put_endpoint(endpoint("10.0.0.2", &[43]))
+        .unwrap();
     assert_eq!(mode(&controller), by_endpoints);
     let open = NetworkOptions {
         from_anybody: Some(true),
@@ -82,14 +90,18 @@ fn a_vni_works_by_who_is_known_of_it() {
     );
     let said = controller.network(vni(42)).options;
     assert_eq!(*said.dhcp_servers, [ip("10.0.0.8"), ip("10.0.0.9")]);
-    controller.put_network(NetworkOptions::new(vni(42))).unwrap();
+    controller
+        .put_network(NetworkOptions::new(vni(42)))
+        .unwrap();
     let join = EndpointUpdate {
         join: vec![vni(42)],
         ..EndpointUpdate::default()
     };
     controller.update_endpoint(ip("10.0.0.2"), join).unwrap();
     assert_eq!(mode(&controller), by_endpoints);
-    controller.put_bindings(vec![binding(42, 7, "10.0.0.3")]).unwrap();
+    controller
+        .put_bindings(vec![binding(42, 7, "10.0.0.3")])
+        .unwrap();
     assert_eq!(mode(&controller), by_bindings);
     assert_eq!(
         controller.network_endpoints(vni(42)),
@@ -109,7 +121,9 @@ fn a_vni_works_by_who_is_known_of_it() {
             ..by_endpoints
         }
     );
-    controller.put_network(NetworkOptions::new(vni(42))).unwrap();
+    controller
+        .put_network(NetworkOptions::new(vni(42)))
+        .unwrap();
     controller.delete_bindings(&[(vni(42), mac(7))]).unwrap();
     assert_eq!(mode(&controller), by_endpoints);
     controller.put_endpoint(endpoint("10.0.0.2", &[])).unwrap();
@@ -129,7 +143,9 @@ fn a_vni_works_by_who_is_known_of_it() {
 #[test]
 fn an_endpoint_is_made_by_its_first_binding_and_outlives_them() {
     let (mut controller, shared) = controller();
-    let diff = controller.put_bindings(vec![binding(42, 7, "10.0.0.2")]).unwrap();
+    let diff = controller
+        .put_bindings(vec![binding(42, 7, "10.0.0.2")])
+        .unwrap();
     assert_eq!(
         diff.to_string(),
         "+ endpoint 10.0.0.2\n+ binding 42 52:54:00:12:34:07: endpoint 10.0.0.2, ip 42.0.0.7\n"
@@ -141,7 +157,9 @@ fn an_endpoint_is_made_by_its_first_binding_and_outlives_them() {
             .unwrap()
             .is_empty()
     );
-    let moved = controller.put_bindings(vec![binding(42, 7, "fd00::2")]).unwrap();
+    let moved = controller
+        .put_bindings(vec![binding(42, 7, "fd00::2")])
+        .unwrap();
     assert_eq!(
         moved.to_string(),
         "+ endpoint fd00::2\n~ binding 42 52:54:00:12:34:07: endpoint 10.0.0.2 -> fd00::2\n"
@@ -229,7 +247,12 @@ fn a_whole_set_comes_in_one_step_and_reads_back() {
         "binding of 52:54:00:12:34:01 in VNI 45: address '127.0.0.1' is this host itself"
     );
     assert_eq!(controller.apply(after, false).unwrap(), shown);
-    assert!(controller.apply(controller.config(), false).unwrap().is_empty());
+    assert!(
+        controller
+            .apply(controller.config(), false)
+            .unwrap()
+            .is_empty()
+    );
     controller.apply(Config::default(), false).unwrap();
     assert_eq!(controller.config(), Config::default());
 }
@@ -287,7 +310,11 @@ fn only_whom_a_nic_here_can_speak_to_is_to_be_reached() {
     assert_eq!(controller.reach(), reach);
     controller.delete_endpoint(ip("10.0.0.9"), false).unwrap();
     controller.delete_endpoint(ip("10.0.0.2"), true).unwrap();
-    assert_eq!(controller.reach(), crate::Reach::default(), "others are known");
+    assert_eq!(
+        controller.reach(),
+        crate::Reach::default(),
+        "others are known"
+    );
     controller.delete_endpoint(ip("10.0.0.3"), true).unwrap();
     let reach = crate::Reach {
         groups: hosts(&["230.0.0.42"]),
@@ -325,7 +352,9 @@ fn nics_are_told_of_what_the_underlay_carries() {
 fn everybody_who_watches_is_told() {
     let (mut controller, _) = controller();
     let mut events = controller.subscribe();
-    controller.put_bindings(vec![binding(42, 1, "10.0.0.2")]).unwrap();
+    controller
+        .put_bindings(vec![binding(42, 1, "10.0.0.2")])
+        .unwrap();
     controller
         .put_network(NetworkOptions {
             learning: Some(true),
@@ -333,8 +362,13 @@ fn everybody_who_watches_is_told() {
         })
         .unwrap();
     controller.delete_endpoint(ip("10.0.0.2"), true).unwrap();
-    let many = (0..2_000_u32)
-        .map(|n| Binding::new(vni(1), Mac([2, 0, 0, 0, (n >> 8) as u8, n as u8]), ip("10.0.0.2")));
+    let many = (0..2_000_u32).map(|n| {
+        Binding::new(
+            vni(1),
+            Mac([2, 0, 0, 0, (n >> 8) as u8, n as u8]),
+            ip("10.0.0.2"),
+        )
+    });
     controller.put_bindings(many.collect()).unwrap();
     let told: Vec<EventKind> = std::iter::from_fn(|| events.try_recv().ok())
         .map(|event| event.kind)
@@ -362,27 +396,42 @@ fn the_maxima_are_refused_one_beyond() {
     let hosts: Vec<Endpoint> = (0..limits::ENDPOINTS)
         .map(|n| Endpoint::new(address(n)))
         .collect();
-    controller.apply(overlay(hosts, vec![], vec![]), false).unwrap();
+    controller
+        .apply(overlay(hosts, vec![], vec![]), false)
+        .unwrap();
     let error = refused(&mut controller, &shared, |c| {
         c.put_bindings(vec![binding(42, 1, "10.0.0.2")])
     });
-    assert_eq!(error, "the daemon would have 10668 endpoints, the limit is 10667");
+    assert_eq!(
+        error,
+        "the daemon would have 10668 endpoints, the limit is 10667"
+    );
     let member = |n: usize, vnis| Endpoint {
         vnis: Membership::Listed(vnis),
         ..Endpoint::new(address(n))
     };
-    controller.put_endpoint(member(0, vnis(0, limits::VNIS))).unwrap();
+    controller
+        .put_endpoint(member(0, vnis(0, limits::VNIS)))
+        .unwrap();
     let error = refused(&mut controller, &shared, |c| {
         c.put_endpoint(member(1, vnis(limits::VNIS, 1)))
     });
-    assert_eq!(error, "the daemon would have 350001 VNIs, the limit is 350000");
+    assert_eq!(
+        error,
+        "the daemon would have 350001 VNIs, the limit is 350000"
+    );
     let other = crate::model::Nic {
         vni: vni(limits::VNIS as u32),
         ..nic("a", 1, &[])
     };
     let error = refused(&mut controller, &shared, |c| c.put_nic(other));
-    assert_eq!(error, "the daemon would have 350001 VNIs, the limit is 350000");
-    controller.put_endpoint(member(1, vnis(0, limits::VNIS))).unwrap();
+    assert_eq!(
+        error,
+        "the daemon would have 350001 VNIs, the limit is 350000"
+    );
+    controller
+        .put_endpoint(member(1, vnis(0, limits::VNIS)))
+        .unwrap();
     let error = refused(&mut controller, &shared, |c| {
         c.put_endpoint(member(2, vnis(0, 300_001)))
     });

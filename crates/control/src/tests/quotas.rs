@@ -1,4 +1,5 @@
-//! The stated maxima: the last that fits is taken, the next is refused with the limit and the value.
+//! The stated maxima: the last that fits is taken, the next is refused with the limit and the
+//! value.
 
 use super::world::*;
 use crate::limits;
@@ -39,7 +40,10 @@ fn lists_of_a_nic_are_bounded() {
     let mut more = full;
     more.security_groups.push(group_id("more"));
     let error = refused(&mut controller, &shared, |c| c.put_nic(more));
-    assert_eq!(error, "NIC 'a' would have 65 security groups, the limit is 64");
+    assert_eq!(
+        error,
+        "NIC 'a' would have 65 security groups, the limit is 64"
+    );
 }
 
 /// security-groups.md 17.
@@ -55,13 +59,24 @@ fn lists_of_a_group_are_bounded() {
     let error = refused(&mut controller, &shared, |c| {
         c.add_member(&group_id("web"), address(100_000))
     });
-    assert_eq!(error, "group 'web' would have 16385 members, the limit is 16384");
+    assert_eq!(
+        error,
+        "group 'web' would have 16385 members, the limit is 16384"
+    );
     let error = refused(&mut controller, &shared, |c| {
         c.add_rule(&group_id("web"), tcp(1, Peer::Any))
     });
-    assert_eq!(error, "group 'web' would have 10001 rules, the limit is 10000");
+    assert_eq!(
+        error,
+        "group 'web' would have 10001 rules, the limit is 10000"
+    );
     let again = rules(0, 1).remove(0);
-    assert!(controller.add_rule(&group_id("web"), again).unwrap().is_empty());
+    assert!(
+        controller
+            .add_rule(&group_id("web"), again)
+            .unwrap()
+            .is_empty()
+    );
 }
 
 /// security-groups.md 17.
@@ -101,7 +116,9 @@ fn rules_times_groups_of_a_nic_are_bounded_from_both_sides() {
         "NIC 'a' would have 100005 rules in all its groups, the limit is 100000"
     );
     controller.put_nic(nic("a", 1, &names[1..])).unwrap();
-    controller.add_rule(&group_id("g10"), tcp(1, Peer::Any)).unwrap();
+    controller
+        .add_rule(&group_id("g10"), tcp(1, Peer::Any))
+        .unwrap();
 }
 
 #[test]
@@ -119,7 +136,10 @@ fn nics_are_bounded_by_the_ports_of_the_data_plane() {
     assert_eq!(limits::NICS, dataplane::counters::MAX_PORTS);
     assert_eq!(limits::RULES, dataplane::counters::MAX_RULES);
     let error = refused(&mut controller, &shared, |c| c.put_nic(nic("more", 1, &[])));
-    assert_eq!(error, "the daemon would have 16385 NICs, the limit is 16384");
+    assert_eq!(
+        error,
+        "the daemon would have 16385 NICs, the limit is 16384"
+    );
     controller.delete_nic(&nic_id("n5")).unwrap();
     controller.put_nic(nic("more", 1, &[])).unwrap();
 }

@@ -52,7 +52,11 @@ fn a_refusal_names_the_thing_and_the_value_and_changes_nothing() {
             "NIC 'a': path 'here' is not an absolute path",
         ),
         (
-            |c| put(c, |nic| nic.path = Some("/run/butterfly/qemu-vhost-b".to_owned())),
+            |c| {
+                put(c, |nic| {
+                    nic.path = Some("/run/butterfly/qemu-vhost-b".to_owned())
+                })
+            },
             "NIC 'a': path '/run/butterfly/qemu-vhost-b' is already that of NIC 'b'",
         ),
         (
@@ -74,7 +78,8 @@ fn a_refusal_names_the_thing_and_the_value_and_changes_nothing() {
         (
             |c| {
                 put(c, |nic| {
-                    (nic.packet_trace, nic.packet_trace_path) = (true, Some("/root/a.pcap".to_owned()))
+                    (nic.packet_trace, nic.packet_trace_path) =
+                        (true, Some("/root/a.pcap".to_owned()))
                 })
             },
             "NIC 'a': packet trace path '/root/a.pcap' is not a file beneath /tmp, the folder of traces (--trace-dir)",
@@ -99,7 +104,8 @@ fn a_refusal_names_the_thing_and_the_value_and_changes_nothing() {
         (
             |c| {
                 put(c, |nic| {
-                    (nic.packet_trace, nic.packet_trace_path) = (true, Some("/tmp/forbidden".to_owned()))
+                    (nic.packet_trace, nic.packet_trace_path) =
+                        (true, Some("/tmp/forbidden".to_owned()))
                 })
             },
             "NIC 'a': /tmp/forbidden: permission denied",
@@ -142,10 +148,16 @@ fn a_refusal_names_the_thing_and_the_value_and_changes_nothing() {
             "NIC 'a': UDP stream timeout '181' is not within 60 and 180 seconds",
         ),
         (
-            |c| c.update_nic(&nic_id("nobody"), NicUpdate::default()).map(drop),
+            |c| {
+                c.update_nic(&nic_id("nobody"), NicUpdate::default())
+                    .map(drop)
+            },
             "there is no NIC 'nobody'",
         ),
-        (|c| c.nic(&nic_id("nobody")).map(drop), "there is no NIC 'nobody'"),
+        (
+            |c| c.nic(&nic_id("nobody")).map(drop),
+            "there is no NIC 'nobody'",
+        ),
         (
             |c| c.nic_stats(&nic_id("nobody")).map(drop),
             "there is no NIC 'nobody'",

@@ -1,5 +1,5 @@
-//! Groups: made and unmade in any order, what they stand for, what is counted, what is told to subscribers, and what
-//! a change costs.
+//! Groups: made and unmade in any order, what they stand for, what is counted, what is told to
+//! subscribers, and what a change costs.
 
 use super::world::*;
 use crate::event::EventKind;
@@ -25,7 +25,10 @@ fn a_group_is_named_before_it_exists_and_after() {
     controller
         .put_group(group("web", &["42.0.0.200"], &[tcp(80, Peer::Any)]))
         .unwrap();
-    assert_eq!(members(&controller, &shared, "web"), ["42.0.0.1", "42.0.0.200"]);
+    assert_eq!(
+        members(&controller, &shared, "web"),
+        ["42.0.0.1", "42.0.0.200"]
+    );
     controller.delete_group(&group_id("web")).unwrap();
     assert!(compiled(&controller, &shared, "web").is_none());
     assert_eq!(
@@ -53,7 +56,10 @@ fn members_are_those_listed_and_those_of_nics() {
     let mut twin = nic("b", 2, &["web"]);
     twin.ips.push(ip("42.0.0.1"));
     controller.put_nic(twin).unwrap();
-    assert_eq!(members(&controller, &shared, "web"), ["42.0.0.1", "42.0.0.2"]);
+    assert_eq!(
+        members(&controller, &shared, "web"),
+        ["42.0.0.1", "42.0.0.2"]
+    );
     controller.delete_member(&web, ip("42.0.0.1")).unwrap();
     controller.delete_nic(&nic_id("a")).unwrap();
     assert_eq!(
@@ -91,7 +97,12 @@ fn every_operation_on_groups_succeeds_twice_and_publishes_once() {
         assert_eq!(shared.world().snapshots.len(), published);
     }
     assert!(controller.delete_rule(&web, &rule).unwrap().is_empty());
-    assert!(controller.delete_member(&web, ip("::1")).unwrap().is_empty());
+    assert!(
+        controller
+            .delete_member(&web, ip("::1"))
+            .unwrap()
+            .is_empty()
+    );
     assert!(controller.group(&web).is_err(), "deleting made no group");
 }
 
@@ -100,7 +111,11 @@ fn a_rule_counts_from_its_own_beginning() {
     let (mut controller, shared) = controller();
     let web = group_id("web");
     controller
-        .put_group(group("web", &[], &[tcp(80, Peer::Any), tcp(443, Peer::Any)]))
+        .put_group(group(
+            "web",
+            &[],
+            &[tcp(80, Peer::Any), tcp(443, Peer::Any)],
+        ))
         .unwrap();
     shared.world().rules.insert(
         0,
@@ -136,7 +151,10 @@ fn a_rule_counts_from_its_own_beginning() {
         .collect();
     assert_eq!(
         counts,
-        [(tcp(443, Peer::Any), 7, 700, 2), (tcp(22, Peer::Any), 1, 60, 1)]
+        [
+            (tcp(443, Peer::Any), 7, 700, 2),
+            (tcp(22, Peer::Any), 1, 60, 1)
+        ]
     );
 }
 
@@ -147,8 +165,12 @@ fn subscribers_are_told_what_changed_in_order_and_that_they_missed_some() {
     let slot = controller.put_nic(nic("a", 1, &[])).unwrap().slot;
     controller.port_state(slot, NicState::Up);
     controller.port_state(slot, NicState::Up);
-    controller.add_rule(&group_id("web"), tcp(80, Peer::Any)).unwrap();
-    controller.add_rule(&group_id("web"), tcp(81, Peer::Any)).unwrap();
+    controller
+        .add_rule(&group_id("web"), tcp(80, Peer::Any))
+        .unwrap();
+    controller
+        .add_rule(&group_id("web"), tcp(81, Peer::Any))
+        .unwrap();
     controller.delete_nic(&nic_id("a")).unwrap();
     controller.port_state(slot, NicState::Down);
     let seen: Vec<_> = std::iter::from_fn(|| events.try_recv().ok()).collect();
@@ -189,8 +211,17 @@ fn an_operation_compiles_what_it_touches() {
         nic.ips = vec![std::net::IpAddr::from([42, 0, high, low])];
         nic
     });
-    let groups = (0..10).map(|n| group(&format!("g{n}"), &[], &[tcp(n + 1, Peer::Group(group_id("all")))]));
-    let everything = config(nics.collect(), groups.chain([group("all", &[], &[])]).collect());
+    let groups = (0..10).map(|n| {
+        group(
+            &format!("g{n}"),
+            &[],
+            &[tcp(n + 1, Peer::Group(group_id("all")))],
+        )
+    });
+    let everything = config(
+        nics.collect(),
+        groups.chain([group("all", &[], &[])]).collect(),
+    );
     controller.apply(everything, false).unwrap();
     assert_eq!(
         controller.last_work(),
@@ -202,9 +233,15 @@ fn an_operation_compiles_what_it_touches() {
             bindings: 0,
         }
     );
-    assert_eq!(shared.world().snapshots.len(), 1, "one snapshot for all of it");
+    assert_eq!(
+        shared.world().snapshots.len(),
+        1,
+        "one snapshot for all of it"
+    );
 
-    controller.add_rule(&group_id("all"), tcp(22, Peer::Any)).unwrap();
+    controller
+        .add_rule(&group_id("all"), tcp(22, Peer::Any))
+        .unwrap();
     assert_eq!(
         controller.last_work(),
         Work {
@@ -265,8 +302,12 @@ fn an_operation_compiles_what_it_touches() {
 #[test]
 fn status_and_graph_say_what_is_there() {
     let (mut controller, _shared) = controller();
-    controller.put_nic(nic("a\"b", 1, &["web", "none"])).unwrap();
-    controller.add_rule(&group_id("web"), tcp(80, Peer::Any)).unwrap();
+    controller
+        .put_nic(nic("a\"b", 1, &["web", "none"]))
+        .unwrap();
+    controller
+        .add_rule(&group_id("web"), tcp(80, Peer::Any))
+        .unwrap();
     controller.count_request();
     let status = controller.status();
     assert_eq!(

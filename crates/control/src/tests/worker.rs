@@ -93,7 +93,8 @@ impl Switch {
     fn send(&self, from: &str, frame: &[u8]) -> Vec<(String, Vec<u8>)> {
         let peers = self.peers.lock().unwrap();
         assert!(peers[from].send(frame.to_vec(), wire::offload::Offload::default()));
-        // A turn carries out commands, then serves all ports: the turn after the one that answers has seen the frame.
+        // A turn carries out commands, then serves all ports: the turn after the one that answers
+        // has seen the frame.
         let turns = || self.switch.loads().unwrap()[0].turns;
         let sent = turns();
         assert!(
@@ -159,7 +160,10 @@ fn an_operation_changes_what_passes() -> Result<(), Error> {
     assert_eq!(switch.send("a", &other), [], "another port");
 
     let stats = switch.controller.nic_stats(&nic_id("b"))?;
-    assert_eq!((stats.bytes_in, stats.frames_in), (question.len() as u64, 1));
+    assert_eq!(
+        (stats.bytes_in, stats.frames_in),
+        (question.len() as u64, 1)
+    );
     assert_eq!(stats.drops_in, [(DropReason::NoIngressRule, 1)]);
     let stats = switch.controller.nic_stats(&nic_id("a"))?;
     assert_eq!(
@@ -174,7 +178,10 @@ fn an_operation_changes_what_passes() -> Result<(), Error> {
     let stats = switch.controller.group_stats(&web)?;
     assert_eq!((stats.rules[0].frames, stats.rules[0].flows), (1, 1));
     let flows = switch.controller.export_flows(Some(&nic_id("a")))?;
-    assert_eq!((flows.len(), flows[0].responder.address), (1, ip("42.0.0.2")));
+    assert_eq!(
+        (flows.len(), flows[0].responder.address),
+        (1, ip("42.0.0.2"))
+    );
     assert_eq!(
         switch.controller.nics_by_uid()[&flows[0].responder.uid],
         nic_id("b")
@@ -186,7 +193,9 @@ fn an_operation_changes_what_passes() -> Result<(), Error> {
         .controller
         .add_rule(&web, allow_udp(53, Peer::Group(group_id("friends"))))?;
     assert_eq!(switch.send("a", &question), [], "a is not a friend");
-    switch.controller.add_member(&group_id("friends"), a.ips[0])?;
+    switch
+        .controller
+        .add_member(&group_id("friends"), a.ips[0])?;
     assert_eq!(switch.send("a", &question), to_b);
     switch.controller.delete_group(&group_id("friends"))?;
     assert_eq!(switch.send("a", &question), []);

@@ -1,7 +1,9 @@
-//! A world in memory: attachments that remember what is open and insist on their contract, and a data plane that keeps
-//! every snapshot. Either refuses when told to.
+//! A world in memory: attachments that remember what is open and insist on their contract, and a
+//! data plane that keeps every snapshot. Either refuses when told to.
 
-use crate::attach::{AttachError, Attachments, DataPlane, DataPlaneError, HostSettings, OpenRequest};
+use crate::attach::{
+    AttachError, Attachments, DataPlane, DataPlaneError, HostSettings, OpenRequest,
+};
 use crate::model::{Config, Direction, Group, GroupId, Nic, NicId, Peer, Ports, Rule, RuleMatch};
 use crate::{Controller, Error};
 use dataplane::counters::{PortCounters, RuleCounters};
@@ -78,7 +80,11 @@ impl Attachments for Shared {
             "reconfigure {} {}{}",
             request.nic.mac,
             request.mtu,
-            if request.nic.link_down { " link down" } else { "" }
+            if request.nic.link_down {
+                " link down"
+            } else {
+                ""
+            }
         ));
     }
 
@@ -155,7 +161,8 @@ pub fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// A NIC of VNI 42 with the last octet of its MAC and of its one address, 42.0.0.`last`, in `groups`.
+/// A NIC of VNI 42 with the last octet of its MAC and of its one address, 42.0.0.`last`, in
+/// `groups`.
 pub fn nic(id: &str, last: u8, groups: &[&str]) -> Nic {
     Nic {
         ips: vec![IpAddr::from([42, 0, 0, last])],
@@ -204,7 +211,8 @@ pub fn port(controller: &Controller, shared: &Shared, id: &str) -> Arc<PortConfi
         .unwrap()
 }
 
-/// The compiled group, in the snapshot in force; `None`: nothing refers to the name, or there is no such group.
+/// The compiled group, in the snapshot in force; `None`: nothing refers to the name, or there is no
+/// such group.
 pub fn compiled(
     controller: &Controller,
     shared: &Shared,
@@ -252,7 +260,11 @@ pub fn refused<T: std::fmt::Debug>(
         "{error}: the configuration has changed"
     );
     assert_eq!(before.1, controller.status(), "{error}");
-    assert_eq!(before.2, super::incremental::canonical(controller), "{error}");
+    assert_eq!(
+        before.2,
+        super::incremental::canonical(controller),
+        "{error}"
+    );
     assert_eq!(
         open,
         shared.world().open,

@@ -43,10 +43,11 @@ impl Control {
         }
     }
 
-    /// The registry, for one operation, and the time. It may wait for the kernel: not to be called on a runtime's thread
-    /// without `spawn_blocking`.
+    /// The registry, for one operation, and the time. It may wait for the kernel: not to be called
+    /// on a runtime's thread without `spawn_blocking`.
     pub fn registry(&self) -> (MutexGuard<'_, Registry>, Duration) {
-        // An operation stages its changes on a copy, so one that panicked left the registry as it was.
+        // An operation stages its changes on a copy, so one that panicked left the registry as it
+        // was.
         let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
         (registry, self.began.elapsed())
     }
@@ -82,7 +83,9 @@ impl Control {
                 });
             }
             // Nothing due: until something changes.
-            let pause = next.map_or(Duration::from_secs(3600), |at| at.saturating_sub(self.elapsed()));
+            let pause = next.map_or(Duration::from_secs(3600), |at| {
+                at.saturating_sub(self.elapsed())
+            });
             tokio::select! {
                 () = tokio::time::sleep(pause) => (),
                 () = self.changed.notified() => (),

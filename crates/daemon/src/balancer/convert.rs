@@ -1,4 +1,5 @@
-//! Messages of the API into the model. Whatever is wrong is a sentence that names the field and the value.
+//! Messages of the API into the model. Whatever is wrong is a sentence that names the field and the
+//! value.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -23,7 +24,8 @@ pub fn required<T>(field: Option<T>, name: &str) -> Result<T, Error> {
 
 pub fn key(key: &v1::ServiceKey) -> Result<Key, Error> {
     let refuse = |field: &str, value: String, why: &str| Error::value("service", field, value, why);
-    let vip = address(&key.vip).ok_or_else(|| refuse("vip", key.vip.clone(), "is no IP address"))?;
+    let vip =
+        address(&key.vip).ok_or_else(|| refuse("vip", key.vip.clone(), "is no IP address"))?;
     let protocol = match key.protocol {
         0 | 6 => Protocol::Tcp,
         17 => Protocol::Udp,
@@ -40,10 +42,15 @@ pub fn key(key: &v1::ServiceKey) -> Result<Key, Error> {
         (true, 0) => None,
         (true, port) => return Err(refuse("port", port.to_string(), "contradicts all_ports")),
         (false, port) => Some(
-            self::port(port).ok_or_else(|| refuse("port", port.to_string(), "is not within 1 and 65535"))?,
+            self::port(port)
+                .ok_or_else(|| refuse("port", port.to_string(), "is not within 1 and 65535"))?,
         ),
     };
-    Ok(Key { vip, protocol, port })
+    Ok(Key {
+        vip,
+        protocol,
+        port,
+    })
 }
 
 /// A configuration: every service valid, no two of one key.
@@ -66,7 +73,12 @@ pub fn service(message: v1::Service) -> Result<Service, Error> {
     for message in &message.servers {
         let (address, server) = server(&key, message)?;
         if servers.insert(address, server).is_some() {
-            return Err(Error::value(owner(&key), "server", address, "is there twice"));
+            return Err(Error::value(
+                owner(&key),
+                "server",
+                address,
+                "is there twice",
+            ));
         }
     }
     let service = Service {
@@ -74,7 +86,10 @@ pub fn service(message: v1::Service) -> Result<Service, Error> {
         encapsulation: encapsulation(&key, message.encapsulation, message.tunnel_port)?,
         sticky: message.sticky,
         min_healthy: message.min_healthy.unwrap_or(1),
-        check: message.check.map(|check| self::check(&key, check)).transpose()?,
+        check: message
+            .check
+            .map(|check| self::check(&key, check))
+            .transpose()?,
         servers,
     };
     service.validate()?;
@@ -86,7 +101,9 @@ pub fn updated(service: &Service, update: v1::UpdateServiceRequest) -> Result<Se
     let key = service.key;
     let mut new = service.clone();
     match (update.encapsulation, update.tunnel_port) {
-        (Some(kind), port) => new.encapsulation = encapsulation(&key, kind, port.unwrap_or_default())?,
+        (Some(kind), port) => {
+            new.encapsulation = encapsulation(&key, kind, port.unwrap_or_default())?
+        }
         (None, Some(port)) => {
             let (kind, _) = super::render::encapsulation(service.encapsulation);
             new.encapsulation = encapsulation(&key, kind.into(), port)?;
@@ -161,7 +178,12 @@ fn port_or_none(owner: String, field: &str, number: u32) -> Result<Option<u16>, 
         0 => Ok(None),
         _ => match port(number) {
             Some(port) => Ok(Some(port)),
-            None => Err(Error::value(owner, field, number, "is not within 1 and 65535")),
+            None => Err(Error::value(
+                owner,
+                field,
+                number,
+                "is not within 1 and 65535",
+            )),
         },
     }
 }
@@ -207,7 +229,11 @@ fn state(key: &Key, address: IpAddr, number: i32) -> Result<ServerState, Error> 
 }
 
 fn check_port(key: &Key, address: IpAddr, number: u32) -> Result<Option<u16>, Error> {
-    port_or_none(format!("service {key}, server {address}"), "check_port", number)
+    port_or_none(
+        format!("service {key}, server {address}"),
+        "check_port",
+        number,
+    )
 }
 
 fn check(key: &Key, message: v1::HealthCheck) -> Result<Check, Error> {

@@ -57,14 +57,17 @@ impl Declared {
 }
 
 impl Before {
-    /// Makes the services again what they were. Nothing is to be said to whoever asked: its own refusal is what counts.
+    /// Makes the services again what they were. Nothing is to be said to whoever asked: its own
+    /// refusal is what counts.
     pub fn give_back(&self, control: &Control) {
         let given = {
             let (mut registry, now) = control.registry();
             registry.apply(now, self.0.clone(), false)
         };
         if let Err(e) = given {
-            tracing::error!("the services are not again what they were before a refused apply: {e}");
+            tracing::error!(
+                "the services are not again what they were before a refused apply: {e}"
+            );
         }
         control.wake();
     }

@@ -83,9 +83,21 @@ fn details(old: &Service, new: &Service) -> Vec<String> {
         match old.servers.get(address) {
             None => line(&format!("server {address}"), "none".into(), words(server)),
             Some(old) => {
-                line(&name("weight"), old.weight.to_string(), server.weight.to_string());
-                line(&name("state"), old.state.to_string(), server.state.to_string());
-                let port = |server: &Server| server.check_port.map_or("none".into(), |port| port.to_string());
+                line(
+                    &name("weight"),
+                    old.weight.to_string(),
+                    server.weight.to_string(),
+                );
+                line(
+                    &name("state"),
+                    old.state.to_string(),
+                    server.state.to_string(),
+                );
+                let port = |server: &Server| {
+                    server
+                        .check_port
+                        .map_or("none".into(), |port| port.to_string())
+                };
                 line(&name("check_port"), port(old), port(server));
             }
         }

@@ -1,5 +1,5 @@
-//! The data plane in the kernel: crates/balancer, loaded when it is needed first, and a follower that tells it the next hops of
-//! the servers.
+//! The data plane in the kernel: crates/balancer, loaded when it is needed first, and a follower
+//! that tells it the next hops of the servers.
 
 mod attached;
 mod translate;
@@ -107,11 +107,14 @@ impl Plane for Engine {
         }
         let running = self.start()?;
         let services = services.iter().map(service).collect::<Result<Vec<_>, _>>();
-        let services: balancer::Services = services.map_err(|e| e.to_string())?.into_iter().collect();
+        let services: balancer::Services =
+            services.map_err(|e| e.to_string())?.into_iter().collect();
         let known = lock(&running.balancer).services().targets();
         let applied = match services.targets().is_subset(&known) {
             true => lock(&running.balancer).apply(services),
-            false => Handle::current().block_on(running.follower.apply(&running.balancer, services)),
+            false => {
+                Handle::current().block_on(running.follower.apply(&running.balancer, services))
+            }
         };
         applied.map_err(|e| e.to_string())
     }
@@ -142,7 +145,9 @@ impl Plane for Engine {
         let Some(running) = self.running() else {
             return Ok(Stats::default());
         };
-        let counters = lock(&running.balancer).counters().map_err(|e| e.to_string())?;
+        let counters = lock(&running.balancer)
+            .counters()
+            .map_err(|e| e.to_string())?;
         let server = |((key, address), counters): (&(ServiceKey, IpAddr), &ServerCounters)| {
             let counters = Counters {
                 packets: counters.packets,

@@ -1,5 +1,5 @@
-//! Why an operation of the balancer is refused. Each message is a sentence that names the thing and the value. Whatever
-//! the error, the operation changed nothing.
+//! Why an operation of the balancer is refused. Each message is a sentence that names the thing and
+//! the value. Whatever the error, the operation changed nothing.
 
 use std::net::IpAddr;
 
@@ -56,7 +56,12 @@ impl Error {
 }
 
 /// Refuses a count above its stated maximum.
-pub fn quota(owner: impl ToString, what: &'static str, value: usize, limit: usize) -> Result<(), Error> {
+pub fn quota(
+    owner: impl ToString,
+    what: &'static str,
+    value: usize,
+    limit: usize,
+) -> Result<(), Error> {
     match value > limit {
         true => Err(Error::Quota {
             owner: owner.to_string(),

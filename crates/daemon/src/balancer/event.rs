@@ -53,7 +53,10 @@ fn log(kind: &EventKind) {
             ..
         } => tracing::info!("service {key}: server {server} is healthy"),
         EventKind::Health {
-            key, server, detail, ..
+            key,
+            server,
+            detail,
+            ..
         } => tracing::warn!("service {key}: server {server} is not healthy: {detail}"),
         EventKind::InService {
             key,
@@ -66,8 +69,13 @@ fn log(kind: &EventKind) {
             healthy,
             min_healthy,
             ..
-        } => tracing::warn!("service {key} is withdrawn: {healthy} of {min_healthy} healthy servers"),
-        EventKind::Address { vip, announced: true } => tracing::info!("address {vip} is announced"),
+        } => {
+            tracing::warn!("service {key} is withdrawn: {healthy} of {min_healthy} healthy servers")
+        }
+        EventKind::Address {
+            vip,
+            announced: true,
+        } => tracing::info!("address {vip} is announced"),
         EventKind::Address { vip, .. } => tracing::info!("address {vip} is withdrawn"),
     }
 }

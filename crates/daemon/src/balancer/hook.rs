@@ -1,6 +1,6 @@
-//! Announcing addresses: a program of the operator's is run when an address comes into service or goes out of it. What it
-//! does, a route that a routing daemon redistributes, a call to a router, is its own affair; packaging/balance-hook is
-//! one for FRR and BIRD.
+//! Announcing addresses: a program of the operator's is run when an address comes into service or
+//! goes out of it. What it does, a route that a routing daemon redistributes, a call to a router,
+//! is its own affair; packaging/balance-hook is one for FRR and BIRD.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -64,6 +64,8 @@ async fn run(program: &Path, what: &str, vip: IpAddr) {
             String::from_utf8_lossy(&output.stderr).trim()
         ),
         Ok(Err(e)) => tracing::error!("{shown} {what} {vip} cannot be run: {e}"),
-        Err(_) => tracing::error!("{shown} {what} {vip} took longer than {PATIENCE:?} and was ended"),
+        Err(_) => {
+            tracing::error!("{shown} {what} {vip} took longer than {PATIENCE:?} and was ended")
+        }
     }
 }

@@ -1,5 +1,6 @@
-//! What is configured of the balancer: services, their servers, and the check of their health. Valid by construction:
-//! [`Service::validate`] has seen everything that is kept, whichever way it came.
+//! What is configured of the balancer: services, their servers, and the check of their health.
+//! Valid by construction: [`Service::validate`] has seen everything that is kept, whichever way it
+//! came.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,5 @@
-//! What the daemon asks of the data plane beside its configuration: interfaces, counters, the next hops of the servers.
+//! What the daemon asks of the data plane beside its configuration: interfaces, counters, the next
+//! hops of the servers.
 
 use std::collections::BTreeMap;
 

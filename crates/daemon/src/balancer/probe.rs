@@ -1,14 +1,17 @@
-//! The ways of health checks: through a service's address to one of its servers, as a client's packets go.
+//! The ways of health checks: through a service's address to one of its servers, as a client's
+//! packets go.
 //!
-//! The host's own sockets would not do. The kernel knows no route to a service's address, or, when the address is
-//! announced from here, one that ends here; and nothing in a packet to it says which server is meant. So the sockets of
-//! checks are in a [`room`]: a network namespace of their own, where everything goes out of one interface, whose other end is
-//! on the host and runs `bpf/probe.bpf.c`. That program finds the server by the port that the check is sent from, and
-//! sends the packet on with the balancer's own table and code: the tunnel, the next hop and the VLAN tags are those
-//! of clients' packets. A check's source is the host's own address, so that a server needs no route that it has not anyway; its answer
-//! is recognised by address and port on the balanced interfaces, and put into the room before the host's kernel,
-//! firewall and reverse-path filter see it. There is no address translation, and no rule or route on the host; all of
-//! it is gone with the process, however that ends.
+//! The host's own sockets would not do. The kernel knows no route to a service's address, or, when
+//! the address is announced from here, one that ends here; and nothing in a packet to it says which
+//! server is meant. So the sockets of checks are in a [`room`]: a network namespace of their own,
+//! where everything goes out of one interface, whose other end is on the host and runs
+//! `bpf/probe.bpf.c`. That program finds the server by the port that the check is sent from, and
+//! sends the packet on with the balancer's own table and code: the tunnel, the next hop and the
+//! VLAN tags are those of clients' packets. A check's source is the host's own address, so that a
+//! server needs no route that it has not anyway; its answer is recognised by address and port on
+//! the balanced interfaces, and put into the room before the host's kernel, firewall and
+//! reverse-path filter see it. There is no address translation, and no rule or route on the host;
+//! all of it is gone with the process, however that ends.
 
 mod room;
 
@@ -29,9 +32,11 @@ use super::engine::{Engine, Running, library_key};
 use super::registry::Target;
 use room::Room;
 
-/// Ports that checks are sent from: behind those that Linux gives to others by itself (ip_local_port_range).
+/// Ports that checks are sent from: behind those that Linux gives to others by itself
+/// (ip_local_port_range).
 const PORTS: std::ops::RangeInclusive<u16> = 64_512..=65_534;
-/// How long a port's way stays open behind its last socket: what the socket said last is still on its way.
+/// How long a port's way stays open behind its last socket: what the socket said last is still on
+/// its way.
 const LINGER: Duration = Duration::from_secs(1);
 
 /// `struct probe_source`.
@@ -60,8 +65,9 @@ struct ProbeTarget {
     server: u32,
 }
 
-const _: () =
-    assert!(size_of::<ProbeSource>() == 12 && size_of::<ProbeKey>() == 4 && size_of::<ProbeTarget>() == 20);
+const _: () = assert!(
+    size_of::<ProbeSource>() == 12 && size_of::<ProbeKey>() == 4 && size_of::<ProbeTarget>() == 20
+);
 
 /// The room, and the program that is its door.
 pub struct Door {
@@ -104,8 +110,10 @@ impl Door {
             Ok(())
         })
         .map_err(failed)?;
-        // Generic: it may send out of any interface, those without XDP in the driver too, and checks are few.
-        let attachment = xdp::attach(program.as_fd(), room.ifindex, Some(Mode::Generic)).map_err(failed)?;
+        // Generic: it may send out of any interface, those without XDP in the driver too, and
+        // checks are few.
+        let attachment =
+            xdp::attach(program.as_fd(), room.ifindex, Some(Mode::Generic)).map_err(failed)?;
         Ok(Door {
             probes: program.table("probes").map_err(failed)?,
             room,
@@ -122,7 +130,9 @@ impl Door {
             let free = |port: &u16| !ports.contains(&(protocol, *port));
             // From anywhere: a server need not see the same port twice in a row.
             let first = PORTS.start() + rand::random::<u16>() % (PORTS.end() - PORTS.start());
-            let port = (first..=*PORTS.end()).chain(*PORTS.start()..first).find(free);
+            let port = (first..=*PORTS.end())
+                .chain(*PORTS.start()..first)
+                .find(free);
             let port = port.ok_or_else(|| io::Error::other("too many checks are out"))?;
             ports.insert((protocol, port));
             port
@@ -209,8 +219,8 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 
 impl ProbePath {
-    /// The way for one socket, and the address that it speaks from. Waits, for as long as the check may take, until a server that is
-    /// new has said where it is.
+    /// The way for one socket, and the address that it speaks from. Waits, for as long as the check
+    /// may take, until a server that is new has said where it is.
     async fn open(&self, protocol: u8) -> io::Result<(Hold, SocketAddr)> {
         let door = self.engine.door().map_err(io::Error::other)?;
         let running = self
@@ -251,8 +261,8 @@ impl Path for ProbePath {
     }
 }
 
-/// The host's address that a server is to answer to, of the service's family: where the server's is the same, the one that the
-/// kernel would speak to it from.
+/// The host's address that a server is to answer to, of the service's family: where the server's is
+/// the same, the one that the kernel would speak to it from.
 fn source(running: &Running, vip: IpAddr, server: IpAddr) -> io::Result<IpAddr> {
     let nothing = |why: &dyn std::fmt::Display| {
         io::Error::other(format!(
@@ -272,7 +282,9 @@ fn source(running: &Running, vip: IpAddr, server: IpAddr) -> io::Result<IpAddr> 
     };
     // Connecting a datagram socket asks the routing table and sends nothing.
     let socket = std::net::UdpSocket::bind((any, 0))?;
-    let asked = socket.connect((server, 9)).and_then(|()| socket.local_addr());
+    let asked = socket
+        .connect((server, 9))
+        .and_then(|()| socket.local_addr());
     asked.map(|address| address.ip()).map_err(|e| nothing(&e))
 }
 

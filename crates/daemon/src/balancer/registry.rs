@@ -1,6 +1,7 @@
-//! The balancer's state without I/O or clock: what is configured, what is known of the servers' health, and what follows
-//! from both. An operation stages its change on a copy, hands what it compiles to the data plane, and keeps it when that
-//! has taken it; so a refused one changed nothing.
+//! The balancer's state without I/O or clock: what is configured, what is known of the servers'
+//! health, and what follows from both. An operation stages its change on a copy, hands what it
+//! compiles to the data plane, and keeps it when that has taken it; so a refused one changed
+//! nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -37,8 +38,9 @@ pub type Target = (Key, IpAddr);
 pub struct Registry {
     services: Services,
     monitor: Monitor<Target>,
-    /// Services whose first round of checks is over. Until then nobody gets a packet: servers answer their first checks one after the
-    /// other, and connections from before this daemon, of which it knows nothing, would all go to the first that did.
+    /// Services whose first round of checks is over. Until then nobody gets a packet: servers
+    /// answer their first checks one after the other, and connections from before this daemon, of
+    /// which it knows nothing, would all go to the first that did.
     open: BTreeSet<Key>,
     /// Services that have their minimum of healthy servers.
     in_service: BTreeSet<Key>,
@@ -75,7 +77,8 @@ impl Registry {
         }
     }
 
-    // -------------------------------------------------------------------------------------------- reading
+    // --------------------------------------------------------------------------------------------
+    // reading
 
     pub fn services(&self) -> &Services {
         &self.services
@@ -121,9 +124,15 @@ impl Registry {
         self.events.subscribe()
     }
 
-    // ----------------------------------------------------------------------------------------- operations
+    // -----------------------------------------------------------------------------------------
+    // operations
 
-    pub fn put_service(&mut self, now: Duration, service: Service, create_only: bool) -> Result<(), Error> {
+    pub fn put_service(
+        &mut self,
+        now: Duration,
+        service: Service,
+        create_only: bool,
+    ) -> Result<(), Error> {
         if create_only && self.services.contains_key(&service.key) {
             return Err(Error::ServiceExists(service.key));
         }
@@ -157,7 +166,12 @@ impl Registry {
     }
 
     /// Whether there was one.
-    pub fn delete_server(&mut self, now: Duration, key: &Key, address: IpAddr) -> Result<bool, Error> {
+    pub fn delete_server(
+        &mut self,
+        now: Duration,
+        key: &Key,
+        address: IpAddr,
+    ) -> Result<bool, Error> {
         let mut service = self.service(key)?.clone();
         let existed = service.servers.remove(&address).is_some();
         self.put_service(now, service, false)?;
@@ -165,7 +179,12 @@ impl Registry {
     }
 
     /// Makes the services exactly these; what differs.
-    pub fn apply(&mut self, now: Duration, services: Services, dry_run: bool) -> Result<Vec<Change>, Error> {
+    pub fn apply(
+        &mut self,
+        now: Duration,
+        services: Services,
+        dry_run: bool,
+    ) -> Result<Vec<Change>, Error> {
         match dry_run {
             true => {
                 self.admit(&services)?;
@@ -175,7 +194,8 @@ impl Registry {
         }
     }
 
-    // --------------------------------------------------------------------------------------------- health
+    // ---------------------------------------------------------------------------------------------
+    // health
 
     /// When the next check is due.
     pub fn next_check(&self) -> Option<Duration> {
@@ -201,7 +221,8 @@ impl Registry {
         Some(Probe { job, kind, subject })
     }
 
-    /// What a check came to. An error: the data plane has not taken what follows, and will with the next change.
+    /// What a check came to. An error: the data plane has not taken what follows, and will with the
+    /// next change.
     pub fn checked(
         &mut self,
         now: Duration,
@@ -211,24 +232,32 @@ impl Registry {
         let Some(HealthChange { target, health }) = self.monitor.finish(now, job, outcome) else {
             return Ok(());
         };
-        let detail = self.monitor.state(&target).map(|state| state.detail.clone());
+        let detail = self
+            .monitor
+            .state(&target)
+            .map(|state| state.detail.clone());
         self.events.send(EventKind::Health {
             key: target.0,
             server: target.1,
             health,
             detail: detail.unwrap_or_default(),
         });
-        let opened = self.newly_open(&self.services, |service, address| self.health(service, address));
+        let opened = self.newly_open(&self.services, |service, address| {
+            self.health(service, address)
+        });
         self.open.extend(&opened);
-        let now = self.compile(&self.services, |service, address| self.health(service, address));
+        let now = self.compile(&self.services, |service, address| {
+            self.health(service, address)
+        });
         let applied = self.begin_with_all(&opened, &now);
         let applied = applied.and_then(|()| self.forwarding.apply(&now));
         self.settle();
         applied.map_err(Error::Unavailable)
     }
 
-    /// Services that open are whole for a moment: a packet amid a connection that nobody here knows belongs to the server that the
-    /// whole set would have chosen, also where some of it do not work now.
+    /// Services that open are whole for a moment: a packet amid a connection that nobody here knows
+    /// belongs to the server that the whole set would have chosen, also where some of it do not
+    /// work now.
     fn begin_with_all(&mut self, opened: &BTreeSet<Key>, now: &[Compiled]) -> Result<(), String> {
         let whole = self.compile(&self.services, |service, address| {
             match opened.contains(&service.key) {
@@ -242,11 +271,17 @@ impl Registry {
         }
     }
 
-    /// Those of the services that are not open yet, and of whose servers something is known, all of them.
-    fn newly_open(&self, services: &Services, health: impl Fn(&Service, IpAddr) -> Health) -> BTreeSet<Key> {
+    /// Those of the services that are not open yet, and of whose servers something is known, all of
+    /// them.
+    fn newly_open(
+        &self,
+        services: &Services,
+        health: impl Fn(&Service, IpAddr) -> Health,
+    ) -> BTreeSet<Key> {
         let is_known = |service: &Service| {
             let mut asked = asked(service).peekable();
-            asked.peek().is_some() && asked.all(|address| health(service, *address) != Health::Unknown)
+            asked.peek().is_some()
+                && asked.all(|address| health(service, *address) != Health::Unknown)
         };
         let closed = services
             .values()
@@ -257,7 +292,11 @@ impl Registry {
             .collect()
     }
 
-    fn compile(&self, services: &Services, health: impl Fn(&Service, IpAddr) -> Health) -> Vec<Compiled> {
+    fn compile(
+        &self,
+        services: &Services,
+        health: impl Fn(&Service, IpAddr) -> Health,
+    ) -> Vec<Compiled> {
         compile(services, |service, address| {
             match self.open.contains(&service.key) {
                 true => health(service, address),
@@ -266,7 +305,8 @@ impl Registry {
         })
     }
 
-    // -------------------------------------------------------------------------------------------- changes
+    // --------------------------------------------------------------------------------------------
+    // changes
 
     fn commit(&mut self, now: Duration, services: Services) -> Result<Vec<Change>, Error> {
         self.admit(&services)?;
@@ -274,11 +314,15 @@ impl Registry {
         if changes.is_empty() {
             return Ok(changes);
         }
-        let opened = self.newly_open(&services, |service, address| self.first_health(service, address));
+        let opened = self.newly_open(&services, |service, address| {
+            self.first_health(service, address)
+        });
         let before = self.open.clone();
         self.open.extend(opened);
         self.open.retain(|key| services.contains_key(key));
-        let compiled = self.compile(&services, |service, address| self.first_health(service, address));
+        let compiled = self.compile(&services, |service, address| {
+            self.first_health(service, address)
+        });
         if let Err(why) = self.forwarding.apply(&compiled) {
             self.open = before;
             return Err(Error::Unavailable(why));
@@ -310,8 +354,8 @@ impl Registry {
         Ok(())
     }
 
-    /// A server that got flows before its service was checked gets them on until checks say otherwise; one that is new to
-    /// a service with checks waits for the first.
+    /// A server that got flows before its service was checked gets them on until checks say
+    /// otherwise; one that is new to a service with checks waits for the first.
     fn first_health(&self, service: &Service, address: IpAddr) -> Health {
         let served = |old: &Service| {
             let server = old.servers.get(&address);
@@ -329,7 +373,9 @@ impl Registry {
     fn watch(&mut self, now: Duration, services: &Services) {
         let mut wanted = BTreeMap::new();
         for service in services.values() {
-            let Some(check) = &service.check else { continue };
+            let Some(check) = &service.check else {
+                continue;
+            };
             for (address, server) in &service.servers {
                 if server.state != ServerState::Down {
                     let health = self.first_health(service, *address);
@@ -351,8 +397,8 @@ impl Registry {
         }
     }
 
-    /// Tells of services and addresses that came into service or went out of it. That is for routers: packets that come go
-    /// to the servers that are left in either case.
+    /// Tells of services and addresses that came into service or went out of it. That is for
+    /// routers: packets that come go to the servers that are left in either case.
     fn settle(&mut self) {
         let before = self.addresses();
         let has_minimum = |service: &&Service| {
@@ -366,7 +412,11 @@ impl Registry {
             .filter(has_minimum)
             .map(|s| s.key)
             .collect();
-        let turned: Vec<Key> = self.in_service.symmetric_difference(&now).copied().collect();
+        let turned: Vec<Key> = self
+            .in_service
+            .symmetric_difference(&now)
+            .copied()
+            .collect();
         self.in_service = now;
         for key in turned {
             // One that was deleted has had its event.
@@ -385,7 +435,10 @@ impl Registry {
         let after = self.addresses();
         for vip in before.symmetric_difference(&after) {
             let announced = after.contains(vip);
-            self.events.send(EventKind::Address { vip: *vip, announced });
+            self.events.send(EventKind::Address {
+                vip: *vip,
+                announced,
+            });
         }
     }
 }
@@ -410,7 +463,8 @@ fn compile(services: &Services, health: impl Fn(&Service, IpAddr) -> Health) -> 
     let compiled = |service: &Service| {
         let health = |address| health(service, address);
         let server = |(address, server): (&IpAddr, &Server)| {
-            // A server that is not known to work gets nothing; one that drains keeps its flows while it does.
+            // A server that is not known to work gets nothing; one that drains keeps its flows
+            // while it does.
             let state = match (server.state, health(*address)) {
                 (state, Health::Healthy) => state,
                 (_, Health::Unknown | Health::Unhealthy) => ServerState::Down,

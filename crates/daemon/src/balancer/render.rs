@@ -91,7 +91,11 @@ fn kind(kind: &Kind) -> ProtoKind {
             method: if http.head { "HEAD" } else { "GET" }.into(),
             path: http.path.clone(),
             host: http.host.clone().unwrap_or_default(),
-            statuses: http.statuses.iter().map(|status| u32::from(*status)).collect(),
+            statuses: http
+                .statuses
+                .iter()
+                .map(|status| u32::from(*status))
+                .collect(),
         }),
         Kind::Dns(dns) => ProtoKind::Dns(v1::DnsCheck {
             tcp: dns.tcp,

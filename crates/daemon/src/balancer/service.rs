@@ -1,4 +1,5 @@
-//! The methods of the `Balancer` service, one by one: each is an operation of the registry or of the data plane.
+//! The methods of the `Balancer` service, one by one: each is an operation of the registry or of
+//! the data plane.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -55,7 +56,12 @@ impl Service {
 fn service_after(control: &Control, key: &Key) -> Result<v1::ServiceStatus, Error> {
     let facts = status::Facts::of(control)?;
     let (registry, now) = control.registry();
-    Ok(status::service(&registry, registry.service(key)?, &facts, now))
+    Ok(status::service(
+        &registry,
+        registry.service(key)?,
+        &facts,
+        now,
+    ))
 }
 
 fn server_after(control: &Control, key: &Key, address: IpAddr) -> Result<v1::ServerStatus, Error> {
@@ -76,7 +82,10 @@ fn server_after(control: &Control, key: &Key, address: IpAddr) -> Result<v1::Ser
 
 #[tonic::async_trait]
 impl Balancer for Service {
-    async fn list_services(&self, _: Request<v1::ListServicesRequest>) -> Answer<v1::ListServicesResponse> {
+    async fn list_services(
+        &self,
+        _: Request<v1::ListServicesRequest>,
+    ) -> Answer<v1::ListServicesResponse> {
         self.operate(|control| {
             let facts = status::Facts::of(control)?;
             let (registry, now) = control.registry();
@@ -89,12 +98,19 @@ impl Balancer for Service {
         .await
     }
 
-    async fn get_service(&self, request: Request<v1::GetServiceRequest>) -> Answer<v1::ServiceStatus> {
+    async fn get_service(
+        &self,
+        request: Request<v1::GetServiceRequest>,
+    ) -> Answer<v1::ServiceStatus> {
         let key = convert::key(&convert::required(request.into_inner().key, "key")?)?;
-        self.operate(move |control| service_after(control, &key)).await
+        self.operate(move |control| service_after(control, &key))
+            .await
     }
 
-    async fn put_service(&self, request: Request<v1::PutServiceRequest>) -> Answer<v1::ServiceStatus> {
+    async fn put_service(
+        &self,
+        request: Request<v1::PutServiceRequest>,
+    ) -> Answer<v1::ServiceStatus> {
         let request = request.into_inner();
         let service = convert::service(convert::required(request.service, "service")?)?;
         self.operate(move |control| {
@@ -105,7 +121,10 @@ impl Balancer for Service {
         .await
     }
 
-    async fn update_service(&self, request: Request<v1::UpdateServiceRequest>) -> Answer<v1::ServiceStatus> {
+    async fn update_service(
+        &self,
+        request: Request<v1::UpdateServiceRequest>,
+    ) -> Answer<v1::ServiceStatus> {
         let mut update = request.into_inner();
         let key = convert::key(&convert::required(update.key.take(), "key")?)?;
         self.operate(move |control| {
@@ -146,7 +165,10 @@ impl Balancer for Service {
         .await
     }
 
-    async fn update_server(&self, request: Request<v1::UpdateServerRequest>) -> Answer<v1::ServerStatus> {
+    async fn update_server(
+        &self,
+        request: Request<v1::UpdateServerRequest>,
+    ) -> Answer<v1::ServerStatus> {
         let mut update = request.into_inner();
         let key = convert::key(&convert::required(update.key.take(), "key")?)?;
         let address = convert::server_address(&key, &update.address)?;
@@ -242,7 +264,10 @@ impl Balancer for Service {
         .await
     }
 
-    async fn get_balancer_stats(&self, _: Request<v1::GetBalancerStatsRequest>) -> Answer<v1::BalancerStats> {
+    async fn get_balancer_stats(
+        &self,
+        _: Request<v1::GetBalancerStatsRequest>,
+    ) -> Answer<v1::BalancerStats> {
         self.operate(|control| {
             let stats = control.plane().stats().map_err(Error::Unavailable)?;
             let (registry, now) = control.registry();

@@ -29,7 +29,12 @@ impl Facts {
     }
 }
 
-pub fn service(registry: &Registry, service: &Service, facts: &Facts, now: Duration) -> v1::ServiceStatus {
+pub fn service(
+    registry: &Registry,
+    service: &Service,
+    facts: &Facts,
+    now: Duration,
+) -> v1::ServiceStatus {
     let standing = registry.standing(service);
     let mut total = Counters::default();
     for address in service.servers.keys() {
@@ -42,7 +47,9 @@ pub fn service(registry: &Registry, service: &Service, facts: &Facts, now: Durat
         announced: standing.announced,
         healthy: standing.healthy as u32,
         servers: servers
-            .map(|(address, server)| self::server(registry, service, (*address, server), facts, now))
+            .map(|(address, server)| {
+                self::server(registry, service, (*address, server), facts, now)
+            })
             .collect(),
         counters: Some(counters(total)),
     }
@@ -58,7 +65,9 @@ fn server(
     let target = (service.key, address);
     let state = registry.state(&service.key, address);
     let (interface, mac, unreachable) = match facts.next_hops.get(&target) {
-        Some(ServerHop::Known { interface, mac }) => (interface.clone(), mac.clone(), String::new()),
+        Some(ServerHop::Known { interface, mac }) => {
+            (interface.clone(), mac.clone(), String::new())
+        }
         Some(ServerHop::Unknown(why)) => (String::new(), String::new(), why.clone()),
         None => Default::default(),
     };
@@ -66,7 +75,9 @@ fn server(
         server: Some(render::server(address, server)),
         health: render::health(registry.health(service, address)).into(),
         detail: state.map_or(String::new(), |state| state.detail.clone()),
-        since_ms: state.map_or(0, |state| now.saturating_sub(state.since).as_millis() as u64),
+        since_ms: state.map_or(0, |state| {
+            now.saturating_sub(state.since).as_millis() as u64
+        }),
         check_us: state.map_or(0, |state| state.took.as_micros() as u64),
         interface,
         mac,
@@ -83,7 +94,9 @@ pub fn counters(counters: Counters) -> v1::Counters {
     }
 }
 
-pub fn drop(&(reason, description, packets): &(&'static str, &'static str, u64)) -> v1::BalancerDrop {
+pub fn drop(
+    &(reason, description, packets): &(&'static str, &'static str, u64),
+) -> v1::BalancerDrop {
     v1::BalancerDrop {
         reason: reason.into(),
         description: description.into(),

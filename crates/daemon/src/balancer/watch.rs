@@ -51,7 +51,9 @@ fn begin(control: &Control, snapshot: bool) -> (Vec<Kind>, Subscription<Event>) 
     if let Some(facts) = facts.filter(|_| snapshot) {
         let services = registry.services().values();
         kinds.extend(
-            services.map(|service| Kind::ServiceChanged(status::service(&registry, service, &facts, now))),
+            services.map(|service| {
+                Kind::ServiceChanged(status::service(&registry, service, &facts, now))
+            }),
         );
     }
     if snapshot {
@@ -61,7 +63,10 @@ fn begin(control: &Control, snapshot: bool) -> (Vec<Kind>, Subscription<Event>) 
 }
 
 /// The next event; `Some(None)` for one whose subject is gone again: its own event follows.
-async fn next(control: &Control, events: &mut Subscription<Event>) -> Option<Option<v1::BalancerEvent>> {
+async fn next(
+    control: &Control,
+    events: &mut Subscription<Event>,
+) -> Option<Option<v1::BalancerEvent>> {
     match events.recv().await {
         Ok(next) => Some(kind(control, next.kind).map(|kind| event(next.sequence, kind))),
         Err(RecvError::Lagged(missed)) => Some(Some(event(0, Kind::Lagged(missed)))),

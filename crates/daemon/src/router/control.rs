@@ -88,7 +88,11 @@ impl Control {
             Some(mode) => format!("{}: {}", member.name, mode.place()),
             None => format!("{}: not attached ({})", member.name, member.why),
         };
-        let lines: Vec<String> = members.unwrap_or_default().into_iter().map(describe).collect();
+        let lines: Vec<String> = members
+            .unwrap_or_default()
+            .into_iter()
+            .map(describe)
+            .collect();
         lines.join("; ")
     }
 
@@ -104,7 +108,11 @@ impl Control {
 
     /// All interfaces are the kernel's again. Waits: not for a runtime's thread.
     pub fn stop(&self) {
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = self
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         // Fails if the thread has ended already.
         let _ = self.commands.blocking_send(Command::Stop);
         if thread.is_some_and(|thread| thread.join().is_err()) {
@@ -112,10 +120,16 @@ impl Control {
         }
     }
 
-    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, Refusal> {
+    async fn ask<T>(
+        &self,
+        command: impl FnOnce(oneshot::Sender<T>) -> Command,
+    ) -> Result<T, Refusal> {
         let gone = || Refusal::Unavailable("the router has stopped with the daemon".into());
         let (answer, answered) = oneshot::channel();
-        self.commands.send(command(answer)).await.map_err(|_| gone())?;
+        self.commands
+            .send(command(answer))
+            .await
+            .map_err(|_| gone())?;
         answered.await.map_err(|_| gone())
     }
 }

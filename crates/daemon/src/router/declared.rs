@@ -1,4 +1,5 @@
-//! The router's part of the one declared configuration: its interfaces. For `v1::declare`, which may wait.
+//! The router's part of the one declared configuration: its interfaces. For `v1::declare`, which
+//! may wait.
 
 use api::v1;
 use api::v1::change::{Action, Subject};
@@ -11,7 +12,8 @@ use super::refusal::Refusal;
 use crate::tracked_interfaces::Member;
 use crate::v1::interface;
 
-/// The interfaces that are declared, in their order, and how each is to be attached; `None`: however it can be.
+/// The interfaces that are declared, in their order, and how each is to be attached; `None`:
+/// however it can be.
 pub struct Declared(Vec<(String, Option<Mode>)>);
 
 /// The interfaces that there were.
@@ -76,7 +78,8 @@ impl Declared {
 }
 
 impl Before {
-    /// Makes the interfaces again what they were. Nothing is to be said to whoever asked: its own refusal is what counts.
+    /// Makes the interfaces again what they were. Nothing is to be said to whoever asked: its own
+    /// refusal is what counts.
     pub fn give_back(&self, control: &Control) {
         if let Err(e) = make(control, &self.0) {
             tracing::error!(
@@ -124,15 +127,18 @@ fn changes(now: &Declared, wanted: &Declared) -> Vec<v1::Change> {
     };
     let gone = now.0.iter().filter(|(name, _)| wanted.mode(name).is_none());
     let gone = gone.map(|(name, _)| change(name, Action::Delete, vec![]));
-    let come = wanted.0.iter().filter_map(|(name, mode)| match now.mode(name) {
-        None => Some(change(name, Action::Create, vec![])),
-        Some(old) if mode.is_some() && *mode != old => {
-            let word = |mode: Option<Mode>| mode.map_or("any".into(), |mode| mode.to_string());
-            let detail = format!("mode: {} -> {}", word(old), word(*mode));
-            Some(change(name, Action::Update, vec![detail]))
-        }
-        Some(_) => None,
-    });
+    let come = wanted
+        .0
+        .iter()
+        .filter_map(|(name, mode)| match now.mode(name) {
+            None => Some(change(name, Action::Create, vec![])),
+            Some(old) if mode.is_some() && *mode != old => {
+                let word = |mode: Option<Mode>| mode.map_or("any".into(), |mode| mode.to_string());
+                let detail = format!("mode: {} -> {}", word(old), word(*mode));
+                Some(change(name, Action::Update, vec![detail]))
+            }
+            Some(_) => None,
+        });
     gone.chain(come).collect()
 }
 
@@ -157,7 +163,14 @@ mod tests {
         let wanted = declared(&[("eth4", Native), ("eth2", Native), ("eth3", Unspecified)]);
         let told: Vec<String> = changes(&now, &wanted)
             .iter()
-            .map(|change| format!("{:?} {:?} {:?}", change.action(), change.subject, change.details))
+            .map(|change| {
+                format!(
+                    "{:?} {:?} {:?}",
+                    change.action(),
+                    change.subject,
+                    change.details
+                )
+            })
             .collect();
         assert_eq!(
             told,

@@ -20,7 +20,9 @@ pub fn list(
     }
     let named = |name: &String| {
         let link = snapshot.link_named(name).map(|link| one(link));
-        link.ok_or_else(|| Refusal::NotFound(format!("interface {name}: there is no such interface")))
+        link.ok_or_else(|| {
+            Refusal::NotFound(format!("interface {name}: there is no such interface"))
+        })
     };
     names.iter().map(named).collect()
 }

@@ -1,5 +1,5 @@
-//! The router's thread: keeps the router in step with the kernel, its interfaces as they are wanted, and answers
-//! commands between two changes.
+//! The router's thread: keeps the router in step with the kernel, its interfaces as they are
+//! wanted, and answers commands between two changes.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -120,7 +120,9 @@ impl Keeper {
     ) -> Result<Member, Refusal> {
         let service = match self.running.take() {
             Some(service) => service,
-            None => Service::over(mirror, &self.options).await.map_err(unavailable)?,
+            None => Service::over(mirror, &self.options)
+                .await
+                .map_err(unavailable)?,
         };
         let mut driver = self.driver(service);
         let wanted = self.tracked.want(&name, mode, &mut driver).await;
@@ -167,7 +169,10 @@ impl Keeper {
         }
     }
 
-    async fn try_take(&mut self, change: Result<Change, router::Error>) -> Result<(), router::Error> {
+    async fn try_take(
+        &mut self,
+        change: Result<Change, router::Error>,
+    ) -> Result<(), router::Error> {
         let Some(mut service) = self.running.take() else {
             return Ok(());
         };
@@ -241,7 +246,9 @@ impl Driver for RouterDriver {
     }
 
     async fn take(&mut self, name: &str, mode: Option<Mode>) -> Result<Mode, String> {
-        let taken = self.service.take_over(name, &mut lock(&self.attached), mode);
+        let taken = self
+            .service
+            .take_over(name, &mut lock(&self.attached), mode);
         taken.map_err(|error| error.to_string())?;
         if let Err(error) = self.service.read_devices().await {
             self.leave(name);

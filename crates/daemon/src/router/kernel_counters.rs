@@ -1,4 +1,5 @@
-//! What the kernel counted in this network namespace: the answers to packets that are handed to it are its own.
+//! What the kernel counted in this network namespace: the answers to packets that are handed to it
+//! are its own.
 
 use std::collections::HashMap;
 
@@ -20,19 +21,32 @@ pub const NAMES: [(&str, &str, &str); 22] = [
     ("icmp_bad_checksum", "IcmpInCsumErrors", "Icmp6InCsumErrors"),
     ("echo_received", "IcmpInEchos", "Icmp6InEchos"),
     ("echo_answered", "IcmpOutEchoReps", "Icmp6OutEchoReplies"),
-    ("unreachable_sent", "IcmpOutDestUnreachs", "Icmp6OutDestUnreachs"),
-    ("time_exceeded_sent", "IcmpOutTimeExcds", "Icmp6OutTimeExcds"),
+    (
+        "unreachable_sent",
+        "IcmpOutDestUnreachs",
+        "Icmp6OutDestUnreachs",
+    ),
+    (
+        "time_exceeded_sent",
+        "IcmpOutTimeExcds",
+        "Icmp6OutTimeExcds",
+    ),
     ("too_big_sent", "", "Icmp6OutPktTooBigs"),
     ("redirects_sent", "IcmpOutRedirects", "Icmp6OutRedirects"),
     ("neighbour_asked", "", "Icmp6InNeighborSolicits"),
     ("neighbour_told", "", "Icmp6InNeighborAdvertisements"),
     ("neighbour_asks_sent", "", "Icmp6OutNeighborSolicits"),
-    ("neighbour_answers_sent", "", "Icmp6OutNeighborAdvertisements"),
+    (
+        "neighbour_answers_sent",
+        "",
+        "Icmp6OutNeighborAdvertisements",
+    ),
 ];
 
 /// All of them now; none where /proc cannot be read.
 pub fn read() -> Vec<v1::KernelCounter> {
-    let file = |name| std::fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap_or_default();
+    let file =
+        |name| std::fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap_or_default();
     let mut values = snmp(&file("snmp"));
     values.extend(snmp6(&file("snmp6")));
     let counter = |(name, four, six): (&str, &str, &str)| v1::KernelCounter {

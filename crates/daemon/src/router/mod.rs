@@ -1,13 +1,15 @@
-//! The router, as the daemon runs it: crates/router forwards, this decides on which interfaces and shows what it does.
+//! The router, as the daemon runs it: crates/router forwards, this decides on which interfaces and
+//! shows what it does.
 //!
 //! # Theory of operation
 //!
-//! A thread of its own, [`keeper`], has the router and what it follows: a million routes that change at once keep
-//! nobody else waiting. [`control`] is its face: commands are sent to it, and answered between two changes of the kernel's.
-//! Nothing is loaded until it gets its first interface, nor after it has lost its last one. What happens is told as
-//! [`event`]s; [`declared`] is the router's part of the one declared configuration. The API is [`service`], a thin decoder:
-//! [`render`] makes messages, [`watch`] the stream of events, [`neighbours`] and [`interfaces`] what the kernel knows,
-//! [`kernel_counters`] what it counted.
+//! A thread of its own, [`keeper`], has the router and what it follows: a million routes that
+//! change at once keep nobody else waiting. [`control`] is its face: commands are sent to it, and
+//! answered between two changes of the kernel's. Nothing is loaded until it gets its first
+//! interface, nor after it has lost its last one. What happens is told as [`event`]s; [`declared`]
+//! is the router's part of the one declared configuration. The API is [`service`], a thin decoder:
+//! [`render`] makes messages, [`watch`] the stream of events, [`neighbours`] and [`interfaces`]
+//! what the kernel knows, [`kernel_counters`] what it counted.
 
 mod control;
 pub mod declared;

@@ -23,7 +23,9 @@ pub async fn list(
             snapshot
                 .link_named(name)
                 .map(|link| link.index)
-                .ok_or_else(|| Refusal::NotFound(format!("interface {name}: there is no such interface")))?,
+                .ok_or_else(|| {
+                    Refusal::NotFound(format!("interface {name}: there is no such interface"))
+                })?,
         ),
     };
     let both = request.ipv4 == request.ipv6;
@@ -31,8 +33,17 @@ pub async fn list(
         (both || neighbour.ip.is_ipv4() == request.ipv4)
             && ifindex.is_none_or(|ifindex| neighbour.ifindex == ifindex)
     };
-    let found: Vec<Neighbour> = snapshot.neighbours.values().filter(asked).copied().collect();
-    let ages = Requests::new().map_err(failed)?.ages().await.map_err(failed)?;
+    let found: Vec<Neighbour> = snapshot
+        .neighbours
+        .values()
+        .filter(asked)
+        .copied()
+        .collect();
+    let ages = Requests::new()
+        .map_err(failed)?
+        .ages()
+        .await
+        .map_err(failed)?;
     let judged = control
         .look(move |keeper| {
             let fast = |neighbour: &Neighbour| {

@@ -1,5 +1,5 @@
-//! Why an operation of the router is refused, a sentence that names the thing and the value. Whatever it is, the operation changed
-//! nothing.
+//! Why an operation of the router is refused, a sentence that names the thing and the value.
+//! Whatever it is, the operation changed nothing.
 
 use tonic::Status;
 

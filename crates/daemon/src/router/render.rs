@@ -96,7 +96,11 @@ pub fn route(view: &RouteView, snapshot: &Snapshot) -> v1::Route {
         kind: view.route.kind.name().into(),
         protocol: view.route.protocol_name(),
         mtu: view.route.mtu.unwrap_or(0),
-        hops: view.hops.iter().map(|hop| self::hop(hop, snapshot)).collect(),
+        hops: view
+            .hops
+            .iter()
+            .map(|hop| self::hop(hop, snapshot))
+            .collect(),
         treatment: treatment.into(),
         why: why.into(),
     }
@@ -104,7 +108,11 @@ pub fn route(view: &RouteView, snapshot: &Snapshot) -> v1::Route {
 
 fn hop(view: &HopView, snapshot: &Snapshot) -> v1::RouteHop {
     v1::RouteHop {
-        gateway: view.hop.gateway.map(|ip| ip.to_string()).unwrap_or_default(),
+        gateway: view
+            .hop
+            .gateway
+            .map(|ip| ip.to_string())
+            .unwrap_or_default(),
         interface: interface_name(view.hop.ifindex, snapshot),
         weight: view.hop.weight,
         fast: view.fast,

@@ -53,7 +53,9 @@ impl Router for Service {
     ) -> Answer<v1::ListRouterInterfacesResponse> {
         let members = self.control.look(|keeper| keeper.members()).await?;
         let interfaces = members.into_iter().map(render::member).collect();
-        Ok(Response::new(v1::ListRouterInterfacesResponse { interfaces }))
+        Ok(Response::new(v1::ListRouterInterfacesResponse {
+            interfaces,
+        }))
     }
 
     async fn add_router_interface(
@@ -76,20 +78,31 @@ impl Router for Service {
         Ok(Response::new(v1::DeleteRouterInterfaceResponse { existed }))
     }
 
-    async fn get_router_status(&self, _: Request<v1::GetRouterStatusRequest>) -> Answer<v1::RouterStatus> {
+    async fn get_router_status(
+        &self,
+        _: Request<v1::GetRouterStatusRequest>,
+    ) -> Answer<v1::RouterStatus> {
         Ok(Response::new(status(&self.control).await?))
     }
 
     type ListRoutesStream = Stream<v1::ListRoutesResponse>;
 
-    async fn list_routes(&self, request: Request<v1::ListRoutesRequest>) -> Answer<Self::ListRoutesStream> {
+    async fn list_routes(
+        &self,
+        request: Request<v1::ListRoutesRequest>,
+    ) -> Answer<Self::ListRoutesStream> {
         let (app, control) = (self.app.clone(), self.control.clone());
         let routes = match asked(request.into_inner())? {
-            Asked::All(selection) => events::stream(app, move |sender| pages(control, selection, sender)),
+            Asked::All(selection) => {
+                events::stream(app, move |sender| pages(control, selection, sender))
+            }
             Asked::To(ip) => {
                 let routes = vec![route_to(&control, ip).await?];
                 let answer = v1::ListRoutesResponse { routes };
-                events::stream(app, |sender| async move { sender.send(Ok(answer)).await.ok() })
+                events::stream(
+                    app,
+                    |sender| async move { sender.send(Ok(answer)).await.ok() },
+                )
             }
         };
         Ok(Response::new(routes.into()))
@@ -202,7 +215,10 @@ async fn pages(
             Err(refusal) => return sender.send(Err(refusal.into())).await.ok(),
             Ok((routes, next)) => {
                 if !routes.is_empty() {
-                    sender.send(Ok(v1::ListRoutesResponse { routes })).await.ok()?;
+                    sender
+                        .send(Ok(v1::ListRoutesResponse { routes }))
+                        .await
+                        .ok()?;
                 }
                 after = Some(next?);
             }

@@ -1,4 +1,5 @@
-//! The stream of the router's events, begun with what is now when that is asked for, and its counters every so often.
+//! The stream of the router's events, begun with what is now when that is asked for, and its
+//! counters every so often.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,7 +59,10 @@ async fn forward(
         sender.send(Ok(event(0, kind))).await.ok()?;
     }
     if snapshot {
-        sender.send(Ok(event(0, Kind::SnapshotEnd(true)))).await.ok()?;
+        sender
+            .send(Ok(event(0, Kind::SnapshotEnd(true))))
+            .await
+            .ok()?;
     }
     let mut ticks = every.map(|every| {
         let mut ticks = interval(every);

@@ -1,9 +1,10 @@
-//! Multicast groups that the kernel is to hear for us: it tells the network's switches and routers (IGMP, MLD), and its
-//! NIC's filter lets them in. The frames themselves come by the uplink.
+//! Multicast groups that the kernel is to hear for us: it tells the network's switches and routers
+//! (IGMP, MLD), and its NIC's filter lets them in. The frames themselves come by the uplink.
 //!
 //! Each group has a socket of its own, which nobody reads: of one socket the kernel takes 20 groups
-//! (`net.ipv4.igmp_max_memberships`), and of sockets as many as there are descriptors. A group that cannot be joined is
-//! tried again with the next change; until then frames for all of its networks do not come where switches look at IGMP.
+//! (`net.ipv4.igmp_max_memberships`), and of sockets as many as there are descriptors. A group that
+//! cannot be joined is tried again with the next change; until then frames for all of its networks
+//! do not come where switches look at IGMP.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -22,7 +23,8 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// Makes the groups joined exactly these, each on the interfaces that have our addresses of its family.
+    /// Makes the groups joined exactly these, each on the interfaces that have our addresses of its
+    /// family.
     pub fn join(&mut self, groups: &BTreeSet<IpAddr>, homes: &[Home]) {
         let mut wanted = BTreeSet::new();
         for group in groups {

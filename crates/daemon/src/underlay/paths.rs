@@ -1,4 +1,5 @@
-//! From what the kernel would do with a packet to the next hops of the data plane. Pure: no socket, no clock.
+//! From what the kernel would do with a packet to the next hops of the data plane. Pure: no socket,
+//! no clock.
 
 use std::net::IpAddr;
 
@@ -9,14 +10,16 @@ use uplink::Fact;
 use wire::Mac;
 use wire::parse::ETHERNET_LEN;
 
-/// Bytes in front of an inner IP packet, behind the outer Ethernet header: IP, UDP, VXLAN (RFC 7348, section 5), Ethernet.
+/// Bytes in front of an inner IP packet, behind the outer Ethernet header: IP, UDP, VXLAN (RFC
+/// 7348, section 5), Ethernet.
 const OVERHEAD_V4: u32 = 20 + 8 + 8 + ETHERNET_LEN as u32;
 const OVERHEAD_V6: u32 = 40 + 8 + 8 + ETHERNET_LEN as u32;
 
 /// One of the kernel's next hops.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum NextHop {
-    /// It can be sent to; whether its hardware address is still right is to be asked now and then, as the kernel does.
+    /// It can be sent to; whether its hardware address is still right is to be asked now and then,
+    /// as the kernel does.
     Known { hop: Hop, ask: Option<Asked> },
     /// Its hardware address is to be found out.
     Ask(Asked),
@@ -42,7 +45,10 @@ pub fn homes(named: &[IpAddr], facts: &[Fact], kernel: &Snapshot) -> Vec<Home> {
         [] => facts.iter().any(|fact| fact.addresses.contains(&address)),
         named => named.contains(&address),
     };
-    let all = kernel.addresses.keys().filter(|(_, address)| ours(*address));
+    let all = kernel
+        .addresses
+        .keys()
+        .filter(|(_, address)| ours(*address));
     all.map(|(ifindex, address)| Home {
         address: *address,
         ifindex: *ifindex,
@@ -50,7 +56,8 @@ pub fn homes(named: &[IpAddr], facts: &[Fact], kernel: &Snapshot) -> Vec<Home> {
     .collect()
 }
 
-/// The next hops to an endpoint. Those over interfaces that are no uplink are left out, and there is none to ourselves.
+/// The next hops to an endpoint. Those over interfaces that are no uplink are left out, and there
+/// is none to ourselves.
 pub fn next_hops(
     target: IpAddr,
     resolution: &Resolution,
@@ -61,7 +68,10 @@ pub fn next_hops(
     if resolution.kind != RouteKind::Unicast {
         return Vec::new();
     }
-    let said = named.iter().copied().find(|ip| ip.is_ipv4() == target.is_ipv4());
+    let said = named
+        .iter()
+        .copied()
+        .find(|ip| ip.is_ipv4() == target.is_ipv4());
     let Some(source) = said.or(resolution.source) else {
         return Vec::new();
     };
@@ -78,7 +88,9 @@ pub fn next_hops(
         let Some(dst_mac) = known.and_then(|known| known.mac) else {
             return Some(NextHop::Ask(asked));
         };
-        let ask = known.is_none_or(|known| !known.is_confirmed()).then_some(asked);
+        let ask = known
+            .is_none_or(|known| !known.is_confirmed())
+            .then_some(asked);
         carries(Hop {
             uplink: PortSlot::uplink(fact.number),
             src_mac,
@@ -112,7 +124,8 @@ pub fn to_group(group: IpAddr, homes: &[Home], facts: &[Fact], kernel: &Snapshot
     })
 }
 
-/// The way to an endpoint or a group over the TAP device, where it has this MAC. None without an address of ours of its family.
+/// The way to an endpoint or a group over the TAP device, where it has this MAC. None without an
+/// address of ours of its family.
 pub fn over_tap(target: IpAddr, mac: Mac, tap: &Fact) -> Option<Hop> {
     let mut ours = tap.addresses.iter().copied();
     let source = ours.find(|ip| ip.is_ipv4() == target.is_ipv4())?;
@@ -139,7 +152,9 @@ fn outgoing<'a>(
         Some(vlan) => (vlan.parent, Some(vlan.id)),
         None => (ifindex, None),
     };
-    let fact = facts.iter().find(|fact| fact.joined && fact.ifindex == below)?;
+    let fact = facts
+        .iter()
+        .find(|fact| fact.joined && fact.ifindex == below)?;
     let mac = link.mac.or(fact.mac)?;
     (link.up && fact.up).then_some((fact, mac, vlan, link.mtu.min(fact.mtu)))
 }
@@ -154,12 +169,16 @@ fn overhead(ipv4: bool) -> u32 {
     if ipv4 { OVERHEAD_V4 } else { OVERHEAD_V6 }
 }
 
-/// The largest inner packet that every uplink carries; `None` while there is none. What an uplink's addresses are says how
-/// long outer headers are; of both families, the longer.
+/// The largest inner packet that every uplink carries; `None` while there is none. What an uplink's
+/// addresses are says how long outer headers are; of both families, the longer.
 pub fn inner_mtu(named: &[IpAddr], facts: &[Fact]) -> Option<u16> {
     let joined = facts.iter().filter(|fact| fact.joined);
     let each = joined.filter_map(|fact| {
-        let addresses = if named.is_empty() { &fact.addresses } else { named };
+        let addresses = if named.is_empty() {
+            &fact.addresses
+        } else {
+            named
+        };
         let longest = addresses.iter().map(|ip| overhead(ip.is_ipv4())).max();
         fact.mtu.checked_sub(longest.unwrap_or(OVERHEAD_V4))
     });

@@ -1,4 +1,5 @@
-//! NextHopTask by what the kernel says: straight, by gateways, in a VLAN, with and without neighbours.
+//! NextHopTask by what the kernel says: straight, by gateways, in a VLAN, with and without
+//! neighbours.
 
 use std::sync::Arc;
 
@@ -41,7 +42,8 @@ fn link(index: u32, vlan: Option<Vlan>) -> Arc<Link> {
     })
 }
 
-/// eth1 is an uplink, eth7 its VLAN 100, eth9 none; 192.0.2.2 and .3 are known on eth1, .2 on eth7 too.
+/// eth1 is an uplink, eth7 its VLAN 100, eth9 none; 192.0.2.2 and .3 are known on eth1, .2 on eth7
+/// too.
 fn kernel() -> Snapshot {
     let mut kernel = Snapshot::default();
     let vlan = Vlan {
@@ -120,7 +122,12 @@ fn found(target: &str, resolution: &Resolution) -> Vec<NextHop> {
 #[test]
 fn a_neighbour_is_reached_straight_and_who_is_stale_is_asked_for() {
     let straight = route(&[(1, None, 1)]);
-    let known = |last, ask| vec![NextHop::Known { hop: hop(last), ask }];
+    let known = |last, ask| {
+        vec![NextHop::Known {
+            hop: hop(last),
+            ask,
+        }]
+    };
     assert_eq!(found("192.0.2.2", &straight), known(2, None));
     let asked = |last| Asked {
         ifindex: 1,
@@ -144,7 +151,16 @@ fn gateways_share_by_weight_and_a_way_by_no_uplink_is_none() {
             NextHop::Ask(asked) => panic!("{asked:?}"),
         })
         .collect();
-    assert_eq!(hops, [hop(2), Hop { weight: 3, ..hop(3) }]);
+    assert_eq!(
+        hops,
+        [
+            hop(2),
+            Hop {
+                weight: 3,
+                ..hop(3)
+            }
+        ]
+    );
 }
 
 #[test]
@@ -180,9 +196,18 @@ fn there_is_no_way_to_ourselves_or_by_a_link_that_is_down() {
         ..route(&[(1, None, 1)])
     };
     assert_eq!(found("192.0.2.1", &ourselves), []);
-    let down = Fact { up: false, ..fact() };
+    let down = Fact {
+        up: false,
+        ..fact()
+    };
     assert_eq!(
-        next_hops(ip("192.0.2.2"), &route(&[(1, None, 1)]), &[], &[down], &kernel()),
+        next_hops(
+            ip("192.0.2.2"),
+            &route(&[(1, None, 1)]),
+            &[],
+            &[down],
+            &kernel()
+        ),
         []
     );
 }
@@ -221,7 +246,10 @@ fn a_group_goes_by_the_interface_of_our_address() {
 fn what_is_left_of_an_mtu() {
     assert_eq!(inner_mtu(&[OURS], &[fact()]), Some(1450));
     assert_eq!(inner_mtu(&[ip("fd00::1")], &[fact()]), Some(1430));
-    let wide = Fact { mtu: 9000, ..fact() };
+    let wide = Fact {
+        mtu: 9000,
+        ..fact()
+    };
     assert_eq!(inner_mtu(&[], &[fact(), wide]), Some(1450));
     assert_eq!(inner_mtu(&[OURS], &[]), None);
 }

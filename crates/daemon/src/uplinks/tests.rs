@@ -57,5 +57,8 @@ fn a_line_says_what_is_in_force_and_why() {
 #[test]
 fn only_the_slots_of_uplinks_have_a_number() {
     assert_eq!(number(PortSlot::uplink(5)), Some(5));
-    assert_eq!((number(PortSlot(0)), number(PortSlot(u32::MAX))), (None, None));
+    assert_eq!(
+        (number(PortSlot(0)), number(PortSlot(u32::MAX))),
+        (None, None)
+    );
 }

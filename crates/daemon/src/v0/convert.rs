@@ -1,21 +1,23 @@
-//! v0 messages to the model and back. Texts are parsed by the model's own parsers, so errors read alike in all APIs.
+//! v0 messages to the model and back. Texts are parsed by the model's own parsers, so errors read
+//! alike in all APIs.
 //!
-//! v0 cannot say all that v1 can: an ICMP type, SCTP's ports, allowed address pairs are not in its answers.
+//! v0 cannot say all that v1 can: an ICMP type, SCTP's ports, allowed address pairs are not in its
+//! answers.
 
 use std::net::IpAddr;
 
 use api::v0::message_v0 as v0;
 use control::model::{
-    BenchKind, Direction, Group, GroupId, MacCase, Nic, NicId, NicKind, NicUpdate, Peer, Rule, parse_address,
-    parse_addresses, parse_groups, parse_mac, parse_vni,
+    BenchKind, Direction, Group, GroupId, MacCase, Nic, NicId, NicKind, NicUpdate, Peer, Rule,
+    parse_address, parse_addresses, parse_groups, parse_mac, parse_vni,
 };
 use control::{Error, HostSettings, NicStatus};
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
-/// A NIC to create, as lenient as the original was: its guest may answer DHCP and send router advertisements, too. What
-/// else v0 does not know of keeps its default.
+/// A NIC to create, as lenient as the original was: its guest may answer DHCP and send router
+/// advertisements, too. What else v0 does not know of keeps its default.
 pub fn nic(nic: v0::Nic, settings: &HostSettings) -> Result<Nic, Error> {
     let owner = format!("NIC '{}'", nic.id.escape_debug());
     let kind = kind(&owner, &nic)?;
@@ -132,8 +134,8 @@ pub fn nic_details(status: &NicStatus) -> v0::Nic {
     }
 }
 
-/// Where a NIC is attached, as nic_add answers. A bench NIC is nowhere; the original printed its null pointer, and its
-/// client takes an answer without a path for a failure.
+/// Where a NIC is attached, as nic_add answers. A bench NIC is nowhere; the original printed its
+/// null pointer, and its client takes an answer without a path for a failure.
 pub fn path(status: &NicStatus) -> Option<String> {
     match &status.nic.kind {
         NicKind::Bench(_) => Some("(nil)".to_owned()),
@@ -170,14 +172,14 @@ pub fn sg_details(group: &Group) -> v0::Sg {
 /// A rule to add, checked: as the original, it must say who is at the other end.
 pub fn rule(rule: &v0::Rule) -> Result<Rule, Error> {
     if rule.cidr.is_none() && rule.security_group.is_none() {
-        let why =
-            "has neither a CIDR nor a security group; for anybody, add one with 0.0.0.0/0 and one with ::/0";
+        let why = "has neither a CIDR nor a security group; for anybody, add one with 0.0.0.0/0 and one with ::/0";
         return Err(Error::Rule(why.to_owned()));
     }
     rule_to_delete(rule)
 }
 
-/// A rule to take away: one for anybody, which API v1 can make, may be said with neither a CIDR nor a security group.
+/// A rule to take away: one for anybody, which API v1 can make, may be said with neither a CIDR nor
+/// a security group.
 pub fn rule_to_delete(rule: &v0::Rule) -> Result<Rule, Error> {
     let direction = match v0::rule::Direction::try_from(rule.direction) {
         Ok(v0::rule::Direction::Inbound) => Direction::Ingress,

@@ -1,5 +1,5 @@
-//! The envelope of the v0 API: bytes in, bytes out. Parsing, versions and encryption are here; what is asked for is
-//! carried out in [`requests`](super::requests).
+//! The envelope of the v0 API: bytes in, bytes out. Parsing, versions and encryption are here; what
+//! is asked for is carried out in [`requests`](super::requests).
 
 use std::sync::Arc;
 
@@ -13,7 +13,8 @@ use prost::Message as _;
 use super::requests;
 use crate::app::App;
 
-/// Bytes of a reply at most: as soon as the answers are longer, no further request of the frame is carried out.
+/// Bytes of a reply at most: as soon as the answers are longer, no further request of the frame is
+/// carried out.
 const REPLY_MAX: usize = 32 << 20;
 
 /// Answers requests. Cheap to clone.
@@ -159,7 +160,8 @@ fn not_answered(request: Message) -> Message {
 
 /// An answer alone is over the maximum.
 fn too_long(answer: Message, length: usize) -> Message {
-    let why = format!("the answer has {length} bytes, the most is {REPLY_MAX}: ask for one by its id");
+    let why =
+        format!("the answer has {length} bytes, the most is {REPLY_MAX}: ask for one by its id");
     let message_id = answer.message_0.and_then(|message| message.message_id);
     respond(requests::refused(why), message_id)
 }
@@ -191,8 +193,8 @@ fn failure(code: ErrorCode) -> Message {
     }
 }
 
-/// The answer to bytes that are no request: a bare `Message` (docs/v0-contract.md, "Envelope"). One that asks for too
-/// much is understood well enough to be told so.
+/// The answer to bytes that are no request: a bare `Message` (docs/v0-contract.md, "Envelope"). One
+/// that asks for too much is understood well enough to be told so.
 fn unreadable(malformed: &MalformedMessage) -> Vec<u8> {
     let MalformedMessage::TooMany { .. } = malformed else {
         return failure(ErrorCode::ParseError).encode_to_vec();

@@ -1,7 +1,9 @@
-//! The v0 API: protobuf over ZeroMQ, as clients of the original daemon speak it. A decoder over the controller.
+//! The v0 API: protobuf over ZeroMQ, as clients of the original daemon speak it. A decoder over the
+//! controller.
 //!
-//! [`server`] has the connections, [`zmtp`] the bytes on them, [`handler`] the envelope with its encryption, and
-//! [`requests`] what is asked for; [`convert`] turns messages into the model and back.
+//! [`server`] has the connections, [`zmtp`] the bytes on them, [`handler`] the envelope with its
+//! encryption, and [`requests`] what is asked for; [`convert`] turns messages into the model and
+//! back.
 
 mod convert;
 mod handler;

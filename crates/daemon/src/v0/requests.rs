@@ -15,7 +15,8 @@ pub struct Outcome {
     pub quit: bool,
 }
 
-/// Carries a request out. Of several fields the first counts, by field number, as it did for the original.
+/// Carries a request out. Of several fields the first counts, by field number, as it did for the
+/// original.
 pub fn carry_out(app: &App, request: v0::Request) -> Outcome {
     let mut control = app.control();
     control.count_request();
@@ -60,8 +61,8 @@ pub fn refused(why: String) -> v0::Response {
     }
 }
 
-/// The first thing that the request asks for. Taken apart, so that a field that is added to the protocol and not listed
-/// here does not compile.
+/// The first thing that the request asks for. Taken apart, so that a field that is added to the
+/// protocol and not listed here does not compile.
 fn one(app: &App, control: &mut Controller, request: v0::Request) -> Result<Done, String> {
     let v0::Request {
         nic_add: add,
@@ -89,7 +90,8 @@ fn one(app: &App, control: &mut Controller, request: v0::Request) -> Result<Done
     let answer = if let Some(nic) = add {
         nic_add(control, nic)
     } else if let Some(update) = update {
-        let updated = convert::nic_update(update).and_then(|(id, update)| control.update_nic(&id, update));
+        let updated =
+            convert::nic_update(update).and_then(|(id, update)| control.update_nic(&id, update));
         updated.map(|_| success())
     } else if let Some(id) = nic_del {
         done(NicId::new(&id).and_then(|id| control.delete_nic(&id)))
@@ -117,7 +119,8 @@ fn one(app: &App, control: &mut Controller, request: v0::Request) -> Result<Done
         let rule = convert::rule(&add.rule).and_then(|rule| Ok((GroupId::new(&add.sg_id)?, rule)));
         done(rule.and_then(|(id, rule)| control.add_rule(&id, rule)))
     } else if let Some(del) = sg_rule_del {
-        let rule = convert::rule_to_delete(&del.rule).and_then(|rule| Ok((GroupId::new(&del.sg_id)?, rule)));
+        let rule = convert::rule_to_delete(&del.rule)
+            .and_then(|rule| Ok((GroupId::new(&del.sg_id)?, rule)));
         done(rule.and_then(|(id, rule)| control.delete_rule(&id, &rule)))
     } else if let Some(id) = sg_rule_list {
         group(control, &id).map(|group| v0::Response {

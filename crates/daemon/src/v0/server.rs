@@ -1,8 +1,9 @@
 //! Where v0 clients connect: tcp or ipc endpoints in ZeroMQ's spelling, a task for each client.
 //!
-//! What clients can take is bounded: the places, of which one that is needed is taken from whoever has been silent longest (see
-//! [`places`](crate::places)); large messages, received, answered or sent, by zmtp's [`Room`]; requests that are
-//! answered at one time. Libraries of ZeroMQ connect again by themselves.
+//! What clients can take is bounded: the places, of which one that is needed is taken from whoever
+//! has been silent longest (see [`places`](crate::places)); large messages, received, answered or
+//! sent, by zmtp's [`Room`]; requests that are answered at one time. Libraries of ZeroMQ connect
+//! again by themselves.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -22,7 +23,8 @@ use crate::unix_socket::{Access, ApiSocket};
 
 /// Clients connected at one time.
 const CLIENTS_MAX: usize = 256;
-/// Requests that are answered at one time: one has the controller, the others are decoded or encoded.
+/// Requests that are answered at one time: one has the controller, the others are decoded or
+/// encoded.
 const ANSWERED_AT_ONCE: usize = 4;
 
 /// Bound, and not yet serving.
@@ -37,7 +39,8 @@ enum Socket {
     Ipc(ApiSocket),
 }
 
-/// TCP has no peer that could be asked who it is, not on loopback either: it takes a key, or the user's word for clear text.
+/// TCP has no peer that could be asked who it is, not on loopback either: it takes a key, or the
+/// user's word for clear text.
 #[derive(Clone, Copy)]
 pub struct Policy {
     pub insecure: bool,
@@ -46,7 +49,11 @@ pub struct Policy {
 
 impl Listener {
     /// Binds to an endpoint. The error is a sentence that says what to do.
-    pub async fn bind(endpoint: &str, key: Option<Key>, policy: Policy) -> Result<Listener, String> {
+    pub async fn bind(
+        endpoint: &str,
+        key: Option<Key>,
+        policy: Policy,
+    ) -> Result<Listener, String> {
         let socket = match parse(endpoint).await? {
             Endpoint::Ipc(path) => Socket::Ipc(ApiSocket::bind(&path, policy.access)?),
             Endpoint::Tcp(addresses) => {
@@ -96,7 +103,10 @@ pub async fn listen(addresses: &[SocketAddr]) -> std::io::Result<TcpListener> {
     let start = std::time::Instant::now();
     loop {
         match TcpListener::bind(addresses).await {
-            Err(e) if e.kind() == std::io::ErrorKind::AddrInUse && start.elapsed() < lock::PATIENCE => {
+            Err(e)
+                if e.kind() == std::io::ErrorKind::AddrInUse
+                    && start.elapsed() < lock::PATIENCE =>
+            {
                 tokio::time::sleep(std::time::Duration::from_millis(20)).await;
             }
             bound => return bound,
@@ -176,8 +186,11 @@ async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
             _ => answering.answer(&[0xff]),
         });
         // A request that panicked is in the log already.
-        let answer = answered.await.unwrap_or_else(|_| desk.handler.internal_error());
-        // A large reply to a small request waits in its turn for room, so that there are few of them.
+        let answer = answered
+            .await
+            .unwrap_or_else(|_| desk.handler.internal_error());
+        // A large reply to a small request waits in its turn for room, so that there are few of
+        // them.
         if answer.bytes.len() > SMALL && request.room.is_none() {
             request.room = Some(desk.room.take().await?);
         }
@@ -208,13 +221,14 @@ async fn parse(endpoint: &str) -> Result<Endpoint, String> {
     if let Some(path) = endpoint.strip_prefix("ipc://") {
         return match path {
             "" | "*" => Err(format!("the endpoint {endpoint} has no path")),
-            path if path.starts_with('@') => {
-                Err(format!("the endpoint {endpoint}: give a path in the file system"))
-            }
+            path if path.starts_with('@') => Err(format!(
+                "the endpoint {endpoint}: give a path in the file system"
+            )),
             path => Ok(Endpoint::Ipc(path.into())),
         };
     }
-    let refused = || format!("the endpoint '{endpoint}' is not tcp://ADDRESS:PORT, ipc://PATH or none");
+    let refused =
+        || format!("the endpoint '{endpoint}' is not tcp://ADDRESS:PORT, ipc://PATH or none");
     let address = endpoint.strip_prefix("tcp://").ok_or_else(refused)?;
     let address = match address.strip_prefix("*:") {
         Some(port) => format!("0.0.0.0:{port}"),
@@ -271,7 +285,10 @@ mod tests {
             "tcp://127.0.0.1:0",
             "tcp://[::1]:0",
         ] {
-            let error = Listener::bind(open, None, policy(false)).await.err().unwrap();
+            let error = Listener::bind(open, None, policy(false))
+                .await
+                .err()
+                .unwrap();
             for word in ["-k", "--insecure-api", "insecure-api = true", "ipc://"] {
                 assert!(error.contains(word), "{error}");
             }

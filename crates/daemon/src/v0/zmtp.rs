@@ -1,13 +1,14 @@
 //! ZeroMQ on the wire (ZMTP 3.1: RFC 37/ZMTP), as far as a server of REQ clients needs it.
 //!
-//! The framing is ours because this port faces clients before any key was checked: the `zeromq` crate (0.7)
-//! reserves whatever length a frame claims: one claiming 2^48 bytes was tried, and aborted the process, every guest's
-//! network with it. Here a message has a stated maximum, takes memory as its bytes arrive, and must be complete
-//! in a stated time. Each client has its own connection and its own turn: one that is stuck waits alone. Large messages
-//! share a [`Room`] that holds few of them; small ones need none, and are not kept waiting by large ones.
+//! The framing is ours because this port faces clients before any key was checked: the `zeromq`
+//! crate (0.7) reserves whatever length a frame claims: one claiming 2^48 bytes was tried, and
+//! aborted the process, every guest's network with it. Here a message has a stated maximum, takes
+//! memory as its bytes arrive, and must be complete in a stated time. Each client has its own
+//! connection and its own turn: one that is stuck waits alone. Large messages share a [`Room`] that
+//! holds few of them; small ones need none, and are not kept waiting by large ones.
 //!
-//! The mechanism is NULL. A message is the envelope, which a reply repeats (nothing for REQ, routing frames for
-//! DEALER), an empty frame, and the request.
+//! The mechanism is NULL. A message is the envelope, which a reply repeats (nothing for REQ,
+//! routing frames for DEALER), an empty frame, and the request.
 
 use std::io;
 use std::sync::Arc;
@@ -23,7 +24,8 @@ pub const MESSAGE_MAX: usize = 16 << 20;
 const FRAME_COST: usize = 64;
 /// What a message takes, requests and replies alike, without asking for room: a few hundred rules.
 pub const SMALL: usize = 64 << 10;
-/// For the greetings, for the rest of a message that has begun, for room, and for a reply to be taken.
+/// For the greetings, for the rest of a message that has begun, for room, and for a reply to be
+/// taken.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Messages larger than [`SMALL`] at one time, of all clients.
 const LARGE_AT_ONCE: usize = 4;
@@ -188,7 +190,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
                     room: budget.room,
                 }));
             }
-            // Not a single frame: a command. Frames without the empty one: nobody to answer to, as REP does.
+            // Not a single frame: a command. Frames without the empty one: nobody to answer to, as
+            // REP does.
         }
     }
 
@@ -211,11 +214,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         }
     }
 
-    /// A PING (RFC 37, "Connection Heartbeating") is answered with its context, other commands are none of ours.
+    /// A PING (RFC 37, "Connection Heartbeating") is answered with its context, other commands are
+    /// none of ours.
     async fn command(&mut self, body: &[u8]) -> Result<(), ZmtpError> {
         const TTL: usize = 2;
         const CONTEXT_MAX: usize = 16;
-        if let Some(context) = body.strip_prefix(b"\x04PING").and_then(|rest| rest.get(TTL..)) {
+        if let Some(context) = body
+            .strip_prefix(b"\x04PING")
+            .and_then(|rest| rest.get(TTL..))
+        {
             let mut pong = b"\x04PONG".to_vec();
             pong.extend_from_slice(&context[..context.len().min(CONTEXT_MAX)]);
             let mut bytes = Vec::new();
@@ -277,7 +284,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             self.stream.write_all(bytes).await?;
             self.stream.flush().await
         };
-        Ok(timeout(PATIENCE, written).await.map_err(|_| ZmtpError::Slow)??)
+        Ok(timeout(PATIENCE, written)
+            .await
+            .map_err(|_| ZmtpError::Slow)??)
     }
 }
 
@@ -393,7 +402,10 @@ mod tests {
             .write_all(b"\x04\x09\x04PING\0\x0aab\x00\x03odd\x01\x00\x00\x01q")
             .await
             .unwrap();
-        assert_eq!(server.receive().await.unwrap().unwrap().body, [b"q".to_vec()]);
+        assert_eq!(
+            server.receive().await.unwrap().unwrap().body,
+            [b"q".to_vec()]
+        );
         let mut pong = [0; 9];
         client.read_exact(&mut pong).await.unwrap();
         assert_eq!(&pong, b"\x04\x07\x04PONGab");
@@ -410,7 +422,10 @@ mod tests {
         curve[12..17].copy_from_slice(b"CURVE");
         assert!(matches!(after(&curve).await.0, Err(ZmtpError::Greeting)));
         let publisher = [greeting(), ready(b"PUB")].concat();
-        assert!(matches!(after(&publisher).await.0, Err(ZmtpError::SocketType)));
+        assert!(matches!(
+            after(&publisher).await.0,
+            Err(ZmtpError::SocketType)
+        ));
         let cut = [greeting(), b"\x04\x0c\x05READY\x0bSocke".to_vec()].concat();
         assert!(matches!(after(&cut).await.0, Err(ZmtpError::SocketType)));
 
@@ -434,7 +449,9 @@ mod tests {
         let (mut server, client) = connected().await;
         let (_, mut write) = tokio::io::split(client);
         let flood =
-            tokio::spawn(async move { while write.write_all(&[MORE, 0].repeat(512)).await.is_ok() {} });
+            tokio::spawn(
+                async move { while write.write_all(&[MORE, 0].repeat(512)).await.is_ok() {} },
+            );
         assert!(matches!(server.receive().await, Err(ZmtpError::TooLarge)));
         drop(server);
         flood.await.unwrap();
@@ -480,7 +497,11 @@ mod tests {
         for _ in 0..LARGE_AT_ONCE {
             permits.push(room.take().await.unwrap());
         }
-        let frames = [MORE, 200].iter().copied().chain([7; 200]).collect::<Vec<u8>>();
+        let frames = [MORE, 200]
+            .iter()
+            .copied()
+            .chain([7; 200])
+            .collect::<Vec<u8>>();
         let flood = tokio::spawn(async move {
             client.write_all(&[MORE, 0]).await.unwrap();
             while client.write_all(&frames).await.is_ok() {}
@@ -495,6 +516,9 @@ mod tests {
         let (mut server, mut client) = connected().await;
         client.write_all(b"\x01\x00\x00\x05hel").await.unwrap();
         assert!(matches!(server.receive().await, Err(ZmtpError::Slow)));
-        assert!(matches!(after(&greeting()[..20]).await.0, Err(ZmtpError::Slow)));
+        assert!(matches!(
+            after(&greeting()[..20]).await.0,
+            Err(ZmtpError::Slow)
+        ));
     }
 }

@@ -1,9 +1,10 @@
-//! What v1 clients can take of the daemon: connections by [`Places`], and bytes of requests that are being received, of all
-//! clients together.
+//! What v1 clients can take of the daemon: connections by [`Places`], and bytes of requests that
+//! are being received, of all clients together.
 //!
-//! tonic bounds one message; here is what many of them may add up to. A request may have a little of memory for nothing; what
-//! is above that comes out of a [`Budget`]. When it is spent, a request is refused (RESOURCE_EXHAUSTED), not kept waiting: two that wait
-//! for each other would wait for ever.
+//! tonic bounds one message; here is what many of them may add up to. A request may have a little
+//! of memory for nothing; what is above that comes out of a [`Budget`]. When it is spent, a request
+//! is refused (RESOURCE_EXHAUSTED), not kept waiting: two that wait for each other would wait for
+//! ever.
 
 use std::convert::Infallible;
 use std::io;
@@ -77,7 +78,9 @@ impl Held {
         }
         let more = u32::try_from(more).unwrap_or(u32::MAX);
         let Ok(permits) = self.budget.0.clone().try_acquire_many_owned(more) else {
-            tracing::warn!("a v1 request is refused: those in work hold all memory that there is for them");
+            tracing::warn!(
+                "a v1 request is refused: those in work hold all memory that there is for them"
+            );
             return Err(Status::resource_exhausted(
                 "requests that are in work hold all memory that there is for them: try again",
             ));
@@ -196,7 +199,11 @@ impl Asking {
     fn begin<B>(request: &http::Request<B>) -> Asking {
         let known = request.extensions();
         let plain = known.get::<Guest>();
-        let place = plain.or_else(|| known.get::<TlsConnectInfo<Guest>>().map(TlsConnectInfo::get_ref));
+        let place = plain.or_else(|| {
+            known
+                .get::<TlsConnectInfo<Guest>>()
+                .map(TlsConnectInfo::get_ref)
+        });
         let place = place.map(|guest| guest.0.clone());
         if let Some(place) = &place {
             place.begin();
@@ -263,7 +270,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, bytes)
     }
 
@@ -290,7 +301,10 @@ mod tests {
         one.add(2 * UNIT).unwrap();
         assert_eq!(one.units, 3);
         other.add(SMALL + UNIT).unwrap();
-        assert_eq!(other.add(1).unwrap_err().code(), tonic::Code::ResourceExhausted);
+        assert_eq!(
+            other.add(1).unwrap_err().code(),
+            tonic::Code::ResourceExhausted
+        );
         Held::new(budget.clone()).add(SMALL).unwrap();
         drop(one);
         other.add(1).unwrap();
@@ -308,7 +322,10 @@ mod tests {
         };
         let start = tokio::time::Instant::now();
         let error = std::future::poll_fn(|cx| Pin::new(&mut metered).poll_next(cx)).await;
-        assert_eq!(error.unwrap().unwrap_err().code(), tonic::Code::DeadlineExceeded);
+        assert_eq!(
+            error.unwrap().unwrap_err().code(),
+            tonic::Code::DeadlineExceeded
+        );
         assert!(start.elapsed() >= PATIENCE);
     }
 }

@@ -1,4 +1,5 @@
-//! v1 messages to the model. Texts are parsed by the model's own parsers, so errors read alike in all APIs.
+//! v1 messages to the model. Texts are parsed by the model's own parsers, so errors read alike in
+//! all APIs.
 
 // By its path: crates/fuzzing reads this file under another module, too.
 #[path = "convert/overlay.rs"]
@@ -8,9 +9,9 @@ use std::net::IpAddr;
 
 use api::v1;
 use control::model::{
-    AddressPair, BenchKind, Config, Direction, Group, GroupId, Icmp, MacCase, Nic, NicId, NicKind, NicUpdate,
-    Peer, Ports, Removal, Rule, RuleMatch, Timeouts, VhostMode, parse_address, parse_addresses, parse_cidr,
-    parse_groups, parse_mac, parse_vni,
+    AddressPair, BenchKind, Config, Direction, Group, GroupId, Icmp, MacCase, Nic, NicId, NicKind,
+    NicUpdate, Peer, Ports, Removal, Rule, RuleMatch, Timeouts, VhostMode, parse_address,
+    parse_addresses, parse_cidr, parse_groups, parse_mac, parse_vni,
 };
 use control::{Error, HostSettings};
 
@@ -28,7 +29,9 @@ pub fn nic(nic: v1::Nic, settings: &HostSettings) -> Result<Nic, Error> {
     new.security_groups = parse_groups(&nic.security_groups)?;
     new.anti_spoof = nic.anti_spoof.unwrap_or(true);
     new.allowed_address_pairs = pairs(&owner, &nic.allowed_address_pairs)?;
-    new.sniff_target = given(nic.sniff_target).map(|id| NicId::new(&id)).transpose()?;
+    new.sniff_target = given(nic.sniff_target)
+        .map(|id| NicId::new(&id))
+        .transpose()?;
     new.bypass_filtering = nic.bypass_filtering;
     new.path = given(nic.path);
     new.packet_trace = nic.packet_trace.unwrap_or(settings.trace_default);
@@ -79,13 +82,25 @@ pub fn nic_update(update: v1::UpdateNicRequest) -> Result<(NicId, NicUpdate), Er
 fn kind(owner: &str, nic: &v1::Nic) -> Result<NicKind, Error> {
     let kind = v1::NicKind::try_from(nic.kind);
     if nic.bench.is_some() && kind != Ok(v1::NicKind::Bench) {
-        return Err(value(owner, "bench", "", "is given for a NIC of another kind"));
+        return Err(value(
+            owner,
+            "bench",
+            "",
+            "is given for a NIC of another kind",
+        ));
     }
     match kind {
         Ok(v1::NicKind::Unspecified | v1::NicKind::VhostUser) => Ok(NicKind::VhostUser),
         Ok(v1::NicKind::Tap) => Ok(NicKind::Tap),
-        Ok(v1::NicKind::Bench) => bench(owner, nic.bench.clone().unwrap_or_default()).map(NicKind::Bench),
-        Err(_) => Err(value(owner, "kind", &nic.kind.to_string(), "is no kind of NIC")),
+        Ok(v1::NicKind::Bench) => {
+            bench(owner, nic.bench.clone().unwrap_or_default()).map(NicKind::Bench)
+        }
+        Err(_) => Err(value(
+            owner,
+            "kind",
+            &nic.kind.to_string(),
+            "is no kind of NIC",
+        )),
     }
 }
 
@@ -145,9 +160,14 @@ fn timeouts(timeouts: v1::Timeouts) -> Timeouts {
 
 /// 0 is the daemon's own.
 fn mtu(owner: &str, mtu: u32) -> Result<Option<u16>, Error> {
-    let mtu: u16 = mtu
-        .try_into()
-        .map_err(|_| value(owner, "MTU", &mtu.to_string(), "is above the largest, 65535"))?;
+    let mtu: u16 = mtu.try_into().map_err(|_| {
+        value(
+            owner,
+            "MTU",
+            &mtu.to_string(),
+            "is above the largest, 65535",
+        )
+    })?;
     Ok(Some(mtu).filter(|mtu| *mtu != 0))
 }
 
@@ -210,8 +230,14 @@ pub fn rule(rule: &v1::Rule) -> Result<Rule, Error> {
             end: port(range.end)?,
         }),
         Some(v1::rule::Match::Icmp(icmp)) => RuleMatch::Icmp(Icmp {
-            kind: icmp.r#type.map(|number| octet("ICMP type", number)).transpose()?,
-            code: icmp.code.map(|number| octet("ICMP code", number)).transpose()?,
+            kind: icmp
+                .r#type
+                .map(|number| octet("ICMP type", number))
+                .transpose()?,
+            code: icmp
+                .code
+                .map(|number| octet("ICMP code", number))
+                .transpose()?,
         }),
     };
     let peer = match &rule.peer {

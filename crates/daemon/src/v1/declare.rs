@@ -1,7 +1,9 @@
-//! The whole configuration as one document: what GetConfig gives, and what Apply makes it in one step.
+//! The whole configuration as one document: what GetConfig gives, and what Apply makes it in one
+//! step.
 //!
-//! Its parts belong to different owners, each of which takes its own part whole or not at all. Here all are read and compared
-//! before any is touched, and a part that was taken is given back when a later one is refused.
+//! Its parts belong to different owners, each of which takes its own part whole or not at all. Here
+//! all are read and compared before any is touched, and a part that was taken is given back when a
+//! later one is refused.
 
 use api::v1;
 use control::Controller;
@@ -35,9 +37,13 @@ pub fn apply(
     dry_run: bool,
 ) -> Result<v1::ApplyResponse, Status> {
     let services = config.balancer.take();
-    let services = services.map(balancer::declared::Declared::read).transpose()?;
+    let services = services
+        .map(balancer::declared::Declared::read)
+        .transpose()?;
     let interfaces = config.router.take();
-    let interfaces = interfaces.map(router::declared::Declared::read).transpose()?;
+    let interfaces = interfaces
+        .map(router::declared::Declared::read)
+        .transpose()?;
     let config = convert::config(config, control.settings()).map_err(refused)?;
     let mut changes = Vec::new();
     if let Some(services) = &services {
@@ -55,11 +61,19 @@ pub fn apply(
     let services = services
         .map(|services| services.apply(&app.balancer))
         .transpose()?;
-    let give_back_services = || services.iter().for_each(|taken| taken.give_back(&app.balancer));
+    let give_back_services = || {
+        services
+            .iter()
+            .for_each(|taken| taken.give_back(&app.balancer))
+    };
     let interfaces = interfaces.map(|interfaces| interfaces.apply(&app.router));
-    let interfaces = interfaces.transpose().inspect_err(|_| give_back_services())?;
+    let interfaces = interfaces
+        .transpose()
+        .inspect_err(|_| give_back_services())?;
     let diff = control.apply(config, false).inspect_err(|_| {
-        interfaces.iter().for_each(|taken| taken.give_back(&app.router));
+        interfaces
+            .iter()
+            .for_each(|taken| taken.give_back(&app.router));
         give_back_services();
     });
     Ok(answer(&diff.map_err(refused)?, changes))

@@ -1,12 +1,14 @@
-//! Interfaces as messages name them: what the services of the load balancer and of the router share.
+//! Interfaces as messages name them: what the services of the load balancer and of the router
+//! share.
 
 use api::v1;
 use xdp::Mode;
 
 /// 1..15 bytes, as the kernel takes them. The error is a sentence.
 pub fn name(name: &str) -> Result<String, String> {
-    let fits =
-        (1..=15).contains(&name.len()) && !name.contains(['/', ':']) && !name.contains(char::is_whitespace);
+    let fits = (1..=15).contains(&name.len())
+        && !name.contains(['/', ':'])
+        && !name.contains(char::is_whitespace);
     match fits {
         true => Ok(name.to_owned()),
         false => Err(format!(

@@ -1,9 +1,10 @@
 //! The v1 API: gRPC. A decoder over the controller.
 //!
-//! [`server`] has the listeners, [`service`] the methods; [`convert`] turns messages into the model, [`render`] the
-//! model into messages; [`declare`] makes the configuration one declared document; [`watch`] is the stream of events,
-//! [`observe`] what can be counted and listed, [`overlay`] who is where, [`workers`] what the workers are doing and the
-//! rings of their ports; [`interface`] is shared with the services of the load balancer and the router, which [`server`]
+//! [`server`] has the listeners, [`service`] the methods; [`convert`] turns messages into the
+//! model, [`render`] the model into messages; [`declare`] makes the configuration one declared
+//! document; [`watch`] is the stream of events, [`observe`] what can be counted and listed,
+//! [`overlay`] who is where, [`workers`] what the workers are doing and the rings of their ports;
+//! [`interface`] is shared with the services of the load balancer and the router, which [`server`]
 //! serves too.
 
 mod bounds;

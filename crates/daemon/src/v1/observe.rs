@@ -48,8 +48,15 @@ fn counters(stats: &NicStats) -> v1::NicStats {
 }
 
 /// Drops of one NIC, or of all with their totals.
-pub fn drops(control: &Controller, request: &v1::ListDropsRequest) -> Result<v1::ListDropsResponse, Error> {
-    let one = |id: &NicId| control.nic_stats(id).map(|stats| nic_drops(&stats, request.all));
+pub fn drops(
+    control: &Controller,
+    request: &v1::ListDropsRequest,
+) -> Result<v1::ListDropsResponse, Error> {
+    let one = |id: &NicId| {
+        control
+            .nic_stats(id)
+            .map(|stats| nic_drops(&stats, request.all))
+    };
     if !request.nic.is_empty() {
         return Ok(v1::ListDropsResponse {
             totals: vec![],
@@ -105,7 +112,10 @@ fn totals(drops: &[v1::Drop], all: bool) -> Vec<v1::Drop> {
     let mut totals = Vec::new();
     for direction in [v1::Direction::Egress, v1::Direction::Ingress] {
         for reason in DropReason::ALL {
-            let frames = sums.get(&(direction.into(), reason.name())).copied().unwrap_or(0);
+            let frames = sums
+                .get(&(direction.into(), reason.name()))
+                .copied()
+                .unwrap_or(0);
             if frames > 0 || all {
                 totals.push(drop("", direction, *reason, frames));
             }
@@ -153,8 +163,15 @@ pub fn flows(control: &Controller, nic: &str) -> Result<Vec<v1::Flow>, Error> {
         .collect())
 }
 
-fn flow(flow: &FlowInfo, asked: Option<&NicId>, names: &BTreeMap<dataplane::PortUid, NicId>) -> v1::Flow {
-    let (initiator, responder) = (names.get(&flow.initiator.uid), names.get(&flow.responder.uid));
+fn flow(
+    flow: &FlowInfo,
+    asked: Option<&NicId>,
+    names: &BTreeMap<dataplane::PortUid, NicId>,
+) -> v1::Flow {
+    let (initiator, responder) = (
+        names.get(&flow.initiator.uid),
+        names.get(&flow.responder.uid),
+    );
     let began = asked.is_none() || asked == initiator;
     let name = |nic: Option<&NicId>| nic.map(NicId::to_string).unwrap_or_default();
     let (nic, peer, direction) = match began {
@@ -203,7 +220,11 @@ pub fn status(app: &App, control: &Controller, router: String) -> Result<v1::Sta
         log_level: app.log.level().to_string(),
         workers: workers::statuses(&app.workers)?,
         graph_dot: control.graph_dot(),
-        uplink: app.uplinks.as_ref().map(Uplinks::summary).unwrap_or_default(),
+        uplink: app
+            .uplinks
+            .as_ref()
+            .map(Uplinks::summary)
+            .unwrap_or_default(),
         router,
     })
 }

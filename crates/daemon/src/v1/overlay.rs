@@ -20,13 +20,18 @@ fn items<T>(all: impl Iterator<Item = T>) -> Items<T> {
 
 /// All endpoints.
 pub fn endpoints(control: &Controller) -> v1::ListEndpointsResponse {
-    let endpoints = control.endpoints().map(|status| render::endpoint_status(&status));
+    let endpoints = control
+        .endpoints()
+        .map(|status| render::endpoint_status(&status));
     v1::ListEndpointsResponse {
         endpoints: endpoints.collect(),
     }
 }
 
-pub fn put_endpoint(control: &mut Controller, endpoint: v1::Endpoint) -> Result<v1::EndpointStatus, Error> {
+pub fn put_endpoint(
+    control: &mut Controller,
+    endpoint: v1::Endpoint,
+) -> Result<v1::EndpointStatus, Error> {
     let endpoint = convert::endpoint(endpoint)?;
     let address = endpoint.address;
     control.put_endpoint(endpoint)?;
@@ -68,12 +73,18 @@ pub fn network(app: &App, control: &Controller, vni: u32) -> Result<v1::NetworkS
     let learned = learned.map_err(|gone| Status::unavailable(gone.to_string()))?;
     let names = control.nics_by_uid();
     Ok(v1::NetworkStatus {
-        learned: learned.iter().map(|mac| render::learned(mac, &names)).collect(),
+        learned: learned
+            .iter()
+            .map(|mac| render::learned(mac, &names))
+            .collect(),
         ..shown(control, vni)
     })
 }
 
-pub fn put_network(control: &mut Controller, network: v1::Network) -> Result<v1::NetworkStatus, Error> {
+pub fn put_network(
+    control: &mut Controller,
+    network: v1::Network,
+) -> Result<v1::NetworkStatus, Error> {
     let options: NetworkOptions = convert::network(network)?;
     let vni = options.vni;
     control.put_network(options)?;
@@ -104,7 +115,9 @@ pub fn bindings(
 }
 
 pub fn binding(control: &Controller, key: &v1::BindingKey) -> Result<v1::Binding, Error> {
-    Ok(render::binding(&control.binding(convert::binding_key(key)?)?))
+    Ok(render::binding(
+        &control.binding(convert::binding_key(key)?)?,
+    ))
 }
 
 pub fn put_bindings(

@@ -10,8 +10,8 @@ use std::net::IpAddr;
 
 use api::v1;
 use control::model::{
-    BenchKind, Config, Direction, Group, GroupId, Nic, NicId, NicKind, Peer, Removal, Rule, RuleMatch,
-    VhostMode,
+    BenchKind, Config, Direction, Group, GroupId, Nic, NicId, NicKind, Peer, Removal, Rule,
+    RuleMatch, VhostMode,
 };
 use control::{Diff, FieldChange, GroupDiff, NicDiff, NicState, NicStatus};
 
@@ -211,7 +211,10 @@ fn group_details(diff: &GroupDiff) -> Vec<String> {
             .iter()
             .map(|member| come(&format_args!("member {member}"))),
     );
-    lines.extend(diff.reordered.then(|| "~ order of rules or members".to_owned()));
+    lines.extend(
+        diff.reordered
+            .then(|| "~ order of rules or members".to_owned()),
+    );
     lines
 }
 

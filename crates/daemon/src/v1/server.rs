@@ -1,4 +1,5 @@
-//! Where v1 clients connect: a unix socket, whose peers' credentials are checked, or TCP with mutual TLS.
+//! Where v1 clients connect: a unix socket, whose peers' credentials are checked, or TCP with
+//! mutual TLS.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -60,7 +61,8 @@ impl Listener {
                 let tls = Box::new(mutual_tls(endpoint, tls)?);
                 let address = address.strip_prefix("//").unwrap_or(address);
                 let failed = |e: std::io::Error| format!("cannot listen on {endpoint}: {e}");
-                let addresses: Vec<SocketAddr> = lookup_host(address).await.map_err(failed)?.collect();
+                let addresses: Vec<SocketAddr> =
+                    lookup_host(address).await.map_err(failed)?.collect();
                 let listener = listen(&addresses).await.map_err(failed)?;
                 Ok(Listener::Tcp { listener, tls })
             }
@@ -178,8 +180,9 @@ fn mutual_tls(endpoint: &str, tls: &Tls) -> Result<ServerTlsConfig, String> {
             "--api {endpoint}: TCP is for mutual TLS only, give --tls-cert, --tls-key and --tls-ca (or use unix:PATH)"
         ));
     };
-    let read =
-        |path: &Path| std::fs::read(path).map_err(|e| format!("{} cannot be read: {e}", path.display()));
+    let read = |path: &Path| {
+        std::fs::read(path).map_err(|e| format!("{} cannot be read: {e}", path.display()))
+    };
     let config = ServerTlsConfig::new()
         .identity(Identity::from_pem(read(cert)?, read(key)?))
         .client_ca_root(Certificate::from_pem(read(ca)?));

@@ -88,7 +88,10 @@ fn group_after(control: &Controller, id: &GroupId) -> v1::Group {
 impl Butterfly for Service {
     async fn list_nics(&self, _: Request<v1::ListNicsRequest>) -> Answer<v1::ListNicsResponse> {
         self.control(|control| {
-            let nics = control.nics().map(|status| render::nic_status(&status)).collect();
+            let nics = control
+                .nics()
+                .map(|status| render::nic_status(&status))
+                .collect();
             Ok(v1::ListNicsResponse { nics })
         })
         .await
@@ -118,7 +121,10 @@ impl Butterfly for Service {
         .await
     }
 
-    async fn delete_nic(&self, request: Request<v1::DeleteNicRequest>) -> Answer<v1::DeleteNicResponse> {
+    async fn delete_nic(
+        &self,
+        request: Request<v1::DeleteNicRequest>,
+    ) -> Answer<v1::DeleteNicResponse> {
         let id = request.into_inner().id;
         self.control(move |control| {
             control.delete_nic(&NicId::new(&id)?)?;
@@ -127,26 +133,41 @@ impl Butterfly for Service {
         .await
     }
 
-    async fn get_nic_stats(&self, request: Request<v1::GetNicStatsRequest>) -> Answer<v1::NicStats> {
+    async fn get_nic_stats(
+        &self,
+        request: Request<v1::GetNicStatsRequest>,
+    ) -> Answer<v1::NicStats> {
         let id = request.into_inner().id;
         self.control(move |control| observe::nic_stats(control, &NicId::new(&id)?))
             .await
     }
 
-    async fn list_nic_stats(&self, _: Request<v1::ListNicStatsRequest>) -> Answer<v1::ListNicStatsResponse> {
-        self.control(|control| observe::all_nic_stats(control)).await
+    async fn list_nic_stats(
+        &self,
+        _: Request<v1::ListNicStatsRequest>,
+    ) -> Answer<v1::ListNicStatsResponse> {
+        self.control(|control| observe::all_nic_stats(control))
+            .await
     }
 
-    async fn get_nic_queues(&self, request: Request<v1::GetNicQueuesRequest>) -> Answer<v1::NicQueues> {
+    async fn get_nic_queues(
+        &self,
+        request: Request<v1::GetNicQueuesRequest>,
+    ) -> Answer<v1::NicQueues> {
         let id = request.into_inner().id;
         self.operate(move |app, control| {
-            let nic = NicId::new(&id).and_then(|id| control.nic(&id)).map_err(refused)?;
+            let nic = NicId::new(&id)
+                .and_then(|id| control.nic(&id))
+                .map_err(refused)?;
             workers::queues(app, &nic)
         })
         .await
     }
 
-    async fn export_nic(&self, request: Request<v1::ExportNicRequest>) -> Answer<v1::ExportNicResponse> {
+    async fn export_nic(
+        &self,
+        request: Request<v1::ExportNicRequest>,
+    ) -> Answer<v1::ExportNicResponse> {
         let id = request.into_inner().id;
         self.control(move |control| {
             let state = connections::export(control, &NicId::new(&id)?)?;
@@ -155,18 +176,29 @@ impl Butterfly for Service {
         .await
     }
 
-    async fn import_nic(&self, request: Request<v1::ImportNicRequest>) -> Answer<v1::ImportNicResponse> {
+    async fn import_nic(
+        &self,
+        request: Request<v1::ImportNicRequest>,
+    ) -> Answer<v1::ImportNicResponse> {
         let request = request.into_inner();
         self.control(move |control| {
             let flows = connections::import(control, &NicId::new(&request.id)?, &request.state)?;
-            Ok(v1::ImportNicResponse { flows: flows as u64 })
+            Ok(v1::ImportNicResponse {
+                flows: flows as u64,
+            })
         })
         .await
     }
 
-    async fn list_groups(&self, _: Request<v1::ListGroupsRequest>) -> Answer<v1::ListGroupsResponse> {
+    async fn list_groups(
+        &self,
+        _: Request<v1::ListGroupsRequest>,
+    ) -> Answer<v1::ListGroupsResponse> {
         self.control(|control| {
-            let groups = control.groups().map(|group| render::group(&group)).collect();
+            let groups = control
+                .groups()
+                .map(|group| render::group(&group))
+                .collect();
             Ok(v1::ListGroupsResponse { groups })
         })
         .await
@@ -261,10 +293,14 @@ impl Butterfly for Service {
         &self,
         _: Request<v1::ListEndpointsRequest>,
     ) -> Answer<v1::ListEndpointsResponse> {
-        self.control(|control| Ok(overlay::endpoints(control))).await
+        self.control(|control| Ok(overlay::endpoints(control)))
+            .await
     }
 
-    async fn put_endpoint(&self, request: Request<v1::PutEndpointRequest>) -> Answer<v1::EndpointStatus> {
+    async fn put_endpoint(
+        &self,
+        request: Request<v1::PutEndpointRequest>,
+    ) -> Answer<v1::EndpointStatus> {
         let endpoint = required(request.into_inner().endpoint, "endpoint")?;
         self.control(move |control| overlay::put_endpoint(control, endpoint))
             .await
@@ -288,22 +324,34 @@ impl Butterfly for Service {
 
     type ListNetworksStream = overlay::Items<v1::NetworkStatus>;
 
-    async fn list_networks(&self, _: Request<v1::ListNetworksRequest>) -> Answer<Self::ListNetworksStream> {
+    async fn list_networks(
+        &self,
+        _: Request<v1::ListNetworksRequest>,
+    ) -> Answer<Self::ListNetworksStream> {
         self.control(|control| Ok(overlay::networks(control))).await
     }
 
-    async fn get_network(&self, request: Request<v1::GetNetworkRequest>) -> Answer<v1::NetworkStatus> {
+    async fn get_network(
+        &self,
+        request: Request<v1::GetNetworkRequest>,
+    ) -> Answer<v1::NetworkStatus> {
         self.operate(move |app, control| overlay::network(app, control, request.get_ref().vni))
             .await
     }
 
-    async fn put_network(&self, request: Request<v1::PutNetworkRequest>) -> Answer<v1::NetworkStatus> {
+    async fn put_network(
+        &self,
+        request: Request<v1::PutNetworkRequest>,
+    ) -> Answer<v1::NetworkStatus> {
         let network = required(request.into_inner().network, "network")?;
         self.control(move |control| overlay::put_network(control, network))
             .await
     }
 
-    async fn list_uplinks(&self, _: Request<v1::ListUplinksRequest>) -> Answer<v1::ListUplinksResponse> {
+    async fn list_uplinks(
+        &self,
+        _: Request<v1::ListUplinksRequest>,
+    ) -> Answer<v1::ListUplinksResponse> {
         self.operate(|app, _| Ok(uplinks::list(app))).await
     }
 
@@ -322,7 +370,10 @@ impl Butterfly for Service {
             .await
     }
 
-    async fn put_bindings(&self, request: Request<v1::PutBindingsRequest>) -> Answer<v1::BindingsResponse> {
+    async fn put_bindings(
+        &self,
+        request: Request<v1::PutBindingsRequest>,
+    ) -> Answer<v1::BindingsResponse> {
         self.control(move |control| overlay::put_bindings(control, request.get_ref()))
             .await
     }
@@ -335,13 +386,17 @@ impl Butterfly for Service {
             .await
     }
 
-    async fn set_bindings(&self, request: Request<v1::SetBindingsRequest>) -> Answer<v1::BindingsResponse> {
+    async fn set_bindings(
+        &self,
+        request: Request<v1::SetBindingsRequest>,
+    ) -> Answer<v1::BindingsResponse> {
         self.control(move |control| overlay::set_bindings(control, request.get_ref()))
             .await
     }
 
     async fn get_config(&self, _: Request<v1::GetConfigRequest>) -> Answer<v1::Config> {
-        self.operate(|app, control| declare::config(app, control)).await
+        self.operate(|app, control| declare::config(app, control))
+            .await
     }
 
     async fn apply(&self, request: Request<v1::ApplyRequest>) -> Answer<v1::ApplyResponse> {
@@ -365,12 +420,18 @@ impl Butterfly for Service {
             .await
     }
 
-    async fn list_workers(&self, _: Request<v1::ListWorkersRequest>) -> Answer<v1::ListWorkersResponse> {
+    async fn list_workers(
+        &self,
+        _: Request<v1::ListWorkersRequest>,
+    ) -> Answer<v1::ListWorkersResponse> {
         self.operate(|app, control| workers::list(&app.workers, control))
             .await
     }
 
-    async fn list_drops(&self, request: Request<v1::ListDropsRequest>) -> Answer<v1::ListDropsResponse> {
+    async fn list_drops(
+        &self,
+        request: Request<v1::ListDropsRequest>,
+    ) -> Answer<v1::ListDropsResponse> {
         let request = request.into_inner();
         self.control(move |control| observe::drops(control, &request))
             .await
@@ -391,7 +452,10 @@ impl Butterfly for Service {
 
     type ListFlowsStream = tokio_stream::Iter<std::vec::IntoIter<Result<v1::Flow, Status>>>;
 
-    async fn list_flows(&self, request: Request<v1::ListFlowsRequest>) -> Answer<Self::ListFlowsStream> {
+    async fn list_flows(
+        &self,
+        request: Request<v1::ListFlowsRequest>,
+    ) -> Answer<Self::ListFlowsStream> {
         let nic = request.into_inner().nic;
         self.control(move |control| {
             let flows: Vec<_> = observe::flows(control, &nic)?.into_iter().map(Ok).collect();

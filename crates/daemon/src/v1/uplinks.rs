@@ -26,7 +26,10 @@ pub fn list(app: &App) -> v1::ListUplinksResponse {
 }
 
 fn one(app: &App, uplinks: &Uplinks, fact: &Fact) -> v1::Uplink {
-    let counted = app.workers.switch().port_counters(PortSlot::uplink(fact.number));
+    let counted = app
+        .workers
+        .switch()
+        .port_counters(PortSlot::uplink(fact.number));
     let kernel = uplinks.statistics(fact.number);
     // From the wire is into this host, whichever way the data plane counts it.
     let mut drops = dropped(v1::Direction::Ingress, &counted.drops_from);

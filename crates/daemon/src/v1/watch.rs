@@ -15,7 +15,10 @@ use crate::app::App;
 use crate::events;
 
 /// A stream that lives as long as the reader and the daemon.
-pub fn stream(app: Arc<App>, request: v1::WatchRequest) -> mpsc::Receiver<Result<v1::Event, Status>> {
+pub fn stream(
+    app: Arc<App>,
+    request: v1::WatchRequest,
+) -> mpsc::Receiver<Result<v1::Event, Status>> {
     events::stream(app.clone(), |sender| forward(app, request, sender))
 }
 
@@ -79,7 +82,9 @@ async fn next(app: &App, events: &mut Receiver<Event>) -> Option<Option<v1::Even
             let (epoch, sequence) = (next.epoch, next.sequence);
             Some(kind(app, next.kind).map(|kind| event(epoch, sequence, kind)))
         }
-        Err(RecvError::Lagged(missed)) => Some(Some(event(0, 0, Kind::Lagged(v1::Lagged { missed })))),
+        Err(RecvError::Lagged(missed)) => {
+            Some(Some(event(0, 0, Kind::Lagged(v1::Lagged { missed }))))
+        }
         Err(RecvError::Closed) => None,
     }
 }
@@ -118,9 +123,9 @@ fn kind(app: &App, kind: EventKind) -> Option<Kind> {
             Kind::BindingChanged(render::binding(&binding))
         }
         EventKind::BindingRemoved(key) => Kind::BindingDeleted(render::binding_key(key)),
-        EventKind::BindingsChanged(count) => {
-            Kind::BindingsChanged(v1::BindingsChanged { count: count as u64 })
-        }
+        EventKind::BindingsChanged(count) => Kind::BindingsChanged(v1::BindingsChanged {
+            count: count as u64,
+        }),
     })
 }
 

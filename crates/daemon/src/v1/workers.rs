@@ -14,7 +14,10 @@ use crate::app::App;
 use crate::worker_thread::{LoadReport, WorkerThreads};
 
 /// Every worker with the queue pairs it has.
-pub fn list(worker: &WorkerThreads, control: &Controller) -> Result<v1::ListWorkersResponse, Status> {
+pub fn list(
+    worker: &WorkerThreads,
+    control: &Controller,
+) -> Result<v1::ListWorkersResponse, Status> {
     let mut workers = statuses(worker)?;
     let names: BTreeMap<_, _> = control
         .nics()
@@ -33,7 +36,10 @@ pub fn list(worker: &WorkerThreads, control: &Controller) -> Result<v1::ListWork
                 pair: port.pair.into(),
                 polled: port.polled,
                 quiet_ns: port.quiet_ns,
-                cycles: cycles.get(&(port.slot, port.pair)).copied().unwrap_or_default(),
+                cycles: cycles
+                    .get(&(port.slot, port.pair))
+                    .copied()
+                    .unwrap_or_default(),
             });
         }
     }
@@ -111,7 +117,10 @@ fn steps(load: &WorkerLoad) -> Vec<v1::StepCost> {
 /// The queue pairs of a NIC.
 pub fn queues(app: &App, nic: &NicStatus) -> Result<v1::NicQueues, Status> {
     let ports = app.workers.ports(Some(nic.slot)).map_err(gone)?;
-    let mut pairs: Vec<_> = ports.into_iter().map(|(index, port)| pair(index, port)).collect();
+    let mut pairs: Vec<_> = ports
+        .into_iter()
+        .map(|(index, port)| pair(index, port))
+        .collect();
     pairs.sort_by_key(|pair| pair.pair);
     Ok(v1::NicQueues {
         id: nic.nic.id.to_string(),

@@ -71,7 +71,8 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts a daemon with more arguments, the v0 API on an ipc endpoint; returns when it says that it is ready.
+    /// Starts a daemon with more arguments, the v0 API on an ipc endpoint; returns when it says
+    /// that it is ready.
     pub fn start(args: &[&str]) -> Daemon {
         let dir = tempfile::tempdir().unwrap();
         let v0 = format!("ipc://{}", dir.path().join("v0.sock").display());
@@ -100,7 +101,10 @@ impl Daemon {
         let child = butterflyd()
             .env("NOTIFY_SOCKET", &notify_path)
             .args(["--no-syslog", "-s", dir.path().to_str().unwrap(), "-e", &v0])
-            .args(["--api", &format!("unix:{}", dir.path().join("v1.sock").display())])
+            .args([
+                "--api",
+                &format!("unix:{}", dir.path().join("v1.sock").display()),
+            ])
             .args(args)
             .stdout(std::fs::File::create(dir.path().join("out")).unwrap())
             .stderr(log)
@@ -178,7 +182,8 @@ impl Daemon {
 
     /// A v1 client.
     pub async fn v1(&self) -> ButterflyClient<Channel> {
-        let channel = Endpoint::from_shared(format!("unix://{}", self.path("v1.sock").display())).unwrap();
+        let channel =
+            Endpoint::from_shared(format!("unix://{}", self.path("v1.sock").display())).unwrap();
         ButterflyClient::new(within(channel.connect()).await.unwrap())
     }
 }

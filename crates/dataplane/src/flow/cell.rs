@@ -1,7 +1,9 @@
-//! Numbers that several workers read and write: relaxed atomics, which cost what plain memory costs.
+//! Numbers that several workers read and write: relaxed atomics, which cost what plain memory
+//! costs.
 //!
-//! None of them orders anything. An entry's contents are published by its slot in the index (a release store), and are
-//! not used for another flow before every worker has let go of it (see `table`).
+//! None of them orders anything. An entry's contents are published by its slot in the index (a
+//! release store), and are not used for another flow before every worker has let go of it (see
+//! `table`).
 
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 

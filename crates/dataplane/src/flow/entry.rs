@@ -1,9 +1,10 @@
 //! One tracked flow as it lies in the table: three cache lines of plain numbers, no pointers.
 //!
-//! The first line says which flow it is and how it stands; it is read by every packet and written when something changes,
-//! which packets amid a connection do not: it stays in the caches of all workers and need not go back to the memory. The
-//! other two are what the packets of one side write: a side's packets come from one queue of one NIC, so that each line has one
-//! writer and two workers do not pull it to and fro.
+//! The first line says which flow it is and how it stands; it is read by every packet and written
+//! when something changes, which packets amid a connection do not: it stays in the caches of all
+//! workers and need not go back to the memory. The other two are what the packets of one side
+//! write: a side's packets come from one queue of one NIC, so that each line has one writer and two
+//! workers do not pull it to and fro.
 
 use bytemuck::Zeroable;
 
@@ -31,7 +32,8 @@ pub(crate) const SEEN: u8 = 1;
 /// `seen`: TCP: this side has acknowledged something.
 pub(crate) const ACKED: u8 = 2;
 
-/// How long a side has been idle at the most, as far as is told: 24 days. A flow with a longer timeout does not expire.
+/// How long a side has been idle at the most, as far as is told: 24 days. A flow with a longer
+/// timeout does not expire.
 const LONG_MS: u32 = u32::MAX / 2;
 /// What is idle for less has not expired, whatever it is.
 const SHORTEST_MS: u32 = SHORTEST_SECS * 1000;
@@ -68,7 +70,8 @@ pub(crate) struct Half {
     pub ack: U32,
     /// TCP: the right edge of the window offered.
     pub edge: U32,
-    /// Under which snapshot the whole path has let a plain packet of this side pass: those that follow take the fast path.
+    /// Under which snapshot the whole path has let a plain packet of this side pass: those that
+    /// follow take the fast path.
     pub fast_path: U32,
     /// The flow's egress and ingress rule, the same for both sides.
     pub rules: [U32; 2],
@@ -78,10 +81,11 @@ pub(crate) struct Half {
     pub link: U32,
     /// Of the side that began: when that was.
     pub born_secs: U32,
-    /// When the last packet of this side came, or when the flow began: milliseconds of the table's clock.
+    /// When the last packet of this side came, or when the flow began: milliseconds of the table's
+    /// clock.
     pub last_ms: U32,
-    /// One more than the queue pair that this side has sent from last, and that the other side has: where that one wants
-    /// the packets of this. 0: it has sent nothing.
+    /// One more than the queue pair that this side has sent from last, and that the other side has:
+    /// where that one wants the packets of this. 0: it has sent nothing.
     pair: U16,
     pub wish: U16,
     /// TCP: [`SEEN`] and [`ACKED`].
@@ -114,8 +118,10 @@ impl Entry {
             let words = range.map(|word| self.key[word].get() ^ key.words[word]);
             words.fold(0, |differ, bits| differ | bits)
         };
-        // The last word tells the families apart: between IPv4 flows what is not used is zero on both sides.
-        (differ(3..6) | self.key[0].get() ^ key.words[0]) == 0 && (!key.is_v6() || differ(1..3) == 0)
+        // The last word tells the families apart: between IPv4 flows what is not used is zero on
+        // both sides.
+        (differ(3..6) | self.key[0].get() ^ key.words[0]) == 0
+            && (!key.is_v6() || differ(1..3) == 0)
     }
 
     pub(crate) fn key(&self) -> Key {
@@ -136,7 +142,8 @@ impl Entry {
         (slot(self.initiator()), slot(1 - self.initiator()))
     }
 
-    /// The slot of the NIC that it is charged to: who began it, or whom somebody on another host has begun it with.
+    /// The slot of the NIC that it is charged to: who began it, or whom somebody on another host
+    /// has begun it with.
     pub(crate) fn charged(&self) -> PortSlot {
         let (owner, peer) = self.slots();
         charged(owner, peer)
@@ -202,7 +209,10 @@ impl Entry {
     }
 
     pub(crate) fn windows(&self) -> TcpWindows {
-        let sides = [&self.sides[self.initiator()], &self.sides[1 - self.initiator()]];
+        let sides = [
+            &self.sides[self.initiator()],
+            &self.sides[1 - self.initiator()],
+        ];
         TcpWindows {
             end: sides.map(|side| side.end.get()),
             ack: sides.map(|side| side.ack.get()),
@@ -222,8 +232,8 @@ impl Half {
         }
     }
 
-    /// Keeps the time of a side that has been silent for long, in a flow that lives on, from coming round to now: the clock
-    /// wraps after 49 days.
+    /// Keeps the time of a side that has been silent for long, in a flow that lives on, from coming
+    /// round to now: the clock wraps after 49 days.
     pub(super) fn keep_idle(&self, now_ms: u32) {
         let last = self.last_ms.get();
         if self.idle_ms(now_ms) == LONG_MS {

@@ -1,16 +1,18 @@
 //! From a hash to an entry, for several workers at once: buckets of one cache line, without locks.
 //!
-//! A bucket has sixteen slots of 32 bits; an entry belongs into the bucket that its hash names, and where that is full into
-//! one of five others (its neighbour, and two more pairs), so that a table filled to its maximum ([`FILL`] of a bucket) has
-//! room for any flow, as far as chance goes. What belongs into a bucket and lies elsewhere is counted; where that is
-//! nothing nobody looks further, so that nearly every lookup reads one line, those that find nothing too.
+//! A bucket has sixteen slots of 32 bits; an entry belongs into the bucket that its hash names, and
+//! where that is full into one of five others (its neighbour, and two more pairs), so that a table
+//! filled to its maximum ([`FILL`] of a bucket) has room for any flow, as far as chance goes. What
+//! belongs into a bucket and lies elsewhere is counted; where that is nothing nobody looks further,
+//! so that nearly every lookup reads one line, those that find nothing too.
 //!
-//! A slot holds the entry's number and, in the bits that the largest number leaves, a part of the hash: 11 bits in a table of a
-//! million flows, 5 in the largest that the daemon makes. An entry is read only where those agree, and says itself whether it is
-//! the one. What matters more is that the index is small: over a million flows every packet reads a line of it at random.
+//! A slot holds the entry's number and, in the bits that the largest number leaves, a part of the
+//! hash: 11 bits in a table of a million flows, 5 in the largest that the daemon makes. An entry is
+//! read only where those agree, and says itself whether it is the one. What matters more is that
+//! the index is small: over a million flows every packet reads a line of it at random.
 //!
-//! A slot is taken and emptied by one atomic operation. Whoever finds an id reads an entry that was complete
-//! before (release, acquire).
+//! A slot is taken and emptied by one atomic operation. Whoever finds an id reads an entry that was
+//! complete before (release, acquire).
 
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
@@ -99,7 +101,8 @@ impl Index {
         // Where insertion has begun to look too: nearly always the first.
         for step in 0..SLOTS {
             let slot = slots[(begin(hash) + step) % SLOTS].load(Ordering::Acquire);
-            // One comparison for the part of the hash and for a free slot: which slots are free nobody can foretell.
+            // One comparison for the part of the hash and for a free slot: which slots are free
+            // nobody can foretell.
             let id = (slot ^ tag).wrapping_sub(1);
             if id < ids && is(id) {
                 return Some(id);
@@ -135,7 +138,8 @@ impl Index {
         (0..SLOTS).any(|step| {
             let at = &slots[(begin(hash) + step) % SLOTS];
             let is_free = at.load(Ordering::Relaxed) == 0;
-            let take = || at.compare_exchange(0, self.slot(hash, id), Ordering::SeqCst, Ordering::Relaxed);
+            let take =
+                || at.compare_exchange(0, self.slot(hash, id), Ordering::SeqCst, Ordering::Relaxed);
             is_free && take().is_ok()
         })
     }
@@ -186,7 +190,8 @@ impl Index {
     }
 }
 
-/// Which slot of a bucket is tried first: by bits that do not choose the bucket, and are not in the slot.
+/// Which slot of a bucket is tried first: by bits that do not choose the bucket, and are not in the
+/// slot.
 #[inline(always)]
 fn begin(hash: u64) -> usize {
     hash as usize % SLOTS
@@ -202,8 +207,8 @@ mod tests {
     use std::collections::HashMap;
 
     proptest! {
-        /// Against a map, over few hashes so that they collide and fill their buckets, with much of a hash in the slots and
-        /// with next to nothing.
+        /// Against a map, over few hashes so that they collide and fill their buckets, with much of
+        /// a hash in the slots and with next to nothing.
         #[test]
         fn finds_what_is_in_it(
             steps in proptest::collection::vec((any::<bool>(), 0u32..40), 1..300),
@@ -241,7 +246,14 @@ mod tests {
         for (kind, word) in alike.into_iter().enumerate() {
             let index = Index::new(max);
             for id in 0..max {
-                let mut words = [0x0a00_0001_0a00_0002, 0, 0, 0, 0x0000_0001_0000_0002, 0x1100];
+                let mut words = [
+                    0x0a00_0001_0a00_0002,
+                    0,
+                    0,
+                    0,
+                    0x0000_0001_0000_0002,
+                    0x1100,
+                ];
                 if kind < 2 {
                     words[5] |= word(id);
                 } else {

@@ -11,8 +11,8 @@ pub struct Endpoint {
     pub uid: PortUid,
     /// Its address.
     pub address: IpAddr,
-    /// Its port (TCP, UDP, SCTP). ICMP: the query's id at the initiator, `type << 8 | code` of the query at
-    /// the responder. 0 for other protocols.
+    /// Its port (TCP, UDP, SCTP). ICMP: the query's id at the initiator, `type << 8 | code` of the
+    /// query at the responder. 0 for other protocols.
     pub port: u16,
 }
 
@@ -119,8 +119,8 @@ pub struct FlowInfo {
     pub frames_in: u64,
     /// Their bytes.
     pub bytes_in: u64,
-    /// The initiator's egress rule that admitted it; `None`: its own addresses may send (no egress rule), or
-    /// the NIC bypasses filtering.
+    /// The initiator's egress rule that admitted it; `None`: its own addresses may send (no egress
+    /// rule), or the NIC bypasses filtering.
     pub egress_rule: Option<RuleSlot>,
     /// The responder's ingress rule that admitted it; `None`: the NIC bypasses filtering.
     pub ingress_rule: Option<RuleSlot>,

@@ -1,10 +1,10 @@
 //! What tells one flow from another.
 //!
-//! A flow is between two attachment points, not just two addresses: its key holds the [`PortUid`]s of both
-//! NICs, so that a guest that borrows another one's address can neither ride on nor reset the other's
-//! connections, and networks with the same addresses never meet. The end with the smaller uid comes first
-//! (a flow from a NIC to itself does not exist), so both directions make the same key, and the comparison of
-//! two numbers says which direction a packet goes.
+//! A flow is between two attachment points, not just two addresses: its key holds the [`PortUid`]s
+//! of both NICs, so that a guest that borrows another one's address can neither ride on nor reset
+//! the other's connections, and networks with the same addresses never meet. The end with the
+//! smaller uid comes first (a flow from a NIC to itself does not exist), so both directions make
+//! the same key, and the comparison of two numbers says which direction a packet goes.
 
 use std::hash::{BuildHasher, Hasher};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -19,8 +19,9 @@ use crate::snapshot::PortUid;
 /// Which end of a key: 0 is the one with the smaller uid.
 pub(crate) type Side = usize;
 
-/// The key of a flow, as the words that are compared: two of each side's IPv6 address (or both IPv4 addresses in the
-/// first word and zeros), the uids, and last both ports, the protocol and the `kind`.
+/// The key of a flow, as the words that are compared: two of each side's IPv6 address (or both IPv4
+/// addresses in the first word and zeros), the uids, and last both ports, the protocol and the
+/// `kind`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Key {
     pub words: [u64; Key::WORDS],
@@ -40,7 +41,8 @@ const KIND_QUERY: u8 = 2;
 /// `kind`: that was asked by side 1.
 const KIND_ASKED_BY_1: u8 = 4;
 
-/// The part of a packet that a key is made of, in the packet's own direction. IPv4 addresses are numbers of 32 bits.
+/// The part of a packet that a key is made of, in the packet's own direction. IPv4 addresses are
+/// numbers of 32 bits.
 #[derive(Clone, Copy)]
 struct Tuple {
     ip: [u128; 2],
@@ -73,8 +75,8 @@ impl Ends {
 impl Key {
     pub(crate) const WORDS: usize = 6;
 
-    /// The key of a packet from one NIC to another, and which side sent it. `None` for ICMP that is not a
-    /// query or its answer: errors and the like have no flow of their own.
+    /// The key of a packet from one NIC to another, and which side sent it. `None` for ICMP that is
+    /// not a query or its answer: errors and the like have no flow of their own.
     #[inline]
     pub(crate) fn of(packet: &IpPacket, from: PortUid, to: PortUid) -> Option<(Key, Side)> {
         let mut tuple = Tuple {
@@ -85,7 +87,9 @@ impl Key {
             query: None,
         };
         match packet.l4_info {
-            L4::Tcp { sport, dport, .. } | L4::Udp { sport, dport } | L4::Sctp { sport, dport, .. } => {
+            L4::Tcp { sport, dport, .. }
+            | L4::Udp { sport, dport }
+            | L4::Sctp { sport, dport, .. } => {
                 tuple.port = [sport, dport];
             }
             L4::Icmp { kind, code, id } => tuple.query(kind, code, id)?,
@@ -114,14 +118,15 @@ impl Key {
         }
     }
 
-    /// The same key: as `==`, word by word, so that one that was made just now is compared in registers. The last word first,
-    /// where flows of the same two NICs differ.
+    /// The same key: as `==`, word by word, so that one that was made just now is compared in
+    /// registers. The last word first, where flows of the same two NICs differ.
     #[inline(always)]
     pub(crate) fn is(&self, other: &Key) -> bool {
         let [mine @ .., my_rest] = &self.words;
         let [theirs @ .., their_rest] = &other.words;
         let pairs = mine.iter().zip(theirs);
-        my_rest == their_rest && pairs.fold(0, |differ, (mine, theirs)| differ | (mine ^ theirs)) == 0
+        my_rest == their_rest
+            && pairs.fold(0, |differ, (mine, theirs)| differ | (mine ^ theirs)) == 0
     }
 
     /// The key of a packet that an ICMP error quotes, which `from` sent to `to`.
@@ -219,11 +224,16 @@ impl Tuple {
             (false, 14 | 16 | 18 | 43) | (true, 129 | 161) => (kind - 1, true),
             _ => return None,
         };
-        // An extended echo answers with codes of its own (RFC 8335): the flow is by type alone there.
+        // An extended echo answers with codes of its own (RFC 8335): the flow is by type alone
+        // there.
         let code = if matches!(asked, 42 | 160) { 0 } else { code };
         let what = u16::from_be_bytes([asked, code]);
         self.port = if answer { [what, id] } else { [id, what] };
-        self.query = Some(if answer { Query::Answer } else { Query::Question });
+        self.query = Some(if answer {
+            Query::Answer
+        } else {
+            Query::Question
+        });
         Some(())
     }
 
@@ -242,8 +252,18 @@ impl Tuple {
             | u64::from(self.protocol) << 8
             | u64::from(kind);
         let [a, b, c, d] = match self.v6 {
-            false => [u64::from(ip_0 as u32) << 32 | u64::from(ip_1 as u32), 0, 0, 0],
-            true => [(ip_0 >> 64) as u64, ip_0 as u64, (ip_1 >> 64) as u64, ip_1 as u64],
+            false => [
+                u64::from(ip_0 as u32) << 32 | u64::from(ip_1 as u32),
+                0,
+                0,
+                0,
+            ],
+            true => [
+                (ip_0 >> 64) as u64,
+                ip_0 as u64,
+                (ip_1 >> 64) as u64,
+                ip_1 as u64,
+            ],
         };
         let key = Key {
             words: [a, b, c, d, ends.uids, rest],

@@ -1,4 +1,5 @@
-//! Tracked flows: what is remembered of a connection so that its answers pass and its state is followed.
+//! Tracked flows: what is remembered of a connection so that its answers pass and its state is
+//! followed.
 
 mod cell;
 mod entry;

@@ -1,14 +1,16 @@
 //! A worker's part in the table of flows: what it has made, and making room.
 //!
-//! A flow is charged to the NIC that started it, or, if somebody on another host has, to the NIC that it was started
-//! with: whatever comes from outside, it is at no other NIC's cost. A NIC's flows are in two lists: the transient ones (half-open, unanswered,
-//! closing) and the settled ones. A NIC whose share is full loses its oldest transient flow for a new one, or else a
-//! settled one that has been idle for long; never a flow of another NIC. In a table that is nearly full shares
-//! shrink with what is left. Flows that are over by time are gone for a lookup at that moment, and their entries are
-//! swept up bit by bit.
+//! A flow is charged to the NIC that started it, or, if somebody on another host has, to the NIC
+//! that it was started with: whatever comes from outside, it is at no other NIC's cost. A NIC's
+//! flows are in two lists: the transient ones (half-open, unanswered, closing) and the settled
+//! ones. A NIC whose share is full loses its oldest transient flow for a new one, or else a settled
+//! one that has been idle for long; never a flow of another NIC. In a table that is nearly full
+//! shares shrink with what is left. Flows that are over by time are gone for a lookup at that
+//! moment, and their entries are swept up bit by bit.
 //!
-//! Shares count the flows of all workers; the lists are each worker's own, and so is what it may give up. Another worker
-//! that changes a flow's state or takes it out leaves the lists alone: they are put right when their worker comes by.
+//! Shares count the flows of all workers; the lists are each worker's own, and so is what it may
+//! give up. Another worker that changes a flow's state or takes it out leaves the lists alone: they
+//! are put right when their worker comes by.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -40,7 +42,8 @@ pub(crate) struct Flows {
     me: u8,
     free: Vec<FlowId>,
     keep: usize,
-    /// Entries that others may still be reading, those that were taken out since, and when the former were counted.
+    /// Entries that others may still be reading, those that were taken out since, and when the
+    /// former were counted.
     leaving: Vec<FlowId>,
     left: Vec<FlowId>,
     since: Vec<u64>,
@@ -138,8 +141,9 @@ impl Flows {
         self.table.turns.wake(self.me.into(), self.turns);
     }
 
-    /// Adds a flow that is not in the table. When the owner's share or the table is full, a flow of the
-    /// owner goes for it, or the new one is refused. `None`: another worker has begun it at this moment.
+    /// Adds a flow that is not in the table. When the owner's share or the table is full, a flow of
+    /// the owner goes for it, or the new one is refused. `None`: another worker has begun it at
+    /// this moment.
     pub(crate) fn insert(&mut self, new: &NewFlow) -> Result<Option<FlowId>, DropReason> {
         let charged = charged(new.owner, new.peer);
         let owner = charged.0 as usize;
@@ -181,9 +185,11 @@ impl Flows {
         entry.name(&new.key);
         entry.epoch.set(new.epoch);
         entry.timeout_secs.set(new.timeout_secs);
-        entry
-            .flags
-            .set(if new.initiator == 1 { INITIATOR_IS_1 } else { 0 });
+        entry.flags.set(if new.initiator == 1 {
+            INITIATOR_IS_1
+        } else {
+            0
+        });
         entry.worker.set(self.me);
         entry.listed.set(UNLISTED);
         for (side, half) in entry.sides.iter().enumerate() {
@@ -250,8 +256,8 @@ impl Flows {
         }
     }
 
-    /// Looks at the next `count` entries and takes out those of this worker that are over, by time or because `gone`
-    /// says so.
+    /// Looks at the next `count` entries and takes out those of this worker that are over, by time
+    /// or because `gone` says so.
     pub(crate) fn sweep(&mut self, count: u32, now_ms: u32, gone: impl Fn(&Entry) -> bool) {
         let high = self.table.high();
         for _ in 0..count.min(high) {
@@ -274,9 +280,9 @@ impl Flows {
         }
     }
 
-    /// How many flows a NIC with this share may have now. The last eighth of the table is for those that have
-    /// few, so that no number of NICs that fill their shares keeps the others from any flow at all; unless one
-    /// NIC was given the whole table.
+    /// How many flows a NIC with this share may have now. The last eighth of the table is for those
+    /// that have few, so that no number of NICs that fill their shares keeps the others from any
+    /// flow at all; unless one NIC was given the whole table.
     fn part(&self, share: u32) -> u32 {
         let max = self.table.max();
         let free = max.saturating_sub(self.table.len());
@@ -413,5 +419,9 @@ impl Flows {
 }
 
 fn class(state: FlowState) -> u8 {
-    if state.is_transient() { TRANSIENT } else { SETTLED }
+    if state.is_transient() {
+        TRANSIENT
+    } else {
+        SETTLED
+    }
 }

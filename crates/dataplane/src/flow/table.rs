@@ -1,14 +1,18 @@
-//! The table of tracked flows, shared by all workers: a slab of fixed-size entries and an index over it.
+//! The table of tracked flows, shared by all workers: a slab of fixed-size entries and an index
+//! over it.
 //!
-//! Bounded by `max`, allocated at once and committed by the kernel page by page. Every worker finds every flow. Which
-//! worker makes a flow keeps it: its [`Flows`](super::Flows) has lists of what it made, gives up what is to be given
-//! up and takes entries back; here is what all of them read, and the numbers they add up.
+//! Bounded by `max`, allocated at once and committed by the kernel page by page. Every worker finds
+//! every flow. Which worker makes a flow keeps it: its [`Flows`](super::Flows) has lists of what it
+//! made, gives up what is to be given up and takes entries back; here is what all of them read, and
+//! the numbers they add up.
 //!
-//! An entry that is taken out is not another flow's before all workers have let go of it: see [`turns`](super::turns).
+//! An entry that is taken out is not another flow's before all workers have let go of it: see
+//! [`turns`](super::turns).
 //!
-//! What two workers may do at once: find, count, follow states (by compare and exchange) and take out (one of them
-//! wins). Both may make an entry for the same flow when its two ends begin at the same moment; the one that is found
-//! first is the flow, the other is taken out by whoever sees both, or goes by its timeout.
+//! What two workers may do at once: find, count, follow states (by compare and exchange) and take
+//! out (one of them wins). Both may make an entry for the same flow when its two ends begin at the
+//! same moment; the one that is found first is the flow, the other is taken out by whoever sees
+//! both, or goes by its timeout.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -84,7 +88,8 @@ impl FlowTable {
         self.index.fetch(hash);
     }
 
-    /// The flow that a lookup will probably find, and begins to bring what the packets of `side` read of it.
+    /// The flow that a lookup will probably find, and begins to bring what the packets of `side`
+    /// read of it.
     #[inline(always)]
     pub(crate) fn fetch_entry(&self, hash: u64, side: usize) -> Option<FlowId> {
         let id = self.index.likely(hash)?;
@@ -138,7 +143,8 @@ impl FlowTable {
         }
         self.index.remove(self.hash(&entry.key()), id);
         self.count.fetch_sub(1, Ordering::Relaxed);
-        self.begun(entry.charged().0).fetch_sub(1, Ordering::Relaxed);
+        self.begun(entry.charged().0)
+            .fetch_sub(1, Ordering::Relaxed);
         true
     }
 
@@ -146,7 +152,9 @@ impl FlowTable {
     pub(super) fn supply(&self, mut take: impl FnMut(FlowId)) {
         for _ in 0..BLOCK {
             let link = |id| self.entry(id).sides[0].link.get();
-            let Some(id) = self.spare.pop(link) else { break };
+            let Some(id) = self.spare.pop(link) else {
+                break;
+            };
             take(id);
         }
         let max = self.max();
@@ -162,6 +170,7 @@ impl FlowTable {
 
     /// An entry that its worker has no use for.
     pub(super) fn push_spare(&self, id: FlowId) {
-        self.spare.push(id, |next| self.entry(id).sides[0].link.set(next));
+        self.spare
+            .push(id, |next| self.entry(id).sides[0].link.set(next));
     }
 }

@@ -1,9 +1,10 @@
 //! TCP as a firewall in the middle sees it (RFC 9293; the states are nf_conntrack's).
 //!
-//! The middle does not know what arrived, so it follows what was sent: which flags go which way in which
-//! state. Sequence numbers are followed lightly, each direction's highest end, acknowledgement and window edge:
-//! enough to tell the reset of this connection from one that floats about from an older one. A frame may
-//! stand for many segments (TSO): its whole payload counts.
+//! The middle does not know what arrived, so it follows what was sent: which flags go which way in
+//! which state. Sequence numbers are followed lightly, each direction's highest end,
+//! acknowledgement and window edge: enough to tell the reset of this connection from one that
+//! floats about from an older one. A frame may stand for many segments (TSO): its whole payload
+//! counts.
 
 use wire::parse::{PlainTcp, TcpFlags};
 
@@ -27,8 +28,8 @@ pub(crate) struct Segment {
 impl Segment {
     /// One past its last byte; SYN and FIN count as one each.
     fn end(&self) -> u32 {
-        let extra =
-            u32::from(self.flags.contains(TcpFlags::SYN)) + u32::from(self.flags.contains(TcpFlags::FIN));
+        let extra = u32::from(self.flags.contains(TcpFlags::SYN))
+            + u32::from(self.flags.contains(TcpFlags::FIN));
         self.seq.wrapping_add(self.payload_len).wrapping_add(extra)
     }
 }
@@ -49,7 +50,8 @@ pub(crate) enum Step {
 /// The scale of a side whose SYN was not seen: as far as any can go.
 const UNKNOWN_SCALE: u8 = 14;
 
-/// True for the combinations of flags that a TCP sends (those that carry no meaning here set aside).
+/// True for the combinations of flags that a TCP sends (those that carry no meaning here set
+/// aside).
 pub(crate) fn flags_are_valid(flags: TcpFlags) -> bool {
     let rest = TcpFlags(flags.0 & !(TcpFlags::PSH | TcpFlags::ECE | TcpFlags::CWR).0);
     let (fin, syn, rst) = (TcpFlags::FIN, TcpFlags::SYN, TcpFlags::RST);
@@ -70,15 +72,25 @@ pub(crate) fn flags_are_valid(flags: TcpFlags) -> bool {
 
 /// True for the first packet of a connection.
 pub(crate) fn opens(flags: TcpFlags) -> bool {
-    flags.contains(TcpFlags::SYN) && !flags.intersects(TcpFlags::ACK | TcpFlags::RST | TcpFlags::FIN)
+    flags.contains(TcpFlags::SYN)
+        && !flags.intersects(TcpFlags::ACK | TcpFlags::RST | TcpFlags::FIN)
 }
 
-/// The state after a packet with `flags`, in the initiator's direction or the other one. `rst_fits` says
-/// whether a reset is the connection's own.
-pub(crate) fn step(state: FlowState, from_initiator: bool, flags: TcpFlags, rst_fits: bool) -> Step {
+/// The state after a packet with `flags`, in the initiator's direction or the other one. `rst_fits`
+/// says whether a reset is the connection's own.
+pub(crate) fn step(
+    state: FlowState,
+    from_initiator: bool,
+    flags: TcpFlags,
+    rst_fits: bool,
+) -> Step {
     use FlowState::*;
     if flags.contains(TcpFlags::RST) {
-        return if rst_fits { Step::To(Close) } else { Step::Stay };
+        return if rst_fits {
+            Step::To(Close)
+        } else {
+            Step::Stay
+        };
     }
     let syn = flags.contains(TcpFlags::SYN);
     let ack = flags.contains(TcpFlags::ACK);
@@ -86,8 +98,8 @@ pub(crate) fn step(state: FlowState, from_initiator: bool, flags: TcpFlags, rst_
     match (state, from_initiator) {
         // A SYN for a connection that is over: its four numbers are used again.
         (TimeWait | Close, _) if syn && !ack => Step::Reopen,
-        // SYN: sent again, crossing the other's (simultaneous open), or one that the peer will answer with
-        // a challenge.
+        // SYN: sent again, crossing the other's (simultaneous open), or one that the peer will
+        // answer with a challenge.
         (SynSent, false) if syn && !ack => Step::To(SynSent2),
         (SynSent | SynSent2, _) if syn && !ack => Step::To(state),
         (_, true) if syn && !ack => Step::Stay,
@@ -111,12 +123,14 @@ pub(crate) fn step(state: FlowState, from_initiator: bool, flags: TcpFlags, rst_
     }
 }
 
-/// True when a reset from `side` is one that its receiver would take (RFC 9293, section 3.10.7): it answers the
-/// SYN, is the next byte of its own side, or lies in the window that the receiver has offered.
+/// True when a reset from `side` is one that its receiver would take (RFC 9293, section 3.10.7): it
+/// answers the SYN, is the next byte of its own side, or lies in the window that the receiver has
+/// offered.
 pub(crate) fn reset_fits(entry: &Entry, side: Side, segment: &Segment) -> bool {
     let (mine, other) = (&entry.sides[side], &entry.sides[1 - side]);
-    let answers_syn =
-        !mine.has_seen(SEEN) && segment.flags.contains(TcpFlags::ACK) && segment.ack == other.end.get();
+    let answers_syn = !mine.has_seen(SEEN)
+        && segment.flags.contains(TcpFlags::ACK)
+        && segment.ack == other.end.get();
     let is_next = mine.has_seen(SEEN) && segment.seq == mine.end.get();
     let in_window = other.has_seen(ACKED)
         && !before(segment.seq, other.ack.get())
@@ -158,8 +172,8 @@ pub(crate) fn follow(entry: &Entry, side: Side, segment: &Segment) {
     }
 }
 
-/// The same for a segment of data or an acknowledgement amid an established connection. False when this side is not
-/// known well enough for that.
+/// The same for a segment of data or an acknowledgement amid an established connection. False when
+/// this side is not known well enough for that.
 #[inline(always)]
 pub(crate) fn follow_plain(mine: &Half, segment: &PlainTcp) -> bool {
     const AMID: u8 = SEEN | ACKED;
@@ -194,7 +208,8 @@ fn before(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) < 0
 }
 
-/// The window scale option of a TCP header that was parsed (RFC 7323); `options` is what follows 20 bytes.
+/// The window scale option of a TCP header that was parsed (RFC 7323); `options` is what follows 20
+/// bytes.
 pub(crate) fn window_scale(mut options: &[u8]) -> Option<u8> {
     while let [kind, rest @ ..] = options {
         options = match (kind, rest) {
@@ -291,14 +306,19 @@ mod tests {
             .filter(|bits| bits & TcpFlags::PSH.0 == 0 && flags_are_valid(TcpFlags(*bits)))
             .collect();
         // SYN, RST, ACK, FIN+ACK, SYN+ACK, RST+ACK, and URG with SYN, ACK, FIN+ACK.
-        assert_eq!(valid, [0x02, 0x04, 0x10, 0x11, 0x12, 0x14, 0x22, 0x30, 0x31]);
+        assert_eq!(
+            valid,
+            [0x02, 0x04, 0x10, 0x11, 0x12, 0x14, 0x22, 0x30, 0x31]
+        );
         assert!(flags_are_valid(SYN | TcpFlags::ECE | TcpFlags::CWR));
     }
 
     #[test]
     fn the_window_scale_is_found_among_options() {
         assert_eq!(
-            window_scale(&[2, 4, 5, 180, 4, 2, 8, 10, 0, 0, 0, 0, 0, 0, 0, 0, 1, 3, 3, 7]),
+            window_scale(&[
+                2, 4, 5, 180, 4, 2, 8, 10, 0, 0, 0, 0, 0, 0, 0, 0, 1, 3, 3, 7
+            ]),
             Some(7)
         );
         assert_eq!(window_scale(&[2, 4, 5, 180]), None);

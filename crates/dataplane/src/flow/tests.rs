@@ -49,10 +49,16 @@ fn an_entry_is_not_used_again_while_another_worker_may_read_it() {
     third.sleep();
     // Taken out by one that has not made it: its maker has to come by.
     second.remove(id);
-    assert_eq!((table.len(), table.find(&key(1), table.hash(&key(1)))), (0, None));
+    assert_eq!(
+        (table.len(), table.find(&key(1), table.hash(&key(1)))),
+        (0, None)
+    );
     first.sweep(1, 0, |_| false);
     for turn in 0..3 {
-        assert!(first.insert(&new_flow(&first, 2, 9)).is_err(), "turn {turn}");
+        assert!(
+            first.insert(&new_flow(&first, 2, 9)).is_err(),
+            "turn {turn}"
+        );
         first.begin_turn();
         if turn > 0 {
             second.begin_turn();
@@ -76,8 +82,9 @@ fn a_state_changes_once_and_a_flow_goes_once() {
     assert_eq!(table.len(), 0);
 }
 
-/// Three workers look up, make and take out flows of one set of keys for a while. What one has found stays the flow
-/// that it was until its turn is over; in the end nothing is lost and nothing is left over.
+/// Three workers look up, make and take out flows of one set of keys for a while. What one has
+/// found stays the flow that it was until its turn is over; in the end nothing is lost and nothing
+/// is left over.
 #[test]
 fn workers_do_not_pull_flows_from_under_each_other() {
     const MAX: u32 = 512;
@@ -130,7 +137,11 @@ fn workers_do_not_pull_flows_from_under_each_other() {
     });
     assert!(done.load(Ordering::Relaxed));
     let alive = |table: &FlowTable| {
-        let found = |number: &u32| table.find(&key(*number), table.hash(&key(*number))).is_some();
+        let found = |number: &u32| {
+            table
+                .find(&key(*number), table.hash(&key(*number)))
+                .is_some()
+        };
         (0..KEYS).filter(found).count()
     };
     // Two that were made at once for one key count as two until the second one is over.
@@ -172,8 +183,9 @@ fn a_full_table_takes_new_flows_for_the_oldest() {
     assert_eq!(flows.evicted(), u64::from(15 * MAX));
 }
 
-/// A flow is as idle as the side that has sent last. One of which only one side ever sends lives for months while it does, and
-/// no longer than its timeout when it does not, wherever the clock has come to.
+/// A flow is as idle as the side that has sent last. One of which only one side ever sends lives
+/// for months while it does, and no longer than its timeout when it does not, wherever the clock
+/// has come to.
 #[test]
 fn a_silent_side_neither_ends_a_flow_nor_keeps_it() {
     const DAY_MS: u32 = 86_400_000;

@@ -1,4 +1,5 @@
-//! How long a flow may be idle (security-groups.md 10). The fixed ones are Linux nf_conntrack's defaults.
+//! How long a flow may be idle (security-groups.md 10). The fixed ones are Linux nf_conntrack's
+//! defaults.
 
 use wire::parse::protocol::{ICMP, ICMPV6, SCTP, TCP, UDP};
 
@@ -12,7 +13,10 @@ pub(super) const SHORTEST_SECS: u32 = 10;
 pub(crate) fn timeout_secs(protocol: u8, state: FlowState, settable: &Timeouts) -> u32 {
     let secs = match (protocol, state) {
         (TCP, FlowState::Established) => settable.tcp_established_secs,
-        (TCP, FlowState::SynSent | FlowState::SynSent2 | FlowState::FinWait | FlowState::TimeWait) => 120,
+        (
+            TCP,
+            FlowState::SynSent | FlowState::SynSent2 | FlowState::FinWait | FlowState::TimeWait,
+        ) => 120,
         (TCP, FlowState::SynRecv | FlowState::CloseWait) => 60,
         (TCP, FlowState::LastAck) => 30,
         (_, FlowState::Close) => SHORTEST_SECS,

@@ -44,14 +44,17 @@ pub(crate) struct Seen<'a> {
 }
 
 impl Seen<'_> {
-    /// A fragment that is not the first has no header of layer 4: it refreshes its flow and changes nothing.
+    /// A fragment that is not the first has no header of layer 4: it refreshes its flow and changes
+    /// nothing.
     fn is_later_fragment(&self) -> bool {
-        self.ip.fragment.is_some_and(|fragment| fragment.offset != 0)
+        self.ip
+            .fragment
+            .is_some_and(|fragment| fragment.offset != 0)
     }
 }
 
-/// Whether a packet can be the first of a flow, and in which state the flow then is. `midstream`: a group
-/// that admits it lets TCP and SCTP begin anywhere.
+/// Whether a packet can be the first of a flow, and in which state the flow then is. `midstream`: a
+/// group that admits it lets TCP and SCTP begin anywhere.
 pub(crate) fn first_state(ip: &IpPacket, midstream: bool) -> Result<FlowState, DropReason> {
     let later = ip.fragment.is_some_and(|fragment| fragment.offset != 0);
     match ip.l4_info {
@@ -81,7 +84,8 @@ pub(crate) fn first_state(ip: &IpPacket, midstream: bool) -> Result<FlowState, D
 }
 
 impl Flows {
-    /// Follows a packet of flow `id`. `timeouts` is asked, with the slots of both NICs, only when the state changes.
+    /// Follows a packet of flow `id`. `timeouts` is asked, with the slots of both NICs, only when
+    /// the state changes.
     #[inline]
     pub(crate) fn track(
         &mut self,
@@ -109,11 +113,15 @@ impl Flows {
                         first_chunk,
                         verification_tag,
                         ..
-                    } => match follow_sctp(entry, state, seen.side, first_chunk, verification_tag) {
-                        Some(next) => next,
-                        None => return Tracked::Reopen,
-                    },
-                    _ if state == FlowState::OneWay && seen.side != entry.initiator() => FlowState::Stream,
+                    } => {
+                        match follow_sctp(entry, state, seen.side, first_chunk, verification_tag) {
+                            Some(next) => next,
+                            None => return Tracked::Reopen,
+                        }
+                    }
+                    _ if state == FlowState::OneWay && seen.side != entry.initiator() => {
+                        FlowState::Stream
+                    }
                     _ => state,
                 }
             };
@@ -123,7 +131,8 @@ impl Flows {
                     if self.entry(id).state.get() == 0 {
                         return Tracked::Reopen;
                     }
-                    // A packet of the other side has changed it, by another worker: from there, then.
+                    // A packet of the other side has changed it, by another worker: from there,
+                    // then.
                     continue;
                 }
             }
@@ -206,24 +215,34 @@ fn segment(seen: &Seen) -> Option<Segment> {
     })
 }
 
-/// SCTP roughly as nf_conntrack follows it: opening until the responder says more than the handshake's
-/// beginning, closed by an abort or the end of a shutdown that carries a tag of the association.
-/// `None`: it is over and this opens another.
-fn follow_sctp(entry: &Entry, state: FlowState, side: Side, first_chunk: u8, tag: u32) -> Option<FlowState> {
+/// SCTP roughly as nf_conntrack follows it: opening until the responder says more than the
+/// handshake's beginning, closed by an abort or the end of a shutdown that carries a tag of the
+/// association. `None`: it is over and this opens another.
+fn follow_sctp(
+    entry: &Entry,
+    state: FlowState,
+    side: Side,
+    first_chunk: u8,
+    tag: u32,
+) -> Option<FlowState> {
     let from_responder = side != entry.initiator();
     match first_chunk {
         chunk::INIT if state == FlowState::Close => return None,
         chunk::INIT => return Some(state),
         chunk::ABORT | chunk::SHUTDOWN_COMPLETE => {
             // With the T bit the tag is the other side's.
-            let fits = state == FlowState::Opening || entry.sides.iter().any(|side| side.end.get() == tag);
+            let fits =
+                state == FlowState::Opening || entry.sides.iter().any(|side| side.end.get() == tag);
             return Some(if fits { FlowState::Close } else { state });
         }
         _ => {}
     }
     entry.sides[side].note_seen(SEEN);
     entry.sides[side].end.set(tag);
-    let handshake = matches!(first_chunk, chunk::INIT_ACK | chunk::COOKIE_ECHO | chunk::ERROR);
+    let handshake = matches!(
+        first_chunk,
+        chunk::INIT_ACK | chunk::COOKIE_ECHO | chunk::ERROR
+    );
     let up = state == FlowState::Opening && from_responder && !handshake;
     debug_assert_eq!(entry.key().protocol(), SCTP);
     Some(if up { FlowState::Established } else { state })

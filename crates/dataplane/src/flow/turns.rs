@@ -1,10 +1,12 @@
-//! When an entry that was taken out of the table may be another flow's: when no worker looks at it any more.
+//! When an entry that was taken out of the table may be another flow's: when no worker looks at it
+//! any more.
 //!
-//! A lookup gives the number of an entry, which is used until the end of the turn. Whoever has found one that is taken out
-//! at that moment may still count a packet in it, so that it rests until every other worker has begun another turn, or
-//! sleeps. A worker says that it begins a turn, or wakes, before it looks anything up; who takes an entry out looks
-//! afterwards how many turns have begun; a SeqCst fence between the two steps of each side sees to it that either the
-//! entry is not found or its finder is waited for.
+//! A lookup gives the number of an entry, which is used until the end of the turn. Whoever has
+//! found one that is taken out at that moment may still count a packet in it, so that it rests
+//! until every other worker has begun another turn, or sleeps. A worker says that it begins a turn,
+//! or wakes, before it looks anything up; who takes an entry out looks afterwards how many turns
+//! have begun; a SeqCst fence between the two steps of each side sees to it that either the entry
+//! is not found or its finder is waited for.
 
 use crate::atomic::{AtomicU64, Ordering, fence};
 
@@ -46,7 +48,8 @@ impl Turns {
         fence(Ordering::SeqCst);
     }
 
-    /// The turns of all workers now: what was taken out before may be used again when [`passed`](Self::passed) says so.
+    /// The turns of all workers now: what was taken out before may be used again when
+    /// [`passed`](Self::passed) says so.
     pub(crate) fn now(&self) -> Vec<u64> {
         fence(Ordering::SeqCst);
         self.0
@@ -57,8 +60,9 @@ impl Turns {
 
     /// All workers but `me` have let go of what they had found when `since` was taken.
     pub(crate) fn passed(&self, me: usize, since: &[u64]) -> bool {
-        let gone =
-            |(count, since): (&Count, &u64)| *since == ASLEEP || count.0.load(Ordering::Acquire) > *since;
+        let gone = |(count, since): (&Count, &u64)| {
+            *since == ASLEEP || count.0.load(Ordering::Acquire) > *since
+        };
         let others = self.0.iter().zip(since).enumerate();
         others
             .filter(|(worker, _)| *worker != me)

@@ -63,7 +63,10 @@ impl Datagram {
     pub(super) fn add(&mut self, piece: Piece) -> Result<(), DropReason> {
         let count = usize::from(self.count);
         let highest = self.pieces[..count].last().map_or(0, |&(_, end)| end);
-        if self.total.is_some_and(|total| piece.end > total || !piece.more) {
+        if self
+            .total
+            .is_some_and(|total| piece.end > total || !piece.more)
+        {
             return Err(DropReason::FragmentOverlap);
         }
         if !piece.more {
@@ -111,7 +114,10 @@ mod tests {
 
     fn datagram() -> Datagram {
         Datagram {
-            begun: Begun { at_ms: 0, number: 0 },
+            begun: Begun {
+                at_ms: 0,
+                number: 0,
+            },
             first: Lent {
                 protocol: 17,
                 l4: L4::Other,
@@ -159,6 +165,9 @@ mod tests {
         );
         let mut other = self::datagram();
         other.add(piece(16, 24, true)).unwrap();
-        assert_eq!(other.add(piece(8, 12, false)), Err(DropReason::FragmentOverlap));
+        assert_eq!(
+            other.add(piece(8, 12, false)),
+            Err(DropReason::FragmentOverlap)
+        );
     }
 }

@@ -1,11 +1,11 @@
 //! Virtual reassembly: fragments follow the judgement of their first one (security-groups.md 8).
 //!
-//! Nothing is put together. What the first fragment says of layer 4 is remembered for 30 s and lent to the
-//! later ones, which are then judged like it: same ports, same flow, same rules. Fragments that come before
-//! their first one are held back as copies for a second. All of it is bounded, an eighth for one NIC at most, and
-//! less the more of it is taken.
-//! Bytes may be sent once: a datagram with overlapping fragments is lost with all that is yet to come of it
-//! (RFC 5722; here for IPv4 as well).
+//! Nothing is put together. What the first fragment says of layer 4 is remembered for 30 s and lent
+//! to the later ones, which are then judged like it: same ports, same flow, same rules. Fragments
+//! that come before their first one are held back as copies for a second. All of it is bounded, an
+//! eighth for one NIC at most, and less the more of it is taken. Bytes may be sent once: a datagram
+//! with overlapping fragments is lost with all that is yet to come of it (RFC 5722; here for IPv4
+//! as well).
 
 mod datagram;
 
@@ -143,7 +143,8 @@ impl Fragments {
             at_ms: now_ms,
             number: self.begun,
         };
-        self.datagrams.insert(*key, Datagram::new(begun, lent, piece));
+        self.datagrams
+            .insert(*key, Datagram::new(begun, lent, piece));
         self.queue.push_back((*key, begun));
         *self.shares.entry(key.sender).or_default() += 1;
         Disposition::First
@@ -175,10 +176,19 @@ impl Fragments {
         });
     }
 
-    /// True when a fragment of `len` bytes of this NIC can be held back. Where all room is taken the NIC that
-    /// takes most of it gives some up, unless that is the one that asks.
-    pub(crate) fn make_room(&mut self, source: PortSlot, len: usize, mut given_up: impl FnMut(Held)) -> bool {
-        let mine = self.held.iter().filter(|held| held.source == source).count();
+    /// True when a fragment of `len` bytes of this NIC can be held back. Where all room is taken
+    /// the NIC that takes most of it gives some up, unless that is the one that asks.
+    pub(crate) fn make_room(
+        &mut self,
+        source: PortSlot,
+        len: usize,
+        mut given_up: impl FnMut(Held),
+    ) -> bool {
+        let mine = self
+            .held
+            .iter()
+            .filter(|held| held.source == source)
+            .count();
         if mine >= HELD_MAX_PER_NIC || len > HELD_BYTES_MAX {
             return false;
         }
@@ -271,8 +281,8 @@ mod tests {
     use super::*;
     use wire::parse::L4;
 
-    /// A guest ends datagrams and begins them anew in the same millisecond, and leaves them unfinished: what is
-    /// kept to forget them by is bounded all the same.
+    /// A guest ends datagrams and begins them anew in the same millisecond, and leaves them
+    /// unfinished: what is kept to forget them by is bounded all the same.
     #[test]
     fn datagrams_begun_over_and_over_leave_nothing_behind() {
         let mut fragments = Fragments::new(64, 1);

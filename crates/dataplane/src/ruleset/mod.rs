@@ -1,10 +1,11 @@
 //! The rules of one group, compiled for finding an allowing rule fast.
 //!
-//! Rules only allow and have no order, so the question is whether any rule matches, and a set of hash tables
-//! answers it: rules are sorted by what they say of the protocol and the port (everything; one protocol; one
-//! port; a range of ports), and each of these cells is a `PeerSet`, which looks the other end's address up
-//! by prefix length. Ten thousand rules for ten thousand ports or networks are one or two probes each; ranges
-//! are in an interval tree. Control compiles a group once when it changes; workers only read.
+//! Rules only allow and have no order, so the question is whether any rule matches, and a set of
+//! hash tables answers it: rules are sorted by what they say of the protocol and the port
+//! (everything; one protocol; one port; a range of ports), and each of these cells is a `PeerSet`,
+//! which looks the other end's address up by prefix length. Ten thousand rules for ten thousand
+//! ports or networks are one or two probes each; ranges are in an interval tree. Control compiles a
+//! group once when it changes; workers only read.
 
 mod peers;
 mod ranges;
@@ -51,8 +52,8 @@ pub struct RuleSpec {
     pub direction: Direction,
     /// IP protocol number; `None` = every one. 1 (ICMP) stands for ICMPv6 where the packet is IPv6.
     pub protocol: Option<u8>,
-    /// TCP, UDP, SCTP: destination ports. ICMP: `type << 8 | code`. `0..=65535` = any; another range matches
-    /// nothing of a protocol that has no ports.
+    /// TCP, UDP, SCTP: destination ports. ICMP: `type << 8 | code`. `0..=65535` = any; another
+    /// range matches nothing of a protocol that has no ports.
     pub selector: RangeInclusive<u16>,
     /// Whom.
     pub peer: Peer,
@@ -137,7 +138,8 @@ impl RuleSet {
         self.compiled.has_egress
     }
 
-    /// A rule that allows what is asked. `groups` are the snapshot's, for rules whose peer is a group.
+    /// A rule that allows what is asked. `groups` are the snapshot's, for rules whose peer is a
+    /// group.
     #[inline]
     pub fn decide(&self, asked: &Asked, groups: &[Option<Arc<Group>>]) -> Option<RuleSlot> {
         match asked.direction {
@@ -191,11 +193,20 @@ impl Side {
         self.find_selector(EVERY, asked, groups)
     }
 
-    fn find_selector(&self, protocol: u16, asked: &Asked, groups: &[Option<Arc<Group>>]) -> Option<RuleSlot> {
+    fn find_selector(
+        &self,
+        protocol: u16,
+        asked: &Asked,
+        groups: &[Option<Arc<Group>>],
+    ) -> Option<RuleSlot> {
         let selector = asked.selector?;
         self.exact
             .get(&(protocol, selector))
             .and_then(|peers| peers.find(&asked.peer, groups))
-            .or_else(|| self.ranges.get(&protocol)?.find(selector, &asked.peer, groups))
+            .or_else(|| {
+                self.ranges
+                    .get(&protocol)?
+                    .find(selector, &asked.peer, groups)
+            })
     }
 }

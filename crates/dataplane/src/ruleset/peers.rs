@@ -1,4 +1,5 @@
-//! Which addresses the rules of one cell allow: everybody, networks by prefix length, members of groups.
+//! Which addresses the rules of one cell allow: everybody, networks by prefix length, members of
+//! groups.
 
 use std::net::IpAddr;
 use std::sync::Arc;

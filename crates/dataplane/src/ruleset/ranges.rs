@@ -6,7 +6,8 @@ use std::sync::Arc;
 use super::peers::PeerSet;
 use crate::snapshot::{Group, RuleSlot};
 
-/// The ranges of one protocol. Sorted by where they start; the middle of a part is the root of its subtree.
+/// The ranges of one protocol. Sorted by where they start; the middle of a part is the root of its
+/// subtree.
 #[derive(Clone, Default)]
 pub(super) struct Ranges {
     nodes: Vec<Node>,
@@ -54,8 +55,8 @@ impl Ranges {
         fill(&mut self.nodes);
     }
 
-    /// A rule of a range with `selector` in it that allows `address`. The cost grows with the logarithm of
-    /// the number of ranges, and with how many of them the selector is in.
+    /// A rule of a range with `selector` in it that allows `address`. The cost grows with the
+    /// logarithm of the number of ranges, and with how many of them the selector is in.
     pub(super) fn find(
         &self,
         selector: u16,

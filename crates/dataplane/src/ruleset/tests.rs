@@ -16,8 +16,8 @@ fn matches(rule: &RuleSpec, asked: &Asked, groups: &[Option<Arc<Group>>]) -> boo
         Some(ICMP) if v6 => asked.protocol == ICMPV6,
         Some(protocol) => protocol == asked.protocol,
     };
-    let selector =
-        rule.selector == (0..=u16::MAX) || asked.selector.is_some_and(|s| rule.selector.contains(&s));
+    let selector = rule.selector == (0..=u16::MAX)
+        || asked.selector.is_some_and(|s| rule.selector.contains(&s));
     let peer = match rule.peer {
         Peer::Any => true,
         Peer::Net(net) => net.contains(&asked.peer),
@@ -65,7 +65,12 @@ fn direction() -> impl Strategy<Value = Direction> {
 }
 
 fn rules() -> impl Strategy<Value = Vec<RuleSpec>> {
-    let rule = (direction(), proptest::option::of(protocol()), selector(), peer());
+    let rule = (
+        direction(),
+        proptest::option::of(protocol()),
+        selector(),
+        peer(),
+    );
     proptest::collection::vec(rule, 0..24).prop_map(|rules| {
         (0u32..)
             .zip(rules)
@@ -81,14 +86,18 @@ fn rules() -> impl Strategy<Value = Vec<RuleSpec>> {
 }
 
 fn asked() -> impl Strategy<Value = Asked> {
-    (direction(), protocol(), proptest::option::of(0u16..14), address()).prop_map(
-        |(direction, protocol, selector, peer)| Asked {
+    (
+        direction(),
+        protocol(),
+        proptest::option::of(0u16..14),
+        address(),
+    )
+        .prop_map(|(direction, protocol, selector, peer)| Asked {
             direction,
             protocol,
             selector,
             peer,
-        },
-    )
+        })
 }
 
 proptest! {
@@ -98,7 +107,8 @@ proptest! {
         asked in proptest::collection::vec(asked(), 40),
         members in proptest::collection::vec(address(), 0..4),
     ) {
-        // Group 0 has members, group 1 has none, group 2 is named and does not exist, group 3 was never seen.
+        // Group 0 has members, group 1 has none, group 2 is named and does not exist, group 3 was
+        // never seen.
         let members: AddressSet = members.into_iter().collect();
         let groups = vec![
             Some(Arc::new(Group { members, ..Group::default() })),
@@ -139,20 +149,29 @@ fn ten_thousand_rules_of_each_kind_are_found_without_a_walk() {
         peer,
         slot: RuleSlot(slot),
     };
-    let net =
-        |n: u16| Peer::Net(IpNet::new(Ipv4Addr::from_bits(0x0a00_0000 + u32::from(n)).into(), 32).unwrap());
-    let exact: Vec<_> = (0..count).map(|n| rule(n..=n, Peer::Any, n.into())).collect();
+    let net = |n: u16| {
+        Peer::Net(IpNet::new(Ipv4Addr::from_bits(0x0a00_0000 + u32::from(n)).into(), 32).unwrap())
+    };
+    let exact: Vec<_> = (0..count)
+        .map(|n| rule(n..=n, Peer::Any, n.into()))
+        .collect();
     let ranges: Vec<_> = (0..count)
         .map(|n| rule(n * 4..=n * 4 + 2, Peer::Any, n.into()))
         .collect();
-    let networks: Vec<_> = (0..count).map(|n| rule(0..=u16::MAX, net(n), n.into())).collect();
+    let networks: Vec<_> = (0..count)
+        .map(|n| rule(0..=u16::MAX, net(n), n.into()))
+        .collect();
     let ask = |selector, host: u16| Asked {
         direction: Direction::Ingress,
         protocol: 6,
         selector: Some(selector),
         peer: Ipv4Addr::from_bits(0x0a00_0000 + u32::from(host)).into(),
     };
-    let (exact, ranges, networks) = (RuleSet::new(exact), RuleSet::new(ranges), RuleSet::new(networks));
+    let (exact, ranges, networks) = (
+        RuleSet::new(exact),
+        RuleSet::new(ranges),
+        RuleSet::new(networks),
+    );
     for n in 0..count {
         let slot = Some(RuleSlot(n.into()));
         assert_eq!(exact.decide(&ask(n, 0), &[]), slot);

@@ -1,5 +1,5 @@
-//! Step 5: what passes whatever the rules say (ARP, neighbour discovery, DHCP), and what never does (a guest
-//! as DHCP server or router, unless it may, or one on a host that is not trusted with it).
+//! Step 5: what passes whatever the rules say (ARP, neighbour discovery, DHCP), and what never does
+//! (a guest as DHCP server or router, unless it may, or one on a host that is not trusted with it).
 //! security-groups.md 13.
 
 use std::net::IpAddr;
@@ -47,12 +47,16 @@ impl Rights {
             }
         };
         Rights {
-            routes: may(nic.allow_router_advertisements, DropReason::RouterAdvertisement),
+            routes: may(
+                nic.allow_router_advertisements,
+                DropReason::RouterAdvertisement,
+            ),
             serves_dhcp: may(nic.allow_dhcp_server, DropReason::DhcpServer),
         }
     }
 
-    /// Of machines on another host: which of them may was judged there, whether that host is to be trusted is judged here.
+    /// Of machines on another host: which of them may was judged there, whether that host is to be
+    /// trusted is judged here.
     fn of_remote(round: &Round, endpoint: IpAddr) -> Rights {
         let network = round.view.network(round.nic.network);
         let overlay = network.and_then(|network| network.overlay.as_deref());
@@ -62,7 +66,10 @@ impl Rights {
         };
         Rights {
             routes: may(|overlay| &overlay.routers, DropReason::RemoteRouter),
-            serves_dhcp: may(|overlay| &overlay.dhcp_servers, DropReason::RemoteDhcpServer),
+            serves_dhcp: may(
+                |overlay| &overlay.dhcp_servers,
+                DropReason::RemoteDhcpServer,
+            ),
         }
     }
 }
@@ -75,7 +82,10 @@ fn judge(rights: &Rights, item: &Item) -> Result<bool, DropReason> {
         _ => return Ok(false),
     };
     if let Some(nd) = &item.nd {
-        let routes = matches!(nd.kind, NdKind::RouterAdvertisement | NdKind::Redirect { .. });
+        let routes = matches!(
+            nd.kind,
+            NdKind::RouterAdvertisement | NdKind::Redirect { .. }
+        );
         if routes {
             rights.routes?;
         }
@@ -90,7 +100,8 @@ fn judge(rights: &Rights, item: &Item) -> Result<bool, DropReason> {
     Ok(dhcp::is_server_answer(ip) || dhcp::is_client_request(ip))
 }
 
-/// What routers tell hosts in IPv4: redirects (RFC 792) and advertisements (RFC 1256). The rules are asked besides.
+/// What routers tell hosts in IPv4: redirects (RFC 792) and advertisements (RFC 1256). The rules
+/// are asked besides.
 #[inline]
 fn is_router_v4(ip: &IpPacket) -> bool {
     !ip.v6 && matches!(ip.l4_info, L4::Icmp { kind: 5 | 9, .. })

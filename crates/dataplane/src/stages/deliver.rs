@@ -1,4 +1,5 @@
-//! Step 13: what passed goes to its targets, and to who watches them; what did not is counted by its reason.
+//! Step 13: what passed goes to its targets, and to who watches them; what did not is counted by
+//! its reason.
 
 use io::frame::BATCH;
 use io::port::TransmitError;
@@ -42,11 +43,17 @@ pub(crate) fn run(round: &mut Round, ports: &mut Ports) {
 
 fn drop_sent(round: &mut Round, item: Option<usize>, reason: DropReason) {
     if let Some(item) = item {
-        drop_frame(round.counters, round.from.slot, &mut round.items[item], reason);
+        drop_frame(
+            round.counters,
+            round.from.slot,
+            &mut round.items[item],
+            reason,
+        );
     }
 }
 
-/// The jobs from `first` on that pass to one target, in one call. Gives how many they are: one at least.
+/// The jobs from `first` on that pass to one target, in one call. Gives how many they are: one at
+/// least.
 fn together(round: &mut Round, ports: &mut Ports, first: usize, target: PortSlot) -> usize {
     let mut frames = [0u8; BATCH];
     let mut steer = [0u32; BATCH];
@@ -72,13 +79,21 @@ fn together(round: &mut Round, ports: &mut Ports, first: usize, target: PortSlot
             .iter()
             .map(|frame| round.batch.frames()[usize::from(*frame)].len());
         let bytes: usize = lens.sum();
-        round.counters.delivered_all(target, count as u64, bytes as u64);
+        round
+            .counters
+            .delivered_all(target, count as u64, bytes as u64);
     } else {
         one_by_one(round, first, frames, results);
     }
     let watched = round.view.port(target);
-    if let Some(config) = watched.filter(|config| !config.sniffers.is_empty() || config.trace.is_some()) {
-        for (&frame, _) in frames.iter().zip(&*results).filter(|(_, result)| result.is_ok()) {
+    if let Some(config) =
+        watched.filter(|config| !config.sniffers.is_empty() || config.trace.is_some())
+    {
+        for (&frame, _) in frames
+            .iter()
+            .zip(&*results)
+            .filter(|(_, result)| result.is_ok())
+        {
             show(round, ports, config, frame.into());
         }
     }
@@ -87,7 +102,12 @@ fn together(round: &mut Round, ports: &mut Ports, first: usize, target: PortSlot
 
 /// Counts frames of [`together`] by what became of each, and notes it where it is asked for.
 #[inline(never)]
-fn one_by_one(round: &mut Round, first: usize, frames: &[u8], results: &[Result<(), TransmitError>]) {
+fn one_by_one(
+    round: &mut Round,
+    first: usize,
+    frames: &[u8],
+    results: &[Result<(), TransmitError>],
+) {
     let target = round.jobs[first].target;
     let (mut passed, mut bytes) = (0, 0);
     for (index, result) in results.iter().enumerate() {
@@ -106,7 +126,8 @@ fn one_by_one(round: &mut Round, first: usize, frames: &[u8], results: &[Result<
     round.counters.delivered_all(target, passed, bytes);
 }
 
-/// The jobs from `first` on that pass to one next hop, each in its outer headers. Gives how many they are.
+/// The jobs from `first` on that pass to one next hop, each in its outer headers. Gives how many
+/// they are.
 fn to_wire(round: &mut Round, ports: &mut Ports, first: usize, target: PortSlot) -> usize {
     let hop = target.as_hop().and_then(|index| round.underlay.hop(index));
     let (mut count, mut passed, mut bytes) = (0, 0, 0);
@@ -160,7 +181,8 @@ pub(crate) fn replies(round: &mut Round, ports: &mut Ports) {
     }
 }
 
-/// The rest of [`together`] when a queue of the target is another worker's, who counts and shows what it was handed.
+/// The rest of [`together`] when a queue of the target is another worker's, who counts and shows
+/// what it was handed.
 #[inline(never)]
 fn partly(
     round: &mut Round,
@@ -236,7 +258,13 @@ fn copy_to(round: &Round, ports: &mut Ports, frame: usize, sniffer: PortSlot) {
 fn refused_by(round: &Round, frame: usize, target: PortSlot, reason: DropReason) {
     round.counters.dropped_to(target, reason);
     if let Some(config) = round.view.port(target) {
-        record(round, config, Direction::Inbound, frame, Some(reason.name()));
+        record(
+            round,
+            config,
+            Direction::Inbound,
+            frame,
+            Some(reason.name()),
+        );
     }
 }
 

@@ -1,5 +1,5 @@
-//! Step 7: where each frame goes: the NIC with its MAC address, the endpoint where that is, all of the network, or those
-//! that may have unknown machines behind them. Makes the jobs.
+//! Step 7: where each frame goes: the NIC with its MAC address, the endpoint where that is, all of
+//! the network, or those that may have unknown machines behind them. Makes the jobs.
 
 use std::net::IpAddr;
 
@@ -27,7 +27,8 @@ pub(crate) fn run(round: &mut Round) {
             continue;
         };
         let (src, dst) = (packet.src, packet.dst);
-        // A machine behind a learning NIC, or a MAC that NICs share and pass on (VRRP's), or one on another host.
+        // A machine behind a learning NIC, or a MAC that NICs share and pass on (VRRP's), or one on
+        // another host.
         if (src != round.nic.mac || network.holders(&src).is_some())
             && let Some(location) = learnable(round, network, round.items[index].frame, src)
         {
@@ -67,16 +68,22 @@ fn send(round: &mut Round, network: &Network, index: usize, dst: Mac) -> Result<
     }
     match find(round, network, dst) {
         Some(Target::Nic(slot)) if slot == round.nic.slot => Err(DropReason::Hairpin),
-        Some(Target::Nic(slot)) => add(round, index, slot, Towards::Here).ok_or(DropReason::NoDestination)?,
+        Some(Target::Nic(slot)) => {
+            add(round, index, slot, Towards::Here).ok_or(DropReason::NoDestination)?
+        }
         // What has come from the wire does not go back to it.
         Some(Target::Endpoint(_)) if round.is_from_wire() => Err(DropReason::NoDestination),
         Some(Target::Endpoint(address)) => {
             let remote = PortSlot::remote(round.nic.network);
-            add(round, index, remote, Towards::Endpoint(address)).ok_or(DropReason::NoDestination)?
+            add(round, index, remote, Towards::Endpoint(address))
+                .ok_or(DropReason::NoDestination)?
         }
         None if let Some(holders) = network.holders(&dst) => flood(round, holders, index, false),
         None => {
-            let learns = network.overlay.as_ref().is_some_and(|overlay| overlay.learn);
+            let learns = network
+                .overlay
+                .as_ref()
+                .is_some_and(|overlay| overlay.learn);
             flood(round, &network.learners, index, learns)
         }
     }
@@ -89,7 +96,8 @@ pub(crate) enum Target {
     Endpoint(IpAddr),
 }
 
-/// The NIC that was given a MAC address, the endpoint that it is bound to, or where it was heard: in this order.
+/// The NIC that was given a MAC address, the endpoint that it is bound to, or where it was heard:
+/// in this order.
 pub(crate) fn find(round: &Round, network: &Network, mac: Mac) -> Option<Target> {
     if let Some(slot) = network.only_holder(&mac) {
         return Some(Target::Nic(slot));
@@ -107,8 +115,8 @@ pub(crate) fn find(round: &Round, network: &Network, mac: Mac) -> Option<Target>
     }
 }
 
-/// A frame of ours about the sender, the first of the batch, for all others of its network that can be `reached`,
-/// whatever the rules say.
+/// A frame of ours about the sender, the first of the batch, for all others of its network that can
+/// be `reached`, whatever the rules say.
 pub(crate) fn to_all(round: &mut Round, network: &Network, reached: impl Fn(PortSlot) -> bool) {
     for slot in network.ports.iter().filter(|slot| **slot != round.nic.slot) {
         let target = round.view.port(*slot);
@@ -169,7 +177,12 @@ pub(crate) fn learned<'a>(round: &Round<'a>, mac: Mac) -> Option<Learnt<'a>> {
 }
 
 /// To these NICs, and to the network's other hosts if `far` says so.
-fn flood(round: &mut Round, targets: &[PortSlot], index: usize, far: bool) -> Result<(), DropReason> {
+fn flood(
+    round: &mut Round,
+    targets: &[PortSlot],
+    index: usize,
+    far: bool,
+) -> Result<(), DropReason> {
     let before = round.jobs.len();
     let mut refused = None;
     for slot in targets.iter().filter(|slot| **slot != round.nic.slot) {
@@ -204,7 +217,12 @@ fn floods(round: &Round) -> bool {
 
 /// Adds a job. `None` when the slot is nobody's, or a sniffer's, which gets copies alone.
 #[inline]
-fn add(round: &mut Round, index: usize, slot: PortSlot, towards: Towards) -> Option<Result<(), DropReason>> {
+fn add(
+    round: &mut Round,
+    index: usize,
+    slot: PortSlot,
+    towards: Towards,
+) -> Option<Result<(), DropReason>> {
     let target = round.view.port(slot).filter(|target| !target.is_sniffer)?;
     let item = &round.items[index];
     let packet = item.packet.as_ref()?;
@@ -236,8 +254,8 @@ fn add(round: &mut Round, index: usize, slot: PortSlot, towards: Towards) -> Opt
     Some(Ok(()))
 }
 
-/// False for what passes whatever the rules say, but not to this NIC: a DHCP client's request to somebody in
-/// particular is for who may answer it. To others it would be a way around all rules.
+/// False for what passes whatever the rules say, but not to this NIC: a DHCP client's request to
+/// somebody in particular is for who may answer it. To others it would be a way around all rules.
 fn concerns(packet: &Packet, target: &PortConfig) -> bool {
     let Some(ip) = packet.ip().filter(|ip| dhcp::is_client_request(ip)) else {
         return true;

@@ -1,6 +1,7 @@
-//! Step 12: what passed and is for other hosts gets its next hops, one for each host that it is for. What is too large for
-//! the way there goes back to its sender as an error that says how large it may be (path MTU discovery: RFC 1191, RFC 8201).
-//! What is for a host whose next hop is not known yet is left to [`wait`](crate::stages::wait).
+//! Step 12: what passed and is for other hosts gets its next hops, one for each host that it is
+//! for. What is too large for the way there goes back to its sender as an error that says how large
+//! it may be (path MTU discovery: RFC 1191, RFC 8201). What is for a host whose next hop is not
+//! known yet is left to [`wait`](crate::stages::wait).
 
 use std::net::IpAddr;
 
@@ -26,7 +27,9 @@ pub(crate) fn run(round: &mut Round) {
         };
         match case.towards {
             // No job for a remote is without a direction.
-            Towards::Here => round.jobs[index].verdict = Verdict::DropFrom(DropReason::NoDestination),
+            Towards::Here => {
+                round.jobs[index].verdict = Verdict::DropFrom(DropReason::NoDestination)
+            }
             Towards::Endpoint(endpoint) => round.jobs[index] = send(round, job, endpoint),
             Towards::All => flood(round, index, job),
         }
@@ -140,11 +143,16 @@ fn report(round: &mut Round, item: usize, packet: &Packet, mtu: usize) {
     let Some(ip) = packet.ip().filter(|ip| may_be_reported(packet, ip)) else {
         return;
     };
-    if round.is_from_wire() || !round.replies.may_send_error(round.nic.slot, round.now.secs()) {
+    if round.is_from_wire()
+        || !round
+            .replies
+            .may_send_error(round.nic.slot, round.now.secs())
+    {
         return;
     }
     let head = round.frame(item).head();
-    // What IPv4 routers quote keeps the error within 576 bytes (RFC 1812, section 4.3.2.3), and a head is shorter.
+    // What IPv4 routers quote keeps the error within 576 bytes (RFC 1812, section 4.3.2.3), and a
+    // head is shorter.
     let quote = &head[usize::from(ip.l3)..head.len().min(ip.end as usize)];
     let mtu = mtu.min(u16::MAX.into()) as u32;
     let error = build::frame(packet.dst, packet.src).ip(ip.dst(), ip.src());
@@ -155,8 +163,9 @@ fn report(round: &mut Round, item: usize, packet: &Packet, mtu: usize) {
     round.replies.push(&error.payload(quote).build());
 }
 
-/// No error is sent about an error, about what many would get, or about what is not the first fragment (RFC 1122,
-/// section 3.2.2). RFC 4443 would have IPv6 senders told of multicasts too, but from an address, which we have not.
+/// No error is sent about an error, about what many would get, or about what is not the first
+/// fragment (RFC 1122, section 3.2.2). RFC 4443 would have IPv6 senders told of multicasts too, but
+/// from an address, which we have not.
 fn may_be_reported(packet: &Packet, ip: &IpPacket) -> bool {
     let to_many = packet.dst.is_multicast() || ip.dst().is_multicast();
     let later = ip.fragment.is_some_and(|fragment| fragment.offset != 0);

@@ -1,13 +1,16 @@
-//! The fast path: plain packets of which everything is known already take it, past all steps but delivery.
+//! The fast path: plain packets of which everything is known already take it, past all steps but
+//! delivery.
 //!
-//! A plain packet (untagged, whole, no options, TCP or UDP) from the NIC's own MAC to one that a NIC was given belongs
-//! to a flow that its addresses, ports and both NICs tell. If the whole path has let a packet of this side of the flow
-//! pass under the snapshot in force ([`open`]), every check it made would say the same of this one: the key holds all
-//! that they look at. What is left is to follow the flow: amid a TCP connection that is a few numbers. Between two
-//! NICs that allow everything there is no flow; for those the fast path remembers who they are.
+//! A plain packet (untagged, whole, no options, TCP or UDP) from the NIC's own MAC to one that a
+//! NIC was given belongs to a flow that its addresses, ports and both NICs tell. If the whole path
+//! has let a packet of this side of the flow pass under the snapshot in force ([`open`]), every
+//! check it made would say the same of this one: the key holds all that they look at. What is left
+//! is to follow the flow: amid a TCP connection that is a few numbers. Between two NICs that allow
+//! everything there is no flow; for those the fast path remembers who they are.
 //!
-//! Everything else, faulty packets included, is left to the whole path: the fast path never drops. Bits of what is left are
-//! given back. What may take the fast path is chosen first, and its flows followed then (`runs.rs`).
+//! Everything else, faulty packets included, is left to the whole path: the fast path never drops.
+//! Bits of what is left are given back. What may take the fast path is chosen first, and its flows
+//! followed then (`runs.rs`).
 
 mod arriving;
 mod runs;
@@ -64,7 +67,8 @@ struct Far {
     until_secs: Option<u32>,
 }
 
-/// How long what was learnt is relied on, seconds: less than [aging](crate::learned::AGING_SECS) by far.
+/// How long what was learnt is relied on, seconds: less than [aging](crate::learned::AGING_SECS) by
+/// far.
 pub(crate) const RELY_SECS: u32 = 10;
 
 /// The terms on which everything passes.
@@ -108,7 +112,8 @@ impl FastPath {
         self.arriving.forget();
     }
 
-    /// Adds a job for each packet that needs no more, in the order of the frames. Gives the frames that are left, as bits.
+    /// Adds a job for each packet that needs no more, in the order of the frames. Gives the frames
+    /// that are left, as bits.
     pub(crate) fn run(&mut self, round: &mut Round) -> Bits {
         let all = first_bits(round.batch.len());
         let nic = round.nic;
@@ -146,11 +151,14 @@ impl FastPath {
         left
     }
 
-    /// Passes the packets of one family that are free to pass, and notes those that have to have a flow.
+    /// Passes the packets of one family that are free to pass, and notes those that have to have a
+    /// flow.
     #[inline(always)]
     fn choose<const V6: bool>(&mut self, round: &mut Round, choice: &mut Choice) {
         let own_mac = mac_bits(round.nic.mac);
-        let Choice { mut left, mut v6, .. } = *choice;
+        let Choice {
+            mut left, mut v6, ..
+        } = *choice;
         // The route of the packet before.
         let (mut mac, mut route) = (u64::MAX, 0);
         for (index, frame) in round.batch.frames().iter().enumerate() {
@@ -204,8 +212,8 @@ impl FastPath {
         (choice.left, choice.v6) = (left, v6);
     }
 
-    /// The route to a MAC address, as an index. `None` when that is not the address of another NIC, or when the route has
-    /// no place: a packet before it in the batch goes by another one.
+    /// The route to a MAC address, as an index. `None` when that is not the address of another NIC,
+    /// or when the route has no place: a packet before it in the batch goes by another one.
     #[inline]
     fn route(&mut self, round: &Round, mac: u64) -> Option<usize> {
         let nic = round.nic;
@@ -230,7 +238,9 @@ impl Route {
         let network = view.network(nic.network)?;
         let (slot, far) = match destination::find(round, network, mac_of(mac))? {
             // Learnt on this host: the whole path looks where that is.
-            destination::Target::Nic(slot) if network.only_holder(&mac_of(mac)) != Some(slot) => return None,
+            destination::Target::Nic(slot) if network.only_holder(&mac_of(mac)) != Some(slot) => {
+                return None;
+            }
             destination::Target::Nic(slot) => (slot, None),
             destination::Target::Endpoint(endpoint) => {
                 let path = round.underlay.find(endpoint)?;
@@ -265,7 +275,8 @@ impl Far {
         let max = self.max_frame as usize;
         frame.len() <= max
             || (frame.offload.gso != Gso::None
-                && plain.transport.header_end(frame.head()) + usize::from(frame.offload.gso_size) <= max)
+                && plain.transport.header_end(frame.head()) + usize::from(frame.offload.gso_size)
+                    <= max)
     }
 
     fn is_stale(&self, now_secs: u32) -> bool {
@@ -285,7 +296,11 @@ impl Free {
         let openings = view.stateless(nic.slot, target.slot, v6)?;
         let only_own = !nic.bypass && (nic.anti_spoof || openings[0] == Opening::Free);
         let from = match only_own {
-            true => Some(nic.addresses.iter().find(|address| address.is_ipv6() == v6)?),
+            true => Some(
+                nic.addresses
+                    .iter()
+                    .find(|address| address.is_ipv6() == v6)?,
+            ),
             false => None,
         };
         Some(Free {
@@ -306,7 +321,11 @@ impl Free {
             )
         };
         let [first, second, ..] = plain.ip;
-        let from = if V6 { [first, second] } else { [first >> 32, 0] };
+        let from = if V6 {
+            [first, second]
+        } else {
+            [first >> 32, 0]
+        };
         self.from.is_none_or(|own| own == from) && !dhcp(plain.ports) && !dhcp(plain.ports >> 16)
     }
 }
@@ -344,7 +363,8 @@ fn pass(frame: u8, target: PortSlot, steer: u32) -> Job {
     }
 }
 
-/// The queue pair that the target of a flow's packet has last sent from, or else one that the flow chooses.
+/// The queue pair that the target of a flow's packet has last sent from, or else one that the flow
+/// chooses.
 #[inline(always)]
 pub(crate) fn steer(sender: &Half, hash: u64) -> u32 {
     match sender.wish.get() {
@@ -353,13 +373,14 @@ pub(crate) fn steer(sender: &Half, hash: u64) -> u32 {
     }
 }
 
-/// The whole path has let a packet of a flow pass: those like it may take the fast path until the next snapshot.
+/// The whole path has let a packet of a flow pass: those like it may take the fast path until the
+/// next snapshot.
 pub(crate) fn open(round: &Round, id: FlowId, side: Side, case: usize) {
     let entry = round.tables.flows.entry(id);
     let packet = &round.items[round.cases[case].item].packet;
     if round.is_from_wire() {
-        // Whether its MAC and source address may come from there the fast path asks for itself, but not whether its host may
-        // speak as a DHCP server.
+        // Whether its MAC and source address may come from there the fast path asks for itself, but
+        // not whether its host may speak as a DHCP server.
         let ip = packet.as_ref().and_then(|packet| packet.ip());
         if !ip.is_some_and(dhcp::is_to_client) {
             entry.sides[side].fast_path.set(round.view.epoch_mark());
@@ -368,7 +389,10 @@ pub(crate) fn open(round: &Round, id: FlowId, side: Side, case: usize) {
     }
     entry.note_pair(side, round.from.pair);
     // From another MAC of its own (a pair's, or one behind it) it would have to be asked again.
-    if packet.as_ref().is_some_and(|packet| packet.src == round.nic.mac) {
+    if packet
+        .as_ref()
+        .is_some_and(|packet| packet.src == round.nic.mac)
+    {
         entry.sides[side].fast_path.set(round.view.epoch_mark());
     }
 }

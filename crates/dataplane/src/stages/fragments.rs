@@ -1,4 +1,5 @@
-//! Step 4: a later fragment borrows what its datagram's first one said of layer 4, and is judged like it.
+//! Step 4: a later fragment borrows what its datagram's first one said of layer 4, and is judged
+//! like it.
 
 use wire::parse::{Fragment, IpPacket, Net, Packet};
 
@@ -54,7 +55,8 @@ fn place(round: &mut Round, index: usize, fragment: Fragment) {
     let first = (fragment.offset == 0).then_some(lent);
     let millis = round.now.millis();
     let (fragments, counters) = (&mut round.tables.fragments, round.counters);
-    let given_up = |held: Held| counters.dropped_from(held.source, DropReason::FragmentWithoutFirst);
+    let given_up =
+        |held: Held| counters.dropped_from(held.source, DropReason::FragmentWithoutFirst);
     match fragments.place(&key, piece, first, millis) {
         Disposition::First => item.first_of = Some(key),
         Disposition::Later(lent) => {
@@ -73,8 +75,9 @@ fn place(round: &mut Round, index: usize, fragment: Fragment) {
     }
 }
 
-/// Where the bytes of the fragment begin: behind IPv4's header, or behind IPv6's fragment header. The chain
-/// was checked by the parser; in a first fragment there may be more extension headers behind that one.
+/// Where the bytes of the fragment begin: behind IPv4's header, or behind IPv6's fragment header.
+/// The chain was checked by the parser; in a first fragment there may be more extension headers
+/// behind that one.
 fn fragment_start(ip: &IpPacket, head: &[u8]) -> u32 {
     const FRAGMENT: u8 = 44;
     const AH: u8 = 51;
@@ -83,7 +86,9 @@ fn fragment_start(ip: &IpPacket, head: &[u8]) -> u32 {
     }
     let l3 = usize::from(ip.l3);
     let (mut next, mut at) = (head.get(l3 + 6).copied(), l3 + 40);
-    while let (Some(kind), Some(&[after, len])) = (next, head.get(at..at + 2).and_then(|b| b.first_chunk())) {
+    while let (Some(kind), Some(&[after, len])) =
+        (next, head.get(at..at + 2).and_then(|b| b.first_chunk()))
+    {
         if at >= usize::from(ip.l4) {
             break;
         }

@@ -1,5 +1,6 @@
-//! Step 8: packets that need no judgement: between two NICs that allow everything, of a flow that is known, or
-//! about one (ICMP errors). Touches what the lookups read for the whole batch before the first of them.
+//! Step 8: packets that need no judgement: between two NICs that allow everything, of a flow that
+//! is known, or about one (ICMP errors). Touches what the lookups read for the whole batch before
+//! the first of them.
 
 use crate::flow::{FlowId, Key, Seen, Side, Tracked, shorter};
 use crate::round::{Round, Track, Verdict, count_rules, owns_source};
@@ -32,7 +33,8 @@ pub(crate) fn run(round: &mut Round) {
     });
 }
 
-/// security-groups.md 12: both ends allow everything in both directions, so there is nothing to remember.
+/// security-groups.md 12: both ends allow everything in both directions, so there is nothing to
+/// remember.
 fn passes_without_state(round: &Round, item: usize, target: PortSlot) -> bool {
     let Some(packet) = &round.items[item].packet else {
         return false;
@@ -67,7 +69,12 @@ pub(crate) fn same_again(
 }
 
 #[inline]
-fn follow(round: &mut Round, job: usize, case: usize, (id, hash, side): (FlowId, u64, Side)) -> Verdict {
+fn follow(
+    round: &mut Round,
+    job: usize,
+    case: usize,
+    (id, hash, side): (FlowId, u64, Side),
+) -> Verdict {
     let now_ms = round.now.millis();
     let flows = &mut round.tables.flows;
     let entry = flows.entry(id);
@@ -112,7 +119,8 @@ fn follow(round: &mut Round, job: usize, case: usize, (id, hash, side): (FlowId,
     }
 }
 
-/// How many flows the NIC may have that a flow is charged to, which one of these has begun with the other.
+/// How many flows the NIC may have that a flow is charged to, which one of these has begun with the
+/// other.
 pub(crate) fn share(from: &PortConfig, to: Option<&PortConfig>) -> u32 {
     match (from.slot.remote_of(), to) {
         (Some(_), Some(to)) => to.flow_share,

@@ -1,7 +1,8 @@
-//! Before delivery, for frames from the wire: TCP segments of one connection that follow each other become one large frame for a
-//! receiver that has negotiated such (GRO), and so do datagrams of one flow. One copy, one buffer and one walk through the
-//! guest's stack then do for many. Only frames for one NIC alone are merged, and only while nothing of their flow is
-//! between them; a piece whose checksum is wrong is passed on as it is, for its receiver to find out.
+//! Before delivery, for frames from the wire: TCP segments of one connection that follow each other
+//! become one large frame for a receiver that has negotiated such (GRO), and so do datagrams of one
+//! flow. One copy, one buffer and one walk through the guest's stack then do for many. Only frames
+//! for one NIC alone are merged, and only while nothing of their flow is between them; a piece
+//! whose checksum is wrong is passed on as it is, for its receiver to find out.
 
 use io::frame::{Batch, Bits};
 use io::port::Accepts;
@@ -28,9 +29,13 @@ struct Train {
     open: bool,
 }
 
-/// Merges what belongs together among `jobs`, which are in the order of their frames. `accepts` says what the target of a job
-/// takes.
-pub(crate) fn run(batch: &mut Batch, jobs: &mut Vec<Job>, mut accepts: impl FnMut(&Job) -> Accepts) {
+/// Merges what belongs together among `jobs`, which are in the order of their frames. `accepts`
+/// says what the target of a job takes.
+pub(crate) fn run(
+    batch: &mut Batch,
+    jobs: &mut Vec<Job>,
+    mut accepts: impl FnMut(&Job) -> Accepts,
+) {
     if jobs.len() < 2 {
         return;
     }
@@ -50,7 +55,8 @@ pub(crate) fn run(batch: &mut Batch, jobs: &mut Vec<Job>, mut accepts: impl FnMu
             Gso::Udp => takes.uso,
             Gso::None => false,
         });
-        let Some(next) = next.filter(|_| job.verdict == Verdict::Pass && is_alone(jobs, index)) else {
+        let Some(next) = next.filter(|_| job.verdict == Verdict::Pass && is_alone(jobs, index))
+        else {
             // It may be of one of these flows, and is not to be overtaken.
             close(&mut trains, job.target, |_| true);
             continue;
@@ -92,7 +98,9 @@ pub(crate) fn run(batch: &mut Batch, jobs: &mut Vec<Job>, mut accepts: impl FnMu
     for train in trains.iter().filter(|train| !train.others.is_empty()) {
         if batch.join(train.frame, &train.others, train.first.payload().start) {
             let frame = &mut batch.frames_mut()[train.frame];
-            frame.offload = train.first.finish(frame.head_mut(), train.taken, &train.last);
+            frame.offload = train
+                .first
+                .finish(frame.head_mut(), train.taken, &train.last);
             gone |= train.others.iter().fold(0, |bits, other| bits | 1 << other);
         }
     }
@@ -105,7 +113,10 @@ pub(crate) fn run(batch: &mut Batch, jobs: &mut Vec<Job>, mut accepts: impl FnMu
 fn is_alone(jobs: &[Job], index: usize) -> bool {
     let frame = jobs[index].frame;
     let others = [index.wrapping_sub(1), index + 1].map(|other| jobs.get(other));
-    others.into_iter().flatten().all(|other| other.frame != frame)
+    others
+        .into_iter()
+        .flatten()
+        .all(|other| other.frame != frame)
 }
 
 /// Nothing is added any more to those trains for a target that `which` says.

@@ -1,4 +1,5 @@
-//! The steps of the path, one file each. A step is done for the whole batch before the next one begins.
+//! The steps of the path, one file each. A step is done for the whole batch before the next one
+//! begins.
 
 pub(crate) mod always;
 pub(crate) mod deliver;

@@ -1,7 +1,8 @@
-//! Step 6: who asks where a machine on another host is gets the answer from here: the bindings say it. So questions do
-//! not flood the wire. A question for an address of this host stays on it.
+//! Step 6: who asks where a machine on another host is gets the answer from here: the bindings say
+//! it. So questions do not flood the wire. A question for an address of this host stays on it.
 //!
-//! Only what was asked of everybody is answered: who asks one machine in particular wants to hear from it.
+//! Only what was asked of everybody is answered: who asks one machine in particular wants to hear
+//! from it.
 
 use wire::build;
 use wire::nd::NdKind;
@@ -30,7 +31,11 @@ pub(crate) fn run(round: &mut Round) {
     }
     for index in 0..round.items.len() {
         let item = &round.items[index];
-        let Some(packet) = item.packet.as_ref().filter(|_| item.is_going() && item.always) else {
+        let Some(packet) = item
+            .packet
+            .as_ref()
+            .filter(|_| item.is_going() && item.always)
+        else {
             continue;
         };
         if !packet.dst.is_multicast() {
@@ -40,9 +45,11 @@ pub(crate) fn run(round: &mut Round) {
             (Net::Arp(arp), _) => ask(round, overlay, arp.target_ip.into(), || {
                 arp_answer(overlay, packet, arp)
             }),
-            (_, Some(NdKind::NeighbourSolicitation { target })) => ask(round, overlay, target.into(), || {
-                nd_answer(overlay, packet, target)
-            }),
+            (_, Some(NdKind::NeighbourSolicitation { target })) => {
+                ask(round, overlay, target.into(), || {
+                    nd_answer(overlay, packet, target)
+                })
+            }
             _ => Outcome::On,
         };
         match outcome {
@@ -94,7 +101,8 @@ fn arp_answer(overlay: &Overlay, packet: &Packet, arp: &ArpPacket) -> Option<Vec
     ))
 }
 
-/// To a solicitation; that of who has no address yet is answered to all nodes (RFC 4861, section 7.2.4).
+/// To a solicitation; that of who has no address yet is answered to all nodes (RFC 4861, section
+/// 7.2.4).
 fn nd_answer(overlay: &Overlay, packet: &Packet, target: std::net::Ipv6Addr) -> Option<Vec<u8>> {
     let mac = bound(overlay, target.into(), packet.src)?;
     let ip = packet.ip()?;

@@ -1,5 +1,6 @@
-//! What comes before all else for frames from the wire: the outer headers, who has sent them, which network they are for,
-//! and what happened to them on the way (ECN). What is left of a frame is the inner one; the whole batch goes on as that.
+//! What comes before all else for frames from the wire: the outer headers, who has sent them, which
+//! network they are for, and what happened to them on the way (ECN). What is left of a frame is the
+//! inner one; the whole batch goes on as that.
 
 use std::net::IpAddr;
 
@@ -19,8 +20,8 @@ pub(crate) const NOWHERE: Arrival = Arrival {
     endpoint: IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED),
 };
 
-/// Takes the outer headers off. Notes where each frame comes from, and gives those that go on, as bits; for each of the
-/// others `dropped` is called.
+/// Takes the outer headers off. Notes where each frame comes from, and gives those that go on, as
+/// bits; for each of the others `dropped` is called.
 pub(crate) fn run(
     batch: &mut Batch,
     view: &View,
@@ -57,7 +58,8 @@ pub(crate) fn run(
         };
         before = Some((received.src, received.dst, received.vni, network));
         let front = usize::from(received.inner);
-        // In a packet that was on no wire something may be left to do, and no damage is to be found.
+        // In a packet that was on no wire something may be left to do, and no damage is to be
+        // found.
         let was_on_wire = frame.offload.checksum.is_none() && frame.fault().is_none();
         let Some(undone) = vxlan::inner_undone(&frame.offload, received.inner) else {
             dropped(DropReason::BadOffload);

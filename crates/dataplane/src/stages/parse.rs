@@ -24,8 +24,8 @@ pub(crate) fn run(round: &mut Round, mut frames: Bits) {
     }
 }
 
-/// Adds the frame's item. The packet, which is large, goes straight to where it stays: a copy on the way costs as much as
-/// the parser.
+/// Adds the frame's item. The packet, which is large, goes straight to where it stays: a copy on
+/// the way costs as much as the parser.
 #[inline(always)]
 fn read(round: &mut Round, frame_index: usize, frame: &Frame) {
     let packet = match parse::parse(frame.head(), frame.len()) {
@@ -53,7 +53,9 @@ fn read(round: &mut Round, frame_index: usize, frame: &Frame) {
 
 #[inline(always)]
 fn look_closer(item: &mut Item, frame: &Frame) -> Result<(), ParseError> {
-    let Some(packet) = &item.packet else { return Ok(()) };
+    let Some(packet) = &item.packet else {
+        return Ok(());
+    };
     if frame.offload != Offload::default() {
         parse::check_offload(packet, frame.len(), &frame.offload)?;
     }
@@ -91,7 +93,9 @@ fn reason(error: ParseError) -> DropReason {
         ParseError::TruncatedEthernet | ParseError::TruncatedIp | ParseError::TruncatedL4 => {
             DropReason::Truncated
         }
-        ParseError::HeadersTooLong | ParseError::Ipv6TooManyExtensions => DropReason::HeadersTooLong,
+        ParseError::HeadersTooLong | ParseError::Ipv6TooManyExtensions => {
+            DropReason::HeadersTooLong
+        }
         ParseError::TinyFragment => DropReason::FragmentTiny,
         ParseError::Offload => DropReason::BadOffload,
         _ => DropReason::Malformed,

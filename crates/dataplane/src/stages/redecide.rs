@@ -1,15 +1,18 @@
-//! A flow that was decided under an older snapshot is decided again, by its first packet's direction.
+//! A flow that was decided under an older snapshot is decided again, by its first packet's
+//! direction.
 
 use wire::parse::protocol::{ICMP, ICMPV6, SCTP, TCP, UDP};
 
 use crate::counters::Counters;
-use crate::flow::{DRAIN_EGRESS, DRAIN_INGRESS, Entry, FlowId, FlowTable, Key, NONE, Side, timeout_secs};
+use crate::flow::{
+    DRAIN_EGRESS, DRAIN_INGRESS, Entry, FlowId, FlowTable, Key, NONE, Side, timeout_secs,
+};
 use crate::judge::{self, Grant, Question};
 use crate::stages::known::between;
 use crate::view::View;
 
-/// True when the flow lives on: both NICs are still there, and each side allows it still, or did so by a
-/// rule of a group that drains.
+/// True when the flow lives on: both NICs are still there, and each side allows it still, or did so
+/// by a rule of a group that drains.
 pub(crate) fn redecide(view: &View, flows: &FlowTable, counters: &Counters, id: FlowId) -> bool {
     let entry = flows.entry(id);
     let key = entry.key();
@@ -28,19 +31,29 @@ pub(crate) fn redecide(view: &View, flows: &FlowTable, counters: &Counters, id: 
     let egress = judge::egress(view, from, &question, owned);
     let ingress = judge::ingress(view, to, &question);
     let drains = |flag| entry.flags.get() & flag != 0;
-    if (egress.is_none() && !drains(DRAIN_EGRESS)) || (ingress.is_none() && !drains(DRAIN_INGRESS)) {
+    if (egress.is_none() && !drains(DRAIN_EGRESS)) || (ingress.is_none() && !drains(DRAIN_INGRESS))
+    {
         return false;
     }
-    let timeout = timeout_secs(key.protocol(), entry.state(), &between(Some(from), Some(to)));
+    let timeout = timeout_secs(
+        key.protocol(),
+        entry.state(),
+        &between(Some(from), Some(to)),
+    );
     entry.timeout_secs.set(timeout);
     admit(entry, egress, ingress, counters);
     entry.epoch.set(view.epoch_mark());
     true
 }
 
-/// Notes by which rules a flow passes. `None`: it lives on by the rule that admitted it and is gone, whose
-/// slot may become another rule's: it is not counted there any more.
-pub(crate) fn admit(entry: &Entry, egress: Option<Grant>, ingress: Option<Grant>, counters: &Counters) {
+/// Notes by which rules a flow passes. `None`: it lives on by the rule that admitted it and is
+/// gone, whose slot may become another rule's: it is not counted there any more.
+pub(crate) fn admit(
+    entry: &Entry,
+    egress: Option<Grant>,
+    ingress: Option<Grant>,
+    counters: &Counters,
+) {
     let mut rules = entry.sides[0].rules();
     let mut flags = entry.flags.get();
     let grants = [(egress, DRAIN_EGRESS), (ingress, DRAIN_INGRESS)];
@@ -56,7 +69,11 @@ pub(crate) fn admit(entry: &Entry, egress: Option<Grant>, ingress: Option<Grant>
             counters.rule_admitted(rule);
         }
         *slot = rule;
-        flags = if grant.drain { flags | flag } else { flags & !flag };
+        flags = if grant.drain {
+            flags | flag
+        } else {
+            flags & !flag
+        };
     }
     entry.flags.set(flags);
     entry.set_rules(rules[0], rules[1]);
@@ -65,8 +82,9 @@ pub(crate) fn admit(entry: &Entry, egress: Option<Grant>, ingress: Option<Grant>
 /// What the rules are asked about a flow.
 fn question(key: &Key, initiator: Side) -> Question {
     let (v6, protocol) = (key.is_v6(), key.protocol());
-    let has_selector =
-        matches!(protocol, TCP | UDP | SCTP) || (protocol == ICMP && !v6) || (protocol == ICMPV6 && v6);
+    let has_selector = matches!(protocol, TCP | UDP | SCTP)
+        || (protocol == ICMP && !v6)
+        || (protocol == ICMPV6 && v6);
     Question {
         src: key.address(initiator),
         dst: key.address(1 - initiator),

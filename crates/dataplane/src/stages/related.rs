@@ -1,5 +1,5 @@
-//! ICMP errors about a packet of a tracked flow belong to that flow, whether the other end or a router sends
-//! them (security-groups.md 7).
+//! ICMP errors about a packet of a tracked flow belong to that flow, whether the other end or a
+//! router sends them (security-groups.md 7).
 
 use wire::parse::{self, IpPacket, L4};
 
@@ -8,12 +8,12 @@ use crate::round::{Round, Verdict};
 use crate::snapshot::{PortConfig, PortSlot, PortUid};
 use crate::stages::redecide::redecide;
 
-/// In a network of this many NICs at most an error from a third party is matched; in a larger one it needs a
-/// rule. Bounds what one frame can cost.
+/// In a network of this many NICs at most an error from a third party is matched; in a larger one
+/// it needs a rule. Bounds what one frame can cost.
 const WIDE_SEARCH_MAX: usize = 1024;
 
-/// Passes an error that quotes a packet which its receiver has sent in a tracked flow. It does not keep the
-/// flow alive. Anything else is left to the rules.
+/// Passes an error that quotes a packet which its receiver has sent in a tracked flow. It does not
+/// keep the flow alive. Anything else is left to the rules.
 pub(crate) fn judge(round: &mut Round, item: usize, target: PortSlot) -> Verdict {
     let Some(ip) = round.items[item].ip() else {
         return Verdict::Open;
@@ -67,8 +67,8 @@ pub(crate) fn judge(round: &mut Round, item: usize, target: PortSlot) -> Verdict
     Verdict::Open
 }
 
-/// A NIC that is held to its own addresses forwards nothing, so it has nothing to report about the flows of
-/// others; a guess at their ports would be a way to slow or end them.
+/// A NIC that is held to its own addresses forwards nothing, so it has nothing to report about the
+/// flows of others; a guess at their ports would be a way to slow or end them.
 fn may_route(nic: &PortConfig) -> bool {
     !nic.anti_spoof || nic.bypass || nic.learn_macs || !nic.pairs.is_empty()
 }
@@ -89,7 +89,9 @@ fn is_alive(round: &mut Round, id: FlowId) -> bool {
     if entry.expired(round.now.millis()) {
         return false;
     }
-    if entry.epoch.get() == round.view.epoch_mark() || redecide(round.view, flows, round.counters, id) {
+    if entry.epoch.get() == round.view.epoch_mark()
+        || redecide(round.view, flows, round.counters, id)
+    {
         return true;
     }
     flows.remove(id);

@@ -32,7 +32,12 @@ fn pass_once(round: &Round, case: usize) -> Verdict {
 }
 
 /// The first packet of a flow.
-fn begin(round: &mut Round, job: usize, case: usize, (key, hash, side): (Key, u64, Side)) -> Verdict {
+fn begin(
+    round: &mut Round,
+    job: usize,
+    case: usize,
+    (key, hash, side): (Key, u64, Side),
+) -> Verdict {
     let target = round.jobs[job].target;
     let case_of = &round.cases[case];
     let (egress, ingress): (Grant, Grant) = (case_of.egress, case_of.ingress);

@@ -1,5 +1,6 @@
-//! Step 3: nobody sends over a link that is down, or in another one's name. The source MAC always; the source address, the ARP sender and
-//! the ND target when the NIC asks for it (security-groups.md 14).
+//! Step 3: nobody sends over a link that is down, or in another one's name. The source MAC always;
+//! the source address, the ARP sender and the ND target when the NIC asks for it
+//! (security-groups.md 14).
 
 use std::net::IpAddr;
 
@@ -35,9 +36,14 @@ pub(crate) fn run(round: &mut Round) {
     }
 }
 
-/// Who sends from another host is neither a NIC of this one nor bound elsewhere, and uses no address of either. Whether it
-/// may send from an address that is bound to nobody was judged there.
-fn check_remote(round: &Round, endpoint: IpAddr, packet: &Packet, nd: Option<&Nd>) -> Result<(), DropReason> {
+/// Who sends from another host is neither a NIC of this one nor bound elsewhere, and uses no
+/// address of either. Whether it may send from an address that is bound to nobody was judged there.
+fn check_remote(
+    round: &Round,
+    endpoint: IpAddr,
+    packet: &Packet,
+    nd: Option<&Nd>,
+) -> Result<(), DropReason> {
     let from = Arrival {
         network: round.nic.network,
         endpoint,
@@ -48,7 +54,9 @@ fn check_remote(round: &Round, endpoint: IpAddr, packet: &Packet, nd: Option<&Nd
         (Net::Arp(arp), _) => Some(claimed_by_arp(arp)),
         (_, Some(NdKind::NeighbourAdvertisement { target, .. })) => Some(target.into()),
         // Duplicate address detection: who asks for an address from none wants to have it.
-        (_, Some(NdKind::NeighbourSolicitation { target })) if source.is_some_and(is_unspecified) => {
+        (_, Some(NdKind::NeighbourSolicitation { target }))
+            if source.is_some_and(is_unspecified) =>
+        {
             Some(target.into())
         }
         _ => None,
@@ -61,7 +69,9 @@ fn check_remote(round: &Round, endpoint: IpAddr, packet: &Packet, nd: Option<&Nd
 
 /// Whether a frame from this MAC address may come from there.
 pub(crate) fn check_remote_mac(view: &View, from: Arrival, mac: Mac) -> Result<(), DropReason> {
-    let network = view.network(from.network).ok_or(DropReason::RemoteSpoofed)?;
+    let network = view
+        .network(from.network)
+        .ok_or(DropReason::RemoteSpoofed)?;
     if mac.is_multicast() || network.macs.contains_key(&mac) {
         return Err(DropReason::RemoteSpoofed);
     }
@@ -75,7 +85,11 @@ pub(crate) fn check_remote_mac(view: &View, from: Arrival, mac: Mac) -> Result<(
 }
 
 /// Whether a frame from there may have, or claim, this IP address.
-pub(crate) fn check_remote_ip(view: &View, from: Arrival, address: IpAddr) -> Result<(), DropReason> {
+pub(crate) fn check_remote_ip(
+    view: &View,
+    from: Arrival,
+    address: IpAddr,
+) -> Result<(), DropReason> {
     if view.is_owned(from.network, address) {
         return Err(DropReason::RemoteSpoofed);
     }
@@ -96,8 +110,8 @@ pub(crate) fn check_remote_ip(view: &View, from: Arrival, address: IpAddr) -> Re
     }
 }
 
-/// The address that an ARP message says is its sender's. A probe from nowhere claims the one that it asks for (RFC 5227),
-/// as in IPv6.
+/// The address that an ARP message says is its sender's. A probe from nowhere claims the one that
+/// it asks for (RFC 5227), as in IPv6.
 fn claimed_by_arp(arp: &ArpPacket) -> IpAddr {
     match (arp.op, arp.sender_ip.is_unspecified()) {
         (1, true) => arp.target_ip.into(),
@@ -134,8 +148,8 @@ fn check(round: &Round, packet: &Packet, nd: Option<&Nd>) -> Result<(), DropReas
     }
 }
 
-/// Another MAC than the NIC's: an allowed pair's, or one behind a learning NIC that nobody was given and that
-/// is not in use as a pair's.
+/// Another MAC than the NIC's: an allowed pair's, or one behind a learning NIC that nobody was
+/// given and that is not in use as a pair's.
 fn may_use_mac(round: &Round, mac: Mac) -> bool {
     if owns_mac(round.nic, mac) {
         return true;
@@ -148,7 +162,12 @@ fn may_use_mac(round: &Round, mac: Mac) -> bool {
     round.nic.learn_macs && !mac.is_multicast() && !taken()
 }
 
-fn check_ip(round: &Round, packet: &Packet, ip: &IpPacket, nd: Option<&Nd>) -> Result<(), DropReason> {
+fn check_ip(
+    round: &Round,
+    packet: &Packet,
+    ip: &IpPacket,
+    nd: Option<&Nd>,
+) -> Result<(), DropReason> {
     let own = owns_source(round.nic, packet, ip);
     let nobody_yet = is_unspecified(ip.src()) && may_be_unspecified(ip, nd);
     if !own && !nobody_yet {

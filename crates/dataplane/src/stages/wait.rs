@@ -1,5 +1,6 @@
-//! Beside step 12: what passed and is for hosts whose next hop is not known yet waits for it ([`Waiting`]), and is sent later by
-//! the same steps: encapsulated, measured, delivered, counted and traced as if it had come then.
+//! Beside step 12: what passed and is for hosts whose next hop is not known yet waits for it
+//! ([`Waiting`]), and is sent later by the same steps: encapsulated, measured, delivered, counted
+//! and traced as if it had come then.
 //!
 //! [`Waiting`]: crate::waiting::Waiting
 
@@ -42,7 +43,12 @@ fn hold_one(round: &mut Round, waits: &[Wait]) {
     let waiting = &mut round.tables.waiting;
     if !waiting.has_room(round.nic.slot, len, waits.len()) {
         let reason = DropReason::NextHopQueueFull;
-        return drop_frame(round.counters, round.from.slot, &mut round.items[item], reason);
+        return drop_frame(
+            round.counters,
+            round.from.slot,
+            &mut round.items[item],
+            reason,
+        );
     }
     // Others have got it, and its trace says so.
     let traced = round.items[item].fate == Fate::Delivered;
@@ -77,7 +83,10 @@ pub(crate) fn fill(batch: &mut Batch, frames: &[Released]) {
 pub(crate) fn jobs(round: &mut Round, frames: &[Released]) {
     for item in 0..round.items.len() {
         let frame = round.items[item].frame;
-        let Some(released) = frames.get(frame).filter(|_| round.items[item].packet.is_some()) else {
+        let Some(released) = frames
+            .get(frame)
+            .filter(|_| round.items[item].packet.is_some())
+        else {
             continue;
         };
         let towards = match (released.judged.flooded, released.towards.first()) {
@@ -105,14 +114,18 @@ pub(crate) fn jobs(round: &mut Round, frames: &[Released]) {
 pub(crate) fn forget_delivered(round: &mut Round, frames: &[Released]) {
     round.jobs.retain(|job| {
         let released = frames.get(usize::from(job.frame));
-        job.target.remote_of().is_some() || released.is_some_and(|released| !released.judged.flooded)
+        job.target.remote_of().is_some()
+            || released.is_some_and(|released| !released.judged.flooded)
     });
 }
 
-/// Gives frames the next hops to the hosts that they have waited for, and those that have waited for too long their end.
+/// Gives frames the next hops to the hosts that they have waited for, and those that have waited
+/// for too long their end.
 pub(crate) fn send(round: &mut Round, frames: &[Released]) {
     for item in round.items.iter_mut() {
-        item.traced = frames.get(item.frame).is_some_and(|released| released.traced);
+        item.traced = frames
+            .get(item.frame)
+            .is_some_and(|released| released.traced);
     }
     for index in 0..round.jobs.len() {
         let job = round.jobs[index];

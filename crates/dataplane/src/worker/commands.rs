@@ -13,8 +13,9 @@ use crate::load::{QueueLoad, WorkerLoad};
 use crate::queue::QueueId;
 use crate::report;
 
-/// How long a queue that is to go waits for its batches, nanoseconds. They come back within microseconds; a worker
-/// that keeps one so long has stopped, and what it might still read stays mapped.
+/// How long a queue that is to go waits for its batches, nanoseconds. They come back within
+/// microseconds; a worker that keeps one so long has stopped, and what it might still read stays
+/// mapped.
 const LEAVE_MAX_NS: u64 = 1_000_000_000;
 
 /// A queue that waits for its batches to come back before it goes.
@@ -137,8 +138,9 @@ impl Worker {
                 Command::Learned(vni, answer) => {
                     let network = self.path.view.by_vni(vni);
                     let learned = &self.path.tables.learned;
-                    let _ =
-                        answer.send(network.map_or(Vec::new(), |network| learned.of(network, now.secs())));
+                    let _ = answer.send(
+                        network.map_or(Vec::new(), |network| learned.of(network, now.secs())),
+                    );
                 }
                 Command::Stop => self.stopped = true,
             }
@@ -204,8 +206,8 @@ impl Worker {
         }
     }
 
-    /// Hands a queue to another worker. It stays on the map as ours until it is there; what comes for it until
-    /// then is sent after it.
+    /// Hands a queue to another worker. It stays on the map as ours until it is there; what comes
+    /// for it until then is sent after it.
     fn move_to(&mut self, queue: QueueId, to: usize, now: Now) -> bool {
         let Some((port, load)) = self.take_out(queue, false) else {
             return false;

@@ -7,8 +7,8 @@ use crate::ports::Attached;
 use crate::queue::QueueId;
 
 impl Worker {
-    /// Sleeps until a port, a command or the next timer needs the worker, `longest` at most. Returns at once
-    /// when there is work already.
+    /// Sleeps until a port, a command or the next timer needs the worker, `longest` at most.
+    /// Returns at once when there is work already.
     pub fn sleep(&mut self, now: Now, longest: Duration) {
         let timer = self
             .next_timer(now)
@@ -43,7 +43,8 @@ impl Worker {
         }
     }
 
-    /// Puts the sockets into the poller. False when one has work, or cannot be waited for: do not sleep.
+    /// Puts the sockets into the poller. False when one has work, or cannot be waited for: do not
+    /// sleep.
     fn wait_for_sockets(&mut self, now: Now) -> bool {
         for index in 0..self.sockets.len() {
             let queue = self.sockets[index];
@@ -73,7 +74,8 @@ impl Worker {
     /// An awake worker's look at what is parked.
     pub(super) fn look(&mut self, now: Now) {
         self.looked_at_ns = now.mono_ns;
-        // Not at once: who is woken for a moment has two system calls a socket less, and the first frame does not wait for them.
+        // Not at once: who is woken for a moment has two system calls a socket less, and the first
+        // frame does not wait for them.
         let is_up_for_long = now.mono_ns.saturating_sub(self.woke_at_ns) >= PARK_AFTER_NS;
         let mut seen = 0;
         for index in 0..self.sockets.len() {
@@ -126,7 +128,8 @@ impl Worker {
         }
     }
 
-    /// A snapshot is in force: the NICs of some ports may have come, and what they sent before is waiting.
+    /// A snapshot is in force: the NICs of some ports may have come, and what they sent before is
+    /// waiting.
     pub(super) fn unpark_served(&mut self, now: Now) {
         for queue in std::mem::take(&mut self.unserved) {
             if self.is_served(queue.slot) {
@@ -148,11 +151,13 @@ impl Worker {
     /// Nothing came from this port for a while.
     pub(super) fn is_quiet(&mut self, queue: QueueId, now: Now) -> bool {
         let attached = self.ports.find(queue);
-        attached.is_some_and(|attached| now.mono_ns.saturating_sub(attached.heard_ns) >= PARK_AFTER_NS)
+        attached
+            .is_some_and(|attached| now.mono_ns.saturating_sub(attached.heard_ns) >= PARK_AFTER_NS)
     }
 
-    /// Arms an active port and stops polling it. False when it has frames already, or batches that are out, or nothing
-    /// to wake us with. Frames of a port that is not served are no work: they wait for its NIC, and not we for them.
+    /// Arms an active port and stops polling it. False when it has frames already, or batches that
+    /// are out, or nothing to wake us with. Frames of a port that is not served are no work: they
+    /// wait for its NIC, and not we for them.
     pub(super) fn park(&mut self, index: usize) -> bool {
         let queue = self.active[index];
         let is_served = self.is_served(queue.slot);
@@ -171,7 +176,8 @@ impl Worker {
         true
     }
 
-    /// When a table or a port has something to do next, in monotonic nanoseconds; `None`: nothing is waiting.
+    /// When a table or a port has something to do next, in monotonic nanoseconds; `None`: nothing
+    /// is waiting.
     pub fn next_timer(&self, now: Now) -> Option<u64> {
         let table = self.path.next_timer_ms(now);
         let table = table.map(|millis| now.mono_ns + u64::from(millis) * 1_000_000);
@@ -227,8 +233,8 @@ mod tests {
         (switch, workers.remove(0))
     }
 
-    /// Who rings does so in two steps and may be held up between them: the second may come when the bell was answered long
-    /// ago. A worker that left it at that would be woken by it for ever.
+    /// Who rings does so in two steps and may be held up between them: the second may come when the
+    /// bell was answered long ago. A worker that left it at that would be woken by it for ever.
     #[test]
     fn a_bell_that_is_heard_after_it_was_answered_wakes_once() {
         let (_switch, mut worker) = one();
@@ -273,7 +279,11 @@ mod tests {
         let (_switch, mut worker, mut peer) = with_socket();
         assert!(peer.inject(&[0; 60], 0));
         assert_eq!(reported(&mut worker), 0, "it is not in the poller");
-        assert_eq!(worker.turn(at(2049)).frames, 0, "a look every 50 microseconds");
+        assert_eq!(
+            worker.turn(at(2049)).frames,
+            0,
+            "a look every 50 microseconds"
+        );
         assert_eq!(worker.turn(at(2050)).frames, 1);
     }
 

@@ -1,4 +1,5 @@
-//! What comes from other workers: frames for queues that are here, and MAC addresses that were learnt there.
+//! What comes from other workers: frames for queues that are here, and MAC addresses that were
+//! learnt there.
 
 use io::frame::{BATCH, Wrap};
 use io::trace::Direction;
@@ -29,7 +30,9 @@ impl Worker {
                 };
                 all.taken += 1;
                 match message {
-                    Message::Learned(news) => self.path.tables.learned.hear_from_others(&news, now.secs()),
+                    Message::Learned(news) => {
+                        self.path.tables.learned.hear_from_others(&news, now.secs())
+                    }
                     Message::Frames(transfer) => {
                         all.sent_on += usize::from(!self.deliver(&transfer, now));
                         self.delivered.push(transfer.batch);
@@ -52,8 +55,8 @@ impl Worker {
     /// Writes a transfer's frames and counts them. False when the queue is another worker's by now.
     fn deliver(&mut self, transfer: &Transfer, now: Now) -> bool {
         if self.ports.peek(transfer.target).is_none() {
-            // A queue that is moved comes as a command, which was there before the frames that follow it. Other queues
-            // may go by one: with all that was written to them.
+            // A queue that is moved comes as a command, which was there before the frames that
+            // follow it. Other queues may go by one: with all that was written to them.
             self.flush();
             self.carry_out(now);
         }
@@ -123,7 +126,13 @@ impl Worker {
     }
 
     /// Counts a frame for its target, and shows it to who watches that.
-    fn account(&mut self, transfer: &Transfer, frame: usize, refused: Option<DropReason>, now: Now) {
+    fn account(
+        &mut self,
+        transfer: &Transfer,
+        frame: usize,
+        refused: Option<DropReason>,
+        now: Now,
+    ) {
         let (slot, counters) = (transfer.target.slot, &self.path.counters);
         let len = transfer.batch.frames()[frame].len() as u64;
         match refused {
@@ -147,7 +156,13 @@ impl Worker {
         }
         if let Some(trace) = &config.trace {
             let name = refused.map(DropReason::name);
-            trace.record(Direction::Inbound, &transfer.batch, frame, name, now.unix_ns);
+            trace.record(
+                Direction::Inbound,
+                &transfer.batch,
+                frame,
+                name,
+                now.unix_ns,
+            );
         }
     }
 
@@ -187,7 +202,8 @@ impl Worker {
 }
 
 impl Drop for Worker {
-    /// What was handed over and not delivered is lost. Nobody waits for this worker to let go of a flow.
+    /// What was handed over and not delivered is lost. Nobody waits for this worker to let go of a
+    /// flow.
     fn drop(&mut self) {
         self.path.tables.flows.sleep();
         for ring in 0..self.inbox.rings() {

@@ -17,7 +17,11 @@ fn arp_and_neighbour_discovery_pass_without_a_rule() {
     lab.passes(a, b, build::arp_request(a.mac, a.v4, b.v4));
     lab.passes(b, a, build::arp_reply(b.mac, b.v4, a.mac, a.v4));
     lab.passes(a, b, build::neighbour_solicitation(a.mac, a.v6, b.v6));
-    lab.passes(b, a, build::neighbour_advertisement(b.mac, b.v6, a.mac, a.v6));
+    lab.passes(
+        b,
+        a,
+        build::neighbour_advertisement(b.mac, b.v6, a.mac, a.v6),
+    );
     lab.passes(
         a,
         b,
@@ -158,7 +162,10 @@ fn malformed_headers_are_dropped_with_a_reason() {
         many = many.extension(60, &[1, 4]);
     }
     lab.refuses(a, many.build(), HeadersTooLong);
-    let long = ip(a, b, Family::V6).extension(60, &[0; 300]).udp(1, 2).build();
+    let long = ip(a, b, Family::V6)
+        .extension(60, &[0; 300])
+        .udp(1, 2)
+        .build();
     lab.refuses(a, long, HeadersTooLong);
     let hops = build::frame(a.mac, b.mac)
         .ip(a.v6, b.v6)
@@ -174,7 +181,10 @@ fn offloads_that_do_not_fit_are_dropped() {
     let frame = udp(a, b, Family::V4, 1, 2);
     // A checksum in the middle of the addresses would change what was judged.
     let before = lab.drops();
-    let addresses = Some(PartialChecksum { start: 26, offset: 4 });
+    let addresses = Some(PartialChecksum {
+        start: 26,
+        offset: 4,
+    });
     for offload in [
         Offload {
             checksum: addresses,
@@ -212,7 +222,11 @@ fn multicast_and_broadcast_are_judged_for_each_receiver() {
     for frame in [v4, v6] {
         let before = lab.drops();
         lab.send(a, frame.clone());
-        assert_eq!(difference(&before, &lab.drops()), [(NoIngressRule, 1)], "for D");
+        assert_eq!(
+            difference(&before, &lab.drops()),
+            [(NoIngressRule, 1)],
+            "for D"
+        );
         assert_eq!(lab.received(b), std::slice::from_ref(&frame));
         assert_eq!(lab.received(c), [frame]);
         assert_eq!(lab.received(d), Vec::<Vec<u8>>::new());

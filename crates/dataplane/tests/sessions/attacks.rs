@@ -1,4 +1,5 @@
-//! What a tenant with root in a guest tries: each session is a way around the rules, or at a neighbour, that is closed.
+//! What a tenant with root in a guest tries: each session is a way around the rules, or at a
+//! neighbour, that is closed.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -51,7 +52,10 @@ fn segments_are_cut_of_what_they_are_and_not_too_many() {
         let (mut lab, a, b) = Lab::pair(vec![allow_all_in(None)]);
         let large = |size| ip(a, b, family).udp(1, 2).payload(&[7; 9000]).gso(size);
         for (change, size) in [
-            ((|o: &mut Offload| o.gso = Gso::Tcp4) as fn(&mut Offload), 1000),
+            (
+                (|o: &mut Offload| o.gso = Gso::Tcp4) as fn(&mut Offload),
+                1000,
+            ),
             (|o| o.gso = Gso::Tcp6, 1000),
             (|o| o.gso_size = 0, 1000),
             (|_| {}, 1),
@@ -102,7 +106,10 @@ fn who_is_no_dhcp_server_says_nothing_to_clients_from_any_port() {
             lab.refuses(a, udp(a, b, family, port, client), DhcpServer);
         }
         // Nor in pieces, in either order, with options, or behind extension headers.
-        let whole = ip(a, b, family).udp(server, client).payload(&[2; 3000]).build();
+        let whole = ip(a, b, family)
+            .udp(server, client)
+            .payload(&[2; 3000])
+            .build();
         let parts = build::fragments(&whole, 1400, 1);
         let before = lab.drops();
         for part in [1, 0, 2] {
@@ -225,12 +232,20 @@ fn a_guest_reports_no_errors_about_other_peoples_flows() {
         lab.refuses(thief, forged, NoIngressRule);
         // Nor about what was never sent: B has not answered.
         let never = udp(b, a, family, 53, 1);
-        lab.refuses(a, too_big(a, a.ip(family), b, family, &never), NoIngressRule);
+        lab.refuses(
+            a,
+            too_big(a, a.ip(family), b, family, &never),
+            NoIngressRule,
+        );
         lab.passes(b, a, never.clone());
         lab.passes(a, b, too_big(a, a.ip(family), b, family, &never));
         // An error that quotes another family's packet, or itself, is about nothing.
         let inner = too_big(b, b.ip(family), a, family, &sent);
-        lab.refuses(b, too_big(b, b.ip(family), a, family, &inner), NoIngressRule);
+        lab.refuses(
+            b,
+            too_big(b, b.ip(family), a, family, &inner),
+            NoIngressRule,
+        );
     }
 }
 
@@ -241,7 +256,11 @@ fn errors_punch_no_holes() {
         let (a, b) = (lab.nic(), lab.nic());
         // A quotes a packet that B would have to have sent, so that A's would be an answer.
         let wanted = udp(b, a, family, 53, 7);
-        lab.refuses(a, too_big(a, a.ip(family), b, family, &wanted), NoIngressRule);
+        lab.refuses(
+            a,
+            too_big(a, a.ip(family), b, family, &wanted),
+            NoIngressRule,
+        );
         lab.refuses(a, udp(a, b, family, 7, 53), NoIngressRule);
         assert_eq!(lab.flows(), 0);
     }
@@ -300,7 +319,10 @@ fn guests_with_many_fragments_leave_room_for_others() {
         let victim = lab.nic();
         lab.group_of(victim, vec![allow_in(UDP, 53)]);
         let part = |lab: &mut Lab, from: Nic, which: usize, id| {
-            let whole = ip(from, victim, family).udp(7, 53).payload(&[1; 4000]).build();
+            let whole = ip(from, victim, family)
+                .udp(7, 53)
+                .payload(&[1; 4000])
+                .build();
             lab.send(from, build::fragments(&whole, 1400, id)[which].clone());
         };
         let attackers: Vec<Nic> = (0..16).map(|_| lab.nic()).collect();
@@ -323,7 +345,10 @@ fn guests_with_many_fragments_leave_room_for_others() {
         let counted = lab.sim.port(neighbour.slot);
         assert_eq!(counted.drops_from.iter().sum::<u64>(), 0);
         // One attacker made room once, for one after the other.
-        assert_eq!(difference(&before, &lab.drops()), [(FragmentWithoutFirst, 1)]);
+        assert_eq!(
+            difference(&before, &lab.drops()),
+            [(FragmentWithoutFirst, 1)]
+        );
     }
 }
 
@@ -391,16 +416,31 @@ fn a_split_handshake_opens_nothing_the_other_way() {
         }
         lab.passes(a, b, ip(a, b, family).tcp(1, 80, SYN).seq(9).build());
         // The initiator has no data yet; the responder answers with a SYN of its own.
-        let early = ip(a, b, family).tcp(1, 80, ACK).seq(10).ack(1).payload(b"early");
+        let early = ip(a, b, family)
+            .tcp(1, 80, ACK)
+            .seq(10)
+            .ack(1)
+            .payload(b"early");
         lab.refuses(a, early.build(), TcpBadState);
         lab.passes(b, a, ip(b, a, family).tcp(80, 1, SYN).seq(5).build());
         let answer = ip(a, b, family).tcp(1, 80, SYN_ACK).seq(9).ack(6);
         lab.passes(a, b, answer.build());
-        lab.passes(b, a, ip(b, a, family).tcp(80, 1, ACK).seq(6).ack(10).build());
-        lab.passes(a, b, ip(a, b, family).tcp(1, 80, ACK).seq(10).ack(6).build());
+        lab.passes(
+            b,
+            a,
+            ip(b, a, family).tcp(80, 1, ACK).seq(6).ack(10).build(),
+        );
+        lab.passes(
+            a,
+            b,
+            ip(a, b, family).tcp(1, 80, ACK).seq(10).ack(6).build(),
+        );
         let flows = lab.sim.flows(None);
         assert_eq!(flows.len(), 1);
-        assert_eq!((flows[0].initiator.uid, flows[0].responder.port), (a.uid, 80));
+        assert_eq!(
+            (flows[0].initiator.uid, flows[0].responder.port),
+            (a.uid, 80)
+        );
         // B still opens nothing to A by itself.
         lab.refuses(b, ip(b, a, family).tcp(80, 2, SYN).build(), NoIngressRule);
         lab.refuses(b, ip(b, a, family).tcp(81, 1, SYN).build(), NoIngressRule);
@@ -457,7 +497,11 @@ fn an_import_of_nonsense_lets_nothing_in() {
         lab.connect(a, b, family, 1, 80);
         let honest = lab.sim.flows(None).remove(0);
         let other = Family::V4 as u8 == family as u8;
-        let foreign = if other { b.ip(Family::V6) } else { b.ip(Family::V4) };
+        let foreign = if other {
+            b.ip(Family::V6)
+        } else {
+            b.ip(Family::V4)
+        };
         let mut nonsense = Vec::new();
         for state in dataplane::flow::FlowState::ALL {
             for protocol in [0, 1, 6, 17, 58, 132, 255] {
@@ -482,7 +526,11 @@ fn an_import_of_nonsense_lets_nothing_in() {
         lab.refuses(b, syn_ack, NoIngressRule);
         lab.refuses(a, ip(a, b, family).tcp(2, 22, ACK).build(), NoIngressRule);
         lab.refuses(a, udp(a, b, family, 2, 22), NoIngressRule);
-        lab.passes(a, b, ip(a, b, family).tcp(1, 80, ACK).seq(1001).ack(1001).build());
+        lab.passes(
+            a,
+            b,
+            ip(a, b, family).tcp(1, 80, ACK).seq(1001).ack(1001).build(),
+        );
     }
 }
 
@@ -506,7 +554,11 @@ fn the_clock_of_the_tables_may_wrap() {
         assert_eq!(lab.flows(), 3);
         lab.wait(30);
         assert_eq!((lab.flows(), lab.sim.load().datagrams), (1, 0));
-        lab.passes(b, a, ip(b, a, family).tcp(80, 1, ACK).seq(1001).ack(1001).build());
+        lab.passes(
+            b,
+            a,
+            ip(b, a, family).tcp(80, 1, ACK).seq(1001).ack(1001).build(),
+        );
         lab.wait(432_000);
         lab.refuses(
             a,
@@ -557,7 +609,10 @@ fn a_flood_of_broadcasts_takes_no_more_than_its_turn() {
         // It is heard out when its time comes.
         lab.sim.run();
         assert_eq!(lab.sim.port(flooder.slot).rx_frames, many);
-        assert_eq!(lab.sim.port(crowd[0].slot).drops_to.iter().sum::<u64>(), many);
+        assert_eq!(
+            lab.sim.port(crowd[0].slot).drops_to.iter().sum::<u64>(),
+            many
+        );
         assert_eq!(lab.received(d).len() as u64, 2 * many);
     }
 }

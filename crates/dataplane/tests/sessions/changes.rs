@@ -1,4 +1,5 @@
-//! security-groups.md 5 and 9: a change is in force at once, and what it does to flows that are there.
+//! security-groups.md 5 and 9: a change is in force at once, and what it does to flows that are
+//! there.
 
 use dataplane::DropReason::*;
 use dataplane::flow::FlowState;
@@ -25,7 +26,11 @@ fn a_rule_taken_away_cuts_its_flows_at_once() {
         lab.passes(a, b, udp(a, b, family, 1, 53));
         // The rule returns: the connection was cut and does not.
         lab.set_rules(group, vec![allow_in(TCP, 80), allow_in(UDP, 53)]);
-        lab.refuses(a, ip(a, b, family).tcp(1, 80, ACK).seq(1001).build(), TcpNotSyn);
+        lab.refuses(
+            a,
+            ip(a, b, family).tcp(1, 80, ACK).seq(1001).build(),
+            TcpNotSyn,
+        );
         lab.passes(a, b, udp(a, b, family, 1, 53));
     }
 }
@@ -42,7 +47,11 @@ fn the_responders_next_packet_is_cut_as_well_and_judged_as_its_own() {
         lab.refuses(b, udp(b, a, family, 53, 1), NoIngressRule);
         lab.group_of(a, vec![allow_all_in(Some(TCP))]);
         // A would let B in, but not in the middle.
-        lab.refuses(b, ip(b, a, family).tcp(80, 1, ACK).seq(1001).build(), TcpNotSyn);
+        lab.refuses(
+            b,
+            ip(b, a, family).tcp(80, 1, ACK).seq(1001).build(),
+            TcpNotSyn,
+        );
         assert_eq!(lab.flows(), 0);
     }
 }
@@ -55,7 +64,11 @@ fn a_flow_that_another_rule_allows_goes_on_and_counts_there() {
         let group = lab.group_of(b, vec![allow_in(TCP, 80)]);
         lab.connect(a, b, family, 1, 80);
         lab.set_rules(group, vec![allow_in(UDP, 1), allow_all_in(Some(TCP))]);
-        lab.passes(b, a, ip(b, a, family).tcp(80, 1, ACK).seq(1001).ack(1001).build());
+        lab.passes(
+            b,
+            a,
+            ip(b, a, family).tcp(80, 1, ACK).seq(1001).ack(1001).build(),
+        );
         assert_eq!(lab.sim.rule(RuleSlot(1)).flows, 1);
         assert_eq!(lab.sim.flows(None)[0].ingress_rule, Some(RuleSlot(1)));
     }
@@ -73,7 +86,11 @@ fn a_draining_groups_flows_live_until_they_close_or_time_out() {
         lab.passes(a, b, udp(a, b, family, 1, 53));
         lab.set_rules(group, vec![]);
         let counted = lab.sim.rule(RuleSlot(0));
-        lab.passes(a, b, ip(a, b, family).tcp(1, 80, ACK).seq(1001).ack(1001).build());
+        lab.passes(
+            a,
+            b,
+            ip(a, b, family).tcp(1, 80, ACK).seq(1001).ack(1001).build(),
+        );
         lab.passes(b, a, udp(b, a, family, 53, 1));
         assert_eq!(
             lab.sim.rule(RuleSlot(0)),
@@ -129,7 +146,9 @@ fn members_and_addresses_move_while_flows_run() {
         lab.change_group(clients, |group| group.members = members);
         lab.passes(a, c, udp(a, c, family, 1, 53));
         let moved = a.ip(family);
-        lab.configure(a, |config| config.addresses.retain(|address| *address != moved));
+        lab.configure(a, |config| {
+            config.addresses.retain(|address| *address != moved)
+        });
         lab.configure(b, |config| config.addresses.push(moved));
         lab.refuses(c, udp(c, a, family, 53, 1), NoIngressRule);
         let from_b = wire::build::frame(b.mac, c.mac)
@@ -165,8 +184,8 @@ fn a_nic_that_is_gone_takes_its_flows_with_it() {
 /// security-groups.md 5.
 #[test]
 fn no_packet_sees_half_of_a_change() {
-    // Two groups swap their rules in one snapshot: what both allow before and after never stops, and what
-    // neither allows never passes.
+    // Two groups swap their rules in one snapshot: what both allow before and after never stops,
+    // and what neither allows never passes.
     for family in FAMILIES {
         let mut lab = Lab::new();
         let (a, b) = (lab.nic(), lab.nic());
@@ -220,7 +239,11 @@ fn exported_flows_go_on_after_an_import() {
             };
             assert_eq!(*flow, expected);
         }
-        other.passes(b, a, ip(b, a, family).tcp(80, 1, ACK).seq(1001).ack(1001).build());
+        other.passes(
+            b,
+            a,
+            ip(b, a, family).tcp(80, 1, ACK).seq(1001).ack(1001).build(),
+        );
         // No rule here allows the echo: it is judged anew.
         other.refuses(b, ip(b, a, family).echo_reply(9, 1).build(), NoIngressRule);
         other.passes(b, a, ip(b, a, family).tcp(80, 1, RST).seq(1001).build());

@@ -7,9 +7,16 @@ use wire::build;
 
 use crate::lab::*;
 
-/// `reporter` tells `to` about a frame that `to` has sent: destination unreachable (or fragmentation needed
-/// and packet too big), quoting `len` bytes from the IP header.
-fn error(reporter: Nic, from: IpAddr, to: Nic, family: Family, about: &[u8], len: usize) -> Vec<u8> {
+/// `reporter` tells `to` about a frame that `to` has sent: destination unreachable (or
+/// fragmentation needed and packet too big), quoting `len` bytes from the IP header.
+fn error(
+    reporter: Nic,
+    from: IpAddr,
+    to: Nic,
+    family: Family,
+    about: &[u8],
+    len: usize,
+) -> Vec<u8> {
     let (kind, code) = match family {
         Family::V4 => (3, 4),
         Family::V6 => (2, 0),
@@ -49,8 +56,16 @@ fn an_error_about_a_tracked_flow_passes_without_a_rule() {
         // Too short a quote, another port, a quote that the receiver did not send.
         lab.refuses(b, report(header + 4), NoIngressRule);
         let other = ip(a, b, family).tcp(2, 80, ACK).build();
-        lab.refuses(b, error(b, b.ip(family), a, family, &other, 60), NoIngressRule);
-        lab.refuses(b, error(b, b.ip(family), a, family, &answer, 60), NoIngressRule);
+        lab.refuses(
+            b,
+            error(b, b.ip(family), a, family, &other, 60),
+            NoIngressRule,
+        );
+        lab.refuses(
+            b,
+            error(b, b.ip(family), a, family, &answer, 60),
+            NoIngressRule,
+        );
     }
 }
 
@@ -87,7 +102,11 @@ fn an_error_about_a_flow_that_was_cut_is_cut_too() {
         let sent = udp(a, b, family, 1, 53);
         lab.passes(a, b, sent.clone());
         lab.set_rules(group, vec![]);
-        lab.refuses(b, error(b, b.ip(family), a, family, &sent, 60), NoIngressRule);
+        lab.refuses(
+            b,
+            error(b, b.ip(family), a, family, &sent, 60),
+            NoIngressRule,
+        );
         assert_eq!(lab.flows(), 0);
     }
 }
@@ -97,10 +116,16 @@ fn an_error_about_a_flow_that_was_cut_is_cut_too() {
 fn errors_about_echos_are_matched_and_others_need_a_rule() {
     for (family, unreachable) in [(Family::V4, 3u16 << 8 | 4), (Family::V6, 2 << 8)] {
         let (mut lab, a, b) = Lab::pair(vec![allow_in(ICMP, 8 << 8), allow_in(ICMP, 128 << 8)]);
-        let ping = ip(a, b, family).echo_request(7, 1).payload(&[0; 32]).build();
+        let ping = ip(a, b, family)
+            .echo_request(7, 1)
+            .payload(&[0; 32])
+            .build();
         lab.passes(a, b, ping.clone());
         lab.passes(b, a, error(b, b.ip(family), a, family, &ping, 60));
-        let other = ip(a, b, family).echo_request(8, 1).payload(&[0; 32]).build();
+        let other = ip(a, b, family)
+            .echo_request(8, 1)
+            .payload(&[0; 32])
+            .build();
         let report = error(b, b.ip(family), a, family, &other, 60);
         lab.refuses(b, report.clone(), NoIngressRule);
         lab.group_of(a, vec![allow_in(ICMP, unreachable)]);

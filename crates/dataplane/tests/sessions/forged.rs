@@ -1,7 +1,8 @@
-//! Another host that lies: VXLAN forged by one that is known, into networks it has no part in and in the names of others.
+//! Another host that lies: VXLAN forged by one that is known, into networks it has no part in and
+//! in the names of others.
 //!
-//! Endpoints 2 and 3 are of network 0, endpoint 4 is known and of other networks. Each forgery is also sent as a packet of
-//! a flow that is there, which must not carry it past the checks.
+//! Endpoints 2 and 3 are of network 0, endpoint 4 is known and of other networks. Each forgery is
+//! also sent as a packet of a flow that is there, which must not carry it past the checks.
 
 use dataplane::DropReason::*;
 use dataplane::GroupIdx;
@@ -48,9 +49,13 @@ fn a_host_of_another_network_does_not_speak_in_this_one() {
             assert!(host.wire.send(inbound(at, &frame), Default::default()));
         }
         host.lab.sim.run();
-        assert_eq!(difference(&before, &host.lab.drops()), [(EndpointNotInVni, 1)]);
+        assert_eq!(
+            difference(&before, &host.lab.drops()),
+            [(EndpointNotInVni, 1)]
+        );
         assert_eq!(host.lab.received(a), [frame.clone(), frame.clone()]);
-        // It takes part from now on, and then no more: what was learnt of it is not relied on either.
+        // It takes part from now on, and then no more: what was learnt of it is not relied on
+        // either.
         let all = [EndpointIdx(0), EndpointIdx(1), EndpointIdx(2)];
         host.configure(|overlay| (overlay.members, overlay.learn) = (all.into(), true));
         host.enters(endpoint(4), a, own.clone());
@@ -72,7 +77,8 @@ fn a_source_address_of_another_host_s_machine_is_not_taken() {
         for open in [false, true] {
             let (mut host, a, b, c) = three_hosts();
             if !open {
-                host.lab.set_rules(GroupIdx(0), vec![allow_all_in(Some(UDP))]);
+                host.lab
+                    .set_rules(GroupIdx(0), vec![allow_all_in(Some(UDP))]);
             }
             let honest = udp(b.nic, a, family, 2, 1);
             for _ in 0..2 {
@@ -89,7 +95,9 @@ fn a_source_address_of_another_host_s_machine_is_not_taken() {
             host.enters(c.at, a, from_address(c, other, a, family));
             // One that is `b`'s from now on.
             host.configure(|overlay| {
-                overlay.neighbours.insert(other.ip(family), b.nic.mac.into());
+                overlay
+                    .neighbours
+                    .insert(other.ip(family), b.nic.mac.into());
             });
             let forged = from_address(c, other, a, family);
             host.refuses(inbound(c.at, &forged), RemoteIpSpoofed);
@@ -181,8 +189,14 @@ fn dhcp_servers_and_routers_are_those_of_trusted_hosts() {
     let routes = |far: Far| {
         [
             build::router_advertisement(far.nic.mac),
-            ip(far.nic, a, Family::V4).icmp(9, 0, 0).payload(&[0; 8]).build(),
-            ip(far.nic, a, Family::V4).icmp(5, 1, 0).payload(&[0; 28]).build(),
+            ip(far.nic, a, Family::V4)
+                .icmp(9, 0, 0)
+                .payload(&[0; 8])
+                .build(),
+            ip(far.nic, a, Family::V4)
+                .icmp(5, 1, 0)
+                .payload(&[0; 28])
+                .build(),
         ]
     };
     for far in [b, c] {
@@ -218,7 +232,9 @@ fn dhcp_servers_and_routers_are_those_of_trusted_hosts() {
         let frame = build::frame(b.nic.mac, a.mac).ip(gateway.v4, a.v4);
         frame.udp(9, 68).build()
     });
-    let forged = build::frame(c.nic.mac, a.mac).ip(gateway.v4, a.v4).udp(9, 68);
+    let forged = build::frame(c.nic.mac, a.mac)
+        .ip(gateway.v4, a.v4)
+        .udp(9, 68);
     host.refuses(inbound(c.at, &forged.build()), RemoteDhcpServer);
     host.configure(|overlay| {
         (overlay.dhcp_servers, overlay.routers) = (Trust::Anybody, Trust::Anybody);

@@ -20,7 +20,11 @@ fn later_fragments_get_what_the_first_one_got() {
         for fragment in datagram(a, b, family, 53, 1) {
             lab.passes(a, b, fragment);
         }
-        assert_eq!(lab.sim.load().datagrams, 0, "it was whole, and is forgotten");
+        assert_eq!(
+            lab.sim.load().datagrams,
+            0,
+            "it was whole, and is forgotten"
+        );
         assert_eq!(lab.sim.flows(None)[0].frames_out, 3);
         // The answer is fragmented as well.
         let answer = ip(b, a, family).udp(53, 7).payload(&[3; 3000]).build();
@@ -52,7 +56,10 @@ fn fragments_that_come_early_wait_for_the_first() {
         expected.sort();
         assert_eq!(arrived, expected);
         assert_eq!(difference(&before, &lab.drops()), []);
-        assert_eq!((lab.sim.load().held_fragments, lab.sim.load().datagrams), (0, 0));
+        assert_eq!(
+            (lab.sim.load().held_fragments, lab.sim.load().datagrams),
+            (0, 0)
+        );
         // Counted once each.
         assert_eq!(lab.sim.port(a.slot).rx_frames, 3);
     }
@@ -82,14 +89,21 @@ fn the_first_one_has_a_second_to_come() {
         let before = lab.drops();
         lab.send(a, datagram(a, b, family, 53, 1)[1].clone());
         lab.wait(1);
-        assert_eq!(difference(&before, &lab.drops()), [(FragmentWithoutFirst, 1)]);
+        assert_eq!(
+            difference(&before, &lab.drops()),
+            [(FragmentWithoutFirst, 1)]
+        );
         assert_eq!(lab.sim.load().held_fragments, 0);
         // More than are held back for one NIC are dropped at once.
         for id in 10..42 {
             lab.send(a, datagram(a, b, family, 53, id)[1].clone());
         }
         assert_eq!(lab.sim.load().held_fragments, 32);
-        lab.refuses(a, datagram(a, b, family, 53, 99)[1].clone(), FragmentWithoutFirst);
+        lab.refuses(
+            a,
+            datagram(a, b, family, 53, 99)[1].clone(),
+            FragmentWithoutFirst,
+        );
         lab.wait(1);
         assert_eq!(lab.sim.load().held_fragments, 0);
         lab.silent();
@@ -109,7 +123,10 @@ fn the_first_one_is_remembered_for_thirty_seconds() {
         let before = lab.drops();
         lab.send(a, parts[2].clone());
         lab.wait(2);
-        assert_eq!(difference(&before, &lab.drops()), [(FragmentWithoutFirst, 1)]);
+        assert_eq!(
+            difference(&before, &lab.drops()),
+            [(FragmentWithoutFirst, 1)]
+        );
     }
 }
 
@@ -166,7 +183,11 @@ fn the_table_is_bounded_for_each_nic() {
         for id in 0..32 {
             lab.passes(a, b, datagram(a, b, family, 53, id)[0].clone());
         }
-        lab.refuses(a, datagram(a, b, family, 53, 99)[0].clone(), FragmentTableFull);
+        lab.refuses(
+            a,
+            datagram(a, b, family, 53, 99)[0].clone(),
+            FragmentTableFull,
+        );
         lab.passes(c, b, datagram(c, b, family, 53, 99)[0].clone());
         lab.wait(30);
         lab.passes(a, b, datagram(a, b, family, 53, 99)[0].clone());

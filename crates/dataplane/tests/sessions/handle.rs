@@ -27,7 +27,10 @@ fn a_sleeping_worker_answers_commands_and_stops() {
         let began = Instant::now();
         loop {
             let mono_ns = began.elapsed().as_nanos() as u64;
-            let now = Now { mono_ns, unix_ns: 0 };
+            let now = Now {
+                mono_ns,
+                unix_ns: 0,
+            };
             let turn = worker.turn(now);
             if turn.stopped {
                 return;
@@ -39,10 +42,18 @@ fn a_sleeping_worker_answers_commands_and_stops() {
     });
     switch.publish(Arc::new(Snapshot::default())).unwrap();
     let (port, _peer) = MemoryPort::pair();
-    assert!(switch.attach(PortSlot(3).into(), port.into()).unwrap().is_none());
+    assert!(
+        switch
+            .attach(PortSlot(3).into(), port.into())
+            .unwrap()
+            .is_none()
+    );
     let (other, _other_peer) = MemoryPort::pair();
     assert!(
-        switch.attach(PortSlot(3).into(), other.into()).unwrap().is_some(),
+        switch
+            .attach(PortSlot(3).into(), other.into())
+            .unwrap()
+            .is_some(),
         "the one before"
     );
     assert!(switch.detach(PortSlot(3).into()).unwrap().is_some());
@@ -52,7 +63,10 @@ fn a_sleeping_worker_answers_commands_and_stops() {
     switch.stop();
     thread.join().unwrap();
     assert_eq!(switch.flows(None), Err(WorkerGone));
-    assert_eq!(switch.publish(Arc::new(Snapshot::default())), Err(WorkerGone));
+    assert_eq!(
+        switch.publish(Arc::new(Snapshot::default())),
+        Err(WorkerGone)
+    );
 }
 
 #[test]
@@ -104,7 +118,12 @@ fn a_port_is_not_waited_for_longer_than_a_second() {
             let port = std::sync::Mutex::new(Some(port));
             let attach = || {
                 let port = port.lock().unwrap().take().unwrap();
-                assert!(switch.attach(nic.slot.into(), port.into()).unwrap().is_none());
+                assert!(
+                    switch
+                        .attach(nic.slot.into(), port.into())
+                        .unwrap()
+                        .is_none()
+                );
             };
             ask(&attach, &mut workers);
             peer
@@ -124,7 +143,8 @@ fn a_port_is_not_waited_for_longer_than_a_second() {
     );
 }
 
-/// What a guest sends whose NIC is not configured waits in its ring, and its worker sleeps meanwhile.
+/// What a guest sends whose NIC is not configured waits in its ring, and its worker sleeps
+/// meanwhile.
 #[test]
 fn frames_that_wait_for_their_nic_keep_nobody_awake() {
     let (mut lab, a, b) = Lab::pair(vec![allow_all_in(None)]);
@@ -140,7 +160,10 @@ fn frames_that_wait_for_their_nic_keep_nobody_awake() {
         lab.sim.sleep_of(0);
     }
     let after = lab.sim.load();
-    assert_eq!((after.sleeps, after.frames), (before.sleeps + 3, before.frames));
+    assert_eq!(
+        (after.sleeps, after.frames),
+        (before.sleeps + 3, before.frames)
+    );
     // It comes with the NIC.
     lab.sim.publish(with_both);
     lab.sim.turn();

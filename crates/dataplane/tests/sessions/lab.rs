@@ -225,13 +225,21 @@ impl Lab {
                     .collect(),
                 ports: mine.iter().map(|p| p.slot).collect(),
                 shared: shared(&mine),
-                learners: mine.iter().filter(|p| p.learn_macs).map(|p| p.slot).collect(),
+                learners: mine
+                    .iter()
+                    .filter(|p| p.learn_macs)
+                    .map(|p| p.slot)
+                    .collect(),
                 overlay: self.overlays[network as usize].clone().map(Arc::new),
             }
         };
         Snapshot {
             epoch: Epoch(epoch),
-            ports: self.ports.iter().map(|port| port.clone().map(Arc::new)).collect(),
+            ports: self
+                .ports
+                .iter()
+                .map(|port| port.clone().map(Arc::new))
+                .collect(),
             networks: (0..3).map(|n| Some(Arc::new(of_network(n)))).collect(),
             groups: self
                 .groups
@@ -284,7 +292,8 @@ impl Lab {
                 .iter()
                 .filter(|nic| nic.slot.0 as usize == slot)
                 .map(|_| frame.clone());
-            let arrived: Vec<_> = std::iter::from_fn(|| self.peers[slot].receive().map(|(f, _)| f)).collect();
+            let arrived: Vec<_> =
+                std::iter::from_fn(|| self.peers[slot].receive().map(|(f, _)| f)).collect();
             assert_eq!(arrived, expected.collect::<Vec<_>>(), "at slot {slot}");
         }
     }
@@ -331,8 +340,15 @@ impl Lab {
     /// Opens a TCP connection from `a` to port `dport` of `b`. Both begin at sequence number 1000.
     #[track_caller]
     pub fn connect(&mut self, a: Nic, b: Nic, family: Family, sport: u16, dport: u16) {
-        self.passes(a, b, ip(a, b, family).tcp(sport, dport, SYN).seq(1000).build());
-        let answer = ip(b, a, family).tcp(dport, sport, SYN_ACK).seq(1000).ack(1001);
+        self.passes(
+            a,
+            b,
+            ip(a, b, family).tcp(sport, dport, SYN).seq(1000).build(),
+        );
+        let answer = ip(b, a, family)
+            .tcp(dport, sport, SYN_ACK)
+            .seq(1000)
+            .ack(1001);
         self.passes(b, a, answer.build());
         let ack = ip(a, b, family).tcp(sport, dport, ACK).seq(1001).ack(1001);
         self.passes(a, b, ack.build());
@@ -362,7 +378,10 @@ pub fn ip(from: Nic, to: Nic, family: Family) -> Builder {
 }
 
 pub fn udp(from: Nic, to: Nic, family: Family, sport: u16, dport: u16) -> Vec<u8> {
-    ip(from, to, family).udp(sport, dport).payload(b"hello").build()
+    ip(from, to, family)
+        .udp(sport, dport)
+        .payload(b"hello")
+        .build()
 }
 
 /// Rule slots are the position in the list.

@@ -34,7 +34,11 @@ fn a_nics_oldest_half_open_flow_goes_first() {
             NoIngressRule,
         );
         lab.passes(b, a, udp(b, a, family, 53, 3));
-        lab.passes(b, a, ip(b, a, family).tcp(80, 1, ACK).seq(1001).ack(1001).build());
+        lab.passes(
+            b,
+            a,
+            ip(b, a, family).tcp(80, 1, ACK).seq(1001).ack(1001).build(),
+        );
     }
 }
 
@@ -51,9 +55,17 @@ fn settled_flows_in_use_are_kept_and_idle_ones_are_not() {
         // Nobody else's share.
         lab.connect(c, b, family, 1, 80);
         lab.wait(60);
-        lab.passes(a, b, ip(a, b, family).tcp(1, 80, ACK).seq(1001).ack(1001).build());
+        lab.passes(
+            a,
+            b,
+            ip(a, b, family).tcp(1, 80, ACK).seq(1001).ack(1001).build(),
+        );
         lab.passes(a, b, syn(3));
-        lab.passes(b, a, ip(b, a, family).tcp(80, 1, ACK).seq(1001).ack(1001).build());
+        lab.passes(
+            b,
+            a,
+            ip(b, a, family).tcp(80, 1, ACK).seq(1001).ack(1001).build(),
+        );
         lab.refuses(b, ip(b, a, family).tcp(80, 2, ACK).build(), NoIngressRule);
     }
 }

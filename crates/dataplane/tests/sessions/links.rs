@@ -111,7 +111,11 @@ fn announce(mut lab: Lab) {
     lab.sim.announce(a.slot);
     assert_eq!(lab.received(bridge), [frame]);
     lab.silent();
-    assert_eq!(difference(&before, &lab.drops()), [], "nobody's frame was lost");
+    assert_eq!(
+        difference(&before, &lab.drops()),
+        [],
+        "nobody's frame was lost"
+    );
 
     // Nobody is announced whose link is down, who sends nothing, or who is not there.
     lab.sim.announce(b.slot);

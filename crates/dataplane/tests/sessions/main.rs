@@ -1,6 +1,6 @@
-//! Sessions over ports in memory, in virtual time: make NICs, give them rules, send frames, and say what
-//! arrived, and that nothing else did. They follow docs/security-groups.md item by item, for IPv4 and
-//! IPv6 alike; every drop reason is provoked by one of them.
+//! Sessions over ports in memory, in virtual time: make NICs, give them rules, send frames, and say
+//! what arrived, and that nothing else did. They follow docs/security-groups.md item by item, for
+//! IPv4 and IPv6 alike; every drop reason is provoked by one of them.
 
 extern crate butterfly_dataplane as dataplane;
 

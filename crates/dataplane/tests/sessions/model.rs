@@ -1,8 +1,9 @@
-//! Connection tracking against a model that is obviously right: a list of flows, searched from the start.
+//! Connection tracking against a model that is obviously right: a list of flows, searched from the
+//! start.
 //!
-//! Random packets of three NICs, random waits and random changes of rules run through the switch and through
-//! the model; both have to agree on every single frame: delivered, or dropped for which reason. However many workers
-//! there are: each NIC is another one's then.
+//! Random packets of three NICs, random waits and random changes of rules run through the switch
+//! and through the model; both have to agree on every single frame: delivered, or dropped for which
+//! reason. However many workers there are: each NIC is another one's then.
 
 use std::time::Duration;
 
@@ -134,7 +135,10 @@ impl Side {
                 Some(protocol) => protocol == packet.protocol(),
             };
             let all = rule.selector == (0..=u16::MAX);
-            let selector = all || packet.selector().is_some_and(|s| rule.selector.contains(&s));
+            let selector = all
+                || packet
+                    .selector()
+                    .is_some_and(|s| rule.selector.contains(&s));
             (rule.direction == dataplane::ruleset::Direction::Egress) == out && protocol && selector
         })
     }
@@ -163,7 +167,8 @@ impl Model {
         if from.is_open(true) && to.is_open(false) && to.is_open(true) && from.is_open(false) {
             return None;
         }
-        self.flows.retain(|flow| self.now - flow.last < timeout(flow));
+        self.flows
+            .retain(|flow| self.now - flow.last < timeout(flow));
         let mut known = self.find(&packet);
         if let Some(at) = known {
             // Every packet decides again: that is what the epochs have to come to.

@@ -1,4 +1,5 @@
-//! Networks that go on on other hosts: what leaves for them, what comes from them, and the flows between.
+//! Networks that go on on other hosts: what leaves for them, what comes from them, and the flows
+//! between.
 
 use std::net::IpAddr;
 
@@ -28,7 +29,10 @@ fn a_flow_to_another_host_leaves_in_outer_headers_and_its_answers_enter() {
             host.enters(b.at, a, back.clone());
         }
         // Only by the flow: another port is another matter.
-        host.refuses(inbound(b.at, &udp(b.nic, a, family, 54, 1000)), NoIngressRule);
+        host.refuses(
+            inbound(b.at, &udp(b.nic, a, family, 54, 1000)),
+            NoIngressRule,
+        );
         assert_eq!(host.lab.flows(), 1);
         let flow = &host.lab.sim.flows(None)[0];
         assert_eq!((flow.initiator.uid, flow.responder.uid), (a.uid, b.nic.uid));
@@ -115,7 +119,10 @@ fn a_machine_that_moves_to_another_host_keeps_its_flows() {
     let moved = host.far(20, 3);
     host.enters(moved.at, a, udp(b.nic, a, Family::V4, 53, 1000));
     host.leaves(a, moved.at, udp(a, b.nic, Family::V4, 1000, 53));
-    host.refuses(inbound(b.at, &udp(b.nic, a, Family::V4, 53, 1000)), RemoteSpoofed);
+    host.refuses(
+        inbound(b.at, &udp(b.nic, a, Family::V4, 53, 1000)),
+        RemoteSpoofed,
+    );
     assert_eq!(host.lab.flows(), 1);
 }
 
@@ -190,7 +197,14 @@ fn endpoints_over_ipv6_behind_a_vlan_with_checksums() {
     // And the same way back; a wrong checksum is found out.
     let ends = Ends::new(there, here).unwrap();
     let answer = udp(b.nic, a, Family::V6, 53, 1);
-    let mut outer = vxlan::Outer::new((ROUTER_MAC, HERE_MAC), Some(7), ends, 64, 8472, UdpChecksum::Full);
+    let mut outer = vxlan::Outer::new(
+        (ROUTER_MAC, HERE_MAC),
+        Some(7),
+        ends,
+        64,
+        8472,
+        UdpChecksum::Full,
+    );
     outer.set_flow(wire::Vni::new(0).unwrap(), 1, 0);
     let mut back = vec![0; outer.len()];
     outer.write(&mut back, answer.len(), wire::checksum::sum(&answer));
@@ -207,7 +221,12 @@ fn large_frames_are_cut_on_the_way_out_each_segment_in_headers_of_its_own() {
         let mut host = Host::new();
         let a = host.lab.nic();
         let b = host.far(20, 2);
-        let large = |n: usize| ip(a, b.nic, family).udp(1, 53).payload(&vec![7; n]).gso(1000);
+        let large = |n: usize| {
+            ip(a, b.nic, family)
+                .udp(1, 53)
+                .payload(&vec![7; n])
+                .gso(1000)
+        };
         let (frame, offload) = large(2500).build_with_offload();
         host.lab.send_with(a, frame.clone(), offload);
         let sent = host.sent();
@@ -238,7 +257,10 @@ fn l4_sum(inner: &[u8]) -> u16 {
         (IpAddr::V6(src), IpAddr::V6(dst)) => wire::checksum::pseudo_v6(src, dst, ip.protocol, len),
         _ => unreachable!("one family"),
     };
-    wire::checksum::fold(wire::checksum::add(pseudo, wire::checksum::sum(&inner[l4..])))
+    wire::checksum::fold(wire::checksum::add(
+        pseudo,
+        wire::checksum::sum(&inner[l4..]),
+    ))
 }
 
 #[test]
@@ -260,7 +282,13 @@ fn marks_of_congestion_come_in_and_go_out() {
         let a = host.lab.nic();
         host.lab.group_of(a, vec![allow_all_in(None)]);
         let b = host.far(20, 2);
-        let inner = |tos| ip(b.nic, a, family).tos(tos).udp(2, 1).payload(b"hi").build();
+        let inner = |tos| {
+            ip(b.nic, a, family)
+                .tos(tos)
+                .udp(2, 1)
+                .payload(b"hi")
+                .build()
+        };
         let ends = Ends::new(b.at, HERE).unwrap();
         for (sent, outer, arrives) in [
             (0, 0, 0),
@@ -298,7 +326,10 @@ fn several_ways_share_the_flows_and_each_keeps_to_its_own() {
         }
         let here = host.sent().len();
         let there = std::iter::from_fn(|| second.receive()).count();
-        assert!(matches!((here, there), (2, 0) | (0, 2)), "{here} and {there}");
+        assert!(
+            matches!((here, there), (2, 0) | (0, 2)),
+            "{here} and {there}"
+        );
         shares[usize::from(there == 2)] += 1;
     }
     assert!(shares.iter().all(|share| *share > 16), "{shares:?}");
@@ -335,7 +366,10 @@ fn fragments_from_the_wire_wait_for_their_first_one() {
     let a = host.lab.nic();
     host.lab.group_of(a, vec![allow_in(UDP, 53)]);
     let b = host.far(20, 2);
-    let whole = ip(b.nic, a, Family::V4).udp(1, 53).payload(&[7; 2000]).build();
+    let whole = ip(b.nic, a, Family::V4)
+        .udp(1, 53)
+        .payload(&[7; 2000])
+        .build();
     let pieces = wire::build::fragments(&whole, 1000, 5);
     host.arrive(inbound(b.at, &pieces[1]));
     host.lab.silent();
@@ -344,7 +378,10 @@ fn fragments_from_the_wire_wait_for_their_first_one() {
     assert_eq!(arrived.len(), 2);
     assert!(arrived.contains(&pieces[0]) && arrived.contains(&pieces[1]));
     // And that which nobody may send is dropped with its first one.
-    let whole = ip(b.nic, a, Family::V4).udp(1, 54).payload(&[7; 2000]).build();
+    let whole = ip(b.nic, a, Family::V4)
+        .udp(1, 54)
+        .payload(&[7; 2000])
+        .build();
     let pieces = wire::build::fragments(&whole, 1000, 6);
     host.refuses(inbound(b.at, &pieces[0]), NoIngressRule);
     host.refuses(inbound(b.at, &pieces[1]), FragmentOfDropped);

@@ -1,5 +1,5 @@
-//! First contact: frames for a host whose next hop is not known yet wait for it, some and not for long, and are sent by it as if they
-//! had come then.
+//! First contact: frames for a host whose next hop is not known yet wait for it, some and not for
+//! long, and are sent by it as if they had come then.
 
 use dataplane::DropReason::*;
 use dataplane::overlay::{EndpointIdx, Flood};
@@ -44,7 +44,12 @@ impl Host {
     }
 
     fn waiting(&mut self) -> u64 {
-        self.lab.sim.loads().iter().map(|load| load.waiting_frames).sum()
+        self.lab
+            .sim
+            .loads()
+            .iter()
+            .map(|load| load.waiting_frames)
+            .sum()
     }
 }
 
@@ -77,10 +82,19 @@ fn the_first_frames_wait_and_are_sent_in_their_order() {
         let expected: Vec<_> = frames.iter().map(|inner| outbound(b.at, inner)).collect();
         assert_eq!(host.sent(), expected);
         assert_eq!(host.waiting(), 0);
-        let waited: u64 = host.lab.sim.loads().iter().map(|load| load.waited_frames).sum();
+        let waited: u64 = host
+            .lab
+            .sim
+            .loads()
+            .iter()
+            .map(|load| load.waited_frames)
+            .sum();
         assert_eq!(waited, 4);
         // The answer is of a flow that is known.
-        let answer = ip(b.nic, a, Family::V4).tcp(80, 1, SYN_ACK).seq(9).ack(1001);
+        let answer = ip(b.nic, a, Family::V4)
+            .tcp(80, 1, SYN_ACK)
+            .seq(9)
+            .ack(1001);
         host.enters(b.at, a, answer.build());
         host.lab.wait(2 * WAIT);
         assert_eq!(host.sent(), [[0u8; 0]; 0], "once");
@@ -109,7 +123,8 @@ fn who_does_not_answer_is_waited_for_a_while_and_who_cannot_be_reached_is_not() 
     let before = host.lab.drops();
     host.set_paths(vec![(b.at, vec![])]);
     assert_eq!(difference(&before, &host.lab.drops()), [(NoNextHop, 1)]);
-    host.lab.refuses(a, udp(a, b.nic, Family::V4, 1, 2), NoNextHop);
+    host.lab
+        .refuses(a, udp(a, b.nic, Family::V4, 1, 2), NoNextHop);
     assert_eq!(host.waiting(), 0);
 }
 
@@ -144,7 +159,10 @@ fn a_flood_goes_to_whom_it_can_and_to_each_of_the_others_later_once() {
     assert_eq!(host.sent(), [outbound(endpoint(2), &all)]);
     let before = host.lab.drops();
     host.lab.wait(WAIT + 1);
-    assert_eq!(difference(&before, &host.lab.drops()), [(NextHopTimeout, 1)]);
+    assert_eq!(
+        difference(&before, &host.lab.drops()),
+        [(NextHopTimeout, 1)]
+    );
     // A group whose way is found later.
     let group = [230, 0, 0, 0].into();
     host.configure(|overlay| overlay.flood = Flood::Group(group));
@@ -158,7 +176,9 @@ fn a_flood_goes_to_whom_it_can_and_to_each_of_the_others_later_once() {
 fn what_is_sent_late_is_judged_by_what_is_in_force_then() {
     for family in FAMILIES {
         let (mut host, a, b) = strangers();
-        let rules = host.lab.group_of(a, vec![allow_out(UDP, 2), allow_out(TCP, 80)]);
+        let rules = host
+            .lab
+            .group_of(a, vec![allow_out(UDP, 2), allow_out(TCP, 80)]);
         let reset = ip(a, b.nic, family).tcp(1, 80, RST).seq(1001).build();
         host.waits(
             a,
@@ -171,7 +191,10 @@ fn what_is_sent_late_is_judged_by_what_is_in_force_then() {
         host.lab.set_rules(rules, vec![allow_out(TCP, 80)]);
         let before = host.lab.drops();
         host.set_paths(vec![(b.at, vec![hop()])]);
-        assert_eq!(host.sent()[..1], [outbound(b.at, &opening(a, b.nic, family, 1))]);
+        assert_eq!(
+            host.sent()[..1],
+            [outbound(b.at, &opening(a, b.nic, family, 1))]
+        );
         let lost = difference(&before, &host.lab.drops());
         assert!(lost.contains(&(NoEgressRule, 1)), "{lost:?}");
 
@@ -244,7 +267,10 @@ fn what_waits_is_bounded_for_each_nic() {
 #[test]
 fn what_turns_out_too_large_goes_back_to_its_sender() {
     let (mut host, a, b) = strangers();
-    let packet = ip(a, b.nic, Family::V4).udp(1, 2).payload(&[7; 1400]).build();
+    let packet = ip(a, b.nic, Family::V4)
+        .udp(1, 2)
+        .payload(&[7; 1400])
+        .build();
     host.waits(a, std::slice::from_ref(&packet));
     let before = host.lab.drops();
     host.set_paths(vec![(b.at, vec![Hop { mtu: 1400, ..hop() }])]);
@@ -257,7 +283,10 @@ fn what_turns_out_too_large_goes_back_to_its_sender() {
 #[test]
 fn fragments_wait_with_their_first_one() {
     let (mut host, a, b) = strangers();
-    let whole = ip(a, b.nic, Family::V4).udp(1, 2).payload(&[7; 2000]).build();
+    let whole = ip(a, b.nic, Family::V4)
+        .udp(1, 2)
+        .payload(&[7; 2000])
+        .build();
     let parts = build::fragments(&whole, 1000, 7);
     host.waits(a, &parts);
     host.set_paths(vec![(b.at, vec![hop()])]);
@@ -305,7 +334,8 @@ fn a_trace_has_a_frame_that_has_waited_once() {
     let (mut host, a, b) = strangers();
     let path = folder.path().join("a.pcapng");
     let trace = Trace::open(folder.path(), &path, "a").unwrap();
-    host.lab.configure(a, |config| config.trace = Some(trace.clone()));
+    host.lab
+        .configure(a, |config| config.trace = Some(trace.clone()));
     host.waits(a, &[udp(a, b.nic, Family::V4, 1, 2)]);
     host.set_paths(vec![(b.at, vec![hop()])]);
     assert_eq!(host.sent().len(), 1);

@@ -64,11 +64,16 @@ fn who_is_not_known_and_what_is_for_nobody() {
     host.refuses(arriving(ends, 5, &inner, 0), UnknownVni);
     // A network that is on this host alone has no VNI on the wire.
     host.refuses(arriving(ends, 1, &inner, 0), UnknownVni);
-    let nobody = build::frame(b.nic.mac, Mac([2; 6])).ip(b.nic.v4, a.v4).udp(1, 2);
+    let nobody = build::frame(b.nic.mac, Mac([2; 6]))
+        .ip(b.nic.v4, a.v4)
+        .udp(1, 2);
     host.refuses(inbound(b.at, &nobody.build()), NoDestination);
     // What has come from the wire does not go back to it.
     let c = host.far(30, 3);
-    host.refuses(inbound(b.at, &udp(b.nic, c.nic, Family::V4, 1, 2)), NoDestination);
+    host.refuses(
+        inbound(b.at, &udp(b.nic, c.nic, Family::V4, 1, 2)),
+        NoDestination,
+    );
     host.enters(b.at, a, inner);
 }
 
@@ -86,7 +91,8 @@ fn nobody_out_there_is_one_of_us_or_bound_elsewhere() {
         for mac in [local.mac, a.mac, bound.nic.mac, Mac([3; 6])] {
             host.refuses(inbound(b.at, &from(mac)), RemoteSpoofed);
         }
-        // Who is bound nowhere may be there where the network learns, and is nobody where it does not.
+        // Who is bound nowhere may be there where the network learns, and is nobody where it does
+        // not.
         let unbound = || inbound(b.at, &from(Mac([2, 0xcc, 0, 0, 0, 1])));
         host.refuses(unbound(), RemoteUnbound);
         host.configure(|overlay| overlay.learn = true);
@@ -134,7 +140,10 @@ fn inner_headers_that_lie_are_found_out() {
     host.refuses(inbound(b.at, &with(14, 0x41)), Malformed);
     host.refuses(inbound(b.at, &good[..36]), Malformed);
     host.refuses(inbound(b.at, &good[..13]), Truncated);
-    let tagged = build::frame(b.nic.mac, a.mac).tag(5).ip(b.nic.v4, a.v4).udp(1, 2);
+    let tagged = build::frame(b.nic.mac, a.mac)
+        .tag(5)
+        .ip(b.nic.v4, a.v4)
+        .udp(1, 2);
     host.refuses(inbound(b.at, &tagged.build()), Ethertype);
     // Longer headers than are judged, outer ones not counted.
     let long = ip(b.nic, a, Family::V6).extension(60, &[0; 250]).udp(1, 2);
@@ -145,9 +154,18 @@ fn inner_headers_that_lie_are_found_out() {
 #[test]
 fn a_wrong_udp_checksum_over_ipv4_is_found_out_too() {
     let (mut host, a, b) = open_host();
-    let inner = ip(b.nic, a, Family::V4).udp(1, 2).payload(&[7; 1200]).build();
+    let inner = ip(b.nic, a, Family::V4)
+        .udp(1, 2)
+        .payload(&[7; 1200])
+        .build();
     let ends = Ends::new(b.at, HERE).unwrap();
-    let mut frame = wrap_as((ROUTER_MAC, HERE_MAC), ends, (0, 5, 0), UdpChecksum::Full, &inner);
+    let mut frame = wrap_as(
+        (ROUTER_MAC, HERE_MAC),
+        ends,
+        (0, 5, 0),
+        UdpChecksum::Full,
+        &inner,
+    );
     host.arrive(frame.clone());
     assert_eq!(host.lab.received(a), [inner]);
     *frame.last_mut().unwrap() ^= 1;
@@ -159,10 +177,14 @@ fn where_no_way_leads_is_told_to_who_follows_the_network() {
     let (mut host, a, b) = open_host();
     host.set_paths(vec![(endpoint(3), vec![hop()]), (b.at, vec![])]);
     for _ in 0..2 {
-        host.lab.refuses(a, udp(a, b.nic, Family::V4, 1, 2), NoNextHop);
+        host.lab
+            .refuses(a, udp(a, b.nic, Family::V4, 1, 2), NoNextHop);
     }
     let switch = host.lab.sim.switch();
-    assert_eq!((switch.take_wanted(), switch.take_wanted()), (vec![b.at], vec![]));
+    assert_eq!(
+        (switch.take_wanted(), switch.take_wanted()),
+        (vec![b.at], vec![])
+    );
     host.set_paths(vec![(b.at, vec![hop()])]);
     host.leaves(a, b.at, udp(a, b.nic, Family::V4, 1, 2));
     // An uplink whose ring is full, and one that nobody has attached.
@@ -176,5 +198,6 @@ fn where_no_way_leads_is_told_to_who_follows_the_network() {
     assert_eq!(difference(&before, &host.lab.drops()), [(RingFull, 1)]);
     assert_eq!(host.sent().len(), 1);
     host.lab.sim.detach(dataplane::PortSlot::uplink(0));
-    host.lab.refuses(a, udp(a, b.nic, Family::V4, 1, 2), TargetDown);
+    host.lab
+        .refuses(a, udp(a, b.nic, Family::V4, 1, 2), TargetDown);
 }

@@ -1,4 +1,5 @@
-//! Broadcast, unknown and multicast frames across hosts, what is learnt, and questions that are answered here.
+//! Broadcast, unknown and multicast frames across hosts, what is learnt, and questions that are
+//! answered here.
 
 use std::net::IpAddr;
 
@@ -147,13 +148,16 @@ fn who_asks_for_a_machine_that_is_bound_elsewhere_hears_it_from_here() {
     let (mut host, a, c) = two();
     host.learn();
     let far = host.far(20, 2);
-    host.lab.send(a, build::arp_request(a.mac, a.v4, far.nic.v4));
+    host.lab
+        .send(a, build::arp_request(a.mac, a.v4, far.nic.v4));
     let reply = build::arp_reply(far.nic.mac, far.nic.v4, a.mac, a.v4);
     assert_eq!(host.lab.received(a), [reply]);
     // A probe (RFC 5227) hears that the address is taken; the NIC has to be allowed to ask for it.
     host.lab.configure(a, |config| config.anti_spoof = false);
-    host.lab
-        .send(a, build::arp_request(a.mac, [0, 0, 0, 0].into(), far.nic.v4));
+    host.lab.send(
+        a,
+        build::arp_request(a.mac, [0, 0, 0, 0].into(), far.nic.v4),
+    );
     let reply = build::arp_reply(far.nic.mac, far.nic.v4, a.mac, [0, 0, 0, 0].into());
     assert_eq!(host.lab.received(a), [reply]);
 
@@ -164,12 +168,14 @@ fn who_asks_for_a_machine_that_is_bound_elsewhere_hears_it_from_here() {
     let nobody = std::net::Ipv6Addr::UNSPECIFIED;
     host.lab
         .send(a, build::neighbour_solicitation(a.mac, nobody, far.nic.v6));
-    let taken = build::neighbour_advertisement(far.nic.mac, far.nic.v6, nd::ALL_NODES_MAC, nd::ALL_NODES);
+    let taken =
+        build::neighbour_advertisement(far.nic.mac, far.nic.v6, nd::ALL_NODES_MAC, nd::ALL_NODES);
     assert_eq!(host.lab.received(a), [taken]);
     assert_eq!((host.sent().len(), host.lab.received(c).len()), (0, 0));
     assert_eq!(host.lab.sim.port(a.slot).tx_frames, 4);
 
-    // Who asks the machine itself wants to hear from it; who asks for one that nobody knows asks everybody.
+    // Who asks the machine itself wants to hear from it; who asks for one that nobody knows asks
+    // everybody.
     let directly = {
         let mut request = build::arp_request(a.mac, a.v4, far.nic.v4);
         request[..6].copy_from_slice(&far.nic.mac.0);
@@ -202,6 +208,9 @@ fn where_a_nic_has_come_to_is_told_to_other_hosts_too() {
     host.lab.sim.announce(a.slot);
     let announcement = build::rarp_announcement(a.mac);
     assert_eq!(host.lab.received(c), std::slice::from_ref(&announcement));
-    assert_eq!(host.sent(), [2, 3].map(|n| outbound(endpoint(n), &announcement)));
+    assert_eq!(
+        host.sent(),
+        [2, 3].map(|n| outbound(endpoint(n), &announcement))
+    );
     assert_eq!(host.lab.sim.port(PortSlot::uplink(0)).tx_frames, 2);
 }

@@ -1,4 +1,5 @@
-//! TCP segments and datagrams from the wire that reach a guest as one large frame, when it has negotiated that (GRO).
+//! TCP segments and datagrams from the wire that reach a guest as one large frame, when it has
+//! negotiated that (GRO).
 
 use dataplane::DropReason::*;
 use dataplane::Simulation;
@@ -19,10 +20,14 @@ fn connected(family: Family) -> (Host, Nic, Far) {
 fn connected_on(sim: Simulation, family: Family) -> (Host, Nic, Far) {
     let mut host = Host::on(sim);
     let a = host.lab.nic();
-    host.lab.group_of(a, vec![allow_in(TCP, 80), allow_in(UDP, 53)]);
+    host.lab
+        .group_of(a, vec![allow_in(TCP, 80), allow_in(UDP, 53)]);
     let b = host.far(20, 2);
     host.enters(b.at, a, data(b.nic, a, family, SYN, 999, 0));
-    let answer = ip(a, b.nic, family).tcp(80, 4000, SYN_ACK).seq(999).ack(1000);
+    let answer = ip(a, b.nic, family)
+        .tcp(80, 4000, SYN_ACK)
+        .seq(999)
+        .ack(1000);
     host.leaves(a, b.at, answer.build());
     host.enters(b.at, a, data(b.nic, a, family, ACK, 1000, 0));
     // The whole path has seen data too: from here on the fast path is open.
@@ -73,7 +78,10 @@ fn segments_in_a_row_arrive_as_the_frame_that_they_could_have_been_cut_from() {
             .tcp(4000, 80, PUSH)
             .seq(1000)
             .ack(1000);
-        assert_eq!(arrived, [large.payload(&payload).gso(1300).build_with_offload()]);
+        assert_eq!(
+            arrived,
+            [large.payload(&payload).gso(1300).build_with_offload()]
+        );
         let flow = &host.lab.sim.flows(None)[0];
         assert_eq!(flow.frames_out, 6, "each segment is counted");
 
@@ -82,7 +90,10 @@ fn segments_in_a_row_arrive_as_the_frame_that_they_could_have_been_cut_from() {
         let frames = [segment(ACK, 3800, 1300), segment(ACK, 5100, 1300)];
         let arrived = together(&mut host, b, a, &frames);
         assert_eq!(
-            arrived.into_iter().map(|(frame, _)| frame).collect::<Vec<_>>(),
+            arrived
+                .into_iter()
+                .map(|(frame, _)| frame)
+                .collect::<Vec<_>>(),
             frames
         );
     }
@@ -113,13 +124,21 @@ fn datagrams_in_a_row_arrive_as_one_where_that_was_negotiated() {
             .build_with_offload();
         // The first of a flow by the whole path, later ones by the fast path.
         for _ in 0..3 {
-            assert_eq!(together(&mut host, b, a, &frames), std::slice::from_ref(&large));
+            assert_eq!(
+                together(&mut host, b, a, &frames),
+                std::slice::from_ref(&large)
+            );
         }
         // Something of the same flow between them, without a checksum, or of another one.
         let mut bare = frames[0].clone();
         let field = if family == Family::V4 { 40 } else { 60 };
         bare[field..field + 2].fill(0);
-        let mixed = [frames[0].clone(), bare, frames[0].clone(), frames[1].clone()];
+        let mixed = [
+            frames[0].clone(),
+            bare,
+            frames[0].clone(),
+            frames[1].clone(),
+        ];
         let lens = |arrived: Vec<(Vec<u8>, Offload)>| -> Vec<usize> {
             arrived
                 .iter()
@@ -132,7 +151,11 @@ fn datagrams_in_a_row_arrive_as_one_where_that_was_negotiated() {
             ..Accepts::ALL
         });
         let arrived = together(&mut host, b, a, &frames);
-        assert_eq!(lens(arrived), [1000, 1000, 300], "a guest that takes TCP alone");
+        assert_eq!(
+            lens(arrived),
+            [1000, 1000, 300],
+            "a guest that takes TCP alone"
+        );
     }
 }
 
@@ -197,11 +220,16 @@ fn what_is_out_of_order_damaged_or_pushed_is_not_merged_with_what_follows() {
         assert_eq!(lens(&together(&mut host, b, a, &short)), [160, 100]);
         let mut damaged = segment(ACK, 1960, 100);
         *damaged.last_mut().unwrap() ^= 1;
-        let frames = [segment(ACK, 1860, 100), damaged.clone(), segment(ACK, 2060, 100)];
+        let frames = [
+            segment(ACK, 1860, 100),
+            damaged.clone(),
+            segment(ACK, 2060, 100),
+        ];
         let arrived = together(&mut host, b, a, &frames);
         assert_eq!(lens(&arrived), [100, 100, 100]);
         assert_eq!(arrived[1].0, damaged, "its receiver finds out");
-        // The end of the connection takes the whole path, and nothing is lost of what came before it.
+        // The end of the connection takes the whole path, and nothing is lost of what came before
+        // it.
         let ended = [
             segment(ACK, 2160, 100),
             segment(ACK, 2260, 100),
@@ -213,7 +241,8 @@ fn what_is_out_of_order_damaged_or_pushed_is_not_merged_with_what_follows() {
     }
 }
 
-/// The outer headers around an inner frame with something left to do, as a kernel hands it over a veth.
+/// The outer headers around an inner frame with something left to do, as a kernel hands it over a
+/// veth.
 fn unfinished(from: Far, (inner, offload): (Vec<u8>, Offload)) -> (Vec<u8>, Offload) {
     let frame = inbound(from.at, &inner);
     let front = (frame.len() - inner.len()) as u16;
@@ -221,7 +250,13 @@ fn unfinished(from: Far, (inner, offload): (Vec<u8>, Offload)) -> (Vec<u8>, Offl
         start: partial.start + front,
         ..partial
     });
-    (frame, Offload { checksum, ..offload })
+    (
+        frame,
+        Offload {
+            checksum,
+            ..offload
+        },
+    )
 }
 
 #[test]
@@ -264,9 +299,17 @@ fn what_was_on_no_wire_is_completed_for_who_needs_it_and_left_as_it_is_for_other
         host.lab.peer(a).accept(Accepts::default());
         let finished = segment(43_500, 500).build();
         let frame = segment(43_500, 500).partial_checksum().build_with_offload();
-        assert_eq!(arrive(&mut host, &[frame]), [(finished, Offload::default())]);
+        assert_eq!(
+            arrive(&mut host, &[frame]),
+            [(finished, Offload::default())]
+        );
         let cut = arrive(&mut host, &[large(44_000)]);
-        assert!(cut.len() == 20 && cut.iter().all(|(_, offload)| *offload == Offload::default()));
+        assert!(
+            cut.len() == 20
+                && cut
+                    .iter()
+                    .all(|(_, offload)| *offload == Offload::default())
+        );
     }
 }
 

@@ -1,4 +1,5 @@
-//! Frames that are too large for the way to where they go: their senders are told, with the inner MTU.
+//! Frames that are too large for the way to where they go: their senders are told, with the inner
+//! MTU.
 
 use dataplane::DropReason::*;
 use dataplane::underlay::Hop;
@@ -44,7 +45,10 @@ fn a_packet_that_is_too_large_goes_back_as_an_error_that_says_what_fits() {
             let before = host.lab.drops();
             host.lab.send(a, packet(1351));
             assert_eq!(difference(&before, &host.lab.drops()), [(MtuExceeded, 1)]);
-            assert_eq!(host.lab.received(a), [too_big(&packet(1351), a, b.nic, family)]);
+            assert_eq!(
+                host.lab.received(a),
+                [too_big(&packet(1351), a, b.nic, family)]
+            );
             assert_eq!(host.sent(), [[0u8; 0]; 0]);
         }
     }
@@ -54,16 +58,27 @@ fn a_packet_that_is_too_large_goes_back_as_an_error_that_says_what_fits() {
 fn what_is_to_be_cut_is_measured_by_its_segments() {
     for family in FAMILIES {
         let (mut host, a, b) = narrow();
-        host.leaves(a, b.at, ip(a, b.nic, family).tcp(1, 2, SYN).seq(999).build());
+        host.leaves(
+            a,
+            b.at,
+            ip(a, b.nic, family).tcp(1, 2, SYN).seq(999).build(),
+        );
         host.arrive(inbound(
             b.at,
-            &ip(b.nic, a, family).tcp(2, 1, SYN_ACK).seq(9).ack(1000).build(),
+            &ip(b.nic, a, family)
+                .tcp(2, 1, SYN_ACK)
+                .seq(9)
+                .ack(1000)
+                .build(),
         ));
         host.lab.received(a);
         let headers = ip(a, b.nic, family).tcp(1, 2, ACK).build().len() - 14;
         let large = |mss: usize| {
             let segment = ip(a, b.nic, family).tcp(1, 2, ACK).seq(1000).ack(10);
-            segment.payload(&[7; 4000]).gso(mss as u16).build_with_offload()
+            segment
+                .payload(&[7; 4000])
+                .gso(mss as u16)
+                .build_with_offload()
         };
         let (frame, offload) = large(1350 - headers);
         host.lab.send_with(a, frame, offload);
@@ -82,13 +97,17 @@ fn no_error_is_sent_about_errors_about_what_many_get_or_too_often() {
     host.lab.configure(a, |config| config.bypass = true);
     let error = ip(a, b.nic, Family::V4).icmp(3, 3, 0).payload(&[7; 1400]);
     host.lab.refuses(a, error.build(), MtuExceeded);
-    let many = build::frame(a.mac, b.nic.mac).ip(a.v4, [224, 1, 1, 1]).udp(1, 2);
-    host.lab.refuses(a, many.payload(&[7; 1400]).build(), MtuExceeded);
+    let many = build::frame(a.mac, b.nic.mac)
+        .ip(a.v4, [224, 1, 1, 1])
+        .udp(1, 2);
+    host.lab
+        .refuses(a, many.payload(&[7; 1400]).build(), MtuExceeded);
     let group = build::frame(a.mac, Mac::BROADCAST)
         .ip(a.v4, [10, 0, 0, 255])
         .udp(1, 2);
     host.configure(|overlay| {
-        overlay.flood = dataplane::overlay::Flood::Endpoints([dataplane::overlay::EndpointIdx(0)].into());
+        overlay.flood =
+            dataplane::overlay::Flood::Endpoints([dataplane::overlay::EndpointIdx(0)].into());
     });
     host.lab
         .refuses(a, group.payload(&[7; 1400]).build(), MtuExceeded);

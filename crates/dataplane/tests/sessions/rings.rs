@@ -23,7 +23,11 @@ fn frames_cross_between_rings_under_the_rules() {
         lab.sim.attach_port(b.slot, guest_b.port().into());
         let asked = udp(a, b, family, 1, 53);
         guest_a.send(&asked, Offload::default(), &Shape::whole());
-        guest_a.send(&udp(a, b, family, 1, 54), Offload::default(), &Shape::whole());
+        guest_a.send(
+            &udp(a, b, family, 1, 54),
+            Offload::default(),
+            &Shape::whole(),
+        );
         guest_a.transmitq.publish();
         assert_eq!(lab.sim.run(), 2);
         let arrived: Vec<_> = guest_b
@@ -52,7 +56,11 @@ fn a_ring_that_is_turned_off_gives_back_what_is_in_it_and_sends_none_of_it() {
         lab.sim.attach_port(a.slot, guest.port().into());
         let mut say = |lab: &mut Lab, count| {
             for _ in 0..count {
-                guest.send(&udp(a, b, Family::V4, 1, 53), Offload::default(), &Shape::whole());
+                guest.send(
+                    &udp(a, b, Family::V4, 1, 53),
+                    Offload::default(),
+                    &Shape::whole(),
+                );
             }
             guest.transmitq.publish();
             lab.sim.run();

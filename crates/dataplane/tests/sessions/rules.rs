@@ -76,12 +76,18 @@ fn an_answer_passes_whatever_the_other_directions_rules_say() {
             (flow.initiator.address, flow.initiator.port),
             (a.ip(family), 1000)
         );
-        assert_eq!((flow.responder.address, flow.responder.port), (b.ip(family), 53));
+        assert_eq!(
+            (flow.responder.address, flow.responder.port),
+            (b.ip(family), 53)
+        );
         assert_eq!(
             (flow.frames_out, flow.frames_in, flow.state),
             (1, 1, FlowState::Stream)
         );
-        assert_eq!((flow.egress_rule, flow.ingress_rule), (None, Some(RuleSlot(0))));
+        assert_eq!(
+            (flow.egress_rule, flow.ingress_rule),
+            (None, Some(RuleSlot(0)))
+        );
     }
 }
 
@@ -133,7 +139,8 @@ fn a_nic_that_names_a_missing_group_sends_only_what_other_groups_allow() {
         lab.delete_group(group);
         lab.refuses(a, udp(a, b, family, 1, 53), NoEgressRule);
         lab.refuses(a, echo(), NoEgressRule);
-        // It may still answer what may come in by another group, and use the network as it is told to.
+        // It may still answer what may come in by another group, and use the network as it is told
+        // to.
         lab.group_of(a, vec![allow_in(UDP, 7)]);
         lab.passes(b, a, udp(b, a, family, 9, 7));
         lab.passes(a, b, udp(a, b, family, 7, 9));
@@ -142,7 +149,8 @@ fn a_nic_that_names_a_missing_group_sends_only_what_other_groups_allow() {
             Family::V6 => build::neighbour_solicitation(a.mac, a.v6, b.v6),
         };
         lab.passes(a, b, who);
-        // Another group's egress rule allows what it says, also between two NICs that would allow everything.
+        // Another group's egress rule allows what it says, also between two NICs that would allow
+        // everything.
         lab.group_of(b, vec![allow_all_out(None)]);
         lab.refuses(a, udp(a, b, family, 2, 53), NoEgressRule);
         lab.group_of(a, vec![allow_out(UDP, 53)]);
@@ -206,14 +214,23 @@ fn a_network_is_one_family_and_its_prefix() {
 fn icmp_rules_mean_icmpv6_too_and_name_types_and_codes() {
     for (family, echo) in [(Family::V4, 8u16), (Family::V6, 128)] {
         let (mut lab, a, b) = Lab::pair(vec![allow_in(ICMP, echo << 8)]);
-        let ping = |id| ip(a, b, family).echo_request(id, 1).payload(b"ping").build();
+        let ping = |id| {
+            ip(a, b, family)
+                .echo_request(id, 1)
+                .payload(b"ping")
+                .build()
+        };
         let pong = |id| ip(b, a, family).echo_reply(id, 1).payload(b"ping").build();
         lab.passes(a, b, ping(7));
         lab.passes(b, a, pong(7));
         // The answer to a question that nobody asked: A takes nothing.
         lab.refuses(b, pong(8), NoIngressRule);
         // B's own question with the id of A's.
-        lab.refuses(b, ip(b, a, family).echo_request(7, 1).build(), NoIngressRule);
+        lab.refuses(
+            b,
+            ip(b, a, family).echo_request(7, 1).build(),
+            NoIngressRule,
+        );
         let other = ip(a, b, family).icmp(echo as u8, 1, 7 << 16).build();
         lab.refuses(a, other, NoIngressRule);
     }
@@ -301,7 +318,10 @@ fn rules_count_flows_frames_and_bytes_of_both_directions() {
     lab.passes(a, b, frame);
     lab.passes(b, a, udp(b, a, Family::V4, 2, 9));
     let counted = lab.sim.rule(RuleSlot(1));
-    assert_eq!((counted.flows, counted.frames, counted.bytes), (1, 3, 3 * len));
+    assert_eq!(
+        (counted.flows, counted.frames, counted.bytes),
+        (1, 3, 3 * len)
+    );
     assert_eq!(lab.sim.rule(RuleSlot(0)), Default::default());
     let counted = lab.sim.port(a.slot);
     assert_eq!((counted.rx_frames, counted.rx_bytes), (2, 2 * len));

@@ -22,11 +22,17 @@ fn time_is_busy_from_a_turn_with_frames_to_the_next() {
     assert_eq!(load.at_ns - before.at_ns, 503_000);
     assert_eq!(load.busy_ns - before.busy_ns, 3_000);
     assert_eq!(
-        (load.turns - before.turns, load.busy_turns - before.busy_turns),
+        (
+            load.turns - before.turns,
+            load.busy_turns - before.busy_turns
+        ),
         (3, 1)
     );
     assert_eq!(
-        (load.frames - before.frames, load.batches[0] - before.batches[0]),
+        (
+            load.frames - before.frames,
+            load.batches[0] - before.batches[0]
+        ),
         (1, 1)
     );
     assert_eq!(lab.received(b).len(), 1);
@@ -52,7 +58,12 @@ fn a_worker_tells_which_ports_it_has_and_one_nic_s_rings() {
     let ring = one[0].ring.clone().expect("one NIC's rings");
     assert_eq!(one.len(), 1);
     assert_eq!(
-        (ring.kind, ring.up, ring.frames_received, ring.frames_transmitted),
+        (
+            ring.kind,
+            ring.up,
+            ring.frames_received,
+            ring.frames_transmitted
+        ),
         ("memory", true, 0, 1)
     );
     // A quiet port is not polled any more; it is there all the same.

@@ -16,7 +16,9 @@ fn the_source_mac_is_always_ones_own() {
         let (mut lab, a, b) = Lab::pair(vec![allow_all_in(None)]);
         lab.configure(a, |config| config.anti_spoof = false);
         for mac in [b.mac, Mac([2, 9, 9, 9, 9, 9]), Mac::BROADCAST] {
-            let frame = build::frame(mac, b.mac).ip(a.ip(family), b.ip(family)).udp(1, 2);
+            let frame = build::frame(mac, b.mac)
+                .ip(a.ip(family), b.ip(family))
+                .udp(1, 2);
             lab.refuses(a, frame.build(), MacSpoofed);
         }
     }
@@ -39,13 +41,17 @@ fn the_source_address_is_ones_own_when_the_nic_asks_for_it() {
             Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
             Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
         };
-        let unspecified = build::frame(a.mac, b.mac).ip(nowhere, b.ip(family)).udp(1, 2);
+        let unspecified = build::frame(a.mac, b.mac)
+            .ip(nowhere, b.ip(family))
+            .udp(1, 2);
         lab.refuses(a, unspecified.build(), IpSpoofed);
         lab.configure(a, |config| config.anti_spoof = false);
         lab.passes(a, b, frame);
     }
     let (mut lab, a, b) = Lab::pair(vec![allow_all_in(None)]);
-    let link_local = build::frame(a.mac, b.mac).ip(a.mac.link_local(), b.v6).udp(1, 2);
+    let link_local = build::frame(a.mac, b.mac)
+        .ip(a.mac.link_local(), b.v6)
+        .udp(1, 2);
     lab.passes(a, b, link_local.build());
 }
 
@@ -54,7 +60,12 @@ fn the_source_address_is_ones_own_when_the_nic_asks_for_it() {
 fn allowed_pairs_are_addresses_with_their_mac() {
     for (family, net, inside, outside) in [
         (Family::V4, "192.168.7.0/24", "192.168.7.7", "192.168.8.7"),
-        (Family::V6, "2001:db8:7::/48", "2001:db8:7::7", "2001:db8:8::7"),
+        (
+            Family::V6,
+            "2001:db8:7::/48",
+            "2001:db8:7::7",
+            "2001:db8:8::7",
+        ),
     ] {
         let (mut lab, a, b) = Lab::pair(vec![allow_all_in(None)]);
         let other = Mac([0, 0, 0x5e, 0, 1, 1]);
@@ -66,7 +77,9 @@ fn allowed_pairs_are_addresses_with_their_mac() {
                 .build()
         };
         let net = net.parse().unwrap();
-        lab.configure(a, |config| config.pairs = vec![AddressPair { net, mac: None }]);
+        lab.configure(a, |config| {
+            config.pairs = vec![AddressPair { net, mac: None }]
+        });
         lab.passes(a, b, send(a.mac, inside));
         lab.refuses(a, send(a.mac, outside), IpSpoofed);
         lab.refuses(a, send(other, inside), MacSpoofed);
@@ -166,7 +179,9 @@ fn who_bypasses_filtering_sends_from_any_mac_and_address_and_is_answered() {
         // A NIC's own MAC stays where it is configured, whoever else sends from it.
         let c = lab.nic();
         lab.group_of(c, vec![allow_all_in(None)]);
-        let stolen = build::frame(c.mac, b.mac).ip(foreign, b.ip(family)).udp(3, 4);
+        let stolen = build::frame(c.mac, b.mac)
+            .ip(foreign, b.ip(family))
+            .udp(3, 4);
         lab.passes(a, b, stolen.build());
         lab.passes(b, c, udp(b, c, family, 5, 6));
     }

@@ -43,7 +43,8 @@ fn what_goes_to_its_sender_is_dropped() {
     lab.refuses(a, udp(a, a, Family::V4, 1, 2), Hairpin);
 }
 
-/// Who is reached at which MAC is remembered in fewer places than there are NICs, so that some share one.
+/// Who is reached at which MAC is remembered in fewer places than there are NICs, so that some
+/// share one.
 #[test]
 fn frames_of_one_batch_go_each_to_its_own_nic() {
     for family in FAMILIES {
@@ -89,7 +90,10 @@ fn unknown_macs_are_learnt_behind_nics_that_may_have_them() {
             .build()
     };
     lab.passes_to(a, &[bridge, bridge2], to_nested(1));
-    let from_nested = build::frame(nested, a.mac).ip(bridge.v4, a.v4).udp(2, 2).build();
+    let from_nested = build::frame(nested, a.mac)
+        .ip(bridge.v4, a.v4)
+        .udp(2, 2)
+        .build();
     lab.passes(bridge, a, from_nested.clone());
     lab.passes(a, bridge, to_nested(3));
     // It has moved.
@@ -161,7 +165,12 @@ fn what_a_port_sends_whose_nic_is_not_there_yet_waits() {
     let (a, b) = (lab.nic(), lab.nic());
     lab.group_of(b, vec![allow_all_in(Some(UDP))]);
     let early: MemoryPeer = lab.sim.attach(PortSlot(2));
-    let frame = |mac: Mac| build::frame(mac, b.mac).ip([10, 0, 0, 3], b.v4).udp(1, 2).build();
+    let frame = |mac: Mac| {
+        build::frame(mac, b.mac)
+            .ip([10, 0, 0, 3], b.v4)
+            .udp(1, 2)
+            .build()
+    };
     early.send(frame(Mac([2, 0, 0, 0, 0, 3])), Offload::default());
     assert_eq!(lab.sim.run(), 0);
     lab.delete(a);

@@ -76,7 +76,11 @@ fn half_open_and_closing_connections_are_short() {
         assert_eq!(lab.flows(), 0);
 
         lab.passes(a, b, ip(a, b, family).tcp(1, 80, SYN).seq(1).build());
-        lab.passes(b, a, ip(b, a, family).tcp(80, 1, SYN_ACK).seq(1).ack(2).build());
+        lab.passes(
+            b,
+            a,
+            ip(b, a, family).tcp(80, 1, SYN_ACK).seq(1).ack(2).build(),
+        );
         lab.wait(59);
         assert_eq!(lab.flows(), 1);
         lab.wait(1);
@@ -86,13 +90,21 @@ fn half_open_and_closing_connections_are_short() {
         lab.passes(
             a,
             b,
-            ip(a, b, family).tcp(2, 80, FIN_ACK).seq(1001).ack(1001).build(),
+            ip(a, b, family)
+                .tcp(2, 80, FIN_ACK)
+                .seq(1001)
+                .ack(1001)
+                .build(),
         );
         assert_eq!(
             (state(&mut lab), lab.sim.flows(None)[0].timeout_secs),
             (FlowState::FinWait, 120)
         );
-        lab.passes(b, a, ip(b, a, family).tcp(80, 2, ACK).seq(1001).ack(1002).build());
+        lab.passes(
+            b,
+            a,
+            ip(b, a, family).tcp(80, 2, ACK).seq(1001).ack(1002).build(),
+        );
         assert_eq!(
             (state(&mut lab), lab.sim.flows(None)[0].timeout_secs),
             (FlowState::CloseWait, 60)
@@ -100,13 +112,21 @@ fn half_open_and_closing_connections_are_short() {
         lab.passes(
             b,
             a,
-            ip(b, a, family).tcp(80, 2, FIN_ACK).seq(1001).ack(1002).build(),
+            ip(b, a, family)
+                .tcp(80, 2, FIN_ACK)
+                .seq(1001)
+                .ack(1002)
+                .build(),
         );
         assert_eq!(
             (state(&mut lab), lab.sim.flows(None)[0].timeout_secs),
             (FlowState::LastAck, 30)
         );
-        lab.passes(a, b, ip(a, b, family).tcp(2, 80, ACK).seq(1002).ack(1002).build());
+        lab.passes(
+            a,
+            b,
+            ip(a, b, family).tcp(2, 80, ACK).seq(1002).ack(1002).build(),
+        );
         assert_eq!(
             (state(&mut lab), lab.sim.flows(None)[0].timeout_secs),
             (FlowState::TimeWait, 120)
@@ -218,8 +238,16 @@ fn both_ends_may_open_at_once() {
         let (mut lab, a, b) = Lab::pair(vec![allow_in(TCP, 80)]);
         lab.passes(a, b, ip(a, b, family).tcp(1, 80, SYN).seq(1).build());
         lab.passes(b, a, ip(b, a, family).tcp(80, 1, SYN).seq(1).build());
-        lab.passes(a, b, ip(a, b, family).tcp(1, 80, SYN_ACK).seq(1).ack(2).build());
-        lab.passes(b, a, ip(b, a, family).tcp(80, 1, SYN_ACK).seq(1).ack(2).build());
+        lab.passes(
+            a,
+            b,
+            ip(a, b, family).tcp(1, 80, SYN_ACK).seq(1).ack(2).build(),
+        );
+        lab.passes(
+            b,
+            a,
+            ip(b, a, family).tcp(80, 1, SYN_ACK).seq(1).ack(2).build(),
+        );
         lab.passes(a, b, ip(a, b, family).tcp(1, 80, ACK).seq(2).ack(2).build());
         assert_eq!(state(&mut lab), FlowState::Established);
     }
@@ -236,8 +264,16 @@ fn a_group_may_let_connections_begin_in_the_middle() {
         // A reset or a SYN-ACK of nothing begins nothing all the same.
         lab.refuses(a, ip(a, b, family).tcp(1, 80, RST).build(), TcpNotSyn);
         lab.refuses(a, ip(a, b, family).tcp(1, 80, SYN_ACK).build(), TcpNotSyn);
-        lab.passes(a, b, ip(a, b, family).tcp(1, 80, ACK).seq(50).ack(60).build());
+        lab.passes(
+            a,
+            b,
+            ip(a, b, family).tcp(1, 80, ACK).seq(50).ack(60).build(),
+        );
         assert_eq!(state(&mut lab), FlowState::Established);
-        lab.passes(b, a, ip(b, a, family).tcp(80, 1, ACK).seq(60).ack(50).build());
+        lab.passes(
+            b,
+            a,
+            ip(b, a, family).tcp(80, 1, ACK).seq(60).ack(50).build(),
+        );
     }
 }

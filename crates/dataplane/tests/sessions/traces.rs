@@ -7,7 +7,9 @@ use dataplane::Trace;
 use crate::lab::*;
 
 pub fn count(file: &[u8], what: &[u8]) -> usize {
-    file.windows(what.len()).filter(|window| *window == what).count()
+    file.windows(what.len())
+        .filter(|window| *window == what)
+        .count()
 }
 
 /// A trace that nobody records to any more, with `last` in it.
@@ -42,7 +44,8 @@ fn a_trace_holds_what_passed_and_what_did_not() {
         lab.configure(nic, |config| config.trace = None);
     }
     assert_eq!((trace_a.lost(), trace_b.lost()), (0, 0));
-    // The files are complete when the last one who records is gone; the writer's thread ends a little later.
+    // The files are complete when the last one who records is gone; the writer's thread ends a
+    // little later.
     drop((trace_a, trace_b, lab));
     let file_a = finished(&path("a"), b"dropped: truncated");
     let file_b = finished(&path("b"), b"dropped: no_ingress_rule");

@@ -1,5 +1,6 @@
-//! Everything at once: frames cross between workers while queues move, ports come and go, and snapshots are published.
-//! Whatever the order, each frame is delivered once or counted as dropped, and each guest gets all its buffers back.
+//! Everything at once: frames cross between workers while queues move, ports come and go, and
+//! snapshots are published. Whatever the order, each frame is delivered once or counted as dropped,
+//! and each guest gets all its buffers back.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -45,7 +46,9 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// A frame with a number in it, to one NIC or to all.
 fn numbered(from: Nic, to: Option<Nic>, number: u32) -> Vec<u8> {
-    let (mac, address) = to.map_or((Mac::BROADCAST, [10, 0, 0, 255].into()), |to| (to.mac, to.v4));
+    let (mac, address) = to.map_or((Mac::BROADCAST, [10, 0, 0, 255].into()), |to| {
+        (to.mac, to.v4)
+    });
     let mut payload = number.to_be_bytes().to_vec();
     payload.resize(number as usize % 700 + 4, 0x5a);
     let frame = build::frame(from.mac, mac).ip(from.v4, address);
@@ -150,7 +153,10 @@ fn threads_that_hand_over_to_each_other_lose_nothing_either() {
             std::thread::spawn(move || {
                 loop {
                     let mono_ns = began.elapsed().as_nanos() as u64;
-                    let now = Now { mono_ns, unix_ns: 0 };
+                    let now = Now {
+                        mono_ns,
+                        unix_ns: 0,
+                    };
                     let turn = worker.turn(now);
                     if turn.stopped {
                         return;

@@ -69,11 +69,22 @@ impl Host {
     /// A machine with addresses of both families, bound to endpoint `at`.
     pub fn far(&mut self, n: u8, at: u8) -> Far {
         let far = machine(n, endpoint(at));
-        let index = self.lab.endpoints.iter().position(|e| *e == far.at).unwrap();
+        let index = self
+            .lab
+            .endpoints
+            .iter()
+            .position(|e| *e == far.at)
+            .unwrap();
         self.configure(|overlay| {
-            overlay.bindings.insert(far.nic.mac, EndpointIdx(index as u32));
-            overlay.neighbours.insert(far.nic.v4.into(), far.nic.mac.into());
-            overlay.neighbours.insert(far.nic.v6.into(), far.nic.mac.into());
+            overlay
+                .bindings
+                .insert(far.nic.mac, EndpointIdx(index as u32));
+            overlay
+                .neighbours
+                .insert(far.nic.v4.into(), far.nic.mac.into());
+            overlay
+                .neighbours
+                .insert(far.nic.v6.into(), far.nic.mac.into());
         });
         far
     }
@@ -197,8 +208,8 @@ pub fn arriving(ends: Ends, vni: u32, inner: &[u8], tos: u8) -> Vec<u8> {
 }
 
 fn wrap(macs: (Mac, Mac), ends: Ends, vni: u32, inner: &[u8], tos: u8) -> Vec<u8> {
-    let sport =
-        parse::parse(inner, inner.len()).map_or(0, |packet| vxlan::source_port(vxlan::flow_hash(&packet)));
+    let sport = parse::parse(inner, inner.len())
+        .map_or(0, |packet| vxlan::source_port(vxlan::flow_hash(&packet)));
     wrap_as(macs, ends, (vni, sport, tos), UdpChecksum::Zero, inner)
 }
 

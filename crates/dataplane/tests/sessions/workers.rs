@@ -1,4 +1,5 @@
-//! Several workers: NICs and queues spread over them, frames handed from one to the other, queues that move.
+//! Several workers: NICs and queues spread over them, frames handed from one to the other, queues
+//! that move.
 
 use std::time::Duration;
 
@@ -30,7 +31,8 @@ fn pair(slot: PortSlot, pair: u16) -> QueueId {
 #[test]
 fn new_nics_go_to_the_worker_that_has_fewest() {
     let (mut lab, nics) = lab(3, 7);
-    let workers = |lab: &Lab| -> Vec<_> { nics.iter().map(|nic| lab.sim.worker_of(nic.slot)).collect() };
+    let workers =
+        |lab: &Lab| -> Vec<_> { nics.iter().map(|nic| lab.sim.worker_of(nic.slot)).collect() };
     assert_eq!(workers(&lab), [0, 1, 2, 0, 1, 2, 0].map(Some));
     assert!(lab.sim.detach(nics[1].slot));
     lab.sim.attach(nics[1].slot);
@@ -49,7 +51,10 @@ fn a_connection_is_one_for_the_workers_of_both_ends() {
         lab.connect(a, b, family, 9, 22);
         assert_eq!(lab.flows(), 1);
         for sequence in 0..40 {
-            let data = ip(a, b, family).tcp(9, 22, ACK).seq(1001 + sequence).ack(1001);
+            let data = ip(a, b, family)
+                .tcp(9, 22, ACK)
+                .seq(1001 + sequence)
+                .ack(1001);
             lab.passes(a, b, data.payload(b"x").build());
         }
         let frames: Vec<_> = lab.sim.loads().iter().map(|load| load.frames).collect();
@@ -158,7 +163,10 @@ fn a_queue_with_too_many_batches_out_waits_for_them() {
     assert_eq!(lab.sim.turn_of(1).messages, 8);
     assert_eq!(lab.sim.turn_of(0).frames, BATCH);
     lab.sim.run();
-    assert_eq!((lab.received(b).len(), lab.received(a).len()), (10 * BATCH, 1));
+    assert_eq!(
+        (lab.received(b).len(), lab.received(a).len()),
+        (10 * BATCH, 1)
+    );
 }
 
 #[test]
@@ -189,7 +197,11 @@ fn a_worker_that_stops_gives_back_what_it_had() {
     let mut guest = Guest::new(GuestOptions::default());
     lab.sim.attach_port(a.slot, guest.port().into());
     let mut send = |lab: &mut Lab, to: Nic| {
-        guest.send(&udp(a, to, Family::V4, 1, 2), Offload::default(), &Shape::whole());
+        guest.send(
+            &udp(a, to, Family::V4, 1, 2),
+            Offload::default(),
+            &Shape::whole(),
+        );
         guest.transmitq.publish();
         lab.sim.turn_of(0);
         guest.reclaim()
@@ -223,7 +235,10 @@ fn who_watches_sees_frames_of_other_workers() {
         lab.configure(a, |config| config.sniffers.push(s.slot));
         lab.passes_to(a, &[b, s], frame.clone());
         assert_eq!(
-            (lab.sim.port(b.slot).tx_frames, lab.sim.port(s.slot).tx_frames),
+            (
+                lab.sim.port(b.slot).tx_frames,
+                lab.sim.port(s.slot).tx_frames
+            ),
             (2, 2)
         );
     }
@@ -241,11 +256,22 @@ fn macs_that_one_worker_learns_the_others_know() {
         });
         lab.group_of(nic, vec![allow_all_out(None)]);
     }
-    let to_nested = build::frame(a.mac, nested).ip(a.v4, bridge.v4).udp(1, 2).build();
+    let to_nested = build::frame(a.mac, nested)
+        .ip(a.v4, bridge.v4)
+        .udp(1, 2)
+        .build();
     lab.passes_to(a, &[bridge, other], to_nested.clone());
-    let from_nested = build::frame(nested, a.mac).ip(bridge.v4, a.v4).udp(2, 1).build();
+    let from_nested = build::frame(nested, a.mac)
+        .ip(bridge.v4, a.v4)
+        .udp(2, 1)
+        .build();
     lab.passes(bridge, a, from_nested.clone());
-    let learned: Vec<_> = lab.sim.loads().iter().map(|load| load.learned_macs).collect();
+    let learned: Vec<_> = lab
+        .sim
+        .loads()
+        .iter()
+        .map(|load| load.learned_macs)
+        .collect();
     assert_eq!(learned, [1, 1, 1]);
     lab.passes(a, bridge, to_nested.clone());
     // Heard of all the time it is known to all, and 300 s after that to nobody.
@@ -255,7 +281,12 @@ fn macs_that_one_worker_learns_the_others_know() {
     }
     lab.passes(a, bridge, to_nested);
     lab.wait(700);
-    let learned: Vec<_> = lab.sim.loads().iter().map(|load| load.learned_macs).collect();
+    let learned: Vec<_> = lab
+        .sim
+        .loads()
+        .iter()
+        .map(|load| load.learned_macs)
+        .collect();
     assert_eq!(learned, [0, 0, 0]);
 }
 
@@ -291,17 +322,25 @@ fn a_nic_with_several_queues_gets_each_flow_by_one_of_them_and_none_by_one_that_
             by_flow[usize::from(flow)].extend(at);
         }
     }
-    assert!(by_flow.iter().all(|queues| queues[0] == queues[1]), "{by_flow:?}");
+    assert!(
+        by_flow.iter().all(|queues| queues[0] == queues[1]),
+        "{by_flow:?}"
+    );
     let used = |n| by_flow.iter().filter(|queues| queues[0] == n).count();
     assert_eq!(used(1), 0);
     assert!([0, 2, 3, 4].iter().all(|n| used(*n) > 4), "{by_flow:?}");
     assert_eq!(off.receive().len(), 0);
     // What is off in one direction still sends.
-    off.send(&udp(b, a, Family::V4, 2, 1), Offload::default(), &Shape::whole());
+    off.send(
+        &udp(b, a, Family::V4, 2, 1),
+        Offload::default(),
+        &Shape::whole(),
+    );
     off.transmitq.publish();
     lab.sim.run();
     assert_eq!(lab.received(a).len(), 1);
-    // An answer goes to the queue that asked. (Between NICs that allow everything there are no answers, only packets.)
+    // An answer goes to the queue that asked. (Between NICs that allow everything there are no
+    // answers, only packets.)
     lab.set_rules(dataplane::GroupIdx(0), vec![allow_in(UDP, 78)]);
     others[1].send(udp(b, a, Family::V4, 77, 78), Offload::default());
     lab.sim.run();
@@ -311,7 +350,11 @@ fn a_nic_with_several_queues_gets_each_flow_by_one_of_them_and_none_by_one_that_
     lab.sim.detach(pair(b.slot, 3));
     lab.send(a, udp(a, b, Family::V4, 78, 77));
     let others = [&others[0], &others[2]].map(|peer| usize::from(peer.receive().is_some()));
-    assert_eq!(lab.received(b).len() + others[0] + others[1], 1, "it is off now");
+    assert_eq!(
+        lab.received(b).len() + others[0] + others[1],
+        1,
+        "it is off now"
+    );
 }
 
 #[test]

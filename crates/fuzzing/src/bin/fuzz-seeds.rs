@@ -4,7 +4,9 @@ use std::path::Path;
 use std::{env, fs, io};
 
 fn main() -> io::Result<()> {
-    let directory = env::args().nth(1).unwrap_or_else(|| "fuzz/corpus".to_owned());
+    let directory = env::args()
+        .nth(1)
+        .unwrap_or_else(|| "fuzz/corpus".to_owned());
     let mut count = 0;
     for (target, seed) in fuzzing::seeds::all() {
         let directory = Path::new(&directory).join(target);

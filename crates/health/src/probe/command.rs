@@ -1,6 +1,7 @@
-//! A program of the operator's. It is told the names of things by its environment, and given an address on loopback
-//! behind which the server is: a relay, since the program's own sockets know nothing of paths. It runs as nobody, within
-//! limits, and all that it has started ends with the check.
+//! A program of the operator's. It is told the names of things by its environment, and given an
+//! address on loopback behind which the server is: a relay, since the program's own sockets know
+//! nothing of paths. It runs as nobody, within limits, and all that it has started ends with the
+//! check.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Stdio;
@@ -68,7 +69,8 @@ impl Command {
         let group = Group(child.id());
         let mut said = Vec::new();
         if let Some(stderr) = child.stderr.take() {
-            // What it says beyond that is not waited for: it would block on a full pipe, and run out of time.
+            // What it says beyond that is not waited for: it would block on a full pipe, and run
+            // out of time.
             let _ = stderr.take(SAID_MAX).read_to_end(&mut said).await;
         }
         let status = child.wait().await;
@@ -87,7 +89,8 @@ impl Command {
     }
 }
 
-/// The program and all that it has started, unless it has left its process group: ended with the check.
+/// The program and all that it has started, unless it has left its process group: ended with the
+/// check.
 struct Group(Option<u32>);
 
 impl Drop for Group {

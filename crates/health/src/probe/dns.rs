@@ -14,7 +14,8 @@ const DATAGRAM_MAX: usize = 4096;
 impl Dns {
     /// The query's question, if there is such a name and type.
     pub(crate) fn question(&self) -> Result<Query, CheckError> {
-        let name = Name::from_ascii(&self.name).map_err(|e| error("dns.name", &self.name, e.to_string()))?;
+        let name = Name::from_ascii(&self.name)
+            .map_err(|e| error("dns.name", &self.name, e.to_string()))?;
         let number = self
             .record
             .strip_prefix("TYPE")
@@ -36,7 +37,9 @@ impl Dns {
     pub(super) async fn probe(&self, path: impl Path) -> Result<(), String> {
         let mut query = Message::query();
         query.metadata.recursion_desired = true;
-        let question = self.question().map_err(|e| format!("{} {}", e.value, e.why))?;
+        let question = self
+            .question()
+            .map_err(|e| format!("{} {}", e.value, e.why))?;
         query.add_query(question);
         let bytes = query
             .to_bytes()
@@ -49,10 +52,14 @@ impl Dns {
     }
 }
 
-/// A server that is there says yes or that there is no such name; one that refuses or fails is not well.
+/// A server that is there says yes or that there is no such name; one that refuses or fails is not
+/// well.
 fn judge(query: &Message, answer: &[u8]) -> Result<(), String> {
-    let answer = Message::from_bytes(answer).map_err(|e| format!("the answer is no DNS message: {e}"))?;
-    if answer.metadata.message_type != MessageType::Response || answer.metadata.id != query.metadata.id {
+    let answer =
+        Message::from_bytes(answer).map_err(|e| format!("the answer is no DNS message: {e}"))?;
+    if answer.metadata.message_type != MessageType::Response
+        || answer.metadata.id != query.metadata.id
+    {
         return Err("the answer is that to another query".into());
     }
     match answer.metadata.response_code {

@@ -17,7 +17,8 @@ impl Http {
         let status = match self.tls {
             false => self.status(subject, TokioIo::new(stream)).await,
             true => {
-                let secured = tls::connect(stream, self.host.as_deref(), subject.service.ip()).await?;
+                let secured =
+                    tls::connect(stream, self.host.as_deref(), subject.service.ip()).await?;
                 self.status(subject, TokioIo::new(secured)).await
             }
         }?;
@@ -34,7 +35,8 @@ impl Http {
         let failed = |e: hyper::Error| format!("no HTTP answer: {}", innermost(&e));
         let (mut sender, connection) = http1::handshake(stream).await.map_err(failed)?;
         let request = self.request(subject)?;
-        // The connection moves the bytes while the request waits for its answer. It may end first: what came is there.
+        // The connection moves the bytes while the request waits for its answer. It may end first:
+        // what came is there.
         let mut answer = std::pin::pin!(sender.send_request(request));
         let answer = tokio::select! {
             answer = &mut answer => answer,

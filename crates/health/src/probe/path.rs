@@ -17,7 +17,8 @@ pub trait Path: Clone + Send + Sync + 'static {
     fn udp(&self) -> impl Future<Output = io::Result<(UdpSocket, Self::Hold)>> + Send;
 }
 
-/// Straight to an address, by the host's own routes: for tests, and for checks of what is not balanced.
+/// Straight to an address, by the host's own routes: for tests, and for checks of what is not
+/// balanced.
 #[derive(Clone, Copy, Debug)]
 pub struct Direct(pub SocketAddr);
 

@@ -1,5 +1,6 @@
-//! TLS for checks: any certificate will do. A check asks whether the service answers, and runs inside the network of the
-//! operator; that the certificate is the right one is asked by every client, by name and clock.
+//! TLS for checks: any certificate will do. A check asks whether the service answers, and runs
+//! inside the network of the operator; that the certificate is the right one is asked by every
+//! client, by name and clock.
 
 use std::net::IpAddr;
 use std::sync::{Arc, LazyLock};

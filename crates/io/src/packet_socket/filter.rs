@@ -1,4 +1,5 @@
-//! The filter of a packet socket: VXLAN passes, and nothing else comes to us (Linux, Documentation/networking/filter.rst).
+//! The filter of a packet socket: VXLAN passes, and nothing else comes to us (Linux,
+//! Documentation/networking/filter.rst).
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -16,7 +17,8 @@ type Step = (u16, u8, u8, u32);
 const DROP: Step = (RETURN, 0, 0, 0);
 const PASS: Step = (RETURN, 0, 0, u32::MAX);
 
-/// UDP to `port` over IPv4, whole and without options, or over IPv6 without extension headers; in no VLAN tag or in one.
+/// UDP to `port` over IPv4, whole and without options, or over IPv6 without extension headers; in
+/// no VLAN tag or in one.
 fn program(port: u16) -> Vec<Step> {
     let mut steps = vec![(LOAD_HALF, 0, 0, 12)];
     let tagged = network(18, port);
@@ -106,7 +108,9 @@ mod tests {
                     let Some(bytes) = bytes(if code == LOAD_BYTE { 1 } else { 2 }) else {
                         return false;
                     };
-                    value = bytes.iter().fold(0, |value, byte| value << 8 | u32::from(*byte));
+                    value = bytes
+                        .iter()
+                        .fold(0, |value, byte| value << 8 | u32::from(*byte));
                 }
                 JUMP_EQUAL => at += usize::from(if value == k { jt } else { jf }),
                 JUMP_ANY => at += usize::from(if value & k != 0 { jt } else { jf }),
@@ -139,7 +143,12 @@ mod tests {
             frame
         };
         let steps = program(4789);
-        for (v6, vlan) in [(false, None), (false, Some(7)), (true, None), (true, Some(7))] {
+        for (v6, vlan) in [
+            (false, None),
+            (false, Some(7)),
+            (true, None),
+            (true, Some(7)),
+        ] {
             let frame = packet(v6, vlan);
             assert!(passes(&steps, &frame));
             assert!(!passes(&program(8472), &frame));

@@ -17,9 +17,11 @@ const CONTROL: &str = "/dev/net/tun";
 /// What a TAP device is to be like.
 #[derive(Clone, Debug)]
 pub struct TapOptions {
-    /// The interface's name: 1 to 15 bytes, none of them `/`, `:`, `%`, a space or a control character.
+    /// The interface's name: 1 to 15 bytes, none of them `/`, `:`, `%`, a space or a control
+    /// character.
     pub name: String,
-    /// The interface's MAC address. The namespace that uses the interface is the guest, so this is the NIC's.
+    /// The interface's MAC address. The namespace that uses the interface is the guest, so this is
+    /// the NIC's.
     pub mac: Mac,
     /// The interface's MTU; the kernel's default (1500) without.
     pub mtu: Option<u16>,
@@ -59,10 +61,10 @@ pub(super) struct Device {
 
 /// Makes the interface, sets it up as the options say and brings it up.
 ///
-/// It is not persistent: it goes when the descriptor is closed, wherever it was moved. It is *up* in the
-/// namespace where it was made, so that it works at once when it stays there; moving it to another namespace
-/// takes it down (the kernel does), and whoever moves it sets it up there. While it stays here, this host's
-/// own stack is the guest: router advertisements are not taken from it.
+/// It is not persistent: it goes when the descriptor is closed, wherever it was moved. It is *up*
+/// in the namespace where it was made, so that it works at once when it stays there; moving it to
+/// another namespace takes it down (the kernel does), and whoever moves it sets it up there. While
+/// it stays here, this host's own stack is the guest: router advertisements are not taken from it.
 pub(super) fn open(options: &TapOptions) -> Result<Device, TapError> {
     let name = options.name.as_str();
     if !is_valid_name(name) {
@@ -85,7 +87,8 @@ pub(super) fn open(options: &TapOptions) -> Result<Device, TapError> {
         Some(libc::EBUSY | libc::EEXIST) => TapError::Exists(name.to_owned()),
         _ => step("TUNSETIFF")(error),
     })?;
-    set_int(&file, libc::TUNSETVNETHDRSZ, HDR_LEN_MRG as libc::c_int).map_err(step("TUNSETVNETHDRSZ"))?;
+    set_int(&file, libc::TUNSETVNETHDRSZ, HDR_LEN_MRG as libc::c_int)
+        .map_err(step("TUNSETVNETHDRSZ"))?;
     set_int(&file, libc::TUNSETVNETLE, 1).map_err(step("TUNSETVNETLE"))?;
     let uso = set_offloads(&file, options.offloads).map_err(step("TUNSETOFFLOAD"))?;
 
@@ -97,12 +100,21 @@ pub(super) fn open(options: &TapOptions) -> Result<Device, TapError> {
     }
     refuse_router_advertisements(name);
     set_up(&socket, name).map_err(step("setting it up"))?;
-    Ok(Device { fd: file.into(), uso })
+    Ok(Device {
+        fd: file.into(),
+        uso,
+    })
 }
 
-/// Sets MAC and MTU of a device that is open. The descriptor takes the MAC in any namespace; the MTU is set by a socket
-/// of the namespace where the interface is now, made by a thread that goes there.
-pub(super) fn reconfigure(fd: &OwnedFd, name: &str, mac: Mac, mtu: Option<u16>) -> Result<(), TapError> {
+/// Sets MAC and MTU of a device that is open. The descriptor takes the MAC in any namespace; the
+/// MTU is set by a socket of the namespace where the interface is now, made by a thread that goes
+/// there.
+pub(super) fn reconfigure(
+    fd: &OwnedFd,
+    name: &str,
+    mac: Mac,
+    mtu: Option<u16>,
+) -> Result<(), TapError> {
     let step = |step: &'static str| {
         move |error: io::Error| TapError::Step {
             name: name.to_owned(),
@@ -132,8 +144,15 @@ fn socket_beside(fd: &OwnedFd) -> io::Result<OwnedFd> {
     let thread = std::thread::Builder::new().name("tap".to_owned());
     let there = thread.spawn(move || {
         // This thread alone, which ends at once.
-        rustix::thread::move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
-        Ok(rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?)
+        rustix::thread::move_into_link_name_space(
+            namespace.as_fd(),
+            Some(LinkNameSpaceType::Network),
+        )?;
+        Ok(rustix::net::socket(
+            AddressFamily::INET,
+            SocketType::DGRAM,
+            None,
+        )?)
     })?;
     there
         .join()
@@ -142,7 +161,10 @@ fn socket_beside(fd: &OwnedFd) -> io::Result<OwnedFd> {
 
 fn is_valid_name(name: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_graphic() && !b"/:%".contains(&byte);
-    (1..libc::IFNAMSIZ).contains(&name.len()) && name.bytes().all(allowed) && name != "." && name != ".."
+    (1..libc::IFNAMSIZ).contains(&name.len())
+        && name.bytes().all(allowed)
+        && name != "."
+        && name != ".."
 }
 
 fn create(file: &File, name: &str) -> io::Result<()> {
@@ -154,8 +176,8 @@ fn create(file: &File, name: &str) -> io::Result<()> {
     ioctl(file, libc::TUNSETIFF, &mut request)
 }
 
-/// Says which frames we take with work left undone; the kernel tells the interface's user. True when UDP
-/// segmentation is among them.
+/// Says which frames we take with work left undone; the kernel tells the interface's user. True
+/// when UDP segmentation is among them.
 fn set_offloads(file: &File, offloads: bool) -> io::Result<bool> {
     if !offloads {
         set_value(file, libc::TUNSETOFFLOAD, 0)?;
@@ -210,7 +232,8 @@ fn refuse_router_advertisements(name: &str) {
 
 /// An `ifreq` that names the interface, everything else zero.
 fn request(name: &str) -> libc::ifreq {
-    // SAFETY: all of an ifreq, unions included, is integers, arrays of them and a pointer: zero is valid.
+    // SAFETY: all of an ifreq, unions included, is integers, arrays of them and a pointer: zero is
+    // valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     // One byte less than the array: the name ends with a zero (see `is_valid_name`).
     for (to, from) in request.ifr_name[..libc::IFNAMSIZ - 1]
@@ -223,7 +246,8 @@ fn request(name: &str) -> libc::ifreq {
 }
 
 fn ioctl(fd: &impl AsRawFd, number: libc::Ioctl, request: &mut libc::ifreq) -> io::Result<()> {
-    // SAFETY: the numbers that this is called with read and write one `struct ifreq`, which `request` is.
+    // SAFETY: the numbers that this is called with read and write one `struct ifreq`, which
+    // `request` is.
     check(unsafe { libc::ioctl(fd.as_raw_fd(), number, std::ptr::from_mut(request)) })
 }
 

@@ -1,9 +1,11 @@
-//! A TAP device as an uplink, for a host where no interface has our address: the kernel behind the interface is the wire.
+//! A TAP device as an uplink, for a host where no interface has our address: the kernel behind the
+//! interface is the wire.
 //!
-//! Other than a TAP NIC, whose guest is whoever uses the interface, we are a station of our own here, with a MAC and an
-//! address that the kernel does not have: as a virtual machine would be that the interface was made for. What comes is sifted
-//! by whoever opened the port ([`Receiver`]): packets for us, questions that are answered at once, and the rest, which is
-//! nobody's. The kernel completes what it sends by such a device, and takes what is complete.
+//! Other than a TAP NIC, whose guest is whoever uses the interface, we are a station of our own
+//! here, with a MAC and an address that the kernel does not have: as a virtual machine would be
+//! that the interface was made for. What comes is sifted by whoever opened the port ([`Receiver`]):
+//! packets for us, questions that are answered at once, and the rest, which is nobody's. The kernel
+//! completes what it sends by such a device, and takes what is complete.
 
 use std::fmt;
 use std::io::IoSlice;
@@ -41,7 +43,8 @@ pub struct TapUplink {
     link: Arc<Link>,
 }
 
-/// Sends frames of its own by the interface, from any thread. To be dropped with the port: the interface goes with both.
+/// Sends frames of its own by the interface, from any thread. To be dropped with the port: the
+/// interface goes with both.
 #[derive(Debug)]
 pub struct TapVoice(OwnedFd);
 
@@ -49,7 +52,8 @@ pub struct TapVoice(OwnedFd);
 const COMPLETE: [u8; HDR_LEN_MRG] = [0; HDR_LEN_MRG];
 
 impl TapUplink {
-    /// Makes the interface and brings it up; `link` is its MTU and state from now on. Needs CAP_NET_ADMIN.
+    /// Makes the interface and brings it up; `link` is its MTU and state from now on. Needs
+    /// CAP_NET_ADMIN.
     ///
     /// # Errors
     /// As [`TapPort::open`].
@@ -69,20 +73,28 @@ impl TapUplink {
             // It has just been opened.
             None => return Err(step(std::io::ErrorKind::NotFound.into())),
         };
-        Ok((TapUplink { tap, receiver, link }, TapVoice(voice)))
+        Ok((
+            TapUplink {
+                tap,
+                receiver,
+                link,
+            },
+            TapVoice(voice),
+        ))
     }
 
     pub(crate) fn receive(&mut self, batch: &mut Batch) -> Result<usize, PortError> {
         let receiver = &self.receiver;
-        self.tap.receive_sifted(batch, |fd, frame| match receiver(frame) {
-            Received::Ours => true,
-            Received::Question(answer) => {
-                // Where there is no room for it now it is asked again.
-                let _ = say(fd.as_fd(), &answer);
-                false
-            }
-            Received::Else => false,
-        })
+        self.tap
+            .receive_sifted(batch, |fd, frame| match receiver(frame) {
+                Received::Ours => true,
+                Received::Question(answer) => {
+                    // Where there is no room for it now it is asked again.
+                    let _ = say(fd.as_fd(), &answer);
+                    false
+                }
+                Received::Else => false,
+            })
     }
 
     pub(crate) fn flush(&mut self) -> Result<(), PortError> {

@@ -1,4 +1,5 @@
-//! TAP devices in namespaces of their own; the kernel's stack is the guest. Skipped where they cannot be made.
+//! TAP devices in namespaces of their own; the kernel's stack is the guest. Skipped where they
+//! cannot be made.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
@@ -39,7 +40,8 @@ impl Namespace {
         let (ready, made) = mpsc::channel();
         let thread = std::thread::spawn(move || {
             // SAFETY: a network namespace has no bearing on memory or on descriptors.
-            let unshared = unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET) };
+            let unshared =
+                unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET) };
             ready
                 .send(unshared.map(|()| rustix::thread::gettid().as_raw_nonzero().get()))
                 .unwrap();
@@ -59,7 +61,10 @@ impl Namespace {
     }
 
     /// Starts `job` in the namespace.
-    fn start<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> mpsc::Receiver<T> {
+    fn start<T: Send + 'static>(
+        &self,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> mpsc::Receiver<T> {
         let (done, result) = mpsc::channel();
         let run = move || drop(done.send(job()));
         self.jobs.send(Box::new(run)).unwrap();
@@ -74,7 +79,12 @@ impl Namespace {
 
     fn ip(&self, arguments: &str) {
         let arguments = arguments.to_owned();
-        let output = self.run(move || Command::new("ip").args(arguments.split(' ')).output().unwrap());
+        let output = self.run(move || {
+            Command::new("ip")
+                .args(arguments.split(' '))
+                .output()
+                .unwrap()
+        });
         assert!(output.status.success(), "{output:?}");
     }
 
@@ -92,7 +102,8 @@ fn options(name: &str, last: u8, offloads: bool) -> TapOptions {
     }
 }
 
-/// Carries frames between two ports until `done` has something; gives it and the longest frame seen.
+/// Carries frames between two ports until `done` has something; gives it and the longest frame
+/// seen.
 fn carry<T>(ports: &mut [Port; 2], done: &mpsc::Receiver<T>) -> (T, usize) {
     let mut poller = Poller::new().unwrap();
     for (token, port) in ports.iter().enumerate() {
@@ -131,7 +142,9 @@ fn download(offloads: [bool; 2]) -> Option<usize> {
     let spaces = [Namespace::new()?, Namespace::new()?];
     let mut ports = Vec::new();
     for (at, space) in spaces.iter().enumerate() {
-        let port = space.open(options("tap0", at as u8 + 1, offloads[at])).unwrap();
+        let port = space
+            .open(options("tap0", at as u8 + 1, offloads[at]))
+            .unwrap();
         ports.push(Port::from(port));
         space.ip(&format!("addr add 10.9.0.{}/24 dev tap0", at + 1));
     }
@@ -143,7 +156,8 @@ fn download(offloads: [bool; 2]) -> Option<usize> {
         stream.write_all(&data).unwrap();
     });
     let downloaded = spaces[1].start(move || {
-        let mut stream = TcpStream::connect_timeout(&"10.9.0.1:7".parse().unwrap(), PATIENCE).unwrap();
+        let mut stream =
+            TcpStream::connect_timeout(&"10.9.0.1:7".parse().unwrap(), PATIENCE).unwrap();
         let mut data = Vec::new();
         stream.read_to_end(&mut data).unwrap();
         data
@@ -189,9 +203,19 @@ fn large_frames_are_cut_for_a_port_without_offloads() {
 
 #[test]
 fn the_interface_is_as_asked_for_and_goes_with_the_port() {
-    let Some(space) = Namespace::new() else { return };
+    let Some(space) = Namespace::new() else {
+        return;
+    };
     let port = space.open(options("tap0", 7, true)).unwrap();
-    let show = || space.run(|| Command::new("ip").args(["link", "show"]).output().unwrap().stdout);
+    let show = || {
+        space.run(|| {
+            Command::new("ip")
+                .args(["link", "show"])
+                .output()
+                .unwrap()
+                .stdout
+        })
+    };
     let shown = String::from_utf8(show()).unwrap();
     for part in ["tap0", "mtu 1400", "02:00:00:00:00:07", ",UP"] {
         assert!(shown.contains(part), "{part} is missing: {shown}");
@@ -216,7 +240,10 @@ fn the_interface_is_as_asked_for_and_goes_with_the_port() {
 
     drop(port);
     let shown = String::from_utf8(show()).unwrap();
-    assert!(!shown.contains("tap0") && !shown.contains("tap1"), "{shown}");
+    assert!(
+        !shown.contains("tap0") && !shown.contains("tap1"),
+        "{shown}"
+    );
 }
 
 #[test]
@@ -226,10 +253,17 @@ fn another_mac_and_mtu_reach_the_interface_wherever_it_is() {
     };
     let mut port = host.open(options("tap0", 7, true)).unwrap();
     let shown = |space: &Namespace| {
-        let show = || Command::new("ip").args(["link", "show"]).output().unwrap().stdout;
+        let show = || {
+            Command::new("ip")
+                .args(["link", "show"])
+                .output()
+                .unwrap()
+                .stdout
+        };
         String::from_utf8(space.run(show)).unwrap()
     };
-    port.reconfigure(Mac([2, 0, 0, 0, 0, 8]), Some(1300)).unwrap();
+    port.reconfigure(Mac([2, 0, 0, 0, 0, 8]), Some(1300))
+        .unwrap();
     let here = shown(&host);
     assert!(
         here.contains("mtu 1300") && here.contains("02:00:00:00:00:08"),
@@ -240,7 +274,8 @@ fn another_mac_and_mtu_reach_the_interface_wherever_it_is() {
     host.ip(&format!("link set tap0 netns {}", container.tid));
     container.ip("link set tap0 name eth0");
     container.ip("link set eth0 up");
-    port.reconfigure(Mac([2, 0, 0, 0, 0, 9]), Some(1200)).unwrap();
+    port.reconfigure(Mac([2, 0, 0, 0, 0, 9]), Some(1200))
+        .unwrap();
     let there = shown(&container);
     for part in ["eth0", "mtu 1200", "02:00:00:00:00:09", ",UP"] {
         assert!(there.contains(part), "{part} is missing: {there}");

@@ -1,4 +1,5 @@
-//! The file of a trace: opened safely where others may write, gone on with where it ends, and its last block.
+//! The file of a trace: opened safely where others may write, gone on with where it ends, and its
+//! last block.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
@@ -25,7 +26,8 @@ impl Format {
         }
     }
 
-    /// What a file or a part of it begins with. A pcapng file may have any number of sections; a pcap has one header.
+    /// What a file or a part of it begins with. A pcapng file may have any number of sections; a
+    /// pcap has one header.
     pub fn begin(self, out: &mut Vec<u8>, nic: &str, is_new: bool) {
         match self {
             Format::Pcap if is_new => pcap::header(out),
@@ -40,9 +42,10 @@ impl Format {
 
 /// A file that frames are appended to, and its length.
 ///
-/// It is beneath `dir`, whatever links are there: none is followed, of a folder or of a file. Traces go to `/tmp` by
-/// default, where anybody can make files: one that exists is gone on with only if it is a regular file of this process's
-/// user with no other name, and a trace of this format.
+/// It is beneath `dir`, whatever links are there: none is followed, of a folder or of a file.
+/// Traces go to `/tmp` by default, where anybody can make files: one that exists is gone on with
+/// only if it is a regular file of this process's user with no other name, and a trace of this
+/// format.
 pub(super) fn open(dir: &Path, path: &Path, format: Format) -> io::Result<(File, u64)> {
     let inside = path.strip_prefix(dir).ok().filter(|inside| {
         let mut parts = inside.components();
@@ -59,9 +62,16 @@ pub(super) fn open(dir: &Path, path: &Path, format: Format) -> io::Result<(File,
         Mode::empty(),
     )?;
     // O_NONBLOCK: a FIFO in the file's place must not make anybody wait; regular files do not mind.
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let flags =
+        OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    let mut file = File::from(openat2(&folder, inside, flags, Mode::RUSR | Mode::WUSR, beneath)?);
+    let mut file = File::from(openat2(
+        &folder,
+        inside,
+        flags,
+        Mode::RUSR | Mode::WUSR,
+        beneath,
+    )?);
     let there = file.metadata()?;
     let own = there.uid() == rustix::process::geteuid().as_raw();
     let refuse = |why: &str| {
@@ -91,7 +101,8 @@ fn can_go_on(file: &File, length: u64, format: Format) -> io::Result<bool> {
         Format::Pcapng => {
             let mut ours = Vec::new();
             pcapng::section_header(&mut ours, "butterfly");
-            // Byte order and version; then the name of the application, behind which ours has its version.
+            // Byte order and version; then the name of the application, behind which ours has its
+            // version.
             let name = 28..28 + "butterfly".len();
             let alike = |range: std::ops::Range<usize>| head.get(range.clone()) == ours.get(range);
             Ok(alike(0..4) && alike(8..16) && alike(name) && ends_whole(file, length)?)
@@ -115,8 +126,8 @@ fn ends_whole(file: &File, length: u64) -> io::Result<bool> {
     Ok(first == last)
 }
 
-/// Appends an interface statistics block (pcapng, section 4.6): frames that were to be recorded, and how many of
-/// them are missing (`isb_osdrop`).
+/// Appends an interface statistics block (pcapng, section 4.6): frames that were to be recorded,
+/// and how many of them are missing (`isb_osdrop`).
 pub(super) fn statistics(out: &mut Vec<u8>, time_ns: u64, offered: u64, lost: u64) {
     const INTERFACE_STATISTICS: u32 = 5;
     const ISB_IFRECV: u16 = 4;

@@ -13,12 +13,17 @@ fn of_length(path: &Path, length: usize) -> Vec<u8> {
         if bytes.len() >= length {
             return bytes;
         }
-        assert!(Instant::now() < deadline, "{} of {length} bytes", bytes.len());
+        assert!(
+            Instant::now() < deadline,
+            "{} of {length} bytes",
+            bytes.len()
+        );
         std::thread::sleep(Duration::from_millis(2));
     }
 }
 
-/// The file of a trace that has lost frames, once its thread has ended: the last block is the statistics'.
+/// The file of a trace that has lost frames, once its thread has ended: the last block is the
+/// statistics'.
 fn complete(path: &Path) -> Vec<u8> {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
@@ -229,8 +234,17 @@ fn only_a_trace_of_our_own_in_the_folder_is_gone_on_with_and_no_link_is_followed
 #[test]
 fn a_full_disk_ends_the_trace_and_nothing_else() {
     // Every write to it fails for want of space.
-    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-    let trace = Trace::start(BufWriter::new(full), Path::new("/dev/full"), 0, Format::Pcapng).unwrap();
+    let full = std::fs::OpenOptions::new()
+        .write(true)
+        .open("/dev/full")
+        .unwrap();
+    let trace = Trace::start(
+        BufWriter::new(full),
+        Path::new("/dev/full"),
+        0,
+        Format::Pcapng,
+    )
+    .unwrap();
     for time in 0..100 {
         trace.record_bytes(Direction::Inbound, &[1; 1000], None, time);
     }

@@ -1,6 +1,7 @@
 //! Feature bits: what is offered to a guest (virtio) and to its VMM (vhost-user).
 //!
-//! The numbers are those of virtio 1.2 (sections 5.1.3 and 6) and of QEMU's vhost-user specification.
+//! The numbers are those of virtio 1.2 (sections 5.1.3 and 6) and of QEMU's vhost-user
+//! specification.
 
 use crate::vhost::protocol::sink::NicOptions;
 
@@ -37,17 +38,19 @@ bits! {
     MRG_RXBUF = 15;
     /// The device tells the driver whether its link is up.
     STATUS = 16;
-    /// There is a control queue. It is the VMM's own: QEMU, virtio-user and cloud-hypervisor answer it themselves and never
-    /// hand it over. Offered all the same: cloud-hypervisor gives its guest nothing but what is offered, and without this
-    /// no [`MQ`] nor [`GUEST_ANNOUNCE`] (virtio 1.2, section 5.1.3.1). A VMM that hands it over behind the last pair is
-    /// told that there is no such ring, and loses its connection: a guest that waits for an answer would wait for ever.
+    /// There is a control queue. It is the VMM's own: QEMU, virtio-user and cloud-hypervisor answer
+    /// it themselves and never hand it over. Offered all the same: cloud-hypervisor gives its guest
+    /// nothing but what is offered, and without this no [`MQ`] nor [`GUEST_ANNOUNCE`] (virtio 1.2,
+    /// section 5.1.3.1). A VMM that hands it over behind the last pair is told that there is no
+    /// such ring, and loses its connection: a guest that waits for an answer would wait for ever.
     CTRL_VQ = 17;
-    /// The driver can announce itself to the network. With it a VMM has a guest that was moved here do so, with all
-    /// of its addresses, and does not ask for it here (SEND_RARP).
+    /// The driver can announce itself to the network. With it a VMM has a guest that was moved here
+    /// do so, with all of its addresses, and does not ask for it here (SEND_RARP).
     GUEST_ANNOUNCE = 21;
     /// Several queue pairs.
     MQ = 22;
-    /// Not a feature of the device: the VMM and this side negotiate [`protocol`] features, and rings begin disabled.
+    /// Not a feature of the device: the VMM and this side negotiate [`protocol`] features, and
+    /// rings begin disabled.
     PROTOCOL_FEATURES = 30;
     /// Descriptors may refer to a table of descriptors.
     INDIRECT_DESC = 28;
@@ -110,8 +113,15 @@ pub mod protocol {
     }
 
     /// What is offered to every VMM.
-    pub const OFFERED: u64 =
-        MQ | RARP | REPLY_ACK | NET_MTU | BACKEND_REQ | CONFIG | RESET_DEVICE | CONFIGURE_MEM_SLOTS | STATUS;
+    pub const OFFERED: u64 = MQ
+        | RARP
+        | REPLY_ACK
+        | NET_MTU
+        | BACKEND_REQ
+        | CONFIG
+        | RESET_DEVICE
+        | CONFIGURE_MEM_SLOTS
+        | STATUS;
 }
 
 const ALWAYS: u64 = VERSION_1

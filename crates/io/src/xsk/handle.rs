@@ -5,7 +5,8 @@ use std::sync::{Arc, Weak};
 
 use rustix::net::sockopt;
 
-/// What the kernel counted for a socket: frames that it could not give us, or that we gave it wrongly.
+/// What the kernel counted for a socket: frames that it could not give us, or that we gave it
+/// wrongly.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct XskStatistics {
     /// Lost for other reasons than a full ring: longer than the buffers.
@@ -18,8 +19,8 @@ pub struct XskStatistics {
     pub invalid: u64,
 }
 
-/// A port's socket, for whoever puts it into the program's map and reads what the kernel counts. It does not keep the socket: the
-/// queue is free again when the port goes.
+/// A port's socket, for whoever puts it into the program's map and reads what the kernel counts. It
+/// does not keep the socket: the queue is free again when the port goes.
 #[derive(Clone, Debug)]
 pub struct XskHandle(Weak<OwnedFd>);
 

@@ -1,4 +1,5 @@
-//! A mapping of our own, unmapped with its last owner: the UMEM's memory, and the rings that the kernel shares with us.
+//! A mapping of our own, unmapped with its last owner: the UMEM's memory, and the rings that the
+//! kernel shares with us.
 
 use std::os::fd::BorrowedFd;
 
@@ -16,17 +17,21 @@ pub(super) struct Mapping {
     huge: bool,
 }
 
-// SAFETY: a mapping belongs to no thread; who may touch which of its bytes is its users' to say (`Umem`, `Ring`).
+// SAFETY: a mapping belongs to no thread; who may touch which of its bytes is its users' to say
+// (`Umem`, `Ring`).
 unsafe impl Send for Mapping {}
 // SAFETY: as above; the struct itself never changes.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Zeroed memory, in reserved huge pages where there are some, else in pages that the kernel may join to huge ones.
+    /// Zeroed memory, in reserved huge pages where there are some, else in pages that the kernel
+    /// may join to huge ones.
     pub fn anonymous(len: usize) -> Result<Mapping, Errno> {
         if len.is_multiple_of(HUGE_PAGE)
-            && let Ok(mut mapping) =
-                Self::map_anonymous(len, MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::HUGE_2MB)
+            && let Ok(mut mapping) = Self::map_anonymous(
+                len,
+                MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::HUGE_2MB,
+            )
         {
             // In place: what a new value is made of is unmapped behind it, copied or not.
             mapping.huge = true;
@@ -41,7 +46,8 @@ impl Mapping {
     fn map_anonymous(len: usize, flags: MapFlags) -> Result<Mapping, Errno> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
-        let start = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, flags) }?;
+        let start =
+            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, flags) }?;
         Ok(Mapping {
             start: start.cast(),
             len,
@@ -53,9 +59,11 @@ impl Mapping {
     pub fn of_socket(socket: BorrowedFd<'_>, offset: u64, len: usize) -> Result<Mapping, Errno> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
-        // SAFETY: as above; what is mapped is shared with the kernel, and read and written as such (`Ring`).
-        let start =
-            unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, flags, socket, offset) }?;
+        // SAFETY: as above; what is mapped is shared with the kernel, and read and written as such
+        // (`Ring`).
+        let start = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), len, protection, flags, socket, offset)
+        }?;
         Ok(Mapping {
             start: start.cast(),
             len,
@@ -63,7 +71,8 @@ impl Mapping {
         })
     }
 
-    /// Other people's packets are for no core dump. A child gets no copy: pages that are pinned for a device must stay ours.
+    /// Other people's packets are for no core dump. A child gets no copy: pages that are pinned for
+    /// a device must stay ours.
     fn kept_private(self) -> Mapping {
         for advice in [Advice::LinuxDontDump, Advice::LinuxDontFork] {
             // SAFETY: advice about our own mapping, as a whole.

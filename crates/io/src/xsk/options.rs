@@ -5,11 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::{HEADROOM, LINK_HEADER};
 
-/// The chunk for frames of an ordinary MTU, and the one for larger ones: a page, more is not possible.
+/// The chunk for frames of an ordinary MTU, and the one for larger ones: a page, more is not
+/// possible.
 const CHUNK: u32 = 2048;
 const CHUNK_LARGE: u32 = 4096;
 
-/// What an interface's ports have to know of it, told by whoever follows it: the MTU and whether it is up.
+/// What an interface's ports have to know of it, told by whoever follows it: the MTU and whether it
+/// is up.
 #[derive(Debug)]
 pub struct Link {
     mtu: AtomicU32,
@@ -57,7 +59,8 @@ pub struct XskOptions {
     pub zero_copy: bool,
     /// Ask the kernel to do its part within our calls while the port is polled.
     pub busy_poll: bool,
-    /// Packets may be the kernel's own, which were on no wire: what it has left undone in them is looked for.
+    /// Packets may be the kernel's own, which were on no wire: what it has left undone in them is
+    /// looked for.
     pub unfinished: bool,
     /// The interface's state.
     pub link: Arc<Link>,
@@ -76,9 +79,10 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    /// Entries of a fill ring for so many chunks. A kernel shows a frame before it says that the entry of its buffer is free, so that
-    /// for a moment all chunks may be in the ring once more than the kernel has said it took: each twice at most, since it says
-    /// what it took before it looks for more.
+    /// Entries of a fill ring for so many chunks. A kernel shows a frame before it says that the
+    /// entry of its buffer is free, so that for a moment all chunks may be in the ring once more
+    /// than the kernel has said it took: each twice at most, since it says what it took before it
+    /// looks for more.
     pub fn fill_ring(frames: u32) -> u32 {
         2 * frames
     }

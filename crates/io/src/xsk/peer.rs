@@ -1,8 +1,10 @@
-//! The kernel's side of the rings, played by a test, a fuzzer or a benchmark: a port whose wire is memory.
+//! The kernel's side of the rings, played by a test, a fuzzer or a benchmark: a port whose wire is
+//! memory.
 //!
-//! The port is the real one, with its UMEM and rings; there is no socket and no NIC. So what it costs to encapsulate and to segment
-//! is measured without what a veth costs, and what the rings do with a kernel that is slow, full or wrong is seen without one.
-//! Frames go in and out as a driver in copy mode would move them.
+//! The port is the real one, with its UMEM and rings; there is no socket and no NIC. So what it
+//! costs to encapsulate and to segment is measured without what a veth costs, and what the rings do
+//! with a kernel that is slow, full or wrong is seen without one. Frames go in and out as a driver
+//! in copy mode would move them.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -27,7 +29,8 @@ pub struct XskPeer {
     transmit: Consumer<XdpDesc>,
     completion: Producer<u64>,
     kick: Arc<OwnedFd>,
-    /// Chunks of the frame that [`take`](Self::take) is in the middle of, and those taken and not completed.
+    /// Chunks of the frame that [`take`](Self::take) is in the middle of, and those taken and not
+    /// completed.
     held: Vec<u64>,
     /// Entries of the fill ring that were used and not released.
     #[cfg(test)]
@@ -86,8 +89,8 @@ impl XskPort {
 }
 
 impl XskPeer {
-    /// A frame from the wire, in as many buffers as it takes; `headroom` bytes of each are left free in front of it. False when
-    /// there are not so many buffers: it is lost.
+    /// A frame from the wire, in as many buffers as it takes; `headroom` bytes of each are left
+    /// free in front of it. False when there are not so many buffers: it is lost.
     pub fn inject(&mut self, frame: &[u8], headroom: u32) -> bool {
         let headroom = headroom.min(HEADROOM);
         let room = (self.umem.chunk_len() - headroom) as usize;
@@ -101,21 +104,31 @@ impl XskPeer {
             rest = behind;
             let addr = self.fill.peek(0) + u64::from(headroom);
             self.fill.release(1);
-            // SAFETY: the address is that of a chunk in the fill ring, which is ours; the part fits in it behind the headroom.
-            unsafe { copy::bytes(part.as_ptr(), self.umem.start().add(addr as usize), part.len()) };
+            // SAFETY: the address is that of a chunk in the fill ring, which is ours; the part fits
+            // in it behind the headroom.
+            unsafe {
+                copy::bytes(
+                    part.as_ptr(),
+                    self.umem.start().add(addr as usize),
+                    part.len(),
+                )
+            };
             self.push_received(addr, part.len() as u32, !rest.is_empty());
         }
         self.show();
         true
     }
 
-    /// One frame for each buffer that there is, shown before any of these is said to be taken: as a kernel that is held up
-    /// between the two. Gives how many; the next call says it.
+    /// One frame for each buffer that there is, shown before any of these is said to be taken: as a
+    /// kernel that is held up between the two. Gives how many; the next call says it.
     #[cfg(test)]
     pub(super) fn inject_ahead(&mut self, len: u32) -> u32 {
         let before = std::mem::take(&mut self.ahead);
         self.fill.release(before);
-        let count = self.fill.available(u32::MAX).min(self.receive.room(u32::MAX));
+        let count = self
+            .fill
+            .available(u32::MAX)
+            .min(self.receive.room(u32::MAX));
         for behind in 0..count {
             let addr = self.fill.peek(behind);
             self.push_received(addr, len, false);
@@ -135,7 +148,8 @@ impl XskPeer {
         room
     }
 
-    /// The next frame that the port has sent and flushed; its buffers are with us until [`complete`](Self::complete).
+    /// The next frame that the port has sent and flushed; its buffers are with us until
+    /// [`complete`](Self::complete).
     pub fn take(&mut self) -> Option<Vec<u8>> {
         let mut frame = Vec::new();
         for behind in 0.. {
@@ -153,7 +167,8 @@ impl XskPeer {
             );
             let from = frame.len();
             frame.resize(from + len as usize, 0);
-            // SAFETY: inside the UMEM by the line above, and not written while it is in the ring; `frame` has the room.
+            // SAFETY: inside the UMEM by the line above, and not written while it is in the ring;
+            // `frame` has the room.
             unsafe {
                 copy::bytes(
                     self.umem.start().add(addr as usize),
@@ -177,7 +192,8 @@ impl XskPeer {
         count
     }
 
-    /// Gives up to `count` of the buffers that were [taken](Self::take) back, oldest first. Gives how many.
+    /// Gives up to `count` of the buffers that were [taken](Self::take) back, oldest first. Gives
+    /// how many.
     pub fn complete(&mut self, count: usize) -> usize {
         let count = count
             .min(self.held.len())

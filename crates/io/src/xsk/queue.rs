@@ -1,11 +1,12 @@
-//! The four rings of one queue and the chunks that go round in them, without the socket: what a test can drive with a
-//! kernel of its own making.
+//! The four rings of one queue and the chunks that go round in them, without the socket: what a
+//! test can drive with a kernel of its own making.
 //!
-//! Receiving goes by chunks: fill ring → kernel → receive ring → *taken* (a batch refers to it) → fill ring, or aside while
-//! enough others go round ([`Window`]). Transmitting goes by *slots*, neighbouring chunks that the longest frame fits in, so that
-//! a frame is written in one go whatever its length: free → transmit ring → kernel → completion ring, chunk by chunk → free when
-//! all its chunks are back. Nothing else happens to either, so that at any time those with the kernel, those taken, those aside
-//! and those free are what the UMEM has.
+//! Receiving goes by chunks: fill ring → kernel → receive ring → *taken* (a batch refers to it) →
+//! fill ring, or aside while enough others go round ([`Window`]). Transmitting goes by *slots*,
+//! neighbouring chunks that the longest frame fits in, so that a frame is written in one go
+//! whatever its length: free → transmit ring → kernel → completion ring, chunk by chunk → free when
+//! all its chunks are back. Nothing else happens to either, so that at any time those with the
+//! kernel, those taken, those aside and those free are what the UMEM has.
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
@@ -18,7 +19,8 @@ use super::umem::Umem;
 use super::window::Window;
 use crate::copy::LINE;
 
-/// Buffers of one packet at most: Linux has a fixed 18 (MAX_SKB_FRAGS and the linear part) unless built otherwise.
+/// Buffers of one packet at most: Linux has a fixed 18 (MAX_SKB_FRAGS and the linear part) unless
+/// built otherwise.
 pub(super) const PARTS_MAX: u32 = 64;
 
 /// What the kernel did that it never does. The queue is not to be used any more.
@@ -83,8 +85,9 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// Gives all chunks for receiving to the kernel, and makes slots of `slot_chunks` (1 to 64, a power of two). The rings are as
-    /// large as the UMEM has chunks of each kind, the fill ring [larger](super::options::Sizes::fill_ring).
+    /// Gives all chunks for receiving to the kernel, and makes slots of `slot_chunks` (1 to 64, a
+    /// power of two). The rings are as large as the UMEM has chunks of each kind, the fill ring
+    /// [larger](super::options::Sizes::fill_ring).
     pub fn new(umem: Arc<Umem>, rings: Rings, slot_chunks: u32) -> Queue {
         debug_assert!(slot_chunks.is_power_of_two() && slot_chunks <= 64);
         let count = umem.count();
@@ -134,8 +137,8 @@ impl Queue {
         self.window.saw(filled);
     }
 
-    /// Takes the next buffer off the ring's list for a batch that will [put it back](Self::put_back). To be
-    /// [released](Self::release) with the others.
+    /// Takes the next buffer off the ring's list for a batch that will [put it
+    /// back](Self::put_back). To be [released](Self::release) with the others.
     #[inline]
     pub fn take(&mut self, filled: &Filled) {
         self.taken.push_back(filled.chunk);
@@ -152,8 +155,8 @@ impl Queue {
         self.give(filled.chunk);
     }
 
-    /// Gives the `count` buffers that were taken first back to the kernel, as far as it should have them. True when it wants to be
-    /// told.
+    /// Gives the `count` buffers that were taken first back to the kernel, as far as it should have
+    /// them. True when it wants to be told.
     #[inline]
     pub fn put_back(&mut self, count: usize) -> bool {
         for _ in 0..count {
@@ -171,7 +174,8 @@ impl Queue {
         self.give_up_to(self.window.size())
     }
 
-    /// Gives the kernel all that nobody else has: there will be no one to look for a while. True when it wants to be told.
+    /// Gives the kernel all that nobody else has: there will be no one to look for a while. True
+    /// when it wants to be told.
     pub fn give_all(&mut self) -> bool {
         self.give_up_to(u32::MAX)
     }
@@ -196,7 +200,8 @@ impl Queue {
 
     #[inline]
     fn give(&mut self, chunk: u32) {
-        // There is room (`Sizes::fill_ring`). `room` also reads the kernel's index, which `push` does not.
+        // There is room (`Sizes::fill_ring`). `room` also reads the kernel's index, which `push`
+        // does not.
         if self.rings.fill.room(1) > 0 {
             self.rings.fill.push(self.umem.addr(chunk));
         } else {
@@ -209,8 +214,8 @@ impl Queue {
         (self.slot_chunks * self.umem.chunk_len()) as usize
     }
 
-    /// The slot that [`send`](Self::send) sends next, to be written to; it holds [`slot_len`](Self::slot_len) bytes. `None`: all are
-    /// with the kernel, or the ring is full.
+    /// The slot that [`send`](Self::send) sends next, to be written to; it holds
+    /// [`slot_len`](Self::slot_len) bytes. `None`: all are with the kernel, or the ring is full.
     #[inline]
     pub fn writable(&mut self) -> Result<Option<NonNull<u8>>, QueueFault> {
         if self.free.is_empty() {
@@ -226,8 +231,9 @@ impl Queue {
         Ok(NonNull::new(self.umem.start().wrapping_add(at)))
     }
 
-    /// How far into the slot a frame of `len` bytes begins so that its body, `head` bytes behind, begins a cache line: vectors of the copy
-    /// then do not straddle two. 0 where the frame takes more than one chunk.
+    /// How far into the slot a frame of `len` bytes begins so that its body, `head` bytes behind,
+    /// begins a cache line: vectors of the copy then do not straddle two. 0 where the frame takes
+    /// more than one chunk.
     #[inline]
     pub fn indent(&self, head: usize, len: usize) -> usize {
         let indent = head.wrapping_neg() % LINE;
@@ -238,7 +244,8 @@ impl Queue {
         }
     }
 
-    /// How far behind the slot that is [`writable`](Self::writable) that one lies which will be when this one is sent; wraps around.
+    /// How far behind the slot that is [`writable`](Self::writable) that one lies which will be
+    /// when this one is sent; wraps around.
     #[inline]
     pub fn next(&self) -> Option<usize> {
         let [.., next, slot] = self.free[..] else {
@@ -248,8 +255,9 @@ impl Queue {
         Some(next.wrapping_sub(this))
     }
 
-    /// Puts `len` bytes from [`indent`](Self::indent) on of the slot that is [`writable`](Self::writable) into the transmit ring, to be
-    /// seen by the kernel when that is published.
+    /// Puts `len` bytes from [`indent`](Self::indent) on of the slot that is
+    /// [`writable`](Self::writable) into the transmit ring, to be seen by the kernel when that is
+    /// published.
     #[inline]
     pub fn send(&mut self, indent: usize, len: usize) {
         debug_assert!((1..=self.slot_len()).contains(&(indent + len)));

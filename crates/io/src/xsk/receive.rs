@@ -34,7 +34,8 @@ pub(super) fn take(queue: &mut Queue, batch: &mut Batch) -> Result<Taken, QueueF
         copy::prefetch(place.ptr.wrapping_add(64));
     }
     let (frames, segments) = batch.slots(count as usize);
-    // Entries of the ring that are done with, and those of them that the batch refers to. Frames are no more than entries.
+    // Entries of the ring that are done with, and those of them that the batch refers to. Frames
+    // are no more than entries.
     let (mut done, mut owed) = (0, 0);
     while done < count {
         let first = &list[done as usize];
@@ -49,7 +50,12 @@ pub(super) fn take(queue: &mut Queue, batch: &mut Batch) -> Result<Taken, QueueF
             // Its end has not been written yet.
             break;
         };
-        if fill_parts(&mut frames[taken.frames], segments, queue, done..done + parts)? {
+        if fill_parts(
+            &mut frames[taken.frames],
+            segments,
+            queue,
+            done..done + parts,
+        )? {
             owed += parts;
             taken.frames += 1;
         } else {
@@ -69,7 +75,8 @@ pub(super) fn take(queue: &mut Queue, batch: &mut Batch) -> Result<Taken, QueueF
     Ok(taken)
 }
 
-/// How many buffers the packet has whose first one is so many entries behind the next. `None`: its last one is not there yet.
+/// How many buffers the packet has whose first one is so many entries behind the next. `None`: its
+/// last one is not there yet.
 fn parts_of(queue: &mut Queue, first: u32) -> Result<Option<u32>, QueueFault> {
     for part in 0..PARTS_MAX {
         if queue.filled(first + part + 1) <= first + part {
@@ -87,9 +94,9 @@ fn parts_of(queue: &mut Queue, first: u32) -> Result<Option<u32>, QueueFault> {
 fn fill_whole(frame: &mut Frame, segments: &mut Vec<Segment>, filled: &Filled) {
     let len = filled.len as usize;
     let head_len = len.min(HEAD_MAX);
-    // SAFETY: the buffer is valid for reads of `len` bytes (`Queue::peek`), of which `head_len` are read; in whole blocks up to
-    // `HEAD_MAX` bytes of the UMEM (`ample`), into what is behind the head and never looked at. The kernel does not write a
-    // filled buffer.
+    // SAFETY: the buffer is valid for reads of `len` bytes (`Queue::peek`), of which `head_len` are
+    // read; in whole blocks up to `HEAD_MAX` bytes of the UMEM (`ample`), into what is behind the
+    // head and never looked at. The kernel does not write a filled buffer.
     unsafe {
         let head = frame.head_space().as_mut_ptr();
         if filled.ample {
@@ -108,8 +115,8 @@ fn fill_whole(frame: &mut Frame, segments: &mut Vec<Segment>, filled: &Filled) {
     frame.fill(len, start..segments.len(), Offload::default(), None);
 }
 
-/// The same of a frame in several buffers, which are these entries of the ring. False, and the buffers the kernel's again, when it
-/// is longer than a frame can be.
+/// The same of a frame in several buffers, which are these entries of the ring. False, and the
+/// buffers the kernel's again, when it is longer than a frame can be.
 #[cold]
 fn fill_parts(
     frame: &mut Frame,

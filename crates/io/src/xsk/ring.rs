@@ -1,11 +1,12 @@
-//! A ring between us and the kernel: one side writes entries and the producer index, the other reads them and writes the
-//! consumer index (Linux, Documentation/networking/af_xdp.rst).
+//! A ring between us and the kernel: one side writes entries and the producer index, the other
+//! reads them and writes the consumer index (Linux, Documentation/networking/af_xdp.rst).
 //!
-//! Orderings: entries are written before the producer index that announces them (Release, read by Acquire), and read before
-//! the consumer index that frees them (the same the other way). Each side keeps its own index and a copy of the other's,
-//! and reads the shared one only when the copy says too little: a cache line that both write costs more than all the rest.
-//! Indices count up and wrap at 2^32; a place is the index modulo the size, which is a power of two, so that no index, whatever
-//! it be, leads out of the ring.
+//! Orderings: entries are written before the producer index that announces them (Release, read by
+//! Acquire), and read before the consumer index that frees them (the same the other way). Each side
+//! keeps its own index and a copy of the other's, and reads the shared one only when the copy says
+//! too little: a cache line that both write costs more than all the rest. Indices count up and wrap
+//! at 2^32; a place is the index modulo the size, which is a power of two, so that no index,
+//! whatever it be, leads out of the ring.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -33,11 +34,13 @@ pub(super) struct Ring<T> {
     _entries: PhantomData<T>,
 }
 
-// SAFETY: `entries` leads into the mapping that the ring keeps; each side has one owner that reads or writes through it.
+// SAFETY: `entries` leads into the mapping that the ring keeps; each side has one owner that reads
+// or writes through it.
 unsafe impl<T: Entry> Send for Ring<T> {}
 
 impl<T: Entry> Ring<T> {
-    /// The ring of `size` entries (a power of two) at these offsets. `None` when it does not lie in the mapping.
+    /// The ring of `size` entries (a power of two) at these offsets. `None` when it does not lie in
+    /// the mapping.
     pub fn new(mapping: Arc<Mapping>, offsets: &XdpRingOffset, size: u32) -> Option<Ring<T>> {
         let index = |offset: u64| {
             let offset = usize::try_from(offset).ok()?;
@@ -45,7 +48,8 @@ impl<T: Entry> Ring<T> {
         };
         let first = usize::try_from(offsets.desc).ok()?;
         let end = first.checked_add(size as usize * size_of::<T>())?;
-        if end > mapping.len() || !first.is_multiple_of(align_of::<T>()) || !size.is_power_of_two() {
+        if end > mapping.len() || !first.is_multiple_of(align_of::<T>()) || !size.is_power_of_two()
+        {
             return None;
         }
         Some(Ring {
@@ -64,23 +68,27 @@ impl<T: Entry> Ring<T> {
 
     #[inline(always)]
     fn word(&self, offset: usize) -> &AtomicU32 {
-        // SAFETY: `offset` is aligned and inside the mapping (`new`), which starts at a page and lives as long as `self`;
-        // both sides use the word as an atomic.
+        // SAFETY: `offset` is aligned and inside the mapping (`new`), which starts at a page and
+        // lives as long as `self`; both sides use the word as an atomic.
         unsafe { AtomicU32::from_ptr(self.mapping.start().add(offset).cast()) }
     }
 
     #[inline(always)]
     fn entry(&self, index: u32) -> *mut T {
-        self.entries.wrapping_add((index & (self.size - 1)) as usize)
+        self.entries
+            .wrapping_add((index & (self.size - 1)) as usize)
     }
 
-    /// The kernel sleeps on this ring and wants to be called. What was published before is visible to it if it is not.
+    /// The kernel sleeps on this ring and wants to be called. What was published before is visible
+    /// to it if it is not.
     #[inline]
     fn wants_wakeup(&self) -> bool {
-        // Our store of the index comes before the look at the flag; without the fence both sides could miss the other.
+        // Our store of the index comes before the look at the flag; without the fence both sides
+        // could miss the other.
         fence(Ordering::SeqCst);
         self.flags.is_some_and(|flags| {
-            self.word(flags).load(Ordering::Relaxed) & XdpRingFlags::XDP_RING_NEED_WAKEUP.bits() != 0
+            self.word(flags).load(Ordering::Relaxed) & XdpRingFlags::XDP_RING_NEED_WAKEUP.bits()
+                != 0
         })
     }
 }
@@ -110,7 +118,8 @@ impl<T: Entry> Producer<T> {
         }
     }
 
-    /// How many entries can be pushed: all there is room for, or `want` at least if the copy of the index says so.
+    /// How many entries can be pushed: all there is room for, or `want` at least if the copy of the
+    /// index says so.
     #[inline]
     pub fn room(&mut self, want: u32) -> u32 {
         if self.free() < want {
@@ -126,11 +135,13 @@ impl<T: Entry> Producer<T> {
             .saturating_sub(self.next.wrapping_sub(self.consumed))
     }
 
-    /// Writes the next entry, to be seen after [`publish`](Self::publish). There has to be [`room`](Self::room).
+    /// Writes the next entry, to be seen after [`publish`](Self::publish). There has to be
+    /// [`room`](Self::room).
     #[inline]
     pub fn push(&mut self, entry: T) {
         debug_assert!(self.free() > 0);
-        // SAFETY: `entry` gives a place inside the ring; there is room, so that the other side does not read it.
+        // SAFETY: `entry` gives a place inside the ring; there is room, so that the other side does
+        // not read it.
         unsafe { self.ring.entry(self.next).write(entry) };
         self.next = self.next.wrapping_add(1);
     }
@@ -152,7 +163,9 @@ impl<T: Entry> Producer<T> {
     #[inline]
     pub fn waiting(&mut self) -> u32 {
         self.consumed = self.ring.word(self.ring.consumer).load(Ordering::Acquire);
-        self.published.wrapping_sub(self.consumed).min(self.ring.size)
+        self.published
+            .wrapping_sub(self.consumed)
+            .min(self.ring.size)
     }
 
     /// See [`Ring::wants_wakeup`].
@@ -201,8 +214,8 @@ impl<T: Entry> Consumer<T> {
     #[inline]
     pub fn peek(&self, behind: u32) -> T {
         debug_assert!(behind < self.ready());
-        // SAFETY: a place inside the ring, of a type of which any bytes are a valid one; the other side does not write it
-        // before it is released.
+        // SAFETY: a place inside the ring, of a type of which any bytes are a valid one; the other
+        // side does not write it before it is released.
         unsafe { self.ring.entry(self.next.wrapping_add(behind)).read() }
     }
 
@@ -217,7 +230,10 @@ impl<T: Entry> Consumer<T> {
 }
 
 /// Both ends of a ring in memory of our own, its indices at `first`: for those who play the kernel.
-pub(super) fn in_memory<T: Entry>(size: u32, first: u32) -> Result<(Producer<T>, Consumer<T>), Errno> {
+pub(super) fn in_memory<T: Entry>(
+    size: u32,
+    first: u32,
+) -> Result<(Producer<T>, Consumer<T>), Errno> {
     let offsets = XdpRingOffset {
         producer: 0,
         consumer: 64,

@@ -1,4 +1,5 @@
-//! An AF_XDP socket on one queue of an interface: made, given its memory and rings, bound in the best mode the driver offers.
+//! An AF_XDP socket on one queue of an interface: made, given its memory and rings, bound in the
+//! best mode the driver offers.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -68,8 +69,8 @@ impl From<Errno> for Failed {
     }
 }
 
-/// Makes a socket for one queue with this memory. `one_chunk`: every frame fits in one, so that a driver without
-/// multi-buffer will do.
+/// Makes a socket for one queue with this memory. `one_chunk`: every frame fits in one, so that a
+/// driver without multi-buffer will do.
 pub(super) fn open(
     options: &XskOptions,
     umem: &Arc<Umem>,
@@ -105,8 +106,18 @@ pub(super) fn open(
     })
 }
 
-fn attempt(ifindex: u32, queue: u32, umem: &Arc<Umem>, mode: XskMode) -> Result<(OwnedFd, Rings), Failed> {
-    let socket = socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
+fn attempt(
+    ifindex: u32,
+    queue: u32,
+    umem: &Arc<Umem>,
+    mode: XskMode,
+) -> Result<(OwnedFd, Rings), Failed> {
+    let socket = socket_with(
+        AddressFamily::XDP,
+        SocketType::RAW,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
     let registration = XdpUmemReg {
         addr: umem.start().expose_provenance() as u64,
         len: umem.len() as u64,
@@ -123,7 +134,12 @@ fn attempt(ifindex: u32, queue: u32, umem: &Arc<Umem>, mode: XskMode) -> Result<
     sockopt::set_xdp_rx_ring_size(&socket, size)?;
     sockopt::set_xdp_tx_ring_size(&socket, size)?;
     // Else copy mode sends 32 frames a call. Kernels before 6.17 do not know it.
-    let _ = set_int(socket.as_fd(), libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET, size as i32);
+    let _ = set_int(
+        socket.as_fd(),
+        libc::SOL_XDP,
+        XDP_MAX_TX_SKB_BUDGET,
+        size as i32,
+    );
     let offsets = sockopt::xdp_mmap_offsets(&socket)?;
     let fd = socket.as_fd();
     let rings = Rings {
@@ -140,7 +156,8 @@ fn attempt(ifindex: u32, queue: u32, umem: &Arc<Umem>, mode: XskMode) -> Result<
     };
     bind(&socket, &SocketAddrXdp::new(flags, ifindex, queue)).map_err(Failed::Bind)?;
     debug_assert_eq!(
-        sockopt::xdp_options(&socket).map(|options| options.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY)),
+        sockopt::xdp_options(&socket)
+            .map(|options| options.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY)),
         Ok(mode.zero_copy)
     );
     Ok((socket, rings))
@@ -157,8 +174,9 @@ fn ring<T: Entry>(
     Ring::new(Arc::new(mapping), offsets, size).ok_or(Errno::INVAL)
 }
 
-/// Asks for busy polling: as long as somebody reads from the socket all the time, the kernel leaves the queue's interrupts
-/// off and does its work within our calls (Documentation/networking/napi.rst). Says whether the kernel has it.
+/// Asks for busy polling: as long as somebody reads from the socket all the time, the kernel leaves
+/// the queue's interrupts off and does its work within our calls
+/// (Documentation/networking/napi.rst). Says whether the kernel has it.
 pub(super) fn prefer_busy_poll(socket: BorrowedFd<'_>, on: bool) -> bool {
     // asm-generic/socket.h
     const SO_BUSY_POLL: i32 = 46;
@@ -166,7 +184,9 @@ pub(super) fn prefer_busy_poll(socket: BorrowedFd<'_>, on: bool) -> bool {
     const SO_BUSY_POLL_BUDGET: i32 = 70;
     let micros = if on { 20 } else { 0 };
     let set = |option: i32, value: i32| set_int(socket, libc::SOL_SOCKET, option, value);
-    set(SO_PREFER_BUSY_POLL, i32::from(on)) && set(SO_BUSY_POLL, micros) && set(SO_BUSY_POLL_BUDGET, 64)
+    set(SO_PREFER_BUSY_POLL, i32::from(on))
+        && set(SO_BUSY_POLL, micros)
+        && set(SO_BUSY_POLL_BUDGET, 64)
 }
 
 /// linux/if_xdp.h, since 6.17: frames that one call sends in copy mode, up to the ring's size.

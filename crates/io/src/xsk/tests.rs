@@ -1,4 +1,5 @@
-//! Sessions with a kernel of our own making: what goes in comes out, nothing is lost, nothing breaks but the port.
+//! Sessions with a kernel of our own making: what goes in comes out, nothing is lost, nothing
+//! breaks but the port.
 
 use std::collections::VecDeque;
 use std::net::Ipv4Addr;
@@ -57,7 +58,9 @@ fn tcp(len: usize) -> (Vec<u8>, Offload) {
     ]);
     let checksum = wire::checksum::checksum(&frame[14..34]);
     frame[24..26].copy_from_slice(&checksum.to_be_bytes());
-    frame[34..54].copy_from_slice(&[0, 80, 1, 0, 0, 0, 0, 1, 0, 0, 0, 2, 0x50, 0x18, 1, 0, 0, 0, 0, 0]);
+    frame[34..54].copy_from_slice(&[
+        0, 80, 1, 0, 0, 0, 0, 1, 0, 0, 0, 2, 0x50, 0x18, 1, 0, 0, 0, 0, 0,
+    ]);
     let pseudo = wire::checksum::pseudo_v4(
         Ipv4Addr::new(10, 0, 0, 1),
         Ipv4Addr::new(10, 0, 0, 2),
@@ -97,7 +100,9 @@ fn accounting(port: &Port) -> (usize, usize) {
 fn frames_of_any_length_arrive_as_they_were_and_their_buffers_go_back() {
     for (mtu, headroom) in [(1500, 256), (9000, 256), (9000, 0), (65_535, 100)] {
         let (mut port, mut peer) = port(mtu);
-        let lengths = [1, 14, 60, 255, 256, 257, 1518, 1792, 1793, 4000, 9018, 30_000];
+        let lengths = [
+            1, 14, 60, 255, 256, 257, 1518, 1792, 1793, 4000, 9018, 30_000,
+        ];
         for len in lengths {
             assert!(peer.inject(&pattern(len), headroom), "{len} of {mtu}");
         }
@@ -159,7 +164,10 @@ fn what_is_sent_is_what_any_uplink_sends() {
             }
             let mut count = 0;
             while let Some((expected, left)) = memory_peer.receive() {
-                assert_eq!((peer.take(), left), (Some(expected.clone()), Offload::default()));
+                assert_eq!(
+                    (peer.take(), left),
+                    (Some(expected.clone()), Offload::default())
+                );
                 let received = wire::vxlan::parse(&expected, expected.len(), 4789).unwrap();
                 let inner = &expected[usize::from(received.inner)..];
                 assert!(received.verify(|| wire::checksum::sum(inner)));
@@ -187,7 +195,8 @@ fn what_is_sent_is_what_any_uplink_sends() {
     }
 }
 
-/// A kernel shows a frame before it says that it has taken its buffer, and may be held up between the two.
+/// A kernel shows a frame before it says that it has taken its buffer, and may be held up between
+/// the two.
 #[test]
 fn buffers_come_back_before_the_kernel_says_that_it_took_them() {
     let (mut port, mut peer) = port(1500);
@@ -254,9 +263,15 @@ fn a_frame_longer_than_the_link_takes_is_refused_and_a_link_that_is_down_takes_n
     let link = port.link.clone();
     let mut port = Port::from(UplinkPort::from(port));
     let mut batch = Batch::new();
-    batch.push_bytes(&pattern(1518), Offload::default()).unwrap();
-    batch.push_bytes(&pattern(1519), Offload::default()).unwrap();
-    batch.push_bytes(&pattern(2048), Offload::default()).unwrap();
+    batch
+        .push_bytes(&pattern(1518), Offload::default())
+        .unwrap();
+    batch
+        .push_bytes(&pattern(1519), Offload::default())
+        .unwrap();
+    batch
+        .push_bytes(&pattern(2048), Offload::default())
+        .unwrap();
     assert_eq!(port.transmit(&batch, 0), Ok(()));
     assert_eq!(port.transmit(&batch, 1), Err(TransmitError::TooSmall));
     assert_eq!(port.mtu(), Some(1500));
@@ -277,7 +292,9 @@ fn a_frame_longer_than_the_link_takes_is_refused_and_a_link_that_is_down_takes_n
 fn a_jumbo_frame_goes_out_in_several_buffers() {
     let (mut port, mut peer) = port(9000);
     let mut batch = Batch::new();
-    batch.push_bytes(&pattern(8900), Offload::default()).unwrap();
+    batch
+        .push_bytes(&pattern(8900), Offload::default())
+        .unwrap();
     let slots = FRAMES as usize / 4;
     for _ in 0..slots {
         assert_eq!(port.transmit(&batch, 0), Ok(()));
@@ -302,7 +319,10 @@ fn a_long_body_begins_a_cache_line_as_long_as_the_frame_stays_in_its_chunk() {
     let (port, _peer) = XskPort::in_memory(FRAMES, 1500).unwrap();
     for head in 0..300 {
         let indent = port.queue.indent(head, 1600);
-        assert!((indent + head) % 64 == 0 && indent < 64, "{indent} before {head}");
+        assert!(
+            (indent + head) % 64 == 0 && indent < 64,
+            "{indent} before {head}"
+        );
     }
     assert_eq!(port.queue.indent(65, 2048 - 63), 63);
     assert_eq!(port.queue.indent(65, 2048 - 62), 0);
@@ -327,8 +347,16 @@ fn rings_that_lie_stop_the_port_once() {
     let chunk = |addr, len| [(addr, len, false); 1].to_vec();
     let endless = [(0, 60, true); 64].to_vec();
     let lies = [
-        (chunk(u64::MAX, 60), None, "which no chunk for receiving holds"),
-        (chunk(64 * 2048, 60), None, "which no chunk for receiving holds"),
+        (
+            chunk(u64::MAX, 60),
+            None,
+            "which no chunk for receiving holds",
+        ),
+        (
+            chunk(64 * 2048, 60),
+            None,
+            "which no chunk for receiving holds",
+        ),
         (chunk(0, 0), None, "0 bytes at 0x0"),
         (chunk(2047, 2), None, "2 bytes at 0x7ff"),
         (chunk(0, u32::MAX), None, "4294967295 bytes"),

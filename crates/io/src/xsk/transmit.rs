@@ -1,4 +1,5 @@
-//! To the wire: a frame becomes the contents of one slot of the UMEM. This is where the one copy happens.
+//! To the wire: a frame becomes the contents of one slot of the UMEM. This is where the one copy
+//! happens.
 
 use wire::vxlan::Outer;
 
@@ -34,8 +35,9 @@ impl OuterSink for XskPort {
         } else {
             self.queue.indent(len - piece.body.len(), len)
         };
-        // SAFETY: the slot holds `slot_len` bytes, which neither `longest` nor the frame behind its indent exceeds, and is ours alone
-        // until it is sent: nobody else refers to it, and the kernel reads it only after that.
+        // SAFETY: the slot holds `slot_len` bytes, which neither `longest` nor the frame behind its
+        // indent exceeds, and is ours alone until it is sent: nobody else refers to it, and the
+        // kernel reads it only after that.
         let out = unsafe { std::slice::from_raw_parts_mut(slot.as_ptr().add(indent), len) };
         outer::write(out, outer, piece, self.queue.next());
         self.queue.send(indent, len);

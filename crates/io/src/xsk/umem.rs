@@ -1,11 +1,13 @@
 //! The memory that frames of an uplink lie in, cut into chunks of one size.
 //!
-//! Half of the chunks are for receiving and half for transmitting, for good: neither direction can starve the other, and each
-//! ring is as large as there are chunks that can be in it, so that there is always room in it.
+//! Half of the chunks are for receiving and half for transmitting, for good: neither direction can
+//! starve the other, and each ring is as large as there are chunks that can be in it, so that there
+//! is always room in it.
 //!
-//! Who may touch a chunk. A chunk for receiving is the kernel's while it is in the fill ring or filled and not taken yet;
-//! from when it is taken until it is put back it is only read, through the batches that hold the memory. A chunk for transmitting
-//! is the port's to write while it is free, and only read, by the kernel, from when it is published until it is completed.
+//! Who may touch a chunk. A chunk for receiving is the kernel's while it is in the fill ring or
+//! filled and not taken yet; from when it is taken until it is put back it is only read, through
+//! the batches that hold the memory. A chunk for transmitting is the port's to write while it is
+//! free, and only read, by the kernel, from when it is published until it is completed.
 
 use std::sync::Arc;
 
@@ -55,8 +57,8 @@ impl Umem {
         self.count
     }
 
-    /// Where a chunk begins, from the UMEM's start: what the rings speak of. Those from [`count`](Self::count) on are for
-    /// transmitting.
+    /// Where a chunk begins, from the UMEM's start: what the rings speak of. Those from
+    /// [`count`](Self::count) on are for transmitting.
     #[inline]
     pub fn addr(&self, chunk: u32) -> u64 {
         u64::from(chunk) * u64::from(self.chunk_len)
@@ -71,8 +73,8 @@ impl Umem {
             .then_some(chunk as u32)
     }
 
-    /// A filled buffer: the chunk for receiving that it lies in, where its bytes are, and whether `ample` bytes can be read
-    /// from there. `None` when it is not inside one.
+    /// A filled buffer: the chunk for receiving that it lies in, where its bytes are, and whether
+    /// `ample` bytes can be read from there. `None` when it is not inside one.
     #[inline]
     pub fn filled(&self, addr: u64, len: u32, ample: usize) -> Option<(u32, *const u8, bool)> {
         let chunk = addr / u64::from(self.chunk_len);

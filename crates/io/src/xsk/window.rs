@@ -1,13 +1,16 @@
 //! How many chunks for receiving go round: few while few are enough.
 //!
-//! The kernel takes chunks in the order in which it was given them, so that each comes back when all the others were filled. As many as go
-//! round have to fit in a cache, or both the kernel that fills one and we who read it wait for memory. What a
-//! burst needs beyond that is kept aside, and given when a burst has come near the end of what there was.
+//! The kernel takes chunks in the order in which it was given them, so that each comes back when
+//! all the others were filled. As many as go round have to fit in a cache, or both the kernel that
+//! fills one and we who read it wait for memory. What a burst needs beyond that is kept aside, and
+//! given when a burst has come near the end of what there was.
 
-/// As many go round at the least: bursts while the worker is elsewhere for a tenth of a millisecond.
+/// As many go round at the least: bursts while the worker is elsewhere for a tenth of a
+/// millisecond.
 const LEAST: u32 = 512;
 
-/// Looks in a row that found something, but less than a quarter filled, after which half as many go round.
+/// Looks in a row that found something, but less than a quarter filled, after which half as many go
+/// round.
 const CALM: u32 = 128;
 
 #[derive(Debug)]

@@ -1,4 +1,5 @@
-//! Two guests and the bare switch between them: what comes from one goes to the other, nothing is judged.
+//! Two guests and the bare switch between them: what comes from one goes to the other, nothing is
+//! judged.
 #![allow(dead_code)] // each test binary uses its part
 
 use std::cell::Cell;
@@ -36,7 +37,8 @@ thread_local! {
     static KIND: Cell<u64> = const { Cell::new(0) };
 }
 
-/// What all guests that this thread makes negotiate beside what they are told: the kind of their rings.
+/// What all guests that this thread makes negotiate beside what they are told: the kind of their
+/// rings.
 pub fn kind() -> u64 {
     KIND.get()
 }

@@ -1,5 +1,5 @@
-//! A vhost-user server with real sockets, in server and in client mode; guests are rings in this process, behind a
-//! frontend of the testkit.
+//! A vhost-user server with real sockets, in server and in client mode; guests are rings in this
+//! process, behind a frontend of the testkit.
 #![allow(dead_code)] // each test binary uses its part
 
 use std::path::{Path, PathBuf};
@@ -109,7 +109,11 @@ impl Lab {
         );
         from.transmitq.publish();
         assert_eq!(self.switch.turn(), []);
-        let received: Vec<Vec<u8>> = to.receive().into_iter().map(|received| received.frame).collect();
+        let received: Vec<Vec<u8>> = to
+            .receive()
+            .into_iter()
+            .map(|received| received.frame)
+            .collect();
         assert_eq!(received, [frame(mark)]);
         assert_eq!(from.reclaim(), 1);
     }
@@ -121,7 +125,10 @@ impl Drop for Lab {
         if std::thread::panicking() {
             return;
         }
-        assert!(self.switch.lock().ports.is_empty(), "ports without a server");
+        assert!(
+            self.switch.lock().ports.is_empty(),
+            "ports without a server"
+        );
         for file in std::fs::read_dir(self.dir.path()).unwrap() {
             let name = file.unwrap().file_name();
             let ours = name.to_string_lossy().starts_with(SOCKET);

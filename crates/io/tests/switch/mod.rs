@@ -1,4 +1,5 @@
-//! The rest of the switch, as far as a vhost-user server needs it: ports are kept, and frames flooded, by hand.
+//! The rest of the switch, as far as a vhost-user server needs it: ports are kept, and frames
+//! flooded, by hand.
 #![allow(dead_code)] // each test binary uses its part
 
 use std::collections::BTreeMap;
@@ -57,10 +58,13 @@ impl PortSink for Switch {
 impl Switch {
     pub fn lock(&self) -> MutexGuard<'_, Inner> {
         // A test that failed with the lock in hand has said what there is to say.
-        self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.inner
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Every port's frames, but for those with a fault, go to every other port, once. Gives what ports said when they broke.
+    /// Every port's frames, but for those with a fault, go to every other port, once. Gives what
+    /// ports said when they broke.
     pub fn turn(&self) -> Vec<(PortKey, PortError)> {
         let mut broken = Vec::new();
         let mut batch = Batch::new();

@@ -19,7 +19,11 @@ pub fn inside<F: Future<Output = ()>>(namespace: &Namespace, story: impl FnOnce(
 }
 
 /// Waits until the mirror shows what `seen` looks for.
-pub async fn wait<T>(mirror: &Mirror, what: &str, mut seen: impl FnMut(&Snapshot) -> Option<T>) -> T {
+pub async fn wait<T>(
+    mirror: &Mirror,
+    what: &str,
+    mut seen: impl FnMut(&Snapshot) -> Option<T>,
+) -> T {
     let mut watch = mirror.watch();
     let look = async {
         loop {
@@ -38,7 +42,8 @@ pub fn ip(namespace: &Namespace, command: &str) {
     namespace.ok(&format!("ip {command}")).expect("ip");
 }
 
-/// Two veth pairs, one end of each up: `east` with 192.0.2.1/24 and 2001:db8:a::1/64, `west` with 198.51.100.1/24.
+/// Two veth pairs, one end of each up: `east` with 192.0.2.1/24 and 2001:db8:a::1/64, `west` with
+/// 198.51.100.1/24.
 pub fn two_networks() -> Namespace {
     let namespace = Namespace::new().expect("a namespace");
     namespace

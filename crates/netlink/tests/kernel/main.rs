@@ -1,4 +1,5 @@
-//! The mirror beside the kernel: `ip` changes a namespace's tables, and the mirror says the same soon after.
+//! The mirror beside the kernel: `ip` changes a namespace's tables, and the mirror says the same
+//! soon after.
 
 mod follow;
 mod objects;

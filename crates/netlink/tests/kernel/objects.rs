@@ -43,7 +43,10 @@ fn a_route_by_object_follows_its_object() {
         .await;
         ip(&namespace, "nexthop add id 3 blackhole");
         wait(&mirror, "blackhole", |now| {
-            now.nexthops.get(&3).filter(|object| object.blackhole).map(drop)
+            now.nexthops
+                .get(&3)
+                .filter(|object| object.blackhole)
+                .map(drop)
         })
         .await;
     });

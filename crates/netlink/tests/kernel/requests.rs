@@ -25,7 +25,10 @@ fn the_kernel_says_where_a_packet_would_go() {
         );
         ip(&namespace, "route add unreachable 10.9.0.0/16");
         ip(&namespace, "-6 route add 2001:db8:f::/48 via 2001:db8:a::9");
-        ip(&namespace, "-6 route append 2001:db8:f::/48 via 2001:db8:a::8");
+        ip(
+            &namespace,
+            "-6 route append 2001:db8:f::/48 via 2001:db8:a::8",
+        );
         ip(&namespace, "-6 route add blackhole 2001:db8:e::/48");
 
         let found = requests
@@ -48,14 +51,20 @@ fn the_kernel_says_where_a_packet_would_go() {
                 (Some(address("198.51.100.9")), b, 5)
             ]
         );
-        assert!(found.source == Some(address("192.0.2.1")) || found.source == Some(address("198.51.100.1")));
+        assert!(
+            found.source == Some(address("192.0.2.1"))
+                || found.source == Some(address("198.51.100.1"))
+        );
         assert_eq!(found.mtu, Some(1400));
 
         let connected = requests
             .resolve(&Query::to(address("198.51.100.77")))
             .await
             .expect("a route");
-        assert_eq!((connected.hops[0].gateway, connected.hops[0].ifindex), (None, b));
+        assert_eq!(
+            (connected.hops[0].gateway, connected.hops[0].ifindex),
+            (None, b)
+        );
         assert_eq!(connected.source, Some(address("198.51.100.1")));
         assert_eq!(
             requests
@@ -99,7 +108,10 @@ fn a_probe_makes_the_kernel_ask() {
         let a = index(&mirror.snapshot(), "east");
         let requests = Requests::new().expect("a socket");
         let nobody = address("192.0.2.77");
-        assert_eq!(requests.neighbour(a, nobody).await.expect("an answer"), None);
+        assert_eq!(
+            requests.neighbour(a, nobody).await.expect("an answer"),
+            None
+        );
         requests.probe(a, nobody).await.expect("a probe");
         // The groups tell of an entry once the question is answered, or has failed.
         let asked = requests
@@ -107,14 +119,19 @@ fn a_probe_makes_the_kernel_ask() {
             .await
             .expect("an answer")
             .expect("an entry");
-        assert_eq!((asked.state_name(), asked.is_valid()), ("incomplete", false));
+        assert_eq!(
+            (asked.state_name(), asked.is_valid()),
+            ("incomplete", false)
+        );
         // Whoever answers is the kernel of another namespace: here the entry is simply filled in.
         ip(
             &namespace,
             "neigh replace 192.0.2.77 lladdr 02:00:00:00:00:77 nud reachable dev east",
         );
         let found = wait(&mirror, "answer", |now| {
-            now.neighbour(a, nobody).copied().filter(|n| n.is_confirmed())
+            now.neighbour(a, nobody)
+                .copied()
+                .filter(|n| n.is_confirmed())
         })
         .await;
         assert_eq!(

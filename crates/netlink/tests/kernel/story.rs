@@ -1,11 +1,16 @@
-//! One thing after the other changes, and the mirror says so: links, addresses, routes, rules, neighbours, settings.
+//! One thing after the other changes, and the mirror says so: links, addresses, routes, rules,
+//! neighbours, settings.
 
 use crate::follow::{index, inside, ip, two_networks, wait};
 use butterfly_netlink::{
     Family, ForwardingSettings, Kinds, Mirror, RouteKey, RouteKind, RuleAction, Snapshot,
 };
 
-fn route<'a>(snapshot: &'a Snapshot, table: u32, dst: &str) -> Option<&'a butterfly_netlink::Route> {
+fn route<'a>(
+    snapshot: &'a Snapshot,
+    table: u32,
+    dst: &str,
+) -> Option<&'a butterfly_netlink::Route> {
     let key = |metric| RouteKey {
         table,
         dst: dst.parse().expect("a prefix"),
@@ -33,8 +38,14 @@ fn what_was_there_before_is_read_at_once() {
             .addresses_of(a.index)
             .map(|a| (a.ip.to_string(), a.prefix_len))
             .collect();
-        assert!(addresses.contains(&("192.0.2.1".into(), 24)), "{addresses:?}");
-        assert!(addresses.contains(&("2001:db8:a::1".into(), 64)), "{addresses:?}");
+        assert!(
+            addresses.contains(&("192.0.2.1".into(), 24)),
+            "{addresses:?}"
+        );
+        assert!(
+            addresses.contains(&("2001:db8:a::1".into(), 64)),
+            "{addresses:?}"
+        );
 
         let connected = route(&now, 254, "192.0.2.0/24").expect("a connected route");
         assert_eq!(connected.kind, RouteKind::Unicast);
@@ -69,11 +80,16 @@ fn what_was_there_before_is_read_at_once() {
             ]
         );
         assert!(
-            now.rules.iter().all(|rule| !rule.more && rule.mark.is_none()),
+            now.rules
+                .iter()
+                .all(|rule| !rule.more && rule.mark.is_none()),
             "{:?}",
             now.rules
         );
-        assert!(now.settings.contains_key(&(Family::V4, ForwardingSettings::ALL)));
+        assert!(
+            now.settings
+                .contains_key(&(Family::V4, ForwardingSettings::ALL))
+        );
     });
 }
 
@@ -89,7 +105,10 @@ fn each_change_is_told() {
             &namespace,
             "route add 203.0.113.0/24 via 192.0.2.9 metric 0 mtu 1400",
         );
-        let found = wait(&mirror, "route", |now| route(now, 254, "203.0.113.0/24").cloned()).await;
+        let found = wait(&mirror, "route", |now| {
+            route(now, 254, "203.0.113.0/24").cloned()
+        })
+        .await;
         assert_eq!((found.mtu, found.hops[0].ifindex), (Some(1400), a));
         assert_eq!(
             found.hops[0].gateway,
@@ -105,7 +124,11 @@ fn each_change_is_told() {
                 .map(|route| now.hops(route))
                 .filter(|hops| hops.len() == 2)
         });
-        let hops: Vec<_> = hops.await.iter().map(|hop| (hop.ifindex, hop.weight)).collect();
+        let hops: Vec<_> = hops
+            .await
+            .iter()
+            .map(|hop| (hop.ifindex, hop.weight))
+            .collect();
         assert_eq!(hops, [(a, 3), (b, 1)]);
 
         for (kind, is) in [
@@ -132,8 +155,12 @@ fn each_change_is_told() {
         .await;
 
         ip(&namespace, "-6 route add 2001:db8:f::/48 via 2001:db8:a::9");
-        ip(&namespace, "-6 route append 2001:db8:f::/48 via 2001:db8:a::8");
-        let hops = |now: &Snapshot| route(now, 254, "2001:db8:f::/48").map(|route| now.hops(route).len());
+        ip(
+            &namespace,
+            "-6 route append 2001:db8:f::/48 via 2001:db8:a::8",
+        );
+        let hops =
+            |now: &Snapshot| route(now, 254, "2001:db8:f::/48").map(|route| now.hops(route).len());
         wait(&mirror, "joined route", |now| hops(now).filter(|n| *n == 2)).await;
         ip(&namespace, "-6 route del 2001:db8:f::/48 via 2001:db8:a::9");
         wait(&mirror, "single route", |now| hops(now).filter(|n| *n == 1)).await;
@@ -151,9 +178,15 @@ fn each_change_is_told() {
             (rule.mark, rule.iif.as_deref(), rule.more),
             (Some((7, 0xff)), Some("east"), false)
         );
-        ip(&namespace, "rule add pref 101 ipproto tcp dport 80 table 77");
+        ip(
+            &namespace,
+            "rule add pref 101 ipproto tcp dport 80 table 77",
+        );
         wait(&mirror, "rule with more", |now| {
-            now.rules.iter().find(|r| r.priority == 101 && r.more).map(drop)
+            now.rules
+                .iter()
+                .find(|r| r.priority == 101 && r.more)
+                .map(drop)
         })
         .await;
         ip(&namespace, "rule del pref 100");
@@ -185,7 +218,9 @@ fn each_change_is_told() {
         .await;
         ip(&namespace, "neigh del 192.0.2.9 dev east");
         wait(&mirror, "no neighbour", |now| {
-            now.neighbour(a, ip9).is_none_or(|n| !n.is_valid()).then_some(())
+            now.neighbour(a, ip9)
+                .is_none_or(|n| !n.is_valid())
+                .then_some(())
         })
         .await;
 
@@ -220,11 +255,15 @@ fn routes_that_go_without_a_word_go_here_too() {
     inside(&namespace, async || {
         ip(&namespace, "addr add 192.0.2.2/24 dev east");
         ip(&namespace, "route add 10.1.0.0/16 via 198.51.100.9");
-        ip(&namespace, "route add 10.2.0.0/16 via 198.51.100.9 src 192.0.2.2");
+        ip(
+            &namespace,
+            "route add 10.2.0.0/16 via 198.51.100.9 src 192.0.2.2",
+        );
         ip(&namespace, "nexthop add id 5 via 192.0.2.9 dev east");
         ip(&namespace, "route add 10.3.0.0/16 nhid 5");
         let mirror = Mirror::start().await.expect("a mirror");
-        let gone = |dst: &'static str| move |now: &Snapshot| route(now, 254, dst).is_none().then_some(());
+        let gone =
+            |dst: &'static str| move |now: &Snapshot| route(now, 254, dst).is_none().then_some(());
         assert!(
             ["10.1.0.0/16", "10.2.0.0/16", "10.3.0.0/16"]
                 .iter()

@@ -8,12 +8,21 @@ use testkit::netns::Namespace;
 
 const ROUTES: u32 = 100_000;
 
-fn batch(namespace: &Namespace, verb: &str, numbers: impl Iterator<Item = u32>) -> testkit::process::Process {
+fn batch(
+    namespace: &Namespace,
+    verb: &str,
+    numbers: impl Iterator<Item = u32>,
+) -> testkit::process::Process {
     let file = tempfile::NamedTempFile::new().expect("a file");
     let mut text = String::new();
     for n in numbers {
         let [_, x, y, z] = n.to_be_bytes();
-        writeln!(text, "route {verb} 10.{x}.{y}.{z}/32 via 192.0.2.{}", 2 + n % 200).expect("a string grows");
+        writeln!(
+            text,
+            "route {verb} 10.{x}.{y}.{z}/32 via 192.0.2.{}",
+            2 + n % 200
+        )
+        .expect("a string grows");
     }
     std::fs::write(file.path(), text).expect("write");
     let (_, path) = file.keep().expect("keep");
@@ -24,7 +33,9 @@ fn batch(namespace: &Namespace, verb: &str, numbers: impl Iterator<Item = u32>) 
 }
 
 fn tens(snapshot: &Snapshot) -> usize {
-    let ten = |key: &&butterfly_netlink::RouteKey| key.table == 254 && key.dst.to_string().starts_with("10.");
+    let ten = |key: &&butterfly_netlink::RouteKey| {
+        key.table == 254 && key.dst.to_string().starts_with("10.")
+    };
     snapshot.routes.keys().filter(ten).count()
 }
 

@@ -1,5 +1,5 @@
-//! The namespace: `sender` – `east`, the router's interfaces, `west` – `sink`, all here, and two without traffic; and routes in
-//! great numbers.
+//! The namespace: `sender` – `east`, the router's interfaces, `west` – `sink`, all here, and two
+//! without traffic; and routes in great numbers.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -54,8 +54,8 @@ pub fn namespace() -> Namespace {
     namespace
 }
 
-/// As many different prefixes as asked for, as a table of the Internet has them: of IPv4 mostly /24, of IPv6 /48 within
-/// a thousandth as many /32.
+/// As many different prefixes as asked for, as a table of the Internet has them: of IPv4 mostly
+/// /24, of IPv6 /48 within a thousandth as many /32.
 pub fn prefixes(v6: bool, count: usize) -> Vec<(IpAddr, u8)> {
     let mut rng = StdRng::seed_from_u64(7);
     let mut seen = std::collections::HashSet::new();
@@ -88,8 +88,12 @@ pub fn prefixes(v6: bool, count: usize) -> Vec<(IpAddr, u8)> {
 pub fn destinations(prefixes: &[(IpAddr, u8)], count: usize) -> Vec<IpAddr> {
     let mut rng = StdRng::seed_from_u64(8);
     let one = |_| match prefixes[rng.random_range(0..prefixes.len())] {
-        (IpAddr::V4(ip), len) => IpAddr::from((u32::from(ip) | rng.random::<u32>() >> len).to_be_bytes()),
-        (IpAddr::V6(ip), len) => IpAddr::from((u128::from(ip) | rng.random::<u128>() >> len).to_be_bytes()),
+        (IpAddr::V4(ip), len) => {
+            IpAddr::from((u32::from(ip) | rng.random::<u32>() >> len).to_be_bytes())
+        }
+        (IpAddr::V6(ip), len) => {
+            IpAddr::from((u128::from(ip) | rng.random::<u128>() >> len).to_be_bytes())
+        }
     };
     (0..count).map(one).collect()
 }
@@ -98,8 +102,16 @@ pub fn destinations(prefixes: &[(IpAddr, u8)], count: usize) -> Vec<IpAddr> {
 pub fn load(namespace: &Namespace, prefixes: &[(IpAddr, u8)]) -> Duration {
     let mut text = String::new();
     for (number, (ip, len)) in prefixes.iter().enumerate() {
-        let gateway = if ip.is_ipv6() { "2001:db8:2::" } else { "10.2.0." };
-        let _ = writeln!(text, "route add {ip}/{len} via {gateway}{}", 10 + number % 64);
+        let gateway = if ip.is_ipv6() {
+            "2001:db8:2::"
+        } else {
+            "10.2.0."
+        };
+        let _ = writeln!(
+            text,
+            "route add {ip}/{len} via {gateway}{}",
+            10 + number % 64
+        );
     }
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(file.path(), text).expect("a file");

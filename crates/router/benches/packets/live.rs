@@ -1,9 +1,11 @@
-//! Live frames, as if `east`'s driver had received them: what leaves by `west` goes over a veth to `sink` and is dropped there by a
-//! program. All on one CPU, the same for all: the kernel (its frames are passed), the router, the least that forwards by the
-//! kernel's lookup, and a program that sends on all frames without a look.
+//! Live frames, as if `east`'s driver had received them: what leaves by `west` goes over a veth to
+//! `sink` and is dropped there by a program. All on one CPU, the same for all: the kernel (its
+//! frames are passed), the router, the least that forwards by the kernel's lookup, and a program
+//! that sends on all frames without a look.
 //!
-//! The programs that make the frames are attached to interfaces without traffic meanwhile: the first use of a program that is attached
-//! nowhere costs a grace period of the kernel's, some 15 ms of each run.
+//! The programs that make the frames are attached to interfaces without traffic meanwhile: the
+//! first use of a program that is attached nowhere costs a grace period of the kernel's, some 15 ms
+//! of each run.
 
 use std::os::fd::AsFd;
 
@@ -38,7 +40,8 @@ fn family(results: &mut Results, v6: bool, rounds: usize) {
     load(&namespace, &prefixes);
     inside(&namespace, async || {
         let west = namespace.ifindex("west").expect("an interface");
-        let program = |name, object| Program::load(name, object, |_| Ok(())).expect("the program loads");
+        let program =
+            |name, object| Program::load(name, object, |_| Ok(())).expect("the program loads");
         let (pass, fib) = (program("pass", objects::PASS), program("fib", objects::FIB));
         let (scatter, redirect) = (Scatter::new(), Scatter::new());
         let cable = Cable::new(&namespace, &[&scatter, &redirect]);
@@ -52,7 +55,8 @@ fn family(results: &mut Results, v6: bool, rounds: usize) {
                 scatter.hand_on_to(program);
                 cable.once(&scatter, &frame, FRAMES)
             };
-            // Attached or not, our program is nothing to the frames that are handed to the kernel here.
+            // Attached or not, our program is nothing to the frames that are handed to the kernel
+            // here.
             let mut taken = [const { Vec::new() }; 4];
             for round in 0..=rounds {
                 let ours = router.service.router.program();
@@ -102,7 +106,10 @@ impl Cable {
         let before = arrived();
         let took = xdp::send(&scatter.program, frame, self.east, frames).expect("live frames");
         let came = arrived() - before;
-        assert!(came > u64::from(frames) / 20, "only {came} of {frames} arrived");
+        assert!(
+            came > u64::from(frames) / 20,
+            "only {came} of {frames} arrived"
+        );
         took.as_nanos() as f64 / came as f64
     }
 }
@@ -110,7 +117,9 @@ impl Cable {
 /// Frames that the sink has had, of the namespace that this thread is in.
 fn arrived() -> u64 {
     let text = std::fs::read_to_string("/proc/thread-self/net/dev").expect("the kernel's counters");
-    let line = text.lines().find_map(|line| line.trim().strip_prefix("sink:"));
+    let line = text
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("sink:"));
     let packets = line.and_then(|line| line.split_whitespace().nth(1)?.parse().ok());
     packets.expect("the sink's line")
 }

@@ -1,6 +1,6 @@
-//! Nanoseconds a packet by BPF_PROG_TEST_RUN: all of the program, from the Ethernet header to the redirect; beside it the
-//! least that forwards by `bpf_fib_lookup` (`bpf/fib.bpf.c`). And what a live frame takes with the smallest table and the
-//! largest, to the most destinations.
+//! Nanoseconds a packet by BPF_PROG_TEST_RUN: all of the program, from the Ethernet header to the
+//! redirect; beside it the least that forwards by `bpf_fib_lookup` (`bpf/fib.bpf.c`). And what a
+//! live frame takes with the smallest table and the largest, to the most destinations.
 
 use std::net::IpAddr;
 use std::time::Instant;
@@ -15,7 +15,12 @@ use crate::turns::Turns;
 use testkit::netns::Namespace;
 use testkit::results::Results;
 
-const ROUTES: [(&str, usize); 4] = [("10", 10), ("1k", 1_000), ("100k", 100_000), ("1M", 1_000_000)];
+const ROUTES: [(&str, usize); 4] = [
+    ("10", 10),
+    ("1k", 1_000),
+    ("100k", 100_000),
+    ("1M", 1_000_000),
+];
 /// Seconds for a table to be followed.
 const PATIENCE: u64 = 60;
 const DESTINATIONS: [(&str, usize); 3] = [("1", 1), ("8k", 8_192), ("1M", 1 << 20)];
@@ -33,8 +38,9 @@ struct Costs {
     live: Vec<f64>,
 }
 
-/// Ours and the kernel's lookup by routes and destinations, of each family; what a million routes cost in terms of ten. Tables of
-/// all sizes are there at once, each in a namespace of its own, and have windows in turn.
+/// Ours and the kernel's lookup by routes and destinations, of each family; what a million routes
+/// cost in terms of ten. Tables of all sizes are there at once, each in a namespace of its own, and
+/// have windows in turn.
 pub fn measure(results: &mut Results, rounds: usize) {
     for v6 in [false, true] {
         let turns = Turns::new(ROUTES.len());
@@ -43,7 +49,9 @@ pub fn measure(results: &mut Results, rounds: usize) {
             let begin = |number| scope.spawn(move || table(v6, number, turns, rounds));
             let threads: Vec<_> = (0..ROUTES.len()).map(begin).collect();
             let costs = threads.into_iter().map(|thread| thread.join());
-            costs.map(|costs| costs.expect("a table was measured")).collect()
+            costs
+                .map(|costs| costs.expect("a table was measured"))
+                .collect()
         });
         report(results, if v6 { "v6" } else { "v4" }, all);
     }
@@ -76,7 +84,8 @@ fn table(v6: bool, number: usize, turns: &Turns, rounds: usize) -> Costs {
         turns.join();
         let turn = turns.take(number);
         let (ours, prefixes) = follow(&namespace, v6, ROUTES[number]).await;
-        let program = |name, object| Program::load(name, object, |_| Ok(())).expect("the program loads");
+        let program =
+            |name, object| Program::load(name, object, |_| Ok(())).expect("the program loads");
         let (empty, fib) = (
             program("transmit", objects::TRANSMIT),
             program("fib", objects::FIB),
@@ -93,8 +102,8 @@ fn table(v6: bool, number: usize, turns: &Turns, rounds: usize) -> Costs {
             let once = |program: &Program, verdict| {
                 scatter.hand_on_to(program);
                 let run = |times| {
-                    let run =
-                        xdp::run(&scatter.program, &frame, cable.east, times).expect("the kernel tries it");
+                    let run = xdp::run(&scatter.program, &frame, cable.east, times)
+                        .expect("the kernel tries it");
                     assert_eq!(run.verdict, verdict);
                     run.took.as_nanos() as f64
                 };
@@ -127,7 +136,11 @@ fn table(v6: bool, number: usize, turns: &Turns, rounds: usize) -> Costs {
 }
 
 /// A router with so many routes, which it has followed, and their prefixes.
-async fn follow(namespace: &Namespace, v6: bool, (name, routes): (&str, usize)) -> (Ours, Vec<(IpAddr, u8)>) {
+async fn follow(
+    namespace: &Namespace,
+    v6: bool,
+    (name, routes): (&str, usize),
+) -> (Ours, Vec<(IpAddr, u8)>) {
     let prefixes = prefixes(v6, routes);
     let before = resident_kib();
     let mut ours = Ours::start(&large()).await;
@@ -135,8 +148,10 @@ async fn follow(namespace: &Namespace, v6: bool, (name, routes): (&str, usize)) 
     let had = ours.prefixes(v6);
     let took = load(namespace, &prefixes).as_secs_f64();
     let start = Instant::now();
-    ours.until_within(PATIENCE, "million", |ours| ours.prefixes(v6) >= had + routes)
-        .await;
+    ours.until_within(PATIENCE, "million", |ours| {
+        ours.prefixes(v6) >= had + routes
+    })
+    .await;
     assert_eq!(ours.notes(), Vec::<String>::new());
     let behind = start.elapsed().as_secs_f64();
     let memory = (resident_kib() - before) / 1024;

@@ -1,9 +1,11 @@
 //! `make bench-router`: what the router costs beside the kernel, in namespaces of its own.
 //!
-//! Nanoseconds a packet by BPF_PROG_TEST_RUN, net of an empty program in the same place, by routes and destinations
-//! (`lookup.rs`); live frames over veths (`live.rs`); UDP round trips (`roundtrip.rs`); real sockets over veths as the kernel sets
-//! them (`sockets.rs`). Peers alternate in one run; medians of all rounds. The last line is the ratios as `name=value` pairs.
-//! `--quick`: fewer rounds; `--out DIR`: where the table and the data go; `lookup`, `live`, `roundtrip` or `sockets`: that part alone.
+//! Nanoseconds a packet by BPF_PROG_TEST_RUN, net of an empty program in the same place, by routes
+//! and destinations (`lookup.rs`); live frames over veths (`live.rs`); UDP round trips
+//! (`roundtrip.rs`); real sockets over veths as the kernel sets them (`sockets.rs`). Peers
+//! alternate in one run; medians of all rounds. The last line is the ratios as `name=value` pairs.
+//! `--quick`: fewer rounds; `--out DIR`: where the table and the data go; `lookup`, `live`,
+//! `roundtrip` or `sockets`: that part alone.
 
 mod lab;
 mod live;
@@ -39,7 +41,9 @@ fn main() {
         lookup::measure(&mut results, if quick { 5 } else { 21 });
     }
     if let Some(folder) = out.and_then(|at| words.get(at + 1)) {
-        results.write(folder.as_ref()).expect("the files can be written");
+        results
+            .write(folder.as_ref())
+            .expect("the files can be written");
     }
     println!("{}", results.pairs());
 }

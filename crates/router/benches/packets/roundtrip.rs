@@ -1,4 +1,5 @@
-//! UDP there and back: a socket in the west echoes what one in the east sends, through the kernel and through us.
+//! UDP there and back: a socket in the west echoes what one in the east sends, through the kernel
+//! and through us.
 
 use std::net::UdpSocket;
 use std::time::{Duration, Instant};
@@ -50,8 +51,8 @@ pub fn measure(results: &mut Results, rounds: usize) {
     results.add("udp round trip", "router", "ns", ours);
 }
 
-/// The far end of a wire as a host of its own, with address 10.SIDE.0.2. It computes its checksums: what a veth leaves to
-/// be done is not done by any program on the way.
+/// The far end of a wire as a host of its own, with address 10.SIDE.0.2. It computes its checksums:
+/// what a veth leaves to be done is not done by any program on the way.
 fn host(middle: &Namespace, device: &str, side: u8) -> Namespace {
     let host = Namespace::new().expect("a namespace");
     let (mac, near) = (
@@ -65,7 +66,9 @@ fn host(middle: &Namespace, device: &str, side: u8) -> Namespace {
     ))
     .expect("a route");
     middle
-        .ok(&format!("ip neigh replace 10.{side}.0.2 lladdr {mac} dev {near}"))
+        .ok(&format!(
+            "ip neigh replace 10.{side}.0.2 lladdr {mac} dev {near}"
+        ))
         .expect("a neighbour");
     host
 }

@@ -29,7 +29,8 @@ pub struct Scatter {
 
 impl Scatter {
     pub fn new() -> Self {
-        let program = Program::load("scatter", objects::SCATTER, |_| Ok(())).expect("the program loads");
+        let program =
+            Program::load("scatter", objects::SCATTER, |_| Ok(())).expect("the program loads");
         let told = program.table("scatter_frame").expect("it has the map");
         Scatter {
             told,
@@ -38,8 +39,8 @@ impl Scatter {
         }
     }
 
-    /// What to send: a frame to address zero, to these destinations, a power of two of them; by an interface, or (0) to
-    /// the program behind.
+    /// What to send: a frame to address zero, to these destinations, a power of two of them; by an
+    /// interface, or (0) to the program behind.
     pub fn tell(&self, frame: &[u8], to: &[IpAddr], ifindex: u32) {
         let v6 = to[0].is_ipv6();
         let mut told = Told {
@@ -53,7 +54,9 @@ impl Scatter {
         self.told.set(&0, &told).expect("maps can be written");
         let keys: Vec<u32> = (0..to.len() as u32).collect();
         let values: Vec<[u8; 16]> = to.iter().map(|ip| bytes(*ip)).collect();
-        self.to.set_all(&keys, &values).expect("maps can be written");
+        self.to
+            .set_all(&keys, &values)
+            .expect("maps can be written");
     }
 
     /// Puts a program behind it.

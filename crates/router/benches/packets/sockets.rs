@@ -1,5 +1,6 @@
-//! What programs on two hosts see of the router between them, beside the kernel's own forwarding: sockets over veths with the
-//! offloads that the kernel gives them, so that a stream comes in packets of up to 64 KiB with checksums that are only begun.
+//! What programs on two hosts see of the router between them, beside the kernel's own forwarding:
+//! sockets over veths with the offloads that the kernel gives them, so that a stream comes in
+//! packets of up to 64 KiB with checksums that are only begun.
 
 use butterfly_router::Options;
 use testkit::beside::{self, Way};

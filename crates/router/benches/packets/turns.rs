@@ -1,4 +1,5 @@
-//! Several threads that measure in turn, on one CPU: what happens to the machine happens to all of them.
+//! Several threads that measure in turn, on one CPU: what happens to the machine happens to all of
+//! them.
 
 use std::sync::{Condvar, Mutex, MutexGuard};
 

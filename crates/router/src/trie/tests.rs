@@ -113,7 +113,11 @@ fn a_full_trie_says_so_and_recovers() {
         "as it was"
     );
     trie.remove(1 << 120, 8, 7, 0);
-    assert_eq!(trie.flush(), Err(Full), "a reader may still be in the blocks");
+    assert_eq!(
+        trie.flush(),
+        Err(Full),
+        "a reader may still be in the blocks"
+    );
     trie.rest();
     trie.rest();
     trie.flush().expect("they are free again");

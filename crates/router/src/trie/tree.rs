@@ -1,5 +1,5 @@
-//! The nodes of a trie as a tree: which prefixes end in each, which nodes are below it, and which are to be written. Where they
-//! are written is the trie's.
+//! The nodes of a trie as a tree: which prefixes end in each, which nodes are below it, and which
+//! are to be written. Where they are written is the trie's.
 
 use std::collections::HashMap;
 
@@ -52,12 +52,16 @@ impl Tree {
 
     pub fn node(&mut self, id: u32) -> &mut Node {
         // An id is in the tree, or in `dirty` after a check, only while its node is there.
-        self.nodes[id as usize].as_mut().expect("a node of the tree")
+        self.nodes[id as usize]
+            .as_mut()
+            .expect("a node of the tree")
     }
 
     pub fn node_ref(&self, id: u32) -> &Node {
         // As above.
-        self.nodes[id as usize].as_ref().expect("a node of the tree")
+        self.nodes[id as usize]
+            .as_ref()
+            .expect("a node of the tree")
     }
 
     /// The node below a slot of the root.
@@ -127,13 +131,15 @@ impl Tree {
         id
     }
 
-    /// Gives up a node if it says nothing any more, and those above it that said only where it was: they are handed back, the
-    /// lowest first.
+    /// Gives up a node if it says nothing any more, and those above it that said only where it was:
+    /// they are handed back, the lowest first.
     pub fn prune(&mut self, id: u32) -> Vec<Node> {
         let (mut gone, mut next) = (Vec::new(), Some(id));
         while let Some(id) = next {
             let node = &mut self.nodes[id as usize];
-            let Some(node) = node.take_if(|node| node.prefixes.is_empty() && node.children.is_empty()) else {
+            let Some(node) =
+                node.take_if(|node| node.prefixes.is_empty() && node.children.is_empty())
+            else {
                 break;
             };
             self.vacant.push(id);
@@ -162,7 +168,11 @@ impl Tree {
     /// Those that are to be written. The lowest are last: what leads to a node is written after it.
     pub fn take_dirty(&mut self) -> Vec<u32> {
         let mut dirty = std::mem::take(&mut self.dirty);
-        dirty.retain(|id| self.nodes[*id as usize].as_ref().is_some_and(|node| node.dirty));
+        dirty.retain(|id| {
+            self.nodes[*id as usize]
+                .as_ref()
+                .is_some_and(|node| node.dirty)
+        });
         dirty.sort_by_key(|id| (self.node_ref(*id).from, *id));
         dirty.dedup();
         dirty

@@ -1,5 +1,5 @@
-//! These very tests on another kernel: in a guest, on Debian's, which has the VLAN and bond devices that this machine's
-//! may lack.
+//! These very tests on another kernel: in a guest, on Debian's, which has the VLAN and bond devices
+//! that this machine's may lack.
 
 use std::time::Duration;
 use testkit::image::Image;
@@ -13,7 +13,9 @@ fn the_same_on_another_kernel() {
     let machine = Machine::named("host").with_tools().with_programs(&[path]);
     let host = Guest::start(&Image::ready().expect("an image"), &machine).expect("a guest");
     let command = format!("modprobe tun && {name} --test-threads 1 devices::");
-    let output = host.run(&command, Duration::from_secs(900)).expect("an answer");
+    let output = host
+        .run(&command, Duration::from_secs(900))
+        .expect("an answer");
     println!("{}", output.text);
     assert_eq!(output.code, 0, "{}", output.text);
     assert!(!output.text.contains("skipped"), "{}", output.text);

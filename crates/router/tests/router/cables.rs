@@ -1,4 +1,5 @@
-//! What the router's two interfaces are made of: TAP devices as they are, or VLANs and bonds on them.
+//! What the router's two interfaces are made of: TAP devices as they are, or VLANs and bonds on
+//! them.
 
 use testkit::netns::Namespace;
 use xdp::Mode;
@@ -34,8 +35,8 @@ pub const PLAIN: Cables = Cables {
     modes: NATIVE,
 };
 
-/// Whether this kernel makes a device of such a type, and if not a line that says so: a guest's kernel does
-/// (`another_kernel.rs`).
+/// Whether this kernel makes a device of such a type, and if not a line that says so: a guest's
+/// kernel does (`another_kernel.rs`).
 pub fn can_make(kind: &str) -> bool {
     let namespace = Namespace::new().expect("a namespace");
     let made = match kind {
@@ -51,8 +52,8 @@ pub fn can_make(kind: &str) -> bool {
     can
 }
 
-/// Whether this kernel runs programs at tc, and if not a line that says so: before Linux 6.6 it needs modules for that, which not
-/// every guest has.
+/// Whether this kernel runs programs at tc, and if not a line that says so: before Linux 6.6 it
+/// needs modules for that, which not every guest has.
 pub fn has_tc() -> bool {
     let namespace = Namespace::new().expect("a namespace");
     let (xdp, tc) = (xdp::objects::PASS, xdp::objects::tc::PASS);

@@ -11,7 +11,8 @@ fn ip(namespace: &Namespace, command: &str) {
     namespace.ok(&format!("ip {command}")).expect("ip");
 }
 
-/// Where a packet to an address goes, as the neighbour's MAC address on the west's wire; with whether we forwarded it.
+/// Where a packet to an address goes, as the neighbour's MAC address on the west's wire; with
+/// whether we forwarded it.
 fn way(lab: &mut Lab, ours: &Ours, dst: &str) -> (Option<[u8; 6]>, bool) {
     let frame = to(dst).udp(1000, 2000).payload(b"which way").build();
     let (forwarded, mac) = adds(lab, ours, Counter::Forwarded, &frame);
@@ -45,10 +46,15 @@ fn routes_and_neighbours_are_followed() {
                 .await;
             ip(
                 namespace,
-                &format!("neigh change {} lladdr 02:00:00:00:02:99 dev west", gateway(3)),
+                &format!(
+                    "neigh change {} lladdr 02:00:00:00:02:99 dev west",
+                    gateway(3)
+                ),
             );
-            ours.until("other address", |ours| way(&mut lab, ours, dst) == fast(0x99))
-                .await;
+            ours.until("other address", |ours| {
+                way(&mut lab, ours, dst) == fast(0x99)
+            })
+            .await;
             ip(
                 namespace,
                 &format!(
@@ -68,8 +74,10 @@ fn routes_and_neighbours_are_followed() {
                     if family == "-4" { 32 } else { 128 }
                 ),
             );
-            ours.until("network again", |ours| way(&mut lab, ours, dst) == fast(0x99))
-                .await;
+            ours.until("network again", |ours| {
+                way(&mut lab, ours, dst) == fast(0x99)
+            })
+            .await;
             ip(namespace, &format!("{family} route del {net}"));
             ours.until("no route", |ours| way(&mut lab, ours, dst) == (None, false))
                 .await;
@@ -88,11 +96,14 @@ fn routes_and_neighbours_are_followed() {
             namespace,
             "neigh replace 10.2.0.5 lladdr 02:00:00:00:02:05 dev west",
         );
-        ours.until("answer", |ours| way(&mut lab, ours, "203.0.113.7") == fast(5))
-            .await;
+        ours.until("answer", |ours| {
+            way(&mut lab, ours, "203.0.113.7") == fast(5)
+        })
+        .await;
         // An interface that goes down takes its routes with it.
         ip(namespace, "link set west down");
-        ours.until("no link", |ours| !way_down(&mut lab, ours)).await;
+        ours.until("no link", |ours| !way_down(&mut lab, ours))
+            .await;
     });
 }
 
@@ -112,7 +123,11 @@ fn flows_spread_by_weight_and_stay() {
             let spread = |lab: &mut Lab, ports: bool| {
                 let mut ways: HashMap<[u8; 6], u32> = HashMap::new();
                 for n in 0..400u16 {
-                    let (source, last) = if ports { (2, 1) } else { (2 + n % 20, 1 + n / 20) };
+                    let (source, last) = if ports {
+                        (2, 1)
+                    } else {
+                        (2 + n % 20, 1 + n / 20)
+                    };
                     let packet = from(
                         &format!("{src}{source}"),
                         format!("{net}{last}").parse().expect("an address"),
@@ -137,7 +152,11 @@ fn flows_spread_by_weight_and_stay() {
                 (60..140).contains(&less),
                 "a quarter of 400 is about 100: {by_address:?}"
             );
-            assert_eq!(spread(&mut lab, true).len(), 1, "ports do not count by default");
+            assert_eq!(
+                spread(&mut lab, true).len(),
+                1,
+                "ports do not count by default"
+            );
             namespace
                 .ok("sysctl -qw net.ipv4.fib_multipath_hash_policy=1 net.ipv6.fib_multipath_hash_policy=1")
                 .expect("sysctl");
@@ -171,9 +190,14 @@ fn a_firewall_that_looks_on_is_seen_and_obeyed() {
         .await;
         assert_eq!(
             ours.notes(),
-            ["IPv4 is left to the kernel: nftables ip filter forward (1 rules) sees forwarded packets"]
+            [
+                "IPv4 is left to the kernel: nftables ip filter forward (1 rules) sees forwarded packets"
+            ]
         );
-        assert!(way(&mut lab, &ours, "2001:db8:f::7").1, "IPv6 has no firewall");
+        assert!(
+            way(&mut lab, &ours, "2001:db8:f::7").1,
+            "IPv6 has no firewall"
+        );
         assert!(ours.count(Counter::Firewall) > 0);
         namespace.ok("nft flush ruleset").expect("nft");
         ours.until("no firewall", |ours| way(&mut lab, ours, "203.0.113.7").1)
@@ -196,8 +220,10 @@ fn a_rule_or_a_setting_takes_effect() {
             ["IPv4 routes are looked up by the kernel: rule 50 asks for the source"]
         );
         ip(namespace, "rule del pref 50");
-        ours.until("no rule", |ours| way(&mut lab, ours, "203.0.113.7") == fast(2))
-            .await;
+        ours.until("no rule", |ours| {
+            way(&mut lab, ours, "203.0.113.7") == fast(2)
+        })
+        .await;
         namespace
             .ok("sysctl -qw net.ipv4.conf.east.forwarding=0")
             .expect("sysctl");

@@ -21,7 +21,9 @@ fn counters_agree_with_an_outside_observer() {
             let text = namespace
                 .ok("nstat -asz IpForwDatagrams Ip6OutForwDatagrams")
                 .expect("nstat");
-            let counts = text.lines().filter_map(|line| line.split_whitespace().nth(1));
+            let counts = text
+                .lines()
+                .filter_map(|line| line.split_whitespace().nth(1));
             counts.filter_map(|count| count.parse::<u64>().ok()).sum()
         };
         let before = by_kernel();
@@ -41,7 +43,10 @@ fn counters_agree_with_an_outside_observer() {
         }
         assert_eq!((out.len(), by_kernel() - before), (600, options));
         let report = ours.report();
-        let (east, west) = (&report.interfaces[0].counters, &report.interfaces[1].counters);
+        let (east, west) = (
+            &report.interfaces[0].counters,
+            &report.interfaces[1].counters,
+        );
         let (with_options, fast): (Vec<_>, Vec<_>) = out
             .into_iter()
             .partition(|frame| frame[14] >> 4 == 4 && frame[14] & 0xf > 5);
@@ -50,7 +55,10 @@ fn counters_agree_with_an_outside_observer() {
             let (packets, bytes) = observed(&fast, version);
             let counted = |counter: Counter| east[family][counter as usize];
             assert_eq!(
-                (counted(Counter::Forwarded), counted(Counter::ForwardedBytes)),
+                (
+                    counted(Counter::Forwarded),
+                    counted(Counter::ForwardedBytes)
+                ),
                 (packets, bytes)
             );
             assert_eq!(west[family][Counter::Sent as usize], packets);

@@ -1,5 +1,5 @@
-//! VLANs and bonds against the kernel's own. Where this machine's kernel has neither they run in a guest:
-//! `another_kernel.rs`.
+//! VLANs and bonds against the kernel's own. Where this machine's kernel has neither they run in a
+//! guest: `another_kernel.rs`.
 
 use crate::cables::{Cables, NATIVE, TC, can_make, has_tc};
 use crate::lab::{SMALL, story_over};
@@ -60,8 +60,7 @@ fn a_tag_is_put_on() {
         ..VLANS
     };
     if can_make("vlan") {
-        let rules =
-            "ip rule add pref 100 from 10.1.0.3 table 77; ip route add 203.0.113.0/24 via 10.2.0.4 table 77";
+        let rules = "ip rule add pref 100 from 10.1.0.3 table 77; ip route add 203.0.113.0/24 via 10.2.0.4 table 77";
         compare(&cables, rules, 12);
     }
 }
@@ -85,7 +84,11 @@ fn a_vlan_within_a_vlan() {
     let inner = |outer: &'static str, west: &'static str| Cables {
         east_tag: &[0x88, 0xa8, 0, 10, 0x81, 0, 0, 20],
         west_tag: if west.is_empty() { &[] } else { VLANS.west_tag },
-        west: if west.is_empty() { &["west"] } else { VLANS.west },
+        west: if west.is_empty() {
+            &["west"]
+        } else {
+            VLANS.west
+        },
         setup: outer,
         ..VLANS
     };
@@ -173,7 +176,8 @@ fn vlans_on_bonds() {
     }
 }
 
-/// The bond in the east has the program behind its ports' drivers: on each port, since the bond itself would see no tag.
+/// The bond in the east has the program behind its ports' drivers: on each port, since the bond
+/// itself would see no tag.
 #[test]
 fn vlans_on_bonds_in_generic_mode() {
     let cables = Cables {
@@ -185,7 +189,8 @@ fn vlans_on_bonds_in_generic_mode() {
     }
 }
 
-/// A bond in generic mode: a VLAN's packets are never taken for the bond's own, and ports come and go.
+/// A bond in generic mode: a VLAN's packets are never taken for the bond's own, and ports come and
+/// go.
 #[test]
 fn a_bond_in_generic_mode() {
     if !(can_make("bond") && can_make("vlan")) {
@@ -235,7 +240,11 @@ fn a_bond_in_generic_mode() {
             program("cable-e0") && !ours.service.router.snapshot().links[&index].held_back
         })
         .await;
-        assert_eq!([arrive(0), arrive(1)], [[1, 0], [0, 0]], "by the first again");
+        assert_eq!(
+            [arrive(0), arrive(1)],
+            [[1, 0], [0, 0]],
+            "by the first again"
+        );
         assert_eq!(ours.count(Counter::Forwarded), 3);
         drop(ours);
         assert!(!program("cable-e0") && !program("cable-e1"), "given back");
@@ -243,8 +252,8 @@ fn a_bond_in_generic_mode() {
     });
 }
 
-/// What a port brings that the bond holds back, the kernel drops: so does the router, also when it is another port's turn. A
-/// port alone is nobody's to forward from.
+/// What a port brings that the bond holds back, the kernel drops: so does the router, also when it
+/// is another port's turn. A port alone is nobody's to forward from.
 #[test]
 fn a_bond_s_ports() {
     if !(can_make("bond") && can_make("vlan")) {

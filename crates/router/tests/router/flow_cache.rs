@@ -1,4 +1,5 @@
-//! Flows that are known: each packet is judged all the same, and nothing is known for longer than it is true.
+//! Flows that are known: each packet is judged all the same, and nothing is known for longer than
+//! it is true.
 
 use crate::lab::{Lab, SMALL, adds, host, story};
 use crate::ours::Ours;
@@ -37,7 +38,11 @@ fn every_packet_of_a_known_flow_is_judged() {
         let ours = Ours::start(&SMALL).await;
         for packet in packets() {
             let first = adds(&mut lab, &ours, Counter::Known, &packet.build());
-            assert_eq!(first, (0, Some(host(2, 2).0)), "the first packet is looked up");
+            assert_eq!(
+                first,
+                (0, Some(host(2, 2).0)),
+                "the first packet is looked up"
+            );
             let mut short = packet.build();
             short.pop();
             let mut elsewhere = packet.build();
@@ -70,12 +75,22 @@ fn every_packet_of_a_known_flow_is_judged() {
         let hop_by_hop = to("2001:db8:f::7")
             .extension(0, &[1, 4, 0, 0, 0, 0])
             .udp(1000, 2000);
-        stays_unknown(&mut lab, &ours, &six, (Counter::Options, hop_by_hop.build()));
+        stays_unknown(
+            &mut lab,
+            &ours,
+            &six,
+            (Counter::Options, hop_by_hop.build()),
+        );
     });
 }
 
 /// A packet like those of a known flow is left to the kernel for its own reason.
-fn stays_unknown(lab: &mut Lab, ours: &Ours, packet: &Builder, (reason, frame): (Counter, Vec<u8>)) {
+fn stays_unknown(
+    lab: &mut Lab,
+    ours: &Ours,
+    packet: &Builder,
+    (reason, frame): (Counter, Vec<u8>),
+) {
     assert!(is_known(lab, ours, packet), "before {reason:?}");
     assert_eq!(adds(lab, ours, reason, &frame).0, 1, "{reason:?}");
     assert_eq!(adds(lab, ours, Counter::Known, &frame).0, 0, "{reason:?}");
@@ -90,10 +105,18 @@ fn with_ipv6_the_destination_is_what_is_known() {
         assert!(is_known(&mut lab, &ours, &packet));
         let known = |lab: &mut Lab, source: &str, dst: &str| {
             let dst = dst.parse().expect("an address");
-            adds(lab, &ours, Counter::Known, &from(source, dst).udp(1, 2).build())
+            adds(
+                lab,
+                &ours,
+                Counter::Known,
+                &from(source, dst).udp(1, 2).build(),
+            )
         };
         let goes = Some(host(2, 2).0);
-        assert_eq!(known(&mut lab, "2001:db8:77::9", "2001:db8:f::7"), (1, goes));
+        assert_eq!(
+            known(&mut lab, "2001:db8:77::9", "2001:db8:f::7"),
+            (1, goes)
+        );
         // Every bit of it.
         for other in [
             "2001:db8:f::8",
@@ -101,7 +124,11 @@ fn with_ipv6_the_destination_is_what_is_known() {
             "2001:db8:f:1::7",
             "2001:db8:f:100::7",
         ] {
-            assert_eq!(known(&mut lab, "2001:db8:1::2", other), (0, goes), "{other}");
+            assert_eq!(
+                known(&mut lab, "2001:db8:1::2", other),
+                (0, goes),
+                "{other}"
+            );
         }
     });
 }

@@ -1,4 +1,5 @@
-//! A table without room: the kernel looks up, and nothing goes astray; with room again, the table does.
+//! A table without room: the kernel looks up, and nothing goes astray; with room again, the table
+//! does.
 
 use crate::lab::{SMALL, host, story};
 use crate::ours::Ours;
@@ -25,7 +26,8 @@ fn a_full_table_leaves_its_lookups_to_the_kernel_until_there_is_room() {
             for n in numbers.step_by(501) {
                 let [a, b, c, _] = ((16 << 24) + (n << 16)).to_be_bytes();
                 let before = ours.count(Counter::Forwarded);
-                lab.east.send(&to(&format!("{a}.{b}.{c}.1")).udp(1, 2).build());
+                lab.east
+                    .send(&to(&format!("{a}.{b}.{c}.1")).udp(1, 2).build());
                 let out = lab.west.receive();
                 assert_eq!(out.len(), 1, "network {n}");
                 assert_eq!(out[0][..6], host(2, 2 + (n % 4) as u8).0, "network {n}");

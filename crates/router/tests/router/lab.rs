@@ -1,7 +1,7 @@
 //! A namespace that forwards between `east` and `west`, and the two wires.
 //!
-//! A frame written to a TAP device has gone all its way when the write returns, by the kernel's path as by ours: what
-//! comes of it can be read at once, and nothing has to be waited for.
+//! A frame written to a TAP device has gone all its way when the write returns, by the kernel's
+//! path as by ours: what comes of it can be read at once, and nothing has to be waited for.
 
 use crate::cables::{Cables, PLAIN};
 use crate::ours::Ours;
@@ -16,7 +16,8 @@ use wire::offload::Offload;
 
 pub const EAST: Mac = Mac([2, 0, 0, 0, 0, 0xe]);
 pub const WEST: Mac = Mac([2, 0, 0, 0, 0, 0xf]);
-/// Hosts on both sides: `HOST(n)` has 10.1.0.n and 2001:db8:1::n in the east, 10.2.0.n and 2001:db8:2::n in the west.
+/// Hosts on both sides: `HOST(n)` has 10.1.0.n and 2001:db8:1::n in the east, 10.2.0.n and
+/// 2001:db8:2::n in the west.
 pub fn host(side: u8, n: u8) -> Mac {
     Mac([2, 0, 0, 0, side, n])
 }
@@ -35,7 +36,8 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// `tag` is what a frame has behind its addresses on this wire; the tests see frames without it.
+    /// `tag` is what a frame has behind its addresses on this wire; the tests see frames without
+    /// it.
     fn new(names: &[&str], mac: Mac, tag: &'static [u8]) -> Wire {
         let port = |name: &&str| {
             let options = TapOptions {
@@ -69,7 +71,8 @@ impl Wire {
         self.batch.clear();
     }
 
-    /// All that has come but what the kernel asks of neighbours on its own account. A frame without the wire's tag is as it came.
+    /// All that has come but what the kernel asks of neighbours on its own account. A frame without
+    /// the wire's tag is as it came.
     pub fn receive(&mut self) -> Vec<Vec<u8>> {
         let mut frames = Vec::new();
         for port in &mut self.ports {
@@ -90,8 +93,8 @@ impl Wire {
     }
 }
 
-/// ARP, and of ICMPv6 neighbour and router discovery and multicast listeners: the kernel's timers send them, with any
-/// number of tags (a VLAN that carries another has an address of its own).
+/// ARP, and of ICMPv6 neighbour and router discovery and multicast listeners: the kernel's timers
+/// send them, with any number of tags (a VLAN that carries another has an address of its own).
 fn is_chatter(frame: &[u8]) -> bool {
     let ethertype = u16::from_be_bytes([frame[12], frame[13]]);
     if matches!(ethertype, 0x8100 | 0x88a8) && frame.len() >= 18 {
@@ -168,18 +171,24 @@ impl Ours {
     /// A counter of both interfaces and families together.
     pub fn count(&self, counter: Counter) -> u64 {
         let report = self.report();
-        let each = report.interfaces.iter().map(|interface| interface.total(counter));
+        let each = report
+            .interfaces
+            .iter()
+            .map(|interface| interface.total(counter));
         each.sum()
     }
 }
 
-/// What one frame from the east adds to a counter, and the neighbour's MAC address that it went to on the west's wire.
+/// What one frame from the east adds to a counter, and the neighbour's MAC address that it went to
+/// on the west's wire.
 pub fn adds(lab: &mut Lab, ours: &Ours, counter: Counter, frame: &[u8]) -> (u64, Option<[u8; 6]>) {
     let before = ours.count(counter);
     lab.east.send(frame);
     lab.east.receive();
     let out = lab.west.receive();
-    let mac = out.first().map(|frame| frame[..6].try_into().expect("six bytes"));
+    let mac = out
+        .first()
+        .map(|frame| frame[..6].try_into().expect("six bytes"));
     (ours.count(counter) - before, mac)
 }
 

@@ -1,5 +1,6 @@
-//! The router in a namespace of its own, between two TAP devices whose other ends the tests hold: whole frames in, whole
-//! frames out. The oracle is the kernel's own forwarding in the same namespace, without the router.
+//! The router in a namespace of its own, between two TAP devices whose other ends the tests hold:
+//! whole frames in, whole frames out. The oracle is the kernel's own forwarding in the same
+//! namespace, without the router.
 
 mod another_kernel;
 mod cables;

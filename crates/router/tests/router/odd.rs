@@ -90,9 +90,15 @@ fn each_reason_is_counted_by_its_name() {
             (Counter::Told, discovery(136, "2001:db8:1::1")),
         ];
         for (expected, frame) in rows {
-            let before: Vec<u64> = Counter::ALL.iter().map(|counter| ours.count(*counter)).collect();
+            let before: Vec<u64> = Counter::ALL
+                .iter()
+                .map(|counter| ours.count(*counter))
+                .collect();
             lab.east.send(&frame);
-            let after: Vec<u64> = Counter::ALL.iter().map(|counter| ours.count(*counter)).collect();
+            let after: Vec<u64> = Counter::ALL
+                .iter()
+                .map(|counter| ours.count(*counter))
+                .collect();
             let risen = Counter::ALL.iter().zip(before.iter().zip(after));
             let mut risen: Vec<_> = risen
                 .filter(|(_, (before, after))| *before < after)
@@ -122,7 +128,8 @@ fn arp(operation: u8) -> Vec<u8> {
     [&[0xff; 6], &from[..], &[8, 6], &header, &addresses].concat()
 }
 
-/// Neighbour discovery of this ICMPv6 type (RFC 4861) from a host in the east; its checksum is the kernel's to look at.
+/// Neighbour discovery of this ICMPv6 type (RFC 4861) from a host in the east; its checksum is the
+/// kernel's to look at.
 fn discovery(kind: u8, to: &str) -> Vec<u8> {
     let to: std::net::IpAddr = to.parse().expect("an address");
     from("2001:db8:1::2", to)

@@ -20,9 +20,10 @@ fn pass(lab: &mut Lab, frames: &[Vec<u8>]) -> Vec<Out> {
     frames.iter().map(one).collect()
 }
 
-/// ICMP messages of this host's own have an identification of their own (and what it does to the checksum), and those
-/// for want of a route and redirects come at a rate for each sender that is the whole machine's. That a neighbour did not
-/// answer is told seconds later, when it is another frame's turn.
+/// ICMP messages of this host's own have an identification of their own (and what it does to the
+/// checksum), and those for want of a route and redirects come at a rate for each sender that is
+/// the whole machine's. That a neighbour did not answer is told seconds later, when it is another
+/// frame's turn.
 fn normal(mut frames: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
     let is_ours = |frame: &[u8]| {
         let icmp = frame.get(12..14) == Some(&[8, 0]) && frame.get(23) == Some(&1);
@@ -34,7 +35,8 @@ fn normal(mut frames: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
             && frame.get(54..56) == Some(&[1, 3])
     };
     frames.retain(|frame| !gave_up(frame));
-    frames.retain(|frame| !(is_ours(frame) && (frame[34] == 5 || frame[34] == 3 && frame[35] != 4)));
+    frames
+        .retain(|frame| !(is_ours(frame) && (frame[34] == 5 || frame[34] == 3 && frame[35] != 4)));
     for frame in frames.iter_mut().filter(|frame| is_ours(frame)) {
         frame[18..20].fill(0);
         frame[24..26].fill(0);
@@ -42,14 +44,19 @@ fn normal(mut frames: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
     frames
 }
 
-/// Equal, but for ICMP errors that one of them lacks: the kernel sends them from a socket that a CPU's namespaces share, and
-/// goes without when that one has too much on its way to neighbours that do not answer.
+/// Equal, but for ICMP errors that one of them lacks: the kernel sends them from a socket that a
+/// CPU's namespaces share, and goes without when that one has too much on its way to neighbours
+/// that do not answer.
 fn alike(ours: &Out, kernels: &Out) -> bool {
     let is_error = |frame: &Vec<u8>| match frame.get(12..14) {
         Some([0x08, 0]) => {
-            frame.get(23) == Some(&1) && frame.get(26..28) == Some(&[10, 1]) && frame.get(34) != Some(&0)
+            frame.get(23) == Some(&1)
+                && frame.get(26..28) == Some(&[10, 1])
+                && frame.get(34) != Some(&0)
         }
-        Some([0x86, 0xdd]) => frame.get(20) == Some(&58) && frame.get(54).is_some_and(|kind| *kind < 128),
+        Some([0x86, 0xdd]) => {
+            frame.get(20) == Some(&58) && frame.get(54).is_some_and(|kind| *kind < 128)
+        }
         _ => false,
     };
     let split = |frames: &[Vec<u8>]| -> Out { frames.iter().cloned().partition(is_error) };
@@ -83,7 +90,10 @@ pub fn compare_over(cables: &Cables, setup: &'static str, seed: u64, packets: us
         }
         let forwarded = ours.count(Counter::Forwarded);
         let sent: usize = fast.iter().map(|(_, west)| west.len()).sum();
-        assert!(forwarded >= least, "only {forwarded} of {sent} went the fast way");
+        assert!(
+            forwarded >= least,
+            "only {forwarded} of {sent} went the fast way"
+        );
         assert_eq!(forwarded, ours.count(Counter::Sent));
         drop(ours);
         // Given back: the kernel goes on.

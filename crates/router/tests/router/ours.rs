@@ -1,4 +1,5 @@
-//! The router over `east` and `west` of the namespace that the caller is in. The tests' and the benchmark's.
+//! The router over `east` and `west` of the namespace that the caller is in. The tests' and the
+//! benchmark's.
 
 use std::time::Duration;
 
@@ -42,7 +43,12 @@ impl Ours {
     }
 
     /// Follows what has changed until the report says what is looked for.
-    pub async fn until_within(&mut self, secs: u64, what: &str, mut seen: impl FnMut(&mut Ours) -> bool) {
+    pub async fn until_within(
+        &mut self,
+        secs: u64,
+        what: &str,
+        mut seen: impl FnMut(&mut Ours) -> bool,
+    ) {
         let look = async {
             while !seen(self) {
                 self.service

@@ -80,12 +80,18 @@ const SOURCE6: [&str; 7] = [
 /// `count` frames for the east's wire.
 pub fn generate(seed: u64, count: usize) -> Vec<Vec<u8>> {
     let mut rng = StdRng::seed_from_u64(seed);
-    (0..count).map(|number| frame(&mut rng, number as u16)).collect()
+    (0..count)
+        .map(|number| frame(&mut rng, number as u16))
+        .collect()
 }
 
 fn pick<'a>(rng: &mut StdRng, from: &[&'a str], plain: usize) -> &'a str {
     // Mostly what is forwarded: odd things hide behind each other.
-    let range = if rng.random_bool(0.7) { plain } else { from.len() };
+    let range = if rng.random_bool(0.7) {
+        plain
+    } else {
+        from.len()
+    };
     from[rng.random_range(0..range)]
 }
 

@@ -1,4 +1,5 @@
-//! Tables as large as the Internet's, and routes by BGP: `make soak-router`, since each takes longer than all the others.
+//! Tables as large as the Internet's, and routes by BGP: `make soak-router`, since each takes
+//! longer than all the others.
 
 use std::fmt::Write as _;
 use std::time::Instant;
@@ -30,14 +31,17 @@ pub fn batch(namespace: &Namespace, lines: impl Iterator<Item = String>) {
         .expect("ip -batch");
 }
 
-/// The last byte of the west's host that a packet was forwarded to the fast way; `None` for any other end.
+/// The last byte of the west's host that a packet was forwarded to the fast way; `None` for any
+/// other end.
 fn way(lab: &mut Lab, ours: &Ours, dst: &str) -> Option<u8> {
     let before = ours.count(Counter::Forwarded);
     lab.east
         .send(&to(dst).udp(1000, 2000).payload(b"which way").build());
     lab.east.receive();
     let out = lab.west.receive();
-    let last = out.first().filter(|_| ours.count(Counter::Forwarded) > before)?[5];
+    let last = out
+        .first()
+        .filter(|_| ours.count(Counter::Forwarded) > before)?[5];
     (out[0][..6] == host(2, last).0).then_some(last)
 }
 
@@ -54,7 +58,10 @@ fn prefixes(ours: &Ours, family: usize) -> usize {
 /// The network of a number: /24, and each tenth a /25 in one of its own.
 fn network(n: u32) -> String {
     let [a, b, c, _] = ((16 << 24) + (n << 8)).to_be_bytes();
-    format!("{a}.{b}.{c}.0/{}", if n.is_multiple_of(10) { 25 } else { 24 })
+    format!(
+        "{a}.{b}.{c}.0/{}",
+        if n.is_multiple_of(10) { 25 } else { 24 }
+    )
 }
 
 /// An address in it.
@@ -73,7 +80,8 @@ fn a_million_routes_are_followed() {
     story("", async |namespace, mut lab| {
         let mut ours = Ours::start(&Options::default()).await;
         let had = prefixes(&ours, 0);
-        let route = |verb: &str, n: u32, via: u8| format!("route {verb} {} via 10.2.0.{via}", network(n));
+        let route =
+            |verb: &str, n: u32, via: u8| format!("route {verb} {} via 10.2.0.{via}", network(n));
         let start = Instant::now();
         batch(namespace, (0..MILLION).map(|n| route("add", n, gateway(n))));
         let added = start.elapsed();
@@ -115,7 +123,11 @@ fn a_million_routes_are_followed() {
             let (dst, beside) = (inside(n), inside(n + 1));
             let expected = if gone(&n) { None } else { Some(gateway(n + 1)) };
             assert_eq!(way(&mut lab, &ours, &dst), expected, "{dst}");
-            assert_eq!(way(&mut lab, &ours, &beside), Some(gateway(n + 1)), "{beside}");
+            assert_eq!(
+                way(&mut lab, &ours, &beside),
+                Some(gateway(n + 1)),
+                "{beside}"
+            );
         }
     });
 }
@@ -161,11 +173,15 @@ fn routes_by_bgp_are_followed() {
                 && way(&mut lab, ours, &format!("{}.1", net(0))).is_none()
         })
         .await;
-        assert_eq!(way(&mut lab, &ours, &format!("{}.1", net(OF_BGP - 1))), Some(2));
+        assert_eq!(
+            way(&mut lab, &ours, &format!("{}.1", net(OF_BGP - 1))),
+            Some(2)
+        );
         theirs.kill();
         // They go one after the other, in the speaker's order.
         ours.until_within(PATIENCE, "end of all routes", |ours| {
-            prefixes(ours, 0) < 100 && way(&mut lab, ours, &format!("{}.1", net(OF_BGP - 1))).is_none()
+            prefixes(ours, 0) < 100
+                && way(&mut lab, ours, &format!("{}.1", net(OF_BGP - 1))).is_none()
         })
         .await;
     });

@@ -1,4 +1,5 @@
-//! The router between two hosts with sockets, on veths as they come: with checksums that are only begun, and segments that nobody has cut.
+//! The router between two hosts with sockets, on veths as they come: with checksums that are only
+//! begun, and segments that nobody has cut.
 
 use std::sync::mpsc;
 
@@ -51,12 +52,16 @@ fn hosts() -> RoutedHosts {
 /// TCP both ways and UDP of both families: each has to have passed some.
 fn talk(hosts: &RoutedHosts) {
     let _server = hosts.west.start("iperf3", "iperf3 -s").expect("iperf3");
-    let listens = "for i in $(seq 100); do ss -ltn | grep -q :5201 && exit 0; sleep 0.05; done; exit 1";
+    let listens =
+        "for i in $(seq 100); do ss -ltn | grep -q :5201 && exit 0; sleep 0.05; done; exit 1";
     hosts.west.ok(listens).expect("it listens");
     for address in WEST {
         for options in ["", "-R", "-u -b 20M -l 64", "-u -b 20M -l 1400 -R"] {
             let command = format!("iperf3 -c {address} -t 1 -J --connect-timeout 3000 {options}");
-            let said = hosts.east.ok(&format!("timeout 20 {command}")).expect(&command);
+            let said = hosts
+                .east
+                .ok(&format!("timeout 20 {command}"))
+                .expect(&command);
             let said: serde_json::Value = serde_json::from_str(&said).expect("JSON");
             let sums = &said["end"];
             let sum = if options.contains("-u") {
@@ -94,11 +99,16 @@ fn whole_segments_and_begun_checksums_are_forwarded_at_tc() {
         Counter::Begun,
         Counter::Elsewhere,
     ];
-    assert_eq!(left.map(|reason| all(&report, reason)), [0; 4], "{report:?}");
+    assert_eq!(
+        left.map(|reason| all(&report, reason)),
+        [0; 4],
+        "{report:?}"
+    );
     assert_eq!(forwarded, all(&report, Counter::Sent));
 }
 
-/// The program in XDP cannot send to a veth without GRO, nor finish a checksum: what it passes the one at tc, or the kernel, sends on.
+/// The program in XDP cannot send to a veth without GRO, nor finish a checksum: what it passes the
+/// one at tc, or the kernel, sends on.
 #[test]
 fn nothing_is_sent_broken_where_xdp_meets_tc() {
     for modes in [
@@ -125,6 +135,10 @@ fn a_begun_checksum_is_left_to_the_kernel_in_xdp() {
         let report = routed(&hosts, [Some(mode); 2], || talk(&hosts));
         assert!(all(&report, Counter::Begun) > 100, "{report:?}");
         let note = "packets from east0 whose checksums are only begun are left to the kernel: it is a veth, and the program runs in XDP";
-        assert!(report.notes.contains(&note.to_owned()), "{:?}", report.notes);
+        assert!(
+            report.notes.contains(&note.to_owned()),
+            "{:?}",
+            report.notes
+        );
     }
 }

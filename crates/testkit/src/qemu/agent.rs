@@ -1,5 +1,5 @@
-//! The host's end of the agent's line: who waits for which command, and what came back. The protocol is described in
-//! `crates/guest/src/agent.rs`.
+//! The host's end of the agent's line: who waits for which command, and what came back. The
+//! protocol is described in `crates/guest/src/agent.rs`.
 
 use crate::Result;
 use crate::process::tail;
@@ -43,7 +43,8 @@ impl Job {
         let job = Self {
             agent: Arc::clone(agent),
             id,
-            // The agent ends the command at its time-out; what comes after that is for a guest that is stuck.
+            // The agent ends the command at its time-out; what comes after that is for a guest that
+            // is stuck.
             deadline: Instant::now() + timeout + Duration::from_secs(10),
             what: format!("{guest}: `{command}`"),
             console,
@@ -62,7 +63,10 @@ impl Job {
             if left.is_zero() || state.closed {
                 let console = std::fs::read(&self.console).unwrap_or_default();
                 let console = tail(&String::from_utf8_lossy(&console), 40);
-                return Err(format!("{} was never answered; console:\n{console}", self.what));
+                return Err(format!(
+                    "{} was never answered; console:\n{console}",
+                    self.what
+                ));
             }
             state = self
                 .agent

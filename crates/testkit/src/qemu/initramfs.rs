@@ -1,5 +1,5 @@
-//! What a machine boots: the image's initramfs as it is, or with more archives behind it, which the kernel unpacks one
-//! after the other.
+//! What a machine boots: the image's initramfs as it is, or with more archives behind it, which the
+//! kernel unpacks one after the other.
 
 use super::machine::Machine;
 use crate::image::{Image, path, repository};
@@ -36,7 +36,8 @@ fn pack(programs: &[PathBuf], dir: &Path) -> Result<PathBuf> {
     Ok(archive)
 }
 
-/// An archive that is not compressed has to begin at a multiple of four bytes; zeros between two are skipped.
+/// An archive that is not compressed has to begin at a multiple of four bytes; zeros between two
+/// are skipped.
 fn join(archives: &[PathBuf], whole: &Path) -> std::io::Result<()> {
     let mut out = File::create(whole)?;
     for archive in archives {

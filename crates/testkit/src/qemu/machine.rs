@@ -47,8 +47,9 @@ impl Machine {
         self
     }
 
-    /// The same with this machine's iproute2 and ethtool in place of busybox's, and modules for VLANs, bonds, bridges and tunnels,
-    /// which load when `ip link add` asks for one (`tools/guest-image.sh` names them all).
+    /// The same with this machine's iproute2 and ethtool in place of busybox's, and modules for
+    /// VLANs, bonds, bridges and tunnels, which load when `ip link add` asks for one
+    /// (`tools/guest-image.sh` names them all).
     pub fn with_tools(self) -> Self {
         Self {
             tools: true,
@@ -58,7 +59,8 @@ impl Machine {
         }
     }
 
-    /// The same with programs of this machine, stripped, and the libraries they need: `/usr/bin/NAME`.
+    /// The same with programs of this machine, stripped, and the libraries they need:
+    /// `/usr/bin/NAME`.
     pub fn with_programs(mut self, programs: &[&str]) -> Self {
         self.programs.extend(programs.iter().map(PathBuf::from));
         Self {
@@ -69,7 +71,12 @@ impl Machine {
 }
 
 /// QEMU's command line for a machine that boots `initramfs` and whose files are in `dir`.
-pub(super) fn arguments(image: &Image, machine: &Machine, initramfs: &Path, dir: &Path) -> Vec<String> {
+pub(super) fn arguments(
+    image: &Image,
+    machine: &Machine,
+    initramfs: &Path,
+    dir: &Path,
+) -> Vec<String> {
     let memory = format!("{}M", machine.memory_mib);
     let memory_option = match machine.memory_max_mib {
         Some(max) => format!("{memory},slots=8,maxmem={max}M"),

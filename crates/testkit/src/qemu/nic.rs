@@ -7,17 +7,18 @@ use std::path::{Path, PathBuf};
 /// Where the other end of a NIC is.
 #[derive(Clone, Debug)]
 pub enum Wire {
-    /// The vhost-user socket of a switch, which listens. QEMU connects, and again when the switch was away.
+    /// The vhost-user socket of a switch, which listens. QEMU connects, and again when the switch
+    /// was away.
     VhostUser(PathBuf),
-    /// The same the other way round: QEMU listens, and goes on without the switch once it was there. QEMU waits for it
-    /// before the guest boots.
+    /// The same the other way round: QEMU listens, and goes on without the switch once it was
+    /// there. QEMU waits for it before the guest boots.
     VhostUserServer(PathBuf),
     /// A socket that another QEMU listens on: two guests joined without any switch.
     Connect(PathBuf),
     /// A socket that this QEMU listens on.
     Listen(PathBuf),
-    /// A TAP device in a namespace: the guest is on a cable with what the kernel of this machine has there. See
-    /// [`Wire::tap`].
+    /// A TAP device in a namespace: the guest is on a cable with what the kernel of this machine
+    /// has there. See [`Wire::tap`].
     Tap {
         /// The process that holds the namespace.
         namespace: u32,
@@ -27,8 +28,9 @@ pub enum Wire {
 }
 
 impl Wire {
-    /// A TAP device of this name in a namespace, where it is up once the guest has been started and gone when the guest
-    /// is. It has no address and belongs to no bridge; both are the caller's to give.
+    /// A TAP device of this name in a namespace, where it is up once the guest has been started and
+    /// gone when the guest is. It has no address and belongs to no bridge; both are the caller's to
+    /// give.
     pub fn tap(namespace: &Namespace, device: &str) -> Self {
         Self::Tap {
             namespace: namespace.pid(),
@@ -56,7 +58,8 @@ pub struct Nic {
     pub indirect: bool,
     /// VIRTIO_F_RING_PACKED, which QEMU offers only when told to.
     pub packed: bool,
-    /// VIRTIO_NET_F_GUEST_ANNOUNCE: the guest says where it is when QEMU tells it to. Without it the switch is told to.
+    /// VIRTIO_NET_F_GUEST_ANNOUNCE: the guest says where it is when QEMU tells it to. Without it
+    /// the switch is told to.
     pub announce: bool,
     /// VIRTIO_NET_F_MTU: the MTU that QEMU tells the guest and the switch.
     pub mtu: Option<u16>,
@@ -85,9 +88,13 @@ impl Nic {
         }
     }
 
-    /// The same as VMware has it (vmxnet3): Linux 6.1 has no native XDP for it, and it takes VLAN tags out of frames.
+    /// The same as VMware has it (vmxnet3): Linux 6.1 has no native XDP for it, and it takes VLAN
+    /// tags out of frames.
     pub fn of_vmware(self) -> Self {
-        Self { vmware: true, ..self }
+        Self {
+            vmware: true,
+            ..self
+        }
     }
 
     /// A NIC that is offered nothing that can be refused.
@@ -109,8 +116,13 @@ impl Nic {
         let vhost_user = |path: &Path, end: &str| {
             let pairs = self.queue_pairs;
             (
-                format!("vhost-user,id=net{index},chardev=vhost{index},vhostforce=on,queues={pairs}"),
-                Some(format!("socket,id=vhost{index},path={},{end}", path.display())),
+                format!(
+                    "vhost-user,id=net{index},chardev=vhost{index},vhostforce=on,queues={pairs}"
+                ),
+                Some(format!(
+                    "socket,id=vhost{index},path={},{end}",
+                    path.display()
+                )),
             )
         };
         let (netdev, chardev) = match &self.wire {
@@ -122,7 +134,9 @@ impl Nic {
                 let device = taps::made_as(index);
                 let queues = self.queue_pairs;
                 (
-                    format!("tap,id=net{index},ifname={device},script=no,downscript=no,queues={queues}"),
+                    format!(
+                        "tap,id=net{index},ifname={device},script=no,downscript=no,queues={queues}"
+                    ),
                     None,
                 )
             }
@@ -150,8 +164,9 @@ impl Nic {
         if self.queue_pairs > 1 {
             device += ",mq=on";
         }
-        // QEMU 7.2 without KVM crashes when a vhost device starts with MSI-X (msix_set_vector_notifiers takes vectors
-        // for KVM's): the guest then gets one interrupt line for all.
+        // QEMU 7.2 without KVM crashes when a vhost device starts with MSI-X
+        // (msix_set_vector_notifiers takes vectors for KVM's): the guest then gets one interrupt
+        // line for all.
         let vectors = if accelerator == "kvm" {
             2 * self.queue_pairs + 2
         } else {

@@ -1,5 +1,6 @@
-//! NICs whose other end is a TAP device in a namespace. QEMU opens TAP devices where it runs: that is a namespace of the
-//! guest's own, from where each device moves to the one it is meant for. It stays QEMU's, and goes when QEMU does.
+//! NICs whose other end is a TAP device in a namespace. QEMU opens TAP devices where it runs: that
+//! is a namespace of the guest's own, from where each device moves to the one it is meant for. It
+//! stays QEMU's, and goes when QEMU does.
 
 use super::machine::Machine;
 use super::nic::Wire;
@@ -24,7 +25,9 @@ pub(super) fn home(machine: &Machine) -> Result<Option<Namespace>> {
 /// The words in front of a program that is to run in a namespace.
 pub(super) fn enter(home: &Namespace) -> Vec<String> {
     let pid = home.pid().to_string();
-    ["nsenter", "-t", &pid, "-n", "--"].map(str::to_owned).to_vec()
+    ["nsenter", "-t", &pid, "-n", "--"]
+        .map(str::to_owned)
+        .to_vec()
 }
 
 /// Moves the devices to their namespaces, and takes them up.
@@ -42,11 +45,17 @@ pub(super) fn distribute(machine: &Machine, home: &Namespace, qemu: &mut Process
                     qemu.log()
                 ));
             }
-            Ok(home.succeeds(&format!("ip link show {made}"))?.then_some(()))
+            Ok(home
+                .succeeds(&format!("ip link show {made}"))?
+                .then_some(()))
         })?;
-        home.ok(&format!("ip link set {made} netns {namespace} name {device}"))?;
+        home.ok(&format!(
+            "ip link set {made} netns {namespace} name {device}"
+        ))?;
         let pid = namespace.to_string();
-        process::run(&["nsenter", "-t", &pid, "-n", "ip", "link", "set", device, "up"])?;
+        process::run(&[
+            "nsenter", "-t", &pid, "-n", "ip", "link", "set", device, "up",
+        ])?;
     }
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! The driver's side of a packed ring: slots, wrap counters, event structures (virtio 1.2, section 2.8).
+//! The driver's side of a packed ring: slots, wrap counters, event structures (virtio 1.2, section
+//! 2.8).
 
 use std::collections::VecDeque;
 use std::sync::atomic::{Ordering, fence};
@@ -14,8 +15,8 @@ const EVENT_ENABLE: u16 = 0;
 const EVENT_DISABLE: u16 = 1;
 const EVENT_AT: u16 = 2;
 
-/// Places are counted from the beginning on: slot and wrap counter are made of that, which is also a check of those
-/// who keep the two apart.
+/// Places are counted from the beginning on: slot and wrap counter are made of that, which is also
+/// a check of those who keep the two apart.
 pub(super) struct Packed {
     /// The next slot to write.
     avail: u64,
@@ -23,8 +24,8 @@ pub(super) struct Packed {
     last_used: u64,
     /// Ids that no chain has.
     free: VecDeque<u16>,
-    /// Where the first slot that was written and not published is, and its flags: without them the device sees neither it
-    /// nor what follows.
+    /// Where the first slot that was written and not published is, and its flags: without them the
+    /// device sees neither it nor what follows.
     withheld: Option<(usize, u16)>,
 }
 
@@ -54,7 +55,11 @@ impl Packed {
     }
 
     /// Writes a chain of `(address, length, flags)`; gives its id and the slots it takes.
-    pub fn offer(&mut self, place: &RingMemory, chain: &[(u64, u32, u16)]) -> Option<(u16, Vec<u16>)> {
+    pub fn offer(
+        &mut self,
+        place: &RingMemory,
+        chain: &[(u64, u32, u16)],
+    ) -> Option<(u16, Vec<u16>)> {
         let left = u64::from(place.size) - (self.avail - self.last_used);
         if left < chain.len() as u64 {
             return None;
@@ -64,7 +69,11 @@ impl Packed {
         for (position, &(addr, len, flags)) in chain.iter().enumerate() {
             let slot = slot(self.avail, place.size);
             let more = if position + 1 < chain.len() { NEXT } else { 0 };
-            let ours = if wrap(self.avail, place.size) { AVAIL } else { USED };
+            let ours = if wrap(self.avail, place.size) {
+                AVAIL
+            } else {
+                USED
+            };
             let at = place.desc_at + 16 * usize::from(slot);
             // An id is that of the chain only in the last descriptor.
             let id = if more == 0 { id } else { 0xdead };
@@ -128,7 +137,11 @@ impl Packed {
 
     fn used_at(&self, place: &RingMemory, count: u64) -> Option<(u16, usize)> {
         let at = place.desc_at + 16 * usize::from(slot(count, place.size));
-        let used = if wrap(count, place.size) { AVAIL | USED } else { 0 };
+        let used = if wrap(count, place.size) {
+            AVAIL | USED
+        } else {
+            0
+        };
         // A ring of zeroes has nothing used before the first lap has ended.
         if self.published == self.last_used || place.load(at + 14) & (AVAIL | USED) != used {
             return None;

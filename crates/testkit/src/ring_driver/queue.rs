@@ -1,8 +1,8 @@
 //! The driver's side of one ring, split (virtio 1.2, section 2.7) or packed (section 2.8).
 //!
-//! Behaves as a driver has to, and has the knobs of one that does not: the raw writes at the end. What the
-//! device does wrong (an id that was never offered, a length beyond the buffer, chains that come back out of order where
-//! order was promised) is a panic: the test failed.
+//! Behaves as a driver has to, and has the knobs of one that does not: the raw writes at the end.
+//! What the device does wrong (an id that was never offered, a length beyond the buffer, chains
+//! that come back out of order where order was promised) is a panic: the test failed.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -81,7 +81,8 @@ pub struct Queue {
     offered: Vec<Option<Chain>>,
     /// The same, oldest first.
     order: VecDeque<u16>,
-    /// The last chain of those that the device has given back together, until all of them were taken.
+    /// The last chain of those that the device has given back together, until all of them were
+    /// taken.
     together: Option<(u16, usize)>,
     kick: OwnedFd,
     call: OwnedFd,
@@ -101,7 +102,8 @@ impl Queue {
         self.place.base - super::GUEST_BASE + super::USER_BASE + at as u64
     }
 
-    /// A ring at offset `at` of the memory, zeroed, whose indices begin at `start`: a packed ring's at that slot.
+    /// A ring at offset `at` of the memory, zeroed, whose indices begin at `start`: a packed ring's
+    /// at that slot.
     pub(super) fn new(
         view: &GuestView,
         base: u64,
@@ -122,7 +124,8 @@ impl Queue {
             used_at: avail_at + (6 + 2 * entries).next_multiple_of(64),
             event_idx: negotiated & features::EVENT_IDX != 0,
         };
-        let eventfd = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
+        let eventfd =
+            || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
         let kind = if negotiated & features::RING_PACKED != 0 {
             Kind::Packed(Packed::new(size, start))
         } else {
@@ -177,9 +180,10 @@ impl Queue {
         self.order.len()
     }
 
-    /// Makes a chain of buffers available; `direct` of its parts are descriptors of the queue's table, the rest are
-    /// in the indirect table at `table` (an offset). A packed ring has no chains of both kinds: there a chain that is
-    /// indirect at all is so from its beginning. False when the queue has not enough descriptors left.
+    /// Makes a chain of buffers available; `direct` of its parts are descriptors of the queue's
+    /// table, the rest are in the indirect table at `table` (an offset). A packed ring has no
+    /// chains of both kinds: there a chain that is indirect at all is so from its beginning. False
+    /// when the queue has not enough descriptors left.
     pub fn offer(&mut self, parts: &[Part], flags: u16, direct: usize, table: usize) -> bool {
         let direct = match self.kind {
             Kind::Packed(_) if direct < parts.len() => 0,
@@ -203,11 +207,16 @@ impl Queue {
             for (position, &(at, len)) in indirect.iter().enumerate() {
                 let addr = self.place.base + at as u64;
                 let bytes = match self.kind {
-                    // The order says what follows what (virtio 1.2, section 2.8.7); the id is not looked at.
+                    // The order says what follows what (virtio 1.2, section 2.8.7); the id is not
+                    // looked at.
                     Kind::Packed(_) => packed_descriptor(addr, len as u32, 0xbeef, flags),
                     Kind::Split(_) => {
                         let last = position + 1 == indirect.len();
-                        let (chain, next) = if last { (0, 0) } else { (NEXT, position as u16 + 1) };
+                        let (chain, next) = if last {
+                            (0, 0)
+                        } else {
+                            (NEXT, position as u16 + 1)
+                        };
                         descriptor(addr, len as u32, flags | chain, next)
                     }
                 };
@@ -230,7 +239,8 @@ impl Queue {
         true
     }
 
-    /// Publishes what was made available, and notifies the device if it asks for that. True if it did.
+    /// Publishes what was made available, and notifies the device if it asks for that. True if it
+    /// did.
     pub fn publish(&mut self) -> bool {
         let wanted = match &mut self.kind {
             Kind::Split(ring) => ring.publish(&self.place),
@@ -257,7 +267,8 @@ impl Queue {
         fence(Ordering::SeqCst);
     }
 
-    /// Asks for an interrupt when the entry `ahead` of the next one is used (EVENT_IDX; chains of one descriptor).
+    /// Asks for an interrupt when the entry `ahead` of the next one is used (EVENT_IDX; chains of
+    /// one descriptor).
     pub fn want_interrupt_after(&mut self, ahead: u16) {
         match &self.kind {
             Kind::Split(ring) => ring.want_interrupt_after(&self.place, ahead),
@@ -284,7 +295,8 @@ impl Queue {
             self.together = None;
         }
         let chain = self.offered.get_mut(usize::from(id)).and_then(Option::take);
-        let chain = chain.unwrap_or_else(|| panic!("the device names chain {id}, which is not offered"));
+        let chain =
+            chain.unwrap_or_else(|| panic!("the device names chain {id}, which is not offered"));
         self.order.retain(|&other| other != id);
         let room: usize = chain.parts.iter().map(|part| part.1).sum();
         assert!(
@@ -298,8 +310,8 @@ impl Queue {
         Some((chain, len))
     }
 
-    /// The used index as the device has published it; of a packed ring, how many slots it has given back and the driver
-    /// seen, from the beginning on.
+    /// The used index as the device has published it; of a packed ring, how many slots it has given
+    /// back and the driver seen, from the beginning on.
     pub fn used_index(&self) -> u16 {
         match &self.kind {
             Kind::Split(_) => self.place.load(self.used_at + 2),
@@ -333,8 +345,8 @@ impl Queue {
         }
     }
 
-    /// Writes descriptor `index` of the table, whatever it says; of a packed ring, whose flags say whether it is
-    /// available, with `last` as its id.
+    /// Writes descriptor `index` of the table, whatever it says; of a packed ring, whose flags say
+    /// whether it is available, with `last` as its id.
     pub fn write_descriptor(&self, index: u16, addr: u64, len: u32, flags: u16, last: u16) {
         let bytes = match &self.kind {
             Kind::Split(_) => descriptor(addr, len, flags, last),
@@ -345,8 +357,9 @@ impl Queue {
             .write(self.desc_at + 16 * usize::from(index), &bytes);
     }
 
-    /// Writes the next available entry of a split ring, whatever it says; it shows with [`publish`](Self::publish).
-    /// In a packed ring makes the first descriptor there available as it is, in the first lap.
+    /// Writes the next available entry of a split ring, whatever it says; it shows with
+    /// [`publish`](Self::publish). In a packed ring makes the first descriptor there available as
+    /// it is, in the first lap.
     pub fn push_available(&mut self, head: u16) {
         match &mut self.kind {
             Kind::Split(ring) => ring.push_available(&self.place, head),

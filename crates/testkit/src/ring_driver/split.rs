@@ -1,4 +1,5 @@
-//! The driver's side of a split ring: indices, available and used entries (virtio 1.2, section 2.7).
+//! The driver's side of a split ring: indices, available and used entries (virtio 1.2, section
+//! 2.7).
 
 use std::collections::VecDeque;
 use std::sync::atomic::{Ordering, fence};
@@ -26,7 +27,11 @@ impl Split {
     }
 
     /// Writes a chain of `(address, length, flags)`; gives its head and the descriptors it takes.
-    pub fn offer(&mut self, place: &RingMemory, chain: &[(u64, u32, u16)]) -> Option<(u16, Vec<u16>)> {
+    pub fn offer(
+        &mut self,
+        place: &RingMemory,
+        chain: &[(u64, u32, u16)],
+    ) -> Option<(u16, Vec<u16>)> {
         if self.free.len() < chain.len() {
             return None;
         }
@@ -36,7 +41,9 @@ impl Split {
             let next = descriptors.get(position + 1).copied();
             let more = next.map_or(0, |_| NEXT);
             let bytes = descriptor(addr, len, flags | more, next.unwrap_or(0));
-            place.view.write(place.desc_at + 16 * usize::from(index), &bytes);
+            place
+                .view
+                .write(place.desc_at + 16 * usize::from(index), &bytes);
         }
         self.push_available(place, descriptors[0]);
         Some((descriptors[0], descriptors))
@@ -85,8 +92,11 @@ impl Split {
         }
         let slot = usize::from(self.last_used & (place.size - 1));
         let entry = place.view.bytes(place.used_at + 4 + 8 * slot, 8);
-        let word = |at: usize| u32::from_le_bytes([entry[at], entry[at + 1], entry[at + 2], entry[at + 3]]);
-        let id = u16::try_from(word(0)).unwrap_or_else(|_| panic!("used entry {slot} has id {:#x}", word(0)));
+        let word = |at: usize| {
+            u32::from_le_bytes([entry[at], entry[at + 1], entry[at + 2], entry[at + 3]])
+        };
+        let id = u16::try_from(word(0))
+            .unwrap_or_else(|_| panic!("used entry {slot} has id {:#x}", word(0)));
         Some((id, word(4) as usize))
     }
 

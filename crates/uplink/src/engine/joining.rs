@@ -52,7 +52,11 @@ impl Engine {
         };
         let up = link.up && link.running;
         (fact.ifindex, fact.mtu, fact.up, fact.mac) = (link.index, link.mtu, up, link.mac);
-        if let Some(why) = self.active.get(&number).and_then(|active| active.is_stale(link)) {
+        if let Some(why) = self
+            .active
+            .get(&number)
+            .and_then(|active| active.is_stale(link))
+        {
             self.leave(number, &why);
         }
         let done = match self.active.get_mut(&number) {
@@ -95,8 +99,8 @@ impl Engine {
         fact
     }
 
-    /// What is to be said of a NIC that takes VLAN tags out before XDP sees them, when an address of ours is in a VLAN. A packet
-    /// socket gets them back.
+    /// What is to be said of a NIC that takes VLAN tags out before XDP sees them, when an address
+    /// of ours is in a VLAN. A packet socket gets them back.
     fn hidden_tags(&self, wanted: &Wanted, mode: &Mode) -> Option<String> {
         let mut here = self.endpoints.iter();
         let (_, vlan) = here.find(|(ip, vlan)| *vlan != 0 && wanted.addresses.contains(ip))?;
@@ -113,7 +117,9 @@ impl Engine {
         self.load();
         let request = self.request(wanted, number, link);
         let joined = match self.program() {
-            Err(why) => interface::join_packet(&request, self.options.port, why).map_err(|e| e.to_string()),
+            Err(why) => {
+                interface::join_packet(&request, self.options.port, why).map_err(|e| e.to_string())
+            }
             Ok(program) => {
                 let mut interfaces = lock(&self.interfaces);
                 interface::join(program, &mut interfaces, &request, self.options.port)
@@ -124,7 +130,12 @@ impl Engine {
     }
 
     /// Tries XDP in the place of a packet socket; what is stays when it is refused again.
-    fn improve(&mut self, number: u32, wanted: &Wanted, link: &netlink::Link) -> Result<(), String> {
+    fn improve(
+        &mut self,
+        number: u32,
+        wanted: &Wanted,
+        link: &netlink::Link,
+    ) -> Result<(), String> {
         let request = self.request(wanted, number, link);
         let Ok(program) = self.program() else {
             return Ok(());
@@ -222,7 +233,10 @@ impl Active {
             return Some("another interface has its name".to_owned());
         }
         if link.mtu > self.mtu_max {
-            return Some(format!("MTU {} is more than its buffers were made for", link.mtu));
+            return Some(format!(
+                "MTU {} is more than its buffers were made for",
+                link.mtu
+            ));
         }
         self.broken.clone()
     }

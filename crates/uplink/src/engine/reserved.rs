@@ -1,5 +1,5 @@
-//! A UDP socket on the port of each address of ours, so that the kernel does not answer for what comes to it past the program, and
-//! so that nobody else takes the port. Nobody reads them.
+//! A UDP socket on the port of each address of ours, so that the kernel does not answer for what
+//! comes to it past the program, and so that nobody else takes the port. Nobody reads them.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, UdpSocket};
@@ -19,7 +19,8 @@ impl Reserved {
         }
     }
 
-    /// Takes the port on each address that is there, as far as it is to be had, and lets go of the others.
+    /// Takes the port on each address that is there, as far as it is to be had, and lets go of the
+    /// others.
     pub fn follow(&mut self, addresses: impl Iterator<Item = IpAddr>) {
         let mut before = std::mem::take(&mut self.sockets);
         for ip in addresses {
@@ -41,7 +42,9 @@ impl Reserved {
         let socket = UdpSocket::bind((ip, self.port));
         // An address that is being looked for in its network yet, or another VXLAN endpoint's.
         socket
-            .inspect_err(|error| tracing::debug!("UDP port {} of {ip} is not ours: {error}", self.port))
+            .inspect_err(|error| {
+                tracing::debug!("UDP port {} of {ip} is not ours: {error}", self.port)
+            })
             .ok()
     }
 }

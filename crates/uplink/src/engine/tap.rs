@@ -62,9 +62,17 @@ impl Engine {
     }
 
     fn open_tap(&mut self, number: u32, name: &str) -> Result<(), String> {
-        let addresses: Vec<String> = self.settings.addresses.iter().map(ToString::to_string).collect();
+        let addresses: Vec<String> = self
+            .settings
+            .addresses
+            .iter()
+            .map(ToString::to_string)
+            .collect();
         let link = Arc::new(Link::new(MTU, true));
-        let port = self.station.open(name, link.clone()).map_err(|e| e.to_string())?;
+        let port = self
+            .station
+            .open(name, link.clone())
+            .map_err(|e| e.to_string())?;
         let request = JoinRequest {
             name: name.to_owned(),
             ifindex: 0,
@@ -80,7 +88,10 @@ impl Engine {
             ports: vec![port.into()],
             sockets: Vec::new(),
             mode: Mode::Tap {
-                why: format!("no interface is named, and none has {}", addresses.join(", ")),
+                why: format!(
+                    "no interface is named, and none has {}",
+                    addresses.join(", ")
+                ),
             },
             mtu_max: u32::from(u16::MAX),
         };

@@ -4,7 +4,8 @@ use netlink::{Address, Vlan};
 
 use super::*;
 
-/// `eth0`, `eth1`, `eth1.7` on it, `bond0` and `lo`; 192.0.2.1 on eth0, 198.51.100.1 and fe80::1 on eth1.7, 203.0.113.1 on lo.
+/// `eth0`, `eth1`, `eth1.7` on it, `bond0` and `lo`; 192.0.2.1 on eth0, 198.51.100.1 and fe80::1 on
+/// eth1.7, 203.0.113.1 on lo.
 fn kernel() -> Snapshot {
     let mut kernel = Snapshot::default();
     let mut link = |index: u32, name: &str, change: &dyn Fn(&mut Link)| {
@@ -28,7 +29,9 @@ fn kernel() -> Snapshot {
         change(&mut link);
         kernel.links.insert(index, Arc::new(link));
     };
-    link(1, "lo", &|link| (link.loopback, link.ethernet) = (true, false));
+    link(1, "lo", &|link| {
+        (link.loopback, link.ethernet) = (true, false)
+    });
     link(2, "eth0", &|_| ());
     link(3, "eth1", &|_| ());
     link(4, "eth1.7", &|link| {
@@ -132,17 +135,24 @@ fn the_interfaces_that_are_named() {
     ];
     assert_eq!(
         (uplinks.as_slice(), endpoints.as_str()),
-        (&expected.map(str::to_owned)[..], "203.0.113.1/0 203.0.113.1/7"),
+        (
+            &expected.map(str::to_owned)[..],
+            "203.0.113.1/0 203.0.113.1/7"
+        ),
         "an address of the loopback comes in the VLANs of the uplinks too"
     );
-    // A VLAN subinterface is reached by the one below it; without addresses given it is its own that count.
+    // A VLAN subinterface is reached by the one below it; without addresses given it is its own
+    // that count.
     let (uplinks, endpoints) = planned(&["eth1.7"], &[]);
     assert_eq!(
         (uplinks.join(""), endpoints.as_str()),
         ("eth1: 198.51.100.1".to_owned(), "198.51.100.1/7")
     );
     let (uplinks, endpoints) = planned(&["eth0"], &["192.0.2.9"]);
-    assert_eq!((uplinks.join(""), endpoints.as_str()), ("eth0: ".to_owned(), ""));
+    assert_eq!(
+        (uplinks.join(""), endpoints.as_str()),
+        ("eth0: ".to_owned(), "")
+    );
 }
 
 #[test]

@@ -1,5 +1,6 @@
-//! The multicast groups that we hear on a wire where we are a station of our own, and who is told of it when: the host's part of
-//! IGMP version 2 (RFC 2236) and MLD version 1 (RFC 2710). Pure: no socket, no clock.
+//! The multicast groups that we hear on a wire where we are a station of our own, and who is told
+//! of it when: the host's part of IGMP version 2 (RFC 2236) and MLD version 1 (RFC 2710). Pure: no
+//! socket, no clock.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
@@ -7,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use wire::{Mac, build, membership, nd};
 
-/// What was said of our own accord is said again after so long: it may have been lost. And no group is told more often than
-/// that to whoever asks for all: answers have ten seconds' time.
+/// What was said of our own accord is said again after so long: it may have been lost. And no group
+/// is told more often than that to whoever asks for all: answers have ten seconds' time.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Our groups.
@@ -17,7 +18,8 @@ pub(super) struct Memberships {
     mac: Mac,
     /// Whom reports of IPv4 are from.
     ours: Ipv4Addr,
-    /// Where we are asked for by others, who do not know our MAC yet: the solicited-node groups of our addresses.
+    /// Where we are asked for by others, who do not know our MAC yet: the solicited-node groups of
+    /// our addresses.
     always: BTreeSet<IpAddr>,
     /// With those.
     groups: BTreeSet<IpAddr>,
@@ -41,7 +43,10 @@ impl Memberships {
         Memberships {
             mac,
             // Without an address of our own that is what is allowed (RFC 4541, section 2.1.1).
-            ours: addresses.iter().find_map(v4).unwrap_or(Ipv4Addr::UNSPECIFIED),
+            ours: addresses
+                .iter()
+                .find_map(v4)
+                .unwrap_or(Ipv4Addr::UNSPECIFIED),
             groups: always.clone(),
             always,
             due: [None; 2],
@@ -69,7 +74,8 @@ impl Memberships {
         self.of(|_| true)
     }
 
-    /// Somebody asks for a group, or (unspecified) for all of its family: the answer, or the answers are due now.
+    /// Somebody asks for a group, or (unspecified) for all of its family: the answer, or the
+    /// answers are due now.
     pub fn receive(&mut self, group: IpAddr, now: Instant) -> Option<Vec<u8>> {
         if group.is_unspecified() {
             let family = usize::from(group.is_ipv6());
@@ -100,8 +106,8 @@ impl Memberships {
     }
 }
 
-/// What is said of: not of groups that everybody hears, nor of those that stay within a host or have no scope (RFC 2236,
-/// section 6; RFC 2710, section 5).
+/// What is said of: not of groups that everybody hears, nor of those that stay within a host or
+/// have no scope (RFC 2236, section 6; RFC 2710, section 5).
 fn is_told(group: &IpAddr) -> bool {
     match group {
         IpAddr::V4(ip) => *ip != Ipv4Addr::new(224, 0, 0, 1),
@@ -124,7 +130,9 @@ mod tests {
 
     fn reports(text: &str) -> Vec<Vec<u8>> {
         let groups = groups(text).into_iter();
-        groups.map(|group| membership::report(MAC, OURS, group)).collect()
+        groups
+            .map(|group| membership::report(MAC, OURS, group))
+            .collect()
     }
 
     #[test]
@@ -133,7 +141,10 @@ mod tests {
         let mut ours = Memberships::new(MAC, &[OURS.into()]);
         let said = ours.join(&groups("230.0.0.1 ff0e::1"), start);
         assert_eq!(said, reports("230.0.0.1 ff0e::1"));
-        assert_eq!(ours.join(&groups("230.0.0.1 ff0e::1"), start), [[0u8; 0]; 0]);
+        assert_eq!(
+            ours.join(&groups("230.0.0.1 ff0e::1"), start),
+            [[0u8; 0]; 0]
+        );
         assert_eq!(ours.take_due(start + AGAIN / 2), [[0u8; 0]; 0]);
         assert_eq!(ours.take_due(start + AGAIN), reports("230.0.0.1 ff0e::1"));
         assert_eq!(ours.take_due(start + 2 * AGAIN), [[0u8; 0]; 0]);

@@ -1,5 +1,6 @@
-//! Whose MAC is whose on a wire where we are a station of our own: ARP (RFC 826) and neighbour discovery (RFC 4861), as far as
-//! somebody needs them who only ever speaks with those that it was told of. Pure: no socket, no clock.
+//! Whose MAC is whose on a wire where we are a station of our own: ARP (RFC 826) and neighbour
+//! discovery (RFC 4861), as far as somebody needs them who only ever speaks with those that it was
+//! told of. Pure: no socket, no clock.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -60,7 +61,9 @@ impl Neighbours {
     pub fn announcements(&self) -> Vec<Vec<u8>> {
         let of = |ip: &IpAddr| match *ip {
             IpAddr::V4(ip) => build::arp_request(self.mac, ip, ip),
-            IpAddr::V6(ip) => build::neighbour_advertisement(self.mac, ip, nd::ALL_NODES_MAC, nd::ALL_NODES),
+            IpAddr::V6(ip) => {
+                build::neighbour_advertisement(self.mac, ip, nd::ALL_NODES_MAC, nd::ALL_NODES)
+            }
         };
         self.addresses.iter().map(of).collect()
     }
@@ -99,25 +102,36 @@ impl Neighbours {
 
     /// Asked by our address of the same family; without one there is nobody to answer to.
     fn question(&self, neighbour: IpAddr) -> Option<Vec<u8>> {
-        self.addresses.iter().find_map(|ours| match (*ours, neighbour) {
-            (IpAddr::V4(ours), IpAddr::V4(target)) => Some(build::arp_request(self.mac, ours, target)),
-            (IpAddr::V6(ours), IpAddr::V6(target)) => {
-                Some(build::neighbour_solicitation(self.mac, ours, target))
-            }
-            _ => None,
-        })
+        self.addresses
+            .iter()
+            .find_map(|ours| match (*ours, neighbour) {
+                (IpAddr::V4(ours), IpAddr::V4(target)) => {
+                    Some(build::arp_request(self.mac, ours, target))
+                }
+                (IpAddr::V6(ours), IpAddr::V6(target)) => {
+                    Some(build::neighbour_solicitation(self.mac, ours, target))
+                }
+                _ => None,
+            })
     }
 
-    /// A frame to us or to everybody: the answer to it, if it asks for an address of ours; true when it says that somebody who was
-    /// looked for is where he was not before.
-    pub fn receive(&mut self, frame: &[u8], packet: &Packet, now: Instant) -> (Option<Vec<u8>>, bool) {
+    /// A frame to us or to everybody: the answer to it, if it asks for an address of ours; true
+    /// when it says that somebody who was looked for is where he was not before.
+    pub fn receive(
+        &mut self,
+        frame: &[u8],
+        packet: &Packet,
+        now: Instant,
+    ) -> (Option<Vec<u8>>, bool) {
         match packet.net {
             Net::Arp(arp) => {
                 let moved = self.note(arp.sender_ip.into(), arp.sender_mac, now);
-                let asked =
-                    arp.op == 1 && arp.sender_ip != arp.target_ip && self.is_ours(arp.target_ip.into());
-                let answer =
-                    asked.then(|| build::arp_reply(self.mac, arp.target_ip, arp.sender_mac, arp.sender_ip));
+                let asked = arp.op == 1
+                    && arp.sender_ip != arp.target_ip
+                    && self.is_ours(arp.target_ip.into());
+                let answer = asked.then(|| {
+                    build::arp_reply(self.mac, arp.target_ip, arp.sender_mac, arp.sender_ip)
+                });
                 (answer, moved)
             }
             Net::Ip(ip) => match nd::parse(frame, &ip) {
@@ -128,24 +142,37 @@ impl Neighbours {
         }
     }
 
-    fn hear_nd(&mut self, message: &nd::Nd, src: IpAddr, from: Mac, now: Instant) -> (Option<Vec<u8>>, bool) {
+    fn hear_nd(
+        &mut self,
+        message: &nd::Nd,
+        src: IpAddr,
+        from: Mac,
+        now: Instant,
+    ) -> (Option<Vec<u8>>, bool) {
         match message.kind {
             nd::NdKind::NeighbourAdvertisement { target, .. } => {
                 let mac = message.target_link.unwrap_or(from);
                 (None, self.note(target.into(), mac, now))
             }
             nd::NdKind::NeighbourSolicitation { target } => {
-                let moved = message.source_link.is_some_and(|mac| self.note(src, mac, now));
+                let moved = message
+                    .source_link
+                    .is_some_and(|mac| self.note(src, mac, now));
                 let IpAddr::V6(asker) = src else {
                     return (None, moved);
                 };
-                let answer = self.is_ours(target.into()).then(|| match asker.is_unspecified() {
-                    // Somebody wants to have our address (RFC 4862): it is taken.
-                    true => {
-                        build::neighbour_advertisement(self.mac, target, nd::ALL_NODES_MAC, nd::ALL_NODES)
-                    }
-                    false => build::neighbour_advertisement(self.mac, target, from, asker),
-                });
+                let answer = self
+                    .is_ours(target.into())
+                    .then(|| match asker.is_unspecified() {
+                        // Somebody wants to have our address (RFC 4862): it is taken.
+                        true => build::neighbour_advertisement(
+                            self.mac,
+                            target,
+                            nd::ALL_NODES_MAC,
+                            nd::ALL_NODES,
+                        ),
+                        false => build::neighbour_advertisement(self.mac, target, from, asker),
+                    });
                 (answer, moved)
             }
             _ => (None, false),

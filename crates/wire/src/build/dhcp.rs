@@ -1,4 +1,5 @@
-//! DHCP (RFC 2131) and DHCPv6 (RFC 8415) frames: as much of them as classifying and answering needs.
+//! DHCP (RFC 2131) and DHCPv6 (RFC 8415) frames: as much of them as classifying and answering
+//! needs.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -8,9 +9,16 @@ use crate::{Mac, dhcp};
 /// The cookie before the options (RFC 2131, section 3).
 const COOKIE: [u8; 4] = [99, 130, 83, 99];
 
-/// A broadcast from a client without an address: message type `kind` is 1 (discover) or 3 (request).
+/// A broadcast from a client without an address: message type `kind` is 1 (discover) or 3
+/// (request).
 pub fn dhcp_request(client: Mac, kind: u8, transaction: u32) -> Vec<u8> {
-    let body = message(1, client, transaction, Ipv4Addr::UNSPECIFIED, &[53, 1, kind, 255]);
+    let body = message(
+        1,
+        client,
+        transaction,
+        Ipv4Addr::UNSPECIFIED,
+        &[53, 1, kind, 255],
+    );
     frame(client, Mac::BROADCAST)
         .ip(Ipv4Addr::UNSPECIFIED, Ipv4Addr::BROADCAST)
         .udp(dhcp::CLIENT_PORT, dhcp::SERVER_PORT)
@@ -18,7 +26,8 @@ pub fn dhcp_request(client: Mac, kind: u8, transaction: u32) -> Vec<u8> {
         .build()
 }
 
-/// The server's answer: message type `kind` is 2 (offer) or 5 (ack), `address` what the client is given.
+/// The server's answer: message type `kind` is 2 (offer) or 5 (ack), `address` what the client is
+/// given.
 pub fn dhcp_answer(
     server: Mac,
     server_ip: Ipv4Addr,
@@ -53,7 +62,8 @@ fn message(op: u8, client: Mac, transaction: u32, address: Ipv4Addr, options: &[
     out
 }
 
-/// A client's multicast: message type `kind` is 1 (solicit), 3 (request) or 11 (information request).
+/// A client's multicast: message type `kind` is 1 (solicit), 3 (request) or 11 (information
+/// request).
 pub fn dhcpv6_request(client: Mac, kind: u8, transaction: u32) -> Vec<u8> {
     frame(client, Mac([0x33, 0x33, 0, 1, 0, 2]))
         .ip(client.link_local(), dhcp::ALL_RELAYS_AND_SERVERS)
@@ -62,8 +72,15 @@ pub fn dhcpv6_request(client: Mac, kind: u8, transaction: u32) -> Vec<u8> {
         .build()
 }
 
-/// The server's answer to a client at `client_ip`: message type `kind` is 2 (advertise) or 7 (reply).
-pub fn dhcpv6_answer(server: Mac, client: Mac, client_ip: Ipv6Addr, kind: u8, transaction: u32) -> Vec<u8> {
+/// The server's answer to a client at `client_ip`: message type `kind` is 2 (advertise) or 7
+/// (reply).
+pub fn dhcpv6_answer(
+    server: Mac,
+    client: Mac,
+    client_ip: Ipv6Addr,
+    kind: u8,
+    transaction: u32,
+) -> Vec<u8> {
     frame(server, client)
         .ip(server.link_local(), client_ip)
         .udp(dhcp::SERVER_PORT_V6, dhcp::CLIENT_PORT_V6)

@@ -1,4 +1,5 @@
-//! Writes what a [`Builder`] was told: Ethernet and IP headers, and the offload that goes with the frame.
+//! Writes what a [`Builder`] was told: Ethernet and IP headers, and the offload that goes with the
+//! frame.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -55,8 +56,7 @@ impl Builder {
             } else {
                 self.gso_size
             };
-            offload.ecn =
-                matches!(&self.transport, Transport::Tcp { flags, .. } if flags.contains(TcpFlags::CWR));
+            offload.ecn = matches!(&self.transport, Transport::Tcp { flags, .. } if flags.contains(TcpFlags::CWR));
         }
         if out.len() < self.pad_to {
             out.resize(self.pad_to, 0);
@@ -83,7 +83,11 @@ impl Builder {
         let extensions_len: usize = self.extensions.iter().map(|(_, header)| header.len()).sum();
         // Each header names the next; the last one the protocol.
         let protocol = self.transport.protocol(true);
-        let mut kinds = self.extensions.iter().map(|(kind, _)| *kind).chain([protocol]);
+        let mut kinds = self
+            .extensions
+            .iter()
+            .map(|(kind, _)| *kind)
+            .chain([protocol]);
         out.extend_from_slice(&[0x60 | self.tos >> 4, self.tos << 4, 0, 0]);
         out.extend_from_slice(&len16(extensions_len + l4_len));
         out.extend_from_slice(&[kinds.next().unwrap_or(protocol), self.ttl]);

@@ -4,9 +4,10 @@ use super::len16;
 use crate::checksum;
 use crate::parse::{self, IpPacket};
 
-/// Cuts the IP packet in `frame` into fragments that carry at most `size` bytes each (rounded down to a multiple of
-/// eight, at least 8). In IPv6 a fragment header with `id` goes right behind the IPv6 header; in IPv4 the
-/// options are repeated in each. A frame that is not a whole IP packet is returned as it is.
+/// Cuts the IP packet in `frame` into fragments that carry at most `size` bytes each (rounded down
+/// to a multiple of eight, at least 8). In IPv6 a fragment header with `id` goes right behind the
+/// IPv6 header; in IPv4 the options are repeated in each. A frame that is not a whole IP packet is
+/// returned as it is.
 pub fn fragments(frame: &[u8], size: usize, id: u32) -> Vec<Vec<u8>> {
     let packet = match parse::parse(frame, frame.len()) {
         Ok(packet) => packet,
@@ -26,7 +27,14 @@ pub fn fragments(frame: &[u8], size: usize, id: u32) -> Vec<Vec<u8>> {
         .collect()
 }
 
-fn fragment(headers: &[u8], ip: &IpPacket, id: u32, offset: usize, more: bool, piece: &[u8]) -> Vec<u8> {
+fn fragment(
+    headers: &[u8],
+    ip: &IpPacket,
+    id: u32,
+    offset: usize,
+    more: bool,
+    piece: &[u8],
+) -> Vec<u8> {
     let l3 = usize::from(ip.l3);
     let mut out = headers.to_vec();
     if ip.v6 {

@@ -56,8 +56,8 @@ impl Transport {
         }
     }
 
-    /// Appends header and payload. With `partial`, the checksum of TCP and UDP is left to be completed, and
-    /// where is returned.
+    /// Appends header and payload. With `partial`, the checksum of TCP and UDP is left to be
+    /// completed, and where is returned.
     pub(super) fn put(
         &self,
         out: &mut Vec<u8>,
@@ -139,8 +139,12 @@ impl Transport {
         match addresses {
             // ICMP for IPv4 has no pseudo-header.
             Addresses::V4(..) if matches!(self, Transport::Icmp { .. }) => 0,
-            Addresses::V4(src, dst) => checksum::pseudo_v4(src, dst, self.protocol(false), len as u32),
-            Addresses::V6(src, dst) => checksum::pseudo_v6(src, dst, self.protocol(true), len as u32),
+            Addresses::V4(src, dst) => {
+                checksum::pseudo_v4(src, dst, self.protocol(false), len as u32)
+            }
+            Addresses::V6(src, dst) => {
+                checksum::pseudo_v6(src, dst, self.protocol(true), len as u32)
+            }
         }
     }
 }

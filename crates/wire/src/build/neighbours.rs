@@ -18,7 +18,10 @@ pub fn arp(src: Mac, dst: Mac, arp: ArpPacket) -> Vec<u8> {
     body.extend_from_slice(&arp.sender_ip.octets());
     body.extend_from_slice(&arp.target_mac.0);
     body.extend_from_slice(&arp.target_ip.octets());
-    frame(src, dst).ethertype(ethertype::ARP).payload(&body).build()
+    frame(src, dst)
+        .ethertype(ethertype::ARP)
+        .payload(&body)
+        .build()
 }
 
 /// Who has `target`? Asked of everybody by `mac`, which has `sender`.
@@ -49,8 +52,9 @@ pub fn arp_reply(mac: Mac, sender: Ipv4Addr, to: Mac, target: Ipv4Addr) -> Vec<u
     )
 }
 
-/// What is broadcast for a guest that has come here from another host, so that switches learn where it is: a RARP
-/// request (RFC 903, operation 3) from and about `mac`, which nobody answers. 60 bytes, as on a wire.
+/// What is broadcast for a guest that has come here from another host, so that switches learn where
+/// it is: a RARP request (RFC 903, operation 3) from and about `mac`, which nobody answers. 60
+/// bytes, as on a wire.
 pub fn rarp_announcement(mac: Mac) -> Vec<u8> {
     let nowhere = Ipv4Addr::UNSPECIFIED;
     let about = ArpPacket {
@@ -66,7 +70,8 @@ pub fn rarp_announcement(mac: Mac) -> Vec<u8> {
     bytes
 }
 
-/// The solicited-node multicast address of `target` (RFC 4291, section 2.7.1) and the MAC it maps to (RFC 2464).
+/// The solicited-node multicast address of `target` (RFC 4291, section 2.7.1) and the MAC it maps
+/// to (RFC 2464).
 pub fn solicited_node(target: Ipv6Addr) -> (Ipv6Addr, Mac) {
     let [.., x, y, z] = target.octets();
     let address = Ipv6Addr::from([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, x, y, z]);
@@ -79,8 +84,8 @@ pub fn link_option(kind: u8, mac: Mac) -> [u8; 8] {
     [kind, 1, a, b, c, d, e, f]
 }
 
-/// Who has `target`? Asked of its solicited-node group by `mac`; from `::` it is a duplicate address detection and
-/// names no link-layer address.
+/// Who has `target`? Asked of its solicited-node group by `mac`; from `::` it is a duplicate
+/// address detection and names no link-layer address.
 pub fn neighbour_solicitation(mac: Mac, src: Ipv6Addr, target: Ipv6Addr) -> Vec<u8> {
     let (dst, dst_mac) = solicited_node(target);
     let mut body = target.octets().to_vec();
@@ -95,8 +100,8 @@ pub fn neighbour_solicitation(mac: Mac, src: Ipv6Addr, target: Ipv6Addr) -> Vec<
         .build()
 }
 
-/// `mac` has `target`: told to `dst`, who asked (override; solicited when it is told to one alone, RFC 4861, section
-/// 7.2.4).
+/// `mac` has `target`: told to `dst`, who asked (override; solicited when it is told to one alone,
+/// RFC 4861, section 7.2.4).
 pub fn neighbour_advertisement(mac: Mac, target: Ipv6Addr, dst_mac: Mac, dst: Ipv6Addr) -> Vec<u8> {
     let mut body = target.octets().to_vec();
     body.extend_from_slice(&link_option(nd::TARGET_LINK, mac));
@@ -113,7 +118,8 @@ pub fn neighbour_advertisement(mac: Mac, target: Ipv6Addr, dst_mac: Mac, dst: Ip
         .build()
 }
 
-/// A router advertisement to all nodes from `mac` at its link-local address: lifetime 1800 s, hop limit 64.
+/// A router advertisement to all nodes from `mac` at its link-local address: lifetime 1800 s, hop
+/// limit 64.
 pub fn router_advertisement(mac: Mac) -> Vec<u8> {
     let mut body = vec![0; 8]; // reachable time, retransmission timer: unspecified
     body.extend_from_slice(&link_option(nd::SOURCE_LINK, mac));

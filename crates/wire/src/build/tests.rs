@@ -65,7 +65,12 @@ fn a_partial_checksum_is_completed_by_a_sum_from_its_start() {
 fn a_udp_checksum_of_zero_is_sent_as_ones() {
     // The payload that brings the sum to 0xffff.
     let ip = frame(A, B).ip([10, 0, 0, 1], [10, 0, 0, 2]).udp(1, 2);
-    let mut sum = Sum::from_partial(pseudo_v4([10, 0, 0, 1].into(), [10, 0, 0, 2].into(), 17, 10));
+    let mut sum = Sum::from_partial(pseudo_v4(
+        [10, 0, 0, 1].into(),
+        [10, 0, 0, 2].into(),
+        17,
+        10,
+    ));
     sum.add(&[0, 1, 0, 2, 0, 10]);
     let frame = ip.payload(&(!sum.folded()).to_be_bytes()).build();
     assert_eq!(frame[40..42], [0xff, 0xff]);
@@ -73,7 +78,8 @@ fn a_udp_checksum_of_zero_is_sent_as_ones() {
 
 #[test]
 fn sctp_has_a_crc32c() {
-    // The check value of the CRC catalogues, and a frame whose CRC is the one of its bytes with the field cleared.
+    // The check value of the CRC catalogues, and a frame whose CRC is the one of its bytes with the
+    // field cleared.
     assert_eq!(crc32c(b"123456789"), 0xe306_9283);
     let mut frame = frame(A, B)
         .ip([10, 0, 0, 1], [10, 0, 0, 2])
@@ -82,7 +88,10 @@ fn sctp_has_a_crc32c() {
         .build();
     let crc: Vec<u8> = frame.splice(42..46, [0; 4]).collect();
     assert_eq!(crc, crc32c(&frame[34..]).to_le_bytes());
-    assert_eq!(frame[34..50], [0, 5, 0, 6, 0, 0, 0, 7, 0, 0, 0, 0, 1, 0, 0, 20]);
+    assert_eq!(
+        frame[34..50],
+        [0, 5, 0, 6, 0, 0, 0, 7, 0, 0, 0, 0, 1, 0, 0, 20]
+    );
 }
 
 #[test]

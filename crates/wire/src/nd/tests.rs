@@ -99,7 +99,9 @@ fn invalid_messages_are_refused() {
     let fragmented = &build::fragments(&good, 24, 1)[0];
     assert_eq!(read(fragmented), Err(ParseError::NeighbourDiscovery));
     let message = |body: &[u8]| {
-        let ip = build::frame(A, B).ip(A.link_local(), B.link_local()).ttl(255);
+        let ip = build::frame(A, B)
+            .ip(A.link_local(), B.link_local())
+            .ttl(255);
         read(&ip.icmp(NEIGHBOUR_ADVERTISEMENT, 0, 0).payload(body).build())
     };
     assert_eq!(message(&[0; 15]), Err(ParseError::NeighbourDiscovery));

@@ -19,7 +19,8 @@ pub enum ParseError {
     IpLength,
     /// An IPv4 option does not fit into the header.
     Ipv4Options,
-    /// An IPv6 extension header runs beyond the packet, holds an option that does not fit, or is where none may be.
+    /// An IPv6 extension header runs beyond the packet, holds an option that does not fit, or is
+    /// where none may be.
     Ipv6Extension,
     /// The chain of IPv6 extension headers is longer than the bound.
     Ipv6TooManyExtensions,
@@ -31,7 +32,8 @@ pub enum ParseError {
     FragmentLength,
     /// A fragment ends beyond the largest packet (65,535 bytes).
     FragmentBeyondEnd,
-    /// A first fragment does not hold all headers, or a later one overlaps where they have to be (RFC 1858, 3128, 7112).
+    /// A first fragment does not hold all headers, or a later one overlaps where they have to be
+    /// (RFC 1858, 3128, 7112).
     TinyFragment,
     /// The packet ends inside its layer-4 header.
     TruncatedL4,
@@ -41,7 +43,8 @@ pub enum ParseError {
     TcpOptions,
     /// The UDP length is below 8 bytes or beyond the packet.
     UdpLength,
-    /// A neighbour discovery message is not valid by RFC 4861 (hop limit, code, length, options), or is a fragment (RFC 6980).
+    /// A neighbour discovery message is not valid by RFC 4861 (hop limit, code, length, options),
+    /// or is a fragment (RFC 6980).
     NeighbourDiscovery,
     /// The checksum to complete or the segments to cut do not suit the frame's headers.
     Offload,
@@ -78,15 +81,21 @@ impl ParseError {
             ParseError::Arp => "the ARP packet is cut short or not one for IPv4 over Ethernet",
             ParseError::TruncatedIp => "the frame ends inside the fixed IP header",
             ParseError::IpVersion => "the IP version does not agree with the EtherType",
-            ParseError::Ipv4HeaderLength => "the IPv4 header length is below 20 bytes or beyond the packet",
+            ParseError::Ipv4HeaderLength => {
+                "the IPv4 header length is below 20 bytes or beyond the packet"
+            }
             ParseError::IpLength => "the IP length is beyond the frame or too small for the header",
             ParseError::Ipv4Options => "an IPv4 option does not fit into the header",
-            ParseError::Ipv6Extension => "an IPv6 extension header is cut short, ill-formed or misplaced",
+            ParseError::Ipv6Extension => {
+                "an IPv6 extension header is cut short, ill-formed or misplaced"
+            }
             ParseError::Ipv6TooManyExtensions => {
                 "the chain of IPv6 extension headers is longer than the bound"
             }
             ParseError::Ipv6Jumbogram => "the packet is an IPv6 jumbogram",
-            ParseError::HeadersTooLong => "the headers are longer than the part of a frame that is judged",
+            ParseError::HeadersTooLong => {
+                "the headers are longer than the part of a frame that is judged"
+            }
             ParseError::FragmentLength => {
                 "a fragment is empty, or not the last and not a multiple of 8 bytes"
             }
@@ -95,7 +104,9 @@ impl ParseError {
                 "a first fragment does not hold all headers, or a later one overlaps them"
             }
             ParseError::TruncatedL4 => "the packet ends inside its layer-4 header",
-            ParseError::TcpHeaderLength => "the TCP data offset is below 20 bytes or beyond the packet",
+            ParseError::TcpHeaderLength => {
+                "the TCP data offset is below 20 bytes or beyond the packet"
+            }
             ParseError::TcpOptions => "a TCP option does not fit into the header",
             ParseError::UdpLength => "the UDP length is below 8 bytes or beyond the packet",
             ParseError::NeighbourDiscovery => "a neighbour discovery message is not valid",

@@ -1,7 +1,7 @@
 //! IPv6 extension headers (RFC 8200, section 4; AH: RFC 4302), up to a bound.
 //!
-//! Walked: hop-by-hop, routing, destination options, fragment, AH. Everything else (ESP, mobility, HIP …) ends
-//! the chain and is the packet's protocol.
+//! Walked: hop-by-hop, routing, destination options, fragment, AH. Everything else (ESP, mobility,
+//! HIP …) ends the chain and is the packet's protocol.
 
 use super::head::Head;
 use super::{Fragment, ParseError};
@@ -29,7 +29,10 @@ pub(super) struct Chain {
 /// True for the types that [`walk`] goes through.
 #[inline]
 pub(super) fn is_extension(next: u8) -> bool {
-    matches!(next, HOP_BY_HOP | ROUTING | FRAGMENT | AH | DESTINATION_OPTIONS)
+    matches!(
+        next,
+        HOP_BY_HOP | ROUTING | FRAGMENT | AH | DESTINATION_OPTIONS
+    )
 }
 
 /// Follows the chain that starts at `at` with a header of type `next`, which may be none.
@@ -65,7 +68,8 @@ pub(super) fn walk(head: Head, at: usize, next: u8) -> Result<Chain, ParseError>
             // Only ever right behind the IPv6 header.
             HOP_BY_HOP if count != 0 => return Err(ParseError::Ipv6Extension),
             HOP_BY_HOP | DESTINATION_OPTIONS => check_options(header)?,
-            // The length counts 32-bit words, but IPv6 keeps 8-byte alignment and the fixed part is 12 bytes.
+            // The length counts 32-bit words, but IPv6 keeps 8-byte alignment and the fixed part is
+            // 12 bytes.
             AH if len < 16 || len % 8 != 0 => return Err(ParseError::Ipv6Extension),
             _ => {}
         }
@@ -103,7 +107,9 @@ fn check_options(header: &[u8]) -> Result<(), ParseError> {
         options = match (kind, rest) {
             (0, _) => rest,
             (&OPTION_JUMBO, _) => return Err(ParseError::Ipv6Jumbogram),
-            (_, [len, value @ ..]) => value.get(usize::from(*len)..).ok_or(ParseError::Ipv6Extension)?,
+            (_, [len, value @ ..]) => value
+                .get(usize::from(*len)..)
+                .ok_or(ParseError::Ipv6Extension)?,
             _ => return Err(ParseError::Ipv6Extension),
         };
     }

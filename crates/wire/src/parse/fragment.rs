@@ -1,4 +1,5 @@
-//! Fragments of IP packets (RFC 791, RFC 8200), and which are never honest (RFC 1858, 3128, 7112, 8200).
+//! Fragments of IP packets (RFC 791, RFC 8200), and which are never honest (RFC 1858, 3128, 7112,
+//! 8200).
 
 use super::{ParseError, protocol};
 
@@ -16,9 +17,15 @@ pub struct Fragment {
     pub more: bool,
 }
 
-/// Judges a fragment of `len` bytes of a packet whose length counts `before` bytes ahead of what is fragmented.
+/// Judges a fragment of `len` bytes of a packet whose length counts `before` bytes ahead of what is
+/// fragmented.
 #[cold]
-pub(super) fn check(fragment: Fragment, protocol: u8, before: usize, len: usize) -> Result<(), ParseError> {
+pub(super) fn check(
+    fragment: Fragment,
+    protocol: u8,
+    before: usize,
+    len: usize,
+) -> Result<(), ParseError> {
     if len == 0 || (fragment.more && !len.is_multiple_of(8)) {
         return Err(ParseError::FragmentLength);
     }

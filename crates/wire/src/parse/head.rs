@@ -39,7 +39,11 @@ impl<'a> Head<'a> {
         at: usize,
         short: ParseError,
     ) -> Result<&'a [u8; N], ParseError> {
-        match self.bytes.get(at..).and_then(|rest| rest.first_chunk::<N>()) {
+        match self
+            .bytes
+            .get(at..)
+            .and_then(|rest| rest.first_chunk::<N>())
+        {
             Some(array) => Ok(array),
             None => Err(self.missing(at, N, short)),
         }
@@ -47,7 +51,12 @@ impl<'a> Head<'a> {
 
     /// `len` bytes at `at`; fails as [`Head::array`] does.
     #[inline]
-    pub(super) fn slice(self, at: usize, len: usize, short: ParseError) -> Result<&'a [u8], ParseError> {
+    pub(super) fn slice(
+        self,
+        at: usize,
+        len: usize,
+        short: ParseError,
+    ) -> Result<&'a [u8], ParseError> {
         match self.bytes.get(at..at.saturating_add(len)) {
             Some(slice) => Ok(slice),
             None => Err(self.missing(at, len, short)),

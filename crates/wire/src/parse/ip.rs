@@ -10,8 +10,8 @@ use super::{ETHERNET_LEN, Fragment, Packet, ParseError, extensions, fragment, pr
 /// An IP packet within a frame. Offsets are in bytes from the start of the frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IpPacket {
-    /// The addresses as numbers, IPv4 ones mapped into `::ffff:0:0/96`: one width for both families, so that a
-    /// flow key is made without a branch.
+    /// The addresses as numbers, IPv4 ones mapped into `::ffff:0:0/96`: one width for both
+    /// families, so that a flow key is made without a branch.
     pub(super) src: u128,
     pub(super) dst: u128,
     /// Where the IP packet ends; what is behind in the frame is Ethernet padding.
@@ -20,8 +20,8 @@ pub struct IpPacket {
     pub l3: u16,
     /// Where the layer-4 header starts; in a later fragment, where the fragment's bytes start.
     pub l4: u16,
-    /// The protocol after all extension headers (for a later IPv6 fragment: after those that are in it, which can
-    /// be the number of an extension header that was in the first).
+    /// The protocol after all extension headers (for a later IPv6 fragment: after those that are in
+    /// it, which can be the number of an extension header that was in the first).
     pub protocol: u8,
     /// TTL or hop limit.
     pub ttl: u8,
@@ -29,7 +29,8 @@ pub struct IpPacket {
     pub tos: u8,
     /// IPv6, else IPv4.
     pub v6: bool,
-    /// Set when the packet is one of several fragments. An IPv6 atomic fragment (RFC 6946) is a whole packet.
+    /// Set when the packet is one of several fragments. An IPv6 atomic fragment (RFC 6946) is a
+    /// whole packet.
     pub fragment: Option<Fragment>,
     /// What layer 4 says.
     pub l4_info: L4,
@@ -48,8 +49,8 @@ impl IpPacket {
         address(self.v6, self.dst)
     }
 
-    /// The source address as a number, IPv4 mapped into `::ffff:0:0/96`. A key needs [`IpPacket::v6`] beside it:
-    /// a guest can send such addresses in IPv6 too.
+    /// The source address as a number, IPv4 mapped into `::ffff:0:0/96`. A key needs
+    /// [`IpPacket::v6`] beside it: a guest can send such addresses in IPv6 too.
     #[inline]
     pub fn src_bits(&self) -> u128 {
         self.src
@@ -61,7 +62,8 @@ impl IpPacket {
         self.dst
     }
 
-    /// Bytes from the layer-4 header to the packet's end: header and payload, or a later fragment's bytes.
+    /// Bytes from the layer-4 header to the packet's end: header and payload, or a later fragment's
+    /// bytes.
     #[inline]
     pub fn l4_len(&self) -> usize {
         (self.end as usize).saturating_sub(usize::from(self.l4))
@@ -166,7 +168,9 @@ fn check_options(mut options: &[u8]) -> Result<(), ParseError> {
         options = match (kind, rest) {
             (0, _) => break,
             (1, _) => rest,
-            (_, [len, ..]) if *len >= 2 => options.get(usize::from(*len)..).ok_or(ParseError::Ipv4Options)?,
+            (_, [len, ..]) if *len >= 2 => options
+                .get(usize::from(*len)..)
+                .ok_or(ParseError::Ipv4Options)?,
             _ => return Err(ParseError::Ipv4Options),
         };
     }
@@ -208,9 +212,14 @@ pub(super) fn parse_v6(head: Head, ethernet: &[u8; ETHERNET_LEN]) -> Result<Pack
     )
 }
 
-/// The rest of a packet with extension headers: kept apart so that the common one does not carry a chain along.
+/// The rest of a packet with extension headers: kept apart so that the common one does not carry a
+/// chain along.
 #[cold]
-fn parse_v6_extended(head: Head, ethernet: &[u8; ETHERNET_LEN], ip: &[u8; 40]) -> Result<Packet, ParseError> {
+fn parse_v6_extended(
+    head: Head,
+    ethernet: &[u8; ETHERNET_LEN],
+    ip: &[u8; 40],
+) -> Result<Packet, ParseError> {
     let first = ETHERNET_LEN + 40;
     let chain = extensions::walk(head, first, ip[6])?;
     if let Some(fragment) = chain.fragment {

@@ -63,9 +63,9 @@ impl L4 {
     #[inline]
     pub fn ports(&self) -> Option<(u16, u16)> {
         match *self {
-            L4::Tcp { sport, dport, .. } | L4::Udp { sport, dport } | L4::Sctp { sport, dport, .. } => {
-                Some((sport, dport))
-            }
+            L4::Tcp { sport, dport, .. }
+            | L4::Udp { sport, dport }
+            | L4::Sctp { sport, dport, .. } => Some((sport, dport)),
             _ => None,
         }
     }
@@ -114,9 +114,14 @@ impl std::ops::BitOr for TcpFlags {
     }
 }
 
-/// Reads the layer-4 header of `ip`, which ends where `head` does, and completes the packet with it.
+/// Reads the layer-4 header of `ip`, which ends where `head` does, and completes the packet with
+/// it.
 #[inline(always)]
-pub(super) fn parse(head: Head, ethernet: &[u8; ETHERNET_LEN], ip: IpPacket) -> Result<Packet, ParseError> {
+pub(super) fn parse(
+    head: Head,
+    ethernet: &[u8; ETHERNET_LEN],
+    ip: IpPacket,
+) -> Result<Packet, ParseError> {
     let with = |l4_info| frame(ethernet, Net::Ip(IpPacket { l4_info, ..ip }));
     if ip.fragment.is_some_and(|fragment| fragment.offset != 0) {
         return Ok(with(L4::LaterFragment));
@@ -174,7 +179,9 @@ fn check_tcp_options(mut options: &[u8]) -> Result<(), ParseError> {
         options = match (kind, rest) {
             (0, _) => break,
             (1, _) => rest,
-            (_, [len, ..]) if *len >= 2 => options.get(usize::from(*len)..).ok_or(ParseError::TcpOptions)?,
+            (_, [len, ..]) if *len >= 2 => options
+                .get(usize::from(*len)..)
+                .ok_or(ParseError::TcpOptions)?,
             _ => return Err(ParseError::TcpOptions),
         };
     }
@@ -185,7 +192,8 @@ fn check_tcp_options(mut options: &[u8]) -> Result<(), ParseError> {
 fn parse_udp(head: Head, at: usize, short: ParseError, fragmented: bool) -> Result<L4, ParseError> {
     let &[s0, s1, d0, d1, l0, l1, _, _] = head.array(at, short)?;
     let len = usize::from(u16::from_be_bytes([l0, l1]));
-    // A first fragment's length is the whole datagram's. One that ends before the packet does is odd but defined.
+    // A first fragment's length is the whole datagram's. One that ends before the packet does is
+    // odd but defined.
     if len < 8 || (!fragmented && len > head.end() - at) {
         return Err(ParseError::UdpLength);
     }
@@ -231,7 +239,8 @@ fn parse_icmpv6(head: Head, at: usize, short: ParseError) -> Result<L4, ParseErr
     Ok(L4::Icmp { kind, code, id })
 }
 
-/// Echo, timestamp, information, address mask, extended echo (RFC 792, 950, 8335): the types with an identifier.
+/// Echo, timestamp, information, address mask, extended echo (RFC 792, 950, 8335): the types with
+/// an identifier.
 #[inline]
 pub(super) fn is_query_v4(kind: u8) -> bool {
     matches!(kind, 0 | 8 | 13..=18 | 42 | 43)

@@ -1,20 +1,27 @@
 //! Does what a sender left undone suit the headers of its frame?
 //!
-//! Completing a checksum writes two bytes into the frame after it has been judged. Were the place the sender's
-//! free choice, it could turn an address that was judged into another. So the place is either the field that
-//! the protocol has for it, or behind all that was judged (an inner header of a tunnel, a tagged frame).
+//! Completing a checksum writes two bytes into the frame after it has been judged. Were the place
+//! the sender's free choice, it could turn an address that was judged into another. So the place is
+//! either the field that the protocol has for it, or behind all that was judged (an inner header of
+//! a tunnel, a tagged frame).
 
 use super::{ETHERNET_LEN, L4, Net, Packet, ParseError};
 use crate::offload::{Gso, Offload, PartialChecksum};
 
-/// The most segments a frame may stand for. The smallest TCP segments that Linux sends (48 bytes) make 1,365 of the
-/// largest frame; a guest that asks for one-byte segments is after the time of its neighbours.
+/// The most segments a frame may stand for. The smallest TCP segments that Linux sends (48 bytes)
+/// make 1,365 of the largest frame; a guest that asks for one-byte segments is after the time of
+/// its neighbours.
 pub const SEGMENTS_MAX: usize = 2048;
 
-/// Fails with [`ParseError::Offload`] when the checksum's place or the kind of segments do not suit `packet`, the
-/// result of parsing a frame of `frame_len` bytes. To be called once for every frame, beside [`super::parse`].
+/// Fails with [`ParseError::Offload`] when the checksum's place or the kind of segments do not suit
+/// `packet`, the result of parsing a frame of `frame_len` bytes. To be called once for every frame,
+/// beside [`super::parse`].
 #[inline]
-pub fn check_offload(packet: &Packet, frame_len: usize, offload: &Offload) -> Result<(), ParseError> {
+pub fn check_offload(
+    packet: &Packet,
+    frame_len: usize,
+    offload: &Offload,
+) -> Result<(), ParseError> {
     if offload.checksum.is_none() && offload.gso == Gso::None {
         return Ok(());
     }
@@ -56,7 +63,9 @@ fn gso_suits(packet: &Packet, offload: &Offload) -> bool {
     if offload.gso == Gso::None {
         return true;
     }
-    let Net::Ip(ip) = &packet.net else { return false };
+    let Net::Ip(ip) = &packet.net else {
+        return false;
+    };
     let too_many = ip.l4_len() > usize::from(offload.gso_size) * SEGMENTS_MAX;
     if ip.fragment.is_some() || offload.gso_size == 0 || too_many {
         return false;
@@ -67,7 +76,8 @@ fn gso_suits(packet: &Packet, offload: &Offload) -> bool {
         (Gso::Udp, L4::Udp { .. }) => 6,
         _ => return false,
     };
-    // Each segment has its own checksum to complete, and whoever cuts it looks for the headers where that begins.
+    // Each segment has its own checksum to complete, and whoever cuts it looks for the headers
+    // where that begins.
     let own = PartialChecksum {
         start: ip.l4,
         offset: field,
@@ -100,8 +110,11 @@ mod tests {
     #[test]
     fn a_checksum_goes_into_its_field_or_behind_the_headers() {
         let (tcp, udp) = (v4().tcp(1, 2, TcpFlags::ACK), v4().udp(1, 2));
-        assert!(suits(&tcp, 34, 16) && suits(&udp, 34, 6) && suits(&v4().echo_request(1, 1), 34, 2));
-        // The destination address, a port, the sequence number, TCP's place in UDP: what has been judged.
+        assert!(
+            suits(&tcp, 34, 16) && suits(&udp, 34, 6) && suits(&v4().echo_request(1, 1), 34, 2)
+        );
+        // The destination address, a port, the sequence number, TCP's place in UDP: what has been
+        // judged.
         for (builder, start, offset) in [
             (&tcp, 14, 16),
             (&tcp, 34, 2),
@@ -113,7 +126,12 @@ mod tests {
         }
         // An inner header, up to the end of the packet; not beyond it into padding or nothing.
         let end = 34 + 8 + 100;
-        assert!(suits(&udp, 42, 0) && suits(&udp, 42, 98) && !suits(&udp, 42, 99) && !suits(&udp, end, 0));
+        assert!(
+            suits(&udp, 42, 0)
+                && suits(&udp, 42, 98)
+                && !suits(&udp, 42, 99)
+                && !suits(&udp, end, 0)
+        );
         assert!(!suits(&udp.pad_to(200), 42, 99) && !suits(&tcp, u16::MAX, u16::MAX));
     }
 
@@ -135,7 +153,9 @@ mod tests {
         }
         // The ports in what an error quotes.
         let quote = v4().udp(1, 2).build();
-        let error = build::frame(a, b).ip([10, 0, 0, 1], [10, 0, 0, 2]).icmp(3, 3, 0);
+        let error = build::frame(a, b)
+            .ip([10, 0, 0, 1], [10, 0, 0, 2])
+            .icmp(3, 3, 0);
         let error = error.payload(&quote[14..]);
         assert!(suits(&error, 34, 2) && !suits(&error, 62, 2) && !suits(&error, 42, 0));
     }
@@ -146,8 +166,14 @@ mod tests {
         let (frame, offload) = large.build_with_offload();
         let packet = parse::parse(&frame, frame.len()).unwrap();
         assert_eq!(check_offload(&packet, frame.len(), &offload), Ok(()));
-        let checksum = Some(PartialChecksum { start: 60, offset: 6 });
-        let inner = Offload { checksum, ..offload };
+        let checksum = Some(PartialChecksum {
+            start: 60,
+            offset: 6,
+        });
+        let inner = Offload {
+            checksum,
+            ..offload
+        };
         let refused = check_offload(&packet, frame.len(), &inner);
         assert_eq!(refused, Err(ParseError::Offload));
     }
@@ -158,7 +184,10 @@ mod tests {
         assert!(suits(&tagged, 38, 16) && !suits(&tagged, 12, 0));
         let arp = build::arp_request(Mac([2; 6]), [10, 0, 0, 1].into(), [10, 0, 0, 2].into());
         let packet = parse::parse(&arp, arp.len()).unwrap();
-        let checksum = Some(PartialChecksum { start: 20, offset: 2 });
+        let checksum = Some(PartialChecksum {
+            start: 20,
+            offset: 2,
+        });
         let offload = Offload {
             checksum,
             ..Offload::default()
@@ -167,6 +196,9 @@ mod tests {
             check_offload(&packet, arp.len(), &offload),
             Err(ParseError::Offload)
         );
-        assert_eq!(check_offload(&packet, arp.len(), &Offload::default()), Ok(()));
+        assert_eq!(
+            check_offload(&packet, arp.len(), &Offload::default()),
+            Ok(())
+        );
     }
 }

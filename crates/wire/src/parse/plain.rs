@@ -1,8 +1,9 @@
-//! The packet that nearly all are: untagged, whole, IPv4 without options or IPv6 without extension headers, TCP or UDP.
+//! The packet that nearly all are: untagged, whole, IPv4 without options or IPv6 without extension
+//! headers, TCP or UDP.
 //!
-//! [`plain`] reads it with a handful of loads at fixed places and says yes or nothing. A yes means that
-//! [`parse`](super::parse()) says the same, with the same numbers (a property test holds it to that); of everything
-//! else, faulty packets included, it says nothing: they are for the parser.
+//! [`plain`] reads it with a handful of loads at fixed places and says yes or nothing. A yes means
+//! that [`parse`](super::parse()) says the same, with the same numbers (a property test holds it to
+//! that); of everything else, faulty packets included, it says nothing: they are for the parser.
 
 use super::{ETHERNET_LEN, TcpFlags, protocol};
 use crate::Mac;
@@ -22,8 +23,8 @@ pub struct Plain {
     pub dst: u64,
     /// The Ethernet source, likewise.
     pub src: u64,
-    /// The addresses. IPv4: the source in the upper half of the first word, the destination in the lower; zeros. IPv6: the
-    /// source in two words, upper half first, then the destination.
+    /// The addresses. IPv4: the source in the upper half of the first word, the destination in the
+    /// lower; zeros. IPv6: the source in two words, upper half first, then the destination.
     pub ip: [u64; 4],
     /// The source port in the upper half, the destination port in the lower.
     pub ports: u32,
@@ -78,8 +79,8 @@ pub fn ethertype_of(head: &[u8]) -> u16 {
     }
 }
 
-/// The packet in a frame of `frame_len` bytes whose first bytes are in `head` and whose EtherType is that of IPv6 or
-/// else IPv4, if it is a plain one.
+/// The packet in a frame of `frame_len` bytes whose first bytes are in `head` and whose EtherType
+/// is that of IPv6 or else IPv4, if it is a plain one.
 #[inline(always)]
 pub fn plain<const V6: bool>(head: &[u8], frame_len: usize) -> Option<Plain> {
     if V6 {
@@ -116,7 +117,13 @@ fn v6(head: &[u8], frame_len: usize) -> Option<Plain> {
 }
 
 #[inline(always)]
-fn layer_4<const L4: usize>(head: &[u8], start: &[u8], end: usize, next: u8, ip: [u64; 4]) -> Option<Plain> {
+fn layer_4<const L4: usize>(
+    head: &[u8],
+    start: &[u8],
+    end: usize,
+    next: u8,
+    ip: [u64; 4],
+) -> Option<Plain> {
     let l4: &[u8; 8] = start.get(L4..)?.first_chunk()?;
     let tcp = next == protocol::TCP;
     if tcp {
@@ -146,8 +153,8 @@ fn word(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-/// Bytes of the TCP header at `L4`, if it has no options, or what nearly every data segment has: two no-operations and a
-/// timestamp (RFC 7323, appendix A).
+/// Bytes of the TCP header at `L4`, if it has no options, or what nearly every data segment has:
+/// two no-operations and a timestamp (RFC 7323, appendix A).
 #[inline(always)]
 fn tcp_header_len<const L4: usize>(head: &[u8], end: usize) -> Option<usize> {
     let tcp: &[u8; 20] = head.get(L4..)?.first_chunk()?;
@@ -183,7 +190,8 @@ impl Transport {
             return None;
         }
         let tcp: &[u8; 20] = head.get(usize::from(self.l4)..)?.first_chunk()?;
-        let number = |at: usize| u32::from_be_bytes([tcp[at], tcp[at + 1], tcp[at + 2], tcp[at + 3]]);
+        let number =
+            |at: usize| u32::from_be_bytes([tcp[at], tcp[at + 1], tcp[at + 2], tcp[at + 3]]);
         Some(PlainTcp {
             flags: TcpFlags(tcp[13]),
             seq: number(4),
@@ -195,8 +203,9 @@ impl Transport {
 }
 
 impl Plain {
-    /// What the sender left undone is what such a packet can have undone: its own checksum, and cutting it into
-    /// segments of its own kind, not too many of them. A yes is one of [`check_offload`](super::check_offload) too.
+    /// What the sender left undone is what such a packet can have undone: its own checksum, and
+    /// cutting it into segments of its own kind, not too many of them. A yes is one of
+    /// [`check_offload`](super::check_offload) too.
     #[inline]
     pub fn suits(&self, offload: &Offload) -> bool {
         let l4 = usize::from(self.transport.l4);
@@ -212,7 +221,8 @@ impl Plain {
             Gso::Udp => !tcp,
         };
         let few = offload.gso_size > 0
-            && self.transport.end as usize - l4 <= usize::from(offload.gso_size) * super::SEGMENTS_MAX;
+            && self.transport.end as usize - l4
+                <= usize::from(offload.gso_size) * super::SEGMENTS_MAX;
         kind && few && offload.checksum.is_none_or(own)
     }
 }

@@ -1,4 +1,5 @@
-//! The packet that an ICMP error quotes (RFC 792; RFC 4443, section 2.4 (c)): enough of it to find its flow.
+//! The packet that an ICMP error quotes (RFC 792; RFC 4443, section 2.4 (c)): enough of it to find
+//! its flow.
 
 use std::net::IpAddr;
 
@@ -68,12 +69,17 @@ impl Quoted {
 /// Reads the packet quoted in `message`, the bytes behind the 8-byte header of an ICMP error
 /// ([`super::IpPacket::message`] gives them).
 ///
-/// A quote is cut wherever its sender liked: its lengths are not held against it, but the IP header, its
-/// extensions and eight bytes of layer 4 have to be there. A later fragment shows no ports: [`ParseError::TruncatedL4`].
+/// A quote is cut wherever its sender liked: its lengths are not held against it, but the IP
+/// header, its extensions and eight bytes of layer 4 have to be there. A later fragment shows no
+/// ports: [`ParseError::TruncatedL4`].
 pub fn quoted(message: &[u8], v6: bool) -> Result<Quoted, ParseError> {
     // There is nothing behind what can be seen: whatever is missing is missing for good.
     let head = Head::new(message, message.len());
-    let (src, dst, protocol, l4) = if v6 { quoted_v6(head)? } else { quoted_v4(head)? };
+    let (src, dst, protocol, l4) = if v6 {
+        quoted_v6(head)?
+    } else {
+        quoted_v4(head)?
+    };
     let l4 = match protocol {
         protocol::TCP | protocol::UDP | protocol::SCTP => {
             let &[s0, s1, d0, d1, ..] = head.array::<8>(l4, ParseError::TruncatedL4)?;
@@ -84,11 +90,19 @@ pub fn quoted(message: &[u8], v6: bool) -> Result<Quoted, ParseError> {
         }
         protocol::ICMP | protocol::ICMPV6 if (protocol == protocol::ICMPV6) == v6 => {
             let &[kind, code, _, _, i0, i1, ..] = head.array::<8>(l4, ParseError::TruncatedL4)?;
-            let query = if v6 { is_query_v6(kind) } else { is_query_v4(kind) };
+            let query = if v6 {
+                is_query_v6(kind)
+            } else {
+                is_query_v4(kind)
+            };
             QuotedL4::Icmp {
                 kind,
                 code,
-                id: if query { u16::from_be_bytes([i0, i1]) } else { 0 },
+                id: if query {
+                    u16::from_be_bytes([i0, i1])
+                } else {
+                    0
+                },
             }
         }
         _ => QuotedL4::Other,
@@ -157,7 +171,9 @@ mod tests {
         } else {
             v4().icmp(3, 4, 1400)
         };
-        let error = error.payload(&packet[14..][..len.min(packet.len() - 14)]).build();
+        let error = error
+            .payload(&packet[14..][..len.min(packet.len() - 14)])
+            .build();
         let parsed = parse::parse(&error, error.len()).unwrap();
         let ip = parsed.ip().unwrap();
         assert!(ip.is_icmp_error());
@@ -237,6 +253,9 @@ mod tests {
         assert_eq!(quoted(&v6_in_v4[14..], false), Err(ParseError::IpVersion));
         let mut short = v4().udp(1, 2).build();
         short[14] = 0x44;
-        assert_eq!(quoted(&short[14..], false), Err(ParseError::Ipv4HeaderLength));
+        assert_eq!(
+            quoted(&short[14..], false),
+            Err(ParseError::Ipv4HeaderLength)
+        );
     }
 }

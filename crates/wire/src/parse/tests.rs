@@ -32,7 +32,11 @@ fn ip_of(frame: &[u8]) -> IpPacket {
 /// Frames of every kind that is told apart.
 fn valid_frames() -> Vec<Vec<u8>> {
     let timestamps = [1, 1, 8, 10, 1, 2, 3, 4, 5, 6, 7, 8];
-    let mut frames = vec![build::arp_request(A, [10, 0, 0, 1].into(), [10, 0, 0, 2].into())];
+    let mut frames = vec![build::arp_request(
+        A,
+        [10, 0, 0, 1].into(),
+        [10, 0, 0, 2].into(),
+    )];
     for ip in [
         v4(),
         v4().ip_options(&[7, 7, 4, 0, 0, 0, 0, 0]),

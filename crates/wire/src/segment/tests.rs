@@ -35,7 +35,8 @@ fn header(segments: &Segments, index: usize, checksum: Checksum) -> Vec<u8> {
 /// Cuts a frame and puts header and payload of each segment together.
 fn cut(builder: &Builder, full: bool) -> Vec<Vec<u8>> {
     let (frame, offload) = builder.build_with_offload();
-    let segments = Segments::new(&frame[..frame.len().min(HEADER_MAX)], frame.len(), &offload).unwrap();
+    let segments =
+        Segments::new(&frame[..frame.len().min(HEADER_MAX)], frame.len(), &offload).unwrap();
     let mut out = Vec::new();
     for index in 0..segments.count() {
         let payload = &frame[segments.payload(index)];
@@ -65,7 +66,8 @@ fn tcp_over_ipv4_in_whole_frames() {
             .tcp_options(&timestamps)
     };
     let payload = bytes(2500);
-    // Each segment is what a sender would have made of it: the builder is the independent other half.
+    // Each segment is what a sender would have made of it: the builder is the independent other
+    // half.
     let middle = TcpFlags::ACK | TcpFlags::ECE;
     let expected = [
         large(middle | TcpFlags::CWR, 0xffff_ff00)
@@ -114,7 +116,11 @@ fn golden_header_of_a_segment() {
         }
     );
     assert_eq!(
-        (segments.payload(0), segments.payload(1), segments.payload(2)),
+        (
+            segments.payload(0),
+            segments.payload(1),
+            segments.payload(2)
+        ),
         (54..74, 74..84, 84..84)
     );
 }
@@ -139,7 +145,10 @@ fn udp_of_both_families() {
     for large in [v4().udp(5000, 443), v6().udp(5000, 443)] {
         let piece = |id, range: Range<usize>| large.clone().id(id).payload(&payload[range]).build();
         let expected = [piece(0, 0..100), piece(1, 100..200), piece(2, 200..250)];
-        assert_eq!(cut(&large.clone().payload(&payload).gso(100), true), expected);
+        assert_eq!(
+            cut(&large.clone().payload(&payload).gso(100), true),
+            expected
+        );
     }
 }
 
@@ -152,7 +161,11 @@ fn partial_checksums_are_the_pseudo_headers() {
         v4().udp(1, 2),
         v6().udp(1, 2),
     ] {
-        let expected = large.clone().payload(&payload[..100]).partial_checksum().build();
+        let expected = large
+            .clone()
+            .payload(&payload[..100])
+            .partial_checksum()
+            .build();
         assert_eq!(cut(&large.payload(&payload).gso(100), false)[0], expected);
     }
 }
@@ -173,7 +186,10 @@ fn a_udp_checksum_of_zero_is_sent_as_ones() {
 #[test]
 fn padding_is_left_behind_and_no_payload_is_one_segment() {
     let large = v4().tcp(1, 2, TcpFlags::ACK).payload(&[7]);
-    assert_eq!(cut(&large.clone().gso(10).pad_to(60), true), [large.build()]);
+    assert_eq!(
+        cut(&large.clone().gso(10).pad_to(60), true),
+        [large.build()]
+    );
     let empty = v4().tcp(1, 2, TcpFlags::ACK | TcpFlags::PSH);
     assert_eq!(cut(&empty.clone().gso(10), true), [empty.build()]);
 }
@@ -244,7 +260,11 @@ fn naive_is_valid(frame: &[u8]) -> bool {
         sum == 0xffff
     };
     let l3 = usize::from(ip.l3);
-    let addresses = if ip.v6 { l3 + 8..l3 + 40 } else { l3 + 12..l3 + 20 };
+    let addresses = if ip.v6 {
+        l3 + 8..l3 + 40
+    } else {
+        l3 + 12..l3 + 20
+    };
     let l4 = &frame[usize::from(ip.l4)..ip.end as usize];
     let pseudo = words(&frame[addresses]) + u64::from(ip.protocol) + l4.len() as u64;
     let ip_is_valid = ip.v6 || is_ones(words(&frame[l3..usize::from(ip.l4)]));

@@ -1,5 +1,5 @@
-//! Congestion marks in tunnels (RFC 6040), in the normal mode: what the inner packet says is said outside, and what
-//! happened to it outside is told inside.
+//! Congestion marks in tunnels (RFC 6040), in the normal mode: what the inner packet says is said
+//! outside, and what happened to it outside is told inside.
 //!
 //! An ECN field is the lower two bits of TOS or traffic class.
 
@@ -23,8 +23,8 @@ pub fn encapsulate(inner: u8) -> u8 {
     inner & MASK
 }
 
-/// The inner ECN field after decapsulation, `None` for a packet that has to be dropped: congestion was signalled, and
-/// its transport would not understand (section 4.2, figure 4).
+/// The inner ECN field after decapsulation, `None` for a packet that has to be dropped: congestion
+/// was signalled, and its transport would not understand (section 4.2, figure 4).
 #[inline]
 pub fn decapsulate(inner: u8, outer: u8) -> Option<u8> {
     match (inner & MASK, outer & MASK) {
@@ -36,8 +36,8 @@ pub fn decapsulate(inner: u8, outer: u8) -> Option<u8> {
     }
 }
 
-/// The TOS (traffic class) of an inner frame that begins with `head`; 0 when it is not an untagged IP packet, or not
-/// enough of one.
+/// The TOS (traffic class) of an inner frame that begins with `head`; 0 when it is not an untagged
+/// IP packet, or not enough of one.
 #[inline]
 pub fn tos_of(head: &[u8]) -> u8 {
     let Some(&[a, b, c, d]) = head.get(12..).and_then(<[u8]>::first_chunk::<4>) else {
@@ -50,8 +50,8 @@ pub fn tos_of(head: &[u8]) -> u8 {
     }
 }
 
-/// Applies [`decapsulate`] to an inner frame that begins with `head`, IPv4's checksum included. False when the frame has
-/// to be dropped. What is not IP stays as it is.
+/// Applies [`decapsulate`] to an inner frame that begins with `head`, IPv4's checksum included.
+/// False when the frame has to be dropped. What is not IP stays as it is.
 #[inline]
 pub fn decapsulate_frame(head: &mut [u8], outer_tos: u8) -> bool {
     if outer_tos & MASK == NOT_ECT {
@@ -115,7 +115,9 @@ mod tests {
                         let frame = build::frame(Mac([2; 6]), Mac([4; 6])).tos(0xb8 | ecn);
                         let frame = match v6 {
                             false => frame.ip([10, 0, 0, 1], [10, 0, 0, 2]),
-                            true => frame.ip([1u16, 0, 0, 0, 0, 0, 0, 1], [1u16, 0, 0, 0, 0, 0, 0, 2]),
+                            true => {
+                                frame.ip([1u16, 0, 0, 0, 0, 0, 0, 1], [1u16, 0, 0, 0, 0, 0, 0, 2])
+                            }
                         };
                         frame.udp(1, 2).build()
                     };

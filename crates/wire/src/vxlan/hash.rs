@@ -1,18 +1,19 @@
 //! The flow of an inner frame as a number.
 //!
-//! RFC 7348, section 5 wants the UDP source port to be made of the inner headers, so that routers spread flows over
-//! their paths and network cards over their queues. Both directions of a flow give the same number, here and on every
-//! host: they take the same pair of queues and, where routers hash alike, the same path, and a capture of
-//! one finds the other. It is not keyed, so that a restart does not move flows to other paths; a guest that makes all
-//! its flows collide has them on one path, which is its own loss.
+//! RFC 7348, section 5 wants the UDP source port to be made of the inner headers, so that routers
+//! spread flows over their paths and network cards over their queues. Both directions of a flow
+//! give the same number, here and on every host: they take the same pair of queues and, where
+//! routers hash alike, the same path, and a capture of one finds the other. It is not keyed, so
+//! that a restart does not move flows to other paths; a guest that makes all its flows collide has
+//! them on one path, which is its own loss.
 
 use crate::parse::{IpPacket, L4, Net, Packet, Plain, mac_bits};
 
 /// The least of the ports that [`source_port`] gives (the dynamic ones, RFC 6335).
 const FIRST_PORT: u16 = 49_152;
 
-/// Of a packet that was parsed: MAC addresses alone when it is not IP, addresses alone when it has no ports or is a
-/// fragment (its other fragments have none).
+/// Of a packet that was parsed: MAC addresses alone when it is not IP, addresses alone when it has
+/// no ports or is a fragment (its other fragments have none).
 pub fn flow_hash(packet: &Packet) -> u32 {
     match &packet.net {
         Net::Ip(ip) => ip_hash(ip),
@@ -89,13 +90,21 @@ mod tests {
             ],
         ];
         for [src, dst] in families {
-            let there = build::frame(a, b).ip(src, dst).tcp(40_000, 80, TcpFlags::ACK);
-            let back = build::frame(b, a).ip(dst, src).tcp(80, 40_000, TcpFlags::ACK);
+            let there = build::frame(a, b)
+                .ip(src, dst)
+                .tcp(40_000, 80, TcpFlags::ACK);
+            let back = build::frame(b, a)
+                .ip(dst, src)
+                .tcp(80, 40_000, TcpFlags::ACK);
             assert_eq!(hash(&there), hash(&back));
             let bytes = there.build();
             let plain = match src {
-                IpAddr::V4(_) => plain_hash::<false>(&parse::plain::<false>(&bytes, bytes.len()).unwrap()),
-                IpAddr::V6(_) => plain_hash::<true>(&parse::plain::<true>(&bytes, bytes.len()).unwrap()),
+                IpAddr::V4(_) => {
+                    plain_hash::<false>(&parse::plain::<false>(&bytes, bytes.len()).unwrap())
+                }
+                IpAddr::V6(_) => {
+                    plain_hash::<true>(&parse::plain::<true>(&bytes, bytes.len()).unwrap())
+                }
             };
             assert_eq!(plain, hash(&there));
         }

@@ -37,8 +37,8 @@ impl Ends {
 /// Whether the outer UDP checksum is computed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum UdpChecksum {
-    /// Zero: none. What RFC 7348 asks for over IPv4, and what RFC 6935 and 6936 allow tunnels over IPv6: the inner frame
-    /// has checksums of its own.
+    /// Zero: none. What RFC 7348 asks for over IPv4, and what RFC 6935 and 6936 allow tunnels over
+    /// IPv6: the inner frame has checksums of its own.
     #[default]
     Zero,
     /// Over all of the datagram: costs a sum of the whole inner frame.
@@ -62,10 +62,10 @@ pub struct Outer {
 }
 
 impl Outer {
-    /// The headers towards one next hop: Ethernet from `macs.0` to `macs.1`, tagged with the TCI `vlan` if there is one,
-    /// IP between `ends` with this TTL (hop limit), UDP to `port`. VNI, source port and TOS are 0 until
-    /// [`set_flow`](Outer::set_flow). IPv4 has DF set and no identification (RFC 6864): a tunnel endpoint must not
-    /// fragment (RFC 7348, section 4.3).
+    /// The headers towards one next hop: Ethernet from `macs.0` to `macs.1`, tagged with the TCI
+    /// `vlan` if there is one, IP between `ends` with this TTL (hop limit), UDP to `port`. VNI,
+    /// source port and TOS are 0 until [`set_flow`](Outer::set_flow). IPv4 has DF set and no
+    /// identification (RFC 6864): a tunnel endpoint must not fragment (RFC 7348, section 4.3).
     pub fn new(
         macs: (Mac, Mac),
         vlan: Option<u16>,
@@ -151,10 +151,10 @@ impl Outer {
         self.checksum == UdpChecksum::Full
     }
 
-    /// Writes the headers for an inner frame of `inner_len` bytes to the first [`len`](Outer::len) bytes of `out`, which
-    /// are there. `inner_sum` is the inner frame's ones'-complement sum ([`checksum::sum`]), looked at only when
-    /// [`needs_sum`](Outer::needs_sum) says so. A length that does not fit its field is cut: the caller has
-    /// held the frame against the MTU.
+    /// Writes the headers for an inner frame of `inner_len` bytes to the first [`len`](Outer::len)
+    /// bytes of `out`, which are there. `inner_sum` is the inner frame's ones'-complement sum
+    /// ([`checksum::sum`]), looked at only when [`needs_sum`](Outer::needs_sum) says so. A length
+    /// that does not fit its field is cut: the caller has held the frame against the MTU.
     #[inline]
     pub fn write(&self, out: &mut [u8], inner_len: usize, inner_sum: u32) {
         let out = &mut out[..self.len()];

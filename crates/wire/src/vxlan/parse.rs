@@ -25,8 +25,8 @@ pub struct Received {
     pub inner: u16,
     /// Where it ends; what is behind is Ethernet padding.
     pub end: u32,
-    /// The sum of pseudo-header, UDP and VXLAN header when the sender has made a UDP checksum: with that of the inner
-    /// frame added it folds to 0xffff.
+    /// The sum of pseudo-header, UDP and VXLAN header when the sender has made a UDP checksum: with
+    /// that of the inner frame added it folds to 0xffff.
     pub sum: Option<u32>,
 }
 
@@ -45,7 +45,8 @@ pub enum OuterError {
     Malformed,
     /// The IPv4 header's checksum is wrong.
     Checksum,
-    /// A fragment: endpoints do not fragment (RFC 7348, section 4.3), and reassembly is not done here.
+    /// A fragment: endpoints do not fragment (RFC 7348, section 4.3), and reassembly is not done
+    /// here.
     Fragment,
     /// Not IP, not UDP, or to another port.
     NotVxlan,
@@ -67,10 +68,11 @@ impl fmt::Display for OuterError {
 
 impl std::error::Error for OuterError {}
 
-/// Looks through the headers in front of an inner frame: Ethernet, at most one 802.1Q tag, IPv4 (options are
-/// skipped) or IPv6 (without extension headers: endpoints send none), UDP to `port`, VXLAN. `head` holds the first
-/// bytes of a frame of `frame_len` bytes. Reserved fields are not looked at (RFC 7348, section 5). Addresses are not
-/// judged, and the UDP checksum is left to [`Received::verify`].
+/// Looks through the headers in front of an inner frame: Ethernet, at most one 802.1Q tag, IPv4
+/// (options are skipped) or IPv6 (without extension headers: endpoints send none), UDP to `port`,
+/// VXLAN. `head` holds the first bytes of a frame of `frame_len` bytes. Reserved fields are not
+/// looked at (RFC 7348, section 5). Addresses are not judged, and the UDP checksum is left to
+/// [`Received::verify`].
 #[inline]
 pub fn parse(head: &[u8], frame_len: usize, port: u16) -> Result<Received, OuterError> {
     let head = head.get(..frame_len).unwrap_or(head);
@@ -100,7 +102,8 @@ pub fn parse(head: &[u8], frame_len: usize, port: u16) -> Result<Received, Outer
     if udp[8] & FLAG_VNI == 0 {
         return Err(OuterError::NoVni);
     }
-    let vni = Vni::new(u32::from_be_bytes([0, udp[12], udp[13], udp[14]])).map_err(|_| OuterError::NoVni)?;
+    let vni = Vni::new(u32::from_be_bytes([0, udp[12], udp[13], udp[14]]))
+        .map_err(|_| OuterError::NoVni)?;
     let has_checksum = udp[6] | udp[7] != 0;
     Ok(Received {
         src: ip.src,

@@ -15,8 +15,8 @@ const THERE: Mac = Mac([2, 0xaa, 0, 0, 0, 2]);
 const INNER: &str = "020000000002020000000001080045bb0024000000004011660c0a0000010a0000029c400050001000\
                      000000000000000000";
 
-/// What `ip link add type vxlan id 0x123456 df set ttl 64 tos inherit` put in front of it over IPv4. The kernel gives each
-/// packet an identification, which is taken out here.
+/// What `ip link add type vxlan id 0x123456 df set ttl 64 tos inherit` put in front of it over
+/// IPv4. The kernel gives each packet an identification, which is taken out here.
 const KERNEL_V4: &str = "02aa0000000202aa00000001080045ba0056000040004011b5d9c0000201c0000202df2312b5004270b5\
                          0800000012345600";
 /// Over IPv6, which has a UDP checksum unless `udp6zerocsumtx` is given.
@@ -155,7 +155,11 @@ fn what_is_not_vxlan_to_this_port_says_why() {
         ("ARP", with(13, 6), OuterError::NotVxlan),
         ("IP version", with(14, 0x65), OuterError::Malformed),
         ("IHL", with(14, 0x44), OuterError::Malformed),
-        ("total length", with(17, good.len() as u8), OuterError::Malformed),
+        (
+            "total length",
+            with(17, good.len() as u8),
+            OuterError::Malformed,
+        ),
         (
             "total length below the header",
             with(17, 19),
@@ -174,7 +178,10 @@ fn what_is_not_vxlan_to_this_port_says_why() {
     }
     let mut spoilt = good.clone();
     spoilt[30] ^= 1;
-    assert_eq!(parse(&spoilt, spoilt.len(), PORT), Err(OuterError::Checksum));
+    assert_eq!(
+        parse(&spoilt, spoilt.len(), PORT),
+        Err(OuterError::Checksum)
+    );
     // Reserved flags and fields are not looked at.
     let mut reserved = good.clone();
     reserved[42..46].fill(0xff);

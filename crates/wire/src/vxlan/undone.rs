@@ -1,9 +1,11 @@
-//! What the kernel has left undone in a packet that was on no wire: one that another kernel, or this one, handed over a veth or
-//! a bridge as its own buffer. Its offloads would have been a NIC's to do, and there is none.
+//! What the kernel has left undone in a packet that was on no wire: one that another kernel, or
+//! this one, handed over a veth or a bridge as its own buffer. Its offloads would have been a NIC's
+//! to do, and there is none.
 //!
-//! Where nobody tells (an XDP program sees the bytes alone) it is told by the bytes: a checksum that is only begun is the sum of
-//! its pseudo-header, and a packet longer than the link takes is several. Both could be chance in a packet that is whole: to
-//! complete a right checksum that happens to be that sum gives the same checksum again.
+//! Where nobody tells (an XDP program sees the bytes alone) it is told by the bytes: a checksum
+//! that is only begun is the sum of its pseudo-header, and a packet longer than the link takes is
+//! several. Both could be chance in a packet that is whole: to complete a right checksum that
+//! happens to be that sum gives the same checksum again.
 
 use std::net::IpAddr;
 
@@ -18,10 +20,11 @@ const UDP_FIELD: u16 = 6;
 /// Bytes of a VLAN tag.
 const TAG_LEN: usize = 4;
 
-/// What is left to do in a VXLAN frame of `frame_len` bytes that begins with `head`, outer headers and all, from a link of
-/// this MTU (bytes of IP packet). The outer UDP checksum, the inner packet's, or to cut an inner TCP packet into segments that
-/// fit the link. A frame that is no VXLAN, or broken, has nothing undone: it is for others to refuse. `None`: it is too long
-/// for the link, and there is no telling how it is to be cut.
+/// What is left to do in a VXLAN frame of `frame_len` bytes that begins with `head`, outer headers
+/// and all, from a link of this MTU (bytes of IP packet). The outer UDP checksum, the inner
+/// packet's, or to cut an inner TCP packet into segments that fit the link. A frame that is no
+/// VXLAN, or broken, has nothing undone: it is for others to refuse. `None`: it is too long for the
+/// link, and there is no telling how it is to be cut.
 pub fn left_undone(head: &[u8], frame_len: usize, mtu: u32) -> Option<Offload> {
     let whole = Offload::default();
     let Some((l3, l4)) = outer_headers(head) else {
@@ -36,7 +39,9 @@ pub fn left_undone(head: &[u8], frame_len: usize, mtu: u32) -> Option<Offload> {
     let packet = head
         .get(front..)
         .and_then(|inner| inner::parse(inner, inner_len).ok());
-    let begun = packet.as_ref().and_then(|packet| begun(&head[front..], packet));
+    let begun = packet
+        .as_ref()
+        .and_then(|packet| begun(&head[front..], packet));
     let own = begun.map(|partial| PartialChecksum {
         start: partial.start + outer.inner,
         ..partial
@@ -62,14 +67,18 @@ pub fn left_undone(head: &[u8], frame_len: usize, mtu: u32) -> Option<Offload> {
     Some(Offload { checksum, ..whole })
 }
 
-/// What is left to do in the inner frame of one in which this is left to do, which begins at `front`. What was left of the outer
-/// headers needs not be done any more. `None`: the frame is to be cut into several outer ones.
+/// What is left to do in the inner frame of one in which this is left to do, which begins at
+/// `front`. What was left of the outer headers needs not be done any more. `None`: the frame is to
+/// be cut into several outer ones.
 pub fn inner_undone(undone: &Offload, front: u16) -> Option<Offload> {
     let is_inner = |partial: &PartialChecksum| partial.start >= front;
-    let checksum = undone.checksum.filter(is_inner).map(|partial| PartialChecksum {
-        start: partial.start - front,
-        ..partial
-    });
+    let checksum = undone
+        .checksum
+        .filter(is_inner)
+        .map(|partial| PartialChecksum {
+            start: partial.start - front,
+            ..partial
+        });
     if undone.gso != Gso::None && checksum.is_none() {
         return None;
     }
@@ -105,8 +114,10 @@ fn begun(frame: &[u8], packet: &Packet) -> Option<PartialChecksum> {
         _ => return None,
     };
     let sum = pseudo(ip.src(), ip.dst(), protocol, ip.l4_len() as u32);
-    (word(frame, usize::from(ip.l4 + offset)) == Some(sum))
-        .then_some(PartialChecksum { start: ip.l4, offset })
+    (word(frame, usize::from(ip.l4 + offset)) == Some(sum)).then_some(PartialChecksum {
+        start: ip.l4,
+        offset,
+    })
 }
 
 /// How a TCP packet is cut into frames of `room` bytes.
@@ -180,7 +191,8 @@ mod tests {
                         false => packet(v6).udp(1, 2),
                     };
                     let segment = segment.payload(&[7; 301]);
-                    let (whole, _) = wrapped(ends, vlan, &segment.clone().build(), UdpChecksum::Full);
+                    let (whole, _) =
+                        wrapped(ends, vlan, &segment.clone().build(), UdpChecksum::Full);
                     assert_eq!(undone(&whole, 1500), Some(Offload::default()));
                     let (inner, offload) = segment.partial_checksum().build_with_offload();
                     let (frame, front) = wrapped(ends, vlan, &inner, UdpChecksum::Full);
@@ -236,9 +248,16 @@ mod tests {
                 };
                 assert_eq!(found, expected);
                 assert_eq!(undone(&frame, 65_000).unwrap().gso, Gso::None);
-                // Whoever has made its checksum meant it as it is; where datagrams begin nobody can tell.
-                let made = packet(v6).tcp(1, 2, TcpFlags::ACK).payload(&[7; 20_000]).build();
-                let datagrams = packet(v6).udp(1, 2).payload(&[7; 20_000]).partial_checksum();
+                // Whoever has made its checksum meant it as it is; where datagrams begin nobody can
+                // tell.
+                let made = packet(v6)
+                    .tcp(1, 2, TcpFlags::ACK)
+                    .payload(&[7; 20_000])
+                    .build();
+                let datagrams = packet(v6)
+                    .udp(1, 2)
+                    .payload(&[7; 20_000])
+                    .partial_checksum();
                 for inner in [made, datagrams.build()] {
                     assert_eq!(
                         undone(&wrapped(ends, vlan, &inner, UdpChecksum::Zero).0, 1500),
@@ -257,11 +276,17 @@ mod tests {
             .partial_checksum()
             .build();
         for len in 0..=other.len() {
-            assert_eq!(left_undone(&other[..len], len, 1500), Some(Offload::default()));
+            assert_eq!(
+                left_undone(&other[..len], len, 1500),
+                Some(Offload::default())
+            );
         }
         let (frame, front) = wrapped(all_ends()[0].0, None, &other, UdpChecksum::Full);
         for len in 0..front {
-            assert_eq!(left_undone(&frame[..len], len, 1500), Some(Offload::default()));
+            assert_eq!(
+                left_undone(&frame[..len], len, 1500),
+                Some(Offload::default())
+            );
         }
     }
 }

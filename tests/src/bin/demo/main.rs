@@ -1,8 +1,9 @@
-//! The first minute (`make demo`): two guests, a security group, a download that stops; then two hosts. It prints every command with its
-//! effect and leaves nothing behind; with HOLD=1 it stays up until Enter or Ctrl-C.
+//! The first minute (`make demo`): two guests, a security group, a download that stops; then two
+//! hosts. It prints every command with its effect and leaves nothing behind; with HOLD=1 it stays
+//! up until Enter or Ctrl-C.
 //!
-//! What is printed is what happens: each line of the host is run as it stands there, but that QEMU's is shortened and
-//! that `butterfly` and `butterflyd` are the ones just built.
+//! What is printed is what happens: each line of the host is run as it stands there, but that
+//! QEMU's is shortened and that `butterfly` and `butterflyd` are the ones just built.
 
 mod two_hosts;
 
@@ -19,7 +20,8 @@ use testkit::qemu::{Guest, Machine, Nic, Wire};
 use testkit::{Result, wait_for};
 use two_hosts::TwoHosts;
 
-/// A download counts as stopped when nothing has come for this long, and has to stop within [`STOP_WITHIN`].
+/// A download counts as stopped when nothing has come for this long, and has to stop within
+/// [`STOP_WITHIN`].
 const STILL: Duration = Duration::from_millis(800);
 const STOP_WITHIN: Duration = Duration::from_secs(5);
 
@@ -27,7 +29,8 @@ const ALICE: &str = "52:54:00:12:34:01";
 const BOB: &str = "52:54:00:12:34:02";
 
 fn main() -> ExitCode {
-    // A signal lets the guards end everything, at the end of the step that runs. All steps are bounded.
+    // A signal lets the guards end everything, at the end of the step that runs. All steps are
+    // bounded.
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         if let Err(e) = signal_hook::flag::register(signal, Arc::clone(&interrupted)) {
@@ -88,10 +91,10 @@ impl Demo {
         let daemon = Daemon::start(&[])?;
         println!(
             "$ {}",
-            daemon
-                .command(&[])
-                .join(" ")
-                .replace(&butterfly_tests::daemon::program("butterflyd"), "butterflyd")
+            daemon.command(&[]).join(" ").replace(
+                &butterfly_tests::daemon::program("butterflyd"),
+                "butterflyd"
+            )
         );
         effect(&format!(
             "ready after {} ms, process {}",
@@ -164,7 +167,10 @@ impl Demo {
         self.go_on()?;
 
         title("Two rules: ping and a TCP download pass");
-        on_host(&self.daemon, "sg rule add web --ip-proto icmp --cidr 10.0.0.0/24")?;
+        on_host(
+            &self.daemon,
+            "sg rule add web --ip-proto icmp --cidr 10.0.0.0/24",
+        )?;
         on_host(
             &self.daemon,
             "sg rule add web --ip-proto tcp --port 80 --cidr 10.0.0.0/24",
@@ -261,7 +267,8 @@ impl Demo {
         self.daemon.stop()
     }
 
-    /// Standard input that is no terminal and at its end (`make demo HOLD=1 </dev/null`) leaves only signals.
+    /// Standard input that is no terminal and at its end (`make demo HOLD=1 </dev/null`) leaves
+    /// only signals.
     fn wait_for_enter(&self) {
         let enter = Arc::new(AtomicBool::new(false));
         if std::io::stdin().is_terminal() {

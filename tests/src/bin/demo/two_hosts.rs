@@ -1,5 +1,6 @@
-//! The second act: two hosts on a cable, a daemon and a guest on each, one virtual network between them. Hosts are network
-//! namespaces; the interface of each stays the kernel's, whose own service answers on the same address meanwhile.
+//! The second act: two hosts on a cable, a daemon and a guest on each, one virtual network between
+//! them. Hosts are network namespaces; the interface of each stays the kernel's, whose own service
+//! answers on the same address meanwhile.
 
 use crate::{effect, in_guest, title};
 use butterfly_tests::Daemon;
@@ -48,7 +49,8 @@ impl TwoHosts {
         on(&daemons, 0, "uplink list")?;
         for (index, name) in NAMES.iter().enumerate() {
             let (mac, last) = (MACS[index], index + 1);
-            let line = format!("nic add --id {name} --mac {mac} --vni 42 --ip 10.0.0.{last} --sg web");
+            let line =
+                format!("nic add --id {name} --mac {mac} --vni 42 --ip 10.0.0.{last} --sg web");
             on(&daemons, index, &line)?;
         }
         let begin = Instant::now();
@@ -106,7 +108,9 @@ impl TwoHosts {
         })?;
         go_on()?;
 
-        title("Meanwhile a service of the right host's kernel answers on the same address and interface");
+        title(
+            "Meanwhile a service of the right host's kernel answers on the same address and interface",
+        );
         let tool = image::repository().join("target/guest/root/bin/guest");
         let _service = self.service(&format!("{} tcp-serve 22", tool.display()))?;
         let command = "tcp-get 192.0.2.2 22 20000000 10";

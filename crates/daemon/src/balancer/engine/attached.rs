@@ -1,4 +1,5 @@
-//! The interfaces that are balanced on: which are wanted and which are there (`tracked.rs`), and what is done to one of them.
+//! The interfaces that are balanced on: which are wanted and which are there (`tracked.rs`), and
+//! what is done to one of them.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -47,8 +48,8 @@ impl Attached {
         Ok(())
     }
 
-    /// Takes an interface that is there, and again whenever it comes back; or attaches it in another mode, and where that is refused
-    /// leaves it in the one it has.
+    /// Takes an interface that is there, and again whenever it comes back; or attaches it in
+    /// another mode, and where that is refused leaves it in the one it has.
     pub(super) fn want(
         &mut self,
         name: &str,
@@ -74,13 +75,18 @@ impl Attached {
         wanted
     }
 
-    /// Interfaces have come, gone or changed: those that are wanted are taken, those that are another now are let go, and bonds
-    /// have the ports that they have.
+    /// Interfaces have come, gone or changed: those that are wanted are taken, those that are
+    /// another now are let go, and bonds have the ports that they have.
     pub(super) fn follow(&mut self, running: &Running, door: Option<&Door>) {
         let (tracked, mut driver) = self.driver(running, door);
-        for Member { name, mode, why, .. } in Handle::current().block_on(tracked.follow(&mut driver)) {
+        for Member {
+            name, mode, why, ..
+        } in Handle::current().block_on(tracked.follow(&mut driver))
+        {
             match mode {
-                Some(mode) if why.is_empty() => tracing::info!("balancing on {name} again, {mode:?}"),
+                Some(mode) if why.is_empty() => {
+                    tracing::info!("balancing on {name} again, {mode:?}")
+                }
                 _ => tracing::error!("{name} cannot be balanced on as it is now: {why}"),
             }
         }
@@ -108,7 +114,8 @@ fn interface(member: &Member) -> Interface {
     }
 }
 
-/// What is needed to balance on an interface. The balancer is locked before the programs, everywhere.
+/// What is needed to balance on an interface. The balancer is locked before the programs,
+/// everywhere.
 struct Balancing<'a> {
     programs: &'a Mutex<Interfaces>,
     interfaces: &'a mut BTreeMap<String, AttachedInterface>,
@@ -149,7 +156,11 @@ impl Driver for Balancing<'_> {
             return Ok(());
         };
         let snapshot = self.running.follower.snapshot();
-        let before: Vec<u32> = attached.interfaces().iter().map(|known| known.ifindex).collect();
+        let before: Vec<u32> = attached
+            .interfaces()
+            .iter()
+            .map(|known| known.ifindex)
+            .collect();
         let mut balancer = lock(&self.running.balancer);
         let followed = {
             let members = members(&balancer, self.door);
@@ -171,7 +182,10 @@ impl Driver for Balancing<'_> {
             tracing::error!("interface {name}: {e}");
         }
         // Of a feature that does not run there nothing is ended.
-        attached.leave(&mut lock(self.programs), &[Feature::Balancer, Feature::Probe]);
+        attached.leave(
+            &mut lock(self.programs),
+            &[Feature::Balancer, Feature::Probe],
+        );
     }
 }
 

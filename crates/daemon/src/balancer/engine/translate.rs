@@ -25,7 +25,8 @@ pub(super) fn service(compiled: &Compiled) -> Result<balancer::Service, balancer
     Ok(service)
 }
 
-/// The library's key of a service. An error: its address is none of a host, which the model has refused before.
+/// The library's key of a service. An error: its address is none of a host, which the model has
+/// refused before.
 pub fn library_key(key: &Key) -> Result<ServiceKey, balancer::Error> {
     let protocol = match key.protocol {
         Protocol::Tcp => balancer::Protocol::Tcp,

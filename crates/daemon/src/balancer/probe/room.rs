@@ -1,5 +1,5 @@
-//! The network namespace of the checks' sockets. A thread of ours lives in it and makes them; the namespace goes with the
-//! thread and the sockets, and the pair of interfaces with the namespace.
+//! The network namespace of the checks' sockets. A thread of ours lives in it and makes them; the
+//! namespace goes with the thread and the sockets, and the pair of interfaces with the namespace.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -64,7 +64,9 @@ impl Room {
         )
         .and_then(|socket| rustix::net::netdevice::name_to_index(&socket, &outside))
         .map_err(|e| format!("the interface {outside}: {e}"))?;
-        paired.send(()).map_err(|_| gone(std::sync::mpsc::RecvError))?;
+        paired
+            .send(())
+            .map_err(|_| gone(std::sync::mpsc::RecvError))?;
         hears.recv().map_err(gone)??;
         Ok(Room {
             ifindex,
@@ -77,14 +79,19 @@ impl Room {
         let gone = || io::Error::other("the thread of health checks is gone");
         let (answer, made) = channel();
         let orders = self.orders.lock().map_err(|_| gone())?;
-        let order = Order { kind, source, answer };
+        let order = Order {
+            kind,
+            source,
+            answer,
+        };
         orders.send(order).map_err(|_| gone())?;
         drop(orders);
         made.recv().map_err(|_| gone())?
     }
 }
 
-/// The thread's life. It says its id when it is in a namespace of its own, and 0 when the room is furnished.
+/// The thread's life. It says its id when it is in a namespace of its own, and 0 when the room is
+/// furnished.
 fn live(said: &Sender<Result<i32, String>>, paired: &Receiver<()>, orders: &Receiver<Order>) {
     let entered = unshare(CloneFlags::CLONE_NEWNET)
         .map(|()| rustix::thread::gettid().as_raw_nonzero().get())
@@ -108,7 +115,8 @@ fn live(said: &Sender<Result<i32, String>>, paired: &Receiver<()>, orders: &Rece
     drop(door);
 }
 
-/// Everything goes out of the one interface. Frames that a native program puts in need a native program here.
+/// Everything goes out of the one interface. Frames that a native program puts in need a native
+/// program here.
 fn furnish() -> Result<(Program, Attachment), String> {
     let failed = |e: xdp::Error| format!("the interface of health checks: {e}");
     sys::ethtool::compute_checksums(INSIDE)

@@ -1,4 +1,5 @@
-//! Sessions with the registry: a data plane that writes down what it is told, a clock of its own, servers that work or not.
+//! Sessions with the registry: a data plane that writes down what it is told, a clock of its own,
+//! servers that work or not.
 
 use std::sync::{Arc, Mutex};
 
@@ -69,7 +70,11 @@ impl Session {
         while let Some(at) = self.registry.next_check().filter(|at| *at <= end) {
             self.now = self.now.max(at);
             for probe in self.registry.checks(self.now) {
-                let works = probe.subject.server.to_string().ends_with(|c| well.contains(c));
+                let works = probe
+                    .subject
+                    .server
+                    .to_string()
+                    .ends_with(|c| well.contains(c));
                 let outcome = if works {
                     Ok(())
                 } else {
@@ -97,7 +102,9 @@ impl Session {
                     health,
                     detail,
                     ..
-                } => format!("{server} {health:?} {detail}").trim_end().to_owned(),
+                } => format!("{server} {health:?} {detail}")
+                    .trim_end()
+                    .to_owned(),
                 EventKind::InService {
                     in_service,
                     healthy,
@@ -146,7 +153,10 @@ fn checked(port: u32, servers: &[u8]) -> v1::Service {
 fn without_checks_all_servers_are_healthy() {
     let mut session = Session::new();
     session.put(service(80, &[2, 1])).unwrap();
-    assert_eq!(session.told(), "192.0.2.1:80/tcp 10.0.0.1*1 up 10.0.0.2*1 up");
+    assert_eq!(
+        session.told(),
+        "192.0.2.1:80/tcp 10.0.0.1*1 up 10.0.0.2*1 up"
+    );
     assert_eq!(
         session.events(),
         [
@@ -235,7 +245,8 @@ fn a_service_opens_whole_after_its_first_round_of_checks() {
         "one has not answered yet"
     );
     answer(1, Err("timed out".into()));
-    // Whole first: a connection from before knows its server by it, whether or not another one works.
+    // Whole first: a connection from before knows its server by it, whether or not another one
+    // works.
     let history = session.plane.history.lock().unwrap().clone();
     assert_eq!(
         history[history.len() - 2..],
@@ -259,9 +270,15 @@ fn an_address_is_announced_while_one_of_its_services_is() {
     session.put(service(443, &[1])).unwrap();
     session.events();
     let first = convert::key(&key(80)).unwrap();
-    assert_eq!(session.registry.delete_service(session.now, &first), Ok(true));
+    assert_eq!(
+        session.registry.delete_service(session.now, &first),
+        Ok(true)
+    );
     assert_eq!(session.events(), ["192.0.2.1:80/tcp deleted"]);
-    assert_eq!(session.registry.delete_service(session.now, &first), Ok(false));
+    assert_eq!(
+        session.registry.delete_service(session.now, &first),
+        Ok(false)
+    );
     session.put(service(443, &[])).unwrap();
     assert_eq!(
         session.events(),
@@ -321,9 +338,13 @@ fn a_server_that_drains_or_is_down() {
         session.told(),
         "192.0.2.1:80/tcp 10.0.0.1*1 draining 10.0.0.2*1 down"
     );
-    // A draining server is still asked, and loses its flows when it dies; one that is down is left alone.
+    // A draining server is still asked, and loses its flows when it dies; one that is down is left
+    // alone.
     session.run(SECOND * 8, "2");
-    assert_eq!(session.told(), "192.0.2.1:80/tcp 10.0.0.1*1 down 10.0.0.2*1 down");
+    assert_eq!(
+        session.told(),
+        "192.0.2.1:80/tcp 10.0.0.1*1 down 10.0.0.2*1 down"
+    );
     assert!(session.registry.state(&key, [10, 0, 0, 2].into()).is_none());
 }
 
@@ -375,7 +396,10 @@ fn a_whole_configuration_at_once() {
         "+ 192.0.2.1:82/tcp",
     ];
     let before = session.told();
-    let dry = session.registry.apply(session.now, wanted.clone(), true).unwrap();
+    let dry = session
+        .registry
+        .apply(session.now, wanted.clone(), true)
+        .unwrap();
     assert_eq!(words(dry), expected);
     assert_eq!(session.told(), before);
     let done = session
@@ -387,5 +411,8 @@ fn a_whole_configuration_at_once() {
         session.told(),
         "192.0.2.1:80/tcp 10.0.0.2*1 up; 192.0.2.1:82/tcp 10.0.0.3*1 up"
     );
-    assert_eq!(session.registry.apply(session.now, wanted, false), Ok(vec![]));
+    assert_eq!(
+        session.registry.apply(session.now, wanted, false),
+        Ok(vec![])
+    );
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use api::v1;
 use control::Error;
 use control::model::{
-    Binding, BindingKey, Endpoint, EndpointUpdate, Flood, Membership, NetworkOptions, parse_address,
-    parse_mac, parse_vni,
+    Binding, BindingKey, Endpoint, EndpointUpdate, Flood, Membership, NetworkOptions,
+    parse_address, parse_mac, parse_vni,
 };
 use wire::Vni;
 
@@ -40,7 +40,9 @@ pub fn endpoint(endpoint: v1::Endpoint) -> Result<Endpoint, Error> {
 }
 
 /// Which endpoint to update, and with what.
-pub fn endpoint_update(update: v1::UpdateEndpointRequest) -> Result<(IpAddr, EndpointUpdate), Error> {
+pub fn endpoint_update(
+    update: v1::UpdateEndpointRequest,
+) -> Result<(IpAddr, EndpointUpdate), Error> {
     let address = endpoint_address(&update.address)?;
     let owner = endpoint_owner(address);
     let change = EndpointUpdate {
@@ -106,7 +108,10 @@ pub fn network(network: v1::Network) -> Result<NetworkOptions, Error> {
 
 /// What names a binding.
 pub fn binding_key(key: &v1::BindingKey) -> Result<BindingKey, Error> {
-    Ok((parse_vni(&"binding", key.vni)?, parse_mac(&"binding", &key.mac)?))
+    Ok((
+        parse_vni(&"binding", key.vni)?,
+        parse_mac(&"binding", &key.mac)?,
+    ))
 }
 
 /// A binding to put.
@@ -134,7 +139,12 @@ pub fn bindings(given: &[v1::Binding]) -> Result<BTreeMap<BindingKey, Binding>, 
         let one = binding(one)?;
         if let Some(twice) = bindings.insert(one.key(), one) {
             let owner = format!("binding of {} in VNI {}", twice.mac, twice.vni);
-            return Err(value(&owner, "MAC", &twice.mac.to_string(), "is given twice"));
+            return Err(value(
+                &owner,
+                "MAC",
+                &twice.mac.to_string(),
+                "is given twice",
+            ));
         }
     }
     Ok(bindings)

@@ -56,8 +56,8 @@ pub fn network(options: &NetworkOptions) -> v1::Network {
 pub fn network_status(status: &NetworkStatus, ipv6: bool) -> v1::NetworkStatus {
     let (in_force, said) = flood(status.mode.flood);
     let vni = status.options.vni;
-    let group =
-        (in_force == v1::Flood::Multicast).then(|| said.unwrap_or_else(|| multicast_group(vni, ipv6)));
+    let group = (in_force == v1::Flood::Multicast)
+        .then(|| said.unwrap_or_else(|| multicast_group(vni, ipv6)));
     v1::NetworkStatus {
         network: Some(network(&status.options)),
         learning: status.mode.learning,

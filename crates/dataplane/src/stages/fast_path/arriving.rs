@@ -1,5 +1,5 @@
-//! The fast path of frames from the wire: of a flow that is known in all, from a machine that may be where they come from, to a
-//! NIC of this host. They are of many networks and senders at once.
+//! The fast path of frames from the wire: of a flow that is known in all, from a machine that may
+//! be where they come from, to a NIC of this host. They are of many networks and senders at once.
 
 use super::*;
 use crate::learned::{LearnedMacs, Location};
@@ -37,17 +37,28 @@ impl Routes {
         self.routes.fill(None);
     }
 
-    /// The route of frames between two MAC addresses, as an index. `None`: the whole path is to see them.
+    /// The route of frames between two MAC addresses, as an index. `None`: the whole path is to see
+    /// them.
     #[inline]
-    fn find(&mut self, round: &Round, runs: &Runs, from: Arrival, src: u64, dst: u64) -> Option<usize> {
-        let mixed =
-            (dst ^ src.rotate_left(24) ^ u64::from(from.network.0) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    fn find(
+        &mut self,
+        round: &Round,
+        runs: &Runs,
+        from: Arrival,
+        src: u64,
+        dst: u64,
+    ) -> Option<usize> {
+        let mixed = (dst ^ src.rotate_left(24) ^ u64::from(from.network.0) << 40)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let index = (mixed >> 56) as usize % ROUTES;
         let known = self.routes[index]
             .as_ref()
             .filter(|known| (known.from, known.src, known.dst) == (from, src, dst));
-        let stale =
-            known.is_some_and(|known| known.until_secs.is_some_and(|until| round.now.secs() >= until));
+        let stale = known.is_some_and(|known| {
+            known
+                .until_secs
+                .is_some_and(|until| round.now.secs() >= until)
+        });
         if known.is_some() && !stale {
             return Some(index);
         }
@@ -74,7 +85,10 @@ impl Route {
         if learns && !is_there(&round.tables.learned, from, src_mac, round.now.secs()) {
             return None;
         }
-        let (slot, remote) = (network.only_holder(&mac_of(dst))?, view.remote(from.network)?);
+        let (slot, remote) = (
+            network.only_holder(&mac_of(dst))?,
+            view.remote(from.network)?,
+        );
         let target = view
             .port(slot)
             .filter(|target| !target.is_sniffer && !target.link_down)?;
@@ -92,7 +106,8 @@ impl Route {
 }
 
 impl Route {
-    /// Its machine's host may send from the packet's source address. Mostly that is the same as before.
+    /// Its machine's host may send from the packet's source address. Mostly that is the same as
+    /// before.
     #[inline]
     fn may_send_from<const V6: bool>(&mut self, view: &View, plain: &Plain) -> bool {
         let [a, b, ..] = plain.ip;
@@ -119,7 +134,8 @@ fn is_there(learned: &LearnedMacs, from: Arrival, mac: wire::Mac, now_secs: u32)
 }
 
 impl FastPath {
-    /// As [`run`](FastPath::run), for those frames of a batch from the wire whose bits are set in `going`.
+    /// As [`run`](FastPath::run), for those frames of a batch from the wire whose bits are set in
+    /// `going`.
     pub(crate) fn run_arriving(&mut self, round: &mut Round, going: Bits) -> Bits {
         let Some(arrivals) = round.arrivals else {
             return going;
@@ -142,12 +158,16 @@ impl FastPath {
             }
         }
         let Choice {
-            mut left, mut tally, ..
+            mut left,
+            mut tally,
+            ..
         } = choice;
         let in_order = round.jobs.is_empty();
         let target = |run: &Run| {
             let route = &self.arriving.routes[usize::from(run.route)];
-            route.as_ref().map_or(PortSlot::default(), |route| route.target)
+            route
+                .as_ref()
+                .map_or(PortSlot::default(), |route| route.target)
         };
         left |= self.runs.follow(round, &mut tally, |run, steer| {
             pass(run.first, target(run), steer)
@@ -176,7 +196,10 @@ impl FastPath {
         if frame.fault().is_some() || !plain.suits(&frame.offload) {
             return;
         }
-        let Some(route) = self.arriving.find(round, &self.runs, from, plain.src, plain.dst) else {
+        let Some(route) = self
+            .arriving
+            .find(round, &self.runs, from, plain.src, plain.dst)
+        else {
             return;
         };
         let Some(to) = &mut self.arriving.routes[route % ROUTES] else {

@@ -1,9 +1,10 @@
-//! Packets of one flow that follow each other in a batch, as senders make them: a run. Its flow is looked up, asked and
-//! counted once, whatever the number of its packets.
+//! Packets of one flow that follow each other in a batch, as senders make them: a run. Its flow is
+//! looked up, asked and counted once, whatever the number of its packets.
 //!
-//! The fast path notes what it chooses packet by packet ([`Runs::add`]), and follows all of it then ([`Runs::follow`]). Each
-//! step fetches what the next one reads: the bucket of the index when a run begins; the flow, and the line of the side that
-//! sends, [`AHEAD`] runs later, so that the memory is busy while the next packets are being read.
+//! The fast path notes what it chooses packet by packet ([`Runs::add`]), and follows all of it then
+//! ([`Runs::follow`]). Each step fetches what the next one reads: the bucket of the index when a
+//! run begins; the flow, and the line of the side that sends, [`AHEAD`] runs later, so that the
+//! memory is busy while the next packets are being read.
 
 use std::ops::Range;
 
@@ -12,7 +13,9 @@ use wire::parse::Transport;
 
 use super::{Tally, steer};
 use crate::counters::Counters;
-use crate::flow::{Entry, FlowId, FlowState, FlowTable, Half, Key, NONE, Side, follow_plain, is_amid};
+use crate::flow::{
+    Entry, FlowId, FlowState, FlowTable, Half, Key, NONE, Side, follow_plain, is_amid,
+};
 use crate::round::{Job, Round};
 
 /// How many runs later the bucket of a run is expected to be there.
@@ -97,15 +100,16 @@ impl Runs {
         self.count = 0;
     }
 
-    /// A run goes by this route, which is therefore not to become another before it has been followed.
+    /// A run goes by this route, which is therefore not to become another before it has been
+    /// followed.
     #[cold]
     pub fn uses(&self, route: usize) -> bool {
         let runs = &self.list[..self.count.min(BATCH)];
         runs.iter().any(|run| usize::from(run.route) == route)
     }
 
-    /// Adds a packet, to the last run if it goes on there; frames come in their order. `outer_hash` says what its flow is
-    /// called on the wire.
+    /// Adds a packet, to the last run if it goes on there; frames come in their order. `outer_hash`
+    /// says what its flow is called on the wire.
     #[inline(always)]
     pub fn add(&mut self, flows: &FlowTable, chosen: Chosen, outer_hash: impl FnOnce() -> u32) {
         let (frame, route) = (chosen.frame as u8, chosen.route as u8);
@@ -141,10 +145,16 @@ impl Runs {
         self.count += 1;
     }
 
-    /// Adds a job for each packet that is amid its flow; gives the frames of the others, as bits. `job` says what is to be
-    /// done with a run's first frame, by the queue pair that its target wants it in.
+    /// Adds a job for each packet that is amid its flow; gives the frames of the others, as bits.
+    /// `job` says what is to be done with a run's first frame, by the queue pair that its target
+    /// wants it in.
     #[inline(always)]
-    pub fn follow(&mut self, round: &mut Round, tally: &mut Tally, job: impl Fn(&Run, u32) -> Job) -> Bits {
+    pub fn follow(
+        &mut self,
+        round: &mut Round,
+        tally: &mut Tally,
+        job: impl Fn(&Run, u32) -> Job,
+    ) -> Bits {
         let runs = &mut self.list[..self.count.min(BATCH)];
         let terms = Terms {
             flows: &round.tables.flows,
@@ -227,12 +237,13 @@ impl Run {
         left
     }
 
-    /// The whole path has let packets of this side pass under the snapshot in force, and the flow is where packets like
-    /// them change nothing.
+    /// The whole path has let packets of this side pass under the snapshot in force, and the flow
+    /// is where packets like them change nothing.
     #[inline(always)]
     fn is_open(&self, terms: &Terms, entry: &Entry, side: Side) -> bool {
         let state = entry.state.get();
-        let decided = entry.epoch.get() == terms.epoch && entry.sides[side].fast_path.get() == terms.epoch;
+        let decided =
+            entry.epoch.get() == terms.epoch && entry.sides[side].fast_path.get() == terms.epoch;
         let settled = match self.tcp {
             true => state == FlowState::Established as u8,
             false => {

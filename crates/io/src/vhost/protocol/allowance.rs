@@ -1,4 +1,5 @@
-//! How often a VMM may have something done that costs others: some at once, and then one after the other.
+//! How often a VMM may have something done that costs others: some at once, and then one after the
+//! other.
 
 use std::time::{Duration, Instant};
 
@@ -58,7 +59,11 @@ mod tests {
         assert_eq!(taken(350), 2);
         assert_eq!(taken(399), 0);
         assert_eq!(taken(400), 1);
-        assert_eq!(taken(3_600_000), 3, "no more than a burst, however long it waits");
+        assert_eq!(
+            taken(3_600_000),
+            3,
+            "no more than a burst, however long it waits"
+        );
         // A clock that stands still, or goes back, gives nothing.
         assert_eq!(taken(3_600_000) + taken(0), 0);
     }

@@ -1,4 +1,5 @@
-//! What a VMM or its guest can do wrong in setting up a device. Each message names the request and the value.
+//! What a VMM or its guest can do wrong in setting up a device. Each message names the request and
+//! the value.
 
 use std::time::Duration;
 
@@ -133,8 +134,8 @@ pub enum Breach {
 }
 
 impl Breach {
-    /// True when only a VMM can have caused it: the connection is closed. What a guest can cause through an honest
-    /// VMM must not cost it the connection, which many VMMs do not make again.
+    /// True when only a VMM can have caused it: the connection is closed. What a guest can cause
+    /// through an honest VMM must not cost it the connection, which many VMMs do not make again.
     pub fn closes(&self) -> bool {
         match self {
             Breach::Message(_)

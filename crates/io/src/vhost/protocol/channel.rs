@@ -1,13 +1,16 @@
-//! The channel on which this side asks its VMM (SET_BACKEND_REQ_FD): one end of a pair of sockets, the VMM has the other.
+//! The channel on which this side asks its VMM (SET_BACKEND_REQ_FD): one end of a pair of sockets,
+//! the VMM has the other.
 //!
-//! One thing is said on it: that the device's configuration space has changed (CONFIG_CHANGE_MSG), upon which the VMM
-//! reads it and interrupts the guest. The message carries nothing, so that one which the VMM has not read yet says
-//! all that another would: at most one waits to be acknowledged, and one that finds no room need not be sent again.
-//! A VMM that reads nothing therefore costs nothing, and nothing here waits for it.
+//! One thing is said on it: that the device's configuration space has changed (CONFIG_CHANGE_MSG),
+//! upon which the VMM reads it and interrupts the guest. The message carries nothing, so that one
+//! which the VMM has not read yet says all that another would: at most one waits to be
+//! acknowledged, and one that finds no room need not be sent again. A VMM that reads nothing
+//! therefore costs nothing, and nothing here waits for it.
 //!
-//! The VMM has made the socket and can do with it what it likes. Nothing of this process is at stake but time and
-//! memory: every call is told not to wait, what is read is one acknowledgement at a time, and descriptors that come
-//! along are not taken, which closes them. Anything that is not an acknowledgement ends the channel and no more.
+//! The VMM has made the socket and can do with it what it likes. Nothing of this process is at
+//! stake but time and memory: every call is told not to wait, what is read is one acknowledgement
+//! at a time, and descriptors that come along are not taken, which closes them. Anything that is
+//! not an acknowledgement ends the channel and no more.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -52,9 +55,10 @@ pub enum ChannelError {
     Torn,
 }
 
-/// Sockets that can be a channel: streams without names, as a pair has them. A socket with a name could be the VMM's
-/// own end of the session: kept open here, it would let the session outlive the VMM. Any other kind may do with what
-/// is written to it whatever the kernel has for a process of our rights.
+/// Sockets that can be a channel: streams without names, as a pair has them. A socket with a name
+/// could be the VMM's own end of the session: kept open here, it would let the session outlive the
+/// VMM. Any other kind may do with what is written to it whatever the kernel has for a process of
+/// our rights.
 pub fn is_channel(socket: BorrowedFd<'_>) -> bool {
     // An address that is its family alone.
     let unnamed = |address: SocketAddrAny| address.addr_len() as usize == size_of::<u16>();
@@ -85,7 +89,11 @@ impl Channel {
         let need_reply = if acks { FLAG_NEED_REPLY } else { 0 };
         let header = [CONFIG_CHANGE_MSG, VERSION | need_reply, 0];
         let bytes = header.map(u32::to_ne_bytes).concat();
-        match rustix::net::send(&self.socket, &bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+        match rustix::net::send(
+            &self.socket,
+            &bytes,
+            SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
+        ) {
             Ok(sent) if sent == bytes.len() => self.waiting = acks,
             Ok(_) => return Err(ChannelError::Torn),
             // What fills the queue says the same.
@@ -98,7 +106,11 @@ impl Channel {
     /// Takes what has come, once.
     pub fn read(&mut self) -> Result<(), ChannelError> {
         let mut room = [0; ACK_LEN];
-        let want = if self.waiting { ACK_LEN - self.filled } else { 1 };
+        let want = if self.waiting {
+            ACK_LEN - self.filled
+        } else {
+            1
+        };
         let got = match rustix::net::recv(&self.socket, &mut room[..want], RecvFlags::DONTWAIT) {
             Ok((0, _)) => return Err(ChannelError::Gone(Errno::PIPE)),
             Ok((got, _)) => got,

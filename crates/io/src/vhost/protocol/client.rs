@@ -1,9 +1,11 @@
-//! Client mode: the VMM listens, this side connects, and connects again when the VMM has gone and returned.
+//! Client mode: the VMM listens, this side connects, and connects again when the VMM has gone and
+//! returned.
 //!
-//! A [`Client`] is one such NIC's end: when to try next. [`Watches`] is the server's one inotify instance, with a
-//! watch on each directory in which a VMM is to listen: a socket that appears there is tried at once, so that
-//! waiting costs nothing. What a watch cannot see (a directory that is not there yet, a VMM that has made its
-//! socket and does not listen yet, a symbolic link) is found by trying again, more and more seldom.
+//! A [`Client`] is one such NIC's end: when to try next. [`Watches`] is the server's one inotify
+//! instance, with a watch on each directory in which a VMM is to listen: a socket that appears
+//! there is tried at once, so that waiting costs nothing. What a watch cannot see (a directory that
+//! is not there yet, a VMM that has made its socket and does not listen yet, a symbolic link) is
+//! found by trying again, more and more seldom.
 
 use std::collections::HashMap;
 use std::io;
@@ -85,8 +87,8 @@ impl Client {
         if self.watch.is_none() {
             self.watch = watches.add(&self.path);
         }
-        let connected =
-            new_socket().and_then(|socket| rustix::net::connect(&socket, &self.address).map(|()| socket));
+        let connected = new_socket()
+            .and_then(|socket| rustix::net::connect(&socket, &self.address).map(|()| socket));
         match connected {
             Ok(socket) => {
                 self.due = None;
@@ -109,7 +111,8 @@ impl Client {
         }
     }
 
-    /// The connection has ended, or an attempt has failed: the next attempt, not before `least` has passed.
+    /// The connection has ended, or an attempt has failed: the next attempt, not before `least` has
+    /// passed.
     pub fn postpone(&mut self, least: Duration) {
         if self
             .connected
@@ -128,8 +131,9 @@ impl Client {
         self.delay *= 2;
     }
 
-    /// The connection has ended, and its end is all that the VMM can be told. No attempt is made until there is something
-    /// else to tell, but for a VMM that begins anew: it may be waiting for us before it starts its guest.
+    /// The connection has ended, and its end is all that the VMM can be told. No attempt is made
+    /// until there is something else to tell, but for a VMM that begins anew: it may be waiting for
+    /// us before it starts its guest.
     pub fn hold(&mut self) {
         (self.due, self.held) = (None, true);
     }
@@ -147,7 +151,14 @@ impl Client {
             return;
         }
         match &event.name {
-            Some(name) if self.path.file_name().is_some_and(|mine| mine.as_bytes() == name) => self.resume(),
+            Some(name)
+                if self
+                    .path
+                    .file_name()
+                    .is_some_and(|mine| mine.as_bytes() == name) =>
+            {
+                self.resume()
+            }
             Some(_) => return,
             // The directory itself has gone, or events were lost.
             None => self.watch = self.watch.filter(|_| event.watch.is_none()),
@@ -231,7 +242,8 @@ impl Watches {
                     watch: None,
                     name: None,
                 });
-            } else if flags.intersects(inotify::ReadFlags::IGNORED | inotify::ReadFlags::MOVE_SELF) {
+            } else if flags.intersects(inotify::ReadFlags::IGNORED | inotify::ReadFlags::MOVE_SELF)
+            {
                 moved.push(watch);
                 events.push(Event {
                     watch: Some(watch),

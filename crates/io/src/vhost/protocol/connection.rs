@@ -22,8 +22,8 @@ const TURN: usize = 64;
 pub(in crate::vhost) struct Connection {
     socket: OwnedFd,
     reader: Reader,
-    /// What is still to be sent. Nothing more is read before it is empty: a VMM that does not take its replies
-    /// fills its own queue and nothing of ours.
+    /// What is still to be sent. Nothing more is read before it is empty: a VMM that does not take
+    /// its replies fills its own queue and nothing of ours.
     out: Vec<u8>,
     /// To be closed when `out` has been sent.
     closing: bool,
@@ -61,8 +61,8 @@ impl Connection {
         }
     }
 
-    /// Does what can be done without waiting, within limits. A channel to the VMM that comes is to be reported by the
-    /// poller as `channel`.
+    /// Does what can be done without waiting, within limits. A channel to the VMM that comes is to
+    /// be reported by the poller as `channel`.
     pub fn serve(&mut self, poller: &Poller, channel: u64) -> Progress {
         let mut read = 0;
         loop {
@@ -72,7 +72,8 @@ impl Connection {
                 Ok(false) => return Progress::Writing,
                 Err(_) => return Progress::Gone,
             }
-            // Only here, when the reply to what was read last has gone: a VMM may wait for it and say nothing before.
+            // Only here, when the reply to what was read last has gone: a VMM may wait for it and
+            // say nothing before.
             if read == TURN {
                 return Progress::Reading;
             }
@@ -108,8 +109,8 @@ impl Connection {
         &self.session
     }
 
-    /// The NIC's options are others: tells the VMM what it is to know at once. False when there is something and it
-    /// cannot be told.
+    /// The NIC's options are others: tells the VMM what it is to know at once. False when there is
+    /// something and it cannot be told.
     pub fn change(&mut self, nic: &NicOptions, poller: &Poller) -> bool {
         if !self.session.change(nic) {
             return true;
@@ -127,7 +128,11 @@ impl Connection {
         self.with_channel(poller, Channel::read);
     }
 
-    fn with_channel(&mut self, poller: &Poller, what: impl FnOnce(&mut Channel) -> Result<(), ChannelError>) {
+    fn with_channel(
+        &mut self,
+        poller: &Poller,
+        what: impl FnOnce(&mut Channel) -> Result<(), ChannelError>,
+    ) {
         if let Some(channel) = &mut self.channel
             && let Err(error) = what(channel)
         {
@@ -161,7 +166,11 @@ impl Connection {
     /// True when everything was sent.
     fn send(&mut self) -> Result<bool, Errno> {
         while !self.out.is_empty() {
-            match rustix::net::send(&self.socket, &self.out, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            match rustix::net::send(
+                &self.socket,
+                &self.out,
+                SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
+            ) {
                 Ok(sent) => drop(self.out.drain(..sent)),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(false),
@@ -171,19 +180,24 @@ impl Connection {
         Ok(true)
     }
 
-    /// Reads once, and handles the message if that completed one. False when there is nothing to read.
+    /// Reads once, and handles the message if that completed one. False when there is nothing to
+    /// read.
     fn receive(&mut self) -> Result<bool, Progress> {
         let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut room);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
         let space = self.reader.space();
-        let received =
-            match rustix::net::recvmsg(&self.socket, &mut [IoSliceMut::new(space)], &mut control, flags) {
-                Ok(received) => received,
-                Err(Errno::INTR) => return Ok(true),
-                Err(Errno::AGAIN) => return Ok(false),
-                Err(_) => return Err(Progress::Gone),
-            };
+        let received = match rustix::net::recvmsg(
+            &self.socket,
+            &mut [IoSliceMut::new(space)],
+            &mut control,
+            flags,
+        ) {
+            Ok(received) => received,
+            Err(Errno::INTR) => return Ok(true),
+            Err(Errno::AGAIN) => return Ok(false),
+            Err(_) => return Err(Progress::Gone),
+        };
         // Every descriptor has an owner from here on: what is not used is closed.
         let mut fds = Vec::new();
         for message in control.drain() {

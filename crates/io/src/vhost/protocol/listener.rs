@@ -26,10 +26,11 @@ pub(in crate::vhost) struct Listener {
 }
 
 impl Listener {
-    /// Listens at `path`. A socket file that nobody listens on is replaced; anything else there is left alone.
+    /// Listens at `path`. A socket file that nobody listens on is replaced; anything else there is
+    /// left alone.
     ///
-    /// Who may connect is for the caller to decide: by the permissions of the directory, or by the umask,
-    /// which the file's mode follows.
+    /// Who may connect is for the caller to decide: by the permissions of the directory, or by the
+    /// umask, which the file's mode follows.
     pub fn bind(path: &Path) -> Result<Self, ServerError> {
         let address = address(path)?;
         let path = path.to_owned();

@@ -1,15 +1,16 @@
 //! vhost-user messages: cutting a byte stream into messages, and replies into bytes.
 //!
-//! The protocol is QEMU's `docs/interop/vhost-user.rst`. Nothing here does I/O: [`super::server`] reads at most
-//! [`Reader::space`] at a time, so that descriptors that come with a read belong to the message being read.
-//! What a message says is [`super::request`]'s business.
+//! The protocol is QEMU's `docs/interop/vhost-user.rst`. Nothing here does I/O: [`super::server`]
+//! reads at most [`Reader::space`] at a time, so that descriptors that come with a read belong to
+//! the message being read. What a message says is [`super::request`]'s business.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
 
 use crate::vhost::protocol::request;
 
-/// Bytes before the payload: request, flags, payload size; 32 bits each in the machine's byte order.
+/// Bytes before the payload: request, flags, payload size; 32 bits each in the machine's byte
+/// order.
 pub const HEADER_LEN: usize = 12;
 
 /// The largest payload that is accepted. The largest known one, a memory table, has 264 bytes.
@@ -60,7 +61,8 @@ impl Reader {
         }
     }
 
-    /// Where the next bytes go: never empty, and never more than what is missing of the present message.
+    /// Where the next bytes go: never empty, and never more than what is missing of the present
+    /// message.
     pub fn space(&mut self) -> &mut [u8] {
         &mut self.bytes[self.filled..]
     }
@@ -75,9 +77,14 @@ impl Reader {
         if self.filled < 4 { 0 } else { self.word(0) }
     }
 
-    /// Notes that the first `count` bytes of [`space`](Reader::space) were filled, and that `fds` came along.
-    /// Returns the message if that completed it. After an error the stream has no meaning any more.
-    pub fn filled(&mut self, count: usize, fds: Vec<OwnedFd>) -> Result<Option<Message>, MessageError> {
+    /// Notes that the first `count` bytes of [`space`](Reader::space) were filled, and that `fds`
+    /// came along. Returns the message if that completed it. After an error the stream has no
+    /// meaning any more.
+    pub fn filled(
+        &mut self,
+        count: usize,
+        fds: Vec<OwnedFd>,
+    ) -> Result<Option<Message>, MessageError> {
         self.filled = (self.filled + count).min(self.bytes.len());
         self.fds.extend(fds);
         if self.filled < HEADER_LEN {
@@ -191,7 +198,8 @@ pub struct ConfigSpan {
     pub offset: u32,
     /// 0: a driver's access, 1: of live migration.
     pub flags: u32,
-    /// What is there; in a question only as many bytes as are asked for. In an answer none means that there is none.
+    /// What is there; in a question only as many bytes as are asked for. In an answer none means
+    /// that there is none.
     pub bytes: Vec<u8>,
 }
 
@@ -234,7 +242,8 @@ pub enum Problem {
     },
     /// A memory table has no regions, or more than [`FDS_MAX`].
     Regions(usize),
-    /// The kernel could not hand over all descriptors: there were too many, or this process has no room.
+    /// The kernel could not hand over all descriptors: there were too many, or this process has no
+    /// room.
     DescriptorsLost,
 }
 
@@ -242,10 +251,15 @@ impl fmt::Display for MessageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({})", request::name(self.request), self.request)?;
         match self.problem {
-            Problem::Version(version) => write!(f, " has protocol version {version} instead of {VERSION}"),
+            Problem::Version(version) => {
+                write!(f, " has protocol version {version} instead of {VERSION}")
+            }
             Problem::Reply => write!(f, " is marked as a reply, but nothing was asked"),
             Problem::PayloadTooLong(size) => {
-                write!(f, " announces a payload of {size} bytes, more than {PAYLOAD_MAX}")
+                write!(
+                    f,
+                    " announces a payload of {size} bytes, more than {PAYLOAD_MAX}"
+                )
             }
             Problem::Payload { got, expected } => {
                 write!(f, " has a payload of {got} bytes instead of {expected}")
@@ -268,7 +282,11 @@ mod tests {
     use super::*;
 
     /// Feeds `bytes` in pieces of `step`; gives the first result that is not "more, please".
-    fn feed(reader: &mut Reader, bytes: &[u8], step: usize) -> Result<Option<Message>, MessageError> {
+    fn feed(
+        reader: &mut Reader,
+        bytes: &[u8],
+        step: usize,
+    ) -> Result<Option<Message>, MessageError> {
         let mut rest = bytes;
         while !rest.is_empty() {
             let space = reader.space();
@@ -276,7 +294,10 @@ mod tests {
             space[..count].copy_from_slice(&rest[..count]);
             rest = &rest[count..];
             if let Some(message) = reader.filled(count, Vec::new())? {
-                assert!(rest.is_empty(), "the reader asks for no byte of the next message");
+                assert!(
+                    rest.is_empty(),
+                    "the reader asks for no byte of the next message"
+                );
                 return Ok(Some(message));
             }
         }
@@ -297,7 +318,9 @@ mod tests {
         for step in 1..=bytes.len() {
             let mut reader = Reader::new();
             for _ in 0..2 {
-                let message = feed(&mut reader, &bytes, step).unwrap().expect("a whole message");
+                let message = feed(&mut reader, &bytes, step)
+                    .unwrap()
+                    .expect("a whole message");
                 assert_eq!(
                     (message.request, message.needs_reply()),
                     (request::SET_FEATURES, true)
@@ -314,7 +337,11 @@ mod tests {
             .unwrap()
             .unwrap();
         assert_eq!(
-            (message.request, message.needs_reply(), message.payload.len()),
+            (
+                message.request,
+                message.needs_reply(),
+                message.payload.len()
+            ),
             (1, false, 0)
         );
     }
@@ -345,7 +372,10 @@ mod tests {
 
         let mut expected = header(request::GET_VRING_BASE, 0x5, 8);
         expected.extend([1u32.to_ne_bytes(), 513u32.to_ne_bytes()].concat());
-        let reply = Reply::Ring(RingValue { index: 1, value: 513 });
+        let reply = Reply::Ring(RingValue {
+            index: 1,
+            value: 513,
+        });
         assert_eq!(reply.encode(request::GET_VRING_BASE), expected);
         assert_eq!(Reply::ack(true), Reply::Number(0));
         assert_eq!(Reply::ack(false), Reply::Number(1));
@@ -357,7 +387,13 @@ mod tests {
         let mut reader = Reader::new();
         reader.space()[..12].copy_from_slice(&header(5, 1, 8));
         let error = reader.filled(12, fds.collect()).unwrap_err();
-        assert_eq!(error.problem, Problem::Descriptors { got: 9, expected: 8 });
+        assert_eq!(
+            error.problem,
+            Problem::Descriptors {
+                got: 9,
+                expected: 8
+            }
+        );
         assert_eq!(
             error.to_string(),
             "SET_MEM_TABLE (5) came with 9 file descriptors instead of 8"

@@ -1,4 +1,5 @@
-//! One queue pair of a session: its two rings, and the port that a worker has of them while one of them can run.
+//! One queue pair of a session: its two rings, and the port that a worker has of them while one of
+//! them can run.
 
 use std::sync::Arc;
 
@@ -13,7 +14,8 @@ use crate::vhost::protocol::sink::{PortKey, PortSink};
 use crate::vhost::virtqueue::port::{PortParts, VhostPort};
 use crate::vhost::virtqueue::queue::Queue;
 
-/// Rings of a pair: the one that the guest receives from comes first, then the one that it transmits on.
+/// Rings of a pair: the one that the guest receives from comes first, then the one that it
+/// transmits on.
 pub(in crate::vhost) const RINGS: usize = 2;
 const RECEIVEQ: usize = 0;
 const TRANSMITQ: usize = 1;
@@ -65,7 +67,9 @@ impl Pair {
         };
         let broken = port.ring_state().broken;
         let PortParts {
-            receiveq, transmitq, ..
+            receiveq,
+            transmitq,
+            ..
         } = port.into_parts();
         for (ring, queue) in self.rings.iter_mut().zip([receiveq, transmitq]) {
             if let Some(queue) = queue {
@@ -74,8 +78,8 @@ impl Pair {
         }
     }
 
-    /// Hands a port to a worker if it has none and a ring can run. With one of the two rings the pair works one way, and
-    /// a transmit ring that was turned off is only emptied.
+    /// Hands a port to a worker if it has none and a ring can run. With one of the two rings the
+    /// pair works one way, and a transmit ring that was turned off is only emptied.
     pub fn plug(&mut self, owner: Owner<'_>, common: Common<'_>) -> Result<(), Breach> {
         if self.attached {
             return Ok(());
@@ -104,7 +108,12 @@ impl Pair {
         result
     }
 
-    fn run_ring(&mut self, at: usize, owner: Owner<'_>, common: Common<'_>) -> Result<Option<Queue>, Breach> {
+    fn run_ring(
+        &mut self,
+        at: usize,
+        owner: Owner<'_>,
+        common: Common<'_>,
+    ) -> Result<Option<Queue>, Breach> {
         let emptied = at == TRANSMITQ && self.rings[at].turned_off;
         if !emptied && !is_enabled(&self.rings[at], Some(common.features)) {
             return Ok(None);
@@ -148,7 +157,8 @@ impl Pair {
     }
 }
 
-/// Rings start enabled unless the VMM has taken PROTOCOL_FEATURES, which brings the request to enable them.
+/// Rings start enabled unless the VMM has taken PROTOCOL_FEATURES, which brings the request to
+/// enable them.
 fn is_enabled(ring: &RingState, features: Option<u64>) -> bool {
     ring.enabled || features.is_some_and(|features| features & features::PROTOCOL_FEATURES == 0)
 }

@@ -1,14 +1,17 @@
 //! vhost-user requests: numbers and names, and a message taken apart into a typed request.
 //!
-//! All payload lengths and descriptor counts are checked here and nowhere else: what [`Request::parse`]
-//! returns is well-formed, though perhaps not sensible; that is for [`super::session`] to judge.
+//! All payload lengths and descriptor counts are checked here and nowhere else: what
+//! [`Request::parse`] returns is well-formed, though perhaps not sensible; that is for
+//! [`super::session`] to judge.
 
 use std::os::fd::OwnedFd;
 
 use wire::Mac;
 
 use crate::guest_memory::RegionSpec;
-use crate::vhost::protocol::message::{ConfigSpan, FDS_MAX, Message, MessageError, Problem, RingValue};
+use crate::vhost::protocol::message::{
+    ConfigSpan, FDS_MAX, Message, MessageError, Problem, RingValue,
+};
 
 macro_rules! requests {
     ($($name:ident = $number:literal),* $(,)?) => {
@@ -34,8 +37,8 @@ requests! {
     GET_MAX_MEM_SLOTS = 36, ADD_MEM_REG = 37, REM_MEM_REG = 38, SET_STATUS = 39, GET_STATUS = 40,
 }
 
-/// True for requests that have a reply of their own: a frontend waits for it, so that leaving it out would
-/// hang the VMM.
+/// True for requests that have a reply of their own: a frontend waits for it, so that leaving it
+/// out would hang the VMM.
 pub fn has_reply(number: u32) -> bool {
     matches!(
         number,
@@ -85,7 +88,8 @@ pub struct RegionId {
 pub struct RingFd {
     /// Which ring.
     pub index: u32,
-    /// `None`: the frontend gives none, the ring is to be polled (kick) or nobody listens (call, err).
+    /// `None`: the frontend gives none, the ring is to be polled (kick) or nobody listens (call,
+    /// err).
     pub fd: Option<OwnedFd>,
 }
 
@@ -120,13 +124,14 @@ pub enum Request {
     RemMemReg(RegionId),
     SetStatus(u64),
     GetStatus,
-    /// A request that belongs to features that this side does not offer, or that nobody has heard of.
+    /// A request that belongs to features that this side does not offer, or that nobody has heard
+    /// of.
     Other(u32),
 }
 
 impl Request {
-    /// Takes a message apart. Fails when payload or descriptors are not those of the request; the descriptors
-    /// are closed then.
+    /// Takes a message apart. Fails when payload or descriptors are not those of the request; the
+    /// descriptors are closed then.
     pub fn parse(message: Message) -> Result<Request, MessageError> {
         let number = message.request;
         let mut parts = Parts {
@@ -385,7 +390,9 @@ mod tests {
     fn every_known_request_has_one_length_and_one_count_of_descriptors() {
         // Request, payload that is right, descriptors that are right.
         let mut table = words(&[2]);
-        table.extend(words(&[0, 0x1000, 0x10000, 0, 0x10000, 0x1000, 0x20000, 0x1000]));
+        table.extend(words(&[
+            0, 0x1000, 0x10000, 0, 0x10000, 0x1000, 0x20000, 0x1000,
+        ]));
         let config = [vec![0; 4], 3u32.to_ne_bytes().to_vec(), vec![0; 7]].concat();
         let cases: &[(u32, Vec<u8>, usize)] = &[
             (GET_FEATURES, vec![], 0),
@@ -417,7 +424,11 @@ mod tests {
             (SET_CONFIG, config, 0),
         ];
         for (request, payload, fds) in cases {
-            let case = format!("{} with {} bytes and {fds} fds", name(*request), payload.len());
+            let case = format!(
+                "{} with {} bytes and {fds} fds",
+                name(*request),
+                payload.len()
+            );
             Request::parse(message(*request, payload, *fds)).expect(&case);
             let error = Request::parse(message(*request, payload, fds + 1)).expect_err(&case);
             assert_eq!(
@@ -464,7 +475,9 @@ mod tests {
     fn fields_are_where_the_specification_has_them() {
         let mut addresses = [3u32.to_ne_bytes(), 1u32.to_ne_bytes()].concat();
         addresses.extend(words(&[0x1000, 0x2000, 0x3000, 0x4000]));
-        let Ok(Request::SetVringAddr(parsed)) = Request::parse(message(SET_VRING_ADDR, &addresses, 0)) else {
+        let Ok(Request::SetVringAddr(parsed)) =
+            Request::parse(message(SET_VRING_ADDR, &addresses, 0))
+        else {
             panic!("not taken as ring addresses");
         };
         let expected = RingAddresses {
@@ -478,7 +491,8 @@ mod tests {
 
         let mut table = words(&[1, 0x100, 0x200, 0x300, 0x400]);
         table.resize(264, 0xa5); // the whole table, one region of it in use
-        let Ok(Request::SetMemTable(regions)) = Request::parse(message(SET_MEM_TABLE, &table, 1)) else {
+        let Ok(Request::SetMemTable(regions)) = Request::parse(message(SET_MEM_TABLE, &table, 1))
+        else {
             panic!("not taken as a memory table");
         };
         let region = &regions[0];
@@ -492,7 +506,8 @@ mod tests {
             (0x100, 0x200, 0x300, 0x400)
         );
 
-        let Ok(Request::SendRarp(mac)) = Request::parse(message(SEND_RARP, &[2, 0, 0, 0, 0, 7, 0, 0], 0))
+        let Ok(Request::SendRarp(mac)) =
+            Request::parse(message(SEND_RARP, &[2, 0, 0, 0, 0, 7, 0, 0], 0))
         else {
             panic!("not taken as RARP");
         };

@@ -10,8 +10,9 @@ use crate::vhost::virtqueue::queue::{Begin, Queue, QueueError, QueueSetup};
 /// Where in the available ring to begin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::vhost) enum Base {
-    /// As the VMM says. The ring itself is what is asked first, since the VMM may have lost count (virtio-user says 0
-    /// after every reconnection, QEMU where a packed ring was when its device was last started).
+    /// As the VMM says. The ring itself is what is asked first, since the VMM may have lost count
+    /// (virtio-user says 0 after every reconnection, QEMU where a packed ring was when its device
+    /// was last started).
     Given(u32),
     /// As the queue itself was left; the VMM has not spoken since.
     Kept(u16),
@@ -20,8 +21,9 @@ pub(in crate::vhost) enum Base {
 }
 
 impl Base {
-    /// What the VMM is told (GET_VRING_BASE). Of a packed ring both places, which are the same since all that is taken is
-    /// given back: the next slot to take in the lower half, the next to be used in the upper.
+    /// What the VMM is told (GET_VRING_BASE). Of a packed ring both places, which are the same
+    /// since all that is taken is given back: the next slot to take in the lower half, the next to
+    /// be used in the upper.
     pub fn value(self, packed: bool) -> u32 {
         match self {
             Base::Given(value) => value,
@@ -32,8 +34,8 @@ impl Base {
         }
     }
 
-    /// For [`QueueSetup`]. Of a packed ring only the lower half of what the VMM says counts, as in DPDK: virtio-user leaves
-    /// the upper one zero.
+    /// For [`QueueSetup`]. Of a packed ring only the lower half of what the VMM says counts, as in
+    /// DPDK: virtio-user leaves the upper one zero.
     fn begin(self) -> Begin {
         match self {
             Base::Given(value) => Begin::AsItWas { told: value as u16 },
@@ -103,7 +105,11 @@ impl RingState {
     }
 
     /// The queue, if everything is known that it takes. An error is kept as the ring's fault.
-    pub fn run(&mut self, memory: &Arc<GuestMemory>, negotiated: u64) -> Result<Option<Queue>, QueueError> {
+    pub fn run(
+        &mut self,
+        memory: &Arc<GuestMemory>,
+        negotiated: u64,
+    ) -> Result<Option<Queue>, QueueError> {
         let (true, Some(addresses)) = (
             self.started && self.size > 0 && self.fault.is_none(),
             self.addresses,
@@ -124,7 +130,10 @@ impl RingState {
         match Queue::new(setup) {
             Ok(queue) => Ok(Some(queue)),
             Err(error) => {
-                self.misplaced = matches!(error, QueueError::Outside { .. } | QueueError::Misaligned { .. });
+                self.misplaced = matches!(
+                    error,
+                    QueueError::Outside { .. } | QueueError::Misaligned { .. }
+                );
                 self.fault = Some(error.to_string());
                 Err(error)
             }
@@ -140,8 +149,8 @@ impl RingState {
         self.fault = broken;
     }
 
-    /// SET_VRING_KICK. A ring that has yet to be enabled is left alone: a VMM that has come back starts it first, and
-    /// what the guest has sent meanwhile is not to be lost.
+    /// SET_VRING_KICK. A ring that has yet to be enabled is left alone: a VMM that has come back
+    /// starts it first, and what the guest has sent meanwhile is not to be lost.
     pub fn start(&mut self, kick: Option<OwnedFd>) {
         self.kick = kick;
         self.started = true;

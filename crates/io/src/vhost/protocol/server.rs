@@ -1,13 +1,15 @@
-//! The vhost-user server: one thread, one epoll, and for each NIC a socket that it listens on or connects to
-//! ([`super::client`]), with at most one VMM.
+//! The vhost-user server: one thread, one epoll, and for each NIC a socket that it listens on or
+//! connects to ([`super::client`]), with at most one VMM.
 //!
-//! The thread owns everything; [`Server`] sends it commands and waits for the answer. Nothing in it waits for a
-//! VMM: a message that came in part stays in its connection, a reply that finds no room stops the reading of that
-//! connection. What it does wait for is [`PortSink`], a worker's turn long.
+//! The thread owns everything; [`Server`] sends it commands and waits for the answer. Nothing in it
+//! waits for a VMM: a message that came in part stays in its connection, a reply that finds no room
+//! stops the reading of that connection. What it does wait for is [`PortSink`], a worker's turn
+//! long.
 //!
-//! A second VMM is refused while one is connected, since two would write the same NIC's state; when the first one has
-//! died and its end was not yet noticed, the second takes over. When the process is out of descriptors, or a
-//! VMM has broken the protocol or gone without a word, its listener is left alone for a moment, so that neither makes the thread spin.
+//! A second VMM is refused while one is connected, since two would write the same NIC's state; when
+//! the first one has died and its end was not yet noticed, the second takes over. When the process
+//! is out of descriptors, or a VMM has broken the protocol or gone without a word, its listener is
+//! left alone for a moment, so that neither makes the thread spin.
 
 use std::collections::HashMap;
 use std::io;
@@ -29,8 +31,9 @@ use sys::poll::{Doorbell, Interest, Poller};
 /// How long a listener is left alone when the process is out of descriptors or memory.
 const PAUSE_EXHAUSTED: Duration = Duration::from_secs(1);
 
-/// How long a listener is left alone after its VMM has broken the protocol, or has gone before a ring ran: one that
-/// wants what there is not (more queues than there are) comes again as fast as it can.
+/// How long a listener is left alone after its VMM has broken the protocol, or has gone before a
+/// ring ran: one that wants what there is not (more queues than there are) comes again as fast as
+/// it can.
 const PAUSE_BROKEN: Duration = Duration::from_millis(100);
 
 /// Why a NIC's socket is not there. Each message names the path.
@@ -151,26 +154,30 @@ impl Server {
             .ok_or(ServerError::Stopped)?
     }
 
-    /// Connects to a NIC's VMM, which listens at `path`: now, or as soon as it does, and again whenever it has gone
-    /// and returned. Nothing needs to be there yet; the file is the VMM's to make and to remove.
+    /// Connects to a NIC's VMM, which listens at `path`: now, or as soon as it does, and again
+    /// whenever it has gone and returned. Nothing needs to be there yet; the file is the VMM's to
+    /// make and to remove.
     pub fn connect(&self, key: PortKey, path: &Path, nic: NicOptions) -> Result<(), ServerError> {
         let end = Box::new(End::Client(Client::new(path)?));
         self.ask(|answer| Command::Open(key, nic, end, answer))
             .ok_or(ServerError::Stopped)?
     }
 
-    /// Gives a NIC other options, from its next session on: a connected guest has been offered the old ones. Its link
-    /// goes up or down at once. Its VMM is told if it has given a way; if not, a VMM that listens is hung up on until the
-    /// link is up again. False when there is none of that key.
+    /// Gives a NIC other options, from its next session on: a connected guest has been offered the
+    /// old ones. Its link goes up or down at once. Its VMM is told if it has given a way; if not, a
+    /// VMM that listens is hung up on until the link is up again. False when there is none of that
+    /// key.
     pub fn change(&self, key: PortKey, nic: NicOptions) -> bool {
         self.ask(|answer| Command::Change(key, nic, answer))
             .unwrap_or(false)
     }
 
-    /// Ends what [`listen`](Server::listen) or [`connect`](Server::connect) has begun, the socket and the session;
-    /// the port has been taken back when this returns. False when there is none of that key.
+    /// Ends what [`listen`](Server::listen) or [`connect`](Server::connect) has begun, the socket
+    /// and the session; the port has been taken back when this returns. False when there is none of
+    /// that key.
     pub fn close(&self, key: PortKey) -> bool {
-        self.ask(|answer| Command::Close(key, answer)).unwrap_or(false)
+        self.ask(|answer| Command::Close(key, answer))
+            .unwrap_or(false)
     }
 
     /// All NICs and their sessions, by key.
@@ -247,8 +254,8 @@ struct Thread {
     watches: Watches,
 }
 
-/// Tokens of the poller: the bell, the watched directories, and three for each NIC, which begin at its key times
-/// `TOKENS`.
+/// Tokens of the poller: the bell, the watched directories, and three for each NIC, which begin at
+/// its key times `TOKENS`.
 const BELL: u64 = u64::MAX;
 const WATCHES: u64 = u64::MAX - 1;
 
@@ -271,7 +278,12 @@ impl Thread {
         let mut ready = Vec::new();
         loop {
             let attempts = self.clients().filter_map(|(_, client)| client.due());
-            let timeout = self.pauses.iter().map(|(until, _)| *until).chain(attempts).min();
+            let timeout = self
+                .pauses
+                .iter()
+                .map(|(until, _)| *until)
+                .chain(attempts)
+                .min();
             let timeout = timeout.map(|until| until.saturating_duration_since(Instant::now()));
             ready.clear();
             match self.poller.wait(timeout) {
@@ -298,8 +310,12 @@ impl Thread {
             // After the bell was cleared: a command that comes now rings again.
             for command in commands.try_iter() {
                 match command {
-                    Command::Open(key, nic, end, answer) => drop(answer.send(self.open(key, nic, *end))),
-                    Command::Change(key, options, answer) => drop(answer.send(self.change(key, options))),
+                    Command::Open(key, nic, end, answer) => {
+                        let _ = answer.send(self.open(key, nic, *end));
+                    }
+                    Command::Change(key, options, answer) => {
+                        let _ = answer.send(self.change(key, options));
+                    }
                     Command::Close(key, answer) => drop(answer.send(self.close(key))),
                     Command::Nics(answer) => drop(answer.send(self.info())),
                     Command::Nic(key, answer) => {
@@ -326,7 +342,11 @@ impl Thread {
             if let Err(error) = self.poller.add(listener.as_fd(), listener_token(key)) {
                 return Err(ServerError::Socket { path, error });
             }
-            info!(nic = options.name, "waiting for a VMM at {}", path.display());
+            info!(
+                nic = options.name,
+                "waiting for a VMM at {}",
+                path.display()
+            );
         }
         self.nics.insert(
             key,
@@ -347,7 +367,8 @@ impl Thread {
         nic.options = Arc::new(options);
         let up = nic.options.link_up;
         let connection = nic.connection.as_mut();
-        let told = connection.is_none_or(|connection| connection.change(&nic.options, &self.poller));
+        let told =
+            connection.is_none_or(|connection| connection.change(&nic.options, &self.poller));
         match &mut nic.end {
             End::Client(client) if up => client.resume(),
             End::Client(_) if !told => self.hold(key),
@@ -356,8 +377,9 @@ impl Thread {
         true
     }
 
-    /// Hangs up on a VMM that cannot be told otherwise that the link is down: it takes the end of the connection for
-    /// that (QEMU does). Only where we connect. A VMM that connects may do so once in its life.
+    /// Hangs up on a VMM that cannot be told otherwise that the link is down: it takes the end of
+    /// the connection for that (QEMU does). Only where we connect. A VMM that connects may do so
+    /// once in its life.
     fn hold(&mut self, key: PortKey) {
         self.hang_up(key, Duration::ZERO);
         if let Some(End::Client(client)) = self.nics.get_mut(&key).map(|nic| &mut nic.end) {
@@ -375,7 +397,9 @@ impl Thread {
             End::Listener(listener) => drop(self.poller.remove(listener.as_fd())),
             End::Client(client) => {
                 if let Some(watch) = client.watch()
-                    && self.clients().all(|(_, other)| other.watch() != Some(watch))
+                    && self
+                        .clients()
+                        .all(|(_, other)| other.watch() != Some(watch))
                 {
                     self.watches.remove(watch);
                 }
@@ -436,8 +460,12 @@ impl Thread {
         if self.is_paused(key) {
             return; // since this event: it waits in the listener's queue
         }
-        let Some(nic) = self.nics.get(&key) else { return };
-        let End::Listener(listener) = &nic.end else { return };
+        let Some(nic) = self.nics.get(&key) else {
+            return;
+        };
+        let End::Listener(listener) = &nic.end else {
+            return;
+        };
         let name = &nic.options.name;
         let socket = match listener.accept() {
             Ok(Some(socket)) => socket,
@@ -464,7 +492,10 @@ impl Thread {
             return;
         };
         if let Err(error) = self.poller.add(socket.as_fd(), connection_token(key)) {
-            warn!(nic = nic.options.name, "a VMM cannot connect for now: {error}");
+            warn!(
+                nic = nic.options.name,
+                "a VMM cannot connect for now: {error}"
+            );
             return self.pause(key, PAUSE_EXHAUSTED);
         }
         let session = Session::new(key, Arc::clone(&nic.options), Arc::clone(&self.sink));
@@ -472,7 +503,11 @@ impl Thread {
     }
 
     fn serve(&mut self, key: PortKey) {
-        let Some(connection) = self.nics.get_mut(&key).and_then(|nic| nic.connection.as_mut()) else {
+        let Some(connection) = self
+            .nics
+            .get_mut(&key)
+            .and_then(|nic| nic.connection.as_mut())
+        else {
             return;
         };
         let interest = match connection.serve(&self.poller, channel_token(key)) {
@@ -482,9 +517,9 @@ impl Thread {
             Progress::Broken => return self.hang_up(key, PAUSE_BROKEN),
         };
         if connection.change_interest(interest)
-            && let Err(error) = self
-                .poller
-                .set_interest(connection.as_fd(), connection_token(key), interest)
+            && let Err(error) =
+                self.poller
+                    .set_interest(connection.as_fd(), connection_token(key), interest)
         {
             warn!("vhost-user: waiting for a VMM: {error}");
             self.hang_up(key, PAUSE_EXHAUSTED);
@@ -492,7 +527,11 @@ impl Thread {
     }
 
     fn serve_channel(&mut self, key: PortKey) {
-        if let Some(connection) = self.nics.get_mut(&key).and_then(|nic| nic.connection.as_mut()) {
+        if let Some(connection) = self
+            .nics
+            .get_mut(&key)
+            .and_then(|nic| nic.connection.as_mut())
+        {
             connection.serve_channel(&self.poller);
         }
     }
@@ -506,7 +545,11 @@ impl Thread {
 
     /// Ends a connection; the next is not taken or made before `pause` has passed.
     fn hang_up(&mut self, key: PortKey, pause: Duration) {
-        let Some(connection) = self.nics.get_mut(&key).and_then(|nic| nic.connection.take()) else {
+        let Some(connection) = self
+            .nics
+            .get_mut(&key)
+            .and_then(|nic| nic.connection.take())
+        else {
             return;
         };
         connection.end(&self.poller);
@@ -551,9 +594,9 @@ impl Thread {
                 continue;
             }
             if let Some(End::Listener(listener)) = self.nics.get(&key).map(|nic| &nic.end) {
-                let _ = self
-                    .poller
-                    .set_interest(listener.as_fd(), listener_token(key), Interest::Read);
+                let _ =
+                    self.poller
+                        .set_interest(listener.as_fd(), listener_token(key), Interest::Read);
             }
         }
     }

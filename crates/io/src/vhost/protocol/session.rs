@@ -1,21 +1,23 @@
 //! One VMM's vhost-user session as a state machine: a message comes in, a reply and a port go out.
 //!
-//! The session owns what the VMM has set up (features, memory, rings) whenever the port is not with a worker.
-//! A NIC has one queue pair or several, each of them a port of its own ([`super::pair`]). A request that changes any
-//! of it takes the ports back first that it is about, one or all ([`PortSink::detach`] waits for the worker),
-//! changes their parts, and hands over new ports where a ring can run: the packet path knows no lock. A ring runs
-//! when its size and addresses are known, SET_VRING_KICK has started it, and it is enabled. How many pairs a guest
-//! uses is between it and its VMM, which enables and disables them at any time. Reading, writing and waiting are
+//! The session owns what the VMM has set up (features, memory, rings) whenever the port is not with
+//! a worker. A NIC has one queue pair or several, each of them a port of its own ([`super::pair`]).
+//! A request that changes any of it takes the ports back first that it is about, one or all
+//! ([`PortSink::detach`] waits for the worker), changes their parts, and hands over new ports where
+//! a ring can run: the packet path knows no lock. A ring runs when its size and addresses are
+//! known, SET_VRING_KICK has started it, and it is enabled. How many pairs a guest uses is between
+//! it and its VMM, which enables and disables them at any time. Reading, writing and waiting are
 //! [`super::server`]'s.
 //!
-//! A breach of the protocol is one log line. If only the VMM can have caused it, the connection is closed, since
-//! nothing it says can be relied on; what a guest can cause through an honest VMM (ring sizes, ring addresses)
-//! leaves the ring stopped and the connection open, so that a reset of the guest mends it.
+//! A breach of the protocol is one log line. If only the VMM can have caused it, the connection is
+//! closed, since nothing it says can be relied on; what a guest can cause through an honest VMM
+//! (ring sizes, ring addresses) leaves the ring stopped and the connection open, so that a reset of
+//! the guest mends it.
 //!
-//! What a guest has left in a transmit ring that its VMM turns off is taken and dropped, as the specification wants it:
-//! a guest which goes on with fewer pairs would wait for it for good. Chosen: a ring that was not enabled yet is left
-//! alone, since a VMM that comes back starts rings before it enables them. Error eventfds (SET_VRING_ERR) are taken and
-//! closed.
+//! What a guest has left in a transmit ring that its VMM turns off is taken and dropped, as the
+//! specification wants it: a guest which goes on with fewer pairs would wait for it for good.
+//! Chosen: a ring that was not enabled yet is left alone, since a VMM that comes back starts rings
+//! before it enables them. Error eventfds (SET_VRING_ERR) are taken and closed.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -35,7 +37,8 @@ use crate::vhost::protocol::request::{self, RegionId, Request, RingAddresses, Ri
 use crate::vhost::protocol::ring_state::{Base, RingInfo, RingState};
 use crate::vhost::protocol::sink::{NicOptions, PortKey, PortSink, PortState};
 
-/// Queue pairs that a NIC can have: more than virtual machines that are in use have processors for one NIC.
+/// Queue pairs that a NIC can have: more than virtual machines that are in use have processors for
+/// one NIC.
 pub const MAX_PAIRS: u16 = 64;
 
 /// Memory regions that a VMM may add one by one: what hot-plugging a guest's memory takes.
@@ -44,15 +47,17 @@ pub const SLOTS_MAX: usize = 64;
 /// The most entries of a ring of either kind (virtio 1.2, sections 2.7 and 2.8.10.1).
 const SIZE_MAX: u16 = 32768;
 
-/// The longest configuration space that vhost-user knows. Behind what virtio-net defines are zeroes.
+/// The longest configuration space that vhost-user knows. Behind what virtio-net defines are
+/// zeroes.
 const CONFIG_MAX: usize = 256;
 
-/// How often a guest is announced: QEMU asks five times in some seconds after a migration, or as it was told.
+/// How often a guest is announced: QEMU asks five times in some seconds after a migration, or as it
+/// was told.
 const ANNOUNCEMENTS: u32 = 16;
 const ANNOUNCE_EVERY: Duration = Duration::from_millis(100);
 
-/// Lines that the log has for one session of a VMM that does what it should not. The one with which it ends comes in any
-/// case.
+/// Lines that the log has for one session of a VMM that does what it should not. The one with which
+/// it ends comes in any case.
 const COMPLAINTS: u32 = 64;
 
 /// The smallest MTU that IPv4 works with (RFC 791), which virtio asks for too.
@@ -78,8 +83,9 @@ pub struct SessionInfo {
     pub protocol_features: u64,
     /// The MTU in force, if any was offered or asked for.
     pub mtu: Option<u16>,
-    /// The rings of all queue pairs up to the last that the VMM has described, and of the first in any case: of each
-    /// pair the one that the guest receives from, then the one that it transmits on.
+    /// The rings of all queue pairs up to the last that the VMM has described, and of the first in
+    /// any case: of each pair the one that the guest receives from, then the one that it transmits
+    /// on.
     pub rings: Vec<RingInfo>,
 }
 
@@ -183,14 +189,15 @@ impl Session {
         self.log(&Breach::Message(error));
     }
 
-    /// Takes what is to be the channel to the VMM, if a message since the last call has brought one: then it takes the
-    /// place of the one before.
+    /// Takes what is to be the channel to the VMM, if a message since the last call has brought
+    /// one: then it takes the place of the one before.
     pub fn take_channel(&mut self) -> Option<OwnedFd> {
         self.channel.take()
     }
 
-    /// The NIC's options are others. What a guest was offered stays as it is until the next session (its MTU must not
-    /// change at all: virtio 1.2, section 5.1.4.1), but its link goes up or down at once: true when it does.
+    /// The NIC's options are others. What a guest was offered stays as it is until the next session
+    /// (its MTU must not change at all: virtio 1.2, section 5.1.4.1), but its link goes up or down
+    /// at once: true when it does.
     pub fn change(&mut self, nic: &NicOptions) -> bool {
         std::mem::replace(&mut self.link_up, nic.link_up) != nic.link_up
     }
@@ -202,7 +209,10 @@ impl Session {
 
     /// The channel to the VMM is closed, and the VMM is told nothing any more.
     pub fn lost_channel(&self, error: ChannelError) {
-        info!(nic = self.nic.name, "the channel to the VMM is closed: {error}");
+        info!(
+            nic = self.nic.name,
+            "the channel to the VMM is closed: {error}"
+        );
     }
 
     /// True when some ring has run: the VMM came for more than to go again.
@@ -265,7 +275,9 @@ impl Session {
             Request::SetVringAddr(addresses) => self.set_addresses(addresses)?,
             Request::SetVringBase(ring) => self.set_base(ring)?,
             Request::SetVringKick(kick) => self.start_ring(kick)?,
-            Request::SetVringCall(call) => self.ring(request::SET_VRING_CALL, call.index)?.call = call.fd,
+            Request::SetVringCall(call) => {
+                self.ring(request::SET_VRING_CALL, call.index)?.call = call.fd
+            }
             Request::SetVringErr(error) => {
                 self.ring_at(request::SET_VRING_ERR, error.index)?;
             }
@@ -365,7 +377,8 @@ impl Session {
         self.map()
     }
 
-    /// Maps all regions anew. A ring that the memory between two changes does not hold waits for the next change.
+    /// Maps all regions anew. A ring that the memory between two changes does not hold waits for
+    /// the next change.
     fn map(&mut self) -> Result<(), Breach> {
         self.unplug_all();
         self.rings().for_each(RingState::memory_changed);
@@ -394,8 +407,9 @@ impl Session {
         Ok(())
     }
 
-    /// The device is as after the connection was made, but for what is the VMM's and not the guest's: the memory, of
-    /// which a VMM tells only what changes, and the features of the protocol.
+    /// The device is as after the connection was made, but for what is the VMM's and not the
+    /// guest's: the memory, of which a VMM tells only what changes, and the features of the
+    /// protocol.
     fn reset(&mut self) {
         self.disable_all();
         // Notification descriptors stay: a VMM sends them anew only when they change.
@@ -429,8 +443,9 @@ impl Session {
         Ok(())
     }
 
-    /// A part of the configuration space (virtio 1.2, section 5.1.4); nothing if it reaches behind its end. A guest is
-    /// never asked to announce itself there: it would acknowledge that on the control queue, which is the VMM's.
+    /// A part of the configuration space (virtio 1.2, section 5.1.4); nothing if it reaches behind
+    /// its end. A guest is never asked to announce itself there: it would acknowledge that on the
+    /// control queue, which is the VMM's.
     fn config(&self, asked: ConfigSpan) -> ConfigSpan {
         const LINK_UP: u16 = 1;
         let pairs = self.pairs.len() as u16;
@@ -506,7 +521,8 @@ impl Session {
     }
 
     fn set_size(&mut self, RingValue { index, value }: RingValue) -> Result<(), Breach> {
-        // The kind of ring may not be known yet: a split one of another size cannot run (`Queue::new`).
+        // The kind of ring may not be known yet: a split one of another size cannot run
+        // (`Queue::new`).
         let split = self.features.is_some() && !self.is_packed();
         let ring = self.ring(request::SET_VRING_NUM, index)?;
         let fits = |size: &u16| (1..=SIZE_MAX).contains(size) && (!split || size.is_power_of_two());
@@ -544,7 +560,8 @@ impl Session {
     }
 
     fn start_ring(&mut self, kick: RingFd) -> Result<(), Breach> {
-        self.ring(request::SET_VRING_KICK, kick.index)?.start(kick.fd);
+        self.ring(request::SET_VRING_KICK, kick.index)?
+            .start(kick.fd);
         Ok(())
     }
 
@@ -644,7 +661,9 @@ impl Session {
     }
 
     fn log(&mut self, breach: &Breach) {
-        if matches!(breach, Breach::Unknown { .. }) && std::mem::replace(&mut self.unknown_logged, true) {
+        if matches!(breach, Breach::Unknown { .. })
+            && std::mem::replace(&mut self.unknown_logged, true)
+        {
             return;
         }
         let consequence = if breach.closes() {

@@ -20,9 +20,11 @@ pub struct NicOptions {
     pub mtu: Option<u16>,
     /// The guest may leave checksums and segmentation undone, and may be given such frames.
     pub offloads: bool,
-    /// The link is up, as the operator wants it: what the guest is told. Frames are for the workers to stop.
+    /// The link is up, as the operator wants it: what the guest is told. Frames are for the workers
+    /// to stop.
     pub link_up: bool,
-    /// The most queue pairs that the guest may have, 1 to [`MAX_PAIRS`]. How many it has is its VMM's choice.
+    /// The most queue pairs that the guest may have, 1 to [`MAX_PAIRS`]. How many it has is its
+    /// VMM's choice.
     pub pairs: u16,
 }
 
@@ -41,25 +43,26 @@ pub enum PortState {
     Connected,
     /// At least one ring runs: frames can pass.
     Up,
-    /// The guest or its VMM has set up a ring that cannot be run. A reset of the guest's driver mends it.
+    /// The guest or its VMM has set up a ring that cannot be run. A reset of the guest's driver
+    /// mends it.
     Broken(String),
 }
 
-/// Where ports go. Implemented over the workers; called from the server's one thread, which serves all other
-/// NICs only after the call has returned. Callers of [`Server`](super::Server) wait for that thread: no method here may
-/// wait for them in turn, be it by a lock that they hold.
+/// Where ports go. Implemented over the workers; called from the server's one thread, which serves
+/// all other NICs only after the call has returned. Callers of [`Server`](super::Server) wait for
+/// that thread: no method here may wait for them in turn, be it by a lock that they hold.
 pub trait PortSink: Send + Sync {
     /// Hands over the port of one queue pair, numbered from 0, to a worker.
     fn attach(&self, key: PortKey, pair: u16, port: Port);
 
-    /// Takes the port of a queue pair back: waits until the worker has let go of it. `None` when no worker has it any
-    /// more, because it is stopping.
+    /// Takes the port of a queue pair back: waits until the worker has let go of it. `None` when no
+    /// worker has it any more, because it is stopping.
     fn detach(&self, key: PortKey, pair: u16) -> Option<Port>;
 
     /// The NIC's state has changed.
     fn state(&self, key: PortKey, state: PortState);
 
-    /// The guest has come here from another host and its VMM asks to tell the network so (SEND_RARP). Not to
-    /// be left to a queue that can grow: a VMM may ask as fast as it can.
+    /// The guest has come here from another host and its VMM asks to tell the network so
+    /// (SEND_RARP). Not to be left to a queue that can grow: a VMM may ask as fast as it can.
     fn announce(&self, _key: PortKey) {}
 }

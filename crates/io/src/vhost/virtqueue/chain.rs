@@ -1,10 +1,11 @@
 //! Descriptors and what they name: every field judged on a private copy, in either kind of ring.
 //!
-//! A guest writes descriptors when it likes, so each is read exactly once, by value, and what it names is
-//! translated before it is used. What comes of it is a list of [`Segment`]s inside the guest's memory. How one
-//! descriptor follows another is the ring's own business ([`split`](crate::vhost::virtqueue::split), [`packed`](crate::vhost::virtqueue::packed));
-//! all limits on what a chain may name are here: the direction of its buffers, the bytes it may hold, the place
-//! and the length of its indirect table.
+//! A guest writes descriptors when it likes, so each is read exactly once, by value, and what it
+//! names is translated before it is used. What comes of it is a list of [`Segment`]s inside the
+//! guest's memory. How one descriptor follows another is the ring's own business
+//! ([`split`](crate::vhost::virtqueue::split), [`packed`](crate::vhost::virtqueue::packed)); all
+//! limits on what a chain may name are here: the direction of its buffers, the bytes it may hold,
+//! the place and the length of its indirect table.
 
 use std::sync::Arc;
 
@@ -12,7 +13,8 @@ use crate::frame::{Segment, gather};
 use crate::guest_memory::{GuestMemory, Region};
 use crate::vhost::virtqueue::fault::RingFault;
 
-/// Descriptors in a chain at most, whatever the queue's size: what QEMU allows too. Linux uses up to 19.
+/// Descriptors in a chain at most, whatever the queue's size: what QEMU allows too. Linux uses up
+/// to 19.
 pub const CHAIN_MAX: u32 = 1024;
 
 /// Bytes of a descriptor.
@@ -22,8 +24,8 @@ pub(in crate::vhost) const NEXT: u16 = 1;
 pub(in crate::vhost) const WRITE: u16 = 2;
 pub(in crate::vhost) const INDIRECT: u16 = 4;
 
-/// A descriptor, read: of a split ring (virtio 1.2, section 2.7.5) or a packed one (section 2.8.13), whose last two
-/// fields change places.
+/// A descriptor, read: of a split ring (virtio 1.2, section 2.7.5) or a packed one (section
+/// 2.8.13), whose last two fields change places.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::vhost) struct Descriptor {
     pub addr: u64,
@@ -64,8 +66,8 @@ impl RawDescriptor {
     }
 }
 
-/// Reads a descriptor once: a compiler that went back to guest memory for a field already judged would undo
-/// the judgement. A ring's own table is aligned; an indirect one need not be.
+/// Reads a descriptor once: a compiler that went back to guest memory for a field already judged
+/// would undo the judgement. A ring's own table is aligned; an indirect one need not be.
 ///
 /// # Safety
 /// `from` is valid for reads of 16 bytes; it may be unaligned.
@@ -77,7 +79,9 @@ pub(in crate::vhost) unsafe fn read(from: *const RawDescriptor) -> RawDescriptor
         if from.is_aligned() {
             return read_aligned(from.cast());
         }
-        RawDescriptor(std::hint::black_box(from.cast::<[u64; 2]>().read_unaligned()))
+        RawDescriptor(std::hint::black_box(
+            from.cast::<[u64; 2]>().read_unaligned(),
+        ))
     }
 }
 
@@ -135,8 +139,8 @@ impl Buffers {
         Near(self.last)
     }
 
-    /// Judges one buffer of the chain at `head` and adds it to `out`, and its length to `total`. True when the walk
-    /// has what it wants, before the chain's end.
+    /// Judges one buffer of the chain at `head` and adds it to `out`, and its length to `total`.
+    /// True when the walk has what it wants, before the chain's end.
     pub fn add(
         &mut self,
         head: u16,
@@ -171,22 +175,25 @@ impl Buffers {
         Ok(matches!(walk, Walk::Writable { want } if *total >= want))
     }
 
-    /// The table that an indirect descriptor names, and how many descriptors it has. It is there until the next is asked
-    /// for.
+    /// The table that an indirect descriptor names, and how many descriptors it has. It is there
+    /// until the next is asked for.
     #[inline]
     pub fn indirect(
         &mut self,
         head: u16,
         descriptor: &Descriptor,
     ) -> Result<(*const RawDescriptor, u32), RingFault> {
-        let Descriptor { addr, len, flags, .. } = *descriptor;
+        let Descriptor {
+            addr, len, flags, ..
+        } = *descriptor;
         if !self.indirect {
             return Err(RingFault::IndirectNotNegotiated { head });
         }
         if flags & NEXT != 0 {
             return Err(RingFault::IndirectNext { head });
         }
-        if len == 0 || !len.is_multiple_of(DESCRIPTOR as u32) || len / DESCRIPTOR as u32 > CHAIN_MAX {
+        if len == 0 || !len.is_multiple_of(DESCRIPTOR as u32) || len / DESCRIPTOR as u32 > CHAIN_MAX
+        {
             return Err(RingFault::IndirectLength { head, len });
         }
         let region = match self.last.guest(addr) {
@@ -212,7 +219,8 @@ impl Buffers {
         Ok(self.joined.as_ptr().cast())
     }
 
-    /// The way of a buffer that is not in the last region: in another, across several, empty, or nowhere.
+    /// The way of a buffer that is not in the last region: in another, across several, empty, or
+    /// nowhere.
     #[cold]
     fn translate(
         &mut self,
@@ -236,7 +244,8 @@ impl Buffers {
                 len: len as usize,
             });
             left -= len;
-            // No region reaches the end of the address space (`GuestMemory::new`), so that this does not wrap.
+            // No region reaches the end of the address space (`GuestMemory::new`), so that this
+            // does not wrap.
             addr += len;
         }
         Ok(())
@@ -256,8 +265,8 @@ pub(in crate::vhost) struct Buffer {
 }
 
 impl Near {
-    /// The only buffer of a chain when it is a readable one in this region, which is how most chains are. `None` says
-    /// nothing of the chain, but that it has to be walked.
+    /// The only buffer of a chain when it is a readable one in this region, which is how most
+    /// chains are. `None` says nothing of the chain, but that it has to be walked.
     #[inline(always)]
     pub fn only(self, descriptor: &Descriptor) -> Option<Buffer> {
         self.buffer(descriptor, NEXT | WRITE | INDIRECT, 0)

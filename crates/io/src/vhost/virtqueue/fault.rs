@@ -4,8 +4,9 @@ use std::fmt;
 
 use crate::vhost::virtqueue::chain::CHAIN_MAX;
 
-/// What a guest did wrong in a ring. The message names the thing and its value; the queue's name goes before it.
-/// `head` is the first descriptor of the chain: its index in the table of a split ring, its slot in a packed one.
+/// What a guest did wrong in a ring. The message names the thing and its value; the queue's name
+/// goes before it. `head` is the first descriptor of the chain: its index in the table of a split
+/// ring, its slot in a packed one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs)] // the fields are the values that the messages below name
 pub enum RingFault {
@@ -15,19 +16,25 @@ pub enum RingFault {
     Head { head: u16, size: u16 },
     /// A chain goes on at a descriptor that does not exist.
     Next { head: u16, next: u16, count: u32 },
-    /// A chain is longer than its table, [`CHAIN_MAX`] or what the guest has left of a packed ring: usually a loop.
+    /// A chain is longer than its table, [`CHAIN_MAX`] or what the guest has left of a packed ring:
+    /// usually a loop.
     TooMany { head: u16, limit: u32 },
     /// A descriptor names memory that the guest does not have.
     Address { head: u16, addr: u64, len: u32 },
     /// A buffer to be written where one to be read belongs, or the other way round.
-    Direction { head: u16, flags: u16, writable: bool },
+    Direction {
+        head: u16,
+        flags: u16,
+        writable: bool,
+    },
     /// An indirect descriptor although the feature was not negotiated.
     IndirectNotNegotiated { head: u16 },
     /// An indirect descriptor in an indirect table.
     IndirectNested { head: u16 },
     /// An indirect descriptor with a successor.
     IndirectNext { head: u16 },
-    /// An indirect descriptor behind another one, which a packed ring does not have (virtio 1.2, section 2.8.7).
+    /// An indirect descriptor behind another one, which a packed ring does not have (virtio 1.2,
+    /// section 2.8.7).
     IndirectBehind { head: u16 },
     /// An indirect table of a length that no number of descriptors has.
     IndirectLength { head: u16, len: u32 },
@@ -47,7 +54,10 @@ impl fmt::Display for RingFault {
                     "available index {avail} is more than {size} entries ahead of {taken}"
                 )
             }
-            Head { head, size } => write!(f, "available descriptor {head} is outside a table of {size}"),
+            Head { head, size } => write!(
+                f,
+                "available descriptor {head} is outside a table of {size}"
+            ),
             Next { head, next, count } => {
                 write!(
                     f,
@@ -108,7 +118,10 @@ impl fmt::Display for RingFault {
                 )
             }
             TooLong { head, limit } => {
-                write!(f, "the chain of descriptor {head} holds more than {limit} bytes")
+                write!(
+                    f,
+                    "the chain of descriptor {head} holds more than {limit} bytes"
+                )
             }
             NoHeader { head, len } => {
                 write!(

@@ -1,18 +1,21 @@
-//! Arithmetic of ring indices: what has passed, what is available, where a lap ends. Pure, and tried against a
-//! model that counts without ever wrapping.
+//! Arithmetic of ring indices: what has passed, what is available, where a lap ends. Pure, and
+//! tried against a model that counts without ever wrapping.
 
-/// True when `event` is among the entries `old..new` of a split ring: the guest asked to be told about one of them.
+/// True when `event` is among the entries `old..new` of a split ring: the guest asked to be told
+/// about one of them.
 #[inline]
 pub(in crate::vhost) fn passed(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
 
 const WRAP: u16 = 1 << 15;
-/// Flags of a descriptor of a packed ring, beside those of any descriptor (virtio 1.2, section 2.8.1).
+/// Flags of a descriptor of a packed ring, beside those of any descriptor (virtio 1.2, section
+/// 2.8.1).
 pub(in crate::vhost) const AVAIL: u16 = 1 << 7;
 pub(in crate::vhost) const USED: u16 = 1 << 15;
 
-/// A place in a packed ring: a slot, and the counter that changes with every lap (virtio 1.2, section 2.8.1).
+/// A place in a packed ring: a slot, and the counter that changes with every lap (virtio 1.2,
+/// section 2.8.1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::vhost) struct Position {
     pub slot: u16,
@@ -21,7 +24,10 @@ pub(in crate::vhost) struct Position {
 
 impl Position {
     /// Where both sides of a new ring are.
-    pub const START: Position = Position { slot: 0, wrap: true };
+    pub const START: Position = Position {
+        slot: 0,
+        wrap: true,
+    };
 
     /// From the form that messages and event structures have: the counter in bit 15.
     pub fn from_bits(bits: u16) -> Self {
@@ -64,7 +70,8 @@ impl Position {
         lap_before.after(size - slots, size)
     }
 
-    /// How many slots `later` is ahead, if it is not more than a lap; negative for a place that was passed in this lap.
+    /// How many slots `later` is ahead, if it is not more than a lap; negative for a place that was
+    /// passed in this lap.
     #[inline]
     fn ahead(self, later: Position, size: u16) -> i32 {
         let lap = if self.wrap == later.wrap {
@@ -94,10 +101,15 @@ impl Position {
     }
 }
 
-/// True when the place `event` is among those from `old` up to `new`, of a ring of `size`: as [`passed`]. What the
-/// guest wrote as `event` may be anything.
+/// True when the place `event` is among those from `old` up to `new`, of a ring of `size`: as
+/// [`passed`]. What the guest wrote as `event` may be anything.
 #[inline]
-pub(in crate::vhost) fn passed_packed(event: Position, new: Position, old: Position, size: u16) -> bool {
+pub(in crate::vhost) fn passed_packed(
+    event: Position,
+    new: Position,
+    old: Position,
+    size: u16,
+) -> bool {
     (0..old.ahead(new, size)).contains(&old.ahead(event, size))
 }
 
@@ -125,7 +137,8 @@ mod tests {
 
         #[test]
         fn a_packed_event_has_passed_as_the_model_says(size in 1u16..=32768, from in 0u32..200_000, moved: u16, event: u16) {
-            // The ring has gone on by a lap at most, and the guest asks for a place of the lap from `old` on.
+            // The ring has gone on by a lap at most, and the guest asks for a place of the lap from
+            // `old` on.
             let moved = u32::from(moved) % (u32::from(size) + 1);
             let event = from + u32::from(event) % u32::from(size);
             let at = |count| place(count, size);
@@ -154,7 +167,8 @@ mod tests {
 
         #[test]
         fn a_slot_is_available_once_a_lap(size in 1u16..=512, from in 0u32..5_000) {
-            // What the driver writes when it offers a slot, and what the device writes when it gives it back.
+            // What the driver writes when it offers a slot, and what the device writes when it
+            // gives it back.
             let at = place(from, size);
             let offered = if at.wrap { AVAIL } else { USED };
             let next_lap = place(from + u32::from(size), size);

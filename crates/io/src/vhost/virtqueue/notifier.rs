@@ -1,29 +1,35 @@
-//! The two eventfds of a ring: the guest kicks us, we call the guest. Neither can make the worker wait.
+//! The two eventfds of a ring: the guest kicks us, we call the guest. Neither can make the worker
+//! wait.
 //!
-//! They come from the VMM, which keeps descriptors of the same open files: whatever flags are set on them here,
-//! it can take O_NONBLOCK away again at any time, fill the counter that is to be raised and empty the one that a kick has
-//! raised. So neither `read` nor `write` is used:
+//! They come from the VMM, which keeps descriptors of the same open files: whatever flags are set
+//! on them here, it can take O_NONBLOCK away again at any time, fill the counter that is to be
+//! raised and empty the one that a kick has raised. So neither `read` nor `write` is used:
 //! - A kick's counter is never read: the poller reports that it was raised
 //!   ([`Poller::add_edges`](sys::poll::Poller::add_edges)).
-//! - A call's is raised by the kernel as what happens when an asynchronous operation ends (IOCB_FLAG_RESFD): a read of no
-//!   bytes from the eventfd itself, which fails at once and so has ended when it is submitted. The kernel adds to a counter
-//!   without waiting for room; one that is full stays full, which is a notification that is still to be read. It
-//!   costs 350 ns more than `write`.
+//! - A call's is raised by the kernel as what happens when an asynchronous operation ends
+//!   (IOCB_FLAG_RESFD): a read of no bytes from the eventfd itself, which fails at once and so has
+//!   ended when it is submitted. The kernel adds to a counter without waiting for room; one that is
+//!   full stays full, which is a notification that is still to be read. It costs 350 ns more than
+//!   `write`.
 //!
-//! Where the system has no asynchronous I/O left to give (`/proc/sys/fs/aio-max-nr`), notifications fall back to `write`
-//! of a descriptor that was made not to block; a word in the log says so once.
+//! Where the system has no asynchronous I/O left to give (`/proc/sys/fs/aio-max-nr`), notifications
+//! fall back to `write` of a descriptor that was made not to block; a word in the log says so once.
 
 use std::cell::RefCell;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::OFlags;
 
-/// True for what can be notified with. One that blocks is made not to, for the sake of the fallback.
+/// True for what can be notified with. One that blocks is made not to, for the sake of the
+/// fallback.
 pub(in crate::vhost) fn is_eventfd(fd: &OwnedFd) -> bool {
     let link = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new());
     let is_eventfd = link.is_ok_and(|link| link.as_bytes() == b"anon_inode:[eventfd]");
     let flags = rustix::fs::fcntl_getfl(fd).map(|flags| flags | OFlags::NONBLOCK);
-    is_eventfd && flags.and_then(|flags| rustix::fs::fcntl_setfl(fd, flags)).is_ok()
+    is_eventfd
+        && flags
+            .and_then(|flags| rustix::fs::fcntl_setfl(fd, flags))
+            .is_ok()
 }
 
 /// Raises an eventfd's counter by one. Does not wait, whatever its flags are by now.
@@ -33,7 +39,8 @@ pub(in crate::vhost) fn raise(fd: BorrowedFd<'_>) {
         /// A worker's own: submitting takes no lock that another worker takes.
         static RAISER: RefCell<Option<Raiser>> = RefCell::new(Raiser::new());
     }
-    let raised = RAISER.with_borrow_mut(|raiser| raiser.as_mut().is_some_and(|raiser| raiser.raise(fd)));
+    let raised =
+        RAISER.with_borrow_mut(|raiser| raiser.as_mut().is_some_and(|raiser| raiser.raise(fd)));
     if !raised {
         let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
     }
@@ -109,8 +116,8 @@ impl Raiser {
             ..Operation::default()
         };
         let mut list = [&raw mut operation];
-        // SAFETY: the context is ours; `list` holds one pointer to an operation that lives through the call, which reads
-        // no bytes into no buffer. The descriptor is open.
+        // SAFETY: the context is ours; `list` holds one pointer to an operation that lives through
+        // the call, which reads no bytes into no buffer. The descriptor is open.
         let taken = unsafe {
             libc::syscall(
                 libc::SYS_io_submit,
@@ -135,7 +142,8 @@ impl Raiser {
             result: 0,
             result2: 0,
         }; 2 * ROUND];
-        // SAFETY: the context is ours, `ended` has room for as many as are asked for, at least none are waited for.
+        // SAFETY: the context is ours, `ended` has room for as many as are asked for, at least none
+        // are waited for.
         unsafe {
             libc::syscall(
                 libc::SYS_io_getevents,
@@ -195,6 +203,8 @@ mod tests {
     #[test]
     fn only_an_eventfd_will_do() {
         assert!(is_eventfd(&eventfd(0, EventfdFlags::empty()).unwrap()));
-        assert!(!is_eventfd(&std::fs::File::open("/dev/null").unwrap().into()));
+        assert!(!is_eventfd(
+            &std::fs::File::open("/dev/null").unwrap().into()
+        ));
     }
 }

@@ -1,29 +1,31 @@
 //! The device's side of a packed virtqueue (virtio 1.2, section 2.8).
 //!
-//! One ring of descriptors serves both directions: the guest writes a chain into the next slots and we write a used
-//! descriptor over the first of them. Two flags in a slot, compared with a counter that changes every lap, say whose it
-//! is ([`Position`]). The chain's slots follow one another, and its last has the id by which the guest knows it.
+//! One ring of descriptors serves both directions: the guest writes a chain into the next slots and
+//! we write a used descriptor over the first of them. Two flags in a slot, compared with a counter
+//! that changes every lap, say whose it is ([`Position`]). The chain's slots follow one another,
+//! and its last has the id by which the guest knows it.
 //!
 //! # Orderings
 //!
 //! Each slot has one owner at a time, and its flags pass it on.
-//! - The guest writes a chain, its first slot's flags last. We load the eight bytes that hold length, id and flags at
-//!   once, with Acquire, and only then the address and the slots that follow. The first slot's flags alone are trusted
-//!   to say that the chain is there.
-//! - A used descriptor is one store of eight bytes. Those of a batch are written from the second on, and then the first
-//!   with Release: the guest looks at the first before any other, so it sees all of them or none, and does not touch
-//!   their cache lines while they are written.
-//! - Whether to notify is Dekker's problem as in a split ring (`split`), with the event structures in the place
-//!   of the indices: the first used descriptor is exchanged and the guest's structure loaded, both SeqCst; in
-//!   [`PackedQueue::arm`] a fence stands between our structure and the next slot. Each structure is one load or store of
-//!   four bytes.
+//! - The guest writes a chain, its first slot's flags last. We load the eight bytes that hold
+//!   length, id and flags at once, with Acquire, and only then the address and the slots that
+//!   follow. The first slot's flags alone are trusted to say that the chain is there.
+//! - A used descriptor is one store of eight bytes. Those of a batch are written from the second
+//!   on, and then the first with Release: the guest looks at the first before any other, so it sees
+//!   all of them or none, and does not touch their cache lines while they are written.
+//! - Whether to notify is Dekker's problem as in a split ring (`split`), with the event structures
+//!   in the place of the indices: the first used descriptor is exchanged and the guest's structure
+//!   loaded, both SeqCst; in [`PackedQueue::arm`] a fence stands between our structure and the next
+//!   slot. Each structure is one load or store of four bytes.
 //!
-//! Chains are given back in the order in which they were taken, whatever was negotiated, so a chain's used descriptor
-//! goes where the chain began. With IN_ORDER (section 2.8.9) one used descriptor says for all chains of a
-//! batch that they were used: where the first began, with the last one's id. As in a split ring that is done for chains
-//! that nothing is written into.
+//! Chains are given back in the order in which they were taken, whatever was negotiated, so a
+//! chain's used descriptor goes where the chain began. With IN_ORDER (section 2.8.9) one used
+//! descriptor says for all chains of a batch that they were used: where the first began, with the
+//! last one's id. As in a split ring that is done for chains that nothing is written into.
 //!
-//! What the next process needs to go on where this one was is left in the addresses of used descriptors: [`resume`].
+//! What the next process needs to go on where this one was is left in the addresses of used
+//! descriptors: [`resume`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -38,14 +40,18 @@ use crate::vhost::virtqueue::chain::{
 };
 use crate::vhost::virtqueue::fault::RingFault;
 use crate::vhost::virtqueue::index::{Position, passed_packed};
-use crate::vhost::virtqueue::queue::{Begin, Bell, Mark, QueueError, QueueSetup, Ring, Room, place};
+use crate::vhost::virtqueue::queue::{
+    Begin, Bell, Mark, QueueError, QueueSetup, Ring, Room, place,
+};
 use crate::vhost::virtqueue::receive::Chains;
 use crate::vhost::virtqueue::resume::{self, GivenBack, Note};
 
-/// How often a ring is copied until two copies are the same: a driver that goes on has filled its ring before.
+/// How often a ring is copied until two copies are the same: a driver that goes on has filled its
+/// ring before.
 const COPIES: usize = 64;
 
-/// What an event structure asks for (virtio 1.2, section 2.8.14), in its upper half; a place is in the lower.
+/// What an event structure asks for (virtio 1.2, section 2.8.14), in its upper half; a place is in
+/// the lower.
 const EVENT_ENABLE: u32 = 0;
 const EVENT_DISABLE: u32 = 1;
 const EVENT_AT: u32 = 2;
@@ -86,7 +92,8 @@ pub struct PackedQueue {
     used: Position,
     /// Slots from `used` up to `next`; never more than `size`.
     slots: u16,
-    /// Chains from `pending_start` up to `pending_end`, whose positions here are these modulo the length.
+    /// Chains from `pending_start` up to `pending_end`, whose positions here are these modulo the
+    /// length.
     pending: Box<[Pending]>,
     pending_start: u16,
     pending_end: u16,
@@ -115,14 +122,21 @@ impl PackedQueue {
         if size == 0 || size > 32768 {
             return Err(QueueError::PackedSize(size));
         }
-        let ring = place(&memory, "descriptor ring", setup.desc, 16 * u64::from(size), 16)?;
+        let ring = place(
+            &memory,
+            "descriptor ring",
+            setup.desc,
+            16 * u64::from(size),
+            16,
+        )?;
         let driver = place(&memory, "driver event structure", setup.avail, 4, 4)?;
         let device = place(&memory, "device event structure", setup.used, 4, 4)?;
         let ring = ring.cast::<RawDescriptor>();
         let (next, unfinished) = match setup.begin {
             Begin::At(bits) => (Position::from_bits(bits), Vec::new()),
             Begin::AsItWas { told } => {
-                // SAFETY: `place` found `size` descriptors there, aligned to 16, in memory that is kept mapped.
+                // SAFETY: `place` found `size` descriptors there, aligned to 16, in memory that is
+                // kept mapped.
                 let copy = unsafe { copy_of(ring, size) };
                 match resume::find(&copy) {
                     Some(place) => (place.next, place.unfinished),
@@ -160,8 +174,8 @@ impl PackedQueue {
         Ok(queue)
     }
 
-    /// Gives back, with nothing in it, what another process had begun to give back; the first of it comes last, as in
-    /// [`publish`](Self::publish).
+    /// Gives back, with nothing in it, what another process had begun to give back; the first of it
+    /// comes last, as in [`publish`](Self::publish).
     fn finish(&mut self, unfinished: &[GivenBack]) {
         for (number, &GivenBack { at, slots, id }) in unfinished.iter().enumerate().rev() {
             let back = if number == 1 { unfinished[0].slots } else { 0 };
@@ -202,13 +216,16 @@ impl PackedQueue {
 
     /// As [`Queue::disarm`](crate::vhost::virtqueue::queue::Queue::disarm).
     pub(in crate::vhost) fn disarm(&mut self) {
-        self.device_event().store(EVENT_DISABLE << 16, Ordering::Relaxed);
+        self.device_event()
+            .store(EVENT_DISABLE << 16, Ordering::Relaxed);
     }
 
     /// As [`Queue::publish`](crate::vhost::virtqueue::queue::Queue::publish).
     #[inline]
     pub(in crate::vhost) fn publish(&mut self, count: usize) {
-        let count = count.min(usize::from(self.pending_end.wrapping_sub(self.pending_start))) as u16;
+        let count = count.min(usize::from(
+            self.pending_end.wrapping_sub(self.pending_start),
+        )) as u16;
         if count == 0 {
             return;
         }
@@ -241,7 +258,8 @@ impl PackedQueue {
         self.bell.call(wanted);
     }
 
-    /// True when the guest, whose event structure says `wish`, wants to be told of the slots from `old` up to `new`.
+    /// True when the guest, whose event structure says `wish`, wants to be told of the slots from
+    /// `old` up to `new`.
     #[inline]
     fn wants(&self, wish: u32, old: Position, new: Position) -> bool {
         match wish >> 16 & 3 {
@@ -288,8 +306,14 @@ impl PackedQueue {
         Some(RawDescriptor([addr, rest]).packed())
     }
 
-    /// The buffers of the chain that begins with `first` at the next slot: adds to `out` what the walk wants.
-    fn walk(&mut self, first: &Descriptor, walk: Walk, out: &mut Vec<Segment>) -> Result<Walked, RingFault> {
+    /// The buffers of the chain that begins with `first` at the next slot: adds to `out` what the
+    /// walk wants.
+    fn walk(
+        &mut self,
+        first: &Descriptor,
+        walk: Walk,
+        out: &mut Vec<Segment>,
+    ) -> Result<Walked, RingFault> {
         let head = self.next.slot;
         let mut bytes = 0;
         if first.flags & INDIRECT != 0 {
@@ -346,7 +370,8 @@ impl PackedQueue {
     /// The next chain, of so many slots, is taken.
     #[inline(always)]
     fn stage(&mut self, id: u16, slots: u16, len: u32) {
-        // There are no more pending chains than slots, and `pending` has as many entries as those, or more.
+        // There are no more pending chains than slots, and `pending` has as many entries as those,
+        // or more.
         let at = usize::from(self.pending_end) & (self.pending.len() - 1);
         self.pending[at] = Pending { id, slots, len };
         self.pending_end = self.pending_end.wrapping_add(1);
@@ -354,8 +379,8 @@ impl PackedQueue {
         self.next = self.next.after(slots, self.size);
     }
 
-    /// Leaves notes of a used descriptor for the next process, if there is something to say: before the descriptor itself,
-    /// which is to be written with Release. `back` as in [`Note::First`].
+    /// Leaves notes of a used descriptor for the next process, if there is something to say: before
+    /// the descriptor itself, which is to be written with Release. `back` as in [`Note::First`].
     #[inline(always)]
     fn leave(&self, at: Position, slots: u16, back: u16) {
         if slots > 1 || back > 0 {
@@ -379,14 +404,16 @@ impl PackedQueue {
     #[inline(always)]
     fn tail(&self, at: Position) -> &AtomicU64 {
         debug_assert!(at.slot < self.size);
-        // SAFETY: `at.slot < size`, as of every position of this ring (`new`, `Position::after`); `place` in `new` found
-        // `16 * size` bytes, aligned to 16, in memory that `self.buffers` keeps mapped.
+        // SAFETY: `at.slot < size`, as of every position of this ring (`new`, `Position::after`);
+        // `place` in `new` found `16 * size` bytes, aligned to 16, in memory that `self.buffers`
+        // keeps mapped.
         unsafe { AtomicU64::from_ptr(self.ring.add(usize::from(at.slot)).cast::<u64>().add(1)) }
     }
 
     #[inline]
     fn driver_event(&self) -> &AtomicU32 {
-        // SAFETY: `place` in `new` found four bytes, aligned to 4, in memory that `self.buffers` keeps mapped.
+        // SAFETY: `place` in `new` found four bytes, aligned to 4, in memory that `self.buffers`
+        // keeps mapped.
         unsafe { AtomicU32::from_ptr(self.driver) }
     }
 
@@ -400,7 +427,11 @@ impl PackedQueue {
     #[inline(always)]
     fn prefetch(&self, slots: usize) {
         for line in (0..slots).step_by(LINE) {
-            copy::prefetch(self.ring.wrapping_add(usize::from(self.next.slot) + line).cast());
+            copy::prefetch(
+                self.ring
+                    .wrapping_add(usize::from(self.next.slot) + line)
+                    .cast(),
+            );
         }
     }
 }
@@ -423,7 +454,8 @@ unsafe fn copy_of(ring: *const RawDescriptor, size: u16) -> Vec<RawDescriptor> {
     last
 }
 
-/// The last eight bytes of the used descriptor of a chain that began at `at` (virtio 1.2, section 2.8.4).
+/// The last eight bytes of the used descriptor of a chain that began at `at` (virtio 1.2, section
+/// 2.8.4).
 #[inline(always)]
 fn used(at: Position, chain: Pending) -> u64 {
     let written = if chain.len > 0 { WRITE } else { 0 };
@@ -499,7 +531,11 @@ impl Ring for PackedQueue {
         }
     }
 
-    fn take_writable(&mut self, want: u64, out: &mut Vec<Segment>) -> Result<Option<(u16, u64)>, RingFault> {
+    fn take_writable(
+        &mut self,
+        want: u64,
+        out: &mut Vec<Segment>,
+    ) -> Result<Option<(u16, u64)>, RingFault> {
         let Some(first) = self.offered() else {
             return Ok(None);
         };

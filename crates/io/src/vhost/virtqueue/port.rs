@@ -1,8 +1,9 @@
 //! A vhost-user port: the two rings of a guest's queue pair, and what it has negotiated.
 //!
-//! Names are the guest's: it transmits on `transmitq` (virtqueue 1) and receives from `receiveq` (virtqueue 0).
-//! The session that negotiated with the VMM makes the port and hands it to a worker; to change anything it
-//! takes the port back, takes it apart with [`VhostPort::into_parts`] and makes a new one.
+//! Names are the guest's: it transmits on `transmitq` (virtqueue 1) and receives from `receiveq`
+//! (virtqueue 0). The session that negotiated with the VMM makes the port and hands it to a worker;
+//! to change anything it takes the port back, takes it apart with [`VhostPort::into_parts`] and
+//! makes a new one.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -16,7 +17,8 @@ use crate::vhost::features;
 use crate::vhost::virtqueue::queue::Queue;
 use crate::vhost::virtqueue::transmit::{Framing, PutError};
 
-/// What a port is made of. A ring that is `None` is not running: nothing is taken from it or put into it.
+/// What a port is made of. A ring that is `None` is not running: nothing is taken from it or put
+/// into it.
 #[derive(Debug)]
 pub struct PortParts {
     /// The guest's memory.
@@ -27,7 +29,8 @@ pub struct PortParts {
     pub receiveq: Option<Queue>,
     /// Where the guest transmits.
     pub transmitq: Option<Queue>,
-    /// What the guest transmits is taken, and is to be dropped ([`Fault::RingOff`]): its VMM has turned the ring off.
+    /// What the guest transmits is taken, and is to be dropped ([`Fault::RingOff`]): its VMM has
+    /// turned the ring off.
     pub transmitq_off: bool,
     /// The MTU that the guest was told.
     pub mtu: Option<u16>,
@@ -93,7 +96,8 @@ impl VhostPort {
         }
     }
 
-    /// Takes the port apart, between two batches. [`Queue::into_parts`] then gives back what is still held.
+    /// Takes the port apart, between two batches. [`Queue::into_parts`] then gives back what is
+    /// still held.
     pub fn into_parts(self) -> PortParts {
         self.parts
     }
@@ -155,8 +159,8 @@ impl VhostPort {
     ) {
         let (framing, accepts) = (self.framing, self.accepts);
         let mut done = 0;
-        // How many may go the short way. After a frame that did not, fewer are tried, so that a guest which takes
-        // all frames the long way costs no look ahead that is thrown away.
+        // How many may go the short way. After a frame that did not, fewer are tried, so that a
+        // guest which takes all frames the long way costs no look ahead that is thrown away.
         let mut ahead = frames.len();
         while done < frames.len() {
             if self.broken.is_none()
@@ -255,7 +259,8 @@ impl VhostPort {
         }
     }
 
-    /// Stops the port when the guest's memory was taken away under it: what is read there now are zeros.
+    /// Stops the port when the guest's memory was taken away under it: what is read there now are
+    /// zeros.
     #[inline]
     fn check_memory(&mut self) {
         let lost = fault_guard::lost_count();

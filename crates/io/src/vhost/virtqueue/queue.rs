@@ -1,12 +1,14 @@
 //! A virtqueue of either kind, as the driver has chosen with its features.
 //!
-//! [`VhostPort`](crate::vhost::virtqueue::port::VhostPort) owns two and drives them: [`Queue::receive`] on the ring that the guest
-//! transmits on, [`Queue::put_whole`] and [`Queue::put`] on the one it receives from. Which kind a queue is, is asked once a batch. What is the same for
-//! both kinds is in `receive.rs` (pulling frames out) and `transmit.rs` (writing frames in); they are written once, over
-//! the trait [`Ring`], and compiled for [`SplitQueue`] and for [`PackedQueue`].
+//! [`VhostPort`](crate::vhost::virtqueue::port::VhostPort) owns two and drives them:
+//! [`Queue::receive`] on the ring that the guest transmits on, [`Queue::put_whole`] and
+//! [`Queue::put`] on the one it receives from. Which kind a queue is, is asked once a batch. What
+//! is the same for both kinds is in `receive.rs` (pulling frames out) and `transmit.rs` (writing
+//! frames in); they are written once, over the trait [`Ring`], and compiled for [`SplitQueue`] and
+//! for [`PackedQueue`].
 //!
-//! While we poll, the guest is told not to notify us, on both rings: a guest also kicks after it has refilled
-//! the ring it receives from, and there we never need to know.
+//! While we poll, the guest is told not to notify us, on both rings: a guest also kicks after it
+//! has refilled the ring it receives from, and there we never need to know.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -51,13 +53,15 @@ pub struct QueueSetup {
     pub call: Option<OwnedFd>,
 }
 
-/// Which entry of a ring is the next to take. In a packed ring bit 15 is the wrap counter of that place.
+/// Which entry of a ring is the next to take. In a packed ring bit 15 is the wrap counter of that
+/// place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Begin {
     /// This one.
     At(u16),
-    /// The one that the ring itself shows: the used index of a split ring, what `resume` finds in a packed one. All that
-    /// was given back was taken before, so that nothing is taken again, and what was taken and not given back is.
+    /// The one that the ring itself shows: the used index of a split ring, what `resume` finds in a
+    /// packed one. All that was given back was taken before, so that nothing is taken again, and
+    /// what was taken and not given back is.
     AsItWas {
         /// What the VMM says, for a packed ring that does not show it.
         told: u16,
@@ -74,7 +78,8 @@ impl Begin {
 /// What is left of a queue for the session to keep.
 #[derive(Debug)]
 pub struct QueueParts {
-    /// As in [`Begin::At`], for GET_VRING_BASE or a new queue. All that was taken has been given back.
+    /// As in [`Begin::At`], for GET_VRING_BASE or a new queue. All that was taken has been given
+    /// back.
     pub last_avail: u16,
     /// As in [`QueueSetup`].
     pub kick: Option<OwnedFd>,
@@ -161,7 +166,8 @@ impl Queue {
             true => Queue::Packed(PackedQueue::new(setup)?),
             false => Queue::Split(SplitQueue::new(setup)?),
         };
-        // Who had this ring before may have been killed when it had given chains back and had not said so.
+        // Who had this ring before may have been killed when it had given chains back and had not
+        // said so.
         let beginning = if packed { Position::START.bits() } else { 0 };
         if queue.last_avail() != beginning {
             either!(&mut queue, ring => ring.bell_mut()).call(false);
@@ -188,11 +194,14 @@ impl Queue {
 
     /// Readable when the guest has notified us.
     pub fn kick_fd(&self) -> Option<BorrowedFd<'_>> {
-        either!(self, ring => ring.bell()).kick.as_ref().map(AsFd::as_fd)
+        either!(self, ring => ring.bell())
+            .kick
+            .as_ref()
+            .map(AsFd::as_fd)
     }
 
-    /// Asks the guest to notify us of new chains. True when there are some already, and always when there is no
-    /// descriptor to be notified on: such a ring has to be polled.
+    /// Asks the guest to notify us of new chains. True when there are some already, and always when
+    /// there is no descriptor to be notified on: such a ring has to be polled.
     pub fn arm(&mut self) -> bool {
         self.kick_fd().is_none() || either!(self, ring => ring.arm())
     }
@@ -202,8 +211,8 @@ impl Queue {
         either!(self, ring => ring.disarm())
     }
 
-    /// Makes the first `count` chains of those taken and not given back visible to the guest, and notifies it if it
-    /// wants that.
+    /// Makes the first `count` chains of those taken and not given back visible to the guest, and
+    /// notifies it if it wants that.
     #[inline]
     pub fn publish(&mut self, count: usize) {
         either!(self, ring => ring.publish(count))
@@ -238,38 +247,48 @@ impl Queue {
     }
 
     /// As [`transmit::put`].
-    pub(in crate::vhost) fn put(&mut self, piece: &Piece<'_>, framing: Framing) -> Result<(), PutError> {
+    pub(in crate::vhost) fn put(
+        &mut self,
+        piece: &Piece<'_>,
+        framing: Framing,
+    ) -> Result<(), PutError> {
         either!(self, ring => transmit::put(ring, piece, framing))
     }
 }
 
 /// What a kind of ring has to do for frames to pass through it.
 ///
-/// A chain is *taken* when we will not look at it again, and *pending* until [`publish`](Self::publish) has given it back.
-/// What was taken is given back in the same order, always. Nothing that is pending is visible to the guest, so that
-/// [`back`](Self::back) can undo it.
+/// A chain is *taken* when we will not look at it again, and *pending* until
+/// [`publish`](Self::publish) has given it back. What was taken is given back in the same order,
+/// always. Nothing that is pending is visible to the guest, so that [`back`](Self::back) can undo
+/// it.
 pub(in crate::vhost) trait Ring {
     /// True when the guest has offered a chain that is not taken.
     fn look(&mut self) -> Result<bool, RingFault>;
 
-    /// Takes chains that the guest transmits, judged, as many as `chains` has room for; gives how many. After an error
-    /// the ring must not be used any more.
+    /// Takes chains that the guest transmits, judged, as many as `chains` has room for; gives how
+    /// many. After an error the ring must not be used any more.
     ///
     /// To be called after [`look`](Self::look), whose knowledge it uses.
     fn take(&mut self, chains: &mut Chains<'_>) -> Result<usize, RingFault>;
 
-    /// The first buffers of the next chains to receive in, as far as they are simple: none longer than one buffer in the
-    /// near region, or nothing after it that matters. Takes nothing; a fault is found again, and told, by
-    /// [`take_writable`](Self::take_writable).
+    /// The first buffers of the next chains to receive in, as far as they are simple: none longer
+    /// than one buffer in the near region, or nothing after it that matters. Takes nothing; a fault
+    /// is found again, and told, by [`take_writable`](Self::take_writable).
     fn rooms(&mut self, rooms: &mut [Room]) -> usize;
 
-    /// Takes the chains of the first rooms that [`rooms`](Self::rooms) gave, into each of which `len` bytes were written.
+    /// Takes the chains of the first rooms that [`rooms`](Self::rooms) gave, into each of which
+    /// `len` bytes were written.
     fn fill(&mut self, rooms: &[Room]);
 
-    /// Takes the next chain to receive in, of whatever kind, of which `want` bytes at most will be written: adds
-    /// buffers for these to `out`. Gives which chain it is and how many bytes its buffers hold, as far as was looked;
-    /// `None` when there is none.
-    fn take_writable(&mut self, want: u64, out: &mut Vec<Segment>) -> Result<Option<(u16, u64)>, RingFault>;
+    /// Takes the next chain to receive in, of whatever kind, of which `want` bytes at most will be
+    /// written: adds buffers for these to `out`. Gives which chain it is and how many bytes its
+    /// buffers hold, as far as was looked; `None` when there is none.
+    fn take_writable(
+        &mut self,
+        want: u64,
+        out: &mut Vec<Segment>,
+    ) -> Result<Option<(u16, u64)>, RingFault>;
 
     /// How far was taken, for [`back`](Self::back).
     fn mark(&self) -> Mark;

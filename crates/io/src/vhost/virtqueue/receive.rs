@@ -1,9 +1,10 @@
 //! From the guest: chains of the ring it transmits on become frames of a batch.
 //!
-//! Two or three passes over up to a batch of chains, each touching what the one before has prefetched: the ring's own
-//! ([`Ring::take`]: entries, descriptors), then headers and heads. A head is copied here, once; a body stays behind as a
-//! list of segments. The chains go back to the guest at [`Queue::publish`](crate::vhost::virtqueue::queue::Queue::publish), after their
-//! frames were delivered.
+//! Two or three passes over up to a batch of chains, each touching what the one before has
+//! prefetched: the ring's own ([`Ring::take`]: entries, descriptors), then headers and heads. A
+//! head is copied here, once; a body stays behind as a list of segments. The chains go back to the
+//! guest at [`Queue::publish`](crate::vhost::virtqueue::queue::Queue::publish), after their frames
+//! were delivered.
 
 use std::ops::Range;
 
@@ -54,7 +55,8 @@ impl Chains<'_> {
         self.list.len() - self.len
     }
 
-    /// Adds a chain of this one buffer. False, and nothing done, when there is none or it is no frame.
+    /// Adds a chain of this one buffer. False, and nothing done, when there is none or it is no
+    /// frame.
     #[inline(always)]
     pub fn add_only(&mut self, only: Option<Buffer>) -> bool {
         let Some(only) = only else { return false };
@@ -74,7 +76,8 @@ impl Chains<'_> {
         true
     }
 
-    /// What a chain of any other kind is to be walked for, and where its buffers will begin in [`segments`](Self::segments).
+    /// What a chain of any other kind is to be walked for, and where its buffers will begin in
+    /// [`segments`](Self::segments).
     pub fn walk(&self) -> (Walk, usize) {
         let limit = (FRAME_MAX + self.header_len) as u64;
         (Walk::Readable { limit }, self.segments.len())
@@ -109,8 +112,9 @@ impl Chains<'_> {
 }
 
 by_width! {
-    /// Takes up to the batch's room of chains. `header_len` is that of the virtio-net header, `sends` what the
-    /// guest has negotiated to leave undone. After an error the queue must not be used any more.
+    /// Takes up to the batch's room of chains. `header_len` is that of the virtio-net header,
+    /// `sends` what the guest has negotiated to leave undone. After an error the queue must not be
+    /// used any more.
     pub(in crate::vhost) fn receive<R: Ring>(
         ring: &mut R,
         batch: &mut Batch,
@@ -157,15 +161,21 @@ fn receive_any<R: Ring>(
 
 /// Copies header and head of a chain of one buffer, and leaves the rest as the frame's body.
 #[inline(always)]
-fn pull(frame: &mut Frame, segments: &mut Vec<Segment>, chain: &Chain, header_len: usize, sends: Accepts) {
+fn pull(
+    frame: &mut Frame,
+    segments: &mut Vec<Segment>,
+    chain: &Chain,
+    header_len: usize,
+    sends: Accepts,
+) {
     let bytes = chain.bytes as usize;
     let frame_len = bytes - header_len;
     let head_len = frame_len.min(HEAD_MAX);
     let front = header_len + head_len;
-    // SAFETY: the chain's buffer is valid for reads of its length (`Buffers`), of which `front` bytes are read:
-    // `header_len`, which is 10 or 12, and `head_len`, for which `HEAD_MAX` bytes of private memory are enough. In whole
-    // blocks up to `HEAD_MAX` bytes are read and written: of memory that is the same guest's (`ample`), into what is
-    // behind the head and never looked at.
+    // SAFETY: the chain's buffer is valid for reads of its length (`Buffers`), of which `front`
+    // bytes are read: `header_len`, which is 10 or 12, and `head_len`, for which `HEAD_MAX` bytes
+    // of private memory are enough. In whole blocks up to `HEAD_MAX` bytes are read and written: of
+    // memory that is the same guest's (`ample`), into what is behind the head and never looked at.
     let header = unsafe {
         let head = frame.head_space().as_mut_ptr();
         let from = chain.ptr.add(header_len);
@@ -206,7 +216,8 @@ fn pull_several(
     finish(frame, header, frame_len, start + taken..end, sends);
 }
 
-/// The virtio-net header as a number, in registers: bytes that are stored in pieces and loaded together are waited for.
+/// The virtio-net header as a number, in registers: bytes that are stored in pieces and loaded
+/// together are waited for.
 ///
 /// # Safety
 /// `from` is valid for reads of `header_len` bytes, which is 10 or 12.
@@ -224,8 +235,8 @@ unsafe fn read_header(from: *const u8, header_len: usize) -> u128 {
     }
 }
 
-/// Fills in all but the head. The header comes as a number; most ask for nothing, and those ways are kept apart so that
-/// what the other one finds is not put together in memory for both.
+/// Fills in all but the head. The header comes as a number; most ask for nothing, and those ways
+/// are kept apart so that what the other one finds is not put together in memory for both.
 #[inline(always)]
 fn finish(frame: &mut Frame, header: u128, frame_len: usize, body: Range<usize>, sends: Accepts) {
     // Neither flags nor a kind of segmentation: `virtio_net::decode` would say the same.
@@ -237,7 +248,13 @@ fn finish(frame: &mut Frame, header: u128, frame_len: usize, body: Range<usize>,
 }
 
 #[inline(never)]
-fn finish_asked(frame: &mut Frame, header: u128, frame_len: usize, body: Range<usize>, sends: Accepts) {
+fn finish_asked(
+    frame: &mut Frame,
+    header: u128,
+    frame_len: usize,
+    body: Range<usize>,
+    sends: Accepts,
+) {
     let (offload, fault) = judge(header, frame_len, sends);
     frame.fill(frame_len, body, offload, fault);
 }

@@ -1,26 +1,30 @@
 //! Where the device of a packed ring was, as the ring itself shows it.
 //!
-//! Whoever is killed leaves its guest's rings as they are, and the next process has to go on at the right place. A split
-//! ring has the device's index in it. A packed one has none, and a VMM cannot say it either when its device goes without a
-//! word: QEMU says where the ring was when it last started the device. (INFLIGHT_SHMFD, by which a device leaves such things
-//! with its VMM, is no help: QEMU uses it for block devices alone, and cloud-hypervisor, which has it for network devices
-//! too, has no packed rings. A split ring that is used in order needs it not.)
+//! Whoever is killed leaves its guest's rings as they are, and the next process has to go on at the
+//! right place. A split ring has the device's index in it. A packed one has none, and a VMM cannot
+//! say it either when its device goes without a word: QEMU says where the ring was when it last
+//! started the device. (INFLIGHT_SHMFD, by which a device leaves such things with its VMM, is no
+//! help: QEMU uses it for block devices alone, and cloud-hypervisor, which has it for network
+//! devices too, has no packed rings. A split ring that is used in order needs it not.)
 //!
-//! But flags show who has written a slot last and in which lap, and chains are given back here in the order in which they
-//! came. So from any slot that was given back one gets to the device's place by going from chain to chain, as long as
-//! each was given back in its lap. What is missing for this is how many slots were given back with a descriptor, since it
-//! has been written over the chain's first. That is left in [`Note`]s, in addresses of descriptors that are given back,
-//! where nobody looks (virtio 1.2, section 2.8.5): [`Note::First`] in the first of several slots, [`Note::Last`] in the
-//! last, for when the driver has written over the first.
+//! But flags show who has written a slot last and in which lap, and chains are given back here in
+//! the order in which they came. So from any slot that was given back one gets to the device's
+//! place by going from chain to chain, as long as each was given back in its lap. What is missing
+//! for this is how many slots were given back with a descriptor, since it has been written over the
+//! chain's first. That is left in [`Note`]s, in addresses of descriptors that are given back, where
+//! nobody looks (virtio 1.2, section 2.8.5): [`Note::First`] in the first of several slots,
+//! [`Note::Last`] in the last, for when the driver has written over the first.
 //!
 //! # Killed while giving back
 //!
-//! [`PackedQueue::publish`](crate::vhost::virtqueue::packed::PackedQueue::publish) writes the used descriptors of a batch from the second
-//! on, and then the first, each behind its notes. Until the first is there no driver looks at any of them. The
-//! second one says in its note how far back the first is. So whatever was written of a batch is found, and the next process
-//! completes it: the chains that were touched are given back with nothing in them, the rest is taken again.
+//! [`PackedQueue::publish`](crate::vhost::virtqueue::packed::PackedQueue::publish) writes the used
+//! descriptors of a batch from the second on, and then the first, each behind its notes. Until the
+//! first is there no driver looks at any of them. The second one says in its note how far back the
+//! first is. So whatever was written of a batch is found, and the next process completes it: the
+//! chains that were touched are given back with nothing in them, the rest is taken again.
 //!
-//! All is read from a copy. A guest that lies leads to a wrong place in its own ring, and nowhere else.
+//! All is read from a copy. A guest that lies leads to a wrong place in its own ring, and nowhere
+//! else.
 
 use crate::vhost::virtqueue::chain::{NEXT, RawDescriptor};
 use crate::vhost::virtqueue::index::Position;
@@ -36,7 +40,8 @@ pub(in crate::vhost) enum Note {
     First {
         /// How many slots there are.
         slots: u16,
-        /// How many slots before it the first of its batch is; 0: it is that itself, or nothing is said.
+        /// How many slots before it the first of its batch is; 0: it is that itself, or nothing is
+        /// said.
         back: u16,
     },
     /// The last of several slots.
@@ -69,7 +74,8 @@ impl Note {
 pub(in crate::vhost) struct ResumePoint {
     /// The next slot to take, and to give back.
     pub next: Position,
-    /// What was being given back before that place, first to last. All of it is to be given back, the first at the end.
+    /// What was being given back before that place, first to last. All of it is to be given back,
+    /// the first at the end.
     pub unfinished: Vec<GivenBack>,
 }
 
@@ -84,7 +90,8 @@ pub(in crate::vhost) struct GivenBack {
     pub id: u16,
 }
 
-/// Finds the place in a copy of a whole ring, of 1 to 32768 slots. `None` when no device of ours has left the ring so.
+/// Finds the place in a copy of a whole ring, of 1 to 32768 slots. `None` when no device of ours
+/// has left the ring so.
 pub(in crate::vhost) fn find(slots: &[RawDescriptor]) -> Option<ResumePoint> {
     let ring = Slots(slots);
     let after_all = match (ring.begun(), ring.all_used().next()) {
@@ -123,8 +130,8 @@ impl Slots<'_> {
         at.is_available(self.flags(at))
     }
 
-    /// All slots that were given back, in whatever lap. Those of a new ring look as if they were given back in the lap
-    /// before the first.
+    /// All slots that were given back, in whatever lap. Those of a new ring look as if they were
+    /// given back in the lap before the first.
     fn all_used(&self) -> impl Iterator<Item = Position> {
         (0..self.size()).flat_map(|slot| {
             let laps = [false, true].map(|wrap| Position { slot, wrap });
@@ -132,8 +139,8 @@ impl Slots<'_> {
         })
     }
 
-    /// The first slot of a batch of which the second descriptor was written and not the first: it is on offer still, in
-    /// the very lap in which the second was given back.
+    /// The first slot of a batch of which the second descriptor was written and not the first: it
+    /// is on offer still, in the very lap in which the second was given back.
     fn begun(&self) -> Option<Position> {
         self.all_used().find_map(|second| match self.note(second) {
             Some(Note::First { back, .. }) if (1..self.size()).contains(&back) => {
@@ -144,8 +151,8 @@ impl Slots<'_> {
         })
     }
 
-    /// How many slots were given back with a used descriptor. Without a note the address is one that the driver has left
-    /// there: it was a chain of one slot.
+    /// How many slots were given back with a used descriptor. Without a note the address is one
+    /// that the driver has left there: it was a chain of one slot.
     fn span(&self, at: Position) -> u16 {
         match self.note(at) {
             Some(Note::First { slots, .. }) => slots.clamp(1, self.size()),
@@ -153,8 +160,8 @@ impl Slots<'_> {
         }
     }
 
-    /// Goes from one used descriptor to the next, until there is none. That is after a lap at the most: the slot that one
-    /// began with was given back in the lap before.
+    /// Goes from one used descriptor to the next, until there is none. That is after a lap at the
+    /// most: the slot that one began with was given back in the lap before.
     fn end_of_used(&self, from: Position) -> Option<Position> {
         let (mut at, mut left) = (from, self.size());
         while self.is_used(at) {
@@ -165,8 +172,9 @@ impl Slots<'_> {
         Some(at)
     }
 
-    /// The place of a ring in which nothing is used: all of it is the driver's offer, of this lap and of the one before,
-    /// but perhaps for what is left of chains given back whose first slot the driver has written over.
+    /// The place of a ring in which nothing is used: all of it is the driver's offer, of this lap
+    /// and of the one before, but perhaps for what is left of chains given back whose first slot
+    /// the driver has written over.
     fn end_of_stale(&self) -> Option<Position> {
         let is = |slot, wrap| self.is_offered(Position { slot, wrap });
         let now = is(0, true);
@@ -208,7 +216,8 @@ impl Slots<'_> {
             at = at.after(slots, size);
             left -= slots;
             // The second says that it is one; whatever looks like it without that is not ours.
-            let is_second = matches!(self.note(at), Some(Note::First { back, .. }) if back == slots);
+            let is_second =
+                matches!(self.note(at), Some(Note::First { back, .. }) if back == slots);
             let goes_on = self.is_used(at) || touched(at);
             if left == 0 || !goes_on || found.len() == 1 && !is_second {
                 break;
@@ -223,8 +232,8 @@ impl Slots<'_> {
 
     /// How many slots a chain on offer takes.
     fn chain(&self, first: Position) -> u16 {
-        let more =
-            (0..self.size() - 1).take_while(|&ahead| self.flags(first.after(ahead, self.size())) & NEXT != 0);
+        let more = (0..self.size() - 1)
+            .take_while(|&ahead| self.flags(first.after(ahead, self.size())) & NEXT != 0);
         1 + more.count() as u16
     }
 }
@@ -259,10 +268,16 @@ mod tests {
         assert_eq!(find(&zeroes), Some(at(0, true)));
         let offered = |count: usize| -> Vec<_> {
             let flags = |number| if number < count { OFFERED_1 } else { 0 };
-            (0..SIZE).map(|number| slot(0x1000, 7, flags(number))).collect()
+            (0..SIZE)
+                .map(|number| slot(0x1000, 7, flags(number)))
+                .collect()
         };
         for count in 0..=SIZE {
-            assert_eq!(find(&offered(count)), Some(at(0, true)), "{count} are offered");
+            assert_eq!(
+                find(&offered(count)),
+                Some(at(0, true)),
+                "{count} are offered"
+            );
         }
     }
 

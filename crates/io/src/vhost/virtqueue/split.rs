@@ -3,20 +3,22 @@
 //! # Orderings
 //!
 //! Each index has one writer: the guest writes `avail.idx`, we write `used.idx`.
-//! - The guest stores ring entries and descriptors, then `avail.idx`. We load `avail.idx` with Acquire, once a
-//!   batch, and only then read entries up to it: what they name was written before.
-//! - We write buffers and used entries, then store `used.idx` with Release, once a flush: a guest that sees the
-//!   index sees what is behind it. Used entries behind the index are ours, so they are written when a chain is taken.
-//! - Whether to notify is Dekker's problem: each side stores its index and then loads the other's wish (or
-//!   stores its wish and then loads the other's index). A store may pass a later load, so that both could miss
-//!   the other; sequential consistency of the two forbids that. In [`SplitQueue::publish`] the index is exchanged and
-//!   the guest's `used_event` or flags loaded, both SeqCst (an exchange is cheaper than a store and a fence); in
-//!   [`SplitQueue::arm`] a fence stands between `avail_event` or flags and the guest's index: whoever comes second
-//!   sees the first.
+//! - The guest stores ring entries and descriptors, then `avail.idx`. We load `avail.idx` with
+//!   Acquire, once a batch, and only then read entries up to it: what they name was written before.
+//! - We write buffers and used entries, then store `used.idx` with Release, once a flush: a guest
+//!   that sees the index sees what is behind it. Used entries behind the index are ours, so they
+//!   are written when a chain is taken.
+//! - Whether to notify is Dekker's problem: each side stores its index and then loads the other's
+//!   wish (or stores its wish and then loads the other's index). A store may pass a later load, so
+//!   that both could miss the other; sequential consistency of the two forbids that. In
+//!   [`SplitQueue::publish`] the index is exchanged and the guest's `used_event` or flags loaded,
+//!   both SeqCst (an exchange is cheaper than a store and a fence); in [`SplitQueue::arm`] a fence
+//!   stands between `avail_event` or flags and the guest's index: whoever comes second sees the
+//!   first.
 //!
-//! With IN_ORDER (section 2.7.9) one used entry says for all chains of a batch that they were used: the first of their
-//! entries, with the last one's id. That is done where nothing is written into chains; those that the guest receives in
-//! each have a length to tell.
+//! With IN_ORDER (section 2.7.9) one used entry says for all chains of a batch that they were used:
+//! the first of their entries, with the last one's id. That is done where nothing is written into
+//! chains; those that the guest receives in each have a length to tell.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering, fence};
@@ -31,7 +33,9 @@ use crate::vhost::virtqueue::chain::{
 };
 use crate::vhost::virtqueue::fault::RingFault;
 use crate::vhost::virtqueue::index::passed;
-use crate::vhost::virtqueue::queue::{Begin, Bell, Mark, QueueError, QueueSetup, Ring, Room, place};
+use crate::vhost::virtqueue::queue::{
+    Begin, Bell, Mark, QueueError, QueueSetup, Ring, Room, place,
+};
 use crate::vhost::virtqueue::receive::Chains;
 
 const AVAIL_NO_INTERRUPT: u16 = 1;
@@ -160,9 +164,12 @@ impl SplitQueue {
         let old = self.used_index;
         let new = old.wrapping_add(count);
         if self.unwritten {
-            // Which chain was the last is read again, from the guest who wrote it: if it is another by now, then that is
-            // the guest's own affair, for nothing here depends on it.
-            let last = self.next_avail.wrapping_sub(pending).wrapping_add(count - 1);
+            // Which chain was the last is read again, from the guest who wrote it: if it is another
+            // by now, then that is the guest's own affair, for nothing here depends on it.
+            let last = self
+                .next_avail
+                .wrapping_sub(pending)
+                .wrapping_add(count - 1);
             self.write_used(old, self.head_at(last), 0);
         }
         self.used_index = new;
@@ -232,14 +239,15 @@ impl SplitQueue {
         self.pending_end.wrapping_sub(self.used_index)
     }
 
-    /// How many chains more may be taken: a guest that offers chains again before it got them back gets no further
-    /// than one that does not.
+    /// How many chains more may be taken: a guest that offers chains again before it got them back
+    /// gets no further than one that does not.
     #[inline]
     fn untaken(&self) -> usize {
         usize::from(self.size).saturating_sub(usize::from(self.pending()))
     }
 
-    /// Asks for the line of the used index, which the guest has read meanwhile, before it is written at the batch's end.
+    /// Asks for the line of the used index, which the guest has read meanwhile, before it is
+    /// written at the batch's end.
     #[inline(always)]
     fn fetch_used_index(&self) {
         copy::prefetch_to_write(self.used.cast());
@@ -260,7 +268,8 @@ impl SplitQueue {
     #[inline(always)]
     fn head_at(&self, index: u16) -> u16 {
         let slot = usize::from(index & (self.size - 1));
-        // SAFETY: `slot < size`, and the ring's entries begin behind two 16-bit words (`place` in `new`).
+        // SAFETY: `slot < size`, and the ring's entries begin behind two 16-bit words (`place` in
+        // `new`).
         unsafe { self.avail.add(2 + slot).read_volatile() }
     }
 
@@ -270,7 +279,8 @@ impl SplitQueue {
         if head >= self.size {
             return None;
         }
-        // SAFETY: `head < size`, and the table is valid for reads of `size` descriptors (`place` in `new`).
+        // SAFETY: `head < size`, and the table is valid for reads of `size` descriptors (`place` in
+        // `new`).
         Some(unsafe { read_aligned(self.table.add(usize::from(head))) }.split())
     }
 
@@ -287,8 +297,8 @@ impl SplitQueue {
             });
         }
         loop {
-            // SAFETY: `index < count`, checked for the head above and for each next below, and `table` is valid
-            // for reads of `count` descriptors: see `new` and `Buffers::indirect`.
+            // SAFETY: `index < count`, checked for the head above and for each next below, and
+            // `table` is valid for reads of `count` descriptors: see `new` and `Buffers::indirect`.
             let descriptor = unsafe { read(table.add(usize::from(index))) }.split();
             steps += 1;
             if descriptor.flags & INDIRECT != 0 {
@@ -318,13 +328,20 @@ impl SplitQueue {
         }
     }
 
-    /// Writes the used entry of an index that the guest has not been told yet (virtio 1.2, section 2.7.8).
+    /// Writes the used entry of an index that the guest has not been told yet (virtio 1.2, section
+    /// 2.7.8).
     #[inline(always)]
     fn write_used(&mut self, index: u16, id: u16, len: u32) {
         let slot = usize::from(index & (self.size - 1));
         let entry = u64::from(id) | u64::from(len) << 32;
-        // SAFETY: `slot < size`, and the entries, of eight bytes, begin behind two 16-bit words (`place` in `new`).
-        unsafe { self.used.add(2 + 4 * slot).cast::<u64>().write_unaligned(entry) }
+        // SAFETY: `slot < size`, and the entries, of eight bytes, begin behind two 16-bit words
+        // (`place` in `new`).
+        unsafe {
+            self.used
+                .add(2 + 4 * slot)
+                .cast::<u64>()
+                .write_unaligned(entry)
+        }
     }
 
     #[inline]
@@ -339,7 +356,11 @@ impl SplitQueue {
 
     #[inline]
     fn used_event(&self) -> &AtomicU16 {
-        self.atomic(self.avail.wrapping_add(2 + usize::from(self.size)).cast_mut())
+        self.atomic(
+            self.avail
+                .wrapping_add(2 + usize::from(self.size))
+                .cast_mut(),
+        )
     }
 
     #[inline]
@@ -360,8 +381,9 @@ impl SplitQueue {
     /// A word of the ring that both sides use as an atomic.
     #[inline]
     fn atomic(&self, word: *mut u16) -> &AtomicU16 {
-        // SAFETY: only called above, with words inside the two rings: `place` in `new` found all `6 + 2 * size`
-        // and `6 + 8 * size` bytes, aligned to 2 at least, in memory that `self.buffers` keeps mapped.
+        // SAFETY: only called above, with words inside the two rings: `place` in `new` found all `6
+        // + 2 * size` and `6 + 8 * size` bytes, aligned to 2 at least, in memory that
+        // `self.buffers` keeps mapped.
         unsafe { AtomicU16::from_ptr(word) }
     }
 }
@@ -431,7 +453,11 @@ impl Ring for SplitQueue {
         self.next_avail = self.next_avail.wrapping_add(rooms.len() as u16);
     }
 
-    fn take_writable(&mut self, want: u64, out: &mut Vec<Segment>) -> Result<Option<(u16, u64)>, RingFault> {
+    fn take_writable(
+        &mut self,
+        want: u64,
+        out: &mut Vec<Segment>,
+    ) -> Result<Option<(u16, u64)>, RingFault> {
         if self.known() == 0 {
             self.refresh()?;
         }

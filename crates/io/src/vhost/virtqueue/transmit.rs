@@ -1,8 +1,10 @@
-//! To the guest: a frame becomes the contents of one chain, or several, of the ring that it receives from.
+//! To the guest: a frame becomes the contents of one chain, or several, of the ring that it
+//! receives from.
 //!
-//! This is where the one copy happens. Room is collected first and only then is anything written; chains are
-//! taken for good when the frame is complete, so that a frame that does not fit leaves no trace.
-//! What was taken waits for [`Queue::publish`](crate::vhost::virtqueue::queue::Queue::publish).
+//! This is where the one copy happens. Room is collected first and only then is anything written;
+//! chains are taken for good when the frame is complete, so that a frame that does not fit leaves
+//! no trace. What was taken waits for
+//! [`Queue::publish`](crate::vhost::virtqueue::queue::Queue::publish).
 
 use wire::checksum::Sum;
 use wire::virtio_net;
@@ -38,8 +40,9 @@ impl From<RingFault> for PutError {
 }
 
 by_width! {
-    /// Writes frames that the receiver takes as they are, each into the first buffer of the next chain, as nearly
-    /// all go. Gives how many: the frame behind them takes more, and is to be [`put`].
+    /// Writes frames that the receiver takes as they are, each into the first buffer of the next
+    /// chain, as nearly all go. Gives how many: the frame behind them takes more, and is to be
+    /// [`put`].
     pub(in crate::vhost) fn put_whole<R: Ring>(
         ring: &mut R,
         batch: &Batch,
@@ -69,7 +72,8 @@ fn put_whole_any<R: Ring>(
     done
 }
 
-/// True when frame `at` of these was written, and its room says how long it is; else nothing was done.
+/// True when frame `at` of these was written, and its room says how long it is; else nothing was
+/// done.
 #[inline(always)]
 fn put_one_whole(
     batch: &Batch,
@@ -95,8 +99,8 @@ fn put_one_whole(
     }
     let head = frame.head();
     let (front, body_len) = (header_len + head.len(), frame.len() - head.len());
-    // SAFETY: `room` is a writable buffer of `need` bytes at least (`Ring::rooms`): `header_len`, which is 10 or
-    // 12, the head's, and the body's.
+    // SAFETY: `room` is a writable buffer of `need` bytes at least (`Ring::rooms`): `header_len`,
+    // which is 10 or 12, the head's, and the body's.
     unsafe {
         write_header(room.ptr, header, header_len);
         copy::bytes(head.as_ptr(), room.ptr.add(header_len), head.len());
@@ -108,23 +112,33 @@ fn put_one_whole(
     true
 }
 
-/// Writes the body of frame `at` of these behind the `front` bytes of its room, and asks on the way for what is copied next.
+/// Writes the body of frame `at` of these behind the `front` bytes of its room, and asks on the way
+/// for what is copied next.
 ///
 /// # Safety
 /// The room is valid for writes of `front + left` bytes.
 #[inline(always)]
-unsafe fn put_body(batch: &Batch, frames: &[u8], rooms: &[Room], at: usize, front: usize, mut left: usize) {
+unsafe fn put_body(
+    batch: &Batch,
+    frames: &[u8],
+    rooms: &[Room],
+    at: usize,
+    front: usize,
+    mut left: usize,
+) {
     let (mut one, mut next_one) = ([copy::NOTHING], [copy::NOTHING]);
     let body = batch.body(usize::from(frames[at]), &mut one);
     let mut to = rooms[at].ptr.wrapping_add(front);
     for (place, segment) in body.iter().enumerate() {
         let (from, len) = (segment.ptr, segment.len.min(left));
-        // SAFETY: the segment is valid for reads (`Segment`), and `left` bytes from `to` on for writes.
+        // SAFETY: the segment is valid for reads (`Segment`), and `left` bytes from `to` on for
+        // writes.
         unsafe {
             if copy::LINED.contains(&len) {
                 let (next_from, next_to) = match (body.get(place + 1), frames.get(at + 1)) {
                     (Some(next), _) => (Some(next), to.add(len)),
-                    // The ring has asked for the first line of the next room. Its last lines, as many as its front has, follow of themselves.
+                    // The ring has asked for the first line of the next room. Its last lines, as
+                    // many as its front has, follow of themselves.
                     (None, Some(&next)) => (
                         batch.body(usize::from(next), &mut next_one).first(),
                         rooms[at + 1].ptr.wrapping_add(copy::LINE),
@@ -142,7 +156,8 @@ unsafe fn put_body(batch: &Batch, frames: &[u8], rooms: &[Room], at: usize, fron
     }
 }
 
-/// Writes one frame into the guest's buffers. After [`PutError::Ring`] the queue must not be used any more.
+/// Writes one frame into the guest's buffers. After [`PutError::Ring`] the queue must not be used
+/// any more.
 pub(in crate::vhost) fn put<R: Ring>(
     ring: &mut R,
     piece: &Piece<'_>,
@@ -232,13 +247,15 @@ unsafe fn write_header(to: *mut u8, header: u128, header_len: usize) {
         if header_len == virtio_net::HDR_LEN_MRG {
             to.add(8).cast::<u32>().write_unaligned(high.to_le());
         } else {
-            to.add(8).cast::<u16>().write_unaligned((high as u16).to_le());
+            to.add(8)
+                .cast::<u16>()
+                .write_unaligned((high as u16).to_le());
         }
     }
 }
 
-/// Writes a frame whose checksum is to be completed: the body first, summed as it is copied, then the head with the result
-/// in it.
+/// Writes a frame whose checksum is to be completed: the body first, summed as it is copied, then
+/// the head with the result in it.
 #[cold]
 fn put_summed(buffers: &[Segment], header: &[u8], piece: &Piece<'_>) {
     let (mut front, mut behind) = (Scatter::new(buffers), Scatter::new(buffers));
@@ -248,7 +265,10 @@ fn put_summed(buffers: &[Segment], header: &[u8], piece: &Piece<'_>) {
         let mut at = 0;
         behind.each(segment.len, |to, len| {
             // SAFETY: as in `Scatter::write_segment`.
-            sum.append(unsafe { copy_and_sum(segment.ptr.add(at), to, len, None) }, len);
+            sum.append(
+                unsafe { copy_and_sum(segment.ptr.add(at), to, len, None) },
+                len,
+            );
             at += len;
         });
     }
@@ -257,8 +277,8 @@ fn put_summed(buffers: &[Segment], header: &[u8], piece: &Piece<'_>) {
     front.write(piece.head_in(&mut room, sum));
 }
 
-/// Writes one after the other into a list of buffers. What does not fit is not written; `collect` has made
-/// sure that everything does.
+/// Writes one after the other into a list of buffers. What does not fit is not written; `collect`
+/// has made sure that everything does.
 struct Scatter<'a> {
     buffers: &'a [Segment],
     /// Bytes of the first buffer that are taken.
@@ -281,8 +301,8 @@ impl<'a> Scatter<'a> {
     fn write_segment(&mut self, from: Segment) {
         let mut at = 0;
         self.each(from.len, |to, len| {
-            // SAFETY: `to` has room for `len` bytes (`each`), and `at + len <= from.len` as the lengths that
-            // `each` gives add up to `from.len` at most.
+            // SAFETY: `to` has room for `len` bytes (`each`), and `at + len <= from.len` as the
+            // lengths that `each` gives add up to `from.len` at most.
             unsafe { copy::bytes(from.ptr.add(at), to, len) };
             at += len;
         });

@@ -21,7 +21,9 @@ fn table(ours: &str) -> Neighbours {
 fn question(mac: Mac, sender: &str, target: &str) -> Vec<u8> {
     match (ip(sender), ip(target)) {
         (IpAddr::V4(sender), IpAddr::V4(target)) => build::arp_request(mac, sender, target),
-        (IpAddr::V6(sender), IpAddr::V6(target)) => build::neighbour_solicitation(mac, sender, target),
+        (IpAddr::V6(sender), IpAddr::V6(target)) => {
+            build::neighbour_solicitation(mac, sender, target)
+        }
         mixed => panic!("{mixed:?}"),
     }
 }
@@ -30,7 +32,9 @@ fn question(mac: Mac, sender: &str, target: &str) -> Vec<u8> {
 fn answer(mac: Mac, sender: &str, to: Mac, target: &str) -> Vec<u8> {
     match (ip(sender), ip(target)) {
         (IpAddr::V4(sender), IpAddr::V4(target)) => build::arp_reply(mac, sender, to, target),
-        (IpAddr::V6(sender), IpAddr::V6(target)) => build::neighbour_advertisement(mac, sender, to, target),
+        (IpAddr::V6(sender), IpAddr::V6(target)) => {
+            build::neighbour_advertisement(mac, sender, to, target)
+        }
         mixed => panic!("{mixed:?}"),
     }
 }
@@ -51,7 +55,10 @@ fn who_asks_for_us_is_answered_and_nobody_else() {
         } else {
             "2001:db8::9"
         };
-        assert_eq!(hears(table, &question(THEIRS, theirs, other), now), (None, false));
+        assert_eq!(
+            hears(table, &question(THEIRS, theirs, other), now),
+            (None, false)
+        );
         assert!(table.known.is_empty(), "who was not looked for is not kept");
     }
     // Somebody is about to take our address.
@@ -85,14 +92,27 @@ fn a_neighbour_is_asked_for_found_asked_for_again_and_forgotten() {
         let found = answer(THEIRS, theirs, OURS, ours);
         assert_eq!(hears(table, &found, at(2.0)), (None, true));
         assert_eq!(hears(table, &found, at(2.0)), (None, false), "it was known");
-        assert_eq!(asked(table.find(ip(theirs), at(10.0))), (Some(THEIRS), false));
-        assert_eq!(asked(table.find(ip(theirs), at(30.0))), (Some(THEIRS), true));
+        assert_eq!(
+            asked(table.find(ip(theirs), at(10.0))),
+            (Some(THEIRS), false)
+        );
+        assert_eq!(
+            asked(table.find(ip(theirs), at(30.0))),
+            (Some(THEIRS), true)
+        );
         // It has another MAC now, and says so by asking for us.
         let elsewhere = Mac([4, 0, 0, 0, 0, 3]);
         let moved = answer(elsewhere, theirs, OURS, ours);
         assert_eq!(hears(table, &moved, at(31.0)), (None, true));
-        assert_eq!(asked(table.find(ip(theirs), at(32.0))), (Some(elsewhere), false));
-        assert_eq!(asked(table.find(ip(theirs), at(95.0))), (None, true), "gone");
+        assert_eq!(
+            asked(table.find(ip(theirs), at(32.0))),
+            (Some(elsewhere), false)
+        );
+        assert_eq!(
+            asked(table.find(ip(theirs), at(95.0))),
+            (None, true),
+            "gone"
+        );
         table.forget();
         assert!(table.known.is_empty());
     }
@@ -109,7 +129,11 @@ fn what_no_neighbour_says_changes_nothing() {
     );
     table.find(ip("192.0.2.2"), now);
     let group = answer(Mac([1, 0, 0x5e, 0, 0, 1]), "192.0.2.2", OURS, "192.0.2.1");
-    assert_eq!(hears(&mut table, &group, now), (None, false), "nobody is a group");
+    assert_eq!(
+        hears(&mut table, &group, now),
+        (None, false),
+        "nobody is a group"
+    );
     assert_eq!(table.find(ip("192.0.2.2"), now).0, None);
     for n in 0..MOST as u32 {
         table.find(IpAddr::from((0x0a00_0000 + n).to_be_bytes()), now);

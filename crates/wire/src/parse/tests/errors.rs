@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// Where the headers are in the frames below: IP, layer 4 of IPv4, layer 4 or the first extension of IPv6.
+/// Where the headers are in the frames below: IP, layer 4 of IPv4, layer 4 or the first extension
+/// of IPv6.
 const IP: usize = 14;
 const L4_V4: usize = 34;
 const L4_V6: usize = 54;
@@ -19,7 +20,10 @@ fn refused(builder: &Builder, at: usize, bytes: &[u8], error: ParseError) {
 /// A packet of protocol `number` whose layer 4 is `bytes` has to be refused with `error`.
 #[track_caller]
 fn refused_body(ip: Builder, number: u8, bytes: &[u8], error: ParseError) {
-    assert_eq!(parse_all(&ip.protocol(number).payload(bytes).build()), Err(error));
+    assert_eq!(
+        parse_all(&ip.protocol(number).payload(bytes).build()),
+        Err(error)
+    );
 }
 
 fn tcp(ip: Builder) -> Builder {
@@ -41,8 +45,14 @@ fn ethernet_and_arp() {
 
 #[test]
 fn ip_headers() {
-    assert_eq!(parse_all(&tcp(v4()).build()[..33]), Err(ParseError::TruncatedIp));
-    assert_eq!(parse_all(&tcp(v6()).build()[..53]), Err(ParseError::TruncatedIp));
+    assert_eq!(
+        parse_all(&tcp(v4()).build()[..33]),
+        Err(ParseError::TruncatedIp)
+    );
+    assert_eq!(
+        parse_all(&tcp(v6()).build()[..53]),
+        Err(ParseError::TruncatedIp)
+    );
     refused(&tcp(v4()), IP, &[0x65], ParseError::IpVersion);
     refused(&tcp(v6()), IP, &[0x45], ParseError::IpVersion);
     refused(&tcp(v4()), IP, &[0x44], ParseError::Ipv4HeaderLength);
@@ -67,7 +77,10 @@ fn ipv4_options() {
 
 #[test]
 fn ipv6_extension_headers() {
-    let hop_by_hop = v6().extension(0, &[1, 4, 0, 0, 0, 0]).udp(1, 2).payload(&[0; 8]);
+    let hop_by_hop = v6()
+        .extension(0, &[1, 4, 0, 0, 0, 0])
+        .udp(1, 2)
+        .payload(&[0; 8]);
     refused(&hop_by_hop, L4_V6 + 1, &[3], ParseError::Ipv6Extension); // longer than the packet
     refused(&hop_by_hop, L4_V6 + 3, &[5], ParseError::Ipv6Extension); // an option longer than the header
     refused(
@@ -106,7 +119,10 @@ fn ipv6_extension_headers() {
     );
     let long = v6().extension(60, &[0; 300]).udp(1, 2).build();
     assert!(parse_all(&long).is_ok());
-    assert_eq!(parse(&long[..256], long.len()), Err(ParseError::HeadersTooLong));
+    assert_eq!(
+        parse(&long[..256], long.len()),
+        Err(ParseError::HeadersTooLong)
+    );
 }
 
 #[test]
@@ -147,8 +163,18 @@ fn ipv4_fragments() {
         &[0, 44, 0, 1, 0x20, 1],
         ParseError::TinyFragment,
     ); // TCP again from byte 8 on
-    refused(&udp, IP + 2, &[0, 33, 0, 1, 0x20, 2], ParseError::FragmentLength); // 13 bytes, and more
-    refused(&udp, IP + 2, &[0, 20, 0, 1, 0x00, 2], ParseError::FragmentLength); // nothing
+    refused(
+        &udp,
+        IP + 2,
+        &[0, 33, 0, 1, 0x20, 2],
+        ParseError::FragmentLength,
+    ); // 13 bytes, and more
+    refused(
+        &udp,
+        IP + 2,
+        &[0, 20, 0, 1, 0x00, 2],
+        ParseError::FragmentLength,
+    ); // nothing
     refused(&udp, IP + 6, &[0x1f, 0xff], ParseError::FragmentBeyondEnd); // the ping of death
     refused(&udp, IP + 6, &[0x1f, 0xfc], ParseError::FragmentBeyondEnd); // beyond only because the header counts
     // Only TCP has flags at offset 8.
@@ -170,8 +196,15 @@ fn ipv6_fragments_follow_the_same_rules() {
         .iter()
         .map(|frame| ip_of(frame).fragment.unwrap())
         .collect();
-    let fragment = |offset, more| Fragment { id: 9, offset, more };
-    assert_eq!(said, [fragment(0, true), fragment(24, true), fragment(48, false)]);
+    let fragment = |offset, more| Fragment {
+        id: 9,
+        offset,
+        more,
+    };
+    assert_eq!(
+        said,
+        [fragment(0, true), fragment(24, true), fragment(48, false)]
+    );
     assert!(matches!(
         ip_of(&fragments[0]).l4_info,
         L4::Tcp {
@@ -191,7 +224,10 @@ fn ipv6_fragments_follow_the_same_rules() {
     let overlapping = build::fragments(&tcp, 8, 9);
     assert_eq!(parse_all(&overlapping[1]), Err(ParseError::TinyFragment));
     // The whole chain has to be in the first fragment (RFC 7112).
-    let chain = v6().extension(60, &[0; 30]).tcp(1, 2, TcpFlags::SYN).build();
+    let chain = v6()
+        .extension(60, &[0; 30])
+        .tcp(1, 2, TcpFlags::SYN)
+        .build();
     assert_eq!(
         parse_all(&build::fragments(&chain, 24, 9)[0]),
         Err(ParseError::TinyFragment)

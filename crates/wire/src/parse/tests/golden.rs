@@ -99,7 +99,13 @@ fn golden_udp_over_ipv6_behind_a_fragment_header() {
     frame[57] = 0; // atomic: a whole packet
     frame[67] = 16;
     frame[66] = 0;
-    assert_eq!(ip_of(&frame), IpPacket { fragment: None, ..ip });
+    assert_eq!(
+        ip_of(&frame),
+        IpPacket {
+            fragment: None,
+            ..ip
+        }
+    );
 }
 
 #[test]
@@ -167,13 +173,21 @@ fn what_layer_4_says() {
     for kind in [0, 8, 13, 18, 42, 43] {
         assert_eq!(
             l4(v4().icmp(kind, 0, 0x0007_0001)),
-            L4::Icmp { kind, code: 0, id: 7 }
+            L4::Icmp {
+                kind,
+                code: 0,
+                id: 7
+            }
         );
     }
     for kind in [128, 129, 160, 161] {
         assert_eq!(
             l4(v6().icmp(kind, 0, 0x0007_0001)),
-            L4::Icmp { kind, code: 0, id: 7 }
+            L4::Icmp {
+                kind,
+                code: 0,
+                id: 7
+            }
         );
     }
     // Multicast listener report, whose body has no identifier; ICMP of the other family.
@@ -214,7 +228,13 @@ fn frames_that_are_not_looked_into() {
     for (frame, ethertype) in [
         (inner.clone().tag(5).build(), 0x8100),
         (build::frame(A, B).ethertype(0x88a8).build(), 0x88a8),
-        (build::frame(A, B).ethertype(60).payload(&[0x42; 60]).build(), 60),
+        (
+            build::frame(A, B)
+                .ethertype(60)
+                .payload(&[0x42; 60])
+                .build(),
+            60,
+        ),
         (build::frame(A, B).ethertype(0x88cc).build(), 0x88cc),
     ] {
         assert_eq!(

@@ -42,7 +42,11 @@ fn check_promises(head: &[u8], frame_len: usize) {
         ..Default::default()
     };
     if let Ok(segments) = Segments::new(head, frame_len, &offload) {
-        segments.write(usize::MAX, Checksum::Partial, &mut vec![0; segments.header_len()]);
+        segments.write(
+            usize::MAX,
+            Checksum::Partial,
+            &mut vec![0; segments.header_len()],
+        );
     }
 }
 
@@ -62,18 +66,29 @@ fn check_plain(head: &[u8], frame_len: usize) {
     };
     let packet = parse(head, frame_len).expect("plain, so sound");
     let ip = packet.ip().expect("plain, so IP");
-    assert_eq!((mac_of(plain.dst), mac_of(plain.src)), (packet.dst, packet.src));
+    assert_eq!(
+        (mac_of(plain.dst), mac_of(plain.src)),
+        (packet.dst, packet.src)
+    );
     assert_eq!(
         (plain.dst, plain.src),
         (mac_bits(packet.dst), mac_bits(packet.src))
     );
     let words = match (ip.src(), ip.dst()) {
-        (IpAddr::V4(src), IpAddr::V4(dst)) => {
-            [u64::from(src.to_bits()) << 32 | u64::from(dst.to_bits()), 0, 0, 0]
-        }
+        (IpAddr::V4(src), IpAddr::V4(dst)) => [
+            u64::from(src.to_bits()) << 32 | u64::from(dst.to_bits()),
+            0,
+            0,
+            0,
+        ],
         (IpAddr::V6(src), IpAddr::V6(dst)) => {
             let (src, dst) = (src.to_bits(), dst.to_bits());
-            [(src >> 64) as u64, src as u64, (dst >> 64) as u64, dst as u64]
+            [
+                (src >> 64) as u64,
+                src as u64,
+                (dst >> 64) as u64,
+                dst as u64,
+            ]
         }
         mixed => panic!("{mixed:?}"),
     };
@@ -81,7 +96,10 @@ fn check_plain(head: &[u8], frame_len: usize) {
         .l4_info
         .ports()
         .map(|(sport, dport)| u32::from(sport) << 16 | u32::from(dport));
-    assert_eq!((plain.ip, Some(plain.ports), ip.fragment), (words, ports, None));
+    assert_eq!(
+        (plain.ip, Some(plain.ports), ip.fragment),
+        (words, ports, None)
+    );
     let tcp = plain
         .transport
         .tcp(head)
@@ -113,7 +131,11 @@ fn check_plain(head: &[u8], frame_len: usize) {
                 ..Offload::default()
             };
             if plain.suits(&offload) {
-                assert_eq!(check_offload(&packet, frame_len, &offload), Ok(()), "{offload:?}");
+                assert_eq!(
+                    check_offload(&packet, frame_len, &offload),
+                    Ok(()),
+                    "{offload:?}"
+                );
             }
         }
     }
@@ -124,7 +146,10 @@ fn every_truncation_is_refused_and_every_shorter_view_is_refused_or_the_same() {
     for frame in valid_frames() {
         let whole = parse_all(&frame).unwrap();
         for len in 0..frame.len() {
-            assert!(parse_all(&frame[..len]).is_err(), "{len} bytes of {frame:02x?}");
+            assert!(
+                parse_all(&frame[..len]).is_err(),
+                "{len} bytes of {frame:02x?}"
+            );
             check_promises(&frame[..len], len);
             check_promises(&frame[..len], frame.len());
             match parse(&frame[..len], frame.len()) {
