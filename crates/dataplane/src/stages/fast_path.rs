@@ -236,6 +236,11 @@ impl Route {
     fn find(round: &Round, mac: u64) -> Option<Route> {
         let (view, nic) = (round.view, round.nic);
         let network = view.network(nic.network)?;
+        // Who of those that share a MAC address has it is learnt from each of their frames: by the
+        // whole path.
+        if network.holders(&nic.mac).is_some() {
+            return None;
+        }
         let (slot, far) = match destination::find(round, network, mac_of(mac))? {
             // Learnt on this host: the whole path looks where that is.
             destination::Target::Nic(slot) if network.only_holder(&mac_of(mac)) != Some(slot) => {
