@@ -6,6 +6,7 @@ use api::v1;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
+use crate::client::Client;
 use crate::error::Error;
 use crate::json;
 use crate::output;
@@ -145,10 +146,11 @@ fn lines(status: &v1::Status) -> Vec<(String, String)> {
 }
 
 impl ShutdownArgs {
-    /// Does it.
+    /// Stops the daemon, after asking when NICs would lose their network. Over v0 nothing is asked,
+    /// as by the original's command: scripts of its users say `shutdown` and no more.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         let client = session.client().await?;
-        if !self.yes {
+        if !self.yes && matches!(client, Client::V1(_)) {
             let nics = client.nic_ids().await?.len();
             let what = match nics {
                 0 => None,
