@@ -259,14 +259,16 @@ mod tests {
 
     #[test]
     fn a_missing_required_field_is_named_with_its_message() {
-        // messages { message_0 { request { nic_add { id: "a" } } } }, with a revision and without.
+        // messages { revision: 0 message_0 { request { nic_add { id: "a" } } } }
         let inner = [0x1a, 0x07, 0x0a, 0x05, 0x0a, 0x03, 0x0a, 0x01, b'a'];
         let with_revision = [&[0x0a, 11, 0x08, 0x00][..], &inner].concat();
         assert_eq!(
             decode(&with_revision),
             Err(MalformedMessage::Required("MessageV0.Nic.mac".into()))
         );
-        let without = [&[0x0a, 9][..], &inner].concat();
+        // messages { message_0 { request { nic_del: "a" } } }
+        let inner = [0x1a, 0x05, 0x0a, 0x03, 0x1a, 0x01, b'a'];
+        let without = [&[0x0a, 7][..], &inner].concat();
         assert_eq!(
             decode(&without),
             Err(MalformedMessage::Required("proto.Message.revision".into()))
@@ -309,7 +311,8 @@ mod tests {
     }
 
     /// 4 MB of empty messages, of empty rules in a group and of empty addresses of a NIC: each is
-    /// refused, and quickly, as nothing of it is decoded.
+    /// refused before anything of it is decoded. What that saves is measured on a daemon
+    /// (`crates/daemon/tests/original.rs`).
     #[test]
     fn what_would_take_much_memory_is_refused_before_it_is_decoded() {
         let inside = |number: u8, bytes: &[u8]| {
@@ -322,7 +325,6 @@ mod tests {
             let message_0 = inside(3, &inside(1, bytes));
             inside(1, &[&[0x08, 6][..], &message_0].concat())
         };
-        let started = std::time::Instant::now();
         let messages = [0x0a, 2, 0x08, 6].repeat(1_000_000);
         let refused = |what, limit| Err(MalformedMessage::TooMany { what, limit });
         assert_eq!(decode_request(&messages), refused("messages", MESSAGES_MAX));
@@ -347,8 +349,6 @@ mod tests {
         let sealed = [messages, inside(2, &inside(2, b"secret"))].concat();
         let part = decode_encrypted(&sealed).unwrap().unwrap();
         assert_eq!(part.aes256cbc_sha512(), b"secret");
-        let took = started.elapsed();
-        assert!(took < std::time::Duration::from_secs(5), "it took {took:?}");
     }
 
     #[test]
