@@ -146,13 +146,15 @@ type DestinationExtended struct {
 type Mode uint8
 
 const (
-	// AnyMode is native where the driver can, else generic. In answers: the interface is not
+	// AnyMode is what suits the interface: tc, native or generic. In answers: the interface is not
 	// there at the moment.
 	AnyMode Mode = iota
 	// Native is in the driver.
 	Native
 	// Generic is in the kernel's stack: every driver can, and it is slower.
 	Generic
+	// TC is at tc ingress, where packets are the kernel's own buffers: veth, TAP, bridges.
+	TC
 )
 
 // Interface is one that is balanced on.
