@@ -86,7 +86,7 @@ pub struct Uplink {
 
 impl Uplink {
     /// Takes an interface of this network namespace; the error names the process that has it.
-    /// `None`: somebody who is neither root nor our user pretends to have it.
+    /// `None`: somebody pretends to have it who is neither root nor our user, or does not answer.
     pub fn take(interface: &str) -> Result<Option<Uplink>, String> {
         let name = format!("butterflyd/uplink/{interface}");
         let failed = |e: rustix::io::Errno| format!("the uplink {interface} cannot be taken: {e}");
@@ -95,22 +95,29 @@ impl Uplink {
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
             .map_err(failed)?;
         if !within(PATIENCE, || rustix::net::bind(&socket, &address).is_ok()) {
-            let owner = listener(&address);
-            if let Some(peer) = owner.filter(|peer| !peer.is_trusted()) {
-                tracing::warn!(
-                    "process {} of uid {} pretends to have the uplink {interface}",
-                    peer.pid,
-                    peer.uid
-                );
-                return Ok(None);
-            }
-            let owner = owner.map_or_else(
-                || "another process".to_owned(),
-                |peer| format!("process {}", peer.pid),
-            );
-            return Err(format!(
-                "the uplink {interface} is that of {owner} already: stop it first, or name another interface with --uplink"
-            ));
+            // Whoever may bind names here can keep one from us, by listening or by not answering:
+            // that must not keep the daemon down.
+            return match listener(&address) {
+                Some(peer) if peer.is_trusted() => Err(format!(
+                    "the uplink {interface} is that of process {} already: stop it first, or name \
+                     another interface with --uplink",
+                    peer.pid
+                )),
+                Some(peer) => {
+                    tracing::warn!(
+                        "process {} of uid {} pretends to have the uplink {interface}",
+                        peer.pid,
+                        peer.uid
+                    );
+                    Ok(None)
+                }
+                None => {
+                    tracing::warn!(
+                        "somebody who does not answer pretends to have the uplink {interface}"
+                    );
+                    Ok(None)
+                }
+            };
         }
         rustix::net::listen(&socket, BACKLOG).map_err(failed)?;
         Ok(Some(Uplink { _socket: socket }))
@@ -174,6 +181,23 @@ mod tests {
         assert!(waited >= Duration::from_millis(60), "{waited:?}");
         assert!(waited < PATIENCE, "{waited:?}");
         assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
+    }
+
+    /// Any user here may bind the name: who does and does not answer keeps nobody from starting.
+    #[test]
+    fn a_name_that_is_held_without_an_answer_is_no_uplink_of_anybody() {
+        let interface = format!("held{}", std::process::id());
+        let name = format!("butterflyd/uplink/{interface}");
+        let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+        let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&socket, &address).unwrap();
+        assert!(Uplink::take(&interface).unwrap().is_none());
+        drop(socket);
+        let first = Uplink::take(&interface).unwrap();
+        assert!(first.is_some());
+        let error = Uplink::take(&interface).unwrap_err();
+        let own = format!("process {}", std::process::id());
+        assert!(error.contains(&own), "{error}");
     }
 
     #[test]

@@ -130,6 +130,11 @@ fn too_much(planned: &[v1::Change], now: &v1::Config, new: &v1::Config) -> Optio
         ),
         ("bindings", bindings, now.bindings.len()),
         (
+            "network settings",
+            deleted(|s| matches!(s, Subject::Network(_))),
+            now.networks.len(),
+        ),
+        (
             "services",
             deleted(|s| matches!(s, Subject::Service(_))),
             services,
