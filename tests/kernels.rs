@@ -76,7 +76,7 @@ fn our_programs_on_its_kernel() -> Result<()> {
         ),
         (
             "balance near0 10.1.2.3 192.168.101.1 10.1.2.10 10.1.2.11",
-            "balancing 192.168.101.1:80/tcp on near0 (native)",
+            "balancing 192.168.101.1:80/tcp on near0: native XDP",
         ),
     ] {
         host.ok(&format!(

@@ -20,6 +20,7 @@ pub fn is_asked_through_the_vip(stage: &mut Stage) -> Result<()> {
         .host
         .ok(&format!("ip addr del {VIP}/32 dev lo"))?;
     let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
+    stage.restart(&["--check-programs", "/usr/bin"])?;
     let watch = watch(stage, dir.path())?;
     stage.daemon.cli(&format!(
         "service add {SERVICE} --server 10.1.2.10 10.1.2.11 10.1.2.12 --min-healthy 2 \
@@ -79,7 +80,7 @@ pub fn is_asked_through_the_vip(stage: &mut Stage) -> Result<()> {
         check(log.contains(logged), &format!("the log says '{logged}'"))?;
     }
     // Other checks, against what is there.
-    for kind in ["tcp", "command --check-command /bin/true"] {
+    for kind in ["tcp", "command --check-command /usr/bin/true"] {
         stage
             .daemon
             .cli(&format!("service set {SERVICE} --check {kind}"))?;

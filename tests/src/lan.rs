@@ -90,5 +90,9 @@ impl Lan {
 /// told by ARP.
 pub fn take_vip(server: &Namespace, vip: &str) -> Result<()> {
     server.ok("sysctl -q -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2")?;
-    server.ok(&format!("ip addr add {vip} dev lo")).map(drop)
+    // Else it is tentative for a moment, on lo as well, and cannot be bound.
+    let nodad = if vip.contains(':') { "nodad" } else { "" };
+    server
+        .ok(&format!("ip addr add {vip} dev lo {nodad}"))
+        .map(drop)
 }
