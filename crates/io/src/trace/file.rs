@@ -5,9 +5,15 @@ use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Component, Path};
+use std::time::{Duration, Instant};
 
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, ResolveFlags, flock, openat, openat2};
 use wire::{pcap, pcapng};
+
+/// How long a file is waited for that another trace still writes: one that was ended a moment ago,
+/// of a NIC that was deleted and added again, has 16 MiB to write at the most.
+const PATIENCE: Duration = Duration::from_secs(2);
+const AGAIN: Duration = Duration::from_millis(5);
 
 /// How frames are written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -81,6 +87,18 @@ pub(super) fn open(dir: &Path, path: &Path, format: Format) -> io::Result<(File,
     if !there.is_file() || !own || there.nlink() != 1 {
         return refuse("is not a file of our own alone");
     }
+    // One writer a file: two would write over each other.
+    let start = Instant::now();
+    while let Err(error) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        if error != rustix::io::Errno::WOULDBLOCK {
+            return Err(error.into());
+        }
+        if start.elapsed() > PATIENCE {
+            return refuse("is written by another trace");
+        }
+        std::thread::sleep(AGAIN);
+    }
+    let there = file.metadata()?;
     if there.len() > 0 && !can_go_on(&file, there.len(), format)? {
         return refuse(match format {
             Format::Pcap => "is not a pcap file of Ethernet frames that could go on",

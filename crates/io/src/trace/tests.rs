@@ -118,6 +118,21 @@ fn a_file_holds_the_frames_in_order_with_direction_and_reason() {
 }
 
 #[test]
+fn a_file_has_one_writer() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.pcap");
+    let first = Trace::open(dir.path(), &path, "a").unwrap();
+    let error = Trace::open(dir.path(), &path, "b").unwrap_err().to_string();
+    assert!(error.contains("is written by another trace"), "{error}");
+    // One that is ended is waited for.
+    first.record_bytes(Direction::Inbound, &[7; 60], None, 0);
+    drop(first);
+    drop(Trace::open(dir.path(), &path, "a").unwrap());
+    let whole = wire::pcap::HEADER_LEN + 16 + 60;
+    assert_eq!(of_length(&path, whole).len(), whole);
+}
+
+#[test]
 fn a_pcap_goes_on_in_its_file_as_the_original_s() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("nic.pcap");
