@@ -155,7 +155,7 @@ fn interfaces_are_taken_and_given_back(stage: &mut Stage) -> Result<()> {
     for line in [
         "east0: flags=<UP,RUNNING> mtu 1500",
         "       inet 10.1.0.1/24",
-        "       xdp native: router",
+        "       xdp tc: router",
     ] {
         check(
             interface.contains(line),
@@ -454,13 +454,13 @@ fn refusals_name_the_interface_and_what_holds_it(stage: &mut Stage) -> Result<()
     )?;
     let said = refused(stage, "router add a/b");
     check(said.contains("'a/b' is no name of an interface"), &said)?;
-    // Somebody else's program; those before it stay taken.
-    let command = format!("{} forward west0", program("butterfly"));
+    // Somebody else's program, in XDP, where there is room for one; those before it stay taken.
+    let command = format!("{} forward west0 --mode native", program("butterfly"));
     let mut other = router.start("forward", &command)?;
     wait_for("the other router", PATIENCE, || {
         Ok(stage.hosts.has_program("west0")?.then_some(()))
     })?;
-    let said = refused(stage, "router add east0 west0");
+    let said = refused(stage, "router add east0 west0 --mode native");
     check(
         said.contains("interface west0: it has an XDP program already: ") && said.contains("(id "),
         &format!("the holder is named: {said}"),
@@ -486,7 +486,7 @@ fn interfaces_come_back_under_their_names(stage: &mut Stage) -> Result<()> {
     stage.hosts.first_answers()?;
     wait_for("the interface to be taken again", PATIENCE, || {
         let list = stage.daemon.json("router list")?;
-        Ok((list[1]["mode"] == "XDP_MODE_NATIVE").then_some(()))
+        Ok((list[1]["mode"] == "XDP_MODE_TC").then_some(()))
     })?;
     stage.hosts.pinging(|| Ok(()))?;
     stage.treated(WEST[0], "fast")
@@ -508,7 +508,7 @@ fn interfaces_are_part_of_the_declared_configuration(stage: &mut Stage) -> Resul
         "a dry run takes nothing",
     )?;
     apply(stage, both, "")?;
-    let list = "INTERFACE  MODE     WHY\neast0      native   -\nwest0      generic  -\n";
+    let list = "INTERFACE  MODE     WHY\neast0      tc       -\nwest0      generic  -\n";
     check(
         stage.daemon.cli("router list")? == list,
         "both are taken as declared",

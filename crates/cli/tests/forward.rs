@@ -1,8 +1,6 @@
 //! `butterfly forward` between two hosts, each a namespace of its own with the kernel's stack: what
 //! it prints, and that packets go on when it ends, however it ends.
 
-use std::time::Duration;
-
 use testkit::process::Process;
 use testkit::routed_hosts::{RoutedHosts, WEST};
 use testkit::{PATIENCE, wait_for};
@@ -33,10 +31,44 @@ fn pinging(hosts: &RoutedHosts, meanwhile: impl FnOnce()) {
     passed.expect("all are answered");
 }
 
+/// Echo requests in both families from before `meanwhile` until after it, however long it takes:
+/// all of them are answered.
+fn under_load(hosts: &RoutedHosts, meanwhile: impl FnOnce()) {
+    let mut loads = WEST.map(|address| {
+        let rounds = format!(
+            "sh -c 'trap ended=1 TERM; until [ \"$ended\" ]; do ping -q -i 0.002 -c 200 {address}; done'"
+        );
+        let name = format!("load-{}", address.len());
+        hosts.east.start(&name, &rounds).expect("ping")
+    });
+    more_arrive(hosts);
+    meanwhile();
+    more_arrive(hosts);
+    for load in &mut loads {
+        load.terminate(PATIENCE).expect("an end");
+        let log = load.log();
+        let rounds = log.matches(" packets transmitted").count();
+        let whole = log.matches("200 packets transmitted, 200 received").count();
+        assert!(rounds > 0 && whole == rounds, "requests were lost:\n{log}");
+    }
+}
+
+/// Waits until some more echo requests of each family have reached the west.
+fn more_arrive(hosts: &RoutedHosts) {
+    for address in WEST {
+        let before = hosts.seen(address).expect("a counter").0;
+        wait_for("more requests in the west", PATIENCE, || {
+            Ok((hosts.seen(address)?.0 >= before + 20).then_some(()))
+        })
+        .expect("packets pass");
+    }
+}
+
 #[test]
 fn it_takes_over_and_gives_back_under_load() {
     let hosts = RoutedHosts::new().expect("the kernel forwards");
-    pinging(&hosts, || {
+    hosts.count_requests().expect("nftables");
+    under_load(&hosts, || {
         let mut first = forward(&hosts, "--routes");
         let log = first.log();
         for line in [
@@ -49,14 +81,14 @@ fn it_takes_over_and_gives_back_under_load() {
         ] {
             assert!(log.contains(line), "no '{line}' in:\n{log}");
         }
-        std::thread::sleep(Duration::from_millis(100));
+        more_arrive(&hosts);
         first.terminate(PATIENCE).expect("an end");
         let log = first.log();
         assert!(log.contains("  forwarded  "), "{log}");
     });
-    pinging(&hosts, || {
+    under_load(&hosts, || {
         let mut second = forward(&hosts, "");
-        std::thread::sleep(Duration::from_millis(100));
+        more_arrive(&hosts);
         second.kill();
     });
     assert!(!hosts.has_program("east0").expect("ip"));
