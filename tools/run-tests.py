@@ -9,7 +9,8 @@ Each test program runs in a network and mount namespace of its own, so that no t
 named namespaces, abstract sockets, pinned maps. Within a program the tests share what takes long to start, which is why
 a program is what runs here, and not a test (cargo-nextest would boot the guests for each).
 
-Prints one line a program, all that a failed one said, the slowest twenty tests, and the count of tests.
+Prints one line a program, all that a failed one said, the slowest twenty tests, and the count of tests. What failed is
+run once more with nothing beside it, and named.
 """
 
 import argparse
@@ -90,7 +91,8 @@ def main():
         programs = [p for p in programs if p.name in options.names]
     begin = time.monotonic()
     run_all(programs, options)
-    return report(programs, time.monotonic() - begin)
+    alone = again(programs, options)
+    return report(programs, alone, time.monotonic() - begin)
 
 
 def arguments():
@@ -168,6 +170,22 @@ def run_all(programs, options):
         thread.join()
     remembered.update({p.name: round(p.wall, 1) for p in programs if p.status == 0})
     json.dump(remembered, open(MEMORY, "w"), indent=1, sort_keys=True)
+
+
+def again(programs, options):
+    """Runs each program that failed once more, with nothing beside it: guests under emulation, two or three at a time on
+    a busy machine, outlast a patience now and then. Gives the names of those that passed then; their first failure is
+    printed all the same. What fails twice has failed."""
+    alone = []
+    for program in [p for p in programs if p.status != 0]:
+        print(f"{program.name}: once more, alone", flush=True)
+        program.passed = program.failed = program.ignored = 0
+        program.tests = []
+        run(program, options)
+        say(program)
+        if program.status == 0:
+            alone.append(program.name)
+    return alone
 
 
 def run(program, options):
@@ -253,13 +271,15 @@ def say(program):
         program.failed = max(program.failed, 1)
 
 
-def report(programs, wall):
+def report(programs, alone, wall):
     slowest = sorted(((s, p.name, t) for p in programs for s, t in p.tests), reverse=True)[:SLOWEST]
     print(f"\nThe slowest {len(slowest)} tests:")
     for seconds, name, test in slowest:
         print(f"{seconds:8.1f} s  {name}  {test}")
     cpu = sum(p.cpu for p in programs)
     print(f"\n{len(programs)} test programs in {wall:.0f} s, {cpu:.0f} s of processor time")
+    if alone:
+        print(f"passed only alone: {', '.join(alone)}")
     bad = [p.name for p in programs if p.status != 0]
     if bad:
         print(f"failed: {', '.join(bad)}")
