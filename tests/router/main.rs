@@ -155,7 +155,7 @@ fn interfaces_are_taken_and_given_back(stage: &mut Stage) -> Result<()> {
     for line in [
         "east0: flags=<UP,RUNNING> mtu 1500",
         "       inet 10.1.0.1/24",
-        "       xdp tc: router",
+        "       tc router",
     ] {
         check(
             interface.contains(line),

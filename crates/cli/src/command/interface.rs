@@ -76,10 +76,10 @@ fn lines(interface: &v1::Interface) -> String {
     match (features.is_empty(), interface.xdp_program) {
         (true, 0) => {}
         (true, id) => line("xdp", &format!("program {id}, somebody else's")),
-        (false, _) => line(
-            "xdp",
-            &format!("{}: {features}", mode_name(interface.mode())),
-        ),
+        (false, _) => match mode_name(interface.mode()) {
+            "tc" => line("tc", &features),
+            mode => line("xdp", &format!("{mode}: {features}")),
+        },
     }
     text
 }
