@@ -222,6 +222,11 @@ fn egress_rules_narrow_what_leaves(lab: &mut Lab) -> Result<()> {
     let a = lab.a();
     lab.cli("sg rule add open --ip-proto all + nic sg set b open + nic sg set c open + nic sg set a narrow")?;
     check(
+        !pings(a, B4)?,
+        "a group that does not exist counts as one with an egress rule",
+    )?;
+    lab.cli("sg add narrow")?;
+    check(
         pings(a, B4)? && pings(a, C4)?,
         "without an egress rule all leaves",
     )?;
@@ -289,7 +294,8 @@ fn a_group_is_overwritten_deleted_and_returns(lab: &mut Lab) -> Result<()> {
         !pings(a, B4)?,
         "a peer group that does not exist matches nobody",
     )?;
-    lab.cli("nic sg set a friends")?;
+    // What a sends leaves by a rule of its other group: it is b that is asked.
+    lab.cli("sg rule add out --dir out --ip-proto all + nic sg set a friends out")?;
     check(
         !pings(a, B4)?,
         "a group that NICs name and nobody made does not exist yet",
