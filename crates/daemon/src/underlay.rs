@@ -23,18 +23,19 @@
 
 mod groups;
 mod paths;
+mod sought;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use control::{EventKind, Reach, limits};
+use control::{EventKind, Reach};
 use dataplane::Switch;
 use dataplane::underlay::{Encapsulation, Hop, Underlay};
-use netlink::{Kinds, Query, Requests, Resolution, Snapshot};
+use netlink::{Kinds, Query, Requests, Snapshot};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{Notify, watch};
 use tokio::task::block_in_place;
@@ -46,6 +47,7 @@ use crate::uplinks::Uplinks;
 use groups::Groups;
 pub use paths::inner_mtu;
 use paths::{Asked, NextHop};
+use sought::Sought;
 
 /// How often the workers are asked for addresses that they have no way to, should none of them have
 /// called.
@@ -78,16 +80,11 @@ pub struct NextHopTask {
     station: Arc<Station>,
     requests: Requests,
     reach: Reach,
-    /// Learnt addresses that are to be reached, oldest first.
-    learnt: VecDeque<IpAddr>,
-    /// What the kernel said of each, while no route may have changed.
-    routes: BTreeMap<IpAddr, Resolution>,
+    sought: Sought,
     /// Neighbours that the kernel was asked to look for lately.
     probed: BTreeMap<(u32, IpAddr), Instant>,
     /// A worker has noted an address that it has no way to.
     called: Arc<Notify>,
-    /// Addresses that frames wanted to go to lately, and when one did last.
-    looked: BTreeMap<IpAddr, Instant>,
     /// When all next hops were found last.
     renewed: Instant,
     groups: Groups,
@@ -112,24 +109,31 @@ impl NextHopTask {
         switch: Arc<Switch>,
         uplinks: &Uplinks,
     ) -> Result<NextHopTask, String> {
+        NextHopTask::of(settings, Arc::downgrade(app), switch, uplinks)
+    }
+
+    fn of(
+        settings: UnderlayOptions,
+        app: Weak<App>,
+        switch: Arc<Switch>,
+        uplinks: &Uplinks,
+    ) -> Result<NextHopTask, String> {
         let requests = Requests::new().map_err(|e| format!("routes cannot be asked for: {e}"))?;
         let called = Arc::new(Notify::new());
         let call = called.clone();
         switch.on_wanted(move || call.notify_one());
         Ok(NextHopTask {
             settings,
-            app: Arc::downgrade(app),
+            app,
             switch,
             kernel: uplinks.kernel().watch(),
             facts: uplinks.watch(),
             station: uplinks.station(),
             requests,
             reach: Reach::default(),
-            learnt: VecDeque::new(),
-            routes: BTreeMap::new(),
+            sought: Sought::default(),
             probed: BTreeMap::new(),
             called,
-            looked: BTreeMap::new(),
             renewed: Instant::now(),
             groups: Groups::default(),
             published: None,
@@ -189,7 +193,7 @@ impl NextHopTask {
                 changed = self.kernel.changed() => match changed {
                     Ok((_, kinds)) => {
                         if kinds.any(Kinds::LINKS | Kinds::ADDRESSES | Kinds::ROUTES | Kinds::NEXTHOPS | Kinds::RULES) {
-                            self.routes.clear();
+                            self.sought.routes.clear();
                             return Some(false);
                         }
                         if kinds.any(Kinds::NEIGHBOURS) {
@@ -202,7 +206,7 @@ impl NextHopTask {
                     }
                 },
                 changed = self.facts.changed() => {
-                    self.routes.clear();
+                    self.sought.routes.clear();
                     return changed.ok().map(|()| true);
                 }
                 () = is_called() => {
@@ -226,30 +230,18 @@ impl NextHopTask {
         if wanted.is_empty() {
             return false;
         }
-        let now = Instant::now();
-        let mut is_due = self.renewed.elapsed() >= ASK_AGAIN;
-        for address in &wanted {
-            is_due |= self.looked.insert(*address, now).is_none();
-            let told =
-                self.reach.endpoints.contains(address) || self.reach.groups.contains(address);
-            if !told && !self.learnt.contains(address) {
-                self.learnt.push_back(*address);
-            }
-        }
-        while self.learnt.len() > limits::ENDPOINTS {
-            self.learnt.pop_front();
-        }
-        is_due
+        let is_news = self.sought.ask(&wanted, &self.reach, Instant::now());
+        is_news || self.renewed.elapsed() >= ASK_AGAIN
     }
 
     /// Frames wait for an address that was looked for a while ago: it is to be asked for again.
     fn somebody_waits(&mut self) -> bool {
-        self.looked.retain(|_, noted| noted.elapsed() < WAIT);
+        let mut looked_for = self.sought.looked_for(Instant::now());
         let is_found = |address| {
             let published = self.published.as_ref();
             published.is_some_and(|known| known.paths.contains_key(address))
         };
-        self.renewed.elapsed() >= ASK_AGAIN && !self.looked.keys().all(is_found)
+        self.renewed.elapsed() >= ASK_AGAIN && !looked_for.all(is_found)
     }
 
     /// On a TAP device neighbours are ours to look after, and not the kernel's: true when there is
@@ -262,18 +254,14 @@ impl NextHopTask {
 
     /// Finds all next hops anew, and publishes them where they differ from before.
     async fn renew(&mut self) {
+        // Whatever has ended the waiting: a worker's call may have gone with it.
+        self.take_wanted();
         let (kernel, facts) = (self.kernel.snapshot(), self.facts.borrow().clone());
         self.renewed = Instant::now();
         let homes = paths::homes(&self.settings.addresses, &facts, &kernel);
         let mut addresses: BTreeSet<IpAddr> = homes.iter().map(|home| home.address).collect();
         let mut found = BTreeMap::new();
-        let targets: BTreeSet<IpAddr> = self
-            .reach
-            .endpoints
-            .iter()
-            .chain(&self.learnt)
-            .copied()
-            .collect();
+        let targets = self.sought.targets(&self.reach);
         if let Some(tap) = tap(&facts) {
             for target in targets
                 .into_iter()
@@ -322,7 +310,7 @@ impl NextHopTask {
         facts: &[Fact],
     ) -> Option<Vec<Hop>> {
         let unreachable = || is_joined(facts).then(Vec::new);
-        if !self.routes.contains_key(&target) {
+        if !self.sought.routes.contains_key(&target) {
             let source = self
                 .settings
                 .addresses
@@ -333,7 +321,7 @@ impl NextHopTask {
                 ..Query::to(target)
             };
             match self.requests.resolve(&query).await {
-                Ok(resolution) => drop(self.routes.insert(target, resolution)),
+                Ok(resolution) => drop(self.sought.routes.insert(target, resolution)),
                 // Unreachable, now: what changes that is told.
                 Err(error) => {
                     tracing::debug!("no route to host {target}: {error}");
@@ -341,7 +329,7 @@ impl NextHopTask {
                 }
             }
         }
-        let next_hops = match self.routes.get(&target) {
+        let next_hops = match self.sought.routes.get(&target) {
             Some(resolution) => {
                 paths::next_hops(target, resolution, &self.settings.addresses, facts, kernel)
             }

@@ -146,11 +146,10 @@ impl Path {
     #[cold]
     fn look_after_waiting(&mut self, ports: &mut Ports, now: Now) {
         let waiting = &mut self.tables.waiting;
-        if std::mem::take(&mut waiting.untold) {
-            let told = waiting.hosts().all(|host| self.wanted.note(host));
-            self.tables.waiting.untold = !told;
+        if waiting.has_untold() {
+            waiting.tell(|host| self.wanted.note(host));
         }
-        let late = self.tables.waiting.overdue(now.millis());
+        let late = waiting.overdue(now.millis());
         self.send_released(&late, ports, now);
     }
 
@@ -160,7 +159,8 @@ impl Path {
             let alike = |frame: &&Released| {
                 let (one, other) = (&frame.judged, &first.judged);
                 let late = frame.towards.is_empty() == first.towards.is_empty();
-                late && (one.from, one.uid, one.epoch) == (other.from, other.uid, other.epoch)
+                let by = |judged: &Judged| (judged.from, judged.uid, judged.epoch, judged.ours);
+                late && by(one) == by(other)
             };
             let count = released.iter().take(BATCH).take_while(alike).count();
             let (frames, rest) = released.split_at(count);
@@ -176,16 +176,17 @@ impl Path {
         batch.clear();
         wait::fill(&mut batch, frames);
         let is_late = frames[0].towards.is_empty();
-        // A NIC that is gone has no counters any more.
+        // A NIC that is gone has no counters any more, and one without a link is not announced.
         if let Some((_, _, mut round)) = self.open(Sender::Nic(judged.from), &batch, now)
             && round.nic.uid == judged.uid
+            && !(judged.ours && round.nic.link_down)
         {
             let all = io::frame::first_bits(batch.len());
-            if is_late || judged.epoch == round.view.epoch_mark() {
+            if is_late || judged.ours || judged.epoch == round.view.epoch_mark() {
                 parse::run(&mut round, all);
                 wait::jobs(&mut round, frames);
             } else {
-                decide(&mut round, all);
+                decide(&mut round, all, Some(frames));
                 wait::forget_delivered(&mut round, frames);
             }
             wait::send(&mut round, frames);
@@ -377,7 +378,9 @@ impl Path {
                 destination::to_other_hosts(&mut round);
                 encapsulate::run(&mut round);
             }
+            let waited = round.tables.waiting.waited;
             deliver::run(&mut round, ports);
+            round.tables.waiting.is_ours_since(waited);
         }
         self.spare = batch;
     }
@@ -507,22 +510,25 @@ impl Path {
         let held = tables.fragments.next_overdue_ms(now.millis());
         let waiting = tables.waiting.next_overdue_ms(now.millis());
         // Somebody is to be told at once whom they wait for.
-        let untold = tables.waiting.untold.then_some(1);
+        let untold = tables.waiting.has_untold().then_some(1);
         [sweep, held, waiting, untold].into_iter().flatten().min()
     }
 }
 
 /// The whole path of those frames whose bits are set, as far as delivery.
 fn judge(round: &mut Round, frames: Bits) {
-    decide(round, frames);
+    decide(round, frames, None);
     encapsulate::run(round); //         12  what is for other hosts: by which next hop, and does it fit?
 }
 
-/// Its part that says what may go where.
-fn decide(round: &mut Round, frames: Bits) {
+/// Its part that says what may go where, of new frames or of those that have `waited`.
+fn decide(round: &mut Round, frames: Bits, waited: Option<&[Released]>) {
     parse::run(round, frames); //        2  what is it? all lengths are checked here
     spoof::run(round); //                3  does it come from whom it says?
-    fragments::run(round); //            4  a later fragment is judged like its first one
+    match waited {
+        None => fragments::run(round), // 4  a later fragment is judged like its first one
+        Some(waited) => wait::lend(round, waited),
+    }
     always::run(round); //               5  passed or refused whatever the rules say
     neighbours::run(round); //           6  who asks where another host's machine is gets the answer from here
     destination::run(round); //          7  where to

@@ -1,11 +1,14 @@
 //! NextHopTask by what the kernel says: straight, by gateways, in a VLAN, with and without
 //! neighbours.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use dataplane::PortSlot;
-use netlink::{Hop as KernelHop, Link, Neighbour, Resolution, RouteKind, Snapshot, Vlan};
-use wire::Mac;
+use dataplane::overlay::{EndpointIdx, Overlay};
+use dataplane::{
+    Network, NetworkIdx, PortConfig, PortSlot, PortUid, Simulation, Snapshot as Config, Timeouts,
+};
+use netlink::{Hop as KernelHop, Link, Mirror, Neighbour, Resolution, RouteKind, Snapshot, Vlan};
+use wire::{Mac, Vni, build};
 
 use super::paths::{Asked, homes, next_hops, to_group};
 use super::*;
@@ -252,4 +255,91 @@ fn what_is_left_of_an_mtu() {
     };
     assert_eq!(inner_mtu(&[], &[fact(), wide]), Some(1450));
     assert_eq!(inner_mtu(&[OURS], &[]), None);
+}
+
+/// NIC 0 in a network with a machine at 192.0.2.2, which the underlay does not know; the NIC sends
+/// it a frame.
+fn frame_for_a_stranger() -> Simulation {
+    let mut sim = Simulation::default();
+    let guest = sim.attach(PortSlot(0));
+    let (vni, far) = (Vni::new(7).unwrap(), mac(0x22));
+    let nic = PortConfig {
+        slot: PortSlot(0),
+        uid: PortUid(1),
+        vni,
+        network: NetworkIdx(0),
+        mac: mac(0x21),
+        addresses: Vec::new(),
+        anti_spoof: false,
+        pairs: Vec::new(),
+        groups: Vec::new(),
+        bypass: true,
+        sniffers: Vec::new(),
+        is_sniffer: false,
+        allow_dhcp_server: false,
+        allow_router_advertisements: false,
+        learn_macs: false,
+        link_down: false,
+        timeouts: Timeouts::default(),
+        flow_share: 1000,
+        mtu: 1500,
+        trace: None,
+    };
+    let mut overlay = Overlay::new(PortUid(2));
+    overlay.members = [EndpointIdx(0)].into();
+    overlay.bindings.insert(far, EndpointIdx(0));
+    let network = Network {
+        vni,
+        macs: [(nic.mac, nic.slot)].into_iter().collect(),
+        ports: [nic.slot].into_iter().collect(),
+        shared: Default::default(),
+        learners: Default::default(),
+        overlay: Some(Arc::new(overlay)),
+    };
+    let frame = build::frame(nic.mac, far).ip([10, 0, 0, 1], [10, 0, 0, 2]);
+    sim.publish(Config {
+        ports: [Some(Arc::new(nic))].into_iter().collect(),
+        networks: [Some(Arc::new(network))].into_iter().collect(),
+        endpoints: [Some(ip("192.0.2.2"))].into_iter().collect(),
+        ..Config::default()
+    });
+    assert!(guest.send(frame.udp(1, 2).build(), Default::default()));
+    sim.run();
+    sim
+}
+
+/// A worker calls once; what waits for that may have been given up for something else meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn whom_workers_ask_for_is_looked_for_whatever_woke_us() {
+    let mut sim = frame_for_a_stranger();
+    let kernel = Arc::new(Mirror::start().await.unwrap());
+    let options = uplink::Options {
+        port: 4789,
+        groups: None,
+        frames: 64,
+        busy_poll: false,
+    };
+    let uplinks = Uplinks::start(
+        uplink::UplinkSettings::default(),
+        options,
+        Arc::new(Mutex::new(xdp::Interfaces::new())),
+        sim.switch(),
+        kernel,
+        crate::uplinks::breaks().1,
+    );
+    let settings = UnderlayOptions {
+        addresses: Vec::new(),
+        encapsulation: Encapsulation::default(),
+        follow_mtu: false,
+    };
+    let mut task = NextHopTask::of(settings, Weak::new(), sim.switch(), &uplinks).unwrap();
+    // Nothing is to be published: no thread runs the worker.
+    task.published = Some(Known {
+        addresses: BTreeSet::new(),
+        paths: BTreeMap::new(),
+    });
+    task.renew().await;
+    let looked_for: Vec<_> = task.sought.looked_for(Instant::now()).copied().collect();
+    assert_eq!(looked_for, [ip("192.0.2.2")]);
+    assert_eq!(sim.load().waiting_frames, 1);
 }

@@ -33,16 +33,16 @@ pub(crate) fn run(round: &mut Round) {
             && let Some(location) = learnable(round, network, round.items[index].frame, src)
         {
             let now_secs = round.now.secs();
-            let is_news = round
-                .tables
-                .learned
-                .learn(round.nic.network, src, location, now_secs);
-            // Looked for before anybody here answers.
+            let learned = &mut round.tables.learned;
+            let before = learned.len();
+            learned.learn(round.nic.network, src, location, now_secs);
+            // Looked for before anybody here answers. Not where a MAC was only heard elsewhere
+            // before: one that comes from many places would have us look for all of them.
             if let Location::Endpoint(host) = location
-                && is_news
+                && learned.len() > before
                 && !round.underlay.knows(host)
             {
-                round.wanted.note(host);
+                round.wanted.note_heard(host, now_secs);
             }
         }
         if let Err(reason) = send(round, network, index, dst) {

@@ -7,13 +7,15 @@
 use std::net::IpAddr;
 
 use io::frame::Batch;
+use wire::parse::{IpPacket, Net, Packet};
 
 use crate::drop_reason::DropReason;
+use crate::fragments::Lent;
 use crate::judge::Grant;
 use crate::round::{Case, Fate, Job, Round, Towards, Track, Verdict, drop_frame};
 use crate::snapshot::PortSlot;
 use crate::stages::encapsulate;
-use crate::waiting::{Judged, Released};
+use crate::waiting::{Judged, Released, Sought};
 
 /// One frame for one host without a next hop.
 #[derive(Clone, Copy)]
@@ -40,8 +42,18 @@ fn hold_one(round: &mut Round, waits: &[Wait]) {
     let item = waits[0].item;
     let (len, offload) = (round.frame(item).len(), round.frame(item).offload);
     let index = round.items[item].frame;
+    let mut hosts: Vec<IpAddr> = waits.iter().map(|wait| wait.host).collect();
+    hosts.dedup();
+    // Whom there is no room to wait for is asked for as well: the next frame may find it known. No
+    // more are told when one cannot be.
+    let mut told = true;
+    let towards = hosts.into_iter().map(|host| {
+        told = told && round.wanted.note(host);
+        Sought { host, told }
+    });
+    let towards: Vec<Sought> = towards.collect();
     let waiting = &mut round.tables.waiting;
-    if !waiting.has_room(round.nic.slot, len, waits.len()) {
+    if !waiting.has_room(round.nic.slot, round.nic.network, len, towards.len()) {
         let reason = DropReason::NextHopQueueFull;
         return drop_frame(
             round.counters,
@@ -58,17 +70,23 @@ fn hold_one(round: &mut Round, waits: &[Wait]) {
     let judged = Judged {
         from: round.from,
         uid: round.nic.uid,
+        network: round.nic.network,
         epoch: round.view.epoch_mark(),
         bytes: round.batch.to_bytes(index),
         offload,
         flooded: waits.iter().any(|wait| wait.flooded),
+        lent: round.items[item].ip().and_then(lent_to),
+        ours: false,
     };
-    let mut hosts: Vec<IpAddr> = waits.iter().map(|wait| wait.host).collect();
-    hosts.dedup();
-    for host in &hosts {
-        waiting.untold |= !round.wanted.note(*host);
-    }
-    waiting.hold(judged, traced, hosts, round.now.millis());
+    waiting.hold(judged, traced, towards, round.now.millis());
+}
+
+fn lent_to(ip: &IpPacket) -> Option<Lent> {
+    let is_later = ip.fragment.is_some_and(|fragment| fragment.offset != 0);
+    is_later.then_some(Lent {
+        protocol: ip.protocol,
+        l4: ip.l4_info,
+    })
 }
 
 /// Fills a batch with frames that have waited. It has room for them.
@@ -79,7 +97,7 @@ pub(crate) fn fill(batch: &mut Batch, frames: &[Released]) {
     }
 }
 
-/// Makes a job for each frame, which was judged under the epoch in force and parsed just now.
+/// Makes a job for each frame, which is not to be judged anew and was parsed just now.
 pub(crate) fn jobs(round: &mut Round, frames: &[Released]) {
     for item in 0..round.items.len() {
         let frame = round.items[item].frame;
@@ -107,6 +125,22 @@ pub(crate) fn jobs(round: &mut Round, frames: &[Released]) {
             egress: Grant::default(),
             ingress: Grant::default(),
         });
+    }
+}
+
+/// In place of step 4, for what is judged anew: a later fragment borrows what it borrowed when it
+/// came. It was noted as a piece of its datagram then, and would be a second one at the same place.
+pub(crate) fn lend(round: &mut Round, frames: &[Released]) {
+    for item in round.items.iter_mut() {
+        let released = frames.get(item.frame);
+        if let Some(lent) = released.and_then(|released| released.judged.lent)
+            && let Some(Packet {
+                net: Net::Ip(ip), ..
+            }) = &mut item.packet
+        {
+            ip.protocol = lent.protocol;
+            ip.l4_info = lent.l4;
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 use dataplane::DropReason::*;
 use dataplane::overlay::{EndpointIdx, Flood};
 use dataplane::underlay::Hop;
-use dataplane::{Simulation, Trace};
+use dataplane::{Simulation, Trace, WorkerConfig};
 use wire::parse::TcpFlags;
 use wire::{Mac, build};
 
@@ -16,6 +16,9 @@ use crate::wire_lab::*;
 const WAIT: u64 = 3;
 /// Frames of one NIC that wait with one worker at most.
 const WAITING_MAX: usize = 128;
+
+/// And of one network.
+const NETWORK_MAX: usize = 256;
 
 /// A host that has not spoken to anybody, and a machine at endpoint 2.
 fn strangers() -> (Host, Nic, Far) {
@@ -265,6 +268,39 @@ fn what_waits_is_bounded_for_each_nic() {
 }
 
 #[test]
+fn what_waits_is_bounded_for_each_network_and_who_finds_no_room_is_looked_for() {
+    let (mut host, a, b) = strangers();
+    let others = [(); 2].map(|()| host.lab.nic());
+    let far = machine(21, endpoint(3)).nic;
+    host.configure(|overlay| {
+        overlay.bindings.insert(far.mac, EndpointIdx(1));
+    });
+    let packet = |from, port| udp(from, b.nic, Family::V4, 1, 1000 + port);
+    for nic in [a, others[0]] {
+        let frames = (0..WAITING_MAX as u16).map(|port| packet(nic, port));
+        let frames: Vec<_> = frames.collect();
+        frames.chunks(32).for_each(|some| host.waits(nic, some));
+    }
+    assert_eq!(host.waiting(), NETWORK_MAX as u64);
+    assert_eq!(host.lab.sim.switch().take_wanted(), [b.at]);
+    // Nothing of its own waits yet, and its network has its share already.
+    let late = udp(others[1], far, Family::V4, 1, 2);
+    host.lab.refuses(others[1], late, NextHopQueueFull);
+    assert_eq!(
+        host.lab.sim.switch().take_wanted(),
+        [endpoint(3)],
+        "the next one finds it known"
+    );
+    // Another tenant's waits.
+    let other = host.lab.nic_in(1);
+    let overlay = host.lab.overlays[0].clone();
+    host.lab.overlays[1] = overlay;
+    host.lab.publish();
+    host.waits(other, &[packet(other, 1)]);
+    assert_eq!(host.waiting(), NETWORK_MAX as u64 + 1);
+}
+
+#[test]
 fn what_turns_out_too_large_goes_back_to_its_sender() {
     let (mut host, a, b) = strangers();
     let packet = ip(a, b.nic, Family::V4)
@@ -292,6 +328,23 @@ fn fragments_wait_with_their_first_one() {
     host.set_paths(vec![(b.at, vec![hop()])]);
     let expected: Vec<_> = parts.iter().map(|part| outbound(b.at, part)).collect();
     assert_eq!(host.sent(), expected);
+
+    // They are judged anew, the first one by the rules and the others like it, and are no second
+    // pieces in their own places: the last one comes later.
+    let (early, last) = parts.split_at(parts.len() - 1);
+    for (allowed, passed) in [(2, parts.len()), (3, 0)] {
+        let (mut host, a, b) = strangers();
+        let rules = host.lab.group_of(a, vec![allow_out(UDP, 2)]);
+        host.waits(a, early);
+        host.lab.set_rules(rules, vec![allow_out(UDP, allowed)]);
+        let before = host.lab.drops();
+        host.set_paths(vec![(b.at, vec![hop()])]);
+        host.lab.send(a, last[0].clone());
+        assert_eq!(host.sent(), expected[..passed]);
+        let lost = (parts.len() - passed) as u64;
+        let lost = [(NoEgressRule, lost)].into_iter().filter(|(_, n)| *n > 0);
+        assert!(difference(&before, &host.lab.drops()).into_iter().eq(lost));
+    }
 }
 
 #[test]
@@ -317,6 +370,37 @@ fn who_is_heard_of_is_looked_for_before_anybody_answers() {
     );
 }
 
+/// Anybody who can reach us may send from anywhere: it is not looked for all of that.
+#[test]
+fn of_who_is_only_heard_of_not_too_many_are_looked_for() {
+    let (mut host, a, _) = strangers_on(Simulation::new(WorkerConfig {
+        max_flows: 4096,
+        max_fragments: 256,
+        max_learned_macs: 1024,
+        seed: 1,
+        on_broken: Box::new(|_, _| {}),
+    }));
+    host.lab.group_of(a, vec![allow_all_in(None)]);
+    host.learn();
+    let heard = |host: &mut Host, mac: u8, at: u8| {
+        let far = machine(mac, endpoint(at));
+        host.enters(far.at, a, udp(far.nic, a, Family::V4, 1, 2));
+    };
+    // One machine that is somewhere else each time.
+    (10..200).for_each(|at| heard(&mut host, 9, at));
+    assert_eq!(host.lab.sim.switch().take_wanted(), [endpoint(10)]);
+    for secs in 0..2 {
+        host.lab.wait(1);
+        let some = 30 + secs * 80..110 + secs * 80;
+        some.for_each(|n| heard(&mut host, n, n));
+        assert_eq!(host.lab.sim.switch().take_wanted().len(), 64);
+    }
+    // Whom a guest answers is.
+    let far = machine(189, endpoint(189));
+    host.waits(a, &[udp(a, far.nic, Family::V4, 2, 1)]);
+    assert_eq!(host.lab.sim.switch().take_wanted(), [far.at]);
+}
+
 #[test]
 fn a_guest_that_has_moved_here_is_announced_to_hosts_that_are_found_later() {
     let (mut host, a, _) = strangers();
@@ -326,6 +410,24 @@ fn a_guest_that_has_moved_here_is_announced_to_hosts_that_are_found_later() {
     host.set_paths([2, 3].map(|n| (endpoint(n), vec![hop()])).into());
     let expected = [2, 3].map(|n| outbound(endpoint(n), &build::rarp_announcement(a.mac)));
     assert_eq!(host.sent(), expected);
+
+    // It is not the guest's, and not judged as if it were when something has changed meanwhile. A
+    // host that is not of the network any more is not told.
+    host.set_paths(vec![]);
+    host.lab.sim.announce(a.slot);
+    host.configure(|overlay| overlay.flood = Flood::Endpoints([EndpointIdx(1)].into()));
+    let before = host.lab.drops();
+    host.set_paths([2, 3].map(|n| (endpoint(n), vec![hop()])).into());
+    assert_eq!(host.sent(), expected[1..]);
+    assert_eq!(difference(&before, &host.lab.drops()), []);
+
+    // Nor is anybody told of a NIC that has lost its link meanwhile.
+    host.set_paths(vec![]);
+    host.lab.sim.announce(a.slot);
+    host.lab.configure(a, |config| config.link_down = true);
+    host.set_paths(vec![(endpoint(3), vec![hop()])]);
+    assert_eq!(host.sent(), [[0u8; 0]; 0]);
+    assert_eq!(difference(&before, &host.lab.drops()), []);
 }
 
 #[test]
