@@ -103,7 +103,7 @@ pub struct SetArgs {
 }
 
 impl BindingCommand {
-    /// Does it.
+    /// Runs the chosen `binding` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self {
             BindingCommand::Add(args) => {

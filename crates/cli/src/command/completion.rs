@@ -23,7 +23,7 @@ enum For {
 }
 
 impl CompletionArgs {
-    /// Does it.
+    /// Prints the shell's script.
     pub fn run(self, session: &mut Session) -> Result<(), Error> {
         let shell = match self.shell {
             For::Bash => Shell::Bash,

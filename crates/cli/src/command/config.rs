@@ -50,7 +50,7 @@ pub async fn print(session: &mut Session) -> Result<(), Error> {
 }
 
 impl ApplyArgs {
-    /// Does it.
+    /// Makes the configuration what the file declares, and prints what changes.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         let file = self.file.display().to_string();
         let text = String::from_utf8(read_file(&self.file)?);

@@ -52,7 +52,7 @@ enum Level {
 }
 
 impl LogLevelArgs {
-    /// Does it.
+    /// Sets how much the daemon logs.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         let level = match self.level {
             Level::None => "none",

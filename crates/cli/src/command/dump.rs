@@ -17,7 +17,7 @@ Over API v0 the daemon tells neither ICMP types nor SCTP ports: dump over API v1
 Example:
   butterfly dump > saved; butterfly request saved";
 
-/// Does it.
+/// Prints the configuration as requests of API v0.
 pub async fn run(session: &mut Session) -> Result<(), Error> {
     let config = session.client().await?.config().await?;
     let (messages, warnings) = requests::from_config(&config).map_err(|what| {

@@ -69,7 +69,7 @@ pub struct DelArgs {
 }
 
 impl EndpointCommand {
-    /// Does it.
+    /// Runs the chosen `endpoint` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self {
             EndpointCommand::Add(args) => add(args, session).await,

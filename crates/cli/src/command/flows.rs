@@ -41,7 +41,7 @@ pub struct FlowsArgs {
 }
 
 impl DropsArgs {
-    /// Does it.
+    /// Prints what was dropped and why, once or every second.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         let nic = self.nic.unwrap_or_default();
         let json = |drops: &v1::ListDropsResponse| json::full("ListDropsResponse", drops);

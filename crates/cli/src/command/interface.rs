@@ -23,7 +23,7 @@ pub struct InterfaceArgs {
 }
 
 impl InterfaceArgs {
-    /// Does it.
+    /// Runs the chosen `interface` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         let interfaces = client(session).await?.interfaces(self.names).await?;
         if session.out.json {

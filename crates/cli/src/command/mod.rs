@@ -124,7 +124,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// Does it.
+    /// Runs the chosen command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self {
             Command::Nic(command) => command.run(session).await,

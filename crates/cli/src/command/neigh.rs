@@ -48,7 +48,7 @@ pub struct ArpArgs {
 }
 
 impl NeighArgs {
-    /// Does it.
+    /// Prints the neighbours, and then every change where that was asked for.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         let request = v1::ListNeighboursRequest {
             ipv4: self.ipv4,
@@ -90,7 +90,7 @@ impl NeighArgs {
 }
 
 impl ArpArgs {
-    /// Does it.
+    /// Prints the IPv4 neighbours as `arp` does.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         let request = v1::ListNeighboursRequest {
             ipv4: true,

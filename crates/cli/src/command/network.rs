@@ -91,7 +91,7 @@ enum Flood {
 }
 
 impl NetworkCommand {
-    /// Does it.
+    /// Runs the chosen `network` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self {
             NetworkCommand::List => list(session).await,

@@ -69,7 +69,7 @@ pub struct ListArgs {
 }
 
 impl NicCommand {
-    /// Does it.
+    /// Runs the chosen `nic` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self {
             NicCommand::Add(args) => add(args, session).await,

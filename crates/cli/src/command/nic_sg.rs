@@ -52,7 +52,7 @@ pub struct NicAlone {
 }
 
 impl NicSgCommand {
-    /// Does it.
+    /// Runs the chosen `nic sg` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self {
             NicSgCommand::Add(args) => {

@@ -35,7 +35,7 @@ struct Seen {
 }
 
 impl ShowArgs {
-    /// Does it.
+    /// Prints all that can be seen of NICs.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         let client = session.client().await?;
         let mut seen = Vec::new();

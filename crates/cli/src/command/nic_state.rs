@@ -32,7 +32,7 @@ pub struct ImportArgs {
 }
 
 impl ExportArgs {
-    /// Does it.
+    /// Writes the NIC's connections to the file, or to standard output.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         let to_stdout = self.file.as_os_str() == "-";
         if to_stdout && io::stdout().is_terminal() {
@@ -60,7 +60,7 @@ impl ExportArgs {
 }
 
 impl ImportArgs {
-    /// Does it; prints how many connections were taken up.
+    /// Takes in the connections in the file, and prints how many they are.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         let state = read_file(&self.file)?;
         let flows = session.client().await?.import_nic(&self.nic, state).await?;

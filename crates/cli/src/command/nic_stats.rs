@@ -33,7 +33,7 @@ pub struct StatsArgs {
 }
 
 impl StatsArgs {
-    /// Does it.
+    /// Prints the NICs' counters, once or every second.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         let all = session.client().await?.is_v1();
         if self.repeat.is_on() {

@@ -30,7 +30,7 @@ pub struct RequestArgs {
 }
 
 impl RequestArgs {
-    /// Does it.
+    /// Sends the requests and prints the answers.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         let file = self.file.display().to_string();
         let text = String::from_utf8(read_file(&self.file)?);

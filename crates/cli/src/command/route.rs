@@ -55,7 +55,7 @@ fn table(text: &str) -> Result<u32, String> {
 }
 
 impl RouteCommand {
-    /// Does it.
+    /// Runs the chosen `route` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self {
             RouteCommand::Show(args) => args.run(session).await,

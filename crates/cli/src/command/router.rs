@@ -50,7 +50,7 @@ pub struct AddArgs {
 }
 
 impl RouterCommand {
-    /// Does it.
+    /// Runs the chosen `router` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self {
             RouterCommand::Add(args) => args.run(session).await,

@@ -30,7 +30,7 @@ pub struct StatusArgs {
 }
 
 impl StatusArgs {
-    /// Does it.
+    /// Prints what the router counts, once or every second.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         let json = |sample: &v1::RouterStatus| -> Value { json::full("RouterStatus", sample) };
         if self.repeat.is_on() {

@@ -29,7 +29,7 @@ pub struct WatchArgs {
 }
 
 impl WatchArgs {
-    /// Does it.
+    /// Prints the events as they happen.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         let (client, out) = session.client_and_output().await?;
         let v1 = client.only_v1("router watch")?;

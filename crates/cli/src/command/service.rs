@@ -87,7 +87,7 @@ pub struct Keys {
 }
 
 impl ServiceCommand {
-    /// Does it.
+    /// Runs the chosen `service` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self {
             ServiceCommand::Add(args) => add(args, client(session).await?).await,

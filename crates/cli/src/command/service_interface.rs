@@ -42,7 +42,7 @@ pub struct AddArgs {
 }
 
 impl InterfaceCommand {
-    /// Does it.
+    /// Runs the chosen `service interface` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self {
             InterfaceCommand::Add(args) => {

@@ -112,7 +112,7 @@ impl State {
 }
 
 impl ServerCommand {
-    /// Does it.
+    /// Runs the chosen `service server` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self {
             ServerCommand::Add(args) => {

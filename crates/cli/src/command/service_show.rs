@@ -23,7 +23,7 @@ pub struct ShowArgs {
 }
 
 impl ShowArgs {
-    /// Does it.
+    /// Prints the services as they stand.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         let client = client(session).await?;
         let services = match self.keys.is_empty() {

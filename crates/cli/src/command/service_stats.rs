@@ -30,7 +30,7 @@ pub struct StatsArgs {
 }
 
 impl StatsArgs {
-    /// Does it.
+    /// Prints what services and servers received, once or every second.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         let json = |sample: &v1::BalancerStats| -> Value { json::full("BalancerStats", sample) };
         if self.repeat.is_on() {

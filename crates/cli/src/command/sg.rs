@@ -81,7 +81,7 @@ pub struct MaybeGroups {
 }
 
 impl SgCommand {
-    /// Does it.
+    /// Runs the chosen `sg` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self {
             SgCommand::Add(args) => add(args, session).await,

@@ -40,7 +40,7 @@ pub struct GroupAlone {
 }
 
 impl MemberCommand {
-    /// Does it.
+    /// Runs the chosen `sg member` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self {
             MemberCommand::Add(args) => {

@@ -92,7 +92,7 @@ enum Dir {
 struct Protocol(Option<u32>);
 
 impl RuleCommand {
-    /// Does it.
+    /// Runs the chosen `sg rule` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self {
             RuleCommand::Add(args) => {

@@ -29,7 +29,7 @@ pub struct Interfaces {
 }
 
 impl UplinkCommand {
-    /// Does it.
+    /// Runs the chosen `uplink` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         let mut all = session.client().await?.only_v1("uplink")?.uplinks().await?;
         match self {

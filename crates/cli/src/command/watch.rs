@@ -23,7 +23,7 @@ pub struct WatchArgs {
 }
 
 impl WatchArgs {
-    /// Does it.
+    /// Prints changes and events as they happen.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         let (client, out) = session.client_and_output().await?;
         let v1 = client.only_v1("watch")?;

@@ -46,7 +46,7 @@ pub struct ShowArgs {
 }
 
 impl WorkerCommand {
-    /// Does it.
+    /// Runs the chosen `worker` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self {
             WorkerCommand::List(args) => {
