@@ -245,8 +245,8 @@ static __always_inline int choose(struct transit *t, __u32 hash)
 	return t->hop ? 0 : COUNT_NEIGHBOUR;
 }
 
-// The same by what multipath goes by. What has chosen by more than the flow cache knows a flow by
-// is nothing for the flow cache.
+// Chooses a next hop by what the kernel's multipath hashes. Where that is more than the addresses
+// that the flow cache knows a flow by, the choice is not cached.
 static __always_inline int choose4(context *ctx, struct transit *t, struct iphdr *ip, const struct router_config *config)
 {
 	int refused = choose(t, flow4(ctx, t, ip, config));

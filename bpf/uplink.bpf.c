@@ -29,7 +29,7 @@ struct {
 	__type(value, __u32);
 } near_interfaces SEC(".maps");
 
-// The same of interfaces with larger indices.
+// The uplinks whose interfaces have larger indices.
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, UPLINKS);
@@ -45,7 +45,7 @@ struct {
 	__type(value, __u32);
 } endpoints SEC(".maps");
 
-// The same once more, but for those whose place another one has.
+// The endpoints once more, each at its near_place(), but for those whose place another one has.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);

@@ -229,7 +229,7 @@ fn hosts_that_are_told_of_each_other() -> Result<()> {
     })
 }
 
-/// The same addresses and MACs in two networks.
+/// Two networks have guests with the same addresses and MACs.
 fn networks_do_not_hear_each_other() -> Result<()> {
     let hosts = Hosts::start(Family::V4, &[])?;
     on(&hosts, || {

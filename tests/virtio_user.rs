@@ -69,7 +69,7 @@ const KINDS: [Kind; 9] = [
     ),
 ];
 
-/// The same with several pairs of queues; the switch gives each flow its pair.
+/// Kinds of guests with several pairs of queues; the switch gives each flow its pair.
 const KINDS_OF_PAIRS: [Kind; 4] = [
     kind("in_order=0", MRG_RXBUF, RING_PACKED | IN_ORDER),
     kind("in_order=1,mrg_rxbuf=0", IN_ORDER, MRG_RXBUF | RING_PACKED),

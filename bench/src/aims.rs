@@ -38,7 +38,7 @@ pub fn text(table: &Table<Row, Peer>) -> String {
     all(table).iter().map(line).collect()
 }
 
-/// The same for the documentation.
+/// The aims as a table for the documentation.
 pub fn page(table: &Table<Row, Peer>) -> String {
     let mut out = String::from("\n| aim | value | |\n|---|---|---|\n");
     for aim in all(table) {

@@ -175,7 +175,8 @@ impl Guest {
         self.collect(1)
     }
 
-    /// The same when at least `chunk` have arrived; else 0, and they stay.
+    /// Frames that have arrived, if they are at least `chunk`; their buffers are offered again.
+    /// Else 0, and they stay.
     #[inline]
     pub fn collect(&mut self, chunk: u16) -> u16 {
         let count = self.receive.take(&self.view, chunk);

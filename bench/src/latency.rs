@@ -36,8 +36,9 @@ pub fn alone(guests: &mut [Guest; 2], duration: Duration) -> Result<Vec<f64>, Pe
     Ok(times)
 }
 
-/// The same while guest 0 sends `rate` frames a second to guest 1: each is timed that is sent when
-/// the answer to the one before has come. Frames arrive in order, so their number tells which have.
+/// Seconds of the round trips while guest 0 sends `rate` frames a second to guest 1: each is timed
+/// that is sent when the answer to the one before has come. Frames arrive in order, so their number
+/// tells which have.
 pub fn loaded(
     guests: &mut [Guest; 2],
     rate: f64,

@@ -173,7 +173,7 @@ pub fn datagram(from: usize, len: usize) -> Result<Vec<u8>, PeerError> {
     Ok(frame)
 }
 
-/// The same from guest 1 as who begins: to a port that the rules let in.
+/// A datagram from guest 1 that begins a flow: to a port that the rules let in.
 pub fn request_from_afar(len: usize) -> Result<Vec<u8>, PeerError> {
     let mut frame = datagram(1, len)?;
     let [[a, b], [c, d]] = ports(0).map(u16::to_be_bytes);

@@ -56,7 +56,7 @@ pub enum Peer {
     Butterfly,
     /// OVS-DPDK with the same rules, on a packet socket.
     OvsAfPacket,
-    /// The same on AF_XDP.
+    /// OVS-DPDK with the same rules, on AF_XDP.
     OvsAfXdp,
     /// vxlan, bridge and nftables with the same rules.
     Kernel,

@@ -106,7 +106,7 @@ pub struct Plan {
     pub rounds: usize,
     /// Windows that each switch has in a test of a round.
     passes: usize,
-    /// The same for [`Test::Idle`], whose windows are long.
+    /// Windows that each switch has in a round's [`Test::Idle`]; they are long.
     idle_passes: usize,
     /// One window.
     pub window: Duration,

@@ -67,7 +67,7 @@ pub fn flood(
     flood_pairs(&mut [guests], turns, least, least_time, most_time)
 }
 
-/// The same with several pairs of guests, one driver for all of them; gives the sum.
+/// Floods several pairs of guests, with one driver for all of them; gives the sum of their rates.
 pub fn flood_pairs(
     pairs: &mut [&mut [Guest; 2]],
     turns: &mut Turns,

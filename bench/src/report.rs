@@ -51,7 +51,7 @@ impl Samples {
         self.0.extend(&other.0);
     }
 
-    /// The same in a unit of which one is `1 / scale` of this one.
+    /// These samples in a unit of which one is `1 / scale` of this one.
     pub fn scaled(&self, scale: f64) -> Samples {
         Samples(self.0.iter().map(|value| value * scale).collect())
     }

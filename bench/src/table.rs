@@ -81,8 +81,8 @@ fn ratios<R: Row, P: Column>(table: &Table<R, P>) -> Part {
     }
 }
 
-/// The same as a page and as data, `NAME-REGIME.md` and `.tsv`; `below` the page's head and
-/// `behind` its tables comes what else the page says.
+/// Writes the table as a page and as data, `NAME-REGIME.md` and `.tsv`. What else the page says is
+/// in `below`, which follows its head, and `behind`, which follows its tables.
 pub fn write<R: Row, P: Column>(
     dir: &Path,
     name: &str,

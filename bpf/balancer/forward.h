@@ -239,7 +239,7 @@ __noinline int encapsulate(context *ctx, const struct packet *packet, __u32 half
 	return write_tags(ctx, server);
 }
 
-// The same for a server on layer 2 when the frame need not grow or shrink, the commonest of all.
+// Addresses a frame to a server on layer 2 when it need not grow or shrink, the commonest case.
 static __always_inline int readdress(context *ctx, const struct packet *packet, const struct server *server)
 {
 	__u8 class;

@@ -91,7 +91,7 @@ static __always_inline struct cache_flow4 *cache_flow4(struct cache_pair4 *pair,
 	return &pair->flow[cache_which(pair->flow[0].addresses ^ addresses)];
 }
 
-// In how far a flow is not the one to a destination.
+// Zero if a flow is the one to a destination: the bits in which their addresses differ.
 static __always_inline __u64 cache_differs6(const struct cache_flow6 *flow, const __u64 *destination)
 {
 	return (flow->destination[0] ^ destination[0]) | (flow->destination[1] ^ destination[1]);

@@ -59,7 +59,7 @@ struct {
 	__type(value, struct interface);
 } interfaces SEC(".maps");
 
-// The same once more, but for those whose place another one has.
+// The interfaces once more, each at its near_place(), but for those whose place another one has.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -68,7 +68,7 @@ struct {
 	__type(value, struct near);
 } near SEC(".maps");
 
-// The same by the index that routes name, for what the kernel's lookup answers.
+// The interfaces by the index that routes name, for what the kernel's lookup answers.
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, ROUTER_INTERFACES);
@@ -103,7 +103,7 @@ struct {
 	__type(value, struct cache_flows4);
 } flow_caches4 SEC(".maps");
 
-// The same of IPv6.
+// The flow cache of IPv6.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);

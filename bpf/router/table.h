@@ -28,7 +28,7 @@ static __always_inline __u32 word(const struct element *element, __u32 at)
 	return element->word[at % ELEMENT_WORDS];
 }
 
-// The same of its halves and of its bytes.
+// A half word of an element, and below a byte.
 static __always_inline __u32 half_word(const struct element *element, __u32 at)
 {
 	return ((const __u16 *)element)[at % (2 * ELEMENT_WORDS)];
@@ -53,7 +53,7 @@ static __always_inline void halve(__u32 first, __u32 slot, __u32 half, __u32 *lo
 	*more -= half;
 }
 
-// The same among runs of a word, or of two.
+// Halves a range of runs of one word, or of two.
 static __always_inline void halve_runs(const struct element *element, __u32 runs, __u32 wide, __u32 slot, __u32 *low, __u32 *more)
 {
 	__u32 half = (*more + 1) / 2;
@@ -99,7 +99,7 @@ static __always_inline __u32 look_lines(const struct element *element, __u32 at,
 	return word(element, at + 1 + (low << wide) + wide) & (0xffff | -wide);
 }
 
-// The same of a node with an index.
+// What a node with an index says of a slot.
 static __always_inline __u32 look_index(const struct element *element, __u32 at, __u32 entry, __u32 slot, __u32 width, __u32 *best)
 {
 	__u32 bits = entry >> ENTRY_BITS_SHIFT & ENTRY_BITS_MASK;

@@ -11,7 +11,7 @@ use testkit::{PATIENCE, Result, wait_for};
 
 use crate::stage::{SERVICE, Stage, VIP};
 
-/// The same service for clients of IPv6.
+/// The service for clients of IPv6.
 pub fn of_ipv6(stage: &mut Stage) -> Result<()> {
     const VIP6: &str = "fd99::1";
     let give = |host: &Namespace, address: &str| {

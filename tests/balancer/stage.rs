@@ -13,7 +13,7 @@ use testkit::{PATIENCE, Result, wait_for};
 
 /// What clients know.
 pub const VIP: &str = "192.168.101.1";
-/// The same as a service.
+/// The service at the VIP.
 pub const SERVICE: &str = "192.168.101.1:80";
 
 /// A client 10.1.2.1, the balancer 10.1.2.3 with its daemon, servers 10.1.2.10 and up. All servers
@@ -118,7 +118,7 @@ impl Stage {
         self.counter_of(SERVICE, address, name)
     }
 
-    /// The same of another service.
+    /// A number of a server of any service, by its name in the API.
     pub fn counter_of(&self, service: &str, address: &str, name: &str) -> Result<u64> {
         let servers = self
             .daemon
@@ -152,7 +152,7 @@ impl Stage {
         self.healths_of_become(SERVICE, expected)
     }
 
-    /// The same of another service.
+    /// Waits for what checks of this service's servers find.
     pub fn healths_of_become(&self, service: &str, expected: &[&str]) -> Result<()> {
         let what = format!("the servers' healths to be {expected:?}");
         wait_for(&what, PATIENCE, || {

@@ -21,7 +21,7 @@ impl Daemon {
         Self::start_on(None, options)
     }
 
-    /// The same in the network namespace of a process, as on a host of its own.
+    /// Starts one in the network namespace of a process, as on a host of its own.
     pub fn start_on(host: Option<u32>, options: &[&str]) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("butterfly-").tempdir();
         let dir = dir.map_err(|e| format!("cannot make a folder: {e}"))?;

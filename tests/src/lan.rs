@@ -26,8 +26,8 @@ impl Lan {
         })
     }
 
-    /// The same whose hosts' interfaces are as the kernel makes them: checksums only begun,
-    /// segments not cut.
+    /// A LAN whose hosts' interfaces are as the kernel makes them: checksums only begun, segments
+    /// not cut.
     pub fn with_default_offloads() -> Result<Self> {
         Ok(Self {
             offloads: true,

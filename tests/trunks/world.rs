@@ -14,7 +14,7 @@ pub const HOST: &str = "set -e
     ip addr add 10.0.31.3/24 dev v31
     ip route add 10.0.50.0/24 via 10.0.20.10";
 
-/// The same without a trunk: clients on eth0, servers on eth1 without tags and on eth2 with.
+/// The host without a trunk: clients on eth0, servers on eth1 without tags and on eth2 with.
 pub const HOST_OF_SEVERAL: &str = "set -e
     sysctl -q -w net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0
     ip addr add 10.0.10.3/24 dev eth0 && ip addr add fd10::3/64 dev eth0

@@ -80,7 +80,7 @@ impl Ports {
         self.space.inside(|| veth.send(frame, count))?
     }
 
-    /// The same for so long; a large frame from the TAP device.
+    /// Sends a frame for so long: from the veth, or a large one from the TAP device.
     pub fn flood(
         &mut self,
         frame: &[u8],
@@ -119,8 +119,8 @@ impl Ports {
     }
 }
 
-/// The same rules. The bridge hands its packets to the IP hooks (br_netfilter): tracking in the
-/// bridge's own hooks is a module that not every kernel has.
+/// The rules that the other switches have. The bridge hands its packets to the IP hooks
+/// (br_netfilter): tracking in the bridge's own hooks is a module that not every kernel has.
 fn rules() -> String {
     let guest = guest_ip(0);
     let (first, last) = (

@@ -13,7 +13,7 @@ pub fn daemon(dir: &Path, cores: Option<&str>) -> Result<Process, PeerError> {
     daemon_in(None, dir, cores, &[])
 }
 
-/// The same in the network namespace of process `holder`, with more options.
+/// A [`daemon`] in the network namespace of process `holder`, with more options.
 fn daemon_in(
     holder: Option<u32>,
     dir: &Path,

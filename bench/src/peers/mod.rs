@@ -37,7 +37,7 @@ pub enum Peer {
     ButterflyAwake,
     /// DPDK's bare two-copy loop: testpmd, two `net_vhost` devices, io forwarding.
     Testpmd,
-    /// The same with packet buffers that hold 64 KiB: its best configuration for such frames, and
+    /// testpmd with packet buffers that hold 64 KiB: its best configuration for such frames, and
     /// measured with them alone.
     TestpmdLarge,
     /// OVS-DPDK as a learning switch.

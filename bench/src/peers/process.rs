@@ -36,8 +36,8 @@ impl Process {
         command
     }
 
-    /// The same for a program that runs in the network namespace of process `holder`, where one is
-    /// given.
+    /// The command for a program that runs in the network namespace of process `holder`, where one
+    /// is given.
     pub fn command_in(holder: Option<u32>, program: impl AsRef<OsStr>) -> Command {
         let Some(holder) = holder else {
             return Process::command(program);

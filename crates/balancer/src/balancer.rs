@@ -167,8 +167,9 @@ impl Balancer {
         self.apply_with(services, self.hops.clone())
     }
 
-    /// The same together with how all servers are reached, as [`set_hops`](Self::set_hops) says it:
-    /// a server that is new and whose way is known has its share at once.
+    /// Makes the services these, and sets how all servers are reached, as
+    /// [`set_hops`](Self::set_hops) does: a server that is new and whose next hop is known has its
+    /// share at once.
     ///
     /// # Errors
     /// As [`apply`](Self::apply).

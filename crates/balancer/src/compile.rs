@@ -28,7 +28,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// The same with another table for a service.
+    /// Puts another table in the place of a service's.
     pub(crate) fn replace(&mut self, number: u32, table: Table) {
         for port in self
             .ports
@@ -88,7 +88,7 @@ impl Table {
         table
     }
 
-    /// The same, of which words from before another tick do not count.
+    /// This table, but words of it from before this tick do not count.
     pub(crate) fn since(&self, since: u16) -> Self {
         Table {
             since,

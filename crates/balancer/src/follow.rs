@@ -48,7 +48,7 @@ impl Follower {
         Self::new(Arc::new(Mirror::start().await?))
     }
 
-    /// The same by a mirror of that namespace that others share.
+    /// Starts with a mirror of that namespace that others share.
     ///
     /// # Errors
     /// As [`start`](Self::start).

@@ -114,19 +114,19 @@ impl Server {
         self.address
     }
 
-    /// The same with another weight.
+    /// This server with another weight.
     pub fn weight(mut self, weight: Weight) -> Self {
         self.weight = weight;
         self
     }
 
-    /// The same in another state.
+    /// This server in another state.
     pub fn state(mut self, state: State) -> Self {
         self.state = state;
         self
     }
 
-    /// The same by another way.
+    /// This server reached by another tunnel, or by none.
     pub fn tunnel(mut self, tunnel: Tunnel) -> Self {
         self.tunnel = tunnel;
         self
@@ -177,13 +177,13 @@ impl Service {
         self.servers.remove(&address)
     }
 
-    /// The same with one more server.
+    /// This service with one more server.
     pub fn with(mut self, server: Server) -> Self {
         self.set(server);
         self
     }
 
-    /// The same with clients that stick, or not.
+    /// This service with clients that stick to their servers, or not.
     pub fn sticky(mut self, sticky: bool) -> Self {
         self.sticky = sticky;
         self
@@ -215,7 +215,7 @@ impl Services {
         self.0.get(key)
     }
 
-    /// The same, to change.
+    /// The service of that key, to change.
     pub fn get_mut(&mut self, key: &ServiceKey) -> Option<&mut Service> {
         self.0.get_mut(key)
     }

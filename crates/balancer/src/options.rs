@@ -33,7 +33,7 @@ pub struct Options {
     /// Who says that a packet's hops are used up or that it is too big. Without one the service's
     /// address does.
     pub source_v4: Option<Ipv4Addr>,
-    /// The same for IPv6.
+    /// The IPv6 address that says so to senders of IPv6.
     pub source_v6: Option<Ipv6Addr>,
 }
 

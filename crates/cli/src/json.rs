@@ -22,7 +22,7 @@ pub fn full(name: &str, message: &impl Message) -> Value {
     value(name, message, false)
 }
 
-/// The same without fields that have their default: for files that people edit.
+/// A message of `butterfly.v1` without fields that have their default: for files that people edit.
 pub fn sparse(name: &str, message: &impl Message) -> Value {
     value(name, message, true)
 }

@@ -118,7 +118,7 @@ fn a_whole_set_is_printed_compared_and_set() {
     );
     assert_eq!(daemon.ok(&format!("binding set {file}")), planned);
     assert_eq!(daemon.ok(&format!("binding set {file}")), "");
-    // The same in the whole configuration, which v0 cannot say.
+    // The whole configuration has the bindings too; v0's has no words for them.
     let config = daemon.ok("config");
     assert!(
         config.contains("192.168.0.3") && config.contains("bindings"),

@@ -238,7 +238,7 @@ pub struct Settings {
     /// What was accepted and has no effect, or not the one that may be expected: to be logged once
     /// logging runs.
     pub remarks: Vec<String>,
-    /// The same, where somebody ought to do something.
+    /// Remarks that somebody ought to act on: logged as warnings.
     pub warnings: Vec<String>,
 }
 

@@ -54,7 +54,8 @@ use sought::Sought;
 const LOOK: Duration = Duration::from_millis(50);
 /// How often the kernel is asked to look for the same neighbour.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
-/// The same while somebody waits for it, and the kernel does not say that it is looking.
+/// How often it is asked while a frame waits for the neighbour and the kernel does not say that it
+/// is looking.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 /// So long the workers let frames wait for an address.
 const WAIT: Duration = Duration::from_secs(3);

@@ -350,8 +350,8 @@ async fn the_original_s_command_line_starts() {
     assert!(log.contains("uplink 'eth0' is joined"), "{log}");
 }
 
-/// The same with what its samples and tests say, each in a namespace with two interfaces: what is
-/// joined, and lines of the log.
+/// The original's command lines, from its samples and tests, each in a namespace with two
+/// interfaces: which uplinks are joined, and what is logged.
 #[tokio::test]
 async fn the_original_s_default_sample_and_tests_start() {
     let default = "-c1 -n1 --socket-mem 64 --no-shconf --huge-unlink";

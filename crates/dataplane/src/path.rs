@@ -169,7 +169,7 @@ impl Path {
         }
     }
 
-    /// The same of frames of one queue that were judged under one epoch.
+    /// Sends or ends frames that have waited, of one queue and judged under one epoch.
     fn send_alike(&mut self, judged: &Judged, frames: &[Released], ports: &mut Ports, now: Now) {
         self.clear();
         let mut batch = std::mem::take(&mut self.spare);

@@ -184,7 +184,7 @@ impl Ports {
         find(&mut self.slots, queue)
     }
 
-    /// The same, with the outbox beside it.
+    /// The queue's port, if it is here, together with the outbox.
     #[inline]
     pub(crate) fn find_with_outbox(
         &mut self,
@@ -320,7 +320,7 @@ impl Ports {
         }
     }
 
-    /// The same by one queue, which is here.
+    /// Sends a frame behind outer headers by one queue, which this worker has.
     #[inline]
     pub(crate) fn transmit_wrapped(
         &mut self,
@@ -370,7 +370,7 @@ impl Ports {
         self.spread(target, on, batch, frames, steer, results)
     }
 
-    /// The same to a NIC with several pairs: pair by pair, each in the frames' order.
+    /// Writes several frames to a NIC with several pairs: pair by pair, each in the frames' order.
     fn spread(
         &mut self,
         target: PortSlot,

@@ -104,7 +104,7 @@ impl Simulation {
         self.take(queue).is_some()
     }
 
-    /// The same, and gives it.
+    /// Takes the port out of a slot and gives it to the caller.
     pub fn take(&mut self, queue: impl Into<QueueId>) -> Option<Port> {
         let queue = queue.into();
         self.ask(move |switch| switch.detach(queue).ok().flatten())

@@ -121,7 +121,7 @@ pub struct PortConfig {
     pub uid: PortUid,
     /// The virtual network it is in, for dumps.
     pub vni: Vni,
-    /// The same network's index.
+    /// The index of that network.
     pub network: NetworkIdx,
     /// Its MAC address: the only one it may send from, but for `pairs` and `learn_macs`.
     pub mac: Mac,

@@ -7,7 +7,7 @@
 //! by delivering where nothing may be delivered, by writing where nobody asked to, by answering
 //! what does not parse. The promises are in each module's first lines.
 //!
-//! The same functions are called by `fuzz/` (cargo-fuzz, coverage-guided: `make fuzz`) and by this
+//! These functions are called by `fuzz/` (cargo-fuzz, coverage-guided: `make fuzz`) and by this
 //! crate's ordinary test, which feeds them the [`seeds`], every file under `fuzz/regressions/` and
 //! some thousand random inputs. A function has no clock, no randomness and no memory of the input
 //! before ([`round`] keeps its switch and empties it): an input means the same everywhere.

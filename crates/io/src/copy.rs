@@ -236,8 +236,8 @@ pub(crate) fn prefetch(at: *const u8) {
     let _ = at;
 }
 
-/// The same for one that will be read later, when much else has been: it comes as near as the
-/// second cache.
+/// Loads a cache line that will be read later, after much else: it comes as near as the second
+/// cache.
 #[inline(always)]
 pub(crate) fn prefetch_for_later(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -249,7 +249,7 @@ pub(crate) fn prefetch_for_later(at: *const u8) {
     prefetch(at);
 }
 
-/// The same for one that will be written.
+/// Loads a cache line that will be written.
 #[inline(always)]
 pub(crate) fn prefetch_to_write(at: *const u8) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]

@@ -73,8 +73,8 @@ unsafe fn base(from: *const u8, to: *mut u8, len: usize) -> u64 {
     lanes.iter().fold(last, |total, lane| total + lane)
 }
 
-/// The same through registers of 32 bytes, two at a time: each is split into its odd and its even
-/// words. `ask` is called for each line.
+/// Copies and sums through registers of 32 bytes, two at a time: each is split into its odd and its
+/// even words. `ask` is called for each line.
 ///
 /// # Safety
 /// As [`copy_and_sum`].

@@ -7,7 +7,7 @@ pub fn soon<T>(what: &T) {
     crate::copy::prefetch(std::ptr::from_ref(what).cast());
 }
 
-/// The same for what will be read when some dozens of other lines have been.
+/// Has the processor load what will be read after some dozens of other cache lines.
 #[inline(always)]
 pub fn later<T>(what: &T) {
     crate::copy::prefetch_for_later(std::ptr::from_ref(what).cast());

@@ -108,7 +108,7 @@ impl Frame {
         &self.head[self.head_start as usize..self.head_end as usize]
     }
 
-    /// The same, to rewrite. What is written here is what is delivered.
+    /// The head, to rewrite. What is written here is what is delivered.
     #[inline]
     pub fn head_mut(&mut self) -> &mut [u8] {
         &mut self.head[self.head_start as usize..self.head_end as usize]
@@ -223,7 +223,7 @@ pub struct Batch {
     spill: Vec<u8>,
     /// How its frames are sent over an uplink by another worker.
     pub wraps: Vec<Wrap>,
-    /// The same of an uplink's.
+    /// The uplink's memory that its segments point into.
     umem: Option<Arc<Umem>>,
     /// Chains that its port has taken for it and is to give back when it is done with.
     owed: usize,
@@ -276,7 +276,7 @@ impl Batch {
         &self.frames[..self.len]
     }
 
-    /// The same, to rewrite heads.
+    /// The frames, to rewrite their heads.
     #[inline]
     pub fn frames_mut(&mut self) -> &mut [Frame] {
         &mut self.frames[..self.len]
@@ -534,7 +534,7 @@ impl Batch {
         self.memory.push(Arc::clone(memory));
     }
 
-    /// The same of an uplink's memory. A batch is filled by one port.
+    /// Keeps an uplink's memory mapped until [`clear`](Self::clear). A batch is filled by one port.
     #[inline]
     pub(crate) fn hold_umem(&mut self, umem: &Arc<Umem>) {
         debug_assert!(

@@ -37,7 +37,7 @@ pub struct RegionSpec {
 }
 
 impl RegionSpec {
-    /// The same region once more, with a descriptor of its own.
+    /// Another description of this region, with a file descriptor of its own.
     pub fn try_clone(&self) -> Result<RegionSpec, MemoryError> {
         let fd = self.fd.try_clone().map_err(|error| MemoryError::Map {
             guest_addr: self.guest_addr,

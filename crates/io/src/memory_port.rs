@@ -85,7 +85,7 @@ impl MemoryPort {
         (port, MemoryPeer { shared, kick })
     }
 
-    /// The same port with a stated MTU.
+    /// This port with a stated MTU.
     pub fn with_mtu(mut self, mtu: u16) -> Self {
         self.mtu = Some(mtu);
         self

@@ -273,7 +273,7 @@ impl Port {
     pub fn add_to(&self, poller: &Poller, token: u64) -> Option<std::io::Result<()>> {
         let fd = self.kick_fd()?;
         Some(match self {
-            // Counters, of which nobody asks how far they are.
+            // Eventfds whose counters nobody reads: reported when they are written to.
             Port::Vhost(_) | Port::Memory(_) => poller.add_edges(fd, token),
             // Readable as long as frames wait.
             Port::Tap(_) | Port::Uplink(_) | Port::Bench(_) => poller.add(fd, token),

@@ -249,7 +249,7 @@ impl XskPort {
         self.has_work()
     }
 
-    /// The same without the socket, whose errors are asked for now and then.
+    /// Whether there is work, without arming the socket, whose errors are asked for now and then.
     pub(crate) fn look(&mut self) -> bool {
         self.look_for_errors_sometimes();
         self.has_work()

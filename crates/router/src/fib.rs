@@ -166,7 +166,7 @@ impl Fib {
         self.flush();
     }
 
-    /// Brings what has changed before the program's eyes.
+    /// Writes what has changed to the program's tables.
     pub fn flush(&mut self) {
         self.behind = self.trie.flush().is_err();
     }

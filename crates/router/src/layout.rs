@@ -108,9 +108,9 @@ pub struct InterfaceKey {
     pub vlan: u16,
     /// EtherType of the tag in network order; 0 for none.
     pub protocol: u16,
-    /// The same of a second tag behind that one.
+    /// VLAN id of a second tag behind that one, in host order; 0 for none.
     pub inner_vlan: u16,
-    /// As `protocol`.
+    /// EtherType of the second tag in network order; 0 for none.
     pub inner_protocol: u16,
 }
 
@@ -201,10 +201,10 @@ pub struct Config {
 
 /// How many numbers an epoch may have; 0 is none.
 pub const CACHE_EPOCHS: u32 = 1 << 30;
-/// Words of a CPU's flows in the map `lanes4`: a line, and twice as many flows of 16 bytes as there
-/// are pairs.
+/// Words of a CPU's flows in the map `flow_caches4`: a line, and twice as many flows of 16 bytes as
+/// there are pairs.
 pub const CACHE4_WORDS: usize = 16 + 2 * 4 * (1 << 14);
-/// The same in the map `lanes6`, whose flows are of 32 bytes.
+/// Words of a CPU's flows in the map `flow_caches6`, whose flows are of 32 bytes.
 pub const CACHE6_WORDS: usize = 16 + 2 * 8 * (1 << 14);
 
 /// Flags of [`Config`].

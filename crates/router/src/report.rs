@@ -24,8 +24,8 @@ pub struct InterfaceReport {
     pub ifindex: u32,
     /// How the program runs for its device: native, generic or tc.
     pub mode: String,
-    /// The same for sentences, with the kind of device that made it so: `native XDP`, `at tc
-    /// ingress (veth)`.
+    /// How the program runs, worded for sentences and with the kind of device that is the reason:
+    /// `native XDP`, `at tc ingress (veth)`.
     pub place: String,
     /// For IPv4 and IPv6: a value for each of [`Counter::ALL`].
     pub counters: [Vec<u64>; 2],

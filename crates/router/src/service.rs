@@ -55,7 +55,7 @@ impl Service {
         Self::over(Arc::new(Mirror::start().await?), options).await
     }
 
-    /// The same by a mirror that others share, of the calling thread's namespace too.
+    /// Starts with a mirror that others share; it has to be of the calling thread's namespace too.
     pub async fn over(mirror: Arc<Mirror>, options: &Options) -> Result<Service, Error> {
         let mut second = interval(HOUSEKEEPING);
         second.set_missed_tick_behavior(MissedTickBehavior::Delay);

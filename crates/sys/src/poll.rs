@@ -66,10 +66,9 @@ impl Poller {
         self.add_for(fd, token, Interest::Read.flags())
     }
 
-    /// The same for an eventfd whose counter nobody reads: it is reported once for all that was
-    /// written to it since the last wait, and when it is added with something in it. So to answer
-    /// it takes no system call, and whoever waits has to look for work itself before it waits
-    /// again.
+    /// Adds an eventfd whose counter nobody reads: it is reported once for all that was written to
+    /// it since the last wait, and when it is added with something in it. So to answer it takes no
+    /// system call, and whoever waits has to look for work itself before it waits again.
     pub fn add_edges(&self, eventfd: BorrowedFd<'_>, token: u64) -> io::Result<()> {
         self.add_for(
             eventfd,

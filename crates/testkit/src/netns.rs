@@ -47,7 +47,8 @@ impl Namespace {
         self.dress(mac, addresses)
     }
 
-    /// The same with a device of another namespace.
+    /// Takes a device out of another namespace into this one, and gives it this MAC and these
+    /// addresses.
     pub fn adopt_from(
         &self,
         other: &Namespace,

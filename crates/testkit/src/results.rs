@@ -54,8 +54,8 @@ impl Results {
         self.take(row)
     }
 
-    /// The same where the samples are of many things, one of each: how many they are, the least and
-    /// the most, in place of a spread.
+    /// Takes down samples of many things, one of each, and gives their median. In place of a spread
+    /// the row says how many they are, the least and the most.
     pub fn add_many(
         &mut self,
         what: &str,

@@ -61,7 +61,7 @@ impl Shape {
         }
     }
 
-    /// The same parts, from number `from` on in an indirect table.
+    /// This shape with the parts from number `from` on in an indirect table.
     pub fn indirect(mut self, from: usize) -> Self {
         self.indirect_from = Some(from);
         self
@@ -175,7 +175,7 @@ impl Guest {
         guest
     }
 
-    /// The same guest as the device sees it: its port, with rings as they are now.
+    /// This guest as the device sees it: its port, with rings as they are now.
     pub fn port(&self) -> VhostPort {
         VhostPort::new(self.port_parts())
     }

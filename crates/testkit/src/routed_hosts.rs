@@ -32,9 +32,9 @@ impl RoutedHosts {
         Ok(hosts)
     }
 
-    /// The same with the router's interfaces named so, and all offloads as the kernel sets them:
-    /// what the hosts' sockets send comes with checksums that are begun, in segments that are not
-    /// cut.
+    /// Routed hosts whose router has interfaces of these names, and all offloads as the kernel sets
+    /// them: what the hosts' sockets send comes with checksums that are begun, in segments that are
+    /// not cut.
     pub fn with_default_offloads(east: &str, west: &str) -> Result<RoutedHosts> {
         let hosts = RoutedHosts::unwired()?;
         hosts.cable(east, &hosts.east, 1)?;
@@ -77,7 +77,7 @@ impl RoutedHosts {
         host.ok("ethtool -K eth0 gro on").map(drop)
     }
 
-    /// The same as the kernel makes it.
+    /// Joins a host to the router by a veth pair with the kernel's default offloads.
     fn cable(&self, name: &str, host: &Namespace, n: u8) -> Result<()> {
         self.router.ok(&format!(
             "ip link add {name} type veth peer name far && ip link set far netns {} name eth0 &&

@@ -107,8 +107,8 @@ impl Frontend {
         self.enable(2)
     }
 
-    /// The same for a guest of any other kind: its memory, the ring it receives from, the one it
-    /// transmits on.
+    /// Hands over the memory and starts both rings of a guest of any other kind: the ring it
+    /// receives from, and the one it transmits on.
     pub fn start_with(
         &mut self,
         memory: &[RegionSpec],
@@ -214,7 +214,8 @@ impl Frontend {
         self.packed_base(index).map(|base| base as u16)
     }
 
-    /// The same with both halves that it has of a packed ring.
+    /// GET_VRING_BASE: stops a packed ring, whose answer has two halves: where the device takes and
+    /// where it gives back.
     pub fn packed_base(&mut self, index: u32) -> io::Result<u32> {
         self.send(GET_VRING_BASE, &pair(index, 0), &[])?;
         let reply = self.reply(GET_VRING_BASE)?;

@@ -40,7 +40,7 @@ fn packet(dst: &str, vlan: Option<u16>) -> Vec<u8> {
     frame
 }
 
-/// The same with the bytes at these offsets changed.
+/// [`packet`] with the bytes at these offsets changed.
 fn changed(dst: &str, vlan: Option<u16>, changes: &[(usize, u8)]) -> Vec<u8> {
     let mut frame = packet(dst, vlan);
     for &(at, byte) in changes {

@@ -83,8 +83,8 @@ impl Segments {
         Self::of_packet(head, &packet, offload)
     }
 
-    /// The same for a frame that has been parsed as `packet`, and whose offload has been checked
-    /// against it.
+    /// Plans the segments of a frame that has been parsed as `packet`, and whose offload has been
+    /// checked against it.
     pub fn of_packet(head: &[u8], packet: &Packet, offload: &Offload) -> Result<Self, ParseError> {
         let ip = packet
             .ip()

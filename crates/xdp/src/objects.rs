@@ -38,7 +38,7 @@ objects! {
     UPLINK = "uplink";
 }
 
-/// The same sources, compiled for tc ingress.
+/// The programs again, compiled from the same sources for tc ingress.
 pub mod tc {
     objects! {
         ".tc.o":

@@ -21,7 +21,7 @@ pub struct Program {
     name: String,
     object: Object,
     handle: ProgramHandle,
-    /// The same source for tc ingress, over the same maps.
+    /// The program for tc ingress, compiled from the same source and using the same maps.
     tc: Option<Box<Program>>,
 }
 
@@ -95,7 +95,7 @@ impl Program {
         })
     }
 
-    /// The same for tc ingress, if it was loaded with [`load_both`](Self::load_both).
+    /// The program for tc ingress, if one was loaded with [`load_both`](Self::load_both).
     pub fn tc(&self) -> Option<&Program> {
         self.tc.as_deref()
     }

@@ -77,7 +77,8 @@ struct Context {
     egress_ifindex: u32,
 }
 
-/// The same at tc ingress: `struct __sk_buff`, of which a trial may say little.
+/// A trial's context at tc ingress: `struct __sk_buff`, of which the kernel lets a trial set
+/// little.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 struct Buffer {

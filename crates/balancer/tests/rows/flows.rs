@@ -332,7 +332,7 @@ fn counters_are_exact() {
         "{:?}",
         counters.reasons
     );
-    // The same port again, after the end: a new flow.
+    // A packet from a port whose flow has ended begins a new flow.
     goes_to(&balancer, &tcp(false, 1, 1000, SYN));
     let counters = balancer.counters().expect("maps can be read");
     assert_eq!(counters.service(&https(false)).flows, 101);

@@ -80,7 +80,7 @@ pub fn stage() -> Balancer {
     stage_with(&small())
 }
 
-/// The same that remembers every flow.
+/// The [`stage`] with a balancer that remembers every flow.
 pub fn stage_that_remembers_all() -> Balancer {
     stage_with(&Options {
         remember_all: true,
@@ -253,7 +253,7 @@ pub fn l3(frame: &[u8]) -> usize {
     at + 2
 }
 
-/// The same IP packet in another Ethernet header, one hop later.
+/// The frame's IP packet one hop later, in the Ethernet header that the balancer gives it.
 pub fn forwarded(frame: &[u8], to: Mac, vlans: &[u16]) -> Vec<u8> {
     let packet = one_hop_less(&frame[l3(frame)..]);
     let ethertype = if packet[0] >> 4 == 4 { 0x0800 } else { 0x86dd };

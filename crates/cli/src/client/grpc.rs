@@ -176,7 +176,7 @@ impl V1 {
             .map_err(|status| self.failure(status))
     }
 
-    /// The same within the timeout.
+    /// The stream's next message, which has to come within the timeout.
     pub async fn next_in_time<A>(&self, stream: &mut Streaming<A>) -> Result<Option<A>, Error> {
         let late = |_| {
             let ms = self.timeout.as_millis();

@@ -118,7 +118,8 @@ impl Client {
         }
     }
 
-    /// The same of these NICs, or of all, at one moment and without their connections.
+    /// What these NICs, or all, received and sent, read at one moment and without their
+    /// connections.
     pub async fn nics_stats(
         &mut self,
         ids: &[String],

@@ -48,7 +48,7 @@ pub fn service_key(text: &str) -> Result<v1::ServiceKey, String> {
     })
 }
 
-/// The same back.
+/// A service's key as options and output write it.
 pub fn key_words(key: &v1::ServiceKey) -> String {
     let address = match key.vip.contains(':') {
         true => format!("[{}]", key.vip),

@@ -58,7 +58,7 @@ impl Daemon {
         succeeded(line, butterfly(&self.v1, line))
     }
 
-    /// The same over API v0.
+    /// Runs commands that must succeed, over API v0; what they print.
     #[track_caller]
     pub fn ok_v0(&self, line: &str) -> String {
         succeeded(line, butterfly(&self.v0, line))

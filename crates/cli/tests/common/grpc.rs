@@ -141,7 +141,7 @@ impl NamedService for Stub {
     const NAME: &'static str = "butterfly.v1.Butterfly";
 }
 
-/// The same under the balancer's name.
+/// The stub under the name of the balancer's service.
 #[derive(Clone)]
 struct BalancerStub(Stub);
 

@@ -23,7 +23,7 @@ pub(crate) struct Overlay {
     pub vnis: imbl::OrdMap<Vni, u32>,
     /// Endpoints of every VNI.
     pub everywhere: imbl::OrdSet<IpAddr>,
-    /// The same, compiled.
+    /// Endpoints of every VNI, compiled: as workers' snapshots name them.
     pub everywhere_list: Arc<[EndpointIdx]>,
     /// VNIs that endpoints are declared for one by one, all endpoints together.
     pub memberships: usize,
@@ -65,7 +65,7 @@ pub struct NetworkMode {
     pub from_anybody: bool,
     /// DHCP servers on every host are trusted, and not those on named ones alone.
     pub any_dhcp_server: bool,
-    /// The same of routers.
+    /// Routers on every host are trusted, and not those on named ones alone.
     pub any_router: bool,
 }
 

@@ -46,7 +46,7 @@ impl Service {
         }
     }
 
-    /// The same for operations that need the controller alone.
+    /// Runs an operation that needs the controller alone.
     async fn control<T: Send + 'static>(
         &self,
         operation: impl FnOnce(&mut Controller) -> Result<T, Error> + Send + 'static,

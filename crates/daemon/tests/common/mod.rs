@@ -79,7 +79,7 @@ impl Daemon {
         Daemon::start_in(dir, v0, args)
     }
 
-    /// The same with the v0 API on a free TCP port, in clear text.
+    /// Starts a daemon whose v0 API is on a free TCP port, in clear text.
     pub fn start_tcp(args: &[&str]) -> Daemon {
         let port = std::net::TcpListener::bind("127.0.0.1:0")
             .unwrap()

@@ -98,7 +98,7 @@ impl Key {
         Some(tuple.between(Ends::new(from, to)))
     }
 
-    /// The same of a plain packet, whose NICs are known.
+    /// The key of a plain packet, whose NICs are known.
     #[inline(always)]
     pub(crate) fn of_plain<const V6: bool>(packet: &Plain, ends: &Ends) -> Key {
         let [a, b, c, d] = packet.ip;
@@ -118,8 +118,9 @@ impl Key {
         }
     }
 
-    /// The same key: as `==`, word by word, so that one that was made just now is compared in
-    /// registers. The last word first, where flows of the same two NICs differ.
+    /// Whether both keys are equal. Unlike `==` it goes word by word, so that a key that was made
+    /// just now is compared in registers, and begins with the last word, where flows of the same
+    /// two NICs differ.
     #[inline(always)]
     pub(crate) fn is(&self, other: &Key) -> bool {
         let [mine @ .., my_rest] = &self.words;

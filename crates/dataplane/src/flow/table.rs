@@ -105,7 +105,7 @@ impl FlowTable {
         self.index.find(hash, |id| self.entry(id).is(key))
     }
 
-    /// The same, looking at entry `likely` first.
+    /// The flow with this key, over or not; entry `likely` is looked at first.
     #[inline(always)]
     pub(crate) fn find_likely(&self, likely: FlowId, key: &Key, hash: u64) -> Option<&Entry> {
         match self.entries.get(likely as usize) {

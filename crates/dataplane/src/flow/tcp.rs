@@ -172,8 +172,8 @@ pub(crate) fn follow(entry: &Entry, side: Side, segment: &Segment) {
     }
 }
 
-/// The same for a segment of data or an acknowledgement amid an established connection. False when
-/// this side is not known well enough for that.
+/// Follows a segment of data or an acknowledgement amid an established connection. False when this
+/// side is not known well enough for that.
 #[inline(always)]
 pub(crate) fn follow_plain(mine: &Half, segment: &PlainTcp) -> bool {
     const AMID: u8 = SEEN | ACKED;

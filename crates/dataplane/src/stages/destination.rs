@@ -132,7 +132,7 @@ pub(crate) fn to_all(round: &mut Round, network: &Network, reached: impl Fn(Port
     }
 }
 
-/// The same frame for the network's other hosts, where all of it is told.
+/// Sends that frame to the network's other hosts too, where it floods to them.
 pub(crate) fn to_other_hosts(round: &mut Round) {
     if !floods(round) || round.items.first().is_none_or(|item| item.packet.is_none()) {
         return;

@@ -71,7 +71,7 @@ fn ask(
 ) -> Outcome {
     if round.view.is_owned(round.nic.network, target) {
         return match overlay.neighbours.contains_key(&target) {
-            // The same address on both sides: whoever it is may answer.
+            // The address is here and behind another host: whoever has it may answer.
             true => Outcome::On,
             false => Outcome::Near,
         };

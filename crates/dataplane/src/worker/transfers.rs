@@ -102,7 +102,7 @@ impl Worker {
         true
     }
 
-    /// The same of a transfer for an uplink.
+    /// Sends the frames of a transfer for an uplink.
     fn deliver_outer(&mut self, transfer: &Transfer) {
         let began = cycles::now();
         let uplink = transfer.target.slot;

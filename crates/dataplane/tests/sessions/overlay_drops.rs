@@ -44,7 +44,7 @@ fn what_is_not_vxlan_to_us() {
     host.refuses(spoilt, OuterChecksum);
     let group = Ends::new(b.at, IpAddr::from([230, 0, 0, 0])).unwrap();
     host.refuses(arriving(group, 0, &inner, 0), NotOurs);
-    // The same frame whole, and behind a VLAN tag that the interface has left on.
+    // The good frame, unspoilt, and behind a VLAN tag that the interface has left on.
     host.enters(b.at, a, inner.clone());
     let tagged = [&good[..12], &[0x81, 0, 0, 5], &good[12..]].concat();
     host.arrive(tagged);

@@ -133,7 +133,7 @@ proptest! {
     }
 }
 
-/// The same with a thread a worker, as fast as they can.
+/// Workers that hand over to each other, each on a thread of its own and as fast as it can.
 #[test]
 fn threads_that_hand_over_to_each_other_lose_nothing_either() {
     const FRAMES: u32 = 5_000;

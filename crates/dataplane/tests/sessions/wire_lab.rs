@@ -202,7 +202,7 @@ pub fn inbound(from: IpAddr, inner: &[u8]) -> Vec<u8> {
     arriving(Ends::new(from, HERE).unwrap(), 0, inner, 0)
 }
 
-/// The same between other addresses, with another VNI or TOS.
+/// An inner frame in outer headers between these addresses, with this VNI and TOS.
 pub fn arriving(ends: Ends, vni: u32, inner: &[u8], tos: u8) -> Vec<u8> {
     wrap((ROUTER_MAC, HERE_MAC), ends, vni, inner, tos)
 }

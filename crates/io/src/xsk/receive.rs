@@ -115,8 +115,9 @@ fn fill_whole(frame: &mut Frame, segments: &mut Vec<Segment>, filled: &Filled) {
     frame.fill(len, start..segments.len(), Offload::default(), None);
 }
 
-/// The same of a frame in several buffers, which are these entries of the ring. False, and the
-/// buffers the kernel's again, when it is longer than a frame can be.
+/// A frame in several buffers, which are these entries of the ring: its head is copied, the rest
+/// stays where it is. False when it is longer than a frame can be; its buffers are the kernel's
+/// again then.
 #[cold]
 fn fill_parts(
     frame: &mut Frame,

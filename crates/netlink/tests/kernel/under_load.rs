@@ -48,7 +48,7 @@ fn listed(namespace: &Namespace) -> BTreeSet<String> {
         .collect()
 }
 
-/// The same of the mirror: hosts without their length, as `ip` prints them.
+/// The main table's prefixes in the mirror, as `ip` prints them: hosts without their length.
 fn mirrored(snapshot: &Snapshot) -> BTreeSet<String> {
     let main = snapshot
         .routes

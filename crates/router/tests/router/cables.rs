@@ -8,11 +8,11 @@ use xdp::Mode;
 pub struct Cables {
     /// TAP devices of the east: one, or a bond's.
     pub east: &'static [&'static str],
-    /// The same of the west.
+    /// TAP devices of the west: one, or a bond's.
     pub west: &'static [&'static str],
     /// EtherType and VLAN of frames on the eastern wire, as bytes; none without VLANs.
     pub east_tag: &'static [u8],
-    /// The same of the west.
+    /// EtherType and VLAN of frames on the western wire, as bytes; none without VLANs.
     pub west_tag: &'static [u8],
     /// Makes `east` and `west` of them.
     pub setup: &'static str,

@@ -117,7 +117,8 @@ pub fn story(setup: &str, story: impl AsyncFnOnce(&Namespace, Lab) + Send) {
     story_over(&PLAIN, setup, story);
 }
 
-/// The same over other cables. `setup` runs when all interfaces are there.
+/// Runs a story in a fresh namespace that forwards, over these cables. `setup` runs when all
+/// interfaces are there.
 pub fn story_over(cables: &Cables, setup: &str, story: impl AsyncFnOnce(&Namespace, Lab) + Send) {
     let namespace = Namespace::new().expect("a namespace");
     let work = || {

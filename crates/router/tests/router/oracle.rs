@@ -1,4 +1,5 @@
-//! The same packets through the kernel and through us: the same frames come out, byte for byte.
+//! Compares us with the kernel: packets that go through both come out as the same frames, byte for
+//! byte.
 
 use crate::cables::{Cables, NATIVE, PLAIN, TC};
 use crate::lab::{Lab, SMALL, story_over};

@@ -19,7 +19,7 @@ pub fn to(dst: &str) -> Builder {
     from(src, dst)
 }
 
-/// The same from any source.
+/// A packet from `src` to `dst`.
 pub fn from(src: &str, dst: IpAddr) -> Builder {
     build::frame(host(1, 2), EAST).ip(src.parse::<IpAddr>().expect("an address"), dst)
 }

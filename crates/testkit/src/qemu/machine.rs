@@ -41,14 +41,14 @@ impl Machine {
         }
     }
 
-    /// The same with one more NIC.
+    /// This machine with one more NIC.
     pub fn with(mut self, nic: Nic) -> Self {
         self.nics.push(nic);
         self
     }
 
-    /// The same with this machine's iproute2 and ethtool in place of busybox's, and modules for
-    /// VLANs, bonds, bridges and tunnels, which load when `ip link add` asks for one
+    /// This machine with the build host's iproute2 and ethtool in place of busybox's, and modules
+    /// for VLANs, bonds, bridges and tunnels, which load when `ip link add` asks for one
     /// (`tools/guest-image.sh` names them all).
     pub fn with_tools(self) -> Self {
         Self {
@@ -59,7 +59,7 @@ impl Machine {
         }
     }
 
-    /// The same with programs of this machine, stripped, and the libraries they need:
+    /// This machine with programs of the build host, stripped, and the libraries they need:
     /// `/usr/bin/NAME`.
     pub fn with_programs(mut self, programs: &[&str]) -> Self {
         self.programs.extend(programs.iter().map(PathBuf::from));

@@ -10,8 +10,8 @@ pub enum Wire {
     /// The vhost-user socket of a switch, which listens. QEMU connects, and again when the switch
     /// was away.
     VhostUser(PathBuf),
-    /// The same the other way round: QEMU listens, and goes on without the switch once it was
-    /// there. QEMU waits for it before the guest boots.
+    /// A vhost-user socket that QEMU listens on and the switch connects to. QEMU goes on without
+    /// the switch once it was there. QEMU waits for it before the guest boots.
     VhostUserServer(PathBuf),
     /// A socket that another QEMU listens on: two guests joined without any switch.
     Connect(PathBuf),
@@ -88,8 +88,8 @@ impl Nic {
         }
     }
 
-    /// The same as VMware has it (vmxnet3): Linux 6.1 has no native XDP for it, and it takes VLAN
-    /// tags out of frames.
+    /// This NIC as VMware's model of one (vmxnet3): Linux 6.1 has no native XDP for it, and it
+    /// takes VLAN tags out of frames.
     pub fn of_vmware(self) -> Self {
         Self {
             vmware: true,

@@ -77,9 +77,9 @@ pub struct Queue {
     /// Where the used ring, or the device's event structure, is.
     pub used_at: usize,
     in_order: bool,
-    /// By what the device names them.
+    /// The chains that the device has, by the id that it gives them back with.
     offered: Vec<Option<Chain>>,
-    /// The same, oldest first.
+    /// The ids of those chains, oldest first.
     order: VecDeque<u16>,
     /// The last chain of those that the device has given back together, until all of them were
     /// taken.

@@ -11,7 +11,7 @@ use wire::{Mac, build, nd};
 
 /// Neighbours that are looked for at most; more are not found.
 const MOST: usize = 1 << 15;
-/// The same question is asked so often.
+/// How often the same neighbour is asked for.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 /// Who was not heard of for so long is asked for again, and after so long not believed to be there.
 const FRESH: Duration = Duration::from_secs(20);

@@ -20,7 +20,7 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// The same bytes with an earlier end: what is behind an IP packet is not part of it.
+    /// These bytes with an earlier end: what is behind an IP packet is not part of it.
     #[inline]
     pub(super) fn cut(self, end: usize) -> Self {
         Head::new(self.bytes, end.min(self.end))

@@ -33,7 +33,7 @@ fn ip_hash(ip: &IpPacket) -> u32 {
     mix(fold(addresses, ip.v6) ^ u64::from(ports) << 32)
 }
 
-/// The same of a plain packet: the same number as [`flow_hash`] gives.
+/// The hash of a plain packet: the number that [`flow_hash`] gives for it.
 #[inline(always)]
 pub fn plain_hash<const V6: bool>(plain: &Plain) -> u32 {
     let [a, b, c, d] = plain.ip;

@@ -28,7 +28,7 @@ const DELAY_FIRST: Duration = Duration::from_millis(1);
 /// Between attempts in the long run, when a watch tells of a new socket.
 const DELAY_WATCHED: Duration = Duration::from_secs(8);
 
-/// The same without a watch.
+/// Between attempts in the long run without such a watch.
 const DELAY_BLIND: Duration = Duration::from_secs(1);
 
 /// A VMM that stayed this long is expected back at once; one that keeps hanging up is not.

@@ -310,7 +310,7 @@ impl Parts<'_> {
         })
     }
 
-    /// The same without a file. One may come along, as some VMMs send it, and is closed unused.
+    /// A region without a file. One may come along, as some VMMs send it, and is closed unused.
     fn region_id(&mut self) -> Result<RegionId, MessageError> {
         self.length(40)?;
         if self.fds.len() == 1 {

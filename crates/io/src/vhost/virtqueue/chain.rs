@@ -85,7 +85,7 @@ pub(in crate::vhost) unsafe fn read(from: *const RawDescriptor) -> RawDescriptor
     }
 }
 
-/// The same, of a ring's own table.
+/// Reads a descriptor of a ring's own table once.
 ///
 /// # Safety
 /// `from` is valid for reads of 16 bytes and aligned to 8.
@@ -272,13 +272,13 @@ impl Near {
         self.buffer(descriptor, NEXT | WRITE | INDIRECT, 0)
     }
 
-    /// The same of the first buffer of a chain when it is a writable one.
+    /// The first buffer of a chain when it is a writable one in this region.
     #[inline(always)]
     pub fn first_writable(self, descriptor: &Descriptor) -> Option<Buffer> {
         self.buffer(descriptor, WRITE | INDIRECT, WRITE)
     }
 
-    /// The same when it is the only one.
+    /// The only buffer of a chain when it is a writable one in this region.
     #[inline(always)]
     pub fn only_writable(self, descriptor: &Descriptor) -> Option<Buffer> {
         self.buffer(descriptor, NEXT | WRITE | INDIRECT, WRITE)

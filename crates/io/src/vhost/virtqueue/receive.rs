@@ -196,7 +196,7 @@ fn pull(
     finish(frame, header, frame_len, start..segments.len(), sends);
 }
 
-/// The same of a chain of several buffers.
+/// Copies header and head of a chain of several buffers, and leaves the rest as the frame's body.
 #[inline(never)]
 fn pull_several(
     frame: &mut Frame,

@@ -225,7 +225,7 @@ fn write(buffers: &[Segment], chains: u16, piece: &Piece<'_>, framing: Framing) 
 /// The virtio-net header of a frame in one chain with which nothing is left to do, as a number.
 const ONE_CHAIN: u128 = 1 << 80;
 
-/// The same with what is left to do.
+/// The virtio-net header of a frame in one chain, as a number, with what is left to do.
 #[inline(never)]
 fn encode(frame: &Frame) -> u128 {
     let hint = deliver::header_hint(&frame.offload, frame.head());
