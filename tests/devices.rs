@@ -298,7 +298,8 @@ fn routes_from_a_nic_that_takes_tags_out(pair: &mut Pair) -> Result<()> {
         || Ok((counted(host, "nic5", "forwarded")? > 0 || !peer.succeeds(tagged)?).then_some(()));
     wait_for("the VLAN's packets to go the fast way", PATIENCE, fast)?;
 
-    // As it was: given back, and as soon as there is no VLAN; one that comes is seen.
+    // The offload is as it was when the interface is given back, and as soon as there is no VLAN; a
+    // VLAN that comes is seen.
     host.ok(&format!("{BUTTERFLY} router del nic5"))?;
     takes_out(false)?;
     host.ok("ip link del nic5")?;

@@ -277,9 +277,9 @@ fn each_ring_is_of_its_kind(lab: &mut Lab) -> Result<()> {
     Ok(())
 }
 
-/// As `ethtool -L` does, under a download that does not end. After each change, and with nothing
-/// else on the way, every datagram of many flows arrives, and so does every answer: nothing goes to
-/// a queue that is off.
+/// Queues are turned on and off with `ethtool -L` under a download that does not end. After each
+/// change, and with nothing else on the way, every datagram of many flows arrives, and so does
+/// every answer: nothing goes to a queue that is off.
 fn queues_are_turned_on_and_off(lab: &mut Lab) -> Result<()> {
     for (index, name) in NICS.into_iter().enumerate().take(2) {
         let of = |pairs: u16| move |e| format!("{name} with {pairs} pairs: {e}");

@@ -124,7 +124,7 @@ pub const BASE: Load = Load::Udp {
     flows: 1,
 };
 
-/// As many flows as are held against one.
+/// The load of many flows that is compared with one flow.
 pub const MANY: Load = Load::Udp {
     frame_len: 64,
     flows: 1_000_000,

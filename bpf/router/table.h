@@ -92,7 +92,7 @@ static __always_inline __u32 look_lines(const struct element *element, __u32 at,
 	if (entry & ENTRY_SHORT)
 		return look_short(element, at, more, slot);
 	wide = head >> 31;
-	// As often as a full line needs, again.
+	// Always as often as a full line needs.
 #pragma unroll
 	for (i = 0; i < 4; i++)
 		halve_runs(element, at + 1, wide, slot, &low, &more);

@@ -12,8 +12,8 @@ use testkit::{PATIENCE, Result, wait_for};
 
 use crate::stage::{SERVICE, Server, Stage, VIP};
 
-/// As a client asks: a server without the address fails, and a service without servers is
-/// withdrawn.
+/// Checks ask as a client does: a server without the address fails, and a service without servers
+/// is withdrawn.
 pub fn is_asked_through_the_vip(stage: &mut Stage) -> Result<()> {
     // The third server works, but has not got the address.
     stage.servers[2]

@@ -114,7 +114,7 @@ impl Host {
             &mac,
             &[&format!("10.1.0.{last}/24"), &format!("fd01::{last}/64")],
         )?;
-        // As a guest is told: what the underlay carries.
+        // The MTU that a guest is told, which is what the underlay carries.
         let shown = self.daemon.json(&format!("nic details {name}"))?;
         let mtu =
             crate::daemon::number(&shown[0]["mtu"]).ok_or_else(|| format!("no MTU in {shown}"))?;

@@ -3,7 +3,8 @@
 
 /// A way to the server.
 pub struct Way {
-    /// As the command line has it; `%` is the port that the server listens on for what is inside.
+    /// The options on the command line; `%` is the port that the server listens on for what is
+    /// inside.
     pub options: &'static str,
     /// Its address.
     pub server: &'static str,

@@ -221,7 +221,7 @@ async fn timely<T>(what: &str, io: impl Future<Output = std::io::Result<T>>) -> 
     }
 }
 
-/// As many descriptors as this process may have.
+/// Raises the limit of open descriptors as far as this process may.
 pub fn many_descriptors() -> Result<()> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let most = getrlimit(Resource::Nofile).maximum;

@@ -32,7 +32,7 @@ pub enum Peer {
     ButterflyRules,
     /// This project with `bypass_filtering` NICs.
     ButterflyOpen,
-    /// As [`Peer::ButterflyRules`], its core kept from halting (`--wake-us 0`): what the first
+    /// [`Peer::ButterflyRules`] with its core kept from halting (`--wake-us 0`): what the first
     /// frame waits for otherwise.
     ButterflyAwake,
     /// DPDK's bare two-copy loop: testpmd, two `net_vhost` devices, io forwarding.

@@ -45,7 +45,7 @@ impl AttachedInterface {
     /// says others afterwards.
     ///
     /// # Errors
-    /// As there. What can be done is done.
+    /// Those of [`xdp::AttachPoint::follow`]. What can be done is done.
     pub fn follow(
         &mut self,
         snapshot: &Snapshot,

@@ -57,7 +57,7 @@ pub(crate) struct Table {
     /// Packets may have gone by it, or by one before: some server could be reached. No flow can be
     /// other than by the next one else.
     used: bool,
-    /// As [`layout::Maglev::slot`].
+    /// The words of [`layout::Maglev::slot`].
     pub(crate) slots: Vec<u32>,
     /// Tick of the first change that `slots` tells of.
     pub(crate) since: u16,

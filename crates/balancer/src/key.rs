@@ -18,7 +18,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// As IP headers say it.
+    /// Its number in IP headers.
     pub const fn number(self) -> u8 {
         match self {
             Protocol::Tcp => 6,

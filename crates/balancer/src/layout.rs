@@ -55,11 +55,11 @@ pub struct ProgramSettings {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 pub struct Link {
-    /// As packets say; 0: none.
+    /// The interface that packets come in by; 0: none.
     pub ifindex: u32,
-    /// As servers say.
+    /// The index that [`Server`] names: the bond's where `ifindex` is one of its ports.
     pub out: u32,
-    /// Ours.
+    /// Our MAC address there.
     pub mac: [u8; 6],
     /// Zero.
     pub reserved: [u8; 2],

@@ -39,7 +39,7 @@ pub struct Controller {
 /// A NIC as it is: what was declared and what came of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NicStatus {
-    /// As declared.
+    /// The NIC as it was declared.
     pub nic: Arc<Nic>,
     /// The socket's path or the interface's name; empty for a bench NIC.
     pub path: String,

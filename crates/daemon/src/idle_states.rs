@@ -82,7 +82,7 @@ mod tests {
         fs::write(file(1), "100").unwrap();
         let held = Bounds::set_below(dir.path(), &[1, 3], 20).unwrap();
         assert_eq!(bounds(), ["0", "20", "20"]);
-        // As if it had been killed.
+        // What a daemon leaves behind that was killed.
         std::mem::forget(held);
         drop(Bounds::set_below(dir.path(), &[1], 20).unwrap());
         assert_eq!(bounds(), ["0", "0", "20"]);

@@ -16,7 +16,7 @@ pub struct Member {
     pub mode: Option<Mode>,
     /// Why it, or a part of it, is not attached.
     pub why: String,
-    /// As it was asked for; `None`: native where the driver can.
+    /// The mode that was asked for; `None`: native where the driver can.
     pub asked: Option<Mode>,
     /// Its index while it is attached.
     pub index: u32,
@@ -40,7 +40,7 @@ pub trait Driver {
     fn leave(&mut self, name: &str);
 }
 
-/// All of a feature's, in the order they were given.
+/// The interfaces of a feature, in the order they were given.
 #[derive(Debug, Default)]
 pub struct TrackedInterfaces {
     members: Vec<Member>,
@@ -56,7 +56,7 @@ impl TrackedInterfaces {
     /// it in another mode. The flag says whether anything has changed.
     ///
     /// # Errors
-    /// As the driver says; an interface that was attached before is attached as it was.
+    /// The driver's; an interface that was attached before is attached as it was.
     pub async fn want(
         &mut self,
         name: &str,

@@ -41,7 +41,7 @@ impl QueueId {
         (self.slot.0 as usize) < MAX_SLOTS && usize::from(self.pair) < MAX_PAIRS
     }
 
-    /// As a number, for the poller.
+    /// The number that the poller reports it by.
     pub(crate) fn token(self) -> u64 {
         u64::from(self.slot.0) << 16 | u64::from(self.pair)
     }

@@ -21,7 +21,7 @@ pub trait Lab: Sized + 'static {
 
     fn new() -> Self;
 
-    /// As new, for an input that begins.
+    /// Makes everything as it was when it was new, for an input that begins.
     fn begin(&mut self, input: &mut Input<'_>);
 
     fn step(&mut self, input: &mut Input<'_>);

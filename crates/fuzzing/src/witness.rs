@@ -84,7 +84,7 @@ impl Witness {
         }
     }
 
-    /// As the descriptors say, which it wrote before anything else happened.
+    /// The buffers that its descriptors name, which it wrote before anything else happened.
     fn buffers(&self) -> Vec<(usize, usize)> {
         let table = &self.before[self.guest.receiveq.desc_at..][..16 * usize::from(RING)];
         let word = |entry: &[u8], at: usize| {

@@ -87,8 +87,7 @@ impl TapPort {
         self.receive_sifted(batch, |_, _| true)
     }
 
-    /// As [`receive`](Self::receive), but for frames that `keep` says no to; it may write to the
-    /// device.
+    /// Receives frames, but for those that `keep` says no to; it may write to the device.
     fn receive_sifted(
         &mut self,
         batch: &mut Batch,

@@ -177,7 +177,7 @@ proptest! {
         })?;
     }
 
-    /// As above for the ring that is received from; the guest's own memory changes only where it
+    /// Whatever the ring that the guest receives from says, its own memory changes only where it
     /// said so.
     #[test]
     fn garbage_to_receive_in_stays_with_its_guest(garbage in garbage(0x4000), len in 14usize..4000, kind in kinds()) {

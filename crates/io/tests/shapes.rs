@@ -408,8 +408,8 @@ every_ring! {
             ..Offload::default()
         };
         let mut batch = Batch::new();
-        // As they are; through several chains; with a checksum to complete; cut short by nothing;
-        // no room at the end.
+        // Frames as they are; through several chains; with a checksum to complete; cut short by
+        // nothing; no room at the end.
         for (len, offload) in [
             (60, Offload::default()),
             (300, Offload::default()),

@@ -19,7 +19,7 @@ pub struct Hook {
     pub v4: bool,
     /// For packets of IPv6.
     pub v6: bool,
-    /// As a person knows it: "nftables inet filter forward".
+    /// Its name as people write it: "nftables inet filter forward".
     pub name: String,
     /// Rules in the chain itself.
     pub rules: usize,

@@ -313,7 +313,7 @@ impl RouteKind {
 }
 
 impl RouteKind {
-    /// As `ip route` calls it.
+    /// Its name in `ip route`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Unicast => "unicast",

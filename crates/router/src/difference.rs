@@ -23,20 +23,20 @@ pub struct Difference {
 /// All routes of one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChangedRoutes {
-    /// As they are, or were.
+    /// The routes as they are, or as they were before they were deleted.
     pub routes: Vec<RouteView>,
-    /// They are not any more.
+    /// The key has no route any more.
     pub deleted: bool,
 }
 
 /// A neighbour.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChangedNeighbour {
-    /// As it is, or was.
+    /// The neighbour as it is, or as it was before it was deleted.
     pub neighbour: Neighbour,
     /// The program sends to it.
     pub fast: bool,
-    /// It is not any more.
+    /// The kernel knows it no more.
     pub deleted: bool,
 }
 

@@ -148,9 +148,9 @@ pub struct Interface {
     pub flags: u8,
     /// `enum rp_filter`.
     pub rp_filter: u8,
-    /// As routes name it.
+    /// The index that routes name it by.
     pub ifindex: u32,
-    /// Of its counters.
+    /// Its place in the map of counters.
     pub slot: u32,
 }
 

@@ -219,7 +219,7 @@ impl Router {
         self.settle()
     }
 
-    /// As [`update`](Self::update), when an interface of ours came or went: everything may have
+    /// Brings everything up to date when an interface of ours came or went: anything may have
     /// changed.
     pub(crate) fn update_all(&mut self) -> Result<(), Error> {
         let snapshot = self.snapshot.clone();

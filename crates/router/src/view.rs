@@ -40,7 +40,7 @@ pub enum Treatment {
 pub struct RouteView {
     /// What tells it from others.
     pub key: RouteKey,
-    /// As the kernel has it.
+    /// The route in the kernel's table.
     pub route: Route,
     /// Its next hops, those of a next-hop object too.
     pub hops: Vec<HopView>,
@@ -51,7 +51,7 @@ pub struct RouteView {
 /// A next hop.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HopView {
-    /// As the kernel has it.
+    /// The next hop in the kernel's table.
     pub hop: Hop,
     /// The program forwards to it; without a gateway: to neighbours that are known.
     pub fast: bool,

@@ -249,7 +249,7 @@ mod tests {
             assert_eq!(ready(&mut poller), [7]);
             assert_eq!(ready(&mut poller), [], "its counter is never read");
         }
-        // As another worker takes it over.
+        // Another worker takes it over.
         poller.remove(fd.as_fd()).unwrap();
         poller.add_edges(fd.as_fd(), 8).unwrap();
         assert_eq!(

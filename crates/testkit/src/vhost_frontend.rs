@@ -121,8 +121,8 @@ impl Frontend {
         self.enable(2)
     }
 
-    /// As [`start`](Frontend::start) from the beginning of the rings, for a guest of several queue
-    /// pairs, each of them a [`Guest`] in a place of its own.
+    /// Hands over the memory and starts the rings, from their beginning, of a guest with several
+    /// queue pairs, each of them a [`Guest`] in a place of its own.
     pub fn start_pairs(&mut self, pairs: &[Guest]) -> io::Result<()> {
         let memory: Vec<RegionSpec> = pairs.iter().flat_map(Guest::regions).collect();
         self.memory_table(&memory)?;

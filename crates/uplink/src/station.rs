@@ -170,7 +170,7 @@ impl Station {
     }
 
     fn memberships(&self) -> MutexGuard<'_, Memberships> {
-        // As above.
+        // Each call leaves the table whole.
         self.memberships
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

@@ -97,7 +97,7 @@ impl World<'_> {
         }
     }
 
-    /// As workers do: a port that has broken says so to somebody who tells the engine.
+    /// Polls the ports as workers do: one that has broken is reported to the engine.
     fn poll_ports(&mut self) {
         let mut batch = Batch::new();
         for ((number, _), port) in self.held.lock().unwrap().iter_mut() {

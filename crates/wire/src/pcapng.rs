@@ -36,7 +36,7 @@ pub struct PacketBlock<'a> {
     pub time_ns: u64,
     /// Length of the whole frame.
     pub frame_len: u32,
-    /// As much of the frame as was captured.
+    /// The part of the frame that was captured.
     pub data: &'a [u8],
     /// Which way it went.
     pub direction: Option<Direction>,

@@ -31,7 +31,7 @@ impl Mode {
         self == Mode::Tc
     }
 
-    /// As sentences name it.
+    /// Its name in sentences.
     pub fn place(self) -> &'static str {
         match self {
             Mode::Native => "native XDP",

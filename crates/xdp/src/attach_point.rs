@@ -167,7 +167,7 @@ impl AttachPoint {
     /// its part in XDP passes, the other sees: it can send them to interfaces that take no frames.
     ///
     /// # Errors
-    /// As [`take`](Self::take); the program has no part for tc. Nothing has changed then.
+    /// Those of [`take`](Self::take); the program has no part for tc. Nothing has changed then.
     pub fn set_behind(
         &mut self,
         programs: &mut Interfaces,

@@ -86,7 +86,7 @@ impl Interfaces {
     /// Gives the mode in force, and why it is generic when native was tried.
     ///
     /// # Errors
-    /// As [`attach`], when the feature runs there already, or has no part for tc. Nothing has
+    /// Those of [`attach`]; the feature runs there already, or has no part for tc. Nothing has
     /// changed then.
     pub fn add(
         &mut self,

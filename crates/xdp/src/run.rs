@@ -131,12 +131,12 @@ pub fn run(program: &Program, frame: &[u8], ifindex: u32, repeat: u32) -> Result
     })
 }
 
-/// As [`run`] for a program at tc ingress, over a packet that is several segments of `segment`
-/// bytes of payload each (0: it is one). A VLAN tag in the frame stays there in a trial, and one
-/// that the program adds is beside the frame, where a trial does not show it.
+/// Runs a program at tc ingress over a packet that is several segments of `segment` bytes of
+/// payload each (0: it is one). A VLAN tag in the frame stays there in a trial, and one that the
+/// program adds is beside the frame, where a trial does not show it.
 ///
 /// # Errors
-/// As there.
+/// Those of [`run`].
 pub fn run_segments(
     program: &Program,
     frame: &[u8],

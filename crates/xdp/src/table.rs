@@ -64,7 +64,7 @@ impl<K: Pod, V: Pod> Table<K, V> {
     /// Sets many with one system call: `keys` and `values` have the same length.
     ///
     /// # Errors
-    /// As [`set`](Self::set); those before the one that failed are set.
+    /// Those of [`set`](Self::set); the entries before the one that failed are set.
     pub fn set_all(&self, keys: &[K], values: &[V]) -> Result<(), Error> {
         assert_eq!(keys.len(), values.len(), "a value for each key");
         if keys.is_empty() {

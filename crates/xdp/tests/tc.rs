@@ -126,7 +126,7 @@ fn a_program_at_tc_is_attached_while_its_owner_lives() {
         drop(attachment);
         until(&there, true);
 
-        // As on a kernel before 6.6.
+        // A kernel before 6.6 attaches like this.
         let mut attachment = xdp::attach_by_filter(program.as_fd(), left).unwrap();
         until(&there, false);
         attachment

@@ -80,7 +80,7 @@ impl NeighArgs {
             .await
     }
 
-    /// As the daemon understands the request.
+    /// Whether the request asks for this neighbour; the daemon's list decides alike.
     fn asks_for(&self, neighbour: &v1::Neighbour) -> bool {
         let six = neighbour.address.contains(':');
         let of_family = if six { !self.ipv4 } else { !self.ipv6 };
@@ -136,7 +136,7 @@ fn seconds(ms: u64) -> u64 {
     ms.div_ceil(1000)
 }
 
-/// As netmap-fwd prints it.
+/// A line as netmap-fwd prints it.
 fn arp_line(neighbour: &v1::Neighbour) -> String {
     let v1::Neighbour {
         address,

@@ -34,7 +34,7 @@ pub struct Repeat {
     count: Option<u64>,
 }
 
-/// As `--watch` takes them.
+/// The value of `--watch`.
 pub fn seconds(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(secs) if (0.01..=86_400.0).contains(&secs) => Ok(Duration::from_secs_f64(secs)),

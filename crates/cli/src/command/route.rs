@@ -64,7 +64,7 @@ impl RouteCommand {
 }
 
 impl ShowArgs {
-    /// As the pieces come: there may be a million.
+    /// Prints the routes piece by piece as they come, since there may be a million.
     async fn run(self, session: &mut Session) -> Result<(), Error> {
         let request = v1::ListRoutesRequest {
             to: self.to.clone().unwrap_or_default(),
@@ -104,7 +104,7 @@ impl ShowArgs {
         self.changes.print(v1, out, changes, asked_for).await
     }
 
-    /// As the daemon understands the request.
+    /// Whether the request asks for this route; the daemon's list decides alike.
     fn asks_for(&self, route: &v1::Route) -> bool {
         let of_table = match self.table {
             Some(table) => route.table == table,

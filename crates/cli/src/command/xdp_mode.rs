@@ -24,7 +24,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// As requests say it.
+    /// The mode's value in requests.
     pub fn of(mode: Option<Mode>) -> v1::XdpMode {
         match mode {
             None => v1::XdpMode::Unspecified,
@@ -44,7 +44,7 @@ impl Mode {
     }
 }
 
-/// As sentences name it.
+/// Its name in sentences.
 pub fn place(mode: v1::XdpMode) -> &'static str {
     match mode {
         v1::XdpMode::Unspecified => "",

@@ -16,7 +16,7 @@ use wire::{Mac, Vni};
 /// An endpoint and what is known of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct EndpointStatus {
-    /// As declared.
+    /// The endpoint as it was declared.
     pub endpoint: Arc<Endpoint>,
     /// Bindings that name it.
     pub bindings: usize,

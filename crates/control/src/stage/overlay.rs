@@ -182,7 +182,7 @@ impl Overlay {
         }
         let from = self.unlink(key).map(|old| old.binding(key));
         if let Some(place) = place {
-            // As a group that is named, an endpoint that is named exists.
+            // Naming an endpoint makes it, just as naming a group does.
             if !self.endpoints.contains_key(&place.endpoint) {
                 self.stage_endpoint(Endpoint::new(place.endpoint), local, (slots, epoch), staged)?;
             }

@@ -33,7 +33,7 @@ impl Declared {
     /// What differs from what there is.
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    /// Those of [`read`](Self::read).
     pub fn compare(&self, control: &Control) -> Result<Vec<v1::Change>, Status> {
         let (mut registry, now) = control.registry();
         let changes = registry.apply(now, self.0.clone(), true)?;

@@ -58,7 +58,7 @@ impl Declared {
     /// What differs from what there is.
     ///
     /// # Errors
-    /// As [`config`].
+    /// Those of [`config`].
     pub fn compare(&self, control: &Control) -> Result<Vec<v1::Change>, Status> {
         Ok(changes(&current(control)?, self))
     }

@@ -242,7 +242,7 @@ mod tests {
             _ => panic!("{to} is no prefix"),
         };
         assert_eq!(within("", None), Selection::default());
-        // As a person writes a network: the host's bits do not count.
+        // The host's bits of a network do not count.
         assert_eq!(
             within("2001:db8::7/32", Some(7)),
             Selection {

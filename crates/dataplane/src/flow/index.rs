@@ -26,7 +26,7 @@ const SLOTS: usize = 16;
 /// How many of them a full table fills, on average. One bucket in twenty is then full.
 const FILL: usize = 10;
 
-/// As much in other buckets as can be counted.
+/// The most that is counted, and stands for more.
 const MANY: u8 = u8::MAX;
 
 /// The most entries that slots can name.

@@ -92,7 +92,7 @@ fn machines_are_learnt_move_and_are_forgotten() {
         // It has moved.
         host.enters(endpoint(3), a, udp(far.nic, a, family, 2, 1));
         host.leaves(a, endpoint(3), there(1));
-        // As long as it is heard of it stays known, also by packets of one flow alone.
+        // It stays known while packets of it come, also by packets of one flow alone.
         for _ in 0..8 {
             host.lab.wait(50);
             for _ in 0..2 {

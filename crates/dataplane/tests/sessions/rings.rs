@@ -68,7 +68,7 @@ fn a_ring_that_is_turned_off_gives_back_what_is_in_it_and_sends_none_of_it() {
         };
         assert_eq!(say(&mut lab, 1), 1);
         assert_eq!(lab.received(b).len(), 1);
-        // As a session does it: the port is taken back, and another is made of its parts.
+        // What a session does: the port is taken back, and another is made of its parts.
         let Some(Port::Vhost(port)) = lab.sim.take(a.slot) else {
             panic!("another port")
         };
@@ -127,7 +127,7 @@ fn a_quiet_guest_is_not_polled_and_is_heard_when_it_kicks() {
         let frame = udp(a, b, Family::V4, port, 53);
         guest.send(&frame, Offload::default(), &Shape::whole());
         let kicked = guest.transmitq.publish();
-        // As in a daemon that is busy with others: turns alone, it never sleeps.
+        // A daemon that is busy with other ports only takes turns and never sleeps.
         let heard = lab.sim.turn().frames == 1;
         guest.reclaim();
         (kicked, heard)

@@ -18,9 +18,9 @@ const AGAIN: Duration = Duration::from_millis(5);
 /// How frames are written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Format {
-    /// As the original did, for names that end in `.pcap`.
+    /// pcap, which the original wrote: for names that end in `.pcap`.
     Pcap,
-    /// With directions and the reasons of drops.
+    /// pcapng, with directions and the reasons of drops.
     Pcapng,
 }
 

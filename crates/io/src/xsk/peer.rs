@@ -157,7 +157,7 @@ impl XskPeer {
                 return None;
             }
             let XdpDesc { addr, len, options } = self.transmit.peek(behind);
-            // As the kernel does.
+            // The kernel checks this too.
             let chunk_len = u64::from(self.umem.chunk_len());
             let inside = addr % chunk_len + u64::from(len) <= chunk_len;
             let end = addr + u64::from(len);

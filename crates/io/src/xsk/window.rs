@@ -5,8 +5,7 @@
 //! fills one and we who read it wait for memory. What a burst needs beyond that is kept aside, and
 //! given when a burst has come near the end of what there was.
 
-/// As many go round at the least: bursts while the worker is elsewhere for a tenth of a
-/// millisecond.
+/// The fewest that go round, for bursts while the worker is elsewhere for a tenth of a millisecond.
 const LEAST: u32 = 512;
 
 /// Looks in a row that found something, but less than a quarter filled, after which half as many go
@@ -18,7 +17,7 @@ pub(super) struct Window {
     size: u32,
     least: u32,
     most: u32,
-    /// As many such looks in a row there were.
+    /// How many such looks there were in a row.
     calm: u32,
 }
 

@@ -54,8 +54,8 @@ pub fn namespace() -> Namespace {
     namespace
 }
 
-/// As many different prefixes as asked for, as a table of the Internet has them: of IPv4 mostly
-/// /24, of IPv6 /48 within a thousandth as many /32.
+/// So many different prefixes, of the lengths that a table of the Internet has: of IPv4 mostly /24,
+/// of IPv6 /48 within a thousandth as many /32.
 pub fn prefixes(v6: bool, count: usize) -> Vec<(IpAddr, u8)> {
     let mut rng = StdRng::seed_from_u64(7);
     let mut seen = std::collections::HashSet::new();

@@ -58,7 +58,7 @@ impl Tree {
     }
 
     pub fn node_ref(&self, id: u32) -> &Node {
-        // As above.
+        // As in [`node`](Self::node).
         self.nodes[id as usize]
             .as_ref()
             .expect("a node of the tree")

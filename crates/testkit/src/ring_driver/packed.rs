@@ -37,7 +37,7 @@ fn wrap(place: u64, size: u16) -> bool {
     (place / u64::from(size)).is_multiple_of(2)
 }
 
-/// As event structures have it.
+/// A position as event structures write it: slot and wrap counter.
 fn bits(place: u64, size: u16) -> u16 {
     slot(place, size) | if wrap(place, size) { 1 << 15 } else { 0 }
 }

@@ -130,7 +130,7 @@ mod tests {
             source_port(hash(&frame.udp(40_000 + n, 80)))
         };
         let ports: HashSet<u16> = (0..4096).map(port).collect();
-        // As many as chance would have them: 4096 draws of 16384 give 3624 on the average.
+        // About as many as by chance: 4096 draws of 16384 give 3624 on the average.
         assert!(ports.len() > 3500, "{}", ports.len());
         assert!(ports.iter().all(|port| *port >= FIRST_PORT));
     }

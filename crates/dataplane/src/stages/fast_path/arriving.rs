@@ -134,8 +134,8 @@ fn is_there(learned: &LearnedMacs, from: Arrival, mac: wire::Mac, now_secs: u32)
 }
 
 impl FastPath {
-    /// As [`run`](FastPath::run), for those frames of a batch from the wire whose bits are set in
-    /// `going`.
+    /// Does what [`run`](FastPath::run) does, for those frames of a batch from the wire whose bits
+    /// are set in `going`.
     pub(crate) fn run_arriving(&mut self, round: &mut Round, going: Bits) -> Bits {
         let Some(arrivals) = round.arrivals else {
             return going;

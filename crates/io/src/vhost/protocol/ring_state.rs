@@ -10,11 +10,11 @@ use crate::vhost::virtqueue::queue::{Begin, Queue, QueueError, QueueSetup};
 /// Where in the available ring to begin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::vhost) enum Base {
-    /// As the VMM says. The ring itself is what is asked first, since the VMM may have lost count
+    /// Where the VMM says. The ring itself is asked first, since the VMM may have lost count
     /// (virtio-user says 0 after every reconnection, QEMU where a packed ring was when its device
     /// was last started).
     Given(u32),
-    /// As the queue itself was left; the VMM has not spoken since.
+    /// Where the queue itself stopped; the VMM has not spoken since.
     Kept(u16),
     /// Nobody has said anything: where a new ring begins.
     New,
@@ -56,7 +56,7 @@ pub(in crate::vhost) struct RingState {
     pub call: Option<OwnedFd>,
     /// Between SET_VRING_KICK and GET_VRING_BASE.
     pub started: bool,
-    /// As SET_VRING_ENABLE says.
+    /// What SET_VRING_ENABLE said last.
     pub enabled: bool,
     /// It was enabled and is no more: what a guest has put into it meanwhile is to be taken out.
     pub turned_off: bool,

@@ -87,7 +87,7 @@ pub enum ServerError {
 /// One NIC of the server, for dumps.
 #[derive(Clone, Debug)]
 pub struct NicInfo {
-    /// As in [`Server::listen`] and [`Server::connect`].
+    /// The key that was given to [`Server::listen`] or [`Server::connect`].
     pub key: PortKey,
     /// What log lines call it.
     pub name: String,

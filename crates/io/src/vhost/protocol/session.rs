@@ -101,7 +101,7 @@ pub struct Session {
     regions: Vec<RegionSpec>,
     /// Device status as the VMM has set it last (virtio 1.2, section 2.1).
     status: u8,
-    /// As many as the guest may have.
+    /// The queue pairs, as many as the guest may have.
     pairs: Vec<Pair>,
     /// What NET_SET_MTU asked for.
     mtu: Option<u16>,

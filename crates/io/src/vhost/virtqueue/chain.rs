@@ -41,7 +41,7 @@ pub(in crate::vhost) struct Descriptor {
 pub(in crate::vhost) struct RawDescriptor(pub [u64; 2]);
 
 impl RawDescriptor {
-    /// As a split ring has it.
+    /// Reads the fields in a split ring's order.
     #[inline(always)]
     pub fn split(self) -> Descriptor {
         let RawDescriptor([addr, rest]) = self;
@@ -53,7 +53,7 @@ impl RawDescriptor {
         }
     }
 
-    /// As a packed ring has it.
+    /// Reads the fields in a packed ring's order.
     #[inline(always)]
     pub fn packed(self) -> Descriptor {
         let RawDescriptor([addr, rest]) = self;

@@ -111,7 +111,7 @@ pub struct PackedQueue {
 unsafe impl Send for PackedQueue {}
 
 impl PackedQueue {
-    /// As [`Queue::new`](crate::vhost::virtqueue::queue::Queue::new).
+    /// See [`Queue::new`](crate::vhost::virtqueue::queue::Queue::new).
     pub(in crate::vhost) fn new(setup: QueueSetup) -> Result<Self, QueueError> {
         let QueueSetup {
             memory,
@@ -201,7 +201,7 @@ impl PackedQueue {
         self.bell
     }
 
-    /// As [`Queue::arm`](crate::vhost::virtqueue::queue::Queue::arm).
+    /// See [`Queue::arm`](crate::vhost::virtqueue::queue::Queue::arm).
     pub(in crate::vhost) fn arm(&mut self) -> bool {
         let wish = if self.event_idx {
             EVENT_AT << 16 | u32::from(self.next.bits())
@@ -214,13 +214,13 @@ impl PackedQueue {
         self.offered().is_some()
     }
 
-    /// As [`Queue::disarm`](crate::vhost::virtqueue::queue::Queue::disarm).
+    /// See [`Queue::disarm`](crate::vhost::virtqueue::queue::Queue::disarm).
     pub(in crate::vhost) fn disarm(&mut self) {
         self.device_event()
             .store(EVENT_DISABLE << 16, Ordering::Relaxed);
     }
 
-    /// As [`Queue::publish`](crate::vhost::virtqueue::queue::Queue::publish).
+    /// See [`Queue::publish`](crate::vhost::virtqueue::queue::Queue::publish).
     #[inline]
     pub(in crate::vhost) fn publish(&mut self, count: usize) {
         let count = count.min(usize::from(
@@ -271,7 +271,7 @@ impl PackedQueue {
         }
     }
 
-    /// As [`Queue::state`](crate::vhost::virtqueue::queue::Queue::state).
+    /// See [`Queue::state`](crate::vhost::virtqueue::queue::Queue::state).
     pub(in crate::vhost) fn state(&self) -> QueueState {
         let wish = self.driver_event().load(Ordering::Relaxed);
         QueueState {

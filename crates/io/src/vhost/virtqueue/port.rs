@@ -150,7 +150,7 @@ impl VhostPort {
         result[0]
     }
 
-    /// As [`Port::transmit_all`](crate::port::Port::transmit_all).
+    /// See [`Port::transmit_all`](crate::port::Port::transmit_all).
     pub(crate) fn transmit_all(
         &mut self,
         batch: &Batch,

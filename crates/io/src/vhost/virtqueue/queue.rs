@@ -78,12 +78,12 @@ impl Begin {
 /// What is left of a queue for the session to keep.
 #[derive(Debug)]
 pub struct QueueParts {
-    /// As in [`Begin::At`], for GET_VRING_BASE or a new queue. All that was taken has been given
-    /// back.
+    /// Where the next queue begins ([`Begin::At`]), and what GET_VRING_BASE answers. All that was
+    /// taken has been given back.
     pub last_avail: u16,
-    /// As in [`QueueSetup`].
+    /// See [`QueueSetup::kick`].
     pub kick: Option<OwnedFd>,
-    /// As in [`QueueSetup`].
+    /// See [`QueueSetup::call`].
     pub call: Option<OwnedFd>,
 }
 
@@ -223,7 +223,7 @@ impl Queue {
         either!(self, ring => ring.state())
     }
 
-    /// As [`receive::receive`].
+    /// See [`receive::receive`].
     #[inline]
     pub(in crate::vhost) fn receive(
         &mut self,
@@ -234,7 +234,7 @@ impl Queue {
         either!(self, ring => receive::receive(ring, batch, header_len, sends))
     }
 
-    /// As [`transmit::put_whole`].
+    /// See [`transmit::put_whole`].
     #[inline]
     pub(in crate::vhost) fn put_whole(
         &mut self,
@@ -246,7 +246,7 @@ impl Queue {
         either!(self, ring => transmit::put_whole(ring, batch, frames, framing, accepts))
     }
 
-    /// As [`transmit::put`].
+    /// See [`transmit::put`].
     pub(in crate::vhost) fn put(
         &mut self,
         piece: &Piece<'_>,

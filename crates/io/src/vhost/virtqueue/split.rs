@@ -71,7 +71,7 @@ pub struct SplitQueue {
 unsafe impl Send for SplitQueue {}
 
 impl SplitQueue {
-    /// As [`Queue::new`](crate::vhost::virtqueue::queue::Queue::new).
+    /// See [`Queue::new`](crate::vhost::virtqueue::queue::Queue::new).
     pub(in crate::vhost) fn new(setup: QueueSetup) -> Result<Self, QueueError> {
         let QueueSetup {
             memory,
@@ -130,7 +130,7 @@ impl SplitQueue {
         self.bell
     }
 
-    /// As [`Queue::arm`](crate::vhost::virtqueue::queue::Queue::arm).
+    /// See [`Queue::arm`](crate::vhost::virtqueue::queue::Queue::arm).
     pub(in crate::vhost) fn arm(&mut self) -> bool {
         if self.event_idx {
             self.avail_event().store(self.next_avail, Ordering::Relaxed);
@@ -142,7 +142,7 @@ impl SplitQueue {
         self.avail_idx().load(Ordering::Acquire) != self.next_avail
     }
 
-    /// As [`Queue::disarm`](crate::vhost::virtqueue::queue::Queue::disarm).
+    /// See [`Queue::disarm`](crate::vhost::virtqueue::queue::Queue::disarm).
     pub(in crate::vhost) fn disarm(&mut self) {
         if self.event_idx {
             // The index that is furthest away: one idle notification in 65,536 chains.
@@ -153,7 +153,7 @@ impl SplitQueue {
         }
     }
 
-    /// As [`Queue::publish`](crate::vhost::virtqueue::queue::Queue::publish).
+    /// See [`Queue::publish`](crate::vhost::virtqueue::queue::Queue::publish).
     #[inline]
     pub(in crate::vhost) fn publish(&mut self, count: usize) {
         let pending = self.pending();
@@ -187,7 +187,7 @@ impl SplitQueue {
         self.bell.call(wanted);
     }
 
-    /// As [`Queue::state`](crate::vhost::virtqueue::queue::Queue::state).
+    /// See [`Queue::state`](crate::vhost::virtqueue::queue::Queue::state).
     pub(in crate::vhost) fn state(&self) -> QueueState {
         QueueState {
             size: self.size,
