@@ -64,7 +64,8 @@ static __always_inline bool expired(context *ctx, const struct packet *packet)
 
 // The server's number for a packet that has ports, or one of enum chosen; less than those: the
 // packet is not understood.
-static __always_inline int find_choice(context *ctx, const struct packet *packet, struct tuple *tuple, struct choice *choice)
+static __always_inline int find_choice(context *ctx, const struct packet *packet,
+				       struct tuple *tuple, struct choice *choice)
 {
 	if (is_icmp(packet)) {
 		choice->part = PART_ERROR;

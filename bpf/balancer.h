@@ -8,7 +8,8 @@
 
 #define MAGLEV_SIZE 16384      // slots of a service's table; a power of two
 #define LINKS 256              // interfaces, found by the low byte of their index
-#define PROBES 8               // entries that are looked at for an address or a service before giving up
+#define PROBES 8               // entries that are looked at for an address or a service before
+			       // giving up
 #define BUCKET_SLOTS 16        // flows of a bucket
 #define FRAGMENT_BUCKETS 1024
 #define FRAGMENT_SLOTS 8
@@ -50,7 +51,8 @@ struct port {
 	__u8 protocol;  // 0: free
 	__u8 flags;     // enum port_flag
 	__u16 service;
-	__u16 since;    // tick of the first change that the Maglev table still tells of; older words of flows do not count
+	__u16 since;    // tick of the first change that the Maglev table still tells of; older
+			// words of flows do not count
 	__u16 reserved;
 };
 
@@ -142,7 +144,8 @@ enum reason {
 	REASON_TOO_BIG,           // answered or dropped: it does not fit the tunnel
 	REASON_FRAGMENT,          // dropped: a later fragment whose first one was not seen
 	REASON_NO_ROOM,           // dropped: the frame cannot grow
-	REASON_SILENT,            // dropped instead of answered: the rate, or a packet that must not be answered
+	REASON_SILENT,            // dropped instead of answered: the rate, or a packet that must
+				  // not be answered
 	REASON_ECHO,              // answered: an echo request
 	REASON_NOT_UNDERSTOOD,    // to the kernel: broken or encrypted headers
 	REASON_NO_SERVICE,        // to the kernel: no service has this protocol and port

@@ -48,11 +48,13 @@ struct {
 } classic_counters SEC(".maps");
 
 // The flow of a packet of TCP or UDP; less than zero: it is of neither.
-static __always_inline int read_flow(struct xdp_md *ctx, const struct packet *packet, struct classic_flow *flow)
+static __always_inline int read_flow(struct xdp_md *ctx, const struct packet *packet,
+				     struct classic_flow *flow)
 {
 	__be16 *ports;
 
-	if (packet->fragment || (packet->protocol != IPPROTO_TCP && packet->protocol != IPPROTO_UDP))
+	if (packet->fragment ||
+	    (packet->protocol != IPPROTO_TCP && packet->protocol != IPPROTO_UDP))
 		return -1;
 	if (packet->family == 4) {
 		struct iphdr *ip = at(ctx, packet->l3, sizeof(*ip));
@@ -107,7 +109,8 @@ static __always_inline int take_hop(struct xdp_md *ctx, const struct packet *pac
 	return 0;
 }
 
-static __always_inline int write_headers(struct xdp_md *ctx, const struct packet *packet, const struct classic_server *server)
+static __always_inline int write_headers(struct xdp_md *ctx, const struct packet *packet,
+					 const struct classic_server *server)
 {
 	__u8 *link;
 
@@ -138,7 +141,8 @@ int classic(struct xdp_md *ctx)
 	struct packet packet = {};
 	__u32 *found, key;
 
-	if (packet_link(ctx, &packet) < 0 || packet_network(ctx, &packet) < 0 || read_flow(ctx, &packet, &flow) < 0)
+	if (packet_link(ctx, &packet) < 0 || packet_network(ctx, &packet) < 0 ||
+	    read_flow(ctx, &packet, &flow) < 0)
 		return XDP_PASS;
 	if (!bpf_map_lookup_elem(&classic_services, &flow.service))
 		return XDP_PASS;
@@ -153,7 +157,8 @@ int classic(struct xdp_md *ctx)
 	key = *found;
 	server = bpf_map_lookup_elem(&classic_servers, &key);
 	counters = bpf_map_lookup_elem(&classic_counters, &key);
-	if (!server || !counters || take_hop(ctx, &packet) < 0 || write_headers(ctx, &packet, server) < 0)
+	if (!server || !counters || take_hop(ctx, &packet) < 0 ||
+	    write_headers(ctx, &packet, server) < 0)
 		return XDP_DROP;
 	counters->packets++;
 	counters->bytes += packet.length;

@@ -36,5 +36,6 @@ struct classic_counters {
 	__u64 bytes;
 };
 
-_Static_assert(sizeof(struct classic_key) == 20 && sizeof(struct classic_flow) == 40, "classic keys");
+_Static_assert(sizeof(struct classic_key) == 20 && sizeof(struct classic_flow) == 40,
+	       "classic keys");
 _Static_assert(sizeof(struct classic_server) == 40, "classic server");

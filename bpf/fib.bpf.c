@@ -7,7 +7,8 @@
 #define AF_INET 2
 #define AF_INET6 10
 
-static __always_inline int ask4(struct xdp_md *ctx, struct packet *packet, struct bpf_fib_lookup *fib)
+static __always_inline int ask4(struct xdp_md *ctx, struct packet *packet,
+				struct bpf_fib_lookup *fib)
 {
 	struct iphdr *ip = at(ctx, packet->l3, sizeof(*ip));
 
@@ -25,7 +26,8 @@ static __always_inline int ask4(struct xdp_md *ctx, struct packet *packet, struc
 	return 0;
 }
 
-static __always_inline int ask6(struct xdp_md *ctx, struct packet *packet, struct bpf_fib_lookup *fib)
+static __always_inline int ask6(struct xdp_md *ctx, struct packet *packet,
+				struct bpf_fib_lookup *fib)
 {
 	struct ipv6hdr *ip = at(ctx, packet->l3, sizeof(*ip));
 

@@ -110,7 +110,8 @@ int probe(context *ctx)
 		return chain_next(ctx);
 	if (read_transport(ctx, &packet, &tuple, &part) < 0)
 		return chain_next(ctx);
-	return context_device(ctx) == source.ifindex ? leave(ctx, &packet, &tuple) : arrive(ctx, &packet, &tuple);
+	return context_device(ctx) == source.ifindex ? leave(ctx, &packet, &tuple) :
+	       arrive(ctx, &packet, &tuple);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

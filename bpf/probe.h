@@ -6,7 +6,8 @@
 
 // .rodata.source: where checks come from; fixed when the program is loaded.
 struct probe_source {
-	__u32 ifindex;  // of the host's end of the pair of interfaces, whose other end the checks' sockets are behind
+	__u32 ifindex;  // of the host's end of the pair of interfaces, whose other end the checks'
+			// sockets are behind
 	__u8 mac[6];    // of that other end
 	__u8 reserved[2];
 };

@@ -50,7 +50,8 @@ struct transit {
 	const struct hop *hop;  // the table's, or `asked`
 	struct hop asked;       // the kernel's choice
 	__u32 size;             // of the IP packet
-	__u32 number;           // the hop's in its table; 0: chosen by more than the flow cache knows
+	__u32 number;           // the hop's in its table; 0: chosen by more than the flow cache
+				// knows
 	__u32 epoch;            // as it was before anything else was read
 	__u8 v6;
 };
@@ -65,7 +66,8 @@ static __noinline __u32 discovery(context *ctx, __u32 l3, __u32 reason)
 	if (!ip || ip->nexthdr != IPPROTO_ICMPV6 || ip->hop_limit != 255)
 		return reason;
 	type = *(__u8 *)(ip + 1);
-	return type == ND_SOLICITATION ? COUNT_ASKED : type == ND_ADVERTISEMENT ? COUNT_TOLD : reason;
+	return type == ND_SOLICITATION ? COUNT_ASKED :
+	       type == ND_ADVERTISEMENT ? COUNT_TOLD : reason;
 }
 
 // Whether the program has counted the packet in XDP already: all but those that only tc can send
@@ -98,7 +100,8 @@ static __always_inline __u16 vlan_of(const struct vlan_tag *tag)
 
 // The tags of a frame as the key of an interface has them. Less than zero: the kernel knows what to
 // do with them.
-static __always_inline int read_tags(context *ctx, const struct packet *packet, struct interface_key *key)
+static __always_inline int read_tags(context *ctx, const struct packet *packet,
+				     struct interface_key *key)
 {
 	struct ethhdr *link = at(ctx, 0, sizeof(*link) + PACKET_MAX_TAGS * sizeof(struct vlan_tag));
 	struct vlan_tag *tag = (void *)(link + 1);
@@ -142,7 +145,8 @@ static __always_inline int find_interface(context *ctx, struct transit *t)
 		return -1;
 	place = near_place(&key);
 	close = bpf_map_lookup_elem(&near, &place);
-	t->in = close && same_key(&close->key, &key) ? &close->interface : bpf_map_lookup_elem(&interfaces, &key);
+	t->in = close && same_key(&close->key, &key) ? &close->interface :
+		bpf_map_lookup_elem(&interfaces, &key);
 	if (!t->in)
 		return -1;
 	t->counters = bpf_map_lookup_elem(&counters, &t->in->slot);
@@ -158,7 +162,9 @@ static __always_inline int leave_other(context *ctx, struct transit *t)
 	if (!arp || arp->ethertype != bpf_htons(ETH_P_ARP) || find_interface(ctx, t) < 0)
 		return chain_next(ctx);
 	operation = bpf_ntohs(arp->operation);
-	return leave(ctx, t, operation == ARP_REQUEST ? COUNT_ASKED : operation == ARP_REPLY ? COUNT_TOLD : COUNT_MALFORMED);
+	return leave(ctx, t,
+		     operation == ARP_REQUEST ? COUNT_ASKED :
+		     operation == ARP_REPLY ? COUNT_TOLD : COUNT_MALFORMED);
 }
 
 // What the kernel's ip_rcv() and ip_route_input_slow() look at before they look up a route. Zero,
@@ -192,7 +198,8 @@ static __always_inline int check_source4(struct transit *t, __u32 number, bool b
 	if (t->in->rp_filter == RP_OFF || by_kernel)
 		return 0;
 	// No way back at all is what only the filters mind.
-	if (t->in->rp_filter == RP_ROUTES && back->kind == PATH_PASS && back->reason == COUNT_NO_ROUTE)
+	if (t->in->rp_filter == RP_ROUTES && back->kind == PATH_PASS &&
+	    back->reason == COUNT_NO_ROUTE)
 		return 0;
 	if (!back->unicast)
 		return COUNT_SOURCE;
@@ -219,18 +226,22 @@ static __always_inline int check6(context *ctx, struct transit *t, struct ipv6hd
 }
 
 // The flow's hash, where there is something to choose.
-static __always_inline __u32 flow4(context *ctx, struct transit *t, struct iphdr *ip, const struct router_config *config)
+static __always_inline __u32 flow4(context *ctx, struct transit *t, struct iphdr *ip,
+				   const struct router_config *config)
 {
 	if (t->path->count < 2)
 		return 0;
-	return config->flags & CONFIG_PORTS4 ? hash4_ports(ctx, &t->packet, ip, config->seed) : hash4(ip, config->seed);
+	return config->flags & CONFIG_PORTS4 ? hash4_ports(ctx, &t->packet, ip, config->seed) :
+	       hash4(ip, config->seed);
 }
 
-static __always_inline __u32 flow6(context *ctx, struct transit *t, struct ipv6hdr *ip, const struct router_config *config)
+static __always_inline __u32 flow6(context *ctx, struct transit *t, struct ipv6hdr *ip,
+				   const struct router_config *config)
 {
 	if (t->path->count < 2)
 		return 0;
-	return config->flags & CONFIG_PORTS6 ? hash6_ports(ctx, &t->packet, ip, config->seed) : hash6(ip, config->seed);
+	return config->flags & CONFIG_PORTS6 ? hash6_ports(ctx, &t->packet, ip, config->seed) :
+	       hash6(ip, config->seed);
 }
 
 // One of a path's next hops. Zero, or why the packet is the kernel's.
@@ -247,7 +258,8 @@ static __always_inline int choose(struct transit *t, __u32 hash)
 
 // Chooses a next hop by what the kernel's multipath hashes. Where that is more than the addresses
 // that the flow cache knows a flow by, the choice is not cached.
-static __always_inline int choose4(context *ctx, struct transit *t, struct iphdr *ip, const struct router_config *config)
+static __always_inline int choose4(context *ctx, struct transit *t, struct iphdr *ip,
+				   const struct router_config *config)
 {
 	int refused = choose(t, flow4(ctx, t, ip, config));
 
@@ -256,7 +268,8 @@ static __always_inline int choose4(context *ctx, struct transit *t, struct iphdr
 	return refused;
 }
 
-static __always_inline int choose6(context *ctx, struct transit *t, struct ipv6hdr *ip, const struct router_config *config)
+static __always_inline int choose6(context *ctx, struct transit *t, struct ipv6hdr *ip,
+				   const struct router_config *config)
 {
 	int refused = choose(t, flow6(ctx, t, ip, config));
 
@@ -267,7 +280,8 @@ static __always_inline int choose6(context *ctx, struct transit *t, struct ipv6h
 
 // The way to the destination: a path of the table, or with the kernel's own lookup a hop. Zero, or
 // why not.
-static __always_inline int route4(context *ctx, struct transit *t, const struct router_config *config)
+static __always_inline int route4(context *ctx, struct transit *t,
+				  const struct router_config *config)
 {
 	struct iphdr *ip = at(ctx, t->packet.l3, sizeof(*ip));
 	struct bpf_fib_lookup fib;
@@ -306,7 +320,8 @@ static __always_inline int route4(context *ctx, struct transit *t, const struct 
 	return ask(ctx, &t->packet, t->in, t->size, &fib, &t->asked, config->ask_mtu4);
 }
 
-static __always_inline int route6(context *ctx, struct transit *t, const struct router_config *config)
+static __always_inline int route6(context *ctx, struct transit *t,
+				  const struct router_config *config)
 {
 	struct ipv6hdr *ip = at(ctx, t->packet.l3, sizeof(*ip));
 	struct bpf_fib_lookup fib;
@@ -353,7 +368,8 @@ static __always_inline int fit_tags(context *ctx, struct transit *t)
 		return -1;
 	if (t->packet.tags > 1 && bpf_skb_vlan_pop(ctx) < 0)
 		return -1;
-	if (hop->inner_protocol && bpf_skb_vlan_push(ctx, hop->inner_protocol, bpf_ntohs(hop->inner_vlan)) < 0)
+	if (hop->inner_protocol &&
+	    bpf_skb_vlan_push(ctx, hop->inner_protocol, bpf_ntohs(hop->inner_vlan)) < 0)
 		return -1;
 	return hop->protocol ? bpf_skb_vlan_push(ctx, hop->protocol, bpf_ntohs(hop->vlan)) : 0;
 }
@@ -441,7 +457,8 @@ static __always_inline void remember(context *ctx, struct transit *t)
 {
 	__u64 decided = cache_decided(t->in, t->epoch) | t->number;
 
-	if (!t->epoch || !t->number || t->number > CACHE_HOP_MASK || t->packet.tags || tags_of(t->hop))
+	if (!t->epoch || !t->number || t->number > CACHE_HOP_MASK || t->packet.tags ||
+	    tags_of(t->hop))
 		return;
 	if (t->v6) {
 		struct ipv6hdr *ip = at(ctx, sizeof(struct ethhdr), sizeof(*ip));

@@ -11,17 +11,18 @@
  * of the node's first bits choose where in it to look. A node, in words:
  *
  *   with ENTRY_LINES a line for each value of those bits, SHORT_RUNS at the most with ENTRY_SHORT:
- *     head   the path of what nothing here says anything of, 0: what is known from above; in bits 26 to 30 how many runs
- *            follow the first one; NODE_WIDE: runs are two words
- *     runs   sorted: the first address's bits in the upper half; then the entry, in the lower half or in the next
- *            word; 0: the head's
+ *     head   the path of what no run of this node covers, 0: what is known from above; in bits 26
+ *            to 30 how many runs follow the first one; NODE_WIDE: runs are two words
+ *     runs   sorted: the first address's bits in the upper half; then the entry, in the lower half
+ *            or in the next word; 0: the head's
  *   or with ENTRY_SHORT
- *     head   the same
+ *     head   as with ENTRY_LINES
  *     firsts of all runs, 16 bits each
  *     values of all runs, 8 bits each
  *   and else
- *     head   the same, without a number
- *     index  for each value of those bits: the run it begins in, and in the upper half how many more there are
+ *     head   as with ENTRY_LINES, without the number of runs
+ *     index  for each value of those bits: the run it begins in, and in the upper half how many
+ *            more there are
  *     runs   all of them
  *
  * The root is the first lines of the map. No block lies in two elements. */
@@ -38,7 +39,7 @@
 #define NODE_VALUE_MASK 0x03ffffff
 #define SHORT_RUNS 20
 #define SHORT_FIRSTS 2            /* where they begin in the line, in units of 16 bits */
-#define SHORT_VALUES 44           /* the same, in bytes */
+#define SHORT_VALUES 44           /* where they begin in the line, in bytes */
 
 #define LINE_WORDS 16
 #define ELEMENT_WORDS 262144  /* 1 MiB */
@@ -68,7 +69,8 @@ struct path {
 	__u8 reason;     /* enum router_counter, for PATH_PASS */
 	__u8 count;      /* members in use */
 	__u8 hosts;      /* IPv6: single addresses of this /64 are in the map hosts6 */
-	__u8 unicast;    /* a route to somewhere else: a source that loose reverse path filtering takes */
+	__u8 unicast;    /* a route to somewhere else: a source that loose reverse path filtering
+			  * takes */
 	__u8 pad[3];
 	__u32 ifindex;
 	__u32 pad2;
@@ -83,9 +85,10 @@ struct hop {
 	__u8 destination[6];
 	__u8 source[6];
 	__u32 port;      /* slot of the map ports: the device that sends */
-	__u32 ifindex;   /* the interface as routes name it: the device, a VLAN on it, or a VLAN within one */
-	__u32 mtu;       /* of a packet without its Ethernet header: the smaller of the interface's and the route's; 0: XDP cannot send
-			    there, the program at tc does */
+	__u32 ifindex;   /* the interface as routes name it: the device, a VLAN on it, or a VLAN
+			  * within one */
+	__u32 mtu;       /* of a packet without its Ethernet header: the smaller of the interface's
+			  * and the route's; 0: XDP cannot send there, the program at tc does */
 	__u16 protocol;  /* network order: the EtherType of the tag to put in front, 0 for none */
 	__u16 vlan;      /* network order: the tag */
 	__u32 slot;      /* of the counters of the interface it leaves by */
@@ -99,7 +102,8 @@ struct hop {
 	__u32 pad[3];
 };
 
-#define HOP_PEER 1   /* the device's other end, in another namespace, takes the packet at once (bpf_redirect_peer) */
+#define HOP_PEER 1   /* the device's other end, in another namespace, takes the packet at once
+		      * (bpf_redirect_peer) */
 
 /* An interface whose packets are forwarded: a device, a VLAN on it, or a VLAN within one (IEEE
  * 802.1ad). */
@@ -115,7 +119,8 @@ struct interface_key {
 
 #define INTERFACE_FORWARD4 1
 #define INTERFACE_FORWARD6 2
-#define INTERFACE_XDP 4     /* the program runs in XDP there; at tc it sees what that one has passed */
+#define INTERFACE_XDP 4     /* the program runs in XDP there; at tc it sees what that one has
+			     * passed */
 #define INTERFACE_BEGUN 8   /* runs in XDP, and checksums of packets may be begun only */
 
 /* How a source is judged (RFC 3704). */
@@ -123,7 +128,8 @@ enum rp_filter {
 	RP_OFF = 0,
 	RP_STRICT = 1,   /* the way back leaves by the interface it came in by */
 	RP_LOOSE = 2,    /* there is a way back */
-	RP_ROUTES = 3,   /* off, but with policy rules the kernel still refuses sources that a route refuses */
+	RP_ROUTES = 3,   /* off, but with policy rules the kernel still refuses sources that a
+			  * route refuses */
 };
 
 struct interface {
@@ -163,7 +169,8 @@ struct egress {
 
 #define CONFIG_OFF4 1      /* the firewall sees IPv4's transit packets: all are the kernel's */
 #define CONFIG_OFF6 2
-#define CONFIG_ASK4 4      /* the policy rules ask for more than a destination: the kernel looks up */
+#define CONFIG_ASK4 4      /* the policy rules ask for more than a destination: the kernel looks
+			    * up */
 #define CONFIG_ASK6 8
 #define CONFIG_PORTS4 16   /* multipath by ports too (fib_multipath_hash_policy 1) */
 #define CONFIG_PORTS6 32
@@ -171,7 +178,8 @@ struct egress {
 struct router_config {
 	__u32 flags;
 	__u32 seed;
-	__u32 ask_mtu4;  /* the smallest MTU of any route: bpf_fib_lookup() looks at the interface's only */
+	__u32 ask_mtu4;  /* the smallest MTU of any route: bpf_fib_lookup() looks at the
+			  * interface's only */
 	__u32 ask_mtu6;
 	__u32 epoch;     /* a new number when any of the maps has changed; 0 while they change */
 };
@@ -181,7 +189,8 @@ struct router_config {
  * of IPv6 by the destination. */
 struct cache_flow4 {
 	__u64 addresses;  /* both, as they lie in the packet */
-	__u64 decided;    /* from the highest bits on: epoch, slot of the interface it came in by, hop */
+	__u64 decided;    /* from the highest bits on: epoch, slot of the interface it came in
+			   * by, hop */
 };
 
 struct cache_flow6 {
@@ -275,5 +284,6 @@ _Static_assert(sizeof(struct egress) == 24, "no holes");
 _Static_assert(sizeof(struct router_config) == 20, "no holes");
 _Static_assert(sizeof(struct cache_flows4) == (4 * LINE_WORDS) + (32 << CACHE_BITS), "no holes");
 _Static_assert(sizeof(struct cache_flows6) == (4 * LINE_WORDS) + (64 << CACHE_BITS), "no holes");
-_Static_assert(ROUTER_INTERFACES <= 1 << (CACHE_EPOCH_SHIFT - CACHE_SLOT_SHIFT), "a slot has its bits");
+_Static_assert(ROUTER_INTERFACES <= 1 << (CACHE_EPOCH_SHIFT - CACHE_SLOT_SHIFT),
+	       "a slot has its bits");
 _Static_assert(ROUTER_COUNTERS == 25, "layout.rs has as many");

@@ -5,7 +5,8 @@
 
 #include <linux/types.h>
 
-#define SCATTER_WORDS 7           /* of 8 bytes, of a frame, that are restored: all that a router changes */
+#define SCATTER_WORDS 7           /* of 8 bytes, of a frame, that are restored: all that a router
+				   * changes */
 #define SCATTER_ADDRESSES 1048576
 
 struct scatter {

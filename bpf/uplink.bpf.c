@@ -89,9 +89,10 @@ static __always_inline bool read_plain(struct xdp_md *ctx, struct endpoint *to)
 
 	if ((void *)(plain + 1) > (void *)(long)ctx->data_end)
 		return false;
-	if (plain->link.h_proto != bpf_htons(ETH_P_IP) || plain->ip.version != 4 || plain->ip.ihl != 5 ||
-	    plain->ip.protocol != IPPROTO_UDP || plain->ip.frag_off & bpf_htons(IP_MF | IP_OFFSET) ||
-	    plain->udp.dest != settings.port || (plain->ip.daddr & bpf_htonl(0xf0000000)) == bpf_htonl(0xe0000000))
+	if (plain->link.h_proto != bpf_htons(ETH_P_IP) || plain->ip.version != 4 ||
+	    plain->ip.ihl != 5 || plain->ip.protocol != IPPROTO_UDP ||
+	    plain->ip.frag_off & bpf_htons(IP_MF | IP_OFFSET) || plain->udp.dest != settings.port ||
+	    (plain->ip.daddr & bpf_htonl(0xf0000000)) == bpf_htonl(0xe0000000))
 		return false;
 	to->address[10] = to->address[11] = 0xff;
 	__builtin_memcpy(to->address + 12, &plain->ip.daddr, 4);
@@ -100,7 +101,8 @@ static __always_inline bool read_plain(struct xdp_md *ctx, struct endpoint *to)
 
 // Where the UDP header of a plain packet is, and in which VLAN; -1: none. `*fragment` becomes true
 // where it was a fragment.
-static __always_inline int find_udp(struct xdp_md *ctx, struct packet *packet, __u16 *vlan, bool *fragment)
+static __always_inline int find_udp(struct xdp_md *ctx, struct packet *packet, __u16 *vlan,
+				    bool *fragment)
 {
 	if (packet_link(ctx, packet) < 0 || packet->tags > 1)
 		return -1;
@@ -136,7 +138,8 @@ static __always_inline bool is_vxlan(struct xdp_md *ctx, int l4)
 }
 
 // Reads the destination, a multicast group of ours as the groups' common address.
-static __always_inline int read_destination(struct xdp_md *ctx, struct packet *packet, __u8 *address)
+static __always_inline int read_destination(struct xdp_md *ctx, struct packet *packet,
+					    __u8 *address)
 {
 	bool group = true;
 	int i;
@@ -188,7 +191,8 @@ static __always_inline bool same_endpoint(const struct endpoint *a, const struct
 {
 	const __u32 *one = (const __u32 *)a->address, *other = (const __u32 *)b->address;
 
-	return one[0] == other[0] && one[1] == other[1] && one[2] == other[2] && one[3] == other[3] && a->vlan == b->vlan;
+	return one[0] == other[0] && one[1] == other[1] && one[2] == other[2] &&
+	       one[3] == other[3] && a->vlan == b->vlan;
 }
 
 static __always_inline bool is_endpoint(const struct endpoint *to)

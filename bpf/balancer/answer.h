@@ -67,8 +67,8 @@ __noinline int answer_echo(context *ctx, const struct packet *packet)
 	return frame_return(ctx);
 }
 
-static __always_inline int refuse(context *ctx, struct packet *packet, const struct tuple *tuple, __u8 type, __u8 code,
-				  __be32 rest, enum reason reason)
+static __always_inline int refuse(context *ctx, struct packet *packet, const struct tuple *tuple,
+				  __u8 type, __u8 code, __be32 rest, enum reason reason)
 {
 	struct icmp_error error = { .type = type, .code = code, .rest = rest };
 	int verdict;
@@ -80,7 +80,8 @@ static __always_inline int refuse(context *ctx, struct packet *packet, const str
 	if (packet->family == 4) {
 		error.source[0] = settings.source4 ? settings.source4 : tuple->vip[0];
 	} else {
-		bool set = settings.source6[0] | settings.source6[1] | settings.source6[2] | settings.source6[3];
+		bool set = settings.source6[0] | settings.source6[1] | settings.source6[2] |
+			   settings.source6[3];
 		int i;
 
 		for (i = 0; i < 4; i++)
@@ -95,17 +96,21 @@ __noinline int refuse_expired(context *ctx, struct packet *packet, const struct 
 {
 	if (!packet || !tuple)
 		return VERDICT_ABORT;
-	return refuse(ctx, packet, tuple, packet->family == 4 ? ICMP_TIME_EXCEEDED : ICMPV6_TIME_EXCEEDED, 0, 0, REASON_TTL);
+	return refuse(ctx, packet, tuple,
+		      packet->family == 4 ? ICMP_TIME_EXCEEDED : ICMPV6_TIME_EXCEEDED, 0, 0,
+		      REASON_TTL);
 }
 
 // The packet does not fit the way to its server; `mtu` would. Also said of IPv4 packets that may be
 // fragmented: nobody on the way does that here, and their sender can (RFC 1191 allows for no answer
 // to them; a silent loss helps nobody).
-__noinline int refuse_too_big(context *ctx, struct packet *packet, const struct tuple *tuple, __u32 mtu)
+__noinline int refuse_too_big(context *ctx, struct packet *packet, const struct tuple *tuple,
+			      __u32 mtu)
 {
 	if (!packet || !tuple)
 		return VERDICT_ABORT;
 	if (packet->family == 4)
-		return refuse(ctx, packet, tuple, ICMP_UNREACHABLE, ICMP_FRAGMENTATION_NEEDED, bpf_htonl(mtu), REASON_TOO_BIG);
+		return refuse(ctx, packet, tuple, ICMP_UNREACHABLE, ICMP_FRAGMENTATION_NEEDED,
+			      bpf_htonl(mtu), REASON_TOO_BIG);
 	return refuse(ctx, packet, tuple, ICMPV6_TOO_BIG, 0, bpf_htonl(mtu), REASON_TOO_BIG);
 }

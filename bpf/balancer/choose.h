@@ -28,15 +28,18 @@ enum chosen {
 };
 
 // Whether a flow that was seen before goes on with its server.
-static __always_inline bool may_follow(__u64 entry, const struct server *server, __u8 part, __u32 tick)
+static __always_inline bool may_follow(__u64 entry, const struct server *server, __u8 part,
+				       __u32 tick)
 {
 	__u8 state = entry_state(entry);
 	bool fresh = entry_age(entry, tick) < settings.idle;
 
 	if (server->state == SERVER_UP)
-		return part == PART_BEGIN ? fresh && state != FLOW_CLOSED : part != PART_DATAGRAM || fresh;
+		return part == PART_BEGIN ? fresh && state != FLOW_CLOSED :
+		       part != PART_DATAGRAM || fresh;
 	if (server->state == SERVER_DRAINING)
-		return part == PART_BEGIN ? fresh && state == FLOW_NEW : part != PART_DATAGRAM || fresh;
+		return part == PART_BEGIN ? fresh && state == FLOW_NEW :
+		       part != PART_DATAGRAM || fresh;
 	return false;
 }
 
@@ -49,7 +52,8 @@ static __always_inline __u8 next_state(__u8 state, __u8 part)
 
 // Says in the table that the flow was seen. Writes once a tick and when its state changes: the line
 // stays shared.
-static __always_inline void touch(struct place *place, const struct tuple *tuple, __u16 service, __u8 part, __u32 tick)
+static __always_inline void touch(struct place *place, const struct tuple *tuple, __u16 service,
+				  __u8 part, __u32 tick)
 {
 	__u64 entry = place->entry;
 	__u8 state = next_state(entry_state(entry), part);
@@ -77,7 +81,8 @@ static __always_inline bool remember(struct place *place, __u16 server, __u8 sta
 {
 	__u64 new = make_entry(place->fingerprint, server, state, tick);
 
-	return place->entry ? swap_entry(place, place->index, place->entry, new) : insert_entry(place, new, tick);
+	return place->entry ? swap_entry(place, place->index, place->entry, new) :
+	       insert_entry(place, new, tick);
 }
 
 // The server of a client of a sticky service: the one it has, or Maglev's by its address alone.
@@ -111,12 +116,14 @@ static __always_inline bool may_stay(__u32 half, __u16 id, __u16 service)
 {
 	struct server *server = id ? find_server(half, id) : NULL;
 
-	return server && server->service == service && (server->state == SERVER_UP || server->state == SERVER_DRAINING);
+	return server && server->service == service &&
+	       (server->state == SERVER_UP || server->state == SERVER_DRAINING);
 }
 
 // The server of a flow that nothing is known of, or that may not have its server any more.
-static __always_inline int choose_anew(const struct port *port, struct choice *choice, struct place *place, bool known,
-				       __u64 client, __u32 slot, __u32 tick)
+static __always_inline int choose_anew(const struct port *port, struct choice *choice,
+				       struct place *place, bool known, __u64 client, __u32 slot,
+				       __u32 tick)
 {
 	bool begins = choice->part == PART_BEGIN || choice->part == PART_DATAGRAM;
 	__u16 id = slot, before = slot >> 16;
@@ -131,7 +138,8 @@ static __always_inline int choose_anew(const struct port *port, struct choice *c
 		count(REASON_TABLE_FULL);
 		// Its next packet will be taken for one of a flow from before the change: so it is
 		// one from the beginning.
-		if (choice->part == PART_BEGIN && !(port->flags & PORT_STICKY) && may_stay(choice->half, before, port->service))
+		if (choice->part == PART_BEGIN && !(port->flags & PORT_STICKY) &&
+		    may_stay(choice->half, before, port->service))
 			id = before;
 	}
 	if (begins)
@@ -168,7 +176,8 @@ __noinline int choose(const struct tuple *tuple, struct choice *choice)
 	choice->new_flow = choice->part == PART_BEGIN;
 	choice->end_flow = choice->part == PART_END;
 	slot = ask_maglev(choice->half, port->service, hash);
-	always = settings.remember_all || port->flags & PORT_STICKY || tuple->protocol == IPPROTO_UDP;
+	always = settings.remember_all || port->flags & PORT_STICKY ||
+		 tuple->protocol == IPPROTO_UDP;
 	if (!always && !(slot >> 16))
 		return slot;
 	choice->new_flow = 0;
@@ -180,9 +189,11 @@ __noinline int choose(const struct tuple *tuple, struct choice *choice)
 		__u16 id = entry_server(place.entry);
 
 		server = find_server(choice->half, id);
-		if (server && server->service == port->service && may_follow(place.entry, server, choice->part, tick)) {
+		if (server && server->service == port->service &&
+		    may_follow(place.entry, server, choice->part, tick)) {
 			if (choice->part != PART_ERROR) {
-				choice->end_flow = choice->part == PART_END && entry_state(place.entry) != FLOW_CLOSED;
+				choice->end_flow = choice->part == PART_END &&
+						   entry_state(place.entry) != FLOW_CLOSED;
 				touch(&place, tuple, port->service, choice->part, tick);
 			}
 			return id;

@@ -114,7 +114,8 @@ static __always_inline bool insert_entry(struct place *place, __u64 new, __u32 t
 }
 
 // Writes down whose flow this is.
-static __always_inline void name_flow(const struct place *place, const struct tuple *tuple, __u16 service)
+static __always_inline void name_flow(const struct place *place, const struct tuple *tuple,
+				      __u16 service)
 {
 	__u32 key = place->number * BUCKET_SLOTS + place->index;
 	struct flow_name *name = bpf_map_lookup_elem(&flow_names, &key);

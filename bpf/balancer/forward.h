@@ -93,7 +93,8 @@ static __always_inline int write_tags(context *ctx, const struct server *server)
 
 // What makes room for `added` bytes between Ethernet's header and the packet tells the kernel what
 // they are, so that segments are cut behind them.
-static __always_inline int make_room(context *ctx, const struct packet *packet, const struct server *server, __u32 added)
+static __always_inline int make_room(context *ctx, const struct packet *packet,
+				     const struct server *server, __u32 added)
 {
 	__u64 flags = BPF_F_ADJ_ROOM_FIXED_GSO;
 
@@ -106,9 +107,11 @@ static __always_inline int make_room(context *ctx, const struct packet *packet, 
 	// All lengths in the outer headers are words of 16 bits.
 	if (packet->length + added > 0xffff)
 		return -1;
-	flags |= server->outer == OUTER_IPV4 ? BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 : BPF_F_ADJ_ROOM_ENCAP_L3_IPV6;
+	flags |= server->outer == OUTER_IPV4 ? BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 :
+		 BPF_F_ADJ_ROOM_ENCAP_L3_IPV6;
 	if (server->shim_len)
-		flags |= server->shim_len == GRE_LEN ? BPF_F_ADJ_ROOM_ENCAP_L4_GRE : BPF_F_ADJ_ROOM_ENCAP_L4_UDP;
+		flags |= server->shim_len == GRE_LEN ? BPF_F_ADJ_ROOM_ENCAP_L4_GRE :
+			 BPF_F_ADJ_ROOM_ENCAP_L4_UDP;
 	if (bpf_skb_adjust_room(ctx, added, BPF_ADJ_ROOM_MAC, flags) == 0)
 		return 0;
 	// In a tunnel already, of which the kernel knows one only: a packet by itself needs nothing
@@ -146,7 +149,8 @@ static __always_inline int write_tags(context *ctx, const struct server *server)
 	return 0;
 }
 
-static __always_inline int make_room(context *ctx, const struct packet *packet, const struct server *server, __u32 added)
+static __always_inline int make_room(context *ctx, const struct packet *packet,
+				     const struct server *server, __u32 added)
 {
 	int grow = (int)(link_length(server) + added) - (int)packet->l3;
 
@@ -156,8 +160,8 @@ static __always_inline int make_room(context *ctx, const struct packet *packet, 
 #endif
 
 // The outer IP header at `offset`, `length` bytes with all that is behind it.
-static __always_inline int write_outer(context *ctx, const struct server *server, __u32 offset, __u32 length, __u8 class,
-				       __u32 entropy)
+static __always_inline int write_outer(context *ctx, const struct server *server, __u32 offset,
+				       __u32 length, __u8 class, __u32 entropy)
 {
 	if (server->outer == OUTER_IPV4) {
 		struct iphdr *ip = at(ctx, offset, sizeof(*ip));
@@ -167,7 +171,8 @@ static __always_inline int write_outer(context *ctx, const struct server *server
 		__builtin_memcpy(ip, server->header, sizeof(*ip));
 		ip->tos = class;
 		ip->tot_len = bpf_htons(length);
-		ip->check = checksum_finish((__u64)server->outer_sum + bpf_htons(class) + bpf_htons(length));
+		ip->check = checksum_finish((__u64)server->outer_sum + bpf_htons(class) +
+					    bpf_htons(length));
 	} else {
 		struct ipv6hdr *ip = at(ctx, offset, sizeof(*ip));
 
@@ -182,7 +187,8 @@ static __always_inline int write_outer(context *ctx, const struct server *server
 
 // GRE, or UDP whose source port is the flow's, so that the network and the server's NIC spread
 // flows.
-static __always_inline int write_shim(context *ctx, const struct server *server, __u32 offset, __u32 length, __u32 entropy)
+static __always_inline int write_shim(context *ctx, const struct server *server, __u32 offset,
+				      __u32 length, __u32 entropy)
 {
 	__u8 *shim = at(ctx, offset, GRE_LEN);
 
@@ -196,7 +202,8 @@ static __always_inline int write_shim(context *ctx, const struct server *server,
 		return -1;
 	*(__be16 *)shim = bpf_htons(0xc000 | (entropy & 0x3fff));
 	*(__be16 *)(shim + 4) = bpf_htons(length);
-	*(__be16 *)(shim + 6) = 0;  // RFC 6935: tunnels may leave the checksum out; the inner packet has its own
+	// RFC 6935: tunnels may leave the checksum out; the inner packet has its own
+	*(__be16 *)(shim + 6) = 0;
 	if (server->shim_len == 8)
 		return 0;
 	shim = at(ctx, offset + 8, 4);
@@ -208,12 +215,14 @@ static __always_inline int write_shim(context *ctx, const struct server *server,
 
 static __always_inline __u32 outer_length(const struct server *server)
 {
-	return (server->outer == OUTER_NONE ? 0 : server->outer == OUTER_IPV4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr)) +
+	return (server->outer == OUTER_NONE ? 0 :
+		server->outer == OUTER_IPV4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr)) +
 	       server->shim_len;
 }
 
 // Rewrites the frame for a server. Less than zero: there is no room for it.
-__noinline int encapsulate(context *ctx, const struct packet *packet, __u32 half, __u16 id, __u32 entropy)
+__noinline int encapsulate(context *ctx, const struct packet *packet, __u32 half, __u16 id,
+			   __u32 entropy)
 {
 	struct server *server = find_server(half, id);
 	__u32 link, added;
@@ -240,14 +249,16 @@ __noinline int encapsulate(context *ctx, const struct packet *packet, __u32 half
 }
 
 // Addresses a frame to a server on layer 2 when it need not grow or shrink, the commonest case.
-static __always_inline int readdress(context *ctx, const struct packet *packet, const struct server *server)
+static __always_inline int readdress(context *ctx, const struct packet *packet,
+				     const struct server *server)
 {
 	__u8 class;
 
 	return take_hop(ctx, packet, &class) < 0 ? -1 : write_link(ctx, server);
 }
 
-static __always_inline bool keeps_its_length(const struct packet *packet, const struct server *server)
+static __always_inline bool keeps_its_length(const struct packet *packet,
+					     const struct server *server)
 {
 #ifdef BUTTERFLY_TC
 	// A tag that lies beside the frame is changed by taking it off.

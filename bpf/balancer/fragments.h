@@ -7,7 +7,8 @@
 #include "services.h"
 
 #define FRAGMENT_SECOND_SHIFT 30
-#define FRAGMENT_SECONDS 30  // RFC 8200, section 4.5, lets a receiver wait for 60; Linux waits for 30
+#define FRAGMENT_SECONDS 30  // RFC 8200, section 4.5, lets a receiver wait for 60; Linux waits for
+			     // 30
 
 static __always_inline __u64 fragment_hash(const struct packet *packet, const struct tuple *tuple)
 {
@@ -32,7 +33,8 @@ static __always_inline struct fragment_bucket *fragment_bucket(__u64 hash)
 
 // A first fragment went to this server. Takes the place of the same datagram, or of the one seen
 // longest ago.
-__noinline int remember_fragment(const struct packet *packet, const struct tuple *tuple, __u16 server)
+__noinline int remember_fragment(const struct packet *packet, const struct tuple *tuple,
+				 __u16 server)
 {
 	__u16 second = fragment_second(), best_age = 0;
 	struct fragment_bucket *bucket;
@@ -58,7 +60,8 @@ __noinline int remember_fragment(const struct packet *packet, const struct tuple
 			best_age = age;
 		}
 	}
-	bucket->slot[best & (FRAGMENT_SLOTS - 1)] = (__u64)(__u32)hash << 32 | (__u32)server << 16 | second;
+	bucket->slot[best & (FRAGMENT_SLOTS - 1)] = (__u64)(__u32)hash << 32 | (__u32)server << 16 |
+						    second;
 	return 0;
 }
 
@@ -79,7 +82,8 @@ __noinline int recall_fragment(const struct packet *packet, const struct tuple *
 	for (i = 0; i < FRAGMENT_SLOTS; i++) {
 		__u64 entry = bucket->slot[i];
 
-		if (entry && entry >> 32 == (__u32)hash && (__u16)(second - (__u16)entry) < FRAGMENT_SECONDS)
+		if (entry && entry >> 32 == (__u32)hash &&
+		    (__u16)(second - (__u16)entry) < FRAGMENT_SECONDS)
 			return (__u16)(entry >> 16);
 	}
 	return 0;

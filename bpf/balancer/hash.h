@@ -56,7 +56,9 @@ static __always_inline __u64 hash_client(__u64 seed, const struct tuple *tuple)
 // A flow, from its client's hash.
 static __always_inline __u64 hash_flow(__u64 client, const struct tuple *tuple)
 {
-	return mix(mix(client ^ ((__u64)tuple->client_port << 32 | (__u32)tuple->port << 16 | tuple->protocol)));
+	return mix(mix(client ^
+		       ((__u64)tuple->client_port << 32 | (__u32)tuple->port << 16 |
+			tuple->protocol)));
 }
 
 // Evenly from 0 to size - 1, by the hash's high half.

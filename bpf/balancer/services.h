@@ -13,7 +13,8 @@ static __always_inline bool same_address(const struct vip *vip, const __be32 *ad
 	if (vip->family != family || vip->address[0] != address[0])
 		return false;
 	return family == 4 ||
-	       !((vip->address[1] ^ address[1]) | (vip->address[2] ^ address[2]) | (vip->address[3] ^ address[3]));
+	       !((vip->address[1] ^ address[1]) | (vip->address[2] ^ address[2]) |
+		 (vip->address[3] ^ address[3]));
 }
 
 // The number of the VIP that a packet goes to; less than zero: the address has no service.
@@ -56,7 +57,8 @@ static __always_inline struct port *find_port(__u32 half, __u16 vip, __u8 protoc
 }
 
 // The service of a protocol and port of a VIP: its own, or the one that has all ports.
-static __always_inline struct port *find_service(__u32 half, __u16 vip, __u8 protocol, __be16 number)
+static __always_inline struct port *find_service(__u32 half, __u16 vip, __u8 protocol,
+						 __be16 number)
 {
 	struct port *port = find_port(half, vip, protocol, number);
 

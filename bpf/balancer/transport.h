@@ -10,7 +10,8 @@
 #define IPPROTO_SCTP 132
 #endif
 
-#define HEADERS_MIN (sizeof(struct ethhdr) + sizeof(struct ipv6hdr))  // what says whether a packet is ours
+// What says whether a packet is ours.
+#define HEADERS_MIN (sizeof(struct ethhdr) + sizeof(struct ipv6hdr))
 #define HEADERS_MAX 256  // extension headers, and what an ICMP error quotes
 
 #define TCP_FLAGS_OFFSET 13
@@ -19,7 +20,8 @@
 #define TCP_RST 0x04
 #define TCP_ACK 0x10
 
-#define SCTP_CHUNK_OFFSET 12  // RFC 9260, section 3: the first chunk's type, behind the common header
+#define SCTP_CHUNK_OFFSET 12  // RFC 9260, section 3: the first chunk's type, behind the common
+			      // header
 #define SCTP_INIT 1
 #define SCTP_ABORT 6
 #define SCTP_SHUTDOWN_COMPLETE 14
@@ -34,7 +36,8 @@ enum part {
 
 // The addresses: all that is needed to see that a packet is not ours. Less than zero: there is no
 // whole IP header.
-static __always_inline int read_addresses(context *ctx, const struct packet *packet, struct tuple *tuple)
+static __always_inline int read_addresses(context *ctx, const struct packet *packet,
+					  struct tuple *tuple)
 {
 	tuple->family = packet->family;
 	if (packet->family == 4) {
@@ -97,7 +100,8 @@ static __always_inline int read_network(context *ctx, struct packet *packet)
 }
 
 // Ports and part. Less than zero: no protocol that is balanced, or its header is cut off.
-static __always_inline int read_transport(context *ctx, const struct packet *packet, struct tuple *tuple, __u8 *part)
+static __always_inline int read_transport(context *ctx, const struct packet *packet,
+					  struct tuple *tuple, __u8 *part)
 {
 	__u32 room = packet->l3 + packet->length - packet->l4;
 	__be16 *port = at(ctx, packet->l4, 8);
@@ -136,7 +140,8 @@ static __always_inline bool is_vip(const struct in6_addr *address, const struct 
 {
 	const __be32 *word = address->s6_addr32;
 
-	return !((word[0] ^ tuple->vip[0]) | (word[1] ^ tuple->vip[1]) | (word[2] ^ tuple->vip[2]) | (word[3] ^ tuple->vip[3]));
+	return !((word[0] ^ tuple->vip[0]) | (word[1] ^ tuple->vip[1]) | (word[2] ^ tuple->vip[2]) |
+		 (word[3] ^ tuple->vip[3]));
 }
 
 // The flow that an ICMP error is about: the quoted packet went from the VIP to the client. Less
@@ -157,9 +162,11 @@ __noinline int read_error(context *ctx, const struct packet *packet, struct tupl
 	if (packet->family == 4) {
 		struct iphdr *ip = at(ctx, quote, sizeof(*ip));
 
-		if (*type != 3 && *type != 11 && *type != 12)  // unreachable, time exceeded, parameter problem
+		// unreachable, time exceeded, parameter problem
+		if (*type != 3 && *type != 11 && *type != 12)
 			return -1;
-		if (!ip || ip->version != 4 || ip->ihl < 5 || ip->saddr != tuple->vip[0] || ip->frag_off & bpf_htons(IP_OFFSET))
+		if (!ip || ip->version != 4 || ip->ihl < 5 || ip->saddr != tuple->vip[0] ||
+		    ip->frag_off & bpf_htons(IP_OFFSET))
 			return -1;
 		tuple->client[0] = ip->daddr;
 		tuple->protocol = ip->protocol;
@@ -167,7 +174,8 @@ __noinline int read_error(context *ctx, const struct packet *packet, struct tupl
 	} else {
 		struct ipv6hdr *ip = at(ctx, quote, sizeof(*ip));
 
-		if (*type < 1 || *type > 4)  // unreachable, too big, time exceeded, parameter problem
+		// unreachable, too big, time exceeded, parameter problem
+		if (*type < 1 || *type > 4)
 			return -1;
 		if (!ip || ip->version != 6 || !is_vip(&ip->saddr, tuple))
 			return -1;
@@ -178,7 +186,8 @@ __noinline int read_error(context *ctx, const struct packet *packet, struct tupl
 	port = at(ctx, quote, 4);
 	if (!port || quote + 4 > end)
 		return -1;
-	if (tuple->protocol != IPPROTO_TCP && tuple->protocol != IPPROTO_UDP && tuple->protocol != IPPROTO_SCTP)
+	if (tuple->protocol != IPPROTO_TCP && tuple->protocol != IPPROTO_UDP &&
+	    tuple->protocol != IPPROTO_SCTP)
 		return -1;
 	tuple->port = port[0];
 	tuple->client_port = port[1];

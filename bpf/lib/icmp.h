@@ -16,9 +16,11 @@
 #define ICMPV6_TOO_BIG 2
 #define ICMPV6_TIME_EXCEEDED 3
 
-#define ICMP_QUOTE 128         // bytes of the packet that an error quotes: the longest headers we forward fit
+#define ICMP_QUOTE 128         // bytes of the packet that an error quotes: the longest headers we
+			       // forward fit
 #define ICMP_WINDOW_SHIFT 27   // the rate is counted in windows of 2^27 ns = 134 ms,
-#define ICMP_WINDOW_LIMIT 128  // with so many errors at the most in each: about 950 a second and CPU
+#define ICMP_WINDOW_LIMIT 128  // with so many errors at the most in each: about 950 a second and
+			       // CPU
 #define ICMP_TTL 64
 
 // What to say. The family is the packet's.
@@ -88,7 +90,8 @@ static __always_inline bool icmp_answerable(context *ctx, const struct packet *p
 
 		if (!ip || ip->saddr.s6_addr[0] == 0xff)
 			return false;
-		return ip->saddr.s6_addr32[0] | ip->saddr.s6_addr32[1] | ip->saddr.s6_addr32[2] | ip->saddr.s6_addr32[3];
+		return ip->saddr.s6_addr32[0] | ip->saddr.s6_addr32[1] | ip->saddr.s6_addr32[2] |
+		       ip->saddr.s6_addr32[3];
 	}
 }
 
@@ -113,7 +116,8 @@ static __always_inline __u64 icmp_sum_quote(context *ctx, __u32 offset, __u32 le
 static __always_inline int icmp_return_link(context *ctx, __u32 by, __u8 tags)
 {
 	struct ethhdr *to = at(ctx, 0, sizeof(*to) + PACKET_MAX_TAGS * sizeof(struct vlan_tag));
-	struct ethhdr *from = at(ctx, by, sizeof(*from) + PACKET_MAX_TAGS * sizeof(struct vlan_tag));
+	struct ethhdr *from = at(ctx, by,
+				 sizeof(*from) + PACKET_MAX_TAGS * sizeof(struct vlan_tag));
 	struct ethhdr old;
 	__u32 tag[PACKET_MAX_TAGS];
 
@@ -140,14 +144,16 @@ static __always_inline int icmp_return_link(context *ctx, __u32 by, __u8 tags)
 // whoever sends the buffer out, the kernel or a device, finishes it, also where the packet is only
 // a quote any more. Nothing tells a program so; one finished packet in 65,536 looks the same, and
 // its sender gets an error that it does not understand.
-static __always_inline bool icmp_quotes_begun(context *ctx, const struct packet *packet, __u32 *field)
+static __always_inline bool icmp_quotes_begun(context *ctx, const struct packet *packet,
+					      __u32 *field)
 {
 	__u32 length = packet->length - (packet->l4 - packet->l3);
 	__u16 *checksum;
 	__u64 sum;
 	int i;
 
-	if (packet->fragment != FRAGMENT_NONE || (packet->protocol != IPPROTO_TCP && packet->protocol != IPPROTO_UDP))
+	if (packet->fragment != FRAGMENT_NONE ||
+	    (packet->protocol != IPPROTO_TCP && packet->protocol != IPPROTO_UDP))
 		return false;
 	*field = packet->protocol == IPPROTO_TCP ? TCP_CHECKSUM : UDP_CHECKSUM;
 	checksum = at(ctx, packet->l4 + *field, sizeof(*checksum));
@@ -194,8 +200,9 @@ static __always_inline int icmp_cut(context *ctx, __u32 end)
 
 #endif
 
-static __always_inline int icmp_error_v4(context *ctx, const struct packet *packet, const struct icmp_error *error,
-					 __u32 quote, __u64 finished)
+static __always_inline int icmp_error_v4(context *ctx, const struct packet *packet,
+					 const struct icmp_error *error, __u32 quote,
+					 __u64 finished)
 {
 	struct icmp_header *icmp;
 	struct iphdr *ip;
@@ -222,13 +229,15 @@ static __always_inline int icmp_error_v4(context *ctx, const struct packet *pack
 	icmp->type = error->type;
 	icmp->code = error->code;
 	icmp->rest = error->rest;
-	icmp->checksum = checksum_finish(icmp_sum_quote(ctx, packet->l3 + sizeof(*ip), sizeof(*icmp)) +
-					 icmp_sum_quote(ctx, packet->l3 + sizeof(*ip) + sizeof(*icmp), quote) + finished);
+	icmp->checksum = checksum_finish(
+		icmp_sum_quote(ctx, packet->l3 + sizeof(*ip), sizeof(*icmp)) +
+		icmp_sum_quote(ctx, packet->l3 + sizeof(*ip) + sizeof(*icmp), quote) + finished);
 	return 0;
 }
 
-static __always_inline int icmp_error_v6(context *ctx, const struct packet *packet, const struct icmp_error *error,
-					 __u32 quote, __u64 finished)
+static __always_inline int icmp_error_v6(context *ctx, const struct packet *packet,
+					 const struct icmp_error *error, __u32 quote,
+					 __u64 finished)
 {
 	struct icmp_header *icmp;
 	struct ipv6hdr *ip;
@@ -255,7 +264,8 @@ static __always_inline int icmp_error_v6(context *ctx, const struct packet *pack
 	icmp->rest = error->rest;
 	// The pseudo-header: both addresses, the length, the protocol.
 	sum = bpf_htonl(sizeof(*icmp) + quote) + (__u64)bpf_htonl(IPPROTO_ICMPV6);
-	sum += icmp_sum_quote(ctx, packet->l3 + offsetof(struct ipv6hdr, saddr), 2 * sizeof(struct in6_addr) + sizeof(*icmp));
+	sum += icmp_sum_quote(ctx, packet->l3 + offsetof(struct ipv6hdr, saddr),
+			      2 * sizeof(struct in6_addr) + sizeof(*icmp));
 	sum += icmp_sum_quote(ctx, packet->l3 + sizeof(*ip) + sizeof(*icmp), quote) + finished;
 	icmp->checksum = checksum_finish(sum);
 	return 0;
@@ -263,7 +273,8 @@ static __always_inline int icmp_error_v6(context *ctx, const struct packet *pack
 
 // Sends the error about this packet. Less than zero: nothing may be said, and the frame, perhaps
 // changed, is to be dropped.
-static __noinline int icmp_error(context *ctx, struct packet *packet, const struct icmp_error *error)
+static __noinline int icmp_error(context *ctx, struct packet *packet,
+				 const struct icmp_error *error)
 {
 	__u32 quote = packet->length < ICMP_QUOTE ? packet->length & ~1u : ICMP_QUOTE;
 	__u32 grow = packet->family == 4 ? sizeof(struct iphdr) + sizeof(struct icmp_header)

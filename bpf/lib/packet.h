@@ -22,7 +22,8 @@
 #include "context.h"
 
 #define PACKET_MAX_TAGS 2        // 802.1ad: a service tag and a customer tag
-#define PACKET_MAX_EXTENSIONS 6  // RFC 8200, section 4.1 lists seven, one of them twice; senders use two at the most
+#define PACKET_MAX_EXTENSIONS 6  // RFC 8200, section 4.1 lists seven, one of them twice; senders
+				 // use two at the most
 #define PACKET_MAX_OFFSET 1023   // headers behind this are not looked for
 
 #define FRAME_SMALL 1024         // no driver splits a frame up to here into several buffers
@@ -59,10 +60,12 @@ struct fragment_header {
 struct packet {
 	__u32 l3;          // offset of the IP header
 	__u32 l4;          // offset of what follows all of IP's headers
-	__u32 length;      // bytes from l3 to the packet's end as IP tells it; the frame has at least these
+	__u32 length;      // bytes from l3 to the packet's end as IP tells it; the frame has at
+			   // least these
 	__u32 id;          // of a fragment; network order
 	__u8 family;       // 4 or 6
-	__u8 tags;         // VLAN tags in front of it, with one that lies beside the frame (frame_tag_beside())
+	__u8 tags;         // VLAN tags in front of it, with one that lies beside the frame
+			   // (frame_tag_beside())
 	__u8 protocol;     // what is at l4: IPPROTO_*
 	__u8 fragment;     // enum fragment
 };
@@ -83,7 +86,8 @@ static __always_inline void *at(context *ctx, __u32 offset, __u32 size)
 
 static __always_inline bool same_mac(const __u8 *a, const __u8 *b)
 {
-	return !((*(const __u32 *)a ^ *(const __u32 *)b) | (__u32)(*(const __u16 *)(a + 4) ^ *(const __u16 *)(b + 4)));
+	return !((*(const __u32 *)a ^ *(const __u32 *)b) |
+		 (__u32)(*(const __u16 *)(a + 4) ^ *(const __u16 *)(b + 4)));
 }
 
 // Bytes behind a packet that ends at `end`; less than zero: they are missing. A small frame that
@@ -144,7 +148,8 @@ static __always_inline int packet_link(context *ctx, struct packet *packet)
 		packet->l3 += sizeof(*tag);
 		tag++;
 	}
-	packet->family = ethertype == bpf_htons(ETH_P_IP) ? 4 : ethertype == bpf_htons(ETH_P_IPV6) ? 6 : 0;
+	packet->family = ethertype == bpf_htons(ETH_P_IP) ? 4 :
+			 ethertype == bpf_htons(ETH_P_IPV6) ? 6 : 0;
 	return packet->family ? 0 : -1;
 }
 
@@ -166,7 +171,8 @@ static __always_inline int packet_ipv4(context *ctx, struct packet *packet)
 	packet->id = ip->id;
 	packet->l4 = packet->l3 + header;
 	packet->protocol = ip->protocol;
-	packet->fragment = fragment & IP_OFFSET ? FRAGMENT_LATER : fragment & IP_MF ? FRAGMENT_FIRST : FRAGMENT_NONE;
+	packet->fragment = fragment & IP_OFFSET ? FRAGMENT_LATER :
+			   fragment & IP_MF ? FRAGMENT_FIRST : FRAGMENT_NONE;
 	return 0;
 }
 

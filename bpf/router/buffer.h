@@ -9,7 +9,8 @@
 // Whether a packet longer than the next link takes is segments that each fit, as
 // skb_gso_validate_network_len() says of the kernel's own. `l4` is where its transport header is,
 // 0: not known.
-static __always_inline bool segments_fit(context *ctx, __u32 l3, __u32 l4, __u8 protocol, const struct hop *hop)
+static __always_inline bool segments_fit(context *ctx, __u32 l3, __u32 l4, __u8 protocol,
+					 const struct hop *hop)
 {
 #ifdef BUTTERFLY_TC
 	__u32 payload = ctx->gso_size, mtu = 0;
@@ -23,7 +24,8 @@ static __always_inline bool segments_fit(context *ctx, __u32 l3, __u32 l4, __u8 
 	}
 	// Of tunnels only the kernel knows where the payload begins. It answers for the interface;
 	// a smaller MTU is the route's.
-	return bpf_check_mtu(ctx, hop->ifindex, &mtu, 0, BPF_MTU_CHK_SEGS) == 0 && mtu <= hop->tc_mtu;
+	return bpf_check_mtu(ctx, hop->ifindex, &mtu, 0, BPF_MTU_CHK_SEGS) == 0 &&
+	       mtu <= hop->tc_mtu;
 #else
 	return false;
 #endif

@@ -68,9 +68,11 @@ static __always_inline struct cache_pair4 *cache_pair4(struct cache_flows4 *flow
 	return &flows->pair[addresses * 0x9e3779b97f4a7c15ull >> (64 - CACHE_BITS)];
 }
 
-static __always_inline struct cache_pair6 *cache_pair6(struct cache_flows6 *flows, const __u64 *destination)
+static __always_inline struct cache_pair6 *cache_pair6(struct cache_flows6 *flows,
+						       const __u64 *destination)
 {
-	__u64 mixed = (destination[0] * 0x9e3779b97f4a7c15ull ^ destination[1]) * 0xbf58476d1ce4e5b9ull;
+	__u64 mixed = (destination[0] * 0x9e3779b97f4a7c15ull ^ destination[1]) *
+		      0xbf58476d1ce4e5b9ull;
 
 	return &flows->pair[mixed >> (64 - CACHE_BITS)];
 }
@@ -92,12 +94,14 @@ static __always_inline struct cache_flow4 *cache_flow4(struct cache_pair4 *pair,
 }
 
 // Zero if a flow is the one to a destination: the bits in which their addresses differ.
-static __always_inline __u64 cache_differs6(const struct cache_flow6 *flow, const __u64 *destination)
+static __always_inline __u64 cache_differs6(const struct cache_flow6 *flow,
+					    const __u64 *destination)
 {
 	return (flow->destination[0] ^ destination[0]) | (flow->destination[1] ^ destination[1]);
 }
 
-static __always_inline struct cache_flow6 *cache_flow6(struct cache_pair6 *pair, const __u64 *destination)
+static __always_inline struct cache_flow6 *cache_flow6(struct cache_pair6 *pair,
+						       const __u64 *destination)
 {
 	return &pair->flow[cache_which(cache_differs6(&pair->flow[0], destination))];
 }
@@ -110,8 +114,9 @@ static __always_inline __u64 cache_decided(const struct interface *in, __u32 epo
 
 // Sends a packet on to the hop that was decided, if it fits there. Less than zero: nothing was
 // changed.
-static __always_inline int cache_send(context *ctx, struct cache_use *use, struct ethhdr *link, const struct interface *in,
-				     __u32 number, __u8 v6, __u8 protocol, __u32 size)
+static __always_inline int cache_send(context *ctx, struct cache_use *use, struct ethhdr *link,
+				      const struct interface *in, __u32 number, __u8 v6,
+				      __u8 protocol, __u32 size)
 {
 	const struct hop *hop = hop_of(number);
 	__u32 l4 = sizeof(*link) + (v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr));
@@ -140,7 +145,8 @@ static __always_inline int cache_send(context *ctx, struct cache_use *use, struc
 }
 
 // Sent to the interface's MAC address, and in XDP with a checksum that is finished.
-static __always_inline bool cache_takes(context *ctx, const struct ethhdr *link, const struct interface *in, __u8 family)
+static __always_inline bool cache_takes(context *ctx, const struct ethhdr *link,
+					const struct interface *in, __u8 family)
 {
 #ifdef BUTTERFLY_TC
 	return same_mac(link->h_dest, in->mac);
@@ -181,7 +187,8 @@ static __always_inline int cache_forward4(context *ctx, struct ethhdr *link, voi
 
 	// What depends on the packet.
 	size = bpf_ntohs(ip->tot_len);
-	if (!cache_takes(ctx, link, in, 4) || size < sizeof(*ip) || frame_surplus(ctx, sizeof(*link) + size) != 0)
+	if (!cache_takes(ctx, link, in, 4) || size < sizeof(*ip) ||
+	    frame_surplus(ctx, sizeof(*link) + size) != 0)
 		return -1;
 	if (ip->ttl <= 1 || !checksum_holds(checksum_ipv4(ip)))
 		return -1;
@@ -246,7 +253,8 @@ static __always_inline void cache_missed(struct cache_use *use)
 
 // Counts that a flow was not known, and says which place of two it takes: that of one that holds no
 // more, or by `chance` of either.
-static __always_inline __u32 cache_place(struct cache_use *use, __u64 first, __u64 second, __u64 decided, __u32 chance)
+static __always_inline __u32 cache_place(struct cache_use *use, __u64 first, __u64 second,
+					 __u64 decided, __u32 chance)
 {
 	cache_missed(use);
 	if ((first ^ decided) >> CACHE_EPOCH_SHIFT)
@@ -270,7 +278,8 @@ static __always_inline void cache_remember4(const struct iphdr *ip, __u64 decide
 	pair = cache_pair4(flows, addresses);
 	flow = cache_flow4(pair, addresses);
 	if (flow->addresses != addresses)
-		flow = &pair->flow[cache_place(&flows->use, pair->flow[0].decided, pair->flow[1].decided, decided, addresses >> 32)];
+		flow = &pair->flow[cache_place(&flows->use, pair->flow[0].decided,
+					       pair->flow[1].decided, decided, addresses >> 32)];
 	flow->addresses = addresses;
 	flow->decided = decided;
 }
@@ -287,7 +296,9 @@ static __always_inline void cache_remember6(const struct ipv6hdr *ip, __u64 deci
 	pair = cache_pair6(flows, destination);
 	flow = cache_flow6(pair, destination);
 	if (cache_differs6(flow, destination))
-		flow = &pair->flow[cache_place(&flows->use, pair->flow[0].decided, pair->flow[1].decided, decided, destination[1] >> 56)];
+		flow = &pair->flow[cache_place(&flows->use, pair->flow[0].decided,
+					       pair->flow[1].decided, decided,
+					       destination[1] >> 56)];
 	flow->destination[0] = destination[0];
 	flow->destination[1] = destination[1];
 	flow->decided = decided;

@@ -29,7 +29,8 @@ static __noinline __u64 ports_of(context *ctx, const struct packet *at_packet)
 	packet = *at_packet;
 	if (packet_network(ctx, &packet) < 0 || packet.fragment)
 		return 0;
-	if (packet.protocol != IPPROTO_TCP && packet.protocol != IPPROTO_UDP && packet.protocol != IPPROTO_SCTP)
+	if (packet.protocol != IPPROTO_TCP && packet.protocol != IPPROTO_UDP &&
+	    packet.protocol != IPPROTO_SCTP)
 		return packet.protocol;
 	both = at(ctx, packet.l4, sizeof(*both));
 	return both ? (__u64)packet.protocol << 32 | *both : packet.protocol;
@@ -40,7 +41,8 @@ static __always_inline __u32 hash4(const struct iphdr *ip, __u32 seed)
 	return mix((__u64)ip->saddr << 32 | ip->daddr, 0, seed);
 }
 
-static __always_inline __u32 hash4_ports(context *ctx, const struct packet *packet, const struct iphdr *ip, __u32 seed)
+static __always_inline __u32 hash4_ports(context *ctx, const struct packet *packet,
+					 const struct iphdr *ip, __u32 seed)
 {
 	return mix((__u64)ip->saddr << 32 | ip->daddr, ports_of(ctx, packet), seed);
 }
@@ -59,7 +61,8 @@ static __always_inline __u32 hash6(const struct ipv6hdr *ip, __u32 seed)
 	return mix(addresses6(ip), label << 8 | ip->nexthdr, seed);
 }
 
-static __always_inline __u32 hash6_ports(context *ctx, const struct packet *packet, const struct ipv6hdr *ip, __u32 seed)
+static __always_inline __u32 hash6_ports(context *ctx, const struct packet *packet,
+					 const struct ipv6hdr *ip, __u32 seed)
 {
 	return mix(addresses6(ip), ports_of(ctx, packet), seed);
 }
@@ -91,25 +94,29 @@ static __always_inline const struct hop *hop_of(__u32 number)
 }
 
 #define LOOPBACK 1                 // its index in every namespace
-#define FIB_LOOKUP_SKIP_NEIGH 8    // BPF_FIB_LOOKUP_SKIP_NEIGH; kernels before 6.6 refuse it, and the packet is theirs
+#define FIB_LOOKUP_SKIP_NEIGH 8    // BPF_FIB_LOOKUP_SKIP_NEIGH; kernels before 6.6 refuse it, and
+				   // the packet is theirs
 
 // The way back by the kernel's own lookup, as __fib_validate_source() asks: less than zero if there
 // is none, or it may be another one than reverse path filtering wants.
-static __always_inline int ask_back4(context *ctx, const struct interface *in, const struct iphdr *ip)
+static __always_inline int ask_back4(context *ctx, const struct interface *in,
+				     const struct iphdr *ip)
 {
 	struct bpf_fib_lookup fib = {.family = 2, .ifindex = LOOPBACK};
 
 	fib.tos = ip->tos;
 	fib.ipv4_src = ip->daddr;
 	fib.ipv4_dst = ip->saddr;
-	if (bpf_fib_lookup(ctx, &fib, sizeof(fib), FIB_LOOKUP_SKIP_NEIGH) != BPF_FIB_LKUP_RET_SUCCESS)
+	if (bpf_fib_lookup(ctx, &fib, sizeof(fib), FIB_LOOKUP_SKIP_NEIGH) !=
+	    BPF_FIB_LKUP_RET_SUCCESS)
 		return -1;
 	return in->rp_filter == RP_STRICT && fib.ifindex != in->ifindex ? -1 : 0;
 }
 
 // The kernel's own lookup, by all its rules. It fills in the neighbour's address too.
-static __always_inline int ask(context *ctx, const struct packet *packet, const struct interface *in, __u32 size,
-			       struct bpf_fib_lookup *fib, struct hop *chosen, __u32 mtu)
+static __always_inline int ask(context *ctx, const struct packet *packet,
+			       const struct interface *in, __u32 size, struct bpf_fib_lookup *fib,
+			       struct hop *chosen, __u32 mtu)
 {
 	struct egress *egress;
 	__u64 ports = ports_of(ctx, packet);

@@ -35,14 +35,16 @@ static __always_inline __u32 hop_mtu(const struct hop *hop)
 static __always_inline int redirect(const struct hop *hop)
 {
 #ifdef BUTTERFLY_TC
-	return hop->flags & HOP_PEER ? bpf_redirect_peer(hop->device, 0) : bpf_redirect(hop->device, 0);
+	return hop->flags & HOP_PEER ? bpf_redirect_peer(hop->device, 0) :
+	       bpf_redirect(hop->device, 0);
 #else
 	return bpf_redirect_map(&ports, hop->port, XDP_ABORTED);
 #endif
 }
 
 // Hands a packet that is as it is to leave to the device, and counts it.
-static __always_inline int hand_over(const struct hop *hop, struct counters *in, __u8 v6, __u32 size)
+static __always_inline int hand_over(const struct hop *hop, struct counters *in, __u8 v6,
+				     __u32 size)
 {
 	struct counters *out = bpf_map_lookup_elem(&counters, &hop->slot);
 	int verdict = redirect(hop);

@@ -54,7 +54,8 @@ static __always_inline void halve(__u32 first, __u32 slot, __u32 half, __u32 *lo
 }
 
 // Halves a range of runs of one word, or of two.
-static __always_inline void halve_runs(const struct element *element, __u32 runs, __u32 wide, __u32 slot, __u32 *low, __u32 *more)
+static __always_inline void halve_runs(const struct element *element, __u32 runs, __u32 wide,
+				       __u32 slot, __u32 *low, __u32 *more)
 {
 	__u32 half = (*more + 1) / 2;
 
@@ -62,7 +63,8 @@ static __always_inline void halve_runs(const struct element *element, __u32 runs
 }
 
 // What a line of runs of three bytes says of a slot.
-static __always_inline __u32 look_short(const struct element *element, __u32 at, __u32 more, __u32 slot)
+static __always_inline __u32 look_short(const struct element *element, __u32 at, __u32 more,
+					__u32 slot)
 {
 	__u32 low = 0, firsts = 2 * at + SHORT_FIRSTS;
 	int i;
@@ -79,7 +81,8 @@ static __always_inline __u32 look_short(const struct element *element, __u32 at,
 
 // What a node with lines says of a slot: a path's number or another node, or 0 for nothing, and
 // then `*best` is what is known.
-static __always_inline __u32 look_lines(const struct element *element, __u32 at, __u32 entry, __u32 slot, __u32 width, __u32 *best)
+static __always_inline __u32 look_lines(const struct element *element, __u32 at, __u32 entry,
+					__u32 slot, __u32 width, __u32 *best)
 {
 	__u32 bits = entry >> ENTRY_BITS_SHIFT & ENTRY_LINES_MASK, head, more, wide, low = 0;
 	int i;
@@ -100,11 +103,13 @@ static __always_inline __u32 look_lines(const struct element *element, __u32 at,
 }
 
 // What a node with an index says of a slot.
-static __always_inline __u32 look_index(const struct element *element, __u32 at, __u32 entry, __u32 slot, __u32 width, __u32 *best)
+static __always_inline __u32 look_index(const struct element *element, __u32 at, __u32 entry,
+					__u32 slot, __u32 width, __u32 *best)
 {
 	__u32 bits = entry >> ENTRY_BITS_SHIFT & ENTRY_BITS_MASK;
 	__u32 head = word(element, at), index = word(element, at + 1 + (slot >> (width - bits)));
-	__u32 runs = at + 1 + (1 << bits), low = index & 0xffff, more = index >> 16, wide = head >> 31;
+	__u32 runs = at + 1 + (1 << bits), low = index & 0xffff, more = index >> 16,
+	      wide = head >> 31;
 	int i;
 
 	if (head & NODE_VALUE_MASK)
@@ -141,7 +146,8 @@ __attribute__((noinline)) __u32 index4(__u32 root, __u32 address)
 
 	if (!element)
 		return 0;
-	entry = look_index(element, first, root, address & ((1 << TRIE4_WIDTH) - 1), TRIE4_WIDTH, &best);
+	entry = look_index(element, first, root, address & ((1 << TRIE4_WIDTH) - 1), TRIE4_WIDTH,
+			   &best);
 	return either(entry, best);
 }
 
@@ -158,7 +164,8 @@ static __always_inline __u32 find4(__u32 root, __u32 address)
 	element = block_of(&trie4, root, &first);
 	if (!element)
 		return 0;
-	entry = look_lines(element, first, root, address & ((1 << TRIE4_WIDTH) - 1), TRIE4_WIDTH, &best);
+	entry = look_lines(element, first, root, address & ((1 << TRIE4_WIDTH) - 1), TRIE4_WIDTH,
+			   &best);
 	return either(entry, best);
 }
 
