@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause For benchmarks: makes the frame what it was
-// before the last run, of the next flow, and hands it to the program under test.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// For benchmarks: makes the frame what it was before the last run, of the next flow, and hands it
+// to the program under test.
 //
 // BPF_PROG_TEST_RUN repeats a run over what the run before has left, one and the same packet. With
 // this in front, a run of the program under test costs what it would for a stream of frames of many

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause The load balancer: packets to service
-// addresses go to servers, which answer the clients themselves (direct server return).
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// The load balancer: packets to service addresses go to servers, which answer the clients
+// themselves (direct server return).
 //
 // crates/balancer says how it works, fills the maps and attaches it. The packet's path is
 // balancer() at the end of this file. Functions that are neither static nor inline are verified on

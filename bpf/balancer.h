@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause What the load balancer's program and
-// crates/balancer (src/layout.rs) both read and write. Sizes are asserted on both sides.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// What the load balancer's program and crates/balancer (src/layout.rs) both read and write. Sizes
+// are asserted on both sides.
 //
 // Addresses and ports are in network order, everything else in the machine's.
 #pragma once

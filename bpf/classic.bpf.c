@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause For benchmarks: a load balancer of the
-// design that is usual, an entry in an LRU table for every flow, looked up for every packet. It
-// stands for the programs that work so and cannot be had where the benchmark runs.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// For benchmarks: a load balancer of the design that is usual, an entry in an LRU table for every
+// flow, looked up for every packet. It stands for the programs that work so and cannot be had where
+// the benchmark runs.
 //
 // It does no more than has to be done for one packet of TCP or UDP: headers, service, flow, or else
 // a server and an entry, the server's headers, counters. No fragments, errors, answers, options,

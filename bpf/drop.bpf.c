@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause Drops every packet that is left for it: the
-// sink of a measurement, and the end of a chain that a test can tell from the kernel.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// Drops every packet that is left for it: the sink of a measurement, and the end of a chain that a
+// test can tell from the kernel.
 #include "lib/chain.h"
 
 PROGRAM

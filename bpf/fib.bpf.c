@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause For benchmarks, beside the router: the
-// least that forwards by the kernel's own lookup, as the samples of the kernel and of xdp-tools do.
-// Checks nothing that a stream of good packets does not need, and counts nothing.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// For benchmarks, beside the router: the least that forwards by the kernel's own lookup, as the
+// samples of the kernel and of xdp-tools do. Checks nothing that a stream of good packets does not
+// need, and counts nothing.
 #include "lib/checksum.h"
 #include "lib/packet.h"
 

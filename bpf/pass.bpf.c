@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause Takes nothing: every packet goes on. What
-// the far end of a veth needs to be redirected to in native mode, and the smallest member of a
-// chain.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// Takes nothing: every packet goes on. What the far end of a veth needs to be redirected to in
+// native mode, and the smallest member of a chain.
 #include "lib/chain.h"
 
 PROGRAM

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause Health checks: packets to a service address
-// that go to one server each, by the balancer's own way and tunnel.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// Health checks: packets to a service address that go to one server each, by the balancer's own way
+// and tunnel.
 //
 // The sockets of the checks are in a network namespace of their own, behind a pair of interfaces.
 // What they send comes in at the host's end of the pair; the port that it is sent from says for

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause What the program of health checks and the
-// daemon (crates/daemon/src/balancer/probe) both read and write.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// What the program of health checks and the daemon (crates/daemon/src/balancer/probe) both read and
+// write.
 #pragma once
 
 #include <linux/types.h>

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause What the uplink's program and crates/uplink
-// (src/layout.rs) both read and write. Sizes are asserted on both sides.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// What the uplink's program and crates/uplink (src/layout.rs) both read and write. Sizes are
+// asserted on both sides.
 //
 // Addresses and ports are in network order, everything else in the machine's. An IPv4 address is an
 // IPv4-mapped IPv6 one (RFC 4291, section 2.5.5.2).

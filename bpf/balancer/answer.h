@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause What the balancer says itself: echo replies
-// as the VIP, and errors about packets that cannot go on.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// What the balancer says itself: echo replies as the VIP, and errors about packets that cannot go
+// on.
 #pragma once
 
 #include "../lib/icmp.h"

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause Datagrams in fragments: the first one has
-// ports and finds the server, the later ones follow it by the datagram's id.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// Datagrams in fragments: the first one has ports and finds the server, the later ones follow it by
+// the datagram's id.
 #pragma once
 
 #include "../lib/packet.h"

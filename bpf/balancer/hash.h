@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause Hashes, the same in
-// crates/balancer/src/hash.rs: multiply and fold, a round for each word, one more at the end of
-// flows. The seed keeps strangers from choosing flows that meet in one bucket; it need not be
-// secret for anything else.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// Hashes, the same in crates/balancer/src/hash.rs: multiply and fold, a round for each word, one
+// more at the end of flows. The seed keeps strangers from choosing flows that meet in one bucket;
+// it need not be secret for anything else.
 #pragma once
 
 #include <linux/types.h>

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause The load balancer's memory: what
-// crates/balancer fills (two halves, one in force) and what packets leave behind.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// The load balancer's memory: what crates/balancer fills (two halves, one in force) and what
+// packets leave behind.
 #pragma once
 
 #include <bpf/bpf_helpers.h>

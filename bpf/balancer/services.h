@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause Whose packet: address, then protocol and
-// port. Open addressing in arrays: a packet of somebody else meets a free entry at once.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// Whose packet: address, then protocol and port. Open addressing in arrays: a packet of somebody
+// else meets a free entry at once.
 #pragma once
 
 #include <stddef.h>

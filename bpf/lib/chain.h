@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause Several features on one interface: a
-// program that finds a packet not to be its own hands it to the next one.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// Several features on one interface: a program that finds a packet not to be its own hands it to
+// the next one.
 //
 // Included once by each program. The slot is filled by crates/xdp (chain.rs) when another feature
 // runs; while it is empty the tail call fails and the kernel gets the packet. XDP and tc have a

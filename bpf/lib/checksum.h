@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause The Internet checksum (RFC 1071) and its
-// update by increment (RFC 1624), for all programs that change a header.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// The Internet checksum (RFC 1071) and its update by increment (RFC 1624), for all programs that
+// change a header.
 //
 // A sum is the one's complement sum of 16-bit words as they lie in memory, not yet folded: adding
 // is all that is needed to put pieces together, and byte order does not matter as long as nobody

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause What a program is called with, and all that
-// differs between the two places that one source is compiled for.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// What a program is called with, and all that differs between the two places that one source is
+// compiled for.
 //
 // In XDP a packet is a frame: all of it in order, VLAN tags and checksums too. At tc ingress
 // (compiled with BUTTERFLY_TC) it is a buffer of the kernel's: the outer VLAN tag lies beside it,

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause Answers to a packet's sender: ICMP (RFC
-// 792, RFC 1812) and ICMPv6 (RFC 4443) errors, for all programs that forward.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// Answers to a packet's sender: ICMP (RFC 792, RFC 1812) and ICMPv6 (RFC 4443) errors, for all
+// programs that forward.
 //
 // icmp_error() makes the frame in hand into the error about it and sends it back where it came
 // from: Ethernet addresses swapped, VLAN tags kept, the packet's start quoted. It is rate limited,

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause What is at the front of a frame: Ethernet,
-// VLAN tags, IPv4 with options, IPv6 with extension headers, fragments.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// What is at the front of a frame: Ethernet, VLAN tags, IPv4 with options, IPv6 with extension
+// headers, fragments.
 //
 // A program calls packet_link(), looks at the addresses, and when the packet may be its own
 // packet_network(). Both answer less than zero when they do not understand the frame: it is the

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause What a packet may be besides a finished
-// frame: one of several segments, or with a checksum that is only begun.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// What a packet may be besides a finished frame: one of several segments, or with a checksum that
+// is only begun.
 #pragma once
 
 #include "../lib/checksum.h"

@@ -1,13 +1,14 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause The flow cache: plain packets of a flow
-// that was forwarded before go the same way without a lookup.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// The flow cache: plain packets of a flow that was forwarded before go to that flow's next hop
+// without a lookup.
 //
-// What the long way decides by addresses and interfaces alone (source, way to the destination, next
-// hop) holds until a map changes, which a new epoch tells; what depends on the packet (length,
-// checksum, hop limit, MTU) is looked at here again. A packet that does not fit goes the long way,
-// which knows the reasons. With IPv4 both addresses decide; with IPv6, whose sources are not looked
-// up, a flow is all that goes to one destination. Each CPU has flows of its own, found by a hash of
-// their addresses, in pairs; one that is new takes the place of one that holds no more, or of
-// either.
+// What the full lookup decides by addresses and interfaces alone (source, way to the destination,
+// next hop) holds until a map changes, which a new epoch tells; what depends on the packet (length,
+// checksum, hop limit, MTU) is looked at here again. A packet that does not fit takes the full
+// lookup, which counts the reason. With IPv4 both addresses decide; with IPv6, whose sources are
+// not looked up, a flow is all that goes to one destination. Each CPU has flows of its own, found
+// by a hash of their addresses, in pairs; one that is new takes the place of one that holds no
+// more, or of either.
 #pragma once
 
 #include "../lib/checksum.h"

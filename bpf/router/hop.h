@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause From a path to one of its next hops: by a
-// hash of the flow as the kernel's fib_multipath_hash_policy says, or by the kernel's own lookup
-// where the table cannot say.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// From a path to one of its next hops: by a hash of the flow as the kernel's
+// fib_multipath_hash_policy says, or by the kernel's own lookup where the table cannot say.
 #pragma once
 
 #include "maps.h"

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause The router's maps. crates/router sets their
-// sizes before it loads the program; those that are memory-mapped it writes without a system call,
-// a 32-bit word at a time.
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// The router's maps. crates/router sets their sizes before it loads the program; those that are
+// memory-mapped it writes without a system call, a 32-bit word at a time.
 #pragma once
 
 #include "../router.h"
