@@ -187,7 +187,7 @@ static __always_inline int check4(context *ctx, struct transit *t, struct iphdr 
 	return is_special4(ip->daddr) ? COUNT_DESTINATION : 0;
 }
 
-// RFC 3704 with the kernel's two ways, and never an address of our own.
+// Reverse path filtering (RFC 3704) in the kernel's two modes, and never an address of our own.
 static __always_inline int check_source4(struct transit *t, __u32 number, bool by_kernel)
 {
 	const struct path *back = path_of(number);
@@ -197,13 +197,13 @@ static __always_inline int check_source4(struct transit *t, __u32 number, bool b
 	// Where the kernel looks up, it is asked for the way back as well.
 	if (t->in->rp_filter == RP_OFF || by_kernel)
 		return 0;
-	// No way back at all is what only the filters mind.
+	// That there is no route back at all is for the filters alone to refuse.
 	if (t->in->rp_filter == RP_ROUTES && back->kind == PATH_PASS &&
 	    back->reason == COUNT_NO_ROUTE)
 		return 0;
 	if (!back->unicast)
 		return COUNT_SOURCE;
-	// Strict: several ways back, or another one, are for the kernel to judge.
+	// Strict: several routes back, or one by another interface, are for the kernel to judge.
 	return t->in->rp_filter == RP_STRICT && back->ifindex != t->in->ifindex ? COUNT_SOURCE : 0;
 }
 

@@ -427,8 +427,8 @@ fn vxlan_over_a_bond(pair: &mut Pair) -> Result<()> {
     talk(pair)
 }
 
-/// Both hosts have their address on `lo`, and two ways to the other's: flows spread over both, and
-/// survive one.
+/// Both hosts have their address on `lo`, and two next hops to the other's: flows spread over both,
+/// and survive one.
 fn vxlan_by_two_ways_at_once(pair: &mut Pair) -> Result<()> {
     let ways = |me: u8, other: u8| {
         format!(

@@ -165,7 +165,7 @@ impl Ring {
         }
         self.avail = self.avail.wrapping_add(count);
         self.avail_index(view).store(self.avail, Ordering::Release);
-        // The index first, then the device's wish (virtio 1.2, section 2.7.13.4).
+        // The index first, then the device's flags (virtio 1.2, section 2.7.13.4).
         fence(Ordering::SeqCst);
         if view.word(self.used_at).load(Ordering::Relaxed) & NO_NOTIFY == 0 {
             // A counter that is full is a notification that is still to be read.

@@ -1,5 +1,5 @@
 //! What the APIs work on: the controller behind its lock, the log's level, the workers, and the
-//! wish to stop.
+//! request to stop.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};

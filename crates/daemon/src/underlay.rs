@@ -382,7 +382,7 @@ impl NextHopTask {
         let encapsulation = self.settings.encapsulation.clone();
         let hops = paths.iter().map(|(target, hops)| (*target, hops.clone()));
         match Underlay::new(encapsulation, addresses.iter().copied(), hops) {
-            // A worker that is gone needs no ways: the daemon is stopping.
+            // A worker that is gone needs no next hops: the daemon is stopping.
             Ok(underlay) => drop(block_in_place(|| {
                 self.switch.set_underlay(Arc::new(underlay))
             })),

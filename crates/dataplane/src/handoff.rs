@@ -9,9 +9,9 @@
 //! is made.
 //!
 //! - Each ordered pair of workers has a ring of its own, with one producer and one consumer:
-//!   `rtrb`, which is small, kept, wait-free at both ends and lets each end find out that the other
-//!   has gone. Nobody waits for room: a frame for a full ring is dropped (`handoff_full`). Two
-//!   workers can therefore not wait for each other.
+//!   `rtrb`, which is small, maintained, wait-free at both ends and lets each end find out that the
+//!   other has gone. Nobody waits for room: a frame for a full ring is dropped (`handoff_full`).
+//!   Two workers can therefore not wait for each other.
 //! - A batch comes back by the last reference to it being dropped. The sending worker looks at the
 //!   count of the oldest batch that is out, and gives the guest its buffers back in the order in
 //!   which it took them. No second ring is needed for the way back, and a worker that stops returns

@@ -201,7 +201,7 @@ impl Ports {
         }
     }
 
-    /// This worker has the queue of a NIC that a frame with no wish is written to.
+    /// This worker has the queue of a NIC that a frame that asks for no pair is written to.
     pub(crate) fn has_queue_of(&self, slot: PortSlot) -> bool {
         let on = self.routes.on(slot);
         let pair = pick(on, 0);
@@ -349,7 +349,8 @@ impl Ports {
     }
 
     /// Writes several frames to a NIC and says of each in `results` what became of it; see
-    /// [`Handed`] for those whose queue another worker has. `steer` has the wished pair of each.
+    /// [`Handed`] for those whose queue another worker has. `steer` has the pair that each is meant
+    /// for.
     #[inline]
     pub(crate) fn transmit_all(
         &mut self,

@@ -1,7 +1,7 @@
 //! Queues of NICs, and the table of which worker has which.
 //!
-//! A NIC has one queue pair or several, and each is one [`Port`](io::port::Port) in the hands of
-//! one worker. The table is read by every worker for every run of frames and written when a queue
+//! A NIC has one queue pair or several, and each is one [`Port`](io::port::Port) owned by one
+//! worker. The table is read by every worker for every run of frames and written when a queue
 //! comes, goes or moves. Nothing else is published by it, so relaxed loads and stores will do: a
 //! reader that is a moment behind hands its frames to the worker that had the queue, which sends
 //! them after it.
@@ -151,8 +151,8 @@ fn decode(bits: u8) -> Accepts {
     }
 }
 
-/// Which of the pairs that are on gets a frame: the wished one, or else the wish modulo how many
-/// there are. `on` has one bit at least.
+/// Which of the pairs that are on gets a frame: the pair of that number, or else that number modulo
+/// how many there are. `on` has one bit at least.
 #[inline]
 pub(crate) fn pick(on: u64, wish: u32) -> u16 {
     if wish < MAX_PAIRS as u32 && on >> wish & 1 == 1 {

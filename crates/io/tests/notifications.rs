@@ -58,7 +58,7 @@ every_ring! {
                 assert_eq!(rustix::io::read(fd, &mut count), Ok(8));
                 assert_eq!(u64::from_ne_bytes(count), 1);
                 pair.from_port.disarm();
-                // With EVENT_IDX the wish is fulfilled; with the flag it is withdrawn.
+                // With EVENT_IDX the request to notify is used up; with the flag it is withdrawn.
                 send(&mut pair, 3);
                 assert_eq!(pair.from.transmitq.kicks(), round);
                 turn(&mut pair);
@@ -106,8 +106,8 @@ every_ring! {
     fn a_guest_is_interrupted_once_a_flush_and_only_if_it_asks() {
         for features in [PLAIN, PLAIN & !EVENT_IDX] {
             let mut pair = Pair::with_features(features, features);
-            // The first time the guest's wishes are not trusted: a driver that slept before we came
-            // must wake.
+            // The first time the guest's suppression is not trusted: a driver that slept before we
+            // came must wake.
             send(&mut pair, 1);
             turn(&mut pair);
             let (sent, received) = (pair.from.transmitq.calls(), pair.to.receiveq.calls());
@@ -161,7 +161,7 @@ every_ring! {
 
 every_ring! {
     /// The race that `arm` exists for: a guest that publishes just before, during or after it.
-    /// Whatever the moment, either the switch sees the work or the guest sees the wish.
+    /// Whatever the moment, either the switch sees the work or the guest sees that it is to notify.
     fn no_wakeup_is_lost_between_two_threads() {
         for features in [PLAIN, PLAIN & !EVENT_IDX] {
             let mut pair = Pair::with_features(features, features);

@@ -3,8 +3,8 @@
 //! and guests send them.
 //!
 //! What is written has gone all its way when the write returns, so that what comes of it can be
-//! read at once. [`packets`] makes of what came the packets that it stands for, so that two ways
-//! are compared by what a wire would have had to carry.
+//! read at once. [`packets`] makes of what came the packets that it stands for, so that two
+//! switches are compared by what a wire would have had to carry.
 
 use io::frame::Batch;
 use io::port::Port;

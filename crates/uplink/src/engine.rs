@@ -195,7 +195,7 @@ impl Engine {
         stale || unjoined || !self.reserved.has_all()
     }
 
-    /// We, on the TAP device: whoever looks for ways asks there for neighbours.
+    /// Our station on the TAP device: whoever looks for next hops asks it for neighbours.
     pub fn station(&self) -> Arc<Station> {
         self.station.clone()
     }

@@ -4,8 +4,8 @@
 //!
 //! One XDP program ([`program`], `bpf/uplink.bpf.c`) runs on every uplink and sends VXLAN for our
 //! addresses to an AF_XDP socket on each receive queue; ssh, storage and the API's own connections
-//! go on as before. Each socket is an [`io::uplink::UplinkPort`] in the hands of one worker. Where
-//! an interface takes no program or no socket, a packet socket does the same more slowly. Where no
+//! go on as before. Each socket is an [`io::uplink::UplinkPort`] owned by one worker. Where an
+//! interface takes no program or no socket, a packet socket does the same more slowly. Where no
 //! interface has our address, a TAP device is made that does, with a [`Station`] on it.
 //!
 //! [`Engine`] keeps what is in line with what is wanted: `plan` says from the kernel's tables which

@@ -116,7 +116,8 @@ impl Plan {
     fn add_endpoint(&mut self, kernel: &Snapshot, owner: &Arc<Link>, ip: IpAddr) {
         let (below, vlan) = below(kernel, owner);
         let here = |wanted: &Wanted| below.is_some_and(|below| below.name == wanted.name);
-        // One that is on a loopback, as of hosts with several ways out, comes in by any of them.
+        // One that is on a loopback, as of hosts with several interfaces to the outside, comes in
+        // by any of them.
         let anywhere = below.is_none_or(|below| below.loopback);
         let mut vlans = vec![vlan];
         if anywhere {

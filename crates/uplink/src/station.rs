@@ -1,11 +1,11 @@
-//! Where no interface has our address: a TAP device, and the station that we are on it.
+//! Where no interface has our address: a TAP device, and our station on it.
 //!
 //! The kernel keeps neighbours for every interface that has an address of ours; here it has none,
 //! and whoever uses the interface is at the other end of a cable. So the station answers for our
 //! addresses itself, and asks for those of other hosts ([`neighbours`]), and tells switches which
 //! groups it hears ([`memberships`]). Three threads meet here: the worker that has the port lets it
-//! [hear](Station::hear), whoever looks for ways [finds](Station::find) with it, the engine opens
-//! and closes the device.
+//! [hear](Station::hear), whoever looks for next hops [finds](Station::find) neighbours with it,
+//! the engine opens and closes the device.
 
 mod memberships;
 mod neighbours;

@@ -79,7 +79,7 @@ impl World<'_> {
         }
     }
 
-    /// Lets the engine follow until the facts are as wished.
+    /// Lets the engine follow until the facts are as requested.
     fn until(&mut self, what: &str, request: impl Fn(&[Fact]) -> bool) -> Vec<Fact> {
         let deadline = Instant::now() + PATIENCE;
         loop {

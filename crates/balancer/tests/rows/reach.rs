@@ -20,7 +20,7 @@ fn https() -> ServiceKey {
     key(false, Protocol::Tcp, PORT)
 }
 
-/// The ways to these servers are known, and to no others.
+/// The next hops to these servers are known, and to no others.
 fn reach(balancer: &mut Balancer, servers: &[u8]) {
     let ways = servers.iter().map(|n| (server(false, *n), hop(false, *n)));
     balancer

@@ -1,5 +1,5 @@
-//! What the rows play on: a balancer with the interface 1, some servers and the ways to them, and
-//! packets to send.
+//! What the rows play on: a balancer with the interface 1, some servers and the next hops to them,
+//! and packets to send.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! The ways of health checks: through a service's address to one of its servers, as a client's
+//! The paths of health checks: through a service's address to one of its servers, as a client's
 //! packets go.
 //!
 //! The host's own sockets would not do. The kernel knows no route to a service's address, or, when
@@ -192,7 +192,7 @@ impl Drop for Hold {
     }
 }
 
-/// Makes ways, once there is a balancer for them to go through.
+/// Makes paths for checks, once there is a balancer for them to go through.
 pub struct Prober(pub Arc<Engine>);
 
 impl Paths for Prober {

@@ -1,4 +1,5 @@
-//! A port's socket in other hands: for the program's map, and for what the kernel counts.
+//! A port's socket for others than its worker: for the program's map, and for what the kernel
+//! counts.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};

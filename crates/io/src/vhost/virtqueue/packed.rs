@@ -209,7 +209,7 @@ impl PackedQueue {
             EVENT_ENABLE << 16
         };
         self.device_event().store(wish, Ordering::Relaxed);
-        // The wish first, then the slot: see the orderings above.
+        // Our event structure first, then the slot: see the orderings above.
         fence(Ordering::SeqCst);
         self.offered().is_some()
     }
@@ -252,7 +252,7 @@ impl PackedQueue {
             self.tail(old).store(used(old, first), Ordering::Release);
             return;
         }
-        // The descriptor first, then the guest's wish: see the orderings above.
+        // The descriptor first, then the guest's event structure: see the orderings above.
         self.tail(old).swap(used(old, first), Ordering::SeqCst);
         let wanted = self.wants(self.driver_event().load(Ordering::SeqCst), old, self.used);
         self.bell.call(wanted);

@@ -36,7 +36,7 @@ pub struct PortParts {
     pub mtu: Option<u16>,
 }
 
-/// A queue pair in the hands of a worker.
+/// A queue pair that a worker owns.
 #[derive(Debug)]
 pub struct VhostPort {
     parts: PortParts,

@@ -347,7 +347,7 @@ impl Room {
 pub(in crate::vhost) struct Bell {
     pub kick: Option<OwnedFd>,
     pub call: Option<OwnedFd>,
-    /// The guest's last wish is not known to us: notify whatever it says.
+    /// Whether the guest waits for a notification is not known to us: notify whatever it says.
     anyway: bool,
     pub calls: u64,
 }

@@ -235,8 +235,8 @@ unsafe fn read_header(from: *const u8, header_len: usize) -> u128 {
     }
 }
 
-/// Fills in all but the head. The header comes as a number; most ask for nothing, and those ways
-/// are kept apart so that what the other one finds is not put together in memory for both.
+/// Fills in all but the head. The header comes as a number; most ask for nothing. The two cases are
+/// separate, so that an offload is put together in memory only where there is one.
 #[inline(always)]
 fn finish(frame: &mut Frame, header: u128, frame_len: usize, body: Range<usize>, sends: Accepts) {
     // Neither flags nor a kind of segmentation: `virtio_net::decode` would say the same.

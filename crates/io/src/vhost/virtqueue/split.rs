@@ -8,13 +8,13 @@
 //! - We write buffers and used entries, then store `used.idx` with Release, once a flush: a guest
 //!   that sees the index sees what is behind it. Used entries behind the index are ours, so they
 //!   are written when a chain is taken.
-//! - Whether to notify is Dekker's problem: each side stores its index and then loads the other's
-//!   wish (or stores its wish and then loads the other's index). A store may pass a later load, so
-//!   that both could miss the other; sequential consistency of the two forbids that. In
-//!   [`SplitQueue::publish`] the index is exchanged and the guest's `used_event` or flags loaded,
-//!   both SeqCst (an exchange is cheaper than a store and a fence); in [`SplitQueue::arm`] a fence
-//!   stands between `avail_event` or flags and the guest's index: whoever comes second sees the
-//!   first.
+//! - Whether to notify is Dekker's problem: each side stores its index and then loads whether the
+//!   other wants a notification (or stores that it wants one and then loads the other's index). A
+//!   store may pass a later load, so that both could miss the other; sequential consistency of the
+//!   two forbids that. In [`SplitQueue::publish`] the index is exchanged and the guest's
+//!   `used_event` or flags loaded, both SeqCst (an exchange is cheaper than a store and a fence);
+//!   in [`SplitQueue::arm`] a fence stands between `avail_event` or flags and the guest's index:
+//!   whoever comes second sees the first.
 //!
 //! With IN_ORDER (section 2.7.9) one used entry says for all chains of a batch that they were used:
 //! the first of their entries, with the last one's id. That is done where nothing is written into
@@ -137,7 +137,7 @@ impl SplitQueue {
         } else {
             self.used_flags().store(0, Ordering::Relaxed);
         }
-        // The wish first, then the index: see the orderings above.
+        // `avail_event` or flags first, then the index: see the orderings above.
         fence(Ordering::SeqCst);
         self.avail_idx().load(Ordering::Acquire) != self.next_avail
     }
@@ -177,7 +177,7 @@ impl SplitQueue {
             self.used_idx().store(new, Ordering::Release);
             return;
         }
-        // The index first, then the guest's wish: see the orderings above.
+        // The index first, then the guest's `used_event` or flags: see the orderings above.
         self.used_idx().swap(new, Ordering::SeqCst);
         let wanted = if self.event_idx {
             passed(self.used_event().load(Ordering::SeqCst), new, old)
