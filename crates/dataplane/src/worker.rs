@@ -186,7 +186,7 @@ impl Worker {
         })
     }
 
-    /// One round: the commands that wait, every port once, and a little housekeeping.
+    /// One turn of the loop: the commands that wait, every port once, and a little housekeeping.
     pub fn turn(&mut self, now: Now) -> Turn {
         let mut turn = Turn::default();
         self.path.tables.flows.begin_turn();
