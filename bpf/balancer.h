@@ -31,8 +31,8 @@ struct settings {
 
 // An interface on which services are balanced.
 struct link {
-	__u32 ifindex;  // as the packet says; 0: none
-	__u32 out;      // as servers say: the bond's where ifindex is one of its ports
+	__u32 ifindex;  // the interface that packets come in by; 0: none
+	__u32 out;      // the index that servers name: the bond's where ifindex is its port
 	__u8 mac[6];
 	__u8 reserved[2];
 };

@@ -96,7 +96,7 @@ struct hop {
 	__u16 inner_protocol;  /* of a second tag behind that one; 0 for none */
 	__u16 inner_vlan;
 	/* At tc. */
-	__u32 tc_mtu;    /* as mtu; also of each segment of a packet that is several */
+	__u32 tc_mtu;    /* for tc; also of each segment of a packet that is several */
 	__u32 device;    /* ifindex of the device that sends */
 	__u32 flags;     /* HOP_* */
 	__u32 pad[3];
@@ -111,7 +111,7 @@ struct interface_key {
 	__u32 ifindex;   /* the device */
 	__u16 vlan;      /* host order, 0 for none */
 	__u16 protocol;  /* network order, 0 for none */
-	__u16 inner_vlan;      /* the same of a second tag */
+	__u16 inner_vlan;      /* of a second tag behind that one; 0: none */
 	__u16 inner_protocol;
 };
 
@@ -136,7 +136,7 @@ struct interface {
 	__u8 mac[6];
 	__u8 flags;
 	__u8 rp_filter;  /* enum rp_filter */
-	__u32 ifindex;   /* as routes name it */
+	__u32 ifindex;   /* the index that routes name it by */
 	__u32 slot;      /* of its counters */
 };
 

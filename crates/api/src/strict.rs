@@ -45,7 +45,7 @@ pub enum MalformedMessage {
     TooMany {
         /// What there is too much of.
         what: &'static str,
-        /// The most.
+        /// The most that is allowed.
         limit: usize,
     },
 }

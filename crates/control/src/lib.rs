@@ -1,5 +1,5 @@
-//! What the operator declares, the operations on it, and their compilation into what the data plane
-//! obeys.
+//! What the operator declares, the operations on it, and their compilation into the snapshots that
+//! the data plane works by.
 //!
 //! # Theory of operation
 //!
@@ -13,7 +13,7 @@
 //! 2. New sockets, interfaces and trace files are opened ([`Attachments`]); an error closes those
 //!    again.
 //! 3. What the changes touch is compiled again, everything else is shared with the snapshot before;
-//!    the new snapshot is published ([`DataPlane`]), which returns when all workers obey it; an
+//!    the new snapshot is published ([`DataPlane`]), which returns when all workers use it; an
 //!    error closes what step 2 opened.
 //! 4. The copy becomes the state, attachments that nobody needs are closed, and the events are
 //!    sent.

@@ -9,7 +9,7 @@ use dataplane::drop_reason::DropReason;
 /// What a NIC has counted since it was created.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NicStats {
-    /// Which one.
+    /// The NIC.
     pub id: NicId,
     /// Bytes of frames delivered to the guest, Ethernet headers included. v0 `out`.
     pub bytes_in: u64,
@@ -28,7 +28,7 @@ pub struct NicStats {
 /// What a group's rules have counted since each was added.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GroupStats {
-    /// Which one.
+    /// The group.
     pub id: GroupId,
     /// In the order of the group's rules.
     pub rules: Vec<RuleStats>,
@@ -37,7 +37,7 @@ pub struct GroupStats {
 /// What a rule has counted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RuleStats {
-    /// Which one.
+    /// The rule.
     pub rule: Rule,
     /// Frames that it allowed, and those of the flows that it allowed.
     pub frames: u64,

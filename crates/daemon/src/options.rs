@@ -515,7 +515,7 @@ impl Said<'_> {
         }
     }
 
-    /// Of the two names of one key that which the original has obeyed.
+    /// The one of a key's two names that counted in the original.
     fn core_id(&mut self, id: Option<Cores>, core: Option<Cores>) -> Option<Cores> {
         if let (Some(id), Some(core)) = (&id, &core)
             && id != core

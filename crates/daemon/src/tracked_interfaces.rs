@@ -47,7 +47,7 @@ pub struct TrackedInterfaces {
 }
 
 impl TrackedInterfaces {
-    /// All of them.
+    /// All interfaces that were asked for, attached or not.
     pub fn members(&self) -> &[Member] {
         &self.members
     }

@@ -18,15 +18,15 @@ use xdp::Interfaces;
 /// How often the engine looks at what nobody tells.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// Where workers leave word of ports that broke. A port breaks once, so that this cannot grow
+/// The end where workers report ports that broke. A port breaks once, so that this cannot grow
 /// beyond what is joined.
 #[derive(Clone)]
 pub struct Breaks(mpsc::UnboundedSender<(u32, String)>);
 
-/// The other end.
+/// The end where those reports arrive.
 pub struct Broken(mpsc::UnboundedReceiver<(u32, String)>);
 
-/// Both ends.
+/// Makes both ends.
 pub fn breaks() -> (Breaks, Broken) {
     let (sender, receiver) = mpsc::unbounded_channel();
     (Breaks(sender), Broken(receiver))

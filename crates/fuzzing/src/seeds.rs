@@ -14,7 +14,7 @@ pub type Seed = (&'static str, Vec<u8>);
 const A: Mac = Mac([2, 0, 0, 0, 0, 1]);
 const B: Mac = Mac([2, 0, 0, 0, 0, 2]);
 
-/// All of them.
+/// All seeds.
 pub fn all() -> Vec<Seed> {
     let mut seeds = Vec::new();
     for (frame, offload) in frames() {

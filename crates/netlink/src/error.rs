@@ -27,7 +27,7 @@ pub enum Error {
     /// There is no route.
     #[error("the kernel has no route to {dst}: {source}")]
     Unreachable {
-        /// Where to.
+        /// The destination.
         dst: IpAddr,
         /// Its reason: unreachable, prohibited, invalid for a blackhole.
         source: std::io::Error,

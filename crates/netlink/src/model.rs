@@ -233,7 +233,7 @@ pub struct Address {
 pub struct RouteKey {
     /// 254 main, 255 local, 253 default, or one's own.
     pub table: u32,
-    /// Where to.
+    /// The destination.
     pub dst: IpNet,
     /// IPv4's type of service; zero for any.
     pub tos: u8,
@@ -448,7 +448,7 @@ pub enum RuleAction {
 pub struct Neighbour {
     /// The interface.
     pub ifindex: u32,
-    /// Who.
+    /// The neighbour's address.
     pub ip: IpAddr,
     /// Its hardware address, once known.
     pub mac: Option<Mac>,

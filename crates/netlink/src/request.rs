@@ -33,7 +33,7 @@ struct Asking {
 /// A packet that might be sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Query {
-    /// Where to.
+    /// The destination.
     pub dst: IpAddr,
     /// Its source address, where that is decided already.
     pub src: Option<IpAddr>,

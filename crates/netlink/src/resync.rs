@@ -27,7 +27,7 @@ pub enum What {
 }
 
 impl What {
-    /// All of them.
+    /// Every kind.
     pub fn all() -> BTreeSet<What> {
         let families = [Family::V4, Family::V6];
         let of = [

@@ -8,7 +8,7 @@ pub enum Error {
     Interface {
         /// Its name.
         name: String,
-        /// Why not.
+        /// Why it cannot be routed for.
         why: String,
     },
     /// The program, a map, or attaching it.

@@ -30,7 +30,7 @@ pub struct Prefix {
 }
 
 impl Prefix {
-    /// From the kernel's.
+    /// The prefix that the kernel's tables write so.
     pub fn from_net(net: IpNet) -> Prefix {
         match net {
             IpNet::V4(net) => Prefix {
@@ -149,7 +149,7 @@ impl Fib {
         }
     }
 
-    /// Of IPv4.
+    /// Whether this is the table of IPv4.
     pub fn is_v4(&self) -> bool {
         self.family == Family::V4
     }
@@ -344,7 +344,7 @@ impl Fib {
         }
     }
 
-    /// One prefix.
+    /// Works out anew what one prefix shows.
     pub fn refresh(
         &mut self,
         prefix: Prefix,

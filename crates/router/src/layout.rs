@@ -15,11 +15,11 @@ pub const TRIE6_BITS: u8 = 64;
 
 /// What a path does: `enum path_kind`.
 pub mod kind {
-    /// The kernel's.
+    /// Packets are passed to the kernel.
     pub const PASS: u8 = 0;
-    /// To a member.
+    /// Packets are forwarded to one of the path's members.
     pub const FORWARD: u8 = 1;
-    /// A blackhole.
+    /// Packets are dropped: a blackhole.
     pub const DROP: u8 = 2;
     /// The kernel's lookup decides.
     pub const ASK: u8 = 3;
@@ -65,7 +65,7 @@ pub struct Member {
 pub struct Hop {
     /// The neighbour's address.
     pub destination: [u8; 6],
-    /// Ours.
+    /// The MAC address of our interface.
     pub source: [u8; 6],
     /// Slot of the device in the map `ports`.
     pub port: u32,

@@ -11,7 +11,7 @@ pub struct Report {
     /// Sentences: why all packets of a family, or lookups, are the kernel's. Empty when nothing is
     /// in the way.
     pub notes: Vec<String>,
-    /// IPv4's and IPv6's.
+    /// The tables of IPv4 and of IPv6.
     pub tables: [TableReport; 2],
 }
 

@@ -21,14 +21,14 @@ pub enum Spec {
     OnLink {
         /// The interface.
         ifindex: u32,
-        /// The route's.
+        /// The route's MTU, if it has one.
         mtu: Option<u32>,
     },
     /// To one of these gateways.
     Via {
         /// In the kernel's order.
         members: Vec<Via>,
-        /// The route's.
+        /// The route's MTU, if it has one.
         mtu: Option<u32>,
     },
 }

@@ -59,7 +59,7 @@ pub struct HopView {
     pub mac: Option<Mac>,
 }
 
-/// Which routes.
+/// Which routes are asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
     /// This prefix and longer ones in it.
@@ -78,7 +78,7 @@ impl Selection {
     }
 }
 
-/// Some of many.
+/// One page of the routes that were asked for.
 #[derive(Debug)]
 pub struct Page {
     /// In the order of their keys.

@@ -50,7 +50,7 @@ impl BpfArray {
         Ok(BpfArray { base, words })
     }
 
-    /// All of it.
+    /// All words of the map.
     pub fn words(&self) -> &[AtomicU32] {
         // SAFETY: the kernel mapped that many words (it refuses what is longer than the map) at a
         // page's start, so they are aligned; a BPF map never shrinks (`is_bpf_map`), so they stay;

@@ -14,11 +14,11 @@ pub const WEST: [&str; 2] = ["10.2.0.2", "2001:db8:2::2"];
 /// the router has .1 of both networks, on `east0` and `west0`.
 #[derive(Debug)]
 pub struct RoutedHosts {
-    /// Who asks.
+    /// The host that asks.
     pub east: Namespace,
-    /// In between.
+    /// The router between the two.
     pub router: Namespace,
-    /// Who answers.
+    /// The host that answers.
     pub west: Namespace,
 }
 

@@ -74,7 +74,7 @@ struct Attached {
 }
 
 impl Interfaces {
-    /// None.
+    /// No features on any interface.
     pub fn new() -> Self {
         Self::default()
     }

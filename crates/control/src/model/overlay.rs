@@ -170,7 +170,7 @@ impl Binding {
         }
     }
 
-    /// What names it.
+    /// The key that names it.
     pub fn key(&self) -> BindingKey {
         (self.vni, self.mac)
     }
@@ -248,7 +248,7 @@ pub enum Flood {
 }
 
 impl NetworkOptions {
-    /// Nothing said.
+    /// Options that leave everything to its default.
     pub fn new(vni: Vni) -> NetworkOptions {
         NetworkOptions {
             vni,

@@ -37,7 +37,7 @@ pub struct Icmp {
 /// What of the protocol a rule allows.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum RuleMatch {
-    /// All of it.
+    /// Everything of the protocol.
     Any,
     /// Destination ports: TCP, UDP, SCTP.
     Ports(Ports),

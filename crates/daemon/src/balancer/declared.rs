@@ -16,13 +16,13 @@ pub struct Declared(Services);
 #[must_use = "they are lost otherwise"]
 pub struct Before(Services);
 
-/// What there is.
+/// The balancer's part of the configuration as it is.
 pub fn config(control: &Control) -> v1::BalancerConfig {
     render::config(control.registry().0.services())
 }
 
 impl Declared {
-    /// Reads them.
+    /// Reads the declared services.
     ///
     /// # Errors
     /// A value is not of the form stated in the `.proto`, or there are too many.
@@ -40,7 +40,7 @@ impl Declared {
         Ok(changes.iter().map(change).collect())
     }
 
-    /// Puts them in force; gives what there was.
+    /// Puts the declared services in force; gives what there was.
     ///
     /// # Errors
     /// The data plane refuses them; nothing has changed then.

@@ -37,7 +37,7 @@ pub struct Counters {
     pub packets: u64,
     /// Of IP, without tunnel headers.
     pub bytes: u64,
-    /// That began.
+    /// Flows that began.
     pub flows: u64,
 }
 
@@ -57,7 +57,7 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Of one server.
+    /// The counters of one server.
     pub fn server(&self, target: &Target) -> Counters {
         self.servers.get(target).copied().unwrap_or_default()
     }

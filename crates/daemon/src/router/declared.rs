@@ -20,7 +20,7 @@ pub struct Declared(Vec<(String, Option<Mode>)>);
 #[must_use = "they are lost otherwise"]
 pub struct Before(Declared);
 
-/// What there is.
+/// The router's part of the configuration as it is.
 ///
 /// # Errors
 /// The router has stopped with the daemon.
@@ -37,7 +37,7 @@ pub fn config(control: &Control) -> Result<v1::RouterConfig, Refusal> {
 }
 
 impl Declared {
-    /// Reads them.
+    /// Reads the declared interfaces.
     ///
     /// # Errors
     /// A name or a mode is none, or a name is there twice.

@@ -23,7 +23,7 @@ pub(super) struct Attached {
 }
 
 impl Attached {
-    /// None.
+    /// No interface is attached.
     pub(super) fn new(programs: Arc<Mutex<Interfaces>>) -> Self {
         Attached {
             programs,

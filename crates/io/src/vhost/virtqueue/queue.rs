@@ -137,7 +137,7 @@ pub enum Queue {
     Packed(PackedQueue),
 }
 
-/// Does the same with either kind.
+/// Evaluates an expression with a queue of either kind.
 macro_rules! either {
     ($queue:expr, $ring:ident => $what:expr) => {
         match $queue {
