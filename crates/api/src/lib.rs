@@ -17,8 +17,8 @@ pub mod v0 {
     include!(concat!(env!("OUT_DIR"), "/v0.rs"));
     pub use proto::{Error, Message, Messages};
 
-    /// The protocol's revision in all that we send, as the last release of the original has it.
-    /// Nobody looks at it.
+    /// The protocol's revision in all that we send, as the last release of the original has it. No
+    /// program is known to read it.
     pub const REVISION: u32 = 6;
 
     /// The descriptor set of the v0 files.

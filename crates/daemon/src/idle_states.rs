@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 /// Where the kernel shows CPUs.
 const CPUS: &str = "/sys/devices/system/cpu";
 
-/// What the kernel calls "no bound"; it is what a CPU has that nobody has asked anything of.
+/// What the kernel calls "no bound"; every CPU begins with it.
 const NO_BOUND: &str = "0";
 
 /// Bounds that are in force until this goes: where, and what was there before.

@@ -1,16 +1,17 @@
-//! The next hops to other hosts, kept by a task: whom the model wants reached, by which next hops
-//! the kernel reaches them, and that the workers know ([`Switch::set_underlay`]).
+//! A task that follows the next hops to other hosts: which hosts the model has to reach, by which
+//! next hops the kernel reaches them, and what of that the workers are told
+//! ([`Switch::set_underlay`]).
 //!
 //! # Theory of operation
 //!
 //! The task wakes when the kernel's tables change, when an uplink does, when the model does, and
-//! when a worker calls for addresses that frames wait for and that nobody has told of (learnt
+//! when a worker asks for addresses that frames wait for and that are not in the model (learnt
 //! ones). It then looks at everything that it has to reach: routes are asked of the kernel and kept
 //! until a route, a rule, an address or a link changes; neighbours are read from the mirror, and
 //! the kernel is asked to look for those it does not know, and to confirm those that have become
-//! stale, so that the next hops of all hosts that are told of or were heard of are known before a
-//! frame is for them. What has come out differently from before is published, many changes at once:
-//! no flow is decided again for it.
+//! stale, so that the next hops of all these hosts are known before a frame is for them.
+//! What has come out differently from before is published, many changes at once: no flow is decided
+//! again for it.
 //!
 //! A host whose neighbour the kernel is looking for is not published: frames for it wait with the
 //! workers. One that no route leads to is, without a next hop: frames for it are dropped.
@@ -414,7 +415,7 @@ fn tap(facts: &[Fact]) -> Option<&Fact> {
     facts.iter().find(|fact| fact.tap && fact.joined)
 }
 
-/// Whether whom we send to may be different now.
+/// Whether the hosts that we send to may be different after this event.
 fn concerns_reach(event: &EventKind) -> bool {
     !matches!(
         event,

@@ -1,4 +1,4 @@
-//! The uplinks of this host, kept by a task: it hears of changes of the kernel's tables and of
+//! The uplinks of this host, owned by a task: it hears of changes of the kernel's tables and of
 //! ports that broke, and lets the [engine](uplink::Engine) do what they ask for, on a thread that
 //! may wait.
 
@@ -15,7 +15,7 @@ use uplink::layout::Counters;
 use uplink::{Engine, Fact, Options, Ports, Station, UplinkSettings};
 use xdp::Interfaces;
 
-/// How often the engine looks at what nobody tells.
+/// How often the engine looks at what changes without a message.
 const LOOK: Duration = Duration::from_secs(2);
 
 /// The end where workers report ports that broke. A port breaks once, so that this cannot grow
@@ -42,7 +42,7 @@ impl Breaks {
     }
 }
 
-/// The uplinks, for whoever wants to know of them.
+/// A handle by which other parts of the daemon read the uplinks.
 pub struct Uplinks {
     engine: Arc<Mutex<Engine>>,
     facts: watch::Receiver<Arc<[Fact]>>,

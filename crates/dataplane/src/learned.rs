@@ -171,7 +171,7 @@ impl LearnedMacs {
         self.news.pop()
     }
 
-    /// Somebody could not be told: everybody is, when it is heard again.
+    /// Some worker could not be told of it: all are, when the MAC is heard again.
     pub(crate) fn was_not_told(&mut self, news: &News) {
         if let Some(known) = self.macs.get_mut(&(news.network, news.mac)) {
             known.told_secs = known.heard_secs.wrapping_sub(TELL_EVERY_SECS);

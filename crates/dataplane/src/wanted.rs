@@ -1,5 +1,6 @@
-//! Endpoints that frames wanted to go to and the underlay has no way to: what workers tell whoever
-//! follows the physical network, so that endpoints that were learnt from traffic become reachable.
+//! Endpoints that frames are for and the underlay has no next hop to. Workers report them to the
+//! task that follows the physical network, so that endpoints that were learnt from traffic become
+//! reachable.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -71,7 +72,8 @@ impl Wanted {
         true
     }
 
-    /// Who is called when something was noted and nothing was before. False: somebody is already.
+    /// Sets what is called when something was noted and nothing was before. False: that is set
+    /// already.
     pub(crate) fn listen(&self, call: Box<dyn Fn() + Send + Sync>) -> bool {
         self.listener.set(call).is_ok()
     }

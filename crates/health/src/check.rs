@@ -57,7 +57,7 @@ pub enum Kind {
 /// An HTTP request and the answers that are well.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Http {
-    /// Over TLS, whoever signed the certificate.
+    /// Over TLS; a certificate by any signer will do.
     pub tls: bool,
     /// HEAD instead of GET.
     pub head: bool,

@@ -6,8 +6,8 @@
 //! whenever the owner likes, so that tests run hours in no time.
 //!
 //! Making a check is [`probe::run`]: a sentence that says why it failed, or nothing. Its sockets
-//! come from a [`probe::Path`], which is whoever knows how to reach one server through the
-//! service's address; in tests that is loopback.
+//! come from a [`probe::Path`], which knows how to reach one server through the service's address;
+//! in tests that is loopback.
 //!
 //! Called by the daemon's balancer, one monitor and one task for all services.
 

@@ -1,5 +1,5 @@
-//! How old the kernel's entries of neighbours are, and how long they last. Asked when somebody
-//! wants to see it: the kernel does not tell when an entry is merely confirmed once more or used.
+//! How old the kernel's entries of neighbours are, and how long they last. Asked of the kernel on
+//! demand, since it sends no message when an entry is merely confirmed once more or used.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

@@ -12,7 +12,8 @@ use wire::Mac;
 /// struct ifinfomsg: family, type, index, flags.
 pub fn link(message: &Message) -> Option<Link> {
     const FIXED: usize = 16;
-    // A bridge tells of its ports too, as AF_BRIDGE: not the interface itself.
+    // A bridge sends messages about its ports too, as AF_BRIDGE: those are not about the interface
+    // itself.
     if *message.body.first()? != 0 {
         return None;
     }

@@ -1,12 +1,12 @@
-//! The tables without a kernel: somebody else says what a kernel would. For whoever tries what
-//! messages do to them.
+//! The tables without a kernel: the caller gives the messages that a kernel would send. For tests
+//! and fuzzing of what messages do to them.
 
 use crate::message::messages;
 use crate::mirror::Kinds;
 use crate::model::Snapshot;
 use crate::tables::Tables;
 
-/// Tables that are told by hand.
+/// Tables that are fed messages by the caller.
 #[derive(Debug, Default)]
 pub struct Offline(Tables);
 

@@ -143,12 +143,12 @@ impl Router {
     }
 
     /// Interfaces came, went or changed, and the router is in step with that: bonds have other
-    /// ports perhaps, and NICs VLANs. What cannot be had is in the report; packets that nobody can
-    /// tell whose they are stay the kernel's.
+    /// ports perhaps, and NICs VLANs. What cannot be had is in the report; packets that cannot be
+    /// told to be one interface's stay the kernel's.
     pub fn follow(&mut self, attached: &mut Interfaces) -> Result<(), Error> {
         let members = [(Feature::Router, &self.program)];
         for (index, device) in &mut self.devices {
-            // One that is gone is given back by whoever took it.
+            // One that is gone is given back by the code that took it.
             if !self.snapshot.links.contains_key(index) {
                 continue;
             }
@@ -171,8 +171,8 @@ impl Router {
         device.trouble.as_ref().map(|trouble| trouble.why.as_str())
     }
 
-    /// Nobody can tell which packets are this interface's: frames of its device come without their
-    /// VLAN tags, or may do so and the interface is the one without.
+    /// It cannot be told which packets are this interface's: frames of its device come without
+    /// their VLAN tags, or may do so and the interface is the one without.
     pub(crate) fn is_blind(&self, interface: &Interface) -> bool {
         let device = self.devices.get(&interface.device);
         let trouble = device.and_then(|device| device.trouble.as_ref());
@@ -186,8 +186,8 @@ impl Router {
     }
 }
 
-/// Whoever sends to a veth may hand VLAN tags over beside the frame (`txvlan`), and nobody at this
-/// end can forbid it; XDP does not see them.
+/// Whoever sends to a veth may hand VLAN tags over beside the frame (`txvlan`), and this end cannot
+/// forbid it; XDP does not see them.
 fn may_hide_tags(snapshot: &Snapshot, layers: &LinkLayers, point: &AttachPoint) -> bool {
     if point.mode().is_tc() {
         return false;

@@ -44,7 +44,7 @@ impl Epochs {
     }
 
     /// What is decided from now on may be remembered. When the numbers are used up all flows are
-    /// forgotten: one that nobody has asked for since the last time would hold again.
+    /// forgotten: one that was not looked up since a number was last in use would hold again.
     pub fn begin(&mut self) {
         self.last += 1;
         if self.last == CACHE_EPOCHS {

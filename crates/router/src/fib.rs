@@ -89,7 +89,8 @@ struct Singles {
     own: Option<u32>,
 }
 
-/// From so many changes on nobody looks which of them concern a neighbour.
+/// From so many changes on all neighbours are refreshed, without a look which of them are
+/// concerned.
 const MANY: usize = 64;
 
 /// The table of one family.

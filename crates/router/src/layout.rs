@@ -130,7 +130,7 @@ pub const NEAR_PLACES: usize = 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Near {
-    /// Whose place it is; nobody's without an ifindex.
+    /// The interface that has this place; without an ifindex the place is free.
     pub key: InterfaceKey,
     /// What holds there.
     pub interface: Interface,

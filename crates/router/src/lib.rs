@@ -40,8 +40,8 @@
 //!   changes of any map.
 //!
 //! The arrays are memory-mapped (`sys::bpf_array`): a route is a few stores, not a system call.
-//! Every store leaves the table right for somebody, old or new; nothing is read that was never
-//! true.
+//! After every store a lookup gives the old answer or the new one, and never one that was not true
+//! at any time.
 //!
 //! **What only use tells.** The kernel does not see what the program forwards, so its neighbours
 //! would go stale for good. [`Router::housekeep`] looks which ones were used, once a second, and

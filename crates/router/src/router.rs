@@ -485,7 +485,8 @@ impl Router {
             epoch: 0,
         });
         let mut entries = BTreeMap::new();
-        // Without its tags nobody can tell whose packet it is: left out, it is the kernel's.
+        // Without its tags a packet cannot be told to be this interface's: the interface is left
+        // out, and the kernel forwards.
         for interface in self.interfaces.values().filter(|one| !self.is_blind(one)) {
             let entry =
                 interface.entry(&self.snapshot, self.plans[0].custom, self.run_of(interface));

@@ -73,8 +73,8 @@ impl Drop for BpfArray {
     }
 }
 
-/// Writes an entry that is longer than a word, of which the word at `mark` says that it is
-/// somebody's unless it is 0: that one last when the entry comes, and first when it goes.
+/// Writes an entry of several words. The word at `mark` says that the entry is in use, unless it is
+/// 0: it is written last when the entry comes, and first when it goes.
 pub fn put(place: &[AtomicU32], words: &[u32], mark: usize) {
     if words[mark] == 0 {
         place[mark].store(0, Ordering::Release);

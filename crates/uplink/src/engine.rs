@@ -2,7 +2,7 @@
 //! changed under its ports.
 //!
 //! The caller hands in the kernel's tables whenever they change ([`Engine::reconcile`]), tells of
-//! ports that broke ([`Engine::broke`]), and calls now and then for what nobody tells
+//! ports that broke ([`Engine::broke`]), and calls now and then for what sends no message
 //! ([`Engine::look`]). What failed is tried again with each of these. Nothing here waits but for a
 //! queue that the kernel is letting go of.
 
@@ -163,9 +163,9 @@ impl Engine {
         }
     }
 
-    /// Looks at what nobody tells: queues that were added or taken away, another program that is
-    /// out of the way. True when [`reconcile`](Self::reconcile) has something to do. To be called
-    /// every second or so, on a thread of the network namespace.
+    /// Looks at what changes without a message: queues that were added or taken away, another
+    /// program that is out of the way. True when [`reconcile`](Self::reconcile) has something to
+    /// do. To be called every second or so, on a thread of the network namespace.
     pub fn look(&mut self) -> bool {
         self.looks += 1;
         let mut stale = false;

@@ -126,7 +126,7 @@ pub enum JoinError {
     },
 }
 
-/// An interface that is joined. Its ports live as long as whoever has them; the rest is
+/// An interface that is joined. Its ports live as long as their owners hold them; the rest is
 /// [left](leave).
 #[derive(Debug)]
 pub struct Joined {
@@ -184,7 +184,7 @@ pub fn join_packet(request: &JoinRequest, port: u16, why: String) -> Result<Join
 }
 
 /// Attaches the program, binds a socket to each queue, and then tells the program to take packets:
-/// from the first one on there is somebody who reads. Where anything fails, all is as it was.
+/// the first packet already has a reader. Where anything fails, all is as it was.
 ///
 /// # Errors
 /// See [`JoinError`].

@@ -47,9 +47,9 @@ pub struct Endpoint {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 pub struct NearEndpoint {
-    /// Whose it is.
+    /// The endpoint that has this place.
     pub endpoint: Endpoint,
-    /// 1: it is somebody's.
+    /// 1: the place is in use.
     pub used: u32,
 }
 
@@ -70,7 +70,7 @@ impl Endpoint {
 pub struct Counters {
     /// To a socket.
     pub taken: u64,
-    /// Ours, but nobody takes them from their queue: the kernel's.
+    /// Ours, but their queue has no socket: the kernel's.
     pub no_socket: u64,
     /// To an address that is not ours: the kernel's.
     pub elsewhere: u64,

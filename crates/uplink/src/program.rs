@@ -239,7 +239,7 @@ impl Program {
     }
 }
 
-/// Words of a place; the last one says that it is somebody's.
+/// Words of a place; the last one says that it is in use.
 const WORDS: usize = size_of::<NearEndpoint>() / 4;
 
 fn get(words: &[AtomicU32]) -> NearEndpoint {

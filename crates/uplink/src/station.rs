@@ -23,12 +23,11 @@ use wire::{Mac, membership, parse};
 use memberships::Memberships;
 use neighbours::{Neighbours, is_tunnel};
 
-/// In the first octet: an address of somebody's own making (IEEE 802), and the two ends of the
-/// cable apart.
+/// First octets of locally administered addresses (IEEE 802), one for each end of the cable.
 const OURS: u8 = 0x02;
 const KERNELS: u8 = 0x06;
 
-/// We, on the wire that a TAP device is. It is there also while the device is not.
+/// Our end of the wire that a TAP device is. It exists also while the device does not.
 #[derive(Debug)]
 pub struct Station {
     mac: Mac,
@@ -128,7 +127,7 @@ impl Station {
         Ok(port)
     }
 
-    /// Nothing is said any more, and nobody is known: the device goes with its port.
+    /// Stops answering and forgets all neighbours: the device goes with its port.
     pub(crate) fn close(&self) {
         *self.voice() = None;
         self.neighbours().forget();

@@ -296,7 +296,7 @@ impl Nic {
     }
 }
 
-/// False for the addresses of nobody, of all and of groups (RFC 1122 section 3.2.1.3, RFC 4291
+/// False for unspecified, broadcast and multicast addresses (RFC 1122 section 3.2.1.3, RFC 4291
 /// section 2.7), and for IPv4 ones in the form of IPv6, which no packet has.
 fn is_host(ip: &IpAddr) -> bool {
     let mapped = matches!(ip, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some());

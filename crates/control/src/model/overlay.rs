@@ -225,7 +225,7 @@ pub struct NetworkOptions {
     /// Whether MACs are learnt from where their frames come from. Off, frames to a MAC that neither
     /// a NIC here nor a binding has are dropped; on, they are flooded.
     pub learning: Option<bool>,
-    /// Where frames go that are for all, or for nobody knows whom.
+    /// Where broadcast, multicast and unknown unicast frames go.
     pub flood: Option<Flood>,
     /// Whether VXLAN is taken from whoever sends it, and not from the VNI's endpoints alone.
     pub from_anybody: Option<bool>,

@@ -38,7 +38,7 @@ pub type Target = (Key, IpAddr);
 pub struct Registry {
     services: Services,
     monitor: Monitor<Target>,
-    /// Services whose first round of checks is over. Until then nobody gets a packet: servers
+    /// Services whose first round of checks is over. Until then no server gets a packet: servers
     /// answer their first checks one after the other, and connections from before this daemon, of
     /// which it knows nothing, would all go to the first that did.
     open: BTreeSet<Key>,
@@ -255,9 +255,9 @@ impl Registry {
         applied.map_err(Error::Unavailable)
     }
 
-    /// Services that open are whole for a moment: a packet amid a connection that nobody here knows
-    /// belongs to the server that the whole set would have chosen, also where some of it do not
-    /// work now.
+    /// Services that open are compiled with all their servers first: a packet amid a connection
+    /// that is not remembered here belongs to the server that the whole set would have chosen, also
+    /// where some of it do not work now.
     fn begin_with_all(&mut self, opened: &BTreeSet<Key>, now: &[Compiled]) -> Result<(), String> {
         let whole = self.compile(&self.services, |service, address| {
             match opened.contains(&service.key) {

@@ -21,7 +21,7 @@ pub fn nic_stats(control: &Controller, id: &NicId) -> Result<v1::NicStats, Error
     })
 }
 
-/// Those of all NICs. Nobody has to be asked for them.
+/// The counters of all NICs. They are read without asking a worker.
 pub fn all_nic_stats(control: &Controller) -> Result<v1::ListNicStatsResponse, Error> {
     let (ids, time_ns) = (control.nic_ids(), monotonic_ns());
     let nics = ids

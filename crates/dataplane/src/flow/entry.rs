@@ -142,8 +142,8 @@ impl Entry {
         (slot(self.initiator()), slot(1 - self.initiator()))
     }
 
-    /// The slot of the NIC that it is charged to: who began it, or whom somebody on another host
-    /// has begun it with.
+    /// The slot of the NIC that it is charged to: the one that began it, or the one that another
+    /// host has begun it with.
     pub(crate) fn charged(&self) -> PortSlot {
         let (owner, peer) = self.slots();
         charged(owner, peer)

@@ -3,8 +3,8 @@
 //! A bucket has sixteen slots of 32 bits; an entry belongs into the bucket that its hash names, and
 //! where that is full into one of five others (its neighbour, and two more pairs), so that a table
 //! filled to its maximum ([`FILL`] of a bucket) has room for any flow, as far as chance goes. What
-//! belongs into a bucket and lies elsewhere is counted; where that is nothing nobody looks further,
-//! so that nearly every lookup reads one line, those that find nothing too.
+//! belongs into a bucket and lies elsewhere is counted; where that is nothing no lookup goes
+//! further, so that nearly every lookup reads one line, those that find nothing too.
 //!
 //! A slot holds the entry's number and, in the bits that the largest number leaves, a part of the
 //! hash: 11 bits in a table of a million flows, 5 in the largest that the daemon makes. An entry is

@@ -254,8 +254,8 @@ fn add(
     Some(Ok(()))
 }
 
-/// False for what passes whatever the rules say, but not to this NIC: a DHCP client's request to
-/// somebody in particular is for who may answer it. To others it would be a way around all rules.
+/// False for what passes whatever the rules say, but not to this NIC: a DHCP client's unicast
+/// request is only for a NIC that may answer it. To others it would be a way around all rules.
 fn concerns(packet: &Packet, target: &PortConfig) -> bool {
     let Some(ip) = packet.ip().filter(|ip| dhcp::is_client_request(ip)) else {
         return true;

@@ -47,7 +47,7 @@ pub(crate) struct FastPath {
 #[repr(align(128))] // a power of two: found by a shift
 struct Route {
     mac: u64,
-    /// The sender's slot; nobody's is the default.
+    /// The sender's slot; the default is of no sender.
     source: Option<PortSlot>,
     target: PortSlot,
     ends: Ends,

@@ -109,7 +109,7 @@ pub(crate) fn run(
     }
 }
 
-/// The frame of this job is for nobody else. Jobs of one frame are neighbours.
+/// The frame of this job has no other target. Jobs of one frame are neighbours.
 fn is_alone(jobs: &[Job], index: usize) -> bool {
     let frame = jobs[index].frame;
     let others = [index.wrapping_sub(1), index + 1].map(|other| jobs.get(other));

@@ -14,7 +14,7 @@ use crate::snapshot::NetworkIdx;
 use crate::underlay::Underlay;
 use crate::view::View;
 
-/// Nobody's frame: what is not looked at.
+/// Stands for a frame that is not looked at.
 pub(crate) const NOWHERE: Arrival = Arrival {
     network: NetworkIdx(u32::MAX),
     endpoint: IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED),

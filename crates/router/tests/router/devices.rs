@@ -253,7 +253,7 @@ fn a_bond_in_generic_mode() {
 }
 
 /// What a port brings that the bond holds back, the kernel drops: so does the router, also when it
-/// is another port's turn. A port alone is nobody's to forward from.
+/// is another port's turn. A port that is not in its bond is not forwarded from.
 #[test]
 fn a_bond_s_ports() {
     if !(can_make("bond") && can_make("vlan")) {

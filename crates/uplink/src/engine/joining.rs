@@ -207,7 +207,8 @@ impl Engine {
         Ok(())
     }
 
-    /// The interface first, so that the kernel gets what nobody would read; then the ports.
+    /// The interface first, so that the kernel gets what no port would read any more; then the
+    /// ports.
     pub(super) fn leave(&mut self, number: u32, why: &str) {
         let Some(active) = self.active.remove(&number) else {
             return;

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use wire::{Mac, build, membership, nd};
 
-/// What was said of our own accord is said again after so long: it may have been lost. And no group
-/// is told more often than that to whoever asks for all: answers have ten seconds' time.
+/// A report that was not asked for is repeated after so long, since it may have been lost. General
+/// queries are not answered more often than that: answers have ten seconds' time.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Our groups.
@@ -74,7 +74,7 @@ impl Memberships {
         self.of(|_| true)
     }
 
-    /// Somebody asks for a group, or (unspecified) for all of its family: the answer, or the
+    /// A query came for a group, or (unspecified) for all of its family: gives the answer, or the
     /// answers are due now.
     pub fn receive(&mut self, group: IpAddr, now: Instant) -> Option<Vec<u8>> {
         if group.is_unspecified() {

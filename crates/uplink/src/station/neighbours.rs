@@ -1,6 +1,6 @@
-//! Whose MAC is whose on a wire where we are a station of our own: ARP (RFC 826) and neighbour
-//! discovery (RFC 4861), as far as somebody needs them who only ever speaks with those that it was
-//! told of. Pure: no socket, no clock.
+//! Which address has which MAC on a wire where we are a station of our own: ARP (RFC 826) and
+//! neighbour discovery (RFC 4861), as far as a host needs them that only ever speaks with given
+//! addresses. Pure: no socket, no clock.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -13,7 +13,8 @@ use wire::{Mac, build, nd};
 const MOST: usize = 1 << 15;
 /// How often the same neighbour is asked for.
 const ASK_EVERY: Duration = Duration::from_secs(1);
-/// Who was not heard of for so long is asked for again, and after so long not believed to be there.
+/// A neighbour that was not heard of for the first of these is asked for again, and after the
+/// second is taken to be gone.
 const FRESH: Duration = Duration::from_secs(20);
 const FORGET: Duration = Duration::from_secs(60);
 
@@ -23,13 +24,13 @@ pub(super) struct Neighbours {
     mac: Mac,
     /// Our own.
     pub addresses: Vec<IpAddr>,
-    /// Those who were looked for.
+    /// The neighbours that were looked for.
     known: BTreeMap<IpAddr, Known>,
 }
 
 #[derive(Debug)]
 struct Known {
-    /// When somebody last wanted to know.
+    /// When it was last looked for.
     wanted: Instant,
     asked: Option<Instant>,
     /// Where it is, and when it said so last.
@@ -52,7 +53,7 @@ impl Neighbours {
         }
     }
 
-    /// Nobody is known any more.
+    /// Forgets all neighbours.
     pub fn forget(&mut self) {
         self.known.clear();
     }
@@ -68,7 +69,8 @@ impl Neighbours {
         self.addresses.iter().map(of).collect()
     }
 
-    /// Where somebody is, and the question to ask if that is to be found out, or found out again.
+    /// The neighbour's MAC, if it is known, and the question to send if it is to be found out or
+    /// confirmed.
     pub fn find(&mut self, neighbour: IpAddr, now: Instant) -> (Option<Mac>, Option<Vec<u8>>) {
         if self.known.len() >= MOST && !self.known.contains_key(&neighbour) {
             self.known
@@ -183,7 +185,7 @@ impl Neighbours {
         self.addresses.contains(&ip)
     }
 
-    /// Notes where somebody is, if he was looked for. True when that was not known.
+    /// Notes a neighbour's MAC, if it was looked for. True when that was not known.
     fn note(&mut self, ip: IpAddr, mac: Mac, now: Instant) -> bool {
         let Some(known) = self.known.get_mut(&ip).filter(|_| !mac.is_multicast()) else {
             return false;

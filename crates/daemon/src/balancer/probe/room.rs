@@ -97,7 +97,7 @@ fn live(said: &Sender<Result<i32, String>>, paired: &Receiver<()>, orders: &Rece
         .map(|()| rustix::thread::gettid().as_raw_nonzero().get())
         .map_err(|e| format!("health checks need a network namespace of their own: {e}"));
     let failed = entered.is_err();
-    // Whoever made us has gone if nobody hears it.
+    // If nobody receives it, the thread that started this one has gone.
     if said.send(entered).is_err() || failed || paired.recv().is_err() {
         return;
     }

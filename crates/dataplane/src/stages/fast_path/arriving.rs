@@ -11,7 +11,8 @@ pub(super) struct Routes {
     routes: Box<[Option<Route>; ROUTES]>,
 }
 
-/// That one machine at one endpoint may send, and to whom, under the snapshot in force.
+/// What may take the fast path under the snapshot in force: a machine behind an endpoint, and the
+/// target that it may send to.
 #[derive(Clone, Copy)]
 struct Route {
     from: Arrival,
