@@ -207,7 +207,7 @@ mod tests {
                 r#"{"groups": [{"rules": [{"port": 1}]}]}"#,
                 "groups[0].rules[0]",
             ),
-            // Of two the last would have counted.
+            // Of two equal keys the last would have counted.
             (
                 r#"{"nics": [], "nics": []}"#,
                 "'nics' is given twice at line 1 column",

@@ -21,8 +21,8 @@ const NO_BOUND: &str = "0";
 pub struct Bounds(Vec<(PathBuf, String)>);
 
 impl Bounds {
-    /// Of each of these cores, so many microseconds; 0 keeps them from halting at all. The error is
-    /// a sentence, and then nothing is changed.
+    /// Bounds how long each of these cores may take to wake, in microseconds; 0 keeps them from
+    /// halting at all. The error is a sentence, and then nothing is changed.
     pub fn set(cores: &[usize], wake_us: u32) -> Result<Bounds, String> {
         Self::set_below(Path::new(CPUS), cores, wake_us)
     }

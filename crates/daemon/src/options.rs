@@ -176,7 +176,7 @@ pub struct Options {
 
 /// Where packet traces are written unless told otherwise.
 const TRACE_DIR: &str = "/tmp";
-/// Of outer packets, where nothing is said.
+/// The TTL of outer packets, unless an option says another.
 const TTL: u8 = 64;
 /// Six bits (RFC 2474, section 3).
 pub const DSCP_MAX: u8 = 63;

@@ -20,7 +20,7 @@ const TOLD_EVERY: Duration = Duration::from_secs(60);
 pub struct Places(Arc<Mutex<Taken>>);
 
 struct Taken {
-    /// Whose clients, for the log.
+    /// The API that the clients are of, for the log.
     api: &'static str,
     most: usize,
     next: u64,

@@ -350,8 +350,8 @@ impl NextHopTask {
                     }
                 }
                 NextHop::Ask(asked) => {
-                    // Of an entry that is being looked for the kernel tells nothing: it may be
-                    // there, or deleted again.
+                    // The kernel sends no message about an entry that is being looked for: it may
+                    // be there, or deleted again.
                     let has_failed = kernel.neighbour(asked.ifindex, asked.neighbour).is_some();
                     let every = if has_failed { PROBE_EVERY } else { ASK_AGAIN };
                     self.probe(asked, every).await;

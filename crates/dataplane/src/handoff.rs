@@ -384,7 +384,7 @@ impl Outbox {
         self.push(worker, Message::Frames(transfer))
     }
 
-    /// Tells a MAC to all other workers. False when one of them has no room for it.
+    /// Sends a learnt MAC to all other workers. False when one of them has no room for it.
     pub(crate) fn share_learned(&mut self, news: News) -> bool {
         let mut all = true;
         for worker in 0..self.peers.len() {

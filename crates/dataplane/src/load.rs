@@ -23,7 +23,7 @@ pub const STEPS: [&str; 6] = [
 /// frames`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct StepLoad {
-    /// Of the time-stamp counter, which runs at a constant rate and not at the core's clock.
+    /// Cycles of the time-stamp counter, which runs at a constant rate and not at the core's clock.
     pub cycles: u64,
     /// Frames of the timed batches, whether they had anything to do in the step or not.
     pub frames: u64,

@@ -35,8 +35,8 @@ pub struct Overlay {
     /// The machines on other hosts by MAC address, and at which endpoint they are. A binding always
     /// wins over what was learnt, and a NIC of this host over a binding.
     pub bindings: SharedMap<Mac, EndpointIdx>,
-    /// Whose address is whose, as far as the bindings say: ARP and neighbour solicitations of NICs
-    /// here are answered from it, and no other host may send from such an address.
+    /// Which machine has which address, as far as the bindings say: ARP and neighbour solicitations
+    /// of NICs here are answered from it, and no other host may send from such an address.
     pub neighbours: SharedMap<IpAddr, Holder>,
     /// Where broadcasts, multicasts and frames for unknown MACs go, besides the NICs of this host.
     pub flood: Flood,

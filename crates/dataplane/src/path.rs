@@ -353,11 +353,11 @@ impl Path {
         }
     }
 
-    /// Tells all NICs of a NIC's network where it is, for those behind which switches learn: a RARP
-    /// request by its own MAC, as other hypervisors' switches send it for a guest that has just
-    /// moved. No rules are asked, since the guest has not sent it, and nothing is counted as lost
-    /// for those who cannot have it. Every worker does so for the NICs whose queues it has, and who
-    /// has the NIC's own tells the network's other hosts.
+    /// Announces to all NICs of a NIC's network where the NIC is, for those behind which switches
+    /// learn: a RARP request by its own MAC, as other hypervisors' switches send it for a guest
+    /// that has just moved. No rules are asked, since the guest has not sent it, and nothing is
+    /// counted as lost for those who cannot have it. Every worker does so for the NICs whose queues
+    /// it has, and who has the NIC's own tells the network's other hosts.
     pub(crate) fn announce(&mut self, slot: PortSlot, ports: &mut Ports, now: Now) {
         self.clear();
         let nic = self.view.port(slot);

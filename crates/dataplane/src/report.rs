@@ -14,7 +14,7 @@ use crate::snapshot::PortSlot;
 /// One port of a worker at one moment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PortReport {
-    /// Whose it is.
+    /// The NIC or uplink that the queue is of.
     pub slot: PortSlot,
     /// Which of the NIC's queue pairs.
     pub pair: u16,

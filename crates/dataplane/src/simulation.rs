@@ -201,7 +201,7 @@ impl Simulation {
         }
     }
 
-    /// Tells a NIC's network where it is.
+    /// Announces to a NIC's network where the NIC is.
     pub fn announce(&mut self, slot: PortSlot) {
         self.ask(move |switch| switch.announce(slot).is_ok());
     }

@@ -249,8 +249,8 @@ impl Switch {
         Ok(self.move_queue(next.queue, next.to)?.then_some(next))
     }
 
-    /// Tells all other NICs of a NIC's network where it is, as a guest that has just come there
-    /// would. Does nothing for a NIC that no snapshot in force knows.
+    /// Announces to all other NICs of a NIC's network where the NIC is, as a guest that has just
+    /// come there would. Does nothing for a NIC that no snapshot in force knows.
     pub fn announce(&self, slot: PortSlot) -> Result<(), WorkerGone> {
         self.ask_all(|answer| Command::Announce(slot, answer))
             .map(drop)

@@ -15,7 +15,7 @@ const KINDS: [u16; 7] = [16, 20, 24, 28, 32, 104, 80];
 /// NLM_F_REPLACE and NLM_F_APPEND, which say where a route goes.
 const FLAGS: [u16; 4] = [0, 0x100, 0x800, 0x900];
 
-/// Tells tables of it.
+/// Feeds the messages to tables.
 pub fn netlink(data: &[u8]) {
     look(&tell(data));
 }

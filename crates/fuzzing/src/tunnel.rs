@@ -39,9 +39,9 @@ const F: u8 = 3;
 
 const HERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const THERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
-/// Of the network too, but not where F is.
+/// An endpoint of the network, but not the one that F is behind.
 const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 3);
-/// Known, but of other networks.
+/// An endpoint that is known, but only of other networks.
 const OTHERS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 4);
 const STRANGER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 9);
 const HERE_MAC: Mac = Mac([2, 0xaa, 0, 0, 0, 1]);

@@ -34,7 +34,7 @@ struct Target {
 /// A check to be made.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Job<T> {
-    /// Whom to ask.
+    /// The server to ask.
     pub target: T,
     /// Within this time.
     pub timeout: Duration,

@@ -45,7 +45,7 @@ pub struct Ages {
 }
 
 impl Ages {
-    /// Of one entry, if it is there.
+    /// The age of one entry, if it is there.
     pub fn of(&self, ifindex: u32, ip: IpAddr) -> Option<Age> {
         self.ages.get(&(ifindex, ip)).copied()
     }

@@ -19,7 +19,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// That of an address.
+    /// The family of an address.
     pub fn of(ip: IpAddr) -> Self {
         if ip.is_ipv4() { Self::V4 } else { Self::V6 }
     }
@@ -190,7 +190,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// Of this kind.
+    /// Whether it is a link of this kind.
     pub fn is(&self, kind: &str) -> bool {
         self.kind.as_deref() == Some(kind)
     }

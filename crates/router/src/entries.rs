@@ -24,7 +24,7 @@ pub struct Entries {
     near: BpfArray,
     /// What is in `all`.
     written: BTreeMap<InterfaceKey, Interface>,
-    /// Whose each place is.
+    /// The interface that has each place.
     owners: Vec<Option<InterfaceKey>>,
 }
 

@@ -2,7 +2,7 @@
 
 use netlink::firewall::Hook;
 
-/// Whose packets the firewall sees.
+/// Which families' packets the firewall sees.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Firewall {
     /// Hooks that see forwarded packets, by name.

@@ -71,21 +71,21 @@ pub struct Hop {
     pub port: u32,
     /// The interface as routes name it.
     pub ifindex: u32,
-    /// Of a packet, in bytes; 0: XDP cannot send there.
+    /// The largest packet in bytes; 0: XDP cannot send there.
     pub mtu: u32,
     /// EtherType of the tag, network order; 0 for none.
     pub protocol: u16,
     /// The tag, network order.
     pub vlan: u16,
-    /// Of the counters of the interface it leaves by.
+    /// The slot of the counters of the interface it leaves by.
     pub slot: u32,
     /// Set by the program.
     pub used: u32,
-    /// Of a second tag behind that one; 0 for none.
+    /// EtherType of a second tag behind that one, network order; 0 for none.
     pub inner_protocol: u16,
     /// The second tag, network order.
     pub inner_vlan: u16,
-    /// Of a packet at tc, or of each of its segments, in bytes.
+    /// At tc the largest packet, or each segment of one, in bytes.
     pub tc_mtu: u32,
     /// The device that sends, for tc.
     pub device: u32,
@@ -175,7 +175,7 @@ pub struct Egress {
     pub protocol: u16,
     /// The tag, network order.
     pub vlan: u16,
-    /// Of a second tag behind that one.
+    /// EtherType of a second tag behind that one.
     pub inner_protocol: u16,
     /// The second tag.
     pub inner_vlan: u16,
@@ -191,7 +191,7 @@ pub struct Egress {
 pub struct Config {
     /// CONFIG_*: see [`config`].
     pub flags: u32,
-    /// Of the flows' hash.
+    /// Seed of the flows' hash.
     pub seed: u32,
     /// The smallest MTU of any route of IPv4 and of IPv6.
     pub ask_mtu: [u32; 2],

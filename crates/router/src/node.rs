@@ -182,11 +182,11 @@ fn draw_short(runs: &[Run], words: &mut Vec<u32>) {
     }
 }
 
-/// Of an entry: the block is in lines.
+/// Flag of an entry: the block is in lines.
 const LINES: u32 = 1 << 30;
-/// Of an entry with `LINES`: of three bytes a run.
+/// Flag of an entry with `LINES`: a run takes three bytes.
 const SHORT: u32 = 1 << 29;
-/// Of an entry: how many first bits; three bits with `LINES`, else four.
+/// Field of an entry: how many first bits choose; of three bits with `LINES`, else of four.
 const BITS_SHIFT: u32 = 26;
 
 /// A head with another value.

@@ -6,7 +6,7 @@
 /// what it leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Own {
-    /// Of the node's `1 << width` slots.
+    /// The first of the node's `1 << width` slots that it covers.
     pub first: u16,
     /// From 1 to the width.
     pub len: u8,

@@ -228,12 +228,12 @@ impl Frontend {
         self.reply(request).map(u64::from_ne_bytes)
     }
 
-    /// Tells a number, acknowledged if possible.
+    /// Sends a request whose payload is a number, acknowledged if possible.
     pub fn set(&mut self, request: u32, value: u64) -> io::Result<()> {
         self.call(request, &value.to_ne_bytes(), &[])
     }
 
-    /// Tells a number of a ring, acknowledged if possible.
+    /// Sends a request whose payload is a ring and a number, acknowledged if possible.
     pub fn ring(&mut self, request: u32, index: u32, value: u32) -> io::Result<()> {
         self.call(request, &pair(index, value), &[])
     }

@@ -84,8 +84,8 @@ impl Station {
         self.say_all(&said);
     }
 
-    /// Tells switches and routers of groups where it is time to, or where they have asked. To be
-    /// called every now and then, more often than once a second.
+    /// Reports our groups to switches and routers where it is time to, or where they have asked. To
+    /// be called every now and then, more often than once a second.
     pub fn report(&self) {
         let said = self.memberships().take_due(Instant::now());
         self.say_all(&said);

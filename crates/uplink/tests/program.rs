@@ -153,7 +153,7 @@ fn vxlan_for_us_is_taken_and_all_else_is_the_kernel_s() {
     on_wire("", verdicts);
 }
 
-/// Of which the program finds no place without a search.
+/// The program finds such an interface by a search only.
 #[test]
 fn an_interface_may_have_a_large_index() {
     on_wire("index 50000", verdicts);

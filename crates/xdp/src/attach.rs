@@ -192,7 +192,7 @@ fn occupied(program: BorrowedFd<'_>, ifindex: u32, mode: Mode, source: std::io::
     }
 }
 
-/// Whose program is on the interface.
+/// The id and name of the program that is on the interface.
 fn occupant(program: BorrowedFd<'_>, ifindex: u32) -> Option<(u32, String)> {
     let index = i32::try_from(ifindex).ok()?;
     let id = Xdp::new(program).query_id(index, XdpFlags::NONE).ok()?;

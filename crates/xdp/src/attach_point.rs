@@ -26,7 +26,7 @@ pub type Members<'a> = [(Feature, &'a Program)];
 pub struct LinkLayers {
     /// The interface.
     pub ifindex: u32,
-    /// Of a bond the ports that matter; `None`: it is no bond.
+    /// The ports of a bond that matter; `None`: it is no bond.
     pub ports: Option<BTreeSet<u32>>,
     /// NICs whose frames have VLAN tags that the kernel knows of: the interface, or a bond's ports,
     /// or none.

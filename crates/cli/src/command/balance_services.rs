@@ -88,7 +88,8 @@ impl ServicesArgs {
         let mut services = Services::new();
         for vip in std::iter::once(self.vip).chain(self.other_vips.iter().copied()) {
             let tunnel = self.tunnel(vip.is_ipv6())?;
-            // Of layer 2 the servers of the VIP's family: the others' frames would be of the other.
+            // On layer 2 only servers of the VIP's family fit: frames to the others would be of the
+            // other family.
             let fits = |server: &&Server| {
                 tunnel != Tunnel::None || server.address().is_ipv4() == vip.is_ipv4()
             };

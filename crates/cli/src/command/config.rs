@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(says(200, 190), None);
         assert_eq!(says(110, 99).as_deref(), Some("11 of 110 NICs"), "a tenth");
         assert_eq!(says(111, 100), None);
-        // Of bindings not all are listed.
+        // Not all bindings are listed.
         let bindings = |count: usize| v1::Config {
             bindings: vec![Default::default(); count],
             ..nics(0)

@@ -254,7 +254,7 @@ fn flood(network: &v1::NetworkStatus) -> String {
     }
 }
 
-/// Whose hosts are trusted.
+/// Which hosts are trusted.
 fn trusted(named: &[String], anybody: bool) -> String {
     match (anybody, named) {
         (true, _) => "anybody".into(),

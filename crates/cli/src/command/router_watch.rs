@@ -115,7 +115,7 @@ fn route_words(route: &v1::Route) -> String {
     text
 }
 
-/// Of all interfaces and both families together.
+/// The counters of all interfaces and both families together.
 fn counters(status: &v1::RouterStatus) -> String {
     let families = status
         .interfaces

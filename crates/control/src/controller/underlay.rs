@@ -1,5 +1,5 @@
-//! What the physical network under the overlay has to do with the model: whom it has to reach, and
-//! how much it carries.
+//! What the physical network under the overlay has to do with the model: which hosts it has to
+//! reach, and how much it carries.
 
 use super::{Controller, request};
 use crate::error::Error;
@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-/// Whom the networks with a NIC of this host send to.
+/// The hosts that the networks with a NIC of this host send to.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Reach {
     /// Endpoints of those networks. Others are sent to only when they were learnt.
@@ -18,7 +18,7 @@ pub struct Reach {
 }
 
 impl Controller {
-    /// Whom this host sends to now.
+    /// The hosts that this host sends to now.
     pub fn reach(&self) -> Reach {
         let (state, overlay) = (&self.state, &self.state.overlay);
         let mut reach = Reach::default();

@@ -9,7 +9,7 @@ use wire::Mac;
 pub struct MacCase(u16);
 
 impl MacCase {
-    /// That of a MAC's text.
+    /// The case that a MAC's text is written in.
     pub fn of(text: &str) -> MacCase {
         let digits = text.bytes().filter(|byte| *byte != b':').take(12);
         let bit = |bits, byte: u8| bits << 1 | u16::from(byte.is_ascii_uppercase());

@@ -28,7 +28,7 @@ pub struct Engine {
     programs: Arc<Mutex<Interfaces>>,
     kernel: Arc<Kernel>,
     running: Mutex<Option<Arc<Running>>>,
-    /// Of health checks: opened by the first.
+    /// The way of health checks into the room: opened by the first check.
     door: Arc<Mutex<Option<Arc<Door>>>>,
 }
 

@@ -35,7 +35,7 @@ pub struct Interface {
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counters {
     pub packets: u64,
-    /// Of IP, without tunnel headers.
+    /// Bytes from the IP header on, without tunnel headers.
     pub bytes: u64,
     /// Flows that began.
     pub flows: u64,

@@ -397,7 +397,7 @@ impl Registry {
         }
     }
 
-    /// Tells of services and addresses that came into service or went out of it. That is for
+    /// Reports services and addresses that came into service or went out of it. The reports are for
     /// routers: packets that come go to the servers that are left in either case.
     fn settle(&mut self) {
         let before = self.addresses();

@@ -26,13 +26,13 @@ use tonic::transport::server::{Connected, TlsConnectInfo};
 
 use crate::places::Place;
 
-/// What a request may take without asking.
+/// Bytes that a request may take without a permit.
 const SMALL: usize = 64 << 10;
-/// Of the budget at one time: a permit.
+/// Bytes of the budget that one permit stands for.
 const UNIT: usize = 64 << 10;
-/// Two of the largest.
+/// Bytes that all requests together may take at one time: two of the largest.
 const BYTES_AT_ONCE: usize = 256 << 20;
-/// For a request to be there as a whole.
+/// How long a request may take to arrive as a whole.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Bytes of requests in work, shared by all connections. Cheap to clone.
@@ -220,7 +220,7 @@ impl Drop for Asking {
     }
 }
 
-/// Whose request it is.
+/// The client that a request is from.
 #[derive(Clone)]
 pub struct Guest(Arc<Place>);
 

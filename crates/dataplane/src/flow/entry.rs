@@ -79,7 +79,7 @@ pub(crate) struct Half {
     pub slot: U32,
     /// In the lists of the flow's worker: side 0 the one before, side 1 the next.
     pub link: U32,
-    /// Of the side that began: when that was.
+    /// When the flow began; in the half of the side that began it.
     pub born_secs: U32,
     /// When the last packet of this side came, or when the flow began: milliseconds of the table's
     /// clock.
@@ -96,7 +96,7 @@ pub(crate) struct Half {
 
 const _: () = assert!(size_of::<Entry>() == 3 * 64);
 
-/// Of the two ends of a flow, the NIC that it is charged to.
+/// The one of a flow's two ends whose NIC it is charged to.
 pub(crate) fn charged(owner: PortSlot, peer: PortSlot) -> PortSlot {
     match owner.remote_of() {
         Some(_) => peer,

@@ -39,7 +39,7 @@ struct Bucket([AtomicU32; SLOTS]);
 
 pub(super) struct Index {
     buckets: Zeroed<Bucket>,
-    /// Of each bucket: how much of what belongs there is elsewhere. [`MANY`] stays.
+    /// For each bucket how many of the entries that belong there are elsewhere. [`MANY`] stays.
     spilt: Zeroed<AtomicU8>,
     /// The bits of a slot that name the entry; the others are a part of the hash.
     ids: u32,

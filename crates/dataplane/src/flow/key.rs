@@ -60,7 +60,7 @@ enum Query {
 }
 
 impl Ends {
-    /// Of packets from one NIC to another.
+    /// The ends of packets from one NIC to another.
     #[inline]
     pub(crate) fn new(from: PortUid, to: PortUid) -> Ends {
         let sender = usize::from(from.0 > to.0);

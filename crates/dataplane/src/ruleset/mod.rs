@@ -91,13 +91,13 @@ struct Compiled {
 /// The rules of one direction.
 #[derive(Clone, Default)]
 struct Side {
-    /// Of every protocol and port.
+    /// Peers of rules for every protocol and port.
     everything: PeerSet,
-    /// Of one protocol, every port.
+    /// Peers of rules for one protocol and every port.
     protocols: Map<u8, PeerSet>,
-    /// Of one port of one protocol (or of `EVERY`).
+    /// Peers of rules for one port of one protocol (or of `EVERY`).
     exact: Map<(u16, u16), PeerSet>,
-    /// Of ranges of ports, by protocol (or `EVERY`).
+    /// Peers of rules for ranges of ports, by protocol (or `EVERY`).
     ranges: Map<u16, Ranges>,
 }
 

@@ -55,8 +55,8 @@ impl Rights {
         }
     }
 
-    /// Of machines on another host: which of them may was judged there, whether that host is to be
-    /// trusted is judged here.
+    /// The rights of machines on another host: which of them may was judged there, whether that
+    /// host is to be trusted is judged here.
     fn of_remote(round: &Round, endpoint: IpAddr) -> Rights {
         let network = round.view.network(round.nic.network);
         let overlay = network.and_then(|network| network.overlay.as_deref());

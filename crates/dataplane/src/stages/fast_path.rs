@@ -42,7 +42,7 @@ pub(crate) struct FastPath {
     arriving: arriving::Routes,
 }
 
-/// Whom a NIC reaches at a MAC address, under the snapshot in force.
+/// The target that a NIC reaches at a MAC address, under the snapshot in force.
 #[derive(Clone, Copy, Default)]
 #[repr(align(128))] // a power of two: found by a shift
 struct Route {

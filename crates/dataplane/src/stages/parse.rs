@@ -8,7 +8,7 @@ use wire::parse::{self, ParseError};
 use crate::drop_reason::DropReason;
 use crate::round::{Fate, Item, Round};
 
-/// Of the frames whose bits are set in `frames`.
+/// Parses the frames whose bits are set in `frames`.
 pub(crate) fn run(round: &mut Round, mut frames: Bits) {
     while frames != 0 {
         let index = frames.trailing_zeros() as usize;

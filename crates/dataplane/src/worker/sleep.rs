@@ -74,8 +74,8 @@ impl Worker {
     /// An awake worker's look at what is parked.
     pub(super) fn look(&mut self, now: Now) {
         self.looked_at_ns = now.mono_ns;
-        // Not at once: who is woken for a moment has two system calls a socket less, and the first
-        // frame does not wait for them.
+        // Not at once: a worker that is woken for a moment saves two system calls a socket, and the
+        // first frame does not wait for them.
         let is_up_for_long = now.mono_ns.saturating_sub(self.woke_at_ns) >= PARK_AFTER_NS;
         let mut seen = 0;
         for index in 0..self.sockets.len() {
@@ -96,7 +96,7 @@ impl Worker {
                 seen += usize::from(attached.parked);
             }
         }
-        // Of all others the poller knows.
+        // All other ports are in the poller.
         if self.parked > seen {
             self.wait(Duration::ZERO, now);
         }

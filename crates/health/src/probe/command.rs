@@ -17,7 +17,7 @@ use crate::programs::{LIMITS, Programs};
 
 /// The largest UDP payload.
 const DATAGRAM_MAX: usize = 65_535;
-/// Of what the program says, so many bytes are read for the sentence.
+/// How many bytes of the program's output are read for the sentence.
 const SAID_MAX: u64 = 400;
 
 impl Command {

@@ -164,7 +164,7 @@ async fn follow(
     (ours, prefixes)
 }
 
-/// Of this process.
+/// Memory of this process that is resident.
 fn resident_kib() -> i64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

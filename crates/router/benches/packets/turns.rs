@@ -20,7 +20,7 @@ pub struct Turn<'a> {
 }
 
 impl Turns {
-    /// Of so many threads, on the CPU that this one runs on.
+    /// Turns of so many threads, on the CPU that this one runs on.
     pub fn new(count: usize) -> Self {
         Turns {
             count,

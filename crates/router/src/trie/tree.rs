@@ -12,7 +12,7 @@ use crate::runs::Own;
 #[derive(Debug)]
 pub(super) struct Node {
     pub parent: Option<u32>,
-    /// Of the parent's slots, or the root's.
+    /// The slot of the parent, or of the root, that it is below.
     pub slot: u32,
     /// Bits before its own.
     pub from: u8,

@@ -8,7 +8,7 @@ use butterfly_router::layout::Counter;
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 use wire::build::Builder;
 
-/// Of either family, a packet of the flow that is known here.
+/// For each family a packet of the flow that is known here.
 fn packets() -> [Builder; 2] {
     ["203.0.113.7", "2001:db8:f::7"].map(packet_to)
 }

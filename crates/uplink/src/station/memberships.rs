@@ -16,7 +16,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Memberships {
     mac: Mac,
-    /// Whom reports of IPv4 are from.
+    /// The source of reports of IPv4.
     ours: Ipv4Addr,
     /// Where we are asked for by others, who do not know our MAC yet: the solicited-node groups of
     /// our addresses.

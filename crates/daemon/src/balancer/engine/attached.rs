@@ -181,7 +181,7 @@ impl Driver for Balancing<'_> {
         if let Err(e) = balancer.forget(&attached) {
             tracing::error!("interface {name}: {e}");
         }
-        // Of a feature that does not run there nothing is ended.
+        // Where the feature does not run there, nothing ends.
         attached.leave(
             &mut lock(self.programs),
             &[Feature::Balancer, Feature::Probe],

@@ -13,7 +13,7 @@ use nix::sched::{CloneFlags, unshare};
 use socket2::{Domain, Socket, Type};
 use xdp::{Attachment, Mode, Program, objects};
 
-/// Of the room's end of the pair: locally administered.
+/// The MAC of the room's end of the pair: locally administered.
 pub const MAC: [u8; 6] = [0x02, b'b', b'f', b'l', b'y', 0x01];
 /// The room's end of the pair.
 const INSIDE: &str = "checks";
@@ -22,7 +22,7 @@ const MTU: u16 = 1400;
 
 /// An open room.
 pub struct Room {
-    /// Of the host's end of the pair.
+    /// The index of the host's end of the pair.
     pub ifindex: u32,
     orders: Mutex<Sender<Order>>,
 }
