@@ -4,9 +4,9 @@
 // It forwards what the kernel would forward and nothing more, and gives everything else to the
 // kernel unchanged: whatever needs an answer, a decision or a change beyond one hop less and a new
 // Ethernet header. In XDP and at tc ingress it is the same code over the same tables
-// (lib/context.h). The tables are kept by crates/router from what the kernel knows; the theory is
-// at the top of its lib.rs. Flows that are known take the flow cache (router/flow_cache.h), all
-// others the long way. Read router() at the bottom first, and long_way() above it.
+// (lib/context.h). crates/router fills the tables from what the kernel knows; the theory is at the
+// top of its lib.rs. Flows that are known are forwarded by the flow cache (router/flow_cache.h),
+// all others by long_way(). Read router() at the bottom first, and then long_way() above it.
 #include <linux/bpf.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
@@ -187,7 +187,8 @@ static __always_inline int check4(context *ctx, struct transit *t, struct iphdr 
 	return is_special4(ip->daddr) ? COUNT_DESTINATION : 0;
 }
 
-// Reverse path filtering (RFC 3704) in the kernel's two modes, and never an address of our own.
+// Reverse path filtering (RFC 3704) in the kernel's two modes, and a source is never an address of
+// our own.
 static __always_inline int check_source4(struct transit *t, __u32 number, bool by_kernel)
 {
 	const struct path *back = path_of(number);
@@ -376,13 +377,13 @@ static __always_inline int fit_tags(context *ctx, struct transit *t)
 
 #endif
 
-// Cuts what follows the packet, and makes room for tags or removes them; at tc all of it is done.
-// Less than zero: there was no room, and nothing has changed that the kernel would mind.
+// Cuts what follows the packet, and in XDP makes room for tags or removes them. Less than zero:
+// there was no room, and nothing has changed that the kernel would mind.
 static __always_inline int fit(context *ctx, struct transit *t)
 {
 	int surplus = frame_surplus(ctx, t->packet.l3 + t->size);
 
-	// What filled up a short frame the kernel does not send on.
+	// The kernel does not send on the padding of a short frame.
 	if (surplus > 0 && frame_cut_end(ctx, surplus) < 0)
 		return -1;
 #ifdef BUTTERFLY_TC
@@ -451,8 +452,8 @@ static __always_inline int rewrite(context *ctx, struct transit *t)
 	return 0;
 }
 
-// The flow cache takes the next packet of this flow, if there are no tags on either side and the
-// hop was chosen by what tells its flows.
+// Puts the flow into the flow cache, if there are no tags on either side and the hop was chosen by
+// the addresses that the flow cache knows flows by.
 static __always_inline void remember(context *ctx, struct transit *t)
 {
 	__u64 decided = cache_decided(t->in, t->epoch) | t->number;
@@ -484,7 +485,7 @@ static __always_inline bool is_for_other_part(const struct transit *t)
 #endif
 }
 
-// Whether a packet that is too long is segments that are not: at tc.
+// Whether a packet that is too long is of segments that each fit; only at tc.
 static __always_inline bool is_segments(context *ctx, struct transit *t)
 {
 #ifdef BUTTERFLY_TC
@@ -511,7 +512,7 @@ static __always_inline int send(context *ctx, struct transit *t)
 	if (fit(ctx, t) < 0)
 		return leave(ctx, t, COUNT_BEYOND);
 #ifdef BUTTERFLY_TC
-	// For want of memory, and the packet is no longer what it was.
+	// Out of memory, and the packet is no longer what it was.
 	if ((t->packet.tags || tags_of(t->hop)) && fit_tags(ctx, t) < 0)
 		return VERDICT_ABORT;
 #endif

@@ -132,8 +132,9 @@ static __always_inline int frame_return(context *ctx)
 #endif
 }
 
-// Tells the kernel's sum over the packet that a 16-bit word in it, as it lies in memory, has become
-// less by `less`. Needed where no checksum within the packet takes that up again: IPv6's hop limit.
+// Corrects the kernel's sum over the packet when a 16-bit word in it, as it lies in memory, has
+// become less by `less`. Needed where no checksum within the packet takes that up again: IPv6's hop
+// limit.
 static __always_inline void frame_sum_less(context *ctx, __u16 less)
 {
 #ifdef BUTTERFLY_TC

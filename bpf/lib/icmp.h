@@ -69,9 +69,9 @@ static __always_inline bool icmp_allowed(void)
 	return window->sent++ < ICMP_WINDOW_LIMIT;
 }
 
-// RFC 1122, section 3.2.2; RFC 4443, section 2.4 (e): nothing is said about what was sent to many,
-// by nobody in particular, or about the later parts of a packet. That it is no error itself the
-// caller knows.
+// RFC 1122, section 3.2.2; RFC 4443, section 2.4 (e): no error is sent about a packet to a
+// broadcast or multicast address, to a source that is no single host's address, or about a later
+// fragment. The caller has seen that the packet is no error itself.
 static __always_inline bool icmp_answerable(context *ctx, const struct packet *packet)
 {
 	struct ethhdr *link = at(ctx, 0, sizeof(*link));
@@ -143,8 +143,8 @@ static __always_inline int icmp_return_link(context *ctx, __u32 by, __u8 tags)
 
 // Whether the packet's own checksum is only begun: its field has the pseudo-header's sum then, and
 // whoever sends the buffer out, the kernel or a device, finishes it, also where the packet is only
-// a quote any more. Nothing tells a program so; one finished packet in 65,536 looks the same, and
-// its sender gets an error that it does not understand.
+// a quote any more. A program cannot ask whether it is so; one finished packet in 65,536 looks the
+// same, and its sender gets an error that it does not understand.
 static __always_inline bool icmp_quotes_begun(context *ctx, const struct packet *packet,
 					      __u32 *field)
 {

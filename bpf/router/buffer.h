@@ -23,8 +23,8 @@ static __always_inline bool segments_fit(context *ctx, __u32 l3, __u32 l4, __u8 
 
 		return words && l4 - l3 + (*words >> 4) * 4 + payload <= hop->tc_mtu;
 	}
-	// Of tunnels only the kernel knows where the payload begins. It answers for the interface;
-	// a smaller MTU is the route's.
+	// Only the kernel knows where the payload of tunnels begins. It compares with the
+	// interface's MTU; where the route's is smaller the packet is the kernel's.
 	return bpf_check_mtu(ctx, hop->ifindex, &mtu, 0, BPF_MTU_CHK_SEGS) == 0 &&
 	       mtu <= hop->tc_mtu;
 #else

@@ -2,13 +2,13 @@
 // The flow cache: plain packets of a flow that was forwarded before go to that flow's next hop
 // without a lookup.
 //
-// What the full lookup decides by addresses and interfaces alone (source, way to the destination,
-// next hop) holds until a map changes, which a new epoch tells; what depends on the packet (length,
-// checksum, hop limit, MTU) is looked at here again. A packet that does not fit takes the full
-// lookup, which counts the reason. With IPv4 both addresses decide; with IPv6, whose sources are
-// not looked up, a flow is all that goes to one destination. Each CPU has flows of its own, found
-// by a hash of their addresses, in pairs; one that is new takes the place of one that holds no
-// more, or of either.
+// What the full lookup (long_way() in router.bpf.c) decides by addresses and interfaces alone
+// (source, way to the destination, next hop) holds until a map changes, and then the epoch does;
+// what depends on the packet (length, checksum, hop limit, MTU) is looked at here again. A packet
+// that does not fit takes the full lookup, which counts the reason. With IPv4 both addresses
+// decide; with IPv6, whose sources are not looked up, a flow is all that goes to one destination.
+// Each CPU has flows of its own, found by a hash of their addresses, in pairs; a new one takes the
+// place of one whose epoch is over, or of either.
 #pragma once
 
 #include "../lib/checksum.h"
@@ -78,8 +78,8 @@ static __always_inline struct cache_pair6 *cache_pair6(struct cache_flows6 *flow
 	return &flows->pair[mixed >> (64 - CACHE_BITS)];
 }
 
-// Which of a pair a flow is that differs by that from the first one, if it is either; nobody can
-// foresee it, so it is no branch.
+// Which of a pair to look at, by the difference from the first one: 0 is the first. It cannot be
+// predicted, so it is no branch.
 static __always_inline __u64 cache_which(__u64 difference)
 {
 	__u64 minus = -difference;
@@ -124,7 +124,7 @@ static __always_inline int cache_send(context *ctx, struct cache_use *use, struc
 	struct counters *counted;
 
 #ifdef BUTTERFLY_TC
-	// What XDP could have sent it has passed for a reason.
+	// XDP could have sent it and has passed it: it had a reason.
 	if (!hop || (hop->mtu && in->flags & INTERFACE_XDP))
 		return -1;
 #endif
@@ -162,8 +162,8 @@ static __always_inline bool cache_takes(context *ctx, const struct ethhdr *link,
 #endif
 }
 
-// Forwards a packet whose flow is known and which the long way would forward. Less than zero: that
-// one's.
+// Forwards a packet whose flow is known and which the full lookup would forward. Less than zero:
+// the full lookup is to decide.
 static __always_inline int cache_forward4(context *ctx, struct ethhdr *link, void *end, __u32 epoch)
 {
 	struct cache_flows4 *flows = cache_flows4();
@@ -241,8 +241,9 @@ static __always_inline int cache_forward(context *ctx, __u32 epoch)
 	return -1;
 }
 
-// A packet of a flow that was not known before. Where most are, as when each goes somewhere else,
-// the look at the flow cache costs more than it saves, and pauses.
+// A packet of a flow that was not known before. Where most packets are of unknown flows, as when
+// each goes to another destination, looking into the flow cache costs more than it saves, and
+// pauses.
 static __always_inline void cache_missed(struct cache_use *use)
 {
 	if (++use->misses < CACHE_LOOK)
@@ -252,8 +253,8 @@ static __always_inline void cache_missed(struct cache_use *use)
 	use->misses = 0;
 }
 
-// Counts that a flow was not known, and says which place of two it takes: that of one that holds no
-// more, or by `chance` of either.
+// Counts that a flow was not known, and says which place of two it takes: that of one whose epoch
+// is over, or by `chance` of either.
 static __always_inline __u32 cache_place(struct cache_use *use, __u64 first, __u64 second,
 					 __u64 decided, __u32 chance)
 {
@@ -265,8 +266,8 @@ static __always_inline __u32 cache_place(struct cache_use *use, __u64 first, __u
 	return chance & 1;
 }
 
-// The long way forwards a packet without tags, decided by its addresses in this epoch, and would
-// forward the others of its flow as well. `decided` has its hop.
+// Remembers the flow of a packet without tags that the full lookup forwards, decided by its
+// addresses in this epoch: it would forward the others of the flow as well. `decided` has the hop.
 static __always_inline void cache_remember4(const struct iphdr *ip, __u64 decided)
 {
 	__u64 addresses = *(const __u64 *)&ip->saddr;

@@ -5,8 +5,8 @@
 
 #include "maps.h"
 
-// 31 bits of both numbers and the seed, which is drawn at each start: nobody outside can aim at one
-// next hop.
+// 31 bits of both numbers and the seed, which is drawn at each start so that no sender can aim at
+// one next hop.
 static __always_inline __u32 mix(__u64 a, __u64 b, __u32 seed)
 {
 	__u64 h = (a ^ seed) * 0x9e3779b97f4a7c15ull;
@@ -18,7 +18,8 @@ static __always_inline __u32 mix(__u64 a, __u64 b, __u32 seed)
 	return h >> 33;
 }
 
-// Both ports as one number; 0 where there are none to see: a fragment's flow must not be torn.
+// Both ports as one number; 0 where there are none to see: all fragments of a datagram take one
+// next hop.
 static __noinline __u64 ports_of(context *ctx, const struct packet *at_packet)
 {
 	struct packet packet;
@@ -124,7 +125,7 @@ static __always_inline int ask(context *ctx, const struct packet *packet,
 
 	fib->sport = ports;
 	fib->dport = ports >> 16;
-	// Of segments the lookup would take the length of all for that of one.
+	// For a packet of several segments the lookup would take the length of all for that of one.
 	fib->tot_len = frame_segment(ctx) ? 0 : size;
 	fib->ifindex = in->ifindex;
 	verdict = bpf_fib_lookup(ctx, fib, sizeof(*fib), 0);

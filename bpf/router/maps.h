@@ -86,7 +86,7 @@ struct {
 } ports SEC(".maps");
 #endif
 
-// Of each interface, by its slot.
+// The counters of each interface, by its slot.
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, ROUTER_INTERFACES);
@@ -94,7 +94,7 @@ struct {
 	__type(value, struct counters);
 } counters SEC(".maps");
 
-// The flows of IPv4 that are known, of each CPU.
+// The flow cache of IPv4, one for each CPU.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -103,7 +103,7 @@ struct {
 	__type(value, struct cache_flows4);
 } flow_caches4 SEC(".maps");
 
-// The flow cache of IPv6.
+// The flow cache of IPv6, one for each CPU.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
