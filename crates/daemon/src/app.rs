@@ -15,10 +15,42 @@ use crate::router;
 use crate::uplinks::Uplinks;
 use crate::worker_thread::WorkerThreads;
 
+/// What operations need, and no more: no socket, no worker.
+pub struct Operations {
+    controller: Mutex<Controller>,
+    /// The level of the log can be changed.
+    pub(crate) log: LogControl,
+    clock: fn() -> u64,
+}
+
+impl Operations {
+    /// `clock`: Unix seconds.
+    pub fn new(controller: Controller, log: LogControl, clock: fn() -> u64) -> Operations {
+        Operations {
+            controller: Mutex::new(controller),
+            log,
+            clock,
+        }
+    }
+
+    /// The controller, for one operation. It waits for the workers: not to be called on a runtime's
+    /// thread without `spawn_blocking`, and never by a worker.
+    pub fn control(&self) -> MutexGuard<'_, Controller> {
+        // An operation stages its changes on a copy, so one that panicked left the state as it was.
+        self.controller
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The time, Unix seconds.
+    pub(crate) fn unix_secs(&self) -> u64 {
+        (self.clock)()
+    }
+}
+
 /// One for the process; every server holds it.
 pub struct App {
-    controller: Mutex<Controller>,
-    pub log: LogControl,
+    pub operations: Arc<Operations>,
     pub workers: Arc<WorkerThreads>,
     /// For its sessions to be looked at; NICs come and go by the controller.
     pub vhost: Arc<Server>,
@@ -40,16 +72,14 @@ pub struct Features {
 
 impl App {
     pub fn new(
-        controller: Controller,
-        log: LogControl,
+        operations: Operations,
         workers: Arc<WorkerThreads>,
         vhost: Arc<Server>,
         endpoints: Vec<String>,
         features: Features,
     ) -> App {
         App {
-            controller: Mutex::new(controller),
-            log,
+            operations: Arc::new(operations),
             workers,
             vhost,
             endpoints,
@@ -60,13 +90,9 @@ impl App {
         }
     }
 
-    /// The controller, for one operation. It waits for the workers: not to be called on a runtime's
-    /// thread without `spawn_blocking`, and never by a worker.
+    /// [`Operations::control`].
     pub fn control(&self) -> MutexGuard<'_, Controller> {
-        // An operation stages its changes on a copy, so one that panicked left the state as it was.
-        self.controller
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.operations.control()
     }
 
     /// Asks the daemon to stop, as SIGTERM does.

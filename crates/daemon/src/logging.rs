@@ -60,17 +60,31 @@ pub struct LogControl {
 }
 
 impl LogControl {
-    pub fn set(&self, level: Level) {
+    /// Of no log at all: a level is taken and forgotten.
+    pub fn detached() -> LogControl {
+        let (_, level) = reload::Layer::new(LevelFilter::OFF);
+        LogControl {
+            level,
+            on_stderr: false,
+        }
+    }
+
+    /// Sets the level from now on.
+    pub(crate) fn set(&self, level: Level) {
         // Fails only when the subscriber is gone, which lives as long as the process.
         let _ = self.level.reload(LevelFilter::from(level));
     }
 
-    /// True when errors that are logged can be seen by whoever started us by hand.
-    pub fn errors_on_stderr(&self) -> bool {
-        self.on_stderr && self.level() != Level::None
+    /// Says why the process ends.
+    pub fn last_words(&self, why: &str) {
+        tracing::error!("{why}");
+        // Whoever started us by hand may not read the journal.
+        if !self.on_stderr || self.level() == Level::None {
+            eprintln!("butterflyd: {why}");
+        }
     }
 
-    pub fn level(&self) -> Level {
+    pub(crate) fn level(&self) -> Level {
         let filter = self.level.clone_current().unwrap_or(LevelFilter::OFF);
         NAMES
             .iter()
@@ -103,16 +117,7 @@ impl<S> tracing_subscriber::layer::Filter<S> for OurCrates {
         meta: &tracing::Metadata<'_>,
         _: &tracing_subscriber::layer::Context<'_, S>,
     ) -> bool {
-        const OURS: [&str; 6] = [
-            "butterflyd",
-            "butterfly_",
-            "control",
-            "dataplane",
-            "io",
-            "wire",
-        ];
-        *meta.level() <= tracing::Level::WARN
-            || OURS.iter().any(|name| meta.target().starts_with(name))
+        *meta.level() <= tracing::Level::WARN || meta.target().starts_with("butterfly_")
     }
 }
 

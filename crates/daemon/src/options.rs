@@ -21,6 +21,7 @@ pub const V1_ENDPOINT: &str = "unix:/run/butterfly/api.sock";
 /// What the kernel of a guest takes: an IP packet's length has 16 bits.
 const MTU_MAX: u16 = u16::MAX;
 
+/// The command line.
 #[derive(Parser, Debug, Default)]
 #[command(
     name = "butterflyd",
@@ -32,35 +33,35 @@ const MTU_MAX: u16 = u16::MAX;
 pub struct Options {
     /// This host's address towards other hosts: VXLAN comes to it, on the interface that has it
     #[arg(short = 'i', long, value_name = "IP")]
-    pub ip: Option<IpAddr>,
+    pub(crate) ip: Option<IpAddr>,
     /// Where the vhost-user sockets are made [default: /run/butterfly]
     #[arg(short = 's', long, value_name = "DIR")]
-    pub socket_dir: Option<PathBuf>,
+    pub(crate) socket_dir: Option<PathBuf>,
     /// An INI file with sections [general] and [security]; the command line wins over it
     #[arg(short = 'c', long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
+    pub(crate) config: Option<PathBuf>,
     /// Where the v0 API listens (ZeroMQ): ipc://PATH, tcp://ADDRESS:PORT with -k or --insecure-api,
     /// or none [default: none]
     #[arg(short = 'e', long, value_name = "ENDPOINT")]
-    pub endpoint: Option<String>,
+    pub(crate) endpoint: Option<String>,
     /// none, error, warning, info or debug [default: info]
     #[arg(short = 'l', long, value_name = "LEVEL")]
-    pub log_level: Option<Level>,
+    pub(crate) log_level: Option<Level>,
     /// Run one worker on each of these cores: 1, or 0,2-3 [default: one, wherever the scheduler
     /// likes]
     #[arg(short = 'u', long, value_name = "CORES")]
-    pub graph_cpu_core: Option<Cores>,
+    pub(crate) graph_cpu_core: Option<Cores>,
     /// Largest IP packet of NICs that do not say, in bytes: 68..65535, or max [default: what the
     /// uplinks carry, else 1500]
     #[arg(short = 'm', long, value_name = "MTU", value_parser = mtu)]
-    pub nic_mtu: Option<u16>,
+    pub(crate) nic_mtu: Option<u16>,
     /// Write every NIC's packets to a file, unless the NIC says otherwise
     #[arg(short = 't', long)]
-    pub packet_trace: bool,
+    pub(crate) packet_trace: bool,
     /// Beneath which packet traces are written, and nowhere else [default: /tmp, where the original
     /// wrote them]
     #[arg(long, value_name = "DIR")]
-    pub trace_dir: Option<PathBuf>,
+    pub(crate) trace_dir: Option<PathBuf>,
     /// Encrypt the v0 API with the key in this file (base64 of 32 bytes), and refuse clear text
     #[arg(
         short = 'k',
@@ -69,109 +70,109 @@ pub struct Options {
         alias = "encryption-key",
         value_name = "FILE"
     )]
-    pub key: Option<PathBuf>,
+    pub(crate) key: Option<PathBuf>,
     /// Log to standard error, not to the journal or syslog
     #[arg(long)]
-    pub no_syslog: bool,
+    pub(crate) no_syslog: bool,
     /// Offer guests neither checksum nor segmentation offload
     #[arg(long)]
-    pub no_offload: bool,
+    pub(crate) no_offload: bool,
     /// Options of DPDK, taken for what they mean here: --vdev=eth_pcap0,iface=eth0 names an uplink
     #[arg(long, value_name = "ARGS", allow_hyphen_values = true)]
-    pub dpdk_args: Option<String>,
+    pub(crate) dpdk_args: Option<String>,
     /// Which device of --dpdk-args is used, counted from 0 [default: the first that is no member of
     /// a bond]
     #[arg(long, value_name = "N")]
-    pub dpdk_port: Option<u32>,
+    pub(crate) dpdk_port: Option<u32>,
     /// Print what becomes of each option of --dpdk-args
     #[arg(long)]
-    pub dpdk_help: bool,
+    pub(crate) dpdk_help: bool,
 
     /// Where the v1 API listens (gRPC): unix:PATH, tcp:ADDRESS:PORT (mutual TLS) or none; may be
     /// repeated [default: unix:/run/butterfly/api.sock]
     #[arg(long, value_name = "URI")]
-    pub api: Vec<String>,
+    pub(crate) api: Vec<String>,
     /// A group whose members may use the unix sockets of the APIs beside root
     #[arg(long, value_name = "GROUP")]
-    pub api_group: Option<String>,
+    pub(crate) api_group: Option<String>,
     /// The daemon's certificate for --api tcp:, PEM
     #[arg(long, value_name = "FILE")]
-    pub tls_cert: Option<PathBuf>,
+    pub(crate) tls_cert: Option<PathBuf>,
     /// Its private key, PEM
     #[arg(long, value_name = "FILE")]
-    pub tls_key: Option<PathBuf>,
+    pub(crate) tls_key: Option<PathBuf>,
     /// Who signs the certificates of clients, PEM
     #[arg(long, value_name = "FILE")]
-    pub tls_ca: Option<PathBuf>,
+    pub(crate) tls_ca: Option<PathBuf>,
     /// Allow the v0 API in clear text over TCP: whoever can connect, local users among them, then
     /// owns this host
     #[arg(long)]
-    pub insecure_api: bool,
+    pub(crate) insecure_api: bool,
     /// Run so many workers without keeping them on cores of their own; -u says which cores instead
     #[arg(long, value_name = "N", value_parser = cores::count)]
-    pub workers: Option<usize>,
+    pub(crate) workers: Option<usize>,
     /// Connections tracked at most
     #[arg(long, value_name = "N", default_value_t = 1 << 20, value_parser = clap::value_parser!(u32).range(1024..=1 << 26))]
-    pub max_flows: u32,
+    pub(crate) max_flows: u32,
     /// Connections that one NIC may have started at most [default: a quarter of --max-flows, 65536
     /// at the most]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 26))]
-    pub max_flows_per_nic: Option<u32>,
+    pub(crate) max_flows_per_nic: Option<u32>,
     /// Microseconds that an idle worker polls before it sleeps
     #[arg(long, value_name = "US", default_value_t = 50, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
-    pub poll_us: u64,
+    pub(crate) poll_us: u64,
     /// Keep the cores of -u from idle states that take longer than this to wake from, in
     /// microseconds; 0: from halting
     #[arg(long, value_name = "US", value_parser = clap::value_parser!(u32).range(..=1_000_000))]
-    pub wake_us: Option<u32>,
+    pub(crate) wake_us: Option<u32>,
     /// Join this host to others by this interface, which the kernel keeps; may be repeated
     /// [default: the one that has the address of -i]
     #[arg(long, value_name = "INTERFACE")]
-    pub uplink: Vec<String>,
+    pub(crate) uplink: Vec<String>,
     /// Have the kernel do its part for uplinks within this daemon's calls, and not in interrupts,
     /// while there is traffic
     #[arg(long)]
-    pub busy_poll: bool,
+    pub(crate) busy_poll: bool,
     /// UDP port of VXLAN [default: 4789]
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
-    pub vxlan_port: Option<u16>,
+    pub(crate) vxlan_port: Option<u16>,
     /// TTL, or hop limit, of outer packets [default: 64]
     #[arg(long, value_name = "TTL", value_parser = clap::value_parser!(u8).range(1..))]
-    pub vxlan_ttl: Option<u8>,
+    pub(crate) vxlan_ttl: Option<u8>,
     /// DSCP of outer packets, 0..63 [default: the inner packet's]; ECN is always the inner packet's
     /// (RFC 6040)
     #[arg(long, value_name = "DSCP", value_parser = clap::value_parser!(u8).range(..=i64::from(DSCP_MAX)))]
-    pub vxlan_dscp: Option<u8>,
+    pub(crate) vxlan_dscp: Option<u8>,
     /// UDP checksum of outer packets; auto is over IPv6 alone, where others drop those without (RFC
     /// 6935) [default: auto]
     #[arg(long, value_name = "WHERE")]
-    pub vxlan_checksum: Option<OuterChecksum>,
+    pub(crate) vxlan_checksum: Option<OuterChecksum>,
     /// Balance the load of services on this interface, which the kernel keeps; may be repeated
     #[arg(long, value_name = "INTERFACE")]
-    pub balance_interface: Vec<String>,
+    pub(crate) balance_interface: Vec<String>,
     /// Flows that the load balancer remembers, 80 bytes of the kernel's memory each
     #[arg(long, value_name = "N", default_value_t = 262_144, value_parser = clap::value_parser!(u32).range(1024..=1 << 26))]
-    pub balance_max_flows: u32,
+    pub(crate) balance_max_flows: u32,
     /// Run this program as `PROGRAM announce ADDRESS`, or withdraw, when a service's address comes
     /// or goes
     #[arg(long, value_name = "PROGRAM")]
-    pub balance_hook: Option<PathBuf>,
+    pub(crate) balance_hook: Option<PathBuf>,
     /// Health checks may run programs of this folder, as nobody
     #[arg(long, value_name = "DIR")]
-    pub check_programs: Option<PathBuf>,
+    pub(crate) check_programs: Option<PathBuf>,
     /// Forward transit packets between interfaces, which the kernel keeps, VLANs among them; may be
     /// repeated
     #[arg(long, value_name = "INTERFACE")]
-    pub router: Vec<String>,
+    pub(crate) router: Vec<String>,
     /// Lines of 64 bytes in the router's table for IPv4, one for one to ten prefixes
     #[arg(long, value_name = "N", default_value_t = router::Options::default().nodes4, value_parser = clap::value_parser!(u32).range(router::Options::NODES))]
-    pub router_nodes4: u32,
+    pub(crate) router_nodes4: u32,
     /// Lines of 64 bytes in the router's table for IPv6, one for one to three prefixes
     #[arg(long, value_name = "N", default_value_t = router::Options::default().nodes6, value_parser = clap::value_parser!(u32).range(router::Options::NODES))]
-    pub router_nodes6: u32,
+    pub(crate) router_nodes6: u32,
     /// Print this help
     #[arg(short = 'h', long, action = clap::ArgAction::Help)]
-    pub help: Option<bool>,
+    pub(crate) help: Option<bool>,
 }
 
 /// Where packet traces are written unless told otherwise.
@@ -193,61 +194,68 @@ pub enum OuterChecksum {
 /// Everything the daemon is started with, defaults filled in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    pub ip: Option<IpAddr>,
-    pub socket_dir: PathBuf,
+    pub(crate) ip: Option<IpAddr>,
+    pub(crate) socket_dir: PathBuf,
     /// `None`: no v0 API.
-    pub v0_endpoint: Option<String>,
-    pub v0_key: Option<PathBuf>,
-    pub insecure_api: bool,
-    pub v1_endpoints: Vec<String>,
-    pub tls: Tls,
-    pub api_group: Option<String>,
-    pub log_level: Level,
-    pub no_syslog: bool,
+    pub(crate) v0_endpoint: Option<String>,
+    pub(crate) v0_key: Option<PathBuf>,
+    pub(crate) insecure_api: bool,
+    pub(crate) v1_endpoints: Vec<String>,
+    pub(crate) tls: Tls,
+    pub(crate) api_group: Option<String>,
+    pub(crate) log_level: Level,
+    pub(crate) no_syslog: bool,
     /// One entry a worker: the core that it is to stay on.
-    pub workers: Vec<Option<usize>>,
+    pub(crate) workers: Vec<Option<usize>>,
     /// `None`: what the uplinks carry.
-    pub mtu: Option<u16>,
-    pub packet_trace: bool,
+    pub(crate) mtu: Option<u16>,
+    pub(crate) packet_trace: bool,
     /// Beneath which packet traces are written, absolute.
-    pub trace_dir: PathBuf,
-    pub offloads: bool,
-    pub max_flows: u32,
-    pub max_flows_per_nic: u32,
-    pub poll_us: u64,
+    pub(crate) trace_dir: PathBuf,
+    pub(crate) offloads: bool,
+    pub(crate) max_flows: u32,
+    pub(crate) max_flows_per_nic: u32,
+    pub(crate) poll_us: u64,
     /// How long a worker's core may take to wake, microseconds, and which cores these are. `None`:
     /// as the kernel has it.
-    pub wake: Option<(u32, Vec<usize>)>,
+    pub(crate) wake: Option<(u32, Vec<usize>)>,
     /// The interfaces that are to join this host to others; empty: the one that has `ip`.
-    pub uplinks: Vec<String>,
+    pub(crate) uplinks: Vec<String>,
     /// No interface is joined, whatever has `ip`: a device that leads nowhere was asked for.
-    pub alone: bool,
-    pub busy_poll: bool,
-    pub vxlan_port: u16,
+    pub(crate) alone: bool,
+    pub(crate) busy_poll: bool,
+    pub(crate) vxlan_port: u16,
     /// What outer headers have in common; its port is `vxlan_port`.
-    pub encapsulation: Encapsulation,
+    pub(crate) encapsulation: Encapsulation,
     /// Interfaces that services are balanced on from the start.
-    pub balance_interfaces: Vec<String>,
-    pub balance_max_flows: u32,
-    pub balance_hook: Option<PathBuf>,
+    pub(crate) balance_interfaces: Vec<String>,
+    pub(crate) balance_max_flows: u32,
+    pub(crate) balance_hook: Option<PathBuf>,
     /// Where the programs are that health checks may run.
-    pub check_programs: Option<PathBuf>,
+    pub(crate) check_programs: Option<PathBuf>,
     /// Interfaces that are routed between from the start, and the sizes of the router's tables.
-    pub router_interfaces: Vec<String>,
-    pub router: router::Options,
+    pub(crate) router_interfaces: Vec<String>,
+    pub(crate) router: router::Options,
     /// What was accepted and has no effect, or not the one that may be expected: to be logged once
     /// logging runs.
-    pub remarks: Vec<String>,
+    pub(crate) remarks: Vec<String>,
     /// Remarks that somebody ought to act on: logged as warnings.
-    pub warnings: Vec<String>,
+    pub(crate) warnings: Vec<String>,
 }
 
 /// The three files of mutual TLS.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Tls {
-    pub cert: Option<PathBuf>,
-    pub key: Option<PathBuf>,
-    pub ca: Option<PathBuf>,
+    pub(crate) cert: Option<PathBuf>,
+    pub(crate) key: Option<PathBuf>,
+    pub(crate) ca: Option<PathBuf>,
+}
+
+impl Options {
+    /// What is to be printed in the place of running, if that is asked for.
+    pub fn text_asked_for(&self) -> Option<String> {
+        self.dpdk_help.then(dpdk_args::help)
+    }
 }
 
 impl Settings {

@@ -15,7 +15,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use xdp::Interfaces;
 
-use crate::app::{App, Features, unix_secs};
+use crate::app::{App, Features, Operations, unix_secs};
 use crate::attachments::HostAttachments;
 use crate::balancer;
 use crate::idle_states;
@@ -154,9 +154,9 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     balance(settings, &balancer).await?;
     let router = Arc::new(router::Control::start(settings.router, interfaces, kernel)?);
     route(settings, &router).await?;
+    let operations = Operations::new(controller, log, unix_secs);
     let app = Arc::new(App::new(
-        controller,
-        log,
+        operations,
         workers.clone(),
         vhost,
         endpoints,

@@ -20,21 +20,12 @@ mod ring;
 mod round;
 pub mod seeds;
 mod session;
-
 mod text;
 mod tunnel;
 mod v0;
 mod v1;
 mod witness;
 mod world;
-
-// The daemon is a program, not a library: its decoders are compiled in from where they are. The two
-// modules that they expect around them, `app` and `logging`, are stand-ins.
-mod app;
-#[path = "../../daemon/src/connections.rs"]
-#[allow(dead_code)] // imports come in through v1's service, which is not here
-mod connections;
-mod logging;
 
 pub use frames::frames;
 pub use netlink::netlink;

@@ -8,26 +8,18 @@
 //! Input: a byte (odd: encrypted), then request frames with their lengths before them. When the
 //! byte is 2 or 3 modulo 4 the frames are text format, which a fuzzer finds easier to write.
 
-#[path = "../../daemon/src/v0/convert.rs"]
-mod convert;
-#[path = "../../daemon/src/v0/handler.rs"]
-#[allow(dead_code)] // what the server alone uses
-mod handler;
-#[path = "../../daemon/src/v0/requests.rs"]
-mod requests;
-
 use std::sync::Arc;
 
 use api::encrypted::{Key, decrypt, encrypt};
 use api::strict::{self, MalformedMessage};
 use api::text_format;
 use api::v0::{Encrypted, Message, Messages};
+use daemon::LogControl;
+use daemon::decoders::{Handler, Operations};
 use prost::Message as _;
 
-use crate::app::App;
 use crate::input::Input;
 use crate::world;
-use handler::Handler;
 
 /// Requests that are carried out, one after the other, by one daemon.
 const REQUESTS_MAX: usize = 16;
@@ -37,8 +29,11 @@ pub fn v0(data: &[u8]) {
     let mut input = Input::new(data);
     let kind = input.u8();
     let key = (kind & 1 == 1).then(|| Key::from([7; 32]));
-    let app = Arc::new(App::new(world::controller()));
-    let handler = Handler::new(app.clone(), key.clone());
+    // A clock that stands still: an input means the same at any time.
+    let clock = || 1_800_000_000;
+    let operations = Operations::new(world::controller(), LogControl::detached(), clock);
+    let operations = Arc::new(operations);
+    let handler = Handler::new(operations.clone(), key.clone());
     for _ in 0..REQUESTS_MAX {
         if input.is_empty() {
             break;
@@ -55,7 +50,7 @@ pub fn v0(data: &[u8]) {
             None => clear(&handler, &request),
             Some(key) => sealed(&handler, key, &request),
         }
-        world::check(&mut app.control());
+        world::check(&mut operations.control());
     }
 }
 

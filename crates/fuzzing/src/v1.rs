@@ -5,11 +5,8 @@
 //!
 //! Input: `v1.Config`s in protobuf with their lengths before them.
 
-#[path = "../../daemon/src/v1/convert.rs"]
-#[allow(dead_code)] // what the service alone uses
-mod convert;
-
 use api::v1::Config;
+use daemon::decoders;
 use prost::Message;
 
 use crate::input::Input;
@@ -29,7 +26,7 @@ pub fn v1(data: &[u8]) {
         let Ok(config) = Config::decode(input.piece()) else {
             continue;
         };
-        let Ok(config) = convert::config(config, control.settings()) else {
+        let Ok(config) = decoders::config(config, control.settings()) else {
             continue;
         };
         let tried = control.apply(config.clone(), true);

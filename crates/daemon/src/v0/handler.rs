@@ -11,7 +11,7 @@ use api::v0::{Encrypted, Error, Message, MessageV0, Messages, REVISION};
 use prost::Message as _;
 
 use super::requests;
-use crate::app::App;
+use crate::app::Operations;
 
 /// Bytes of a reply at most: as soon as the answers are longer, no further request of the frame is
 /// carried out.
@@ -20,12 +20,13 @@ const REPLY_MAX: usize = 32 << 20;
 /// Answers requests. Cheap to clone.
 #[derive(Clone)]
 pub struct Handler {
-    app: Arc<App>,
+    operations: Arc<Operations>,
     key: Option<Key>,
 }
 
 /// A reply frame.
 pub struct Answer {
+    /// The frame.
     pub bytes: Vec<u8>,
     /// The daemon is to stop when the reply is out.
     pub quit: bool,
@@ -33,8 +34,8 @@ pub struct Answer {
 
 impl Handler {
     /// With a key, clear text is refused; without one, encrypted text is.
-    pub fn new(app: Arc<App>, key: Option<Key>) -> Handler {
-        Handler { app, key }
+    pub fn new(operations: Arc<Operations>, key: Option<Key>) -> Handler {
+        Handler { operations, key }
     }
 
     /// The reply to a request frame. Waits for the workers.
@@ -59,7 +60,7 @@ impl Handler {
     }
 
     /// The reply when answering failed by a defect of ours.
-    pub fn internal_error(&self) -> Answer {
+    pub(crate) fn internal_error(&self) -> Answer {
         match self.key {
             Some(_) => refuse_encrypted(Code::InternalError),
             None => clear(alone(ErrorCode::InternalError).encode_to_vec()),
@@ -129,7 +130,7 @@ impl Handler {
         let message_id = message_0.message_id;
         match message_0.request {
             Some(request) => {
-                let outcome = requests::carry_out(&self.app, request);
+                let outcome = requests::carry_out(&self.operations, request);
                 (respond(outcome.response, message_id), outcome.quit)
             }
             None => {

@@ -6,7 +6,7 @@
 //! back.
 
 mod convert;
-mod handler;
+pub mod handler;
 mod requests;
 pub mod server;
 mod zmtp;

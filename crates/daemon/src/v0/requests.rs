@@ -5,7 +5,7 @@ use control::model::{GroupId, NicId};
 use control::{Controller, Error};
 
 use super::convert;
-use crate::app::{App, unix_secs};
+use crate::app::Operations;
 use crate::logging::Level;
 
 /// What a request leads to.
@@ -17,10 +17,10 @@ pub struct Outcome {
 
 /// Carries a request out. Of several fields the first counts, by field number, as it did for the
 /// original.
-pub fn carry_out(app: &App, request: v0::Request) -> Outcome {
-    let mut control = app.control();
+pub fn carry_out(operations: &Operations, request: v0::Request) -> Outcome {
+    let mut control = operations.control();
     control.count_request();
-    let answer = one(app, &mut control, request);
+    let answer = one(operations, &mut control, request);
     let quit = matches!(answer, Ok(Done::Quit));
     let response = match answer {
         Ok(Done::Answer(response)) => *response,
@@ -63,7 +63,11 @@ pub fn refused(why: String) -> v0::Response {
 
 /// The first thing that the request asks for. Taken apart, so that a field that is added to the
 /// protocol and not listed here does not compile.
-fn one(app: &App, control: &mut Controller, request: v0::Request) -> Result<Done, String> {
+fn one(
+    operations: &Operations,
+    control: &mut Controller,
+    request: v0::Request,
+) -> Result<Done, String> {
     let v0::Request {
         nic_add: add,
         nic_update: update,
@@ -141,12 +145,12 @@ fn one(app: &App, control: &mut Controller, request: v0::Request) -> Result<Done
             ..success()
         })
     } else if app_status.is_some() {
-        Ok(status(control))
+        Ok(status(control, operations.unix_secs()))
     } else if app_quit.is_some() {
         return Ok(Done::Quit);
     } else if let Some(config) = app_config {
         if let Some(level) = &config.log_level {
-            app.log.set(level.parse::<Level>()?);
+            operations.log.set(level.parse::<Level>()?);
         }
         Ok(success())
     } else if let Some(id) = groups {
@@ -164,11 +168,11 @@ fn group(control: &Controller, id: &str) -> Result<v0::Sg, Error> {
     Ok(convert::sg_details(&*control.group(&GroupId::new(id)?)?))
 }
 
-fn status(control: &Controller) -> v0::Response {
+fn status(control: &Controller, now_unix_secs: u64) -> v0::Response {
     let status = control.status();
     let answer = v0::AppStatusRes {
         start_date: Some(status.started_unix_secs),
-        current_date: Some(unix_secs()),
+        current_date: Some(now_unix_secs),
         request_counter: Some(status.requests),
         graph_dot: Some(control.graph_dot()),
     };

@@ -85,7 +85,7 @@ impl Listener {
     /// Serves until the daemon stops.
     pub async fn serve(self, app: Arc<App>) {
         let desk = Desk {
-            handler: Handler::new(app.clone(), self.key),
+            handler: Handler::new(app.operations.clone(), self.key),
             app: app.clone(),
             places: Places::new("v0", CLIENTS_MAX),
             room: Room::default(),

@@ -1,8 +1,6 @@
 //! v1 messages to the model. Texts are parsed by the model's own parsers, so errors read alike in
 //! all APIs.
 
-// By its path: crates/fuzzing reads this file under another module, too.
-#[path = "convert/overlay.rs"]
 pub mod overlay;
 
 use std::net::IpAddr;

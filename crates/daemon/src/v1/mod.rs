@@ -8,7 +8,7 @@
 //! serves too.
 
 mod bounds;
-mod convert;
+pub mod convert;
 mod declare;
 pub mod interface;
 mod observe;

@@ -10,7 +10,7 @@ use dataplane::flow::FlowInfo;
 use tonic::Status;
 
 use super::{render, workers};
-use crate::app::{App, monotonic_ns, unix_secs};
+use crate::app::{App, monotonic_ns};
 use crate::uplinks::Uplinks;
 
 /// The counters of one NIC.
@@ -200,7 +200,7 @@ fn flow(
 /// The daemon at a glance.
 pub fn status(app: &App, control: &Controller, router: String) -> Result<v1::Status, Status> {
     let status = control.status();
-    let now = unix_secs();
+    let now = app.operations.unix_secs();
     Ok(v1::Status {
         version: env!("CARGO_PKG_VERSION").into(),
         pid: std::process::id(),
@@ -217,7 +217,7 @@ pub fn status(app: &App, control: &Controller, router: String) -> Result<v1::Sta
         bindings: status.bindings as u32,
         socket_dir: control.settings().socket_dir.clone(),
         endpoints: app.endpoints.clone(),
-        log_level: app.log.level().to_string(),
+        log_level: app.operations.log.level().to_string(),
         workers: workers::statuses(&app.workers)?,
         graph_dot: control.graph_dot(),
         uplink: app

@@ -473,7 +473,7 @@ impl Butterfly for Service {
             .level
             .parse()
             .map_err(Status::invalid_argument)?;
-        self.app.log.set(level);
+        self.app.operations.log.set(level);
         Ok(Response::new(v1::SetLogLevelResponse {}))
     }
 

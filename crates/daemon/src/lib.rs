@@ -1,0 +1,63 @@
+//! The data plane of one host, as the daemon `butterflyd`.
+//!
+//! # Theory of operation
+//!
+//! Threads. The *worker* moves frames and nothing else; it is told what to do by commands that it
+//! answers between two batches. The *vhost-user* thread speaks to VMMs and hands finished ports to
+//! the worker. A small tokio runtime serves the APIs; an operation takes the
+//! [controller](control::Controller)'s lock on a thread that may wait. Trace files have a thread
+//! each. A task keeps the uplinks in line with what the kernel knows, a thread of its own the
+//! router. Whoever panics outside of the runtime ends the process: half a switch is worse than a
+//! restart.
+//!
+//! Both APIs are decoders over the controller: v0 for clients of the original daemon, v1 for
+//! everybody else.
+//!
+//! # What is public
+//!
+//! What the program itself needs ([`Options`], [`Settings`], [`start_log`], [`run`]), and in
+//! [`decoders`] what stands between a client's bytes and the controller, for whoever drives that
+//! without sockets.
+
+mod app;
+mod attachments;
+mod balancer;
+mod bench_report;
+mod connections;
+mod cores;
+mod dpdk_args;
+mod events;
+mod idle_states;
+mod ini;
+mod kernel;
+mod lock;
+mod logging;
+mod options;
+mod places;
+mod port_states;
+mod router;
+mod run;
+mod tracked_interfaces;
+mod underlay;
+mod unix_socket;
+mod uplinks;
+mod v0;
+mod v1;
+mod worker_thread;
+
+pub use logging::LogControl;
+pub use options::{Options, Settings};
+pub use run::run;
+
+/// Starts the log of the process. To be called once.
+pub fn start_log(settings: &Settings) -> LogControl {
+    logging::start(settings.log_level, settings.no_syslog)
+}
+
+/// What stands between a client's bytes and the controller: no socket, no thread, no clock of its
+/// own.
+pub mod decoders {
+    pub use crate::app::Operations;
+    pub use crate::v0::handler::{Answer, Handler};
+    pub use crate::v1::convert::config;
+}
