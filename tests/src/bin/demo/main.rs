@@ -102,6 +102,7 @@ impl Demo {
             daemon.pid()
         ));
         println!("$ export BUTTERFLY_ENDPOINT={}", daemon.endpoint());
+        on_host(&daemon, "sg add web")?;
         on_host(
             &daemon,
             &format!("nic add --id alice --mac {ALICE} --vni 42 --ip 10.0.0.1 --sg web"),

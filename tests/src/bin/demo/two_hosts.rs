@@ -47,7 +47,9 @@ impl TwoHosts {
             daemons.push(daemon);
         }
         on(&daemons, 0, "uplink list")?;
+        // A group has rules of its own on each host: the left one's allows nothing in, all out.
         for (index, name) in NAMES.iter().enumerate() {
+            on(&daemons, index, "sg add web")?;
             let (mac, last) = (MACS[index], index + 1);
             let line =
                 format!("nic add --id {name} --mac {mac} --vni 42 --ip 10.0.0.{last} --sg web");
