@@ -21,11 +21,12 @@ RUST=1.95.0
 #                              compile the XDP programs of bpf/, and libbpf, which loads them
 #   golang-go                  the tests of clients/go, where no Go is installed otherwise
 #   bird2                      a routing daemon, which tells others of the load balancer's addresses
+#   dnsmasq-base               a container that serves DHCP and announces itself as a router
 #   dpdk-dev                   testpmd: guests whose driver and VMM are neither Linux nor QEMU; a peer of the benchmarks
 PACKAGES="gcc libc6-dev make ca-certificates git qemu-system-x86 busybox-static cpio gzip kmod
     iproute2 nftables iputils-ping iperf3 tcpdump ethtool procps socat curl util-linux
     python3 python3-zmq python3-cryptography clang libbpf-dev linux-libc-dev libelf-dev zlib1g-dev
-    pkg-config bird2 dpdk-dev"
+    pkg-config bird2 dnsmasq-base dpdk-dev"
 
 if ! command -v go >/dev/null && [ ! -x /usr/local/go/bin/go ]; then PACKAGES+=" golang-go"; fi
 
