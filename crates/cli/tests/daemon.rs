@@ -86,7 +86,11 @@ fn without_place(ran: Ran, daemon: &Daemon) -> Ran {
     let clean = |text: String| {
         let text = text.replace(&daemon.dir().display().to_string(), "DIR");
         let text = text.replace(&format!("/butterfly-{pid}-"), "/butterfly-PID-");
-        let v1_alone = |line: &&str| !line.starts_with("mtu: ") && !line.starts_with("state: ");
+        let text = text.replace(" (not there)", "");
+        let v1_alone = |line: &&str| {
+            let missing_group = line.contains("which is not there");
+            !line.starts_with("mtu: ") && !line.starts_with("state: ") && !missing_group
+        };
         text.lines()
             .filter(v1_alone)
             .map(|line| line.to_owned() + "\n")
@@ -392,6 +396,29 @@ queue pairs:        none: no guest's driver runs
     assert_eq!(butterfly(&daemon.v1, "flows nobody").code, 1);
     assert_eq!(butterfly(&daemon.v1, "nic show nobody").code, 1);
     assert_eq!(butterfly(&daemon.v1, "drops nobody").code, 1);
+}
+
+/// A NIC whose group was forgotten is silent: its user is told when it is made, and when asked.
+#[test]
+fn a_group_that_is_not_there_is_named() {
+    let daemon = Daemon::start();
+    daemon.ok("sg add web");
+    let said = |line: &str| butterfly(&daemon.v1, line).stderr;
+    let add = "nic add --id a --mac 52:54:00:12:34:01 --vni 42 --ip 42.0.0.1 --sg web wbe";
+    let why = "NIC a is in group wbe, which is not there";
+    let text = said(add);
+    assert!(text.contains(why) && !text.contains("group web"), "{text}");
+    assert!(text.contains("`butterfly sg add wbe`"), "{text}");
+    assert!(
+        daemon
+            .ok("nic details a")
+            .contains("sg:                 wbe (not there)\n")
+    );
+    assert!(said("nic update a --link down").contains(why));
+    assert!(said("nic sg add a ssh").contains("group ssh, which is not there"));
+    daemon.ok("sg add wbe + sg add ssh");
+    assert_eq!(said("nic update a --link up"), "");
+    assert!(!daemon.ok("nic details a").contains("not there"));
 }
 
 /// Two bench NICs that talk as fast as they can, watched over both APIs.

@@ -19,7 +19,7 @@ use crate::diff::Diff;
 use crate::error::Error;
 use crate::event::{EventKind, Events, NicState};
 use crate::limits;
-use crate::model::{Config, Nic, NicKind};
+use crate::model::{Config, GroupId, Nic, NicKind};
 use crate::stage::{Change, Staged};
 use crate::state::{NicEntry, State};
 use dataplane::snapshot::{PortSlot, PortUid};
@@ -53,6 +53,8 @@ pub struct NicStatus {
     pub slot: PortSlot,
     /// Its identity in flows: another one when its MAC, VNI or attachment changes.
     pub uid: PortUid,
+    /// Those of its groups that are not there.
+    pub missing_groups: Vec<GroupId>,
 }
 
 /// The daemon at a glance.

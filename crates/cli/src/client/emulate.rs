@@ -65,7 +65,9 @@ async fn perform(v1: &mut V1, request: Request) -> Result<Response, Error> {
         Request {
             nic_update: Some(update),
             ..
-        } => v1.update_nic(nic::update_from_v0(update)).await?,
+        } => {
+            v1.update_nic(nic::update_from_v0(update)).await?;
+        }
         Request {
             nic_del: Some(id), ..
         } => v1.delete_nic(&id).await?,

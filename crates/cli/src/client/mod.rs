@@ -86,18 +86,21 @@ impl Client {
         }
     }
 
-    /// Creates or replaces a NIC; its socket's path or its device.
-    pub async fn put_nic(&mut self, nic: proto::Nic) -> Result<String, Error> {
+    /// Creates or replaces a NIC; what came of it, over API v0 its path alone.
+    pub async fn put_nic(&mut self, nic: proto::Nic) -> Result<proto::NicStatus, Error> {
         match self {
             Client::V0(v0) => v0.put_nic(&nic).await,
-            Client::V1(v1) => Ok(v1.put_nic(nic).await?.path),
+            Client::V1(v1) => v1.put_nic(nic).await,
         }
     }
 
-    /// Replaces the given values of a NIC.
-    pub async fn update_nic(&mut self, update: proto::UpdateNicRequest) -> Result<(), Error> {
+    /// Replaces the given values of a NIC; what came of it, over API v0 nothing.
+    pub async fn update_nic(
+        &mut self,
+        update: proto::UpdateNicRequest,
+    ) -> Result<proto::NicStatus, Error> {
         match self {
-            Client::V0(v0) => v0.update_nic(update).await,
+            Client::V0(v0) => v0.update_nic(update).await.map(|()| Default::default()),
             Client::V1(v1) => v1.update_nic(update).await,
         }
     }

@@ -33,12 +33,14 @@ impl V1 {
         .await
     }
 
-    pub async fn update_nic(&mut self, request: proto::UpdateNicRequest) -> Result<(), Error> {
+    pub async fn update_nic(
+        &mut self,
+        request: proto::UpdateNicRequest,
+    ) -> Result<proto::NicStatus, Error> {
         self.ask("UpdateNic", request, async |grpc, request| {
             grpc.update_nic(request).await
         })
         .await
-        .map(drop)
     }
 
     pub async fn delete_nic(&mut self, id: &str) -> Result<(), Error> {

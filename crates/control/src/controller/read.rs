@@ -6,7 +6,7 @@ use crate::compile::Work;
 use crate::dot;
 use crate::error::Error;
 use crate::event::Event;
-use crate::model::{Config, Group, GroupId, NicId};
+use crate::model::{Config, Group, GroupId, Nic, NicId};
 use crate::state::NicEntry;
 use crate::stats::{self, GroupStats, NicStats};
 use dataplane::flow::FlowInfo;
@@ -82,7 +82,14 @@ impl Controller {
             state: entry.state.clone(),
             slot: entry.slot,
             uid: entry.uid,
+            missing_groups: self.missing_groups(&entry.nic),
         }
+    }
+
+    fn missing_groups(&self, nic: &Nic) -> Vec<GroupId> {
+        let groups = nic.security_groups.iter();
+        let missing = groups.filter(|group| self.state.group(group).is_none());
+        missing.cloned().collect()
     }
 
     /// What a NIC has counted since it was created.

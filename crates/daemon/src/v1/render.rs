@@ -91,6 +91,11 @@ pub fn nic_status(status: &NicStatus) -> v1::NicStatus {
         detail,
         packet_trace_path: status.trace_path.clone(),
         mtu: status.mtu.into(),
+        missing_security_groups: status
+            .missing_groups
+            .iter()
+            .map(GroupId::to_string)
+            .collect(),
     }
 }
 
