@@ -47,6 +47,48 @@ pub struct Controller {
     events: Events,
     requests: u64,
     work: Work,
+    changed: Option<Changed>,
+}
+
+/// What an operation has changed, for whoever keeps a record of it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Changed {
+    /// At most [`LISTED`](Changed::LISTED) of each kind.
+    pub diff: Diff,
+    /// NICs that it removed, as they were; as many at the most.
+    pub removed: Vec<Arc<Nic>>,
+    /// Changes beyond those.
+    pub more: usize,
+}
+
+impl Changed {
+    /// Changes of one kind that are kept: a configuration may have a million bindings.
+    pub const LISTED: usize = 1000;
+
+    fn of(staged: &Staged) -> Changed {
+        fn first<T: Clone>(all: &[T], more: &mut usize) -> Vec<T> {
+            *more += all.len().saturating_sub(Changed::LISTED);
+            all.iter().take(Changed::LISTED).cloned().collect()
+        }
+        let (diff, mut more) = (&staged.diff, 0);
+        let removed = staged.nics.values().filter(|(_, new)| new.is_none());
+        Changed {
+            diff: Diff {
+                nics: first(&diff.nics, &mut more),
+                groups: first(&diff.groups, &mut more),
+                endpoints: first(&diff.endpoints, &mut more),
+                networks: first(&diff.networks, &mut more),
+                bindings: first(&diff.bindings, &mut more),
+                services: first(&diff.services, &mut more),
+                interfaces: first(&diff.interfaces, &mut more),
+            },
+            removed: removed
+                .filter_map(|(old, _)| Some(old.as_ref()?.nic.clone()))
+                .take(Changed::LISTED)
+                .collect(),
+            more,
+        }
+    }
 }
 
 /// What an operation has made so far, to be undone should a later step refuse.
@@ -126,6 +168,7 @@ impl Controller {
             events: Events::new(limits::EVENTS),
             requests: 0,
             work: Work::default(),
+            changed: None,
         }
     }
 
@@ -144,6 +187,11 @@ impl Controller {
     /// Who makes the changes from now on.
     pub fn set_author(&mut self, author: Author) {
         self.author = author;
+    }
+
+    /// What operations changed since this was last asked; of several the last one.
+    pub fn take_changed(&mut self) -> Option<Changed> {
+        self.changed.take()
     }
 
     /// Makes the declared configuration the configuration, all or nothing, in one snapshot: what is
@@ -216,6 +264,7 @@ impl Controller {
         if !staged.diff.services.is_empty() {
             self.settle();
         }
+        self.changed = Some(Changed::of(&staged));
         Ok(staged.diff)
     }
 

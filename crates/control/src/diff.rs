@@ -172,6 +172,7 @@ fn described(nic: &Nic) -> Vec<(&'static str, String)> {
         mtu,
         link_down,
         lenient,
+        shared,
     } = nic;
     let kind = match kind {
         NicKind::VhostUser if *vhost_mode == VhostMode::Client => "vhost-user client".to_owned(),
@@ -210,6 +211,7 @@ fn described(nic: &Nic) -> Vec<(&'static str, String)> {
         ("learn_macs", learn_macs.to_string()),
         ("mtu", optional(mtu)),
         ("lenient", lenient.to_string()),
+        ("shared", shared.to_string()),
         ("link", if *link_down { "down" } else { "up" }.to_owned()),
     ]
 }

@@ -49,6 +49,21 @@ pub enum Error {
         /// Where.
         vni: wire::Vni,
     },
+    /// Another NIC of this VNI has this address, and not both share it.
+    #[error(
+        "NIC '{nic}': address {ip} is already that of NIC '{other}' in VNI {vni}; two have one only \
+         if both say that it is shared"
+    )]
+    AddressTaken {
+        /// The NIC that was refused.
+        nic: NicId,
+        /// The address.
+        ip: std::net::IpAddr,
+        /// Who has it.
+        other: NicId,
+        /// Where.
+        vni: wire::Vni,
+    },
     /// Another NIC has this socket or interface.
     #[error("NIC '{nic}': path '{path}' is already that of NIC '{other}'")]
     PathTaken {
@@ -59,6 +74,9 @@ pub enum Error {
         /// Who has it.
         other: NicId,
     },
+    /// A NIC of this id is there, and is not to be replaced.
+    #[error("NIC '{0}' is there already with other values: {1}")]
+    NicDiffers(NicId, String),
     /// A stated maximum would be exceeded.
     #[error("{owner} would have {value} {what}, the limit is {limit}")]
     Quota {
@@ -170,9 +188,11 @@ impl Error {
             | Error::Rule(_)
             | Error::SniffsItself(_) => ErrorKind::Invalid,
             Error::ServiceExists(_) | Error::ServerExists(..) => ErrorKind::Exists,
-            Error::MacTaken { .. } | Error::PathTaken { .. } | Error::EndpointInUse { .. } => {
-                ErrorKind::Conflict
-            }
+            Error::MacTaken { .. }
+            | Error::AddressTaken { .. }
+            | Error::PathTaken { .. }
+            | Error::NicDiffers(..)
+            | Error::EndpointInUse { .. } => ErrorKind::Conflict,
             Error::Quota { .. } => ErrorKind::Quota,
             Error::NoNic(_)
             | Error::NoGroup(_)

@@ -46,7 +46,9 @@ mod tests;
 
 pub use attach::{AttachError, Attachments, DataPlane, DataPlaneError, HostSettings, OpenRequest};
 pub use compile::Work;
-pub use controller::{Controller, EndpointStatus, NetworkStatus, NicStatus, Reach, Status};
+pub use controller::{
+    Changed, Controller, EndpointStatus, NetworkStatus, NicStatus, Reach, Status,
+};
 pub use diff::{
     BindingChange, Diff, EndpointChange, FieldChange, GroupChange, GroupDiff, InterfaceChange,
     NetworkChange, NicChange, NicDiff, ServiceChange,

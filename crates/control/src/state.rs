@@ -44,6 +44,9 @@ pub(crate) struct State {
     /// Who has a MAC: one NIC, or several that are lenient. Sniffers are not in it: they send
     /// nothing.
     pub macs: imbl::HashMap<(Vni, Mac), Arc<[NicId]>>,
+    /// Who has an address: one NIC, or several that share it or are lenient. Sniffers are not in
+    /// it.
+    pub addresses: imbl::HashMap<(Vni, IpAddr), Arc<[NicId]>>,
     /// Sockets, interfaces and trace files in use.
     pub paths: imbl::HashMap<Arc<str>, NicId>,
     pub next_uid: u32,
@@ -139,6 +142,7 @@ impl State {
             rule_count: 0,
             snapshot: Snapshot::default(),
             macs: imbl::HashMap::new(),
+            addresses: imbl::HashMap::new(),
             paths: imbl::HashMap::new(),
             next_uid: 1,
             port_slots: Slots::new(limits::NICS),
