@@ -196,7 +196,8 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     tasks.spawn(balancer::check(app.clone(), due, programs, prober));
     if let Some(hook) = settings.balance_hook.clone() {
         let app = app.clone();
-        tasks.spawn(async move { balancer::hook::announce(app, &hook).await });
+        let announced = balancer::hook::Announced::take(&settings.socket_dir);
+        tasks.spawn(async move { balancer::hook::announce(app, &hook, announced).await });
     }
     for listener in v1 {
         tasks.spawn(listener.serve(app.clone()));
@@ -215,8 +216,11 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     let ended = async { while tasks.join_next().await.is_some() {} };
     let _ = tokio::time::timeout(GRACE, ended).await;
     tasks.abort_all();
+    // What they hold, the file of what is announced among it, is free then.
+    let ended = async { while tasks.join_next().await.is_some() {} };
+    let _ = tokio::time::timeout(GRACE, ended).await;
     if let Some(hook) = &settings.balance_hook {
-        balancer::hook::withdraw(&app, hook).await;
+        balancer::hook::withdraw(&app, hook, &settings.socket_dir).await;
     }
     take_down(app, &workers).await;
     tracing::info!("stopped");
