@@ -89,6 +89,7 @@ async fn a_nic_s_life() {
         detail: String::new(),
         packet_trace_path: format!("/tmp/butterfly-{}-vnic_1.pcap", daemon.pid()),
         mtu: 9000,
+        missing_security_groups: shown("vnic_1", 1).security_groups,
     };
     assert_eq!(status, expected);
     assert!(daemon.path("qemu-vhost-vnic_1").exists());
