@@ -9,7 +9,7 @@ UNITDIR ?= /lib/systemd/system
 HOLD ?=
 
 .DEFAULT_GOAL := build
-.PHONY: build demo check test lint test-devices docs setup guest-image bench-switch bench-overlay bench-workers bench-control bench-balancer bench-router soak-router soak-balancer fuzz miri install uninstall clean help
+.PHONY: build demo check test lint test-devices docs setup guest-image bench-switch bench-overlay bench-workers bench-control bench-balancer bench-router soak-router soak-balancer fuzz miri go-objects install uninstall clean help
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F '|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -101,6 +101,9 @@ fuzz: ## hostile inputs, FUZZ_SECONDS (60) for each target; needs a nightly comp
 # needs no file, mapping or ring of a guest.
 miri: ## the pure parts under Miri; needs a nightly compiler with the miri component
 	@tools/miri.sh
+
+go-objects: ## the compiled BPF programs that go/balancer embeds, after a change of bpf/
+	go/balancer/objects/build.sh
 
 install: build ## copy programs, service file, settings and completions under $(DESTDIR)$(PREFIX)
 	install -D -m 755 target/release/butterflyd $(DESTDIR)$(PREFIX)/sbin/butterflyd

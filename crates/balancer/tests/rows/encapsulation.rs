@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;
 
-use butterfly_balancer::{Balancer, Protocol, Server, Service, Tunnel};
+use butterfly_balancer::{Protocol, Server, Service, Tunnel};
 use wire::build::{self, Builder};
 use wire::parse::TcpFlags;
 use xdp::Verdict;
