@@ -39,6 +39,7 @@ pub struct Ini {
     /// Separated by commas.
     pub balance_interfaces: Vec<String>,
     pub balance_hook: Option<PathBuf>,
+    pub balance_bgp: Option<PathBuf>,
     /// Separated by commas.
     pub router_interfaces: Vec<String>,
 }
@@ -109,6 +110,7 @@ fn set(ini: &mut Ini, section: &str, key: &str, value: &str) -> Result<(), Strin
         ("general", "balance-interfaces") => ini.balance_interfaces = list(value),
         ("general", "router-interfaces") => ini.router_interfaces = list(value),
         ("general", "balance-hook") => ini.balance_hook = Some(value.into()),
+        ("general", "balance-bgp") => ini.balance_bgp = Some(value.into()),
         ("security", "encryption_key_path") => ini.encryption_key_path = Some(value.into()),
         ("security", "insecure-api") => ini.insecure_api = Some(yes(&name, value)?),
         ("general" | "security", _) => return Err(format!("there is no key {name}")),
@@ -160,6 +162,7 @@ fn known(section: &str, key: &str) -> bool {
                 | "vxlan-checksum"
                 | "balance-interfaces"
                 | "balance-hook"
+                | "balance-bgp"
                 | "router-interfaces"
         ),
         _ => matches!(key, "encryption_key_path" | "insecure-api"),
@@ -209,6 +212,7 @@ vxlan-dscp = 46
 vxlan-checksum = on
 balance-interfaces = eth0, eth1
 balance-hook = /etc/butterfly/hook
+balance-bgp = /etc/butterfly/bgp.ini
 router-interfaces = eth2,eth3.100
 [security]
 encryption_key_path = /etc/butterfly/key
@@ -235,6 +239,7 @@ insecure-api = yes
             insecure_api: Some(true),
             balance_interfaces: vec!["eth0".into(), "eth1".into()],
             balance_hook: Some("/etc/butterfly/hook".into()),
+            balance_bgp: Some("/etc/butterfly/bgp.ini".into()),
             router_interfaces: vec!["eth2".into(), "eth3.100".into()],
         };
         assert_eq!(parse(text), Ok(expected));
@@ -333,6 +338,7 @@ insecure-api = yes
             insecure_api: Some(_),
             balance_interfaces,
             balance_hook: Some(_),
+            balance_bgp: Some(_),
             router_interfaces,
         } = parse(example.split_once("```").unwrap().0).unwrap()
         else {

@@ -157,6 +157,10 @@ pub struct Options {
     /// or goes
     #[arg(long, value_name = "PROGRAM")]
     pub(crate) balance_hook: Option<PathBuf>,
+    /// Announce services' addresses by BGP: this file names the neighbours, and
+    /// docs/balancer-bgp.md all that it may say. A BIRD of the daemon's own speaks
+    #[arg(long, value_name = "FILE")]
+    pub(crate) balance_bgp: Option<PathBuf>,
     /// Health checks may run programs of this folder, as nobody
     #[arg(long, value_name = "DIR")]
     pub(crate) check_programs: Option<PathBuf>,
@@ -231,6 +235,7 @@ pub struct Settings {
     pub(crate) balance_interfaces: Vec<String>,
     pub(crate) balance_max_flows: u32,
     pub(crate) balance_hook: Option<PathBuf>,
+    pub(crate) balance_bgp: Option<PathBuf>,
     /// Where the programs are that health checks may run.
     pub(crate) check_programs: Option<PathBuf>,
     /// Interfaces that are routed between from the start, and the sizes of the router's tables.
@@ -416,6 +421,13 @@ impl Settings {
             ini.balance_hook,
             path,
         );
+        let balance_bgp = said.one(
+            "--balance-bgp",
+            "balance-bgp",
+            options.balance_bgp,
+            ini.balance_bgp,
+            path,
+        );
         let router_interfaces = said.one(
             "--router",
             "router-interfaces",
@@ -470,6 +482,7 @@ impl Settings {
             balance_interfaces: balance_interfaces.unwrap_or_default(),
             balance_max_flows: options.balance_max_flows,
             balance_hook,
+            balance_bgp,
             check_programs: options.check_programs,
             router_interfaces: router_interfaces.unwrap_or_default(),
             router: router::Options {
@@ -670,6 +683,7 @@ mod tests {
             balance_interfaces: vec![],
             balance_max_flows: 262_144,
             balance_hook: None,
+            balance_bgp: None,
             check_programs: None,
             router_interfaces: vec![],
             router: router::Options::default(),
@@ -795,6 +809,9 @@ mod tests {
             }),
             (&["--balance-hook /h"], &|s| {
                 s.balance_hook = Some("/h".into())
+            }),
+            (&["--balance-bgp /b"], &|s| {
+                s.balance_bgp = Some("/b".into())
             }),
             (&["--check-programs /p"], &|s| {
                 s.check_programs = Some("/p".into())

@@ -199,6 +199,7 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
         let announced = balancer::hook::Announced::take(&settings.socket_dir);
         tasks.spawn(async move { balancer::hook::announce(app, &hook, announced).await });
     }
+    let announcer = announcer(settings, &app).await?;
     for listener in v1 {
         tasks.spawn(listener.serve(app.clone()));
     }
@@ -212,6 +213,10 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
         () = app.stopping() => tracing::info!("stopping"),
     }
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
+    // Routers choose others while packets still find their way here.
+    if let Some(announcer) = announcer {
+        announcer.stop().await;
+    }
     app.stop();
     let ended = async { while tasks.join_next().await.is_some() {} };
     let _ = tokio::time::timeout(GRACE, ended).await;
@@ -225,6 +230,19 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     take_down(app, &workers).await;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Who announces services' addresses by BGP, if that was asked for.
+async fn announcer(
+    settings: &Settings,
+    app: &App,
+) -> Result<Option<balancer::bgp::Announcer>, String> {
+    let Some(file) = &settings.balance_bgp else {
+        return Ok(None);
+    };
+    let (control, folder) = (app.balancer.clone(), &settings.socket_dir);
+    let announcer = balancer::bgp::Announcer::start(control, file, folder).await?;
+    Ok(Some(announcer))
 }
 
 /// Follows the kernel and joins what is named, or what has our address; nothing when neither is

@@ -9,6 +9,7 @@
 //! [`service`], a thin decoder: [`convert`] and [`render`] turn messages into the model and back,
 //! [`watch`] is the stream of events.
 
+pub mod bgp;
 mod checks;
 pub mod convert;
 mod engine;
