@@ -30,6 +30,15 @@ impl Mode {
             Mode::Tc => "at tc ingress",
         }
     }
+
+    /// Likewise, with what makes packets of the interface the kernel's buffers ("veth") where that
+    /// is the reason.
+    pub fn place_on(self, buffers: Option<&str>) -> String {
+        match (self, buffers) {
+            (Mode::Tc, Some(kind)) => format!("{} ({kind})", self.place()),
+            _ => self.place().to_owned(),
+        }
+    }
 }
 
 impl fmt::Display for Mode {

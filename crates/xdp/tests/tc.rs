@@ -1,7 +1,6 @@
 //! Programs at tc ingress of a veth: the trial, the chain, how they are attached, and what is left
 //! of them when their process is killed.
 
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use butterfly_xdp as xdp;
@@ -120,17 +119,17 @@ fn a_program_at_tc_is_attached_while_its_owner_lives() {
     here.inside(|| {
         let drop_all = drop_both();
         let program = drop_all.tc().unwrap();
-        let attachment = xdp::attach(program.as_fd(), left, Some(Mode::Tc)).unwrap();
+        let attachment = xdp::attach(program, left, Some(Mode::Tc)).unwrap();
         assert_eq!(attachment.mode(), Mode::Tc);
         until(&there, false);
         drop(attachment);
         until(&there, true);
 
         // A kernel before 6.6 attaches like this.
-        let mut attachment = xdp::attach_by_filter(program.as_fd(), left).unwrap();
+        let mut attachment = xdp::attach_by_filter(program, left).unwrap();
         until(&there, false);
         attachment
-            .replace(pass_both().tc().unwrap().as_fd())
+            .replace(pass_both().tc().unwrap().fd().unwrap())
             .unwrap();
         until(&there, true);
         drop(attachment);
@@ -148,8 +147,7 @@ fn somebody_who_is_killed() {
         return;
     };
     let drop_all = drop_both();
-    let _attachment =
-        xdp::attach_by_filter(drop_all.tc().unwrap().as_fd(), left.parse().unwrap()).unwrap();
+    let _attachment = xdp::attach_by_filter(&drop_all, left.parse().unwrap()).unwrap();
     std::thread::sleep(Duration::from_secs(20));
 }
 
@@ -176,7 +174,7 @@ fn a_filter_that_is_left_behind_does_nothing() {
     // The next one has its point.
     here.inside(|| {
         let next = drop_both();
-        let attachment = xdp::attach_by_filter(next.tc().unwrap().as_fd(), left).unwrap();
+        let attachment = xdp::attach_by_filter(&next, left).unwrap();
         until(&there, false);
         drop(attachment);
         assert_eq!(filters().trim(), "");

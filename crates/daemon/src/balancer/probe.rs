@@ -114,7 +114,7 @@ impl Door {
         // Generic: it may send out of any interface, those without XDP in the driver too, and
         // checks are few.
         let attachment =
-            xdp::attach(program.as_fd(), room.ifindex, Some(Mode::Generic)).map_err(failed)?;
+            xdp::attach(&program, room.ifindex, Some(Mode::Generic)).map_err(failed)?;
         Ok(Door {
             probes: program.table("probes").map_err(failed)?,
             room,

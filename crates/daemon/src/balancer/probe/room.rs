@@ -4,7 +4,6 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::AsFd;
 use std::process::Command;
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -130,7 +129,7 @@ fn furnish() -> Result<(Program, Attachment), String> {
     )
     .and_then(|socket| rustix::net::netdevice::name_to_index(&socket, INSIDE))
     .map_err(|e| format!("the interface {INSIDE}: {e}"))?;
-    let attachment = xdp::attach(pass.as_fd(), ifindex, Some(Mode::Native)).map_err(failed)?;
+    let attachment = xdp::attach(&pass, ifindex, Some(Mode::Native)).map_err(failed)?;
     ip(&format!("route add default dev {INSIDE} mtu {MTU}"))?;
     // Without IPv6 on the host there is none here either, and no IPv6 service that works.
     let _ = ip(&format!("-6 route add default dev {INSIDE} mtu {MTU}"));
