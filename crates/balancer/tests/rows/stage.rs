@@ -177,11 +177,32 @@ pub fn with_its_tags(mut frame: Vec<u8>, vlans: &[u16]) -> Vec<u8> {
     frame
 }
 
-/// Sends a frame to interface 1. All frames of all rows pass here.
+/// Sends a frame to interface 1. All frames of all rows pass here, or by [`run_summed`].
 pub fn run(balancer: &Balancer, frame: &[u8]) -> Run {
-    let mut run = balancer
-        .run(frame, AT_TC.get())
-        .expect("the kernel tries it");
+    let tried = balancer.run(frame, AT_TC.get());
+    seen(frame, tried.expect("the kernel tries it"))
+}
+
+/// Likewise; at tc as a packet that a NIC has summed, whose sum has to stay right. Kernels before
+/// Linux 6.11 cannot try that, and the Go library has no such trial.
+pub fn run_summed(balancer: &Balancer, frame: &[u8], row: &str) -> Run {
+    let Balancer::Rust(own) = balancer else {
+        return run(balancer, frame);
+    };
+    if !AT_TC.get() {
+        return run(balancer, frame);
+    }
+    let program = own.program().tc().expect("it is for both places");
+    match xdp::run_summed(program, frame) {
+        Err(xdp::Error::Run(error)) if error.kind() == xdp::ErrorKind::InvalidInput => {
+            run(balancer, frame)
+        }
+        Err(error) => panic!("{row}: {error}"),
+        Ok(tried) => seen(frame, tried),
+    }
+}
+
+fn seen(frame: &[u8], mut run: Run) -> Run {
     if AT_TC.get() && run.verdict == Verdict::Redirect {
         run.verdict = Verdict::Transmit;
     }
