@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use butterfly_xdp as xdp;
 use butterfly_xdp::{Feature, Interfaces, Mode, Program, Verdict, objects};
+use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
 use testkit::netns::Namespace;
 
 fn pass_both() -> Program {
@@ -180,4 +181,72 @@ fn a_filter_that_is_left_behind_does_nothing() {
         assert_eq!(filters().trim(), "");
     })
     .unwrap();
+}
+
+/// Whoever is there already would not see what is forwarded: neither way of attaching takes an
+/// interface from him, nor is he replaced.
+#[test]
+fn an_interface_that_somebody_has_at_tc_is_refused() {
+    let (here, there, left) = neighbours();
+    let refused = |what: &str| {
+        let next = pass_both();
+        for tried in [
+            xdp::attach(&next, left, Some(Mode::Tc)),
+            xdp::attach_by_filter(&next, left),
+        ] {
+            let said = tried.expect_err("it is taken").to_string();
+            let start = format!(
+                "interface {left} has a program or filter at tc ingress already, which would not see what is forwarded: {what}"
+            );
+            assert!(said.starts_with(&start), "{said}");
+        }
+    };
+    here.inside(|| {
+        let drop_all = drop_both();
+        let first = xdp::attach(&drop_all, left, Some(Mode::Tc)).unwrap();
+        refused("drop (id ");
+        drop(first);
+        until(&there, true);
+
+        // As before Linux 6.6: the filter of a process that lives.
+        let first = xdp::attach_by_filter(&drop_all, left).unwrap();
+        until(&there, false);
+        refused("pass (id ");
+        assert!(!answers(&there), "the first one is still there");
+        drop(first);
+        until(&there, true);
+
+        // Somebody else's, of another kind.
+        here.ok("tc qdisc replace dev left clsact").unwrap();
+        let police = "tc filter add dev left ingress matchall action drop";
+        if here.succeeds(police).unwrap() {
+            refused("a filter (matchall)");
+            here.ok("tc filter del dev left ingress").unwrap();
+        } else {
+            println!("skipped: this kernel has no filters of the kind matchall");
+        }
+        // What looks at packets that leave is in nobody's way.
+        xdp::attach(&drop_all, left, Some(Mode::Tc)).unwrap();
+    })
+    .unwrap();
+}
+
+/// What is not used is not loaded: no program in the kernel has the maps yet.
+#[test]
+fn a_part_is_loaded_at_its_first_use() {
+    let both = Program::load_both("probe", objects::PROBE, objects::tc::PROBE, |_| Ok(())).unwrap();
+    let map = both.map("probes").unwrap();
+    let map = libbpf_rs::MapCore::info(&map).unwrap().info.id;
+    let loaded = || {
+        let options = ProgInfoQueryOptions::default().include_map_ids(true);
+        let all = ProgInfoIter::with_query_opts(options);
+        all.filter(|program| program.map_ids.contains(&map)).count()
+    };
+    assert_eq!(loaded(), 0);
+    let frame = [0x42; 64];
+    xdp::run(both.tc().unwrap(), &frame, 0, 1).unwrap();
+    assert_eq!(loaded(), 1);
+    xdp::run(&both, &frame, 0, 1).unwrap();
+    xdp::run(both.tc().unwrap(), &frame, 0, 1).unwrap();
+    assert_eq!(loaded(), 2);
 }
