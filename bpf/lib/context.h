@@ -133,8 +133,8 @@ static __always_inline int frame_return(context *ctx)
 }
 
 // Corrects the sum over the packet that a NIC may have made (CHECKSUM_COMPLETE) when words in it,
-// as they lie in memory, have become more by `sum`. Needed where no checksum within the packet takes
-// that up again: IPv6's hop limit, headers without a checksum that are put in front.
+// as they lie in memory, have become more by `sum`. Needed where no checksum within the packet
+// takes that up again: IPv6's hop limit, headers without a checksum that are put in front.
 static __always_inline void frame_sum_more(context *ctx, __u32 sum)
 {
 #ifdef BUTTERFLY_TC
