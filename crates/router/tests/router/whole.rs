@@ -359,7 +359,8 @@ fn path_mtu_is_learnt_from_the_kernel() {
     for (shrink, mtu) in [
         ("ip link set west0 mtu 1400", 1400),
         (
-            "ip route change 10.2.0.0/24 dev west0 mtu 1300 && ip -6 route change 2001:db8:2::/64 dev west0 metric 256 mtu 1300",
+            "ip route change 10.2.0.0/24 dev west0 mtu 1300 &&
+                ip -6 route change 2001:db8:2::/64 dev west0 metric 256 mtu 1300",
             1300,
         ),
     ] {
