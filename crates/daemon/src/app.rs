@@ -13,6 +13,7 @@ use crate::balancer;
 use crate::logging::LogControl;
 use crate::router;
 use crate::uplinks::Uplinks;
+use crate::watchdog::Health;
 use crate::worker_thread::WorkerThreads;
 
 /// What operations need, and no more: no socket, no worker.
@@ -68,6 +69,8 @@ pub struct App {
     pub uplinks: Option<Uplinks>,
     pub balancer: Arc<balancer::Engine>,
     pub router: Arc<router::Control>,
+    /// What is told to those who ask for it.
+    pub health: Health,
     stop: watch::Sender<bool>,
 }
 
@@ -94,6 +97,7 @@ impl App {
             uplinks: features.uplinks,
             balancer: features.balancer,
             router: features.router,
+            health: Health::default(),
             stop: watch::Sender::new(false),
         }
     }

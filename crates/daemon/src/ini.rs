@@ -11,7 +11,7 @@ use clap::ValueEnum;
 
 use crate::cores::{Cores, count};
 use crate::logging::Level;
-use crate::options::{DSCP_MAX, OuterChecksum, mtu};
+use crate::options::{DSCP_MAX, OuterChecksum, mode, mtu};
 
 /// What the file says; `None` where it says nothing.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -34,6 +34,10 @@ pub struct Ini {
     pub vxlan_dscp: Option<u8>,
     pub vxlan_checksum: Option<OuterChecksum>,
     pub trace_dir: Option<PathBuf>,
+    pub api_group: Option<String>,
+    pub vhost_owner: Option<String>,
+    pub vhost_group: Option<String>,
+    pub vhost_mode: Option<u32>,
     pub encryption_key_path: Option<PathBuf>,
     pub insecure_api: Option<bool>,
     /// Separated by commas.
@@ -89,6 +93,12 @@ fn set(ini: &mut Ini, section: &str, key: &str, value: &str) -> Result<(), Strin
         ("general", "graph-cpu-core") => ini.graph_cpu_core = Some(parsed(&name, value)?),
         ("general", "graph-core-id") => ini.graph_core_id = Some(parsed(&name, value)?),
         ("general", "trace-dir") => ini.trace_dir = Some(value.into()),
+        ("general", "api-group") => ini.api_group = Some(value.to_owned()),
+        ("general", "vhost-owner") => ini.vhost_owner = Some(value.to_owned()),
+        ("general", "vhost-group") => ini.vhost_group = Some(value.to_owned()),
+        ("general", "vhost-mode") => {
+            ini.vhost_mode = Some(mode(value).map_err(|e| format!("{name}: {e}"))?)
+        }
         ("general", "workers") => {
             ini.workers = Some(count(value).map_err(|e| format!("{name}: {e}"))?)
         }
@@ -201,6 +211,10 @@ socket-dir = /run/b
 graph-cpu-core = 2,4-5
 graph-core-id = 6
 trace-dir = /t
+api-group = a
+vhost-owner = o
+vhost-group = g
+vhost-mode = 640
 workers = 3
 dpdk-args = -c1 -n1 --vdev=eth_pcap0,iface=eth0
 nic-mtu = 9000
@@ -235,6 +249,10 @@ insecure-api = yes
             vxlan_dscp: Some(46),
             vxlan_checksum: Some(OuterChecksum::On),
             trace_dir: Some("/t".into()),
+            api_group: Some("a".into()),
+            vhost_owner: Some("o".into()),
+            vhost_group: Some("g".into()),
+            vhost_mode: Some(0o640),
             encryption_key_path: Some("/etc/butterfly/key".into()),
             insecure_api: Some(true),
             balance_interfaces: vec!["eth0".into(), "eth1".into()],
@@ -334,6 +352,10 @@ insecure-api = yes
             vxlan_dscp: Some(_),
             vxlan_checksum: Some(_),
             trace_dir: Some(_),
+            api_group: Some(_),
+            vhost_owner: Some(_),
+            vhost_group: Some(_),
+            vhost_mode: Some(0o660),
             encryption_key_path: Some(_),
             insecure_api: Some(_),
             balance_interfaces,

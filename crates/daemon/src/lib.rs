@@ -35,6 +35,7 @@ mod lock;
 mod logging;
 mod options;
 mod places;
+mod privileges;
 mod router;
 mod run;
 mod states;
@@ -44,6 +45,7 @@ mod unix_socket;
 mod uplinks;
 mod v0;
 mod v1;
+mod watchdog;
 mod worker_thread;
 
 pub use logging::LogControl;

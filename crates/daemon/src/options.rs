@@ -6,7 +6,7 @@
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use dataplane::underlay::Encapsulation;
 use wire::vxlan::UdpChecksum;
 
@@ -87,6 +87,9 @@ pub struct Options {
     /// Print what becomes of each option of --dpdk-args
     #[arg(long)]
     pub(crate) dpdk_help: bool,
+    /// Print the manual page, in roff
+    #[arg(long, hide = true)]
+    pub(crate) man: bool,
 
     /// Where the v1 API listens (gRPC): unix:PATH, tcp:ADDRESS:PORT (mutual TLS) or none; may be
     /// repeated [default: unix:/run/butterfly/api.sock]
@@ -95,6 +98,20 @@ pub struct Options {
     /// A group whose members may use the unix sockets of the APIs beside root
     #[arg(long, value_name = "GROUP")]
     pub(crate) api_group: Option<String>,
+    /// The user that owns the vhost-user sockets [default: the daemon's]
+    #[arg(long, value_name = "USER")]
+    pub(crate) vhost_owner: Option<String>,
+    /// The group of the vhost-user sockets, which its members may connect to: that of the emulators
+    #[arg(long, value_name = "GROUP")]
+    pub(crate) vhost_group: Option<String>,
+    /// Permissions of the vhost-user sockets, octal [default: with --vhost-group 0660, else by the
+    /// umask]
+    #[arg(long, value_name = "MODE", value_parser = mode)]
+    pub(crate) vhost_mode: Option<u32>,
+    /// Seconds after which a thread of the daemon that does not move ends it, to be started again;
+    /// 0: never
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(..=3600))]
+    pub(crate) hang_secs: u32,
     /// The daemon's certificate for --api tcp:, PEM
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_cert: Option<PathBuf>,
@@ -207,6 +224,12 @@ pub struct Settings {
     pub(crate) v1_endpoints: Vec<String>,
     pub(crate) tls: Tls,
     pub(crate) api_group: Option<String>,
+    /// Whose the sockets of NICs are, by name, and their permissions.
+    pub(crate) vhost_owner: Option<String>,
+    pub(crate) vhost_group: Option<String>,
+    pub(crate) vhost_mode: Option<u32>,
+    /// Looks of the watchdog, a second apart, that a thread may stay in one place; 0: for ever.
+    pub(crate) hang_secs: u32,
     pub(crate) log_level: Level,
     pub(crate) no_syslog: bool,
     /// One entry a worker: the core that it is to stay on.
@@ -259,6 +282,9 @@ pub struct Tls {
 impl Options {
     /// What is to be printed in the place of running, if that is asked for.
     pub fn text_asked_for(&self) -> Option<String> {
+        if self.man {
+            return Some(man());
+        }
         self.dpdk_help.then(dpdk_args::help)
     }
 }
@@ -406,6 +432,34 @@ impl Settings {
             ini.vxlan_dscp,
             u8::to_string,
         );
+        let api_group = said.one(
+            "--api-group",
+            "api-group",
+            options.api_group,
+            ini.api_group,
+            text,
+        );
+        let vhost_owner = said.one(
+            "--vhost-owner",
+            "vhost-owner",
+            options.vhost_owner,
+            ini.vhost_owner,
+            text,
+        );
+        let vhost_group = said.one(
+            "--vhost-group",
+            "vhost-group",
+            options.vhost_group,
+            ini.vhost_group,
+            text,
+        );
+        let vhost_mode = said.one(
+            "--vhost-mode",
+            "vhost-mode",
+            options.vhost_mode,
+            ini.vhost_mode,
+            |mode| format!("{mode:04o}"),
+        );
         let names = |names: &Vec<String>| names.join(",");
         let balance_interfaces = said.one(
             "--balance-interface",
@@ -451,7 +505,11 @@ impl Settings {
                 key: options.tls_key,
                 ca: options.tls_ca,
             },
-            api_group: options.api_group,
+            api_group,
+            vhost_owner,
+            vhost_group,
+            vhost_mode,
+            hang_secs: options.hang_secs,
             log_level: log_level.unwrap_or(Level::Info),
             no_syslog: options.no_syslog,
             wake: options.wake_us.map(|us| wake(us, &workers)).transpose()?,
@@ -606,6 +664,25 @@ fn unless_none(endpoint: String) -> Option<String> {
     (endpoint != "none").then_some(endpoint)
 }
 
+/// The manual page, of section 8.
+fn man() -> String {
+    let man = clap_mangen::Man::new(Options::command()).section("8");
+    let mut page = Vec::new();
+    // Only a writer can fail, and memory does not.
+    man.render(&mut page).expect("a page is written to memory");
+    String::from_utf8_lossy(&page).into_owned()
+}
+
+/// Permissions of a file, octal.
+pub fn mode(text: &str) -> Result<u32, String> {
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode <= 0o777 => Ok(mode),
+        _ => Err(format!(
+            "'{text}' are no permissions: three octal digits, as 660"
+        )),
+    }
+}
+
 /// An MTU as `-m` and `nic-mtu` take it.
 pub fn mtu(text: &str) -> Result<u16, String> {
     match text {
@@ -661,6 +738,10 @@ mod tests {
             v1_endpoints: vec!["unix:/run/butterfly/api.sock".into()],
             tls: Tls::default(),
             api_group: None,
+            vhost_owner: None,
+            vhost_group: None,
+            vhost_mode: None,
+            hang_secs: 10,
             log_level: Level::Info,
             no_syslog: false,
             workers: vec![None],

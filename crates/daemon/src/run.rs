@@ -25,11 +25,13 @@ use crate::kernel::Kernel;
 use crate::lock::{self, Turn, Uplink};
 use crate::logging::LogControl;
 use crate::options::Settings;
+use crate::privileges;
 use crate::router;
 use crate::states::{InterfaceStates, PortStates, tell_interface, tell_port};
 use crate::underlay::{self, NextHopTask};
-use crate::unix_socket::{self, Access};
+use crate::unix_socket::{self, Access, NicSockets};
 use crate::uplinks::{self, Breaks, Broken, Uplinks};
+use crate::watchdog::{Watchdog, Watched};
 use crate::worker_thread::{WorkerOptions, WorkerThreads};
 use crate::{v0, v1};
 
@@ -66,6 +68,7 @@ pub fn run(settings: Settings, log: LogControl) -> Result<(), String> {
     for warning in &settings.warnings {
         tracing::warn!("{warning}");
     }
+    privileges::settle()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(API_THREADS)
         .thread_name("api")
@@ -81,6 +84,18 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     let turn = Turn::take(&folders(settings))?;
     // What can be refused is refused before anything is made.
     let access = Access::new(settings.api_group.as_deref())?;
+    if settings.check_programs.is_some() && !rustix::process::geteuid().is_root() {
+        return Err(
+            "--check-programs: only root can run the programs as nobody; as this daemon's user \
+             they could use its API (docs/install.md says what its unit needs)"
+                .into(),
+        );
+    }
+    let sockets = NicSockets::new(
+        settings.vhost_owner.as_deref(),
+        settings.vhost_group.as_deref(),
+        settings.vhost_mode,
+    )?;
     let key = settings
         .v0_key
         .as_deref()
@@ -139,8 +154,12 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     )
     .await?;
     let _held = hold(uplinks.as_ref())?;
-    let attachments =
-        HostAttachments::start(switch.clone(), states.clone(), settings.trace_dir.clone())?;
+    let attachments = HostAttachments::start(
+        switch.clone(),
+        states.clone(),
+        settings.trace_dir.clone(),
+        sockets,
+    )?;
     let vhost = attachments.vhost();
     let settings_of_control = control_settings(settings, uplinks.as_ref())?;
     let endpoints: Vec<String> = settings
@@ -206,13 +225,20 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     if let Some(listener) = v0 {
         tasks.spawn(listener.serve(app.clone()));
     }
+    let mut watched = workers.watched();
+    watched.extend(Watched::runtime("API", &tokio::runtime::Handle::current()));
+    watched.push(Watched::vhost(&app.vhost)?);
+    let watchdog = Watchdog::start(watched, settings.hang_secs, app.health.clone())?;
     announce(settings, &app);
+    app.health.set(true);
 
     tokio::select! {
         name = signals.stop() => tracing::info!("stopping: {name}"),
         () = app.stopping() => tracing::info!("stopping"),
     }
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
+    watchdog.stopping();
+    app.health.set(false);
     // Routers choose others while packets still find their way here.
     if let Some(announcer) = announcer {
         announcer.stop().await;

@@ -5,9 +5,11 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
+use io::vhost::SocketFile;
+use nix::unistd::{Gid, Group, Uid, User, getgrouplist, getgroups};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::thread::CapabilitySet;
 use tokio::net::{UnixListener, UnixStream, unix::UCred};
 
 use crate::lock;
@@ -59,6 +61,55 @@ fn is_member(uid: Uid, gid: u32, group: Gid) -> bool {
     };
     let name = std::ffi::CString::new(user.name).unwrap_or_default();
     getgrouplist(&name, user.gid).is_ok_and(|groups| groups.contains(&group))
+}
+
+/// Whose the sockets of NICs are.
+#[derive(Debug, Clone, Copy)]
+pub struct NicSockets(pub SocketFile);
+
+impl NicSockets {
+    /// Looks the names of `--vhost-owner` and `--vhost-group` up, and whether we may give files to
+    /// them: the owner of a file may give it to groups that it is in, and CAP_CHOWN to anybody
+    /// (chown(2)).
+    pub fn new(
+        owner: Option<&str>,
+        group: Option<&str>,
+        mode: Option<u32>,
+    ) -> Result<NicSockets, String> {
+        let owner = owner.map(|name| match User::from_name(name) {
+            Ok(Some(user)) => Ok(user.uid),
+            Ok(None) => Err(format!("--vhost-owner {name}: there is no such user")),
+            Err(e) => Err(format!("--vhost-owner {name}: {e}")),
+        });
+        let gid = group.map(|name| match Group::from_name(name) {
+            Ok(Some(group)) => Ok(group.gid),
+            Ok(None) => Err(format!("--vhost-group {name}: there is no such group")),
+            Err(e) => Err(format!("--vhost-group {name}: {e}")),
+        });
+        let (owner, gid) = (owner.transpose()?, gid.transpose()?);
+        let may_give = rustix::thread::capabilities(None)
+            .is_ok_and(|sets| sets.effective.contains(CapabilitySet::CHOWN));
+        if owner.is_some_and(|uid| uid != Uid::effective()) && !may_give {
+            return Err(
+                "--vhost-owner: giving files away needs CAP_CHOWN; --vhost-group does not".into(),
+            );
+        }
+        let ours = |gid| Gid::effective() == gid || getgroups().is_ok_and(|all| all.contains(&gid));
+        if let (Some(gid), Some(name)) = (gid, group)
+            && !may_give
+            && !ours(gid)
+        {
+            return Err(format!(
+                "--vhost-group {name}: the daemon's user is not in this group, which giving it \
+                 sockets needs: SupplementaryGroups={name} in the unit, or usermod -aG {name}"
+            ));
+        }
+        Ok(NicSockets(SocketFile {
+            owner: owner.map(Uid::as_raw),
+            group: gid.map(Gid::as_raw),
+            mode: mode.or(gid.map(|_| 0o660)),
+        }))
+    }
 }
 
 /// The listening socket. Its file goes when this is dropped.

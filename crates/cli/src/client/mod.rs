@@ -286,6 +286,15 @@ impl Client {
         self.only_v1("apply")?.apply(config, dry_run).await
     }
 
+    /// Whether the daemon says that it works. Over v0, which has no such question, it works when it
+    /// answers.
+    pub async fn is_serving(&mut self) -> Result<bool, Error> {
+        match self {
+            Client::V0(v0) => v0.status().await.map(|_| true),
+            Client::V1(v1) => v1.is_serving().await,
+        }
+    }
+
     /// The daemon's state.
     pub async fn status(&mut self) -> Result<proto::Status, Error> {
         match self {

@@ -16,7 +16,7 @@ mod engine;
 pub mod hook;
 mod log;
 mod plane;
-mod probe;
+pub(crate) mod probe;
 pub mod render;
 mod service;
 mod status;

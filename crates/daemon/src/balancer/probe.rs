@@ -32,6 +32,7 @@ use xdp::{Attachment, Mode, Program, Table, objects};
 use super::checks::Paths;
 use super::engine::{Engine, Running};
 use room::Room;
+pub use room::prepare;
 
 /// Ports that checks are sent from: behind those that Linux gives to others by itself
 /// (ip_local_port_range).

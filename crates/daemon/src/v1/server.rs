@@ -86,7 +86,8 @@ impl Listener {
         let budget = Budget::default();
         let service = Bounded::new(service, budget.clone());
         let balancer = Bounded::new(balancer, budget.clone());
-        let router = Bounded::new(router, budget);
+        let router = Bounded::new(router, budget.clone());
+        let health = Bounded::new(super::health::service(&app.health).await, budget);
         let stopping = app.clone();
         let stopping = async move { stopping.stopping().await };
         let places = Places::new("v1", CLIENTS_MAX);
@@ -96,7 +97,8 @@ impl Listener {
                 let services = { builder }
                     .add_service(service)
                     .add_service(balancer)
-                    .add_service(router);
+                    .add_service(router)
+                    .add_service(health);
                 let socket = Arc::new(socket);
                 let accept = move || {
                     let socket = socket.clone();
@@ -113,7 +115,8 @@ impl Listener {
                         let services = builder
                             .add_service(service)
                             .add_service(balancer)
-                            .add_service(router);
+                            .add_service(router)
+                            .add_service(health);
                         let listener = Arc::new(listener);
                         let accept = move || {
                             let listener = listener.clone();

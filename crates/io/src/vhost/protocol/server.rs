@@ -24,7 +24,7 @@ use tracing::{info, warn};
 use crate::vhost::nic_options::NicOptions;
 use crate::vhost::protocol::client::{Client, Watches};
 use crate::vhost::protocol::connection::{Connection, Progress};
-use crate::vhost::protocol::listener::Listener;
+use crate::vhost::protocol::listener::{Listener, SocketFile};
 use crate::vhost::protocol::server_error::ServerError;
 use crate::vhost::protocol::session::{Session, SessionInfo};
 use crate::vhost::protocol::sink::{PortKey, PortSink};
@@ -101,9 +101,21 @@ impl Server {
         })
     }
 
-    /// Makes a NIC's socket and waits there for its VMM. The socket file's mode follows the umask.
+    /// Makes a NIC's socket and waits there for its VMM. The socket's file follows the process: its
+    /// user, group and umask.
     pub fn listen(&self, key: PortKey, path: &Path, nic: NicOptions) -> Result<(), ServerError> {
-        let end = Box::new(End::Listener(Listener::bind(path)?));
+        self.listen_as(key, path, SocketFile::default(), nic)
+    }
+
+    /// The same, with a file that is whose `file` says.
+    pub fn listen_as(
+        &self,
+        key: PortKey,
+        path: &Path,
+        file: SocketFile,
+        nic: NicOptions,
+    ) -> Result<(), ServerError> {
+        let end = Box::new(End::Listener(Listener::bind(path, file)?));
         self.ask(|answer| Command::Open(key, nic, end, answer))
             .ok_or(ServerError::Stopped)?
     }
