@@ -261,13 +261,13 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
 /// Who announces services' addresses by BGP, if that was asked for.
 async fn announcer(
     settings: &Settings,
-    app: &App,
+    app: &Arc<App>,
 ) -> Result<Option<balancer::bgp::Announcer>, String> {
     let Some(file) = &settings.balance_bgp else {
         return Ok(None);
     };
-    let (control, folder) = (app.balancer.clone(), &settings.socket_dir);
-    let announcer = balancer::bgp::Announcer::start(control, file, folder).await?;
+    let folder = &settings.socket_dir;
+    let announcer = balancer::bgp::Announcer::start(app.clone(), file, folder).await?;
     Ok(Some(announcer))
 }
 

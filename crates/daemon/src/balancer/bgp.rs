@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bgp::{Routes, Settings, Speaker};
+use control::{Controller, Event, Part};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::control::Control;
-use super::registry::Registry;
+use crate::app::App;
 
 /// Before a speaker that has ended is started again, and before what failed is tried again.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -24,7 +24,7 @@ pub struct Announcer {
 impl Announcer {
     /// Starts a speaker by the settings in `file`, with a folder for it in `socket_dir`.
     pub async fn start(
-        control: Arc<Control>,
+        app: Arc<App>,
         file: &Path,
         socket_dir: &Path,
     ) -> Result<Announcer, String> {
@@ -38,7 +38,7 @@ impl Announcer {
             tracing::info!("service addresses are announced to {address} (AS {asn}) by BGP");
         }
         let (stop, stopped) = watch::channel(());
-        let task = tokio::spawn(announce(control, settings, speaker, folder, stopped));
+        let task = tokio::spawn(announce(app, settings, speaker, folder, stopped));
         Ok(Announcer { stop, task })
     }
 
@@ -53,13 +53,13 @@ impl Announcer {
 
 /// Keeps what is announced the same as what is in service, until `stop` says so.
 async fn announce(
-    control: Arc<Control>,
+    app: Arc<App>,
     settings: Settings,
     speaker: Speaker,
     folder: PathBuf,
     mut stop: watch::Receiver<()>,
 ) {
-    let mut events = control.registry().0.subscribe();
+    let mut events = app.control().subscribe();
     let mut speaker = Some(speaker);
     let mut announced = Some(Routes::new());
     loop {
@@ -69,7 +69,7 @@ async fn announce(
                 Err(error) => tracing::error!("BGP: {error}"),
             }
         }
-        let wanted = tokio::task::block_in_place(|| routes(&control.registry().0, &settings));
+        let wanted = tokio::task::block_in_place(|| routes(&app.control(), &settings));
         if let Some(speaker) = &speaker
             && announced.as_ref() != Some(&wanted)
         {
@@ -108,18 +108,18 @@ async fn announce(
 }
 
 /// The addresses in service, each with the metric of its services' servers.
-fn routes(registry: &Registry, settings: &Settings) -> Routes {
+fn routes(control: &Controller, settings: &Settings) -> Routes {
     let metric = |vip| {
-        let services = registry.services().values();
+        let services = control.services().values();
         let ill: usize = services
-            .filter(|service| service.key.vip == vip)
-            .map(|service| service.servers.len() - registry.standing(service).healthy)
+            .filter(|service| service.key.vip() == vip)
+            .map(|service| service.servers.len() - control.standing(service).healthy)
             .sum();
         let ill = u32::try_from(ill).unwrap_or(u32::MAX);
         settings
             .med
             .saturating_add(settings.med_per_server.saturating_mul(ill))
     };
-    let addresses = registry.addresses().into_iter();
+    let addresses = control.announced_addresses().into_iter();
     addresses.map(|vip| (vip, metric(vip))).collect()
 }
