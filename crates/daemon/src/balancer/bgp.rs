@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bgp::{Routes, Settings, Speaker};
 use control::{Controller, Event, Part};
+use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -23,11 +24,7 @@ pub struct Announcer {
 
 impl Announcer {
     /// Starts a speaker by the settings in `file`, with a folder for it in `socket_dir`.
-    pub async fn start(
-        app: Arc<App>,
-        file: &Path,
-        socket_dir: &Path,
-    ) -> Result<Announcer, String> {
+    pub async fn start(app: Arc<App>, file: &Path, socket_dir: &Path) -> Result<Announcer, String> {
         let settings = Settings::load(file).map_err(|e| e.to_string())?;
         let folder = socket_dir.join("bgp");
         let speaker = Speaker::start(settings.clone(), &folder)
@@ -90,7 +87,7 @@ async fn announce(
         };
         tokio::select! {
             // Whatever happened, and however much of it was missed: what counts is how it is now.
-            event = events.recv() => if let Err(RecvError::Closed) = event { break },
+            closed = of_services(&mut events) => if closed { break },
             // There is one change, and its sender's end means the same.
             _ = stop.changed() => break,
             () = tokio::time::sleep(PAUSE), if behind => {}
@@ -104,6 +101,17 @@ async fn announce(
     }
     if let Some(speaker) = speaker {
         speaker.stop().await;
+    }
+}
+
+/// Waits for an event of services, or for ones that were missed; true when there will be none.
+async fn of_services(events: &mut Receiver<Event>) -> bool {
+    loop {
+        match events.recv().await {
+            Ok(event) if event.kind.part() != Part::Services => (),
+            Err(RecvError::Closed) => return true,
+            _ => return false,
+        }
     }
 }
 

@@ -45,7 +45,7 @@ impl Announced {
             flock(&file, FlockOperation::NonBlockingLockExclusive)?;
             Ok(file)
         });
-        let mut file = match locked {
+        let file = match locked {
             Ok(file) => file,
             Err(e) => {
                 tracing::warn!(
@@ -59,7 +59,7 @@ impl Announced {
             }
         };
         let mut text = String::new();
-        if let Err(e) = file.by_ref().take(FILE_MAX).read_to_string(&mut text) {
+        if let Err(e) = (&file).take(FILE_MAX).read_to_string(&mut text) {
             tracing::warn!("{} cannot be read: {e}", path.display());
         }
         let addresses: BTreeSet<IpAddr> =
