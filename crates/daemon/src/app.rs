@@ -11,6 +11,7 @@ use tokio::sync::watch;
 
 use crate::balancer;
 use crate::logging::LogControl;
+use crate::reload::Reload;
 use crate::router;
 use crate::uplinks::Uplinks;
 use crate::watchdog::Health;
@@ -71,6 +72,8 @@ pub struct App {
     pub router: Arc<router::Control>,
     /// What is told to those who ask for it.
     pub health: Health,
+    /// What can be read again.
+    pub reload: Reload,
     stop: watch::Sender<bool>,
 }
 
@@ -79,6 +82,7 @@ pub struct Features {
     pub uplinks: Option<Uplinks>,
     pub balancer: Arc<balancer::Engine>,
     pub router: Arc<router::Control>,
+    pub reload: Reload,
 }
 
 impl App {
@@ -98,6 +102,7 @@ impl App {
             balancer: features.balancer,
             router: features.router,
             health: Health::default(),
+            reload: features.reload,
             stop: watch::Sender::new(false),
         }
     }

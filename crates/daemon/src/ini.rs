@@ -40,6 +40,8 @@ pub struct Ini {
     pub vhost_mode: Option<u32>,
     pub encryption_key_path: Option<PathBuf>,
     pub insecure_api: Option<bool>,
+    pub access: Option<PathBuf>,
+    pub audit: Option<PathBuf>,
     /// Separated by commas.
     pub balance_interfaces: Vec<String>,
     pub balance_hook: Option<PathBuf>,
@@ -122,6 +124,8 @@ fn set(ini: &mut Ini, section: &str, key: &str, value: &str) -> Result<(), Strin
         ("general", "balance-hook") => ini.balance_hook = Some(value.into()),
         ("general", "balance-bgp") => ini.balance_bgp = Some(value.into()),
         ("security", "encryption_key_path") => ini.encryption_key_path = Some(value.into()),
+        ("security", "access") => ini.access = Some(value.into()),
+        ("security", "audit") => ini.audit = Some(value.into()),
         ("security", "insecure-api") => ini.insecure_api = Some(yes(&name, value)?),
         ("general" | "security", _) => return Err(format!("there is no key {name}")),
         ("", _) => return Err(format!("the key {key} stands before the first section")),
@@ -175,7 +179,10 @@ fn known(section: &str, key: &str) -> bool {
                 | "balance-bgp"
                 | "router-interfaces"
         ),
-        _ => matches!(key, "encryption_key_path" | "insecure-api"),
+        _ => matches!(
+            key,
+            "encryption_key_path" | "insecure-api" | "access" | "audit"
+        ),
     }
 }
 
@@ -231,6 +238,8 @@ router-interfaces = eth2,eth3.100
 [security]
 encryption_key_path = /etc/butterfly/key
 insecure-api = yes
+access = /etc/butterfly/access.toml
+audit = /var/log/butterfly/audit.json
 ";
         let expected = Ini {
             log_level: Some(Level::Debug),
@@ -255,6 +264,8 @@ insecure-api = yes
             vhost_mode: Some(0o640),
             encryption_key_path: Some("/etc/butterfly/key".into()),
             insecure_api: Some(true),
+            access: Some("/etc/butterfly/access.toml".into()),
+            audit: Some("/var/log/butterfly/audit.json".into()),
             balance_interfaces: vec!["eth0".into(), "eth1".into()],
             balance_hook: Some("/etc/butterfly/hook".into()),
             balance_bgp: Some("/etc/butterfly/bgp.ini".into()),
@@ -358,6 +369,8 @@ insecure-api = yes
             vhost_mode: Some(0o660),
             encryption_key_path: Some(_),
             insecure_api: Some(_),
+            access: Some(_),
+            audit: Some(_),
             balance_interfaces,
             balance_hook: Some(_),
             balance_bgp: Some(_),

@@ -19,8 +19,10 @@
 //! [`decoders`] what stands between a client's bytes and the controller, for whoever drives that
 //! without sockets.
 
+mod access;
 mod app;
 mod attachments;
+mod audit;
 mod balancer;
 mod bench_report;
 mod connections;
@@ -36,6 +38,7 @@ mod logging;
 mod options;
 mod places;
 mod privileges;
+mod reload;
 mod router;
 mod run;
 mod states;

@@ -112,6 +112,14 @@ pub struct Options {
     /// 0: never
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(..=3600))]
     pub(crate) hang_secs: u32,
+    /// Who may do what, TOML (docs/access.md); read again on SIGHUP [default: root, --api-group and
+    /// whoever has a certificate may do everything]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) access: Option<PathBuf>,
+    /// Append every change, and every attempt that is refused, to this file, JSON; opened again on
+    /// SIGHUP
+    #[arg(long, value_name = "FILE")]
+    pub(crate) audit: Option<PathBuf>,
     /// The daemon's certificate for --api tcp:, PEM
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_cert: Option<PathBuf>,
@@ -230,6 +238,9 @@ pub struct Settings {
     pub(crate) vhost_mode: Option<u32>,
     /// Looks of the watchdog, a second apart, that a thread may stay in one place; 0: for ever.
     pub(crate) hang_secs: u32,
+    /// Who may do what, and where it is recorded.
+    pub(crate) access: Option<PathBuf>,
+    pub(crate) audit: Option<PathBuf>,
     pub(crate) log_level: Level,
     pub(crate) no_syslog: bool,
     /// One entry a worker: the core that it is to stay on.
@@ -460,6 +471,8 @@ impl Settings {
             ini.vhost_mode,
             |mode| format!("{mode:04o}"),
         );
+        let access = said.one("--access", "access", options.access, ini.access, path);
+        let audit = said.one("--audit", "audit", options.audit, ini.audit, path);
         let names = |names: &Vec<String>| names.join(",");
         let balance_interfaces = said.one(
             "--balance-interface",
@@ -510,6 +523,8 @@ impl Settings {
             vhost_group,
             vhost_mode,
             hang_secs: options.hang_secs,
+            access,
+            audit,
             log_level: log_level.unwrap_or(Level::Info),
             no_syslog: options.no_syslog,
             wake: options.wake_us.map(|us| wake(us, &workers)).transpose()?,
@@ -742,6 +757,8 @@ mod tests {
             vhost_group: None,
             vhost_mode: None,
             hang_secs: 10,
+            access: None,
+            audit: None,
             log_level: Level::Info,
             no_syslog: false,
             workers: vec![None],
@@ -848,6 +865,9 @@ mod tests {
                 (s.insecure_api, s.v0_endpoint) = (true, Some("tcp://*:1".into()));
             }),
             (&["--api-group kvm"], &|s| s.api_group = Some("kvm".into())),
+            (&["--access /a --audit /b"], &|s| {
+                (s.access, s.audit) = (Some("/a".into()), Some("/b".into()));
+            }),
             (&["--max-flows 4096"], &|s| {
                 (s.max_flows, s.max_flows_per_nic) = (4096, 1024)
             }),

@@ -16,8 +16,10 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use xdp::Interfaces;
 
+use crate::access::{Access, Gate};
 use crate::app::{App, Features, Operations, unix_secs};
 use crate::attachments::HostAttachments;
+use crate::audit::Audit;
 use crate::balancer;
 use crate::features::HostFeatures;
 use crate::idle_states;
@@ -26,10 +28,11 @@ use crate::lock::{self, Turn, Uplink};
 use crate::logging::LogControl;
 use crate::options::Settings;
 use crate::privileges;
+use crate::reload::Reload;
 use crate::router;
 use crate::states::{InterfaceStates, PortStates, tell_interface, tell_port};
 use crate::underlay::{self, NextHopTask};
-use crate::unix_socket::{self, Access, NicSockets};
+use crate::unix_socket::{self, NicSockets};
 use crate::uplinks::{self, Breaks, Broken, Uplinks};
 use crate::watchdog::{Watchdog, Watched};
 use crate::worker_thread::{WorkerOptions, WorkerThreads};
@@ -83,7 +86,9 @@ pub fn run(settings: Settings, log: LogControl) -> Result<(), String> {
 async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     let turn = Turn::take(&folders(settings))?;
     // What can be refused is refused before anything is made.
-    let access = Access::new(settings.api_group.as_deref())?;
+    let access = Access::new(settings.api_group.as_deref(), settings.access.clone())?;
+    let audit = Audit::open(settings.audit.clone())?;
+    let gate = Gate::new(access.clone(), audit.clone());
     if settings.check_programs.is_some() && !rustix::process::geteuid().is_root() {
         return Err(
             "--check-programs: only root can run the programs as nobody; as this daemon's user \
@@ -102,13 +107,15 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
         .map(Key::load)
         .transpose()
         .map_err(|e| e.to_string())?;
+    let certificates = v1::tls::Certificates::new(&settings.tls)?.map(Arc::new);
     let mut v1 = Vec::new();
     for endpoint in &settings.v1_endpoints {
-        v1.push(v1::server::Listener::bind(endpoint, &settings.tls, access).await?);
+        v1.push(v1::server::Listener::bind(endpoint, certificates.as_ref(), &access).await?);
     }
     let policy = v0::server::Policy {
         insecure: settings.insecure_api,
-        access,
+        access: access.clone(),
+        gate: gate.clone(),
     };
     let v0 = match &settings.v0_endpoint {
         Some(endpoint) => Some(v0::server::Listener::bind(endpoint, key, policy).await?),
@@ -189,6 +196,9 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     };
     let controller = Controller::new(settings_of_control, Box::new(attachments), switch.clone())
         .with_features(Box::new(features));
+    let sockets = v1.iter().filter_map(v1::server::Listener::path);
+    let sockets = sockets.chain(v0.iter().filter_map(v0::server::Listener::path));
+    let sockets = sockets.map(|path| reopen_socket(path, &access)).collect();
     let operations = Operations::new(controller, log, unix_secs);
     let app = Arc::new(App::new(
         operations,
@@ -199,6 +209,7 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
             uplinks,
             balancer: engine.clone(),
             router,
+            reload: Reload::new(access.clone(), audit, certificates, sockets),
         },
     ));
     let events = app.control().subscribe();
@@ -220,7 +231,7 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     }
     let announcer = announcer(settings, &app).await?;
     for listener in v1 {
-        tasks.spawn(listener.serve(app.clone()));
+        tasks.spawn(listener.serve(app.clone(), access.clone(), gate.clone()));
     }
     if let Some(listener) = v0 {
         tasks.spawn(listener.serve(app.clone()));
@@ -233,7 +244,7 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     app.health.set(true);
 
     tokio::select! {
-        name = signals.stop() => tracing::info!("stopping: {name}"),
+        name = signals.stop(&app) => tracing::info!("stopping: {name}"),
         () = app.stopping() => tracing::info!("stopping"),
     }
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
@@ -318,6 +329,16 @@ fn hold(uplinks: Option<&Uplinks>) -> Result<Vec<Uplink>, String> {
         uplinks.stop();
     }
     Ok(held?.into_iter().flatten().collect())
+}
+
+/// Gives a socket to those who may connect by what was read last.
+fn reopen_socket(path: &Path, access: &Access) -> Box<dyn Fn() + Send + Sync> {
+    let (path, access) = (path.to_owned(), access.clone());
+    Box::new(move || {
+        if let Err(e) = unix_socket::open_to(&path, &access) {
+            tracing::error!("{} keeps its mode: {e}", path.display());
+        }
+    })
 }
 
 /// Where sockets of ours are made.
@@ -489,8 +510,7 @@ fn raise_descriptor_limit() {
     }
 }
 
-/// SIGTERM and SIGINT stop; SIGHUP, which ends other daemons or makes them read their files, does
-/// nothing.
+/// SIGTERM and SIGINT stop; with SIGHUP the files are read again that can be.
 struct Signals {
     terminate: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,
@@ -507,12 +527,16 @@ impl Signals {
         })
     }
 
-    async fn stop(&mut self) -> &'static str {
+    async fn stop(&mut self, app: &Arc<App>) -> &'static str {
         loop {
             tokio::select! {
                 _ = self.terminate.recv() => return "SIGTERM",
                 _ = self.interrupt.recv() => return "SIGINT",
-                _ = self.hangup.recv() => tracing::info!("SIGHUP is ignored: settings are read at the start only"),
+                _ = self.hangup.recv() => {
+                    let app = app.clone();
+                    // What it says is in the log.
+                    drop(tokio::task::spawn_blocking(move || app.reload.now()).await);
+                }
             }
         }
     }

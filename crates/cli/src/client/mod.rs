@@ -86,11 +86,16 @@ impl Client {
         }
     }
 
-    /// Creates or replaces a NIC; what came of it, over API v0 its path alone.
-    pub async fn put_nic(&mut self, nic: proto::Nic) -> Result<proto::NicStatus, Error> {
+    /// Creates a NIC, or replaces it if told to, as API v0 always does; what came of it, over API v0
+    /// its path alone.
+    pub async fn put_nic(
+        &mut self,
+        nic: proto::Nic,
+        replace: bool,
+    ) -> Result<proto::NicStatus, Error> {
         match self {
             Client::V0(v0) => v0.put_nic(&nic).await,
-            Client::V1(v1) => v1.put_nic(nic).await,
+            Client::V1(v1) => v1.put_nic(nic, replace).await,
         }
     }
 
@@ -321,6 +326,11 @@ impl Client {
             Client::V0(v0) => v0.set_log_level(level).await,
             Client::V1(v1) => v1.set_log_level(level).await,
         }
+    }
+
+    /// Has the daemon read its files again; a line for each.
+    pub async fn reload(&mut self) -> Result<Vec<String>, Error> {
+        self.only_v1("reload")?.reload().await
     }
 
     /// Sends v0 requests and gives back v0 answers, one for each, refusals among them.

@@ -25,8 +25,15 @@ impl V1 {
         .await
     }
 
-    pub async fn put_nic(&mut self, nic: proto::Nic) -> Result<proto::NicStatus, Error> {
-        let request = proto::PutNicRequest { nic: Some(nic) };
+    pub async fn put_nic(
+        &mut self,
+        nic: proto::Nic,
+        replace: bool,
+    ) -> Result<proto::NicStatus, Error> {
+        let request = proto::PutNicRequest {
+            nic: Some(nic),
+            create_only: !replace,
+        };
         self.ask("PutNic", request, async |grpc, request| {
             grpc.put_nic(request).await
         })
@@ -278,6 +285,14 @@ impl V1 {
         })
         .await
         .map(drop)
+    }
+
+    pub async fn reload(&mut self) -> Result<Vec<String>, Error> {
+        let request = proto::ReloadRequest {};
+        let answer = self.ask("Reload", request, async |grpc, request| {
+            grpc.reload(request).await
+        });
+        Ok(answer.await?.read)
     }
 
     pub async fn shutdown(&mut self) -> Result<(), Error> {

@@ -36,6 +36,13 @@ On a terminal it asks first where NICs would lose their network; elsewhere it wa
 Example:
   butterfly shutdown --yes";
 
+/// Shown behind the help of `reload`.
+pub const RELOAD_EXAMPLE: &str = "\
+A file that cannot be used is an error; what was read of it before stays in force.
+
+Example:
+  butterfly reload";
+
 /// `shutdown`.
 #[derive(Args, Debug)]
 pub struct ShutdownArgs {
@@ -199,6 +206,9 @@ fn lines(status: &v1::Status) -> Vec<(String, String)> {
         line("socket dir", status.socket_dir.clone());
         line("endpoints", status.endpoints.join(" "));
         line("log level", status.log_level.clone());
+        if status.audit_lines_lost > 0 {
+            line("audit", format!("{} lines lost", status.audit_lines_lost));
+        }
         if !status.uplink.is_empty() {
             line("uplink", status.uplink.clone());
         }
@@ -220,6 +230,12 @@ fn lines(status: &v1::Status) -> Vec<(String, String)> {
         line(&format!("worker {}", worker.index), value);
     }
     lines
+}
+
+/// `reload`: what was read, a line for each file.
+pub async fn reload(session: &mut Session) -> Result<(), Error> {
+    let read = session.client().await?.reload().await?;
+    session.out.names(&read)
 }
 
 impl ShutdownArgs {

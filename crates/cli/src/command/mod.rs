@@ -99,6 +99,9 @@ pub enum Command {
     /// Say whether the daemon works: prints nothing and ends with 0 if it does
     #[command(after_help = daemon::HEALTH_EXAMPLE)]
     Health(daemon::HealthArgs),
+    /// Have the daemon read again who may do what, and its TLS files, as SIGHUP does (API v1)
+    #[command(after_help = daemon::RELOAD_EXAMPLE)]
+    Reload,
     /// Stop the daemon, as SIGTERM does
     #[command(after_help = daemon::SHUTDOWN_EXAMPLE)]
     Shutdown(daemon::ShutdownArgs),
@@ -149,6 +152,7 @@ impl Command {
             Command::Interface(args) => args.run(session).await,
             Command::Status(args) => args.run(session).await,
             Command::Health(args) => args.run(session).await,
+            Command::Reload => daemon::reload(session).await,
             Command::Shutdown(args) => args.run(session).await,
             Command::Dump => dump::run(session).await,
             Command::Request(args) => args.run(session).await,

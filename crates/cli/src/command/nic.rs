@@ -19,7 +19,7 @@ use crate::words::state_name;
 /// `nic …`.
 #[derive(Subcommand, Debug)]
 pub enum NicCommand {
-    /// Create a NIC, or replace the one of that id; prints its socket's path
+    /// Create a NIC; prints its socket's path
     Add(NicAdd),
     /// Delete NICs; one that is not there is deleted already
     #[command(after_help = "Example:\n  butterfly nic del vnic_1 vnic_2")]
@@ -93,9 +93,10 @@ impl NicCommand {
 }
 
 async fn add(args: NicAdd, session: &mut Session) -> Result<(), Error> {
+    let replace = args.replace;
     let nic = args.nic()?;
     let id = nic.id.clone();
-    let status = session.client().await?.put_nic(nic).await?;
+    let status = session.client().await?.put_nic(nic, replace).await?;
     say_missing_groups(&status);
     let path = status.path;
     match session.out.json {

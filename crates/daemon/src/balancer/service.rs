@@ -2,17 +2,18 @@
 //! look at the data plane.
 
 use std::net::IpAddr;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 
 use api::v1;
 use api::v1::balancer_server::Balancer;
 use control::model::{Feature, Service as Model, ServiceKey};
-use control::{Author, Controller, Error};
+use control::{Controller, Error};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::plane::{Counters, Stats};
 use super::{convert, render, status, watch};
+use crate::access::{Caller, Permitted, Refusal, taken};
 use crate::app::App;
 use crate::v1::interface;
 use crate::v1::service::{answer, refused};
@@ -33,16 +34,22 @@ impl Service {
     /// Runs an operation where it may wait for the kernel.
     async fn operate<T: Send + 'static>(
         &self,
-        operation: impl FnOnce(&App) -> Result<T, Error> + Send + 'static,
+        operation: impl FnOnce(&App) -> Result<T, Refusal> + Send + 'static,
     ) -> Answer<T> {
         let app = self.app.clone();
-        answer(move || operation(&app).map_err(refused)).await
+        answer(move || Ok(operation(&app)?)).await
     }
 }
 
-/// The controller, for a client's operation.
-fn control(app: &App) -> MutexGuard<'_, Controller> {
-    app.operations.control_by(Author::Client("v1".into()))
+/// Changes what is declared, for who asks, and has the record told of it.
+fn change<T>(
+    app: &App,
+    caller: &Caller,
+    operation: impl FnOnce(&mut Controller) -> Result<T, Error>,
+) -> Result<T, Refusal> {
+    let mut control = app.operations.control_by(caller.author());
+    let mut control = Permitted::new(&mut control, caller);
+    Ok(operation(control.whole()?)?)
 }
 
 /// A service after an operation on it.
@@ -91,20 +98,22 @@ impl Balancer for Service {
         request: Request<v1::GetServiceRequest>,
     ) -> Answer<v1::ServiceStatus> {
         let key = key_of(request.into_inner().key)?;
-        self.operate(move |app| service_after(app, &key)).await
+        self.operate(move |app| Ok(service_after(app, &key)?)).await
     }
 
     async fn put_service(
         &self,
         request: Request<v1::PutServiceRequest>,
     ) -> Answer<v1::ServiceStatus> {
-        let request = request.into_inner();
+        let (caller, request) = taken(request)?;
         let service = convert::required(request.service, "service");
         let service = service.and_then(convert::service).map_err(refused)?;
         self.operate(move |app| {
             let key = service.key;
-            control(app).put_service(service, request.create_only)?;
-            service_after(app, &key)
+            change(app, &caller, |control| {
+                control.put_service(service, request.create_only)
+            })?;
+            Ok(service_after(app, &key)?)
         })
         .await
     }
@@ -113,15 +122,14 @@ impl Balancer for Service {
         &self,
         request: Request<v1::UpdateServiceRequest>,
     ) -> Answer<v1::ServiceStatus> {
-        let mut update = request.into_inner();
+        let (caller, mut update) = taken(request)?;
         let key = key_of(update.key.take())?;
         self.operate(move |app| {
-            {
-                let mut control = control(app);
+            change(app, &caller, |control| {
                 let service = convert::updated(control.service(&key)?, update)?;
-                control.put_service(service, false)?;
-            }
-            service_after(app, &key)
+                control.put_service(service, false)
+            })?;
+            Ok(service_after(app, &key)?)
         })
         .await
     }
@@ -130,23 +138,27 @@ impl Balancer for Service {
         &self,
         request: Request<v1::DeleteServiceRequest>,
     ) -> Answer<v1::DeleteServiceResponse> {
-        let key = key_of(request.into_inner().key)?;
+        let (caller, request) = taken(request)?;
+        let key = key_of(request.key)?;
         self.operate(move |app| {
-            let existed = !control(app).delete_service(&key)?.is_empty();
+            let diff = change(app, &caller, |control| control.delete_service(&key))?;
+            let existed = !diff.is_empty();
             Ok(v1::DeleteServiceResponse { existed })
         })
         .await
     }
 
     async fn put_server(&self, request: Request<v1::PutServerRequest>) -> Answer<v1::ServerStatus> {
-        let request = request.into_inner();
+        let (caller, request) = taken(request)?;
         let key = key_of(request.key)?;
         let server = convert::required(request.server, "server");
         let server = server.and_then(|server| convert::server(&key, &server));
         let server = server.map_err(refused)?;
         self.operate(move |app| {
-            control(app).put_server(&key, server, request.create_only)?;
-            server_after(app, &key, server.0)
+            change(app, &caller, |control| {
+                control.put_server(&key, server, request.create_only)
+            })?;
+            Ok(server_after(app, &key, server.0)?)
         })
         .await
     }
@@ -155,18 +167,17 @@ impl Balancer for Service {
         &self,
         request: Request<v1::UpdateServerRequest>,
     ) -> Answer<v1::ServerStatus> {
-        let mut update = request.into_inner();
+        let (caller, mut update) = taken(request)?;
         let key = key_of(update.key.take())?;
         let address = convert::server_address(&key, &update.address).map_err(refused)?;
         self.operate(move |app| {
-            {
-                let mut control = control(app);
+            change(app, &caller, |control| {
                 let old = control.service(&key)?.servers.get(&address).copied();
                 let old = old.ok_or(Error::NoServer(key, address))?;
                 let server = convert::updated_server(&key, address, old, &update)?;
-                control.put_server(&key, (address, server), false)?;
-            }
-            server_after(app, &key, address)
+                control.put_server(&key, (address, server), false)
+            })?;
+            Ok(server_after(app, &key, address)?)
         })
         .await
     }
@@ -175,11 +186,12 @@ impl Balancer for Service {
         &self,
         request: Request<v1::DeleteServerRequest>,
     ) -> Answer<v1::DeleteServerResponse> {
-        let request = request.into_inner();
+        let (caller, request) = taken(request)?;
         let key = key_of(request.key)?;
         let address = convert::server_address(&key, &request.address).map_err(refused)?;
         self.operate(move |app| {
-            let existed = !control(app).delete_server(&key, address)?.is_empty();
+            let diff = change(app, &caller, |control| control.delete_server(&key, address))?;
+            let existed = !diff.is_empty();
             Ok(v1::DeleteServerResponse { existed })
         })
         .await
@@ -201,11 +213,13 @@ impl Balancer for Service {
         &self,
         request: Request<v1::ApplyBalancerRequest>,
     ) -> Answer<v1::ApplyBalancerResponse> {
-        let request = request.into_inner();
+        let (caller, request) = taken(request)?;
         let config = convert::required(request.config, "config");
         let (services, interfaces) = config.and_then(convert::config).map_err(refused)?;
         self.operate(move |app| {
-            let diff = control(app).apply_services(services, interfaces, request.dry_run)?;
+            let diff = change(app, &caller, |control| {
+                control.apply_services(services, interfaces, request.dry_run)
+            })?;
             let changes = diff.services.iter().map(render::change).collect();
             Ok(v1::ApplyBalancerResponse { changes })
         })
@@ -228,11 +242,13 @@ impl Balancer for Service {
         &self,
         request: Request<v1::AddBalancerInterfaceRequest>,
     ) -> Answer<v1::BalancerInterface> {
-        let request = request.into_inner();
+        let (caller, request) = taken(request)?;
         let wanted = interface::wanted(&request.name, request.mode).map_err(refused)?;
         self.operate(move |app| {
-            let added = control(app).add_interface(Feature::Balancer, wanted);
-            added.map(status::interface)
+            let added = change(app, &caller, |control| {
+                control.add_interface(Feature::Balancer, wanted)
+            })?;
+            Ok(status::interface(added))
         })
         .await
     }
@@ -241,9 +257,12 @@ impl Balancer for Service {
         &self,
         request: Request<v1::DeleteBalancerInterfaceRequest>,
     ) -> Answer<v1::DeleteBalancerInterfaceResponse> {
-        let name = interface::name(&request.into_inner().name).map_err(refused)?;
+        let (caller, request) = taken(request)?;
+        let name = interface::name(&request.name).map_err(refused)?;
         self.operate(move |app| {
-            let existed = control(app).delete_interface(Feature::Balancer, &name)?;
+            let existed = change(app, &caller, |control| {
+                control.delete_interface(Feature::Balancer, &name)
+            })?;
             Ok(v1::DeleteBalancerInterfaceResponse { existed })
         })
         .await

@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError};
 use api::v1;
 use api::v1::router_server::Router;
 use control::model::Feature;
-use control::{Author, Controller, Error};
+use control::{Controller, Error};
 use ipnet::IpNet;
 use router::view::Selection;
 use tokio::sync::mpsc::Sender;
@@ -16,6 +16,7 @@ use tonic::{Request, Response, Status};
 use super::control::Control;
 use super::refusal::Refusal;
 use super::{interfaces, neighbours, render, watch};
+use crate::access::{Caller, Permitted, taken};
 use crate::app::{App, monotonic_ns};
 use crate::events;
 use crate::v1::interface;
@@ -40,15 +41,19 @@ impl Service {
         Service { app, control }
     }
 
-    /// Runs an operation of the controller's where it may wait for the router's thread.
+    /// Runs an operation of the controller's where it may wait for the router's thread, for who asks.
     async fn operate<T: Send + 'static>(
         &self,
+        caller: Caller,
         operation: impl FnOnce(&mut Controller) -> Result<T, Error> + Send + 'static,
     ) -> Answer<T> {
         let app = self.app.clone();
-        let author = Author::Client("v1".into());
-        let operation = move || operation(&mut app.operations.control_by(author));
-        answer(move || operation().map_err(refused)).await
+        answer(move || {
+            let mut control = app.operations.control_by(caller.author());
+            let mut control = Permitted::new(&mut control, &caller);
+            operation(control.whole()?).map_err(refused)
+        })
+        .await
     }
 }
 
@@ -76,9 +81,9 @@ impl Router for Service {
         &self,
         request: Request<v1::AddRouterInterfaceRequest>,
     ) -> Answer<v1::RouterInterface> {
-        let request = request.into_inner();
+        let (caller, request) = taken(request)?;
         let wanted = interface::wanted(&request.name, request.mode).map_err(refused)?;
-        self.operate(|control| {
+        self.operate(caller, |control| {
             let added = control.add_interface(Feature::Router, wanted);
             added.map(render::interface)
         })
@@ -89,8 +94,9 @@ impl Router for Service {
         &self,
         request: Request<v1::DeleteRouterInterfaceRequest>,
     ) -> Answer<v1::DeleteRouterInterfaceResponse> {
-        let name = interface::name(&request.into_inner().name).map_err(refused)?;
-        self.operate(move |control| {
+        let (caller, request) = taken(request)?;
+        let name = interface::name(&request.name).map_err(refused)?;
+        self.operate(caller, move |control| {
             let existed = control.delete_interface(Feature::Router, &name)?;
             Ok(v1::DeleteRouterInterfaceResponse { existed })
         })

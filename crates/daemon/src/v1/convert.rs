@@ -43,9 +43,33 @@ pub fn nic(nic: v1::Nic, settings: &HostSettings) -> Result<Nic, Error> {
     new.learn_macs = nic.learn_macs;
     new.link_down = nic.link_down;
     new.lenient = nic.lenient;
+    new.shared = nic.shared;
+    // The original took blanks, and what was made over its API has to be restored.
+    if !new.lenient {
+        word("NIC", new.id.as_str())?;
+    }
     new.mac_case = MacCase::of(&nic.mac);
     new.mtu = mtu(&owner, nic.mtu)?;
     Ok(new)
+}
+
+/// An id that is new in API v1 can be printed, and is one word in a table or a command.
+pub fn word(what: &'static str, id: &str) -> Result<(), Error> {
+    // Quotes and backslashes are escaped, too, and are harmless.
+    let plain = id.replace(['\'', '"', '\\'], "");
+    let blank = id.chars().find(|c| c.is_whitespace());
+    let why = match blank {
+        Some(blank) => format!("has the blank {blank:?}"),
+        None if plain.escape_debug().to_string() != plain => {
+            "has characters that cannot be printed".to_owned()
+        }
+        None => return Ok(()),
+    };
+    Err(Error::Id {
+        what,
+        id: id.to_owned(),
+        why: format!("{why}: an id is a printable word"),
+    })
 }
 
 /// Which NIC to update, and with what.
@@ -311,4 +335,32 @@ fn owner(id: &str) -> String {
 /// proto3's empty text is an absent one.
 fn given(text: String) -> Option<String> {
     (!text.is_empty()).then_some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn new_ids_are_printable_words() {
+        for good in ["vnic_1", "été", "a'b", "eni-1:5", "日本"] {
+            assert!(word("NIC", good).is_ok(), "{good}");
+        }
+        for bad in [
+            "a b",
+            " a",
+            "a\u{a0}b",
+            "a\u{202e}b",
+            "a\u{200b}b",
+            "a\u{3000}",
+        ] {
+            let error = word("NIC", bad).unwrap_err().to_string();
+            assert!(error.contains("printable word"), "{error}");
+        }
+        let error = word("group", "a b").unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "group id 'a b' has the blank ' ': an id is a printable word"
+        );
+    }
 }

@@ -2,24 +2,26 @@
 //! step.
 
 use api::v1;
-use control::{Controller, Error};
 
 use super::{convert, render};
+use crate::access::{Permitted, Refusal};
 
-/// All parts as they are.
-pub fn config(control: &Controller) -> v1::Config {
+/// All parts as they are; those that are the whole host's for who sees that.
+pub fn config(control: &Permitted) -> v1::Config {
     render::config(&control.config())
 }
 
 /// Makes all parts that are given what is given.
 ///
 /// # Errors
-/// A part is not well-formed, too large or impossible; nothing has changed then.
+/// A part is not well-formed, too large or impossible, or the caller has not the whole host; nothing
+/// has changed then.
 pub fn apply(
-    control: &mut Controller,
+    control: &mut Permitted,
     config: v1::Config,
     dry_run: bool,
-) -> Result<v1::ApplyResponse, Error> {
+) -> Result<v1::ApplyResponse, Refusal> {
+    let control = control.whole()?;
     let config = convert::config(config, control.settings())?;
     let diff = control.apply(config, dry_run)?;
     Ok(v1::ApplyResponse {

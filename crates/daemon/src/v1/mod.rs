@@ -7,7 +7,7 @@
 //! [`interface`] is shared with the services of the load balancer and the router, which [`server`]
 //! serves too; [`health`] is gRPC's own service that says whether all this works.
 
-mod bounds;
+pub mod bounds;
 pub mod convert;
 mod declare;
 mod health;
@@ -17,6 +17,9 @@ mod overlay;
 pub mod render;
 pub mod server;
 pub mod service;
+pub mod tls;
 mod uplinks;
 mod watch;
 mod workers;
+
+pub(crate) use service::refused;

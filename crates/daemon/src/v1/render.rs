@@ -60,6 +60,7 @@ pub fn nic(nic: &Nic) -> v1::Nic {
         learn_macs: nic.learn_macs,
         link_down: nic.link_down,
         lenient: nic.lenient,
+        shared: nic.shared,
         mtu: nic.mtu.unwrap_or_default().into(),
         vhost_mode: match nic.vhost_mode {
             VhostMode::Server => v1::VhostMode::Unspecified,

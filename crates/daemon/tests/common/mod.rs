@@ -1,6 +1,8 @@
 //! A daemon of a test's own: a temporary directory, endpoints in it, and clients of both APIs.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub mod certificates;
+
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -175,9 +177,7 @@ impl Daemon {
 
     /// A v0 client.
     pub async fn v0(&self) -> V0 {
-        let mut socket = zeromq::ReqSocket::new();
-        within(socket.connect(&self.v0)).await.unwrap();
-        V0 { socket }
+        connect_v0(&self.v0).await
     }
 
     /// A v1 client.
@@ -196,6 +196,13 @@ pub fn files(dir: &Path) -> Vec<String> {
     names.retain(|name| !["log", "out", "notify", "key"].contains(&name.as_str()));
     names.sort();
     names
+}
+
+/// A v0 client of an endpoint.
+pub async fn connect_v0(endpoint: &str) -> V0 {
+    let mut socket = zeromq::ReqSocket::new();
+    within(socket.connect(endpoint)).await.unwrap();
+    V0 { socket }
 }
 
 /// A REQ socket.
