@@ -141,6 +141,7 @@ async fn a_nic_s_life() {
         updated,
         v1::NicStatus {
             nic: Some(changed),
+            missing_security_groups: vec!["web".into()],
             ..expected
         }
     );
