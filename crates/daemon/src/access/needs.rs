@@ -206,7 +206,10 @@ mod tests {
                 methods += 1;
             }
         }
-        let needs: usize = SERVICES.iter().map(|(_, needs)| needs.len()).sum();
+        let ours = SERVICES
+            .iter()
+            .filter(|(name, _)| name.starts_with("butterfly."));
+        let needs: usize = ours.map(|(_, needs)| needs.len()).sum();
         assert_eq!(methods, needs, "the table has methods that are not there");
     }
 

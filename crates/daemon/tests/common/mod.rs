@@ -213,10 +213,16 @@ pub struct V0 {
 impl V0 {
     /// One request frame, one reply frame.
     pub async fn ask(&mut self, request: Vec<u8>) -> Vec<u8> {
-        within(self.socket.send(request.into())).await.unwrap();
-        let reply = within(self.socket.recv()).await.unwrap();
+        let reply = self.ask_or_end(request).await;
+        reply.expect("the daemon answers")
+    }
+
+    /// As [`ask`](V0::ask); none where the daemon ends the connection instead of answering.
+    pub async fn ask_or_end(&mut self, request: Vec<u8>) -> Option<Vec<u8>> {
+        within(self.socket.send(request.into())).await.ok()?;
+        let reply = within(self.socket.recv()).await.ok()?;
         assert_eq!(reply.len(), 1, "a reply is one frame");
-        reply.get(0).unwrap().to_vec()
+        Some(reply.get(0).unwrap().to_vec())
     }
 
     /// In text format, clear.
