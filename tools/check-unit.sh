@@ -12,10 +12,13 @@ fi
 ROOT=$(mktemp -d)
 trap 'rm -rf "$ROOT"' EXIT
 UNIT="$ROOT/usr/lib/systemd/system/butterflyd.service"
-mkdir -p "$(dirname "$UNIT")" "$ROOT/usr/sbin" "$ROOT/etc"
+mkdir -p "$(dirname "$UNIT")" "$ROOT/usr/sbin" "$ROOT/bin" "$ROOT/etc"
 sed 's|@PREFIX@|/usr|; s|@SYSCONFDIR@|/etc|' packaging/butterflyd.service > "$UNIT"
-printf '#!/bin/sh\n' > "$ROOT/usr/sbin/butterflyd"
-chmod 755 "$ROOT/usr/sbin/butterflyd"
+# Stand-ins for the programs that it names.
+for program in usr/sbin/butterflyd bin/kill; do
+    printf '#!/bin/sh\n' > "$ROOT/$program"
+    chmod 755 "$ROOT/$program"
+done
 # The units that it names are those of this machine's systemd.
 cp /lib/systemd/system/*.target /lib/systemd/system/*.slice "$ROOT/usr/lib/systemd/system/"
 said=$(systemd-analyze verify --root="$ROOT" --man=no butterflyd.service 2>&1 | grep -F butterflyd.service || true)
