@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use control::Controller;
+use control::{Author, Controller};
 use io::vhost::Server;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::watch;
@@ -33,13 +33,21 @@ impl Operations {
         }
     }
 
-    /// The controller, for one operation. It waits for the workers: not to be called on a runtime's
+    /// The controller, for one operation of the daemon's own. It waits for the workers: not to be called on a runtime's
     /// thread without `spawn_blocking`, and never by a worker.
     pub fn control(&self) -> MutexGuard<'_, Controller> {
+        self.control_by(Author::Daemon)
+    }
+
+    /// The controller, for one operation of this author's; as [`control`](Operations::control).
+    pub fn control_by(&self, author: Author) -> MutexGuard<'_, Controller> {
         // An operation stages its changes on a copy, so one that panicked left the state as it was.
-        self.controller
+        let mut controller = self
+            .controller
             .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+            .unwrap_or_else(PoisonError::into_inner);
+        controller.set_author(author);
+        controller
     }
 
     /// The time, Unix seconds.
@@ -58,7 +66,7 @@ pub struct App {
     pub endpoints: Vec<String>,
     /// What joins this host to others, if anything is to.
     pub uplinks: Option<Uplinks>,
-    pub balancer: Arc<balancer::Control>,
+    pub balancer: Arc<balancer::Engine>,
     pub router: Arc<router::Control>,
     stop: watch::Sender<bool>,
 }
@@ -66,7 +74,7 @@ pub struct App {
 /// What runs on this host's interfaces.
 pub struct Features {
     pub uplinks: Option<Uplinks>,
-    pub balancer: Arc<balancer::Control>,
+    pub balancer: Arc<balancer::Engine>,
     pub router: Arc<router::Control>,
 }
 

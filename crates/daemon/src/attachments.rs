@@ -14,7 +14,7 @@ use io::trace::Trace;
 use io::vhost::{MAX_PAIRS, NicOptions, PortKey, PortSink, PortState, Server};
 
 use crate::bench_report;
-use crate::port_states::PortStates;
+use crate::states::PortStates;
 
 /// The largest MTU the kernel gives a TAP device: 65535 with the Ethernet header
 /// (tun_net_initialize).
@@ -60,7 +60,7 @@ impl HostAttachments {
         self.switch
             .attach(slot.into(), port)
             .map_err(|e| AttachError(e.to_string()))?;
-        self.states.leave(slot, NicState::Up);
+        self.states.leave(slot.0, NicState::Up);
         Ok(())
     }
 
@@ -121,7 +121,7 @@ impl Attachments for HostAttachments {
             // Dropping the port removes the device. A worker that is gone has dropped it already.
             NicKind::Tap | NicKind::Bench(_) => drop(self.switch.detach(slot.into())),
         }
-        self.states.forget(slot);
+        self.states.forget(&slot.0);
     }
 
     fn reconfigure(&mut self, request: &OpenRequest<'_>) {
@@ -204,7 +204,7 @@ impl PortSink for Sink {
             PortState::Up => NicState::Up,
             PortState::Broken(why) => NicState::Broken(why),
         };
-        self.states.leave(PortSlot(key.0), state);
+        self.states.leave(key.0, state);
     }
 }
 

@@ -34,7 +34,7 @@ pub fn import(control: &Controller, id: &NicId, state: &[u8]) -> Result<usize, E
     let nic = control.nic(id)?;
     let refuse = |why: String| Error::Value {
         owner: format!("NIC '{id}'"),
-        field: "state",
+        field: "state".into(),
         value: format!("{} bytes", state.len()),
         why,
     };

@@ -3,28 +3,30 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::encrypted::Key;
-use control::model::Config;
+use control::model::{Config, Feature, Interface};
 use control::{Controller, NicState};
 use dataplane::Switch;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use xdp::Interfaces;
 
 use crate::app::{App, Features, Operations, unix_secs};
 use crate::attachments::HostAttachments;
 use crate::balancer;
+use crate::features::HostFeatures;
 use crate::idle_states;
 use crate::kernel::Kernel;
 use crate::lock::{self, Turn, Uplink};
 use crate::logging::LogControl;
 use crate::options::Settings;
-use crate::port_states::PortStates;
 use crate::router;
+use crate::states::{InterfaceStates, PortStates, tell_interface, tell_port};
 use crate::underlay::{self, NextHopTask};
 use crate::unix_socket::{self, Access};
 use crate::uplinks::{self, Breaks, Broken, Uplinks};
@@ -121,10 +123,12 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     // Those that programs of ours run on, of all features.
     let interfaces = Arc::new(Mutex::new(Interfaces::new()));
     let kernel = Arc::new(Kernel::default());
+    let interface_states = InterfaceStates::default();
     let engine = Arc::new(balancer::Engine::new(
         settings.balance_max_flows,
         interfaces.clone(),
         kernel.clone(),
+        interface_states.clone(),
     ));
     let uplinks = start_uplinks(
         settings,
@@ -139,7 +143,6 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
         HostAttachments::start(switch.clone(), states.clone(), settings.trace_dir.clone())?;
     let vhost = attachments.vhost();
     let settings_of_control = control_settings(settings, uplinks.as_ref())?;
-    let controller = Controller::new(settings_of_control, Box::new(attachments), switch.clone());
     let endpoints: Vec<String> = settings
         .v0_endpoint
         .iter()
@@ -150,10 +153,23 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
         Some(folder) => health::Programs::of(folder)?,
         None => health::Programs::default(),
     };
-    let balancer = Arc::new(balancer::Control::new(engine.clone(), programs));
-    balance(settings, &balancer).await?;
-    let router = Arc::new(router::Control::start(settings.router, interfaces, kernel)?);
-    route(settings, &router).await?;
+    let router = router::Control::start(
+        settings.router,
+        interfaces,
+        kernel,
+        interface_states.clone(),
+    );
+    let router = Arc::new(router?);
+    let due = Arc::new(Notify::new());
+    let features = HostFeatures {
+        engine: engine.clone(),
+        router: router.clone(),
+        programs: programs.clone(),
+        due: due.clone(),
+        began: Instant::now(),
+    };
+    let controller = Controller::new(settings_of_control, Box::new(attachments), switch.clone())
+        .with_features(Box::new(features));
     let operations = Operations::new(controller, log, unix_secs);
     let app = Arc::new(App::new(
         operations,
@@ -162,20 +178,25 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
         endpoints,
         Features {
             uplinks,
-            balancer,
+            balancer: engine.clone(),
             router,
         },
     ));
+    let events = app.control().subscribe();
+    take_interfaces(settings, &app).await?;
 
     let mut tasks = JoinSet::new();
-    tasks.spawn(states.deliver(app.clone()));
+    tasks.spawn(states.deliver(app.clone(), tell_port));
+    tasks.spawn(balancer::log(app.clone(), events));
+    tasks.spawn(interface_states.deliver(app.clone(), tell_interface));
     if let Some(next_hops) = next_hops(settings, &app, switch)? {
         tasks.spawn(next_hops.follow());
     }
-    tasks.spawn(app.balancer.clone().check(balancer::Prober(engine)));
+    let prober = balancer::Prober(engine);
+    tasks.spawn(balancer::check(app.clone(), due, programs, prober));
     if let Some(hook) = settings.balance_hook.clone() {
-        let balancer = app.balancer.clone();
-        tasks.spawn(async move { balancer::hook::announce(balancer, &hook).await });
+        let app = app.clone();
+        tasks.spawn(async move { balancer::hook::announce(app, &hook).await });
     }
     for listener in v1 {
         tasks.spawn(listener.serve(app.clone()));
@@ -195,7 +216,7 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     let _ = tokio::time::timeout(GRACE, ended).await;
     tasks.abort_all();
     if let Some(hook) = &settings.balance_hook {
-        balancer::hook::withdraw(&app.balancer, hook).await;
+        balancer::hook::withdraw(&app, hook).await;
     }
     take_down(app, &workers).await;
     tracing::info!("stopped");
@@ -291,29 +312,27 @@ fn next_hops(
     NextHopTask::new(follow, app, switch, uplinks).map(Some)
 }
 
-/// Takes the interfaces that services are balanced on. One that cannot be had is no reason to go on
-/// without it.
-async fn balance(settings: &Settings, balancer: &Arc<balancer::Control>) -> Result<(), String> {
-    let (names, balancer) = (settings.balance_interfaces.clone(), balancer.clone());
-    let taken = tokio::task::spawn_blocking(move || {
-        names
-            .iter()
-            .try_for_each(|name| balancer.plane().add_interface(name, None).map(drop))
-    });
-    let taken = taken
-        .await
-        .map_err(|_| "taking the interfaces to balance on panicked".to_owned())?;
-    taken.map_err(|why| format!("--balance-interface: {why}"))
-}
-
-/// Takes the interfaces that transit packets are forwarded between; for those that cannot be had
-/// the same holds.
-async fn route(settings: &Settings, router: &router::Control) -> Result<(), String> {
-    for name in &settings.router_interfaces {
-        let added = router.add(name.clone(), None).await;
-        added.map_err(|why| format!("--router: {why}"))?;
-    }
-    Ok(())
+/// Takes the interfaces that services are balanced on and that transit packets are forwarded
+/// between. One that cannot be had is no reason to go on without it.
+async fn take_interfaces(settings: &Settings, app: &Arc<App>) -> Result<(), String> {
+    let balanced = settings.balance_interfaces.iter();
+    let balanced = balanced.map(|name| (Feature::Balancer, name.clone()));
+    let routed = settings.router_interfaces.iter();
+    let routed = routed.map(|name| (Feature::Router, name.clone()));
+    let all: Vec<(Feature, String)> = balanced.chain(routed).collect();
+    let app = app.clone();
+    let take = move |(feature, name): (Feature, String)| {
+        let option = match feature {
+            Feature::Balancer => "--balance-interface",
+            Feature::Router => "--router",
+        };
+        let interface = Interface::new(&name, None);
+        let taken = interface.and_then(|one| app.control().add_interface(feature, one));
+        taken.map(drop).map_err(|why| format!("{option}: {why}"))
+    };
+    let taken = tokio::task::spawn_blocking(move || all.into_iter().try_for_each(take));
+    let taken = taken.await;
+    taken.map_err(|_| "taking the interfaces of the load balancer and the router panicked")?
 }
 
 fn worker_options(settings: &Settings, states: &PortStates, breaks: Breaks) -> WorkerOptions {
@@ -330,7 +349,7 @@ fn worker_options(settings: &Settings, states: &PortStates, breaks: Breaks) -> W
                 "the port in slot {} is stopped, its guest broke the protocol: {why}",
                 slot.0
             );
-            states.leave(slot, NicState::Broken(why));
+            states.leave(slot.0, NicState::Broken(why));
         }),
     }
 }

@@ -61,7 +61,10 @@ async fn put_nic(client: &mut Client, nic: v1::Nic) -> Result<v1::NicStatus, Sta
 /// What a daemon has that was told nothing.
 fn nothing() -> v1::Config {
     v1::Config {
-        balancer: Some(v1::BalancerConfig::default()),
+        balancer: Some(v1::BalancerConfig {
+            interfaces: Some(v1::BalancerInterfaces::default()),
+            ..Default::default()
+        }),
         router: Some(v1::RouterConfig::default()),
         ..Default::default()
     }

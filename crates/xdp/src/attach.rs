@@ -1,55 +1,16 @@
 //! A program on an interface: in XDP, native where the driver does it, generic where not, or at tc
 //! ingress.
 
-use std::fmt;
 use std::os::fd::BorrowedFd;
 
 use libbpf_rs::{ProgramHandle, Xdp, XdpFlags};
 use rustix::net::{AddressFamily, SocketType, netdevice};
 use sys::bpf::{Link, XdpMode};
 
+pub use model::Mode;
+
 use crate::error::Error;
 use crate::filter::Filter;
-
-/// How a program runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
-    /// In the driver, before the kernel has made anything of a packet.
-    Native,
-    /// Behind the driver, for drivers that know nothing of XDP: slower, and every packet costs an
-    /// skb.
-    Generic,
-    /// At tc ingress, where a packet is a buffer of the kernel's: for interfaces whose packets
-    /// never were anything else. Checksums that are only begun and segments that are not cut yet
-    /// stay whole.
-    Tc,
-}
-
-impl Mode {
-    /// At tc ingress, and not in XDP.
-    pub fn is_tc(self) -> bool {
-        self == Mode::Tc
-    }
-
-    /// Its name in sentences.
-    pub fn place(self) -> &'static str {
-        match self {
-            Mode::Native => "native XDP",
-            Mode::Generic => "generic XDP",
-            Mode::Tc => "at tc ingress",
-        }
-    }
-}
-
-impl fmt::Display for Mode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Mode::Native => "native",
-            Mode::Generic => "generic",
-            Mode::Tc => "tc",
-        })
-    }
-}
 
 /// A program that is attached. Dropped, or with the process, it is gone from the interface.
 #[derive(Debug)]

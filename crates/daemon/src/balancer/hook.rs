@@ -9,18 +9,19 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
+use control::EventKind;
 use tokio::sync::broadcast::error::RecvError;
 
-use super::control::Control;
+use crate::app::App;
 
 /// One that takes longer is ended, and the next one run.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Keeps what is announced the same as what is in service, for ever.
-pub async fn announce(control: Arc<Control>, program: &Path) {
+pub async fn announce(app: Arc<App>, program: &Path) {
     let (mut events, mut wanted) = {
-        let (registry, _) = control.registry();
-        (registry.subscribe(), registry.addresses())
+        let control = app.control();
+        (control.subscribe(), control.announced_addresses())
     };
     let mut announced = BTreeSet::new();
     loop {
@@ -32,16 +33,20 @@ pub async fn announce(control: Arc<Control>, program: &Path) {
         }
         announced = wanted;
         // Whatever happened, and however much of it was missed: what counts is how it is now.
-        if let Err(RecvError::Closed) = events.recv().await {
-            return;
+        loop {
+            match events.recv().await {
+                Ok(event) if !matches!(event.kind, EventKind::Address { .. }) => (),
+                Err(RecvError::Closed) => return,
+                _ => break,
+            }
         }
-        wanted = tokio::task::block_in_place(|| control.registry().0.addresses());
+        wanted = tokio::task::block_in_place(|| app.control().announced_addresses());
     }
 }
 
 /// Withdraws all that is announced: nobody will balance it any more.
-pub async fn withdraw(control: &Control, program: &Path) {
-    let announced = tokio::task::block_in_place(|| control.registry().0.addresses());
+pub async fn withdraw(app: &App, program: &Path) {
+    let announced = tokio::task::block_in_place(|| app.control().announced_addresses());
     for vip in announced {
         run(program, "withdraw", vip).await;
     }

@@ -23,13 +23,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytemuck::{Pod, Zeroable};
-use health::probe::{Path, Subject};
+use control::Target;
+use health::Subject;
+use health::probe::Path;
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use xdp::{Attachment, Mode, Program, Table, objects};
 
-use super::control::Paths;
-use super::engine::{Engine, Running, library_key};
-use super::registry::Target;
+use super::checks::Paths;
+use super::engine::{Engine, Running};
 use room::Room;
 
 /// Ports that checks are sent from: behind those that Linux gives to others by itself
@@ -232,7 +233,6 @@ impl ProbePath {
         while !lock(&running.balancer).hops().contains_key(&server) {
             looked.changed().await.map_err(io::Error::other)?;
         }
-        let key = library_key(&key).map_err(io::Error::other)?;
         let number = lock(&running.balancer).server_number(&key, server);
         let number = number.ok_or_else(|| io::Error::other("the server is gone"))?;
         let hold = door.way(protocol, self.subject.service.ip(), number)?;

@@ -5,6 +5,8 @@ use std::sync::{Arc, PoisonError};
 
 use api::v1;
 use api::v1::router_server::Router;
+use control::model::Feature;
+use control::{Author, Controller, Error};
 use ipnet::IpNet;
 use router::view::Selection;
 use tokio::sync::mpsc::Sender;
@@ -17,6 +19,7 @@ use super::{interfaces, neighbours, render, watch};
 use crate::app::{App, monotonic_ns};
 use crate::events;
 use crate::v1::interface;
+use crate::v1::service::{answer, refused};
 
 /// Neighbours of one piece of an answer.
 const PIECE: usize = 4096;
@@ -35,6 +38,17 @@ impl Service {
     pub fn new(app: Arc<App>) -> Service {
         let control = app.router.clone();
         Service { app, control }
+    }
+
+    /// Runs an operation of the controller's where it may wait for the router's thread.
+    async fn operate<T: Send + 'static>(
+        &self,
+        operation: impl FnOnce(&mut Controller) -> Result<T, Error> + Send + 'static,
+    ) -> Answer<T> {
+        let app = self.app.clone();
+        let author = Author::Client("v1".into());
+        let operation = move || operation(&mut app.operations.control_by(author));
+        answer(move || operation().map_err(refused)).await
     }
 }
 
@@ -63,19 +77,24 @@ impl Router for Service {
         request: Request<v1::AddRouterInterfaceRequest>,
     ) -> Answer<v1::RouterInterface> {
         let request = request.into_inner();
-        let name = interface::name(&request.name).map_err(Refusal::Invalid)?;
-        let mode = interface::mode(&name, request.mode).map_err(Refusal::Invalid)?;
-        let added = self.control.add(name, mode).await?;
-        Ok(Response::new(render::member(added)))
+        let wanted = interface::wanted(&request.name, request.mode).map_err(refused)?;
+        self.operate(|control| {
+            let added = control.add_interface(Feature::Router, wanted);
+            added.map(render::interface)
+        })
+        .await
     }
 
     async fn delete_router_interface(
         &self,
         request: Request<v1::DeleteRouterInterfaceRequest>,
     ) -> Answer<v1::DeleteRouterInterfaceResponse> {
-        let name = interface::name(&request.into_inner().name).map_err(Refusal::Invalid)?;
-        let existed = self.control.delete(name).await?;
-        Ok(Response::new(v1::DeleteRouterInterfaceResponse { existed }))
+        let name = interface::name(&request.into_inner().name).map_err(refused)?;
+        self.operate(move |control| {
+            let existed = control.delete_interface(Feature::Router, &name)?;
+            Ok(v1::DeleteRouterInterfaceResponse { existed })
+        })
+        .await
     }
 
     async fn get_router_status(

@@ -2,7 +2,7 @@
 
 use api::v0::message_v0 as v0;
 use control::model::{GroupId, NicId};
-use control::{Controller, Error};
+use control::{Author, Controller, Error};
 
 use super::convert;
 use crate::app::Operations;
@@ -18,7 +18,7 @@ pub struct Outcome {
 /// Carries a request out. Of several fields the first counts, by field number, as it did for the
 /// original.
 pub fn carry_out(operations: &Operations, request: v0::Request) -> Outcome {
-    let mut control = operations.control();
+    let mut control = operations.control_by(Author::Client("v0".into()));
     control.count_request();
     let answer = one(operations, &mut control, request);
     let quit = matches!(answer, Ok(Done::Quit));

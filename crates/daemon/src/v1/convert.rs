@@ -7,11 +7,14 @@ use std::net::IpAddr;
 
 use api::v1;
 use control::model::{
-    AddressPair, BenchKind, Config, Direction, Group, GroupId, Icmp, MacCase, Nic, NicId, NicKind,
-    NicUpdate, Peer, Ports, Removal, Rule, RuleMatch, Timeouts, VhostMode, parse_address,
+    AddressPair, BenchKind, Config, Direction, Feature, Group, GroupId, Icmp, MacCase, Nic, NicId,
+    NicKind, NicUpdate, Peer, Ports, Removal, Rule, RuleMatch, Timeouts, VhostMode, parse_address,
     parse_addresses, parse_cidr, parse_groups, parse_mac, parse_vni,
 };
 use control::{Error, HostSettings};
+
+use super::interface;
+use crate::balancer;
 
 /// A NIC to put; what is not given takes v1's default.
 pub fn nic(nic: v1::Nic, settings: &HostSettings) -> Result<Nic, Error> {
@@ -80,7 +83,7 @@ pub fn nic_update(update: v1::UpdateNicRequest) -> Result<(NicId, NicUpdate), Er
 fn kind(owner: &str, nic: &v1::Nic) -> Result<NicKind, Error> {
     let kind = v1::NicKind::try_from(nic.kind);
     if nic.bench.is_some() && kind != Ok(v1::NicKind::Bench) {
-        return Err(value(
+        return Err(Error::value(
             owner,
             "bench",
             "",
@@ -93,7 +96,7 @@ fn kind(owner: &str, nic: &v1::Nic) -> Result<NicKind, Error> {
         Ok(v1::NicKind::Bench) => {
             bench(owner, nic.bench.clone().unwrap_or_default()).map(NicKind::Bench)
         }
-        Err(_) => Err(value(
+        Err(_) => Err(Error::value(
             owner,
             "kind",
             &nic.kind.to_string(),
@@ -106,7 +109,7 @@ fn vhost_mode(owner: &str, mode: i32) -> Result<VhostMode, Error> {
     match v1::VhostMode::try_from(mode) {
         Ok(v1::VhostMode::Unspecified | v1::VhostMode::Server) => Ok(VhostMode::Server),
         Ok(v1::VhostMode::Client) => Ok(VhostMode::Client),
-        Err(_) => Err(value(
+        Err(_) => Err(Error::value(
             owner,
             "vhost mode",
             &mode.to_string(),
@@ -122,7 +125,7 @@ fn bench(owner: &str, bench: v1::Bench) -> Result<BenchKind, Error> {
             mac: parse_mac(&owner, &bench.target_mac)?,
         }),
         Ok(v1::bench::Role::IcmpReceiver) => Ok(BenchKind::Receive),
-        _ => Err(value(
+        _ => Err(Error::value(
             owner,
             "bench role",
             &bench.role.to_string(),
@@ -159,7 +162,7 @@ fn timeouts(timeouts: v1::Timeouts) -> Timeouts {
 /// 0 is the daemon's own.
 fn mtu(owner: &str, mtu: u32) -> Result<Option<u16>, Error> {
     let mtu: u16 = mtu.try_into().map_err(|_| {
-        value(
+        Error::value(
             owner,
             "MTU",
             &mtu.to_string(),
@@ -190,7 +193,7 @@ pub fn removal(group: &GroupId, number: i32) -> Result<Removal, Error> {
         Ok(v1::Removal::Drain) => Ok(Removal::Drain),
         Err(_) => {
             let owner = format!("group '{group}'");
-            Err(value(
+            Err(Error::value(
                 &owner,
                 "removal",
                 &number.to_string(),
@@ -261,10 +264,22 @@ fn port(number: u32) -> Result<u16, Error> {
 /// A whole configuration. Two of one id would lose one of them: refused.
 pub fn config(config: v1::Config, settings: &HostSettings) -> Result<Config, Error> {
     let mut new = Config::default();
+    if let Some(balancer) = config.balancer {
+        let (services, interfaces) = balancer::convert::config(balancer)?;
+        new.services = Some(services);
+        let interfaces = interfaces.map(|interfaces| (Feature::Balancer, interfaces));
+        new.interfaces.extend(interfaces);
+    }
+    if let Some(router) = config.router {
+        let interfaces = router.interfaces.iter();
+        let interfaces = interfaces.map(|one| interface::wanted(&one.name, one.mode));
+        let interfaces = interfaces.collect::<Result<_, _>>()?;
+        new.interfaces.insert(Feature::Router, interfaces);
+    }
     for given in config.nics {
         let nic = nic(given, settings)?;
         if let Some(twice) = new.nics.insert(nic.id.clone(), nic) {
-            return Err(value(
+            return Err(Error::value(
                 &owner(twice.id.as_str()),
                 "id",
                 twice.id.as_str(),
@@ -275,7 +290,7 @@ pub fn config(config: v1::Config, settings: &HostSettings) -> Result<Config, Err
     for given in config.groups {
         let group = group(given)?;
         if let Some(twice) = new.groups.insert(group.id.clone(), group) {
-            return Err(value(
+            return Err(Error::value(
                 &format!("group '{}'", twice.id),
                 "id",
                 twice.id.as_str(),
@@ -291,15 +306,6 @@ pub fn config(config: v1::Config, settings: &HostSettings) -> Result<Config, Err
 
 fn owner(id: &str) -> String {
     format!("NIC '{}'", id.escape_debug())
-}
-
-fn value(owner: &str, field: &'static str, value: &str, why: &str) -> Error {
-    Error::Value {
-        owner: owner.to_owned(),
-        field,
-        value: value.to_owned(),
-        why: why.to_owned(),
-    }
 }
 
 /// proto3's empty text is an absent one.

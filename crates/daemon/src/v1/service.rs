@@ -5,7 +5,7 @@ use std::sync::Arc;
 use api::v1;
 use api::v1::butterfly_server::Butterfly;
 use control::model::{GroupId, NicId};
-use control::{Controller, Error, ErrorKind};
+use control::{Author, Controller, Error, ErrorKind};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
@@ -33,17 +33,12 @@ impl Service {
         operation: impl FnOnce(&App, &mut Controller) -> Result<T, Status> + Send + 'static,
     ) -> Answer<T> {
         let app = self.app.clone();
-        let done = tokio::task::spawn_blocking(move || {
-            let mut control = app.control();
+        answer(move || {
+            let mut control = app.operations.control_by(Author::Client("v1".into()));
             control.count_request();
             operation(&app, &mut control)
-        });
-        match done.await {
-            Ok(result) => result.map(Response::new),
-            Err(_) => Err(Status::internal(
-                "the request made the daemon panic; its log says where",
-            )),
-        }
+        })
+        .await
     }
 
     /// Runs an operation that needs the controller alone.
@@ -56,8 +51,20 @@ impl Service {
     }
 }
 
+/// Runs what may wait, and answers with what comes of it.
+pub async fn answer<T: Send + 'static>(
+    operation: impl FnOnce() -> Result<T, Status> + Send + 'static,
+) -> Answer<T> {
+    match tokio::task::spawn_blocking(operation).await {
+        Ok(result) => result.map(Response::new),
+        Err(_) => Err(Status::internal(
+            "the request made the daemon panic; its log says where",
+        )),
+    }
+}
+
 /// The sentence as it is, under the code that the .proto states for it.
-pub(super) fn refused(error: Error) -> Status {
+pub fn refused(error: Error) -> Status {
     let message = error.to_string();
     if let Error::DataPlane(_) = error {
         // The worker has ended: so does the daemon.
@@ -66,6 +73,7 @@ pub(super) fn refused(error: Error) -> Status {
     match error.kind() {
         ErrorKind::Invalid => Status::invalid_argument(message),
         ErrorKind::NotFound => Status::not_found(message),
+        ErrorKind::Exists => Status::already_exists(message),
         ErrorKind::Quota => Status::resource_exhausted(message),
         ErrorKind::Conflict | ErrorKind::Unavailable => Status::failed_precondition(message),
     }
@@ -395,15 +403,14 @@ impl Butterfly for Service {
     }
 
     async fn get_config(&self, _: Request<v1::GetConfigRequest>) -> Answer<v1::Config> {
-        self.operate(|app, control| declare::config(app, control))
-            .await
+        self.control(|control| Ok(declare::config(control))).await
     }
 
     async fn apply(&self, request: Request<v1::ApplyRequest>) -> Answer<v1::ApplyResponse> {
         let request = request.into_inner();
         // An absent configuration would delete everything: that is said with an empty one.
         let config = required(request.config, "config")?;
-        self.operate(move |app, control| declare::apply(app, control, config, request.dry_run))
+        self.control(move |control| declare::apply(control, config, request.dry_run))
             .await
     }
 

@@ -79,7 +79,7 @@ fn snapshot(control: &control::Controller) -> Vec<v1::Event> {
 async fn next(app: &App, events: &mut Receiver<Event>) -> Option<Option<v1::Event>> {
     match events.recv().await {
         Ok(next) => {
-            let (epoch, sequence) = (next.epoch, next.sequence);
+            let (epoch, sequence) = (next.epoch, next.number);
             Some(kind(app, next.kind).map(|kind| event(epoch, sequence, kind)))
         }
         Err(RecvError::Lagged(missed)) => {
@@ -126,6 +126,15 @@ fn kind(app: &App, kind: EventKind) -> Option<Kind> {
         EventKind::BindingsChanged(count) => Kind::BindingsChanged(v1::BindingsChanged {
             count: count as u64,
         }),
+        // Told by WatchBalancer and WatchRouter.
+        EventKind::ServiceChanged(_)
+        | EventKind::ServiceRemoved(_)
+        | EventKind::ServerHealth { .. }
+        | EventKind::InService { .. }
+        | EventKind::Address { .. }
+        | EventKind::InterfaceChanged(..)
+        | EventKind::InterfaceRemoved(..)
+        | EventKind::InterfaceState(..) => return None,
     })
 }
 

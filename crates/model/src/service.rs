@@ -33,6 +33,18 @@ pub enum Tunnel {
     },
 }
 
+impl fmt::Display for Tunnel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Tunnel::None => f.write_str("l2"),
+            Tunnel::Ipip => f.write_str("ipip"),
+            Tunnel::Gre => f.write_str("gre"),
+            Tunnel::Fou { port } => write!(f, "fou port {port}"),
+            Tunnel::Gue { port } => write!(f, "gue port {port}"),
+        }
+    }
+}
+
 /// A server's share, in proportion to the others': 1 to 65,535.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Weight(NonZeroU16);

@@ -38,13 +38,20 @@ impl Protocol {
     }
 }
 
-impl fmt::Display for Protocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl Protocol {
+    /// Its name, lower case.
+    pub const fn name(self) -> &'static str {
+        match self {
             Protocol::Tcp => "tcp",
             Protocol::Udp => "udp",
             Protocol::Sctp => "sctp",
-        })
+        }
+    }
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 
@@ -103,6 +110,8 @@ impl ServiceKey {
     }
 }
 
+/// `192.0.2.1:80/tcp`; of all ports `192.0.2.1:*/tcp`, or `192.0.2.1:all/tcp` with `{:#}`, as
+/// commands take it.
 impl fmt::Display for ServiceKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ServiceKey {
@@ -110,11 +119,14 @@ impl fmt::Display for ServiceKey {
             protocol,
             port,
         } = self;
-        match (vip, port) {
-            (IpAddr::V4(vip), Some(port)) => write!(f, "{vip}:{port}/{protocol}"),
-            (IpAddr::V6(vip), Some(port)) => write!(f, "[{vip}]:{port}/{protocol}"),
-            (IpAddr::V4(vip), None) => write!(f, "{vip}:*/{protocol}"),
-            (IpAddr::V6(vip), None) => write!(f, "[{vip}]:*/{protocol}"),
+        match vip {
+            IpAddr::V4(vip) => write!(f, "{vip}:")?,
+            IpAddr::V6(vip) => write!(f, "[{vip}]:")?,
+        }
+        match port {
+            Some(port) => write!(f, "{port}/{protocol}"),
+            None if f.alternate() => write!(f, "all/{protocol}"),
+            None => write!(f, "*/{protocol}"),
         }
     }
 }
@@ -141,7 +153,7 @@ pub(crate) fn check_host(what: &'static str, address: IpAddr) -> Result<(), Erro
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Server;
+    use crate::service::Server;
 
     #[test]
     fn addresses_that_are_no_hosts_are_refused() {
@@ -179,5 +191,7 @@ mod tests {
         assert_eq!(key("192.0.2.1", 53), "192.0.2.1:53/udp");
         assert_eq!(key("2001:db8::1", 53), "[2001:db8::1]:53/udp");
         assert_eq!(key("2001:db8::1", 0), "[2001:db8::1]:*/udp");
+        let all = ServiceKey::new([192, 0, 2, 1].into(), Protocol::Tcp, None);
+        assert_eq!(format!("{:#}", all.expect("a host")), "192.0.2.1:all/tcp");
     }
 }
