@@ -9,7 +9,7 @@ UNITDIR ?= /lib/systemd/system
 HOLD ?=
 
 .DEFAULT_GOAL := build
-.PHONY: build demo check test lint test-devices docs setup guest-image bench-switch bench-overlay bench-workers bench-control bench-balancer bench-router soak-router soak-balancer fuzz miri install uninstall clean help
+.PHONY: build demo check test lint test-devices docs setup guest-image bench-switch bench-overlay bench-workers bench-control bench-balancer bench-router soak-router soak-balancer soak-store fuzz miri install uninstall clean help
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F '|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -93,6 +93,9 @@ soak-balancer: guest-image ## addresses of services announced by FRR; installs f
 	@tools/setup.sh soak
 	cargo build --workspace --bins
 	cargo test --workspace --test balancer announced
+
+soak-store: ## 20,000 crashes of the store's disk, with writes lost and torn (8 minutes)
+	BUTTERFLY_CRASHES=20000 cargo test --release -p butterfly-store --test crash what_was_answered -- --nocapture
 
 fuzz: ## hostile inputs, FUZZ_SECONDS (60) for each target; needs a nightly compiler, installs cargo-fuzz
 	@FUZZ_SECONDS=$(or $(FUZZ_SECONDS),60) fuzz/run.sh
