@@ -34,6 +34,7 @@ pub struct Ini {
     pub vxlan_dscp: Option<u8>,
     pub vxlan_checksum: Option<OuterChecksum>,
     pub trace_dir: Option<PathBuf>,
+    pub store: Option<PathBuf>,
     pub encryption_key_path: Option<PathBuf>,
     pub insecure_api: Option<bool>,
     /// Separated by commas.
@@ -87,6 +88,7 @@ fn set(ini: &mut Ini, section: &str, key: &str, value: &str) -> Result<(), Strin
         ("general", "socket-dir") => ini.socket_dir = Some(value.into()),
         ("general", "graph-cpu-core") => ini.graph_cpu_core = Some(parsed(&name, value)?),
         ("general", "graph-core-id") => ini.graph_core_id = Some(parsed(&name, value)?),
+        ("general", "store") => ini.store = Some(value.into()),
         ("general", "trace-dir") => ini.trace_dir = Some(value.into()),
         ("general", "workers") => {
             ini.workers = Some(count(value).map_err(|e| format!("{name}: {e}"))?)
@@ -198,6 +200,7 @@ socket-dir = /run/b
 graph-cpu-core = 2,4-5
 graph-core-id = 6
 trace-dir = /t
+store = /s
 workers = 3
 dpdk-args = -c1 -n1 --vdev=eth_pcap0,iface=eth0
 nic-mtu = 9000
@@ -231,6 +234,7 @@ insecure-api = yes
             vxlan_dscp: Some(46),
             vxlan_checksum: Some(OuterChecksum::On),
             trace_dir: Some("/t".into()),
+            store: Some("/s".into()),
             encryption_key_path: Some("/etc/butterfly/key".into()),
             insecure_api: Some(true),
             balance_interfaces: vec!["eth0".into(), "eth1".into()],
@@ -329,6 +333,7 @@ insecure-api = yes
             vxlan_dscp: Some(_),
             vxlan_checksum: Some(_),
             trace_dir: Some(_),
+            store: Some(_),
             encryption_key_path: Some(_),
             insecure_api: Some(_),
             balance_interfaces,

@@ -38,6 +38,7 @@ mod places;
 mod router;
 mod run;
 mod states;
+mod stored;
 mod tracked_interfaces;
 mod underlay;
 mod unix_socket;

@@ -2,7 +2,7 @@
 //! step.
 
 use api::v1;
-use control::{Controller, Error};
+use control::{Controller, Diff, Error};
 
 use super::{convert, render};
 
@@ -21,9 +21,13 @@ pub fn apply(
     dry_run: bool,
 ) -> Result<v1::ApplyResponse, Error> {
     let config = convert::config(config, control.settings())?;
-    let diff = control.apply(config, dry_run)?;
-    Ok(v1::ApplyResponse {
-        changes: render::changes(&diff),
+    Ok(answer(&control.apply(config, dry_run)?))
+}
+
+/// What an operation on the whole configuration changes.
+pub fn answer(diff: &Diff) -> v1::ApplyResponse {
+    v1::ApplyResponse {
+        changes: render::changes(diff),
         bindings: diff.bindings.len() as u64,
-    })
+    }
 }

@@ -10,6 +10,7 @@
 mod bounds;
 pub mod convert;
 mod declare;
+mod history;
 pub mod interface;
 mod observe;
 mod overlay;

@@ -84,9 +84,9 @@ impl Listener {
             .max_decoding_message_size(REQUEST_MAX)
             .max_encoding_message_size(usize::MAX);
         let budget = Budget::default();
-        let service = Bounded::new(service, budget.clone());
-        let balancer = Bounded::new(balancer, budget.clone());
-        let router = Bounded::new(router, budget);
+        let service = Bounded::new(service, budget.clone(), app.operations.clone());
+        let balancer = Bounded::new(balancer, budget.clone(), app.operations.clone());
+        let router = Bounded::new(router, budget, app.operations.clone());
         let stopping = app.clone();
         let stopping = async move { stopping.stopping().await };
         let places = Places::new("v1", CLIENTS_MAX);

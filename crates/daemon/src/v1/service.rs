@@ -9,7 +9,7 @@ use control::{Author, Controller, Error, ErrorKind};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use super::{convert, declare, observe, overlay, render, uplinks, watch, workers};
+use super::{convert, declare, history, observe, overlay, render, uplinks, watch, workers};
 use crate::app::App;
 use crate::connections;
 use crate::logging::Level;
@@ -411,6 +411,27 @@ impl Butterfly for Service {
         // An absent configuration would delete everything: that is said with an empty one.
         let config = required(request.config, "config")?;
         self.control(move |control| declare::apply(control, config, request.dry_run))
+            .await
+    }
+
+    async fn list_revisions(
+        &self,
+        request: Request<v1::ListRevisionsRequest>,
+    ) -> Answer<v1::ListRevisionsResponse> {
+        self.operate(move |app, _| history::list(app, request.get_ref()))
+            .await
+    }
+
+    async fn diff_revisions(
+        &self,
+        request: Request<v1::DiffRevisionsRequest>,
+    ) -> Answer<v1::DiffRevisionsResponse> {
+        self.operate(move |app, control| history::diff(app, control, request.get_ref()))
+            .await
+    }
+
+    async fn rollback(&self, request: Request<v1::RollbackRequest>) -> Answer<v1::ApplyResponse> {
+        self.operate(move |app, control| history::roll_back(app, control, request.get_ref()))
             .await
     }
 
