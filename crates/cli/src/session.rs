@@ -10,6 +10,8 @@ use crate::output::Output;
 pub struct Session {
     global: Global,
     client: Option<Client>,
+    /// Another command follows the one that runs.
+    more: bool,
     /// Where answers go.
     pub out: Output,
 }
@@ -21,7 +23,16 @@ impl Session {
         Session {
             global,
             client: None,
+            more: false,
             out,
+        }
+    }
+
+    /// To be called before each command: whether another one follows.
+    pub fn goes_on(&mut self, more: bool) {
+        self.more = more;
+        if let Some(Client::V1(v1)) = &self.client {
+            v1.goes_on(more);
         }
     }
 
@@ -38,6 +49,7 @@ impl Session {
             let from_env = std::env::var(ENDPOINT_ENV).ok();
             let endpoint = self.global.endpoint(from_env.as_deref())?;
             self.client = Some(Client::connect(endpoint, &self.global).await?);
+            self.goes_on(self.more);
         }
         Ok(self.client.as_mut().expect("set above"))
     }
