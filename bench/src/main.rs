@@ -12,6 +12,7 @@ mod beside;
 mod ceiling;
 mod connections;
 mod control;
+mod durable;
 mod entrant;
 mod guest;
 mod hugepages;
