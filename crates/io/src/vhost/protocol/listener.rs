@@ -9,10 +9,8 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::vhost::protocol::server::ServerError;
-
-/// The longest path of a unix socket: `sun_path` has 108 bytes and ends with a zero.
-pub(in crate::vhost) const PATH_MAX: usize = 107;
+use crate::vhost::limits::PATH_MAX;
+use crate::vhost::protocol::server_error::ServerError;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 8;

@@ -31,20 +31,26 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::copy;
-use crate::frame::Segment;
 use crate::guest_memory::GuestMemory;
-use crate::port::QueueState;
+use crate::ring_info::QueueState;
+use crate::segment::Segment;
 use crate::vhost::features;
+use crate::vhost::limits::CHAIN_MAX;
 use crate::vhost::virtqueue::chain::{
-    Buffers, CHAIN_MAX, Descriptor, INDIRECT, NEXT, RawDescriptor, WRITE, Walk, read, read_aligned,
+    Buffers, Descriptor, INDIRECT, NEXT, RawDescriptor, WRITE, Walk, read, read_aligned,
 };
+use crate::vhost::virtqueue::chains::Chains;
 use crate::vhost::virtqueue::fault::RingFault;
 use crate::vhost::virtqueue::index::{Position, passed_packed};
-use crate::vhost::virtqueue::queue::{
-    Begin, Bell, Mark, QueueError, QueueSetup, Ring, Room, place,
-};
-use crate::vhost::virtqueue::receive::Chains;
 use crate::vhost::virtqueue::resume::{self, GivenBack, Note};
+use crate::vhost::virtqueue::ring::Begin;
+use crate::vhost::virtqueue::ring::Bell;
+use crate::vhost::virtqueue::ring::Mark;
+use crate::vhost::virtqueue::ring::QueueError;
+use crate::vhost::virtqueue::ring::QueueSetup;
+use crate::vhost::virtqueue::ring::Ring;
+use crate::vhost::virtqueue::ring::Room;
+use crate::vhost::virtqueue::ring::place;
 
 /// How often a ring is copied until two copies are the same: a driver that goes on has filled its
 /// ring before.
