@@ -29,6 +29,7 @@ demo: guest-image ## two guests, a security group, a download that stops; HOLD=1
 	@HOLD=$(HOLD) target/demo/demo
 
 lint:
+	tools/module-cycles.py
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 
