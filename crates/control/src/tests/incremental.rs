@@ -103,11 +103,11 @@ pub fn canonical(controller: &Controller) -> Vec<String> {
         let mut members: Vec<_> = compiled.members.iter().collect();
         members.sort();
         let allowed: String = probes()
-            .map(|asked| match compiled.rules.decide(&asked, &all) {
+            .map(|asked| match compiled.rules.decide(&asked, &all[..]) {
                 None => '0',
                 Some(slot) => {
                     assert!(
-                        entry.counters.iter().any(|counter| counter.slot == slot),
+                        entry.counters.values().any(|counter| counter.slot == slot),
                         "not its own rule"
                     );
                     '1'
@@ -289,7 +289,7 @@ fn a_group() -> impl Strategy<Value = Group> {
                 .into_iter()
                 .map(|last| ip(&format!("42.0.0.{}", last + 1)))
                 .collect(),
-            rules,
+            rules: rules.into(),
             removal: if drain { Removal::Drain } else { Removal::Cut },
             allow_midstream,
             ..Group::new(group_id(&name(id)))
