@@ -13,7 +13,7 @@ mod overlay;
 
 pub use overlay::{BindingChange, EndpointChange, NetworkChange};
 
-use crate::model::{Group, GroupId, Nic, NicId, NicKind, Rule, VhostMode};
+use crate::model::{Group, GroupId, Nic, NicId, NicKind, Rule, VhostMode, limits};
 use imbl::Vector;
 use std::collections::HashSet;
 use std::fmt::{self, Display};
@@ -156,6 +156,8 @@ fn described(nic: &Nic) -> Vec<(&'static str, String)> {
         learn_macs,
         mtu,
         link_down,
+        limit_out,
+        limit_in,
         lenient,
     } = nic;
     let kind = match kind {
@@ -195,6 +197,8 @@ fn described(nic: &Nic) -> Vec<(&'static str, String)> {
         ("learn_macs", learn_macs.to_string()),
         ("mtu", optional(mtu)),
         ("lenient", lenient.to_string()),
+        ("limit_out", limits::text(limit_out)),
+        ("limit_in", limits::text(limit_in)),
         ("link", if *link_down { "down" } else { "up" }.to_owned()),
     ]
 }

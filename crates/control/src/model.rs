@@ -4,6 +4,7 @@
 
 mod group;
 mod id;
+pub(crate) mod limits;
 mod mac_case;
 mod nic;
 mod overlay;
@@ -12,6 +13,7 @@ mod rule;
 
 pub use group::{Config, Group, Removal};
 pub use id::{GroupId, NicId};
+pub use limits::{Limit, Limits, with_bursts};
 pub use mac_case::MacCase;
 pub use nic::{AddressPair, BenchKind, Nic, NicKind, NicUpdate, Timeouts, VhostMode};
 pub use overlay::{
