@@ -6,10 +6,12 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 PREFIX ?= /usr/local
 SYSCONFDIR ?= /etc
 UNITDIR ?= /lib/systemd/system
+SYSUSERSDIR ?= /usr/lib/sysusers.d
+TMPFILESDIR ?= /usr/lib/tmpfiles.d
 HOLD ?=
 
 .DEFAULT_GOAL := build
-.PHONY: build demo check test lint test-devices docs setup guest-image bench-switch bench-overlay bench-workers bench-control bench-balancer bench-router soak-router soak-balancer fuzz miri install uninstall clean help
+.PHONY: packages test-packages build demo check test lint test-devices docs setup guest-image bench-switch bench-overlay bench-workers bench-control bench-balancer bench-router soak-router soak-balancer fuzz miri go-objects install uninstall clean help
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F '|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -29,17 +31,31 @@ demo: guest-image ## two guests, a security group, a download that stops; HOLD=1
 	@HOLD=$(HOLD) target/demo/demo
 
 lint:
+	tools/module-cycles.py
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 
 check: setup lint ## what needs no guest: format, lints, units, sessions, namespaces
+	tools/check-unit.sh
 	tools/run-tests.py check
 
 test: guest-image lint ## all of check, and the tests with real guests
+	tools/check-unit.sh
 	tools/run-tests.py all
 
 test-devices: guest-image ## router, overlay and load balancer over VLANs and bonds, and a link that loses frames, in guests with Debian's kernel (six minutes)
 	tools/run-tests.py devices
+
+packages: ## .deb, .rpm, tarball and OCI image of a release, with SBOM, licences and checksums, into target/packages
+	@tools/setup.sh packages
+	tools/packages.py
+
+# QUICK=1: of programs that are not optimised.
+test-packages: guest-image ## a Debian 12 with systemd, booted in QEMU: the .deb installed, everything tried, rebooted, removed
+	@tools/setup.sh packages
+	tools/packages.py $(if $(QUICK),--quick --out target/packages-quick)
+	cargo build --quiet -p butterfly-tests --bin vhost-peer
+	tools/test-packages.py $(if $(QUICK),target/packages-quick,target/packages)
 
 # QUICK=1 keeps each of them under five minutes.
 QUICK_FLAG = $(if $(QUICK),--quick)
@@ -102,12 +118,18 @@ fuzz: ## hostile inputs, FUZZ_SECONDS (60) for each target; needs a nightly comp
 miri: ## the pure parts under Miri; needs a nightly compiler with the miri component
 	@tools/miri.sh
 
+go-objects: ## the compiled BPF programs that go/balancer embeds, after a change of bpf/
+	go/balancer/objects/build.sh
+
 install: build ## copy programs, service file, settings and completions under $(DESTDIR)$(PREFIX)
 	install -D -m 755 target/release/butterflyd $(DESTDIR)$(PREFIX)/sbin/butterflyd
 	install -D -m 755 target/release/butterfly $(DESTDIR)$(PREFIX)/bin/butterfly
 	install -D -m 755 packaging/balance-hook $(DESTDIR)$(PREFIX)/share/butterfly/balance-hook
 	install -d $(DESTDIR)$(UNITDIR)
 	sed 's|@PREFIX@|$(PREFIX)|; s|@SYSCONFDIR@|$(SYSCONFDIR)|' packaging/butterflyd.service > $(DESTDIR)$(UNITDIR)/butterflyd.service
+	@# The unit's user and folders. Packages make them when they are installed.
+	install -D -m 644 packaging/butterfly.sysusers $(DESTDIR)$(SYSUSERSDIR)/butterfly.conf
+	install -D -m 644 packaging/butterfly.tmpfiles $(DESTDIR)$(TMPFILESDIR)/butterfly.conf
 	@# Settings that somebody has changed stay.
 	test -e $(DESTDIR)$(SYSCONFDIR)/butterfly/butterflyd.ini || \
 		install -D -m 640 packaging/butterflyd.ini $(DESTDIR)$(SYSCONFDIR)/butterfly/butterflyd.ini
@@ -116,10 +138,13 @@ install: build ## copy programs, service file, settings and completions under $(
 	target/release/butterfly completion bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/butterfly
 	target/release/butterfly completion zsh > $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_butterfly
 	target/release/butterfly completion fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/butterfly.fish
+	@# Into this system, not into a folder that becomes a package.
+	$(if $(DESTDIR),,systemd-sysusers butterfly.conf && systemd-tmpfiles --create butterfly.conf)
 
 uninstall: ## remove what install copied, but the settings
 	rm -f $(DESTDIR)$(PREFIX)/sbin/butterflyd $(DESTDIR)$(PREFIX)/bin/butterfly \
 		$(DESTDIR)$(PREFIX)/share/butterfly/balance-hook $(DESTDIR)$(UNITDIR)/butterflyd.service \
+		$(DESTDIR)$(SYSUSERSDIR)/butterfly.conf $(DESTDIR)$(TMPFILESDIR)/butterfly.conf \
 		$(DESTDIR)$(PREFIX)/share/bash-completion/completions/butterfly \
 		$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_butterfly \
 		$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/butterfly.fish

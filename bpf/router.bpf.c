@@ -437,10 +437,8 @@ static __always_inline int rewrite(context *ctx, struct transit *t)
 	if (t->v6) {
 		struct ipv6hdr *ip = at(ctx, l3, sizeof(*ip));
 
-		if (ip) {
-			ip->hop_limit--;
-			frame_sum_less(ctx, HOP_LIMIT_ONE);
-		}
+		if (ip)
+			ipv6_decrement_hop_limit(ctx, ip);
 	} else {
 		struct iphdr *ip = at(ctx, l3, sizeof(*ip));
 
@@ -566,7 +564,7 @@ static __always_inline int long_way(context *ctx, const struct router_config *co
 		return leave(ctx, &t, COUNT_TOO_BIG);
 #ifndef BUTTERFLY_TC
 	// Nor what the kernel has yet to finish.
-	if (t.in->flags & INTERFACE_BEGUN && checksum_begun(ctx, &t.packet))
+	if (t.in->flags & INTERFACE_BEGUN && is_begun(ctx, &t.packet))
 		return leave(ctx, &t, COUNT_BEGUN);
 #endif
 

@@ -15,6 +15,7 @@ fn main() {
         every_item_of_a_contract_is_named_by_a_test,
         comments_point_into_the_repository,
         crates_depend_on_what_the_architecture_says,
+        every_origin_is_shown_by_its_tests,
     ])
 }
 
@@ -148,6 +149,118 @@ fn is_above_test(lines: &[&str]) -> bool {
         return (attribute && line.contains("fn ")) || trial || foreign;
     }
     false
+}
+
+/// Each row of docs/origins.md names tests that are there, or says that it is missing or not here;
+/// and what its middle cell names is there too: pages, files, commands and options.
+fn every_origin_is_shown_by_its_tests() -> Result<()> {
+    let docs = repository().join("docs");
+    let (cli, daemon) = (read(&docs.join("cli.md"))?, read(&docs.join("daemon.md"))?);
+    let (mut wrong, mut rows) = (Vec::new(), 0);
+    for line in read(&docs.join("origins.md"))?.lines() {
+        let cells: Vec<&str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
+        if !line.starts_with("| ") || cells[0] == "property" {
+            continue;
+        }
+        let [_, place, tests] = cells[..] else {
+            wrong.push(format!("this row has not three cells: {line}"));
+            continue;
+        };
+        rows += 1;
+        let tests = quoted(tests);
+        let untested = place.contains("**missing**: ") || place.starts_with("not here: [");
+        if !tests.len().is_multiple_of(2) || tests.is_empty() && !untested {
+            wrong.push(format!("it names no test, or one file too many: {line}"));
+        }
+        for pair in tests.chunks_exact(2) {
+            if !is_test(&repository().join(&pair[0]), &pair[1])? {
+                wrong.push(format!("{} has no test {}", pair[0], pair[1]));
+            }
+        }
+        for page in place
+            .split("](")
+            .skip(1)
+            .filter_map(|rest| rest.split(')').next())
+        {
+            if !docs.join(page).exists() {
+                wrong.push(format!("there is no page {page}"));
+            }
+        }
+        // What is missing may name what is to be.
+        for name in quoted(place.split("**missing**").next().unwrap_or_default()) {
+            let good = if name.starts_with("butterfly ") {
+                cli.contains(&format!("## `{name}`\n"))
+            } else if name.starts_with("--") {
+                cli.contains(&name) || daemon.contains(&name)
+            } else if name.contains('/') {
+                repository().join(&name).exists()
+            } else {
+                true
+            };
+            if !good {
+                wrong.push(format!("there is no {name}"));
+            }
+        }
+    }
+    check(rows > 50, &format!("the page has {rows} rows"))?;
+    check(
+        wrong.is_empty(),
+        &format!("docs/origins.md is true:\n{}", wrong.join("\n")),
+    )
+}
+
+/// What stands between backticks.
+fn quoted(text: &str) -> Vec<String> {
+    text.split('`')
+        .skip(1)
+        .step_by(2)
+        .map(str::to_owned)
+        .collect()
+}
+
+/// A function of that name is in the file, and somebody runs it: a harness by its attribute or its
+/// name (Go), or a list of trials, in this file or beside it.
+fn is_test(file: &Path, name: &str) -> Result<bool> {
+    let Ok(text) = read(file) else {
+        return Ok(false);
+    };
+    if text.contains(&format!("\nfunc {name}(t *testing.T)")) {
+        return Ok(name.starts_with("Test"));
+    }
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    let head = format!("fn {name}(");
+    let defines = |line: &&str| line.contains(&head) && !line.starts_with("//");
+    let Some(at) = lines.iter().position(defines) else {
+        return Ok(false);
+    };
+    let above = lines[..at]
+        .iter()
+        .rev()
+        .take_while(|line| !line.is_empty() && **line != "}");
+    if above
+        .into_iter()
+        .any(|line| line.starts_with("#[") && line.contains("test]"))
+    {
+        return Ok(true);
+    }
+    let mut beside = files(file.parent().unwrap_or(file), "rs")?;
+    if let Some(parent) = file.parent().and_then(Path::parent) {
+        beside.extend(files(parent, "rs")?);
+    }
+    for path in beside {
+        let named = |line: &str| {
+            line.match_indices(name).any(|(at, _)| {
+                let (before, after) = (&line[..at], &line[at + name.len()..]);
+                let begins = before.is_empty() || before.ends_with([' ', ':', '(', '[']);
+                begins && (after.is_empty() || after.starts_with([',', ')', ']', '(']))
+            })
+        };
+        let called = |line: &str| !line.contains(&head) && named(line);
+        if read(&path)?.lines().map(str::trim).any(called) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Whoever has the repository has all that it speaks of.

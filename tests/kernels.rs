@@ -75,8 +75,17 @@ fn our_programs_on_its_kernel() -> Result<()> {
             "taking over far0: native XDP.",
         ),
         (
-            "balance near0 10.1.2.3 192.168.101.1 10.1.2.10 10.1.2.11",
+            "balance --mode native near0 10.1.2.3 192.168.101.1 10.1.2.10 10.1.2.11",
             "balancing 192.168.101.1:80/tcp on near0: native XDP",
+        ),
+        // Before Linux 6.6 by a filter.
+        (
+            "forward near0 far0",
+            "taking over far0: at tc ingress (veth).",
+        ),
+        (
+            "balance near0 10.1.2.3 192.168.101.1 10.1.2.10 10.1.2.11",
+            "balancing 192.168.101.1:80/tcp on near0: at tc ingress (veth)",
         ),
     ] {
         host.ok(&format!(

@@ -123,7 +123,9 @@ fn last(index: usize) -> u8 {
 fn nic_add(index: usize, vni: u32) -> String {
     let (name, last) = (NAMES[index], last(index));
     let mac = mac(last);
-    format!("nic add --id {name} --mac {mac} --vni {vni} --ip 10.1.0.{last} fd01::{last} --sg open")
+    format!(
+        "nic add --replace --id {name} --mac {mac} --vni {vni} --ip 10.1.0.{last} fd01::{last} --sg open"
+    )
 }
 
 fn set_address(last: u8) -> String {

@@ -22,14 +22,32 @@ fn settings() -> Result<()> {
     let key = dir.path().join("key");
     std::fs::write(&key, "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n")
         .map_err(|e| e.to_string())?;
-    testkit::process::run(&["chmod", "600", &key.display().to_string()])?;
+    let access = dir.path().join("access.toml");
+    let grant = "[[grant]]\nrole = \"admin\"\nusers = [\"root\"]\n";
+    std::fs::write(&access, grant).map_err(|e| e.to_string())?;
+    for private in [&key, &access] {
+        testkit::process::run(&["chmod", "600", &private.display().to_string()])?;
+    }
+    // What the settings name is not on this machine.
+    let here = |setting: &str| {
+        [
+            ("/etc/butterfly/key", &key),
+            ("/etc/butterfly/access.toml", &access),
+            (
+                "/var/log/butterfly/audit.json",
+                &dir.path().join("audit.json"),
+            ),
+        ]
+        .into_iter()
+        .fold(setting.to_owned(), |setting, (path, file)| {
+            setting.replace(path, &file.display().to_string())
+        })
+    };
     // A setting starts right behind its semicolon, a sentence one blank later.
     let uncommented: Vec<String> = text
         .lines()
         .map(|line| match line.strip_prefix(';') {
-            Some(setting) if !setting.starts_with(' ') => {
-                setting.replace("/etc/butterfly/key", &key.display().to_string())
-            }
+            Some(setting) if !setting.starts_with(' ') => here(setting),
             _ => line.to_owned(),
         })
         .collect();

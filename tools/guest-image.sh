@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 # Loaded at boot.
 MODULES="virtio_pci virtio_net sctp vxlan dummy"
 # Loaded by `modprobe`, or by the kernel itself when `ip link add` asks for a device of such a type.
-MODULES_ON_DEMAND="vmxnet3 tun 8021q bonding ipip ip6_tunnel sit ip_gre ip6_gre fou fou6 bridge veth vrf sch_netem"
+MODULES_ON_DEMAND="vmxnet3 tun 8021q bonding ipip ip6_tunnel sit ip_gre ip6_gre fou fou6 bridge veth vrf macvlan sch_netem sch_ingress cls_bpf"
 # dash, since the shell of busybox prefers its own ip to any other; what makes namespaces, for tests that run there.
 PROGRAMS="dash ip bridge tc ethtool setpriv unshare nsenter sleep sysctl"
 OUT=target/guest

@@ -72,9 +72,9 @@ def main():
     unknown = set(metadata["guests"]) - {p.name for p in programs}
     if unknown:
         sys.exit(f"run-tests: tests/Cargo.toml names {', '.join(sorted(unknown))} under guests, which no test is")
-    if fetched:
-        # What could not be fetched is what go_client will miss, and say.
-        fetched.wait()
+    for fetching in fetched or []:
+        # What could not be fetched is what go_client and go_balancer will miss, and say.
+        fetching.wait()
     programs.append(Program("doc", ["cargo", "test", "--workspace", "--doc"], ROOT, False))
     if options.tier == "check":
         programs = [p for p in programs if not p.boots]
@@ -109,10 +109,14 @@ def jobs():
 
 
 def fetch():
-    """The modules of clients/go, while the rest is built: no test has a way out."""
+    """What the Go modules need, while the rest is built: no test has a way out."""
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/go/bin", "/usr/lib/go/bin"])
     go = shutil.which("go", path=path)
-    return go and subprocess.Popen([go, "mod", "download"], cwd=f"{ROOT}/clients/go", stdin=subprocess.DEVNULL)
+    folders = ["clients/go", "go/balancer"]
+    return go and [
+        subprocess.Popen([go, "mod", "download"], cwd=f"{ROOT}/{folder}", stdin=subprocess.DEVNULL)
+        for folder in folders
+    ]
 
 
 def build(guests, more):

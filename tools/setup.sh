@@ -20,18 +20,21 @@ RUST=1.95.0
 #   clang libbpf-dev linux-libc-dev libelf-dev zlib1g-dev pkg-config
 #                              compile the XDP programs of bpf/, and libbpf, which loads them
 #   golang-go                  the tests of clients/go, where no Go is installed otherwise
+#   systemd                    judges the unit that is shipped (tools/check-unit.sh)
 #   bird2                      a routing daemon, which tells others of the load balancer's addresses
 #   dnsmasq-base               a container that serves DHCP and announces itself as a router
 #   dpdk-dev                   testpmd: guests whose driver and VMM are neither Linux nor QEMU; a peer of the benchmarks
 PACKAGES="gcc libc6-dev make ca-certificates git qemu-system-x86 busybox-static cpio gzip kmod
     iproute2 nftables iputils-ping iperf3 tcpdump ethtool procps socat curl util-linux
     python3 python3-zmq python3-cryptography clang libbpf-dev linux-libc-dev libelf-dev zlib1g-dev
-    pkg-config bird2 dnsmasq-base dpdk-dev"
+    pkg-config systemd bird2 dnsmasq-base dpdk-dev"
 
 if ! command -v go >/dev/null && [ ! -x /usr/local/go/bin/go ]; then PACKAGES+=" golang-go"; fi
 
 # With the argument `bench` the benchmarks' other peer as well: OVS-DPDK.
 if [ "${1:-}" = bench ]; then PACKAGES+=" openvswitch-switch-dpdk"; fi
+# With `packages` what makes them, and the system that they are tried in.
+if [ "${1:-}" = packages ]; then PACKAGES+=" mmdebstrap e2fsprogs rpm lintian binutils xz-utils"; fi
 # With `soak` FRR, which feeds the router by BGP.
 if [ "${1:-}" = soak ]; then PACKAGES+=" frr"; fi
 

@@ -44,6 +44,7 @@ async fn measure(dir: &Path, rounds: usize) -> Result<Ratios, PeerError> {
     for number in 0..NICS {
         grpc.put_nic(v1::PutNicRequest {
             nic: Some(nic(number)),
+            create_only: false,
         })
         .await
         .map_err(fail)?;

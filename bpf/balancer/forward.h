@@ -18,17 +18,6 @@
 #define TCP_OFFSET_OFFSET 12          // the byte whose upper half is the header's length in words
 #define SEGMENTS_OWN_LENGTHS 0xffff   // linux/skbuff.h, GSO_BY_FRAGS: SCTP's
 
-// One hop less. IPv6 has no checksum that would make up for it, so a sum of the whole packet that a
-// NIC has made changes.
-static __always_inline void ipv6_decrement_hop_limit(context *ctx, struct ipv6hdr *ip)
-{
-	ip->hop_limit--;
-#ifdef BUTTERFLY_TC
-	// Where there is no such sum this is refused, and nothing is to be done.
-	bpf_csum_update(ctx, (__u16)~bpf_htons(1));
-#endif
-}
-
 // What the outer header takes over from the inner one: DSCP and ECN (RFC 2983, RFC 6040).
 static __always_inline int take_hop(context *ctx, const struct packet *packet, __u8 *class)
 {
@@ -181,6 +170,8 @@ static __always_inline int write_outer(context *ctx, const struct server *server
 		__builtin_memcpy(ip, server->header, sizeof(*ip));
 		*(__be32 *)ip = bpf_htonl(6u << 28 | (__u32)class << 20 | (entropy & 0xfffff));
 		ip->payload_len = bpf_htons(length - sizeof(*ip));
+		// An IPv4 header's sum is nothing, by its checksum.
+		frame_sum_more(ctx, checksum_ipv6(ip));
 	}
 	return 0;
 }
@@ -195,8 +186,10 @@ static __always_inline int write_shim(context *ctx, const struct server *server,
 	if (!shim)
 		return -1;
 	__builtin_memcpy(shim, server->shim, GRE_LEN);
-	if (server->shim_len == GRE_LEN)
+	if (server->shim_len == GRE_LEN) {
+		frame_sum_more(ctx, *(__u32 *)shim);
 		return 0;
+	}
 	shim = at(ctx, offset, 8);
 	if (!shim)
 		return -1;
@@ -204,12 +197,14 @@ static __always_inline int write_shim(context *ctx, const struct server *server,
 	*(__be16 *)(shim + 4) = bpf_htons(length);
 	// RFC 6935: tunnels may leave the checksum out; the inner packet has its own
 	*(__be16 *)(shim + 6) = 0;
+	frame_sum_more(ctx, checksum_fold((__u64)*(__u32 *)shim + *(__u32 *)(shim + 4)));
 	if (server->shim_len == 8)
 		return 0;
 	shim = at(ctx, offset + 8, 4);
 	if (!shim)
 		return -1;
 	__builtin_memcpy(shim, server->shim + 8, 4);
+	frame_sum_more(ctx, *(__u32 *)shim);
 	return 0;
 }
 

@@ -9,9 +9,12 @@
 
 #include <linux/bpf.h>
 #include <linux/ip.h>
+#include <linux/ipv6.h>
 #include <stdbool.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
+
+#include "context.h"
 
 // A sum's 16 bits. Good for sums of up to 2^16 words.
 static __always_inline __u16 checksum_fold(__u64 sum)
@@ -60,10 +63,31 @@ static __always_inline void ipv4_decrement_ttl(struct iphdr *ip)
 	ip->ttl--;
 }
 
+// Likewise. IPv6 has no checksum that would make up for it, so a sum of the whole packet that a NIC
+// has made changes.
+static __always_inline void ipv6_decrement_hop_limit(context *ctx, struct ipv6hdr *ip)
+{
+	ip->hop_limit--;
+	frame_sum_more(ctx, (__u16)~bpf_htons(1));
+}
+
 // The sum of an IPv4 header without options.
 static __always_inline __u64 checksum_ipv4(const struct iphdr *ip)
 {
 	const __u32 *word = (const __u32 *)ip;
 
 	return (__u64)word[0] + word[1] + word[2] + word[3] + word[4];
+}
+
+// The sum of an IPv6 header, folded.
+static __always_inline __u16 checksum_ipv6(const struct ipv6hdr *ip)
+{
+	const __u32 *word = (const __u32 *)ip;
+	__u64 sum = 0;
+	int i;
+
+#pragma unroll
+	for (i = 0; i < 10; i++)
+		sum += word[i];
+	return checksum_fold(sum);
 }

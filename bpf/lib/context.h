@@ -132,13 +132,13 @@ static __always_inline int frame_return(context *ctx)
 #endif
 }
 
-// Corrects the kernel's sum over the packet when a 16-bit word in it, as it lies in memory, has
-// become less by `less`. Needed where no checksum within the packet takes that up again: IPv6's hop
-// limit.
-static __always_inline void frame_sum_less(context *ctx, __u16 less)
+// Corrects the sum over the packet that a NIC may have made (CHECKSUM_COMPLETE) when words in it,
+// as they lie in memory, have become more by `sum`. Needed where no checksum within the packet
+// takes that up again: IPv6's hop limit, headers without a checksum that are put in front.
+static __always_inline void frame_sum_more(context *ctx, __u32 sum)
 {
 #ifdef BUTTERFLY_TC
-	// Refused where the kernel has no such sum, as for most packets.
-	bpf_csum_update(ctx, (__u16)~less);
+	// Refused where there is no such sum, as for most packets.
+	bpf_csum_update(ctx, sum);
 #endif
 }

@@ -7,6 +7,7 @@
 // and says no to packets that must not be answered.
 #pragma once
 
+#include "begun.h"
 #include "checksum.h"
 #include "packet.h"
 
@@ -138,46 +139,6 @@ static __always_inline int icmp_return_link(context *ctx, __u32 by, __u8 tags)
 
 #ifdef BUTTERFLY_TC
 
-#define TCP_CHECKSUM 16
-#define UDP_CHECKSUM 6
-
-// Whether the packet's own checksum is only begun: its field has the pseudo-header's sum then, and
-// whoever sends the buffer out, the kernel or a device, finishes it, also where the packet is only
-// a quote any more. A program cannot ask whether it is so; one finished packet in 65,536 looks the
-// same, and its sender gets an error that it does not understand.
-static __always_inline bool icmp_quotes_begun(context *ctx, const struct packet *packet,
-					      __u32 *field)
-{
-	__u32 length = packet->length - (packet->l4 - packet->l3);
-	__u16 *checksum;
-	__u64 sum;
-	int i;
-
-	if (packet->fragment != FRAGMENT_NONE ||
-	    (packet->protocol != IPPROTO_TCP && packet->protocol != IPPROTO_UDP))
-		return false;
-	*field = packet->protocol == IPPROTO_TCP ? TCP_CHECKSUM : UDP_CHECKSUM;
-	checksum = at(ctx, packet->l4 + *field, sizeof(*checksum));
-	if (!checksum)
-		return false;
-	sum = (__u64)bpf_htonl(packet->protocol) + bpf_htonl(length);
-	if (packet->family == 4) {
-		struct iphdr *ip = at(ctx, packet->l3, sizeof(*ip));
-
-		if (!ip)
-			return false;
-		sum += (__u64)ip->saddr + ip->daddr;
-	} else {
-		struct ipv6hdr *ip = at(ctx, packet->l3, sizeof(*ip));
-
-		if (!ip)
-			return false;
-		for (i = 0; i < 4; i++)
-			sum += (__u64)ip->saddr.s6_addr32[i] + ip->daddr.s6_addr32[i];
-	}
-	return *checksum == checksum_fold(sum);
-}
-
 // What an error's sum has to have added so that it is right when the checksum in its quote, which
 // begins at `l4` and ends at `end`, has been finished.
 static __always_inline __u64 icmp_sum_finished(context *ctx, __u32 l4, __u32 end, __u32 field)
@@ -282,8 +243,7 @@ static __noinline int icmp_error(context *ctx, struct packet *packet,
 					 : sizeof(struct ipv6hdr) + sizeof(struct icmp_header);
 	__u64 finished = 0;
 #ifdef BUTTERFLY_TC
-	__u32 field = 0;
-	bool begun;
+	__u32 field;
 #else
 	int surplus;
 #endif
@@ -291,10 +251,14 @@ static __noinline int icmp_error(context *ctx, struct packet *packet,
 	if (!icmp_answerable(ctx, packet) || !icmp_allowed())
 		return -1;
 #ifdef BUTTERFLY_TC
-	begun = icmp_quotes_begun(ctx, packet, &field);
+	// Whoever sends the buffer out finishes the checksum of what is only a quote any more, and the
+	// error's own has to count with that. SCTP's is not known before it is there.
+	field = checksum_begun(ctx, packet);
+	if (field == SCTP_CHECKSUM)
+		return -1;
 	if (icmp_cut(ctx, packet->l3 + quote) < 0)
 		return -1;
-	if (begun)
+	if (field)
 		finished = icmp_sum_finished(ctx, packet->l4, packet->l3 + quote, field);
 #endif
 	if (frame_grow_front(ctx, grow) < 0)

@@ -3,7 +3,7 @@
 // is only begun.
 #pragma once
 
-#include "../lib/checksum.h"
+#include "../lib/begun.h"
 #include "../lib/packet.h"
 #include "../router.h"
 
@@ -42,58 +42,12 @@ static __always_inline void set_priority(context *ctx, __u8 tos)
 #endif
 }
 
-// One hop less, as a word of an IPv6 header as it lies in memory.
-#define HOP_LIMIT_ONE bpf_htons(1)
-
 #ifndef BUTTERFLY_TC
 
-// Where checksums are in their headers.
-#define BEGUN_TCP 16
-#define BEGUN_UDP 6
-
-// Whether a packet's checksum is only begun: it holds the sum of the addresses, protocol and
-// length, and the device is to add the rest. Only the kernel knows for certain; of finished packets
-// one of 65536 looks so. SCTP's is nothing until it is finished.
-static __noinline bool checksum_begun(context *ctx, struct packet *packet)
+// Whether a packet's checksum is only begun.
+static __noinline bool is_begun(context *ctx, struct packet *packet)
 {
-	__u32 length;
-	__u16 *field;
-	__u64 sum;
-
-	if (!packet || packet_network(ctx, packet) < 0 || packet->fragment)
-		return false;
-	length = packet->l3 + packet->length - packet->l4;
-	if (packet->protocol == IPPROTO_SCTP) {
-		__u32 *crc = at(ctx, packet->l4 + 8, sizeof(*crc));
-
-		return crc && !*crc;
-	}
-	if (packet->protocol == IPPROTO_TCP)
-		field = at(ctx, packet->l4 + BEGUN_TCP, sizeof(*field));
-	else if (packet->protocol == IPPROTO_UDP)
-		field = at(ctx, packet->l4 + BEGUN_UDP, sizeof(*field));
-	else
-		return false;
-	if (!field)
-		return false;
-	sum = bpf_htonl(length) + (__u64)bpf_htonl(packet->protocol);
-	if (packet->family == 4) {
-		struct iphdr *ip = at(ctx, packet->l3, sizeof(*ip));
-
-		if (!ip)
-			return false;
-		sum += (__u64)ip->saddr + ip->daddr;
-	} else {
-		struct ipv6hdr *ip = at(ctx, packet->l3, sizeof(*ip));
-		int i;
-
-		if (!ip)
-			return false;
-#pragma unroll
-		for (i = 0; i < 4; i++)
-			sum += (__u64)ip->saddr.s6_addr32[i] + ip->daddr.s6_addr32[i];
-	}
-	return *field == checksum_fold(sum);
+	return packet && packet_network(ctx, packet) == 0 && checksum_begun(ctx, packet);
 }
 
 #endif

@@ -132,14 +132,12 @@ static __always_inline int cache_send(context *ctx, struct cache_use *use, struc
 		return -1;
 	use->hits++;
 	rewrite_addresses(link, hop);
-	if (v6)
-		((struct ipv6hdr *)(link + 1))->hop_limit--;
-	else
+	if (v6) {
+		ipv6_decrement_hop_limit(ctx, (struct ipv6hdr *)(link + 1));
+	} else {
 		ipv4_decrement_ttl((struct iphdr *)(link + 1));
-	if (v6)
-		frame_sum_less(ctx, HOP_LIMIT_ONE);
-	else
 		set_priority(ctx, ((struct iphdr *)(link + 1))->tos);
+	}
 	counted = bpf_map_lookup_elem(&counters, &in->slot);
 	count(counted, v6, COUNT_KNOWN, 1);
 	return hand_over(hop, counted, v6, size);
@@ -158,7 +156,7 @@ static __always_inline bool cache_takes(context *ctx, const struct ethhdr *link,
 
 	if (!(differs | (own & (__u64)INTERFACE_BEGUN << 48)))
 		return true;
-	return !differs && !checksum_begun(ctx, &packet);
+	return !differs && !is_begun(ctx, &packet);
 #endif
 }
 

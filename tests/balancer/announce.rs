@@ -1,7 +1,11 @@
 //! Announcing: packaging/balance-hook puts a service's address into the kernel's routes, from where
-//! a routing daemon, BIRD or FRR, tells a router about it; and takes it out again.
+//! a routing daemon, BIRD or FRR, tells a router about it; and takes it out again. Or the daemon
+//! has a BIRD of its own (`--balance-bgp`), and a router that is BIRD or FRR hears it.
 
 use butterfly_tests::bird::{self, Bird};
+use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, Instant};
+
 use butterfly_tests::lab::check;
 use testkit::frr::{self, Speaker};
 use testkit::image::repository;
@@ -89,4 +93,224 @@ fn announces(stage: &mut Stage) -> Result<()> {
         stage.balancer.ok("ip route show proto 66")?.is_empty(),
         "and leaves no route behind",
     )
+}
+
+/// What the daemon is told of the client's host, which is a router of another system. Nobody waits
+/// for the hold time: what is withdrawn within [`PATIENCE`] was not withdrawn by that.
+const SETTINGS: &str = "[local]
+as = 65001
+router-id = 10.1.2.3
+communities = 65001:100, 65001:7:8
+med = 50
+med-per-server = 10
+hold = 240
+[neighbour 10.1.2.1]
+as = 65002
+password = secret#1
+";
+/// The same as the router has it.
+const ROUTER: &str = r#"
+protocol kernel { ipv4 { import none; export all; }; }
+protocol bfd { }
+protocol bgp daemon { local 10.1.2.1 as 65002; neighbor 10.1.2.3 as 65001; password "secret#1";
+               connect retry time 1; connect delay time 1; error wait time 1, 2;
+               hold time 240; bfd on;
+               ipv4 { import all; export none; }; }
+"#;
+
+/// A daemon with settings of BGP alone, to a router that is BIRD: from the first service to the
+/// death of the daemon.
+pub fn of_its_own_to_bird(stage: &mut Stage) -> Result<()> {
+    if !bird::is_here() {
+        return Ok(());
+    }
+    let router = Bird::start(&stage.client, "10.1.2.1", ROUTER)?;
+    let settings = told(stage, SETTINGS)?;
+    serve(stage)?;
+    // "Network not found" is an error of birdc's.
+    let attributes = || {
+        router
+            .tell(&format!("show route for {VIP} all"))
+            .unwrap_or_default()
+    };
+    let has = |what: &str| {
+        wait_for(&format!("the route to have {what}"), PATIENCE, || {
+            Ok(attributes().contains(what).then_some(()))
+        })
+        .map_err(|e| format!("{e}: {}", attributes()))
+    };
+    has("BGP.med: 50")?;
+    has("(65001,100)")?;
+    has("(65001, 7, 8)")?;
+    check(
+        stage.open(20)?.len() == 20,
+        "clients reach the service by the route",
+    )?;
+
+    // A server less, a higher metric; none, no route.
+    let drain = |stage: &Stage, server: &str| {
+        stage
+            .daemon
+            .cli(&format!("service server drain {SERVICE} {server}"))
+    };
+    drain(stage, "10.1.2.10")?;
+    has("BGP.med: 60")?;
+    drain(stage, "10.1.2.11")?;
+    hears(stage, false)?;
+    for server in ["10.1.2.10", "10.1.2.11"] {
+        stage
+            .daemon
+            .cli(&format!("service server set {SERVICE} {server} --state up"))?;
+    }
+    has("BGP.med: 50")?;
+
+    // BIRD itself is gone: another one.
+    let first = bird_of(stage)?;
+    testkit::process::run(&["kill", "-KILL", &first.to_string()])?;
+    wait_for("another BIRD", PATIENCE, || {
+        Ok(bird_of(stage).ok().filter(|pid| *pid != first))
+    })?;
+    has("BGP.med: 50")?;
+
+    // The daemon is killed: the kernel ends its BIRD, which closes the session.
+    let second = bird_of(stage)?;
+    let begin = Instant::now();
+    testkit::process::run(&["kill", "-KILL", &stage.daemon.pid().to_string()])?;
+    hears(stage, false)?;
+    check(
+        begin.elapsed() < Duration::from_secs(10),
+        "long before the hold time of 240 s is over",
+    )?;
+    wait_for("its BIRD to be gone", PATIENCE, || {
+        Ok((!running(second)).then_some(()))
+    })?;
+
+    // Another daemon, which stops as it should: the route goes while it still balances.
+    stage.daemon = crate::stage::balancing(&stage.balancer, &settings.options(), stage.mode)?;
+    stage.tell(&format!(
+        "service add {SERVICE} --server 10.1.2.10 10.1.2.11"
+    ))?;
+    hears(stage, true)?;
+    let third = bird_of(stage)?;
+    stage.daemon.stop()?;
+    hears(stage, false)?;
+    check(!running(third), "it has taken its BIRD along")?;
+    check(
+        !stage.daemon.dir().join("bgp").exists(),
+        "and the files of it, one of which has a password",
+    )
+}
+
+/// A router that is FRR.
+pub fn of_its_own_to_frr(stage: &mut Stage) -> Result<()> {
+    if !bird::is_here() {
+        return Ok(());
+    }
+    if !frr::is_here() {
+        eprintln!("skipped: there is no FRR here (tools/setup.sh soak installs Debian's)");
+        return Ok(());
+    }
+    let (us, them) = ((65001, "10.1.2.3"), (65002, "10.1.2.1"));
+    let password = " neighbor 10.1.2.3 password secret#1\n";
+    let _router = Speaker::start(&stage.client, them, us, password)?;
+    let _settings = told(stage, SETTINGS)?;
+    serve(stage)?;
+    check(
+        stage.open(20)?.len() == 20,
+        "clients reach the service by the route",
+    )?;
+    stage.daemon.cli(&format!("service del {SERVICE}"))?;
+    hears(stage, false)?;
+    stage.tell(&format!(
+        "service add {SERVICE} --server 10.1.2.10 10.1.2.11"
+    ))?;
+    hears(stage, true)?;
+    testkit::process::run(&["kill", "-KILL", &stage.daemon.pid().to_string()])?;
+    hears(stage, false)
+}
+
+/// The balancer's host says nothing any more, and closes nothing: BFD tells the router long before
+/// the hold time is over.
+pub fn is_missed_by_bfd(stage: &mut Stage) -> Result<()> {
+    if !bird::is_here() {
+        return Ok(());
+    }
+    let _router = Bird::start(&stage.client, "10.1.2.1", ROUTER)?;
+    let _settings = told(stage, &format!("{SETTINGS}bfd = yes\n"))?;
+    serve(stage)?;
+    let pid = bird_of(stage)?.to_string();
+    let status = || _router.tell("show bfd sessions");
+    wait_for("BFD to be up", PATIENCE, || {
+        Ok(status()?.contains("Up").then_some(()))
+    })
+    .map_err(|e| format!("{e}: {}", status().unwrap_or_default()))?;
+    testkit::process::run(&["kill", "-STOP", &pid])?;
+    let done = hears(stage, false);
+    testkit::process::run(&["kill", "-CONT", &pid])?;
+    done
+}
+
+/// Settings that cannot be are refused at the start, with a sentence.
+pub fn is_refused_with_a_sentence(stage: &mut Stage) -> Result<()> {
+    let wrong = told(stage, &SETTINGS.replace("as = 65002", "as = 0"));
+    let error = wrong.err().ok_or("a daemon with such settings starts")?;
+    check(
+        error.contains("[neighbour 10.1.2.1] as = '0': it is reserved"),
+        &format!("the daemon says why: {error}"),
+    )
+}
+
+/// A file of settings, which is there as long as this is.
+struct Told {
+    file: tempfile::NamedTempFile,
+}
+
+impl Told {
+    fn options(&self) -> [&str; 2] {
+        let path = self.file.path().to_str().unwrap_or_default();
+        ["--balance-bgp", path]
+    }
+}
+
+/// The daemon anew, with these settings of BGP.
+fn told(stage: &mut Stage, text: &str) -> Result<Told> {
+    let file = tempfile::NamedTempFile::new().map_err(|e| format!("cannot make a file: {e}"))?;
+    std::fs::write(file.path(), text).map_err(|e| format!("{}: {e}", file.path().display()))?;
+    let mode = std::fs::Permissions::from_mode(0o600);
+    std::fs::set_permissions(file.path(), mode).map_err(|e| format!("its mode: {e}"))?;
+    let told = Told { file };
+    stage.restart(&told.options())?;
+    Ok(told)
+}
+
+/// A service, whose address the client knows of nobody else.
+fn serve(stage: &Stage) -> Result<()> {
+    stage.client.ok(&format!("ip route del {VIP}"))?;
+    stage.tell(&format!(
+        "service add {SERVICE} --server 10.1.2.10 10.1.2.11"
+    ))?;
+    hears(stage, true)
+}
+
+fn hears(stage: &Stage, expected: bool) -> Result<()> {
+    let what = format!("the client's route by the balancer to be there: {expected}");
+    wait_for(&what, PATIENCE, || {
+        let route = stage.client.ok(&format!("ip route show {VIP}"))?;
+        let is_it = match expected {
+            true => route.contains(" via 10.1.2.3 "),
+            false => route.is_empty(),
+        };
+        Ok(is_it.then_some(()))
+    })
+}
+
+/// The daemon's BIRD: its child of that name.
+fn bird_of(stage: &Stage) -> Result<u32> {
+    let parent = stage.daemon.pid().to_string();
+    let found = testkit::process::run(&["pgrep", "-P", &parent, "-x", "bird"])?;
+    found.trim().parse().map_err(|e| format!("{found}: {e}"))
+}
+
+fn running(pid: u32) -> bool {
+    std::path::Path::new(&format!("/proc/{pid}")).exists()
 }

@@ -23,7 +23,7 @@ use testkit::Result;
 type Session = fn(&mut Stage) -> Result<()>;
 
 /// In the order in which they run, with the mode of the balancer's interface.
-const TRIALS: [(&str, &str, Session); 27] = [
+const TRIALS: [(&str, &str, Session); 31] = [
     (
         "flows_are_spread_and_counted",
         "native",
@@ -123,6 +123,26 @@ const TRIALS: [(&str, &str, Session); 27] = [
         "addresses_are_announced_by_frr",
         "generic",
         announce::by_frr,
+    ),
+    (
+        "the_daemon_s_own_bgp_tells_bird",
+        "tc",
+        announce::of_its_own_to_bird,
+    ),
+    (
+        "the_daemon_s_own_bgp_tells_frr",
+        "tc",
+        announce::of_its_own_to_frr,
+    ),
+    (
+        "bfd_misses_a_host_that_says_nothing",
+        "tc",
+        announce::is_missed_by_bfd,
+    ),
+    (
+        "settings_of_bgp_that_cannot_be_are_refused",
+        "tc",
+        announce::is_refused_with_a_sentence,
     ),
     (
         "one_command_balances_without_a_daemon",

@@ -179,7 +179,7 @@ fn service() -> Result<SocketAddr> {
 }
 
 /// A daemon on a host, which balances on its `eth0`.
-fn balancing(host: &Namespace, options: &[&str], mode: &str) -> Result<Daemon> {
+pub fn balancing(host: &Namespace, options: &[&str], mode: &str) -> Result<Daemon> {
     let daemon = Daemon::start_on(Some(host.pid()), options)?;
     let chosen = match mode {
         "tc" => String::new(),

@@ -114,7 +114,7 @@ pub fn mac(index: usize) -> String {
 
 fn nic_add(index: usize) -> String {
     let (name, mac, last) = (NAMES[index], mac(index), index + 1);
-    format!("nic add --id {name} --mac {mac} --vni {VNI} --ip 10.0.0.{last} fd00::{last}")
+    format!("nic add --replace --id {name} --mac {mac} --vni {VNI} --ip 10.0.0.{last} fd00::{last}")
 }
 
 /// A guest's network as it was after its start, whatever a trial did to it.

@@ -1,7 +1,5 @@
 //! Hosts on one Ethernet: namespaces, each with an `eth0` on a bridge in a namespace of its own.
 
-use std::os::fd::AsFd;
-
 use testkit::Result;
 use testkit::netns::Namespace;
 use testkit::qemu::Wire;
@@ -80,7 +78,7 @@ impl Lan {
         let failed = |e: xdp::Error| format!("the bridge's end of {name}'s cable: {e}");
         let program = Program::load("pass", objects::PASS, |_| Ok(())).map_err(failed)?;
         let ifindex = self.bridge.ifindex(&format!("to-{name}"))?;
-        let attach = || xdp::attach(program.as_fd(), ifindex, Some(Mode::Native));
+        let attach = || xdp::attach(&program, ifindex, Some(Mode::Native));
         let attachment = self.bridge.inside(attach)?.map_err(failed)?;
         Ok((program, attachment))
     }

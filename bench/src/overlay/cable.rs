@@ -8,7 +8,6 @@
 //! whoever sent it.
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::os::fd::AsFd;
 
 use testkit::netns::Namespace;
 use wire::Mac;
@@ -110,7 +109,7 @@ impl Sender {
         let program = Program::load("transmit", objects::TRANSMIT, |_| Ok(())).map_err(fail)?;
         space.ok("ip link add idle0 type veth peer name idle1")?;
         let idle = space.ifindex("idle0")?;
-        let elsewhere = space.inside(|| xdp::attach(program.as_fd(), idle, Some(Mode::Native)))?;
+        let elsewhere = space.inside(|| xdp::attach(&program, idle, Some(Mode::Native)))?;
         Ok(Sender {
             _elsewhere: elsewhere.map_err(fail)?,
             program,
@@ -130,7 +129,7 @@ pub fn sink(space: &Namespace, device: &str) -> Result<Attachment, PeerError> {
     let ifindex = space.ifindex(device)?;
     let attach = || {
         let drop = Program::load("drop", objects::DROP, |_| Ok(()))?;
-        xdp::attach(drop.as_fd(), ifindex, Some(Mode::Native))
+        xdp::attach(&drop, ifindex, Some(Mode::Native))
     };
     space
         .inside(attach)?

@@ -138,6 +138,60 @@ pub fn decrypt(key: &Key, bytes: &[u8]) -> Result<Vec<u8>, Undecipherable> {
     Ok(clear)
 }
 
+/// Bytes of a frame that [`begins_sealed`] looks at.
+pub const BEGINNING: usize = 256;
+
+/// Whether a frame, of which these are the first bytes, begins as a `Messages` that was sealed with
+/// this key. Who has another key is told from who has this one before the frame is there: a wrong
+/// key makes noise, of which one in some ten million begins as a request. Whether a frame that
+/// begins so is whole and sound, [`decrypt`] finds out.
+pub fn begins_sealed(key: &Key, frame: &[u8]) -> bool {
+    let mut bytes = &frame[..frame.len().min(BEGINNING)];
+    // Messages.encrypted, and in it Encrypted.aes256cbc_sha512.
+    if value(&mut bytes, 2).is_none() || value(&mut bytes, 2).is_none() {
+        return false;
+    }
+    let Some((iv, body)) = bytes.split_first_chunk::<BLOCK>() else {
+        return false;
+    };
+    let mut content = body[..body.len() - body.len() % BLOCK].to_vec();
+    let length = content.len();
+    let read = cbc::Encryptor::<aes::Aes256>::new(&key.0.into(), &(*iv).into())
+        .encrypt_padded::<NoPadding>(&mut content, length);
+    if read.is_err() || content.len() < DIGEST + 2 * BLOCK {
+        return false;
+    }
+    begins_request(&content[DIGEST..]).is_some()
+}
+
+/// The beginning of a `Messages`: a `Message` with its revision and a `MessageV0`, in this order,
+/// as all protobuf libraries write fields.
+fn begins_request(mut bytes: &[u8]) -> Option<()> {
+    use prost::encoding::{WireType, decode_key, decode_varint};
+    let message = value(&mut bytes, 1)?;
+    let (number, kind) = decode_key(&mut bytes).ok()?;
+    if (number, kind) != (1, WireType::Varint) {
+        return None;
+    }
+    decode_varint(&mut bytes)
+        .ok()
+        .filter(|revision| *revision < 1 << 16)?;
+    let version = value(&mut bytes, 3)?;
+    let (number, kind) = decode_key(&mut bytes).ok()?;
+    let known = [1, 3].contains(&number) && kind == WireType::LengthDelimited;
+    (known && version < message).then_some(())
+}
+
+/// The length of a field that has one and is this one; `bytes` then begin with its value.
+fn value(bytes: &mut &[u8], field: u32) -> Option<u64> {
+    use prost::encoding::{WireType, decode_key, decode_varint};
+    let (number, kind) = decode_key(bytes).ok()?;
+    if (number, kind) != (field, WireType::LengthDelimited) {
+        return None;
+    }
+    decode_varint(bytes).ok()
+}
+
 /// PKCS#7 (RFC 5652, section 6.3): the last byte says how many there are, and all of them say so.
 fn padding(content: &[u8]) -> Option<usize> {
     let count = usize::from(*content.last()?);
@@ -266,5 +320,56 @@ mod tests {
                 .to_string()
                 .contains("cannot be read")
         );
+    }
+
+    #[test]
+    fn the_beginning_of_a_frame_tells_its_key() {
+        use crate::v0::message_v0::{Nic, Request};
+        use crate::v0::{Encrypted, Message, MessageV0, Messages, REVISION};
+        use prost::Message as _;
+        let nic = Nic {
+            id: "n".repeat(3000),
+            ..Default::default()
+        };
+        let message = Message {
+            revision: REVISION,
+            error: None,
+            message_0: Some(MessageV0 {
+                request: Some(Request {
+                    nic_add: Some(nic),
+                    ..Default::default()
+                }),
+                ..Default::default()
+            }),
+        };
+        let clear = Messages {
+            messages: vec![message],
+            encrypted: None,
+        }
+        .encode_to_vec();
+        let sealed = |key: &Key| {
+            let sealed = Encrypted {
+                error: None,
+                aes256cbc_sha512: Some(encrypt(key, &clear)),
+            };
+            Messages {
+                messages: vec![],
+                encrypted: Some(sealed),
+            }
+            .encode_to_vec()
+        };
+        let key = Key::from([7; 32]);
+        for _ in 0..20 {
+            assert!(begins_sealed(&key, &sealed(&key)[..BEGINNING]));
+        }
+        for other in 0..2000_u16 {
+            let mut bytes = [9; 32];
+            bytes[..2].copy_from_slice(&other.to_le_bytes());
+            assert!(!begins_sealed(&key, &sealed(&Key::from(bytes))), "{other}");
+        }
+        for cut in [0, 1, 20, 100] {
+            assert!(!begins_sealed(&key, &sealed(&key)[..cut]), "{cut}");
+        }
+        assert!(!begins_sealed(&key, &clear));
     }
 }

@@ -16,11 +16,11 @@ use crate::error::Error;
 use crate::flows::{Memory, now_ns};
 use crate::halves::Halves;
 use crate::hop::Hop;
-use crate::key::ServiceKey;
 use crate::layout::{self, LINKS};
-use crate::model::{Server, Service, Services};
 use crate::numbers::Numbers;
 use crate::options::{self, Options};
+use model::ServiceKey;
+use model::{Server, Service, Services};
 
 /// An interface as the program needs to know it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

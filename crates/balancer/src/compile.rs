@@ -12,11 +12,11 @@ use crate::error::Error;
 use crate::flows::tick_of;
 use crate::hash;
 use crate::hop::{self, Hop};
-use crate::key::ServiceKey;
 use crate::layout::{self, PROBES};
 use crate::maglev::{self, Member};
-use crate::model::{Server, Service, Services, State};
 use crate::numbers::Numbers;
+use model::ServiceKey;
+use model::{Server, Service, Services, State};
 
 /// What a half holds; what is not said is zero.
 #[derive(Debug, Clone, Default)]

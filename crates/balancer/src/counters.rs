@@ -8,8 +8,8 @@ use xdp::{PerCpuTable, Program};
 
 use crate::compile::Register;
 use crate::error::Error;
-use crate::key::ServiceKey;
 use crate::layout;
+use model::ServiceKey;
 
 /// Why a packet to a service address did not just go to its server: `enum reason` of
 /// `bpf/balancer.h`, in its order.

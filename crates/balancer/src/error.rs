@@ -2,28 +2,14 @@
 
 use std::net::IpAddr;
 
-use crate::key::ServiceKey;
+use model::ServiceKey;
 
 /// Each message names the thing and the value.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// An address that no single machine can have.
-    #[error("{address} cannot be the address of {what}: it is no single host's")]
-    NoHost {
-        /// A service or a server.
-        what: &'static str,
-        /// The address.
-        address: IpAddr,
-    },
-    /// A server's weight of zero.
-    #[error("a weight is 1 to 65535; a server that shall get no new flows is draining")]
-    ZeroWeight,
-    /// A word that names no protocol.
-    #[error("{word} is no protocol that is balanced: tcp, udp or sctp")]
-    Protocol {
-        /// The word.
-        word: String,
-    },
+    /// A value that cannot be.
+    #[error(transparent)]
+    Value(#[from] model::Error),
     /// An option out of its range.
     #[error("{option} is {value}, which is not within {least} to {most}")]
     Option {

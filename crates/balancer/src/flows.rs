@@ -10,8 +10,8 @@ use xdp::{Program, Table};
 use crate::compile::{Image, Register};
 use crate::error::Error;
 use crate::hash::{self, Tuple};
-use crate::key::{Protocol, ServiceKey};
 use crate::layout::{self, BUCKET_SLOTS, Bucket, FlowName, TICK_MASK, TICK_SHIFT};
+use model::{Protocol, ServiceKey};
 
 /// How far a flow has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

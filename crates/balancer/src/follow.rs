@@ -17,8 +17,8 @@ use tokio::sync::watch;
 use crate::balancer::{Balancer, Interface};
 use crate::error::Error;
 use crate::hop::Hop;
-use crate::model::Services;
 use crate::next_hop::{self, interfaces_of};
+use model::Services;
 
 /// How often stale neighbours are asked for.
 const PERIOD: Duration = Duration::from_secs(2);

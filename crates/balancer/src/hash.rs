@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use crate::key::Protocol;
 use crate::layout::MAGLEV_SIZE;
+use model::Protocol;
 
 /// Who speaks with whom.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use wire::{Mac, checksum};
 
 use crate::layout;
-use crate::model::{Server, Tunnel};
+use model::{Server, Tunnel};
 
 /// How frames get to an address: what a route and a neighbour entry say together.
 #[derive(Debug, Clone, PartialEq, Eq)]

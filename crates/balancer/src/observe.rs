@@ -9,8 +9,8 @@ use crate::counters::Counters;
 use crate::error::Error;
 use crate::flows::{Flow, FlowState};
 use crate::hash::{self, Tuple};
-use crate::key::{Protocol, ServiceKey};
-use crate::model::Service;
+use model::Service;
+use model::{Protocol, ServiceKey};
 
 impl Balancer {
     /// All counters.

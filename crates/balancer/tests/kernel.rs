@@ -8,7 +8,6 @@
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::num::NonZeroU16;
-use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -82,7 +81,7 @@ fn take_frames() -> (Program, Attachment) {
     let ifindex = rustix::net::netdevice::name_to_index(socket.expect("a socket"), "eth0")
         .expect("it is there");
     let attachment =
-        xdp::attach(program.as_fd(), ifindex, Some(Mode::Native)).expect("veth takes native mode");
+        xdp::attach(&program, ifindex, Some(Mode::Native)).expect("veth takes native mode");
     (program, attachment)
 }
 

@@ -33,7 +33,10 @@ fn section(command: Command, name: String, page: &mut String) {
         "\n## `{name}`\n\n```text\n{}\n```\n",
         help.join("\n").trim_end()
     );
-    for below in command.get_subcommands() {
+    for below in command
+        .get_subcommands()
+        .filter(|below| !below.is_hide_set())
+    {
         section(below.clone(), format!("{name} {}", below.get_name()), page);
     }
 }
@@ -67,6 +70,7 @@ fn commands_that_other_pages_name_exist() {
         ),
         ("docs/daemon.md", include_str!("../../../docs/daemon.md")),
         ("docs/drops.md", include_str!("../../../docs/drops.md")),
+        ("docs/install.md", include_str!("../../../docs/install.md")),
         ("docs/limits.md", include_str!("../../../docs/limits.md")),
         ("docs/router.md", include_str!("../../../docs/router.md")),
         (

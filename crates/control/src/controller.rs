@@ -3,9 +3,12 @@
 //! that. Reading is in `read.rs`.
 
 mod groups;
+mod interfaces;
 mod nics;
 mod overlay;
 mod read;
+mod record;
+mod services;
 mod underlay;
 
 pub use overlay::{EndpointStatus, NetworkStatus};
@@ -18,11 +21,15 @@ use crate::compile::Work;
 use crate::diff::Diff;
 use crate::error::Error;
 use crate::event::{EventKind, Events, NicState};
+use crate::features::{Features, InterfaceStatus, NoFeatures};
+use crate::journal::{Author, Journal};
 use crate::limits;
-use crate::model::{Config, Nic, NicKind};
+use crate::model::{Config, Feature, GroupId, Nic, NicKind, ServiceKey};
+use crate::services::Checks;
 use crate::stage::{Change, Staged};
 use crate::state::{NicEntry, State};
 use dataplane::snapshot::{PortSlot, PortUid};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// The model, and the way to change it. See the crate's page for how an operation goes.
@@ -30,10 +37,68 @@ pub struct Controller {
     settings: HostSettings,
     attachments: Box<dyn Attachments>,
     dataplane: Arc<dyn DataPlane>,
+    features: Box<dyn Features>,
+    /// `None`: nobody wants to know.
+    journal: Option<Box<dyn Journal>>,
+    /// Who makes the next change.
+    author: Author,
     state: State,
+    checks: Checks,
     events: Events,
     requests: u64,
     work: Work,
+    changed: Option<Changed>,
+}
+
+/// What an operation has changed, for whoever keeps a record of it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Changed {
+    /// At most [`LISTED`](Changed::LISTED) of each kind.
+    pub diff: Diff,
+    /// NICs that it removed, as they were; as many at the most.
+    pub removed: Vec<Arc<Nic>>,
+    /// Changes beyond those.
+    pub more: usize,
+}
+
+impl Changed {
+    /// Changes of one kind that are kept: a configuration may have a million bindings.
+    pub const LISTED: usize = 1000;
+
+    fn of(staged: &Staged) -> Changed {
+        fn first<T: Clone>(all: &[T], more: &mut usize) -> Vec<T> {
+            *more += all.len().saturating_sub(Changed::LISTED);
+            all.iter().take(Changed::LISTED).cloned().collect()
+        }
+        let (diff, mut more) = (&staged.diff, 0);
+        let removed = staged.nics.values().filter(|(_, new)| new.is_none());
+        Changed {
+            diff: Diff {
+                nics: first(&diff.nics, &mut more),
+                groups: first(&diff.groups, &mut more),
+                endpoints: first(&diff.endpoints, &mut more),
+                networks: first(&diff.networks, &mut more),
+                bindings: first(&diff.bindings, &mut more),
+                services: first(&diff.services, &mut more),
+                interfaces: first(&diff.interfaces, &mut more),
+            },
+            removed: removed
+                .filter_map(|(old, _)| Some(old.as_ref()?.nic.clone()))
+                .take(Changed::LISTED)
+                .collect(),
+            more,
+        }
+    }
+}
+
+/// What an operation has made so far, to be undone should a later step refuse.
+#[derive(Default)]
+struct Made {
+    opened: Vec<NicEntry>,
+    /// Services that will be open; `None`: the data plane was not told of services.
+    services: Option<BTreeSet<ServiceKey>>,
+    /// Interfaces that were touched, and how they were.
+    interfaces: Vec<(Feature, String, Option<InterfaceStatus>)>,
 }
 
 /// A NIC as it is: what was declared and what came of it.
@@ -53,6 +118,8 @@ pub struct NicStatus {
     pub slot: PortSlot,
     /// Its identity in flows: another one when its MAC, VNI or attachment changes.
     pub uid: PortUid,
+    /// Those of its groups that are not there.
+    pub missing_groups: Vec<GroupId>,
 }
 
 /// The daemon at a glance.
@@ -93,11 +160,38 @@ impl Controller {
             settings,
             attachments,
             dataplane,
+            features: Box::new(NoFeatures),
+            journal: None,
+            author: Author::Daemon,
             state: State::new(),
+            checks: Checks::default(),
             events: Events::new(limits::EVENTS),
             requests: 0,
             work: Work::default(),
+            changed: None,
         }
+    }
+
+    /// With a load balancer and a router.
+    pub fn with_features(mut self, features: Box<dyn Features>) -> Controller {
+        self.features = features;
+        self
+    }
+
+    /// With somebody who records every change from now on.
+    pub fn with_journal(mut self, journal: Box<dyn Journal>) -> Controller {
+        self.journal = Some(journal);
+        self
+    }
+
+    /// Who makes the changes from now on.
+    pub fn set_author(&mut self, author: Author) {
+        self.author = author;
+    }
+
+    /// What operations changed since this was last asked; of several the last one.
+    pub fn take_changed(&mut self) -> Option<Changed> {
+        self.changed.take()
     }
 
     /// Makes the declared configuration the configuration, all or nothing, in one snapshot: what is
@@ -135,38 +229,133 @@ impl Controller {
         changes.extend(config.nics.into_values().map(Change::PutNic));
         let overlay = self.replace_overlay(config.endpoints, config.networks, config.bindings)?;
         changes.push(Change::Overlay(Box::new(overlay)));
+        changes.extend(config.services.map(Change::Services));
+        let interfaces = config.interfaces.into_iter();
+        changes.extend(interfaces.map(|(feature, list)| Change::Interfaces(feature, list)));
         self.commit(changes, dry_run)
     }
 
-    /// The one way of all operations: stage on a copy, open, compile, publish, then take the copy
-    /// and close.
+    /// The one way of all operations: stage on a copy, make, record, publish, then take the copy
+    /// and close. What a step refuses undoes all that the steps before it made.
     fn commit(&mut self, changes: Vec<Change>, dry_run: bool) -> Result<Diff, Error> {
         let mut next = self.state.clone();
         let staged = next.stage(changes, &self.settings, &*self.dataplane)?;
         self.check_paths(&staged)?;
+        self.admit(&staged.diff)?;
         if dry_run || staged.diff.is_empty() {
             return Ok(staged.diff);
         }
-        let mut opened = Vec::new();
-        let published = self.open(&mut next, &staged, &mut opened).and_then(|()| {
-            // What is behind other hosts in networks that nobody here is in concerns no frame.
-            if !staged.concerns_frames() {
-                return Ok(Work::default());
-            }
-            let work = next.compile(&staged, &self.settings);
-            self.dataplane.publish(Arc::new(next.snapshot.clone()))?;
-            Ok(work)
-        });
-        match published {
+        let mut made = Made::default();
+        let published = self.make(&mut next, &staged, &mut made);
+        match published.and_then(|()| self.put_in_force(&mut next, &staged)) {
             Ok(work) => self.work = work,
-            Err(error) => {
-                for entry in opened.iter().rev() {
-                    self.attachments.close(&entry.nic, entry.slot);
-                }
-                return Err(error);
+            Err(error) => return Err(self.undo(made, error)),
+        }
+        let before = std::mem::replace(&mut self.state, next);
+        if let Some(open) = made.services {
+            let services = &self.state.services;
+            self.checks
+                .follow(self.features.now(), &before.services, services, open);
+            self.features.checks_changed();
+        }
+        self.close_and_reconfigure(&staged);
+        self.events
+            .send_diff(self.state.snapshot.epoch.0, &staged.diff);
+        if !staged.diff.services.is_empty() {
+            self.settle();
+        }
+        self.changed = Some(Changed::of(&staged));
+        Ok(staged.diff)
+    }
+
+    /// Refuses checks that this host does not run.
+    fn admit(&self, diff: &Diff) -> Result<(), Error> {
+        for service in diff.services.iter().filter_map(|change| change.to.as_ref()) {
+            if let Some(check) = &service.check {
+                let admitted = self.features.admit(check);
+                admitted.map_err(|e| Error::check(&service.owner(), e))?;
             }
         }
-        self.state = next;
+        Ok(())
+    }
+
+    /// Makes what can be refused and can be undone: attachments, interfaces, services.
+    fn make(&mut self, next: &mut State, staged: &Staged, made: &mut Made) -> Result<(), Error> {
+        self.open(next, staged, &mut made.opened)?;
+        if !staged.diff.services.is_empty() {
+            let (services, open) = self.checks.after(&self.state.services, &next.services);
+            self.features
+                .balance(&services)
+                .map_err(of(Feature::Balancer))?;
+            made.services = Some(open);
+        }
+        for change in &staged.diff.interfaces {
+            let (feature, name) = (change.feature, &change.name);
+            let before = self.features.interface(feature, name);
+            let before = before.map_err(of(feature))?;
+            let done = match &change.to {
+                None => self.features.give_back(feature, name),
+                Some(to) => self.features.take(feature, name, to.mode).map(drop),
+            };
+            done.map_err(of(feature))?;
+            made.interfaces.push((feature, name.clone(), before));
+        }
+        Ok(())
+    }
+
+    /// Records the change, and has the workers use it. What is behind other hosts in networks that
+    /// nobody here is in concerns no frame.
+    fn put_in_force(&mut self, next: &mut State, staged: &Staged) -> Result<Work, Error> {
+        let concerns_frames = staged.concerns_frames();
+        let work = match concerns_frames {
+            true => next.compile(staged, &self.settings),
+            false => Work::default(),
+        };
+        let recorded = match &mut self.journal {
+            None => None,
+            Some(journal) => {
+                let change = record::change(self.author.clone(), &self.state, next, &staged.diff);
+                journal.record(&change)?;
+                Some(change)
+            }
+        };
+        if concerns_frames
+            && let Err(error) = self.dataplane.publish(Arc::new(next.snapshot.clone()))
+        {
+            if let (Some(journal), Some(change)) = (&mut self.journal, recorded) {
+                // The daemon ends with its worker: there is nobody left to be told of a refusal.
+                let _ = journal.record(&change.inverse());
+            }
+            return Err(error.into());
+        }
+        Ok(work)
+    }
+
+    /// Undoes what was made, last first; the error that is to be answered.
+    fn undo(&mut self, made: Made, error: Error) -> Error {
+        let mut left = Vec::new();
+        for (feature, name, before) in made.interfaces.into_iter().rev() {
+            left.extend(self.features.restore(feature, &name, before).err());
+        }
+        if made.services.is_some() {
+            let services = self.checks.now(&self.state.services);
+            left.extend(self.features.balance(&services).err());
+        }
+        for entry in made.opened.iter().rev() {
+            self.attachments.close(&entry.nic, entry.slot);
+        }
+        match left.is_empty() {
+            true => error,
+            false => Error::HalfUndone {
+                error: Box::new(error),
+                left: left.join("; "),
+            },
+        }
+    }
+
+    /// Closes the attachments that nobody needs any more, and tells those that stay of their new
+    /// values.
+    fn close_and_reconfigure(&mut self, staged: &Staged) {
         for (old, new) in staged.nics.values() {
             let Some(old) = old else { continue };
             match new {
@@ -184,9 +373,6 @@ impl Controller {
                 _ => self.attachments.close(&old.nic, old.slot),
             }
         }
-        self.events
-            .send_diff(self.state.snapshot.epoch.0, &staged.diff);
-        Ok(staged.diff)
     }
 
     /// What is opened must not be open still for another NIC: closing the old would then take the
@@ -257,9 +443,12 @@ impl Controller {
         };
         if entry.state != state {
             entry.state = state.clone();
-            self.events
-                .send(self.state.snapshot.epoch.0, EventKind::NicState(id, state));
+            self.tell(EventKind::NicState(id, state));
         }
+    }
+
+    fn tell(&mut self, kind: EventKind) {
+        self.events.send(self.state.snapshot.epoch.0, kind);
     }
 
     /// Counts a request: each API calls it once for each.
@@ -271,6 +460,11 @@ impl Controller {
     pub(crate) fn state(&self) -> &State {
         &self.state
     }
+}
+
+/// A refusal of a feature's.
+fn of(feature: Feature) -> impl FnOnce(String) -> Error {
+    move |why| Error::Feature { feature, why }
 }
 
 fn request<'a>(settings: &HostSettings, entry: &'a NicEntry) -> OpenRequest<'a> {

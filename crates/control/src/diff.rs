@@ -10,10 +10,14 @@
 //! ```
 
 mod overlay;
+mod services;
 
 pub use overlay::{BindingChange, EndpointChange, NetworkChange};
+pub use services::{InterfaceChange, ServiceChange};
+pub(crate) use services::{interfaces, services};
 
 use crate::model::{Group, GroupId, Nic, NicId, NicKind, Rule, VhostMode};
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt::{self, Display};
 use std::net::IpAddr;
@@ -32,6 +36,10 @@ pub struct Diff {
     pub networks: Vec<NetworkChange>,
     /// By binding, sorted by VNI and MAC.
     pub bindings: Vec<BindingChange>,
+    /// By service, sorted by key.
+    pub services: Vec<ServiceChange>,
+    /// By feature; those that go, then the others in their order.
+    pub interfaces: Vec<InterfaceChange>,
 }
 
 /// What changes about one NIC.
@@ -58,7 +66,7 @@ pub enum NicDiff {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FieldChange {
     /// The field's name in the v1 API.
-    pub field: &'static str,
+    pub field: Cow<'static, str>,
     /// Before.
     pub from: String,
     /// After.
@@ -105,12 +113,16 @@ impl Diff {
             endpoints,
             networks,
             bindings,
+            services,
+            interfaces,
         } = self;
         nics.is_empty()
             && groups.is_empty()
             && endpoints.is_empty()
             && networks.is_empty()
             && bindings.is_empty()
+            && services.is_empty()
+            && interfaces.is_empty()
     }
 }
 
@@ -126,7 +138,11 @@ pub(crate) fn nic_fields(from: &Nic, to: &Nic) -> Vec<FieldChange> {
         .zip(after)
         .filter(|((_, from), (_, to))| from != to);
     changed
-        .map(|((field, from), (_, to))| FieldChange { field, from, to })
+        .map(|((field, from), (_, to))| FieldChange {
+            field: field.into(),
+            from,
+            to,
+        })
         .collect()
 }
 
@@ -156,6 +172,7 @@ fn described(nic: &Nic) -> Vec<(&'static str, String)> {
         mtu,
         link_down,
         lenient,
+        shared,
     } = nic;
     let kind = match kind {
         NicKind::VhostUser if *vhost_mode == VhostMode::Client => "vhost-user client".to_owned(),
@@ -194,6 +211,7 @@ fn described(nic: &Nic) -> Vec<(&'static str, String)> {
         ("learn_macs", learn_macs.to_string()),
         ("mtu", optional(mtu)),
         ("lenient", lenient.to_string()),
+        ("shared", shared.to_string()),
         ("link", if *link_down { "down" } else { "up" }.to_owned()),
     ]
 }
@@ -218,9 +236,13 @@ pub(crate) fn group_diff(from: Option<&Group>, to: Option<&Group>) -> Option<Gro
     let (from, to) = (from.unwrap_or(&empty), to.unwrap_or(&empty));
     let (rules_removed, rules_added) = rules(&from.rules, &to.rules);
     let mut fields = Vec::new();
-    let mut field = |field, from: String, to: String| {
+    let mut field = |field: &'static str, from: String, to: String| {
         if from != to {
-            fields.push(FieldChange { field, from, to });
+            fields.push(FieldChange {
+                field: field.into(),
+                from,
+                to,
+            });
         }
     };
     field(
@@ -329,7 +351,9 @@ impl Display for Diff {
         }
         self.endpoints.iter().try_for_each(|change| change.fmt(f))?;
         self.networks.iter().try_for_each(|change| change.fmt(f))?;
-        self.bindings.iter().try_for_each(|change| change.fmt(f))
+        self.bindings.iter().try_for_each(|change| change.fmt(f))?;
+        self.services.iter().try_for_each(|change| change.fmt(f))?;
+        self.interfaces.iter().try_for_each(|change| change.fmt(f))
     }
 }
 

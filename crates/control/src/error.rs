@@ -2,7 +2,9 @@
 //! [`Error::kind`] is what an API maps to its own codes. Whatever the error, the operation changed
 //! nothing.
 
-use crate::model::{GroupId, NicId};
+use crate::model::{Feature, GroupId, NicId, ServiceKey};
+use std::borrow::Cow;
+use std::net::IpAddr;
 
 /// Why an operation was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -23,7 +25,7 @@ pub enum Error {
         /// The thing the value belongs to, e.g. `NIC 'vnic_1'`.
         owner: String,
         /// The field's name, e.g. `IP`.
-        field: &'static str,
+        field: Cow<'static, str>,
         /// The value as it was given.
         value: String,
         /// What is wrong with it.
@@ -47,6 +49,21 @@ pub enum Error {
         /// Where.
         vni: wire::Vni,
     },
+    /// Another NIC of this VNI has this address, and not both share it.
+    #[error(
+        "NIC '{nic}': address {ip} is already that of NIC '{other}' in VNI {vni}; two have one only \
+         if both say that it is shared"
+    )]
+    AddressTaken {
+        /// The NIC that was refused.
+        nic: NicId,
+        /// The address.
+        ip: std::net::IpAddr,
+        /// Who has it.
+        other: NicId,
+        /// Where.
+        vni: wire::Vni,
+    },
     /// Another NIC has this socket or interface.
     #[error("NIC '{nic}': path '{path}' is already that of NIC '{other}'")]
     PathTaken {
@@ -57,6 +74,9 @@ pub enum Error {
         /// Who has it.
         other: NicId,
     },
+    /// A NIC of this id is there, and is not to be replaced.
+    #[error("NIC '{0}' is there already with other values: {1}")]
+    NicDiffers(NicId, String),
     /// A stated maximum would be exceeded.
     #[error("{owner} would have {value} {what}, the limit is {limit}")]
     Quota {
@@ -102,6 +122,40 @@ pub enum Error {
         /// What the operating system said.
         why: String,
     },
+    /// The request contradicts itself.
+    #[error("{0}")]
+    Invalid(String),
+    /// There is no such service.
+    #[error("there is no service {0:#}")]
+    NoService(ServiceKey),
+    /// The service has no such server.
+    #[error("service {0:#} has no server {1}")]
+    NoServer(ServiceKey, IpAddr),
+    /// The service was to be made, and is there.
+    #[error("there is a service {0:#} already")]
+    ServiceExists(ServiceKey),
+    /// The server was to be made, and is there.
+    #[error("service {0:#} has a server {1} already")]
+    ServerExists(ServiceKey, IpAddr),
+    /// The load balancer or the router did not take the change: a sentence.
+    #[error("{why}")]
+    Feature {
+        /// Which of them.
+        feature: Feature,
+        /// What the kernel or its interfaces said.
+        why: String,
+    },
+    /// The change could not be recorded, so it was not made.
+    #[error("the change cannot be recorded: {0}")]
+    Journal(String),
+    /// The change was refused, and what had been made of it by then could not all be undone.
+    #[error("{error}; and what was made of it could not be undone: {left}")]
+    HalfUndone {
+        /// Why it was refused.
+        error: Box<Error>,
+        /// What is left, and why.
+        left: String,
+    },
     /// The data plane did not take the change.
     #[error("the data plane did not take the change: {0}")]
     DataPlane(String),
@@ -118,6 +172,8 @@ pub enum ErrorKind {
     Conflict,
     /// A stated maximum.
     Quota,
+    /// What it was to make is there.
+    Exists,
     /// The request is right and the machine cannot do it now.
     Unavailable,
 }
@@ -126,33 +182,53 @@ impl Error {
     /// What the error is, for an API's codes.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Error::Id { .. } | Error::Value { .. } | Error::Rule(_) | Error::SniffsItself(_) => {
-                ErrorKind::Invalid
-            }
-            Error::MacTaken { .. } | Error::PathTaken { .. } | Error::EndpointInUse { .. } => {
-                ErrorKind::Conflict
-            }
+            Error::Id { .. }
+            | Error::Value { .. }
+            | Error::Invalid(_)
+            | Error::Rule(_)
+            | Error::SniffsItself(_) => ErrorKind::Invalid,
+            Error::ServiceExists(_) | Error::ServerExists(..) => ErrorKind::Exists,
+            Error::MacTaken { .. }
+            | Error::AddressTaken { .. }
+            | Error::PathTaken { .. }
+            | Error::NicDiffers(..)
+            | Error::EndpointInUse { .. } => ErrorKind::Conflict,
             Error::Quota { .. } => ErrorKind::Quota,
             Error::NoNic(_)
             | Error::NoGroup(_)
             | Error::NoEndpoint(_)
-            | Error::NoBinding { .. } => ErrorKind::NotFound,
-            Error::Attach { .. } | Error::DataPlane(_) => ErrorKind::Unavailable,
+            | Error::NoBinding { .. }
+            | Error::NoService(_)
+            | Error::NoServer(..) => ErrorKind::NotFound,
+            Error::Attach { .. }
+            | Error::Feature { .. }
+            | Error::Journal(_)
+            | Error::DataPlane(_) => ErrorKind::Unavailable,
+            Error::HalfUndone { error, .. } => error.kind(),
         }
     }
 
-    pub(crate) fn value(
-        owner: &impl ToString,
-        field: &'static str,
+    /// A value of `owner` that is not what it should be.
+    pub fn value(
+        owner: &(impl ToString + ?Sized),
+        field: impl Into<Cow<'static, str>>,
         value: &str,
         why: &str,
     ) -> Error {
         Error::Value {
             owner: owner.to_string(),
-            field,
+            field: field.into(),
             value: value.to_owned(),
             why: why.to_owned(),
         }
+    }
+}
+
+impl Error {
+    /// A value of a service's check.
+    pub(crate) fn check(owner: &str, error: health::CheckError) -> Error {
+        let field = format!("check.{}", error.field);
+        Error::value(owner, field, &error.value, &error.why)
     }
 }
 

@@ -46,6 +46,12 @@ pub const MEMBERSHIPS: usize = 1_000_000;
 pub const ENDPOINT_NAME: usize = 255;
 /// Hosts whose DHCP servers, or routers, one VNI trusts.
 pub const TRUSTED_HOSTS: usize = 64;
+/// Services of the load balancer: each has 64 KiB of the kernel's memory set aside.
+pub const SERVICES: usize = 256;
+/// Servers of one service.
+pub const SERVERS_PER_SERVICE: usize = 4_096;
+/// Servers of all services together.
+pub const SERVERS: usize = 4_096;
 /// Events that a subscriber may be behind before it is told that it has missed some.
 pub const EVENTS: usize = 4_096;
 
@@ -79,6 +85,9 @@ mod tests {
             ("MEMBERSHIPS", MEMBERSHIPS),
             ("ENDPOINT_NAME", ENDPOINT_NAME),
             ("TRUSTED_HOSTS", TRUSTED_HOSTS),
+            ("SERVICES", SERVICES),
+            ("SERVERS_PER_SERVICE", SERVERS_PER_SERVICE),
+            ("SERVERS", SERVERS),
             ("EVENTS", EVENTS),
         ];
         for (name, value) in limits {

@@ -1,17 +1,23 @@
-//! What the operator declares: NICs, security groups and their rules, and who is where. Plain data,
+//! What the operator declares: NICs, security groups and their rules, who is where, services, and
+//! what works on which interface. Plain data,
 //! valid by construction: texts are parsed here once, with errors that name the thing and the
 //! value, and nothing behind this module parses again.
 
 mod group;
 mod id;
+mod interface;
 mod mac_case;
 mod nic;
 mod overlay;
 mod parse;
 mod rule;
+mod service;
 
+pub use ::model::{Mode, Protocol, ServiceKey, State, Tunnel, Weight};
 pub use group::{Config, Group, Removal};
 pub use id::{GroupId, NicId};
+pub use interface::{Feature, Interface, Interfaces};
+pub(crate) use interface::{declared, once};
 pub use mac_case::MacCase;
 pub use nic::{AddressPair, BenchKind, Nic, NicKind, NicUpdate, Timeouts, VhostMode};
 pub use overlay::{
@@ -22,3 +28,5 @@ pub use parse::{
     parse_address, parse_addresses, parse_cidr, parse_groups, parse_mac, parse_masked, parse_vni,
 };
 pub use rule::{Direction, Icmp, Peer, Ports, Rule, RuleMatch};
+pub(crate) use service::validate;
+pub use service::{Server, Service, Services, service_key};

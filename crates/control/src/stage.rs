@@ -13,7 +13,7 @@ use crate::diff::{self, Diff, GroupChange, NicChange, NicDiff};
 use crate::error::{Error, quota};
 use crate::event::NicState;
 use crate::limits;
-use crate::model::{Group, GroupId, Nic, NicId, Peer, Rule};
+use crate::model::{self, Feature, Group, GroupId, Interface, Nic, NicId, Peer, Rule, Services};
 use crate::state::{GroupEntry, NicEntry, RuleCounter, State};
 use dataplane::counters::RuleCounters;
 use dataplane::snapshot::{GroupIdx, NetworkIdx, PortSlot, PortUid, RuleSlot};
@@ -29,6 +29,10 @@ pub(crate) enum Change {
     RemoveGroup(GroupId),
     /// All that an operation changes of it: once in a list at the most.
     Overlay(Box<OverlayChanges>),
+    /// All services.
+    Services(Services),
+    /// All interfaces that a feature is to work on; a mode that is not asked for stays.
+    Interfaces(Feature, Vec<Interface>),
 }
 
 /// What [`State::stage`] has done and `compile` has to build.
@@ -120,6 +124,23 @@ impl State {
                 }
                 Change::RemoveGroup(id) => groups.push((id, None)),
                 Change::Overlay(changes) => overlay = *changes,
+                Change::Services(services) => {
+                    model::validate(&services)?;
+                    staged.diff.services = diff::services(&self.services, &services);
+                    if !staged.diff.services.is_empty() {
+                        self.services = Arc::new(services);
+                    }
+                }
+                Change::Interfaces(feature, wanted) => {
+                    model::once(feature, &wanted)?;
+                    let now = self.interfaces.get(&feature).map_or(&[][..], Vec::as_slice);
+                    let new = model::declared(now, &wanted);
+                    let changes = diff::interfaces(feature, now, &new);
+                    if !changes.is_empty() {
+                        staged.diff.interfaces.extend(changes);
+                        Arc::make_mut(&mut self.interfaces).insert(feature, new);
+                    }
+                }
             }
         }
         for (id, group) in groups {

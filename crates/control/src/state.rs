@@ -6,7 +6,7 @@ mod overlay;
 
 use crate::event::NicState;
 use crate::limits;
-use crate::model::{Group, GroupId, Nic, NicId, Rule};
+use crate::model::{Group, GroupId, Interfaces, Nic, NicId, Rule, Services};
 use crate::slots::Slots;
 use dataplane::counters::{PortCounters, RuleCounters};
 use dataplane::snapshot::{GroupIdx, NetworkIdx, PortSlot, PortUid, RuleSlot, Snapshot};
@@ -27,6 +27,10 @@ pub(crate) struct State {
     pub networks: imbl::HashMap<Vni, NetworkEntry>,
     /// Other hosts, and what is behind them.
     pub overlay: Overlay,
+    /// The load balancer's services.
+    pub services: Arc<Services>,
+    /// The interfaces that features work on.
+    pub interfaces: Arc<Interfaces>,
     /// Who has a port's slot.
     pub by_slot: imbl::HashMap<u32, NicId>,
     /// Who sniffs a NIC, which need not exist.
@@ -40,6 +44,9 @@ pub(crate) struct State {
     /// Who has a MAC: one NIC, or several that are lenient. Sniffers are not in it: they send
     /// nothing.
     pub macs: imbl::HashMap<(Vni, Mac), Arc<[NicId]>>,
+    /// Who has an address: one NIC, or several that share it or are lenient. Sniffers are not in
+    /// it.
+    pub addresses: imbl::HashMap<(Vni, IpAddr), Arc<[NicId]>>,
     /// Sockets, interfaces and trace files in use.
     pub paths: imbl::HashMap<Arc<str>, NicId>,
     pub next_uid: u32,
@@ -127,12 +134,15 @@ impl State {
             groups: imbl::OrdMap::new(),
             networks: imbl::HashMap::new(),
             overlay: Overlay::default(),
+            services: Arc::default(),
+            interfaces: Arc::default(),
             by_slot: imbl::HashMap::new(),
             sniffers: imbl::HashMap::new(),
             group_count: 0,
             rule_count: 0,
             snapshot: Snapshot::default(),
             macs: imbl::HashMap::new(),
+            addresses: imbl::HashMap::new(),
             paths: imbl::HashMap::new(),
             next_uid: 1,
             port_slots: Slots::new(limits::NICS),

@@ -4,15 +4,17 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use control::Controller;
+use control::{Author, Controller};
 use io::vhost::Server;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::watch;
 
 use crate::balancer;
 use crate::logging::LogControl;
+use crate::reload::Reload;
 use crate::router;
 use crate::uplinks::Uplinks;
+use crate::watchdog::Health;
 use crate::worker_thread::WorkerThreads;
 
 /// What operations need, and no more: no socket, no worker.
@@ -33,13 +35,21 @@ impl Operations {
         }
     }
 
-    /// The controller, for one operation. It waits for the workers: not to be called on a runtime's
+    /// The controller, for one operation of the daemon's own. It waits for the workers: not to be called on a runtime's
     /// thread without `spawn_blocking`, and never by a worker.
     pub fn control(&self) -> MutexGuard<'_, Controller> {
+        self.control_by(Author::Daemon)
+    }
+
+    /// The controller, for one operation of this author's; as [`control`](Operations::control).
+    pub fn control_by(&self, author: Author) -> MutexGuard<'_, Controller> {
         // An operation stages its changes on a copy, so one that panicked left the state as it was.
-        self.controller
+        let mut controller = self
+            .controller
             .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+            .unwrap_or_else(PoisonError::into_inner);
+        controller.set_author(author);
+        controller
     }
 
     /// The time, Unix seconds.
@@ -58,16 +68,21 @@ pub struct App {
     pub endpoints: Vec<String>,
     /// What joins this host to others, if anything is to.
     pub uplinks: Option<Uplinks>,
-    pub balancer: Arc<balancer::Control>,
+    pub balancer: Arc<balancer::Engine>,
     pub router: Arc<router::Control>,
+    /// What is told to those who ask for it.
+    pub health: Health,
+    /// What can be read again.
+    pub reload: Reload,
     stop: watch::Sender<bool>,
 }
 
 /// What runs on this host's interfaces.
 pub struct Features {
     pub uplinks: Option<Uplinks>,
-    pub balancer: Arc<balancer::Control>,
+    pub balancer: Arc<balancer::Engine>,
     pub router: Arc<router::Control>,
+    pub reload: Reload,
 }
 
 impl App {
@@ -86,6 +101,8 @@ impl App {
             uplinks: features.uplinks,
             balancer: features.balancer,
             router: features.router,
+            health: Health::default(),
+            reload: features.reload,
             stop: watch::Sender::new(false),
         }
     }

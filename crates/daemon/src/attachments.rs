@@ -14,7 +14,8 @@ use io::trace::Trace;
 use io::vhost::{MAX_PAIRS, NicOptions, PortKey, PortSink, PortState, Server};
 
 use crate::bench_report;
-use crate::port_states::PortStates;
+use crate::states::PortStates;
+use crate::unix_socket::NicSockets;
 
 /// The largest MTU the kernel gives a TAP device: 65535 with the Ethernet header
 /// (tun_net_initialize).
@@ -27,6 +28,7 @@ pub struct HostAttachments {
     switch: Arc<Switch>,
     states: PortStates,
     trace_dir: PathBuf,
+    sockets: NicSockets,
 }
 
 impl HostAttachments {
@@ -35,6 +37,7 @@ impl HostAttachments {
         switch: Arc<Switch>,
         states: PortStates,
         trace_dir: PathBuf,
+        sockets: NicSockets,
     ) -> Result<HostAttachments, String> {
         let sink = Arc::new(Sink {
             switch: switch.clone(),
@@ -47,6 +50,7 @@ impl HostAttachments {
             switch,
             states,
             trace_dir,
+            sockets,
         })
     }
 
@@ -60,7 +64,7 @@ impl HostAttachments {
         self.switch
             .attach(slot.into(), port)
             .map_err(|e| AttachError(e.to_string()))?;
-        self.states.leave(slot, NicState::Up);
+        self.states.leave(slot.0, NicState::Up);
         Ok(())
     }
 
@@ -94,7 +98,10 @@ impl Attachments for HostAttachments {
             NicKind::VhostUser => {
                 let (key, path) = (PortKey(request.slot.0), Path::new(request.path));
                 let opened = match nic.vhost_mode {
-                    VhostMode::Server => self.vhost.listen(key, path, options(request)),
+                    VhostMode::Server => {
+                        self.vhost
+                            .listen_as(key, path, self.sockets.0, options(request))
+                    }
                     VhostMode::Client => self.vhost.connect(key, path, options(request)),
                 };
                 opened.map_err(|e| AttachError(e.to_string()))
@@ -121,7 +128,7 @@ impl Attachments for HostAttachments {
             // Dropping the port removes the device. A worker that is gone has dropped it already.
             NicKind::Tap | NicKind::Bench(_) => drop(self.switch.detach(slot.into())),
         }
-        self.states.forget(slot);
+        self.states.forget(&slot.0);
     }
 
     fn reconfigure(&mut self, request: &OpenRequest<'_>) {
@@ -204,7 +211,7 @@ impl PortSink for Sink {
             PortState::Up => NicState::Up,
             PortState::Broken(why) => NicState::Broken(why),
         };
-        self.states.leave(PortSlot(key.0), state);
+        self.states.leave(key.0, state);
     }
 }
 

@@ -4,16 +4,18 @@
 use std::collections::BTreeMap;
 
 use api::v1;
+use control::Error;
 use control::model::NicId;
-use control::{Controller, Error};
 use dataplane::PortUid;
 use dataplane::flow::{Endpoint, FlowInfo, FlowState, TcpWindows};
 use prost::Message;
 
+use crate::access::{Permitted, Refusal};
+
 const VERSION: u32 = 1;
 
 /// The connections of a NIC.
-pub fn export(control: &Controller, id: &NicId) -> Result<Vec<u8>, Error> {
+pub fn export(control: &Permitted, id: &NicId) -> Result<Vec<u8>, Refusal> {
     let nic = control.nic(id)?;
     let names = control.nics_by_uid();
     let exported = v1::ExportedConnections {
@@ -21,7 +23,7 @@ pub fn export(control: &Controller, id: &NicId) -> Result<Vec<u8>, Error> {
         nic: id.to_string(),
         vni: nic.nic.vni.id(),
         connections: control
-            .export_flows(Some(id))?
+            .flows(Some(id))?
             .iter()
             .map(|flow| outgoing(flow, &names))
             .collect(),
@@ -30,38 +32,40 @@ pub fn export(control: &Controller, id: &NicId) -> Result<Vec<u8>, Error> {
 }
 
 /// Takes up what [`export`] gave elsewhere; gives back how many were taken.
-pub fn import(control: &Controller, id: &NicId, state: &[u8]) -> Result<usize, Error> {
+pub fn import(control: &mut Permitted, id: &NicId, state: &[u8]) -> Result<usize, Refusal> {
     let nic = control.nic(id)?;
     let refuse = |why: String| Error::Value {
         owner: format!("NIC '{id}'"),
-        field: "state",
+        field: "state".into(),
         value: format!("{} bytes", state.len()),
         why,
     };
     let exported = v1::ExportedConnections::decode(state)
         .map_err(|e| refuse(format!("was not exported by a butterflyd: {e}")))?;
     if exported.version != VERSION {
-        return Err(refuse(format!(
-            "has version {}, known is {VERSION}",
-            exported.version
-        )));
+        let why = format!("has version {}, known is {VERSION}", exported.version);
+        return Err(refuse(why).into());
     }
     if exported.nic != id.as_str() || exported.vni != nic.nic.vni.id() {
-        return Err(refuse(format!(
-            "is of NIC '{}' in VNI {}",
-            exported.nic.escape_debug(),
-            exported.vni
-        )));
+        let of = exported.nic.escape_debug();
+        let why = format!("is of NIC '{of}' in VNI {}", exported.vni);
+        return Err(refuse(why).into());
     }
-    let uids: BTreeMap<String, PortUid> = control
-        .nics_by_uid()
-        .into_iter()
-        .map(|(uid, id)| (id.to_string(), uid))
-        .collect();
+    // Of its own network alone: a state that was made up says nothing of others.
+    let mut uids = BTreeMap::new();
+    for other in control.nics().filter(|other| other.nic.vni == nic.nic.vni) {
+        uids.insert(other.nic.id.to_string(), other.uid);
+    }
     let mut flows = Vec::with_capacity(exported.connections.len());
     for connection in exported.connections {
         let flow = incoming(connection)
             .ok_or_else(|| refuse("has a connection that makes no sense".into()))?;
+        if ![&flow.initiator_nic, &flow.responder_nic].contains(&&exported.nic) {
+            let (one, other) = (&flow.initiator_nic, &flow.responder_nic);
+            let (one, other) = (one.escape_debug(), other.escape_debug());
+            let why = format!("has a connection of NICs '{one}' and '{other}'");
+            return Err(refuse(why).into());
+        }
         // The other end may not be on this host: its connection cannot be tracked here.
         if let (Some(initiator), Some(responder)) =
             (uids.get(&flow.initiator_nic), uids.get(&flow.responder_nic))

@@ -11,7 +11,7 @@ use clap::ValueEnum;
 
 use crate::cores::{Cores, count};
 use crate::logging::Level;
-use crate::options::{DSCP_MAX, OuterChecksum, mtu};
+use crate::options::{DSCP_MAX, OuterChecksum, mode, mtu};
 
 /// What the file says; `None` where it says nothing.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -34,11 +34,18 @@ pub struct Ini {
     pub vxlan_dscp: Option<u8>,
     pub vxlan_checksum: Option<OuterChecksum>,
     pub trace_dir: Option<PathBuf>,
+    pub api_group: Option<String>,
+    pub vhost_owner: Option<String>,
+    pub vhost_group: Option<String>,
+    pub vhost_mode: Option<u32>,
     pub encryption_key_path: Option<PathBuf>,
     pub insecure_api: Option<bool>,
+    pub access: Option<PathBuf>,
+    pub audit: Option<PathBuf>,
     /// Separated by commas.
     pub balance_interfaces: Vec<String>,
     pub balance_hook: Option<PathBuf>,
+    pub balance_bgp: Option<PathBuf>,
     /// Separated by commas.
     pub router_interfaces: Vec<String>,
 }
@@ -88,6 +95,12 @@ fn set(ini: &mut Ini, section: &str, key: &str, value: &str) -> Result<(), Strin
         ("general", "graph-cpu-core") => ini.graph_cpu_core = Some(parsed(&name, value)?),
         ("general", "graph-core-id") => ini.graph_core_id = Some(parsed(&name, value)?),
         ("general", "trace-dir") => ini.trace_dir = Some(value.into()),
+        ("general", "api-group") => ini.api_group = Some(value.to_owned()),
+        ("general", "vhost-owner") => ini.vhost_owner = Some(value.to_owned()),
+        ("general", "vhost-group") => ini.vhost_group = Some(value.to_owned()),
+        ("general", "vhost-mode") => {
+            ini.vhost_mode = Some(mode(value).map_err(|e| format!("{name}: {e}"))?)
+        }
         ("general", "workers") => {
             ini.workers = Some(count(value).map_err(|e| format!("{name}: {e}"))?)
         }
@@ -109,7 +122,10 @@ fn set(ini: &mut Ini, section: &str, key: &str, value: &str) -> Result<(), Strin
         ("general", "balance-interfaces") => ini.balance_interfaces = list(value),
         ("general", "router-interfaces") => ini.router_interfaces = list(value),
         ("general", "balance-hook") => ini.balance_hook = Some(value.into()),
+        ("general", "balance-bgp") => ini.balance_bgp = Some(value.into()),
         ("security", "encryption_key_path") => ini.encryption_key_path = Some(value.into()),
+        ("security", "access") => ini.access = Some(value.into()),
+        ("security", "audit") => ini.audit = Some(value.into()),
         ("security", "insecure-api") => ini.insecure_api = Some(yes(&name, value)?),
         ("general" | "security", _) => return Err(format!("there is no key {name}")),
         ("", _) => return Err(format!("the key {key} stands before the first section")),
@@ -160,9 +176,13 @@ fn known(section: &str, key: &str) -> bool {
                 | "vxlan-checksum"
                 | "balance-interfaces"
                 | "balance-hook"
+                | "balance-bgp"
                 | "router-interfaces"
         ),
-        _ => matches!(key, "encryption_key_path" | "insecure-api"),
+        _ => matches!(
+            key,
+            "encryption_key_path" | "insecure-api" | "access" | "audit"
+        ),
     }
 }
 
@@ -198,6 +218,10 @@ socket-dir = /run/b
 graph-cpu-core = 2,4-5
 graph-core-id = 6
 trace-dir = /t
+api-group = a
+vhost-owner = o
+vhost-group = g
+vhost-mode = 640
 workers = 3
 dpdk-args = -c1 -n1 --vdev=eth_pcap0,iface=eth0
 nic-mtu = 9000
@@ -209,10 +233,13 @@ vxlan-dscp = 46
 vxlan-checksum = on
 balance-interfaces = eth0, eth1
 balance-hook = /etc/butterfly/hook
+balance-bgp = /etc/butterfly/bgp.ini
 router-interfaces = eth2,eth3.100
 [security]
 encryption_key_path = /etc/butterfly/key
 insecure-api = yes
+access = /etc/butterfly/access.toml
+audit = /var/log/butterfly/audit.json
 ";
         let expected = Ini {
             log_level: Some(Level::Debug),
@@ -231,10 +258,17 @@ insecure-api = yes
             vxlan_dscp: Some(46),
             vxlan_checksum: Some(OuterChecksum::On),
             trace_dir: Some("/t".into()),
+            api_group: Some("a".into()),
+            vhost_owner: Some("o".into()),
+            vhost_group: Some("g".into()),
+            vhost_mode: Some(0o640),
             encryption_key_path: Some("/etc/butterfly/key".into()),
             insecure_api: Some(true),
+            access: Some("/etc/butterfly/access.toml".into()),
+            audit: Some("/var/log/butterfly/audit.json".into()),
             balance_interfaces: vec!["eth0".into(), "eth1".into()],
             balance_hook: Some("/etc/butterfly/hook".into()),
+            balance_bgp: Some("/etc/butterfly/bgp.ini".into()),
             router_interfaces: vec!["eth2".into(), "eth3.100".into()],
         };
         assert_eq!(parse(text), Ok(expected));
@@ -329,10 +363,17 @@ insecure-api = yes
             vxlan_dscp: Some(_),
             vxlan_checksum: Some(_),
             trace_dir: Some(_),
+            api_group: Some(_),
+            vhost_owner: Some(_),
+            vhost_group: Some(_),
+            vhost_mode: Some(0o660),
             encryption_key_path: Some(_),
             insecure_api: Some(_),
+            access: Some(_),
+            audit: Some(_),
             balance_interfaces,
             balance_hook: Some(_),
+            balance_bgp: Some(_),
             router_interfaces,
         } = parse(example.split_once("```").unwrap().0).unwrap()
         else {

@@ -19,14 +19,17 @@
 //! [`decoders`] what stands between a client's bytes and the controller, for whoever drives that
 //! without sockets.
 
+mod access;
 mod app;
 mod attachments;
+mod audit;
 mod balancer;
 mod bench_report;
 mod connections;
 mod cores;
 mod dpdk_args;
 mod events;
+mod features;
 mod idle_states;
 mod ini;
 mod kernel;
@@ -34,15 +37,18 @@ mod lock;
 mod logging;
 mod options;
 mod places;
-mod port_states;
+mod privileges;
+mod reload;
 mod router;
 mod run;
+mod states;
 mod tracked_interfaces;
 mod underlay;
 mod unix_socket;
 mod uplinks;
 mod v0;
 mod v1;
+mod watchdog;
 mod worker_thread;
 
 pub use logging::LogControl;

@@ -6,7 +6,7 @@
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use dataplane::underlay::Encapsulation;
 use wire::vxlan::UdpChecksum;
 
@@ -87,6 +87,9 @@ pub struct Options {
     /// Print what becomes of each option of --dpdk-args
     #[arg(long)]
     pub(crate) dpdk_help: bool,
+    /// Print the manual page, in roff
+    #[arg(long, hide = true)]
+    pub(crate) man: bool,
 
     /// Where the v1 API listens (gRPC): unix:PATH, tcp:ADDRESS:PORT (mutual TLS) or none; may be
     /// repeated [default: unix:/run/butterfly/api.sock]
@@ -95,6 +98,28 @@ pub struct Options {
     /// A group whose members may use the unix sockets of the APIs beside root
     #[arg(long, value_name = "GROUP")]
     pub(crate) api_group: Option<String>,
+    /// The user that owns the vhost-user sockets [default: the daemon's]
+    #[arg(long, value_name = "USER")]
+    pub(crate) vhost_owner: Option<String>,
+    /// The group of the vhost-user sockets, which its members may connect to: that of the emulators
+    #[arg(long, value_name = "GROUP")]
+    pub(crate) vhost_group: Option<String>,
+    /// Permissions of the vhost-user sockets, octal [default: with --vhost-group 0660, else by the
+    /// umask]
+    #[arg(long, value_name = "MODE", value_parser = mode)]
+    pub(crate) vhost_mode: Option<u32>,
+    /// Seconds after which a thread of the daemon that does not move ends it, to be started again;
+    /// 0: never
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(..=3600))]
+    pub(crate) hang_secs: u32,
+    /// Who may do what, TOML (docs/access.md); read again on SIGHUP [default: root, --api-group and
+    /// whoever has a certificate may do everything]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) access: Option<PathBuf>,
+    /// Append every change, and every attempt that is refused, to this file, JSON; opened again on
+    /// SIGHUP
+    #[arg(long, value_name = "FILE")]
+    pub(crate) audit: Option<PathBuf>,
     /// The daemon's certificate for --api tcp:, PEM
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_cert: Option<PathBuf>,
@@ -157,6 +182,10 @@ pub struct Options {
     /// or goes
     #[arg(long, value_name = "PROGRAM")]
     pub(crate) balance_hook: Option<PathBuf>,
+    /// Announce services' addresses by BGP: this file names the neighbours, and
+    /// docs/balancer-bgp.md all that it may say. A BIRD of the daemon's own speaks
+    #[arg(long, value_name = "FILE")]
+    pub(crate) balance_bgp: Option<PathBuf>,
     /// Health checks may run programs of this folder, as nobody
     #[arg(long, value_name = "DIR")]
     pub(crate) check_programs: Option<PathBuf>,
@@ -203,6 +232,15 @@ pub struct Settings {
     pub(crate) v1_endpoints: Vec<String>,
     pub(crate) tls: Tls,
     pub(crate) api_group: Option<String>,
+    /// Whose the sockets of NICs are, by name, and their permissions.
+    pub(crate) vhost_owner: Option<String>,
+    pub(crate) vhost_group: Option<String>,
+    pub(crate) vhost_mode: Option<u32>,
+    /// Looks of the watchdog, a second apart, that a thread may stay in one place; 0: for ever.
+    pub(crate) hang_secs: u32,
+    /// Who may do what, and where it is recorded.
+    pub(crate) access: Option<PathBuf>,
+    pub(crate) audit: Option<PathBuf>,
     pub(crate) log_level: Level,
     pub(crate) no_syslog: bool,
     /// One entry a worker: the core that it is to stay on.
@@ -231,6 +269,7 @@ pub struct Settings {
     pub(crate) balance_interfaces: Vec<String>,
     pub(crate) balance_max_flows: u32,
     pub(crate) balance_hook: Option<PathBuf>,
+    pub(crate) balance_bgp: Option<PathBuf>,
     /// Where the programs are that health checks may run.
     pub(crate) check_programs: Option<PathBuf>,
     /// Interfaces that are routed between from the start, and the sizes of the router's tables.
@@ -254,6 +293,9 @@ pub struct Tls {
 impl Options {
     /// What is to be printed in the place of running, if that is asked for.
     pub fn text_asked_for(&self) -> Option<String> {
+        if self.man {
+            return Some(man());
+        }
         self.dpdk_help.then(dpdk_args::help)
     }
 }
@@ -401,6 +443,36 @@ impl Settings {
             ini.vxlan_dscp,
             u8::to_string,
         );
+        let api_group = said.one(
+            "--api-group",
+            "api-group",
+            options.api_group,
+            ini.api_group,
+            text,
+        );
+        let vhost_owner = said.one(
+            "--vhost-owner",
+            "vhost-owner",
+            options.vhost_owner,
+            ini.vhost_owner,
+            text,
+        );
+        let vhost_group = said.one(
+            "--vhost-group",
+            "vhost-group",
+            options.vhost_group,
+            ini.vhost_group,
+            text,
+        );
+        let vhost_mode = said.one(
+            "--vhost-mode",
+            "vhost-mode",
+            options.vhost_mode,
+            ini.vhost_mode,
+            |mode| format!("{mode:04o}"),
+        );
+        let access = said.one("--access", "access", options.access, ini.access, path);
+        let audit = said.one("--audit", "audit", options.audit, ini.audit, path);
         let names = |names: &Vec<String>| names.join(",");
         let balance_interfaces = said.one(
             "--balance-interface",
@@ -414,6 +486,13 @@ impl Settings {
             "balance-hook",
             options.balance_hook,
             ini.balance_hook,
+            path,
+        );
+        let balance_bgp = said.one(
+            "--balance-bgp",
+            "balance-bgp",
+            options.balance_bgp,
+            ini.balance_bgp,
             path,
         );
         let router_interfaces = said.one(
@@ -439,7 +518,13 @@ impl Settings {
                 key: options.tls_key,
                 ca: options.tls_ca,
             },
-            api_group: options.api_group,
+            api_group,
+            vhost_owner,
+            vhost_group,
+            vhost_mode,
+            hang_secs: options.hang_secs,
+            access,
+            audit,
             log_level: log_level.unwrap_or(Level::Info),
             no_syslog: options.no_syslog,
             wake: options.wake_us.map(|us| wake(us, &workers)).transpose()?,
@@ -470,6 +555,7 @@ impl Settings {
             balance_interfaces: balance_interfaces.unwrap_or_default(),
             balance_max_flows: options.balance_max_flows,
             balance_hook,
+            balance_bgp,
             check_programs: options.check_programs,
             router_interfaces: router_interfaces.unwrap_or_default(),
             router: router::Options {
@@ -593,6 +679,25 @@ fn unless_none(endpoint: String) -> Option<String> {
     (endpoint != "none").then_some(endpoint)
 }
 
+/// The manual page, of section 8.
+fn man() -> String {
+    let man = clap_mangen::Man::new(Options::command()).section("8");
+    let mut page = Vec::new();
+    // Only a writer can fail, and memory does not.
+    man.render(&mut page).expect("a page is written to memory");
+    String::from_utf8_lossy(&page).into_owned()
+}
+
+/// Permissions of a file, octal.
+pub fn mode(text: &str) -> Result<u32, String> {
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode <= 0o777 => Ok(mode),
+        _ => Err(format!(
+            "'{text}' are no permissions: three octal digits, as 660"
+        )),
+    }
+}
+
 /// An MTU as `-m` and `nic-mtu` take it.
 pub fn mtu(text: &str) -> Result<u16, String> {
     match text {
@@ -648,6 +753,12 @@ mod tests {
             v1_endpoints: vec!["unix:/run/butterfly/api.sock".into()],
             tls: Tls::default(),
             api_group: None,
+            vhost_owner: None,
+            vhost_group: None,
+            vhost_mode: None,
+            hang_secs: 10,
+            access: None,
+            audit: None,
             log_level: Level::Info,
             no_syslog: false,
             workers: vec![None],
@@ -670,6 +781,7 @@ mod tests {
             balance_interfaces: vec![],
             balance_max_flows: 262_144,
             balance_hook: None,
+            balance_bgp: None,
             check_programs: None,
             router_interfaces: vec![],
             router: router::Options::default(),
@@ -753,6 +865,9 @@ mod tests {
                 (s.insecure_api, s.v0_endpoint) = (true, Some("tcp://*:1".into()));
             }),
             (&["--api-group kvm"], &|s| s.api_group = Some("kvm".into())),
+            (&["--access /a --audit /b"], &|s| {
+                (s.access, s.audit) = (Some("/a".into()), Some("/b".into()));
+            }),
             (&["--max-flows 4096"], &|s| {
                 (s.max_flows, s.max_flows_per_nic) = (4096, 1024)
             }),
@@ -795,6 +910,9 @@ mod tests {
             }),
             (&["--balance-hook /h"], &|s| {
                 s.balance_hook = Some("/h".into())
+            }),
+            (&["--balance-bgp /b"], &|s| {
+                s.balance_bgp = Some("/b".into())
             }),
             (&["--check-programs /p"], &|s| {
                 s.check_programs = Some("/p".into())

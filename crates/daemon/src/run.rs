@@ -3,31 +3,38 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::encrypted::Key;
-use control::model::Config;
+use control::model::{Config, Feature, Interface};
 use control::{Controller, NicState};
 use dataplane::Switch;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use xdp::Interfaces;
 
+use crate::access::{Access, Gate};
 use crate::app::{App, Features, Operations, unix_secs};
 use crate::attachments::HostAttachments;
+use crate::audit::Audit;
 use crate::balancer;
+use crate::features::HostFeatures;
 use crate::idle_states;
 use crate::kernel::Kernel;
 use crate::lock::{self, Turn, Uplink};
 use crate::logging::LogControl;
 use crate::options::Settings;
-use crate::port_states::PortStates;
+use crate::privileges;
+use crate::reload::Reload;
 use crate::router;
+use crate::states::{InterfaceStates, PortStates, tell_interface, tell_port};
 use crate::underlay::{self, NextHopTask};
-use crate::unix_socket::{self, Access};
+use crate::unix_socket::{self, NicSockets};
 use crate::uplinks::{self, Breaks, Broken, Uplinks};
+use crate::watchdog::{Watchdog, Watched};
 use crate::worker_thread::{WorkerOptions, WorkerThreads};
 use crate::{v0, v1};
 
@@ -64,6 +71,7 @@ pub fn run(settings: Settings, log: LogControl) -> Result<(), String> {
     for warning in &settings.warnings {
         tracing::warn!("{warning}");
     }
+    privileges::settle()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(API_THREADS)
         .thread_name("api")
@@ -78,20 +86,36 @@ pub fn run(settings: Settings, log: LogControl) -> Result<(), String> {
 async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     let turn = Turn::take(&folders(settings))?;
     // What can be refused is refused before anything is made.
-    let access = Access::new(settings.api_group.as_deref())?;
+    let access = Access::new(settings.api_group.as_deref(), settings.access.clone())?;
+    let audit = Audit::open(settings.audit.clone())?;
+    let gate = Gate::new(access.clone(), audit.clone());
+    if settings.check_programs.is_some() && !rustix::process::geteuid().is_root() {
+        return Err(
+            "--check-programs: only root can run the programs as nobody; as this daemon's user \
+             they could use its API (docs/install.md says what its unit needs)"
+                .into(),
+        );
+    }
+    let sockets = NicSockets::new(
+        settings.vhost_owner.as_deref(),
+        settings.vhost_group.as_deref(),
+        settings.vhost_mode,
+    )?;
     let key = settings
         .v0_key
         .as_deref()
         .map(Key::load)
         .transpose()
         .map_err(|e| e.to_string())?;
+    let certificates = v1::tls::Certificates::new(&settings.tls)?.map(Arc::new);
     let mut v1 = Vec::new();
     for endpoint in &settings.v1_endpoints {
-        v1.push(v1::server::Listener::bind(endpoint, &settings.tls, access).await?);
+        v1.push(v1::server::Listener::bind(endpoint, certificates.as_ref(), &access).await?);
     }
     let policy = v0::server::Policy {
         insecure: settings.insecure_api,
-        access,
+        access: access.clone(),
+        gate: gate.clone(),
     };
     let v0 = match &settings.v0_endpoint {
         Some(endpoint) => Some(v0::server::Listener::bind(endpoint, key, policy).await?),
@@ -121,10 +145,12 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     // Those that programs of ours run on, of all features.
     let interfaces = Arc::new(Mutex::new(Interfaces::new()));
     let kernel = Arc::new(Kernel::default());
+    let interface_states = InterfaceStates::default();
     let engine = Arc::new(balancer::Engine::new(
         settings.balance_max_flows,
         interfaces.clone(),
         kernel.clone(),
+        interface_states.clone(),
     ));
     let uplinks = start_uplinks(
         settings,
@@ -135,11 +161,14 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     )
     .await?;
     let _held = hold(uplinks.as_ref())?;
-    let attachments =
-        HostAttachments::start(switch.clone(), states.clone(), settings.trace_dir.clone())?;
+    let attachments = HostAttachments::start(
+        switch.clone(),
+        states.clone(),
+        settings.trace_dir.clone(),
+        sockets,
+    )?;
     let vhost = attachments.vhost();
     let settings_of_control = control_settings(settings, uplinks.as_ref())?;
-    let controller = Controller::new(settings_of_control, Box::new(attachments), switch.clone());
     let endpoints: Vec<String> = settings
         .v0_endpoint
         .iter()
@@ -150,10 +179,26 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
         Some(folder) => health::Programs::of(folder)?,
         None => health::Programs::default(),
     };
-    let balancer = Arc::new(balancer::Control::new(engine.clone(), programs));
-    balance(settings, &balancer).await?;
-    let router = Arc::new(router::Control::start(settings.router, interfaces, kernel)?);
-    route(settings, &router).await?;
+    let router = router::Control::start(
+        settings.router,
+        interfaces,
+        kernel,
+        interface_states.clone(),
+    );
+    let router = Arc::new(router?);
+    let due = Arc::new(Notify::new());
+    let features = HostFeatures {
+        engine: engine.clone(),
+        router: router.clone(),
+        programs: programs.clone(),
+        due: due.clone(),
+        began: Instant::now(),
+    };
+    let controller = Controller::new(settings_of_control, Box::new(attachments), switch.clone())
+        .with_features(Box::new(features));
+    let sockets = v1.iter().filter_map(v1::server::Listener::path);
+    let sockets = sockets.chain(v0.iter().filter_map(v0::server::Listener::path));
+    let sockets = sockets.map(|path| reopen_socket(path, &access)).collect();
     let operations = Operations::new(controller, log, unix_secs);
     let app = Arc::new(App::new(
         operations,
@@ -162,44 +207,79 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
         endpoints,
         Features {
             uplinks,
-            balancer,
+            balancer: engine.clone(),
             router,
+            reload: Reload::new(access.clone(), audit, certificates, sockets),
         },
     ));
+    let events = app.control().subscribe();
+    take_interfaces(settings, &app).await?;
 
     let mut tasks = JoinSet::new();
-    tasks.spawn(states.deliver(app.clone()));
+    tasks.spawn(states.deliver(app.clone(), tell_port));
+    tasks.spawn(balancer::log(app.clone(), events));
+    tasks.spawn(interface_states.deliver(app.clone(), tell_interface));
     if let Some(next_hops) = next_hops(settings, &app, switch)? {
         tasks.spawn(next_hops.follow());
     }
-    tasks.spawn(app.balancer.clone().check(balancer::Prober(engine)));
+    let prober = balancer::Prober(engine);
+    tasks.spawn(balancer::check(app.clone(), due, programs, prober));
     if let Some(hook) = settings.balance_hook.clone() {
-        let balancer = app.balancer.clone();
-        tasks.spawn(async move { balancer::hook::announce(balancer, &hook).await });
+        let app = app.clone();
+        let announced = balancer::hook::Announced::take(&settings.socket_dir);
+        tasks.spawn(async move { balancer::hook::announce(app, &hook, announced).await });
     }
+    let announcer = announcer(settings, &app).await?;
     for listener in v1 {
-        tasks.spawn(listener.serve(app.clone()));
+        tasks.spawn(listener.serve(app.clone(), access.clone(), gate.clone()));
     }
     if let Some(listener) = v0 {
         tasks.spawn(listener.serve(app.clone()));
     }
+    let mut watched = workers.watched();
+    watched.extend(Watched::runtime("API", &tokio::runtime::Handle::current()));
+    watched.push(Watched::vhost(&app.vhost)?);
+    let watchdog = Watchdog::start(watched, settings.hang_secs, app.health.clone())?;
     announce(settings, &app);
+    app.health.set(true);
 
     tokio::select! {
-        name = signals.stop() => tracing::info!("stopping: {name}"),
+        name = signals.stop(&app) => tracing::info!("stopping: {name}"),
         () = app.stopping() => tracing::info!("stopping"),
     }
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
+    watchdog.stopping();
+    app.health.set(false);
+    // Routers choose others while packets still find their way here.
+    if let Some(announcer) = announcer {
+        announcer.stop().await;
+    }
     app.stop();
     let ended = async { while tasks.join_next().await.is_some() {} };
     let _ = tokio::time::timeout(GRACE, ended).await;
     tasks.abort_all();
+    // What they hold, the file of what is announced among it, is free then.
+    let ended = async { while tasks.join_next().await.is_some() {} };
+    let _ = tokio::time::timeout(GRACE, ended).await;
     if let Some(hook) = &settings.balance_hook {
-        balancer::hook::withdraw(&app.balancer, hook).await;
+        balancer::hook::withdraw(&app, hook, &settings.socket_dir).await;
     }
     take_down(app, &workers).await;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Who announces services' addresses by BGP, if that was asked for.
+async fn announcer(
+    settings: &Settings,
+    app: &Arc<App>,
+) -> Result<Option<balancer::bgp::Announcer>, String> {
+    let Some(file) = &settings.balance_bgp else {
+        return Ok(None);
+    };
+    let folder = &settings.socket_dir;
+    let announcer = balancer::bgp::Announcer::start(app.clone(), file, folder).await?;
+    Ok(Some(announcer))
 }
 
 /// Follows the kernel and joins what is named, or what has our address; nothing when neither is
@@ -251,6 +331,16 @@ fn hold(uplinks: Option<&Uplinks>) -> Result<Vec<Uplink>, String> {
     Ok(held?.into_iter().flatten().collect())
 }
 
+/// Gives a socket to those who may connect by what was read last.
+fn reopen_socket(path: &Path, access: &Access) -> Box<dyn Fn() + Send + Sync> {
+    let (path, access) = (path.to_owned(), access.clone());
+    Box::new(move || {
+        if let Err(e) = unix_socket::open_to(&path, &access) {
+            tracing::error!("{} keeps its mode: {e}", path.display());
+        }
+    })
+}
+
 /// Where sockets of ours are made.
 fn folders(settings: &Settings) -> Vec<std::path::PathBuf> {
     let v0 = settings
@@ -291,29 +381,27 @@ fn next_hops(
     NextHopTask::new(follow, app, switch, uplinks).map(Some)
 }
 
-/// Takes the interfaces that services are balanced on. One that cannot be had is no reason to go on
-/// without it.
-async fn balance(settings: &Settings, balancer: &Arc<balancer::Control>) -> Result<(), String> {
-    let (names, balancer) = (settings.balance_interfaces.clone(), balancer.clone());
-    let taken = tokio::task::spawn_blocking(move || {
-        names
-            .iter()
-            .try_for_each(|name| balancer.plane().add_interface(name, None).map(drop))
-    });
-    let taken = taken
-        .await
-        .map_err(|_| "taking the interfaces to balance on panicked".to_owned())?;
-    taken.map_err(|why| format!("--balance-interface: {why}"))
-}
-
-/// Takes the interfaces that transit packets are forwarded between; for those that cannot be had
-/// the same holds.
-async fn route(settings: &Settings, router: &router::Control) -> Result<(), String> {
-    for name in &settings.router_interfaces {
-        let added = router.add(name.clone(), None).await;
-        added.map_err(|why| format!("--router: {why}"))?;
-    }
-    Ok(())
+/// Takes the interfaces that services are balanced on and that transit packets are forwarded
+/// between. One that cannot be had is no reason to go on without it.
+async fn take_interfaces(settings: &Settings, app: &Arc<App>) -> Result<(), String> {
+    let balanced = settings.balance_interfaces.iter();
+    let balanced = balanced.map(|name| (Feature::Balancer, name.clone()));
+    let routed = settings.router_interfaces.iter();
+    let routed = routed.map(|name| (Feature::Router, name.clone()));
+    let all: Vec<(Feature, String)> = balanced.chain(routed).collect();
+    let app = app.clone();
+    let take = move |(feature, name): (Feature, String)| {
+        let option = match feature {
+            Feature::Balancer => "--balance-interface",
+            Feature::Router => "--router",
+        };
+        let interface = Interface::new(&name, None);
+        let taken = interface.and_then(|one| app.control().add_interface(feature, one));
+        taken.map(drop).map_err(|why| format!("{option}: {why}"))
+    };
+    let taken = tokio::task::spawn_blocking(move || all.into_iter().try_for_each(take));
+    let taken = taken.await;
+    taken.map_err(|_| "taking the interfaces of the load balancer and the router panicked")?
 }
 
 fn worker_options(settings: &Settings, states: &PortStates, breaks: Breaks) -> WorkerOptions {
@@ -330,7 +418,7 @@ fn worker_options(settings: &Settings, states: &PortStates, breaks: Breaks) -> W
                 "the port in slot {} is stopped, its guest broke the protocol: {why}",
                 slot.0
             );
-            states.leave(slot, NicState::Broken(why));
+            states.leave(slot.0, NicState::Broken(why));
         }),
     }
 }
@@ -422,8 +510,7 @@ fn raise_descriptor_limit() {
     }
 }
 
-/// SIGTERM and SIGINT stop; SIGHUP, which ends other daemons or makes them read their files, does
-/// nothing.
+/// SIGTERM and SIGINT stop; with SIGHUP the files are read again that can be.
 struct Signals {
     terminate: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,
@@ -440,12 +527,16 @@ impl Signals {
         })
     }
 
-    async fn stop(&mut self) -> &'static str {
+    async fn stop(&mut self, app: &Arc<App>) -> &'static str {
         loop {
             tokio::select! {
                 _ = self.terminate.recv() => return "SIGTERM",
                 _ = self.interrupt.recv() => return "SIGINT",
-                _ = self.hangup.recv() => tracing::info!("SIGHUP is ignored: settings are read at the start only"),
+                _ = self.hangup.recv() => {
+                    let app = app.clone();
+                    // What it says is in the log.
+                    drop(tokio::task::spawn_blocking(move || app.reload.now()).await);
+                }
             }
         }
     }

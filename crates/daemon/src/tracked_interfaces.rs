@@ -6,6 +6,7 @@
 //! feature does ([`Driver`]). Owned by the router's thread (`router/keeper.rs`) and the balancer's
 //! engine (`balancer/engine/attached.rs`).
 
+use control::InterfaceStatus;
 use xdp::Mode;
 
 /// An interface that was asked for.
@@ -69,7 +70,8 @@ impl TrackedInterfaces {
             let member = &self.members[at];
             let same = Some(member.index) == found && (asked.is_none() || asked == member.mode);
             if member.mode.is_some() && same {
-                return Ok((member.clone(), false));
+                self.members[at].asked = asked.or(self.members[at].asked);
+                return Ok((self.members[at].clone(), false));
             }
         }
         let index = found.ok_or_else(|| format!("interface {name}: there is no such interface"))?;
@@ -102,6 +104,48 @@ impl TrackedInterfaces {
             None => self.members.push(member.clone()),
         }
         Ok((member, true))
+    }
+
+    /// How an interface is; `None`: nobody asked for it.
+    pub fn status(&self, name: &str) -> Option<InterfaceStatus> {
+        self.member(name).map(Member::status)
+    }
+
+    /// One of the members.
+    pub fn member(&self, name: &str) -> Option<&Member> {
+        self.members.iter().find(|member| member.name == name)
+    }
+
+    /// Makes an interface what it was when [`status`](Self::status) said this of it.
+    ///
+    /// # Errors
+    /// The driver's: it is not attached as it was.
+    pub async fn restore(
+        &mut self,
+        name: &str,
+        before: Option<InterfaceStatus>,
+        driver: &mut impl Driver,
+    ) -> Result<(), String> {
+        let Some(before) = before else {
+            self.give_back(name, driver);
+            return Ok(());
+        };
+        let attached = match before.mode {
+            Some(mode) => self.want(name, Some(mode), driver).await.map(drop),
+            None => Ok(()),
+        };
+        match self.members.iter_mut().find(|member| member.name == name) {
+            Some(member) => member.asked = before.asked,
+            // It is wanted all the same, and taken when it can be.
+            None => self.members.push(Member {
+                name: before.name,
+                mode: None,
+                why: before.why,
+                asked: before.asked,
+                index: 0,
+            }),
+        }
+        attached
     }
 
     /// Leaves an interface to the kernel for good; whether it was one of these.
@@ -158,6 +202,16 @@ impl TrackedInterfaces {
 }
 
 impl Member {
+    /// As the controller is told of it.
+    pub fn status(&self) -> InterfaceStatus {
+        InterfaceStatus {
+            name: self.name.clone(),
+            mode: self.mode,
+            why: self.why.clone(),
+            asked: self.asked,
+        }
+    }
+
     fn attach(&mut self, index: u32, taken: Result<Mode, String>) {
         self.index = index;
         self.mode = taken.as_ref().ok().copied();
@@ -250,6 +304,41 @@ mod tests {
             .await
             .expect("any mode will do");
         assert!(!new, "it is attached already");
+    }
+
+    #[tokio::test]
+    async fn what_was_done_to_one_is_undone() {
+        let (mut tracked, mut machine) = (TrackedInterfaces::default(), Machine::default());
+        machine.links.insert("eth0", 3);
+        machine.native = true;
+        let before = tracked.status("eth0");
+        assert_eq!(before, None);
+        let want = tracked.want("eth0", None, &mut machine).await;
+        want.expect("it is there");
+        let taken = tracked.status("eth0");
+        let want = tracked.want("eth0", Some(Mode::Generic), &mut machine);
+        want.await.expect("it can be");
+        let restored = tracked.restore("eth0", taken.clone(), &mut machine).await;
+        assert_eq!(restored, Ok(()));
+        assert_eq!(machine.attached["eth0"], Mode::Native);
+        assert_eq!(tracked.status("eth0"), taken, "and any mode will do again");
+        assert!(tracked.give_back("eth0", &mut machine));
+        let restored = tracked.restore("eth0", taken.clone(), &mut machine).await;
+        assert_eq!((restored, tracked.status("eth0")), (Ok(()), taken.clone()));
+        // What has gone meanwhile is wanted still.
+        assert!(tracked.give_back("eth0", &mut machine));
+        machine.links.clear();
+        let restored = tracked.restore("eth0", taken, &mut machine).await;
+        restored.expect_err("there is none");
+        assert_eq!(tracked.status("eth0").map(|status| status.mode), Some(None));
+        machine.links.insert("eth0", 4);
+        assert_eq!(tracked.follow(&mut machine).await.len(), 1);
+        assert_eq!(
+            tracked.restore("eth0", None, &mut machine).await,
+            Ok(()),
+            "given back"
+        );
+        assert!(machine.attached.is_empty() && tracked.members().is_empty());
     }
 
     #[tokio::test]

@@ -33,7 +33,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use control::{EventKind, Reach};
+use control::{EventKind, Part, Reach};
 use dataplane::Switch;
 use dataplane::underlay::{Encapsulation, Hop, Underlay};
 use netlink::{Kinds, Query, Requests, Snapshot};
@@ -417,11 +417,12 @@ fn tap(facts: &[Fact]) -> Option<&Fact> {
 
 /// Whether the hosts that we send to may be different after this event.
 fn concerns_reach(event: &EventKind) -> bool {
-    !matches!(
+    let harmless = matches!(
         event,
         EventKind::NicState(..)
             | EventKind::GroupAdded(_)
             | EventKind::GroupChanged(..)
             | EventKind::GroupRemoved(_)
-    )
+    );
+    event.part() == Part::Switch && !harmless
 }

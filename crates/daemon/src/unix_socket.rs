@@ -5,11 +5,14 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
+use io::vhost::SocketFile;
+use nix::unistd::{Gid, Group, Uid, User as Account, getgroups};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use tokio::net::{UnixListener, UnixStream, unix::UCred};
+use rustix::thread::CapabilitySet;
+use tokio::net::{UnixListener, UnixStream};
 
+use crate::access::{Access, Gate, Peer, User, Who};
 use crate::lock;
 
 /// What the sockets of NICs are called.
@@ -17,48 +20,53 @@ const NIC_SOCKETS: &str = "qemu-vhost-";
 /// Between a socket's bind and its listen; it refuses connections meanwhile.
 const NOT_YET: Duration = Duration::from_millis(50);
 
-/// Who may connect beside root and the daemon's own user.
+/// Whose the sockets of NICs are.
 #[derive(Debug, Clone, Copy)]
-pub struct Access {
-    group: Option<Gid>,
-}
+pub struct NicSockets(pub SocketFile);
 
-impl Access {
-    /// Looks the group of `--api-group` up.
-    pub fn new(group: Option<&str>) -> Result<Access, String> {
-        let Some(name) = group else {
-            return Ok(Access { group: None });
-        };
-        match Group::from_name(name) {
-            Ok(Some(group)) => Ok(Access {
-                group: Some(group.gid),
-            }),
-            Ok(None) => Err(format!("--api-group {name}: there is no such group")),
-            Err(e) => Err(format!("--api-group {name}: {e}")),
+impl NicSockets {
+    /// Looks the names of `--vhost-owner` and `--vhost-group` up, and whether we may give files to
+    /// them: the owner of a file may give it to groups that it is in, and CAP_CHOWN to anybody
+    /// (chown(2)).
+    pub fn new(
+        owner: Option<&str>,
+        group: Option<&str>,
+        mode: Option<u32>,
+    ) -> Result<NicSockets, String> {
+        let owner = owner.map(|name| match Account::from_name(name) {
+            Ok(Some(user)) => Ok(user.uid),
+            Ok(None) => Err(format!("--vhost-owner {name}: there is no such user")),
+            Err(e) => Err(format!("--vhost-owner {name}: {e}")),
+        });
+        let gid = group.map(|name| match Group::from_name(name) {
+            Ok(Some(group)) => Ok(group.gid),
+            Ok(None) => Err(format!("--vhost-group {name}: there is no such group")),
+            Err(e) => Err(format!("--vhost-group {name}: {e}")),
+        });
+        let (owner, gid) = (owner.transpose()?, gid.transpose()?);
+        let may_give = rustix::thread::capabilities(None)
+            .is_ok_and(|sets| sets.effective.contains(CapabilitySet::CHOWN));
+        if owner.is_some_and(|uid| uid != Uid::effective()) && !may_give {
+            return Err(
+                "--vhost-owner: giving files away needs CAP_CHOWN; --vhost-group does not".into(),
+            );
         }
+        let ours = |gid| Gid::effective() == gid || getgroups().is_ok_and(|all| all.contains(&gid));
+        if let (Some(gid), Some(name)) = (gid, group)
+            && !may_give
+            && !ours(gid)
+        {
+            return Err(format!(
+                "--vhost-group {name}: the daemon's user is not in this group, which giving it \
+                 sockets needs: SupplementaryGroups={name} in the unit, or usermod -aG {name}"
+            ));
+        }
+        Ok(NicSockets(SocketFile {
+            owner: owner.map(Uid::as_raw),
+            group: gid.map(Gid::as_raw),
+            mode: mode.or(gid.map(|_| 0o660)),
+        }))
     }
-
-    /// Whether the process at the other end may give orders (unix(7), SO_PEERCRED).
-    pub fn allows(self, peer: &UCred) -> bool {
-        let uid = Uid::from_raw(peer.uid());
-        uid.is_root()
-            || uid == Uid::effective()
-            || self
-                .group
-                .is_some_and(|group| is_member(uid, peer.gid(), group))
-    }
-}
-
-/// By the peer's own group, or by the user's groups in the system's database.
-fn is_member(uid: Uid, gid: u32, group: Gid) -> bool {
-    if gid == group.as_raw() {
-        return true;
-    }
-    let Ok(Some(user)) = User::from_uid(uid) else {
-        return false;
-    };
-    let name = std::ffi::CString::new(user.name).unwrap_or_default();
-    getgrouplist(&name, user.gid).is_ok_and(|groups| groups.contains(&group))
 }
 
 /// The listening socket. Its file goes when this is dropped.
@@ -70,7 +78,7 @@ pub struct ApiSocket {
 
 impl ApiSocket {
     /// Binds to `path`; makes the directory when missing. Needs a tokio runtime.
-    pub fn bind(path: &Path, access: Access) -> Result<ApiSocket, String> {
+    pub fn bind(path: &Path, access: &Access) -> Result<ApiSocket, String> {
         let failed =
             |e: &dyn std::fmt::Display| format!("cannot listen on {}: {e}", path.display());
         if let Some(dir) = path.parent() {
@@ -83,29 +91,46 @@ impl ApiSocket {
             listener,
         };
         // Until here the umask keeps others out; a peer's credentials are checked in any case.
-        let mode = if access.group.is_some() { 0o660 } else { 0o600 };
-        std::os::unix::fs::chown(path, None, access.group.map(Gid::as_raw))
-            .map_err(|e| failed(&e))?;
-        std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).map_err(|e| failed(&e))?;
+        open_to(path, access).map_err(|e| failed(&e))?;
         Ok(socket)
     }
 
-    /// The next client that may connect; others are turned away.
-    pub async fn accept(&self, access: Access) -> std::io::Result<UnixStream> {
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The next client that may do anything at all, and who it is; others are turned away.
+    pub async fn accept(
+        &self,
+        api: &'static str,
+        access: &Access,
+        gate: &Gate,
+    ) -> std::io::Result<(UnixStream, User)> {
         loop {
             let (stream, _) = self.listener.accept().await?;
-            match stream.peer_cred() {
-                Ok(peer) if access.allows(&peer) => return Ok(stream),
-                Ok(peer) => {
-                    tracing::warn!("turned away uid {} on {}", peer.uid(), self.path.display())
+            let shown = self.path.display();
+            let user = match stream.peer_cred() {
+                Ok(peer) => User::of(&peer),
+                Err(e) => {
+                    tracing::warn!("turned a client of unknown identity away on {shown}: {e}");
+                    continue;
                 }
-                Err(e) => tracing::warn!(
-                    "turned a client of unknown identity away on {}: {e}",
-                    self.path.display()
-                ),
+            };
+            let who = Who::Local(user.clone());
+            if access.rights(&who).role().is_some() {
+                return Ok((stream, user));
             }
+            tracing::warn!("turned away uid {} on {shown}", user.uid);
+            gate.turned_away(api, &Peer::local(user), "connect", "it has no role");
         }
     }
+}
+
+/// Gives a socket's file to who may connect.
+pub fn open_to(path: &Path, access: &Access) -> std::io::Result<()> {
+    let (group, mode) = access.socket();
+    std::os::unix::fs::chown(path, None, group.map(Gid::as_raw))?;
+    std::fs::set_permissions(path, PermissionsExt::from_mode(mode))
 }
 
 impl Drop for ApiSocket {
@@ -200,16 +225,16 @@ mod tests {
     async fn made_for_the_owner_and_removed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("sub/api.sock");
-        let access = Access::new(None).unwrap();
-        let socket = ApiSocket::bind(&path, access).unwrap();
+        let access = Access::new(None, None).unwrap();
+        let socket = ApiSocket::bind(&path, &access).unwrap();
         assert_eq!(
             std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
             0o600
         );
-        let client = UnixStream::connect(&path).await.unwrap();
-        assert!(access.allows(&client.peer_cred().unwrap()));
-        socket.accept(access).await.unwrap();
-        let error = ApiSocket::bind(&path, access).unwrap_err();
+        let _client = UnixStream::connect(&path).await.unwrap();
+        let (_, user) = socket.accept("v1", &access, &Gate::open()).await.unwrap();
+        assert_eq!(user.uid, Uid::effective().as_raw());
+        let error = ApiSocket::bind(&path, &access).unwrap_err();
         let owner = format!("process {} does already", std::process::id());
         assert!(error.contains(&owner), "{error}");
         drop(socket);
@@ -221,9 +246,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("api.sock");
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-        drop(ApiSocket::bind(&path, Access::new(None).unwrap()).unwrap());
+        drop(ApiSocket::bind(&path, &Access::new(None, None).unwrap()).unwrap());
         std::fs::write(&path, "precious").unwrap();
-        let error = ApiSocket::bind(&path, Access::new(None).unwrap()).unwrap_err();
+        let error = ApiSocket::bind(&path, &Access::new(None, None).unwrap()).unwrap_err();
         assert!(error.contains("no socket"), "{error}");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
     }
@@ -268,21 +293,5 @@ mod tests {
         remove_stale(&path).unwrap();
         assert!(!path.exists());
         killed.join().unwrap();
-    }
-
-    #[test]
-    fn groups_by_name() {
-        assert!(
-            Access::new(Some("no-such-group"))
-                .unwrap_err()
-                .contains("no-such-group")
-        );
-        let root = Access::new(Some("root")).unwrap();
-        assert!(is_member(Uid::from_raw(12345), 0, root.group.unwrap()));
-        assert!(!is_member(
-            Uid::from_raw(4_000_000_000),
-            7,
-            root.group.unwrap()
-        ));
     }
 }

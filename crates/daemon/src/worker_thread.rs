@@ -9,6 +9,8 @@ use dataplane::balance::QueueBalancer;
 use dataplane::load::WorkerLoad;
 use dataplane::report::PortReport;
 use dataplane::{Now, PortSlot, Switch, Worker, WorkerConfig, WorkerGone};
+
+use crate::watchdog::{Pulse, Watched};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -37,6 +39,8 @@ pub struct WorkerThreads {
     max_flows: u32,
     /// By worker.
     last: Mutex<Vec<Sample>>,
+    /// A beat a turn, by worker.
+    pulses: Vec<Arc<Pulse>>,
     /// Those of the workers, and the balancer's.
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -77,8 +81,11 @@ impl WorkerThreads {
         // already.
         let switch = Arc::new(switch);
         let mut threads = Vec::new();
+        let mut pulses = Vec::new();
         for (number, (worker, core)) in workers.into_iter().zip(&options.cores).enumerate() {
-            threads.push(start(number, worker, *core, poll)?);
+            let pulse = Arc::new(Pulse::default());
+            pulses.push(pulse.clone());
+            threads.push(start(number, worker, *core, poll, pulse)?);
         }
         let samples = options.cores.iter().map(|_| Sample {
             at: Instant::now(),
@@ -92,8 +99,16 @@ impl WorkerThreads {
             last: Mutex::new(samples.collect()),
             cores: options.cores,
             max_flows,
+            pulses,
             threads: Mutex::new(threads),
         })
+    }
+
+    /// For the watchdog.
+    pub fn watched(&self) -> Vec<Watched> {
+        let each = self.pulses.iter().enumerate();
+        each.map(|(number, pulse)| Watched::pulse(format!("worker {number}"), pulse.clone()))
+            .collect()
     }
 
     /// For whoever attaches and detaches ports, and publishes.
@@ -146,6 +161,7 @@ fn start(
     worker: Worker,
     core: Option<usize>,
     poll: Duration,
+    pulse: Arc<Pulse>,
 ) -> Result<JoinHandle<()>, String> {
     let (started, wait) = mpsc::channel();
     let name = format!("worker{number}");
@@ -155,7 +171,7 @@ fn start(
         // The one who waits is below.
         let _ = started.send(pinned);
         if ready {
-            run(worker, poll);
+            run(worker, poll, &pulse);
         }
     });
     let thread = thread.map_err(|e| format!("a worker's thread cannot be started: {e}"))?;
@@ -202,13 +218,14 @@ fn pin(core: usize) -> Result<(), String> {
 }
 
 /// Until it is told to stop.
-fn run(mut worker: Worker, poll: Duration) {
+fn run(mut worker: Worker, poll: Duration, pulse: &Pulse) {
     let poll_ns = poll.as_nanos() as u64;
     let mut clock = Clock::new();
     let mut idle_since = clock.now().mono_ns;
     loop {
         let now = clock.now();
         let turn = worker.turn(now);
+        pulse.beat();
         if turn.stopped {
             return;
         }

@@ -10,8 +10,8 @@ use std::process::Command;
 
 use api::v1;
 use api::v1::butterfly_client::ButterflyClient;
+use common::certificates::Authority;
 use common::{Daemon, within};
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use testkit::netns::Namespace;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
@@ -99,35 +99,6 @@ async fn a_group_can_be_let_in() {
         (meta.permissions().mode() & 0o777, meta.gid()),
         (0o660, 65534)
     );
-}
-
-/// A certificate authority, and certificates by it, as PEM files.
-struct Authority {
-    issuer: Issuer<'static, KeyPair>,
-    pem: String,
-}
-
-impl Authority {
-    fn new() -> Authority {
-        let mut params = CertificateParams::new(vec![]).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let key = KeyPair::generate().unwrap();
-        let pem = params.self_signed(&key).unwrap().pem();
-        Authority {
-            issuer: Issuer::new(params, key),
-            pem,
-        }
-    }
-
-    /// Certificate and key.
-    fn sign(&self) -> (String, String) {
-        let params = CertificateParams::new(vec!["butterfly.test".to_owned()]).unwrap();
-        let key = KeyPair::generate().unwrap();
-        (
-            params.signed_by(&key, &self.issuer).unwrap().pem(),
-            key.serialize_pem(),
-        )
-    }
 }
 
 async fn status(

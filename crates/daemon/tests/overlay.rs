@@ -450,7 +450,10 @@ async fn the_configuration_holds_it_and_events_tell_of_it() {
             ..Default::default()
         }],
         bindings: vec![binding(42, 1, HOST)],
-        balancer: Some(v1::BalancerConfig::default()),
+        balancer: Some(v1::BalancerConfig {
+            interfaces: Some(v1::BalancerInterfaces::default()),
+            ..Default::default()
+        }),
         router: Some(v1::RouterConfig::default()),
         ..Default::default()
     };

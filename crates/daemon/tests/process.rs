@@ -161,6 +161,7 @@ async fn two_daemons_share_a_folder_of_sockets() {
             vni: 1,
             ..Default::default()
         }),
+        create_only: false,
     };
     first.v1().await.put_nic(put("a")).await.unwrap();
     let folder = first.dir.path().to_str().unwrap();
@@ -260,7 +261,7 @@ async fn sigterm_and_sigint_leave_nothing() {
 }
 
 #[tokio::test]
-async fn sighup_is_ignored_and_app_quit_answers_and_stops() {
+async fn sighup_ends_nothing_and_app_quit_answers_and_stops() {
     let mut daemon = Daemon::start(&[]);
     daemon.signal(Signal::HUP);
     let mut client = daemon.v0().await;
@@ -481,7 +482,10 @@ async fn a_tap_comes_and_goes_with_its_nic_and_with_the_daemon() {
         path: name.clone(),
         ..Default::default()
     };
-    let put = v1::PutNicRequest { nic: Some(nic) };
+    let put = v1::PutNicRequest {
+        nic: Some(nic),
+        create_only: false,
+    };
     assert_eq!(
         client.put_nic(put.clone()).await.unwrap().into_inner().path,
         name
@@ -513,4 +517,26 @@ async fn a_tap_comes_and_goes_with_its_nic_and_with_the_daemon() {
     daemon.signal(Signal::TERM);
     daemon.wait();
     assert!(!device.exists());
+}
+
+/// A thread that is stopped, by ptrace, as one that hangs.
+#[test]
+fn a_thread_that_hangs_is_named_and_ends_the_daemon() {
+    for (thread, named) in [
+        ("worker0", "worker 0 has not moved"),
+        ("vhost-user", "the vhost-user thread has not moved"),
+    ] {
+        let mut daemon = Daemon::start(&["--hang-secs", "2"]);
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/hang_thread.py");
+        let mut hang = std::process::Command::new("python3")
+            .args([script, &daemon.pid().to_string(), thread, "30"])
+            .spawn()
+            .unwrap();
+        let status = daemon.wait().0;
+        let _ = hang.kill();
+        let _ = hang.wait();
+        let log = daemon.log();
+        assert!(!status.success(), "{thread}: {log}");
+        assert!(log.contains(named), "{thread}: {log}");
+    }
 }

@@ -27,9 +27,12 @@ async fn put(client: &mut Client, id: &str, last: u8, change: impl FnOnce(&mut v
         ..Default::default()
     };
     change(&mut nic);
-    within(client.put_nic(v1::PutNicRequest { nic: Some(nic) }))
-        .await
-        .unwrap();
+    within(client.put_nic(v1::PutNicRequest {
+        nic: Some(nic),
+        create_only: false,
+    }))
+    .await
+    .unwrap();
 }
 
 async fn queues(client: &mut Client, id: &str) -> v1::NicQueues {

@@ -53,15 +53,21 @@ fn group(id: &str) -> v1::Group {
 }
 
 async fn put_nic(client: &mut Client, nic: v1::Nic) -> Result<v1::NicStatus, Status> {
-    within(client.put_nic(v1::PutNicRequest { nic: Some(nic) }))
-        .await
-        .map(|answer| answer.into_inner())
+    within(client.put_nic(v1::PutNicRequest {
+        nic: Some(nic),
+        create_only: false,
+    }))
+    .await
+    .map(|answer| answer.into_inner())
 }
 
 /// What a daemon has that was told nothing.
 fn nothing() -> v1::Config {
     v1::Config {
-        balancer: Some(v1::BalancerConfig::default()),
+        balancer: Some(v1::BalancerConfig {
+            interfaces: Some(v1::BalancerInterfaces::default()),
+            ..Default::default()
+        }),
         router: Some(v1::RouterConfig::default()),
         ..Default::default()
     }
@@ -86,6 +92,7 @@ async fn a_nic_s_life() {
         detail: String::new(),
         packet_trace_path: format!("/tmp/butterfly-{}-vnic_1.pcap", daemon.pid()),
         mtu: 9000,
+        missing_security_groups: shown("vnic_1", 1).security_groups,
     };
     assert_eq!(status, expected);
     assert!(daemon.path("qemu-vhost-vnic_1").exists());
@@ -134,6 +141,7 @@ async fn a_nic_s_life() {
         updated,
         v1::NicStatus {
             nic: Some(changed),
+            missing_security_groups: vec!["web".into()],
             ..expected
         }
     );
@@ -504,7 +512,7 @@ async fn errors_have_codes_and_change_nothing() {
         assert_eq!(error.code(), code, "{error:?}");
         assert!(error.message().contains(sentence), "{error:?}");
     }
-    let missing = within(client.put_nic(v1::PutNicRequest { nic: None }))
+    let missing = within(client.put_nic(v1::PutNicRequest::default()))
         .await
         .unwrap_err();
     assert_eq!(
@@ -761,6 +769,7 @@ async fn what_can_be_seen_of_the_daemon() {
     );
     assert!(worker.load_percent <= 100);
     let expected = v1::Status {
+        audit_lines_lost: 0,
         version: env!("CARGO_PKG_VERSION").into(),
         pid: daemon.pid(),
         start_unix_secs: status.start_unix_secs,
@@ -957,4 +966,51 @@ async fn bench_nics_talk_and_are_counted() {
             .any(|drop| drop.direction() == v1::Direction::Ingress && drop.frames > 0),
         "{totals:?}"
     );
+}
+
+/// `nic add` asks for this; a replacement of a live NIC has to be meant.
+#[tokio::test]
+async fn a_nic_that_is_there_is_not_replaced_unasked() {
+    let daemon = Daemon::start(&[]);
+    let mut client = daemon.v1().await;
+    let create = |nic: &v1::Nic| v1::PutNicRequest {
+        nic: Some(nic.clone()),
+        create_only: true,
+    };
+    let nic = v1::Nic {
+        id: "a".into(),
+        mac: "52:54:00:12:34:01".into(),
+        vni: 7,
+        addresses: vec!["10.0.0.1".into()],
+        ..Default::default()
+    };
+    for _ in 0..2 {
+        within(client.put_nic(create(&nic))).await.unwrap();
+    }
+    let other = v1::Nic {
+        addresses: vec!["10.0.0.2".into()],
+        ..nic.clone()
+    };
+    let error = within(client.put_nic(create(&other))).await.unwrap_err();
+    assert_eq!(error.code(), tonic::Code::AlreadyExists);
+    assert_eq!(
+        error.message(),
+        "NIC 'a' is there already with other values: ip is '10.0.0.1', not '10.0.0.2'"
+    );
+    let blank = v1::Nic {
+        id: "a b".into(),
+        ..nic.clone()
+    };
+    let error = within(client.put_nic(create(&blank))).await.unwrap_err();
+    assert!(error.message().contains("printable word"), "{error}");
+    let kept = within(client.get_nic(v1::GetNicRequest { id: "a".into() })).await;
+    assert_eq!(
+        kept.unwrap().into_inner().nic.unwrap().addresses,
+        ["10.0.0.1"]
+    );
+    let replaced = v1::PutNicRequest {
+        nic: Some(other),
+        create_only: false,
+    };
+    within(client.put_nic(replaced)).await.unwrap();
 }

@@ -24,9 +24,12 @@ async fn frames_cross_from_worker_to_worker() {
             bypass_filtering: true,
             ..Default::default()
         };
-        within(client.put_nic(v1::PutNicRequest { nic: Some(nic) }))
-            .await
-            .unwrap();
+        within(client.put_nic(v1::PutNicRequest {
+            nic: Some(nic),
+            create_only: false,
+        }))
+        .await
+        .unwrap();
         guests.push(boot(&daemon, &id));
     }
     // The second is asleep by now, or it is not: it has to hear of them either way.

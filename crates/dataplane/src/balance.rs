@@ -12,7 +12,6 @@
 use std::collections::BTreeMap;
 
 use crate::queue::QueueId;
-use crate::switch::QueueUse;
 
 /// Thousandths of a worker's time above which it is worth a move.
 const BUSY: u64 = 600;
@@ -32,6 +31,17 @@ pub struct Move {
     pub from: usize,
     /// The worker that is to get it.
     pub to: usize,
+}
+
+/// A queue as the balancer sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct QueueUse {
+    /// Which one.
+    pub queue: QueueId,
+    /// The worker that has it.
+    pub worker: usize,
+    /// Cycles that its frames, sent and received, have cost since it came.
+    pub cycles: u64,
 }
 
 /// What a queue costs.

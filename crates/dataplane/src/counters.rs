@@ -8,20 +8,11 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::drop_reason::{DropReason, REASONS};
-use crate::snapshot::{PortSlot, RuleSlot};
-
-/// Largest number of NICs: slots are below it. Frames of a NIC above are not switched.
-pub const MAX_PORTS: usize = 16_384;
-
-/// Largest number of uplinks: their slots are behind those of the NICs.
-pub const MAX_UPLINKS: usize = 16;
+pub use crate::ids::{MAX_PORTS, MAX_RULES, MAX_UPLINKS};
+use crate::ids::{PortSlot, RuleSlot};
 
 /// Slots with counters and queues of their own.
 pub(crate) const MAX_SLOTS: usize = MAX_PORTS + MAX_UPLINKS;
-
-/// Largest number of rules with counters of their own; a rule whose slot is not below it is not
-/// counted.
-pub const MAX_RULES: usize = 1 << 20;
 
 /// u64 cells of one port: 4 of traffic, then the drops of frames from it, then of frames to it.
 const PORT_CELLS: usize = 4 + 2 * REASONS;

@@ -9,10 +9,11 @@ use wire::parse::protocol::TCP;
 use crate::flow::{
     ACKED, Endpoint, Entry, FlowId, FlowInfo, Flows, Key, NewFlow, SEEN, timeout_secs,
 };
-use crate::snapshot::{PortConfig, PortUid};
-use crate::stages::known::{between, share};
+use crate::ids::PortUid;
+use crate::snapshot::PortConfig;
+use crate::stages::terms::{between, share};
+use crate::time::Now;
 use crate::view::View;
-use crate::worker::Now;
 
 /// Entries looked at in one turn.
 const STEP: u32 = 4096;

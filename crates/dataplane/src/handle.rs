@@ -11,11 +11,12 @@ use wire::Vni;
 
 use crate::counters::Counters;
 use crate::flow::FlowInfo;
+use crate::ids::{PortSlot, PortUid};
 use crate::learned::LearnedMac;
 use crate::load::{QueueLoad, WorkerLoad};
 use crate::queue::QueueId;
 use crate::report::PortReport;
-use crate::snapshot::{PortSlot, PortUid, Snapshot};
+use crate::snapshot::Snapshot;
 use crate::underlay::Underlay;
 
 /// The worker's thread has ended: nothing will be switched any more.

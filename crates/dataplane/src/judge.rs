@@ -7,8 +7,9 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use wire::Mac;
 
+use crate::ids::RuleSlot;
 use crate::ruleset::{Asked, Direction};
-use crate::snapshot::{AddressPair, PortConfig, RuleSlot};
+use crate::snapshot::{AddressPair, PortConfig};
 use crate::view::View;
 
 /// Permission for one side of a flow.

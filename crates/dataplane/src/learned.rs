@@ -21,7 +21,7 @@ use foldhash::quality::SeedableRandomState;
 use hashbrown::HashMap;
 use wire::Mac;
 
-use crate::snapshot::{NetworkIdx, PortSlot, PortUid};
+use crate::ids::{NetworkIdx, PortSlot, PortUid};
 
 /// How long a MAC is remembered, as IEEE 802.1D bridges do.
 pub(crate) const AGING_SECS: u32 = 300;

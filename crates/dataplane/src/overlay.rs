@@ -15,9 +15,9 @@ use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 use imbl::shared_ptr::DefaultSharedPtr;
-use wire::{Mac, Vni};
+use wire::Mac;
 
-use crate::snapshot::{NetworkIdx, PortConfig, PortSlot, PortUid, Timeouts};
+use crate::ids::PortUid;
 
 /// Index of an endpoint in [`Snapshot::endpoints`](crate::Snapshot::endpoints).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -107,34 +107,6 @@ impl Overlay {
     #[inline]
     pub(crate) fn has(&self, endpoint: EndpointIdx) -> bool {
         self.members.binary_search(&endpoint).is_ok()
-    }
-
-    /// The remote, as a partner of the NICs here.
-    pub(crate) fn remote(&self, network: NetworkIdx, vni: Vni) -> PortConfig {
-        PortConfig {
-            slot: PortSlot::remote(network),
-            uid: self.uid,
-            vni,
-            network,
-            mac: Mac::default(),
-            addresses: Vec::new(),
-            anti_spoof: false,
-            pairs: Vec::new(),
-            groups: Vec::new(),
-            bypass: true,
-            sniffers: Vec::new(),
-            is_sniffer: false,
-            allow_dhcp_server: true,
-            allow_router_advertisements: true,
-            learn_macs: false,
-            link_down: false,
-            // The NIC's own are never longer than these.
-            timeouts: Timeouts::LONGEST,
-            // Its flows are charged to the NICs that they reach.
-            flow_share: 0,
-            mtu: 0,
-            trace: None,
-        }
     }
 }
 

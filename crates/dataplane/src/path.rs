@@ -8,28 +8,30 @@ use io::frame::{BATCH, Batch, Bits};
 use wire::build;
 use wire::offload::Offload;
 
+use crate::config::WorkerConfig;
 use crate::counters::Counters;
 use crate::drop_reason::DropReason;
 use crate::flow::Flows;
 use crate::fragments::{Fragments, Held};
+use crate::ids::{NetworkIdx, PortSlot};
 use crate::learned::LearnedMacs;
 use crate::ports::Ports;
 use crate::queue::QueueId;
 use crate::replies::Replies;
+use crate::round::Wait;
 use crate::round::{Arrival, Case, Item, Job, Round, Tables};
-use crate::snapshot::{NetworkIdx, PortSlot, Snapshot};
+use crate::snapshot::Snapshot;
 use crate::stages::fast_path::FastPath;
-use crate::stages::wait::Wait;
 use crate::stages::{
     always, deliver, destination, encapsulate, fragments, known, merge, neighbours, outer, parse,
     remember, rules, spoof, wait,
 };
+use crate::time::Now;
 use crate::underlay::Underlay;
 use crate::view::View;
 use crate::waiting::{Judged, Released, Waiting};
 use crate::wanted::Wanted;
 use crate::watch::{Step, Watch};
-use crate::worker::{Now, WorkerConfig};
 
 /// How often tables are looked after, milliseconds.
 const HOUSEKEEPING_MS: u32 = 100;

@@ -8,12 +8,13 @@ use io::frame::{BATCH, Batch, Bits};
 use io::port::{Accepts, Port, PortError, TransmitError};
 use wire::vxlan::Outer;
 
-use crate::counters::{MAX_PORTS, MAX_SLOTS, MAX_UPLINKS};
+use crate::counters::MAX_SLOTS;
 use crate::drop_reason::DropReason;
 use crate::handoff::{Mark, OUT_MAX, Outbox, Put};
+use crate::ids::PortSlot;
+use crate::ids::{MAX_PORTS, MAX_UPLINKS};
 use crate::load::QueueLoad;
 use crate::queue::{QueueId, Routes, pick};
-use crate::snapshot::PortSlot;
 
 pub(crate) struct Ports {
     slots: Vec<Slot>,

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use io::port::Accepts;
 
 use crate::counters::MAX_SLOTS;
-use crate::snapshot::PortSlot;
+use crate::ids::PortSlot;
 
 /// The most queue pairs a NIC can have.
 pub const MAX_PAIRS: usize = 64;

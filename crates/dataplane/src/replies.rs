@@ -8,8 +8,8 @@
 use io::frame::Batch;
 use wire::offload::Offload;
 
-use crate::counters::MAX_PORTS;
-use crate::snapshot::PortSlot;
+use crate::ids::MAX_PORTS;
+use crate::ids::PortSlot;
 
 /// ICMP errors that a NIC gets in a second, of one worker.
 pub(crate) const ERRORS_A_SECOND: u16 = 100;

@@ -7,9 +7,9 @@
 
 use io::port::RingState;
 
+use crate::ids::PortSlot;
 use crate::ports::{Attached, Ports};
 use crate::queue::QueueId;
-use crate::snapshot::PortSlot;
 
 /// One port of a worker at one moment.
 #[derive(Clone, PartialEq, Eq, Debug)]

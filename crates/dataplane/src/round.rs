@@ -10,17 +10,17 @@ use crate::counters::Counters;
 use crate::drop_reason::DropReason;
 use crate::flow::{Entry, Flows, Key, Side};
 use crate::fragments::{DatagramKey, Fragments};
+use crate::ids::{NetworkIdx, PortSlot};
 use crate::judge::{self, Grant, Question};
 use crate::learned::LearnedMacs;
 use crate::queue::QueueId;
 use crate::replies::Replies;
-use crate::snapshot::{NetworkIdx, PortConfig, PortSlot};
-use crate::stages::wait::Wait;
+use crate::snapshot::PortConfig;
+use crate::time::Now;
 use crate::underlay::Underlay;
 use crate::view::View;
 use crate::waiting::Waiting;
 use crate::wanted::Wanted;
-use crate::worker::Now;
 
 /// State that outlives a batch.
 pub(crate) struct Tables {
@@ -130,6 +130,15 @@ pub(crate) enum Verdict {
     Wait,
 }
 
+/// One frame for one host without a next hop.
+#[derive(Clone, Copy)]
+pub(crate) struct Wait {
+    /// The frame in [`Round::items`].
+    pub item: usize,
+    pub host: IpAddr,
+    pub flooded: bool,
+}
+
 /// A batch on its way.
 pub(crate) struct Round<'a> {
     /// Who has sent it: a NIC, or what a network is on other hosts.
@@ -153,19 +162,6 @@ pub(crate) struct Round<'a> {
     /// What the switch answers to the sender itself.
     pub replies: &'a mut Replies,
     pub now: Now,
-}
-
-impl Now {
-    /// The flow table's clock.
-    #[inline]
-    pub(crate) fn millis(&self) -> u32 {
-        (self.mono_ns / 1_000_000) as u32
-    }
-
-    #[inline]
-    pub(crate) fn secs(&self) -> u32 {
-        (self.mono_ns / 1_000_000_000) as u32
-    }
 }
 
 impl Item {

@@ -10,15 +10,18 @@ use std::time::Duration;
 use io::memory_port::{MemoryPeer, MemoryPort};
 use io::port::Port;
 
+use crate::config::WorkerConfig;
 use crate::counters::{PortCounters, RuleCounters};
 use crate::flow::FlowInfo;
+use crate::ids::{PortSlot, PortUid, RuleSlot};
 use crate::load::WorkerLoad;
 use crate::queue::QueueId;
 use crate::report::PortReport;
-use crate::snapshot::{PortSlot, PortUid, RuleSlot, Snapshot};
+use crate::snapshot::Snapshot;
 use crate::switch::Switch;
+use crate::time::Now;
 use crate::underlay::Underlay;
-use crate::worker::{Now, Turn, Worker, WorkerConfig};
+use crate::worker::{Turn, Worker};
 
 /// Turns without an end are an error of the test.
 const TURNS_MAX: usize = 100_000;

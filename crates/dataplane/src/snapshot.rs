@@ -9,92 +9,15 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use io::trace::Trace;
 use ipnet::IpNet;
 use wire::{Mac, Vni};
 
-use crate::Trace;
 use crate::address_set::AddressSet;
-use crate::counters::{MAX_PORTS, MAX_UPLINKS};
 use crate::overlay::Overlay;
-use crate::ruleset::RuleSet;
+use crate::ruleset::{GroupMembers, RuleSet};
 
-/// Number of a snapshot; each one published is larger than the one before.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
-pub struct Epoch(pub u64);
-
-/// Index of a NIC in [`Snapshot::ports`] and of its counters, below [`crate::counters::MAX_PORTS`];
-/// behind those, of an [uplink](PortSlot::uplink).
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
-pub struct PortSlot(pub u32);
-
-/// From here on slots are the [remotes](PortSlot::remote) of networks.
-const REMOTES: u32 = 1 << 30;
-
-/// From here on slots are [next hops](PortSlot::hop).
-const HOPS: u32 = 1 << 31;
-
-impl PortSlot {
-    /// The slot of an uplink, which is below [`MAX_UPLINKS`]: its queues are attached and its
-    /// counters read as a NIC's are. It is in no snapshot.
-    ///
-    /// # Panics
-    /// When there is no such uplink.
-    pub const fn uplink(number: u32) -> PortSlot {
-        assert!(
-            (number as usize) < MAX_UPLINKS,
-            "an uplink beyond MAX_UPLINKS"
-        );
-        PortSlot(MAX_PORTS as u32 + number)
-    }
-
-    /// It is an uplink's.
-    #[inline]
-    pub const fn is_uplink(self) -> bool {
-        (self.0 as usize) >= MAX_PORTS && (self.0 as usize) < MAX_PORTS + MAX_UPLINKS
-    }
-
-    /// What a network is on other hosts, as a partner of flows: see [`crate::overlay`].
-    #[inline]
-    pub(crate) fn remote(network: NetworkIdx) -> PortSlot {
-        PortSlot(REMOTES | network.0 & (REMOTES - 1))
-    }
-
-    /// The network whose remote it is.
-    #[inline]
-    pub(crate) fn remote_of(self) -> Option<NetworkIdx> {
-        (REMOTES..HOPS)
-            .contains(&self.0)
-            .then_some(NetworkIdx(self.0 & (REMOTES - 1)))
-    }
-
-    /// A next hop of the [underlay](crate::underlay), as where a frame goes.
-    #[inline]
-    pub(crate) fn hop(index: u32) -> PortSlot {
-        PortSlot(HOPS | index)
-    }
-
-    /// The next hop that it is.
-    #[inline]
-    pub(crate) fn as_hop(self) -> Option<u32> {
-        (self.0 >= HOPS).then_some(self.0 & !HOPS)
-    }
-}
-
-/// Identity of a NIC: never used for another one.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct PortUid(pub u32);
-
-/// Index of a virtual network in [`Snapshot::networks`].
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct NetworkIdx(pub u32);
-
-/// Index of a security group in [`Snapshot::groups`], given to its name at the first reference.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct GroupIdx(pub u32);
-
-/// Index of a rule's counters, below [`crate::counters::MAX_RULES`].
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct RuleSlot(pub u32);
+pub use crate::ids::{Epoch, GroupIdx, NetworkIdx, PortSlot, PortUid, RuleSlot};
 
 /// The whole configuration. `None` in a vector is an index that is not used (any more).
 #[derive(Clone, Default)]
@@ -191,6 +114,35 @@ impl Network {
         }
         self.shared.get(mac).map(Vec::as_slice)
     }
+
+    /// What the network is on other hosts, as a partner of the NICs here; `network` is its own
+    /// index. `None`: it is on this one alone.
+    pub(crate) fn remote(&self, network: NetworkIdx) -> Option<PortConfig> {
+        Some(PortConfig {
+            slot: PortSlot::remote(network),
+            uid: self.overlay.as_ref()?.uid,
+            vni: self.vni,
+            network,
+            mac: Mac::default(),
+            addresses: Vec::new(),
+            anti_spoof: false,
+            pairs: Vec::new(),
+            groups: Vec::new(),
+            bypass: true,
+            sniffers: Vec::new(),
+            is_sniffer: false,
+            allow_dhcp_server: true,
+            allow_router_advertisements: true,
+            learn_macs: false,
+            link_down: false,
+            // The NIC's own are never longer than these.
+            timeouts: Timeouts::LONGEST,
+            // Its flows are charged to the NICs that they reach.
+            flow_share: 0,
+            mtu: 0,
+            trace: None,
+        })
+    }
 }
 
 /// One virtual network.
@@ -252,5 +204,12 @@ impl Default for Timeouts {
             udp_secs: 30,
             udp_stream_secs: 180,
         }
+    }
+}
+
+impl GroupMembers for [Option<Arc<Group>>] {
+    #[inline]
+    fn members(&self, group: GroupIdx) -> Option<&AddressSet> {
+        Some(&self.get(group.0 as usize)?.as_ref()?.members)
     }
 }

@@ -16,20 +16,22 @@ use sys::cycles;
 use sys::poll::Doorbell;
 use wire::Vni;
 
-use crate::balance::{self, Move, QueueBalancer};
+use crate::balance::{self, Move, QueueBalancer, QueueUse};
+use crate::config::WorkerConfig;
 use crate::counters::{Counters, PortCounters, RuleCounters};
 use crate::flow::{FlowInfo, FlowTable};
 use crate::handle::{Answer, Arrival, Command, WorkerGone, WorkerHandle};
 use crate::handoff::{self, Wake};
+use crate::ids::{PortSlot, PortUid, RuleSlot};
 use crate::learned::LearnedMac;
 use crate::load::{QueueLoad, WorkerLoad};
 use crate::queue::{MAX_WORKERS, QueueId, Routes};
 use crate::report::PortReport;
 use crate::sleep_flag::SleepFlag;
-use crate::snapshot::{PortSlot, PortUid, RuleSlot, Snapshot};
+use crate::snapshot::Snapshot;
 use crate::underlay::Underlay;
 use crate::wanted::Wanted;
-use crate::worker::{Parts, Worker, WorkerConfig};
+use crate::worker::{Parts, Worker};
 
 /// Transfers are sent on so many times at most before a snapshot counts as in force: once for each
 /// move of a queue that they meet, and queues are not moved more than that while one is published.
@@ -50,17 +52,6 @@ pub struct Switch {
 struct Assigned {
     worker: usize,
     load: Arc<QueueLoad>,
-}
-
-/// A queue as the balancer sees it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct QueueUse {
-    /// Which one.
-    pub queue: QueueId,
-    /// The worker that has it.
-    pub worker: usize,
-    /// Cycles that its frames, sent and received, have cost since it came.
-    pub cycles: u64,
 }
 
 impl Switch {

@@ -20,7 +20,7 @@ use wire::Mac;
 use wire::parse::ETHERNET_LEN;
 use wire::vxlan::{Ends, Outer, PORT, UdpChecksum};
 
-use crate::snapshot::PortSlot;
+use crate::ids::PortSlot;
 
 /// The least MTU of an inner network: what IPv4 demands of every link (RFC 791).
 pub const INNER_MTU_MIN: usize = 68;

@@ -9,14 +9,13 @@ use std::sync::Arc;
 
 use wire::Vni;
 
-use crate::counters::MAX_PORTS;
 use crate::drop_reason::DropReason;
 use crate::flow::NONE;
+use crate::ids::MAX_PORTS;
+use crate::ids::{NetworkIdx, PortSlot, PortUid, RuleSlot};
 use crate::overlay::{EndpointIdx, Overlay};
 use crate::ruleset::Direction;
-use crate::snapshot::{
-    Group, Network, NetworkIdx, PortConfig, PortSlot, PortUid, RuleSlot, Snapshot,
-};
+use crate::snapshot::{Group, Network, PortConfig, Snapshot};
 
 pub(crate) struct View {
     snapshot: Arc<Snapshot>,
@@ -125,13 +124,11 @@ impl View {
                 {
                     vnis.remove(&before.vni.id());
                 }
-                let overlay =
-                    after.and_then(|network| Some((network.overlay.as_ref()?, network.vni)));
-                if let Some((_, vni)) = overlay {
-                    vnis.insert(vni.id(), index);
+                if let Some(after) = after.filter(|network| network.overlay.is_some()) {
+                    vnis.insert(after.vni.id(), index);
                 }
                 if let Some(remote) = remotes.get_mut(index.0 as usize) {
-                    *remote = overlay.map(|(overlay, vni)| Box::new(overlay.remote(index, vni)));
+                    *remote = after.and_then(|network| network.remote(index).map(Box::new));
                 }
             },
         );

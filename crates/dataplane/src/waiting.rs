@@ -15,8 +15,8 @@ use std::sync::Arc;
 use wire::offload::Offload;
 
 use crate::fragments::Lent;
+use crate::ids::{NetworkIdx, PortSlot, PortUid};
 use crate::queue::QueueId;
-use crate::snapshot::{NetworkIdx, PortSlot, PortUid};
 use crate::underlay::Underlay;
 
 /// How long a frame waits: as long as the kernel asks for a neighbour (three times, a second each).

@@ -26,42 +26,20 @@ use io::frame::{BATCH, Batch};
 use sys::cycles;
 use sys::poll::Poller;
 
+use crate::config::WorkerConfig;
 use crate::dump::Dump;
 use crate::flow::{FlowTable, Flows};
 use crate::handle::{Command, WorkerHandle};
 use crate::handoff::{Inbox, OUT_MAX, Outbox, RING, Wake};
+use crate::ids::PortSlot;
 use crate::load::WorkerLoad;
 use crate::path::Path;
 use crate::ports::Ports;
 use crate::queue::{QueueId, Routes};
-use crate::snapshot::PortSlot;
+use crate::time::Now;
 use crate::wanted::Wanted;
 use crate::watch::Step;
 use commands::Leaving;
-
-/// The time, handed in: the data plane has no clock.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Now {
-    /// Monotonic nanoseconds.
-    pub mono_ns: u64,
-    /// Nanoseconds since 1970, for traces.
-    pub unix_ns: u64,
-}
-
-/// Sizes of a worker's tables and its hooks.
-pub struct WorkerConfig {
-    /// Flows tracked at once.
-    pub max_flows: u32,
-    /// Datagrams in reassembly at once.
-    pub max_fragments: u32,
-    /// MAC addresses learnt at once.
-    pub max_learned_macs: u32,
-    /// Seed of the keyed hashes: guests choose what is hashed. Random but in tests.
-    pub seed: u64,
-    /// Called when a port broke its protocol and was stopped: which one, and a sentence. On the
-    /// worker's thread: it must not wait.
-    pub on_broken: Box<dyn Fn(PortSlot, String) + Send>,
-}
 
 /// What a turn of the loop did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

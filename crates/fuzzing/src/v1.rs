@@ -26,6 +26,14 @@ pub fn v1(data: &[u8]) {
         let Ok(config) = Config::decode(input.piece()) else {
             continue;
         };
+        // Parts that are left out would stay as they are: here they become empty.
+        let mut balancer = config.balancer.clone().unwrap_or_default();
+        balancer.interfaces.get_or_insert_default();
+        let config = Config {
+            balancer: Some(balancer),
+            router: Some(config.router.clone().unwrap_or_default()),
+            ..config
+        };
         let Ok(config) = decoders::config(config, control.settings()) else {
             continue;
         };

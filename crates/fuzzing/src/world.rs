@@ -3,14 +3,17 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
-use control::model::Nic;
+use control::model::{Feature, Mode, Nic};
 use control::{
-    AttachError, Attachments, Controller, DataPlane, DataPlaneError, HostSettings, OpenRequest,
+    AttachError, Attachments, Controller, DataPlane, DataPlaneError, Features, HostSettings,
+    InterfaceStatus, OpenRequest,
 };
 use dataplane::counters::{PortCounters, RuleCounters};
 use dataplane::flow::FlowInfo;
 use dataplane::{PortSlot, PortUid, RuleSlot, Snapshot};
+use health::{Check, CheckError};
 use io::trace::Trace;
 
 #[derive(Default)]
@@ -31,6 +34,68 @@ pub fn controller() -> Controller {
         Box::new(world.clone()),
         Arc::new(world),
     )
+    .with_features(Box::new(Programs::default()))
+}
+
+/// A load balancer and a router that take all there is, once.
+#[derive(Default)]
+struct Programs(BTreeMap<(Feature, String), Option<Mode>>);
+
+impl Features for Programs {
+    fn now(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn admit(&self, _: &Check) -> Result<(), CheckError> {
+        Ok(())
+    }
+
+    fn balance(&mut self, services: &model::Services) -> Result<(), String> {
+        for service in services.iter() {
+            let vip = service.key().vip();
+            assert!(service.servers().all(|server| server.address() != vip));
+        }
+        Ok(())
+    }
+
+    fn take(
+        &mut self,
+        feature: Feature,
+        name: &str,
+        mode: Option<Mode>,
+    ) -> Result<InterfaceStatus, String> {
+        self.0.insert((feature, name.to_owned()), mode);
+        self.interface(feature, name)?.ok_or_else(String::new)
+    }
+
+    fn interface(&self, feature: Feature, name: &str) -> Result<Option<InterfaceStatus>, String> {
+        let found = self.0.get(&(feature, name.to_owned()));
+        Ok(found.map(|asked| InterfaceStatus {
+            name: name.to_owned(),
+            mode: asked.or(Some(Mode::Native)),
+            why: String::new(),
+            asked: *asked,
+        }))
+    }
+
+    fn give_back(&mut self, feature: Feature, name: &str) -> Result<(), String> {
+        let was = self.0.remove(&(feature, name.to_owned()));
+        was.expect("given back what was taken");
+        Ok(())
+    }
+
+    fn restore(
+        &mut self,
+        feature: Feature,
+        name: &str,
+        before: Option<InterfaceStatus>,
+    ) -> Result<(), String> {
+        self.0.remove(&(feature, name.to_owned()));
+        if let Some(before) = before {
+            self.0.insert((feature, name.to_owned()), before.asked);
+        }
+        Ok(())
+    }
 }
 
 /// What is declared, declared again, is nothing new: what the model lets in, it also gives out.

@@ -4,6 +4,10 @@
 use std::fmt;
 use std::time::Duration;
 
+use hickory_proto::op::Query;
+use hickory_proto::rr::{Name, RecordType};
+
+#[cfg(feature = "probe")]
 use crate::programs::Programs;
 
 /// When a server is asked, and how many answers in a row count.
@@ -106,6 +110,17 @@ impl Default for Dns {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Command(pub Vec<String>);
 
+/// What a check is told of the server it asks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Subject {
+    /// The service's address and the port of the check.
+    pub service: std::net::SocketAddr,
+    /// `tcp`, `udp` or `sctp`: the service's protocol.
+    pub protocol: &'static str,
+    /// The server's address.
+    pub server: std::net::IpAddr,
+}
+
 /// A value that a check cannot have.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CheckError {
@@ -119,6 +134,7 @@ pub struct CheckError {
 
 impl Check {
     /// Finds what this host does not run: [`validate`](Check::validate) finds the rest.
+    #[cfg(feature = "probe")]
     pub fn admit(&self, programs: &Programs) -> Result<(), CheckError> {
         match &self.kind {
             Kind::Command(command) => programs.program(command).map(drop),
@@ -197,7 +213,7 @@ impl Http {
         if !self.path.starts_with('/') {
             return Err(error("http.path", &self.path, "does not begin with /"));
         }
-        if self.path.parse::<hyper::Uri>().is_err() {
+        if self.path.parse::<http::Uri>().is_err() {
             return Err(error(
                 "http.path",
                 &self.path,
@@ -205,8 +221,7 @@ impl Http {
             ));
         }
         let host = self.host.as_deref();
-        if let Some(host) = host.filter(|host| host.parse::<hyper::http::uri::Authority>().is_err())
-        {
+        if let Some(host) = host.filter(|host| host.parse::<http::uri::Authority>().is_err()) {
             return Err(error("http.host", host, "is no host name"));
         }
         self.statuses
@@ -218,6 +233,28 @@ impl Http {
 impl Dns {
     fn validate(&self) -> Result<(), CheckError> {
         self.question().map(drop)
+    }
+
+    /// The query's question, if there is such a name and type.
+    pub(crate) fn question(&self) -> Result<Query, CheckError> {
+        let name = Name::from_ascii(&self.name)
+            .map_err(|e| error("dns.name", &self.name, e.to_string()))?;
+        let number = self
+            .record
+            .strip_prefix("TYPE")
+            .unwrap_or(&self.record)
+            .parse::<u16>();
+        let record = match number {
+            Ok(number) => RecordType::from(number),
+            Err(_) => self
+                .record
+                .to_uppercase()
+                .parse()
+                .map_err(|_| error("dns.type", &self.record, "is no type of a DNS record"))?,
+        };
+        let mut name = name;
+        name.set_fqdn(true);
+        Ok(Query::query(name, record))
     }
 }
 

@@ -7,17 +7,21 @@
 //!
 //! Making a check is [`probe::run`]: a sentence that says why it failed, or nothing. Its sockets
 //! come from a [`probe::Path`], which knows how to reach one server through the service's address;
-//! in tests that is loopback.
+//! in tests that is loopback. All that does I/O is behind the feature `probe`: who only holds checks
+//! and what is known of servers (`control`) takes this crate without it.
 //!
-//! Called by the daemon's balancer, one monitor and one task for all services.
+//! One monitor, in the controller, for all services; the daemon's task makes the checks.
 
 mod check;
 mod monitor;
+#[cfg(feature = "probe")]
 pub mod probe;
+#[cfg(feature = "probe")]
 mod programs;
 mod state;
 
-pub use check::{Check, CheckError, Command, Dns, Http, Kind, Policy};
+pub use check::{Check, CheckError, Command, Dns, Http, Kind, Policy, Subject};
 pub use monitor::{Change, Job, Monitor};
+#[cfg(feature = "probe")]
 pub use programs::Programs;
 pub use state::{Health, State};

@@ -13,19 +13,8 @@ use std::time::Duration;
 
 pub use path::{Direct, Path};
 
-use crate::check::Kind;
+use crate::check::{Kind, Subject};
 use crate::programs::Programs;
-
-/// What a check is told of the server it asks.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Subject {
-    /// The service's address and the port of the check.
-    pub service: std::net::SocketAddr,
-    /// `tcp`, `udp` or `sctp`: the service's protocol.
-    pub protocol: &'static str,
-    /// The server's address.
-    pub server: std::net::IpAddr,
-}
 
 /// Makes a check within `timeout`. Of programs it runs those of `programs` alone.
 pub async fn run(

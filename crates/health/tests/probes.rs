@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use butterfly_health as health;
-use health::probe::{Direct, Subject, run};
-use health::{Command, Dns, Http, Kind, Programs};
+use health::probe::{Direct, run};
+use health::{Command, Dns, Http, Kind, Programs, Subject};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, UdpSocket};
 

@@ -17,8 +17,9 @@ use wire::parse::{self, IpPacket, L4, Net, Packet, protocol};
 use wire::{Mac, build, checksum};
 
 use crate::deliver::Accepts;
+use crate::error::TransmitError;
 use crate::frame::Batch;
-use crate::port::{RingState, TransmitError};
+use crate::ring_info::RingState;
 
 /// Echo requests on their way at most.
 pub const WINDOW: u16 = 64;

@@ -12,8 +12,6 @@
 //! guest may share its memory. Which bytes come out is then that guest's problem, but it must not
 //! be undefined: hence `ptr::copy`, which is the same code as `memcpy` on the machines we run on.
 
-use crate::frame::Segment;
-
 /// Bytes of a cache line.
 pub(crate) const LINE: usize = 64;
 
@@ -124,12 +122,6 @@ impl Ahead {
         prefetch_to_write(to.wrapping_add(self.write));
     }
 }
-
-/// A segment of no bytes, to initialise arrays with.
-pub(crate) const NOTHING: Segment = Segment {
-    ptr: std::ptr::null(),
-    len: 0,
-};
 
 /// What is no longer is copied without a call to `memcpy`.
 const SHORT: usize = 256;

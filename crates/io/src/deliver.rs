@@ -12,8 +12,9 @@ use wire::segment::{Checksum, Segments};
 
 use crate::copy::{self, Ahead};
 use crate::copy_sum::copy_and_sum;
-use crate::frame::{Batch, Frame, HEAD_MAX, Segment};
-use crate::port::TransmitError;
+use crate::error::TransmitError;
+use crate::frame::{Batch, Frame, HEAD_MAX};
+use crate::segment::Segment;
 
 /// What a receiver takes as the sender left it. `tso4`, `tso6` and `uso` mean nothing without
 /// `checksum` (virtio 1.2, section 5.1.3.1).
@@ -325,7 +326,7 @@ pub(crate) fn deliver(
         return complete(batch, index, accepts, sink);
     }
     // Built where it is used and not copied: a copy of what was just stored stalls on the store.
-    let mut one = [copy::NOTHING];
+    let mut one = [Segment::NOTHING];
     sink.put(&Piece {
         offload: frame.offload,
         head: Head::Whole(frame.head()),
@@ -347,7 +348,7 @@ fn complete(
     sink: &mut impl Sink,
 ) -> Result<(), TransmitError> {
     let frame = &batch.frames()[index];
-    let mut one = [copy::NOTHING];
+    let mut one = [Segment::NOTHING];
     let segments = batch.body(index, &mut one);
     let body = Body {
         segments,

@@ -14,6 +14,7 @@ use wire::vxlan::Outer;
 
 use crate::copy;
 use crate::guest_memory::GuestMemory;
+use crate::segment::Segment;
 use crate::xsk::umem::Umem;
 
 /// Frames handled together; a step is done for the whole batch before the next step begins.
@@ -169,24 +170,6 @@ impl Frame {
         &mut self.head
     }
 }
-
-/// A piece of memory that a frame's body lies in. The pointer is valid for reads of `len` bytes as
-/// long as the batch that holds the segment is not cleared; another party may write the bytes at
-/// any time, so they are only ever copied through raw pointers.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Segment {
-    pub ptr: *const u8,
-    pub len: usize,
-}
-
-// SAFETY: a segment points into a mapping that the batch keeps (see `Batch::hold`), and mappings
-// belong to no thread.
-unsafe impl Send for Segment {}
-
-// SAFETY: a segment is two numbers that nobody changes through a shared reference. What it points
-// to is read by copies through raw pointers alone, as many at once as there are workers that a
-// batch was handed to.
-unsafe impl Sync for Segment {}
 
 /// The outer headers that a frame is to be sent in by another worker than the one that has judged
 /// it.
@@ -356,7 +339,7 @@ impl Batch {
         let head = frame.head();
         let mut done = head.len().min(out.len());
         out[..done].copy_from_slice(&head[..done]);
-        let mut one = [copy::NOTHING];
+        let mut one = [Segment::NOTHING];
         for segment in self.body(index, &mut one) {
             let len = segment.len.min(out.len() - done);
             // SAFETY: the segment is valid for reads while the batch is not cleared (`Segment`),
@@ -415,7 +398,7 @@ impl Batch {
     /// Adds the segments of a frame's body to the end of the list, as far as the frame goes.
     fn add_body(&mut self, index: usize) {
         let mut left = self.frames[index].len() - self.frames[index].head().len();
-        let mut one = [copy::NOTHING];
+        let mut one = [Segment::NOTHING];
         let count = self.body(index, &mut one).len();
         for number in 0..count {
             let segment = self.body(index, &mut one)[number];
@@ -441,7 +424,7 @@ impl Batch {
         let mut sum = wire::checksum::Sum::new();
         sum.add(self.frames()[index].head());
         let mut left = self.frames()[index].len() - self.frames()[index].head().len();
-        let (mut one, mut bounce) = ([copy::NOTHING], [0u8; 2048]);
+        let (mut one, mut bounce) = ([Segment::NOTHING], [0u8; 2048]);
         for segment in self.body(index, &mut one) {
             let mut at = 0;
             while at < segment.len && left > 0 {

@@ -14,9 +14,10 @@ use wire::offload::Offload;
 use wire::vxlan::Outer;
 
 use crate::deliver::{self, Accepts, Piece, Sink};
+use crate::error::{PortError, TransmitError};
 use crate::frame::Batch;
 use crate::outer::{self, OuterSink};
-use crate::port::{PortError, RingState, TransmitError};
+use crate::ring_info::RingState;
 
 /// Frames that wait in one direction at most, unless [`MemoryPeer::set_capacity`] says otherwise.
 pub const CAPACITY: usize = 1024;

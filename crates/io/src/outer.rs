@@ -11,8 +11,8 @@ use wire::vxlan::Outer;
 
 use crate::copy::{self, Ahead};
 use crate::deliver::{self, Accepts, Piece, Sink};
+use crate::error::TransmitError;
 use crate::frame::Batch;
-use crate::port::TransmitError;
 
 /// Where frames with outer headers go.
 pub(crate) trait OuterSink {

@@ -24,9 +24,10 @@ use wire::virtio_net::{self, HDR_LEN_MRG};
 use wire::vxlan::Outer;
 
 use crate::deliver::Piece;
+use crate::error::{PortError, TransmitError};
 use crate::frame::{Batch, FRAME_MAX};
 use crate::outer::{self, OuterSink};
-use crate::port::{PortError, RingState, TransmitError};
+use crate::ring_info::RingState;
 use crate::xsk::Link;
 
 /// Bytes that may wait to be read: a few thousand frames.

@@ -23,9 +23,10 @@ pub use device::{TapError, TapOptions};
 pub use station::{Received, Receiver, TapUplink, TapVoice};
 
 use crate::deliver::{self, Accepts, Piece, Sink};
+use crate::error::{PortError, TransmitError};
 use crate::frame::{BATCH, Batch, Fault, HEAD_MAX};
 use crate::outer::{self, OuterSink};
-use crate::port::{PortError, RingState, TransmitError};
+use crate::ring_info::RingState;
 
 /// Pieces of a frame that one write takes: header, head and this many body segments. A frame in
 /// more pieces (none of a sane guest) is copied together first.

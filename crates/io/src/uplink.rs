@@ -9,10 +9,11 @@ use std::os::fd::BorrowedFd;
 
 use wire::vxlan::Outer;
 
+use crate::error::{PortError, TransmitError};
 use crate::frame::Batch;
 use crate::outer;
 use crate::packet_socket::PacketPort;
-use crate::port::{PortError, RingState, TransmitError};
+use crate::ring_info::RingState;
 use crate::tap::TapUplink;
 use crate::xsk::XskPort;
 

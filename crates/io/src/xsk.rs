@@ -48,8 +48,9 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, sockopt};
 use wire::vxlan;
 
+use crate::error::PortError;
 use crate::frame::{Batch, Fault};
-use crate::port::{PortError, RingState};
+use crate::ring_info::RingState;
 use queue::{Queue, QueueFault, Rings};
 use umem::Umem;
 

@@ -7,7 +7,7 @@ mod switch;
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use butterfly_io::vhost::features::protocol::{BACKEND_REQ, CONFIG};
 use butterfly_io::vhost::features::{IN_ORDER, MQ, MTU, PROTOCOL_FEATURES, RING_PACKED};
 use butterfly_io::vhost::request::*;
-use butterfly_io::vhost::{NicOptions, PortKey, PortState, ServerError};
+use butterfly_io::vhost::{NicOptions, PortKey, PortState, ServerError, SocketFile};
 use lab::{A, B, FEATURES, Lab, guest, guest_at};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use switch::{PATIENCE, nic};
@@ -395,6 +395,26 @@ fn closing_a_nic_ends_its_session_and_frees_its_key() {
     assert!(!lab.server().close(A));
     lab.listen(A);
     let _vmm = lab.boot(A, &a);
+}
+
+/// As root, who may give files to groups that it is not in.
+#[test]
+fn a_socket_has_its_group_and_mode_each_time_it_is_made() {
+    let lab = Lab::new();
+    let path = lab.path("given");
+    let file = SocketFile {
+        owner: None,
+        group: Some(4711),
+        mode: Some(0o640),
+    };
+    for _ in 0..2 {
+        lab.server()
+            .listen_as(PortKey(9), &path, file, nic("nic-9"))
+            .unwrap();
+        let made = std::fs::symlink_metadata(&path).unwrap();
+        assert_eq!((made.gid(), made.mode() & 0o7777), (4711, 0o640));
+        assert!(lab.server().close(PortKey(9)));
+    }
 }
 
 #[test]

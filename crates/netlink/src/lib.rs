@@ -28,7 +28,7 @@
 //!
 //! [`Requests`] asks the kernel single questions: where would a packet go ([`Requests::resolve`]),
 //! who is that neighbour ([`Requests::probe`]), how old are the entries of neighbours
-//! ([`Requests::ages`]).
+//! ([`Requests::ages`]), what is at the other end of a veth ([`Requests::pair`]).
 //!
 //! [`firewall::Firewall`] tells which hooks of nftables and iptables see what is forwarded.
 //!
@@ -40,6 +40,7 @@ pub mod ages;
 mod decode;
 pub mod devices;
 mod error;
+mod far_end;
 pub mod firewall;
 mod message;
 mod mirror;
@@ -52,6 +53,7 @@ mod tables;
 mod uapi;
 
 pub use error::Error;
+pub use far_end::Pair;
 pub use mirror::{Kinds, Mirror, Watch};
 pub use model::{
     Address, Family, ForwardingSettings, Hop, Link, Neighbour, NextHop, Route, RouteKey, RouteKind,

@@ -226,7 +226,7 @@ impl Requests {
     }
 
     /// Sends one request and gives the one message that answers it.
-    async fn ask(
+    pub(crate) async fn ask(
         &self,
         action: &'static str,
         request: impl FnOnce(u32) -> Vec<u8>,

@@ -39,6 +39,14 @@ impl Error {
             } => {
                 format!("it has an XDP program already: {program} (id {id})")
             }
+            xdp::Error::TcOccupied {
+                name: program, id, ..
+            } => {
+                let id = id.map(|id| format!(" (id {id})")).unwrap_or_default();
+                format!(
+                    "{program}{id} is at tc ingress already and would not see what is forwarded"
+                )
+            }
             xdp::Error::Attach { mode, source, .. } => format!("it refuses XDP ({mode}): {source}"),
             other => other.to_string(),
         };

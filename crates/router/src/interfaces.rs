@@ -31,7 +31,8 @@ pub struct Interface {
     pub tags: Vec<(u16, u16)>,
     /// The device takes frames that are redirected to it.
     pub sends: bool,
-    /// The MAC address of the device's other end, if packets can be handed to it at once.
+    /// The MAC address of the device's other end, if packets can be handed to it at once
+    /// ([`Router::set_peer`](crate::Router::set_peer)).
     pub peer: Option<Mac>,
 }
 
@@ -228,7 +229,9 @@ impl Reach for View<'_> {
             mtu: if interface.sends { mtu } else { 0 },
             tc_mtu: mtu,
             device: egress.device,
-            flags: if interface.peer == Some(to) {
+            // What is for somebody behind the other end goes as any packet does: the other end is
+            // to see that it is not its own.
+            flags: if interface.tags.is_empty() && interface.peer == Some(to) {
                 HOP_PEER
             } else {
                 0

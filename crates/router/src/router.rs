@@ -255,8 +255,8 @@ impl Router {
         })
     }
 
-    /// Says of a device whether packets can be handed to its other end at once, and that one's MAC
-    /// address.
+    /// Says of a device whether packets can be handed to its other end at once, past its queue and
+    /// the other end's (`bpf_redirect_peer`), and that one's MAC address.
     pub fn set_peer(&mut self, device: u32, peer: Option<Mac>) -> Result<(), Error> {
         self.change(device, |interface| {
             std::mem::replace(&mut interface.peer, peer) != peer
@@ -372,10 +372,8 @@ impl Router {
 
     fn place_of(&self, interface: &Interface) -> String {
         let mode = self.mode_of(interface.device);
-        match (mode, self.buffers_of(&interface.name)) {
-            (Some(Mode::Tc), Some(kind)) => format!("{} ({kind})", Mode::Tc.place()),
-            (mode, _) => mode.map(Mode::place).unwrap_or_default().to_owned(),
-        }
+        mode.map(|mode| mode.place_on(self.buffers_of(&interface.name)))
+            .unwrap_or_default()
     }
 
     /// Why packets or lookups are the kernel's, as sentences.

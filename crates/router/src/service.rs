@@ -8,8 +8,10 @@ use std::time::Duration;
 use netlink::devices::Devices;
 use netlink::firewall::Firewall as Hooks;
 use netlink::{Kinds, Mirror, Requests, Snapshot, Watch};
+use sys::bpf::TcSide;
 use tokio::time::{Interval, MissedTickBehavior, interval};
-use xdp::Interfaces;
+use wire::Mac;
+use xdp::{Interfaces, occupants};
 
 use crate::error::Error;
 use crate::firewall::Firewall;
@@ -163,16 +165,36 @@ impl Service {
         self.router.set_firewall(Firewall { hooks })
     }
 
-    /// Which devices take redirected frames: that can change with what happens at the far end of a
-    /// veth.
+    /// Which devices take redirected frames, and to whose other end packets can be handed at once:
+    /// both can change with what happens at the far end of a veth, of which the kernel tells us
+    /// nothing.
     pub async fn read_devices(&mut self) -> Result<(), Error> {
         let devices: std::collections::BTreeSet<u32> =
             self.router.interfaces().map(|own| own.device).collect();
         for device in devices {
             let sends = self.devices.takes_redirects(device).await?;
             self.router.set_sends(device, sends)?;
+            let peer = self.peer_of(device, sends).await?;
+            self.router.set_peer(device, peer)?;
         }
         Ok(())
+    }
+
+    /// The MAC address of a device's other end in another namespace, if nothing is between the two
+    /// that packets handed over at once would miss: no queue and nobody at tc on our end; on the
+    /// other no XDP program, and no GRO, which would join what we did not.
+    async fn peer_of(&self, device: u32, sends: Option<bool>) -> Result<Option<Mac>, Error> {
+        // A veth takes frames from XDP if its other end has a program or GRO.
+        if sends != Some(false) {
+            return Ok(None);
+        }
+        let Some(pair) = self.requests.pair(device).await? else {
+            return Ok(None);
+        };
+        let nobody = pair.queue == "noqueue"
+            && pair.far.xdp_program.is_none()
+            && occupants::of(device, TcSide::Egress).is_ok_and(|there| there.is_empty());
+        Ok(pair.far.mac.filter(|_| nobody && pair.far.up))
     }
 
     /// Settings that the kernel tells nobody of.

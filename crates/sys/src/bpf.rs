@@ -87,12 +87,14 @@ pub enum TcSide {
     Egress,
 }
 
-/// How many programs are at tc of an interface of the caller's network namespace (BPF_PROG_QUERY);
-/// none on a kernel without tcx (before Linux 6.6). Filters of qdiscs are not among them.
+/// The ids of the programs at tc of an interface of the caller's network namespace, in order
+/// (BPF_PROG_QUERY); none on a kernel without tcx (before Linux 6.6). Filters of qdiscs are not
+/// among them.
 ///
 /// # Errors
 /// ENODEV: no such interface; EPERM: the caller lacks CAP_NET_ADMIN.
-pub fn tc_programs(ifindex: u32, side: TcSide) -> Result<u32, Error> {
+pub fn tc_programs(ifindex: u32, side: TcSide) -> Result<Vec<u32>, Error> {
+    let mut ids = [0u32; TCX_PROGRAMS];
     let mut attributes = Query {
         target_ifindex: ifindex,
         attach_type: match side {
@@ -100,11 +102,12 @@ pub fn tc_programs(ifindex: u32, side: TcSide) -> Result<u32, Error> {
             TcSide::Egress => ATTACH_TCX_EGRESS,
         },
         flags: [0; 2],
-        program_ids: 0,
-        count: 0,
+        program_ids: ids.as_mut_ptr() as u64,
+        count: TCX_PROGRAMS as u32,
         rest: [0; 9],
     };
-    // SAFETY: the kernel reads and writes `Query`, whose only pointer is none: it writes no list.
+    // SAFETY: the kernel reads and writes `Query`, and at its only pointer `count` numbers at the
+    // most, which `ids` has room for. Both outlive the call.
     let result = unsafe {
         libc::syscall(
             libc::SYS_bpf,
@@ -114,8 +117,8 @@ pub fn tc_programs(ifindex: u32, side: TcSide) -> Result<u32, Error> {
         )
     };
     match Error::last_os_error() {
-        _ if result == 0 => Ok(attributes.count),
-        error if error.raw_os_error() == Some(libc::EINVAL) => Ok(0),
+        _ if result == 0 => Ok(ids.into_iter().take(attributes.count as usize).collect()),
+        error if error.raw_os_error() == Some(libc::EINVAL) => Ok(Vec::new()),
         error => Err(error),
     }
 }
@@ -145,6 +148,8 @@ const ATTACH_XDP: u32 = 37;
 const ATTACH_TCX_INGRESS: u32 = 46;
 const ATTACH_TCX_EGRESS: u32 = 47;
 const PROG_QUERY: libc::c_long = 16;
+/// BPF_MPROG_MAX of linux/bpf_mprog.h.
+const TCX_PROGRAMS: usize = 64;
 const FLAG_GENERIC: u32 = 1 << 1;
 const FLAG_NATIVE: u32 = 1 << 2;
 

@@ -146,6 +146,6 @@ impl RoutedHosts {
         let at_tc = self
             .router
             .inside(|| tc_programs(ifindex, TcSide::Ingress))?;
-        Ok(in_xdp.contains("xdp") || at_tc.map_err(|error| error.to_string())? > 0)
+        Ok(in_xdp.contains("xdp") || !at_tc.map_err(|error| error.to_string())?.is_empty())
     }
 }

@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, UdpSocket};
-use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use testkit::PATIENCE;
@@ -371,8 +370,7 @@ fn another_program_is_in_the_way_and_then_is_not() {
             .ok("ip addr add 2001:db8::2/64 dev far nodad")
             .unwrap();
         let theirs = xdp::Program::load("pass", xdp::objects::PASS, |_| Ok(())).unwrap();
-        let attached =
-            xdp::attach(theirs.as_fd(), world.ours.ifindex("eth0").unwrap(), None).unwrap();
+        let attached = xdp::attach(&theirs, world.ours.ifindex("eth0").unwrap(), None).unwrap();
         let facts = world.until("uplink", joined);
         assert_eq!(facts[0].mode, "packet socket");
         assert!(facts[0].why.contains("pass"), "{}", facts[0].why);

@@ -384,8 +384,7 @@ fn where_xdp_is_refused_a_packet_socket_takes_over_and_says_why() {
     let told = hosts.ours.inside(|| {
         // Somebody else's program is there already.
         let theirs = xdp::Program::load("pass", xdp::objects::PASS, |_| Ok(())).unwrap();
-        let _attached =
-            xdp::attach(std::os::fd::AsFd::as_fd(&theirs), request.ifindex, None).unwrap();
+        let _attached = xdp::attach(&theirs, request.ifindex, None).unwrap();
         let guest = Guest::new(&request, |program, interfaces, request| {
             join(program, interfaces, request, PORT)
         });

@@ -31,6 +31,21 @@ pub fn can_go_on(head: &[u8]) -> bool {
         && word(20) == Some(LINK_TYPE_ETHERNET)
 }
 
+/// Bytes of what stands before a packet.
+pub const PACKET_HEADER_LEN: usize = 16;
+/// The largest packet of a file, without its header: what libpcap takes for "all of it".
+pub const PACKET_MAX: u64 = SNAP_LEN as u64;
+
+/// Bytes of a packet with its header; `None` for a header that no [`packet`] has.
+pub fn packet_len(header: &[u8; PACKET_HEADER_LEN]) -> Option<u64> {
+    let word = |at: usize| {
+        u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
+    };
+    let (micros, stored, whole) = (word(4), word(8), word(12));
+    let sound = micros < 1_000_000 && stored <= SNAP_LEN && stored <= whole;
+    sound.then_some(PACKET_HEADER_LEN as u64 + u64::from(stored))
+}
+
 /// Records a whole frame, `time_ns` nanoseconds after 1970.
 pub fn packet(out: &mut Vec<u8>, time_ns: u64, frame: &[u8]) {
     put32(out, (time_ns / 1_000_000_000) as u32);
@@ -61,5 +76,9 @@ mod tests {
         ]);
         assert!(can_go_on(&out[1..=HEADER_LEN]));
         assert!(!can_go_on(&out[1..HEADER_LEN]) && !can_go_on(&out));
+        let mut header: [u8; PACKET_HEADER_LEN] = out[25..41].try_into().unwrap();
+        assert_eq!(packet_len(&header), Some(16 + 3));
+        header[10] = 0xff;
+        assert_eq!(packet_len(&header), None);
     }
 }

@@ -1,55 +1,18 @@
 //! A program on an interface: in XDP, native where the driver does it, generic where not, or at tc
 //! ingress.
 
-use std::fmt;
 use std::os::fd::BorrowedFd;
 
 use libbpf_rs::{ProgramHandle, Xdp, XdpFlags};
 use rustix::net::{AddressFamily, SocketType, netdevice};
-use sys::bpf::{Link, XdpMode};
+use sys::bpf::{Link, TcSide, XdpMode};
+
+pub use model::Mode;
 
 use crate::error::Error;
 use crate::filter::Filter;
-
-/// How a program runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
-    /// In the driver, before the kernel has made anything of a packet.
-    Native,
-    /// Behind the driver, for drivers that know nothing of XDP: slower, and every packet costs an
-    /// skb.
-    Generic,
-    /// At tc ingress, where a packet is a buffer of the kernel's: for interfaces whose packets
-    /// never were anything else. Checksums that are only begun and segments that are not cut yet
-    /// stay whole.
-    Tc,
-}
-
-impl Mode {
-    /// At tc ingress, and not in XDP.
-    pub fn is_tc(self) -> bool {
-        self == Mode::Tc
-    }
-
-    /// Its name in sentences.
-    pub fn place(self) -> &'static str {
-        match self {
-            Mode::Native => "native XDP",
-            Mode::Generic => "generic XDP",
-            Mode::Tc => "at tc ingress",
-        }
-    }
-}
-
-impl fmt::Display for Mode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Mode::Native => "native",
-            Mode::Generic => "generic",
-            Mode::Tc => "tc",
-        })
-    }
-}
+use crate::occupants::{self, Occupant};
+use crate::program::Program;
 
 /// A program that is attached. Dropped, or with the process, it is gone from the interface.
 #[derive(Debug)]
@@ -72,18 +35,28 @@ enum Held {
 ///
 /// # Errors
 /// As [`attach`].
-pub fn attach_by_filter(program: BorrowedFd<'_>, ifindex: u32) -> Result<Attachment, Error> {
-    let held = Held::Filter(Box::new(Filter::new(program, ifindex)?));
+pub fn attach_by_filter(program: &Program, ifindex: u32) -> Result<Attachment, Error> {
+    is_free(ifindex)?;
+    let held = Held::Filter(Box::new(Filter::new(program.tc()?.fd()?, ifindex)?));
     Ok(Attachment::new(held, ifindex, Mode::Tc, None))
 }
 
 /// Attaches a program, an XDP one in the given mode or, without one, in native mode and where that
-/// is refused in generic mode. One for tc ingress is attached with [`Mode::Tc`].
+/// is refused in generic mode. [`Mode::Tc`] attaches what the program is at tc ingress.
 ///
 /// # Errors
-/// The interface has a program of somebody else, does not exist (in the caller's network
-/// namespace), or refuses.
-pub fn attach(
+/// The interface has a program of somebody else, or at tc ingress somebody else's filter; it does
+/// not exist (in the caller's network namespace), or refuses.
+pub fn attach(program: &Program, ifindex: u32, mode: Option<Mode>) -> Result<Attachment, Error> {
+    let program = match mode {
+        Some(Mode::Tc) => program.tc()?,
+        _ => program.xdp()?,
+    };
+    attach_fd(program.fd()?, ifindex, mode)
+}
+
+/// Attaches a program that is one for the mode.
+pub(crate) fn attach_fd(
     program: BorrowedFd<'_>,
     ifindex: u32,
     mode: Option<Mode>,
@@ -161,7 +134,10 @@ fn link(program: BorrowedFd<'_>, ifindex: u32, mode: Mode) -> Result<Held, Error
     let made = match mode {
         Mode::Native => Link::xdp(program, ifindex, XdpMode::Native),
         Mode::Generic => Link::xdp(program, ifindex, XdpMode::Generic),
-        Mode::Tc => Link::tc_ingress(program, ifindex),
+        Mode::Tc => {
+            is_free(ifindex)?;
+            Link::tc_ingress(program, ifindex)
+        }
     };
     let source = match made {
         Ok(link) => return Ok(Held::Link(link)),
@@ -174,6 +150,17 @@ fn link(program: BorrowedFd<'_>, ifindex: u32, mode: Mode) -> Result<Held, Error
             Err(occupied(program, ifindex, mode, source))
         }
         _ => Err(refused(ifindex, mode, source)),
+    }
+}
+
+/// Nobody else looks at what comes in at tc. Who does would not see what we forward: filters come
+/// behind programs, and a program that is there may keep packets from us as we may from it.
+fn is_free(ifindex: u32) -> Result<(), Error> {
+    let there = occupants::of(ifindex, TcSide::Ingress);
+    let there = there.map_err(|source| refused(ifindex, Mode::Tc, source))?;
+    match there.into_iter().next() {
+        Some(Occupant { name, id }) => Err(Error::TcOccupied { ifindex, name, id }),
+        None => Ok(()),
     }
 }
 

@@ -54,7 +54,7 @@ impl AttachPoint {
     /// packets are the kernel's buffers, and else native where all of it can.
     ///
     /// # Errors
-    /// It has somebody else's program; its driver refuses the mode; it takes VLAN tags out of
+    /// It has somebody else's program or, at tc ingress, filter; its driver refuses the mode; it takes VLAN tags out of
     /// frames and cannot be kept from it; it is a bond with VLANs, on which another feature runs in
     /// generic mode.
     pub fn take(
@@ -71,13 +71,14 @@ impl AttachPoint {
             behind: BTreeSet::new(),
             tags: BTreeMap::new(),
         };
-        let have_tc = members.iter().all(|(_, program)| program.tc().is_some());
+        let have_tc = members.iter().all(|(_, program)| program.has_tc());
         if mode == Some(Mode::Tc) || mode.is_none() && have_tc && layers.buffers.is_some() {
             match run(programs, [ifindex], members, Some(Mode::Tc)) {
                 Ok(_) => {
                     point.mode = Mode::Tc;
                     return Ok(point);
                 }
+                Err(error @ Error::TcOccupied { .. }) => return Err(error),
                 Err(error) if mode.is_some() => return Err(error),
                 // A kernel without tcx, and without what filters need: XDP, as far as that goes.
                 Err(error) => tracing::info!("interface {ifindex} has no tc for programs: {error}"),

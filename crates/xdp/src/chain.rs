@@ -13,7 +13,7 @@ use std::sync::{Arc, Weak};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 
-use crate::attach::{Attachment, Mode, attach};
+use crate::attach::{Attachment, Mode, attach_fd};
 use crate::error::Error;
 use crate::program::{CHAIN, Program};
 use crate::table::failed;
@@ -99,18 +99,14 @@ impl Interfaces {
         if self.features_at(ifindex, hook).contains(&feature) {
             return Err(Error::Twice { ifindex, feature });
         }
-        let program = match (hook, program.tc()) {
-            (Hook::Tc, None) if !program.is_tc() => {
-                let program = program.name().to_owned();
-                return Err(Error::NoTc { program });
-            }
-            (Hook::Tc, Some(tc)) => tc,
-            _ => program,
+        let program = match hook {
+            Hook::Xdp => program.xdp()?,
+            Hook::Tc => program.tc()?,
         };
         let member = Member::new(program)?;
         match self.attached.get_mut(&(ifindex, hook)) {
             None => {
-                let attachment = attach(member.program.as_fd(), ifindex, mode)?;
+                let attachment = attach_fd(member.program.as_fd(), ifindex, mode)?;
                 let features = vec![feature];
                 let attached = Attached {
                     features,
@@ -244,7 +240,7 @@ impl Hook {
 impl Member {
     fn new(program: &Program) -> Result<Self, Error> {
         let chain = program.map(CHAIN)?;
-        let fd = program.as_fd().try_clone_to_owned();
+        let fd = program.fd()?.try_clone_to_owned();
         let program = fd.map_err(|source| failed(&chain, source.into()))?;
         Ok(Member { program, chain })
     }

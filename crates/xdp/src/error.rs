@@ -61,6 +61,19 @@ pub enum Error {
         /// The program's id, as `bpftool prog show` lists it.
         id: u32,
     },
+    /// Somebody else looks at what comes in at tc.
+    #[error(
+        "interface {ifindex} has a program or filter at tc ingress already, which would not see what is forwarded: {name}{}",
+        id_of(id)
+    )]
+    TcOccupied {
+        /// The interface's index.
+        ifindex: u32,
+        /// The program's name, or the filter's kind.
+        name: String,
+        /// The program's id, as `bpftool prog show` lists it; filters without a program have none.
+        id: Option<u32>,
+    },
     /// The program has no part for tc ingress.
     #[error("program {program} does not run at tc")]
     NoTc {
@@ -108,4 +121,8 @@ pub enum Error {
     /// A trial run was refused.
     #[error("cannot try a program: {0}")]
     Run(libbpf_rs::Error),
+}
+
+fn id_of(id: &Option<u32>) -> String {
+    id.map(|id| format!(" (id {id})")).unwrap_or_default()
 }

@@ -4,9 +4,10 @@
 //! A filter outlives its process. What is attached is therefore not the program but one that does
 //! nothing but hand on, whose chain holds the program: the kernel empties a chain that no process
 //! has open any more, whatever ended it, and every packet is the kernel's again. What is left then
-//! is a filter without effect, which the next process replaces, and the qdisc.
+//! is a filter without effect, which the next process replaces, and the qdisc. One that still has
+//! its process is never replaced: `occupants` has found it.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 use libbpf_rs::{MapCore, MapFlags, TC_INGRESS, TcHook};
 
@@ -17,8 +18,8 @@ use crate::table::failed;
 
 /// The filter's point among others': the first. Its number among those of one point is ours to
 /// choose.
-const PRIORITY: u32 = 1;
-const HANDLE: u32 = 0xbf;
+pub(crate) const PRIORITY: u32 = 1;
+pub(crate) const HANDLE: u32 = 0xbf;
 
 /// A filter that runs a program. Dropped, it is gone; the qdisc stays, which without filters does
 /// nothing.
@@ -38,7 +39,7 @@ impl Filter {
             source: std::io::Error::other(source.to_string()),
         };
         let filter = Filter { ifindex, entry };
-        let mut hook = filter.hook();
+        let mut hook = filter.hook()?;
         // The qdisc may be there already.
         hook.create().map_err(refused)?;
         hook.attach().map_err(refused)?;
@@ -46,14 +47,14 @@ impl Filter {
     }
 
     /// Where it is.
-    fn hook(&self) -> TcHook {
-        let mut hook = TcHook::new(self.entry.as_fd());
+    fn hook(&self) -> Result<TcHook, Error> {
+        let mut hook = TcHook::new(self.entry.fd()?);
         hook.ifindex(i32::try_from(self.ifindex).unwrap_or_default())
             .attach_point(TC_INGRESS)
             .replace(true)
             .handle(HANDLE)
             .priority(PRIORITY);
-        hook
+        Ok(hook)
     }
 
     pub(crate) fn replace(&self, program: BorrowedFd<'_>) -> Result<(), Error> {
@@ -64,7 +65,7 @@ impl Filter {
 impl Drop for Filter {
     fn drop(&mut self) {
         // An interface that is gone has no filters either.
-        let _ = self.hook().detach();
+        let _ = self.hook().map(|mut hook| hook.detach());
     }
 }
 

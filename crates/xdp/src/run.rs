@@ -120,10 +120,7 @@ pub fn run(program: &Program, frame: &[u8], ifindex: u32, repeat: u32) -> Result
         repeat,
         ..ProgramInput::default()
     };
-    let output = program
-        .program()
-        .and_then(|program| program.test_run(input))
-        .map_err(Error::Run)?;
+    let output = program.program()?.test_run(input).map_err(Error::Run)?;
     Ok(Run {
         verdict: output.return_value.into(),
         frame: output.data.map(|data| data.to_vec()).unwrap_or_default(),
@@ -144,6 +141,28 @@ pub fn run_segments(
     segment: u32,
     repeat: u32,
 ) -> Result<Run, Error> {
+    run_at_tc(program, frame, ifindex, segment, repeat, 0)
+}
+
+/// Runs a program at tc ingress over a packet that a NIC has summed (CHECKSUM_COMPLETE), as if it
+/// came by the loopback.
+///
+/// # Errors
+/// EBADMSG: the sum is not the packet's any more; EINVAL: the kernel cannot try that (before Linux
+/// 6.11). Those of [`run`].
+pub fn run_summed(program: &Program, frame: &[u8]) -> Result<Run, Error> {
+    const CHECKSUM_COMPLETE: u32 = 1 << 2;
+    run_at_tc(program, frame, 0, 0, 1, CHECKSUM_COMPLETE)
+}
+
+fn run_at_tc(
+    program: &Program,
+    frame: &[u8],
+    ifindex: u32,
+    segment: u32,
+    repeat: u32,
+    flags: u32,
+) -> Result<Run, Error> {
     let mut out = vec![0xa5; frame.len() + GROWTH];
     let mut buffer = Buffer {
         ifindex,
@@ -155,12 +174,10 @@ pub fn run_segments(
         data_in: Some(frame),
         data_out: Some(&mut out),
         repeat,
+        flags,
         ..ProgramInput::default()
     };
-    let output = program
-        .program()
-        .and_then(|program| program.test_run(input))
-        .map_err(Error::Run)?;
+    let output = program.program()?.test_run(input).map_err(Error::Run)?;
     Ok(Run {
         verdict: Verdict::at_tc(output.return_value),
         frame: output.data.map(|data| data.to_vec()).unwrap_or_default(),
@@ -191,10 +208,9 @@ pub fn send(program: &Program, frame: &[u8], ifindex: u32, repeat: u32) -> Resul
         flags: LIVE_FRAMES,
         ..ProgramInput::default()
     };
+    // Loaded now, if it was not: that is none of the time.
+    let program = program.xdp()?;
     let start = Instant::now();
-    let sent = program
-        .program()
-        .and_then(|program| program.test_run(input));
-    sent.map_err(Error::Run)?;
+    program.program()?.test_run(input).map_err(Error::Run)?;
     Ok(start.elapsed())
 }

@@ -1,11 +1,11 @@
 //! Programs at tc ingress of a veth: the trial, the chain, how they are attached, and what is left
 //! of them when their process is killed.
 
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use butterfly_xdp as xdp;
 use butterfly_xdp::{Feature, Interfaces, Mode, Program, Verdict, objects};
+use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
 use testkit::netns::Namespace;
 
 fn pass_both() -> Program {
@@ -120,17 +120,17 @@ fn a_program_at_tc_is_attached_while_its_owner_lives() {
     here.inside(|| {
         let drop_all = drop_both();
         let program = drop_all.tc().unwrap();
-        let attachment = xdp::attach(program.as_fd(), left, Some(Mode::Tc)).unwrap();
+        let attachment = xdp::attach(program, left, Some(Mode::Tc)).unwrap();
         assert_eq!(attachment.mode(), Mode::Tc);
         until(&there, false);
         drop(attachment);
         until(&there, true);
 
         // A kernel before 6.6 attaches like this.
-        let mut attachment = xdp::attach_by_filter(program.as_fd(), left).unwrap();
+        let mut attachment = xdp::attach_by_filter(program, left).unwrap();
         until(&there, false);
         attachment
-            .replace(pass_both().tc().unwrap().as_fd())
+            .replace(pass_both().tc().unwrap().fd().unwrap())
             .unwrap();
         until(&there, true);
         drop(attachment);
@@ -148,8 +148,7 @@ fn somebody_who_is_killed() {
         return;
     };
     let drop_all = drop_both();
-    let _attachment =
-        xdp::attach_by_filter(drop_all.tc().unwrap().as_fd(), left.parse().unwrap()).unwrap();
+    let _attachment = xdp::attach_by_filter(&drop_all, left.parse().unwrap()).unwrap();
     std::thread::sleep(Duration::from_secs(20));
 }
 
@@ -176,10 +175,78 @@ fn a_filter_that_is_left_behind_does_nothing() {
     // The next one has its point.
     here.inside(|| {
         let next = drop_both();
-        let attachment = xdp::attach_by_filter(next.tc().unwrap().as_fd(), left).unwrap();
+        let attachment = xdp::attach_by_filter(&next, left).unwrap();
         until(&there, false);
         drop(attachment);
         assert_eq!(filters().trim(), "");
     })
     .unwrap();
+}
+
+/// Whoever is there already would not see what is forwarded: neither way of attaching takes an
+/// interface from him, nor is he replaced.
+#[test]
+fn an_interface_that_somebody_has_at_tc_is_refused() {
+    let (here, there, left) = neighbours();
+    let refused = |what: &str| {
+        let next = pass_both();
+        for tried in [
+            xdp::attach(&next, left, Some(Mode::Tc)),
+            xdp::attach_by_filter(&next, left),
+        ] {
+            let said = tried.expect_err("it is taken").to_string();
+            let start = format!(
+                "interface {left} has a program or filter at tc ingress already, which would not see what is forwarded: {what}"
+            );
+            assert!(said.starts_with(&start), "{said}");
+        }
+    };
+    here.inside(|| {
+        let drop_all = drop_both();
+        let first = xdp::attach(&drop_all, left, Some(Mode::Tc)).unwrap();
+        refused("drop (id ");
+        drop(first);
+        until(&there, true);
+
+        // As before Linux 6.6: the filter of a process that lives.
+        let first = xdp::attach_by_filter(&drop_all, left).unwrap();
+        until(&there, false);
+        refused("pass (id ");
+        assert!(!answers(&there), "the first one is still there");
+        drop(first);
+        until(&there, true);
+
+        // Somebody else's, of another kind.
+        here.ok("tc qdisc replace dev left clsact").unwrap();
+        let police = "tc filter add dev left ingress matchall action drop";
+        if here.succeeds(police).unwrap() {
+            refused("a filter (matchall)");
+            here.ok("tc filter del dev left ingress").unwrap();
+        } else {
+            println!("skipped: this kernel has no filters of the kind matchall");
+        }
+        // What looks at packets that leave is in nobody's way.
+        xdp::attach(&drop_all, left, Some(Mode::Tc)).unwrap();
+    })
+    .unwrap();
+}
+
+/// What is not used is not loaded: no program in the kernel has the maps yet.
+#[test]
+fn a_part_is_loaded_at_its_first_use() {
+    let both = Program::load_both("probe", objects::PROBE, objects::tc::PROBE, |_| Ok(())).unwrap();
+    let map = both.map("probes").unwrap();
+    let map = libbpf_rs::MapCore::info(&map).unwrap().info.id;
+    let loaded = || {
+        let options = ProgInfoQueryOptions::default().include_map_ids(true);
+        let all = ProgInfoIter::with_query_opts(options);
+        all.filter(|program| program.map_ids.contains(&map)).count()
+    };
+    assert_eq!(loaded(), 0);
+    let frame = [0x42; 64];
+    xdp::run(both.tc().unwrap(), &frame, 0, 1).unwrap();
+    assert_eq!(loaded(), 1);
+    xdp::run(&both, &frame, 0, 1).unwrap();
+    xdp::run(both.tc().unwrap(), &frame, 0, 1).unwrap();
+    assert_eq!(loaded(), 2);
 }

@@ -50,17 +50,15 @@ fn a_program_is_attached_while_its_owner_lives() {
     namespace
         .inside(|| {
             let program = pass();
-            use std::os::fd::AsFd;
 
-            let attachment = xdp::attach(program.as_fd(), a, None).unwrap();
+            let attachment = xdp::attach(&program, a, None).unwrap();
             assert_eq!(
                 (attachment.mode(), attachment.why_generic()),
                 (Mode::Native, None)
             );
             assert!(shown().contains(" xdp "), "{}", shown());
 
-            let Err(Error::Occupied { ifindex, name, id }) =
-                xdp::attach(transmit().as_fd(), a, None)
+            let Err(Error::Occupied { ifindex, name, id }) = xdp::attach(&transmit(), a, None)
             else {
                 panic!("a second program has to be refused");
             };
@@ -69,11 +67,11 @@ fn a_program_is_attached_while_its_owner_lives() {
 
             drop(attachment);
             assert!(!shown().contains("xdp"), "{}", shown());
-            let generic = xdp::attach(program.as_fd(), a, Some(Mode::Generic)).unwrap();
+            let generic = xdp::attach(&program, a, Some(Mode::Generic)).unwrap();
             assert_eq!(generic.mode(), Mode::Generic);
             assert!(shown().contains(" xdpgeneric "), "{}", shown());
 
-            let nowhere = xdp::attach(program.as_fd(), 9999, None).unwrap_err();
+            let nowhere = xdp::attach(&program, 9999, None).unwrap_err();
             assert_eq!(nowhere.to_string(), "there is no interface 9999");
         })
         .unwrap();

@@ -1,7 +1,7 @@
 //! `bpf/again.bpf.c`: runs a program over a stream of frames that are each as they were, of one
 //! flow after the other.
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsRawFd;
 
 use bytemuck::{Pod, Zeroable};
 use libbpf_rs::{MapCore, MapFlags};
@@ -60,7 +60,7 @@ impl Again {
     /// Puts a program behind it.
     pub fn hand_to(&self, program: &Program) {
         let chain = self.program.map("chain").expect("it has the map");
-        let fd = program.as_fd().as_raw_fd().to_ne_bytes();
+        let fd = program.fd().expect("it loads").as_raw_fd().to_ne_bytes();
         chain
             .update(&0u32.to_ne_bytes(), &fd, MapFlags::ANY)
             .expect("a program of the same kind");

@@ -7,7 +7,6 @@
 //! itself: nftables at the interface's ingress, which chooses a server by hash, writes its MAC and
 //! sends the packet on. That one keeps no flows, counts, and looks at no TTL.
 
-use std::os::fd::AsFd;
 use std::time::Duration;
 
 use butterfly_balancer::Tunnel;
@@ -159,7 +158,7 @@ fn ifindex(space: &Namespace, device: &str) -> u32 {
 
 fn attach(space: &Namespace, device: &str, program: &Program) -> Attachment {
     let ifindex = ifindex(space, device);
-    let attached = space.inside(|| xdp::attach(program.as_fd(), ifindex, Some(Mode::Native)));
+    let attached = space.inside(|| xdp::attach(program, ifindex, Some(Mode::Native)));
     attached.expect("enter").expect("veth takes native mode")
 }
 

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;
 
-use butterfly_balancer::{Balancer, Hop, Interface, Protocol, Reason, Server, Service, Tunnel};
+use butterfly_balancer::{Hop, Interface, Protocol, Reason, Server, Service, Tunnel};
 use testkit::cable::{Cable, Undone, packets};
 use testkit::netns::Namespace;
 use wire::build::{self, Builder};

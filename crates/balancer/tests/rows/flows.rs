@@ -3,9 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use butterfly_balancer::{
-    Balancer, FlowState, Options, Protocol, Reason, Server, Service, State, Weight,
-};
+use butterfly_balancer::{FlowState, Options, Protocol, Reason, Server, Service, State, Weight};
 use wire::parse::TcpFlags;
 
 use super::stage::*;
@@ -435,4 +433,32 @@ fn a_service_without_servers_drops_and_says_so() {
     );
     apply(&mut balancer, []);
     passes(&balancer, &tcp(false, 1, 1, SYN), "the service is gone");
+}
+
+/// A balancer of this library and one of the Go library, with one configuration and seed, and of
+/// other histories: what they choose is the same.
+// Not of the benchmark's.
+#[allow(dead_code)]
+pub fn both_libraries_choose_alike() {
+    let mut rust = stage();
+    apply(&mut rust, [service(https(false), 9)]);
+    let mut go = None;
+    super::player::in_go(|| go = Some(stage()));
+    let mut go = go.expect("it was made");
+    let weighted = Server::new(server(false, 2))
+        .expect("a host")
+        .weight(Weight::new(3).expect("not zero"));
+    for balancer in [&mut rust, &mut go] {
+        let services = [
+            service(https(false), 7).with(weighted),
+            service(https(true), 5).sticky(true),
+        ];
+        apply(balancer, services);
+    }
+    for port in 1..500 {
+        for v6 in [false, true] {
+            let syn = tcp(v6, port % 50, port, SYN);
+            assert_eq!(goes_to(&rust, &syn), goes_to(&go, &syn));
+        }
+    }
 }

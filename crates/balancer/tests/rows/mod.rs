@@ -18,10 +18,14 @@ mod errors;
 mod flows;
 mod fragments;
 mod hostile;
+pub mod player;
 mod ports;
 mod reach;
 pub mod stage;
 mod watch;
+
+#[allow(unused_imports)]
+pub use flows::both_libraries_choose_alike;
 
 /// Its name and what it does. It panics where a row is not as it should be.
 pub type Trial = (&'static str, fn());

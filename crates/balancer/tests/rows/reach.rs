@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use butterfly_balancer::{Balancer, Protocol, Reason, ServiceKey};
+use butterfly_balancer::{Protocol, Reason, ServiceKey};
 use wire::parse::TcpFlags;
 
 use super::stage::*;

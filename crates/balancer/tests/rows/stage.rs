@@ -8,13 +8,14 @@ use std::num::NonZeroU16;
 use std::sync::OnceLock;
 
 use butterfly_balancer::{
-    Balancer, Hop, Interface, Options, Protocol, Server, Service, ServiceKey, Services, Tunnel,
-    Tuple,
+    Hop, Interface, Options, Protocol, Server, Service, ServiceKey, Services, Tunnel, Tuple,
 };
 use wire::build::{self, Builder};
 use wire::parse::TcpFlags;
 use wire::{Mac, checksum};
 use xdp::{Run, Verdict};
+
+pub use super::player::Balancer;
 
 pub const OURS: Mac = Mac([2, 0, 0, 0, 0, 1]);
 pub const ROUTER: Mac = Mac([2, 0, 0, 0, 0, 2]);
@@ -141,7 +142,7 @@ thread_local! {
 /// Plays rows with the program for tc ingress.
 // The benchmark, which has these rows too, times the program in XDP alone.
 #[allow(dead_code)]
-pub fn at_tc(play: fn()) {
+pub fn at_tc(play: impl FnOnce()) {
     AT_TC.set(true);
     play();
     AT_TC.set(false);
@@ -176,13 +177,32 @@ pub fn with_its_tags(mut frame: Vec<u8>, vlans: &[u16]) -> Vec<u8> {
     frame
 }
 
-/// Sends a frame to interface 1. All frames of all rows pass here.
+/// Sends a frame to interface 1. All frames of all rows pass here, or by [`run_summed`].
 pub fn run(balancer: &Balancer, frame: &[u8]) -> Run {
-    let program = match AT_TC.get() {
-        true => balancer.program().tc().expect("it is for both places"),
-        false => balancer.program(),
+    let tried = balancer.run(frame, AT_TC.get());
+    seen(frame, tried.expect("the kernel tries it"))
+}
+
+/// Likewise; at tc as a packet that a NIC has summed, whose sum has to stay right. Kernels before
+/// Linux 6.11 cannot try that, and the Go library has no such trial.
+pub fn run_summed(balancer: &Balancer, frame: &[u8], row: &str) -> Run {
+    let Balancer::Rust(own) = balancer else {
+        return run(balancer, frame);
     };
-    let mut run = xdp::run(program, frame, 0, 1).expect("the kernel tries it");
+    if !AT_TC.get() {
+        return run(balancer, frame);
+    }
+    let program = own.program().tc().expect("it is for both places");
+    match xdp::run_summed(program, frame) {
+        Err(xdp::Error::Run(error)) if error.kind() == xdp::ErrorKind::InvalidInput => {
+            run(balancer, frame)
+        }
+        Err(error) => panic!("{row}: {error}"),
+        Ok(tried) => seen(frame, tried),
+    }
+}
+
+fn seen(frame: &[u8], mut run: Run) -> Run {
     if AT_TC.get() && run.verdict == Verdict::Redirect {
         run.verdict = Verdict::Transmit;
     }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use butterfly_balancer::{Balancer, Options, Protocol, Reason, Server, State};
+use butterfly_balancer::{Options, Protocol, Reason, Server, State};
 use wire::parse::TcpFlags;
 
 use super::stage::*;

@@ -58,14 +58,16 @@ async fn perform(v1: &mut V1, request: Request) -> Result<Response, Error> {
         Request {
             nic_add: Some(nic), ..
         } => {
-            let path = v1.put_nic(nic::from_v0(nic)?).await?.path;
+            let path = v1.put_nic(nic::from_v0(nic)?, true).await?.path;
             let path = nic::path_to_v0(path);
             response.nic_add = Some(v0::NicAddRes { path: Some(path) });
         }
         Request {
             nic_update: Some(update),
             ..
-        } => v1.update_nic(nic::update_from_v0(update)).await?,
+        } => {
+            v1.update_nic(nic::update_from_v0(update)).await?;
+        }
         Request {
             nic_del: Some(id), ..
         } => v1.delete_nic(&id).await?,

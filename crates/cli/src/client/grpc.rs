@@ -12,6 +12,9 @@ use api::v1::router_client::RouterClient;
 use prost::Message;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint as Address, Identity};
 use tonic::{Code, Response, Status, Streaming};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
 
 use crate::endpoint::Endpoint;
 use crate::error::Error;
@@ -27,6 +30,7 @@ pub struct V1 {
     grpc: ButterflyClient<Channel>,
     balancer: BalancerClient<Channel>,
     router: RouterClient<Channel>,
+    health: HealthClient<Channel>,
     endpoint: Endpoint,
     timeout: Duration,
     verbose: bool,
@@ -56,11 +60,13 @@ impl V1 {
         let balancer =
             BalancerClient::new(channel.clone()).max_decoding_message_size(ANSWER_MAX_BYTES);
         let router = RouterClient::new(channel.clone()).max_decoding_message_size(ANSWER_MAX_BYTES);
+        let health = HealthClient::new(channel.clone());
         let grpc = ButterflyClient::new(channel).max_decoding_message_size(ANSWER_MAX_BYTES);
         Ok(V1 {
             grpc,
             balancer,
             router,
+            health,
             endpoint,
             timeout,
             verbose: options.verbose,
@@ -77,6 +83,27 @@ impl V1 {
         let mut grpc = self.grpc.clone();
         self.timed(name, &request.clone(), method(&mut grpc, request))
             .await
+    }
+
+    /// Whether the daemon says that it works (grpc.health.v1). Daemons without that service work
+    /// when they answer.
+    pub async fn is_serving(&mut self) -> Result<bool, Error> {
+        let request = HealthCheckRequest::default();
+        let answer = tokio::time::timeout(self.timeout, self.health.check(request)).await;
+        match answer {
+            Ok(Ok(answer)) => Ok(answer.into_inner().status() == ServingStatus::Serving),
+            Ok(Err(status)) if status.code() == Code::Unimplemented => Ok(true),
+            Ok(Err(status)) => Err(Error::Unreachable(format!(
+                "butterflyd at {} does not say how it is: {}",
+                self.endpoint,
+                status.message()
+            ))),
+            Err(_) => Err(Error::Unreachable(format!(
+                "butterflyd at {} has not answered within {} ms",
+                self.endpoint,
+                self.timeout.as_millis()
+            ))),
+        }
     }
 
     /// [`V1::call`] and [`V1::ask`] of the service `Balancer`.

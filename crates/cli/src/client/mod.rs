@@ -86,18 +86,26 @@ impl Client {
         }
     }
 
-    /// Creates or replaces a NIC; its socket's path or its device.
-    pub async fn put_nic(&mut self, nic: proto::Nic) -> Result<String, Error> {
+    /// Creates a NIC, or replaces it if told to, as API v0 always does; what came of it, over API v0
+    /// its path alone.
+    pub async fn put_nic(
+        &mut self,
+        nic: proto::Nic,
+        replace: bool,
+    ) -> Result<proto::NicStatus, Error> {
         match self {
             Client::V0(v0) => v0.put_nic(&nic).await,
-            Client::V1(v1) => Ok(v1.put_nic(nic).await?.path),
+            Client::V1(v1) => v1.put_nic(nic, replace).await,
         }
     }
 
-    /// Replaces the given values of a NIC.
-    pub async fn update_nic(&mut self, update: proto::UpdateNicRequest) -> Result<(), Error> {
+    /// Replaces the given values of a NIC; what came of it, over API v0 nothing.
+    pub async fn update_nic(
+        &mut self,
+        update: proto::UpdateNicRequest,
+    ) -> Result<proto::NicStatus, Error> {
         match self {
-            Client::V0(v0) => v0.update_nic(update).await,
+            Client::V0(v0) => v0.update_nic(update).await.map(|()| Default::default()),
             Client::V1(v1) => v1.update_nic(update).await,
         }
     }
@@ -283,6 +291,15 @@ impl Client {
         self.only_v1("apply")?.apply(config, dry_run).await
     }
 
+    /// Whether the daemon says that it works. Over v0, which has no such question, it works when it
+    /// answers.
+    pub async fn is_serving(&mut self) -> Result<bool, Error> {
+        match self {
+            Client::V0(v0) => v0.status().await.map(|_| true),
+            Client::V1(v1) => v1.is_serving().await,
+        }
+    }
+
     /// The daemon's state.
     pub async fn status(&mut self) -> Result<proto::Status, Error> {
         match self {
@@ -309,6 +326,11 @@ impl Client {
             Client::V0(v0) => v0.set_log_level(level).await,
             Client::V1(v1) => v1.set_log_level(level).await,
         }
+    }
+
+    /// Has the daemon read its files again; a line for each.
+    pub async fn reload(&mut self) -> Result<Vec<String>, Error> {
+        self.only_v1("reload")?.reload().await
     }
 
     /// Sends v0 requests and gives back v0 answers, one for each, refusals among them.

@@ -40,7 +40,7 @@ impl V0 {
         nic.ok_or_else(|| self.garbled(&format!("no details of NIC {id}")))
     }
 
-    pub async fn put_nic(&mut self, nic: &v1::Nic) -> Result<String, Error> {
+    pub async fn put_nic(&mut self, nic: &v1::Nic) -> Result<v1::NicStatus, Error> {
         let (nic_add, lost) = nic::to_v0(nic);
         if !lost.is_empty() {
             return Err(self.needs_v1(&format!("{} of NIC {}", lost.join(", "), nic.id)));
@@ -51,9 +51,10 @@ impl V0 {
                 ..Default::default()
             })
             .await?;
-        Ok(nic::path_from_v0(
-            answer.nic_add.and_then(|added| added.path),
-        ))
+        Ok(v1::NicStatus {
+            path: nic::path_from_v0(answer.nic_add.and_then(|added| added.path)),
+            ..Default::default()
+        })
     }
 
     pub async fn update_nic(&mut self, mut update: v1::UpdateNicRequest) -> Result<(), Error> {

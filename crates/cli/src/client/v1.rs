@@ -25,20 +25,29 @@ impl V1 {
         .await
     }
 
-    pub async fn put_nic(&mut self, nic: proto::Nic) -> Result<proto::NicStatus, Error> {
-        let request = proto::PutNicRequest { nic: Some(nic) };
+    pub async fn put_nic(
+        &mut self,
+        nic: proto::Nic,
+        replace: bool,
+    ) -> Result<proto::NicStatus, Error> {
+        let request = proto::PutNicRequest {
+            nic: Some(nic),
+            create_only: !replace,
+        };
         self.ask("PutNic", request, async |grpc, request| {
             grpc.put_nic(request).await
         })
         .await
     }
 
-    pub async fn update_nic(&mut self, request: proto::UpdateNicRequest) -> Result<(), Error> {
+    pub async fn update_nic(
+        &mut self,
+        request: proto::UpdateNicRequest,
+    ) -> Result<proto::NicStatus, Error> {
         self.ask("UpdateNic", request, async |grpc, request| {
             grpc.update_nic(request).await
         })
         .await
-        .map(drop)
     }
 
     pub async fn delete_nic(&mut self, id: &str) -> Result<(), Error> {
@@ -276,6 +285,14 @@ impl V1 {
         })
         .await
         .map(drop)
+    }
+
+    pub async fn reload(&mut self) -> Result<Vec<String>, Error> {
+        let request = proto::ReloadRequest {};
+        let answer = self.ask("Reload", request, async |grpc, request| {
+            grpc.reload(request).await
+        });
+        Ok(answer.await?.read)
     }
 
     pub async fn shutdown(&mut self) -> Result<(), Error> {

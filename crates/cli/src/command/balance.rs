@@ -125,10 +125,8 @@ impl BalanceArgs {
         for name in std::iter::once(&self.interface).chain(&self.other_interfaces) {
             let attached = follower.attach(&mut lock(balancer), name, mode);
             let mode = attached.map_err(|e| Error::Refused(format!("{name}: {e}")))?;
-            taken.push(format!(
-                "{name}: {}",
-                place(mode, follower.kind(name).as_deref())
-            ));
+            let place = mode.place_on(follower.kind(name).as_deref());
+            taken.push(format!("{name}: {place}"));
         }
         let keys: Vec<String> = lock(balancer)
             .services()
@@ -226,17 +224,6 @@ impl BalanceArgs {
             out.flush()?;
             before = now;
         }
-    }
-}
-
-/// How a program runs on an interface of this kind, as a sentence says it.
-fn place(mode: xdp::Mode, kind: Option<&str>) -> String {
-    match mode {
-        xdp::Mode::Native | xdp::Mode::Generic => format!("{mode} XDP"),
-        xdp::Mode::Tc => match kind {
-            Some(kind) => format!("at tc ingress ({kind})"),
-            None => "at tc ingress".to_owned(),
-        },
     }
 }
 

@@ -1,5 +1,7 @@
 //! `butterfly completion`: scripts that complete commands and options in a shell.
 
+use std::path::PathBuf;
+
 use clap::{Args, ValueEnum};
 use clap_complete::{Shell, generate};
 
@@ -33,5 +35,22 @@ impl CompletionArgs {
         let mut script = Vec::new();
         generate(shell, &mut help::command(), "butterfly", &mut script);
         session.out.text(&String::from_utf8_lossy(&script))
+    }
+}
+
+/// `man`, for those who make packages.
+#[derive(Args, Debug)]
+#[command(after_help = "Example:\n  butterfly man /usr/share/man/man1")]
+pub struct ManArgs {
+    /// The folder, which must be there
+    folder: PathBuf,
+}
+
+impl ManArgs {
+    /// Writes a page of the manual for each command: butterfly.1, butterfly-nic-add.1, …
+    pub fn run(self) -> Result<(), Error> {
+        let command = help::command();
+        clap_mangen::generate_to(command, &self.folder)
+            .map_err(|e| Error::Usage(format!("manual pages in {}: {e}", self.folder.display())))
     }
 }

@@ -24,8 +24,9 @@ Example:
 #[derive(Args, Debug)]
 #[command(after_help = "\
 The file holds a butterfly.v1.Config of proto/butterfly/v1/butterfly.proto, in JSON or in protobuf text format.
-What is not in it is deleted, but for the part `balancer`: a file without it leaves the load balancer's services as they
-are, one with it, even if empty, makes them exactly these. What changes is printed: + is new, ~ is changed, - is deleted.
+What is not in it is deleted, but for the parts `balancer` and `router`: a file without them leaves the load balancer's
+services and the interfaces of both as they are, one with them, even if empty, makes them exactly these; a `balancer` without
+`interfaces` leaves its interfaces. What changes is printed: + is new, ~ is changed, - is deleted.
 A file that would delete more than ten things of a kind and a tenth of them, or an empty one that would delete anything, is
 refused without --prune: it is most likely not the file that was meant.
 
@@ -112,6 +113,9 @@ fn too_much(planned: &[v1::Change], now: &v1::Config, new: &v1::Config) -> Optio
         .router
         .as_ref()
         .map_or(0, |router| router.interfaces.len());
+    let balancer = now.balancer.as_ref();
+    let balanced = balancer.and_then(|balancer| balancer.interfaces.as_ref());
+    let balanced = balanced.map_or(0, |balanced| balanced.interfaces.len());
     let kinds = [
         (
             "NICs",
@@ -144,6 +148,11 @@ fn too_much(planned: &[v1::Change], now: &v1::Config, new: &v1::Config) -> Optio
             deleted(|s| matches!(s, Subject::RouterInterface(_))),
             interfaces,
         ),
+        (
+            "interfaces of services",
+            deleted(|s| matches!(s, Subject::BalancerInterface(_))),
+            balanced,
+        ),
     ];
     let empty = *new == v1::Config::default();
     let much = |deleted: usize, of: usize| deleted > FEW && deleted * 10 >= of;
@@ -171,6 +180,7 @@ pub fn lines(change: &v1::Change) -> String {
         Some(Subject::Binding(key)) => format!("binding {} {}", key.vni, key.mac),
         Some(Subject::Service(key)) => format!("service {}", key_words(key)),
         Some(Subject::RouterInterface(name)) => format!("router {name}"),
+        Some(Subject::BalancerInterface(name)) => format!("service interface {name}"),
         None => "-".into(),
     };
     let details = change

@@ -1,6 +1,7 @@
 //! `butterfly status`, `shutdown` and `log-level`: the daemon itself.
 
 use std::io::IsTerminal;
+use std::time::{Duration, Instant};
 
 use api::v1;
 use clap::{Args, ValueEnum};
@@ -16,14 +17,31 @@ use crate::session::Session;
 pub const STATUS_EXAMPLE: &str = "\
 The last part is a graph in the DOT language, for Graphviz.
 
-Example:
-  butterfly status";
+Examples:
+  butterfly status
+  butterfly status --wait && butterfly apply host.json";
+/// Shown behind the help of `health`.
+pub const HEALTH_EXAMPLE: &str = "\
+It does not work when it cannot be reached (exit code 3), is not ready yet, is stopping, or one of
+its threads hangs (1). Over API v1 this is what gRPC's health service (grpc.health.v1) tells
+everybody who may connect.
+
+Examples:
+  butterfly health
+  butterfly health --wait 5 || journalctl -u butterflyd";
 /// Shown behind the help of `shutdown`.
 pub const SHUTDOWN_EXAMPLE: &str = "\
 On a terminal it asks first where NICs would lose their network; elsewhere it wants --yes then.
 
 Example:
   butterfly shutdown --yes";
+
+/// Shown behind the help of `reload`.
+pub const RELOAD_EXAMPLE: &str = "\
+A file that cannot be used is an error; what was read of it before stays in force.
+
+Example:
+  butterfly reload";
 
 /// `shutdown`.
 #[derive(Args, Debug)]
@@ -66,7 +84,73 @@ impl LogLevelArgs {
 }
 
 /// `status`.
-pub async fn status(session: &mut Session) -> Result<(), Error> {
+#[derive(Args, Debug)]
+pub struct StatusArgs {
+    #[command(flatten)]
+    wait: Wait,
+}
+
+/// `health`.
+#[derive(Args, Debug)]
+pub struct HealthArgs {
+    #[command(flatten)]
+    wait: Wait,
+}
+
+#[derive(Args, Debug)]
+struct Wait {
+    /// Wait until the daemon is there and works, so many seconds at the most [default: 30]
+    #[arg(short, long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "30")]
+    wait: Option<u64>,
+}
+
+/// Between two questions.
+const ASK_AGAIN: Duration = Duration::from_millis(100);
+
+impl Wait {
+    /// Returns when the daemon works; fails when it does not, once there is no time left.
+    async fn until_it_works(self, session: &mut Session) -> Result<(), Error> {
+        let until = Instant::now() + Duration::from_secs(self.wait.unwrap_or(0));
+        loop {
+            let why = match is_serving(session).await {
+                Ok(true) => return Ok(()),
+                Ok(false) => Error::Refused(
+                    "butterflyd does not work: it is not ready yet, is stopping, or a thread hangs"
+                        .into(),
+                ),
+                Err(error @ Error::Unreachable(_)) => error,
+                Err(error) => return Err(error),
+            };
+            if Instant::now() >= until {
+                return Err(why);
+            }
+            tokio::time::sleep(ASK_AGAIN).await;
+        }
+    }
+}
+
+async fn is_serving(session: &mut Session) -> Result<bool, Error> {
+    session.client().await?.is_serving().await
+}
+
+impl HealthArgs {
+    /// Succeeds when the daemon works.
+    pub async fn run(self, session: &mut Session) -> Result<(), Error> {
+        self.wait.until_it_works(session).await
+    }
+}
+
+impl StatusArgs {
+    /// Shows the daemon's state.
+    pub async fn run(self, session: &mut Session) -> Result<(), Error> {
+        if self.wait.wait.is_some() {
+            self.wait.until_it_works(session).await?;
+        }
+        status(session).await
+    }
+}
+
+async fn status(session: &mut Session) -> Result<(), Error> {
     let client = session.client().await?;
     let status = client.status().await?;
     let is_v1 = client.is_v1();
@@ -122,6 +206,9 @@ fn lines(status: &v1::Status) -> Vec<(String, String)> {
         line("socket dir", status.socket_dir.clone());
         line("endpoints", status.endpoints.join(" "));
         line("log level", status.log_level.clone());
+        if status.audit_lines_lost > 0 {
+            line("audit", format!("{} lines lost", status.audit_lines_lost));
+        }
         if !status.uplink.is_empty() {
             line("uplink", status.uplink.clone());
         }
@@ -143,6 +230,12 @@ fn lines(status: &v1::Status) -> Vec<(String, String)> {
         line(&format!("worker {}", worker.index), value);
     }
     lines
+}
+
+/// `reload`: what was read, a line for each file.
+pub async fn reload(session: &mut Session) -> Result<(), Error> {
+    let read = session.client().await?.reload().await?;
+    session.out.names(&read)
 }
 
 impl ShutdownArgs {

@@ -95,7 +95,13 @@ pub enum Command {
     Interface(interface::InterfaceArgs),
     /// Show the daemon's state: since when it runs, what it did, its networks as a DOT graph
     #[command(after_help = daemon::STATUS_EXAMPLE)]
-    Status,
+    Status(daemon::StatusArgs),
+    /// Say whether the daemon works: prints nothing and ends with 0 if it does
+    #[command(after_help = daemon::HEALTH_EXAMPLE)]
+    Health(daemon::HealthArgs),
+    /// Have the daemon read again who may do what, and its TLS files, as SIGHUP does (API v1)
+    #[command(after_help = daemon::RELOAD_EXAMPLE)]
+    Reload,
     /// Stop the daemon, as SIGTERM does
     #[command(after_help = daemon::SHUTDOWN_EXAMPLE)]
     Shutdown(daemon::ShutdownArgs),
@@ -121,6 +127,9 @@ pub enum Command {
     LogLevel(daemon::LogLevelArgs),
     /// Print a completion script for a shell
     Completion(completion::CompletionArgs),
+    /// Write the pages of the manual to a folder
+    #[command(hide = true)]
+    Man(completion::ManArgs),
 }
 
 impl Command {
@@ -141,7 +150,9 @@ impl Command {
             Command::Neigh(args) => args.run(session).await,
             Command::Arp(args) => args.run(session).await,
             Command::Interface(args) => args.run(session).await,
-            Command::Status => daemon::status(session).await,
+            Command::Status(args) => args.run(session).await,
+            Command::Health(args) => args.run(session).await,
+            Command::Reload => daemon::reload(session).await,
             Command::Shutdown(args) => args.run(session).await,
             Command::Dump => dump::run(session).await,
             Command::Request(args) => args.run(session).await,
@@ -153,6 +164,7 @@ impl Command {
             Command::Forward(args) => args.run(session).await,
             Command::LogLevel(args) => args.run(session).await,
             Command::Completion(args) => args.run(session),
+            Command::Man(args) => args.run(),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! `butterfly nic`: the NICs themselves. Their groups are in [`super::nic_sg`], their connections
 //! in [`super::nic_state`], what they do in [`super::nic_stats`] and [`super::nic_show`].
 
+use api::v1;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
@@ -11,14 +12,14 @@ use super::nic_show::ShowArgs;
 use super::nic_state::{ExportArgs, ImportArgs};
 use super::nic_stats::StatsArgs;
 use crate::error::Error;
-use crate::output::Table;
+use crate::output::{Table, say};
 use crate::session::Session;
 use crate::words::state_name;
 
 /// `nic …`.
 #[derive(Subcommand, Debug)]
 pub enum NicCommand {
-    /// Create a NIC, or replace the one of that id; prints its socket's path
+    /// Create a NIC; prints its socket's path
     Add(NicAdd),
     /// Delete NICs; one that is not there is deleted already
     #[command(after_help = "Example:\n  butterfly nic del vnic_1 vnic_2")]
@@ -92,9 +93,12 @@ impl NicCommand {
 }
 
 async fn add(args: NicAdd, session: &mut Session) -> Result<(), Error> {
+    let replace = args.replace;
     let nic = args.nic()?;
     let id = nic.id.clone();
-    let path = session.client().await?.put_nic(nic).await?;
+    let status = session.client().await?.put_nic(nic, replace).await?;
+    say_missing_groups(&status);
+    let path = status.path;
     match session.out.json {
         true => session.out.value(&json!({ "id": id, "path": path })),
         false => session.out.text(&path),
@@ -164,5 +168,17 @@ async fn update(args: NicUpdate, session: &mut Session) -> Result<(), Error> {
             }
         }
     }
-    client.update_nic(request).await
+    say_missing_groups(&client.update_nic(request).await?);
+    Ok(())
+}
+
+/// Says on stderr which groups of a NIC are not there, since nothing passes by them.
+pub fn say_missing_groups(status: &v1::NicStatus) {
+    let id = status.nic.as_ref().map_or("", |nic| &nic.id);
+    for group in &status.missing_security_groups {
+        say(&format!(
+            "butterfly: NIC {id} is in group {group}, which is not there: nothing comes in by its \
+             rules, and nothing goes out that needs one, until `butterfly sg add {group}`\n"
+        ));
+    }
 }

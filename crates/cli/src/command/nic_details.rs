@@ -29,6 +29,13 @@ pub fn print(nics: &[v1::NicStatus], out: &mut Output) -> Result<(), Error> {
     Ok(())
 }
 
+fn group_line(group: &String, status: &v1::NicStatus) -> String {
+    match status.missing_security_groups.contains(group) {
+        true => format!("{group} (not there)"),
+        false => group.clone(),
+    }
+}
+
 fn detail_lines(status: &v1::NicStatus) -> Vec<(&'static str, String)> {
     let nic = status.nic.clone().unwrap_or_default();
     let on = |is: bool| if is { "on" } else { "off" }.to_owned();
@@ -41,7 +48,7 @@ fn detail_lines(status: &v1::NicStatus) -> Vec<(&'static str, String)> {
     lines.extend(
         nic.security_groups
             .iter()
-            .map(|group| ("sg", group.clone())),
+            .map(|group| ("sg", group_line(group, status))),
     );
     lines.push(("type", kind_name(nic.kind()).into()));
     if nic.vhost_mode() == v1::VhostMode::Client {

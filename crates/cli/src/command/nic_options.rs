@@ -44,7 +44,8 @@ pub enum Link {
 /// `nic add`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Adding a NIC of an id that exists replaces it whole.
+Adding a NIC of an id that exists is an error where values differ (over v1), unless --replace says
+that it is to be replaced whole; the same values again are no error.
 
 Examples:
   butterfly nic add --id vnic_1 --mac 52:54:00:12:34:01 --vni 1337 --ip 42.0.0.1 --sg web ssh
@@ -81,6 +82,12 @@ pub struct NicAdd {
     /// Type bench: the MAC address to send to
     #[arg(long, value_name = "MAC")]
     dmac: Option<String>,
+    /// API v1: its addresses may be those of other NICs of the network that are --shared, too
+    #[arg(long)]
+    shared: bool,
+    /// Replace a NIC of that id whole, whatever its values are (over v0 this is always so)
+    #[arg(long)]
+    pub replace: bool,
     #[command(flatten)]
     settings: NicArgs,
 }
@@ -224,6 +231,7 @@ impl NicAdd {
             }
             .into(),
             lenient: false,
+            shared: self.shared,
         })
     }
 }

@@ -4,6 +4,7 @@
 use api::v1;
 use clap::{Args, Subcommand};
 
+use super::nic::say_missing_groups;
 use crate::error::Error;
 use crate::session::Session;
 
@@ -61,7 +62,7 @@ impl NicSgCommand {
                     join_groups: args.groups,
                     ..Default::default()
                 };
-                session.client().await?.update_nic(request).await
+                update(request, session).await
             }
             NicSgCommand::Del(args) => {
                 let request = v1::UpdateNicRequest {
@@ -69,7 +70,7 @@ impl NicSgCommand {
                     leave_groups: args.groups,
                     ..Default::default()
                 };
-                session.client().await?.update_nic(request).await
+                update(request, session).await
             }
             NicSgCommand::Set(args) => set(args.nic, args.groups, session).await,
             NicSgCommand::List(args) => {
@@ -91,5 +92,11 @@ async fn set(nic: String, groups: Vec<String>, session: &mut Session) -> Result<
         security_groups: Some(v1::GroupList { groups }),
         ..Default::default()
     };
-    session.client().await?.update_nic(request).await
+    update(request, session).await
+}
+
+async fn update(request: v1::UpdateNicRequest, session: &mut Session) -> Result<(), Error> {
+    let status = session.client().await?.update_nic(request).await?;
+    say_missing_groups(&status);
+    Ok(())
 }

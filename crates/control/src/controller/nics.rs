@@ -1,7 +1,7 @@
 //! Operations on NICs.
 
 use super::{Controller, NicStatus};
-use crate::diff::Diff;
+use crate::diff::{self, Diff};
 use crate::error::Error;
 use crate::model::{Nic, NicId, NicUpdate};
 use crate::stage::Change;
@@ -14,6 +14,24 @@ impl Controller {
         let id = nic.id.clone();
         self.commit(vec![Change::PutNic(nic)], false)?;
         self.nic(&id)
+    }
+
+    /// Makes a NIC be as given; the same content again changes nothing. One of that id that has
+    /// other values stays as it is: [`Error::NicDiffers`].
+    pub fn create_nic(&mut self, nic: Nic) -> Result<NicStatus, Error> {
+        if let Ok(entry) = self.entry(&nic.id) {
+            let nic = self.settings.normalised(nic.clone())?;
+            let fields = diff::nic_fields(&entry.nic, &nic);
+            if !fields.is_empty() {
+                let fields = fields.iter().map(|field| {
+                    let (from, to) = (&field.from, &field.to);
+                    format!("{} is '{from}', not '{to}'", field.field)
+                });
+                let fields = fields.collect::<Vec<_>>().join(", ");
+                return Err(Error::NicDiffers(nic.id, fields));
+            }
+        }
+        self.put_nic(nic)
     }
 
     /// Replaces the given values of a NIC. Fails with [`Error::NoNic`] when there is none.

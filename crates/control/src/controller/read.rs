@@ -5,8 +5,8 @@ use crate::attach::HostSettings;
 use crate::compile::Work;
 use crate::dot;
 use crate::error::Error;
-use crate::event::Event;
-use crate::model::{Config, Group, GroupId, NicId};
+use crate::event::{Event, Part};
+use crate::model::{Config, Feature, Group, GroupId, Nic, NicId};
 use crate::state::NicEntry;
 use crate::stats::{self, GroupStats, NicStats};
 use dataplane::flow::FlowInfo;
@@ -48,6 +48,10 @@ impl Controller {
                 .bindings(None, None)
                 .map(|binding| (binding.key(), binding))
                 .collect(),
+            services: Some((*self.state.services).clone()),
+            interfaces: [Feature::Balancer, Feature::Router]
+                .map(|feature| (feature, self.interfaces(feature).to_vec()))
+                .into(),
         }
     }
 
@@ -82,7 +86,14 @@ impl Controller {
             state: entry.state.clone(),
             slot: entry.slot,
             uid: entry.uid,
+            missing_groups: self.missing_groups(&entry.nic),
         }
+    }
+
+    fn missing_groups(&self, nic: &Nic) -> Vec<GroupId> {
+        let groups = nic.security_groups.iter();
+        let missing = groups.filter(|group| self.state.group(group).is_none());
+        missing.cloned().collect()
     }
 
     /// What a NIC has counted since it was created.
@@ -184,7 +195,7 @@ impl Controller {
             started_unix_secs: self.settings.started_unix_secs,
             requests: self.requests,
             epoch: self.state.snapshot.epoch.0,
-            event_sequence: self.events.sequence(),
+            event_sequence: self.events.number(Part::Switch),
             nics: self.state.nics.len(),
             networks: self.state.networks.len(),
             groups: self.state.group_count,

@@ -122,7 +122,11 @@ fn differing<const N: usize>(fields: [(&'static str, String, String); N]) -> Vec
     fields
         .into_iter()
         .filter(|(_, from, to)| from != to)
-        .map(|(field, from, to)| FieldChange { field, from, to })
+        .map(|(field, from, to)| FieldChange {
+            field: field.into(),
+            from,
+            to,
+        })
         .collect()
 }
 
@@ -171,7 +175,7 @@ impl fmt::Display for BindingChange {
     }
 }
 
-fn lines(
+pub(super) fn lines(
     f: &mut Formatter<'_>,
     subject: &str,
     was: bool,

@@ -1,6 +1,9 @@
 //! A security group and the whole declared configuration.
 
-use super::{Binding, BindingKey, Endpoint, GroupId, NetworkOptions, Nic, NicId, Rule};
+use super::{
+    Binding, BindingKey, Endpoint, Feature, GroupId, Interfaces, NetworkOptions, Nic, NicId, Rule,
+    Services,
+};
 use crate::error::{Error, quota};
 use crate::limits;
 use indexmap::IndexSet;
@@ -97,4 +100,19 @@ pub struct Config {
     pub networks: BTreeMap<Vni, NetworkOptions>,
     /// What is behind other hosts, by VNI and MAC.
     pub bindings: BTreeMap<BindingKey, Binding>,
+    /// The load balancer's services by key; `None`: they stay as they are.
+    pub services: Option<Services>,
+    /// The interfaces that features work on; of a feature that is not named they stay.
+    pub interfaces: Interfaces,
+}
+
+impl Config {
+    /// All parts, with nothing in them. The default leaves services and interfaces as they are.
+    pub fn empty() -> Config {
+        Config {
+            services: Some(Services::new()),
+            interfaces: [(Feature::Balancer, vec![]), (Feature::Router, vec![])].into(),
+            ..Config::default()
+        }
+    }
 }

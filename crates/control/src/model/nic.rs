@@ -60,7 +60,8 @@ pub struct Nic {
     pub mac_case: MacCase,
     /// Its virtual network.
     pub vni: Vni,
-    /// Its addresses, each once. Two NICs of a VNI may share one: addresses move between VMs.
+    /// Its addresses, each once. Two NICs of a VNI share one if both say so (`shared`), or both are
+    /// lenient.
     pub ips: Vec<IpAddr>,
     /// Its groups, each once. One that does not exist (yet, or any more) allows nothing and counts
     /// as one with an egress rule: what it would have refused is not known.
@@ -105,6 +106,9 @@ pub struct Nic {
     /// of the VNI (frames go to the one that sent from it last), or that of nobody; its IPs may be
     /// such as are no host's, which are given back and stand for nothing. Default no.
     pub lenient: bool,
+    /// Its IPs may be those of other NICs of the VNI that say so, too: an address that moves between
+    /// machines, or that several answer for (anycast). Default no.
+    pub shared: bool,
 }
 
 /// Replaces the given values of a NIC and keeps the others. A list replaces the whole list.
@@ -157,6 +161,7 @@ impl Nic {
             mtu: None,
             link_down: false,
             lenient: false,
+            shared: false,
         }
     }
 

@@ -4,7 +4,7 @@ use super::{Staged, full};
 use crate::attach::{DataPlane, HostSettings};
 use crate::error::{Error, quota};
 use crate::limits;
-use crate::model::NicId;
+use crate::model::{Nic, NicId};
 use crate::state::{NetworkEntry, NicEntry, State};
 use dataplane::snapshot::{NetworkIdx, PortSlot, PortUid};
 use std::sync::Arc;
@@ -97,6 +97,19 @@ impl State {
                     true => self.macs.remove(&key),
                     false => self.macs.insert(key, others),
                 };
+                for ip in nic.host_addresses() {
+                    let key = (nic.vni, ip);
+                    let holders = self.addresses.get(&key).into_iter();
+                    let others: Arc<[NicId]> = holders
+                        .flat_map(|ids| ids.iter())
+                        .filter(|id| **id != nic.id)
+                        .cloned()
+                        .collect();
+                    match others.is_empty() {
+                        true => self.addresses.remove(&key),
+                        false => self.addresses.insert(key, others),
+                    };
+                }
             }
             Some(target) => {
                 staged.sniffed.insert(target.clone());
@@ -173,6 +186,7 @@ impl State {
                 let mut holders: Vec<NicId> = others.iter().chain([&nic.id]).cloned().collect();
                 holders.sort();
                 self.macs.insert(key, holders.into());
+                self.link_addresses(&nic)?;
             }
             Some(target) => {
                 staged.sniffed.insert(target.clone());
@@ -213,6 +227,30 @@ impl State {
         }
         self.by_slot.insert(entry.slot.0, nic.id.clone());
         self.nics.insert(nic.id.clone(), entry.clone());
+        Ok(())
+    }
+
+    /// An address is one NIC's in a VNI, unless all that have it share it, or are lenient.
+    fn link_addresses(&mut self, nic: &Nic) -> Result<(), Error> {
+        for ip in nic.host_addresses() {
+            let key = (nic.vni, ip);
+            let others = self.addresses.get(&key).map_or(&[][..], |ids| ids);
+            let is_alone = |id: &&NicId| {
+                let other = self.nics.get(*id).map(|entry| &entry.nic);
+                !other
+                    .is_some_and(|other| nic.shared && other.shared || nic.lenient && other.lenient)
+            };
+            if let Some(other) = others.iter().find(is_alone) {
+                return Err(Error::AddressTaken {
+                    nic: nic.id.clone(),
+                    ip,
+                    other: other.clone(),
+                    vni: nic.vni,
+                });
+            }
+            let holders: Arc<[NicId]> = others.iter().chain([&nic.id]).cloned().collect();
+            self.addresses.insert(key, holders);
+        }
         Ok(())
     }
 }

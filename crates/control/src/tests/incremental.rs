@@ -103,7 +103,7 @@ pub fn canonical(controller: &Controller) -> Vec<String> {
         let mut members: Vec<_> = compiled.members.iter().collect();
         members.sort();
         let allowed: String = probes()
-            .map(|asked| match compiled.rules.decide(&asked, &all) {
+            .map(|asked| match compiled.rules.decide(&asked, &all[..]) {
                 None => '0',
                 Some(slot) => {
                     assert!(

@@ -7,6 +7,7 @@ mod nics;
 mod overlay;
 mod quotas;
 mod refusals;
+mod services;
 mod sessions;
 mod worker;
 mod world;

@@ -319,3 +319,46 @@ fn lenient_nics_may_share_a_mac_and_have_addresses_that_are_no_host_s() {
             .contains("IP '0.0.0.0' is not")
     );
 }
+
+#[test]
+fn an_address_is_one_nic_s_unless_all_share_it() {
+    let (mut controller, _shared) = controller();
+    let at = |id: &str, last: u8, shared| Nic {
+        ips: vec![ip("42.0.0.9")],
+        shared,
+        ..nic(id, last, &[])
+    };
+    controller.put_nic(at("a", 1, false)).unwrap();
+    let refused = "NIC 'b': address 42.0.0.9 is already that of NIC 'a' in VNI 42; two have one \
+                   only if both say that it is shared";
+    for shared in [false, true] {
+        let error = controller.put_nic(at("b", 2, shared)).unwrap_err();
+        assert_eq!(error.to_string(), refused);
+    }
+    controller.put_nic(at("a", 1, true)).unwrap();
+    assert!(controller.put_nic(at("b", 2, false)).is_err());
+    controller.put_nic(at("b", 2, true)).unwrap();
+    // Neither of the two takes its word back while the other is there.
+    assert!(controller.put_nic(at("a", 1, false)).is_err());
+    controller.delete_nic(&nic_id("a")).unwrap();
+    controller.put_nic(at("b", 2, false)).unwrap();
+    // In another network it is another one; who hears a copy sends nothing from it.
+    let elsewhere = Nic {
+        vni: wire::Vni::new(43).unwrap(),
+        ..at("c", 3, false)
+    };
+    controller.put_nic(elsewhere).unwrap();
+    let sniffer = Nic {
+        sniff_target: Some(nic_id("b")),
+        ..at("d", 4, false)
+    };
+    controller.put_nic(sniffer).unwrap();
+    // As the original, lenient ones share what they like.
+    let lenient = |id, last| Nic {
+        lenient: true,
+        vni: wire::Vni::new(44).unwrap(),
+        ..at(id, last, false)
+    };
+    controller.put_nic(lenient("e", 5)).unwrap();
+    controller.put_nic(lenient("f", 6)).unwrap();
+}

@@ -41,7 +41,7 @@ fn overlay(
         endpoints: endpoints.into_iter().map(|e| (e.address, e)).collect(),
         networks: networks.into_iter().map(|n| (n.vni, n)).collect(),
         bindings: bindings.into_iter().map(|b| (b.key(), b)).collect(),
-        ..Config::default()
+        ..Config::empty()
     }
 }
 
@@ -185,7 +185,7 @@ fn an_endpoint_is_made_by_its_first_binding_and_outlives_them() {
     );
     assert_eq!(
         (controller.status().vnis, controller.config()),
-        (0, Config::default())
+        (0, Config::empty())
     );
 }
 
@@ -253,8 +253,8 @@ fn a_whole_set_comes_in_one_step_and_reads_back() {
             .unwrap()
             .is_empty()
     );
-    controller.apply(Config::default(), false).unwrap();
-    assert_eq!(controller.config(), Config::default());
+    controller.apply(Config::empty(), false).unwrap();
+    assert_eq!(controller.config(), Config::empty());
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use super::world::*;
 use crate::event::EventKind;
-use crate::model::{Group, Peer, Removal};
+use crate::model::{Group, Nic, Peer, Removal};
 use crate::{NicState, Work};
 use dataplane::counters::RuleCounters;
 use tokio::sync::broadcast::error::TryRecvError;
@@ -52,8 +52,13 @@ fn members_are_those_listed_and_those_of_nics() {
     let (mut controller, shared) = controller();
     let web = group_id("web");
     controller.add_member(&web, ip("42.0.0.1")).unwrap();
-    controller.put_nic(nic("a", 1, &["web"])).unwrap();
-    let mut twin = nic("b", 2, &["web"]);
+    let shared_by_all = |mut nic: Nic| {
+        nic.shared = true;
+        nic
+    };
+    let first = shared_by_all(nic("a", 1, &["web"]));
+    controller.put_nic(first).unwrap();
+    let mut twin = shared_by_all(nic("b", 2, &["web"]));
     twin.ips.push(ip("42.0.0.1"));
     controller.put_nic(twin).unwrap();
     assert_eq!(

@@ -198,7 +198,7 @@ pub fn config(nics: Vec<Nic>, groups: Vec<Group>) -> Config {
             .into_iter()
             .map(|group| (group.id.clone(), group))
             .collect(),
-        ..Config::default()
+        ..Config::empty()
     }
 }
 

@@ -3,41 +3,43 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::num::NonZeroU16;
+use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1;
 use api::v1::health_check::Kind as ProtoKind;
+use control::Error;
+use control::model::{
+    Interface, Protocol, Server, Service, ServiceKey, Services, State, Tunnel, Weight, service_key,
+};
 use health::{Check, Command, Dns, Http, Kind, Policy};
 
-use super::error::Error;
-use super::model::{Encapsulation, Key, Protocol, Server, ServerState, Service, Services};
+use crate::v1::interface;
 
 /// Where FOU servers listen unless told otherwise: what Linux's manual pages show.
-const FOU_PORT: u16 = 5555;
+const FOU_PORT: NonZeroU16 = NonZeroU16::new(5555).unwrap();
 /// Where GUE servers listen (IANA).
-const GUE_PORT: u16 = 6080;
+const GUE_PORT: NonZeroU16 = NonZeroU16::new(6080).unwrap();
 
 /// A field that the request cannot do without.
 pub fn required<T>(field: Option<T>, name: &str) -> Result<T, Error> {
-    field.ok_or_else(|| Error::Request(format!("the request has no {name}")))
+    field.ok_or_else(|| Error::Invalid(format!("the request has no {name}")))
 }
 
-pub fn key(key: &v1::ServiceKey) -> Result<Key, Error> {
-    let refuse = |field: &str, value: String, why: &str| Error::value("service", field, value, why);
+pub fn key(key: &v1::ServiceKey) -> Result<ServiceKey, Error> {
+    let refuse =
+        |field: &'static str, value: String, why: &str| Error::value("service", field, &value, why);
     let vip =
         address(&key.vip).ok_or_else(|| refuse("vip", key.vip.clone(), "is no IP address"))?;
-    let protocol = match key.protocol {
-        0 | 6 => Protocol::Tcp,
-        17 => Protocol::Udp,
-        132 => Protocol::Sctp,
-        other => {
-            return Err(refuse(
-                "protocol",
-                other.to_string(),
-                "is not 6 (TCP), 17 (UDP) or 132 (SCTP)",
-            ));
-        }
+    let number = match key.protocol {
+        0 => Some(Protocol::Tcp),
+        number => u8::try_from(number).ok().and_then(Protocol::from_number),
     };
+    let protocol = number.ok_or_else(|| {
+        let why = "is not 6 (TCP), 17 (UDP) or 132 (SCTP)";
+        refuse("protocol", key.protocol.to_string(), why)
+    })?;
     let port = match (key.all_ports, key.port) {
         (true, 0) => None,
         (true, port) => return Err(refuse("port", port.to_string(), "contradicts all_ports")),
@@ -46,25 +48,24 @@ pub fn key(key: &v1::ServiceKey) -> Result<Key, Error> {
                 .ok_or_else(|| refuse("port", port.to_string(), "is not within 1 and 65535"))?,
         ),
     };
-    Ok(Key {
-        vip,
-        protocol,
-        port,
-    })
+    service_key(vip, protocol, port)
 }
 
-/// A configuration: every service valid, no two of one key.
-pub fn config(config: v1::BalancerConfig) -> Result<Services, Error> {
+/// A configuration: every service valid, no two of one key; and the interfaces, if they are given.
+pub fn config(config: v1::BalancerConfig) -> Result<(Services, Option<Vec<Interface>>), Error> {
     let mut services = Services::new();
     for message in config.services {
         let service = service(message)?;
         let key = service.key;
-        if services.insert(key, service).is_some() {
-            return Err(Error::Request(format!("service {key} is there twice")));
+        if services.insert(key, Arc::new(service)).is_some() {
+            return Err(Error::Invalid(format!("service {key:#} is there twice")));
         }
     }
-    super::model::validate(&services)?;
-    Ok(services)
+    let interfaces = config.interfaces.map(|given| {
+        let wanted = |one: &v1::BalancerInterface| interface::wanted(&one.name, one.mode);
+        given.interfaces.iter().map(wanted).collect()
+    });
+    Ok((services, interfaces.transpose()?))
 }
 
 pub fn service(message: v1::Service) -> Result<Service, Error> {
@@ -73,17 +74,18 @@ pub fn service(message: v1::Service) -> Result<Service, Error> {
     for message in &message.servers {
         let (address, server) = server(&key, message)?;
         if servers.insert(address, server).is_some() {
+            let why = "is there twice";
             return Err(Error::value(
-                owner(&key),
+                &owner(&key),
                 "server",
-                address,
-                "is there twice",
+                &address.to_string(),
+                why,
             ));
         }
     }
     let service = Service {
         key,
-        encapsulation: encapsulation(&key, message.encapsulation, message.tunnel_port)?,
+        tunnel: tunnel(&key, message.encapsulation, message.tunnel_port)?,
         sticky: message.sticky,
         min_healthy: message.min_healthy.unwrap_or(1),
         check: message
@@ -101,12 +103,10 @@ pub fn updated(service: &Service, update: v1::UpdateServiceRequest) -> Result<Se
     let key = service.key;
     let mut new = service.clone();
     match (update.encapsulation, update.tunnel_port) {
-        (Some(kind), port) => {
-            new.encapsulation = encapsulation(&key, kind, port.unwrap_or_default())?
-        }
+        (Some(kind), port) => new.tunnel = tunnel(&key, kind, port.unwrap_or_default())?,
         (None, Some(port)) => {
-            let (kind, _) = super::render::encapsulation(service.encapsulation);
-            new.encapsulation = encapsulation(&key, kind.into(), port)?;
+            let (kind, _) = super::render::encapsulation(service.tunnel);
+            new.tunnel = tunnel(&key, kind.into(), port)?;
         }
         (None, None) => (),
     }
@@ -114,8 +114,8 @@ pub fn updated(service: &Service, update: v1::UpdateServiceRequest) -> Result<Se
     new.min_healthy = update.min_healthy.unwrap_or(new.min_healthy);
     match (update.check, update.no_check) {
         (Some(_), true) => {
-            return Err(Error::Request(format!(
-                "service {key}: check and no_check contradict each other"
+            return Err(Error::Invalid(format!(
+                "service {key:#}: check and no_check contradict each other"
             )));
         }
         (Some(check), false) => new.check = Some(self::check(&key, check)?),
@@ -126,7 +126,7 @@ pub fn updated(service: &Service, update: v1::UpdateServiceRequest) -> Result<Se
     Ok(new)
 }
 
-pub fn server(key: &Key, message: &v1::Server) -> Result<(IpAddr, Server), Error> {
+pub fn server(key: &ServiceKey, message: &v1::Server) -> Result<(IpAddr, Server), Error> {
     let address = server_address(key, &message.address)?;
     let server = Server {
         weight: weight(key, address, message.weight.unwrap_or(1))?,
@@ -138,7 +138,7 @@ pub fn server(key: &Key, message: &v1::Server) -> Result<(IpAddr, Server), Error
 
 /// A server after an update of its values.
 pub fn updated_server(
-    key: &Key,
+    key: &ServiceKey,
     address: IpAddr,
     mut server: Server,
     update: &v1::UpdateServerRequest,
@@ -155,12 +155,12 @@ pub fn updated_server(
     Ok(server)
 }
 
-pub fn server_address(key: &Key, text: &str) -> Result<IpAddr, Error> {
-    address(text).ok_or_else(|| Error::value(owner(key), "server", text, "is no IP address"))
+pub fn server_address(key: &ServiceKey, text: &str) -> Result<IpAddr, Error> {
+    address(text).ok_or_else(|| Error::value(&owner(key), "server", text, "is no IP address"))
 }
 
-fn owner(key: &Key) -> String {
-    format!("service {key}")
+fn owner(key: &ServiceKey) -> String {
+    format!("service {key:#}")
 }
 
 fn address(text: &str) -> Option<IpAddr> {
@@ -168,75 +168,90 @@ fn address(text: &str) -> Option<IpAddr> {
 }
 
 /// 1..=65535.
-fn port(number: u32) -> Option<u16> {
-    u16::try_from(number).ok().filter(|port| *port != 0)
+fn port(number: u32) -> Option<NonZeroU16> {
+    u16::try_from(number).ok().and_then(NonZeroU16::new)
 }
 
 /// 0 is none.
-fn port_or_none(owner: String, field: &str, number: u32) -> Result<Option<u16>, Error> {
-    match number {
-        0 => Ok(None),
-        _ => match port(number) {
-            Some(port) => Ok(Some(port)),
-            None => Err(Error::value(
-                owner,
-                field,
-                number,
-                "is not within 1 and 65535",
-            )),
-        },
+fn port_or_none(
+    owner: &str,
+    field: &'static str,
+    number: u32,
+) -> Result<Option<NonZeroU16>, Error> {
+    match (number, port(number)) {
+        (0, _) => Ok(None),
+        (_, Some(port)) => Ok(Some(port)),
+        _ => {
+            let why = "is not within 1 and 65535";
+            Err(Error::value(owner, field, &number.to_string(), why))
+        }
     }
 }
 
-fn encapsulation(key: &Key, number: i32, tunnel_port: u32) -> Result<Encapsulation, Error> {
+fn tunnel(key: &ServiceKey, number: i32, tunnel_port: u32) -> Result<Tunnel, Error> {
+    let owner = owner(key);
     let kind = v1::Encapsulation::try_from(number)
-        .map_err(|_| Error::value(owner(key), "encapsulation", number, "is not known"))?;
-    let port = port_or_none(owner(key), "tunnel_port", tunnel_port)?;
+        .map_err(|_| Error::value(&owner, "encapsulation", &number.to_string(), "is not known"))?;
+    let port = port_or_none(&owner, "tunnel_port", tunnel_port)?;
     let plain = match kind {
-        v1::Encapsulation::Fou => return Ok(Encapsulation::Fou(port.unwrap_or(FOU_PORT))),
-        v1::Encapsulation::Gue => return Ok(Encapsulation::Gue(port.unwrap_or(GUE_PORT))),
-        v1::Encapsulation::Unspecified | v1::Encapsulation::L2 => Encapsulation::L2,
-        v1::Encapsulation::Ipip => Encapsulation::Ipip,
-        v1::Encapsulation::Gre => Encapsulation::Gre,
+        v1::Encapsulation::Fou => {
+            let port = port.unwrap_or(FOU_PORT);
+            return Ok(Tunnel::Fou { port });
+        }
+        v1::Encapsulation::Gue => {
+            let port = port.unwrap_or(GUE_PORT);
+            return Ok(Tunnel::Gue { port });
+        }
+        v1::Encapsulation::Unspecified | v1::Encapsulation::L2 => Tunnel::None,
+        v1::Encapsulation::Ipip => Tunnel::Ipip,
+        v1::Encapsulation::Gre => Tunnel::Gre,
     };
     match port {
         None => Ok(plain),
         Some(port) => {
             let why = format!("goes with fou and gue, not with {plain}");
-            Err(Error::value(owner(key), "tunnel_port", port, why))
+            Err(Error::value(&owner, "tunnel_port", &port.to_string(), &why))
         }
     }
 }
 
-fn weight(key: &Key, address: IpAddr, weight: u32) -> Result<u16, Error> {
-    let fits = u16::try_from(weight).ok().filter(|weight| *weight != 0);
+fn server_owner(key: &ServiceKey, address: IpAddr) -> String {
+    format!("service {key:#}, server {address}")
+}
+
+fn weight(key: &ServiceKey, address: IpAddr, weight: u32) -> Result<Weight, Error> {
+    let fits = u16::try_from(weight).ok();
+    let fits = fits.and_then(|weight| Weight::new(weight).ok());
     fits.ok_or_else(|| {
-        let owner = format!("service {key}, server {address}");
-        Error::value(owner, "weight", weight, "is not within 1 and 65535")
+        let why = "is not within 1 and 65535";
+        let owner = server_owner(key, address);
+        Error::value(&owner, "weight", &weight.to_string(), why)
     })
 }
 
-fn state(key: &Key, address: IpAddr, number: i32) -> Result<ServerState, Error> {
+fn state(key: &ServiceKey, address: IpAddr, number: i32) -> Result<State, Error> {
     match v1::ServerState::try_from(number) {
-        Ok(v1::ServerState::Unspecified | v1::ServerState::Up) => Ok(ServerState::Up),
-        Ok(v1::ServerState::Draining) => Ok(ServerState::Draining),
-        Ok(v1::ServerState::Down) => Ok(ServerState::Down),
+        Ok(v1::ServerState::Unspecified | v1::ServerState::Up) => Ok(State::Up),
+        Ok(v1::ServerState::Draining) => Ok(State::Draining),
+        Ok(v1::ServerState::Down) => Ok(State::Down),
         Err(_) => {
-            let owner = format!("service {key}, server {address}");
-            Err(Error::value(owner, "state", number, "is not known"))
+            let owner = server_owner(key, address);
+            Err(Error::value(
+                &owner,
+                "state",
+                &number.to_string(),
+                "is not known",
+            ))
         }
     }
 }
 
-fn check_port(key: &Key, address: IpAddr, number: u32) -> Result<Option<u16>, Error> {
-    port_or_none(
-        format!("service {key}, server {address}"),
-        "check_port",
-        number,
-    )
+fn check_port(key: &ServiceKey, address: IpAddr, number: u32) -> Result<Option<u16>, Error> {
+    let port = port_or_none(&server_owner(key, address), "check_port", number)?;
+    Ok(port.map(NonZeroU16::get))
 }
 
-fn check(key: &Key, message: v1::HealthCheck) -> Result<Check, Error> {
+fn check(key: &ServiceKey, message: v1::HealthCheck) -> Result<Check, Error> {
     let default = Policy::default();
     let ms = |value: u32, default: Duration| match value {
         0 => default,
@@ -251,18 +266,18 @@ fn check(key: &Key, message: v1::HealthCheck) -> Result<Check, Error> {
             rise: count(message.rise, default.rise),
             fall: count(message.fall, default.fall),
         },
-        port: port_or_none(owner(key), "check.port", message.port)?,
+        port: port_or_none(&owner(key), "check.port", message.port)?.map(NonZeroU16::get),
         kind: kind(key, message.kind)?,
     };
     Ok(check)
 }
 
-fn kind(key: &Key, kind: Option<ProtoKind>) -> Result<Kind, Error> {
+fn kind(key: &ServiceKey, kind: Option<ProtoKind>) -> Result<Kind, Error> {
     let text = |text: String| Some(text).filter(|text| !text.is_empty());
     Ok(match kind {
         None => {
             let why = "says neither tcp, http, dns nor command";
-            return Err(Error::value(owner(key), "check.kind", "", why));
+            return Err(Error::value(&owner(key), "check.kind", "", why));
         }
         Some(ProtoKind::Tcp(_)) => Kind::Tcp,
         Some(ProtoKind::Http(http)) => {
@@ -271,22 +286,15 @@ fn kind(key: &Key, kind: Option<ProtoKind>) -> Result<Kind, Error> {
                 "" | "GET" => false,
                 "HEAD" => true,
                 other => {
-                    return Err(Error::value(
-                        owner(key),
-                        "check.http.method",
-                        other,
-                        "is not GET or HEAD",
-                    ));
+                    let why = "is not GET or HEAD";
+                    return Err(Error::value(&owner(key), "check.http.method", other, why));
                 }
             };
             let status = |status: &u32| {
                 u16::try_from(*status).map_err(|_| {
-                    Error::value(
-                        owner(key),
-                        "check.http.statuses",
-                        status,
-                        "is not within 100 and 599",
-                    )
+                    let why = "is not within 100 and 599";
+                    let status = status.to_string();
+                    Error::value(&owner(key), "check.http.statuses", &status, why)
                 })
             };
             Kind::Http(Http {

@@ -2,31 +2,30 @@
 //! that tells it the next hops of the servers.
 
 mod attached;
-mod translate;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use balancer::{Balancer, Follower, Options, Reason, ServerCounters, ServiceKey};
+use balancer::{Balancer, Follower, Options, Reason, ServerCounters, ServiceKey, Services};
+use control::{InterfaceStatus, Target};
 use netlink::Kinds;
 use rustix::net::{AddressFamily, SocketType, netdevice};
 use tokio::runtime::Handle;
-use xdp::Interfaces;
+use xdp::{Interfaces, Mode};
 
 use self::attached::Attached;
-pub use self::translate::library_key;
-use self::translate::{model_key, service};
-use super::plane::{Counters, Interface, Mode, Plane, ServerHop, Stats};
+use super::plane::{Counters, ServerHop, Stats};
 use super::probe::Door;
-use super::registry::{Compiled, Target};
 use crate::kernel::Kernel;
+use crate::states::InterfaceStates;
 
 /// The balancer, once somebody has asked for it.
 pub struct Engine {
     options: Options,
     programs: Arc<Mutex<Interfaces>>,
     kernel: Arc<Kernel>,
+    states: InterfaceStates,
     running: Mutex<Option<Arc<Running>>>,
     /// The way of health checks into the room: opened by the first check.
     door: Arc<Mutex<Option<Arc<Door>>>>,
@@ -40,8 +39,13 @@ pub struct Running {
 }
 
 impl Engine {
-    /// Nothing is loaded yet.
-    pub fn new(max_flows: u32, programs: Arc<Mutex<Interfaces>>, kernel: Arc<Kernel>) -> Engine {
+    /// Nothing is loaded yet. What becomes of its interfaces is left in `states`.
+    pub fn new(
+        max_flows: u32,
+        programs: Arc<Mutex<Interfaces>>,
+        kernel: Arc<Kernel>,
+        states: InterfaceStates,
+    ) -> Engine {
         Engine {
             options: Options {
                 max_flows,
@@ -49,6 +53,7 @@ impl Engine {
             },
             programs,
             kernel,
+            states,
             running: Mutex::new(None),
             door: Arc::default(),
         }
@@ -82,7 +87,7 @@ impl Engine {
         let started = Arc::new(Running {
             balancer: Mutex::new(Balancer::new(&self.options).map_err(failed)?),
             follower: Follower::new(mirror).map_err(failed)?,
-            interfaces: Mutex::new(Attached::new(self.programs.clone())),
+            interfaces: Mutex::new(Attached::new(self.programs.clone(), self.states.clone())),
         });
         let following = started.clone();
         Handle::current().spawn(async move {
@@ -98,17 +103,13 @@ impl Engine {
         );
         Ok(running.insert(started).clone())
     }
-}
 
-impl Plane for Engine {
-    fn apply(&self, services: &[Compiled]) -> Result<(), String> {
+    /// Makes the services these, all or nothing. The error is a sentence.
+    pub fn apply(&self, services: Services) -> Result<(), String> {
         if services.is_empty() && self.running().is_none() {
             return Ok(());
         }
         let running = self.start()?;
-        let services = services.iter().map(service).collect::<Result<Vec<_>, _>>();
-        let services: balancer::Services =
-            services.map_err(|e| e.to_string())?.into_iter().collect();
         let known = lock(&running.balancer).services().targets();
         let applied = match services.targets().is_subset(&known) {
             true => lock(&running.balancer).apply(services),
@@ -119,7 +120,8 @@ impl Plane for Engine {
         applied.map_err(|e| e.to_string())
     }
 
-    fn interfaces(&self) -> Vec<Interface> {
+    /// The interfaces that it works on, by name.
+    pub fn interfaces(&self) -> Vec<InterfaceStatus> {
         let Some(running) = self.running() else {
             return vec![];
         };
@@ -127,21 +129,41 @@ impl Plane for Engine {
         interfaces.list()
     }
 
-    fn add_interface(&self, name: &str, mode: Option<Mode>) -> Result<Interface, String> {
+    /// One of them.
+    pub fn interface(&self, name: &str) -> Option<InterfaceStatus> {
+        let running = self.running()?;
+        lock(&running.interfaces).status(name)
+    }
+
+    /// Begins to work on an interface, or works on it in another mode. The error is a sentence.
+    pub fn add_interface(&self, name: &str, mode: Option<Mode>) -> Result<InterfaceStatus, String> {
         let running = self.start()?;
         // In this order everywhere: door, interfaces, balancer.
         let door = lock(&self.door);
         lock(&running.interfaces).want(name, mode, &running, door.as_deref())
     }
 
-    fn delete_interface(&self, name: &str) -> Result<bool, String> {
-        let Some(running) = self.running() else {
-            return Ok(false);
-        };
-        Ok(lock(&running.interfaces).give_back(name, &running))
+    /// Gives an interface back; whether it was one.
+    pub fn delete_interface(&self, name: &str) -> bool {
+        let running = self.running();
+        running.is_some_and(|running| lock(&running.interfaces).give_back(name, &running))
     }
 
-    fn stats(&self) -> Result<Stats, String> {
+    /// Undoes what was done to an interface since it was said to be so. The error is a sentence.
+    pub fn restore_interface(
+        &self,
+        name: &str,
+        before: Option<InterfaceStatus>,
+    ) -> Result<(), String> {
+        let Some(running) = self.running() else {
+            return Ok(());
+        };
+        let door = lock(&self.door);
+        lock(&running.interfaces).restore(name, before, &running, door.as_deref())
+    }
+
+    /// Counters, at one moment.
+    pub fn stats(&self) -> Result<Stats, String> {
         let Some(running) = self.running() else {
             return Ok(Stats::default());
         };
@@ -154,7 +176,7 @@ impl Plane for Engine {
                 bytes: counters.bytes,
                 flows: counters.flows,
             };
-            ((model_key(key), *address), counters)
+            ((*key, *address), counters)
         };
         let drop = |reason: Reason| (reason.name(), reason.description(), counters.reason(reason));
         Ok(Stats {
@@ -163,7 +185,8 @@ impl Plane for Engine {
         })
     }
 
-    fn next_hops(&self) -> BTreeMap<Target, ServerHop> {
+    /// Where the servers' packets go.
+    pub fn next_hops(&self) -> BTreeMap<Target, ServerHop> {
         let Some(running) = self.running() else {
             return BTreeMap::new();
         };
@@ -174,7 +197,7 @@ impl Plane for Engine {
             targets.extend(
                 service
                     .servers()
-                    .map(|server| (model_key(&service.key()), server.address())),
+                    .map(|server| (service.key(), server.address())),
             );
         }
         let way = |address| match hops.get(&address) {

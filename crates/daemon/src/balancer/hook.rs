@@ -1,50 +1,138 @@
 //! Announcing addresses: a program of the operator's is run when an address comes into service or
 //! goes out of it. What it does, a route that a routing daemon redistributes, a call to a router,
 //! is its own affair; packaging/balance-hook is one for FRR and BIRD.
+//!
+//! What is announced stands in a file of the folder of sockets, so that a daemon that starts after
+//! a crash withdraws what nobody balances any more.
 
 use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{Read, Seek, Write};
 use std::net::IpAddr;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
+use control::EventKind;
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use tokio::sync::broadcast::error::RecvError;
 
-use super::control::Control;
+use crate::app::App;
 
 /// One that takes longer is ended, and the next one run.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Keeps what is announced the same as what is in service, for ever.
-pub async fn announce(control: Arc<Control>, program: &Path) {
-    let (mut events, mut wanted) = {
-        let (registry, _) = control.registry();
-        (registry.subscribe(), registry.addresses())
-    };
-    let mut announced = BTreeSet::new();
-    loop {
-        for vip in announced.difference(&wanted) {
-            run(program, "withdraw", *vip).await;
+/// The file of what is announced.
+const ANNOUNCED: &str = "balance-announced";
+/// More than any host announces.
+const FILE_MAX: u64 = 1 << 20;
+
+/// What is announced, as a file that outlives this process. Of daemons that share a folder the
+/// first one has it.
+pub struct Announced {
+    file: Option<File>,
+    addresses: BTreeSet<IpAddr>,
+}
+
+impl Announced {
+    /// Takes the file of this folder, and what a crash has left in it.
+    pub fn take(folder: &Path) -> Announced {
+        let path = folder.join(ANNOUNCED);
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map(File::from);
+        let locked = opened.and_then(|file| {
+            flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+            Ok(file)
+        });
+        let file = match locked {
+            Ok(file) => file,
+            Err(e) => {
+                tracing::warn!(
+                    "what is announced cannot be kept in {}, after a crash it stays announced: {e}",
+                    path.display()
+                );
+                return Announced {
+                    file: None,
+                    addresses: BTreeSet::new(),
+                };
+            }
+        };
+        let mut text = String::new();
+        if let Err(e) = (&file).take(FILE_MAX).read_to_string(&mut text) {
+            tracing::warn!("{} cannot be read: {e}", path.display());
         }
-        for vip in wanted.difference(&announced) {
-            run(program, "announce", *vip).await;
+        let addresses: BTreeSet<IpAddr> =
+            text.lines().filter_map(|line| line.parse().ok()).collect();
+        if !addresses.is_empty() {
+            tracing::info!(
+                "{} addresses are announced still by a daemon that did not end well",
+                addresses.len()
+            );
         }
-        announced = wanted;
-        // Whatever happened, and however much of it was missed: what counts is how it is now.
-        if let Err(RecvError::Closed) = events.recv().await {
+        Announced {
+            file: Some(file),
+            addresses,
+        }
+    }
+
+    /// Announces and withdraws until these are announced. The file has an address before it is
+    /// announced, and until it is withdrawn.
+    async fn settle(&mut self, program: &Path, wanted: BTreeSet<IpAddr>) {
+        if wanted == self.addresses {
             return;
         }
-        wanted = tokio::task::block_in_place(|| control.registry().0.addresses());
+        self.keep(self.addresses.union(&wanted).copied().collect());
+        for vip in self.addresses.difference(&wanted) {
+            run(program, "withdraw", *vip).await;
+        }
+        for vip in wanted.difference(&self.addresses) {
+            run(program, "announce", *vip).await;
+        }
+        self.keep(wanted.clone());
+        self.addresses = wanted;
+    }
+
+    fn keep(&mut self, addresses: BTreeSet<IpAddr>) {
+        let Some(file) = &mut self.file else { return };
+        let text: String = addresses.iter().map(|vip| format!("{vip}\n")).collect();
+        let written = file
+            .rewind()
+            .and_then(|()| file.set_len(0))
+            .and_then(|()| file.write_all(text.as_bytes()));
+        if let Err(e) = written {
+            tracing::error!("what is announced cannot be kept in a file: {e}");
+        }
     }
 }
 
-/// Withdraws all that is announced: nobody will balance it any more.
-pub async fn withdraw(control: &Control, program: &Path) {
-    let announced = tokio::task::block_in_place(|| control.registry().0.addresses());
-    for vip in announced {
-        run(program, "withdraw", vip).await;
+/// Keeps what is announced the same as what is in service, for ever.
+pub async fn announce(app: Arc<App>, program: &Path, mut announced: Announced) {
+    let (mut events, mut wanted) = {
+        let control = app.control();
+        (control.subscribe(), control.announced_addresses())
+    };
+    loop {
+        announced.settle(program, wanted).await;
+        // Whatever happened, and however much of it was missed: what counts is how it is now.
+        loop {
+            match events.recv().await {
+                Ok(event) if !matches!(event.kind, EventKind::Address { .. }) => (),
+                Err(RecvError::Closed) => return,
+                _ => break,
+            }
+        }
+        wanted = tokio::task::block_in_place(|| app.control().announced_addresses());
     }
+}
+
+/// Withdraws all that is announced: nobody will balance it any more. What announces has ended, and
+/// with it the file's lock.
+pub async fn withdraw(app: &App, program: &Path, folder: &Path) {
+    let mut announced = Announced::take(folder);
+    let known = tokio::task::block_in_place(|| app.control().announced_addresses());
+    announced.addresses.extend(known);
+    announced.settle(program, BTreeSet::new()).await;
 }
 
 async fn run(program: &Path, what: &str, vip: IpAddr) {
@@ -67,5 +155,41 @@ async fn run(program: &Path, what: &str, vip: IpAddr) {
         Err(_) => {
             tracing::error!("{shown} {what} {vip} took longer than {PATIENCE:?} and was ended")
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// A crash is a process that ends without a word: its file stays, its lock does not.
+    #[tokio::test]
+    async fn what_a_crash_left_announced_is_withdrawn_at_the_next_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let (program, log) = (dir.path().join("hook"), dir.path().join("log"));
+        let script = format!("#!/bin/sh\necho \"$@\" >> {}\n", log.display());
+        std::fs::write(&program, script).unwrap();
+        std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+        let said = || std::fs::read_to_string(&log).unwrap_or_default();
+        let (one, two): (IpAddr, IpAddr) =
+            ("192.0.2.1".parse().unwrap(), "2001:db8::2".parse().unwrap());
+
+        let mut announced = Announced::take(dir.path());
+        announced.settle(&program, [one, two].into()).await;
+        assert_eq!(said(), "announce 192.0.2.1\nannounce 2001:db8::2\n");
+        // Another daemon of the folder leaves it alone.
+        assert!(Announced::take(dir.path()).addresses.is_empty());
+        drop(announced);
+        std::fs::remove_file(&log).unwrap();
+
+        // The next start has one of them again, after a while: what is not in service goes.
+        let mut announced = Announced::take(dir.path());
+        announced.settle(&program, BTreeSet::new()).await;
+        assert_eq!(said(), "withdraw 192.0.2.1\nwithdraw 2001:db8::2\n");
+        announced.settle(&program, [two].into()).await;
+        announced.settle(&program, BTreeSet::new()).await;
+        drop(announced);
+        assert!(Announced::take(dir.path()).addresses.is_empty());
     }
 }

@@ -1,35 +1,9 @@
-//! What the daemon asks of the data plane beside its configuration: interfaces, counters, the next
-//! hops of the servers.
+//! What the engine can be asked beside its configuration: counters, and the next hops of the
+//! servers.
 
 use std::collections::BTreeMap;
 
-pub use xdp::Mode;
-
-use super::registry::{Compiled, Forwarding, Target};
-
-/// The data plane.
-pub trait Plane: Send + Sync {
-    /// Makes the services these, all or nothing. The error is a sentence.
-    fn apply(&self, services: &[Compiled]) -> Result<(), String>;
-    /// The interfaces that it works on, by name.
-    fn interfaces(&self) -> Vec<Interface>;
-    /// Begins to work on an interface, or works on it in another mode. The error is a sentence.
-    fn add_interface(&self, name: &str, mode: Option<Mode>) -> Result<Interface, String>;
-    /// Gives an interface back; whether it was one.
-    fn delete_interface(&self, name: &str) -> Result<bool, String>;
-    /// Counters, at one moment.
-    fn stats(&self) -> Result<Stats, String>;
-    /// Where the servers' packets go.
-    fn next_hops(&self) -> BTreeMap<Target, ServerHop>;
-}
-
-/// An interface that is balanced on.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Interface {
-    pub name: String,
-    /// None: it is not there at the moment.
-    pub mode: Option<Mode>,
-}
+use control::Target;
 
 /// Counted since a server was added.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -70,13 +44,4 @@ pub enum ServerHop {
     Known { interface: String, mac: String },
     /// Why it is not known.
     Unknown(String),
-}
-
-/// The registry's way to the data plane.
-pub struct PlaneForwarding(pub std::sync::Arc<dyn Plane>);
-
-impl Forwarding for PlaneForwarding {
-    fn apply(&mut self, services: &[Compiled]) -> Result<(), String> {
-        self.0.apply(services)
-    }
 }

@@ -23,14 +23,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytemuck::{Pod, Zeroable};
-use health::probe::{Path, Subject};
+use control::Target;
+use health::Subject;
+use health::probe::Path;
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use xdp::{Attachment, Mode, Program, Table, objects};
 
-use super::control::Paths;
-use super::engine::{Engine, Running, library_key};
-use super::registry::Target;
+use super::checks::Paths;
+use super::engine::{Engine, Running};
 use room::Room;
+pub use room::prepare;
 
 /// Ports that checks are sent from: behind those that Linux gives to others by itself
 /// (ip_local_port_range).
@@ -113,7 +115,7 @@ impl Door {
         // Generic: it may send out of any interface, those without XDP in the driver too, and
         // checks are few.
         let attachment =
-            xdp::attach(program.as_fd(), room.ifindex, Some(Mode::Generic)).map_err(failed)?;
+            xdp::attach(&program, room.ifindex, Some(Mode::Generic)).map_err(failed)?;
         Ok(Door {
             probes: program.table("probes").map_err(failed)?,
             room,
@@ -232,7 +234,6 @@ impl ProbePath {
         while !lock(&running.balancer).hops().contains_key(&server) {
             looked.changed().await.map_err(io::Error::other)?;
         }
-        let key = library_key(&key).map_err(io::Error::other)?;
         let number = lock(&running.balancer).server_number(&key, server);
         let number = number.ok_or_else(|| io::Error::other("the server is gone"))?;
         let hold = door.way(protocol, self.subject.service.ip(), number)?;

@@ -2,28 +2,55 @@
 
 use api::v1;
 use api::v1::health_check::Kind as ProtoKind;
+use control::ServiceChange;
+use control::model::{Interface, Server, Service, ServiceKey, Services, State, Tunnel};
 use health::{Check, Health, Kind};
 use std::net::IpAddr;
+use std::num::NonZeroU16;
 
-use super::model::{Encapsulation, Key, Server, ServerState, Service, Services};
+use crate::v1::interface::mode_of;
+use crate::v1::render::field;
 
-pub fn key(key: &Key) -> v1::ServiceKey {
+pub fn key(key: &ServiceKey) -> v1::ServiceKey {
     v1::ServiceKey {
-        vip: key.vip.to_string(),
-        protocol: key.protocol.number().into(),
-        port: key.port.unwrap_or_default().into(),
-        all_ports: key.port.is_none(),
+        vip: key.vip().to_string(),
+        protocol: key.protocol().number().into(),
+        port: key.port().map_or(0, NonZeroU16::get).into(),
+        all_ports: key.port().is_none(),
     }
 }
 
-pub fn config(services: &Services) -> v1::BalancerConfig {
+/// All that is declared of the balancer; of interfaces the mode that was asked for.
+pub fn config(services: &Services, interfaces: &[Interface]) -> v1::BalancerConfig {
+    let interface = |one: &Interface| v1::BalancerInterface {
+        name: one.name.clone(),
+        mode: mode_of(one.mode).into(),
+    };
     v1::BalancerConfig {
-        services: services.values().map(service).collect(),
+        services: services.values().map(|one| service(one)).collect(),
+        interfaces: Some(v1::BalancerInterfaces {
+            interfaces: interfaces.iter().map(interface).collect(),
+        }),
+    }
+}
+
+/// A change of a service.
+pub fn change(change: &ServiceChange) -> v1::ServiceChange {
+    use v1::service_change::Action;
+    let action = match (&change.from, &change.to) {
+        (None, _) => Action::Create,
+        (_, None) => Action::Delete,
+        _ => Action::Update,
+    };
+    v1::ServiceChange {
+        action: action.into(),
+        key: Some(key(&change.key)),
+        details: change.fields().iter().map(field).collect(),
     }
 }
 
 pub fn service(service: &Service) -> v1::Service {
-    let (encapsulation, tunnel_port) = encapsulation(service.encapsulation);
+    let (encapsulation, tunnel_port) = encapsulation(service.tunnel);
     let servers = service.servers.iter();
     v1::Service {
         key: Some(key(&service.key)),
@@ -39,25 +66,25 @@ pub fn service(service: &Service) -> v1::Service {
 }
 
 /// The encapsulation, and its UDP port or 0.
-pub fn encapsulation(encapsulation: Encapsulation) -> (v1::Encapsulation, u16) {
-    match encapsulation {
-        Encapsulation::L2 => (v1::Encapsulation::L2, 0),
-        Encapsulation::Ipip => (v1::Encapsulation::Ipip, 0),
-        Encapsulation::Gre => (v1::Encapsulation::Gre, 0),
-        Encapsulation::Fou(port) => (v1::Encapsulation::Fou, port),
-        Encapsulation::Gue(port) => (v1::Encapsulation::Gue, port),
+pub fn encapsulation(tunnel: Tunnel) -> (v1::Encapsulation, u16) {
+    match tunnel {
+        Tunnel::None => (v1::Encapsulation::L2, 0),
+        Tunnel::Ipip => (v1::Encapsulation::Ipip, 0),
+        Tunnel::Gre => (v1::Encapsulation::Gre, 0),
+        Tunnel::Fou { port } => (v1::Encapsulation::Fou, port.get()),
+        Tunnel::Gue { port } => (v1::Encapsulation::Gue, port.get()),
     }
 }
 
 pub fn server(address: IpAddr, server: &Server) -> v1::Server {
     let state = match server.state {
-        ServerState::Up => v1::ServerState::Up,
-        ServerState::Draining => v1::ServerState::Draining,
-        ServerState::Down => v1::ServerState::Down,
+        State::Up => v1::ServerState::Up,
+        State::Draining => v1::ServerState::Draining,
+        State::Down => v1::ServerState::Down,
     };
     v1::Server {
         address: address.to_string(),
-        weight: Some(server.weight.into()),
+        weight: Some(server.weight.get().into()),
         state: state.into(),
         check_port: server.check_port.unwrap_or_default().into(),
     }

@@ -1,71 +1,66 @@
-//! The methods of the `Balancer` service, one by one: each is an operation of the registry or of
-//! the data plane.
+//! The methods of the `Balancer` service, one by one: each is an operation of the controller, or a
+//! look at the data plane.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use api::v1;
 use api::v1::balancer_server::Balancer;
+use control::model::{Feature, Service as Model, ServiceKey};
+use control::{Controller, Error};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use super::control::Control;
-use super::error::Error;
-use super::model::{Key, Service as Model};
 use super::plane::{Counters, Stats};
 use super::{convert, render, status, watch};
+use crate::access::{Caller, Permitted, Refusal, taken};
 use crate::app::App;
 use crate::v1::interface;
+use crate::v1::service::{answer, refused};
 
 /// The service. Cheap to clone.
 #[derive(Clone)]
 pub struct Service {
     app: Arc<App>,
-    control: Arc<Control>,
 }
 
 type Answer<T> = Result<Response<T>, Status>;
 
 impl Service {
     pub fn new(app: Arc<App>) -> Service {
-        let control = app.balancer.clone();
-        Service { app, control }
+        Service { app }
     }
 
     /// Runs an operation where it may wait for the kernel.
     async fn operate<T: Send + 'static>(
         &self,
-        operation: impl FnOnce(&Control) -> Result<T, Error> + Send + 'static,
+        operation: impl FnOnce(&App) -> Result<T, Refusal> + Send + 'static,
     ) -> Answer<T> {
-        let control = self.control.clone();
-        let done = tokio::task::spawn_blocking(move || {
-            let result = operation(&control);
-            control.wake();
-            result
-        });
-        match done.await {
-            Ok(result) => result.map(Response::new).map_err(Status::from),
-            Err(_) => Err(Status::internal(
-                "the request made the daemon panic; its log says where",
-            )),
-        }
+        let app = self.app.clone();
+        answer(move || Ok(operation(&app)?)).await
     }
 }
 
-/// A service after an operation on it.
-fn service_after(control: &Control, key: &Key) -> Result<v1::ServiceStatus, Error> {
-    let facts = status::Facts::of(control)?;
-    let (registry, now) = control.registry();
-    Ok(status::service(
-        &registry,
-        registry.service(key)?,
-        &facts,
-        now,
-    ))
+/// Changes what is declared, for who asks, and has the record told of it.
+fn change<T>(
+    app: &App,
+    caller: &Caller,
+    operation: impl FnOnce(&mut Controller) -> Result<T, Error>,
+) -> Result<T, Refusal> {
+    let mut control = app.operations.control_by(caller.author());
+    let mut control = Permitted::new(&mut control, caller);
+    Ok(operation(control.whole()?)?)
 }
 
-fn server_after(control: &Control, key: &Key, address: IpAddr) -> Result<v1::ServerStatus, Error> {
-    let status = service_after(control, key)?;
+/// A service after an operation on it.
+fn service_after(app: &App, key: &ServiceKey) -> Result<v1::ServiceStatus, Error> {
+    let facts = status::Facts::of(&app.balancer)?;
+    let control = app.control();
+    Ok(status::service(&control, control.service(key)?, &facts))
+}
+
+fn server_after(app: &App, key: &ServiceKey, address: IpAddr) -> Result<v1::ServerStatus, Error> {
+    let status = service_after(app, key)?;
     let text = address.to_string();
     let is = |status: &v1::ServerStatus| {
         status
@@ -86,12 +81,12 @@ impl Balancer for Service {
         &self,
         _: Request<v1::ListServicesRequest>,
     ) -> Answer<v1::ListServicesResponse> {
-        self.operate(|control| {
-            let facts = status::Facts::of(control)?;
-            let (registry, now) = control.registry();
-            let services = registry.services().values();
+        self.operate(|app| {
+            let facts = status::Facts::of(&app.balancer)?;
+            let control = app.control();
+            let services = control.services().values();
             let services = services
-                .map(|service| status::service(&registry, service, &facts, now))
+                .map(|service| status::service(&control, service, &facts))
                 .collect();
             Ok(v1::ListServicesResponse { services })
         })
@@ -102,21 +97,23 @@ impl Balancer for Service {
         &self,
         request: Request<v1::GetServiceRequest>,
     ) -> Answer<v1::ServiceStatus> {
-        let key = convert::key(&convert::required(request.into_inner().key, "key")?)?;
-        self.operate(move |control| service_after(control, &key))
-            .await
+        let key = key_of(request.into_inner().key)?;
+        self.operate(move |app| Ok(service_after(app, &key)?)).await
     }
 
     async fn put_service(
         &self,
         request: Request<v1::PutServiceRequest>,
     ) -> Answer<v1::ServiceStatus> {
-        let request = request.into_inner();
-        let service = convert::service(convert::required(request.service, "service")?)?;
-        self.operate(move |control| {
+        let (caller, request) = taken(request)?;
+        let service = convert::required(request.service, "service");
+        let service = service.and_then(convert::service).map_err(refused)?;
+        self.operate(move |app| {
             let key = service.key;
-            put(control, service, request.create_only)?;
-            service_after(control, &key)
+            change(app, &caller, |control| {
+                control.put_service(service, request.create_only)
+            })?;
+            Ok(service_after(app, &key)?)
         })
         .await
     }
@@ -125,15 +122,14 @@ impl Balancer for Service {
         &self,
         request: Request<v1::UpdateServiceRequest>,
     ) -> Answer<v1::ServiceStatus> {
-        let mut update = request.into_inner();
-        let key = convert::key(&convert::required(update.key.take(), "key")?)?;
-        self.operate(move |control| {
-            {
-                let (mut registry, now) = control.registry();
-                let service = convert::updated(registry.service(&key)?, update)?;
-                registry.put_service(now, service, false)?;
-            }
-            service_after(control, &key)
+        let (caller, mut update) = taken(request)?;
+        let key = key_of(update.key.take())?;
+        self.operate(move |app| {
+            change(app, &caller, |control| {
+                let service = convert::updated(control.service(&key)?, update)?;
+                control.put_service(service, false)
+            })?;
+            Ok(service_after(app, &key)?)
         })
         .await
     }
@@ -142,25 +138,27 @@ impl Balancer for Service {
         &self,
         request: Request<v1::DeleteServiceRequest>,
     ) -> Answer<v1::DeleteServiceResponse> {
-        let key = convert::key(&convert::required(request.into_inner().key, "key")?)?;
-        self.operate(move |control| {
-            let (mut registry, now) = control.registry();
-            let existed = registry.delete_service(now, &key)?;
+        let (caller, request) = taken(request)?;
+        let key = key_of(request.key)?;
+        self.operate(move |app| {
+            let diff = change(app, &caller, |control| control.delete_service(&key))?;
+            let existed = !diff.is_empty();
             Ok(v1::DeleteServiceResponse { existed })
         })
         .await
     }
 
     async fn put_server(&self, request: Request<v1::PutServerRequest>) -> Answer<v1::ServerStatus> {
-        let request = request.into_inner();
-        let key = convert::key(&convert::required(request.key, "key")?)?;
-        let server = convert::server(&key, &convert::required(request.server, "server")?)?;
-        self.operate(move |control| {
-            {
-                let (mut registry, now) = control.registry();
-                registry.put_server(now, &key, server, request.create_only)?;
-            }
-            server_after(control, &key, server.0)
+        let (caller, request) = taken(request)?;
+        let key = key_of(request.key)?;
+        let server = convert::required(request.server, "server");
+        let server = server.and_then(|server| convert::server(&key, &server));
+        let server = server.map_err(refused)?;
+        self.operate(move |app| {
+            change(app, &caller, |control| {
+                control.put_server(&key, server, request.create_only)
+            })?;
+            Ok(server_after(app, &key, server.0)?)
         })
         .await
     }
@@ -169,18 +167,17 @@ impl Balancer for Service {
         &self,
         request: Request<v1::UpdateServerRequest>,
     ) -> Answer<v1::ServerStatus> {
-        let mut update = request.into_inner();
-        let key = convert::key(&convert::required(update.key.take(), "key")?)?;
-        let address = convert::server_address(&key, &update.address)?;
-        self.operate(move |control| {
-            {
-                let (mut registry, now) = control.registry();
-                let old = registry.service(&key)?.servers.get(&address).copied();
+        let (caller, mut update) = taken(request)?;
+        let key = key_of(update.key.take())?;
+        let address = convert::server_address(&key, &update.address).map_err(refused)?;
+        self.operate(move |app| {
+            change(app, &caller, |control| {
+                let old = control.service(&key)?.servers.get(&address).copied();
                 let old = old.ok_or(Error::NoServer(key, address))?;
                 let server = convert::updated_server(&key, address, old, &update)?;
-                registry.put_server(now, &key, (address, server), false)?;
-            }
-            server_after(control, &key, address)
+                control.put_server(&key, (address, server), false)
+            })?;
+            Ok(server_after(app, &key, address)?)
         })
         .await
     }
@@ -189,12 +186,12 @@ impl Balancer for Service {
         &self,
         request: Request<v1::DeleteServerRequest>,
     ) -> Answer<v1::DeleteServerResponse> {
-        let request = request.into_inner();
-        let key = convert::key(&convert::required(request.key, "key")?)?;
-        let address = convert::server_address(&key, &request.address)?;
-        self.operate(move |control| {
-            let (mut registry, now) = control.registry();
-            let existed = registry.delete_server(now, &key, address)?;
+        let (caller, request) = taken(request)?;
+        let key = key_of(request.key)?;
+        let address = convert::server_address(&key, &request.address).map_err(refused)?;
+        self.operate(move |app| {
+            let diff = change(app, &caller, |control| control.delete_server(&key, address))?;
+            let existed = !diff.is_empty();
             Ok(v1::DeleteServerResponse { existed })
         })
         .await
@@ -204,20 +201,26 @@ impl Balancer for Service {
         &self,
         _: Request<v1::GetBalancerConfigRequest>,
     ) -> Answer<v1::BalancerConfig> {
-        self.operate(|control| Ok(render::config(control.registry().0.services())))
-            .await
+        self.operate(|app| {
+            let control = app.control();
+            let interfaces = control.interfaces(Feature::Balancer);
+            Ok(render::config(control.services(), interfaces))
+        })
+        .await
     }
 
     async fn apply_balancer(
         &self,
         request: Request<v1::ApplyBalancerRequest>,
     ) -> Answer<v1::ApplyBalancerResponse> {
-        let request = request.into_inner();
-        let services = convert::config(convert::required(request.config, "config")?)?;
-        self.operate(move |control| {
-            let (mut registry, now) = control.registry();
-            let changes = registry.apply(now, services, request.dry_run)?;
-            let changes = changes.iter().map(|change| change.render()).collect();
+        let (caller, request) = taken(request)?;
+        let config = convert::required(request.config, "config");
+        let (services, interfaces) = config.and_then(convert::config).map_err(refused)?;
+        self.operate(move |app| {
+            let diff = change(app, &caller, |control| {
+                control.apply_services(services, interfaces, request.dry_run)
+            })?;
+            let changes = diff.services.iter().map(render::change).collect();
             Ok(v1::ApplyBalancerResponse { changes })
         })
         .await
@@ -227,8 +230,8 @@ impl Balancer for Service {
         &self,
         _: Request<v1::ListBalancerInterfacesRequest>,
     ) -> Answer<v1::ListBalancerInterfacesResponse> {
-        self.operate(|control| {
-            let interfaces = control.plane().interfaces();
+        self.operate(|app| {
+            let interfaces = app.balancer.interfaces();
             let interfaces = interfaces.into_iter().map(status::interface).collect();
             Ok(v1::ListBalancerInterfacesResponse { interfaces })
         })
@@ -239,12 +242,13 @@ impl Balancer for Service {
         &self,
         request: Request<v1::AddBalancerInterfaceRequest>,
     ) -> Answer<v1::BalancerInterface> {
-        let request = request.into_inner();
-        let name = interface::name(&request.name).map_err(Error::Request)?;
-        let mode = interface::mode(&name, request.mode).map_err(Error::Request)?;
-        self.operate(move |control| {
-            let added = control.plane().add_interface(&name, mode);
-            added.map(status::interface).map_err(Error::Unavailable)
+        let (caller, request) = taken(request)?;
+        let wanted = interface::wanted(&request.name, request.mode).map_err(refused)?;
+        self.operate(move |app| {
+            let added = change(app, &caller, |control| {
+                control.add_interface(Feature::Balancer, wanted)
+            })?;
+            Ok(status::interface(added))
         })
         .await
     }
@@ -253,12 +257,12 @@ impl Balancer for Service {
         &self,
         request: Request<v1::DeleteBalancerInterfaceRequest>,
     ) -> Answer<v1::DeleteBalancerInterfaceResponse> {
-        let name = interface::name(&request.into_inner().name).map_err(Error::Request)?;
-        self.operate(move |control| {
-            let existed = control
-                .plane()
-                .delete_interface(&name)
-                .map_err(Error::Unavailable)?;
+        let (caller, request) = taken(request)?;
+        let name = interface::name(&request.name).map_err(refused)?;
+        self.operate(move |app| {
+            let existed = change(app, &caller, |control| {
+                control.delete_interface(Feature::Balancer, &name)
+            })?;
             Ok(v1::DeleteBalancerInterfaceResponse { existed })
         })
         .await
@@ -268,14 +272,13 @@ impl Balancer for Service {
         &self,
         _: Request<v1::GetBalancerStatsRequest>,
     ) -> Answer<v1::BalancerStats> {
-        self.operate(|control| {
-            let stats = control.plane().stats().map_err(Error::Unavailable)?;
-            let (registry, now) = control.registry();
+        self.operate(|app| {
+            let stats = app.balancer.stats().map_err(status::unavailable)?;
+            let control = app.control();
+            let services = control.services().values();
             Ok(v1::BalancerStats {
-                time_ns: now.as_nanos() as u64,
-                services: registry
-                    .services()
-                    .values()
+                time_ns: control.now().as_nanos() as u64,
+                services: services
                     .map(|service| service_stats(service, &stats))
                     .collect(),
                 drops: stats
@@ -295,14 +298,15 @@ impl Balancer for Service {
         &self,
         request: Request<v1::WatchBalancerRequest>,
     ) -> Answer<Self::WatchBalancerStream> {
-        let events = watch::watch(self.app.clone(), self.control.clone(), request.into_inner());
+        let events = watch::watch(self.app.clone(), request.into_inner());
         Ok(Response::new(ReceiverStream::new(events)))
     }
 }
 
-fn put(control: &Control, service: Model, create_only: bool) -> Result<(), Error> {
-    let (mut registry, now) = control.registry();
-    registry.put_service(now, service, create_only)
+/// The service that a request is about.
+fn key_of(key: Option<v1::ServiceKey>) -> Result<ServiceKey, Status> {
+    let key = convert::required(key, "key");
+    key.and_then(|key| convert::key(&key)).map_err(refused)
 }
 
 fn service_stats(service: &Model, stats: &Stats) -> v1::ServiceStats {

@@ -5,37 +5,38 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use api::v1;
+use control::model::{Feature, Server, Service};
+use control::{Controller, Error, InterfaceStatus, Target};
 
-use super::control::Control;
-use super::error::Error;
-use super::model::{Server, Service};
-use super::plane::{Counters, Interface, ServerHop, Stats};
-use super::registry::{Registry, Target};
+use super::engine::Engine;
+use super::plane::{Counters, ServerHop, Stats};
 use super::render;
 use crate::v1::interface::mode_of;
 
-/// What the data plane knows, read before the registry is locked.
+/// What the data plane knows, read before the controller is locked.
 pub struct Facts {
     stats: Stats,
     next_hops: BTreeMap<Target, ServerHop>,
 }
 
 impl Facts {
-    pub fn of(control: &Control) -> Result<Facts, Error> {
+    pub fn of(engine: &Engine) -> Result<Facts, Error> {
         Ok(Facts {
-            stats: control.plane().stats().map_err(Error::Unavailable)?,
-            next_hops: control.plane().next_hops(),
+            stats: engine.stats().map_err(unavailable)?,
+            next_hops: engine.next_hops(),
         })
     }
 }
 
-pub fn service(
-    registry: &Registry,
-    service: &Service,
-    facts: &Facts,
-    now: Duration,
-) -> v1::ServiceStatus {
-    let standing = registry.standing(service);
+/// The data plane cannot be asked; why.
+pub fn unavailable(why: String) -> Error {
+    let feature = Feature::Balancer;
+    Error::Feature { feature, why }
+}
+
+pub fn service(control: &Controller, service: &Service, facts: &Facts) -> v1::ServiceStatus {
+    let standing = control.standing(service);
+    let now = control.now();
     let mut total = Counters::default();
     for address in service.servers.keys() {
         total += facts.stats.server(&(service.key, *address));
@@ -47,23 +48,21 @@ pub fn service(
         announced: standing.announced,
         healthy: standing.healthy as u32,
         servers: servers
-            .map(|(address, server)| {
-                self::server(registry, service, (*address, server), facts, now)
-            })
+            .map(|(address, server)| self::server(control, service, (*address, server), facts, now))
             .collect(),
         counters: Some(counters(total)),
     }
 }
 
 fn server(
-    registry: &Registry,
+    control: &Controller,
     service: &Service,
     (address, server): (IpAddr, &Server),
     facts: &Facts,
     now: Duration,
 ) -> v1::ServerStatus {
     let target = (service.key, address);
-    let state = registry.state(&service.key, address);
+    let state = control.server_state(&service.key, address);
     let (interface, mac, unreachable) = match facts.next_hops.get(&target) {
         Some(ServerHop::Known { interface, mac }) => {
             (interface.clone(), mac.clone(), String::new())
@@ -73,7 +72,7 @@ fn server(
     };
     v1::ServerStatus {
         server: Some(render::server(address, server)),
-        health: render::health(registry.health(service, address)).into(),
+        health: render::health(control.server_health(service, address)).into(),
         detail: state.map_or(String::new(), |state| state.detail.clone()),
         since_ms: state.map_or(0, |state| {
             now.saturating_sub(state.since).as_millis() as u64
@@ -104,7 +103,7 @@ pub fn drop(
     }
 }
 
-pub fn interface(interface: Interface) -> v1::BalancerInterface {
+pub fn interface(interface: InterfaceStatus) -> v1::BalancerInterface {
     v1::BalancerInterface {
         name: interface.name,
         mode: mode_of(interface.mode).into(),

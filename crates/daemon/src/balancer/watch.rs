@@ -4,15 +4,14 @@ use std::sync::Arc;
 
 use api::v1;
 use api::v1::balancer_event::Kind;
+use control::model::ServiceKey;
+use control::{Event, EventKind};
 use tokio::sync::broadcast::Receiver as Subscription;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc::{Receiver, Sender};
 use tokio::task::block_in_place;
 use tonic::Status;
 
-use super::control::Control;
-use super::event::{Event, EventKind};
-use super::model::Key;
 use super::{render, status};
 use crate::app::App;
 use crate::events;
@@ -20,65 +19,58 @@ use crate::events;
 /// Ends with the daemon and with the client.
 pub fn watch(
     app: Arc<App>,
-    control: Arc<Control>,
     request: v1::WatchBalancerRequest,
 ) -> Receiver<Result<v1::BalancerEvent, Status>> {
-    events::stream(app, |sender| forward(control, request, sender))
+    events::stream(app.clone(), |sender| forward(app, request, sender))
 }
 
 /// Ends with the reader.
 async fn forward(
-    control: Arc<Control>,
+    app: Arc<App>,
     request: v1::WatchBalancerRequest,
     sender: Sender<Result<v1::BalancerEvent, Status>>,
 ) -> Option<()> {
-    let (snapshot, mut events) = block_in_place(|| begin(&control, request.snapshot));
+    let (snapshot, mut events) = block_in_place(|| begin(&app, request.snapshot));
     for kind in snapshot {
         sender.send(Ok(event(0, kind))).await.ok()?;
     }
     loop {
-        if let Some(event) = next(&control, &mut events).await? {
+        if let Some(event) = next(&app, &mut events).await? {
             sender.send(Ok(event)).await.ok()?;
         }
     }
 }
 
 /// One lock for both, so that no change falls between the snapshot and the events behind it.
-fn begin(control: &Control, snapshot: bool) -> (Vec<Kind>, Subscription<Event>) {
-    let facts = status::Facts::of(control).ok();
-    let (registry, now) = control.registry();
+fn begin(app: &App, snapshot: bool) -> (Vec<Kind>, Subscription<Event>) {
+    let facts = status::Facts::of(&app.balancer).ok();
+    let control = app.control();
     let mut kinds = Vec::new();
     if let Some(facts) = facts.filter(|_| snapshot) {
-        let services = registry.services().values();
-        kinds.extend(
-            services.map(|service| {
-                Kind::ServiceChanged(status::service(&registry, service, &facts, now))
-            }),
-        );
+        let services = control.services().values();
+        let status = |service| Kind::ServiceChanged(status::service(&control, service, &facts));
+        kinds.extend(services.map(|service| status(service)));
     }
     if snapshot {
         kinds.push(Kind::SnapshotEnd(true));
     }
-    (kinds, registry.subscribe())
+    (kinds, control.subscribe())
 }
 
 /// The next event; `Some(None)` for one whose subject is gone again: its own event follows.
-async fn next(
-    control: &Control,
-    events: &mut Subscription<Event>,
-) -> Option<Option<v1::BalancerEvent>> {
+async fn next(app: &App, events: &mut Subscription<Event>) -> Option<Option<v1::BalancerEvent>> {
     match events.recv().await {
-        Ok(next) => Some(kind(control, next.kind).map(|kind| event(next.sequence, kind))),
+        Ok(next) => Some(kind(app, next.kind).map(|kind| event(next.number, kind))),
         Err(RecvError::Lagged(missed)) => Some(Some(event(0, Kind::Lagged(missed)))),
         Err(RecvError::Closed) => None,
     }
 }
 
-fn kind(control: &Control, kind: EventKind) -> Option<Kind> {
+fn kind(app: &App, kind: EventKind) -> Option<Kind> {
     Some(match kind {
-        EventKind::Changed(key) => Kind::ServiceChanged(changed(control, &key)?),
-        EventKind::Deleted(key) => Kind::ServiceDeleted(render::key(&key)),
-        EventKind::Health {
+        EventKind::ServiceChanged(key) => Kind::ServiceChanged(changed(app, &key)?),
+        EventKind::ServiceRemoved(key) => Kind::ServiceDeleted(render::key(&key)),
+        EventKind::ServerHealth {
             key,
             server,
             health,
@@ -104,15 +96,16 @@ fn kind(control: &Control, kind: EventKind) -> Option<Kind> {
             vip: vip.to_string(),
             announced,
         }),
+        _ => return None,
     })
 }
 
-fn changed(control: &Control, key: &Key) -> Option<v1::ServiceStatus> {
+fn changed(app: &App, key: &ServiceKey) -> Option<v1::ServiceStatus> {
     block_in_place(|| {
-        let facts = status::Facts::of(control).ok()?;
-        let (registry, now) = control.registry();
-        let service = registry.service(key).ok()?;
-        Some(status::service(&registry, service, &facts, now))
+        let facts = status::Facts::of(&app.balancer).ok()?;
+        let control = app.control();
+        let service = control.service(key).ok()?;
+        Some(status::service(&control, service, &facts))
     })
 }
 

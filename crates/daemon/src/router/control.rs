@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use control::InterfaceStatus;
 use netlink::Mirror;
 use router::Options;
 use tokio::sync::{mpsc, oneshot};
@@ -11,6 +12,7 @@ use xdp::{Interfaces, Mode};
 use super::keeper::{Command, Keeper, NAME};
 use super::refusal::Refusal;
 use crate::kernel::Kernel;
+use crate::states::InterfaceStates;
 use crate::tracked_interfaces::Member;
 
 /// Commands that wait; who has more waits with them.
@@ -25,11 +27,13 @@ pub struct Control {
 }
 
 impl Control {
-    /// Starts the thread; the router has no interface yet. The error is a sentence.
+    /// Starts the thread; the router has no interface yet. What becomes of its interfaces is left in
+    /// `states`. The error is a sentence.
     pub fn start(
         options: Options,
         attached: Arc<Mutex<Interfaces>>,
         kernel: Arc<Kernel>,
+        states: InterfaceStates,
     ) -> Result<Control, String> {
         let failed = |e: std::io::Error| format!("the router's thread cannot be started: {e}");
         let (commands, queue) = mpsc::channel(QUEUE);
@@ -37,7 +41,7 @@ impl Control {
             .enable_all()
             .build()
             .map_err(failed)?;
-        let keeper = Keeper::new(options, attached.clone());
+        let keeper = Keeper::new(options, attached.clone(), states);
         let thread = std::thread::Builder::new().name(NAME.into());
         let thread = thread
             .spawn(move || runtime.block_on(keeper.run(queue)))
@@ -65,6 +69,22 @@ impl Control {
     /// Gives an interface back; whether it was one.
     pub async fn delete(&self, name: String) -> Result<bool, Refusal> {
         self.ask(|answer| Command::Delete { name, answer }).await?
+    }
+
+    /// Makes an interface what it was when that was said of it.
+    pub async fn restore(
+        &self,
+        name: String,
+        before: Option<InterfaceStatus>,
+    ) -> Result<(), Refusal> {
+        let mirror = self.mirror().await?;
+        self.ask(|answer| Command::Restore {
+            name,
+            before,
+            mirror,
+            answer,
+        })
+        .await?
     }
 
     /// Looks at the router between two changes.

@@ -3,6 +3,8 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use control::InterfaceStatus;
+use control::model::Feature;
 use netlink::{Mirror, Snapshot};
 use router::{Change, Options, Report, Router, Service};
 use tokio::sync::{mpsc, oneshot};
@@ -10,6 +12,7 @@ use xdp::{Interfaces, Mode};
 
 use super::event::{EventKind, Events};
 use super::refusal::Refusal;
+use crate::states::InterfaceStates;
 use crate::tracked_interfaces::{Driver, Member, TrackedInterfaces};
 
 /// The thread's name.
@@ -29,6 +32,12 @@ pub enum Command {
         name: String,
         answer: oneshot::Sender<Result<bool, Refusal>>,
     },
+    Restore {
+        name: String,
+        before: Option<InterfaceStatus>,
+        mirror: Arc<Mirror>,
+        answer: oneshot::Sender<Result<(), Refusal>>,
+    },
     Look(Box<dyn FnOnce(&Keeper) + Send>),
     Stop,
 }
@@ -37,6 +46,8 @@ pub struct Keeper {
     options: Options,
     attached: Arc<Mutex<Interfaces>>,
     tracked: TrackedInterfaces,
+    /// Where changes are told.
+    states: InterfaceStates,
     /// While there are members.
     running: Option<Service>,
     notes: Vec<String>,
@@ -45,8 +56,13 @@ pub struct Keeper {
 
 impl Keeper {
     /// Without interfaces.
-    pub fn new(options: Options, attached: Arc<Mutex<Interfaces>>) -> Keeper {
+    pub fn new(
+        options: Options,
+        attached: Arc<Mutex<Interfaces>>,
+        states: InterfaceStates,
+    ) -> Keeper {
         Keeper {
+            states,
             options,
             attached,
             tracked: TrackedInterfaces::default(),
@@ -73,6 +89,11 @@ impl Keeper {
     /// Its interfaces, in the order they were given.
     pub fn members(&self) -> Vec<Member> {
         self.tracked.members().to_vec()
+    }
+
+    /// One of them.
+    pub fn status(&self, name: &str) -> Option<InterfaceStatus> {
+        self.tracked.status(name)
     }
 
     /// The router, if it has an interface.
@@ -107,6 +128,14 @@ impl Keeper {
             Command::Delete { name, answer } => {
                 let _ = answer.send(Ok(self.delete(&name)));
             }
+            Command::Restore {
+                name,
+                before,
+                mirror,
+                answer,
+            } => {
+                let _ = answer.send(self.restore(name, before, mirror).await);
+            }
             Command::Look(look) => look(self),
             Command::Stop => {}
         }
@@ -118,12 +147,7 @@ impl Keeper {
         mode: Option<Mode>,
         mirror: Arc<Mirror>,
     ) -> Result<Member, Refusal> {
-        let service = match self.running.take() {
-            Some(service) => service,
-            None => Service::over(mirror, &self.options)
-                .await
-                .map_err(unavailable)?,
-        };
+        let service = self.service(mirror).await?;
         let mut driver = self.driver(service);
         let wanted = self.tracked.want(&name, mode, &mut driver).await;
         if !self.tracked.members().is_empty() {
@@ -153,6 +177,34 @@ impl Keeper {
             self.tell_notes();
         }
         given_back
+    }
+
+    async fn restore(
+        &mut self,
+        name: String,
+        before: Option<InterfaceStatus>,
+        mirror: Arc<Mirror>,
+    ) -> Result<(), Refusal> {
+        let service = self.service(mirror).await?;
+        let mut driver = self.driver(service);
+        let restored = self.tracked.restore(&name, before, &mut driver).await;
+        self.running = (!self.tracked.members().is_empty()).then_some(driver.service);
+        self.events.send(match self.tracked.member(&name) {
+            Some(member) => EventKind::Interface(member.clone()),
+            None => EventKind::Deleted(name),
+        });
+        self.tell_notes();
+        restored.map_err(Refusal::Unavailable)
+    }
+
+    /// The router, taken out; a new one where none runs.
+    async fn service(&mut self, mirror: Arc<Mirror>) -> Result<Service, Refusal> {
+        match self.running.take() {
+            Some(service) => Ok(service),
+            None => Service::over(mirror, &self.options)
+                .await
+                .map_err(unavailable),
+        }
     }
 
     fn driver(&self, service: Service) -> RouterDriver {
@@ -189,8 +241,11 @@ impl Keeper {
         let mut driver = self.driver(service);
         if links {
             let members = self.tracked.follow(&mut driver).await;
-            let kinds = members.into_iter().map(EventKind::Interface);
-            kinds.for_each(|kind| self.events.send(kind));
+            for member in members {
+                let whose = (Feature::Router, member.name.clone());
+                self.states.leave(whose, member.status());
+                self.events.send(EventKind::Interface(member));
+            }
         }
         self.running = Some(driver.service);
         if changed? {

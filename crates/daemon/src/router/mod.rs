@@ -6,20 +6,20 @@
 //! A thread of its own, [`keeper`], has the router and what it follows: a million routes that
 //! change at once keep nobody else waiting. [`control`] is its face: commands are sent to it, and
 //! answered between two changes of the kernel's. Nothing is loaded until it gets its first
-//! interface, nor after it has lost its last one. What happens is told as [`event`]s; [`declared`]
-//! is the router's part of the one declared configuration. The API is [`service`], a thin decoder:
+//! interface, nor after it has lost its last one. Which interfaces it is to have the
+//! [controller](control::Controller) knows, and calls it by `crate::features`. What happens to the
+//! kernel's tables comes by the thousand: it is told as [`event`]s of its own. The API is [`service`], a thin decoder:
 //! [`render`] makes messages, [`watch`] the stream of events, [`neighbours`] and [`interfaces`]
 //! what the kernel knows, [`kernel_counters`] what it counted.
 
 mod control;
-pub mod declared;
 mod event;
 mod interfaces;
 mod keeper;
 mod kernel_counters;
 mod neighbours;
 mod refusal;
-mod render;
+pub mod render;
 mod service;
 mod watch;
 

@@ -1,6 +1,8 @@
 //! The router's state as messages.
 
 use api::v1;
+use control::InterfaceStatus;
+use control::model::Interface;
 use netlink::{RouteKey, Snapshot};
 use router::layout::{Counter, Fate};
 use router::view::{HopView, RouteView, Treatment};
@@ -12,10 +14,24 @@ use crate::v1::interface::mode_of;
 
 /// An interface of the router's.
 pub fn member(member: Member) -> v1::RouterInterface {
+    interface(member.status())
+}
+
+/// The same, as the controller says it.
+pub fn interface(status: InterfaceStatus) -> v1::RouterInterface {
     v1::RouterInterface {
-        mode: mode_of(member.mode).into(),
-        name: member.name,
-        why: member.why,
+        mode: mode_of(status.mode).into(),
+        name: status.name,
+        why: status.why,
+    }
+}
+
+/// An interface as it is declared: of its mode the one that was asked for.
+pub fn declared(interface: &Interface) -> v1::RouterInterface {
+    v1::RouterInterface {
+        name: interface.name.clone(),
+        mode: mode_of(interface.mode).into(),
+        why: String::new(),
     }
 }
 

@@ -5,6 +5,8 @@ use std::sync::{Arc, PoisonError};
 
 use api::v1;
 use api::v1::router_server::Router;
+use control::model::Feature;
+use control::{Controller, Error};
 use ipnet::IpNet;
 use router::view::Selection;
 use tokio::sync::mpsc::Sender;
@@ -14,9 +16,11 @@ use tonic::{Request, Response, Status};
 use super::control::Control;
 use super::refusal::Refusal;
 use super::{interfaces, neighbours, render, watch};
+use crate::access::{Caller, Permitted, taken};
 use crate::app::{App, monotonic_ns};
 use crate::events;
 use crate::v1::interface;
+use crate::v1::service::{answer, refused};
 
 /// Neighbours of one piece of an answer.
 const PIECE: usize = 4096;
@@ -35,6 +39,21 @@ impl Service {
     pub fn new(app: Arc<App>) -> Service {
         let control = app.router.clone();
         Service { app, control }
+    }
+
+    /// Runs an operation of the controller's where it may wait for the router's thread, for who asks.
+    async fn operate<T: Send + 'static>(
+        &self,
+        caller: Caller,
+        operation: impl FnOnce(&mut Controller) -> Result<T, Error> + Send + 'static,
+    ) -> Answer<T> {
+        let app = self.app.clone();
+        answer(move || {
+            let mut control = app.operations.control_by(caller.author());
+            let mut control = Permitted::new(&mut control, &caller);
+            operation(control.whole()?).map_err(refused)
+        })
+        .await
     }
 }
 
@@ -62,20 +81,26 @@ impl Router for Service {
         &self,
         request: Request<v1::AddRouterInterfaceRequest>,
     ) -> Answer<v1::RouterInterface> {
-        let request = request.into_inner();
-        let name = interface::name(&request.name).map_err(Refusal::Invalid)?;
-        let mode = interface::mode(&name, request.mode).map_err(Refusal::Invalid)?;
-        let added = self.control.add(name, mode).await?;
-        Ok(Response::new(render::member(added)))
+        let (caller, request) = taken(request)?;
+        let wanted = interface::wanted(&request.name, request.mode).map_err(refused)?;
+        self.operate(caller, |control| {
+            let added = control.add_interface(Feature::Router, wanted);
+            added.map(render::interface)
+        })
+        .await
     }
 
     async fn delete_router_interface(
         &self,
         request: Request<v1::DeleteRouterInterfaceRequest>,
     ) -> Answer<v1::DeleteRouterInterfaceResponse> {
-        let name = interface::name(&request.into_inner().name).map_err(Refusal::Invalid)?;
-        let existed = self.control.delete(name).await?;
-        Ok(Response::new(v1::DeleteRouterInterfaceResponse { existed }))
+        let (caller, request) = taken(request)?;
+        let name = interface::name(&request.name).map_err(refused)?;
+        self.operate(caller, move |control| {
+            let existed = control.delete_interface(Feature::Router, &name)?;
+            Ok(v1::DeleteRouterInterfaceResponse { existed })
+        })
+        .await
     }
 
     async fn get_router_status(

@@ -45,10 +45,10 @@ pub fn nic(nic: v0::Nic, settings: &HostSettings) -> Result<Nic, Error> {
 }
 
 fn kind(owner: &str, nic: &v0::Nic) -> Result<NicKind, Error> {
-    let refuse = |field, value: &str, why: &str| {
+    let refuse = |field: &'static str, value: &str, why: &str| {
         Err(Error::Value {
             owner: owner.to_owned(),
-            field,
+            field: field.into(),
             value: value.to_owned(),
             why: why.to_owned(),
         })

@@ -11,6 +11,7 @@ use api::v0::{Encrypted, Error, Message, MessageV0, Messages, REVISION};
 use prost::Message as _;
 
 use super::requests;
+use crate::access::{Gate, Peer};
 use crate::app::Operations;
 
 /// Bytes of a reply at most: as soon as the answers are longer, no further request of the frame is
@@ -22,6 +23,7 @@ const REPLY_MAX: usize = 32 << 20;
 pub struct Handler {
     operations: Arc<Operations>,
     key: Option<Key>,
+    gate: Gate,
 }
 
 /// A reply frame.
@@ -33,18 +35,33 @@ pub struct Answer {
 }
 
 impl Handler {
-    /// With a key, clear text is refused; without one, encrypted text is.
+    /// With a key, clear text is refused; without one, encrypted text is. Everybody may do
+    /// everything: for whoever drives it without sockets.
     pub fn new(operations: Arc<Operations>, key: Option<Key>) -> Handler {
-        Handler { operations, key }
+        Handler::behind(Gate::open(), operations, key)
     }
 
-    /// The reply to a request frame. Waits for the workers.
+    /// For clients, who may do what the gate lets them.
+    pub(crate) fn behind(gate: Gate, operations: Arc<Operations>, key: Option<Key>) -> Handler {
+        Handler {
+            operations,
+            key,
+            gate,
+        }
+    }
+
+    /// The reply to a request frame of nobody in particular. Waits for the workers.
     pub fn answer(&self, request: &[u8]) -> Answer {
+        self.answer_to(&Peer::unknown(), request)
+    }
+
+    /// The reply to a client's request frame. Waits for the workers.
+    pub(crate) fn answer_to(&self, peer: &Peer, request: &[u8]) -> Answer {
         let Some(key) = &self.key else {
             let (messages, quit) = match strict::decode_request(request) {
                 Err(malformed) => return clear(unreadable(&malformed)),
                 Ok(messages) if messages.encrypted.is_some() => (rejected(), false),
-                Ok(messages) => self.answer_messages(messages.messages),
+                Ok(messages) => self.answer_messages(peer, messages.messages),
             };
             return Answer {
                 bytes: messages.encode_to_vec(),
@@ -54,8 +71,11 @@ impl Handler {
         // What comes in the clear is not even decoded.
         match strict::decode_encrypted(request) {
             Err(malformed) => clear(unreadable(&malformed)),
-            Ok(None) => clear(rejected().encode_to_vec()),
-            Ok(Some(encrypted)) => self.answer_encrypted(key, encrypted),
+            Ok(None) => {
+                self.turn_away(peer, "it is in clear text, and there is a key");
+                clear(rejected().encode_to_vec())
+            }
+            Ok(Some(encrypted)) => self.answer_encrypted(peer, key, encrypted),
         }
     }
 
@@ -67,18 +87,29 @@ impl Handler {
         }
     }
 
-    fn answer_encrypted(&self, key: &Key, encrypted: Encrypted) -> Answer {
+    /// What messages have to be sealed with.
+    pub(crate) fn key(&self) -> Option<&Key> {
+        self.key.as_ref()
+    }
+
+    /// Records an attempt of who has not the key.
+    pub(crate) fn turn_away(&self, peer: &Peer, why: &str) {
+        self.gate.turned_away("v0", peer, "connect", why);
+    }
+
+    fn answer_encrypted(&self, peer: &Peer, key: &Key, encrypted: Encrypted) -> Answer {
         let Some(bytes) = encrypted.aes256cbc_sha512 else {
             return refuse_encrypted(Code::NotSupported);
         };
         let Ok(request) = decrypt(key, &bytes) else {
+            self.turn_away(peer, "it is not sealed with the key");
             return refuse_encrypted(Code::Rejected);
         };
         let (bytes, quit) = match strict::decode_request(&request) {
             Err(malformed) => (unreadable(&malformed), false),
             Ok(messages) if messages.encrypted.is_some() => (rejected().encode_to_vec(), false),
             Ok(messages) => {
-                let (messages, quit) = self.answer_messages(messages.messages);
+                let (messages, quit) = self.answer_messages(peer, messages.messages);
                 (messages.encode_to_vec(), quit)
             }
         };
@@ -97,7 +128,7 @@ impl Handler {
     }
 
     /// One for one, in order.
-    fn answer_messages(&self, requests: Vec<Message>) -> (Messages, bool) {
+    fn answer_messages(&self, peer: &Peer, requests: Vec<Message>) -> (Messages, bool) {
         if requests.is_empty() {
             return (rejected(), false);
         }
@@ -105,7 +136,7 @@ impl Handler {
         let mut messages = Vec::with_capacity(requests.len());
         for request in requests {
             let (mut answer, last) = match length {
-                0..REPLY_MAX => self.answer_message(request),
+                0..REPLY_MAX => self.answer_message(peer, request),
                 _ => (not_answered(request), false),
             };
             let own = answer.encoded_len();
@@ -123,14 +154,14 @@ impl Handler {
         (messages, quit)
     }
 
-    fn answer_message(&self, message: Message) -> (Message, bool) {
+    fn answer_message(&self, peer: &Peer, message: Message) -> (Message, bool) {
         let Some(message_0) = message.message_0 else {
             return (failure(ErrorCode::VersionNotManaged), false);
         };
         let message_id = message_0.message_id;
         match message_0.request {
             Some(request) => {
-                let outcome = requests::carry_out(&self.operations, request);
+                let outcome = requests::carry_out(&self.operations, &self.gate, peer, request);
                 (respond(outcome.response, message_id), outcome.quit)
             }
             None => {

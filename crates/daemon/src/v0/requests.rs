@@ -1,10 +1,13 @@
 //! The requests of the v0 API, one by one: each is an operation of the controller.
 
 use api::v0::message_v0 as v0;
+use control::Controller;
 use control::model::{GroupId, NicId};
-use control::{Controller, Error};
+use prost::Message;
 
 use super::convert;
+use crate::access::needs::V0Request;
+use crate::access::{Gate, Peer, Permitted, Refusal};
 use crate::app::Operations;
 use crate::logging::Level;
 
@@ -15,17 +18,58 @@ pub struct Outcome {
     pub quit: bool,
 }
 
-/// Carries a request out. Of several fields the first counts, by field number, as it did for the
-/// original.
-pub fn carry_out(operations: &Operations, request: v0::Request) -> Outcome {
-    let mut control = operations.control();
-    control.count_request();
-    let answer = one(operations, &mut control, request);
+/// Carries a request out for who asks, if that may. Of several fields the first counts, by field
+/// number, as it did for the original.
+pub fn carry_out(
+    operations: &Operations,
+    gate: &Gate,
+    peer: &Peer,
+    request: v0::Request,
+) -> Outcome {
+    let bytes = request.encode_to_vec();
+    let Some((kind, asked)) = first(request) else {
+        operations.control().count_request();
+        return Outcome {
+            response: refused("the request asks for nothing".to_owned()),
+            quit: false,
+        };
+    };
+    let caller = match gate.admit("v0", peer, kind.need()) {
+        Ok(caller) => caller,
+        Err(why) => {
+            return Outcome {
+                response: refused(why),
+                quit: false,
+            };
+        }
+    };
+    caller.asked(
+        || api::json::of_v0("MessageV0.Request", &bytes),
+        bytes.len(),
+    );
+    let answer = {
+        let mut control = operations.control_by(caller.author());
+        control.count_request();
+        one(
+            operations,
+            &mut Permitted::new(&mut control, &caller),
+            asked,
+        )
+    };
     let quit = matches!(answer, Ok(Done::Quit));
     let response = match answer {
-        Ok(Done::Answer(response)) => *response,
-        Ok(Done::Quit) => success(),
-        Err(why) => refused(why),
+        Ok(Done::Answer(response)) => {
+            caller.ended("ok", "");
+            *response
+        }
+        Ok(Done::Quit) => {
+            caller.ended("ok", "");
+            success()
+        }
+        Err(why) => {
+            caller.ended("error", &why);
+            refused(why)
+        }
     };
     Outcome { response, quit }
 }
@@ -61,21 +105,41 @@ pub fn refused(why: String) -> v0::Response {
     }
 }
 
+/// What is asked for, with what it takes.
+enum Asked {
+    NicAdd(Box<v0::Nic>),
+    NicUpdate(v0::NicUpdateReq),
+    NicDel(String),
+    NicList,
+    NicDetails(String),
+    NicExport(String),
+    NicStats(String),
+    SgAdd(v0::Sg),
+    SgDel(String),
+    SgList,
+    SgRuleAdd(v0::SgRuleAddReq),
+    SgRuleDel(v0::SgRuleDelReq),
+    SgRuleList(String),
+    SgMemberAdd(v0::SgMemberAddReq),
+    SgMemberDel(v0::SgMemberDelReq),
+    SgMemberList(String),
+    AppStatus,
+    AppQuit,
+    AppConfig(v0::AppConfigReq),
+    SgDetails(String),
+}
+
 /// The first thing that the request asks for. Taken apart, so that a field that is added to the
 /// protocol and not listed here does not compile.
-fn one(
-    operations: &Operations,
-    control: &mut Controller,
-    request: v0::Request,
-) -> Result<Done, String> {
+fn first(request: v0::Request) -> Option<(V0Request, Asked)> {
     let v0::Request {
-        nic_add: add,
-        nic_update: update,
+        nic_add,
+        nic_update,
         nic_del,
         nic_list,
-        nic_details: details,
-        nic_export: export,
-        nic_stats: stats,
+        nic_details,
+        nic_export,
+        nic_stats,
         sg_add,
         sg_del,
         sg_list,
@@ -88,93 +152,125 @@ fn one(
         app_status,
         app_quit,
         app_config,
-        sg_details: groups,
+        sg_details,
     } = request;
-    let done = |changed: Result<control::Diff, Error>| changed.map(|_| success());
-    let answer = if let Some(nic) = add {
-        nic_add(control, nic)
-    } else if let Some(update) = update {
-        let updated =
-            convert::nic_update(update).and_then(|(id, update)| control.update_nic(&id, update));
-        updated.map(|_| success())
-    } else if let Some(id) = nic_del {
-        done(NicId::new(&id).and_then(|id| control.delete_nic(&id)))
-    } else if nic_list.is_some() {
-        Ok(v0::Response {
+    use V0Request as Kind;
+    let nic_add = nic_add.map(|nic| (Kind::NicAdd, Asked::NicAdd(Box::new(nic))));
+    nic_add
+        .or(nic_update.map(|update| (Kind::NicUpdate, Asked::NicUpdate(update))))
+        .or(nic_del.map(|id| (Kind::NicDel, Asked::NicDel(id))))
+        .or(nic_list.map(|_| (Kind::NicList, Asked::NicList)))
+        .or(nic_details.map(|id| (Kind::NicDetails, Asked::NicDetails(id))))
+        .or(nic_export.map(|id| (Kind::NicExport, Asked::NicExport(id))))
+        .or(nic_stats.map(|id| (Kind::NicStats, Asked::NicStats(id))))
+        .or(sg_add.map(|sg| (Kind::SgAdd, Asked::SgAdd(sg))))
+        .or(sg_del.map(|id| (Kind::SgDel, Asked::SgDel(id))))
+        .or(sg_list.map(|_| (Kind::SgList, Asked::SgList)))
+        .or(sg_rule_add.map(|add| (Kind::SgRuleAdd, Asked::SgRuleAdd(add))))
+        .or(sg_rule_del.map(|del| (Kind::SgRuleDel, Asked::SgRuleDel(del))))
+        .or(sg_rule_list.map(|id| (Kind::SgRuleList, Asked::SgRuleList(id))))
+        .or(sg_member_add.map(|add| (Kind::SgMemberAdd, Asked::SgMemberAdd(add))))
+        .or(sg_member_del.map(|del| (Kind::SgMemberDel, Asked::SgMemberDel(del))))
+        .or(sg_member_list.map(|id| (Kind::SgMemberList, Asked::SgMemberList(id))))
+        .or(app_status.map(|_| (Kind::AppStatus, Asked::AppStatus)))
+        .or(app_quit.map(|_| (Kind::AppQuit, Asked::AppQuit)))
+        .or(app_config.map(|config| (Kind::AppConfig, Asked::AppConfig(config))))
+        .or(sg_details.map(|id| (Kind::SgDetails, Asked::SgDetails(id))))
+}
+
+fn one(operations: &Operations, control: &mut Permitted, asked: Asked) -> Result<Done, String> {
+    let done = |changed: Result<control::Diff, Refusal>| changed.map(|_| success());
+    let answer = match asked {
+        Asked::NicAdd(nic) => nic_add(control, *nic),
+        Asked::NicUpdate(update) => {
+            let update = convert::nic_update(update).map_err(Refusal::from);
+            let updated = update.and_then(|(id, update)| control.update_nic(&id, update));
+            updated.map(|_| success())
+        }
+        Asked::NicDel(id) => done(nic_id(&id).and_then(|id| control.delete_nic(&id))),
+        Asked::NicList => Ok(v0::Response {
             nic_list: control.nic_ids().iter().map(NicId::to_string).collect(),
             ..success()
-        })
-    } else if let Some(id) = details {
-        nic_details(control, &id)
-    } else if let Some(id) = export {
-        nic_export(control, &id)
-    } else if let Some(id) = stats {
-        nic_stats(control, &id)
-    } else if let Some(sg) = sg_add {
-        done(convert::group(sg).and_then(|group| control.put_group(group)))
-    } else if let Some(id) = sg_del {
-        done(GroupId::new(&id).and_then(|id| control.delete_group(&id)))
-    } else if sg_list.is_some() {
-        Ok(v0::Response {
+        }),
+        Asked::NicDetails(id) => nic_details(control, &id),
+        Asked::NicExport(id) => nic_export(control, &id),
+        Asked::NicStats(id) => nic_stats(control, &id),
+        Asked::SgAdd(sg) => {
+            let group = convert::group(sg).map_err(Refusal::from);
+            done(group.and_then(|group| control.put_group(group)))
+        }
+        Asked::SgDel(id) => done(group_id(&id).and_then(|id| control.delete_group(&id))),
+        Asked::SgList => Ok(v0::Response {
             sg_list: control.group_ids().iter().map(GroupId::to_string).collect(),
             ..success()
-        })
-    } else if let Some(add) = sg_rule_add {
-        let rule = convert::rule(&add.rule).and_then(|rule| Ok((GroupId::new(&add.sg_id)?, rule)));
-        done(rule.and_then(|(id, rule)| control.add_rule(&id, rule)))
-    } else if let Some(del) = sg_rule_del {
-        let rule = convert::rule_to_delete(&del.rule)
-            .and_then(|rule| Ok((GroupId::new(&del.sg_id)?, rule)));
-        done(rule.and_then(|(id, rule)| control.delete_rule(&id, &rule)))
-    } else if let Some(id) = sg_rule_list {
-        group(control, &id).map(|group| v0::Response {
+        }),
+        Asked::SgRuleAdd(add) => {
+            let rule = convert::rule(&add.rule).map_err(Refusal::from);
+            let rule = rule.and_then(|rule| Ok((group_id(&add.sg_id)?, rule)));
+            done(rule.and_then(|(id, rule)| control.add_rule(&id, rule)))
+        }
+        Asked::SgRuleDel(del) => {
+            let rule = convert::rule_to_delete(&del.rule).map_err(Refusal::from);
+            let rule = rule.and_then(|rule| Ok((group_id(&del.sg_id)?, rule)));
+            done(rule.and_then(|(id, rule)| control.delete_rule(&id, &rule)))
+        }
+        Asked::SgRuleList(id) => group(control, &id).map(|group| v0::Response {
             sg_rule_list: group.rule,
             ..success()
-        })
-    } else if let Some(add) = sg_member_add {
-        let member = convert::member(&add.sg_id, &add.member);
-        let member = member.and_then(|ip| Ok((GroupId::new(&add.sg_id)?, ip)));
-        done(member.and_then(|(id, ip)| control.add_member(&id, ip)))
-    } else if let Some(del) = sg_member_del {
-        let member = convert::member(&del.sg_id, &del.member);
-        let member = member.and_then(|ip| Ok((GroupId::new(&del.sg_id)?, ip)));
-        done(member.and_then(|(id, ip)| control.delete_member(&id, ip)))
-    } else if let Some(id) = sg_member_list {
-        group(control, &id).map(|group| v0::Response {
+        }),
+        Asked::SgMemberAdd(add) => {
+            let member = convert::member(&add.sg_id, &add.member).map_err(Refusal::from);
+            let member = member.and_then(|ip| Ok((group_id(&add.sg_id)?, ip)));
+            done(member.and_then(|(id, ip)| control.add_member(&id, ip)))
+        }
+        Asked::SgMemberDel(del) => {
+            let member = convert::member(&del.sg_id, &del.member).map_err(Refusal::from);
+            let member = member.and_then(|ip| Ok((group_id(&del.sg_id)?, ip)));
+            done(member.and_then(|(id, ip)| control.delete_member(&id, ip)))
+        }
+        Asked::SgMemberList(id) => group(control, &id).map(|group| v0::Response {
             sg_member_list: group.member,
             ..success()
-        })
-    } else if app_status.is_some() {
-        Ok(status(control, operations.unix_secs()))
-    } else if app_quit.is_some() {
-        return Ok(Done::Quit);
-    } else if let Some(config) = app_config {
-        if let Some(level) = &config.log_level {
-            operations.log.set(level.parse::<Level>()?);
+        }),
+        Asked::AppStatus => Ok(status(control, operations.unix_secs())),
+        Asked::AppQuit => return Ok(Done::Quit),
+        Asked::AppConfig(config) => {
+            if let Some(level) = &config.log_level {
+                operations.log.set(level.parse::<Level>()?);
+            }
+            Ok(success())
         }
-        Ok(success())
-    } else if let Some(id) = groups {
-        sg_details(control, &id)
-    } else {
-        return Err("the request asks for nothing".to_owned());
+        Asked::SgDetails(id) => sg_details(control, &id),
     };
     answer
         .map(|response| Done::Answer(Box::new(response)))
         .map_err(|e| e.to_string())
 }
 
+fn nic_id(id: &str) -> Result<NicId, Refusal> {
+    Ok(NicId::new(id)?)
+}
+
+fn group_id(id: &str) -> Result<GroupId, Refusal> {
+    Ok(GroupId::new(id)?)
+}
+
 /// One group as v0 tells it.
-fn group(control: &Controller, id: &str) -> Result<v0::Sg, Error> {
+fn group(control: &Permitted, id: &str) -> Result<v0::Sg, Refusal> {
     Ok(convert::sg_details(&*control.group(&GroupId::new(id)?)?))
 }
 
-fn status(control: &Controller, now_unix_secs: u64) -> v0::Response {
+fn status(control: &Permitted, now_unix_secs: u64) -> v0::Response {
     let status = control.status();
     let answer = v0::AppStatusRes {
         start_date: Some(status.started_unix_secs),
         current_date: Some(now_unix_secs),
         request_counter: Some(status.requests),
-        graph_dot: Some(control.graph_dot()),
+        graph_dot: Some(
+            control
+                .unlimited()
+                .map_or_else(String::new, Controller::graph_dot),
+        ),
     };
     v0::Response {
         app_status: Some(answer),
@@ -182,7 +278,7 @@ fn status(control: &Controller, now_unix_secs: u64) -> v0::Response {
     }
 }
 
-fn nic_add(control: &mut Controller, nic: v0::Nic) -> Result<v0::Response, Error> {
+fn nic_add(control: &mut Permitted, nic: v0::Nic) -> Result<v0::Response, Refusal> {
     let nic = convert::nic(nic, control.settings())?;
     let status = control.put_nic(nic)?;
     let answer = v0::NicAddRes {
@@ -194,7 +290,7 @@ fn nic_add(control: &mut Controller, nic: v0::Nic) -> Result<v0::Response, Error
     })
 }
 
-fn nic_details(control: &Controller, id: &str) -> Result<v0::Response, Error> {
+fn nic_details(control: &Permitted, id: &str) -> Result<v0::Response, Refusal> {
     let nics = match id {
         "" => control
             .nics()
@@ -208,7 +304,7 @@ fn nic_details(control: &Controller, id: &str) -> Result<v0::Response, Error> {
     })
 }
 
-fn nic_export(control: &Controller, id: &str) -> Result<v0::Response, Error> {
+fn nic_export(control: &Permitted, id: &str) -> Result<v0::Response, Refusal> {
     let state = crate::connections::export(control, &NicId::new(id)?)?;
     let fw_data = v0::nic_export_res::FwData { data: Some(state) };
     let answer = v0::NicExportRes {
@@ -220,7 +316,7 @@ fn nic_export(control: &Controller, id: &str) -> Result<v0::Response, Error> {
     })
 }
 
-fn nic_stats(control: &Controller, id: &str) -> Result<v0::Response, Error> {
+fn nic_stats(control: &Permitted, id: &str) -> Result<v0::Response, Refusal> {
     let stats = control.nic_stats(&NicId::new(id)?)?;
     // v0 counts from the switch's side: in is what it received from the guest.
     let answer = v0::NicStats {
@@ -233,7 +329,7 @@ fn nic_stats(control: &Controller, id: &str) -> Result<v0::Response, Error> {
     })
 }
 
-fn sg_details(control: &Controller, id: &str) -> Result<v0::Response, Error> {
+fn sg_details(control: &Permitted, id: &str) -> Result<v0::Response, Refusal> {
     let groups = match id {
         "" => control
             .groups()

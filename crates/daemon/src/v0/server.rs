@@ -6,7 +6,7 @@
 //! again by themselves.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use api::encrypted::Key;
@@ -16,10 +16,11 @@ use tokio::sync::Semaphore;
 
 use super::handler::Handler;
 use super::zmtp::{Connection, Room, SMALL, ZmtpError};
+use crate::access::{Access, Gate, Peer, Who};
 use crate::app::App;
 use crate::lock;
 use crate::places::{Place, Places};
-use crate::unix_socket::{Access, ApiSocket};
+use crate::unix_socket::ApiSocket;
 
 /// Clients connected at one time.
 const CLIENTS_MAX: usize = 256;
@@ -30,8 +31,8 @@ const ANSWERED_AT_ONCE: usize = 4;
 /// Bound, and not yet serving.
 pub struct Listener {
     socket: Socket,
-    access: Access,
     key: Option<Key>,
+    policy: Policy,
 }
 
 enum Socket {
@@ -41,10 +42,11 @@ enum Socket {
 
 /// TCP has no peer that could be asked who it is, not on loopback either: it takes a key, or the
 /// user's word for clear text.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct Policy {
     pub insecure: bool,
     pub access: Access,
+    pub gate: Gate,
 }
 
 impl Listener {
@@ -55,7 +57,7 @@ impl Listener {
         policy: Policy,
     ) -> Result<Listener, String> {
         let socket = match parse(endpoint).await? {
-            Endpoint::Ipc(path) => Socket::Ipc(ApiSocket::bind(&path, policy.access)?),
+            Endpoint::Ipc(path) => Socket::Ipc(ApiSocket::bind(&path, &policy.access)?),
             Endpoint::Tcp(addresses) => {
                 if key.is_none() && !policy.insecure {
                     return Err(format!(
@@ -77,15 +79,23 @@ impl Listener {
         };
         Ok(Listener {
             socket,
-            access: policy.access,
             key,
+            policy,
         })
+    }
+
+    /// The socket's path, if it is one.
+    pub fn path(&self) -> Option<&Path> {
+        match &self.socket {
+            Socket::Ipc(socket) => Some(socket.path()),
+            Socket::Tcp(_) => None,
+        }
     }
 
     /// Serves until the daemon stops.
     pub async fn serve(self, app: Arc<App>) {
         let desk = Desk {
-            handler: Handler::new(app.operations.clone(), self.key),
+            handler: Handler::behind(self.policy.gate.clone(), app.operations.clone(), self.key),
             app: app.clone(),
             places: Places::new("v0", CLIENTS_MAX),
             room: Room::default(),
@@ -93,7 +103,7 @@ impl Listener {
         };
         tokio::select! {
             () = app.stopping() => (),
-            () = accept(&self.socket, self.access, &desk) => (),
+            () = accept(&self.socket, &self.policy, &desk) => (),
         }
     }
 }
@@ -124,16 +134,21 @@ struct Desk {
     turns: Arc<Semaphore>,
 }
 
-async fn accept(socket: &Socket, access: Access, desk: &Desk) {
+async fn accept(socket: &Socket, policy: &Policy, desk: &Desk) {
     loop {
         let accepted = match socket {
             Socket::Tcp(listener) => listener.accept().await.map(|(stream, peer)| {
                 keep_alive(&stream);
-                admit(stream, peer.to_string(), desk);
+                let peer = Peer {
+                    who: Who::V0Tcp,
+                    address: Some(peer.to_string()),
+                };
+                admit(stream, peer, desk);
             }),
-            Socket::Ipc(listener) => listener.accept(access).await.map(|stream| {
-                admit(stream, "a local client".into(), desk);
-            }),
+            Socket::Ipc(listener) => {
+                let accepted = listener.accept("v0", &policy.access, &policy.gate).await;
+                accepted.map(|(stream, user)| admit(stream, Peer::local(user), desk))
+            }
         };
         if let Err(e) = accepted {
             tracing::warn!("a v0 client could not be accepted: {e}");
@@ -144,18 +159,18 @@ async fn accept(socket: &Socket, access: Access, desk: &Desk) {
 }
 
 /// Gives the client a place; without one the connection is closed.
-fn admit<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(stream: S, peer: String, desk: &Desk) {
+fn admit<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(stream: S, peer: Peer, desk: &Desk) {
     let Some(place) = desk.places.take() else {
         return;
     };
     let desk = desk.clone();
     tokio::spawn(async move {
         let ended = tokio::select! {
-            ended = converse(stream, &desk, &place) => ended,
+            ended = converse(stream, &peer, &desk, &place) => ended,
             () = place.displaced() => Err(ZmtpError::Displaced),
         };
         if let Err(e) = ended {
-            tracing::debug!("v0: the connection of {peer} ends: {e}");
+            tracing::debug!("v0: the connection of {} ends: {e}", peer.shown());
         }
     });
 }
@@ -168,22 +183,34 @@ fn keep_alive(stream: &TcpStream) {
 
 async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
+    peer: &Peer,
     desk: &Desk,
     place: &Place,
 ) -> Result<(), ZmtpError> {
-    let mut connection = Connection::greet(stream, desk.room.clone()).await?;
-    while let Some(mut request) = connection.receive().await? {
+    let key = desk.handler.key().cloned();
+    let mut connection = Connection::greet(stream, desk.room.clone(), key).await?;
+    loop {
+        let mut request = match connection.receive().await {
+            Ok(Some(request)) => request,
+            Ok(None) => return Ok(()),
+            Err(e @ ZmtpError::NotSealed) => {
+                desk.handler
+                    .turn_away(peer, "it is not sealed with the key");
+                return Err(e);
+            }
+            Err(e) => return Err(e),
+        };
         if !place.begin() {
             return Err(ZmtpError::Displaced);
         }
         // One frame is a request; anything else is no `Messages`, and is answered so.
         let frames = std::mem::take(&mut request.body);
-        let answering = desk.handler.clone();
+        let (answering, peer) = (desk.handler.clone(), peer.clone());
         // The semaphore is never closed.
         let turn = desk.turns.clone().acquire_owned().await;
         let answered = tokio::task::spawn_blocking(move || match frames.as_slice() {
-            [frame] => answering.answer(frame),
-            _ => answering.answer(&[0xff]),
+            [frame] => answering.answer_to(&peer, frame),
+            _ => answering.answer_to(&peer, &[0xff]),
         });
         // A request that panicked is in the log already.
         let answer = answered
@@ -208,7 +235,6 @@ async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
         }
         place.end();
     }
-    Ok(())
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -276,7 +302,8 @@ mod tests {
     async fn clear_text_over_tcp_takes_a_key_or_the_users_word() {
         let policy = |insecure| Policy {
             insecure,
-            access: Access::new(None).unwrap(),
+            access: Access::new(None, None).unwrap(),
+            gate: Gate::open(),
         };
         for open in [
             "tcp://0.0.0.0:0",

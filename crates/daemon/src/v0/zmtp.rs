@@ -14,6 +14,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::encrypted::{BEGINNING, Key, begins_sealed};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout, timeout_at};
@@ -29,6 +30,13 @@ pub const SMALL: usize = 64 << 10;
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Messages larger than [`SMALL`] at one time, of all clients.
 const LARGE_AT_ONCE: usize = 4;
+/// How long a large message that has its room may take to begin to come as fast as this, bytes a
+/// second: who holds room is not slow on purpose.
+const GRACE: Duration = Duration::from_secs(3);
+const LARGE_RATE: u64 = 512 << 10;
+
+/// Bytes that are read at once.
+const PIECE: u64 = 64 << 10;
 
 /// The largest READY.
 const READY_MAX: usize = 4096;
@@ -56,6 +64,8 @@ pub enum ZmtpError {
     NoRoom,
     #[error("its place was needed for another client")]
     Displaced,
+    #[error("a large message was not sealed with the key")]
+    NotSealed,
 }
 
 /// Room for large messages, shared by all clients. Cheap to clone.
@@ -85,6 +95,9 @@ struct Budget {
     deadline: Instant,
     /// The room that it has, once it has turned out to be large.
     room: Option<OwnedSemaphorePermit>,
+    /// What has come since then, and by when more has to.
+    since: Instant,
+    come: u64,
 }
 
 impl Budget {
@@ -94,11 +107,24 @@ impl Budget {
             most,
             deadline: Instant::now() + PATIENCE,
             room: None,
+            since: Instant::now(),
+            come: 0,
         }
     }
 
     fn large(&self) -> bool {
         self.most - self.left > SMALL
+    }
+
+    /// By when the next byte has to be there.
+    fn next(&self) -> Instant {
+        match &self.room {
+            None => self.deadline,
+            Some(_) => {
+                let taken = Duration::from_millis(self.come * 1000 / LARGE_RATE);
+                self.deadline.min(self.since + GRACE + taken)
+            }
+        }
     }
 }
 
@@ -106,6 +132,8 @@ impl Budget {
 pub struct Connection<S> {
     stream: BufReader<S>,
     room: Room,
+    /// With a key, a large message has to begin as one that was sealed with it before it gets room.
+    key: Option<Key>,
 }
 
 /// One request.
@@ -126,10 +154,15 @@ struct Frame {
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     /// Greets a client that has just connected.
-    pub async fn greet(stream: S, room: Room) -> Result<Connection<S>, ZmtpError> {
+    pub async fn greet(
+        stream: S,
+        room: Room,
+        key: Option<Key>,
+    ) -> Result<Connection<S>, ZmtpError> {
         let mut connection = Connection {
             stream: BufReader::new(stream),
             room,
+            key,
         };
         timeout(PATIENCE, connection.handshake())
             .await
@@ -241,19 +274,44 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         budget.left = cost
             .and_then(|cost| budget.left.checked_sub(cost))
             .ok_or(ZmtpError::TooLarge)?;
-        if budget.room.is_none() && budget.large() {
-            budget.room = Some(self.room.take().await?);
-            budget.deadline = Instant::now() + PATIENCE;
-        }
         // Grows as bytes come: a length alone reserves nothing.
         let mut body = Vec::new();
-        let mut rest = (&mut self.stream).take(length);
-        let read = timeout_at(budget.deadline, rest.read_to_end(&mut body)).await;
-        read.map_err(|_| ZmtpError::Slow)??;
+        if budget.room.is_none() && budget.large() {
+            self.read(&mut body, length.min(BEGINNING as u64), budget)
+                .await?;
+            if let Some(key) = &self.key
+                && !begins_sealed(key, &body)
+            {
+                return Err(ZmtpError::NotSealed);
+            }
+            budget.room = Some(self.room.take().await?);
+            budget.since = Instant::now();
+            budget.deadline = budget.since + PATIENCE;
+        }
+        self.read(&mut body, length, budget).await?;
         match body.len() as u64 == length {
             true => Ok(Frame { flags, body }),
             false => Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
         }
+    }
+
+    /// Reads until there are so many bytes, or the stream ends.
+    async fn read(
+        &mut self,
+        body: &mut Vec<u8>,
+        length: u64,
+        budget: &mut Budget,
+    ) -> Result<(), ZmtpError> {
+        while (body.len() as u64) < length {
+            let rest = (length - body.len() as u64).min(PIECE);
+            let mut rest = (&mut self.stream).take(rest);
+            let read = timeout_at(budget.next(), rest.read_buf(body)).await;
+            match read.map_err(|_| ZmtpError::Slow)?? {
+                0 => return Ok(()),
+                bytes => budget.come += bytes as u64,
+            }
+        }
+        Ok(())
     }
 
     /// Flags and length of a frame.
@@ -340,7 +398,10 @@ mod tests {
     async fn after(bytes: &[u8]) -> (Result<Connection<DuplexStream>, ZmtpError>, DuplexStream) {
         let (mut client, server) = duplex(1 << 16);
         client.write_all(bytes).await.unwrap();
-        (Connection::greet(server, Room::default()).await, client)
+        (
+            Connection::greet(server, Room::default(), None).await,
+            client,
+        )
     }
 
     async fn connected() -> (Connection<DuplexStream>, DuplexStream) {
@@ -520,5 +581,37 @@ mod tests {
             after(&greeting()[..20]).await.0,
             Err(ZmtpError::Slow)
         ));
+    }
+
+    /// Without the key nobody holds any of the room, however many try.
+    #[tokio::test(start_paused = true)]
+    async fn who_has_not_the_key_gets_no_room_for_a_large_message() {
+        let (mut server, mut client) = connected().await;
+        server.key = Some(Key::from([7; 32]));
+        let room = server.room.clone();
+        client.write_all(&large(SMALL + 1)[..2000]).await.unwrap();
+        let start = Instant::now();
+        assert!(matches!(server.receive().await, Err(ZmtpError::NotSealed)));
+        assert!(start.elapsed() < GRACE);
+        assert_eq!(room.0.available_permits(), LARGE_AT_ONCE);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_has_room_keeps_it_only_while_bytes_come() {
+        let (mut server, mut client) = connected().await;
+        let message = large(1 << 20);
+        let dripping = tokio::spawn(async move {
+            for byte in message.chunks(1000) {
+                if client.write_all(byte).await.is_err() {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        });
+        let start = Instant::now();
+        assert!(matches!(server.receive().await, Err(ZmtpError::Slow)));
+        assert!(start.elapsed() < GRACE * 2, "{:?}", start.elapsed());
+        drop(server);
+        dripping.await.unwrap();
     }
 }

@@ -22,8 +22,10 @@ use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::{Service, http};
 use tonic::server::NamedService;
-use tonic::transport::server::{Connected, TlsConnectInfo};
+use tonic::transport::server::Connected;
 
+use super::tls::Authority;
+use crate::access::Peer;
 use crate::places::Place;
 
 /// Bytes that a request may take without a permit.
@@ -197,14 +199,8 @@ struct Asking(Option<Arc<Place>>);
 
 impl Asking {
     fn begin<B>(request: &http::Request<B>) -> Asking {
-        let known = request.extensions();
-        let plain = known.get::<Guest>();
-        let place = plain.or_else(|| {
-            known
-                .get::<TlsConnectInfo<Guest>>()
-                .map(TlsConnectInfo::get_ref)
-        });
-        let place = place.map(|guest| guest.0.clone());
+        let guest = request.extensions().get::<Guest>();
+        let place = guest.map(|guest| guest.place.clone());
         if let Some(place) = &place {
             place.begin();
         }
@@ -222,7 +218,77 @@ impl Drop for Asking {
 
 /// The client that a request is from.
 #[derive(Clone)]
-pub struct Guest(Arc<Place>);
+pub struct Guest {
+    place: Arc<Place>,
+    pub peer: Peer,
+    /// Over mutual TLS.
+    authority: Option<Authority>,
+}
+
+impl Guest {
+    /// Its certificate is by an authority that is not that of clients any more.
+    pub fn is_stale(&self) -> bool {
+        self.authority.as_ref().is_some_and(Authority::is_stale)
+    }
+}
+
+/// A connection that is known to be somebody's.
+pub struct Identified<S> {
+    stream: S,
+    guest: Guest,
+}
+
+impl<S> Identified<S> {
+    pub fn new(
+        stream: S,
+        place: Arc<Place>,
+        peer: Peer,
+        authority: Option<Authority>,
+    ) -> Identified<S> {
+        let guest = Guest {
+            place,
+            peer,
+            authority,
+        };
+        Identified { stream, guest }
+    }
+}
+
+impl<S> Connected for Identified<S> {
+    type ConnectInfo = Guest;
+
+    fn connect_info(&self) -> Guest {
+        self.guest.clone()
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Identified<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Identified<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
 
 /// A connection with its place; it breaks off when somebody else gets that.
 pub struct Guarded<S> {
@@ -240,13 +306,9 @@ impl<S> Guarded<S> {
             place: Arc::new(place),
         }
     }
-}
 
-impl<S> Connected for Guarded<S> {
-    type ConnectInfo = Guest;
-
-    fn connect_info(&self) -> Guest {
-        Guest(self.place.clone())
+    pub fn place(&self) -> Arc<Place> {
+        self.place.clone()
     }
 }
 

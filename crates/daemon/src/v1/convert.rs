@@ -7,11 +7,14 @@ use std::net::IpAddr;
 
 use api::v1;
 use control::model::{
-    AddressPair, BenchKind, Config, Direction, Group, GroupId, Icmp, MacCase, Nic, NicId, NicKind,
-    NicUpdate, Peer, Ports, Removal, Rule, RuleMatch, Timeouts, VhostMode, parse_address,
+    AddressPair, BenchKind, Config, Direction, Feature, Group, GroupId, Icmp, MacCase, Nic, NicId,
+    NicKind, NicUpdate, Peer, Ports, Removal, Rule, RuleMatch, Timeouts, VhostMode, parse_address,
     parse_addresses, parse_cidr, parse_groups, parse_mac, parse_vni,
 };
 use control::{Error, HostSettings};
+
+use super::interface;
+use crate::balancer;
 
 /// A NIC to put; what is not given takes v1's default.
 pub fn nic(nic: v1::Nic, settings: &HostSettings) -> Result<Nic, Error> {
@@ -40,9 +43,33 @@ pub fn nic(nic: v1::Nic, settings: &HostSettings) -> Result<Nic, Error> {
     new.learn_macs = nic.learn_macs;
     new.link_down = nic.link_down;
     new.lenient = nic.lenient;
+    new.shared = nic.shared;
+    // The original took blanks, and what was made over its API has to be restored.
+    if !new.lenient {
+        word("NIC", new.id.as_str())?;
+    }
     new.mac_case = MacCase::of(&nic.mac);
     new.mtu = mtu(&owner, nic.mtu)?;
     Ok(new)
+}
+
+/// An id that is new in API v1 can be printed, and is one word in a table or a command.
+pub fn word(what: &'static str, id: &str) -> Result<(), Error> {
+    // Quotes and backslashes are escaped, too, and are harmless.
+    let plain = id.replace(['\'', '"', '\\'], "");
+    let blank = id.chars().find(|c| c.is_whitespace());
+    let why = match blank {
+        Some(blank) => format!("has the blank {blank:?}"),
+        None if plain.escape_debug().to_string() != plain => {
+            "has characters that cannot be printed".to_owned()
+        }
+        None => return Ok(()),
+    };
+    Err(Error::Id {
+        what,
+        id: id.to_owned(),
+        why: format!("{why}: an id is a printable word"),
+    })
 }
 
 /// Which NIC to update, and with what.
@@ -80,7 +107,7 @@ pub fn nic_update(update: v1::UpdateNicRequest) -> Result<(NicId, NicUpdate), Er
 fn kind(owner: &str, nic: &v1::Nic) -> Result<NicKind, Error> {
     let kind = v1::NicKind::try_from(nic.kind);
     if nic.bench.is_some() && kind != Ok(v1::NicKind::Bench) {
-        return Err(value(
+        return Err(Error::value(
             owner,
             "bench",
             "",
@@ -93,7 +120,7 @@ fn kind(owner: &str, nic: &v1::Nic) -> Result<NicKind, Error> {
         Ok(v1::NicKind::Bench) => {
             bench(owner, nic.bench.clone().unwrap_or_default()).map(NicKind::Bench)
         }
-        Err(_) => Err(value(
+        Err(_) => Err(Error::value(
             owner,
             "kind",
             &nic.kind.to_string(),
@@ -106,7 +133,7 @@ fn vhost_mode(owner: &str, mode: i32) -> Result<VhostMode, Error> {
     match v1::VhostMode::try_from(mode) {
         Ok(v1::VhostMode::Unspecified | v1::VhostMode::Server) => Ok(VhostMode::Server),
         Ok(v1::VhostMode::Client) => Ok(VhostMode::Client),
-        Err(_) => Err(value(
+        Err(_) => Err(Error::value(
             owner,
             "vhost mode",
             &mode.to_string(),
@@ -122,7 +149,7 @@ fn bench(owner: &str, bench: v1::Bench) -> Result<BenchKind, Error> {
             mac: parse_mac(&owner, &bench.target_mac)?,
         }),
         Ok(v1::bench::Role::IcmpReceiver) => Ok(BenchKind::Receive),
-        _ => Err(value(
+        _ => Err(Error::value(
             owner,
             "bench role",
             &bench.role.to_string(),
@@ -159,7 +186,7 @@ fn timeouts(timeouts: v1::Timeouts) -> Timeouts {
 /// 0 is the daemon's own.
 fn mtu(owner: &str, mtu: u32) -> Result<Option<u16>, Error> {
     let mtu: u16 = mtu.try_into().map_err(|_| {
-        value(
+        Error::value(
             owner,
             "MTU",
             &mtu.to_string(),
@@ -190,7 +217,7 @@ pub fn removal(group: &GroupId, number: i32) -> Result<Removal, Error> {
         Ok(v1::Removal::Drain) => Ok(Removal::Drain),
         Err(_) => {
             let owner = format!("group '{group}'");
-            Err(value(
+            Err(Error::value(
                 &owner,
                 "removal",
                 &number.to_string(),
@@ -261,10 +288,22 @@ fn port(number: u32) -> Result<u16, Error> {
 /// A whole configuration. Two of one id would lose one of them: refused.
 pub fn config(config: v1::Config, settings: &HostSettings) -> Result<Config, Error> {
     let mut new = Config::default();
+    if let Some(balancer) = config.balancer {
+        let (services, interfaces) = balancer::convert::config(balancer)?;
+        new.services = Some(services);
+        let interfaces = interfaces.map(|interfaces| (Feature::Balancer, interfaces));
+        new.interfaces.extend(interfaces);
+    }
+    if let Some(router) = config.router {
+        let interfaces = router.interfaces.iter();
+        let interfaces = interfaces.map(|one| interface::wanted(&one.name, one.mode));
+        let interfaces = interfaces.collect::<Result<_, _>>()?;
+        new.interfaces.insert(Feature::Router, interfaces);
+    }
     for given in config.nics {
         let nic = nic(given, settings)?;
         if let Some(twice) = new.nics.insert(nic.id.clone(), nic) {
-            return Err(value(
+            return Err(Error::value(
                 &owner(twice.id.as_str()),
                 "id",
                 twice.id.as_str(),
@@ -275,7 +314,7 @@ pub fn config(config: v1::Config, settings: &HostSettings) -> Result<Config, Err
     for given in config.groups {
         let group = group(given)?;
         if let Some(twice) = new.groups.insert(group.id.clone(), group) {
-            return Err(value(
+            return Err(Error::value(
                 &format!("group '{}'", twice.id),
                 "id",
                 twice.id.as_str(),
@@ -293,16 +332,35 @@ fn owner(id: &str) -> String {
     format!("NIC '{}'", id.escape_debug())
 }
 
-fn value(owner: &str, field: &'static str, value: &str, why: &str) -> Error {
-    Error::Value {
-        owner: owner.to_owned(),
-        field,
-        value: value.to_owned(),
-        why: why.to_owned(),
-    }
-}
-
 /// proto3's empty text is an absent one.
 fn given(text: String) -> Option<String> {
     (!text.is_empty()).then_some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn new_ids_are_printable_words() {
+        for good in ["vnic_1", "été", "a'b", "eni-1:5", "日本"] {
+            assert!(word("NIC", good).is_ok(), "{good}");
+        }
+        for bad in [
+            "a b",
+            " a",
+            "a\u{a0}b",
+            "a\u{202e}b",
+            "a\u{200b}b",
+            "a\u{3000}",
+        ] {
+            let error = word("NIC", bad).unwrap_err().to_string();
+            assert!(error.contains("printable word"), "{error}");
+        }
+        let error = word("group", "a b").unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "group id 'a b' has the blank ' ': an id is a printable word"
+        );
+    }
 }

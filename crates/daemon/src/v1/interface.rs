@@ -2,30 +2,30 @@
 //! share.
 
 use api::v1;
-use xdp::Mode;
+use control::Error;
+use control::model::{Interface, Mode};
 
-/// 1..15 bytes, as the kernel takes them. The error is a sentence.
-pub fn name(name: &str) -> Result<String, String> {
-    let fits = (1..=15).contains(&name.len())
-        && !name.contains(['/', ':'])
-        && !name.contains(char::is_whitespace);
-    match fits {
-        true => Ok(name.to_owned()),
-        false => Err(format!(
-            "interface: name '{}' is no name of an interface",
-            name.escape_debug()
-        )),
-    }
+/// An interface that a feature is to work on.
+pub fn wanted(name: &str, mode: i32) -> Result<Interface, Error> {
+    Interface::new(name, self::mode(name, mode)?)
 }
 
-/// The mode that is asked of an interface; none: whichever there is. The error is a sentence.
-pub fn mode(name: &str, mode: i32) -> Result<Option<Mode>, String> {
+/// The name of an interface.
+pub fn name(name: &str) -> Result<String, Error> {
+    Ok(Interface::new(name, None)?.name)
+}
+
+/// The mode that is asked of an interface; none: whichever there is.
+fn mode(name: &str, mode: i32) -> Result<Option<Mode>, Error> {
     match v1::XdpMode::try_from(mode) {
         Ok(v1::XdpMode::Unspecified) => Ok(None),
         Ok(v1::XdpMode::Native) => Ok(Some(Mode::Native)),
         Ok(v1::XdpMode::Generic) => Ok(Some(Mode::Generic)),
         Ok(v1::XdpMode::Tc) => Ok(Some(Mode::Tc)),
-        Err(_) => Err(format!("interface {name}: mode '{mode}' is not known")),
+        Err(_) => {
+            let why = format!("interface {name}: mode '{mode}' is not known");
+            Err(Error::Invalid(why))
+        }
     }
 }
 

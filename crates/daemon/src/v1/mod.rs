@@ -5,17 +5,21 @@
 //! document; [`watch`] is the stream of events, [`observe`] what can be counted and listed,
 //! [`overlay`] who is where, [`workers`] what the workers are doing and the rings of their ports;
 //! [`interface`] is shared with the services of the load balancer and the router, which [`server`]
-//! serves too.
+//! serves too; [`health`] is gRPC's own service that says whether all this works.
 
-mod bounds;
+pub mod bounds;
 pub mod convert;
 mod declare;
+mod health;
 pub mod interface;
 mod observe;
 mod overlay;
-mod render;
+pub mod render;
 pub mod server;
-mod service;
+pub mod service;
+pub mod tls;
 mod uplinks;
 mod watch;
 mod workers;
+
+pub(crate) use service::refused;

@@ -4,25 +4,26 @@ use std::collections::BTreeMap;
 
 use api::v1;
 use control::model::{GroupId, NicId};
-use control::{Controller, Error, NicStats};
+use control::{Controller, NicStats};
 use dataplane::drop_reason::DropReason;
 use dataplane::flow::FlowInfo;
 use tonic::Status;
 
 use super::{render, workers};
+use crate::access::{Permitted, Refusal};
 use crate::app::{App, monotonic_ns};
 use crate::uplinks::Uplinks;
 
 /// The counters of one NIC.
-pub fn nic_stats(control: &Controller, id: &NicId) -> Result<v1::NicStats, Error> {
+pub fn nic_stats(control: &Permitted, id: &NicId) -> Result<v1::NicStats, Refusal> {
     Ok(v1::NicStats {
-        flows: control.export_flows(Some(id))?.len() as u64,
+        flows: control.flows(Some(id))?.len() as u64,
         ..counters(&control.nic_stats(id)?)
     })
 }
 
 /// The counters of all NICs. They are read without asking a worker.
-pub fn all_nic_stats(control: &Controller) -> Result<v1::ListNicStatsResponse, Error> {
+pub fn all_nic_stats(control: &Permitted) -> Result<v1::ListNicStatsResponse, Refusal> {
     let (ids, time_ns) = (control.nic_ids(), monotonic_ns());
     let nics = ids
         .iter()
@@ -49,9 +50,9 @@ fn counters(stats: &NicStats) -> v1::NicStats {
 
 /// Drops of one NIC, or of all with their totals.
 pub fn drops(
-    control: &Controller,
+    control: &Permitted,
     request: &v1::ListDropsRequest,
-) -> Result<v1::ListDropsResponse, Error> {
+) -> Result<v1::ListDropsResponse, Refusal> {
     let one = |id: &NicId| {
         control
             .nic_stats(id)
@@ -125,7 +126,7 @@ fn totals(drops: &[v1::Drop], all: bool) -> Vec<v1::Drop> {
 }
 
 /// What the rules of one group, or of all, let pass.
-pub fn rule_counters(control: &Controller, group: &str) -> Result<Vec<v1::RuleCounter>, Error> {
+pub fn rule_counters(control: &Permitted, group: &str) -> Result<Vec<v1::RuleCounter>, Refusal> {
     let ids = match group {
         "" => control.group_ids(),
         id => vec![GroupId::new(id)?],
@@ -150,13 +151,13 @@ pub fn rule_counters(control: &Controller, group: &str) -> Result<Vec<v1::RuleCo
 }
 
 /// The connections of one NIC, or of all.
-pub fn flows(control: &Controller, nic: &str) -> Result<Vec<v1::Flow>, Error> {
+pub fn flows(control: &Permitted, nic: &str) -> Result<Vec<v1::Flow>, Refusal> {
     let id = match nic {
         "" => None,
         id => Some(NicId::new(id)?),
     };
     let names = control.nics_by_uid();
-    let flows = control.export_flows(id.as_ref())?;
+    let flows = control.flows(id.as_ref())?;
     Ok(flows
         .iter()
         .map(|flow| self::flow(flow, id.as_ref(), &names))
@@ -197,8 +198,8 @@ fn flow(
     }
 }
 
-/// The daemon at a glance.
-pub fn status(app: &App, control: &Controller, router: String) -> Result<v1::Status, Status> {
+/// The daemon at a glance. What is in it of others is left out for who sees a part.
+pub fn status(app: &App, control: &Permitted, router: String) -> Result<v1::Status, Status> {
     let status = control.status();
     let now = app.operations.unix_secs();
     Ok(v1::Status {
@@ -219,7 +220,10 @@ pub fn status(app: &App, control: &Controller, router: String) -> Result<v1::Sta
         endpoints: app.endpoints.clone(),
         log_level: app.operations.log.level().to_string(),
         workers: workers::statuses(&app.workers)?,
-        graph_dot: control.graph_dot(),
+        graph_dot: control
+            .unlimited()
+            .map_or_else(String::new, Controller::graph_dot),
+        audit_lines_lost: app.reload.audit().lost(),
         uplink: app
             .uplinks
             .as_ref()

@@ -1,14 +1,15 @@
 //! Operations on who is where, request to answer; the service calls them with the controller.
 
 use api::v1;
+use control::Error;
 use control::model::{BindingKey, NetworkOptions};
-use control::{Controller, Error};
 use tonic::Status;
 use wire::Vni;
 
 use super::convert::overlay as convert;
 use super::render;
 use super::service::refused;
+use crate::access::{Permitted, Refusal};
 use crate::app::App;
 
 /// A stream of which every item is there already.
@@ -19,19 +20,21 @@ fn items<T>(all: impl Iterator<Item = T>) -> Items<T> {
 }
 
 /// All endpoints.
-pub fn endpoints(control: &Controller) -> v1::ListEndpointsResponse {
+pub fn endpoints(control: &mut Permitted) -> Result<v1::ListEndpointsResponse, Refusal> {
     let endpoints = control
+        .whole()?
         .endpoints()
         .map(|status| render::endpoint_status(&status));
-    v1::ListEndpointsResponse {
+    Ok(v1::ListEndpointsResponse {
         endpoints: endpoints.collect(),
-    }
+    })
 }
 
 pub fn put_endpoint(
-    control: &mut Controller,
+    control: &mut Permitted,
     endpoint: v1::Endpoint,
-) -> Result<v1::EndpointStatus, Error> {
+) -> Result<v1::EndpointStatus, Refusal> {
+    let control = control.whole()?;
     let endpoint = convert::endpoint(endpoint)?;
     let address = endpoint.address;
     control.put_endpoint(endpoint)?;
@@ -39,25 +42,27 @@ pub fn put_endpoint(
 }
 
 pub fn update_endpoint(
-    control: &mut Controller,
+    control: &mut Permitted,
     update: v1::UpdateEndpointRequest,
-) -> Result<v1::EndpointStatus, Error> {
+) -> Result<v1::EndpointStatus, Refusal> {
+    let control = control.whole()?;
     let (address, update) = convert::endpoint_update(update)?;
     control.update_endpoint(address, update)?;
     Ok(render::endpoint_status(&control.endpoint(address)?))
 }
 
 pub fn delete_endpoint(
-    control: &mut Controller,
+    control: &mut Permitted,
     request: &v1::DeleteEndpointRequest,
-) -> Result<v1::DeleteEndpointResponse, Error> {
+) -> Result<v1::DeleteEndpointResponse, Refusal> {
+    let control = control.whole()?;
     let address = convert::endpoint_address(&request.address)?;
     control.delete_endpoint(address, request.with_bindings)?;
     Ok(v1::DeleteEndpointResponse {})
 }
 
 /// Every network that is spoken of.
-pub fn networks(control: &Controller) -> Items<v1::NetworkStatus> {
+pub fn networks(control: &Permitted) -> Items<v1::NetworkStatus> {
     let ipv6 = control.settings().underlay_ipv6;
     items(
         control
@@ -67,8 +72,9 @@ pub fn networks(control: &Controller) -> Items<v1::NetworkStatus> {
 }
 
 /// One network, with the addresses of its endpoints and what was learnt in it.
-pub fn network(app: &App, control: &Controller, vni: u32) -> Result<v1::NetworkStatus, Status> {
+pub fn network(app: &App, control: &Permitted, vni: u32) -> Result<v1::NetworkStatus, Status> {
     let vni = convert::vni(vni).map_err(refused)?;
+    let network = shown(control, vni)?;
     let learned = app.workers.switch().learned(vni);
     let learned = learned.map_err(|gone| Status::unavailable(gone.to_string()))?;
     let names = control.nics_by_uid();
@@ -77,71 +83,71 @@ pub fn network(app: &App, control: &Controller, vni: u32) -> Result<v1::NetworkS
             .iter()
             .map(|mac| render::learned(mac, &names))
             .collect(),
-        ..shown(control, vni)
+        ..network
     })
 }
 
 pub fn put_network(
-    control: &mut Controller,
+    control: &mut Permitted,
     network: v1::Network,
-) -> Result<v1::NetworkStatus, Error> {
+) -> Result<v1::NetworkStatus, Refusal> {
     let options: NetworkOptions = convert::network(network)?;
     let vni = options.vni;
     control.put_network(options)?;
-    Ok(shown(control, vni))
+    shown(control, vni)
 }
 
-fn shown(control: &Controller, vni: Vni) -> v1::NetworkStatus {
-    let status = render::network_status(&control.network(vni), control.settings().underlay_ipv6);
-    let addresses = control.network_endpoints(vni);
-    v1::NetworkStatus {
+fn shown(control: &Permitted, vni: Vni) -> Result<v1::NetworkStatus, Refusal> {
+    let status = render::network_status(&control.network(vni)?, control.settings().underlay_ipv6);
+    let addresses = control.network_endpoints(vni)?;
+    Ok(v1::NetworkStatus {
         endpoint_addresses: addresses.iter().map(ToString::to_string).collect(),
         ..status
-    }
+    })
 }
 
 /// Bindings, of a VNI or of all, behind an endpoint or any.
 pub fn bindings(
-    control: &Controller,
+    control: &Permitted,
     request: &v1::ListBindingsRequest,
-) -> Result<Items<v1::Binding>, Error> {
+) -> Result<Items<v1::Binding>, Refusal> {
     let vni = request.vni.map(convert::vni).transpose()?;
     let endpoint = match request.endpoint.as_str() {
         "" => None,
         text => Some(convert::endpoint_address(text)?),
     };
-    let all = control.bindings(vni, endpoint);
+    let all = control.bindings(vni, endpoint)?;
     Ok(items(all.map(|binding| render::binding(&binding))))
 }
 
-pub fn binding(control: &Controller, key: &v1::BindingKey) -> Result<v1::Binding, Error> {
+pub fn binding(control: &Permitted, key: &v1::BindingKey) -> Result<v1::Binding, Refusal> {
     Ok(render::binding(
         &control.binding(convert::binding_key(key)?)?,
     ))
 }
 
 pub fn put_bindings(
-    control: &mut Controller,
+    control: &mut Permitted,
     request: &v1::PutBindingsRequest,
-) -> Result<v1::BindingsResponse, Error> {
+) -> Result<v1::BindingsResponse, Refusal> {
     let bindings = convert::bindings(&request.bindings)?;
     let diff = control.put_bindings(bindings.into_values().collect())?;
     Ok(render::bindings_response(&diff))
 }
 
 pub fn delete_bindings(
-    control: &mut Controller,
+    control: &mut Permitted,
     request: &v1::DeleteBindingsRequest,
-) -> Result<v1::BindingsResponse, Error> {
+) -> Result<v1::BindingsResponse, Refusal> {
     let keys = request.bindings.iter().map(convert::binding_key);
-    let keys: Vec<BindingKey> = keys.collect::<Result<_, _>>()?;
+    let keys: Vec<BindingKey> = keys.collect::<Result<_, Error>>()?;
     Ok(render::bindings_response(&control.delete_bindings(&keys)?))
 }
 
 pub fn set_bindings(
-    control: &mut Controller,
+    control: &mut Permitted,
     request: &v1::SetBindingsRequest,
-) -> Result<v1::BindingsResponse, Error> {
+) -> Result<v1::BindingsResponse, Refusal> {
     let vni = request.vni.map(convert::vni).transpose()?;
     let bindings = convert::bindings(&request.bindings)?;
     let diff = control.set_bindings(vni, bindings, request.dry_run)?;

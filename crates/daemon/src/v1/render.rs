@@ -10,10 +10,12 @@ use std::net::IpAddr;
 
 use api::v1;
 use control::model::{
-    BenchKind, Config, Direction, Group, GroupId, Nic, NicId, NicKind, Peer, Removal, Rule,
-    RuleMatch, VhostMode,
+    BenchKind, Config, Direction, Feature, Group, GroupId, Nic, NicId, NicKind, Peer, Removal,
+    Rule, RuleMatch, VhostMode,
 };
 use control::{Diff, FieldChange, GroupDiff, NicDiff, NicState, NicStatus};
+
+use crate::{balancer, router};
 
 /// A NIC as declared.
 pub fn nic(nic: &Nic) -> v1::Nic {
@@ -58,6 +60,7 @@ pub fn nic(nic: &Nic) -> v1::Nic {
         learn_macs: nic.learn_macs,
         link_down: nic.link_down,
         lenient: nic.lenient,
+        shared: nic.shared,
         mtu: nic.mtu.unwrap_or_default().into(),
         vhost_mode: match nic.vhost_mode {
             VhostMode::Server => v1::VhostMode::Unspecified,
@@ -91,6 +94,11 @@ pub fn nic_status(status: &NicStatus) -> v1::NicStatus {
         detail,
         packet_trace_path: status.trace_path.clone(),
         mtu: status.mtu.into(),
+        missing_security_groups: status
+            .missing_groups
+            .iter()
+            .map(GroupId::to_string)
+            .collect(),
     }
 }
 
@@ -146,7 +154,7 @@ pub fn rule(rule: &Rule) -> v1::Rule {
     }
 }
 
-/// The controller's part of the configuration, sorted.
+/// The configuration, sorted.
 pub fn config(config: &Config) -> v1::Config {
     v1::Config {
         nics: config.nics.values().map(nic).collect(),
@@ -154,12 +162,20 @@ pub fn config(config: &Config) -> v1::Config {
         endpoints: config.endpoints.values().map(overlay::endpoint).collect(),
         networks: config.networks.values().map(network).collect(),
         bindings: config.bindings.values().map(binding).collect(),
-        balancer: None,
-        router: None,
+        balancer: config.services.as_ref().map(|services| {
+            let interfaces = config.interfaces.get(&Feature::Balancer);
+            balancer::render::config(services, interfaces.map_or(&[][..], Vec::as_slice))
+        }),
+        router: config.interfaces.get(&Feature::Router).map(|interfaces| {
+            let interfaces = interfaces.iter().map(router::render::declared);
+            v1::RouterConfig {
+                interfaces: interfaces.collect(),
+            }
+        }),
     }
 }
 
-/// What an Apply changes: groups, NICs, endpoints, networks, bindings.
+/// What an Apply changes: groups, NICs, endpoints, networks, bindings, services, interfaces.
 pub fn changes(diff: &Diff) -> Vec<v1::Change> {
     use v1::change::{Action, Subject};
     let groups = diff.groups.iter().map(|change| v1::Change {
@@ -184,7 +200,45 @@ pub fn changes(diff: &Diff) -> Vec<v1::Change> {
             details,
         }
     });
-    groups.chain(nics).chain(overlay::changes(diff)).collect()
+    let services = diff.services.iter().map(|change| {
+        let subject = Subject::Service(balancer::render::key(&change.key));
+        let exists = (change.from.is_some(), change.to.is_some());
+        changed(exists, subject, &change.fields())
+    });
+    let interfaces = diff.interfaces.iter().map(|change| {
+        let name = change.name.clone();
+        let subject = match change.feature {
+            Feature::Balancer => Subject::BalancerInterface(name),
+            Feature::Router => Subject::RouterInterface(name),
+        };
+        let exists = (change.from.is_some(), change.to.is_some());
+        changed(exists, subject, &change.fields())
+    });
+    groups
+        .chain(nics)
+        .chain(overlay::changes(diff))
+        .chain(services)
+        .chain(interfaces)
+        .collect()
+}
+
+/// A change of what was there, and is.
+fn changed(
+    exists: (bool, bool),
+    subject: v1::change::Subject,
+    fields: &[FieldChange],
+) -> v1::Change {
+    use v1::change::Action;
+    let action = match exists {
+        (false, _) => Action::Create,
+        (_, false) => Action::Delete,
+        _ => Action::Update,
+    };
+    v1::Change {
+        action: action.into(),
+        subject: Some(subject),
+        details: fields.iter().map(field).collect(),
+    }
 }
 
 fn group_details(diff: &GroupDiff) -> Vec<String> {
@@ -218,7 +272,7 @@ fn group_details(diff: &GroupDiff) -> Vec<String> {
     lines
 }
 
-fn field(change: &FieldChange) -> String {
+pub fn field(change: &FieldChange) -> String {
     let shown = |text: &str| {
         if text.is_empty() {
             "(none)".to_owned()

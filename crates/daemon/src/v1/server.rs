@@ -9,20 +9,21 @@ use std::time::Duration;
 use api::v1::balancer_server::BalancerServer;
 use api::v1::butterfly_server::ButterflyServer;
 use api::v1::router_server::RouterServer;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, lookup_host};
+use tokio::net::{TcpListener, TcpStream, UnixStream, lookup_host};
 use tokio::sync::mpsc;
+use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
+use tonic::transport::Server;
 
-use super::bounds::{Bounded, Budget, Guarded};
+use super::bounds::{Bounded, Budget, Guarded, Identified};
 use super::service::Service;
+use super::tls::Certificates;
+use crate::access::{Access, Admitted, Gate, Peer, Who};
 use crate::app::App;
 use crate::balancer;
-use crate::options::Tls;
-use crate::places::Places;
+use crate::places::{Place, Places};
 use crate::router;
-use crate::unix_socket::{Access, ApiSocket};
+use crate::unix_socket::ApiSocket;
 use crate::v0::server::listen;
 
 /// The largest request: a declared configuration of a million bindings with IPv6 addresses.
@@ -36,35 +37,40 @@ const KEEPALIVE: Duration = Duration::from_secs(60);
 
 /// Bound, and not yet serving.
 pub enum Listener {
-    Unix {
-        socket: ApiSocket,
-        access: Access,
-    },
+    Unix(ApiSocket),
     Tcp {
         listener: TcpListener,
-        tls: Box<ServerTlsConfig>,
+        certificates: Arc<Certificates>,
     },
 }
 
 impl Listener {
     /// Binds to `unix:PATH` or `tcp:ADDRESS:PORT`. The error is a sentence that says what to do.
-    pub async fn bind(endpoint: &str, tls: &Tls, access: Access) -> Result<Listener, String> {
+    pub async fn bind(
+        endpoint: &str,
+        certificates: Option<&Arc<Certificates>>,
+        access: &Access,
+    ) -> Result<Listener, String> {
         match endpoint.split_once(':') {
             Some(("unix", path)) if !path.is_empty() => {
                 let path = Path::new(path.strip_prefix("//").unwrap_or(path));
-                Ok(Listener::Unix {
-                    socket: ApiSocket::bind(path, access)?,
-                    access,
-                })
+                Ok(Listener::Unix(ApiSocket::bind(path, access)?))
             }
             Some(("tcp", address)) => {
-                let tls = Box::new(mutual_tls(endpoint, tls)?);
+                let certificates = certificates.cloned().ok_or_else(|| {
+                    format!(
+                        "--api {endpoint}: TCP is for mutual TLS only, give --tls-cert, --tls-key \
+                         and --tls-ca (or use unix:PATH)"
+                    )
+                })?;
                 let address = address.strip_prefix("//").unwrap_or(address);
                 let failed = |e: std::io::Error| format!("cannot listen on {endpoint}: {e}");
                 let addresses: Vec<SocketAddr> =
                     lookup_host(address).await.map_err(failed)?.collect();
-                let listener = listen(&addresses).await.map_err(failed)?;
-                Ok(Listener::Tcp { listener, tls })
+                Ok(Listener::Tcp {
+                    listener: listen(&addresses).await.map_err(failed)?,
+                    certificates,
+                })
             }
             _ => Err(format!(
                 "--api {endpoint}: not unix:PATH, tcp:ADDRESS:PORT or none"
@@ -72,8 +78,16 @@ impl Listener {
         }
     }
 
+    /// The socket's path, if it is one.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Listener::Unix(socket) => Some(socket.path()),
+            Listener::Tcp { .. } => None,
+        }
+    }
+
     /// Serves until the daemon stops, and lets running calls end.
-    pub async fn serve(self, app: Arc<App>) {
+    pub async fn serve(self, app: Arc<App>, access: Access, gate: Gate) {
         let service = ButterflyServer::new(Service::new(app.clone()))
             .max_decoding_message_size(REQUEST_MAX)
             .max_encoding_message_size(usize::MAX);
@@ -84,51 +98,42 @@ impl Listener {
             .max_decoding_message_size(REQUEST_MAX)
             .max_encoding_message_size(usize::MAX);
         let budget = Budget::default();
-        let service = Bounded::new(service, budget.clone());
-        let balancer = Bounded::new(balancer, budget.clone());
-        let router = Bounded::new(router, budget);
+        // The gate is in front of all: what it refuses takes nothing of what others share.
+        let service = Admitted::new(Bounded::new(service, budget.clone()), gate.clone());
+        let balancer = Admitted::new(Bounded::new(balancer, budget.clone()), gate.clone());
+        let router = Admitted::new(Bounded::new(router, budget.clone()), gate.clone());
+        let health = super::health::service(&app.health).await;
+        let health = Admitted::new(Bounded::new(health, budget), gate.clone());
         let stopping = app.clone();
         let stopping = async move { stopping.stopping().await };
         let places = Places::new("v1", CLIENTS_MAX);
         let builder = Server::builder().max_concurrent_streams(STREAMS_MAX);
         let served = match self {
-            Listener::Unix { socket, access } => {
+            Listener::Unix(socket) => {
                 let services = { builder }
                     .add_service(service)
                     .add_service(balancer)
-                    .add_service(router);
-                let socket = Arc::new(socket);
-                let accept = move || {
-                    let socket = socket.clone();
-                    async move { socket.accept(access).await }
-                };
+                    .add_service(router)
+                    .add_service(health);
+                let clients = local_clients(socket, places, app, access, gate);
                 services
-                    .serve_with_incoming_shutdown(clients(accept, places, app), stopping)
+                    .serve_with_incoming_shutdown(clients, stopping)
                     .await
             }
-            Listener::Tcp { listener, tls } => {
-                let builder = builder.http2_keepalive_interval(Some(KEEPALIVE));
-                match builder.tls_config(*tls) {
-                    Ok(mut builder) => {
-                        let services = builder
-                            .add_service(service)
-                            .add_service(balancer)
-                            .add_service(router);
-                        let listener = Arc::new(listener);
-                        let accept = move || {
-                            let listener = listener.clone();
-                            async move {
-                                let (stream, _) = listener.accept().await?;
-                                stream.set_nodelay(true)?;
-                                Ok(stream)
-                            }
-                        };
-                        services
-                            .serve_with_incoming_shutdown(clients(accept, places, app), stopping)
-                            .await
-                    }
-                    Err(e) => Err(e),
-                }
+            Listener::Tcp {
+                listener,
+                certificates,
+            } => {
+                let mut builder = builder.http2_keepalive_interval(Some(KEEPALIVE));
+                let services = builder
+                    .add_service(service)
+                    .add_service(balancer)
+                    .add_service(router)
+                    .add_service(health);
+                let clients = remote_clients(listener, certificates, places, app);
+                services
+                    .serve_with_incoming_shutdown(clients, stopping)
+                    .await
             }
         };
         if let Err(e) = served {
@@ -137,32 +142,34 @@ impl Listener {
     }
 }
 
-/// Clients that may connect and have a place, until the daemon stops; then the socket's file goes.
-fn clients<S, A>(
-    accept: impl Fn() -> A + Send + Sync + 'static,
+type Clients<S> = ReceiverStream<std::io::Result<Identified<S>>>;
+
+/// Who may connect and has a place, until the daemon stops; then the socket's file goes.
+fn local_clients(
+    socket: ApiSocket,
     places: Places,
     app: Arc<App>,
-) -> ReceiverStream<std::io::Result<Guarded<S>>>
-where
-    S: AsyncRead + AsyncWrite + Send + 'static,
-    A: Future<Output = std::io::Result<S>> + Send,
-{
+    access: Access,
+    gate: Gate,
+) -> Clients<Guarded<UnixStream>> {
     let (sender, receiver) = mpsc::channel(1);
     tokio::spawn(async move {
         let accept = async {
             loop {
-                match accept().await {
-                    Ok(stream) => {
-                        // Without a place the connection is closed.
-                        let Some(place) = places.take() else { continue };
-                        if sender.send(Ok(Guarded::new(stream, place))).await.is_err() {
-                            return;
-                        }
-                    }
+                let (stream, user) = match socket.accept("v1", &access, &gate).await {
+                    Ok(accepted) => accepted,
                     Err(e) => {
-                        tracing::warn!("a v1 client could not be accepted: {e}");
-                        tokio::time::sleep(Duration::from_millis(100)).await;
+                        pause(&e).await;
+                        continue;
                     }
+                };
+                // Without a place the connection is closed.
+                let Some(place) = places.take() else { continue };
+                let stream = Guarded::new(stream, place);
+                let place = stream.place();
+                let client = Identified::new(stream, place, Peer::local(user), None);
+                if sender.send(Ok(client)).await.is_err() {
+                    return;
                 }
             }
         };
@@ -174,34 +181,63 @@ where
     ReceiverStream::new(receiver)
 }
 
-fn mutual_tls(endpoint: &str, tls: &Tls) -> Result<ServerTlsConfig, String> {
-    let (Some(cert), Some(key), Some(ca)) = (&tls.cert, &tls.key, &tls.ca) else {
-        return Err(format!(
-            "--api {endpoint}: TCP is for mutual TLS only, give --tls-cert, --tls-key and --tls-ca (or use unix:PATH)"
-        ));
-    };
-    let read = |path: &Path| {
-        std::fs::read(path).map_err(|e| format!("{} cannot be read: {e}", path.display()))
-    };
-    let config = ServerTlsConfig::new()
-        .identity(Identity::from_pem(read(cert)?, read(key)?))
-        .client_ca_root(Certificate::from_pem(read(ca)?));
-    // Whether the files hold what they should is found out here, not when the first client comes.
-    match Server::builder().tls_config(config.clone()) {
-        Ok(_) => Ok(config),
-        Err(e) => Err(format!(
-            "the TLS files {}, {} and {} cannot be used: {}",
-            cert.display(),
-            key.display(),
-            ca.display(),
-            with_source(&e)
-        )),
-    }
+/// Who has a certificate. A handshake has a place, and a task of its own: who does not go on with
+/// it keeps nobody waiting.
+fn remote_clients(
+    listener: TcpListener,
+    certificates: Arc<Certificates>,
+    places: Places,
+    app: Arc<App>,
+) -> Clients<TlsStream<Guarded<TcpStream>>> {
+    let (sender, receiver) = mpsc::channel(1);
+    tokio::spawn(async move {
+        let accept = async {
+            loop {
+                let (stream, address) = match listener.accept().await {
+                    Ok(accepted) => accepted,
+                    Err(e) => {
+                        pause(&e).await;
+                        continue;
+                    }
+                };
+                let _ = stream.set_nodelay(true);
+                let Some(place) = places.take() else { continue };
+                let (sender, certificates) = (sender.clone(), certificates.clone());
+                tokio::spawn(async move {
+                    match greet(stream, address, place, &certificates).await {
+                        Ok(client) => drop(sender.send(Ok(client)).await),
+                        Err(e) => tracing::debug!("v1: no TLS with {address}: {e}"),
+                    }
+                });
+            }
+        };
+        tokio::select! {
+            () = app.stopping() => (),
+            () = accept => (),
+            () = sender.closed() => (),
+        }
+    });
+    ReceiverStream::new(receiver)
 }
 
-fn with_source(error: &dyn std::error::Error) -> String {
-    match error.source() {
-        Some(source) => format!("{error}: {source}"),
-        None => error.to_string(),
-    }
+async fn greet(
+    stream: TcpStream,
+    address: SocketAddr,
+    place: Place,
+    certificates: &Certificates,
+) -> std::io::Result<Identified<TlsStream<Guarded<TcpStream>>>> {
+    let stream = Guarded::new(stream, place);
+    let place = stream.place();
+    let (stream, names, authority) = certificates.accept(stream).await?;
+    let peer = Peer {
+        who: Who::Certificate { names },
+        address: Some(address.to_string()),
+    };
+    Ok(Identified::new(stream, place, peer, Some(authority)))
+}
+
+/// Out of descriptors, most likely: not to be tried again at once.
+async fn pause(error: &std::io::Error) {
+    tracing::warn!("a v1 client could not be accepted: {error}");
+    tokio::time::sleep(Duration::from_millis(100)).await;
 }

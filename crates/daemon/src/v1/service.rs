@@ -5,11 +5,12 @@ use std::sync::Arc;
 use api::v1;
 use api::v1::butterfly_server::Butterfly;
 use control::model::{GroupId, NicId};
-use control::{Controller, Error, ErrorKind};
+use control::{Error, ErrorKind};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::{convert, declare, observe, overlay, render, uplinks, watch, workers};
+use crate::access::{Caller, Permitted, Refusal, taken};
 use crate::app::App;
 use crate::connections;
 use crate::logging::Level;
@@ -27,45 +28,61 @@ impl Service {
         Service { app }
     }
 
-    /// Runs an operation where it may wait for the worker.
+    /// Runs an operation where it may wait for the worker, for who asks for it.
     async fn operate<T: Send + 'static>(
         &self,
-        operation: impl FnOnce(&App, &mut Controller) -> Result<T, Status> + Send + 'static,
+        caller: Caller,
+        operation: impl FnOnce(&App, &mut Permitted) -> Result<T, Status> + Send + 'static,
     ) -> Answer<T> {
         let app = self.app.clone();
-        let done = tokio::task::spawn_blocking(move || {
-            let mut control = app.control();
+        answer(move || {
+            let mut control = app.operations.control_by(caller.author());
             control.count_request();
+            let mut control = Permitted::new(&mut control, &caller);
             operation(&app, &mut control)
-        });
-        match done.await {
-            Ok(result) => result.map(Response::new),
-            Err(_) => Err(Status::internal(
-                "the request made the daemon panic; its log says where",
-            )),
-        }
+        })
+        .await
     }
 
     /// Runs an operation that needs the controller alone.
     async fn control<T: Send + 'static>(
         &self,
-        operation: impl FnOnce(&mut Controller) -> Result<T, Error> + Send + 'static,
+        caller: Caller,
+        operation: impl FnOnce(&mut Permitted) -> Result<T, Refusal> + Send + 'static,
     ) -> Answer<T> {
-        self.operate(|_, control| operation(control).map_err(refused))
-            .await
+        self.operate(caller, |_, control| {
+            operation(control).map_err(Status::from)
+        })
+        .await
+    }
+}
+
+/// Runs what may wait, and answers with what comes of it.
+pub async fn answer<T: Send + 'static>(
+    operation: impl FnOnce() -> Result<T, Status> + Send + 'static,
+) -> Answer<T> {
+    match tokio::task::spawn_blocking(operation).await {
+        Ok(result) => result.map(Response::new),
+        Err(_) => Err(Status::internal(
+            "the request made the daemon panic; its log says where",
+        )),
     }
 }
 
 /// The sentence as it is, under the code that the .proto states for it.
-pub(super) fn refused(error: Error) -> Status {
+pub fn refused(error: Error) -> Status {
     let message = error.to_string();
     if let Error::DataPlane(_) = error {
         // The worker has ended: so does the daemon.
         return Status::unavailable(message);
     }
+    if let Error::NicDiffers(..) = error {
+        return Status::already_exists(message);
+    }
     match error.kind() {
         ErrorKind::Invalid => Status::invalid_argument(message),
         ErrorKind::NotFound => Status::not_found(message),
+        ErrorKind::Exists => Status::already_exists(message),
         ErrorKind::Quota => Status::resource_exhausted(message),
         ErrorKind::Conflict | ErrorKind::Unavailable => Status::failed_precondition(message),
     }
@@ -76,8 +93,18 @@ fn required<T>(field: Option<T>, name: &str) -> Result<T, Status> {
     field.ok_or_else(|| Status::invalid_argument(format!("the request has no {name}")))
 }
 
+/// The id of a group that an operation makes where there is none.
+fn group_to_make(control: &Permitted, id: &str) -> Result<GroupId, Refusal> {
+    let id = GroupId::new(id)?;
+    // One of that id was made over v0, which takes blanks.
+    if control.group(&id).is_err() {
+        convert::word("group", id.as_str())?;
+    }
+    Ok(id)
+}
+
 /// A group after an operation on it; an empty one where there is none.
-fn group_after(control: &Controller, id: &GroupId) -> v1::Group {
+fn group_after(control: &Permitted, id: &GroupId) -> v1::Group {
     match control.group(id) {
         Ok(group) => render::group(&group),
         Err(_) => render::group(&control::model::Group::new(id.clone())),
@@ -86,8 +113,12 @@ fn group_after(control: &Controller, id: &GroupId) -> v1::Group {
 
 #[tonic::async_trait]
 impl Butterfly for Service {
-    async fn list_nics(&self, _: Request<v1::ListNicsRequest>) -> Answer<v1::ListNicsResponse> {
-        self.control(|control| {
+    async fn list_nics(
+        &self,
+        request: Request<v1::ListNicsRequest>,
+    ) -> Answer<v1::ListNicsResponse> {
+        let (caller, _) = taken(request)?;
+        self.control(caller, |control| {
             let nics = control
                 .nics()
                 .map(|status| render::nic_status(&status))
@@ -98,23 +129,32 @@ impl Butterfly for Service {
     }
 
     async fn get_nic(&self, request: Request<v1::GetNicRequest>) -> Answer<v1::NicStatus> {
-        let id = request.into_inner().id;
-        self.control(move |control| Ok(render::nic_status(&control.nic(&NicId::new(&id)?)?)))
-            .await
+        let (caller, request) = taken(request)?;
+        let id = request.id;
+        self.control(caller, move |control| {
+            Ok(render::nic_status(&control.nic(&NicId::new(&id)?)?))
+        })
+        .await
     }
 
     async fn put_nic(&self, request: Request<v1::PutNicRequest>) -> Answer<v1::NicStatus> {
-        let nic = required(request.into_inner().nic, "nic")?;
-        self.control(move |control| {
+        let (caller, request) = taken(request)?;
+        let (nic, create_only) = (required(request.nic, "nic")?, request.create_only);
+        self.control(caller, move |control| {
             let nic = convert::nic(nic, control.settings())?;
-            Ok(render::nic_status(&control.put_nic(nic)?))
+            let status = match create_only {
+                true => control.create_nic(nic)?,
+                false => control.put_nic(nic)?,
+            };
+            Ok(render::nic_status(&status))
         })
         .await
     }
 
     async fn update_nic(&self, request: Request<v1::UpdateNicRequest>) -> Answer<v1::NicStatus> {
-        let update = request.into_inner();
-        self.control(move |control| {
+        let (caller, request) = taken(request)?;
+        let update = request;
+        self.control(caller, move |control| {
             let (id, update) = convert::nic_update(update)?;
             Ok(render::nic_status(&control.update_nic(&id, update)?))
         })
@@ -125,8 +165,9 @@ impl Butterfly for Service {
         &self,
         request: Request<v1::DeleteNicRequest>,
     ) -> Answer<v1::DeleteNicResponse> {
-        let id = request.into_inner().id;
-        self.control(move |control| {
+        let (caller, request) = taken(request)?;
+        let id = request.id;
+        self.control(caller, move |control| {
             control.delete_nic(&NicId::new(&id)?)?;
             Ok(v1::DeleteNicResponse {})
         })
@@ -137,16 +178,20 @@ impl Butterfly for Service {
         &self,
         request: Request<v1::GetNicStatsRequest>,
     ) -> Answer<v1::NicStats> {
-        let id = request.into_inner().id;
-        self.control(move |control| observe::nic_stats(control, &NicId::new(&id)?))
-            .await
+        let (caller, request) = taken(request)?;
+        let id = request.id;
+        self.control(caller, move |control| {
+            observe::nic_stats(control, &NicId::new(&id)?)
+        })
+        .await
     }
 
     async fn list_nic_stats(
         &self,
-        _: Request<v1::ListNicStatsRequest>,
+        request: Request<v1::ListNicStatsRequest>,
     ) -> Answer<v1::ListNicStatsResponse> {
-        self.control(|control| observe::all_nic_stats(control))
+        let (caller, _) = taken(request)?;
+        self.control(caller, |control| observe::all_nic_stats(control))
             .await
     }
 
@@ -154,11 +199,10 @@ impl Butterfly for Service {
         &self,
         request: Request<v1::GetNicQueuesRequest>,
     ) -> Answer<v1::NicQueues> {
-        let id = request.into_inner().id;
-        self.operate(move |app, control| {
-            let nic = NicId::new(&id)
-                .and_then(|id| control.nic(&id))
-                .map_err(refused)?;
+        let (caller, request) = taken(request)?;
+        let id = request.id;
+        self.operate(caller, move |app, control| {
+            let nic = control.nic(&NicId::new(&id).map_err(refused)?)?;
             workers::queues(app, &nic)
         })
         .await
@@ -168,8 +212,9 @@ impl Butterfly for Service {
         &self,
         request: Request<v1::ExportNicRequest>,
     ) -> Answer<v1::ExportNicResponse> {
-        let id = request.into_inner().id;
-        self.control(move |control| {
+        let (caller, request) = taken(request)?;
+        let id = request.id;
+        self.control(caller, move |control| {
             let state = connections::export(control, &NicId::new(&id)?)?;
             Ok(v1::ExportNicResponse { state })
         })
@@ -180,8 +225,8 @@ impl Butterfly for Service {
         &self,
         request: Request<v1::ImportNicRequest>,
     ) -> Answer<v1::ImportNicResponse> {
-        let request = request.into_inner();
-        self.control(move |control| {
+        let (caller, request) = taken(request)?;
+        self.control(caller, move |control| {
             let flows = connections::import(control, &NicId::new(&request.id)?, &request.state)?;
             Ok(v1::ImportNicResponse {
                 flows: flows as u64,
@@ -192,9 +237,10 @@ impl Butterfly for Service {
 
     async fn list_groups(
         &self,
-        _: Request<v1::ListGroupsRequest>,
+        request: Request<v1::ListGroupsRequest>,
     ) -> Answer<v1::ListGroupsResponse> {
-        self.control(|control| {
+        let (caller, _) = taken(request)?;
+        self.control(caller, |control| {
             let groups = control
                 .groups()
                 .map(|group| render::group(&group))
@@ -205,16 +251,20 @@ impl Butterfly for Service {
     }
 
     async fn get_group(&self, request: Request<v1::GetGroupRequest>) -> Answer<v1::Group> {
-        let id = request.into_inner().id;
-        self.control(move |control| Ok(render::group(&*control.group(&GroupId::new(&id)?)?)))
-            .await
+        let (caller, request) = taken(request)?;
+        let id = request.id;
+        self.control(caller, move |control| {
+            Ok(render::group(&*control.group(&GroupId::new(&id)?)?))
+        })
+        .await
     }
 
     async fn put_group(&self, request: Request<v1::PutGroupRequest>) -> Answer<v1::Group> {
-        let group = required(request.into_inner().group, "group")?;
-        self.control(move |control| {
+        let (caller, request) = taken(request)?;
+        let group = required(request.group, "group")?;
+        self.control(caller, move |control| {
             let group = convert::group(group)?;
-            let id = group.id.clone();
+            let id = group_to_make(control, group.id.as_str())?;
             control.put_group(group)?;
             Ok(group_after(control, &id))
         })
@@ -222,9 +272,10 @@ impl Butterfly for Service {
     }
 
     async fn update_group(&self, request: Request<v1::UpdateGroupRequest>) -> Answer<v1::Group> {
-        let update = request.into_inner();
-        self.control(move |control| {
-            let id = GroupId::new(&update.id)?;
+        let (caller, request) = taken(request)?;
+        let update = request;
+        self.control(caller, move |control| {
+            let id = group_to_make(control, &update.id)?;
             let removal = update
                 .removal
                 .map(|number| convert::removal(&id, number))
@@ -239,8 +290,9 @@ impl Butterfly for Service {
         &self,
         request: Request<v1::DeleteGroupRequest>,
     ) -> Answer<v1::DeleteGroupResponse> {
-        let id = request.into_inner().id;
-        self.control(move |control| {
+        let (caller, request) = taken(request)?;
+        let id = request.id;
+        self.control(caller, move |control| {
             control.delete_group(&GroupId::new(&id)?)?;
             Ok(v1::DeleteGroupResponse {})
         })
@@ -248,10 +300,10 @@ impl Butterfly for Service {
     }
 
     async fn add_rule(&self, request: Request<v1::RuleRequest>) -> Answer<v1::Group> {
-        let request = request.into_inner();
+        let (caller, request) = taken(request)?;
         let rule = required(request.rule, "rule")?;
-        self.control(move |control| {
-            let id = GroupId::new(&request.group)?;
+        self.control(caller, move |control| {
+            let id = group_to_make(control, &request.group)?;
             control.add_rule(&id, convert::rule(&rule)?)?;
             Ok(group_after(control, &id))
         })
@@ -259,9 +311,9 @@ impl Butterfly for Service {
     }
 
     async fn delete_rule(&self, request: Request<v1::RuleRequest>) -> Answer<v1::Group> {
-        let request = request.into_inner();
+        let (caller, request) = taken(request)?;
         let rule = required(request.rule, "rule")?;
-        self.control(move |control| {
+        self.control(caller, move |control| {
             let id = GroupId::new(&request.group)?;
             control.delete_rule(&id, &convert::rule(&rule)?)?;
             Ok(group_after(control, &id))
@@ -270,9 +322,9 @@ impl Butterfly for Service {
     }
 
     async fn add_member(&self, request: Request<v1::MemberRequest>) -> Answer<v1::Group> {
-        let request = request.into_inner();
-        self.control(move |control| {
-            let id = GroupId::new(&request.group)?;
+        let (caller, request) = taken(request)?;
+        self.control(caller, move |control| {
+            let id = group_to_make(control, &request.group)?;
             control.add_member(&id, convert::member(&request.group, &request.member)?)?;
             Ok(group_after(control, &id))
         })
@@ -280,8 +332,8 @@ impl Butterfly for Service {
     }
 
     async fn delete_member(&self, request: Request<v1::MemberRequest>) -> Answer<v1::Group> {
-        let request = request.into_inner();
-        self.control(move |control| {
+        let (caller, request) = taken(request)?;
+        self.control(caller, move |control| {
             let id = GroupId::new(&request.group)?;
             control.delete_member(&id, convert::member(&request.group, &request.member)?)?;
             Ok(group_after(control, &id))
@@ -291,68 +343,86 @@ impl Butterfly for Service {
 
     async fn list_endpoints(
         &self,
-        _: Request<v1::ListEndpointsRequest>,
+        request: Request<v1::ListEndpointsRequest>,
     ) -> Answer<v1::ListEndpointsResponse> {
-        self.control(|control| Ok(overlay::endpoints(control)))
-            .await
+        let (caller, _) = taken(request)?;
+        self.control(caller, overlay::endpoints).await
     }
 
     async fn put_endpoint(
         &self,
         request: Request<v1::PutEndpointRequest>,
     ) -> Answer<v1::EndpointStatus> {
-        let endpoint = required(request.into_inner().endpoint, "endpoint")?;
-        self.control(move |control| overlay::put_endpoint(control, endpoint))
-            .await
+        let (caller, request) = taken(request)?;
+        let endpoint = required(request.endpoint, "endpoint")?;
+        self.control(caller, move |control| {
+            overlay::put_endpoint(control, endpoint)
+        })
+        .await
     }
 
     async fn update_endpoint(
         &self,
         request: Request<v1::UpdateEndpointRequest>,
     ) -> Answer<v1::EndpointStatus> {
-        self.control(move |control| overlay::update_endpoint(control, request.into_inner()))
-            .await
+        let (caller, request) = taken(request)?;
+        self.control(caller, move |control| {
+            overlay::update_endpoint(control, request)
+        })
+        .await
     }
 
     async fn delete_endpoint(
         &self,
         request: Request<v1::DeleteEndpointRequest>,
     ) -> Answer<v1::DeleteEndpointResponse> {
-        self.control(move |control| overlay::delete_endpoint(control, request.get_ref()))
-            .await
+        let (caller, request) = taken(request)?;
+        self.control(caller, move |control| {
+            overlay::delete_endpoint(control, &request)
+        })
+        .await
     }
 
     type ListNetworksStream = overlay::Items<v1::NetworkStatus>;
 
     async fn list_networks(
         &self,
-        _: Request<v1::ListNetworksRequest>,
+        request: Request<v1::ListNetworksRequest>,
     ) -> Answer<Self::ListNetworksStream> {
-        self.control(|control| Ok(overlay::networks(control))).await
+        let (caller, _) = taken(request)?;
+        self.control(caller, |control| Ok(overlay::networks(control)))
+            .await
     }
 
     async fn get_network(
         &self,
         request: Request<v1::GetNetworkRequest>,
     ) -> Answer<v1::NetworkStatus> {
-        self.operate(move |app, control| overlay::network(app, control, request.get_ref().vni))
-            .await
+        let (caller, request) = taken(request)?;
+        self.operate(caller, move |app, control| {
+            overlay::network(app, control, request.vni)
+        })
+        .await
     }
 
     async fn put_network(
         &self,
         request: Request<v1::PutNetworkRequest>,
     ) -> Answer<v1::NetworkStatus> {
-        let network = required(request.into_inner().network, "network")?;
-        self.control(move |control| overlay::put_network(control, network))
-            .await
+        let (caller, request) = taken(request)?;
+        let network = required(request.network, "network")?;
+        self.control(caller, move |control| {
+            overlay::put_network(control, network)
+        })
+        .await
     }
 
     async fn list_uplinks(
         &self,
-        _: Request<v1::ListUplinksRequest>,
+        request: Request<v1::ListUplinksRequest>,
     ) -> Answer<v1::ListUplinksResponse> {
-        self.operate(|app, _| Ok(uplinks::list(app))).await
+        let (caller, _) = taken(request)?;
+        self.operate(caller, |app, _| Ok(uplinks::list(app))).await
     }
 
     type ListBindingsStream = overlay::Items<v1::Binding>;
@@ -361,12 +431,14 @@ impl Butterfly for Service {
         &self,
         request: Request<v1::ListBindingsRequest>,
     ) -> Answer<Self::ListBindingsStream> {
-        self.control(move |control| overlay::bindings(control, request.get_ref()))
+        let (caller, request) = taken(request)?;
+        self.control(caller, move |control| overlay::bindings(control, &request))
             .await
     }
 
     async fn get_binding(&self, request: Request<v1::BindingKey>) -> Answer<v1::Binding> {
-        self.control(move |control| overlay::binding(control, request.get_ref()))
+        let (caller, request) = taken(request)?;
+        self.control(caller, move |control| overlay::binding(control, &request))
             .await
     }
 
@@ -374,66 +446,85 @@ impl Butterfly for Service {
         &self,
         request: Request<v1::PutBindingsRequest>,
     ) -> Answer<v1::BindingsResponse> {
-        self.control(move |control| overlay::put_bindings(control, request.get_ref()))
-            .await
+        let (caller, request) = taken(request)?;
+        self.control(caller, move |control| {
+            overlay::put_bindings(control, &request)
+        })
+        .await
     }
 
     async fn delete_bindings(
         &self,
         request: Request<v1::DeleteBindingsRequest>,
     ) -> Answer<v1::BindingsResponse> {
-        self.control(move |control| overlay::delete_bindings(control, request.get_ref()))
-            .await
+        let (caller, request) = taken(request)?;
+        self.control(caller, move |control| {
+            overlay::delete_bindings(control, &request)
+        })
+        .await
     }
 
     async fn set_bindings(
         &self,
         request: Request<v1::SetBindingsRequest>,
     ) -> Answer<v1::BindingsResponse> {
-        self.control(move |control| overlay::set_bindings(control, request.get_ref()))
-            .await
+        let (caller, request) = taken(request)?;
+        self.control(caller, move |control| {
+            overlay::set_bindings(control, &request)
+        })
+        .await
     }
 
-    async fn get_config(&self, _: Request<v1::GetConfigRequest>) -> Answer<v1::Config> {
-        self.operate(|app, control| declare::config(app, control))
+    async fn get_config(&self, request: Request<v1::GetConfigRequest>) -> Answer<v1::Config> {
+        let (caller, _) = taken(request)?;
+        self.control(caller, |control| Ok(declare::config(control)))
             .await
     }
 
     async fn apply(&self, request: Request<v1::ApplyRequest>) -> Answer<v1::ApplyResponse> {
-        let request = request.into_inner();
+        let (caller, request) = taken(request)?;
         // An absent configuration would delete everything: that is said with an empty one.
         let config = required(request.config, "config")?;
-        self.operate(move |app, control| declare::apply(app, control, config, request.dry_run))
-            .await
+        self.control(caller, move |control| {
+            declare::apply(control, config, request.dry_run)
+        })
+        .await
     }
 
     type WatchStream = ReceiverStream<Result<v1::Event, Status>>;
 
     async fn watch(&self, request: Request<v1::WatchRequest>) -> Answer<Self::WatchStream> {
-        let events = watch::stream(self.app.clone(), request.into_inner());
+        let (caller, request) = taken(request)?;
+        let events = watch::stream(self.app.clone(), caller, request);
         Ok(Response::new(ReceiverStream::new(events)))
     }
 
-    async fn get_status(&self, _: Request<v1::GetStatusRequest>) -> Answer<v1::Status> {
+    async fn get_status(&self, request: Request<v1::GetStatusRequest>) -> Answer<v1::Status> {
+        let (caller, _) = taken(request)?;
         let router = self.app.router.summary().await;
-        self.operate(move |app, control| observe::status(app, control, router))
-            .await
+        self.operate(caller, move |app, control| {
+            observe::status(app, control, router)
+        })
+        .await
     }
 
     async fn list_workers(
         &self,
-        _: Request<v1::ListWorkersRequest>,
+        request: Request<v1::ListWorkersRequest>,
     ) -> Answer<v1::ListWorkersResponse> {
-        self.operate(|app, control| workers::list(&app.workers, control))
-            .await
+        let (caller, _) = taken(request)?;
+        self.operate(caller, |app, control| {
+            workers::list(&app.workers, control.whole()?)
+        })
+        .await
     }
 
     async fn list_drops(
         &self,
         request: Request<v1::ListDropsRequest>,
     ) -> Answer<v1::ListDropsResponse> {
-        let request = request.into_inner();
-        self.control(move |control| observe::drops(control, &request))
+        let (caller, request) = taken(request)?;
+        self.control(caller, move |control| observe::drops(control, &request))
             .await
     }
 
@@ -441,8 +532,9 @@ impl Butterfly for Service {
         &self,
         request: Request<v1::ListRuleCountersRequest>,
     ) -> Answer<v1::ListRuleCountersResponse> {
-        let group = request.into_inner().group;
-        self.control(move |control| {
+        let (caller, request) = taken(request)?;
+        let group = request.group;
+        self.control(caller, move |control| {
             Ok(v1::ListRuleCountersResponse {
                 counters: observe::rule_counters(control, &group)?,
             })
@@ -456,8 +548,9 @@ impl Butterfly for Service {
         &self,
         request: Request<v1::ListFlowsRequest>,
     ) -> Answer<Self::ListFlowsStream> {
-        let nic = request.into_inner().nic;
-        self.control(move |control| {
+        let (caller, request) = taken(request)?;
+        let nic = request.nic;
+        self.control(caller, move |control| {
             let flows: Vec<_> = observe::flows(control, &nic)?.into_iter().map(Ok).collect();
             Ok(tokio_stream::iter(flows))
         })
@@ -468,16 +561,26 @@ impl Butterfly for Service {
         &self,
         request: Request<v1::SetLogLevelRequest>,
     ) -> Answer<v1::SetLogLevelResponse> {
-        let level: Level = request
-            .into_inner()
-            .level
-            .parse()
-            .map_err(Status::invalid_argument)?;
+        let (_, request) = taken(request)?;
+        let level: Level = request.level.parse().map_err(Status::invalid_argument)?;
         self.app.operations.log.set(level);
         Ok(Response::new(v1::SetLogLevelResponse {}))
     }
 
-    async fn shutdown(&self, _: Request<v1::ShutdownRequest>) -> Answer<v1::ShutdownResponse> {
+    async fn reload(&self, request: Request<v1::ReloadRequest>) -> Answer<v1::ReloadResponse> {
+        taken(request)?;
+        let app = self.app.clone();
+        let read = tokio::task::spawn_blocking(move || app.reload.now()).await;
+        let read = read.map_err(|_| Status::internal("reading the files panicked"))?;
+        let read = read.map_err(Status::failed_precondition)?;
+        Ok(Response::new(v1::ReloadResponse { read }))
+    }
+
+    async fn shutdown(
+        &self,
+        request: Request<v1::ShutdownRequest>,
+    ) -> Answer<v1::ShutdownResponse> {
+        taken(request)?;
         tracing::info!("asked to stop through the v1 API");
         self.app.stop();
         Ok(Response::new(v1::ShutdownResponse {}))

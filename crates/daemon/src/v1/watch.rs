@@ -1,9 +1,11 @@
 //! The stream of events: what is now, if asked for, and then every change.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use api::v1;
 use api::v1::event::Kind;
+use control::model::NicId;
 use control::{Event, EventKind};
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 use tokio::sync::mpsc;
@@ -11,43 +13,56 @@ use tokio::task::block_in_place;
 use tonic::Status;
 
 use super::render;
+use crate::access::{Caller, Permitted};
 use crate::app::App;
 use crate::events;
 
 /// A stream that lives as long as the reader and the daemon.
 pub fn stream(
     app: Arc<App>,
+    caller: Caller,
     request: v1::WatchRequest,
 ) -> mpsc::Receiver<Result<v1::Event, Status>> {
-    events::stream(app.clone(), |sender| forward(app, request, sender))
+    events::stream(app.clone(), |sender| forward(app, caller, request, sender))
 }
 
 type Sender = mpsc::Sender<Result<v1::Event, Status>>;
 
 /// Ends with the reader.
-async fn forward(app: Arc<App>, request: v1::WatchRequest, sender: Sender) -> Option<()> {
+async fn forward(
+    app: Arc<App>,
+    caller: Caller,
+    request: v1::WatchRequest,
+    sender: Sender,
+) -> Option<()> {
     // One lock for both, so that no change falls between the snapshot and the events behind it.
-    let (snapshot, mut events) = block_in_place(|| {
+    let (snapshot, mut events, mut seen) = block_in_place(|| {
         let mut control = app.control();
         control.count_request();
+        let control = Permitted::new(&mut control, &caller);
         let snapshot = if request.snapshot {
             snapshot(&control)
         } else {
             vec![]
         };
-        (snapshot, control.subscribe())
+        // Who sees all needs no list of what it sees.
+        let seen = match control.sees_all() {
+            true => BTreeSet::new(),
+            false => control.nic_ids().into_iter().collect(),
+        };
+        (snapshot, control.subscribe(), seen)
     });
     for event in snapshot {
         sender.send(Ok(event)).await.ok()?;
     }
     loop {
-        if let Some(event) = next(&app, &mut events).await? {
+        if let Some(event) = next(&app, &caller, &mut seen, &mut events).await? {
             sender.send(Ok(event)).await.ok()?;
         }
     }
 }
 
-fn snapshot(control: &control::Controller) -> Vec<v1::Event> {
+fn snapshot(control: &Permitted) -> Vec<v1::Event> {
     let epoch = control.status().epoch;
     let groups = control
         .groups()
@@ -55,15 +70,15 @@ fn snapshot(control: &control::Controller) -> Vec<v1::Event> {
     let nics = control
         .nics()
         .map(|status| Kind::NicChanged(render::nic_status(&status)));
-    let endpoints = control
-        .endpoints()
-        .map(|status| Kind::EndpointChanged(render::endpoint_status(&status)));
+    let endpoints = control.unlimited().into_iter().flat_map(|all| {
+        all.endpoints()
+            .map(|status| Kind::EndpointChanged(render::endpoint_status(&status)))
+    });
     let said = control
         .networks_said()
         .map(|options| Kind::NetworkChanged(render::network(options)));
-    let bindings = control
-        .bindings(None, None)
-        .map(|binding| Kind::BindingChanged(render::binding(&binding)));
+    let bindings = control.bindings(None, None).into_iter().flatten();
+    let bindings = bindings.map(|binding| Kind::BindingChanged(render::binding(&binding)));
     let end = std::iter::once(Kind::SnapshotEnd(v1::SnapshotEnd {}));
     groups
         .chain(nics)
@@ -75,12 +90,22 @@ fn snapshot(control: &control::Controller) -> Vec<v1::Event> {
         .collect()
 }
 
-/// The next event; `Some(None)` for one whose subject is gone again: its own event follows.
-async fn next(app: &App, events: &mut Receiver<Event>) -> Option<Option<v1::Event>> {
+/// The next event; `Some(None)` for one whose subject is gone again: its own event follows; and for
+/// one that is not this caller's to see.
+async fn next(
+    app: &App,
+    caller: &Caller,
+    seen: &mut BTreeSet<NicId>,
+    events: &mut Receiver<Event>,
+) -> Option<Option<v1::Event>> {
     match events.recv().await {
         Ok(next) => {
-            let (epoch, sequence) = (next.epoch, next.sequence);
-            Some(kind(app, next.kind).map(|kind| event(epoch, sequence, kind)))
+            let (epoch, sequence) = (next.epoch, next.number);
+            let kind = block_in_place(|| {
+                let mut control = app.control();
+                kind(&Permitted::new(&mut control, caller), seen, next.kind)
+            });
+            Some(kind.map(|kind| event(epoch, sequence, kind)))
         }
         Err(RecvError::Lagged(missed)) => {
             Some(Some(event(0, 0, Kind::Lagged(v1::Lagged { missed }))))
@@ -89,14 +114,29 @@ async fn next(app: &App, events: &mut Receiver<Event>) -> Option<Option<v1::Even
     }
 }
 
-fn kind(app: &App, kind: EventKind) -> Option<Kind> {
+/// `seen` has the NICs that a caller of a part knows of: one that goes, or comes into another
+/// network, can be asked no more whether it was the caller's.
+fn kind(control: &Permitted, seen: &mut BTreeSet<NicId>, kind: EventKind) -> Option<Kind> {
+    let all = control.sees_all();
     Some(match kind {
-        EventKind::NicAdded(id) | EventKind::NicChanged(id, _) => {
-            let status = block_in_place(|| app.control().nic(&id)).ok()?;
-            Kind::NicChanged(render::nic_status(&status))
-        }
-        EventKind::NicRemoved(id) => Kind::NicDeleted(id.to_string()),
+        EventKind::NicAdded(id) | EventKind::NicChanged(id, _) => match control.nic(&id) {
+            Ok(status) => {
+                if !all {
+                    seen.insert(id);
+                }
+                Kind::NicChanged(render::nic_status(&status))
+            }
+            Err(_) if seen.remove(&id) => Kind::NicDeleted(id.to_string()),
+            Err(_) => return None,
+        },
+        EventKind::NicRemoved(id) => match all || seen.remove(&id) {
+            true => Kind::NicDeleted(id.to_string()),
+            false => return None,
+        },
         EventKind::NicState(id, state) => {
+            if !all && !seen.contains(&id) {
+                return None;
+            }
             let (state, detail) = render::port_state(&state);
             Kind::PortChanged(v1::PortChanged {
                 nic: id.to_string(),
@@ -105,27 +145,43 @@ fn kind(app: &App, kind: EventKind) -> Option<Kind> {
             })
         }
         EventKind::GroupAdded(id) | EventKind::GroupChanged(id, _) => {
-            let group = block_in_place(|| app.control().group(&id)).ok()?;
-            Kind::GroupChanged(render::group(&group))
+            Kind::GroupChanged(render::group(&*control.group(&id).ok()?))
         }
-        EventKind::GroupRemoved(id) => Kind::GroupDeleted(id.to_string()),
+        EventKind::GroupRemoved(id) => match control.sees_group(&id) {
+            true => Kind::GroupDeleted(id.to_string()),
+            false => return None,
+        },
         EventKind::EndpointChanged(address) => {
-            let status = block_in_place(|| app.control().endpoint(address)).ok()?;
+            let status = control.unlimited()?.endpoint(address).ok()?;
             Kind::EndpointChanged(render::endpoint_status(&status))
         }
-        EventKind::EndpointRemoved(address) => Kind::EndpointDeleted(address.to_string()),
+        EventKind::EndpointRemoved(address) => {
+            control.unlimited()?;
+            Kind::EndpointDeleted(address.to_string())
+        }
         EventKind::NetworkChanged(vni) => {
-            let status = block_in_place(|| app.control().network(vni));
+            let status = control.network(vni).ok()?;
             Kind::NetworkChanged(render::network(&status.options))
         }
         EventKind::BindingChanged(key) => {
-            let binding = block_in_place(|| app.control().binding(key)).ok()?;
-            Kind::BindingChanged(render::binding(&binding))
+            Kind::BindingChanged(render::binding(&control.binding(key).ok()?))
         }
-        EventKind::BindingRemoved(key) => Kind::BindingDeleted(render::binding_key(key)),
+        EventKind::BindingRemoved(key) => match control.sees_network(key.0) {
+            true => Kind::BindingDeleted(render::binding_key(key)),
+            false => return None,
+        },
         EventKind::BindingsChanged(count) => Kind::BindingsChanged(v1::BindingsChanged {
             count: count as u64,
         }),
+        // Told by WatchBalancer and WatchRouter.
+        EventKind::ServiceChanged(_)
+        | EventKind::ServiceRemoved(_)
+        | EventKind::ServerHealth { .. }
+        | EventKind::InService { .. }
+        | EventKind::Address { .. }
+        | EventKind::InterfaceChanged(..)
+        | EventKind::InterfaceRemoved(..)
+        | EventKind::InterfaceState(..) => return None,
     })
 }
 

@@ -1,6 +1,8 @@
 //! A daemon of a test's own: a temporary directory, endpoints in it, and clients of both APIs.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub mod certificates;
+
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -175,9 +177,7 @@ impl Daemon {
 
     /// A v0 client.
     pub async fn v0(&self) -> V0 {
-        let mut socket = zeromq::ReqSocket::new();
-        within(socket.connect(&self.v0)).await.unwrap();
-        V0 { socket }
+        connect_v0(&self.v0).await
     }
 
     /// A v1 client.
@@ -198,6 +198,13 @@ pub fn files(dir: &Path) -> Vec<String> {
     names
 }
 
+/// A v0 client of an endpoint.
+pub async fn connect_v0(endpoint: &str) -> V0 {
+    let mut socket = zeromq::ReqSocket::new();
+    within(socket.connect(endpoint)).await.unwrap();
+    V0 { socket }
+}
+
 /// A REQ socket.
 pub struct V0 {
     socket: zeromq::ReqSocket,
@@ -206,10 +213,16 @@ pub struct V0 {
 impl V0 {
     /// One request frame, one reply frame.
     pub async fn ask(&mut self, request: Vec<u8>) -> Vec<u8> {
-        within(self.socket.send(request.into())).await.unwrap();
-        let reply = within(self.socket.recv()).await.unwrap();
+        let reply = self.ask_or_end(request).await;
+        reply.expect("the daemon answers")
+    }
+
+    /// As [`ask`](V0::ask); none where the daemon ends the connection instead of answering.
+    pub async fn ask_or_end(&mut self, request: Vec<u8>) -> Option<Vec<u8>> {
+        within(self.socket.send(request.into())).await.ok()?;
+        let reply = within(self.socket.recv()).await.ok()?;
         assert_eq!(reply.len(), 1, "a reply is one frame");
-        reply.get(0).unwrap().to_vec()
+        Some(reply.get(0).unwrap().to_vec())
     }
 
     /// In text format, clear.

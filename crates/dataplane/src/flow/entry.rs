@@ -12,7 +12,7 @@ use super::cell::{U8, U16, U32, U64};
 use super::info::{FlowState, TcpWindows};
 use super::key::{Key, Side};
 use super::timeouts::SHORTEST_SECS;
-use crate::snapshot::{PortSlot, RuleSlot};
+use crate::ids::{PortSlot, RuleSlot};
 
 /// Index of a flow in the table.
 pub(crate) type FlowId = u32;

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::snapshot::{PortUid, RuleSlot};
+use crate::ids::{PortUid, RuleSlot};
 
 /// One end of a flow.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

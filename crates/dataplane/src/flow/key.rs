@@ -14,7 +14,7 @@ use wire::parse::protocol::{ICMP, ICMPV6, TCP, UDP};
 use wire::parse::{IpPacket, L4, Plain, Quoted, QuotedL4};
 
 use super::info::Endpoint;
-use crate::snapshot::PortUid;
+use crate::ids::PortUid;
 
 /// Which end of a key: 0 is the one with the smaller uid.
 pub(crate) type Side = usize;

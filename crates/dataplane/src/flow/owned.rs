@@ -20,7 +20,7 @@ use super::info::FlowState;
 use super::key::{Key, Side};
 use super::table::FlowTable;
 use crate::drop_reason::DropReason;
-use crate::snapshot::PortSlot;
+use crate::ids::PortSlot;
 
 /// A settled flow can be given up for a new one of the same NIC when it was idle for this long.
 pub(crate) const IDLE_ENOUGH_MS: u32 = 60_000;

@@ -26,7 +26,7 @@ use super::index::{self, Index};
 use super::key::Key;
 use super::spare::Spare;
 use super::turns::Turns;
-use crate::counters::MAX_PORTS;
+use crate::ids::MAX_PORTS;
 
 /// Entries that are taken from the never used ones at once.
 const BLOCK: u32 = 32;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
-use crate::snapshot::{PortSlot, PortUid};
+use crate::ids::{PortSlot, PortUid};
 
 const TCP: u8 = 6;
 

@@ -10,7 +10,8 @@ use super::owned::Flows;
 use super::tcp::{self, Segment, Step};
 use super::timeouts::timeout_secs;
 use crate::drop_reason::DropReason;
-use crate::snapshot::{PortSlot, Timeouts};
+use crate::ids::PortSlot;
+use crate::snapshot::Timeouts;
 
 /// SCTP chunk types that matter here (RFC 9260, section 3.2).
 mod chunk {

@@ -21,7 +21,7 @@ use datagram::{Begun, Datagram};
 pub(crate) use datagram::{Lent, Piece};
 
 use crate::drop_reason::DropReason;
-use crate::snapshot::{PortSlot, PortUid};
+use crate::ids::{PortSlot, PortUid};
 
 /// How long a first fragment is remembered.
 const REMEMBER_MS: u32 = 30_000;

@@ -19,7 +19,8 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use wire::parse::protocol::{ICMP, ICMPV6};
 
-use crate::snapshot::{Group, GroupIdx, RuleSlot};
+use crate::address_set::AddressSet;
+use crate::ids::{GroupIdx, RuleSlot};
 use peers::PeerSet;
 use ranges::Ranges;
 
@@ -101,6 +102,12 @@ struct Side {
     ranges: Map<u16, Ranges>,
 }
 
+/// Whom groups stand for, asked for rules whose peer is a group.
+pub trait GroupMembers {
+    /// The members of a group; `None` when there is no such group, which matches nobody.
+    fn members(&self, group: GroupIdx) -> Option<&AddressSet>;
+}
+
 /// Stands for "every protocol" where a protocol number is a key.
 const EVERY: u16 = 256;
 
@@ -141,7 +148,7 @@ impl RuleSet {
     /// A rule that allows what is asked. `groups` are the snapshot's, for rules whose peer is a
     /// group.
     #[inline]
-    pub fn decide(&self, asked: &Asked, groups: &[Option<Arc<Group>>]) -> Option<RuleSlot> {
+    pub fn decide(&self, asked: &Asked, groups: &(impl GroupMembers + ?Sized)) -> Option<RuleSlot> {
         match asked.direction {
             Direction::Ingress => self.compiled.ingress.find(asked, groups),
             Direction::Egress => self.compiled.egress.find(asked, groups),
@@ -170,7 +177,7 @@ impl Side {
         peers.add(&rule.peer, rule.slot);
     }
 
-    fn find(&self, asked: &Asked, groups: &[Option<Arc<Group>>]) -> Option<RuleSlot> {
+    fn find(&self, asked: &Asked, groups: &(impl GroupMembers + ?Sized)) -> Option<RuleSlot> {
         if let found @ Some(_) = self.everything.find(&asked.peer, groups) {
             return found;
         }
@@ -197,7 +204,7 @@ impl Side {
         &self,
         protocol: u16,
         asked: &Asked,
-        groups: &[Option<Arc<Group>>],
+        groups: &(impl GroupMembers + ?Sized),
     ) -> Option<RuleSlot> {
         let selector = asked.selector?;
         self.exact

@@ -2,10 +2,9 @@
 //! groups.
 
 use std::net::IpAddr;
-use std::sync::Arc;
 
-use super::{Map, Peer};
-use crate::snapshot::{Group, GroupIdx, RuleSlot};
+use super::{GroupMembers, Map, Peer};
+use crate::ids::{GroupIdx, RuleSlot};
 
 /// The peers of all rules that say the same of protocol and port.
 #[derive(Clone, Default)]
@@ -45,7 +44,11 @@ impl PeerSet {
 
     /// The rule that allows `address`. A group that does not exist matches nobody.
     #[inline]
-    pub(super) fn find(&self, address: &IpAddr, groups: &[Option<Arc<Group>>]) -> Option<RuleSlot> {
+    pub(super) fn find(
+        &self,
+        address: &IpAddr,
+        groups: &(impl GroupMembers + ?Sized),
+    ) -> Option<RuleSlot> {
         if self.any.is_some() {
             return self.any;
         }
@@ -55,8 +58,7 @@ impl PeerSet {
         };
         network.or_else(|| {
             self.groups.iter().find_map(|(group, slot)| {
-                let members = &groups.get(group.0 as usize)?.as_ref()?.members;
-                members.contains(address).then_some(*slot)
+                groups.members(*group)?.contains(address).then_some(*slot)
             })
         })
     }

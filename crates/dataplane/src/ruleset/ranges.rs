@@ -1,10 +1,10 @@
 //! Port ranges: an interval tree in an array, each different range once.
 
 use std::net::IpAddr;
-use std::sync::Arc;
 
+use super::GroupMembers;
 use super::peers::PeerSet;
-use crate::snapshot::{Group, RuleSlot};
+use crate::ids::RuleSlot;
 
 /// The ranges of one protocol. Sorted by where they start; the middle of a part is the root of its
 /// subtree.
@@ -61,13 +61,13 @@ impl Ranges {
         &self,
         selector: u16,
         address: &IpAddr,
-        groups: &[Option<Arc<Group>>],
+        groups: &(impl GroupMembers + ?Sized),
     ) -> Option<RuleSlot> {
         fn search(
             nodes: &[Node],
             selector: u16,
             address: &IpAddr,
-            groups: &[Option<Arc<Group>>],
+            groups: &(impl GroupMembers + ?Sized),
         ) -> Option<RuleSlot> {
             let middle = nodes.len() / 2;
             let node = nodes.get(middle)?;

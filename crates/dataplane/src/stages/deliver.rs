@@ -7,9 +7,10 @@ use io::trace::Direction;
 use wire::vxlan::{self, ecn};
 
 use crate::drop_reason::DropReason;
+use crate::ids::PortSlot;
 use crate::ports::{Handed, Ports, refusal};
 use crate::round::{Fate, NO_CASE, Round, Verdict, drop_frame};
-use crate::snapshot::{PortConfig, PortSlot};
+use crate::snapshot::PortConfig;
 use crate::stages::wait;
 
 pub(crate) fn run(round: &mut Round, ports: &mut Ports) {

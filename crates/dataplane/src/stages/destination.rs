@@ -8,11 +8,12 @@ use wire::{Mac, dhcp};
 
 use crate::drop_reason::DropReason;
 use crate::flow::Key;
+use crate::ids::PortSlot;
 use crate::judge::{Grant, owns_mac};
 use crate::learned::Location;
 use crate::overlay::Flood;
 use crate::round::{Case, Job, NO_CASE, Round, Towards, Track, Verdict};
-use crate::snapshot::{Network, PortConfig, PortSlot};
+use crate::snapshot::{Network, PortConfig};
 
 pub(crate) fn run(round: &mut Round) {
     let Some(network) = round.view.network(round.nic.network) else {

@@ -11,10 +11,10 @@ use wire::parse::{ETHERNET_LEN, IpPacket, L4, Packet, ethertype};
 use wire::vxlan;
 
 use crate::drop_reason::DropReason;
+use crate::ids::PortSlot;
 use crate::overlay::Flood;
+use crate::round::Wait;
 use crate::round::{Case, Job, Round, Towards, Verdict};
-use crate::snapshot::PortSlot;
-use crate::stages::wait::Wait;
 
 pub(crate) fn run(round: &mut Round) {
     for index in 0..round.jobs.len() {

@@ -25,8 +25,9 @@ use wire::vxlan::plain_hash;
 
 use crate::counters::Counters;
 use crate::flow::{Ends, FlowId, Half, Key, Side};
+use crate::ids::PortSlot;
 use crate::round::{Job, NO_CASE, Round, Verdict, count_rules};
-use crate::snapshot::{PortConfig, PortSlot};
+use crate::snapshot::PortConfig;
 use crate::stages::destination;
 use crate::underlay::{PathIdx, Underlay};
 use crate::view::{Opening, View};

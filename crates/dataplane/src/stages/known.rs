@@ -2,9 +2,10 @@
 //! is known, or about one (ICMP errors). Touches what the lookups read for the whole batch before
 //! the first of them.
 
-use crate::flow::{FlowId, Key, Seen, Side, Tracked, shorter};
+use crate::flow::{FlowId, Key, Seen, Side, Tracked};
+use crate::ids::PortSlot;
 use crate::round::{Round, Track, Verdict, count_rules, owns_source};
-use crate::snapshot::{PortConfig, PortSlot, Timeouts};
+use crate::stages::terms::between;
 use crate::stages::{fast_path, redecide, related};
 use crate::view::Opening;
 
@@ -116,23 +117,5 @@ fn follow(
             flows.remove(id);
             Verdict::Open
         }
-    }
-}
-
-/// How many flows the NIC may have that a flow is charged to, which one of these has begun with the
-/// other.
-pub(crate) fn share(from: &PortConfig, to: Option<&PortConfig>) -> u32 {
-    match (from.slot.remote_of(), to) {
-        (Some(_), Some(to)) => to.flow_share,
-        _ => from.flow_share,
-    }
-}
-
-/// The idle timeouts of a flow between two NICs.
-pub(crate) fn between(a: Option<&PortConfig>, b: Option<&PortConfig>) -> Timeouts {
-    match (a, b) {
-        (Some(a), Some(b)) => shorter(&a.timeouts, &b.timeouts),
-        (Some(one), None) | (None, Some(one)) => one.timeouts,
-        (None, None) => Timeouts::default(),
     }
 }

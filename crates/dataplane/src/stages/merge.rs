@@ -10,8 +10,8 @@ use wire::checksum;
 use wire::merge::{self, Piece};
 use wire::offload::Gso;
 
+use crate::ids::PortSlot;
 use crate::round::{Job, Verdict};
-use crate::snapshot::PortSlot;
 
 /// Connections and flows of one batch that are merged at most; pieces of others pass as they are.
 const TRAINS: usize = 8;

@@ -17,4 +17,5 @@ mod related;
 pub(crate) mod remember;
 pub(crate) mod rules;
 pub(crate) mod spoof;
+pub(crate) mod terms;
 pub(crate) mod wait;

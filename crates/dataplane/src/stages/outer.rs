@@ -8,9 +8,9 @@ use io::frame::{BATCH, Batch, Bits};
 use wire::vxlan::{self, OuterError, Received, ecn};
 
 use crate::drop_reason::DropReason;
+use crate::ids::NetworkIdx;
 use crate::overlay::Flood;
 use crate::round::Arrival;
-use crate::snapshot::NetworkIdx;
 use crate::underlay::Underlay;
 use crate::view::View;
 

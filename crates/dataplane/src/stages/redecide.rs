@@ -8,7 +8,7 @@ use crate::flow::{
     DRAIN_EGRESS, DRAIN_INGRESS, Entry, FlowId, FlowTable, Key, NONE, Side, timeout_secs,
 };
 use crate::judge::{self, Grant, Question};
-use crate::stages::known::between;
+use crate::stages::terms::between;
 use crate::view::View;
 
 /// True when the flow lives on: both NICs are still there, and each side allows it still, or did so

@@ -4,8 +4,9 @@
 use wire::parse::{self, IpPacket, L4};
 
 use crate::flow::{FlowId, Key};
+use crate::ids::{PortSlot, PortUid};
 use crate::round::{Round, Verdict};
-use crate::snapshot::{PortConfig, PortSlot, PortUid};
+use crate::snapshot::PortConfig;
 use crate::stages::redecide::redecide;
 
 /// In a network of this many NICs at most an error from a third party is matched; in a larger one

@@ -4,8 +4,9 @@ use crate::flow::{Key, NONE, NewFlow, Seen, Side, first_state, timeout_secs};
 use crate::judge::Grant;
 use crate::round::{Round, Track, Verdict, count_rules};
 use crate::stages::fast_path;
-use crate::stages::known::{between, same_again, share};
+use crate::stages::known::same_again;
 use crate::stages::redecide::admit;
+use crate::stages::terms::{between, share};
 
 pub(crate) fn run(round: &mut Round) {
     round.each_open(|round, job, case| match round.cases[case].track {

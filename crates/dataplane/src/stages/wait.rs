@@ -11,20 +11,11 @@ use wire::parse::{IpPacket, Net, Packet};
 
 use crate::drop_reason::DropReason;
 use crate::fragments::Lent;
+use crate::ids::PortSlot;
 use crate::judge::Grant;
-use crate::round::{Case, Fate, Job, Round, Towards, Track, Verdict, drop_frame};
-use crate::snapshot::PortSlot;
+use crate::round::{Case, Fate, Job, Round, Towards, Track, Verdict, Wait, drop_frame};
 use crate::stages::encapsulate;
 use crate::waiting::{Judged, Released, Sought};
-
-/// One frame for one host without a next hop.
-#[derive(Clone, Copy)]
-pub(crate) struct Wait {
-    /// The frame in [`Round::items`].
-    pub item: usize,
-    pub host: IpAddr,
-    pub flooded: bool,
-}
 
 /// Holds the frames of a batch that have to wait, after all others were delivered.
 #[cold]

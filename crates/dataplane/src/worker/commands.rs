@@ -5,13 +5,14 @@ use std::sync::mpsc::{Sender, TryRecvError};
 
 use io::port::Port;
 
-use super::{Now, Worker};
+use super::Worker;
 use crate::dump::{self, Dump};
 use crate::handle::{Arrival, Command};
 use crate::handoff::RING;
 use crate::load::{QueueLoad, WorkerLoad};
 use crate::queue::QueueId;
 use crate::report;
+use crate::time::Now;
 
 /// How long a queue that is to go waits for its batches, nanoseconds. They come back within
 /// microseconds; a worker that keeps one so long has stopped, and what it might still read stays

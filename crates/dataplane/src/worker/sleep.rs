@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use super::{BELL, Now, PARK_AFTER_NS, Worker};
+use super::{BELL, PARK_AFTER_NS, Worker};
 use crate::ports::Attached;
 use crate::queue::QueueId;
+use crate::time::Now;
 
 impl Worker {
     /// Sleeps until a port, a command or the next timer needs the worker, `longest` at most.

@@ -5,10 +5,11 @@ use io::frame::{BATCH, Wrap};
 use io::trace::Direction;
 use sys::cycles;
 
-use super::{Now, Worker};
+use super::Worker;
 use crate::drop_reason::DropReason;
 use crate::handoff::{Message, Put, Transfer};
 use crate::ports::refusal;
+use crate::time::Now;
 
 /// What was taken from the rings.
 #[derive(Clone, Copy, Default)]

@@ -11,8 +11,8 @@ use rustix::process::{Pid, Signal};
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, UdpSocket};
 
-use super::{Path, Subject, reason};
-use crate::check::Command;
+use super::{Path, reason};
+use crate::check::{Command, Subject};
 use crate::programs::{LIMITS, Programs};
 
 /// The largest UDP payload.

@@ -1,39 +1,16 @@
 //! DNS over UDP and TCP (RFC 1035): one query, and the code of its answer.
 
-use hickory_proto::op::{Message, MessageType, Query, ResponseCode};
-use hickory_proto::rr::{Name, RecordType};
+use hickory_proto::op::{Message, MessageType, ResponseCode};
 use hickory_proto::serialize::binary::{BinDecodable, BinEncodable};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::{Path, connect, reason};
-use crate::check::{CheckError, Dns, error};
+use crate::check::Dns;
 
 /// What a server may send over UDP without EDNS, and some: RFC 1035, section 4.2.1.
 const DATAGRAM_MAX: usize = 4096;
 
 impl Dns {
-    /// The query's question, if there is such a name and type.
-    pub(crate) fn question(&self) -> Result<Query, CheckError> {
-        let name = Name::from_ascii(&self.name)
-            .map_err(|e| error("dns.name", &self.name, e.to_string()))?;
-        let number = self
-            .record
-            .strip_prefix("TYPE")
-            .unwrap_or(&self.record)
-            .parse::<u16>();
-        let record = match number {
-            Ok(number) => RecordType::from(number),
-            Err(_) => self
-                .record
-                .to_uppercase()
-                .parse()
-                .map_err(|_| error("dns.type", &self.record, "is no type of a DNS record"))?,
-        };
-        let mut name = name;
-        name.set_fqdn(true);
-        Ok(Query::query(name, record))
-    }
-
     pub(super) async fn probe(&self, path: impl Path) -> Result<(), String> {
         let mut query = Message::query();
         query.metadata.recursion_desired = true;

@@ -8,8 +8,8 @@ use hyper::rt::{Read, Write};
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
 
-use super::{Path, Subject, connect, tls};
-use crate::check::Http;
+use super::{Path, connect, tls};
+use crate::check::{Http, Subject};
 
 impl Http {
     pub(super) async fn probe(&self, subject: &Subject, path: impl Path) -> Result<(), String> {

@@ -17,9 +17,10 @@ use wire::vxlan::Outer;
 
 use super::{TapError, TapOptions, TapPort};
 use crate::deliver::Piece;
+use crate::error::{PortError, TransmitError};
 use crate::frame::Batch;
 use crate::outer::{self, OuterSink};
-use crate::port::{PortError, RingState, TransmitError};
+use crate::ring_info::RingState;
 use crate::xsk::Link;
 
 /// What a frame from the interface is.

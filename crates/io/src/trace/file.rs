@@ -2,7 +2,7 @@
 //! last block.
 
 use std::fs::File;
-use std::io::{self, Seek, SeekFrom};
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Component, Path};
 use std::time::{Duration, Instant};
@@ -14,6 +14,8 @@ use wire::{pcap, pcapng};
 /// of a NIC that was deleted and added again, has 16 MiB to write at the most.
 const PATIENCE: Duration = Duration::from_secs(2);
 const AGAIN: Duration = Duration::from_millis(5);
+/// The longest pcap that is gone on with, in bytes.
+const WALK_MAX: u64 = 1 << 30;
 
 /// How frames are written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -105,8 +107,46 @@ pub(super) fn open(dir: &Path, path: &Path, format: Format) -> io::Result<(File,
             Format::Pcapng => "is not a pcapng file of ours that could go on",
         });
     }
+    let length = match (there.len(), format) {
+        (0, _) | (_, Format::Pcapng) => there.len(),
+        (length, Format::Pcap) => match whole_packets(&file, length)? {
+            Ok(whole) => whole,
+            Err(why) => return refuse(why),
+        },
+    };
+    if length < there.len() {
+        // What a crash or a full disk has cut off: behind it nobody would find the next packet.
+        file.set_len(length)?;
+    }
     file.seek(SeekFrom::End(0))?;
-    Ok((file, there.len()))
+    Ok((file, length))
+}
+
+/// Up to where a pcap has whole packets. Nothing in it says where the last one begins: it is gone
+/// through from its start.
+fn whole_packets(file: &File, length: u64) -> io::Result<Result<u64, &'static str>> {
+    if length > WALK_MAX {
+        return Ok(Err("is too long to be looked through: move it away"));
+    }
+    let mut reader = BufReader::with_capacity(1 << 20, file);
+    let mut at = pcap::HEADER_LEN as u64;
+    reader.seek(SeekFrom::Start(at))?;
+    loop {
+        let left = length - at;
+        if left < pcap::PACKET_HEADER_LEN as u64 {
+            return Ok(Ok(at));
+        }
+        let mut header = [0; pcap::PACKET_HEADER_LEN];
+        reader.read_exact(&mut header)?;
+        match pcap::packet_len(&header) {
+            None => return Ok(Err("has a packet that is broken: move it away")),
+            Some(packet) if packet > left => return Ok(Ok(at)),
+            Some(packet) => {
+                reader.seek_relative(packet as i64 - header.len() as i64)?;
+                at += packet;
+            }
+        }
+    }
 }
 
 /// The file is of this format, and as far as that can be seen it ends with a whole block.

@@ -269,3 +269,39 @@ fn a_full_disk_ends_the_trace_and_nothing_else() {
         std::thread::sleep(Duration::from_millis(2));
     }
 }
+
+/// A crash or a full disk cuts the last packet: it goes, and the next ones can be read.
+#[test]
+fn a_pcap_whose_last_packet_was_cut_goes_on_behind_the_whole_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut whole = Vec::new();
+    wire::pcap::header(&mut whole);
+    wire::pcap::packet(&mut whole, 1_000_000_000, &[1; 60]);
+    let mut two = whole.clone();
+    wire::pcap::packet(&mut two, 2_000_000_000, &[2; 60]);
+    for cut in whole.len()..=two.len() {
+        let path = dir.path().join(format!("cut-{cut}.pcap"));
+        std::fs::write(&path, &two[..cut]).unwrap();
+        let trace = Trace::open(dir.path(), &path, "nic-1").unwrap();
+        trace.record_bytes(Direction::Inbound, &[3; 60], None, 3_000_000_000);
+        drop(trace);
+        let mut expected = if cut == two.len() {
+            two.clone()
+        } else {
+            whole.clone()
+        };
+        wire::pcap::packet(&mut expected, 3_000_000_000, &[3; 60]);
+        assert_eq!(of_length(&path, expected.len()), expected, "{cut}");
+    }
+    // What is broken in the middle is nobody's to cut off.
+    let path = dir.path().join("broken.pcap");
+    let mut broken = two.clone();
+    broken[whole.len() - 76 + 10] = 0xff;
+    std::fs::write(&path, &broken).unwrap();
+    let error = Trace::open(dir.path(), &path, "nic-1").err().unwrap();
+    assert!(
+        error.to_string().contains("has a packet that is broken"),
+        "{error}"
+    );
+    assert_eq!(std::fs::read(&path).unwrap(), broken);
+}

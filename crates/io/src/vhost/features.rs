@@ -3,7 +3,7 @@
 //! The numbers are those of virtio 1.2 (sections 5.1.3 and 6) and of QEMU's vhost-user
 //! specification.
 
-use crate::vhost::protocol::sink::NicOptions;
+use crate::vhost::nic_options::NicOptions;
 
 macro_rules! bits {
     ($($(#[$doc:meta])* $name:ident = $bit:literal;)*) => {

@@ -4,12 +4,18 @@
 //! [`virtqueue`] moves frames through their rings. [`features`] lists what both negotiate.
 
 pub mod features;
+mod limits;
+mod nic_options;
 mod protocol;
 mod virtqueue;
 
+pub use limits::MAX_PAIRS;
+pub use nic_options::NicOptions;
+pub use protocol::listener::SocketFile;
 pub use protocol::ring_state::RingInfo;
-pub use protocol::server::{NicInfo, Server, ServerError};
-pub use protocol::session::{MAX_PAIRS, SessionInfo};
-pub use protocol::sink::{NicOptions, PortKey, PortSink, PortState};
+pub use protocol::server::{NicInfo, Server};
+pub use protocol::server_error::ServerError;
+pub use protocol::session::SessionInfo;
+pub use protocol::sink::{PortKey, PortSink, PortState};
 pub use protocol::{breach, channel, message, request, server, session, sink};
 pub use virtqueue::{port, queue};

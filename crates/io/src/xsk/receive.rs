@@ -6,7 +6,8 @@ use wire::offload::Offload;
 
 use super::queue::{Filled, PARTS_MAX, Queue, QueueFault};
 use crate::copy;
-use crate::frame::{BATCH, Batch, FRAME_MAX, Frame, HEAD_MAX, Segment, gather};
+use crate::frame::{BATCH, Batch, FRAME_MAX, Frame, HEAD_MAX, gather};
+use crate::segment::Segment;
 
 /// What came of [`take`].
 #[derive(Default, Debug)]

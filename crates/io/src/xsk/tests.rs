@@ -10,9 +10,10 @@ use wire::vxlan::{Ends, Outer, UdpChecksum};
 use wire::{Mac, Vni};
 
 use super::*;
+use crate::error::TransmitError;
 use crate::frame::{FRAME_MAX, HEAD_MAX};
 use crate::memory_port::MemoryPort;
-use crate::port::{Port, TransmitError};
+use crate::port::Port;
 use crate::uplink::UplinkPort;
 
 const FRAMES: u32 = 64;

@@ -5,8 +5,8 @@ use wire::vxlan::Outer;
 
 use super::XskPort;
 use crate::deliver::Piece;
+use crate::error::TransmitError;
 use crate::outer::{self, OuterSink};
-use crate::port::TransmitError;
 
 /// A body that is copied in so many vectors that it is worth beginning it at a cache line.
 const LONG_BODY: usize = 512;

@@ -7,8 +7,6 @@
 //! first use of a program that is attached nowhere costs a grace period of the kernel's, some 15 ms
 //! of each run.
 
-use std::os::fd::AsFd;
-
 use butterfly_router::Options;
 use xdp::{Attachment, Program, attach, objects};
 
@@ -95,7 +93,7 @@ impl Cable {
         Cable {
             east: index("east"),
             _attached: attached
-                .map(|(name, program)| attach(program.as_fd(), index(name), None))
+                .map(|(name, program)| attach(program, index(name), None))
                 .collect::<Result<_, _>>()
                 .expect("a veth takes a program"),
         }

@@ -23,7 +23,9 @@ pub fn measure(results: &mut Results, rounds: usize) {
     let mut kernel = |round: &mut (dyn FnMut() + Send)| round();
     let mut ours = |round: &mut (dyn FnMut() + Send)| {
         inside(&hosts.router, async || {
-            let router = Ours::start(&Options::default()).await;
+            // As it chooses: on a veth at tc.
+            let names = ["east", "west"];
+            let router = Ours::start_on(names, [None, None], &Options::default()).await;
             round();
             drop(router);
         });

@@ -4,6 +4,7 @@
 
 mod another_kernel;
 mod cables;
+mod capture;
 mod changes;
 mod counted;
 mod devices;
@@ -14,5 +15,7 @@ mod odd;
 mod oracle;
 mod ours;
 mod packets;
+mod peer;
 mod scale;
 mod sockets;
+mod whole;

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use xdp::Mode;
 
 /// Runs the router on `east0` and `west0` while something happens, and gives its report at the end.
-fn routed(hosts: &RoutedHosts, modes: [Option<Mode>; 2], meanwhile: impl FnOnce()) -> Report {
+pub fn routed(hosts: &RoutedHosts, modes: [Option<Mode>; 2], meanwhile: impl FnOnce()) -> Report {
     let (ready, is_ready) = mpsc::channel();
     let (stop, mut stopped) = oneshot::channel::<()>();
     let run = move || {
@@ -41,7 +41,7 @@ fn routed(hosts: &RoutedHosts, modes: [Option<Mode>; 2], meanwhile: impl FnOnce(
 }
 
 /// With veths as they come: without GRO they take no frames from XDP.
-fn hosts() -> RoutedHosts {
+pub fn hosts() -> RoutedHosts {
     let hosts = RoutedHosts::new().expect("the kernel forwards");
     for host in [&hosts.east, &hosts.west] {
         host.ok("ethtool -K eth0 gro off").expect("ethtool");
@@ -77,7 +77,7 @@ fn talk(hosts: &RoutedHosts) {
     }
 }
 
-fn all(report: &Report, counter: Counter) -> u64 {
+pub fn all(report: &Report, counter: Counter) -> u64 {
     report.interfaces.iter().map(|one| one.total(counter)).sum()
 }
 

@@ -99,8 +99,8 @@ impl Packed {
         place.store(at, flags);
         self.published = new;
         fence(Ordering::SeqCst);
-        let (event, wish) = (place.load(place.used_at), place.load(place.used_at + 2));
-        match wish {
+        let (event, flags) = (place.load(place.used_at), place.load(place.used_at + 2));
+        match flags {
             EVENT_ENABLE => true,
             EVENT_DISABLE => false,
             EVENT_AT => {
@@ -110,7 +110,7 @@ impl Packed {
                 );
                 (old..new).any(|at| bits(at, place.size) == event)
             }
-            _ => panic!("the device's event structure has flags {wish:#x}"),
+            _ => panic!("the device's event structure has flags {flags:#x}"),
         }
     }
 

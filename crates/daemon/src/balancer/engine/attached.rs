@@ -5,12 +5,14 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use balancer::{AttachedInterface, Balancer};
+use control::InterfaceStatus;
+use control::model::Feature as Owner;
 use tokio::runtime::Handle;
-use xdp::{Feature, Interfaces, Program};
+use xdp::{Feature, Interfaces, Mode, Program};
 
 use super::{Running, lock};
-use crate::balancer::plane::{Interface, Mode};
 use crate::balancer::probe::Door;
+use crate::states::InterfaceStates;
 use crate::tracked_interfaces::{Driver, Member, TrackedInterfaces};
 
 /// Which are wanted, and where the programs run.
@@ -18,23 +20,27 @@ pub(super) struct Attached {
     /// All features', whose programs are chained.
     programs: Arc<Mutex<Interfaces>>,
     tracked: TrackedInterfaces,
+    /// Where changes are told.
+    states: InterfaceStates,
     /// By name, of those that are attached.
     interfaces: BTreeMap<String, AttachedInterface>,
 }
 
 impl Attached {
     /// No interface is attached.
-    pub(super) fn new(programs: Arc<Mutex<Interfaces>>) -> Self {
+    pub(super) fn new(programs: Arc<Mutex<Interfaces>>, states: InterfaceStates) -> Self {
         Attached {
             programs,
+            states,
             tracked: TrackedInterfaces::default(),
             interfaces: BTreeMap::new(),
         }
     }
 
     /// All that are wanted, by name.
-    pub(super) fn list(&self) -> Vec<Interface> {
-        let mut all: Vec<Interface> = self.tracked.members().iter().map(interface).collect();
+    pub(super) fn list(&self) -> Vec<InterfaceStatus> {
+        let members = self.tracked.members().iter();
+        let mut all: Vec<InterfaceStatus> = members.map(Member::status).collect();
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all
     }
@@ -56,13 +62,30 @@ impl Attached {
         mode: Option<Mode>,
         running: &Running,
         door: Option<&Door>,
-    ) -> Result<Interface, String> {
+    ) -> Result<InterfaceStatus, String> {
         let (tracked, mut driver) = self.driver(running, door);
         let (member, new) = Handle::current().block_on(tracked.want(name, mode, &mut driver))?;
         if let Some(mode) = member.mode.filter(|_| new) {
             tracing::info!("balancing on {name}, {mode:?}");
         }
-        Ok(interface(&member))
+        Ok(member.status())
+    }
+
+    /// How one is.
+    pub(super) fn status(&self, name: &str) -> Option<InterfaceStatus> {
+        self.tracked.status(name)
+    }
+
+    /// Undoes what was done to one since it was said to be so.
+    pub(super) fn restore(
+        &mut self,
+        name: &str,
+        before: Option<InterfaceStatus>,
+        running: &Running,
+        door: Option<&Door>,
+    ) -> Result<(), String> {
+        let (tracked, mut driver) = self.driver(running, door);
+        Handle::current().block_on(tracked.restore(name, before, &mut driver))
     }
 
     /// Leaves an interface to the kernel; whether it was wanted.
@@ -79,10 +102,13 @@ impl Attached {
     /// another now are let go, and bonds have the ports that they have.
     pub(super) fn follow(&mut self, running: &Running, door: Option<&Door>) {
         let (tracked, mut driver) = self.driver(running, door);
-        for Member {
-            name, mode, why, ..
-        } in Handle::current().block_on(tracked.follow(&mut driver))
-        {
+        let changed = Handle::current().block_on(tracked.follow(&mut driver));
+        for member in changed {
+            self.states
+                .leave((Owner::Balancer, member.name.clone()), member.status());
+            let Member {
+                name, mode, why, ..
+            } = member;
             match mode {
                 Some(mode) if why.is_empty() => {
                     tracing::info!("balancing on {name} again, {mode:?}")
@@ -104,13 +130,6 @@ impl Attached {
             door,
         };
         (&mut self.tracked, driver)
-    }
-}
-
-fn interface(member: &Member) -> Interface {
-    Interface {
-        name: member.name.clone(),
-        mode: member.mode,
     }
 }
 

@@ -4,10 +4,9 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::AsFd;
 use std::process::Command;
-use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Mutex, PoisonError};
 
 use nix::sched::{CloneFlags, unshare};
 use socket2::{Domain, Socket, Type};
@@ -33,29 +32,71 @@ struct Order {
     answer: Sender<io::Result<Socket>>,
 }
 
-impl Room {
-    /// Makes one. The error is a sentence.
-    pub fn open() -> Result<Room, String> {
+/// A thread in a namespace of its own that waits for its end of a pair.
+struct Alone {
+    orders: Sender<Order>,
+    hears: Receiver<Result<i32, String>>,
+    paired: Sender<()>,
+    thread: i32,
+}
+
+/// One that was made while the process had the capability for it.
+static PREPARED: Mutex<Option<Alone>> = Mutex::new(None);
+
+/// Makes the first room's namespace ahead, for a process that gives up the capability for it; its
+/// thread calls `behind` once it is there. The error is a sentence.
+pub fn prepare(behind: impl FnOnce() -> Result<(), String> + Send + 'static) -> Result<(), String> {
+    let alone = Alone::new(behind)?;
+    *PREPARED.lock().unwrap_or_else(PoisonError::into_inner) = Some(alone);
+    Ok(())
+}
+
+impl Alone {
+    fn new(behind: impl FnOnce() -> Result<(), String> + Send + 'static) -> Result<Alone, String> {
         let (orders, incoming) = channel();
         let (said, hears) = channel();
         let (paired, waits) = channel();
         let thread = std::thread::Builder::new().name("checks".into());
         thread
-            .spawn(move || live(&said, &waits, &incoming))
+            .spawn(move || live(behind, &said, &waits, &incoming))
             .map_err(|e| format!("the thread of health checks cannot be started: {e}"))?;
-        let gone = |_| "the thread of health checks is gone".to_owned();
+        let thread = hears.recv().map_err(|_| gone())??;
+        Ok(Alone {
+            orders,
+            hears,
+            paired,
+            thread,
+        })
+    }
+}
+
+fn gone() -> String {
+    "the thread of health checks is gone".to_owned()
+}
+
+impl Room {
+    /// Makes one. The error is a sentence.
+    pub fn open() -> Result<Room, String> {
+        let prepared = PREPARED
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        let alone = prepared.map_or_else(|| Alone::new(|| Ok(())), Ok)?;
         // It is in its namespace; give it one end of a pair.
-        let thread: i32 = hears.recv().map_err(gone)??;
+        let Alone {
+            orders,
+            hears,
+            paired,
+            thread,
+        } = alone;
         // One a process: two daemons of one host have two rooms.
         let outside = format!("bfc{}", std::process::id());
         let mac = MAC.map(|byte| format!("{byte:02x}")).join(":");
         ip(&format!(
             "link add {outside} type veth peer name {INSIDE} address {mac} netns {thread}"
         ))?;
-        // The host does not speak on it.
-        let quiet = format!("/proc/sys/net/ipv6/conf/{outside}/disable_ipv6");
-        // Where it cannot be written there is no IPv6.
-        let _ = std::fs::write(quiet, "1");
+        // The host does not speak on it. Where there is no IPv6 it would not anyway.
+        let _ = ip(&format!("link set {outside} addrgenmode none"));
         ip(&format!("link set {outside} up"))?;
         let ifindex = rustix::net::socket(
             rustix::net::AddressFamily::INET,
@@ -64,10 +105,8 @@ impl Room {
         )
         .and_then(|socket| rustix::net::netdevice::name_to_index(&socket, &outside))
         .map_err(|e| format!("the interface {outside}: {e}"))?;
-        paired
-            .send(())
-            .map_err(|_| gone(std::sync::mpsc::RecvError))?;
-        hears.recv().map_err(gone)??;
+        paired.send(()).map_err(|_| gone())?;
+        hears.recv().map_err(|_| gone())??;
         Ok(Room {
             ifindex,
             orders: Mutex::new(orders),
@@ -92,10 +131,16 @@ impl Room {
 
 /// The thread's life. It says its id when it is in a namespace of its own, and 0 when the room is
 /// furnished.
-fn live(said: &Sender<Result<i32, String>>, paired: &Receiver<()>, orders: &Receiver<Order>) {
+fn live(
+    behind: impl FnOnce() -> Result<(), String>,
+    said: &Sender<Result<i32, String>>,
+    paired: &Receiver<()>,
+    orders: &Receiver<Order>,
+) {
     let entered = unshare(CloneFlags::CLONE_NEWNET)
-        .map(|()| rustix::thread::gettid().as_raw_nonzero().get())
-        .map_err(|e| format!("health checks need a network namespace of their own: {e}"));
+        .map_err(|e| format!("health checks need a network namespace of their own: {e}"))
+        .and_then(|()| behind())
+        .map(|()| rustix::thread::gettid().as_raw_nonzero().get());
     let failed = entered.is_err();
     // If nobody receives it, the thread that started this one has gone.
     if said.send(entered).is_err() || failed || paired.recv().is_err() {
@@ -130,7 +175,7 @@ fn furnish() -> Result<(Program, Attachment), String> {
     )
     .and_then(|socket| rustix::net::netdevice::name_to_index(&socket, INSIDE))
     .map_err(|e| format!("the interface {INSIDE}: {e}"))?;
-    let attachment = xdp::attach(pass.as_fd(), ifindex, Some(Mode::Native)).map_err(failed)?;
+    let attachment = xdp::attach(&pass, ifindex, Some(Mode::Native)).map_err(failed)?;
     ip(&format!("route add default dev {INSIDE} mtu {MTU}"))?;
     // Without IPv6 on the host there is none here either, and no IPv6 service that works.
     let _ = ip(&format!("-6 route add default dev {INSIDE} mtu {MTU}"));

@@ -12,7 +12,7 @@ use control::model::{
 };
 use wire::Vni;
 
-use super::{given, value};
+use super::given;
 
 /// An endpoint's address, its key.
 pub fn endpoint_address(text: &str) -> Result<IpAddr, Error> {
@@ -29,7 +29,7 @@ pub fn endpoint(endpoint: v1::Endpoint) -> Result<Endpoint, Error> {
         (true, None) => Membership::Every,
         (true, Some(vni)) => {
             let why = "is listed, and the endpoint is in every VNI";
-            return Err(value(&owner, "VNI", &vni.to_string(), why));
+            return Err(Error::value(&owner, "VNI", &vni.to_string(), why));
         }
     };
     Ok(Endpoint {
@@ -87,13 +87,23 @@ pub fn network(network: v1::Network) -> Result<NetworkOptions, Error> {
         Ok(v1::Flood::Off) => Some(Flood::Off),
         Err(_) => {
             let why = "is no way to flood";
-            return Err(value(&owner, "flood", &network.flood.to_string(), why));
+            return Err(Error::value(
+                &owner,
+                "flood",
+                &network.flood.to_string(),
+                why,
+            ));
         }
     };
     match (group, flood) {
         (Some(group), None | Some(Flood::HeadEnd | Flood::Off)) => {
             let why = "goes with flood MULTICAST alone";
-            Err(value(&owner, "multicast group", &group.to_string(), why))
+            Err(Error::value(
+                &owner,
+                "multicast group",
+                &group.to_string(),
+                why,
+            ))
         }
         _ => Ok(NetworkOptions {
             vni,
@@ -139,7 +149,7 @@ pub fn bindings(given: &[v1::Binding]) -> Result<BTreeMap<BindingKey, Binding>, 
         let one = binding(one)?;
         if let Some(twice) = bindings.insert(one.key(), one) {
             let owner = format!("binding of {} in VNI {}", twice.mac, twice.vni);
-            return Err(value(
+            return Err(Error::value(
                 &owner,
                 "MAC",
                 &twice.mac.to_string(),
@@ -157,7 +167,7 @@ pub fn endpoints(given: Vec<v1::Endpoint>) -> Result<BTreeMap<IpAddr, Endpoint>,
         let one = endpoint(one)?;
         if let Some(twice) = endpoints.insert(one.address, one) {
             let address = twice.address.to_string();
-            return Err(value(
+            return Err(Error::value(
                 &endpoint_owner(twice.address),
                 "address",
                 &address,
@@ -175,7 +185,12 @@ pub fn networks(given: Vec<v1::Network>) -> Result<BTreeMap<Vni, NetworkOptions>
         let one = network(one)?;
         if let Some(twice) = networks.insert(one.vni, one) {
             let vni = twice.vni.to_string();
-            return Err(value(&format!("VNI {vni}"), "VNI", &vni, "is given twice"));
+            return Err(Error::value(
+                &format!("VNI {vni}"),
+                "VNI",
+                &vni,
+                "is given twice",
+            ));
         }
     }
     Ok(networks)

@@ -6,10 +6,10 @@ use std::time::Duration;
 use wire::Mac;
 
 use crate::guest_memory::MemoryError;
+use crate::vhost::limits::SLOTS_MAX;
 use crate::vhost::protocol::message::MessageError;
-use crate::vhost::protocol::request::name;
-use crate::vhost::protocol::session::SLOTS_MAX;
-use crate::vhost::virtqueue::queue::QueueError;
+use crate::vhost::protocol::request_number::name;
+use crate::vhost::virtqueue::ring::QueueError;
 
 /// A request that is not followed.
 #[derive(Debug, thiserror::Error)]

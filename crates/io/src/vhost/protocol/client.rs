@@ -20,7 +20,7 @@ use rustix::net::SocketAddrUnix;
 use tracing::info;
 
 use crate::vhost::protocol::listener::{self, new_socket};
-use crate::vhost::protocol::server::ServerError;
+use crate::vhost::protocol::server_error::ServerError;
 
 /// Between the first two attempts; doubled after each.
 const DELAY_FIRST: Duration = Duration::from_millis(1);

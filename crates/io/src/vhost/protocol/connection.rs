@@ -10,10 +10,10 @@ use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags};
 use tracing::warn;
 
+use crate::vhost::nic_options::NicOptions;
 use crate::vhost::protocol::channel::{Channel, ChannelError};
 use crate::vhost::protocol::message::{FDS_MAX, MessageError, Problem, Reader};
 use crate::vhost::protocol::session::Session;
-use crate::vhost::protocol::sink::NicOptions;
 use sys::poll::{Interest, Poller};
 
 /// Reads from one VMM, of a message each at most, before the others have their turn.

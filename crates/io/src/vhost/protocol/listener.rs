@@ -1,7 +1,7 @@
 //! A listening unix socket at a path: made, found stale, removed.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -9,13 +9,45 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::vhost::protocol::server::ServerError;
-
-/// The longest path of a unix socket: `sun_path` has 108 bytes and ends with a zero.
-pub(in crate::vhost) const PATH_MAX: usize = 107;
+use crate::vhost::limits::PATH_MAX;
+use crate::vhost::protocol::server_error::ServerError;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 8;
+
+/// Whose a socket's file is and who may connect; `None`: as it is made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SocketFile {
+    /// A user's id.
+    pub owner: Option<u32>,
+    /// A group's id.
+    pub group: Option<u32>,
+    /// Permissions, as chmod(2) takes them.
+    pub mode: Option<u32>,
+}
+
+impl SocketFile {
+    /// Gives the file at `path`, made a moment ago, its owner, group and mode. Follows no link that
+    /// somebody has put in its place.
+    fn give(self, path: &Path) -> Result<(), Errno> {
+        use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid};
+        if self == SocketFile::default() {
+            return Ok(());
+        }
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::empty())?;
+        if self.owner.is_some() || self.group.is_some() {
+            let (owner, group) = (self.owner.map(Uid::from_raw), self.group.map(Gid::from_raw));
+            rustix::fs::chownat(&file, "", owner, group, AtFlags::EMPTY_PATH)?;
+        }
+        if let Some(mode) = self.mode {
+            // There is no fchmod of a path's descriptor; /proc leads to the file itself (proc(5)).
+            let itself = format!("/proc/self/fd/{}", file.as_raw_fd());
+            rustix::fs::chmodat(CWD, itself, Mode::from_raw_mode(mode), AtFlags::empty())?;
+        }
+        Ok(())
+    }
+}
 
 /// The socket's file goes when this is dropped, unless somebody has put another in its place.
 pub(in crate::vhost) struct Listener {
@@ -29,9 +61,9 @@ impl Listener {
     /// Listens at `path`. A socket file that nobody listens on is replaced; anything else there is
     /// left alone.
     ///
-    /// Who may connect is for the caller to decide: by the permissions of the directory, or by the
-    /// umask, which the file's mode follows.
-    pub fn bind(path: &Path) -> Result<Self, ServerError> {
+    /// Who may connect is for the caller to decide: by the permissions of the directory, by the
+    /// umask, which the file's mode follows, or by `file`.
+    pub fn bind(path: &Path, file: SocketFile) -> Result<Self, ServerError> {
         let address = address(path)?;
         let path = path.to_owned();
         let failed = |error: Errno| ServerError::Socket {
@@ -50,12 +82,13 @@ impl Listener {
             Err(Errno::NOENT | Errno::NOTDIR) => return Err(ServerError::Directory { path }),
             Err(error) => return Err(failed(error)),
         }
-        let file = identity(&path);
         let listener = Listener {
             socket,
             path: path.clone(),
-            file,
+            file: identity(&path),
         };
+        // Nobody can connect before it listens.
+        file.give(&path).map_err(failed)?;
         rustix::net::listen(&listener.socket, BACKLOG).map_err(failed)?;
         Ok(listener)
     }

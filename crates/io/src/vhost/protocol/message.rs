@@ -7,7 +7,7 @@
 use std::fmt;
 use std::os::fd::OwnedFd;
 
-use crate::vhost::protocol::request;
+use crate::vhost::protocol::request_number;
 
 /// Bytes before the payload: request, flags, payload size; 32 bits each in the machine's byte
 /// order.
@@ -249,7 +249,12 @@ pub enum Problem {
 
 impl fmt::Display for MessageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({})", request::name(self.request), self.request)?;
+        write!(
+            f,
+            "{} ({})",
+            request_number::name(self.request),
+            self.request
+        )?;
         match self.problem {
             Problem::Version(version) => {
                 write!(f, " has protocol version {version} instead of {VERSION}")
@@ -313,7 +318,7 @@ mod tests {
 
     #[test]
     fn a_message_is_the_same_however_it_is_cut() {
-        let mut bytes = header(request::SET_FEATURES, 0x9, 8);
+        let mut bytes = header(request_number::SET_FEATURES, 0x9, 8);
         bytes.extend(0x1122_3344_5566_7788u64.to_ne_bytes());
         for step in 1..=bytes.len() {
             let mut reader = Reader::new();
@@ -323,7 +328,7 @@ mod tests {
                     .expect("a whole message");
                 assert_eq!(
                     (message.request, message.needs_reply()),
-                    (request::SET_FEATURES, true)
+                    (request_number::SET_FEATURES, true)
                 );
                 assert_eq!(message.payload, 0x1122_3344_5566_7788u64.to_ne_bytes());
                 assert!(!reader.is_partial());
@@ -333,9 +338,13 @@ mod tests {
 
     #[test]
     fn a_message_without_payload_ends_with_its_header() {
-        let message = feed(&mut Reader::new(), &header(request::GET_FEATURES, 1, 0), 12)
-            .unwrap()
-            .unwrap();
+        let message = feed(
+            &mut Reader::new(),
+            &header(request_number::GET_FEATURES, 1, 0),
+            12,
+        )
+        .unwrap()
+        .unwrap();
         assert_eq!(
             (
                 message.request,
@@ -366,17 +375,20 @@ mod tests {
 
     #[test]
     fn a_reply_carries_version_flag_and_number_of_its_request() {
-        let mut expected = header(request::GET_FEATURES, 0x5, 8);
+        let mut expected = header(request_number::GET_FEATURES, 0x5, 8);
         expected.extend(7u64.to_ne_bytes());
-        assert_eq!(Reply::Number(7).encode(request::GET_FEATURES), expected);
+        assert_eq!(
+            Reply::Number(7).encode(request_number::GET_FEATURES),
+            expected
+        );
 
-        let mut expected = header(request::GET_VRING_BASE, 0x5, 8);
+        let mut expected = header(request_number::GET_VRING_BASE, 0x5, 8);
         expected.extend([1u32.to_ne_bytes(), 513u32.to_ne_bytes()].concat());
         let reply = Reply::Ring(RingValue {
             index: 1,
             value: 513,
         });
-        assert_eq!(reply.encode(request::GET_VRING_BASE), expected);
+        assert_eq!(reply.encode(request_number::GET_VRING_BASE), expected);
         assert_eq!(Reply::ack(true), Reply::Number(0));
         assert_eq!(Reply::ack(false), Reply::Number(1));
     }

@@ -5,7 +5,10 @@ use std::sync::Arc;
 
 use crate::guest_memory::GuestMemory;
 use crate::vhost::protocol::request::RingAddresses;
-use crate::vhost::virtqueue::queue::{Begin, Queue, QueueError, QueueSetup};
+use crate::vhost::virtqueue::queue::Queue;
+use crate::vhost::virtqueue::ring::Begin;
+use crate::vhost::virtqueue::ring::QueueError;
+use crate::vhost::virtqueue::ring::QueueSetup;
 
 /// Where in the available ring to begin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

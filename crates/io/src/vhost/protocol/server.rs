@@ -21,11 +21,13 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
+use crate::vhost::nic_options::NicOptions;
 use crate::vhost::protocol::client::{Client, Watches};
 use crate::vhost::protocol::connection::{Connection, Progress};
-use crate::vhost::protocol::listener::{Listener, PATH_MAX};
+use crate::vhost::protocol::listener::{Listener, SocketFile};
+use crate::vhost::protocol::server_error::ServerError;
 use crate::vhost::protocol::session::{Session, SessionInfo};
-use crate::vhost::protocol::sink::{NicOptions, PortKey, PortSink};
+use crate::vhost::protocol::sink::{PortKey, PortSink};
 use sys::poll::{Doorbell, Interest, Poller};
 
 /// How long a listener is left alone when the process is out of descriptors or memory.
@@ -35,54 +37,6 @@ const PAUSE_EXHAUSTED: Duration = Duration::from_secs(1);
 /// ring ran: one that wants what there is not (more queues than there are) comes again as fast as
 /// it can.
 const PAUSE_BROKEN: Duration = Duration::from_millis(100);
-
-/// Why a NIC's socket is not there. Each message names the path.
-#[derive(Debug, thiserror::Error)]
-pub enum ServerError {
-    /// The path cannot be a unix socket's.
-    #[error("socket path '{}' is longer than {PATH_MAX} bytes or contains a zero byte", path.display())]
-    Path {
-        /// Where the socket was to be.
-        path: PathBuf,
-    },
-    /// The directory does not exist.
-    #[error("socket '{}': its directory does not exist", path.display())]
-    Directory {
-        /// Where the socket was to be.
-        path: PathBuf,
-    },
-    /// Somebody listens there.
-    #[error("socket '{}': another process listens on it", path.display())]
-    InUse {
-        /// Where the socket was to be.
-        path: PathBuf,
-    },
-    /// Something else is there, and is left alone.
-    #[error("socket '{}': a file that is not a socket is in its place", path.display())]
-    NotASocket {
-        /// Where the socket was to be.
-        path: PathBuf,
-    },
-    /// The system refused.
-    #[error("socket '{}': {error}", path.display())]
-    Socket {
-        /// Where the socket was to be.
-        path: PathBuf,
-        /// What it said.
-        error: io::Error,
-    },
-    /// The key is in use: a mistake of the caller's.
-    #[error("socket '{}': port {} is open already", path.display(), key.0)]
-    KeyInUse {
-        /// Where the socket was to be.
-        path: PathBuf,
-        /// The key.
-        key: PortKey,
-    },
-    /// The server's thread has ended.
-    #[error("the vhost-user server has stopped")]
-    Stopped,
-}
 
 /// One NIC of the server, for dumps.
 #[derive(Clone, Debug)]
@@ -147,9 +101,21 @@ impl Server {
         })
     }
 
-    /// Makes a NIC's socket and waits there for its VMM. The socket file's mode follows the umask.
+    /// Makes a NIC's socket and waits there for its VMM. The socket's file follows the process: its
+    /// user, group and umask.
     pub fn listen(&self, key: PortKey, path: &Path, nic: NicOptions) -> Result<(), ServerError> {
-        let end = Box::new(End::Listener(Listener::bind(path)?));
+        self.listen_as(key, path, SocketFile::default(), nic)
+    }
+
+    /// The same, with a file that is whose `file` says.
+    pub fn listen_as(
+        &self,
+        key: PortKey,
+        path: &Path,
+        file: SocketFile,
+        nic: NicOptions,
+    ) -> Result<(), ServerError> {
+        let end = Box::new(End::Listener(Listener::bind(path, file)?));
         self.ask(|answer| Command::Open(key, nic, end, answer))
             .ok_or(ServerError::Stopped)?
     }

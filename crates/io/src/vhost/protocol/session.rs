@@ -28,6 +28,8 @@ use wire::Mac;
 
 use crate::guest_memory::{GuestMemory, RegionSpec};
 use crate::vhost::features::{self, protocol};
+use crate::vhost::limits::SLOTS_MAX;
+use crate::vhost::nic_options::NicOptions;
 use crate::vhost::protocol::allowance::Allowance;
 use crate::vhost::protocol::breach::Breach;
 use crate::vhost::protocol::channel::{self, ChannelError};
@@ -35,14 +37,7 @@ use crate::vhost::protocol::message::{ConfigSpan, Message, MessageError, Reply, 
 use crate::vhost::protocol::pair::{self, Common, Owner, Pair};
 use crate::vhost::protocol::request::{self, RegionId, Request, RingAddresses, RingFd};
 use crate::vhost::protocol::ring_state::{Base, RingInfo, RingState};
-use crate::vhost::protocol::sink::{NicOptions, PortKey, PortSink, PortState};
-
-/// Queue pairs that a NIC can have: more than virtual machines that are in use have processors for
-/// one NIC.
-pub const MAX_PAIRS: u16 = 64;
-
-/// Memory regions that a VMM may add one by one: what hot-plugging a guest's memory takes.
-pub const SLOTS_MAX: usize = 64;
+use crate::vhost::protocol::sink::{PortKey, PortSink, PortState};
 
 /// The most entries of a ring of either kind (virtio 1.2, sections 2.7 and 2.8.10.1).
 const SIZE_MAX: u16 = 32768;

@@ -1,38 +1,10 @@
 //! What a vhost-user session tells the rest of the switch, and what it is told about its NIC.
 
-use wire::Mac;
-
 use crate::port::Port;
-use crate::vhost::protocol::session::MAX_PAIRS;
 
 /// Which attachment of the switch a session is for: chosen by the caller, unique while it is open.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct PortKey(pub u32);
-
-/// A NIC as its session has to know it.
-#[derive(Clone, Debug)]
-pub struct NicOptions {
-    /// What log lines call it.
-    pub name: String,
-    /// The guest's MAC address.
-    pub mac: Mac,
-    /// The MTU that is offered to the guest; the VMM may ask for a smaller one. `None`: none is.
-    pub mtu: Option<u16>,
-    /// The guest may leave checksums and segmentation undone, and may be given such frames.
-    pub offloads: bool,
-    /// The link is up, as the operator wants it: what the guest is told. Frames are for the workers
-    /// to stop.
-    pub link_up: bool,
-    /// The most queue pairs that the guest may have, 1 to [`MAX_PAIRS`]. How many it has is its
-    /// VMM's choice.
-    pub pairs: u16,
-}
-
-impl NicOptions {
-    pub(in crate::vhost) fn pairs(&self) -> u16 {
-        self.pairs.clamp(1, MAX_PAIRS)
-    }
-}
 
 /// How a vhost-user NIC is.
 #[derive(Clone, PartialEq, Eq, Debug)]

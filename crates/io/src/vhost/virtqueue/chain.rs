@@ -9,13 +9,11 @@
 
 use std::sync::Arc;
 
-use crate::frame::{Segment, gather};
+use crate::frame::gather;
 use crate::guest_memory::{GuestMemory, Region};
+use crate::segment::Segment;
+use crate::vhost::limits::CHAIN_MAX;
 use crate::vhost::virtqueue::fault::RingFault;
-
-/// Descriptors in a chain at most, whatever the queue's size: what QEMU allows too. Linux uses up
-/// to 19.
-pub const CHAIN_MAX: u32 = 1024;
 
 /// Bytes of a descriptor.
 const DESCRIPTOR: usize = size_of::<RawDescriptor>();

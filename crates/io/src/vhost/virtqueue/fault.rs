@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::vhost::virtqueue::chain::CHAIN_MAX;
+use crate::vhost::limits::CHAIN_MAX;
 
 /// What a guest did wrong in a ring. The message names the thing and its value; the queue's name
 /// goes before it. `head` is the first descriptor of the chain: its index in the table of a split

@@ -4,6 +4,7 @@
 //! speaks to a VMM: that is [`protocol`](super::protocol)'s.
 
 pub(in crate::vhost) mod chain;
+pub(in crate::vhost) mod chains;
 pub(in crate::vhost) mod fault;
 pub(in crate::vhost) mod index;
 pub(in crate::vhost) mod notifier;
@@ -12,5 +13,6 @@ pub mod port;
 pub mod queue;
 pub(in crate::vhost) mod receive;
 pub(in crate::vhost) mod resume;
+pub(in crate::vhost) mod ring;
 pub(in crate::vhost) mod split;
 pub(in crate::vhost) mod transmit;

@@ -31,20 +31,26 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::copy;
-use crate::frame::Segment;
 use crate::guest_memory::GuestMemory;
-use crate::port::QueueState;
+use crate::ring_info::QueueState;
+use crate::segment::Segment;
 use crate::vhost::features;
+use crate::vhost::limits::CHAIN_MAX;
 use crate::vhost::virtqueue::chain::{
-    Buffers, CHAIN_MAX, Descriptor, INDIRECT, NEXT, RawDescriptor, WRITE, Walk, read, read_aligned,
+    Buffers, Descriptor, INDIRECT, NEXT, RawDescriptor, WRITE, Walk, read, read_aligned,
 };
+use crate::vhost::virtqueue::chains::Chains;
 use crate::vhost::virtqueue::fault::RingFault;
 use crate::vhost::virtqueue::index::{Position, passed_packed};
-use crate::vhost::virtqueue::queue::{
-    Begin, Bell, Mark, QueueError, QueueSetup, Ring, Room, place,
-};
-use crate::vhost::virtqueue::receive::Chains;
 use crate::vhost::virtqueue::resume::{self, GivenBack, Note};
+use crate::vhost::virtqueue::ring::Begin;
+use crate::vhost::virtqueue::ring::Bell;
+use crate::vhost::virtqueue::ring::Mark;
+use crate::vhost::virtqueue::ring::QueueError;
+use crate::vhost::virtqueue::ring::QueueSetup;
+use crate::vhost::virtqueue::ring::Ring;
+use crate::vhost::virtqueue::ring::Room;
+use crate::vhost::virtqueue::ring::place;
 
 /// How often a ring is copied until two copies are the same: a driver that goes on has filled its
 /// ring before.
@@ -203,12 +209,12 @@ impl PackedQueue {
 
     /// See [`Queue::arm`](crate::vhost::virtqueue::queue::Queue::arm).
     pub(in crate::vhost) fn arm(&mut self) -> bool {
-        let wish = if self.event_idx {
+        let event = if self.event_idx {
             EVENT_AT << 16 | u32::from(self.next.bits())
         } else {
             EVENT_ENABLE << 16
         };
-        self.device_event().store(wish, Ordering::Relaxed);
+        self.device_event().store(event, Ordering::Relaxed);
         // Our event structure first, then the slot: see the orderings above.
         fence(Ordering::SeqCst);
         self.offered().is_some()
@@ -258,14 +264,14 @@ impl PackedQueue {
         self.bell.call(wanted);
     }
 
-    /// True when the guest, whose event structure says `wish`, wants to be told of the slots from
+    /// True when the guest, whose event structure says `event`, wants to be told of the slots from
     /// `old` up to `new`.
     #[inline]
-    fn wants(&self, wish: u32, old: Position, new: Position) -> bool {
-        match wish >> 16 & 3 {
+    fn wants(&self, event: u32, old: Position, new: Position) -> bool {
+        match event >> 16 & 3 {
             EVENT_DISABLE => false,
             EVENT_AT if self.event_idx => {
-                passed_packed(Position::from_bits(wish as u16), new, old, self.size)
+                passed_packed(Position::from_bits(event as u16), new, old, self.size)
             }
             _ => true,
         }
@@ -273,7 +279,7 @@ impl PackedQueue {
 
     /// See [`Queue::state`](crate::vhost::virtqueue::queue::Queue::state).
     pub(in crate::vhost) fn state(&self) -> QueueState {
-        let wish = self.driver_event().load(Ordering::Relaxed);
+        let event = self.driver_event().load(Ordering::Relaxed);
         QueueState {
             size: self.size,
             avail_index: self.next.slot,
@@ -283,7 +289,7 @@ impl PackedQueue {
             avail_wrap: self.next.wrap,
             used_wrap: self.used.wrap,
             in_flight: self.pending_end.wrapping_sub(self.pending_start),
-            interrupts_off: !self.wants(wish, self.used, self.used.after(1, self.size)),
+            interrupts_off: !self.wants(event, self.used, self.used.after(1, self.size)),
             calls: self.bell.calls,
             features: self.features,
         }

@@ -9,10 +9,11 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use crate::deliver::{self, Accepts, Piece, Sink};
+use crate::error::{PortError, TransmitError};
 use crate::fault_guard;
 use crate::frame::{Batch, Fault};
 use crate::guest_memory::GuestMemory;
-use crate::port::{PortError, RingState, TransmitError};
+use crate::ring_info::RingState;
 use crate::vhost::features;
 use crate::vhost::virtqueue::queue::Queue;
 use crate::vhost::virtqueue::transmit::{Framing, PutError};

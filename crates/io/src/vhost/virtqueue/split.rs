@@ -24,19 +24,26 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering, fence};
 
 use crate::copy;
-use crate::frame::{BATCH, Segment};
+use crate::frame::BATCH;
 use crate::guest_memory::GuestMemory;
-use crate::port::QueueState;
+use crate::ring_info::QueueState;
+use crate::segment::Segment;
 use crate::vhost::features;
+use crate::vhost::limits::CHAIN_MAX;
 use crate::vhost::virtqueue::chain::{
-    Buffers, CHAIN_MAX, Descriptor, INDIRECT, NEXT, RawDescriptor, Walk, read, read_aligned,
+    Buffers, Descriptor, INDIRECT, NEXT, RawDescriptor, Walk, read, read_aligned,
 };
+use crate::vhost::virtqueue::chains::Chains;
 use crate::vhost::virtqueue::fault::RingFault;
 use crate::vhost::virtqueue::index::passed;
-use crate::vhost::virtqueue::queue::{
-    Begin, Bell, Mark, QueueError, QueueSetup, Ring, Room, place,
-};
-use crate::vhost::virtqueue::receive::Chains;
+use crate::vhost::virtqueue::ring::Begin;
+use crate::vhost::virtqueue::ring::Bell;
+use crate::vhost::virtqueue::ring::Mark;
+use crate::vhost::virtqueue::ring::QueueError;
+use crate::vhost::virtqueue::ring::QueueSetup;
+use crate::vhost::virtqueue::ring::Ring;
+use crate::vhost::virtqueue::ring::Room;
+use crate::vhost::virtqueue::ring::place;
 
 const AVAIL_NO_INTERRUPT: u16 = 1;
 const USED_NO_NOTIFY: u16 = 1;

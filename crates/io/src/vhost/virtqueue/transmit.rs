@@ -12,10 +12,12 @@ use wire::virtio_net;
 use crate::copy::{self, Ahead, by_width};
 use crate::copy_sum::copy_and_sum;
 use crate::deliver::{self, Accepts, Piece};
-use crate::frame::{BATCH, Batch, Frame, HEAD_MAX, Segment};
-use crate::port::TransmitError;
+use crate::error::TransmitError;
+use crate::frame::{BATCH, Batch, Frame, HEAD_MAX};
+use crate::segment::Segment;
 use crate::vhost::virtqueue::fault::RingFault;
-use crate::vhost::virtqueue::queue::{Ring, Room};
+use crate::vhost::virtqueue::ring::Ring;
+use crate::vhost::virtqueue::ring::Room;
 
 /// How the receiver wants its frames.
 #[derive(Clone, Copy, Debug)]
@@ -126,7 +128,7 @@ unsafe fn put_body(
     front: usize,
     mut left: usize,
 ) {
-    let (mut one, mut next_one) = ([copy::NOTHING], [copy::NOTHING]);
+    let (mut one, mut next_one) = ([Segment::NOTHING], [Segment::NOTHING]);
     let body = batch.body(usize::from(frames[at]), &mut one);
     let mut to = rooms[at].ptr.wrapping_add(front);
     for (place, segment) in body.iter().enumerate() {

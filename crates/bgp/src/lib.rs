@@ -1,0 +1,33 @@
+//! Addresses told to routers by BGP, from a file of settings alone.
+//!
+//! # Theory of operation
+//!
+//! The speaker is BIRD, as a child of this process: [`Speaker`] writes its whole configuration
+//! ([`configuration`]) from what the operator says of the neighbours ([`Settings`]) and from the
+//! routes that are to be told, each with its metric, and has BIRD read it anew by its control
+//! socket when the routes change. BIRD compares, and tells its neighbours what differs.
+//!
+//! Weighed: no Rust library of BGP that speaks, and not only parses, is kept as BIRD and FRR are;
+//! GoBGP would be a second runtime in the package; a speaker of our own is months until it is as
+//! tried by others' routers. FRR needs two daemons and its own user's folders for what one BIRD
+//! does. BIRD brings the TCP MD5 signature (RFC 2385), communities (RFC 1997, 8092), BFD (RFC 5880)
+//! and the hold timer.
+//!
+//! **It ends with us.** BIRD is started through `setpriv --pdeathsig TERM`: whatever ends this
+//! process, the kernel then ends BIRD, which closes its sessions with a notification, and the
+//! neighbours drop the routes at once. Where the host itself is gone, BFD or the hold time tells
+//! them. Nothing but announced routes goes out, nothing comes in, and the kernel's tables are not
+//! touched.
+//!
+//! The thread that starts BIRD waits for it until it ends: the signal above is sent at the end of
+//! the thread that is its parent (prctl(2)), and threads of a runtime end when they like.
+
+mod configuration;
+mod error;
+mod settings;
+mod speaker;
+
+pub use configuration::{Routes, configuration};
+pub use error::Error;
+pub use settings::{Community, Family, Neighbour, Password, Settings};
+pub use speaker::Speaker;

@@ -1,0 +1,58 @@
+//! Operations on the interfaces that features work on.
+
+use super::Controller;
+use crate::error::Error;
+use crate::event::EventKind;
+use crate::features::InterfaceStatus;
+use crate::model::{Feature, Interface};
+use crate::stage::Change;
+
+impl Controller {
+    /// The interfaces that a feature is to work on, in the order they were taken.
+    pub fn interfaces(&self, feature: Feature) -> &[Interface] {
+        let known = self.state.interfaces.get(&feature);
+        known.map_or(&[], Vec::as_slice)
+    }
+
+    /// Has a feature work on an interface that is there, and again whenever it comes back; or in
+    /// another mode. One that is declared already and not attached is tried again.
+    pub fn add_interface(
+        &mut self,
+        feature: Feature,
+        interface: Interface,
+    ) -> Result<InterfaceStatus, Error> {
+        let mut wanted = self.interfaces(feature).to_vec();
+        let name = interface.name.clone();
+        let mode = match wanted.iter_mut().find(|one| one.name == name) {
+            Some(known) => {
+                known.mode = interface.mode.or(known.mode);
+                known.mode
+            }
+            None => {
+                let mode = interface.mode;
+                wanted.push(interface);
+                mode
+            }
+        };
+        self.commit(vec![Change::Interfaces(feature, wanted)], false)?;
+        let taken = self.features.take(feature, &name, mode);
+        taken.map_err(|why| Error::Feature { feature, why })
+    }
+
+    /// Gives an interface back to the kernel for good; whether it was one of the feature's.
+    pub fn delete_interface(&mut self, feature: Feature, name: &str) -> Result<bool, Error> {
+        let mut wanted = self.interfaces(feature).to_vec();
+        wanted.retain(|one| one.name != name);
+        let diff = self.commit(vec![Change::Interfaces(feature, wanted)], false)?;
+        Ok(!diff.is_empty())
+    }
+
+    /// An interface of a feature was attached, or is not any more: an event, if it is (still) one
+    /// that is declared.
+    pub fn interface_state(&mut self, feature: Feature, status: InterfaceStatus) {
+        let declared = self.interfaces(feature);
+        if declared.iter().any(|one| one.name == status.name) {
+            self.tell(EventKind::InterfaceState(feature, status));
+        }
+    }
+}

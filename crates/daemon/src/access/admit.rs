@@ -1,0 +1,365 @@
+//! The gate that every request passes: who asks is compared with what the request takes, and what
+//! it changes, or that it was refused, goes into the audit log.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+
+use control::Author;
+use http_body::Frame;
+use http_body_util::{BodyExt, BodyStream, StreamBody};
+use tokio_stream::Stream;
+use tonic::body::Body;
+use tonic::codegen::{Service, http};
+use tonic::server::NamedService;
+use tonic::{Code, Request, Status};
+
+use super::needs::{self, Need};
+use super::peer::Peer;
+use super::policy::{Reach, Role};
+use super::{Access, Rights};
+use crate::audit::{ARGUMENTS_MAX, Audit, Record};
+use crate::v1::bounds::Guest;
+
+/// What every request passes. Cheap to clone.
+#[derive(Clone)]
+pub struct Gate {
+    access: Option<Access>,
+    audit: Audit,
+}
+
+/// Who was let in, for one request. Cheap to clone.
+#[derive(Clone)]
+pub struct Caller {
+    pub(super) reach: Reach,
+    pub(super) shown: Arc<str>,
+    pub(super) record: Option<Arc<Record>>,
+}
+
+impl Caller {
+    /// Whose changes the controller is to say they are.
+    pub fn author(&self) -> Author {
+        Author::Client(self.shown.clone())
+    }
+
+    /// How the request ended.
+    pub fn ended(&self, result: &str, why: &str) {
+        if let Some(record) = &self.record {
+            record.ended(result, why);
+        }
+    }
+
+    /// What was asked for.
+    pub fn asked(&self, arguments: impl FnOnce() -> Option<serde_json::Value>, bytes: usize) {
+        if let Some(record) = &self.record {
+            let arguments = (bytes <= ARGUMENTS_MAX).then(arguments).flatten();
+            record.arguments(arguments, bytes);
+        }
+    }
+}
+
+impl Gate {
+    /// Lets in whom `access` says.
+    pub fn new(access: Access, audit: Audit) -> Gate {
+        Gate {
+            access: Some(access),
+            audit,
+        }
+    }
+
+    /// Lets everybody in, for whoever drives decoders without sockets, and keeps no record but in
+    /// the log.
+    pub fn open() -> Gate {
+        Gate {
+            access: None,
+            audit: Audit::none(),
+        }
+    }
+
+    fn rights(&self, peer: &Peer) -> Rights {
+        match &self.access {
+            Some(access) => access.rights(&peer.who),
+            None => Rights::all(),
+        }
+    }
+
+    /// Lets a request in. The error is a sentence for the client; it is in the audit log already.
+    pub fn admit(&self, api: &'static str, peer: &Peer, need: Need) -> Result<Caller, String> {
+        let rights = self.rights(peer);
+        let reach = rights.reach(need.role);
+        let why = match &reach {
+            Reach::Nothing => {
+                let has = match rights.role() {
+                    None => "none".to_owned(),
+                    Some(role) => role.to_string(),
+                };
+                format!(
+                    "{} takes the role {}, and {} has {has}",
+                    need.request,
+                    need.role,
+                    peer.shown()
+                )
+            }
+            Reach::Part(_) if !need.by_part => format!(
+                "{} is for the whole host, and {} has the role {} for a part of its networks",
+                need.request,
+                peer.shown(),
+                need.role
+            ),
+            _ => {
+                let begun = need
+                    .is_change()
+                    .then(|| self.audit.begin(api, peer, need.request));
+                return Ok(Caller {
+                    reach,
+                    shown: peer.shown().into(),
+                    record: begun,
+                });
+            }
+        };
+        self.audit.refused(api, peer, need.request, &why);
+        Err(why)
+    }
+
+    /// An attempt that did not come as far as a request.
+    pub fn turned_away(&self, api: &'static str, peer: &Peer, what: &str, why: &str) {
+        self.audit.refused(api, peer, what, why);
+    }
+
+    /// Whether somebody may see something still as when that began.
+    fn still(&self, peer: &Peer, role: Role, reach: &Reach) -> bool {
+        self.rights(peer).reach(role) == *reach
+    }
+
+    fn generation(&self) -> u64 {
+        self.access.as_ref().map_or(0, Access::generation)
+    }
+}
+
+/// Who a request of v1 was let in for, and what it says.
+pub fn taken<T>(request: Request<T>) -> Result<(Caller, T), Status> {
+    let (_, mut extensions, message) = request.into_parts();
+    let caller = extensions.remove::<Caller>();
+    // The layer below puts it there: without it, nobody has looked at who asks.
+    let caller = caller.ok_or_else(|| Status::permission_denied("nobody let this request in"))?;
+    Ok((caller, message))
+}
+
+/// A service of v1 behind the gate.
+#[derive(Clone)]
+pub struct Admitted<S> {
+    service: S,
+    gate: Gate,
+}
+
+impl<S> Admitted<S> {
+    pub fn new(service: S, gate: Gate) -> Admitted<S> {
+        Admitted { service, gate }
+    }
+}
+
+impl<S: NamedService> NamedService for Admitted<S> {
+    const NAME: &'static str = S::NAME;
+}
+
+type Answered = Result<http::Response<Body>, Infallible>;
+type Answering = Pin<Box<dyn Future<Output = Answered> + Send>>;
+
+impl<S> Service<http::Request<Body>> for Admitted<S>
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>,
+    S::Future: Send + 'static,
+{
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Answering;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.service.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: http::Request<Body>) -> Answering {
+        let path = request.uri().path().to_owned();
+        let Some(need) = needs::of_path(&path) else {
+            let why = format!("there is no method {}", path.escape_debug());
+            return answer(Status::unimplemented(why));
+        };
+        let guest = request.extensions().get::<Guest>();
+        let peer = guest.map_or_else(Peer::unknown, |guest| guest.peer.clone());
+        if guest.is_some_and(Guest::is_stale) {
+            let why = "the authority of clients' certificates was changed: connect again";
+            self.gate.turned_away("v1", &peer, need.request, why);
+            return answer(Status::unauthenticated(why));
+        }
+        // What is said in force when the request began: a reload between the two is noticed.
+        let generation = self.gate.generation();
+        let caller = match self.gate.admit("v1", &peer, need) {
+            Ok(caller) => caller,
+            Err(why) => return answer(Status::permission_denied(why)),
+        };
+        request.extensions_mut().insert(caller.clone());
+        if !need.is_change() {
+            let watched = Watched {
+                gate: self.gate.clone(),
+                peer,
+                role: need.role,
+                reach: caller.reach,
+                generation,
+            };
+            let answer = self.service.call(request);
+            return Box::pin(async move { Ok(answer.await?.map(|body| watched.body(body))) });
+        }
+        let heard = Arc::new(Mutex::new(Heard::default()));
+        let hearing = heard.clone();
+        let request = request.map(|body| {
+            Body::new(body.map_frame(move |frame| {
+                if let Some(data) = frame.data_ref() {
+                    let mut heard = hearing.lock().unwrap_or_else(PoisonError::into_inner);
+                    heard.add(data);
+                }
+                frame
+            }))
+        });
+        let answer = self.service.call(request);
+        Box::pin(async move {
+            let answer = answer.await?;
+            let heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
+            caller.asked(
+                || api::json::of_v1_request(&path, heard.message()),
+                heard.bytes.saturating_sub(PREFIX),
+            );
+            drop(heard);
+            match Status::from_header_map(answer.headers()) {
+                Some(status) if status.code() != Code::Ok => {
+                    caller.ended(&code(status.code()), status.message());
+                }
+                _ => caller.ended("ok", ""),
+            }
+            Ok(answer)
+        })
+    }
+}
+
+fn answer(status: Status) -> Answering {
+    Box::pin(async { Ok(status.into_http()) })
+}
+
+/// A code as gRPC spells it: `INVALID_ARGUMENT`.
+fn code(code: Code) -> String {
+    let mut text = String::new();
+    for letter in format!("{code:?}").chars() {
+        if letter.is_uppercase() && !text.is_empty() {
+            text.push('_');
+        }
+        text.extend(letter.to_uppercase());
+    }
+    text
+}
+
+/// Of a request's message: a byte that says whether it is compressed, which none is, and its
+/// length.
+const PREFIX: usize = 5;
+
+/// A request's body as it passes, as far as it is recorded.
+#[derive(Default)]
+struct Heard {
+    first: Vec<u8>,
+    bytes: usize,
+}
+
+impl Heard {
+    fn add(&mut self, data: &[u8]) {
+        self.bytes += data.len();
+        let room = (PREFIX + ARGUMENTS_MAX).saturating_sub(self.first.len());
+        self.first.extend_from_slice(&data[..data.len().min(room)]);
+    }
+
+    fn message(&self) -> &[u8] {
+        self.first.get(PREFIX..).unwrap_or_default()
+    }
+}
+
+/// A stream ends when who reads it may not see any more what it saw when it began.
+struct Watched {
+    gate: Gate,
+    peer: Peer,
+    role: Role,
+    reach: Reach,
+    generation: u64,
+}
+
+impl Watched {
+    fn is_revoked(&mut self) -> bool {
+        let now = self.gate.generation();
+        if now == self.generation {
+            return false;
+        }
+        self.generation = now;
+        !self.gate.still(&self.peer, self.role, &self.reach)
+    }
+
+    fn body(self, body: Body) -> Body {
+        Body::new(StreamBody::new(Guarding {
+            watched: Some(self),
+            body: BodyStream::new(body),
+        }))
+    }
+}
+
+struct Guarding {
+    /// `None` once it has ended.
+    watched: Option<Watched>,
+    body: BodyStream<Body>,
+}
+
+impl Stream for Guarding {
+    type Item = <BodyStream<Body> as Stream>::Item;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        let Some(watched) = &mut this.watched else {
+            return Poll::Ready(None);
+        };
+        let frame = std::task::ready!(Pin::new(&mut this.body).poll_next(cx));
+        if frame.is_some() && watched.is_revoked() {
+            this.watched = None;
+            let why = "what this client may see was changed: ask again";
+            let mut trailers = http::HeaderMap::new();
+            return match Status::permission_denied(why).add_header(&mut trailers) {
+                Ok(()) => Poll::Ready(Some(Ok(Frame::trailers(trailers)))),
+                Err(status) => Poll::Ready(Some(Err(status))),
+            };
+        }
+        Poll::Ready(frame)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_spelt_as_grpc_does() {
+        assert_eq!(code(Code::InvalidArgument), "INVALID_ARGUMENT");
+        assert_eq!(code(Code::Internal), "INTERNAL");
+    }
+
+    #[test]
+    fn a_request_nobody_let_in_is_refused() {
+        assert_eq!(
+            taken(Request::new(())).err().map(|status| status.code()),
+            Some(Code::PermissionDenied)
+        );
+    }
+
+    #[test]
+    fn what_is_heard_is_bounded() {
+        let mut heard = Heard::default();
+        for _ in 0..100 {
+            heard.add(&[7; 4096]);
+        }
+        assert_eq!(heard.message().len(), ARGUMENTS_MAX);
+        assert_eq!(heard.bytes, 409_600);
+    }
+}

@@ -1,0 +1,312 @@
+//! The file of `--access`: TOML, a table `[[grant]]` for each grant.
+//!
+//! Who can write to it owns the host: one that others than root and the daemon's user can write to
+//! is refused.
+
+use std::fs::File;
+use std::io::Read;
+use std::ops::RangeInclusive;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use nix::unistd::{Group, Uid, User};
+use serde::Deserialize;
+
+use super::policy::{Grant, GroupPattern, Part, Policy, Reach, Role};
+
+/// The largest file that is read, in bytes.
+const SIZE_MAX: u64 = 1 << 20;
+/// VNIs have 24 bits (RFC 7348, section 5).
+const VNI_MAX: u32 = (1 << 24) - 1;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Document {
+    #[serde(default)]
+    grant: Vec<Given>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Given {
+    role: Role,
+    #[serde(default)]
+    users: Vec<NameOrNumber>,
+    #[serde(default)]
+    groups: Vec<NameOrNumber>,
+    #[serde(default)]
+    certificates: Vec<String>,
+    #[serde(default)]
+    v0_tcp: bool,
+    /// Absent together with `security_groups`: the whole host.
+    networks: Option<Vec<NumberOrRange>>,
+    security_groups: Option<Vec<String>>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum NameOrNumber {
+    Number(u32),
+    Name(String),
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum NumberOrRange {
+    Number(u32),
+    Range(String),
+}
+
+/// Reads a file. The error is a sentence that names it, and the grant.
+pub fn read(path: &Path) -> Result<Policy, String> {
+    let shown = path.display();
+    let mut file = File::open(path).map_err(|e| format!("{shown} cannot be read: {e}"))?;
+    let meta = file
+        .metadata()
+        .map_err(|e| format!("{shown} cannot be read: {e}"))?;
+    if !meta.is_file() {
+        return Err(format!("{shown} is no file"));
+    }
+    let ours = [0, Uid::effective().as_raw()];
+    if !ours.contains(&meta.uid()) || meta.mode() & 0o022 != 0 {
+        return Err(format!(
+            "{shown} can be written to by others than root (owner {}, mode {:o}): who can write \
+             there may do everything",
+            meta.uid(),
+            meta.mode() & 0o7777
+        ));
+    }
+    if meta.len() > SIZE_MAX {
+        return Err(format!("{shown} has more than {SIZE_MAX} bytes"));
+    }
+    let mut text = String::new();
+    file.by_ref()
+        .take(SIZE_MAX)
+        .read_to_string(&mut text)
+        .map_err(|e| format!("{shown} cannot be read: {e}"))?;
+    parse(&text).map_err(|why| format!("{shown}: {why}"))
+}
+
+fn parse(text: &str) -> Result<Policy, String> {
+    let document: Document = toml::from_str(text).map_err(|e| e.to_string())?;
+    let grants = document.grant.into_iter().zip(1..);
+    let grants =
+        grants.map(|(given, number)| grant(given).map_err(|why| format!("grant {number}: {why}")));
+    Ok(Policy::new(grants.collect::<Result<_, _>>()?))
+}
+
+fn grant(given: Given) -> Result<Grant, String> {
+    let reach = match (given.networks, given.security_groups) {
+        (None, None) => Reach::Whole,
+        (networks, groups) => {
+            if given.role == Role::Admin {
+                return Err(
+                    "the role admin is for the whole host: it takes neither networks nor \
+                            security_groups"
+                        .into(),
+                );
+            }
+            let networks = networks.unwrap_or_default();
+            let groups = groups.unwrap_or_default();
+            Reach::Part(Part {
+                networks: networks.iter().map(range).collect::<Result<_, _>>()?,
+                groups: groups
+                    .iter()
+                    .map(|id| pattern(id))
+                    .collect::<Result<_, _>>()?,
+            })
+        }
+    };
+    let grant = Grant {
+        role: given.role,
+        reach,
+        users: given.users.iter().map(user).collect::<Result<_, _>>()?,
+        groups: given.groups.iter().map(group).collect::<Result<_, _>>()?,
+        certificates: given.certificates,
+        v0_tcp: given.v0_tcp,
+    };
+    if grant.certificates.iter().any(String::is_empty) {
+        return Err("a certificate's name is empty".into());
+    }
+    if grant.users.is_empty()
+        && grant.groups.is_empty()
+        && grant.certificates.is_empty()
+        && !grant.v0_tcp
+    {
+        return Err("is for nobody: it has neither users, groups, certificates nor v0_tcp".into());
+    }
+    Ok(grant)
+}
+
+fn user(given: &NameOrNumber) -> Result<u32, String> {
+    match given {
+        NameOrNumber::Number(uid) => Ok(*uid),
+        NameOrNumber::Name(name) => match User::from_name(name) {
+            Ok(Some(user)) => Ok(user.uid.as_raw()),
+            Ok(None) => Err(format!("there is no user '{}'", name.escape_debug())),
+            Err(e) => Err(format!("user '{}': {e}", name.escape_debug())),
+        },
+    }
+}
+
+fn group(given: &NameOrNumber) -> Result<u32, String> {
+    match given {
+        NameOrNumber::Number(gid) => Ok(*gid),
+        NameOrNumber::Name(name) => match Group::from_name(name) {
+            Ok(Some(group)) => Ok(group.gid.as_raw()),
+            Ok(None) => Err(format!("there is no group '{}'", name.escape_debug())),
+            Err(e) => Err(format!("group '{}': {e}", name.escape_debug())),
+        },
+    }
+}
+
+fn range(given: &NumberOrRange) -> Result<RangeInclusive<u32>, String> {
+    let refused = |shown: &str| {
+        format!(
+            "networks: '{}' is neither a VNI (0..{VNI_MAX}) nor a range of them, as \"100-199\"",
+            shown.escape_debug()
+        )
+    };
+    let (first, last) = match given {
+        NumberOrRange::Number(vni) => (*vni, *vni),
+        NumberOrRange::Range(text) => {
+            let (first, last) = text.split_once('-').unwrap_or((text, text));
+            let number = |text: &str| text.trim().parse().map_err(|_| refused(text));
+            (number(first)?, number(last)?)
+        }
+    };
+    match first <= last && last <= VNI_MAX {
+        true => Ok(first..=last),
+        false => Err(refused(&format!("{first}-{last}"))),
+    }
+}
+
+fn pattern(given: &str) -> Result<GroupPattern, String> {
+    let pattern = match given.strip_suffix('*') {
+        Some(prefix) => GroupPattern::Prefix(prefix.to_owned()),
+        None => GroupPattern::Id(given.to_owned()),
+    };
+    match &pattern {
+        GroupPattern::Id(text) | GroupPattern::Prefix(text)
+            if text.contains('*') || given.is_empty() =>
+        {
+            Err(format!(
+                "security_groups: '{}' is neither an id nor how ids begin, as \"blue-*\"",
+                given.escape_debug()
+            ))
+        }
+        _ => Ok(pattern),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::access::peer::{User, Who};
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn the_example_of_the_manual_is_read() {
+        let manual = include_str!("../../../../docs/access.md");
+        let (_, example) = manual.split_once("```toml\n").unwrap();
+        let (example, _) = example.split_once("```").unwrap();
+        // Whoever these are elsewhere, here they are somebody.
+        let example = example
+            .replace("\"prometheus\"", "\"root\"")
+            .replace("\"netops\"", "\"root\"");
+        let policy = parse(&example).unwrap();
+        assert_eq!(policy.grants(), 4);
+        let blue = Who::Certificate {
+            names: vec!["blue.example.com".into()],
+        };
+        let rights = policy.rights(&blue);
+        let vni = |id| wire::Vni::new(id).unwrap();
+        assert!(rights.reach(Role::Operate).has_network(vni(150)));
+        assert!(!rights.reach(Role::View).has_network(vni(200)));
+    }
+
+    #[test]
+    fn names_and_numbers() {
+        let text = "[[grant]]\nrole = \"view\"\nusers = [\"root\", 1234]\ngroups = [\"root\", 7]\n";
+        let policy = parse(text).unwrap();
+        let by = |uid, gid| {
+            policy.rights(&Who::Local(User {
+                uid,
+                gid,
+                pid: None,
+                groups: vec![gid],
+            }))
+        };
+        for (uid, gid) in [(0, 99), (1234, 99), (99, 0), (99, 7)] {
+            assert_eq!(by(uid, gid).role(), Some(Role::View), "{uid} {gid}");
+        }
+        assert_eq!(by(99, 99).role(), None);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (text, said) in [
+            ("role = 1", "role"),
+            ("[[grant]]\nrole = \"root\"\nusers = [1]", "root"),
+            ("[[grant]]\nrole = \"view\"", "grant 1: is for nobody"),
+            ("[[grant]]\nrole = \"view\"\nuser = [1]", "user"),
+            (
+                "[[grant]]\nrole = \"view\"\nusers = [\"no-such-user\"]",
+                "'no-such-user'",
+            ),
+            (
+                "[[grant]]\nrole = \"admin\"\nusers = [1]\nnetworks = [1]",
+                "whole host",
+            ),
+            (
+                "[[grant]]\nrole = \"view\"\nusers = [1]\nnetworks = [16777216]",
+                "16777216",
+            ),
+            (
+                "[[grant]]\nrole = \"view\"\nusers = [1]\nnetworks = [\"9-3\"]",
+                "9-3",
+            ),
+            (
+                "[[grant]]\nrole = \"view\"\nusers = [1]\nsecurity_groups = [\"a*b\"]",
+                "a*b",
+            ),
+            (
+                "[[grant]]\nrole = \"view\"\nusers = [1]\nsecurity_groups = [\"\"]",
+                "''",
+            ),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(said), "{text}: {error}");
+        }
+    }
+
+    /// An empty list is a part that has nothing, not the whole.
+    #[test]
+    fn an_empty_list_is_nothing() {
+        let text = "[[grant]]\nrole = \"operate\"\nusers = [1]\nnetworks = []\n";
+        let policy = parse(text).unwrap();
+        let rights = policy.rights(&Who::Local(User {
+            uid: 1,
+            gid: 1,
+            pid: None,
+            groups: vec![],
+        }));
+        let reach = rights.reach(Role::Operate);
+        assert!(!reach.has_network(wire::Vni::new(0).unwrap()));
+        assert_ne!(reach, Reach::Whole);
+    }
+
+    #[test]
+    fn a_file_that_others_can_write_to_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("access.toml");
+        std::fs::write(&path, "").unwrap();
+        for (mode, read_it) in [(0o644, true), (0o664, false), (0o646, false), (0o600, true)] {
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+            assert_eq!(read(&path).is_ok(), read_it, "{mode:o}");
+        }
+        assert!(read(dir.path()).unwrap_err().contains("no file"));
+        let missing = dir.path().join("missing");
+        assert!(read(&missing).unwrap_err().contains("missing"));
+    }
+}

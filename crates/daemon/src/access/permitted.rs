@@ -1,0 +1,474 @@
+//! The controller as one caller may use it: what is not the caller's is left out of lists, and
+//! refused when it is asked for by name or to be changed. There is no other way from a request to
+//! the controller, but for [`Permitted::whole`], which takes somebody whose reach is the host.
+//!
+//! What a change does to the audit log's record is done here, too.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use control::model::{
+    Binding, BindingKey, Group, GroupId, NetworkOptions, Nic, NicId, NicUpdate, Peer as RulePeer,
+    Removal, Rule,
+};
+use control::{
+    Controller, Diff, Error, GroupStats, HostSettings, NetworkStatus, NicStats, NicStatus,
+};
+use dataplane::PortUid;
+use dataplane::flow::FlowInfo;
+use tonic::Status;
+use wire::Vni;
+
+use super::admit::Caller;
+use super::policy::Reach;
+
+/// Why an operation is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// It is not among what the caller may see or change.
+    #[error("{0}")]
+    Denied(String),
+    /// It cannot be.
+    #[error(transparent)]
+    Control(#[from] Error),
+}
+
+impl From<Refusal> for Status {
+    fn from(refusal: Refusal) -> Status {
+        match refusal {
+            Refusal::Denied(why) => Status::permission_denied(why),
+            Refusal::Control(error) => crate::v1::refused(error),
+        }
+    }
+}
+
+type Done<T> = Result<T, Refusal>;
+
+/// The record is told what was changed.
+impl Drop for Permitted<'_> {
+    fn drop(&mut self) {
+        if let (Some(changed), Some(record)) = (self.control.take_changed(), &self.caller.record) {
+            record.changed(&changed);
+        }
+    }
+}
+
+/// The controller, for one operation of one caller.
+pub struct Permitted<'a> {
+    control: &'a mut Controller,
+    caller: &'a Caller,
+}
+
+impl<'a> Permitted<'a> {
+    pub fn new(control: &'a mut Controller, caller: &'a Caller) -> Permitted<'a> {
+        // Of an operation before that nobody kept a record of.
+        let _ = control.take_changed();
+        Permitted { control, caller }
+    }
+
+    fn reach(&self) -> &Reach {
+        &self.caller.reach
+    }
+
+    fn is_whole(&self) -> bool {
+        *self.reach() == Reach::Whole
+    }
+
+    /// All of it, for who may see or change all.
+    pub fn whole(&mut self) -> Done<&mut Controller> {
+        match self.is_whole() {
+            true => Ok(self.control),
+            false => Err(self.not_ours("what is the whole host's")),
+        }
+    }
+
+    fn not_ours(&self, what: &str) -> Refusal {
+        Refusal::Denied(format!("{} has no right to {what}", self.caller.shown))
+    }
+
+    /// What the daemon was started with: no secret.
+    pub fn settings(&self) -> &HostSettings {
+        self.control.settings()
+    }
+
+    // NICs.
+
+    pub fn nics(&self) -> impl Iterator<Item = NicStatus> + '_ {
+        let ours = |status: &NicStatus| self.reach().has_nic(&status.nic);
+        self.control.nics().filter(ours)
+    }
+
+    pub fn nic_ids(&self) -> Vec<NicId> {
+        match self.is_whole() {
+            true => self.control.nic_ids(),
+            false => self.nics().map(|status| status.nic.id.clone()).collect(),
+        }
+    }
+
+    pub fn nic(&self, id: &NicId) -> Done<NicStatus> {
+        let status = self.control.nic(id)?;
+        match self.reach().has_nic(&status.nic) {
+            true => Ok(status),
+            false => Err(self.not_ours(&format!("NIC '{id}'"))),
+        }
+    }
+
+    pub fn nic_stats(&self, id: &NicId) -> Done<NicStats> {
+        self.nic(id)?;
+        Ok(self.control.nic_stats(id)?)
+    }
+
+    /// NICs by what flows call them.
+    pub fn nics_by_uid(&self) -> BTreeMap<PortUid, NicId> {
+        match self.is_whole() {
+            true => self.control.nics_by_uid(),
+            false => {
+                let named = self
+                    .nics()
+                    .map(|status| (status.uid, status.nic.id.clone()));
+                named.collect()
+            }
+        }
+    }
+
+    /// The connections of a NIC, or of all that are the caller's.
+    pub fn flows(&self, id: Option<&NicId>) -> Done<Vec<FlowInfo>> {
+        if let Some(id) = id {
+            self.nic(id)?;
+        }
+        let mut flows = self.control.export_flows(id)?;
+        if !self.is_whole() {
+            let ours = self.nics_by_uid();
+            flows.retain(|flow| {
+                ours.contains_key(&flow.initiator.uid) || ours.contains_key(&flow.responder.uid)
+            });
+        }
+        Ok(flows)
+    }
+
+    pub fn import_flows(&mut self, flows: Vec<FlowInfo>) -> Done<usize> {
+        Ok(self.control.import_flows(flows)?)
+    }
+
+    pub fn put_nic(&mut self, nic: Nic) -> Done<NicStatus> {
+        self.may_put(&nic)?;
+        Ok(self.control.put_nic(nic)?)
+    }
+
+    /// As [`put_nic`](Self::put_nic), but a NIC of that id that has other values stays, and is an
+    /// error.
+    pub fn create_nic(&mut self, nic: Nic) -> Done<NicStatus> {
+        self.may_put(&nic)?;
+        Ok(self.control.create_nic(nic)?)
+    }
+
+    pub fn update_nic(&mut self, id: &NicId, update: NicUpdate) -> Done<NicStatus> {
+        let old = self.nic(id)?;
+        if !self.is_whole() {
+            self.may_put(&old.nic.updated(update.clone()))?;
+        }
+        Ok(self.control.update_nic(id, update)?)
+    }
+
+    pub fn delete_nic(&mut self, id: &NicId) -> Done<Diff> {
+        // What is not there is deleted already.
+        if let Err(refused @ Refusal::Denied(_)) = self.nic(id) {
+            return Err(refused);
+        }
+        Ok(self.control.delete_nic(id)?)
+    }
+
+    /// Whether a NIC may be made so: in a network of the caller's, and nothing about it reaches
+    /// beyond that.
+    fn may_put(&self, new: &Nic) -> Done<()> {
+        if self.is_whole() {
+            return Ok(());
+        }
+        let reach = self.reach();
+        let (id, vni) = (&new.id, new.vni);
+        if !reach.has_network(vni) {
+            return Err(self.not_ours(&format!("VNI {vni}, which NIC '{id}' would be in")));
+        }
+        let old = match self.control.nic(id) {
+            Ok(old) if reach.has_nic(&old.nic) => Some(old.nic),
+            Ok(_) => return Err(self.not_ours(&format!("NIC '{id}'"))),
+            Err(_) => None,
+        };
+        let old = old.as_deref();
+        let before: BTreeSet<&GroupId> = old
+            .into_iter()
+            .flat_map(|nic| &nic.security_groups)
+            .collect();
+        let after: BTreeSet<&GroupId> = new.security_groups.iter().collect();
+        // Who joins a group is let in wherever that group is; who leaves one is rid of its rules.
+        let mut moved = before.symmetric_difference(&after);
+        if let Some(group) = moved.find(|group| !reach.has_group(group)) {
+            let what = format!("group '{group}', which NIC '{id}' would join or leave");
+            return Err(self.not_ours(&what));
+        }
+        type Field = fn(&Nic) -> Option<String>;
+        // These reach files, interfaces and NICs beyond the network.
+        let same = |of: Field| match old {
+            Some(old) => of(old) == of(new),
+            None => of(new).is_none(),
+        };
+        let beyond: [(&str, Field); 3] = [
+            ("path", |nic| nic.path.clone()),
+            ("packet_trace_path", |nic| nic.packet_trace_path.clone()),
+            ("sniff_target", |nic| {
+                nic.sniff_target.as_ref().map(NicId::to_string)
+            }),
+        ];
+        match beyond.into_iter().find(|(_, of)| !same(*of)) {
+            Some((field, _)) => Err(self.not_ours(&format!(
+                "the {field} of NIC '{id}', which is the whole host's"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    // Groups.
+
+    pub fn groups(&self) -> impl Iterator<Item = Arc<Group>> + '_ {
+        let ours = |group: &Arc<Group>| self.reach().has_group(&group.id);
+        self.control.groups().filter(ours)
+    }
+
+    pub fn group_ids(&self) -> Vec<GroupId> {
+        self.groups().map(|group| group.id.clone()).collect()
+    }
+
+    pub fn group(&self, id: &GroupId) -> Done<Arc<Group>> {
+        self.has_group(id)?;
+        Ok(self.control.group(id)?)
+    }
+
+    pub fn group_stats(&self, id: &GroupId) -> Done<GroupStats> {
+        self.has_group(id)?;
+        Ok(self.control.group_stats(id)?)
+    }
+
+    fn has_group(&self, id: &GroupId) -> Done<()> {
+        match self.reach().has_group(id) {
+            true => Ok(()),
+            false => Err(self.not_ours(&format!("group '{id}'"))),
+        }
+    }
+
+    /// A rule that names a group tells who is in it, by what it lets pass.
+    fn has_peer(&self, group: &GroupId, rule: &Rule) -> Done<()> {
+        match rule.peer() {
+            RulePeer::Group(peer) if !self.reach().has_group(peer) => {
+                let what = format!("group '{peer}', which a rule of group '{group}' would name");
+                Err(self.not_ours(&what))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub fn put_group(&mut self, group: Group) -> Done<Diff> {
+        self.has_group(&group.id)?;
+        let known = self.control.group(&group.id).ok();
+        for rule in &group.rules {
+            if !known
+                .as_ref()
+                .is_some_and(|known| known.rules.contains(rule))
+            {
+                self.has_peer(&group.id, rule)?;
+            }
+        }
+        Ok(self.control.put_group(group)?)
+    }
+
+    pub fn update_group(
+        &mut self,
+        id: &GroupId,
+        removal: Option<Removal>,
+        allow_midstream: Option<bool>,
+    ) -> Done<Diff> {
+        self.has_group(id)?;
+        Ok(self.control.update_group(id, removal, allow_midstream)?)
+    }
+
+    pub fn delete_group(&mut self, id: &GroupId) -> Done<Diff> {
+        self.has_group(id)?;
+        Ok(self.control.delete_group(id)?)
+    }
+
+    pub fn add_rule(&mut self, id: &GroupId, rule: Rule) -> Done<Diff> {
+        self.has_group(id)?;
+        self.has_peer(id, &rule)?;
+        Ok(self.control.add_rule(id, rule)?)
+    }
+
+    pub fn delete_rule(&mut self, id: &GroupId, rule: &Rule) -> Done<Diff> {
+        self.has_group(id)?;
+        Ok(self.control.delete_rule(id, rule)?)
+    }
+
+    pub fn add_member(&mut self, id: &GroupId, member: IpAddr) -> Done<Diff> {
+        self.has_group(id)?;
+        Ok(self.control.add_member(id, member)?)
+    }
+
+    pub fn delete_member(&mut self, id: &GroupId, member: IpAddr) -> Done<Diff> {
+        self.has_group(id)?;
+        Ok(self.control.delete_member(id, member)?)
+    }
+
+    // Networks and bindings.
+
+    pub fn has_network(&self, vni: Vni) -> Done<()> {
+        match self.reach().has_network(vni) {
+            true => Ok(()),
+            false => Err(self.not_ours(&format!("VNI {vni}"))),
+        }
+    }
+
+    pub fn networks(&self) -> impl Iterator<Item = NetworkStatus> + '_ {
+        let ours = |status: &NetworkStatus| self.reach().has_network(status.options.vni);
+        self.control.networks().filter(ours)
+    }
+
+    pub fn networks_said(&self) -> impl Iterator<Item = &NetworkOptions> {
+        let ours = |options: &&NetworkOptions| self.reach().has_network(options.vni);
+        self.control.networks_said().filter(ours)
+    }
+
+    pub fn network(&self, vni: Vni) -> Done<NetworkStatus> {
+        self.has_network(vni)?;
+        Ok(self.control.network(vni))
+    }
+
+    pub fn network_endpoints(&self, vni: Vni) -> Done<BTreeSet<IpAddr>> {
+        self.has_network(vni)?;
+        Ok(self.control.network_endpoints(vni))
+    }
+
+    pub fn put_network(&mut self, options: NetworkOptions) -> Done<Diff> {
+        self.has_network(options.vni)?;
+        Ok(self.control.put_network(options)?)
+    }
+
+    pub fn bindings(
+        &self,
+        vni: Option<Vni>,
+        endpoint: Option<IpAddr>,
+    ) -> Done<impl Iterator<Item = Binding> + '_> {
+        if let Some(vni) = vni {
+            self.has_network(vni)?;
+        }
+        let ours = |binding: &Binding| self.reach().has_network(binding.vni);
+        Ok(self.control.bindings(vni, endpoint).filter(ours))
+    }
+
+    pub fn binding(&self, key: BindingKey) -> Done<Binding> {
+        self.has_network(key.0)?;
+        Ok(self.control.binding(key)?)
+    }
+
+    /// A host that nobody knew changes how all networks hear others.
+    fn may_bind<'b>(&self, bindings: impl Iterator<Item = &'b Binding>) -> Done<()> {
+        if self.is_whole() {
+            return Ok(());
+        }
+        for binding in bindings {
+            self.has_network(binding.vni)?;
+            if self.control.endpoint(binding.endpoint).is_err() {
+                let what = format!(
+                    "add endpoint '{}', which the binding of {} in VNI {} names",
+                    binding.endpoint, binding.mac, binding.vni
+                );
+                return Err(self.not_ours(&what));
+            }
+        }
+        Ok(())
+    }
+
+    pub fn put_bindings(&mut self, bindings: Vec<Binding>) -> Done<Diff> {
+        self.may_bind(bindings.iter())?;
+        Ok(self.control.put_bindings(bindings)?)
+    }
+
+    pub fn delete_bindings(&mut self, keys: &[BindingKey]) -> Done<Diff> {
+        for (vni, _) in keys {
+            self.has_network(*vni)?;
+        }
+        Ok(self.control.delete_bindings(keys)?)
+    }
+
+    pub fn set_bindings(
+        &mut self,
+        vni: Option<Vni>,
+        bindings: BTreeMap<BindingKey, Binding>,
+        dry_run: bool,
+    ) -> Done<Diff> {
+        match vni {
+            Some(vni) => self.has_network(vni)?,
+            // All bindings there are.
+            None => drop(self.whole()?),
+        }
+        self.may_bind(bindings.values())?;
+        Ok(self.control.set_bindings(vni, bindings, dry_run)?)
+    }
+
+    /// Whether events of these are the caller's.
+    pub fn sees_group(&self, id: &GroupId) -> bool {
+        self.reach().has_group(id)
+    }
+
+    pub fn sees_network(&self, vni: Vni) -> bool {
+        self.reach().has_network(vni)
+    }
+
+    pub fn sees_all(&self) -> bool {
+        self.is_whole()
+    }
+
+    /// The controller's own counters and graph, for who sees all; of what is shown to others
+    /// nothing comes from here.
+    pub fn unlimited(&self) -> Option<&Controller> {
+        self.is_whole().then_some(&*self.control)
+    }
+
+    pub fn status(&self) -> control::Status {
+        let status = self.control.status();
+        if self.is_whole() {
+            return status;
+        }
+        control::Status {
+            nics: self.nics().count(),
+            networks: self.networks().filter(|network| network.nics > 0).count(),
+            groups: self.groups().count(),
+            rules: self.groups().map(|group| group.rules.len()).sum(),
+            vnis: self.networks().count(),
+            endpoints: 0,
+            bindings: self.networks().map(|network| network.bindings).sum(),
+            ..status
+        }
+    }
+
+    /// The configuration's part that is the caller's.
+    pub fn config(&self) -> control::model::Config {
+        let mut config = self.control.config();
+        if self.is_whole() {
+            return config;
+        }
+        let reach = self.reach();
+        config.nics.retain(|_, nic| reach.has_nic(nic));
+        config.groups.retain(|id, _| reach.has_group(id));
+        config.endpoints.clear();
+        config.services = None;
+        config.interfaces.clear();
+        config.networks.retain(|vni, _| reach.has_network(*vni));
+        config
+            .bindings
+            .retain(|(vni, _), _| reach.has_network(*vni));
+        config
+    }
+
+    pub fn subscribe(&self) -> tokio::sync::broadcast::Receiver<control::Event> {
+        self.control.subscribe()
+    }
+}

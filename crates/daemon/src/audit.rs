@@ -1,0 +1,417 @@
+//! The audit log: a line for every change and for every attempt that was refused, in the log and,
+//! as JSON, in the file of `--audit`.
+//!
+//! A [`Record`] begins when a request is let in and is written when nobody holds it any more, which
+//! is before the client has its answer: also where the client went away and the change was made all
+//! the same.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use api::v1;
+use control::Changed;
+use nix::unistd::Uid;
+use serde_json::{Map, Value, json};
+
+use crate::access::{Peer, Who};
+use crate::v1::render;
+
+/// Bytes of a request's arguments that are recorded; of longer ones only how long they were.
+pub const ARGUMENTS_MAX: usize = 64 << 10;
+/// Changes of a request that are listed.
+const LISTED: usize = 1000;
+/// Refused attempts that are recorded in [`WINDOW`]: whoever may not do anything must not fill the
+/// disk either.
+const REFUSED_MAX: u32 = 120;
+const WINDOW: Duration = Duration::from_secs(60);
+
+/// Where records go. Cheap to clone.
+#[derive(Clone)]
+pub struct Audit(Arc<Shared>);
+
+struct Shared {
+    path: Option<PathBuf>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    file: Option<File>,
+    /// Lines that could not be written since the start, and since the log said so.
+    lost: u64,
+    lost_unsaid: u64,
+    window: Option<Instant>,
+    refused: u32,
+    refused_unsaid: u64,
+}
+
+impl Audit {
+    /// Records go to the log, and to this file. The error is a sentence.
+    pub fn open(path: Option<PathBuf>) -> Result<Audit, String> {
+        let file = path.as_deref().map(open).transpose()?;
+        Ok(Audit(Arc::new(Shared {
+            path,
+            state: Mutex::new(State {
+                file,
+                ..State::default()
+            }),
+        })))
+    }
+
+    /// Records go to the log alone.
+    pub fn none() -> Audit {
+        Audit(Arc::new(Shared {
+            path: None,
+            state: Mutex::default(),
+        }))
+    }
+
+    /// Opens the file by its name again, for whoever has moved it away; the old one is kept where
+    /// that fails.
+    pub fn reopen(&self) -> Result<Option<String>, String> {
+        let Some(path) = &self.0.path else {
+            return Ok(None);
+        };
+        let file = open(path)?;
+        self.lock().file = Some(file);
+        Ok(Some(format!("{}: opened anew", path.display())))
+    }
+
+    /// Lines that could not be written since the start.
+    pub fn lost(&self) -> u64 {
+        self.lock().lost
+    }
+
+    /// A request that was let in; written when it is dropped.
+    pub fn begin(&self, api: &'static str, peer: &Peer, request: &'static str) -> Arc<Record> {
+        Arc::new(Record {
+            audit: self.clone(),
+            line: Mutex::new(Line {
+                request: request.to_owned(),
+                ..Line::new(api, peer)
+            }),
+        })
+    }
+
+    /// An attempt that was refused by who asked.
+    pub fn refused(&self, api: &'static str, peer: &Peer, request: &str, why: &str) {
+        let unsaid = {
+            let mut state = self.lock();
+            let now = Instant::now();
+            if state.window.is_none_or(|begun| now - begun >= WINDOW) {
+                (state.window, state.refused) = (Some(now), 0);
+            }
+            if state.refused >= REFUSED_MAX {
+                state.refused_unsaid += 1;
+                return;
+            }
+            state.refused += 1;
+            std::mem::take(&mut state.refused_unsaid)
+        };
+        self.write(&Line {
+            request: request.to_owned(),
+            result: Some("refused".into()),
+            why: why.to_owned(),
+            unsaid,
+            ..Line::new(api, peer)
+        });
+    }
+
+    fn write(&self, line: &Line) {
+        let value = line.value();
+        tracing::info!(target: "butterfly_audit", "{value}");
+        let mut state = self.lock();
+        let Some(file) = &mut state.file else { return };
+        // One call a line: whoever reads beside us sees whole ones.
+        let mut text = value.to_string();
+        text.push('\n');
+        match file.write_all(text.as_bytes()) {
+            Ok(()) if state.lost_unsaid > 0 => {
+                let lost = std::mem::take(&mut state.lost_unsaid);
+                drop(state);
+                tracing::error!("the audit file is written to again; {lost} lines were lost");
+            }
+            Ok(()) => (),
+            Err(e) => {
+                state.lost += 1;
+                state.lost_unsaid += 1;
+                let first = state.lost_unsaid == 1;
+                drop(state);
+                if first {
+                    let path = self.0.path.as_deref().unwrap_or(Path::new(""));
+                    tracing::error!(
+                        "the audit file {} cannot be written to: {e}; lines are lost until it can",
+                        path.display()
+                    );
+                }
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// For appending alone, to be read by nobody else, and no link of another's.
+fn open(path: &Path) -> Result<File, String> {
+    let shown = path.display();
+    let file = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .custom_flags((rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits() as i32)
+        .open(path)
+        .map_err(|e| format!("the audit file {shown} cannot be opened: {e}"))?;
+    let meta = file
+        .metadata()
+        .map_err(|e| format!("the audit file {shown}: {e}"))?;
+    let ours = [0, Uid::effective().as_raw()].contains(&meta.uid());
+    if !meta.is_file() || !ours || meta.mode() & 0o022 != 0 || meta.nlink() > 1 {
+        return Err(format!(
+            "the audit file {shown} is not a file of the daemon's user that others cannot write to"
+        ));
+    }
+    Ok(file)
+}
+
+/// What is known of one request, until it is written.
+pub struct Record {
+    audit: Audit,
+    line: Mutex<Line>,
+}
+
+struct Line {
+    api: &'static str,
+    peer: Peer,
+    request: String,
+    arguments: Option<Value>,
+    arguments_bytes: usize,
+    changes: Vec<v1::Change>,
+    removed: Vec<v1::Nic>,
+    more: usize,
+    result: Option<String>,
+    why: String,
+    unsaid: u64,
+}
+
+impl Record {
+    /// What was asked for; `None`: more than is recorded.
+    pub fn arguments(&self, arguments: Option<Value>, bytes: usize) {
+        let mut line = self.lock();
+        (line.arguments, line.arguments_bytes) = (arguments, bytes);
+    }
+
+    /// What an operation of the controller has changed.
+    pub fn changed(&self, changed: &Changed) {
+        let mut line = self.lock();
+        line.more += changed.more;
+        let removed = changed.removed.iter().map(|nic| render::nic(nic));
+        line.removed.extend(removed.take(LISTED));
+        let changes = render::changes(&changed.diff);
+        let room = LISTED.saturating_sub(line.changes.len());
+        line.more += changes.len().saturating_sub(room);
+        line.changes.extend(changes.into_iter().take(room));
+    }
+
+    /// How it ended: `ok`, or a code and the sentence.
+    pub fn ended(&self, result: &str, why: &str) {
+        let mut line = self.lock();
+        (line.result, line.why) = (Some(result.to_owned()), why.to_owned());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Line> {
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        let line = self.line.get_mut();
+        self.audit
+            .write(line.unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+impl Line {
+    fn new(api: &'static str, peer: &Peer) -> Line {
+        Line {
+            api,
+            peer: peer.clone(),
+            request: String::new(),
+            arguments: None,
+            arguments_bytes: 0,
+            changes: Vec::new(),
+            removed: Vec::new(),
+            more: 0,
+            result: None,
+            why: String::new(),
+            unsaid: 0,
+        }
+    }
+
+    fn value(&self) -> Value {
+        let mut line = Map::new();
+        let mut say = |key: &str, value: Value| line.insert(key.to_owned(), value);
+        let now = humantime::format_rfc3339_millis(SystemTime::now());
+        say("time", now.to_string().into());
+        say("api", self.api.into());
+        match &self.peer.who {
+            Who::Local(user) => {
+                say("uid", user.uid.into());
+                say("gid", user.gid.into());
+                if let Some(pid) = user.pid {
+                    say("pid", pid.into());
+                }
+            }
+            Who::Certificate { names } => drop(say("certificate", json!(names))),
+            Who::V0Tcp => drop(say("v0_tcp", true.into())),
+            Who::Unknown => (),
+        }
+        if let Some(address) = &self.peer.address {
+            say("address", address.as_str().into());
+        }
+        say("request", self.request.as_str().into());
+        match &self.arguments {
+            Some(arguments) => drop(say("arguments", arguments.clone())),
+            None if self.arguments_bytes > 0 => {
+                say("arguments_bytes", self.arguments_bytes.into());
+            }
+            None => (),
+        }
+        let json = |name: &str, message: &dyn Fn() -> Vec<u8>| {
+            api::json::of_v1(name, &message()).unwrap_or(Value::Null)
+        };
+        if !self.changes.is_empty() {
+            let changes = self.changes.iter();
+            let changes =
+                changes.map(|change| json("Change", &|| prost::Message::encode_to_vec(change)));
+            say("changes", changes.collect());
+        }
+        if !self.removed.is_empty() {
+            let removed = self.removed.iter();
+            let removed = removed.map(|nic| json("Nic", &|| prost::Message::encode_to_vec(nic)));
+            say("removed", removed.collect());
+        }
+        if self.more > 0 {
+            say("more", self.more.into());
+        }
+        // Whoever went away before the end has had no answer.
+        let result = self.result.as_deref().unwrap_or("unanswered");
+        say("result", result.into());
+        if !self.why.is_empty() {
+            say("why", self.why.as_str().into());
+        }
+        if self.unsaid > 0 {
+            say("unsaid", self.unsaid.into());
+        }
+        Value::Object(line)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn peer() -> Peer {
+        Peer {
+            who: Who::Certificate {
+                names: vec!["blue\n".into()],
+            },
+            address: Some("192.0.2.1:7".into()),
+        }
+    }
+
+    fn lines(path: &Path) -> Vec<Value> {
+        let text = std::fs::read_to_string(path).unwrap();
+        text.lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
+    }
+
+    #[test]
+    fn a_record_is_a_line_that_only_we_read_and_a_rotated_file_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("audit.json");
+        let audit = Audit::open(Some(path.clone())).unwrap();
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o600);
+        let record = audit.begin("v1", &peer(), "PutNic");
+        record.arguments(Some(json!({"nic": {"id": "a"}})), 10);
+        let held = record.clone();
+        record.ended("ok", "");
+        drop(record);
+        assert_eq!(lines(&path).len(), 0, "an operation goes on");
+        drop(held);
+        let line = &lines(&path)[0];
+        assert_eq!(line["certificate"], json!(["blue\n"]));
+        assert_eq!(line["address"], "192.0.2.1:7");
+        assert_eq!(line["arguments"]["nic"]["id"], "a");
+        assert_eq!(line["result"], "ok");
+        assert!(line["time"].as_str().unwrap().ends_with('Z'));
+
+        let rotated = dir.path().join("audit.json.1");
+        std::fs::rename(&path, &rotated).unwrap();
+        audit.reopen().unwrap();
+        drop(audit.begin("v0", &peer(), "nic_add"));
+        assert_eq!((lines(&rotated).len(), lines(&path).len()), (1, 1));
+        assert_eq!(lines(&path)[0]["result"], "unanswered");
+    }
+
+    #[test]
+    fn refused_attempts_are_bounded_and_counted() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("audit.json");
+        let audit = Audit::open(Some(path.clone())).unwrap();
+        for _ in 0..REFUSED_MAX + 50 {
+            audit.refused("v1", &peer(), "Shutdown", "needs admin");
+        }
+        assert_eq!(lines(&path).len(), REFUSED_MAX as usize);
+        audit.lock().window = Instant::now().checked_sub(WINDOW);
+        audit.refused("v1", &peer(), "Shutdown", "needs admin");
+        let last = lines(&path).pop().unwrap();
+        assert_eq!(
+            (&last["unsaid"], &last["result"]),
+            (&json!(50), &json!("refused"))
+        );
+    }
+
+    /// /dev/full takes nothing; what is asked of the daemon goes on.
+    #[test]
+    fn a_full_disk_is_counted_and_stops_nothing() {
+        let full = OpenOptions::new().append(true).open("/dev/full").unwrap();
+        let audit = Audit::open(None).unwrap();
+        audit.lock().file = Some(full);
+        drop(audit.begin("v1", &peer(), "PutNic"));
+        drop(audit.begin("v1", &peer(), "PutNic"));
+        assert_eq!(audit.lost(), 2);
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("audit.json");
+        audit.lock().file = Some(open(&path).unwrap());
+        drop(audit.begin("v1", &peer(), "PutNic"));
+        assert_eq!((audit.lost(), audit.lock().lost_unsaid), (2, 0));
+        assert_eq!(lines(&path).len(), 1);
+    }
+
+    #[test]
+    fn a_link_and_another_s_file_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let precious = dir.path().join("precious");
+        std::fs::write(&precious, "precious").unwrap();
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(&precious, &link).unwrap();
+        let hard = dir.path().join("hard");
+        std::fs::write(dir.path().join("other"), "").unwrap();
+        std::fs::hard_link(dir.path().join("other"), &hard).unwrap();
+        std::fs::set_permissions(&precious, PermissionsExt::from_mode(0o666)).unwrap();
+        for refused in [&link, &precious, &hard, &dir.path().to_owned()] {
+            assert!(Audit::open(Some(refused.clone())).is_err(), "{refused:?}");
+        }
+        assert_eq!(std::fs::read_to_string(&precious).unwrap(), "precious");
+    }
+}

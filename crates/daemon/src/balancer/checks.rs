@@ -1,0 +1,59 @@
+//! The task that makes the checks that the controller asks for.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use control::{Probe, Target};
+use health::probe;
+use health::{Job, Programs, Subject};
+use tokio::sync::Notify;
+use tokio::task::{JoinSet, block_in_place};
+
+use crate::app::App;
+
+/// Makes the sockets of a check, on the way to one server.
+pub trait Paths: Send + Sync + 'static {
+    type Path: probe::Path;
+
+    /// The way through a service to one of its servers.
+    fn path(&self, target: &Target, subject: &Subject) -> Self::Path;
+}
+
+/// Makes checks for ever, of programs those of `programs` alone. `due` says that one may be due
+/// earlier than was thought.
+pub async fn check<P: Paths>(app: Arc<App>, due: Arc<Notify>, programs: Programs, paths: P) {
+    let mut running: JoinSet<(Job<Target>, Result<(), String>)> = JoinSet::new();
+    loop {
+        let (probes, next) = block_in_place(|| {
+            let mut control = app.control();
+            let probes = control.due_checks();
+            let next = control.next_check();
+            (probes, next.map(|at| at.saturating_sub(control.now())))
+        });
+        for Probe { job, kind, subject } in probes {
+            let path = paths.path(&job.target, &subject);
+            let programs = programs.clone();
+            running.spawn(async move {
+                let outcome = probe::run(&kind, &subject, path, job.timeout, &programs).await;
+                (job, outcome)
+            });
+        }
+        // Nothing due: until something changes.
+        let pause = next.unwrap_or(Duration::from_secs(3600));
+        tokio::select! {
+            () = tokio::time::sleep(pause) => (),
+            () = due.notified() => (),
+            Some(done) = running.join_next() => match done {
+                Ok((job, outcome)) => take(&app, job, outcome),
+                Err(e) => tracing::error!("a health check panicked: {e}"),
+            },
+        }
+    }
+}
+
+fn take(app: &App, job: Job<Target>, outcome: Result<(), String>) {
+    let taken = block_in_place(|| app.control().checked(job, outcome));
+    if let Err(e) = taken {
+        tracing::error!("a change of health is not in force: {e}");
+    }
+}

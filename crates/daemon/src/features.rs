@@ -1,0 +1,104 @@
+//! The load balancer and the router as the controller is handed them: its calls become calls of
+//! the engine and of the router's thread, each of which may wait for the kernel.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use control::model::{Feature, Mode};
+use control::{Features, InterfaceStatus};
+use health::{Check, CheckError, Programs};
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+
+use crate::{balancer, router};
+
+/// What the controller's features are.
+pub struct HostFeatures {
+    pub engine: Arc<balancer::Engine>,
+    pub router: Arc<router::Control>,
+    /// What checks may run.
+    pub programs: Programs,
+    /// Told when a check may be due earlier than was thought.
+    pub due: Arc<Notify>,
+    pub began: Instant,
+}
+
+impl Features for HostFeatures {
+    fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    fn admit(&self, check: &Check) -> Result<(), CheckError> {
+        check.admit(&self.programs)
+    }
+
+    fn checks_changed(&self) {
+        self.due.notify_one();
+    }
+
+    fn balance(&mut self, services: &::balancer::Services) -> Result<(), String> {
+        self.engine.apply(services.clone())
+    }
+
+    fn take(
+        &mut self,
+        feature: Feature,
+        name: &str,
+        mode: Option<Mode>,
+    ) -> Result<InterfaceStatus, String> {
+        match feature {
+            Feature::Balancer => self.engine.add_interface(name, mode),
+            Feature::Router => {
+                let added = self.router.add(name.to_owned(), mode);
+                let added = Handle::current().block_on(added);
+                added
+                    .map(|member| member.status())
+                    .map_err(|e| e.to_string())
+            }
+        }
+    }
+
+    fn interface(&self, feature: Feature, name: &str) -> Result<Option<InterfaceStatus>, String> {
+        match feature {
+            Feature::Balancer => Ok(self.engine.interface(name)),
+            Feature::Router => {
+                let name = name.to_owned();
+                let status = self.router.look(move |keeper| keeper.status(&name));
+                Handle::current()
+                    .block_on(status)
+                    .map_err(|e| e.to_string())
+            }
+        }
+    }
+
+    fn give_back(&mut self, feature: Feature, name: &str) -> Result<(), String> {
+        match feature {
+            Feature::Balancer => {
+                self.engine.delete_interface(name);
+                Ok(())
+            }
+            Feature::Router => {
+                let deleted = self.router.delete(name.to_owned());
+                let deleted = Handle::current().block_on(deleted);
+                deleted.map(drop).map_err(|e| e.to_string())
+            }
+        }
+    }
+
+    fn restore(
+        &mut self,
+        feature: Feature,
+        name: &str,
+        before: Option<InterfaceStatus>,
+    ) -> Result<(), String> {
+        match feature {
+            Feature::Balancer => self.engine.restore_interface(name, before),
+            Feature::Router => {
+                let restored = self.router.restore(name.to_owned(), before);
+                Handle::current()
+                    .block_on(restored)
+                    .map_err(|e| e.to_string())
+            }
+        }
+    }
+}

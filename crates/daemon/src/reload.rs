@@ -1,0 +1,60 @@
+//! Reading files again while the daemon runs: who may do what, the TLS files, the audit file.
+
+use std::sync::Arc;
+
+use crate::access::Access;
+use crate::audit::Audit;
+use crate::v1::tls::Certificates;
+
+/// What can be read again.
+pub struct Reload {
+    access: Access,
+    audit: Audit,
+    certificates: Option<Arc<Certificates>>,
+    /// What is to be done when who may connect has changed.
+    on_access: Vec<Box<dyn Fn() + Send + Sync>>,
+}
+
+impl Reload {
+    pub fn new(
+        access: Access,
+        audit: Audit,
+        certificates: Option<Arc<Certificates>>,
+        on_access: Vec<Box<dyn Fn() + Send + Sync>>,
+    ) -> Reload {
+        Reload {
+            access,
+            audit,
+            certificates,
+            on_access,
+        }
+    }
+
+    pub fn audit(&self) -> &Audit {
+        &self.audit
+    }
+
+    /// Reads all; a line for each that was read. Each file that cannot be used leaves what was read
+    /// of it before, and is in the error, a sentence.
+    pub fn now(&self) -> Result<Vec<String>, String> {
+        let access = self.access.reload();
+        if access.is_ok() {
+            self.on_access.iter().for_each(|changed| changed());
+        }
+        let certificates = self.certificates.as_ref().map(|files| files.reload());
+        let all = [access, certificates.transpose(), self.audit.reopen()];
+        let (read, failed): (Vec<_>, Vec<_>) = all.into_iter().partition(Result::is_ok);
+        let read: Vec<String> = read.into_iter().flatten().flatten().collect();
+        for line in &read {
+            tracing::info!("read again: {line}");
+        }
+        let failed: Vec<String> = failed.into_iter().filter_map(Result::err).collect();
+        for why in &failed {
+            tracing::error!("not read again, what was read before stays in force: {why}");
+        }
+        match failed.is_empty() {
+            true => Ok(read),
+            false => Err(failed.join("; ")),
+        }
+    }
+}

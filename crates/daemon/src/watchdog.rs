@@ -1,0 +1,323 @@
+//! Notices a thread of ours that hangs, names it in the log, and ends the process, so that whoever
+//! has started the daemon starts it again: half a switch is worse than a restart.
+//!
+//! A thread that works says so by a number that changes; a thread that has nothing to do says that.
+//! Once a second one thread of its own looks at them all. What counts are these looks and not a
+//! clock: when the whole process is stopped for a while (SIGSTOP, a debugger, a paused machine),
+//! the looks are too. It tells systemd that the daemon lives (WATCHDOG=1, sd_notify(3)), which ends
+//! the process when that word does not come, and clients of the API by the health service
+//! ([`Health`]).
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use io::vhost::{PortKey, Server};
+use sd_notify::NotifyState;
+
+/// Between two looks.
+const LOOK: Duration = Duration::from_secs(1);
+/// A key that no NIC has.
+const NO_NIC: PortKey = PortKey(u32::MAX);
+
+/// A number that its one thread changes while it works. Alone on its cache lines, so that nobody
+/// else's work waits for it.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct Pulse(AtomicU64);
+
+impl Pulse {
+    /// By its thread alone: no locked instruction.
+    #[inline]
+    pub fn beat(&self) {
+        let beats = self.0.load(Ordering::Relaxed);
+        self.0.store(beats.wrapping_add(1), Ordering::Relaxed);
+    }
+}
+
+/// What a thread looks like from outside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sign {
+    /// It waits for something to do.
+    Idle,
+    /// It works, and is here.
+    At(u64),
+}
+
+/// A thread that is looked at.
+pub struct Watched {
+    name: String,
+    sign: Box<dyn Fn() -> Sign + Send>,
+}
+
+impl Watched {
+    /// A thread that beats at least once a second.
+    pub fn pulse(name: String, pulse: Arc<Pulse>) -> Watched {
+        Watched {
+            name,
+            sign: Box::new(move || Sign::At(pulse.0.load(Ordering::Relaxed))),
+        }
+    }
+
+    /// The threads of a runtime, by what tokio counts: one that has been awake since the last look
+    /// and has come to the end of no round of tasks hangs in one of them.
+    pub fn runtime(name: &str, runtime: &tokio::runtime::Handle) -> Vec<Watched> {
+        let metrics = runtime.metrics();
+        let worker = |index| {
+            let metrics = metrics.clone();
+            let sign = move || {
+                let parks = metrics.worker_park_unpark_count(index);
+                // Odd: it sleeps.
+                if parks % 2 == 1 {
+                    return Sign::Idle;
+                }
+                let busy = metrics.worker_total_busy_duration(index);
+                Sign::At((busy.as_nanos() as u64).wrapping_add(parks))
+            };
+            Watched {
+                name: format!("{name} thread {index}"),
+                sign: Box::new(sign),
+            }
+        };
+        (0..metrics.num_workers()).map(worker).collect()
+    }
+
+    /// The thread of the vhost-user server, which is asked something by a thread that may hang with
+    /// it.
+    pub fn vhost(server: &Arc<Server>) -> Result<Watched, String> {
+        let (pulse, server) = (Arc::new(Pulse::default()), Arc::downgrade(server));
+        let beats = pulse.clone();
+        let ask = move || {
+            while let Some(server) = Weak::upgrade(&server) {
+                let _ = server.nic(NO_NIC);
+                drop(server);
+                beats.beat();
+                std::thread::sleep(LOOK);
+            }
+        };
+        std::thread::Builder::new()
+            .name("vhost-asked".into())
+            .spawn(ask)
+            .map_err(|e| format!("the thread that asks the vhost-user server: {e}"))?;
+        Ok(Watched::pulse("the vhost-user thread".into(), pulse))
+    }
+}
+
+/// How often a thread was seen in the same place.
+struct Seen {
+    watched: Watched,
+    last: Sign,
+    still: u32,
+}
+
+impl Seen {
+    fn new(watched: Watched) -> Seen {
+        Seen {
+            watched,
+            last: Sign::Idle,
+            still: 0,
+        }
+    }
+
+    /// Looks again. Gives for how many looks nothing has moved.
+    fn look(&mut self) -> u32 {
+        let sign = (self.watched.sign)();
+        self.still = match sign {
+            Sign::At(_) if sign == self.last => self.still + 1,
+            _ => 0,
+        };
+        self.last = sign;
+        self.still
+    }
+}
+
+/// Whether the daemon works, for those who ask by grpc.health.v1. Cheap to clone.
+#[derive(Clone)]
+pub struct Health {
+    state: tokio::sync::watch::Sender<bool>,
+}
+
+impl Default for Health {
+    fn default() -> Health {
+        Health {
+            state: tokio::sync::watch::Sender::new(false),
+        }
+    }
+}
+
+impl Health {
+    /// Says whether requests are served and frames move.
+    pub fn set(&self, serving: bool) {
+        self.state.send_if_modified(|now| {
+            let changed = *now != serving;
+            *now = serving;
+            changed
+        });
+    }
+
+    /// What was said last, and what will be.
+    pub fn watch(&self) -> tokio::sync::watch::Receiver<bool> {
+        self.state.subscribe()
+    }
+}
+
+/// The thread that looks. It ends when this is dropped.
+pub struct Watchdog {
+    stop: Arc<(Mutex<Phase>, Condvar)>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Watching,
+    /// The daemon is stopping: threads end, which may take long; systemd is told that we live.
+    Stopping,
+    Ended,
+}
+
+impl Watchdog {
+    /// Watches. A thread that has not moved for `patience` looks ends the process; 0: none does,
+    /// and systemd alone is told.
+    pub fn start(watched: Vec<Watched>, patience: u32, health: Health) -> Result<Watchdog, String> {
+        let stop = Arc::new((Mutex::new(Phase::Watching), Condvar::new()));
+        let phase = stop.clone();
+        let thread = std::thread::Builder::new()
+            .name("watchdog".into())
+            .spawn(move || watch(watched, patience, &health, &phase))
+            .map_err(|e| format!("the watchdog's thread cannot be started: {e}"))?;
+        Ok(Watchdog {
+            stop,
+            thread: Some(thread),
+        })
+    }
+
+    /// The daemon is about to stop: its threads are let alone from now on.
+    pub fn stopping(&self) {
+        self.enter(Phase::Stopping);
+    }
+
+    fn enter(&self, phase: Phase) {
+        let (now, changed) = &*self.stop;
+        *now.lock().unwrap_or_else(PoisonError::into_inner) = phase;
+        changed.notify_all();
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.enter(Phase::Ended);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn watch(watched: Vec<Watched>, patience: u32, health: &Health, phase: &(Mutex<Phase>, Condvar)) {
+    let told = sd_notify::watchdog_enabled().is_some();
+    let mut all: Vec<Seen> = watched.into_iter().map(Seen::new).collect();
+    loop {
+        let now = phase.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if *now == Phase::Ended {
+            return;
+        }
+        let now = phase
+            .1
+            .wait_timeout(now, LOOK)
+            .unwrap_or_else(PoisonError::into_inner)
+            .0;
+        let watching = *now == Phase::Watching;
+        drop(now);
+        if watching && patience > 0 {
+            look(&mut all, patience, health);
+        }
+        if told {
+            let _ = sd_notify::notify(&[NotifyState::Watchdog]);
+        }
+    }
+}
+
+/// One look at all of them.
+fn look(all: &mut [Seen], patience: u32, health: &Health) {
+    let still: Vec<u32> = all.iter_mut().map(Seen::look).collect();
+    // Who is still for half of that is told of: there may be time to look elsewhere.
+    health.set(still.iter().all(|looks| *looks < patience.div_ceil(2)));
+    if still.iter().all(|looks| *looks < patience) {
+        return;
+    }
+    for (seen, looks) in all.iter().zip(&still) {
+        if *looks >= patience.div_ceil(2) {
+            tracing::error!("{} has not moved for {looks} s", seen.watched.name);
+        }
+    }
+    tracing::error!(
+        "the daemon ends, to be started again: it hangs (--hang-secs says how long is too long)"
+    );
+    let _ = sd_notify::notify(&[NotifyState::Status("a thread hung")]);
+    std::process::abort();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_works_and_does_not_move_is_seen_and_who_waits_is_not() {
+        let pulse = Arc::new(Pulse::default());
+        let mut worker = Seen::new(Watched::pulse("w".into(), pulse.clone()));
+        assert_eq!(worker.look(), 0);
+        assert_eq!([worker.look(), worker.look()], [1, 2]);
+        pulse.beat();
+        assert_eq!([worker.look(), worker.look()], [0, 1]);
+        let mut idle = Seen::new(Watched {
+            name: "idle".into(),
+            sign: Box::new(|| Sign::Idle),
+        });
+        assert_eq!([idle.look(), idle.look(), idle.look()], [0; 3]);
+    }
+
+    #[test]
+    fn a_task_that_blocks_its_runtime_s_thread_is_seen() {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .build()
+            .unwrap();
+        let mut all: Vec<Seen> = Watched::runtime("API", runtime.handle())
+            .into_iter()
+            .map(Seen::new)
+            .collect();
+        let (started, begun) = std::sync::mpsc::channel();
+        let (go_on, wait) = std::sync::mpsc::channel::<()>();
+        runtime.spawn(async move {
+            started.send(()).unwrap();
+            let _ = wait.recv();
+        });
+        begun.recv().unwrap();
+        let worst = |all: &mut Vec<Seen>| {
+            let looks = all.iter_mut().map(Seen::look);
+            let most = looks.max().unwrap();
+            std::thread::sleep(Duration::from_millis(5));
+            most
+        };
+        let seen: Vec<u32> = (0..4).map(|_| worst(&mut all)).collect();
+        assert!(seen[3] >= 2, "{seen:?}");
+        go_on.send(()).unwrap();
+        // It has moved: the count begins anew.
+        let moves = (0..400).any(|_| worst(&mut all) == 0);
+        assert!(moves);
+    }
+
+    #[test]
+    fn health_is_told_before_the_end() {
+        let (health, pulse) = (Health::default(), Arc::new(Pulse::default()));
+        let mut all = vec![Seen::new(Watched::pulse("w".into(), pulse.clone()))];
+        let serving = health.watch();
+        look(&mut all, 10, &health);
+        assert!(*serving.borrow());
+        (0..5).for_each(|_| look(&mut all, 10, &health));
+        assert!(!*serving.borrow());
+        pulse.beat();
+        look(&mut all, 10, &health);
+        assert!(*serving.borrow());
+    }
+}

@@ -1,0 +1,935 @@
+//! Who may do what, and the audit log: a viewer, a tenant and the operators of a host, each trying
+//! what is not theirs, over both APIs.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+
+use api::v1;
+use api::v1::balancer_client::BalancerClient;
+use api::v1::butterfly_client::ButterflyClient;
+use common::certificates::Authority;
+use common::{Daemon, PATIENCE, within};
+use prost::Message;
+use prost_reflect::DescriptorPool;
+use rustix::process::{Signal, geteuid};
+use rustix::thread::{set_thread_res_gid, set_thread_res_uid};
+use serde_json::Value;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::{Code, Status};
+
+/// Users that no database knows.
+const VIEWER: u32 = 60_001;
+const TENANT: u32 = 60_002;
+const NOBODY: u32 = 60_003;
+
+const ACCESS: &str = r#"
+[[grant]]
+role = "view"
+certificates = ["viewer.test"]
+users = [60001]
+
+[[grant]]
+role = "operate"
+certificates = ["blue.test"]
+users = [60002]
+networks = [42, "100-199"]
+security_groups = ["blue-*"]
+
+[[grant]]
+role = "admin"
+certificates = ["admin.test"]
+"#;
+
+/// A daemon with the three roles, on a unix socket and on TCP.
+struct Host {
+    daemon: Daemon,
+    authority: Authority,
+    port: u16,
+    files: tempfile::TempDir,
+}
+
+impl Host {
+    fn start() -> Host {
+        let files = tempfile::tempdir().unwrap();
+        let authority = Authority::new();
+        let (cert, key) = authority.sign();
+        let write = |name: &str, content: &str| write(&files.path().join(name), content);
+        let cert = write("cert.pem", &cert);
+        let key = write("key.pem", &key);
+        let ca = write("ca.pem", &authority.pem);
+        let access = write("access.toml", ACCESS);
+        let audit = files.path().join("audit.json");
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        drop(listener);
+        let api = format!("tcp:127.0.0.1:{port}");
+        let daemon = Daemon::start(&[
+            "--api",
+            &api,
+            "--tls-cert",
+            &cert,
+            "--tls-key",
+            &key,
+            "--tls-ca",
+            &ca,
+            "--access",
+            &access,
+            "--audit",
+            audit.to_str().unwrap(),
+        ]);
+        Host {
+            daemon,
+            authority,
+            port,
+            files,
+        }
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.files.path().join(name)
+    }
+
+    async fn channel(&self, authority: &Authority, name: &str) -> Channel {
+        let (cert, key) = authority.sign_for(name);
+        let tls = ClientTlsConfig::new()
+            .ca_certificate(Certificate::from_pem(
+                std::fs::read(self.file("ca.pem")).unwrap(),
+            ))
+            .domain_name("butterfly.test")
+            .identity(Identity::from_pem(cert, key));
+        let endpoint = Endpoint::from_shared(format!("https://127.0.0.1:{}", self.port)).unwrap();
+        let endpoint = endpoint.tls_config(tls).unwrap();
+        within(endpoint.connect()).await.unwrap()
+    }
+
+    /// A client with a certificate of this name.
+    async fn by(&self, name: &str) -> ButterflyClient<Channel> {
+        ButterflyClient::new(self.channel(&self.authority, name).await)
+    }
+
+    /// The audit file's lines.
+    fn audit(&self) -> Vec<Value> {
+        let text = std::fs::read_to_string(self.file("audit.json")).unwrap();
+        text.lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
+    }
+
+    /// Has the daemon read its files again.
+    fn hang_up(&self) {
+        let before = self.daemon.log().matches("read again").count();
+        self.daemon.signal(Signal::HUP);
+        let deadline = std::time::Instant::now() + PATIENCE;
+        // The audit file is opened anew last.
+        while self.daemon.log().matches("read again").count() == before
+            || !self.daemon.log().trim_end().ends_with("opened anew")
+        {
+            assert!(
+                std::time::Instant::now() < deadline,
+                "{}",
+                self.daemon.log()
+            );
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    }
+}
+
+fn write(path: &Path, content: &str) -> String {
+    std::fs::write(path, content).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+fn nic(id: &str, vni: u32, last: u8) -> v1::Nic {
+    v1::Nic {
+        id: id.into(),
+        mac: format!("52:54:00:12:34:{last:02x}"),
+        vni,
+        addresses: vec![format!("10.0.0.{last}")],
+        kind: v1::NicKind::Bench.into(),
+        bench: Some(v1::Bench {
+            role: v1::bench::Role::IcmpReceiver.into(),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
+}
+
+fn put(nic: v1::Nic) -> v1::PutNicRequest {
+    v1::PutNicRequest {
+        nic: Some(nic),
+        ..Default::default()
+    }
+}
+
+fn group(id: &str) -> v1::PutGroupRequest {
+    v1::PutGroupRequest {
+        group: Some(v1::Group {
+            id: id.into(),
+            ..Default::default()
+        }),
+    }
+}
+
+#[track_caller]
+fn denied<T>(answer: Result<T, Status>, what: &str) {
+    let status = answer.err().unwrap_or_else(|| panic!("{what}: let in"));
+    assert_eq!(status.code(), Code::PermissionDenied, "{what}: {status}");
+    assert!(status.message().contains(what), "'{what}': {status}");
+}
+
+/// Every method of every service, by its name alone: nothing of the request is needed to refuse it.
+#[tokio::test]
+async fn a_viewer_changes_nothing_and_who_has_no_role_sees_nothing() {
+    let host = Host::start();
+    let pool = DescriptorPool::decode(v1::DESCRIPTORS).unwrap();
+    let channels = [
+        (
+            "viewer.test",
+            host.channel(&host.authority, "viewer.test").await,
+        ),
+        (
+            "nobody.test",
+            host.channel(&host.authority, "nobody.test").await,
+        ),
+        (
+            "blue.test",
+            host.channel(&host.authority, "blue.test").await,
+        ),
+    ];
+    let mut tried = 0;
+    for service in pool.services() {
+        for method in service.methods() {
+            let path = format!("/{}/{}", service.full_name(), method.name());
+            let sees = ["List", "Get", "Watch"]
+                .iter()
+                .any(|verb| method.name().starts_with(verb));
+            for (name, channel) in &channels {
+                let of_host = service.name() != "Butterfly"
+                    || [
+                        "Apply",
+                        "SetLogLevel",
+                        "Reload",
+                        "Shutdown",
+                        "ListUplinks",
+                        "ListWorkers",
+                    ]
+                    .contains(&method.name())
+                    || method.name().contains("Endpoint");
+                match *name {
+                    "viewer.test" if sees => continue,
+                    "blue.test" if !of_host => continue,
+                    _ => (),
+                }
+                let mut grpc = tonic::client::Grpc::new(channel.clone());
+                within(grpc.ready()).await.unwrap();
+                let codec = tonic_prost::ProstCodec::<(), ()>::default();
+                let path = path.parse().unwrap();
+                let request = tonic::Request::new(tokio_stream::once(()));
+                let answer = within(grpc.streaming(request, path, codec)).await;
+                denied(answer, method.name());
+                tried += 1;
+            }
+        }
+    }
+    assert!(tried > 100, "{tried}");
+    let mut viewer = host.by("viewer.test").await;
+    let status = within(viewer.get_status(v1::GetStatusRequest {})).await;
+    assert!(!status.unwrap().into_inner().graph_dot.is_empty());
+    let refused = host.audit();
+    assert!(refused.len() >= 100, "{}", refused.len());
+    assert!(refused.iter().all(|line| line["result"] == "refused"));
+}
+
+#[tokio::test]
+async fn a_tenant_sees_and_changes_its_own_networks_and_groups_alone() {
+    let host = Host::start();
+    let (mut admin, mut blue) = (host.by("admin.test").await, host.by("blue.test").await);
+    for (id, vni, last) in [("red1", 7, 1), ("blue1", 42, 2)] {
+        within(admin.put_nic(put(nic(id, vni, last))))
+            .await
+            .unwrap();
+    }
+    let quarantined = v1::Nic {
+        security_groups: vec!["quarantine".into(), "blue-web".into()],
+        ..nic("blue2", 150, 3)
+    };
+    within(admin.put_nic(put(quarantined.clone())))
+        .await
+        .unwrap();
+    for id in ["red-web", "blue-web"] {
+        within(admin.put_group(group(id))).await.unwrap();
+    }
+    let endpoint = v1::PutEndpointRequest {
+        endpoint: Some(v1::Endpoint {
+            address: "192.0.2.1".into(),
+            ..Default::default()
+        }),
+    };
+    within(admin.put_endpoint(endpoint)).await.unwrap();
+    let binding = |vni, last: u8, endpoint: &str| v1::Binding {
+        vni,
+        mac: format!("52:54:00:00:00:{last:02x}"),
+        addresses: vec![],
+        endpoint: endpoint.into(),
+    };
+    let bind = |binding| v1::PutBindingsRequest {
+        bindings: vec![binding],
+    };
+    within(admin.put_bindings(bind(binding(7, 1, "192.0.2.1"))))
+        .await
+        .unwrap();
+
+    // What it sees.
+    let nics = within(blue.list_nics(v1::ListNicsRequest {}))
+        .await
+        .unwrap();
+    let nics = nics.into_inner().nics;
+    let ids: Vec<_> = nics
+        .iter()
+        .map(|nic| &nic.nic.as_ref().unwrap().id)
+        .collect();
+    assert_eq!(ids, ["blue1", "blue2"]);
+    let groups = within(blue.list_groups(v1::ListGroupsRequest {}))
+        .await
+        .unwrap();
+    let groups = groups.into_inner().groups;
+    assert_eq!(groups.len(), 1);
+    assert_eq!(groups[0].id, "blue-web");
+    let config = within(blue.get_config(v1::GetConfigRequest {}))
+        .await
+        .unwrap();
+    let config = config.into_inner();
+    let (sent, whole) = (format!("{config:?}"), ["\"red", "192.0.2.1"]);
+    assert!(whole.iter().all(|theirs| !sent.contains(theirs)), "{sent}");
+    assert!(config.balancer.is_none() && config.router.is_none());
+    let stats = within(blue.list_nic_stats(v1::ListNicStatsRequest {}))
+        .await
+        .unwrap();
+    assert_eq!(stats.into_inner().nics.len(), 2);
+    let drops = v1::ListDropsRequest {
+        nic: String::new(),
+        all: true,
+    };
+    let drops = within(blue.list_drops(drops)).await.unwrap().into_inner();
+    assert!(drops.drops.iter().all(|drop| drop.nic.starts_with("blue")));
+    let status = within(blue.get_status(v1::GetStatusRequest {}))
+        .await
+        .unwrap();
+    let status = status.into_inner();
+    assert_eq!(
+        (status.nics, status.groups, status.graph_dot.as_str()),
+        (2, 1, "")
+    );
+    let mut networks = within(blue.list_networks(v1::ListNetworksRequest {}))
+        .await
+        .unwrap()
+        .into_inner();
+    let mut vnis = vec![];
+    while let Some(network) = within(networks.message()).await.unwrap() {
+        vnis.push(network.network.unwrap().vni);
+    }
+    assert_eq!(vnis, [42, 150]);
+
+    // What it asks for by name.
+    let of = |id: &str| v1::GetNicRequest { id: id.into() };
+    denied(within(blue.get_nic(of("red1"))).await, "NIC 'red1'");
+    let nic_of_red = v1::GetNicStatsRequest { id: "red1".into() };
+    denied(within(blue.get_nic_stats(nic_of_red)).await, "NIC 'red1'");
+    let flows = v1::ListFlowsRequest { nic: "red1".into() };
+    denied(within(blue.list_flows(flows)).await, "NIC 'red1'");
+    let drops = v1::ListDropsRequest {
+        nic: "red1".into(),
+        all: false,
+    };
+    denied(within(blue.list_drops(drops)).await, "NIC 'red1'");
+    let counters = v1::ListRuleCountersRequest {
+        group: "red-web".into(),
+    };
+    denied(
+        within(blue.list_rule_counters(counters)).await,
+        "group 'red-web'",
+    );
+    let network = v1::GetNetworkRequest { vni: 7 };
+    denied(within(blue.get_network(network)).await, "VNI 7");
+    let key = v1::BindingKey {
+        vni: 7,
+        mac: "52:54:00:00:00:01".into(),
+    };
+    denied(within(blue.get_binding(key)).await, "VNI 7");
+    let bindings = v1::ListBindingsRequest {
+        vni: Some(7),
+        ..Default::default()
+    };
+    denied(within(blue.list_bindings(bindings)).await, "VNI 7");
+
+    // What it would change.
+    denied(within(blue.put_nic(put(nic("blue3", 7, 9)))).await, "VNI 7");
+    denied(
+        within(blue.put_nic(put(nic("red1", 42, 9)))).await,
+        "NIC 'red1'",
+    );
+    let red = v1::DeleteNicRequest { id: "red1".into() };
+    denied(within(blue.delete_nic(red)).await, "NIC 'red1'");
+    for (what, made) in [
+        (
+            "group 'red-web'",
+            v1::Nic {
+                security_groups: vec!["red-web".into()],
+                ..nic("blue1", 42, 2)
+            },
+        ),
+        (
+            "sniff_target",
+            v1::Nic {
+                sniff_target: "red1".into(),
+                ..nic("spy", 42, 8)
+            },
+        ),
+        (
+            "path",
+            v1::Nic {
+                kind: v1::NicKind::VhostUser.into(),
+                bench: None,
+                path: "/root/socket".into(),
+                ..nic("blue4", 42, 8)
+            },
+        ),
+        (
+            "packet_trace_path",
+            v1::Nic {
+                packet_trace_path: "other.pcap".into(),
+                ..nic("blue4", 42, 8)
+            },
+        ),
+        // What the host's operators put it in, it stays in.
+        (
+            "group 'quarantine'",
+            v1::Nic {
+                security_groups: vec!["blue-web".into()],
+                ..nic("blue2", 150, 3)
+            },
+        ),
+    ] {
+        denied(within(blue.put_nic(put(made))).await, what);
+    }
+    let leave = v1::UpdateNicRequest {
+        id: "blue2".into(),
+        leave_groups: vec!["quarantine".into()],
+        ..Default::default()
+    };
+    denied(within(blue.update_nic(leave)).await, "group 'quarantine'");
+    denied(
+        within(blue.put_group(group("red-web"))).await,
+        "group 'red-web'",
+    );
+    let peer = v1::RuleRequest {
+        group: "blue-web".into(),
+        rule: Some(v1::Rule {
+            direction: v1::Direction::Ingress.into(),
+            peer: Some(v1::rule::Peer::Group("red-web".into())),
+            ..Default::default()
+        }),
+    };
+    denied(within(blue.add_rule(peer)).await, "group 'red-web'");
+    let red = v1::MemberRequest {
+        group: "red-web".into(),
+        member: "10.0.0.2".into(),
+    };
+    denied(within(blue.add_member(red)).await, "group 'red-web'");
+    denied(
+        within(blue.put_bindings(bind(binding(7, 2, "192.0.2.1")))).await,
+        "VNI 7",
+    );
+    denied(
+        within(blue.put_bindings(bind(binding(42, 2, "192.0.2.9")))).await,
+        "endpoint '192.0.2.9'",
+    );
+    denied(
+        within(blue.set_bindings(v1::SetBindingsRequest::default())).await,
+        "whole host",
+    );
+    let network = v1::PutNetworkRequest {
+        network: Some(v1::Network {
+            vni: 7,
+            from_anybody: Some(true),
+            ..Default::default()
+        }),
+    };
+    denied(within(blue.put_network(network)).await, "VNI 7");
+
+    // What is its own it has.
+    within(blue.put_nic(put(nic("blue3", 199, 4))))
+        .await
+        .unwrap();
+    let join = v1::UpdateNicRequest {
+        id: "blue2".into(),
+        leave_groups: vec!["blue-web".into()],
+        join_groups: vec!["blue-db".into()],
+        ..Default::default()
+    };
+    within(blue.update_nic(join)).await.unwrap();
+    within(blue.put_group(group("blue-db"))).await.unwrap();
+    within(blue.put_bindings(bind(binding(42, 2, "192.0.2.1"))))
+        .await
+        .unwrap();
+    within(blue.delete_nic(v1::DeleteNicRequest { id: "blue3".into() }))
+        .await
+        .unwrap();
+    within(blue.delete_nic(v1::DeleteNicRequest { id: "blue3".into() }))
+        .await
+        .unwrap();
+
+    // Nothing of what was refused has changed anything.
+    let config = within(admin.get_config(v1::GetConfigRequest {}))
+        .await
+        .unwrap();
+    let config = config.into_inner();
+    let ids: Vec<_> = config.nics.iter().map(|nic| nic.id.as_str()).collect();
+    assert_eq!(ids, ["blue1", "blue2", "red1"]);
+    let quarantined = &config.nics[1].security_groups;
+    assert_eq!(*quarantined, ["quarantine", "blue-db"]);
+    assert_eq!(config.endpoints.len(), 1);
+}
+
+#[tokio::test]
+async fn a_state_that_was_made_up_says_nothing_of_other_nics() {
+    let host = Host::start();
+    let (mut admin, mut blue) = (host.by("admin.test").await, host.by("blue.test").await);
+    for (id, vni, last) in [("red1", 7, 1), ("red2", 7, 2), ("blue1", 42, 3)] {
+        within(admin.put_nic(put(nic(id, vni, last))))
+            .await
+            .unwrap();
+    }
+    let end = |nic: &str, last: u8| v1::ExportedEnd {
+        nic: nic.into(),
+        address: format!("10.0.0.{last}"),
+        port: 80,
+    };
+    let state = |one: &str, other: &str| {
+        v1::ExportedConnections {
+            version: 1,
+            nic: "blue1".into(),
+            vni: 42,
+            connections: vec![v1::ExportedConnection {
+                protocol: 17,
+                initiator: Some(end(one, 1)),
+                responder: Some(end(other, 2)),
+                state: "established".into(),
+                timeout_secs: 60,
+                ..Default::default()
+            }],
+        }
+        .encode_to_vec()
+    };
+    let import = |state| v1::ImportNicRequest {
+        id: "blue1".into(),
+        state,
+    };
+    let error = within(blue.import_nic(import(state("red1", "red2"))))
+        .await
+        .unwrap_err();
+    assert!(error.message().contains("'red1' and 'red2'"), "{error}");
+    // Nobody of another network is its other end.
+    let taken = within(blue.import_nic(import(state("blue1", "red2"))))
+        .await
+        .unwrap();
+    assert_eq!(taken.into_inner().flows, 0);
+}
+
+#[tokio::test]
+async fn a_tenant_hears_of_its_own_alone() {
+    let host = Host::start();
+    let (mut admin, mut blue) = (host.by("admin.test").await, host.by("blue.test").await);
+    within(admin.put_nic(put(nic("blue0", 42, 9))))
+        .await
+        .unwrap();
+    within(admin.put_nic(put(nic("red0", 7, 8)))).await.unwrap();
+    let mut events = within(blue.watch(v1::WatchRequest { snapshot: true }))
+        .await
+        .unwrap()
+        .into_inner();
+    let mut heard = vec![];
+    while let Some(event) = within(events.message()).await.unwrap() {
+        match event.kind.unwrap() {
+            v1::event::Kind::SnapshotEnd(_) => break,
+            kind => heard.push(kind),
+        }
+    }
+    assert_eq!(heard.len(), 1, "{heard:?}");
+    within(admin.put_nic(put(nic("red1", 7, 1)))).await.unwrap();
+    within(admin.put_group(group("red-web"))).await.unwrap();
+    within(admin.delete_nic(v1::DeleteNicRequest { id: "red1".into() }))
+        .await
+        .unwrap();
+    // It goes into a network of somebody else's: gone, for blue.
+    within(admin.put_nic(put(nic("blue0", 7, 9))))
+        .await
+        .unwrap();
+    within(admin.put_nic(put(nic("blue1", 42, 2))))
+        .await
+        .unwrap();
+    within(admin.put_group(group("blue-web"))).await.unwrap();
+    within(admin.delete_nic(v1::DeleteNicRequest { id: "blue1".into() }))
+        .await
+        .unwrap();
+    let mut heard = vec![];
+    loop {
+        let event = within(events.message()).await.unwrap().unwrap();
+        let shown = format!("{:?}", event.kind.as_ref().unwrap());
+        assert!(!shown.contains("\"red"), "{shown}");
+        match event.kind.unwrap() {
+            v1::event::Kind::NicDeleted(id) if id == "blue1" => break,
+            v1::event::Kind::NicDeleted(id) => heard.push(id),
+            v1::event::Kind::GroupChanged(group) => heard.push(group.id),
+            _ => (),
+        }
+    }
+    assert_eq!(heard, ["blue0", "blue-web"]);
+}
+
+#[tokio::test]
+async fn what_one_may_do_is_read_again_while_it_runs() {
+    let host = Host::start();
+    let (mut viewer, mut admin) = (host.by("viewer.test").await, host.by("admin.test").await);
+    let ask = |client: &mut ButterflyClient<Channel>| {
+        let mut client = client.clone();
+        async move { within(client.list_nics(v1::ListNicsRequest {})).await }
+    };
+    ask(&mut viewer).await.unwrap();
+    let mut stream = within(viewer.watch(v1::WatchRequest { snapshot: false }))
+        .await
+        .unwrap()
+        .into_inner();
+
+    // A file that cannot be used changes nothing, and the command says why.
+    write(&host.file("access.toml"), "[[grant]]\nrole = \"vieuw\"\n");
+    let error = within(admin.reload(v1::ReloadRequest {}))
+        .await
+        .unwrap_err();
+    assert_eq!(error.code(), Code::FailedPrecondition);
+    assert!(error.message().contains("vieuw"), "{error}");
+    ask(&mut viewer).await.unwrap();
+
+    // Taken away: the connection that is there is refused, its stream ends with the next event.
+    write(
+        &host.file("access.toml"),
+        &ACCESS.replace("viewer.test", "other.test"),
+    );
+    host.hang_up();
+    denied(ask(&mut viewer).await, "ListNics");
+    within(admin.put_nic(put(nic("a", 7, 1)))).await.unwrap();
+    let ended = within(stream.message()).await.unwrap_err();
+    assert_eq!(ended.code(), Code::PermissionDenied);
+
+    // Another authority, and another certificate of the daemon's.
+    let theirs = Authority::new();
+    let (cert, key) = theirs.sign();
+    write(&host.file("cert.pem"), &cert);
+    write(&host.file("key.pem"), &key);
+    write(&host.file("ca.pem"), &theirs.pem);
+    let read = within(admin.reload(v1::ReloadRequest {})).await.unwrap();
+    let read = read.into_inner().read;
+    assert!(
+        read.iter()
+            .any(|line| line.contains("ca.pem: another authority")),
+        "{read:?}"
+    );
+    let stale = ask(&mut admin).await.unwrap_err();
+    assert_eq!(stale.code(), Code::Unauthenticated, "{stale}");
+    let mut new = ButterflyClient::new(host.channel(&theirs, "admin.test").await);
+    ask(&mut new).await.unwrap();
+
+    // Half a pair changes nothing either.
+    write(&host.file("key.pem"), &theirs.sign().1);
+    assert!(within(new.reload(v1::ReloadRequest {})).await.is_err());
+    let mut again = ButterflyClient::new(host.channel(&theirs, "admin.test").await);
+    ask(&mut again).await.unwrap();
+}
+
+/// Runs something as another user: the kernel tells the daemon of the thread that connects.
+fn as_user<T: Send + 'static>(uid: u32, run: impl AsyncFnOnce() -> T + Send + 'static) -> T {
+    let thread = std::thread::spawn(move || {
+        let gid = rustix::process::Gid::from_raw(uid);
+        set_thread_res_gid(gid, gid, gid).unwrap();
+        let uid = rustix::process::Uid::from_raw(uid);
+        set_thread_res_uid(uid, uid, uid).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(run())
+    });
+    thread.join().unwrap()
+}
+
+#[test]
+fn users_of_this_host_have_their_roles_over_both_apis() {
+    if !geteuid().is_root() {
+        eprintln!("skipped: to be another user takes root");
+        return;
+    }
+    let host = Host::start();
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(host.daemon.dir.path(), open).unwrap();
+    let connect = |uid| {
+        let socket = host.daemon.path("v1.sock");
+        move || async move {
+            let channel = Endpoint::from_shared(format!("unix://{}", socket.display())).unwrap();
+            let mut client = match within(channel.connect()).await {
+                Ok(channel) => ButterflyClient::new(channel),
+                Err(turned_away) => {
+                    let turned_away = Status::unavailable(turned_away.to_string());
+                    return (Err(turned_away.clone()), Err(turned_away));
+                }
+            };
+            let seen = within(client.list_nics(v1::ListNicsRequest {}))
+                .await
+                .map(drop);
+            let last = (uid - 60_000) as u8;
+            let made = within(client.put_nic(put(nic("mine", 42, last))))
+                .await
+                .map(drop);
+            (seen, made)
+        }
+    };
+    let (seen, made) = as_user(VIEWER, connect(VIEWER));
+    seen.unwrap();
+    denied(
+        made,
+        "PutNic takes the role operate, and uid 60001 has view",
+    );
+    let (seen, made) = as_user(TENANT, connect(TENANT));
+    seen.unwrap();
+    made.unwrap();
+    let (seen, made) = as_user(NOBODY, connect(NOBODY));
+    assert!(seen.is_err() && made.is_err());
+
+    let v0 = |uid: u32, text: &'static str| {
+        let address = host.daemon.v0.clone();
+        as_user(uid, move || async move {
+            let request =
+                format!("messages {{ revision: 6 message_0 {{ request {{ {text} }} }} }}");
+            let mut client = common::connect_v0(&address).await;
+            client.ask_text(&request).await
+        })
+    };
+    for (uid, text, said) in [
+        (VIEWER, r#"nic_list: true"#, "mine"),
+        (
+            VIEWER,
+            r#"nic_del: "mine""#,
+            "nic_del takes the role operate",
+        ),
+        (VIEWER, r#"app_quit: true"#, "app_quit takes the role admin"),
+        (
+            TENANT,
+            r#"app_config { log_level: "debug" }"#,
+            "takes the role admin",
+        ),
+        (
+            TENANT,
+            r#"nic_add { id: "n" mac: "52:54:00:12:34:99" vni: 7 }"#,
+            "VNI 7",
+        ),
+        (TENANT, r#"sg_add { id: "red" }"#, "has no right to group"),
+        (TENANT, r#"nic_del: "mine""#, "status: true"),
+    ] {
+        let answer = v0(uid, text);
+        assert!(answer.contains(said), "{uid} {text}: {answer}");
+        assert_eq!(
+            answer.contains("status: false"),
+            said.contains(' ') && !said.contains("true")
+        );
+    }
+    let lines = host.audit();
+    let refused = lines.iter().filter(|line| line["result"] == "refused");
+    let mut refused: Vec<_> = refused
+        .map(|line| line["request"].as_str().unwrap())
+        .collect();
+    // How often a client tries to connect is its own affair.
+    refused.dedup();
+    assert_eq!(
+        refused,
+        ["PutNic", "connect", "nic_del", "app_quit", "app_config"],
+        "{lines:?}"
+    );
+}
+
+#[tokio::test]
+async fn every_change_is_in_the_audit_log_with_what_it_was_before() {
+    let host = Host::start();
+    let mut blue = host.by("blue.test").await;
+    within(blue.put_nic(put(nic("blue1", 42, 2))))
+        .await
+        .unwrap();
+    let update = v1::UpdateNicRequest {
+        id: "blue1".into(),
+        addresses: Some(v1::AddressList {
+            addresses: vec!["10.0.0.77".into()],
+        }),
+        ..Default::default()
+    };
+    within(blue.update_nic(update)).await.unwrap();
+    within(blue.list_nics(v1::ListNicsRequest {}))
+        .await
+        .unwrap();
+    within(blue.delete_nic(v1::DeleteNicRequest { id: "blue1".into() }))
+        .await
+        .unwrap();
+    let bad = v1::Nic {
+        mac: "nonsense".into(),
+        ..nic("blue1", 42, 2)
+    };
+    within(blue.put_nic(put(bad))).await.unwrap_err();
+    let add = r#"messages { revision: 6 message_0 { request { sg_add { id: "g" } } } }"#;
+    host.daemon.v0().await.ask_text(add).await;
+    let huge = v1::Nic {
+        id: "x".repeat(100_000),
+        ..nic("blue1", 42, 2)
+    };
+    within(blue.put_nic(put(huge))).await.unwrap_err();
+
+    let lines = host.audit();
+    let of = |key: &str| {
+        lines
+            .iter()
+            .map(|line| line[key].clone())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        of("request"),
+        [
+            "PutNic",
+            "UpdateNic",
+            "DeleteNic",
+            "PutNic",
+            "sg_add",
+            "PutNic"
+        ]
+    );
+    assert_eq!(
+        of("result"),
+        [
+            "ok",
+            "ok",
+            "ok",
+            "INVALID_ARGUMENT",
+            "ok",
+            "INVALID_ARGUMENT"
+        ]
+    );
+    assert_eq!(lines[0]["certificate"], serde_json::json!(["blue.test"]));
+    assert!(
+        lines[0]["address"]
+            .as_str()
+            .unwrap()
+            .starts_with("127.0.0.1:")
+    );
+    assert_eq!(lines[0]["arguments"]["nic"]["id"], "blue1");
+    let details = lines[1]["changes"][0]["details"][0].as_str().unwrap();
+    assert_eq!(details, "ip: 10.0.0.2 -> 10.0.0.77");
+    assert_eq!(lines[2]["removed"][0]["addresses"][0], "10.0.0.77");
+    assert!(lines[3]["why"].as_str().unwrap().contains("nonsense"));
+    assert_eq!(lines[4]["uid"], geteuid().as_raw());
+    assert_eq!(lines[4]["pid"], std::process::id());
+    assert_eq!(lines[4]["api"], "v0");
+    assert!(lines[5]["arguments"].is_null());
+    assert!(lines[5]["arguments_bytes"].as_u64().unwrap() > 100_000);
+    // In the log, too.
+    assert!(host.daemon.log().contains(r#""request":"UpdateNic""#));
+
+    let rotated = host.file("audit.json.1");
+    std::fs::rename(host.file("audit.json"), &rotated).unwrap();
+    host.hang_up();
+    within(blue.put_group(group("blue-web"))).await.unwrap();
+    assert_eq!(host.audit().len(), 1);
+    assert_eq!(
+        std::fs::read_to_string(&rotated).unwrap().lines().count(),
+        lines.len()
+    );
+}
+
+/// Once, however it is changed.
+#[tokio::test]
+async fn services_and_who_changed_them_are_in_the_audit_log() {
+    let host = Host::start();
+    let channel = host.channel(&host.authority, "admin.test").await;
+    let mut balancer = BalancerClient::new(channel.clone());
+    let mut admin = ButterflyClient::new(channel);
+    let key = v1::ServiceKey {
+        vip: "192.0.2.10".into(),
+        port: 80,
+        protocol: 6,
+        all_ports: false,
+    };
+    let put = v1::PutServiceRequest {
+        service: Some(v1::Service {
+            key: Some(key.clone()),
+            ..Default::default()
+        }),
+        create_only: false,
+    };
+    within(balancer.put_service(put.clone())).await.unwrap();
+    within(balancer.put_service(put)).await.unwrap();
+    let delete = v1::DeleteServiceRequest { key: Some(key) };
+    let config = within(admin.get_config(v1::GetConfigRequest {}))
+        .await
+        .unwrap();
+    within(balancer.delete_service(delete)).await.unwrap();
+    for dry_run in [true, false] {
+        let apply = v1::ApplyRequest {
+            config: Some(config.get_ref().clone()),
+            dry_run,
+        };
+        within(admin.apply(apply)).await.unwrap();
+    }
+
+    let lines = host.audit();
+    let changes = lines.iter().map(|line| {
+        let changes = line["changes"].as_array().into_iter().flatten();
+        let changes: Vec<_> = changes
+            .map(|change| {
+                assert_eq!(change["service"]["vip"], "192.0.2.10", "{line}");
+                change["action"].as_str().unwrap()
+            })
+            .collect();
+        (line["request"].as_str().unwrap(), changes)
+    });
+    let (create, delete) = ("ACTION_CREATE", "ACTION_DELETE");
+    assert_eq!(
+        changes.collect::<Vec<_>>(),
+        [
+            ("PutService", vec![create]),
+            ("PutService", vec![]),
+            ("DeleteService", vec![delete]),
+            ("Apply", vec![]),
+            ("Apply", vec![create]),
+        ]
+    );
+    assert_eq!(lines[0]["certificate"], serde_json::json!(["admin.test"]));
+}
+
+#[test]
+fn a_file_that_cannot_be_used_keeps_the_daemon_from_starting() {
+    let dir = tempfile::tempdir().unwrap();
+    let access = write(
+        &dir.path().join("access.toml"),
+        "[[grant]]\nrole = \"view\"\n",
+    );
+    let socket_dir = dir.path().join("sockets");
+    let args = [
+        "--no-syslog",
+        "--api",
+        "none",
+        "-s",
+        socket_dir.to_str().unwrap(),
+    ];
+    let output = common::run(&[&args[..], &["--access", &access]].concat());
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        said.contains("access.toml: grant 1: is for nobody"),
+        "{said}"
+    );
+}

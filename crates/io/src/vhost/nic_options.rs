@@ -1,0 +1,30 @@
+//! What a vhost-user NIC is to be, as its owner says it.
+
+use wire::Mac;
+
+use crate::vhost::limits::MAX_PAIRS;
+
+/// A NIC as its session has to know it.
+#[derive(Clone, Debug)]
+pub struct NicOptions {
+    /// What log lines call it.
+    pub name: String,
+    /// The guest's MAC address.
+    pub mac: Mac,
+    /// The MTU that is offered to the guest; the VMM may ask for a smaller one. `None`: none is.
+    pub mtu: Option<u16>,
+    /// The guest may leave checksums and segmentation undone, and may be given such frames.
+    pub offloads: bool,
+    /// The link is up, as the operator wants it: what the guest is told. Frames are for the workers
+    /// to stop.
+    pub link_up: bool,
+    /// The most queue pairs that the guest may have, 1 to [`MAX_PAIRS`]. How many it has is its
+    /// VMM's choice.
+    pub pairs: u16,
+}
+
+impl NicOptions {
+    pub(in crate::vhost) fn pairs(&self) -> u16 {
+        self.pairs.clamp(1, MAX_PAIRS)
+    }
+}

@@ -1,0 +1,16 @@
+//! What is declared of load-balanced services and of interfaces, as values: for `control`, which
+//! holds what is declared, and for the crates that make it true (`balancer`, `xdp`), so that they
+//! mean the same by the same type. Values that exist are valid.
+//!
+//! Plain data: no I/O, no clock, no unsafe. What is declared of NICs, groups and other hosts nobody
+//! below `control` speaks of: it is in `control::model`.
+
+mod error;
+mod key;
+mod mode;
+mod service;
+
+pub use error::Error;
+pub use key::{Protocol, ServiceKey};
+pub use mode::Mode;
+pub use service::{Server, Service, Services, State, Tunnel, Weight};

@@ -1,0 +1,493 @@
+package balancer
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+)
+
+// What needs a kernel runs as root in a network namespace of its own, which
+// `cargo test -p butterfly-tests --test go_balancer` makes. The packets' tests are
+// crates/balancer/tests/rows.
+
+func needRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 || os.Getenv("BUTTERFLY_TEST_NAMESPACE") == "" {
+		t.Skip("needs a namespace of its own: cargo test -p butterfly-tests --test go_balancer")
+	}
+}
+
+func ip(t *testing.T, line string) string {
+	t.Helper()
+	out, err := exec.Command("ip", strings.Fields(line)...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("ip %s: %v\n%s", line, err, out)
+	}
+	return string(out)
+}
+
+func ok(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func is(t *testing.T, err, kind error, says string) {
+	t.Helper()
+	if !errors.Is(err, kind) || !strings.Contains(err.Error(), says) {
+		t.Errorf("%v: not %v with %q", err, kind, says)
+	}
+}
+
+func made(t *testing.T, options Options) *Balancer {
+	t.Helper()
+	if options.MaxFlows == 0 {
+		options.MaxFlows, options.MaxServices, options.MaxDestinations = 1024, 16, 64
+	}
+	b, err := New(options)
+	ok(t, err)
+	t.Cleanup(func() { ok(t, b.Close()) })
+	return b
+}
+
+var (
+	web     = Service{Address: netip.MustParseAddr("192.0.2.80"), Port: 443, Protocol: TCP}
+	servers = func() (all []netip.Addr) {
+		for n := range byte(6) {
+			all = append(all, netip.AddrFrom4([4]byte{10, 1, 2, n + 1}))
+		}
+		return all
+	}()
+)
+
+func destinations(count int) []Destination {
+	var all []Destination
+	for _, address := range servers[:count] {
+		all = append(all, Destination{Address: address, Weight: 1})
+	}
+	return all
+}
+
+// Everything that cannot be is refused in a sentence with the value in it.
+func TestBadInputIsRefused(t *testing.T) {
+	for says, options := range map[string]Options{
+		"MaxFlows is 5,":               {MaxFlows: 5},
+		"MaxServices is 65535,":        {MaxServices: 65535},
+		"Idle (seconds) is 1,":         {Idle: time.Second},
+		"Settle (seconds) is 360000,":  {Settle: 100 * time.Hour},
+		"Source4 is 2001:db8::1,":      {Source4: netip.MustParseAddr("2001:db8::1")},
+		"Source6 is 192.0.2.1,":        {Source6: netip.MustParseAddr("192.0.2.1")},
+		"NextHops is 7,":               {NextHops: 7},
+		"MaxDestinations is 65535,":    {MaxDestinations: 65535},
+		"which is not within 5 to 612": {Idle: 18 * time.Hour},
+	} {
+		_, err := New(options)
+		is(t, err, ErrInvalid, says)
+	}
+	for _, bad := range []string{
+		"0.0.0.0", "127.0.0.1", "224.0.0.1", "255.255.255.255", "::", "::1", "ff02::1",
+		"::ffff:1.2.3.4", "fe80::1%eth0",
+	} {
+		address := netip.MustParseAddr(bad)
+		is(t, Service{Address: address, Protocol: TCP}.check(), ErrInvalid, bad)
+		is(t, Destination{Address: address}.check(), ErrInvalid, bad)
+	}
+	is(t, Service{}.check(), ErrInvalid, "invalid IP")
+	is(t, Service{Address: web.Address, Protocol: 1}.check(), ErrInvalid, "1 is no protocol")
+	is(t, Destination{Address: servers[0], State: 9}.check(), ErrInvalid, "state 9")
+	is(t, Destination{Address: servers[0], Encapsulation: 9}.check(), ErrInvalid, "encapsulation 9")
+	is(t, Destination{Address: servers[0], TunnelPort: 5}.check(), ErrInvalid, "tunnel port 5")
+	hop := NextHop{Ifindex: 1, MTU: 1500}
+	is(t, NextHop{MTU: 1500}.check(servers[0]), ErrInvalid, "interface 0")
+	is(t, NextHop{Ifindex: 1}.check(servers[0]), ErrInvalid, "MTU of 0")
+	hop.VLANs = [2]uint16{0, 5}
+	is(t, hop.check(servers[0]), ErrInvalid, "inner VLAN 5")
+	hop.VLANs = [2]uint16{4095}
+	is(t, hop.check(servers[0]), ErrInvalid, "VLAN 4095")
+}
+
+func TestServicesReadAsPeopleWriteThem(t *testing.T) {
+	for want, one := range map[string]Service{
+		"192.0.2.80:443/tcp": web,
+		"192.0.2.80:*/udp":   {Address: web.Address, Protocol: UDP},
+		"[2001:db8::1]:53/sctp": {Address: netip.MustParseAddr("2001:db8::1"), Port: 53,
+			Protocol: SCTP},
+	} {
+		if one.String() != want {
+			t.Errorf("%v is not %s", one, want)
+		}
+	}
+}
+
+func TestNumbersStayAndComeBackLate(t *testing.T) {
+	one := newNumbers[int](4)
+	order := func(a, b int) int { return a - b }
+	expect := func(did bool, want map[int]uint16) {
+		t.Helper()
+		for owner, number := range want {
+			if one.taken[owner] != number {
+				t.Errorf("%d has %d, not %d", owner, one.taken[owner], number)
+			}
+		}
+		if !did {
+			t.Error("there was room")
+		}
+	}
+	expect(one.assign([]int{20, 10}, order), map[int]uint16{10: 1, 20: 2})
+	expect(one.assign([]int{20}, order), nil)
+	expect(one.assign([]int{20, 30}, order), map[int]uint16{10: 0, 20: 2, 30: 3})
+	expect(one.assign([]int{5, 20, 30}, order), map[int]uint16{5: 1})
+	if one.assign([]int{5, 6, 20, 30}, order) || one.taken[5] != 1 {
+		t.Error("room for three, and nothing has changed")
+	}
+}
+
+// One next hop of a multipath route for each target, by weight.
+func TestTargetsAreSharedOutByWeight(t *testing.T) {
+	light, target := 0, netip.MustParseAddr("10.1.0.0")
+	for range 1000 {
+		target = target.Next()
+		if share(target, []step{{weight: 1}, {weight: 3}}) == 0 {
+			light++
+		}
+		if share(target, []step{{weight: 5}}) != 0 {
+			t.Fatal("there is one only")
+		}
+	}
+	if light < 200 || light > 300 || share(target, nil) != -1 {
+		t.Errorf("%d of 1000 for a weight of 1 in 4", light)
+	}
+}
+
+// A VLAN in a VLAN on a bond: frames leave by the bond with both tags, the outer one first; and the
+// NICs below are those of the bond.
+func TestFramesToVLANsLeaveByTheirDevice(t *testing.T) {
+	attrs := func(index, parent, master int) netlink.LinkAttrs {
+		return netlink.LinkAttrs{Index: index, ParentIndex: parent, MasterIndex: master,
+			EncapType: "ether",
+			RawFlags:  1, HardwareAddr: []byte{2, 0, 0, 0, 0, byte(index)}}
+	}
+	vlan := func(index, parent, id int) *netlink.Vlan {
+		return &netlink.Vlan{LinkAttrs: attrs(index, parent, 0), VlanId: id,
+			VlanProtocol: netlink.VLAN_PROTOCOL_8021Q}
+	}
+	backup := attrs(3, 0, 1)
+	backup.Slave = &netlink.BondSlave{State: netlink.BondStateBackup}
+	all := &view{links: map[uint32]netlink.Link{
+		1: &netlink.Bond{LinkAttrs: attrs(1, 0, 0)},
+		2: &netlink.Device{LinkAttrs: attrs(2, 0, 1)},
+		3: &netlink.Device{LinkAttrs: backup},
+		4: vlan(4, 1, 100), 5: vlan(5, 4, 7), 6: vlan(6, 5, 8),
+	}}
+	device, tags := all.carrier(all.links[5], MAC{})
+	if device != all.links[1] || tags != [2]uint16{100, 7} {
+		t.Errorf("%v with %v", device, tags)
+	}
+	if device, _ := all.carrier(all.links[6], MAC{}); device != nil {
+		t.Error("three tags are more than the program writes")
+	}
+	if nics := all.trunks(1); len(nics) != 2 {
+		t.Errorf("VLANs are on a bond of %v", nics)
+	}
+	if ports := all.ports(1); len(ports) != 1 || ports[0] != 2 {
+		t.Errorf("what a backup port hears is left alone, not %v", ports)
+	}
+	if mac, _ := all.macOf(2); mac[5] != 1 {
+		t.Error("a bond's port has the bond's MAC")
+	}
+	if all.trunks(5) == nil || all.trunks(6) != nil {
+		t.Error("there is a VLAN on 5 and none on 6")
+	}
+}
+
+func TestOperationsAreWholeOrNothing(t *testing.T) {
+	needRoot(t)
+	b := made(t, Options{NextHops: Told})
+	ok(t, b.CreateService(web))
+	is(t, b.CreateService(web), ErrExists, "192.0.2.80:443/tcp")
+	ok(t, b.CreateDestination(web, destinations(1)[0]))
+	is(t, b.CreateDestination(web, destinations(1)[0]), ErrExists, "10.1.2.1")
+	is(t, b.UpdateDestination(web, destinations(2)[1]), ErrNotFound, "10.1.2.2")
+	is(t, b.RemoveDestination(web, destinations(2)[1]), ErrNotFound, "10.1.2.2")
+	other := web
+	other.Port = 80
+	is(t, b.RemoveService(other), ErrNotFound, "192.0.2.80:80/tcp")
+	is(t, b.UpdateService(other), ErrNotFound, "192.0.2.80:80/tcp")
+	is(t, b.CreateDestination(other, destinations(1)[0]), ErrNotFound, "192.0.2.80:80/tcp")
+	_, err := b.Destinations(other)
+	is(t, err, ErrNotFound, "192.0.2.80:80/tcp")
+	_, err = b.VIP(servers[0])
+	is(t, err, ErrNotFound, "10.1.2.1")
+
+	var many Config
+	for port := range uint16(17) {
+		many.Services = append(many.Services, ServiceConfig{Service: Service{Address: web.Address,
+			Port: port + 1, Protocol: UDP}})
+	}
+	is(t, b.SetConfig(many), ErrFull, "room for 16 services, not for 17")
+	many.Services = append(many.Services[:2], many.Services[0])
+	is(t, b.SetConfig(many), ErrInvalid, "twice")
+	is(t, b.SetService(web, destinations(1)[0], destinations(1)[0]), ErrInvalid, "10.1.2.1 twice")
+	config, err := b.Config()
+	ok(t, err)
+	if len(config.Services) != 1 || len(config.Services[0].Destinations) != 1 {
+		t.Errorf("what was refused has changed %v", config)
+	}
+
+	is(t, b.SetNextHops(map[netip.Addr]NextHop{servers[0]: {}}), ErrInvalid, "10.1.2.1")
+	ok(t, b.SetNextHops(map[netip.Addr]NextHop{servers[0]: {Ifindex: 1, MTU: 1500, Direct: true}}))
+	all, err := b.Destinations(web)
+	ok(t, err)
+	if len(all) != 1 || !all[0].Reachable || all[0].NextHop.MTU != 1500 {
+		t.Errorf("%+v", all)
+	}
+	sticky := web
+	sticky.Sticky = true
+	ok(t, b.UpdateService(sticky))
+	one, err := b.Service(web)
+	ok(t, err)
+	if !one.Service.Sticky || !one.Available {
+		t.Errorf("%+v", one)
+	}
+	ok(t, b.UpdateDestination(web, Destination{Address: servers[0]}))
+	one, err = b.Service(web)
+	ok(t, err)
+	if one.Available {
+		t.Error("a weight of 0 is draining")
+	}
+
+	is(t, b.SetLink(Link{}), ErrInvalid, "index 0")
+	ok(t, b.SetLink(Link{Ifindex: 1}))
+	is(t, b.SetLink(Link{Ifindex: 257}), ErrInvalid,
+		"interface 257 cannot be balanced beside interface 1")
+	ok(t, b.Close())
+	is(t, b.CreateService(web), ErrClosed, "closed")
+	ok(t, b.Close())
+}
+
+func TestInterfacesAreTakenAndGivenBack(t *testing.T) {
+	needRoot(t)
+	ip(t, "link add taken0 type veth peer name far0")
+	ip(t, "link set taken0 up")
+	ip(t, "link set far0 up")
+	t.Cleanup(func() { ip(t, "link del taken0") })
+	b := made(t, Options{})
+	_, err := b.CreateInterface(Interface{Name: "none0"})
+	is(t, err, ErrNotFound, `"none0"`)
+	_, err = b.CreateInterface(Interface{Name: "lo"})
+	is(t, err, ErrNotFound, `"lo"`)
+	is(t, b.RemoveInterface("taken0"), ErrNotFound, `"taken0"`)
+	for _, mode := range []Mode{AnyMode, TC, Native, Generic} {
+		taken, err := b.CreateInterface(Interface{Name: "taken0", Mode: mode})
+		ok(t, err)
+		want := mode
+		if mode == AnyMode {
+			want = TC
+		}
+		if taken.Mode != want {
+			t.Errorf("%v has become %v", mode, taken.Mode)
+		}
+		_, err = b.CreateInterface(Interface{Name: "taken0"})
+		is(t, err, ErrExists, `"taken0"`)
+		ok(t, b.ReattachBPF("taken0"))
+		if shown := ip(t, "-details link show taken0"); strings.Contains(shown, "prog/xdp") != (want != TC) {
+			t.Errorf("%v: %s", want, shown)
+		}
+		if want == Native {
+			other := made(t, Options{NextHops: Told})
+			_, err := other.CreateInterface(Interface{Name: "taken0", Mode: Native})
+			is(t, err, ErrOccupied, `"balancer"`)
+		}
+		ok(t, b.RemoveInterface("taken0"))
+		if shown := ip(t, "-details link show taken0"); strings.Contains(shown, "prog/xdp") ||
+			len(b.links) != 0 {
+			t.Errorf("it is not given back: %s", shown)
+		}
+	}
+
+	// One that goes and comes back under its name.
+	_, err = b.CreateInterface(Interface{Name: "taken0"})
+	ok(t, err)
+	there := func(want Mode) {
+		t.Helper()
+		until(t, func() bool {
+			all, err := b.Interfaces()
+			ok(t, err)
+			return all[0].Mode == want
+		})
+	}
+	ip(t, "link del taken0")
+	there(AnyMode)
+	ip(t, "link add taken0 type veth peer name far0")
+	there(TC)
+}
+
+func until(t *testing.T, done func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !done(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("it does not come to pass")
+		}
+	}
+}
+
+// Where the kernel has no links for tc: a filter that is there, and then not.
+func TestFilters(t *testing.T) {
+	needRoot(t)
+	ip(t, "link add filtered0 type veth peer name far1")
+	t.Cleanup(func() { ip(t, "link del filtered0") })
+	b := made(t, Options{NextHops: Told})
+	program, err := b.Program(TC)
+	ok(t, err)
+	device, err := netlink.LinkByName("filtered0")
+	ok(t, err)
+	shown := func() string {
+		out, err := exec.Command("tc", "filter", "show", "dev", "filtered0",
+			"ingress").CombinedOutput()
+		ok(t, err)
+		return string(out)
+	}
+	for range 2 {
+		held, err := attachFilter(program, uint32(device.Attrs().Index))
+		ok(t, err)
+		if text := shown(); !strings.Contains(text, "butterfly") {
+			t.Errorf("there is no filter: %s", text)
+		}
+		ok(t, held.Close())
+		if text := shown(); text != "" {
+			t.Errorf("the filter is still there: %s", text)
+		}
+	}
+}
+
+// Routes and neighbours as the kernel has them: a neighbour that is known, one behind a gateway,
+// and one that is lost.
+func TestNextHopsAreTheKernels(t *testing.T) {
+	needRoot(t)
+	ip(t, "link add near0 type veth peer name far2")
+	t.Cleanup(func() { ip(t, "link del near0") })
+	ip(t, "link set near0 up")
+	ip(t, "link set far2 up")
+	ip(t, "addr add 10.1.2.100/24 dev near0")
+	ip(t, "neigh add 10.1.2.1 lladdr 02:00:00:00:00:11 dev near0 nud permanent")
+	ip(t, "neigh add 10.1.2.2 lladdr 02:00:00:00:00:12 dev near0 nud permanent")
+	ip(t, "route add 198.51.100.0/24 via 10.1.2.2 mtu 1400")
+	b := made(t, Options{})
+	is(t, b.SetNextHops(nil), ErrInvalid, "FollowKernel")
+	far := netip.MustParseAddr("198.51.100.7")
+	ok(t, b.SetService(web, destinations(1)[0], Destination{Address: far, Weight: 1,
+		Encapsulation: IPIP}))
+	ok(t, b.WaitReachable(t.Context()))
+	hops := b.NextHops()
+	near, through := hops[servers[0]], hops[far]
+	if near.MAC.String() != "02:00:00:00:00:11" || !near.Direct || near.MTU != 1500 {
+		t.Errorf("%+v", near)
+	}
+	if through.MAC.String() != "02:00:00:00:00:12" || through.Direct || through.MTU != 1400 ||
+		through.Source != netip.MustParseAddr("10.1.2.100") {
+		t.Errorf("%+v", through)
+	}
+	ip(t, "neigh replace 10.1.2.1 lladdr 02:00:00:00:00:13 dev near0 nud permanent")
+	until(t, func() bool { return b.NextHops()[servers[0]].MAC.String() == "02:00:00:00:00:13" })
+	ip(t, "route del 198.51.100.0/24")
+	until(t, func() bool { _, is := b.NextHops()[far]; return !is })
+	all, err := b.Destinations(web)
+	ok(t, err)
+	if !all[0].Reachable || all[1].Reachable {
+		t.Errorf("%+v", all)
+	}
+}
+
+// A flow that another balancer has: it goes on where it was, though this one would choose another
+// destination for it.
+func TestFlowsAreSharedWithAnotherBalancer(t *testing.T) {
+	needRoot(t)
+	options := Options{NextHops: Told, RememberAll: true, ShareFlows: true, MaxFlows: 4096}
+	hops := map[netip.Addr]NextHop{}
+	for i, address := range servers {
+		hops[address] = NextHop{Ifindex: 1, MAC: MAC{2, 0, 0, 1, 0, byte(i)}, MTU: 1500,
+			Direct: true}
+	}
+	start := func(count int) *Balancer {
+		b := made(t, options)
+		ok(t, b.SetLink(Link{Ifindex: 1, MAC: MAC{2, 0, 0, 0, 0, 1}}))
+		ok(t, b.SetNextHops(hops))
+		ok(t, b.SetService(web, destinations(count)...))
+		return b
+	}
+	first, second := start(3), start(6)
+	goes := func(b *Balancer, port uint16, flags byte) byte {
+		t.Helper()
+		program, err := b.Program(Native)
+		ok(t, err)
+		run := ebpf.RunOptions{Data: frame(port, flags), DataOut: make([]byte, 128)}
+		verdict, err := program.Run(&run)
+		ok(t, err)
+		if verdict != 3 {
+			t.Fatalf("port %d: verdict %d", port, verdict)
+		}
+		return run.DataOut[5]
+	}
+	const syn, ack = 2, 16
+	had := map[uint16]byte{}
+	for port := uint16(1000); port < 1400; port++ {
+		had[port] = goes(first, port, syn)
+		goes(first, port, ack)
+	}
+	flows, err := first.Flows(1000)
+	ok(t, err)
+	if len(flows) != 400 {
+		t.Fatalf("%d of 400 flows", len(flows))
+	}
+	moved := 0
+	for _, flow := range flows {
+		before, err := second.Explain(flow.Tuple)
+		ok(t, err)
+		if before.Destination != flow.Destination {
+			moved++
+		}
+		written, err := second.WriteFlow(flow)
+		ok(t, err)
+		if !written {
+			t.Errorf("there is room for %v", flow.Tuple)
+		}
+	}
+	if moved < 100 {
+		t.Errorf("only %d of 400 would have moved", moved)
+	}
+	for port, server := range had {
+		if goes(second, port, ack) != server {
+			t.Errorf("the flow of port %d has moved", port)
+		}
+	}
+	again, err := second.Flows(1000)
+	ok(t, err)
+	if len(again) != 400 {
+		t.Errorf("%d of 400 flows can be told on", len(again))
+	}
+	gone := flows[0]
+	gone.Destination = netip.MustParseAddr("10.9.9.9")
+	written, err := second.WriteFlow(gone)
+	ok(t, err)
+	if written {
+		t.Error("there is no such destination")
+	}
+	_, err = made(t, Options{NextHops: Told}).WriteFlow(gone)
+	is(t, err, ErrInvalid, "ShareFlows")
+}
+
+// frame is a TCP packet to the service, without checksums, which the program leaves alone.
+func frame(port uint16, flags byte) []byte {
+	bytes := append([]byte{2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0},
+		0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, 6, 0, 0, 198, 51, 100, 1, 192, 0, 2, 80,
+		byte(port>>8), byte(port), 1, 0xbb, 0, 0, 0, 1, 0, 0, 0, 1, 0x50, flags, 1, 0, 0, 0, 0, 0)
+	return bytes
+}

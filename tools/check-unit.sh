@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# usage: check-unit.sh Has Debian's systemd judge the shipped unit, user and folders on this
+# machine, without starting anything: every line is understood, and `systemd-analyze security` finds
+# an exposure of at most 3.0. Part of `make check`.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+if ! command -v systemd-analyze >/dev/null; then
+    echo "check-unit: systemd-analyze is missing: tools/setup.sh installs it" >&2
+    exit 1
+fi
+ROOT=$(mktemp -d)
+trap 'rm -rf "$ROOT"' EXIT
+UNIT="$ROOT/usr/lib/systemd/system/butterflyd.service"
+mkdir -p "$(dirname "$UNIT")" "$ROOT/usr/sbin" "$ROOT/bin" "$ROOT/etc"
+sed 's|@PREFIX@|/usr|; s|@SYSCONFDIR@|/etc|' packaging/butterflyd.service > "$UNIT"
+# Stand-ins for the programs that it names.
+for program in usr/sbin/butterflyd bin/kill; do
+    printf '#!/bin/sh\n' > "$ROOT/$program"
+    chmod 755 "$ROOT/$program"
+done
+# The units that it names are those of this machine's systemd.
+cp /lib/systemd/system/*.target /lib/systemd/system/*.slice "$ROOT/usr/lib/systemd/system/"
+said=$(systemd-analyze verify --root="$ROOT" --man=no butterflyd.service 2>&1 | grep -F butterflyd.service || true)
+if [ -n "$said" ]; then
+    echo "check-unit: systemd does not understand all of packaging/butterflyd.service:" >&2
+    echo "$said" >&2
+    exit 1
+fi
+if ! systemd-analyze security --offline=true --threshold=30 "$UNIT" > "$ROOT/security" 2>&1; then
+    echo "check-unit: the unit leaves too much open:" >&2
+    cat "$ROOT/security" >&2
+    exit 1
+fi
+tail -n 1 "$ROOT/security"
+echo 'root:x:0:0::/root:/bin/sh' > "$ROOT/etc/passwd"
+echo 'root:x:0:' > "$ROOT/etc/group"
+systemd-sysusers --root="$ROOT" "$PWD/packaging/butterfly.sysusers" >/dev/null 2>&1
+grep -q '^butterfly:' "$ROOT/etc/passwd"
+systemd-tmpfiles --root="$ROOT" --create "$PWD/packaging/butterfly.tmpfiles"
+test "$(stat -c %a "$ROOT/etc/butterfly")" = 750

@@ -1,0 +1,567 @@
+#!/usr/bin/python3
+"""Makes the packages of a release under target/packages: .deb (and one with the symbols), .rpm, a
+tarball, an OCI image, the SBOM (SPDX 2.3) and SHA256SUMS. `make packages` runs it.
+
+usage: packages.py [--out DIR] [--no-build] [--quick]
+
+All formats hold one tree, which is staged first: stripped programs, unit, user, folders,
+settings, manual pages and completions made from the programs' help, licences of what is linked
+in. The .deb is made by hand with dpkg-deb: debhelper and cargo-deb would bring a second
+description of that tree, and the other formats a third. Two runs from one commit give equal
+files: names are sorted, owners are root, times are the commit's (SOURCE_DATE_EPOCH), and the
+paths of the machine are mapped away by the compiler. --quick makes the .deb alone, of programs
+that are not optimised and packed in a hurry, for tests of how it installs.
+"""
+
+import argparse
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+NAME = "butterfly"
+ABOUT = "data plane for cloud hosts: virtual switch, router, load balancer"
+LONG = """One daemon, butterflyd, and one command, butterfly, for Linux hosts: a
+virtual switch with security groups for virtual machines (vhost-user) and
+containers (TAP devices), joined to other hosts by VXLAN; a router that takes
+over what the kernel forwards, in XDP; and a layer-4 load balancer with direct
+server return. The kernel keeps all network interfaces."""
+# Who answers for a package: whoever makes it says so.
+MAINTAINER = (
+    os.environ.get("DEBFULLNAME", "Butterfly maintainers")
+    + f" <{os.environ.get('DEBEMAIL', 'root@example.org')}>"
+)
+# Bytes that a program may have where it is installed.
+PROGRAM_MAX = 25 << 20
+# The Debian package of each library that the programs may need. In Debian 13 and Ubuntu 24.04
+# libelf1t64 provides libelf1.
+LIBRARIES = {
+    "libc.so.6": "libc6",
+    "libm.so.6": "libc6",
+    "ld-linux-x86-64.so.2": "libc6",
+    "libgcc_s.so.1": "libgcc-s1",
+    "libelf.so.1": "libelf1",
+    "libz.so.1": "zlib1g",
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Makes the packages of a release.")
+    parser.add_argument("--out", default=f"{ROOT}/target/packages")
+    parser.add_argument("--no-build", action="store_true", help="take the programs that are there")
+    parser.add_argument(
+        "--quick", action="store_true", help="the .deb alone, of the programs of target/debug"
+    )
+    options = parser.parse_args()
+    os.environ.setdefault("SOURCE_DATE_EPOCH", output("git", "log", "-1", "--format=%ct").strip())
+    os.environ["LC_ALL"], os.environ["TZ"] = "C.UTF-8", "UTC"
+    os.umask(0o022)
+    if not options.no_build:
+        build(options.quick)
+    with open(f"{ROOT}/Cargo.toml", "rb") as file:
+        version = tomllib.load(file)["workspace"]["package"]["version"]
+    options.out = os.path.abspath(options.out)
+    work = f"{options.out}/work"
+    shutil.rmtree(options.out, ignore_errors=True)
+    os.makedirs(work)
+    crates = linked_crates()
+    sbom = f"{options.out}/{NAME}-{version}.spdx.json"
+    write(sbom, json.dumps(spdx(version, crates), indent=1) + "\n")
+    tree, symbols = f"{work}/tree", f"{work}/symbols"
+    stage(tree, symbols, crates, sbom, options.quick)
+    deb(options.out, work, tree, version, options.quick)
+    if not options.quick:
+        others(options.out, work, tree, symbols, version)
+    shutil.rmtree(work)
+    names = sorted(os.listdir(options.out))
+    write(
+        f"{options.out}/SHA256SUMS",
+        "".join(f"{digest(f'{options.out}/{n}')}  {n}\n" for n in names),
+    )
+    for name in names:
+        print(f"{os.path.getsize(f'{options.out}/{name}') / 1e6:8.1f} MB  {name}")
+
+
+def others(out, work, tree, symbols, version):
+    """All that is not the .deb."""
+    deb_symbols(out, work, symbols, version)
+    rpm(out, work, tree, version)
+    tarball(f"{out}/{NAME}-{version}-linux-amd64.tar.xz", tree)
+    # Its files are compressed.
+    write(f"{out}/{NAME}-{version}-linux-amd64-symbols.tar", tar_of(symbols))
+    image(f"{out}/{NAME}-{version}-oci-amd64.tar", work, tree, version)
+
+
+def epoch():
+    return int(os.environ["SOURCE_DATE_EPOCH"])
+
+
+def output(*words, **options):
+    return subprocess.run(
+        words, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True, **options
+    ).stdout
+
+
+def run(*words, **options):
+    done = subprocess.run(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options
+    )
+    if done.returncode != 0:
+        sys.exit(f"packages: {' '.join(words)} ended with {done.returncode}:\n{done.stdout}")
+
+
+def write(path, text, mode=0o644):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as file:
+        file.write(text if isinstance(text, bytes) else text.encode())
+    os.chmod(path, mode)
+
+
+def read(path):
+    with open(f"{ROOT}/{path}", encoding="utf-8") as file:
+        return file.read()
+
+
+def digest(path):
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def zipped(data):
+    data = data if isinstance(data, bytes) else data.encode()
+    return gzip.compress(data, 9, mtime=0)
+
+
+def build(quick):
+    """The programs, without a word of where they were built."""
+    cargo_home = os.environ.get("CARGO_HOME", os.path.expanduser("~/.cargo"))
+    paths = {cargo_home: "/cargo", ROOT: "/butterfly"}
+    environment = dict(os.environ)
+    flags = [f"--remap-path-prefix={here}={there}" for here, there in paths.items()]
+    environment["CARGO_ENCODED_RUSTFLAGS"] = "\x1f".join(flags)
+    environment["CFLAGS"] = " ".join(
+        f"-ffile-prefix-map={here}={there}" for here, there in paths.items()
+    )
+    words = ["cargo", "build", "--locked", "-p", "butterfly-daemon", "-p", "butterfly-cli"]
+    if quick:
+        del environment["CARGO_ENCODED_RUSTFLAGS"], environment["CFLAGS"]
+    else:
+        words.append("--release")
+    subprocess.run(words, cwd=ROOT, env=environment, check=True)
+
+
+def linked_crates():
+    """The packages that the two programs are linked from, ours first; what only builds or tests
+    need is not in it.
+    """
+    machine = next(l for l in output("rustc", "-vV").splitlines() if l.startswith("host: "))[6:]
+    words = ["cargo", "metadata", "--format-version", "1", "--locked", "--filter-platform", machine]
+    metadata = json.loads(output(*words))
+    packages = {package["id"]: package for package in metadata["packages"]}
+    nodes = {node["id"]: node for node in metadata["resolve"]["nodes"]}
+    roots = [i for i, p in packages.items() if p["name"] in ("butterfly-daemon", "butterfly-cli")]
+    seen, todo = set(), roots
+    while todo:
+        package = todo.pop()
+        if package in seen:
+            continue
+        seen.add(package)
+        for dependency in nodes[package]["deps"]:
+            kinds = dependency["dep_kinds"]
+            is_macro = any(
+                "proc-macro" in t["kind"] for t in packages[dependency["pkg"]]["targets"]
+            )
+            if any(kind["kind"] is None for kind in kinds) and not is_macro:
+                todo.append(dependency["pkg"])
+    return sorted(
+        (packages[i] for i in seen),
+        key=lambda p: (p["source"] is not None, p["name"], p["version"]),
+    )
+
+
+def spdx(version, crates):
+    with open(f"{ROOT}/Cargo.lock", "rb") as file:
+        locked = {
+            (p["name"], p["version"]): p.get("checksum") for p in tomllib.load(file)["package"]
+        }
+    created = output("date", "-u", "-d", f"@{epoch()}", "+%Y-%m-%dT%H:%M:%SZ").strip()
+
+    def package(crate):
+        name = f"{crate['name']}-{crate['version']}"
+        ours = crate["source"] is None
+        entry = {
+            "SPDXID": "SPDXRef-" + re.sub(r"[^A-Za-z0-9.-]", "-", name),
+            "name": crate["name"],
+            "versionInfo": crate["version"],
+            "downloadLocation": "NOASSERTION",
+            "filesAnalyzed": False,
+            "licenseConcluded": "NOASSERTION",
+            "licenseDeclared": (crate["license"] or "NOASSERTION").replace("/", " OR "),
+            "copyrightText": "NOASSERTION",
+        }
+        if not ours:
+            purl = f"pkg:cargo/{crate['name']}@{crate['version']}"
+            reference = {
+                "referenceCategory": "PACKAGE-MANAGER",
+                "referenceType": "purl",
+                "referenceLocator": purl,
+            }
+            entry["externalRefs"] = [reference]
+            if checksum := locked.get((crate["name"], crate["version"])):
+                entry["checksums"] = [{"algorithm": "SHA256", "checksumValue": checksum}]
+        return entry
+
+    packages = [package(crate) for crate in crates]
+    whole = {
+        "SPDXID": "SPDXRef-butterfly",
+        "name": NAME,
+        "versionInfo": version,
+        "downloadLocation": "NOASSERTION",
+        "filesAnalyzed": False,
+        "licenseConcluded": "Apache-2.0",
+        "licenseDeclared": "Apache-2.0",
+        "copyrightText": "NOASSERTION",
+    }
+    links = [("SPDXRef-DOCUMENT", "DESCRIBES", whole["SPDXID"])]
+    links += [(whole["SPDXID"], "CONTAINS", entry["SPDXID"]) for entry in packages]
+    keys = ("spdxElementId", "relationshipType", "relatedSpdxElement")
+    names = "".join(f"{p['name']} {p['versionInfo']}\n" for p in packages)
+    return {
+        "spdxVersion": "SPDX-2.3",
+        "dataLicense": "CC0-1.0",
+        "SPDXID": "SPDXRef-DOCUMENT",
+        "name": f"{NAME}-{version}",
+        "documentNamespace": f"https://spdx.org/spdxdocs/{NAME}-{version}-{hashlib.sha256(names.encode()).hexdigest()[:16]}",
+        "creationInfo": {"created": created, "creators": ["Tool: butterfly-packages"]},
+        "packages": [whole] + packages,
+        "relationships": [dict(zip(keys, link)) for link in links],
+    }
+
+
+def licences(crates):
+    """The licence texts that come with the crates, each once, under the names of those that have
+    it.
+    """
+    texts = {}
+    for crate in crates:
+        if crate["source"] is None:
+            continue
+        folder = os.path.dirname(crate["manifest_path"])
+        found = [
+            n
+            for n in sorted(os.listdir(folder))
+            if re.match(r"(?i)(licen[cs]e|copying|notice|copyright)", n)
+        ]
+        for name in found:
+            if os.path.isfile(f"{folder}/{name}"):
+                with open(f"{folder}/{name}", encoding="utf-8", errors="replace") as file:
+                    texts.setdefault(file.read().strip(), []).append(
+                        f"{crate['name']} {crate['version']}"
+                    )
+        if not found:
+            texts.setdefault(f"(no text of its own; declared: {crate['license']})", []).append(
+                crate["name"]
+            )
+    parts = [f"{', '.join(dict.fromkeys(names))}:\n\n{text}\n" for text, names in texts.items()]
+    return f"\n{'=' * 80}\n\n".join(parts)
+
+
+def stage(tree, symbols, crates, sbom, quick):
+    """Everything as it is installed."""
+    built = f"{ROOT}/target/{'debug' if quick else 'release'}"
+    for program, place in (("butterflyd", "usr/sbin"), ("butterfly", "usr/bin")):
+        os.makedirs(f"{tree}/{place}", exist_ok=True)
+        strip(f"{built}/{program}", f"{tree}/{place}/{program}", symbols)
+        size = os.path.getsize(f"{tree}/{place}/{program}")
+        if size > PROGRAM_MAX and not quick:
+            sys.exit(f"packages: {program} has {size} bytes, and at most {PROGRAM_MAX} are wanted")
+    unit = (
+        read("packaging/butterflyd.service")
+        .replace("@PREFIX@", "/usr")
+        .replace("@SYSCONFDIR@", "/etc")
+    )
+    write(f"{tree}/usr/lib/systemd/system/butterflyd.service", unit)
+    write(f"{tree}/usr/lib/sysusers.d/butterfly.conf", read("packaging/butterfly.sysusers"))
+    write(f"{tree}/usr/lib/tmpfiles.d/butterfly.conf", read("packaging/butterfly.tmpfiles"))
+    write(f"{tree}/etc/butterfly/butterflyd.ini", settings())
+    write(f"{tree}/usr/share/butterfly/balance-hook", read("packaging/balance-hook"), 0o755)
+    pages = f"{tree}/man"
+    os.makedirs(pages)
+    run(f"{built}/butterfly", "man", pages)
+    for page in sorted(os.listdir(pages)):
+        write(f"{tree}/usr/share/man/man1/{page}.gz", zipped(open(f"{pages}/{page}", "rb").read()))
+    shutil.rmtree(pages)
+    write(
+        f"{tree}/usr/share/man/man8/butterflyd.8.gz", zipped(output(f"{built}/butterflyd", "--man"))
+    )
+    completions = {
+        "bash": "bash-completion/completions/butterfly",
+        "zsh": "zsh/vendor-completions/_butterfly",
+        "fish": "fish/vendor_completions.d/butterfly.fish",
+    }
+    for shell, place in completions.items():
+        write(f"{tree}/usr/share/{place}", output(f"{built}/butterfly", "completion", shell))
+    docs = f"{tree}/usr/share/doc/{NAME}"
+    write(f"{docs}/third-party-licenses.gz", zipped(licences(crates)))
+    write(f"{docs}/{NAME}.spdx.json.gz", zipped(open(sbom, "rb").read()))
+    shutil.copy(f"{ROOT}/LICENSE", f"{docs}/LICENSE")
+
+
+def settings():
+    """The settings file as packages install it: what the unit's confinement asks for is set."""
+    text = read("packaging/butterflyd.ini")
+    for key, value in (("trace-dir", "/var/lib/butterfly/traces"), ("api-group", "butterfly")):
+        text, count = re.subn(rf"(?m)^;{key} = .*$", f"{key} = {value}", text)
+        if count != 1:
+            sys.exit(f"packages: packaging/butterflyd.ini says nothing of {key}")
+    return text
+
+
+def strip(program, to, symbols):
+    """A program without symbols, and the symbols where gdb looks for them."""
+    found = re.search(r"Build ID: ([0-9a-f]+)", output("readelf", "-n", program))
+    if not found:
+        sys.exit(f"packages: {program} has no build ID")
+    build_id = found[1]
+    debug = f"{symbols}/usr/lib/debug/.build-id/{build_id[:2]}/{build_id[2:]}.debug"
+    os.makedirs(os.path.dirname(debug), exist_ok=True)
+    run("objcopy", "--only-keep-debug", "--compress-debug-sections", program, debug)
+    os.chmod(debug, 0o644)
+    run("strip", "--strip-all", "--remove-section=.comment", "-o", to, program)
+    os.chmod(to, 0o755)
+
+
+def settle(tree):
+    """Gives all files the commit's time."""
+    for folder, folders, files in os.walk(tree):
+        for name in folders + files:
+            os.utime(f"{folder}/{name}", (epoch(), epoch()), follow_symlinks=False)
+    os.utime(tree, (epoch(), epoch()))
+
+
+def depends(tree):
+    needed, glibc = set(), (0,)
+    for program in ("usr/sbin/butterflyd", "usr/bin/butterfly"):
+        dynamic = output("readelf", "-dV", f"{tree}/{program}")
+        for library in re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic):
+            if library not in LIBRARIES:
+                sys.exit(f"packages: of which Debian package is {library}? (LIBRARIES)")
+            needed.add(LIBRARIES[library])
+        versions = re.findall(r"GLIBC_([0-9.]+)", dynamic)
+        glibc = max([glibc] + [tuple(map(int, v.split("."))) for v in versions])
+    versioned = {"libc6": f"libc6 (>= {'.'.join(map(str, glibc))})"}
+    # iproute2: the pair of interfaces of health checks.
+    return ", ".join(sorted(versioned.get(name, name) for name in needed) + ["iproute2"])
+
+
+def installed_kib(tree):
+    sizes = (
+        os.path.getsize(f"{folder}/{name}") for folder, _, files in os.walk(tree) for name in files
+    )
+    return sum((size + 1023) // 1024 for size in sizes)
+
+
+def deb(out, work, tree, version, quick):
+    root = f"{work}/deb"
+    shutil.copytree(tree, root)
+    docs = f"{root}/usr/share/doc/{NAME}"
+    os.remove(f"{docs}/LICENSE")
+    date = output("date", "-u", "-R", "-d", f"@{epoch()}").strip()
+    changes = f"{NAME} ({version}) unstable; urgency=medium\n\n  * See the project's history.\n\n -- {MAINTAINER}  {date}\n"
+    write(f"{docs}/changelog.gz", zipped(changes))
+    write(f"{docs}/copyright", read("packaging/debian/copyright"))
+    write(f"{root}/usr/share/lintian/overrides/{NAME}", read("packaging/debian/lintian-overrides"))
+    fields = {
+        "Package": NAME,
+        "Version": version,
+        "Architecture": "amd64",
+        "Maintainer": MAINTAINER,
+        "Installed-Size": installed_kib(root),
+        "Depends": depends(tree),
+        "Recommends": "systemd",
+        "Section": "net",
+        "Priority": "optional",
+        "Description": ABOUT + "".join(f"\n {line}" for line in LONG.splitlines()),
+    }
+    control(root, fields)
+    write(f"{root}/DEBIAN/conffiles", "/etc/butterfly/butterflyd.ini\n")
+    for script in ("postinst", "prerm", "postrm"):
+        write(f"{root}/DEBIAN/{script}", read(f"packaging/debian/{script}"), 0o755)
+    pack_deb(root, f"{out}/{NAME}_{version}_amd64.deb", "-Zgzip" if quick else "-Zxz")
+
+
+def deb_symbols(out, work, symbols, version):
+    root = f"{work}/deb-symbols"
+    shutil.copytree(symbols, root)
+    docs = f"{root}/usr/share/doc/{NAME}-dbgsym"
+    write(f"{docs}/copyright", read("packaging/debian/copyright"))
+    fields = {
+        "Package": f"{NAME}-dbgsym",
+        "Version": version,
+        "Architecture": "amd64",
+        "Maintainer": MAINTAINER,
+        "Installed-Size": installed_kib(root),
+        "Depends": f"{NAME} (= {version})",
+        "Section": "debug",
+        "Priority": "optional",
+        "Description": f"debug symbols for {NAME}",
+    }
+    control(root, fields)
+    # Its files are compressed.
+    pack_deb(root, f"{out}/{NAME}-dbgsym_{version}_amd64.deb", "-Znone")
+
+
+def control(root, fields):
+    write(f"{root}/DEBIAN/control", "".join(f"{key}: {value}\n" for key, value in fields.items()))
+    sums = []
+    for folder, _, files in os.walk(root):
+        for name in files:
+            path = os.path.relpath(f"{folder}/{name}", root)
+            if not path.startswith("DEBIAN/"):
+                with open(f"{root}/{path}", "rb") as file:
+                    sums.append(f"{hashlib.file_digest(file, 'md5').hexdigest()}  {path}\n")
+    write(f"{root}/DEBIAN/md5sums", "".join(sorted(sums, key=lambda line: line[34:])))
+
+
+def pack_deb(root, to, how):
+    settle(root)
+    run("dpkg-deb", "--root-owner-group", how, "--build", root, to)
+
+
+def rpm(out, work, tree, version):
+    top = f"{work}/rpm"
+    files = []
+    for folder, _, names in os.walk(tree):
+        for name in sorted(names):
+            path = os.path.relpath(f"{folder}/{name}", tree)
+            config = "%config(noreplace) " if path.startswith("etc/") else ""
+            files.append(f"{config}/{path}")
+    spec = read("packaging/butterfly.spec")
+    values = {"VERSION": version, "ABOUT": ABOUT, "LONG": LONG, "TREE": tree}
+    for key, value in values.items():
+        spec = spec.replace(f"@{key}@", value)
+    settle(tree)
+    write(f"{top}/butterfly.spec", spec.replace("@FILES@", "\n".join(sorted(files))))
+    run(
+        "rpmbuild",
+        "-bb",
+        "--target",
+        "x86_64",
+        "--define",
+        f"_topdir {top}",
+        f"{top}/butterfly.spec",
+    )
+    made = f"{top}/RPMS/x86_64/{NAME}-{version}-1.x86_64.rpm"
+    shutil.copy(made, f"{out}/{os.path.basename(made)}")
+
+
+def tar_of(tree):
+    """A tar of a tree: sorted, root's, of one time."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w", format=tarfile.PAX_FORMAT) as tar:
+
+        def add(path):
+            member = tar.gettarinfo(f"{tree}/{path}", arcname=f"./{path}" if path else ".")
+            member.uid = member.gid = 0
+            member.uname = member.gname = "root"
+            member.mtime = epoch()
+            if member.isreg():
+                with open(f"{tree}/{path}", "rb") as file:
+                    tar.addfile(member, file)
+            else:
+                tar.addfile(member)
+            if member.isdir():
+                for name in sorted(os.listdir(f"{tree}/{path}")):
+                    add(os.path.join(path, name) if path else name)
+
+        add("")
+    return data.getvalue()
+
+
+def tarball(to, tree):
+    write(to, lzma.compress(tar_of(tree), preset=6))
+
+
+def image(to, work, tree, label):
+    """An OCI image layout (image-spec 1.0) of one layer: the tree, ip(8), and the libraries of
+    both, as they are on the building machine, with their packages' copyright files.
+    """
+    root, layout = f"{work}/image", f"{work}/oci"
+    shutil.copytree(tree, root)
+    programs = [f"{tree}/usr/sbin/butterflyd", f"{tree}/usr/bin/butterfly", shutil.which("ip")]
+    shutil.copy(programs[2], f"{root}/usr/sbin/ip")
+    needed = set()
+    for program in programs:
+        needed.update(re.findall(r"(/\S+) \(0x", output("ldd", program)))
+    for library in sorted(needed):
+        os.makedirs(os.path.dirname(root + library), exist_ok=True)
+        shutil.copy(os.path.realpath(library), root + library)
+        real = os.path.realpath(library)
+        owner = subprocess.run(
+            ["dpkg", "-S", real, library, real.removeprefix("/usr")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        ).stdout
+        package = owner.split(":")[0]
+        notice = f"/usr/share/doc/{package}/copyright"
+        if package and os.path.exists(notice) and not os.path.exists(root + notice):
+            write(root + notice, open(notice, "rb").read())
+    write(f"{root}/etc/passwd", "root:x:0:0:root:/:/sbin/nologin\n")
+    write(f"{root}/etc/group", "root:x:0:\n")
+    os.makedirs(f"{root}/tmp")
+    os.chmod(f"{root}/tmp", 0o1777)
+    write(f"{root}/etc/butterfly/butterflyd.ini", read("packaging/butterflyd.ini"))
+    layer = tar_of(root)
+    packed = zipped(layer)
+
+    def blob(data, kind):
+        name = hashlib.sha256(data).hexdigest()
+        write(f"{layout}/blobs/sha256/{name}", data)
+        return {"mediaType": kind, "digest": f"sha256:{name}", "size": len(data)}
+
+    def text(value):
+        return json.dumps(value, sort_keys=True).encode()
+
+    created = output("date", "-u", "-d", f"@{epoch()}", "+%Y-%m-%dT%H:%M:%SZ").strip()
+    labels = {
+        "org.opencontainers.image.title": NAME,
+        "org.opencontainers.image.version": label,
+        "org.opencontainers.image.licenses": "Apache-2.0",
+    }
+    config = {
+        "created": created,
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {
+            "Entrypoint": ["/usr/sbin/butterflyd", "--no-syslog"],
+            "Labels": labels,
+            "Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"],
+        },
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
+    }
+    oci = "application/vnd.oci.image"
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": f"{oci}.manifest.v1+json",
+        "config": blob(text(config), f"{oci}.config.v1+json"),
+        "layers": [blob(packed, f"{oci}.layer.v1.tar+gzip")],
+    }
+    entry = blob(text(manifest), f"{oci}.manifest.v1+json")
+    entry["annotations"] = {"org.opencontainers.image.ref.name": label}
+    write(f"{layout}/index.json", text({"schemaVersion": 2, "manifests": [entry]}))
+    write(f"{layout}/oci-layout", text({"imageLayoutVersion": "1.0.0"}))
+    write(to, tar_of(layout))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,398 @@
+#!/usr/bin/python3
+"""Boots a Debian 12 with systemd (tools/system-image.sh) in QEMU, by software emulation, and does
+in it what an administrator does: install the .deb, follow the README, look at the service,
+break it, reboot, remove, purge.
+
+usage: test-packages.py FOLDER    the folder has the .deb (tools/packages.py)
+
+Prints a line a step; a step that fails prints what was said, and fails the test at its end.
+`make test-packages` runs it.
+"""
+
+import glob
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# Seconds that a boot may take on a busy machine, and a command.
+BOOT, COMMAND = 600, 300
+
+
+class Machine:
+    """A booted system, driven by the agent that tools/system-image.sh has put into it
+    (crates/guest/src/agent.rs).
+    """
+
+    def __init__(self, files):
+        self.folder = tempfile.mkdtemp(prefix="butterfly-system-")
+        tar = f"{self.folder}/files.tar"
+        subprocess.run(["tar", "cf", tar, "-C", files, "."], check=True)
+        agent, guest, system = (
+            f"{self.folder}/agent",
+            f"{ROOT}/target/guest",
+            f"{ROOT}/target/system",
+        )
+        drive = "format=raw,if=virtio,snapshot=on,cache=unsafe,file="
+        words = [
+            "qemu-system-x86_64",
+            "-nodefaults",
+            "-no-user-config",
+            "-display",
+            "none",
+            "-machine",
+            "pc",
+        ]
+        words += ["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "900M"]
+        words += ["-kernel", f"{guest}/vmlinuz", "-initrd", f"{system}/initrd.img", "-append"]
+        words += ["console=ttyS0 quiet panic=-1 no_timer_check mitigations=off random.trust_cpu=on"]
+        words += [
+            "-chardev",
+            f"file,id=console,path={self.folder}/console.log",
+            "-serial",
+            "chardev:console",
+        ]
+        words += [
+            "-chardev",
+            f"socket,id=agent,path={agent},server=on,wait=off",
+            "-serial",
+            "chardev:agent",
+        ]
+        words += ["-drive", f"{drive}{system}/disk.img", "-drive", f"{drive}{tar}"]
+        self.log = open(f"{self.folder}/qemu.log", "w+")
+        self.qemu = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", "--"] + words,
+            stdin=subprocess.DEVNULL,
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+        )
+        self.line = socket.socket(socket.AF_UNIX)
+        until = time.monotonic() + 30
+        while True:
+            try:
+                self.line.connect(agent)
+                break
+            except OSError:
+                if self.qemu.poll() is not None or time.monotonic() > until:
+                    self.log.seek(0)
+                    sys.exit(f"test-packages: QEMU does not run: {self.log.read()}")
+                time.sleep(0.1)
+        self.answers = self.line.makefile("rb")
+        self.number = 0
+        self.ready()
+
+    def ready(self):
+        self.line.settimeout(BOOT)
+        try:
+            while not self.answers.readline().startswith(b"ready"):
+                if self.qemu.poll() is not None:
+                    raise OSError("QEMU has ended")
+        except OSError as e:
+            console = open(f"{self.folder}/console.log", errors="replace").read()
+            sys.exit(f"test-packages: the system does not come up: {e}\n{console[-4000:]}")
+
+    def run(self, command):
+        """Exit code and output of a shell command."""
+        self.number += 1
+        self.line.settimeout(COMMAND + 30)
+        self.line.sendall(f"run {self.number} {COMMAND * 1000} {command.encode().hex()}\n".encode())
+        while words := self.answers.readline().split():
+            if words[0] == b"done" and int(words[1]) == self.number:
+                said = b"" if words[3:] == [b"-"] else bytes.fromhex(words[3].decode())
+                return int(words[2]), said.decode(errors="replace")
+        sys.exit("test-packages: the system is gone")
+
+    def reboot(self):
+        self.number += 1
+        command = "systemctl reboot".encode().hex()
+        self.line.sendall(f"run {self.number} 5000 {command}\n".encode())
+        self.ready()
+
+    def end(self):
+        self.qemu.kill()
+        self.qemu.wait()
+        shutil.rmtree(self.folder)
+
+
+# `! command` does not end a script of `set -e`.
+PROLOGUE = """
+set -e
+fails() { if "$@"; then echo "this should have failed: $*"; exit 1; fi; }
+"""
+
+
+class Test:
+    def __init__(self, machine):
+        self.machine = machine
+        self.failed = []
+
+    def step(self, what, script, *expected, absent=()):
+        """Runs a script that has to succeed and to say all of `expected`, and nothing of `absent`."""
+        begin = time.monotonic()
+        code, said = self.machine.run(f"{PROLOGUE}\n{script}")
+        missing = [word for word in expected if word not in said] + [
+            f"no {word}" for word in absent if word in said
+        ]
+        if code != 0 or missing:
+            journal = self.machine.run("journalctl -u butterflyd -o cat --no-pager | tail -40")[1]
+            print(
+                f"FAILED: {what}: code {code}, missing: {missing}\n{script}\n---- said:\n{said}\n---- journal:\n{journal}"
+            )
+            self.failed.append(what)
+        print(f"{time.monotonic() - begin:6.1f} s  {what}", flush=True)
+        return said
+
+
+# The README's first quickstart, behind the daemon's start.
+CONTAINERS = """
+butterfly sg add friends
+for n in 1 2; do
+    butterfly nic add --id c$n --vni 7 --mac 52:54:00:00:00:0$n --ip 10.0.0.$n --sg friends --type tap --path tap-c$n
+    ip netns list | grep -q "^c$n" || ip netns add c$n
+    ip link set tap-c$n netns c$n
+    ip -n c$n link set tap-c$n address 52:54:00:00:00:0$n up
+    ip -n c$n addr add 10.0.0.$n/24 dev tap-c$n
+done
+fails ip netns exec c1 ping -c 1 -W 1 10.0.0.2
+butterfly drops c2
+butterfly sg rule add friends --ip-proto icmp --sg-members friends
+ip netns exec c1 ping -c 3 -W 5 10.0.0.2
+"""
+
+# Another host, whose kernel speaks VXLAN; two hosts to route between; a server behind the load
+# balancer.
+NEIGHBOURS = """
+ip netns add other
+ip link add up0 type veth peer name eth0 netns other
+ip addr add 192.0.2.1/24 dev up0
+ip link set up0 up
+ip -n other addr add 192.0.2.2/24 dev eth0
+ip -n other link set eth0 up
+ip -n other link add vx7 type vxlan id 7 dstport 4789 local 192.0.2.2 remote 192.0.2.1 dev eth0
+ip -n other link set vx7 address 52:54:00:00:00:99 up
+ip -n other addr add 10.0.0.99/24 dev vx7
+sysctl -qw net.ipv4.ip_forward=1
+for n in 1 2; do
+    ip netns add h$n
+    ip link add eth$n type veth peer name eth0 netns h$n
+    ip addr add 10.$n.0.1/24 dev eth$n
+    ip link set eth$n up
+    ip -n h$n addr add 10.$n.0.2/24 dev eth0
+    ip -n h$n link set eth0 up
+    ip -n h$n route add default via 10.$n.0.1
+done
+ip netns add server
+ip link add bal0 type veth peer name eth0 netns server
+ip addr add 198.18.0.1/24 dev bal0
+ip link set bal0 up
+ip -n server addr add 198.18.0.2/24 dev eth0
+ip -n server link set eth0 up
+ip -n server link set lo up
+ip -n server addr add 203.0.113.1/32 dev lo
+mkdir -p /tmp/www
+echo hello > /tmp/www/index.html
+ip netns exec server python3 -m http.server --directory /tmp/www 80 >/dev/null 2>&1 &
+sed -i '/^\\[general\\]/a ip = 192.0.2.1\\nbalance-interfaces = bal0\\nrouter-interfaces = eth1,eth2' \\
+    /etc/butterfly/butterflyd.ini
+systemctl restart butterflyd
+butterfly health --wait
+"""
+
+CAPABILITIES = """
+pid=$(systemctl show -p MainPID --value butterflyd)
+test "$(ps -o user= -p $pid)" = butterfly
+# CAP_NET_ADMIN, CAP_NET_RAW, CAP_PERFMON, CAP_BPF, and no other, of any thread.
+for task in /proc/$pid/task/*; do grep -E '^Cap(Eff|Prm|Amb)' $task/status; done | awk '{print $2}' | sort -u
+grep -E '^(NoNewPrivs|Seccomp):' /proc/$pid/status
+"""
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    packages = glob.glob(f"{sys.argv[1]}/butterfly_*.deb")
+    if len(packages) != 1:
+        sys.exit(
+            f"test-packages: {sys.argv[1]} has {len(packages)} packages butterfly_*.deb, not one"
+        )
+    subprocess.run([f"{ROOT}/tools/system-image.sh"], check=True)
+    with tempfile.TemporaryDirectory() as files:
+        shutil.copy(packages[0], f"{files}/butterfly.deb")
+        shutil.copy(f"{ROOT}/tests/hang_thread.py", files)
+        peer = f"{ROOT}/target/debug/vhost-peer"
+        subprocess.run(["strip", "-o", f"{files}/vhost-peer", peer], check=True)
+        begin = time.monotonic()
+        machine = Machine(files)
+    print(f"{time.monotonic() - begin:6.1f} s  Debian 12 has booted", flush=True)
+    test = Test(machine)
+    try:
+        session(test)
+    finally:
+        machine.end()
+    if test.failed:
+        sys.exit(f"test-packages: {len(test.failed)} steps failed: {'; '.join(test.failed)}")
+    print(f"all steps passed in {time.monotonic() - begin:.0f} s")
+
+
+def session(test):
+    step = test.step
+    step(
+        "install", "mkdir -p /root/in\ntar xf /dev/vdb -C /root/in\ndpkg -i /root/in/butterfly.deb"
+    )
+    step(
+        "enabled, started, and works",
+        "systemctl enable --now butterflyd\nbutterfly health --wait\n"
+        "systemctl is-active butterflyd\nsystemctl is-enabled butterflyd",
+        "active\nenabled",
+    )
+    step(
+        "a user of its own, four capabilities",
+        CAPABILITIES,
+        "000000c000003000\n",
+        "NoNewPrivs:\t1",
+        "Seccomp:\t2",
+        absent=["0000000000200000"],
+    )
+    step(
+        "exposure at most 3.0", "systemd-analyze security --threshold=30 butterflyd | tail -1", "OK"
+    )
+    step("first ping between two containers", CONTAINERS, "no_ingress_rule", "3 received")
+    step(
+        "a guest by vhost-user, of another user of the group",
+        """
+        groupadd emulators
+        useradd -G emulators emulator
+        mkdir -p /etc/systemd/system/butterflyd.service.d
+        printf '[Service]\\nSupplementaryGroups=emulators\\n' > /etc/systemd/system/butterflyd.service.d/group.conf
+        sed -i 's/^;vhost-group = .*/vhost-group = emulators/' /etc/butterfly/butterflyd.ini
+        systemctl daemon-reload
+        systemctl restart butterflyd
+        butterfly health --wait
+        butterfly sg add friends + sg rule add friends --ip-proto icmp --sg-members friends
+        for again in 1 2; do
+            butterfly nic add --id v1 --vni 7 --mac 52:54:00:00:00:11 --ip 10.0.0.11 --sg friends
+            stat -c '%U %G %a' /run/butterfly/qemu-vhost-v1 | tee -a /tmp/made
+            butterfly nic del v1
+        done
+        butterfly nic add --id v1 --vni 7 --mac 52:54:00:00:00:11 --ip 10.0.0.11 --sg friends
+        butterfly nic add --id c1 --vni 7 --mac 52:54:00:00:00:01 --ip 10.0.0.1 --sg friends --type tap --path tap-c1
+        ip link set tap-c1 netns c1
+        ip -n c1 link set tap-c1 address 52:54:00:00:00:01 up
+        ip -n c1 addr add 10.0.0.1/24 dev tap-c1
+        cp /root/in/vhost-peer /usr/local/bin/
+        setpriv --reuid emulator --regid emulator --init-groups vhost-peer \\
+            /run/butterfly/qemu-vhost-v1 52:54:00:00:00:11 10.0.0.11 52:54:00:00:00:01 10.0.0.1 30
+        test "$(sort -u /tmp/made)" = "butterfly emulators 660"
+        journalctl -u butterflyd -o cat --no-pager > /tmp/journal
+        fails grep "no asynchronous I/O" /tmp/journal
+        """,
+        "butterfly emulators 660",
+        "answered",
+    )
+    step("uplink, router and load balancer are there", NEIGHBOURS)
+    step(
+        "uplink: AF_XDP, and the kernel's VXLAN at the other end",
+        """
+        butterfly uplink list
+        butterfly sg add all + sg rule add all --ip-proto icmp --cidr 0.0.0.0/0
+        butterfly nic add --id c1 --vni 7 --mac 52:54:00:00:00:01 --ip 10.0.0.1 --sg all --type tap --path tap-c1
+        ip link set tap-c1 netns c1
+        ip -n c1 link set tap-c1 address 52:54:00:00:00:01 up
+        ip -n c1 addr add 10.0.0.1/24 dev tap-c1
+        butterfly binding add --vni 7 --mac 52:54:00:00:00:99 --ip 10.0.0.99 --host 192.0.2.2
+        ip netns exec c1 ping -c 3 -W 5 10.0.0.99
+        """,
+        "AF_XDP, native XDP",
+        "3 received",
+    )
+    step(
+        "router",
+        "ip netns exec h1 ping -c 5 -i 0.2 -W 5 10.2.0.2\nbutterfly router status",
+        "5 received",
+        "forwarded",
+    )
+    step(
+        "load balancer, its server checked",
+        """
+        butterfly service add 203.0.113.1:80 --server 198.18.0.2 --check http
+        for try in $(seq 60); do butterfly service show | grep -q ' healthy' && break; sleep 1; done
+        butterfly service show
+        """,
+        " healthy ",
+        "1 of 1",
+    )
+    step(
+        "a crash: started again",
+        """
+        before=$(systemctl show -p MainPID --value butterflyd)
+        kill -ABRT $before
+        sleep 2
+        butterfly health --wait 60
+        test $(systemctl show -p MainPID --value butterflyd) != $before
+        """,
+    )
+    for thread, name in (("worker0", "worker 0"), ("vhost-user", "the vhost-user thread")):
+        step(
+            f"a hang of {name}: named, ended, started again",
+            f"""
+            before=$(systemctl show -p MainPID --value butterflyd)
+            timeout 60 python3 /root/in/hang_thread.py $before {thread} 50 &
+            for try in $(seq 60); do
+                now=$(systemctl show -p MainPID --value butterflyd)
+                test $now != $before && test $now != 0 && break
+                sleep 1
+            done
+            butterfly health --wait 60
+            journalctl -u butterflyd -o cat --no-pager | tail -30
+            """,
+            f"{name} has not moved for",
+        )
+    step(
+        "a hang of the whole process: systemd ends it and starts it again",
+        """
+        before=$(systemctl show -p MainPID --value butterflyd)
+        kill -STOP $before
+        for try in $(seq 90); do
+            test $(systemctl show -p MainPID --value butterflyd) != $before && break
+            sleep 1
+        done
+        butterfly health --wait 60
+        journalctl -u butterflyd -o cat --no-pager | grep -i watchdog
+        """,
+        "Watchdog timeout",
+    )
+    test.machine.reboot()
+    step(
+        "back after a reboot",
+        "butterfly health --wait 60\nsystemctl is-active butterflyd\n"
+        "journalctl --list-boots --no-pager | wc -l",
+        "active",
+    )
+    step(
+        "an upgrade leaves the daemon running",
+        """
+        before=$(systemctl show -p MainPID --value butterflyd)
+        dpkg -i /root/in/butterfly.deb
+        test $(systemctl show -p MainPID --value butterflyd) = $before
+        """,
+        "runs on",
+    )
+    step(
+        "remove: the settings stay",
+        "dpkg -r butterfly\ntest -e /etc/butterfly/butterflyd.ini\n"
+        "fails systemctl is-active butterflyd\nfails test -e /usr/sbin/butterflyd",
+        "inactive",
+    )
+    step(
+        "purge: nothing stays but the user",
+        "rm -rf /etc/systemd/system/butterflyd.service.d\ndpkg -P butterfly\n"
+        "fails test -e /etc/butterfly\nfails test -e /var/lib/butterfly\nfails systemctl cat butterflyd\nid butterfly",
+    )
+
+
+if __name__ == "__main__":
+    main()
