@@ -9,6 +9,7 @@ import sys
 import time
 
 PTRACE_SEIZE, PTRACE_INTERRUPT = 0x4206, 0x4207
+WALL = 0x40000000  # waitpid(2), __WALL: threads too
 
 pid, name, seconds = sys.argv[1:]
 libc = ctypes.CDLL(None, use_errno=True)
@@ -23,4 +24,10 @@ for thread in os.listdir(f"/proc/{pid}/task"):
 else:
     sys.exit(f"process {pid} has no thread {name}")
 print("stopped", flush=True)
-time.sleep(float(seconds))
+# The thread's end is waited for here: before that nobody else sees the process's end.
+end = time.monotonic() + float(seconds)
+while time.monotonic() < end:
+    found, status = os.waitpid(int(thread), os.WNOHANG | WALL)
+    if found and not os.WIFSTOPPED(status):
+        break
+    time.sleep(0.01)

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
 use control::Author;
-use http_body::Frame;
+use http_body::{Body as _, Frame};
 use http_body_util::{BodyExt, BodyStream, StreamBody};
 use tokio_stream::Stream;
 use tonic::body::Body;
@@ -300,6 +300,11 @@ impl Watched {
     }
 
     fn body(self, body: Body) -> Body {
+        // A refusal has no body, and must say so: gRPC's status is then in the header, which has to
+        // be the end of the stream (grpc-go takes no other).
+        if body.is_end_stream() {
+            return body;
+        }
         Body::new(StreamBody::new(Guarding {
             watched: Some(self),
             body: BodyStream::new(body),
