@@ -8,6 +8,7 @@ use crate::ours::Ours;
 use butterfly_router::Report;
 use butterfly_router::layout::Counter;
 use testkit::routed_hosts::{RoutedHosts, WEST};
+use testkit::{PATIENCE, wait_for};
 use tokio::sync::oneshot;
 use xdp::Mode;
 
@@ -58,11 +59,14 @@ fn talk(hosts: &RoutedHosts) {
     for address in WEST {
         for options in ["", "-R", "-u -b 20M -l 64", "-u -b 20M -l 1400 -R"] {
             let command = format!("iperf3 -c {address} -t 1 -J --connect-timeout 3000 {options}");
-            let said = hosts
-                .east
-                .ok(&format!("timeout 20 {command}"))
-                .expect(&command);
-            let said: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+            // The server takes one client at a time, and may not be done with the one before.
+            let said = wait_for("iperf3 to be taken", PATIENCE, || {
+                let said = hosts.east.ok(&format!("timeout 20 {command} || true"))?;
+                let said: serde_json::Value =
+                    serde_json::from_str(&said).map_err(|e| format!("{e}: {said}"))?;
+                Ok(said["error"].is_null().then_some(said))
+            })
+            .expect(&command);
             let sums = &said["end"];
             let sum = if options.contains("-u") {
                 &sums["sum"]
