@@ -520,6 +520,12 @@ static __always_inline int send(context *ctx, struct transit *t)
 	return hand_over(t->hop, t->counters, t->v6, t->size);
 }
 
+// Whether nobody fills the maps any more.
+static __always_inline bool is_hung(const struct router_config *config)
+{
+	return *(const volatile __u32 *)&config->hung;
+}
+
 // A packet that the flow cache does not take.
 static __always_inline int long_way(context *ctx, const struct router_config *config, __u32 epoch)
 {
@@ -537,14 +543,16 @@ static __always_inline int long_way(context *ctx, const struct router_config *co
 		return chain_next(ctx);
 	t.v6 = t.packet.family == 6;
 
-	// 2. To be forwarded at all: sent to our MAC address, with forwarding on, and no firewall
-	//    looking on.
+	// 2. To be forwarded at all: sent to our MAC address, with forwarding on, no firewall
+	//    looking on, and routes that are followed.
 	if (!same_mac(link->h_dest, t.in->mac))
 		return leave(ctx, &t, COUNT_NOT_TO_US);
 	if (!(t.in->flags & (t.v6 ? INTERFACE_FORWARD6 : INTERFACE_FORWARD4)))
 		return leave(ctx, &t, COUNT_OFF);
 	if (config->flags & (t.v6 ? CONFIG_OFF6 : CONFIG_OFF4))
 		return leave(ctx, &t, COUNT_FIREWALL);
+	if (is_hung(config))
+		return leave(ctx, &t, COUNT_HUNG);
 
 	// 3. Headers, source, way to the destination, one of its next hops.
 	refused = t.v6 ? route6(ctx, &t, config) : route4(ctx, &t, config);
@@ -586,7 +594,8 @@ int router(context *ctx)
 	config = bpf_map_lookup_elem(&config_map, &zero);
 	if (!config)
 		return chain_next(ctx);
-	epoch = *(const volatile __u32 *)&config->epoch;
+	// What is remembered holds for no epoch then.
+	epoch = is_hung(config) ? 0 : *(const volatile __u32 *)&config->epoch;
 	frame_pull(ctx, ROUTER_HEADERS);
 	verdict = cache_forward(ctx, epoch);
 	return verdict < 0 ? long_way(ctx, config, epoch) : verdict;

@@ -182,7 +182,12 @@ struct router_config {
 			  * interface's only */
 	__u32 ask_mtu6;
 	__u32 epoch;     /* a new number when any of the maps has changed; 0 while they change */
+	__u32 beat;      /* another number each second, by who fills the maps */
+	__u32 hung;      /* nobody does any more: router_watch.bpf.c */
 };
+
+/* After so many seconds without a beat packets are the kernel's. */
+#define ROUTER_PATIENCE 5
 
 /* The flow cache (router/flow_cache.h): what was decided of a plain flow, and holds as long as
  * the epoch is the same. Of IPv4 that goes by both addresses, since sources are looked up too;
@@ -264,6 +269,7 @@ enum router_counter {
 	COUNT_ASKED,          /* ARP requests, neighbour solicitations */
 	COUNT_TOLD,           /* ARP replies, neighbour advertisements */
 	COUNT_BEGUN,          /* a checksum that is only begun, where the program runs in XDP */
+	COUNT_HUNG,           /* nobody follows the kernel's routes any more */
 	ROUTER_COUNTERS,
 };
 
@@ -281,9 +287,9 @@ _Static_assert(sizeof(struct interface_key) == 12, "no holes");
 _Static_assert(sizeof(struct interface) == 16, "no holes");
 _Static_assert(sizeof(struct near) == 32, "no holes");
 _Static_assert(sizeof(struct egress) == 24, "no holes");
-_Static_assert(sizeof(struct router_config) == 20, "no holes");
+_Static_assert(sizeof(struct router_config) == 28, "no holes");
 _Static_assert(sizeof(struct cache_flows4) == (4 * LINE_WORDS) + (32 << CACHE_BITS), "no holes");
 _Static_assert(sizeof(struct cache_flows6) == (4 * LINE_WORDS) + (64 << CACHE_BITS), "no holes");
 _Static_assert(ROUTER_INTERFACES <= 1 << (CACHE_EPOCH_SHIFT - CACHE_SLOT_SHIFT),
 	       "a slot has its bits");
-_Static_assert(ROUTER_COUNTERS == 25, "layout.rs has as many");
+_Static_assert(ROUTER_COUNTERS == 26, "layout.rs has as many");

@@ -10,6 +10,7 @@ use butterfly_tests::daemon::{number, program};
 use butterfly_tests::lab::check;
 use butterfly_tests::trials;
 use libtest_mimic::{Arguments, Failed, Trial};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use testkit::process::Process;
 use testkit::routed_hosts::{RoutedHosts, WEST};
@@ -21,7 +22,7 @@ type Session = fn(&mut Stage) -> Result<()>;
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Session); 10] = trials![
+    let trials: [(&str, Session); 11] = trials![
         interfaces_are_taken_and_given_back,
         counters_are_those_of_an_outside_observer,
         routes_and_neighbours_show_as_they_change,
@@ -30,6 +31,7 @@ fn main() {
         interfaces_come_back_under_their_names,
         interfaces_are_part_of_the_declared_configuration,
         killed_under_load_the_kernel_goes_on,
+        hanging_it_leaves_packets_to_the_kernel,
         feeds::bird_feeds_it,
         feeds::addresses_come_by_dhcp,
     ];
@@ -563,4 +565,47 @@ fn killed_under_load_the_kernel_goes_on(stage: &mut Stage) -> Result<()> {
     })?;
     check(!hosts.has_program("east0")?, "its programs went with it")?;
     hosts.pinging(|| Ok(()))
+}
+
+/// A process that is stopped until this is dropped.
+struct Stopped(Pid);
+
+impl Stopped {
+    fn new(pid: u32) -> Result<Stopped> {
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let pid = pid.ok_or("no process")?;
+        kill_process(pid, Signal::STOP).map_err(|e| e.to_string())?;
+        Ok(Stopped(pid))
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0, Signal::CONT);
+    }
+}
+
+fn hanging_it_leaves_packets_to_the_kernel(stage: &mut Stage) -> Result<()> {
+    stage.take_both()?;
+    stage.hosts.pinging(|| Ok(()))?;
+    check(stage.counter("east0", "ipv4", "hung")? == 0, "it is there")?;
+    let stopped = Stopped::new(stage.daemon.pid())?;
+    // Five seconds, by a look each second.
+    std::thread::sleep(Duration::from_secs(7));
+    stage.hosts.pinging(|| Ok(()))?;
+    drop(stopped);
+    for family in ["ipv4", "ipv6"] {
+        let left = stage.counter("east0", family, "hung")?;
+        check(
+            left == 500,
+            &format!("{family}: {left} of 500 left to the kernel"),
+        )?;
+    }
+    // Those of before the stop, of which the kernel may have had the first.
+    let before = stage.counter("east0", "ipv4", "forwarded")?;
+    wait_for("packets by the fast path again", PATIENCE, || {
+        stage.hosts.pinging(|| Ok(()))?;
+        let now = stage.counter("east0", "ipv4", "forwarded")?;
+        Ok((now >= before + 500).then_some(()))
+    })
 }

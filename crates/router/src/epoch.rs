@@ -9,8 +9,10 @@ use sys::bpf_array::BpfArray;
 
 use crate::layout::{CACHE_EPOCHS, Config};
 
-/// Words of the configuration.
-pub const CONFIG_WORDS: usize = size_of::<Config>() / 4;
+/// Words of the map: the configuration, the beat, and whether that has stopped.
+pub const CONFIG_WORDS: usize = size_of::<Config>() / 4 + 2;
+/// Where the beat is in it.
+const BEAT: usize = CONFIG_WORDS - 2;
 /// Where the epoch is in it.
 const EPOCH: usize = std::mem::offset_of!(Config, epoch) / 4;
 
@@ -39,8 +41,13 @@ impl Epochs {
 
     /// Writes what holds for all packets. Its epoch is to be 0.
     pub fn write(&self, config: &Config) {
-        let words: [u32; CONFIG_WORDS] = bytemuck::cast(*config);
+        let words: [u32; BEAT] = bytemuck::cast(*config);
         sys::bpf_array::put(self.config.words(), &words, EPOCH);
+    }
+
+    /// Says to `bpf/router_watch.bpf.c` that somebody is here who writes.
+    pub fn beat(&self) {
+        self.config.words()[BEAT].fetch_add(1, Ordering::Relaxed);
     }
 
     /// What is decided from now on may be remembered. When the numbers are used up all flows are

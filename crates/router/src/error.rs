@@ -27,6 +27,9 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
+    /// See [`Router::watch`](crate::Router::watch).
+    #[error("the timer that notices a router that hangs does not start")]
+    Timer,
 }
 
 impl Error {

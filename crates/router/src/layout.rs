@@ -199,6 +199,10 @@ pub struct Config {
     pub epoch: u32,
 }
 
+/// After so many seconds without [`Epochs::beat`](crate::epoch::Epochs::beat) packets are the
+/// kernel's: ROUTER_PATIENCE.
+pub const PATIENCE: u64 = 5;
+
 /// How many numbers an epoch may have; 0 is none.
 pub const CACHE_EPOCHS: u32 = 1 << 30;
 /// Words of a CPU's flows in the map `flow_caches4`: a line, and twice as many flows of 16 bytes as
@@ -278,11 +282,13 @@ pub enum Counter {
     Told,
     /// Left to the kernel: a checksum that is only begun, where the program runs in XDP.
     Begun,
+    /// Left to the kernel: nobody has followed its routes for [`PATIENCE`] seconds.
+    Hung,
 }
 
 impl Counter {
     /// All, in the order of the program's.
-    pub const ALL: [Counter; 25] = [
+    pub const ALL: [Counter; 26] = [
         Counter::Forwarded,
         Counter::ForwardedBytes,
         Counter::Sent,
@@ -308,6 +314,7 @@ impl Counter {
         Counter::Asked,
         Counter::Told,
         Counter::Begun,
+        Counter::Hung,
     ];
 
     /// Its name, as it is printed and as docs/router.md lists it.
@@ -338,6 +345,7 @@ impl Counter {
             Counter::Asked => "asked",
             Counter::Told => "told",
             Counter::Begun => "begun",
+            Counter::Hung => "hung",
         }
     }
 }
@@ -401,6 +409,7 @@ impl Counter {
             Counter::Begun => {
                 "a checksum that the sender has only begun, where the program runs in XDP"
             }
+            Counter::Hung => "the router has hung for five seconds and follows no route",
         }
     }
 }
@@ -420,7 +429,7 @@ const _: () = assert!(size_of::<Interface>() == 16);
 const _: () = assert!(size_of::<Near>() == 32);
 const _: () = assert!(size_of::<Egress>() == 24);
 const _: () = assert!(size_of::<Config>() == 20);
-const _: () = assert!(Counter::Begun as usize + 1 == Counter::ALL.len());
+const _: () = assert!(Counter::Hung as usize + 1 == Counter::ALL.len());
 
 #[cfg(test)]
 mod tests {

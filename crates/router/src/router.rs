@@ -82,6 +82,8 @@ pub struct Router {
     /// Whether multipath is by ports (IPv4, IPv6); `None` is a policy that only the kernel has.
     by_ports: [Option<bool>; 2],
     seed: u32,
+    /// See [`watch`](Self::watch).
+    watch: Option<Program>,
 }
 
 impl Router {
@@ -163,13 +165,39 @@ impl Router {
             firewall: Firewall::default(),
             by_ports: [Some(false); 2],
             seed: rand::random(),
+            watch: None,
             program,
         })
+    }
+
+    /// From now on the program leaves all packets to the kernel when there was no
+    /// [`beat`](Self::beat) for [`PATIENCE`](layout::PATIENCE) seconds.
+    ///
+    /// # Errors
+    /// The kernel lacks timers of programs (before Linux 5.15), or memory.
+    pub fn watch(&mut self) -> Result<(), Error> {
+        let watch = self
+            .program
+            .load_beside("router_watch", objects::ROUTER_WATCH)?;
+        // Any frame has it start its timer.
+        let started = xdp::run(&watch, &[0; 64], 0, 1)?;
+        if started.verdict != xdp::Verdict::Pass {
+            return Err(Error::Timer);
+        }
+        self.watch = Some(watch);
+        Ok(())
+    }
+
+    /// Says that the kernel is still followed: to be called once a second by who has called
+    /// [`watch`](Self::watch). [`update`](Self::update) does it, too.
+    pub fn beat(&self) {
+        self.epochs.beat();
     }
 
     /// Brings the tables in step with what the kernel says now.
     pub fn update(&mut self, snapshot: Arc<Snapshot>, kinds: Kinds) -> Result<(), Error> {
         self.epochs.end();
+        self.epochs.beat();
         let old = std::mem::replace(&mut self.snapshot, snapshot);
         let plans = self.make_plans();
         let replanned = plans != self.plans;

@@ -73,6 +73,7 @@ impl Service {
         service
             .router
             .update(service.mirror.snapshot(), Kinds::ALL)?;
+        service.router.watch()?;
         service.read_settings()?;
         service.read_firewall().await?;
         Ok(service)
@@ -149,6 +150,7 @@ impl Service {
                 Ok(true)
             }
             Change::Second => {
+                self.router.beat();
                 self.read_settings()?;
                 self.read_devices().await?;
                 for (ifindex, ip) in self.router.housekeep() {

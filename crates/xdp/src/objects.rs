@@ -28,6 +28,8 @@ objects! {
     PASS = "pass";
     /// The router: transit packets between its interfaces.
     ROUTER = "router";
+    /// Has the router leave its packets to the kernel while nobody fills its tables.
+    ROUTER_WATCH = "router_watch";
     /// Health checks, through the load balancer's tables to one server each.
     PROBE = "probe";
     /// For benchmarks: hands on frames to many destinations, or sends them.

@@ -101,6 +101,15 @@ impl Program {
         })
     }
 
+    /// Loads a program beside this one: maps of a name that both have are this one's.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn load_beside(&self, name: &str, object: &[u8]) -> Result<Self, Error> {
+        let open = open(name, object, |open| share_maps(&self.object, open))?;
+        Self::from_open(name, open)
+    }
+
     fn from_open(name: &str, open: OpenObject) -> Result<Self, Error> {
         let failed = |source| refused(name, source);
         let object = open.load().map_err(failed)?;
