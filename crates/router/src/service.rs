@@ -73,10 +73,19 @@ impl Service {
         service
             .router
             .update(service.mirror.snapshot(), Kinds::ALL)?;
-        service.router.watch()?;
         service.read_settings()?;
         service.read_firewall().await?;
         Ok(service)
+    }
+
+    /// From now on packets are the kernel's while this service is not followed: when nobody has
+    /// called [`take`](Self::take) with what [`next`](Self::next) gave for
+    /// [`PATIENCE`](crate::layout::PATIENCE) seconds. For who does nothing else on its thread.
+    ///
+    /// # Errors
+    /// As [`Router::watch`].
+    pub fn watch(&mut self) -> Result<(), Error> {
+        self.router.watch()
     }
 
     /// What the kernel says now; the router may still be behind.

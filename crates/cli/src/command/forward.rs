@@ -63,6 +63,7 @@ impl ForwardArgs {
             ..Options::default()
         };
         let mut service = Service::start(&options).await.map_err(refused)?;
+        service.watch().map_err(refused)?;
         let mut attached = Interfaces::new();
         for name in &self.interfaces {
             let mode = self.mode.map(Mode::xdp);

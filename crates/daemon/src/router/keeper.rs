@@ -201,9 +201,13 @@ impl Keeper {
     async fn service(&mut self, mirror: Arc<Mirror>) -> Result<Service, Refusal> {
         match self.running.take() {
             Some(service) => Ok(service),
-            None => Service::over(mirror, &self.options)
-                .await
-                .map_err(unavailable),
+            None => {
+                let mut service = Service::over(mirror, &self.options)
+                    .await
+                    .map_err(unavailable)?;
+                service.watch().map_err(unavailable)?;
+                Ok(service)
+            }
         }
     }
 
