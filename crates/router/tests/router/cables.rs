@@ -41,6 +41,9 @@ pub fn can_make(kind: &str) -> bool {
     let namespace = Namespace::new().expect("a namespace");
     let made = match kind {
         "vlan" => "ip link add far type dummy && ip link add link far name near type vlan id 5",
+        "macvlan" => {
+            "ip link add far type veth peer name end && ip link add link far name near type macvlan"
+        }
         _ => "ip link add near type bond",
     };
     let can = namespace.succeeds(made).expect("ip");

@@ -1,7 +1,7 @@
 //! VLANs and bonds against the kernel's own. Where this machine's kernel has neither they run in a
 //! guest: `another_kernel.rs`.
 
-use crate::cables::{Cables, NATIVE, TC, can_make, has_tc};
+use crate::cables::{Cables, NATIVE, PLAIN, TC, can_make, has_tc};
 use crate::lab::{SMALL, story_over};
 use crate::oracle::compare_over;
 use crate::ours::Ours;
@@ -150,6 +150,36 @@ fn a_vlan_that_is_down() {
         drop(ours);
         assert_eq!(arrive(), 0, "as the kernel");
     });
+}
+
+/// What has the packets of another device handed to it has them as the kernel's buffers: an address
+/// of its own on the eastern cable, and a bridge that the western one is a port of.
+#[test]
+fn a_macvlan_and_a_bridge() {
+    let cables = Cables {
+        east: &["cable-e"],
+        west: &["cable-w"],
+        setup: "ip link set cable-e address 02:00:00:00:00:1e
+            ip link add link cable-e name east address 02:00:00:00:00:0e type macvlan mode private
+            ip link add west address 02:00:00:00:00:0f type bridge mcast_snooping 0
+            ip link set cable-w master west; ip link set east up; ip link set west up",
+        modes: TC,
+        ..PLAIN
+    };
+    if !can_make("macvlan") || !has_tc() {
+        return;
+    }
+    compare_over(&cables, "", 20, PACKETS, LEAST);
+    let back = Cables {
+        east: &["cable-w"],
+        west: &["cable-e"],
+        setup: "ip link set cable-e address 02:00:00:00:00:1f
+            ip link add link cable-e name west address 02:00:00:00:00:0f type macvlan mode private
+            ip link add east address 02:00:00:00:00:0e type bridge mcast_snooping 0
+            ip link set cable-w master east; ip link set east up; ip link set west up",
+        ..cables
+    };
+    compare_over(&back, "", 21, PACKETS, LEAST);
 }
 
 /// VLAN 5 on a bond with a backup, and VLAN 6 (802.1ad) on one without.
