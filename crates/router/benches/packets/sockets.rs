@@ -1,6 +1,7 @@
-//! What programs on two hosts see of the router between them, beside the kernel's own forwarding:
-//! sockets over veths with the offloads that the kernel gives them, so that a stream comes in
-//! packets of up to 64 KiB with checksums that are only begun.
+//! What programs on two hosts see of the router between them, beside the kernel's own forwarding,
+//! and beside a cable between the two hosts, which is as fast as their sockets can be: over veths
+//! with the offloads that the kernel gives them, so that a stream comes in packets of up to 64 KiB
+//! with checksums that are only begun.
 
 use butterfly_router::Options;
 use testkit::beside::{self, Way};
@@ -11,7 +12,7 @@ use testkit::traffic::Station;
 use crate::lab::inside;
 use crate::ours::Ours;
 
-/// By the kernel and by us in turn.
+/// By the kernel, without a router and by us in turn.
 pub fn measure(results: &mut Results, rounds: usize) {
     let hosts = RoutedHosts::with_default_offloads("east", "west").expect("the kernel forwards");
     let station = Station::new(&hosts.west).expect("a station");
@@ -21,6 +22,9 @@ pub fn measure(results: &mut Results, rounds: usize) {
         to: WEST.map(|address| address.parse().expect("an address")),
     };
     let mut kernel = |round: &mut (dyn FnMut() + Send)| round();
+    let mut cable = |round: &mut (dyn FnMut() + Send)| {
+        hosts.without_router(round).expect("a cable");
+    };
     let mut ours = |round: &mut (dyn FnMut() + Send)| {
         inside(&hosts.router, async || {
             // As it chooses: on a veth at tc.
@@ -34,7 +38,11 @@ pub fn measure(results: &mut Results, rounds: usize) {
         results,
         rounds,
         &way,
-        &mut [("kernel", &mut kernel), ("router", &mut ours)],
+        &mut [
+            ("kernel", &mut kernel),
+            ("cable", &mut cable),
+            ("router", &mut ours),
+        ],
     );
     measured.expect("sockets reach each other");
 }
