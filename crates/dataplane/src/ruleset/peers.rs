@@ -3,43 +3,65 @@
 
 use std::net::IpAddr;
 
-use super::{GroupMembers, Map, Peer};
+use super::small_map::SmallMap;
+use super::{GroupMembers, Peer};
 use crate::ids::{GroupIdx, RuleSlot};
 
 /// The peers of all rules that say the same of protocol and port.
 #[derive(Clone, Default)]
 pub(super) struct PeerSet {
-    any: Option<RuleSlot>,
+    any: Option<Slots>,
     v4: Networks,
     v6: Networks,
-    groups: Vec<(GroupIdx, RuleSlot)>,
+    groups: SmallMap<GroupIdx, Slots>,
 }
 
-/// Networks of one family: a hash table, and which prefix lengths to try.
+/// The rules that say the same of everything, in the order in which they came; never none.
+#[derive(Clone)]
+struct Slots {
+    first: RuleSlot,
+    /// Two rules that are written differently may mean the same: it is seldom.
+    more: Vec<RuleSlot>,
+}
+
+/// Networks of one family by prefix length and address, and which lengths to try.
 #[derive(Clone, Default)]
 struct Networks {
-    lengths: Vec<u8>,
-    slots: Map<(u8, u128), RuleSlot>,
+    /// Each with how many networks have it.
+    lengths: Vec<(u8, u32)>,
+    slots: SmallMap<(u8, u128), Slots>,
 }
 
 impl PeerSet {
     /// Adds a rule's peer; of rules for the same peer the first one counts.
     pub(super) fn add(&mut self, peer: &Peer, slot: RuleSlot) {
+        self.alter(peer, |slots| Some(Slots::with(slots, slot)));
+    }
+
+    /// Takes a rule's peer out that was added.
+    pub(super) fn remove(&mut self, peer: &Peer, slot: RuleSlot) {
+        self.alter(peer, |slots| slots?.without(slot));
+    }
+
+    fn alter(&mut self, peer: &Peer, change: impl FnOnce(Option<Slots>) -> Option<Slots>) {
         match peer {
-            Peer::Any => self.any = self.any.or(Some(slot)),
+            Peer::Any => self.any = change(self.any.take()),
             Peer::Net(net) => {
                 let (networks, bits) = match net.network() {
                     IpAddr::V4(address) => (&mut self.v4, left_aligned_v4(address)),
                     IpAddr::V6(address) => (&mut self.v6, address.to_bits()),
                 };
-                networks.add(net.prefix_len(), bits, slot);
+                networks.alter(net.prefix_len(), bits, change);
             }
-            Peer::Group(group) => {
-                if self.groups.iter().all(|(known, _)| known != group) {
-                    self.groups.push((*group, slot));
-                }
-            }
+            Peer::Group(group) => self.groups.alter(*group, change),
         }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.any.is_none()
+            && self.v4.slots.is_empty()
+            && self.v6.slots.is_empty()
+            && self.groups.is_empty()
     }
 
     /// The rule that allows `address`. A group that does not exist matches nobody.
@@ -49,16 +71,17 @@ impl PeerSet {
         address: &IpAddr,
         groups: &(impl GroupMembers + ?Sized),
     ) -> Option<RuleSlot> {
-        if self.any.is_some() {
-            return self.any;
+        if let Some(slots) = &self.any {
+            return Some(slots.first);
         }
         let network = match address {
             IpAddr::V4(v4) => self.v4.find(left_aligned_v4(*v4)),
             IpAddr::V6(v6) => self.v6.find(v6.to_bits()),
         };
         network.or_else(|| {
-            self.groups.iter().find_map(|(group, slot)| {
-                groups.members(*group)?.contains(address).then_some(*slot)
+            self.groups.find_map(|group, slots| {
+                let allows = groups.members(*group)?.contains(address);
+                allows.then_some(slots.first)
             })
         })
     }
@@ -66,23 +89,72 @@ impl PeerSet {
     /// The rule that allows every address of a family.
     pub(super) fn everybody(&self, v6: bool) -> Option<RuleSlot> {
         let networks = if v6 { &self.v6 } else { &self.v4 };
-        self.any.or_else(|| networks.slots.get(&(0, 0)).copied())
+        let slots = self.any.as_ref().or_else(|| networks.slots.get(&(0, 0)));
+        slots.map(|slots| slots.first)
+    }
+}
+
+impl Slots {
+    fn with(before: Option<Slots>, slot: RuleSlot) -> Slots {
+        match before {
+            Some(mut slots) => {
+                slots.more.push(slot);
+                slots
+            }
+            None => Slots {
+                first: slot,
+                more: Vec::new(),
+            },
+        }
+    }
+
+    fn without(mut self, slot: RuleSlot) -> Option<Slots> {
+        if self.first != slot {
+            self.more.retain(|other| *other != slot);
+            return Some(self);
+        }
+        if self.more.is_empty() {
+            return None;
+        }
+        self.first = self.more.remove(0);
+        Some(self)
     }
 }
 
 impl Networks {
-    fn add(&mut self, length: u8, bits: u128, slot: RuleSlot) {
-        if !self.lengths.contains(&length) {
-            self.lengths.push(length);
+    fn alter(
+        &mut self,
+        length: u8,
+        bits: u128,
+        change: impl FnOnce(Option<Slots>) -> Option<Slots>,
+    ) {
+        let (mut before, mut after) = (false, false);
+        self.slots.alter((length, bits), |slots| {
+            before = slots.is_some();
+            let slots = change(slots);
+            after = slots.is_some();
+            slots
+        });
+        let known = self.lengths.iter().position(|(known, _)| *known == length);
+        match (known, before, after) {
+            (Some(at), false, true) => self.lengths[at].1 += 1,
+            (None, false, true) => self.lengths.push((length, 1)),
+            (Some(at), true, false) => {
+                self.lengths[at].1 -= 1;
+                if self.lengths[at].1 == 0 {
+                    self.lengths.remove(at);
+                }
+            }
+            _ => {}
         }
-        self.slots.entry((length, bits)).or_insert(slot);
     }
 
     #[inline]
     fn find(&self, bits: u128) -> Option<RuleSlot> {
-        self.lengths.iter().find_map(|length| {
+        self.lengths.iter().find_map(|(length, _)| {
             let mask = u128::MAX.checked_shl(128 - u32::from(*length)).unwrap_or(0);
-            self.slots.get(&(*length, bits & mask)).copied()
+            let slots = self.slots.get(&(*length, bits & mask))?;
+            Some(slots.first)
         })
     }
 }

@@ -186,3 +186,71 @@ fn ten_thousand_rules_of_each_kind_are_found_without_a_walk() {
     assert_eq!(exact.decide(&ask(count, 0), NO_GROUPS), None);
     assert_eq!(networks.decide(&ask(1, count), NO_GROUPS), None);
 }
+
+/// What a rule set is made of does not tell how it was made: rules that came one by one, with
+/// others between them that went, decide as those that came at once.
+#[test]
+fn rules_that_come_and_go_leave_what_was_there() {
+    let peers = |host: u16| {
+        let net = Ipv4Net::new(Ipv4Addr::from_bits(0x0a00_0000 + u32::from(host)), 32).unwrap();
+        [
+            Peer::Any,
+            Peer::Net(net.into()),
+            Peer::Group(GroupIdx(host.into())),
+        ]
+    };
+    let mut specs = Vec::new();
+    for n in 0..300u16 {
+        for selector in [n..=n, n..=n + 7, 0..=u16::MAX] {
+            let peer = peers(n % 50)[usize::from(n % 3)];
+            let direction = match n % 5 {
+                0 => Direction::Egress,
+                _ => Direction::Ingress,
+            };
+            specs.push(RuleSpec {
+                direction,
+                protocol: (n % 7 != 0).then_some(6 + (n % 2) as u8 * 11),
+                selector,
+                peer,
+                slot: RuleSlot(specs.len() as u32),
+            });
+        }
+    }
+    let kept: Vec<_> = specs.iter().step_by(2).cloned().collect();
+    let mut set = RuleSet::new(specs.clone());
+    let all = set.clone();
+    let mut expected = all.clone();
+    for gone in specs.iter().skip(1).step_by(2) {
+        set.remove(gone);
+    }
+    let at_once = RuleSet::new(kept.clone());
+    let ask = |set: &RuleSet| {
+        let mut found = Vec::new();
+        for direction in [Direction::Ingress, Direction::Egress] {
+            for selector in 0..310 {
+                for (protocol, host) in [(6, 3), (17, 4), (6, 40), (47, 5)] {
+                    found.push(set.decide(
+                        &Asked {
+                            direction,
+                            protocol,
+                            selector: Some(selector),
+                            peer: Ipv4Addr::from_bits(0x0a00_0000 + host).into(),
+                        },
+                        NO_GROUPS,
+                    ));
+                }
+            }
+        }
+        found
+    };
+    assert_eq!(ask(&set), ask(&at_once));
+    assert_ne!(ask(&set), ask(&all), "what was removed decided something");
+    assert_eq!(ask(&expected), ask(&all), "a copy is not changed with it");
+    for rule in &specs {
+        expected.remove(rule);
+    }
+    assert!(ask(&expected).iter().all(Option::is_none) && !expected.has_egress());
+    for direction in [Direction::Ingress, Direction::Egress] {
+        assert_eq!(expected.open(direction, false), None);
+    }
+}
