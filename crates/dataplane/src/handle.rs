@@ -16,8 +16,8 @@ use crate::learned::LearnedMac;
 use crate::load::{QueueLoad, WorkerLoad};
 use crate::queue::QueueId;
 use crate::report::PortReport;
-use crate::snapshot::Snapshot;
 use crate::underlay::Underlay;
+use crate::view::View;
 
 /// The worker's thread has ended: nothing will be switched any more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
@@ -26,7 +26,8 @@ pub struct WorkerGone;
 
 /// What a worker is asked to do. Each carries where the answer goes.
 pub(crate) enum Command {
-    Publish(Arc<Snapshot>, Sender<Arc<Snapshot>>),
+    /// Put a view in force, in which the NICs of these slots are gone; the answer: the one before.
+    Publish(Arc<View>, Arc<[PortSlot]>, Sender<Arc<View>>),
     /// Put an underlay in force; the answer: the one before.
     Underlay(Arc<Underlay>, Sender<Arc<Underlay>>),
     /// Deliver what other workers have handed over so far; the answer: how many transfers had to be

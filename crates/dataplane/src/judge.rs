@@ -42,7 +42,7 @@ pub(crate) fn egress(
     question: &Question,
     owned: bool,
 ) -> Option<Grant> {
-    if nic.bypass || (!view.open(nic.slot).needs_egress && owned) {
+    if nic.bypass || (!view.open_to(nic.slot).needs_egress && owned) {
         return Some(Grant::default());
     }
     let asked = Asked {
@@ -72,7 +72,7 @@ pub(crate) fn ingress(view: &View, nic: &PortConfig, question: &Question) -> Opt
 fn by_groups(view: &View, nic: &PortConfig, asked: &Asked, midstream: bool) -> Option<Grant> {
     let mut granted: Option<Grant> = None;
     for index in &nic.groups {
-        let Some(Some(group)) = view.groups().get(index.0 as usize) else {
+        let Some(group) = view.groups().get(*index) else {
             continue;
         };
         if granted.is_some() && !group.allow_midstream {

@@ -2,6 +2,7 @@
 //! `judge` at the end. What comes from the wire (`run_arriving`) is taken out of its outer headers
 //! first, and then goes the same way.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use io::frame::{BATCH, Batch, Bits};
@@ -20,7 +21,6 @@ use crate::queue::QueueId;
 use crate::replies::Replies;
 use crate::round::Wait;
 use crate::round::{Arrival, Case, Item, Job, Round, Tables};
-use crate::snapshot::Snapshot;
 use crate::stages::fast_path::FastPath;
 use crate::stages::{
     always, deliver, destination, encapsulate, fragments, known, merge, neighbours, outer, parse,
@@ -41,6 +41,9 @@ const HOUSEKEEPING_MS: u32 = 100;
 const SWEEPS: u32 = 64;
 const SWEEP_STEP: u32 = 256;
 
+/// Flows of NICs that are gone that are taken out in one turn: some 20 microseconds.
+const GONE_STEP: u32 = 64;
+
 /// Room for so many jobs is kept; floods of large networks need more, and give it back.
 const JOBS_KEPT: usize = 16 * 1024;
 
@@ -59,7 +62,7 @@ enum Sender<'a> {
 
 /// Everything that judging frames needs, but for the ports.
 pub(crate) struct Path {
-    pub view: View,
+    pub view: Arc<View>,
     pub tables: Tables,
     pub counters: Arc<Counters>,
     pub watch: Watch,
@@ -79,6 +82,8 @@ pub(crate) struct Path {
     kept_house_ms: u32,
     /// Entries of the flow table that are due to be looked at.
     sweep_due: u32,
+    /// Slots whose NIC is gone and may have begun flows.
+    gone: VecDeque<PortSlot>,
 }
 
 impl Path {
@@ -89,7 +94,7 @@ impl Path {
         wanted: Arc<Wanted>,
     ) -> Self {
         Path {
-            view: View::new(),
+            view: Arc::default(),
             tables: Tables {
                 flows,
                 fragments: Fragments::new(config.max_fragments, config.seed),
@@ -112,15 +117,35 @@ impl Path {
             spare: Batch::new(),
             kept_house_ms: 0,
             sweep_due: 0,
+            gone: VecDeque::new(),
         }
     }
 
-    /// Puts a snapshot in force and gives the one before. Flows that a NIC had begun which is gone
-    /// now go at once; all others are decided again with their next packet.
-    pub(crate) fn take_up(&mut self, snapshot: Arc<Snapshot>) -> Arc<Snapshot> {
+    /// Puts a view in force and gives the one before. Flows that a NIC had begun which is `gone` now
+    /// go at once, or in the next turns where they are many; all others are decided again with
+    /// their next packet.
+    pub(crate) fn take_up(&mut self, view: Arc<View>, gone: &[PortSlot]) -> Arc<View> {
         self.fast_path.forget();
-        let flows = &mut self.tables.flows;
-        self.view.take_up(snapshot, |slot| flows.remove_owned(slot))
+        let before = std::mem::replace(&mut self.view, view);
+        self.gone.extend(gone);
+        self.remove_gone();
+        before
+    }
+
+    /// Takes out some of the flows that NICs had begun which are gone.
+    #[cold]
+    fn remove_gone(&mut self) {
+        let mut left = GONE_STEP;
+        while let Some(&slot) = self.gone.front() {
+            if left == 0 {
+                return;
+            }
+            left -= 1;
+            let there = self.view.port(slot).map(|config| config.uid);
+            if !self.tables.flows.remove_owned(slot, there) {
+                self.gone.pop_front();
+            }
+        }
     }
 
     /// Puts the next hops of the underlay in force, and gives those before.
@@ -485,11 +510,14 @@ impl Path {
         if self.sweep_due > 0 {
             self.sweep(now_ms);
         }
+        if !self.gone.is_empty() {
+            self.remove_gone();
+        }
     }
 
     /// More housekeeping is due at once.
     pub(crate) fn has_work(&self) -> bool {
-        self.sweep_due > 0
+        self.sweep_due > 0 || !self.gone.is_empty()
     }
 
     fn sweep(&mut self, now_ms: u32) {

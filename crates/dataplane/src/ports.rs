@@ -384,8 +384,8 @@ impl Ports {
     ) -> Handed {
         let mut pairs = [0u16; BATCH];
         let mut left = 0u64;
-        for (pair, wish) in pairs.iter_mut().zip(steer) {
-            *pair = pick(on, *wish);
+        for (pair, hint) in pairs.iter_mut().zip(steer) {
+            *pair = pick(on, *hint);
             left |= 1 << *pair;
         }
         let pairs = &pairs[..frames.len().min(steer.len())];

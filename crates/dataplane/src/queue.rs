@@ -154,12 +154,12 @@ fn decode(bits: u8) -> Accepts {
 /// Which of the pairs that are on gets a frame: the pair of that number, or else that number modulo
 /// how many there are. `on` has one bit at least.
 #[inline]
-pub(crate) fn pick(on: u64, wish: u32) -> u16 {
-    if wish < MAX_PAIRS as u32 && on >> wish & 1 == 1 {
-        return wish as u16;
+pub(crate) fn pick(on: u64, hint: u32) -> u16 {
+    if hint < MAX_PAIRS as u32 && on >> hint & 1 == 1 {
+        return hint as u16;
     }
     let mut left = on;
-    for _ in 0..wish % on.count_ones().max(1) {
+    for _ in 0..hint % on.count_ones().max(1) {
         left &= left - 1;
     }
     left.trailing_zeros() as u16
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn the_requested_pair_if_it_is_on_and_else_by_its_number() {
-        for (on, wish, pair) in [
+        for (on, hint, pair) in [
             (0b1, 0, 0),
             (0b1, 7, 0),
             (0b1111, 3, 3),
@@ -183,7 +183,7 @@ mod tests {
             (u64::MAX, 63, 63),
             (u64::MAX, 64, 0),
         ] {
-            assert_eq!(pick(on, wish), pair, "{wish} of {on:b}");
+            assert_eq!(pick(on, hint), pair, "{hint} of {on:b}");
         }
     }
 

@@ -14,7 +14,7 @@ use ipnet::IpNet;
 use wire::{Mac, Vni};
 
 use crate::address_set::AddressSet;
-use crate::overlay::Overlay;
+use crate::overlay::{EndpointIdx, Overlay};
 use crate::ruleset::{GroupMembers, RuleSet};
 
 pub use crate::ids::{Epoch, GroupIdx, NetworkIdx, PortSlot, PortUid, RuleSlot};
@@ -33,6 +33,23 @@ pub struct Snapshot {
     pub groups: imbl::Vector<Option<Arc<Group>>>,
     /// The addresses of other hosts' endpoints by [`EndpointIdx`](crate::overlay::EndpointIdx).
     pub endpoints: imbl::Vector<Option<IpAddr>>,
+    /// What of it differs from the snapshot before; `None`: all of it may.
+    pub changed: Option<Arc<Changed>>,
+}
+
+/// What of a snapshot differs from another one; more may be named than does.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Changed {
+    /// Which other one.
+    pub since: Epoch,
+    /// NICs that came, went or are others.
+    pub ports: Vec<PortSlot>,
+    /// Networks, by their NICs or by what of them is on other hosts.
+    pub networks: Vec<NetworkIdx>,
+    /// Groups, by their rules, members or existence.
+    pub groups: Vec<GroupIdx>,
+    /// Endpoints.
+    pub endpoints: Vec<EndpointIdx>,
 }
 
 /// One NIC, compiled.

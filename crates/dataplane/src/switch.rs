@@ -30,6 +30,7 @@ use crate::report::PortReport;
 use crate::sleep_flag::SleepFlag;
 use crate::snapshot::Snapshot;
 use crate::underlay::Underlay;
+use crate::view::View;
 use crate::wanted::Wanted;
 use crate::worker::{Parts, Worker};
 
@@ -42,6 +43,8 @@ pub struct Switch {
     workers: Vec<WorkerHandle>,
     queues: Mutex<BTreeMap<QueueId, Assigned>>,
     wanted: Arc<Wanted>,
+    /// The view in force; `None`: a worker has ended, and none can be.
+    published: Mutex<Option<Arc<View>>>,
     /// How busy each worker was at the last look, in thousandths.
     busy: Vec<AtomicU64>,
     stopping: Mutex<bool>,
@@ -114,6 +117,7 @@ impl Switch {
             workers: handles,
             queues: Mutex::default(),
             wanted,
+            published: Mutex::new(Some(Arc::default())),
             busy: (0..count).map(|_| AtomicU64::new(0)).collect(),
             stopping: Mutex::new(false),
             stopped: Condvar::new(),
@@ -128,9 +132,23 @@ impl Switch {
 
     /// Puts a snapshot in force; returns when every frame that is delivered from now on was judged
     /// by it. Snapshots are to be published in the order of their epochs.
+    ///
+    /// What follows from it and is the same for all workers is worked out here, once. An error means
+    /// that a worker has ended: others may use the snapshot; none that comes after it is handed to
+    /// anybody.
     pub fn publish(&self, snapshot: Arc<Snapshot>) -> Result<(), WorkerGone> {
-        // The answers are the snapshots before: they are dropped here and not on the path.
-        self.ask_all(|answer| Command::Publish(snapshot.clone(), answer))?;
+        let mut published = self
+            .published
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let before = published.take().ok_or(WorkerGone)?;
+        let (view, difference) = before.next(&snapshot);
+        let (epoch, opened) = (snapshot.epoch.0, difference.opened);
+        tracing::debug!(epoch, opened, "a snapshot is handed to the workers");
+        let (view, gone): (_, Arc<[PortSlot]>) = (Arc::new(view), difference.gone.into());
+        // The answers are the views before: they are dropped here and not on the path.
+        self.ask_all(|answer| Command::Publish(view.clone(), gone.clone(), answer))?;
+        *published = Some(view);
         if self.workers.len() > 1 {
             // Frames that were judged before may still be on their way to another worker.
             for _ in 0..SETTLE_MAX {

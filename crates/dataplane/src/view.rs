@@ -1,174 +1,274 @@
-//! The snapshot in force, laid out for the path.
+//! The snapshot in force, laid out for the path. Worked out once for all workers by the thread that
+//! publishes, which shares what a change does not touch with the view before: a worker swaps a
+//! pointer.
 //!
-//! The snapshot's vectors are trees that share structure, which suits control; a worker copies
-//! their references into flat arrays when it takes a snapshot up, and remembers per NIC what every
-//! packet asks: whether it is open (security-groups.md 12) and needs an egress rule.
+//! Beside what the snapshot says it has what would be asked for every packet and follows from it:
+//! whom a NIC is open to (security-groups.md 12), which addresses are here, which network a VNI is.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use wire::Vni;
 
+use crate::address_set::AddressSet;
 use crate::drop_reason::DropReason;
-use crate::flow::NONE;
-use crate::ids::MAX_PORTS;
-use crate::ids::{NetworkIdx, PortSlot, PortUid, RuleSlot};
-use crate::overlay::{EndpointIdx, Overlay};
-use crate::ruleset::Direction;
-use crate::snapshot::{Group, Network, PortConfig, Snapshot};
+use crate::ids::{GroupIdx, MAX_PORTS, NetworkIdx, PortSlot, PortUid};
+use crate::opening::{GroupOpen, Open, Opening};
+use crate::overlay::{EndpointIdx, Overlay, SharedMap};
+use crate::ruleset::GroupMembers;
+use crate::snapshot::{Changed, Epoch, Group, Network, PortConfig, Snapshot};
+use crate::table::Table;
 
+/// A copy costs nothing.
+#[derive(Clone, Default)]
 pub(crate) struct View {
-    snapshot: Arc<Snapshot>,
-    ports: Vec<Option<Arc<PortConfig>>>,
-    networks: Vec<Option<Arc<Network>>>,
-    groups: Vec<Option<Arc<Group>>>,
-    open: Vec<Open>,
+    epoch: Epoch,
+    ports: Table<Option<Arc<PortConfig>>>,
+    open: Table<Open>,
+    networks: Table<Option<Arc<Network>>>,
+    groups: Groups,
+    endpoints: Table<Option<IpAddr>>,
     /// By [`NetworkIdx`]: what the network is on other hosts, as a partner of the NICs here.
-    remotes: Vec<Option<Box<PortConfig>>>,
-    vnis: Map<u32, NetworkIdx>,
-    endpoints: Vec<Option<IpAddr>>,
-    by_address: Map<IpAddr, EndpointIdx>,
+    remotes: Table<Option<Arc<PortConfig>>>,
+    vnis: SharedMap<u32, NetworkIdx>,
+    by_address: SharedMap<IpAddr, EndpointIdx>,
     /// How many NICs of a network have an address.
-    owned: Map<(NetworkIdx, IpAddr), u32>,
+    owned: SharedMap<(NetworkIdx, IpAddr), u32>,
+    /// Which NICs are in a group.
+    users: imbl::OrdSet<(GroupIdx, PortSlot)>,
 }
 
-/// Keyed by what the configuration says: a fast unkeyed hash will do.
-type Map<K, V> = hashbrown::HashMap<K, V, foldhash::fast::RandomState>;
+/// Groups by their index.
+#[derive(Clone, Default)]
+pub(crate) struct Groups(Table<Option<Arc<Group>>>);
 
-/// What a NIC allows without looking at a packet, by family: `[IPv4, IPv6]`.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Open {
-    /// Everything may come in.
-    pub ingress: [Opening; 2],
-    /// Everything (from its own addresses, when no rule says so) may go out.
-    pub egress: [Opening; 2],
-    /// Only what an egress rule allows may go out: a group of it has one, or is missing and might.
-    pub needs_egress: bool,
+impl Groups {
+    #[inline]
+    pub(crate) fn get(&self, index: GroupIdx) -> Option<&Group> {
+        self.0.get(index.0 as usize)?.as_deref()
+    }
 }
 
-/// Whether everything passes, and by which rule.
-#[derive(Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Opening {
-    /// The rules have to be asked.
-    #[default]
-    No,
-    /// The NIC bypasses filtering, or has no egress rule: only the source address is to be checked.
-    Free,
-    /// A rule allows everything.
-    Rule(RuleSlot),
+impl GroupMembers for Groups {
+    #[inline]
+    fn members(&self, group: GroupIdx) -> Option<&AddressSet> {
+        Some(&self.get(group)?.members)
+    }
 }
 
-/// What a slot without a NIC allows.
-static CLOSED: Open = Open {
-    ingress: [Opening::No; 2],
-    egress: [Opening::No; 2],
-    needs_egress: true,
-};
-
-/// What a network allows on other hosts, whose rules are asked there.
-static UNFILTERED: Open = Open {
-    ingress: [Opening::Free; 2],
-    egress: [Opening::Free; 2],
-    needs_egress: false,
-};
+/// What a new view has to do with the one before.
+#[derive(Default)]
+pub(crate) struct Difference {
+    /// Slots whose NIC is another one or none now.
+    pub gone: Vec<PortSlot>,
+    /// NICs for which it was worked out whom they are open to.
+    pub opened: usize,
+}
 
 impl View {
-    /// The empty configuration.
-    pub(crate) fn new() -> Self {
-        View {
-            snapshot: Arc::default(),
-            ports: Vec::new(),
-            networks: Vec::new(),
-            groups: Vec::new(),
-            open: Vec::new(),
-            remotes: Vec::new(),
-            vnis: Map::default(),
-            endpoints: Vec::new(),
-            by_address: Map::default(),
-            owned: Map::default(),
+    /// The view of a snapshot that follows this one's. What costs time is what differs, if the
+    /// snapshot says what that is; else all of it is compared.
+    pub(crate) fn next(&self, snapshot: &Snapshot) -> (View, Difference) {
+        let mut view = self.clone();
+        let mut difference = Difference::default();
+        view.epoch = snapshot.epoch;
+        match &snapshot.changed {
+            Some(changed) if changed.since == self.epoch => {
+                view.take_changed(snapshot, changed, &mut difference);
+            }
+            _ => view.take_all(snapshot, &mut difference),
+        }
+        debug_assert!(view.is_of(snapshot), "what has changed was not all named");
+        (view, difference)
+    }
+
+    fn take_changed(&mut self, snapshot: &Snapshot, changed: &Changed, noted: &mut Difference) {
+        for &index in &changed.endpoints {
+            let endpoint = snapshot.endpoints.get(index.0 as usize);
+            self.set_endpoint(index.0 as usize, endpoint.copied().flatten());
+        }
+        for &index in &changed.networks {
+            let network = snapshot.networks.get(index.0 as usize);
+            self.set_network(index.0 as usize, network.cloned().flatten());
+        }
+        // Each NIC is asked once, after its groups and itself are what they will be.
+        let mut ask = Vec::new();
+        for &index in &changed.groups {
+            let group = snapshot.groups.get(index.0 as usize);
+            self.set_group(index.0 as usize, group.cloned().flatten(), &mut ask);
+        }
+        for &slot in &changed.ports {
+            let port = snapshot.ports.get(slot.0 as usize);
+            self.set_port(slot.0 as usize, port.cloned().flatten(), &mut ask, noted);
+        }
+        self.open(ask, noted);
+    }
+
+    fn take_all(&mut self, snapshot: &Snapshot, noted: &mut Difference) {
+        let endpoints = self.endpoints.len();
+        for (index, endpoint) in all(&snapshot.endpoints, endpoints) {
+            if self.endpoints.get(index).copied().flatten() != endpoint.copied() {
+                self.set_endpoint(index, endpoint.copied());
+            }
+        }
+        let networks = self.networks.len();
+        for (index, network) in all(&snapshot.networks, networks) {
+            if !is_same(self.networks.get(index), network) {
+                self.set_network(index, network.cloned());
+            }
+        }
+        let mut ask = Vec::new();
+        let groups = self.groups.0.len();
+        for (index, group) in all(&snapshot.groups, groups) {
+            if !is_same(self.groups.0.get(index), group) {
+                self.set_group(index, group.cloned(), &mut ask);
+            }
+        }
+        let ports = self.ports.len();
+        for (index, port) in all(&snapshot.ports, ports) {
+            if !is_same(self.ports.get(index), port) {
+                self.set_port(index, port.cloned(), &mut ask, noted);
+            }
+        }
+        self.open(ask, noted);
+    }
+
+    /// Nothing differs from what the snapshot says.
+    fn is_of(&self, snapshot: &Snapshot) -> bool {
+        let ports = all(&snapshot.ports, self.ports.len()).take(MAX_PORTS);
+        let ports = ports.into_iter().all(|(index, port)| {
+            let open = port.map_or(Open::CLOSED, |config| self.open_of(config));
+            is_same(self.ports.get(index), port)
+                && self.open.get(index).copied().unwrap_or_default() == open
+        });
+        let endpoints = |(index, endpoint): (usize, Option<&IpAddr>)| {
+            self.endpoints.get(index).copied().flatten() == endpoint.copied()
+        };
+        ports
+            && all(&snapshot.networks, self.networks.len())
+                .all(|(index, network)| is_same(self.networks.get(index), network))
+            && all(&snapshot.groups, self.groups.0.len())
+                .all(|(index, group)| is_same(self.groups.0.get(index), group))
+            && all(&snapshot.endpoints, self.endpoints.len()).all(endpoints)
+    }
+
+    fn set_endpoint(&mut self, index: usize, endpoint: Option<IpAddr>) {
+        let before = self.endpoints.set(index, endpoint);
+        let index = EndpointIdx(index as u32);
+        if let Some(before) = before
+            && self.by_address.get(&before) == Some(&index)
+        {
+            self.by_address.remove(&before);
+        }
+        if let Some(address) = endpoint {
+            self.by_address.insert(address, index);
         }
     }
 
-    /// Puts a snapshot in force. Calls `changed` for each slot whose NIC is another one or none
-    /// now. Gives back the snapshot before, so that whoever asked for this drops it, and not the
-    /// worker.
-    pub(crate) fn take_up(
+    fn set_network(&mut self, index: usize, network: Option<Arc<Network>>) {
+        let idx = NetworkIdx(index as u32);
+        let remote = network.as_ref().and_then(|network| network.remote(idx));
+        self.remotes.set(index, remote.map(Arc::new));
+        let vni = network
+            .as_ref()
+            .filter(|network| network.overlay.is_some())
+            .map(|network| network.vni.id());
+        if let Some(before) = self.networks.set(index, network)
+            && self.vnis.get(&before.vni.id()) == Some(&idx)
+        {
+            self.vnis.remove(&before.vni.id());
+        }
+        if let Some(vni) = vni {
+            self.vnis.insert(vni, idx);
+        }
+    }
+
+    /// `ask` gets the NICs that may be open to others than before.
+    fn set_group(&mut self, index: usize, group: Option<Arc<Group>>, ask: &mut Vec<PortSlot>) {
+        let after = GroupOpen::of(group.as_deref());
+        let before = self.groups.0.set(index, group);
+        if GroupOpen::of(before.as_deref()) != after {
+            let idx = GroupIdx(index as u32);
+            let users = self
+                .users
+                .range((idx, PortSlot(0))..=(idx, PortSlot(u32::MAX)));
+            ask.extend(users.map(|(_, slot)| *slot));
+        }
+    }
+
+    fn set_port(
         &mut self,
-        snapshot: Arc<Snapshot>,
-        mut changed: impl FnMut(PortSlot),
-    ) -> Arc<Snapshot> {
-        let uid = |port: Option<&Arc<PortConfig>>| port.map(|config| config.uid);
-        let owned = &mut self.owned;
-        refresh(
-            &mut self.ports,
-            &snapshot.ports,
-            Arc::ptr_eq,
-            |slot, before, after| {
-                if before.is_some() && uid(before) != uid(after) {
-                    changed(PortSlot(slot as u32));
-                }
-                own(owned, before, after);
-            },
-        );
-        self.ports.truncate(MAX_PORTS);
-        let (remotes, vnis) = (&mut self.remotes, &mut self.vnis);
-        remotes.resize_with(snapshot.networks.len(), || None);
-        refresh(
-            &mut self.networks,
-            &snapshot.networks,
-            Arc::ptr_eq,
-            |index, before, after| {
-                let index = NetworkIdx(index as u32);
-                if let Some(before) =
-                    before.filter(|before| vnis.get(&before.vni.id()) == Some(&index))
-                {
-                    vnis.remove(&before.vni.id());
-                }
-                if let Some(after) = after.filter(|network| network.overlay.is_some()) {
-                    vnis.insert(after.vni.id(), index);
-                }
-                if let Some(remote) = remotes.get_mut(index.0 as usize) {
-                    *remote = after.and_then(|network| network.remote(index).map(Box::new));
-                }
-            },
-        );
-        let by_address = &mut self.by_address;
-        refresh(
-            &mut self.endpoints,
-            &snapshot.endpoints,
-            IpAddr::eq,
-            |index, before, after| {
-                let index = EndpointIdx(index as u32);
-                if let Some(before) =
-                    before.filter(|before| by_address.get(*before) == Some(&index))
-                {
-                    by_address.remove(before);
-                }
-                if let Some(after) = after {
-                    by_address.insert(*after, index);
-                }
-            },
-        );
-        refresh(
-            &mut self.groups,
-            &snapshot.groups,
-            Arc::ptr_eq,
-            |_, _, _| {},
-        );
-        self.open.clear();
-        let groups = &self.groups;
-        let open = |port: &Option<Arc<PortConfig>>| {
-            port.as_ref()
-                .map_or(Open::default(), |config| Open::of(config, groups))
+        index: usize,
+        port: Option<Arc<PortConfig>>,
+        ask: &mut Vec<PortSlot>,
+        noted: &mut Difference,
+    ) {
+        // Frames of NICs behind the last slot are not switched.
+        if index >= MAX_PORTS {
+            return;
+        }
+        let slot = PortSlot(index as u32);
+        let addresses = |port: &PortConfig| {
+            let network = port.network;
+            let keys = port.addresses.iter().map(|address| (network, *address));
+            keys.collect::<Vec<_>>()
         };
-        self.open.extend(self.ports.iter().map(open));
-        std::mem::replace(&mut self.snapshot, snapshot)
+        if let Some(after) = &port {
+            for key in addresses(after) {
+                let count = self.owned.get(&key).copied().unwrap_or(0);
+                self.owned.insert(key, count + 1);
+            }
+        }
+        let uid = port.as_ref().map(|port| port.uid);
+        let groups = port.as_ref().map_or(Vec::new(), |port| port.groups.clone());
+        if let Some(before) = self.ports.set(index, port) {
+            for key in addresses(&before) {
+                match self.owned.get(&key).copied() {
+                    Some(count) if count > 1 => self.owned.insert(key, count - 1),
+                    _ => self.owned.remove(&key),
+                };
+            }
+            for group in before.groups.iter().filter(|group| !groups.contains(group)) {
+                self.users.remove(&(*group, slot));
+            }
+            if uid != Some(before.uid) {
+                noted.gone.push(slot);
+            }
+        }
+        for group in groups {
+            self.users.insert((group, slot));
+        }
+        ask.push(slot);
+    }
+
+    fn open(&mut self, mut ask: Vec<PortSlot>, noted: &mut Difference) {
+        ask.sort_unstable();
+        ask.dedup();
+        for slot in &ask {
+            let port = self.ports.get(slot.0 as usize).and_then(Option::as_ref);
+            let open = port.map_or(Open::CLOSED, |config| self.open_of(config));
+            if self.open.get(slot.0 as usize) != Some(&open) {
+                self.open.set(slot.0 as usize, open);
+            }
+        }
+        noted.opened += ask.len();
+    }
+
+    fn open_of(&self, config: &PortConfig) -> Open {
+        Open::of(
+            config,
+            config.groups.iter().map(|group| self.groups.get(*group)),
+        )
+    }
+
+    pub(crate) fn epoch(&self) -> Epoch {
+        self.epoch
     }
 
     /// The epoch as flows note it.
     #[inline]
     pub(crate) fn epoch_mark(&self) -> u32 {
-        self.snapshot.epoch.0 as u32
+        self.epoch.0 as u32
     }
 
     #[inline]
@@ -240,16 +340,16 @@ impl View {
     }
 
     #[inline]
-    pub(crate) fn groups(&self) -> &[Option<Arc<Group>>] {
+    pub(crate) fn groups(&self) -> &Groups {
         &self.groups
     }
 
     #[inline]
-    pub(crate) fn open(&self, slot: PortSlot) -> &Open {
+    pub(crate) fn open_to(&self, slot: PortSlot) -> &Open {
         match self.open.get(slot.0 as usize) {
             Some(open) => open,
-            None if slot.remote_of().is_some() => &UNFILTERED,
-            None => &CLOSED,
+            None if slot.remote_of().is_some() => &Open::UNFILTERED,
+            None => &Open::CLOSED,
         }
     }
 
@@ -257,7 +357,7 @@ impl View {
     /// leaves the first and enters the second.
     pub(crate) fn stateless(&self, from: PortSlot, to: PortSlot, v6: bool) -> Option<[Opening; 2]> {
         let family = usize::from(v6);
-        let (from, to) = (self.open(from), self.open(to));
+        let (from, to) = (self.open_to(from), self.open_to(to));
         let there = [from.egress[family], to.ingress[family]];
         let back = [to.egress[family], from.ingress[family]];
         let open = |openings: [Opening; 2]| !openings.contains(&Opening::No);
@@ -265,103 +365,168 @@ impl View {
     }
 }
 
-impl Opening {
-    /// The rule's slot, or [`NONE`].
-    #[inline]
-    pub(crate) fn rule_slot(self) -> u32 {
-        match self {
-            Opening::Rule(rule) => rule.0,
-            Opening::No | Opening::Free => NONE,
-        }
+/// The entries of a snapshot's vector, and behind them nothing as far as `len`.
+fn all<T: Clone>(
+    entries: &imbl::Vector<Option<T>>,
+    len: usize,
+) -> impl Iterator<Item = (usize, Option<&T>)> {
+    let behind = (entries.len()..len).map(|_| None);
+    let entries = entries.iter().map(Option::as_ref);
+    entries.chain(behind).enumerate()
+}
+
+fn is_same<T>(mine: Option<&Option<Arc<T>>>, theirs: Option<&Arc<T>>) -> bool {
+    match (mine.and_then(Option::as_ref), theirs) {
+        (Some(mine), Some(theirs)) => Arc::ptr_eq(mine, theirs),
+        (mine, theirs) => mine.is_none() && theirs.is_none(),
     }
 }
 
-/// Makes `flat` what `tree` is, and tells what has changed: the index, what was there and what is.
-/// Most of it is the same after a change: references that did not change are compared, not counted.
-fn refresh<T: Clone>(
-    flat: &mut Vec<Option<T>>,
-    tree: &imbl::Vector<Option<T>>,
-    same: impl Fn(&T, &T) -> bool,
-    mut changed: impl FnMut(usize, Option<&T>, Option<&T>),
-) {
-    for (index, gone) in flat.iter().enumerate().skip(tree.len()) {
-        if gone.is_some() {
-            changed(index, gone.as_ref(), None);
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::RuleSlot;
+    use crate::ruleset::{Direction, Peer, RuleSet, RuleSpec};
+    use crate::snapshot::Timeouts;
+
+    const NICS: u32 = 1000;
+
+    fn port(slot: u32, uid: u32, groups: Vec<GroupIdx>) -> Option<Arc<PortConfig>> {
+        Some(Arc::new(PortConfig {
+            slot: PortSlot(slot),
+            uid: PortUid(uid),
+            vni: Vni::new(7).unwrap(),
+            network: NetworkIdx(0),
+            mac: wire::Mac([2, 0, 0, 0, (slot >> 8) as u8, slot as u8]),
+            addresses: vec![IpAddr::from((0x0a00_0000 + slot).to_be_bytes())],
+            anti_spoof: false,
+            pairs: Vec::new(),
+            groups,
+            bypass: false,
+            sniffers: Vec::new(),
+            is_sniffer: false,
+            allow_dhcp_server: false,
+            allow_router_advertisements: false,
+            learn_macs: false,
+            link_down: false,
+            timeouts: Timeouts::default(),
+            flow_share: 1,
+            mtu: 1500,
+            trace: None,
+        }))
+    }
+
+    fn rule(port: u16, slot: u32) -> RuleSpec {
+        RuleSpec {
+            direction: Direction::Ingress,
+            protocol: (port != 0).then_some(6),
+            selector: if port == 0 { 0..=u16::MAX } else { port..=port },
+            peer: Peer::Any,
+            slot: RuleSlot(slot),
         }
     }
-    flat.resize(tree.len(), None);
-    for (index, (mine, theirs)) in flat.iter_mut().zip(tree).enumerate() {
-        let unchanged = match (&mine, theirs) {
-            (Some(mine), Some(theirs)) => same(mine, theirs),
-            (mine, theirs) => mine.is_none() && theirs.is_none(),
+
+    fn group(rules: Vec<RuleSpec>) -> Option<Arc<Group>> {
+        Some(Arc::new(Group {
+            rules: RuleSet::new(rules),
+            ..Group::default()
+        }))
+    }
+
+    /// A thousand NICs in group 0, one of them in group 1 as well.
+    fn snapshot() -> Snapshot {
+        let groups = |slot| match slot {
+            5 => vec![GroupIdx(0), GroupIdx(1)],
+            _ => vec![GroupIdx(0)],
         };
-        if !unchanged {
-            changed(index, mine.as_ref(), theirs.as_ref());
-            mine.clone_from(theirs);
+        Snapshot {
+            epoch: Epoch(1),
+            ports: (0..NICS)
+                .map(|slot| port(slot, slot + 1, groups(slot)))
+                .collect(),
+            groups: [group(vec![rule(80, 0)]), group(Vec::new())]
+                .into_iter()
+                .collect(),
+            ..Snapshot::default()
         }
     }
-}
 
-/// Counts the addresses of a NIC that has changed.
-fn own(
-    owned: &mut Map<(NetworkIdx, IpAddr), u32>,
-    before: Option<&Arc<PortConfig>>,
-    after: Option<&Arc<PortConfig>>,
-) {
-    let all = |port: Option<&Arc<PortConfig>>| {
-        let keys = port.map(|port| {
-            port.addresses
-                .iter()
-                .map(|address| (port.network, *address))
+    fn then(before: &Snapshot, changed: Changed, change: impl FnOnce(&mut Snapshot)) -> Snapshot {
+        let mut next = before.clone();
+        change(&mut next);
+        next.epoch.0 += 1;
+        next.changed = Some(Arc::new(Changed {
+            since: before.epoch,
+            ..changed
+        }));
+        next
+    }
+
+    #[test]
+    fn only_a_rule_that_opens_its_group_asks_the_groups_nics() {
+        let first = snapshot();
+        let (view, difference) = View::default().next(&first);
+        assert_eq!(difference.opened, NICS as usize);
+        let groups = |index| Changed {
+            groups: vec![GroupIdx(index)],
+            ..Changed::default()
+        };
+        let second = then(&first, groups(0), |next| {
+            next.groups.set(0, group(vec![rule(80, 0), rule(81, 1)]));
         });
-        keys.into_iter().flatten().collect::<Vec<_>>()
-    };
-    for key in all(after) {
-        *owned.entry(key).or_default() += 1;
+        let (view, difference) = view.next(&second);
+        assert_eq!((difference.opened, difference.gone.len()), (0, 0));
+        let open = |view: &View, slot| view.open_to(PortSlot(slot)).ingress;
+        let third = then(&second, groups(1), |next| {
+            next.groups.set(1, group(vec![rule(0, 2)]));
+        });
+        let (one_open, difference) = view.next(&third);
+        assert_eq!(difference.opened, 1, "the one that is in it");
+        assert_eq!(open(&one_open, 5), [Opening::Rule(RuleSlot(2)); 2]);
+        assert_eq!(
+            (open(&one_open, 4), open(&view, 5)),
+            ([Opening::No; 2], [Opening::No; 2])
+        );
+        let fourth = then(&third, groups(0), |next| {
+            next.groups.set(0, group(vec![rule(0, 3)]));
+        });
+        let (all_open, difference) = one_open.next(&fourth);
+        assert_eq!(difference.opened, NICS as usize);
+        assert_eq!(open(&all_open, 5), [Opening::Rule(RuleSlot(3)); 2]);
+        // One that is gone is one that might have egress rules.
+        let fifth = then(&fourth, groups(0), |next| {
+            next.groups.set(0, None);
+        });
+        let (closed, _) = all_open.next(&fifth);
+        assert!(closed.open_to(PortSlot(4)).needs_egress);
+        assert!(!all_open.open_to(PortSlot(4)).needs_egress);
     }
-    for key in all(before) {
-        if let Some(count) = owned.get_mut(&key) {
-            *count -= 1;
-            if *count == 0 {
-                owned.remove(&key);
-            }
-        }
-    }
-}
 
-impl Open {
-    fn of(config: &PortConfig, groups: &[Option<Arc<Group>>]) -> Open {
-        if config.bypass {
-            return UNFILTERED;
-        }
-        let all = config
-            .groups
-            .iter()
-            .map(|group| groups.get(group.0 as usize)?.as_deref());
-        let mine = || all.clone().flatten();
-        // A group that drains keeps the state of its flows: they are to outlive its rules.
-        let opening = |direction, v6| {
-            let by = mine()
-                .filter(|group| !group.drain)
-                .find_map(|group| group.rules.open(direction, v6));
-            by.map_or(Opening::No, Opening::Rule)
+    #[test]
+    fn a_slot_whose_nic_is_another_is_told_and_its_addresses_are_not_here_any_more() {
+        let first = snapshot();
+        let (view, _) = View::default().next(&first);
+        let address = |slot: u32| IpAddr::from((0x0a00_0000 + slot).to_be_bytes());
+        let ports = Changed {
+            ports: vec![PortSlot(3), PortSlot(4), PortSlot(5)],
+            ..Changed::default()
         };
-        // What a missing group would not have let out is not known: it is taken for one with egress
-        // rules.
-        let needs_egress = all
-            .clone()
-            .any(|group| group.is_none_or(|group| group.rules.has_egress()));
-        let egress = |v6| match needs_egress {
-            true => opening(Direction::Egress, v6),
-            false => Opening::Free,
-        };
-        Open {
-            ingress: [
-                opening(Direction::Ingress, false),
-                opening(Direction::Ingress, true),
-            ],
-            egress: [egress(false), egress(true)],
-            needs_egress,
-        }
+        let second = then(&first, ports, |next| {
+            next.ports.set(3, None);
+            next.ports.set(4, port(4, 5000, vec![GroupIdx(1)]));
+            // The same NIC with other values.
+            next.ports.set(5, port(5, 6, Vec::new()));
+        });
+        let (next, difference) = view.next(&second);
+        assert_eq!(difference.gone, [PortSlot(3), PortSlot(4)]);
+        let network = NetworkIdx(0);
+        assert!(!next.is_owned(network, address(3)) && view.is_owned(network, address(3)));
+        assert!(next.is_owned(network, address(4)) && next.is_owned(network, address(5)));
+        assert!(next.port(PortSlot(3)).is_none());
+        // Compared whole, as where a snapshot was left out, the same comes of it.
+        let (whole, difference) = View::default().next(&second);
+        assert!(difference.gone.is_empty());
+        assert_eq!(whole.ports().count(), next.ports().count());
+        assert!(next.is_of(&second) && whole.is_of(&second) && !view.is_of(&second));
     }
 }

@@ -5,26 +5,16 @@
 //! come through the [`Switch`](crate::Switch) and are carried out between batches; frames of other
 //! workers come through rings (`handoff.rs`).
 //!
-//! Only *active* ports are polled. A port that has been quiet for [`PARK_AFTER_NS`] is *parked*:
-//! armed, so that its peer wakes us, and left alone until the poller reports it. So a thousand
-//! quiet guests cost a busy one nothing but the look at the poller every [`LOOK_EVERY_NS`], and
-//! going to sleep costs what was active before.
-//!
-//! The *sockets* of uplinks are in the poller only while the worker sleeps, and for
-//! [`PARK_AFTER_NS`] after: each buffer that the kernel frees behind a frame that was sent would
-//! run through it. An awake worker looks at their rings itself.
+//! The time comes with every turn; what waits, and which ports are polled, is in `worker/polling.rs`.
 
 mod commands;
-mod sleep;
+mod polling;
 mod transfers;
 
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
 use io::frame::{BATCH, Batch};
-use sys::cycles;
-use sys::poll::Poller;
 
 use crate::config::WorkerConfig;
 use crate::dump::Dump;
@@ -38,8 +28,9 @@ use crate::ports::Ports;
 use crate::queue::{QueueId, Routes};
 use crate::time::Now;
 use crate::wanted::Wanted;
-use crate::watch::Step;
+use crate::watch::{Step, Stopwatch};
 use commands::Leaving;
+use polling::Polling;
 
 /// What a turn of the loop did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -60,16 +51,7 @@ pub struct Turn {
 pub struct Worker {
     path: Path,
     ports: Ports,
-    /// The ports that are polled; all others are parked.
-    active: Vec<QueueId>,
-    parked: usize,
-    /// The ports that are looked at in memory when they are parked: see
-    /// [`Port::look`](io::port::Port::look).
-    sockets: Vec<QueueId>,
-    /// Ports that were parked without being served: see [`Worker::is_served`].
-    unserved: Vec<QueueId>,
-    looked_at_ns: u64,
-    woke_at_ns: u64,
+    polling: Polling,
     batch: Batch,
     commands: Receiver<Command>,
     /// All workers, by number.
@@ -80,13 +62,9 @@ pub struct Worker {
     delivered: Vec<Arc<Batch>>,
     /// Queues that wait for their batches to come back before they go.
     leaving: Vec<Leaving>,
-    poller: Poller,
     load: WorkerLoad,
     dumps: Vec<Dump>,
     stopped: bool,
-    /// The poller has reported the doorbell: it is to be answered, whether or not it says that it
-    /// was rung.
-    called: bool,
     /// When it last went to sleep; counted with the next turn, which knows the time.
     slept_at: Option<u64>,
     /// When the last turn began, if it found a frame.
@@ -95,14 +73,6 @@ pub struct Worker {
     /// A port has skipped this turn for what its frames have cost.
     owing: bool,
 }
-
-/// The poller's token of the doorbell; ports have their slot.
-const BELL: u64 = u64::MAX;
-
-/// How long a port is polled after its last frame, and how often parked ports are looked at
-/// meanwhile.
-const PARK_AFTER_NS: u64 = 1_000_000;
-const LOOK_EVERY_NS: u64 = 50_000;
 
 /// A worker's ends of what joins it to the others.
 pub(crate) struct Parts {
@@ -124,8 +94,7 @@ impl Worker {
     /// A worker without ports under an empty snapshot. Fails when the process is out of
     /// descriptors.
     pub(crate) fn new(config: WorkerConfig, parts: Parts) -> std::io::Result<Worker> {
-        let poller = Poller::new()?;
-        poller.add(parts.wake.bell.as_fd(), BELL)?;
+        let polling = Polling::new(&parts.wake.bell)?;
         let counters = parts.handles[parts.number].counters.clone();
         let mut path = Path::new(
             &config,
@@ -139,12 +108,7 @@ impl Worker {
         Ok(Worker {
             path,
             ports: Ports::new(parts.number, parts.routes, parts.outbox),
-            active: Vec::new(),
-            parked: 0,
-            sockets: Vec::new(),
-            unserved: Vec::new(),
-            looked_at_ns: 0,
-            woke_at_ns: 0,
+            polling,
             batch: Batch::new(),
             commands: parts.commands,
             handles: parts.handles,
@@ -152,11 +116,9 @@ impl Worker {
             inbox: parts.inbox,
             delivered: Vec::with_capacity(RING),
             leaving: Vec::new(),
-            poller,
             load: WorkerLoad::default(),
             dumps: Vec::new(),
             stopped: false,
-            called: false,
             slept_at: None,
             busy_since: None,
             on_broken: config.on_broken,
@@ -170,21 +132,18 @@ impl Worker {
         self.path.tables.flows.begin_turn();
         if let Some(slept_at) = self.slept_at.take() {
             self.load.asleep_ns += now.mono_ns.saturating_sub(slept_at);
-            // The poller has just spoken.
-            self.looked_at_ns = now.mono_ns;
-            self.woke_at_ns = now.mono_ns;
+            self.polling.note_awake(now);
         }
         if let Some(since) = self.busy_since.take() {
             self.load.busy_ns += now.mono_ns.saturating_sub(since);
         }
         turn.commands = self.commands_only(now);
         turn.messages = self.take_messages(MESSAGES, now).taken;
-        let watches = self.parked > 0 || !self.sockets.is_empty();
-        if watches && now.mono_ns.wrapping_sub(self.looked_at_ns) >= LOOK_EVERY_NS {
+        if self.polling.is_due(now) {
             self.look(now);
         }
         let mut index = 0;
-        while let Some(&queue) = self.active.get(index) {
+        while let Some(&queue) = self.polling.active.get(index) {
             let frames = self.serve(queue, now);
             turn.frames += frames;
             if frames > 0 || !self.is_quiet(queue, now) || !self.park(index) {
@@ -246,7 +205,10 @@ impl Worker {
             return 0;
         }
         let alone = outbox.is_alone();
-        let began = if alone { 0 } else { cycles::now() };
+        let watch = match alone {
+            true => Stopwatch::OFF,
+            false => Stopwatch::start(),
+        };
         attached.port.tick(now.mono_ns);
         self.path.watch.begin();
         let received = attached.port.receive(&mut self.batch);
@@ -282,7 +244,7 @@ impl Worker {
             }
             attached.debt += targets.saturating_sub(frames);
             if !alone {
-                attached.load.add(cycles::now().wrapping_sub(began));
+                attached.load.add(watch.cycles());
             }
         }
         self.path.watch.mark(Step::Complete);

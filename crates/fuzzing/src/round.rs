@@ -421,5 +421,6 @@ fn snapshot(epoch: u64, open: bool) -> Snapshot {
             .into_iter()
             .collect(),
         endpoints: Default::default(),
+        ..Snapshot::default()
     }
 }

@@ -376,5 +376,6 @@ fn snapshot() -> Snapshot {
             .map(|host| Some(host.into()))
             .into_iter()
             .collect(),
+        ..Snapshot::default()
     }
 }

@@ -87,7 +87,7 @@ pub(crate) struct Half {
     /// One more than the queue pair that this side has sent from last, and that the other side has:
     /// where that one wants the packets of this. 0: it has sent nothing.
     pair: U16,
-    pub wish: U16,
+    pub hint: U16,
     /// TCP: [`SEEN`] and [`ACKED`].
     pub seen: U8,
     /// TCP: window scale.
@@ -184,7 +184,7 @@ impl Entry {
         let mine = &self.sides[side].pair;
         if mine.get() != pair + 1 {
             mine.set(pair + 1);
-            self.sides[1 - side].wish.set(pair + 1);
+            self.sides[1 - side].hint.set(pair + 1);
         }
     }
 
@@ -192,7 +192,7 @@ impl Entry {
     pub(super) fn begin_pairs(&self) {
         for side in &self.sides {
             side.pair.set(0);
-            side.wish.set(0);
+            side.hint.set(0);
         }
     }
 

@@ -20,7 +20,7 @@ use super::info::FlowState;
 use super::key::{Key, Side};
 use super::table::FlowTable;
 use crate::drop_reason::DropReason;
-use crate::ids::PortSlot;
+use crate::ids::{PortSlot, PortUid};
 
 /// A settled flow can be given up for a new one of the same NIC when it was idle for this long.
 pub(crate) const IDLE_ENOUGH_MS: u32 = 60_000;
@@ -245,15 +245,24 @@ impl Flows {
         true
     }
 
-    /// Takes out all flows of this worker that the NIC in this slot has started: it is gone.
-    pub(crate) fn remove_owned(&mut self, slot: PortSlot) {
-        for list in 0..2 {
-            while let Some(lists) = self.lists.get(slot.0 as usize)
-                && lists[list].head != NONE
-            {
-                self.discard(lists[list].head);
+    /// Takes out one of the flows of this worker that a NIC has started which had this slot and is
+    /// gone; those of the one that is `there` now stay. False when there is none.
+    pub(crate) fn remove_owned(&mut self, slot: PortSlot, there: Option<PortUid>) -> bool {
+        let lists = self.lists.get(slot.0 as usize);
+        let mut heads = lists.into_iter().flatten().map(|list| list.head);
+        // What came later is behind it: only a packet moves a flow, and the first one under another
+        // snapshot finds that the NIC is gone.
+        let is_of_another = |head: &FlowId| {
+            *head != NONE && {
+                let key = self.table.entry(*head).key();
+                there.is_none_or(|uid| uid != key.uid(0) && uid != key.uid(1))
             }
-        }
+        };
+        let Some(head) = heads.find(is_of_another) else {
+            return false;
+        };
+        self.discard(head);
+        true
     }
 
     /// Looks at the next `count` entries and takes out those of this worker that are over, by time

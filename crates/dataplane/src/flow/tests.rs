@@ -149,7 +149,7 @@ fn workers_do_not_pull_flows_from_under_each_other() {
     for worker in &mut workers {
         worker.wake();
         for slot in 0..4 {
-            worker.remove_owned(PortSlot(slot));
+            while worker.remove_owned(PortSlot(slot), None) {}
         }
         worker.sweep(MAX, 0, |_| true);
     }

@@ -59,12 +59,12 @@ fn together(round: &mut Round, ports: &mut Ports, first: usize, target: PortSlot
     let mut frames = [0u8; BATCH];
     let mut steer = [0u32; BATCH];
     let (mut count, mut by_lane) = (0, true);
-    for ((job, frame), wish) in round.jobs[first..].iter().zip(&mut frames).zip(&mut steer) {
+    for ((job, frame), hint) in round.jobs[first..].iter().zip(&mut frames).zip(&mut steer) {
         if job.verdict != Verdict::Pass || job.target != target {
             break;
         }
         *frame = job.frame;
-        *wish = job.steer;
+        *hint = job.steer;
         by_lane &= job.case == NO_CASE;
         count += 1;
     }

@@ -26,11 +26,12 @@ use wire::vxlan::plain_hash;
 use crate::counters::Counters;
 use crate::flow::{Ends, FlowId, Half, Key, Side};
 use crate::ids::PortSlot;
+use crate::opening::Opening;
 use crate::round::{Job, NO_CASE, Round, Verdict, count_rules};
 use crate::snapshot::PortConfig;
 use crate::stages::destination;
 use crate::underlay::{PathIdx, Underlay};
-use crate::view::{Opening, View};
+use crate::view::View;
 use runs::{Chosen, Run, Runs};
 
 /// Pairs of a sender and a MAC address that are remembered, and as many of machines on other hosts.
@@ -373,7 +374,7 @@ fn pass(frame: u8, target: PortSlot, steer: u32) -> Job {
 /// chooses.
 #[inline(always)]
 pub(crate) fn steer(sender: &Half, hash: u64) -> u32 {
-    match sender.wish.get() {
+    match sender.hint.get() {
         0 => hash as u32,
         pair => u32::from(pair - 1),
     }

@@ -4,10 +4,10 @@
 
 use crate::flow::{FlowId, Key, Seen, Side, Tracked};
 use crate::ids::PortSlot;
+use crate::opening::Opening;
 use crate::round::{Round, Track, Verdict, count_rules, owns_source};
 use crate::stages::terms::between;
 use crate::stages::{fast_path, redecide, related};
-use crate::view::Opening;
 
 pub(crate) fn run(round: &mut Round) {
     round.each_open(|round, job, case| {

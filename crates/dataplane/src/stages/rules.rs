@@ -18,7 +18,7 @@ pub(crate) fn egress(round: &mut Round) {
         match judge::egress(round.view, round.nic, &question(ip), owned) {
             Some(grant) => case.egress = grant,
             // Without egress rules it is the address that is wrong.
-            None if !round.view.open(round.nic.slot).needs_egress => {
+            None if !round.view.open_to(round.nic.slot).needs_egress => {
                 return Verdict::DropFrom(DropReason::ForeignSource);
             }
             None => return Verdict::DropFrom(DropReason::NoEgressRule),

@@ -53,8 +53,8 @@ impl Worker {
     /// The part of a turn that answers other threads.
     pub(super) fn commands_only(&mut self, now: Now) -> usize {
         let mut commands = 0;
-        if self.called || self.wake.bell.is_rung() {
-            self.called = false;
+        if self.polling.called || self.wake.bell.is_rung() {
+            self.polling.called = false;
             self.wake.bell.clear();
             commands = self.carry_out(now);
         }
@@ -91,9 +91,9 @@ impl Worker {
             count += 1;
             // Who asked may have gone away: an answer that nobody takes is no error.
             match command {
-                Command::Publish(snapshot, answer) => {
-                    self.load.epoch = snapshot.epoch.0;
-                    let _ = answer.send(self.path.take_up(snapshot));
+                Command::Publish(view, gone, answer) => {
+                    self.load.epoch = view.epoch().0;
+                    let _ = answer.send(self.path.take_up(view, &gone));
                     self.unpark_served(now);
                 }
                 Command::Underlay(underlay, answer) => {
@@ -241,21 +241,8 @@ impl Worker {
             mut port,
             load,
         } = arrival;
-        let is_socket = port.look().is_some();
-        if is_socket {
-            self.sockets.push(queue);
-        }
-        let wakes = is_socket
-            || match port.add_to(&self.poller, queue.token()) {
-                Some(Ok(())) => true,
-                Some(Err(error)) => {
-                    tracing::warn!(slot = queue.slot.0, %error, "a port cannot wake its worker, which will poll it");
-                    false
-                }
-                None => false,
-            };
+        let wakes = self.polling.enrol(queue, &mut port);
         self.ports.attach(queue, port, load, wakes, now.mono_ns);
-        self.active.push(queue);
     }
 
     fn detach(&mut self, queue: QueueId) -> Option<Box<Port>> {
@@ -271,18 +258,7 @@ impl Worker {
             true => self.ports.detach(queue)?,
             false => self.ports.take(queue)?,
         };
-        self.unserved.retain(|other| *other != queue);
-        self.sockets.retain(|other| *other != queue);
-        if attached.parked {
-            self.parked -= 1;
-        } else {
-            self.active.retain(|other| *other != queue);
-        }
-        if let Some(fd) = attached.port.kick_fd() {
-            // Fails only for a descriptor that epoll does not know: it is out already.
-            let _ = self.poller.remove(fd);
-        }
-        attached.port.disarm();
+        self.polling.strike(queue, &mut attached);
         Some((attached.port, attached.load))
     }
 
@@ -290,7 +266,7 @@ impl Worker {
         let tables = &self.path.tables;
         WorkerLoad {
             at_ns: now.mono_ns,
-            queues: (self.active.len() + self.parked) as u64,
+            queues: (self.polling.active.len() + self.polling.parked) as u64,
             handed_over: self.ports.handed_over,
             flows: tables.flows.len().into(),
             flows_evicted: tables.flows.evicted(),

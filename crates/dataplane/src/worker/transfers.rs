@@ -3,13 +3,13 @@
 
 use io::frame::{BATCH, Wrap};
 use io::trace::Direction;
-use sys::cycles;
 
 use super::Worker;
 use crate::drop_reason::DropReason;
 use crate::handoff::{Message, Put, Transfer};
 use crate::ports::refusal;
 use crate::time::Now;
+use crate::watch::Stopwatch;
 
 /// What was taken from the rings.
 #[derive(Clone, Copy, Default)]
@@ -68,7 +68,7 @@ impl Worker {
             self.deliver_outer(transfer);
             return true;
         }
-        let began = cycles::now();
+        let watch = Stopwatch::start();
         let (mut frames, mut count) = ([0u8; BATCH], 0);
         for frame in 0..transfer.batch.len().min(BATCH) {
             if transfer.frames >> frame & 1 == 1 {
@@ -98,14 +98,14 @@ impl Worker {
             self.ports.outbox.send(&transfer.batch);
         }
         if let Some(attached) = self.ports.peek(transfer.target) {
-            attached.load.add(cycles::now().wrapping_sub(began));
+            attached.load.add(watch.cycles());
         }
         true
     }
 
     /// Sends the frames of a transfer for an uplink.
     fn deliver_outer(&mut self, transfer: &Transfer) {
-        let began = cycles::now();
+        let watch = Stopwatch::start();
         let uplink = transfer.target.slot;
         for wrap in transfer.wraps() {
             self.load.taken_over += 1;
@@ -122,7 +122,7 @@ impl Worker {
             }
         }
         if let Some(attached) = self.ports.peek(transfer.target) {
-            attached.load.add(cycles::now().wrapping_sub(began));
+            attached.load.add(watch.cycles());
         }
     }
 

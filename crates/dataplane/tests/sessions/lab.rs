@@ -247,6 +247,7 @@ impl Lab {
                 .map(|group| group.clone().map(Arc::new))
                 .collect(),
             endpoints: self.endpoints.iter().copied().map(Some).collect(),
+            ..Snapshot::default()
         }
     }
 

@@ -1,11 +1,114 @@
-//! Which queues are polled, and how a worker sleeps.
+//! Which queues are polled, and how a worker sleeps: the one file of this crate that waits.
+//!
+//! Only *active* ports are polled. A port that has been quiet for [`PARK_AFTER_NS`] is *parked*:
+//! armed, so that its peer wakes us, and left alone until the poller reports it. So a thousand
+//! quiet guests cost a busy one nothing but the look at the poller every [`LOOK_EVERY_NS`], and
+//! going to sleep costs what was active before.
+//!
+//! The *sockets* of uplinks are in the poller only while the worker sleeps, and for
+//! [`PARK_AFTER_NS`] after: each buffer that the kernel frees behind a frame that was sent would
+//! run through it. An awake worker looks at their rings itself.
 
+use std::os::fd::AsFd;
 use std::time::Duration;
 
-use super::{BELL, PARK_AFTER_NS, Worker};
+use io::port::Port;
+use sys::poll::{Doorbell, Poller};
+
+use super::Worker;
 use crate::ports::Attached;
 use crate::queue::QueueId;
 use crate::time::Now;
+
+/// The poller's token of the doorbell; ports have their slot.
+const BELL: u64 = u64::MAX;
+
+/// How long a port is polled after its last frame, and how often parked ports are looked at
+/// meanwhile.
+const PARK_AFTER_NS: u64 = 1_000_000;
+const LOOK_EVERY_NS: u64 = 50_000;
+
+/// What a worker polls, and what it waits with.
+pub(super) struct Polling {
+    /// The ports that are polled; all others are parked.
+    pub active: Vec<QueueId>,
+    pub parked: usize,
+    /// The ports that are looked at in memory when they are parked: see
+    /// [`Port::look`](io::port::Port::look).
+    sockets: Vec<QueueId>,
+    /// Ports that were parked without being served: see [`Worker::is_served`].
+    unserved: Vec<QueueId>,
+    looked_at_ns: u64,
+    woke_at_ns: u64,
+    poller: Poller,
+    /// The poller has reported the doorbell: it is to be answered, whether or not it says that it
+    /// was rung.
+    pub called: bool,
+}
+
+impl Polling {
+    /// Fails when the process is out of descriptors.
+    pub fn new(bell: &Doorbell) -> std::io::Result<Polling> {
+        let poller = Poller::new()?;
+        poller.add(bell.as_fd(), BELL)?;
+        Ok(Polling {
+            active: Vec::new(),
+            parked: 0,
+            sockets: Vec::new(),
+            unserved: Vec::new(),
+            looked_at_ns: 0,
+            woke_at_ns: 0,
+            poller,
+            called: false,
+        })
+    }
+
+    /// The worker has slept: the poller has just spoken.
+    pub fn note_awake(&mut self, now: Now) {
+        self.looked_at_ns = now.mono_ns;
+        self.woke_at_ns = now.mono_ns;
+    }
+
+    /// It is time to look at what is parked.
+    #[inline]
+    pub fn is_due(&self, now: Now) -> bool {
+        let watches = self.parked > 0 || !self.sockets.is_empty();
+        watches && now.mono_ns.wrapping_sub(self.looked_at_ns) >= LOOK_EVERY_NS
+    }
+
+    /// A port has come, and is polled. True when its peer can wake the worker.
+    pub fn enrol(&mut self, queue: QueueId, port: &mut Port) -> bool {
+        self.active.push(queue);
+        if port.look().is_some() {
+            self.sockets.push(queue);
+            return true;
+        }
+        match port.add_to(&self.poller, queue.token()) {
+            Some(Ok(())) => true,
+            Some(Err(error)) => {
+                tracing::warn!(slot = queue.slot.0, %error, "a port cannot wake its worker, which will poll it");
+                false
+            }
+            None => false,
+        }
+    }
+
+    /// A port goes.
+    pub fn strike(&mut self, queue: QueueId, attached: &mut Attached) {
+        self.unserved.retain(|other| *other != queue);
+        self.sockets.retain(|other| *other != queue);
+        if attached.parked {
+            self.parked -= 1;
+        } else {
+            self.active.retain(|other| *other != queue);
+        }
+        if let Some(fd) = attached.port.kick_fd() {
+            // Fails only for a descriptor that epoll does not know: it is out already.
+            let _ = self.poller.remove(fd);
+        }
+        attached.port.disarm();
+    }
+}
 
 impl Worker {
     /// Sleeps until a port, a command or the next timer needs the worker, `longest` at most.
@@ -17,7 +120,7 @@ impl Worker {
         let longest = timer.map_or(longest, |timer| timer.min(longest));
         let mut work = self.wake.bell.is_rung() || self.has_work();
         let mut index = 0;
-        while let Some(&queue) = self.active.get(index) {
+        while let Some(&queue) = self.polling.active.get(index) {
             if !self.park(index) {
                 // It has frames, or nothing to wake us with.
                 let is_served = self.is_served(queue.slot);
@@ -37,7 +140,7 @@ impl Worker {
             }
             self.wake.sleeps.end();
         }
-        for queue in &self.active {
+        for queue in &self.polling.active {
             if let Some(attached) = self.ports.find(*queue) {
                 attached.port.disarm();
             }
@@ -47,8 +150,8 @@ impl Worker {
     /// Puts the sockets into the poller. False when one has work, or cannot be waited for: do not
     /// sleep.
     fn wait_for_sockets(&mut self, now: Now) -> bool {
-        for index in 0..self.sockets.len() {
-            let queue = self.sockets[index];
+        for index in 0..self.polling.sockets.len() {
+            let queue = self.polling.sockets[index];
             let Some(attached) = self.ports.find(queue) else {
                 continue;
             };
@@ -60,7 +163,7 @@ impl Worker {
                 continue;
             }
             // What came since the look is reported at once.
-            match attached.port.add_to(&self.poller, queue.token()) {
+            match attached.port.add_to(&self.polling.poller, queue.token()) {
                 Some(Ok(())) => attached.in_poller = true,
                 Some(Err(error)) => {
                     tracing::warn!(%error, "the worker cannot sleep");
@@ -74,13 +177,13 @@ impl Worker {
 
     /// An awake worker's look at what is parked.
     pub(super) fn look(&mut self, now: Now) {
-        self.looked_at_ns = now.mono_ns;
+        self.polling.looked_at_ns = now.mono_ns;
         // Not at once: a worker that is woken for a moment saves two system calls a socket, and the
         // first frame does not wait for them.
-        let is_up_for_long = now.mono_ns.saturating_sub(self.woke_at_ns) >= PARK_AFTER_NS;
+        let is_up_for_long = now.mono_ns.saturating_sub(self.polling.woke_at_ns) >= PARK_AFTER_NS;
         let mut seen = 0;
-        for index in 0..self.sockets.len() {
-            let queue = self.sockets[index];
+        for index in 0..self.polling.sockets.len() {
+            let queue = self.polling.sockets[index];
             let Some(attached) = self.ports.find(queue) else {
                 continue;
             };
@@ -89,7 +192,7 @@ impl Worker {
                 && let Some(fd) = attached.port.kick_fd()
             {
                 // Fails only for a descriptor that epoll does not know.
-                let _ = self.poller.remove(fd);
+                let _ = self.polling.poller.remove(fd);
             }
             if attached.has_come() {
                 self.poll_again(queue, now);
@@ -98,19 +201,19 @@ impl Worker {
             }
         }
         // All other ports are in the poller.
-        if self.parked > seen {
+        if self.polling.parked > seen {
             self.wait(Duration::ZERO, now);
         }
     }
 
     /// Waits for the poller's descriptors, and polls the ports again that it reports.
     pub(super) fn wait(&mut self, longest: Duration, now: Now) {
-        self.looked_at_ns = now.mono_ns;
-        match self.poller.wait(Some(longest)) {
+        self.polling.looked_at_ns = now.mono_ns;
+        match self.polling.poller.wait(Some(longest)) {
             Ok(tokens) => {
                 for token in tokens {
                     if token == BELL {
-                        self.called = true;
+                        self.polling.called = true;
                         continue;
                     }
                     let queue = QueueId::from_token(token);
@@ -119,8 +222,8 @@ impl Worker {
                     };
                     attached.port.kicked();
                     if attached.unpark(now) {
-                        self.parked -= 1;
-                        self.active.push(queue);
+                        self.polling.parked -= 1;
+                        self.polling.active.push(queue);
                     }
                 }
             }
@@ -132,11 +235,11 @@ impl Worker {
     /// A snapshot is in force: the NICs of some ports may have come, and what they sent before is
     /// waiting.
     pub(super) fn unpark_served(&mut self, now: Now) {
-        for queue in std::mem::take(&mut self.unserved) {
+        for queue in std::mem::take(&mut self.polling.unserved) {
             if self.is_served(queue.slot) {
                 self.poll_again(queue, now);
             } else {
-                self.unserved.push(queue);
+                self.polling.unserved.push(queue);
             }
         }
     }
@@ -144,8 +247,8 @@ impl Worker {
     fn poll_again(&mut self, queue: QueueId, now: Now) {
         let attached = self.ports.find(queue);
         if attached.is_some_and(|attached| attached.unpark(now)) {
-            self.parked -= 1;
-            self.active.push(queue);
+            self.polling.parked -= 1;
+            self.polling.active.push(queue);
         }
     }
 
@@ -160,7 +263,7 @@ impl Worker {
     /// are out, or nothing to wake us with. Frames of a port that is not served are no work: they
     /// wait for its NIC, and not we for them.
     pub(super) fn park(&mut self, index: usize) -> bool {
-        let queue = self.active[index];
+        let queue = self.polling.active[index];
         let is_served = self.is_served(queue.slot);
         let Some(attached) = self.ports.find(queue) else {
             return false;
@@ -168,12 +271,12 @@ impl Worker {
         if !attached.wakes || !attached.out.is_empty() || attached.has_work() && is_served {
             return false;
         }
-        if !is_served && !self.unserved.contains(&queue) {
-            self.unserved.push(queue);
+        if !is_served && !self.polling.unserved.contains(&queue) {
+            self.polling.unserved.push(queue);
         }
         attached.parked = true;
-        self.parked += 1;
-        self.active.swap_remove(index);
+        self.polling.parked += 1;
+        self.polling.active.swap_remove(index);
         true
     }
 
@@ -183,6 +286,7 @@ impl Worker {
         let table = self.path.next_timer_ms(now);
         let table = table.map(|millis| now.mono_ns + u64::from(millis) * 1_000_000);
         let ticks = self
+            .polling
             .active
             .iter()
             .filter_map(|queue| self.ports.peek(*queue)?.port.next_tick());
@@ -245,7 +349,12 @@ mod tests {
 
         worker.sleep(Now::default(), Duration::ZERO);
         worker.turn(Now::default());
-        let still = worker.poller.wait(Some(Duration::ZERO)).unwrap().count();
+        let still = worker
+            .polling
+            .poller
+            .wait(Some(Duration::ZERO))
+            .unwrap()
+            .count();
         assert_eq!(still, 0, "it would wake the worker again");
     }
 
@@ -267,12 +376,17 @@ mod tests {
         };
         worker.arrive(arrival, at(0));
         worker.turn(at(2000));
-        assert!(worker.active.is_empty(), "it is parked");
+        assert!(worker.polling.active.is_empty(), "it is parked");
         (switch, worker, peer)
     }
 
     fn reported(worker: &mut Worker) -> usize {
-        worker.poller.wait(Some(Duration::ZERO)).unwrap().count()
+        worker
+            .polling
+            .poller
+            .wait(Some(Duration::ZERO))
+            .unwrap()
+            .count()
     }
 
     #[test]
@@ -322,7 +436,10 @@ mod tests {
         let (_switch, mut worker, mut peer) = with_socket();
         worker.sleep(at(2001), Duration::ZERO);
         let (_port, _) = worker.take_out(PortSlot::uplink(0).into(), true).unwrap();
-        assert_eq!((worker.parked, worker.sockets.len()), (0, 0));
+        assert_eq!(
+            (worker.polling.parked, worker.polling.sockets.len()),
+            (0, 0)
+        );
         assert!(peer.inject(&[0; 60], 0));
         assert_eq!(reported(&mut worker), 0);
     }
