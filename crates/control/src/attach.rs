@@ -223,7 +223,8 @@ pub struct DataPlaneError(pub String);
 /// The workers, all of them as one.
 pub trait DataPlane: Send + Sync {
     /// Hands a snapshot to every worker and returns when all use it. An error means that a worker
-    /// has ended: others may use the new snapshot by then, and none can be put in force any more.
+    /// has ended: others may use this snapshot, and every later one is refused before it is handed
+    /// to anybody.
     fn publish(&self, snapshot: Arc<Snapshot>) -> Result<(), DataPlaneError>;
     /// What the port's slot has counted since the daemon started, all workers added up.
     fn port_counters(&self, slot: PortSlot) -> PortCounters;

@@ -17,6 +17,7 @@ pub use services::{InterfaceChange, ServiceChange};
 pub(crate) use services::{interfaces, services};
 
 use crate::model::{Group, GroupId, Nic, NicId, NicKind, Rule, VhostMode};
+use imbl::Vector;
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt::{self, Display};
@@ -281,8 +282,9 @@ pub(crate) fn group_diff(from: Option<&Group>, to: Option<&Group>) -> Option<Gro
 
 /// Rules that go and rules that come. What both lists begin and end with is skipped, so that one
 /// rule more or less among ten thousand costs a comparison and no hashing.
-fn rules(from: &[Rule], to: &[Rule]) -> (Vec<Rule>, Vec<Rule>) {
-    let head = from.iter().zip(to).take_while(|(a, b)| a == b).count();
+fn rules(from: &Vector<Rule>, to: &Vector<Rule>) -> (Vec<Rule>, Vec<Rule>) {
+    let (from, to): (Vec<&Rule>, Vec<&Rule>) = (from.iter().collect(), to.iter().collect());
+    let head = from.iter().zip(&to).take_while(|(a, b)| a == b).count();
     let (from, to) = (&from[head..], &to[head..]);
     let tail = from
         .iter()
@@ -291,13 +293,10 @@ fn rules(from: &[Rule], to: &[Rule]) -> (Vec<Rule>, Vec<Rule>) {
         .take_while(|(a, b)| a == b)
         .count();
     let (from, to) = (&from[..from.len() - tail], &to[..to.len() - tail]);
-    let missing = |these: &[Rule], there: &[Rule]| {
-        let there: HashSet<&Rule> = there.iter().collect();
-        these
-            .iter()
-            .filter(|rule| !there.contains(rule))
-            .cloned()
-            .collect()
+    let missing = |these: &[&Rule], there: &[&Rule]| {
+        let there: HashSet<&Rule> = there.iter().copied().collect();
+        let missing = these.iter().filter(|rule| !there.contains(**rule));
+        missing.map(|rule| (*rule).clone()).collect()
     };
     (missing(from, to), missing(to, from))
 }

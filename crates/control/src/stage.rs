@@ -9,15 +9,17 @@ mod overlay;
 pub(crate) use overlay::{OverlayChanges, OverlayTouch};
 
 use crate::attach::{DataPlane, HostSettings};
-use crate::diff::{self, Diff, GroupChange, NicChange, NicDiff};
+use crate::compile;
+use crate::diff::{self, Diff, GroupChange, GroupDiff, NicChange, NicDiff};
 use crate::error::{Error, quota};
 use crate::event::NicState;
 use crate::limits;
 use crate::model::{self, Feature, Group, GroupId, Interface, Nic, NicId, Peer, Rule, Services};
 use crate::state::{GroupEntry, NicEntry, RuleCounter, State};
 use dataplane::counters::RuleCounters;
+use dataplane::ruleset::RuleSpec;
 use dataplane::snapshot::{GroupIdx, NetworkIdx, PortSlot, PortUid, RuleSlot};
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -27,12 +29,29 @@ pub(crate) enum Change {
     RemoveNic(NicId),
     PutGroup(Group),
     RemoveGroup(GroupId),
+    /// Costs what it says, whatever else is in the group.
+    EditGroup(GroupId, GroupEdit),
     /// All that an operation changes of it: once in a list at the most.
     Overlay(Box<OverlayChanges>),
     /// All services.
     Services(Services),
     /// All interfaces that a feature is to work on; a mode that is not asked for stays.
     Interfaces(Feature, Vec<Interface>),
+}
+
+/// One thing about a group. It makes the group if it adds something and there is none.
+pub(crate) enum GroupEdit {
+    AddRule(Rule),
+    RemoveRule(Rule),
+    AddMember(IpAddr),
+    RemoveMember(IpAddr),
+}
+
+/// What is to become of a group.
+enum GroupChanging {
+    /// This, or nothing.
+    Be(Option<Group>),
+    Edit(GroupEdit),
 }
 
 /// What [`State::stage`] has done and `compile` has to build.
@@ -61,10 +80,18 @@ impl Staged {
 /// What of a group is touched.
 #[derive(Default)]
 pub(crate) struct GroupTouch {
-    /// Rules, settings or existence.
+    /// Settings or existence.
     pub whole: bool,
+    /// Rules that come and go, in the order in which they do.
+    pub rules: Vec<RuleEdit>,
     /// Addresses that came or went, and whether the group stood for them before.
     pub members: HashMap<IpAddr, bool>,
+}
+
+/// What happens to one compiled rule.
+pub(crate) enum RuleEdit {
+    Add(RuleSpec),
+    Remove(RuleSpec),
 }
 
 impl State {
@@ -119,10 +146,12 @@ impl State {
                         staged.nics.insert(id, (Some(old), None));
                     }
                 }
-                Change::PutGroup(group) => {
-                    groups.push((group.id.clone(), Some(group.normalised()?)))
-                }
-                Change::RemoveGroup(id) => groups.push((id, None)),
+                Change::PutGroup(group) => groups.push((
+                    group.id.clone(),
+                    GroupChanging::Be(Some(group.normalised()?)),
+                )),
+                Change::RemoveGroup(id) => groups.push((id, GroupChanging::Be(None))),
+                Change::EditGroup(id, edit) => groups.push((id, GroupChanging::Edit(edit))),
                 Change::Overlay(changes) => overlay = *changes,
                 Change::Services(services) => {
                     model::validate(&services)?;
@@ -143,8 +172,17 @@ impl State {
                 }
             }
         }
-        for (id, group) in groups {
-            self.stage_group(id, group, epoch, dataplane, &mut staged)?;
+        for (id, changing) in groups {
+            let (diff, new) = match changing {
+                GroupChanging::Be(new) => (
+                    diff::group_diff(self.group(&id).map(|old| &**old), new.as_ref()),
+                    new,
+                ),
+                GroupChanging::Edit(edit) => self.edit_group(&id, edit)?,
+            };
+            if let Some(diff) = diff {
+                self.stage_group(id, new, diff, epoch, dataplane, &mut staged)?;
+            }
         }
         quota("the daemon", "groups", self.group_count, limits::GROUPS)?;
         quota("the daemon", "rules", self.rule_count, limits::RULES)?;
@@ -175,7 +213,7 @@ impl State {
             let entry = GroupEntry {
                 idx: GroupIdx(taken.slot),
                 group: None,
-                counters: Arc::default(),
+                counters: imbl::HashMap::new(),
                 nics: imbl::OrdSet::new(),
                 addresses: imbl::HashMap::new(),
                 referrers: 0,
@@ -187,19 +225,68 @@ impl State {
             .ok_or_else(|| Error::NoGroup(id.clone()))
     }
 
+    /// What an edit makes of a group, and how that differs; no difference when it is so already.
+    fn edit_group(
+        &self,
+        id: &GroupId,
+        edit: GroupEdit,
+    ) -> Result<(Option<GroupDiff>, Option<Group>), Error> {
+        let entry = self.groups.get(id);
+        let old = entry.and_then(|entry| entry.group.as_ref());
+        let adds = matches!(edit, GroupEdit::AddRule(_) | GroupEdit::AddMember(_));
+        if old.is_none() && !adds {
+            return Ok((None, None));
+        }
+        let has_rule = |rule| entry.is_some_and(|entry| entry.counters.contains_key(rule));
+        let has_member = |ip| old.is_some_and(|old| old.members.contains(ip));
+        let is_so = match &edit {
+            GroupEdit::AddRule(rule) => has_rule(rule),
+            GroupEdit::RemoveRule(rule) => !has_rule(rule),
+            GroupEdit::AddMember(ip) => has_member(ip),
+            GroupEdit::RemoveMember(ip) => !has_member(ip),
+        };
+        if is_so {
+            return Ok((None, None));
+        }
+        let mut new = old.map_or_else(|| Group::new(id.clone()), |old| (**old).clone());
+        let mut diff = GroupDiff {
+            added: old.is_none(),
+            ..GroupDiff::default()
+        };
+        match edit {
+            GroupEdit::AddRule(rule) => {
+                new.rules.push_back(rule.clone());
+                diff.rules_added.push(rule);
+            }
+            GroupEdit::RemoveRule(rule) => {
+                if let Some(at) = new.rules.iter().position(|other| *other == rule) {
+                    new.rules.remove(at);
+                }
+                diff.rules_removed.push(rule);
+            }
+            GroupEdit::AddMember(ip) => {
+                new.members.insert(ip);
+                diff.members_added.push(ip);
+            }
+            GroupEdit::RemoveMember(ip) => {
+                new.members.shift_remove(&ip);
+                diff.members_removed.push(ip);
+            }
+        }
+        new.check_sizes()?;
+        Ok((Some(diff), Some(new)))
+    }
+
     /// Puts (`Some`) or removes (`None`) one group.
     fn stage_group(
         &mut self,
         id: GroupId,
         new: Option<Group>,
+        diff: GroupDiff,
         epoch: u64,
         dataplane: &dyn DataPlane,
         staged: &mut Staged,
     ) -> Result<(), Error> {
-        let old = self.group(&id).cloned();
-        let Some(diff) = diff::group_diff(old.as_deref(), new.as_ref()) else {
-            return Ok(());
-        };
         self.group_count = self.group_count + usize::from(diff.added) - usize::from(diff.removed);
         self.rule_count = self.rule_count + diff.rules_added.len() - diff.rules_removed.len();
         for rule in &diff.rules_added {
@@ -217,11 +304,7 @@ impl State {
         }
         let entry = self.group_entry(&id, epoch)?.clone();
         let touch = staged.groups.entry(id.clone()).or_default();
-        touch.whole |= diff.added
-            || diff.removed
-            || !diff.rules_added.is_empty()
-            || !diff.rules_removed.is_empty()
-            || !diff.fields.is_empty();
+        touch.whole |= diff.added || diff.removed || !diff.fields.is_empty();
         for ip in diff.members_added.iter().chain(&diff.members_removed) {
             touch
                 .members
@@ -229,16 +312,13 @@ impl State {
                 .or_insert_with(|| entry.stands_for(ip));
         }
 
-        // Rules that stay keep their place and their counters; those that come follow them.
-        let gone: HashSet<&Rule> = diff.rules_removed.iter().collect();
-        let mut rules = Vec::with_capacity(entry.rules().len() + diff.rules_added.len());
-        let mut counters = Vec::with_capacity(rules.capacity());
-        for (rule, counter) in entry.rules().iter().zip(entry.counters.iter()) {
-            if !gone.is_empty() && gone.contains(rule) {
+        // Rules that stay keep their counters.
+        let mut counters = entry.counters;
+        for rule in &diff.rules_removed {
+            if let Some(counter) = counters.remove(rule) {
                 self.rule_slots.give(counter.slot.0, epoch);
-            } else {
-                rules.push(rule.clone());
-                counters.push(*counter);
+                let spec = compile::rule_spec(rule, counter.slot, &self.groups);
+                touch.rules.extend(spec.map(RuleEdit::Remove));
             }
         }
         for rule in &diff.rules_added {
@@ -252,23 +332,13 @@ impl State {
             } else {
                 RuleCounters::default()
             };
-            rules.push(rule.clone());
-            counters.push(RuleCounter { slot, baseline });
-        }
-        if diff.reordered
-            && let Some(new) = &new
-        {
-            // Each with its counters to where it is written now.
-            let mut counted: HashMap<Rule, RuleCounter> =
-                rules.drain(..).zip(counters.drain(..)).collect();
-            for rule in &new.rules {
-                counters.extend(counted.remove(rule));
-                rules.push(rule.clone());
-            }
+            counters.insert(rule.clone(), RuleCounter { slot, baseline });
+            let spec = compile::rule_spec(rule, slot, &self.groups);
+            touch.rules.extend(spec.map(RuleEdit::Add));
         }
         let entry = self.group_entry(&id, epoch)?;
-        entry.group = new.map(|group| Arc::new(Group { rules, ..group }));
-        entry.counters = Arc::new(counters);
+        entry.group = new.map(Arc::new);
+        entry.counters = counters;
         staged.diff.groups.push(GroupChange { id, diff });
         Ok(())
     }

@@ -77,8 +77,8 @@ pub(crate) struct GroupEntry {
     pub idx: GroupIdx,
     /// `None`: it does not exist (yet, or any more).
     pub group: Option<Arc<Group>>,
-    /// One for each rule of the group.
-    pub counters: Arc<Vec<RuleCounter>>,
+    /// Where the rules of the group are counted.
+    pub counters: imbl::HashMap<Rule, RuleCounter>,
     pub nics: imbl::OrdSet<NicId>,
     /// Addresses of those NICs, and how many have each.
     pub addresses: imbl::HashMap<IpAddr, u32>,
@@ -112,11 +112,6 @@ impl GroupEntry {
                 .group
                 .as_ref()
                 .is_some_and(|group| group.members.contains(address))
-    }
-
-    /// Those of the group, if it exists.
-    pub fn rules(&self) -> &[Rule] {
-        self.group.as_ref().map_or(&[], |group| &group.rules)
     }
 }
 

@@ -7,7 +7,7 @@ use crate::model::{Flood, multicast_group};
 use crate::stage::Staged;
 use crate::state::{Overlay, State};
 use dataplane::overlay::{self, EndpointIdx, Trust};
-use dataplane::snapshot::{Network, PortUid};
+use dataplane::snapshot::{Changed, Network, PortUid};
 use imbl::Vector;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -21,7 +21,7 @@ impl State {
         staged: &Staged,
         fresh: &BTreeSet<Vni>,
         settings: &HostSettings,
-        work: &mut Work,
+        (work, changed): (&mut Work, &mut Changed),
     ) {
         if !settings.overlay {
             return;
@@ -29,9 +29,13 @@ impl State {
         for change in &staged.diff.endpoints {
             match (&change.to, self.overlay.index(change.address)) {
                 (Some(_), Some(idx)) => {
+                    changed.endpoints.push(idx);
                     set(&mut self.snapshot.endpoints, idx.0, Some(change.address))
                 }
-                _ => forget(&mut self.snapshot.endpoints, change.address),
+                _ => {
+                    let gone = forget(&mut self.snapshot.endpoints, change.address);
+                    changed.endpoints.extend(gone);
+                }
             }
         }
         let touch = &staged.overlay;
@@ -61,6 +65,7 @@ impl State {
             let Some(entry) = self.networks.get(&vni).copied() else {
                 continue;
             };
+            changed.networks.push(entry.idx);
             let networks = &mut self.snapshot.networks;
             let network = networks
                 .get_mut(entry.idx.0 as usize)
@@ -163,9 +168,8 @@ impl Overlay {
 }
 
 /// An endpoint that is gone has no index any more to find it by; and it goes seldom.
-fn forget(endpoints: &mut Vector<Option<IpAddr>>, address: IpAddr) {
-    let at = endpoints.iter().position(|known| *known == Some(address));
-    if let Some(at) = at {
-        endpoints.set(at, None);
-    }
+fn forget(endpoints: &mut Vector<Option<IpAddr>>, address: IpAddr) -> Option<EndpointIdx> {
+    let at = endpoints.iter().position(|known| *known == Some(address))?;
+    endpoints.set(at, None);
+    Some(EndpointIdx(at as u32))
 }

@@ -5,7 +5,7 @@ use super::Controller;
 use crate::diff::Diff;
 use crate::error::Error;
 use crate::model::{Group, GroupId, Removal, Rule};
-use crate::stage::Change;
+use crate::stage::{Change, GroupEdit};
 use std::net::IpAddr;
 
 impl Controller {
@@ -36,39 +36,29 @@ impl Controller {
 
     /// Adds a rule; makes the group if there is none. A rule that is there is added already.
     pub fn add_rule(&mut self, id: &GroupId, rule: Rule) -> Result<Diff, Error> {
-        self.change_group(id, |group| {
-            if !group.rules.contains(&rule) {
-                group.rules.push(rule);
-            }
-        })
+        self.edit_group(id, GroupEdit::AddRule(rule))
     }
 
     /// Removes a rule. One that is not there, or whose group is not, is removed already: what was
     /// asked for is so. No group is made.
     pub fn delete_rule(&mut self, id: &GroupId, rule: &Rule) -> Result<Diff, Error> {
-        match self.state.group(id) {
-            Some(_) => self.change_group(id, |group| group.rules.retain(|other| other != rule)),
-            None => Ok(Diff::default()),
-        }
+        self.edit_group(id, GroupEdit::RemoveRule(rule.clone()))
     }
 
     /// Adds a member by hand; makes the group if there is none. A member that is there is added
     /// already.
     pub fn add_member(&mut self, id: &GroupId, member: IpAddr) -> Result<Diff, Error> {
-        self.change_group(id, |group| {
-            group.members.insert(member);
-        })
+        self.edit_group(id, GroupEdit::AddMember(member))
     }
 
     /// Removes a member that was added by hand; the addresses of the group's NICs stay members. One
     /// that is not there, or whose group is not, is removed already. No group is made.
     pub fn delete_member(&mut self, id: &GroupId, member: IpAddr) -> Result<Diff, Error> {
-        match self.state.group(id) {
-            Some(_) => self.change_group(id, |group| {
-                group.members.shift_remove(&member);
-            }),
-            None => Ok(Diff::default()),
-        }
+        self.edit_group(id, GroupEdit::RemoveMember(member))
+    }
+
+    fn edit_group(&mut self, id: &GroupId, edit: GroupEdit) -> Result<Diff, Error> {
+        self.commit(vec![Change::EditGroup(id.clone(), edit)], false)
     }
 
     fn change_group(

@@ -148,7 +148,7 @@ impl Controller {
         let rules = group
             .rules
             .iter()
-            .zip(counters.iter())
+            .filter_map(|rule| Some((rule, counters.get(rule)?)))
             .map(|(rule, counter)| {
                 let now = self.dataplane.rule_counters(counter.slot);
                 stats::rule_stats(rule.clone(), &now, &counter.baseline)

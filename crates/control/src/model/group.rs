@@ -6,6 +6,7 @@ use super::{
 };
 use crate::error::{Error, quota};
 use crate::limits;
+use imbl::Vector;
 use indexmap::IndexSet;
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
@@ -31,7 +32,7 @@ pub struct Group {
     pub members: IndexSet<IpAddr>,
     /// No two the same. Their order, and that of members, means nothing to packets and is given
     /// back as written: a configuration that differs in it alone is a change.
-    pub rules: Vec<Rule>,
+    pub rules: Vector<Rule>,
     /// What happens to flows when their rule goes away. Default: cut.
     pub removal: Removal,
     /// A TCP flow may start without a SYN. Default: no.
@@ -62,7 +63,7 @@ impl Group {
         Group {
             id,
             members: IndexSet::new(),
-            rules: Vec::new(),
+            rules: Vector::new(),
             removal: Removal::Cut,
             allow_midstream: false,
         }
@@ -70,19 +71,22 @@ impl Group {
 
     /// Drops repeated rules; fails above the maxima of rules and members.
     pub(crate) fn normalised(mut self) -> Result<Group, Error> {
-        let owner = || format!("group '{}'", self.id);
-        quota(
-            owner(),
-            "members",
-            self.members.len(),
-            limits::MEMBERS_PER_GROUP,
-        )?;
         let mut seen = HashSet::with_capacity(self.rules.len());
         let kept: Vec<bool> = self.rules.iter().map(|rule| seen.insert(rule)).collect();
-        quota(owner(), "rules", seen.len(), limits::RULES_PER_GROUP)?;
-        let mut kept = kept.into_iter();
-        self.rules.retain(|_| kept.next().unwrap_or(true));
+        if kept.contains(&false) {
+            let mut kept = kept.into_iter();
+            self.rules.retain(|_| kept.next().unwrap_or(true));
+        }
+        self.check_sizes()?;
         Ok(self)
+    }
+
+    /// Fails above the maxima of rules and members.
+    pub(crate) fn check_sizes(&self) -> Result<(), Error> {
+        let owner = || format!("group '{}'", self.id);
+        let (members, rules) = (self.members.len(), self.rules.len());
+        quota(owner(), "members", members, limits::MEMBERS_PER_GROUP)?;
+        quota(owner(), "rules", rules, limits::RULES_PER_GROUP)
     }
 }
 

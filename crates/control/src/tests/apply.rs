@@ -204,7 +204,7 @@ fn another_order_of_rules_or_members_is_a_change_of_nothing_else() {
     let rules =
         ["10.0.0.1/8", "10.0.0.0/8", "10.1.0.0/16"].map(|net| rule(Direction::Ingress, net));
     let group = |order: [usize; 3], members: [&str; 2]| Group {
-        rules: order.map(|at| rules[at].clone()).to_vec(),
+        rules: order.map(|at| rules[at].clone()).into_iter().collect(),
         members: members.into_iter().map(ip).collect(),
         ..Group::new("web".parse().unwrap())
     };

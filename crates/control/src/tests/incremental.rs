@@ -107,7 +107,7 @@ pub fn canonical(controller: &Controller) -> Vec<String> {
                 None => '0',
                 Some(slot) => {
                     assert!(
-                        entry.counters.iter().any(|counter| counter.slot == slot),
+                        entry.counters.values().any(|counter| counter.slot == slot),
                         "not its own rule"
                     );
                     '1'
@@ -289,7 +289,7 @@ fn a_group() -> impl Strategy<Value = Group> {
                 .into_iter()
                 .map(|last| ip(&format!("42.0.0.{}", last + 1)))
                 .collect(),
-            rules,
+            rules: rules.into(),
             removal: if drain { Removal::Drain } else { Removal::Cut },
             allow_midstream,
             ..Group::new(group_id(&name(id)))

@@ -52,7 +52,7 @@ fn lists_of_a_group_are_bounded() {
     let (mut controller, shared) = controller();
     let full = Group {
         members: (0..limits::MEMBERS_PER_GROUP).map(address).collect(),
-        rules: rules(0, limits::RULES_PER_GROUP),
+        rules: rules(0, limits::RULES_PER_GROUP).into(),
         ..Group::new(group_id("web"))
     };
     controller.put_group(full).unwrap();
@@ -85,7 +85,7 @@ fn rules_times_groups_of_a_nic_are_bounded_from_both_sides() {
     let (mut controller, shared) = controller();
     let groups: Vec<Group> = (0..11)
         .map(|n| Group {
-            rules: rules(n, if n == 10 { 0 } else { limits::RULES_PER_GROUP }),
+            rules: rules(n, if n == 10 { 0 } else { limits::RULES_PER_GROUP }).into(),
             ..Group::new(group_id(&format!("g{n}")))
         })
         .collect();
@@ -104,7 +104,7 @@ fn rules_times_groups_of_a_nic_are_bounded_from_both_sides() {
 
     controller
         .put_group(Group {
-            rules: rules(99, 5),
+            rules: rules(99, 5).into(),
             ..Group::new(group_id("other"))
         })
         .unwrap();

@@ -234,6 +234,7 @@ fn an_operation_compiles_what_it_touches() {
             ports: 1000,
             networks: 1,
             rule_sets: 11,
+            rules: 10,
             members: 2000,
             bindings: 0,
         }
@@ -251,9 +252,14 @@ fn an_operation_compiles_what_it_touches() {
         controller.last_work(),
         Work {
             rule_sets: 1,
+            rules: 1,
             ..Work::default()
         }
     );
+    controller
+        .delete_rule(&group_id("all"), &tcp(22, Peer::Any))
+        .unwrap();
+    assert_eq!(controller.last_work().rules, 1);
     controller.add_member(&group_id("all"), ip("::1")).unwrap();
     assert_eq!(
         controller.last_work(),

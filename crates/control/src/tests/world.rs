@@ -178,7 +178,7 @@ pub fn nic(id: &str, last: u8, groups: &[&str]) -> Nic {
 pub fn group(id: &str, members: &[&str], rules: &[Rule]) -> Group {
     Group {
         members: members.iter().map(|text| ip(text)).collect(),
-        rules: rules.to_vec(),
+        rules: rules.iter().cloned().collect(),
         ..Group::new(group_id(id))
     }
 }
