@@ -83,7 +83,7 @@ bench-workers: setup ## one worker against two, where there are three processors
 	cargo build --quiet --release -p butterfly-daemon -p butterfly-cli -p butterfly-bench
 	target/release/butterfly-bench workers $(QUICK_FLAG)
 
-bench-control: setup ## microseconds a request takes at 1,000 NICs; QUICK=1 for a short one
+bench-control: setup ## a change in force at 16,000 NICs and 10,000 rules, and the pause it makes; a request at 1,000 NICs; QUICK=1 for a short one
 	cargo build --quiet --release -p butterfly-daemon -p butterfly-bench
 	target/release/butterfly-bench control $(QUICK_FLAG)
 

@@ -10,6 +10,7 @@
 mod aims;
 mod beside;
 mod ceiling;
+mod changes;
 mod connections;
 mod control;
 mod entrant;
@@ -97,11 +98,15 @@ enum Command {
     /// Frames a second to another host and from there, over a veth: this switch, OVS-DPDK, the
     /// kernel.
     Overlay(overlay::Options),
-    /// Microseconds a request takes at 1,000 NICs.
+    /// Microseconds until a change is in force at 16,000 NICs and 10,000 rules, for how long it
+    /// keeps a worker from polling, and what a request takes at 1,000 NICs.
     Control {
         /// Fewer requests.
         #[arg(long)]
         quick: bool,
+        /// Only what needs no daemon: changes at 16,000 NICs.
+        #[arg(long)]
+        changes: bool,
     },
     /// Writes docs/performance.md from the data in docs/performance.
     Page,
@@ -120,7 +125,8 @@ fn main() -> std::process::ExitCode {
         Command::Beside { core, rounds, only } => beside::run(core, rounds, &only),
         Command::Tunnel { quick, only } => tunnel::run(quick, &only),
         Command::Overlay(options) => overlay::run(&options),
-        Command::Control { quick } => control::run(if quick { 200 } else { 2000 }),
+        Command::Control { changes: true, .. } => changes::run(),
+        Command::Control { quick, .. } => control::run(if quick { 200 } else { 2000 }),
         Command::Page => page::run().map_err(peers::PeerError),
     };
     match ratios {
