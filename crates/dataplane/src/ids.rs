@@ -5,8 +5,8 @@
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Epoch(pub u64);
 
-/// Index of a NIC in [`Snapshot::ports`](crate::Snapshot::ports) and of its counters, below [`MAX_PORTS`];
-/// behind those, of an [uplink](PortSlot::uplink).
+/// Index of a NIC in [`Snapshot::ports`](crate::Snapshot::ports) and of its counters, below
+/// [`MAX_PORTS`]; behind those, of an [uplink](PortSlot::uplink).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct PortSlot(pub u32);
 
@@ -71,7 +71,8 @@ pub struct PortUid(pub u32);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct NetworkIdx(pub u32);
 
-/// Index of a security group in [`Snapshot::groups`](crate::Snapshot::groups), given to its name at the first reference.
+/// Index of a security group in [`Snapshot::groups`](crate::Snapshot::groups), given to its name at
+/// the first reference.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct GroupIdx(pub u32);
 
