@@ -121,7 +121,7 @@ impl Path {
         }
     }
 
-    /// Puts a view in force and gives the one before. Flows that a NIC had begun which is `gone` now
+    /// Puts a view in force and gives the one before. Flows that a NIC had begun which is `gone`
     /// go at once, or in the next turns where they are many; all others are decided again with
     /// their next packet.
     pub(crate) fn take_up(&mut self, view: Arc<View>, gone: &[PortSlot]) -> Arc<View> {

@@ -133,8 +133,8 @@ impl Switch {
     /// Puts a snapshot in force; returns when every frame that is delivered from now on was judged
     /// by it. Snapshots are to be published in the order of their epochs.
     ///
-    /// What follows from it and is the same for all workers is worked out here, once. An error means
-    /// that a worker has ended: others may use the snapshot; none that comes after it is handed to
+    /// What follows from it and is the same for all workers is worked out here, once. An error
+    /// means that a worker has ended: others may use the snapshot; none that comes after it is handed to
     /// anybody.
     pub fn publish(&self, snapshot: Arc<Snapshot>) -> Result<(), WorkerGone> {
         let mut published = self

@@ -5,7 +5,8 @@
 //! come through the [`Switch`](crate::Switch) and are carried out between batches; frames of other
 //! workers come through rings (`handoff.rs`).
 //!
-//! The time comes with every turn; what waits, and which ports are polled, is in `worker/polling.rs`.
+//! The time comes with every turn; what waits, and which ports are polled, is in
+//! `worker/polling.rs`.
 
 mod commands;
 mod polling;

@@ -76,8 +76,8 @@ pub struct Asked {
 }
 
 /// The rules of a group. They only allow, so their order does not matter. A copy shares what is not
-/// changed afterwards, so that a rule more or less costs the same in a set of ten thousand as in one
-/// of ten.
+/// changed afterwards, so that a rule more or less costs the same in a set of ten thousand as in
+/// one of ten.
 #[derive(Clone, Default)]
 pub struct RuleSet {
     ingress: Side,
