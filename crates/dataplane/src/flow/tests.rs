@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
+use crate::drop_reason::DropReason;
 use crate::ids::{PortSlot, PortUid};
 
 const TCP: u8 = 6;
@@ -173,14 +174,23 @@ fn a_full_table_takes_new_flows_for_the_oldest() {
     const MAX: u32 = 4096;
     let table = FlowTable::shared(MAX, 1, 1);
     let mut flows = Flows::new(table.clone(), 0);
+    let mut refused = 0;
     for number in 0..16 * MAX {
         let mut new = new_flow(&flows, number, 2 * MAX);
         new.owner = PortSlot(0);
         new.state = FlowState::OneWay;
-        assert!(matches!(flows.insert(&new), Ok(Some(_))), "{number}");
+        match flows.insert(&new) {
+            Ok(Some(_)) => {}
+            // All six buckets of a hash may be full: the table's seed is another one each time.
+            Err(DropReason::FlowTableFull) => refused += 1,
+            other => panic!("{number}: {other:?}"),
+        }
         assert!(table.len() <= MAX);
     }
-    assert_eq!(flows.evicted(), u64::from(15 * MAX));
+    assert!(refused <= 16 * MAX / 10_000, "{refused} found no place");
+    let stored = u64::from(16 * MAX - refused);
+    assert_eq!(flows.evicted(), stored - u64::from(table.len()));
+    assert!(table.len() >= MAX - refused);
 }
 
 /// A flow is as idle as the side that has sent last. One of which only one side ever sends lives
