@@ -30,6 +30,9 @@
 //! who is that neighbour ([`Requests::probe`]), how old are the entries of neighbours
 //! ([`Requests::ages`]), what is at the other end of a veth ([`Requests::pair`]).
 //!
+//! [`change::Changes`] makes and sets up interfaces: pairs for containers, with their addresses and
+//! routes.
+//!
 //! [`firewall::Firewall`] tells which hooks of nftables and iptables see what is forwarded.
 //!
 //! `rtnetlink` and `netlink-packet-route` are not used: they know neither next-hop objects nor
@@ -37,6 +40,7 @@
 //! read, and allocate for each attribute of a million routes. Sockets are `netlink-sys`'s.
 
 pub mod ages;
+pub mod change;
 mod decode;
 pub mod devices;
 mod error;

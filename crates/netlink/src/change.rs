@@ -1,0 +1,583 @@
+//! Interfaces made and set up: pairs (veth), addresses, routes. Synchronous, for callers that have
+//! a thread of their own: whoever works in another network namespace makes its socket there.
+//!
+//! Each request is acknowledged by the kernel before its call returns.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use ipnet::IpNet;
+use netlink_sys::{SocketAddr, protocols::NETLINK_ROUTE};
+use wire::Mac;
+
+use crate::error::Error;
+use crate::message::{Attribute, Message, Request, attributes, messages, u32_at};
+use crate::uapi::*;
+
+/// struct ifinfomsg, struct rtmsg: bytes.
+const IFINFOMSG: usize = 16;
+/// A dump's datagrams are up to 32 KiB long.
+const DATAGRAM_BYTES: usize = 64 << 10;
+
+/// A socket that changes interfaces of the namespace where it was made. Needs CAP_NET_ADMIN there.
+#[derive(Debug)]
+pub struct Changes {
+    socket: netlink_sys::Socket,
+    sequence: u32,
+}
+
+/// Hears which interfaces of a namespace go.
+#[derive(Debug)]
+pub struct Departures {
+    socket: netlink_sys::Socket,
+}
+
+impl Departures {
+    /// From now on, in the calling thread's namespace.
+    ///
+    /// # Errors
+    /// The system refuses a socket.
+    pub fn listen() -> Result<Self, Error> {
+        let failed = |source| Error::Socket {
+            action: "open",
+            source,
+        };
+        let mut socket = netlink_sys::Socket::new(NETLINK_ROUTE).map_err(failed)?;
+        socket
+            .bind(&SocketAddr::new(0, LINK_GROUP_BIT))
+            .map_err(failed)?;
+        socket.set_non_blocking(true).map_err(failed)?;
+        Ok(Departures { socket })
+    }
+
+    /// Readable when there is news.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        std::os::fd::AsFd::as_fd(&self.socket)
+    }
+
+    /// The indices of those that have gone since this was last called; `None`: some were missed.
+    pub fn take(&mut self) -> Option<Vec<u32>> {
+        let (mut gone, mut missed) = (Vec::new(), false);
+        let mut buffer = Vec::with_capacity(DATAGRAM_BYTES);
+        loop {
+            buffer.clear();
+            match self.socket.recv(&mut buffer, 0) {
+                Ok(_) => {
+                    let told = messages(&buffer).filter(|message| message.kind == RTM_DELLINK);
+                    gone.extend(told.filter_map(|message| u32_at(message.body, 4)));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                // ENOBUFS: the kernel had no room for all of it.
+                Err(error) if error.raw_os_error() == Some(ENOBUFS) => missed = true,
+                Err(_) => return None,
+            }
+        }
+        (!missed).then_some(gone)
+    }
+}
+
+const ENOBUFS: i32 = 105;
+/// RTNLGRP_LINK as a bit (rtnetlink(7): RTMGRP_LINK).
+const LINK_GROUP_BIT: u32 = 1;
+
+/// A pair of interfaces to make.
+#[derive(Clone, Copy, Debug)]
+pub struct NewPair<'a> {
+    /// The name of the end that is here.
+    pub near: &'a str,
+    /// The name of the other end.
+    pub far: &'a str,
+    /// The other end's MAC address.
+    pub far_mac: Mac,
+    /// The MTU of both ends.
+    pub mtu: u16,
+    /// The network namespace of the other end.
+    pub namespace: BorrowedFd<'a>,
+}
+
+/// An interface, as far as callers here need to know it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Device {
+    /// Its index.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// Its kind (`veth`), empty for hardware.
+    pub kind: String,
+    /// Its alias, which is for people and for whoever made it.
+    pub alias: String,
+    /// Its MAC address; zero when it has none.
+    pub mac: Mac,
+    /// Its MTU.
+    pub mtu: u32,
+    /// It is set up.
+    pub up: bool,
+    /// The index of the other end of a pair, in that end's namespace.
+    pub far: Option<u32>,
+}
+
+/// Where packets go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WantedRoute {
+    /// The destinations.
+    pub to: IpNet,
+    /// The next hop; `None`: the destinations are on the link themselves.
+    pub via: Option<IpAddr>,
+    /// The next hop need not be in a network of the interface's addresses.
+    pub onlink: bool,
+}
+
+impl Changes {
+    /// A socket of the calling thread's namespace.
+    ///
+    /// # Errors
+    /// The system refuses one.
+    pub fn new() -> Result<Self, Error> {
+        let failed = |source| Error::Socket {
+            action: "open",
+            source,
+        };
+        let mut socket = netlink_sys::Socket::new(NETLINK_ROUTE).map_err(failed)?;
+        socket.bind_auto().map_err(failed)?;
+        socket.connect(&SocketAddr::new(0, 0)).map_err(failed)?;
+        Ok(Changes {
+            socket,
+            sequence: 0,
+        })
+    }
+
+    /// Makes a pair of which the other end is in another namespace. Both are down: the kernel opens no
+    /// end before it has both.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::AlreadyExists`] when either name is taken; the caller may not change the
+    /// other namespace.
+    pub fn make_pair(&mut self, pair: &NewPair<'_>) -> Result<(), Error> {
+        let namespace = pair.namespace.as_raw_fd().to_ne_bytes();
+        let far = Nested::fixed(&ifinfomsg(0, 0, 0))
+            .with(IFLA_IFNAME, &text(pair.far))
+            .with(IFLA_ADDRESS, &pair.far_mac.0)
+            .with(IFLA_MTU, &u32::from(pair.mtu).to_ne_bytes())
+            .with(IFLA_NET_NS_FD, &namespace);
+        let data = Nested::default().with(VETH_INFO_PEER, &far.0);
+        let info = Nested::default()
+            .with(IFLA_INFO_KIND, b"veth\0")
+            .with(IFLA_INFO_DATA, &data.0);
+        self.done("make a pair of interfaces", |sequence| {
+            let flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
+            Request::new(RTM_NEWLINK, flags, sequence, &ifinfomsg(0, 0, 0))
+                .with(IFLA_IFNAME, &text(pair.near))
+                .with(IFLA_MTU, &u32::from(pair.mtu).to_ne_bytes())
+                .with(IFLA_LINKINFO, &info.0)
+                .finish()
+        })
+    }
+
+    /// Has the kernel give an interface no IPv6 address of its own, and so send nothing on it. No
+    /// error where there is no IPv6.
+    pub fn leave_unaddressed(&mut self, index: u32) {
+        let mode = Nested::default().with(IFLA_INET6_ADDR_GEN_MODE, &[IN6_ADDR_GEN_MODE_NONE]);
+        let families = Nested::default().with(AF_INET6, &mode.0);
+        let _ = self.set(index, "set up IPv6 of an interface", 0, 0, |request| {
+            request.with(IFLA_AF_SPEC, &families.0)
+        });
+    }
+
+    /// Gives an interface an alias of at most 255 bytes.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub fn set_alias(&mut self, index: u32, alias: &str) -> Result<(), Error> {
+        self.set(index, "name an interface", 0, 0, |request| {
+            request.with(IFLA_IFALIAS, alias.as_bytes())
+        })
+    }
+
+    /// Sets an interface up or down.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub fn set_up(&mut self, index: u32, up: bool) -> Result<(), Error> {
+        let flags = if up { IFF_UP } else { 0 };
+        self.set(index, "set an interface up or down", flags, IFF_UP, |r| r)
+    }
+
+    /// Sets an interface's MTU.
+    ///
+    /// # Errors
+    /// It is gone, or does not take this one.
+    pub fn set_mtu(&mut self, index: u32, mtu: u16) -> Result<(), Error> {
+        self.set(index, "set the MTU of an interface", 0, 0, |request| {
+            request.with(IFLA_MTU, &u32::from(mtu).to_ne_bytes())
+        })
+    }
+
+    /// Sets an interface's MAC address.
+    ///
+    /// # Errors
+    /// It is gone, or does not take this one.
+    pub fn set_mac(&mut self, index: u32, mac: Mac) -> Result<(), Error> {
+        self.set(index, "set the MAC of an interface", 0, 0, |request| {
+            request.with(IFLA_ADDRESS, &mac.0)
+        })
+    }
+
+    /// Removes an interface; of a pair both ends go. One that is gone is no error.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn remove(&mut self, index: u32) -> Result<(), Error> {
+        let done = self.done("remove an interface", |sequence| {
+            Request::new(RTM_DELLINK, NLM_F_ACK, sequence, &ifinfomsg(index, 0, 0)).finish()
+        });
+        missing_is_fine(done)
+    }
+
+    /// The interface of a name; `None`: there is none.
+    ///
+    /// # Errors
+    /// The kernel refuses to say.
+    pub fn by_name(&mut self, name: &str) -> Result<Option<Device>, Error> {
+        self.device(|sequence| {
+            Request::new(RTM_GETLINK, 0, sequence, &ifinfomsg(0, 0, 0))
+                .with(IFLA_IFNAME, &text(name))
+                .finish()
+        })
+    }
+
+    /// The interface of an index; `None`: there is none.
+    ///
+    /// # Errors
+    /// The kernel refuses to say.
+    pub fn by_index(&mut self, index: u32) -> Result<Option<Device>, Error> {
+        self.device(|sequence| {
+            Request::new(RTM_GETLINK, 0, sequence, &ifinfomsg(index, 0, 0)).finish()
+        })
+    }
+
+    /// All interfaces of the namespace.
+    ///
+    /// # Errors
+    /// The kernel refuses to say.
+    pub fn devices(&mut self) -> Result<Vec<Device>, Error> {
+        let action = "list interfaces";
+        let mut devices = Vec::new();
+        let body = ifinfomsg(0, 0, 0);
+        self.dump(action, RTM_GETLINK, &body, |message| {
+            devices.extend(device(message));
+        })?;
+        Ok(devices)
+    }
+
+    /// The addresses of an interface, each with the length of its prefix.
+    ///
+    /// # Errors
+    /// The kernel refuses to say.
+    pub fn addresses(&mut self, index: u32) -> Result<Vec<(IpAddr, u8)>, Error> {
+        let mut found = Vec::new();
+        self.dump("list addresses", RTM_GETADDR, &[0; 8], |message| {
+            let of = u32_at(message.body, 4);
+            let prefix = message.body.get(1).copied();
+            let local = message.attributes(8).find(|a| a.kind == IFA_LOCAL);
+            let either = local.or_else(|| message.attributes(8).find(|a| a.kind == IFA_ADDRESS));
+            let ip = either.and_then(|a: Attribute<'_>| a.ip());
+            if let (true, Some(ip), Some(prefix)) = (of == Some(index), ip, prefix) {
+                found.push((ip, prefix));
+            }
+        })?;
+        Ok(found)
+    }
+
+    /// Gives an interface an address; one that it has is no error. It is good at once: nobody is
+    /// asked whether they have it too (RFC 4862, section 5.4), which the caller knows.
+    ///
+    /// # Errors
+    /// The interface is gone, or the kernel refuses the address.
+    pub fn add_address(&mut self, index: u32, ip: IpAddr, prefix: u8) -> Result<(), Error> {
+        self.done("add an address", |sequence| {
+            let flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE;
+            let mut request =
+                Request::new(RTM_NEWADDR, flags, sequence, &ifaddrmsg(index, ip, prefix))
+                    .with_ip(IFA_LOCAL, ip)
+                    .with_ip(IFA_ADDRESS, ip)
+                    .with(IFA_FLAGS, &IFA_F_NODAD.to_ne_bytes());
+            if let (IpAddr::V4(ip), true) = (ip, prefix < 31) {
+                let host_bits = u32::MAX.checked_shr(prefix.into()).unwrap_or(0);
+                let broadcast = Ipv4Addr::from(u32::from(ip) | host_bits);
+                request = request.with(IFA_BROADCAST, &broadcast.octets());
+            }
+            request.finish()
+        })
+    }
+
+    /// Takes an address away; one that is not there is no error.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn remove_address(&mut self, index: u32, ip: IpAddr, prefix: u8) -> Result<(), Error> {
+        let done = self.done("remove an address", |sequence| {
+            let body = ifaddrmsg(index, ip, prefix);
+            Request::new(RTM_DELADDR, NLM_F_ACK, sequence, &body)
+                .with_ip(IFA_LOCAL, ip)
+                .finish()
+        });
+        missing_is_fine(done)
+    }
+
+    /// Adds a route by an interface, in the place of one to the same destinations.
+    ///
+    /// # Errors
+    /// The interface is down or gone, or the next hop is not reached by it.
+    pub fn add_route(&mut self, index: u32, route: &WantedRoute) -> Result<(), Error> {
+        let flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE;
+        self.done("add a route", |sequence| {
+            route.request(RTM_NEWROUTE, flags, sequence, index)
+        })
+    }
+
+    /// Takes a route away; one that is not there is no error.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn remove_route(&mut self, index: u32, route: &WantedRoute) -> Result<(), Error> {
+        let done = self.done("remove a route", |sequence| {
+            route.request(RTM_DELROUTE, NLM_F_ACK, sequence, index)
+        });
+        missing_is_fine(done)
+    }
+
+    fn set(
+        &mut self,
+        index: u32,
+        action: &'static str,
+        flags: u32,
+        change: u32,
+        with: impl FnOnce(Request) -> Request,
+    ) -> Result<(), Error> {
+        self.done(action, |sequence| {
+            let body = ifinfomsg(index, flags, change);
+            with(Request::new(RTM_SETLINK, NLM_F_ACK, sequence, &body)).finish()
+        })
+    }
+
+    fn device(&mut self, request: impl FnOnce(u32) -> Vec<u8>) -> Result<Option<Device>, Error> {
+        let action = "look at an interface";
+        match self.ask(action, request) {
+            Ok(answer) => {
+                let found = messages(&answer)
+                    .next()
+                    .and_then(|message| device(&message));
+                found.map(Some).ok_or(Error::Malformed(action))
+            }
+            Err(error) if is_missing(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sends a request that asks for an acknowledgement, and waits for it.
+    fn done(
+        &mut self,
+        action: &'static str,
+        request: impl FnOnce(u32) -> Vec<u8>,
+    ) -> Result<(), Error> {
+        self.ask(action, request).map(drop)
+    }
+
+    fn send(&mut self, request: impl FnOnce(u32) -> Vec<u8>) -> Result<u32, Error> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let bytes = request(self.sequence);
+        self.socket.send(&bytes, 0).map_err(failed)?;
+        Ok(self.sequence)
+    }
+
+    fn receive(&mut self) -> Result<Vec<u8>, Error> {
+        let mut buffer = Vec::with_capacity(DATAGRAM_BYTES);
+        self.socket.recv(&mut buffer, 0).map_err(failed)?;
+        Ok(buffer)
+    }
+
+    fn ask(
+        &mut self,
+        action: &'static str,
+        request: impl FnOnce(u32) -> Vec<u8>,
+    ) -> Result<Vec<u8>, Error> {
+        let sequence = self.send(request)?;
+        loop {
+            let answer = self.receive()?;
+            let Some(message) = messages(&answer).next() else {
+                return Err(Error::Malformed(action));
+            };
+            if message.sequence != sequence {
+                continue;
+            }
+            return match message.error() {
+                Some(code) if code != 0 => Err(refused(action, code)),
+                _ => Ok(answer),
+            };
+        }
+    }
+
+    fn dump(
+        &mut self,
+        action: &'static str,
+        kind: u16,
+        body: &[u8],
+        mut each: impl FnMut(&Message<'_>),
+    ) -> Result<(), Error> {
+        let sequence =
+            self.send(|sequence| Request::new(kind, NLM_F_DUMP, sequence, body).finish())?;
+        loop {
+            let datagram = self.receive()?;
+            for message in messages(&datagram).filter(|message| message.sequence == sequence) {
+                match (message.kind, message.error()) {
+                    (NLMSG_DONE, _) => return Ok(()),
+                    (NLMSG_ERROR, code) => return Err(refused(action, code.unwrap_or_default())),
+                    _ => each(&message),
+                }
+            }
+        }
+    }
+}
+
+impl WantedRoute {
+    fn request(&self, kind: u16, flags: u16, sequence: u32, index: u32) -> Vec<u8> {
+        let scope = match (self.to, self.via) {
+            (IpNet::V4(_), None) => RT_SCOPE_LINK,
+            _ => RT_SCOPE_UNIVERSE,
+        };
+        let mut body = [0u8; 12];
+        body[0] = family(self.to.addr());
+        body[1] = self.to.prefix_len();
+        body[4] = RT_TABLE_MAIN;
+        body[5] = RTPROT_STATIC;
+        body[6] = scope;
+        body[7] = RTN_UNICAST;
+        if self.onlink && self.via.is_some() {
+            body[8..].copy_from_slice(&u32::from(RTNH_F_ONLINK).to_ne_bytes());
+        }
+        let mut request =
+            Request::new(kind, flags, sequence, &body).with(RTA_OIF, &index.to_ne_bytes());
+        if self.to.prefix_len() > 0 {
+            request = request.with_ip(RTA_DST, self.to.network());
+        }
+        if let Some(via) = self.via {
+            request = request.with_ip(RTA_GATEWAY, via);
+        }
+        request.finish()
+    }
+}
+
+/// What an RTM_NEWLINK message says of an interface.
+fn device(message: &Message<'_>) -> Option<Device> {
+    if message.kind != RTM_NEWLINK {
+        return None;
+    }
+    let mut device = Device {
+        index: u32_at(message.body, 4)?,
+        name: String::new(),
+        kind: String::new(),
+        alias: String::new(),
+        mac: Mac([0; 6]),
+        mtu: 0,
+        up: u32_at(message.body, 8)? & IFF_UP != 0,
+        far: None,
+    };
+    for attribute in message.attributes(IFINFOMSG) {
+        match attribute.kind {
+            IFLA_IFNAME => device.name = attribute.text(),
+            IFLA_IFALIAS => device.alias = attribute.text(),
+            IFLA_MTU => device.mtu = attribute.u32()?,
+            IFLA_LINK => device.far = attribute.u32(),
+            IFLA_ADDRESS => {
+                if let Ok(mac) = attribute.value.try_into() {
+                    device.mac = Mac(mac);
+                }
+            }
+            IFLA_LINKINFO => {
+                let kind = attributes(attribute.value).find(|a| a.kind == IFLA_INFO_KIND);
+                device.kind = kind.map(|kind| kind.text()).unwrap_or_default();
+            }
+            _ => {}
+        }
+    }
+    Some(device)
+}
+
+/// Attributes in an attribute.
+#[derive(Default)]
+struct Nested(Vec<u8>);
+
+impl Nested {
+    fn fixed(bytes: &[u8]) -> Nested {
+        Nested(bytes.to_vec())
+    }
+
+    fn with(mut self, kind: u16, value: &[u8]) -> Nested {
+        // Values here are names, numbers and the like.
+        let len = value.len() as u16 + 4;
+        self.0.extend_from_slice(&len.to_ne_bytes());
+        self.0.extend_from_slice(&kind.to_ne_bytes());
+        self.0.extend_from_slice(value);
+        self.0.resize((self.0.len() + 3) & !3, 0);
+        self
+    }
+}
+
+fn ifinfomsg(index: u32, flags: u32, change: u32) -> [u8; IFINFOMSG] {
+    let mut body = [0; IFINFOMSG];
+    body[4..8].copy_from_slice(&index.to_ne_bytes());
+    body[8..12].copy_from_slice(&flags.to_ne_bytes());
+    body[12..].copy_from_slice(&change.to_ne_bytes());
+    body
+}
+
+fn ifaddrmsg(index: u32, ip: IpAddr, prefix: u8) -> [u8; 8] {
+    let mut body = [0; 8];
+    body[0] = family(ip);
+    body[1] = prefix;
+    body[4..].copy_from_slice(&index.to_ne_bytes());
+    body
+}
+
+fn family(ip: IpAddr) -> u8 {
+    crate::model::Family::of(ip).code()
+}
+
+/// A string with the zero that ends it.
+fn text(text: &str) -> Vec<u8> {
+    let mut bytes = text.as_bytes().to_vec();
+    bytes.push(0);
+    bytes
+}
+
+fn failed(source: io::Error) -> Error {
+    Error::Socket {
+        action: "use",
+        source,
+    }
+}
+
+fn refused(action: &'static str, code: i32) -> Error {
+    Error::Refused {
+        action,
+        source: io::Error::from_raw_os_error(code),
+    }
+}
+
+/// The kernel's words for an interface, address or route that is not there.
+fn is_missing(error: &Error) -> bool {
+    let Error::Refused { source, .. } = error else {
+        return false;
+    };
+    use rustix::io::Errno;
+    let codes = [Errno::NODEV, Errno::ADDRNOTAVAIL, Errno::SRCH, Errno::NXIO];
+    Errno::from_io_error(source).is_some_and(|errno| codes.contains(&errno))
+}
+
+fn missing_is_fine(done: Result<(), Error>) -> Result<(), Error> {
+    match done {
+        Err(error) if is_missing(&error) => Ok(()),
+        other => other,
+    }
+}
