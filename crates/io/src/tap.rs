@@ -52,7 +52,16 @@ pub struct TapPort {
 impl TapPort {
     /// Makes the interface and brings it up: see [`TapOptions`]. Needs CAP_NET_ADMIN.
     pub fn open(options: &TapOptions) -> Result<TapPort, TapError> {
-        let device = device::open(options)?;
+        Self::with(options, device::open(options, true)?)
+    }
+
+    /// Makes the interface and leaves it down, for a caller that has something to do to it first.
+    /// Needs CAP_NET_ADMIN.
+    pub fn open_down(options: &TapOptions) -> Result<TapPort, TapError> {
+        Self::with(options, device::open(options, false)?)
+    }
+
+    fn with(options: &TapOptions, device: device::Device) -> Result<TapPort, TapError> {
         let all = Accepts {
             uso: device.uso,
             ..Accepts::ALL

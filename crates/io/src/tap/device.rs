@@ -59,13 +59,13 @@ pub(super) struct Device {
     pub uso: bool,
 }
 
-/// Makes the interface, sets it up as the options say and brings it up.
+/// Makes the interface, sets it up as the options say and, if that is wanted, brings it up.
 ///
 /// It is not persistent: it goes when the descriptor is closed, wherever it was moved. It is *up*
 /// in the namespace where it was made, so that it works at once when it stays there; moving it to
 /// another namespace takes it down (the kernel does), and whoever moves it sets it up there. While
 /// it stays here, this host's own stack is the guest: router advertisements are not taken from it.
-pub(super) fn open(options: &TapOptions) -> Result<Device, TapError> {
+pub(super) fn open(options: &TapOptions, up: bool) -> Result<Device, TapError> {
     let name = options.name.as_str();
     if !is_valid_name(name) {
         return Err(TapError::Name(name.to_owned()));
@@ -99,7 +99,9 @@ pub(super) fn open(options: &TapOptions) -> Result<Device, TapError> {
         set_mtu(&socket, name, mtu).map_err(step("setting its MTU"))?;
     }
     refuse_router_advertisements(name);
-    set_up(&socket, name).map_err(step("setting it up"))?;
+    if up {
+        set_up(&socket, name).map_err(step("setting it up"))?;
+    }
     Ok(Device {
         fd: file.into(),
         uso,
