@@ -1,5 +1,6 @@
 //! Compiles every `bpf/NAME.bpf.c` to `$OUT_DIR/NAME.bpf.o`, for XDP, and those of [`AT_TC`] a
-//! second time to `NAME.tc.o`, for tc ingress (`bpf/lib/context.h`). `src/objects.rs` embeds them,
+//! second time to `NAME.tc.o`, for tc ingress (`bpf/lib/context.h`); those of [`ONLY_AT_TC`] for that
+//! alone. `src/objects.rs` embeds them,
 //! so that nobody needs clang who only runs what was built. `CLANG` names another compiler.
 
 use std::path::{Path, PathBuf};
@@ -7,6 +8,8 @@ use std::process::Command;
 
 /// Sources that are good for both places.
 const AT_TC: [&str; 6] = ["again", "balancer", "drop", "pass", "probe", "router"];
+/// Sources that are for tc ingress alone.
+const ONLY_AT_TC: [&str; 1] = ["cable"];
 
 fn main() {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bpf");
@@ -25,14 +28,17 @@ fn main() {
         let Some(stem) = name.strip_suffix(".bpf.c") else {
             continue;
         };
-        compile(
-            &clang,
-            &sources,
-            &path,
-            &[],
-            &out.join(format!("{stem}.bpf.o")),
-        );
-        if AT_TC.contains(&stem) {
+        let only_at_tc = ONLY_AT_TC.contains(&stem);
+        if !only_at_tc {
+            compile(
+                &clang,
+                &sources,
+                &path,
+                &[],
+                &out.join(format!("{stem}.bpf.o")),
+            );
+        }
+        if only_at_tc || AT_TC.contains(&stem) {
             let point = ["-DBUTTERFLY_TC"];
             compile(
                 &clang,

@@ -41,6 +41,16 @@ pub fn attach_by_filter(program: &Program, ifindex: u32) -> Result<Attachment, E
     Ok(Attachment::new(held, ifindex, Mode::Tc, None))
 }
 
+/// Attaches a program at tc ingress of an interface of our own making, by a filter that stays when
+/// this process ends, and with it the program and its maps: for as long as the interface is there,
+/// or until the next process calls this and puts its program in the place.
+///
+/// # Errors
+/// The interface does not exist, or the kernel takes no filter (it lacks `clsact` or `bpf`).
+pub fn attach_to_stay(program: &Program, ifindex: u32) -> Result<(), Error> {
+    crate::filter::stay(program.tc()?.fd()?, ifindex)
+}
+
 /// Attaches a program, an XDP one in the given mode or, without one, in native mode and where that
 /// is refused in generic mode. [`Mode::Tc`] attaches what the program is at tc ingress.
 ///

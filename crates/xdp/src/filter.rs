@@ -33,33 +33,45 @@ impl Filter {
     pub(crate) fn new(program: BorrowedFd<'_>, ifindex: u32) -> Result<Self, Error> {
         let entry = Program::load("entry", objects::tc::PASS, |_| Ok(()))?;
         hand_on(&entry, program)?;
-        let refused = |source: libbpf_rs::Error| Error::Attach {
-            ifindex,
-            mode: crate::Mode::Tc,
-            source: std::io::Error::other(source.to_string()),
-        };
         let filter = Filter { ifindex, entry };
-        let mut hook = filter.hook()?;
-        // The qdisc may be there already.
-        hook.create().map_err(refused)?;
-        hook.attach().map_err(refused)?;
+        put(&mut filter.hook()?, ifindex)?;
         Ok(filter)
     }
 
     /// Where it is.
     fn hook(&self) -> Result<TcHook, Error> {
-        let mut hook = TcHook::new(self.entry.fd()?);
-        hook.ifindex(i32::try_from(self.ifindex).unwrap_or_default())
-            .attach_point(TC_INGRESS)
-            .replace(true)
-            .handle(HANDLE)
-            .priority(PRIORITY);
-        Ok(hook)
+        Ok(hook(self.entry.fd()?, self.ifindex))
     }
 
     pub(crate) fn replace(&self, program: BorrowedFd<'_>) -> Result<(), Error> {
         hand_on(&self.entry, program)
     }
+}
+
+/// A filter that is the program itself, and stays.
+pub(crate) fn stay(program: BorrowedFd<'_>, ifindex: u32) -> Result<(), Error> {
+    put(&mut hook(program, ifindex), ifindex)
+}
+
+fn hook(program: BorrowedFd<'_>, ifindex: u32) -> TcHook {
+    let mut hook = TcHook::new(program);
+    hook.ifindex(i32::try_from(ifindex).unwrap_or_default())
+        .attach_point(TC_INGRESS)
+        .replace(true)
+        .handle(HANDLE)
+        .priority(PRIORITY);
+    hook
+}
+
+fn put(hook: &mut TcHook, ifindex: u32) -> Result<(), Error> {
+    let refused = |source: libbpf_rs::Error| Error::Attach {
+        ifindex,
+        mode: crate::Mode::Tc,
+        source: std::io::Error::other(source.to_string()),
+    };
+    // The qdisc may be there already.
+    hook.create().map_err(refused)?;
+    hook.attach().map(drop).map_err(refused)
 }
 
 impl Drop for Filter {

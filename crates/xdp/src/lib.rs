@@ -35,7 +35,7 @@ mod run;
 mod table;
 mod tags;
 
-pub use attach::{Attachment, Mode, attach, attach_by_filter};
+pub use attach::{Attachment, Mode, attach, attach_by_filter, attach_to_stay};
 pub use attach_point::{AttachPoint, LinkLayers, Members};
 pub use buffers::of_buffers;
 pub use chain::{Feature, Interfaces};

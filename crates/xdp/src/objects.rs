@@ -48,6 +48,8 @@ pub mod tc {
         AGAIN = "again";
         /// The load balancer.
         BALANCER = "balancer";
+        /// Between a container's interface and the switch; for tc ingress alone.
+        CABLE = "cable";
         /// Drops everything.
         DROP = "drop";
         /// Takes nothing.

@@ -1,0 +1,372 @@
+//! All the pairs of a daemon: made, changed, looked after.
+//!
+//! Each is kept as what is wanted of it; what there is of it follows from that, and may be nothing
+//! for a time. The pair's host end carries an alias that names the daemon and the NIC, so that one
+//! which a daemon that was killed has left is known again: it is taken over as it is, with whatever
+//! the container has added to it, or removed.
+
+use std::collections::BTreeMap;
+
+use netlink::change::{Changes, Device, NewPair};
+use wire::Mac;
+
+use crate::cables::Cables;
+use crate::keeper::{Inside, Keeper, Route};
+use crate::namespace::{self, Namespace, is_process};
+
+/// What a container's interface is to be.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Wanted {
+    /// The container's network namespace, as [`namespace::path_of`] takes it.
+    pub namespace: String,
+    /// The interface's name there.
+    pub name: String,
+    /// The name of the pair's end on the host.
+    pub near: String,
+    /// The name of the TAP device that the switch reads.
+    pub tap: String,
+    /// The alias of the host's end: the daemon's and the NIC's.
+    pub alias: String,
+    /// The interface's MAC address.
+    pub mac: Mac,
+    /// Its MTU.
+    pub mtu: u16,
+    /// Its addresses, each with the length of its prefix.
+    pub addresses: Vec<(std::net::IpAddr, u8)>,
+    /// Routes by it.
+    pub routes: Vec<Route>,
+    /// It has a carrier.
+    pub up: bool,
+}
+
+/// How one is.
+pub type State = Result<(), Broken>;
+
+/// Why there is no interface in the container: a sentence.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Broken {
+    /// Its namespace is not there.
+    #[error("{0}")]
+    Missing(String),
+    /// It cannot be made there.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// The pairs, by a number of the caller's.
+#[derive(Debug)]
+pub struct Veths {
+    keeper: Keeper,
+    /// The program, from the first pair on.
+    cables: Option<Cables>,
+    all: BTreeMap<u32, Veth>,
+}
+
+#[derive(Debug)]
+struct Veth {
+    wanted: Wanted,
+    /// The index of the TAP device.
+    tap: u32,
+    /// The index of the host's end, while there is a pair.
+    near: Option<u32>,
+    /// Why there is none.
+    broken: Option<Broken>,
+}
+
+impl Veths {
+    /// None yet.
+    pub fn new(keeper: Keeper) -> Veths {
+        Veths {
+            keeper,
+            cables: None,
+            all: BTreeMap::new(),
+        }
+    }
+
+    /// There is none.
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// Whether any has no interface in its container.
+    pub fn any_broken(&self) -> bool {
+        self.all.values().any(|veth| veth.near.is_none())
+    }
+
+    /// Whether an interface of that index is the host's end of one.
+    pub fn has_near(&self, index: u32) -> bool {
+        self.all.values().any(|veth| veth.near == Some(index))
+    }
+
+    /// Makes one whose TAP device is there, and down. A namespace that is not there is no error: it
+    /// is waited for, as the state says.
+    ///
+    /// # Errors
+    /// A sentence: it cannot be made, and nothing of it is left.
+    pub fn open(&mut self, key: u32, wanted: Wanted) -> Result<State, String> {
+        let mut changes = Changes::new().map_err(|e| e.to_string())?;
+        let tap = changes.by_name(&wanted.tap).map_err(|e| e.to_string())?;
+        let tap = tap.ok_or_else(|| format!("TAP interface '{}' is not there", wanted.tap))?;
+        changes.leave_unaddressed(tap.index);
+        changes
+            .set_up(tap.index, true)
+            .map_err(|e| format!("TAP interface '{}': {e}", wanted.tap))?;
+        let mut veth = Veth {
+            wanted,
+            tap: tap.index,
+            near: None,
+            broken: None,
+        };
+        let state = self.make(&mut veth);
+        if let Err(Broken::Refused(why)) = state {
+            return Err(why);
+        }
+        self.all.insert(key, veth);
+        Ok(state)
+    }
+
+    /// Makes one be otherwise. What the container itself has added stays, unless the interface goes
+    /// elsewhere or has another name.
+    pub fn change(&mut self, key: u32, wanted: Wanted) -> State {
+        let Some(mut veth) = self.all.remove(&key) else {
+            return Ok(());
+        };
+        let before = std::mem::replace(&mut veth.wanted, wanted);
+        let stays = |wanted: &Wanted| (wanted.namespace.clone(), wanted.name.clone());
+        let state = match veth.near {
+            Some(_) if stays(&before) == stays(&veth.wanted) => self.adjust(&mut veth, &before),
+            _ => {
+                self.unmake(&mut veth);
+                self.make(&mut veth)
+            }
+        };
+        veth.broken = state.clone().err();
+        self.all.insert(key, veth);
+        state
+    }
+
+    /// Removes one; its TAP device is the caller's.
+    pub fn close(&mut self, key: u32) {
+        if let Some(mut veth) = self.all.remove(&key) {
+            self.unmake(&mut veth);
+            if let Some(cables) = &self.cables {
+                cables.forget(veth.tap);
+            }
+        }
+    }
+
+    /// Looks whether one is there, and tries to make it if not. `None`: there is none of this
+    /// number.
+    pub fn heal(&mut self, key: u32) -> Option<State> {
+        let mut veth = self.all.remove(&key)?;
+        self.look(&mut veth);
+        let state = match veth.near {
+            Some(_) => Ok(()),
+            None => self.make(&mut veth),
+        };
+        veth.broken = state.clone().err();
+        self.all.insert(key, veth);
+        Some(state)
+    }
+
+    /// Looks at all of them, and tries again to make those that are not there; those whose state is
+    /// another one now. One whose namespace was that of a process is left alone: its number may be
+    /// a stranger's by now.
+    pub fn check(&mut self) -> Vec<(u32, State)> {
+        let mut news = Vec::new();
+        let keys: Vec<u32> = self.all.keys().copied().collect();
+        for key in keys {
+            let Some(mut veth) = self.all.remove(&key) else {
+                continue;
+            };
+            let before = veth.broken.clone();
+            self.look(&mut veth);
+            if veth.near.is_none() && !is_process(&veth.wanted.namespace) {
+                veth.broken = self.make(&mut veth).err();
+            }
+            if veth.broken != before {
+                news.push((key, veth.broken.clone().map_or(Ok(()), Err)));
+            }
+            self.all.insert(key, veth);
+        }
+        news
+    }
+
+    /// Finds out whether the pair is still there.
+    fn look(&mut self, veth: &mut Veth) {
+        let Some(near) = veth.near else { return };
+        let found = Changes::new().and_then(|mut changes| changes.by_index(near));
+        // Who cannot be asked has not said no.
+        let Ok(found) = found else { return };
+        if found.is_some_and(|device| device.kind == KIND) {
+            return;
+        }
+        if let Some(cables) = &self.cables {
+            cables.forget(near);
+        }
+        veth.near = None;
+        let shown = format!("{} ({})", veth.wanted.namespace, veth.wanted.name);
+        let why = format!("the interface in network namespace {shown} is gone");
+        veth.broken = Some(Broken::Missing(why));
+    }
+
+    fn make(&mut self, veth: &mut Veth) -> State {
+        let refused = |e: &dyn std::fmt::Display| Broken::Refused(e.to_string());
+        let namespace = Namespace::open(&veth.wanted.namespace).map_err(|e| match e {
+            namespace::Error::Missing(_) => Broken::Missing(e.to_string()),
+            namespace::Error::Refused(..) => Broken::Refused(e.to_string()),
+        })?;
+        let mut changes = Changes::new().map_err(|e| refused(&e))?;
+        let near = self.pair(&mut changes, &namespace, &veth.wanted)?;
+        veth.near = Some(near);
+        let made = self.furnish(&mut changes, &namespace, veth, near);
+        if made.is_err() {
+            self.unmake(veth);
+        }
+        made
+    }
+
+    /// The pair: one that is left of before, or a new one. The index of its end on the host.
+    fn pair(
+        &mut self,
+        changes: &mut Changes,
+        namespace: &Namespace,
+        wanted: &Wanted,
+    ) -> Result<u32, Broken> {
+        let near = &wanted.near;
+        let refused = |e: &dyn std::fmt::Display| Broken::Refused(format!("interface {near}: {e}"));
+        if let Some(there) = changes.by_name(near).map_err(|e| refused(&e))? {
+            if !is_ours(&there, wanted) {
+                let why = format!("'{near}' cannot be made: an interface of that name exists");
+                return Err(Broken::Refused(why));
+            }
+            let inside = inside(wanted, there.far);
+            if self.keeper.set_up(namespace, &inside).is_ok() {
+                return Ok(there.index);
+            }
+            changes.remove(there.index).map_err(|e| refused(&e))?;
+        }
+        let pair = NewPair {
+            near,
+            far: &wanted.name,
+            far_mac: wanted.mac,
+            mtu: wanted.mtu,
+            namespace: std::os::fd::AsFd::as_fd(namespace.fd()),
+        };
+        changes.make_pair(&pair).map_err(|e| {
+            let at = namespace.shown();
+            let name = &wanted.name;
+            Broken::Refused(format!(
+                "'{near}' and '{name}' in network namespace {at}: {e}"
+            ))
+        })?;
+        let made = changes.by_name(near).map_err(|e| refused(&e))?;
+        let made = made.ok_or_else(|| refused(&"it is gone already"))?;
+        Ok(made.index)
+    }
+
+    /// All that is to be done to a pair: the program on it before anything passes.
+    fn furnish(
+        &mut self,
+        changes: &mut Changes,
+        namespace: &Namespace,
+        veth: &Veth,
+        near: u32,
+    ) -> State {
+        let wanted = &veth.wanted;
+        let shown = &wanted.near;
+        let refused =
+            |e: &dyn std::fmt::Display| Broken::Refused(format!("interface {shown}: {e}"));
+        changes.leave_unaddressed(near);
+        let alias = &wanted.alias;
+        changes.set_alias(near, alias).map_err(|e| refused(&e))?;
+        self.join(near, veth.tap, wanted.mac)
+            .map_err(|e| refused(&e))?;
+        // Routes need an interface with a carrier.
+        changes.set_up(near, true).map_err(|e| refused(&e))?;
+        self.keeper
+            .set_up(namespace, &inside(wanted, None))
+            .map_err(|e| {
+                Broken::Refused(format!("network namespace {}: {e}", namespace.shown()))
+            })?;
+        if !wanted.up {
+            changes.set_up(near, false).map_err(|e| refused(&e))?;
+        }
+        Ok(())
+    }
+
+    fn join(&mut self, near: u32, tap: u32, mac: Mac) -> Result<(), xdp::Error> {
+        let cables = match &mut self.cables {
+            Some(cables) => cables,
+            none => none.insert(Cables::load()?),
+        };
+        cables.join(near, tap, mac)
+    }
+
+    /// Other values of an interface that stays.
+    fn adjust(&mut self, veth: &mut Veth, before: &Wanted) -> State {
+        let (wanted, Some(near)) = (&veth.wanted, veth.near) else {
+            return Ok(());
+        };
+        let shown = &wanted.near;
+        let refused =
+            |e: &dyn std::fmt::Display| Broken::Refused(format!("interface {shown}: {e}"));
+        let mut changes = Changes::new().map_err(|e| refused(&e))?;
+        if wanted.mtu != before.mtu {
+            changes.set_mtu(near, wanted.mtu).map_err(|e| refused(&e))?;
+        }
+        if wanted.mac != before.mac {
+            let done = self.join(near, veth.tap, wanted.mac);
+            done.map_err(|e| refused(&e))?;
+        }
+        changes.set_up(near, wanted.up).map_err(|e| refused(&e))?;
+        let mut inside = inside(wanted, None);
+        inside.addresses_gone = missing(&before.addresses, &wanted.addresses);
+        inside.routes_gone = missing(&before.routes, &wanted.routes);
+        if !wanted.up {
+            // The kernel has put them to sleep, and takes no new ones.
+            inside.routes.clear();
+        }
+        let namespace = Namespace::open(&wanted.namespace);
+        let namespace = namespace.map_err(|e| Broken::Missing(e.to_string()))?;
+        let done = self.keeper.set_up(&namespace, &inside);
+        done.map_err(|e| Broken::Refused(format!("network namespace {}: {e}", namespace.shown())))
+    }
+
+    fn unmake(&mut self, veth: &mut Veth) {
+        let Some(near) = veth.near.take() else { return };
+        if let Some(cables) = &self.cables {
+            cables.forget(near);
+        }
+        if let Err(e) = Changes::new().and_then(|mut changes| changes.remove(near)) {
+            tracing::warn!("interface {} stays: {e}", veth.wanted.near);
+        }
+    }
+}
+
+/// The kernel's word for such a pair.
+const KIND: &str = "veth";
+
+/// It was made for this NIC, by this daemon or one in its place before.
+fn is_ours(device: &Device, wanted: &Wanted) -> bool {
+    device.kind == KIND && device.alias == wanted.alias
+}
+
+fn inside(wanted: &Wanted, index: Option<u32>) -> Inside {
+    Inside {
+        name: wanted.name.clone(),
+        index,
+        mac: wanted.mac.0,
+        mtu: wanted.mtu,
+        addresses: wanted.addresses.clone(),
+        routes: wanted.routes.clone(),
+        addresses_gone: Vec::new(),
+        routes_gone: Vec::new(),
+    }
+}
+
+/// What was and is not to be.
+fn missing<T: PartialEq + Clone>(before: &[T], now: &[T]) -> Vec<T> {
+    let gone = before.iter().filter(|one| !now.contains(one));
+    gone.cloned().collect()
+}
