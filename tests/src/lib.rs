@@ -16,5 +16,5 @@ pub mod trials;
 pub mod tunnels;
 pub mod web;
 
-pub use daemon::Daemon;
+pub use daemon::{Daemon, program};
 pub use lab::Lab;

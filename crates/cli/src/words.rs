@@ -61,6 +61,7 @@ pub fn kind_name(kind: v1::NicKind) -> &'static str {
         v1::NicKind::Unspecified | v1::NicKind::VhostUser => "VHOST_USER_SERVER",
         v1::NicKind::Tap => "TAP",
         v1::NicKind::Bench => "BENCH",
+        v1::NicKind::Veth => "VETH",
     }
 }
 

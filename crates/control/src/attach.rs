@@ -3,6 +3,7 @@
 //! [`DataPlane`] over its workers; tests implement both over memory.
 
 use crate::error::Error;
+use crate::event::NicState;
 use crate::limits;
 use crate::model::{Nic, NicKind};
 use dataplane::counters::{PortCounters, RuleCounters};
@@ -62,7 +63,7 @@ impl HostSettings {
             (_, NicKind::Bench(_)) => String::new(),
             (Some(path), _) => path.clone(),
             (None, NicKind::VhostUser) => format!("{}/qemu-vhost-{}", self.socket_dir, nic.id),
-            (None, NicKind::Tap) => interface_name(nic.id.as_str()),
+            (None, NicKind::Tap | NicKind::Veth(_)) => interface_name(nic.id.as_str()),
         }
     }
 
@@ -136,7 +137,7 @@ impl HostSettings {
             NicKind::VhostUser if !path.starts_with('/') || path.contains('\0') => {
                 Some("is not an absolute path")
             }
-            NicKind::Tap if !is_interface_name(&path) => {
+            NicKind::Tap | NicKind::Veth(_) if !is_interface_name(&path) => {
                 Some("is not the name of a network interface")
             }
             _ => None,
@@ -150,7 +151,7 @@ impl HostSettings {
 
 /// Interface names as Linux takes them (`dev_valid_name`), and without `%`, which asks the kernel
 /// for a number.
-fn is_interface_name(name: &str) -> bool {
+pub(crate) fn is_interface_name(name: &str) -> bool {
     (1..=limits::INTERFACE_NAME).contains(&name.len())
         && name != "."
         && name != ".."
@@ -202,12 +203,19 @@ pub trait Attachments: Send {
     /// snapshot in force knows the slot any more, or to undo `open` when a later step failed.
     fn close(&mut self, nic: &Nic, slot: PortSlot);
 
-    /// The NIC keeps its attachment, and its MAC, its MTU, its link or (bench only) its addresses
-    /// changed. What a guest that is connected learns of it is the implementation's matter; a guest
+    /// The NIC keeps its attachment, and its MAC, its MTU, its link or (bench and veth only) its
+    /// addresses changed, or where a veth leads to. What a guest that is connected learns of it is the implementation's matter; a guest
     /// that connects later sees the new values. Called when the change is in force in the data
     /// plane. Does nothing by default.
     fn reconfigure(&mut self, request: &OpenRequest<'_>) {
         let _ = request;
+    }
+
+    /// How the attachment of a NIC is now, where that is known without waiting for a guest: one that
+    /// is broken is tried again first. `None`: it is not known. Does nothing by default.
+    fn heal(&mut self, request: &OpenRequest<'_>) -> Option<NicState> {
+        let _ = request;
+        None
     }
 
     /// Starts a packet trace of the NIC in the file `path`. `None` when this implementation writes

@@ -360,13 +360,15 @@ impl Controller {
             let Some(old) = old else { continue };
             match new {
                 Some(new) if new.same_port(old) => {
-                    // A bench answers ARP for its addresses itself; other guests learn of theirs
-                    // elsewhere.
-                    let ips =
-                        |nic: &Nic| matches!(nic.kind, NicKind::Bench(_)).then(|| nic.ips.clone());
+                    // A bench answers ARP for its addresses itself, and a veth is given them; other
+                    // guests learn of theirs elsewhere.
+                    let ips = |nic: &Nic| {
+                        let own = matches!(nic.kind, NicKind::Bench(_) | NicKind::Veth(_));
+                        own.then(|| nic.ips.clone())
+                    };
                     let changed =
                         |nic: &Nic| (nic.mac, self.settings.mtu(nic), ips(nic), nic.link_down);
-                    if changed(&old.nic) != changed(&new.nic) {
+                    if changed(&old.nic) != changed(&new.nic) || old.nic.kind != new.nic.kind {
                         self.attachments.reconfigure(&request(&self.settings, new));
                     }
                 }

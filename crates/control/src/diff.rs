@@ -16,7 +16,7 @@ pub use overlay::{BindingChange, EndpointChange, NetworkChange};
 pub use services::{InterfaceChange, ServiceChange};
 pub(crate) use services::{interfaces, services};
 
-use crate::model::{Group, GroupId, Nic, NicId, NicKind, Rule, VhostMode};
+use crate::model::{Group, GroupId, Nic, NicId, NicKind, Rule, Veth, VhostMode};
 use imbl::Vector;
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -180,6 +180,11 @@ fn described(nic: &Nic) -> Vec<(&'static str, String)> {
         NicKind::VhostUser => "vhost-user".to_owned(),
         NicKind::Tap => "tap".to_owned(),
         NicKind::Bench(bench) => format!("bench {bench:?}"),
+        NicKind::Veth(_) => "veth".to_owned(),
+    };
+    let of_veth = |field: fn(&Veth) -> String| match &nic.kind {
+        NicKind::Veth(veth) => field(veth),
+        _ => String::new(),
     };
     let pairs = allowed_address_pairs.iter().map(|pair| match pair.mac {
         Some(mac) => format!("{} {mac}", pair.net),
@@ -213,6 +218,11 @@ fn described(nic: &Nic) -> Vec<(&'static str, String)> {
         ("mtu", optional(mtu)),
         ("lenient", lenient.to_string()),
         ("shared", shared.to_string()),
+        ("netns", of_veth(|veth| veth.netns.clone())),
+        ("ifname", of_veth(|veth| veth.ifname.clone())),
+        ("subnets", of_veth(|veth| joined(&veth.subnets))),
+        ("gateways", of_veth(|veth| joined(&veth.gateways))),
+        ("routes", of_veth(|veth| joined(&veth.routes))),
         ("link", if *link_down { "down" } else { "up" }.to_owned()),
     ]
 }

@@ -20,6 +20,10 @@ pub const RULES_PER_NIC: usize = 100_000;
 pub const IPS_PER_NIC: usize = 256;
 /// Allowed address pairs of one NIC.
 pub const PAIRS_PER_NIC: usize = 64;
+/// Networks on the link of one container.
+pub const SUBNETS_PER_NIC: usize = 64;
+/// Routes in one container, default ones aside.
+pub const ROUTES_PER_NIC: usize = 256;
 /// Bytes of a NIC's id. The socket's whole path is bounded by [`SOCKET_PATH`] besides.
 pub const NIC_ID: usize = 128;
 /// Bytes of a group's id.
@@ -73,6 +77,8 @@ mod tests {
             ("RULES_PER_NIC", RULES_PER_NIC),
             ("IPS_PER_NIC", IPS_PER_NIC),
             ("PAIRS_PER_NIC", PAIRS_PER_NIC),
+            ("SUBNETS_PER_NIC", SUBNETS_PER_NIC),
+            ("ROUTES_PER_NIC", ROUTES_PER_NIC),
             ("NIC_ID", NIC_ID),
             ("GROUP_ID", GROUP_ID),
             ("SOCKET_PATH", SOCKET_PATH),

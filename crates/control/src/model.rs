@@ -12,6 +12,7 @@ mod overlay;
 mod parse;
 mod rule;
 mod service;
+mod veth;
 
 pub use ::model::{Mode, Protocol, ServiceKey, State, Tunnel, Weight};
 pub use group::{Config, Group, Removal};
@@ -30,3 +31,4 @@ pub use parse::{
 pub use rule::{Direction, Icmp, Peer, Ports, Rule, RuleMatch};
 pub(crate) use service::validate;
 pub use service::{Server, Service, Services, service_key};
+pub use veth::{IFNAME, Veth, VethRoute};

@@ -1,5 +1,7 @@
-//! What NICs attach to: vhost-user sockets, TAP devices, bench ports and trace files, made for the
-//! controller and handed to the workers.
+//! What NICs attach to: vhost-user sockets, TAP devices, containers' interfaces ([`veths`]), bench
+//! ports and trace files, made for the controller and handed to the workers.
+
+pub mod veths;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,6 +18,7 @@ use io::vhost::{MAX_PAIRS, NicOptions, PortKey, PortSink, PortState, Server};
 use crate::bench_report;
 use crate::states::PortStates;
 use crate::unix_socket::NicSockets;
+use veths::VethNics;
 
 /// The largest MTU the kernel gives a TAP device: 65535 with the Ethernet header
 /// (tun_net_initialize).
@@ -29,15 +32,18 @@ pub struct HostAttachments {
     states: PortStates,
     trace_dir: PathBuf,
     sockets: NicSockets,
+    veths: VethNics,
 }
 
 impl HostAttachments {
-    /// Starts the vhost-user server. Packet traces are written beneath `trace_dir` alone.
+    /// Starts the vhost-user server. Packet traces are written beneath `trace_dir` alone; no other
+    /// daemon has `socket_dir`.
     pub fn start(
         switch: Arc<Switch>,
         states: PortStates,
         trace_dir: PathBuf,
         sockets: NicSockets,
+        socket_dir: &Path,
     ) -> Result<HostAttachments, String> {
         let sink = Arc::new(Sink {
             switch: switch.clone(),
@@ -46,6 +52,7 @@ impl HostAttachments {
         let vhost = Server::start(sink)
             .map_err(|e| format!("the vhost-user server cannot be started: {e}"))?;
         Ok(HostAttachments {
+            veths: VethNics::new(states.clone(), socket_dir.display().to_string()),
             vhost: Arc::new(vhost),
             switch,
             states,
@@ -80,7 +87,7 @@ impl HostAttachments {
             return Ok(());
         };
         let done = match &mut port {
-            Port::Tap(tap) => tap.reconfigure(request.nic.mac, Some(request.mtu.min(TAP_MTU_MAX))),
+            Port::Tap(tap) => tap.reconfigure(request.nic.mac, Some(mtu(request))),
             _ => Ok(()),
         };
         // Back in any case: a device that keeps its old values works on.
@@ -107,14 +114,21 @@ impl Attachments for HostAttachments {
                 opened.map_err(|e| AttachError(e.to_string()))
             }
             NicKind::Tap => {
-                let options = TapOptions {
-                    name: request.path.to_owned(),
-                    mac: nic.mac,
-                    mtu: Some(request.mtu.min(TAP_MTU_MAX)),
-                    offloads: request.offloads,
-                };
+                let options = tap_options(request, request.path);
                 let tap = TapPort::open(&options).map_err(|e| AttachError(e.to_string()))?;
                 self.attach(request.slot, Port::Tap(tap))
+            }
+            NicKind::Veth(veth) => {
+                let refuse = |e: &dyn std::fmt::Display| AttachError(e.to_string());
+                let options = tap_options(request, &veths::tap_name(request.path));
+                let tap = TapPort::open_down(&options).map_err(|e| refuse(&e))?;
+                let state = self.veths.open(request, veth).map_err(|e| refuse(&e))?;
+                if let Err(error) = self.attach(request.slot, Port::Tap(tap)) {
+                    self.veths.close(request.slot);
+                    return Err(error);
+                }
+                self.states.leave(request.slot.0, state);
+                Ok(())
             }
             NicKind::Bench(kind) => self.attach(request.slot, bench_port(nic, kind)?),
         }
@@ -127,6 +141,10 @@ impl Attachments for HostAttachments {
             }
             // Dropping the port removes the device. A worker that is gone has dropped it already.
             NicKind::Tap | NicKind::Bench(_) => drop(self.switch.detach(slot.into())),
+            NicKind::Veth(_) => {
+                self.veths.close(slot);
+                drop(self.switch.detach(slot.into()));
+            }
         }
         self.states.forget(&slot.0);
     }
@@ -140,6 +158,11 @@ impl Attachments for HostAttachments {
                 Ok(())
             }
             NicKind::Tap => self.reconfigure_tap(request),
+            NicKind::Veth(veth) => {
+                let done = self.reconfigure_tap(request);
+                self.veths.change(request, veth);
+                done
+            }
             NicKind::Bench(kind) => {
                 bench_port(request.nic, kind).and_then(|port| self.attach(request.slot, port))
             }
@@ -149,12 +172,33 @@ impl Attachments for HostAttachments {
         }
     }
 
+    fn heal(&mut self, request: &OpenRequest<'_>) -> Option<NicState> {
+        match request.nic.kind {
+            NicKind::Veth(_) => self.veths.heal(request.slot),
+            _ => None,
+        }
+    }
+
     fn trace(&mut self, nic: &Nic, path: &str) -> Result<Option<Trace>, AttachError> {
         let trace = Trace::open(&self.trace_dir, Path::new(path), nic.id.as_str());
         trace
             .map(Some)
             .map_err(|e| AttachError(format!("packet trace {path}: {e}")))
     }
+}
+
+/// A TAP device for the NIC, under this name.
+fn tap_options(request: &OpenRequest<'_>, name: &str) -> TapOptions {
+    TapOptions {
+        name: name.to_owned(),
+        mac: request.nic.mac,
+        mtu: Some(mtu(request)),
+        offloads: request.offloads,
+    }
+}
+
+fn mtu(request: &OpenRequest<'_>) -> u16 {
+    request.mtu.min(TAP_MTU_MAX)
 }
 
 fn bench_port(nic: &Nic, kind: &BenchKind) -> Result<Port, AttachError> {

@@ -1,4 +1,5 @@
-//! `butterflyd`: the command line, the log, and then the daemon, which is a library.
+//! `butterflyd`: the command line, the log, and then the daemon, which is a library. Started by the
+//! daemon itself with one argument, it is the keeper of namespaces instead (`container::keeper`).
 
 use std::process::ExitCode;
 
@@ -9,6 +10,12 @@ use clap::Parser;
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
+    if std::env::args_os()
+        .nth(1)
+        .is_some_and(|first| first == container::keeper::ARGUMENT)
+    {
+        return keep_namespaces();
+    }
     let options = Options::parse();
     if let Some(text) = options.text_asked_for() {
         print!("{text}");
@@ -26,6 +33,16 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             log.last_words(&why);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn keep_namespaces() -> ExitCode {
+    match container::keeper::serve() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("butterflyd: keeper of namespaces: {why}");
             ExitCode::FAILURE
         }
     }

@@ -166,6 +166,7 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
         states.clone(),
         settings.trace_dir.clone(),
         sockets,
+        &settings.socket_dir,
     )?;
     let vhost = attachments.vhost();
     let settings_of_control = control_settings(settings, uplinks.as_ref())?;

@@ -6,6 +6,7 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 
 use super::nic_details;
+use super::nic_how;
 use super::nic_options::{NicAdd, NicUpdate};
 use super::nic_sg::NicSgCommand;
 use super::nic_show::ShowArgs;
@@ -20,7 +21,7 @@ use crate::words::state_name;
 #[derive(Subcommand, Debug)]
 pub enum NicCommand {
     /// Create a NIC; prints its socket's path
-    Add(NicAdd),
+    Add(Box<NicAdd>),
     /// Delete NICs; one that is not there is deleted already
     #[command(after_help = "Example:\n  butterfly nic del vnic_1 vnic_2")]
     Del(Nics),
@@ -73,7 +74,7 @@ impl NicCommand {
     /// Runs the chosen `nic` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self {
-            NicCommand::Add(args) => add(args, session).await,
+            NicCommand::Add(args) => add(*args, session).await,
             NicCommand::Del(args) => {
                 for id in args.nics {
                     session.client().await?.delete_nic(&id).await?;
@@ -93,11 +94,15 @@ impl NicCommand {
 }
 
 async fn add(args: NicAdd, session: &mut Session) -> Result<(), Error> {
-    let replace = args.replace;
+    let (replace, how) = (args.replace, args.how);
     let nic = args.nic()?;
     let id = nic.id.clone();
     let status = session.client().await?.put_nic(nic, replace).await?;
     say_missing_groups(&status);
+    say_broken(&status);
+    if how && !session.out.json {
+        return session.out.text(nic_how::lines(&status).trim_end());
+    }
     let path = status.path;
     match session.out.json {
         true => session.out.value(&json!({ "id": id, "path": path })),
@@ -149,7 +154,7 @@ async fn details(args: MaybeNics, session: &mut Session) -> Result<(), Error> {
 
 /// Timeouts are replaced all three together by the API, one by one on the command line.
 async fn update(args: NicUpdate, session: &mut Session) -> Result<(), Error> {
-    let mut request = args.request();
+    let mut request = args.request()?;
     let client = session.client().await?;
     if let Some(new) = request.timeouts.as_mut().filter(|_| client.is_v1()) {
         let old = client
@@ -170,6 +175,15 @@ async fn update(args: NicUpdate, session: &mut Session) -> Result<(), Error> {
     }
     say_missing_groups(&client.update_nic(request).await?);
     Ok(())
+}
+
+/// Says on stderr why a NIC of which all is known at once does not work.
+fn say_broken(status: &v1::NicStatus) {
+    if status.state() == v1::PortState::Broken {
+        let id = status.nic.as_ref().map_or("", |nic| &nic.id);
+        let why = &status.detail;
+        say(&format!("butterfly: NIC {id} is not attached yet: {why}\n"));
+    }
 }
 
 /// Says on stderr which groups of a NIC are not there, since nothing passes by them.

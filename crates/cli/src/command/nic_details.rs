@@ -68,6 +68,16 @@ fn detail_lines(status: &v1::NicStatus) -> Vec<(&'static str, String)> {
     if !nic.sniff_target.is_empty() {
         lines.push(("sniff-target", nic.sniff_target.clone()));
     }
+    if let Some(veth) = &nic.veth {
+        lines.push(("netns", veth.netns.clone()));
+        lines.push(("ifname", veth.ifname.clone()));
+        for (name, values) in [("subnet", &veth.subnets), ("gateway", &veth.gateways)] {
+            lines.extend(values.iter().map(|value| (name, value.clone())));
+        }
+        let route = |route: &v1::VethRoute| format!("{} {}", route.to, route.via);
+        let routes = veth.routes.iter().map(route);
+        lines.extend(routes.map(|route| ("route", route.trim_end().to_owned())));
+    }
     if let Some(bench) = &nic.bench {
         let role = match bench.role() {
             v1::bench::Role::IcmpSender => "ICMP_SND_LIKE",

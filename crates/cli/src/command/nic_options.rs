@@ -17,6 +17,8 @@ pub enum Type {
     VhostUserServer,
     /// A TAP device of the host, for a container or a namespace
     Tap,
+    /// A veth pair, one end of which is in a container's network namespace: --netns
+    Veth,
     /// A traffic generator or echo inside the daemon
     Bench,
 }
@@ -49,7 +51,9 @@ that it is to be replaced whole; the same values again are no error.
 
 Examples:
   butterfly nic add --id vnic_1 --mac 52:54:00:12:34:01 --vni 1337 --ip 42.0.0.1 --sg web ssh
-  butterfly nic add --id c1 --mac 52:54:00:12:34:02 --vni 1337 --ip 42.0.0.2 --type tap --path tap-c1")]
+  butterfly nic add --id c1 --mac 52:54:00:12:34:02 --vni 1337 --ip 42.0.0.2 --type tap --path tap-c1
+  butterfly nic add --id c2 --mac 52:54:00:12:34:03 --vni 1337 --ip 42.0.0.3/24 --gateway 42.0.0.254 \
+      --type veth --netns c2 --ifname eth0")]
 pub struct NicAdd {
     /// Names the NIC and its socket, <socket-dir>/qemu-vhost-<ID>
     #[arg(long)]
@@ -63,7 +67,8 @@ pub struct NicAdd {
     /// What the NIC attaches to
     #[arg(long = "type", ignore_case = true, default_value = "vhost-user-server")]
     kind: Type,
-    /// The socket's path, or the TAP device's name [default: made from the id]
+    /// The socket's path, the TAP device's name, or that of a veth's end on the host [default: made
+    /// from the id]
     #[arg(long)]
     path: Option<String>,
     /// API v1, type vhost-user-server: let the virtual machine monitor listen at the path, and
@@ -82,6 +87,27 @@ pub struct NicAdd {
     /// Type bench: the MAC address to send to
     #[arg(long, value_name = "MAC")]
     dmac: Option<String>,
+    /// Type veth: the container's network namespace: a name of `ip netns`, an absolute path, or a
+    /// process
+    #[arg(long, value_name = "NAME|PATH|PID")]
+    netns: Option<String>,
+    /// Type veth: the interface's name in the container [default: eth0]
+    #[arg(long, value_name = "NAME")]
+    ifname: Option<String>,
+    /// Type veth: default routers of the container, one of each family; on the link even where no
+    /// --ip has a prefix that they are in
+    #[arg(long, num_args = 1.., value_name = "ADDRESS")]
+    gateway: Vec<String>,
+    /// Type veth: further routes of the container, on the link without VIA
+    #[arg(long, num_args = 1.., value_name = "NET[,VIA]")]
+    route: Vec<String>,
+    /// Type veth: networks on the link, which give addresses their prefix length, as --ip
+    /// ADDRESS/LENGTH does
+    #[arg(long, num_args = 1.., value_name = "NET")]
+    subnet: Vec<String>,
+    /// Print what a guest or a container needs to use the NIC
+    #[arg(long)]
+    pub how: bool,
     /// API v1: its addresses may be those of other NICs of the network that are --shared, too
     #[arg(long)]
     shared: bool,
@@ -112,9 +138,9 @@ pub struct NicUpdate {
 /// What can be said of a new NIC and changed later.
 #[derive(Args, Debug)]
 struct NicArgs {
-    /// IPv4 and IPv6 addresses of the guest, several after one --ip or with several; update: ''
-    /// leaves none
-    #[arg(long, num_args = 1.., value_name = "ADDRESS", value_parser = address)]
+    /// IPv4 and IPv6 addresses of the guest, several after one --ip or with several; of a new veth
+    /// also ADDRESS/LENGTH, as the container has it; update: '' leaves none
+    #[arg(long, num_args = 1.., value_name = "ADDRESS", value_parser = address_of_nic)]
     ip: Vec<String>,
     /// Security groups, which need not exist yet; update: '' leaves none
     #[arg(long, num_args = 1.., value_name = "SG")]
@@ -174,7 +200,13 @@ struct NicArgs {
 impl NicAdd {
     /// The NIC to put.
     pub fn nic(self) -> Result<v1::Nic, Error> {
-        let settings = self.settings;
+        let veth = self.veth()?;
+        let mut settings = self.settings;
+        for ip in &mut settings.ip {
+            if let Some((address, _)) = ip.split_once('/') {
+                *ip = address.to_owned();
+            }
+        }
         for (option, values) in [("--ip", &settings.ip), ("--sg", &settings.sg)] {
             if values.iter().any(String::is_empty) {
                 return Err(Error::Usage(format!(
@@ -202,6 +234,7 @@ impl NicAdd {
             (Type::Bench, None) => return Err(Error::Usage("--type bench needs --btype".into())),
             (_, Some(_)) => return Err(Error::Usage("--btype goes with --type bench".into())),
             (Type::Tap, None) => (v1::NicKind::Tap, None),
+            (Type::Veth, None) => (v1::NicKind::Veth, None),
             (Type::VhostUserServer, None) => (v1::NicKind::VhostUser, None),
         };
         Ok(v1::Nic {
@@ -232,16 +265,63 @@ impl NicAdd {
             .into(),
             lenient: false,
             shared: self.shared,
+            veth,
         })
+    }
+
+    /// The container's end, of a veth.
+    fn veth(&self) -> Result<Option<v1::Veth>, Error> {
+        let with_length = |ip: &&String| ip.contains('/');
+        if self.kind != Type::Veth {
+            let given = [
+                ("--netns", self.netns.is_some()),
+                ("--ifname", self.ifname.is_some()),
+                ("--gateway", !self.gateway.is_empty()),
+                ("--route", !self.route.is_empty()),
+                ("--subnet", !self.subnet.is_empty()),
+                (
+                    "--ip ADDRESS/LENGTH",
+                    self.settings.ip.iter().any(|ip| with_length(&ip)),
+                ),
+            ];
+            return match given.into_iter().find(|(_, given)| *given) {
+                Some((option, _)) => Err(Error::Usage(format!("{option} goes with --type veth"))),
+                None => Ok(None),
+            };
+        }
+        let Some(netns) = self.netns.clone() else {
+            return Err(Error::Usage("--type veth needs --netns".into()));
+        };
+        let route = |text: &String| {
+            let (to, via) = text.split_once(',').unwrap_or((text, ""));
+            v1::VethRoute {
+                to: to.into(),
+                via: via.into(),
+            }
+        };
+        let mut subnets = self.subnet.clone();
+        subnets.extend(self.settings.ip.iter().filter(with_length).cloned());
+        Ok(Some(v1::Veth {
+            netns,
+            ifname: self.ifname.clone().unwrap_or_default(),
+            subnets,
+            gateways: self.gateway.clone(),
+            routes: self.route.iter().map(route).collect(),
+        }))
     }
 }
 
 impl NicUpdate {
     /// The values to replace. Timeouts that were not given are 0 in it, beside ones that were.
-    pub fn request(self) -> v1::UpdateNicRequest {
+    pub fn request(self) -> Result<v1::UpdateNicRequest, Error> {
         let settings = self.settings;
+        if let Some(ip) = settings.ip.iter().find(|ip| ip.contains('/')) {
+            return Err(Error::Usage(format!(
+                "--ip {ip}: a prefix length is for `nic add --type veth`"
+            )));
+        }
         let pairs = settings.pairs();
-        v1::UpdateNicRequest {
+        Ok(v1::UpdateNicRequest {
             id: self.nic.or(self.id).expect("clap requires one of them"),
             anti_spoof: settings.anti_spoof(),
             allowed_address_pairs: (!settings.allowed_address_pair.is_empty())
@@ -259,7 +339,7 @@ impl NicUpdate {
             link_down: settings.link.map(|link| link == Link::Down),
             leave_groups: Vec::new(),
             join_groups: Vec::new(),
-        }
+        })
     }
 }
 
@@ -306,6 +386,21 @@ fn replacement(values: Vec<String>) -> Option<Vec<String>> {
             .filter(|value| !value.is_empty())
             .collect()
     })
+}
+
+/// An address as [`address`], with a prefix length or without.
+fn address_of_nic(text: &str) -> Result<String, String> {
+    let Some((ip, length)) = text.split_once('/') else {
+        return address(text);
+    };
+    let length: u8 = length
+        .parse()
+        .map_err(|_| "expected a prefix length behind the /")?;
+    match ip.parse::<IpAddr>() {
+        Ok(ip) if length <= if ip.is_ipv4() { 32 } else { 128 } => Ok(format!("{ip}/{length}")),
+        Ok(_) => Err("the prefix is longer than the address".into()),
+        Err(_) => Err("expected an IPv4 or IPv6 address".into()),
+    }
 }
 
 /// An address in canonical form, or `''`.

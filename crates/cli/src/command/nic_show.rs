@@ -5,6 +5,7 @@ use clap::Args;
 use serde_json::json;
 
 use super::nic_details;
+use super::nic_how;
 use crate::error::Error;
 use crate::json;
 use crate::session::Session;
@@ -24,6 +25,9 @@ pub struct ShowArgs {
     /// Ids of NICs
     #[arg(required = true, value_name = "NIC")]
     nics: Vec<String>,
+    /// Print what a guest or a container needs to use them, instead
+    #[arg(long)]
+    how: bool,
 }
 
 /// All of one NIC.
@@ -38,6 +42,13 @@ impl ShowArgs {
     /// Prints all that can be seen of NICs.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         let client = session.client().await?;
+        if self.how {
+            let mut lines = Vec::new();
+            for id in &self.nics {
+                lines.push(nic_how::lines(&client.nic(id).await?));
+            }
+            return session.out.text(lines.join("\n").trim_end());
+        }
         let mut seen = Vec::new();
         for id in &self.nics {
             seen.push(Seen {

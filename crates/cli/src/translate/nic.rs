@@ -19,7 +19,7 @@ const NO_PATH: &str = "(nil)";
 pub fn to_v0(nic: &v1::Nic) -> (v0::Nic, Vec<&'static str>) {
     let kind = match nic.kind() {
         v1::NicKind::Unspecified | v1::NicKind::VhostUser => v0::nic::Type::VhostUserServer,
-        v1::NicKind::Tap => v0::nic::Type::Tap,
+        v1::NicKind::Tap | v1::NicKind::Veth => v0::nic::Type::Tap,
         v1::NicKind::Bench => v0::nic::Type::Bench,
     };
     let btype = nic.bench.as_ref().map(|bench| match bench.role() {
@@ -40,6 +40,7 @@ pub fn to_v0(nic: &v1::Nic) -> (v0::Nic, Vec<&'static str>) {
         ("mtu", nic.mtu != 0),
         ("vhost_mode", nic.vhost_mode() == v1::VhostMode::Client),
         ("link_down", nic.link_down),
+        ("veth", nic.kind() == v1::NicKind::Veth),
     ];
     let nic = v0::Nic {
         id: nic.id.clone(),

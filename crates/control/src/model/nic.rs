@@ -1,7 +1,7 @@
 //! A NIC: one attachment of one guest to one virtual network.
 
 use super::parse::unmapped;
-use super::{GroupId, MacCase, NicId};
+use super::{GroupId, MacCase, NicId, Veth};
 use crate::error::{Error, quota};
 use crate::limits;
 use ipnet::IpNet;
@@ -22,6 +22,19 @@ pub enum NicKind {
     Tap,
     /// A traffic generator in the daemon.
     Bench(BenchKind),
+    /// A veth pair, one end of which is in a container's network namespace.
+    Veth(Box<Veth>),
+}
+
+impl NicKind {
+    /// A NIC that changes from the one to the other keeps its port.
+    pub(crate) fn same_port(&self, other: &NicKind) -> bool {
+        match (self, other) {
+            // The container's end is made anew where it has to be, the switch's stays.
+            (NicKind::Veth(_), NicKind::Veth(_)) => true,
+            _ => self == other,
+        }
+    }
 }
 
 /// Which side of a vhost-user socket listens.
@@ -271,9 +284,18 @@ impl Nic {
         if self.mac == Mac([0; 6]) && !self.lenient {
             return refuse("MAC", &self.mac, "is nobody's address, no driver takes it");
         }
-        if (self.mac.is_multicast() || self.mac == Mac([0; 6])) && self.kind == NicKind::Tap {
-            let why = "is not an address that a TAP interface can have";
-            return refuse("MAC", &self.mac, why);
+        if self.mac.is_multicast() || self.mac == Mac([0; 6]) {
+            let why = match self.kind {
+                NicKind::Tap => Some("is not an address that a TAP interface can have"),
+                NicKind::Veth(_) => Some("is not an address that a veth can have"),
+                _ => None,
+            };
+            if let Some(why) = why {
+                return refuse("MAC", &self.mac, why);
+            }
+        }
+        if let NicKind::Veth(veth) = self.kind {
+            self.kind = NicKind::Veth(Box::new(veth.normalised(&owner)?));
         }
         if let Some(ip) = self.ips.iter().find(|ip| !self.lenient && !is_host(ip)) {
             unmapped(&owner, "IP", &ip.to_string(), *ip)?;
@@ -303,7 +325,7 @@ impl Nic {
 
 /// False for unspecified, broadcast and multicast addresses (RFC 1122 section 3.2.1.3, RFC 4291
 /// section 2.7), and for IPv4 ones in the form of IPv6, which no packet has.
-fn is_host(ip: &IpAddr) -> bool {
+pub(super) fn is_host(ip: &IpAddr) -> bool {
     let mapped = matches!(ip, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some());
     !(ip.is_unspecified() || ip.is_multicast() || *ip == IpAddr::V4(Ipv4Addr::BROADCAST) || mapped)
 }

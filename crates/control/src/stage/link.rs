@@ -43,7 +43,7 @@ impl State {
             };
             match old {
                 Some(old)
-                    if old.nic.kind == new.nic.kind
+                    if old.nic.kind.same_port(&new.nic.kind)
                         && old.nic.vhost_mode == new.nic.vhost_mode
                         && old.path == new.path =>
                 {

@@ -9,8 +9,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use control::model::{
-    Binding, BindingKey, Group, GroupId, NetworkOptions, Nic, NicId, NicUpdate, Peer as RulePeer,
-    Removal, Rule,
+    Binding, BindingKey, Group, GroupId, NetworkOptions, Nic, NicId, NicKind, NicUpdate,
+    Peer as RulePeer, Removal, Rule,
 };
 use control::{
     Controller, Diff, Error, GroupStats, HostSettings, NetworkStatus, NicStats, NicStatus,
@@ -213,8 +213,12 @@ impl<'a> Permitted<'a> {
             Some(old) => of(old) == of(new),
             None => of(new).is_none(),
         };
-        let beyond: [(&str, Field); 3] = [
+        let beyond: [(&str, Field); 4] = [
             ("path", |nic| nic.path.clone()),
+            ("netns", |nic| match &nic.kind {
+                NicKind::Veth(veth) => Some(format!("{} {}", veth.netns, veth.ifname)),
+                _ => None,
+            }),
             ("packet_trace_path", |nic| nic.packet_trace_path.clone()),
             ("sniff_target", |nic| {
                 nic.sniff_target.as_ref().map(NicId::to_string)

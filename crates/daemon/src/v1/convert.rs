@@ -8,8 +8,8 @@ use std::net::IpAddr;
 use api::v1;
 use control::model::{
     AddressPair, BenchKind, Config, Direction, Feature, Group, GroupId, Icmp, MacCase, Nic, NicId,
-    NicKind, NicUpdate, Peer, Ports, Removal, Rule, RuleMatch, Timeouts, VhostMode, parse_address,
-    parse_addresses, parse_cidr, parse_groups, parse_mac, parse_vni,
+    NicKind, NicUpdate, Peer, Ports, Removal, Rule, RuleMatch, Timeouts, Veth, VethRoute,
+    VhostMode, parse_address, parse_addresses, parse_cidr, parse_groups, parse_mac, parse_vni,
 };
 use control::{Error, HostSettings};
 
@@ -114,7 +114,15 @@ fn kind(owner: &str, nic: &v1::Nic) -> Result<NicKind, Error> {
             "is given for a NIC of another kind",
         ));
     }
+    if nic.veth.is_some() && kind != Ok(v1::NicKind::Veth) {
+        let why = "is given for a NIC of another kind";
+        return Err(Error::value(owner, "veth", "", why));
+    }
     match kind {
+        Ok(v1::NicKind::Veth) => {
+            let veth = veth(owner, nic.veth.clone().unwrap_or_default())?;
+            Ok(NicKind::Veth(Box::new(veth)))
+        }
         Ok(v1::NicKind::Unspecified | v1::NicKind::VhostUser) => Ok(NicKind::VhostUser),
         Ok(v1::NicKind::Tap) => Ok(NicKind::Tap),
         Ok(v1::NicKind::Bench) => {
@@ -156,6 +164,36 @@ fn bench(owner: &str, bench: v1::Bench) -> Result<BenchKind, Error> {
             "is no role: a kind BENCH needs one",
         )),
     }
+}
+
+fn veth(owner: &str, veth: v1::Veth) -> Result<Veth, Error> {
+    let route = |route: &v1::VethRoute| {
+        let via = match route.via.as_str() {
+            "" => None,
+            text => Some(parse_address(&owner, "route", text)?),
+        };
+        Ok(VethRoute {
+            to: parse_cidr(&owner, &route.to)?,
+            via,
+        })
+    };
+    let net = |text: &String| parse_cidr(&owner, text);
+    let gateway = |text: &String| parse_address(&owner, "gateway", text);
+    Ok(Veth {
+        netns: veth.netns,
+        ifname: veth.ifname,
+        subnets: veth.subnets.iter().map(net).collect::<Result<_, _>>()?,
+        gateways: veth
+            .gateways
+            .iter()
+            .map(gateway)
+            .collect::<Result<_, _>>()?,
+        routes: veth
+            .routes
+            .iter()
+            .map(route)
+            .collect::<Result<_, Error>>()?,
+    })
 }
 
 fn pairs(owner: &str, pairs: &[v1::AddressPair]) -> Result<Vec<AddressPair>, Error> {

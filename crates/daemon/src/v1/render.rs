@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use api::v1;
 use control::model::{
     BenchKind, Config, Direction, Feature, Group, GroupId, Nic, NicId, NicKind, Peer, Removal,
-    Rule, RuleMatch, VhostMode,
+    Rule, RuleMatch, Veth, VhostMode,
 };
 use control::{Diff, FieldChange, GroupDiff, NicDiff, NicState, NicStatus};
 
@@ -23,6 +23,11 @@ pub fn nic(nic: &Nic) -> v1::Nic {
         NicKind::VhostUser => (v1::NicKind::VhostUser, None),
         NicKind::Tap => (v1::NicKind::Tap, None),
         NicKind::Bench(bench) => (v1::NicKind::Bench, Some(self::bench(bench))),
+        NicKind::Veth(_) => (v1::NicKind::Veth, None),
+    };
+    let veth = match &nic.kind {
+        NicKind::Veth(veth) => Some(self::veth(veth)),
+        _ => None,
     };
     v1::Nic {
         id: nic.id.to_string(),
@@ -61,12 +66,27 @@ pub fn nic(nic: &Nic) -> v1::Nic {
         link_down: nic.link_down,
         lenient: nic.lenient,
         shared: nic.shared,
+        veth,
         mtu: nic.mtu.unwrap_or_default().into(),
         vhost_mode: match nic.vhost_mode {
             VhostMode::Server => v1::VhostMode::Unspecified,
             VhostMode::Client => v1::VhostMode::Client,
         }
         .into(),
+    }
+}
+
+fn veth(veth: &Veth) -> v1::Veth {
+    let route = |route: &control::model::VethRoute| v1::VethRoute {
+        to: route.to.to_string(),
+        via: route.via.map(|via| via.to_string()).unwrap_or_default(),
+    };
+    v1::Veth {
+        netns: veth.netns.clone(),
+        ifname: veth.ifname.clone(),
+        subnets: veth.subnets.iter().map(ToString::to_string).collect(),
+        gateways: veth.gateways.iter().map(IpAddr::to_string).collect(),
+        routes: veth.routes.iter().map(route).collect(),
     }
 }
 

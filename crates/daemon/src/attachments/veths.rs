@@ -1,0 +1,266 @@
+//! NICs of kind veth: the model's words into those of the crate `container`, and a thread that hears
+//! when a container's namespace has gone, makes its interface again when it is back, and leaves the
+//! state where the controller finds it.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use container::keeper::{Keeper, Route};
+use container::{Broken, Veths, Wanted};
+use control::model::{Nic, Veth};
+use control::{NicState, OpenRequest};
+use dataplane::PortSlot;
+use ipnet::IpNet;
+use netlink::change::Departures;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use crate::states::PortStates;
+
+/// How often what is broken is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
+/// Namespaces that go together, as those of a pod's containers, are looked at together.
+const TOGETHER: Duration = Duration::from_millis(20);
+
+/// A keeper that was started while the process had the capability for it.
+static PREPARED: Mutex<Option<Keeper>> = Mutex::new(None);
+
+/// Starts the keeper of namespaces ahead, for a process that gives up what it takes. The error is a
+/// sentence.
+pub fn prepare() -> Result<(), String> {
+    let mut keeper = new_keeper()?;
+    keeper.start()?;
+    *PREPARED.lock().unwrap_or_else(PoisonError::into_inner) = Some(keeper);
+    Ok(())
+}
+
+fn new_keeper() -> Result<Keeper, String> {
+    let program = std::env::current_exe();
+    let program = program.map_err(|e| format!("the daemon does not find its own program: {e}"))?;
+    Ok(Keeper::new(program))
+}
+
+/// The name of the TAP device behind a pair whose end on the host has this name: `bt-` and 12
+/// digits made of it (FNV-1a).
+pub fn tap_name(near: &str) -> String {
+    let hash = near.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    format!("bt-{:012x}", hash & 0xffff_ffff_ffff)
+}
+
+/// All of them.
+pub struct VethNics {
+    shared: Arc<Shared>,
+    /// What pairs of this daemon are known by, when it has been killed and started again.
+    daemon: String,
+    /// From the first one on.
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    state: Mutex<Watched>,
+    states: PortStates,
+}
+
+#[derive(Default)]
+struct Watched {
+    veths: Option<Veths>,
+    /// Wakes the thread: something is to be tried again, or the end has come.
+    bell: Option<OwnedFd>,
+    ended: bool,
+}
+
+impl VethNics {
+    /// None yet, of the daemon that has this folder of sockets for its own.
+    pub fn new(states: PortStates, daemon: String) -> VethNics {
+        let shared = Shared {
+            state: Mutex::default(),
+            states,
+        };
+        VethNics {
+            shared: Arc::new(shared),
+            daemon,
+            thread: None,
+        }
+    }
+
+    /// Makes the container's interface; the TAP device is there.
+    pub fn open(&mut self, request: &OpenRequest<'_>, veth: &Veth) -> Result<NicState, String> {
+        self.start()?;
+        let mut watched = self.shared.lock();
+        let Some(veths) = &mut watched.veths else {
+            return Err("nobody watches containers' interfaces".into());
+        };
+        let state = veths.open(request.slot.0, wanted(request, veth, &self.daemon))?;
+        watched.ring();
+        Ok(told(state))
+    }
+
+    /// What the controller wants of it has changed.
+    pub fn change(&mut self, request: &OpenRequest<'_>, veth: &Veth) {
+        let mut watched = self.shared.lock();
+        let Some(veths) = &mut watched.veths else {
+            return;
+        };
+        let state = veths.change(request.slot.0, wanted(request, veth, &self.daemon));
+        if let Err(why) = &state {
+            tracing::warn!("NIC '{}' has no interface: {why}", request.nic.id);
+        }
+        self.shared.states.leave(request.slot.0, told(state));
+        watched.ring();
+    }
+
+    /// Looks at it, and tries again to make it. `None`: there is none.
+    pub fn heal(&mut self, slot: PortSlot) -> Option<NicState> {
+        let state = self.shared.lock().veths.as_mut()?.heal(slot.0)?;
+        let state = told(state);
+        self.shared.states.leave(slot.0, state.clone());
+        Some(state)
+    }
+
+    /// Removes the container's interface.
+    pub fn close(&mut self, slot: PortSlot) {
+        if let Some(veths) = &mut self.shared.lock().veths {
+            veths.close(slot.0);
+        }
+    }
+
+    fn start(&mut self) -> Result<(), String> {
+        if self.thread.is_some() {
+            return Ok(());
+        }
+        let prepared = PREPARED
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        let keeper = prepared.map_or_else(new_keeper, Ok)?;
+        let departures = Departures::listen().map_err(|e| e.to_string())?;
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let bell = bell.map_err(|e| format!("an eventfd cannot be made: {e}"))?;
+        let rung = bell
+            .try_clone()
+            .map_err(|e| format!("an eventfd cannot be made: {e}"))?;
+        {
+            let mut watched = self.shared.lock();
+            watched.veths = Some(Veths::new(keeper));
+            watched.bell = Some(bell);
+        }
+        let shared = self.shared.clone();
+        let thread = std::thread::Builder::new().name("containers".into());
+        let thread = thread.spawn(move || shared.watch(departures, &rung));
+        self.thread = Some(thread.map_err(|e| format!("a thread cannot be started: {e}"))?);
+        Ok(())
+    }
+}
+
+impl Drop for VethNics {
+    fn drop(&mut self) {
+        {
+            let mut watched = self.shared.lock();
+            watched.ended = true;
+            watched.ring();
+        }
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Watched> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn watch(&self, mut departures: Departures, bell: &OwnedFd) {
+        loop {
+            let again = {
+                let watched = self.lock();
+                if watched.ended {
+                    return;
+                }
+                watched.veths.as_ref().is_some_and(Veths::any_broken)
+            };
+            let timeout = again.then(|| Timespec::try_from(AGAIN).unwrap_or_default());
+            let mut fds = [
+                PollFd::from_borrowed_fd(departures.fd(), PollFlags::IN),
+                PollFd::new(bell, PollFlags::IN),
+            ];
+            // Interrupted or not, what there is to see is looked at.
+            let waited = poll(&mut fds, timeout.as_ref());
+            let heard = !fds[0].revents().is_empty();
+            let _ = rustix::io::read(bell, &mut [0; 8]);
+            let timed_out = waited == Ok(0);
+            if heard {
+                std::thread::sleep(TOGETHER);
+            }
+            let gone = departures.take();
+            let mut watched = self.lock();
+            let Some(veths) = &mut watched.veths else {
+                continue;
+            };
+            let ours = gone.is_none_or(|gone| gone.into_iter().any(|index| veths.has_near(index)));
+            if !(ours || timed_out) {
+                continue;
+            }
+            for (slot, state) in veths.check() {
+                if let Err(why) = &state {
+                    tracing::info!("a container has no interface: {why}");
+                }
+                // Under the lock, so that it is not left for a slot that is closed meanwhile.
+                self.states.leave(slot, told(state));
+            }
+        }
+    }
+}
+
+impl Watched {
+    fn ring(&self) {
+        if let Some(bell) = &self.bell {
+            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+fn told(state: Result<(), Broken>) -> NicState {
+    match state {
+        Ok(()) => NicState::Up,
+        Err(why) => NicState::Broken(why.to_string()),
+    }
+}
+
+/// Bytes of an interface's alias at the most (IFALIASZ, less the zero).
+const ALIAS_MAX: usize = 255;
+
+fn wanted(request: &OpenRequest<'_>, veth: &Veth, daemon: &str) -> Wanted {
+    let nic: &Nic = request.nic;
+    let addresses = veth.addresses(nic);
+    let nets: Vec<IpNet> = addresses
+        .iter()
+        .filter_map(|(ip, prefix)| IpNet::new(*ip, *prefix).ok())
+        .collect();
+    let routes = veth.all_routes().into_iter().map(|route| Route {
+        to: (route.to.network(), route.to.prefix_len()),
+        via: route.via,
+        // A link-local router is on the link by its nature.
+        onlink: route.via.is_some_and(|via| {
+            let local = matches!(via, std::net::IpAddr::V6(v6) if v6.is_unicast_link_local());
+            !local && !nets.iter().any(|net| net.contains(&via))
+        }),
+    });
+    let mut alias = format!("butterfly NIC {} of {daemon}", nic.id);
+    alias.truncate(alias.floor_char_boundary(ALIAS_MAX));
+    Wanted {
+        namespace: veth.netns.clone(),
+        name: veth.ifname.clone(),
+        near: request.path.to_owned(),
+        tap: tap_name(request.path),
+        alias,
+        mac: nic.mac,
+        mtu: super::mtu(request),
+        routes: routes.collect(),
+        addresses,
+        up: !nic.link_down,
+    }
+}

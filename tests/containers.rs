@@ -1,0 +1,516 @@
+//! NICs of type veth: containers' interfaces in namespaces that come and go, with the kernel's TCP
+//! on both sides of the switch.
+
+use butterfly_tests::lab::check;
+use butterfly_tests::{Daemon, trials};
+use libtest_mimic::{Arguments, Failed, Trial};
+use serde_json::Value;
+use std::time::{Duration, Instant};
+use testkit::netns::Namespace;
+use testkit::process::{self, Process};
+use testkit::{PATIENCE, Result, wait_for};
+
+type Body = fn() -> Result<()>;
+
+fn main() {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads = Some(1);
+    let trials: [(&str, Body); 9] = trials![
+        a_container_has_its_interface_with_addresses_and_routes,
+        what_the_rules_say_passes_and_nothing_else,
+        segments_pass_whole,
+        a_namespace_that_goes_breaks_the_nic_and_heals_it_when_it_returns,
+        other_values_reach_the_container,
+        a_deleted_nic_leaves_nothing,
+        a_daemon_that_was_killed_leaves_no_way_to_the_host,
+        what_cannot_be_is_refused_and_leaves_nothing,
+        a_daemon_without_root_enters_namespaces_by_its_keeper,
+    ];
+    let trials = trials.map(|(name, body)| Trial::test(name, move || body().map_err(Failed::from)));
+    libtest_mimic::run(&arguments, trials.into()).exit();
+}
+
+const VNI: u32 = 7;
+
+/// A namespace with a name, as `ip netns` and CNI's callers have them. Gone when dropped.
+struct Named(String);
+
+impl Named {
+    fn new(name: &str) -> Result<Named> {
+        let name = format!("bf-{name}-{}", std::process::id());
+        process::run(&["ip", "netns", "add", &name])?;
+        let named = Named(name);
+        named.ok("ip link set lo up")?;
+        Ok(named)
+    }
+
+    fn ok(&self, command: &str) -> Result<String> {
+        process::run(&["ip", "netns", "exec", &self.0, "sh", "-c", command])
+    }
+}
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        let _ = process::run(&["ip", "netns", "del", &self.0]);
+    }
+}
+
+/// `nic add` of a container `cN`, address 10.2.0.N/24, that is in its group of the same name.
+fn add(daemon: &Daemon, number: u8, netns: &str, more: &str) -> Result<String> {
+    daemon.cli(&format!(
+        "sg add c{number} + nic add --id c{number} --mac 52:54:00:00:02:0{number} --vni {VNI} \
+         --ip 10.2.0.{number}/24 fd02::{number}/64 --sg c{number} --type veth --path bf-c{number} \
+         --netns {netns} {more}"
+    ))
+}
+
+/// Two containers in one network, `c1` and `c2`, with their daemon.
+fn two() -> Result<(Namespace, Namespace, Daemon)> {
+    let (left, right) = (Namespace::new()?, Namespace::new()?);
+    let daemon = Daemon::start(&[])?;
+    add(&daemon, 1, &left.pid().to_string(), "")?;
+    add(&daemon, 2, &format!("/proc/{}/ns/net", right.pid()), "")?;
+    Ok((left, right, daemon))
+}
+
+/// The interface in a container as `ip` shows it.
+fn shown(text: &str) -> Result<Value> {
+    let all: Value = serde_json::from_str(text).map_err(|e| format!("ip printed {text}: {e}"))?;
+    Ok(all[0].clone())
+}
+
+fn state(daemon: &Daemon, nic: &str) -> Result<(String, String)> {
+    let status = daemon.json(&format!("nic details {nic}"))?[0].clone();
+    let text = |name: &str| status[name].as_str().unwrap_or_default().to_owned();
+    Ok((text("state"), text("detail")))
+}
+
+fn a_container_has_its_interface_with_addresses_and_routes() -> Result<()> {
+    let container = Named::new("whole")?;
+    let daemon = Daemon::start(&[])?;
+    let more = "--ifname net1 --gateway 10.2.0.254 fd02::fe --route 10.9.0.0/16,10.2.0.9 \
+                10.8.0.0/16 --mtu 1400";
+    let path = add(&daemon, 1, &container.0, more)?;
+    check(path.contains("bf-c1"), "the answer is the host's end")?;
+    let link = shown(&container.ok("ip -j addr show dev net1")?)?;
+    assert_eq!(link["address"], "52:54:00:00:02:01");
+    assert_eq!(link["mtu"], 1400);
+    assert_eq!(link["operstate"], "UP");
+    let addresses: Vec<String> = link["addr_info"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|one| {
+            format!(
+                "{}/{}",
+                one["local"].as_str().unwrap_or_default(),
+                one["prefixlen"]
+            )
+        })
+        .collect();
+    for wanted in ["10.2.0.1/24", "fd02::1/64"] {
+        check(
+            addresses.iter().any(|one| one == wanted),
+            &format!("{wanted} in {addresses:?}"),
+        )?;
+    }
+    let routes = container.ok("ip route; ip -6 route")?;
+    for wanted in [
+        "default via 10.2.0.254 dev net1",
+        "10.9.0.0/16 via 10.2.0.9 dev net1",
+        "10.8.0.0/16 dev net1",
+        "default via fd02::fe dev net1",
+    ] {
+        check(routes.contains(wanted), &format!("{wanted} in {routes}"))?;
+    }
+    // The host has nothing of its own there: no address, nothing that it would say.
+    let near = shown(&process::run(&[
+        "ip", "-j", "addr", "show", "dev", "bf-c1",
+    ])?)?;
+    assert_eq!(
+        near["addr_info"].as_array().map(Vec::len),
+        Some(0),
+        "{near}"
+    );
+    let how = daemon.cli("nic show c1 --how")?;
+    check(
+        how.contains(&format!(
+            "ip netns exec {} ip addr show dev net1",
+            container.0
+        )),
+        &how,
+    )?;
+    // The same values again change nothing, and a dump is read back.
+    add(&daemon, 1, &container.0, more)?;
+    let dump = daemon.cli("config")?;
+    let file = daemon.dir().join("dump");
+    std::fs::write(&file, &dump).map_err(|e| e.to_string())?;
+    daemon.cli(&format!("apply {}", file.display()))?;
+    assert_eq!(daemon.cli("config")?, dump);
+    // A gateway in no network of the interface is on the link.
+    let lonely = Named::new("lonely")?;
+    daemon.cli(&format!(
+        "nic add --id c3 --mac 52:54:00:00:02:03 --vni {VNI} --ip 10.3.0.3 --type veth --path bf-c3 \
+         --netns {} --gateway 169.254.1.1",
+        lonely.0
+    ))?;
+    let routes = lonely.ok("ip route")?;
+    check(
+        routes.contains("default via 169.254.1.1 dev eth0") && routes.contains("onlink"),
+        &routes,
+    )?;
+    check(
+        lonely.ok("ip addr show dev eth0")?.contains("10.3.0.3/32"),
+        "it is alone",
+    )
+}
+
+fn what_the_rules_say_passes_and_nothing_else() -> Result<()> {
+    let (left, _right, daemon) = two()?;
+    for (to, cidr) in [("10.2.0.2", "10.2.0.1/32"), ("fd02::2", "fd02::1/128")] {
+        let ping = format!("ping -q -c 2 -i 0.2 -W 1 {to}");
+        check(
+            !left.succeeds(&ping)?,
+            &format!("{to} is dropped by default"),
+        )?;
+        daemon.cli(&format!("sg rule add c2 --ip-proto icmp --cidr {cidr}"))?;
+        check(left.succeeds(&ping)?, &format!("{to} answers by the rule"))?;
+        daemon.cli(&format!("sg rule del c2 --ip-proto icmp --cidr {cidr}"))?;
+        check(!left.succeeds(&ping)?, &format!("{to} is dropped again"))?;
+    }
+    let drops = daemon.drops("c2", "INGRESS", &[])?;
+    check(drops >= 4, &format!("{drops} drops of c2"))?;
+    // Another address than its own is not the container's to send from.
+    daemon.cli("sg rule add c2 --ip-proto icmp")?;
+    left.ok("ip addr add 10.2.0.77/24 dev eth0")?;
+    check(
+        !left.succeeds("ping -q -c 1 -W 1 -I 10.2.0.77 10.2.0.2")?,
+        "a stranger's address",
+    )?;
+    check(
+        left.succeeds("ping -q -c 1 -W 1 10.2.0.2")?,
+        "its own address",
+    )
+}
+
+fn segments_pass_whole() -> Result<()> {
+    let (left, right, daemon) = two()?;
+    daemon.cli("sg rule add c2 --ip-proto tcp --port 5201 + sg rule add c2 --ip-proto udp")?;
+    let server = right.start("iperf3", "iperf3 -s --forceflush")?;
+    let listens = |server: &Process| {
+        wait_for("iperf3 to listen", PATIENCE, || {
+            Ok(server.log().contains("listening").then_some(()))
+        })
+    };
+    listens(&server)?;
+    for to in ["10.2.0.2", "fd02::2"] {
+        for (direction, receiver) in [("", "c2"), ("-R", "c1")] {
+            let stat = |name: &str| daemon.stat(receiver, name);
+            let (bytes, frames) = (stat("ingress_bytes")?, stat("ingress_frames")?);
+            let text = left.ok(&format!("timeout 30 iperf3 -J -c {to} -t 1 {direction}"))?;
+            let report: Value = serde_json::from_str(&text).map_err(|e| e.to_string())?;
+            let received = report["end"]["sum_received"]["bytes"]
+                .as_f64()
+                .unwrap_or_default();
+            check(received > 1e6, &format!("{received} bytes arrived"))?;
+            let (bytes, frames) = (
+                stat("ingress_bytes")? - bytes,
+                stat("ingress_frames")? - frames,
+            );
+            check(
+                bytes / frames.max(1) > 8_000,
+                &format!("{bytes} bytes in {frames} frames"),
+            )?;
+        }
+    }
+    let text = left.ok("timeout 30 iperf3 -J -u -b 20M -l 1200 -c 10.2.0.2 -t 1")?;
+    let report: Value = serde_json::from_str(&text).map_err(|e| e.to_string())?;
+    let lost = report["end"]["sum"]["lost_percent"]
+        .as_f64()
+        .unwrap_or(100.0);
+    check(lost < 1.0, &format!("{lost} % of UDP are lost"))
+}
+
+fn a_namespace_that_goes_breaks_the_nic_and_heals_it_when_it_returns() -> Result<()> {
+    let other = Namespace::new()?;
+    let daemon = Daemon::start(&[])?;
+    let name = format!("bf-comes-{}", std::process::id());
+    // It may be declared before there is one.
+    add(&daemon, 1, &name, "")?;
+    add(&daemon, 2, &other.pid().to_string(), "")?;
+    daemon.cli("sg rule add c1 --ip-proto icmp + sg rule add c2 --ip-proto icmp")?;
+    let (is, why) = state(&daemon, "c1")?;
+    assert!(
+        is.ends_with("BROKEN") && why.contains("is not there"),
+        "{is} {why}"
+    );
+    for _ in 0..2 {
+        let container = Named::new("comes")?;
+        assert_eq!(container.0, name);
+        wait_for("the interface to be made", PATIENCE, || {
+            Ok(state(&daemon, "c1")?.0.ends_with("UP").then_some(()))
+        })?;
+        container.ok("ping -q -c 1 -W 2 10.2.0.2")?;
+        drop(container);
+        wait_for("the NIC to be broken", PATIENCE, || {
+            Ok(state(&daemon, "c1")?.0.ends_with("BROKEN").then_some(()))
+        })?;
+        check(
+            process::run(&["ip", "link", "show", "dev", "bf-c1"]).is_err(),
+            "the pair is gone",
+        )?;
+    }
+    // The same `nic add` does not wait for the next look.
+    let container = Named::new("comes")?;
+    add(&daemon, 1, &name, "")?;
+    container.ok("ping -q -c 1 -W 2 10.2.0.2")?;
+    // Removed from inside it comes back, too.
+    container.ok("ip link del eth0")?;
+    wait_for("the interface to be made again", PATIENCE, || {
+        Ok(container.ok("ping -q -c 1 -W 1 10.2.0.2").ok().map(drop))
+    })?;
+    // A process's number may be a stranger's when it has ended: that one waits for a word.
+    let pid = other.pid();
+    drop(other);
+    wait_for("the NIC to be broken", PATIENCE, || {
+        Ok(state(&daemon, "c2")?.0.ends_with("BROKEN").then_some(()))
+    })?;
+    let again = Namespace::new()?;
+    check(again.pid() != pid, "another process")?;
+    add(&daemon, 2, &again.pid().to_string(), "--replace")?;
+    container.ok("ping -q -c 1 -W 2 10.2.0.2")?;
+    Ok(())
+}
+
+fn other_values_reach_the_container() -> Result<()> {
+    let (left, right, daemon) = two()?;
+    daemon.cli("sg rule add c2 --ip-proto icmp")?;
+    left.ok("ip addr add 192.0.2.1/32 dev eth0")?;
+    daemon.cli("nic update c1 --ip 10.2.0.11 --mtu 1300")?;
+    let link = left.ok("ip addr show dev eth0")?;
+    check(
+        link.contains("10.2.0.11/24") && link.contains("mtu 1300"),
+        &link,
+    )?;
+    check(
+        !link.contains("10.2.0.1/24") && !link.contains("fd02::1/"),
+        &link,
+    )?;
+    check(
+        link.contains("192.0.2.1/32"),
+        "what the container has added stays",
+    )?;
+    left.ok("ping -q -c 1 -W 2 10.2.0.2")?;
+    check(
+        !left.succeeds("ping -q -c 1 -W 1 -M do -s 1290 10.2.0.2")?,
+        "too large",
+    )?;
+    daemon.cli("nic update c1 --link down")?;
+    check(
+        left.ok("ip link show dev eth0")?.contains("NO-CARRIER"),
+        "it has no carrier",
+    )?;
+    daemon.cli("nic update c1 --link up")?;
+    wait_for("the link to be up", PATIENCE, || {
+        Ok(left.succeeds("ping -q -c 1 -W 1 10.2.0.2")?.then_some(()))
+    })?;
+    // Another MAC, another name, another container.
+    let replaced = |more: &str| {
+        daemon.cli(&format!(
+            "nic add --replace --id c1 --mac 52:54:00:00:02:99 --vni {VNI} --ip 10.2.0.1/24 --sg c1 \
+             --type veth --path bf-c1 {more}"
+        ))
+    };
+    replaced(&format!("--netns {}", left.pid()))?;
+    check(
+        left.ok("ip link show dev eth0")?
+            .contains("52:54:00:00:02:99"),
+        "another MAC",
+    )?;
+    left.ok("ping -q -c 1 -W 2 10.2.0.2")?;
+    replaced(&format!("--netns {} --ifname other", left.pid()))?;
+    check(!left.succeeds("ip link show dev eth0")?, "another name")?;
+    left.ok("ping -q -c 1 -W 2 10.2.0.2")?;
+    replaced(&format!("--netns {} --ifname other", right.pid()))?;
+    check(
+        !left.succeeds("ip link show dev other")?,
+        "another container",
+    )?;
+    right.ok("ip link show dev other").map(drop)
+}
+
+fn a_deleted_nic_leaves_nothing() -> Result<()> {
+    let before = process::run(&["ip", "-o", "link"])?.lines().count();
+    let (left, right, mut daemon) = two()?;
+    daemon.cli("nic del c1")?;
+    check(
+        !left.succeeds("ip link show dev eth0")?,
+        "the container's interface is gone",
+    )?;
+    let after = process::run(&["ip", "-o", "link"])?.lines().count();
+    assert_eq!(after, before + 2, "the pair's end and the TAP device of c2");
+    daemon.stop()?;
+    check(
+        !right.succeeds("ip link show dev eth0")?,
+        "the other one, too",
+    )?;
+    assert_eq!(process::run(&["ip", "-o", "link"])?.lines().count(), before);
+    Ok(())
+}
+
+fn a_daemon_that_was_killed_leaves_no_way_to_the_host() -> Result<()> {
+    let host = Namespace::new()?;
+    let (left, right) = (Namespace::new()?, Namespace::new()?);
+    let mut daemon = Daemon::start_on(Some(host.pid()), &[])?;
+    host.ok("ip link add own type dummy 2>/dev/null || ip link add own type veth peer name own2")?;
+    host.ok("ip addr add 10.2.0.200/32 dev own && ip link set own up")?;
+    add(&daemon, 1, &left.pid().to_string(), "--gateway 10.2.0.200")?;
+    add(&daemon, 2, &right.pid().to_string(), "")?;
+    daemon.cli("sg rule add c2 --ip-proto icmp")?;
+    left.ok("ip addr add 192.0.2.1/32 dev eth0 && ping -q -c 1 -W 2 10.2.0.2")?;
+    let index = |of: &Namespace| of.ifindex("eth0");
+    let before = index(&left)?;
+    daemon.kill_and_restart()?;
+    let near = host.ok("ip -j link show dev bf-c1")?;
+    let near = shown(&near)?["address"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned();
+    left.ok(&format!(
+        "ip neigh replace 10.2.0.200 lladdr {near} dev eth0"
+    ))?;
+    check(
+        !left.succeeds("ping -q -c 2 -i 0.2 -W 1 10.2.0.200")?,
+        "the host does not answer",
+    )?;
+    let seen = host.ok("cat /proc/net/snmp | grep ^Icmp: | tail -1")?;
+    check(
+        seen.split_whitespace().nth(1) == Some("0"),
+        &format!("the host has seen it: {seen}"),
+    )?;
+    // The next daemon takes over what it left, as it is.
+    left.ok("ip neigh flush dev eth0; ip neigh del 10.2.0.200 dev eth0 2>/dev/null; true")?;
+    add(&daemon, 1, &left.pid().to_string(), "--gateway 10.2.0.200")?;
+    add(&daemon, 2, &right.pid().to_string(), "")?;
+    daemon.cli("sg rule add c2 --ip-proto icmp")?;
+    assert_eq!(index(&left)?, before, "it is the same interface");
+    check(
+        left.ok("ip addr show dev eth0")?.contains("192.0.2.1/32"),
+        "with what was added",
+    )?;
+    left.ok("ping -q -c 1 -W 2 10.2.0.2").map(drop)
+}
+
+fn what_cannot_be_is_refused_and_leaves_nothing() -> Result<()> {
+    let container = Namespace::new()?;
+    container.ok("ip link add eth7 type veth peer name eth8")?;
+    let pid = container.pid();
+    let daemon = Daemon::start(&[])?;
+    let links = || process::run(&["ip", "-o", "link"]).map(|text| text.lines().count());
+    let before = links()?;
+    for (more, why) in [
+        (
+            format!("--netns {}", std::process::id()),
+            "this is the daemon's own",
+        ),
+        ("--netns /etc/passwd".into(), "this is no network namespace"),
+        (
+            "--netns a/b".into(),
+            "is neither a name of `ip netns` nor an absolute path",
+        ),
+        (format!("--netns {pid} --ifname eth7"), "File exists"),
+        (
+            format!("--netns {pid} --ifname a/b"),
+            "is not the name of a network interface",
+        ),
+        (
+            format!("--netns {pid} --gateway 10.2.0.254 10.2.0.253"),
+            "a second one of its family",
+        ),
+        (
+            format!("--netns {pid} --gateway 0.0.0.0"),
+            "is not the address of one host",
+        ),
+        (
+            format!("--netns {pid} --route 10.9.0.0/16,fd00::1"),
+            "is no next hop of 10.9.0.0/16",
+        ),
+        (
+            format!("--netns {pid} --route 10.9.0.0/16,10.99.0.1 --ip 10.2.0.9"),
+            "",
+        ),
+    ] {
+        let added = add(&daemon, 1, &more[8..], "");
+        match (added, why) {
+            // On the link, for want of a network that it is in.
+            (Ok(_), "") => daemon.cli("nic del c1").map(drop)?,
+            (Ok(_), _) => return Err(format!("{more} is taken")),
+            (Err(error), why) => check(error.contains(why), &format!("{more}: {error}"))?,
+        }
+        assert_eq!(links()?, before, "{more}");
+    }
+    let refused = daemon.cli(&format!(
+        "nic add --id t --mac 52:54:00:00:02:0a --vni {VNI} --type tap --netns {pid}"
+    ));
+    let error = refused.err().unwrap_or_default();
+    check(error.contains("--netns goes with --type veth"), &error)?;
+    assert_eq!(daemon.cli("nic list")?.trim(), "");
+    Ok(())
+}
+
+fn a_daemon_without_root_enters_namespaces_by_its_keeper() -> Result<()> {
+    let name = Named::new("keeper")?;
+    let other = Named::new("other")?;
+    let dir = tempfile::Builder::new().prefix("butterfly-").tempdir();
+    let dir = dir.map_err(|e| e.to_string())?;
+    process::run(&["chown", "nobody", &dir.path().display().to_string()])?;
+    let folder = dir.path().display();
+    let [daemon, client] = ["butterflyd", "butterfly"].map(butterfly_tests::program);
+    // A folder that nobody may not enter holds the programs.
+    let copy = dir.path().join("butterflyd");
+    std::fs::copy(&daemon, &copy).map_err(|e| e.to_string())?;
+    let caps = "+net_admin,+net_raw,+bpf,+perfmon,+sys_admin";
+    let line = format!(
+        "exec setpriv --reuid nobody --regid nogroup --clear-groups --inh-caps {caps} \
+         --ambient-caps {caps} --bounding-set -all,{caps} --no-new-privs -- {} -s {folder} \
+         --api unix:{folder}/api.sock -e none --no-syslog",
+        copy.display()
+    );
+    let log = dir.path().join("log");
+    let mut process = Process::start("butterflyd", &["sh", "-c", &line], &log)?;
+    let cli = |line: &str| {
+        let endpoint = format!("unix:{folder}/api.sock");
+        let mut words = vec![client.as_str(), "-e", &endpoint];
+        words.extend(line.split_whitespace());
+        process::run(&words)
+    };
+    let since = Instant::now();
+    while cli("status").is_err() {
+        if since.elapsed() > PATIENCE {
+            return Err(format!("the daemon does not answer: {}", process.log()));
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let status = std::fs::read_to_string(format!("/proc/{}/status", process.pid()));
+    let status = status.map_err(|e| e.to_string())?;
+    let effective = status
+        .lines()
+        .find(|line| line.starts_with("CapEff:"))
+        .unwrap_or_default();
+    let effective = effective.split_whitespace().nth(1).unwrap_or_default();
+    let effective = u64::from_str_radix(effective, 16).map_err(|e| e.to_string())?;
+    check(effective & (1 << 21) == 0, "CAP_SYS_ADMIN is given up")?;
+    for (number, netns) in [(1, &name), (2, &other)] {
+        cli(&format!(
+            "sg add open + sg rule add open --ip-proto icmp + nic add --id c{number} --vni {VNI} \
+             --mac 52:54:00:00:02:0{number} --ip 10.2.0.{number}/24 --sg open --type veth \
+             --path bf-k{number} --netns {}",
+            netns.0
+        ))
+        .map_err(|e| format!("{e}\n{}", process.log()))?;
+    }
+    name.ok("ping -q -c 1 -W 2 10.2.0.2")?;
+    let status = process.terminate(PATIENCE)?;
+    check(status.success(), &process.log())?;
+    check(name.ok("ip link show dev eth0").is_err(), "nothing is left")
+}
