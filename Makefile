@@ -11,7 +11,7 @@ TMPFILESDIR ?= /usr/lib/tmpfiles.d
 HOLD ?=
 
 .DEFAULT_GOAL := build
-.PHONY: packages test-packages build demo check test lint test-devices docs setup guest-image bench-switch bench-overlay bench-workers bench-control bench-balancer bench-router soak-router soak-balancer fuzz miri go-objects install uninstall clean help
+.PHONY: packages test-packages build demo check test lint test-devices docs setup guest-image bench-switch bench-overlay bench-workers bench-control bench-balancer bench-router soak-router soak-balancer soak-cni fuzz miri go-objects install uninstall clean help
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F '|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -19,8 +19,8 @@ help: ## list the targets
 setup: ## install what building and testing needs (Debian 12, as root)
 	@tools/setup.sh
 
-build: ## build butterflyd and butterfly, optimised, into target/release
-	cargo build --release -p butterfly-daemon -p butterfly-cli
+build: ## build butterflyd, butterfly and butterfly-cni, optimised, into target/release
+	cargo build --release -p butterfly-daemon -p butterfly-cli -p butterfly-cni
 
 guest-image: setup
 	@tools/guest-image.sh
@@ -110,6 +110,10 @@ soak-balancer: guest-image ## addresses of services announced by FRR; installs f
 	cargo build --workspace --bins
 	cargo test --workspace --test balancer announced
 
+soak-cni: ## a thousand containers added and deleted by the CNI plugin, and the time that takes
+	cargo build --workspace --bins
+	BUTTERFLY_CNI_ROUNDS=1000 cargo test --workspace --test cni many_come_and_go -- --nocapture
+
 fuzz: ## hostile inputs, FUZZ_SECONDS (60) for each target; needs a nightly compiler, installs cargo-fuzz
 	@FUZZ_SECONDS=$(or $(FUZZ_SECONDS),60) fuzz/run.sh
 
@@ -124,6 +128,7 @@ go-objects: ## the compiled BPF programs that go/balancer embeds, after a change
 install: build ## copy programs, service file, settings and completions under $(DESTDIR)$(PREFIX)
 	install -D -m 755 target/release/butterflyd $(DESTDIR)$(PREFIX)/sbin/butterflyd
 	install -D -m 755 target/release/butterfly $(DESTDIR)$(PREFIX)/bin/butterfly
+	install -D -m 755 target/release/butterfly-cni $(DESTDIR)$(PREFIX)/lib/cni/butterfly-cni
 	install -D -m 755 packaging/balance-hook $(DESTDIR)$(PREFIX)/share/butterfly/balance-hook
 	install -d $(DESTDIR)$(UNITDIR)
 	sed 's|@PREFIX@|$(PREFIX)|; s|@SYSCONFDIR@|$(SYSCONFDIR)|' packaging/butterflyd.service > $(DESTDIR)$(UNITDIR)/butterflyd.service
@@ -143,6 +148,7 @@ install: build ## copy programs, service file, settings and completions under $(
 
 uninstall: ## remove what install copied, but the settings
 	rm -f $(DESTDIR)$(PREFIX)/sbin/butterflyd $(DESTDIR)$(PREFIX)/bin/butterfly \
+		$(DESTDIR)$(PREFIX)/lib/cni/butterfly-cni \
 		$(DESTDIR)$(PREFIX)/share/butterfly/balance-hook $(DESTDIR)$(UNITDIR)/butterflyd.service \
 		$(DESTDIR)$(SYSUSERSDIR)/butterfly.conf $(DESTDIR)$(TMPFILESDIR)/butterfly.conf \
 		$(DESTDIR)$(PREFIX)/share/bash-completion/completions/butterfly \

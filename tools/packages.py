@@ -152,6 +152,7 @@ def build(quick):
         f"-ffile-prefix-map={here}={there}" for here, there in paths.items()
     )
     words = ["cargo", "build", "--locked", "-p", "butterfly-daemon", "-p", "butterfly-cli"]
+    words += ["-p", "butterfly-cni"]
     if quick:
         del environment["CARGO_ENCODED_RUSTFLAGS"], environment["CFLAGS"]
     else:
@@ -160,7 +161,7 @@ def build(quick):
 
 
 def linked_crates():
-    """The packages that the two programs are linked from, ours first; what only builds or tests
+    """The packages that the programs are linked from, ours first; what only builds or tests
     need is not in it.
     """
     machine = next(l for l in output("rustc", "-vV").splitlines() if l.startswith("host: "))[6:]
@@ -168,7 +169,8 @@ def linked_crates():
     metadata = json.loads(output(*words))
     packages = {package["id"]: package for package in metadata["packages"]}
     nodes = {node["id"]: node for node in metadata["resolve"]["nodes"]}
-    roots = [i for i, p in packages.items() if p["name"] in ("butterfly-daemon", "butterfly-cli")]
+    programs = ("butterfly-daemon", "butterfly-cli", "butterfly-cni")
+    roots = [i for i, p in packages.items() if p["name"] in programs]
     seen, todo = set(), roots
     while todo:
         package = todo.pop()
@@ -350,7 +352,7 @@ def settle(tree):
 
 def depends(tree):
     needed, glibc = set(), (0,)
-    for program in ("usr/sbin/butterflyd", "usr/bin/butterfly"):
+    for program in ("usr/sbin/butterflyd", "usr/bin/butterfly", "usr/lib/cni/butterfly-cni"):
         dynamic = output("readelf", "-dV", f"{tree}/{program}")
         for library in re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic):
             if library not in LIBRARIES:

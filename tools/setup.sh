@@ -19,7 +19,7 @@ RUST=1.95.0
 #                              a client of API v0 that shares no code with ours
 #   clang libbpf-dev linux-libc-dev libelf-dev zlib1g-dev pkg-config
 #                              compile the XDP programs of bpf/, and libbpf, which loads them
-#   golang-go                  the tests of clients/go, where no Go is installed otherwise
+#   golang-go                  the tests of clients/go, and cnitool, where no Go is installed otherwise
 #   systemd                    judges the unit that is shipped (tools/check-unit.sh)
 #   bird2                      a routing daemon, which tells others of the load balancer's addresses
 #   dnsmasq-base               a container that serves DHCP and announces itself as a router
@@ -80,5 +80,18 @@ rust() {
     rustup override set "$RUST"
 }
 
+# What the CNI plugin is tried with (tests/cni.rs): the specification's own tool, and a plugin that gives addresses, from
+# the Go module proxy. Debian 12's Go is too old for them: then that test is left out, and says so.
+cni() {
+    local into=$PWD/target/cni
+    if [ -x "$into/cnitool" ] && [ -x "$into/host-local" ]; then return; fi
+    PATH="$PATH:/usr/local/go/bin"
+    echo "setup: building cnitool and host-local"
+    GOBIN=$into go install github.com/containernetworking/cni/cnitool@v1.3.1 >/dev/null 2>&1 &&
+        GOBIN=$into go install github.com/containernetworking/plugins/plugins/ipam/host-local@v1.9.1 >/dev/null 2>&1 ||
+        echo "setup: there is no cnitool: $(go version)"
+}
+
 packages
 rust
+cni

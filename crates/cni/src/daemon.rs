@@ -1,0 +1,158 @@
+//! The daemon, by API v1: NICs of one network.
+
+use api::v1;
+use api::v1::butterfly_client::ButterflyClient;
+use sha2::{Digest, Sha256};
+use std::fmt::Write;
+use std::time::Duration;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+
+use crate::error::Error;
+
+/// How long one call may take: an answer takes milliseconds.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Bytes of a NIC's id.
+const ID_MAX: usize = 128;
+/// A list of all of a host's NICs is longer than tonic takes by itself.
+const ANSWER_MAX: usize = 256 << 20;
+
+/// A connection.
+pub struct Daemon {
+    grpc: ButterflyClient<Channel>,
+    shown: String,
+}
+
+impl Daemon {
+    /// Connects.
+    pub async fn connect(socket: &str) -> Result<Daemon, Error> {
+        let endpoint = Endpoint::from_shared(socket.to_owned());
+        let endpoint = endpoint.map_err(|e| Error::config(format!("socket '{socket}': {e}")))?;
+        let channel = endpoint
+            .timeout(PATIENCE)
+            .connect_timeout(PATIENCE)
+            .connect()
+            .await;
+        let why = |e: tonic::transport::Error| {
+            let cause = std::error::Error::source(&e).map_or(e.to_string(), ToString::to_string);
+            Error::later(format!("cannot reach butterflyd at {socket}: {cause}"))
+        };
+        let grpc = ButterflyClient::new(channel.map_err(why)?);
+        Ok(Daemon {
+            grpc: grpc.max_decoding_message_size(ANSWER_MAX),
+            shown: socket.to_owned(),
+        })
+    }
+
+    /// Makes a NIC; one of the same values is made already.
+    pub async fn put(&mut self, nic: v1::Nic) -> Result<v1::NicStatus, Error> {
+        let request = v1::PutNicRequest {
+            nic: Some(nic),
+            create_only: true,
+        };
+        let answer = self.grpc.put_nic(request).await;
+        answer
+            .map(tonic::Response::into_inner)
+            .map_err(|e| self.told(&e))
+    }
+
+    /// A NIC; `None`: there is none.
+    pub async fn nic(&mut self, id: &str) -> Result<Option<v1::NicStatus>, Error> {
+        let answer = self
+            .grpc
+            .get_nic(v1::GetNicRequest { id: id.to_owned() })
+            .await;
+        match answer {
+            Ok(answer) => Ok(Some(answer.into_inner())),
+            Err(status) if status.code() == Code::NotFound => Ok(None),
+            Err(status) => Err(self.told(&status)),
+        }
+    }
+
+    /// Ids of all NICs.
+    pub async fn ids(&mut self) -> Result<Vec<String>, Error> {
+        let answer = self.grpc.list_nics(v1::ListNicsRequest {}).await;
+        let answer = answer.map_err(|e| self.told(&e))?.into_inner();
+        let ids = answer.nics.into_iter().filter_map(|status| status.nic);
+        Ok(ids.map(|nic| nic.id).collect())
+    }
+
+    /// Deletes a NIC; one that is not there is deleted already.
+    pub async fn delete(&mut self, id: &str) -> Result<(), Error> {
+        let answer = self
+            .grpc
+            .delete_nic(v1::DeleteNicRequest { id: id.to_owned() })
+            .await;
+        answer.map(drop).map_err(|e| self.told(&e))
+    }
+
+    /// Whether it works.
+    pub async fn is_there(&mut self) -> Result<(), Error> {
+        let answer = self.grpc.get_status(v1::GetStatusRequest {}).await;
+        answer.map(drop).map_err(|e| self.told(&e))
+    }
+
+    fn told(&self, status: &Status) -> Error {
+        let why = status.message();
+        match status.code() {
+            Code::Unavailable | Code::DeadlineExceeded | Code::Unknown => {
+                Error::later(format!("butterflyd at {}: {why}", self.shown))
+            }
+            _ => Error::refused(format!("butterflyd refuses: {why}")),
+        }
+    }
+}
+
+/// The id of a container's NIC: its parts where they fit, else a digest of them behind the network.
+pub fn id(network: &str, container: &str, ifname: &str) -> String {
+    let whole = format!("{}{container}:{ifname}", prefix(network));
+    if whole.len() <= ID_MAX {
+        return whole;
+    }
+    format!("{}{}", prefix(network), hex(&digest(&whole)[..16]))
+}
+
+/// What the ids of a network's NICs begin with. No name has a colon.
+pub fn prefix(network: &str) -> String {
+    format!("{network}:")
+}
+
+/// A MAC for a NIC of this id: locally administered, and the same each time.
+pub fn mac(id: &str) -> String {
+    let digest = digest(id);
+    let mut mac = "02".to_owned();
+    for byte in &digest[..5] {
+        let _ = write!(mac, ":{byte:02x}");
+    }
+    mac
+}
+
+fn digest(text: &str) -> [u8; 32] {
+    Sha256::digest(text.as_bytes()).into()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_fit_and_differ() {
+        assert_eq!(id("pods", "c1", "eth0"), "pods:c1:eth0");
+        let (network, container) = ("n".repeat(64), "c".repeat(64));
+        let long = id(&network, &container, "eth0");
+        assert!(
+            long.len() <= ID_MAX && long.starts_with(&prefix(&network)),
+            "{long}"
+        );
+        assert_ne!(long, id(&network, &container, "eth1"));
+        let mac = mac("pods:c1:eth0");
+        assert!(mac.len() == 17 && mac.starts_with("02:"), "{mac}");
+    }
+}

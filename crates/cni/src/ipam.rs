@@ -1,0 +1,129 @@
+//! Who gives addresses: another plugin, called as the runtime calls us, or we ourselves.
+
+mod leases;
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::call::Call;
+use crate::config::{Attachment, Config, Ipam};
+use crate::error::Error;
+use crate::result::{Addresses, Ip, VERSIONS};
+
+pub use leases::Leases;
+
+/// Takes addresses for a container.
+pub fn add(call: &Call, config: &Config) -> Result<Addresses, Error> {
+    match &config.ipam {
+        Ipam::Nobody => {
+            let asked = config.asked(call)?;
+            let all = match call.arguments.ips.is_empty() {
+                true => &config.ips,
+                false => &call.arguments.ips,
+            };
+            let net = |(text, ip): (&String, &std::net::IpAddr)| {
+                let net = text.parse().unwrap_or_else(|_| ipnet::IpNet::from(*ip));
+                Ip { net, gateway: None }
+            };
+            Ok(Addresses {
+                ips: all.iter().zip(&asked).map(net).collect(),
+                ..Addresses::default()
+            })
+        }
+        Ipam::Ours(ranges) => {
+            let leases = Leases::open(ranges, &config.name)?;
+            leases.take(&attachment(call), &config.asked(call)?)
+        }
+        Ipam::Plugin(plugin) => {
+            let answer = run(plugin, "ADD", call, config)?;
+            let addresses = Addresses::parse(&answer);
+            if addresses.is_err() {
+                let _ = run(plugin, "DEL", call, config);
+            }
+            addresses
+        }
+    }
+}
+
+/// Gives a container's addresses back; those that it has not are given back already.
+pub fn del(call: &Call, config: &Config) -> Result<(), Error> {
+    match &config.ipam {
+        Ipam::Nobody => Ok(()),
+        Ipam::Ours(ranges) => Leases::open(ranges, &config.name)?.give_back(&attachment(call)),
+        Ipam::Plugin(plugin) => run(plugin, "DEL", call, config).map(drop),
+    }
+}
+
+/// Whether a container still has its addresses.
+pub fn check(call: &Call, config: &Config) -> Result<(), Error> {
+    match &config.ipam {
+        Ipam::Nobody => Ok(()),
+        Ipam::Ours(ranges) => Leases::open(ranges, &config.name)?.check(&attachment(call)),
+        Ipam::Plugin(plugin) => run(plugin, "CHECK", call, config).map(drop),
+    }
+}
+
+/// Whether addresses can be given out at all.
+pub fn status(call: &Call, config: &Config) -> Result<(), Error> {
+    match &config.ipam {
+        Ipam::Nobody => Ok(()),
+        Ipam::Ours(ranges) => Leases::open(ranges, &config.name)?.status(),
+        Ipam::Plugin(plugin) => run(plugin, "STATUS", call, config).map(drop),
+    }
+}
+
+/// Gives back what no container in use has.
+pub fn gc(call: &Call, config: &Config, valid: &[Attachment]) -> Result<(), Error> {
+    match &config.ipam {
+        Ipam::Nobody => Ok(()),
+        Ipam::Ours(ranges) => Leases::open(ranges, &config.name)?.keep(valid),
+        Ipam::Plugin(plugin) => run(plugin, "GC", call, config).map(drop),
+    }
+}
+
+fn attachment(call: &Call) -> Attachment {
+    Attachment {
+        container: call.container.clone(),
+        ifname: call.ifname.clone(),
+    }
+}
+
+/// Runs another plugin with our own environment and configuration; its answer. STATUS and GC are
+/// for those that know them.
+fn run(plugin: &str, command: &str, call: &Call, config: &Config) -> Result<Value, Error> {
+    let program = find(plugin, &call.path)?;
+    let failed = |e: std::io::Error| Error::io(format!("{}: {e}", program.display()));
+    if matches!(command, "STATUS" | "GC") && config.version.as_str() < VERSIONS[6] {
+        return Ok(Value::Null);
+    }
+    let mut child = Command::new(&program)
+        .env("CNI_COMMAND", command)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(failed)?;
+    if let Some(mut input) = child.stdin.take() {
+        // One that does not read its configuration says so itself.
+        let _ = std::io::Write::write_all(&mut input, config.text.as_bytes());
+    }
+    let output = child.wait_with_output().map_err(failed)?;
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    if output.status.success() {
+        return Ok(answer);
+    }
+    let why = format!("{plugin} ended with {} and said nothing", output.status);
+    Err(Error::of_plugin(&answer).unwrap_or_else(|| Error::io(why)))
+}
+
+fn find(plugin: &str, path: &str) -> Result<PathBuf, Error> {
+    let folders = std::env::split_paths(path);
+    let mut files = folders.map(|folder| folder.join(plugin));
+    let missing = || {
+        Error::config(format!(
+            "ipam type '{plugin}' is in no folder of CNI_PATH ({path})"
+        ))
+    };
+    files.find(|file| file.is_file()).ok_or_else(missing)
+}

@@ -1,0 +1,443 @@
+//! Our own giving of addresses: a file of leases for each network, read, changed and put in its
+//! place as a whole, under a lock. Addresses are given in turn, so that one that was given back is
+//! given again last.
+//!
+//! A crash at any moment leaves the file of before or the one of after.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::PathBuf;
+
+use ipnet::IpNet;
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+
+use crate::config::{Attachment, Range, Ranges};
+use crate::error::Error;
+use crate::result::{Addresses, Ip, Route};
+
+/// Leases of one network, locked.
+pub struct Leases {
+    folder: PathBuf,
+    sets: Vec<Vec<Run>>,
+    routes: Vec<Route>,
+    /// Holds the lock.
+    _lock: File,
+}
+
+/// A run of addresses, checked.
+struct Run {
+    net: IpNet,
+    first: u128,
+    last: u128,
+    gateway: IpAddr,
+}
+
+/// The file.
+#[derive(Default, Serialize, Deserialize)]
+struct Book {
+    /// Who has each address: the container and its interface.
+    leases: BTreeMap<IpAddr, (String, String)>,
+    /// The address of each set that was given last.
+    last: BTreeMap<usize, IpAddr>,
+}
+
+impl Leases {
+    /// Waits for its turn.
+    pub fn open(ranges: &Ranges, network: &str) -> Result<Leases, Error> {
+        let sets = ranges.ranges.iter();
+        let sets: Vec<Vec<Run>> = sets
+            .map(|set| set.iter().map(Run::new).collect::<Result<_, _>>())
+            .collect::<Result<_, _>>()?;
+        if sets.is_empty() || sets.iter().any(Vec::is_empty) {
+            return Err(Error::config(
+                "ipam: ranges has a set without a range, or none",
+            ));
+        }
+        let route = |route: &crate::config::Route| {
+            let to: Result<IpNet, _> = route.dst.parse();
+            let to = to.map_err(|_| Error::config(format!("ipam: '{}' is no route", route.dst)))?;
+            Ok(Route {
+                to: to.trunc(),
+                via: route.gw,
+            })
+        };
+        let routes = ranges
+            .routes
+            .iter()
+            .map(route)
+            .collect::<Result<_, Error>>()?;
+        let folder = ranges.data_dir.join(network);
+        let failed = |e: std::io::Error| Error::io(format!("{}: {e}", folder.display()));
+        std::fs::create_dir_all(&folder).map_err(failed)?;
+        let mut options = OpenOptions::new();
+        let lock = options
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(folder.join("lock"));
+        let lock = lock.map_err(failed)?;
+        flock(&lock, FlockOperation::LockExclusive).map_err(|e| failed(e.into()))?;
+        Ok(Leases {
+            folder,
+            sets,
+            routes,
+            _lock: lock,
+        })
+    }
+
+    /// An address of each set: those that are asked for, and else the next that are free. What the
+    /// container has already it gets again.
+    pub fn take(&self, who: &Attachment, asked: &[IpAddr]) -> Result<Addresses, Error> {
+        let mut book = self.read()?;
+        let mut ips = Vec::new();
+        for (number, set) in self.sets.iter().enumerate() {
+            let run = |ip: &IpAddr| set.iter().find(|run| run.has(*ip));
+            let given = match asked.iter().find(|ip| run(ip).is_some()) {
+                Some(ip) if book.is_free(*ip, who) => *ip,
+                Some(ip) => return Err(Error::no_address(format!("{ip} is taken"))),
+                None => match book.of(who).find(|ip| run(ip).is_some()) {
+                    Some(ip) => ip,
+                    None => next(set, &book, number)?,
+                },
+            };
+            let Some(run) = run(&given) else { continue };
+            book.leases
+                .insert(given, (who.container.clone(), who.ifname.clone()));
+            book.last.insert(number, given);
+            let net = IpNet::new(given, run.net.prefix_len());
+            ips.push(Ip {
+                net: net.unwrap_or_else(|_| given.into()),
+                gateway: Some(run.gateway),
+            });
+        }
+        let known = |ip: &&IpAddr| self.sets.iter().flatten().any(|run| run.has(**ip));
+        if let Some(other) = asked.iter().find(|ip| !known(ip)) {
+            return Err(Error::no_address(format!("{other} is in no range")));
+        }
+        self.write(&book)?;
+        Ok(Addresses {
+            ips,
+            routes: self.routes.clone(),
+            ..Addresses::default()
+        })
+    }
+
+    /// Gives all back that a container has by an interface.
+    pub fn give_back(&self, who: &Attachment) -> Result<(), Error> {
+        self.retain(|container, ifname| (container, ifname) != (&who.container, &who.ifname))
+    }
+
+    /// Gives all back that none of these has.
+    pub fn keep(&self, valid: &[Attachment]) -> Result<(), Error> {
+        self.retain(|container, ifname| {
+            let is = |one: &Attachment| (&one.container, &one.ifname) == (container, ifname);
+            valid.iter().any(is)
+        })
+    }
+
+    /// Whether a container has an address of each set.
+    pub fn check(&self, who: &Attachment) -> Result<(), Error> {
+        let book = self.read()?;
+        for set in &self.sets {
+            if !book.of(who).any(|ip| set.iter().any(|run| run.has(ip))) {
+                let (container, ifname) = (&who.container, &who.ifname);
+                return Err(Error::differs(format!(
+                    "{container} has no lease for {ifname}"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether each set has a free address.
+    pub fn status(&self) -> Result<(), Error> {
+        let book = self.read()?;
+        let free = |(number, set): (usize, &Vec<Run>)| next(set, &book, number).map(drop);
+        let free = self.sets.iter().enumerate().try_for_each(free);
+        free.map_err(|e| Error::unavailable(e.message))
+    }
+
+    fn retain(&self, keep: impl Fn(&String, &String) -> bool) -> Result<(), Error> {
+        let mut book = self.read()?;
+        let before = book.leases.len();
+        book.leases
+            .retain(|_, (container, ifname)| keep(container, ifname));
+        match book.leases.len() == before {
+            true => Ok(()),
+            false => self.write(&book),
+        }
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder.join("leases.json")
+    }
+
+    fn read(&self) -> Result<Book, Error> {
+        let file = self.file();
+        let text = match std::fs::read(&file) {
+            Ok(text) => text,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Book::default()),
+            Err(e) => return Err(Error::io(format!("{}: {e}", file.display()))),
+        };
+        let wrong = |e| Error::io(format!("{} cannot be read as leases: {e}", file.display()));
+        serde_json::from_slice(&text).map_err(wrong)
+    }
+
+    fn write(&self, book: &Book) -> Result<(), Error> {
+        let new = self.folder.join("leases.new");
+        let failed = |e: std::io::Error| Error::io(format!("{}: {e}", self.file().display()));
+        let text = serde_json::to_vec(book).map_err(|e| failed(e.into()))?;
+        let mut file = File::create(&new).map_err(failed)?;
+        file.write_all(&text)
+            .and_then(|()| file.sync_all())
+            .map_err(failed)?;
+        std::fs::rename(&new, self.file()).map_err(failed)?;
+        let folder = File::open(&self.folder).and_then(|folder| folder.sync_all());
+        folder.map_err(failed)
+    }
+}
+
+impl Book {
+    fn is_free(&self, ip: IpAddr, who: &Attachment) -> bool {
+        let of = self.leases.get(&ip);
+        of.is_none_or(|(container, ifname)| (container, ifname) == (&who.container, &who.ifname))
+    }
+
+    fn of<'a>(&'a self, who: &'a Attachment) -> impl Iterator<Item = IpAddr> + 'a {
+        let mine = self.leases.iter().filter(|(_, (container, ifname))| {
+            (container, ifname) == (&who.container, &who.ifname)
+        });
+        mine.map(|(ip, _)| *ip)
+    }
+}
+
+/// The first free address of a set behind the one that was given last, and from the start again.
+fn next(set: &[Run], book: &Book, number: usize) -> Result<IpAddr, Error> {
+    let last = book.last.get(&number).copied();
+    let at = last.and_then(|ip| set.iter().position(|run| run.has(ip)));
+    let (at, after) = match (at, last) {
+        (Some(at), Some(ip)) => (at, number_of(ip).saturating_add(1)),
+        _ => (0, 0),
+    };
+    let runs = (0..=set.len()).map(|step| (step, &set[(at + step) % set.len()]));
+    for (step, run) in runs {
+        let from = if step == 0 {
+            run.first.max(after)
+        } else {
+            run.first
+        };
+        // At most as many are taken as there are leases: one more is enough to find a free one.
+        let steps = u128::try_from(book.leases.len())
+            .unwrap_or(u128::MAX)
+            .saturating_add(2);
+        let end = run.last.min(from.saturating_add(steps));
+        let mut numbers = from..=end;
+        let free = numbers.find_map(|number| {
+            let ip = run.address(number);
+            (ip != run.gateway && !book.leases.contains_key(&ip)).then_some(ip)
+        });
+        if let Some(ip) = free {
+            return Ok(ip);
+        }
+    }
+    let nets = set
+        .iter()
+        .map(|run| run.net.to_string())
+        .collect::<Vec<_>>();
+    Err(Error::no_address(format!(
+        "there is no free address in {}",
+        nets.join(", ")
+    )))
+}
+
+impl Run {
+    fn new(range: &Range) -> Result<Run, Error> {
+        let wrong = |what: String| Error::config(format!("ipam: {what}"));
+        let net: Result<IpNet, _> = range.subnet.parse();
+        let net = net
+            .map_err(|_| wrong(format!("'{}' is not a network", range.subnet)))?
+            .trunc();
+        let (low, high) = (number_of(net.network()), number_of(net.broadcast()));
+        // The first is the network's own (IPv4) or any router's (IPv6: RFC 4291, section 2.6.1),
+        // and the last of IPv4 everybody's.
+        let small = high - low < 3;
+        let first = if small { low } else { low + 1 };
+        let last = if small || !net.addr().is_ipv4() {
+            high
+        } else {
+            high - 1
+        };
+        let inside = |ip: IpAddr| match net.contains(&ip) {
+            true => Ok(number_of(ip)),
+            false => Err(wrong(format!("{ip} is not in {net}"))),
+        };
+        let mut run = Run {
+            net,
+            first: range
+                .range_start
+                .map(inside)
+                .transpose()?
+                .unwrap_or(first)
+                .max(first),
+            last: range
+                .range_end
+                .map(inside)
+                .transpose()?
+                .unwrap_or(last)
+                .min(last),
+            gateway: net.network(),
+        };
+        run.gateway = match range.gateway {
+            Some(gateway) if gateway.is_ipv4() == net.addr().is_ipv4() => gateway,
+            Some(gateway) => return Err(wrong(format!("{gateway} is no router of {net}"))),
+            None => run.address(first),
+        };
+        match run.first <= run.last {
+            true => Ok(run),
+            false => Err(wrong(format!("the range in {net} is empty"))),
+        }
+    }
+
+    fn has(&self, ip: IpAddr) -> bool {
+        let number = number_of(ip);
+        self.net.contains(&ip) && (self.first..=self.last).contains(&number) && ip != self.gateway
+    }
+
+    fn address(&self, number: u128) -> IpAddr {
+        match self.net {
+            IpNet::V4(_) => Ipv4Addr::from(number as u32).into(),
+            IpNet::V6(_) => Ipv6Addr::from(number).into(),
+        }
+    }
+}
+
+fn number_of(ip: IpAddr) -> u128 {
+    match ip {
+        IpAddr::V4(ip) => u128::from(u32::from(ip)),
+        IpAddr::V6(ip) => u128::from(ip),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn ranges(folder: &Path, text: &str) -> Ranges {
+        let text = format!(
+            r#"{{"type":"butterfly","dataDir":"{}","ranges":{text}}}"#,
+            folder.display()
+        );
+        serde_json::from_str(&text).unwrap()
+    }
+
+    fn who(container: &str) -> Attachment {
+        Attachment {
+            container: container.to_owned(),
+            ifname: "eth0".to_owned(),
+        }
+    }
+
+    fn taken(ranges: &Ranges, container: &str, asked: &[&str]) -> Result<Vec<String>, Error> {
+        let asked: Vec<IpAddr> = asked.iter().map(|ip| ip.parse().unwrap()).collect();
+        let all = Leases::open(ranges, "net")
+            .unwrap()
+            .take(&who(container), &asked)?;
+        Ok(all.ips.iter().map(|ip| ip.net.to_string()).collect())
+    }
+
+    #[test]
+    fn addresses_are_given_in_turn_and_last() {
+        let dir = tempfile::tempdir().unwrap();
+        let two = ranges(
+            dir.path(),
+            r#"[[{"subnet":"10.0.0.0/29"}],[{"subnet":"fd00::/64"}]]"#,
+        );
+        assert_eq!(
+            taken(&two, "a", &[]).unwrap(),
+            ["10.0.0.2/29", "fd00::2/64"]
+        );
+        assert_eq!(
+            taken(&two, "a", &[]).unwrap(),
+            ["10.0.0.2/29", "fd00::2/64"],
+            "the same"
+        );
+        assert_eq!(
+            taken(&two, "b", &[]).unwrap(),
+            ["10.0.0.3/29", "fd00::3/64"]
+        );
+        Leases::open(&two, "net")
+            .unwrap()
+            .give_back(&who("a"))
+            .unwrap();
+        // What was given back is given again last.
+        for (container, ip) in [
+            ("c", "10.0.0.4/29"),
+            ("d", "10.0.0.5/29"),
+            ("e", "10.0.0.6/29"),
+        ] {
+            assert_eq!(taken(&two, container, &[]).unwrap()[0], ip);
+        }
+        assert_eq!(taken(&two, "f", &[]).unwrap()[0], "10.0.0.2/29");
+        let full = taken(&two, "g", &[]).unwrap_err();
+        assert_eq!(
+            (full.code, full.message.as_str()),
+            (102, "there is no free address in 10.0.0.0/29")
+        );
+        assert!(Leases::open(&two, "net").unwrap().status().is_err());
+        // Those of another network are others.
+        assert!(Leases::open(&two, "other").unwrap().status().is_ok());
+        Leases::open(&two, "net")
+            .unwrap()
+            .keep(&[who("b")])
+            .unwrap();
+        assert!(Leases::open(&two, "net").unwrap().check(&who("b")).is_ok());
+        assert!(Leases::open(&two, "net").unwrap().check(&who("c")).is_err());
+    }
+
+    #[test]
+    fn what_is_asked_for_is_given_if_it_is_free() {
+        let dir = tempfile::tempdir().unwrap();
+        let one = ranges(
+            dir.path(),
+            r#"[[{"subnet":"10.0.0.0/24","rangeStart":"10.0.0.10","rangeEnd":"10.0.0.20","gateway":"10.0.0.15"}]]"#,
+        );
+        assert_eq!(taken(&one, "a", &["10.0.0.12"]).unwrap(), ["10.0.0.12/24"]);
+        assert!(
+            taken(&one, "b", &["10.0.0.12"])
+                .unwrap_err()
+                .message
+                .contains("is taken")
+        );
+        for outside in ["10.0.0.9", "10.0.0.15", "10.1.0.1"] {
+            let error = taken(&one, "b", &[outside]).unwrap_err();
+            assert!(
+                error.message.contains("is in no range"),
+                "{outside}: {error:?}"
+            );
+        }
+        assert!(
+            Leases::open(&one, "net").unwrap().check(&who("b")).is_err(),
+            "nothing is left"
+        );
+    }
+
+    #[test]
+    fn ranges_that_cannot_be_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        for text in [
+            "[]",
+            "[[]]",
+            r#"[[{"subnet":"x"}]]"#,
+            r#"[[{"subnet":"10.0.0.0/24","rangeStart":"10.1.0.1"}]]"#,
+            r#"[[{"subnet":"10.0.0.0/24","rangeStart":"10.0.0.9","rangeEnd":"10.0.0.8"}]]"#,
+            r#"[[{"subnet":"10.0.0.0/24","gateway":"fd00::1"}]]"#,
+        ] {
+            let error = Leases::open(&ranges(dir.path(), text), "net").err();
+            assert!(error.is_some_and(|error| error.code == 7), "{text}");
+        }
+    }
+}

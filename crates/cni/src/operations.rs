@@ -1,0 +1,241 @@
+//! The operations, one function each.
+
+use std::fs::File;
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+
+use api::v1;
+use ipnet::IpNet;
+use netlink::change::Changes;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use serde_json::Value;
+
+use crate::call::{Call, Command};
+use crate::config::Config;
+use crate::daemon::{Daemon, id, mac, prefix};
+use crate::error::Error;
+use crate::ipam;
+use crate::result::{self, Addresses, Made};
+
+/// Does what is asked; what is to be printed.
+pub async fn run(call: &Call, config: &Config) -> Result<Option<Value>, Error> {
+    match call.command {
+        Command::Add => add(call, config).await.map(Some),
+        Command::Del => del(call, config).await.map(|()| None),
+        Command::Check => check(call, config).await.map(|()| None),
+        Command::Gc => gc(call, config).await.map(|()| None),
+        Command::Status => status(call, config).await.map(|()| None),
+        // Answered before there is a configuration.
+        Command::Version => Ok(None),
+    }
+}
+
+async fn add(call: &Call, config: &Config) -> Result<Value, Error> {
+    config.vni(call)?;
+    let mut daemon = Daemon::connect(&config.socket).await?;
+    let id = id(&config.name, &call.container, &call.ifname);
+    let existed = daemon.nic(&id).await?.is_some();
+    let addresses = ipam::add(call, config)?;
+    let made = make(&mut daemon, &id, call, config, addresses).await;
+    if made.is_err() && !existed {
+        // The error that is told is the first one.
+        let _ = daemon.delete(&id).await;
+        let _ = ipam::del(call, config);
+    }
+    Ok(result::added(
+        &config.version,
+        &made?,
+        config.previous.as_ref(),
+    ))
+}
+
+async fn make(
+    daemon: &mut Daemon,
+    id: &str,
+    call: &Call,
+    config: &Config,
+    mut addresses: Addresses,
+) -> Result<Made, Error> {
+    if config.dns.as_object().is_some_and(|dns| !dns.is_empty()) {
+        addresses.dns = config.dns.clone();
+    }
+    let asked = call.arguments.mac.clone().or(config.mac.clone());
+    let mac = asked.unwrap_or_else(|| mac(id));
+    let ips = addresses.ips.iter();
+    let nic = v1::Nic {
+        id: id.to_owned(),
+        mac: mac.clone(),
+        vni: config.vni(call)?,
+        addresses: ips.clone().map(|ip| ip.net.addr().to_string()).collect(),
+        security_groups: call
+            .arguments
+            .groups
+            .clone()
+            .unwrap_or(config.groups.clone()),
+        anti_spoof: Some(config.anti_spoof),
+        kind: v1::NicKind::Veth.into(),
+        mtu: config.mtu,
+        veth: Some(veth(call, &addresses)),
+        ..Default::default()
+    };
+    let status = daemon.put(nic).await?;
+    if status.state() == v1::PortState::Broken {
+        return Err(Error::refused(format!(
+            "the interface cannot be made: {}",
+            status.detail
+        )));
+    }
+    Ok(Made {
+        host: status.path,
+        name: call.ifname.clone(),
+        mac,
+        mtu: status.mtu,
+        netns: call.netns.clone(),
+        addresses,
+    })
+}
+
+/// The container's end. A route without a next hop goes by its family's gateway, where there is one
+/// (SPEC.md: "if omitted, the gateway is used").
+fn veth(call: &Call, addresses: &Addresses) -> v1::Veth {
+    let gateway = |to: &IpNet| {
+        let same = |ip: &&crate::result::Ip| ip.net.addr().is_ipv4() == to.addr().is_ipv4();
+        addresses.ips.iter().filter(same).find_map(|ip| ip.gateway)
+    };
+    let (mut gateways, mut routes) = (Vec::new(), Vec::new());
+    for route in &addresses.routes {
+        let via = route.via.or_else(|| gateway(&route.to));
+        match via {
+            Some(via) if route.to.prefix_len() == 0 => gateways.push(via.to_string()),
+            via => routes.push(v1::VethRoute {
+                to: route.to.to_string(),
+                via: via.map(|via| via.to_string()).unwrap_or_default(),
+            }),
+        }
+    }
+    v1::Veth {
+        netns: call.netns.clone(),
+        ifname: call.ifname.clone(),
+        subnets: addresses
+            .ips
+            .iter()
+            .map(|ip| ip.net.trunc().to_string())
+            .collect(),
+        gateways,
+        routes,
+    }
+}
+
+async fn del(call: &Call, config: &Config) -> Result<(), Error> {
+    let mut daemon = Daemon::connect(&config.socket).await?;
+    daemon
+        .delete(&id(&config.name, &call.container, &call.ifname))
+        .await?;
+    // Only when nobody can send from them any more.
+    ipam::del(call, config)
+}
+
+async fn check(call: &Call, config: &Config) -> Result<(), Error> {
+    let Some(previous) = &config.previous else {
+        return Err(Error::config("CHECK comes without prevResult"));
+    };
+    ipam::check(call, config)?;
+    let mut daemon = Daemon::connect(&config.socket).await?;
+    let id = id(&config.name, &call.container, &call.ifname);
+    let Some(status) = daemon.nic(&id).await? else {
+        return Err(Error::differs(format!("there is no NIC '{id}'")));
+    };
+    if status.state() != v1::PortState::Up {
+        return Err(Error::differs(format!(
+            "NIC '{id}' is not up: {}",
+            status.detail
+        )));
+    }
+    let nic = status.nic.unwrap_or_default();
+    let (wanted, is_there) = (ours(previous, call), within(call)?);
+    if !is_there.mac.eq_ignore_ascii_case(&nic.mac) {
+        let (ifname, is, should) = (&call.ifname, &is_there.mac, &nic.mac);
+        return Err(Error::differs(format!(
+            "{ifname} has the MAC {is}, not {should}"
+        )));
+    }
+    let missing = wanted
+        .iter()
+        .find(|ip| !is_there.addresses.contains(ip) || !nic.addresses.contains(&ip.to_string()));
+    match missing {
+        Some(ip) => Err(Error::differs(format!(
+            "{} has not the address {ip}",
+            call.ifname
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// The addresses that ADD has answered for this interface.
+fn ours(previous: &Value, call: &Call) -> Vec<IpAddr> {
+    let is_ours = |one: &Value| one["name"] == *call.ifname && one["sandbox"] == *call.netns;
+    let interfaces = previous["interfaces"].as_array();
+    let at = interfaces.and_then(|all| all.iter().position(is_ours));
+    let ips = previous["ips"].as_array().into_iter().flatten();
+    let ips = ips.filter(|ip| ip["interface"].as_u64() == at.and_then(|at| u64::try_from(at).ok()));
+    ips.filter_map(|ip| ip["address"].as_str()?.parse().ok())
+        .map(|net: IpNet| net.addr())
+        .collect()
+}
+
+/// What the container has.
+struct Within {
+    mac: String,
+    addresses: Vec<IpAddr>,
+}
+
+/// Looks at the interface from inside.
+fn within(call: &Call) -> Result<Within, Error> {
+    let differs = |why: String| Error::differs(format!("{} ({}): {why}", call.ifname, call.netns));
+    let space = File::open(&call.netns).map_err(|e| differs(e.to_string()))?;
+    let name = call.ifname.clone();
+    let thread = std::thread::spawn(move || {
+        move_into_link_name_space(space.as_fd(), Some(LinkNameSpaceType::Network))
+            .map_err(|e| e.to_string())?;
+        let mut changes = Changes::new().map_err(|e| e.to_string())?;
+        let device = changes.by_name(&name).map_err(|e| e.to_string())?;
+        let device = device.filter(|device| device.up);
+        let device = device.ok_or_else(|| "it is not there, or not up".to_owned())?;
+        let addresses = changes.addresses(device.index).map_err(|e| e.to_string())?;
+        Ok(Within {
+            mac: device.mac.to_string(),
+            addresses: addresses.into_iter().map(|(ip, _)| ip).collect(),
+        })
+    });
+    let joined = thread
+        .join()
+        .unwrap_or_else(|_| Err("the thread inside panicked".to_owned()));
+    joined.map_err(differs)
+}
+
+async fn gc(call: &Call, config: &Config) -> Result<(), Error> {
+    let Some(valid) = &config.valid else {
+        return Err(Error::config("GC comes without cni.dev/valid-attachments"));
+    };
+    let mut daemon = Daemon::connect(&config.socket).await?;
+    let prefix = prefix(&config.name);
+    let used = valid
+        .iter()
+        .map(|one| id(&config.name, &one.container, &one.ifname));
+    let used: std::collections::BTreeSet<String> = used.collect();
+    let ids = daemon.ids().await?;
+    for id in ids
+        .iter()
+        .filter(|id| id.starts_with(&prefix) && !used.contains(*id))
+    {
+        daemon.delete(id).await?;
+    }
+    ipam::gc(call, config, valid)
+}
+
+async fn status(call: &Call, config: &Config) -> Result<(), Error> {
+    let unavailable = |e: Error| Error::unavailable(e.message);
+    let mut daemon = Daemon::connect(&config.socket).await.map_err(unavailable)?;
+    daemon.is_there().await.map_err(unavailable)?;
+    ipam::status(call, config)
+}

@@ -1,0 +1,443 @@
+//! `butterfly-cni` as a runtime calls it: by the project's own cnitool where it is installed
+//! (`tools/setup.sh`), and directly.
+
+use butterfly_tests::lab::check;
+use butterfly_tests::{Daemon, program, trials};
+use libtest_mimic::{Arguments, Failed, Trial};
+use serde_json::{Value, json};
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use testkit::netns::Namespace;
+use testkit::{PATIENCE, Result, process, wait_for};
+
+/// Containers that come and go in one run. `BUTTERFLY_CNI_ROUNDS` says another number.
+const ROUNDS: usize = 100;
+/// What an ADD may take, for 99 of 100; on an idle machine and optimised a tenth of it.
+const ADD_P99: Duration = Duration::from_millis(500);
+
+type Body = fn() -> Result<()>;
+
+fn main() {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads = Some(1);
+    let trials: [(&str, Body); 7] = trials![
+        a_pod_is_added_checked_and_deleted,
+        a_second_interface_and_what_was_there_before,
+        groups_and_network_by_arguments,
+        what_fails_leaves_nothing,
+        what_no_container_uses_is_collected,
+        by_cnitool_and_host_local,
+        many_come_and_go_and_leave_nothing,
+    ];
+    let trials = trials.map(|(name, body)| Trial::test(name, move || body().map_err(Failed::from)));
+    libtest_mimic::run(&arguments, trials.into()).exit();
+}
+
+/// A daemon, and a folder for leases.
+struct Host {
+    daemon: Daemon,
+    dir: tempfile::TempDir,
+}
+
+impl Host {
+    fn new() -> Result<Host> {
+        let daemon = Daemon::start(&[])?;
+        daemon.cli("sg add pods + sg rule add pods --ip-proto icmp --sg-members pods")?;
+        let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
+        Ok(Host { daemon, dir })
+    }
+
+    /// A network of ours with our own addresses.
+    fn network(&self, name: &str, version: &str) -> Value {
+        json!({
+            "cniVersion": version, "name": name, "type": "butterfly-cni",
+            "socket": self.daemon.endpoint(), "vni": 42, "groups": ["pods"], "mtu": 1400,
+            "ipam": {
+                "type": "butterfly",
+                "dataDir": self.dir.path(),
+                "ranges": [[{"subnet": "10.4.0.0/16"}], [{"subnet": "fd04::/64"}]],
+                "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+            },
+        })
+    }
+
+    fn nics(&self) -> Result<Vec<String>> {
+        Ok(self
+            .daemon
+            .cli("nic list")?
+            .split_whitespace()
+            .map(str::to_owned)
+            .collect())
+    }
+
+    fn leases(&self, network: &str) -> Result<usize> {
+        let file = self.dir.path().join(network).join("leases.json");
+        let text = std::fs::read_to_string(&file).unwrap_or_else(|_| r#"{"leases":{}}"#.into());
+        let book: Value = serde_json::from_str(&text).map_err(|e| e.to_string())?;
+        Ok(book["leases"].as_object().map_or(0, serde_json::Map::len))
+    }
+}
+
+/// One call; the answer, or the error as JSON.
+fn call(
+    command: &str,
+    container: &str,
+    netns: &str,
+    ifname: &str,
+    more: &[(&str, &str)],
+    config: &Value,
+) -> std::result::Result<Value, Value> {
+    let mut program = Command::new(program("butterfly-cni"));
+    program.env_clear();
+    for (name, value) in [
+        ("CNI_COMMAND", command),
+        ("CNI_CONTAINERID", container),
+        ("CNI_NETNS", netns),
+        ("CNI_IFNAME", ifname),
+        ("CNI_PATH", ""),
+    ] {
+        program.env(name, value);
+    }
+    program.envs(more.iter().copied());
+    let failed = |e: std::io::Error| json!({ "msg": e.to_string() });
+    let child = program.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+    let mut child = child.map_err(failed)?;
+    if let Some(mut input) = child.stdin.take() {
+        let _ = input.write_all(config.to_string().as_bytes());
+    }
+    let output = child.wait_with_output().map_err(failed)?;
+    let answer = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
+    if output.status.success() {
+        Ok(answer)
+    } else {
+        Err(answer)
+    }
+}
+
+fn netns(of: &Namespace) -> String {
+    format!("/proc/{}/ns/net", of.pid())
+}
+
+fn with_previous(config: &Value, previous: &Value) -> Value {
+    let mut config = config.clone();
+    config["prevResult"] = previous.clone();
+    config
+}
+
+fn told(answer: std::result::Result<Value, Value>) -> Result<Value> {
+    answer.map_err(|error| error.to_string())
+}
+
+fn a_pod_is_added_checked_and_deleted() -> Result<()> {
+    let host = Host::new()?;
+    for version in ["0.1.0", "0.4.0", "1.0.0", "1.1.0"] {
+        let config = host.network("pods", version);
+        let (one, two) = (Namespace::new()?, Namespace::new()?);
+        let add = |name: &str, of: &Namespace| call("ADD", name, &netns(of), "eth0", &[], &config);
+        let (first, second) = (told(add("one", &one))?, told(add("two", &two))?);
+        assert_eq!(first["cniVersion"], version);
+        let address = |answer: &Value| {
+            let text = match version {
+                "0.1.0" => &answer["ip4"]["ip"],
+                _ => &answer["ips"][0]["address"],
+            };
+            text.as_str()
+                .unwrap_or_default()
+                .split('/')
+                .next()
+                .unwrap_or_default()
+                .to_owned()
+        };
+        one.ok(&format!("ping -q -c 1 -W 2 {}", address(&second)))?;
+        check(
+            one.ok("ip route")?
+                .contains("default via 10.4.0.1 dev eth0"),
+            "the default route",
+        )?;
+        check(
+            one.ok("ip -6 route")?.contains("default via fd04::1"),
+            "that of IPv6",
+        )?;
+        check(
+            one.ok("ip link show dev eth0")?.contains("mtu 1400"),
+            "the MTU",
+        )?;
+        // Twice is no error, and the same.
+        assert_eq!(told(add("one", &one))?, first);
+        if version != "0.1.0" {
+            let again = with_previous(&config, &first);
+            told(call("CHECK", "one", &netns(&one), "eth0", &[], &again))?;
+            one.ok(&format!("ip addr del {}/16 dev eth0", address(&first)))?;
+            let error = call("CHECK", "one", &netns(&one), "eth0", &[], &again);
+            let error = error.err().unwrap_or_default();
+            check(
+                error["msg"]
+                    .as_str()
+                    .unwrap_or_default()
+                    .contains("has not the address"),
+                &error.to_string(),
+            )?;
+        }
+        told(call("DEL", "one", &netns(&one), "eth0", &[], &config))?;
+        check(!one.succeeds("ip link show dev eth0")?, "it is gone")?;
+        // Its namespace may be gone, and it may be deleted already.
+        drop(two);
+        told(call("DEL", "two", "", "eth0", &[], &config))?;
+        told(call("DEL", "two", "", "eth0", &[], &config))?;
+        assert_eq!((host.nics()?.len(), host.leases("pods")?), (0, 0));
+    }
+    let versions = told(call(
+        "VERSION",
+        "",
+        "",
+        "",
+        &[],
+        &json!({"cniVersion": "1.0.0"}),
+    ))?;
+    assert_eq!(
+        versions["supportedVersions"].as_array().map(Vec::len),
+        Some(7)
+    );
+    told(call(
+        "STATUS",
+        "",
+        "",
+        "",
+        &[],
+        &host.network("pods", "1.1.0"),
+    ))
+    .map(drop)
+}
+
+fn a_second_interface_and_what_was_there_before() -> Result<()> {
+    let host = Host::new()?;
+    let pod = Namespace::new()?;
+    let (first, mut second) = (host.network("one", "1.1.0"), host.network("two", "1.1.0"));
+    second["vni"] = 43.into();
+    second["ipam"]["routes"] = json!([]);
+    second["ipam"]["ranges"] = json!([[{"subnet": "10.5.0.0/24"}]]);
+    let before = told(call("ADD", "pod", &netns(&pod), "eth0", &[], &first))?;
+    let second = with_previous(&second, &before);
+    let both = told(call("ADD", "pod", &netns(&pod), "net1", &[], &second))?;
+    assert_eq!(both["interfaces"].as_array().map(Vec::len), Some(4));
+    let ips = both["ips"].as_array().cloned().unwrap_or_default();
+    assert_eq!(ips.last().map(|ip| ip["interface"].clone()), Some(json!(3)));
+    check(
+        pod.ok("ip addr show dev net1")?.contains("10.5.0.2/24"),
+        "the second's address",
+    )?;
+    let checked = with_previous(&second, &both);
+    told(call("CHECK", "pod", &netns(&pod), "net1", &[], &checked))?;
+    told(call("DEL", "pod", &netns(&pod), "net1", &[], &second))?;
+    check(
+        pod.succeeds("ip link show dev eth0")?,
+        "the first one stays",
+    )?;
+    told(call("DEL", "pod", &netns(&pod), "eth0", &[], &first)).map(drop)
+}
+
+fn groups_and_network_by_arguments() -> Result<()> {
+    let host = Host::new()?;
+    let pod = Namespace::new()?;
+    let config = host.network("pods", "1.1.0");
+    let arguments = "IgnoreUnknown=1;K8S_POD_NAME=a;BUTTERFLY_VNI=7;BUTTERFLY_GROUPS=web,ssh;\
+                     IP=10.4.9.9;MAC=02:11:22:33:44:55";
+    let arguments = [("CNI_ARGS", arguments)];
+    told(call(
+        "ADD",
+        "pod",
+        &netns(&pod),
+        "eth0",
+        &arguments,
+        &config,
+    ))?;
+    let nic = host.daemon.json("nic details pods:pod:eth0")?[0]["nic"].clone();
+    assert_eq!(
+        (&nic["vni"], &nic["mac"]),
+        (&json!(7), &json!("02:11:22:33:44:55"))
+    );
+    assert_eq!(nic["security_groups"], json!(["web", "ssh"]), "{nic}");
+    check(
+        pod.ok("ip addr show dev eth0")?.contains("10.4.9.9/16"),
+        "the address asked for",
+    )?;
+    told(call("DEL", "pod", &netns(&pod), "eth0", &[], &config))?;
+    let mut config = config;
+    config["args"] = json!({"butterfly": {"vni": 8, "groups": ["db"]}});
+    told(call("ADD", "pod", &netns(&pod), "eth0", &[], &config))?;
+    let nic = host.daemon.json("nic details pods:pod:eth0")?[0]["nic"].clone();
+    assert_eq!(
+        (&nic["vni"], &nic["security_groups"]),
+        (&json!(8), &json!(["db"]))
+    );
+    told(call("DEL", "pod", &netns(&pod), "eth0", &[], &config)).map(drop)
+}
+
+fn what_fails_leaves_nothing() -> Result<()> {
+    let host = Host::new()?;
+    let pod = Namespace::new()?;
+    pod.ok("ip link add taken type veth peer name other")?;
+    let config = host.network("pods", "1.1.0");
+    let mut none = config.clone();
+    none["vni"] = Value::Null;
+    let mut away = config.clone();
+    away["socket"] = "unix:/nonexistent/api.sock".into();
+    for (config, netns, ifname, code) in [
+        (&config, netns(&pod), "taken", 100),
+        (&config, "/run/netns/bf-not-there".into(), "eth0", 100),
+        (&none, netns(&pod), "eth0", 7),
+        (&away, netns(&pod), "eth0", 11),
+    ] {
+        let error = call("ADD", "pod", &netns, ifname, &[], config)
+            .err()
+            .unwrap_or_default();
+        assert_eq!(error["code"], code, "{error}");
+        assert_eq!(
+            (host.nics()?.len(), host.leases("pods")?),
+            (0, 0),
+            "{error}"
+        );
+    }
+    let error = call("STATUS", "", "", "", &[], &away)
+        .err()
+        .unwrap_or_default();
+    assert_eq!(error["code"], 50, "{error}");
+    let error = call("FROB", "", "", "", &[], &config)
+        .err()
+        .unwrap_or_default();
+    assert_eq!(error["code"], 4, "{error}");
+    Ok(())
+}
+
+fn what_no_container_uses_is_collected() -> Result<()> {
+    let host = Host::new()?;
+    let (one, two) = (Namespace::new()?, Namespace::new()?);
+    let (config, other) = (
+        host.network("pods", "1.1.0"),
+        host.network("pods2", "1.1.0"),
+    );
+    told(call("ADD", "one", &netns(&one), "eth0", &[], &config))?;
+    told(call("ADD", "two", &netns(&two), "eth0", &[], &config))?;
+    let mut elsewhere = other.clone();
+    elsewhere["vni"] = 43.into();
+    told(call("ADD", "two", &netns(&two), "net1", &[], &elsewhere))?;
+    let mut gc = config.clone();
+    gc["cni.dev/valid-attachments"] = json!([{"containerID": "one", "ifname": "eth0"}]);
+    told(call("GC", "", "", "", &[], &gc))?;
+    assert_eq!(host.nics()?, ["pods2:two:net1", "pods:one:eth0"]);
+    assert_eq!(host.leases("pods")?, 2, "one's two addresses");
+    check(
+        one.succeeds("ip link show dev eth0")?,
+        "the one in use stays",
+    )
+}
+
+/// cnitool, and host-local for the addresses: the real ones.
+fn by_cnitool_and_host_local() -> Result<()> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/cni");
+    let tool = folder.join("cnitool");
+    if !tool.is_file() || !folder.join("host-local").is_file() {
+        eprintln!("skipped: no cnitool and host-local in target/cni: tools/setup.sh installs them");
+        return Ok(());
+    }
+    let host = Host::new()?;
+    let pod = Namespace::new()?;
+    let mut plugin = host.network("pods", "1.1.0");
+    plugin["ipam"] = json!({
+        "type": "host-local", "dataDir": host.dir.path(),
+        "ranges": [[{"subnet": "10.6.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}],
+    });
+    let list = json!({"cniVersion": "1.1.0", "name": "pods", "plugins": [plugin]});
+    let write = |name: &str, text: String| {
+        std::fs::write(host.dir.path().join(name), text).map_err(|e| e.to_string())
+    };
+    write("10-pods.conflist", list.to_string())?;
+    let own = program("butterfly-cni");
+    let own = Path::new(&own)
+        .parent()
+        .unwrap_or(Path::new("/"))
+        .display()
+        .to_string();
+    let (cnitool, conf) = (tool.display(), host.dir.path().display());
+    let line = |verb: &str| {
+        let env = format!("NETCONFPATH={conf} CNI_PATH={own}:{}", folder.display());
+        process::run(&[
+            "sh",
+            "-c",
+            &format!("{env} {cnitool} {verb} pods {}", netns(&pod)),
+        ])
+    };
+    let added: Value = serde_json::from_str(&line("add")?).map_err(|e| e.to_string())?;
+    assert_eq!(added["ips"][0]["address"], "10.6.0.2/24", "{added}");
+    check(
+        pod.ok("ip route")?
+            .contains("default via 10.6.0.1 dev eth0"),
+        "its route",
+    )?;
+    line("check")?;
+    line("status")?;
+    line("del")?;
+    check(!pod.succeeds("ip link show dev eth0")?, "it is gone")?;
+    assert_eq!(host.nics()?.len(), 0);
+    Ok(())
+}
+
+/// Each container has a namespace that is used again, as one by one they come and go.
+fn many_come_and_go_and_leave_nothing() -> Result<()> {
+    let rounds = std::env::var("BUTTERFLY_CNI_ROUNDS")
+        .ok()
+        .and_then(|text| text.parse().ok());
+    let rounds: usize = rounds.unwrap_or(ROUNDS);
+    let host = Host::new()?;
+    let pods: Vec<Namespace> = (0..10).map(|_| Namespace::new()).collect::<Result<_>>()?;
+    let links = || process::run(&["ip", "-o", "link"]).map(|text| text.lines().count());
+    let before = links()?;
+    let config = host.network("pods", "1.1.0");
+    let (mut adds, mut dels) = (Vec::new(), Vec::new());
+    for round in 0..rounds {
+        let name = format!("pod{round}");
+        let pod = netns(&pods[round % pods.len()]);
+        let timed = |command: &str, of: &str, times: &mut Vec<Duration>| {
+            let began = Instant::now();
+            let done = told(call(command, of, &pod, "eth0", &[], &config));
+            times.push(began.elapsed());
+            done.map(drop)
+        };
+        if round >= pods.len() {
+            timed("DEL", &format!("pod{}", round - pods.len()), &mut dels)?;
+        }
+        timed("ADD", &name, &mut adds)?;
+    }
+    for round in rounds.saturating_sub(pods.len())..rounds {
+        let pod = netns(&pods[round % pods.len()]);
+        told(call(
+            "DEL",
+            &format!("pod{round}"),
+            &pod,
+            "eth0",
+            &[],
+            &config,
+        ))?;
+    }
+    let p99 = |times: &mut Vec<Duration>| {
+        times.sort();
+        times
+            .get(times.len() * 99 / 100)
+            .or(times.last())
+            .copied()
+            .unwrap_or_default()
+    };
+    let (add, del) = (p99(&mut adds), p99(&mut dels));
+    println!(
+        "cni_rounds={rounds} add_p99_us={} del_p99_us={}",
+        add.as_micros(),
+        del.as_micros()
+    );
+    assert_eq!((host.nics()?.len(), host.leases("pods")?), (0, 0));
+    wait_for("the interfaces to be gone", PATIENCE, || {
+        Ok((links()? == before).then_some(()))
+    })?;
+    check(add < ADD_P99, &format!("an ADD takes {add:?}"))
+}
