@@ -60,6 +60,8 @@ pub mod fib;
 pub mod firewall;
 pub mod interfaces;
 pub mod layout;
+#[cfg(feature = "api")]
+pub mod messages;
 pub mod node;
 pub mod paths;
 pub mod plan;

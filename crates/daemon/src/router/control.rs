@@ -6,11 +6,11 @@ use std::thread::JoinHandle;
 use control::InterfaceStatus;
 use netlink::Mirror;
 use router::Options;
+use router::messages::Refusal;
 use tokio::sync::{mpsc, oneshot};
 use xdp::{Interfaces, Mode};
 
 use super::keeper::{Command, Keeper, NAME};
-use super::refusal::Refusal;
 use crate::kernel::Kernel;
 use crate::states::InterfaceStates;
 use crate::tracked_interfaces::Member;

@@ -73,7 +73,7 @@ pub fn of(difference: Difference, snapshot: &Snapshot) -> Vec<EventKind> {
         changed.routes.into_iter().map(kind)
     });
     let neighbours = neighbours.into_iter().map(|changed| EventKind::Neighbour {
-        interface: super::render::interface_name(changed.neighbour.ifindex, snapshot),
+        interface: router::messages::interface_name(changed.neighbour.ifindex, snapshot),
         neighbour: changed.neighbour,
         fast: changed.fast,
         deleted: changed.deleted,

@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use control::InterfaceStatus;
 use control::model::Feature;
 use netlink::{Mirror, Snapshot};
+use router::messages::Refusal;
 use router::{Change, Options, Report, Router, Service};
 use tokio::sync::{mpsc, oneshot};
 use xdp::{Interfaces, Mode};
 
 use super::event::{EventKind, Events};
-use super::refusal::Refusal;
 use crate::states::InterfaceStates;
 use crate::tracked_interfaces::{Driver, Member, TrackedInterfaces};
 

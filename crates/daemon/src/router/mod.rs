@@ -9,16 +9,11 @@
 //! interface, nor after it has lost its last one. Which interfaces it is to have the
 //! [controller](control::Controller) knows, and calls it by `crate::features`. What happens to the
 //! kernel's tables comes by the thousand: it is told as [`event`]s of its own. The API is [`service`], a thin decoder:
-//! [`render`] makes messages, [`watch`] the stream of events, [`neighbours`] and [`interfaces`]
-//! what the kernel knows, [`kernel_counters`] what it counted.
+//! [`router::messages`] and [`render`] make messages, [`watch`] the stream of events.
 
 mod control;
 mod event;
-mod interfaces;
 mod keeper;
-mod kernel_counters;
-mod neighbours;
-mod refusal;
 pub mod render;
 mod service;
 mod watch;

@@ -7,23 +7,19 @@ use api::v1;
 use api::v1::router_server::Router;
 use control::model::Feature;
 use control::{Controller, Error};
-use ipnet::IpNet;
+use router::messages::{Asked, AskedNeighbours, PIECE, Refusal};
 use router::view::Selection;
 use tokio::sync::mpsc::Sender;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::control::Control;
-use super::refusal::Refusal;
-use super::{interfaces, neighbours, render, watch};
+use super::{render, watch};
 use crate::access::{Caller, Permitted, taken};
 use crate::app::{App, monotonic_ns};
 use crate::events;
 use crate::v1::interface;
 use crate::v1::service::{answer, refused};
-
-/// Neighbours of one piece of an answer.
-const PIECE: usize = 4096;
 
 /// The service. Cheap to clone.
 #[derive(Clone)]
@@ -61,7 +57,8 @@ impl Service {
 pub async fn status(control: &Control) -> Result<v1::RouterStatus, Refusal> {
     let looked = control.look(|keeper| (keeper.report(), keeper.members(), monotonic_ns()));
     let (report, members, time_ns) = looked.await?;
-    Ok(render::status(report?, members, time_ns))
+    let members = members.into_iter().map(render::member).collect();
+    Ok(router::messages::status(&report?, members, time_ns))
 }
 
 #[tonic::async_trait]
@@ -117,7 +114,7 @@ impl Router for Service {
         request: Request<v1::ListRoutesRequest>,
     ) -> Answer<Self::ListRoutesStream> {
         let (app, control) = (self.app.clone(), self.control.clone());
-        let routes = match asked(request.into_inner())? {
+        let routes = match Asked::of(request.into_inner())? {
             Asked::All(selection) => {
                 events::stream(app, move |sender| pages(control, selection, sender))
             }
@@ -139,7 +136,10 @@ impl Router for Service {
         &self,
         request: Request<v1::ListNeighboursRequest>,
     ) -> Answer<Self::ListNeighboursStream> {
-        let mut all = neighbours::list(&self.control, &request.into_inner()).await?;
+        let snapshot = self.control.mirror().await?.snapshot();
+        let asked = AskedNeighbours::new(&request.into_inner(), snapshot)?;
+        let judged = self.control.look(|keeper| asked.judged(keeper.router()));
+        let mut all = judged.await?.with_times().await?;
         let pieces = events::stream(self.app.clone(), |sender| async move {
             while !all.is_empty() {
                 let rest = all.split_off(all.len().min(PIECE));
@@ -162,7 +162,8 @@ impl Router for Service {
             .attached()
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let interfaces = interfaces::list(&request.into_inner().names, &snapshot, &attached)?;
+        let names = request.into_inner().names;
+        let interfaces = router::messages::interfaces(&names, &snapshot, &attached)?;
         Ok(Response::new(v1::ListInterfacesResponse { interfaces }))
     }
 
@@ -177,40 +178,10 @@ impl Router for Service {
     }
 }
 
-/// Which routes are asked for.
-enum Asked {
-    To(IpAddr),
-    All(Selection),
-}
-
-fn asked(request: v1::ListRoutesRequest) -> Result<Asked, Refusal> {
-    let v1::ListRoutesRequest { to, table } = request;
-    let within = match to.as_str() {
-        "" => None,
-        text => match (text.parse::<IpAddr>(), text.parse::<IpNet>()) {
-            (Ok(_), _) if table.is_some() => {
-                let why = "packets to an address go by the rules, not by one table";
-                return Err(Refusal::Invalid(format!("to '{text}': {why}")));
-            }
-            (Ok(ip), _) => return Ok(Asked::To(ip)),
-            (_, Ok(net)) => Some(net.trunc()),
-            _ => {
-                let text = text.escape_debug();
-                return Err(Refusal::Invalid(format!(
-                    "to '{text}' is neither an address nor a prefix"
-                )));
-            }
-        },
-    };
-    Ok(Asked::All(Selection { within, table }))
-}
-
 async fn route_to(control: &Control, ip: IpAddr) -> Result<v1::Route, Refusal> {
     let found = control.look(move |keeper| {
         let router = keeper.router().ok_or_else(no_interface)?;
-        let view = router.route_to(ip);
-        let view = view.ok_or_else(|| Refusal::NotFound(format!("there is no route to {ip}")))?;
-        Ok(render::route(&view, router.snapshot()))
+        router::messages::route_to(router, ip)
     });
     found.await?
 }
@@ -229,12 +200,7 @@ async fn pages(
     loop {
         let page = control.look(move |keeper| {
             let router = keeper.router().ok_or_else(no_interface)?;
-            let page = router.routes(&selection, after);
-            let routes = page
-                .routes
-                .iter()
-                .map(|view| render::route(view, router.snapshot()));
-            Ok::<_, Refusal>((routes.collect::<Vec<_>>(), page.next))
+            Ok::<_, Refusal>(router::messages::page(router, &selection, after))
         });
         match page.await.and_then(|page| page) {
             Err(refusal) => return sender.send(Err(refusal.into())).await.ok(),
@@ -248,41 +214,5 @@ async fn pages(
                 after = Some(next?);
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_address_a_prefix_or_all() {
-        let ask = |to: &str, table| {
-            let to = to.to_owned();
-            asked(v1::ListRoutesRequest { to, table })
-        };
-        assert!(matches!(ask("10.0.0.1", None), Ok(Asked::To(ip)) if ip.is_ipv4()));
-        let within = |to, table| match ask(to, table) {
-            Ok(Asked::All(selection)) => selection,
-            _ => panic!("{to} is no prefix"),
-        };
-        assert_eq!(within("", None), Selection::default());
-        // The host's bits of a network do not count.
-        assert_eq!(
-            within("2001:db8::7/32", Some(7)),
-            Selection {
-                within: "2001:db8::/32".parse().ok(),
-                table: Some(7)
-            }
-        );
-        let refused = |to, table| ask(to, table).err().map(|refusal| refusal.to_string());
-        assert_eq!(
-            refused("eth1\n", None).as_deref(),
-            Some("to 'eth1\\n' is neither an address nor a prefix")
-        );
-        assert_eq!(
-            refused("::1", Some(7)).as_deref(),
-            Some("to '::1': packets to an address go by the rules, not by one table")
-        );
     }
 }

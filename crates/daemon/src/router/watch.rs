@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use api::v1;
 use api::v1::router_event::Kind;
+use router::messages::Refusal;
 use tokio::sync::broadcast::Receiver as Subscription;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc::{Receiver, Sender};
@@ -14,9 +15,8 @@ use tonic::Status;
 
 use super::control::Control;
 use super::event::{Event, EventKind};
-use super::refusal::Refusal;
+use super::render;
 use super::service::status;
-use super::{neighbours, render};
 use crate::app::App;
 use crate::events;
 
@@ -102,7 +102,7 @@ async fn kind(control: &Control, kind: EventKind) -> Option<Kind> {
         EventKind::Route { route, deleted } => {
             let snapshot = control.mirror().await.ok()?.snapshot();
             Kind::Route(v1::RouteChanged {
-                route: Some(render::route(&route, &snapshot)),
+                route: Some(router::messages::route(&route, &snapshot)),
                 deleted,
             })
         }
@@ -112,7 +112,7 @@ async fn kind(control: &Control, kind: EventKind) -> Option<Kind> {
             fast,
             deleted,
         } => Kind::Neighbour(v1::NeighbourChanged {
-            neighbour: Some(neighbours::render(&neighbour, interface, fast)),
+            neighbour: Some(router::messages::neighbour(&neighbour, interface, fast)),
             deleted,
         }),
         EventKind::Many { routes, neighbours } => Kind::ManyRoutes(v1::RoutesChanged {

@@ -5,11 +5,10 @@ use netlink::{Link, Snapshot};
 use xdp::Interfaces;
 
 use super::refusal::Refusal;
-use super::render::interface_name;
-use crate::v1::interface::mode_of;
+use super::render::{interface_name, mode};
 
 /// Those named, in this order, or all by index.
-pub fn list(
+pub fn interfaces(
     names: &[String],
     snapshot: &Snapshot,
     attached: &Interfaces,
@@ -60,7 +59,7 @@ fn interface(link: &Link, snapshot: &Snapshot, attached: &Interfaces) -> v1::Int
             .iter()
             .map(ToString::to_string)
             .collect(),
-        mode: mode_of(attached.mode(device)).into(),
+        mode: mode(attached.mode(device)).into(),
         xdp_program: link.xdp_program.unwrap_or(0),
     }
 }

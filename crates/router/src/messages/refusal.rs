@@ -3,10 +3,13 @@
 
 use tonic::Status;
 
+/// The sentence, under the code that the .proto states for it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
+    /// The request cannot be meant.
     #[error("{0}")]
     Invalid(String),
+    /// What it names is not there.
     #[error("{0}")]
     NotFound(String),
     /// The kernel or its interfaces do not let us.
