@@ -6,6 +6,9 @@
 //! messages of both in logs. The types are generated from `proto/`, and the comments there are the reference manual. Called by the daemon
 //! and the command line; knows nothing of either.
 
+/// The version of both programs, and of a release its commit: `0.1.0 (0123456789ab)`.
+pub const VERSION: &str = env!("BUTTERFLY_VERSION");
+
 pub mod encrypted;
 pub mod json;
 pub mod strict;

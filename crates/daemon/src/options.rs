@@ -25,7 +25,7 @@ const MTU_MAX: u16 = u16::MAX;
 #[derive(Parser, Debug, Default)]
 #[command(
     name = "butterflyd",
-    version,
+    version = api::VERSION,
     disable_help_flag = true,
     args_override_self = true,
     about = "Butterfly's daemon: virtual networks, security groups and NICs for the machines of this host"

@@ -455,7 +455,7 @@ fn control_settings(
 fn announce(settings: &Settings, app: &App) {
     tracing::info!(
         "butterflyd {} is ready: APIs on {}, sockets in {}",
-        env!("CARGO_PKG_VERSION"),
+        api::VERSION,
         match app.endpoints.as_slice() {
             [] => "none".to_owned(),
             endpoints => endpoints.join(", "),

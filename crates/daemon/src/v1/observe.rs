@@ -203,7 +203,7 @@ pub fn status(app: &App, control: &Permitted, router: String) -> Result<v1::Stat
     let status = control.status();
     let now = app.operations.unix_secs();
     Ok(v1::Status {
-        version: env!("CARGO_PKG_VERSION").into(),
+        version: api::VERSION.into(),
         pid: std::process::id(),
         start_unix_secs: status.started_unix_secs,
         current_unix_secs: now,
