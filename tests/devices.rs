@@ -481,7 +481,7 @@ fn overlay(pair: &Pair, options: &str, local: &str, remote: &str) -> Result<Stri
         "set -e
          {BUTTERFLY} sg rule add open --ip-proto all
          {BUTTERFLY} nic add --id a --mac 52:54:00:00:07:01 --vni 42 --ip 10.7.0.1 fd17::1 --sg open --type tap --path bf-a
-         {BUTTERFLY} endpoint add {remote} --vni 42
+         {BUTTERFLY} host add {remote} --vni 42
          ip netns add a; ip link set bf-a netns a name eth0
          ip -n a link set eth0 address 52:54:00:00:07:01 mtu 1400 up
          ip -n a addr add 10.7.0.1/24 dev eth0; ip -n a addr add fd17::1/64 dev eth0 nodad"

@@ -219,7 +219,7 @@ fn hosts_that_are_told_of_each_other() -> Result<()> {
         answers(&a, "10.1.0.2")?;
         // A host that is not known is not listened to.
         hosts.right.daemon.cli(&format!(
-            "binding add --vni 42 --mac {} --ip 10.1.0.1 --host 192.0.2.9 + endpoint del 192.0.2.1",
+            "binding add --vni 42 --mac {} --ip 10.1.0.1 --host 192.0.2.9 + host del 192.0.2.1",
             mac(1)
         ))?;
         check(
@@ -270,7 +270,7 @@ fn a_host_that_forges() -> Result<()> {
     };
     // Machine 2 is on host 2, machine 3 on host 3; host 4 is of network 43 alone.
     left.daemon.cli(&format!(
-        "{} + {} + endpoint add 192.0.2.4 --vni 43",
+        "{} + {} + host add 192.0.2.4 --vni 43",
         bind(2, 2),
         bind(3, 3)
     ))?;
@@ -418,7 +418,7 @@ fn the_kernel_s_own_vxlan() -> Result<()> {
         let (local, remote) = (family.address(2), family.address(1));
         kernel_vxlan(&right, UPLINK, &local, &remote)?;
         // It hears no group: it is told to us as a host.
-        left.daemon.cli(&format!("endpoint add {local} --vni 42"))?;
+        left.daemon.cli(&format!("host add {local} --vni 42"))?;
         a.ok("ip link set eth0 mtu 1430")?;
         exchange(&a, &right, 2).map_err(told)?;
         exchange(&right, &a, 1).map_err(told)?;
@@ -460,7 +460,7 @@ fn a_host_without_an_interface() -> Result<()> {
         host.namespace
             .ok(&format!("ip addr add dev {TAP} {local}/{network}"))?;
         kernel_vxlan(&host.namespace, TAP, &local, &remote)?;
-        host.daemon.cli(&format!("endpoint add {local} --vni 42"))?;
+        host.daemon.cli(&format!("host add {local} --vni 42"))?;
         let a = host.guest("a", 42, 1)?;
         a.ok("ip link set eth0 mtu 1430")?;
         exchange(&a, &host.namespace, 2).map_err(told)?;

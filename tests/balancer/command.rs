@@ -13,12 +13,15 @@ use testkit::{PATIENCE, Result, wait_for};
 use crate::interfaces::taken;
 use crate::stage::{Stage, VIP};
 
+/// Where it is asked what it does.
+const SOCKET: &str = "/run/netns/balance.sock";
+
 /// In the foreground, with a table; the interface is given back however it ends.
 pub fn balances_without_a_daemon(stage: &mut Stage) -> Result<()> {
     stage.daemon.cli("service interface del eth0")?;
     check(!taken(stage)?, "the interface is the kernel's")?;
     let command = format!(
-        "{} balance eth0 10.1.2.3 {VIP} 10.1.2.10 10.1.2.11 --mode generic",
+        "{} balance eth0 10.1.2.3 {VIP} 10.1.2.10 10.1.2.11 --mode generic --socket {SOCKET}",
         program("butterfly")
     );
     let mut balance = stage.balancer.start("balance", &command)?;
@@ -39,14 +42,43 @@ pub fn balances_without_a_daemon(stage: &mut Stage) -> Result<()> {
         let packets = all.and_then(|line| line.split_whitespace().nth(6)?.parse::<u64>().ok());
         Ok(packets.filter(|packets| *packets >= 300))
     })?;
+    // Others ask it what it does, as they ask a daemon.
+    let ask = |words: &str| {
+        let (butterfly, socket) = (program("butterfly"), SOCKET);
+        let asked = stage
+            .balancer
+            .ok(&format!("{butterfly} -e unix:{socket} {words} 2>&1; true"));
+        asked.map(|said| said.trim_end().to_owned())
+    };
+    let key = format!("{VIP}:80/tcp");
+    check(ask("service list")? == key, "its service is listed")?;
+    let shown = ask("service show")?;
+    check(
+        shown.contains("10.1.2.10"),
+        &format!("its servers: {shown}"),
+    )?;
+    let stats = ask("service stats")?;
+    let flows = stats.lines().find(|line| line.starts_with(&key));
+    let flows = flows.and_then(|line| line.split_whitespace().nth(2)?.parse::<u64>().ok());
+    check(
+        flows == Some(100),
+        &format!("its flows are counted: {stats}"),
+    )?;
+    let refused = ask(&format!("service del {key}"))?;
+    check(refused.contains("only looked at"), &refused)?;
     let ended = balance.terminate(PATIENCE)?;
     check(ended.success(), "it ends when asked to")?;
     check(!taken(stage)?, "and gives the interface back")?;
+    check(
+        !std::path::Path::new(SOCKET).exists(),
+        "its socket has gone",
+    )?;
     let mut balance = stage.balancer.start("balance", &command)?;
     wait_for("a program on the interface", PATIENCE, || {
         Ok(taken(stage)?.then_some(()))
     })?;
     balance.kill();
+    let _ = std::fs::remove_file(SOCKET);
     check(!taken(stage)?, "also when it is killed")
 }
 

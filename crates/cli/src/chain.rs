@@ -26,7 +26,7 @@ Examples:
 #[derive(Parser, Debug)]
 #[command(
     name = "butterfly",
-    version,
+    version = api::VERSION,
     about = ABOUT,
     after_help = format!("{EXAMPLES}\n\n{EXIT_CODES}"),
     max_term_width = 110,

@@ -23,6 +23,12 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
+    /// Something is where the daemon listens by default.
+    pub fn default_is_there() -> bool {
+        let path = DEFAULT_V1.trim_start_matches("unix:");
+        std::path::Path::new(path).exists()
+    }
+
     /// Reads `unix:PATH` (or an absolute path), `https://HOST:PORT` (or `tcp:HOST:PORT`, as
     /// `butterflyd --api` writes it), `tcp://HOST:PORT`, `ipc://PATH`.
     pub fn parse(text: &str) -> Result<Endpoint, Error> {

@@ -18,6 +18,7 @@ mod json;
 mod manual;
 mod options;
 mod output;
+mod query;
 mod session;
 mod translate;
 mod words;
@@ -56,8 +57,8 @@ async fn run(chain: Chain) -> Result<(), Error> {
     let mut session = Session::new(chain.global);
     for command in chain.commands {
         let done = command.run(&mut session).await;
-        // Also after a failure: what was printed before it is true.
-        session.out.flush()?;
+        // Also after a failure: what was done and printed before it is true.
+        session.finish()?;
         done?;
     }
     Ok(())

@@ -91,6 +91,12 @@ impl Global {
         Ok(endpoint)
     }
 
+    /// Whether somebody has said where the daemon is, or that it speaks v0.
+    pub fn names_an_endpoint(&self, from_env: Option<&str>) -> bool {
+        let from_env = from_env.is_some_and(|text| !text.is_empty());
+        self.endpoint.is_some() || self.key.is_some() || from_env
+    }
+
     /// How long to wait for a connection or an answer.
     pub fn timeout(&self) -> Duration {
         Duration::from_millis(self.timeout.unwrap_or(DEFAULT_TIMEOUT_MS))

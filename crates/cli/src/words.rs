@@ -74,6 +74,22 @@ pub fn direction_name(direction: v1::Direction) -> &'static str {
     }
 }
 
+/// A moment for people, as `2026-11-24 08:22:49 UTC`; programs get the seconds by `--json`.
+pub fn utc(unix_secs: u64) -> String {
+    let (days, secs) = (unix_secs / 86_400, unix_secs % 86_400);
+    // A year that begins in March ends with the day that may be missing; 400 of them are alike.
+    let days = days + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let month = (month + 2) % 12 + 1;
+    let year = era * 400 + year + u64::from(month <= 2);
+    let (hour, minute, second) = (secs / 3_600, secs / 60 % 60, secs % 60);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
+}
+
 /// A time in its largest whole unit: `70 us`, `3 s`.
 pub fn span(nanos: u64) -> String {
     match nanos {
@@ -90,5 +106,24 @@ pub fn state_name(state: v1::PortState) -> &'static str {
         v1::PortState::Down => "down",
         v1::PortState::Up => "up",
         v1::PortState::Broken => "broken",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::utc;
+
+    #[test]
+    fn moments_are_those_of_the_calendar() {
+        for (secs, text) in [
+            (0, "1970-01-01 00:00:00 UTC"),
+            (951_782_399, "2000-02-28 23:59:59 UTC"),
+            (951_782_400, "2000-02-29 00:00:00 UTC"),
+            (1_709_251_199, "2024-02-29 23:59:59 UTC"),
+            (1_735_689_599, "2024-12-31 23:59:59 UTC"),
+            (4_107_542_400, "2100-03-01 00:00:00 UTC"),
+        ] {
+            assert_eq!(utc(secs), text);
+        }
     }
 }

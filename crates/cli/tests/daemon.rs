@@ -34,6 +34,7 @@ const SAME: &[&str] = &[
     "nic list",
     "nic details a",
     "nic details",
+    "sg rule add web --ip-proto tcp --port 8080,9000-9010 + sg rule del web --ip-proto tcp --port 9000-9010,8080",
     "nic list --long",
     "nic update a --ip 42.0.0.7 --disable-antispoof",
     "nic update a --packet-trace false",
@@ -499,11 +500,11 @@ fn connections_are_exported_and_imported() {
     for endpoint in [&daemon.v0, &daemon.v1] {
         let ran = butterfly(
             endpoint,
-            &format!("nic export a --file {}", state.display()),
+            &format!("flows export a --file {}", state.display()),
         );
         assert_eq!((ran.code, ran.stderr.as_str()), (0, ""));
         assert_eq!(
-            daemon.ok(&format!("nic import a {}", state.display())),
+            daemon.ok(&format!("flows import a {}", state.display())),
             "0\n"
         );
     }
@@ -512,6 +513,116 @@ fn connections_are_exported_and_imported() {
         butterfly(&daemon.v1, &format!("nic import a {}", state.display())).code,
         1
     );
+}
+
+/// What scripts say that were written before the words were the same everywhere.
+#[test]
+fn old_words_do_what_the_new_ones_do() {
+    let daemon = Daemon::start();
+    daemon.ok("nic add --id a --mac 52:54:00:12:34:01 --vni 42 --sg web + sg add web");
+    daemon.ok("endpoint add 192.168.0.2 --vni 42 + network set 42 --from endpoints");
+    let state = daemon.dir().join("state").display().to_string();
+    daemon.ok(&format!("nic export a --file {state}"));
+    for (old, new) in [
+        ("sg details web", "sg show web"),
+        ("endpoint list", "host list"),
+        ("interface lo", "interface show lo"),
+        ("neigh", "neigh list"),
+        ("flows a", "flows list a"),
+        ("flows", "flows show"),
+        (
+            &format!("nic import a {state}"),
+            &format!("flows import a {state}"),
+        ),
+    ] {
+        let (old, new) = (daemon.ok(old), daemon.ok(new));
+        assert_eq!(old, new);
+    }
+    assert_eq!(
+        daemon.ok("network show 42").lines().nth(3),
+        Some("from:      hosts (as said)")
+    );
+    let routing = |words: &str| butterfly(&daemon.v1, words).stderr;
+    assert_eq!(routing("route list"), routing("route show"));
+    assert_eq!(daemon.ok("router status"), daemon.ok("router show"));
+    // Of NICs `show` has always said more than `details`.
+    assert!(daemon.ok("nic show").starts_with(&daemon.ok("nic details")));
+    assert_eq!(daemon.ok_v0("nic show"), daemon.ok_v0("nic details"));
+}
+
+#[test]
+fn changes_are_told_as_json() {
+    let daemon = Daemon::start();
+    let done = |line: &str| -> serde_json::Value {
+        let said = daemon.ok(&format!("{line} --json"));
+        let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+        said["done"].clone()
+    };
+    let json = |text: &str| -> serde_json::Value { serde_json::from_str(text).unwrap() };
+    let mut said = Vec::new();
+    for (line, expected) in [
+        ("sg add a b", r#"[{"group":"a"},{"group":"b"}]"#),
+        (
+            "sg member add a 42.0.0.1",
+            r#"[{"group":"a","member":"42.0.0.1"}]"#,
+        ),
+        (
+            "sg rule add a --ip-proto tcp --port 80,443",
+            r#"[{"group":"a","rule":{"direction":"DIRECTION_INGRESS","protocol":6,"ports":{"start":80,"end":80}}},
+                {"group":"a","rule":{"direction":"DIRECTION_INGRESS","protocol":6,"ports":{"start":443,"end":443}}}]"#,
+        ),
+        ("host add 192.0.2.7", r#"[{"endpoint":"192.0.2.7"}]"#),
+        (
+            "binding add --vni 7 --mac 52:54:00:12:34:07 --host 192.0.2.7",
+            r#"[{"binding":{"vni":7,"mac":"52:54:00:12:34:07"}}]"#,
+        ),
+        ("network set 7 --learning on", r#"[{"network":7}]"#),
+        (
+            "service add 192.0.2.9:80",
+            r#"[{"service":"192.0.2.9:80/tcp"}]"#,
+        ),
+        (
+            "service server add 192.0.2.9:80 10.0.0.1 10.0.0.2",
+            r#"[{"service":"192.0.2.9:80/tcp","server":"10.0.0.1"},
+                {"service":"192.0.2.9:80/tcp","server":"10.0.0.2"}]"#,
+        ),
+        ("sg del a", r#"[{"group":"a"}]"#),
+        ("log-level warning", r#"[{"log_level":"warning"}]"#),
+    ] {
+        said.push((line, done(line), json(expected)));
+    }
+    for (line, said, expected) in said {
+        assert_eq!(said, expected, "{line}");
+    }
+    // What was done before the failure is done, and told.
+    daemon.ok("nic add --id a --mac 52:54:00:12:34:01 --vni 42");
+    let ran = butterfly(
+        &daemon.v1,
+        "sg add c + nic update nobody --ip 42.0.0.1 --json",
+    );
+    assert_eq!(
+        (ran.code, json(&ran.stdout)),
+        (1, json(r#"{"done":[{"group":"c"}]}"#))
+    );
+}
+
+/// `start date: 2026-11-24 08:22:49 UTC`, a moment ago.
+#[test]
+fn dates_are_for_people_and_seconds_for_programs() {
+    let daemon = Daemon::start();
+    let status = daemon.ok("status");
+    let date = |name: &str| {
+        let mut lines = status.lines();
+        lines.find_map(|line| line.strip_prefix(name).map(|date| date.trim().to_owned()))
+    };
+    let value: serde_json::Value = serde_json::from_str(&daemon.ok("status --json")).unwrap();
+    let secs = value["start_unix_secs"].as_u64().unwrap();
+    let by_date = std::process::Command::new("date")
+        .args(["-u", "+%F %T UTC", "-d", &format!("@{secs}")])
+        .output()
+        .unwrap();
+    let by_date = String::from_utf8(by_date.stdout).unwrap();
+    assert_eq!(date("start date:").as_deref(), Some(by_date.trim()));
 }
 
 #[test]

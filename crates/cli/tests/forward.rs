@@ -156,3 +156,100 @@ fn what_it_cannot_do_it_says() {
         "butterfly: interface east0: it belongs to the bridge bridge0, which has its packets"
     );
 }
+
+/// What a shell runs with a folder of query sockets of its own: other tests have theirs.
+const ALONE: &str = "mkdir -p /run/butterfly-alone && mount -t tmpfs tmpfs /run/butterfly-alone";
+
+/// netmap-fwd had a socket that its commands ask; so has a router without a daemon, and the
+/// commands of the daemon's router find it.
+#[test]
+fn it_is_asked_what_it_knows() {
+    let hosts = RoutedHosts::new().expect("the kernel forwards");
+    let butterfly = env!("CARGO_BIN_EXE_butterfly");
+    let script = format!(
+        "{ALONE}
+         {butterfly} forward east0 west0 > /run/butterfly-alone/log 2>&1 &
+         for try in $(seq 200); do {butterfly} router list >/dev/null 2>&1 && break; sleep 0.05; done
+         ping -c 2 10.2.0.2 >/dev/null
+         echo '== route'; {butterfly} route show 10.2.0.0/16
+         echo '== json'; {butterfly} route list 10.2.0.0/16 --json
+         echo '== to'; {butterfly} route show 10.2.0.2
+         echo '== neigh'; {butterfly} neigh list -4
+         echo '== arp'; {butterfly} arp
+         echo '== interface'; {butterfly} interface show east0
+         echo '== router'; {butterfly} router show
+         echo '== refused'; {butterfly} router add lo 2>&1 || echo code $?
+         echo '== two'
+         {butterfly} forward --socket /run/butterfly-alone/forward-0.sock lo 2>&1 || echo code $?
+         kill $!; wait
+         echo '== after'; ls /run/butterfly-alone; {butterfly} route show 2>&1; echo code $?"
+    );
+    let script = hosts.router.ok(&format!(
+        "unshare -m sh -c '{}'",
+        script.replace('\'', "\"")
+    ));
+    let said = script.expect("a shell");
+    let part = |name: &str| {
+        let begin = said
+            .split(&format!("== {name}\n"))
+            .nth(1)
+            .unwrap_or_default();
+        begin.split("== ").next().unwrap_or_default().to_owned()
+    };
+    for (name, line) in [
+        ("route", "10.2.0.0/24"),
+        ("route", "west0        fast"),
+        ("json", "\"prefix\":\"10.2.0.0/24\""),
+        ("to", "10.2.0.0/24"),
+        ("neigh", "10.2.0.2"),
+        ("arp", "? (10.2.0.2) at "),
+        ("interface", "east0: flags=<UP,RUNNING> mtu 1500"),
+        ("interface", "tc router"),
+        ("router", "east0      forwarded"),
+        ("refused", "whose command line says what it does"),
+        ("refused", "code 1"),
+        ("two", "it is no Ethernet interface"),
+        ("after", "log\n"),
+        ("after", "code 3"),
+    ] {
+        assert!(part(name).contains(line), "no '{line}' in {name}:\n{said}");
+    }
+    assert!(!part("after").contains(".sock"), "{said}");
+}
+
+/// Only root and whose the socket is are answered, whatever the file's mode says.
+#[test]
+fn strangers_ask_in_vain() {
+    let hosts = RoutedHosts::new().expect("the kernel forwards");
+    let butterfly = env!("CARGO_BIN_EXE_butterfly");
+    let dir = tempfile::tempdir().expect("a folder");
+    std::fs::set_permissions(
+        dir.path(),
+        std::os::unix::fs::PermissionsExt::from_mode(0o755),
+    )
+    .expect("a mode");
+    let program = dir.path().join("butterfly");
+    std::fs::copy(butterfly, &program).expect("a copy that everybody may run");
+    let (program, socket) = (program.display(), dir.path().join("query"));
+    let process = forward(&hosts, &format!("--socket {}", socket.display()));
+    let ask = |who: &str| {
+        let socket = socket.display();
+        let command = format!("{who} {program} -e unix:{socket} router list 2>&1; echo code $?");
+        hosts.router.ok(&command).expect("a shell")
+    };
+    let nobody = "setpriv --reuid 65534 --regid 65534 --clear-groups";
+    assert!(ask("").contains("east0"), "{}", process.log());
+    let closed = ask(nobody);
+    assert!(
+        closed.contains("Permission denied") && closed.contains("code 3"),
+        "{closed}"
+    );
+    std::fs::set_permissions(&socket, std::os::unix::fs::PermissionsExt::from_mode(0o666))
+        .expect("a mode");
+    let open = ask(nobody);
+    assert!(
+        open.ends_with("code 3\n") && !open.contains("east0"),
+        "{open}"
+    );
+    drop(process);
+}

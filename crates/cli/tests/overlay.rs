@@ -13,33 +13,40 @@ fn a_network_of_two_hosts_is_told_and_seen() {
     daemon.ok("nic add --id a --mac 52:54:00:12:34:01 --vni 42 --ip 42.0.0.1");
     assert_eq!(
         daemon.ok("network list"),
-        "VNI  LEARNING  FLOOD                 FROM     NICS  ENDPOINTS  BINDINGS\n\
-         \x2042  on        multicast 230.0.0.42  anybody     1          0         0\n"
+        "VNI  LEARNING  FLOOD                 FROM     NICS  HOSTS  BINDINGS\n\
+         \x2042  on        multicast 230.0.0.42  anybody     1      0         0\n"
     );
-    daemon.ok(
-        "endpoint add 192.168.0.2 --vni 42 --name rack-2 + endpoint add 192.168.0.3 --every-vni",
-    );
+    daemon.ok("host add 192.168.0.2 --vni 42 --name rack-2 + host add 192.168.0.3 --every-vni");
     daemon.ok(
         "binding add --vni 42 --mac 52:54:00:12:34:02 --ip 42.0.0.2 fd00::2 --host 192.168.0.2",
     );
     assert_eq!(
-        daemon.ok("endpoint list"),
+        daemon.ok("host list"),
         "ADDRESS      NAME    BINDINGS  VNIS\n\
          192.168.0.2  rack-2         1  42\n\
          192.168.0.3  -              0  every\n"
+    );
+    assert_eq!(
+        daemon.ok("host show 192.168.0.2"),
+        "address:  192.168.0.2\nname:     rack-2\nbindings: 1\nvnis:     42\n"
+    );
+    let unknown = butterfly(&daemon.v1, "host show FD00:0::1");
+    assert_eq!(
+        (unknown.code, unknown.stderr.as_str()),
+        (1, "butterfly: host fd00::1 is not known\n")
     );
     assert_eq!(
         daemon.ok("network show 42"),
         "vni:       42\n\
          learning:  off (by default)\n\
          flood:     head-end (by default)\n\
-         from:      endpoints (by default)\n\
+         from:      hosts (by default)\n\
          dhcp:      nobody\n\
          routers:   nobody\n\
          nics:      1\n\
          bindings:  1\n\
-         endpoint:  192.168.0.2\n\
-         endpoint:  192.168.0.3\n"
+         host:      192.168.0.2\n\
+         host:      192.168.0.3\n"
     );
     let table = "VNI  MAC                HOST         IP\n 42  52:54:00:12:34:02  192.168.0.2  42.0.0.2 fd00::2\n";
     assert_eq!(daemon.ok("binding list"), table);
@@ -67,11 +74,11 @@ fn a_network_of_two_hosts_is_told_and_seen() {
     assert!(
         daemon
             .ok("network show 43")
-            .contains("from:      endpoints (by default)\n")
+            .contains("from:      hosts (by default)\n")
     );
     daemon.ok("nic del b");
 
-    let refused = butterfly(&daemon.v1, "endpoint del 192.168.0.2");
+    let refused = butterfly(&daemon.v1, "host del 192.168.0.2");
     assert_eq!(
         (refused.code, refused.stderr.as_str()),
         (
@@ -79,9 +86,9 @@ fn a_network_of_two_hosts_is_told_and_seen() {
             "butterfly: endpoint '192.168.0.2' has 1 bindings: delete them with it, or first\n"
         )
     );
-    daemon.ok("endpoint del 192.168.0.2 --bindings + endpoint del 192.168.0.3 + network set 42");
+    daemon.ok("host del 192.168.0.2 --bindings + host del 192.168.0.3 + network set 42");
     assert_eq!(
-        (daemon.ok("endpoint list"), daemon.ok("binding list")),
+        (daemon.ok("host list"), daemon.ok("binding list")),
         Default::default()
     );
     let status = daemon.ok("status");
@@ -103,7 +110,7 @@ fn a_whole_set_is_printed_compared_and_set() {
     let planned = daemon.ok(&format!("binding set {file} --dry-run"));
     assert_eq!(
         planned,
-        "+ endpoint 192.168.0.3\n\
+        "+ host 192.168.0.3\n\
          ~ binding 42 52:54:00:12:34:02\n    endpoint: 192.168.0.2 -> 192.168.0.3\n\
          ~ binding 43 52:54:00:12:34:02\n    endpoint: 192.168.0.2 -> 192.168.0.3\n"
     );

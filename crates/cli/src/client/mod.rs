@@ -169,7 +169,7 @@ impl Client {
 
     /// Takes connections up; how many.
     pub async fn import_nic(&mut self, id: &str, state: Vec<u8>) -> Result<u64, Error> {
-        self.only_v1("nic import")?.import_nic(id, state).await
+        self.only_v1("flows import")?.import_nic(id, state).await
     }
 
     /// The ids of all groups, sorted.

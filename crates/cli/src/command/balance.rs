@@ -5,18 +5,23 @@
 use std::collections::BTreeSet;
 use std::io::IsTerminal;
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use api::v1;
+use api::v1::balancer_server::BalancerServer;
 use balancer::{Balancer, Follower, Options, Services};
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
+use tonic::service::Routes;
 
 use super::balance_services::ServicesArgs;
 use super::balance_table::{self, Sample};
+use super::query_options::QueryOptions;
 use super::xdp_mode::Mode;
 use crate::error::Error;
 use crate::output::Output;
+use crate::query::{Alone, Balance};
 use crate::session::Session;
 
 /// `balance`.
@@ -25,11 +30,12 @@ use crate::session::Session;
 Needs root, and no daemon. The servers are on the interface's network (or behind a tunnel) and have the VIPs too, on lo,
 not answering ARP for them: they answer the clients themselves. Clients reach a VIP by way of OWN_ADDRESS. Servers are not
 checked; `butterfly service` of a daemon does. The interfaces are the kernel's again when this ends, however it ends.
-VLANs are those that the kernel has interfaces for. With --json a line a print, counters since the beginning.
+VLANs are those that the kernel has interfaces for. While it runs, and where no daemon does, `butterfly service list`,
+`show` and `stats` say what it does. With --json a line a print, counters since the beginning.
 
 Examples:
   butterfly balance ens192 10.1.2.3 192.168.101.1 10.1.2.10 10.1.2.11 10.1.2.12
-  butterfly balance ens192 10.1.2.3 192.168.101.1 10.1.2.10 10.1.2.11 --vip 192.168.101.2 -p 80 -p 443 -i ens224
+  butterfly balance ens192 10.1.2.3 192.168.101.1 10.1.2.10 10.1.2.11 --vip 192.168.101.2 -p 80,443 -i ens224
   butterfly balance ens192 10.1.2.3 192.168.101.1 10.1.2.10*3 10.1.2.11 --proto udp --port 53 --encapsulation ipip")]
 pub struct BalanceArgs {
     /// The interface that clients' packets come by
@@ -57,6 +63,8 @@ pub struct BalanceArgs {
     /// End after so many seconds [default: when interrupted]
     #[arg(short = 'r', long = "for", value_name = "SECS", value_parser = clap::value_parser!(u64).range(1..))]
     seconds: Option<u64>,
+    #[command(flatten)]
+    query: QueryOptions,
 }
 
 impl BalanceArgs {
@@ -72,10 +80,12 @@ impl BalanceArgs {
         );
         let follower = Follower::start().await.map_err(failed)?;
         let balancer = Balancer::new(&self.options(&services)).map_err(failed)?;
-        let balancer = Mutex::new(balancer);
+        let balancer = Arc::new(Mutex::new(balancer));
         follower.learn(&balancer, &services).await.map_err(failed)?;
         lock(&balancer).apply(services).map_err(failed)?;
-        self.begin(&follower, &balancer, &mut session.out)?;
+        let interfaces = self.begin(&follower, &balancer, &mut session.out)?;
+        let answers = BalancerServer::new(Balance::new(balancer.clone(), interfaces));
+        let _socket = self.query.answer(Alone::Balance, Routes::new(answers))?;
         self.warn(&follower, &balancer).await.map_err(failed)?;
         let shown = self.show(&balancer, &mut session.out);
         tokio::select! {
@@ -119,14 +129,19 @@ impl BalanceArgs {
         follower: &Follower,
         balancer: &Mutex<Balancer>,
         out: &mut Output,
-    ) -> Result<(), Error> {
+    ) -> Result<Vec<v1::BalancerInterface>, Error> {
         let mode = self.mode.map(Mode::xdp);
         let mut taken = Vec::new();
+        let mut interfaces = Vec::new();
         for name in std::iter::once(&self.interface).chain(&self.other_interfaces) {
             let attached = follower.attach(&mut lock(balancer), name, mode);
             let mode = attached.map_err(|e| Error::Refused(format!("{name}: {e}")))?;
             let place = mode.place_on(follower.kind(name).as_deref());
             taken.push(format!("{name}: {place}"));
+            interfaces.push(v1::BalancerInterface {
+                name: name.clone(),
+                mode: router::messages::mode(Some(mode)).into(),
+            });
         }
         let keys: Vec<String> = lock(balancer)
             .services()
@@ -137,7 +152,8 @@ impl BalanceArgs {
             let (keys, taken) = (keys.join(", "), taken.join(", "));
             out.text(&format!("balancing {keys} on {taken}; Ctrl-C ends it"))?;
         }
-        out.flush()
+        out.flush()?;
+        Ok(interfaces)
     }
 
     /// Says which interfaces lose what is sent from XDP: servers behind them look well to whoever

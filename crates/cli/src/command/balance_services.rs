@@ -24,16 +24,18 @@ pub struct ServicesArgs {
     /// Another VIP, of the same servers; may be repeated
     #[arg(long = "vip", value_name = "VIP")]
     other_vips: Vec<IpAddr>,
-    /// The protocol; may be repeated
+    /// The protocol; several: tcp,udp
     #[arg(
         long,
+        value_delimiter = ',',
         value_name = "PROTOCOL",
         default_value = "tcp",
         ignore_case = true
     )]
     proto: Vec<Proto>,
-    /// The port of each VIP, or all; may be repeated
-    #[arg(short, long = "port", value_name = "PORT", default_value = "80", value_parser = port)]
+    /// The port of each VIP, or all; several: 80,443
+    #[arg(short, long = "port", value_name = "PORT", default_value = "80", value_delimiter = ',',
+        value_parser = port)]
     ports: Vec<Port>,
     /// How packets reach the servers
     #[arg(long, value_name = "HOW", default_value = "l2", ignore_case = true)]
@@ -210,7 +212,7 @@ mod tests {
     #[test]
     fn every_vip_has_every_port() {
         assert_eq!(
-            services("192.0.2.1 10.0.0.1 10.0.0.2*3 --vip 192.0.2.2 -p 80 -p 443").unwrap(),
+            services("192.0.2.1 10.0.0.1 10.0.0.2*3 --vip 192.0.2.2 -p 80,443").unwrap(),
             [
                 "192.0.2.1:80/tcp 10.0.0.1 10.0.0.2",
                 "192.0.2.1:443/tcp 10.0.0.1 10.0.0.2",

@@ -46,7 +46,7 @@ pub struct AddArgs {
     /// The machine's MAC address
     #[arg(long)]
     mac: String,
-    /// The host's address, an endpoint
+    /// The host's address
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     host: String,
     /// The machine's IPv4 and IPv6 addresses
@@ -113,12 +113,20 @@ impl BindingCommand {
                     addresses: args.ip,
                     endpoint: args.host,
                 };
+                let key = json!({ "vni": binding.vni, "mac": binding.mac });
                 let v1 = session.client().await?.only_v1("binding")?;
-                v1.put_bindings(vec![binding]).await
+                v1.put_bindings(vec![binding]).await?;
+                session.done("binding", key);
+                Ok(())
             }
             BindingCommand::Del(args) => {
                 let v1 = session.client().await?.only_v1("binding")?;
-                v1.delete_bindings(keys(args)).await
+                let keys = keys(args);
+                v1.delete_bindings(keys.clone()).await?;
+                for key in keys {
+                    session.done("binding", json!({ "vni": key.vni, "mac": key.mac }));
+                }
+                Ok(())
             }
             BindingCommand::List(args) => list(args, session).await,
             BindingCommand::Show(args) => show(args, session).await,

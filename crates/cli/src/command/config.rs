@@ -128,7 +128,7 @@ fn too_much(planned: &[v1::Change], now: &v1::Config, new: &v1::Config) -> Optio
             now.groups.len(),
         ),
         (
-            "endpoints",
+            "hosts",
             deleted(|s| matches!(s, Subject::Endpoint(_))),
             now.endpoints.len(),
         ),
@@ -175,7 +175,7 @@ pub fn lines(change: &v1::Change) -> String {
     let subject = match &change.subject {
         Some(Subject::Nic(id)) => format!("nic {id}"),
         Some(Subject::Group(id)) => format!("sg {id}"),
-        Some(Subject::Endpoint(address)) => format!("endpoint {address}"),
+        Some(Subject::Endpoint(address)) => format!("host {address}"),
         Some(Subject::Network(vni)) => format!("network {vni}"),
         Some(Subject::Binding(key)) => format!("binding {} {}", key.vni, key.mac),
         Some(Subject::Service(key)) => format!("service {}", key_words(key)),

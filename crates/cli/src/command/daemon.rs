@@ -12,6 +12,7 @@ use crate::error::Error;
 use crate::json;
 use crate::output;
 use crate::session::Session;
+use crate::words::utc;
 
 /// Shown behind the help of `status`.
 pub const STATUS_EXAMPLE: &str = "\
@@ -79,7 +80,9 @@ impl LogLevelArgs {
             Level::Info => "info",
             Level::Debug => "debug",
         };
-        session.client().await?.set_log_level(level).await
+        session.client().await?.set_log_level(level).await?;
+        session.done("log_level", level);
+        Ok(())
     }
 }
 
@@ -184,8 +187,8 @@ fn lines(status: &v1::Status) -> Vec<(String, String)> {
         line("version", status.version.clone());
         line("pid", status.pid.to_string());
     }
-    line("start date", status.start_unix_secs.to_string());
-    line("current date", status.current_unix_secs.to_string());
+    line("start date", utc(status.start_unix_secs));
+    line("current date", utc(status.current_unix_secs));
     line("uptime", duration(status.uptime_secs));
     line("requests", status.requests.to_string());
     if is_v1 {
@@ -252,7 +255,9 @@ impl ShutdownArgs {
             };
             what.map_or(Ok(()), |what| confirm(&what))?;
         }
-        client.shutdown().await
+        client.shutdown().await?;
+        session.done("shutdown", true);
+        Ok(())
     }
 }
 

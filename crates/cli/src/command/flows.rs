@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use api::v1;
-use clap::Args;
+use clap::{Args, Subcommand};
 
+use super::nic_state::{ExportArgs, ImportArgs};
 use super::repeat::{Repeat, grown, rate};
 use crate::client::Client;
 use crate::error::Error;
@@ -32,9 +33,49 @@ pub struct DropsArgs {
     repeat: Repeat,
 }
 
-/// `flows`.
+/// `flows`, alone or with a word.
 #[derive(Args, Debug)]
-#[command(after_help = "Example:\n  butterfly flows vnic_1")]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "\
+With the id of a NIC alone it lists, as before; `flows list` takes every id.
+
+Example:
+  butterfly flows list vnic_1"
+)]
+pub struct FlowsCommand {
+    #[command(subcommand)]
+    word: Option<FlowsWord>,
+    #[command(flatten)]
+    alone: FlowsArgs,
+}
+
+#[derive(Subcommand, Debug)]
+enum FlowsWord {
+    /// List tracked connections, as the noun alone does
+    #[command(visible_alias = "show")]
+    List(FlowsArgs),
+    /// Write a NIC's connections, for the host its machine moves to
+    Export(ExportArgs),
+    /// Take up connections that `flows export` wrote elsewhere
+    Import(ImportArgs),
+}
+
+impl FlowsCommand {
+    /// Runs the chosen `flows` command.
+    pub async fn run(self, session: &mut Session) -> Result<(), Error> {
+        match self.word {
+            Some(FlowsWord::List(args)) => args.run(session).await,
+            Some(FlowsWord::Export(args)) => args.run(session).await,
+            Some(FlowsWord::Import(args)) => args.run(session).await,
+            None => self.alone.run(session).await,
+        }
+    }
+}
+
+/// `flows list`.
+#[derive(Args, Debug)]
+#[command(after_help = "Example:\n  butterfly flows list vnic_1")]
 pub struct FlowsArgs {
     /// Id of a NIC [default: all]
     nic: Option<String>,

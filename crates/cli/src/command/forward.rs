@@ -3,20 +3,25 @@
 
 use std::time::Duration;
 
+use api::v1::router_server::RouterServer;
 use clap::Args;
 use router::{Options, Report, Service, text};
 use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
+use tonic::service::Routes;
 use xdp::Interfaces;
 
+use super::query_options::QueryOptions;
 use super::xdp_mode::Mode;
 use crate::error::Error;
+use crate::query::{Alone, Forward};
 use crate::session::Session;
 
 const EXAMPLES: &str = "\
 Nothing is configured here: addresses, routes, rules, neighbours and MTUs are the kernel's, and followed as they
 change. What the fast path does not do itself is left to the kernel, which also takes over when this ends,
-however it ends. With --json a line a report.
+however it ends. While it runs, and where no daemon does, `butterfly route`, `neigh`, `interface` and `router show` say
+what it knows. With --json a line a report.
 
 Examples:
   butterfly forward eth1 eth2
@@ -48,6 +53,8 @@ pub struct ForwardArgs {
     #[arg(long, value_name = "COUNT", default_value_t = Options::default().nodes6,
         value_parser = clap::value_parser!(u32).range(Options::NODES))]
     nodes6: u32,
+    #[command(flatten)]
+    query: QueryOptions,
 }
 
 impl ForwardArgs {
@@ -74,6 +81,9 @@ impl ForwardArgs {
         }
         let mut shown = service.router.report().map_err(refused)?;
         begin(session, &service, &shown, self.routes)?;
+        let (forward, mut asked) = Forward::new();
+        let answers = Routes::new(RouterServer::new(forward));
+        let _socket = self.query.answer(Alone::Forward, answers)?;
         let mut second = tokio::time::interval(Duration::from_secs(self.watch.unwrap_or(1)));
         second.tick().await;
         loop {
@@ -91,6 +101,7 @@ impl ForwardArgs {
                     say_what_changed(session, &shown, &now)?;
                     shown = now;
                 }
+                Some(look) = asked.recv() => look(&service, &attached),
                 _ = second.tick(), if self.watch.is_some() => {
                     show(session, &service.router.report().map_err(refused)?)?;
                 }

@@ -2,29 +2,103 @@
 //! netmap-fwd prints them.
 
 use api::v1;
-use clap::Args;
+use clap::{Args, Subcommand};
 
 use super::router::client;
 use super::xdp_mode::mode_name;
 use crate::error::Error;
 use crate::json;
+use crate::output::Table;
+use crate::query::Alone;
 use crate::session::Session;
 
-/// `interface`.
+/// `interface`, alone or with a word.
+#[derive(Args, Debug)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "Example:\n  butterfly interface show eth1"
+)]
+pub struct InterfaceCommand {
+    #[command(subcommand)]
+    word: Option<InterfaceWord>,
+    #[command(flatten)]
+    alone: InterfaceArgs,
+}
+
+#[derive(Subcommand, Debug)]
+enum InterfaceWord {
+    /// List the interfaces, a line each
+    #[command(after_help = "Example:\n  butterfly interface list")]
+    List,
+    /// Show all that is known of interfaces, as the noun alone does
+    Show(InterfaceArgs),
+}
+
+/// `interface show`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
-  butterfly interface
-  butterfly interface eth1 eth2.100")]
+  butterfly interface show
+  butterfly interface show eth1 eth2.100")]
 pub struct InterfaceArgs {
     /// Names of interfaces [default: all]
     #[arg(value_name = "INTERFACE")]
     names: Vec<String>,
 }
 
-impl InterfaceArgs {
+impl InterfaceCommand {
     /// Runs the chosen `interface` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
+        session.prefer_alone(Alone::Forward).await?;
+        match self.word {
+            Some(InterfaceWord::List) => list(session).await,
+            Some(InterfaceWord::Show(args)) => args.run(session).await,
+            None => self.alone.run(session).await,
+        }
+    }
+}
+
+async fn list(session: &mut Session) -> Result<(), Error> {
+    let interfaces = client(session).await?.interfaces(Vec::new()).await?;
+    if session.out.json {
+        let values = interfaces.iter().map(|one| json::full("Interface", one));
+        return session.out.value(&values.collect());
+    }
+    let headings = [
+        "NAME",
+        "STATE",
+        ">MTU",
+        "MAC",
+        "ADDRESSES",
+        "MODE",
+        "FEATURES",
+    ];
+    let mut table = Table::new(&headings);
+    for interface in interfaces {
+        let state = match (interface.up, interface.running) {
+            (false, _) => "down",
+            (true, false) => "no link",
+            (true, true) => "up",
+        };
+        let mode = match interface.features.is_empty() {
+            true => "",
+            false => mode_name(interface.mode()),
+        };
+        table.row([
+            interface.name.clone(),
+            state.into(),
+            interface.mtu.to_string(),
+            interface.mac.clone(),
+            interface.addresses.join(" "),
+            mode.into(),
+            interface.features.join(", "),
+        ]);
+    }
+    session.out.table(&table)
+}
+
+impl InterfaceArgs {
+    async fn run(self, session: &mut Session) -> Result<(), Error> {
         let interfaces = client(session).await?.interfaces(self.names).await?;
         if session.out.json {
             let values = interfaces.iter().map(|one| json::full("Interface", one));

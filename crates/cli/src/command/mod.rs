@@ -10,10 +10,10 @@ mod completion;
 mod config;
 mod daemon;
 mod dump;
-mod endpoint;
 mod events;
 mod flows;
 mod forward;
+mod host;
 mod interface;
 mod neigh;
 mod network;
@@ -25,6 +25,7 @@ mod nic_sg;
 mod nic_show;
 mod nic_state;
 mod nic_stats;
+mod query_options;
 mod repeat;
 mod request;
 mod route;
@@ -72,8 +73,8 @@ pub enum Command {
     #[command(subcommand)]
     Uplink(uplink::UplinkCommand),
     /// Other hosts (API v1)
-    #[command(subcommand)]
-    Endpoint(endpoint::EndpointCommand),
+    #[command(subcommand, alias = "endpoint")]
+    Host(host::HostCommand),
     /// Which machine is behind which other host (API v1)
     #[command(subcommand)]
     Binding(binding::BindingCommand),
@@ -89,11 +90,11 @@ pub enum Command {
     #[command(subcommand)]
     Route(route::RouteCommand),
     /// Show the kernel's neighbours: states, expiry, and whether the router sends to them (API v1)
-    Neigh(neigh::NeighArgs),
+    Neigh(neigh::NeighCommand),
     /// Show IPv4's neighbours as `arp` does (API v1)
     Arp(neigh::ArpArgs),
     /// Show the interfaces of the daemon's host, and what of Butterfly runs on each (API v1)
-    Interface(interface::InterfaceArgs),
+    Interface(interface::InterfaceCommand),
     /// Show the daemon's state: since when it runs, what it did, its networks as a DOT graph
     #[command(after_help = daemon::STATUS_EXAMPLE)]
     Status(daemon::StatusArgs),
@@ -120,8 +121,8 @@ pub enum Command {
     Watch(watch::WatchArgs),
     /// Show dropped frames by NIC, direction and reason (API v1)
     Drops(flows::DropsArgs),
-    /// Show tracked connections (API v1)
-    Flows(flows::FlowsArgs),
+    /// Tracked connections: list them, and take them to another host (API v1)
+    Flows(flows::FlowsCommand),
     /// Forward between interfaces, in the foreground and without a daemon, until interrupted
     Forward(forward::ForwardArgs),
     /// Change how much the daemon logs, until it stops
@@ -142,7 +143,7 @@ impl Command {
             Command::Sg(command) => command.run(session).await,
             Command::Network(command) => command.run(session).await,
             Command::Uplink(command) => command.run(session).await,
-            Command::Endpoint(command) => command.run(session).await,
+            Command::Host(command) => command.run(session).await,
             Command::Binding(command) => command.run(session).await,
             Command::Service(command) => command.run(session).await,
             Command::Balance(args) => args.run(session).await,

@@ -2,24 +2,56 @@
 
 use api::v1;
 use api::v1::router_event::Kind;
-use clap::Args;
+use clap::{Args, Subcommand};
 
 use super::router::client;
 use super::router_changes::Changes;
 use crate::error::Error;
 use crate::json;
 use crate::output::Table;
+use crate::query::Alone;
 use crate::session::Session;
 
-/// `neigh`.
+/// `neigh`, alone or with a word.
+#[derive(Args, Debug)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "Example:\n  butterfly neigh list"
+)]
+pub struct NeighCommand {
+    #[command(subcommand)]
+    word: Option<NeighWord>,
+    #[command(flatten)]
+    alone: NeighArgs,
+}
+
+#[derive(Subcommand, Debug)]
+enum NeighWord {
+    /// List the neighbours, as the noun alone does
+    #[command(visible_alias = "show")]
+    List(NeighArgs),
+}
+
+impl NeighCommand {
+    /// Prints the neighbours.
+    pub async fn run(self, session: &mut Session) -> Result<(), Error> {
+        let args = match self.word {
+            Some(NeighWord::List(args)) => args,
+            None => self.alone,
+        };
+        args.run(session).await
+    }
+}
+
+/// `neigh list`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 A reachable neighbour has to be confirmed when its time is up, a stale one may be forgotten. The router has the kernel
 confirm those that it sends to.
 
 Examples:
-  butterfly neigh
-  butterfly neigh --interface eth1 -6 --watch")]
+  butterfly neigh list
+  butterfly neigh list --interface eth1 -6 --watch")]
 pub struct NeighArgs {
     /// Of one interface
     #[arg(short, long, value_name = "INTERFACE")]
@@ -55,6 +87,7 @@ impl NeighArgs {
             ipv6: self.ipv6,
             interface: self.interface.clone().unwrap_or_default(),
         };
+        session.prefer_alone(Alone::Forward).await?;
         // Listened to first, so that no change falls between the list and them.
         let changes = self.changes.begin(client(session).await?).await?;
         let neighbours = client(session).await?.neighbours(request).await?;
@@ -97,6 +130,7 @@ impl ArpArgs {
             ipv6: false,
             interface: self.interface.clone().unwrap_or_default(),
         };
+        session.prefer_alone(Alone::Forward).await?;
         let neighbours = client(session).await?.neighbours(request).await?;
         if session.out.json {
             return print_json(&neighbours, session);

@@ -12,7 +12,7 @@ use crate::session::Session;
 /// `network …`.
 #[derive(Subcommand, Debug)]
 pub enum NetworkCommand {
-    /// List the networks that a NIC, an endpoint or a binding is in, or of which something is said
+    /// List the networks that a NIC, a host or a binding is in, or of which something is said
     #[command(after_help = "Example:\n  butterfly network list")]
     List,
     /// Show how networks work, who is in them, and which MACs were learnt
@@ -33,9 +33,9 @@ pub struct Vnis {
 /// `network set`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-What is not said: a network without endpoint and binding learns, floods to its multicast group and hears anybody, as
-the original Butterfly, until any endpoint is known, and nobody from then on; one with endpoints learns, floods to each of
-them and hears them alone; one with bindings does the same and does not learn.
+What is not said: a network without host and binding learns, floods to its multicast group and hears anybody, as
+the original Butterfly, until any host is known, and nobody from then on; one with hosts learns, floods to each of them
+and hears them alone; one with bindings does the same and does not learn.
 
 Examples:
   butterfly network set 42 --learning on --flood multicast --group 239.1.1.1 --from anybody
@@ -57,8 +57,7 @@ pub struct SetArgs {
     /// Whom VXLAN is taken from
     #[arg(long)]
     from: Option<From>,
-    /// Hosts on which a machine may answer as a DHCP server [default: none, once any endpoint is
-    /// known]
+    /// Hosts on which a machine may answer as a DHCP server [default: none, once any host is known]
     #[arg(long, value_name = "HOST", num_args = 1.., value_parser = address)]
     dhcp_server: Vec<String>,
     /// Hosts on which a machine may send router advertisements and redirects [default: likewise]
@@ -70,8 +69,9 @@ pub struct SetArgs {
 enum From {
     /// Whoever sends it, known or not
     Anybody,
-    /// The network's endpoints alone
-    Endpoints,
+    /// The network's hosts alone
+    #[value(alias = "endpoints")]
+    Hosts,
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy)]
@@ -82,7 +82,7 @@ enum Switch {
 
 #[derive(ValueEnum, Debug, Clone, Copy)]
 enum Flood {
-    /// A copy to each endpoint of the network
+    /// A copy to each host of the network
     HeadEnd,
     /// One copy to an IP multicast group
     Multicast,
@@ -102,7 +102,6 @@ impl NetworkCommand {
 }
 
 async fn set(args: SetArgs, session: &mut Session) -> Result<(), Error> {
-    let v1 = session.client().await?.only_v1("network")?;
     let flood = match args.flood {
         None => v1::Flood::Unspecified,
         Some(Flood::HeadEnd) => v1::Flood::HeadEnd,
@@ -119,7 +118,9 @@ async fn set(args: SetArgs, session: &mut Session) -> Result<(), Error> {
             dhcp_servers: args.dhcp_server.clone(),
             routers: args.router.clone(),
         };
+        let v1 = session.client().await?.only_v1("network")?;
         v1.put_network(network).await?;
+        session.done("network", vni);
     }
     Ok(())
 }
@@ -143,7 +144,7 @@ async fn list(session: &mut Session) -> Result<(), Error> {
         "FLOOD",
         "FROM",
         ">NICS",
-        ">ENDPOINTS",
+        ">HOSTS",
         ">BINDINGS",
     ]);
     for network in networks {
@@ -225,7 +226,7 @@ fn lines(network: &v1::NetworkStatus) -> Vec<(&'static str, String)> {
         ("bindings", network.bindings.to_string()),
     ];
     let endpoints = network.endpoint_addresses.iter();
-    lines.extend(endpoints.map(|address| ("endpoint", address.clone())));
+    lines.extend(endpoints.map(|address| ("host", address.clone())));
     lines.extend(network.learned.iter().map(|mac| ("learnt", learned(mac))));
     lines
 }
@@ -267,7 +268,7 @@ fn from(network: &v1::NetworkStatus) -> &'static str {
     if network.from_anybody {
         "anybody"
     } else {
-        "endpoints"
+        "hosts"
     }
 }
 
@@ -319,7 +320,7 @@ mod tests {
                 "routers: nobody",
                 "nics: 2",
                 "bindings: 0",
-                "endpoint: 10.0.0.2",
+                "host: 10.0.0.2",
                 "learnt: 52:54:00:00:00:02 at 10.0.0.2, 12 s ago",
                 "learnt: 52:54:00:00:00:03 behind NIC vm-1, 0 s ago",
             ]

@@ -27,21 +27,23 @@ pub enum NicCommand {
     Del(Nics),
     /// List the NICs' ids
     List(ListArgs),
-    /// Show NICs
-    #[command(after_help = "Example:\n  butterfly nic details vnic_1")]
+    /// Show the values of NICs; `show` says more
+    #[command(hide = true, after_help = "Example:\n  butterfly nic details vnic_1")]
     Details(MaybeNics),
     /// Show what NICs received and sent, in all or a second
     Stats(StatsArgs),
-    /// Show all that can be seen of NICs: values, counters, drops, queues and rings (API v1)
+    /// Show all that can be seen of NICs: values, counters, drops, queues and rings
     Show(ShowArgs),
     /// Change a NIC's values
     Update(NicUpdate),
     /// A NIC's security groups
     #[command(subcommand)]
     Sg(NicSgCommand),
-    /// Write a NIC's connections, for the host its machine moves to
+    /// `flows export`, as it was called before
+    #[command(hide = true)]
     Export(ExportArgs),
-    /// Take up connections that `nic export` wrote elsewhere (API v1)
+    /// `flows import`, as it was called before
+    #[command(hide = true)]
     Import(ImportArgs),
 }
 
@@ -78,11 +80,12 @@ impl NicCommand {
             NicCommand::Del(args) => {
                 for id in args.nics {
                     session.client().await?.delete_nic(&id).await?;
+                    session.done("nic", id);
                 }
                 Ok(())
             }
             NicCommand::List(args) => list(args, session).await,
-            NicCommand::Details(args) => details(args, session).await,
+            NicCommand::Details(args) => nic_details::run(args.nics, session).await,
             NicCommand::Stats(args) => args.run(session).await,
             NicCommand::Show(args) => args.run(session).await,
             NicCommand::Update(args) => update(args, session).await,
@@ -137,21 +140,6 @@ async fn list(args: ListArgs, session: &mut Session) -> Result<(), Error> {
     session.out.table(&table)
 }
 
-async fn details(args: MaybeNics, session: &mut Session) -> Result<(), Error> {
-    let client = session.client().await?;
-    let nics = match args.nics.is_empty() {
-        true => client.nics().await?,
-        false => {
-            let mut nics = Vec::new();
-            for id in &args.nics {
-                nics.push(client.nic(id).await?);
-            }
-            nics
-        }
-    };
-    nic_details::print(&nics, &mut session.out)
-}
-
 /// Timeouts are replaced all three together by the API, one by one on the command line.
 async fn update(args: NicUpdate, session: &mut Session) -> Result<(), Error> {
     let mut request = args.request()?;
@@ -173,7 +161,9 @@ async fn update(args: NicUpdate, session: &mut Session) -> Result<(), Error> {
             }
         }
     }
+    let id = request.id.clone();
     say_missing_groups(&client.update_nic(request).await?);
+    session.done("nic", id);
     Ok(())
 }
 

@@ -6,7 +6,24 @@ use api::v1;
 use crate::error::Error;
 use crate::json;
 use crate::output::Output;
+use crate::session::Session;
 use crate::words::{kind_name, state_name};
+
+/// Prints the NICs of these ids; none given: all.
+pub async fn run(ids: Vec<String>, session: &mut Session) -> Result<(), Error> {
+    let client = session.client().await?;
+    let nics = match ids.is_empty() {
+        true => client.nics().await?,
+        false => {
+            let mut nics = Vec::new();
+            for id in &ids {
+                nics.push(client.nic(id).await?);
+            }
+            nics
+        }
+    };
+    print(&nics, &mut session.out)
+}
 
 /// Prints NICs, a blank line between two.
 pub fn print(nics: &[v1::NicStatus], out: &mut Output) -> Result<(), Error> {

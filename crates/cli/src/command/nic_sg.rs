@@ -96,7 +96,9 @@ async fn set(nic: String, groups: Vec<String>, session: &mut Session) -> Result<
 }
 
 async fn update(request: v1::UpdateNicRequest, session: &mut Session) -> Result<(), Error> {
+    let id = request.id.clone();
     let status = session.client().await?.update_nic(request).await?;
     say_missing_groups(&status);
+    session.done("nic", id);
     Ok(())
 }

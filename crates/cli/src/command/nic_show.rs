@@ -17,13 +17,13 @@ use crate::words::{direction_name, span};
 What was counted since the NIC was created; for a vhost-user NIC how far the virtual machine monitor is;
 then each queue pair as it stands, with the worker that has it. On a transmitq (the guest sends) `waiting`
 are chains that the worker has not taken yet; on a receiveq they are the buffers that the guest has given:
-with 0 the next frame for it is dropped, ring_full. Looking stops no frame.
+with 0 the next frame for it is dropped, ring_full. Looking stops no frame. API v0 knows the values alone.
 
 Example:
   butterfly nic show vnic_1")]
 pub struct ShowArgs {
-    /// Ids of NICs
-    #[arg(required = true, value_name = "NIC")]
+    /// Ids of NICs [default: all]
+    #[arg(value_name = "NIC")]
     nics: Vec<String>,
     /// Print what a guest or a container needs to use them, instead
     #[arg(long)]
@@ -42,15 +42,22 @@ impl ShowArgs {
     /// Prints all that can be seen of NICs.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         let client = session.client().await?;
+        let nics = match self.nics.is_empty() {
+            true => client.nic_ids().await?,
+            false => self.nics,
+        };
         if self.how {
             let mut lines = Vec::new();
-            for id in &self.nics {
+            for id in &nics {
                 lines.push(nic_how::lines(&client.nic(id).await?));
             }
             return session.out.text(lines.join("\n").trim_end());
         }
+        if !client.is_v1() {
+            return nic_details::run(nics, session).await;
+        }
         let mut seen = Vec::new();
-        for id in &self.nics {
+        for id in &nics {
             seen.push(Seen {
                 queues: client.nic_queues(id).await?,
                 nic: client.nic(id).await?,

@@ -1,4 +1,4 @@
-//! `butterfly nic export` and `nic import`: a NIC's connections, opaque bytes that follow a machine
+//! `butterfly flows export` and `flows import`: a NIC's connections, opaque bytes that follow a machine
 //! to its next host.
 
 use std::io::{self, IsTerminal, Read, Write};
@@ -10,9 +10,9 @@ use serde_json::json;
 use crate::error::Error;
 use crate::session::Session;
 
-/// `nic export`.
+/// `flows export`.
 #[derive(Args, Debug)]
-#[command(after_help = "Example:\n  butterfly nic export vnic_1 --file vnic_1.state")]
+#[command(after_help = "Example:\n  butterfly flows export vnic_1 --file vnic_1.state")]
 pub struct ExportArgs {
     /// Id of the NIC
     nic: String,
@@ -21,13 +21,13 @@ pub struct ExportArgs {
     file: PathBuf,
 }
 
-/// `nic import`.
+/// `flows import`.
 #[derive(Args, Debug)]
-#[command(after_help = "Example:\n  butterfly nic import vnic_1 vnic_1.state")]
+#[command(after_help = "Example:\n  butterfly flows import vnic_1 vnic_1.state")]
 pub struct ImportArgs {
     /// Id of the NIC
     nic: String,
-    /// What `nic export` wrote; - is standard input
+    /// What `flows export` wrote; - is standard input
     file: PathBuf,
 }
 

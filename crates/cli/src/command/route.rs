@@ -11,12 +11,14 @@ use ipnet::IpNet;
 use super::router_changes::Changes;
 use crate::error::Error;
 use crate::json;
+use crate::query::Alone;
 use crate::session::Session;
 
 /// `route …`.
 #[derive(Subcommand, Debug)]
 pub enum RouteCommand {
     /// Show routes: who forwards, fast path or kernel, and why
+    #[command(visible_alias = "list")]
     Show(ShowArgs),
 }
 
@@ -57,6 +59,7 @@ fn table(text: &str) -> Result<u32, String> {
 impl RouteCommand {
     /// Runs the chosen `route` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
+        session.prefer_alone(Alone::Forward).await?;
         match self {
             RouteCommand::Show(args) => args.run(session).await,
         }

@@ -11,6 +11,7 @@ use crate::client::V1;
 use crate::error::Error;
 use crate::json;
 use crate::output::{Output, Table};
+use crate::query::Alone;
 use crate::session::Session;
 
 /// `router …`.
@@ -27,7 +28,8 @@ pub enum RouterCommand {
     List,
     /// Show what was forwarded, dropped and left to the kernel, in all or a second, and what is in
     /// the way
-    Status(StatusArgs),
+    #[command(visible_alias = "status")]
+    Show(StatusArgs),
     /// Print changes of interfaces, routes and neighbours as they happen, until interrupted
     Watch(WatchArgs),
 }
@@ -52,11 +54,14 @@ pub struct AddArgs {
 impl RouterCommand {
     /// Runs the chosen `router` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
+        session.prefer_alone(Alone::Forward).await?;
         match self {
             RouterCommand::Add(args) => args.run(session).await,
             RouterCommand::Del(args) => {
                 for name in args.names {
-                    client(session).await?.delete_router_interface(name).await?;
+                    let client = client(session).await?;
+                    client.delete_router_interface(name.clone()).await?;
+                    session.done("router_interface", name);
                 }
                 Ok(())
             }
@@ -64,7 +69,7 @@ impl RouterCommand {
                 let interfaces = client(session).await?.router_interfaces().await?;
                 list(&interfaces, &mut session.out)
             }
-            RouterCommand::Status(args) => args.run(session).await,
+            RouterCommand::Show(args) => args.run(session).await,
             RouterCommand::Watch(args) => args.run(session).await,
         }
     }

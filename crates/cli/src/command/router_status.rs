@@ -1,4 +1,4 @@
-//! `butterfly router status`: what is counted, in all or a second, and what is in the way of more.
+//! `butterfly router show`: what is counted, in all or a second, and what is in the way of more.
 
 use std::time::Duration;
 
@@ -15,15 +15,15 @@ use crate::json;
 use crate::output::Table;
 use crate::session::Session;
 
-/// `router status`.
+/// `router show`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Bytes are those of packets without Ethernet headers. The last table is what the kernel counted itself in this network
 namespace: answers to what was left to it are its own.
 
 Examples:
-  butterfly router status
-  butterfly router status --watch=0.5 --count 10")]
+  butterfly router show
+  butterfly router show --watch=0.5 --count 10")]
 pub struct StatusArgs {
     #[command(flatten)]
     repeat: Repeat,

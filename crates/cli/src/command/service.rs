@@ -13,6 +13,7 @@ use super::service_watch::WatchArgs;
 use super::service_words::{key_words, server, service_key};
 use crate::client::V1;
 use crate::error::Error;
+use crate::query::Alone;
 use crate::session::Session;
 
 /// `service …`.
@@ -89,11 +90,19 @@ pub struct Keys {
 impl ServiceCommand {
     /// Runs the chosen `service` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
+        session.prefer_alone(Alone::Balance).await?;
         match self {
-            ServiceCommand::Add(args) => add(args, client(session).await?).await,
+            ServiceCommand::Add(args) => {
+                let key = key_words(&args.key);
+                add(args, client(session).await?).await?;
+                session.done("service", key);
+                Ok(())
+            }
             ServiceCommand::Del(args) => {
                 for key in args.keys {
+                    let words = key_words(&key);
                     client(session).await?.delete_service(key).await?;
+                    session.done("service", words);
                 }
                 Ok(())
             }
@@ -108,7 +117,12 @@ impl ServiceCommand {
                 session.out.names(&names)
             }
             ServiceCommand::Show(args) => args.run(session).await,
-            ServiceCommand::Set(args) => set(args, client(session).await?).await,
+            ServiceCommand::Set(args) => {
+                let key = key_words(&args.key);
+                set(args, client(session).await?).await?;
+                session.done("service", key);
+                Ok(())
+            }
             ServiceCommand::Stats(args) => args.run(session).await,
             ServiceCommand::Watch(args) => args.run(session).await,
             ServiceCommand::Server(command) => command.run(session).await,

@@ -63,15 +63,16 @@ impl InterfaceCommand {
                 for name in args.names {
                     client(session)
                         .await?
-                        .delete_balancer_interface(name)
+                        .delete_balancer_interface(name.clone())
                         .await?;
+                    session.done("balancer_interface", name);
                 }
                 Ok(())
             }
             InterfaceCommand::Reattach(args) => {
-                let client = client(session).await?;
-                let interfaces = client.balancer_interfaces().await?;
+                let interfaces = client(session).await?.balancer_interfaces().await?;
                 for name in args.names {
+                    let client = client(session).await?;
                     let its = interfaces.iter().find(|interface| interface.name == name);
                     let mode = its
                         .ok_or_else(|| {
@@ -79,8 +80,12 @@ impl InterfaceCommand {
                         })?
                         .mode;
                     client.delete_balancer_interface(name.clone()).await?;
-                    let request = v1::AddBalancerInterfaceRequest { name, mode };
+                    let request = v1::AddBalancerInterfaceRequest {
+                        name: name.clone(),
+                        mode,
+                    };
                     client.add_balancer_interface(request).await?;
+                    session.done("balancer_interface", name);
                 }
                 Ok(())
             }

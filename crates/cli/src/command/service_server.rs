@@ -2,11 +2,12 @@
 
 use api::v1;
 use clap::{Args, Subcommand, ValueEnum};
+use serde_json::{Value, json};
 
 use super::nic_options::address;
 use super::service::client;
 use super::service_show;
-use super::service_words::{server, service_key};
+use super::service_words::{key_words, server, service_key};
 use crate::error::Error;
 use crate::session::Session;
 
@@ -27,7 +28,10 @@ pub enum ServerCommand {
     )]
     Set(SetArgs),
     /// List the servers of a service, with their health and what they received
-    #[command(after_help = "Example:\n  butterfly service server list 192.168.101.1:80")]
+    #[command(
+        visible_alias = "show",
+        after_help = "Example:\n  butterfly service server list 192.168.101.1:80"
+    )]
     List(Of),
     /// Give servers no new flows; those that they have live on
     #[command(after_help = "Example:\n  butterfly service server drain 192.168.101.1:80 10.1.2.12")]
@@ -122,10 +126,12 @@ impl ServerCommand {
                         check_port: args.check_port.unwrap_or_default().into(),
                         ..server
                     };
+                    let address = server.address.clone();
                     client(session)
                         .await?
                         .put_server(args.key.clone(), server)
                         .await?;
+                    session.done_with(done(&args.key, &address));
                 }
                 Ok(())
             }
@@ -133,12 +139,14 @@ impl ServerCommand {
                 for address in args.servers {
                     client(session)
                         .await?
-                        .delete_server(args.key.clone(), address)
+                        .delete_server(args.key.clone(), address.clone())
                         .await?;
+                    session.done_with(done(&args.key, &address));
                 }
                 Ok(())
             }
             ServerCommand::Set(args) => {
+                let changed = done(&args.key, &args.server);
                 let update = v1::UpdateServerRequest {
                     key: Some(args.key),
                     address: args.server,
@@ -146,10 +154,13 @@ impl ServerCommand {
                     state: args.state.map(|state| state.message().into()),
                     check_port: args.check_port.map(u32::from),
                 };
-                client(session).await?.update_server(update).await
+                client(session).await?.update_server(update).await?;
+                session.done_with(changed);
+                Ok(())
             }
             ServerCommand::Drain(args) => {
                 for address in args.servers {
+                    let changed = done(&args.key, &address);
                     let update = v1::UpdateServerRequest {
                         key: Some(args.key.clone()),
                         address,
@@ -157,6 +168,7 @@ impl ServerCommand {
                         ..Default::default()
                     };
                     client(session).await?.update_server(update).await?;
+                    session.done_with(changed);
                 }
                 Ok(())
             }
@@ -166,4 +178,8 @@ impl ServerCommand {
             }
         }
     }
+}
+
+fn done(key: &v1::ServiceKey, address: &str) -> Value {
+    json!({ "service": key_words(key), "server": address })
 }

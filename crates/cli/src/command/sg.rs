@@ -25,8 +25,11 @@ pub enum SgCommand {
     #[command(after_help = "Example:\n  butterfly sg list")]
     List,
     /// Show groups, their members and rules
-    #[command(after_help = "Example:\n  butterfly sg details sg-web")]
-    Details(MaybeGroups),
+    #[command(
+        visible_alias = "details",
+        after_help = "Example:\n  butterfly sg show sg-web"
+    )]
+    Show(MaybeGroups),
     /// What a group allows
     #[command(subcommand)]
     Rule(RuleCommand),
@@ -88,6 +91,7 @@ impl SgCommand {
             SgCommand::Del(args) => {
                 for id in args.groups {
                     session.client().await?.delete_group(&id).await?;
+                    session.done("group", id);
                 }
                 Ok(())
             }
@@ -95,7 +99,7 @@ impl SgCommand {
                 let ids = session.client().await?.group_ids().await?;
                 session.out.names(&ids)
             }
-            SgCommand::Details(args) => details(args, session).await,
+            SgCommand::Show(args) => show(args, session).await,
             SgCommand::Rule(command) => command.run(session).await,
             SgCommand::Member(command) => command.run(session).await,
         }
@@ -105,15 +109,15 @@ impl SgCommand {
 /// A group that is there keeps what it has, unless told otherwise: a script that runs twice must
 /// not cut the connections that its own rules allowed.
 async fn add(args: AddArgs, session: &mut Session) -> Result<(), Error> {
-    let client = session.client().await?;
     let removal = args.removal.map(|removal| match removal {
         Removal::Cut => v1::Removal::Cut,
         Removal::Drain => v1::Removal::Drain,
     });
     for id in args.groups {
+        let client = session.client().await?;
         if args.replace {
             let group = v1::Group {
-                id,
+                id: id.clone(),
                 removal: removal.unwrap_or_default().into(),
                 allow_midstream: args.allow_midstream.unwrap_or_default(),
                 ..Default::default()
@@ -121,17 +125,18 @@ async fn add(args: AddArgs, session: &mut Session) -> Result<(), Error> {
             client.put_group(group).await?;
         } else {
             let update = v1::UpdateGroupRequest {
-                id,
+                id: id.clone(),
                 removal: removal.map(Into::into),
                 allow_midstream: args.allow_midstream,
             };
             client.update_group(update).await?;
         }
+        session.done("group", id);
     }
     Ok(())
 }
 
-async fn details(args: MaybeGroups, session: &mut Session) -> Result<(), Error> {
+async fn show(args: MaybeGroups, session: &mut Session) -> Result<(), Error> {
     let client = session.client().await?;
     let groups = match args.groups.is_empty() {
         true => client.groups().await?,

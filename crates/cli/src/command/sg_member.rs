@@ -1,6 +1,7 @@
 //! `butterfly sg member`: addresses listed by hand in a group.
 
 use clap::{Args, Subcommand};
+use serde_json::json;
 
 use super::nic_options::address;
 use crate::error::Error;
@@ -50,6 +51,7 @@ impl MemberCommand {
                         .await?
                         .add_member(&args.group, member)
                         .await?;
+                    session.done_with(json!({ "group": args.group, "member": member }));
                 }
                 Ok(())
             }
@@ -60,6 +62,7 @@ impl MemberCommand {
                         .await?
                         .delete_member(&args.group, member)
                         .await?;
+                    session.done_with(json!({ "group": args.group, "member": member }));
                 }
                 Ok(())
             }

@@ -16,11 +16,11 @@ use crate::words::{ICMP, ICMPV6, SCTP, TCP, UDP, protocol_name, rule_words as wo
 /// `sg rule …`.
 #[derive(Subcommand, Debug)]
 pub enum RuleCommand {
-    /// Add a rule; creates the group when it is missing
+    /// Add a rule, or one for each of several ports; creates the group when it is missing
     #[command(after_help = "\
 Examples:
   butterfly sg rule add mysg --ip-proto tcp --port 22 --cidr 42.0.3.1/32
-  butterfly sg rule add mysg --ip-proto tcp --port 80 --sg-members users
+  butterfly sg rule add mysg --ip-proto tcp --port 80,443 --sg-members users
   butterfly sg rule add mysg --ip-proto icmp --cidr 10.0.0.0/8")]
     Add(RuleArgs),
     /// Take the rule of these very options away; one that is not there is away already
@@ -44,9 +44,11 @@ pub struct RuleArgs {
     /// tcp, udp, sctp, icmp (for IPv6 peers: ICMPv6), icmpv6, all, or a number
     #[arg(long, value_name = "PROTOCOL", value_parser = protocol, allow_hyphen_values = true)]
     ip_proto: Protocol,
-    /// tcp, udp, sctp: the destination port, or a range A-B [default: all]
-    #[arg(long, value_name = "PORT", value_parser = port_range, conflicts_with_all = ["port_start", "port_end"])]
-    port: Option<(u16, u16)>,
+    /// tcp, udp, sctp: the destination port, a range A-B, or several: 80,443,8000-8080, a rule
+    /// each [default: all]
+    #[arg(long, value_name = "PORT", value_delimiter = ',', value_parser = port_range,
+        conflicts_with_all = ["port_start", "port_end"])]
+    port: Vec<(u16, u16)>,
     /// The first port of a range
     #[arg(long, value_name = "PORT", requires = "port_end")]
     port_start: Option<u16>,
@@ -96,12 +98,20 @@ impl RuleCommand {
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self {
             RuleCommand::Add(args) => {
-                let rule = args.rule()?;
-                session.client().await?.add_rule(&args.group, rule).await
+                for rule in args.rules()? {
+                    let client = session.client().await?;
+                    client.add_rule(&args.group, rule.clone()).await?;
+                    session.done_with(done(&args.group, &rule));
+                }
+                Ok(())
             }
             RuleCommand::Del(args) => {
-                let rule = args.rule()?;
-                session.client().await?.delete_rule(&args.group, rule).await
+                for rule in args.rules()? {
+                    let client = session.client().await?;
+                    client.delete_rule(&args.group, rule.clone()).await?;
+                    session.done_with(done(&args.group, &rule));
+                }
+                Ok(())
             }
             RuleCommand::List(args) if args.counters => list_counters(args, session).await,
             RuleCommand::List(args) => list(args, session).await,
@@ -109,10 +119,26 @@ impl RuleCommand {
     }
 }
 
+fn done(group: &str, rule: &v1::Rule) -> Value {
+    json!({ "group": group, "rule": json::sparse("Rule", rule) })
+}
+
 impl RuleArgs {
-    fn rule(&self) -> Result<v1::Rule, Error> {
+    /// One for each port or range; all of them are looked at before the first is sent.
+    fn rules(&self) -> Result<Vec<v1::Rule>, Error> {
+        let ranges = self.port.iter().copied();
+        let ranges: Vec<(u16, u16)> = ranges.chain(self.port_start.zip(self.port_end)).collect();
+        if ranges.is_empty() {
+            return Ok(vec![self.rule(None)?]);
+        }
+        ranges
+            .into_iter()
+            .map(|range| self.rule(Some(range)))
+            .collect()
+    }
+
+    fn rule(&self, range: Option<(u16, u16)>) -> Result<v1::Rule, Error> {
         let Protocol(protocol) = self.ip_proto;
-        let range = self.port.or(self.port_start.zip(self.port_end));
         if range.is_some() && !matches!(protocol, Some(TCP | UDP | SCTP)) {
             let name = protocol_name(protocol);
             return Err(Error::Usage(format!(

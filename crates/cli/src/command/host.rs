@@ -1,4 +1,4 @@
-//! `butterfly endpoint`: other hosts.
+//! `butterfly host`: other hosts, which API v1 calls endpoints.
 
 use api::v1;
 use clap::{Args, Subcommand};
@@ -9,27 +9,38 @@ use crate::json;
 use crate::output::Table;
 use crate::session::Session;
 
-/// `endpoint …`.
+/// `host …`.
 #[derive(Subcommand, Debug)]
-pub enum EndpointCommand {
+pub enum HostCommand {
     /// Make other hosts known, and put them into networks; one that is known keeps what it has
     Add(AddArgs),
     /// Forget other hosts, or take them out of networks; one that is not known is forgotten already
     Del(DelArgs),
     /// List the other hosts
-    #[command(after_help = "Example:\n  butterfly endpoint list")]
+    #[command(after_help = "Example:\n  butterfly host list")]
     List,
+    /// Show hosts: what they are called, their networks, and how many machines are behind them
+    #[command(after_help = "Example:\n  butterfly host show 192.168.0.2")]
+    Show(ShowArgs),
 }
 
-/// `endpoint add`.
+/// `host show`.
+#[derive(Args, Debug)]
+pub struct ShowArgs {
+    /// Addresses of hosts [default: all]
+    #[arg(value_name = "ADDRESS", value_parser = address)]
+    addresses: Vec<String>,
+}
+
+/// `host add`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Frames for all of a network go to each of its endpoints, and VXLAN is taken from endpoints that are known alone. A
-network without any works as the original Butterfly: by IP multicast, with whoever answers.
+Frames for all of a network go to each of its hosts, and VXLAN is taken from hosts that are known alone. A network
+without any works as the original Butterfly: by IP multicast, with whoever answers.
 
 Examples:
-  butterfly endpoint add 192.168.0.2 192.168.0.3 --vni 42 43
-  butterfly endpoint add 192.168.0.2 --every-vni --name rack2")]
+  butterfly host add 192.168.0.2 192.168.0.3 --vni 42 43
+  butterfly host add 192.168.0.2 --every-vni --name rack2")]
 pub struct AddArgs {
     /// Addresses of hosts, IPv4 or IPv6
     #[arg(required = true, value_name = "ADDRESS", value_parser = address)]
@@ -48,14 +59,14 @@ pub struct AddArgs {
     replace: bool,
 }
 
-/// `endpoint del`.
+/// `host del`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 One that bindings name is refused, unless they are to go with it.
 
 Examples:
-  butterfly endpoint del 192.168.0.3 --bindings
-  butterfly endpoint del 192.168.0.2 --vni 43")]
+  butterfly host del 192.168.0.3 --bindings
+  butterfly host del 192.168.0.2 --vni 43")]
 pub struct DelArgs {
     /// Addresses of hosts
     #[arg(required = true, value_name = "ADDRESS", value_parser = address)]
@@ -68,23 +79,24 @@ pub struct DelArgs {
     bindings: bool,
 }
 
-impl EndpointCommand {
-    /// Runs the chosen `endpoint` command.
+impl HostCommand {
+    /// Runs the chosen `host` command.
     pub async fn run(self, session: &mut Session) -> Result<(), Error> {
         match self {
-            EndpointCommand::Add(args) => add(args, session).await,
-            EndpointCommand::Del(args) => del(args, session).await,
-            EndpointCommand::List => list(session).await,
+            HostCommand::Add(args) => add(args, session).await,
+            HostCommand::Del(args) => del(args, session).await,
+            HostCommand::List => list(session).await,
+            HostCommand::Show(args) => show(args, session).await,
         }
     }
 }
 
 async fn add(args: AddArgs, session: &mut Session) -> Result<(), Error> {
-    let v1 = session.client().await?.only_v1("endpoint")?;
     for address in args.addresses {
+        let v1 = session.client().await?.only_v1("host")?;
         if args.replace {
             let endpoint = v1::Endpoint {
-                address,
+                address: address.clone(),
                 name: args.name.clone().unwrap_or_default(),
                 vnis: args.vni.clone(),
                 every_vni: args.every_vni,
@@ -92,7 +104,7 @@ async fn add(args: AddArgs, session: &mut Session) -> Result<(), Error> {
             v1.put_endpoint(endpoint).await?;
         } else {
             let update = v1::UpdateEndpointRequest {
-                address,
+                address: address.clone(),
                 name: args.name.clone(),
                 every_vni: args.every_vni.then_some(true),
                 leave_vnis: vec![],
@@ -100,39 +112,78 @@ async fn add(args: AddArgs, session: &mut Session) -> Result<(), Error> {
             };
             v1.update_endpoint(update).await?;
         }
+        session.done("endpoint", address);
     }
     Ok(())
 }
 
 async fn del(args: DelArgs, session: &mut Session) -> Result<(), Error> {
-    let v1 = session.client().await?.only_v1("endpoint")?;
     for address in args.addresses {
+        let v1 = session.client().await?.only_v1("host")?;
         if args.vni.is_empty() {
             let with_bindings = args.bindings;
             let request = v1::DeleteEndpointRequest {
-                address,
+                address: address.clone(),
                 with_bindings,
             };
             v1.delete_endpoint(request).await?;
         } else {
             let update = v1::UpdateEndpointRequest {
-                address,
+                address: address.clone(),
                 leave_vnis: args.vni.clone(),
                 ..Default::default()
             };
             v1.update_endpoint(update).await?;
         }
+        session.done("endpoint", address);
+    }
+    Ok(())
+}
+
+/// `name: value` lines, every network of a host among them.
+async fn show(args: ShowArgs, session: &mut Session) -> Result<(), Error> {
+    let v1 = session.client().await?.only_v1("host")?;
+    let mut all = v1.endpoints().await?;
+    // As the daemon writes them: 2001:DB8::1 and 2001:db8:0::1 are one address.
+    let asked = args.addresses.iter().map(|text| {
+        let parsed = text.parse::<std::net::IpAddr>();
+        parsed.map_or_else(|_| text.clone(), |ip| ip.to_string())
+    });
+    let asked: Vec<String> = asked.collect();
+    let is = |status: &v1::EndpointStatus, address: &String| {
+        let endpoint = status.endpoint.as_ref();
+        endpoint.is_some_and(|endpoint| endpoint.address == *address)
+    };
+    let missing = |address: &&String| !all.endpoints.iter().any(|status| is(status, address));
+    if let Some(address) = asked.iter().find(missing) {
+        return Err(Error::Refused(format!("host {address} is not known")));
+    }
+    all.endpoints
+        .retain(|status| asked.is_empty() || asked.iter().any(|address| is(status, address)));
+    if session.out.json {
+        let value = json::full("ListEndpointsResponse", &all);
+        return session.out.value(&value);
+    }
+    for (index, status) in all.endpoints.into_iter().enumerate() {
+        let endpoint = status.endpoint.unwrap_or_default();
+        let vnis = match endpoint.every_vni {
+            true => "every".to_owned(),
+            false => endpoint.vnis.iter().map(|vni| format!("{vni} ")).collect(),
+        };
+        let blank = if index > 0 { "\n" } else { "" };
+        session.out.text(&format!(
+            "{blank}address:  {}\nname:     {}\nbindings: {}\nvnis:     {}",
+            endpoint.address,
+            endpoint.name,
+            status.bindings,
+            vnis.trim_end()
+        ))?;
     }
     Ok(())
 }
 
 async fn list(session: &mut Session) -> Result<(), Error> {
-    let all = session
-        .client()
-        .await?
-        .only_v1("endpoint")?
-        .endpoints()
-        .await?;
+    let all = session.client().await?.only_v1("host")?.endpoints().await?;
     if session.out.json {
         return session
             .out
