@@ -11,7 +11,7 @@ TMPFILESDIR ?= /usr/lib/tmpfiles.d
 HOLD ?=
 
 .DEFAULT_GOAL := build
-.PHONY: packages test-packages build demo check test lint test-devices docs setup guest-image bench-switch bench-overlay bench-workers bench-control bench-balancer bench-router soak-router soak-balancer soak-cni fuzz miri go-objects install uninstall clean help
+.PHONY: packages test-packages test-libvirt build demo check test lint test-devices docs performance-page setup guest-image bench-switch bench-overlay bench-workers bench-control bench-balancer bench-router soak-router soak-balancer soak-cni fuzz miri go-objects install uninstall clean help
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F '|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -31,6 +31,7 @@ demo: guest-image ## two guests, a security group, a download that stops; HOLD=1
 	@HOLD=$(HOLD) target/demo/demo
 
 lint:
+	tools/check-docs.py
 	tools/module-cycles.py
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
@@ -60,9 +61,14 @@ test-packages: guest-image ## a Debian 12 with systemd, booted in QEMU: the .deb
 # QUICK=1 keeps each of them under five minutes.
 QUICK_FLAG = $(if $(QUICK),--quick)
 
+test-libvirt: guest-image ## Debian's libvirtd makes and deletes NICs with their domains, by the hook
+	@tools/setup.sh libvirt
+	cargo build --quiet --workspace --bins
+	tools/test-libvirt.py
+
 # The whole run writes its data and plot to docs/performance, for the regime that held; a short one to target/performance.
 BENCH_OUT = $(if $(QUICK),target/performance,docs/performance)
-PAGE = $(if $(QUICK),,$(MAKE) --no-print-directory docs)
+PAGE = $(if $(QUICK),,$(MAKE) --no-print-directory performance-page)
 
 bench-switch: ## rates, connections, round trips beside testpmd and OVS-DPDK, in one run (25 minutes at the most); QUICK=1 for a short one
 	@tools/setup.sh bench
@@ -76,8 +82,14 @@ bench-overlay: ## rates to another host and from there beside OVS-DPDK and the k
 	target/release/butterfly-bench overlay $(QUICK_FLAG) --out $(BENCH_OUT)
 	$(PAGE)
 
-docs: ## docs/performance.md from the data that the benchmarks have left
+performance-page: ## docs/performance.md from the data that the benchmarks have left
 	cargo run --quiet -p butterfly-bench -- page
+
+docs: ## the manual as a site, from docs/ into target/book, offline once mdBook is installed
+	@tools/setup.sh docs
+	tools/check-docs.py
+	mdbook build docs
+	tools/check-docs.py --book target/book
 
 bench-workers: setup ## one worker against two, where there are three processors; QUICK=1 for a short one
 	cargo build --quiet --release -p butterfly-daemon -p butterfly-cli -p butterfly-bench
@@ -130,6 +142,7 @@ install: build ## copy programs, service file, settings and completions under $(
 	install -D -m 755 target/release/butterfly $(DESTDIR)$(PREFIX)/bin/butterfly
 	install -D -m 755 target/release/butterfly-cni $(DESTDIR)$(PREFIX)/lib/cni/butterfly-cni
 	install -D -m 755 packaging/balance-hook $(DESTDIR)$(PREFIX)/share/butterfly/balance-hook
+	install -D -m 755 packaging/libvirt-hook $(DESTDIR)$(PREFIX)/share/butterfly/libvirt-hook
 	install -d $(DESTDIR)$(UNITDIR)
 	sed 's|@PREFIX@|$(PREFIX)|; s|@SYSCONFDIR@|$(SYSCONFDIR)|' packaging/butterflyd.service > $(DESTDIR)$(UNITDIR)/butterflyd.service
 	@# The unit's user and folders. Packages make them when they are installed.
@@ -149,7 +162,7 @@ install: build ## copy programs, service file, settings and completions under $(
 uninstall: ## remove what install copied, but the settings
 	rm -f $(DESTDIR)$(PREFIX)/sbin/butterflyd $(DESTDIR)$(PREFIX)/bin/butterfly \
 		$(DESTDIR)$(PREFIX)/lib/cni/butterfly-cni \
-		$(DESTDIR)$(PREFIX)/share/butterfly/balance-hook $(DESTDIR)$(UNITDIR)/butterflyd.service \
+		$(DESTDIR)$(PREFIX)/share/butterfly/{balance,libvirt}-hook $(DESTDIR)$(UNITDIR)/butterflyd.service \
 		$(DESTDIR)$(SYSUSERSDIR)/butterfly.conf $(DESTDIR)$(TMPFILESDIR)/butterfly.conf \
 		$(DESTDIR)$(PREFIX)/share/bash-completion/completions/butterfly \
 		$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_butterfly \

@@ -1,5 +1,5 @@
-//! The README against the tree: its quickstarts are run as they stand there, its folders are those
-//! that there are.
+//! The README and the tutorials against the tree: their commands are run as they stand there and say
+//! what the page shows, and the README's folders are those that there are.
 
 use butterfly_tests::daemon::program;
 use butterfly_tests::lab::check;
@@ -17,6 +17,10 @@ fn main() {
         ("the_router_forwards_and_the_kernel_after_it", router),
         ("the_balancer_has_two_servers", balancer),
         ("every_folder_has_a_line", folders),
+        ("tutorial_two_containers", || tutorial("containers")),
+        ("tutorial_two_hosts", || tutorial("two-hosts")),
+        ("tutorial_a_router", || tutorial("router")),
+        ("tutorial_a_balancer_with_bgp", || tutorial("balancer")),
     ])
 }
 
@@ -108,6 +112,51 @@ fn quickstart(title: &str, may_fail: &str) -> Result<String> {
         Duration::from_secs(60),
         &dir.path().join("log"),
     )
+}
+
+/// Runs a page of docs/tutorials: what is marked `sh` are its commands, in one shell, and each line
+/// that is marked `text` is said by them, `…` standing for anything.
+fn tutorial(name: &str) -> Result<()> {
+    let path = repository().join(format!("docs/tutorials/{name}.md"));
+    let page = std::fs::read_to_string(&path).map_err(|e| format!("no {name}.md: {e}"))?;
+    let blocks = |language: &str| -> Vec<&str> {
+        let fence = format!("```{language}\n");
+        let begun = page.split(&fence).skip(1);
+        begun
+            .filter_map(|rest| rest.split_once("```").map(|(block, _)| block))
+            .collect()
+    };
+    let folder = program("butterfly").replace("/butterfly", "");
+    let script = format!("export PATH={folder}:$PATH\n{}", blocks("sh").concat());
+    let dir = tempfile::tempdir().map_err(|e| format!("cannot make a folder: {e}"))?;
+    let said = process::run_within(
+        &["bash", "-e", "-c", &script],
+        Duration::from_secs(120),
+        &dir.path().join("log"),
+    )?;
+    let mut shown = blocks("text").into_iter().flat_map(str::lines).peekable();
+    check(shown.peek().is_some(), "the page shows what is said")?;
+    for line in shown {
+        let found = said.lines().any(|said| is_like(line, said));
+        check(found, &format!("'{line}' is said:\n{said}"))?;
+    }
+    check(!Path::new("/tmp/bf").exists(), "nothing is left of it")
+}
+
+/// Whether the parts of a line between `…` are in what was said, in this order; blanks count once.
+fn is_like(line: &str, said: &str) -> bool {
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let said = words(said);
+    let mut rest = said.as_str();
+    line.split('…')
+        .map(words)
+        .all(|part| match rest.find(&part) {
+            None => false,
+            Some(at) => {
+                rest = &rest[at + part.len()..];
+                true
+            }
+        })
 }
 
 /// Every folder of the top and every crate is in the table, and nothing else is.

@@ -23,11 +23,12 @@ RUST=1.95.0
 #   systemd                    judges the unit that is shipped (tools/check-unit.sh)
 #   bird2                      a routing daemon, which tells others of the load balancer's addresses
 #   dnsmasq-base               a container that serves DHCP and announces itself as a router
+#   wbritish                   the words of the documentation (tools/check-docs.py)
 #   dpdk-dev                   testpmd: guests whose driver and VMM are neither Linux nor QEMU; a peer of the benchmarks
 PACKAGES="gcc libc6-dev make ca-certificates git qemu-system-x86 busybox-static cpio gzip kmod
     iproute2 nftables iputils-ping iperf3 tcpdump ethtool procps socat curl util-linux
     python3 python3-zmq python3-cryptography clang libbpf-dev linux-libc-dev libelf-dev zlib1g-dev
-    pkg-config systemd bird2 dnsmasq-base dpdk-dev"
+    pkg-config systemd bird2 dnsmasq-base wbritish dpdk-dev"
 
 if ! command -v go >/dev/null && [ ! -x /usr/local/go/bin/go ]; then PACKAGES+=" golang-go"; fi
 
@@ -35,6 +36,8 @@ if ! command -v go >/dev/null && [ ! -x /usr/local/go/bin/go ]; then PACKAGES+="
 if [ "${1:-}" = bench ]; then PACKAGES+=" openvswitch-switch-dpdk"; fi
 # With `packages` what makes them, and the system that they are tried in.
 if [ "${1:-}" = packages ]; then PACKAGES+=" mmdebstrap e2fsprogs rpm lintian binutils xz-utils"; fi
+# With `libvirt` Debian's libvirtd, without a service of it.
+if [ "${1:-}" = libvirt ]; then PACKAGES+=" libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients"; fi
 # With `soak` FRR, which feeds the router by BGP.
 if [ "${1:-}" = soak ]; then PACKAGES+=" frr"; fi
 
@@ -92,6 +95,17 @@ cni() {
         echo "setup: there is no cnitool: $(go version)"
 }
 
+# With `docs` mdBook, which makes a site of docs/: of all such tools the one that is a single program and reads plain
+# Markdown, with search and without anything from elsewhere. It runs for a second, so it is not optimised.
+MDBOOK=0.5.4
+mdbook() {
+    PATH="$HOME/.cargo/bin:$PATH"
+    if command mdbook --version 2>/dev/null | grep -qx "mdbook v$MDBOOK"; then return; fi
+    echo "setup: installing mdBook $MDBOOK"
+    cargo install --quiet --debug --locked --no-default-features --features search --version "$MDBOOK" mdbook
+}
+
 packages
 rust
 cni
+if [ "${1:-}" = docs ]; then mdbook; fi

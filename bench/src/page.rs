@@ -150,7 +150,7 @@ const TABLES: &[Table] = &[
 
 const HEAD: &str = "# Performance
 
-How fast, beside whom, on what. This page is made from the data of the benchmarks' last whole runs, by `make docs`: not by hand.
+How fast, beside whom, on what. This page is made from the data of the benchmarks' last whole runs, by `make performance-page`: not by hand.
 Cells are medians with half their spread; in brackets how many times as good Butterfly is: 2 is twice the rate or half the time.
 Machines were shared with others, so ratios, which are medians of windows that follow each other, say more than numbers. How each is measured is in [bench/README.md](../bench/README.md),
 what was tried on the way in the [journal](journal/README.md); every cell is in [performance](performance).
@@ -330,7 +330,7 @@ mod tests {
         let there = std::fs::read_to_string(&path).unwrap();
         assert!(
             there == page().unwrap(),
-            "docs/performance.md is not what docs/performance/*.tsv make: run `make docs`"
+            "docs/performance.md is not what docs/performance/*.tsv make: run `make performance-page`"
         );
     }
 
