@@ -295,7 +295,8 @@ def stage(tree, symbols, crates, sbom, quick):
     write(f"{tree}/usr/lib/sysusers.d/butterfly.conf", read("packaging/butterfly.sysusers"))
     write(f"{tree}/usr/lib/tmpfiles.d/butterfly.conf", read("packaging/butterfly.tmpfiles"))
     write(f"{tree}/etc/butterfly/butterflyd.ini", settings())
-    write(f"{tree}/usr/share/butterfly/balance-hook", read("packaging/balance-hook"), 0o755)
+    for hook in ("balance-hook", "libvirt-hook"):
+        write(f"{tree}/usr/share/butterfly/{hook}", read(f"packaging/{hook}"), 0o755)
     pages = f"{tree}/man"
     os.makedirs(pages)
     run(f"{built}/butterfly", "man", pages)
@@ -390,6 +391,7 @@ def deb(out, work, tree, version, quick):
         "Installed-Size": installed_kib(root),
         "Depends": depends(tree),
         "Recommends": "systemd",
+        "Suggests": "bird2, libvirt-daemon-system, python3",
         "Section": "net",
         "Priority": "optional",
         "Description": ABOUT + "".join(f"\n {line}" for line in LONG.splitlines()),
