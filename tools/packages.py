@@ -38,7 +38,7 @@ server return. The kernel keeps all network interfaces."""
 # Who answers for a package: whoever makes it says so.
 MAINTAINER = (
     os.environ.get("DEBFULLNAME", "Butterfly maintainers")
-    + f" <{os.environ.get('DEBEMAIL', 'root@example.org')}>"
+    + f" <{os.environ.get('DEBEMAIL', 'maintainers@example.org')}>"
 )
 # Bytes that a program may have where it is installed.
 PROGRAM_MAX = 25 << 20
@@ -283,6 +283,12 @@ def stage(tree, symbols, crates, sbom, quick):
     for program, place in (("butterflyd", "usr/sbin"), ("butterfly", "usr/bin")):
         os.makedirs(f"{tree}/{place}", exist_ok=True)
         strip(f"{built}/{program}", f"{tree}/{place}/{program}", symbols)
+        if not quick:
+            # A report of a user's names it.
+            commit = output("git", "rev-parse", "--short=12", "HEAD").strip()
+            said = output(f"{tree}/{place}/{program}", "--version").strip()
+            if not said.endswith(f"({commit})"):
+                sys.exit(f"packages: {program} says that it is '{said}', and the commit is {commit}")
         size = os.path.getsize(f"{tree}/{place}/{program}")
         if size > PROGRAM_MAX and not quick:
             sys.exit(f"packages: {program} has {size} bytes, and at most {PROGRAM_MAX} are wanted")
