@@ -70,7 +70,7 @@ def outside_the_book(summary):
     for path in pages():
         if not path.startswith("docs/") or path.startswith(PARTS):
             continue
-        if path.removeprefix("docs/") not in summary:
+        if f"({path.removeprefix('docs/')})" not in summary:
             yield f"docs/SUMMARY.md does not list {path}"
 
 
