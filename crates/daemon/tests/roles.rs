@@ -396,6 +396,18 @@ async fn a_tenant_sees_and_changes_its_own_networks_and_groups_alone() {
             },
         ),
         (
+            "netns",
+            v1::Nic {
+                kind: v1::NicKind::Veth.into(),
+                bench: None,
+                veth: Some(v1::Veth {
+                    netns: "c1".into(),
+                    ..Default::default()
+                }),
+                ..nic("blue4", 42, 8)
+            },
+        ),
+        (
             "packet_trace_path",
             v1::Nic {
                 packet_trace_path: "other.pcap".into(),
