@@ -11,7 +11,7 @@ TMPFILESDIR ?= /usr/lib/tmpfiles.d
 HOLD ?=
 
 .DEFAULT_GOAL := build
-.PHONY: packages test-packages test-libvirt build demo check test lint test-devices docs performance-page setup guest-image bench-switch bench-overlay bench-workers bench-control bench-balancer bench-router soak-router soak-balancer soak-cni fuzz miri go-objects install uninstall clean help
+.PHONY: packages test-packages test-libvirt build demo check test lint test-devices docs performance-page setup guest-image bench-switch bench-overlay bench-workers bench-control bench-balancer bench-router soak-router soak-balancer soak-cni soak-store fuzz miri go-objects install uninstall clean help
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F '|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -125,6 +125,9 @@ soak-balancer: guest-image ## addresses of services announced by FRR; installs f
 soak-cni: ## a thousand containers added and deleted by the CNI plugin, and the time that takes
 	cargo build --workspace --bins
 	BUTTERFLY_CNI_ROUNDS=1000 cargo test --workspace --test cni many_come_and_go -- --nocapture
+
+soak-store: ## 20,000 crashes of the store's disk, with writes lost and torn (8 minutes)
+	BUTTERFLY_CRASHES=20000 cargo test --release -p butterfly-store --test crash what_was_answered -- --nocapture
 
 fuzz: ## hostile inputs, FUZZ_SECONDS (60) for each target; needs a nightly compiler, installs cargo-fuzz
 	@FUZZ_SECONDS=$(or $(FUZZ_SECONDS),60) fuzz/run.sh

@@ -1,0 +1,95 @@
+//! The tables of the file, and its format.
+
+use redb::{StorageError, TableDefinition, WriteTransaction};
+
+/// The format that this version writes.
+pub const FORMAT: u64 = 1;
+
+/// Numbers by name: the format, and what `history.rs` counts.
+pub(crate) const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
+/// Objects by kind and key.
+pub(crate) const OBJECTS: TableDefinition<(u8, &[u8]), &[u8]> = TableDefinition::new("objects");
+/// Revisions by number: when, who, and how many objects.
+pub(crate) const REVISIONS: TableDefinition<u64, (u64, &str, u64)> =
+    TableDefinition::new("revisions");
+/// Objects as they were before a revision, by its number, kind and key.
+pub(crate) const BEFORE: TableDefinition<BeforeKey, Option<&[u8]>> = TableDefinition::new("before");
+type BeforeKey = (u64, u8, &'static [u8]);
+
+pub(crate) const FORMAT_KEY: &str = "format";
+/// The newest revision's number.
+pub(crate) const NEWEST_KEY: &str = "newest";
+/// Rows of [`BEFORE`].
+pub(crate) const HISTORY_KEY: &str = "history_objects";
+
+/// What an object is. The numbers are those in the file.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[repr(u8)]
+pub enum Kind {
+    /// A security group.
+    Group = 1,
+    /// A NIC.
+    Nic = 2,
+    /// Another host.
+    Endpoint = 3,
+    /// What is said of a VNI.
+    Network = 4,
+    /// What is behind another host.
+    Binding = 5,
+    /// A service of the load balancer.
+    Service = 6,
+    /// An interface that services are balanced on.
+    BalancerInterface = 7,
+    /// An interface that is routed between.
+    RouterInterface = 8,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Kind; 8] = [
+        Kind::Group,
+        Kind::Nic,
+        Kind::Endpoint,
+        Kind::Network,
+        Kind::Binding,
+        Kind::Service,
+        Kind::BalancerInterface,
+        Kind::RouterInterface,
+    ];
+}
+
+/// The kind of a number in the file.
+pub(crate) fn kind(number: u8) -> Result<Kind, StorageError> {
+    let found = Kind::ALL.into_iter().find(|kind| *kind as u8 == number);
+    found.ok_or_else(|| StorageError::Corrupted(format!("an object of kind {number}")))
+}
+
+/// Brings the content of a file from a format to the next.
+pub type Migration = fn(&WriteTransaction) -> Result<(), redb::Error>;
+
+/// A format, and the way to it.
+#[derive(Clone, Copy, Debug)]
+pub struct Layout {
+    /// Which one.
+    pub format: u64,
+    /// From format 1 to 2, from 2 to 3, and so on.
+    pub migrations: &'static [Migration],
+}
+
+impl Layout {
+    /// This version's. There is no older format.
+    pub const CURRENT: Layout = Layout {
+        format: FORMAT,
+        migrations: &[],
+    };
+
+    pub(crate) fn migrate(
+        &self,
+        transaction: &WriteTransaction,
+        from: u64,
+    ) -> Result<(), redb::Error> {
+        let from = usize::try_from(from).unwrap_or(usize::MAX) - 1;
+        let steps = self.migrations.iter().skip(from);
+        steps.into_iter().try_for_each(|step| step(transaction))
+    }
+}

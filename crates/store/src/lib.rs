@@ -1,0 +1,347 @@
+//! What is declared, kept on disk, with its history.
+//!
+//! # Theory of operation
+//!
+//! A [`Store`] is one file, `state.redb`, in a folder of its own. It holds *objects*, each by its
+//! [`Kind`] and key, as bytes whose meaning is the caller's, and *revisions*: who made a change,
+//! when, and each object that it touched as it was before. So the state as it was after any kept
+//! revision is the state of now with those images put back, newest first.
+//!
+//! A change is one transaction ([`Store::write`]): after a crash it is there whole, or not at all.
+//! It outlives a crash once [`Store::sync`] has returned for its ticket; a sync covers all changes
+//! that were written before it, and waits a moment for those that are announced
+//! ([`Store::announce`]), so that many clients share one.
+//!
+//! The database is redb: a B-tree that is never written in place, with checksums, tried by its
+//! authors against torn writes. Beside it stands only what it does not know: space is reserved
+//! before it is used, so that a full disk refuses a change when it is written and not when it is
+//! synced; and after an error of the disk the file is opened anew, and those changes are named that
+//! were written and are not there ([`Error::Lost`]).
+//!
+//! # Formats
+//!
+//! The file says its format. One of a newer format is refused; of one of an older format a copy is
+//! kept beside it, and it is migrated in one transaction.
+
+mod backend;
+mod error;
+mod file;
+mod history;
+mod layout;
+mod sync;
+
+pub use backend::Reserved;
+pub use error::Error;
+pub use file::FILE;
+pub use history::{Patch, Revision};
+pub use layout::{FORMAT, Kind, Layout, Migration};
+pub use redb::StorageBackend;
+pub use sync::Announced;
+
+use redb::{Database, Durability, ReadableDatabase, ReadableTable, TableError, WriteTransaction};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+
+use layout::{BEFORE, META, OBJECTS, REVISIONS};
+
+/// One object as it is to be.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Put {
+    /// What it is.
+    pub kind: Kind,
+    /// Which one.
+    pub key: Vec<u8>,
+    /// `None`: it is not there any more.
+    pub value: Option<Vec<u8>>,
+}
+
+/// An object that is there.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Object {
+    /// What it is.
+    pub kind: Kind,
+    /// Which one.
+    pub key: Vec<u8>,
+    /// Its content.
+    pub value: Vec<u8>,
+}
+
+/// Who makes a change, and when.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Signed<'a> {
+    /// In words.
+    pub author: &'a str,
+    /// Unix seconds.
+    pub unix_secs: u64,
+}
+
+/// A change that was written, to be waited for with [`Store::sync`]. They only grow.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub struct Ticket(u64);
+
+/// How much history is kept: the newest revisions, as many as meet both bounds, and always one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Keep {
+    /// Revisions.
+    pub revisions: u64,
+    /// Objects in all of them.
+    pub objects: u64,
+}
+
+impl Default for Keep {
+    fn default() -> Keep {
+        Keep {
+            revisions: 1_000,
+            objects: 1 << 18,
+        }
+    }
+}
+
+/// The database, since it was opened last.
+struct Opened {
+    /// How often it was opened: who meets an error closes the one that had it, and no later one.
+    times: u64,
+    /// `None`: an error, and it could not be opened again.
+    database: Option<Database>,
+}
+
+/// Makes a backend over one and the same storage, again after an error.
+type Reopen = Box<dyn Fn() -> Result<Database, Error> + Send + Sync>;
+
+/// The open file.
+pub struct Store {
+    path: PathBuf,
+    keep: Keep,
+    reopen: Reopen,
+    database: RwLock<Opened>,
+    sync: sync::State,
+}
+
+impl Store {
+    /// Opens the store of a folder, and makes both when missing. Nobody else may read the file
+    /// (0600), and no second process may open it.
+    pub fn open(folder: &Path, keep: Keep) -> Result<Store, Error> {
+        Store::open_layout(folder, keep, &Layout::CURRENT)
+    }
+
+    /// [`Store::open`] for a format that may not be this version's: for tests of migrations.
+    pub fn open_layout(folder: &Path, keep: Keep, layout: &Layout) -> Result<Store, Error> {
+        let file::Opened {
+            path,
+            file,
+            lock,
+            fresh,
+        } = file::open(folder)?;
+        let (file, of) = (Arc::new(file), path.clone());
+        let reopen = move || {
+            // Held as long as the file can be opened.
+            let _ = &lock;
+            backend::open(&of, Reserved::new(file.clone()))
+        };
+        let store = Store::over(path, keep, Box::new(reopen))?;
+        store.prepare(layout, |from| file::copy(&store.path, from).map(drop))?;
+        if let Some(fresh) = fresh {
+            fresh.name(&store.path)?;
+        }
+        Ok(store)
+    }
+
+    /// A store over any storage, whose name in errors is `name`: for tests of what a disk may do.
+    /// `make` gives a backend over the same storage each time.
+    pub fn on<B: StorageBackend>(
+        name: &str,
+        keep: Keep,
+        make: impl Fn() -> B + Send + Sync + 'static,
+    ) -> Result<Store, Error> {
+        let path = PathBuf::from(name);
+        let of = path.clone();
+        let reopen = move || backend::open(&of, make());
+        let store = Store::over(path, keep, Box::new(reopen))?;
+        store.prepare(&Layout::CURRENT, |_| Ok(()))?;
+        Ok(store)
+    }
+
+    fn over(path: PathBuf, keep: Keep, reopen: Reopen) -> Result<Store, Error> {
+        let database = reopen()?;
+        Ok(Store {
+            path,
+            keep,
+            reopen,
+            database: RwLock::new(Opened {
+                times: 1,
+                database: Some(database),
+            }),
+            sync: sync::State::default(),
+        })
+    }
+
+    /// Writes the format into a new file, and brings an old one up to this version's.
+    fn prepare(
+        &self,
+        layout: &Layout,
+        copy: impl FnOnce(u64) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let found = match self.meta(layout::FORMAT_KEY)? {
+            Some(format) => format,
+            None if self.is_bare()? => 0,
+            None => return Err(Error::Foreign(self.path.clone())),
+        };
+        if found > layout.format {
+            return Err(Error::Newer {
+                path: self.path.clone(),
+                found,
+                known: layout.format,
+            });
+        }
+        if found == layout.format {
+            self.sync.begin(self.newest()?);
+            return Ok(());
+        }
+        if found > 0 {
+            copy(found)?;
+        }
+        let write = |transaction: &WriteTransaction| {
+            if found > 0 {
+                layout.migrate(transaction, found)?;
+            } else {
+                transaction.open_table(OBJECTS)?;
+                transaction.open_table(REVISIONS)?;
+                transaction.open_table(BEFORE)?;
+            }
+            let mut meta = transaction.open_table(META)?;
+            meta.insert(layout::FORMAT_KEY, layout.format)?;
+            Ok(())
+        };
+        self.transact(Durability::Immediate, write, |()| ())?;
+        self.sync.begin(self.newest()?);
+        Ok(())
+    }
+
+    /// The file's path: what errors name.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// All objects, by kind and key.
+    pub fn objects(&self) -> Result<Vec<Object>, Error> {
+        self.read(|transaction| {
+            let table = transaction.open_table(OBJECTS)?;
+            let mut objects = Vec::new();
+            for row in table.iter()? {
+                let (key, value) = row?;
+                let (kind, key) = key.value();
+                objects.push(Object {
+                    kind: layout::kind(kind)?,
+                    key: key.to_vec(),
+                    value: value.value().to_vec(),
+                });
+            }
+            Ok(objects)
+        })
+    }
+
+    /// Writes a change, all or nothing, as a revision of its own. It is there for whoever reads,
+    /// and outlives a crash once it is synced.
+    pub fn write(&self, signed: Signed, puts: &[Put]) -> Result<Ticket, Error> {
+        let write =
+            |transaction: &WriteTransaction| history::append(transaction, signed, puts, self.keep);
+        self.transact(Durability::None, write, |revision| {
+            self.sync.written(revision)
+        })
+    }
+
+    /// Runs a transaction, and `done` before anybody can find that the disk has failed since.
+    fn transact<R, T>(
+        &self,
+        durability: Durability,
+        body: impl FnOnce(&WriteTransaction) -> Result<R, redb::Error>,
+        done: impl FnOnce(R) -> T,
+    ) -> Result<T, Error> {
+        let opened = self.opened();
+        let database = opened.database.as_ref().ok_or_else(|| self.gone())?;
+        match transact(database, durability, body) {
+            Ok(result) => Ok(done(result)),
+            Err(error) => {
+                let times = opened.times;
+                drop(opened);
+                self.recover(times);
+                Err(Error::database(&self.path, error))
+            }
+        }
+    }
+
+    /// After an error of the disk: the file is opened again, and has what was durable, no less and
+    /// no more. Of what was written and not synced some may have got there.
+    fn recover(&self, times: u64) {
+        let mut opened = self
+            .database
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        if opened.times != times {
+            return;
+        }
+        let durable = self.sync.lost();
+        // What it has in memory goes before the file is read again.
+        drop(opened.database.take());
+        let again = (self.reopen)().ok().filter(|database| {
+            let Some(durable) = durable else { return true };
+            let back = |transaction: &WriteTransaction| history::cut(transaction, durable);
+            transact(database, Durability::Immediate, back).is_ok()
+        });
+        *opened = Opened {
+            times: times + 1,
+            database: again,
+        };
+    }
+
+    /// The database; once more from the file, should it have been impossible until now.
+    fn opened(&self) -> RwLockReadGuard<'_, Opened> {
+        let read = || self.database.read().unwrap_or_else(PoisonError::into_inner);
+        let opened = read();
+        if opened.database.is_some() {
+            return opened;
+        }
+        let times = opened.times;
+        drop(opened);
+        self.recover(times);
+        read()
+    }
+
+    fn gone(&self) -> Error {
+        Error::Closed(self.path.clone())
+    }
+
+    fn read<T>(
+        &self,
+        body: impl FnOnce(&redb::ReadTransaction) -> Result<T, redb::Error>,
+    ) -> Result<T, Error> {
+        let opened = self.opened();
+        let database = opened.database.as_ref().ok_or_else(|| self.gone())?;
+        let run = || body(&database.begin_read()?);
+        run().map_err(|error| Error::database(&self.path, error))
+    }
+
+    fn meta(&self, key: &str) -> Result<Option<u64>, Error> {
+        self.read(|transaction| match transaction.open_table(META) {
+            Ok(table) => Ok(table.get(key)?.map(|value| value.value())),
+            Err(TableError::TableDoesNotExist(_)) => Ok(None),
+            Err(error) => Err(error.into()),
+        })
+    }
+
+    fn is_bare(&self) -> Result<bool, Error> {
+        self.read(|transaction| Ok(transaction.list_tables()?.next().is_none()))
+    }
+}
+
+fn transact<R>(
+    database: &Database,
+    durability: Durability,
+    body: impl FnOnce(&WriteTransaction) -> Result<R, redb::Error>,
+) -> Result<R, redb::Error> {
+    let mut transaction = database.begin_write()?;
+    transaction.set_durability(durability)?;
+    let result = body(&transaction)?;
+    transaction.commit()?;
+    Ok(result)
+}

@@ -1,0 +1,215 @@
+//! The file: who may open it, what is refused, and its history.
+
+use butterfly_store::{Error, FILE, Keep, Kind, Layout, Patch, Put, Signed, Store};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+fn open(folder: &Path) -> Result<Store, Error> {
+    Store::open(folder, Keep::default())
+}
+
+fn put(key: &str, value: Option<&str>) -> Put {
+    Put {
+        kind: Kind::Nic,
+        key: key.into(),
+        value: value.map(Into::into),
+    }
+}
+
+fn write(store: &Store, author: &str, puts: &[Put]) {
+    let signed = Signed {
+        author,
+        unix_secs: 1_000,
+    };
+    let ticket = store.write(signed, puts).unwrap();
+    store.sync(ticket).unwrap();
+}
+
+fn values(store: &Store) -> Vec<(String, String)> {
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    let objects = store.objects().unwrap().into_iter();
+    objects
+        .map(|object| (text(object.key), text(object.value)))
+        .collect()
+}
+
+#[test]
+fn a_store_is_its_owner_s_and_one_process_s() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("made/on/the/way");
+    let store = open(&folder).unwrap();
+    write(&store, "one", &[put("a", Some("1"))]);
+    let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&folder), 0o700);
+    assert_eq!(mode(&folder.join(FILE)), 0o600);
+    let said = open(&folder).err().unwrap().to_string();
+    assert!(
+        said.contains(&format!("{}/{FILE} is in use", folder.display())),
+        "{said}"
+    );
+    drop(store);
+    let store = open(&folder).unwrap();
+    assert_eq!(values(&store), [("a".into(), "1".into())]);
+}
+
+#[test]
+fn history_goes_back_as_far_as_it_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let keep = Keep {
+        revisions: 3,
+        objects: 100,
+    };
+    let store = Store::open(dir.path(), keep).unwrap();
+    write(&store, "one", &[put("a", Some("1"))]);
+    write(&store, "two", &[put("a", Some("2")), put("b", Some("2"))]);
+    write(&store, "three", &[put("a", None)]);
+    let authors = |store: &Store| -> Vec<(u64, String, u64)> {
+        let history = store.history().unwrap().into_iter();
+        history
+            .map(|it| (it.number, it.author, it.objects))
+            .collect()
+    };
+    let three = [
+        (3, "three".into(), 1),
+        (2, "two".into(), 2),
+        (1, "one".into(), 1),
+    ];
+    assert_eq!(authors(&store), three);
+    let of = |key: &str| (Kind::Nic, key.as_bytes().to_vec());
+    let is = |value: &str| Some(value.as_bytes().to_vec());
+    assert_eq!(store.back_to(3).unwrap(), Patch::new());
+    assert_eq!(store.back_to(2).unwrap(), Patch::from([(of("a"), is("2"))]));
+    let one = Patch::from([(of("a"), is("1")), (of("b"), None)]);
+    assert_eq!(store.back_to(1).unwrap(), one);
+    let nothing = Patch::from([(of("a"), None), (of("b"), None)]);
+    assert_eq!(store.back_to(0).unwrap(), nothing);
+
+    write(&store, "four", &[put("c", Some("4"))]);
+    assert_eq!(authors(&store)[2].0, 2);
+    let said = store.back_to(0).unwrap_err().to_string();
+    assert_eq!(said, "there is no revision 0: those from 1 to 4 are kept");
+    assert_eq!(store.back_to(1).unwrap().len(), 3);
+    assert!(store.back_to(5).is_err());
+    drop(store);
+    let store = Store::open(dir.path(), keep).unwrap();
+    assert_eq!(authors(&store)[0], (4, "four".into(), 1));
+    // Of a change with more objects than are to be kept, the change itself is.
+    let many: Vec<Put> = (0..200)
+        .map(|key| put(&key.to_string(), Some("5")))
+        .collect();
+    write(&store, "five", &many);
+    assert_eq!(authors(&store), [(5, "five".into(), 200)]);
+    assert_eq!(store.back_to(4).unwrap().len(), 200);
+}
+
+#[test]
+fn a_newer_format_is_refused_and_an_older_one_is_migrated_with_a_copy() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).unwrap();
+    write(&store, "one", &[put("a", Some("1"))]);
+    drop(store);
+    const OBJECTS: redb::TableDefinition<(u8, &[u8]), &[u8]> =
+        redb::TableDefinition::new("objects");
+    let next = Layout {
+        format: 2,
+        migrations: &[|transaction| {
+            let mut objects = transaction.open_table(OBJECTS)?;
+            objects.insert((Kind::Nic as u8, &b"b"[..]), &b"migrated"[..])?;
+            Ok(())
+        }],
+    };
+    let fails = Layout {
+        migrations: &[|transaction| {
+            transaction.open_table(OBJECTS)?.retain(|_, _| false)?;
+            Err(redb::Error::Corrupted("an object of another kind".into()))
+        }],
+        ..next
+    };
+    let said = Store::open_layout(dir.path(), Keep::default(), &fails)
+        .err()
+        .unwrap();
+    assert!(
+        said.to_string().contains("an object of another kind"),
+        "{said}"
+    );
+    assert_eq!(values(&open(dir.path()).unwrap()).len(), 1);
+
+    let store = Store::open_layout(dir.path(), Keep::default(), &next).unwrap();
+    assert_eq!(values(&store)[1], ("b".into(), "migrated".into()));
+    drop(store);
+    let path = dir.path().join(FILE);
+    let said = open(dir.path()).err().unwrap().to_string();
+    let newer = format!(
+        "the store {} was written by a newer version (format 2; this one knows 1)",
+        path.display()
+    );
+    assert!(said.starts_with(&newer), "{said}");
+    // The copy is a store of its own.
+    let copy = dir.path().join(format!("{FILE}.format-1"));
+    std::fs::rename(copy, path).unwrap();
+    assert_eq!(
+        values(&open(dir.path()).unwrap()),
+        [("a".into(), "1".into())]
+    );
+}
+
+/// Each part of the file is damaged in turn; whatever is hit, the answer is the content or a
+/// sentence.
+#[test]
+fn a_damaged_file_is_refused_with_its_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).unwrap();
+    let many: Vec<Put> = (0..500)
+        .map(|key| put(&key.to_string(), Some(&"content ".repeat(20))))
+        .collect();
+    write(&store, "one", &many);
+    drop(store);
+    let path = dir.path().join(FILE);
+    let whole = std::fs::read(&path).unwrap();
+    let mut refused = 0;
+    for at in (0..whole.len()).step_by(whole.len() / 150) {
+        let mut damaged = whole.clone();
+        let end = damaged.len().min(at + 64);
+        damaged[at..end].iter_mut().for_each(|byte| *byte ^= 0x5a);
+        std::fs::write(&path, &damaged).unwrap();
+        match open(dir.path()) {
+            Ok(store) => assert_eq!(values(&store).len(), 500, "at {at}"),
+            Err(error) => {
+                refused += 1;
+                let said = error.to_string();
+                assert!(said.contains(path.to_str().unwrap()), "at {at}: {said}");
+            }
+        }
+    }
+    assert!(refused > 10, "{refused}");
+    for bytes in [
+        &b"not a database"[..],
+        &[],
+        &[0; 8192],
+        &whole[..whole.len() / 2],
+    ] {
+        std::fs::write(&path, bytes).unwrap();
+        if let Err(error) = open(dir.path()) {
+            assert!(
+                error.to_string().contains(path.to_str().unwrap()),
+                "{error}"
+            );
+        } else {
+            assert!(bytes.is_empty(), "{} bytes", bytes.len());
+        }
+    }
+}
+
+#[test]
+fn what_is_no_file_or_in_the_way_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    std::fs::write(&file, "precious").unwrap();
+    let said = open(&file.join("below")).err().unwrap().to_string();
+    assert!(said.contains("file/below cannot be made"), "{said}");
+    let folder = dir.path().join("folder");
+    std::fs::create_dir(&folder).unwrap();
+    std::os::unix::fs::symlink(&file, folder.join(FILE)).unwrap();
+    assert!(open(&folder).is_err());
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
+}
