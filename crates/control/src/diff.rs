@@ -9,6 +9,7 @@
 //! - group old
 //! ```
 
+mod between;
 mod overlay;
 mod services;
 

@@ -145,6 +145,9 @@ pub enum Error {
         /// What the kernel or its interfaces said.
         why: String,
     },
+    /// The history has no such revision: a sentence.
+    #[error("{0}")]
+    NoRevision(String),
     /// The change could not be recorded, so it was not made.
     #[error("the change cannot be recorded: {0}")]
     Journal(String),
@@ -199,7 +202,8 @@ impl Error {
             | Error::NoEndpoint(_)
             | Error::NoBinding { .. }
             | Error::NoService(_)
-            | Error::NoServer(..) => ErrorKind::NotFound,
+            | Error::NoServer(..)
+            | Error::NoRevision(_) => ErrorKind::NotFound,
             Error::Attach { .. }
             | Error::Feature { .. }
             | Error::Journal(_)
