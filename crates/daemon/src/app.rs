@@ -7,12 +7,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use control::{Author, Controller};
 use io::vhost::Server;
 use rustix::time::{ClockId, clock_gettime};
+use store::{Announced, Ticket};
 use tokio::sync::watch;
 
 use crate::balancer;
 use crate::logging::LogControl;
 use crate::reload::Reload;
 use crate::router;
+use crate::stored::Stored;
 use crate::uplinks::Uplinks;
 use crate::watchdog::Health;
 use crate::worker_thread::WorkerThreads;
@@ -23,6 +25,34 @@ pub struct Operations {
     /// The level of the log can be changed.
     pub(crate) log: LogControl,
     clock: fn() -> u64,
+    /// `None`: nothing outlives the process.
+    stored: Option<Arc<Stored>>,
+}
+
+/// A request that may change something, from before it is carried out until it may be answered.
+pub struct Changing<'a> {
+    stored: Option<(&'a Arc<Stored>, Ticket, Announced<'a>)>,
+    operations: &'a Arc<Operations>,
+}
+
+impl Changing<'_> {
+    /// Returns when what has been changed by now outlives the process: then it may be answered.
+    /// Waits for the disk. An error: it does not, and is undone.
+    pub fn settle(self) -> Result<(), control::Error> {
+        let Some((stored, since, announced)) = self.stored else {
+            return Ok(());
+        };
+        drop(announced);
+        stored.settle(since, self.operations)
+    }
+
+    /// For a client that will ask something else, and waits with that.
+    pub fn settle_soon(self) {
+        if let Some((stored, since, announced)) = self.stored {
+            drop(announced);
+            stored.settle_soon(since, self.operations);
+        }
+    }
 }
 
 impl Operations {
@@ -32,6 +62,30 @@ impl Operations {
             controller: Mutex::new(controller),
             log,
             clock,
+            stored: None,
+        }
+    }
+
+    /// With a store, from which the controller has come and into which it writes.
+    pub fn with_store(mut self, stored: Option<Arc<Stored>>) -> Operations {
+        self.stored = stored;
+        self
+    }
+
+    /// The store, if there is one.
+    pub(crate) fn stored(&self) -> Option<&Arc<Stored>> {
+        self.stored.as_ref()
+    }
+
+    /// Begins a request.
+    pub fn changing(self: &Arc<Operations>) -> Changing<'_> {
+        let begin = |stored| {
+            let stored: &Arc<Stored> = stored;
+            (stored, stored.last(), stored.announce())
+        };
+        Changing {
+            stored: self.stored.as_ref().map(begin),
+            operations: self,
         }
     }
 

@@ -43,6 +43,7 @@ mod reload;
 mod router;
 mod run;
 mod states;
+mod stored;
 mod tracked_interfaces;
 mod underlay;
 mod unix_socket;

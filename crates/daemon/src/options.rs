@@ -3,7 +3,9 @@
 //! The options are those of the original daemon, and the new ones behind them. A value on the
 //! command line wins over the INI file's, which wins over the default.
 
+use std::ffi::{OsStr, OsString};
 use std::net::IpAddr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use clap::{CommandFactory, Parser};
@@ -62,6 +64,16 @@ pub struct Options {
     /// wrote them]
     #[arg(long, value_name = "DIR")]
     pub(crate) trace_dir: Option<PathBuf>,
+    /// Keep what is declared in this folder, so that it outlives the daemon; none: nothing does
+    /// [default: none; of the systemd service /var/lib/butterfly]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) store: Option<PathBuf>,
+    /// The service's folders, as systemd tells them: the first is the store unless another is said.
+    #[arg(long, hide = true, env = "STATE_DIRECTORY")]
+    pub(crate) state_directory: Option<OsString>,
+    /// Changes that can be gone back to
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub(crate) store_revisions: u64,
     /// Encrypt the v0 API with the key in this file (base64 of 32 bytes), and refuse clear text
     #[arg(
         short = 'k',
@@ -250,6 +262,10 @@ pub struct Settings {
     pub(crate) packet_trace: bool,
     /// Beneath which packet traces are written, absolute.
     pub(crate) trace_dir: PathBuf,
+    /// Where the store is; `None`: nothing outlives the daemon.
+    pub(crate) store: Option<PathBuf>,
+    /// Revisions that the store keeps at most.
+    pub(crate) store_revisions: u64,
     pub(crate) offloads: bool,
     pub(crate) max_flows: u32,
     pub(crate) max_flows_per_nic: u32,
@@ -414,6 +430,10 @@ impl Settings {
                 path,
             )
             .unwrap_or_else(|| TRACE_DIR.into());
+        let store = said
+            .one("--store", "store", options.store, ini.store, path)
+            .or_else(|| first_of(options.state_directory.as_deref()?))
+            .filter(|store| store.as_os_str() != "none" && !store.as_os_str().is_empty());
         let ip = said.one("-i", "ip", options.ip, ini.ip, IpAddr::to_string);
         let log_level = said.one(
             "-l",
@@ -533,6 +553,8 @@ impl Settings {
             packet_trace: options.packet_trace,
             trace_dir: std::path::absolute(&trace_dir)
                 .map_err(|e| format!("the folder of traces {}: {e}", trace_dir.display()))?,
+            store,
+            store_revisions: options.store_revisions,
             offloads: !options.no_offload,
             max_flows: options.max_flows,
             // A part of the table: one NIC cannot take what the others need, unless it was said so.
@@ -675,6 +697,12 @@ fn wake(wake_us: u32, workers: &[Option<usize>]) -> Result<(u32, Vec<usize>), St
     Ok((wake_us, cores))
 }
 
+/// The first of folders that are separated by colons (systemd.exec(5), STATE_DIRECTORY).
+fn first_of(folders: &OsStr) -> Option<PathBuf> {
+    let first = folders.as_bytes().split(|byte| *byte == b':').next()?;
+    Some(OsStr::from_bytes(first).into())
+}
+
 fn unless_none(endpoint: String) -> Option<String> {
     (endpoint != "none").then_some(endpoint)
 }
@@ -765,6 +793,8 @@ mod tests {
             mtu: None,
             packet_trace: false,
             trace_dir: "/tmp".into(),
+            store: None,
+            store_revisions: 1000,
             offloads: true,
             max_flows: 1 << 20,
             max_flows_per_nic: 65_536,
@@ -837,6 +867,15 @@ mod tests {
             (&["--trace-dir /var/lib/butterfly/traces"], &|s| {
                 s.trace_dir = "/var/lib/butterfly/traces".into();
             }),
+            (&["--store /var/lib/butterfly"], &|s| {
+                s.store = Some("/var/lib/butterfly".into());
+            }),
+            (&["--store none"], &|s| s.store = None),
+            (&["--state-directory /s:/s/traces"], &|s| {
+                s.store = Some("/s".into());
+            }),
+            (&["--state-directory /s --store none"], &|s| s.store = None),
+            (&["--store-revisions 7"], &|s| s.store_revisions = 7),
             (
                 &["-k /k", "--key /k", "--k /k", "--encryption-key /k"],
                 &|s| {

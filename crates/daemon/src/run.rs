@@ -31,6 +31,7 @@ use crate::privileges;
 use crate::reload::Reload;
 use crate::router;
 use crate::states::{InterfaceStates, PortStates, tell_interface, tell_port};
+use crate::stored::Stored;
 use crate::underlay::{self, NextHopTask};
 use crate::unix_socket::{self, NicSockets};
 use crate::uplinks::{self, Breaks, Broken, Uplinks};
@@ -123,6 +124,9 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
         Some(endpoint) => Some(v0::server::Listener::bind(endpoint, key, policy).await?),
         None => None,
     };
+    let stored = settings.store.as_deref();
+    let stored = stored.map(|folder| Stored::open(folder, settings.store_revisions));
+    let stored = stored.transpose()?;
     match unix_socket::remove_nic_sockets(&settings.socket_dir) {
         0 => {}
         count => tracing::info!(
@@ -199,10 +203,11 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     };
     let controller = Controller::new(settings_of_control, Box::new(attachments), switch.clone())
         .with_features(Box::new(features));
+    let controller = load(controller, stored.clone()).await?;
     let sockets = v1.iter().filter_map(v1::server::Listener::path);
     let sockets = sockets.chain(v0.iter().filter_map(v0::server::Listener::path));
     let sockets = sockets.map(|path| reopen_socket(path, &access)).collect();
-    let operations = Operations::new(controller, log, unix_secs);
+    let operations = Operations::new(controller, log, unix_secs).with_store(stored);
     let app = Arc::new(App::new(
         operations,
         workers.clone(),
@@ -382,6 +387,28 @@ fn next_hops(
         follow_mtu: settings.mtu.is_none(),
     };
     NextHopTask::new(follow, app, switch, uplinks).map(Some)
+}
+
+/// Makes the controller what was stored, before anybody can ask it for anything else.
+async fn load(
+    mut controller: Controller,
+    stored: Option<Arc<Stored>>,
+) -> Result<Controller, String> {
+    let Some(stored) = stored else {
+        return Ok(controller);
+    };
+    let loading = tokio::task::spawn_blocking(move || {
+        let start = Instant::now();
+        match stored.load(&mut controller)? {
+            0 => {}
+            count => tracing::info!(
+                "{count} objects are there again from the store, in {} ms",
+                start.elapsed().as_millis()
+            ),
+        }
+        Ok(controller.with_journal(stored.journal()))
+    });
+    loading.await.map_err(|_| "reading the store panicked")?
 }
 
 /// Takes the interfaces that services are balanced on and that transit packets are forwarded

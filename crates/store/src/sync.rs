@@ -73,9 +73,10 @@ impl State {
 }
 
 impl Tickets {
-    fn is_lost(&self, ticket: Ticket) -> bool {
-        let within = |(first, last): &(u64, u64)| (*first..=*last).contains(&ticket.0);
-        self.lost.iter().any(within)
+    /// Whether one behind the first, up to the second, is lost.
+    fn is_lost(&self, since: Ticket, upto: Ticket) -> bool {
+        let mut lost = self.lost.iter();
+        lost.any(|(first, last)| *last > since.0 && *first <= upto.0)
     }
 }
 
@@ -94,10 +95,16 @@ impl Store {
     /// Returns when the change, and all before it, outlive a crash. [`Error::Lost`]: it does not,
     /// and is not there any more.
     pub fn sync(&self, ticket: Ticket) -> Result<(), Error> {
+        self.sync_since(Ticket(ticket.0.saturating_sub(1)), ticket)
+    }
+
+    /// Returns when the changes up to the second outlive a crash. [`Error::Lost`]: one of those
+    /// behind the first does not.
+    pub fn sync_since(&self, since: Ticket, ticket: Ticket) -> Result<(), Error> {
         let mut tickets = self.sync.lock();
         loop {
             if tickets.settled >= ticket.0 {
-                return match tickets.is_lost(ticket) {
+                return match tickets.is_lost(since, ticket) {
                     true => Err(Error::Lost(self.path().to_owned())),
                     false => Ok(()),
                 };
@@ -126,7 +133,7 @@ impl Store {
             tickets.syncing = false;
             self.sync.changed.notify_all();
             if let Err(error) = synced
-                && tickets.is_lost(ticket)
+                && tickets.is_lost(since, ticket)
             {
                 return Err(error);
             }

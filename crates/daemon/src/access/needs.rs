@@ -69,6 +69,9 @@ const BUTTERFLY: &[Need] = &[
     need("SetBindings", Operate, true),
     need("GetConfig", View, true),
     need("Apply", Operate, false),
+    need("ListRevisions", View, false),
+    need("DiffRevisions", View, false),
+    need("Rollback", Operate, false),
     need("Watch", View, true),
     need("GetStatus", View, true),
     need("ListWorkers", View, false),
@@ -197,7 +200,7 @@ mod tests {
             for method in service.methods() {
                 let path = format!("/{}/{}", service.full_name(), method.name());
                 let need = of_path(&path).unwrap_or_else(|| panic!("{path} has no need"));
-                let sees = ["List", "Get", "Watch"];
+                let sees = ["List", "Get", "Diff", "Watch"];
                 assert_eq!(
                     need.role == View,
                     sees.iter().any(|verb| method.name().starts_with(verb)),

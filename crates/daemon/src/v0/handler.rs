@@ -132,6 +132,7 @@ impl Handler {
         if requests.is_empty() {
             return (rejected(), false);
         }
+        let changing = self.operations.changing();
         let (mut quit, mut length) = (false, 0);
         let mut messages = Vec::with_capacity(requests.len());
         for request in requests {
@@ -146,6 +147,12 @@ impl Handler {
             length += answer.encoded_len();
             quit |= last;
             messages.push(answer);
+        }
+        if let Err(why) = changing.settle() {
+            // Whatever was done is undone.
+            for answered in messages.iter_mut().filter_map(|one| one.message_0.as_mut()) {
+                answered.response = Some(requests::refused(why.to_string()));
+            }
         }
         let messages = Messages {
             messages,

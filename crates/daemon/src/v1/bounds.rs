@@ -24,8 +24,10 @@ use tonic::codegen::{Service, http};
 use tonic::server::NamedService;
 use tonic::transport::server::Connected;
 
+use super::service::refused;
 use super::tls::Authority;
 use crate::access::Peer;
+use crate::app::Operations;
 use crate::places::Place;
 
 /// Bytes that a request may take without a permit.
@@ -36,6 +38,10 @@ const UNIT: usize = 64 << 10;
 const BYTES_AT_ONCE: usize = 256 << 20;
 /// How long a request may take to arrive as a whole.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// The header by which a client says that its request may be answered before it is durable, since
+/// another one follows that it waits for.
+pub const DURABLE: &str = "butterfly-durable";
+const SOON: &str = "soon";
 
 /// Bytes of requests in work, shared by all connections. Cheap to clone.
 #[derive(Clone)]
@@ -138,11 +144,16 @@ impl Stream for Metered {
 pub struct Bounded<S> {
     service: S,
     budget: Budget,
+    operations: Arc<Operations>,
 }
 
 impl<S> Bounded<S> {
-    pub fn new(service: S, budget: Budget) -> Bounded<S> {
-        Bounded { service, budget }
+    pub fn new(service: S, budget: Budget, operations: Arc<Operations>) -> Bounded<S> {
+        Bounded {
+            service,
+            budget,
+            operations,
+        }
     }
 }
 
@@ -179,10 +190,21 @@ where
                 ..metered
             }))
         });
+        let soon = request
+            .headers()
+            .get(DURABLE)
+            .is_some_and(|when| when == SOON);
         let answer = self.service.call(request);
+        let operations = self.operations.clone();
         Box::pin(async move {
+            let changing = operations.changing();
             let answer = answer.await?;
             drop(held);
+            if soon {
+                changing.settle_soon();
+            } else if let Err(why) = tokio::task::block_in_place(|| changing.settle()) {
+                return Ok(refused(why).into_http());
+            }
             // A stream goes on for as long as its body does.
             Ok(answer.map(|body| {
                 Body::new(body.map_frame(move |frame| {

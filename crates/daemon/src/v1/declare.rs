@@ -2,6 +2,7 @@
 //! step.
 
 use api::v1;
+use control::Diff;
 
 use super::{convert, render};
 use crate::access::{Permitted, Refusal};
@@ -23,9 +24,13 @@ pub fn apply(
 ) -> Result<v1::ApplyResponse, Refusal> {
     let control = control.whole()?;
     let config = convert::config(config, control.settings())?;
-    let diff = control.apply(config, dry_run)?;
-    Ok(v1::ApplyResponse {
-        changes: render::changes(&diff),
+    Ok(answer(&control.apply(config, dry_run)?))
+}
+
+/// What an operation on the whole configuration changes.
+pub fn answer(diff: &Diff) -> v1::ApplyResponse {
+    v1::ApplyResponse {
+        changes: render::changes(diff),
         bindings: diff.bindings.len() as u64,
-    })
+    }
 }

@@ -11,6 +11,7 @@ pub mod bounds;
 pub mod convert;
 mod declare;
 mod health;
+mod history;
 pub mod interface;
 mod observe;
 mod overlay;

@@ -99,11 +99,16 @@ impl Listener {
             .max_encoding_message_size(usize::MAX);
         let budget = Budget::default();
         // The gate is in front of all: what it refuses takes nothing of what others share.
-        let service = Admitted::new(Bounded::new(service, budget.clone()), gate.clone());
-        let balancer = Admitted::new(Bounded::new(balancer, budget.clone()), gate.clone());
-        let router = Admitted::new(Bounded::new(router, budget.clone()), gate.clone());
+        let operations = &app.operations;
+        let service = Bounded::new(service, budget.clone(), operations.clone());
+        let service = Admitted::new(service, gate.clone());
+        let balancer = Bounded::new(balancer, budget.clone(), operations.clone());
+        let balancer = Admitted::new(balancer, gate.clone());
+        let router = Bounded::new(router, budget.clone(), operations.clone());
+        let router = Admitted::new(router, gate.clone());
         let health = super::health::service(&app.health).await;
-        let health = Admitted::new(Bounded::new(health, budget), gate.clone());
+        let health = Bounded::new(health, budget, operations.clone());
+        let health = Admitted::new(health, gate.clone());
         let stopping = app.clone();
         let stopping = async move { stopping.stopping().await };
         let places = Places::new("v1", CLIENTS_MAX);

@@ -9,7 +9,7 @@ use control::{Error, ErrorKind};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use super::{convert, declare, observe, overlay, render, uplinks, watch, workers};
+use super::{convert, declare, history, observe, overlay, render, uplinks, watch, workers};
 use crate::access::{Caller, Permitted, Refusal, taken};
 use crate::app::App;
 use crate::connections;
@@ -487,6 +487,34 @@ impl Butterfly for Service {
         let config = required(request.config, "config")?;
         self.control(caller, move |control| {
             declare::apply(control, config, request.dry_run)
+        })
+        .await
+    }
+
+    async fn list_revisions(
+        &self,
+        request: Request<v1::ListRevisionsRequest>,
+    ) -> Answer<v1::ListRevisionsResponse> {
+        let (caller, request) = taken(request)?;
+        self.operate(caller, move |app, _| history::list(app, &request))
+            .await
+    }
+
+    async fn diff_revisions(
+        &self,
+        request: Request<v1::DiffRevisionsRequest>,
+    ) -> Answer<v1::DiffRevisionsResponse> {
+        let (caller, request) = taken(request)?;
+        self.operate(caller, move |app, control| {
+            history::diff(app, control, &request)
+        })
+        .await
+    }
+
+    async fn rollback(&self, request: Request<v1::RollbackRequest>) -> Answer<v1::ApplyResponse> {
+        let (caller, request) = taken(request)?;
+        self.operate(caller, move |app, control| {
+            history::roll_back(app, control, &request)
         })
         .await
     }

@@ -28,6 +28,7 @@ pub fn butterflyd() -> Command {
     command
         .env_remove("NOTIFY_SOCKET")
         .env_remove("JOURNAL_STREAM")
+        .env_remove("STATE_DIRECTORY")
         .stdin(Stdio::null());
     command
 }
@@ -96,11 +97,35 @@ impl Daemon {
     }
 
     pub fn start_in(dir: TempDir, v0: String, args: &[&str]) -> Daemon {
+        Daemon::start_as(butterflyd(), dir, v0, args)
+    }
+
+    /// [`Daemon::start`] by a command of one's own.
+    pub fn start_with(command: Command, args: &[&str]) -> Daemon {
+        let dir = tempfile::tempdir().unwrap();
+        let v0 = format!("ipc://{}", dir.path().join("v0.sock").display());
+        Daemon::start_as(command, dir, v0, args)
+    }
+
+    /// A daemon that finds a file system of this size at a folder, in a mount namespace of its own.
+    pub fn on_tmpfs(folder: &str, size: &str) -> Command {
+        let mut command = Command::new("unshare");
+        let script = "mount -t tmpfs -o size=$1 tmpfs $2 && shift 2 && exec \"$@\"";
+        command
+            .args(["-m", "sh", "-c", script, "sh", size, folder])
+            .arg(env!("CARGO_BIN_EXE_butterflyd"))
+            .env_remove("JOURNAL_STREAM")
+            .env_remove("STATE_DIRECTORY")
+            .stdin(Stdio::null());
+        command
+    }
+
+    fn start_as(mut command: Command, dir: TempDir, v0: String, args: &[&str]) -> Daemon {
         let notify_path = dir.path().join("notify");
         let notify = UnixDatagram::bind(&notify_path).unwrap();
         notify.set_read_timeout(Some(PATIENCE)).unwrap();
         let log = std::fs::File::create(dir.path().join("log")).unwrap();
-        let child = butterflyd()
+        let child = command
             .env("NOTIFY_SOCKET", &notify_path)
             .args(["--no-syslog", "-s", dir.path().to_str().unwrap(), "-e", &v0])
             .args([
@@ -157,6 +182,26 @@ impl Daemon {
     pub fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_raw(self.pid() as i32).unwrap();
         rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// Kills it, and starts another one in its folder; what the last one logged is gone.
+    pub fn killed_and_started_again(self, args: &[&str]) -> Daemon {
+        let (dir, v0) = self.killed();
+        Daemon::start_in(dir, v0, args)
+    }
+
+    /// Kills it; what it leaves behind.
+    pub fn killed(mut self) -> (TempDir, String) {
+        self.signal(rustix::process::Signal::KILL);
+        self.wait();
+        self.ended()
+    }
+
+    /// What one that has ended leaves behind.
+    pub fn ended(self) -> (TempDir, String) {
+        let Daemon { dir, v0, .. } = self;
+        let _ = std::fs::remove_file(dir.path().join("notify"));
+        (dir, v0)
     }
 
     /// Waits until the daemon has ended; how, and after how long.

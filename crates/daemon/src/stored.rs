@@ -1,0 +1,408 @@
+//! What is declared, in the store: written as a change is made, read at the start, gone back to.
+//!
+//! An object is stored as the [`v1::Config`] that has nothing but it. Its messages have their
+//! compatibility rules, and such documents one behind the other are, by the rules of protobuf, one
+//! document with all of them. What says more than this version understands is refused: it would be
+//! lost with the next change.
+//!
+//! A change is written with the controller locked, before it is in force, and synced before it is
+//! answered ([`Stored::settle`]), when the controller is free again, so that clients share a sync.
+//! One that takes something away is synced before it is in force: nothing could give a guest its
+//! connection back. Should the disk fail in between, the controller is made what the store says.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use api::v1;
+use control::model::{Config, Feature};
+use control::{Author, Change, Controller, Diff, Error, HostSettings, Journal, ObjectChange};
+use prost::Message;
+use store::{Keep, Kind, Object, Put, Revision, Signed, Store, Ticket};
+
+use crate::app::{Operations, unix_secs};
+use crate::v1::{convert, render};
+
+/// How long changes may wait for their sync whose client does not.
+const SOON: Duration = Duration::from_millis(50);
+
+/// Objects by kind and key, each as its document.
+type Objects = BTreeMap<(Kind, Vec<u8>), Vec<u8>>;
+
+/// The store of a daemon, and what is its own and not stored.
+pub struct Stored {
+    store: Store,
+    /// Interfaces that options name, and not the store.
+    of_options: Mutex<BTreeSet<(Kind, Vec<u8>)>>,
+    /// A sync is to come.
+    scheduled: AtomicBool,
+}
+
+impl Stored {
+    /// Opens the store of a folder. The error is a sentence.
+    pub fn open(folder: &Path, revisions: u64) -> Result<Arc<Stored>, String> {
+        let keep = Keep {
+            revisions,
+            ..Keep::default()
+        };
+        let store = Store::open(folder, keep).map_err(|e| e.to_string())?;
+        Ok(Arc::new(Stored {
+            store,
+            of_options: Mutex::default(),
+            scheduled: AtomicBool::new(false),
+        }))
+    }
+
+    /// Who writes the controller's changes into it.
+    pub fn journal(self: &Arc<Stored>) -> Box<dyn Journal> {
+        Box::new(Writer(self.clone()))
+    }
+
+    /// Makes the controller, which has nothing yet, what was stored; how many objects that were.
+    /// What this host cannot make now is said, stays stored, and is tried again at the next start.
+    pub fn load(&self, controller: &mut Controller) -> Result<usize, String> {
+        let stored = self.objects()?;
+        let whole = self.read(stored.iter(), controller.settings())?;
+        let count = stored.len();
+        let Err(why) = controller.apply(whole, false) else {
+            return Ok(count);
+        };
+        tracing::error!("not all that is stored can be made at once: {why}");
+        let mut made = Objects::new();
+        for (key, value) in stored {
+            let object = [(&key, &value)];
+            let one = made.iter().chain(object);
+            let tried = self.read(one, controller.settings())?;
+            match controller.apply(tried, false) {
+                Ok(_) => drop(made.insert(key, value)),
+                Err(why) => tracing::error!("this stays stored, and is not made: {why}"),
+            }
+        }
+        Ok(made.len())
+    }
+
+    /// The last change that was written.
+    pub fn last(&self) -> Ticket {
+        self.store.last()
+    }
+
+    /// Returns when all that was changed by now outlives a crash. An error: something that was
+    /// changed since then does not, and is undone.
+    pub fn settle(&self, since: Ticket, operations: &Operations) -> Result<(), Error> {
+        let synced = self.store.sync_since(since, self.store.last());
+        synced.map_err(|why| {
+            let mut controller = operations.control();
+            let refused = Error::Journal(why.to_string());
+            match self.reconcile(&mut controller) {
+                Ok(()) => refused,
+                Err(left) => {
+                    tracing::error!("what is not stored could not be undone: {left}");
+                    Error::HalfUndone {
+                        error: Box::new(refused),
+                        left,
+                    }
+                }
+            }
+        })
+    }
+
+    /// Has all that was changed by now synced soon.
+    pub fn settle_soon(self: &Arc<Stored>, since: Ticket, operations: &Arc<Operations>) {
+        if self.scheduled.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let (stored, operations) = (self.clone(), operations.clone());
+        tokio::spawn(async move {
+            tokio::time::sleep(SOON).await;
+            let settle = move || {
+                stored.scheduled.store(false, Ordering::Release);
+                if let Err(why) = stored.settle(since, &operations) {
+                    tracing::error!("a change that was answered is undone: {why}");
+                }
+            };
+            let _ = tokio::task::spawn_blocking(settle).await;
+        });
+    }
+
+    /// Says that a change may come: see [`Store::announce`].
+    pub fn announce(&self) -> store::Announced<'_> {
+        self.store.announce()
+    }
+
+    /// Makes the controller what the store says, beside what options say.
+    fn reconcile(&self, controller: &mut Controller) -> Result<(), String> {
+        let now = objects(&controller.config());
+        let options = self.of_options();
+        let mut wanted = self.objects()?;
+        wanted.extend(now.into_iter().filter(|(key, _)| options.contains(key)));
+        let config = self.read(wanted.iter(), controller.settings())?;
+        let made = controller.apply(config, false);
+        made.map(drop).map_err(|e| e.to_string())
+    }
+
+    /// The revisions that are kept, newest first.
+    pub fn history(&self) -> Result<Vec<Revision>, Error> {
+        self.store.history().map_err(unreadable)
+    }
+
+    /// The newest revision's number.
+    pub fn newest(&self) -> Result<u64, Error> {
+        self.store.newest().map_err(unreadable)
+    }
+
+    /// What differs between the states after two revisions.
+    pub fn compare(&self, from: u64, to: u64, settings: &HostSettings) -> Result<Diff, Error> {
+        let at = |revision| {
+            let objects = self.at(revision)?;
+            self.read(objects.iter(), settings).map_err(Error::Invalid)
+        };
+        Ok(Diff::between(&at(from)?, &at(to)?))
+    }
+
+    /// Makes the controller what it was after a revision: a change like any other. Interfaces that
+    /// options name stay.
+    pub fn roll_back(
+        &self,
+        controller: &mut Controller,
+        revision: u64,
+        dry_run: bool,
+    ) -> Result<Diff, Error> {
+        let now = objects(&controller.config());
+        let options = self.of_options();
+        let mut wanted = self.at(revision)?;
+        wanted.extend(now.into_iter().filter(|(key, _)| options.contains(key)));
+        let config = self
+            .read(wanted.iter(), controller.settings())
+            .map_err(Error::Invalid)?;
+        controller.apply(config, dry_run)
+    }
+
+    /// The objects as they were after a revision.
+    fn at(&self, revision: u64) -> Result<Objects, Error> {
+        let patch = self.store.back_to(revision).map_err(|why| match why {
+            store::Error::NoRevision { .. } => Error::NoRevision(why.to_string()),
+            other => unreadable(other),
+        })?;
+        let mut objects = self.objects().map_err(Error::Journal)?;
+        for (key, value) in patch {
+            match value {
+                Some(value) => objects.insert(key, value),
+                None => objects.remove(&key),
+            };
+        }
+        Ok(objects)
+    }
+
+    fn of_options(&self) -> BTreeSet<(Kind, Vec<u8>)> {
+        let known = self.of_options.lock();
+        known.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn objects(&self) -> Result<Objects, String> {
+        let objects = self.store.objects().map_err(|e| e.to_string())?;
+        let object = |Object { kind, key, value }| ((kind, key), value);
+        Ok(objects.into_iter().map(object).collect())
+    }
+
+    /// The configuration that objects are together: all of it, nothing stays as it is.
+    fn read<'a>(
+        &self,
+        objects: impl Iterator<Item = (&'a (Kind, Vec<u8>), &'a Vec<u8>)>,
+        settings: &HostSettings,
+    ) -> Result<Config, String> {
+        let path = self.store.path().display();
+        let mut whole = v1::Config::default();
+        for ((kind, key), value) in objects {
+            let name = || format!("{kind:?} '{}'", String::from_utf8_lossy(key).escape_debug());
+            let one = v1::Config::decode(value.as_slice()).map_err(|e| {
+                format!("the store {path} is damaged: {} is no object: {e}", name())
+            })?;
+            if one.encode_to_vec() != *value {
+                return Err(format!(
+                    "the store {path} was written by a newer version: of {} it says what this one \
+                     does not know; start that version, or name another folder with --store",
+                    name()
+                ));
+            }
+            let merged = whole.merge(value.as_slice());
+            merged.map_err(|e| format!("the store {path} is damaged: {}: {e}", name()))?;
+        }
+        let config = convert::config(whole, settings);
+        let mut config = config.map_err(|e| format!("the store {path} cannot be used: {e}"))?;
+        config.services.get_or_insert_default();
+        for feature in [Feature::Balancer, Feature::Router] {
+            config.interfaces.entry(feature).or_default();
+        }
+        Ok(config)
+    }
+}
+
+fn unreadable(why: store::Error) -> Error {
+    Error::Journal(why.to_string())
+}
+
+/// Writes changes.
+struct Writer(Arc<Stored>);
+
+impl Journal for Writer {
+    fn record(&mut self, change: &Change) -> Result<(), Error> {
+        let author = match &change.author {
+            Author::Client(name) => name,
+            // What the store says, or an option; or the end, at which nothing is forgotten.
+            Author::Daemon => {
+                let added = change.objects.iter().map(put);
+                let added = added.filter(|put| put.value.is_some());
+                let added = added.filter(|put| interface(put.kind));
+                let known = self.0.of_options.lock();
+                let mut known = known.unwrap_or_else(PoisonError::into_inner);
+                known.extend(added.map(|put| (put.kind, put.key)));
+                return Ok(());
+            }
+        };
+        let puts: Vec<Put> = change.objects.iter().map(put).collect();
+        {
+            // A client that takes or gives back an interface makes it the store's.
+            let known = self.0.of_options.lock();
+            let mut known = known.unwrap_or_else(PoisonError::into_inner);
+            for put in puts.iter().filter(|put| interface(put.kind)) {
+                known.remove(&(put.kind, put.key.clone()));
+            }
+        }
+        let signed = Signed {
+            author,
+            unix_secs: unix_secs(),
+        };
+        let written = self.0.store.write(signed, &puts);
+        let ticket = written.map_err(unreadable)?;
+        let takes_away = |put: &Put| {
+            put.value.is_none() && (put.kind == Kind::Nic || put.kind == Kind::Service)
+                || put.value.is_none() && interface(put.kind)
+        };
+        match puts.iter().any(takes_away) {
+            true => self.0.store.sync(ticket).map_err(unreadable),
+            false => Ok(()),
+        }
+    }
+}
+
+fn interface(kind: Kind) -> bool {
+    matches!(kind, Kind::BalancerInterface | Kind::RouterInterface)
+}
+
+/// The kind of a feature's interfaces.
+fn kind_of(feature: Feature) -> Kind {
+    match feature {
+        Feature::Balancer => Kind::BalancerInterface,
+        Feature::Router => Kind::RouterInterface,
+    }
+}
+
+/// An object as it will be, for the store.
+fn put(change: &ObjectChange) -> Put {
+    let mut config = Config::default();
+    let (kind, key) = match change {
+        ObjectChange::Nic(id, change) => {
+            let after = change.after.iter();
+            config.nics = after.map(|nic| (id.clone(), (**nic).clone())).collect();
+            (Kind::Nic, id.to_string())
+        }
+        ObjectChange::Group(id, change) => {
+            let after = change.after.iter();
+            config.groups = after.map(|group| (id.clone(), (**group).clone())).collect();
+            (Kind::Group, id.to_string())
+        }
+        ObjectChange::Endpoint(address, change) => {
+            let after = change.after.iter();
+            config.endpoints = after.map(|one| (*address, (**one).clone())).collect();
+            (Kind::Endpoint, address.to_string())
+        }
+        ObjectChange::Network(vni, change) => {
+            // Nothing said is nothing stored.
+            let said = |options: &&_| **options != control::model::NetworkOptions::new(*vni);
+            let after = change.after.iter().filter(said);
+            config.networks = after.map(|options| (*vni, options.clone())).collect();
+            (Kind::Network, vni.to_string())
+        }
+        ObjectChange::Binding(key, change) => {
+            let after = change.after.iter();
+            config.bindings = after.map(|binding| (*key, binding.clone())).collect();
+            (Kind::Binding, format!("{} {}", key.0, key.1))
+        }
+        ObjectChange::Service(key, change) => {
+            let after = change.after.iter();
+            let services = after.map(|service| (*key, service.clone())).collect();
+            config.services = Some(services).filter(|it: &control::model::Services| !it.is_empty());
+            (Kind::Service, format!("{key:#}"))
+        }
+        ObjectChange::Interface(feature, name, change) => {
+            if let Some(interface) = &change.after {
+                config.services = Some(Default::default());
+                config.interfaces.insert(*feature, vec![interface.clone()]);
+            }
+            (kind_of(*feature), name.clone())
+        }
+    };
+    let document = document(&config).encode_to_vec();
+    Put {
+        kind,
+        key: key.into_bytes(),
+        value: Some(document).filter(|document| !document.is_empty()),
+    }
+}
+
+/// The document of one object: parts of which nothing is said are not there.
+fn document(config: &Config) -> v1::Config {
+    let mut document = render::config(config);
+    if let Some(balancer) = &mut document.balancer {
+        let named = |list: &v1::BalancerInterfaces| !list.interfaces.is_empty();
+        balancer.interfaces = balancer.interfaces.take().filter(named);
+    }
+    let says = |balancer: &v1::BalancerConfig| *balancer != v1::BalancerConfig::default();
+    document.balancer = document.balancer.take().filter(says);
+    document
+}
+
+/// All objects of a configuration.
+fn objects(config: &Config) -> Objects {
+    use control::BeforeAfter;
+    fn now<T>(after: T) -> BeforeAfter<T> {
+        BeforeAfter {
+            before: None,
+            after: Some(after),
+        }
+    }
+    let nics = config.nics.iter();
+    let nics = nics.map(|(id, nic)| ObjectChange::Nic(id.clone(), now(Arc::new(nic.clone()))));
+    let groups = config.groups.iter();
+    let groups =
+        groups.map(|(id, group)| ObjectChange::Group(id.clone(), now(Arc::new(group.clone()))));
+    let endpoints = config.endpoints.iter();
+    let endpoints =
+        endpoints.map(|(ip, one)| ObjectChange::Endpoint(*ip, now(Arc::new(one.clone()))));
+    let networks = config.networks.iter();
+    let networks = networks.map(|(vni, one)| ObjectChange::Network(*vni, now(one.clone())));
+    let bindings = config.bindings.iter();
+    let bindings = bindings.map(|(key, one)| ObjectChange::Binding(*key, now(one.clone())));
+    let services = config.services.iter().flatten();
+    let services = services.map(|(key, one)| ObjectChange::Service(*key, now(one.clone())));
+    let interfaces = config.interfaces.iter().flat_map(|(feature, list)| {
+        let one = |one: &control::model::Interface| {
+            ObjectChange::Interface(*feature, one.name.clone(), now(one.clone()))
+        };
+        list.iter().map(one)
+    });
+    let all = groups
+        .chain(nics)
+        .chain(endpoints)
+        .chain(networks)
+        .chain(bindings)
+        .chain(services)
+        .chain(interfaces);
+    all.filter_map(|change| {
+        let Put { kind, key, value } = put(&change);
+        Some(((kind, key), value?))
+    })
+    .collect()
+}
