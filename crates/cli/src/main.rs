@@ -55,7 +55,9 @@ fn main() -> ExitCode {
 /// Runs the commands in order; the first failure ends the chain.
 async fn run(chain: Chain) -> Result<(), Error> {
     let mut session = Session::new(chain.global);
-    for command in chain.commands {
+    let last = chain.commands.len() - 1;
+    for (index, command) in chain.commands.into_iter().enumerate() {
+        session.goes_on(index < last);
         let done = command.run(&mut session).await;
         // Also after a failure: what was done and printed before it is true.
         session.finish()?;

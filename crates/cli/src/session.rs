@@ -16,6 +16,8 @@ pub struct Session {
     client: Option<Client>,
     /// What the command that runs has changed so far.
     done: Vec<Value>,
+    /// Another command follows the one that runs.
+    more: bool,
     /// Where answers go.
     pub out: Output,
 }
@@ -28,6 +30,7 @@ impl Session {
             global,
             client: None,
             done: Vec::new(),
+            more: false,
             out,
         }
     }
@@ -50,6 +53,14 @@ impl Session {
             self.out.value(&json!({ "done": done }))?;
         }
         self.out.flush()
+    }
+
+    /// To be called before each command: whether another one follows.
+    pub fn goes_on(&mut self, more: bool) {
+        self.more = more;
+        if let Some(Client::V1(v1)) = &self.client {
+            v1.goes_on(more);
+        }
     }
 
     /// The connection to the daemon, and where to print, for commands that print as they read.
@@ -90,6 +101,7 @@ impl Session {
             let from_env = std::env::var(ENDPOINT_ENV).ok();
             let endpoint = self.global.endpoint(from_env.as_deref())?;
             self.client = Some(Client::connect(endpoint, &self.global).await?);
+            self.goes_on(self.more);
         }
         Ok(self.client.as_mut().expect("set above"))
     }

@@ -4,14 +4,19 @@
 use std::error::Error as _;
 use std::fmt::Debug;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use api::v1::balancer_client::BalancerClient;
 use api::v1::butterfly_client::ButterflyClient;
 use api::v1::router_client::RouterClient;
 use prost::Message;
+use tonic::metadata::MetadataValue;
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint as Address, Identity};
-use tonic::{Code, Response, Status, Streaming};
+use tonic::{Code, Request, Response, Status, Streaming};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
@@ -25,13 +30,31 @@ use crate::output::say;
 /// The largest answer taken: a configuration of a whole host fits many times.
 const ANSWER_MAX_BYTES: usize = 1 << 30;
 
+/// The connection, and what every request says on it.
+pub type Pipe = InterceptedService<Channel, More>;
+
+/// Says of a request that another one follows: it need not be durable before its answer.
+#[derive(Clone, Default)]
+pub struct More(Arc<AtomicBool>);
+
+impl Interceptor for More {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        if self.0.load(Ordering::Relaxed) {
+            let soon = MetadataValue::from_static("soon");
+            request.metadata_mut().insert("butterfly-durable", soon);
+        }
+        Ok(request)
+    }
+}
+
 /// A gRPC connection.
 pub struct V1 {
-    grpc: ButterflyClient<Channel>,
-    balancer: BalancerClient<Channel>,
-    router: RouterClient<Channel>,
-    health: HealthClient<Channel>,
+    grpc: ButterflyClient<Pipe>,
+    balancer: BalancerClient<Pipe>,
+    router: RouterClient<Pipe>,
+    health: HealthClient<Pipe>,
     endpoint: Endpoint,
+    more: More,
     timeout: Duration,
     verbose: bool,
 }
@@ -57,6 +80,8 @@ impl V1 {
                 )));
             }
         };
+        let more = More::default();
+        let channel = InterceptedService::new(channel, more.clone());
         let balancer =
             BalancerClient::new(channel.clone()).max_decoding_message_size(ANSWER_MAX_BYTES);
         let router = RouterClient::new(channel.clone()).max_decoding_message_size(ANSWER_MAX_BYTES);
@@ -68,9 +93,16 @@ impl V1 {
             router,
             health,
             endpoint,
+            more,
             timeout,
             verbose: options.verbose,
         })
+    }
+
+    /// Whether another command of the chain follows: the last one waits until all that the chain
+    /// has changed is durable.
+    pub fn goes_on(&self, more: bool) {
+        self.more.0.store(more, Ordering::Relaxed);
     }
 
     /// One call: within the timeout, printed when asked, its failure told in a sentence.
@@ -78,7 +110,7 @@ impl V1 {
         &mut self,
         name: &str,
         request: Q,
-        method: impl AsyncFnOnce(&mut ButterflyClient<Channel>, Q) -> Result<Response<A>, Status>,
+        method: impl AsyncFnOnce(&mut ButterflyClient<Pipe>, Q) -> Result<Response<A>, Status>,
     ) -> Result<A, Error> {
         let mut grpc = self.grpc.clone();
         self.timed(name, &request.clone(), method(&mut grpc, request))
@@ -111,7 +143,7 @@ impl V1 {
         &mut self,
         name: &str,
         request: Q,
-        method: impl AsyncFnOnce(&mut BalancerClient<Channel>, Q) -> Result<Response<A>, Status>,
+        method: impl AsyncFnOnce(&mut BalancerClient<Pipe>, Q) -> Result<Response<A>, Status>,
     ) -> Result<A, Error> {
         let mut balancer = self.balancer.clone();
         self.timed(name, &request.clone(), method(&mut balancer, request))
@@ -123,7 +155,7 @@ impl V1 {
         &mut self,
         name: &str,
         request: Q,
-        method: impl AsyncFnOnce(&mut BalancerClient<Channel>, Q) -> Result<Response<A>, Status>,
+        method: impl AsyncFnOnce(&mut BalancerClient<Pipe>, Q) -> Result<Response<A>, Status>,
     ) -> Result<A, Error> {
         let answer = self.call_balancer(name, request, method).await?;
         self.told(name, &answer);
@@ -135,7 +167,7 @@ impl V1 {
         &mut self,
         name: &str,
         request: Q,
-        method: impl AsyncFnOnce(&mut RouterClient<Channel>, Q) -> Result<Response<A>, Status>,
+        method: impl AsyncFnOnce(&mut RouterClient<Pipe>, Q) -> Result<Response<A>, Status>,
     ) -> Result<A, Error> {
         let mut router = self.router.clone();
         self.timed(name, &request.clone(), method(&mut router, request))
@@ -147,7 +179,7 @@ impl V1 {
         &mut self,
         name: &str,
         request: Q,
-        method: impl AsyncFnOnce(&mut RouterClient<Channel>, Q) -> Result<Response<A>, Status>,
+        method: impl AsyncFnOnce(&mut RouterClient<Pipe>, Q) -> Result<Response<A>, Status>,
     ) -> Result<A, Error> {
         let answer = self.call_router(name, request, method).await?;
         self.told(name, &answer);
@@ -188,7 +220,7 @@ impl V1 {
         &mut self,
         name: &str,
         request: Q,
-        method: impl AsyncFnOnce(&mut ButterflyClient<Channel>, Q) -> Result<Response<A>, Status>,
+        method: impl AsyncFnOnce(&mut ButterflyClient<Pipe>, Q) -> Result<Response<A>, Status>,
     ) -> Result<A, Error> {
         let answer = self.call(name, request, method).await?;
         self.told(name, &answer);

@@ -214,6 +214,44 @@ impl V1 {
         .await
     }
 
+    pub async fn revisions(&mut self, limit: u32) -> Result<Vec<proto::Revision>, Error> {
+        let request = proto::ListRevisionsRequest { limit };
+        Ok(self
+            .ask("ListRevisions", request, async |grpc, request| {
+                grpc.list_revisions(request).await
+            })
+            .await?
+            .revisions)
+    }
+
+    pub async fn diff_revisions(
+        &mut self,
+        from: u64,
+        to: u64,
+    ) -> Result<Vec<proto::Change>, Error> {
+        let request = proto::DiffRevisionsRequest { from, to };
+        Ok(self
+            .ask("DiffRevisions", request, async |grpc, request| {
+                grpc.diff_revisions(request).await
+            })
+            .await?
+            .changes)
+    }
+
+    pub async fn roll_back(
+        &mut self,
+        revision: u64,
+        dry_run: bool,
+    ) -> Result<Vec<proto::Change>, Error> {
+        let request = proto::RollbackRequest { revision, dry_run };
+        Ok(self
+            .ask("Rollback", request, async |grpc, request| {
+                grpc.rollback(request).await
+            })
+            .await?
+            .changes)
+    }
+
     pub async fn apply(
         &mut self,
         config: proto::Config,

@@ -74,19 +74,24 @@ impl ApplyArgs {
             }
         }
         let changes = session.client().await?.apply(config, self.dry_run).await?;
-        if session.out.json {
-            let changes: Vec<_> = changes
-                .iter()
-                .map(|change| json::full("Change", change))
-                .collect();
-            return session
-                .out
-                .value(&json!({ "dry_run": self.dry_run, "changes": changes }));
-        }
-        changes
-            .iter()
-            .try_for_each(|change| session.out.text(&lines(change)))
+        show(session, &changes, self.dry_run)
     }
+}
+
+/// Prints what changes, or would.
+pub fn show(session: &mut Session, changes: &[v1::Change], dry_run: bool) -> Result<(), Error> {
+    if session.out.json {
+        let changes: Vec<_> = changes
+            .iter()
+            .map(|change| json::full("Change", change))
+            .collect();
+        return session
+            .out
+            .value(&json!({ "dry_run": dry_run, "changes": changes }));
+    }
+    changes
+        .iter()
+        .try_for_each(|change| session.out.text(&lines(change)))
 }
 
 /// Things of one kind that may be deleted without being asked for, however few there are.

@@ -8,6 +8,7 @@ mod binding;
 mod check_options;
 mod completion;
 mod config;
+mod config_history;
 mod daemon;
 mod dump;
 mod events;
@@ -115,8 +116,8 @@ pub enum Command {
     /// Make the configuration exactly the one of a file, in one step (API v1)
     Apply(config::ApplyArgs),
     /// Print the whole configuration as JSON, for `apply`
-    #[command(after_help = config::CONFIG_EXAMPLE)]
-    Config,
+    #[command(after_help = config::CONFIG_EXAMPLE, args_conflicts_with_subcommands = true)]
+    Config(config_history::ConfigArgs),
     /// Print changes and events as they happen, until interrupted (API v1)
     Watch(watch::WatchArgs),
     /// Show dropped frames by NIC, direction and reason (API v1)
@@ -159,7 +160,7 @@ impl Command {
             Command::Dump => dump::run(session).await,
             Command::Request(args) => args.run(session).await,
             Command::Apply(args) => args.run(session).await,
-            Command::Config => config::print(session).await,
+            Command::Config(args) => args.run(session).await,
             Command::Watch(args) => args.run(session).await,
             Command::Drops(args) => args.run(session).await,
             Command::Flows(args) => args.run(session).await,
