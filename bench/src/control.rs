@@ -17,11 +17,12 @@ use tonic::transport::Channel;
 use zeromq::{ReqSocket, Socket, SocketRecv, SocketSend};
 
 use crate::changes;
+use crate::durable;
 use crate::peers::{self, PeerError};
 use crate::report::{Ratios, Samples};
 
 const NICS: usize = 1000;
-const GROUP: &str = "everybody";
+pub const GROUP: &str = "everybody";
 
 /// Runs it and prints the table.
 pub fn run(rounds: usize) -> Result<Ratios, PeerError> {
@@ -34,6 +35,7 @@ pub fn run(rounds: usize) -> Result<Ratios, PeerError> {
     drop(daemon);
     let mut ratios = ratios?;
     changes::add_to(&mut ratios)?;
+    ratios.extend(runtime.block_on(durable::measure(rounds))?);
     Ok(ratios)
 }
 
@@ -92,7 +94,7 @@ async fn measure(dir: &Path, rounds: usize) -> Result<Ratios, PeerError> {
     Ok(ratios)
 }
 
-fn nic(number: usize) -> v1::Nic {
+pub fn nic(number: usize) -> v1::Nic {
     v1::Nic {
         id: format!("nic{number}"),
         mac: format!("52:54:00:01:{:02x}:{:02x}", number / 256, number % 256),
@@ -112,7 +114,10 @@ async fn get_nic(grpc: &mut ButterflyClient<Channel>, number: usize) -> Result<f
     Ok(start.elapsed().as_secs_f64())
 }
 
-async fn add_rule(grpc: &mut ButterflyClient<Channel>, round: usize) -> Result<f64, tonic::Status> {
+pub async fn add_rule(
+    grpc: &mut ButterflyClient<Channel>,
+    round: usize,
+) -> Result<f64, tonic::Status> {
     let port = 1 + round as u32 % 60_000;
     let rule = v1::Rule {
         direction: v1::Direction::Ingress.into(),

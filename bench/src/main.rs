@@ -13,6 +13,7 @@ mod ceiling;
 mod changes;
 mod connections;
 mod control;
+mod durable;
 mod entrant;
 mod guest;
 mod hugepages;

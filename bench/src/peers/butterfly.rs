@@ -13,6 +13,12 @@ pub fn daemon(dir: &Path, cores: Option<&str>) -> Result<Process, PeerError> {
     daemon_in(None, dir, cores, &[])
 }
 
+/// A [`daemon`] that keeps what is declared in a folder.
+pub fn daemon_with_store(dir: &Path, store: &Path) -> Result<Process, PeerError> {
+    let store = store.to_string_lossy();
+    daemon_in(None, dir, None, &["--store", &store])
+}
+
 /// A [`daemon`] in the network namespace of process `holder`, with more options.
 fn daemon_in(
     holder: Option<u32>,
