@@ -126,8 +126,9 @@ soak-cni: ## a thousand containers added and deleted by the CNI plugin, and the 
 	cargo build --workspace --bins
 	BUTTERFLY_CNI_ROUNDS=1000 cargo test --workspace --test cni many_come_and_go -- --nocapture
 
-soak-store: ## 20,000 crashes of the store's disk, with writes lost and torn (8 minutes)
+soak-store: ## 20,000 crashes of the store's disk, with writes lost and torn, and 1,000 of the daemon (20 minutes)
 	BUTTERFLY_CRASHES=20000 cargo test --release -p butterfly-store --test crash what_was_answered -- --nocapture
+	BUTTERFLY_KILLS=1000 cargo test --workspace --test store what_was_answered -- --nocapture
 
 fuzz: ## hostile inputs, FUZZ_SECONDS (60) for each target; needs a nightly compiler, installs cargo-fuzz
 	@FUZZ_SECONDS=$(or $(FUZZ_SECONDS),60) fuzz/run.sh

@@ -163,7 +163,10 @@ fn host() -> v1::Config {
 
 async fn put(client: &mut Client, number: usize, more: bool) -> Result<(), PeerError> {
     let nic = Some(nic(number));
-    let mut request = Request::new(v1::PutNicRequest { nic });
+    let mut request = Request::new(v1::PutNicRequest {
+        nic,
+        create_only: false,
+    });
     if more {
         let soon = tonic::metadata::MetadataValue::from_static("soon");
         request.metadata_mut().insert("butterfly-durable", soon);

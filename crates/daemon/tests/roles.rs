@@ -201,7 +201,7 @@ async fn a_viewer_changes_nothing_and_who_has_no_role_sees_nothing() {
     for service in pool.services() {
         for method in service.methods() {
             let path = format!("/{}/{}", service.full_name(), method.name());
-            let sees = ["List", "Get", "Watch"]
+            let sees = ["List", "Get", "Diff", "Watch"]
                 .iter()
                 .any(|verb| method.name().starts_with(verb));
             for (name, channel) in &channels {
@@ -213,6 +213,9 @@ async fn a_viewer_changes_nothing_and_who_has_no_role_sees_nothing() {
                         "Shutdown",
                         "ListUplinks",
                         "ListWorkers",
+                        "ListRevisions",
+                        "DiffRevisions",
+                        "Rollback",
                     ]
                     .contains(&method.name())
                     || method.name().contains("Endpoint");

@@ -457,6 +457,48 @@ async fn a_store_in_use_or_of_a_newer_version_or_damaged_is_refused() {
     );
 }
 
+/// A disk that nothing can be written to, and a folder that is none: said at the start, and nothing
+/// is made.
+#[tokio::test]
+async fn a_read_only_disk_is_refused_at_the_start_with_its_path() {
+    let folder = Folder::new();
+    let dir = tempfile::tempdir().unwrap();
+    let refused = |script: &str, store: &str| {
+        let output = Command::new("unshare")
+            .args(["-m", "sh", "-c", script, "sh", folder.path()])
+            .arg(env!("CARGO_BIN_EXE_butterflyd"))
+            .args(["--no-syslog", "--api", "none", "--store", store, "-s"])
+            .arg(dir.path())
+            .env_remove("NOTIFY_SOCKET")
+            .env_remove("JOURNAL_STREAM")
+            .env_remove("STATE_DIRECTORY")
+            .output()
+            .unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        said
+    };
+    let mounts = Command::new("unshare").args(["-m", "true"]).status();
+    if !mounts.is_ok_and(|status| status.success()) {
+        println!("skipped: no mount namespace can be made");
+        return;
+    }
+    let read_only = "mount -t tmpfs -o ro tmpfs $1 && shift && exec \"$@\"";
+    let said = refused(read_only, folder.path());
+    assert!(said.contains(folder.path()), "{said}");
+    assert!(said.contains("Read-only file system"), "{said}");
+    // Also one that has a store of before.
+    let daemon = Daemon::start(&folder.args());
+    put(&mut daemon.v1().await, nic("a", 1)).await.unwrap();
+    drop(daemon.killed());
+    let read_only = "mount --bind $1 $1 && mount -o remount,bind,ro $1 && shift && exec \"$@\"";
+    let said = refused(read_only, folder.path());
+    assert!(said.contains(folder.path()), "{said}");
+    assert!(said.contains("Read-only file system"), "{said}");
+    let said = refused("shift && exec \"$@\"", "/proc/self/cmdline");
+    assert!(said.contains("/proc/self/cmdline"), "{said}");
+}
+
 /// The daemon's store is on a file system of its own, which fills up.
 #[tokio::test]
 async fn a_full_disk_refuses_a_change_and_nothing_else_changes() {
@@ -508,14 +550,17 @@ async fn a_full_disk_refuses_a_change_and_nothing_else_changes() {
     assert_eq!(ids(&config(&mut client).await), ["first"]);
 }
 
-/// Whatever was answered is there: clients add NICs, each its own, while the daemon is killed.
+/// Whatever was answered is there: clients add NICs, each its own, while the daemon is killed;
+/// `BUTTERFLY_KILLS` times (`make soak-store`: 1,000).
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_answered_outlives_a_kill_at_any_moment() {
     let store = Folder::new();
     let mut daemon = Daemon::start(&store.args());
     let next = Arc::new(AtomicU32::new(1));
     let mut answered: Vec<String> = Vec::new();
-    for _ in 0..8 {
+    let kills = std::env::var("BUTTERFLY_KILLS").map_or(8, |kills| kills.parse().unwrap());
+    let mut outlived = 0;
+    for kill in 0..kills {
         let mut clients = Vec::new();
         for _ in 0..4 {
             let (mut client, next) = (daemon.v1().await, next.clone());
@@ -538,8 +583,11 @@ async fn what_was_answered_outlives_a_kill_at_any_moment() {
         let while_at_work = Duration::from_millis(rand::rng().random_range(20..200));
         tokio::time::sleep(while_at_work).await;
         daemon = daemon.killed_and_started_again(&store.args());
+        let mut round = 0;
         for client in clients {
-            answered.extend(client.await.unwrap());
+            let done = client.await.unwrap();
+            round += done.len();
+            answered.extend(done);
         }
         let there = config(&mut daemon.v1().await).await;
         let there: std::collections::BTreeSet<&str> = ids(&there).into_iter().collect();
@@ -547,9 +595,20 @@ async fn what_was_answered_outlives_a_kill_at_any_moment() {
             .iter()
             .filter(|id| !there.contains(id.as_str()))
             .collect();
-        assert!(missing.is_empty(), "of {} {missing:?}", answered.len());
+        assert!(
+            missing.is_empty(),
+            "kill {kill}: of {} {missing:?}",
+            answered.len()
+        );
+        outlived += round;
+        if answered.len() > 500 {
+            // What is deleted stays deleted, too, and a thousand rounds fit a host.
+            apply(&mut daemon.v1().await, v1::Config::default()).await;
+            answered.clear();
+        }
     }
-    assert!(answered.len() > 20, "{}", answered.len());
+    println!("{outlived} answered changes outlived {kills} kills");
+    assert!(outlived > 20, "{outlived}");
 }
 
 /// A client that says that more is to come is not kept waiting for the disk.
