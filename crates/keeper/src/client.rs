@@ -1,0 +1,237 @@
+//! The daemon's side.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
+use crate::Error;
+use crate::message::{Message, Verb, receive, send};
+
+/// How long the keeper may take to answer. Another daemon that is ending has as long.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// A descriptor, and what was noted beside it.
+#[derive(Debug)]
+pub struct Held {
+    /// What [`Keeper::hold`] was told.
+    pub note: Vec<u8>,
+    /// One of several descriptors of the same thing.
+    pub fd: OwnedFd,
+}
+
+/// A connection to the keeper, for the life of a daemon.
+pub struct Keeper {
+    path: PathBuf,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// `None`: the connection is broken.
+    socket: Option<OwnedFd>,
+    /// Left by the daemon before, and not taken up by this one.
+    left: BTreeMap<String, Held>,
+    /// What this daemon wants to be held.
+    ours: BTreeMap<String, Held>,
+}
+
+impl Keeper {
+    /// Connects, and gets all that a daemon before has left.
+    pub fn connect(path: &Path) -> Result<Keeper, Error> {
+        let socket = open(path)?;
+        let left = list(&socket).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => Error::InUse(path.to_owned()),
+            _ => gone(path, error),
+        })?;
+        let state = State {
+            socket: Some(socket),
+            left,
+            ours: BTreeMap::new(),
+        };
+        Ok(Keeper {
+            path: path.to_owned(),
+            state: Mutex::new(state),
+        })
+    }
+
+    /// Takes up what was left under this name: from now on it is this daemon's. There is one taker.
+    pub fn take(&self, name: &str) -> io::Result<Option<Held>> {
+        let mut state = self.lock();
+        let Some(held) = state.left.remove(name) else {
+            return Ok(None);
+        };
+        let taken = Held {
+            note: held.note.clone(),
+            fd: held.fd.try_clone()?,
+        };
+        state.ours.insert(name.to_owned(), held);
+        Ok(Some(taken))
+    }
+
+    /// Has a descriptor held, instead of what had this name. An error: it is not, until the keeper
+    /// is there again ([`mend`](Keeper::mend)) or, where it refuses, for good.
+    pub fn hold(&self, name: &str, note: &[u8], fd: BorrowedFd<'_>) -> Result<(), Error> {
+        let mut state = self.lock();
+        let fd = fd.try_clone_to_owned();
+        let fd = fd.map_err(|error| gone(&self.path, error))?;
+        let note = note.to_owned();
+        state.left.remove(name);
+        let held = Held { note, fd };
+        let done = self.ask(&mut state, Verb::Hold, name, Some(&held));
+        if !matches!(done, Err(Error::Refused { .. })) {
+            state.ours.insert(name.to_owned(), held);
+        }
+        done
+    }
+
+    /// Has what has this name closed. When this returns, neither the keeper nor this has it open.
+    pub fn release(&self, name: &str) -> Result<(), Error> {
+        let mut state = self.lock();
+        let known = state.left.remove(name).or(state.ours.remove(name));
+        match known {
+            Some(_) => self.ask(&mut state, Verb::Release, name, None),
+            None => Ok(()),
+        }
+    }
+
+    /// Has all closed that was left and nobody has taken up; their names.
+    pub fn release_left(&self) -> Result<Vec<String>, Error> {
+        let left: Vec<String> = self.lock().left.keys().cloned().collect();
+        left.iter().try_for_each(|name| self.release(name))?;
+        Ok(left)
+    }
+
+    /// Waits for the connection to break, `patience` at the most; whether it is broken.
+    pub fn watch(&self, patience: Duration) -> bool {
+        let socket = match &self.lock().socket {
+            None => return true,
+            Some(socket) => socket.try_clone(),
+        };
+        let Ok(socket) = socket else { return false };
+        // It says nothing unasked: what is to be had is its end.
+        let mut fds = [PollFd::new(&socket, PollFlags::RDHUP)];
+        let timeout = Timespec::try_from(patience).ok();
+        if poll(&mut fds, timeout.as_ref()).is_ok_and(|ready| ready > 0) {
+            self.lock().socket = None;
+            return true;
+        }
+        false
+    }
+
+    /// Connects anew, and gives the keeper that is there now all that is this daemon's.
+    pub fn mend(&self) -> Result<(), Error> {
+        let mut state = self.lock();
+        if state.socket.is_some() {
+            return Ok(());
+        }
+        let socket = open(&self.path)?;
+        // Whatever it holds is ours already: nobody else was there in between.
+        list(&socket).map_err(|error| gone(&self.path, error))?;
+        let state = &mut *state;
+        for (name, held) in state.ours.iter().chain(&state.left) {
+            ask(&socket, Verb::Hold, name, Some(held))
+                .map_err(|error| gone(&self.path, error))?
+                .map_err(|why| refused(&self.path, name, why))?;
+        }
+        state.socket = Some(socket);
+        Ok(())
+    }
+
+    fn ask(
+        &self,
+        state: &mut State,
+        verb: Verb,
+        name: &str,
+        held: Option<&Held>,
+    ) -> Result<(), Error> {
+        let Some(socket) = &state.socket else {
+            return Err(gone(&self.path, io::ErrorKind::NotConnected.into()));
+        };
+        match ask(socket, verb, name, held) {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(why)) => Err(refused(&self.path, name, why)),
+            Err(error) => {
+                state.socket = None;
+                Err(gone(&self.path, error))
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn gone(path: &Path, error: io::Error) -> Error {
+    Error::Gone {
+        path: path.to_owned(),
+        error,
+    }
+}
+
+fn refused(path: &Path, name: &str, why: String) -> Error {
+    Error::Refused {
+        path: path.to_owned(),
+        name: name.to_owned(),
+        why,
+    }
+}
+
+fn open(path: &Path) -> Result<OwnedFd, Error> {
+    let open = || -> io::Result<OwnedFd> {
+        let address = SocketAddrUnix::new(path)?;
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
+        set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
+        connect(&socket, &address)?;
+        Ok(socket)
+    };
+    open().map_err(|error| gone(path, error))
+}
+
+/// All that is held.
+fn list(socket: &OwnedFd) -> io::Result<BTreeMap<String, Held>> {
+    send(socket, Verb::List, "", b"", None)?;
+    let mut all = BTreeMap::new();
+    loop {
+        let Message {
+            verb,
+            name,
+            note,
+            fd,
+        } = answer(socket)?;
+        match (verb, fd) {
+            (Verb::Item, Some(fd)) => drop(all.insert(name, Held { note, fd })),
+            (Verb::Done, None) => return Ok(all),
+            _ => return Err(io::Error::other("it answers what was not asked")),
+        }
+    }
+}
+
+/// One question; `Err` within: it refuses.
+fn ask(
+    socket: &OwnedFd,
+    verb: Verb,
+    name: &str,
+    held: Option<&Held>,
+) -> io::Result<Result<(), String>> {
+    let note = held.map_or(&b""[..], |held| &held.note);
+    send(socket, verb, name, note, held.map(|held| held.fd.as_fd()))?;
+    let message = answer(socket)?;
+    match message.verb {
+        Verb::Done => Ok(Ok(())),
+        Verb::Refused => Ok(Err(String::from_utf8_lossy(&message.note).into_owned())),
+        _ => Err(io::Error::other("it answers what was not asked")),
+    }
+}
+
+fn answer(socket: &OwnedFd) -> io::Result<Message> {
+    receive(socket)?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+}

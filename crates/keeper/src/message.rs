@@ -1,0 +1,128 @@
+//! Messages between daemon and keeper: one datagram each (SOCK_SEQPACKET), of a byte that says
+//! what it is, the length of a name, the name and a note; with a descriptor or none.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+
+use crate::{NAME_MAX, NOTE_MAX};
+
+const MESSAGE_MAX: usize = 2 + NAME_MAX + NOTE_MAX;
+
+/// What is said. The numbers are those on the wire.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Verb {
+    /// To the keeper: hold this descriptor, instead of the one that had the name.
+    Hold = 1,
+    /// To the keeper: close what has this name.
+    Release = 2,
+    /// To the keeper: say what is held.
+    List = 3,
+    /// From it: done; behind a list, its end.
+    Done = 4,
+    /// From it: what is held, with a descriptor of it.
+    Item = 5,
+    /// From it: no; the note says why.
+    Refused = 6,
+}
+
+/// What came.
+pub struct Message {
+    pub verb: Verb,
+    pub name: String,
+    pub note: Vec<u8>,
+    pub fd: Option<OwnedFd>,
+}
+
+/// Sends one.
+pub fn send(
+    socket: &OwnedFd,
+    verb: Verb,
+    name: &str,
+    note: &[u8],
+    fd: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
+    let len = u8::try_from(name.len());
+    let len = len.map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+    let head = [verb as u8, len];
+    let parts = [
+        IoSlice::new(&head),
+        IoSlice::new(name.as_bytes()),
+        IoSlice::new(note),
+    ];
+    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut room);
+    let fds = fd.map(|fd| [fd]);
+    if let Some(fds) = &fds {
+        control.push(SendAncillaryMessage::ScmRights(fds));
+    }
+    loop {
+        match sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL) {
+            Err(rustix::io::Errno::INTR) => continue,
+            other => return other.map(drop).map_err(io::Error::from),
+        }
+    }
+}
+
+/// The next one; `None`: the other end is gone. One that is not well-formed is an error, after
+/// which the next can be had.
+pub fn receive(socket: &OwnedFd) -> io::Result<Option<Message>> {
+    let mut bytes = [0; MESSAGE_MAX + 1];
+    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut room);
+    let received = loop {
+        let mut parts = [IoSliceMut::new(&mut bytes)];
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        match recvmsg(socket.as_fd(), &mut parts, &mut control, flags) {
+            Err(rustix::io::Errno::INTR) => continue,
+            other => break other?,
+        }
+    };
+    let mut fd = None;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fd = rights.last().or(fd);
+        }
+    }
+    // There is no message of no bytes.
+    if received.bytes == 0 {
+        return Ok(None);
+    }
+    let malformed = |why| io::Error::new(io::ErrorKind::InvalidData, why);
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(malformed("the limit of open files is reached"));
+    }
+    let message = bytes.get(..received.bytes).unwrap_or_default();
+    let [verb, len, rest @ ..] = message else {
+        return Err(malformed("a message is too short"));
+    };
+    let all = [
+        Verb::Hold,
+        Verb::Release,
+        Verb::List,
+        Verb::Done,
+        Verb::Item,
+        Verb::Refused,
+    ];
+    let verb = all.into_iter().find(|known| *known as u8 == *verb);
+    let split = rest.split_at_checked(usize::from(*len));
+    let (Some(verb), Some((name, note))) = (verb, split) else {
+        return Err(malformed("a message is none of ours"));
+    };
+    if note.len() > NOTE_MAX {
+        return Err(malformed("a message is too long"));
+    }
+    let name = std::str::from_utf8(name).map_err(|_| malformed("a name is not UTF-8"))?;
+    Ok(Some(Message {
+        verb,
+        name: name.to_owned(),
+        note: note.to_owned(),
+        fd,
+    }))
+}

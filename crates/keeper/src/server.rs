@@ -1,0 +1,119 @@
+//! The process that holds: one client at a time, one message after the other.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::fs::{AtFlags, CWD, Mode};
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind as bind_to, connect,
+    listen, socket_with,
+};
+use rustix::process::geteuid;
+
+use crate::HELD_MAX;
+use crate::message::{Message, Verb, receive, send};
+
+/// How long a client may take no answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What is held, by name.
+type All = BTreeMap<String, (Vec<u8>, OwnedFd)>;
+
+/// A socket that [`serve`] takes. It is its owner's alone (0600). One that nobody listens on any
+/// more is replaced; where a keeper listens it is an error.
+pub fn bind(path: &Path) -> io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path)?;
+    let make = || {
+        socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+    };
+    match connect(make()?, &address) {
+        Ok(()) => return Err(io::ErrorKind::AddrInUse.into()),
+        Err(rustix::io::Errno::CONNREFUSED) => rustix::fs::unlink(path)?,
+        Err(_) => (),
+    }
+    let listener = make()?;
+    // Until it listens nobody can connect, whatever its mode.
+    bind_to(&listener, &address)?;
+    rustix::fs::chmodat(CWD, path, Mode::from_raw_mode(0o600), AtFlags::empty())?;
+    listen(&listener, 16)?;
+    Ok(listener)
+}
+
+/// Serves daemons, one after the other; others wait. With `until_idle` it returns when the last one
+/// has left nothing.
+pub fn serve(listener: &OwnedFd, until_idle: bool) -> io::Result<()> {
+    let mut all = All::new();
+    loop {
+        let client = match accept_with(listener, SocketFlags::CLOEXEC) {
+            Ok(client) => client,
+            Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => continue,
+            Err(e) => return Err(e.into()),
+        };
+        let peer = socket_peercred(&client)?;
+        if ![0, geteuid().as_raw()].contains(&peer.uid.as_raw()) {
+            continue;
+        }
+        set_socket_timeout(&client, Timeout::Send, Some(PATIENCE))?;
+        // Whatever ends it, what it has given stays.
+        let _ = attend(&client, &mut all);
+        if until_idle && all.is_empty() {
+            return Ok(());
+        }
+    }
+}
+
+/// Does what one client says until it is gone.
+fn attend(client: &OwnedFd, all: &mut All) -> io::Result<()> {
+    loop {
+        let message = match receive(client) {
+            Ok(None) => return Ok(()),
+            Ok(Some(message)) => message,
+            Err(e) if e.kind() == io::ErrorKind::InvalidData => {
+                send(client, Verb::Refused, "", e.to_string().as_bytes(), None)?;
+                continue;
+            }
+            Err(e) => return Err(e),
+        };
+        let refused = match message.verb {
+            Verb::Hold => hold(message, all).err(),
+            Verb::Release => {
+                all.remove(&message.name);
+                None
+            }
+            Verb::List => {
+                for (name, (note, fd)) in &*all {
+                    send(client, Verb::Item, name, note, Some(fd.as_fd()))?;
+                }
+                None
+            }
+            Verb::Done | Verb::Item | Verb::Refused => Some("a client does not say that"),
+        };
+        match refused {
+            None => send(client, Verb::Done, "", b"", None)?,
+            Some(why) => send(client, Verb::Refused, "", why.as_bytes(), None)?,
+        }
+    }
+}
+
+fn hold(message: Message, all: &mut All) -> Result<(), &'static str> {
+    let Some(fd) = message.fd else {
+        return Err("there is no descriptor with it");
+    };
+    if message.name.is_empty() {
+        return Err("there is no name with it");
+    }
+    if all.len() >= HELD_MAX && !all.contains_key(&message.name) {
+        return Err("as many are held as can be");
+    }
+    all.insert(message.name, (message.note, fd));
+    Ok(())
+}

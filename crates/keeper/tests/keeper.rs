@@ -1,0 +1,202 @@
+//! A keeper and the daemons that come and go: what is held is a pipe's end, whose other end says
+//! whether it is still open anywhere.
+
+use std::io::{ErrorKind, PipeReader, Read, pipe};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use butterfly_keeper::{Error, Keeper, bind, serve};
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new() -> Place {
+        Place(tempfile::tempdir().unwrap())
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.0.path().join("keeper.sock")
+    }
+
+    /// One that ends when a daemon has left nothing.
+    fn start(&self) -> JoinHandle<()> {
+        let listener = bind(&self.socket()).unwrap();
+        std::thread::spawn(move || serve(&listener, true).unwrap())
+    }
+
+    fn daemon(&self) -> Keeper {
+        Keeper::connect(&self.socket()).unwrap()
+    }
+}
+
+fn held() -> (PipeReader, OwnedFd) {
+    let (reader, writer) = pipe().unwrap();
+    rustix::io::ioctl_fionbio(&reader, true).unwrap();
+    (reader, writer.into())
+}
+
+/// Whether its other end is open somewhere.
+fn is_open(mut reader: &PipeReader) -> bool {
+    match reader.read(&mut [0]) {
+        Ok(0) => false,
+        Err(e) if e.kind() == ErrorKind::WouldBlock => true,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn what_is_held_outlives_daemons_until_it_is_released() {
+    let place = Place::new();
+    let keeper = place.start();
+    let (reader, fd) = held();
+    let daemon = place.daemon();
+    daemon.hold("tap:a", b"a note", fd.as_fd()).unwrap();
+    drop(fd);
+    drop(daemon);
+    assert!(is_open(&reader));
+
+    // One that dies while it takes over takes nothing away.
+    let daemon = place.daemon();
+    drop(daemon.take("tap:a").unwrap().unwrap());
+    drop(daemon);
+    assert!(is_open(&reader));
+
+    let daemon = place.daemon();
+    assert!(daemon.take("tap:b").unwrap().is_none());
+    let taken = daemon.take("tap:a").unwrap().unwrap();
+    assert_eq!(taken.note, b"a note");
+    assert!(daemon.take("tap:a").unwrap().is_none(), "given out twice");
+    daemon.release("tap:a").unwrap();
+    assert!(is_open(&reader), "the taker has it");
+    drop(taken);
+    assert!(!is_open(&reader));
+    drop(daemon);
+    keeper.join().unwrap();
+}
+
+#[test]
+fn what_nobody_takes_up_is_released_and_a_name_holds_one() {
+    let place = Place::new();
+    let keeper = place.start();
+    let daemon = place.daemon();
+    let ((first, one), (second, other)) = (held(), held());
+    daemon.hold("a", b"", one.as_fd()).unwrap();
+    daemon.hold("b", b"", other.as_fd()).unwrap();
+    drop((one, other));
+    let (third, fd) = held();
+    daemon.hold("b", b"", fd.as_fd()).unwrap();
+    drop(fd);
+    assert_eq!((is_open(&second), is_open(&third)), (false, true));
+    drop(daemon);
+    let daemon = place.daemon();
+    let taken = daemon.take("a").unwrap();
+    assert_eq!(daemon.release_left().unwrap(), ["b"]);
+    assert_eq!((is_open(&first), is_open(&third)), (true, false));
+    assert_eq!(daemon.release_left().unwrap(), Vec::<String>::new());
+    daemon.release("a").unwrap();
+    drop((taken, daemon));
+    keeper.join().unwrap();
+}
+
+#[test]
+fn one_daemon_at_a_time_and_one_keeper() {
+    let place = Place::new();
+    let keeper = place.start();
+    let first = place.daemon();
+    let refused = Keeper::connect(&place.socket()).map(drop).unwrap_err();
+    assert!(matches!(refused, Error::InUse(_)), "{refused}");
+    let error = bind(&place.socket()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AddrInUse);
+    drop(first);
+    keeper.join().unwrap();
+}
+
+/// The daemon has a descriptor of each itself, and gives them to the next keeper.
+#[test]
+fn a_keeper_that_dies_is_given_all_again() {
+    let place = Place::new();
+    // This one is killed: a process of its own would be; here its connection ends.
+    let listener = bind(&place.socket()).unwrap();
+    let (reader, fd) = held();
+    let killed = std::thread::spawn(move || {
+        let client = rustix::net::accept(&listener).unwrap();
+        let mut bytes = [0; 64];
+        let mut answer = || {
+            rustix::net::recv(&client, &mut bytes, rustix::net::RecvFlags::empty()).unwrap();
+            rustix::net::send(&client, &[4, 0], SendFlags::empty()).unwrap();
+        };
+        answer();
+        answer();
+    });
+    let daemon = place.daemon();
+    daemon.hold("a", b"of before", fd.as_fd()).unwrap();
+    drop(fd);
+    killed.join().unwrap();
+    assert!(daemon.watch(Duration::from_secs(10)), "nobody is there");
+    let refused = daemon.mend().unwrap_err();
+    assert!(matches!(refused, Error::Gone { .. }), "{refused}");
+    // What comes meanwhile is given to the next one, too.
+    let (other, fd) = held();
+    daemon.hold("b", b"", fd.as_fd()).unwrap_err();
+    drop(fd);
+    let keeper = place.start();
+    daemon.mend().unwrap();
+    assert!(!daemon.watch(Duration::ZERO));
+    drop(daemon);
+    assert_eq!((is_open(&reader), is_open(&other)), (true, true));
+    let daemon = place.daemon();
+    assert_eq!(daemon.take("a").unwrap().unwrap().note, b"of before");
+    daemon.release("a").unwrap();
+    daemon.release("b").unwrap();
+    drop(daemon);
+    keeper.join().unwrap();
+}
+
+/// Bytes that are no message are refused, and what is held stays.
+#[test]
+fn a_client_that_talks_nonsense_loses_nothing() {
+    let place = Place::new();
+    let keeper = place.start();
+    let daemon = place.daemon();
+    let (reader, fd) = held();
+    daemon.hold("a", b"", fd.as_fd()).unwrap();
+    drop((fd, daemon));
+    let socket = client(&place.socket());
+    let name_too_long = [&[1, 255][..], &[b'a'; 20]].concat();
+    let note_too_long = [&[1, 1, b'a'][..], &[0; 2000]].concat();
+    let nonsense: [&[u8]; 8] = [
+        &[0],
+        &[0, 0],
+        &[9, 0],
+        &[5, 1, b'a'],
+        &[1, 1, b'a'],
+        &[1, 1, 0xff],
+        &name_too_long,
+        &note_too_long,
+    ];
+    for bytes in nonsense {
+        rustix::net::send(&socket, bytes, SendFlags::empty()).unwrap();
+        let mut answer = [0; 128];
+        let flags = rustix::net::RecvFlags::empty();
+        let (_, len) = rustix::net::recv(&socket, &mut answer, flags).unwrap();
+        assert_eq!(answer[0], 6, "{bytes:?} is not refused");
+        assert!(len > 2, "{bytes:?}: no word why");
+    }
+    drop(socket);
+    assert!(is_open(&reader));
+    let daemon = place.daemon();
+    daemon.release_left().unwrap();
+    drop(daemon);
+    keeper.join().unwrap();
+}
+
+fn client(path: &Path) -> OwnedFd {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+    let socket = socket.unwrap();
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    socket
+}
