@@ -32,7 +32,8 @@ use crate::ring_info::RingState;
 /// more pieces (none of a sane guest) is copied together first.
 const SEGMENTS_MAX: usize = 62;
 
-/// The switch's end of a TAP device. The interface goes when this is dropped.
+/// The switch's end of a TAP device. The interface goes when this is dropped, unless somebody else
+/// has another descriptor of it.
 #[derive(Debug)]
 pub struct TapPort {
     name: String,
@@ -52,21 +53,33 @@ pub struct TapPort {
 impl TapPort {
     /// Makes the interface and brings it up: see [`TapOptions`]. Needs CAP_NET_ADMIN.
     pub fn open(options: &TapOptions) -> Result<TapPort, TapError> {
-        Self::with(options, device::open(options, true)?)
+        Ok(TapPort::of(device::open(options, true)?, options))
     }
 
     /// Makes the interface and leaves it down, for a caller that has something to do to it first.
     /// Needs CAP_NET_ADMIN.
     pub fn open_down(options: &TapOptions) -> Result<TapPort, TapError> {
-        Self::with(options, device::open(options, false)?)
+        Ok(TapPort::of(device::open(options, false)?, options))
     }
 
-    fn with(options: &TapOptions, device: device::Device) -> Result<TapPort, TapError> {
+    /// Takes up a device that [`open`](TapPort::open) has made in a process before this one. Its
+    /// MAC address and MTU stay as they are: [`reconfigure`](TapPort::reconfigure) is for when they
+    /// are to be others.
+    pub fn adopt(fd: OwnedFd, options: &TapOptions) -> Result<TapPort, TapError> {
+        Ok(TapPort::of(device::adopt(fd, options)?, options))
+    }
+
+    /// To be kept for a process after this one; `None` once the device is gone.
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.kick_fd()
+    }
+
+    fn of(device: device::Device, options: &TapOptions) -> TapPort {
         let all = Accepts {
             uso: device.uso,
             ..Accepts::ALL
         };
-        Ok(TapPort {
+        TapPort {
             name: options.name.clone(),
             fd: Some(device.fd),
             mtu: options.mtu,
@@ -80,7 +93,7 @@ impl TapPort {
             scratch: Vec::new(),
             broken: None,
             reported: false,
-        })
+        }
     }
 
     /// Gives the interface another MAC address and MTU (`None`: it keeps its own), wherever it was

@@ -37,6 +37,19 @@ pub enum TapError {
         "TAP interface name '{0}' is not 1 to 15 bytes without '/', ':', '%', spaces and control characters"
     )]
     Name(String),
+    /// A descriptor that was kept is of no interface any more: it was removed.
+    #[error("TAP interface '{0}' was removed")]
+    Removed(String),
+    /// A descriptor that was kept is of something else than what [`TapPort::open`] makes.
+    ///
+    /// [`TapPort::open`]: super::TapPort::open
+    #[error("TAP interface '{name}': {what}")]
+    NotOurs {
+        /// The interface that was expected.
+        name: String,
+        /// What there is instead.
+        what: String,
+    },
     /// An interface of that name exists already.
     #[error("TAP interface '{0}' cannot be made: an interface of that name exists")]
     Exists(String),
@@ -61,7 +74,7 @@ pub(super) struct Device {
 
 /// Makes the interface, sets it up as the options say and, if that is wanted, brings it up.
 ///
-/// It is not persistent: it goes when the descriptor is closed, wherever it was moved. It is *up*
+/// It is not persistent: it goes when its last descriptor is closed, wherever it was moved. It is *up*
 /// in the namespace where it was made, so that it works at once when it stays there; moving it to
 /// another namespace takes it down (the kernel does), and whoever moves it sets it up there. While
 /// it stays here, this host's own stack is the guest: router advertisements are not taken from it.
@@ -87,10 +100,7 @@ pub(super) fn open(options: &TapOptions, up: bool) -> Result<Device, TapError> {
         Some(libc::EBUSY | libc::EEXIST) => TapError::Exists(name.to_owned()),
         _ => step("TUNSETIFF")(error),
     })?;
-    set_int(&file, libc::TUNSETVNETHDRSZ, HDR_LEN_MRG as libc::c_int)
-        .map_err(step("TUNSETVNETHDRSZ"))?;
-    set_int(&file, libc::TUNSETVNETLE, 1).map_err(step("TUNSETVNETLE"))?;
-    let uso = set_offloads(&file, options.offloads).map_err(step("TUNSETOFFLOAD"))?;
+    let uso = settle(&file, options).map_err(|(what, error)| step(what)(error))?;
 
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)
         .map_err(|error| step("opening a socket")(error.into()))?;
@@ -106,6 +116,52 @@ pub(super) fn open(options: &TapOptions, up: bool) -> Result<Device, TapError> {
         fd: file.into(),
         uso,
     })
+}
+
+/// Takes up a device that [`open`] has made in another process, wherever it was moved and whatever
+/// it was renamed to since: addresses, routes and whether it is set up are its user's. What is set
+/// again is how frames are passed here.
+pub(super) fn adopt(fd: OwnedFd, options: &TapOptions) -> Result<Device, TapError> {
+    let name = options.name.as_str();
+    let step = |step: &'static str| {
+        move |error: io::Error| TapError::Step {
+            name: name.to_owned(),
+            step,
+            error,
+        }
+    };
+    let file = File::from(fd);
+    let mut current = request(name);
+    ioctl(&file, libc::TUNGETIFF, &mut current).map_err(|e| match e.raw_os_error() {
+        Some(libc::EBADFD) => TapError::Removed(name.to_owned()),
+        Some(libc::ENOTTY | libc::EINVAL) => TapError::NotOurs {
+            name: name.to_owned(),
+            what: "what was kept is no TAP device".to_owned(),
+        },
+        _ => step("TUNGETIFF")(e),
+    })?;
+    // SAFETY: TUNGETIFF has filled `ifru_flags`, which any bits are valid for anyway.
+    let flags = libc::c_int::from(unsafe { current.ifr_ifru.ifru_flags });
+    let ours = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+    if flags & (ours | libc::IFF_TUN) != ours {
+        return Err(TapError::NotOurs {
+            name: name.to_owned(),
+            what: format!("what was kept has the flags {flags:#x}"),
+        });
+    }
+    let uso = settle(&file, options).map_err(|(what, error)| step(what)(error))?;
+    Ok(Device {
+        fd: file.into(),
+        uso,
+    })
+}
+
+/// How frames are passed between the device and us; whether it knows UDP segmentation.
+fn settle(file: &File, options: &TapOptions) -> Result<bool, (&'static str, io::Error)> {
+    set_int(file, libc::TUNSETVNETHDRSZ, HDR_LEN_MRG as libc::c_int)
+        .map_err(|e| ("TUNSETVNETHDRSZ", e))?;
+    set_int(file, libc::TUNSETVNETLE, 1).map_err(|e| ("TUNSETVNETLE", e))?;
+    set_offloads(file, options.offloads).map_err(|e| ("TUNSETOFFLOAD", e))
 }
 
 /// Sets MAC and MTU of a device that is open. The descriptor takes the MAC in any namespace; the
