@@ -149,6 +149,7 @@ install: build ## copy programs, service file, settings and completions under $(
 	install -D -m 755 packaging/libvirt-hook $(DESTDIR)$(PREFIX)/share/butterfly/libvirt-hook
 	install -d $(DESTDIR)$(UNITDIR)
 	sed 's|@PREFIX@|$(PREFIX)|; s|@SYSCONFDIR@|$(SYSCONFDIR)|' packaging/butterflyd.service > $(DESTDIR)$(UNITDIR)/butterflyd.service
+	sed 's|@PREFIX@|$(PREFIX)|' packaging/butterfly-keeper.service > $(DESTDIR)$(UNITDIR)/butterfly-keeper.service
 	@# The unit's user and folders. Packages make them when they are installed.
 	install -D -m 644 packaging/butterfly.sysusers $(DESTDIR)$(SYSUSERSDIR)/butterfly.conf
 	install -D -m 644 packaging/butterfly.tmpfiles $(DESTDIR)$(TMPFILESDIR)/butterfly.conf
@@ -167,6 +168,7 @@ uninstall: ## remove what install copied, but the settings
 	rm -f $(DESTDIR)$(PREFIX)/sbin/butterflyd $(DESTDIR)$(PREFIX)/bin/butterfly \
 		$(DESTDIR)$(PREFIX)/lib/cni/butterfly-cni \
 		$(DESTDIR)$(PREFIX)/share/butterfly/{balance,libvirt}-hook $(DESTDIR)$(UNITDIR)/butterflyd.service \
+		$(DESTDIR)$(UNITDIR)/butterfly-keeper.service \
 		$(DESTDIR)$(SYSUSERSDIR)/butterfly.conf $(DESTDIR)$(TMPFILESDIR)/butterfly.conf \
 		$(DESTDIR)$(PREFIX)/share/bash-completion/completions/butterfly \
 		$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_butterfly \

@@ -33,6 +33,8 @@ fn settings() -> Result<()> {
         [
             ("/etc/butterfly/key", &key),
             ("/etc/butterfly/access.toml", &access),
+            ("/var/lib/butterfly", &dir.path().join("state")),
+            ("/run/butterfly-keeper/socket", &dir.path().join("keeper")),
             (
                 "/var/log/butterfly/audit.json",
                 &dir.path().join("audit.json"),

@@ -14,6 +14,8 @@ trap 'rm -rf "$ROOT"' EXIT
 UNIT="$ROOT/usr/lib/systemd/system/butterflyd.service"
 mkdir -p "$(dirname "$UNIT")" "$ROOT/usr/sbin" "$ROOT/bin" "$ROOT/etc"
 sed 's|@PREFIX@|/usr|; s|@SYSCONFDIR@|/etc|' packaging/butterflyd.service > "$UNIT"
+KEEPER="$(dirname "$UNIT")/butterfly-keeper.service"
+sed 's|@PREFIX@|/usr|' packaging/butterfly-keeper.service > "$KEEPER"
 # Stand-ins for the programs that it names.
 for program in usr/sbin/butterflyd bin/kill; do
     printf '#!/bin/sh\n' > "$ROOT/$program"
@@ -21,15 +23,22 @@ for program in usr/sbin/butterflyd bin/kill; do
 done
 # The units that it names are those of this machine's systemd.
 cp /lib/systemd/system/*.target /lib/systemd/system/*.slice "$ROOT/usr/lib/systemd/system/"
-said=$(systemd-analyze verify --root="$ROOT" --man=no butterflyd.service 2>&1 | grep -F butterflyd.service || true)
-if [ -n "$said" ]; then
-    echo "check-unit: systemd does not understand all of packaging/butterflyd.service:" >&2
-    echo "$said" >&2
-    exit 1
-fi
+for unit in butterflyd.service butterfly-keeper.service; do
+    said=$(systemd-analyze verify --root="$ROOT" --man=no "$unit" 2>&1 | grep -F "$unit" || true)
+    if [ -n "$said" ]; then
+        echo "check-unit: systemd does not understand all of packaging/$unit:" >&2
+        echo "$said" >&2
+        exit 1
+    fi
+done
 if ! systemd-analyze security --offline=true --threshold=30 "$UNIT" > "$ROOT/security" 2>&1; then
     echo "check-unit: the unit leaves too much open:" >&2
     cat "$ROOT/security" >&2
+    exit 1
+fi
+if ! systemd-analyze security --offline=true --threshold=10 "$KEEPER" > "$ROOT/keeper" 2>&1; then
+    echo "check-unit: the keeper's unit leaves too much open:" >&2
+    cat "$ROOT/keeper" >&2
     exit 1
 fi
 tail -n 1 "$ROOT/security"

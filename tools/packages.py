@@ -292,12 +292,11 @@ def stage(tree, symbols, crates, sbom, quick):
         size = os.path.getsize(f"{tree}/{place}/{program}")
         if size > PROGRAM_MAX and not quick:
             sys.exit(f"packages: {program} has {size} bytes, and at most {PROGRAM_MAX} are wanted")
-    unit = (
-        read("packaging/butterflyd.service")
-        .replace("@PREFIX@", "/usr")
-        .replace("@SYSCONFDIR@", "/etc")
-    )
-    write(f"{tree}/usr/lib/systemd/system/butterflyd.service", unit)
+    for service in ("butterflyd.service", "butterfly-keeper.service"):
+        unit = (
+            read(f"packaging/{service}").replace("@PREFIX@", "/usr").replace("@SYSCONFDIR@", "/etc")
+        )
+        write(f"{tree}/usr/lib/systemd/system/{service}", unit)
     write(f"{tree}/usr/lib/sysusers.d/butterfly.conf", read("packaging/butterfly.sysusers"))
     write(f"{tree}/usr/lib/tmpfiles.d/butterfly.conf", read("packaging/butterfly.tmpfiles"))
     write(f"{tree}/etc/butterfly/butterflyd.ini", settings())
@@ -328,7 +327,11 @@ def stage(tree, symbols, crates, sbom, quick):
 def settings():
     """The settings file as packages install it: what the unit's confinement asks for is set."""
     text = read("packaging/butterflyd.ini")
-    for key, value in (("trace-dir", "/var/lib/butterfly/traces"), ("api-group", "butterfly")):
+    for key, value in (
+        ("trace-dir", "/var/lib/butterfly/traces"),
+        ("api-group", "butterfly"),
+        ("keeper", "/run/butterfly-keeper/socket"),
+    ):
         text, count = re.subn(rf"(?m)^;{key} = .*$", f"{key} = {value}", text)
         if count != 1:
             sys.exit(f"packages: packaging/butterflyd.ini says nothing of {key}")

@@ -272,17 +272,14 @@ def session(test):
         systemctl daemon-reload
         systemctl restart butterflyd
         butterfly health --wait
-        butterfly sg add friends + sg rule add friends --ip-proto icmp --sg-members friends
+        # What is declared is there again, and the containers' devices never went.
+        ip netns exec c1 ping -c 3 -W 5 10.0.0.2
         for again in 1 2; do
             butterfly nic add --id v1 --vni 7 --mac 52:54:00:00:00:11 --ip 10.0.0.11 --sg friends
             stat -c '%U %G %a' /run/butterfly/qemu-vhost-v1 | tee -a /tmp/made
             butterfly nic del v1
         done
         butterfly nic add --id v1 --vni 7 --mac 52:54:00:00:00:11 --ip 10.0.0.11 --sg friends
-        butterfly nic add --id c1 --vni 7 --mac 52:54:00:00:00:01 --ip 10.0.0.1 --sg friends --type tap --path tap-c1
-        ip link set tap-c1 netns c1
-        ip -n c1 link set tap-c1 address 52:54:00:00:00:01 up
-        ip -n c1 addr add 10.0.0.1/24 dev tap-c1
         cp /root/in/vhost-peer /usr/local/bin/
         setpriv --reuid emulator --regid emulator --init-groups vhost-peer \\
             /run/butterfly/qemu-vhost-v1 52:54:00:00:00:11 10.0.0.11 52:54:00:00:00:01 10.0.0.1 30
@@ -290,6 +287,7 @@ def session(test):
         journalctl -u butterflyd -o cat --no-pager > /tmp/journal
         fails grep "no asynchronous I/O" /tmp/journal
         """,
+        "3 received",
         "butterfly emulators 660",
         "answered",
     )
@@ -300,9 +298,6 @@ def session(test):
         butterfly uplink list
         butterfly sg add all + sg rule add all --ip-proto icmp --cidr 0.0.0.0/0
         butterfly nic add --id c1 --vni 7 --mac 52:54:00:00:00:01 --ip 10.0.0.1 --sg all --type tap --path tap-c1
-        ip link set tap-c1 netns c1
-        ip -n c1 link set tap-c1 address 52:54:00:00:00:01 up
-        ip -n c1 addr add 10.0.0.1/24 dev tap-c1
         butterfly binding add --vni 7 --mac 52:54:00:00:00:99 --ip 10.0.0.99 --host 192.0.2.2
         ip netns exec c1 ping -c 3 -W 5 10.0.0.99
         """,
@@ -326,14 +321,19 @@ def session(test):
         "1 of 1",
     )
     step(
-        "a crash: started again",
+        "a crash: started again, with all that is declared and the containers' devices",
         """
         before=$(systemctl show -p MainPID --value butterflyd)
         kill -ABRT $before
         sleep 2
         butterfly health --wait 60
         test $(systemctl show -p MainPID --value butterflyd) != $before
+        ip netns exec c1 ping -c 3 -W 5 10.0.0.99
+        systemctl is-active butterfly-keeper
+        butterfly config history
         """,
+        "3 received",
+        "uid 0",
     )
     for thread, name in (("worker0", "worker 0"), ("vhost-user", "the vhost-user thread")):
         step(

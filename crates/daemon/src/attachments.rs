@@ -3,6 +3,7 @@
 
 pub mod veths;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -16,6 +17,8 @@ use io::trace::Trace;
 use io::vhost::{MAX_PAIRS, NicOptions, PortKey, PortSink, PortState, Server};
 
 use crate::bench_report;
+use crate::held::Held;
+use crate::start_gate::StartGate;
 use crate::states::PortStates;
 use crate::unix_socket::NicSockets;
 use veths::VethNics;
@@ -28,11 +31,15 @@ const TAP_MTU_MAX: u16 = u16::MAX - 14;
 /// all sockets.
 pub struct HostAttachments {
     vhost: Arc<Server>,
-    switch: Arc<Switch>,
+    workers: Arc<StartGate>,
     states: PortStates,
     trace_dir: PathBuf,
     sockets: NicSockets,
     veths: VethNics,
+    /// Who has TAP devices outlive the daemon; `None`: nobody.
+    held: Option<Arc<Held>>,
+    /// The interfaces of TAP devices, by slot.
+    taps: BTreeMap<u32, String>,
 }
 
 impl HostAttachments {
@@ -44,9 +51,12 @@ impl HostAttachments {
         trace_dir: PathBuf,
         sockets: NicSockets,
         socket_dir: &Path,
+        held: Option<Arc<Held>>,
     ) -> Result<HostAttachments, String> {
+        let workers = Arc::new(StartGate::new(switch.clone()));
         let sink = Arc::new(Sink {
-            switch: switch.clone(),
+            workers: workers.clone(),
+            switch,
             states: states.clone(),
         });
         let vhost = Server::start(sink)
@@ -54,10 +64,12 @@ impl HostAttachments {
         Ok(HostAttachments {
             veths: VethNics::new(states.clone(), socket_dir.display().to_string()),
             vhost: Arc::new(vhost),
-            switch,
+            workers,
             states,
             trace_dir,
             sockets,
+            held,
+            taps: BTreeMap::new(),
         })
     }
 
@@ -66,9 +78,14 @@ impl HostAttachments {
         self.vhost.clone()
     }
 
+    /// Where all ports wait until it is opened.
+    pub fn gate(&self) -> Arc<StartGate> {
+        self.workers.clone()
+    }
+
     /// Ports that are up for as long as they are there.
     fn attach(&self, slot: PortSlot, port: Port) -> Result<(), AttachError> {
-        self.switch
+        self.workers
             .attach(slot.into(), port)
             .map_err(|e| AttachError(e.to_string()))?;
         self.states.leave(slot.0, NicState::Up);
@@ -80,18 +97,27 @@ impl HostAttachments {
     fn reconfigure_tap(&self, request: &OpenRequest<'_>) -> Result<(), AttachError> {
         let refuse = |e: &dyn std::fmt::Display| AttachError(e.to_string());
         let Some(mut port) = self
-            .switch
+            .workers
             .detach(request.slot.into())
             .map_err(|e| refuse(&e))?
         else {
             return Ok(());
         };
+        let options = tap_options(request, request.path);
         let done = match &mut port {
-            Port::Tap(tap) => tap.reconfigure(request.nic.mac, Some(mtu(request))),
+            Port::Tap(tap) => {
+                let done = tap.reconfigure(options.mac, options.mtu);
+                let held = self.held.as_ref();
+                let held = held.filter(|_| self.taps.contains_key(&request.slot.0));
+                if let (Ok(()), Some(held)) = (&done, held) {
+                    held.hold(tap, &options);
+                }
+                done
+            }
             _ => Ok(()),
         };
         // Back in any case: a device that keeps its old values works on.
-        self.switch
+        self.workers
             .attach(request.slot.into(), port)
             .map_err(|e| refuse(&e))?;
         done.map_err(|e| refuse(&e))
@@ -115,8 +141,17 @@ impl Attachments for HostAttachments {
             }
             NicKind::Tap => {
                 let options = tap_options(request, request.path);
-                let tap = TapPort::open(&options).map_err(|e| AttachError(e.to_string()))?;
-                self.attach(request.slot, Port::Tap(tap))
+                let tap = match &self.held {
+                    Some(held) => held.tap(&options)?,
+                    None => TapPort::open(&options).map_err(|e| AttachError(e.to_string()))?,
+                };
+                let attached = self.attach(request.slot, Port::Tap(tap));
+                match (&attached, &self.held) {
+                    (Ok(()), _) => drop(self.taps.insert(request.slot.0, options.name)),
+                    (Err(_), Some(held)) => held.release(&options.name),
+                    (Err(_), None) => (),
+                }
+                attached
             }
             NicKind::Veth(veth) => {
                 let refuse = |e: &dyn std::fmt::Display| AttachError(e.to_string());
@@ -140,11 +175,14 @@ impl Attachments for HostAttachments {
                 self.vhost.close(PortKey(slot.0));
             }
             // Dropping the port removes the device. A worker that is gone has dropped it already.
-            NicKind::Tap | NicKind::Bench(_) => drop(self.switch.detach(slot.into())),
+            NicKind::Tap | NicKind::Bench(_) => drop(self.workers.detach(slot.into())),
             NicKind::Veth(_) => {
                 self.veths.close(slot);
-                drop(self.switch.detach(slot.into()));
+                drop(self.workers.detach(slot.into()));
             }
+        }
+        if let (Some(interface), Some(held)) = (self.taps.remove(&slot.0), &self.held) {
+            held.release(&interface);
         }
         self.states.forget(&slot.0);
     }
@@ -227,6 +265,7 @@ fn options(request: &OpenRequest<'_>) -> NicOptions {
 
 /// The vhost-user server's way to the workers.
 struct Sink {
+    workers: Arc<StartGate>,
     switch: Arc<Switch>,
     states: PortStates,
 }
@@ -234,11 +273,11 @@ struct Sink {
 impl PortSink for Sink {
     fn attach(&self, key: PortKey, pair: u16, port: Port) {
         // A worker that is gone takes no port: the daemon is stopping.
-        let _ = self.switch.attach(queue(key, pair), port);
+        let _ = self.workers.attach(queue(key, pair), port);
     }
 
     fn detach(&self, key: PortKey, pair: u16) -> Option<Port> {
-        self.switch.detach(queue(key, pair)).ok().flatten()
+        self.workers.detach(queue(key, pair)).ok().flatten()
     }
 
     fn announce(&self, key: PortKey) {

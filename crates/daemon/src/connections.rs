@@ -1,11 +1,11 @@
-//! A NIC's connections as bytes, for its migration: identities of this daemon become ids of NICs on
-//! the way out, and identities of the other daemon on the way in.
+//! Connections as bytes, a NIC's for its migration and all for a restart: identities of this daemon
+//! become ids of NICs on the way out, and identities of the other daemon on the way in.
 
 use std::collections::BTreeMap;
 
 use api::v1;
-use control::Error;
 use control::model::NicId;
+use control::{Controller, Error};
 use dataplane::PortUid;
 use dataplane::flow::{Endpoint, FlowInfo, FlowState, TcpWindows};
 use prost::Message;
@@ -71,6 +71,65 @@ pub fn import(control: &mut Permitted, id: &NicId, state: &[u8]) -> Result<usize
             (uids.get(&flow.initiator_nic), uids.get(&flow.responder_nic))
         {
             flows.push(flow.between(*initiator, *responder));
+        }
+    }
+    control.import_flows(flows)
+}
+
+/// All connections, and how many. What is behind other hosts has no name: it is the partner of
+/// somebody here.
+pub fn export_all(control: &Controller) -> Result<(Vec<u8>, usize), Error> {
+    let names = control.nics_by_uid();
+    let flows = control.export_flows(None)?;
+    let exported = v1::ExportedConnections {
+        version: VERSION,
+        connections: flows.iter().map(|flow| outgoing(flow, &names)).collect(),
+        ..Default::default()
+    };
+    Ok((exported.encode_to_vec(), flows.len()))
+}
+
+/// Takes up what [`export_all`] gave so many seconds ago, but for what would have ended since; how
+/// many were taken.
+pub fn import_all(control: &mut Controller, state: &[u8], secs: u64) -> Result<usize, Error> {
+    let refuse = |why: String| Error::Invalid(format!("connections that were left {why}"));
+    let exported = v1::ExportedConnections::decode(state)
+        .map_err(|e| refuse(format!("are not a butterflyd's: {e}")))?;
+    if exported.version != VERSION {
+        let version = exported.version;
+        return Err(refuse(format!(
+            "have version {version}, known is {VERSION}"
+        )));
+    }
+    let secs = u32::try_from(secs).unwrap_or(u32::MAX);
+    let remotes = control.remotes();
+    let nics = control
+        .nics()
+        .map(|status| (status.nic.id.to_string(), (status.uid, status.nic.vni)));
+    let nics: BTreeMap<String, (PortUid, wire::Vni)> = nics.collect();
+    let mut flows = Vec::with_capacity(exported.connections.len());
+    for connection in exported.connections {
+        let mut named =
+            incoming(connection).ok_or_else(|| refuse("have one that makes no sense".into()))?;
+        let flow = &mut named.flow;
+        flow.idle_secs = flow.idle_secs.saturating_add(secs);
+        flow.age_secs = flow.age_secs.saturating_add(secs);
+        if flow.idle_secs >= flow.timeout_secs {
+            continue;
+        }
+        let ends = [&named.initiator_nic, &named.responder_nic];
+        let uids = match ends.map(|nic| nics.get(nic)) {
+            [Some((one, _)), Some((other, _))] => Some((*one, *other)),
+            [Some((one, vni)), None] if ends[1].is_empty() => {
+                remotes.get(vni).map(|other| (*one, *other))
+            }
+            [None, Some((other, vni))] if ends[0].is_empty() => {
+                remotes.get(vni).map(|one| (*one, *other))
+            }
+            _ => None,
+        };
+        if let Some((one, other)) = uids {
+            flows.push(named.between(one, other));
         }
     }
     control.import_flows(flows)

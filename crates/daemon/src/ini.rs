@@ -39,6 +39,7 @@ pub struct Ini {
     pub vhost_group: Option<String>,
     pub vhost_mode: Option<u32>,
     pub store: Option<PathBuf>,
+    pub keeper: Option<PathBuf>,
     pub encryption_key_path: Option<PathBuf>,
     pub insecure_api: Option<bool>,
     pub access: Option<PathBuf>,
@@ -96,6 +97,7 @@ fn set(ini: &mut Ini, section: &str, key: &str, value: &str) -> Result<(), Strin
         ("general", "graph-cpu-core") => ini.graph_cpu_core = Some(parsed(&name, value)?),
         ("general", "graph-core-id") => ini.graph_core_id = Some(parsed(&name, value)?),
         ("general", "store") => ini.store = Some(value.into()),
+        ("general", "keeper") => ini.keeper = Some(value.into()),
         ("general", "trace-dir") => ini.trace_dir = Some(value.into()),
         ("general", "api-group") => ini.api_group = Some(value.to_owned()),
         ("general", "vhost-owner") => ini.vhost_owner = Some(value.to_owned()),
@@ -225,6 +227,7 @@ vhost-owner = o
 vhost-group = g
 vhost-mode = 640
 store = /s
+keeper = /k
 workers = 3
 dpdk-args = -c1 -n1 --vdev=eth_pcap0,iface=eth0
 nic-mtu = 9000
@@ -266,6 +269,7 @@ audit = /var/log/butterfly/audit.json
             vhost_group: Some("g".into()),
             vhost_mode: Some(0o640),
             store: Some("/s".into()),
+            keeper: Some("/k".into()),
             encryption_key_path: Some("/etc/butterfly/key".into()),
             insecure_api: Some(true),
             access: Some("/etc/butterfly/access.toml".into()),
@@ -372,6 +376,7 @@ audit = /var/log/butterfly/audit.json
             vhost_group: Some(_),
             vhost_mode: Some(0o660),
             store: Some(_),
+            keeper: Some(_),
             encryption_key_path: Some(_),
             insecure_api: Some(_),
             access: Some(_),

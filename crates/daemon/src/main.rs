@@ -3,7 +3,7 @@
 
 use std::process::ExitCode;
 
-use butterfly_daemon::{Options, Settings, run, start_log};
+use butterfly_daemon::{Options, Settings, keep, run, start_log};
 use clap::Parser;
 
 /// The command line or a file it names is wrong (sysexits would say 64 and 78; clap says 2).
@@ -20,6 +20,15 @@ fn main() -> ExitCode {
     if let Some(text) = options.text_asked_for() {
         print!("{text}");
         return ExitCode::SUCCESS;
+    }
+    if let Some((socket, until_idle)) = options.keeper_asked_for() {
+        return match keep(socket, until_idle) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(why) => {
+                eprintln!("butterflyd: {why}");
+                ExitCode::FAILURE
+            }
+        };
     }
     let settings = match Settings::resolve(options) {
         Ok(settings) => settings,

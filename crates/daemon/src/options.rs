@@ -71,6 +71,16 @@ pub struct Options {
     /// The service's folders, as systemd tells them: the first is the store unless another is said.
     #[arg(long, hide = true, env = "STATE_DIRECTORY")]
     pub(crate) state_directory: Option<OsString>,
+    /// Have TAP devices outlive the daemon by the keeper that listens on this socket, which is
+    /// started where none does; needs --store. none: they go with the daemon [default: none]
+    #[arg(long, value_name = "SOCKET")]
+    pub(crate) keeper: Option<PathBuf>,
+    /// Be a keeper on this socket, and nothing else
+    #[arg(long, value_name = "SOCKET")]
+    pub(crate) as_keeper: Option<PathBuf>,
+    /// Of a keeper: end when nothing is left to be held.
+    #[arg(long, hide = true, requires = "as_keeper")]
+    pub(crate) until_idle: bool,
     /// Changes that can be gone back to
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(crate) store_revisions: u64,
@@ -264,6 +274,8 @@ pub struct Settings {
     pub(crate) trace_dir: PathBuf,
     /// Where the store is; `None`: nothing outlives the daemon.
     pub(crate) store: Option<PathBuf>,
+    /// The socket of who has TAP devices outlive the daemon.
+    pub(crate) keeper: Option<PathBuf>,
     /// Revisions that the store keeps at most.
     pub(crate) store_revisions: u64,
     pub(crate) offloads: bool,
@@ -307,6 +319,12 @@ pub struct Tls {
 }
 
 impl Options {
+    /// The socket on which to be a keeper in the place of running, if that is asked for, and
+    /// whether to end when there is nothing to hold.
+    pub fn keeper_asked_for(&self) -> Option<(&Path, bool)> {
+        Some((self.as_keeper.as_deref()?, self.until_idle))
+    }
+
     /// What is to be printed in the place of running, if that is asked for.
     pub fn text_asked_for(&self) -> Option<String> {
         if self.man {
@@ -434,6 +452,19 @@ impl Settings {
             .one("--store", "store", options.store, ini.store, path)
             .or_else(|| first_of(options.state_directory.as_deref()?))
             .filter(|store| store.as_os_str() != "none" && !store.as_os_str().is_empty());
+        let keeper = said
+            .one("--keeper", "keeper", options.keeper, ini.keeper, path)
+            .filter(|keeper| keeper.as_os_str() != "none" && !keeper.as_os_str().is_empty());
+        let keeper = match &store {
+            Some(_) => keeper,
+            None => {
+                warnings.extend(keeper.map(|_| {
+                    "--keeper counts for nothing without --store: no NIC outlives the daemon"
+                        .to_owned()
+                }));
+                None
+            }
+        };
         let ip = said.one("-i", "ip", options.ip, ini.ip, IpAddr::to_string);
         let log_level = said.one(
             "-l",
@@ -554,6 +585,7 @@ impl Settings {
             trace_dir: std::path::absolute(&trace_dir)
                 .map_err(|e| format!("the folder of traces {}: {e}", trace_dir.display()))?,
             store,
+            keeper,
             store_revisions: options.store_revisions,
             offloads: !options.no_offload,
             max_flows: options.max_flows,
@@ -794,6 +826,7 @@ mod tests {
             packet_trace: false,
             trace_dir: "/tmp".into(),
             store: None,
+            keeper: None,
             store_revisions: 1000,
             offloads: true,
             max_flows: 1 << 20,
@@ -871,6 +904,12 @@ mod tests {
                 s.store = Some("/var/lib/butterfly".into());
             }),
             (&["--store none"], &|s| s.store = None),
+            (&["--store /s --keeper /k"], &|s| {
+                (s.store, s.keeper) = (Some("/s".into()), Some("/k".into()));
+            }),
+            (&["--store /s --keeper none"], &|s| {
+                s.store = Some("/s".into());
+            }),
             (&["--state-directory /s:/s/traces"], &|s| {
                 s.store = Some("/s".into());
             }),

@@ -1,7 +1,7 @@
 //! From settings to a running daemon, and down again.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,8 @@ use crate::attachments::HostAttachments;
 use crate::audit::Audit;
 use crate::balancer;
 use crate::features::HostFeatures;
+use crate::handover;
+use crate::held::Held;
 use crate::idle_states;
 use crate::kernel::Kernel;
 use crate::lock::{self, Turn, Uplink};
@@ -167,14 +169,16 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     )
     .await?;
     let _held = hold(uplinks.as_ref())?;
+    let held = settings.keeper.as_deref().map(Held::begin).transpose()?;
     let attachments = HostAttachments::start(
         switch.clone(),
         states.clone(),
         settings.trace_dir.clone(),
         sockets,
         &settings.socket_dir,
+        held.clone(),
     )?;
-    let vhost = attachments.vhost();
+    let (vhost, start_gate) = (attachments.vhost(), attachments.gate());
     let settings_of_control = control_settings(settings, uplinks.as_ref())?;
     let endpoints: Vec<String> = settings
         .v0_endpoint
@@ -203,11 +207,18 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     };
     let controller = Controller::new(settings_of_control, Box::new(attachments), switch.clone())
         .with_features(Box::new(features));
-    let controller = load(controller, stored.clone()).await?;
+    let controller = load(
+        controller,
+        stored.clone(),
+        held.clone(),
+        settings.socket_dir.clone(),
+    )
+    .await?;
     let sockets = v1.iter().filter_map(v1::server::Listener::path);
     let sockets = sockets.chain(v0.iter().filter_map(v0::server::Listener::path));
     let sockets = sockets.map(|path| reopen_socket(path, &access)).collect();
     let operations = Operations::new(controller, log, unix_secs).with_store(stored);
+    start_gate.open().map_err(|e| e.to_string())?;
     let app = Arc::new(App::new(
         operations,
         workers.clone(),
@@ -251,10 +262,17 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     announce(settings, &app);
     app.health.set(true);
 
-    tokio::select! {
-        name = signals.stop(&app) => tracing::info!("stopping: {name}"),
-        () = app.stopping() => tracing::info!("stopping"),
-    }
+    // Who stops it by its API wants it gone; a signal may come from a restart.
+    let for_good = tokio::select! {
+        name = signals.stop(&app) => {
+            tracing::info!("stopping: {name}");
+            false
+        }
+        () = app.stopping() => {
+            tracing::info!("stopping");
+            true
+        }
+    };
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
     watchdog.stopping();
     app.health.set(false);
@@ -272,7 +290,8 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     if let Some(hook) = &settings.balance_hook {
         balancer::hook::withdraw(&app, hook, &settings.socket_dir).await;
     }
-    take_down(app, &workers).await;
+    let leave = (!for_good && settings.store.is_some()).then_some(held);
+    take_down(app, &workers, leave, settings.socket_dir.clone()).await;
     tracing::info!("stopped");
     Ok(())
 }
@@ -393,18 +412,30 @@ fn next_hops(
 async fn load(
     mut controller: Controller,
     stored: Option<Arc<Stored>>,
+    held: Option<Arc<Held>>,
+    folder: PathBuf,
 ) -> Result<Controller, String> {
     let Some(stored) = stored else {
         return Ok(controller);
     };
     let loading = tokio::task::spawn_blocking(move || {
         let start = Instant::now();
-        match stored.load(&mut controller)? {
-            0 => {}
-            count => tracing::info!(
-                "{count} objects are there again from the store, in {} ms",
+        let loaded = stored.load(&mut controller)?;
+        if loaded.objects > 0 {
+            tracing::info!(
+                "{} objects are there again from the store, in {} ms",
+                loaded.objects,
                 start.elapsed().as_millis()
-            ),
+            );
+        }
+        // Of an object that could not be made something may be left, for the next start.
+        if let (true, Some(held)) = (loaded.whole, held) {
+            held.release_left();
+        }
+        match handover::take(&mut controller, &folder) {
+            Ok(0) => (),
+            Ok(count) => tracing::info!("{count} connections go on"),
+            Err(why) => tracing::error!("connections are not taken up: {why}"),
         }
         Ok(controller.with_journal(stored.journal()))
     });
@@ -497,13 +528,26 @@ fn announce(settings: &Settings, app: &App) {
 }
 
 /// Sockets, devices and the workers, in this order: whoever closes a port needs its worker.
-async fn take_down(app: Arc<App>, workers: &Arc<WorkerThreads>) {
+/// With `leave` the next daemon finds connections, and devices if they are held.
+async fn take_down(
+    app: Arc<App>,
+    workers: &Arc<WorkerThreads>,
+    leave: Option<Option<Arc<Held>>>,
+    folder: PathBuf,
+) {
     let workers = workers.clone();
     let down = tokio::task::spawn_blocking(move || {
         // The kernel has its interfaces back before anything else goes.
         app.router.stop();
         if let Some(uplinks) = &app.uplinks {
             uplinks.stop();
+        }
+        if let Some(held) = leave {
+            held.iter().for_each(|held| held.stay());
+            match handover::leave(&app.control(), workers.switch(), &app.vhost, &folder) {
+                Ok(count) => tracing::info!("{count} connections are left for the next daemon"),
+                Err(why) => tracing::error!("no connections are left for the next daemon: {why}"),
+            }
         }
         if let Err(e) = app.control().apply(Config::default(), false) {
             tracing::warn!("not everything could be taken down: {e}");
@@ -529,7 +573,7 @@ fn abort_on_panic() {
 }
 
 /// Each guest takes some ten descriptors, and the usual limit is 1024.
-fn raise_descriptor_limit() {
+pub fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
         current: limit.maximum,

@@ -40,6 +40,14 @@ pub struct Stored {
     scheduled: AtomicBool,
 }
 
+/// What came of reading the store.
+pub struct Loaded {
+    /// Objects that are there.
+    pub objects: usize,
+    /// All that were stored are.
+    pub whole: bool,
+}
+
 impl Stored {
     /// Opens the store of a folder. The error is a sentence.
     pub fn open(folder: &Path, revisions: u64) -> Result<Arc<Stored>, String> {
@@ -60,14 +68,17 @@ impl Stored {
         Box::new(Writer(self.clone()))
     }
 
-    /// Makes the controller, which has nothing yet, what was stored; how many objects that were.
-    /// What this host cannot make now is said, stays stored, and is tried again at the next start.
-    pub fn load(&self, controller: &mut Controller) -> Result<usize, String> {
+    /// Makes the controller, which has nothing yet, what was stored. What this host cannot make now
+    /// is said, stays stored, and is tried again at the next start.
+    pub fn load(&self, controller: &mut Controller) -> Result<Loaded, String> {
         let stored = self.objects()?;
         let whole = self.read(stored.iter(), controller.settings())?;
         let count = stored.len();
         let Err(why) = controller.apply(whole, false) else {
-            return Ok(count);
+            return Ok(Loaded {
+                objects: count,
+                whole: true,
+            });
         };
         tracing::error!("not all that is stored can be made at once: {why}");
         let mut made = Objects::new();
@@ -80,7 +91,10 @@ impl Stored {
                 Err(why) => tracing::error!("this stays stored, and is not made: {why}"),
             }
         }
-        Ok(made.len())
+        Ok(Loaded {
+            objects: made.len(),
+            whole: made.len() == count,
+        })
     }
 
     /// The last change that was written.

@@ -177,6 +177,12 @@ impl Controller {
             .collect()
     }
 
+    /// What all that is behind other hosts is in flows ([`FlowInfo`]), by network that a NIC is in.
+    pub fn remotes(&self) -> BTreeMap<wire::Vni, PortUid> {
+        let networks = self.state.networks.iter();
+        networks.map(|(vni, entry)| (*vni, entry.uid)).collect()
+    }
+
     /// Adds connections, each end's [`PortUid`] being one of this daemon ([`NicStatus::uid`]);
     /// gives back how many were taken. They are judged by today's rules with their next packet.
     pub fn import_flows(&self, flows: Vec<FlowInfo>) -> Result<usize, Error> {

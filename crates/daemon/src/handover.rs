@@ -1,0 +1,100 @@
+//! From a daemon that is stopped to the one that is started next: connections, in a file beside the
+//! sockets, and TAP devices, by the keeper. So a restart breaks no connection.
+//!
+//! The file is made when no frame is on its way any more, so that it is exact, and is gone when it
+//! was read: a daemon that is killed leaves none, and none is read twice. What is in it is judged
+//! by the rules that are in force when its next packet comes.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use control::model::NicKind;
+use control::{Controller, Error};
+use dataplane::Switch;
+use io::vhost::{PortKey, Server};
+use nix::unistd::Uid;
+
+use crate::connections;
+
+/// The file's name, in the folder of sockets.
+const FILE: &str = "connections";
+/// Bytes that are read of it at the most: of as many connections as there can be.
+const BYTES_MAX: u64 = 4 << 30;
+
+/// Takes all ports from the workers and writes down the connections that are there. The next thing
+/// is the end.
+pub fn leave(
+    controller: &Controller,
+    switch: &Arc<Switch>,
+    vhost: &Server,
+    folder: &Path,
+) -> Result<usize, String> {
+    for status in controller.nics() {
+        if status.nic.kind == NicKind::VhostUser {
+            vhost.close(PortKey(status.slot.0));
+            continue;
+        }
+        // Another one has one queue.
+        drop(switch.detach(status.slot.into()));
+    }
+    let failed = |e: Error| format!("connections cannot be read: {e}");
+    let (bytes, count) = connections::export_all(controller).map_err(failed)?;
+    if count > 0 {
+        let path = folder.join(FILE);
+        write(&path, &bytes).map_err(|e| format!("{}: {e}", path.display()))?;
+    }
+    Ok(count)
+}
+
+/// Takes up the connections that a daemon has left; how many. The file is gone then.
+pub fn take(controller: &mut Controller, folder: &Path) -> Result<usize, String> {
+    let path = folder.join(FILE);
+    let failed = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
+    let Some((bytes, left)) = read(&path).map_err(|e| failed(&e))? else {
+        return Ok(0);
+    };
+    let since = SystemTime::now().duration_since(left).unwrap_or_default();
+    let taken = connections::import_all(controller, &bytes, since.as_secs());
+    taken.map_err(|e| failed(&e))
+}
+
+fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let new = path.with_extension("new");
+    let _ = std::fs::remove_file(&new);
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&new)?;
+    file.write_all(bytes)?;
+    std::fs::rename(&new, path)
+}
+
+/// What is in it, and since when.
+fn read(path: &Path) -> std::io::Result<Option<(Vec<u8>, SystemTime)>> {
+    let nofollow = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
+    let file: File = match OpenOptions::new()
+        .read(true)
+        .custom_flags(nofollow)
+        .open(path)
+    {
+        Ok(file) => file,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(e),
+    };
+    std::fs::remove_file(path)?;
+    let meta = file.metadata()?;
+    let ours = [0, Uid::effective().as_raw()].contains(&meta.uid());
+    if !meta.is_file() || !ours || meta.mode() & 0o022 != 0 {
+        return Err(std::io::Error::other(
+            "it is not the daemon's, or others can write to it: it is not read",
+        ));
+    }
+    let mut bytes = Vec::new();
+    file.take(BYTES_MAX).read_to_end(&mut bytes)?;
+    Ok(Some((bytes, meta.modified()?)))
+}

@@ -1,0 +1,229 @@
+//! TAP devices outlive the daemon: a keeper (the crate says what that is) has a descriptor of each,
+//! and the next daemon takes it up. Also the keeper's own process, which is this program with
+//! `--as-keeper`.
+
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use control::AttachError;
+use io::tap::{TapError, TapOptions, TapPort};
+use keeper::Keeper;
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
+use sd_notify::NotifyState;
+
+/// How long a keeper that was started may take until it listens.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// How often is looked whether it does, and whether one that is gone is there again.
+const AGAIN: Duration = Duration::from_millis(20);
+const MEND: Duration = Duration::from_secs(1);
+
+/// Runs a keeper on a socket; returns when it is idle, if that is asked for. The error is a
+/// sentence.
+pub fn keep(path: &Path, until_idle: bool) -> Result<(), String> {
+    let failed = |e: &dyn std::fmt::Display| format!("the keeper {}: {e}", path.display());
+    crate::run::raise_descriptor_limit();
+    if let Some(folder) = path.parent() {
+        let made = std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(folder);
+        made.map_err(|e| failed(&e))?;
+    }
+    let listener = keeper::bind(path).map_err(|e| failed(&e))?;
+    // Holding takes no right at all.
+    let none = CapabilitySets {
+        effective: CapabilitySet::empty(),
+        permitted: CapabilitySet::empty(),
+        inheritable: CapabilitySet::empty(),
+    };
+    set_capabilities(None, none).map_err(|e| failed(&e))?;
+    let _ = sd_notify::notify(&[NotifyState::Ready]);
+    keeper::serve(&listener, until_idle).map_err(|e| failed(&e))?;
+    let _ = std::fs::remove_file(path);
+    Ok(())
+}
+
+/// What this daemon has held.
+pub struct Held {
+    keeper: Keeper,
+    path: PathBuf,
+    /// The keeper that this daemon started, to be waited for when it ends.
+    child: Mutex<Option<Child>>,
+    /// The daemon ends, and the next one is to find all.
+    staying: AtomicBool,
+}
+
+impl Held {
+    /// Connects to the keeper, and starts one where none is. The error is a sentence.
+    pub fn begin(path: &Path) -> Result<Arc<Held>, String> {
+        let mut child = None;
+        let started = Instant::now();
+        let keeper = loop {
+            match Keeper::connect(path) {
+                Ok(keeper) => break keeper,
+                Err(e @ keeper::Error::Gone { .. }) if started.elapsed() < PATIENCE => {
+                    let begun = match &mut child {
+                        Some(begun) => begun,
+                        None => {
+                            tracing::info!("{e}: starting one");
+                            child.insert(start(path)?)
+                        }
+                    };
+                    if let Ok(Some(status)) = begun.try_wait() {
+                        return Err(format!(
+                            "no keeper can be had on {}: one that was started ended with {status} \
+                             (butterflyd --as-keeper {0} says why)",
+                            path.display()
+                        ));
+                    }
+                    std::thread::sleep(AGAIN);
+                }
+                Err(e) => return Err(e.to_string()),
+            }
+        };
+        let held = Arc::new(Held {
+            keeper,
+            path: path.to_owned(),
+            child: Mutex::new(child),
+            staying: AtomicBool::new(false),
+        });
+        let watched = Arc::downgrade(&held);
+        let watch = move || {
+            while let Some(held) = watched.upgrade() {
+                held.look();
+            }
+        };
+        let watch = std::thread::Builder::new()
+            .name("keeper".to_owned())
+            .spawn(watch);
+        watch.map_err(|e| format!("the keeper's connection cannot be watched: {e}"))?;
+        Ok(held)
+    }
+
+    /// Waits a while for the keeper to go, and gives all to the next one.
+    fn look(&self) {
+        if !self.keeper.watch(MEND) {
+            return;
+        }
+        tracing::error!(
+            "the keeper {} is gone: TAP devices do not outlive this daemon until it is back",
+            self.path.display()
+        );
+        loop {
+            let why = match self.mend() {
+                Ok(()) => break,
+                Err(why) => why,
+            };
+            tracing::debug!("the keeper is not back: {why}");
+            std::thread::sleep(MEND);
+        }
+        tracing::info!("the keeper {} has all again", self.path.display());
+    }
+
+    fn mend(&self) -> Result<(), String> {
+        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        // One that somebody else starts comes back by itself.
+        if let Some(ended) = &mut *child
+            && ended.try_wait().is_ok_and(|status| status.is_some())
+        {
+            *child = Some(start(&self.path)?);
+            std::thread::sleep(AGAIN);
+        }
+        self.keeper.mend().map_err(|e| e.to_string())
+    }
+
+    /// A TAP device: the one that a daemon before has left, or a new one.
+    pub fn tap(&self, options: &TapOptions) -> Result<TapPort, AttachError> {
+        let (name, note) = (name(&options.name), note(options));
+        let refuse = |e: &dyn std::fmt::Display| AttachError(e.to_string());
+        if let Some(left) = self.keeper.take(&name).map_err(|e| refuse(&e))? {
+            match TapPort::adopt(left.fd, options) {
+                Ok(mut tap) => {
+                    if left.note != note {
+                        match tap.reconfigure(options.mac, options.mtu) {
+                            Ok(()) => self.hold(&tap, options),
+                            Err(e) => tracing::warn!("{e}; it keeps what it had"),
+                        }
+                    }
+                    return Ok(tap);
+                }
+                Err(e @ TapError::Removed(_)) => tracing::info!("{e} meanwhile; it is made anew"),
+                Err(e) => tracing::error!("{e}; it is made anew"),
+            }
+            self.release(&options.name);
+        }
+        let tap = TapPort::open(options).map_err(|e| refuse(&e))?;
+        self.hold(&tap, options);
+        Ok(tap)
+    }
+
+    /// Has a device held, as it is now. Where that fails it is here all the same, and the log says
+    /// that it does not outlive the daemon.
+    pub fn hold(&self, tap: &TapPort, options: &TapOptions) {
+        let Some(fd) = tap.descriptor() else { return };
+        let held = self.keeper.hold(&name(&options.name), &note(options), fd);
+        if let Err(e) = held {
+            tracing::error!(
+                "TAP interface '{}' goes with this daemon: {e}",
+                options.name
+            );
+        }
+    }
+
+    /// A device goes, unless the daemon does.
+    pub fn release(&self, interface: &str) {
+        if self.staying.load(Ordering::Acquire) {
+            return;
+        }
+        if let Err(e) = self.keeper.release(&name(interface)) {
+            tracing::error!("TAP interface '{interface}' may still be there: {e}");
+        }
+    }
+
+    /// Lets what no NIC has taken up go.
+    pub fn release_left(&self) {
+        match self.keeper.release_left() {
+            Ok(names) if names.is_empty() => (),
+            Ok(names) => tracing::info!("of no NIC any more, and gone: {}", names.join(", ")),
+            Err(e) => tracing::error!("what is of no NIC any more may still be there: {e}"),
+        }
+    }
+
+    /// From now on nothing goes: the next daemon finds all as it is.
+    pub fn stay(&self) {
+        self.staying.store(true, Ordering::Release);
+    }
+}
+
+/// A keeper in a process of its own, which a signal to our group does not reach, and which ends
+/// when nothing is left to be held.
+fn start(path: &Path) -> Result<Child, String> {
+    // Also when the file was replaced by a newer one since.
+    Command::new("/proc/self/exe")
+        .arg("--as-keeper")
+        .arg(path)
+        .arg("--until-idle")
+        .env_remove("NOTIFY_SOCKET")
+        .env_remove("WATCHDOG_USEC")
+        .env_remove("STATE_DIRECTORY")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .process_group(0)
+        .spawn()
+        .map_err(|e| format!("the keeper {} cannot be started: {e}", path.display()))
+}
+
+fn name(interface: &str) -> String {
+    format!("tap:{interface}")
+}
+
+/// What a device was told to be; another note means that it is to be told anew.
+fn note(options: &TapOptions) -> Vec<u8> {
+    format!("{} {:?}", options.mac, options.mtu).into_bytes()
+}

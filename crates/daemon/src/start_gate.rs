@@ -1,0 +1,67 @@
+//! Ports that are made while the daemon starts wait here, and reach the workers when the
+//! connections of the daemon before are back: a frame that was judged sooner would find none.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dataplane::{QueueId, Switch, WorkerGone};
+use io::port::Port;
+
+type Ports = BTreeMap<QueueId, Port>;
+
+/// The way of ports to the workers.
+pub struct StartGate {
+    switch: Arc<Switch>,
+    /// `None`: the start is over, and nothing waits.
+    waiting: Mutex<Option<Ports>>,
+}
+
+impl StartGate {
+    /// Closed: see [`open`](StartGate::open).
+    pub fn new(switch: Arc<Switch>) -> StartGate {
+        StartGate {
+            switch,
+            waiting: Mutex::new(Some(Ports::new())),
+        }
+    }
+
+    /// Gives the workers what waits, and from now on everything at once.
+    pub fn open(&self) -> Result<(), WorkerGone> {
+        let mut waiting = self.lock();
+        let ports = waiting.take().unwrap_or_default();
+        ports
+            .into_iter()
+            .try_for_each(|(queue, port)| self.switch.attach(queue, port).map(drop))
+    }
+
+    /// [`Switch::attach`], once the gate is open.
+    pub fn attach(&self, queue: QueueId, port: Port) -> Result<(), WorkerGone> {
+        let mut waiting = self.lock();
+        match &mut *waiting {
+            Some(ports) => {
+                ports.insert(queue, port);
+                Ok(())
+            }
+            None => {
+                drop(waiting);
+                self.switch.attach(queue, port).map(drop)
+            }
+        }
+    }
+
+    /// [`Switch::detach`], also of what waits.
+    pub fn detach(&self, queue: QueueId) -> Result<Option<Port>, WorkerGone> {
+        let mut waiting = self.lock();
+        match &mut *waiting {
+            Some(ports) => Ok(ports.remove(&queue)),
+            None => {
+                drop(waiting);
+                self.switch.detach(queue)
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Ports>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

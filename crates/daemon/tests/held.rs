@@ -1,0 +1,423 @@
+//! What outlives the daemon beside what is declared: TAP devices in the containers that they were
+//! moved to, and connections. Real daemons are killed and stopped under load; iperf3 and ping are
+//! the guests.
+
+mod common;
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use api::v1;
+use common::{Daemon, PATIENCE, within};
+use rustix::process::{Pid, Signal, kill_process};
+use testkit::netns::Namespace;
+use testkit::wait_for;
+
+const LEFT: &str = "10.7.0.1";
+const RIGHT: &str = "10.7.0.2";
+
+/// Two containers with a TAP NIC each, and a daemon with a store and a keeper.
+struct Pair {
+    daemon: Option<Daemon>,
+    args: Vec<String>,
+    left: Namespace,
+    right: Namespace,
+    store: tempfile::TempDir,
+    /// Of the names of its devices: tests run at the same time.
+    number: u32,
+}
+
+static PAIRS: AtomicU32 = AtomicU32::new(0);
+
+impl Pair {
+    /// `None`, having said why, where it cannot be had.
+    async fn new(allow_midstream: bool) -> Option<Pair> {
+        if let Err(why) = std::fs::File::options().write(true).open("/dev/net/tun") {
+            println!("skipped: /dev/net/tun: {why}");
+            return None;
+        }
+        let (left, right) = match (Namespace::new(), Namespace::new()) {
+            (Ok(left), Ok(right)) => (left, right),
+            (Err(why), _) | (_, Err(why)) => {
+                println!("skipped: no network namespace: {why}");
+                return None;
+            }
+        };
+        let store = tempfile::tempdir().unwrap();
+        let args = ["--store", "--keeper"].into_iter().zip(["state", "keeper"]);
+        let args = args.flat_map(|(option, name)| {
+            let path = store.path().join(name);
+            [option.to_owned(), path.to_str().unwrap().to_owned()]
+        });
+        let args: Vec<String> = args.collect();
+        let mut pair = Pair {
+            daemon: None,
+            args,
+            left,
+            right,
+            store,
+            number: PAIRS.fetch_add(1, Ordering::Relaxed),
+        };
+        pair.daemon = Some(Daemon::start(&pair.args()));
+        let mut client = pair.daemon().v1().await;
+        let rule = |direction: v1::Direction, protocol| v1::Rule {
+            direction: direction.into(),
+            protocol,
+            ..Default::default()
+        };
+        // NICs that allow everything would have no connections at all.
+        let group = v1::Group {
+            id: "all".into(),
+            rules: vec![
+                rule(v1::Direction::Ingress, Some(6)),
+                rule(v1::Direction::Ingress, Some(1)),
+                rule(v1::Direction::Egress, None),
+            ],
+            allow_midstream,
+            ..Default::default()
+        };
+        let config = v1::Config {
+            nics: vec![pair.nic(1), pair.nic(2)],
+            groups: vec![group],
+            ..Default::default()
+        };
+        let request = v1::ApplyRequest {
+            config: Some(config),
+            dry_run: false,
+        };
+        within(client.apply(request)).await.unwrap();
+        for (namespace, last, ip) in [(&pair.left, 1, LEFT), (&pair.right, 2, RIGHT)] {
+            let address = format!("{ip}/24");
+            let device = pair.device(last);
+            namespace.adopt(&device, &mac(last), &[&address]).unwrap();
+            namespace
+                .ok(&format!("ip route add 10.8.{last}.0/24 via 10.7.0.77"))
+                .unwrap();
+        }
+        Some(pair)
+    }
+
+    fn device(&self, last: u32) -> String {
+        format!("bfheld{}.{last}", self.number)
+    }
+
+    fn nic(&self, last: u32) -> v1::Nic {
+        let (id, ip) = [("l", LEFT), ("r", RIGHT)][last as usize - 1];
+        v1::Nic {
+            id: id.into(),
+            mac: mac(last),
+            vni: 7,
+            addresses: vec![ip.into()],
+            security_groups: vec!["all".into()],
+            kind: v1::NicKind::Tap.into(),
+            path: self.device(last),
+            ..Default::default()
+        }
+    }
+
+    fn args(&self) -> Vec<&str> {
+        self.args.iter().map(String::as_str).collect()
+    }
+
+    fn daemon(&self) -> &Daemon {
+        self.daemon.as_ref().unwrap()
+    }
+
+    /// Kills the daemon, and starts the next one.
+    fn kill(&mut self) {
+        let daemon = self.daemon.take().unwrap();
+        self.daemon = Some(daemon.killed_and_started_again(&self.args()));
+    }
+
+    /// Stops it as systemd does, and starts the next one; what the first one logged.
+    fn restart(&mut self) -> String {
+        let mut daemon = self.daemon.take().unwrap();
+        daemon.signal(Signal::TERM);
+        daemon.wait();
+        let log = daemon.log();
+        let (dir, v0) = daemon.ended();
+        self.daemon = Some(Daemon::start_in(dir, v0, &self.args()));
+        log
+    }
+
+    /// All that the containers see of their devices.
+    fn seen(&self) -> Vec<String> {
+        let one = |namespace: &Namespace| {
+            let address = namespace.ok("ip -o addr show dev eth0").unwrap();
+            let link = namespace.ok("ip -o link show dev eth0").unwrap();
+            assert!(link.contains("LOWER_UP"), "no carrier: {link}");
+            let routes = namespace.ok("ip route show").unwrap();
+            [address, link, routes]
+        };
+        [&self.left, &self.right]
+            .into_iter()
+            .flat_map(one)
+            .collect()
+    }
+
+    fn keeper(&self) -> Option<u32> {
+        keeper_of(&self.store.path().join("keeper"))
+    }
+}
+
+/// The keeper outlives daemons, and is not to outlive the test.
+impl Drop for Pair {
+    fn drop(&mut self) {
+        drop(self.daemon.take());
+        if let Some(pid) = self.keeper() {
+            kill(pid);
+        }
+    }
+}
+
+fn kill(pid: u32) {
+    let _ = kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL);
+}
+
+/// The process that is a keeper on this socket.
+fn keeper_of(socket: &Path) -> Option<u32> {
+    let wanted = socket.to_str().unwrap();
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    processes
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .find(|pid| {
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+            words.contains(&&b"--as-keeper"[..]) && words.contains(&wanted.as_bytes())
+        })
+}
+
+fn mac(last: u32) -> String {
+    format!("52:54:00:07:00:{last:02x}")
+}
+
+/// Seconds between two answers at the most, of a ping every 5 ms (`ping -D`).
+fn longest_gap(ping: &str) -> f64 {
+    let times: Vec<f64> = ping
+        .lines()
+        .filter_map(|line| line.strip_prefix('[')?.split_once(']')?.0.parse().ok())
+        .collect();
+    assert!(times.len() > 100, "{ping}");
+    let gaps = times.windows(2).map(|pair| pair[1] - pair[0]);
+    gaps.fold(0.0, f64::max)
+}
+
+/// Runs iperf3 and ping for four seconds, and `interrupt` in their midst; what passed in each half
+/// of a second, and the longest time without an answer.
+fn under_load(pair: &mut Pair, interrupt: impl FnOnce(&mut Pair)) -> (Vec<f64>, f64) {
+    let server = pair
+        .right
+        .start("iperf3", "iperf3 -s --forceflush")
+        .unwrap();
+    wait_for("iperf3 to listen", PATIENCE, || {
+        Ok(server.log().contains("listening").then_some(()))
+    })
+    .unwrap();
+    let load = format!("timeout 30 iperf3 -J -i 0.5 -t 4 -c {RIGHT}");
+    let mut load = pair.left.start("load", &load).unwrap();
+    let ping = format!("ping -D -i 0.005 -w 4 {RIGHT}");
+    let mut ping = pair.left.start("ping", &ping).unwrap();
+    wait_for("traffic", PATIENCE, || {
+        Ok((pair.right.counter("rx_bytes")? > 10_000_000).then_some(()))
+    })
+    .unwrap();
+    interrupt(pair);
+    load.wait(Duration::from_secs(30)).unwrap();
+    ping.wait(Duration::from_secs(30)).unwrap();
+    let report: serde_json::Value =
+        serde_json::from_str(&load.log()).unwrap_or_else(|e| panic!("{e}: {}", load.log()));
+    assert_eq!(report["error"], serde_json::Value::Null, "{report}");
+    let halves = report["intervals"].as_array().unwrap().iter();
+    let halves = halves.map(|half| half["sum"]["bytes"].as_f64().unwrap());
+    (halves.collect(), longest_gap(&ping.log()))
+}
+
+fn goes_on(halves: &[f64], log: &str) {
+    let last = &halves[halves.len() - 2..];
+    assert!(
+        last.iter().all(|bytes| *bytes > 1_000_000.0),
+        "TCP does not go on: {halves:?}\n{log}"
+    );
+}
+
+/// `kill -9`: the devices stay, with all that is theirs; who may begin amid a connection goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn devices_stay_in_their_containers_when_the_daemon_is_killed_under_load() {
+    let Some(mut pair) = Pair::new(true).await else {
+        return;
+    };
+    let before = pair.seen();
+    let mut took = Duration::ZERO;
+    let (halves, gap) = under_load(&mut pair, |pair| {
+        let start = Instant::now();
+        pair.kill();
+        took = start.elapsed();
+    });
+    println!(
+        "killed: {:.0} ms without an answer, {} ms from the kill until the next daemon is ready",
+        gap * 1e3,
+        took.as_millis()
+    );
+    goes_on(&halves, &pair.daemon().log());
+    assert_eq!(pair.seen(), before);
+    assert!(gap < took.as_secs_f64() + 0.5, "{gap} s, {took:?}");
+    // Ten in a row, with nothing in between.
+    for _ in 0..10 {
+        pair.kill();
+    }
+    assert_eq!(pair.seen(), before);
+    pair.left.ok(&format!("ping -c 1 -W 5 {RIGHT}")).unwrap();
+}
+
+/// SIGTERM and a start, as `systemctl restart`: also a group that takes nothing amid a connection
+/// has its connections go on.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_go_on_over_a_restart() {
+    let Some(mut pair) = Pair::new(false).await else {
+        return;
+    };
+    let before = pair.seen();
+    let mut took = Duration::ZERO;
+    let mut said = String::new();
+    let (halves, gap) = under_load(&mut pair, |pair| {
+        let start = Instant::now();
+        said = pair.restart();
+        took = start.elapsed();
+    });
+    println!(
+        "restarted: {:.0} ms without an answer, {} ms from the signal until the next daemon is \
+         ready",
+        gap * 1e3,
+        took.as_millis()
+    );
+    let log = pair.daemon().log();
+    assert!(said.contains("connections are left"), "{said}");
+    assert!(!said.contains(" 0 connections are left"), "{said}");
+    assert!(log.contains("connections go on"), "{log}");
+    goes_on(&halves, &log);
+    assert_eq!(pair.seen(), before);
+    assert!(!pair.daemon().path("connections").exists());
+    // What a group allows no more does not go on, whatever was left.
+    let mut client = pair.daemon().v1().await;
+    let server = pair
+        .right
+        .start("iperf3", "iperf3 -s --forceflush")
+        .unwrap();
+    wait_for("iperf3 to listen", PATIENCE, || {
+        Ok(server.log().contains("listening").then_some(()))
+    })
+    .unwrap();
+    let load = format!("timeout 20 iperf3 -t 10 -c {RIGHT}");
+    let _load = pair.left.start("load", &load).unwrap();
+    let bytes = || pair.right.counter("rx_bytes");
+    let start = bytes().unwrap();
+    wait_for("traffic", PATIENCE, || {
+        Ok((bytes()? > start + 10_000_000).then_some(()))
+    })
+    .unwrap();
+    let closed = v1::PutGroupRequest {
+        group: Some(v1::Group {
+            id: "all".into(),
+            ..Default::default()
+        }),
+    };
+    within(client.put_group(closed)).await.unwrap();
+    drop(client);
+    pair.restart();
+    let start = pair.right.counter("rx_packets").unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(pair.right.counter("rx_packets").unwrap(), start);
+}
+
+/// What is deleted goes, whoever holds it; so does all when the daemon is told to end for good, and
+/// then the keeper has nothing to do.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_deleted_goes_and_the_keeper_ends_with_the_last() {
+    let Some(mut pair) = Pair::new(false).await else {
+        return;
+    };
+    let keeper = pair.keeper().expect("a keeper runs");
+    pair.kill();
+    assert_eq!(pair.keeper(), Some(keeper), "it outlives the daemon");
+    let mut client = pair.daemon().v1().await;
+    let request = v1::DeleteNicRequest { id: "r".into() };
+    within(client.delete_nic(request)).await.unwrap();
+    assert!(!pair.right.succeeds("ip link show eth0").unwrap());
+    // Again, and elsewhere; and one that was removed from under us is made anew.
+    let put = v1::PutNicRequest {
+        nic: Some(pair.nic(2)),
+        create_only: true,
+    };
+    within(client.put_nic(put)).await.unwrap();
+    let address = format!("{RIGHT}/24");
+    pair.right
+        .adopt(&pair.device(2), &mac(2), &[&address])
+        .unwrap();
+    drop(client);
+    let (dir, v0) = pair.daemon.take().unwrap().killed();
+    pair.left.ok("ip link del eth0").unwrap();
+    pair.daemon = Some(Daemon::start_in(dir, v0, &pair.args()));
+    let address = format!("{LEFT}/24");
+    pair.left
+        .adopt(&pair.device(1), &mac(1), &[&address])
+        .unwrap();
+    pair.left.ok(&format!("ping -c 1 -W 5 {RIGHT}")).unwrap();
+
+    let mut client = pair.daemon().v1().await;
+    within(client.shutdown(v1::ShutdownRequest {}))
+        .await
+        .unwrap();
+    let mut daemon = pair.daemon.take().unwrap();
+    daemon.wait();
+    wait_for("the devices to go", PATIENCE, || {
+        let there = pair.left.succeeds("ip link show eth0")?;
+        Ok((!there && pair.keeper().is_none()).then_some(()))
+    })
+    .unwrap();
+    // What is declared is there all the same.
+    let (dir, v0) = daemon.ended();
+    pair.daemon = Some(Daemon::start_in(dir, v0, &pair.args()));
+    pair.left
+        .adopt(&pair.device(1), &mac(1), &[&address])
+        .unwrap();
+}
+
+/// Nothing is lost with the keeper, and the next one has all: then the daemon may die.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_keeper_is_killed_and_then_the_daemon() {
+    let Some(mut pair) = Pair::new(true).await else {
+        return;
+    };
+    let before = pair.seen();
+    let first = pair.keeper().expect("a keeper runs");
+    kill(first);
+    wait_for("the next keeper to have all", PATIENCE, || {
+        let log = pair.daemon().log();
+        Ok(log.contains("has all again").then_some(()))
+    })
+    .unwrap();
+    assert_ne!(pair.keeper(), Some(first));
+    assert_eq!(pair.seen(), before);
+    pair.kill();
+    assert_eq!(pair.seen(), before);
+    pair.left.ok(&format!("ping -c 1 -W 5 {RIGHT}")).unwrap();
+    // A second daemon has no business with it while the first is there.
+    let dir = tempfile::tempdir().unwrap();
+    let other = dir.path().join("store");
+    let keeper = pair.store.path().join("keeper");
+    let output = common::run(&[
+        "--no-syslog",
+        "--api",
+        "none",
+        "-s",
+        dir.path().to_str().unwrap(),
+        "--store",
+        other.to_str().unwrap(),
+        "--keeper",
+        keeper.to_str().unwrap(),
+    ]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("is another daemon's"), "{said}");
+    assert_eq!(pair.seen(), before);
+}
