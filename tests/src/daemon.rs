@@ -16,7 +16,8 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts one with these further options and waits until it answers.
+    /// Starts one with these further options, in which `{dir}` is its folder, and waits until it
+    /// answers.
     pub fn start(options: &[&str]) -> Result<Self> {
         Self::start_on(None, options)
     }
@@ -213,7 +214,8 @@ fn command(dir: &Path, options: &[&str]) -> Vec<String> {
         format!("unix:{dir}/api.sock"),
     ]);
     words.extend(["-e".to_owned(), format!("ipc://{dir}/v0.sock")]);
-    words.extend(options.iter().map(|&option| option.to_owned()));
+    let here = |option: &&str| option.replace("{dir}", &dir.to_string());
+    words.extend(options.iter().map(here));
     words
 }
 
