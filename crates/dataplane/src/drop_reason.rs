@@ -85,6 +85,15 @@ drop_reasons! {
     /// The flow table is full, or nearly and the NIC has its part of it, and none of its flows can
     /// be given up.
     FlowTableFull = "flow_table_full",
+    /// More new connections a second than the NIC may begin, or others with it.
+    ConnectionLimit = "connection_limit",
+    /// More broadcast, multicast and unknown-unicast frames a second than the NIC may send or be
+    /// sent.
+    FloodLimit = "flood_limit",
+    /// More bits a second than the NIC may be sent, and its queue is full.
+    BitLimit = "bit_limit",
+    /// More packets a second than the NIC may be sent, and its queue is full.
+    PacketLimit = "packet_limit",
     /// A later fragment whose first fragment did not arrive in time, or more of them than are held
     /// back.
     FragmentWithoutFirst = "fragment_without_first",
@@ -133,7 +142,8 @@ drop_reasons! {
     /// The next hop to the endpoint is being looked for, and too many frames wait for it or for
     /// others.
     NextHopQueueFull = "next_hop_queue_full",
-    /// The frame is too large for the way to the endpoint; its sender is told.
+    /// The frame is too large for the way to the endpoint, or for the MTU of the NIC that it is for;
+    /// its sender is told.
     MtuExceeded = "mtu_exceeded",
     /// The worker that has the receiver's queue is behind with what others hand over to it.
     HandoffFull = "handoff_full",

@@ -11,10 +11,12 @@ use wire::vxlan::Outer;
 use crate::counters::MAX_SLOTS;
 use crate::drop_reason::DropReason;
 use crate::handoff::{Mark, OUT_MAX, Outbox, Put};
+use crate::hold::Hold;
 use crate::ids::PortSlot;
 use crate::ids::{MAX_PORTS, MAX_UPLINKS};
 use crate::load::QueueLoad;
 use crate::queue::{QueueId, Routes, pick};
+use crate::work::Debt;
 
 pub(crate) struct Ports {
     slots: Vec<Slot>,
@@ -55,8 +57,10 @@ pub(crate) struct Attached {
     pub leaving: bool,
     /// When a frame came from it last, or when it came itself: monotonic nanoseconds.
     pub heard_ns: u64,
-    /// Copies of its frames that it has not waited for yet: see `Worker::serve`.
-    pub debt: usize,
+    /// What its frames have cost.
+    pub debt: Debt,
+    /// How its NIC's limits hold it back.
+    pub hold: Hold,
     /// Its batches that other workers read from, and those behind them, oldest first.
     pub out: VecDeque<Arc<Batch>>,
     pub load: Arc<QueueLoad>,
@@ -137,7 +141,8 @@ impl Ports {
             parked: false,
             leaving: false,
             heard_ns: now_ns,
-            debt: 0,
+            debt: Debt::default(),
+            hold: Hold::default(),
             out: VecDeque::with_capacity(OUT_MAX),
             load,
         });

@@ -14,6 +14,7 @@ use ipnet::IpNet;
 use wire::{Mac, Vni};
 
 use crate::address_set::AddressSet;
+use crate::limits::Meters;
 use crate::overlay::{EndpointIdx, Overlay};
 use crate::ruleset::{GroupMembers, RuleSet};
 
@@ -92,8 +93,12 @@ pub struct PortConfig {
     pub timeouts: Timeouts,
     /// How many flows that it started may be tracked at once.
     pub flow_share: u32,
-    /// Largest IP packet it takes, in bytes; told to the guest, not enforced here.
+    /// Largest IP packet it takes, in bytes, and for other frames what is behind the Ethernet
+    /// header.
     pub mtu: u16,
+    /// What it may send and be sent in a second: the same one for as long as the limits are the
+    /// same, so that other changes of the NIC do not fill its buckets.
+    pub meters: Option<Arc<Meters>>,
     /// Where its frames are recorded, when they are.
     pub trace: Option<Trace>,
 }
@@ -157,6 +162,7 @@ impl Network {
             // Its flows are charged to the NICs that they reach.
             flow_share: 0,
             mtu: 0,
+            meters: None,
             trace: None,
         })
     }

@@ -13,7 +13,7 @@ mod polling;
 mod transfers;
 
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, Sender};
 
 use io::frame::{BATCH, Batch};
 
@@ -28,8 +28,10 @@ use crate::path::Path;
 use crate::ports::Ports;
 use crate::queue::{QueueId, Routes};
 use crate::time::Now;
+use crate::view::View;
 use crate::wanted::Wanted;
 use crate::watch::{Step, Stopwatch};
+use crate::work;
 use commands::Leaving;
 use polling::Polling;
 
@@ -73,6 +75,11 @@ pub struct Worker {
     on_broken: Box<dyn Fn(PortSlot, String) + Send>,
     /// A port has skipped this turn for what its frames have cost.
     owing: bool,
+    /// A view was taken up, and frames that were judged under the one before are still to be sent.
+    publishing: Option<(Sender<Arc<View>>, Arc<View>)>,
+    /// Ports that have sent in this turn or had to skip it, and in the turn before.
+    senders: usize,
+    senders_before: usize,
 }
 
 /// A worker's ends of what joins it to the others.
@@ -124,6 +131,9 @@ impl Worker {
             busy_since: None,
             on_broken: config.on_broken,
             owing: false,
+            publishing: None,
+            senders: 0,
+            senders_before: 0,
         })
     }
 
@@ -143,6 +153,7 @@ impl Worker {
         if self.polling.is_due(now) {
             self.look(now);
         }
+        self.senders_before = std::mem::take(&mut self.senders);
         let mut index = 0;
         while let Some(&queue) = self.polling.active.get(index) {
             let frames = self.serve(queue, now);
@@ -154,6 +165,9 @@ impl Worker {
         self.tell_news();
         self.path.keep_house(now);
         self.path.give_up_waiting(&mut self.ports, now);
+        if self.path.send_queued(&mut self.ports, now) {
+            self.show_written();
+        }
         self.load.turns += 1;
         let moved = turn.frames > 0 || turn.messages > 0;
         self.load.busy_turns += u64::from(moved);
@@ -167,7 +181,8 @@ impl Worker {
     /// Something is under way that goes on without being called for.
     fn has_work(&self) -> bool {
         let waits = !self.leaving.is_empty() || self.ports.outbox.has_lent();
-        !self.dumps.is_empty() || self.path.has_work() || waits || self.stopped
+        let asked = !self.dumps.is_empty() || self.publishing.is_some();
+        asked || self.path.has_work() || waits || self.stopped
     }
 
     /// What comes from a slot is taken. What a port sends whose NIC is not configured (yet) waits
@@ -179,7 +194,9 @@ impl Worker {
     /// One batch of one queue: receive, judge, deliver, give the buffers back.
     #[inline]
     fn serve(&mut self, queue: QueueId, now: Now) -> usize {
-        let is_served = self.is_served(queue.slot);
+        let nic = self.path.view.port(queue.slot);
+        let is_served = nic.is_some() || queue.slot.is_uplink();
+        let meters = nic.and_then(|nic| nic.meters.as_deref());
         let Some((attached, outbox)) = self.ports.find_with_outbox(queue) else {
             return 0;
         };
@@ -193,11 +210,11 @@ impl Worker {
         if !is_served || attached.broken || attached.leaving {
             return 0;
         }
-        // A broadcast costs as much as the frames that it becomes. Who sends many waits while the
-        // others have their turns, so that each sender gets the same part of the worker and not of
-        // the frames.
-        if attached.debt >= BATCH {
-            attached.debt -= BATCH;
+        // A broadcast costs as much as the frames that it becomes, and a large frame more than a
+        // small one. Who costs much waits while the others have their turns, so that each sender
+        // gets the same part of the worker and not of the frames.
+        if attached.debt.waits(self.senders_before < 2) {
+            self.senders += 1;
             self.owing = true;
             return 0;
         }
@@ -205,6 +222,15 @@ impl Worker {
             self.owing = true;
             return 0;
         }
+        let mut room = BATCH;
+        if let Some(meters) = meters {
+            match attached.hold.room(&meters.egress, now) {
+                Some(frames) => room = frames,
+                None => return 0,
+            }
+            attached.watch_again(&self.polling.poller, queue);
+        }
+        self.batch.take_at_most(attached.debt.room(room, now));
         let alone = outbox.is_alone();
         let watch = match alone {
             true => Stopwatch::OFF,
@@ -223,9 +249,14 @@ impl Worker {
         }
         self.path.watch.mark(Step::Receive);
         attached.heard_ns = now.mono_ns;
+        if let Some(meters) = meters {
+            attached.hold.charge(&meters.egress, &self.batch, now);
+        }
+        self.senders += 1;
         self.load.count_batch(frames);
+        let pieces = self.batch.pieces();
         self.ports.outbox.take_in_hand(&self.batch);
-        let targets = if queue.slot.is_uplink() {
+        let cost = if queue.slot.is_uplink() {
             self.path
                 .run_arriving(queue, &mut self.batch, &mut self.ports, now)
         } else {
@@ -243,7 +274,9 @@ impl Worker {
             } else {
                 attached.port.complete(&mut self.batch);
             }
-            attached.debt += targets.saturating_sub(frames);
+            attached
+                .debt
+                .charge(cost + work::cost(0, 0, pieces), frames, now);
             if !alone {
                 attached.load.add(watch.cycles());
             }
@@ -251,6 +284,12 @@ impl Worker {
         self.path.watch.mark(Step::Complete);
         self.path.watch.end(frames);
         frames
+    }
+
+    /// Makes visible what was written outside a port's turn, to our ports and to others.
+    fn show_written(&mut self) {
+        self.flush();
+        self.ports.outbox.wake();
     }
 
     /// Makes visible what was written to our ports.
