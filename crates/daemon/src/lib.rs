@@ -34,6 +34,7 @@ mod idle_states;
 mod ini;
 mod kernel;
 mod lock;
+mod log_repeats;
 mod logging;
 mod options;
 mod places;

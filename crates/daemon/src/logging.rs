@@ -1,5 +1,5 @@
 //! Where the log goes and how much of it: the journal, syslog or standard error, at a level that
-//! can be changed while the daemon runs.
+//! can be changed while the daemon runs. Lines that repeat are counted (`log_repeats`).
 
 use std::fmt;
 use std::path::Path;
@@ -9,6 +9,8 @@ use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry, reload};
+
+use crate::log_repeats::Repeats;
 
 /// How much is logged; the names are the original's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,6 +59,7 @@ impl From<Level> for LevelFilter {
 pub struct LogControl {
     level: reload::Handle<LevelFilter, Registry>,
     on_stderr: bool,
+    repeats: Repeats,
 }
 
 impl LogControl {
@@ -66,6 +69,7 @@ impl LogControl {
         LogControl {
             level,
             on_stderr: false,
+            repeats: Repeats::default(),
         }
     }
 
@@ -73,6 +77,16 @@ impl LogControl {
     pub(crate) fn set(&self, level: Level) {
         // Fails only when the subscriber is gone, which lives as long as the process.
         let _ = self.level.reload(LevelFilter::from(level));
+    }
+
+    /// Says for ever how often lines were repeated that were held back meanwhile.
+    pub(crate) fn say_repeated(&self) -> impl Future<Output = ()> + Send + 'static {
+        self.repeats.clone().run()
+    }
+
+    /// Says it at once: the process ends.
+    pub(crate) fn say_all_repeated(&self) {
+        self.repeats.say_all();
     }
 
     /// Says why the process ends.
@@ -96,28 +110,17 @@ impl LogControl {
 /// Starts the log of the process. To be called once.
 pub fn start(level: Level, no_syslog: bool) -> LogControl {
     let (filter, handle) = reload::Layer::new(LevelFilter::from(level));
+    let repeats = Repeats::default();
     let journal = if no_syslog { None } else { journal() };
     let on_stderr = journal.is_none();
     let output = journal.unwrap_or_else(standard_error);
     tracing_subscriber::registry()
-        .with(output.with_filter(OurCrates).with_filter(filter))
+        .with(output.with_filter(repeats.clone()).with_filter(filter))
         .init();
     LogControl {
         level: handle,
         on_stderr,
-    }
-}
-
-/// What libraries tell of their own work is left out but for warnings: it is theirs to debug.
-struct OurCrates;
-
-impl<S> tracing_subscriber::layer::Filter<S> for OurCrates {
-    fn enabled(
-        &self,
-        meta: &tracing::Metadata<'_>,
-        _: &tracing_subscriber::layer::Context<'_, S>,
-    ) -> bool {
-        *meta.level() <= tracing::Level::WARN || meta.target().starts_with("butterfly_")
+        repeats,
     }
 }
 

@@ -78,8 +78,10 @@ pub fn run(settings: Settings, log: LogControl) -> Result<(), String> {
         .enable_all()
         .build()
         .map_err(|e| format!("the API's threads cannot be started: {e}"))?;
-    let result = runtime.block_on(serve(&settings, log));
+    runtime.spawn(log.say_repeated());
+    let result = runtime.block_on(serve(&settings, log.clone()));
     runtime.shutdown_timeout(GRACE);
+    log.say_all_repeated();
     result
 }
 
