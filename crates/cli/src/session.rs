@@ -2,6 +2,7 @@
 //! and kept for the rest of the chain) and its output.
 
 use crate::client::Client;
+use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::options::{ENDPOINT_ENV, Global};
 use crate::output::Output;
@@ -30,6 +31,11 @@ impl Session {
         self.client().await?;
         let client = self.client.as_mut().expect("connected by the line above");
         Ok((client, &mut self.out))
+    }
+
+    /// A connection of its own to another daemon, with this call's TLS options and time-out.
+    pub async fn connect_to(&self, endpoint: &str) -> Result<Client, Error> {
+        Client::connect(Endpoint::parse(endpoint)?, &self.global).await
     }
 
     /// The connection to the daemon.

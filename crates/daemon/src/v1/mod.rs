@@ -8,6 +8,7 @@
 //! serves too; [`health`] is gRPC's own service that says whether all this works.
 
 pub mod bounds;
+mod capture;
 pub mod convert;
 mod declare;
 mod health;
@@ -18,6 +19,7 @@ pub mod render;
 pub mod server;
 pub mod service;
 pub mod tls;
+mod trace;
 mod uplinks;
 mod watch;
 mod workers;
