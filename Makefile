@@ -125,6 +125,8 @@ install: build ## copy programs, service file, settings and completions under $(
 	install -D -m 755 target/release/butterflyd $(DESTDIR)$(PREFIX)/sbin/butterflyd
 	install -D -m 755 target/release/butterfly $(DESTDIR)$(PREFIX)/bin/butterfly
 	install -D -m 755 packaging/balance-hook $(DESTDIR)$(PREFIX)/share/butterfly/balance-hook
+	install -D -m 644 packaging/prometheus/butterfly.rules.yml $(DESTDIR)$(PREFIX)/share/butterfly/prometheus/butterfly.rules.yml
+	install -D -m 644 packaging/grafana/butterfly.json $(DESTDIR)$(PREFIX)/share/butterfly/grafana/butterfly.json
 	install -d $(DESTDIR)$(UNITDIR)
 	sed 's|@PREFIX@|$(PREFIX)|; s|@SYSCONFDIR@|$(SYSCONFDIR)|' packaging/butterflyd.service > $(DESTDIR)$(UNITDIR)/butterflyd.service
 	@# The unit's user and folders. Packages make them when they are installed.
@@ -143,6 +145,8 @@ install: build ## copy programs, service file, settings and completions under $(
 
 uninstall: ## remove what install copied, but the settings
 	rm -f $(DESTDIR)$(PREFIX)/sbin/butterflyd $(DESTDIR)$(PREFIX)/bin/butterfly \
+		$(DESTDIR)$(PREFIX)/share/butterfly/prometheus/butterfly.rules.yml \
+		$(DESTDIR)$(PREFIX)/share/butterfly/grafana/butterfly.json \
 		$(DESTDIR)$(PREFIX)/share/butterfly/balance-hook $(DESTDIR)$(UNITDIR)/butterflyd.service \
 		$(DESTDIR)$(SYSUSERSDIR)/butterfly.conf $(DESTDIR)$(TMPFILESDIR)/butterfly.conf \
 		$(DESTDIR)$(PREFIX)/share/bash-completion/completions/butterfly \

@@ -294,6 +294,8 @@ def stage(tree, symbols, crates, sbom, quick):
     write(f"{tree}/usr/lib/tmpfiles.d/butterfly.conf", read("packaging/butterfly.tmpfiles"))
     write(f"{tree}/etc/butterfly/butterflyd.ini", settings())
     write(f"{tree}/usr/share/butterfly/balance-hook", read("packaging/balance-hook"), 0o755)
+    for name in ("prometheus/butterfly.rules.yml", "grafana/butterfly.json"):
+        write(f"{tree}/usr/share/butterfly/{name}", read(f"packaging/{name}"))
     pages = f"{tree}/man"
     os.makedirs(pages)
     run(f"{built}/butterfly", "man", pages)

@@ -23,11 +23,12 @@ RUST=1.95.0
 #   systemd                    judges the unit that is shipped (tools/check-unit.sh)
 #   bird2                      a routing daemon, which tells others of the load balancer's addresses
 #   dnsmasq-base               a container that serves DHCP and announces itself as a router
+#   prometheus                 promtool and a Prometheus, which read the metrics
 #   dpdk-dev                   testpmd: guests whose driver and VMM are neither Linux nor QEMU; a peer of the benchmarks
 PACKAGES="gcc libc6-dev make ca-certificates git qemu-system-x86 busybox-static cpio gzip kmod
     iproute2 nftables iputils-ping iperf3 tcpdump ethtool procps socat curl util-linux
     python3 python3-zmq python3-cryptography clang libbpf-dev linux-libc-dev libelf-dev zlib1g-dev
-    pkg-config systemd bird2 dnsmasq-base dpdk-dev"
+    pkg-config systemd bird2 dnsmasq-base dpdk-dev prometheus"
 
 if ! command -v go >/dev/null && [ ! -x /usr/local/go/bin/go ]; then PACKAGES+=" golang-go"; fi
 
@@ -58,7 +59,17 @@ packages() {
     echo "setup: installing ${missing[*]}"
     export DEBIAN_FRONTEND=noninteractive
     apt-get -qq update
+    # A Prometheus that nobody asked for is not to run on this machine, now or after a boot.
+    local policy=/usr/sbin/policy-rc.d
+    if [[ " ${missing[*]} " == *" prometheus "* ]] && [ ! -e $policy ]; then
+        printf '#!/bin/sh\n[ "$1" != prometheus ] || exit 101\n' >$policy
+        chmod 755 $policy
+        trap "rm -f $policy" EXIT
+    fi
     apt-get -qq install -y --no-install-recommends "${missing[@]}" </dev/null >/dev/null
+    if [[ " ${missing[*]} " == *" prometheus "* ]]; then
+        systemctl --quiet disable prometheus.service 2>/dev/null || true
+    fi
 }
 
 # At least $RUST, with rustfmt and clippy.

@@ -35,6 +35,7 @@ mod ini;
 mod kernel;
 mod lock;
 mod logging;
+mod metrics;
 mod options;
 mod places;
 mod privileges;

@@ -106,6 +106,15 @@ impl Controller {
         ))
     }
 
+    /// All NICs, how they are attached and what they have counted, sorted by id.
+    pub fn all_nic_stats(&self) -> impl Iterator<Item = (&Nic, &crate::NicState, NicStats)> + '_ {
+        self.state.nics.iter().map(|(id, entry)| {
+            let now = self.dataplane.port_counters(entry.slot);
+            let stats = stats::nic_stats(id.clone(), &now, &entry.baseline);
+            (&*entry.nic, &entry.state, stats)
+        })
+    }
+
     /// All groups that exist, sorted by id.
     pub fn groups(&self) -> impl Iterator<Item = Arc<Group>> + '_ {
         self.state

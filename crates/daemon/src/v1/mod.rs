@@ -18,7 +18,7 @@ pub mod render;
 pub mod server;
 pub mod service;
 pub mod tls;
-mod uplinks;
+pub mod uplinks;
 mod watch;
 mod workers;
 
