@@ -24,11 +24,13 @@ RUST=1.95.0
 #   bird2                      a routing daemon, which tells others of the load balancer's addresses
 #   dnsmasq-base               a container that serves DHCP and announces itself as a router
 #   prometheus                 promtool and a Prometheus, which read the metrics
+#   tmux                       a terminal for `butterfly top`
 #   dpdk-dev                   testpmd: guests whose driver and VMM are neither Linux nor QEMU; a peer of the benchmarks
 PACKAGES="gcc libc6-dev make ca-certificates git qemu-system-x86 busybox-static cpio gzip kmod
     iproute2 nftables iputils-ping iperf3 tcpdump ethtool procps socat curl util-linux
     python3 python3-zmq python3-cryptography clang libbpf-dev linux-libc-dev libelf-dev zlib1g-dev
-    pkg-config systemd bird2 dnsmasq-base dpdk-dev prometheus"
+    pkg-config systemd bird2 dnsmasq-base dpdk-dev prometheus
+    tmux"
 
 if ! command -v go >/dev/null && [ ! -x /usr/local/go/bin/go ]; then PACKAGES+=" golang-go"; fi
 

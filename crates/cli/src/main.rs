@@ -10,6 +10,7 @@
 mod chain;
 mod client;
 mod command;
+mod doctor;
 mod endpoint;
 mod error;
 mod help;
@@ -19,6 +20,7 @@ mod manual;
 mod options;
 mod output;
 mod session;
+mod top;
 mod translate;
 mod words;
 

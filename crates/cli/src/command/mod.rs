@@ -9,6 +9,7 @@ mod check_options;
 mod completion;
 mod config;
 mod daemon;
+mod doctor;
 mod dump;
 mod endpoint;
 mod events;
@@ -42,6 +43,7 @@ mod service_words;
 mod sg;
 mod sg_member;
 mod sg_rule;
+mod top;
 mod uplink;
 mod watch;
 mod worker;
@@ -102,6 +104,8 @@ pub enum Command {
     /// Have the daemon read again who may do what, and its TLS files, as SIGHUP does (API v1)
     #[command(after_help = daemon::RELOAD_EXAMPLE)]
     Reload,
+    /// Look for what makes this host slow or keeps it from working, and say what to do about it
+    Doctor(doctor::DoctorArgs),
     /// Stop the daemon, as SIGTERM does
     #[command(after_help = daemon::SHUTDOWN_EXAMPLE)]
     Shutdown(daemon::ShutdownArgs),
@@ -121,6 +125,8 @@ pub enum Command {
     Drops(flows::DropsArgs),
     /// Show tracked connections (API v1)
     Flows(flows::FlowsArgs),
+    /// Show what moves, live: NICs, connections, rules, drops, workers, services (API v1)
+    Top(top::TopArgs),
     /// Forward between interfaces, in the foreground and without a daemon, until interrupted
     Forward(forward::ForwardArgs),
     /// Change how much the daemon logs, until it stops
@@ -152,6 +158,7 @@ impl Command {
             Command::Interface(args) => args.run(session).await,
             Command::Status(args) => args.run(session).await,
             Command::Health(args) => args.run(session).await,
+            Command::Doctor(args) => args.run(session).await,
             Command::Reload => daemon::reload(session).await,
             Command::Shutdown(args) => args.run(session).await,
             Command::Dump => dump::run(session).await,
@@ -161,6 +168,7 @@ impl Command {
             Command::Watch(args) => args.run(session).await,
             Command::Drops(args) => args.run(session).await,
             Command::Flows(args) => args.run(session).await,
+            Command::Top(args) => args.run(session).await,
             Command::Forward(args) => args.run(session).await,
             Command::LogLevel(args) => args.run(session).await,
             Command::Completion(args) => args.run(session),
