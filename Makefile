@@ -151,6 +151,8 @@ install: build ## copy programs, service file, settings and completions under $(
 	install -D -m 755 target/release/butterfly-cni $(DESTDIR)$(PREFIX)/lib/cni/butterfly-cni
 	install -D -m 755 packaging/balance-hook $(DESTDIR)$(PREFIX)/share/butterfly/balance-hook
 	install -D -m 755 packaging/libvirt-hook $(DESTDIR)$(PREFIX)/share/butterfly/libvirt-hook
+	install -D -m 644 packaging/prometheus/butterfly.rules.yml $(DESTDIR)$(PREFIX)/share/butterfly/prometheus/butterfly.rules.yml
+	install -D -m 644 packaging/grafana/butterfly.json $(DESTDIR)$(PREFIX)/share/butterfly/grafana/butterfly.json
 	install -d $(DESTDIR)$(UNITDIR)
 	sed 's|@PREFIX@|$(PREFIX)|; s|@SYSCONFDIR@|$(SYSCONFDIR)|' packaging/butterflyd.service > $(DESTDIR)$(UNITDIR)/butterflyd.service
 	sed 's|@PREFIX@|$(PREFIX)|' packaging/butterfly-keeper.service > $(DESTDIR)$(UNITDIR)/butterfly-keeper.service
@@ -171,6 +173,8 @@ install: build ## copy programs, service file, settings and completions under $(
 uninstall: ## remove what install copied, but the settings
 	rm -f $(DESTDIR)$(PREFIX)/sbin/butterflyd $(DESTDIR)$(PREFIX)/bin/butterfly \
 		$(DESTDIR)$(PREFIX)/lib/cni/butterfly-cni \
+		$(DESTDIR)$(PREFIX)/share/butterfly/prometheus/butterfly.rules.yml \
+		$(DESTDIR)$(PREFIX)/share/butterfly/grafana/butterfly.json \
 		$(DESTDIR)$(PREFIX)/share/butterfly/{balance,libvirt}-hook $(DESTDIR)$(UNITDIR)/butterflyd.service \
 		$(DESTDIR)$(UNITDIR)/butterfly-keeper.service \
 		$(DESTDIR)$(SYSUSERSDIR)/butterfly.conf $(DESTDIR)$(TMPFILESDIR)/butterfly.conf \

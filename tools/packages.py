@@ -303,6 +303,8 @@ def stage(tree, symbols, crates, sbom, quick):
     write(f"{tree}/etc/butterfly/butterflyd.ini", settings())
     for hook in ("balance-hook", "libvirt-hook"):
         write(f"{tree}/usr/share/butterfly/{hook}", read(f"packaging/{hook}"), 0o755)
+    for name in ("prometheus/butterfly.rules.yml", "grafana/butterfly.json"):
+        write(f"{tree}/usr/share/butterfly/{name}", read(f"packaging/{name}"))
     pages = f"{tree}/man"
     os.makedirs(pages)
     run(f"{built}/butterfly", "man", pages)

@@ -10,6 +10,7 @@
 mod chain;
 mod client;
 mod command;
+mod doctor;
 mod endpoint;
 mod error;
 mod help;
@@ -20,6 +21,7 @@ mod options;
 mod output;
 mod query;
 mod session;
+mod top;
 mod translate;
 mod words;
 

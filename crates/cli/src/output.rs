@@ -95,6 +95,12 @@ impl Table {
         self.rows.push(cells.into_iter().map(dash).collect());
     }
 
+    /// Adds a row of as many cells as there are headings.
+    pub fn cells(&mut self, cells: Vec<String>) {
+        debug_assert_eq!(cells.len(), self.headings.len());
+        self.rows.push(cells);
+    }
+
     /// The table as it is printed.
     pub fn render(&self) -> String {
         if self.rows.is_empty() {

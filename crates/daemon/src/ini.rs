@@ -45,6 +45,9 @@ pub struct Ini {
     pub access: Option<PathBuf>,
     pub audit: Option<PathBuf>,
     /// Separated by commas.
+    pub metrics: Vec<String>,
+    pub insecure_metrics: Option<bool>,
+    /// Separated by commas.
     pub balance_interfaces: Vec<String>,
     pub balance_hook: Option<PathBuf>,
     pub balance_bgp: Option<PathBuf>,
@@ -127,6 +130,8 @@ fn set(ini: &mut Ini, section: &str, key: &str, value: &str) -> Result<(), Strin
         ("general", "router-interfaces") => ini.router_interfaces = list(value),
         ("general", "balance-hook") => ini.balance_hook = Some(value.into()),
         ("general", "balance-bgp") => ini.balance_bgp = Some(value.into()),
+        ("general", "metrics") => ini.metrics = list(value),
+        ("security", "insecure-metrics") => ini.insecure_metrics = Some(yes(&name, value)?),
         ("security", "encryption_key_path") => ini.encryption_key_path = Some(value.into()),
         ("security", "access") => ini.access = Some(value.into()),
         ("security", "audit") => ini.audit = Some(value.into()),
@@ -182,10 +187,11 @@ fn known(section: &str, key: &str) -> bool {
                 | "balance-hook"
                 | "balance-bgp"
                 | "router-interfaces"
+                | "metrics"
         ),
         _ => matches!(
             key,
-            "encryption_key_path" | "insecure-api" | "access" | "audit"
+            "encryption_key_path" | "insecure-api" | "access" | "audit" | "insecure-metrics"
         ),
     }
 }
@@ -241,7 +247,9 @@ balance-interfaces = eth0, eth1
 balance-hook = /etc/butterfly/hook
 balance-bgp = /etc/butterfly/bgp.ini
 router-interfaces = eth2,eth3.100
+metrics = unix:/run/m.sock, tcp:127.0.0.1:9417
 [security]
+insecure-metrics = true
 encryption_key_path = /etc/butterfly/key
 insecure-api = yes
 access = /etc/butterfly/access.toml
@@ -274,6 +282,8 @@ audit = /var/log/butterfly/audit.json
             insecure_api: Some(true),
             access: Some("/etc/butterfly/access.toml".into()),
             audit: Some("/var/log/butterfly/audit.json".into()),
+            metrics: vec!["unix:/run/m.sock".into(), "tcp:127.0.0.1:9417".into()],
+            insecure_metrics: Some(true),
             balance_interfaces: vec!["eth0".into(), "eth1".into()],
             balance_hook: Some("/etc/butterfly/hook".into()),
             balance_bgp: Some("/etc/butterfly/bgp.ini".into()),

@@ -38,6 +38,7 @@ mod kernel;
 mod lock;
 mod log_repeats;
 mod logging;
+mod metrics;
 mod options;
 mod places;
 mod privileges;

@@ -155,6 +155,14 @@ pub struct Options {
     /// owns this host
     #[arg(long)]
     pub(crate) insecure_api: bool,
+    /// Serve what is counted, for Prometheus, as /metrics over HTTP: unix:PATH or tcp:ADDRESS:PORT
+    /// (mutual TLS); may be repeated (docs/metrics.md)
+    #[arg(long, value_name = "URI")]
+    pub(crate) metrics: Vec<String>,
+    /// Serve --metrics tcp: in clear text, on loopback addresses alone: whoever is on this host may
+    /// then read them
+    #[arg(long)]
+    pub(crate) insecure_metrics: bool,
     /// Run so many workers without keeping them on cores of their own; -u says which cores instead
     #[arg(long, value_name = "N", value_parser = cores::count)]
     pub(crate) workers: Option<usize>,
@@ -253,6 +261,9 @@ pub struct Settings {
     pub(crate) insecure_api: bool,
     pub(crate) v1_endpoints: Vec<String>,
     pub(crate) tls: Tls,
+    /// Where /metrics is served, and whether in clear text.
+    pub(crate) metrics: Vec<String>,
+    pub(crate) insecure_metrics: bool,
     pub(crate) api_group: Option<String>,
     /// Whose the sockets of NICs are, by name, and their permissions.
     pub(crate) vhost_owner: Option<String>,
@@ -553,6 +564,13 @@ impl Settings {
             some(ini.router_interfaces),
             names,
         );
+        let metrics = said.one(
+            "--metrics",
+            "metrics",
+            some(options.metrics),
+            some(ini.metrics),
+            names,
+        );
         Ok(Settings {
             ip,
             socket_dir: std::path::absolute(&socket_dir)
@@ -569,6 +587,8 @@ impl Settings {
                 key: options.tls_key,
                 ca: options.tls_ca,
             },
+            metrics: metrics.unwrap_or_default(),
+            insecure_metrics: options.insecure_metrics || ini.insecure_metrics.unwrap_or(false),
             api_group,
             vhost_owner,
             vhost_group,
@@ -812,6 +832,8 @@ mod tests {
             insecure_api: false,
             v1_endpoints: vec!["unix:/run/butterfly/api.sock".into()],
             tls: Tls::default(),
+            metrics: vec![],
+            insecure_metrics: false,
             api_group: None,
             vhost_owner: None,
             vhost_group: None,
@@ -942,6 +964,13 @@ mod tests {
             (&["--insecure-api -e tcp://*:1"], &|s| {
                 (s.insecure_api, s.v0_endpoint) = (true, Some("tcp://*:1".into()));
             }),
+            (
+                &["--metrics unix:/m --metrics tcp:[::1]:9 --insecure-metrics"],
+                &|s| {
+                    s.metrics = vec!["unix:/m".into(), "tcp:[::1]:9".into()];
+                    s.insecure_metrics = true;
+                },
+            ),
             (&["--api-group kvm"], &|s| s.api_group = Some("kvm".into())),
             (&["--access /a --audit /b"], &|s| {
                 (s.access, s.audit) = (Some("/a".into()), Some("/b".into()));

@@ -28,6 +28,7 @@ use crate::idle_states;
 use crate::kernel::Kernel;
 use crate::lock::{self, Turn, Uplink};
 use crate::logging::LogControl;
+use crate::metrics;
 use crate::options::Settings;
 use crate::privileges;
 use crate::reload::Reload;
@@ -116,6 +117,12 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     let mut v1 = Vec::new();
     for endpoint in &settings.v1_endpoints {
         v1.push(v1::server::Listener::bind(endpoint, certificates.as_ref(), &access).await?);
+    }
+    let mut scraped = Vec::new();
+    for endpoint in &settings.metrics {
+        let (certificates, insecure) = (certificates.as_ref(), settings.insecure_metrics);
+        let bound = metrics::server::Listener::bind(endpoint, certificates, insecure, &access);
+        scraped.push(bound.await?);
     }
     let policy = v0::server::Policy {
         insecure: settings.insecure_api,
@@ -216,6 +223,7 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
     .await?;
     let sockets = v1.iter().filter_map(v1::server::Listener::path);
     let sockets = sockets.chain(v0.iter().filter_map(v0::server::Listener::path));
+    let sockets = sockets.chain(scraped.iter().filter_map(metrics::server::Listener::path));
     let sockets = sockets.map(|path| reopen_socket(path, &access)).collect();
     let operations = Operations::new(controller, log, unix_secs).with_store(stored);
     start_gate.open().map_err(|e| e.to_string())?;
@@ -249,6 +257,9 @@ async fn serve(settings: &Settings, log: LogControl) -> Result<(), String> {
         tasks.spawn(async move { balancer::hook::announce(app, &hook, announced).await });
     }
     let announcer = announcer(settings, &app).await?;
+    for listener in scraped {
+        tasks.spawn(listener.serve(app.clone(), access.clone(), gate.clone()));
+    }
     for listener in v1 {
         tasks.spawn(listener.serve(app.clone(), access.clone(), gate.clone()));
     }
@@ -378,7 +389,12 @@ fn folders(settings: &Settings) -> Vec<std::path::PathBuf> {
         .v1_endpoints
         .iter()
         .filter_map(|v1| v1.strip_prefix("unix:"));
-    let sockets = v0.chain(v1.map(|path| path.strip_prefix("//").unwrap_or(path)));
+    let metrics = settings.metrics.iter();
+    let metrics = metrics.filter_map(|metrics| metrics.strip_prefix("unix:"));
+    let sockets = v0.chain(
+        v1.chain(metrics)
+            .map(|path| path.strip_prefix("//").unwrap_or(path)),
+    );
     let sockets = sockets.filter(|path| !path.is_empty() && !path.starts_with('@'));
     sockets
         .map(|path| lock::folder(path.as_ref()))

@@ -121,6 +121,16 @@ impl WorkerThreads {
         self.switch.ports(of)
     }
 
+    /// The counters of each, by index: for who makes rates of them, and disturbs nobody's.
+    pub fn loads(&self) -> Result<Vec<WorkerLoad>, WorkerGone> {
+        self.switch.loads()
+    }
+
+    /// Connections that each tracks at most.
+    pub fn max_flows(&self) -> u32 {
+        self.max_flows
+    }
+
     /// What each is doing, by index.
     pub fn reports(&self) -> Result<Vec<LoadReport>, WorkerGone> {
         let loads = self.switch.loads()?;

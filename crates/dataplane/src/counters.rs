@@ -139,6 +139,18 @@ impl Counters {
         }
     }
 
+    /// Adds the drops of all NICs: frames from them, and to them.
+    pub(crate) fn add_drops(&self, sums: &mut [[u64; REASONS]; 2]) {
+        for cells in self.ports[..MAX_PORTS * PORT_CELLS].chunks_exact(PORT_CELLS) {
+            let (from, to) = cells[DROPS_FROM..].split_at(REASONS);
+            for (sum, cells) in sums.iter_mut().zip([from, to]) {
+                for (sum, cell) in sum.iter_mut().zip(cells) {
+                    *sum += cell.load(Ordering::Relaxed);
+                }
+            }
+        }
+    }
+
     /// What a rule has counted.
     pub fn rule(&self, slot: RuleSlot) -> RuleCounters {
         let start = slot.0 as usize * RULE_CELLS;

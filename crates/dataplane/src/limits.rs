@@ -300,23 +300,29 @@ impl Meter {
         owes(&self.bits, room.bytes) || owes(&self.packets, room.packets)
     }
 
-    /// One more connection.
-    pub(crate) fn admit_connection(&self, now: Now) -> Result<(), DropReason> {
-        one(&self.connections, now).ok_or(DropReason::ConnectionLimit)
+    /// One more connection. A trial takes nothing.
+    pub(crate) fn admit_connection(&self, now: Now, is_trial: bool) -> Result<(), DropReason> {
+        one(&self.connections, now, is_trial).ok_or(DropReason::ConnectionLimit)
     }
 
-    /// One more frame for many.
-    pub(crate) fn admit_flood(&self, now: Now) -> Result<(), DropReason> {
-        one(&self.floods, now).ok_or(DropReason::FloodLimit)
+    /// One more frame for many. A trial takes nothing.
+    pub(crate) fn admit_flood(&self, now: Now, is_trial: bool) -> Result<(), DropReason> {
+        one(&self.floods, now, is_trial).ok_or(DropReason::FloodLimit)
     }
 }
 
-/// Takes one if there is one.
-fn one(bucket: &Option<Bucket>, now: Now) -> Option<()> {
+/// Takes one if there is one; a trial only looks.
+fn one(bucket: &Option<Bucket>, now: Now, is_trial: bool) -> Option<()> {
     let Some(bucket) = bucket else {
         return Some(());
     };
-    (bucket.wait_ns(now) == 0).then(|| bucket.take(1, now))
+    if bucket.wait_ns(now) > 0 {
+        return None;
+    }
+    if !is_trial {
+        bucket.take(1, now);
+    }
+    Some(())
 }
 
 /// Parts of a nanosecond that buckets reckon in: a byte at 1 Tbit/s is half of one.

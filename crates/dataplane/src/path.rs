@@ -536,6 +536,7 @@ impl Path {
             waits: &mut self.waits,
             replies: &mut self.replies,
             now,
+            is_trial: false,
         };
         Some((&mut self.fast_path, &mut self.watch, round))
     }

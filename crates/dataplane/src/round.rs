@@ -165,6 +165,8 @@ pub(crate) struct Round<'a> {
     /// What the switch answers to the sender itself.
     pub replies: &'a mut Replies,
     pub now: Now,
+    /// Of a frame that is only tried: nothing is taken for it.
+    pub is_trial: bool,
 }
 
 impl Item {

@@ -20,6 +20,7 @@ use crate::balance::{self, Move, QueueBalancer, QueueUse};
 use crate::captures::Taps;
 use crate::config::WorkerConfig;
 use crate::counters::{Counters, PortCounters, RuleCounters};
+use crate::drop_reason::REASONS;
 use crate::flow::{FlowInfo, FlowTable};
 use crate::handle::{Answer, Arrival, Command, WorkerGone, WorkerHandle};
 use crate::handoff::{self, Wake};
@@ -326,6 +327,16 @@ impl Switch {
             sum.add(&worker.counters.port(slot));
         }
         sum
+    }
+
+    /// What all workers together have dropped of all NICs, those that are gone included, by
+    /// `DropReason as usize`: frames from guests, and frames on their way to guests.
+    pub fn dropped_frames(&self) -> [[u64; REASONS]; 2] {
+        let mut sums = [[0; REASONS]; 2];
+        for worker in &self.workers {
+            worker.counters.add_drops(&mut sums);
+        }
+        sums
     }
 
     /// What all workers together have counted for a rule.

@@ -40,6 +40,8 @@ const SET_FLAGS: u32 = 0x26;
 const SET_TX_CHECKSUM: u32 = 0x17;
 /// ETH_FLAG_RXVLAN.
 const RX_VLAN: u32 = 1 << 8;
+/// ETH_FLAG_LRO.
+const LRO: u32 = 1 << 15;
 
 /// How many queues the interface receives from now, in the network namespace of the calling thread.
 /// `None`: its driver does not say, or there is none of this name.
@@ -82,6 +84,11 @@ pub fn vouches_for_checksums(interface: &str) -> Option<bool> {
 /// `None`: its driver does not say.
 pub fn strips_vlan_tags(interface: &str) -> Option<bool> {
     Some(flags(interface)? & RX_VLAN != 0)
+}
+
+/// The NIC merges TCP segments that it receives (LRO). `None`: its driver does not say.
+pub fn merges_segments(interface: &str) -> Option<bool> {
+    Some(flags(interface)? & LRO != 0)
 }
 
 /// Has the NIC take VLAN tags out of what it receives, or leave them in. `None`: its driver does

@@ -40,6 +40,21 @@ pub fn of(ifindex: u32, side: TcSide) -> io::Result<Vec<Occupant>> {
     Ok(there)
 }
 
+/// The program of that id.
+pub fn program(id: u32) -> Occupant {
+    Occupant::program(id)
+}
+
+/// Whether a program is one of ours, by the map that the next in its chain is in. False where we may
+/// not look.
+pub fn is_ours(program: u32) -> bool {
+    let options = ProgInfoQueryOptions::default().include_map_ids(true);
+    let info = ProgInfoIter::with_query_opts(options).find(|info| info.id == program);
+    let maps = info.into_iter().flat_map(|info| info.map_ids);
+    let mut maps = maps.filter_map(|id| MapHandle::from_map_id(id).ok());
+    maps.any(|map| map.name() == CHAIN)
+}
+
 impl Occupant {
     fn program(id: u32) -> Occupant {
         let name = ProgramHandle::from_prog_id(id)

@@ -11,6 +11,7 @@ mod completion;
 mod config;
 mod config_history;
 mod daemon;
+mod doctor;
 mod dump;
 mod events;
 mod flows;
@@ -47,6 +48,7 @@ mod service_words;
 mod sg;
 mod sg_member;
 mod sg_rule;
+mod top;
 mod trace;
 mod trace_print;
 mod uplink;
@@ -109,6 +111,8 @@ pub enum Command {
     /// Have the daemon read again who may do what, and its TLS files, as SIGHUP does (API v1)
     #[command(after_help = daemon::RELOAD_EXAMPLE)]
     Reload,
+    /// Look for what makes this host slow or keeps it from working, and say what to do about it
+    Doctor(doctor::DoctorArgs),
     /// Stop the daemon, as SIGTERM does
     #[command(after_help = daemon::SHUTDOWN_EXAMPLE)]
     Shutdown(daemon::ShutdownArgs),
@@ -132,6 +136,8 @@ pub enum Command {
     Trace(Box<trace::TraceArgs>),
     /// Capture frames of NICs and uplinks as pcapng, those that are dropped too (API v1)
     Capture(capture::CaptureArgs),
+    /// Show what moves, live: NICs, connections, rules, drops, workers, services (API v1)
+    Top(top::TopArgs),
     /// Forward between interfaces, in the foreground and without a daemon, until interrupted
     Forward(forward::ForwardArgs),
     /// Change how much the daemon logs, until it stops
@@ -163,6 +169,7 @@ impl Command {
             Command::Interface(args) => args.run(session).await,
             Command::Status(args) => args.run(session).await,
             Command::Health(args) => args.run(session).await,
+            Command::Doctor(args) => args.run(session).await,
             Command::Reload => daemon::reload(session).await,
             Command::Shutdown(args) => args.run(session).await,
             Command::Dump => dump::run(session).await,
@@ -174,6 +181,7 @@ impl Command {
             Command::Flows(args) => args.run(session).await,
             Command::Trace(args) => args.run(session).await,
             Command::Capture(args) => args.run(session).await,
+            Command::Top(args) => args.run(session).await,
             Command::Forward(args) => args.run(session).await,
             Command::LogLevel(args) => args.run(session).await,
             Command::Completion(args) => args.run(session),

@@ -98,17 +98,28 @@ impl Controller {
 
     /// What a NIC has counted since it was created.
     pub fn nic_stats(&self, id: &NicId) -> Result<NicStats, Error> {
-        let entry = self.entry(id)?;
+        Ok(self.stats_of(id, self.entry(id)?))
+    }
+
+    fn stats_of(&self, id: &NicId, entry: &NicEntry) -> NicStats {
         let config = self.state.snapshot.ports.get(entry.slot.0 as usize);
         let meters = config
             .and_then(Option::as_ref)
             .and_then(|config| config.meters.as_ref());
-        Ok(stats::nic_stats(
+        stats::nic_stats(
             id.clone(),
             &self.dataplane.port_counters(entry.slot),
             &entry.baseline,
             meters.map_or((0, 0), |meters| meters.egress.held()),
-        ))
+        )
+    }
+
+    /// All NICs, how they are attached and what they have counted, sorted by id.
+    pub fn all_nic_stats(&self) -> impl Iterator<Item = (&Nic, &crate::NicState, NicStats)> + '_ {
+        self.state
+            .nics
+            .iter()
+            .map(|(id, entry)| (&*entry.nic, &entry.state, self.stats_of(id, entry)))
     }
 
     /// All groups that exist, sorted by id.

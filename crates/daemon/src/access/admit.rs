@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
+use std::time::Instant;
 
 use control::Author;
 use http_body::{Body as _, Frame};
@@ -20,6 +21,7 @@ use super::peer::Peer;
 use super::policy::{Reach, Role};
 use super::{Access, Rights};
 use crate::audit::{ARGUMENTS_MAX, Audit, Record};
+use crate::metrics::Requests;
 use crate::v1::bounds::Guest;
 
 /// What every request passes. Cheap to clone.
@@ -27,6 +29,7 @@ use crate::v1::bounds::Guest;
 pub struct Gate {
     access: Option<Access>,
     audit: Audit,
+    requests: Requests,
 }
 
 /// Who was let in, for one request. Cheap to clone.
@@ -65,6 +68,7 @@ impl Gate {
         Gate {
             access: Some(access),
             audit,
+            requests: Requests::default(),
         }
     }
 
@@ -74,7 +78,13 @@ impl Gate {
         Gate {
             access: None,
             audit: Audit::none(),
+            requests: Requests::default(),
         }
+    }
+
+    /// What was asked, counted.
+    pub fn requests(&self) -> &Requests {
+        &self.requests
     }
 
     fn rights(&self, peer: &Peer) -> Rights {
@@ -192,11 +202,15 @@ where
             self.gate.turned_away("v1", &peer, need.request, why);
             return answer(Status::unauthenticated(why));
         }
+        let (began, requests) = (Instant::now(), self.gate.requests.clone());
         // What is said in force when the request began: a reload between the two is noticed.
         let generation = self.gate.generation();
         let caller = match self.gate.admit("v1", &peer, need) {
             Ok(caller) => caller,
-            Err(why) => return answer(Status::permission_denied(why)),
+            Err(why) => {
+                requests.answered("v1", need.request, began, code(Code::PermissionDenied));
+                return answer(Status::permission_denied(why));
+            }
         };
         request.extensions_mut().insert(caller.clone());
         if !need.is_change() {
@@ -208,7 +222,11 @@ where
                 generation,
             };
             let answer = self.service.call(request);
-            return Box::pin(async move { Ok(answer.await?.map(|body| watched.body(body))) });
+            return Box::pin(async move {
+                let answer = answer.await?;
+                requests.answered("v1", need.request, began, result(&answer));
+                Ok(answer.map(|body| watched.body(body)))
+            });
         }
         let heard = Arc::new(Mutex::new(Heard::default()));
         let hearing = heard.clone();
@@ -224,6 +242,7 @@ where
         let answer = self.service.call(request);
         Box::pin(async move {
             let answer = answer.await?;
+            requests.answered("v1", need.request, began, result(&answer));
             let heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
             caller.asked(
                 || api::json::of_v1_request(&path, heard.message()),
@@ -243,6 +262,14 @@ where
 
 fn answer(status: Status) -> Answering {
     Box::pin(async { Ok(status.into_http()) })
+}
+
+/// How a request ended: "ok", or the code of the refusal.
+fn result(answer: &http::Response<Body>) -> String {
+    match Status::from_header_map(answer.headers()) {
+        Some(status) if status.code() != Code::Ok => code(status.code()),
+        _ => "ok".to_owned(),
+    }
 }
 
 /// A code as gRPC spells it: `INVALID_ARGUMENT`.

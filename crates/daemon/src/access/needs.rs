@@ -32,6 +32,9 @@ const fn need(request: &'static str, role: Role, by_part: bool) -> Need {
 
 use Role::{Admin, Operate, View};
 
+/// What reading the metrics takes, which no API serves.
+pub const METRICS: Need = need("metrics", View, false);
+
 /// Of `butterfly.v1.Butterfly`.
 const BUTTERFLY: &[Need] = &[
     need("ListNics", View, true),

@@ -19,7 +19,7 @@ mod plane;
 pub(crate) mod probe;
 pub mod render;
 mod service;
-mod status;
+pub mod status;
 mod watch;
 
 pub use checks::check;

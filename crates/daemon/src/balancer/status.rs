@@ -26,6 +26,12 @@ impl Facts {
             next_hops: engine.next_hops(),
         })
     }
+
+    /// Packets that were dropped, by reason.
+    pub fn drops(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let drops = self.stats.drops.iter();
+        drops.map(|(reason, _, packets)| (*reason, *packets))
+    }
 }
 
 /// The data plane cannot be asked; why.

@@ -19,4 +19,4 @@ mod service;
 mod watch;
 
 pub use control::Control;
-pub use service::Service;
+pub use service::{Service, status};

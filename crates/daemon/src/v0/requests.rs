@@ -1,5 +1,7 @@
 //! The requests of the v0 API, one by one: each is an operation of the controller.
 
+use std::time::Instant;
+
 use api::v0::message_v0 as v0;
 use control::Controller;
 use control::model::{GroupId, NicId};
@@ -34,9 +36,15 @@ pub fn carry_out(
             quit: false,
         };
     };
-    let caller = match gate.admit("v0", peer, kind.need()) {
+    let (began, need) = (Instant::now(), kind.need());
+    let count = |result: &str| {
+        let requests = gate.requests();
+        requests.answered("v0", need.request, began, result.to_owned());
+    };
+    let caller = match gate.admit("v0", peer, need) {
         Ok(caller) => caller,
         Err(why) => {
+            count("PERMISSION_DENIED");
             return Outcome {
                 response: refused(why),
                 quit: false,
@@ -56,6 +64,7 @@ pub fn carry_out(
             asked,
         )
     };
+    count(if answer.is_ok() { "ok" } else { "refused" });
     let quit = matches!(answer, Ok(Done::Quit));
     let response = match answer {
         Ok(Done::Answer(response)) => {

@@ -21,7 +21,7 @@ pub mod server;
 pub mod service;
 pub mod tls;
 mod trace;
-mod uplinks;
+pub mod uplinks;
 mod watch;
 mod workers;
 

@@ -92,6 +92,21 @@ impl Certificates {
         })
     }
 
+    /// Makes the handshake with who speaks plain HTTP, of whichever version; gives the stream, and
+    /// whose the certificate is.
+    pub async fn accept_http<S: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        stream: S,
+    ) -> Result<(TlsStream<S>, Vec<String>), std::io::Error> {
+        let config = {
+            let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner);
+            loaded.config.clone()
+        };
+        let mut config = (*config).clone();
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        handshake(stream, Arc::new(config)).await
+    }
+
     /// Makes the handshake; gives the stream, and whose the certificate is.
     pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
@@ -105,18 +120,26 @@ impl Certificates {
             };
             (loaded.config.clone(), authority)
         };
-        let handshake = TlsAcceptor::from(config).accept(stream);
-        let stream = tokio::time::timeout(PATIENCE, handshake)
-            .await
-            .map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))??;
-        let (_, session) = stream.get_ref();
-        let certificate = session.peer_certificates().and_then(<[_]>::first);
-        // The verifier asks for one; without it there is no session.
-        let certificate = certificate
-            .ok_or_else(|| std::io::Error::other("the client has shown no certificate"))?;
-        let names = certificate_names(certificate);
+        let (stream, names) = handshake(stream, config).await?;
         Ok((stream, names, authority))
     }
+}
+
+async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: S,
+    config: Arc<ServerConfig>,
+) -> Result<(TlsStream<S>, Vec<String>), std::io::Error> {
+    let handshake = TlsAcceptor::from(config).accept(stream);
+    let stream = tokio::time::timeout(PATIENCE, handshake)
+        .await
+        .map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))??;
+    let (_, session) = stream.get_ref();
+    let certificate = session.peer_certificates().and_then(<[_]>::first);
+    // The verifier asks for one; without it there is no session.
+    let certificate =
+        certificate.ok_or_else(|| std::io::Error::other("the client has shown no certificate"))?;
+    let names = certificate_names(certificate);
+    Ok((stream, names))
 }
 
 impl Files {

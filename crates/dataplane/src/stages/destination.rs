@@ -185,7 +185,7 @@ fn flood(
     far: bool,
 ) -> Result<(), DropReason> {
     if let Some(meters) = &round.nic.meters {
-        meters.egress.admit_flood(round.now)?;
+        meters.egress.admit_flood(round.now, round.is_trial)?;
     }
     let before = round.jobs.len();
     let mut refused = None;
@@ -219,7 +219,7 @@ fn limit_flood(round: &mut Round, target: PortSlot) {
     if let Some(meters) = meters
         && let Some(job) = round.jobs.last_mut()
         && matches!(job.verdict, Verdict::Open | Verdict::Pass)
-        && let Err(reason) = meters.ingress.admit_flood(round.now)
+        && let Err(reason) = meters.ingress.admit_flood(round.now, round.is_trial)
     {
         job.verdict = Verdict::DropTo(reason);
     }

@@ -40,12 +40,14 @@ fn over_limit(round: &Round, target: PortSlot) -> Option<Verdict> {
         .view
         .port(target)
         .and_then(|nic| nic.meters.as_deref());
-    if let Some(Err(reason)) = receiver.map(|of| of.ingress.admit_connection(round.now)) {
+    if let Some(Err(reason)) =
+        receiver.map(|of| of.ingress.admit_connection(round.now, round.is_trial))
+    {
         return Some(Verdict::DropTo(reason));
     }
     let sender = round.nic.meters.as_deref();
     let refused = sender
-        .map(|of| of.egress.admit_connection(round.now))?
+        .map(|of| of.egress.admit_connection(round.now, round.is_trial))?
         .err()?;
     Some(Verdict::DropFrom(refused))
 }

@@ -29,6 +29,7 @@ use crate::learned::{LearnedMacs, Location};
 use crate::replies::Replies;
 use crate::round::Tables;
 use crate::ruleset::Asked as Question;
+use crate::shaper::Shaper;
 use crate::waiting::Waiting;
 use crate::wanted::Wanted;
 
@@ -250,6 +251,7 @@ impl Trial {
                 fragments: Fragments::new(1, 0),
                 learned: LearnedMacs::new(64, 0),
                 waiting: Waiting::default(),
+                shaper: Shaper::default(),
                 wide_searches: 0,
             },
             replies: Replies::default(),

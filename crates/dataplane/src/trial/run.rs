@@ -103,6 +103,7 @@ fn judged(
         waits: &mut Vec::new(),
         replies: &mut trial.replies,
         now,
+        is_trial: true,
     };
     let mut watcher = Watcher::new(report, &path.tables);
     judge(&mut round, 1, &mut |stage, round: &mut Round| {

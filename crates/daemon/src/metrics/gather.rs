@@ -1,0 +1,109 @@
+//! Reads, for one scrape, all that is told.
+
+use std::sync::Arc;
+
+use api::v1;
+use control::model::{Group, NicKind};
+use control::{NicState, NicStats, RuleStats};
+use dataplane::drop_reason::REASONS;
+use dataplane::load::WorkerLoad;
+
+use super::process::Process;
+use super::requests::Requests;
+use crate::app::App;
+use crate::balancer::status;
+use crate::{router, v1 as api_v1};
+
+/// Rules that are told at most, in the order of their groups' ids.
+pub const RULES_MAX: usize = 10_000;
+/// Reasons of single NICs that are told at most, in the order of their ids.
+pub const NIC_REASONS_MAX: usize = 50_000;
+
+/// All of it, at about one moment.
+#[derive(Debug)]
+pub struct Scrape {
+    pub status: control::Status,
+    pub nics: Vec<Nic>,
+    /// By reason, egress and ingress, of all NICs that ever were.
+    pub drops: [[u64; REASONS]; 2],
+    pub groups: Vec<(Arc<Group>, Vec<RuleStats>)>,
+    pub rules_left_out: usize,
+    pub workers: Vec<WorkerLoad>,
+    pub max_flows: u32,
+    pub uplinks: Vec<v1::Uplink>,
+    pub services: Vec<v1::ServiceStatus>,
+    pub balancer_drops: Vec<(&'static str, u64)>,
+    pub router: Option<v1::RouterStatus>,
+    pub requests: Requests,
+    pub audit_lines_lost: u64,
+    pub process: Process,
+}
+
+#[derive(Debug)]
+pub struct Nic {
+    pub stats: NicStats,
+    pub vni: u32,
+    pub kind: &'static str,
+    pub up: bool,
+}
+
+/// Reads everything. The error is a sentence.
+pub async fn gather(app: &Arc<App>, requests: Requests) -> Result<Scrape, String> {
+    let router = router::status(&app.router).await.ok();
+    let app = app.clone();
+    let gathered = tokio::task::spawn_blocking(move || read(&app, requests, router));
+    gathered.await.map_err(|_| "gathering panicked")?
+}
+
+fn read(app: &App, requests: Requests, router: Option<v1::RouterStatus>) -> Result<Scrape, String> {
+    let loads = app.workers.loads().map_err(|e| e.to_string())?;
+    let facts = status::Facts::of(&app.balancer).map_err(|e| e.to_string())?;
+    let uplinks = api_v1::uplinks::list(app).uplinks;
+    let control = app.control();
+    let mut nics = Vec::with_capacity(control.status().nics);
+    for (nic, state, stats) in control.all_nic_stats() {
+        nics.push(Nic {
+            vni: nic.vni.id(),
+            kind: match nic.kind {
+                NicKind::VhostUser => "vhost_user",
+                NicKind::Tap => "tap",
+                NicKind::Veth(_) => "veth",
+                NicKind::Bench(_) => "bench",
+            },
+            up: *state == NicState::Up,
+            stats,
+        });
+    }
+    let (mut groups, mut rules, mut rules_left_out) = (Vec::new(), 0, 0);
+    for group in control.groups() {
+        if rules + group.rules.len() > RULES_MAX {
+            rules_left_out += group.rules.len();
+            continue;
+        }
+        rules += group.rules.len();
+        let stats = control.group_stats(&group.id).map_err(|e| e.to_string())?;
+        groups.push((group, stats.rules));
+    }
+    let services = control.services().values();
+    let services = services
+        .map(|service| status::service(&control, service, &facts))
+        .collect();
+    let status = control.status();
+    drop(control);
+    Ok(Scrape {
+        status,
+        nics,
+        drops: app.workers.switch().dropped_frames(),
+        groups,
+        rules_left_out,
+        workers: loads,
+        max_flows: app.workers.max_flows(),
+        uplinks,
+        services,
+        balancer_drops: facts.drops().collect(),
+        router,
+        requests,
+        audit_lines_lost: app.reload.audit().lost(),
+        process: Process::read(),
+    })
+}
