@@ -391,6 +391,8 @@ audit = /var/log/butterfly/audit.json
             insecure_api: Some(_),
             access: Some(_),
             audit: Some(_),
+            metrics: Some(_),
+            insecure_metrics: Some(_),
             balance_interfaces,
             balance_hook: Some(_),
             balance_bgp: Some(_),

@@ -58,7 +58,7 @@ impl DoctorArgs {
 }
 
 /// What the daemon says of itself; why it does not is a finding.
-async fn ask(session: &mut Session) -> Result<Daemon, Error> {
+pub async fn ask(session: &mut Session) -> Result<Daemon, Error> {
     let mut daemon = Daemon::default();
     let client = match session.client().await {
         Ok(client) => client,
@@ -128,7 +128,8 @@ fn print(shown: &[&Finding], looked_at: usize, session: &mut Session) -> Result<
     ))
 }
 
-fn value(finding: &Finding) -> Value {
+/// A finding for programs.
+pub fn value(finding: &Finding) -> Value {
     json!({
         "check": finding.check,
         "level": finding.level.name(),

@@ -48,6 +48,7 @@ mod service_words;
 mod sg;
 mod sg_member;
 mod sg_rule;
+mod support_bundle;
 mod top;
 mod trace;
 mod trace_print;
@@ -113,6 +114,8 @@ pub enum Command {
     Reload,
     /// Look for what makes this host slow or keeps it from working, and say what to do about it
     Doctor(doctor::DoctorArgs),
+    /// Write a file with what an issue needs: configuration, state, counters, logs; no secrets
+    SupportBundle(support_bundle::BundleArgs),
     /// Stop the daemon, as SIGTERM does
     #[command(after_help = daemon::SHUTDOWN_EXAMPLE)]
     Shutdown(daemon::ShutdownArgs),
@@ -170,6 +173,7 @@ impl Command {
             Command::Status(args) => args.run(session).await,
             Command::Health(args) => args.run(session).await,
             Command::Doctor(args) => args.run(session).await,
+            Command::SupportBundle(args) => args.run(session).await,
             Command::Reload => daemon::reload(session).await,
             Command::Shutdown(args) => args.run(session).await,
             Command::Dump => dump::run(session).await,

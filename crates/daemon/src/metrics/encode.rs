@@ -66,11 +66,8 @@ fn as_text(page: &str) -> String {
             lines.next().unwrap_or_default(),
         );
         let described: usize = [help, kind].iter().map(|line| line.len()).sum();
-        let units: usize = lines
-            .clone()
-            .filter(|l| l.starts_with("# UNIT"))
-            .map(str::len)
-            .sum();
+        let unit = lines.next().filter(|line| line.starts_with("# UNIT"));
+        let units = unit.map_or(0, str::len);
         rest = &rest[described + units..];
         if help.starts_with("# EOF") || help.is_empty() {
             continue;
@@ -334,7 +331,7 @@ impl Scrape {
                 let mut buckets: Vec<(f64, u64)> = classes
                     .map(|(class, batches)| (f64::from(1 << class), *batches))
                     .collect();
-                buckets.push((f64::MAX, 0));
+                buckets.push((f64::INFINITY, 0));
                 let count = load.batches.iter().sum();
                 rows.encoder
                     .encode_family(&labels)?
@@ -566,7 +563,7 @@ mod tests {
     fn the_text_format_names_counters_as_their_samples() {
         let open = "# HELP a_bytes Bytes.\n# TYPE a_bytes counter\n# UNIT a_bytes bytes\na_bytes_total{x=\"1\"} 5\n\
                     # HELP empty Nothing.\n# TYPE empty gauge\n\
-                    # HELP b Gauge.\n# TYPE b gauge\nb 2\nb{l=\"# no comment\"} 3\n# EOF\n";
+                    # HELP b Gauge.\n# TYPE b gauge\n# UNIT b b\nb 2\nb{l=\"# no comment\"} 3\n# EOF\n";
         let text = "# HELP a_bytes_total Bytes.\n# TYPE a_bytes_total counter\na_bytes_total{x=\"1\"} 5\n\
                     # HELP empty Nothing.\n# TYPE empty gauge\n\
                     # HELP b Gauge.\n# TYPE b gauge\nb 2\nb{l=\"# no comment\"} 3\n";

@@ -1,0 +1,396 @@
+//! `butterfly support-bundle`: a tar.gz of what an issue needs. Files are named by what is in them;
+//! what could not be read is a line of `missing`.
+//!
+//! Secrets are left out, not encrypted: key files are never read, and of what is read, values that
+//! go by a secret's name, arguments of check programs, queries of URLs and PEM blocks are replaced.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use serde_json::{Value, json};
+
+use super::doctor;
+use crate::error::Error;
+use crate::json;
+use crate::session::Session;
+
+const EXAMPLES: &str = "\
+Configuration, status, counters and drops of the daemon, what `doctor` finds, the kernel's interfaces, addresses and
+routes, the settings file and the last lines of the journal. Addresses and names of NICs are in it; secrets are not:
+keys and certificates are not read, and what looks like a password, a token or a key is replaced. Connections are left
+out unless --flows is given. Look into it before you give it away: tar -xzf.
+
+Examples:
+  butterfly support-bundle
+  butterfly support-bundle /tmp/case-17.tar.gz --flows";
+
+/// In the place of a secret.
+const LEFT_OUT: &str = "(left out)";
+/// Lines of the journal.
+const JOURNAL_LINES: &str = "5000";
+
+/// `support-bundle`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct BundleArgs {
+    /// The file to write, which is not there yet [default: butterfly-support-TIME.tar.gz]
+    #[arg(value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// The connections, too: who talks to whom
+    #[arg(long)]
+    flows: bool,
+    /// The daemon's settings file
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "/etc/butterfly/butterflyd.ini"
+    )]
+    settings: PathBuf,
+}
+
+/// What is collected.
+#[derive(Default)]
+struct Bundle {
+    files: Vec<(String, String)>,
+    missing: Vec<String>,
+}
+
+impl Bundle {
+    fn add(&mut self, name: &str, content: Result<String, String>) {
+        match content {
+            Ok(text) => self.files.push((name.to_owned(), text)),
+            Err(why) => self.missing.push(format!("{name}: {why}")),
+        }
+    }
+
+    fn json(&mut self, name: &str, content: Result<Value, Error>) {
+        let text = content.map(|mut value| {
+            redact(&mut value);
+            format!("{value:#}\n")
+        });
+        self.add(name, text.map_err(|e| e.to_string()));
+    }
+
+    /// What a program prints; it gets no input.
+    fn program(&mut self, name: &str, words: &[&str]) {
+        let output = std::process::Command::new(words[0])
+            .args(&words[1..])
+            .stdin(std::process::Stdio::null())
+            .output();
+        let said = match output {
+            Ok(output) => {
+                let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
+                text += &String::from_utf8_lossy(&output.stderr);
+                Ok(clean(&text))
+            }
+            Err(e) => Err(format!("{}: {e}", words[0])),
+        };
+        self.add(name, said);
+    }
+
+    fn file(&mut self, name: &str, path: &str) {
+        let text = std::fs::read_to_string(path);
+        self.add(
+            name,
+            text.map(|text| clean(&text))
+                .map_err(|e| format!("{path}: {e}")),
+        );
+    }
+}
+
+impl BundleArgs {
+    /// Collects and writes. What cannot be had is no failure.
+    pub async fn run(self, session: &mut Session) -> Result<(), Error> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let now = now.map_or(0, |since| since.as_secs());
+        let file = self.file.clone();
+        let file = file.unwrap_or_else(|| format!("butterfly-support-{now}.tar.gz").into());
+        // Before all the work: the file is ours alone, and no other's.
+        let opened = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&file);
+        let opened =
+            opened.map_err(|e| Error::Usage(format!("{} cannot be made: {e}", file.display())))?;
+        let mut bundle = Bundle::default();
+        self.of_daemon(session, &mut bundle).await?;
+        self.of_host(&mut bundle);
+        let missing = bundle.missing.join("\n");
+        bundle.files.push(("missing".into(), missing + "\n"));
+        let names: Vec<String> = bundle.files.iter().map(|(name, _)| name.clone()).collect();
+        write(opened, &bundle.files, now)?;
+        if session.out.json {
+            let path = file.display().to_string();
+            return session.out.value(&json!({
+                "file": path,
+                "content": names,
+                "missing": bundle.missing,
+            }));
+        }
+        session
+            .out
+            .text(&format!("{}: {} files", file.display(), names.len()))?;
+        bundle
+            .missing
+            .iter()
+            .try_for_each(|line| session.out.text(&format!("  not there: {line}")))
+    }
+
+    async fn of_daemon(&self, session: &mut Session, bundle: &mut Bundle) -> Result<(), Error> {
+        let asked = doctor::ask(session).await?;
+        match crate::doctor::examine(&asked, &[]).await {
+            Ok(findings) => {
+                let all = findings.iter().map(doctor::value).collect();
+                bundle.json("doctor.json", Ok(all));
+            }
+            Err(why) => bundle.missing.push(format!("doctor.json: {why}")),
+        }
+        if let Some(why) = asked.silent {
+            bundle.missing.push(format!("the daemon's files: {why}"));
+            return Ok(());
+        }
+        let client = session.client().await?;
+        let status = client.status().await;
+        bundle.json("status.json", status.map(|one| json::full("Status", &one)));
+        let config = client.config().await;
+        bundle.json(
+            "config.json",
+            config.map(|one| json::sparse("Config", &one)),
+        );
+        let nics = client.nics().await;
+        let nics = nics.map(|all| all.iter().map(|one| json::full("NicStatus", one)).collect());
+        bundle.json("nics.json", nics);
+        let stats = client.nics_stats(&[]).await;
+        bundle.json(
+            "nic-stats.json",
+            stats.map(|one| json::full("ListNicStatsResponse", &one)),
+        );
+        let drops = client.drops("", false).await;
+        bundle.json(
+            "drops.json",
+            drops.map(|one| json::full("ListDropsResponse", &one)),
+        );
+        let workers = client.workers().await;
+        bundle.json(
+            "workers.json",
+            workers.map(|one| json::full("ListWorkersResponse", &one)),
+        );
+        let rules = client.rule_counters("").await;
+        let rules = rules.map(|all| {
+            all.iter()
+                .map(|one| json::full("RuleCounter", one))
+                .collect()
+        });
+        bundle.json("rules.json", rules);
+        let v1 = client.only_v1("support-bundle")?;
+        let uplinks = v1.uplinks().await;
+        bundle.json(
+            "uplinks.json",
+            uplinks.map(|one| json::full("ListUplinksResponse", &one)),
+        );
+        let services = v1.services().await;
+        let services = services.map(|all| {
+            all.iter()
+                .map(|one| json::full("ServiceStatus", one))
+                .collect()
+        });
+        bundle.json("services.json", services);
+        let router = v1.router_status().await;
+        bundle.json(
+            "router.json",
+            router.map(|one| json::full("RouterStatus", &one)),
+        );
+        if self.flows {
+            let flows = async {
+                let mut stream = v1.flows("").await?;
+                let mut all = Vec::new();
+                while let Some(flow) = v1.next_in_time(&mut stream).await? {
+                    all.push(json::full("Flow", &flow));
+                }
+                Ok(Value::from(all))
+            };
+            bundle.json("flows.json", flows.await);
+        }
+        Ok(())
+    }
+
+    fn of_host(&self, bundle: &mut Bundle) {
+        bundle.add(
+            "version",
+            Ok(format!("butterfly {}\n", env!("CARGO_PKG_VERSION"))),
+        );
+        bundle.file("butterflyd.ini", &self.settings.display().to_string());
+        bundle.program("kernel", &["uname", "-a"]);
+        bundle.file("os-release", "/etc/os-release");
+        bundle.file("meminfo", "/proc/meminfo");
+        bundle.file("cmdline", "/proc/cmdline");
+        bundle.program("links", &["ip", "-d", "-s", "link"]);
+        bundle.program("addresses", &["ip", "address"]);
+        bundle.program("routes", &["ip", "route", "show", "table", "all"]);
+        bundle.program("rules", &["ip", "rule"]);
+        bundle.program("neighbours", &["ip", "neighbour"]);
+        bundle.program("unit", &["systemctl", "status", "--no-pager", "butterflyd"]);
+        let journal = [
+            "journalctl",
+            "-u",
+            "butterflyd",
+            "--no-pager",
+            "-n",
+            JOURNAL_LINES,
+        ];
+        bundle.program("journal", &journal);
+    }
+}
+
+fn write(file: std::fs::File, files: &[(String, String)], now: u64) -> Result<(), Error> {
+    let mut archive = tar::Builder::new(GzEncoder::new(file, Compression::default()));
+    for (name, text) in files {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(text.len() as u64);
+        header.set_mode(0o600);
+        header.set_mtime(now);
+        archive.append_data(
+            &mut header,
+            format!("butterfly-support/{name}"),
+            text.as_bytes(),
+        )?;
+    }
+    archive.into_inner()?.finish()?.flush()?;
+    Ok(())
+}
+
+/// Whether what goes by this name is a secret.
+fn is_secret(name: &str) -> bool {
+    let name = name.to_lowercase();
+    [
+        "password",
+        "passwd",
+        "secret",
+        "token",
+        "credential",
+        "authorization",
+        "psk",
+    ]
+    .iter()
+    .any(|word| name.contains(word))
+        || matches!(
+            name.as_str(),
+            "key_data" | "private_key" | "apikey" | "api_key"
+        )
+}
+
+/// Takes secrets out of a document: by their names, arguments of check programs (whose first word is
+/// the program), and what stands behind `?` in a path.
+fn redact(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            for (name, field) in fields {
+                if is_secret(name) {
+                    *field = Value::from(LEFT_OUT);
+                    continue;
+                }
+                match field {
+                    Value::Array(words) if name == "words" => {
+                        words
+                            .iter_mut()
+                            .skip(1)
+                            .for_each(|word| *word = Value::from(LEFT_OUT));
+                    }
+                    Value::String(path) if name == "path" => {
+                        if let Some(at) = path.find('?') {
+                            path.truncate(at + 1);
+                            path.push_str(LEFT_OUT);
+                        }
+                    }
+                    other => redact(other),
+                }
+            }
+        }
+        Value::Array(all) => all.iter_mut().for_each(redact),
+        _ => {}
+    }
+}
+
+/// Takes secrets out of lines: PEM blocks, and what follows `name=` or `name:` of a secret.
+fn clean(text: &str) -> String {
+    let (mut cleaned, mut in_block) = (String::with_capacity(text.len()), false);
+    for line in text.lines() {
+        let begins = line.contains("-----BEGIN ");
+        if begins {
+            cleaned.push_str(LEFT_OUT);
+            cleaned.push('\n');
+        }
+        in_block |= begins;
+        if !in_block {
+            cleaned.push_str(&clean_line(line));
+            cleaned.push('\n');
+        }
+        in_block &= !line.contains("-----END ");
+    }
+    cleaned
+}
+
+fn clean_line(line: &str) -> String {
+    let mut rest = line;
+    let mut cleaned = String::with_capacity(line.len());
+    while let Some(at) = rest.find(['=', ':']) {
+        let (before, behind) = rest.split_at(at);
+        let name = before
+            .trim_end()
+            .rsplit(|c: char| !(c.is_alphanumeric() || "_-".contains(c)));
+        let name = name.into_iter().next().unwrap_or_default();
+        cleaned.push_str(before);
+        cleaned.push_str(&behind[..1]);
+        rest = &behind[1..];
+        if is_secret(name) {
+            // To the line's end: where a secret ends nobody can tell.
+            cleaned.push_str(LEFT_OUT);
+            return cleaned;
+        }
+    }
+    cleaned + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_do_not_stay_in_documents() {
+        let mut value = json!({
+            "check": {"command": {"words": ["probe", "--password", "hunter2"]}},
+            "http": {"path": "/health?token=hunter2", "host": "a"},
+            "api_token": "hunter2",
+            "list": [{"Secret": {"deep": "hunter2"}}],
+            "key": {"vip": "198.51.100.1"},
+        });
+        redact(&mut value);
+        assert!(!value.to_string().contains("hunter2"), "{value}");
+        assert_eq!(value["key"]["vip"], "198.51.100.1");
+        assert_eq!(value["check"]["command"]["words"][0], "probe");
+        assert_eq!(value["http"]["path"], "/health?(left out)");
+    }
+
+    #[test]
+    fn nor_in_lines() {
+        let text = "ip = 192.0.2.1\nbgp-password = hunter2 ; a comment\n[x] Token: hunter2\n\
+                    -----BEGIN PRIVATE KEY-----\nhunter2\n-----END PRIVATE KEY-----\nurl=http://a/?secret=hunter2&b\n\
+                    encryption_key_path = /etc/butterfly/key\n";
+        let cleaned = clean(text);
+        assert!(!cleaned.contains("hunter2"), "{cleaned}");
+        for kept in [
+            "ip = 192.0.2.1\n",
+            "bgp-password =(left out)\n",
+            "key_path = /etc/butterfly/key\n",
+        ] {
+            assert!(cleaned.contains(kept), "{cleaned}");
+        }
+    }
+}
