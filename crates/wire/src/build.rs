@@ -21,7 +21,7 @@ mod neighbours;
 mod tests;
 
 pub use dhcp::{dhcp_answer, dhcp_request, dhcpv6_answer, dhcpv6_request};
-pub use fragment::fragments;
+pub use fragment::{fragment_at, fragments};
 pub use l4::crc32c;
 pub use neighbours::{
     arp, arp_reply, arp_request, link_option, neighbour_advertisement, neighbour_solicitation,

@@ -12,6 +12,7 @@
 //! - making: [`build`] (frames), [`pcap`] and [`pcapng`] (capture files)
 
 mod addr;
+pub mod bpf;
 pub mod build;
 mod bytes;
 pub mod checksum;

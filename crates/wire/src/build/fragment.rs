@@ -27,6 +27,22 @@ pub fn fragments(frame: &[u8], size: usize, id: u32) -> Vec<Vec<u8>> {
         .collect()
 }
 
+/// The IP packet in `frame` as one piece of a larger datagram: its data begin at `offset` (a
+/// multiple of eight) there, and another piece follows if `more` says so. A frame that is not a
+/// whole IP packet is returned as it is.
+pub fn fragment_at(frame: &[u8], offset: u16, more: bool, id: u32) -> Vec<u8> {
+    let Ok(packet) = parse::parse(frame, frame.len()) else {
+        return frame.to_vec();
+    };
+    let Some(ip) = packet.ip().filter(|ip| ip.fragment.is_none()) else {
+        return frame.to_vec();
+    };
+    let l3 = usize::from(ip.l3);
+    let data_start = if ip.v6 { l3 + 40 } else { usize::from(ip.l4) };
+    let (headers, data) = (&frame[..data_start], &frame[data_start..ip.end as usize]);
+    fragment(headers, ip, id, usize::from(offset) / 8 * 8, more, data)
+}
+
 fn fragment(
     headers: &[u8],
     ip: &IpPacket,

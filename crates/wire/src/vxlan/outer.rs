@@ -132,6 +132,23 @@ impl Outer {
         }
     }
 
+    /// Where the outer packet is sent to.
+    pub fn destination(&self) -> IpAddr {
+        let l3 = usize::from(self.l3);
+        match self.v6 {
+            true => {
+                let mut octets = [0; 16];
+                octets.copy_from_slice(&self.bytes[l3 + 24..l3 + 40]);
+                Ipv6Addr::from(octets).into()
+            }
+            false => {
+                let mut octets = [0; 4];
+                octets.copy_from_slice(&self.bytes[l3 + 16..l3 + 20]);
+                Ipv4Addr::from(octets).into()
+            }
+        }
+    }
+
     /// Bytes of all headers together.
     #[inline]
     #[allow(clippy::len_without_is_empty)] // headers of no bytes do not exist
