@@ -6,6 +6,7 @@
 //! statistics. The thread ends, and the file is complete, when the last [`Trace`] is dropped.
 //! Directions are the guest's: what it sent is outbound.
 
+pub mod capture;
 mod file;
 
 use std::fs::File;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 
+use capture::Tap;
 use file::Format;
 use tracing::warn;
 use wire::pcap;
@@ -34,9 +36,17 @@ const FILE_MAX: u64 = 1 << 30;
 
 const APPLICATION: &str = concat!("butterfly ", env!("CARGO_PKG_VERSION"));
 
-/// A place to record frames. Clones record into the same file.
+/// Where frames of a NIC are recorded: a file, captures that somebody reads while they run
+/// ([`capture`]), or both. Clones record into the same ones.
 #[derive(Clone, Debug)]
 pub struct Trace {
+    file: Option<ToFile>,
+    taps: Arc<[Tap]>,
+}
+
+/// A file, and the queue towards it.
+#[derive(Clone, Debug)]
+struct ToFile {
     queue: SyncSender<Entry>,
     counts: Arc<Counts>,
     path: Arc<Path>,
@@ -99,10 +109,23 @@ impl Trace {
             .name("trace".to_owned())
             .stack_size(256 << 10)
             .spawn(move || writer.run(&entries))?;
-        Ok(Trace {
+        let file = ToFile {
             queue,
             counts,
             path: path.into(),
+        };
+        Ok(Trace {
+            file: Some(file),
+            taps: Arc::default(),
+        })
+    }
+
+    /// The file of `trace`, if there is one, and these captures; `None` when that is neither.
+    pub fn tapped(trace: Option<&Trace>, taps: &Arc<[Tap]>) -> Option<Trace> {
+        let file = trace.and_then(|trace| trace.file.clone());
+        (file.is_some() || !taps.is_empty()).then(|| Trace {
+            file,
+            taps: taps.clone(),
         })
     }
 
@@ -117,9 +140,14 @@ impl Trace {
         time_ns: u64,
     ) {
         let len = batch.frames()[index].len();
-        self.put(len, direction, dropped, time_ns, || {
-            batch.to_bytes(index).into()
-        });
+        if let Some(file) = &self.file {
+            file.put(len, direction, dropped, time_ns, || {
+                batch.to_bytes(index).into()
+            });
+        }
+        for tap in self.taps.iter() {
+            tap.offer(direction, batch, index, dropped, time_ns);
+        }
     }
 
     /// Records a frame that is in no batch.
@@ -130,19 +158,27 @@ impl Trace {
         dropped: Option<&'static str>,
         time_ns: u64,
     ) {
-        self.put(frame.len(), direction, dropped, time_ns, || frame.into());
+        if let Some(file) = &self.file {
+            file.put(frame.len(), direction, dropped, time_ns, || frame.into());
+        }
+        for tap in self.taps.iter() {
+            tap.offer_bytes(direction, frame, dropped, time_ns);
+        }
     }
 
     /// Frames that did not get into the file.
     pub fn lost(&self) -> u64 {
-        self.counts.lost.load(Ordering::Relaxed)
+        let file = self.file.as_ref();
+        file.map_or(0, |file| file.counts.lost.load(Ordering::Relaxed))
     }
 
     /// The file.
-    pub fn path(&self) -> &Path {
-        &self.path
+    pub fn path(&self) -> Option<&Path> {
+        self.file.as_ref().map(|file| &*file.path)
     }
+}
 
+impl ToFile {
     fn put(
         &self,
         len: usize,
@@ -285,7 +321,7 @@ impl Writer {
         // Frames that found no room in the queue were never seen here.
         let offered = self.seen + (lost - self.unwritten);
         self.block.clear();
-        file::statistics(&mut self.block, self.last_time_ns, offered, lost);
+        pcapng::statistics(&mut self.block, 0, self.last_time_ns, offered, lost);
         let written = self
             .out
             .write_all(&self.block)

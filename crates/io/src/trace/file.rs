@@ -183,30 +183,3 @@ fn ends_whole(file: &File, length: u64) -> io::Result<bool> {
     file.read_exact_at(&mut first, start + 4)?;
     Ok(first == last)
 }
-
-/// Appends an interface statistics block (pcapng, section 4.6): frames that were to be recorded,
-/// and how many of them are missing (`isb_osdrop`).
-pub(super) fn statistics(out: &mut Vec<u8>, time_ns: u64, offered: u64, lost: u64) {
-    const INTERFACE_STATISTICS: u32 = 5;
-    const ISB_IFRECV: u16 = 4;
-    const ISB_OSDROP: u16 = 7;
-    const LEN: u32 = 52;
-    let start = out.len();
-    for word in [
-        INTERFACE_STATISTICS,
-        LEN,
-        0,
-        (time_ns >> 32) as u32,
-        time_ns as u32,
-    ] {
-        out.extend(word.to_le_bytes());
-    }
-    for (option, value) in [(ISB_IFRECV, offered), (ISB_OSDROP, lost)] {
-        out.extend(option.to_le_bytes());
-        out.extend(8u16.to_le_bytes());
-        out.extend(value.to_le_bytes());
-    }
-    out.extend(0u32.to_le_bytes()); // end of options
-    out.extend(LEN.to_le_bytes());
-    debug_assert_eq!(out.len() - start, LEN as usize);
-}

@@ -1,0 +1,290 @@
+//! Captures: frames for somebody who reads them while they pass, chosen by a filter. A reader that
+//! is slow loses frames, which are counted; a worker never waits for it.
+//!
+//! One [`Capture`] takes frames from several places, each by a [`Tap`] of its own. Its queue has
+//! bounds for frames and bytes; the reader takes them from the [`Receiver`] that is made with it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+
+use wire::bpf::Filter;
+use wire::pcapng::Direction;
+
+use crate::frame::Batch;
+
+/// Frames that wait for the reader at most, and their bytes.
+pub const WAITING_FRAMES: usize = 4096;
+/// See [`WAITING_FRAMES`].
+pub const WAITING_BYTES: usize = 8 << 20;
+
+/// Which frames are caught, and how much of each.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// Frames that it says no to are not counted either.
+    pub filter: Option<Filter>,
+    /// The first bytes of each, so many at the most.
+    pub snap_len: usize,
+    /// One direction alone, as the NIC or uplink sees it.
+    pub direction: Option<Direction>,
+    /// Those that are dropped alone.
+    pub dropped_only: bool,
+}
+
+/// A frame that was caught.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Caught {
+    /// The number of its [`Tap`].
+    pub source: u32,
+    /// Nanoseconds since 1970.
+    pub time_ns: u64,
+    /// As the NIC or uplink sees it.
+    pub direction: Direction,
+    /// The reason's name when it was not delivered.
+    pub dropped: Option<&'static str>,
+    /// Bytes of the whole frame.
+    pub frame_len: u32,
+    /// Its first bytes.
+    pub bytes: Box<[u8]>,
+}
+
+/// Where taps put frames.
+#[derive(Debug)]
+pub struct Capture {
+    wanted: Wanted,
+    queue: SyncSender<Caught>,
+    waiting_bytes: AtomicUsize,
+    seen: AtomicU64,
+    lost: AtomicU64,
+    /// Nobody reads any more.
+    ended: AtomicBool,
+}
+
+/// One place that a capture takes frames from.
+#[derive(Clone, Debug)]
+pub struct Tap {
+    /// The capture.
+    pub capture: Arc<Capture>,
+    /// Which of its places: the number that its frames have.
+    pub source: u32,
+}
+
+impl Capture {
+    /// A capture, and where its frames come out. Whoever takes one out [says so](Self::taken).
+    pub fn new(wanted: Wanted) -> (Arc<Capture>, Receiver<Caught>) {
+        let (queue, frames) = sync_channel(WAITING_FRAMES);
+        let capture = Capture {
+            wanted,
+            queue,
+            waiting_bytes: AtomicUsize::new(0),
+            seen: AtomicU64::new(0),
+            lost: AtomicU64::new(0),
+            ended: AtomicBool::new(false),
+        };
+        (Arc::new(capture), frames)
+    }
+
+    /// A frame was taken out of the queue.
+    pub fn taken(&self, caught: &Caught) {
+        self.waiting_bytes
+            .fetch_sub(caught.bytes.len(), Ordering::Relaxed);
+    }
+
+    /// Frames that the filter wanted, and how many of them were lost.
+    pub fn counts(&self) -> (u64, u64) {
+        let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        (count(&self.seen), count(&self.lost))
+    }
+
+    fn chooses(&self, direction: Direction, dropped: bool) -> bool {
+        let wanted = &self.wanted;
+        wanted.direction.is_none_or(|one| one == direction)
+            && (dropped || !wanted.dropped_only)
+            && !self.ended.load(Ordering::Relaxed)
+    }
+
+    /// True when there is room for so many bytes; false when the frame is lost.
+    fn reserve(&self, bytes: usize) -> bool {
+        self.seen.fetch_add(1, Ordering::Relaxed);
+        // A bound, not a balance: two workers may pass it together by a frame.
+        let fits = self.waiting_bytes.load(Ordering::Relaxed) + bytes <= WAITING_BYTES;
+        if fits {
+            self.waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
+        } else {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+        fits
+    }
+
+    fn put(&self, caught: Caught) {
+        let bytes = caught.bytes.len();
+        if let Err(error) = self.queue.try_send(caught) {
+            self.waiting_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            self.lost.fetch_add(1, Ordering::Relaxed);
+            if let TrySendError::Disconnected(_) = error {
+                self.ended.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+impl Tap {
+    /// Offers frame `index` of a batch as it is now. Never waits. Of a long frame the beginning is
+    /// looked at first; all of it is copied when the filter asks for more.
+    pub fn offer(
+        &self,
+        direction: Direction,
+        batch: &Batch,
+        index: usize,
+        dropped: Option<&'static str>,
+        time_ns: u64,
+    ) {
+        let capture = &*self.capture;
+        if !capture.chooses(direction, dropped.is_some()) {
+            return;
+        }
+        let frame = &batch.frames()[index];
+        let (len, snap_len) = (frame.len(), capture.wanted.snap_len);
+        if let Some(filter) = &capture.wanted.filter {
+            let wants = filter
+                .wants(frame.head(), len)
+                .or_else(|_| filter.wants(&batch.to_bytes(index), len));
+            if wants != Ok(true) {
+                return;
+            }
+        }
+        if !capture.reserve(len.min(snap_len)) {
+            return;
+        }
+        let bytes: Box<[u8]> = match frame.head().get(..snap_len.min(len)) {
+            Some(first) => first.into(),
+            None => {
+                let mut bytes = batch.to_bytes(index);
+                bytes.truncate(snap_len);
+                bytes.into()
+            }
+        };
+        self.caught(direction, dropped, time_ns, len, bytes);
+    }
+
+    /// Offers a frame that is in no batch.
+    pub fn offer_bytes(
+        &self,
+        direction: Direction,
+        frame: &[u8],
+        dropped: Option<&'static str>,
+        time_ns: u64,
+    ) {
+        let capture = &*self.capture;
+        if !capture.chooses(direction, dropped.is_some()) {
+            return;
+        }
+        let filter = capture.wanted.filter.as_ref();
+        if filter.is_some_and(|filter| filter.wants(frame, frame.len()) != Ok(true)) {
+            return;
+        }
+        let bytes = &frame[..frame.len().min(capture.wanted.snap_len)];
+        if capture.reserve(bytes.len()) {
+            self.caught(direction, dropped, time_ns, frame.len(), bytes.into());
+        }
+    }
+
+    fn caught(
+        &self,
+        direction: Direction,
+        dropped: Option<&'static str>,
+        time_ns: u64,
+        len: usize,
+        bytes: Box<[u8]>,
+    ) {
+        self.capture.put(Caught {
+            source: self.source,
+            time_ns,
+            direction,
+            dropped,
+            frame_len: len as u32,
+            bytes,
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all() -> Wanted {
+        Wanted {
+            filter: None,
+            snap_len: 65_535,
+            direction: None,
+            dropped_only: false,
+        }
+    }
+
+    #[test]
+    fn a_slow_reader_loses_frames_and_a_gone_one_ends_it() {
+        let (capture, frames) = Capture::new(all());
+        let tap = Tap {
+            capture: capture.clone(),
+            source: 3,
+        };
+        let offer = |len: usize| tap.offer_bytes(Direction::Inbound, &vec![7; len], None, 1);
+        for _ in 0..WAITING_FRAMES + 10 {
+            offer(60);
+        }
+        assert_eq!(capture.counts(), (WAITING_FRAMES as u64 + 10, 10));
+        for caught in frames.try_iter() {
+            capture.taken(&caught);
+            assert_eq!((caught.source, caught.frame_len), (3, 60));
+        }
+        for _ in 0..200 {
+            offer(65_000);
+        }
+        let fits = WAITING_BYTES / 65_000;
+        assert_eq!(frames.try_iter().count(), fits);
+        assert_eq!(capture.counts().1, 10 + 200 - fits as u64);
+        drop(frames);
+        let (capture, frames) = Capture::new(all());
+        drop(frames);
+        let tap = Tap { capture, source: 0 };
+        for _ in 0..3 {
+            tap.offer_bytes(Direction::Inbound, &[7; 60], None, 1);
+        }
+        // The first one found nobody; then it is over.
+        assert_eq!(tap.capture.counts(), (1, 1));
+    }
+
+    #[test]
+    fn what_is_not_wanted_is_not_counted() {
+        for (wanted, caught) in [
+            (all(), 4),
+            (
+                Wanted {
+                    direction: Some(Direction::Outbound),
+                    ..all()
+                },
+                2,
+            ),
+            (
+                Wanted {
+                    dropped_only: true,
+                    ..all()
+                },
+                2,
+            ),
+        ] {
+            let (capture, frames) = Capture::new(Wanted {
+                snap_len: 20,
+                ..wanted
+            });
+            let tap = Tap { capture, source: 0 };
+            for direction in [Direction::Inbound, Direction::Outbound] {
+                for dropped in [None, Some("mac_spoofed")] {
+                    tap.offer_bytes(direction, &[7; 60], dropped, 1);
+                }
+            }
+            assert_eq!(tap.capture.counts(), (caught, 0));
+            assert!(frames.try_iter().all(|caught| caught.bytes.len() == 20));
+        }
+    }
+}
