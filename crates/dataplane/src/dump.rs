@@ -48,7 +48,8 @@ impl Dump {
     }
 }
 
-fn info(entry: &Entry, key: &Key, now: Now) -> FlowInfo {
+/// A flow as it stands.
+pub(crate) fn info(entry: &Entry, key: &Key, now: Now) -> FlowInfo {
     let (initiator, responder) = (entry.initiator(), 1 - entry.initiator());
     let endpoint = |side: usize| Endpoint {
         uid: key.uid(side),

@@ -16,6 +16,7 @@ use crate::learned::LearnedMac;
 use crate::load::{QueueLoad, WorkerLoad};
 use crate::queue::QueueId;
 use crate::report::PortReport;
+use crate::trial::{Report, Trial};
 use crate::underlay::Underlay;
 use crate::view::View;
 
@@ -45,6 +46,9 @@ pub(crate) enum Command {
     Ports(Option<PortSlot>, Sender<Vec<PortReport>>),
     /// The MACs that it has learnt in a network.
     Learned(Vni, Sender<Vec<LearnedMac>>),
+    /// What would become of a frame; nothing is changed. The trial comes back, to be dropped by who
+    /// has made it.
+    Trial(Box<Trial>, Sender<(Box<Report>, Box<Trial>)>),
     Stop,
 }
 

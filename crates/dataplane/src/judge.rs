@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use wire::Mac;
 
-use crate::ids::RuleSlot;
+use crate::ids::{GroupIdx, RuleSlot};
 use crate::ruleset::{Asked, Direction};
 use crate::snapshot::{AddressPair, PortConfig};
 use crate::view::View;
@@ -35,6 +35,40 @@ pub(crate) struct Question {
     pub midstream: bool,
 }
 
+impl Question {
+    /// What rules of one direction are asked.
+    #[inline]
+    pub(crate) fn to_rules(self, direction: Direction) -> Asked {
+        Asked {
+            direction,
+            protocol: self.protocol,
+            selector: self.selector,
+            peer: match direction {
+                Direction::Egress => self.dst,
+                Direction::Ingress => self.src,
+            },
+        }
+    }
+}
+
+/// What a group says to a question.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GroupAnswer {
+    /// This rule of it allows what is asked.
+    Allows(RuleSlot),
+    /// None of its rules does.
+    Silent,
+    /// There is no such group: it allows nothing.
+    Missing,
+}
+
+/// Told of each group that is asked, and what it says.
+pub(crate) trait Look: FnMut(GroupIdx, GroupAnswer) {}
+impl<F: FnMut(GroupIdx, GroupAnswer)> Look for F {}
+
+/// Nobody looks: costs nothing.
+fn unseen(_: GroupIdx, _: GroupAnswer) {}
+
 /// May the packet leave `nic`? `owned` says whether its source address is the NIC's.
 pub(crate) fn egress(
     view: &View,
@@ -42,43 +76,66 @@ pub(crate) fn egress(
     question: &Question,
     owned: bool,
 ) -> Option<Grant> {
+    egress_seen(view, nic, question, owned, unseen)
+}
+
+/// The same, with somebody who looks on.
+pub(crate) fn egress_seen(
+    view: &View,
+    nic: &PortConfig,
+    question: &Question,
+    owned: bool,
+    look: impl Look,
+) -> Option<Grant> {
     if nic.bypass || (!view.open_to(nic.slot).needs_egress && owned) {
         return Some(Grant::default());
     }
-    let asked = Asked {
-        direction: Direction::Egress,
-        protocol: question.protocol,
-        selector: question.selector,
-        peer: question.dst,
-    };
-    by_groups(view, nic, &asked, question.midstream)
+    let asked = question.to_rules(Direction::Egress);
+    by_groups(view, nic, &asked, question.midstream, look)
 }
 
 /// May the packet enter `nic`?
 pub(crate) fn ingress(view: &View, nic: &PortConfig, question: &Question) -> Option<Grant> {
+    ingress_seen(view, nic, question, unseen)
+}
+
+/// The same, with somebody who looks on.
+pub(crate) fn ingress_seen(
+    view: &View,
+    nic: &PortConfig,
+    question: &Question,
+    look: impl Look,
+) -> Option<Grant> {
     if nic.bypass {
         return Some(Grant::default());
     }
-    let asked = Asked {
-        direction: Direction::Ingress,
-        protocol: question.protocol,
-        selector: question.selector,
-        peer: question.src,
-    };
-    by_groups(view, nic, &asked, question.midstream)
+    let asked = question.to_rules(Direction::Ingress);
+    by_groups(view, nic, &asked, question.midstream, look)
 }
 
 /// Asks the NIC's groups one after the other. A group that does not exist allows nothing.
-fn by_groups(view: &View, nic: &PortConfig, asked: &Asked, midstream: bool) -> Option<Grant> {
+fn by_groups(
+    view: &View,
+    nic: &PortConfig,
+    asked: &Asked,
+    midstream: bool,
+    mut look: impl Look,
+) -> Option<Grant> {
     let mut granted: Option<Grant> = None;
     for index in &nic.groups {
         let Some(group) = view.groups().get(*index) else {
+            look(*index, GroupAnswer::Missing);
             continue;
         };
         if granted.is_some() && !group.allow_midstream {
             continue;
         }
-        if let Some(rule) = group.rules.decide(asked, view.groups()) {
+        let rule = group.rules.decide(asked, view.groups());
+        look(
+            *index,
+            rule.map_or(GroupAnswer::Silent, GroupAnswer::Allows),
+        );
+        if let Some(rule) = rule {
             granted = Some(Grant {
                 rule: Some(rule),
                 drain: group.drain,

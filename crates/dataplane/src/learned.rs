@@ -230,6 +230,14 @@ impl LearnedMacs {
         })
     }
 
+    /// Copies what another table knows of a MAC, for a [trial](crate::trial).
+    pub(crate) fn copy_in(&mut self, of: &LearnedMacs, network: NetworkIdx, mac: Mac) {
+        if let Some(learned) = of.macs.get(&(network, mac)) {
+            self.macs.insert((network, mac), *learned);
+            *self.shares.entry(learned.location).or_default() += 1;
+        }
+    }
+
     /// Where `mac` was heard.
     #[inline]
     pub(crate) fn find(&self, network: NetworkIdx, mac: Mac, now_secs: u32) -> Option<Location> {

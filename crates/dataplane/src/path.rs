@@ -27,6 +27,7 @@ use crate::stages::{
     remember, rules, spoof, wait,
 };
 use crate::time::Now;
+use crate::trial::Stage;
 use crate::underlay::Underlay;
 use crate::view::View;
 use crate::waiting::{Judged, Released, Waiting};
@@ -66,7 +67,7 @@ pub(crate) struct Path {
     pub tables: Tables,
     pub counters: Arc<Counters>,
     pub watch: Watch,
-    underlay: Arc<Underlay>,
+    pub underlay: Arc<Underlay>,
     wanted: Arc<Wanted>,
     fast_path: FastPath,
     items: Vec<Item>,
@@ -213,7 +214,7 @@ impl Path {
                 parse::run(&mut round, all);
                 wait::jobs(&mut round, frames);
             } else {
-                decide(&mut round, all, Some(frames));
+                decide(&mut round, all, Some(frames), &mut nobody);
                 wait::forget_delivered(&mut round, frames);
             }
             wait::send(&mut round, frames);
@@ -263,9 +264,18 @@ impl Path {
             .received(from.slot, batch.len() as u64, bytes as u64);
         let mut arrivals = [outer::NOWHERE; BATCH];
         let counters = &self.counters;
-        let mut left = outer::run(batch, &self.view, &self.underlay, &mut arrivals, |reason| {
+        let raw = self.view.uplink_taps().arrived(from.slot, batch);
+        let mut reasons = [None; BATCH];
+        let dropped = |index: usize, reason| {
             counters.dropped_from(from.slot, reason);
-        });
+            reasons[index % BATCH] = Some(reason);
+        };
+        let (view, underlay) = (&self.view, &self.underlay);
+        let mut left = outer::run(batch, view, underlay, &mut arrivals, dropped);
+        if !raw.is_empty() {
+            let taps = self.view.uplink_taps();
+            taps.received(from.slot, &raw, &reasons, now);
+        }
         if left == 0 {
             return 0;
         }
@@ -330,7 +340,7 @@ impl Path {
         now: Now,
     ) {
         if let Some((_, _, mut round)) = self.open(from, batch, now) {
-            judge(&mut round, frames);
+            judge(&mut round, frames, &mut nobody);
             round.jobs.sort_unstable_by_key(|job| job.frame);
         }
         self.deliver_arriving(from, batch, ports, now);
@@ -468,7 +478,7 @@ impl Path {
         let left = fast_path.run(round); //          1  of a flow that is known in all: straight to delivery
         watch.mark(Step::FastPath);
         if left != 0 {
-            judge(round, left); //         2 to 12  below
+            judge(round, left, &mut nobody); // 2 to 12  below
             round.jobs.sort_unstable_by_key(|job| job.frame);
         }
         watch.mark(Step::Judge);
@@ -545,25 +555,46 @@ impl Path {
     }
 }
 
+/// Is told what was done, after each step: see [`trial`](crate::trial). Where nobody is, it costs
+/// nothing.
+pub(crate) trait Observer: FnMut(Stage, &mut Round) {}
+impl<F: FnMut(Stage, &mut Round)> Observer for F {}
+
+#[inline(always)]
+fn nobody(_: Stage, _: &mut Round) {}
+
 /// The whole path of those frames whose bits are set, as far as delivery.
-fn judge(round: &mut Round, frames: Bits) {
-    decide(round, frames, None);
+#[inline]
+pub(crate) fn judge(round: &mut Round, frames: Bits, after: &mut impl Observer) {
+    decide(round, frames, None, after);
     encapsulate::run(round); //         12  what is for other hosts: by which next hop, and does it fit?
+    after(Stage::Encapsulate, round);
 }
 
 /// Its part that says what may go where, of new frames or of those that have `waited`.
-fn decide(round: &mut Round, frames: Bits, waited: Option<&[Released]>) {
+#[inline]
+fn decide(round: &mut Round, frames: Bits, waited: Option<&[Released]>, after: &mut impl Observer) {
     parse::run(round, frames); //        2  what is it? all lengths are checked here
+    after(Stage::Parse, round);
     spoof::run(round); //                3  does it come from whom it says?
+    after(Stage::Spoof, round);
     match waited {
         None => fragments::run(round), // 4  a later fragment is judged like its first one
         Some(waited) => wait::lend(round, waited),
     }
+    after(Stage::Fragments, round);
     always::run(round); //               5  passed or refused whatever the rules say
+    after(Stage::Always, round);
     neighbours::run(round); //           6  who asks where another host's machine is gets the answer from here
+    after(Stage::Neighbours, round);
     destination::run(round); //          7  where to
+    after(Stage::Destination, round);
     known::run(round); //                8  a known flow under this epoch? the same again
+    after(Stage::Known, round);
     rules::egress(round); //             9  may it leave its sender?
+    after(Stage::Egress, round);
     rules::ingress(round); //           10  may it enter its target?
+    after(Stage::Ingress, round);
     remember::run(round); //            11  remember both directions
+    after(Stage::Remember, round);
 }

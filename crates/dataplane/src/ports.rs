@@ -275,6 +275,21 @@ impl Ports {
         }
     }
 
+    /// Whether a frame would be written to a NIC or an uplink, as far as that is known before.
+    pub(crate) fn outlook(&self, target: PortSlot, steer: u32) -> Result<(), DropReason> {
+        let on = self.routes.on(target);
+        if on == 0 {
+            return Err(DropReason::TargetDown);
+        }
+        let pair = pick(on, steer);
+        match self.peek(QueueId { slot: target, pair }) {
+            Some(attached) if attached.broken || !attached.port.ring_state().up => {
+                Err(DropReason::TargetDown)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// What a NIC takes undone, whichever worker has its queues.
     pub(crate) fn accepts(&self, target: PortSlot) -> Accepts {
         match self.peek(target.into()) {

@@ -20,6 +20,7 @@ use crate::report::PortReport;
 use crate::snapshot::Snapshot;
 use crate::switch::Switch;
 use crate::time::Now;
+use crate::trial::Report;
 use crate::underlay::Underlay;
 use crate::worker::{Turn, Worker};
 
@@ -217,6 +218,12 @@ impl Simulation {
     /// Adds flows; gives how many were taken.
     pub fn import_flows(&mut self, flows: Vec<FlowInfo>) -> usize {
         self.ask(move |switch| switch.import_flows(flows).unwrap_or_default())
+    }
+
+    /// What would become of a frame of this NIC or uplink; `None` when its worker was stopped.
+    pub fn trial(&mut self, from: PortSlot, frame: &[u8]) -> Option<Box<Report>> {
+        let frame = frame.to_vec();
+        self.ask(move |switch| switch.trial(from, frame).ok())
     }
 
     /// What the first worker has been doing.

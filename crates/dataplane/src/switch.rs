@@ -17,6 +17,7 @@ use sys::poll::Doorbell;
 use wire::Vni;
 
 use crate::balance::{self, Move, QueueBalancer, QueueUse};
+use crate::captures::Taps;
 use crate::config::WorkerConfig;
 use crate::counters::{Counters, PortCounters, RuleCounters};
 use crate::flow::{FlowInfo, FlowTable};
@@ -29,6 +30,7 @@ use crate::queue::{MAX_WORKERS, QueueId, Routes};
 use crate::report::PortReport;
 use crate::sleep_flag::SleepFlag;
 use crate::snapshot::Snapshot;
+use crate::trial::{Report, Trial};
 use crate::underlay::Underlay;
 use crate::view::View;
 use crate::wanted::Wanted;
@@ -44,7 +46,8 @@ pub struct Switch {
     queues: Mutex<BTreeMap<QueueId, Assigned>>,
     wanted: Arc<Wanted>,
     /// The view in force; `None`: a worker has ended, and none can be.
-    published: Mutex<Option<Arc<View>>>,
+    pub(crate) published: Mutex<Option<Arc<View>>>,
+    pub(crate) taps: Taps,
     /// How busy each worker was at the last look, in thousandths.
     busy: Vec<AtomicU64>,
     stopping: Mutex<bool>,
@@ -118,6 +121,7 @@ impl Switch {
             queues: Mutex::default(),
             wanted,
             published: Mutex::new(Some(Arc::default())),
+            taps: Taps::default(),
             busy: (0..count).map(|_| AtomicU64::new(0)).collect(),
             stopping: Mutex::new(false),
             stopped: Condvar::new(),
@@ -147,7 +151,8 @@ impl Switch {
         tracing::debug!(epoch, opened, "a snapshot is handed to the workers");
         let (view, gone): (_, Arc<[PortSlot]>) = (Arc::new(view), difference.gone.into());
         // The answers are the views before: they are dropped here and not on the path.
-        self.ask_all(|answer| Command::Publish(view.clone(), gone.clone(), answer))?;
+        let handed = self.taps.applied_to(&view);
+        self.ask_all(|answer| Command::Publish(handed.clone(), gone.clone(), answer))?;
         *published = Some(view);
         if self.workers.len() > 1 {
             // Frames that were judged before may still be on their way to another worker.
@@ -303,6 +308,17 @@ impl Switch {
         Ok(all)
     }
 
+    /// What would become of a frame that came from a NIC, or from an uplink's wire: the path judges
+    /// it, and nothing is sent, counted, learnt or remembered. Asks the worker that has the queue.
+    pub fn trial(&self, from: PortSlot, frame: Vec<u8>) -> Result<Box<Report>, WorkerGone> {
+        let assigned = self.queues().get(&QueueId::from(from)).map(|to| to.worker);
+        let worker = assigned.unwrap_or(0);
+        // What it needs is made here, and the worker makes nothing large.
+        let trial = Box::new(Trial::new(worker, from, frame));
+        let answer = self.ask(worker, |answer| Command::Trial(trial, answer));
+        answer.wait().map(|(report, _)| report)
+    }
+
     /// What all workers together have counted for a NIC. At any time, without asking them.
     pub fn port_counters(&self, slot: PortSlot) -> PortCounters {
         let mut sum = PortCounters::default();
@@ -366,7 +382,7 @@ impl Switch {
     }
 
     /// Asks all at once, and waits for all whatever becomes of one.
-    fn ask_all<T>(
+    pub(crate) fn ask_all<T>(
         &self,
         command: impl Fn(std::sync::mpsc::Sender<T>) -> Command,
     ) -> Result<Vec<T>, WorkerGone> {

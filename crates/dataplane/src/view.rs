@@ -8,6 +8,8 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use io::trace::Trace;
+use io::trace::capture::Tap;
 use wire::Vni;
 
 use crate::address_set::AddressSet;
@@ -18,6 +20,7 @@ use crate::overlay::{EndpointIdx, Overlay, SharedMap};
 use crate::ruleset::GroupMembers;
 use crate::snapshot::{Changed, Epoch, Group, Network, PortConfig, Snapshot};
 use crate::table::Table;
+use crate::uplink_taps::UplinkTaps;
 
 /// A copy costs nothing.
 #[derive(Clone, Default)]
@@ -36,6 +39,7 @@ pub(crate) struct View {
     owned: SharedMap<(NetworkIdx, IpAddr), u32>,
     /// Which NICs are in a group.
     users: imbl::OrdSet<(GroupIdx, PortSlot)>,
+    uplink_taps: UplinkTaps,
 }
 
 /// Groups by their index.
@@ -252,6 +256,36 @@ impl View {
             }
         }
         noted.opened += ask.len();
+    }
+
+    /// This view with captures of some NICs and uplinks: a NIC's configuration is the declared one
+    /// but for its trace. It is no change of the configuration, the epoch stays, and no flow is
+    /// decided again.
+    pub(crate) fn tapped<'a>(
+        &self,
+        taps: impl Iterator<Item = (PortSlot, PortUid, &'a [Tap])>,
+    ) -> View {
+        let mut view = self.clone();
+        let mut uplinks = Vec::new();
+        for (slot, uid, taps) in taps {
+            let taps: Arc<[Tap]> = taps.into();
+            if slot.is_uplink() {
+                uplinks.push((slot, taps));
+            } else if let Some(config) = self.port_with_uid(slot, uid) {
+                let config = PortConfig {
+                    trace: Trace::tapped(config.trace.as_ref(), &taps),
+                    ..config.clone()
+                };
+                view.ports.set(slot.0 as usize, Some(Arc::new(config)));
+            }
+        }
+        view.uplink_taps = UplinkTaps::new(uplinks.into_iter());
+        view
+    }
+
+    #[inline]
+    pub(crate) fn uplink_taps(&self) -> &UplinkTaps {
+        &self.uplink_taps
     }
 
     fn open_of(&self, config: &PortConfig) -> Open {

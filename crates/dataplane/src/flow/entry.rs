@@ -196,6 +196,30 @@ impl Entry {
         }
     }
 
+    /// Takes over how another table's entry of the same flow stands; not which list it is in.
+    pub(super) fn copy_from(&self, of: &Entry) {
+        self.epoch.set(of.epoch.get());
+        self.timeout_secs.set(of.timeout_secs.get());
+        self.flags.set(of.flags.get());
+        for (mine, theirs) in self.sides.iter().zip(&of.sides) {
+            mine.frames.set(theirs.frames.get());
+            mine.bytes.set(theirs.bytes.get());
+            for number in 0..2 {
+                mine.rules[number].set(theirs.rules[number].get());
+            }
+            mine.end.set(theirs.end.get());
+            mine.ack.set(theirs.ack.get());
+            mine.edge.set(theirs.edge.get());
+            mine.fast_path.set(theirs.fast_path.get());
+            mine.born_secs.set(theirs.born_secs.get());
+            mine.last_ms.set(theirs.last_ms.get());
+            mine.pair.set(theirs.pair.get());
+            mine.hint.set(theirs.hint.get());
+            mine.seen.set(theirs.seen.get());
+            mine.scale.set(theirs.scale.get());
+        }
+    }
+
     /// Notes the rules by which it passes.
     pub(crate) fn set_rules(&self, egress: u32, ingress: u32) {
         for side in &self.sides {

@@ -150,12 +150,8 @@ impl Flows {
         if owner >= self.lists.len() {
             self.lists.resize(owner + 1, [EMPTY; 2]);
         }
-        let begun = self.table.begun(charged.0).load(Ordering::Relaxed);
-        let full = match begun >= new.share {
-            true => DropReason::FlowShareFull,
-            false => DropReason::FlowTableFull,
-        };
-        if begun >= self.part(new.share) && !self.give_up_one(owner, new.now_ms) {
+        let (over, full) = self.is_over(charged, new.share);
+        if over && !self.give_up_one(owner, new.now_ms) {
             return Err(full);
         }
         let mut free = self.take_free();
@@ -178,6 +174,75 @@ impl Flows {
             }
             _ => Ok(Some(id)),
         }
+    }
+
+    /// Whether the NIC has its part of the table, and why a new flow is refused if none of its own
+    /// can go for it.
+    fn is_over(&self, charged: PortSlot, share: u32) -> (bool, DropReason) {
+        let begun = self.table.begun(charged.0).load(Ordering::Relaxed);
+        let full = match begun >= share {
+            true => DropReason::FlowShareFull,
+            false => DropReason::FlowTableFull,
+        };
+        (begun >= self.part(share), full)
+    }
+
+    /// Whether [`insert`](Self::insert) would take a flow of these two NICs now, or why not.
+    /// Changes nothing.
+    pub(crate) fn would_take(
+        &self,
+        owner: PortSlot,
+        peer: PortSlot,
+        share: u32,
+        now_ms: u32,
+    ) -> Result<(), DropReason> {
+        let charged = charged(owner, peer);
+        let (over, full) = self.is_over(charged, share);
+        let needs_one = over || self.table.len() >= self.table.max();
+        match needs_one && !self.could_give_up_one(charged, now_ms) {
+            true => Err(full),
+            false => Ok(()),
+        }
+    }
+
+    /// One of the flows that [`give_up_one`](Self::give_up_one) would look at could go.
+    fn could_give_up_one(&self, owner: PortSlot, now_ms: u32) -> bool {
+        let lists = self.lists.get(owner.0 as usize);
+        lists.into_iter().flatten().any(|list| {
+            let mut id = list.head;
+            for _ in 0..LOOKS {
+                if id == NONE {
+                    return false;
+                }
+                let entry = self.table.entry(id);
+                if entry.state.get() != 0 && is_expendable(entry, now_ms) {
+                    return true;
+                }
+                id = entry.sides[1].link.get();
+            }
+            false
+        })
+    }
+
+    /// Adds what another table has of a flow, for a [trial](crate::trial). None when it cannot.
+    pub(crate) fn copy_in(&mut self, of: &Entry) -> Option<FlowId> {
+        let (key, (owner, peer)) = (of.key(), of.slots());
+        let new = NewFlow {
+            key,
+            hash: self.table.hash(&key),
+            initiator: of.initiator(),
+            owner,
+            peer,
+            share: u32::MAX,
+            state: of.state(),
+            timeout_secs: of.timeout_secs.get(),
+            epoch: of.epoch.get(),
+            now_ms: 0,
+            now_secs: 0,
+        };
+        let id = self.insert(&new).ok()??;
+        self.table.entry(id).copy_from(of);
+        Some(id)
     }
 
     fn write(&self, id: FlowId, new: &NewFlow) {
@@ -316,15 +381,14 @@ impl Flows {
                     self.take_back(id);
                     continue;
                 }
-                let class = class(entry.state());
-                let idle = entry.expired(now_ms) || entry.idle_ms(now_ms) >= IDLE_ENOUGH_MS;
-                if class == TRANSIENT || idle {
+                if is_expendable(entry, now_ms) {
                     self.evicted += u64::from(!entry.expired(now_ms));
                     self.discard(id);
                     self.fetch(self.lists[owner][list].head);
                     return true;
                 }
                 // In use: to the end of the settled ones, so that the next call looks at others.
+                let class = class(entry.state());
                 self.unlink(id);
                 self.append(id, class);
             }
@@ -425,6 +489,12 @@ impl Flows {
             self.table.entry(after).sides[0].link.set(before);
         }
     }
+}
+
+/// Can be given up for a new flow of the same NIC.
+fn is_expendable(entry: &Entry, now_ms: u32) -> bool {
+    let idle = entry.expired(now_ms) || entry.idle_ms(now_ms) >= IDLE_ENOUGH_MS;
+    class(entry.state()) == TRANSIENT || idle
 }
 
 fn class(state: FlowState) -> u8 {

@@ -59,6 +59,7 @@ pub(crate) enum Disposition {
 }
 
 /// A fragment that waits for its first one.
+#[derive(Clone)]
 pub(crate) struct Held {
     pub key: DatagramKey,
     pub source: PortSlot,
@@ -67,6 +68,7 @@ pub(crate) struct Held {
     since_ms: u32,
 }
 
+#[derive(Clone)]
 pub(crate) struct Fragments {
     max: usize,
     datagrams: HashMap<DatagramKey, Datagram, SeedableRandomState>,

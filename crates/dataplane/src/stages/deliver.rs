@@ -4,14 +4,15 @@
 use io::frame::BATCH;
 use io::port::TransmitError;
 use io::trace::Direction;
-use wire::vxlan::{self, ecn};
+use wire::vxlan::{self, Outer, ecn};
 
 use crate::drop_reason::DropReason;
 use crate::ids::PortSlot;
 use crate::ports::{Handed, Ports, refusal};
-use crate::round::{Fate, NO_CASE, Round, Verdict, drop_frame};
+use crate::round::{Fate, Job, NO_CASE, Round, Verdict, drop_frame};
 use crate::snapshot::PortConfig;
 use crate::stages::wait;
+use crate::underlay::ReadyHop;
 
 pub(crate) fn run(round: &mut Round, ports: &mut Ports) {
     let mut index = 0;
@@ -141,10 +142,14 @@ fn to_wire(round: &mut Round, ports: &mut Ports, first: usize, target: PortSlot)
         // The hop was chosen in this underlay.
         let Some(hop) = hop else { continue };
         let frame = &round.batch.frames()[usize::from(job.frame)];
-        let mut outer = hop.outer;
-        let tos = round.underlay.tos(ecn::tos_of(frame.head()));
-        outer.set_flow(round.nic.vni, vxlan::source_port(job.steer), tos);
-        match ports.transmit_outer(hop.uplink, round.batch, job.frame, &outer, job.steer) {
+        let outer = outer_of(round, hop, job);
+        let sent = ports.transmit_outer(hop.uplink, round.batch, job.frame, &outer, job.steer);
+        if !round.view.uplink_taps().is_empty() {
+            let (frame, dropped) = (usize::from(job.frame), sent.err());
+            let taps = round.view.uplink_taps();
+            taps.sent(hop.uplink, round.batch, frame, &outer, dropped, round.now);
+        }
+        match sent {
             Ok(here) => {
                 if here {
                     passed += 1;
@@ -161,6 +166,16 @@ fn to_wire(round: &mut Round, ports: &mut Ports, first: usize, target: PortSlot)
         round.counters.delivered_all(hop.uplink, passed, bytes);
     }
     count
+}
+
+/// The headers that a job's frame goes to a next hop in.
+#[inline]
+pub(crate) fn outer_of(round: &Round, hop: &ReadyHop, job: Job) -> Outer {
+    let frame = &round.batch.frames()[usize::from(job.frame)];
+    let mut outer = hop.outer;
+    let tos = round.underlay.tos(ecn::tos_of(frame.head()));
+    outer.set_flow(round.nic.vni, vxlan::source_port(job.steer), tos);
+    outer
 }
 
 /// What the switch answers to the sender itself, who is a NIC.

@@ -13,7 +13,7 @@ pub(crate) mod neighbours;
 pub(crate) mod outer;
 pub(crate) mod parse;
 mod redecide;
-mod related;
+pub(crate) mod related;
 pub(crate) mod remember;
 pub(crate) mod rules;
 pub(crate) mod spoof;

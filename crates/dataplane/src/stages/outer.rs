@@ -21,13 +21,13 @@ pub(crate) const NOWHERE: Arrival = Arrival {
 };
 
 /// Takes the outer headers off. Notes where each frame comes from, and gives those that go on, as
-/// bits; for each of the others `dropped` is called.
+/// bits; for each of the others `dropped` is called with its index.
 pub(crate) fn run(
     batch: &mut Batch,
     view: &View,
     underlay: &Underlay,
     arrivals: &mut [Arrival; BATCH],
-    mut dropped: impl FnMut(DropReason),
+    mut dropped: impl FnMut(usize, DropReason),
 ) -> Bits {
     let mut going = 0;
     let port = underlay.encapsulation().port;
@@ -38,7 +38,7 @@ pub(crate) fn run(
         let received = match vxlan::parse(frame.head(), frame.len(), port) {
             Ok(received) => received,
             Err(error) => {
-                dropped(reason(error));
+                dropped(index, reason(error));
                 continue;
             }
         };
@@ -51,7 +51,7 @@ pub(crate) fn run(
             _ => match place(view, underlay, &received) {
                 Ok(network) => network,
                 Err(reason) => {
-                    dropped(reason);
+                    dropped(index, reason);
                     continue;
                 }
             },
@@ -62,20 +62,20 @@ pub(crate) fn run(
         // found.
         let was_on_wire = frame.offload.checksum.is_none() && frame.fault().is_none();
         let Some(undone) = vxlan::inner_undone(&frame.offload, received.inner) else {
-            dropped(DropReason::BadOffload);
+            dropped(index, DropReason::BadOffload);
             continue;
         };
         frame.offload = undone;
         if !frame.strip(front, received.end as usize - front) {
-            dropped(DropReason::OuterMalformed);
+            dropped(index, DropReason::OuterMalformed);
             continue;
         }
         if was_on_wire && received.sum.is_some() && !received.verify(|| batch.sum(index)) {
-            dropped(DropReason::OuterChecksum);
+            dropped(index, DropReason::OuterChecksum);
             continue;
         }
         if !ecn::decapsulate_frame(batch.frames_mut()[index].head_mut(), received.tos) {
-            dropped(DropReason::EcnNotCapable);
+            dropped(index, DropReason::EcnNotCapable);
             continue;
         }
         *arrival = Arrival {

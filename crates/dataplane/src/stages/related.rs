@@ -1,7 +1,7 @@
 //! ICMP errors about a packet of a tracked flow belong to that flow, whether the other end or a
 //! router sends them (security-groups.md 7).
 
-use wire::parse::{self, IpPacket, L4};
+use wire::parse::{self, IpPacket, L4, Quoted};
 
 use crate::flow::{FlowId, Key};
 use crate::ids::{PortSlot, PortUid};
@@ -11,7 +11,7 @@ use crate::stages::redecide::redecide;
 
 /// In a network of this many NICs at most an error from a third party is matched; in a larger one
 /// it needs a rule. Bounds what one frame can cost.
-const WIDE_SEARCH_MAX: usize = 1024;
+pub(crate) const WIDE_SEARCH_MAX: usize = 1024;
 
 /// Passes an error that quotes a packet which its receiver has sent in a tracked flow. It does not
 /// keep the flow alive. Anything else is left to the rules.
@@ -19,14 +19,10 @@ pub(crate) fn judge(round: &mut Round, item: usize, target: PortSlot) -> Verdict
     let Some(ip) = round.items[item].ip() else {
         return Verdict::Open;
     };
-    if !is_error(ip) {
-        return Verdict::Open;
-    }
-    let ip = *ip;
-    let message = ip.message(round.frame(item).head());
-    let Ok(quoted) = parse::quoted(message, ip.v6) else {
+    let Some(quoted) = quoted(ip, round.frame(item).head()) else {
         return Verdict::Open;
     };
+    let ip = *ip;
     let Some(receiver) = round.view.port(target).map(|config| config.uid) else {
         return Verdict::Open;
     };
@@ -66,6 +62,21 @@ pub(crate) fn judge(round: &mut Round, item: usize, target: PortSlot) -> Verdict
         }
     }
     Verdict::Open
+}
+
+/// What an ICMP error quotes.
+fn quoted(ip: &IpPacket, head: &[u8]) -> Option<Quoted> {
+    if !is_error(ip) {
+        return None;
+    }
+    parse::quoted(ip.message(head), ip.v6).ok()
+}
+
+/// The key of the flow that an ICMP error to `receiver` would be about, were its quoted packet for
+/// the NIC `to`.
+pub(crate) fn key_of(ip: &IpPacket, head: &[u8], receiver: PortUid, to: PortUid) -> Option<Key> {
+    let (key, _) = Key::of_quoted(&quoted(ip, head)?, receiver, to)?;
+    Some(key)
 }
 
 /// A NIC that is held to its own addresses forwards nothing, so it has nothing to report about the

@@ -13,6 +13,7 @@ use crate::load::{QueueLoad, WorkerLoad};
 use crate::queue::QueueId;
 use crate::report;
 use crate::time::Now;
+use crate::trial;
 
 /// How long a queue that is to go waits for its batches, nanoseconds. They come back within
 /// microseconds; a worker that keeps one so long has stopped, and what it might still read stays
@@ -142,6 +143,10 @@ impl Worker {
                     let _ = answer.send(
                         network.map_or(Vec::new(), |network| learned.of(network, now.secs())),
                     );
+                }
+                Command::Trial(mut trial, answer) => {
+                    let report = trial::run(&mut trial, &self.path, &self.ports, now);
+                    let _ = answer.send((report, trial));
                 }
                 Command::Stop => self.stopped = true,
             }

@@ -1,5 +1,6 @@
 //! A switch with guests: what the sessions are written in.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,6 +9,7 @@ use dataplane::drop_reason::DropReason;
 use dataplane::overlay::Overlay;
 use dataplane::ruleset::{Direction, Peer, RuleSet, RuleSpec};
 use dataplane::snapshot::SharedMacs;
+use dataplane::trial::{End, Outcome, Report, To};
 use dataplane::*;
 use io::memory_port::MemoryPeer;
 use wire::build::{self, Builder};
@@ -286,6 +288,19 @@ impl Lab {
     #[track_caller]
     pub fn passes_to(&mut self, from: Nic, to: &[Nic], frame: Vec<u8>) {
         let before = self.drops();
+        if let Some(report) = self.tried(from.slot, &frame) {
+            assert_eq!(
+                foretold(&report),
+                [],
+                "a trial says that it is dropped: {report:?}"
+            );
+            let told = report.targets.iter().map(|target| target.to);
+            let copies = report.copies.iter().map(|slot| To::Nic(*slot));
+            let told = told.filter(|to| matches!(to, To::Nic(_))).chain(copies);
+            let told: BTreeSet<_> = told.collect();
+            let meant = to.iter().map(|nic| To::Nic(nic.slot)).collect();
+            assert_eq!(told, meant, "where a trial says it goes");
+        }
         self.send(from, frame.clone());
         assert_eq!(difference(&before, &self.drops()), [], "dropped");
         for slot in 0..self.peers.len() {
@@ -303,6 +318,12 @@ impl Lab {
     #[track_caller]
     pub fn refuses(&mut self, from: Nic, frame: Vec<u8>, reason: DropReason) {
         let before = self.drops();
+        if let Some(report) = self
+            .tried(from.slot, &frame)
+            .filter(|_| !is_of_the_moment(reason))
+        {
+            assert_eq!(foretold(&report), [reason], "by a trial: {report:?}");
+        }
         self.send(from, frame);
         assert_eq!(difference(&before, &self.drops()), [(reason, 1)]);
         self.silent();
@@ -314,6 +335,44 @@ impl Lab {
         for (slot, peer) in self.peers.iter().enumerate() {
             assert_eq!(peer.receive(), None, "at slot {slot}");
         }
+    }
+
+    /// What a trial says would become of a frame. It changes nothing.
+    #[track_caller]
+    pub fn tried(&mut self, from: PortSlot, frame: &[u8]) -> Option<Box<Report>> {
+        let before = self.all_that_can_be_seen();
+        let report = self.sim.trial(from, frame)?;
+        let after = self.all_that_can_be_seen();
+        assert_eq!(before, after, "a trial has changed something");
+        Some(report)
+    }
+
+    /// Counters of all NICs, uplinks and rules, flows, learnt MACs, and what workers hold.
+    fn all_that_can_be_seen(&mut self) -> String {
+        let nics = (0..self.ports.len()).map(|slot| PortSlot(slot as u32));
+        let ports: Vec<_> = nics
+            .chain([PortSlot::uplink(0), PortSlot::uplink(1)])
+            .map(|slot| self.sim.port(slot))
+            .collect();
+        let rules: Vec<_> = (0..16).map(|rule| self.sim.rule(RuleSlot(rule))).collect();
+        let flows = self.sim.flows(None);
+        let learned: Vec<_> = (0..3)
+            .map(|vni| {
+                let vni = Vni::new(vni).unwrap();
+                self.sim.ask(move |switch| switch.learned(vni))
+            })
+            .collect();
+        let load = self.sim.load();
+        let held = (
+            load.datagrams,
+            load.held_fragments,
+            load.waiting_frames,
+            load.learned_macs,
+        );
+        format!(
+            "{ports:?} {rules:?} {flows:?} {learned:?} {held:?} {}",
+            load.flows_evicted
+        )
     }
 
     /// Drops of all ports by reason, both directions.
@@ -364,6 +423,31 @@ fn shared(ports: &[&PortConfig]) -> SharedMacs {
     }
     shared.retain(|_, slots| slots.len() > 1);
     shared
+}
+
+/// Why a trial says that a frame is dropped, once for each target that refuses it.
+pub fn foretold(report: &Report) -> Vec<DropReason> {
+    let ended = match report.end {
+        Some((_, End::Dropped(reason))) => Some(reason),
+        _ => None,
+    };
+    let refused = report
+        .targets
+        .iter()
+        .filter_map(|target| match target.verdict {
+            Outcome::Dropped { reason, .. } => Some(reason),
+            Outcome::Pass | Outcome::Waits => None,
+        });
+    ended.into_iter().chain(refused).collect()
+}
+
+/// Nobody can know it before.
+fn is_of_the_moment(reason: DropReason) -> bool {
+    use DropReason::*;
+    matches!(
+        reason,
+        RingFull | BufferTooSmall | HandoffFull | TargetBroken
+    )
 }
 
 pub fn difference(before: &[u64], after: &[u64]) -> Vec<(DropReason, u64)> {

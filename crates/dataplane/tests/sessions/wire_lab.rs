@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use dataplane::overlay::{EndpointIdx, Flood, Overlay};
+use dataplane::trial::To;
 use dataplane::underlay::{Encapsulation, Hop, Underlay};
 use dataplane::{PortSlot, PortUid, Simulation};
 use io::memory_port::MemoryPeer;
@@ -119,8 +120,16 @@ impl Host {
 
     #[track_caller]
     pub fn leaves_to(&mut self, from: Nic, at: &[IpAddr], inner: Vec<u8>) {
-        self.lab.passes_to(from, &[], inner.clone());
         let expected: Vec<_> = at.iter().map(|at| outbound(*at, &inner)).collect();
+        if let Some(report) = self.lab.tried(from.slot, &inner) {
+            let hops = report
+                .targets
+                .iter()
+                .filter_map(|target| target.hop.as_ref());
+            let told: Vec<_> = hops.map(|hop| hop.packet.clone()).collect();
+            assert_eq!(told, expected, "what a trial says is sent");
+        }
+        self.lab.passes_to(from, &[], inner.clone());
         assert_eq!(self.sent(), expected);
     }
 
@@ -133,7 +142,19 @@ impl Host {
     #[track_caller]
     pub fn enters_to(&mut self, from: IpAddr, to: &[Nic], inner: Vec<u8>) {
         let before = self.lab.drops();
-        self.arrive(inbound(from, &inner));
+        let arriving = inbound(from, &inner);
+        if let Some(report) = self.lab.tried(PortSlot::uplink(0), &arriving) {
+            assert_eq!(
+                foretold(&report),
+                [],
+                "a trial says that it is dropped: {report:?}"
+            );
+            let told: Vec<_> = report.targets.iter().map(|target| target.to).collect();
+            let meant: Vec<_> = to.iter().map(|nic| To::Nic(nic.slot)).collect();
+            assert_eq!(told, meant, "where a trial says it goes");
+            assert_eq!(report.frame, inner);
+        }
+        self.arrive(arriving);
         assert_eq!(difference(&before, &self.lab.drops()), [], "dropped");
         for nic in to {
             assert_eq!(
@@ -150,6 +171,9 @@ impl Host {
     #[track_caller]
     pub fn refuses(&mut self, frame: Vec<u8>, reason: dataplane::DropReason) {
         let before = self.lab.drops();
+        if let Some(report) = self.lab.tried(PortSlot::uplink(0), &frame) {
+            assert_eq!(foretold(&report), [reason], "by a trial: {report:?}");
+        }
         self.arrive(frame);
         assert_eq!(difference(&before, &self.lab.drops()), [(reason, 1)]);
         self.lab.silent();

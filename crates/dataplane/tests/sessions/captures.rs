@@ -1,0 +1,157 @@
+//! Captures: who watches a NIC or an uplink sees what passes and what is dropped, and nobody else
+//! notices it.
+
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+
+use dataplane::{PortSlot, PortUid, Simulation};
+use io::trace::Direction::{Inbound, Outbound};
+use io::trace::capture::{Capture, Caught, Wanted};
+
+use crate::lab::*;
+use crate::wire_lab::*;
+
+const ALL: Wanted = Wanted {
+    filter: None,
+    snap_len: 65_535,
+    direction: None,
+    dropped_only: false,
+};
+
+fn begin(sim: &mut Simulation, places: &[(PortSlot, PortUid)]) -> (Arc<Capture>, Receiver<Caught>) {
+    let (capture, frames) = Capture::new(ALL);
+    let given = capture.clone();
+    let begun = sim.ask(|switch| switch.begin_capture(places, &given));
+    assert_eq!(begun, Ok(()));
+    (capture, frames)
+}
+
+fn end(sim: &mut Simulation, capture: &Arc<Capture>) {
+    assert_eq!(sim.ask(|switch| switch.end_capture(capture)), Ok(()));
+}
+
+type Seen = (u32, io::trace::Direction, Option<&'static str>, Vec<u8>);
+
+fn seen(frames: &Receiver<Caught>) -> Vec<Seen> {
+    let each = frames.try_iter();
+    each.map(|caught| {
+        let bytes = caught.bytes.to_vec();
+        (caught.source, caught.direction, caught.dropped, bytes)
+    })
+    .collect()
+}
+
+#[test]
+fn both_ends_are_seen_with_the_reasons_of_drops_and_no_flow_is_decided_again() {
+    let (mut lab, a, b) = Lab::pair(vec![allow_in(UDP, 53)]);
+    let passes = udp(a, b, Family::V4, 1000, 53);
+    let dropped = udp(a, b, Family::V4, 1000, 54);
+    let forged = wire::build::frame(b.mac, b.mac)
+        .ip(a.v4, b.v4)
+        .udp(1, 53)
+        .build();
+    lab.passes(a, b, passes.clone());
+    let flows = lab.sim.flows(None);
+    let (capture, frames) = begin(&mut lab.sim, &[(a.slot, a.uid), (b.slot, b.uid)]);
+    lab.passes(a, b, passes.clone());
+    lab.refuses(a, dropped.clone(), dataplane::DropReason::NoIngressRule);
+    lab.refuses(a, forged.clone(), dataplane::DropReason::MacSpoofed);
+    let reason = Some("no_ingress_rule");
+    let expected = [
+        (1, Inbound, None, passes.clone()),
+        (0, Outbound, None, passes.clone()),
+        (1, Inbound, reason, dropped.clone()),
+        (0, Outbound, reason, dropped.clone()),
+        (0, Outbound, Some("mac_spoofed"), forged),
+    ];
+    assert_eq!(seen(&frames), expected);
+    // The flow is the one of before, of which two packets have passed.
+    let again = lab.sim.flows(None);
+    assert_eq!((again.len(), again[0].frames_out), (flows.len(), 2));
+    assert_eq!(lab.sim.rule(dataplane::RuleSlot(0)).flows, 1);
+    // It goes on under another snapshot, and ends with its end.
+    lab.publish();
+    lab.passes(a, b, passes.clone());
+    assert_eq!(seen(&frames).len(), 2);
+    assert_eq!(lab.sim.switch().captures(), 1);
+    end(&mut lab.sim, &capture);
+    lab.passes(a, b, passes);
+    assert_eq!(seen(&frames), []);
+    assert_eq!((lab.sim.switch().captures(), capture.counts()), (0, (7, 0)));
+}
+
+#[test]
+fn several_captures_of_one_nic_do_not_know_of_each_other() {
+    let (mut lab, a, b) = Lab::pair(vec![allow_all_in(Some(UDP))]);
+    let frame = udp(a, b, Family::V6, 1, 2);
+    let all: Vec<_> = (0..dataplane::CAPTURES_MAX)
+        .map(|_| begin(&mut lab.sim, &[(b.slot, b.uid)]))
+        .collect();
+    let (one_more, _frames) = Capture::new(ALL);
+    let refused = lab
+        .sim
+        .ask(|switch| switch.begin_capture(&[(b.slot, b.uid)], &one_more));
+    assert!(refused.is_err());
+    lab.passes(a, b, frame.clone());
+    end(&mut lab.sim, &all[0].0);
+    lab.passes(a, b, frame);
+    let counts: Vec<_> = all.iter().map(|(_, frames)| seen(frames).len()).collect();
+    assert_eq!(counts[0], 1);
+    assert!(counts[1..].iter().all(|count| *count == 2), "{counts:?}");
+}
+
+#[test]
+fn a_nic_that_takes_the_slot_of_a_captured_one_is_not_captured() {
+    let (mut lab, a, b) = Lab::pair(vec![allow_all_in(Some(UDP))]);
+    let (_capture, frames) = begin(&mut lab.sim, &[(b.slot, b.uid)]);
+    let other = lab.replace(b);
+    lab.passes(a, other, udp(a, other, Family::V4, 1, 2));
+    assert_eq!(seen(&frames), []);
+    let (_capture, mine) = begin(&mut lab.sim, &[(b.slot, other.uid)]);
+    lab.passes(a, other, udp(a, other, Family::V4, 1, 2));
+    assert_eq!((seen(&frames).len(), seen(&mine).len()), (0, 1));
+}
+
+#[test]
+fn an_uplink_is_seen_with_its_outer_headers() {
+    let mut host = Host::new();
+    let a = host.lab.nic();
+    host.lab.group_of(a, vec![allow_in(UDP, 53)]);
+    let b = host.far(20, 2);
+    let (there, back) = (
+        udp(a, b.nic, Family::V4, 53, 1),
+        udp(b.nic, a, Family::V4, 1, 53),
+    );
+    let (capture, frames) = begin(&mut host.lab.sim, &[(PortSlot::uplink(0), PortUid(0))]);
+    host.leaves(a, b.at, there.clone());
+    host.enters(b.at, a, back.clone());
+    let strange = inbound("192.0.2.77".parse().unwrap(), &back);
+    host.refuses(strange.clone(), dataplane::DropReason::UnknownEndpoint);
+    let expected = [
+        (0, Outbound, None, outbound(b.at, &there)),
+        (0, Inbound, None, inbound(b.at, &back)),
+        (0, Inbound, Some("unknown_endpoint"), strange),
+    ];
+    assert_eq!(seen(&frames), expected);
+    end(&mut host.lab.sim, &capture);
+    host.leaves(a, b.at, there);
+    assert_eq!(seen(&frames), []);
+}
+
+#[test]
+fn frames_of_other_workers_are_seen() {
+    let mut lab = Lab::on(Simulation::several(2));
+    let (a, b) = (lab.nic(), lab.nic());
+    lab.group_of(b, vec![allow_all_in(Some(UDP))]);
+    let there = lab.sim.worker_of(b.slot).unwrap();
+    assert!(lab.sim.move_queue(a.slot, 1 - there));
+    let places = [(a.slot, a.uid), (b.slot, b.uid)];
+    let (_capture, frames) = begin(&mut lab.sim, &places);
+    lab.passes(a, b, udp(a, b, Family::V4, 1, 2));
+    let mut seen: Vec<_> = seen(&frames)
+        .into_iter()
+        .map(|(source, ..)| source)
+        .collect();
+    seen.sort_unstable();
+    assert_eq!(seen, [0, 1]);
+}
