@@ -43,7 +43,7 @@ MAINTAINER = (
 # Bytes that a program may have where it is installed.
 PROGRAM_MAX = 25 << 20
 # The Debian package of each library that the programs may need. In Debian 13 and Ubuntu 24.04
-# libelf1t64 provides libelf1.
+# libelf1t64 provides libelf1, and libpcap0.8t64 libpcap0.8.
 LIBRARIES = {
     "libc.so.6": "libc6",
     "libm.so.6": "libc6",
@@ -51,6 +51,7 @@ LIBRARIES = {
     "libgcc_s.so.1": "libgcc-s1",
     "libelf.so.1": "libelf1",
     "libz.so.1": "zlib1g",
+    "libpcap.so.0.8": "libpcap0.8",
 }
 
 

@@ -17,6 +17,8 @@ RUST=1.95.0
 #   curl                       a client of the README's load balancer
 #   python3-zmq python3-cryptography
 #                              a client of API v0 that shares no code with ours
+#   libpcap-dev                what captures are filtered by, and capture files read with
+#   tshark                     reads our captures in tests
 #   clang libbpf-dev linux-libc-dev libelf-dev zlib1g-dev pkg-config
 #                              compile the XDP programs of bpf/, and libbpf, which loads them
 #   golang-go                  the tests of clients/go, and cnitool, where no Go is installed otherwise
@@ -28,6 +30,7 @@ RUST=1.95.0
 PACKAGES="gcc libc6-dev make ca-certificates git qemu-system-x86 busybox-static cpio gzip kmod
     iproute2 nftables iputils-ping iperf3 tcpdump ethtool procps socat curl util-linux
     python3 python3-zmq python3-cryptography clang libbpf-dev linux-libc-dev libelf-dev zlib1g-dev
+    libpcap-dev tshark
     pkg-config systemd bird2 dnsmasq-base wbritish dpdk-dev"
 
 if ! command -v go >/dev/null && [ ! -x /usr/local/go/bin/go ]; then PACKAGES+=" golang-go"; fi

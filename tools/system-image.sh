@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 
 # What a plain host has, and what the README's commands call.
 PACKAGES="systemd,systemd-sysv,udev,dbus,kmod,iproute2,iputils-ping,procps,util-linux,passwd,less,man-db"
-PACKAGES+=",ethtool,curl,iperf3,python3-minimal,libpython3-stdlib,libelf1,zlib1g,bash-completion"
+PACKAGES+=",ethtool,curl,iperf3,python3-minimal,libpython3-stdlib,libelf1,libpcap0.8,zlib1g,bash-completion"
 # Loaded by the initramfs, with all that they depend on.
 MODULES="virtio_pci virtio_blk ext4"
 # Bytes that the disk may hold; the file is sparse.

@@ -95,6 +95,11 @@ impl Session {
         }
     }
 
+    /// A connection of its own to another daemon, with this call's TLS options and time-out.
+    pub async fn connect_to(&self, endpoint: &str) -> Result<Client, Error> {
+        Client::connect(Endpoint::parse(endpoint)?, &self.global).await
+    }
+
     /// The connection to the daemon.
     pub async fn client(&mut self) -> Result<&mut Client, Error> {
         if self.client.is_none() {

@@ -9,9 +9,11 @@ mod overlay;
 mod read;
 mod record;
 mod services;
+mod trace;
 mod underlay;
 
 pub use overlay::{EndpointStatus, NetworkStatus};
+pub use trace::{GroupVerdict, Miss};
 pub use underlay::Reach;
 
 use crate::attach::{

@@ -47,7 +47,8 @@ mod tests;
 pub use attach::{AttachError, Attachments, DataPlane, DataPlaneError, HostSettings, OpenRequest};
 pub use compile::Work;
 pub use controller::{
-    Changed, Controller, EndpointStatus, NetworkStatus, NicStatus, Reach, Status,
+    Changed, Controller, EndpointStatus, GroupVerdict, Miss, NetworkStatus, NicStatus, Reach,
+    Status,
 };
 pub use diff::{
     BindingChange, Diff, EndpointChange, FieldChange, GroupChange, GroupDiff, InterfaceChange,

@@ -346,6 +346,34 @@ async fn a_tenant_sees_and_changes_its_own_networks_and_groups_alone() {
         all: false,
     };
     denied(within(blue.list_drops(drops)).await, "NIC 'red1'");
+    let trace = |from| v1::GetTraceRequest {
+        from: Some(from),
+        what: Some(v1::get_trace_request::What::Frame(vec![0; 60])),
+    };
+    let red = trace(v1::get_trace_request::From::Nic("red1".into()));
+    denied(within(blue.get_trace(red)).await, "NIC 'red1'");
+    let wire = v1::TraceFromHost {
+        vni: 42,
+        endpoint: "192.0.2.9".into(),
+        ..Default::default()
+    };
+    let wire = trace(v1::get_trace_request::From::Host(wire));
+    denied(
+        within(blue.get_trace(wire)).await,
+        "what is the whole host's",
+    );
+    let capture = |nic: &str, uplink: &str| {
+        let some = |name: &str| Some(name.to_owned()).filter(|name| !name.is_empty());
+        v1::CaptureFramesRequest {
+            nics: some(nic).into_iter().collect(),
+            uplinks: some(uplink).into_iter().collect(),
+            ..Default::default()
+        }
+    };
+    let red = within(blue.capture_frames(capture("red1", ""))).await;
+    denied(red, "NIC 'red1'");
+    let wire = within(blue.capture_frames(capture("", "eth0"))).await;
+    denied(wire, "what is the whole host's");
     let counters = v1::ListRuleCountersRequest {
         group: "red-web".into(),
     };

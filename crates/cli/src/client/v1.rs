@@ -314,6 +314,23 @@ impl V1 {
         .await
     }
 
+    pub async fn trace(&mut self, request: proto::GetTraceRequest) -> Result<proto::Trace, Error> {
+        self.ask("GetTrace", request, async |grpc, request| {
+            grpc.get_trace(request).await
+        })
+        .await
+    }
+
+    pub async fn capture(
+        &mut self,
+        request: proto::CaptureFramesRequest,
+    ) -> Result<Streaming<proto::CapturePart>, Error> {
+        self.call("CaptureFrames", request, async |grpc, request| {
+            grpc.capture_frames(request).await
+        })
+        .await
+    }
+
     pub async fn set_log_level(&mut self, level: &str) -> Result<(), Error> {
         let request = proto::SetLogLevelRequest {
             level: level.into(),

@@ -5,6 +5,7 @@ mod balance;
 mod balance_services;
 mod balance_table;
 mod binding;
+mod capture;
 mod check_options;
 mod completion;
 mod config;
@@ -45,6 +46,8 @@ mod service_words;
 mod sg;
 mod sg_member;
 mod sg_rule;
+mod trace;
+mod trace_print;
 mod uplink;
 mod watch;
 mod worker;
@@ -124,6 +127,10 @@ pub enum Command {
     Drops(flows::DropsArgs),
     /// Tracked connections: list them, and take them to another host (API v1)
     Flows(flows::FlowsCommand),
+    /// Would it pass? Says what becomes of a frame, and what would let it pass, without sending it (API v1)
+    Trace(Box<trace::TraceArgs>),
+    /// Capture frames of NICs and uplinks as pcapng, those that are dropped too (API v1)
+    Capture(capture::CaptureArgs),
     /// Forward between interfaces, in the foreground and without a daemon, until interrupted
     Forward(forward::ForwardArgs),
     /// Change how much the daemon logs, until it stops
@@ -164,6 +171,8 @@ impl Command {
             Command::Watch(args) => args.run(session).await,
             Command::Drops(args) => args.run(session).await,
             Command::Flows(args) => args.run(session).await,
+            Command::Trace(args) => args.run(session).await,
+            Command::Capture(args) => args.run(session).await,
             Command::Forward(args) => args.run(session).await,
             Command::LogLevel(args) => args.run(session).await,
             Command::Completion(args) => args.run(session),

@@ -78,6 +78,9 @@ const BUTTERFLY: &[Need] = &[
     need("ListDrops", View, true),
     need("ListRuleCounters", View, true),
     need("ListFlows", View, true),
+    need("GetTrace", View, true),
+    // It changes nothing, but gives out what guests say to each other.
+    need("CaptureFrames", Operate, true),
     need("SetLogLevel", Admin, false),
     need("Reload", Admin, false),
     need("Shutdown", Admin, false),

@@ -13,12 +13,14 @@ use control::model::{
     Peer as RulePeer, Removal, Rule,
 };
 use control::{
-    Controller, Diff, Error, GroupStats, HostSettings, NetworkStatus, NicStats, NicStatus,
+    Controller, Diff, Error, GroupStats, GroupVerdict, HostSettings, NetworkStatus, NicStats,
+    NicStatus,
 };
-use dataplane::PortUid;
 use dataplane::flow::FlowInfo;
+use dataplane::ruleset::Asked;
+use dataplane::{GroupAnswer, GroupIdx, PortSlot, PortUid, RuleSlot};
 use tonic::Status;
-use wire::Vni;
+use wire::{Mac, Vni};
 
 use super::admit::Caller;
 use super::policy::Reach;
@@ -434,6 +436,33 @@ impl<'a> Permitted<'a> {
     /// nothing comes from here.
     pub fn unlimited(&self) -> Option<&Controller> {
         self.is_whole().then_some(&*self.control)
+    }
+
+    // Traces: names that are not the caller's are left out.
+
+    pub fn nic_at(&self, slot: PortSlot) -> Option<NicId> {
+        let id = self.control.nic_at(slot)?;
+        self.nic(id).ok().map(|_| id.clone())
+    }
+
+    pub fn macs_with(&self, vni: Vni, address: IpAddr) -> Done<Vec<Mac>> {
+        self.has_network(vni)?;
+        Ok(self.control.macs_with(vni, address))
+    }
+
+    pub fn explain(
+        &self,
+        group: GroupIdx,
+        question: &Asked,
+        answer: GroupAnswer,
+    ) -> Option<GroupVerdict> {
+        let verdict = self.control.explain(group, question, answer)?;
+        self.sees_group(&verdict.group).then_some(verdict)
+    }
+
+    pub fn rule_of(&self, nic: &NicId, slot: RuleSlot) -> Option<(GroupId, Rule)> {
+        let found = self.control.rule_of(nic, slot)?;
+        self.sees_group(&found.0).then_some(found)
     }
 
     pub fn status(&self) -> control::Status {

@@ -8,6 +8,7 @@
 //! serves too; [`health`] is gRPC's own service that says whether all this works.
 
 pub mod bounds;
+mod capture;
 pub mod convert;
 mod declare;
 mod health;
@@ -19,6 +20,7 @@ pub mod render;
 pub mod server;
 pub mod service;
 pub mod tls;
+mod trace;
 mod uplinks;
 mod watch;
 mod workers;

@@ -164,7 +164,7 @@ pub fn flows(control: &Permitted, nic: &str) -> Result<Vec<v1::Flow>, Refusal> {
         .collect())
 }
 
-fn flow(
+pub fn flow(
     flow: &FlowInfo,
     asked: Option<&NicId>,
     names: &BTreeMap<dataplane::PortUid, NicId>,

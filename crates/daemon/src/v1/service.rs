@@ -9,7 +9,9 @@ use control::{Error, ErrorKind};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use super::{convert, declare, history, observe, overlay, render, uplinks, watch, workers};
+use super::{
+    capture, convert, declare, history, observe, overlay, render, trace, uplinks, watch, workers,
+};
 use crate::access::{Caller, Permitted, Refusal, taken};
 use crate::app::App;
 use crate::connections;
@@ -89,7 +91,7 @@ pub fn refused(error: Error) -> Status {
 }
 
 /// A message field that the request cannot do without.
-fn required<T>(field: Option<T>, name: &str) -> Result<T, Status> {
+pub(super) fn required<T>(field: Option<T>, name: &str) -> Result<T, Status> {
     field.ok_or_else(|| Status::invalid_argument(format!("the request has no {name}")))
 }
 
@@ -583,6 +585,30 @@ impl Butterfly for Service {
             Ok(tokio_stream::iter(flows))
         })
         .await
+    }
+
+    async fn get_trace(&self, request: Request<v1::GetTraceRequest>) -> Answer<v1::Trace> {
+        let (caller, request) = taken(request)?;
+        self.operate(caller, move |app, control| {
+            trace::get(app, control, request)
+        })
+        .await
+    }
+
+    type CaptureFramesStream = ReceiverStream<Result<v1::CapturePart, Status>>;
+
+    async fn capture_frames(
+        &self,
+        request: Request<v1::CaptureFramesRequest>,
+    ) -> Answer<Self::CaptureFramesStream> {
+        let (caller, request) = taken(request)?;
+        let begun = self
+            .operate(caller, move |app, control| {
+                capture::begin(app, control, &request)
+            })
+            .await?;
+        let parts = capture::stream(self.app.clone(), begun.into_inner());
+        Ok(Response::new(ReceiverStream::new(parts)))
     }
 
     async fn set_log_level(
