@@ -153,7 +153,7 @@ fn a_pcap_goes_on_in_its_file_as_the_original_s() {
 #[test]
 fn statistics_golden_bytes() {
     let mut out = vec![0xa5];
-    file::statistics(&mut out, 0x0102_0304_0506_0708, 9, 2);
+    pcapng::statistics(&mut out, 0, 0x0102_0304_0506_0708, 9, 2);
     #[rustfmt::skip]
     assert_eq!(out, [
         0xa5,
