@@ -17,7 +17,7 @@ pub use overlay::{BindingChange, EndpointChange, NetworkChange};
 pub use services::{InterfaceChange, ServiceChange};
 pub(crate) use services::{interfaces, services};
 
-use crate::model::{Group, GroupId, Nic, NicId, NicKind, Rule, Veth, VhostMode};
+use crate::model::{Group, GroupId, Nic, NicId, NicKind, Rule, Veth, VhostMode, limits};
 use imbl::Vector;
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -173,6 +173,8 @@ fn described(nic: &Nic) -> Vec<(&'static str, String)> {
         learn_macs,
         mtu,
         link_down,
+        limit_out,
+        limit_in,
         lenient,
         shared,
     } = nic;
@@ -224,6 +226,8 @@ fn described(nic: &Nic) -> Vec<(&'static str, String)> {
         ("subnets", of_veth(|veth| joined(&veth.subnets))),
         ("gateways", of_veth(|veth| joined(&veth.gateways))),
         ("routes", of_veth(|veth| joined(&veth.routes))),
+        ("limit_out", limits::text(limit_out)),
+        ("limit_in", limits::text(limit_in)),
         ("link", if *link_down { "down" } else { "up" }.to_owned()),
     ]
 }

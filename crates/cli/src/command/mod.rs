@@ -21,6 +21,7 @@ mod network;
 mod nic;
 mod nic_details;
 mod nic_how;
+mod nic_limits;
 mod nic_options;
 mod nic_sg;
 mod nic_show;

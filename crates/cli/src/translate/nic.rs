@@ -41,6 +41,8 @@ pub fn to_v0(nic: &v1::Nic) -> (v0::Nic, Vec<&'static str>) {
         ("vhost_mode", nic.vhost_mode() == v1::VhostMode::Client),
         ("link_down", nic.link_down),
         ("veth", nic.kind() == v1::NicKind::Veth),
+        ("limit_out", nic.limit_out.is_some()),
+        ("limit_in", nic.limit_in.is_some()),
     ];
     let nic = v0::Nic {
         id: nic.id.clone(),
@@ -175,6 +177,8 @@ pub fn update_to_v0(update: v1::UpdateNicRequest) -> Result<v0::NicUpdateReq, Un
         ("learn_macs", update.learn_macs.is_some()),
         ("mtu", update.mtu.is_some()),
         ("link_down", update.link_down.is_some()),
+        ("limit_out", update.limit_out.is_some()),
+        ("limit_in", update.limit_in.is_some()),
     ] {
         if is {
             return Err(Untranslatable(format!(

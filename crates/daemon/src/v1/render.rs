@@ -10,8 +10,8 @@ use std::net::IpAddr;
 
 use api::v1;
 use control::model::{
-    BenchKind, Config, Direction, Feature, Group, GroupId, Nic, NicId, NicKind, Peer, Removal,
-    Rule, RuleMatch, Veth, VhostMode,
+    BenchKind, Config, Direction, Feature, Group, GroupId, Limit, Limits, Nic, NicId, NicKind,
+    Peer, Removal, Rule, RuleMatch, Veth, VhostMode,
 };
 use control::{Diff, FieldChange, GroupDiff, NicDiff, NicState, NicStatus};
 
@@ -67,6 +67,8 @@ pub fn nic(nic: &Nic) -> v1::Nic {
         lenient: nic.lenient,
         shared: nic.shared,
         veth,
+        limit_out: limits(&nic.limit_out),
+        limit_in: limits(&nic.limit_in),
         mtu: nic.mtu.unwrap_or_default().into(),
         vhost_mode: match nic.vhost_mode {
             VhostMode::Server => v1::VhostMode::Unspecified,
@@ -88,6 +90,22 @@ fn veth(veth: &Veth) -> v1::Veth {
         gateways: veth.gateways.iter().map(IpAddr::to_string).collect(),
         routes: veth.routes.iter().map(route).collect(),
     }
+}
+
+/// `None` where there is none.
+fn limits(limits: &Limits) -> Option<v1::Limits> {
+    let one = |limit: Option<Limit>| {
+        limit.map(|limit| v1::Limit {
+            rate: limit.rate,
+            burst: limit.burst,
+        })
+    };
+    (!limits.is_empty()).then(|| v1::Limits {
+        bits: one(limits.bits),
+        packets: one(limits.packets),
+        connections: one(limits.connections),
+        floods: one(limits.floods),
+    })
 }
 
 fn bench(bench: &BenchKind) -> v1::Bench {
