@@ -226,7 +226,7 @@ impl Controller {
             .filter(|id| !config.groups.contains_key(id));
         changes.extend(gone.map(Change::RemoveGroup));
         changes.extend(config.groups.into_values().map(Change::PutGroup));
-        changes.extend(config.nics.into_values().map(Change::PutNic));
+        changes.extend(config.nics.into_values().map(Box::new).map(Change::PutNic));
         let overlay = self.replace_overlay(config.endpoints, config.networks, config.bindings)?;
         changes.push(Change::Overlay(Box::new(overlay)));
         changes.extend(config.services.map(Change::Services));

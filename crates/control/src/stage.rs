@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 /// One change of the model. All of a list are checked and made together.
 pub(crate) enum Change {
-    PutNic(Nic),
+    PutNic(Box<Nic>),
     RemoveNic(NicId),
     PutGroup(Group),
     RemoveGroup(GroupId),
@@ -111,7 +111,7 @@ impl State {
         for change in changes {
             match change {
                 Change::PutNic(nic) => {
-                    let nic = Arc::new(settings.normalised(nic)?);
+                    let nic = Arc::new(settings.normalised(*nic)?);
                     let old = self.nics.get(&nic.id).cloned();
                     let diff = match &old {
                         None => NicDiff::Added(nic.clone()),

@@ -12,7 +12,7 @@ impl Controller {
     /// changed, the flows unless MAC, VNI or the connection did.
     pub fn put_nic(&mut self, nic: Nic) -> Result<NicStatus, Error> {
         let id = nic.id.clone();
-        self.commit(vec![Change::PutNic(nic)], false)?;
+        self.commit(vec![Change::PutNic(Box::new(nic))], false)?;
         self.heal(&id)?;
         self.nic(&id)
     }

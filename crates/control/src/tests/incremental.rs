@@ -187,7 +187,7 @@ fn probes() -> impl Iterator<Item = Asked> {
 
 #[derive(Clone, Debug)]
 enum Operation {
-    PutNic(Nic),
+    PutNic(Box<Nic>),
     Address(u8, u8),
     Groups(u8, Vec<u8>),
     DeleteNic(u8),
@@ -357,7 +357,7 @@ fn an_option() -> impl Strategy<Value = NetworkOptions> {
 
 fn an_operation() -> impl Strategy<Value = Operation> {
     let simple = prop_oneof![
-        4 => a_nic().prop_map(Operation::PutNic),
+        4 => a_nic().prop_map(Box::new).prop_map(Operation::PutNic),
         1 => (0..6u8, 1..7u8).prop_map(|(id, last)| Operation::Address(id, last)),
         1 => (0..6u8, prop::collection::vec(0..5u8, 0..3)).prop_map(|(id, groups)| Operation::Groups(id, groups)),
         2 => (0..6u8).prop_map(Operation::DeleteNic),
@@ -391,7 +391,7 @@ fn run(controller: &mut Controller, shared: &Shared, operation: Operation) -> bo
     let address = |last: u8| ip(&format!("42.0.0.{last}"));
     let id = |n: u8| nic_id(&format!("n{n}"));
     let done = match operation {
-        Operation::PutNic(nic) => controller.put_nic(nic).map(drop),
+        Operation::PutNic(nic) => controller.put_nic(*nic).map(drop),
         Operation::Address(n, last) => {
             let update = NicUpdate {
                 ips: Some(vec![address(last)]),
