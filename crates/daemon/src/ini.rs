@@ -391,7 +391,7 @@ audit = /var/log/butterfly/audit.json
             insecure_api: Some(_),
             access: Some(_),
             audit: Some(_),
-            metrics: Some(_),
+            metrics,
             insecure_metrics: Some(_),
             balance_interfaces,
             balance_hook: Some(_),
@@ -401,7 +401,7 @@ audit = /var/log/butterfly/audit.json
         else {
             panic!("the example leaves a key out");
         };
-        let lists = [balance_interfaces, router_interfaces];
+        let lists = [balance_interfaces, router_interfaces, metrics];
         assert!(
             lists.iter().all(|list| !list.is_empty()),
             "the example leaves a key out"

@@ -71,7 +71,6 @@
 pub mod address_set;
 mod atomic;
 pub mod balance;
-mod captures;
 mod config;
 pub mod counters;
 pub mod drop_reason;
@@ -114,7 +113,6 @@ mod work;
 pub mod worker;
 
 pub use address_set::AddressSet;
-pub use captures::{CAPTURES_MAX, CaptureError};
 pub use config::WorkerConfig;
 pub use counters::Counters;
 pub use drop_reason::DropReason;
@@ -125,7 +123,7 @@ pub use learned::{LearnedMac, Location};
 pub use queue::QueueId;
 pub use simulation::Simulation;
 pub use snapshot::*;
-pub use switch::Switch;
+pub use switch::{CAPTURES_MAX, CaptureError, Switch};
 pub use time::Now;
 pub use underlay::Underlay;
 pub use worker::{Turn, Worker};

@@ -4,6 +4,8 @@
 //! Every call here waits for the workers, which answer between two batches. The list of queues is
 //! behind a lock that no worker ever takes.
 
+mod captures;
+
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +19,6 @@ use sys::poll::Doorbell;
 use wire::Vni;
 
 use crate::balance::{self, Move, QueueBalancer, QueueUse};
-use crate::captures::Taps;
 use crate::config::WorkerConfig;
 use crate::counters::{Counters, PortCounters, RuleCounters};
 use crate::drop_reason::REASONS;
@@ -36,6 +37,8 @@ use crate::underlay::Underlay;
 use crate::view::View;
 use crate::wanted::Wanted;
 use crate::worker::{Parts, Worker};
+use captures::Taps;
+pub use captures::{CAPTURES_MAX, CaptureError};
 
 /// Transfers are sent on so many times at most before a snapshot counts as in force: once for each
 /// move of a queue that they meet, and queues are not moved more than that while one is published.

@@ -35,7 +35,7 @@ pub enum NicCommand {
     /// Show all that can be seen of NICs: values, counters, drops, queues and rings
     Show(ShowArgs),
     /// Change a NIC's values
-    Update(NicUpdate),
+    Update(Box<NicUpdate>),
     /// A NIC's security groups
     #[command(subcommand)]
     Sg(NicSgCommand),
@@ -88,7 +88,7 @@ impl NicCommand {
             NicCommand::Details(args) => nic_details::run(args.nics, session).await,
             NicCommand::Stats(args) => args.run(session).await,
             NicCommand::Show(args) => args.run(session).await,
-            NicCommand::Update(args) => update(args, session).await,
+            NicCommand::Update(args) => update(*args, session).await,
             NicCommand::Sg(command) => command.run(session).await,
             NicCommand::Export(args) => args.run(session).await,
             NicCommand::Import(args) => args.run(session).await,

@@ -128,7 +128,8 @@ fn capabilities(daemon: &Daemon, findings: &mut Findings) {
     let mut missing = Vec::new();
     for (name, bit, what) in CAPABILITIES {
         // What these two allow, CAP_SYS_ADMIN allowed before they were made.
-        if !has(bit) && !(bit >= 38 && has(CAP_SYS_ADMIN)) {
+        let by_admin = bit >= 38 && has(CAP_SYS_ADMIN);
+        if !has(bit) && !by_admin {
             missing.push(format!("{name} ({what})"));
         }
     }

@@ -33,7 +33,7 @@ pub enum Format {
 /// Writes a scrape.
 pub fn encode(scrape: Scrape, format: Format) -> String {
     // A NIC takes some 700 bytes.
-    let mut page = String::with_capacity(64 << 10 | scrape.nics.len() * 800);
+    let mut page = String::with_capacity((64 << 10) + scrape.nics.len() * 800);
     let mut registry = Registry::default();
     registry.register_collector(Box::new(scrape));
     // Only a writer can fail, and memory does not.

@@ -117,12 +117,11 @@ fn from_host(
                 text => Some(address("source", text)?),
             };
             // Who there has the address, or else who is there at all.
-            let behind = control
+            let mut behind = control
                 .bindings(Some(vni), Some(endpoint))
                 .map_err(Status::from)?;
-            let bound = behind
-                .filter(|binding| source.is_none_or(|source| binding.ips.contains(&source)))
-                .next();
+            let bound =
+                behind.find(|binding| source.is_none_or(|source| binding.ips.contains(&source)));
             let sender = Sender {
                 name: format!("host {endpoint}"),
                 mac: bound.as_ref().map(|binding| binding.mac),

@@ -102,17 +102,17 @@ impl Teller<'_, '_> {
                 steps.push(step(stage, text, false));
             }
         };
-        if self.made.from.is_uplink() {
-            if let Some((_, endpoint)) = report.arrival {
-                let vni = self
-                    .made
-                    .vni
-                    .map_or_else(String::new, |vni| format!(" for VNI {vni}"));
-                say(
-                    Stage::Outer,
-                    format!("VXLAN from {endpoint}{vni}, outer headers taken off"),
-                );
-            }
+        if self.made.from.is_uplink()
+            && let Some((_, endpoint)) = report.arrival
+        {
+            let vni = self
+                .made
+                .vni
+                .map_or_else(String::new, |vni| format!(" for VNI {vni}"));
+            say(
+                Stage::Outer,
+                format!("VXLAN from {endpoint}{vni}, outer headers taken off"),
+            );
         }
         if let Some(packet) = &report.packet {
             say(

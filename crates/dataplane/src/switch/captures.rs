@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use io::trace::capture::{Capture, Tap};
 
+use super::Switch;
 use crate::handle::{Command, WorkerGone};
 use crate::ids::{PortSlot, PortUid};
-use crate::switch::Switch;
 use crate::view::View;
 
 /// Captures that take from one NIC or uplink at most.
