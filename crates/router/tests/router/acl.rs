@@ -292,10 +292,10 @@ fn nftables_rules_that_say_more_are_the_kernels() {
             .await;
         // A table that sleeps is not read.
         namespace
-            .ok(&format!(
-                "nft flush ruleset && nft 'table ip two {{ flags dormant; chain forward {{ \
-                 type filter hook forward priority 1; tcp dport 23 drop; }}; }}'"
-            ))
+            .ok(
+                "nft flush ruleset && nft 'table ip two { flags dormant; chain forward { \
+                 type filter hook forward priority 1; tcp dport 23 drop; }; }'",
+            )
             .expect("nft");
         ours.until("a table that sleeps", |ours| {
             ours.notes()
