@@ -30,13 +30,7 @@ Examples:
 #[command(after_help = EXAMPLES)]
 pub struct TopArgs {
     /// What to begin with
-    #[arg(
-        short,
-        long,
-        value_name = "VIEW",
-        default_value = "nics",
-        ignore_case = true
-    )]
+    #[arg(long, value_name = "VIEW", default_value = "nics", ignore_case = true)]
     view: View,
     /// Seconds between two looks
     #[arg(short, long, value_name = "SECS", default_value = "1", value_parser = seconds)]
