@@ -387,11 +387,10 @@ static __always_inline int acl_check(context *ctx, __u32 l3, __u32 in, __u32 out
 
 // Reasons to leave a packet to the kernel for which that may forward it. What it answers itself or
 // drops before its own firewall looks is not judged, nor what is for this host or for many.
-#define ACL_LEFT                                                                        \
-	(1u << COUNT_OPTIONS | 1u << COUNT_TOO_BIG | 1u << COUNT_SOURCE |               \
-	 1u << COUNT_DESTINATION | 1u << COUNT_NEIGHBOUR | 1u << COUNT_SAME_INTERFACE | \
-	 1u << COUNT_ELSEWHERE | 1u << COUNT_FIREWALL | 1u << COUNT_BEYOND |            \
-	 1u << COUNT_BEGUN | 1u << COUNT_HUNG)
+#define ACL_LEFT                                                                                \
+	(1u << COUNT_OPTIONS | 1u << COUNT_TOO_BIG | 1u << COUNT_SOURCE | 1u << COUNT_NEIGHBOUR | \
+	 1u << COUNT_SAME_INTERFACE | 1u << COUNT_ELSEWHERE | 1u << COUNT_FIREWALL |            \
+	 1u << COUNT_BEYOND | 1u << COUNT_BEGUN | 1u << COUNT_HUNG)
 
 // Where the kernel would send a packet: less than zero: to nobody, 0: it cannot be said, else an
 // ifindex.
@@ -421,7 +420,7 @@ __attribute__((noinline)) int acl_way(context *ctx, __u32 l3, __u32 in)
 	} else {
 		struct ipv6hdr *ip = at(ctx, l3, sizeof(*ip));
 
-		if (!ip || ip->daddr.s6_addr[0] == 0xff)
+		if (!ip || is_special6(&ip->daddr))
 			return -1;
 		fib.family = 10;
 		fib.l4_protocol = ip->nexthdr;
@@ -469,18 +468,6 @@ __attribute__((noinline)) int acl_has_ways(context *ctx, __u32 l3)
 	return path && path->kind == PATH_FORWARD && !path->ifindex;
 }
 
-// The same of IPv6: multicast and loopback; and ip6_forward() looks at link-local and unspecified
-// ones where the packet goes further.
-static __always_inline bool acl_is_refused6(const struct in6_addr *source, __u32 returns)
-{
-	__u32 last = bpf_ntohl(source->s6_addr32[3]), first = bpf_ntohl(source->s6_addr32[0]);
-	bool small = !(first | source->s6_addr32[1] | source->s6_addr32[2]) && last < 2;
-
-	if (first >> 24 == 0xff || (small && last == 1))
-		return true;
-	return !returns && (small || first >> 22 == 0xfe80 >> 6);
-}
-
 // Whether the kernel refuses a source before its firewall looks: one that nobody else can have.
 // `returns`: the packet leaves by the interface that it came in by.
 __attribute__((noinline)) int acl_source_is_refused(context *ctx, __u32 l3, __u32 returns)
@@ -494,42 +481,15 @@ __attribute__((noinline)) int acl_source_is_refused(context *ctx, __u32 l3, __u3
 	if (ip->version == 6) {
 		struct ipv6hdr *ip6 = at(ctx, l3, sizeof(*ip6));
 
-		return !ip6 || acl_is_refused6(&ip6->saddr, returns);
+		// ip6_forward() looks at link-local ones only where the packet goes further.
+		return !ip6 || !returns || ip6->saddr.s6_addr[0] == 0xff ||
+		       (!ip6->saddr.s6_addr32[0] && ip6->saddr.s6_addr[15] == 1);
 	}
 	if (ip->version != 4 || is_special4(ip->saddr))
 		return true;
 	from = bpf_ntohl(ip->saddr);
 	back = path_of(find4(root4(from), from));
 	return back && back->kind == PATH_PASS && back->reason == COUNT_LOCAL;
-}
-
-// Whether the kernel forwards it no further whatever its firewall says: its hop limit is used up, or
-// IPv4's checksum, over all options, is wrong.
-__attribute__((noinline)) int acl_is_at_end(context *ctx, __u32 l3)
-{
-	struct iphdr *ip = at(ctx, l3, sizeof(*ip));
-	__u32 sum = 0, words, i;
-
-	if (!ip)
-		return true;
-	if (ip->version == 6) {
-		struct ipv6hdr *ip6 = at(ctx, l3, sizeof(*ip6));
-
-		return !ip6 || ip6->hop_limit <= 1;
-	}
-	if (ip->ttl <= 1)
-		return true;
-	words = 2 * ip->ihl;
-	for (i = 0; i < 30 && i < words; i++) {
-		__u16 *word = at(ctx, l3 + 2 * i, sizeof(*word));
-
-		if (!word)
-			return true;
-		sum += *word;
-	}
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	return sum != 0xffff;
 }
 
 // Judges a packet that is left to the kernel for that reason: whether it is to be dropped. A
@@ -548,11 +508,8 @@ __attribute__((noinline)) int acl_drops_left(context *ctx, __u32 l3, __u32 in, _
 		if (!ip || ip->version != 4 || ip->frag_off & bpf_htons(IP_DF))
 			return 0;
 	}
-	// Some reasons are found before all of this was looked at.
-	if (acl_is_at_end(ctx, l3))
-		return 0;
 	out = acl_way(ctx, l3, in);
-	if (acl_source_is_refused(ctx, l3, out == (int)in))
+	if (reason == COUNT_SOURCE && acl_source_is_refused(ctx, l3, out == (int)in))
 		return 0;
 	if (out > 0 && acl_has_ways(ctx, l3))
 		out = 0;

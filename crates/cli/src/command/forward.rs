@@ -127,37 +127,36 @@ impl ForwardArgs {
                 _ = second.tick(), if self.watch.is_some() => {
                     show(session, &service)?;
                 }
-                // Without a file it ends, as a terminal that has gone expects.
-                _ = hangup.recv() => match &self.acl {
-                    Some(file) => read_again(session, &mut service, file)?,
-                    None => break,
-                },
+                _ = hangup.recv(), if self.acl.is_some() => self.read_again(session, &mut service)?,
                 _ = interrupt.recv() => break,
                 _ = terminate.recv() => break,
             }
         }
         show(session, &service)
     }
-}
 
-/// The access list as the file has it now.
-fn read_again(session: &mut Session, service: &mut Service, file: &Path) -> Result<(), Error> {
-    let set = read_acl(file).and_then(|list| {
-        let rules = list.rules.len();
-        let set = service.router.set_acl(Some(list));
-        set.map_err(|error| Error::Refused(error.to_string()))?;
-        Ok(rules)
-    });
-    let said = match set {
-        Ok(rules) => format!("{} was read again: {rules} rules.\n", file.display()),
-        Err(error) => format!("the access list is as it was: {error}\n"),
-    };
-    if session.out.json {
-        eprint!("{said}");
-        return Ok(());
+    /// The access list as the file has it now.
+    fn read_again(&self, session: &mut Session, service: &mut Service) -> Result<(), Error> {
+        let Some(file) = &self.acl else {
+            return Ok(());
+        };
+        let set = read_acl(file).and_then(|list| {
+            let rules = list.rules.len();
+            let set = service.router.set_acl(Some(list));
+            set.map_err(|error| Error::Refused(error.to_string()))?;
+            Ok(rules)
+        });
+        let said = match set {
+            Ok(rules) => format!("{} was read again: {rules} rules.\n", file.display()),
+            Err(error) => format!("the access list is as it was: {error}\n"),
+        };
+        if session.out.json {
+            eprint!("{said}");
+            return Ok(());
+        }
+        session.out.text(&said)?;
+        session.out.flush()
     }
-    session.out.text(&said)?;
-    session.out.flush()
 }
 
 /// An access list of a file.
