@@ -49,7 +49,6 @@ pub mod firewall;
 mod message;
 mod mirror;
 pub mod model;
-pub mod nft_rule;
 mod offline;
 mod request;
 mod resync;
