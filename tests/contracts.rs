@@ -239,7 +239,7 @@ fn is_test(file: &Path, name: &str) -> Result<bool> {
         .take_while(|line| !line.is_empty() && **line != "}");
     if above
         .into_iter()
-        .any(|line| line.starts_with("#[") && line.contains("test]"))
+        .any(|line| line.starts_with("#[") && (line.contains("test]") || line.contains("test(")))
     {
         return Ok(true);
     }

@@ -103,7 +103,7 @@ fn somebody_else_s_programs() {
     let dir = tempfile::tempdir().expect("a folder");
     let (source, object) = (dir.path().join("x.c"), dir.path().join("x.o"));
     let text = "__attribute__((section(\"xdp\"), used)) int stranger(void *ctx) { return 2; }\n\
-                __attribute__((section(\"license\"), used)) char license[] = \"GPL\";\n";
+                __attribute__((section(\"license\"), used)) char _license[] = \"GPL\";\n";
     std::fs::write(&source, text).expect("a file");
     let path = |path: &Path| path.to_str().expect("a name").to_owned();
     let (source, object) = (path(&source), path(&object));

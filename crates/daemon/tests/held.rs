@@ -145,6 +145,8 @@ impl Pair {
     fn seen(&self) -> Vec<String> {
         let one = |namespace: &Namespace| {
             let address = namespace.ok("ip -o addr show dev eth0").unwrap();
+            // For a second the kernel looks whether others have an address of IPv6.
+            let address = address.replace(" tentative", "");
             let link = namespace.ok("ip -o link show dev eth0").unwrap();
             assert!(link.contains("LOWER_UP"), "no carrier: {link}");
             let routes = namespace.ok("ip route show").unwrap();

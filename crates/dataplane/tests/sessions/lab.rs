@@ -453,7 +453,7 @@ fn is_of_the_moment(reason: DropReason) -> bool {
     use DropReason::*;
     matches!(
         reason,
-        RingFull | BufferTooSmall | HandoffFull | TargetBroken
+        RingFull | BufferTooSmall | HandoffFull | TargetBroken | BitLimit | PacketLimit
     )
 }
 
