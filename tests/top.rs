@@ -44,7 +44,9 @@ impl Terminal {
                 .map_or(program, |dir| dir.join("butterfly")),
             Err(_) => program,
         };
-        let command = format!("{} -e {} {words}", program.display(), daemon.endpoint());
+        // In a shell, since tmux does not always see how what it runs itself has ended.
+        let (program, endpoint) = (program.display(), daemon.endpoint());
+        let command = format!("sh -c '{program} -e {endpoint} {words}; exit $?'");
         terminal.tmux(&[
             "-f",
             "/dev/null",

@@ -103,6 +103,7 @@ fn somebody_else_s_programs() {
     let dir = tempfile::tempdir().expect("a folder");
     let (source, object) = (dir.path().join("x.c"), dir.path().join("x.o"));
     let text = "__attribute__((section(\"xdp\"), used)) int stranger(void *ctx) { return 2; }\n\
+                __attribute__((section(\"tc\"), used)) int guest(void *ctx) { return 0; }\n\
                 __attribute__((section(\"license\"), used)) char _license[] = \"GPL\";\n";
     std::fs::write(&source, text).expect("a file");
     let path = |path: &Path| path.to_str().expect("a name").to_owned();
@@ -114,8 +115,10 @@ fn somebody_else_s_programs() {
     host.ok(&format!("ip link set dev eth0 xdp obj {object} sec xdp"))
         .expect("attached");
     host.ok("tc qdisc add dev eth0 clsact").expect("a qdisc");
-    host.ok("tc filter add dev eth0 ingress matchall action ok")
-        .expect("a filter");
+    host.ok(&format!(
+        "tc filter add dev eth0 ingress bpf da obj {object} sec tc"
+    ))
+    .expect("a filter");
     let (sound, findings) = doctor(&host, "eth0");
     assert!(!sound);
     names(
@@ -128,7 +131,7 @@ fn somebody_else_s_programs() {
         &findings,
         "foreign_tc",
         "warning",
-        &["matchall", "tc ingress", "tc filter show dev eth0"],
+        &["(program ", "tc ingress", "tc filter show dev eth0"],
     );
 }
 

@@ -12,7 +12,7 @@ use control::model::NicId;
 use dataplane::{CaptureError, PortSlot, PortUid};
 use io::trace::capture::{Capture, Caught, Wanted};
 use tokio::runtime::Handle;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tonic::Status;
 use wire::bpf::{Filter, Instruction};
 use wire::pcapng::{self, Direction, PacketBlock};
@@ -176,15 +176,20 @@ fn filter(program: &[v1::BpfInstruction]) -> Result<Option<Filter>, Status> {
 pub fn stream(app: Arc<App>, begun: Begun) -> mpsc::Receiver<Result<v1::CapturePart, Status>> {
     let (sender, receiver) = mpsc::channel(AHEAD);
     let stopping = Arc::new(AtomicBool::new(false));
-    let (told, ending, of_app) = (stopping.clone(), sender.clone(), app.clone());
+    let (told, of_app) = (stopping.clone(), app.clone());
+    // Goes with the writer. A sender here would keep the stream open when that has ended.
+    let (writing, written) = oneshot::channel::<()>();
     drop(tokio::spawn(async move {
         tokio::select! {
             () = of_app.stopping() => told.store(true, Ordering::Relaxed),
-            () = ending.closed() => (),
+            _ = written => (),
         }
     }));
     let writer = Writer::new(app, begun, stopping);
-    tokio::task::spawn_blocking(move || writer.run(&sender));
+    tokio::task::spawn_blocking(move || {
+        writer.run(&sender);
+        drop(writing);
+    });
     receiver
 }
 
