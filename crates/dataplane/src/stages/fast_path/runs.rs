@@ -5,6 +5,11 @@
 //! ([`Runs::follow`]). Each step fetches what the next one reads: the bucket of the index when a
 //! run begins; the flow, and the line of the side that sends, [`AHEAD`] runs later, so that the
 //! memory is busy while the next packets are being read.
+//!
+//! Packets amid a connection, or of datagrams that go both ways, change no state: a few numbers are
+//! all there is to follow. Others of a flow that is known go through the state machine of the whole
+//! path ([`Flows::track`]), here and at once; what that refuses is left. No packet overtakes one of
+//! its own flow that is left ([`is_behind`]), and none changes a state behind one that is left.
 
 use std::ops::Range;
 
@@ -14,9 +19,14 @@ use wire::parse::Transport;
 use super::{Tally, steer};
 use crate::counters::Counters;
 use crate::flow::{
-    Entry, FlowId, FlowState, FlowTable, Half, Key, NONE, Side, follow_plain, is_amid,
+    Entry, FlowId, FlowState, FlowTable, Flows, Half, Key, NONE, Seen, Side, Tracked, follow_plain,
+    is_amid,
 };
+use crate::ids::PortSlot;
 use crate::round::{Job, Round};
+use crate::snapshot::Timeouts;
+use crate::stages::terms::between;
+use crate::view::View;
 
 /// How many runs later the bucket of a run is expected to be there.
 const AHEAD: usize = 16;
@@ -27,25 +37,40 @@ pub(super) struct Runs {
     count: usize,
     /// By frame, of those of TCP in runs.
     transports: Box<[Transport; BATCH]>,
+    /// Runs of flows that are not known, by their place in the list: see [`first`](super::first).
+    unknown: Bits,
+    /// Other frames are left to the whole path.
+    leaves_others: bool,
 }
 
 /// What is the same for all runs of a batch.
-struct Terms<'a> {
-    flows: &'a FlowTable,
+pub(super) struct Terms<'a> {
+    view: &'a View,
     frames: &'a [Frame],
     transports: &'a [Transport; BATCH],
-    counters: &'a Counters,
+    pub counters: &'a Counters,
     epoch: u32,
-    now_ms: u32,
+    pub now_ms: u32,
     /// The queue pair that the batch is from; none on the wire.
     pair: Option<u16>,
+    /// The first frame that is left: behind it no packet changes a state, since that one may be of
+    /// the same flow, and states change in the order of the packets. [`BATCH`] if there is none.
+    barred: u8,
+}
+
+/// What became of a run.
+enum Followed {
+    /// Some of its frames, maybe none, are left to the whole path.
+    Left(Bits),
+    /// Its flow is not known, or over, from this frame on.
+    Unknown(u8),
 }
 
 /// Packets of one flow, each right behind the one before.
 #[derive(Clone, Copy)]
 pub(super) struct Run {
-    key: Key,
-    hash: u64,
+    pub key: Key,
+    pub hash: u64,
     /// What its flow is called on the wire, if it goes there.
     pub outer_hash: u32,
     /// The flow that it is probably of, or [`NONE`].
@@ -92,6 +117,8 @@ impl Runs {
             list: Box::new([none; BATCH]),
             count: 0,
             transports: Box::new([Transport::default(); BATCH]),
+            unknown: 0,
+            leaves_others: false,
         }
     }
 
@@ -145,44 +172,88 @@ impl Runs {
         self.count += 1;
     }
 
-    /// Adds a job for each packet that is amid its flow; gives the frames of the others, as bits.
-    /// `job` says what is to be done with a run's first frame, by the queue pair that its target
-    /// wants it in.
+    /// Adds a job for each packet of a flow that is known in all; gives the frames of the others,
+    /// as bits. `unchosen`: frames that are in no run, and have not passed either. `job` says what
+    /// is to be done with a run's first frame, by the queue pair that its target wants it in.
     #[inline(always)]
     pub fn follow(
         &mut self,
         round: &mut Round,
+        unchosen: Bits,
         tally: &mut Tally,
         job: impl Fn(&Run, u32) -> Job,
     ) -> Bits {
-        let runs = &mut self.list[..self.count.min(BATCH)];
-        let terms = Terms {
-            flows: &round.tables.flows,
-            frames: round.batch.frames(),
-            transports: &self.transports,
-            counters: round.counters,
-            epoch: round.view.epoch_mark(),
-            now_ms: round.now.millis(),
-            pair: (!round.is_from_wire()).then_some(round.from.pair),
-        };
-        let mut left = 0;
-        let fetched = runs.len().saturating_sub(AHEAD);
-        for run in &mut runs[fetched..] {
-            run.fetch(terms.flows);
+        let count = self.count.min(BATCH);
+        let fetched = count.saturating_sub(AHEAD);
+        for run in &mut self.list[fetched..count] {
+            run.fetch(&round.tables.flows);
         }
-        for run in runs.iter() {
-            left |= run.follow(&terms, round.jobs, tally, &job);
+        let mut terms = Terms::of(round, &self.transports, unchosen);
+        let (mut left, mut unknown, mut behind) = (0, 0, 0);
+        for index in 0..count {
+            let run = &self.list[index];
+            if behind != 0 && is_behind(&self.list, behind, run) {
+                left |= run.bits();
+                continue;
+            }
+            match run.follow(&terms, &mut round.tables.flows, round.jobs, tally, &job) {
+                Followed::Left(0) => {}
+                Followed::Left(frames) => {
+                    left |= frames;
+                    behind |= 1 << index;
+                    terms.barred = terms.barred.min(frames.trailing_zeros() as u8);
+                }
+                Followed::Unknown(from) => {
+                    let run = &mut self.list[index];
+                    run.first = from;
+                    left |= run.bits();
+                    unknown |= 1 << index;
+                }
+            }
         }
+        self.unknown = unknown;
+        self.leaves_others = behind != 0 || unchosen != 0;
         left
+    }
+
+    /// There are such, and nothing else is left to the whole path, where known flows are followed
+    /// before others begin.
+    #[inline(always)]
+    pub fn may_begin(&self) -> bool {
+        self.unknown != 0 && !self.leaves_others
+    }
+
+    /// The runs of flows that are not known.
+    pub fn unknown(&self) -> impl Iterator<Item = &Run> {
+        let runs = self.list[..self.count.min(BATCH)].iter().enumerate();
+        runs.filter(|(index, _)| self.unknown >> index & 1 == 1)
+            .map(|(_, run)| run)
+    }
+
+    pub fn transports(&self) -> &[Transport; BATCH] {
+        &self.transports
     }
 }
 
+/// True when frames of the same flow are left, of one of the runs that `behind` names.
+#[cold]
+fn is_behind(list: &[Run; BATCH], behind: Bits, run: &Run) -> bool {
+    let left = list.iter().enumerate();
+    left.filter(|(index, _)| behind >> index & 1 == 1)
+        .any(|(_, other)| other.key.is(&run.key))
+}
+
 impl Run {
-    fn frames(&self) -> Range<u8> {
+    pub fn frames(&self) -> Range<u8> {
         self.first..self.end
     }
 
-    fn bits(&self) -> Bits {
+    #[inline(always)]
+    pub fn side(&self) -> Side {
+        Side::from(self.side & 1)
+    }
+
+    pub fn bits(&self) -> Bits {
         first_bits(self.end.into()) & !first_bits(self.first.into())
     }
 
@@ -197,70 +268,173 @@ impl Run {
     fn follow(
         &self,
         terms: &Terms,
+        flows: &mut Flows,
         jobs: &mut Vec<Job>,
         tally: &mut Tally,
         job: impl Fn(&Run, u32) -> Job,
-    ) -> Bits {
-        let (flows, side) = (terms.flows, Side::from(self.side & 1));
-        let Some(entry) = flows.find_likely(self.likely, &self.key, self.hash) else {
-            return self.bits();
+    ) -> Followed {
+        let (table, side): (&FlowTable, _) = (flows, self.side());
+        let Some((id, entry)) = table.find_likely(self.likely, &self.key, self.hash) else {
+            return Followed::Unknown(self.first);
         };
-        if !self.is_open(terms, entry, side) {
-            return self.bits();
+        if !is_open(terms, entry, side) {
+            return self.leave(id, terms, flows);
         }
         let mine = &entry.sides[side];
-        let job = job(self, steer(mine, self.hash));
-        let (mut left, mut frames, mut bytes) = (0, self.end - self.first, self.bytes);
-        if self.tcp {
-            for frame in self.frames() {
-                if terms.is_followed(mine, frame.into()) {
-                    jobs.push(Job { frame, ..job });
-                } else {
-                    left |= 1 << frame;
-                    frames -= 1;
-                    bytes -= terms.frames[usize::from(frame)].len() as u32;
-                }
+        let mut at = self.first;
+        if self.is_settled(entry, side) {
+            let job = job(self, steer(mine, self.hash));
+            while at < self.end && (!self.tcp || terms.is_amid(mine, at.into())) {
+                jobs.push(Job { frame: at, ..job });
+                at += 1;
             }
-        } else {
-            for frame in self.frames() {
-                jobs.push(Job { frame, ..job });
+            let frames = u64::from(at - self.first);
+            if frames > 0 {
+                let bytes = match at == self.end {
+                    true => self.bytes.into(),
+                    false => terms.bytes(self.first..at),
+                };
+                mine.touch(terms.now_ms);
+                mine.count(frames, bytes);
+                terms.note_pair(entry, side);
+                tally.add(terms.counters, mine.rules(), frames, bytes);
             }
+            if at == self.end {
+                return Followed::Left(0);
+            }
+        } else if entry.is_out() {
+            return Followed::Unknown(self.first);
         }
-        if frames > 0 {
-            mine.touch(terms.now_ms);
-            mine.count(frames.into(), bytes.into());
-            if let Some(pair) = terms.pair {
-                entry.note_pair(side, pair);
-            }
-            tally.add(terms.counters, mine.rules(), frames.into(), bytes.into());
-        }
-        left
+        self.advance(at, id, terms, flows, jobs, tally, job)
     }
 
-    /// The whole path has let packets of this side pass under the snapshot in force, and the flow
-    /// is where packets like them change nothing.
+    /// What is not to be followed here is left, but not what is over by time.
+    #[cold]
+    fn leave(&self, id: FlowId, terms: &Terms, flows: &mut Flows) -> Followed {
+        let entry = flows.entry(id);
+        if !entry.is_out() {
+            if terms.barred < self.first || !entry.expired(terms.now_ms) {
+                return Followed::Left(self.bits());
+            }
+            flows.remove(id);
+        }
+        Followed::Unknown(self.first)
+    }
+
+    /// The flow is where packets like these change nothing.
     #[inline(always)]
-    fn is_open(&self, terms: &Terms, entry: &Entry, side: Side) -> bool {
+    fn is_settled(&self, entry: &Entry, side: Side) -> bool {
         let state = entry.state.get();
-        let decided =
-            entry.epoch.get() == terms.epoch && entry.sides[side].fast_path.get() == terms.epoch;
-        let settled = match self.tcp {
+        match self.tcp {
             true => state == FlowState::Established as u8,
             false => {
                 state == FlowState::Stream as u8
                     || (state == FlowState::OneWay as u8 && side == entry.initiator())
             }
+        }
+    }
+
+    /// Follows the frames from `from` on, each by the state machine.
+    #[expect(clippy::too_many_arguments, reason = "what `follow` has at hand")]
+    #[inline(never)]
+    fn advance(
+        &self,
+        from: u8,
+        id: FlowId,
+        terms: &Terms,
+        flows: &mut Flows,
+        jobs: &mut Vec<Job>,
+        tally: &mut Tally,
+        // A function and no job: that would go by way of the stack, in pieces.
+        job: impl Fn(&Run, u32) -> Job,
+    ) -> Followed {
+        let job = job(self, steer(&flows.entry(id).sides[self.side()], self.hash));
+        for frame in from..self.end {
+            let left = || Followed::Left(self.bits() & !first_bits(frame.into()));
+            if frame > terms.barred {
+                return left();
+            }
+            let seen = self.seen(terms, frame);
+            match flows.track(id, &seen, terms.timeouts()) {
+                Tracked::Pass => {}
+                Tracked::Drop(_) => return left(),
+                // A connection that is over, and its ports used again.
+                Tracked::Reopen => {
+                    flows.remove(id);
+                    return Followed::Unknown(frame);
+                }
+            }
+            jobs.push(Job { frame, ..job });
+            let entry = flows.entry(id);
+            terms.note_pair(entry, seen.side);
+            let rules = entry.sides[seen.side].rules();
+            tally.add(terms.counters, rules, 1, seen.len as u64);
+        }
+        Followed::Left(0)
+    }
+
+    /// One of its frames as tracking sees it.
+    #[inline]
+    pub fn seen(&self, terms: &Terms, frame: u8) -> Seen {
+        let frame = usize::from(frame);
+        let transport = match self.tcp {
+            true => terms.transports[frame % BATCH],
+            false => Transport::default(),
         };
-        decided && settled && entry.is_fresh(side, terms.now_ms)
+        let bytes = &terms.frames[frame];
+        let (head, len) = (bytes.head(), bytes.len());
+        Seen::of_plain(&transport, head, len, self.side(), terms.now_ms)
     }
 }
 
-impl Terms<'_> {
+/// The whole path has let packets of this side pass under the snapshot in force, and the flow is
+/// not over.
+#[inline(always)]
+fn is_open(terms: &Terms, entry: &Entry, side: Side) -> bool {
+    let decided =
+        entry.epoch.get() == terms.epoch && entry.sides[side].fast_path.get() == terms.epoch;
+    decided && entry.is_fresh(side, terms.now_ms)
+}
+
+impl<'a> Terms<'a> {
+    #[inline(always)]
+    pub fn of(round: &Round<'a>, transports: &'a [Transport; BATCH], unchosen: Bits) -> Terms<'a> {
+        Terms {
+            view: round.view,
+            frames: round.batch.frames(),
+            transports,
+            counters: round.counters,
+            epoch: round.view.epoch_mark(),
+            now_ms: round.now.millis(),
+            pair: (!round.is_from_wire()).then_some(round.from.pair),
+            barred: unchosen.trailing_zeros() as u8,
+        }
+    }
+
     /// A TCP packet is amid its connection, and that is as far now. Changes nothing otherwise.
     #[inline(always)]
-    fn is_followed(&self, mine: &Half, frame: usize) -> bool {
+    fn is_amid(&self, mine: &Half, frame: usize) -> bool {
         let head = self.frames[frame].head();
         let tcp = self.transports[frame % BATCH].tcp(head);
         tcp.is_some_and(|tcp| is_amid(tcp.flags) && follow_plain(mine, &tcp))
+    }
+
+    fn bytes(&self, frames: Range<u8>) -> u64 {
+        let frames = &self.frames[frames.start.into()..frames.end.into()];
+        frames.iter().map(|frame| frame.len() as u64).sum()
+    }
+
+    #[inline(always)]
+    pub fn note_pair(&self, entry: &Entry, side: Side) {
+        if let Some(pair) = self.pair {
+            entry.note_pair(side, pair);
+        }
+    }
+
+    /// The timeouts of flows between two NICs.
+    #[inline]
+    pub fn timeouts(&self) -> impl Fn((PortSlot, PortSlot)) -> Timeouts {
+        let view = self.view;
+        move |(owner, peer)| between(view.port(owner), view.port(peer))
     }
 }

@@ -1,0 +1,99 @@
+//! A flow begins: what the rules have granted becomes an entry of the table. For the whole path
+//! (step 11) and for the fast path, which begins what it can judge itself.
+
+use wire::dhcp;
+
+use crate::counters::Counters;
+use crate::drop_reason::DropReason;
+use crate::flow::{Entry, FlowId, Side};
+use crate::flow::{Flows, Key, NONE, NewFlow, Seen, first_state, timeout_secs};
+use crate::judge::{self, Grant};
+use crate::round::count_rules;
+use crate::snapshot::PortConfig;
+use crate::stages::redecide::admit;
+use crate::stages::terms::{between, share};
+use crate::time::Now;
+use crate::view::View;
+
+/// The first packet of a flow, and who has granted it.
+pub(crate) struct First<'a> {
+    pub key: Key,
+    pub hash: u64,
+    pub seen: Seen,
+    pub from: &'a PortConfig,
+    pub to: &'a PortConfig,
+    pub egress: Grant,
+    pub ingress: Grant,
+}
+
+/// Makes the entry and counts the packet in it. `Ok(None)`: another worker has made it at this
+/// moment.
+#[inline]
+pub(crate) fn begin(
+    view: &View,
+    flows: &mut Flows,
+    counters: &Counters,
+    now: Now,
+    first: &First,
+) -> Result<Option<FlowId>, DropReason> {
+    let First {
+        key,
+        hash,
+        seen,
+        from,
+        to,
+        egress,
+        ingress,
+    } = first;
+    let state = first_state(seen, egress.midstream || ingress.midstream)?;
+    let new = NewFlow {
+        key: *key,
+        hash: *hash,
+        initiator: seen.side,
+        owner: from.slot,
+        peer: to.slot,
+        share: share(from, Some(to)),
+        state,
+        timeout_secs: timeout_secs(key.protocol(), state, || between(Some(from), Some(to))),
+        epoch: view.epoch_mark(),
+        now_ms: seen.now_ms,
+        now_secs: now.secs(),
+    };
+    let Some(id) = flows.insert(&new)? else {
+        return Ok(None);
+    };
+    admit(flows.entry(id), Some(*egress), Some(*ingress), counters);
+    flows.note_first(id, seen);
+    let rules = [egress.rule, ingress.rule].map(|rule| rule.map_or(NONE, |rule| rule.0));
+    count_rules(counters, rules, 1, seen.len as u64);
+    open_answers(view, flows.entry(id), key, seen.side, to);
+    Ok(Some(id))
+}
+
+/// The answers may take the fast path at once: all that the whole path would ask about them the key
+/// tells, and it can be asked now.
+#[inline]
+fn open_answers(view: &View, entry: &Entry, key: &Key, asked_by: Side, from: &PortConfig) {
+    let answers = 1 - asked_by;
+    // What comes from the wire is asked there whose address it is.
+    let may = from.slot.remote_of().is_some() || may_send_from(from, key, answers);
+    if may && !speaks_dhcp(key) {
+        entry.sides[answers].fast_path.set(view.epoch_mark());
+    }
+}
+
+/// A NIC may send, by its own MAC address, from the address that a side of a flow has.
+#[inline]
+pub(crate) fn may_send_from(nic: &PortConfig, key: &Key, side: Side) -> bool {
+    if nic.bypass || !nic.anti_spoof {
+        return true;
+    }
+    let mac = (!nic.learn_macs).then_some(nic.mac);
+    judge::owns(nic, mac, key.address(side))
+}
+
+/// True for the ports of DHCP, of which every packet is asked about.
+#[inline]
+pub(crate) fn speaks_dhcp(key: &Key) -> bool {
+    [0, 1].iter().any(|side| dhcp::is_port(key.port(*side)))
+}
