@@ -55,7 +55,8 @@ pub(crate) struct Attached {
     pub leaving: bool,
     /// When a frame came from it last, or when it came itself: monotonic nanoseconds.
     pub heard_ns: u64,
-    /// Copies of its frames that it has not waited for yet: see `Worker::serve`.
+    /// What its frames have cost that it has not waited for yet, in frames of known flows: see
+    /// `Worker::serve`.
     pub debt: usize,
     /// Its batches that other workers read from, and those behind them, oldest first.
     pub out: VecDeque<Arc<Batch>>,

@@ -193,9 +193,9 @@ impl Worker {
         if !is_served || attached.broken || attached.leaving {
             return 0;
         }
-        // A broadcast costs as much as the frames that it becomes. Who sends many waits while the
-        // others have their turns, so that each sender gets the same part of the worker and not of
-        // the frames.
+        // A broadcast costs as much as the frames that it becomes, and a frame of which nothing is
+        // known as much as several of known flows. Who sends many waits while the others have their
+        // turns, so that each sender gets the same part of the worker and not of the frames.
         if attached.debt >= BATCH {
             attached.debt -= BATCH;
             self.owing = true;
@@ -225,7 +225,7 @@ impl Worker {
         attached.heard_ns = now.mono_ns;
         self.load.count_batch(frames);
         self.ports.outbox.take_in_hand(&self.batch);
-        let targets = if queue.slot.is_uplink() {
+        let cost = if queue.slot.is_uplink() {
             self.path
                 .run_arriving(queue, &mut self.batch, &mut self.ports, now)
         } else {
@@ -243,7 +243,7 @@ impl Worker {
             } else {
                 attached.port.complete(&mut self.batch);
             }
-            attached.debt += targets.saturating_sub(frames);
+            attached.debt += cost.saturating_sub(frames);
             if !alone {
                 attached.load.add(watch.cycles());
             }
