@@ -291,7 +291,7 @@ fn vni() -> Result<Vni, PeerError> {
 
 /// One NIC of [`path::snapshot`] is here, the other one on another host.
 fn snapshot() -> Result<Snapshot, PeerError> {
-    let mut snapshot = path::snapshot()?;
+    let mut snapshot = path::snapshot(crate::RULES)?;
     snapshot.ports.truncate(1);
     snapshot.endpoints.push_back(Some(THERE));
     let far: Mac = GUEST_MACS[1]
