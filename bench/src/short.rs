@@ -99,19 +99,7 @@ fn exchange(kind: Kind, rules: u16, windows: usize) -> Result<Vec<Samples>, Peer
                     write(0, &exchange.frame(step, next));
                     next += 1;
                 });
-                let mut arrived = 0;
-                for _ in 0..100 {
-                    *spent += switch.turn();
-                    arrived += guests[1 - from].receive();
-                    if usize::from(arrived) == BATCH {
-                        break;
-                    }
-                }
-                if usize::from(arrived) != BATCH {
-                    return Err(PeerError(format!(
-                        "{arrived} frames of {BATCH} arrived in step {step}"
-                    )));
-                }
+                *spent += switch.deliver(|| guests[1 - from].receive().into())?;
             }
             number += BATCH as u32;
         }
