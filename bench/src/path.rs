@@ -324,6 +324,7 @@ pub(crate) fn snapshot() -> Result<Snapshot, PeerError> {
             timeouts: Timeouts::default(),
             flow_share: 1 << 21,
             mtu: 1500,
+            meters: None,
             trace: None,
         })));
     }

@@ -85,6 +85,15 @@ drop_reasons! {
     /// The flow table is full, or nearly and the NIC has its part of it, and none of its flows can
     /// be given up.
     FlowTableFull = "flow_table_full",
+    /// More new connections a second than the NIC may begin, or others with it.
+    ConnectionLimit = "connection_limit",
+    /// More broadcast, multicast and unknown-unicast frames a second than the NIC may send or be
+    /// sent.
+    FloodLimit = "flood_limit",
+    /// More bits a second than the NIC may be sent.
+    BitLimit = "bit_limit",
+    /// More packets a second than the NIC may be sent.
+    PacketLimit = "packet_limit",
     /// A later fragment whose first fragment did not arrive in time, or more of them than are held
     /// back.
     FragmentWithoutFirst = "fragment_without_first",

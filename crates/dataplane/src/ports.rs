@@ -11,6 +11,7 @@ use wire::vxlan::Outer;
 use crate::counters::MAX_SLOTS;
 use crate::drop_reason::DropReason;
 use crate::handoff::{Mark, OUT_MAX, Outbox, Put};
+use crate::hold::Hold;
 use crate::ids::PortSlot;
 use crate::ids::{MAX_PORTS, MAX_UPLINKS};
 use crate::load::QueueLoad;
@@ -57,6 +58,8 @@ pub(crate) struct Attached {
     pub heard_ns: u64,
     /// Copies of its frames that it has not waited for yet: see `Worker::serve`.
     pub debt: usize,
+    /// How its NIC's limits hold it back.
+    pub hold: Hold,
     /// Its batches that other workers read from, and those behind them, oldest first.
     pub out: VecDeque<Arc<Batch>>,
     pub load: Arc<QueueLoad>,
@@ -138,6 +141,7 @@ impl Ports {
             leaving: false,
             heard_ns: now_ns,
             debt: 0,
+            hold: Hold::default(),
             out: VecDeque::with_capacity(OUT_MAX),
             load,
         });

@@ -14,6 +14,7 @@ use ipnet::IpNet;
 use wire::{Mac, Vni};
 
 use crate::address_set::AddressSet;
+use crate::limits::Meters;
 use crate::overlay::{EndpointIdx, Overlay};
 use crate::ruleset::{GroupMembers, RuleSet};
 
@@ -94,6 +95,9 @@ pub struct PortConfig {
     pub flow_share: u32,
     /// Largest IP packet it takes, in bytes; told to the guest, not enforced here.
     pub mtu: u16,
+    /// What it may send and be sent in a second: the same one for as long as the limits are the
+    /// same, so that other changes of the NIC do not fill its buckets.
+    pub meters: Option<Arc<Meters>>,
     /// Where its frames are recorded, when they are.
     pub trace: Option<Trace>,
 }
@@ -157,6 +161,7 @@ impl Network {
             // Its flows are charged to the NICs that they reach.
             flow_share: 0,
             mtu: 0,
+            meters: None,
             trace: None,
         })
     }

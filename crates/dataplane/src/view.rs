@@ -13,6 +13,7 @@ use wire::Vni;
 use crate::address_set::AddressSet;
 use crate::drop_reason::DropReason;
 use crate::ids::{GroupIdx, MAX_PORTS, NetworkIdx, PortSlot, PortUid};
+use crate::limits::Meters;
 use crate::opening::{GroupOpen, Open, Opening};
 use crate::overlay::{EndpointIdx, Overlay, SharedMap};
 use crate::ruleset::GroupMembers;
@@ -355,13 +356,23 @@ impl View {
 
     /// security-groups.md 12: both NICs allow everything in both directions. Gives by what a packet
     /// leaves the first and enters the second.
-    pub(crate) fn stateless(&self, from: PortSlot, to: PortSlot, v6: bool) -> Option<[Opening; 2]> {
+    pub(crate) fn both_open(&self, from: PortSlot, to: PortSlot, v6: bool) -> Option<[Opening; 2]> {
         let family = usize::from(v6);
         let (from, to) = (self.open_to(from), self.open_to(to));
         let there = [from.egress[family], to.ingress[family]];
         let back = [to.egress[family], from.ingress[family]];
         let open = |openings: [Opening; 2]| !openings.contains(&Opening::No);
         (open(there) && open(back)).then_some(there)
+    }
+
+    /// And neither counts its connections, so that nothing has to be remembered.
+    pub(crate) fn stateless(&self, from: PortSlot, to: PortSlot, v6: bool) -> Option<[Opening; 2]> {
+        let openings = self.both_open(from, to, v6)?;
+        let counts = |slot| {
+            let meters = self.port(slot).and_then(|nic| nic.meters.as_deref());
+            meters.is_some_and(Meters::count_connections)
+        };
+        (!counts(from) && !counts(to)).then_some(openings)
     }
 }
 
@@ -412,6 +423,7 @@ mod tests {
             timeouts: Timeouts::default(),
             flow_share: 1,
             mtu: 1500,
+            meters: None,
             trace: None,
         }))
     }

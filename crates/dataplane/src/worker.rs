@@ -179,7 +179,9 @@ impl Worker {
     /// One batch of one queue: receive, judge, deliver, give the buffers back.
     #[inline]
     fn serve(&mut self, queue: QueueId, now: Now) -> usize {
-        let is_served = self.is_served(queue.slot);
+        let nic = self.path.view.port(queue.slot);
+        let is_served = nic.is_some() || queue.slot.is_uplink();
+        let meters = nic.and_then(|nic| nic.meters.as_deref());
         let Some((attached, outbox)) = self.ports.find_with_outbox(queue) else {
             return 0;
         };
@@ -205,6 +207,15 @@ impl Worker {
             self.owing = true;
             return 0;
         }
+        let mut room = BATCH;
+        if let Some(meters) = meters {
+            match attached.hold.room(&meters.egress, now) {
+                Some(frames) => room = frames,
+                None => return 0,
+            }
+            attached.watch_again(&self.polling.poller, queue);
+        }
+        self.batch.take_at_most(room);
         let alone = outbox.is_alone();
         let watch = match alone {
             true => Stopwatch::OFF,
@@ -223,6 +234,9 @@ impl Worker {
         }
         self.path.watch.mark(Step::Receive);
         attached.heard_ns = now.mono_ns;
+        if let Some(meters) = meters {
+            attached.hold.charge(&meters.egress, &self.batch, now);
+        }
         self.load.count_batch(frames);
         self.ports.outbox.take_in_hand(&self.batch);
         let targets = if queue.slot.is_uplink() {

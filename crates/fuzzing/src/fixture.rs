@@ -101,6 +101,7 @@ pub fn port(slot: u32, host: u8, vni: Vni, network: NetworkIdx, group: GroupIdx)
         timeouts: Timeouts::default(),
         flow_share: 32,
         mtu: 1500,
+        meters: None,
         trace: None,
     }
 }

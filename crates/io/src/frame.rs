@@ -193,6 +193,8 @@ impl Wrap {
 pub struct Batch {
     frames: Box<[Frame]>,
     len: usize,
+    /// How many it takes.
+    most: usize,
     /// Body segments of all frames; each frame has a range of it.
     segments: Vec<Segment>,
     /// Buffers of [`FRAME_MAX`] bytes for frames that own their bytes: allocated at first use, then
@@ -224,6 +226,7 @@ impl Batch {
         Batch {
             frames: (0..BATCH).map(|_| Frame::empty()).collect(),
             len: 0,
+            most: BATCH,
             segments: Vec::with_capacity(BATCH * 4),
             buffers: Vec::new(),
             buffers_used: 0,
@@ -250,7 +253,14 @@ impl Batch {
     /// How many frames still fit.
     #[inline]
     pub fn room(&self) -> usize {
-        BATCH - self.len
+        self.most.saturating_sub(self.len)
+    }
+
+    /// Has it take this many frames from now on, [`BATCH`] at most: for who is to receive only a
+    /// part of what waits.
+    #[inline]
+    pub fn take_at_most(&mut self, frames: usize) {
+        self.most = frames.min(BATCH);
     }
 
     /// The frames, in the order they were received.

@@ -200,6 +200,12 @@ impl Port {
         })
     }
 
+    /// A poller reports the port for as long as there are frames, asked for or not: who leaves them
+    /// there has to take it out.
+    pub fn is_reported_while_readable(&self) -> bool {
+        matches!(self, Port::Tap(_))
+    }
+
     /// The poller has reported the port.
     pub fn kicked(&mut self) {
         match self {

@@ -283,6 +283,7 @@ fn frame_for_a_stranger() -> Simulation {
         timeouts: Timeouts::default(),
         flow_share: 1000,
         mtu: 1500,
+        meters: None,
         trace: None,
     };
     let mut overlay = Overlay::new(PortUid(2));

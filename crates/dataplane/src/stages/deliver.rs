@@ -8,8 +8,9 @@ use wire::vxlan::{self, ecn};
 
 use crate::drop_reason::DropReason;
 use crate::ids::PortSlot;
+use crate::limits::Meters;
 use crate::ports::{Handed, Ports, refusal};
-use crate::round::{Fate, NO_CASE, Round, Verdict, drop_frame};
+use crate::round::{Fate, Job, NO_CASE, Round, Verdict, drop_frame};
 use crate::snapshot::PortConfig;
 use crate::stages::wait;
 
@@ -54,12 +55,22 @@ fn drop_sent(round: &mut Round, item: Option<usize>, reason: DropReason) {
 }
 
 /// The jobs from `first` on that pass to one target, in one call. Gives how many they are: one at
-/// least.
+/// least, or none where the target's limits have refused them, which they say then.
 fn together(round: &mut Round, ports: &mut Ports, first: usize, target: PortSlot) -> usize {
+    let view = round.view;
+    let watched = view.port(target);
+    let mut most = BATCH;
+    if let Some(meters) = watched.and_then(|config| config.meters.as_deref()) {
+        most = within(round, meters, first, target);
+        if most == 0 {
+            return 0;
+        }
+    }
     let mut frames = [0u8; BATCH];
     let mut steer = [0u32; BATCH];
     let (mut count, mut by_lane) = (0, true);
-    for ((job, frame), hint) in round.jobs[first..].iter().zip(&mut frames).zip(&mut steer) {
+    let jobs = round.jobs[first..].iter().take(most);
+    for ((job, frame), hint) in jobs.zip(&mut frames).zip(&mut steer) {
         if job.verdict != Verdict::Pass || job.target != target {
             break;
         }
@@ -86,7 +97,6 @@ fn together(round: &mut Round, ports: &mut Ports, first: usize, target: PortSlot
     } else {
         one_by_one(round, first, frames, results);
     }
-    let watched = round.view.port(target);
     if let Some(config) =
         watched.filter(|config| !config.sniffers.is_empty() || config.trace.is_some())
     {
@@ -99,6 +109,25 @@ fn together(round: &mut Round, ports: &mut Ports, first: usize, target: PortSlot
         }
     }
     count
+}
+
+/// Puts those jobs of one target from `first` on first that its limits let pass, in their order, and
+/// has the others say that they do not. Gives how many pass.
+#[cold]
+fn within(round: &mut Round, meters: &Meters, first: usize, target: PortSlot) -> usize {
+    let goes = |job: &Job| job.verdict == Verdict::Pass && job.target == target;
+    let jobs = &mut round.jobs[first..];
+    let count = jobs.iter().take(BATCH).take_while(|job| goes(job)).count();
+    let jobs = &mut jobs[..count];
+    for job in &mut *jobs {
+        let frame = &round.batch.frames()[usize::from(job.frame)];
+        if let Err(reason) = meters.ingress.admit(frame, round.now) {
+            job.verdict = Verdict::DropTo(reason);
+        }
+    }
+    // A stable sort: false, which is what passes, comes first.
+    jobs.sort_by_key(|job| job.verdict != Verdict::Pass);
+    jobs.iter().take_while(|job| goes(job)).count()
 }
 
 /// Counts frames of [`together`] by what became of each, and notes it where it is asked for.
@@ -245,6 +274,11 @@ fn copy_to(round: &Round, ports: &mut Ports, frame: usize, sniffer: PortSlot) {
     };
     if config.link_down {
         return round.counters.dropped_to(sniffer, DropReason::LinkDown);
+    }
+    let meters = config.meters.as_deref();
+    let admit = |of: &Meters| of.ingress.admit(&round.batch.frames()[frame], round.now);
+    if let Some(Err(reason)) = meters.map(admit) {
+        return round.counters.dropped_to(sniffer, reason);
     }
     match ports.transmit(sniffer, round.batch, frame) {
         // Counted by the worker that it was handed to.

@@ -184,11 +184,16 @@ fn flood(
     index: usize,
     far: bool,
 ) -> Result<(), DropReason> {
+    if let Some(meters) = &round.nic.meters {
+        meters.egress.admit_flood(round.now)?;
+    }
     let before = round.jobs.len();
     let mut refused = None;
     for slot in targets.iter().filter(|slot| **slot != round.nic.slot) {
-        if let Some(Err(reason)) = add(round, index, *slot, Towards::Here) {
-            refused = Some(reason);
+        match add(round, index, *slot, Towards::Here) {
+            Some(Ok(())) => limit_flood(round, *slot),
+            Some(Err(reason)) => refused = Some(reason),
+            None => {}
         }
     }
     // What has come from the wire does not go back to it.
@@ -202,6 +207,21 @@ fn flood(
         Ok(())
     } else {
         Err(refused.unwrap_or(DropReason::NoDestination))
+    }
+}
+
+/// Refuses the last job if its target is sent more floods than it may be.
+fn limit_flood(round: &mut Round, target: PortSlot) {
+    let meters = round
+        .view
+        .port(target)
+        .and_then(|nic| nic.meters.as_deref());
+    if let Some(meters) = meters
+        && let Some(job) = round.jobs.last_mut()
+        && matches!(job.verdict, Verdict::Open | Verdict::Pass)
+        && let Err(reason) = meters.ingress.admit_flood(round.now)
+    {
+        job.verdict = Verdict::DropTo(reason);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Step 11: what was allowed is remembered, for both directions.
 
 use crate::flow::{Key, NONE, NewFlow, Seen, Side, first_state, timeout_secs};
+use crate::ids::PortSlot;
 use crate::judge::Grant;
 use crate::round::{Round, Track, Verdict, count_rules};
 use crate::stages::fast_path;
@@ -32,6 +33,23 @@ fn pass_once(round: &Round, case: usize) -> Verdict {
     Verdict::Pass
 }
 
+/// One more connection is more than either NIC may have in this second.
+fn over_limit(round: &Round, target: PortSlot) -> Option<Verdict> {
+    // The receiver's first: what it does not take has not been begun.
+    let receiver = round
+        .view
+        .port(target)
+        .and_then(|nic| nic.meters.as_deref());
+    if let Some(Err(reason)) = receiver.map(|of| of.ingress.admit_connection(round.now)) {
+        return Some(Verdict::DropTo(reason));
+    }
+    let sender = round.nic.meters.as_deref();
+    let refused = sender
+        .map(|of| of.egress.admit_connection(round.now))?
+        .err()?;
+    Some(Verdict::DropFrom(refused))
+}
+
 /// The first packet of a flow.
 fn begin(
     round: &mut Round,
@@ -46,10 +64,17 @@ fn begin(
     let Some(ip) = item.ip() else {
         return Verdict::Open;
     };
-    let state = match first_state(ip, egress.midstream || ingress.midstream) {
+    // Between two NICs that allow everything and count connections: such as they had before they
+    // did are not cut.
+    let open = || round.view.both_open(round.nic.slot, target, ip.v6);
+    let midstream = egress.midstream || ingress.midstream || open().is_some();
+    let state = match first_state(ip, midstream) {
         Ok(state) => state,
         Err(reason) => return Verdict::DropFrom(reason),
     };
+    if let Some(refused) = over_limit(round, target) {
+        return refused;
+    }
     let frame = &round.batch.frames()[item.frame];
     let timeouts = between(Some(round.nic), round.view.port(target));
     let new = NewFlow {

@@ -40,7 +40,7 @@ pub(super) struct Polling {
     unserved: Vec<QueueId>,
     looked_at_ns: u64,
     woke_at_ns: u64,
-    poller: Poller,
+    pub(super) poller: Poller,
     /// The poller has reported the doorbell: it is to be answered, whether or not it says that it
     /// was rung.
     pub called: bool,
@@ -124,7 +124,13 @@ impl Worker {
             if !self.park(index) {
                 // It has frames, or nothing to wake us with.
                 let is_served = self.is_served(queue.slot);
-                work |= is_served && self.ports.find(queue).is_some_and(Attached::has_work);
+                if let Some(attached) = self.ports.find(queue) {
+                    if attached.hold.until_ns == 0 {
+                        work |= is_served && attached.has_work();
+                    } else {
+                        attached.stop_watching(&self.polling.poller);
+                    }
+                }
                 index += 1;
             }
         }
@@ -235,6 +241,14 @@ impl Worker {
     /// A snapshot is in force: the NICs of some ports may have come, and what they sent before is
     /// waiting.
     pub(super) fn unpark_served(&mut self, now: Now) {
+        // Limits may have changed.
+        for index in 0..self.polling.active.len() {
+            let queue = self.polling.active[index];
+            if let Some(attached) = self.ports.find(queue) {
+                attached.hold.until_ns = 0;
+                attached.watch_again(&self.polling.poller, queue);
+            }
+        }
         for queue in std::mem::take(&mut self.polling.unserved) {
             if self.is_served(queue.slot) {
                 self.poll_again(queue, now);
@@ -268,7 +282,10 @@ impl Worker {
         let Some(attached) = self.ports.find(queue) else {
             return false;
         };
-        if !attached.wakes || !attached.out.is_empty() || attached.has_work() && is_served {
+        if attached.hold.until_ns != 0 || !attached.wakes || !attached.out.is_empty() {
+            return false;
+        }
+        if attached.has_work() && is_served {
             return false;
         }
         if !is_served && !self.polling.unserved.contains(&queue) {
@@ -285,16 +302,37 @@ impl Worker {
     pub fn next_timer(&self, now: Now) -> Option<u64> {
         let table = self.path.next_timer_ms(now);
         let table = table.map(|millis| now.mono_ns + u64::from(millis) * 1_000_000);
-        let ticks = self
-            .polling
-            .active
-            .iter()
-            .filter_map(|queue| self.ports.peek(*queue)?.port.next_tick());
+        let ticks = self.polling.active.iter().filter_map(|queue| {
+            let attached = self.ports.peek(*queue)?;
+            attached.hold.next_ns().or(attached.port.next_tick())
+        });
         ticks.chain(table).min().map(|at| at.max(now.mono_ns))
     }
 }
 
 impl Attached {
+    /// Takes a port that is held back out of the poller if that would report it meanwhile.
+    fn stop_watching(&mut self, poller: &Poller) {
+        if !self.hold.unwatched
+            && self.port.is_reported_while_readable()
+            && let Some(fd) = self.port.kick_fd()
+        {
+            // Fails only for a descriptor that epoll does not know.
+            let _ = poller.remove(fd);
+            self.hold.unwatched = true;
+        }
+    }
+
+    /// And puts it back.
+    pub(super) fn watch_again(&mut self, poller: &Poller, queue: QueueId) {
+        if std::mem::take(&mut self.hold.unwatched)
+            && let Some(Err(error)) = self.port.add_to(poller, queue.token())
+        {
+            tracing::warn!(slot = queue.slot.0, %error, "a port cannot wake its worker, which will poll it");
+            self.wakes = false;
+        }
+    }
+
     /// A parked socket has work.
     fn has_come(&mut self) -> bool {
         self.parked && self.port.look() == Some(true)

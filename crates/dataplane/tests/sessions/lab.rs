@@ -136,6 +136,7 @@ impl Lab {
             timeouts: Timeouts::default(),
             flow_share: 1000,
             mtu: 1500,
+            meters: None,
             trace: None,
         }));
         self.peers.push(peer);
@@ -146,6 +147,12 @@ impl Lab {
     pub fn configure(&mut self, nic: Nic, change: impl FnOnce(&mut PortConfig)) {
         change(self.ports[nic.slot.0 as usize].as_mut().unwrap());
         self.publish();
+    }
+
+    /// The limits of a NIC that has some.
+    pub fn meters(&self, nic: Nic) -> &limits::Meters {
+        let config = self.ports[nic.slot.0 as usize].as_ref();
+        config.and_then(|config| config.meters.as_deref()).unwrap()
     }
 
     /// Deletes the NIC; its guest stays attached.

@@ -21,6 +21,7 @@ mod overlay_drops;
 mod overlay_flood;
 mod overlay_merge;
 mod overlay_mtu;
+mod rates;
 mod rings;
 mod rules;
 mod seen;
