@@ -8,6 +8,7 @@ use crate::attach::HostSettings;
 use crate::model::{Direction, Icmp, NicId, Peer, Removal, Rule, RuleMatch};
 use crate::stage::{RuleEdit, Staged};
 use crate::state::{GroupEntry, NicEntry, State};
+use dataplane::limits::Meters;
 use dataplane::ruleset::{self, RuleSet, RuleSpec};
 use dataplane::snapshot::{
     Changed, Group, MacMap, Network, NetworkIdx, PortConfig, PortSlot, RuleSlot, SharedMacs,
@@ -303,8 +304,24 @@ impl State {
             timeouts: nic.timeouts,
             flow_share: settings.flow_share,
             mtu: settings.mtu(nic),
+            meters: self.meters(entry),
             trace: entry.trace.clone(),
         }
+    }
+}
+
+impl State {
+    /// The NIC's limits: what it had before where they are the same, so that another change of the
+    /// NIC does not fill its buckets.
+    fn meters(&self, entry: &NicEntry) -> Option<Arc<Meters>> {
+        let (out, into) = (&entry.nic.limit_out, &entry.nic.limit_in);
+        let before = self.snapshot.ports.get(entry.slot.0 as usize);
+        before
+            .and_then(Option::as_ref)
+            .filter(|port| port.uid == entry.uid)
+            .and_then(|port| port.meters.clone())
+            .filter(|meters| meters.egress.limits() == out && meters.ingress.limits() == into)
+            .or_else(|| Meters::new(*out, *into).map(Arc::new))
     }
 }
 

@@ -16,7 +16,7 @@ pub use overlay::{BindingChange, EndpointChange, NetworkChange};
 pub use services::{InterfaceChange, ServiceChange};
 pub(crate) use services::{interfaces, services};
 
-use crate::model::{Group, GroupId, Nic, NicId, NicKind, Rule, VhostMode};
+use crate::model::{Group, GroupId, Nic, NicId, NicKind, Rule, VhostMode, limits};
 use imbl::Vector;
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -172,6 +172,8 @@ fn described(nic: &Nic) -> Vec<(&'static str, String)> {
         learn_macs,
         mtu,
         link_down,
+        limit_out,
+        limit_in,
         lenient,
         shared,
     } = nic;
@@ -213,6 +215,8 @@ fn described(nic: &Nic) -> Vec<(&'static str, String)> {
         ("mtu", optional(mtu)),
         ("lenient", lenient.to_string()),
         ("shared", shared.to_string()),
+        ("limit_out", limits::text(limit_out)),
+        ("limit_in", limits::text(limit_in)),
         ("link", if *link_down { "down" } else { "up" }.to_owned()),
     ]
 }

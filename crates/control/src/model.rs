@@ -6,6 +6,7 @@
 mod group;
 mod id;
 mod interface;
+pub(crate) mod limits;
 mod mac_case;
 mod nic;
 mod overlay;
@@ -18,6 +19,7 @@ pub use group::{Config, Group, Removal};
 pub use id::{GroupId, NicId};
 pub use interface::{Feature, Interface, Interfaces};
 pub(crate) use interface::{declared, once};
+pub use limits::{Limit, Limits, with_bursts};
 pub use mac_case::MacCase;
 pub use nic::{AddressPair, BenchKind, Nic, NicKind, NicUpdate, Timeouts, VhostMode};
 pub use overlay::{

@@ -23,6 +23,10 @@ pub struct NicStats {
     pub drops_in: Vec<(DropReason, u64)>,
     /// Frames from the guest that were dropped, likewise.
     pub drops_out: Vec<(DropReason, u64)>,
+    /// How often a queue of it was left alone for what it may send in a second, since that was set.
+    pub waits_out: u64,
+    /// For how long in all, nanoseconds: of each queue.
+    pub wait_out_ns: u64,
 }
 
 /// What a group's rules have counted since each was added.
@@ -48,7 +52,12 @@ pub struct RuleStats {
 }
 
 /// Counters only grow; should one not have, zero is less surprising than 2^64.
-pub(crate) fn nic_stats(id: NicId, now: &PortCounters, baseline: &PortCounters) -> NicStats {
+pub(crate) fn nic_stats(
+    id: NicId,
+    now: &PortCounters,
+    baseline: &PortCounters,
+    (waits_out, wait_out_ns): (u64, u64),
+) -> NicStats {
     let drops = |now: &[u64], baseline: &[u64]| {
         let since = now
             .iter()
@@ -69,6 +78,8 @@ pub(crate) fn nic_stats(id: NicId, now: &PortCounters, baseline: &PortCounters) 
         frames_out: now.rx_frames.saturating_sub(baseline.rx_frames),
         drops_in: drops(&now.drops_to, &baseline.drops_to),
         drops_out: drops(&now.drops_from, &baseline.drops_from),
+        waits_out,
+        wait_out_ns,
     }
 }
 

@@ -19,6 +19,7 @@ mod neigh;
 mod network;
 mod nic;
 mod nic_details;
+mod nic_limits;
 mod nic_options;
 mod nic_sg;
 mod nic_show;

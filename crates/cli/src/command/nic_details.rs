@@ -3,6 +3,7 @@
 
 use api::v1;
 
+use super::nic_limits;
 use crate::error::Error;
 use crate::json;
 use crate::output::Output;
@@ -102,6 +103,11 @@ fn detail_lines(status: &v1::NicStatus) -> Vec<(&'static str, String)> {
     }
     if nic.link_down {
         lines.push(("link", "down".into()));
+    }
+    for (name, limits) in [("limit-out", &nic.limit_out), ("limit-in", &nic.limit_in)] {
+        if let Some(limits) = limits {
+            lines.push((name, nic_limits::text(limits)));
+        }
     }
     if status.mtu != 0 {
         lines.push(("mtu", status.mtu.to_string()));

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use api::v1;
 use clap::{Args, ValueEnum};
 
+use super::nic_limits;
 use crate::error::Error;
 
 /// What a NIC attaches to, by the original's names.
@@ -97,7 +98,9 @@ pub struct NicAdd {
 #[command(after_help = "\
 Examples:
   butterfly nic update vnic_1 --ip 42.0.0.1 42.0.0.9 --enable-antispoof
-  butterfly nic update vnic_1 --sg ''      (leaves no group)")]
+  butterfly nic update vnic_1 --sg ''      (leaves no group)
+  butterfly nic update vnic_1 --limit-out 100mbit,burst=1mb --limit-in 1gbit,connections=500
+  butterfly nic update vnic_1 --limit-out packets=20k,floods=100,floods-burst=20")]
 pub struct NicUpdate {
     /// The NIC
     #[arg(value_name = "NIC", required_unless_present = "id")]
@@ -169,6 +172,14 @@ struct NicArgs {
     /// API v1: take the link down, so that no frame passes, or up again
     #[arg(long, value_name = "up|down", hide_possible_values = true)]
     link: Option<Link>,
+    /// API v1: what the guest may send in a second, in all its queues together: what is more waits
+    /// with it (connections and floods: is dropped). RATE is in bits as in tc (100mbit), the other
+    /// keys are packets, connections, floods and the bursts of each; update: none leaves no limit
+    #[arg(long, value_name = "RATE[,burst=SIZE][,KEY=N...]", value_parser = nic_limits::parse)]
+    limit_out: Option<v1::Limits>,
+    /// API v1: what the guest may be sent in a second; what is more is dropped. As --limit-out
+    #[arg(long, value_name = "RATE[,burst=SIZE][,KEY=N...]", value_parser = nic_limits::parse)]
+    limit_in: Option<v1::Limits>,
 }
 
 impl NicAdd {
@@ -232,6 +243,8 @@ impl NicAdd {
             .into(),
             lenient: false,
             shared: self.shared,
+            limit_out: settings.limit_out,
+            limit_in: settings.limit_in,
         })
     }
 }
@@ -257,6 +270,8 @@ impl NicUpdate {
             learn_macs: settings.learn_macs,
             mtu: settings.mtu,
             link_down: settings.link.map(|link| link == Link::Down),
+            limit_out: settings.limit_out,
+            limit_in: settings.limit_in,
             leave_groups: Vec::new(),
             join_groups: Vec::new(),
         }

@@ -89,6 +89,7 @@ fn totals(nics: Vec<v1::NicStats>, all: bool) -> String {
         ">IN DROPS",
         ">OUT DROPS",
         ">FLOWS",
+        ">OUT WAITS",
     ]);
     let known = |count: u64| {
         if all {
@@ -107,6 +108,7 @@ fn totals(nics: Vec<v1::NicStats>, all: bool) -> String {
             known(stats.ingress_drops),
             known(stats.egress_drops),
             known(stats.flows),
+            known(stats.egress_waits),
         ]);
     }
     table.render()

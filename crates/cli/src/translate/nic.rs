@@ -40,6 +40,8 @@ pub fn to_v0(nic: &v1::Nic) -> (v0::Nic, Vec<&'static str>) {
         ("mtu", nic.mtu != 0),
         ("vhost_mode", nic.vhost_mode() == v1::VhostMode::Client),
         ("link_down", nic.link_down),
+        ("limit_out", nic.limit_out.is_some()),
+        ("limit_in", nic.limit_in.is_some()),
     ];
     let nic = v0::Nic {
         id: nic.id.clone(),
@@ -174,6 +176,8 @@ pub fn update_to_v0(update: v1::UpdateNicRequest) -> Result<v0::NicUpdateReq, Un
         ("learn_macs", update.learn_macs.is_some()),
         ("mtu", update.mtu.is_some()),
         ("link_down", update.link_down.is_some()),
+        ("limit_out", update.limit_out.is_some()),
+        ("limit_in", update.limit_in.is_some()),
     ] {
         if is {
             return Err(Untranslatable(format!(

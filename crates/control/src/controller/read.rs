@@ -99,10 +99,15 @@ impl Controller {
     /// What a NIC has counted since it was created.
     pub fn nic_stats(&self, id: &NicId) -> Result<NicStats, Error> {
         let entry = self.entry(id)?;
+        let config = self.state.snapshot.ports.get(entry.slot.0 as usize);
+        let meters = config
+            .and_then(Option::as_ref)
+            .and_then(|config| config.meters.as_ref());
         Ok(stats::nic_stats(
             id.clone(),
             &self.dataplane.port_counters(entry.slot),
             &entry.baseline,
+            meters.map_or((0, 0), |meters| meters.egress.held()),
         ))
     }
 

@@ -1,7 +1,7 @@
 //! A NIC: one attachment of one guest to one virtual network.
 
 use super::parse::unmapped;
-use super::{GroupId, MacCase, NicId};
+use super::{GroupId, Limits, MacCase, NicId};
 use crate::error::{Error, quota};
 use crate::limits;
 use ipnet::IpNet;
@@ -102,6 +102,10 @@ pub struct Nic {
     /// The link is down as the operator wants it: no frame comes from the NIC or goes to it, and
     /// the guest is told. Default no.
     pub link_down: bool,
+    /// What it may send in a second. Default: no limit.
+    pub limit_out: Limits,
+    /// What it may be sent in a second. Default: no limit.
+    pub limit_in: Limits,
     /// It takes what the original took, for what API v0 makes: its MAC may be another lenient NIC's
     /// of the VNI (frames go to the one that sent from it last), or that of nobody; its IPs may be
     /// such as are no host's, which are given back and stand for nothing. Default no.
@@ -133,6 +137,8 @@ pub struct NicUpdate {
     /// `Some(None)`: the daemon's again.
     pub mtu: Option<Option<u16>>,
     pub link_down: Option<bool>,
+    pub limit_out: Option<Limits>,
+    pub limit_in: Option<Limits>,
 }
 
 impl Nic {
@@ -160,6 +166,8 @@ impl Nic {
             learn_macs: false,
             mtu: None,
             link_down: false,
+            limit_out: Limits::default(),
+            limit_in: Limits::default(),
             lenient: false,
             shared: false,
         }
@@ -201,6 +209,8 @@ impl Nic {
         replace(&mut nic.learn_macs, update.learn_macs);
         replace(&mut nic.mtu, update.mtu);
         replace(&mut nic.link_down, update.link_down);
+        replace(&mut nic.limit_out, update.limit_out);
+        replace(&mut nic.limit_in, update.limit_in);
         nic
     }
 
@@ -297,6 +307,7 @@ impl Nic {
             );
         }
         self.timeouts_in_bounds()?;
+        self.limits_in_bounds()?;
         Ok(self)
     }
 }

@@ -7,9 +7,10 @@ use std::net::IpAddr;
 
 use api::v1;
 use control::model::{
-    AddressPair, BenchKind, Config, Direction, Feature, Group, GroupId, Icmp, MacCase, Nic, NicId,
-    NicKind, NicUpdate, Peer, Ports, Removal, Rule, RuleMatch, Timeouts, VhostMode, parse_address,
-    parse_addresses, parse_cidr, parse_groups, parse_mac, parse_vni,
+    AddressPair, BenchKind, Config, Direction, Feature, Group, GroupId, Icmp, Limit, Limits,
+    MacCase, Nic, NicId, NicKind, NicUpdate, Peer, Ports, Removal, Rule, RuleMatch, Timeouts,
+    VhostMode, parse_address, parse_addresses, parse_cidr, parse_groups, parse_mac, parse_vni,
+    with_bursts,
 };
 use control::{Error, HostSettings};
 
@@ -50,6 +51,8 @@ pub fn nic(nic: v1::Nic, settings: &HostSettings) -> Result<Nic, Error> {
     }
     new.mac_case = MacCase::of(&nic.mac);
     new.mtu = mtu(&owner, nic.mtu)?;
+    new.limit_out = limits(nic.limit_out.unwrap_or_default());
+    new.limit_in = limits(nic.limit_in.unwrap_or_default());
     Ok(new)
 }
 
@@ -100,6 +103,8 @@ pub fn nic_update(update: v1::UpdateNicRequest) -> Result<(NicId, NicUpdate), Er
         learn_macs: update.learn_macs,
         link_down: update.link_down,
         mtu: update.mtu.map(|value| mtu(&owner, value)).transpose()?,
+        limit_out: update.limit_out.map(limits),
+        limit_in: update.limit_in.map(limits),
     };
     Ok((NicId::new(&update.id)?, change))
 }
@@ -181,6 +186,22 @@ fn timeouts(timeouts: v1::Timeouts) -> Timeouts {
         udp_secs: or(timeouts.udp_secs, default.udp_secs),
         udp_stream_secs: or(timeouts.udp_stream_secs, default.udp_stream_secs),
     }
+}
+
+/// Those that are there, with a burst. Bounds are the model's to check.
+fn limits(limits: v1::Limits) -> Limits {
+    let one = |limit: Option<v1::Limit>| {
+        limit.map(|limit| Limit {
+            rate: limit.rate,
+            burst: limit.burst,
+        })
+    };
+    with_bursts(Limits {
+        bits: one(limits.bits),
+        packets: one(limits.packets),
+        connections: one(limits.connections),
+        floods: one(limits.floods),
+    })
 }
 
 /// 0 is the daemon's own.

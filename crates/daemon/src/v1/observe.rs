@@ -45,6 +45,8 @@ fn counters(stats: &NicStats) -> v1::NicStats {
         ingress_drops: sum(&stats.drops_in),
         egress_drops: sum(&stats.drops_out),
         flows: 0,
+        egress_waits: stats.waits_out,
+        egress_wait_ns: stats.wait_out_ns,
     }
 }
 

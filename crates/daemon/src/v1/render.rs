@@ -10,8 +10,8 @@ use std::net::IpAddr;
 
 use api::v1;
 use control::model::{
-    BenchKind, Config, Direction, Feature, Group, GroupId, Nic, NicId, NicKind, Peer, Removal,
-    Rule, RuleMatch, VhostMode,
+    BenchKind, Config, Direction, Feature, Group, GroupId, Limit, Limits, Nic, NicId, NicKind,
+    Peer, Removal, Rule, RuleMatch, VhostMode,
 };
 use control::{Diff, FieldChange, GroupDiff, NicDiff, NicState, NicStatus};
 
@@ -61,6 +61,8 @@ pub fn nic(nic: &Nic) -> v1::Nic {
         link_down: nic.link_down,
         lenient: nic.lenient,
         shared: nic.shared,
+        limit_out: limits(&nic.limit_out),
+        limit_in: limits(&nic.limit_in),
         mtu: nic.mtu.unwrap_or_default().into(),
         vhost_mode: match nic.vhost_mode {
             VhostMode::Server => v1::VhostMode::Unspecified,
@@ -68,6 +70,22 @@ pub fn nic(nic: &Nic) -> v1::Nic {
         }
         .into(),
     }
+}
+
+/// `None` where there is none.
+fn limits(limits: &Limits) -> Option<v1::Limits> {
+    let one = |limit: Option<Limit>| {
+        limit.map(|limit| v1::Limit {
+            rate: limit.rate,
+            burst: limit.burst,
+        })
+    };
+    (!limits.is_empty()).then(|| v1::Limits {
+        bits: one(limits.bits),
+        packets: one(limits.packets),
+        connections: one(limits.connections),
+        floods: one(limits.floods),
+    })
 }
 
 fn bench(bench: &BenchKind) -> v1::Bench {
