@@ -142,7 +142,8 @@ drop_reasons! {
     /// The next hop to the endpoint is being looked for, and too many frames wait for it or for
     /// others.
     NextHopQueueFull = "next_hop_queue_full",
-    /// The frame is too large for the way to the endpoint; its sender is told.
+    /// The frame is too large for the way to the endpoint, or for the MTU of the NIC that it is for;
+    /// its sender is told.
     MtuExceeded = "mtu_exceeded",
     /// The worker that has the receiver's queue is behind with what others hand over to it.
     HandoffFull = "handoff_full",

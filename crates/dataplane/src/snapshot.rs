@@ -93,7 +93,8 @@ pub struct PortConfig {
     pub timeouts: Timeouts,
     /// How many flows that it started may be tracked at once.
     pub flow_share: u32,
-    /// Largest IP packet it takes, in bytes; told to the guest, not enforced here.
+    /// Largest IP packet it takes, in bytes, and for other frames what is behind the Ethernet
+    /// header.
     pub mtu: u16,
     /// What it may send and be sent in a second: the same one for as long as the limits are the
     /// same, so that other changes of the NIC do not fill its buckets.

@@ -1,5 +1,5 @@
 //! Step 12: what passed and is for other hosts gets its next hops, one for each host that it is
-//! for. What is too large for the way there goes back to its sender as an error that says how large
+//! for. What is too large for the way there, or for the NIC of this host that it is for, goes back to its sender as an error that says how large
 //! it may be (path MTU discovery: RFC 1191, RFC 8201). What is for a host whose next hop is not
 //! known yet is left to [`wait`](crate::stages::wait).
 
@@ -16,10 +16,17 @@ use crate::overlay::Flood;
 use crate::round::Wait;
 use crate::round::{Case, Job, Round, Towards, Verdict};
 
+/// Two VLAN tags.
+const TAGS_LEN: usize = 8;
+
 pub(crate) fn run(round: &mut Round) {
     for index in 0..round.jobs.len() {
         let job = round.jobs[index];
-        if job.verdict != Verdict::Pass || job.target.remote_of().is_none() {
+        if job.verdict != Verdict::Pass {
+            continue;
+        }
+        if job.target.remote_of().is_none() {
+            fit(round, index, job);
             continue;
         }
         let Some(case) = round.cases.get(job.case as usize) else {
@@ -33,6 +40,26 @@ pub(crate) fn run(round: &mut Round) {
             Towards::Endpoint(endpoint) => round.jobs[index] = send(round, job, endpoint),
             Towards::All => flood(round, index, job),
         }
+    }
+}
+
+/// What is for a NIC of this host is not larger than that takes.
+fn fit(round: &mut Round, index: usize, job: Job) {
+    let Some(case) = round.cases.get(job.case as usize) else {
+        return;
+    };
+    let (item, target) = (case.item, round.view.port(job.target));
+    let (Some(target), Some(packet)) = (target, round.items[item].packet) else {
+        return;
+    };
+    let mtu = usize::from(target.mtu);
+    // Tags are no part of an IP packet; of others it is not known how many they have.
+    let front = packet
+        .ip()
+        .map_or(ETHERNET_LEN + TAGS_LEN, |ip| usize::from(ip.l3));
+    if round.frame(item).len() > front + mtu && largest(round, item, &packet) > front + mtu {
+        report(round, item, &packet, mtu);
+        round.jobs[index].verdict = Verdict::DropTo(DropReason::MtuExceeded);
     }
 }
 

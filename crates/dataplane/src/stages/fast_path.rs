@@ -53,6 +53,8 @@ struct Route {
     source: Option<PortSlot>,
     target: PortSlot,
     ends: Ends,
+    /// The longest frame that gets there.
+    max_frame: u32,
     /// Everything passes, by address family.
     free: [Option<Free>; 2],
     /// It is on another host.
@@ -63,8 +65,6 @@ struct Route {
 #[derive(Clone, Copy)]
 struct Far {
     path: PathIdx,
-    /// The longest frame that gets there.
-    max_frame: u32,
     /// It was learnt, and is not to be relied on for longer.
     until_secs: Option<u32>,
 }
@@ -184,7 +184,7 @@ impl FastPath {
                 (mac, route) = (plain.dst, found);
             }
             let to = &self.routes[route % ROUTES];
-            if to.far.as_ref().is_some_and(|far| !far.takes(frame, &plain)) {
+            if len > to.max_frame as usize && !fits(frame, &plain, to.max_frame) {
                 continue;
             }
             let outer_hash = || to.far.as_ref().map_or(0, |_| plain_hash::<V6>(&plain));
@@ -243,6 +243,7 @@ impl Route {
         if network.holders(&nic.mac).is_some() {
             return None;
         }
+        let mut max_frame = None;
         let (slot, far) = match destination::find(round, network, mac_of(mac))? {
             // Learnt on this host: the whole path looks where that is.
             destination::Target::Nic(slot) if network.only_holder(&mac_of(mac)) != Some(slot) => {
@@ -253,9 +254,9 @@ impl Route {
                 let path = round.underlay.find(endpoint)?;
                 let overlay = network.overlay.as_ref()?;
                 let given = overlay.bindings.contains_key(&mac_of(mac));
+                max_frame = Some(round.underlay.max_frame(path));
                 let far = Far {
                     path,
-                    max_frame: round.underlay.max_frame(path),
                     until_secs: (!given).then(|| round.now.secs() + RELY_SECS),
                 };
                 (PortSlot::remote(nic.network), Some(far))
@@ -269,23 +270,25 @@ impl Route {
             source: Some(nic.slot),
             target: slot,
             ends: Ends::new(nic.uid, target.uid),
+            max_frame: max_frame.unwrap_or_else(|| max_frame_of(target)),
             free: [false, true].map(|v6| Free::between(view, nic, target, v6)),
             far,
         })
     }
 }
 
-impl Far {
-    /// The frame gets there in one piece, or in the segments that it is to be cut into.
-    #[inline]
-    fn takes(&self, frame: &Frame, plain: &Plain) -> bool {
-        let max = self.max_frame as usize;
-        frame.len() <= max
-            || (frame.offload.gso != Gso::None
-                && plain.transport.header_end(frame.head()) + usize::from(frame.offload.gso_size)
-                    <= max)
-    }
+/// The longest plain frame that a NIC of this host takes.
+fn max_frame_of(target: &PortConfig) -> u32 {
+    u32::from(target.mtu) + parse::ETHERNET_LEN as u32
+}
 
+/// A frame that is longer than `max` is not when it is cut into its segments.
+fn fits(frame: &Frame, plain: &Plain, max: u32) -> bool {
+    let segment = plain.transport.header_end(frame.head()) + usize::from(frame.offload.gso_size);
+    frame.offload.gso != Gso::None && segment <= max as usize
+}
+
+impl Far {
     fn is_stale(&self, now_secs: u32) -> bool {
         self.until_secs.is_some_and(|until| now_secs >= until)
     }

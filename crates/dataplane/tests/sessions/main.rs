@@ -15,6 +15,7 @@ mod lab;
 mod limits;
 mod links;
 mod model;
+mod mtu;
 mod overlay;
 mod overlay_contact;
 mod overlay_drops;

@@ -157,6 +157,7 @@ fn a_syn_over_a_finished_connection_is_a_new_decision() {
 fn a_reset_from_outside_the_window_ends_nothing() {
     for family in FAMILIES {
         let (mut lab, a, b) = Lab::pair(vec![allow_in(TCP, 80)]);
+        lab.configure(a, |config| config.mtu = u16::MAX);
         lab.connect(a, b, family, 1, 80);
         let reset = |seq| ip(b, a, family).tcp(80, 1, RST).seq(seq).build();
         lab.passes(b, a, reset(900));

@@ -20,6 +20,8 @@ struct Route {
     dst: u64,
     target: PortSlot,
     ends: Ends,
+    /// The longest frame that the target takes.
+    max_frame: u32,
     free: [Option<Free>; 2],
     /// By address family: the source address that was last seen to be one that may come from there.
     checked: [Option<[u64; 2]>; 2],
@@ -99,6 +101,7 @@ impl Route {
             dst,
             target: slot,
             ends: Ends::new(remote.uid, target.uid),
+            max_frame: max_frame_of(target),
             free: [false, true].map(|v6| Free::between(view, remote, target, v6)),
             checked: [None; 2],
             until_secs: learns.then(|| round.now.secs() + RELY_SECS),
@@ -206,6 +209,9 @@ impl FastPath {
         let Some(to) = &mut self.arriving.routes[route % ROUTES] else {
             return;
         };
+        if len > to.max_frame as usize && !fits(frame, &plain, to.max_frame) {
+            return;
+        }
         // The flow's key would not tell whose address it is: another host may send the same.
         if !to.may_send_from::<V6>(round.view, &plain) {
             return;
