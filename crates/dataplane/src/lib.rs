@@ -106,6 +106,7 @@ mod view;
 mod waiting;
 mod wanted;
 mod watch;
+mod work;
 pub mod worker;
 
 pub use address_set::AddressSet;

@@ -32,6 +32,7 @@ use crate::view::View;
 use crate::waiting::{Judged, Released, Waiting};
 use crate::wanted::Wanted;
 use crate::watch::{Step, Watch};
+use crate::work;
 
 /// How often tables are looked after, milliseconds.
 const HOUSEKEEPING_MS: u32 = 100;
@@ -226,7 +227,7 @@ impl Path {
         self.spare = batch;
     }
 
-    /// Judges and delivers what the NIC in `source` has sent. Gives how many targets that made.
+    /// Judges and delivers what the NIC in `source` has sent. Gives what that [cost](work::cost).
     pub(crate) fn run(
         &mut self,
         source: PortSlot,
@@ -234,30 +235,37 @@ impl Path {
         batch: &Batch,
         ports: &mut Ports,
         now: Now,
-    ) -> usize {
+    ) -> u64 {
         let bytes: usize = batch.frames().iter().map(|frame| frame.len()).sum();
         self.counters
             .received(source, batch.len() as u64, bytes as u64);
         let from = QueueId { slot: source, pair };
         self.round(from, batch, ports, now, true);
-        let targets = self.jobs.len();
+        let cost = match self.jobs.len() > batch.len() {
+            true => {
+                let copied = |job: &Job| batch.frames()[usize::from(job.frame)].len();
+                work::cost(self.jobs.len(), self.jobs.iter().map(copied).sum(), 0)
+            }
+            false => work::cost(batch.len(), bytes, 0),
+        };
         self.give_back_room();
         while let Some(spare) = self.take_released() {
             self.round(from, &spare, ports, now, false);
             self.spare = spare;
         }
-        targets
+        cost
     }
 
     /// Takes what an uplink's queue has received out of its outer headers, judges and delivers it.
-    /// Gives how many targets that made.
+    /// Gives what that [cost](work::cost).
     pub(crate) fn run_arriving(
         &mut self,
         from: QueueId,
         batch: &mut Batch,
         ports: &mut Ports,
         now: Now,
-    ) -> usize {
+    ) -> u64 {
+        let frames = batch.len();
         let bytes: usize = batch.frames().iter().map(|frame| frame.len()).sum();
         self.counters
             .received(from.slot, batch.len() as u64, bytes as u64);
@@ -267,7 +275,7 @@ impl Path {
             counters.dropped_from(from.slot, reason);
         });
         if left == 0 {
-            return 0;
+            return work::cost(frames, 0, 0);
         }
         self.clear();
         self.forget_moved();
@@ -317,7 +325,9 @@ impl Path {
         std::mem::swap(&mut self.jobs, &mut self.passed);
         self.deliver_arriving(all, batch, ports, now);
         self.watch.mark(Step::Deliver);
-        targets
+        // Copies for further targets are as long as the frames are on average.
+        let copies = targets.max(frames);
+        work::cost(copies, bytes * copies / frames.max(1), 0)
     }
 
     /// Judges those frames of one network whose bits are set, and delivers what passes.

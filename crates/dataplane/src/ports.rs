@@ -16,6 +16,7 @@ use crate::ids::PortSlot;
 use crate::ids::{MAX_PORTS, MAX_UPLINKS};
 use crate::load::QueueLoad;
 use crate::queue::{QueueId, Routes, pick};
+use crate::work::Debt;
 
 pub(crate) struct Ports {
     slots: Vec<Slot>,
@@ -56,8 +57,8 @@ pub(crate) struct Attached {
     pub leaving: bool,
     /// When a frame came from it last, or when it came itself: monotonic nanoseconds.
     pub heard_ns: u64,
-    /// Copies of its frames that it has not waited for yet: see `Worker::serve`.
-    pub debt: usize,
+    /// What its frames have cost.
+    pub debt: Debt,
     /// How its NIC's limits hold it back.
     pub hold: Hold,
     /// Its batches that other workers read from, and those behind them, oldest first.
@@ -140,7 +141,7 @@ impl Ports {
             parked: false,
             leaving: false,
             heard_ns: now_ns,
-            debt: 0,
+            debt: Debt::default(),
             hold: Hold::default(),
             out: VecDeque::with_capacity(OUT_MAX),
             load,

@@ -30,6 +30,7 @@ use crate::queue::{QueueId, Routes};
 use crate::time::Now;
 use crate::wanted::Wanted;
 use crate::watch::{Step, Stopwatch};
+use crate::work;
 use commands::Leaving;
 use polling::Polling;
 
@@ -73,6 +74,9 @@ pub struct Worker {
     on_broken: Box<dyn Fn(PortSlot, String) + Send>,
     /// A port has skipped this turn for what its frames have cost.
     owing: bool,
+    /// Ports that have sent in this turn or had to skip it, and in the turn before.
+    senders: usize,
+    senders_before: usize,
 }
 
 /// A worker's ends of what joins it to the others.
@@ -124,6 +128,8 @@ impl Worker {
             busy_since: None,
             on_broken: config.on_broken,
             owing: false,
+            senders: 0,
+            senders_before: 0,
         })
     }
 
@@ -143,6 +149,7 @@ impl Worker {
         if self.polling.is_due(now) {
             self.look(now);
         }
+        self.senders_before = std::mem::take(&mut self.senders);
         let mut index = 0;
         while let Some(&queue) = self.polling.active.get(index) {
             let frames = self.serve(queue, now);
@@ -195,11 +202,11 @@ impl Worker {
         if !is_served || attached.broken || attached.leaving {
             return 0;
         }
-        // A broadcast costs as much as the frames that it becomes. Who sends many waits while the
-        // others have their turns, so that each sender gets the same part of the worker and not of
-        // the frames.
-        if attached.debt >= BATCH {
-            attached.debt -= BATCH;
+        // A broadcast costs as much as the frames that it becomes, and a large frame more than a
+        // small one. Who costs much waits while the others have their turns, so that each sender
+        // gets the same part of the worker and not of the frames.
+        if attached.debt.waits(self.senders_before < 2) {
+            self.senders += 1;
             self.owing = true;
             return 0;
         }
@@ -215,7 +222,7 @@ impl Worker {
             }
             attached.watch_again(&self.polling.poller, queue);
         }
-        self.batch.take_at_most(room);
+        self.batch.take_at_most(attached.debt.room(room, now));
         let alone = outbox.is_alone();
         let watch = match alone {
             true => Stopwatch::OFF,
@@ -237,9 +244,11 @@ impl Worker {
         if let Some(meters) = meters {
             attached.hold.charge(&meters.egress, &self.batch, now);
         }
+        self.senders += 1;
         self.load.count_batch(frames);
+        let pieces = self.batch.pieces();
         self.ports.outbox.take_in_hand(&self.batch);
-        let targets = if queue.slot.is_uplink() {
+        let cost = if queue.slot.is_uplink() {
             self.path
                 .run_arriving(queue, &mut self.batch, &mut self.ports, now)
         } else {
@@ -257,7 +266,9 @@ impl Worker {
             } else {
                 attached.port.complete(&mut self.batch);
             }
-            attached.debt += targets.saturating_sub(frames);
+            attached
+                .debt
+                .charge(cost + work::cost(0, 0, pieces), frames, now);
             if !alone {
                 attached.load.add(watch.cycles());
             }

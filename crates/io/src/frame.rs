@@ -256,6 +256,12 @@ impl Batch {
         self.most.saturating_sub(self.len)
     }
 
+    /// Pieces of other memory that the bodies of its frames are in.
+    #[inline]
+    pub fn pieces(&self) -> usize {
+        self.segments.len()
+    }
+
     /// Has it take this many frames from now on, [`BATCH`] at most: for who is to receive only a
     /// part of what waits.
     #[inline]

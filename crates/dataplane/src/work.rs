@@ -1,0 +1,129 @@
+//! What frames cost a worker, in bytes that could have been copied meanwhile. Senders are charged
+//! by it and not by their frames, so that each gets the same part of a worker's time.
+//!
+//! A sender that costs more than a turn's part waits while others have theirs (its *debt*), and one
+//! whose frames were dear in the last second is received from a few at a time, one at the least:
+//! nobody waits long for its turn to end. That is how a flood to many is cut into turns.
+
+use crate::time::Now;
+
+/// To receive, judge and hand out one frame.
+const FRAME: u64 = 1024;
+
+/// To walk one more buffer of a chain, and to copy from it.
+const PIECE: u64 = 64;
+
+/// A sender's part of a turn: what a full batch of the smallest frames costs.
+const TURN: u64 = 64 * (FRAME + 64);
+
+/// No turn of a sender is to cost more, by what its frames have cost before.
+const LONGEST: u64 = 3 * TURN;
+
+/// Frames that cost no more than this are received by whole batches.
+const CHEAP: u64 = LONGEST / 64;
+
+/// How long dear frames are remembered.
+const REMEMBER_NS: u64 = 1_000_000_000;
+
+/// Frames that were received, and copies of them for further targets.
+pub(crate) fn cost(frames: usize, bytes: usize, pieces: usize) -> u64 {
+    frames as u64 * FRAME + bytes as u64 + pieces as u64 * PIECE
+}
+
+/// What a sender has cost.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Debt {
+    /// What it has not waited for yet.
+    owed: u64,
+    /// What its dearest batch has cost for each frame, if that was dear, and when that was.
+    dearest: u64,
+    dearest_ns: u64,
+}
+
+impl Debt {
+    /// The sender has to wait in this turn; not when it is alone.
+    #[inline]
+    pub(crate) fn waits(&mut self, is_alone: bool) -> bool {
+        if self.owed < TURN {
+            return false;
+        }
+        if is_alone {
+            self.owed = 0;
+            return false;
+        }
+        self.owed -= TURN;
+        true
+    }
+
+    /// How many frames may be received of `most`.
+    #[inline]
+    pub(crate) fn room(&mut self, most: usize, now: Now) -> usize {
+        if self.dearest == 0 {
+            return most;
+        }
+        if now.mono_ns.saturating_sub(self.dearest_ns) >= REMEMBER_NS {
+            self.dearest = 0;
+            return most;
+        }
+        most.min((LONGEST / self.dearest).max(1) as usize)
+    }
+
+    /// Charges a batch.
+    #[inline]
+    pub(crate) fn charge(&mut self, cost: u64, frames: usize, now: Now) {
+        self.owed += cost.saturating_sub(TURN);
+        let each = cost / frames.max(1) as u64;
+        if each > CHEAP && each >= self.dearest {
+            (self.dearest, self.dearest_ns) = (each, now.mono_ns);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(millis: u64) -> Now {
+        Now {
+            mono_ns: millis * 1_000_000,
+            unix_ns: 0,
+        }
+    }
+
+    #[test]
+    fn who_costs_no_more_than_its_turn_never_waits() {
+        let mut debt = Debt::default();
+        for millis in 0..1000 {
+            debt.charge(cost(64, 64 * 60, 0), 64, at(millis));
+            assert_eq!((debt.waits(false), debt.room(64, at(millis))), (false, 64));
+        }
+    }
+
+    #[test]
+    fn who_costs_more_waits_for_as_many_turns_unless_it_is_alone() {
+        let mut debt = Debt::default();
+        // 64 frames of 1,500 bytes to 100 NICs.
+        let flood = cost(6400, 6400 * 1500, 0);
+        debt.charge(flood, 64, at(0));
+        let turns = std::iter::from_fn(|| debt.waits(false).then_some(())).count() as u64;
+        assert_eq!(turns, (flood - TURN) / TURN);
+        debt.charge(flood, 64, at(0));
+        assert!(!debt.waits(true) && !debt.waits(false));
+        // One at a time, for a second.
+        assert_eq!(debt.room(64, at(999)), 1);
+        assert_eq!(debt.room(64, at(1000)), 64);
+    }
+
+    #[test]
+    fn large_frames_come_a_few_at_a_time_and_usual_ones_by_whole_batches() {
+        for (len, room) in [(60, 64), (1514, 64), (9014, 20), (65_549, 3)] {
+            let mut debt = Debt::default();
+            debt.charge(cost(1, len, 0), 1, at(5));
+            assert_eq!(debt.room(64, at(6)), room, "{len}");
+        }
+        // In chains of 1,024 buffers.
+        let mut debt = Debt::default();
+        debt.charge(cost(64, 64 * 1024, 64 * 1024), 64, at(5));
+        assert_eq!(debt.room(64, at(6)), 3);
+    }
+}
