@@ -11,7 +11,7 @@ TMPFILESDIR ?= /usr/lib/tmpfiles.d
 HOLD ?=
 
 .DEFAULT_GOAL := build
-.PHONY: packages test-packages build demo check test lint test-devices docs setup guest-image bench-switch bench-overlay bench-workers bench-control bench-balancer bench-router soak-router soak-balancer fuzz miri go-objects install uninstall clean help
+.PHONY: packages test-packages build demo check test lint test-devices docs setup guest-image bench-switch bench-overlay bench-workers bench-control bench-neighbours bench-balancer bench-router soak-router soak-balancer fuzz miri go-objects install uninstall clean help
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F '|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -86,6 +86,10 @@ bench-workers: setup ## one worker against two, where there are three processors
 bench-control: setup ## a change in force at 16,000 NICs and 10,000 rules, and the pause it makes; a request at 1,000 NICs; QUICK=1 for a short one
 	cargo build --quiet --release -p butterfly-daemon -p butterfly-bench
 	target/release/butterfly-bench control $(QUICK_FLAG)
+
+bench-neighbours: ## what is left of a worker to two guests beside one that does its worst; QUICK=1 for a short one
+	cargo build --quiet --release -p butterfly-bench
+	target/release/butterfly-bench neighbours $(QUICK_FLAG)
 
 # Real-time priority, where it is allowed, keeps what else runs out of the numbers.
 REAL_TIME = $(shell chrt -r 1 true 2>/dev/null && echo chrt -r 1)

@@ -20,6 +20,7 @@ mod idle;
 mod interrupt;
 mod latency;
 mod load;
+mod neighbours;
 mod overlay;
 mod page;
 mod passes;
@@ -85,6 +86,12 @@ enum Command {
         #[arg(long)]
         only: Vec<String>,
     },
+    /// What is left of a worker to two guests beside one that does its worst.
+    Neighbours {
+        /// A tenth of the turns.
+        #[arg(long)]
+        quick: bool,
+    },
     /// Nanoseconds a frame to and from another host, of the engine alone: guest's rings, rules,
     /// VXLAN, rings of AF_XDP in memory.
     Tunnel {
@@ -123,6 +130,7 @@ fn main() -> std::process::ExitCode {
         Command::Workers(options) => workers::run(&options),
         Command::Path { quick, only } => path::run(quick, &only),
         Command::Beside { core, rounds, only } => beside::run(core, rounds, &only),
+        Command::Neighbours { quick } => neighbours::run(quick),
         Command::Tunnel { quick, only } => tunnel::run(quick, &only),
         Command::Overlay(options) => overlay::run(&options),
         Command::Control { changes: true, .. } => changes::run(),

@@ -1,0 +1,311 @@
+//! A NIC that does its worst beside two that talk to each other: what is left to those of the
+//! worker that they share.
+//!
+//! Guests and switch take turns on one core, as in `path`: what counts are the cycles of the
+//! worker's turns, and the numbers repeat. The victims are two guests of one network, the attacker
+//! is in another with a crowd of guests. Its ring is full whenever a turn begins. Two things are
+//! measured, beside each attack and alone:
+//!
+//! - *share*: one victim's ring is full as well; frames that arrive for a million cycles, as a part
+//!   of what its fair half of the worker would carry;
+//! - *round trip*: one frame to the other victim and back, from a random moment in a turn, so that
+//!   the rest of that turn counts; the time that guests take is not in it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use dataplane::{Network, NetworkIdx, PortConfig, PortSlot, PortUid, QueueId, Snapshot};
+use io::port::Port;
+use sys::cycles;
+use wire::offload::Offload;
+use wire::parse::TcpFlags;
+use wire::{Mac, Vni, build};
+
+use crate::guest::Guest;
+use crate::interrupt;
+use crate::load::{self, Load, Turns};
+use crate::path::{self, Switch};
+use crate::peers::{PeerError, guest_ip};
+use crate::report::{Ratios, Samples};
+
+/// Who hears the attacker's broadcasts.
+const CROWD: usize = 24;
+
+/// The attacker's place among the NICs, behind the two victims; the crowd is behind it.
+const ATTACKER: usize = 2;
+
+/// Ring entries of the attacker and of the crowd, whose buffers hold 64 KiB.
+const RING: u16 = 64;
+
+/// Flows that the table has room for: an attack by new connections gives up old ones all the time.
+const MAX_FLOWS: u32 = 1 << 16;
+
+/// What a round trip is made of, without FCS.
+const FRAME: usize = 60;
+
+/// What the attacker does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Attack {
+    /// Nothing.
+    Quiet,
+    /// Small frames to one guest: a neighbour that is just as busy.
+    Small,
+    /// Each frame begins a flow.
+    Connections,
+    /// Frames of 64 KiB to one guest.
+    Large,
+    /// Broadcasts of 1,500 bytes to the crowd.
+    Broadcasts,
+    /// Broadcasts of 64 KiB to the crowd.
+    LargeBroadcasts,
+}
+
+impl Attack {
+    const ALL: [Attack; 5] = [
+        Attack::Small,
+        Attack::Connections,
+        Attack::Large,
+        Attack::Broadcasts,
+        Attack::LargeBroadcasts,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Attack::Quiet => "quiet",
+            Attack::Small => "small",
+            Attack::Connections => "connections",
+            Attack::Large => "large",
+            Attack::Broadcasts => "broadcasts",
+            Attack::LargeBroadcasts => "large_broadcasts",
+        }
+    }
+
+    /// What the attacker sends over and over.
+    fn frame(self) -> (Vec<u8>, Offload) {
+        let to = match self {
+            Attack::Broadcasts | Attack::LargeBroadcasts => Mac::BROADCAST,
+            _ => mac(ATTACKER + 1),
+        };
+        let ip = build::frame(mac(ATTACKER), to).ip(guest_ip(ATTACKER), guest_ip(ATTACKER + 1));
+        match self {
+            Attack::Large | Attack::LargeBroadcasts => {
+                let tcp = ip.tcp(10_000, crate::TRAFFIC_PORT, TcpFlags::ACK);
+                tcp.payload(&vec![0x5a; 65_000])
+                    .gso(1448)
+                    .build_with_offload()
+            }
+            Attack::Quiet | Attack::Small | Attack::Connections | Attack::Broadcasts => {
+                let len = if self == Attack::Broadcasts { 1472 } else { 18 };
+                let udp = ip.udp(10_000, crate::TRAFFIC_PORT);
+                let mut frame = udp.payload(&vec![0x5a; len]).build();
+                // No checksum (RFC 768), so that the ports can be rewritten alone.
+                frame[40..42].fill(0);
+                (frame, Offload::default())
+            }
+        }
+    }
+}
+
+/// Runs it and prints the table.
+pub fn run(quick: bool) -> Result<Ratios, PeerError> {
+    let (turns, trips) = if quick {
+        (4_000, 4_000)
+    } else {
+        (40_000, 40_000)
+    };
+    let mut ratios = Ratios::default();
+    let per_us = cycles_per_us();
+    println!("{CROWD} NICs hear the attacker; round trips in us of the worker's turns");
+    println!("beside                share   p50 us   p99 us   of quiet");
+    let mut quiet = (0.0, 0.0);
+    for attack in [Attack::Quiet].into_iter().chain(Attack::ALL) {
+        interrupt::check()?;
+        let rate = Scene::new(attack)?.rate(turns)?;
+        let times = Scene::new(attack)?.round_trips(trips)?.scaled(1.0 / per_us);
+        let (median, late) = (times.quantile(0.5), times.quantile(0.99));
+        if attack == Attack::Quiet {
+            quiet = (rate, late);
+        }
+        // Alone all of the worker is the victim's, and half of it beside somebody.
+        let fair = if attack == Attack::Quiet { 1.0 } else { 0.5 };
+        let (share, times) = (rate / quiet.0 / fair, late / quiet.1);
+        let name = attack.name();
+        println!("{name:<20} {share:>6.2} {median:>8.2} {late:>8.2} {times:>10.1}");
+        ratios.push(format!("{name}_p99_us"), late);
+        if attack != Attack::Quiet {
+            ratios.push(format!("{name}_share"), share);
+            ratios.push(format!("{name}_p99"), times);
+        }
+    }
+    Ok(ratios)
+}
+
+/// The victims, the attacker, its crowd and the switch.
+struct Scene {
+    victims: [Guest; 2],
+    attacker: Guest,
+    attack: Attack,
+    turns: Turns,
+    crowd: Vec<Guest>,
+    switch: Switch,
+    /// Of a random sequence (xorshift).
+    random: u64,
+}
+
+impl Scene {
+    fn new(attack: Attack) -> Result<Scene, PeerError> {
+        let small = Load::Udp {
+            frame_len: 64,
+            flows: 1,
+        };
+        let mut victims = [path::guest(small)?, path::guest(small)?];
+        let mut attacker = Guest::new(RING, 65_536)?;
+        let crowd: Result<Vec<Guest>, _> = (0..CROWD).map(|_| Guest::new(RING, 65_536)).collect();
+        let crowd = crowd?;
+        let guests = victims.iter().chain([&attacker]).chain(&crowd);
+        let port = |(slot, guest): (u32, &Guest)| -> Result<(QueueId, Port), PeerError> {
+            Ok((PortSlot(slot).into(), guest.port()?))
+        };
+        let ports: Result<_, _> = (0..).zip(guests).map(port).collect();
+        let mut switch = Switch::new(ports?, MAX_FLOWS, snapshot(attack)?)?;
+        for from in [1, 0, 1, 0] {
+            victims[from].prepare(&load::datagram(from, FRAME)?, &Offload::default());
+            victims[from].send(1, |_| ());
+            switch.turn();
+            victims[1 - from].receive();
+        }
+        let (frame, offload) = attack.frame();
+        attacker.prepare(&frame, &offload);
+        let flows = match attack {
+            Attack::Connections => 1_000_000,
+            _ => 1,
+        };
+        Ok(Scene {
+            victims,
+            attacker,
+            attack,
+            turns: Turns::of(Load::Udp {
+                frame_len: 64,
+                flows,
+            }),
+            crowd,
+            switch,
+            random: 0x9e37_79b9_7f4a_7c15,
+        })
+    }
+
+    /// One turn, with the attacker's ring full at its beginning; gives its cycles.
+    fn turn(&mut self) -> u64 {
+        if self.attack != Attack::Quiet {
+            let turns = &mut self.turns;
+            self.attacker.send(RING, |write| turns.next(write));
+        }
+        let cycles = self.switch.turn();
+        for guest in &mut self.crowd {
+            guest.receive();
+        }
+        cycles
+    }
+
+    /// Frames a million cycles from one victim to the other.
+    fn rate(mut self, turns: usize) -> Result<f64, PeerError> {
+        let (mut frames, mut spent) = (0u64, 0u64);
+        // The first tenth is for the caches, and for what the switch learns of the attacker.
+        for turn in 0..turns + turns / 10 {
+            self.victims[0].send(256, |_| ());
+            let cycles = self.turn();
+            let arrived = self.victims[1].receive();
+            if turn >= turns / 10 {
+                frames += u64::from(arrived);
+                spent += cycles;
+            }
+        }
+        match frames {
+            0 => Err(PeerError("no frame of the victim's arrived".to_owned())),
+            _ => Ok(frames as f64 * 1e6 / spent as f64),
+        }
+    }
+
+    /// Cycles of round trips.
+    fn round_trips(mut self, trips: usize) -> Result<Samples, PeerError> {
+        let mut times = Samples::default();
+        for _ in 0..100 {
+            self.turn();
+        }
+        for _ in 0..trips {
+            // It is sent while a turn is under way that has looked at the victim's ring already.
+            let under_way = self.turn() as f64;
+            let mut time = under_way * self.share_of_one();
+            for from in 0..2 {
+                self.victims[from].send(1, |_| ());
+                let mut waited = 0;
+                loop {
+                    time += self.turn() as f64;
+                    if self.victims[1 - from].receive() > 0 {
+                        break;
+                    }
+                    waited += 1;
+                    if waited > 100_000 {
+                        return Err(PeerError("a victim's frame did not arrive".to_owned()));
+                    }
+                }
+            }
+            times.push(time);
+        }
+        Ok(times)
+    }
+
+    /// Between 0 and 1.
+    fn share_of_one(&mut self) -> f64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        (self.random >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+fn mac(nic: usize) -> Mac {
+    Mac([2, 0, 0, 0, 1, nic as u8])
+}
+
+/// The victims' network, and another one of the attacker and its crowd.
+fn snapshot(attack: Attack) -> Result<Snapshot, PeerError> {
+    let mut snapshot = path::snapshot()?;
+    let vni = Vni::new(2).map_err(|error| PeerError(error.to_string()))?;
+    let victim = snapshot.ports.get(0).cloned().flatten();
+    let victim = victim.ok_or_else(|| PeerError("no victim".to_owned()))?;
+    let mut network = Network {
+        vni,
+        macs: Default::default(),
+        ports: Vec::new(),
+        shared: Default::default(),
+        learners: Vec::new(),
+        overlay: None,
+    };
+    for nic in ATTACKER..=ATTACKER + CROWD {
+        let slot = PortSlot(nic as u32);
+        network.macs.insert(mac(nic), slot);
+        network.ports.push(slot);
+        snapshot.ports.push_back(Some(Arc::new(PortConfig {
+            slot,
+            uid: PortUid(slot.0 + 1),
+            vni,
+            network: NetworkIdx(1),
+            mac: mac(nic),
+            addresses: vec![guest_ip(nic).into()],
+            bypass: attack != Attack::Connections,
+            ..PortConfig::clone(&victim)
+        })));
+    }
+    snapshot.networks.push_back(Some(Arc::new(network)));
+    Ok(snapshot)
+}
+
+/// Of the cycle counter.
+fn cycles_per_us() -> f64 {
+    let (start, from) = (Instant::now(), cycles::now());
+    while start.elapsed().as_millis() < 20 {
+        std::hint::spin_loop();
+    }
+    (cycles::now() - from) as f64 / start.elapsed().as_micros() as f64
+}
