@@ -14,7 +14,7 @@ use testkit::{PATIENCE, Result, wait_for};
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, Body); 7] = trials![
+    let trials: [(&str, Body); 9] = trials![
         ping_by_rule,
         iperf3_tcp_passes_unsegmented,
         iperf3_udp_loses_nothing_at_a_low_rate,
@@ -22,6 +22,8 @@ fn main() {
         offloads_off_in_the_kernel,
         larger_frames_with_a_larger_mtu,
         a_deleted_nic_takes_its_device_with_it,
+        tcp_keeps_to_what_its_nic_may_send,
+        what_a_nic_is_sent_beyond_its_limit_is_dropped,
     ];
     let trials = trials.map(|(name, body)| Trial::test(name, move || run(body)));
     libtest_mimic::run(&arguments, trials.into()).exit();
@@ -204,6 +206,92 @@ fn offloads_off_in_the_kernel(pair: &Pair) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Bits a second of payload that arrived, of a run of TCP.
+fn tcp_rate(pair: &Pair, options: &str) -> Result<f64> {
+    let report = pair.iperf3(options)?;
+    let rate = report["end"]["sum_received"]["bits_per_second"].as_f64();
+    rate.ok_or_else(|| format!("iperf3 {options} told no rate: {report}"))
+}
+
+/// What a NIC sends beyond its limit waits: its TCP fills the limit, as behind the kernel's own
+/// shaper (tbf) where this kernel has that, and no frame is dropped.
+fn tcp_keeps_to_what_its_nic_may_send(pair: &Pair) -> Result<()> {
+    const LIMIT: f64 = 50e6;
+    pair.daemon
+        .cli("sg rule add right --ip-proto tcp --port 5201")?;
+    let _server = pair.serve()?;
+    let unlimited = tcp_rate(pair, "-c 10.1.0.2 -t 1")?;
+    check(
+        unlimited > 4.0 * LIMIT,
+        &format!("{unlimited} bits a second without a limit"),
+    )?;
+    for to in ["10.1.0.2", "fd01::2"] {
+        pair.daemon
+            .cli("nic update left --limit-out 50mbit,burst=64kb")?;
+        let shown = pair.daemon.cli("nic show left")?;
+        check(shown.contains("50mbit,burst=64kb"), &shown)?;
+        let dropped = pair.daemon.stat("left", "egress_drops")?;
+        let rate = tcp_rate(pair, &format!("-c {to} -t 4 -O 1"))?;
+        println!("limit {LIMIT}: TCP carries {rate} to {to}");
+        // Headers are charged, too: 66 to 86 bytes of 1,514.
+        check(
+            (0.85 * LIMIT..LIMIT).contains(&rate),
+            &format!("{rate} of {LIMIT} bits a second to {to}"),
+        )?;
+        check(
+            pair.daemon.stat("left", "egress_drops")? == dropped,
+            "nothing is dropped for the limit",
+        )?;
+        check(
+            pair.daemon.stat("left", "egress_waits")? > 0,
+            "its queue has waited",
+        )?;
+        pair.daemon.cli("nic update left --limit-out none")?;
+        let rate = tcp_rate(pair, &format!("-c {to} -t 1"))?;
+        check(
+            rate > 2.0 * LIMIT,
+            &format!("{rate} bits a second when the limit is gone"),
+        )?;
+    }
+    let tbf = "tc qdisc replace dev eth0 root tbf rate 50mbit burst 64kb latency 50ms";
+    if pair.left.succeeds(tbf)? {
+        let rate = tcp_rate(pair, "-c 10.1.0.2 -t 4 -O 1")?;
+        println!("limit {LIMIT}: TCP carries {rate} behind the kernel's tbf");
+    } else {
+        println!("this kernel has no tbf to compare with");
+    }
+    Ok(())
+}
+
+/// The limit of one who receives is kept by dropping, whoever sends, and TCP finds its rate.
+fn what_a_nic_is_sent_beyond_its_limit_is_dropped(pair: &Pair) -> Result<()> {
+    pair.daemon.cli(
+        "sg rule add right --ip-proto tcp --port 5201 + sg rule add right --ip-proto udp --port 5201 \
+         + nic update right --limit-in 50mbit",
+    )?;
+    let _server = pair.serve()?;
+    let rate = tcp_rate(pair, "-c 10.1.0.2 -t 4 -O 1")?;
+    println!("limit 50e6: TCP carries {rate} to a NIC that may be sent no more");
+    check(
+        (10e6..50.5e6).contains(&rate),
+        &format!("{rate} of 50e6 bits a second"),
+    )?;
+    let drops = pair.daemon.cli("drops right")?;
+    check(drops.contains("bit_limit"), &drops)?;
+    // A datagram stream of twice the packets that it may be sent.
+    pair.daemon
+        .cli("nic update right --limit-in packets=1000,packets-burst=10")?;
+    let report = pair.iperf3("-u -c 10.1.0.2 -l 500 -b 8M -t 2")?;
+    let lost = report["end"]["sum"]["lost_percent"].as_f64();
+    let lost = lost.ok_or_else(|| format!("iperf3 told no loss: {report}"))?;
+    check(
+        (40.0..60.0).contains(&lost),
+        &format!("{lost} % of twice the packets are lost"),
+    )?;
+    let drops = pair.daemon.cli("drops right")?;
+    check(drops.contains("packet_limit"), &drops)
 }
 
 fn larger_frames_with_a_larger_mtu(pair: &Pair) -> Result<()> {
