@@ -90,9 +90,9 @@ drop_reasons! {
     /// More broadcast, multicast and unknown-unicast frames a second than the NIC may send or be
     /// sent.
     FloodLimit = "flood_limit",
-    /// More bits a second than the NIC may be sent.
+    /// More bits a second than the NIC may be sent, and its queue is full.
     BitLimit = "bit_limit",
-    /// More packets a second than the NIC may be sent.
+    /// More packets a second than the NIC may be sent, and its queue is full.
     PacketLimit = "packet_limit",
     /// A later fragment whose first fragment did not arrive in time, or more of them than are held
     /// back.

@@ -94,6 +94,7 @@ mod replies;
 pub mod report;
 mod round;
 pub mod ruleset;
+mod shaper;
 pub mod simulation;
 mod sleep_flag;
 pub mod snapshot;

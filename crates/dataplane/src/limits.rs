@@ -8,9 +8,9 @@
 //!
 //! What a NIC sends beyond its bits and packets is not dropped: it is left in its ring until there
 //! are tokens (`worker.rs`), which is how a full ring tells the guest's own TCP to send more
-//! slowly. What is sent to a NIC beyond them is dropped where it would be delivered
-//! (`stages/deliver.rs`). New connections and floods are dropped in both directions: to let them
-//! wait would stop all else in the same ring.
+//! slowly. What is sent to a NIC beyond them waits in a short queue where it would be delivered
+//! (`stages/deliver.rs`, `shaper.rs`), and is dropped when that is full. New connections and floods
+//! are dropped in both directions: to let them wait would stop all else in the same ring.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -87,6 +87,27 @@ impl Meters {
     pub(crate) fn count_connections(&self) -> bool {
         self.egress.connections.is_some() || self.ingress.connections.is_some()
     }
+}
+
+/// What may wait for tokens is what comes in this part of a second.
+const QUEUE_PART: u64 = 40;
+
+/// But so much at the least and at the most: TCP needs a few of its segments in flight, and a queue
+/// that is longer makes it slower and no faster.
+const QUEUE_BYTES: (u64, u64) = (32 << 10, 1 << 20);
+const QUEUE_PACKETS: (u64, u64) = (32, 1024);
+
+/// And no more than comes in this part of a second.
+const LONGEST_PART: u64 = 4;
+
+/// What waits for tokens is looked at no more often, unless the bucket would be full before.
+const LOOK_NS: u64 = 100_000;
+
+/// What may wait for tokens.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct QueueRoom {
+    pub bytes: usize,
+    pub packets: usize,
 }
 
 /// What frames are charged.
@@ -213,17 +234,70 @@ impl Meter {
 
     /// Lets a frame pass and charges it, or says why not.
     pub(crate) fn admit(&self, frame: &Frame, now: Now) -> Result<(), DropReason> {
-        if self.bits.as_ref().is_some_and(|bits| bits.wait_ns(now) > 0) {
-            return Err(DropReason::BitLimit);
+        if self.wait_ns(now) > 0 {
+            return Err(self.short_of(now));
         }
-        let packets = self.packets.as_ref();
-        if packets.is_some_and(|packets| packets.wait_ns(now) > 0) {
-            return Err(DropReason::PacketLimit);
-        }
+        self.charge_one(frame, now);
+        Ok(())
+    }
+
+    /// Takes what a frame costs, be it more than there is.
+    pub(crate) fn charge_one(&self, frame: &Frame, now: Now) {
         if self.bits.is_some() || self.packets.is_some() {
             self.charge(Charge::of(frame), now);
         }
-        Ok(())
+    }
+
+    /// The limit that a frame which is dropped now is dropped for.
+    pub(crate) fn short_of(&self, now: Now) -> DropReason {
+        let has = |bucket: &Option<Bucket>| match bucket {
+            Some(bucket) => bucket.wait_ns(now) == 0,
+            None => true,
+        };
+        match (has(&self.bits), &self.bits, &self.packets) {
+            (false, _, _) | (true, Some(_), None) => DropReason::BitLimit,
+            (true, Some(_), Some(_)) if has(&self.packets) => DropReason::BitLimit,
+            _ => DropReason::PacketLimit,
+        }
+    }
+
+    /// What may wait for tokens (`shaper.rs`).
+    pub(crate) fn queue_room(&self) -> QueueRoom {
+        let part = |limit: Option<Limit>, per: u64, (least, most): (u64, u64)| {
+            let Some(Limit { rate, .. }) = limit else {
+                return most as usize;
+            };
+            let least = least.min(rate / per / LONGEST_PART);
+            (rate / per / QUEUE_PART).clamp(least, most) as usize
+        };
+        QueueRoom {
+            bytes: part(self.limits.bits, 8, QUEUE_BYTES),
+            packets: part(self.limits.packets, 1, QUEUE_PACKETS),
+        }
+    }
+
+    /// A frame that comes now would wait for too long, even alone.
+    pub(crate) fn is_too_long(&self, now: Now) -> bool {
+        self.wait_ns(now) > 1_000_000_000 / LONGEST_PART
+    }
+
+    /// When what waits for tokens is looked at again, monotonic nanoseconds: not for each frame
+    /// where the bucket holds several, since it is filled meanwhile.
+    pub(crate) fn queue_until(&self, now: Now) -> u64 {
+        let both = [&self.bits, &self.packets].into_iter().flatten();
+        let half = both.map(|bucket| bucket.size / PARTS / 2).min();
+        let pause = half.unwrap_or(0).clamp(1, LOOK_NS);
+        now.mono_ns.saturating_add(self.wait_ns(now).max(pause))
+    }
+
+    /// More is owed than [may wait](Self::queue_room).
+    pub(crate) fn owes_too_much(&self, now: Now) -> bool {
+        let room = self.queue_room();
+        let owes = |bucket: &Option<Bucket>, units: usize| {
+            let Some(bucket) = bucket else { return false };
+            bucket.wait_ns(now) > bucket.time_of(units as u64) / PARTS
+        };
+        owes(&self.bits, room.bytes) || owes(&self.packets, room.packets)
     }
 
     /// One more connection.

@@ -14,13 +14,15 @@ use crate::counters::Counters;
 use crate::drop_reason::DropReason;
 use crate::flow::Flows;
 use crate::fragments::{Fragments, Held};
-use crate::ids::{NetworkIdx, PortSlot};
+use crate::ids::{NetworkIdx, PortSlot, PortUid};
 use crate::learned::LearnedMacs;
+use crate::limits::Meter;
 use crate::ports::Ports;
 use crate::queue::QueueId;
 use crate::replies::Replies;
 use crate::round::Wait;
 use crate::round::{Arrival, Case, Item, Job, Round, Tables};
+use crate::shaper::{Shaper, Taken};
 use crate::stages::fast_path::FastPath;
 use crate::stages::{
     always, deliver, destination, encapsulate, fragments, known, merge, neighbours, outer, parse,
@@ -44,6 +46,9 @@ const SWEEP_STEP: u32 = 256;
 
 /// Flows of NICs that are gone that are taken out in one turn: some 20 microseconds.
 const GONE_STEP: u32 = 64;
+
+/// NICs that frames wait for whose queues are looked at in one turn.
+const QUEUES_STEP: usize = 64;
 
 /// Room for so many jobs is kept; floods of large networks need more, and give it back.
 const JOBS_KEPT: usize = 16 * 1024;
@@ -101,6 +106,7 @@ impl Path {
                 fragments: Fragments::new(config.max_fragments, config.seed),
                 learned: LearnedMacs::new(config.max_learned_macs, config.seed),
                 waiting: Waiting::default(),
+                shaper: Shaper::default(),
                 wide_searches: WIDE_SEARCHES,
             },
             counters,
@@ -128,6 +134,7 @@ impl Path {
     pub(crate) fn take_up(&mut self, view: Arc<View>, gone: &[PortSlot]) -> Arc<View> {
         self.fast_path.forget();
         let before = std::mem::replace(&mut self.view, view);
+        self.tables.shaper.note_change();
         self.gone.extend(gone);
         self.remove_gone();
         before
@@ -225,6 +232,65 @@ impl Path {
             }
         }
         self.spare = batch;
+    }
+
+    /// Sends what has waited for tokens of its receivers. True: something was written.
+    #[inline]
+    pub(crate) fn send_queued(&mut self, ports: &mut Ports, now: Now) -> bool {
+        !self.tables.shaper.is_empty() && self.look_after_queues(ports, now)
+    }
+
+    #[cold]
+    fn look_after_queues(&mut self, ports: &mut Ports, now: Now) -> bool {
+        let mut sent = false;
+        for _ in 0..QUEUES_STEP {
+            let Some((target, uid)) = self.tables.shaper.next_due(now) else {
+                break;
+            };
+            sent |= self.send_from_queue((target, uid), ports, now, |shaper, meter, batch| {
+                match meter {
+                    Some(meter) => shaper.take(meter, batch, now),
+                    // The limit is gone: all that waits is of before that.
+                    None => shaper.take_old(target, None, batch, now),
+                }
+            });
+        }
+        sent
+    }
+
+    /// Sends some of what has waited under the configuration that was in force before.
+    #[cold]
+    pub(crate) fn send_old(&mut self, ports: &mut Ports, now: Now) {
+        if let Some((target, uid)) = self.tables.shaper.next_old() {
+            self.send_from_queue((target, uid), ports, now, |shaper, meter, batch| {
+                shaper.take_old(target, meter, batch, now)
+            });
+        }
+    }
+
+    fn send_from_queue(
+        &mut self,
+        (target, uid): (PortSlot, PortUid),
+        ports: &mut Ports,
+        now: Now,
+        take: impl FnOnce(&mut Shaper, Option<&Meter>, &mut Batch) -> Taken,
+    ) -> bool {
+        let Some(nic) = self.view.port_with_uid(target, uid) else {
+            self.tables.shaper.forget(target);
+            return false;
+        };
+        let meter = nic.meters.as_deref().map(|meters| &meters.ingress);
+        let mut batch = std::mem::take(&mut self.spare);
+        batch.clear();
+        let taken = take(&mut self.tables.shaper, meter, &mut batch);
+        self.clear();
+        let sent = !batch.is_empty();
+        // The target stands for the sender, which nothing is asked about any more.
+        if let Some((_, _, mut round)) = self.open(Sender::Nic(target.into()), &batch, now) {
+            deliver::queued(&mut round, ports, &taken);
+        }
+        self.spare = batch;
+        sent
     }
 
     /// Judges and delivers what the NIC in `source` has sent. Gives what that [cost](work::cost).

@@ -15,6 +15,7 @@ use crate::judge::{self, Grant, Question};
 use crate::learned::LearnedMacs;
 use crate::queue::QueueId;
 use crate::replies::Replies;
+use crate::shaper::Shaper;
 use crate::snapshot::PortConfig;
 use crate::time::Now;
 use crate::underlay::Underlay;
@@ -28,6 +29,7 @@ pub(crate) struct Tables {
     pub fragments: Fragments,
     pub learned: LearnedMacs,
     pub waiting: Waiting,
+    pub shaper: Shaper,
     /// How many ICMP errors may still look for their flow in the whole network before the next
     /// housekeeping.
     pub wide_searches: u32,
@@ -126,7 +128,8 @@ pub(crate) enum Verdict {
     DropFrom(DropReason),
     /// Refused on the receiver's side.
     DropTo(DropReason),
-    /// Passed, and the next hop is not known yet: one of [`Round::waits`].
+    /// Passed, and the next hop is not known yet: one of [`Round::waits`]. Or its target's limits
+    /// are used up, and it was copied to wait there: [`Shaper`].
     Wait,
 }
 

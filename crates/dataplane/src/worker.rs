@@ -13,7 +13,7 @@ mod polling;
 mod transfers;
 
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, Sender};
 
 use io::frame::{BATCH, Batch};
 
@@ -28,6 +28,7 @@ use crate::path::Path;
 use crate::ports::Ports;
 use crate::queue::{QueueId, Routes};
 use crate::time::Now;
+use crate::view::View;
 use crate::wanted::Wanted;
 use crate::watch::{Step, Stopwatch};
 use crate::work;
@@ -74,6 +75,8 @@ pub struct Worker {
     on_broken: Box<dyn Fn(PortSlot, String) + Send>,
     /// A port has skipped this turn for what its frames have cost.
     owing: bool,
+    /// A view was taken up, and frames that were judged under the one before are still to be sent.
+    publishing: Option<(Sender<Arc<View>>, Arc<View>)>,
     /// Ports that have sent in this turn or had to skip it, and in the turn before.
     senders: usize,
     senders_before: usize,
@@ -128,6 +131,7 @@ impl Worker {
             busy_since: None,
             on_broken: config.on_broken,
             owing: false,
+            publishing: None,
             senders: 0,
             senders_before: 0,
         })
@@ -161,6 +165,9 @@ impl Worker {
         self.tell_news();
         self.path.keep_house(now);
         self.path.give_up_waiting(&mut self.ports, now);
+        if self.path.send_queued(&mut self.ports, now) {
+            self.show_written();
+        }
         self.load.turns += 1;
         let moved = turn.frames > 0 || turn.messages > 0;
         self.load.busy_turns += u64::from(moved);
@@ -174,7 +181,8 @@ impl Worker {
     /// Something is under way that goes on without being called for.
     fn has_work(&self) -> bool {
         let waits = !self.leaving.is_empty() || self.ports.outbox.has_lent();
-        !self.dumps.is_empty() || self.path.has_work() || waits || self.stopped
+        let asked = !self.dumps.is_empty() || self.publishing.is_some();
+        asked || self.path.has_work() || waits || self.stopped
     }
 
     /// What comes from a slot is taken. What a port sends whose NIC is not configured (yet) waits
@@ -276,6 +284,12 @@ impl Worker {
         self.path.watch.mark(Step::Complete);
         self.path.watch.end(frames);
         frames
+    }
+
+    /// Makes visible what was written outside a port's turn, to our ports and to others.
+    fn show_written(&mut self) {
+        self.flush();
+        self.ports.outbox.wake();
     }
 
     /// Makes visible what was written to our ports.

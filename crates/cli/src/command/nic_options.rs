@@ -177,7 +177,8 @@ struct NicArgs {
     /// keys are packets, connections, floods and the bursts of each; update: none leaves no limit
     #[arg(long, value_name = "RATE[,burst=SIZE][,KEY=N...]", value_parser = nic_limits::parse)]
     limit_out: Option<v1::Limits>,
-    /// API v1: what the guest may be sent in a second; what is more is dropped. As --limit-out
+    /// API v1: what the guest may be sent in a second; what is more waits in a short queue and is
+    /// dropped beyond it. As --limit-out
     #[arg(long, value_name = "RATE[,burst=SIZE][,KEY=N...]", value_parser = nic_limits::parse)]
     limit_in: Option<v1::Limits>,
 }

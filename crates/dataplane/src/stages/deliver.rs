@@ -8,9 +8,10 @@ use wire::vxlan::{self, ecn};
 
 use crate::drop_reason::DropReason;
 use crate::ids::PortSlot;
-use crate::limits::Meters;
+use crate::limits::{Meter, Meters};
 use crate::ports::{Handed, Ports, refusal};
 use crate::round::{Fate, Job, NO_CASE, Round, Verdict, drop_frame};
+use crate::shaper::Taken;
 use crate::snapshot::PortConfig;
 use crate::stages::wait;
 
@@ -32,7 +33,7 @@ pub(crate) fn run(round: &mut Round, ports: &mut Ports) {
             Verdict::DropFrom(reason) => drop_sent(round, item, reason),
             // Not an IP packet and not decided: no step leaves such a job.
             Verdict::Open => drop_sent(round, item, DropReason::Ethertype),
-            // Looked after below.
+            // For a next hop: looked after below. For its target's limits: it is copied.
             Verdict::Wait => {}
         }
         index += 1;
@@ -54,18 +55,60 @@ fn drop_sent(round: &mut Round, item: Option<usize>, reason: DropReason) {
     }
 }
 
+/// Sends frames to the round's NIC that have waited for its tokens.
+pub(crate) fn queued(round: &mut Round, ports: &mut Ports, taken: &Taken) {
+    let nic = round.nic;
+    let down = nic.link_down.then_some(DropReason::LinkDown);
+    let jobs = taken.steer.iter().zip(0..).map(|(steer, frame)| Job {
+        frame,
+        verdict: down.map_or(Verdict::Pass, Verdict::DropTo),
+        target: nic.slot,
+        steer: *steer,
+        case: NO_CASE,
+    });
+    round.jobs.extend(jobs);
+    for (frame, reason) in &taken.refused {
+        round.jobs[*frame].verdict = Verdict::DropTo(*reason);
+    }
+    let mut index = 0;
+    while let Some(job) = round.jobs.get(index).copied() {
+        index += match job.verdict {
+            Verdict::DropTo(reason) => {
+                refused_by(round, job.frame.into(), nic.slot, reason);
+                1
+            }
+            _ => send(round, ports, index, Some(nic), nic.slot, BATCH),
+        };
+    }
+}
+
 /// The jobs from `first` on that pass to one target, in one call. Gives how many they are: one at
-/// least, or none where the target's limits have refused them, which they say then.
+/// least, or none where the target's limits do not let them pass now, which they say then.
 fn together(round: &mut Round, ports: &mut Ports, first: usize, target: PortSlot) -> usize {
     let view = round.view;
-    let watched = view.port(target);
+    let nic = view.port(target);
     let mut most = BATCH;
-    if let Some(meters) = watched.and_then(|config| config.meters.as_deref()) {
-        most = within(round, meters, first, target);
+    if let Some(nic) = nic
+        && let Some(meters) = nic.meters.as_deref()
+    {
+        most = within(round, nic, &meters.ingress, first);
         if most == 0 {
             return 0;
         }
     }
+    send(round, ports, first, nic, target, most)
+}
+
+/// The jobs from `first` on that pass to one target, `most` at the most. Gives how many they are.
+#[inline(always)]
+fn send(
+    round: &mut Round,
+    ports: &mut Ports,
+    first: usize,
+    nic: Option<&PortConfig>,
+    target: PortSlot,
+    most: usize,
+) -> usize {
     let mut frames = [0u8; BATCH];
     let mut steer = [0u32; BATCH];
     let (mut count, mut by_lane) = (0, true);
@@ -97,8 +140,7 @@ fn together(round: &mut Round, ports: &mut Ports, first: usize, target: PortSlot
     } else {
         one_by_one(round, first, frames, results);
     }
-    if let Some(config) =
-        watched.filter(|config| !config.sniffers.is_empty() || config.trace.is_some())
+    if let Some(config) = nic.filter(|config| !config.sniffers.is_empty() || config.trace.is_some())
     {
         for (&frame, _) in frames
             .iter()
@@ -111,18 +153,32 @@ fn together(round: &mut Round, ports: &mut Ports, first: usize, target: PortSlot
     count
 }
 
-/// Puts those jobs of one target from `first` on first that its limits let pass, in their order, and
-/// has the others say that they do not. Gives how many pass.
+/// Puts those jobs of one target from `first` on first that its limits let pass now, in their order.
+/// The others wait in the target's queue, or say that they are dropped. Gives how many pass.
 #[cold]
-fn within(round: &mut Round, meters: &Meters, first: usize, target: PortSlot) -> usize {
+fn within(round: &mut Round, nic: &PortConfig, meter: &Meter, first: usize) -> usize {
+    let target = nic.slot;
     let goes = |job: &Job| job.verdict == Verdict::Pass && job.target == target;
     let jobs = &mut round.jobs[first..];
     let count = jobs.iter().take(BATCH).take_while(|job| goes(job)).count();
     let jobs = &mut jobs[..count];
+    let shaper = &mut round.tables.shaper;
     for job in &mut *jobs {
-        let frame = &round.batch.frames()[usize::from(job.frame)];
-        if let Err(reason) = meters.ingress.admit(frame, round.now) {
-            job.verdict = Verdict::DropTo(reason);
+        let index = usize::from(job.frame);
+        // What waits already goes first.
+        if !shaper.has(target) && meter.admit(&round.batch.frames()[index], round.now).is_ok() {
+            continue;
+        }
+        let receiver = (target, nic.uid);
+        let held = shaper.hold(receiver, meter, (round.batch, index), job.steer, round.now);
+        job.verdict = match held {
+            Ok(()) => Verdict::Wait,
+            Err(reason) => Verdict::DropTo(reason),
+        };
+        if held.is_ok()
+            && let Some(case) = round.cases.get(job.case as usize)
+        {
+            round.items[case.item].fate = Fate::Delivered;
         }
     }
     // A stable sort: false, which is what passes, comes first.

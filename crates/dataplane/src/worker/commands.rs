@@ -58,6 +58,9 @@ impl Worker {
             self.wake.bell.clear();
             commands = self.carry_out(now);
         }
+        if self.publishing.is_some() {
+            self.finish_publishing(now);
+        }
         if !self.leaving.is_empty() {
             self.finish_leaving(now);
         }
@@ -74,6 +77,20 @@ impl Worker {
             !done
         });
         commands
+    }
+
+    /// Sends some of what was judged under the view before, and answers when nothing is left.
+    fn finish_publishing(&mut self, now: Now) {
+        if self.path.tables.shaper.has_old() {
+            self.path.send_old(&mut self.ports, now);
+            self.show_written();
+        }
+        if !self.path.tables.shaper.has_old()
+            && let Some((answer, before)) = self.publishing.take()
+        {
+            // Who asked may have gone away.
+            let _ = answer.send(before);
+        }
     }
 
     pub(super) fn carry_out(&mut self, now: Now) -> usize {
@@ -93,7 +110,9 @@ impl Worker {
             match command {
                 Command::Publish(view, gone, answer) => {
                     self.load.epoch = view.epoch().0;
-                    let _ = answer.send(self.path.take_up(view, &gone));
+                    let before = self.path.take_up(view, &gone);
+                    self.publishing = Some((answer, before));
+                    self.finish_publishing(now);
                     self.unpark_served(now);
                 }
                 Command::Underlay(underlay, answer) => {

@@ -306,7 +306,12 @@ impl Worker {
             let attached = self.ports.peek(*queue)?;
             attached.hold.next_ns().or(attached.port.next_tick())
         });
-        ticks.chain(table).min().map(|at| at.max(now.mono_ns))
+        let queued = self.path.tables.shaper.next_ns();
+        ticks
+            .chain(table)
+            .chain(queued)
+            .min()
+            .map(|at| at.max(now.mono_ns))
     }
 }
 

@@ -163,7 +163,7 @@ fn a_large_frame_is_charged_as_its_segments() {
 }
 
 #[test]
-fn what_a_nic_is_sent_beyond_its_limits_is_dropped() {
+fn what_a_nic_is_sent_far_beyond_its_limits_is_dropped() {
     for family in FAMILIES {
         let (mut lab, a, b) = open();
         let frame = udp(a, b, family, 1, 2);
@@ -179,6 +179,12 @@ fn what_a_nic_is_sent_beyond_its_limits_is_dropped() {
         for _ in 0..3 {
             lab.passes(a, b, frame.clone());
         }
+        // A part of a token is enough, and comes with the next nanosecond.
+        lab.send(a, frame.clone());
+        lab.silent();
+        lab.sim.advance(Duration::from_millis(1));
+        assert_eq!(lab.received(b), [frame.clone()]);
+        // The next one would wait for a second.
         lab.refuses(a, frame.clone(), BitLimit);
         assert_eq!(lab.sim.port(b.slot).drops(BitLimit), (0, 1));
         lab.wait(1);
@@ -202,8 +208,133 @@ fn what_a_nic_is_sent_beyond_its_limits_is_dropped() {
         );
         lab.passes(a, b, frame.clone());
         lab.passes(a, b, frame.clone());
+        lab.send(a, frame.clone());
+        lab.sim.advance(Duration::from_millis(1));
+        assert_eq!(lab.received(b), [frame.clone()]);
         lab.refuses(a, frame, PacketLimit);
     }
+}
+
+/// Frames of 1,000 bytes that say which they are.
+fn numbered(from: Nic, to: Nic, numbers: std::ops::Range<u16>) -> Vec<Vec<u8>> {
+    let frame = |number: u16| {
+        let mut payload = [7; 958];
+        payload[..2].copy_from_slice(&number.to_be_bytes());
+        ip(from, to, Family::V4).udp(1, 2).payload(&payload).build()
+    };
+    numbers.map(frame).collect()
+}
+
+/// NIC `b` may be sent 1,000 frames of 1,000 bytes a second and 20 at once.
+fn with_bits_in(lab: &mut Lab, b: Nic) {
+    let bits = limit(8_000_000, 20_000);
+    lab.configure(
+        b,
+        ingress(Limits {
+            bits,
+            ..Limits::default()
+        }),
+    );
+}
+
+fn send_all(lab: &mut Lab, from: Nic, frames: &[Vec<u8>]) {
+    for frame in frames {
+        lab.queue(from, frame.clone(), Offload::default());
+    }
+    lab.sim.run();
+}
+
+/// What is beyond the burst waits, 32 KiB of it here, and goes on at the limit's rate, unchanged
+/// and in its order; what comes meanwhile goes behind it, and what is more is dropped.
+#[test]
+fn a_little_of_what_a_nic_is_sent_beyond_its_limits_waits() {
+    let (mut lab, a, b) = open();
+    with_bits_in(&mut lab, b);
+    lab.peer(a).set_capacity(3000);
+    lab.peer(b).set_capacity(3000);
+    let frames = numbered(a, b, 0..100);
+    send_all(&mut lab, a, &frames);
+    let mut arrived = lab.received(b);
+    assert_eq!(arrived.len(), 20, "the burst");
+    assert_eq!(lab.sim.port(b.slot).drops(BitLimit), (0, 48));
+    lab.sim.advance(Duration::from_millis(10));
+    let ten = lab.received(b);
+    assert!((10..=11).contains(&ten.len()), "{}", ten.len());
+    arrived.extend(ten);
+    let later = numbered(a, b, 100..105);
+    send_all(&mut lab, a, &later);
+    lab.sim.advance(Duration::from_millis(100));
+    arrived.extend(lab.received(b));
+    let expected = frames[..52].iter().chain(&later);
+    assert!(arrived.iter().eq(expected), "{} frames", arrived.len());
+    assert_eq!(lab.sim.port(b.slot).drops(BitLimit), (0, 48));
+    // Whoever sends all the time is held to the rate.
+    let mut passed = 0;
+    for _ in 0..1000 {
+        send_all(&mut lab, a, &numbered(a, b, 0..3));
+        lab.sim.advance(Duration::from_millis(1));
+        passed += lab.received(b).len();
+    }
+    assert!((1000..=1022).contains(&passed), "{passed}");
+}
+
+/// No frame that was judged before a change is delivered after it: what waits goes first, be it
+/// beyond the limit, which is paid for afterwards.
+#[test]
+fn what_waits_is_sent_before_another_configuration_is_in_force() {
+    let (mut lab, a, b) = open();
+    with_bits_in(&mut lab, b);
+    lab.peer(a).set_capacity(3000);
+    lab.peer(b).set_capacity(3000);
+    let frames = numbered(a, b, 0..40);
+    send_all(&mut lab, a, &frames);
+    assert_eq!(lab.received(b).len(), 20);
+    lab.publish();
+    assert_eq!(lab.received(b), frames[20..], "at once");
+    lab.silent();
+    // Twenty are owed: the next one comes after those would have.
+    send_all(&mut lab, a, &frames[..1]);
+    lab.sim.advance(Duration::from_millis(19));
+    assert_eq!(lab.received(b).len(), 0);
+    lab.sim.advance(Duration::from_millis(3));
+    assert_eq!(lab.received(b).len(), 1);
+    // However often the configuration changes, no more is owed than waits: two queues a second.
+    let mut passed = 0;
+    for _ in 0..1000 {
+        send_all(&mut lab, a, &frames);
+        lab.publish();
+        lab.sim.advance(Duration::from_millis(1));
+        passed += lab.received(b).len();
+    }
+    assert!((1000..=1100).contains(&passed), "{passed}");
+}
+
+/// What waits for a NIC that is gone is not delivered to the next one in its place, and what waits
+/// for one whose link goes down is dropped for that.
+#[test]
+fn what_waits_for_a_nic_goes_to_nobody_else() {
+    let (mut lab, a, b) = open();
+    with_bits_in(&mut lab, b);
+    let frames = numbered(a, b, 0..40);
+    send_all(&mut lab, a, &frames);
+    assert_eq!(lab.received(b).len(), 20);
+    let next = lab.replace(b);
+    lab.sim.advance(Duration::from_secs(1));
+    assert_eq!(lab.received(next).len(), 0);
+
+    send_all(&mut lab, a, &frames);
+    assert_eq!(lab.received(next).len(), 20);
+    lab.configure(next, |config| config.link_down = true);
+    lab.sim.advance(Duration::from_secs(1));
+    assert_eq!(lab.received(next).len(), 0);
+    assert_eq!(lab.sim.port(next.slot).drops(LinkDown), (0, 20));
+    // A limit that is taken away holds nothing back.
+    lab.configure(next, |config| config.link_down = false);
+    send_all(&mut lab, a, &frames);
+    lab.received(next);
+    lab.configure(next, |config| config.meters = None);
+    assert_eq!(lab.received(next).len(), 20);
+    lab.silent();
 }
 
 #[test]
@@ -360,8 +491,9 @@ fn queues_at_several_workers_share_a_limit() {
     );
     lab.sim.run();
     assert_eq!(lab.received(b).len(), 50);
-    assert_eq!(
-        lab.sim.port(b.slot).drops(PacketLimit).1,
-        600 - passed as u64 - 50
-    );
+    // One waits with each worker.
+    let dropped = lab.sim.port(b.slot).drops(PacketLimit).1;
+    assert_eq!(dropped, 600 - passed as u64 - 52);
+    lab.sim.advance(Duration::from_secs(2));
+    assert_eq!(lab.received(b).len(), 2);
 }
