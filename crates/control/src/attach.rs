@@ -202,6 +202,13 @@ pub trait Attachments: Send {
     /// snapshot in force knows the slot any more, or to undo `open` when a later step failed.
     fn close(&mut self, nic: &Nic, slot: PortSlot);
 
+    /// Ends an attachment that is broken and makes it anew, under the slot that the snapshot in force
+    /// knows. After an error there is none, and this may be called again.
+    fn reopen(&mut self, request: &OpenRequest<'_>) -> Result<(), AttachError> {
+        self.close(request.nic, request.slot);
+        self.open(request)
+    }
+
     /// The NIC keeps its attachment, and its MAC, its MTU, its link or (bench only) its addresses
     /// changed. What a guest that is connected learns of it is the implementation's matter; a guest
     /// that connects later sees the new values. Called when the change is in force in the data

@@ -238,12 +238,18 @@ impl Controller {
     /// The one way of all operations: stage on a copy, make, record, publish, then take the copy
     /// and close. What a step refuses undoes all that the steps before it made.
     fn commit(&mut self, changes: Vec<Change>, dry_run: bool) -> Result<Diff, Error> {
+        let broken = self.broken(&changes);
         let mut next = self.state.clone();
         let staged = next.stage(changes, &self.settings, &*self.dataplane)?;
         self.check_paths(&staged)?;
         self.admit(&staged.diff)?;
-        if dry_run || staged.diff.is_empty() {
-            return Ok(staged.diff);
+        let healed = healed(broken, &staged);
+        if dry_run {
+            return Ok(staged.diff.with_healed(&healed));
+        }
+        self.heal(&healed)?;
+        if staged.diff.is_empty() {
+            return Ok(staged.diff.with_healed(&healed));
         }
         let mut made = Made::default();
         let published = self.make(&mut next, &staged, &mut made);
@@ -265,7 +271,38 @@ impl Controller {
             self.settle();
         }
         self.changed = Some(Changed::of(&staged));
-        Ok(staged.diff)
+        Ok(staged.diff.with_healed(&healed))
+    }
+
+    /// Those NICs that are declared by these changes and whose ports are stopped, with why.
+    fn broken(&self, changes: &[Change]) -> Vec<(NicId, String)> {
+        let declared = changes.iter().filter_map(|change| match change {
+            Change::PutNic(nic) => Some(&nic.id),
+            _ => None,
+        });
+        let broken = declared.filter_map(|id| match &self.state.nics.get(id)?.state {
+            NicState::Broken(why) => Some((id.clone(), why.clone())),
+            NicState::Down | NicState::Up => None,
+        });
+        broken.collect()
+    }
+
+    /// Makes the attachments of broken NICs anew, as they were declared. One that cannot be made
+    /// stays broken, and is tried again when it is declared the next time.
+    fn heal(&mut self, broken: &[(NicId, String)]) -> Result<(), Error> {
+        for (id, _) in broken {
+            let Some(entry) = self.state.nics.get_mut(id) else {
+                continue;
+            };
+            let reopened = self.attachments.reopen(&request(&self.settings, entry));
+            if let Err(AttachError(why)) = reopened {
+                let nic = id.clone();
+                return Err(Error::Attach { nic, why });
+            }
+            entry.state = NicState::Down;
+            self.tell(EventKind::NicState(id.clone(), NicState::Down));
+        }
+        Ok(())
     }
 
     /// Refuses checks that this host does not run.
@@ -460,6 +497,15 @@ impl Controller {
     pub(crate) fn state(&self) -> &State {
         &self.state
     }
+}
+
+/// Those broken NICs whose attachment would stay else: others get a new one by what changes.
+fn healed(mut broken: Vec<(NicId, String)>, staged: &Staged) -> Vec<(NicId, String)> {
+    broken.retain(|(id, _)| match staged.nics.get(id) {
+        Some((Some(old), Some(new))) => new.same_port(old),
+        _ => true,
+    });
+    broken
 }
 
 /// A refusal of a feature's.

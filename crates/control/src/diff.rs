@@ -127,6 +127,32 @@ impl Diff {
     }
 }
 
+impl Diff {
+    /// And these NICs, whose ports were stopped for what is said, have new ones.
+    pub(crate) fn with_healed(mut self, broken: &[(NicId, String)]) -> Diff {
+        for (id, why) in broken {
+            let field = FieldChange {
+                field: "state".into(),
+                from: format!("broken ({why})"),
+                to: "attached anew".to_owned(),
+            };
+            let found = self.nics.binary_search_by(|change| change.id.cmp(id));
+            match found {
+                Ok(at) => {
+                    if let NicDiff::Changed(fields) = &mut self.nics[at].diff {
+                        fields.push(field);
+                    }
+                }
+                Err(at) => {
+                    let (id, diff) = (id.clone(), NicDiff::Changed(vec![field]));
+                    self.nics.insert(at, NicChange { id, diff });
+                }
+            }
+        }
+        self
+    }
+}
+
 /// The values in which two NICs of one id differ.
 pub(crate) fn nic_fields(from: &Nic, to: &Nic) -> Vec<FieldChange> {
     if from == to {

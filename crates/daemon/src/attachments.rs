@@ -131,6 +131,12 @@ impl Attachments for HostAttachments {
         self.states.forget(&slot.0);
     }
 
+    fn reopen(&mut self, request: &OpenRequest<'_>) -> Result<(), AttachError> {
+        tracing::info!("NIC '{}' was broken, and is attached anew", request.nic.id);
+        self.close(request.nic, request.slot);
+        self.open(request)
+    }
+
     fn reconfigure(&mut self, request: &OpenRequest<'_>) {
         let done = match &request.nic.kind {
             // A guest's driver reads what it is offered once, when it starts: this is for the next

@@ -1,7 +1,9 @@
 //! A whole declared configuration: shown, tried, applied, all or nothing.
 
 use super::world::*;
-use crate::model::{Direction, Group, Nic, Peer, Rule};
+use crate::NicState;
+use crate::event::EventKind;
+use crate::model::{Direction, Group, Nic, NicUpdate, Peer, Rule};
 
 #[test]
 fn a_diff_reads_as_what_will_happen() {
@@ -53,6 +55,71 @@ fn a_diff_reads_as_what_will_happen() {
             .is_empty()
     );
     assert_eq!(shared.world().snapshots.len(), 2);
+}
+
+/// The same document again makes what is broken anew and says so; nothing else is touched.
+#[test]
+fn what_is_broken_is_healed_by_the_same_document() {
+    let (mut controller, shared) = controller();
+    let declared = config(vec![nic("a", 1, &[]), nic("b", 2, &[])], vec![]);
+    controller.apply(declared.clone(), false).unwrap();
+    let before = controller.nic(&nic_id("a")).unwrap();
+    let break_it = |controller: &mut crate::Controller| {
+        let why = "descriptor 7 is outside the guest's memory".to_owned();
+        controller.port_state(before.slot, NicState::Broken(why));
+    };
+    shared.log();
+    break_it(&mut controller);
+    let said =
+        "~ nic a: state broken (descriptor 7 is outside the guest's memory) -> attached anew\n";
+
+    let tried = controller.apply(declared.clone(), true).unwrap();
+    assert_eq!(tried.to_string(), said);
+    assert!(shared.log().is_empty(), "a dry run does nothing");
+
+    // What cannot be made anew is an error, and is tried again.
+    let path = before.path.clone();
+    shared.world().refused.insert(path.clone());
+    let refused = controller.apply(declared.clone(), false).unwrap_err();
+    assert!(
+        refused.to_string().contains("permission denied"),
+        "{refused}"
+    );
+    assert!(matches!(
+        controller.nic(&nic_id("a")).unwrap().state,
+        NicState::Broken(_)
+    ));
+    shared.world().refused.remove(&path);
+
+    let mut events = controller.subscribe();
+    let healed = controller.apply(declared.clone(), false).unwrap();
+    assert_eq!(
+        (healed.to_string().as_str(), shared.log()),
+        (said, vec!["reopen a".to_owned()])
+    );
+    let after = controller.nic(&nic_id("a")).unwrap();
+    assert_eq!(
+        (after.slot, after.uid, after.state),
+        (before.slot, before.uid, NicState::Down)
+    );
+    let told = events.try_recv().unwrap().kind;
+    assert_eq!(told, EventKind::NicState(nic_id("a"), NicState::Down));
+    assert!(controller.apply(declared, false).unwrap().is_empty());
+
+    // So does the NIC alone, and one that changes in other ways.
+    break_it(&mut controller);
+    controller.create_nic(nic("a", 1, &[])).unwrap();
+    assert_eq!(shared.log(), ["reopen a"]);
+    break_it(&mut controller);
+    let down = NicUpdate {
+        link_down: Some(true),
+        ..NicUpdate::default()
+    };
+    controller.update_nic(&nic_id("a"), down).unwrap();
+    assert_eq!(
+        shared.log(),
+        ["reopen a", "reconfigure 52:54:00:12:34:01 1500 link down"]
+    );
 }
 
 #[test]

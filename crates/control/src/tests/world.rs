@@ -75,6 +75,17 @@ impl Attachments for Shared {
         );
     }
 
+    fn reopen(&mut self, request: &OpenRequest<'_>) -> Result<(), AttachError> {
+        let mut world = self.world();
+        world.open.remove(&request.slot.0);
+        if world.refused.contains(request.path) {
+            return Err(AttachError(format!("{}: permission denied", request.path)));
+        }
+        world.open.insert(request.slot.0, request.path.to_owned());
+        world.log.push(format!("reopen {}", request.nic.id));
+        Ok(())
+    }
+
     fn reconfigure(&mut self, request: &OpenRequest<'_>) {
         self.world().log.push(format!(
             "reconfigure {} {}{}",
